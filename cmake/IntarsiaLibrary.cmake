@@ -1,0 +1,82 @@
+# intarsia_add_library(NAME [OPS_DIR DIR]): a library of ops that `intarsia.load_ops` can load. DIR holds
+# ops.inc and a folder for each op; without it, the project's own src/ops.
+#
+# An op's files are found by their names: <op>_cpu.cc is compiled once for each instruction set,
+# *_cuda.cu only with CUDA. ops.inc is the only list.
+set(INTARSIA_ROOT ${CMAKE_CURRENT_LIST_DIR}/..)
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(INTARSIA_ISAS kAvx2 kAvx512)
+  set(INTARSIA_FLAGS_kAvx2 -mavx2 -mfma -mf16c)
+  # GCC 12 takes the deliberately undefined operand of its own AVX-512 intrinsics for a mistake (GCC PR 105593).
+  set(INTARSIA_FLAGS_kAvx512 -Wno-maybe-uninitialized -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512)
+else()
+  set(INTARSIA_ISAS kGeneric)
+  set(INTARSIA_FLAGS_kGeneric "")
+endif()
+
+function(intarsia_compile_options target)
+  target_include_directories(${target} PUBLIC ${INTARSIA_ROOT} ${INTARSIA_ROOT}/include ${CMAKE_CURRENT_BINARY_DIR})
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-fno-math-errno;-fno-trapping-math;-Wno-psabi>
+                                           $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-lineinfo;-Xcudafe;--diag_suppress=177>)
+  target_compile_definitions(${target} PRIVATE INTARSIA_VERSION="${INTARSIA_VERSION}")
+  target_link_libraries(${target} PRIVATE intarsia_ffi_headers)
+  if(INTARSIA_WITH_CUDA)
+    target_compile_definitions(${target} PRIVATE INTARSIA_WITH_CUDA INTARSIA_CUDA_VERSION="${CUDAToolkit_VERSION}")
+    target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+  endif()
+  if(INTARSIA_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${INTARSIA_SANITIZE} -fno-omit-frame-pointer -g)
+    target_link_options(${target} PUBLIC -fsanitize=${INTARSIA_SANITIZE})
+  endif()
+endfunction()
+
+function(intarsia_add_library name)
+  cmake_parse_arguments(arg "" "OPS_DIR" "" ${ARGN})
+  set(ops_dir ${INTARSIA_ROOT}/src/ops)
+  if(arg_OPS_DIR)
+    get_filename_component(ops_dir ${arg_OPS_DIR} ABSOLUTE)
+  endif()
+
+  # Every op's header, for registry.cc.
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${ops_dir}/ops.inc)
+  file(STRINGS ${ops_dir}/ops.inc rows REGEX "^INTARSIA_OP")
+  set(includes "")
+  foreach(row ${rows})
+    string(REGEX REPLACE "^INTARSIA_OP\\(([a-z0-9_]+),.*" "\\1" op ${row})
+    string(APPEND includes "#include \"${ops_dir}/${op}/${op}.h\"\n")
+  endforeach()
+  set(generated ${CMAKE_CURRENT_BINARY_DIR}/${name}_generated)
+  file(CONFIGURE OUTPUT ${generated}/all_ops.h CONTENT "${includes}" @ONLY)
+  file(CONFIGURE OUTPUT ${generated}/ops.inc CONTENT "#include \"${ops_dir}/ops.inc\"\n" @ONLY)
+
+  set(root ${INTARSIA_ROOT}/src)
+  file(GLOB sources CONFIGURE_DEPENDS ${root}/core/*.cc ${root}/core/cpu/*.cc ${root}/attention/*.cc ${root}/ffi/*.cc
+       ${root}/api/*.cc ${root}/ops/registry.cc ${ops_dir}/*/*.cc)
+  file(GLOB cuda_sources CONFIGURE_DEPENDS ${root}/core/cuda/*.cc ${root}/attention/*.cu ${ops_dir}/*/*.cu)
+  set(per_isa ${sources})
+  list(FILTER per_isa INCLUDE REGEX "_cpu\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "_cpu\\.cc$")
+  if(INTARSIA_WITH_CUDA)
+    list(APPEND sources ${cuda_sources})
+  endif()
+
+  foreach(isa ${INTARSIA_ISAS})
+    add_library(${name}_${isa} OBJECT ${per_isa})
+    intarsia_compile_options(${name}_${isa})
+    target_compile_options(${name}_${isa} PRIVATE ${INTARSIA_FLAGS_${isa}})
+    target_compile_definitions(${name}_${isa} PRIVATE INTARSIA_ISA=${isa})
+    list(APPEND sources $<TARGET_OBJECTS:${name}_${isa}>)
+  endforeach()
+
+  add_library(${name} SHARED ${sources})
+  intarsia_compile_options(${name})
+  target_include_directories(${name} PRIVATE ${generated})
+  find_package(Threads REQUIRED)
+  target_link_libraries(${name} PRIVATE Threads::Threads)
+  if(NOT INTARSIA_SANITIZE)
+    # One library for every Linux: nothing of the toolchain's C++ runtime is needed or shown.
+    target_link_options(${name} PRIVATE -static-libstdc++ -Wl,--exclude-libs,ALL -Wl,-z,defs)
+  endif()
+  set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${INTARSIA_LIBRARY_DIR})
+endfunction()
