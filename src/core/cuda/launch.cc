@@ -1,0 +1,93 @@
+#include "src/core/cuda/launch.h"
+
+#include <algorithm>
+
+namespace intarsia::cuda {
+namespace {
+
+const Kernel*& Registered() {
+  static const Kernel* last = nullptr;
+  return last;
+}
+
+Status CurrentDevice(int& device) { return ToStatus(cudaGetDevice(&device), "cudaGetDevice"); }
+
+Status CheckDevice(int device) {
+  int driver = 0, major = 0, minor = 0;
+  INTARSIA_RETURN_IF_ERROR(ToStatus(cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
+  if (driver < CUDART_VERSION / 1000 * 1000)
+    return Unimplemented(Text("the NVIDIA driver speaks CUDA ", driver / 1000, ".", driver % 1000 / 10, ", this library needs ",
+                              CUDART_VERSION / 1000, ".0 or newer: update the driver, or install an intarsia built for its CUDA"));
+  INTARSIA_RETURN_IF_ERROR(ToStatus(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device"));
+  INTARSIA_RETURN_IF_ERROR(ToStatus(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "device"));
+  if (major < 8)
+    return Unimplemented(Text("GPU ", device, " has compute capability ", major, ".", minor,
+                              "; this library needs 8.0 (Ampere) or newer"));
+  return {};
+}
+
+}  // namespace
+
+Kernel::Kernel(const char* name, const void* function, int max_shared_bytes)
+    : name_(name), function_(function), max_shared_bytes_(max_shared_bytes), next_(Registered()) {
+  Registered() = this;
+}
+
+Status Kernel::Load(int device) const {
+  const uint64_t bit = uint64_t{1} << (device % 64);
+  if (loaded_.load(std::memory_order_acquire) & bit) return {};
+  // Asking for the attributes loads the kernel, which CUDA otherwise does at its first launch.
+  cudaFuncAttributes attributes;
+  INTARSIA_RETURN_IF_ERROR(ToStatus(cudaFuncGetAttributes(&attributes, function_), name_));
+  if (max_shared_bytes_ > 48 * 1024) {
+    INTARSIA_RETURN_IF_ERROR(ToStatus(
+        cudaFuncSetAttribute(function_, cudaFuncAttributeMaxDynamicSharedMemorySize, max_shared_bytes_), name_));
+  }
+  loaded_.fetch_or(bit, std::memory_order_release);
+  return {};
+}
+
+Status LoadKernels() {
+  static std::atomic<uint64_t> loaded{0};
+  int device = 0;
+  INTARSIA_RETURN_IF_ERROR(CurrentDevice(device));
+  const uint64_t bit = uint64_t{1} << (device % 64);
+  if (loaded.load(std::memory_order_acquire) & bit) return {};
+  INTARSIA_RETURN_IF_ERROR(CheckDevice(device));
+  for (const Kernel* kernel = Registered(); kernel; kernel = kernel->next())
+    INTARSIA_RETURN_IF_ERROR(kernel->Load(device));
+  loaded.fetch_or(bit, std::memory_order_release);
+  return {};
+}
+
+Status ToStatus(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return {};
+  return Internal(Text(what, ": ", cudaGetErrorString(error), " (may come from an earlier launch on this stream)"));
+}
+
+int NumSms() {
+  int device = 0, sms = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 1;
+  if (cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
+  return sms;
+}
+
+Shape GridStride(int64_t items) {
+  constexpr int64_t kThreads = 256, kMaxBlocks = 1 << 20;
+  const int64_t blocks = std::min<int64_t>((items + kThreads - 1) / kThreads, kMaxBlocks);
+  return {dim3(static_cast<unsigned>(blocks)), dim3(kThreads)};
+}
+
+Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Shape& shape, void** arguments) {
+  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return {};
+  if (shape.grid.x > 0x7fffffffu || shape.grid.y > 65535 || shape.grid.z > 65535)
+    return Internal(Text(kernel.name(), ": the grid is too large: ", shape.grid.x, " x ", shape.grid.y, " x ", shape.grid.z));
+  int device = 0;
+  INTARSIA_RETURN_IF_ERROR(CurrentDevice(device));
+  INTARSIA_RETURN_IF_ERROR(kernel.Load(device));
+  return ToStatus(cudaLaunchKernel(kernel.function(), shape.grid, shape.block, arguments,
+                                   static_cast<size_t>(shape.shared_bytes), static_cast<cudaStream_t>(context.stream)),
+                  kernel.name());
+}
+
+}  // namespace intarsia::cuda

@@ -1,0 +1,189 @@
+#include "src/core/dims.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+
+#include "src/core/cache_layout.h"
+#include "src/core/tensor_view.h"
+
+namespace intarsia {
+namespace {
+
+std::vector<std::string_view> Split(std::string_view text, std::string_view separator) {
+  std::vector<std::string_view> parts;
+  for (size_t end; (end = text.find(separator)) != text.npos; text.remove_prefix(end + separator.size()))
+    parts.push_back(text.substr(0, end));
+  parts.push_back(text);
+  return parts;
+}
+
+DimsTerm ParseTerm(std::string_view text, SymbolTable& symbols) {
+  DimsTerm term;
+  term.text = text;
+  if (text == "...") {
+    term.ellipsis = true;
+    return term;
+  }
+  if (const size_t mark = text.find('?'); mark != text.npos) {
+    term.condition = text.substr(0, mark);
+    text.remove_prefix(mark + 1);
+    term.text = text;
+  }
+  if (const size_t plus = text.find('+'); plus != text.npos) {
+    term.addend = std::atoll(std::string(text.substr(plus + 1)).c_str());
+    text = text.substr(0, plus);
+  }
+  if (const size_t slash = text.find('/'); slash != text.npos) {
+    term.divisor = symbols.Intern(text.substr(slash + 1));
+    text = text.substr(0, slash);
+  }
+  for (std::string_view factor : Split(text, "*")) {
+    if (std::isdigit(static_cast<unsigned char>(factor[0])))
+      term.constant *= std::atoll(std::string(factor).c_str());
+    else
+      term.factors.push_back(symbols.Intern(factor));
+  }
+  return term;
+}
+
+bool Holds(const std::vector<std::string>& all, const Conditions& conditions) {
+  return std::ranges::all_of(all, [&](const std::string& one) { return conditions.Holds(one); });
+}
+bool Holds(const DimsTerm& term, const Conditions& conditions) {
+  return term.condition.empty() || conditions.Holds(term.condition);
+}
+
+std::string VariantText(const DimsVariant& variant, const Conditions& conditions) {
+  std::string text;
+  for (const DimsTerm& term : variant.terms)
+    if (Holds(term, conditions)) text += (text.empty() ? "" : " ") + term.text;
+  return "[" + text + "]";
+}
+
+}  // namespace
+
+int SymbolTable::Intern(std::string_view name) {
+  const auto found = std::find(names_.begin(), names_.end(), name);
+  if (found != names_.end()) return static_cast<int>(found - names_.begin());
+  names_.emplace_back(name);
+  return size() - 1;
+}
+
+DimsPattern::DimsPattern(std::string_view text, SymbolTable& symbols) {
+  for (std::string_view part : Split(text, " | ")) text_ += (text_.empty() ? "" : " | ") + ExpandCacheDims(part);
+  for (std::string_view part : Split(text_, " | ")) {
+    DimsVariant variant;
+    for (size_t colon; (colon = part.find(": ")) != part.npos; part.remove_prefix(colon + 2))
+      variant.conditions.emplace_back(part.substr(0, colon));
+    if (!part.empty())
+      for (std::string_view term : Split(part, " ")) variant.terms.push_back(ParseTerm(term, symbols));
+    variants_.push_back(std::move(variant));
+  }
+}
+
+void DimsBinding::Set(int symbol, int64_t value, std::string_view from) {
+  values_[static_cast<size_t>(symbol)] = {value, from};
+}
+
+Status DimsBinding::Match(const DimsPattern& pattern, std::span<const int64_t> shape,
+                          const Conditions& conditions, std::string_view from) {
+  std::string expected;
+  for (const DimsVariant& variant : pattern.variants()) {
+    if (!Holds(variant.conditions, conditions)) continue;
+    // How many axes this variant names, and whether the rest can be "...".
+    int64_t named = 0;
+    bool open = false;
+    for (const DimsTerm& term : variant.terms) {
+      open |= term.ellipsis;
+      named += !term.ellipsis && Holds(term, conditions);
+    }
+    const int64_t rest = static_cast<int64_t>(shape.size()) - named;
+    const bool fits = open ? rest >= 0 && (ellipsis_.value < 0 || rest == ellipsis_.value) : rest == 0;
+    if (!fits) {
+      expected += (expected.empty() ? "" : " or ") + VariantText(variant, conditions);
+      continue;
+    }
+    size_t axis = 0;
+    for (const DimsTerm& term : variant.terms) {
+      if (!Holds(term, conditions)) continue;
+      if (!term.ellipsis) {
+        INTARSIA_RETURN_IF_ERROR(MatchTerm(term, shape[axis++], from));
+        continue;
+      }
+      const auto axes = shape.subspan(axis, static_cast<size_t>(rest));
+      if (ellipsis_.value < 0) {
+        ellipsis_ = {rest, from};
+        std::copy(axes.begin(), axes.end(), ellipsis_dims_.begin());
+      } else if (!std::equal(axes.begin(), axes.end(), ellipsis_dims_.begin())) {
+        return InvalidArgument(Text("has leading axes ", ShapeText(axes), " but ", ellipsis_.from, " has ",
+                                    ShapeText({ellipsis_dims_.data(), static_cast<size_t>(rest)})));
+      }
+      axis += static_cast<size_t>(rest);
+    }
+    return {};
+  }
+  return InvalidArgument(Text("has shape ", ShapeText(shape), ", expected ", expected));
+}
+
+Status DimsBinding::MatchTerm(const DimsTerm& term, int64_t axis_size, std::string_view from) {
+  const int64_t size = axis_size - term.addend;
+  if (size < 0)
+    return InvalidArgument(Text("has ", term.text, "=", axis_size, ", expected at least ", term.addend));
+  // The product of what is known, and the one symbol that may be unknown.
+  int64_t known = term.constant;
+  int unknown = -1;
+  for (int symbol : term.factors) {
+    if (value(symbol) < 0 && unknown < 0)
+      unknown = symbol;
+    else
+      known *= value(symbol);
+  }
+  const int64_t times = term.divisor < 0 ? 1 : value(term.divisor);
+  if (unknown >= 0) {
+    if (known == 0 || size * times % known != 0)
+      return InvalidArgument(Text("has ", term.text, "=", size, ", expected a multiple of ", known));
+    Set(unknown, size * times / known, from);
+    return {};
+  }
+  if (known == size * times) return {};
+  std::string why;
+  for (int symbol : term.factors) {
+    const Binding& binding = values_[static_cast<size_t>(symbol)];
+    why += Text(why.empty() ? " but " : " and ", binding.from, " has ", symbols_.name(symbol), "=", binding.value);
+  }
+  return InvalidArgument(term.factors.empty() ? Text("has size ", size, " where ", known, " is expected")
+                                              : Text("has ", term.text, "=", axis_size, why));
+}
+
+Status DimsBinding::Evaluate(const DimsPattern& pattern, const Conditions& conditions,
+                             std::vector<int64_t>& shape) const {
+  shape.clear();
+  for (const DimsVariant& variant : pattern.variants()) {
+    if (!Holds(variant.conditions, conditions)) continue;
+    for (const DimsTerm& term : variant.terms) {
+      if (!Holds(term, conditions)) continue;
+      if (term.ellipsis) {
+        shape.insert(shape.end(), ellipsis_dims_.begin(), ellipsis_dims_.begin() + std::max<int64_t>(ellipsis_.value, 0));
+        continue;
+      }
+      int64_t size = term.constant;
+      for (int symbol : term.factors) {
+        if (value(symbol) < 0) return Internal(Text("nothing says what ", symbols_.name(symbol), " is"));
+        if (__builtin_mul_overflow(size, value(symbol), &size)) return InvalidArgument("has a size above 2^63");
+      }
+      if (term.divisor >= 0) {
+        const int64_t by = value(term.divisor);
+        if (by <= 0 || size % by != 0)
+          return InvalidArgument(Text("has ", term.text, " with ", symbols_.name(term.divisor), "=", by,
+                                      ", which does not divide ", size));
+        size /= by;
+      }
+      shape.push_back(size + term.addend);
+    }
+    return {};
+  }
+  return Internal("no dims for this call");
+}
+
+}  // namespace intarsia

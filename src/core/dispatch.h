@@ -1,0 +1,44 @@
+// From a run-time dtype or size to a template argument. One dispatch site an op.
+//
+//   return DispatchDType<DType::kF32, DType::kF16>("rms_norm: x", x.dtype, [&]<DType kT>() -> Status { ... });
+//   return DispatchInt<64, 128>("paged_attention: d", d, [&]<int kD>() -> Status { ... });
+//
+// What falls through is legal but not built, and the message lists what is.
+#pragma once
+#include "src/core/dtype.h"
+#include "src/core/status.h"
+
+namespace intarsia {
+
+template <DType... kTypes, class Fn>
+Status DispatchDType(std::string_view what, DType dtype, Fn&& fn) {
+  Status status;
+  const auto try_one = [&]<DType kType>() {
+    if (dtype != kType) return false;
+    status = fn.template operator()<kType>();
+    return true;
+  };
+  if ((try_one.template operator()<kTypes>() || ...)) return status;
+  std::string built;
+  ((built += Text(" ", Name(kTypes))), ...);
+  return Unimplemented(Text(what, " has dtype ", Name(dtype), "; built are", built));
+}
+
+// The first of the ascending values that is >= value.
+template <int... kValues, class Fn>
+Status DispatchInt(std::string_view what, int64_t value, Fn&& fn) {
+  Status status;
+  const auto try_one = [&]<int kValue>() {
+    if (value > kValue) return false;
+    status = fn.template operator()<kValue>();
+    return true;
+  };
+  if ((try_one.template operator()<kValues>() || ...)) return status;
+  std::string built;
+  ((built += Text(" ", static_cast<int64_t>(kValues))), ...);
+  return Unimplemented(Text(what, " is ", value, "; built are up to", built));
+}
+
+inline constexpr DType kF32 = DType::kF32, kF16 = DType::kF16, kBF16 = DType::kBF16;
+
+}  // namespace intarsia

@@ -1,0 +1,183 @@
+#include "src/core/op_info.h"
+
+#include <algorithm>
+
+namespace intarsia {
+namespace {
+
+class CallConditions final : public Conditions {
+ public:
+  CallConditions(const OpInfo& op, const Call& call) : op_(op), call_(call) {}
+
+  bool Holds(std::string_view condition) const override {
+    const size_t equals = condition.find('=');
+    const std::string_view name = condition.substr(0, equals);
+    if (const int i = op_.FindOperand(name); i >= 0) return call_.operands[static_cast<size_t>(i)].has_value();
+    const AttrValue& value = call_.attributes[static_cast<size_t>(op_.FindAttribute(name))];
+    if (equals != condition.npos) return std::get<std::string_view>(value) == condition.substr(equals + 1);
+    const bool* flag = std::get_if<bool>(&value);
+    return flag ? *flag : !std::holds_alternative<std::monostate>(value);
+  }
+
+ private:
+  const OpInfo& op_;
+  const Call& call_;
+};
+
+// Whether `list` ("i32|i64") names `word`.
+bool Lists(std::string_view list, std::string_view word) {
+  for (;;) {
+    const size_t bar = list.find('|');
+    if (list.substr(0, bar) == word) return true;
+    if (bar == list.npos) return false;
+    list.remove_prefix(bar + 1);
+  }
+}
+
+constexpr std::string_view kActivations = "f32|f16|bf16";  // what T may be
+
+// What the whole of a call agrees on, gathered operand by operand.
+class Checker {
+ public:
+  Checker(const OpInfo& op, const Call& call) : op_(op), call_(call), conditions_(op, call), dims_(op.symbols) {}
+
+  Status Attributes() {
+    for (size_t i = 0; i < op_.attributes.size(); ++i) {
+      const AttributeInfo& info = op_.attributes[i];
+      const AttrValue& value = call_.attributes[i];
+      if (const auto* text = std::get_if<std::string_view>(&value); text && !info.one_of.empty() && !Lists(info.one_of, *text))
+        return Invalid(op_, info.name, " is \"", *text, "\", expected one of ", info.one_of);
+      if (const auto* number = std::get_if<int64_t>(&value)) BindAttribute(info.name, *number);
+    }
+    return {};
+  }
+
+  Status Operands() {
+    for (size_t i = 0; i < op_.operands.size(); ++i) {
+      const OperandInfo& info = op_.operands[i];
+      const Optional& operand = call_.operands[i];
+      if (!operand) {
+        if (!info.optional) return Invalid(op_, info.name, " is missing");
+        continue;
+      }
+      INTARSIA_RETURN_IF_ERROR(CheckDType(info, operand->dtype));
+      INTARSIA_RETURN_IF_ERROR(Named(info.name, dims_.Match(info.dims, operand->shape(), conditions_, info.name)));
+      INTARSIA_RETURN_IF_ERROR(CheckAccess(info, *operand));
+    }
+    return {};
+  }
+
+  bool Exists(const ResultInfo& info) const { return info.when.empty() || conditions_.Holds(info.when); }
+
+  // Shape and dtype that a result must have.
+  Status Expect(const ResultInfo& info, TensorView& result) const {
+    std::vector<int64_t> shape;
+    if (info.workspace) {
+      const auto dims = op_.workspace_dims(call_);
+      shape.assign(dims.begin(), dims.end());
+    } else if (info.dims.text().starts_with('=')) {
+      const auto dims = call_.operands[static_cast<size_t>(op_.FindOperand(info.dims.text().substr(1)))]->shape();
+      shape.assign(dims.begin(), dims.end());
+    } else {
+      INTARSIA_RETURN_IF_ERROR(Named(info.name, dims_.Evaluate(info.dims, conditions_, shape)));
+    }
+    const auto fixed = DTypeFromName(info.dtype);
+    const int like = op_.FindOperand(info.dtype);
+    const DType dtype = fixed ? *fixed : like >= 0 ? call_.operands[static_cast<size_t>(like)]->dtype : type_;
+    return Named(info.name, MakeDense(nullptr, dtype, shape, result));
+  }
+
+ private:
+  Status Named(std::string_view name, Status status) const {
+    if (!status.ok()) status.message = Text(op_.name, ": ", name, " ", status.message);
+    return status;
+  }
+
+  void BindAttribute(std::string_view name, int64_t value) {
+    for (int s = 0; s < op_.symbols.size(); ++s)
+      if (op_.symbols.name(s) == name) dims_.Set(s, value, "attribute");
+  }
+
+  Status CheckDType(const OperandInfo& info, DType dtype) {
+    const std::string_view got = Name(dtype);
+    if (const int like = op_.FindOperand(info.dtype); like >= 0) {
+      const DType other = call_.operands[static_cast<size_t>(like)]->dtype;
+      if (other == dtype) return {};
+      return Invalid(op_, info.name, " has dtype ", got, " but ", info.dtype, " has ", Name(other));
+    }
+    if (Lists(info.dtype, got)) return {};
+    if (!Lists(info.dtype, "T")) return Invalid(op_, info.name, " has dtype ", got, ", expected ", info.dtype);
+    if (!type_from_.empty() && type_ == dtype) return {};
+    if (!type_from_.empty())
+      return Invalid(op_, info.name, " has dtype ", got, " but ", type_from_, " has ", Name(type_));
+    if (!Lists(kActivations, got)) return Invalid(op_, info.name, " has dtype ", got, ", expected ", kActivations);
+    type_ = dtype;
+    type_from_ = info.name;
+    return {};
+  }
+
+  Status CheckAccess(const OperandInfo& info, const TensorView& operand) const {
+    if (info.access == Access::kDense && !operand.dense())
+      return Invalid(op_, info.name, " is strided, expected a dense row-major array");
+    if (info.access == Access::kRows && operand.rank > 0 && operand.dim(-1) > 1 && operand.stride(-1) != 1)
+      return Invalid(op_, info.name, " has last stride ", operand.stride(-1), ", expected 1");
+    return {};
+  }
+
+  const OpInfo& op_;
+  const Call& call_;
+  CallConditions conditions_;
+  DimsBinding dims_;
+  DType type_ = DType::kOther;  // what T is
+  std::string_view type_from_ = {};
+};
+
+}  // namespace
+
+int OpInfo::FindOperand(std::string_view operand) const {
+  for (size_t i = 0; i < operands.size(); ++i)
+    if (operands[i].name == operand) return static_cast<int>(i);
+  return -1;
+}
+
+int OpInfo::FindAttribute(std::string_view attribute) const {
+  for (size_t i = 0; i < attributes.size(); ++i)
+    if (attributes[i].name == attribute) return static_cast<int>(i);
+  return -1;
+}
+
+Status Infer(const OpInfo& op, Call& call) {
+  Checker checker(op, call);
+  INTARSIA_RETURN_IF_ERROR(checker.Attributes());
+  INTARSIA_RETURN_IF_ERROR(checker.Operands());
+  INTARSIA_RETURN_IF_ERROR(op.check(call));
+  for (size_t i = 0; i < op.results.size(); ++i) {
+    if (!checker.Exists(op.results[i])) continue;
+    INTARSIA_RETURN_IF_ERROR(checker.Expect(op.results[i], call.results[i].emplace()));
+  }
+  return {};
+}
+
+Status CheckResults(const OpInfo& op, const Call& call, const Call& inferred) {
+  for (size_t i = 0; i < op.results.size(); ++i) {
+    const ResultInfo& info = op.results[i];
+    const Optional &got = call.results[i], &want = inferred.results[i];
+    if (got.has_value() != want.has_value())
+      return Invalid(op, "result ", info.name, got ? " is given but must not exist" : " is missing");
+    if (!got) continue;
+    if (got->dtype != want->dtype)
+      return Invalid(op, "result ", info.name, " has dtype ", Name(got->dtype), ", expected ", Name(want->dtype));
+    // A program may hold a workspace of an earlier release's size: the op takes what it gets.
+    const bool same = info.workspace ? got->rank == want->rank : std::ranges::equal(got->shape(), want->shape());
+    if (!same)
+      return Invalid(op, "result ", info.name, " has shape ", ShapeText(got->shape()), ", expected ",
+                     ShapeText(want->shape()));
+    if (info.alias.empty() || got->size() == 0) continue;
+    if (call.operands[static_cast<size_t>(op.FindOperand(info.alias))]->data != got->data)
+      return Invalid(op, "result ", info.name, " must share the buffer of ", info.alias,
+                     "; pass input_output_aliases (StableHLO: output_operand_aliases)");
+  }
+  return {};
+}
+
+}  // namespace intarsia

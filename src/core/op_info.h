@@ -1,0 +1,80 @@
+// An op's spec without its C++ types: what the checks, the inference of results, the manifest and
+// every front end work on.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "src/core/context.h"
+#include "src/core/dims.h"
+#include "src/core/spec.h"
+#include "src/core/status.h"
+#include "src/core/tensor_view.h"
+
+namespace intarsia {
+
+// monostate: not given.
+using AttrValue = std::variant<std::monostate, bool, int64_t, double, std::string_view>;
+enum class AttrType { kBool = 1, kI64, kF32, kString };  // the alternative's index in AttrValue
+
+struct OperandInfo {
+  std::string_view name, dtype, doc;
+  DimsPattern dims;
+  Access access;
+  bool optional;
+};
+struct AttributeInfo {
+  std::string_view name, doc, one_of;
+  AttrType type;
+  AttrValue default_value;  // monostate: none
+};
+struct ResultInfo {
+  std::string_view name, dtype, doc, alias = {}, mutates = {}, when = {};
+  DimsPattern dims = {};
+  bool workspace = false;
+};
+
+inline constexpr size_t kMaxOperands = 20, kMaxResults = 6, kMaxAttributes = 16;
+
+// One call of an op as a front end hands it over, in spec order. What is absent has no value.
+struct Call {
+  std::array<Optional, kMaxOperands> operands{};
+  std::array<AttrValue, kMaxAttributes> attributes{};
+  std::array<Optional, kMaxResults> results{};
+};
+
+struct OpInfo {
+  std::string_view name, summary, source, target_alias;
+  std::vector<OperandInfo> operands = {};
+  std::vector<AttributeInfo> attributes = {};
+  std::vector<ResultInfo> results = {};
+  SymbolTable symbols = {};  // the letters and attributes that `dims` speak of
+
+  // Fill the struct and run it; the call has been checked.
+  Status (*run_cpu)(const Call&, const CpuContext&) = nullptr;
+  Status (*run_cuda)(const Call&, const CudaContext&) = nullptr;  // null in a build without CUDA
+  // Fill the struct and ask what only the op can say of a call. Addresses are not looked at.
+  Status (*check)(const Call&) = nullptr;
+  std::array<int64_t, 2> (*workspace_dims)(const Call&) = nullptr;
+
+  int FindOperand(std::string_view operand) const;
+  int FindAttribute(std::string_view attribute) const;
+};
+
+// Checks operands and attributes and sets the shape and dtype of every result that exists; their
+// addresses stay null. This is the only shape inference there is.
+Status Infer(const OpInfo& op, Call& call);
+
+// Checks the results of a call against the inferred ones, and that aliased ones lie where they must.
+Status CheckResults(const OpInfo& op, const Call& call, const Call& inferred);
+
+// "rms_norm: weight has n=5 but x has n=64"
+template <class... Pieces>
+Status Invalid(const OpInfo& op, const Pieces&... pieces) {
+  return InvalidArgument(Text(op.name, ": ", pieces...));
+}
+
+}  // namespace intarsia

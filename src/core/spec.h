@@ -1,0 +1,112 @@
+// How an op describes itself: an op is a struct whose members are its operands, attributes and
+// results, and a constexpr spec beside them says what each member means. See rms_norm.h for a
+// whole one, op_info.h for what is made of it, and dims.h for the grammar of `dims`.
+#pragma once
+#include <array>
+#include <string_view>
+#include <tuple>
+
+namespace intarsia {
+
+// What the kernel can take. A front end with strided tensors (torch) makes an input dense when the
+// op needs that; XLA's buffers are always dense.
+enum class Access { kDense, kRows /* last stride is 1 */, kStrided };
+
+// An operand. dtype: "T" (one type of f32, f16, bf16 for all that say T), names such as "i32|i64",
+// or the name of another operand whose dtype it shares. Optional if the member is `Optional`.
+template <class Member>
+struct In {
+  std::string_view name;
+  Member member;
+  std::string_view dims, dtype, doc;
+  Access access = Access::kDense;
+
+  constexpr In Takes(Access a) const {
+    In copy = *this;
+    copy.access = a;
+    return copy;
+  }
+};
+
+// An attribute. Its type and default are the member's; std::optional has no default value.
+template <class Member>
+struct Attr {
+  std::string_view name;
+  Member member;
+  std::string_view doc;
+  std::string_view one_of = {};  // "once|before_weight"
+
+  constexpr Attr OneOf(std::string_view choices) const {
+    Attr copy = *this;
+    copy.one_of = choices;
+    return copy;
+  }
+};
+
+// A result. `alias` shares the operand's buffer in XLA; `mutates` is what the op writes in place
+// where tensors are mutable (torch). `when` names the optional operand or the bool attribute
+// without which the result does not exist.
+template <class Member>
+struct Out {
+  std::string_view name;
+  Member member;
+  std::string_view dims, dtype, doc;
+  std::string_view alias = {}, mutates = {}, when = {};
+
+  constexpr Out Alias(std::string_view operand) const {
+    Out copy = *this;
+    copy.alias = copy.mutates = operand;
+    return copy;
+  }
+  constexpr Out Mutates(std::string_view operand) const {
+    Out copy = *this;
+    copy.mutates = operand;
+    return copy;
+  }
+  constexpr Out When(std::string_view condition) const {
+    Out copy = *this;
+    copy.when = condition;
+    return copy;
+  }
+};
+
+// Memory for the op's own use, f32 [dim 0, dim 1]. An op with one has
+//   std::array<int64_t, 2> WorkspaceDims() const;
+// a pure function of shapes and attributes. XLA records the answer in the program, so Run must take
+// its sizes from the workspace that it gets and never from what it would ask for today.
+template <class Member>
+struct Workspace {
+  std::string_view name;
+  Member member;
+};
+
+template <class M>
+In(const char*, M, const char*, const char*, const char*) -> In<M>;
+template <class M>
+Attr(const char*, M, const char*) -> Attr<M>;
+template <class M>
+Out(const char*, M, const char*, const char*, const char*) -> Out<M>;
+template <class M>
+Workspace(const char*, M) -> Workspace<M>;
+
+template <class... Fields>
+struct Spec {
+  std::string_view name, summary, source;
+  std::tuple<Fields...> fields;
+  std::string_view target_alias = {};
+
+  // A second target under which the handlers are registered, word for word.
+  constexpr Spec AlsoTarget(std::string_view target) const {
+    Spec copy = *this;
+    copy.target_alias = target;
+    return copy;
+  }
+};
+
+// source: where the definition comes from (a paper, another library's op).
+template <class... Fields>
+constexpr auto MakeSpec(std::string_view name, std::string_view summary, std::string_view source, Fields... fields) {
+  return Spec<Fields...>{name, summary, source, std::tuple<Fields...>(fields...)};
+}
+
+}  // namespace intarsia

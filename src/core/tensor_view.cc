@@ -1,0 +1,42 @@
+#include "src/core/tensor_view.h"
+
+namespace intarsia {
+
+int64_t TensorView::size() const {
+  int64_t n = 1;
+  for (int i = 0; i < rank; ++i) n *= dim(i);
+  return n;
+}
+
+bool TensorView::dense() const {
+  int64_t expected = 1;
+  for (int i = rank - 1; i >= 0; --i) {
+    if (dim(i) != 1 && stride(i) != expected) return size() == 0;
+    expected *= dim(i);
+  }
+  return true;
+}
+
+Status MakeDense(void* data, DType dtype, std::span<const int64_t> dims, TensorView& view) {
+  if (dims.size() > kMaxRank)
+    return InvalidArgument(Text("has rank ", static_cast<int64_t>(dims.size()), ", at most 8 is supported"));
+  view = {data, dtype, static_cast<int>(dims.size())};
+  // The bound counts zero sizes as one, so that no stride overflows either.
+  int64_t elements = Bytes(dtype);
+  for (size_t i = dims.size(); i-- > 0;) {
+    view.dims[i] = dims[i];
+    view.strides[i] = elements / Bytes(dtype);
+    if (dims[i] < 0) return InvalidArgument(Text("has a negative size: ", ShapeText(dims)));
+    if (dims[i] > 0 && __builtin_mul_overflow(elements, dims[i], &elements))
+      return InvalidArgument(Text("has more than 2^63 bytes: ", ShapeText(dims)));
+  }
+  return {};
+}
+
+std::string ShapeText(std::span<const int64_t> dims) {
+  std::string text = "[";
+  for (size_t i = 0; i < dims.size(); ++i) text += (i ? ", " : "") + std::to_string(dims[i]);
+  return text + "]";
+}
+
+}  // namespace intarsia

@@ -1,0 +1,43 @@
+// A tensor that somebody else owns: address, dtype, shape and element strides.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "src/core/dtype.h"
+#include "src/core/status.h"
+
+namespace intarsia {
+
+inline constexpr int kMaxRank = 8;
+
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::kOther;
+  int rank = 0;
+  std::array<int64_t, kMaxRank> dims{};
+  std::array<int64_t, kMaxRank> strides{};  // in elements
+
+  // Negative axes count from the back, as in NumPy.
+  int64_t dim(int axis) const { return dims[static_cast<size_t>(axis < 0 ? rank + axis : axis)]; }
+  int64_t stride(int axis) const { return strides[static_cast<size_t>(axis < 0 ? rank + axis : axis)]; }
+  int64_t size() const;
+  bool dense() const;             // row-major without gaps
+  std::span<const int64_t> shape() const { return {dims.data(), static_cast<size_t>(rank)}; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+};
+using Optional = std::optional<TensorView>;
+
+// A view of a dense array. Fails on a rank above kMaxRank, negative sizes, or a product of sizes
+// that overflows int64.
+Status MakeDense(void* data, DType dtype, std::span<const int64_t> dims, TensorView& view);
+
+// "[2, 3, 64]"
+std::string ShapeText(std::span<const int64_t> dims);
+
+}  // namespace intarsia
