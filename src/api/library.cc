@@ -1,0 +1,157 @@
+// The C functions of intarsia.h.
+#include <cstring>
+#include <exception>
+#include <string>
+
+#include "intarsia/intarsia.h"
+#include "src/api/manifest.h"
+#include "src/core/cpu/thread_pool.h"
+#include "src/ffi/handlers.h"
+#include "src/ops/registry.h"
+
+namespace intarsia {
+namespace {
+
+static_assert(static_cast<int>(DType::kBool) == INTARSIA_BOOL);
+static_assert(kMaxRank == INTARSIA_MAX_RANK && kMaxOperands == INTARSIA_MAX_OPERANDS &&
+              kMaxResults == INTARSIA_MAX_RESULTS);
+
+thread_local std::string last_error;
+
+int32_t Report(Status status) {
+  last_error = std::move(status.message);
+  return static_cast<int32_t>(status.code);
+}
+
+// Runs fn, which returns a Status, behind the barrier: no exception leaves the library.
+template <class Fn>
+int32_t Guarded(Fn fn) {
+  try {
+    return Report(fn());
+  } catch (const std::exception& e) {
+    return Report(Internal(e.what()));
+  }
+}
+
+Status FindOrExplain(const char* name, const OpInfo*& op) {
+  op = FindOp(name);
+  if (op) return {};
+  std::string known;
+  for (const OpInfo& candidate : Ops()) known += (known.empty() ? "" : ", ") + std::string(candidate.name);
+  return InvalidArgument(Text("no op ", name, "; there are ", known));
+}
+
+Status ToView(const intarsia_tensor& tensor, TensorView& view) {
+  if (tensor.dtype < 0 || tensor.dtype > INTARSIA_BOOL) return InvalidArgument(Text("has no dtype ", tensor.dtype));
+  if (tensor.rank < 0 || tensor.rank > INTARSIA_MAX_RANK) return InvalidArgument(Text("has rank ", tensor.rank));
+  const auto rank = static_cast<size_t>(tensor.rank);
+  INTARSIA_RETURN_IF_ERROR(MakeDense(tensor.data, static_cast<DType>(tensor.dtype), {tensor.dims, rank}, view));
+  bool strided = false;
+  for (size_t i = 0; i < rank; ++i) strided |= tensor.strides[i] != 0;
+  if (strided) std::copy(tensor.strides, tensor.strides + rank, view.strides.begin());
+  return {};
+}
+
+Status SetAttribute(const OpInfo& op, const intarsia_attribute& attribute, Call& call) {
+  const int i = op.FindAttribute(attribute.name);
+  if (i < 0) return Invalid(op, "unknown attribute ", attribute.name);
+  const AttributeInfo& info = op.attributes[static_cast<size_t>(i)];
+  if (attribute.type != static_cast<int32_t>(info.type)) return Invalid(op, "attribute ", attribute.name, " has the wrong type");
+  AttrValue& value = call.attributes[static_cast<size_t>(i)];
+  switch (info.type) {
+    case AttrType::kBool: value = attribute.i64 != 0; break;
+    case AttrType::kI64: value = attribute.i64; break;
+    case AttrType::kF32: value = attribute.f64; break;
+    case AttrType::kString: value = std::string_view(attribute.text); break;
+  }
+  return {};
+}
+
+Status ReadTensors(const OpInfo& op, std::string_view what, const intarsia_tensor* tensors, size_t count, size_t expected,
+                   std::span<Optional> slots) {
+  if (count != expected)
+    return Invalid(op, "got ", static_cast<int64_t>(count), " ", what, ", expected ", static_cast<int64_t>(expected));
+  for (size_t i = 0; i < count; ++i) {
+    if (tensors[i].dtype == INTARSIA_NONE) continue;
+    if (Status s = ToView(tensors[i], slots[i].emplace()); !s.ok())
+      return Invalid(op, what, " ", static_cast<int64_t>(i), " ", s.message);
+  }
+  return {};
+}
+
+Status ReadCall(const OpInfo& op, const intarsia_tensor* operands, size_t num_operands,
+                const intarsia_attribute* attributes, size_t num_attributes, Call& call) {
+  for (size_t i = 0; i < op.attributes.size(); ++i) call.attributes[i] = op.attributes[i].default_value;
+  for (size_t i = 0; i < num_attributes; ++i) INTARSIA_RETURN_IF_ERROR(SetAttribute(op, attributes[i], call));
+  return ReadTensors(op, "operands", operands, num_operands, op.operands.size(), call.operands);
+}
+
+intarsia_result ToResult(const OpInfo& op, const ResultInfo& info, const Optional& view) {
+  intarsia_result result{};
+  result.tensor.dtype = INTARSIA_NONE;
+  result.alias = info.alias.empty() ? -1 : op.FindOperand(info.alias);
+  result.workspace = info.workspace;
+  if (!view) return result;
+  result.tensor.dtype = static_cast<int32_t>(view->dtype);
+  result.tensor.rank = view->rank;
+  std::copy(view->dims.begin(), view->dims.end(), result.tensor.dims);
+  std::copy(view->strides.begin(), view->strides.end(), result.tensor.strides);
+  return result;
+}
+
+}  // namespace
+}  // namespace intarsia
+
+using namespace intarsia;  // NOLINT: this file only defines C functions below
+
+extern "C" {
+
+int32_t intarsia_abi_version(void) { return INTARSIA_ABI_VERSION; }
+const char* intarsia_version(void) { return INTARSIA_VERSION; }
+const char* intarsia_error(void) { return last_error.c_str(); }
+
+const char* intarsia_manifest(void) {
+  static const std::string manifest = Manifest();
+  return manifest.c_str();
+}
+
+const intarsia_handler* intarsia_handlers(size_t* count) {
+  *count = Handlers().size();
+  return Handlers().data();
+}
+
+int32_t intarsia_infer(const char* name, const intarsia_tensor* operands, size_t num_operands,
+                       const intarsia_attribute* attributes, size_t num_attributes, intarsia_result* results,
+                       size_t* num_results) {
+  return Guarded([&]() -> Status {
+    const OpInfo* op = nullptr;
+    INTARSIA_RETURN_IF_ERROR(FindOrExplain(name, op));
+    Call call;
+    INTARSIA_RETURN_IF_ERROR(ReadCall(*op, operands, num_operands, attributes, num_attributes, call));
+    INTARSIA_RETURN_IF_ERROR(Infer(*op, call));
+    *num_results = op->results.size();
+    for (size_t i = 0; i < op->results.size(); ++i) results[i] = ToResult(*op, op->results[i], call.results[i]);
+    return {};
+  });
+}
+
+int32_t intarsia_call(const char* name, const char* platform, const intarsia_tensor* operands, size_t num_operands,
+                      const intarsia_attribute* attributes, size_t num_attributes, const intarsia_tensor* results,
+                      size_t num_results, void* stream) {
+  return Guarded([&]() -> Status {
+    const OpInfo* op = nullptr;
+    INTARSIA_RETURN_IF_ERROR(FindOrExplain(name, op));
+    Call call;
+    INTARSIA_RETURN_IF_ERROR(ReadCall(*op, operands, num_operands, attributes, num_attributes, call));
+    Call inferred = call;
+    INTARSIA_RETURN_IF_ERROR(Infer(*op, inferred));
+    INTARSIA_RETURN_IF_ERROR(ReadTensors(*op, "results", results, num_results, op->results.size(), call.results));
+    INTARSIA_RETURN_IF_ERROR(CheckResults(*op, call, inferred));
+    if (!std::strcmp(platform, "Host")) return op->run_cpu(call, CpuContext(&ThreadPool::Global()));
+    if (std::strcmp(platform, "CUDA")) return Invalid(*op, "platform is ", platform, ", expected Host or CUDA");
+    if (!op->run_cuda) return Unimplemented(Text(op->name, ": this library was built without CUDA"));
+    return op->run_cuda(call, CudaContext{stream});
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,131 @@
+#include "src/api/manifest.h"
+
+#include <cstdio>
+
+#include "src/core/cache_layout.h"
+#include "src/core/cpu/isa.h"
+#include "src/ops/registry.h"
+
+namespace intarsia {
+namespace {
+
+std::string Quoted(std::string_view text) {
+  std::string out = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + "\"";
+}
+
+// {"key": value, ...}, one field after the other.
+class Object {
+ public:
+  Object& Json(std::string_view key, std::string_view json) {
+    text_ += Text(text_.empty() ? "" : ", ", Quoted(key), ": ", json);
+    return *this;
+  }
+  Object& String(std::string_view key, std::string_view text) { return Json(key, Quoted(text)); }
+  Object& Bool(std::string_view key, bool value) { return Json(key, value ? "true" : "false"); }
+  std::string Done() const { return "{" + text_ + "}"; }
+
+ private:
+  std::string text_;
+};
+
+template <class Rows, class Fn>
+std::string List(const Rows& rows, Fn row_json) {
+  std::string text;
+  for (const auto& row : rows) text += (text.empty() ? "" : ", ") + row_json(row);
+  return "[" + text + "]";
+}
+
+std::string ToJson(const AttrValue& value) {
+  if (const auto* b = std::get_if<bool>(&value)) return *b ? "true" : "false";
+  if (const auto* i = std::get_if<int64_t>(&value)) return std::to_string(*i);
+  if (const auto* s = std::get_if<std::string_view>(&value)) return Quoted(*s);
+  if (const auto* d = std::get_if<double>(&value)) {
+    char digits[32];  // the shortest digits that give the same float back: 1e-06, not 9.99999997e-07
+    for (int precision = 1; precision <= 9; ++precision) {
+      std::snprintf(digits, sizeof digits, "%.*g", precision, *d);
+      if (std::strtof(digits, nullptr) == static_cast<float>(*d)) break;
+    }
+    return digits;
+  }
+  return "null";
+}
+
+std::string OperandJson(const OperandInfo& operand) {
+  constexpr std::string_view kAccess[] = {"dense", "rows", "strided"};
+  return Object()
+      .String("name", operand.name)
+      .String("dims", operand.dims.text())
+      .String("dtype", operand.dtype)
+      .Bool("optional", operand.optional)
+      .String("access", kAccess[static_cast<int>(operand.access)])
+      .String("doc", operand.doc)
+      .Done();
+}
+
+std::string AttributeJson(const AttributeInfo& attribute) {
+  constexpr std::string_view kTypes[] = {"", "bool", "i64", "f32", "string"};
+  return Object()
+      .String("name", attribute.name)
+      .String("type", kTypes[static_cast<int>(attribute.type)])
+      .Json("default", ToJson(attribute.default_value))
+      .String("one_of", attribute.one_of)
+      .String("doc", attribute.doc)
+      .Done();
+}
+
+std::string ResultJson(const ResultInfo& result) {
+  return Object()
+      .String("name", result.name)
+      .String("dims", result.dims.text())
+      .String("dtype", result.dtype)
+      .String("alias", result.alias)
+      .String("mutates", result.mutates)
+      .String("when", result.when)
+      .Bool("workspace", result.workspace)
+      .String("doc", result.doc)
+      .Done();
+}
+
+std::string OpJson(const OpInfo& op) {
+  return Object()
+      .String("name", op.name)
+      .String("target", Text("intarsia.", op.name))
+      .String("target_alias", op.target_alias)
+      .String("summary", op.summary)
+      .String("source", op.source)
+      .Json("operands", List(op.operands, OperandJson))
+      .Json("attributes", List(op.attributes, AttributeJson))
+      .Json("results", List(op.results, ResultJson))
+      .Done();
+}
+
+}  // namespace
+
+std::string Manifest() {
+  const auto layout_json = [](const CacheLayout& layout) {
+    return Object()
+        .String("name", layout.name)
+        .String("dims", layout.dims)
+        .Bool("value_cache", layout.value == ValuePlace::kOwnArray)
+        .Done();
+  };
+#ifdef INTARSIA_WITH_CUDA
+  const std::string cuda = Quoted(INTARSIA_CUDA_VERSION);
+#else
+  const std::string cuda = "null";
+#endif
+  return Object()
+      .String("version", INTARSIA_VERSION)
+      .Json("cuda", cuda)
+      .String("isa", Name(BestIsa()))
+      .Json("layouts", List(kCacheLayouts, layout_json))
+      .Json("ops", List(Ops(), OpJson))
+      .Done();
+}
+
+}  // namespace intarsia
