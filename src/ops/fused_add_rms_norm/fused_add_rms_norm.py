@@ -1,0 +1,61 @@
+"""fused_add_rms_norm: what it computes, in NumPy; its cases; and plain XLA's way of computing it."""
+
+import numpy as np
+
+# Named after the models whose shapes they are.
+CASES = {
+    "llama3_8b_decode": dict(tags="ci bench bench_cpu", t=16, n=4096),
+    "llama3_8b_prefill": dict(tags="bench", t=16384, n=4096),
+    "llama3_8b_prefill_short": dict(tags="bench_cpu", t=512, n=4096),
+    "smollm2_decode": dict(tags="ci bench bench_cpu", t=1, n=576),
+    "gemma3_f32_weight": dict(tags="ci", t=5, n=640, weight="f32"),
+    "hugging_face": dict(tags="ci", t=7, n=576, rounding="before_weight"),
+    "hugging_face_f32_weight": dict(tags="ci", t=3, n=576, weight="f32", rounding="before_weight"),
+    "no_weight": dict(tags="ci", t=3, n=128, weight=None),
+    "long_row": dict(tags="ci", t=2, n=40000),
+    "odd": dict(tags="ci", t=3, n=77),
+    "one_column": dict(tags="ci", t=4, n=1),
+    "empty": dict(tags="ci", t=0, n=64),
+}
+
+
+def arguments(rng, dtype, *, t, n, weight="T", rounding="once"):
+    """Random operands in spec order, and attributes."""
+    x, residual = (rng.standard_normal((t, n)).astype(dtype) for _ in range(2))
+    w_dtype = np.float32 if weight == "f32" else dtype
+    w = None if weight is None else (1 + 0.2 * rng.standard_normal(n)).astype(w_dtype)
+    return [x, residual, w], dict(eps=1e-5, rounding=rounding)
+
+
+def reference(x, residual, weight=None, *, eps=1e-6, rounding="once"):
+    """The results in spec order. Operands are f64; `rounding` differs below what f64 can see."""
+    del rounding
+    total = x + residual
+    y = total / np.sqrt(np.mean(total * total, axis=-1, keepdims=True) + eps)
+    return [y if weight is None else y * weight, total]
+
+
+def exact(x, residual, weight=None, *, eps=1e-6, rounding="once"):
+    """What the contract fixes to the bit (None: nothing): the new residual is the rounded sum."""
+    del weight, eps, rounding
+    return [None, (x.astype(np.float32) + residual.astype(np.float32)).astype(x.dtype)]
+
+
+def floor(dtype_bytes, *, t, n, **_):
+    """The least a call must do: (bytes moved, flops)."""
+    return 4 * t * n * dtype_bytes, 0
+
+
+def plain_xla(x, residual, weight=None, *, eps=1e-6, rounding="once"):
+    """The same in jax.numpy, as a user without this library would write it."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    f32 = x.astype(jnp.float32) + residual.astype(jnp.float32)
+    rounded = f32.astype(x.dtype)
+    if rounding == "once":
+        f32 = rounded.astype(jnp.float32)
+    y = f32 * lax.rsqrt(jnp.mean(f32 * f32, axis=-1, keepdims=True) + eps)
+    if rounding == "before_weight":
+        y = y.astype(x.dtype)
+    return [(y if weight is None else y * weight).astype(x.dtype), rounded]

@@ -1,0 +1,13 @@
+#include "src/ops/fused_add_rms_norm/fused_add_rms_norm.h"
+#include "src/ops/rms_norm/norm_row_cuda.h"
+
+namespace intarsia {
+
+Status FusedAddRmsNorm::Run(const CudaContext& context) const {
+  cuda::NormArguments arguments = cuda::MakeNormArguments(x, weight, eps, rounding, out);
+  arguments.residual = residual.data;
+  arguments.residual_out = residual_out.data;
+  return cuda::LaunchNorm(context, "fused_add_rms_norm: x", arguments);
+}
+
+}  // namespace intarsia

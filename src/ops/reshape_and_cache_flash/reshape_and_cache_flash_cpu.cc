@@ -1,0 +1,37 @@
+#include <cstring>
+
+#include "src/core/check_range.h"
+#include "src/core/cpu/rows.h"
+#include "src/core/cpu/simd.h"
+#include "src/core/index_vector.h"
+#include "src/ops/reshape_and_cache_flash/reshape_and_cache_flash.h"
+
+namespace intarsia {
+
+template <>
+Status RunCpu<kIsa>(const ReshapeAndCacheFlash& op, const CpuContext& context) {
+  const CacheView cache = op.Cache();
+  const int64_t slots = cache.num_pages * cache.page_size, layer = cache.layer ? *cache.layer : 0;
+  INTARSIA_RETURN_IF_ERROR(
+      CheckRange(context, "reshape_and_cache_flash: slot_mapping", op.slot_mapping, kAnyNegative, slots));
+  if (layer < 0 || layer >= cache.num_layers) return {};
+  const int64_t bytes = Bytes(cache.dtype), row_bytes = cache.head_dim * bytes;
+  const IndexVector slot_mapping = ToIndexVector(op.slot_mapping);
+  ForRows(context, op.slot_mapping.dim(0), cache.num_kv_heads * cache.head_dim, [&](int64_t token) {
+    const int64_t slot = slot_mapping.At(token);
+    if (slot < 0 || slot >= slots) return;
+    const int64_t at = layer * cache.layer_stride + slot / cache.page_size * cache.page_stride +
+                       slot % cache.page_size * cache.slot_stride;
+    const auto copy = [&](const TensorView& from, void* pages) {
+      for (int64_t head = 0; head < cache.num_kv_heads; ++head)
+        std::memcpy(static_cast<char*>(pages) + (at + head * cache.head_stride) * bytes,
+                    from.as<const char>() + (token * from.stride(0) + head * from.stride(1)) * bytes,
+                    static_cast<size_t>(row_bytes));
+    };
+    copy(op.key, cache.k);
+    copy(op.value, cache.v);
+  });
+  return {};
+}
+
+}  // namespace intarsia

@@ -1,0 +1,51 @@
+"""rms_norm: what it computes, in NumPy f64; its cases; and plain XLA's way of computing it."""
+
+import numpy as np
+
+# Named after the models whose shapes they are. "ci": run by every test run; "bench": timed; "wire": the
+# example of docs/ops.md.
+CASES = {
+    "example": dict(tags="ci wire", t=2, n=8),
+    "llama3_8b_decode": dict(tags="ci bench", t=16, n=4096),
+    "llama3_8b_prefill": dict(tags="bench", t=16384, n=4096),
+    "smollm2_decode": dict(tags="ci bench", t=1, n=576),
+    "gemma3_f32_weight": dict(tags="ci", t=5, n=640, weight="f32"),
+    "hugging_face": dict(tags="ci", t=7, n=576, rounding="before_weight"),
+    "no_weight": dict(tags="ci", t=3, n=128, weight=None),
+    "qk_norm": dict(tags="ci bench", t=64 * 32, n=128),
+    "long_row": dict(tags="ci", t=2, n=40000),
+    "odd": dict(tags="ci", t=3, n=77),
+    "one_column": dict(tags="ci", t=4, n=1),
+    "empty": dict(tags="ci", t=0, n=64),
+}
+
+
+def arguments(rng, dtype, *, t, n, weight="T", rounding="once"):
+    """Random operands in spec order, and attributes."""
+    x = rng.standard_normal((t, n)).astype(dtype)
+    w = None if weight is None else (1 + 0.2 * rng.standard_normal(n)).astype(np.float32 if weight == "f32" else dtype)
+    return [x, w], dict(eps=1e-5, rounding=rounding)
+
+
+def reference(x, weight=None, *, eps=1e-6, rounding="once"):
+    """The results in spec order. Operands are f64; `rounding` differs below what f64 can see."""
+    del rounding
+    y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    return [y if weight is None else y * weight]
+
+
+def floor(dtype_bytes, *, t, n, **_):
+    """The least a call must do: (bytes moved, flops)."""
+    return 2 * t * n * dtype_bytes, 0
+
+
+def plain_xla(x, weight=None, *, eps=1e-6, rounding="once"):
+    """The same in jax.numpy, as a user without this library would write it."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    f32 = x.astype(jnp.float32)
+    y = f32 * lax.rsqrt(jnp.mean(f32 * f32, axis=-1, keepdims=True) + eps)
+    if rounding == "before_weight":
+        y = y.astype(x.dtype)
+    return [y.astype(x.dtype) if weight is None else (y * weight).astype(x.dtype)]

@@ -1,0 +1,21 @@
+#include "src/core/dispatch.h"
+#include "src/ops/rms_norm/norm_row_cpu.h"
+#include "src/ops/rms_norm/rms_norm.h"
+
+namespace intarsia {
+
+template <>
+Status RunCpu<kIsa>(const RmsNorm& op, const CpuContext& context) {
+  return DispatchDType<kF32, kF16, kBF16>("rms_norm: x", op.x.dtype, [&]<DType kType>() -> Status {
+    using T = CpuT<kType>;
+    const int64_t n = op.x.dim(-1);
+    const NormRow<T> norm(n, op.weight, op.eps, op.rounding);
+    ForRows(context, Rows(op.x, n), n, [&](int64_t row) {
+      const T* x = op.x.as<const T>() + row * n;
+      norm([&](int64_t i, int lanes) { return LoadN(x + i, lanes); }, op.out.as<T>() + row * n);
+    });
+    return {};
+  });
+}
+
+}  // namespace intarsia

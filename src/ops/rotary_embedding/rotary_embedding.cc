@@ -1,0 +1,19 @@
+#include "src/ops/rotary_embedding/rotary_embedding.h"
+
+namespace intarsia {
+
+Status RotaryEmbedding::Check() const {
+  const int64_t d = head_dim(), r = cos_sin_cache.dim(1);
+  if (r % 2 != 0)
+    return InvalidArgument(Text("rotary_embedding: cos_sin_cache has r=", r, ", expected an even number"));
+  if (r > kMaxRotaryDim)
+    return Unimplemented(Text("rotary_embedding: cos_sin_cache has r=", r, "; built are up to ", kMaxRotaryDim));
+  if (rope_dim_offset < 0 || rope_dim_offset + r > d)
+    return InvalidArgument(Text("rotary_embedding: rope_dim_offset=", rope_dim_offset, " plus r=", r,
+                                " of cos_sin_cache exceeds the head's d=", d));
+  if (head_size && *head_size != d)
+    return InvalidArgument(Text("rotary_embedding: head_size is ", *head_size, " but query has d=", d));
+  return {};
+}
+
+}  // namespace intarsia

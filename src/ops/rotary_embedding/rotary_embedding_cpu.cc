@@ -1,0 +1,79 @@
+#include "src/core/cpu/rows.h"
+#include "src/core/cpu/simd.h"
+#include "src/core/dispatch.h"
+#include "src/core/index_vector.h"
+#include "src/ops/rotary_embedding/rotary_embedding.h"
+
+namespace intarsia {
+namespace {
+
+// Row `position` of the table in f32, [r]: cosines, then sines, negated to turn back. Turns nothing if
+// the position is outside.
+template <class C>
+void LoadAngles(const C* table, int64_t max_pos, int64_t r, int64_t position, bool inverse, float* angles) {
+  const bool inside = position >= 0 && position < max_pos;
+  const float sign = inverse ? -1.0f : 1.0f;
+  ForLanes(r, [&](int64_t i, int lanes) {
+    StoreN(angles + i, inside ? LoadN(table + position * r + i, lanes) : VecF{}, lanes);
+  });
+  for (int64_t i = 0; i < r / 2; ++i) {
+    angles[i] = inside ? angles[i] : 1.0f;
+    angles[r / 2 + i] *= sign;
+  }
+}
+
+template <class T>
+void TurnNeox(const T* x, const float* angles, int64_t half, T* out) {
+  ForLanes(half, [&](int64_t i, int lanes) {
+    const VecF x1 = LoadN(x + i, lanes), x2 = LoadN(x + half + i, lanes);
+    const VecF cos = LoadN(angles + i, lanes), sin = LoadN(angles + half + i, lanes);
+    StoreN(out + i, x1 * cos - x2 * sin, lanes);
+    StoreN(out + half + i, x2 * cos + x1 * sin, lanes);
+  });
+}
+
+template <class T>
+void TurnGptj(const T* x, const float* angles, int64_t half, T* out) {
+  ForLanes(half, [&](int64_t i, int lanes) {
+    T even[kLanes] = {}, odd[kLanes] = {};
+    for (int k = 0; k < lanes; ++k) even[k] = x[2 * (i + k)], odd[k] = x[2 * (i + k) + 1];
+    const VecF cos = LoadN(angles + i, lanes), sin = LoadN(angles + half + i, lanes);
+    const VecF x1 = Load(even), x2 = Load(odd);
+    Store(even, x1 * cos - x2 * sin);
+    Store(odd, x2 * cos + x1 * sin);
+    for (int k = 0; k < lanes; ++k) out[2 * (i + k)] = even[k], out[2 * (i + k) + 1] = odd[k];
+  });
+}
+
+template <class T, class C>
+void TurnHeads(const RotaryEmbedding& op, const CpuContext& context, const TensorView& in, const TensorView& result) {
+  const int64_t d = op.head_dim(), tokens = op.positions.size(), row = tokens ? in.size() / tokens : 0;
+  const int64_t r = op.cos_sin_cache.dim(1), first = op.rope_dim_offset;
+  const IndexVector positions = ToIndexVector(op.positions);
+  ForRows(context, tokens, row, [&](int64_t token) {
+    float angles[kMaxRotaryDim];
+    LoadAngles(op.cos_sin_cache.as<const C>(), op.cos_sin_cache.dim(0), r, positions.At(token), op.inverse, angles);
+    for (int64_t head = 0; head < row; head += d) {
+      const T* x = in.as<const T>() + token * row + head;
+      T* out = result.as<T>() + token * row + head;
+      if (out != x) std::memcpy(out, x, static_cast<size_t>(d) * sizeof(T));
+      (op.is_neox ? TurnNeox<T> : TurnGptj<T>)(x + first, angles, r / 2, out + first);
+    }
+  });
+}
+
+}  // namespace
+
+template <>
+Status RunCpu<kIsa>(const RotaryEmbedding& op, const CpuContext& context) {
+  return DispatchDType<kF32, kF16, kBF16>("rotary_embedding: query", op.query.dtype, [&]<DType kType>() {
+    return DispatchDType<kF32, kF16, kBF16>(
+        "rotary_embedding: cos_sin_cache", op.cos_sin_cache.dtype, [&]<DType kTable>() -> Status {
+          TurnHeads<CpuT<kType>, CpuT<kTable>>(op, context, op.query, op.query_out);
+          if (op.key) TurnHeads<CpuT<kType>, CpuT<kTable>>(op, context, *op.key, op.key_out);
+          return {};
+        });
+  });
+}
+
+}  // namespace intarsia
