@@ -1,0 +1,199 @@
+// Plans attention on the CPU: reads the lengths, cuts the batch into tiles of about equal work, and
+// lets the best instruction set of the machine do them.
+#include "src/attention/attention.h"
+
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "src/attention/attention_cpu.h"
+#include "src/core/cpu/isa.h"
+
+namespace intarsia::attention {
+namespace {
+
+// Work that a thread should find several pieces of, so that the last one to finish is not late.
+constexpr int64_t kTilesPerThread = 4;
+// Fewer keys than this are not worth a partial result.
+constexpr int64_t kMinSplitKeys = 256;
+// A tile of fewer rows takes no less time: it waits for memory.
+constexpr int64_t kMinCostRows = 8;
+// The f32 of 64 bytes: the widest register, and a cache line.
+constexpr int64_t kAlignFloats = 16;
+constexpr int64_t kMaxPanelRows = 2 * kAlignFloats;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
+
+struct AlignedDelete {
+  void operator()(float* p) const { operator delete[](p, std::align_val_t{64}); }
+};
+using AlignedFloats = std::unique_ptr<float[], AlignedDelete>;
+AlignedFloats MakeAligned(int64_t n) {
+  return AlignedFloats(new (std::align_val_t{64}) float[static_cast<size_t>(n)]);
+}
+
+// The sequences that count, from index vectors that may hold anything.
+std::vector<Sequence> ReadSequences(const Params& params, bool layer_exists) {
+  int64_t num_seqs = params.num_seqs;
+  if (params.num_seqs_device.data)
+    num_seqs = std::clamp<int64_t>(At(params.num_seqs_device, 0), 0, num_seqs);
+  std::vector<Sequence> sequences;
+  int64_t q_begin = std::clamp<int64_t>(At(params.cu_seqlens_q, 0), 0, params.num_tokens);
+  for (int64_t i = 0; i < num_seqs; ++i) {
+    const int64_t q_end = std::clamp<int64_t>(At(params.cu_seqlens_q, i + 1), q_begin, params.num_tokens);
+    Sequence sequence{.index = i, .q_begin = q_begin, .len_q = q_end - q_begin};
+    int64_t max_len = std::min<int64_t>(params.max_len_k, std::numeric_limits<int32_t>::max() - kTileKeys);
+    int64_t len = 0;
+    if (!params.paged() && params.cu_seqlens_k.data) {
+      const int64_t rows = params.cache.page_size;
+      sequence.k_begin = std::clamp<int64_t>(At(params.cu_seqlens_k, i), 0, rows);
+      len = At(params.cu_seqlens_k, i + 1) - sequence.k_begin;
+      max_len = std::min(max_len, rows - sequence.k_begin);
+    }
+    if (params.seqused_k.data) len = At(params.seqused_k, i);
+    sequence.len_k = layer_exists ? std::clamp<int64_t>(len, 0, max_len) : 0;
+    sequences.push_back(sequence);
+    q_begin = q_end;
+  }
+  return sequences;
+}
+
+class Plan {
+ public:
+  Plan(const CpuWork& work, const std::vector<Sequence>& sequences, int64_t num_threads) {
+    const int64_t num_kv_heads = work.params.num_kv_heads();
+    for (const Sequence& sequence : sequences) AddRowTiles(work, sequence);
+    int64_t cost = 0;
+    for (const CpuTile& tile : tiles_) cost += Cost(tile) * num_kv_heads;
+    if (num_threads > 1) SplitAbove(CeilDiv(cost, kTilesPerThread * num_threads));
+    // The heaviest first: what is claimed last should be short.
+    std::stable_sort(tiles_.begin(), tiles_.end(),
+                     [](const CpuTile& a, const CpuTile& b) { return Cost(a) > Cost(b); });
+  }
+
+  // Lends its tiles to `work`, which must not outlive the plan.
+  void LendTo(CpuWork& work) const {
+    work.tiles = tiles_.data();
+    work.num_tiles = static_cast<int64_t>(tiles_.size());
+    work.merges = merges_.data();
+    work.num_merges = static_cast<int64_t>(merges_.size());
+    work.partial_rows = partial_rows_;
+  }
+  int64_t max_tile_rows() const { return max_tile_rows_; }
+
+ private:
+  static int64_t Cost(const CpuTile& tile) {
+    return (tile.key_end - tile.key_begin) * std::max(tile.num_rows, kMinCostRows);
+  }
+
+  void AddRowTiles(const CpuWork& work, const Sequence& sequence) {
+    const int64_t rows = sequence.len_q * work.group;
+    for (int64_t row = 0; row < rows; row += kTileRows) {
+      CpuTile tile{.sequence = sequence, .row = row, .num_rows = std::min(kTileRows, rows - row)};
+      const int64_t last_row = row + tile.num_rows - 1;
+      tile.key_begin = VisibleKeys(work.params, sequence, row / work.group).begin;
+      tile.key_end = std::max(tile.key_begin, VisibleKeys(work.params, sequence, last_row / work.group).end);
+      tiles_.push_back(tile);
+      max_tile_rows_ = std::max(max_tile_rows_, tile.num_rows);
+    }
+  }
+
+  void SplitAbove(int64_t cost) {
+    std::vector<CpuTile> pieces;
+    for (const CpuTile& tile : tiles_) {
+      const int64_t keys = tile.key_end - tile.key_begin;
+      const int64_t wanted = std::min(CeilDiv(Cost(tile), std::max<int64_t>(cost, 1)), keys / kMinSplitKeys);
+      if (wanted < 2) {
+        pieces.push_back(tile);
+        continue;
+      }
+      const int64_t keys_each = RoundUp(CeilDiv(keys, wanted), kTileKeys);
+      CpuMerge merge{.tile = tile, .splits = 0};
+      merge.tile.partial_row = partial_rows_;
+      for (int64_t key = tile.key_begin; key < tile.key_end; key += keys_each, ++merge.splits) {
+        CpuTile piece = tile;
+        piece.key_begin = key;
+        piece.key_end = std::min(tile.key_end, key + keys_each);
+        piece.partial_row = partial_rows_;
+        partial_rows_ += tile.num_rows;
+        pieces.push_back(piece);
+      }
+      merges_.push_back(merge);
+    }
+    tiles_ = std::move(pieces);
+  }
+
+  std::vector<CpuTile> tiles_;
+  std::vector<CpuMerge> merges_;
+  int64_t partial_rows_ = 0;
+  int64_t max_tile_rows_ = 0;
+};
+
+// The rows [begin, end) of q that belong to no sequence.
+void WritePadding(const Params& params, int64_t begin, int64_t end) {
+  if (begin >= end) return;
+  const int64_t row_bytes = params.num_heads * params.head_dim * Bytes(params.dtype);
+  std::memset(static_cast<char*>(params.out) + begin * row_bytes, 0, static_cast<size_t>((end - begin) * row_bytes));
+  if (!params.lse) return;
+  for (int64_t head = 0; head < params.num_heads; ++head) {
+    float* lse = params.lse + head * params.num_tokens;
+    std::fill(lse + begin, lse + end, -std::numeric_limits<float>::infinity());
+  }
+}
+
+// K and V of the layer that the device names. False: there is no such layer.
+bool ApplyLayer(CacheView& cache) {
+  if (!cache.layer) return true;
+  const int64_t layer = *cache.layer;
+  if (layer < 0 || layer >= cache.num_layers) return false;
+  const int64_t bytes = layer * cache.layer_stride * Bytes(cache.dtype);
+  cache.k = static_cast<char*>(cache.k) + bytes;
+  cache.v = static_cast<char*>(cache.v) + bytes;
+  return true;
+}
+
+}  // namespace
+
+Status Run(const Params& params, const CpuContext& context) { return RunPlanned(params, context, RunOnCpu<CpuWork>); }
+
+Status RunPlanned(const Params& params, const CpuContext& context, CpuKernel& kernel) {
+  const bool built = params.dtype == DType::kF32 || params.dtype == DType::kF16 || params.dtype == DType::kBF16;
+  if (!built || params.cache.dtype != params.dtype)
+    return Unimplemented(Text(params.op, ": q is ", Name(params.dtype), " and K and V are ", Name(params.cache.dtype),
+                              "; built on the CPU are f32, f16 and bf16, the same for all"));
+  if (params.num_tokens == 0 || params.num_heads == 0 || params.head_dim == 0) return {};
+
+  CpuWork work{.params = params};
+  const bool layer_exists = ApplyLayer(work.params.cache);
+  // So that a position plus a window fits.
+  const int64_t widest_window = params.max_len_k + params.num_tokens;
+  work.params.window_left = std::min(params.window_left, widest_window);
+  work.params.window_right = std::min(params.window_right, widest_window);
+  work.group = params.num_heads / params.num_kv_heads();
+  work.padded_d = RoundUp(params.head_dim, kAlignFloats);
+
+  const std::vector<Sequence> sequences = ReadSequences(work.params, layer_exists);
+  const Plan plan(work, sequences, context.num_threads());
+  plan.LendTo(work);
+  if (sequences.empty()) {
+    WritePadding(params, 0, params.num_tokens);
+  } else {
+    WritePadding(params, 0, sequences.front().q_begin);
+    WritePadding(params, sequences.back().q_begin + sequences.back().len_q, params.num_tokens);
+  }
+
+  // Per thread: a tile of K and of V, Q and the sums of the rows, and the scores of one panel.
+  const int64_t rows = RoundUp(plan.max_tile_rows(), kMaxPanelRows);
+  work.scratch_floats = 2 * (kTileKeys + rows) * work.padded_d + kTileKeys * kMaxPanelRows;
+  work.num_workers = std::clamp<int64_t>(work.num_tiles * params.num_kv_heads(), 1, context.num_threads());
+  const AlignedFloats scratch = MakeAligned(work.num_workers * work.scratch_floats);
+  const AlignedFloats partials = MakeAligned(params.num_kv_heads() * work.partial_rows * (work.padded_d + 2));
+  work.scratch = scratch.get();
+  work.partials = partials.get();
+  return kernel(work, context);
+}
+
+}  // namespace intarsia::attention

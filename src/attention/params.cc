@@ -1,0 +1,80 @@
+#include "src/attention/params.h"
+
+#include <cmath>
+
+#include "src/attention/decode_plan.h"
+
+namespace intarsia::attention {
+
+void SetQuery(Params& params, const TensorView& q, const TensorView& cu_seqlens_q, const TensorView& out,
+              const TensorView& lse, std::optional<float> scale, float softcap) {
+  params.dtype = q.dtype;
+  params.q = q.data;
+  params.q_token_stride = q.stride(0);
+  params.q_head_stride = q.stride(1);
+  params.out = out.data;
+  params.lse = lse.as<float>();
+  params.num_tokens = q.dim(0);
+  params.num_heads = q.dim(1);
+  params.head_dim = q.dim(2);
+  params.num_seqs = cu_seqlens_q.dim(0) - 1;
+  params.cu_seqlens_q = ToIndexVector(cu_seqlens_q);
+  params.scale = scale.value_or(1.0f / std::sqrt(static_cast<float>(std::max<int64_t>(q.dim(2), 1))));
+  params.softcap = softcap;
+}
+
+Status SetPagedCache(Params& params, std::string_view layout, const TensorView& key_cache, const Optional& value_cache,
+                     const Optional& layer, const TensorView& block_table, const TensorView& seqused_k) {
+  INTARSIA_RETURN_IF_ERROR(MakeCacheView(layout, key_cache, value_cache, layer, params.cache));
+  params.page_table = ToIndexVector(block_table);
+  params.page_table_stride = block_table.stride(0);
+  params.pages_per_seq = block_table.dim(1);
+  params.max_len_k = params.pages_per_seq * params.cache.page_size;
+  params.seqused_k = ToIndexVector(seqused_k);
+  return {};
+}
+
+void SetDenseCache(Params& params, const TensorView& k, const TensorView& v, const TensorView& cu_seqlens_k,
+                   const Optional& seqused_k) {
+  params.cache = {.dtype = k.dtype,
+                  .k = k.data,
+                  .v = v.data,
+                  .num_pages = 1,
+                  .page_size = k.dim(0),
+                  .num_kv_heads = k.dim(1),
+                  .head_dim = k.dim(2),
+                  .slot_stride = k.stride(0),
+                  .head_stride = k.stride(1)};
+  params.cu_seqlens_k = ToIndexVector(cu_seqlens_k);
+  params.seqused_k = ToIndexVector(seqused_k);
+  params.max_len_k = k.dim(0);
+}
+
+void SetWorkspace(Params& params, const TensorView& workspace) {
+  params.workspace = workspace.as<float>();
+  params.max_splits = workspace.rank == 2 ? workspace.dim(0) : 1;
+}
+
+Status CheckHeads(const Params& params) {
+  const int64_t h = params.num_heads, hk = params.num_kv_heads(), d = params.head_dim;
+  if (hk == 0 || h % hk != 0) return InvalidArgument(Text("q has h=", h, ", expected a multiple of hk=", hk));
+  if (d % 8 != 0 || d == 0 || d > 256)
+    return Unimplemented(Text("q has d=", d, "; built are multiples of 8 up to 256"));
+  return {};
+}
+
+std::array<int64_t, 2> WorkspaceDims(const Params& params) {
+  return decode::WorkspaceDims({.num_tokens = params.num_tokens,
+                                .num_seqs = params.num_seqs,
+                                .num_heads = params.num_heads,
+                                .num_kv_heads = params.num_kv_heads(),
+                                .head_dim = params.head_dim,
+                                .max_len_k = params.max_len_k});
+}
+
+Status InOp(std::string_view op, Status status) {
+  if (!status.ok()) status.message = Text(op, ": ", status.message);
+  return status;
+}
+
+}  // namespace intarsia::attention

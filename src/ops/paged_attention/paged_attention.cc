@@ -1,0 +1,32 @@
+#include "src/ops/paged_attention/paged_attention.h"
+
+#include "src/attention/params.h"
+
+namespace intarsia {
+
+Status PagedAttention::ToParams(attention::Params& params) const {
+  params.op = kSpec.name;
+  attention::SetQuery(params, query, cu_seqlens_q, out, lse, scale, softcap);
+  INTARSIA_RETURN_IF_ERROR(
+      attention::SetPagedCache(params, layout, key_cache, value_cache, layer, block_table, seqused_k));
+  params.num_seqs_device = ToIndexVector(num_seqs);
+  if (sliding_window && *sliding_window < 1)
+    return InvalidArgument(Text("sliding_window is ", *sliding_window, ", expected at least 1"));
+  params.window_left = sliding_window ? *sliding_window - 1 : -1;
+  params.window_right = 0;
+  attention::SetWorkspace(params, workspace);
+  return attention::CheckHeads(params);
+}
+
+Status PagedAttention::Check() const {
+  attention::Params params;
+  return attention::InOp(kSpec.name, ToParams(params));
+}
+
+std::array<int64_t, 2> PagedAttention::WorkspaceDims() const {
+  attention::Params params;
+  ToParams(params);
+  return attention::WorkspaceDims(params);
+}
+
+}  // namespace intarsia
