@@ -1,0 +1,251 @@
+"""The library behind `include/intarsia/intarsia.h`, through ctypes: the only way into it."""
+
+import ctypes
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_ABI_VERSION = 1
+_MAX_RANK = 8
+_MAX_RESULTS = 6
+_NONE = -1
+DTYPES = ("f32", "f16", "bf16", "f8e4m3fn", "f8e5m2", "u8", "i8", "i32", "i64", "bool")
+_ATTRIBUTE_TYPES = {"bool": 1, "i64": 2, "f32": 3, "string": 4}
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("dims", ctypes.c_int64 * _MAX_RANK),
+        ("strides", ctypes.c_int64 * _MAX_RANK),
+    ]
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("type", ctypes.c_int32),
+        ("i64", ctypes.c_int64),
+        ("f64", ctypes.c_double),
+        ("text", ctypes.c_char_p),
+    ]
+
+
+class _Result(ctypes.Structure):
+    _fields_ = [("tensor", _Tensor), ("alias", ctypes.c_int32), ("workspace", ctypes.c_int32)]
+
+
+class _Handler(ctypes.Structure):
+    _fields_ = [
+        ("target", ctypes.c_char_p),
+        ("platform", ctypes.c_char_p),
+        ("initialize", ctypes.c_void_p),
+        ("execute", ctypes.c_void_p),
+    ]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as the library sees it. `strides` in elements; None: dense row-major."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    data: int | None = None
+    strides: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result of a call: its shape and dtype, and the operand (spec position) it shares a buffer with."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    alias: int | None
+    workspace: bool
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A typed FFI handler for one target on one platform ("Host" or "CUDA"); addresses."""
+
+    target: str
+    platform: str
+    initialize: int | None
+    execute: int
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op of the manifest, by the names its spec gives."""
+
+    name: str
+    target: str
+    summary: str
+    operands: tuple[Mapping[str, Any], ...]
+    attributes: tuple[Mapping[str, Any], ...]
+    results: tuple[Mapping[str, Any], ...]
+    target_alias: str
+    source: str
+
+
+def _tensor(tensor: Tensor | None) -> _Tensor:
+    if tensor is None:
+        return _Tensor(dtype=_NONE)
+    rank = len(tensor.shape)
+    if rank > _MAX_RANK:
+        raise ValueError(f"rank {rank} of shape {tensor.shape}, at most {_MAX_RANK} is supported")
+    pad = (0,) * (_MAX_RANK - rank)
+    return _Tensor(
+        data=tensor.data,
+        dtype=DTYPES.index(tensor.dtype) if tensor.dtype in DTYPES else len(DTYPES),
+        rank=rank,
+        dims=(ctypes.c_int64 * _MAX_RANK)(*tensor.shape, *pad),
+        strides=(ctypes.c_int64 * _MAX_RANK)(*(tensor.strides or (0,) * rank), *pad),
+    )
+
+
+class Library:
+    """One shared library that exports the functions of intarsia.h."""
+
+    def __init__(self, path: pathlib.Path):
+        if not path.exists():
+            raise ImportError(f"{path} does not exist: build it with `make build`, or install the wheel")
+        self.path = path
+        self._lib = ctypes.CDLL(str(path))
+        for name in ("version", "error", "manifest"):
+            getattr(self._lib, f"intarsia_{name}").restype = ctypes.c_char_p
+        self._lib.intarsia_handlers.restype = ctypes.POINTER(_Handler)
+        abi = self._lib.intarsia_abi_version()
+        if abi != _ABI_VERSION:
+            raise ImportError(f"{path} has ABI version {abi}, this package expects {_ABI_VERSION}: install both from one release")
+        self.manifest: Mapping[str, Any] = json.loads(self._lib.intarsia_manifest())
+        self.ops = {row["name"]: _op(row) for row in self.manifest["ops"]}
+
+    @property
+    def version(self) -> str:
+        return self._lib.intarsia_version().decode()
+
+    def handlers(self) -> list[Handler]:
+        """The handlers to register with XLA, a row for each target and platform."""
+        count = ctypes.c_size_t()
+        rows = self._lib.intarsia_handlers(ctypes.byref(count))
+        return [
+            Handler(r.target.decode(), r.platform.decode(), r.initialize, r.execute)
+            for r in (rows[i] for i in range(count.value))
+        ]
+
+    def infer(self, op: str, operands: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Result | None]:
+        """Checks a call and returns its results in spec order, None for those that do not exist.
+
+        Raises:
+          ValueError: the call is wrong; the text names op, operand, what was got and expected.
+          NotImplementedError: the call is legal but not built; the text lists what is.
+        """
+        results = (_Result * _MAX_RESULTS)()
+        count = ctypes.c_size_t()
+        self._check(
+            self._lib.intarsia_infer(
+                op.encode(), *self._arguments(op, operands, attributes), results, ctypes.byref(count)
+            )
+        )
+        return [_result(results[i]) for i in range(count.value)]
+
+    def call(
+        self,
+        op: str,
+        platform: str,
+        operands: Sequence[Tensor | None],
+        attributes: Mapping[str, Any],
+        results: Sequence[Tensor | None],
+        stream: int | None = None,
+    ) -> None:
+        """Runs an op on memory that the caller owns, without XLA. See intarsia_call in intarsia.h."""
+        outs = (_Tensor * len(results))(*map(_tensor, results))
+        self._check(
+            self._lib.intarsia_call(
+                op.encode(),
+                platform.encode(),
+                *self._arguments(op, operands, attributes),
+                outs,
+                ctypes.c_size_t(len(results)),
+                ctypes.c_void_p(stream),
+            )
+        )
+
+    def _arguments(self, op: str, operands: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> tuple:
+        types = {a["name"]: a["type"] for a in self.find(op).attributes}
+        rows = []
+        for name, value in attributes.items():
+            if name not in types:
+                raise TypeError(f"{op}: unknown attribute {name}, expected some of {', '.join(types)}")
+            if value is not None:
+                rows.append(_attribute(op, name, types[name], value))
+        return (
+            (_Tensor * len(operands))(*map(_tensor, operands)),
+            ctypes.c_size_t(len(operands)),
+            (_Attribute * len(rows))(*rows),
+            ctypes.c_size_t(len(rows)),
+        )
+
+    def find(self, op: str) -> Op:
+        """The op of that name; an unknown one raises LookupError with the names there are."""
+        if op not in self.ops:
+            raise LookupError(f"no op {op}; {self.path.name} has {', '.join(sorted(self.ops))}")
+        return self.ops[op]
+
+    def _check(self, code: int) -> None:
+        if code:
+            raise _EXCEPTIONS.get(code, RuntimeError)(self._lib.intarsia_error().decode())
+
+
+_EXCEPTIONS: dict[int, Callable[[str], Exception]] = {3: ValueError, 12: NotImplementedError}
+
+
+def _attribute(op: str, name: str, kind: str, value: Any) -> _Attribute:
+    expected = {"bool": bool, "i64": int, "f32": (int, float), "string": str}[kind]
+    if not isinstance(value, expected) or (isinstance(value, bool) and kind != "bool"):
+        raise TypeError(f"{op}: attribute {name} is {value!r}, expected {kind}")
+    row = _Attribute(name=name.encode(), type=_ATTRIBUTE_TYPES[kind])
+    if kind == "f32":
+        row.f64 = value
+    elif kind == "string":
+        row.text = value.encode()
+    else:
+        row.i64 = int(value)
+    return row
+
+
+def _result(row: _Result) -> Result | None:
+    if row.tensor.dtype == _NONE:
+        return None
+    return Result(
+        shape=tuple(row.tensor.dims[: row.tensor.rank]),
+        dtype=DTYPES[row.tensor.dtype],
+        alias=None if row.alias < 0 else row.alias,
+        workspace=bool(row.workspace),
+    )
+
+
+def _op(row: Mapping[str, Any]) -> Op:
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    return Op(**fields)
+
+
+@functools.cache
+def main_library() -> Library:
+    """The library that this package was built with."""
+    return Library(pathlib.Path(__file__).parent / "lib" / "libintarsia.so")
+
+
+@functools.cache
+def load_ops(path: str | pathlib.Path) -> Library:
+    """Loads another library of ops that exports intarsia.h's functions (`intarsia_add_library` in CMake).
+
+    Its ops can then be called by `intarsia.jax.call(op, ..., library=load_ops(path))`.
+    """
+    return Library(pathlib.Path(path))

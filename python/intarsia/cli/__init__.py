@@ -1,0 +1,28 @@
+"""The `intarsia` command: generate, ops, doctor."""
+
+import argparse
+import sys
+
+from intarsia.cli import doctor, generate, ops
+
+_COMMANDS = {
+    "generate": (generate, "generate text with a small LLM whose every step is one XLA program of our ops"),
+    "ops": (ops, "list the registered targets by platform"),
+    "doctor": (doctor, "find out what is wrong with an installation"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one subcommand; returns its exit status. A wrong call is one line on stderr, status 2."""
+    parser = argparse.ArgumentParser(prog="intarsia", description=__doc__)
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    for name, (module, summary) in _COMMANDS.items():
+        module.add_arguments(subparsers.add_parser(name, help=summary, description=summary))
+    args = parser.parse_args(argv)
+    try:
+        return _COMMANDS[args.command][0].main(args) or 0
+    except (ValueError, OSError, ImportError, NotImplementedError, LookupError) as error:
+        print(f"intarsia {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,151 @@
+"""intarsia doctor: versions, GPU, registration, and a self test on each platform."""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+
+from intarsia import __version__, _native
+
+_PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "torch", "gguf", "tokenizers")
+_SUPPORTED_JAXLIB = (0, 9, 1)
+
+
+class _Report:
+    """Prints a line a finding and remembers whether one of them was bad."""
+
+    def __init__(self) -> None:
+        self.bad = 0
+
+    def ok(self, what: str, text: str) -> None:
+        print(f"  ok    {what}: {text}")
+
+    def note(self, what: str, text: str) -> None:
+        print(f"  -     {what}: {text}")
+
+    def problem(self, what: str, text: str) -> None:
+        self.bad += 1
+        print(f"  FAIL  {what}: {text}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    del parser  # no options
+
+
+def main(args: argparse.Namespace) -> int:
+    del args
+    report = _Report()
+    print(f"intarsia {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    for check in (_check_packages, _check_headers, _check_library, _check_gpu, _check_jax):
+        try:
+            check(report)
+        except Exception as error:  # a doctor reports what he finds, whatever it is
+            report.problem(check.__name__.removeprefix("_check_"), f"{type(error).__name__}: {error}")
+    print("all well" if not report.bad else f"{report.bad} problem(s) found")
+    return min(report.bad, 1)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _check_packages(report: _Report) -> None:
+    for package in _PACKAGES:
+        if version := _version(package):
+            report.ok(package, version)
+    jaxlib = _version("jaxlib")
+    if jaxlib is None:
+        report.note("jaxlib", "not installed; `pip install 'intarsia[jax]'` for intarsia.jax")
+    elif tuple(map(int, re.findall(r"\d+", jaxlib)[:3])) < _SUPPORTED_JAXLIB:
+        report.problem("jaxlib", f"{jaxlib} is too old, 0.9.1 or newer is needed: pip install -U jax")
+
+
+def _check_headers(report: _Report) -> None:
+    """The FFI version of the installed jaxlib; only a build needs it, and it must be 0.3."""
+    spec = importlib.util.find_spec("jaxlib")
+    if spec is None or not spec.submodule_search_locations:
+        return
+    header = pathlib.Path(spec.submodule_search_locations[0]) / "include/xla/ffi/api/c_api.h"
+    if not header.exists():
+        report.note("FFI headers", f"not found in jaxlib ({header}); needed only to build from source")
+        return
+    found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text()))
+    version = f"{found['MAJOR']}.{found['MINOR']}"
+    usable = "builds" if version == "0.3" else "runs, but building from source needs jaxlib 0.9.1 to 0.11.0"
+    report.ok("FFI headers", f"{version} ({usable})")
+
+
+def _check_library(report: _Report) -> None:
+    library = _native.main_library()
+    cuda = library.manifest["cuda"]
+    report.ok(
+        "library",
+        f"{library.path.name} {library.version}, {len(library.ops)} ops, {library.manifest['isa']}, "
+        + (f"CUDA {cuda}" if cuda else "without CUDA"),
+    )
+    if library.version != __version__:
+        report.problem("library", f"version {library.version} under package {__version__}: reinstall")
+
+
+def _check_gpu(report: _Report) -> None:
+    if not shutil.which("nvidia-smi"):
+        report.note("GPU", "no nvidia-smi on PATH: CPU only")
+        return
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
+    for line in subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines():
+        name, driver, capability = (field.strip() for field in line.split(","))
+        text = f"{name}, driver {driver}, compute capability {capability}"
+        if float(capability) < 8.0:
+            report.problem("GPU", f"{text}; 8.0 or newer is needed")
+        else:
+            report.ok("GPU", text)
+
+
+def _check_jax(report: _Report) -> None:
+    if importlib.util.find_spec("jax") is None:
+        return
+    import jax
+
+    from intarsia.jax import register
+
+    registered: dict[str, int] = {}
+    for handler in register(_native.main_library()):
+        registered[handler.platform] = registered.get(handler.platform, 0) + 1
+    report.ok("registration", ", ".join(f"{n} targets on {p}" for p, n in sorted(registered.items())))
+    for name in ("cpu", "cuda"):
+        try:
+            device = jax.devices(name)[0]
+        except RuntimeError:
+            report.note(f"JAX on {name}", "no such device")
+            continue
+        if name == "cuda" and "CUDA" not in registered:
+            report.problem("JAX on cuda", "JAX has a GPU but this library was built without CUDA")
+            continue
+        _self_test(report, name, lambda device=device: jax.default_device(device))
+
+
+def _self_test(report: _Report, name: str, on_device: Callable) -> None:
+    import jax
+    import numpy as np
+
+    from intarsia.jax import rms_norm
+
+    with on_device():
+        x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32)
+        got = np.asarray(jax.jit(rms_norm)(x))
+    want = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+    error = float(np.abs(got - want).max())
+    if error < 1e-5:
+        report.ok(f"rms_norm on {name}", f"largest error {error:.1e}")
+    else:
+        report.problem(f"rms_norm on {name}", f"largest error {error:.1e}, expected below 1e-5")
+
+

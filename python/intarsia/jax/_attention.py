@@ -1,0 +1,144 @@
+"""Attention over ragged batches, dense or paged."""
+
+import jax
+import jax.numpy as jnp
+
+from intarsia.jax import _cache, _ops
+from intarsia.jax._cache import KvCache
+
+
+def flash_attn_varlen(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array | None,
+    cu_seqlens_q: jax.Array,
+    *,
+    cu_seqlens_k: jax.Array | None = None,
+    seqused_k: jax.Array | None = None,
+    block_table: jax.Array | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    layout: str | None = None,
+    layer: jax.Array | None = None,
+    return_lse: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Attention of every query of a ragged batch to the keys of its sequence.
+
+    Query i of a sequence stands at position i + len_k - len_q (bottom-right alignment) and sees the
+    keys from position - window[0] to position + window[1]; -1 leaves a side open; causal closes the
+    right one. A row that sees nothing gives 0 and lse -inf, as do rows beyond cu_seqlens_q[b].
+
+    Args:
+      q: [t, h, d], f32, f16 or bf16; d a multiple of 8 up to 256; h a multiple of hk.
+      k, v: dense [tk, hk, d]; or, with `block_table`, the paged caches as in `reshape_and_cache_flash`
+        (v=None where one array holds both).
+      cu_seqlens_q: int32 or int64 [b + 1], where each sequence starts in q.
+      cu_seqlens_k: [b + 1], the same for dense k; ignored when paged.
+      seqused_k: [b], keys of each sequence; needed when paged.
+      block_table: [b, m], the pages of each sequence. Keys on a page outside the cache are masked.
+      max_seqlen_q, max_seqlen_k: ignored; bounds come from shapes, so that growing maxima do not
+        change the program.
+      scale: of the scores; default d ** -0.5.
+      is_causal: a query sees no later key.
+      window: keys seen to the left and to the right of the query's own.
+      softcap: scores become softcap * tanh(score / softcap); 0: none.
+      layout, layer: of a paged cache, as in `reshape_and_cache_flash`.
+      return_lse: also return the natural log of the sum of exponentials, f32 [h, t].
+
+    Returns:
+      out [t, h, d], or (out, lse).
+
+    Raises:
+      ValueError: shapes or dtypes do not fit. NotImplementedError: a head dim that is not built.
+
+    Source: FlashAttention-2, arXiv:2307.08691.
+
+    Example:
+      >>> out = flash_attn_varlen(q, k, v, cu_seqlens, cu_seqlens_k=cu_seqlens, is_causal=True)
+    """
+    del max_seqlen_q, max_seqlen_k
+    paged = block_table is not None
+    cache = k if v is None else (k, v)
+    return _ops.flash_attn_varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        None if paged else cu_seqlens_k,
+        seqused_k,
+        block_table,
+        layer,
+        scale=scale,
+        is_causal=is_causal,
+        window_left=window[0],
+        window_right=window[1],
+        softcap=softcap,
+        layout=_cache.infer_layout(cache, layout) if paged else "NHD",
+        return_lse=return_lse,
+    )
+
+
+def paged_attention(
+    query: jax.Array,
+    kv_cache: KvCache,
+    seqused_k: jax.Array,
+    block_table: jax.Array,
+    cu_seqlens_q: jax.Array,
+    num_seqs: jax.Array | int | None = None,
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float = 0.0,
+    layout: str | None = None,
+    layer: jax.Array | None = None,
+    return_lse: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Causal attention of a batch's newest queries to a paged KV cache that holds their keys already.
+
+    Args:
+      query: [t, h, d], f32, f16 or bf16; d a multiple of 8 up to 256; h a multiple of hk.
+      kv_cache: as in `reshape_and_cache_flash`.
+      seqused_k: int32 or int64 [b], keys of each sequence, this step's tokens included.
+      block_table: [b, m], the pages of each sequence. Keys on a page outside the cache are masked.
+      cu_seqlens_q: [b + 1], where each sequence starts in query.
+      num_seqs: how many sequences are real, an int or an array of shape [1]; default all. Rows of the
+        others give 0 and lse -inf, so one compiled program serves any batch up to b.
+      scale: of the scores; default d ** -0.5.
+      sliding_window: keys that a query sees, its own included; default all.
+      softcap: scores become softcap * tanh(score / softcap); 0: none.
+      layout, layer: as in `reshape_and_cache_flash`.
+      return_lse: also return the natural log of the sum of exponentials, f32 [h, t].
+
+    Returns:
+      out [t, h, d], or (out, lse).
+
+    Raises:
+      ValueError: shapes or dtypes do not fit. NotImplementedError: a head dim that is not built.
+
+    Source: PagedAttention, arXiv:2309.06180; torch_xla's `ragged_paged_attention`.
+
+    Example:
+      >>> out = paged_attention(query, caches, seqused_k, block_table, cu_seqlens_q)
+    """
+    key_cache, value_cache = _cache.split(kv_cache)
+    if num_seqs is not None:
+        num_seqs = jnp.asarray(num_seqs, jnp.int32).reshape(1) if isinstance(num_seqs, int) else jnp.reshape(num_seqs, 1)
+    return _ops.paged_attention(
+        query,
+        key_cache,
+        value_cache,
+        seqused_k,
+        block_table,
+        cu_seqlens_q,
+        num_seqs,
+        layer,
+        scale=scale,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        layout=_cache.infer_layout(kv_cache, layout),
+        return_lse=return_lse,
+    )

@@ -1,0 +1,105 @@
+"""The one road from a Python function to a custom call: shapes from the library, attributes cast, aliases placed."""
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from intarsia import _native
+
+_DTYPE_NAMES = {
+    np.dtype(dtype): name
+    for dtype, name in {
+        np.float32: "f32",
+        np.float16: "f16",
+        ml_dtypes.bfloat16: "bf16",
+        ml_dtypes.float8_e4m3fn: "f8e4m3fn",
+        ml_dtypes.float8_e5m2: "f8e5m2",
+        np.uint8: "u8",
+        np.int8: "i8",
+        np.int32: "i32",
+        np.int64: "i64",
+        np.bool_: "bool",
+    }.items()
+}
+_DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
+_ATTRIBUTE_CASTS = {"bool": bool, "i64": np.int64, "f32": np.float32, "string": str}
+
+
+@functools.cache
+def register(library: _native.Library) -> tuple[_native.Handler, ...]:
+    """Registers a library's handlers with XLA, on every platform that it was built for."""
+    handlers = tuple(library.handlers())
+    for handler in handlers:
+        stages = {"execute": handler.execute, "initialize": handler.initialize}
+        capsules = {stage: _capsule(address) for stage, address in stages.items() if address}
+        jax.ffi.register_ffi_target(
+            handler.target, capsules if len(capsules) > 1 else capsules["execute"], platform=handler.platform
+        )
+    return handlers
+
+
+def _capsule(address: int) -> Any:
+    return jax.ffi.pycapsule(ctypes.cast(address, ctypes.CFUNCTYPE(None)))
+
+
+def call(
+    name: str,
+    operands: Sequence[jax.Array | None],
+    *,
+    library: _native.Library | None = None,
+    **attributes: Any,
+) -> tuple[jax.Array, ...]:
+    """Calls an op inside an XLA program.
+
+    Args:
+      name: the op, as in `intarsia ops`.
+      operands: arrays in spec order, None for absent optional ones.
+      library: a library from `intarsia.load_ops`; default: the package's own.
+      **attributes: by name; None means not given.
+
+    Returns:
+      The results that exist, in spec order, without workspaces. An aliased result shares its
+      operand's buffer: donate the operand to the enclosing jit, or XLA copies it first.
+
+    Raises:
+      ValueError, TypeError: a wrong call, told as `<op>: <operand> <what> <got> <expected>`.
+      NotImplementedError: a legal call that is not built.
+      LookupError: no such op; the text lists those there are.
+    """
+    library = library or _native.main_library()
+    register(library)
+    op = library.find(name)
+    arrays = [None if x is None else jnp.asarray(x) for x in operands]
+    results = library.infer(name, [_abstract(x) for x in arrays], attributes)
+    given = [i for i, x in enumerate(arrays) if x is not None]
+    ordered = sorted((r for r in results if r is not None), key=lambda r: r.workspace)
+    outputs = jax.ffi.ffi_call(
+        op.target,
+        [jax.ShapeDtypeStruct(r.shape, _DTYPES[r.dtype]) for r in ordered],
+        input_output_aliases={given.index(r.alias): i for i, r in enumerate(ordered) if r.alias is not None},
+    )(*(arrays[i] for i in given), **_wire_attributes(op, arrays, attributes))
+    return tuple(x for x, r in zip(outputs, ordered, strict=True) if not r.workspace)
+
+
+def one_or_all(results: tuple[jax.Array, ...]) -> jax.Array | tuple[jax.Array, ...]:
+    """What a function returns for these results: the only one itself, several as a tuple."""
+    return results[0] if len(results) == 1 else results
+
+
+def _abstract(x: jax.Array | None) -> _native.Tensor | None:
+    return None if x is None else _native.Tensor(tuple(x.shape), _DTYPE_NAMES.get(np.dtype(x.dtype), str(x.dtype)))
+
+
+def _wire_attributes(op: _native.Op, arrays: Sequence[jax.Array | None], attributes: dict[str, Any]) -> dict[str, Any]:
+    types = {a["name"]: a["type"] for a in op.attributes}
+    wire = {k: _ATTRIBUTE_CASTS[types[k]](v) for k, v in attributes.items() if v is not None}
+    optional = [x for x, row in zip(arrays, op.operands, strict=True) if row["optional"]]
+    if optional:
+        wire["present"] = np.int64(sum(1 << i for i, x in enumerate(optional) if x is not None))
+    return wire

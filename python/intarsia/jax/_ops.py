@@ -1,0 +1,315 @@
+"""The ops as plain functions, operand by operand as they go over the wire.
+
+Written by tools/gen.py from the library's manifest: edit the op's spec instead (`make gen`).
+"""
+
+import jax
+
+from intarsia.jax._call import call, one_or_all
+
+
+def flash_attn_varlen(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array | None,
+    cu_seqlens_q: jax.Array,
+    cu_seqlens_k: jax.Array | None = None,
+    seqused_k: jax.Array | None = None,
+    block_table: jax.Array | None = None,
+    layer: jax.Array | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0,
+    layout: str = "NHD",
+    return_lse: bool = False,
+) -> jax.Array | tuple[jax.Array, ...]:
+    """Attention over a ragged batch, its keys and values dense or in a paged cache.
+
+    Args:
+      q: [tq, h, d], T: queries, sequence after sequence.
+      k: cache pages, by layout or [tk, hk, d], T: keys; paged: the cache.
+      v: cache pages, by layout or [tk, hk, d], T: values; absent if the cache holds both; may
+        be absent.
+      cu_seqlens_q: [b+1], i32, i64: where each sequence starts in q.
+      cu_seqlens_k: [ignored] with block_table or [b+1], i32, i64: where each sequence starts in
+        k; ignored when paged; may be absent.
+      seqused_k: [b], i32, i64: keys of each sequence; may be absent.
+      block_table: [b, m], i32, i64: pages of each sequence; may be absent.
+      layer: scalar, i32: which layer of a cache with a leading layer axis; may be absent.
+      scale: of the scores; default d ** -0.5.
+      is_causal: a query sees no later key.
+      window_left: keys seen before the query's own; -1: all.
+      window_right: keys seen after the query's own; -1: all.
+      softcap: softcap * tanh(score / softcap); 0: none.
+      layout: order of the cache's axes. One of NHD, combined.
+      return_lse: also return lse.
+
+    Returns:
+      out: [tq, h, d], T: weighted values.
+      lse: [h, tq], f32: natural log of the sum of exponentials; only with return_lse.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: Dao 2023, arXiv:2307.08691; flash_attn_varlen_func of FlashAttention. T is f32,
+        f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "flash_attn_varlen",
+            (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, layer),
+            scale=scale,
+            is_causal=is_causal,
+            window_left=window_left,
+            window_right=window_right,
+            softcap=softcap,
+            layout=layout,
+            return_lse=return_lse,
+        )
+    )
+
+
+def fused_add_rms_norm(
+    x: jax.Array,
+    residual: jax.Array,
+    weight: jax.Array | None = None,
+    *,
+    eps: float = 1e-06,
+    rounding: str = "once",
+) -> tuple[jax.Array, ...]:
+    """Adds the residual stream, then root-mean-square normalisation.
+
+    Args:
+      x: [..., n], T: what a block of the network adds.
+      residual: [..., n], T: the residual stream.
+      weight: [n], T, f32: scale of each column; 1 if absent; may be absent.
+      eps: added to the mean square.
+      rounding: "before_weight" norms the unrounded sum and rounds to T before the weight. One
+        of once, before_weight.
+
+    Returns:
+      out: [..., n], T: normalised rows.
+      residual: [..., n], T: x + residual.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::fused_add_rms_norm. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("fused_add_rms_norm", (x, residual, weight), eps=eps, rounding=rounding))
+
+
+def paged_attention(
+    query: jax.Array,
+    key_cache: jax.Array,
+    value_cache: jax.Array | None,
+    seqused_k: jax.Array,
+    block_table: jax.Array,
+    cu_seqlens_q: jax.Array,
+    num_seqs: jax.Array | None = None,
+    layer: jax.Array | None = None,
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float = 0,
+    layout: str = "NHD",
+    return_lse: bool = False,
+) -> jax.Array | tuple[jax.Array, ...]:
+    """Causal attention over a paged KV cache, for decode and mixed batches.
+
+    Args:
+      query: [t, h, d], T: queries, sequence after sequence.
+      key_cache: cache pages, by layout, T: pages of keys, or of both.
+      value_cache: cache pages, by layout, T: pages of values; may be absent.
+      seqused_k: [b], i32, i64: keys of each sequence, this step's included.
+      block_table: [b, m], i32, i64: pages of each sequence.
+      cu_seqlens_q: [b+1], i32, i64: where each sequence starts in query.
+      num_seqs: [1], i32, i64: how many sequences are real; default all; may be absent.
+      layer: scalar, i32: which layer of a cache with a leading layer axis; may be absent.
+      scale: of the scores; default d ** -0.5.
+      sliding_window: keys that a query sees, its own included; default all.
+      softcap: softcap * tanh(score / softcap); 0: none.
+      layout: order of the cache's axes. One of NHD, combined.
+      return_lse: also return lse.
+
+    Returns:
+      out: [t, h, d], T: weighted values.
+      lse: [h, t], f32: natural log of the sum of exponentials; only with return_lse.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: Kwon et al. 2023, arXiv:2309.06180; torch_xla's ragged_paged_attention. T is f32,
+        f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "paged_attention",
+            (query, key_cache, value_cache, seqused_k, block_table, cu_seqlens_q, num_seqs, layer),
+            scale=scale,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            layout=layout,
+            return_lse=return_lse,
+        )
+    )
+
+
+def reshape_and_cache_flash(
+    key: jax.Array,
+    value: jax.Array,
+    key_cache: jax.Array,
+    value_cache: jax.Array | None,
+    slot_mapping: jax.Array,
+    layer: jax.Array | None = None,
+    *,
+    layout: str = "NHD",
+) -> jax.Array | tuple[jax.Array, ...]:
+    """Writes new keys and values into their slots of a paged KV cache.
+
+    Args:
+      key: [t, hk, d], T: new keys.
+      value: [t, hk, d], T: new values.
+      key_cache: cache pages, by layout, T: pages of keys, or of both.
+      value_cache: cache pages, by layout, T: pages of values; may be absent.
+      slot_mapping: [slots], i32, i64: page * s + offset of each of the first tokens; negative:
+        skip.
+      layer: scalar, i32: which layer of a cache with a leading layer axis; may be absent.
+      layout: order of the cache's axes. One of NHD, combined.
+
+    Returns:
+      key_cache: as key_cache, T: the same pages; shares the buffer of key_cache.
+      value_cache: as value_cache, T: the same pages; shares the buffer of value_cache; only
+        with value_cache.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C_cache_ops::reshape_and_cache_flash. T is f32, f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "reshape_and_cache_flash",
+            (key, value, key_cache, value_cache, slot_mapping, layer),
+            layout=layout,
+        )
+    )
+
+
+def rms_norm(
+    x: jax.Array, weight: jax.Array | None = None, *, eps: float = 1e-06, rounding: str = "once"
+) -> jax.Array:
+    """Root-mean-square normalisation over the last axis.
+
+    Args:
+      x: [..., n], T: rows to normalise.
+      weight: [n], T, f32: scale of each column; 1 if absent; may be absent.
+      eps: added to the mean square.
+      rounding: "before_weight" rounds to T before the weight, as Hugging Face's Llama does. One
+        of once, before_weight.
+
+    Returns:
+      out: [..., n], T: normalised rows.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467; vLLM's _C::rms_norm. T is f32, f16 or
+        bf16.
+    """
+    return one_or_all(call("rms_norm", (x, weight), eps=eps, rounding=rounding))
+
+
+def rotary_embedding(
+    positions: jax.Array,
+    query: jax.Array,
+    cos_sin_cache: jax.Array,
+    key: jax.Array | None = None,
+    *,
+    head_size: int | None = None,
+    is_neox: bool = True,
+    rope_dim_offset: int = 0,
+    inverse: bool = False,
+) -> jax.Array | tuple[jax.Array, ...]:
+    """Rotary position embedding of query and key.
+
+    Args:
+      positions: [...], i32, i64: position of each token.
+      query: [..., h, d] or [..., h*head_size] with head_size, T: query heads.
+      cos_sin_cache: [max_pos, r], f32, f16, bf16: cosines, then sines, of r/2 angles a
+        position.
+      key: [..., hk, d] or [..., hk*head_size] with head_size, T: key heads; may be absent.
+      head_size: d, needed where heads are not an axis of their own.
+      is_neox: pairs (i, i + r/2); false: pairs (2i, 2i + 1).
+      rope_dim_offset: dimensions of a head before the first pair.
+      inverse: turn back.
+
+    Returns:
+      query: as query, T: turned query.
+      key: as key, T: turned key; only with key.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: Su et al. 2021, arXiv:2104.09864; vLLM's _C::rotary_embedding. T is f32, f16 or
+        bf16.
+    """
+    return one_or_all(
+        call(
+            "rotary_embedding",
+            (positions, query, cos_sin_cache, key),
+            head_size=head_size,
+            is_neox=is_neox,
+            rope_dim_offset=rope_dim_offset,
+            inverse=inverse,
+        )
+    )
+
+
+def silu_and_mul(x: jax.Array, up: jax.Array | None = None) -> jax.Array:
+    """The gated activation of a Llama's MLP.
+
+    Args:
+      x: [..., n] with up or [..., 2*n], T: gate and up side by side; the gate alone if up is
+        given.
+      up: [..., n], T: what the gate multiplies, when it is an array of its own; may be absent.
+
+    Returns:
+      out: [..., n], T: the product.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: Shazeer 2020, arXiv:2002.05202 (SwiGLU); vLLM's _C::silu_and_mul. T is f32, f16 or
+        bf16.
+    """
+    return one_or_all(call("silu_and_mul", (x, up)))
+
+
+def simple_add(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Elementwise sum of two arrays of one shape.
+
+    Args:
+      a: [...], T: one summand.
+      b: [...], T: the other.
+
+    Returns:
+      out: [...], T: a + b.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: the smallest op there is. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("simple_add", (a, b)))

@@ -1,0 +1,53 @@
+"""What tests and benchmarks share: the ops' own modules, tolerances, running an op on any platform."""
+
+import functools
+import importlib.util
+import pathlib
+import sys
+from types import ModuleType
+
+import ml_dtypes
+import numpy as np
+
+ROOT = pathlib.Path(__file__).parent.parent
+OPS = ROOT / "src" / "ops"
+DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+
+# Relative Frobenius error against f64 (docs/design.md, "Accuracy").
+TOLERANCE = {"f32": 2e-6, "f16": 4e-4, "bf16": 4e-3}
+ATTENTION_TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 6e-3}
+
+
+def op_names() -> list[str]:
+    """The ops, as src/ops/ops.inc lists them."""
+    lines = (OPS / "ops.inc").read_text().splitlines()
+    return [line.split("(")[1].split(",")[0] for line in lines if line.startswith("INTARSIA_OP")]
+
+
+@functools.cache
+def op_module(op: str) -> ModuleType:
+    """src/ops/<op>/<op>.py: CASES, arguments, reference, floor, plain_xla."""
+    sys.path.insert(0, str(ROOT / "src"))  # they import attention/reference.py
+    spec = importlib.util.spec_from_file_location(f"intarsia_op_{op}", OPS / op / f"{op}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def cases(op: str, tag: str) -> dict[str, dict]:
+    """The op's cases with a tag, without the tags."""
+    return {
+        name: {k: v for k, v in case.items() if k != "tags"}
+        for name, case in op_module(op).CASES.items()
+        if tag in case["tags"].split()
+    }
+
+
+def relative_error(got: np.ndarray, want: np.ndarray) -> float:
+    """Frobenius norm of the difference over that of `want`; inf where exactly one of them is finite."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    finite = np.isfinite(want)
+    if not np.array_equal(got[~finite], want[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
+        return np.inf
+    scale = np.linalg.norm(want[finite])
+    return float(np.linalg.norm(got[finite] - want[finite]) / (scale if scale > 0 else 1.0))

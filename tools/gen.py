@@ -1,0 +1,217 @@
+"""Writes what derives from the manifest: the JAX wrappers, docs/ops.md and the README's table of ops.
+
+Usage: gen.py [--check]     --check writes nothing and fails if a file would change.
+"""
+
+import argparse
+import pathlib
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "python"))
+sys.path.insert(0, str(ROOT / "tests"))
+
+from intarsia import _native  # noqa: E402
+from wire import snippet  # noqa: E402
+
+HEADER = "Written by tools/gen.py from the library's manifest: edit the op's spec instead (`make gen`)."
+_PYTHON_TYPES = {"bool": "bool", "i64": "int", "f32": "float", "string": "str"}
+BEGIN, END = "<!-- ops: written by tools/gen.py -->", "<!-- end of ops -->"
+
+
+def _shape(dims: str) -> str:
+    """A spec's dims for readers: `[t, h, d]`; `by layout` for a cache."""
+    if dims.startswith("="):
+        return f"as {dims[1:]}"
+    if "layout=" in dims:
+        paged = "cache pages, by layout"
+        rest = [v for v in dims.split(" | ") if "layout=" not in v]
+        return " or ".join([paged, *map(_shape, rest)])
+    variants = []
+    for variant in dims.split(" | "):
+        condition, _, terms = variant.rpartition(": ")
+        text = "[" + ", ".join(terms.split()) + "]" if terms else "scalar"
+        variants.append(f"{text} with {condition}" if condition else text)
+    return " or ".join(variants)
+
+
+def _dtype(dtype: str) -> str:
+    return dtype.replace("|", ", ")
+
+
+def _parameters(op: _native.Op) -> str:
+    """An operand that can be absent has a default only if no required one follows it."""
+    names = []
+    for i, operand in enumerate(op.operands):
+        required_after = any(not o["optional"] for o in op.operands[i + 1 :])
+        kind = "jax.Array | None" if operand["optional"] else "jax.Array"
+        default = " = None" if operand["optional"] and not required_after else ""
+        names.append(f"{operand['name']}: {kind}{default}")
+    if op.attributes:
+        names.append("*")
+    for attribute in op.attributes:
+        kind = _PYTHON_TYPES[attribute["type"]]
+        nullable = " | None" if attribute["default"] is None else ""
+        names.append(f"{attribute['name']}: {kind}{nullable} = {attribute['default']!r}")
+    return ", ".join(names)
+
+
+def _results(op: _native.Op) -> list[Mapping[str, Any]]:
+    return [r for r in op.results if not r["workspace"]]
+
+
+def _doc_entry(name: str, text: str) -> str:
+    return textwrap.fill(f"{name}: {text}", 96, initial_indent=" " * 6, subsequent_indent=" " * 8)
+
+
+def _docstring(op: _native.Op) -> str:
+    lines = [f"    {op.summary}", "", "    Args:"]
+    for operand in op.operands:
+        absent = "; may be absent" if operand["optional"] else ""
+        what = f"{_shape(operand['dims'])}, {_dtype(operand['dtype'])}: {operand['doc']}{absent}."
+        lines.append(_doc_entry(operand["name"], what))
+    for attribute in op.attributes:
+        choices = f" One of {_dtype(attribute['one_of'])}." if attribute["one_of"] else ""
+        lines.append(_doc_entry(attribute["name"], f"{attribute['doc']}.{choices}"))
+    lines += ["", "    Returns:"]
+    for result in _results(op):
+        alias = f"; shares the buffer of {result['alias']}" if result["alias"] else ""
+        when = f"; only with {result['when']}" if result["when"] else ""
+        what = f"{_shape(result['dims'])}, {_dtype(result['dtype'])}: {result['doc']}{alias}{when}."
+        lines.append(_doc_entry(result["name"], what))
+    lines += [
+        "",
+        "    Raises:",
+        "      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,",
+        "        but not built.",
+        "",
+        _doc_entry("Source", f"{op.source}. T is f32, f16 or bf16.").replace("      Source", "    Source", 1),
+    ]
+    return "\n".join(lines).lstrip()
+
+
+def _wrapper(op: _native.Op) -> str:
+    results = _results(op)
+    returns = "jax.Array" if len(results) == 1 else "jax.Array | tuple[jax.Array, ...]"
+    if len(results) > 1 and not any(r["when"] for r in results):
+        returns = "tuple[jax.Array, ...]"
+    operands = ", ".join(o["name"] for o in op.operands) + ("," if len(op.operands) == 1 else "")
+    attributes = "".join(f", {a['name']}={a['name']}" for a in op.attributes)
+    return f'''
+
+def {op.name}({_parameters(op)}) -> {returns}:
+    """{_docstring(op)}
+    """
+    return one_or_all(call("{op.name}", ({operands}){attributes}))
+'''
+
+
+def wrappers(ops: list[_native.Op]) -> str:
+    head = f'"""The ops as plain functions, operand by operand as they go over the wire.\n\n{HEADER}\n"""\n\n'
+    head += "import jax\n\nfrom intarsia.jax._call import call, one_or_all\n"
+    source = head + "".join(_wrapper(op) for op in ops)
+    return _formatted(source)
+
+
+def _formatted(source: str) -> str:
+    command = [sys.executable, "-m", "ruff", "format", "--config", str(ROOT / "pyproject.toml"), "-"]
+    return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _op_page(op: _native.Op) -> str:
+    operands = [
+        [f"`{o['name']}`", _shape(o["dims"]), _dtype(o["dtype"]), o["doc"] + ("; may be absent" if o["optional"] else "")]
+        for o in op.operands
+    ]
+    attributes = [
+        [f"`{a['name']}`", a["type"], "none" if a["default"] is None else f"`{a['default']!r}`", a["doc"]]
+        for a in op.attributes
+    ]
+    results = [
+        [
+            f"`{r['name']}`",
+            "by shapes" if r["workspace"] else _shape(r["dims"]),
+            _dtype(r["dtype"]),
+            r["doc"]
+            + (f"; shares the buffer of `{r['alias']}`" if r["alias"] else "")
+            + (f"; only with `{r['when']}`" if r["when"] else ""),
+        ]
+        for r in op.results
+    ]
+    alias = f" Also registered as `{op.target_alias}`." if op.target_alias else ""
+    parts = [
+        f"## {op.name}",
+        f"{op.summary} Target `{op.target}`.{alias}",
+        f"Source: {op.source}.",
+        _table(["operand", "shape", "dtype", "meaning"], operands),
+        _table(["attribute", "type", "default", "meaning"], attributes) if attributes else "",
+        _table(["result", "shape", "dtype", "meaning"], results),
+        f"```mlir\n{snippet(op)}```",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def reference_page(ops: list[_native.Op], layouts: list[Mapping[str, Any]]) -> str:
+    layout_rows = [
+        [f"`{row['name']}`", f"[{', '.join(row['dims'].split())}]", "an array of its own" if row["value_cache"] else "odd heads"]
+        for row in layouts
+    ]
+    intro = f"""# Ops
+
+{HEADER}
+
+Every op runs on the CPU ("Host") and on NVIDIA GPUs ("CUDA") under one target name. T is one of f32, f16
+and bf16, the same for all that say T. Shape letters: b sequences, t tokens, h query heads, hk KV heads, d
+head dim, n hidden size, p pages, s page size, m pages per sequence, r rotary dim, l layers.
+
+On the wire a call is a `stablehlo.custom_call` with API version 4: operands in the order below, absent
+ones left out; attribute `present` says which optional ones are there (bit i: the i-th); then the results
+in the order below, workspaces last. Attributes may be left out; f64 is taken for f32 and i32 for i64.
+Operands and attributes are only ever added, at the end; what a library does not know, it refuses.
+
+Layouts of a paged KV cache, each also with a leading layer axis `l` when the operand `layer` is given:
+
+{_table(["layout", "key cache", "values"], layout_rows)}
+"""
+    return intro + "\n" + "\n\n".join(_op_page(op) for op in ops) + "\n"
+
+
+def readme(ops: list[_native.Op]) -> str:
+    text = (ROOT / "README.md").read_text()
+    rows = [[f"[`{op.name}`](docs/ops.md#{op.name})", op.summary] for op in ops]
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{_table(['op', 'what it does'], rows)}\n{END}{rest.split(END)[1]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail if a file is out of date; write nothing")
+    args = parser.parse_args()
+    library = _native.main_library()
+    ops = sorted(library.ops.values(), key=lambda op: op.name)
+    files = {
+        ROOT / "python/intarsia/jax/_ops.py": wrappers(ops),
+        ROOT / "docs/ops.md": reference_page(ops, library.manifest["layouts"]),
+        ROOT / "README.md": readme(ops),
+    }
+    stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
+    for path in stale:
+        print(f"{'out of date' if args.check else 'wrote'}: {path.relative_to(ROOT)}")
+        if not args.check:
+            path.write_text(files[path])
+    if stale and args.check:
+        print("run `make gen`")
+    return bool(stale and args.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
