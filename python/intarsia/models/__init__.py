@@ -1,0 +1,34 @@
+"""Llama-family models on Intarsia's kernels: loading, tokenising and batched generation.
+
+    from intarsia.models import Engine, SamplingParams, Tokenizer, find_model, load_model
+
+    path = find_model("smollm2")
+    config, params = load_model(path)
+    tokenizer = Tokenizer.from_path(path)
+    engine = Engine(config, params, max_num_seqs=1, max_model_len=256)
+    prompt = tokenizer.encode_chat("Tell me a story.")
+    [completion] = engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=100))
+    print(tokenizer.decode(completion.tokens))
+
+Importing this package loads neither jax nor a tokenizer library; the names above do when used.
+"""
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "Completion": "engine",
+    "Engine": "engine",
+    "ModelConfig": "config",
+    "SamplingParams": "sampling",
+    "Tokenizer": "tokenizer",
+    "find_model": "weights",
+    "load_model": "weights",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

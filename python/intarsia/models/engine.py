@@ -1,0 +1,333 @@
+"""Batched generation with a paged KV cache: one jitted prefill step and one jitted decode step.
+
+The decode loop lives on the device: each step takes the tokens, lengths and end marks that the step
+before it left there. The host dispatches, reads tokens one step behind, and so never keeps the
+device waiting.
+"""
+
+import collections
+import dataclasses
+import functools
+import importlib
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from intarsia.models import llama
+from intarsia.models.config import ModelConfig
+from intarsia.models.sampling import Mode, SamplingParams, sample
+from intarsia.models.schedule import (
+    PAGE_SIZE,
+    Chunk,
+    Output,
+    PageAllocator,
+    Request,
+    Rows,
+    Schedule,
+    make_request,
+)
+from intarsia.models.weights import Params
+
+_SMALLEST_CHUNK = 16
+_DEFAULT_SAMPLING = SamplingParams()
+Caches = list[llama.KvCache] | llama.KvCache
+
+
+@dataclasses.dataclass
+class Completion:
+    """A finished request: its tokens (the end token included) and why it ended."""
+
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    finish_reason: str | None = None
+
+
+@dataclasses.dataclass
+class Stats:
+    """Where the time of the last call went; compilation is in none of the other figures."""
+
+    compile_seconds: float = 0.0
+    time_to_first_token: float = 0.0
+    prefill_seconds: float = 0.0
+    prefill_tokens: int = 0
+    decode_seconds: float = 0.0
+    decode_tokens: int = 0
+
+    def add(self, prefill_tokens: int, new_tokens: int, seconds: float) -> None:
+        """Books one step: of prefill if it took prompt tokens, else of decoding."""
+        if prefill_tokens:
+            self.prefill_tokens += prefill_tokens
+            self.prefill_seconds += seconds
+        else:
+            self.decode_tokens += new_tokens
+            self.decode_seconds += seconds
+
+
+class _State(NamedTuple):
+    """Where each row of the batch stands; written by one step, read by the next; all [b]."""
+
+    token: jax.Array  # The next token to feed.
+    length: jax.Array  # Tokens whose keys and values are in the cache.
+    generated: jax.Array  # Tokens generated so far.
+    active: jax.Array  # False for empty, unfinished-prompt and finished rows.
+
+
+class _Step(NamedTuple):
+    """A dispatched step whose tokens have not been read."""
+
+    prefill_tokens: int  # 0 for a decode step.
+    receivers: list[tuple[int, Request]]
+    tokens: jax.Array
+
+
+class Engine:
+    """Generates from many prompts at once.
+
+    Args:
+        config: The model's hyperparameters.
+        params: Its weights, as `load_model` returns them.
+        ops: The kernels; `intarsia.jax` if None.
+        max_num_seqs: Rows b of the batch; more prompts than that take turns.
+        max_model_len: Longest prompt plus completion; the model's own limit if None.
+        num_pages: Pages of the cache; enough for every row at its longest if None.
+        prefill_tokens: Most prompt tokens in one step.
+        scan_layers: Run the layers under `lax.scan` with one stacked cache: compiles faster.
+
+    Attributes:
+        stats: Timings of the last `generate` or `stream`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Params,
+        *,
+        ops: ModuleType | None = None,
+        max_num_seqs: int = 8,
+        max_model_len: int | None = None,
+        num_pages: int | None = None,
+        prefill_tokens: int = 512,
+        scan_layers: bool = False,
+    ) -> None:
+        self.stats = Stats()
+        self._config = config
+        self._ops = ops or importlib.import_module("intarsia.jax")
+        self._params = llama.stack_layers(params) if scan_layers else params
+        self._max_num_seqs = max_num_seqs
+        self._max_model_len = max_model_len or config.max_positions
+        self._prefill_tokens = prefill_tokens
+        self._pages_per_seq = -(-self._max_model_len // PAGE_SIZE)
+        self._rope_table = jnp.asarray(config.rope_table(self._max_model_len))
+        self._allocator = PageAllocator(num_pages or max_num_seqs * self._pages_per_seq)
+        self._caches: Caches = llama.make_caches(
+            config,
+            self._allocator.num_pages,
+            PAGE_SIZE,
+            params["embed"].dtype,
+            stacked=scan_layers,
+        )
+        self._executables: dict[tuple[Any, ...], jax.stages.Compiled] = {}
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams | Sequence[SamplingParams] = _DEFAULT_SAMPLING,
+    ) -> list[Completion]:
+        """Generates completions of tokenised prompts; `sampling` is one for all or one for each."""
+        completions = [Completion() for _ in prompts]
+        for output in self.stream(prompts, sampling):
+            completions[output.index].tokens.append(output.token)
+            completions[output.index].finish_reason = output.finish_reason
+        return completions
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams | Sequence[SamplingParams] = _DEFAULT_SAMPLING,
+    ) -> Iterator[Output]:
+        """Yields the tokens of `generate` as they are made, interleaved over the prompts.
+
+        Raises:
+            ValueError: A prompt is empty or does not fit into `max_model_len`.
+            MemoryError: A request needs more pages than the cache has.
+        """
+        if isinstance(sampling, SamplingParams):
+            sampling = [sampling] * len(prompts)
+        requests = [
+            make_request(
+                index,
+                prompt,
+                params,
+                stop_ids=self._config.eos_ids,
+                max_model_len=self._max_model_len,
+            )
+            for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
+        ]
+        for request in requests:
+            self._allocator.check_capacity(request)
+        self.stats = Stats()
+        schedule = Schedule(requests, self._allocator, self._max_num_seqs, self._pages_per_seq)
+        try:
+            if requests:
+                yield from self._run(schedule, requests)
+        finally:
+            schedule.close()
+
+    def custom_calls(self) -> dict[str, dict[str, int]]:
+        """Counts the library's calls in the compiled steps: `{"decode": {"rms_norm": 1}, ...}`."""
+        pattern = re.compile(r'custom_call_target="intarsia\.(\w+)"')
+        return {
+            kind: dict(collections.Counter(pattern.findall(executable.as_text())))
+            for (kind, *_), executable in self._executables.items()
+        }
+
+    def _run(self, schedule: Schedule, requests: list[Request]) -> Iterator[Output]:
+        """Keeps one step in flight while reading the tokens of the one before."""
+        mode = max(request.params.mode for request in requests)
+        num_tokens = sum(len(request.prompt) for request in requests)
+        loop = _DeviceLoop(self, schedule, mode, self._chunk_size(num_tokens))
+        in_flight: collections.deque[_Step] = collections.deque()
+        begin = last = time.perf_counter()
+        while True:
+            if step := loop.dispatch():
+                in_flight.append(step)
+            elif not in_flight:
+                return
+            if step and len(in_flight) == 1:
+                continue
+            prefill_tokens, receivers, tokens = in_flight.popleft()
+            values, now = np.asarray(tokens), time.perf_counter()
+            live = [(row, request) for row, request in receivers if not request.finished]
+            self.stats.add(prefill_tokens, len(live), now - last)
+            if live and not self.stats.time_to_first_token:
+                self.stats.time_to_first_token = now - begin
+            last = now
+            for row, request in live:
+                yield schedule.receive(row, request, int(values[row]))
+
+    def _chunk_size(self, num_tokens: int) -> int:
+        """Rounds up to a power of two within bounds, so that few sizes are ever compiled."""
+        return min(max(_SMALLEST_CHUNK, 1 << (num_tokens - 1).bit_length()), self._prefill_tokens)
+
+
+class _DeviceLoop:
+    """Dispatches the steps of one `Engine.stream` call and holds what only that call needs."""
+
+    def __init__(self, engine: Engine, schedule: Schedule, mode: Mode, chunk_size: int) -> None:
+        b = engine._max_num_seqs
+        self._engine = engine
+        self._schedule = schedule
+        self._chunk_size = chunk_size
+        self._rows = schedule.rows
+        self._state = _State(
+            token=jnp.zeros(b, jnp.int32),
+            length=jnp.zeros(b, jnp.int32),
+            generated=jnp.zeros(b, jnp.int32),
+            active=jnp.zeros(b, jnp.bool_),
+        )
+        # A step's first run prepares kernels and buffers, so it is made here, on nothing but
+        # padding, and its time counted as compilation.
+        begin = time.perf_counter()
+        padding = schedule.empty_chunk(chunk_size)
+        self._prefill = self._ready(prefill, mode, padding)
+        self._decode = self._ready(decode, mode)
+        engine.stats.compile_seconds = time.perf_counter() - begin
+
+    def dispatch(self) -> _Step | None:
+        """Starts the next step: of the prompts if any is unfinished, else one token for all."""
+        schedule = self._schedule
+        if schedule.admit():
+            # Copied because jax may go on reading the memory of a NumPy array that it was given.
+            self._rows = jax.tree.map(lambda array: jnp.array(array, copy=True), schedule.rows)
+        if chunk := schedule.next_chunk(self._chunk_size):
+            self._launch(self._prefill, chunk)
+            receivers = schedule.dispatch(np.flatnonzero(chunk.completes).tolist())
+            return _Step(int(chunk.batch.cu_seqlens_q[-1]), receivers, self._state.token)
+        if rows := schedule.decode_rows():
+            self._launch(self._decode)
+            return _Step(0, schedule.dispatch(rows), self._state.token)
+        return None
+
+    def _ready(self, step: Callable[..., Any], mode: Mode, *operands: Any) -> Callable[..., Any]:
+        """Compiles a step ahead of time, once for each sampling mode and shape of its operands."""
+        engine = self._engine
+        operands = (self._state, self._rows, *operands)
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(operands))
+        key = (step.__name__, mode, shapes)
+        if key not in engine._executables:
+            function = functools.partial(step, engine._ops, engine._config, mode)
+            lowered = jax.jit(function, donate_argnums=1).lower(
+                engine._params, engine._caches, engine._rope_table, *operands
+            )
+            engine._executables[key] = lowered.compile()
+            self._launch(engine._executables[key], *operands[2:])
+            jax.block_until_ready(self._state)
+        return engine._executables[key]
+
+    def _launch(self, step: Callable[..., Any], *operands: Any) -> None:
+        engine = self._engine
+        engine._caches, self._state = step(
+            engine._params, engine._caches, engine._rope_table, self._state, self._rows, *operands
+        )
+
+
+def prefill(
+    ops: ModuleType,
+    config: ModelConfig,
+    mode: Mode,
+    params: Params,
+    caches: Caches,
+    rope_table: jax.Array,
+    state: _State,
+    rows: Rows,
+    chunk: Chunk,
+) -> tuple[Caches, _State]:
+    """Runs a chunk of the prompts; rows whose prompt it completes get their first token."""
+    hidden, caches = llama.forward(
+        ops, config, params, caches, rope_table, chunk.batch, decode=False
+    )
+    first = jnp.zeros_like(state.generated)
+    token, active = _next_token(params, hidden[chunk.last_row], rows, first, mode)
+    started = _State(token, chunk.batch.seqused_k, first + 1, active)
+    return caches, jax.tree.map(functools.partial(jnp.where, chunk.completes), started, state)
+
+
+def decode(
+    ops: ModuleType,
+    config: ModelConfig,
+    mode: Mode,
+    params: Params,
+    caches: Caches,
+    rope_table: jax.Array,
+    state: _State,
+    rows: Rows,
+) -> tuple[Caches, _State]:
+    """Feeds every active row's token and chooses the one after it."""
+    b, place = state.token.shape[0], state.length
+    page = jnp.take_along_axis(rows.block_table, place[:, None] // PAGE_SIZE, axis=1)[:, 0]
+    grown = place + state.active
+    batch = llama.Batch(
+        tokens=state.token,
+        positions=jnp.where(state.active, place, 0),
+        slots=jnp.where(state.active, page * PAGE_SIZE + place % PAGE_SIZE, -1),
+        cu_seqlens_q=jnp.arange(b + 1, dtype=jnp.int32),
+        seqused_k=jnp.where(state.active, grown, 0),
+        block_table=rows.block_table,
+    )
+    hidden, caches = llama.forward(ops, config, params, caches, rope_table, batch, decode=True)
+    token, active = _next_token(params, hidden, rows, state.generated, mode)
+    return caches, _State(token, grown, state.generated + state.active, active & state.active)
+
+
+def _next_token(
+    params: Params, hidden: jax.Array, rows: Rows, generated: jax.Array, mode: Mode
+) -> tuple[jax.Array, jax.Array]:
+    """Samples from the final hidden rows [b, n]; also says which rows go on after that token."""
+    token = sample(llama.logits(params, hidden), rows.sampling, generated, mode=mode)
+    stops = (token[:, None] == rows.stop_ids).any(axis=1)
+    return token, ~stops & (generated + 1 < rows.limit)

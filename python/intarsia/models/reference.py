@@ -1,0 +1,196 @@
+"""The same model in plain jax.numpy with a dense cache: the best that needs no custom call.
+
+It exists to be compared with: for the tokens, and for the speed at which they come. The cache is
+[b, hk, max_len, d], since XLA on the CPU attends to that four times faster than to [b, max_len, hk,
+d] at 16 sequences.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from intarsia.models.config import ModelConfig
+from intarsia.models.llama import KvCache, linear, logits
+from intarsia.models.sampling import argmax
+from intarsia.models.weights import Params
+
+
+@dataclasses.dataclass
+class ReferenceResult:
+    """Greedy completions, and the time that they took without compilation."""
+
+    tokens: list[list[int]]
+    compile_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    decode_tokens: int
+
+
+def generate(
+    config: ModelConfig, params: Params, prompts: Sequence[Sequence[int]], max_tokens: int
+) -> ReferenceResult:
+    """Generates greedily for all prompts in one batch, padded to the longest."""
+    b, longest = len(prompts), max(map(len, prompts))
+    padded = -(-longest // 16) * 16
+    max_len = padded + max_tokens
+    shape = (b, config.kv_heads, max_len, config.head_dim)
+    dtype = params["embed"].dtype
+    caches = [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in params["layers"]]
+    rope_table = jnp.asarray(config.rope_table(max_len))
+    lengths = jnp.array([len(prompt) for prompt in prompts], jnp.int32)
+    tokens = np.zeros((b, padded), np.int32)
+    for row, prompt in zip(tokens, prompts, strict=True):
+        row[: len(prompt)] = prompt
+
+    begin = time.perf_counter()
+    token = jnp.zeros(b, jnp.int32)
+    prefill = _compile(_prefill, config, params, caches, rope_table, jnp.asarray(tokens), lengths)
+    decode = _compile(_decode, config, params, caches, rope_table, token, lengths)
+    # The first run prepares kernels and buffers; what it writes is overwritten below.
+    _, _, caches = prefill(params, caches, rope_table, jnp.asarray(tokens), lengths)
+    _, _, caches = jax.block_until_ready(decode(params, caches, rope_table, token, lengths))
+    compiled = time.perf_counter()
+
+    token, lengths, caches = prefill(params, caches, rope_table, jnp.asarray(tokens), lengths)
+    steps: list[np.ndarray] = []
+    stopped = np.zeros(b, np.bool_)
+    decode_tokens = 0
+    while True:
+        # As in the engine, tokens are read one step behind, so the device never waits.
+        more = len(steps) + 1 < max_tokens
+        following = decode(params, caches, rope_table, token, lengths) if more else None
+        steps.append(np.asarray(token))
+        if len(steps) == 1:
+            first = time.perf_counter()
+        else:
+            decode_tokens += int((~stopped).sum())
+        stopped |= np.isin(steps[-1], config.eos_ids)
+        if following is None or stopped.all():
+            break
+        token, lengths, caches = following
+    return ReferenceResult(
+        tokens=[_until_eos(row, config.eos_ids) for row in np.stack(steps, axis=1).tolist()],
+        compile_seconds=compiled - begin,
+        prefill_seconds=first - compiled,
+        decode_seconds=time.perf_counter() - first,
+        decode_tokens=decode_tokens,
+    )
+
+
+def _compile(function: Any, config: ModelConfig, *operands: Any) -> Any:
+    jitted = jax.jit(functools.partial(function, config), donate_argnums=1)
+    return jitted.lower(*operands).compile()
+
+
+def _prefill(
+    config: ModelConfig,
+    params: Params,
+    caches: list[KvCache],
+    rope_table: jax.Array,
+    tokens: jax.Array,
+    lengths: jax.Array,
+) -> tuple[jax.Array, jax.Array, list[KvCache]]:
+    """Fills the caches from right-padded prompts [b, t] and chooses every first token."""
+    b, t = tokens.shape
+    positions = jnp.broadcast_to(jnp.arange(t), (b, t))
+    mask = jnp.tril(jnp.ones((t, t), jnp.bool_))[None]
+    hidden, caches = _forward(config, params, caches, rope_table, tokens, positions, mask)
+    last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
+    return argmax(logits(params, last)), lengths, caches
+
+
+def _decode(
+    config: ModelConfig,
+    params: Params,
+    caches: list[KvCache],
+    rope_table: jax.Array,
+    token: jax.Array,
+    lengths: jax.Array,
+) -> tuple[jax.Array, jax.Array, list[KvCache]]:
+    """Feeds one token a sequence and chooses the next."""
+    mask = (jnp.arange(caches[0][0].shape[2]) <= lengths[:, None])[:, None]
+    hidden, caches = _forward(
+        config, params, caches, rope_table, token[:, None], lengths[:, None], mask
+    )
+    return argmax(logits(params, hidden[:, 0])), lengths + 1, caches
+
+
+def _forward(
+    config: ModelConfig,
+    params: Params,
+    caches: list[KvCache],
+    rope_table: jax.Array,
+    tokens: jax.Array,
+    positions: jax.Array,
+    mask: jax.Array,
+) -> tuple[jax.Array, list[KvCache]]:
+    """Runs the layers over tokens [b, t]; `mask` [b or 1, t, keys] says which keys each sees."""
+    b, t = tokens.shape
+    h, hk, d = config.heads, config.kv_heads, config.head_dim
+    if config.sliding_window is not None:
+        keys = jnp.arange(mask.shape[-1])
+        mask = mask & (keys > positions[:, :, None] - config.sliding_window)
+    cos, sin = jnp.split(rope_table[positions][:, :, None], 2, axis=-1)
+    rows = jnp.arange(b)[:, None]
+    residual = params["embed"][tokens]
+    hidden = _norm(residual, params["first_norm"], config.rms_eps)
+    new_caches = []
+    for weights, (key_cache, value_cache) in zip(params["layers"], caches, strict=True):
+        qkv = _linear(hidden, weights["wqkv"])
+        if config.qkv_bias:
+            qkv = qkv + weights["bqkv"]
+        query, key, value = jnp.split(qkv.reshape(b, t, h + 2 * hk, d), (h, h + hk), axis=2)
+        query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+        key_cache = key_cache.at[rows, :, positions].set(key)
+        value_cache = value_cache.at[rows, :, positions].set(value)
+        new_caches.append((key_cache, value_cache))
+        if t > 1:  # A whole prompt sees only itself; the rest of the cache is empty.
+            attended = _attend(query, key.swapaxes(1, 2), value.swapaxes(1, 2), mask)
+        else:
+            attended = _attend(query, key_cache, value_cache, mask)
+        residual = residual + _linear(attended.reshape(b, t, h * d), weights["wo"])
+        hidden = _norm(residual, weights["mlp_norm"], config.rms_eps)
+        gate, up = jnp.split(_linear(hidden, weights["w_gate_up"]), 2, axis=-1)
+        residual = residual + _linear(jax.nn.silu(gate) * up, weights["w_down"])
+        hidden = _norm(residual, weights["next_norm"], config.rms_eps)
+    return hidden, new_caches
+
+
+def _attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
+    """Grouped-query attention over query [b, t, h, d] and key, value [b, hk, keys, d]."""
+    b, t, h, d = query.shape
+    hk = key.shape[1]
+    # Queries of one key head are its rows: XLA's batched products are faster that way.
+    grouped = query.reshape(b, t, hk, h // hk, d).swapaxes(1, 2).reshape(b, hk, -1, d)
+    mask = jnp.repeat(mask, h // hk, axis=1)[:, None]
+    scores = jnp.einsum("bkqd,bksd->bkqs", grouped, key, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(jnp.where(mask, scores * d**-0.5, -jnp.inf), axis=-1)
+    attended = jnp.einsum("bkqs,bksd->bkqd", weights.astype(value.dtype), value)
+    return attended.reshape(b, hk, t, h // hk, d).swapaxes(1, 2).reshape(b, t, h, d)
+
+
+def _linear(x: jax.Array, weight: jax.Array) -> jax.Array:
+    return linear(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], weight.shape[0])
+
+
+def _norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (wide * scale).astype(x.dtype) * weight
+
+
+def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = (first * cos - second * sin, second * cos + first * sin)
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+def _until_eos(tokens: list[int], eos_ids: Sequence[int]) -> list[int]:
+    ends = [i for i, token in enumerate(tokens) if token in eos_ids]
+    return tokens[: ends[0] + 1] if ends else tokens

