@@ -1,0 +1,118 @@
+"""Tokenizers from GGUF and from tokenizer.json, chat templates, and streaming text."""
+
+import json
+
+import pytest
+from intarsia.models import Tokenizer
+
+MULTI_BYTE = "naïve café, 日本語のテキスト, Ελληνικά, 👩‍👩‍👧 and 🧵🪡, done."
+
+
+def test_chat_prompts_are_those_of_transformers(smollm2_tokenizer, recorded):
+    for sequence in recorded:
+        assert smollm2_tokenizer.render_chat(sequence["prompt"]) == sequence["chat_text"]
+        assert smollm2_tokenizer.encode_chat(sequence["prompt"]) == sequence["prompt_ids"]
+
+
+def test_decoding_is_that_of_transformers(smollm2_tokenizer, recorded):
+    for sequence in recorded:
+        assert smollm2_tokenizer.decode(sequence["tokens"]) == sequence["text"]
+
+
+def test_text_survives_encoding_and_decoding(smollm2_tokenizer):
+    text = MULTI_BYTE + "  two  spaces\n\n\ttab 12345 it's"
+    assert smollm2_tokenizer.decode(smollm2_tokenizer.encode(text)) == text
+
+
+def test_special_tokens_are_one_token_and_hidden_in_text(smollm2_tokenizer):
+    tokens = smollm2_tokenizer.encode("<|im_start|>user")
+    assert tokens[0] == 1
+    assert smollm2_tokenizer.decode(tokens) == "user"
+    assert smollm2_tokenizer.decode(tokens, skip_special=False) == "<|im_start|>user"
+
+
+def test_streamed_text_is_whole_characters_and_adds_up(smollm2_tokenizer):
+    tokens = smollm2_tokenizer.encode(MULTI_BYTE)
+    stream = smollm2_tokenizer.stream()
+    pieces = [stream.push(token) for token in tokens]
+    assert "".join(pieces) + stream.finish() == MULTI_BYTE
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+    assert "" in pieces  # Some token did end inside a character, or this tests nothing.
+    assert sum(piece != "" for piece in pieces) > len(tokens) // 2  # Text is not held back.
+
+
+def test_stream_that_ends_inside_a_character_shows_it_at_the_end(smollm2_tokenizer):
+    first_byte = smollm2_tokenizer.encode("日")[:1]
+    stream = smollm2_tokenizer.stream()
+    assert [stream.push(token) for token in first_byte] == [""]
+    assert stream.finish() == "\N{REPLACEMENT CHARACTER}"
+    assert stream.finish() == ""
+
+
+def test_stream_goes_on_after_bytes_that_are_no_text(smollm2_tokenizer):
+    broken = smollm2_tokenizer.encode("日")[:1] + smollm2_tokenizer.encode(" and on")
+    stream = smollm2_tokenizer.stream()
+    text = "".join(stream.push(token) for token in broken) + stream.finish()
+    assert text == "\N{REPLACEMENT CHARACTER} and on"
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("smollm", ["the", "Ġthe", "1", "2", "3"]),
+        ("qwen2", ["the", "Ġthe", "1", "2", "3"]),
+        ("llama-bpe", ["the", "Ġthe", "123"]),
+        ("default", ["the", "Ġthe", "123"]),
+    ],
+)
+def test_pre_tokenizers_cut_digits_as_their_models_do(write_gguf, tiny_weights, pre, pieces):
+    tokenizer = Tokenizer.from_path(write_gguf(tiny_weights, pre=pre, add_bos=False))
+    assert tokenizer.backend.encode("the the123").tokens == pieces
+
+
+def test_bos_comes_first_where_the_file_says_so(write_gguf, tiny_weights):
+    tokenizer = Tokenizer.from_path(write_gguf(tiny_weights, add_bos=True))
+    assert tokenizer.encode("the")[0] == 0
+    assert tokenizer.encode("<|begin|>the") == tokenizer.encode("the")
+    assert Tokenizer.from_path(write_gguf(tiny_weights, pre="qwen2")).encode("the")[0] != 0
+
+
+def test_chat_template_of_a_conversation(write_gguf, tiny_weights):
+    tokenizer = Tokenizer.from_path(write_gguf(tiny_weights))
+    conversation = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "ho"},
+        {"role": "user", "content": "?"},
+    ]
+    text = "user: hi<|end|>assistant: ho<|end|>user: ?<|end|>assistant: "
+    assert tokenizer.render_chat(conversation) == text
+    assert tokenizer.encode_chat(conversation).count(1) == 3
+
+
+def test_directory_gives_the_same_tokens_as_gguf(write_gguf, tiny_weights, tmp_path):
+    of_gguf = Tokenizer.from_path(write_gguf(tiny_weights))
+    directory = tmp_path / "hf"
+    directory.mkdir()
+    of_gguf.backend.save(str(directory / "tokenizer.json"))
+    settings = {
+        "bos_token": {"content": "<|begin|>"},
+        "eos_token": "<|end|>",
+        "chat_template": [{"name": "default", "template": of_gguf.chat_template}],
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    of_directory = Tokenizer.from_path(directory)
+    assert of_directory.encode(MULTI_BYTE) == of_gguf.encode(MULTI_BYTE)
+    assert of_directory.encode_chat("the") == of_gguf.encode_chat("the")
+    assert of_directory.special_tokens == of_gguf.special_tokens
+
+
+def test_errors_name_what_was_got_and_expected(write_gguf, tiny_weights, tmp_path):
+    with pytest.raises(ValueError, match=r"pre is 'odd', expected one of default, .*llama-bpe"):
+        Tokenizer.from_path(write_gguf(tiny_weights, pre="odd"))
+    with pytest.raises(ValueError, match=r"model is 'llama', expected 'gpt2'"):
+        Tokenizer.from_path(write_gguf(tiny_weights, tokenizer="llama", pre="default"))
+    with pytest.raises(ValueError, match="no chat template"):
+        path = write_gguf(tiny_weights, pre="qwen2", chat_template=None)
+        Tokenizer.from_path(path).encode_chat("hi")
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json"):
+        Tokenizer.from_path(tmp_path)

@@ -1,0 +1,157 @@
+"""Loading models: the same weights from GGUF and safetensors, and errors that say what is wrong."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from intarsia.models import find_model, load_model
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+
+
+def assert_same_params(left, right):
+    assert left.keys() == right.keys()
+    for name in left.keys() - {"layers"}:
+        np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+    for one, other in zip(left["layers"], right["layers"], strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def test_gguf_and_safetensors_give_the_same_model(
+    write_gguf, write_directory, tiny_weights, hf_config
+):
+    config, params = load_model(write_directory(hf_config, tiny_weights))
+    gguf_config, gguf_params = load_model(write_gguf(tiny_weights))
+    assert_same_params(params, gguf_params)
+    assert gguf_config.rms_eps == pytest.approx(config.rms_eps)  # GGUF keeps it in f32.
+    for name in ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocab"):
+        assert getattr(gguf_config, name) == getattr(config, name)
+    for name in ("rope_theta", "tie_embeddings", "max_positions", "bos_id", "eos_ids"):
+        assert getattr(gguf_config, name) == getattr(config, name)
+    assert config.eos_ids == (1,)
+    assert "lm_head" not in params
+
+
+def test_projections_with_the_same_input_are_fused(write_directory, tiny_weights, hf_config):
+    _, params = load_model(write_directory(hf_config, tiny_weights))
+    names = (f"model.layers.1.self_attn.{p}_proj.weight" for p in "qkv")
+    fused = np.concatenate([tiny_weights[name] for name in names])
+    np.testing.assert_array_equal(params["layers"][1]["wqkv"], fused)
+    second = tiny_weights["model.layers.1.input_layernorm.weight"]
+    np.testing.assert_array_equal(params["layers"][0]["next_norm"], second)
+    last = tiny_weights["model.norm.weight"]
+    np.testing.assert_array_equal(params["layers"][1]["next_norm"], last)
+
+
+def test_shards_are_joined(write_directory, tiny_weights, hf_config, tmp_path):
+    _, sharded = load_model(write_directory(hf_config, tiny_weights, shards=3))
+    (tmp_path / "model.safetensors.index.json").unlink()
+    _, whole = load_model(write_directory(hf_config, tiny_weights))
+    assert_same_params(sharded, whole)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_weights_are_converted(write_directory, tiny_weights, hf_config, dtype):
+    stored = {name: array.astype(ml_dtypes.bfloat16) for name, array in tiny_weights.items()}
+    _, params = load_model(write_directory(hf_config, stored), dtype=dtype)
+    expected = stored["model.embed_tokens.weight"].astype(dtype)
+    assert params["embed"].dtype == dtype
+    np.testing.assert_array_equal(params["embed"], expected)
+    assert params["layers"][0]["wqkv"].dtype == dtype
+
+
+def test_output_projection_of_its_own(write_gguf, write_directory, tiny_weights, hf_config):
+    tiny_weights["lm_head.weight"] = -tiny_weights["model.embed_tokens.weight"]
+    hf_config["tie_word_embeddings"] = False
+    for path in (write_directory(hf_config, tiny_weights), write_gguf(tiny_weights)):
+        config, params = load_model(path)
+        assert not config.tie_embeddings
+        np.testing.assert_array_equal(params["lm_head"], tiny_weights["lm_head.weight"])
+
+
+def test_qwen2_has_biases_and_unpermuted_rows(write_gguf, write_directory, tiny_weights, hf_config):
+    for layer in range(2):
+        for name in "qkv":
+            stem = f"model.layers.{layer}.self_attn.{name}_proj"
+            rows = tiny_weights[f"{stem}.weight"].shape[0]
+            tiny_weights[f"{stem}.bias"] = np.arange(rows, dtype=np.float32)
+    hf_config["architectures"] = ["Qwen2ForCausalLM"]
+    config, params = load_model(write_directory(hf_config, tiny_weights))
+    _, gguf_params = load_model(write_gguf(tiny_weights, architecture="qwen2"))
+    assert config.qkv_bias
+    assert params["layers"][0]["bqkv"].shape == (128,)
+    assert_same_params(params, gguf_params)
+
+
+def test_rope_scaling_of_llama3(write_gguf, write_directory, tiny_weights, hf_config):
+    hf_config["rope_scaling"] = LLAMA3_ROPE
+    config, _ = load_model(write_directory(hf_config, tiny_weights))
+    # Unscaled over scaled frequencies in transformers 5.23.
+    expected = [1, 1, 1, 4.78183355, 8, 8, 8, 8]
+    np.testing.assert_allclose(config.rope_divisors, expected, rtol=1e-6)
+    stored = np.array(config.rope_divisors, np.float32)
+    path = write_gguf(tiny_weights, extra={"rope_freqs.weight": stored})
+    gguf_config, _ = load_model(path)
+    np.testing.assert_array_equal(gguf_config.rope_divisors, stored)
+    np.testing.assert_array_equal(gguf_config.rope_table(64), config.rope_table(64))
+
+
+def test_linear_rope_scaling_stretches_positions(write_directory, tiny_weights, hf_config):
+    plain, _ = load_model(write_directory(hf_config, tiny_weights))
+    hf_config["rope_scaling"] = {"type": "linear", "factor": 4.0}
+    scaled, _ = load_model(write_directory(hf_config, tiny_weights))
+    np.testing.assert_allclose(scaled.rope_table(64)[::4], plain.rope_table(16), atol=1e-6)
+
+
+def test_rope_table_is_cosines_then_sines(write_directory, tiny_weights, hf_config):
+    config, _ = load_model(write_directory(hf_config, tiny_weights))
+    table = config.rope_table(8)
+    assert table.shape == (8, 16)
+    assert table.dtype == np.float32
+    angles = 7 * 10000.0 ** (-np.arange(0, 16, 2) / 16)
+    np.testing.assert_allclose(table[7], [*np.cos(angles), *np.sin(angles)], atol=1e-6)
+
+
+def test_sliding_window_is_mistral_s_alone(write_directory, tiny_weights, hf_config):
+    hf_config["sliding_window"] = 64
+    assert load_model(write_directory(hf_config, tiny_weights))[0].sliding_window is None
+    hf_config["architectures"] = ["MistralForCausalLM"]
+    assert load_model(write_directory(hf_config, tiny_weights))[0].sliding_window == 64
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "is 'GPT2LMHeadModel', expected one of Llama"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "'yarn', expected one of default, linear, llam"),
+        ({"num_key_value_heads": 3}, "heads=4 must be a multiple of kv_heads=3"),
+        ({"intermediate_size": 95}, r"gate_proj.weight has shape \[96, 48\], expected \[95, 48\]"),
+        ({"num_hidden_layers": 3}, r"layers.2.* is missing, expected shape \[48\]"),
+        ({"num_hidden_layers": 1}, r"unsupported tensors model\.layers\.1\.input_layernorm"),
+    ],
+)
+def test_wrong_configurations(write_directory, tiny_weights, hf_config, change, message):
+    path = write_directory(hf_config | change, tiny_weights)
+    with pytest.raises(ValueError, match=message):
+        load_model(path)
+
+
+def test_wrong_files(write_gguf, tiny_weights, tmp_path):
+    with pytest.raises(ValueError, match="architecture is 'gemma', expected one of llama, qwen2"):
+        load_model(write_gguf(tiny_weights, architecture="gemma"))
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        load_model(tmp_path)
+    text = tmp_path / "model.gguf"
+    text.write_text("hello")
+    with pytest.raises(ValueError, match=r"model\.gguf begins with b'hell', expected b'GGUF'"):
+        load_model(text)
+    with pytest.raises(FileNotFoundError, match=r"'nothing' is neither a file .* one of smollm2"):
+        find_model("nothing")
