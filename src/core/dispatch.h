@@ -1,14 +1,22 @@
 // From a run-time dtype or size to a template argument. One dispatch site an op.
 //
-//   return DispatchDType<DType::kF32, DType::kF16>("rms_norm: x", x.dtype, [&]<DType kT>() -> Status { ... });
+//   return DispatchDType<kF32, kF16>("rms_norm: x", x.dtype, [&]<DType kType>() -> Status { ... });
 //   return DispatchInt<64, 128>("paged_attention: d", d, [&]<int kD>() -> Status { ... });
 //
 // What falls through is legal but not built, and the message lists what is.
 #pragma once
+#include <span>
+
 #include "src/core/dtype.h"
 #include "src/core/status.h"
 
 namespace intarsia {
+
+inline constexpr DType kF32 = DType::kF32, kF16 = DType::kF16, kBF16 = DType::kBF16;
+
+// Apart from the templates, which <op>_cpu.cc files instantiate: see cpu/isa.h.
+Status NotBuilt(std::string_view what, DType got, std::span<const DType> built);
+Status NotBuilt(std::string_view what, int64_t got, std::span<const int> built);
 
 template <DType... kTypes, class Fn>
 Status DispatchDType(std::string_view what, DType dtype, Fn&& fn) {
@@ -19,9 +27,8 @@ Status DispatchDType(std::string_view what, DType dtype, Fn&& fn) {
     return true;
   };
   if ((try_one.template operator()<kTypes>() || ...)) return status;
-  std::string built;
-  ((built += Text(" ", Name(kTypes))), ...);
-  return Unimplemented(Text(what, " has dtype ", Name(dtype), "; built are", built));
+  static constexpr DType kBuilt[] = {kTypes...};
+  return NotBuilt(what, dtype, kBuilt);
 }
 
 // The first of the ascending values that is >= value.
@@ -34,11 +41,8 @@ Status DispatchInt(std::string_view what, int64_t value, Fn&& fn) {
     return true;
   };
   if ((try_one.template operator()<kValues>() || ...)) return status;
-  std::string built;
-  ((built += Text(" ", static_cast<int64_t>(kValues))), ...);
-  return Unimplemented(Text(what, " is ", value, "; built are up to", built));
+  static constexpr int kBuilt[] = {kValues...};
+  return NotBuilt(what, value, kBuilt);
 }
-
-inline constexpr DType kF32 = DType::kF32, kF16 = DType::kF16, kBF16 = DType::kBF16;
 
 }  // namespace intarsia
