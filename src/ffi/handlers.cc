@@ -1,6 +1,8 @@
 #include "src/ffi/handlers.h"
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "src/core/config.h"
 #include "src/ops/registry.h"
@@ -186,7 +188,7 @@ XLA_FFI_Error* ExecuteCuda(XLA_FFI_CallFrame* frame) {
                 return Guarded(op, args, rets, attrs, [&](const Call& call) { return op.run_cuda(call, CudaContext{stream}); });
               },
               // Index checks read device memory on the host, which no graph can hold.
-              GetConfig().check_indices ? ffi::Traits{} : ffi::Traits{XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE})
+              {GetConfig().check_indices ? ffi::Traits{} : ffi::Traits::kCmdBufferCompatible})
           .release();
   return handler->Call(frame);
 }
@@ -200,7 +202,7 @@ XLA_FFI_Error* InitializeCuda(XLA_FFI_CallFrame* frame) {
           .RemainingRets()
           .Attrs()
           .To([](ffi::RemainingArgs, ffi::RemainingRets, ffi::Dictionary) { return ToXla(cuda::LoadKernels()); },
-              ffi::Traits{XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE})
+              {ffi::Traits::kCmdBufferCompatible})
           .release();
   return handler->Call(frame);
 }

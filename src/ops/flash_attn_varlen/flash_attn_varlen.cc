@@ -17,7 +17,7 @@ Status FlashAttnVarlen::ToParams(attention::Params& params) const {
     attention::SetDenseCache(params, k, *v, *cu_seqlens_k, seqused_k);
   }
   params.window_left = window_left;
-  params.window_right = is_causal ? (window_right < 0 ? 0 : std::min<int64_t>(window_right, 0)) : window_right;
+  params.window_right = is_causal ? 0 : window_right;
   attention::SetWorkspace(params, workspace);
   return attention::CheckHeads(params);
 }
