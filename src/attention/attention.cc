@@ -22,7 +22,6 @@ constexpr int64_t kMinSplitKeys = 256;
 constexpr int64_t kMinCostRows = 8;
 // The f32 of 64 bytes: the widest register, and a cache line.
 constexpr int64_t kAlignFloats = 16;
-constexpr int64_t kMaxPanelRows = 2 * kAlignFloats;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
@@ -43,15 +42,17 @@ std::vector<Sequence> ReadSequences(const Params& params, bool layer_exists) {
   std::vector<Sequence> sequences;
   int64_t q_begin = std::clamp<int64_t>(At(params.cu_seqlens_q, 0), 0, params.num_tokens);
   for (int64_t i = 0; i < num_seqs; ++i) {
-    const int64_t q_end = std::clamp<int64_t>(At(params.cu_seqlens_q, i + 1), q_begin, params.num_tokens);
+    const int64_t q_end =
+        std::clamp<int64_t>(At(params.cu_seqlens_q, i + 1), q_begin, params.num_tokens);
     Sequence sequence{.index = i, .q_begin = q_begin, .len_q = q_end - q_begin};
-    int64_t max_len = std::min<int64_t>(params.max_len_k, std::numeric_limits<int32_t>::max() - kTileKeys);
+    int64_t max_len =
+        std::min<int64_t>(params.max_len_k, std::numeric_limits<int32_t>::max() - kTileKeys);
     int64_t len = 0;
     if (!params.paged() && params.cu_seqlens_k.data) {
       const int64_t rows = params.cache.page_size;
       sequence.k_begin = std::clamp<int64_t>(At(params.cu_seqlens_k, i), 0, rows);
-      len = At(params.cu_seqlens_k, i + 1) - sequence.k_begin;
       max_len = std::min(max_len, rows - sequence.k_begin);
+      len = std::clamp(At(params.cu_seqlens_k, i + 1), sequence.k_begin, rows) - sequence.k_begin;
     }
     if (params.seqused_k.data) len = At(params.seqused_k, i);
     sequence.len_k = layer_exists ? std::clamp<int64_t>(len, 0, max_len) : 0;
@@ -95,7 +96,8 @@ class Plan {
       CpuTile tile{.sequence = sequence, .row = row, .num_rows = std::min(kTileRows, rows - row)};
       const int64_t last_row = row + tile.num_rows - 1;
       tile.key_begin = VisibleKeys(work.params, sequence, row / work.group).begin;
-      tile.key_end = std::max(tile.key_begin, VisibleKeys(work.params, sequence, last_row / work.group).end);
+      tile.key_end =
+          std::max(tile.key_begin, VisibleKeys(work.params, sequence, last_row / work.group).end);
       tiles_.push_back(tile);
       max_tile_rows_ = std::max(max_tile_rows_, tile.num_rows);
     }
@@ -105,7 +107,8 @@ class Plan {
     std::vector<CpuTile> pieces;
     for (const CpuTile& tile : tiles_) {
       const int64_t keys = tile.key_end - tile.key_begin;
-      const int64_t wanted = std::min(CeilDiv(Cost(tile), std::max<int64_t>(cost, 1)), keys / kMinSplitKeys);
+      const int64_t wanted =
+          std::min(CeilDiv(Cost(tile), std::max<int64_t>(cost, 1)), keys / kMinSplitKeys);
       if (wanted < 2) {
         pieces.push_back(tile);
         continue;
@@ -136,7 +139,8 @@ class Plan {
 void WritePadding(const Params& params, int64_t begin, int64_t end) {
   if (begin >= end) return;
   const int64_t row_bytes = params.num_heads * params.head_dim * Bytes(params.dtype);
-  std::memset(static_cast<char*>(params.out) + begin * row_bytes, 0, static_cast<size_t>((end - begin) * row_bytes));
+  std::memset(static_cast<char*>(params.out) + begin * row_bytes, 0,
+              static_cast<size_t>((end - begin) * row_bytes));
   if (!params.lse) return;
   for (int64_t head = 0; head < params.num_heads; ++head) {
     float* lse = params.lse + head * params.num_tokens;
@@ -157,12 +161,16 @@ bool ApplyLayer(CacheView& cache) {
 
 }  // namespace
 
-Status Run(const Params& params, const CpuContext& context) { return RunPlanned(params, context, RunOnCpu<CpuWork>); }
+Status Run(const Params& params, const CpuContext& context) {
+  return RunPlanned(params, context, RunOnCpu<CpuWork>);
+}
 
 Status RunPlanned(const Params& params, const CpuContext& context, CpuKernel& kernel) {
-  const bool built = params.dtype == DType::kF32 || params.dtype == DType::kF16 || params.dtype == DType::kBF16;
+  const bool built =
+      params.dtype == DType::kF32 || params.dtype == DType::kF16 || params.dtype == DType::kBF16;
   if (!built || params.cache.dtype != params.dtype)
-    return Unimplemented(Text(params.op, ": q is ", Name(params.dtype), " and K and V are ", Name(params.cache.dtype),
+    return Unimplemented(Text(params.op, ": q is ", Name(params.dtype), " and K and V are ",
+                              Name(params.cache.dtype),
                               "; built on the CPU are f32, f16 and bf16, the same for all"));
   if (params.num_tokens == 0 || params.num_heads == 0 || params.head_dim == 0) return {};
 
@@ -188,9 +196,11 @@ Status RunPlanned(const Params& params, const CpuContext& context, CpuKernel& ke
   // Per thread: a tile of K and of V, Q and the sums of the rows, and the scores of one panel.
   const int64_t rows = RoundUp(plan.max_tile_rows(), kMaxPanelRows);
   work.scratch_floats = 2 * (kTileKeys + rows) * work.padded_d + kTileKeys * kMaxPanelRows;
-  work.num_workers = std::clamp<int64_t>(work.num_tiles * params.num_kv_heads(), 1, context.num_threads());
+  work.num_workers =
+      std::clamp<int64_t>(work.num_tiles * params.num_kv_heads(), 1, context.num_threads());
   const AlignedFloats scratch = MakeAligned(work.num_workers * work.scratch_floats);
-  const AlignedFloats partials = MakeAligned(params.num_kv_heads() * work.partial_rows * (work.padded_d + 2));
+  const AlignedFloats partials =
+      MakeAligned(params.num_kv_heads() * work.partial_rows * (work.padded_d + 2));
   work.scratch = scratch.get();
   work.partials = partials.get();
   return kernel(work, context);

@@ -1,8 +1,9 @@
-// The work of one attention call on the CPU, cut into tiles: attention.cc plans it, attention_cpu.cc
-// does it, once for each instruction set.
+// The work of one attention call on the CPU, cut into tiles: attention.cc plans it,
+// attention_cpu.cc does it, once for each instruction set.
 //
-// The G = h / hk query heads that share a KV head are handled together, so that K and V are read and
-// converted once for all of them: row r of a sequence is its token r / G under the (r % G)-th of them.
+// The G = h / hk query heads that share a KV head are handled together, so that K and V are read
+// and converted once for all of them: row r of a sequence is its token r / G under the (r % G)-th
+// of them.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -11,8 +12,9 @@
 
 namespace intarsia::attention {
 
-inline constexpr int64_t kTileRows = 128;  // at most, of one sequence
-inline constexpr int64_t kTileKeys = 64;   // at most, taken at a time
+inline constexpr int64_t kTileRows = 128;     // at most, of one sequence
+inline constexpr int64_t kTileKeys = 64;      // at most, taken at a time
+inline constexpr int64_t kMaxPanelRows = 32;  // see panel_cpu.h
 
 // Where one sequence lies, with every number clamped to what the arrays hold.
 struct Sequence {
@@ -21,7 +23,7 @@ struct Sequence {
   int64_t k_begin = 0, len_k = 0;  // k_begin: of dense K and V
 };
 
-// Rows [row, row + num_rows) of a sequence against its keys [key_begin, key_end), for every KV head.
+// Rows [row, row + num_rows) of a sequence against its keys [key_begin, key_end), in every KV head.
 struct CpuTile {
   Sequence sequence;
   int64_t row = 0, num_rows = 0;
@@ -38,9 +40,9 @@ struct CpuMerge {
 };
 
 struct CpuWork {
-  Params params;  // layer applied, windows clamped
-  int64_t group = 1;    // G
-  int64_t padded_d = 0; // d rounded up to whole registers of any instruction set
+  Params params;         // layer applied, windows clamped
+  int64_t group = 1;     // G
+  int64_t padded_d = 0;  // d rounded up to whole registers of any instruction set
   const CpuTile* tiles = nullptr;
   int64_t num_tiles = 0;
   const CpuMerge* merges = nullptr;
@@ -57,14 +59,15 @@ struct CpuWork {
   }
 };
 
-// Plans `params` and hands the work to `kernel`: RunOnCpu, or in tests RunCpu of one instruction set.
+// Plans `params` and hands the work to `kernel`: to RunOnCpu, or in a test to RunCpu of one set.
 using CpuKernel = Status(const CpuWork& work, const CpuContext& context);
 Status RunPlanned(const Params& params, const CpuContext& context, CpuKernel& kernel);
 
 namespace {  // attention_cpu.cc includes this too: see isa.h
 
 [[gnu::always_inline]] inline int64_t At(const IndexVector& indices, int64_t i) {
-  return indices.wide ? static_cast<const int64_t*>(indices.data)[i] : static_cast<const int32_t*>(indices.data)[i];
+  return indices.wide ? static_cast<const int64_t*>(indices.data)[i]
+                      : static_cast<const int32_t*>(indices.data)[i];
 }
 
 struct KeyRange {
@@ -72,7 +75,8 @@ struct KeyRange {
 };
 
 // The keys that a token of the sequence sees.
-[[gnu::always_inline]] inline KeyRange VisibleKeys(const Params& params, const Sequence& sequence, int64_t token) {
+[[gnu::always_inline]] inline KeyRange VisibleKeys(const Params& params, const Sequence& sequence,
+                                                   int64_t token) {
   const int64_t position = token + sequence.len_k - sequence.len_q;
   KeyRange keys{0, sequence.len_k};
   if (params.window_left >= 0) keys.begin = std::max<int64_t>(0, position - params.window_left);

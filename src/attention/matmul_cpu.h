@@ -7,8 +7,8 @@
 namespace intarsia::attention {
 namespace {
 
-// Accumulators of a block. A core starts two FMAs a cycle and each takes four, so eight is the least;
-// more of them share a load, as far as the register file goes.
+// Accumulators of a block. A core starts two FMAs a cycle and each takes four, so eight is the
+// least; more of them share a load, as far as the register file goes.
 inline constexpr int kAccumulators = kLanes >= 16 ? 16 : 8;
 
 // A matrix of f32 by strides.
@@ -34,11 +34,11 @@ template <int kRows, int kColumns, class T>
   }
 }
 
-// All kLanes dot products of kRows rows of a (f32, a_row apart) and kLanes / kRows rows of b, over
-// `count` elements, a multiple of kLanes: lane i is that of row i % kRows of a and row i / kRows of b.
+// The kLanes dot products of kRows rows of a, a_row elements apart, and kLanes / kRows rows of b;
+// of `count` elements, a multiple of kLanes. Lane i is row i % kRows of a times row i / kRows of b.
 template <int kRows, class T>
-[[gnu::always_inline]] inline VecF DotProducts(const float* a, int64_t a_row, const T* const (&b)[kLanes / kRows],
-                                               int64_t count) {
+[[gnu::always_inline]] inline VecF DotProducts(const float* a, int64_t a_row,
+                                               const T* const (&b)[kLanes / kRows], int64_t count) {
   VecF sums[kLanes] = {};
   for (int64_t n = 0; n < count; n += kLanes) {
     VecF b_n[kLanes / kRows];
@@ -54,7 +54,8 @@ template <int kRows, class T>
   return SumEach(sums);
 }
 
-// ForBlocks<n>(count, fn): fn.operator()<size>(first) over [0, count) in blocks of n, then of n / 2 ... 1.
+// Calls fn.operator()<size>(first) for blocks that cover [0, count): of kSize, then half of it
+// ... 1.
 template <int kSize, class Fn>
 [[gnu::always_inline]] inline void ForBlocks(int64_t count, Fn fn, int64_t first = 0) {
   for (; first + kSize <= count; first += kSize) fn.template operator()<kSize>(first);

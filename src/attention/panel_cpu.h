@@ -1,11 +1,12 @@
-// A panel: a few rows of one sequence and KV head with their softmax in progress (Milakov and
-// Gimelshein, arXiv:1805.02867; blocks as in FlashAttention, arXiv:2205.14135). For *_cpu.cc files only.
+// A panel: up to two registers' worth of rows of one sequence and KV head, with their softmax in
+// progress (Milakov and Gimelshein, arXiv:1805.02867; in blocks as FlashAttention does it,
+// arXiv:2205.14135). For *_cpu.cc files only.
 //
 // For each row, over the keys so far: max = max_j s_j, sum = sum_j exp(s_j - max), and
 // out = sum_j exp(s_j - max) v_j. Scores are kept transposed, [keys, rows], so that
 //   - lanes are rows: maxima and sums over keys need no exchange between lanes,
-//   - with many rows, K^T is never formed: scores = K Q^T takes single elements of K, and Q^T is made once,
-//   - with few rows (decode), registers run along d, and a register of scores holds several keys.
+//   - with many rows K is never transposed: K Q^T takes its elements singly, and Q^T is made once,
+//   - with few rows (decode) registers run along d, and a register of scores holds several keys.
 #pragma once
 #include <cmath>
 #include <limits>
@@ -26,6 +27,15 @@ struct KeyBlock {
   const T* k = nullptr;
   const T* v = nullptr;
   int64_t stride = 0;
+
+  // Leaves those within `range`.
+  void Clip(const KeyRange& range) {
+    const int64_t skipped = std::clamp<int64_t>(range.begin - first, 0, count);
+    count = std::max<int64_t>(0, std::min(first + count, range.end) - first - skipped);
+    first += skipped;
+    k += skipped * stride;
+    v += skipped * stride;
+  }
 };
 
 // fn folded over the lanes whose numbers are equal modulo kWidth, in all of them.
@@ -39,6 +49,7 @@ template <int kWidth, int kDistance = kLanes / 2, class Fn>
 
 template <int kWidth>
 class Panel {
+  static_assert(kWidth <= 2 * kLanes && kWidth <= kMaxPanelRows && kTileRows % kWidth == 0);
   // Fewer rows than lanes: a register of scores holds kWidth rows of each of several keys.
   static constexpr bool kFewRows = kWidth < kLanes;
   static constexpr int kKeysPerVec = kFewRows ? kLanes / kWidth : 1;
@@ -47,10 +58,11 @@ class Panel {
  public:
   static constexpr int64_t kScoreFloats = kTileKeys * kWidth;
 
-  // Rows [row, row + num_rows) of the tile's sequence, num_rows <= kWidth; the rest are copies of
-  // nothing, computed and not stored. `memory` holds 2 * kWidth * padded_d floats.
+  // Begins rows [row, row + num_rows) of the sequence, num_rows <= kWidth; the panel's other rows
+  // are zeros that nobody asks for. `memory` holds 2 * kWidth * padded_d floats.
   template <class T>
-  void Start(const CpuWork& work, const Sequence& sequence, int64_t head, int64_t row, int64_t num_rows, float* memory) {
+  void Start(const CpuWork& work, const Sequence& sequence, int64_t head, int64_t row,
+             int64_t num_rows, float* memory) {
     d_ = work.params.head_dim;
     padded_d_ = work.padded_d;
     softcap_ = work.params.softcap;
@@ -61,7 +73,8 @@ class Panel {
     for (int lane = 0; lane < kVecs * kLanes; ++lane) {
       const int64_t lane_row = row + std::min<int64_t>(lane % kWidth, num_rows - 1);
       const KeyRange keys = VisibleKeys(work.params, sequence, lane_row / work.group);
-      begins_[lane / kLanes][lane % kLanes] = static_cast<int32_t>(std::min(keys.begin, sequence.len_k));
+      begins_[lane / kLanes][lane % kLanes] =
+          static_cast<int32_t>(std::min(keys.begin, sequence.len_k));
       ends_[lane / kLanes][lane % kLanes] = static_cast<int32_t>(std::max<int64_t>(keys.end, 0));
     }
     // The window only moves right from row to row.
@@ -72,12 +85,14 @@ class Panel {
 
   // Takes in some keys. `scores` holds kScoreFloats.
   template <class T>
-  void Attend(const KeyBlock<T>& keys, float* scores) {
+  void Attend(KeyBlock<T> keys, float* scores) {
+    keys.Clip(some_);
+    if (keys.count == 0) return;
     const int64_t keys_end = keys.first + keys.count;
-    if (keys.first >= some_.end || keys_end <= some_.begin) return;
     Score(keys, scores);
     if (softcap_ > 0) SoftCap(keys.count, scores);
-    if (keys.first < all_.begin || keys_end > all_.end || keys.count % kKeysPerVec) Mask(keys.first, keys.count, scores);
+    if (keys.first < all_.begin || keys_end > all_.end || keys.count % kKeysPerVec)
+      Mask(keys.first, keys.count, scores);
     alignas(64) float decay[kVecs * kLanes];
     Softmax(keys.count, scores, decay);
     Accumulate(keys, scores, decay);
@@ -91,12 +106,14 @@ class Panel {
   }
 
  private:
-  // Row `row` of the sequence becomes row i of Q, as f32 and scaled: [kWidth, padded_d] or, transposed,
-  // [d, kWidth].
+  // Row `row` of the sequence becomes row i of Q, as f32 and scaled: [kWidth, padded_d] or,
+  // transposed, [d, kWidth].
   template <class T>
-  void LoadQuery(const CpuWork& work, const Sequence& sequence, int64_t head, int64_t row, int64_t i) {
+  void LoadQuery(const CpuWork& work, const Sequence& sequence, int64_t head, int64_t row,
+                 int64_t i) {
     const Params& params = work.params;
-    const T* query = static_cast<const T*>(params.q) + (sequence.q_begin + row / work.group) * params.q_token_stride +
+    const T* query = static_cast<const T*>(params.q) +
+                     (sequence.q_begin + row / work.group) * params.q_token_stride +
                      (head * work.group + row % work.group) * params.q_head_stride;
     ForLanes(d_, [&](int64_t n, int lanes) {
       const VecF x = LoadN(query + n, lanes) * params.scale;
@@ -113,7 +130,8 @@ class Panel {
     if constexpr (kFewRows) {
       for (int64_t j = 0; j < keys.count; j += kKeysPerVec) {
         const T* rows[kKeysPerVec];  // those after the last are masked later
-        for (int i = 0; i < kKeysPerVec; ++i) rows[i] = keys.k + std::min(j + i, keys.count - 1) * keys.stride;
+        for (int i = 0; i < kKeysPerVec; ++i)
+          rows[i] = keys.k + std::min(j + i, keys.count - 1) * keys.stride;
         Store(scores + j * kWidth, DotProducts<kWidth>(q_, padded_d_, rows, padded_d_));
       }
     } else {
@@ -134,7 +152,8 @@ class Panel {
   }
 
   void SoftCap(int64_t count, float* scores) const {
-    ForScores(count, scores, [&](float* s, int, int64_t) { Store(s, Tanh(Load(s) / softcap_) * softcap_); });
+    ForScores(count, scores,
+              [&](float* s, int, int64_t) { Store(s, Tanh(Load(s) / softcap_) * softcap_); });
   }
 
   void Mask(int64_t first, int64_t count, float* scores) const {
@@ -148,14 +167,16 @@ class Panel {
     });
   }
 
-  // scores = exp(scores - max) with the new max; what was summed before counts `decay` times.
+  // scores = exp(scores - max) with the new max; what was summed with the old one counts `decay`
+  // times.
   void Softmax(int64_t count, float* scores, float* decay) {
     VecF max[kVecs], sum[kVecs] = {}, shift[kVecs];
     for (int v = 0; v < kVecs; ++v) max[v] = max_[v];
     ForScores(count, scores, [&](float* s, int v, int64_t) { max[v] = Max(max[v], Load(s)); });
     for (int v = 0; v < kVecs; ++v) {
       max[v] = FoldLanes<kWidth>(max[v], [](VecF a, VecF b) { return Max(a, b); });
-      shift[v] = max[v] == -kInfinity ? VecF{} : max[v];  // a row that has seen nothing: -inf - -inf is NaN
+      // 0 for a row that has seen nothing, because -inf - -inf is NaN.
+      shift[v] = max[v] == -kInfinity ? VecF{} : max[v];
     }
     ForScores(count, scores, [&](float* s, int v, int64_t) {
       const VecF p = Exp(Load(s) - shift[v]);
@@ -179,8 +200,10 @@ class Panel {
         float* out = out_ + row * padded_d_ + column * kLanes;
         VecF sums[kRows][kColumns];
         for (int i = 0; i < kRows; ++i)
-          for (int c = 0; c < kColumns; ++c) sums[i][c] = Load(out + i * padded_d_ + c * kLanes) * decay[row + i];
-        Multiply({scores + row, 1, kWidth}, keys.v + column * kLanes, keys.stride, keys.count, sums);
+          for (int c = 0; c < kColumns; ++c)
+            sums[i][c] = Load(out + i * padded_d_ + c * kLanes) * decay[row + i];
+        Multiply({scores + row, 1, kWidth}, keys.v + column * kLanes, keys.stride, keys.count,
+                 sums);
         for (int i = 0; i < kRows; ++i)
           for (int c = 0; c < kColumns; ++c) Store(out + i * padded_d_ + c * kLanes, sums[i][c]);
       }
