@@ -32,7 +32,9 @@ def example(op: _native.Op) -> WireCall:
     sizes = support.cases(op.name, "wire")
     (case,) = sizes.values()
     operands, attributes = module.arguments(np.random.default_rng(0), np.float32, **case)
-    tensors = [None if x is None else _native.Tensor(x.shape, _MLIR[str(x.dtype)]) for x in operands]
+    tensors = [
+        None if x is None else _native.Tensor(x.shape, _MLIR[str(x.dtype)]) for x in operands
+    ]
     inferred = _native.main_library().infer(op.name, tensors, attributes)
     results = sorted((r for r in inferred if r is not None), key=lambda r: r.workspace)
     return WireCall(op, operands, attributes, results)
@@ -56,14 +58,22 @@ def snippet(op: _native.Op) -> str:
     given = [(row, x) for row, x in zip(op.operands, call.operands, strict=True) if x is not None]
     types = [_type(x.shape, _MLIR[str(x.dtype)]) for _, x in given]
     kinds = {a["name"]: a["type"] for a in op.attributes}
-    config = [f"{k} = {_attribute(kinds[k], v)}" for k, v in call.attributes.items() if v is not None]
+    config = [
+        f"{k} = {_attribute(kinds[k], v)}" for k, v in call.attributes.items() if v is not None
+    ]
     optional = [x for row, x in zip(op.operands, call.operands, strict=True) if row["optional"]]
     if optional:
-        config.append(f"present = {sum(1 << i for i, x in enumerate(optional) if x is not None)} : i64")
+        config.append(
+            f"present = {sum(1 << i for i, x in enumerate(optional) if x is not None)} : i64"
+        )
     results = [_type(r.shape, r.dtype) for r in call.results]
     returned = [i for i, r in enumerate(call.results) if not r.workspace]
     names = ", ".join(f"%{row['name']}" for row, _ in given)
-    attributes = ["api_version = 4 : i32", f"backend_config = {{{', '.join(config)}}}", *_aliases(call, given)]
+    attributes = [
+        "api_version = 4 : i32",
+        f"backend_config = {{{', '.join(config)}}}",
+        *_aliases(call, given),
+    ]
     single = len(results) == 1
     value = ["%0"] if single else [f"%0#{i}" for i in returned]
     out_types = ", ".join(results[i] for i in returned)

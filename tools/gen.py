@@ -43,6 +43,10 @@ def _dtype(dtype: str) -> str:
     return dtype.replace("|", ", ")
 
 
+def _choices(attribute: Mapping[str, Any]) -> str:
+    return f"; one of {_dtype(attribute['one_of'])}" if attribute["one_of"] else ""
+
+
 def _parameters(op: _native.Op) -> str:
     """An operand that can be absent has a default only if no required one follows it."""
     names = []
@@ -75,8 +79,7 @@ def _docstring(op: _native.Op) -> str:
         what = f"{_shape(operand['dims'])}, {_dtype(operand['dtype'])}: {operand['doc']}{absent}."
         lines.append(_doc_entry(operand["name"], what))
     for attribute in op.attributes:
-        choices = f" One of {_dtype(attribute['one_of'])}." if attribute["one_of"] else ""
-        lines.append(_doc_entry(attribute["name"], f"{attribute['doc']}.{choices}"))
+        lines.append(_doc_entry(attribute["name"], f"{attribute['doc']}{_choices(attribute)}."))
     lines += ["", "    Returns:"]
     for result in _results(op):
         alias = f"; shares the buffer of {result['alias']}" if result["alias"] else ""
@@ -133,7 +136,7 @@ def _op_page(op: _native.Op) -> str:
         for o in op.operands
     ]
     attributes = [
-        [f"`{a['name']}`", a["type"], "none" if a["default"] is None else f"`{a['default']!r}`", a["doc"]]
+        [f"`{a['name']}`", a["type"], "none" if a["default"] is None else f"`{a['default']!r}`", a["doc"] + _choices(a)]
         for a in op.attributes
     ]
     results = [

@@ -44,7 +44,7 @@ def flash_attn_varlen(
       window_left: keys seen before the query's own; -1: all.
       window_right: keys seen after the query's own; -1: all.
       softcap: softcap * tanh(score / softcap); 0: none.
-      layout: order of the cache's axes. One of NHD, combined.
+      layout: order of the cache's axes; one of NHD, combined.
       return_lse: also return lse.
 
     Returns:
@@ -88,7 +88,7 @@ def fused_add_rms_norm(
       residual: [..., n], T: the residual stream.
       weight: [n], T, f32: scale of each column; 1 if absent; may be absent.
       eps: added to the mean square.
-      rounding: "before_weight" norms the unrounded sum and rounds to T before the weight. One
+      rounding: "before_weight" norms the unrounded sum and rounds to T before the weight; one
         of once, before_weight.
 
     Returns:
@@ -134,7 +134,7 @@ def paged_attention(
       scale: of the scores; default d ** -0.5.
       sliding_window: keys that a query sees, its own included; default all.
       softcap: softcap * tanh(score / softcap); 0: none.
-      layout: order of the cache's axes. One of NHD, combined.
+      layout: order of the cache's axes; one of NHD, combined.
       return_lse: also return lse.
 
     Returns:
@@ -181,7 +181,7 @@ def reshape_and_cache_flash(
       slot_mapping: [slots], i32, i64: page * s + offset of each of the first tokens; negative:
         skip.
       layer: scalar, i32: which layer of a cache with a leading layer axis; may be absent.
-      layout: order of the cache's axes. One of NHD, combined.
+      layout: order of the cache's axes; one of NHD, combined.
 
     Returns:
       key_cache: as key_cache, T: the same pages; shares the buffer of key_cache.
@@ -212,7 +212,7 @@ def rms_norm(
       x: [..., n], T: rows to normalise.
       weight: [n], T, f32: scale of each column; 1 if absent; may be absent.
       eps: added to the mean square.
-      rounding: "before_weight" rounds to T before the weight, as Hugging Face's Llama does. One
+      rounding: "before_weight" rounds to T before the weight, as Hugging Face's Llama does; one
         of once, before_weight.
 
     Returns:

@@ -8,9 +8,10 @@ _LLAMA = dict(h=32, hk=8, d=128, is_causal=True)
 _SMOLLM2 = dict(h=9, hk=3, d=64)
 _MIXED = ((1, 33), (5, 5), (0, 0), (1, 1), (7, 40), (3, 0), (0, 9), (9, 4), (1, 16), (130, 70))
 
-# Named after the models whose heads they are. `lens` has (queries, keys) of each sequence; `page`: the
-# keys lie in a paged cache.
+# Named after the models whose heads they are. `lens` has (queries, keys) of each sequence; with
+# `page` the keys lie in a paged cache.
 CASES = {
+    "example": dict(tags="ci wire", lens=((3, 3), (2, 6)), h=4, hk=2, d=64, is_causal=True),
     "llama3_8b_prefill_4x4096": dict(tags="bench", lens=((4096, 4096),) * 4, **_LLAMA),
     "llama3_8b_prefill_4x4096_paged": dict(
         tags="bench", lens=((4096, 4096),) * 4, **_LLAMA, page=16
@@ -33,7 +34,7 @@ CASES = {
     "paged_combined": dict(tags="ci", lens=_MIXED, **_SMOLLM2, page=16, layout="combined"),
     "paged_layers": dict(tags="ci", lens=_MIXED, **_SMOLLM2, page=16, layers=2),
     "no_such_layer": dict(
-        tags="ci", lens=_MIXED, **_SMOLLM2, page=16, layers=2, layer=2, return_lse=True
+        tags="ci beyond_plain", lens=_MIXED, **_SMOLLM2, page=16, layers=2, layer=2, return_lse=True
     ),
     "used_keys": dict(
         tags="ci", lens=_MIXED, **_SMOLLM2, used=True, is_causal=True, return_lse=True
@@ -65,20 +66,20 @@ CASES = {
     "head_dim_120": dict(tags="ci", lens=((70, 80),), h=5, hk=5, d=120, is_causal=True),
     "head_dim_192": dict(tags="ci", lens=((70, 80),), h=4, hk=2, d=192, is_causal=True),
     "many_query_heads": dict(tags="ci", lens=((3, 70),), h=71, hk=1, d=64, is_causal=True),
-    "no_tokens": dict(tags="ci", lens=((0, 5), (0, 0)), **_SMOLLM2),
+    "no_tokens": dict(tags="ci beyond_plain", lens=((0, 5), (0, 0)), **_SMOLLM2),
 }
 
 
 def arguments(
-    rng, dtype, *, lens, h, hk, d, page=None, layout="NHD", layers=None, layer=1, used=False, padding=0,
-    index=np.int32, **attributes,
+    rng, dtype, *, lens, h, hk, d, page=None, layout="NHD", layers=None, layer=1, used=False,
+    padding=0, index=np.int32, **attributes,
 ):  # fmt: skip
     """Random operands in spec order, and attributes.
 
-    `used`: seqused_k says that each sequence has a few keys fewer than its room. `padding`: rows of q
-    beyond the sequences.
+    `used`: seqused_k says that each sequence has a few keys fewer than its room. `padding`: rows of
+    q beyond the sequences.
     """
-    lens_q, lens_k = zip(*lens, strict=True)
+    lens_q, lens_k = [n for n, _ in lens], [n for _, n in lens]
     q = attention.random_array(rng, (sum(lens_q) + padding, h, d), dtype)
     cu_seqlens_q = attention.starts(lens_q, index)
     if page is not None:
@@ -95,7 +96,8 @@ def arguments(
             index=index,
         )
         return [
-            q, cache.key_cache, cache.value_cache, cu_seqlens_q, None, cache.seqused_k, cache.block_table, cache.layer,
+            q, cache.key_cache, cache.value_cache, cu_seqlens_q, None, cache.seqused_k,
+            cache.block_table, cache.layer,
         ], attributes | dict(layout=layout)  # fmt: skip
     k, v = (attention.random_array(rng, (sum(lens_k), hk, d), dtype) for _ in range(2))
     seqused_k = (
@@ -123,7 +125,8 @@ def _options(scale, is_causal, window_left, window_right, softcap):
 
 def reference(
     q, k, v, cu_seqlens_q, cu_seqlens_k=None, seqused_k=None, block_table=None, layer=None,
-    *, scale=None, is_causal=False, window_left=-1, window_right=-1, softcap=0.0, layout="NHD", return_lse=False,
+    *, scale=None, is_causal=False, window_left=-1, window_right=-1, softcap=0.0, layout="NHD",
+    return_lse=False,
 ):  # fmt: skip
     """The results in spec order. Operands are f64, indices integers."""
     if block_table is None:
@@ -151,10 +154,10 @@ def plain_xla_hints(*, lens, **_):
 
 def plain_xla(
     q, k, v, cu_seqlens_q, cu_seqlens_k=None, seqused_k=None, block_table=None, layer=None,
-    *, scale=None, is_causal=False, window_left=-1, window_right=-1, softcap=0.0, layout="NHD", return_lse=False,
-    max_seqlen_q=None, max_seqlen_k=None,
+    *, scale=None, is_causal=False, window_left=-1, window_right=-1, softcap=0.0, layout="NHD",
+    return_lse=False, max_seqlen_q=None, max_seqlen_k=None,
 ):  # fmt: skip
-    """The same in jax.numpy, as a user without this library would write it: pad or gather, then attend."""
+    """The same in jax.numpy, as a user without this library would write it: gather and pad."""
     import jax.numpy as jnp
 
     if block_table is None:

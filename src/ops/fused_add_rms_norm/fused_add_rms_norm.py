@@ -1,9 +1,10 @@
-"""fused_add_rms_norm: what it computes, in NumPy; its cases; and plain XLA's way of computing it."""
+"""fused_add_rms_norm: what it computes, in NumPy; its cases; plain XLA's way."""
 
 import numpy as np
 
 # Named after the models whose shapes they are.
 CASES = {
+    "example": dict(tags="ci wire", t=2, n=64),
     "llama3_8b_decode": dict(tags="ci bench bench_cpu", t=16, n=4096),
     "llama3_8b_prefill": dict(tags="bench", t=16384, n=4096),
     "llama3_8b_prefill_short": dict(tags="bench_cpu", t=512, n=4096),

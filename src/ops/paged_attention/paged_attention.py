@@ -10,6 +10,7 @@ _MIXED = ((1, 33), (5, 5), (0, 0), (1, 1), (7, 40), (0, 9), (1, 16), (3, 17))
 
 # Named after the models whose heads they are. `lens` has (queries, keys) of each sequence.
 CASES = {
+    "example": dict(tags="ci wire", lens=((1, 7), (2, 2)), h=4, hk=2, d=64, page=4),
     "llama3_8b_decode_64x4096": dict(tags="bench", lens=((1, 4096),) * 64, **_LLAMA),
     "llama3_8b_decode_8x4096": dict(tags="bench bench_cpu", lens=((1, 4096),) * 8, **_LLAMA),
     "llama3_8b_decode_1x4096": dict(tags="bench bench_cpu", lens=((1, 4096),), **_LLAMA),
@@ -25,7 +26,7 @@ CASES = {
     "mixed_combined": dict(tags="ci", lens=_MIXED, **_SMOLLM2, layout="combined", return_lse=True),
     "mixed_layers": dict(tags="ci", lens=_MIXED, **_SMOLLM2, layers=3),
     "mixed_layers_combined": dict(tags="ci", lens=_MIXED, **_SMOLLM2, layers=2, layout="combined"),
-    "no_such_layer": dict(tags="ci", lens=_MIXED, **_SMOLLM2, layers=2, layer=-1, return_lse=True),
+    "no_such_layer": dict(tags="ci beyond_plain", lens=_MIXED, **_SMOLLM2, layers=2, layer=-1, return_lse=True),
     "padded_batch": dict(
         tags="ci", lens=_MIXED, **_SMOLLM2, num_seqs=5, padding=6, return_lse=True
     ),
@@ -43,16 +44,16 @@ CASES = {
     "head_dim_120": dict(tags="ci", lens=((1, 50), (4, 9)), h=5, hk=5, d=120, page=7),
     "many_query_heads": dict(tags="ci", lens=((1, 600), (2, 2)), h=71, hk=1, d=64, page=16),
     "split_decode": dict(tags="ci", lens=((1, 5000), (1, 31)), **_SMOLLM2, return_lse=True),
-    "no_tokens": dict(tags="ci", lens=((0, 5), (0, 0)), **_SMOLLM2),
+    "no_tokens": dict(tags="ci beyond_plain", lens=((0, 5), (0, 0)), **_SMOLLM2),
 }
 
 
 def arguments(
-    rng, dtype, *, lens, h, hk, d, page, layout="NHD", layers=None, layer=1, num_seqs=None, padding=0,
-    index=np.int32, **attributes,
+    rng, dtype, *, lens, h, hk, d, page, layout="NHD", layers=None, layer=1, num_seqs=None,
+    padding=0, index=np.int32, **attributes,
 ):  # fmt: skip
-    """Random operands in spec order, and attributes. `padding`: rows of query beyond the sequences."""
-    lens_q, lens_k = zip(*lens, strict=True)
+    """Random operands in spec order, and attributes. `padding`: rows beyond the sequences."""
+    lens_q, lens_k = [n for n, _ in lens], [n for _, n in lens]
     cache = attention.paged_cache(
         rng,
         dtype,
@@ -111,7 +112,8 @@ def plain_xla_hints(*, lens, **_):
 
 def plain_xla(
     query, key_cache, value_cache, seqused_k, block_table, cu_seqlens_q, num_seqs=None, layer=None,
-    *, scale=None, sliding_window=None, softcap=0.0, layout="NHD", return_lse=False, max_seqlen_q=None,
+    *, scale=None, sliding_window=None, softcap=0.0, layout="NHD", return_lse=False,
+    max_seqlen_q=None,
 ):  # fmt: skip
     """The same in jax.numpy, as a user without this library would write it: gather, then attend."""
     k, v, exists = attention.gather_pages(key_cache, value_cache, block_table, layout, layer)

@@ -1,4 +1,4 @@
-"""reshape_and_cache_flash: what it computes, in NumPy; its cases; and plain XLA's way of computing it."""
+"""reshape_and_cache_flash: what it computes, in NumPy; its cases; plain XLA's way."""
 
 import numpy as np
 
@@ -6,6 +6,7 @@ from attention.reference import cache_pages, cache_shapes, random_array
 
 # Named after the models whose heads they are.
 CASES = {
+    "example": dict(tags="ci wire", t=3, hk=2, d=64, page=4),
     "llama3_8b_decode": dict(tags="ci bench bench_cpu", t=16, hk=8, d=128, page=16),
     "llama3_8b_prefill": dict(tags="bench", t=4096, hk=8, d=128, page=16),
     "llama3_8b_prefill_short": dict(tags="bench_cpu", t=512, hk=8, d=128, page=16),

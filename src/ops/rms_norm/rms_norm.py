@@ -6,9 +6,10 @@ import numpy as np
 # example of docs/ops.md.
 CASES = {
     "example": dict(tags="ci wire", t=2, n=8),
-    "llama3_8b_decode": dict(tags="ci bench", t=16, n=4096),
+    "llama3_8b_decode": dict(tags="ci bench bench_cpu", t=16, n=4096),
     "llama3_8b_prefill": dict(tags="bench", t=16384, n=4096),
-    "smollm2_decode": dict(tags="ci bench", t=1, n=576),
+    "llama3_8b_prefill_short": dict(tags="bench_cpu", t=512, n=4096),
+    "smollm2_decode": dict(tags="ci bench bench_cpu", t=1, n=576),
     "gemma3_f32_weight": dict(tags="ci", t=5, n=640, weight="f32"),
     "hugging_face": dict(tags="ci", t=7, n=576, rounding="before_weight"),
     "no_weight": dict(tags="ci", t=3, n=128, weight=None),

@@ -1,4 +1,4 @@
-"""rotary_embedding: what it computes, in NumPy f64; its cases; and plain XLA's way of computing it."""
+"""rotary_embedding: what it computes, in NumPy f64; its cases; plain XLA's way."""
 
 import math
 
@@ -6,6 +6,7 @@ import numpy as np
 
 # Named after the models whose heads they are. `tokens` is the shape of positions.
 CASES = {
+    "example": dict(tags="ci wire", tokens=(2,), h=4, hk=2, d=64),
     "llama3_8b_decode": dict(tags="ci bench bench_cpu", tokens=(16,), h=32, hk=8, d=128),
     "llama3_8b_prefill": dict(tags="bench", tokens=(4096,), h=32, hk=8, d=128),
     "llama3_8b_prefill_short": dict(tags="bench_cpu", tokens=(256,), h=32, hk=8, d=128),
@@ -21,7 +22,7 @@ CASES = {
     "f32_table": dict(tags="ci", tokens=(4,), h=2, hk=1, d=64, table_dtype=np.float32),
     "inverse": dict(tags="ci", tokens=(4,), h=2, hk=1, d=96, inverse=True),
     "odd_pairs": dict(tags="ci", tokens=(3,), h=3, hk=1, d=34, r=22),
-    "outside_the_table": dict(tags="ci", tokens=(6,), h=2, hk=1, d=64, outside=True),
+    "outside_the_table": dict(tags="ci beyond_plain", tokens=(6,), h=2, hk=1, d=64, outside=True),
     "empty": dict(tags="ci", tokens=(0,), h=2, hk=1, d=64),
 }
 MAX_POSITION = 8192
@@ -129,7 +130,7 @@ def plain_xla(
 
     def turn(x):
         d = x.shape[-1] if x.ndim == positions.ndim + 2 else head_size
-        heads = x.reshape(*positions.shape, -1, d)
+        heads = x.reshape(*positions.shape, math.prod(x.shape[positions.ndim :]) // d, d)
         head, part, tail = jnp.split(heads, [rope_dim_offset, rope_dim_offset + r], axis=-1)
         f32 = part.astype(jnp.float32)
         x1, x2 = jnp.split(f32, 2, axis=-1) if is_neox else (f32[..., ::2], f32[..., 1::2])

@@ -4,6 +4,7 @@ import numpy as np
 
 # Named after the models whose MLPs they are; n is the width of the product.
 CASES = {
+    "example": dict(tags="ci wire", t=2, n=64),
     "llama3_8b_decode": dict(tags="ci bench bench_cpu", t=16, n=14336),
     "llama3_8b_prefill": dict(tags="bench", t=4096, n=14336),
     "llama3_8b_prefill_short": dict(tags="bench_cpu", t=128, n=14336),

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 CASES = {
+    "example": dict(tags="ci wire", shape=(2, 64)),
     "residual_decode": dict(tags="ci bench bench_cpu", shape=(16, 4096)),
     "residual_prefill": dict(tags="bench", shape=(16384, 4096)),
     "residual_prefill_short": dict(tags="bench_cpu", shape=(512, 4096)),
