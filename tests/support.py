@@ -47,7 +47,10 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
     """Frobenius norm of the difference over that of `want`; inf where exactly one of them is finite."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     finite = np.isfinite(want)
-    if not np.array_equal(got[~finite], want[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
+    if (
+        not np.array_equal(got[~finite], want[~finite], equal_nan=True)
+        or not np.isfinite(got[finite]).all()
+    ):
         return np.inf
     scale = np.linalg.norm(want[finite])
     return float(np.linalg.norm(got[finite] - want[finite]) / (scale if scale > 0 else 1.0))

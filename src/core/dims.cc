@@ -133,20 +133,22 @@ Status DimsBinding::MatchTerm(const DimsTerm& term, int64_t axis_size, std::stri
   // The product of what is known, and the one symbol that may be unknown.
   int64_t known = term.constant;
   int unknown = -1;
+  bool overflow = false;
   for (int symbol : term.factors) {
     if (value(symbol) < 0 && unknown < 0)
       unknown = symbol;
     else
-      known *= value(symbol);
+      overflow |= __builtin_mul_overflow(known, value(symbol), &known);
   }
-  const int64_t times = term.divisor < 0 ? 1 : value(term.divisor);
+  int64_t product = size;  // what the factors must make
+  if (term.divisor >= 0) overflow |= __builtin_mul_overflow(size, value(term.divisor), &product);
   if (unknown >= 0) {
-    if (known == 0 || size * times % known != 0)
+    if (overflow || known <= 0 || product % known != 0)
       return InvalidArgument(Text("has ", term.text, "=", size, ", expected a multiple of ", known));
-    Set(unknown, size * times / known, from);
+    Set(unknown, product / known, from);
     return {};
   }
-  if (known == size * times) return {};
+  if (!overflow && known == product) return {};
   std::string why;
   for (int symbol : term.factors) {
     const Binding& binding = values_[static_cast<size_t>(symbol)];

@@ -47,7 +47,7 @@ class Checker {
       const AttrValue& value = call_.attributes[i];
       if (const auto* text = std::get_if<std::string_view>(&value); text && !info.one_of.empty() && !Lists(info.one_of, *text))
         return Invalid(op_, info.name, " is \"", *text, "\", expected one of ", info.one_of);
-      if (const auto* number = std::get_if<int64_t>(&value)) BindAttribute(info.name, *number);
+      if (const auto* number = std::get_if<int64_t>(&value)) INTARSIA_RETURN_IF_ERROR(BindAttribute(info.name, *number));
     }
     return {};
   }
@@ -93,9 +93,14 @@ class Checker {
     return status;
   }
 
-  void BindAttribute(std::string_view name, int64_t value) {
-    for (int s = 0; s < op_.symbols.size(); ++s)
-      if (op_.symbols.name(s) == name) dims_.Set(s, value, "attribute");
+  // An attribute of which the spec's dims speak.
+  Status BindAttribute(std::string_view name, int64_t value) {
+    for (int s = 0; s < op_.symbols.size(); ++s) {
+      if (op_.symbols.name(s) != name) continue;
+      if (value < 1) return Invalid(op_, name, " is ", value, ", expected at least 1");
+      dims_.Set(s, value, "attribute");
+    }
+    return {};
   }
 
   Status CheckDType(const OperandInfo& info, DType dtype) {

@@ -14,7 +14,7 @@ Status RunCpu<kIsa>(const ReshapeAndCacheFlash& op, const CpuContext& context) {
   const int64_t slots = cache.num_pages * cache.page_size, layer = cache.layer ? *cache.layer : 0;
   INTARSIA_RETURN_IF_ERROR(
       CheckRange(context, "reshape_and_cache_flash: slot_mapping", op.slot_mapping, kAnyNegative, slots));
-  if (layer < 0 || layer >= cache.num_layers) return {};
+  if (layer < 0 || layer >= cache.num_layers || cache.head_dim == 0) return {};
   const int64_t bytes = Bytes(cache.dtype), row_bytes = cache.head_dim * bytes;
   const IndexVector slot_mapping = ToIndexVector(op.slot_mapping);
   ForRows(context, op.slot_mapping.dim(0), cache.num_kv_heads * cache.head_dim, [&](int64_t token) {

@@ -8,7 +8,7 @@ Status RotaryEmbedding::Check() const {
     return InvalidArgument(Text("rotary_embedding: cos_sin_cache has r=", r, ", expected an even number"));
   if (r > kMaxRotaryDim)
     return Unimplemented(Text("rotary_embedding: cos_sin_cache has r=", r, "; built are up to ", kMaxRotaryDim));
-  if (rope_dim_offset < 0 || rope_dim_offset + r > d)
+  if (rope_dim_offset < 0 || rope_dim_offset > d - r)
     return InvalidArgument(Text("rotary_embedding: rope_dim_offset=", rope_dim_offset, " plus r=", r,
                                 " of cos_sin_cache exceeds the head's d=", d));
   if (head_size && *head_size != d)
