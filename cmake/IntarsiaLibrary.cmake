@@ -1,9 +1,11 @@
-# intarsia_add_library(NAME [OPS_DIR DIR]): a library of ops that `intarsia.load_ops` can load. DIR holds
-# ops.inc and a folder for each op; without it, the project's own src/ops.
+# intarsia_add_library(NAME [OPS_DIR DIR] [VERSION X.Y.Z]): a library of ops that `intarsia.load_ops` can load.
+# DIR holds ops.inc and a folder for each op; without it, the project's own src/ops. XLA targets are NAME.<op>.
 #
 # An op's files are found by their names: <op>_cpu.cc is compiled once for each instruction set,
 # *_cuda.cu only with CUDA. ops.inc is the only list.
-set(INTARSIA_ROOT ${CMAKE_CURRENT_LIST_DIR}/..)
+get_filename_component(INTARSIA_ROOT ${CMAKE_CURRENT_LIST_DIR}/.. ABSOLUTE)
+include(${CMAKE_CURRENT_LIST_DIR}/IntarsiaCuda.cmake) # INTARSIA_WITH_CUDA and the architectures
+include(${CMAKE_CURRENT_LIST_DIR}/IntarsiaFfi.cmake)  # target intarsia_ffi_headers
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(INTARSIA_ISAS kAvx2 kAvx512)
@@ -15,11 +17,15 @@ else()
   set(INTARSIA_FLAGS_kGeneric "")
 endif()
 
-function(intarsia_compile_options target)
+function(intarsia_compile_options target name version)
+  set_target_properties(${target} PROPERTIES CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF
+                        POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden
+                        VISIBILITY_INLINES_HIDDEN ON)
   target_include_directories(${target} PUBLIC ${INTARSIA_ROOT} ${INTARSIA_ROOT}/include ${CMAKE_CURRENT_BINARY_DIR})
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-fno-math-errno;-fno-trapping-math;-Wno-psabi>
                                            $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-lineinfo;-Xcudafe;--diag_suppress=177>)
-  target_compile_definitions(${target} PRIVATE INTARSIA_VERSION="${INTARSIA_VERSION}")
+  target_compile_definitions(${target} PRIVATE INTARSIA_VERSION="${version}"
+                             INTARSIA_TARGET_PREFIX="${name}")
   target_link_libraries(${target} PRIVATE intarsia_ffi_headers)
   if(INTARSIA_WITH_CUDA)
     target_compile_definitions(${target} PRIVATE INTARSIA_WITH_CUDA INTARSIA_CUDA_VERSION="${CUDAToolkit_VERSION}")
@@ -32,10 +38,14 @@ function(intarsia_compile_options target)
 endfunction()
 
 function(intarsia_add_library name)
-  cmake_parse_arguments(arg "" "OPS_DIR" "" ${ARGN})
+  cmake_parse_arguments(arg "" "OPS_DIR;VERSION" "" ${ARGN})
   set(ops_dir ${INTARSIA_ROOT}/src/ops)
   if(arg_OPS_DIR)
     get_filename_component(ops_dir ${arg_OPS_DIR} ABSOLUTE)
+  endif()
+  set(version 0.0.0)
+  if(arg_VERSION)
+    set(version ${arg_VERSION})
   endif()
 
   # Every op's header, for registry.cc.
@@ -51,9 +61,9 @@ function(intarsia_add_library name)
   file(CONFIGURE OUTPUT ${generated}/ops.inc CONTENT "#include \"${ops_dir}/ops.inc\"\n" @ONLY)
 
   set(root ${INTARSIA_ROOT}/src)
-  file(GLOB sources CONFIGURE_DEPENDS ${root}/core/*.cc ${root}/core/cpu/*.cc ${root}/attention/*.cc ${root}/ffi/*.cc
+  file(GLOB sources CONFIGURE_DEPENDS ${root}/core/*.cc ${root}/core/cpu/*.cc ${root}/attention/*.cc ${root}/norm/*.cc ${root}/ffi/*.cc
        ${root}/api/*.cc ${root}/ops/registry.cc ${ops_dir}/*/*.cc)
-  file(GLOB cuda_sources CONFIGURE_DEPENDS ${root}/core/cuda/*.cc ${root}/attention/*.cu ${ops_dir}/*/*.cu)
+  file(GLOB cuda_sources CONFIGURE_DEPENDS ${root}/core/cuda/*.cc ${root}/attention/*.cu ${root}/norm/*.cu ${ops_dir}/*/*.cu)
   set(per_isa ${sources})
   list(FILTER per_isa INCLUDE REGEX "_cpu\\.cc$")
   list(FILTER sources EXCLUDE REGEX "_cpu\\.cc$")
@@ -63,20 +73,26 @@ function(intarsia_add_library name)
 
   foreach(isa ${INTARSIA_ISAS})
     add_library(${name}_${isa} OBJECT ${per_isa})
-    intarsia_compile_options(${name}_${isa})
+    intarsia_compile_options(${name}_${isa} ${name} ${version})
     target_compile_options(${name}_${isa} PRIVATE ${INTARSIA_FLAGS_${isa}})
     target_compile_definitions(${name}_${isa} PRIVATE INTARSIA_ISA=${isa})
     list(APPEND sources $<TARGET_OBJECTS:${name}_${isa}>)
   endforeach()
 
   add_library(${name} SHARED ${sources})
-  intarsia_compile_options(${name})
+  intarsia_compile_options(${name} ${name} ${version})
   target_include_directories(${name} PRIVATE ${generated})
   find_package(Threads REQUIRED)
   target_link_libraries(${name} PRIVATE Threads::Threads)
   if(NOT INTARSIA_SANITIZE)
-    # One library for every Linux: nothing of the toolchain's C++ runtime is needed or shown.
-    target_link_options(${name} PRIVATE -static-libstdc++ -Wl,--exclude-libs,ALL -Wl,-z,defs)
+    # One library for every Linux: nothing of the toolchain's C++ runtime is needed or shown. The version
+    # script hides what -fvisibility cannot: templates of namespace std, some of them unique in a process.
+    set(exports ${INTARSIA_ROOT}/cmake/exports.map)
+    target_link_options(${name} PRIVATE -static-libstdc++ -Wl,--exclude-libs,ALL -Wl,-z,defs
+                        -Wl,--version-script=${exports})
+    set_target_properties(${name} PROPERTIES LINK_DEPENDS ${exports})
   endif()
-  set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${INTARSIA_LIBRARY_DIR})
+  if(INTARSIA_LIBRARY_DIR)
+    set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${INTARSIA_LIBRARY_DIR})
+  endif()
 endfunction()

@@ -116,7 +116,8 @@ def {op.name}({_parameters(op)}) -> {returns}:
 def wrappers(ops: list[_native.Op]) -> str:
     head = f'"""The ops as plain functions, operand by operand as they go over the wire.\n\n{HEADER}\n"""\n\n'
     head += "import jax\n\nfrom intarsia.jax._call import call, one_or_all\n"
-    source = head + "".join(_wrapper(op) for op in ops)
+    names = "".join(f'    "{op.name}",\n' for op in ops)
+    source = f"{head}\n__all__ = [\n{names}]\n" + "".join(_wrapper(op) for op in ops)
     return _formatted(source)
 
 

@@ -53,8 +53,9 @@ typedef struct {
   void* data;
   int32_t dtype; /* an intarsia_dtype */
   int32_t rank;
+  int32_t strided;                    /* 0: dense row-major, strides are not looked at */
   int64_t dims[INTARSIA_MAX_RANK];
-  int64_t strides[INTARSIA_MAX_RANK]; /* in elements; all zero: dense row-major */
+  int64_t strides[INTARSIA_MAX_RANK]; /* in elements */
 } intarsia_tensor;
 
 typedef enum { INTARSIA_ATTR_BOOL = 1, INTARSIA_ATTR_I64, INTARSIA_ATTR_F32, INTARSIA_ATTR_STRING } intarsia_attribute_type;

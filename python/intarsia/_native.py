@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import json
+import numbers
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ class _Tensor(ctypes.Structure):
         ("data", ctypes.c_void_p),
         ("dtype", ctypes.c_int32),
         ("rank", ctypes.c_int32),
+        ("strided", ctypes.c_int32),
         ("dims", ctypes.c_int64 * _MAX_RANK),
         ("strides", ctypes.c_int64 * _MAX_RANK),
     ]
@@ -93,20 +95,29 @@ class Op:
     source: str
 
 
-def _tensor(tensor: Tensor | None) -> _Tensor:
+def _tensor(what: str, tensor: Tensor | None) -> _Tensor:
     if tensor is None:
         return _Tensor(dtype=_NONE)
     rank = len(tensor.shape)
     if rank > _MAX_RANK:
-        raise ValueError(f"rank {rank} of shape {tensor.shape}, at most {_MAX_RANK} is supported")
+        raise ValueError(f"{what} has rank {rank}, at most {_MAX_RANK} is supported")
+    if tensor.dtype not in DTYPES:
+        raise ValueError(f"{what} has dtype {tensor.dtype}, expected one of {', '.join(DTYPES)}")
     pad = (0,) * (_MAX_RANK - rank)
     return _Tensor(
         data=tensor.data,
-        dtype=DTYPES.index(tensor.dtype) if tensor.dtype in DTYPES else len(DTYPES),
+        dtype=DTYPES.index(tensor.dtype),
         rank=rank,
         dims=(ctypes.c_int64 * _MAX_RANK)(*tensor.shape, *pad),
+        strided=tensor.strides is not None,
         strides=(ctypes.c_int64 * _MAX_RANK)(*(tensor.strides or (0,) * rank), *pad),
     )
+
+
+def _tensors(op: str, rows: Sequence[Mapping[str, Any]], tensors: Sequence[Tensor | None]) -> Any:
+    """A C array of tensors, each named by its row of the manifest should it be refused."""
+    names = [row["name"] for row in rows] + ["an operand too many"] * len(tensors)
+    return (_Tensor * len(tensors))(*(_tensor(f"{op}: {n}", t) for n, t in zip(names, tensors, strict=False)))
 
 
 class Library:
@@ -125,6 +136,7 @@ class Library:
             raise ImportError(f"{path} has ABI version {abi}, this package expects {_ABI_VERSION}: install both from one release")
         self.manifest: Mapping[str, Any] = json.loads(self._lib.intarsia_manifest())
         self.ops = {row["name"]: _op(row) for row in self.manifest["ops"]}
+        self._aliases = {op.target_alias: op.name for op in self.ops.values() if op.target_alias}
 
     @property
     def version(self) -> str:
@@ -165,7 +177,7 @@ class Library:
         stream: int | None = None,
     ) -> None:
         """Runs an op on memory that the caller owns, without XLA. See intarsia_call in intarsia.h."""
-        outs = (_Tensor * len(results))(*map(_tensor, results))
+        outs = _tensors(op, self.find(op).results, results)
         self._check(
             self._lib.intarsia_call(
                 op.encode(),
@@ -186,14 +198,15 @@ class Library:
             if value is not None:
                 rows.append(_attribute(op, name, types[name], value))
         return (
-            (_Tensor * len(operands))(*map(_tensor, operands)),
+            _tensors(op, self.find(op).operands, operands),
             ctypes.c_size_t(len(operands)),
             (_Attribute * len(rows))(*rows),
             ctypes.c_size_t(len(rows)),
         )
 
     def find(self, op: str) -> Op:
-        """The op of that name; an unknown one raises LookupError with the names there are."""
+        """The op of that name or target alias; an unknown one raises LookupError with those there are."""
+        op = self._aliases.get(op, op)
         if op not in self.ops:
             raise LookupError(f"no op {op}; {self.path.name} has {', '.join(sorted(self.ops))}")
         return self.ops[op]
@@ -207,9 +220,11 @@ _EXCEPTIONS: dict[int, Callable[[str], Exception]] = {3: ValueError, 12: NotImpl
 
 
 def _attribute(op: str, name: str, kind: str, value: Any) -> _Attribute:
-    expected = {"bool": bool, "i64": int, "f32": (int, float), "string": str}[kind]
-    if not isinstance(value, expected) or (isinstance(value, bool) and kind != "bool"):
+    accepted = {"bool": bool, "i64": numbers.Integral, "f32": numbers.Real, "string": str}[kind]
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind != "bool"):
         raise TypeError(f"{op}: attribute {name} is {value!r}, expected {kind}")
+    if kind == "i64" and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{op}: attribute {name} is {value}, which is no 64-bit integer")
     row = _Attribute(name=name.encode(), type=_ATTRIBUTE_TYPES[kind])
     if kind == "f32":
         row.f64 = value

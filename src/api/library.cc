@@ -1,5 +1,5 @@
 // The C functions of intarsia.h.
-#include <cstring>
+#include <algorithm>
 #include <exception>
 #include <string>
 
@@ -30,10 +30,13 @@ int32_t Guarded(Fn fn) {
     return Report(fn());
   } catch (const std::exception& e) {
     return Report(Internal(e.what()));
+  } catch (...) {
+    return Report(Internal("an exception of unknown type"));
   }
 }
 
 Status FindOrExplain(const char* name, const OpInfo*& op) {
+  if (!name) return InvalidArgument("the op's name is null");
   op = FindOp(name);
   if (op) return {};
   std::string known;
@@ -42,21 +45,22 @@ Status FindOrExplain(const char* name, const OpInfo*& op) {
 }
 
 Status ToView(const intarsia_tensor& tensor, TensorView& view) {
-  if (tensor.dtype < 0 || tensor.dtype > INTARSIA_BOOL) return InvalidArgument(Text("has no dtype ", tensor.dtype));
+  if (tensor.dtype < 0 || tensor.dtype > INTARSIA_BOOL)
+    return InvalidArgument(Text("has dtype number ", tensor.dtype, ", expected one of intarsia_dtype"));
   if (tensor.rank < 0 || tensor.rank > INTARSIA_MAX_RANK) return InvalidArgument(Text("has rank ", tensor.rank));
   const auto rank = static_cast<size_t>(tensor.rank);
   INTARSIA_RETURN_IF_ERROR(MakeDense(tensor.data, static_cast<DType>(tensor.dtype), {tensor.dims, rank}, view));
-  bool strided = false;
-  for (size_t i = 0; i < rank; ++i) strided |= tensor.strides[i] != 0;
-  if (strided) std::copy(tensor.strides, tensor.strides + rank, view.strides.begin());
+  if (tensor.strided) std::copy(tensor.strides, tensor.strides + rank, view.strides.begin());
   return {};
 }
 
 Status SetAttribute(const OpInfo& op, const intarsia_attribute& attribute, Call& call) {
+  if (!attribute.name) return Invalid(op, "an attribute's name is null");
   const int i = op.FindAttribute(attribute.name);
   if (i < 0) return Invalid(op, "unknown attribute ", attribute.name);
   const AttributeInfo& info = op.attributes[static_cast<size_t>(i)];
-  if (attribute.type != static_cast<int32_t>(info.type)) return Invalid(op, "attribute ", attribute.name, " has the wrong type");
+  if (attribute.type != static_cast<int32_t>(info.type))
+    return Invalid(op, "attribute ", attribute.name, " has the wrong type");
   AttrValue& value = call.attributes[static_cast<size_t>(i)];
   switch (info.type) {
     case AttrType::kBool: value = attribute.i64 != 0; break;
@@ -67,14 +71,17 @@ Status SetAttribute(const OpInfo& op, const intarsia_attribute& attribute, Call&
   return {};
 }
 
-Status ReadTensors(const OpInfo& op, std::string_view what, const intarsia_tensor* tensors, size_t count, size_t expected,
-                   std::span<Optional> slots) {
-  if (count != expected)
-    return Invalid(op, "got ", static_cast<int64_t>(count), " ", what, ", expected ", static_cast<int64_t>(expected));
+// `fields` names what the tensors are, in spec order.
+template <class Fields>
+Status ReadTensors(const OpInfo& op, std::string_view what, const intarsia_tensor* tensors, size_t count,
+                   const Fields& fields, std::span<Optional> slots) {
+  if (count != fields.size())
+    return Invalid(op, "got ", static_cast<int64_t>(count), " ", what, ", expected ",
+                   static_cast<int64_t>(fields.size()), ", absent ones as INTARSIA_NONE");
   for (size_t i = 0; i < count; ++i) {
     if (tensors[i].dtype == INTARSIA_NONE) continue;
     if (Status s = ToView(tensors[i], slots[i].emplace()); !s.ok())
-      return Invalid(op, what, " ", static_cast<int64_t>(i), " ", s.message);
+      return Invalid(op, fields[i].name, " ", s.message);
   }
   return {};
 }
@@ -83,7 +90,7 @@ Status ReadCall(const OpInfo& op, const intarsia_tensor* operands, size_t num_op
                 const intarsia_attribute* attributes, size_t num_attributes, Call& call) {
   for (size_t i = 0; i < op.attributes.size(); ++i) call.attributes[i] = op.attributes[i].default_value;
   for (size_t i = 0; i < num_attributes; ++i) INTARSIA_RETURN_IF_ERROR(SetAttribute(op, attributes[i], call));
-  return ReadTensors(op, "operands", operands, num_operands, op.operands.size(), call.operands);
+  return ReadTensors(op, "operands", operands, num_operands, op.operands, call.operands);
 }
 
 intarsia_result ToResult(const OpInfo& op, const ResultInfo& info, const Optional& view) {
@@ -145,12 +152,12 @@ int32_t intarsia_call(const char* name, const char* platform, const intarsia_ten
     INTARSIA_RETURN_IF_ERROR(ReadCall(*op, operands, num_operands, attributes, num_attributes, call));
     Call inferred = call;
     INTARSIA_RETURN_IF_ERROR(Infer(*op, inferred));
-    INTARSIA_RETURN_IF_ERROR(ReadTensors(*op, "results", results, num_results, op->results.size(), call.results));
+    INTARSIA_RETURN_IF_ERROR(ReadTensors(*op, "results", results, num_results, op->results, call.results));
     INTARSIA_RETURN_IF_ERROR(CheckResults(*op, call, inferred));
-    if (!std::strcmp(platform, "Host")) return op->run_cpu(call, CpuContext(&ThreadPool::Global()));
-    if (std::strcmp(platform, "CUDA")) return Invalid(*op, "platform is ", platform, ", expected Host or CUDA");
-    if (!op->run_cuda) return Unimplemented(Text(op->name, ": this library was built without CUDA"));
-    return op->run_cuda(call, CudaContext{stream});
+    const std::string_view on = platform ? platform : "null";
+    if (on == "Host") return RunCpu(*op, call, CpuContext(&ThreadPool::Global()));
+    if (on != "CUDA") return Invalid(*op, "platform is ", on, ", expected Host or CUDA");
+    return RunCuda(*op, call, CudaContext{stream});
   });
 }
 

@@ -1,6 +1,7 @@
 #include "src/api/manifest.h"
 
-#include <cstdio>
+#include <charconv>
+#include <cmath>
 
 #include "src/core/cache_layout.h"
 #include "src/core/cpu/isa.h"
@@ -45,12 +46,9 @@ std::string ToJson(const AttrValue& value) {
   if (const auto* i = std::get_if<int64_t>(&value)) return std::to_string(*i);
   if (const auto* s = std::get_if<std::string_view>(&value)) return Quoted(*s);
   if (const auto* d = std::get_if<double>(&value)) {
-    char digits[32];  // the shortest digits that give the same float back: 1e-06, not 9.99999997e-07
-    for (int precision = 1; precision <= 9; ++precision) {
-      std::snprintf(digits, sizeof digits, "%.*g", precision, *d);
-      if (std::strtof(digits, nullptr) == static_cast<float>(*d)) break;
-    }
-    return digits;
+    if (!std::isfinite(*d)) return "null";
+    char digits[32];  // the shortest that give the same f32 back, in no locale's way
+    return {digits, std::to_chars(digits, digits + sizeof digits, static_cast<float>(*d)).ptr};
   }
   return "null";
 }
@@ -94,7 +92,7 @@ std::string ResultJson(const ResultInfo& result) {
 std::string OpJson(const OpInfo& op) {
   return Object()
       .String("name", op.name)
-      .String("target", Text("intarsia.", op.name))
+      .String("target", Text(INTARSIA_TARGET_PREFIX, ".", op.name))
       .String("target_alias", op.target_alias)
       .String("summary", op.summary)
       .String("source", op.source)

@@ -72,9 +72,4 @@ std::array<int64_t, 2> WorkspaceDims(const Params& params) {
                                 .max_len_k = params.max_len_k});
 }
 
-Status InOp(std::string_view op, Status status) {
-  if (!status.ok()) status.message = Text(op, ": ", status.message);
-  return status;
-}
-
 }  // namespace intarsia::attention

@@ -26,7 +26,4 @@ Status CheckHeads(const Params& params);
 // Dims of the workspace for these shapes.
 std::array<int64_t, 2> WorkspaceDims(const Params& params);
 
-// Prefixes the message of a failed status with "<op>: ".
-Status InOp(std::string_view op, Status status);
-
 }  // namespace intarsia::attention

@@ -1,5 +1,7 @@
 #include "src/core/cache_layout.h"
 
+#include <algorithm>
+
 namespace intarsia {
 
 std::string ExpandCacheDims(std::string_view dims) {
@@ -24,6 +26,10 @@ Status MakeCacheView(std::string_view layout, const TensorView& key_cache, const
   if (own_array != value_cache.has_value())
     return InvalidArgument(own_array ? Text("value_cache is missing, layout ", layout, " keeps V in an array of its own")
                                      : Text("value_cache is given, but layout ", layout, " keeps K and V in key_cache"));
+  const auto axes = std::ranges::count(row->dims, ' ') + 1 + layer.has_value();
+  if (key_cache.rank != axes)
+    return InvalidArgument(Text("key_cache has rank ", key_cache.rank, ", expected ", axes, " for layout ", layout,
+                                layer ? " with layer" : ""));
   view = {.dtype = key_cache.dtype, .k = key_cache.data};
   // Sizes and strides by the letters of the row, so that a new axis order needs no code.
   int axis = 0;
@@ -45,7 +51,8 @@ Status MakeCacheView(std::string_view layout, const TensorView& key_cache, const
   if (own_array) {
     for (int i = 0; i < key_cache.rank; ++i)
       if (key_cache.dim(i) > 1 && value_cache->stride(i) != key_cache.stride(i))
-        return InvalidArgument("value_cache has other strides than key_cache");
+        return InvalidArgument(Text("value_cache has stride ", value_cache->stride(i), " on axis ", i,
+                                    " but key_cache has ", key_cache.stride(i)));
     view.v = value_cache->data;
   } else if (view.k) {
     view.v = static_cast<char*>(view.k) + view.head_stride / 2 * Bytes(view.dtype);

@@ -1,12 +1,10 @@
 #include "src/core/check_range.h"
 
-#include "src/core/config.h"
 #include "src/core/index_vector.h"
 
 namespace intarsia {
 
 Status CheckRange(const CpuContext&, std::string_view what, const TensorView& indices, int64_t low, int64_t high) {
-  if (!GetConfig().check_indices) return {};
   const IndexVector vector = ToIndexVector(indices);
   for (int64_t i = 0; i < indices.size(); ++i) {
     const int64_t index = vector.At(i);

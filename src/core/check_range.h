@@ -1,5 +1,4 @@
-// INTARSIA_CHECK=1: an index outside its range is reported. Otherwise nothing is looked at, and the
-// kernels skip such an index, since one bad request must not take down a server.
+// Looks at indices on the host, for INTARSIA_CHECK=1.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -13,7 +12,7 @@ namespace intarsia {
 
 inline constexpr int64_t kAnyNegative = std::numeric_limits<int64_t>::min();  // negative means "skip"
 
-// Whether low <= index < high for each element of a dense i32 or i64 tensor. `what` is "<op>: <operand>".
+// Whether low <= index < high for each element of a dense i32 or i64 tensor named `what`.
 Status CheckRange(const CpuContext&, std::string_view what, const TensorView& indices, int64_t low, int64_t high);
 // The same, by a copy to the host and a wait for it.
 Status CheckRange(const CudaContext&, std::string_view what, const TensorView& indices, int64_t low, int64_t high);

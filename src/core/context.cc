@@ -22,7 +22,13 @@ void CpuContext::ParallelFor(int64_t tiles, TileFn fn) const {
     for (int64_t i; (i = job->next.fetch_add(1)) < tiles; ++mine) fn(i);
     if (mine && job->done.fetch_add(mine) + mine == tiles) job->done.notify_all();
   };
-  for (int64_t h = 0; h < helpers; ++h) executor_->Schedule(work);
+  for (int64_t h = 0; h < helpers; ++h) {
+    try {
+      executor_->Schedule(work);
+    } catch (...) {
+      break;  // out of memory: fewer helpers do the same work, and those that run need this frame
+    }
+  }
   work();
   for (int64_t done; (done = job->done.load()) != tiles;) job->done.wait(done);
 }

@@ -100,6 +100,8 @@ Status DimsBinding::Match(const DimsPattern& pattern, std::span<const int64_t> s
     }
     const int64_t rest = static_cast<int64_t>(shape.size()) - named;
     const bool fits = open ? rest >= 0 && (ellipsis_.value < 0 || rest == ellipsis_.value) : rest == 0;
+    if (open && rest >= 0 && !fits && pattern.variants().size() == 1)
+      return InvalidArgument(Text("has ", rest, " leading axes but ", ellipsis_.from, " has ", ellipsis_.value));
     if (!fits) {
       expected += (expected.empty() ? "" : " or ") + VariantText(variant, conditions);
       continue;

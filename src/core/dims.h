@@ -3,7 +3,7 @@
 //   dims     := "=" operand                     the shape of that operand (results only)
 //             | variant (" | " variant)*        the first whose conditions hold and whose rank fits
 //   variant  := (condition ": ")* term (" " term)*
-//   condition:= name | name "=" value           an operand or attribute is given (a bool: is true), or
+//   condition:= ["!"] name | name "=" value     an operand or attribute is given (a bool: is true), or
 //                                               a string is that value
 //   term     := "..." | [name "?"] size         "layer?l": the axis l is there if layer is given
 //   size     := factor ("*" factor)* ["/" name] ["+" integer]

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "src/core/check_range.h"
+#include "src/core/config.h"
+
 namespace intarsia {
 namespace {
 
@@ -10,6 +13,7 @@ class CallConditions final : public Conditions {
   CallConditions(const OpInfo& op, const Call& call) : op_(op), call_(call) {}
 
   bool Holds(std::string_view condition) const override {
+    if (condition.starts_with('!')) return !Holds(condition.substr(1));
     const size_t equals = condition.find('=');
     const std::string_view name = condition.substr(0, equals);
     if (const int i = op_.FindOperand(name); i >= 0) return call_.operands[static_cast<size_t>(i)].has_value();
@@ -64,6 +68,14 @@ class Checker {
       INTARSIA_RETURN_IF_ERROR(Named(info.name, dims_.Match(info.dims, operand->shape(), conditions_, info.name)));
       INTARSIA_RETURN_IF_ERROR(CheckAccess(info, *operand));
     }
+    return {};
+  }
+
+  // The size below which the elements of an operand must lie.
+  Status IndexBound(const OperandInfo& info, int64_t& bound) const {
+    std::vector<int64_t> shape;
+    INTARSIA_RETURN_IF_ERROR(Named(info.name, dims_.Evaluate(info.indexes, conditions_, shape)));
+    bound = shape.front();
     return {};
   }
 
@@ -177,12 +189,51 @@ Status CheckResults(const OpInfo& op, const Call& call, const Call& inferred) {
     if (!same)
       return Invalid(op, "result ", info.name, " has shape ", ShapeText(got->shape()), ", expected ",
                      ShapeText(want->shape()));
+    if (info.alias.empty() && !got->dense())
+      return Invalid(op, "result ", info.name, " is strided, expected a dense row-major array");
     if (info.alias.empty() || got->size() == 0) continue;
-    if (call.operands[static_cast<size_t>(op.FindOperand(info.alias))]->data != got->data)
+    const TensorView& operand = *call.operands[static_cast<size_t>(op.FindOperand(info.alias))];
+    if (operand.strides != got->strides)
+      return Invalid(op, "result ", info.name, " has other strides than ", info.alias, ", whose buffer it shares");
+    if (operand.data != got->data)
       return Invalid(op, "result ", info.name, " must share the buffer of ", info.alias,
                      "; pass input_output_aliases (StableHLO: output_operand_aliases)");
   }
   return {};
+}
+
+namespace {
+
+template <class Context>
+Status CheckIndices(const OpInfo& op, const Call& call, const Context& context) {
+  if (!GetConfig().check_indices) return {};
+  Checker checker(op, call);
+  INTARSIA_RETURN_IF_ERROR(checker.Attributes());
+  INTARSIA_RETURN_IF_ERROR(checker.Operands());
+  for (size_t i = 0; i < op.operands.size(); ++i) {
+    const OperandInfo& info = op.operands[i];
+    if (info.indexes.text().empty() || !call.operands[i]) continue;
+    int64_t bound = 0;
+    INTARSIA_RETURN_IF_ERROR(checker.IndexBound(info, bound));
+    const int64_t low = info.negative_skips ? kAnyNegative : 0;
+    INTARSIA_RETURN_IF_ERROR(InOp(op.name, CheckRange(context, info.name, *call.operands[i], low, bound)));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status RunCpu(const OpInfo& op, const Call& call, const CpuContext& context) {
+  INTARSIA_RETURN_IF_ERROR(CheckIndices(op, call, context));
+  return op.run_cpu(call, context);
+}
+
+Status RunCuda(const OpInfo& op, const Call& call, const CudaContext& context) {
+#ifdef INTARSIA_WITH_CUDA
+  INTARSIA_RETURN_IF_ERROR(CheckIndices(op, call, context));
+#endif
+  if (!op.run_cuda) return Unimplemented(Text(op.name, ": this library was built without CUDA"));
+  return op.run_cuda(call, context);
 }
 
 }  // namespace intarsia

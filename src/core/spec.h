@@ -12,18 +12,36 @@ namespace intarsia {
 // op needs that; XLA's buffers are always dense.
 enum class Access { kDense, kRows /* last stride is 1 */, kStrided };
 
+enum class FieldKind { kOperand, kAttribute, kResult, kWorkspace };
+
 // An operand. dtype: "T" (one type of f32, f16, bf16 for all that say T), names such as "i32|i64",
 // or the name of another operand whose dtype it shares. Optional if the member is `Optional`.
 template <class Member>
 struct In {
+  static constexpr FieldKind kKind = FieldKind::kOperand;
   std::string_view name;
   Member member;
   std::string_view dims, dtype, doc;
   Access access = Access::kDense;
+  std::string_view indexes = {};
+  bool negative_skips = false;
 
   constexpr In Takes(Access a) const {
     In copy = *this;
     copy.access = a;
+    return copy;
+  }
+  // Its elements are indices below this size ("max_pos", "p*s"). Kernels skip what is outside, since
+  // one bad request must not take down a server; INTARSIA_CHECK=1 reports it.
+  constexpr In Indexes(std::string_view size) const {
+    In copy = *this;
+    copy.indexes = size;
+    return copy;
+  }
+  // The same, but a negative index is a legal way to say "none".
+  constexpr In IndexesOrNegative(std::string_view size) const {
+    In copy = Indexes(size);
+    copy.negative_skips = true;
     return copy;
   }
 };
@@ -31,6 +49,7 @@ struct In {
 // An attribute. Its type and default are the member's; std::optional has no default value.
 template <class Member>
 struct Attr {
+  static constexpr FieldKind kKind = FieldKind::kAttribute;
   std::string_view name;
   Member member;
   std::string_view doc;
@@ -48,6 +67,7 @@ struct Attr {
 // without which the result does not exist.
 template <class Member>
 struct Out {
+  static constexpr FieldKind kKind = FieldKind::kResult;
   std::string_view name;
   Member member;
   std::string_view dims, dtype, doc;
@@ -76,6 +96,7 @@ struct Out {
 // its sizes from the workspace that it gets and never from what it would ask for today.
 template <class Member>
 struct Workspace {
+  static constexpr FieldKind kKind = FieldKind::kWorkspace;
   std::string_view name;
   Member member;
 };

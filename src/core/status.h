@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace intarsia {
@@ -15,7 +16,12 @@ enum class Code : int32_t {
   kInternal = 13,          // CUDA failed, or a bug of ours
 };
 
+// nvcc 13.0 warns of every `status = Call()` of a [[nodiscard]] class, so only the host compiler minds.
+#ifdef __CUDACC__
 struct Status {
+#else
+struct [[nodiscard]] Status {
+#endif
   Code code = Code::kOk;
   std::string message;
   bool ok() const { return code == Code::kOk; }
@@ -38,6 +44,13 @@ std::string Text(const Pieces&... pieces) {
   std::string text;
   ((text += ToText(pieces)), ...);
   return text;
+}
+
+// Puts "<op>: " before the message of a failed status. The bridge does it once for every op, so an op
+// writes only "<operand> <what> <got> <expected>".
+inline Status InOp(std::string_view op, Status status) {
+  if (!status.ok()) status.message = Text(op, ": ", status.message);
+  return status;
 }
 
 }  // namespace intarsia

@@ -153,6 +153,8 @@ ffi::Error Guarded(const OpInfo& op, ffi::RemainingArgs args, ffi::RemainingRets
     return ToXla(status.ok() ? run(call) : std::move(status));
   } catch (const std::exception& e) {
     return ffi::Error(ffi::ErrorCode::kInternal, Text(op.name, ": ", e.what()));
+  } catch (...) {
+    return ffi::Error(ffi::ErrorCode::kInternal, Text(op.name, ": an exception of unknown type"));
   }
 }
 
@@ -167,7 +169,7 @@ XLA_FFI_Error* ExecuteCpu(XLA_FFI_CallFrame* frame) {
           .To([](ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Dictionary attrs) {
             const OpInfo& op = Ops()[kOp];
             XlaExecutor executor(pool);
-            return Guarded(op, args, rets, attrs, [&](const Call& call) { return op.run_cpu(call, CpuContext(&executor)); });
+            return Guarded(op, args, rets, attrs, [&](const Call& call) { return RunCpu(op, call, CpuContext(&executor)); });
           })
           .release();
   return handler->Call(frame);
@@ -185,7 +187,7 @@ XLA_FFI_Error* ExecuteCuda(XLA_FFI_CallFrame* frame) {
           .To(
               [](void* stream, ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Dictionary attrs) {
                 const OpInfo& op = Ops()[kOp];
-                return Guarded(op, args, rets, attrs, [&](const Call& call) { return op.run_cuda(call, CudaContext{stream}); });
+                return Guarded(op, args, rets, attrs, [&](const Call& call) { return RunCuda(op, call, CudaContext{stream}); });
               },
               // Index checks read device memory on the host, which no graph can hold.
               {GetConfig().check_indices ? ffi::Traits{} : ffi::Traits::kCmdBufferCompatible})
@@ -214,7 +216,7 @@ std::vector<intarsia_handler> MakeHandlers(std::index_sequence<kOp...>) {
   targets.reserve(2 * sizeof...(kOp));
   std::vector<intarsia_handler> handlers;
   const auto add = [&](const OpInfo& op, auto* cpu, [[maybe_unused]] auto* cuda) {
-    targets.push_back(Text("intarsia.", op.name));
+    targets.push_back(Text(INTARSIA_TARGET_PREFIX, ".", op.name));
     if (!op.target_alias.empty()) targets.emplace_back(op.target_alias);
     for (size_t t = targets.size() - (op.target_alias.empty() ? 1 : 2); t < targets.size(); ++t) {
       handlers.push_back({targets[t].c_str(), "Host", nullptr, reinterpret_cast<void*>(cpu)});
@@ -233,7 +235,7 @@ std::vector<intarsia_handler> MakeHandlers(std::index_sequence<kOp...>) {
 
 constexpr size_t kNumOps = 0
 #define INTARSIA_OP(folder, Op) +1
-#include "ops.inc"
+#include <ops.inc>  // angle brackets: of the library at hand, not the one beside this file
 #undef INTARSIA_OP
     ;
 

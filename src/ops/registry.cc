@@ -2,19 +2,19 @@
 
 #include "src/core/cpu/isa.h"
 #include "src/core/op_bind.h"
-#include "all_ops.h"  // written by CMake from ops.inc
+#include <all_ops.h>  // written by CMake from ops.inc
 
 namespace intarsia {
 
 #define INTARSIA_OP(folder, Op) \
   Status Op::Run(const CpuContext& context) const { return RunOnCpu(*this, context); }
-#include "ops.inc"
+#include <ops.inc>
 #undef INTARSIA_OP
 
 std::span<const OpInfo> Ops() {
   static const OpInfo ops[] = {
 #define INTARSIA_OP(folder, Op) MakeOpInfo<Op>(),
-#include "ops.inc"
+#include <ops.inc>
 #undef INTARSIA_OP
   };
   return ops;

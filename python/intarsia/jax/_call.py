@@ -75,7 +75,13 @@ def call(
     library = library or _native.main_library()
     register(library)
     op = library.find(name)
-    arrays = [None if x is None else jnp.asarray(x) for x in operands]
+    if len(operands) != len(op.operands):
+        names = ", ".join(row["name"] for row in op.operands)
+        raise TypeError(f"{name}: got {len(operands)} operands, expected {names} (None where absent)")
+    arrays = [
+        None if x is None else _array(f"{name}: {row['name']}", x)
+        for x, row in zip(operands, op.operands, strict=True)
+    ]
     results = library.infer(name, [_abstract(x) for x in arrays], attributes)
     given = [i for i, x in enumerate(arrays) if x is not None]
     ordered = sorted((r for r in results if r is not None), key=lambda r: r.workspace)
@@ -90,6 +96,17 @@ def call(
 def one_or_all(results: tuple[jax.Array, ...]) -> jax.Array | tuple[jax.Array, ...]:
     """What a function returns for these results: the only one itself, several as a tuple."""
     return results[0] if len(results) == 1 else results
+
+
+def _array(what: str, x: Any) -> jax.Array:
+    array = jnp.asarray(x)
+    if not all(isinstance(n, int) for n in array.shape):
+        raise NotImplementedError(f"{what} has the symbolic shape {array.shape}, expected numbers")
+    # Without x64, JAX narrows int64 without a word; a slot of 2**32 + 5 would become slot 5.
+    wide = isinstance(x, np.ndarray) and x.dtype == np.int64 and array.dtype != np.int64
+    if wide and not np.array_equal(np.asarray(x), np.asarray(array)):
+        raise ValueError(f"{what} has values beyond int32; enable jax_enable_x64 to pass int64")
+    return array
 
 
 def _abstract(x: jax.Array | None) -> _native.Tensor | None:

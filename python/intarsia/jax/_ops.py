@@ -7,6 +7,17 @@ import jax
 
 from intarsia.jax._call import call, one_or_all
 
+__all__ = [
+    "flash_attn_varlen",
+    "fused_add_rms_norm",
+    "paged_attention",
+    "reshape_and_cache_flash",
+    "rms_norm",
+    "rotary_embedding",
+    "silu_and_mul",
+    "simple_add",
+]
+
 
 def flash_attn_varlen(
     q: jax.Array,
@@ -30,12 +41,12 @@ def flash_attn_varlen(
 
     Args:
       q: [tq, h, d], T: queries, sequence after sequence.
-      k: cache pages, by layout or [tk, hk, d], T: keys; paged: the cache.
-      v: cache pages, by layout or [tk, hk, d], T: values; absent if the cache holds both; may
-        be absent.
+      k: cache pages, by layout or [tk, hk, d] with !block_table, T: keys; paged: the cache.
+      v: cache pages, by layout or [tk, hk, d] with !block_table, T: values; absent if the cache
+        holds both; may be absent.
       cu_seqlens_q: [b+1], i32, i64: where each sequence starts in q.
-      cu_seqlens_k: [ignored] with block_table or [b+1], i32, i64: where each sequence starts in
-        k; ignored when paged; may be absent.
+      cu_seqlens_k: [any_length] with block_table or [b+1] with !block_table, i32, i64: where
+        each sequence starts in k; ignored when paged; may be absent.
       seqused_k: [b], i32, i64: keys of each sequence; may be absent.
       block_table: [b, m], i32, i64: pages of each sequence; may be absent.
       layer: scalar, i32: which layer of a cache with a leading layer axis; may be absent.

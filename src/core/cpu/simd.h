@@ -39,7 +39,9 @@ struct BF16 {
 };
 
 template <DType kType>
-struct CpuType {
+struct CpuType;
+template <>
+struct CpuType<DType::kF32> {
   using type = float;
 };
 template <>

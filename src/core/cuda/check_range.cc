@@ -2,14 +2,13 @@
 
 #include <vector>
 
-#include "src/core/config.h"
 #include "src/core/cuda/launch.h"
 
 namespace intarsia {
 
 Status CheckRange(const CudaContext& context, std::string_view what, const TensorView& indices, int64_t low,
                   int64_t high) {
-  if (!GetConfig().check_indices || indices.size() == 0) return {};
+  if (indices.size() == 0) return {};
   const auto stream = static_cast<cudaStream_t>(context.stream);
   std::vector<char> copy(static_cast<size_t>(indices.size() * Bytes(indices.dtype)));
   INTARSIA_RETURN_IF_ERROR(cuda::ToStatus(

@@ -82,9 +82,7 @@ Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Sha
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return {};
   if (shape.grid.x > 0x7fffffffu || shape.grid.y > 65535 || shape.grid.z > 65535)
     return Internal(Text(kernel.name(), ": the grid is too large: ", shape.grid.x, " x ", shape.grid.y, " x ", shape.grid.z));
-  int device = 0;
-  INTARSIA_RETURN_IF_ERROR(CurrentDevice(device));
-  INTARSIA_RETURN_IF_ERROR(kernel.Load(device));
+  INTARSIA_RETURN_IF_ERROR(LoadKernels());
   return ToStatus(cudaLaunchKernel(kernel.function(), shape.grid, shape.block, arguments,
                                    static_cast<size_t>(shape.shared_bytes), static_cast<cudaStream_t>(context.stream)),
                   kernel.name());

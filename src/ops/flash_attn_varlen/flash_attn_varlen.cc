@@ -5,7 +5,6 @@
 namespace intarsia {
 
 Status FlashAttnVarlen::ToParams(attention::Params& params) const {
-  params.op = kSpec.name;
   attention::SetQuery(params, q, cu_seqlens_q, out, lse, scale, softcap);
   if (block_table) {
     if (!seqused_k) return InvalidArgument("seqused_k is missing, block_table needs it");
@@ -24,12 +23,12 @@ Status FlashAttnVarlen::ToParams(attention::Params& params) const {
 
 Status FlashAttnVarlen::Check() const {
   attention::Params params;
-  return attention::InOp(kSpec.name, ToParams(params));
+  return ToParams(params);
 }
 
 std::array<int64_t, 2> FlashAttnVarlen::WorkspaceDims() const {
   attention::Params params;
-  ToParams(params);
+  if (!ToParams(params).ok()) return {};  // Check has said why
   return attention::WorkspaceDims(params);
 }
 

@@ -1,5 +1,5 @@
 #include "src/ops/fused_add_rms_norm/fused_add_rms_norm.h"
-#include "src/ops/rms_norm/norm_row_cuda.h"
+#include "src/norm/norm_row_cuda.h"
 
 namespace intarsia {
 
@@ -7,7 +7,7 @@ Status FusedAddRmsNorm::Run(const CudaContext& context) const {
   cuda::NormArguments arguments = cuda::MakeNormArguments(x, weight, eps, rounding, out);
   arguments.residual = residual.data;
   arguments.residual_out = residual_out.data;
-  return cuda::LaunchNorm(context, "fused_add_rms_norm: x", arguments);
+  return cuda::LaunchNorm(context, arguments);
 }
 
 }  // namespace intarsia

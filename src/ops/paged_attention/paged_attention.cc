@@ -5,7 +5,6 @@
 namespace intarsia {
 
 Status PagedAttention::ToParams(attention::Params& params) const {
-  params.op = kSpec.name;
   attention::SetQuery(params, query, cu_seqlens_q, out, lse, scale, softcap);
   INTARSIA_RETURN_IF_ERROR(
       attention::SetPagedCache(params, layout, key_cache, value_cache, layer, block_table, seqused_k));
@@ -20,12 +19,12 @@ Status PagedAttention::ToParams(attention::Params& params) const {
 
 Status PagedAttention::Check() const {
   attention::Params params;
-  return attention::InOp(kSpec.name, ToParams(params));
+  return ToParams(params);
 }
 
 std::array<int64_t, 2> PagedAttention::WorkspaceDims() const {
   attention::Params params;
-  ToParams(params);
+  if (!ToParams(params).ok()) return {};  // Check has said why
   return attention::WorkspaceDims(params);
 }
 

@@ -26,10 +26,11 @@ struct PagedAttention {
       In("key_cache", &PagedAttention::key_cache, "@key_cache", "T", "pages of keys, or of both").Takes(Access::kRows),
       In("value_cache", &PagedAttention::value_cache, "@value_cache", "T", "pages of values").Takes(Access::kRows),
       In("seqused_k", &PagedAttention::seqused_k, "b", "i32|i64", "keys of each sequence, this step's included"),
-      In("block_table", &PagedAttention::block_table, "b m", "i32|i64", "pages of each sequence"),
+      In("block_table", &PagedAttention::block_table, "b m", "i32|i64", "pages of each sequence").IndexesOrNegative("p"),
       In("cu_seqlens_q", &PagedAttention::cu_seqlens_q, "b+1", "i32|i64", "where each sequence starts in query"),
       In("num_seqs", &PagedAttention::num_seqs, "1", "i32|i64", "how many sequences are real; default all"),
-      In("layer", &PagedAttention::layer, "", "i32", "which layer of a cache with a leading layer axis"),
+      In("layer", &PagedAttention::layer, "", "i32", "which layer of a cache with a leading layer axis")
+          .Indexes("l"),
       Attr("scale", &PagedAttention::scale, "of the scores; default d ** -0.5"),
       Attr("sliding_window", &PagedAttention::sliding_window, "keys that a query sees, its own included; default all"),
       Attr("softcap", &PagedAttention::softcap, "softcap * tanh(score / softcap); 0: none"),

@@ -24,8 +24,10 @@ struct ReshapeAndCacheFlash {
       In("value_cache", &ReshapeAndCacheFlash::value_cache, "@value_cache", "T", "pages of values")
           .Takes(Access::kRows),
       In("slot_mapping", &ReshapeAndCacheFlash::slot_mapping, "slots", "i32|i64",
-         "page * s + offset of each of the first tokens; negative: skip"),
-      In("layer", &ReshapeAndCacheFlash::layer, "", "i32", "which layer of a cache with a leading layer axis"),
+         "page * s + offset of each of the first tokens; negative: skip")
+          .IndexesOrNegative("p*s"),
+      In("layer", &ReshapeAndCacheFlash::layer, "", "i32", "which layer of a cache with a leading layer axis")
+          .Indexes("l"),
       Attr("layout", &ReshapeAndCacheFlash::layout, "order of the cache's axes").OneOf(kLayoutChoices),
       Out("key_cache", &ReshapeAndCacheFlash::key_cache_out, "=key_cache", "T", "the same pages").Alias("key_cache"),
       Out("value_cache", &ReshapeAndCacheFlash::value_cache_out, "=value_cache", "T", "the same pages")
@@ -36,8 +38,8 @@ struct ReshapeAndCacheFlash {
   Status Run(const CpuContext&) const;
   Status Run(const CudaContext&) const;
 
-  // The cache that the call writes to; Check has passed.
-  CacheView Cache() const;
+  // The cache that the call writes to.
+  Status Cache(CacheView& cache) const;
 };
 
 }  // namespace intarsia

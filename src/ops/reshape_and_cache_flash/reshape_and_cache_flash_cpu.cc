@@ -1,6 +1,5 @@
 #include <cstring>
 
-#include "src/core/check_range.h"
 #include "src/core/cpu/rows.h"
 #include "src/core/cpu/simd.h"
 #include "src/core/index_vector.h"
@@ -10,10 +9,9 @@ namespace intarsia {
 
 template <>
 Status RunCpu<kIsa>(const ReshapeAndCacheFlash& op, const CpuContext& context) {
-  const CacheView cache = op.Cache();
+  CacheView cache;
+  INTARSIA_RETURN_IF_ERROR(op.Cache(cache));
   const int64_t slots = cache.num_pages * cache.page_size, layer = cache.layer ? *cache.layer : 0;
-  INTARSIA_RETURN_IF_ERROR(
-      CheckRange(context, "reshape_and_cache_flash: slot_mapping", op.slot_mapping, kAnyNegative, slots));
   if (layer < 0 || layer >= cache.num_layers || cache.head_dim == 0) return {};
   const int64_t bytes = Bytes(cache.dtype), row_bytes = cache.head_dim * bytes;
   const IndexVector slot_mapping = ToIndexVector(op.slot_mapping);

@@ -1,4 +1,3 @@
-#include "src/core/check_range.h"
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/index_vector.h"
@@ -61,9 +60,8 @@ bool CountWords(Arguments& a, int64_t per_word) {
 }  // namespace
 
 Status ReshapeAndCacheFlash::Run(const CudaContext& context) const {
-  const CacheView cache = Cache();
-  INTARSIA_RETURN_IF_ERROR(CheckRange(context, "reshape_and_cache_flash: slot_mapping", slot_mapping, kAnyNegative,
-                                      cache.num_pages * cache.page_size));
+  CacheView cache;
+  INTARSIA_RETURN_IF_ERROR(Cache(cache));
   const Arguments elements{.inputs = {key.data, value.data},
                            .token_stride = {key.stride(0), value.stride(0)},
                            .head_stride = {key.stride(1), value.stride(1)},
@@ -79,6 +77,7 @@ Status ReshapeAndCacheFlash::Run(const CudaContext& context) const {
   if (words == 0) return {};
   const auto threads = static_cast<unsigned>(std::min<int64_t>(kMaxThreads, (words + 31) / 32 * 32));
   const cuda::Kernel& kernel = wide         ? kCacheWriteKernel<uint4>
+                               : bytes == 1 ? kCacheWriteKernel<uint8_t>
                                : bytes == 2 ? kCacheWriteKernel<uint16_t>
                                             : kCacheWriteKernel<uint32_t>;
   return Launch(context, kernel, {dim3(static_cast<unsigned>(slot_mapping.dim(0))), dim3(threads)}, arguments);

@@ -1,12 +1,12 @@
 #include "src/core/dispatch.h"
-#include "src/ops/rms_norm/norm_row_cpu.h"
+#include "src/norm/norm_row_cpu.h"
 #include "src/ops/rms_norm/rms_norm.h"
 
 namespace intarsia {
 
 template <>
 Status RunCpu<kIsa>(const RmsNorm& op, const CpuContext& context) {
-  return DispatchDType<kF32, kF16, kBF16>("rms_norm: x", op.x.dtype, [&]<DType kType>() -> Status {
+  return DispatchDType<kF32, kF16, kBF16>("x", op.x.dtype, [&]<DType kType>() -> Status {
     using T = CpuT<kType>;
     const int64_t n = op.x.dim(-1);
     const NormRow<T> norm(n, op.weight, op.eps, op.rounding);

@@ -5,14 +5,16 @@ namespace intarsia {
 Status RotaryEmbedding::Check() const {
   const int64_t d = head_dim(), r = cos_sin_cache.dim(1);
   if (r % 2 != 0)
-    return InvalidArgument(Text("rotary_embedding: cos_sin_cache has r=", r, ", expected an even number"));
+    return InvalidArgument(Text("cos_sin_cache has r=", r, ", expected an even number"));
   if (r > kMaxRotaryDim)
-    return Unimplemented(Text("rotary_embedding: cos_sin_cache has r=", r, "; built are up to ", kMaxRotaryDim));
+    return Unimplemented(Text("cos_sin_cache has r=", r, "; built are up to ", kMaxRotaryDim));
   if (rope_dim_offset < 0 || rope_dim_offset > d - r)
-    return InvalidArgument(Text("rotary_embedding: rope_dim_offset=", rope_dim_offset, " plus r=", r,
+    return InvalidArgument(Text("rope_dim_offset=", rope_dim_offset, " plus r=", r,
                                 " of cos_sin_cache exceeds the head's d=", d));
+  if (key && key->rank == positions.rank + 2 && key->dim(-1) != d)
+    return InvalidArgument(Text("key has d=", key->dim(-1), " but query has d=", d));
   if (head_size && *head_size != d)
-    return InvalidArgument(Text("rotary_embedding: head_size is ", *head_size, " but query has d=", d));
+    return InvalidArgument(Text("head_size is ", *head_size, " but query has d=", d));
   return {};
 }
 

@@ -21,7 +21,7 @@ struct RotaryEmbedding {
   static constexpr auto kSpec = MakeSpec(
       "rotary_embedding", "Rotary position embedding of query and key.",
       "Su et al. 2021, arXiv:2104.09864; vLLM's _C::rotary_embedding",
-      In("positions", &RotaryEmbedding::positions, "...", "i32|i64", "position of each token"),
+      In("positions", &RotaryEmbedding::positions, "...", "i32|i64", "position of each token").Indexes("max_pos"),
       In("query", &RotaryEmbedding::query, "... h d | head_size: ... h*head_size", "T", "query heads"),
       In("cos_sin_cache", &RotaryEmbedding::cos_sin_cache, "max_pos r", "f32|f16|bf16",
          "cosines, then sines, of r/2 angles a position"),

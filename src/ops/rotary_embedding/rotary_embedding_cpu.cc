@@ -66,9 +66,9 @@ void TurnHeads(const RotaryEmbedding& op, const CpuContext& context, const Tenso
 
 template <>
 Status RunCpu<kIsa>(const RotaryEmbedding& op, const CpuContext& context) {
-  return DispatchDType<kF32, kF16, kBF16>("rotary_embedding: query", op.query.dtype, [&]<DType kType>() {
+  return DispatchDType<kF32, kF16, kBF16>("query", op.query.dtype, [&]<DType kType>() {
     return DispatchDType<kF32, kF16, kBF16>(
-        "rotary_embedding: cos_sin_cache", op.cos_sin_cache.dtype, [&]<DType kTable>() -> Status {
+        "cos_sin_cache", op.cos_sin_cache.dtype, [&]<DType kTable>() -> Status {
           TurnHeads<CpuT<kType>, CpuT<kTable>>(op, context, op.query, op.query_out);
           if (op.key) TurnHeads<CpuT<kType>, CpuT<kTable>>(op, context, *op.key, op.key_out);
           return {};

@@ -134,7 +134,7 @@ Status RotaryEmbedding::Run(const CudaContext& context) const {
                     .first = static_cast<int>(rope_dim_offset),
                     .is_neox = is_neox,
                     .inverse = inverse};
-  return DispatchDType<kF32, kF16, kBF16>("rotary_embedding: query", query.dtype, [&]<DType kType>() -> Status {
+  return DispatchDType<kF32, kF16, kBF16>("query", query.dtype, [&]<DType kType>() -> Status {
     using T = cuda::DeviceT<kType>;
     constexpr int kElement = sizeof(T), kVector = 16 / kElement;
     const bool aligned = r / 2 % kVector == 0 && rope_dim_offset % kVector == 0 && (d - r) % kVector == 0 &&

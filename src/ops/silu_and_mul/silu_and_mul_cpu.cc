@@ -7,7 +7,7 @@ namespace intarsia {
 
 template <>
 Status RunCpu<kIsa>(const SiluAndMul& op, const CpuContext& context) {
-  return DispatchDType<kF32, kF16, kBF16>("silu_and_mul: x", op.x.dtype, [&]<DType kType>() -> Status {
+  return DispatchDType<kF32, kF16, kBF16>("x", op.x.dtype, [&]<DType kType>() -> Status {
     using T = CpuT<kType>;
     const int64_t n = op.out.dim(-1), row_stride = op.x.dim(-1);
     ForRows(context, Rows(op.out, n), n, [&](int64_t row) {

@@ -48,7 +48,7 @@ const cuda::Kernel kSiluAndMulKernel("SiluAndMulKernel", reinterpret_cast<const 
 }  // namespace
 
 Status SiluAndMul::Run(const CudaContext& context) const {
-  return DispatchDType<kF32, kF16, kBF16>("silu_and_mul: x", x.dtype, [&]<DType kType>() -> Status {
+  return DispatchDType<kF32, kF16, kBF16>("x", x.dtype, [&]<DType kType>() -> Status {
     using T = cuda::DeviceT<kType>;
     constexpr int kElement = sizeof(T);
     const int64_t n = out.dim(-1), rows = n == 0 ? 0 : out.size() / n, input_stride = x.dim(-1);

@@ -7,7 +7,7 @@ namespace intarsia {
 
 template <>
 Status RunCpu<kIsa>(const SimpleAdd& op, const CpuContext& context) {
-  return DispatchDType<kF32, kF16, kBF16>("simple_add: a", op.a.dtype, [&]<DType kType>() -> Status {
+  return DispatchDType<kF32, kF16, kBF16>("a", op.a.dtype, [&]<DType kType>() -> Status {
     using T = CpuT<kType>;
     const int64_t size = op.a.size(), n = kTileElements;
     ForRows(context, (size + n - 1) / n, n, [&](int64_t row) {

@@ -28,7 +28,7 @@ const cuda::Kernel kAddKernel("AddKernel", reinterpret_cast<const void*>(&AddKer
 }  // namespace
 
 Status SimpleAdd::Run(const CudaContext& context) const {
-  return DispatchDType<kF32, kF16, kBF16>("simple_add: a", a.dtype, [&]<DType kType>() -> Status {
+  return DispatchDType<kF32, kF16, kBF16>("a", a.dtype, [&]<DType kType>() -> Status {
     using T = cuda::DeviceT<kType>;
     constexpr int kElement = sizeof(T);
     const int64_t size = a.size();

@@ -25,7 +25,6 @@ struct NormArguments {
 NormArguments MakeNormArguments(const TensorView& x, const Optional& weight, float eps, std::string_view rounding,
                                 const TensorView& out);
 
-// `what` is "<op>: x", for the message about a dtype that is not built.
-Status LaunchNorm(const CudaContext& context, std::string_view what, const NormArguments& arguments);
+Status LaunchNorm(const CudaContext& context, const NormArguments& arguments);
 
 }  // namespace intarsia::cuda

@@ -6,7 +6,7 @@
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
-#include "src/ops/rms_norm/norm_row_cuda.h"
+#include "src/norm/norm_row_cuda.h"
 
 namespace intarsia::cuda {
 namespace {
@@ -129,8 +129,8 @@ NormArguments MakeNormArguments(const TensorView& x, const Optional& weight, flo
   return a;
 }
 
-Status LaunchNorm(const CudaContext& context, std::string_view what, const NormArguments& a) {
-  return DispatchDType<kF32, kF16, kBF16>(what, a.dtype, [&]<DType kType>() -> Status {
+Status LaunchNorm(const CudaContext& context, const NormArguments& a) {
+  return DispatchDType<kF32, kF16, kBF16>("x", a.dtype, [&]<DType kType>() -> Status {
     using T = DeviceT<kType>;
     constexpr int kElement = sizeof(T);
     const int64_t row_bytes = a.n * kElement;
