@@ -1,0 +1,153 @@
+// How split-KV decode cuts a ragged batch into equal slices of work. Pure functions: the host sizes
+// grid and workspace with them, the kernel computes its schedule with them, tests run them
+// anywhere.
+//
+// An item is a tile of 16 packed query rows of one sequence (tile.cuh says what packed is). Its
+// keys count in granules. All items of the batch, laid end to end and each followed by
+// kItemOverhead empty granules (what it costs to begin and to end an item, in granules' time), form
+// the work line; slice i of the line is [i * payload, (i + 1) * payload). Every KV head has the
+// same line, and a CTA computes one slice for one head: so all CTAs have the same amount to do,
+// however skewed the lengths are, and those of neighbouring heads read the same pages at the same
+// time. What a CTA computes of an item is a piece: final if the item lies in one slice, else a
+// partial result that a second kernel combines.
+//
+// Sources: "Flash-Decoding for long-context inference" (Dao et al. 2023) for the split over keys,
+// FlashMLA's tile scheduler (DeepSeek 2025) for slices that cross sequences.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+namespace intarsia::attention::decode {
+
+inline constexpr int kTileRows = 16;  // M of mma.sync
+inline constexpr int kMinGranuleKeys = 16;
+inline constexpr int kItemOverhead = 6;  // in granules
+inline constexpr int kMinPayload = 4;  // in granules; below it, combining costs more than it saves
+// The kernel counts granules in 32 bits.
+inline constexpr int64_t kMaxLine = int64_t{1} << 30;
+// CTAs on a multiprocessor: while one of them begins or merges an item, the other one still reads.
+inline constexpr int kCtasPerSm = 2;
+// Those of the largest GPU of today, all resident at once: a second wave would undo the balance.
+inline constexpr int64_t kMaxCtas = 320;
+
+template <class Int>
+constexpr Int CeilDiv(Int a, Int b) {
+  return (a + b - 1) / b;
+}
+
+// A sequence's share of the work line.
+struct SequenceWork {
+  int items = 0;     // of equal cost
+  int granules = 0;  // of keys, of one item
+  constexpr int item_cost() const { return granules + kItemOverhead; }
+  constexpr int cost() const { return items * item_cost(); }
+};
+
+constexpr int Payload(int line, int slices) {
+  const int payload = CeilDiv(line, slices);
+  return payload < kMinPayload ? kMinPayload : payload;
+}
+
+// What a slice computes of one item.
+struct Piece {
+  int item = 0;  // of the sequence
+  int granule_begin = 0, granule_end = 0;
+  int end = 0;                     // where on the line the next piece begins
+  int first_slice = 0, count = 1;  // all pieces of this item; none of them is empty if count > 1
+};
+
+// The piece at `position` of the line, in a sequence whose work begins at `sequence_begin`.
+// Positions inside the empty granules behind an item give an empty piece.
+constexpr Piece PieceAt(const SequenceWork& work, int sequence_begin, int position, int slice_end,
+                        int payload) {
+  Piece piece;
+  piece.item = (position - sequence_begin) / work.item_cost();
+  const int item_begin = sequence_begin + piece.item * work.item_cost();
+  piece.end = std::min(item_begin + work.item_cost(), slice_end);
+  piece.granule_begin = std::min(position - item_begin, work.granules);
+  piece.granule_end = std::min(piece.end - item_begin, work.granules);
+  piece.first_slice = item_begin / payload;
+  piece.count = (item_begin + std::max(work.granules, 1) - 1) / payload - piece.first_slice + 1;
+  return piece;
+}
+
+// What is known before a call: sizes of its arrays.
+struct StaticShape {
+  int64_t num_tokens = 0;    // t
+  int64_t num_seqs = 0;      // b
+  int64_t num_heads = 0;     // h
+  int64_t num_kv_heads = 0;  // hk
+  int64_t head_dim = 0;      // d
+  int64_t max_len_k = 0;
+};
+
+// A group of more than 16 heads makes several tiles of one token. They read the same keys, so they
+// should do it at the same time: as if each tile had a KV head of its own. The number of such parts
+// of a group.
+constexpr int64_t HeadParts(int64_t group) {
+  int64_t parts = CeilDiv<int64_t>(group, kTileRows);
+  while (parts > 0 && group % parts != 0) ++parts;
+  // Parts of few heads would rather be tiles of several tokens.
+  return parts > 0 && group / parts >= kTileRows / 2 ? parts : 1;
+}
+constexpr StaticShape SplitHeads(StaticShape shape) {
+  if (shape.num_kv_heads > 0) shape.num_kv_heads *= HeadParts(shape.num_heads / shape.num_kv_heads);
+  return shape;
+}
+
+// What follows is for shapes whose heads are split.
+
+// No lengths that fit into the shape make more items, or more granules.
+constexpr int64_t MaxItems(const StaticShape& shape) {
+  if (shape.num_kv_heads <= 0) return 0;
+  // The sum of ceil(len_q * G / 16) over the sequences that have rows.
+  return shape.num_tokens * (shape.num_heads / shape.num_kv_heads) / kTileRows +
+         std::min(shape.num_seqs, shape.num_tokens);
+}
+constexpr int64_t MaxLine(const StaticShape& shape, int granule_keys) {
+  return MaxItems(shape) * (CeilDiv<int64_t>(shape.max_len_k, granule_keys) + kItemOverhead);
+}
+
+// Keys of a granule: few, so that slices are even, but more if the line could become too long.
+constexpr int GranuleKeys(const StaticShape& shape) {
+  int keys = kMinGranuleKeys;
+  while (keys < kMaxLine / 2 && MaxLine(shape, keys) > kMaxLine) keys *= 2;
+  return keys;
+}
+
+// Slices for each KV head if there may be as many CTAs.
+constexpr int64_t NumSlices(int64_t num_kv_heads, int64_t ctas) {
+  return std::max<int64_t>(ctas / std::max<int64_t>(num_kv_heads, 1), 1);
+}
+
+// How many CTAs are worth having; 1 means that nothing needs to be split.
+constexpr int64_t MaxSplits(const StaticShape& shape) {
+  const int64_t payloads = CeilDiv<int64_t>(MaxLine(shape, GranuleKeys(shape)), kMinPayload);
+  const int64_t slices = std::min(payloads, NumSlices(shape.num_kv_heads, kMaxCtas));
+  return slices <= 1 ? 1 : slices * shape.num_kv_heads;
+}
+
+// A piece in the workspace: its result [rows, d], lse [rows] to base 2, and the record of its item.
+struct PieceLayout {
+  int64_t rows = 0;
+  int64_t head_dim = 0;
+  static constexpr int64_t kRecordFloats = 8;
+  static constexpr int64_t kPiecesPerCta = 2;  // of an item begun earlier, and of one that goes on
+  constexpr int64_t lse_offset() const { return rows * head_dim; }
+  constexpr int64_t record_offset() const { return CeilDiv<int64_t>(lse_offset() + rows, 4) * 4; }
+  constexpr int64_t floats() const { return record_offset() + kRecordFloats; }
+};
+
+constexpr PieceLayout LayoutOfPieces(const StaticShape& shape) {
+  const int64_t group = shape.num_kv_heads > 0 ? shape.num_heads / shape.num_kv_heads : 0;
+  return {std::clamp<int64_t>(shape.num_tokens * group, 1, kTileRows), shape.head_dim};
+}
+
+// The f32 workspace of a call: [max_splits, floats of a CTA]. Splits the heads itself.
+constexpr std::array<int64_t, 2> WorkspaceDims(const StaticShape& shape) {
+  const StaticShape split = SplitHeads(shape);
+  return {MaxSplits(split), PieceLayout::kPiecesPerCta * LayoutOfPieces(split).floats()};
+}
+
+}  // namespace intarsia::attention::decode

@@ -1,0 +1,182 @@
+// Products of one warp on the tensor cores, from tiles in shared memory, the same code for all
+// dtypes.
+//
+// Mma<kType> multiplies in steps of 32 bytes of a row: 16 elements of 16 bits (m16n8k16), or 8 of
+// f32 (m16n8k8 in tf32). Seen as bytes the fragments of both instructions are alike, so ldmatrix
+// serves f32 too. Fragments: A is 16 rows x one step, B one step x 8 columns, C 16 x 8 in f32,
+// where lane i holds
+//   c[0], c[1]: row i / 4,     columns 2 * (i % 4) and the next
+//   c[2], c[3]: row i / 4 + 8, the same columns          (PTX ISA, "mma.m16n8k16", "mma.m16n8k8")
+#pragma once
+#include "src/core/cuda/ptx.cuh"
+#include "src/core/cuda/vec.cuh"
+
+namespace intarsia::attention {
+
+// A row-major tile in shared memory, in units of 16 bytes. Unit u of row r lies in the place of
+// unit u ^ x(r), so that the same unit of 8 successive rows falls into 8 different groups of banks.
+// A tile must begin at a multiple of 128 bytes; adding a multiple of 8 rows keeps an address valid.
+template <int kBytes>
+struct SwizzledRows {
+  static constexpr int kRowBytes = kBytes;
+  static constexpr int kUnits = kBytes / 16;
+  static_assert(kUnits % 4 == 0);
+  static constexpr int kMask = kUnits % 8 == 0 ? 7 : 3;
+
+  static __device__ __forceinline__ int Offset(int row, int unit) {
+    const int x = kMask == 7 ? row & 7 : row >> 1 & 3;
+    return row * kRowBytes + ((unit ^ x) << 4);
+  }
+  // From the address of unit 0 or 1 of a row to that of unit 0 or 1 of its `step`-th 32 bytes.
+  static __device__ __forceinline__ uint32_t AtStep(uint32_t address, int step) {
+    return (address ^ ((2 * step & kMask) << 4)) + ((2 * step & ~kMask) << 4);
+  }
+};
+
+// Where a lane's address points, in the first step of a tile, for each kind of fragment.
+template <class Rows>
+__device__ __forceinline__ int LaneOffsetA(int lane) {
+  return Rows::Offset(lane % 16, lane / 16);
+}
+template <class Rows>
+__device__ __forceinline__ int LaneOffsetB(int lane) {
+  return Rows::Offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+
+template <DType kType>
+struct Mma {
+  using T = cuda::DeviceT<kType>;
+  static_assert(sizeof(T) == 2);
+  static constexpr int kStep = 16;         // elements of a step
+  static constexpr int kScoresOfStep = 2;  // C fragments that make one A fragment
+  struct A {
+    uint32_t r[4];
+  };
+  struct B {
+    uint32_t r[2];
+  };
+
+  static __device__ __forceinline__ void LoadA(A& a, uint32_t address) {
+    cuda::LdMatrix4(a.r, address);
+  }
+
+  // b[j]: the step of rows 8 * j ... 8 * j + 7 of a tile, as columns: for a product with its
+  // transpose.
+  static __device__ __forceinline__ void LoadB(B (&b)[2], uint32_t address) {
+    uint32_t r[4];
+    cuda::LdMatrix4(r, address);
+    b[0] = {r[0], r[1]};
+    b[1] = {r[2], r[3]};
+  }
+
+  // b[j]: kStep rows of a tile and its columns 8 * j ... 8 * j + 7. Sixteen columns on is
+  // kTransposedSteps of AtStep.
+  static constexpr int kTransposedSteps = 1;
+  template <class Rows>
+  static __device__ __forceinline__ int LaneOffsetTransposed(int lane) {
+    return Rows::Offset(lane % 16, lane / 16);
+  }
+  template <class Rows>
+  static __device__ __forceinline__ void LoadTransposed(B (&b)[2], uint32_t address) {
+    uint32_t r[4];
+    cuda::LdMatrix4Transposed(r, address);
+    b[0] = {r[0], r[1]};
+    b[1] = {r[2], r[3]};
+  }
+
+  // The A fragment whose columns are those of two C fragments: the layouts agree.
+  static __device__ __forceinline__ void FromScores(A& a, const float (*c)[4]) {
+    a = {{Pack(c[0][0], c[0][1]), Pack(c[0][2], c[0][3]), Pack(c[1][0], c[1][1]),
+          Pack(c[1][2], c[1][3])}};
+  }
+
+  // c += a b
+  static __device__ __forceinline__ void MultiplyAdd(float (&c)[4], const A& a, const B& b) {
+    if constexpr (kType == DType::kF16)
+      cuda::MmaF16(c, a.r, b.r[0], b.r[1]);
+    else
+      cuda::MmaBF16(c, a.r, b.r[0], b.r[1]);
+  }
+
+  static __device__ __forceinline__ uint32_t Pack(float low, float high) {
+    uint32_t r;
+    if constexpr (kType == DType::kF16)
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(r) : "f"(high), "f"(low));
+    else
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+  }
+};
+
+// f32: each operand is the sum of two tf32 numbers, x = big + small, and the product of the two
+// small ones is dropped. Three products instead of one keep about 21 bits (CUTLASS, example 27,
+// "3xTF32").
+template <>
+struct Mma<DType::kF32> {
+  using T = float;
+  static constexpr int kStep = 8;
+  static constexpr int kScoresOfStep = 1;
+  struct A {
+    uint32_t big[4], small[4];
+  };
+  struct B {
+    uint32_t big[2], small[2];
+  };
+
+  static __device__ __forceinline__ void LoadA(A& a, uint32_t address) {
+    uint32_t r[4];
+    cuda::LdMatrix4(r, address);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) Split(__uint_as_float(r[i]), a.big[i], a.small[i]);
+  }
+  static __device__ __forceinline__ void LoadB(B (&b)[2], uint32_t address) {
+    uint32_t r[4];
+    cuda::LdMatrix4(r, address);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      Split(__uint_as_float(r[i]), b[i / 2].big[i % 2], b[i / 2].small[i % 2]);
+  }
+
+  // A sum over keys may take them in any order, so slots k and k + 4 of the instruction are keys 2k
+  // and 2k + 1: then an A fragment is a C fragment with its middle swapped, and no lane needs
+  // another's part.
+  static constexpr int kTransposedSteps = 2;
+  template <class Rows>
+  static __device__ __forceinline__ int LaneOffsetTransposed(int lane) {
+    return Rows::Offset(lane % 4 * 2, lane / 16) + lane / 4 % 4 * 4;
+  }
+  template <class Rows>
+  static __device__ __forceinline__ void LoadTransposed(B (&b)[2], uint32_t address) {
+    static_assert(Rows::kMask == 7);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const uint32_t even = Rows::AtStep(address, j);
+      const uint32_t odd = (even ^ 16) + Rows::kRowBytes;
+      Split(LoadShared(even), b[j].big[0], b[j].small[0]);
+      Split(LoadShared(odd), b[j].big[1], b[j].small[1]);
+    }
+  }
+  static __device__ __forceinline__ void FromScores(A& a, const float (*c)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) Split(c[0][i % 2 * 2 + i / 2], a.big[i], a.small[i]);
+  }
+
+  static __device__ __forceinline__ void MultiplyAdd(float (&c)[4], const A& a, const B& b) {
+    cuda::MmaTf32(c, a.small, b.big[0], b.big[1]);
+    cuda::MmaTf32(c, a.big, b.small[0], b.small[1]);
+    cuda::MmaTf32(c, a.big, b.big[0], b.big[1]);
+  }
+
+ private:
+  static __device__ __forceinline__ void Split(float x, uint32_t& big, uint32_t& small) {
+    big = cuda::ToTf32(x);
+    small = cuda::ToTf32(x - __uint_as_float(big));
+  }
+  static __device__ __forceinline__ float LoadShared(uint32_t address) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(x) : "r"(address));
+    return x;
+  }
+};
+
+}  // namespace intarsia::attention

@@ -1,0 +1,194 @@
+// The schedule of split-KV decode, run on the CPU as the kernel runs it on the device.
+#include "src/attention/decode_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace intarsia::attention::decode {
+namespace {
+
+int LineOf(const std::vector<SequenceWork>& works) {
+  int line = 0;
+  for (const SequenceWork& work : works) line += work.cost();
+  return line;
+}
+
+struct Coverage {
+  std::map<std::pair<size_t, int>, std::vector<int>> visits;  // of each granule of each item
+  std::map<std::pair<size_t, int>, int> pieces;               // non-empty ones
+  std::map<std::pair<size_t, int>, int> counts;               // as the pieces themselves say
+  int longest_slice = 0;                                      // in granules
+};
+
+// Walks every slice, as decode.cuh does.
+Coverage Walk(const std::vector<SequenceWork>& works, int slices) {
+  Coverage coverage;
+  const int line = LineOf(works), payload = Payload(line, slices);
+  for (int slice = 0; slice < slices; ++slice) {
+    const int begin = std::min(slice * payload, line), end = std::min(begin + payload, line);
+    int sequence_begin = 0, granules = 0;
+    size_t seq = 0;
+    while (seq < works.size() && sequence_begin + works[seq].cost() <= begin)
+      sequence_begin += works[seq++].cost();
+    for (int position = begin; position < end;) {
+      while (position >= sequence_begin + works[seq].cost()) sequence_begin += works[seq++].cost();
+      const Piece piece = PieceAt(works[seq], sequence_begin, position, end, payload);
+      const auto key = std::make_pair(seq, piece.item);
+      std::vector<int>& visits = coverage.visits[key];
+      visits.resize(static_cast<size_t>(works[seq].granules));
+      for (int g = piece.granule_begin; g < piece.granule_end; ++g)
+        ++visits[static_cast<size_t>(g)];
+      if (piece.granule_end > piece.granule_begin) {
+        EXPECT_GE(slice, piece.first_slice);
+        EXPECT_LT(slice, piece.first_slice + piece.count);
+        EXPECT_EQ(slice == piece.first_slice, piece.granule_begin == 0);
+        ++coverage.pieces[key];
+      }
+      coverage.counts[key] = piece.count;
+      granules += piece.granule_end - piece.granule_begin;
+      EXPECT_GT(piece.end, position);
+      position = piece.end;
+    }
+    coverage.longest_slice = std::max(coverage.longest_slice, granules);
+  }
+  return coverage;
+}
+
+TEST(DecodePlan, EveryGranuleIsComputedOnce) {
+  std::mt19937 random(20261121);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<SequenceWork> works(1 + random() % 40);
+    for (SequenceWork& work : works) {
+      work.items = random() % 4 == 0 ? 0 : 1 + static_cast<int>(random() % 9);
+      work.granules =
+          random() % 5 == 0 ? 0 : static_cast<int>(random() % (random() % 7 == 0 ? 3000 : 60));
+    }
+    const int slices = 1 + static_cast<int>(random() % kMaxCtas);
+    const Coverage coverage = Walk(works, slices);
+    for (size_t seq = 0; seq < works.size(); ++seq) {
+      for (int item = 0; item < works[seq].items; ++item) {
+        const auto key = std::make_pair(seq, item);
+        ASSERT_TRUE(coverage.visits.contains(key)) << "an item without keys must be visited, too";
+        for (int visits : coverage.visits.at(key)) ASSERT_EQ(visits, 1);
+        const auto pieces = coverage.pieces.find(key);
+        ASSERT_EQ(coverage.counts.at(key), pieces == coverage.pieces.end() ? 1 : pieces->second);
+      }
+    }
+    EXPECT_LE(coverage.longest_slice, Payload(LineOf(works), slices));
+  }
+}
+
+TEST(DecodePlan, OneLongSequenceAmongShortOnesIsSpreadOut) {
+  std::vector<SequenceWork> works(64, SequenceWork{8, 1});
+  works[17].granules = 8192;  // 131072 keys
+  const Coverage coverage = Walk(works, 264);
+  EXPECT_LE(coverage.longest_slice, 1 + LineOf(works) / 264);
+  EXPECT_GE(coverage.pieces.at({17, 3}), 30);
+}
+
+TEST(DecodePlan, MaxSplitsFollowsTheShape) {
+  StaticShape shape{.num_tokens = 64,
+                    .num_seqs = 64,
+                    .num_heads = 32,
+                    .num_kv_heads = 8,
+                    .head_dim = 128,
+                    .max_len_k = 4096};
+  EXPECT_EQ(MaxSplits(shape), kMaxCtas);
+  shape.num_heads = shape.num_kv_heads = 24;
+  EXPECT_EQ(MaxSplits(shape), kMaxCtas / 24 * 24);
+  shape.num_heads = shape.num_kv_heads = 200;  // more than half the CTAs: one slice a head
+  EXPECT_EQ(MaxSplits(shape), 1);
+  shape = {.num_tokens = 1,
+           .num_seqs = 1,
+           .num_heads = 1,
+           .num_kv_heads = 1,
+           .head_dim = 64,
+           .max_len_k = 100};
+  EXPECT_LT(MaxSplits(shape), 8);
+  shape.num_tokens = 0;
+  EXPECT_EQ(MaxSplits(shape), 1);
+}
+
+TEST(DecodePlan, NoLengthsExceedTheBounds) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 500; ++round) {
+    StaticShape shape;
+    shape.num_seqs = 1 + random() % 20;
+    shape.num_kv_heads = 1 + random() % 4;
+    const int64_t group = 1 + random() % 20;
+    shape.num_heads = group * shape.num_kv_heads;
+    shape.head_dim = 64;
+    shape.max_len_k = 1 + random() % 4000;
+    const int granules = static_cast<int>(CeilDiv<int64_t>(shape.max_len_k, kMinGranuleKeys));
+    int line = 0;
+    for (int64_t seq = 0; seq < shape.num_seqs; ++seq) {
+      const int64_t len_q = random() % 4;
+      shape.num_tokens += len_q;
+      line += SequenceWork{static_cast<int>(CeilDiv<int64_t>(len_q * group, kTileRows)), granules}
+                  .cost();
+    }
+    EXPECT_LE(line, MaxLine(shape, kMinGranuleKeys));
+    const int64_t slices = NumSlices(shape.num_kv_heads, MaxSplits(shape));
+    EXPECT_TRUE(slices == kMaxCtas / shape.num_kv_heads || line <= slices * kMinPayload);
+  }
+}
+
+TEST(DecodePlan, GranulesGrowWithTheShapeOnly) {
+  StaticShape shape{.num_tokens = 1024,
+                    .num_seqs = 1024,
+                    .num_heads = 64,
+                    .num_kv_heads = 8,
+                    .head_dim = 128,
+                    .max_len_k = 1 << 20};
+  EXPECT_EQ(GranuleKeys(shape), kMinGranuleKeys);
+  shape.num_tokens = 1 << 22;
+  shape.max_len_k = 1 << 30;
+  EXPECT_GT(GranuleKeys(shape), kMinGranuleKeys);
+  EXPECT_LE(MaxLine(shape, GranuleKeys(shape)), kMaxLine);
+}
+
+TEST(DecodePlan, LargeGroupsAreSplit) {
+  for (int64_t group : {1, 4, 7, 8, 15, 16, 17, 19}) EXPECT_EQ(HeadParts(group), 1) << group;
+  EXPECT_EQ(HeadParts(20), 2);
+  EXPECT_EQ(HeadParts(24), 2);
+  EXPECT_EQ(HeadParts(32), 2);
+  EXPECT_EQ(HeadParts(48), 3);
+  EXPECT_EQ(HeadParts(71), 1);
+  EXPECT_EQ(HeadParts(128), 8);
+}
+
+TEST(DecodePlan, PartsOfAPieceAreAligned) {
+  for (int64_t rows : {1, 3, 4, 16}) {
+    for (int64_t d : {8, 24, 128, 256}) {
+      const PieceLayout layout{rows, d};
+      EXPECT_GE(layout.record_offset(), layout.lse_offset() + rows);
+      EXPECT_EQ(layout.record_offset() % 4, 0);
+      EXPECT_EQ(layout.floats() % 4, 0);
+    }
+  }
+}
+
+TEST(DecodePlan, WorkspaceIsSmall) {
+  const StaticShape shape{.num_tokens = 256,
+                          .num_seqs = 256,
+                          .num_heads = 32,
+                          .num_kv_heads = 8,
+                          .head_dim = 128,
+                          .max_len_k = 131072};
+  const auto [ctas, floats] = WorkspaceDims(shape);
+  EXPECT_LE(ctas * floats * 4, 6 << 20);
+}
+
+TEST(DecodePlan, SlicesFitTheDevice) {
+  EXPECT_EQ(NumSlices(8, 264), 33);
+  EXPECT_EQ(NumSlices(128, 264), 2);
+  EXPECT_EQ(NumSlices(200, 264), 1);
+  EXPECT_EQ(NumSlices(1000, 264), 1);
+}
+
+}  // namespace
+}  // namespace intarsia::attention::decode
