@@ -169,7 +169,7 @@ Status RunPlanned(const Params& params, const CpuContext& context, CpuKernel& ke
   const bool built =
       params.dtype == DType::kF32 || params.dtype == DType::kF16 || params.dtype == DType::kBF16;
   if (!built || params.cache.dtype != params.dtype)
-    return Unimplemented(Text(params.op, ": q is ", Name(params.dtype), " and K and V are ",
+    return Unimplemented(Text("q is ", Name(params.dtype), " and K and V are ",
                               Name(params.cache.dtype),
                               "; built on the CPU are f32, f16 and bf16, the same for all"));
   if (params.num_tokens == 0 || params.num_heads == 0 || params.head_dim == 0) return {};

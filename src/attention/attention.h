@@ -19,8 +19,6 @@ namespace intarsia::attention {
 
 // Plain data, passed to CUDA kernels by value. Strides are in elements; the last one is always 1.
 struct Params {
-  std::string_view op;  // for messages; host only
-
   DType dtype = DType::kOther;  // of q, k, v and out
   const void* q = nullptr;      // [t, h, d]
   int64_t q_token_stride = 0, q_head_stride = 0;

@@ -237,15 +237,14 @@ Status LaunchShape(Params p, const CudaContext& context, const DecodeRows& which
                 GranuleKeys(shape), static_cast<int>(head_parts)};
   const int64_t ctas = std::min<int64_t>(p.workspace ? p.max_splits : 1,
                                          cuda::NumSms() * std::min(resident, kCtasPerSm));
-  const auto heads = static_cast<unsigned>(shape.num_kv_heads);
-  const auto num_slices = static_cast<unsigned>(NumSlices(shape.num_kv_heads, ctas));
+  const int64_t heads = shape.num_kv_heads, num_slices = NumSlices(heads, ctas);
   const bool aligned = RowsAligned<typename S::T>(p);
   INTARSIA_RETURN_IF_ERROR(cuda::Launch(
-      context, kKernel<S>, {dim3(heads, num_slices), dim3(S::kThreads), S::kSharedBytes}, p, layout,
+      context, kKernel<S>, {{heads, num_slices}, dim3(S::kThreads), S::kSharedBytes}, p, layout,
       cut, Divisor(std::max<int64_t>(p.cache.page_size, 1)), which.fill_padding, aligned));
   if (num_slices == 1) return {};
   return cuda::Launch(context, kCombineKernel<S::kType>,
-                      {dim3(heads, num_slices, 2), dim3(kCombineThreads)}, p, layout, aligned);
+                      {{heads, num_slices, 2}, dim3(kCombineThreads)}, p, layout, aligned);
 }
 
 }  // namespace intarsia::attention::decode
@@ -257,20 +256,20 @@ Status LaunchDecodeOf(const Params& params, const CudaContext& context, DecodeRo
   Params p = params;
   if (p.num_tokens == 0 || p.num_heads == 0) return {};
   if (p.cache.dtype != kType)
-    return Unimplemented(Text(p.op, ": K and V have dtype ", Name(p.cache.dtype),
+    return Unimplemented(Text("K and V have dtype ", Name(p.cache.dtype),
                               "; built is that of q, ", Name(kType)));
   if (p.num_kv_heads() == 0 || p.num_heads % p.num_kv_heads() != 0)
     return InvalidArgument(
-        Text(p.op, ": q has h=", p.num_heads, ", expected a multiple of hk=", p.num_kv_heads()));
+        Text("q has h=", p.num_heads, ", expected a multiple of hk=", p.num_kv_heads()));
   if (p.head_dim % 8 != 0)
-    return Unimplemented(Text(p.op, ": d is ", p.head_dim, "; built are multiples of 8"));
+    return Unimplemented(Text("d is ", p.head_dim, "; built are multiples of 8"));
   if (p.num_tokens * p.num_heads > kMaxCount || p.max_len_k > kMaxCount ||
       p.cache.page_size > kMaxCount || p.cache.num_pages > kMaxCount)
-    return Unimplemented(Text(p.op, ": more than ", kMaxCount, " query rows, keys or pages"));
+    return Unimplemented(Text("more than ", kMaxCount, " query rows, keys or pages"));
   // So that a position plus a window fits.
   p.window_left = std::min(p.window_left, 2 * kMaxCount);
   p.window_right = std::min(p.window_right, 2 * kMaxCount);
-  return DispatchInt<32, 64, 96, 128, 192, 256>(Text(p.op, ": d"), p.head_dim, [&]<int kD>() {
+  return DispatchInt<32, 64, 96, 128, 192, 256>("d", p.head_dim, [&]<int kD>() {
     return decode::LaunchShape<decode::Shape<kType, kD>>(p, context, rows);
   });
 }

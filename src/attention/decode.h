@@ -25,7 +25,7 @@ extern template Status LaunchDecodeOf<kF16>(const Params&, const CudaContext&, D
 extern template Status LaunchDecodeOf<kBF16>(const Params&, const CudaContext&, DecodeRows);
 
 inline Status LaunchDecode(const Params& params, const CudaContext& context, DecodeRows rows = {}) {
-  return DispatchDType<kF32, kF16, kBF16>(Text(params.op, ": q"), params.dtype, [&]<DType kType>() {
+  return DispatchDType<kF32, kF16, kBF16>("q", params.dtype, [&]<DType kType>() {
     return LaunchDecodeOf<kType>(params, context, rows);
   });
 }

@@ -226,20 +226,20 @@ Status LaunchPrefillOf(const Params& params, const CudaContext& context, Prefill
   Params p = params;
   if (p.num_tokens == 0 || p.num_heads == 0) return {};
   if (p.cache.dtype != kType)
-    return Unimplemented(Text(p.op, ": K and V have dtype ", Name(p.cache.dtype),
+    return Unimplemented(Text("K and V have dtype ", Name(p.cache.dtype),
                               "; built is that of q, ", Name(kType)));
   if (p.head_dim % 8 != 0)
-    return Unimplemented(Text(p.op, ": d is ", p.head_dim, "; built are multiples of 8"));
+    return Unimplemented(Text("d is ", p.head_dim, "; built are multiples of 8"));
   if (p.num_tokens * p.num_heads > kMaxCount || p.max_len_k > kMaxCount ||
       p.cache.page_size > kMaxCount || p.cache.num_pages > kMaxCount)
-    return Unimplemented(Text(p.op, ": more than ", kMaxCount, " query rows, keys or pages"));
+    return Unimplemented(Text("more than ", kMaxCount, " query rows, keys or pages"));
   // So that a position plus a window fits.
   p.window_left = std::min(p.window_left, 2 * kMaxCount);
   p.window_right = std::min(p.window_right, 2 * kMaxCount);
-  return DispatchInt<32, 64, 96, 128, 192, 256>(Text(p.op, ": d"), p.head_dim, [&]<int kD>() {
+  return DispatchInt<32, 64, 96, 128, 192, 256>("d", p.head_dim, [&]<int kD>() {
     using S = prefill::Shape<kType, kD>;
     const int64_t grid = prefill::MaxTiles<S>(p, rows) * p.num_kv_heads();
-    const cuda::Shape shape{dim3(static_cast<unsigned>(grid)), dim3(S::kThreads), S::kSharedBytes};
+    const cuda::Shape shape{{grid}, dim3(S::kThreads), S::kSharedBytes};
     const bool aligned = RowsAligned<typename S::T>(p) && prefill::OffsetsFit<typename S::T>(p);
     return cuda::Launch(context, prefill::kKernel<S>, shape, p, rows,
                         Divisor(std::max<int64_t>(p.cache.page_size, 1)), aligned);

@@ -25,7 +25,7 @@ extern template Status LaunchPrefillOf<kBF16>(const Params&, const CudaContext&,
 
 inline Status LaunchPrefill(const Params& params, const CudaContext& context,
                             PrefillRows rows = {}) {
-  return DispatchDType<kF32, kF16, kBF16>(Text(params.op, ": q"), params.dtype, [&]<DType kType>() {
+  return DispatchDType<kF32, kF16, kBF16>("q", params.dtype, [&]<DType kType>() {
     return LaunchPrefillOf<kType>(params, context, rows);
   });
 }

@@ -136,7 +136,7 @@ Status LaunchNorm(const CudaContext& context, const NormArguments& a) {
     const int64_t row_bytes = a.n * kElement;
     const bool aligned = AllAligned16(row_bytes, a.x, a.out, a.weight, a.residual, a.residual_out);
     const dim3 block = NormBlock(a.rows, aligned ? row_bytes / 16 : a.n);
-    const dim3 grid(static_cast<unsigned>((a.rows + block.y - 1) / block.y));
+    const Grid grid{(a.rows + block.y - 1) / block.y};
     return Launch(context, aligned ? kNormKernel<T, 16> : kNormKernel<T, kElement>, {grid, block}, a);
   });
 }

@@ -28,7 +28,6 @@ struct Shape {
 class Batch {
  public:
   Batch(const Shape& shape, std::mt19937& random) : random_(random), shape_(shape) {
-    p_.op = "test";
     p_.dtype = p_.cache.dtype = shape.dtype;
     p_.num_seqs = static_cast<int64_t>(shape.lens_q.size());
     p_.num_heads = shape.num_kv_heads * shape.group;

@@ -233,7 +233,6 @@ struct OnDevice {
         table(x.table, x.c.wide),
         num_seqs({x.num_seqs()}, x.c.wide) {
     const Case& c = x.c;
-    p.op = "check";
     p.dtype = c.dtype;
     p.q = q.data() + x.offset;
     p.q_token_stride = x.q_token;

@@ -271,8 +271,7 @@ void Time(const Shape& s) {
   FillRandom<<<1024, 256>>>(cache.data(), 2 * cache_size * copies);
   Require(cudaDeviceSynchronize());
 
-  Params p{.op = "time",
-           .dtype = kBF16,
+  Params p{.dtype = kBF16,
            .q = q.data(),
            .q_token_stride = s.h * s.d,
            .q_head_stride = s.d,

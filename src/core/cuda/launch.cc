@@ -1,6 +1,7 @@
 #include "src/core/cuda/launch.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace intarsia::cuda {
 namespace {
@@ -34,17 +35,15 @@ Kernel::Kernel(const char* name, const void* function, int max_shared_bytes)
 }
 
 Status Kernel::Load(int device) const {
-  const uint64_t bit = uint64_t{1} << (device % 64);
-  if (loaded_.load(std::memory_order_acquire) & bit) return {};
   // Asking for the attributes loads the kernel, which CUDA otherwise does at its first launch.
   cudaFuncAttributes attributes;
   INTARSIA_RETURN_IF_ERROR(ToStatus(cudaFuncGetAttributes(&attributes, function_), name_));
-  if (max_shared_bytes_ > 48 * 1024) {
-    INTARSIA_RETURN_IF_ERROR(ToStatus(
-        cudaFuncSetAttribute(function_, cudaFuncAttributeMaxDynamicSharedMemorySize, max_shared_bytes_), name_));
-  }
-  loaded_.fetch_or(bit, std::memory_order_release);
-  return {};
+  int available = 0;
+  INTARSIA_RETURN_IF_ERROR(
+      ToStatus(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name_));
+  if (max_shared_bytes_ <= 48 * 1024 || max_shared_bytes_ > available) return {};
+  return ToStatus(cudaFuncSetAttribute(function_, cudaFuncAttributeMaxDynamicSharedMemorySize, max_shared_bytes_),
+                  name_);
 }
 
 Status LoadKernels() {
@@ -74,16 +73,18 @@ int NumSms() {
 
 Shape GridStride(int64_t items) {
   constexpr int64_t kThreads = 256, kMaxBlocks = 1 << 20;
-  const int64_t blocks = std::min<int64_t>((items + kThreads - 1) / kThreads, kMaxBlocks);
-  return {dim3(static_cast<unsigned>(blocks)), dim3(kThreads)};
+  return {{std::min((items + kThreads - 1) / kThreads, kMaxBlocks)}, dim3(kThreads)};
 }
 
 Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Shape& shape, void** arguments) {
-  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return {};
-  if (shape.grid.x > 0x7fffffffu || shape.grid.y > 65535 || shape.grid.z > 65535)
-    return Internal(Text(kernel.name(), ": the grid is too large: ", shape.grid.x, " x ", shape.grid.y, " x ", shape.grid.z));
+  const Grid& grid = shape.grid;
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return {};
+  if (grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535)
+    return Unimplemented(Text(kernel.name(), " would need a grid of ", grid.x, " x ", grid.y, " x ", grid.z,
+                              " blocks, CUDA has room for 2147483647 x 65535 x 65535"));
   INTARSIA_RETURN_IF_ERROR(LoadKernels());
-  return ToStatus(cudaLaunchKernel(kernel.function(), shape.grid, shape.block, arguments,
+  const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z));
+  return ToStatus(cudaLaunchKernel(kernel.function(), blocks, shape.block, arguments,
                                    static_cast<size_t>(shape.shared_bytes), static_cast<cudaStream_t>(context.stream)),
                   kernel.name());
 }

@@ -2,8 +2,6 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include <atomic>
-
 #include "src/core/context.h"
 #include "src/core/status.h"
 
@@ -19,7 +17,8 @@ class Kernel {
   const char* name() const { return name_; }
   const void* function() const { return function_; }
   const Kernel* next() const { return next_; }
-  // Loads the kernel on the current device and raises its limit of shared memory.
+  // Loads the kernel on the current device and raises its limit of shared memory, if the device has as
+  // much; else the kernel's first launch says that it does not fit.
   Status Load(int device) const;
 
  private:
@@ -27,7 +26,6 @@ class Kernel {
   const void* function_;
   int max_shared_bytes_;
   const Kernel* next_;  // registered before this one
-  mutable std::atomic<uint64_t> loaded_{0};  // bit i: on device i
 };
 
 // Loads every kernel of the library on the current device; a few nanoseconds after the first time.
@@ -39,8 +37,13 @@ Status ToStatus(cudaError_t error, const char* what);
 // The number of multiprocessors of the current device.
 int NumSms();
 
+// 64 bits wide, so that LaunchUntyped sees what does not fit into CUDA's limits.
+struct Grid {
+  int64_t x = 0, y = 1, z = 1;
+};
+
 struct Shape {
-  dim3 grid;
+  Grid grid;
   dim3 block;
   int shared_bytes = 0;
 };

@@ -80,7 +80,7 @@ Status ReshapeAndCacheFlash::Run(const CudaContext& context) const {
                                : bytes == 1 ? kCacheWriteKernel<uint8_t>
                                : bytes == 2 ? kCacheWriteKernel<uint16_t>
                                             : kCacheWriteKernel<uint32_t>;
-  return Launch(context, kernel, {dim3(static_cast<unsigned>(slot_mapping.dim(0))), dim3(threads)}, arguments);
+  return Launch(context, kernel, {{slot_mapping.dim(0)}, dim3(threads)}, arguments);
 }
 
 }  // namespace intarsia

@@ -143,7 +143,7 @@ Status RotaryEmbedding::Run(const CudaContext& context) const {
     const int64_t items = (a.heads[0] + a.heads[1]) * (r / 2 + d - r) / (aligned ? kVector : 1);
     const auto threads = static_cast<unsigned>(std::clamp<int64_t>((items + 31) / 32 * 32, 32, kMaxThreads));
     return Launch(context, aligned ? kRotaryKernel<T, 16> : kRotaryKernel<T, kElement>,
-                  {dim3(static_cast<unsigned>(tokens)), dim3(threads)}, a);
+                  {{tokens}, dim3(threads)}, a);
   });
 }
 

@@ -58,7 +58,7 @@ Status SiluAndMul::Run(const CudaContext& context) const {
     const int64_t vectors = aligned ? n * kElement / 16 : n;
     const int64_t blocks_per_row = (vectors + kThreads * kItems - 1) / (kThreads * kItems);
     return Launch(context, aligned ? kSiluAndMulKernel<T, 16> : kSiluAndMulKernel<T, kElement>,
-                  {dim3(static_cast<unsigned>(rows * blocks_per_row)), dim3(kThreads)}, gate, right, out.as<T>(), n,
+                  {{rows * blocks_per_row}, dim3(kThreads)}, gate, right, out.as<T>(), n,
                   input_stride, static_cast<int>(blocks_per_row));
   });
 }
