@@ -73,7 +73,7 @@ check: setup-dev build ## formatting, lint, generated files
 	$(BIN)/python tools/gen.py --check
 
 format: setup-dev ## format everything
-	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 	git ls-files --cached --others --exclude-standard '*.h' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
 
 clean: ## remove builds, not .venv

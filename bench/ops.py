@@ -2,13 +2,16 @@
 
 Usage: ops.py [--platform cpu|gpu] [--op NAME ...] [--dtype bf16] [--json FILE]
 
-A figure is the median over runs of one compiled program that holds many calls, each on inputs of its
-own, so that launches overlap as in a real step and no call finds its inputs in the cache. `share` is of
-the ceiling measured in the same run: bytes a second of a large copy, or flops of a large matmul,
-whichever bound of the case is the higher. Inputs are random, never zeros.
+Many calls, on inputs that rotate through more memory than a cache holds (small ones chained, as in
+a model), stand in one compiled program, so that launches overlap as in a real step. A figure is the
+difference between programs of 2n and of n calls, a median over runs each, over n: what launching a
+program costs cancels. `share` is of the ceiling measured in the same run: bytes a second of a large
+copy, or flops of a large matmul, whichever bound of the case is the higher. Inputs are random,
+never zeros.
 """
 
 import argparse
+import functools
 import json
 import pathlib
 import statistics
@@ -23,16 +26,16 @@ import numpy as np
 
 sys.path[:0] = [str(pathlib.Path(__file__).parent.parent / d) for d in ("tests", "python")]
 import support  # noqa: E402
-
 from intarsia import _native  # noqa: E402
 from intarsia.jax import call  # noqa: E402
 
-_RUNS = 15
+_REPEATS, _IN_FLIGHT = 9, 2
 _TAG = {"cpu": "bench_cpu", "gpu": "bench"}
 # Enough that neither a GPU's L2 cache nor a CPU's last level holds them.
 _ROTATE_BYTES = {"cpu": 1 << 28, "gpu": 400 << 20}
-_PROGRAM_SECONDS = 2e-3  # so that the program's own launch is noise
-_MAX_CALLS = 200
+_PROGRAM_SECONDS = 2e-3  # at the floor's speed
+_CALLS = (4, 100)  # of the shorter program: at least, at most
+_CHAINED_BYTES = 16 << 20  # below it a model's activations are in the cache, as in a chain of calls
 
 
 @dataclass(frozen=True)
@@ -62,28 +65,18 @@ class Row:
         return self.xla_us / self.us if self.xla_us else None
 
 
-def _median_seconds(run: Callable[[], object], runs: int = _RUNS) -> float:
+def _median_seconds(run: Callable[[], object]) -> float:
+    """Of one run, where several are on their way at once: the host works while the device does."""
     for _ in range(3):
         jax.block_until_ready(run())
     times = []
-    for _ in range(runs):
+    for _ in range(_REPEATS):
         start = time.perf_counter()
-        jax.block_until_ready(run())
-        times.append(time.perf_counter() - start)
+        for _ in range(_IN_FLIGHT):
+            last = run()
+        jax.block_until_ready(last)
+        times.append((time.perf_counter() - start) / _IN_FLIGHT)
     return statistics.median(times)
-
-
-def measure_ceilings(platform: str) -> Ceilings:
-    """A large copy and a large bf16 (CPU: f32) matmul, as XLA does them."""
-    size = 1 << (30 if platform == "gpu" else 26)
-    x = jax.random.normal(jax.random.key(0), (size // 4,), jnp.float32)
-    copy = jax.jit(lambda x: x * 1.0000001)
-    n, dtype = (8192, jnp.bfloat16) if platform == "gpu" else (2048, jnp.float32)
-    a = jax.random.normal(jax.random.key(1), (n, n), dtype)
-    dot = jax.jit(lambda a: a @ a)
-    return Ceilings(
-        2 * size / _median_seconds(lambda: copy(x)), 2 * n**3 / _median_seconds(lambda: dot(a))
-    )
 
 
 Operands = Sequence[jax.Array | None]
@@ -97,52 +90,67 @@ def _aliases(op: str) -> dict[int, int]:
     return {names.index(r["alias"]): i for i, r in enumerate(info.results) if r["alias"]}
 
 
-def _program(function: Function, aliases: dict[int, int], calls: int) -> Callable:
-    """One jitted program of `calls` calls one after the other, cycling through sets of inputs.
+def _program(function: Function, aliases: dict[int, int], *, chained: bool) -> Callable:
+    """One jitted program of a call for each element of `calls`.
 
-    What a call writes in place is donated, and passed on to the set's next call.
+    What a call writes in place is donated, and passed on to the next call of its set. If chained,
+    its first result is the next call's first operand, as one layer's is the next one's, and only
+    the last is returned; else every call has parameters of its own, or XLA would merge calls that
+    it sees to be the same, and all results are returned, or XLA would drop them.
     """
 
-    def run(written: list[dict[int, jax.Array]], inputs: list[Operands]) -> tuple:
-        written, out, outs = list(written), (), []
-        for i in range(calls):
-            k = i % len(inputs)
-            caches = {at: x for at, x in written[k].items() if inputs[k][at] is None}
-            operands, out = jax.lax.optimization_barrier((_merged(inputs[k], caches), out))
+    def run(written: list[dict[int, jax.Array]], calls: list[Operands]) -> tuple:
+        written, outs = list(written), []
+        for i, operands in enumerate(calls):
+            k = i % len(written)
+            operands = [written[k].get(j, x) for j, x in enumerate(operands)]
+            if chained and outs:
+                # The barrier keeps XLA from fusing what stands for separate layers.
+                operands[0] = jax.lax.optimization_barrier(outs.pop()[0])
             results = function(operands)
-            written[k] = {at: results[r] for at, r in aliases.items() if at in caches}
-            out = tuple(x for r, x in enumerate(results) if r not in aliases.values())
-            outs.append(out)  # all are returned, or XLA would drop the calls
+            written[k] = {at: results[r] for at, r in aliases.items() if at in written[k]}
+            outs.append([x for r, x in enumerate(results) if r not in aliases.values()])
         return written, outs
 
     return jax.jit(run, donate_argnums=0)
 
 
-def _merged(operands: Operands, written: dict[int, jax.Array]) -> list[jax.Array | None]:
-    return [written.get(i, x) for i, x in enumerate(operands)]
-
-
-def _time_calls(function: Function, aliases: dict[int, int], sets: list[Operands]) -> float:
-    """Median seconds of one call."""
+def _time_calls(
+    function: Function, aliases: dict[int, int], sets: list[Operands], calls: int
+) -> float:
+    """Seconds of one call."""
+    first, *_ = jax.eval_shape(function, sets[0])
+    operand = sets[0][0]
+    small = _bytes(sets[0]) < _CHAINED_BYTES
+    chained = small and (first.shape, first.dtype) == (operand.shape, operand.dtype)
+    program = _program(function, aliases, chained=chained)
     # Copies, since donation consumes them.
-    written = [
-        {at: jnp.copy(x[at]) for at in aliases if x[at] is not None} for x in sets
-    ]
+    written = [{at: jnp.copy(x[at]) for at in aliases if x[at] is not None} for x in sets]
     inputs = [[None if i in aliases else x for i, x in enumerate(one)] for one in sets]
 
-    def seconds(calls: int, runs: int) -> float:
-        nonlocal written
-        program = _program(function, aliases, calls)
+    def program_seconds(calls: int) -> float:
+        operands = [inputs[i % len(inputs)] for i in range(calls)]
 
-        def run() -> tuple:
+        def run() -> list:
             nonlocal written
-            written, outs = program(written, inputs)
-            return written, outs
+            written, outs = program(written, operands)
+            return [written, outs]
 
-        return _median_seconds(run, runs) / calls
+        return _median_seconds(run)
 
-    once = seconds(1, runs=3)
-    return seconds(int(np.clip(_PROGRAM_SECONDS / once, len(sets), max(_MAX_CALLS, len(sets)))), _RUNS)
+    return (program_seconds(2 * calls) - program_seconds(calls)) / calls
+
+
+def measure_ceilings(platform: str) -> Ceilings:
+    """A large copy and a large bf16 (CPU: f32) matmul, as XLA does them."""
+    size = 1 << (28 if platform == "gpu" else 26)
+    n, dtype = (8192, jnp.bfloat16) if platform == "gpu" else (2048, jnp.float32)
+    keys = jax.random.split(jax.random.key(0), 4)
+    arrays = [[jax.random.normal(key, (size // 4,), jnp.float32)] for key in keys[:2]]
+    matrices = [[jax.random.normal(key, (n, n), dtype)] for key in keys[2:]]
+    copy = _time_calls(lambda x: [x[0] * 1.0000001], {}, arrays, 8)
+    dot = _time_calls(lambda x: [x[0] @ x[0]], {}, matrices, 4)
+    return Ceilings(2 * size / copy, 2 * n**3 / dot)
 
 
 def _bytes(operands: Sequence[np.ndarray | None]) -> int:
@@ -159,10 +167,18 @@ def time_case(op: str, name: str, case: dict, dtype: str, ceilings: Ceilings, pl
     for _ in range(sets - 1):
         inputs.append(_put(module.arguments(rng, support.DTYPES[dtype], **case)[0]))
     aliases = _aliases(op)
-    us = 1e6 * _time_calls(lambda x: call(op, x, **attributes), aliases, inputs)
-    xla_us = 1e6 * _time_calls(lambda x: module.plain_xla(*x, **attributes), aliases, inputs)
     moved, flops = module.floor(np.dtype(support.DTYPES[dtype]).itemsize, **case)
     floor_us = 1e6 * max(moved / ceilings.bytes_per_s, flops / ceilings.flops_per_s)
+    calls = int(np.clip(_PROGRAM_SECONDS / (floor_us * 1e-6 + 1e-9), *_CALLS))
+    hints = getattr(module, "plain_xla_hints", lambda **_: {})(**case)
+    us = 1e6 * _time_calls(lambda x: call(op, x, **attributes), aliases, inputs, calls)
+    try:
+        plain = functools.partial(module.plain_xla, **attributes, **hints)
+        xla_us = 1e6 * _time_calls(lambda x: plain(*x), aliases, inputs, calls)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        xla_us = None  # plain XLA's version does not fit into the device's memory
     return Row(
         op, name, dtype, us, xla_us, floor_us, moved / us / 1e3, flops / us / 1e6, floor_us / us
     )
@@ -173,10 +189,11 @@ def _put(operands: Sequence[np.ndarray | None]) -> list[jax.Array | None]:
 
 
 def _print(row: Row) -> None:
-    rate = f"{row.tflop_per_s:8.1f} TFLOP/s" if row.tflop_per_s > 1 else f"{row.gb_per_s:8.0f} GB/s   "
+    in_flops = row.tflop_per_s > 1
+    rate = f"{row.tflop_per_s:8.1f} TFLOP/s" if in_flops else f"{row.gb_per_s:8.0f} GB/s   "
+    xla = f"{row.xla_us:>12.1f} us {row.ratio:>7.2f}x" if row.ratio else "  out of memory       -"
     print(
-        f"{row.op:<24}{row.case:<28}{row.dtype:<6}{row.us:>10.1f} us {rate} {row.share:>6.1%}"
-        f"{row.xla_us:>12.1f} us {row.ratio:>7.2f}x",
+        f"{row.op:<24}{row.case:<32}{row.dtype:<6}{row.us:>10.1f} us {rate} {row.share:>6.1%}{xla}",
         flush=True,
     )
 
@@ -194,9 +211,13 @@ def main() -> None:
     ceilings = measure_ceilings(args.platform)
     print(
         f"{device.device_kind}, jax {jax.__version__}, intarsia {_native.main_library().version}; "
-        f"copy {ceilings.bytes_per_s / 1e9:.0f} GB/s, matmul {ceilings.flops_per_s / 1e12:.2f} TFLOP/s"
+        f"copy {ceilings.bytes_per_s / 1e9:.0f} GB/s, "
+        f"matmul {ceilings.flops_per_s / 1e12:.2f} TFLOP/s"
     )
-    print(f"{'op':<24}{'case':<28}{'dtype':<6}{'ours':>13} {'rate':<16} {'share':>6}{'XLA':>15} {'ratio':>8}")
+    print(
+        f"{'op':<24}{'case':<32}{'dtype':<6}{'ours':>13} {'rate':<16} {'share':>6}"
+        f"{'XLA':>15} {'ratio':>8}"
+    )
     rows = []
     for op in args.op or support.op_names():
         for name, case in support.cases(op, _TAG[args.platform]).items():

@@ -18,7 +18,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 from intarsia import _native  # noqa: E402
 from wire import snippet  # noqa: E402
 
-HEADER = "Written by tools/gen.py from the library's manifest: edit the op's spec instead (`make gen`)."
+HEADER = (
+    "Written by tools/gen.py from the library's manifest: edit the op's spec instead (`make gen`)."
+)
 _PYTHON_TYPES = {"bool": "bool", "i64": "int", "f32": "float", "string": "str"}
 BEGIN, END = "<!-- ops: written by tools/gen.py -->", "<!-- end of ops -->"
 
@@ -92,7 +94,9 @@ def _docstring(op: _native.Op) -> str:
         "      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,",
         "        but not built.",
         "",
-        _doc_entry("Source", f"{op.source}. T is f32, f16 or bf16.").replace("      Source", "    Source", 1),
+        _doc_entry("Source", f"{op.source}. T is f32, f16 or bf16.").replace(
+            "      Source", "    Source", 1
+        ),
     ]
     return "\n".join(lines).lstrip()
 
@@ -122,22 +126,42 @@ def wrappers(ops: list[_native.Op]) -> str:
 
 
 def _formatted(source: str) -> str:
-    command = [sys.executable, "-m", "ruff", "format", "--config", str(ROOT / "pyproject.toml"), "-"]
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "format",
+        "--config",
+        str(ROOT / "pyproject.toml"),
+        "-",
+    ]
     return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
 
 
 def _op_page(op: _native.Op) -> str:
     operands = [
-        [f"`{o['name']}`", _shape(o["dims"]), _dtype(o["dtype"]), o["doc"] + ("; may be absent" if o["optional"] else "")]
+        [
+            f"`{o['name']}`",
+            _shape(o["dims"]),
+            _dtype(o["dtype"]),
+            o["doc"] + ("; may be absent" if o["optional"] else ""),
+        ]
         for o in op.operands
     ]
     attributes = [
-        [f"`{a['name']}`", a["type"], "none" if a["default"] is None else f"`{a['default']!r}`", a["doc"] + _choices(a)]
+        [
+            f"`{a['name']}`",
+            a["type"],
+            "none" if a["default"] is None else f"`{a['default']!r}`",
+            a["doc"] + _choices(a),
+        ]
         for a in op.attributes
     ]
     results = [
@@ -166,7 +190,11 @@ def _op_page(op: _native.Op) -> str:
 
 def reference_page(ops: list[_native.Op], layouts: list[Mapping[str, Any]]) -> str:
     layout_rows = [
-        [f"`{row['name']}`", f"[{', '.join(row['dims'].split())}]", "an array of its own" if row["value_cache"] else "odd heads"]
+        [
+            f"`{row['name']}`",
+            f"[{', '.join(row['dims'].split())}]",
+            "an array of its own" if row["value_cache"] else "odd heads",
+        ]
         for row in layouts
     ]
     intro = f"""# Ops
@@ -198,7 +226,9 @@ def readme(ops: list[_native.Op]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail if a file is out of date; write nothing")
+    parser.add_argument(
+        "--check", action="store_true", help="fail if a file is out of date; write nothing"
+    )
     args = parser.parse_args()
     library = _native.main_library()
     ops = sorted(library.ops.values(), key=lambda op: op.name)

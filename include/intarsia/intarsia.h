@@ -1,8 +1,8 @@
 /* Intarsia: LLM-inference kernels that live inside XLA programs. The one public header.
  *
  * Everything above the library goes through it: XLA front ends register the handlers of
- * intarsia_handlers() and take result shapes from intarsia_infer(); whoever has tensors of their own
- * runs an op by intarsia_call(). The manifest says what ops there are.
+ * intarsia_handlers() and take result shapes from intarsia_infer(); whoever has tensors of their
+ * own runs an op by intarsia_call(). The manifest says what ops there are.
  *
  * Functions that can fail return 0 or an error code (those of absl, gRPC and XLA: 3 invalid
  * argument, 12 unimplemented, 13 internal); intarsia_error() then has the text. All functions are
@@ -28,8 +28,8 @@ INTARSIA_API const char* intarsia_version(void); /* "0.1.0" */
 /* What went wrong last on this thread: "rms_norm: weight has n=5 but x has n=64". */
 INTARSIA_API const char* intarsia_error(void);
 
-/* The ops as JSON: operands, attributes with defaults, results, dims, dtypes, aliases, docs; and what
- * the library was built with. */
+/* The ops as JSON: operands, attributes with defaults, results, dims, dtypes, aliases, docs; and
+ * what the library was built with. */
 INTARSIA_API const char* intarsia_manifest(void);
 
 /* A typed XLA FFI handler (xla/ffi/api/c_api.h: XLA_FFI_Handler*). Register `execute`, and
@@ -43,8 +43,17 @@ typedef struct {
 INTARSIA_API const intarsia_handler* intarsia_handlers(size_t* count);
 
 typedef enum {
-  INTARSIA_F32, INTARSIA_F16, INTARSIA_BF16, INTARSIA_F8E4M3FN, INTARSIA_F8E5M2, INTARSIA_U8,
-  INTARSIA_I8, INTARSIA_I32, INTARSIA_I64, INTARSIA_BOOL, INTARSIA_NONE = -1 /* an absent tensor */
+  INTARSIA_F32,
+  INTARSIA_F16,
+  INTARSIA_BF16,
+  INTARSIA_F8E4M3FN,
+  INTARSIA_F8E5M2,
+  INTARSIA_U8,
+  INTARSIA_I8,
+  INTARSIA_I32,
+  INTARSIA_I64,
+  INTARSIA_BOOL,
+  INTARSIA_NONE = -1 /* an absent tensor */
 } intarsia_dtype;
 
 enum { INTARSIA_MAX_RANK = 8, INTARSIA_MAX_OPERANDS = 20, INTARSIA_MAX_RESULTS = 6 };
@@ -53,41 +62,50 @@ typedef struct {
   void* data;
   int32_t dtype; /* an intarsia_dtype */
   int32_t rank;
-  int32_t strided;                    /* 0: dense row-major, strides are not looked at */
+  int32_t strided; /* 0: dense row-major, strides are not looked at */
   int64_t dims[INTARSIA_MAX_RANK];
   int64_t strides[INTARSIA_MAX_RANK]; /* in elements */
 } intarsia_tensor;
 
-typedef enum { INTARSIA_ATTR_BOOL = 1, INTARSIA_ATTR_I64, INTARSIA_ATTR_F32, INTARSIA_ATTR_STRING } intarsia_attribute_type;
+typedef enum {
+  INTARSIA_ATTR_BOOL = 1,
+  INTARSIA_ATTR_I64,
+  INTARSIA_ATTR_F32,
+  INTARSIA_ATTR_STRING
+} intarsia_attribute_type;
 
 typedef struct {
   const char* name;
-  int32_t type;      /* an intarsia_attribute_type */
-  int64_t i64;       /* bool and i64 */
-  double f64;        /* f32 */
-  const char* text;  /* string */
+  int32_t type;     /* an intarsia_attribute_type */
+  int64_t i64;      /* bool and i64 */
+  double f64;       /* f32 */
+  const char* text; /* string */
 } intarsia_attribute;
 
 /* One result, as intarsia_infer tells it. */
 typedef struct {
-  intarsia_tensor tensor; /* data is null; dtype INTARSIA_NONE: this result does not exist in this call */
-  int32_t alias;          /* the operand whose buffer it shares, by spec position, or -1 */
-  int32_t workspace;      /* 1: for the op's own use, contents mean nothing */
+  intarsia_tensor
+      tensor;    /* data is null; dtype INTARSIA_NONE: this result does not exist in this call */
+  int32_t alias; /* the operand whose buffer it shares, by spec position, or -1 */
+  int32_t workspace; /* 1: for the op's own use, contents mean nothing */
 } intarsia_result;
 
 /* Checks operands (in spec order, absent ones INTARSIA_NONE; data is not looked at) and attributes,
  * and fills results[INTARSIA_MAX_RESULTS]. */
-INTARSIA_API int32_t intarsia_infer(const char* op, const intarsia_tensor* operands, size_t num_operands,
-                                    const intarsia_attribute* attributes, size_t num_attributes,
-                                    intarsia_result* results, size_t* num_results);
+INTARSIA_API int32_t intarsia_infer(const char* op, const intarsia_tensor* operands,
+                                    size_t num_operands, const intarsia_attribute* attributes,
+                                    size_t num_attributes, intarsia_result* results,
+                                    size_t* num_results);
 
-/* Runs an op without XLA. `results` are in spec order, workspaces included, absent ones INTARSIA_NONE;
- * an aliased result is the operand's tensor again. platform is "Host" or "CUDA". On CUDA the call
- * enqueues on `stream` (a cudaStream_t; null is the default stream) of the current device and returns;
- * on the Host it runs on a pool of the library's own and returns when done. */
-INTARSIA_API int32_t intarsia_call(const char* op, const char* platform, const intarsia_tensor* operands,
-                                   size_t num_operands, const intarsia_attribute* attributes, size_t num_attributes,
-                                   const intarsia_tensor* results, size_t num_results, void* stream);
+/* Runs an op without XLA. `results` are in spec order, workspaces included, absent ones
+ * INTARSIA_NONE; an aliased result is the operand's tensor again. platform is "Host" or "CUDA". On
+ * CUDA the call enqueues on `stream` (a cudaStream_t; null is the default stream) of the current
+ * device and returns; on the Host it runs on a pool of the library's own and returns when done. */
+INTARSIA_API int32_t intarsia_call(const char* op, const char* platform,
+                                   const intarsia_tensor* operands, size_t num_operands,
+                                   const intarsia_attribute* attributes, size_t num_attributes,
+                                   const intarsia_tensor* results, size_t num_results,
+                                   void* stream);
 
 #ifdef __cplusplus
 }

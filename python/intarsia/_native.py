@@ -117,7 +117,9 @@ def _tensor(what: str, tensor: Tensor | None) -> _Tensor:
 def _tensors(op: str, rows: Sequence[Mapping[str, Any]], tensors: Sequence[Tensor | None]) -> Any:
     """A C array of tensors, each named by its row of the manifest should it be refused."""
     names = [row["name"] for row in rows] + ["an operand too many"] * len(tensors)
-    return (_Tensor * len(tensors))(*(_tensor(f"{op}: {n}", t) for n, t in zip(names, tensors, strict=False)))
+    return (_Tensor * len(tensors))(
+        *(_tensor(f"{op}: {n}", t) for n, t in zip(names, tensors, strict=False))
+    )
 
 
 class Library:
@@ -125,7 +127,9 @@ class Library:
 
     def __init__(self, path: pathlib.Path):
         if not path.exists():
-            raise ImportError(f"{path} does not exist: build it with `make build`, or install the wheel")
+            raise ImportError(
+                f"{path} does not exist: build it with `make build`, or install the wheel"
+            )
         self.path = path
         self._lib = ctypes.CDLL(str(path))
         for name in ("version", "error", "manifest"):
@@ -133,7 +137,9 @@ class Library:
         self._lib.intarsia_handlers.restype = ctypes.POINTER(_Handler)
         abi = self._lib.intarsia_abi_version()
         if abi != _ABI_VERSION:
-            raise ImportError(f"{path} has ABI version {abi}, this package expects {_ABI_VERSION}: install both from one release")
+            raise ImportError(
+                f"{path} has ABI version {abi}, this package expects {_ABI_VERSION}: install both from one release"
+            )
         self.manifest: Mapping[str, Any] = json.loads(self._lib.intarsia_manifest())
         self.ops = {row["name"]: _op(row) for row in self.manifest["ops"]}
         self._aliases = {op.target_alias: op.name for op in self.ops.values() if op.target_alias}
@@ -151,7 +157,9 @@ class Library:
             for r in (rows[i] for i in range(count.value))
         ]
 
-    def infer(self, op: str, operands: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Result | None]:
+    def infer(
+        self, op: str, operands: Sequence[Tensor | None], attributes: Mapping[str, Any]
+    ) -> list[Result | None]:
         """Checks a call and returns its results in spec order, None for those that do not exist.
 
         Raises:
@@ -162,7 +170,10 @@ class Library:
         count = ctypes.c_size_t()
         self._check(
             self._lib.intarsia_infer(
-                op.encode(), *self._arguments(op, operands, attributes), results, ctypes.byref(count)
+                op.encode(),
+                *self._arguments(op, operands, attributes),
+                results,
+                ctypes.byref(count),
             )
         )
         return [_result(results[i]) for i in range(count.value)]
@@ -189,12 +200,16 @@ class Library:
             )
         )
 
-    def _arguments(self, op: str, operands: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> tuple:
+    def _arguments(
+        self, op: str, operands: Sequence[Tensor | None], attributes: Mapping[str, Any]
+    ) -> tuple:
         types = {a["name"]: a["type"] for a in self.find(op).attributes}
         rows = []
         for name, value in attributes.items():
             if name not in types:
-                raise TypeError(f"{op}: unknown attribute {name}, expected some of {', '.join(types)}")
+                raise TypeError(
+                    f"{op}: unknown attribute {name}, expected some of {', '.join(types)}"
+                )
             if value is not None:
                 rows.append(_attribute(op, name, types[name], value))
         return (

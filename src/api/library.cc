@@ -40,16 +40,20 @@ Status FindOrExplain(const char* name, const OpInfo*& op) {
   op = FindOp(name);
   if (op) return {};
   std::string known;
-  for (const OpInfo& candidate : Ops()) known += (known.empty() ? "" : ", ") + std::string(candidate.name);
+  for (const OpInfo& candidate : Ops())
+    known += (known.empty() ? "" : ", ") + std::string(candidate.name);
   return InvalidArgument(Text("no op ", name, "; there are ", known));
 }
 
 Status ToView(const intarsia_tensor& tensor, TensorView& view) {
   if (tensor.dtype < 0 || tensor.dtype > INTARSIA_BOOL)
-    return InvalidArgument(Text("has dtype number ", tensor.dtype, ", expected one of intarsia_dtype"));
-  if (tensor.rank < 0 || tensor.rank > INTARSIA_MAX_RANK) return InvalidArgument(Text("has rank ", tensor.rank));
+    return InvalidArgument(
+        Text("has dtype number ", tensor.dtype, ", expected one of intarsia_dtype"));
+  if (tensor.rank < 0 || tensor.rank > INTARSIA_MAX_RANK)
+    return InvalidArgument(Text("has rank ", tensor.rank));
   const auto rank = static_cast<size_t>(tensor.rank);
-  INTARSIA_RETURN_IF_ERROR(MakeDense(tensor.data, static_cast<DType>(tensor.dtype), {tensor.dims, rank}, view));
+  INTARSIA_RETURN_IF_ERROR(
+      MakeDense(tensor.data, static_cast<DType>(tensor.dtype), {tensor.dims, rank}, view));
   if (tensor.strided) std::copy(tensor.strides, tensor.strides + rank, view.strides.begin());
   return {};
 }
@@ -63,18 +67,26 @@ Status SetAttribute(const OpInfo& op, const intarsia_attribute& attribute, Call&
     return Invalid(op, "attribute ", attribute.name, " has the wrong type");
   AttrValue& value = call.attributes[static_cast<size_t>(i)];
   switch (info.type) {
-    case AttrType::kBool: value = attribute.i64 != 0; break;
-    case AttrType::kI64: value = attribute.i64; break;
-    case AttrType::kF32: value = attribute.f64; break;
-    case AttrType::kString: value = std::string_view(attribute.text); break;
+    case AttrType::kBool:
+      value = attribute.i64 != 0;
+      break;
+    case AttrType::kI64:
+      value = attribute.i64;
+      break;
+    case AttrType::kF32:
+      value = attribute.f64;
+      break;
+    case AttrType::kString:
+      value = std::string_view(attribute.text);
+      break;
   }
   return {};
 }
 
 // `fields` names what the tensors are, in spec order.
 template <class Fields>
-Status ReadTensors(const OpInfo& op, std::string_view what, const intarsia_tensor* tensors, size_t count,
-                   const Fields& fields, std::span<Optional> slots) {
+Status ReadTensors(const OpInfo& op, std::string_view what, const intarsia_tensor* tensors,
+                   size_t count, const Fields& fields, std::span<Optional> slots) {
   if (count != fields.size())
     return Invalid(op, "got ", static_cast<int64_t>(count), " ", what, ", expected ",
                    static_cast<int64_t>(fields.size()), ", absent ones as INTARSIA_NONE");
@@ -88,8 +100,10 @@ Status ReadTensors(const OpInfo& op, std::string_view what, const intarsia_tenso
 
 Status ReadCall(const OpInfo& op, const intarsia_tensor* operands, size_t num_operands,
                 const intarsia_attribute* attributes, size_t num_attributes, Call& call) {
-  for (size_t i = 0; i < op.attributes.size(); ++i) call.attributes[i] = op.attributes[i].default_value;
-  for (size_t i = 0; i < num_attributes; ++i) INTARSIA_RETURN_IF_ERROR(SetAttribute(op, attributes[i], call));
+  for (size_t i = 0; i < op.attributes.size(); ++i)
+    call.attributes[i] = op.attributes[i].default_value;
+  for (size_t i = 0; i < num_attributes; ++i)
+    INTARSIA_RETURN_IF_ERROR(SetAttribute(op, attributes[i], call));
   return ReadTensors(op, "operands", operands, num_operands, op.operands, call.operands);
 }
 
@@ -128,31 +142,36 @@ const intarsia_handler* intarsia_handlers(size_t* count) {
 }
 
 int32_t intarsia_infer(const char* name, const intarsia_tensor* operands, size_t num_operands,
-                       const intarsia_attribute* attributes, size_t num_attributes, intarsia_result* results,
-                       size_t* num_results) {
+                       const intarsia_attribute* attributes, size_t num_attributes,
+                       intarsia_result* results, size_t* num_results) {
   return Guarded([&]() -> Status {
     const OpInfo* op = nullptr;
     INTARSIA_RETURN_IF_ERROR(FindOrExplain(name, op));
     Call call;
-    INTARSIA_RETURN_IF_ERROR(ReadCall(*op, operands, num_operands, attributes, num_attributes, call));
+    INTARSIA_RETURN_IF_ERROR(
+        ReadCall(*op, operands, num_operands, attributes, num_attributes, call));
     INTARSIA_RETURN_IF_ERROR(Infer(*op, call));
     *num_results = op->results.size();
-    for (size_t i = 0; i < op->results.size(); ++i) results[i] = ToResult(*op, op->results[i], call.results[i]);
+    for (size_t i = 0; i < op->results.size(); ++i)
+      results[i] = ToResult(*op, op->results[i], call.results[i]);
     return {};
   });
 }
 
-int32_t intarsia_call(const char* name, const char* platform, const intarsia_tensor* operands, size_t num_operands,
-                      const intarsia_attribute* attributes, size_t num_attributes, const intarsia_tensor* results,
-                      size_t num_results, void* stream) {
+int32_t intarsia_call(const char* name, const char* platform, const intarsia_tensor* operands,
+                      size_t num_operands, const intarsia_attribute* attributes,
+                      size_t num_attributes, const intarsia_tensor* results, size_t num_results,
+                      void* stream) {
   return Guarded([&]() -> Status {
     const OpInfo* op = nullptr;
     INTARSIA_RETURN_IF_ERROR(FindOrExplain(name, op));
     Call call;
-    INTARSIA_RETURN_IF_ERROR(ReadCall(*op, operands, num_operands, attributes, num_attributes, call));
+    INTARSIA_RETURN_IF_ERROR(
+        ReadCall(*op, operands, num_operands, attributes, num_attributes, call));
     Call inferred = call;
     INTARSIA_RETURN_IF_ERROR(Infer(*op, inferred));
-    INTARSIA_RETURN_IF_ERROR(ReadTensors(*op, "results", results, num_results, op->results, call.results));
+    INTARSIA_RETURN_IF_ERROR(
+        ReadTensors(*op, "results", results, num_results, op->results, call.results));
     INTARSIA_RETURN_IF_ERROR(CheckResults(*op, call, inferred));
     const std::string_view on = platform ? platform : "null";
     if (on == "Host") return RunCpu(*op, call, CpuContext(&ThreadPool::Global()));

@@ -4,8 +4,8 @@
 //   query i of a sequence stands at position i + len_k - len_q and sees key j if
 //     position - left <= j <= position + right  (left, right < 0: open)  and  0 <= j < len_k
 //   out_i = sum_j exp(s_ij) v_j / sum_j exp(s_ij);  lse_i = ln sum_j exp(s_ij)
-// A row that sees nothing gives out = 0, lse = -inf, and so does every row of q outside the sequences
-// (beyond cu_seqlens_q[num_seqs]).
+// A row that sees nothing gives out = 0, lse = -inf, and so does every row of q outside the
+// sequences (beyond cu_seqlens_q[num_seqs]).
 #pragma once
 #include <cstdint>
 
@@ -22,14 +22,14 @@ struct Params {
   DType dtype = DType::kOther;  // of q, k, v and out
   const void* q = nullptr;      // [t, h, d]
   int64_t q_token_stride = 0, q_head_stride = 0;
-  void* out = nullptr;          // [t, h, d], dense
-  float* lse = nullptr;         // [h, t], dense; null: not wanted
+  void* out = nullptr;   // [t, h, d], dense
+  float* lse = nullptr;  // [h, t], dense; null: not wanted
 
-  int64_t num_tokens = 0;       // t: rows of q, padding included
-  int64_t num_seqs = 0;         // b: the length of seqused_k and of cu_seqlens_q, less one
-  int64_t num_heads = 0;        // h
-  int64_t head_dim = 0;         // d
-  int64_t max_len_k = 0;        // no sequence has more keys: m * s, or rows of k
+  int64_t num_tokens = 0;  // t: rows of q, padding included
+  int64_t num_seqs = 0;    // b: the length of seqused_k and of cu_seqlens_q, less one
+  int64_t num_heads = 0;   // h
+  int64_t head_dim = 0;    // d
+  int64_t max_len_k = 0;   // no sequence has more keys: m * s, or rows of k
 
   IndexVector cu_seqlens_q;     // [b + 1]
   IndexVector cu_seqlens_k;     // [b + 1]; dense K and V only

@@ -1,4 +1,5 @@
-// Which kernels a call launches: a function of shapes alone, since a captured graph replays the choice.
+// Which kernels a call launches: a function of shapes alone, since a captured graph replays the
+// choice.
 #include "src/attention/attention.h"
 #include "src/attention/decode.h"
 #include "src/attention/prefill.h"
@@ -6,8 +7,8 @@
 namespace intarsia::attention {
 namespace {
 
-// Sequences with up to this many packed rows (len_q * G) go to the decode kernel: the prefill kernel
-// would pad them to its tile and, with few sequences, leave most of the GPU idle.
+// Sequences with up to this many packed rows (len_q * G) go to the decode kernel: the prefill
+// kernel would pad them to its tile and, with few sequences, leave most of the GPU idle.
 constexpr int64_t kMaxDecodeRows = 64;
 
 }  // namespace
@@ -18,7 +19,8 @@ Status Run(const Params& params, const CudaContext& context) {
   const bool only_short = params.num_tokens <= params.num_seqs || packed_rows <= kMaxDecodeRows;
   if (only_short) return LaunchDecode(params, context);
   if (params.num_seqs == 1) return LaunchPrefill(params, context);
-  // A mixed batch: which sequence is long is known on the device alone, so each kernel takes its own.
+  // A mixed batch: which sequence is long is known on the device alone, so each kernel takes its
+  // own.
   INTARSIA_RETURN_IF_ERROR(LaunchPrefill(params, context, {.min_packed_rows = kMaxDecodeRows + 1}));
   return LaunchDecode(params, context, {.max_packed_rows = kMaxDecodeRows, .fill_padding = false});
 }

@@ -256,8 +256,8 @@ Status LaunchDecodeOf(const Params& params, const CudaContext& context, DecodeRo
   Params p = params;
   if (p.num_tokens == 0 || p.num_heads == 0) return {};
   if (p.cache.dtype != kType)
-    return Unimplemented(Text("K and V have dtype ", Name(p.cache.dtype),
-                              "; built is that of q, ", Name(kType)));
+    return Unimplemented(
+        Text("K and V have dtype ", Name(p.cache.dtype), "; built is that of q, ", Name(kType)));
   if (p.num_kv_heads() == 0 || p.num_heads % p.num_kv_heads() != 0)
     return InvalidArgument(
         Text("q has h=", p.num_heads, ", expected a multiple of hk=", p.num_kv_heads()));

@@ -6,8 +6,9 @@
 
 namespace intarsia::attention {
 
-void SetQuery(Params& params, const TensorView& q, const TensorView& cu_seqlens_q, const TensorView& out,
-              const TensorView& lse, std::optional<float> scale, float softcap) {
+void SetQuery(Params& params, const TensorView& q, const TensorView& cu_seqlens_q,
+              const TensorView& out, const TensorView& lse, std::optional<float> scale,
+              float softcap) {
   params.dtype = q.dtype;
   params.q = q.data;
   params.q_token_stride = q.stride(0);
@@ -19,12 +20,14 @@ void SetQuery(Params& params, const TensorView& q, const TensorView& cu_seqlens_
   params.head_dim = q.dim(2);
   params.num_seqs = cu_seqlens_q.dim(0) - 1;
   params.cu_seqlens_q = ToIndexVector(cu_seqlens_q);
-  params.scale = scale.value_or(1.0f / std::sqrt(static_cast<float>(std::max<int64_t>(q.dim(2), 1))));
+  params.scale =
+      scale.value_or(1.0f / std::sqrt(static_cast<float>(std::max<int64_t>(q.dim(2), 1))));
   params.softcap = softcap;
 }
 
-Status SetPagedCache(Params& params, std::string_view layout, const TensorView& key_cache, const Optional& value_cache,
-                     const Optional& layer, const TensorView& block_table, const TensorView& seqused_k) {
+Status SetPagedCache(Params& params, std::string_view layout, const TensorView& key_cache,
+                     const Optional& value_cache, const Optional& layer,
+                     const TensorView& block_table, const TensorView& seqused_k) {
   INTARSIA_RETURN_IF_ERROR(MakeCacheView(layout, key_cache, value_cache, layer, params.cache));
   params.page_table = ToIndexVector(block_table);
   params.page_table_stride = block_table.stride(0);
@@ -34,8 +37,8 @@ Status SetPagedCache(Params& params, std::string_view layout, const TensorView& 
   return {};
 }
 
-void SetDenseCache(Params& params, const TensorView& k, const TensorView& v, const TensorView& cu_seqlens_k,
-                   const Optional& seqused_k) {
+void SetDenseCache(Params& params, const TensorView& k, const TensorView& v,
+                   const TensorView& cu_seqlens_k, const Optional& seqused_k) {
   params.cache = {.dtype = k.dtype,
                   .k = k.data,
                   .v = v.data,
@@ -55,11 +58,18 @@ void SetWorkspace(Params& params, const TensorView& workspace) {
   params.max_splits = workspace.rank == 2 ? workspace.dim(0) : 1;
 }
 
-Status CheckHeads(const Params& params) {
+Status CheckParams(const Params& params) {
   const int64_t h = params.num_heads, hk = params.num_kv_heads(), d = params.head_dim;
-  if (hk == 0 || h % hk != 0) return InvalidArgument(Text("q has h=", h, ", expected a multiple of hk=", hk));
+  if (hk == 0 || h % hk != 0)
+    return InvalidArgument(Text("q has h=", h, ", expected a multiple of hk=", hk));
   if (d % 8 != 0 || d == 0 || d > 256)
     return Unimplemented(Text("q has d=", d, "; built are multiples of 8 up to 256"));
+  if (!(params.softcap >= 0.0f))
+    return InvalidArgument(
+        Text("softcap is ", std::to_string(params.softcap), ", expected 0 (none) or more"));
+  for (int64_t side : {params.window_left, params.window_right})
+    if (side < -1)
+      return InvalidArgument(Text("a window reaches ", side, " keys, expected -1 (all) or more"));
   return {};
 }
 

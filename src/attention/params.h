@@ -7,21 +7,24 @@
 namespace intarsia::attention {
 
 // Queries, results and what is done to scores. `lse` is empty if it is not wanted.
-void SetQuery(Params& params, const TensorView& q, const TensorView& cu_seqlens_q, const TensorView& out,
-              const TensorView& lse, std::optional<float> scale, float softcap);
+void SetQuery(Params& params, const TensorView& q, const TensorView& cu_seqlens_q,
+              const TensorView& out, const TensorView& lse, std::optional<float> scale,
+              float softcap);
 
 // K and V in a paged cache. The message completes "<op>: ".
-Status SetPagedCache(Params& params, std::string_view layout, const TensorView& key_cache, const Optional& value_cache,
-                     const Optional& layer, const TensorView& block_table, const TensorView& seqused_k);
+Status SetPagedCache(Params& params, std::string_view layout, const TensorView& key_cache,
+                     const Optional& value_cache, const Optional& layer,
+                     const TensorView& block_table, const TensorView& seqused_k);
 
 // K and V as dense arrays: one page without end.
-void SetDenseCache(Params& params, const TensorView& k, const TensorView& v, const TensorView& cu_seqlens_k,
-                   const Optional& seqused_k);
+void SetDenseCache(Params& params, const TensorView& k, const TensorView& v,
+                   const TensorView& cu_seqlens_k, const Optional& seqused_k);
 
 void SetWorkspace(Params& params, const TensorView& workspace);
 
-// What the kernels ask of heads: h % hk == 0, d a multiple of 8 up to 256.
-Status CheckHeads(const Params& params);
+// What the kernels ask: h % hk == 0, d a multiple of 8 up to 256, softcap and windows that mean
+// something.
+Status CheckParams(const Params& params);
 
 // Dims of the workspace for these shapes.
 std::array<int64_t, 2> WorkspaceDims(const Params& params);

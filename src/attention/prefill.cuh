@@ -131,8 +131,8 @@ __device__ __forceinline__ void Attend(const Params& p, const RowTile& tile, con
   if (keys.begin < stream.end()) stream.LoadValues(shared + next(k_place));
   cuda::CpAsyncCommit();
 
-  const uint32_t q = cuda::SharedAddress(shared) +
-                     (first_row - tile.first_row) * Rows::kRowBytes + LaneOffsetA<Rows>(lane);
+  const uint32_t q = cuda::SharedAddress(shared) + (first_row - tile.first_row) * Rows::kRowBytes +
+                     LaneOffsetA<Rows>(lane);
   for (int key = keys.begin; key < stream.end(); key += S::kTileKeys) {
     const int v_place = next(k_place), free_place = next(v_place), next_key = key + S::kTileKeys;
     const bool computes = key < visible.some.end && key > visible.some.begin - S::kTileKeys;
@@ -226,8 +226,8 @@ Status LaunchPrefillOf(const Params& params, const CudaContext& context, Prefill
   Params p = params;
   if (p.num_tokens == 0 || p.num_heads == 0) return {};
   if (p.cache.dtype != kType)
-    return Unimplemented(Text("K and V have dtype ", Name(p.cache.dtype),
-                              "; built is that of q, ", Name(kType)));
+    return Unimplemented(
+        Text("K and V have dtype ", Name(p.cache.dtype), "; built is that of q, ", Name(kType)));
   if (p.head_dim % 8 != 0)
     return Unimplemented(Text("d is ", p.head_dim, "; built are multiples of 8"));
   if (p.num_tokens * p.num_heads > kMaxCount || p.max_len_k > kMaxCount ||

@@ -11,25 +11,29 @@ std::string ExpandCacheDims(std::string_view dims) {
   std::string text;
   for (const CacheLayout& layout : kCacheLayouts) {
     if (dims.substr(at) == "@value_cache" && layout.value != ValuePlace::kOwnArray) continue;
-    text += Text(text.empty() ? "" : " | ", prefix, "layout=", layout.name, ": layer?l ", layout.dims);
+    text +=
+        Text(text.empty() ? "" : " | ", prefix, "layout=", layout.name, ": layer?l ", layout.dims);
   }
   return text;
 }
 
-Status MakeCacheView(std::string_view layout, const TensorView& key_cache, const Optional& value_cache,
-                     const Optional& layer, CacheView& view) {
+Status MakeCacheView(std::string_view layout, const TensorView& key_cache,
+                     const Optional& value_cache, const Optional& layer, CacheView& view) {
   const CacheLayout* row = nullptr;
   for (const CacheLayout& candidate : kCacheLayouts)
     if (candidate.name == layout) row = &candidate;
-  if (!row) return InvalidArgument(Text("layout is ", layout, ", expected one of ", kLayoutChoices));
+  if (!row)
+    return InvalidArgument(Text("layout is ", layout, ", expected one of ", kLayoutChoices));
   const bool own_array = row->value == ValuePlace::kOwnArray;
   if (own_array != value_cache.has_value())
-    return InvalidArgument(own_array ? Text("value_cache is missing, layout ", layout, " keeps V in an array of its own")
-                                     : Text("value_cache is given, but layout ", layout, " keeps K and V in key_cache"));
+    return InvalidArgument(
+        own_array
+            ? Text("value_cache is missing, layout ", layout, " keeps V in an array of its own")
+            : Text("value_cache is given, but layout ", layout, " keeps K and V in key_cache"));
   const auto axes = std::ranges::count(row->dims, ' ') + 1 + layer.has_value();
   if (key_cache.rank != axes)
-    return InvalidArgument(Text("key_cache has rank ", key_cache.rank, ", expected ", axes, " for layout ", layout,
-                                layer ? " with layer" : ""));
+    return InvalidArgument(Text("key_cache has rank ", key_cache.rank, ", expected ", axes,
+                                " for layout ", layout, layer ? " with layer" : ""));
   view = {.dtype = key_cache.dtype, .k = key_cache.data};
   // Sizes and strides by the letters of the row, so that a new axis order needs no code.
   int axis = 0;
@@ -51,8 +55,8 @@ Status MakeCacheView(std::string_view layout, const TensorView& key_cache, const
   if (own_array) {
     for (int i = 0; i < key_cache.rank; ++i)
       if (key_cache.dim(i) > 1 && value_cache->stride(i) != key_cache.stride(i))
-        return InvalidArgument(Text("value_cache has stride ", value_cache->stride(i), " on axis ", i,
-                                    " but key_cache has ", key_cache.stride(i)));
+        return InvalidArgument(Text("value_cache has stride ", value_cache->stride(i), " on axis ",
+                                    i, " but key_cache has ", key_cache.stride(i)));
     view.v = value_cache->data;
   } else if (view.k) {
     view.v = static_cast<char*>(view.k) + view.head_stride / 2 * Bytes(view.dtype);

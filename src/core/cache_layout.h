@@ -1,5 +1,5 @@
-// The layouts of a paged KV cache. A layout is one row of a table: the order of its axes and where V
-// starts. Kernels never see a layout, they see strides.
+// The layouts of a paged KV cache. A layout is one row of a table: the order of its axes and where
+// V starts. Kernels never see a layout, they see strides.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -29,8 +29,8 @@ inline constexpr std::array<CacheLayout, 2> kCacheLayouts{{
 }};
 inline constexpr std::string_view kLayoutChoices = "NHD|combined";
 
-// One variant of a spec's dims; if it ends in "@key_cache" or "@value_cache", a variant instead for each
-// row of the table, each with a leading layer axis when the operand `layer` is given.
+// One variant of a spec's dims; if it ends in "@key_cache" or "@value_cache", a variant instead for
+// each row of the table, each with a leading layer axis when the operand `layer` is given.
 std::string ExpandCacheDims(std::string_view dims);
 
 // A paged cache of one layer as kernels see it; strides in elements. K of (page, slot, head) starts
@@ -46,7 +46,7 @@ struct CacheView {
 };
 
 // The message completes "<op>: ".
-Status MakeCacheView(std::string_view layout, const TensorView& key_cache, const Optional& value_cache,
-                     const Optional& layer, CacheView& view);
+Status MakeCacheView(std::string_view layout, const TensorView& key_cache,
+                     const Optional& value_cache, const Optional& layer, CacheView& view);
 
 }  // namespace intarsia

@@ -10,11 +10,14 @@
 
 namespace intarsia {
 
-inline constexpr int64_t kAnyNegative = std::numeric_limits<int64_t>::min();  // negative means "skip"
+inline constexpr int64_t kAnyNegative =
+    std::numeric_limits<int64_t>::min();  // negative means "skip"
 
 // Whether low <= index < high for each element of a dense i32 or i64 tensor named `what`.
-Status CheckRange(const CpuContext&, std::string_view what, const TensorView& indices, int64_t low, int64_t high);
+Status CheckRange(const CpuContext&, std::string_view what, const TensorView& indices, int64_t low,
+                  int64_t high);
 // The same, by a copy to the host and a wait for it.
-Status CheckRange(const CudaContext&, std::string_view what, const TensorView& indices, int64_t low, int64_t high);
+Status CheckRange(const CudaContext&, std::string_view what, const TensorView& indices, int64_t low,
+                  int64_t high);
 
 }  // namespace intarsia

@@ -5,8 +5,8 @@
 namespace intarsia {
 
 struct Config {
-  bool check_indices = false;   // INTARSIA_CHECK=1: an index out of range is an error, not skipped
-  std::string_view isa;         // INTARSIA_ISA=avx2: no better instruction set than this one
+  bool check_indices = false;  // INTARSIA_CHECK=1: an index out of range is an error, not skipped
+  std::string_view isa;        // INTARSIA_ISA=avx2: no better instruction set than this one
 };
 
 const Config& GetConfig();

@@ -11,8 +11,8 @@ void CpuContext::ParallelFor(int64_t tiles, TileFn fn) const {
     for (int64_t i = 0; i < tiles; ++i) fn(i);
     return;
   }
-  // A helper that starts after all tiles are claimed touches only the job, never fn, whose frame may
-  // be gone by then: hence the shared ownership.
+  // A helper that starts after all tiles are claimed touches only the job, never fn, whose frame
+  // may be gone by then: hence the shared ownership.
   struct Job {
     std::atomic<int64_t> next{0}, done{0};
   };

@@ -22,7 +22,9 @@ class TileFn {
     requires(!std::is_same_v<std::remove_cvref_t<F>, TileFn>)
   TileFn(F&& f)  // NOLINT: implicit on purpose
       : object_(const_cast<void*>(static_cast<const void*>(&f))),
-        call_([](void* object, int64_t tile) { (*static_cast<std::remove_reference_t<F>*>(object))(tile); }) {}
+        call_([](void* object, int64_t tile) {
+          (*static_cast<std::remove_reference_t<F>*>(object))(tile);
+        }) {}
   void operator()(int64_t tile) const { call_(object_, tile); }
 
  private:
@@ -37,9 +39,10 @@ class CpuContext {
   // Threads that ParallelFor may use, the caller among them.
   int num_threads() const { return executor_ ? executor_->num_threads() : 1; }
 
-  // Runs fn(0) ... fn(tiles - 1), each once, on the pool and on the caller, and returns when all are
-  // done. fn must not throw. It never waits for a queued task, only for tiles that already run, so
-  // it cannot deadlock when the caller is itself a thread of the pool (PyAutoFit issue 1530 did).
+  // Runs fn(0) ... fn(tiles - 1), each once, on the pool and on the caller, and returns when all
+  // are done. fn must not throw. It never waits for a queued task, only for tiles that already run,
+  // so it cannot deadlock when the caller is itself a thread of the pool (PyAutoFit issue 1530
+  // did).
   void ParallelFor(int64_t tiles, TileFn fn) const;
 
  private:

@@ -12,7 +12,8 @@ namespace {
 
 std::vector<std::string_view> Split(std::string_view text, std::string_view separator) {
   std::vector<std::string_view> parts;
-  for (size_t end; (end = text.find(separator)) != text.npos; text.remove_prefix(end + separator.size()))
+  for (size_t end; (end = text.find(separator)) != text.npos;
+       text.remove_prefix(end + separator.size()))
     parts.push_back(text.substr(0, end));
   parts.push_back(text);
   return parts;
@@ -71,13 +72,15 @@ int SymbolTable::Intern(std::string_view name) {
 }
 
 DimsPattern::DimsPattern(std::string_view text, SymbolTable& symbols) {
-  for (std::string_view part : Split(text, " | ")) text_ += (text_.empty() ? "" : " | ") + ExpandCacheDims(part);
+  for (std::string_view part : Split(text, " | "))
+    text_ += (text_.empty() ? "" : " | ") + ExpandCacheDims(part);
   for (std::string_view part : Split(text_, " | ")) {
     DimsVariant variant;
     for (size_t colon; (colon = part.find(": ")) != part.npos; part.remove_prefix(colon + 2))
       variant.conditions.emplace_back(part.substr(0, colon));
     if (!part.empty())
-      for (std::string_view term : Split(part, " ")) variant.terms.push_back(ParseTerm(term, symbols));
+      for (std::string_view term : Split(part, " "))
+        variant.terms.push_back(ParseTerm(term, symbols));
     variants_.push_back(std::move(variant));
   }
 }
@@ -99,9 +102,11 @@ Status DimsBinding::Match(const DimsPattern& pattern, std::span<const int64_t> s
       named += !term.ellipsis && Holds(term, conditions);
     }
     const int64_t rest = static_cast<int64_t>(shape.size()) - named;
-    const bool fits = open ? rest >= 0 && (ellipsis_.value < 0 || rest == ellipsis_.value) : rest == 0;
+    const bool fits =
+        open ? rest >= 0 && (ellipsis_.value < 0 || rest == ellipsis_.value) : rest == 0;
     if (open && rest >= 0 && !fits && pattern.variants().size() == 1)
-      return InvalidArgument(Text("has ", rest, " leading axes but ", ellipsis_.from, " has ", ellipsis_.value));
+      return InvalidArgument(
+          Text("has ", rest, " leading axes but ", ellipsis_.from, " has ", ellipsis_.value));
     if (!fits) {
       expected += (expected.empty() ? "" : " or ") + VariantText(variant, conditions);
       continue;
@@ -118,7 +123,8 @@ Status DimsBinding::Match(const DimsPattern& pattern, std::span<const int64_t> s
         ellipsis_ = {rest, from};
         std::copy(axes.begin(), axes.end(), ellipsis_dims_.begin());
       } else if (!std::equal(axes.begin(), axes.end(), ellipsis_dims_.begin())) {
-        return InvalidArgument(Text("has leading axes ", ShapeText(axes), " but ", ellipsis_.from, " has ",
+        return InvalidArgument(Text("has leading axes ", ShapeText(axes), " but ", ellipsis_.from,
+                                    " has ",
                                     ShapeText({ellipsis_dims_.data(), static_cast<size_t>(rest)})));
       }
       axis += static_cast<size_t>(rest);
@@ -131,7 +137,8 @@ Status DimsBinding::Match(const DimsPattern& pattern, std::span<const int64_t> s
 Status DimsBinding::MatchTerm(const DimsTerm& term, int64_t axis_size, std::string_view from) {
   const int64_t size = axis_size - term.addend;
   if (size < 0)
-    return InvalidArgument(Text("has ", term.text, "=", axis_size, ", expected at least ", term.addend));
+    return InvalidArgument(
+        Text("has ", term.text, "=", axis_size, ", expected at least ", term.addend));
   // The product of what is known, and the one symbol that may be unknown.
   int64_t known = term.constant;
   int unknown = -1;
@@ -146,7 +153,8 @@ Status DimsBinding::MatchTerm(const DimsTerm& term, int64_t axis_size, std::stri
   if (term.divisor >= 0) overflow |= __builtin_mul_overflow(size, value(term.divisor), &product);
   if (unknown >= 0) {
     if (overflow || known <= 0 || product % known != 0)
-      return InvalidArgument(Text("has ", term.text, "=", size, ", expected a multiple of ", known));
+      return InvalidArgument(
+          Text("has ", term.text, "=", size, ", expected a multiple of ", known));
     Set(unknown, product / known, from);
     return {};
   }
@@ -154,10 +162,12 @@ Status DimsBinding::MatchTerm(const DimsTerm& term, int64_t axis_size, std::stri
   std::string why;
   for (int symbol : term.factors) {
     const Binding& binding = values_[static_cast<size_t>(symbol)];
-    why += Text(why.empty() ? " but " : " and ", binding.from, " has ", symbols_.name(symbol), "=", binding.value);
+    why += Text(why.empty() ? " but " : " and ", binding.from, " has ", symbols_.name(symbol), "=",
+                binding.value);
   }
-  return InvalidArgument(term.factors.empty() ? Text("has size ", size, " where ", known, " is expected")
-                                              : Text("has ", term.text, "=", axis_size, why));
+  return InvalidArgument(term.factors.empty()
+                             ? Text("has size ", size, " where ", known, " is expected")
+                             : Text("has ", term.text, "=", axis_size, why));
 }
 
 Status DimsBinding::Evaluate(const DimsPattern& pattern, const Conditions& conditions,
@@ -168,19 +178,22 @@ Status DimsBinding::Evaluate(const DimsPattern& pattern, const Conditions& condi
     for (const DimsTerm& term : variant.terms) {
       if (!Holds(term, conditions)) continue;
       if (term.ellipsis) {
-        shape.insert(shape.end(), ellipsis_dims_.begin(), ellipsis_dims_.begin() + std::max<int64_t>(ellipsis_.value, 0));
+        shape.insert(shape.end(), ellipsis_dims_.begin(),
+                     ellipsis_dims_.begin() + std::max<int64_t>(ellipsis_.value, 0));
         continue;
       }
       int64_t size = term.constant;
       for (int symbol : term.factors) {
-        if (value(symbol) < 0) return Internal(Text("nothing says what ", symbols_.name(symbol), " is"));
-        if (__builtin_mul_overflow(size, value(symbol), &size)) return InvalidArgument("has a size above 2^63");
+        if (value(symbol) < 0)
+          return Internal(Text("nothing says what ", symbols_.name(symbol), " is"));
+        if (__builtin_mul_overflow(size, value(symbol), &size))
+          return InvalidArgument("has a size above 2^63");
       }
       if (term.divisor >= 0) {
         const int64_t by = value(term.divisor);
         if (by <= 0 || size % by != 0)
-          return InvalidArgument(Text("has ", term.text, " with ", symbols_.name(term.divisor), "=", by,
-                                      ", which does not divide ", size));
+          return InvalidArgument(Text("has ", term.text, " with ", symbols_.name(term.divisor), "=",
+                                      by, ", which does not divide ", size));
         size /= by;
       }
       shape.push_back(size + term.addend);

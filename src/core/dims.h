@@ -3,7 +3,8 @@
 //   dims     := "=" operand                     the shape of that operand (results only)
 //             | variant (" | " variant)*        the first whose conditions hold and whose rank fits
 //   variant  := (condition ": ")* term (" " term)*
-//   condition:= ["!"] name | name "=" value     an operand or attribute is given (a bool: is true), or
+//   condition:= ["!"] name | name "=" value     an operand or attribute is given (a bool: is true),
+//   or
 //                                               a string is that value
 //   term     := "..." | [name "?"] size         "layer?l": the axis l is there if layer is given
 //   size     := factor ("*" factor)* ["/" name] ["+" integer]
@@ -78,10 +79,11 @@ class DimsBinding {
   // An attribute's value.
   void Set(int symbol, int64_t value, std::string_view from);
   // Matches a shape, binding what is new. The message completes "<op>: <operand> ".
-  Status Match(const DimsPattern& pattern, std::span<const int64_t> shape, const Conditions& conditions,
-               std::string_view from);
+  Status Match(const DimsPattern& pattern, std::span<const int64_t> shape,
+               const Conditions& conditions, std::string_view from);
   // The shape that a pattern stands for; fails if a symbol in it is unknown.
-  Status Evaluate(const DimsPattern& pattern, const Conditions& conditions, std::vector<int64_t>& shape) const;
+  Status Evaluate(const DimsPattern& pattern, const Conditions& conditions,
+                  std::vector<int64_t>& shape) const;
 
  private:
   struct Binding {

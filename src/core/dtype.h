@@ -8,7 +8,19 @@
 namespace intarsia {
 
 // The values are part of the C ABI (intarsia.h); add at the end.
-enum class DType : int32_t { kF32, kF16, kBF16, kF8E4M3, kF8E5M2, kU8, kI8, kI32, kI64, kBool, kOther };
+enum class DType : int32_t {
+  kF32,
+  kF16,
+  kBF16,
+  kF8E4M3,
+  kF8E5M2,
+  kU8,
+  kI8,
+  kI32,
+  kI64,
+  kBool,
+  kOther
+};
 
 struct DTypeRow {
   std::string_view name;

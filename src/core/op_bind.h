@@ -51,7 +51,8 @@ void FromAttrValue(const AttrValue& value, T& member) {
   }
 }
 
-// Visits the fields of Op's spec with (field, its index within its kind; workspaces count as results).
+// Visits the fields of Op's spec with (field, its index within its kind; workspaces count as
+// results).
 template <class Op, class Visitor>
 constexpr void ForEachField(Visitor&& visit) {
   size_t operand = 0, attribute = 0, result = 0;
@@ -66,8 +67,8 @@ constexpr void ForEachField(Visitor&& visit) {
   std::apply([&](const auto&... fields) { (each(fields), ...); }, Op::kSpec.fields);
 }
 
-// Refuses a spec with a name in it that nothing bears, at compile time: what is thrown here stands in the
-// compiler's message.
+// Refuses a spec with a name in it that nothing bears, at compile time: what is thrown here stands
+// in the compiler's message.
 template <class Op>
 consteval bool ValidSpec() {
   const auto is_field = [](std::string_view name, FieldKind kind) {
@@ -91,8 +92,10 @@ consteval bool ValidSpec() {
     if constexpr (requires { field.dtype; })
       if (!is_dtype(field.dtype)) throw "a dtype rule has an unknown word";
     if constexpr (Field::kKind == FieldKind::kResult) {
-      if (!field.alias.empty() && !is_field(field.alias, FieldKind::kOperand)) throw "Alias names no operand";
-      if (!field.mutates.empty() && !is_field(field.mutates, FieldKind::kOperand)) throw "Mutates names no operand";
+      if (!field.alias.empty() && !is_field(field.alias, FieldKind::kOperand))
+        throw "Alias names no operand";
+      if (!field.mutates.empty() && !is_field(field.mutates, FieldKind::kOperand))
+        throw "Mutates names no operand";
       if (!field.when.empty() && !is_field(field.when, FieldKind::kOperand) &&
           !is_field(field.when, FieldKind::kAttribute))
         throw "When names no operand or attribute";
@@ -138,17 +141,19 @@ OpInfo MakeOpInfo() {
   ForEachField<Op>([&]<class Field>(const Field& field, size_t) {
     using Member = std::remove_cvref_t<decltype(defaults.*(field.member))>;
     if constexpr (Field::kKind == FieldKind::kOperand) {
-      info.operands.push_back({field.name, field.dtype, field.doc, DimsPattern(field.dims, info.symbols), field.access,
-                               std::is_same_v<Member, Optional>, DimsPattern(field.indexes, info.symbols),
-                               field.negative_skips});
+      info.operands.push_back({field.name, field.dtype, field.doc,
+                               DimsPattern(field.dims, info.symbols), field.access,
+                               std::is_same_v<Member, Optional>,
+                               DimsPattern(field.indexes, info.symbols), field.negative_skips});
     } else if constexpr (Field::kKind == FieldKind::kAttribute) {
-      info.attributes.push_back(
-          {field.name, field.doc, field.one_of, AttrTraits<Member>::kType, ToAttrValue(defaults.*(field.member))});
+      info.attributes.push_back({field.name, field.doc, field.one_of, AttrTraits<Member>::kType,
+                                 ToAttrValue(defaults.*(field.member))});
     } else if constexpr (Field::kKind == FieldKind::kResult) {
-      info.results.push_back({field.name, field.dtype, field.doc, field.alias, field.mutates, field.when,
-                              DimsPattern(field.dims, info.symbols), false});
+      info.results.push_back({field.name, field.dtype, field.doc, field.alias, field.mutates,
+                              field.when, DimsPattern(field.dims, info.symbols), false});
     } else {
-      info.results.push_back({.name = field.name, .dtype = "f32", .doc = "for the op's own use", .workspace = true});
+      info.results.push_back(
+          {.name = field.name, .dtype = "f32", .doc = "for the op's own use", .workspace = true});
     }
   });
   info.run_cpu = &RunOp<Op, CpuContext>;
@@ -156,11 +161,13 @@ OpInfo MakeOpInfo() {
   info.run_cuda = &RunOp<Op, CudaContext>;
 #endif
   info.check = [](const Call& call) -> Status {
-    if constexpr (requires(const Op& op) { op.Check(); }) return InOp(Op::kSpec.name, Fill<Op>(call).Check());
+    if constexpr (requires(const Op& op) { op.Check(); })
+      return InOp(Op::kSpec.name, Fill<Op>(call).Check());
     return {};
   };
   info.workspace_dims = [](const Call& call) -> std::array<int64_t, 2> {
-    if constexpr (requires(const Op& op) { op.WorkspaceDims(); }) return Fill<Op>(call).WorkspaceDims();
+    if constexpr (requires(const Op& op) { op.WorkspaceDims(); })
+      return Fill<Op>(call).WorkspaceDims();
     return {};
   };
   return info;

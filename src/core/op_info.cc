@@ -16,9 +16,11 @@ class CallConditions final : public Conditions {
     if (condition.starts_with('!')) return !Holds(condition.substr(1));
     const size_t equals = condition.find('=');
     const std::string_view name = condition.substr(0, equals);
-    if (const int i = op_.FindOperand(name); i >= 0) return call_.operands[static_cast<size_t>(i)].has_value();
+    if (const int i = op_.FindOperand(name); i >= 0)
+      return call_.operands[static_cast<size_t>(i)].has_value();
     const AttrValue& value = call_.attributes[static_cast<size_t>(op_.FindAttribute(name))];
-    if (equals != condition.npos) return std::get<std::string_view>(value) == condition.substr(equals + 1);
+    if (equals != condition.npos)
+      return std::get<std::string_view>(value) == condition.substr(equals + 1);
     const bool* flag = std::get_if<bool>(&value);
     return flag ? *flag : !std::holds_alternative<std::monostate>(value);
   }
@@ -43,15 +45,18 @@ constexpr std::string_view kActivations = "f32|f16|bf16";  // what T may be
 // What the whole of a call agrees on, gathered operand by operand.
 class Checker {
  public:
-  Checker(const OpInfo& op, const Call& call) : op_(op), call_(call), conditions_(op, call), dims_(op.symbols) {}
+  Checker(const OpInfo& op, const Call& call)
+      : op_(op), call_(call), conditions_(op, call), dims_(op.symbols) {}
 
   Status Attributes() {
     for (size_t i = 0; i < op_.attributes.size(); ++i) {
       const AttributeInfo& info = op_.attributes[i];
       const AttrValue& value = call_.attributes[i];
-      if (const auto* text = std::get_if<std::string_view>(&value); text && !info.one_of.empty() && !Lists(info.one_of, *text))
+      if (const auto* text = std::get_if<std::string_view>(&value);
+          text && !info.one_of.empty() && !Lists(info.one_of, *text))
         return Invalid(op_, info.name, " is \"", *text, "\", expected one of ", info.one_of);
-      if (const auto* number = std::get_if<int64_t>(&value)) INTARSIA_RETURN_IF_ERROR(BindAttribute(info.name, *number));
+      if (const auto* number = std::get_if<int64_t>(&value))
+        INTARSIA_RETURN_IF_ERROR(BindAttribute(info.name, *number));
     }
     return {};
   }
@@ -65,7 +70,8 @@ class Checker {
         continue;
       }
       INTARSIA_RETURN_IF_ERROR(CheckDType(info, operand->dtype));
-      INTARSIA_RETURN_IF_ERROR(Named(info.name, dims_.Match(info.dims, operand->shape(), conditions_, info.name)));
+      INTARSIA_RETURN_IF_ERROR(
+          Named(info.name, dims_.Match(info.dims, operand->shape(), conditions_, info.name)));
       INTARSIA_RETURN_IF_ERROR(CheckAccess(info, *operand));
     }
     return {};
@@ -79,7 +85,9 @@ class Checker {
     return {};
   }
 
-  bool Exists(const ResultInfo& info) const { return info.when.empty() || conditions_.Holds(info.when); }
+  bool Exists(const ResultInfo& info) const {
+    return info.when.empty() || conditions_.Holds(info.when);
+  }
 
   // Shape and dtype that a result must have.
   Status Expect(const ResultInfo& info, TensorView& result) const {
@@ -88,14 +96,17 @@ class Checker {
       const auto dims = op_.workspace_dims(call_);
       shape.assign(dims.begin(), dims.end());
     } else if (info.dims.text().starts_with('=')) {
-      const auto dims = call_.operands[static_cast<size_t>(op_.FindOperand(info.dims.text().substr(1)))]->shape();
+      const auto dims =
+          call_.operands[static_cast<size_t>(op_.FindOperand(info.dims.text().substr(1)))]->shape();
       shape.assign(dims.begin(), dims.end());
     } else {
       INTARSIA_RETURN_IF_ERROR(Named(info.name, dims_.Evaluate(info.dims, conditions_, shape)));
     }
     const auto fixed = DTypeFromName(info.dtype);
     const int like = op_.FindOperand(info.dtype);
-    const DType dtype = fixed ? *fixed : like >= 0 ? call_.operands[static_cast<size_t>(like)]->dtype : type_;
+    const DType dtype = fixed       ? *fixed
+                        : like >= 0 ? call_.operands[static_cast<size_t>(like)]->dtype
+                                    : type_;
     return Named(info.name, MakeDense(nullptr, dtype, shape, result));
   }
 
@@ -123,11 +134,13 @@ class Checker {
       return Invalid(op_, info.name, " has dtype ", got, " but ", info.dtype, " has ", Name(other));
     }
     if (Lists(info.dtype, got)) return {};
-    if (!Lists(info.dtype, "T")) return Invalid(op_, info.name, " has dtype ", got, ", expected ", info.dtype);
+    if (!Lists(info.dtype, "T"))
+      return Invalid(op_, info.name, " has dtype ", got, ", expected ", info.dtype);
     if (!type_from_.empty() && type_ == dtype) return {};
     if (!type_from_.empty())
       return Invalid(op_, info.name, " has dtype ", got, " but ", type_from_, " has ", Name(type_));
-    if (!Lists(kActivations, got)) return Invalid(op_, info.name, " has dtype ", got, ", expected ", kActivations);
+    if (!Lists(kActivations, got))
+      return Invalid(op_, info.name, " has dtype ", got, ", expected ", kActivations);
     type_ = dtype;
     type_from_ = info.name;
     return {};
@@ -136,7 +149,8 @@ class Checker {
   Status CheckAccess(const OperandInfo& info, const TensorView& operand) const {
     if (info.access == Access::kDense && !operand.dense())
       return Invalid(op_, info.name, " is strided, expected a dense row-major array");
-    if (info.access == Access::kRows && operand.rank > 0 && operand.dim(-1) > 1 && operand.stride(-1) != 1)
+    if (info.access == Access::kRows && operand.rank > 0 && operand.dim(-1) > 1 &&
+        operand.stride(-1) != 1)
       return Invalid(op_, info.name, " has last stride ", operand.stride(-1), ", expected 1");
     return {};
   }
@@ -180,21 +194,25 @@ Status CheckResults(const OpInfo& op, const Call& call, const Call& inferred) {
     const ResultInfo& info = op.results[i];
     const Optional &got = call.results[i], &want = inferred.results[i];
     if (got.has_value() != want.has_value())
-      return Invalid(op, "result ", info.name, got ? " is given but must not exist" : " is missing");
+      return Invalid(op, "result ", info.name,
+                     got ? " is given but must not exist" : " is missing");
     if (!got) continue;
     if (got->dtype != want->dtype)
-      return Invalid(op, "result ", info.name, " has dtype ", Name(got->dtype), ", expected ", Name(want->dtype));
+      return Invalid(op, "result ", info.name, " has dtype ", Name(got->dtype), ", expected ",
+                     Name(want->dtype));
     // A program may hold a workspace of an earlier release's size: the op takes what it gets.
-    const bool same = info.workspace ? got->rank == want->rank : std::ranges::equal(got->shape(), want->shape());
+    const bool same =
+        info.workspace ? got->rank == want->rank : std::ranges::equal(got->shape(), want->shape());
     if (!same)
-      return Invalid(op, "result ", info.name, " has shape ", ShapeText(got->shape()), ", expected ",
-                     ShapeText(want->shape()));
+      return Invalid(op, "result ", info.name, " has shape ", ShapeText(got->shape()),
+                     ", expected ", ShapeText(want->shape()));
     if (info.alias.empty() && !got->dense())
       return Invalid(op, "result ", info.name, " is strided, expected a dense row-major array");
     if (info.alias.empty() || got->size() == 0) continue;
     const TensorView& operand = *call.operands[static_cast<size_t>(op.FindOperand(info.alias))];
     if (operand.strides != got->strides)
-      return Invalid(op, "result ", info.name, " has other strides than ", info.alias, ", whose buffer it shares");
+      return Invalid(op, "result ", info.name, " has other strides than ", info.alias,
+                     ", whose buffer it shares");
     if (operand.data != got->data)
       return Invalid(op, "result ", info.name, " must share the buffer of ", info.alias,
                      "; pass input_output_aliases (StableHLO: output_operand_aliases)");
@@ -216,7 +234,8 @@ Status CheckIndices(const OpInfo& op, const Call& call, const Context& context) 
     int64_t bound = 0;
     INTARSIA_RETURN_IF_ERROR(checker.IndexBound(info, bound));
     const int64_t low = info.negative_skips ? kAnyNegative : 0;
-    INTARSIA_RETURN_IF_ERROR(InOp(op.name, CheckRange(context, info.name, *call.operands[i], low, bound)));
+    INTARSIA_RETURN_IF_ERROR(
+        InOp(op.name, CheckRange(context, info.name, *call.operands[i], low, bound)));
   }
   return {};
 }

@@ -70,13 +70,13 @@ struct OpInfo {
 // addresses stay null. This is the only shape inference there is.
 Status Infer(const OpInfo& op, Call& call);
 
-// Runs a call that Infer and CheckResults have passed. With INTARSIA_CHECK=1, an index outside of what the
-// spec says is an error; otherwise nobody looks, and the kernels skip it.
+// Runs a call that Infer and CheckResults have passed. With INTARSIA_CHECK=1, an index outside of
+// what the spec says is an error; otherwise nobody looks, and the kernels skip it.
 Status RunCpu(const OpInfo& op, const Call& call, const CpuContext& context);
 Status RunCuda(const OpInfo& op, const Call& call, const CudaContext& context);
 
-// Checks the results of a call against the inferred ones: shapes, dtypes, dense, and that aliased ones lie
-// where their operands do.
+// Checks the results of a call against the inferred ones: shapes, dtypes, dense, and that aliased
+// ones lie where their operands do.
 Status CheckResults(const OpInfo& op, const Call& call, const Call& inferred);
 
 // "rms_norm: weight has n=5 but x has n=64"

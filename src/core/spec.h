@@ -31,8 +31,8 @@ struct In {
     copy.access = a;
     return copy;
   }
-  // Its elements are indices below this size ("max_pos", "p*s"). Kernels skip what is outside, since
-  // one bad request must not take down a server; INTARSIA_CHECK=1 reports it.
+  // Its elements are indices below this size ("max_pos", "p*s"). Kernels skip what is outside,
+  // since one bad request must not take down a server; INTARSIA_CHECK=1 reports it.
   constexpr In Indexes(std::string_view size) const {
     In copy = *this;
     copy.indexes = size;
@@ -126,7 +126,8 @@ struct Spec {
 
 // source: where the definition comes from (a paper, another library's op).
 template <class... Fields>
-constexpr auto MakeSpec(std::string_view name, std::string_view summary, std::string_view source, Fields... fields) {
+constexpr auto MakeSpec(std::string_view name, std::string_view summary, std::string_view source,
+                        Fields... fields) {
   return Spec<Fields...>{name, summary, source, std::tuple<Fields...>(fields...)};
 }
 

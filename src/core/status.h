@@ -1,4 +1,5 @@
-// The result of anything that can fail. The library neither throws nor aborts: it returns one of these.
+// The result of anything that can fail. The library neither throws nor aborts: it returns one of
+// these.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -16,7 +17,8 @@ enum class Code : int32_t {
   kInternal = 13,          // CUDA failed, or a bug of ours
 };
 
-// nvcc 13.0 warns of every `status = Call()` of a [[nodiscard]] class, so only the host compiler minds.
+// nvcc 13.0 warns of every `status = Call()` of a [[nodiscard]] class, so only the host compiler
+// minds.
 #ifdef __CUDACC__
 struct Status {
 #else
@@ -31,8 +33,8 @@ inline Status InvalidArgument(std::string m) { return {Code::kInvalidArgument, s
 inline Status Unimplemented(std::string m) { return {Code::kUnimplemented, std::move(m)}; }
 inline Status Internal(std::string m) { return {Code::kInternal, std::move(m)}; }
 
-#define INTARSIA_RETURN_IF_ERROR(expression)                                    \
-  do {                                                                          \
+#define INTARSIA_RETURN_IF_ERROR(expression)                                      \
+  do {                                                                            \
     if (::intarsia::Status status_ = (expression); !status_.ok()) return status_; \
   } while (false)
 
@@ -46,8 +48,8 @@ std::string Text(const Pieces&... pieces) {
   return text;
 }
 
-// Puts "<op>: " before the message of a failed status. The bridge does it once for every op, so an op
-// writes only "<operand> <what> <got> <expected>".
+// Puts "<op>: " before the message of a failed status. The bridge does it once for every op, so an
+// op writes only "<operand> <what> <got> <expected>".
 inline Status InOp(std::string_view op, Status status) {
   if (!status.ok()) status.message = Text(op, ": ", status.message);
   return status;

@@ -19,7 +19,8 @@ bool TensorView::dense() const {
 
 Status MakeDense(void* data, DType dtype, std::span<const int64_t> dims, TensorView& view) {
   if (dims.size() > kMaxRank)
-    return InvalidArgument(Text("has rank ", static_cast<int64_t>(dims.size()), ", at most 8 is supported"));
+    return InvalidArgument(
+        Text("has rank ", static_cast<int64_t>(dims.size()), ", at most 8 is supported"));
   view = {data, dtype, static_cast<int>(dims.size())};
   // The bound counts zero sizes as one, so that no stride overflows either.
   int64_t elements = Bytes(dtype);

@@ -22,9 +22,11 @@ struct TensorView {
 
   // Negative axes count from the back, as in NumPy.
   int64_t dim(int axis) const { return dims[static_cast<size_t>(axis < 0 ? rank + axis : axis)]; }
-  int64_t stride(int axis) const { return strides[static_cast<size_t>(axis < 0 ? rank + axis : axis)]; }
+  int64_t stride(int axis) const {
+    return strides[static_cast<size_t>(axis < 0 ? rank + axis : axis)];
+  }
   int64_t size() const;
-  bool dense() const;             // row-major without gaps
+  bool dense() const;  // row-major without gaps
   std::span<const int64_t> shape() const { return {dims.data(), static_cast<size_t>(rank)}; }
   template <class T>
   T* as() const {

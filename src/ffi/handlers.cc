@@ -18,23 +18,35 @@ namespace ffi = xla::ffi;
 
 DType FromXla(ffi::DataType t) {
   switch (t) {
-    case ffi::F32: return DType::kF32;
-    case ffi::F16: return DType::kF16;
-    case ffi::BF16: return DType::kBF16;
-    case ffi::F8E4M3FN: return DType::kF8E4M3;
-    case ffi::F8E5M2: return DType::kF8E5M2;
-    case ffi::U8: return DType::kU8;
-    case ffi::S8: return DType::kI8;
-    case ffi::S32: return DType::kI32;
-    case ffi::S64: return DType::kI64;
-    case ffi::PRED: return DType::kBool;
-    default: return DType::kOther;
+    case ffi::F32:
+      return DType::kF32;
+    case ffi::F16:
+      return DType::kF16;
+    case ffi::BF16:
+      return DType::kBF16;
+    case ffi::F8E4M3FN:
+      return DType::kF8E4M3;
+    case ffi::F8E5M2:
+      return DType::kF8E5M2;
+    case ffi::U8:
+      return DType::kU8;
+    case ffi::S8:
+      return DType::kI8;
+    case ffi::S32:
+      return DType::kI32;
+    case ffi::S64:
+      return DType::kI64;
+    case ffi::PRED:
+      return DType::kBool;
+    default:
+      return DType::kOther;
   }
 }
 
 class XlaExecutor final : public Executor {
  public:
-  explicit XlaExecutor(ffi::ThreadPool& pool) : pool_(pool), num_threads_(static_cast<int>(pool.num_threads())) {}
+  explicit XlaExecutor(ffi::ThreadPool& pool)
+      : pool_(pool), num_threads_(static_cast<int>(pool.num_threads())) {}
   int num_threads() const override { return num_threads_; }
   void Schedule(std::function<void()> task) const override { pool_.Schedule(std::move(task)); }
 
@@ -43,8 +55,8 @@ class XlaExecutor final : public Executor {
   int num_threads_;
 };
 
-// An XLA call as the library's own. Everything that this library does not know is refused: a program
-// exported by a newer release must not be half understood.
+// An XLA call as the library's own. Everything that this library does not know is refused: a
+// program exported by a newer release must not be half understood.
 class Decoder {
  public:
   Decoder(const OpInfo& op, ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Dictionary attrs)
@@ -59,17 +71,21 @@ class Decoder {
 
  private:
   Status Attributes(Call& call, int64_t& present) {
-    for (size_t i = 0; i < op_.attributes.size(); ++i) call.attributes[i] = op_.attributes[i].default_value;
+    for (size_t i = 0; i < op_.attributes.size(); ++i)
+      call.attributes[i] = op_.attributes[i].default_value;
     for (std::string_view name : attrs_) {
       if (name == "present") {
-        const auto value = attrs_.get<int64_t>(name);
-        if (!value.has_value()) return Invalid(op_, "attribute present must be an i64");
-        present = *value;
+        const auto wide = attrs_.get<int64_t>(name);
+        const auto narrow = attrs_.get<int32_t>(name);
+        if (!wide.has_value() && !narrow.has_value())
+          return Invalid(op_, "attribute present must be an i64 or i32");
+        present = wide.has_value() ? *wide : *narrow;
         continue;
       }
       const int i = op_.FindAttribute(name);
       if (i < 0) return Invalid(op_, "unknown attribute ", name, "; exported by a newer intarsia");
-      INTARSIA_RETURN_IF_ERROR(Attribute(op_.attributes[static_cast<size_t>(i)], call.attributes[static_cast<size_t>(i)]));
+      INTARSIA_RETURN_IF_ERROR(Attribute(op_.attributes[static_cast<size_t>(i)],
+                                         call.attributes[static_cast<size_t>(i)]));
     }
     return {};
   }
@@ -81,14 +97,17 @@ class Decoder {
         return Invalid(op_, "attribute ", info.name, " must be a bool");
       case AttrType::kI64:
         if (auto v = attrs_.get<int64_t>(info.name); v.has_value()) return value = *v, Status{};
-        if (auto v = attrs_.get<int32_t>(info.name); v.has_value()) return value = static_cast<int64_t>(*v), Status{};
+        if (auto v = attrs_.get<int32_t>(info.name); v.has_value())
+          return value = static_cast<int64_t>(*v), Status{};
         return Invalid(op_, "attribute ", info.name, " must be an i64 or i32");
       case AttrType::kF32:
-        if (auto v = attrs_.get<float>(info.name); v.has_value()) return value = static_cast<double>(*v), Status{};
+        if (auto v = attrs_.get<float>(info.name); v.has_value())
+          return value = static_cast<double>(*v), Status{};
         if (auto v = attrs_.get<double>(info.name); v.has_value()) return value = *v, Status{};
         return Invalid(op_, "attribute ", info.name, " must be an f32 or f64");
       case AttrType::kString:
-        if (auto v = attrs_.get<std::string_view>(info.name); v.has_value()) return value = *v, Status{};
+        if (auto v = attrs_.get<std::string_view>(info.name); v.has_value())
+          return value = *v, Status{};
         return Invalid(op_, "attribute ", info.name, " must be a string");
     }
     return Internal("attribute type");
@@ -99,13 +118,16 @@ class Decoder {
     for (size_t i = 0; i < op_.operands.size(); ++i) {
       if (op_.operands[i].optional && !((present >> optional++) & 1)) continue;
       if (next == args_.size()) return Invalid(op_, op_.operands[i].name, " is missing");
-      INTARSIA_RETURN_IF_ERROR(View(op_.operands[i].name, *args_.get<ffi::AnyBuffer>(next++), call.operands[i].emplace()));
+      INTARSIA_RETURN_IF_ERROR(View(op_.operands[i].name, *args_.get<ffi::AnyBuffer>(next++),
+                                    call.operands[i].emplace()));
     }
     if (present >> optional)
-      return Invalid(op_, "attribute present is ", present, " but there are ", static_cast<int64_t>(optional),
+      return Invalid(op_, "attribute present is ", present, " but there are ",
+                     static_cast<int64_t>(optional),
                      " optional operands; exported by a newer intarsia");
     if (next != args_.size())
-      return Invalid(op_, "got ", static_cast<int64_t>(args_.size()), " operands, expected ", static_cast<int64_t>(next));
+      return Invalid(op_, "got ", static_cast<int64_t>(args_.size()), " operands, expected ",
+                     static_cast<int64_t>(next));
     return {};
   }
 
@@ -117,18 +139,22 @@ class Decoder {
     for (const bool workspace : {false, true}) {
       for (size_t i = 0; i < op_.results.size(); ++i) {
         if (op_.results[i].workspace != workspace || !expected.results[i]) continue;
-        if (next == rets_.size()) return Invalid(op_, "result ", op_.results[i].name, " is missing");
-        INTARSIA_RETURN_IF_ERROR(View(op_.results[i].name, **rets_.get<ffi::AnyBuffer>(next++), call.results[i].emplace()));
+        if (next == rets_.size())
+          return Invalid(op_, "result ", op_.results[i].name, " is missing");
+        INTARSIA_RETURN_IF_ERROR(View(op_.results[i].name, **rets_.get<ffi::AnyBuffer>(next++),
+                                      call.results[i].emplace()));
       }
     }
     if (next != rets_.size())
-      return Invalid(op_, "got ", static_cast<int64_t>(rets_.size()), " results, expected ", static_cast<int64_t>(next));
+      return Invalid(op_, "got ", static_cast<int64_t>(rets_.size()), " results, expected ",
+                     static_cast<int64_t>(next));
     return CheckResults(op_, call, expected);
   }
 
   Status View(std::string_view name, ffi::AnyBuffer buffer, TensorView& view) {
     const auto dims = buffer.dimensions();
-    Status status = MakeDense(buffer.untyped_data(), FromXla(buffer.element_type()), {dims.begin(), dims.size()}, view);
+    Status status = MakeDense(buffer.untyped_data(), FromXla(buffer.element_type()),
+                              {dims.begin(), dims.size()}, view);
     return status.ok() ? status : Invalid(op_, name, " ", status.message);
   }
 
@@ -146,7 +172,8 @@ ffi::Error ToXla(Status status) {
 // The barrier: what a container throws becomes an error, since XLA's side may be built without
 // exceptions.
 template <class Run>
-ffi::Error Guarded(const OpInfo& op, ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Dictionary attrs, Run run) {
+ffi::Error Guarded(const OpInfo& op, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                   ffi::Dictionary attrs, Run run) {
   try {
     Call call;
     Status status = Decoder(op, args, rets, attrs).Decode(call);
@@ -160,18 +187,20 @@ ffi::Error Guarded(const OpInfo& op, ffi::RemainingArgs args, ffi::RemainingRets
 
 template <size_t kOp>
 XLA_FFI_Error* ExecuteCpu(XLA_FFI_CallFrame* frame) {
-  static auto* const handler =
-      ffi::Ffi::Bind()
-          .Ctx<ffi::ThreadPool>()
-          .RemainingArgs()
-          .RemainingRets()
-          .Attrs()
-          .To([](ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Dictionary attrs) {
-            const OpInfo& op = Ops()[kOp];
-            XlaExecutor executor(pool);
-            return Guarded(op, args, rets, attrs, [&](const Call& call) { return RunCpu(op, call, CpuContext(&executor)); });
-          })
-          .release();
+  static auto* const handler = ffi::Ffi::Bind()
+                                   .Ctx<ffi::ThreadPool>()
+                                   .RemainingArgs()
+                                   .RemainingRets()
+                                   .Attrs()
+                                   .To([](ffi::ThreadPool pool, ffi::RemainingArgs args,
+                                          ffi::RemainingRets rets, ffi::Dictionary attrs) {
+                                     const OpInfo& op = Ops()[kOp];
+                                     XlaExecutor executor(pool);
+                                     return Guarded(op, args, rets, attrs, [&](const Call& call) {
+                                       return RunCpu(op, call, CpuContext(&executor));
+                                     });
+                                   })
+                                   .release();
   return handler->Call(frame);
 }
 
@@ -185,9 +214,12 @@ XLA_FFI_Error* ExecuteCuda(XLA_FFI_CallFrame* frame) {
           .RemainingRets()
           .Attrs()
           .To(
-              [](void* stream, ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Dictionary attrs) {
+              [](void* stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                 ffi::Dictionary attrs) {
                 const OpInfo& op = Ops()[kOp];
-                return Guarded(op, args, rets, attrs, [&](const Call& call) { return RunCuda(op, call, CudaContext{stream}); });
+                return Guarded(op, args, rets, attrs, [&](const Call& call) {
+                  return RunCuda(op, call, CudaContext{stream});
+                });
               },
               // Index checks read device memory on the host, which no graph can hold.
               {GetConfig().check_indices ? ffi::Traits{} : ffi::Traits::kCmdBufferCompatible})
@@ -198,14 +230,14 @@ XLA_FFI_Error* ExecuteCuda(XLA_FFI_CallFrame* frame) {
 // Loads the kernels before a graph is captured: loading may not happen inside a capture, and jaxlib
 // before 0.10.2 captures without a warm-up run. Cheap after the first time on a device.
 XLA_FFI_Error* InitializeCuda(XLA_FFI_CallFrame* frame) {
-  static auto* const handler =
-      ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>()
-          .RemainingArgs()
-          .RemainingRets()
-          .Attrs()
-          .To([](ffi::RemainingArgs, ffi::RemainingRets, ffi::Dictionary) { return ToXla(cuda::LoadKernels()); },
-              {ffi::Traits::kCmdBufferCompatible})
-          .release();
+  static auto* const handler = ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>()
+                                   .RemainingArgs()
+                                   .RemainingRets()
+                                   .Attrs()
+                                   .To([](ffi::RemainingArgs, ffi::RemainingRets,
+                                          ffi::Dictionary) { return ToXla(cuda::LoadKernels()); },
+                                       {ffi::Traits::kCmdBufferCompatible})
+                                   .release();
   return handler->Call(frame);
 }
 #endif
@@ -221,7 +253,8 @@ std::vector<intarsia_handler> MakeHandlers(std::index_sequence<kOp...>) {
     for (size_t t = targets.size() - (op.target_alias.empty() ? 1 : 2); t < targets.size(); ++t) {
       handlers.push_back({targets[t].c_str(), "Host", nullptr, reinterpret_cast<void*>(cpu)});
 #ifdef INTARSIA_WITH_CUDA
-      handlers.push_back({targets[t].c_str(), "CUDA", reinterpret_cast<void*>(&InitializeCuda), reinterpret_cast<void*>(cuda)});
+      handlers.push_back({targets[t].c_str(), "CUDA", reinterpret_cast<void*>(&InitializeCuda),
+                          reinterpret_cast<void*>(cuda)});
 #endif
     }
   };
@@ -242,7 +275,8 @@ constexpr size_t kNumOps = 0
 }  // namespace
 
 std::span<const intarsia_handler> Handlers() {
-  static const std::vector<intarsia_handler> handlers = MakeHandlers(std::make_index_sequence<kNumOps>());
+  static const std::vector<intarsia_handler> handlers =
+      MakeHandlers(std::make_index_sequence<kNumOps>());
   return handlers;
 }
 

@@ -52,7 +52,7 @@ class NormRow {
   int64_t n_;
   float eps_;
   bool before_weight_;
-  const T* weight_ = nullptr;          // at most one of the two is set
+  const T* weight_ = nullptr;  // at most one of the two is set
   const float* weight_f32_ = nullptr;
 };
 

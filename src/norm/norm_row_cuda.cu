@@ -1,5 +1,5 @@
-// out[row] = (x[row] + residual[row]) / sqrt(mean((x[row] + residual[row])^2) + eps) * weight; without a
-// residual, of x alone. Roundings: rms_norm.h and fused_add_rms_norm.h.
+// out[row] = (x[row] + residual[row]) / sqrt(mean((x[row] + residual[row])^2) + eps) * weight;
+// without a residual, of x alone. Roundings: rms_norm.h and fused_add_rms_norm.h.
 //
 // A row is read once: its first kItems vectors a thread stay in registers between the reduction and
 // the scaling. What a longer row has beyond that is read again, from the L2 cache most likely.
@@ -24,87 +24,87 @@ __device__ __forceinline__ float RowSum(float x) {
   return WarpSum(threadIdx.x % 32 < blockDim.x / 32 ? warps[threadIdx.x % 32] : 0.0f);
 }
 
-// Vector i of the row in f32, the residual added and rounded as the norm wants to see it.
-template <class T, class V>
-__device__ __forceinline__ void LoadSum(const NormArguments& a, int64_t at, float (&x)[V::kSize]) {
-  const V loaded = *reinterpret_cast<const V*>(static_cast<const T*>(a.x) + at);
-#pragma unroll
-  for (int j = 0; j < V::kSize; ++j) x[j] = ToFloat(loaded.at[j]);
-  if (!a.residual) return;
-  const V residual = *reinterpret_cast<const V*>(static_cast<const T*>(a.residual) + at);
-#pragma unroll
-  for (int j = 0; j < V::kSize; ++j) {
-    x[j] += ToFloat(residual.at[j]);
-    if (!a.before_weight) x[j] = ToFloat(FromFloat<T>(x[j]));
-  }
-}
+// A vector of a row as it was loaded: half the registers of f32, so that more rows are on their
+// way.
+template <class T, int kBytes, bool kResidual>
+struct RowVector {
+  using V = Vec<T, kBytes>;
+  V x, residual;
 
-template <class T, class V>
-__device__ __forceinline__ void StoreScaled(const NormArguments& a, int64_t at, int64_t column, float rstd,
-                                            const float (&x)[V::kSize]) {
-  V out, sum;
-  float weight[V::kSize];
-  if (a.weight) {
-    const V loaded = *reinterpret_cast<const V*>(static_cast<const T*>(a.weight) + column);
-#pragma unroll
-    for (int j = 0; j < V::kSize; ++j) weight[j] = ToFloat(loaded.at[j]);
-  } else {
-#pragma unroll
-    for (int j = 0; j < V::kSize; ++j) weight[j] = a.weight_f32 ? a.weight_f32[column + j] : 1.0f;
+  __device__ __forceinline__ void Load(const NormArguments& a, int64_t at) {
+    x = *reinterpret_cast<const V*>(static_cast<const T*>(a.x) + at);
+    if constexpr (kResidual)
+      residual = *reinterpret_cast<const V*>(static_cast<const T*>(a.residual) + at);
   }
-#pragma unroll
-  for (int j = 0; j < V::kSize; ++j) {
-    const float y = x[j] * rstd;
-    out.at[j] = FromFloat<T>((a.before_weight ? ToFloat(FromFloat<T>(y)) : y) * weight[j]);
-    sum.at[j] = FromFloat<T>(x[j]);
+
+  // Element j as the norm wants to see it: the residual added, and the sum rounded unless the norm
+  // is of the unrounded one.
+  __device__ __forceinline__ float At(const NormArguments& a, int j) const {
+    float sum = ToFloat(x.at[j]);
+    if constexpr (kResidual) {
+      sum += ToFloat(residual.at[j]);
+      if (!a.before_weight) sum = ToFloat(FromFloat<T>(sum));
+    }
+    return sum;
   }
-  *reinterpret_cast<V*>(static_cast<T*>(a.out) + at) = out;
-  if (a.residual) *reinterpret_cast<V*>(static_cast<T*>(a.residual_out) + at) = sum;
-}
+
+  __device__ __forceinline__ float SumOfSquares(const NormArguments& a) const {
+    float squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < V::kSize; ++j) squares += At(a, j) * At(a, j);
+    return squares;
+  }
+
+  __device__ __forceinline__ void Store(const NormArguments& a, int64_t at, int64_t column,
+                                        float rstd) const {
+    V weight, out, sum;
+    if (a.weight) weight = *reinterpret_cast<const V*>(static_cast<const T*>(a.weight) + column);
+#pragma unroll
+    for (int j = 0; j < V::kSize; ++j) {
+      const float w = a.weight       ? ToFloat(weight.at[j])
+                      : a.weight_f32 ? a.weight_f32[column + j]
+                                     : 1.0f;
+      const float y = At(a, j) * rstd;
+      out.at[j] = FromFloat<T>((a.before_weight ? ToFloat(FromFloat<T>(y)) : y) * w);
+      sum.at[j] = FromFloat<T>(At(a, j));
+    }
+    *reinterpret_cast<V*>(static_cast<T*>(a.out) + at) = out;
+    if constexpr (kResidual) *reinterpret_cast<V*>(static_cast<T*>(a.residual_out) + at) = sum;
+  }
+};
 
 // A row a threadIdx.y. kBytes: 16, or one element where alignment or n does not allow more.
-template <class T, int kBytes>
+template <class T, int kBytes, bool kResidual>
 __global__ void __launch_bounds__(kMaxNormThreads) NormKernel(NormArguments a) {
-  using V = Vec<T, kBytes>;
+  constexpr int kSize = Vec<T, kBytes>::kSize;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;  // only where a row is a warp, so no barrier is missed
-  const int64_t start = row * a.n, vectors = a.n / V::kSize;
-  float kept[kNormItems][V::kSize];
+  const int64_t start = row * a.n, vectors = a.n / kSize;
+  const auto at = [&](int k) { return threadIdx.x + static_cast<int64_t>(k) * blockDim.x; };
+  RowVector<T, kBytes, kResidual> kept[kNormItems], again;
+#pragma unroll
+  for (int k = 0; k < kNormItems; ++k)
+    if (at(k) < vectors) kept[k].Load(a, start + at(k) * kSize);
   float squares = 0.0f;
 #pragma unroll
-  for (int k = 0; k < kNormItems; ++k) {
-    const int64_t i = threadIdx.x + static_cast<int64_t>(k) * blockDim.x;
-    if (i >= vectors) break;
-    LoadSum<T, V>(a, start + i * V::kSize, kept[k]);
-  }
-#pragma unroll
-  for (int k = 0; k < kNormItems; ++k) {
-    if (threadIdx.x + static_cast<int64_t>(k) * blockDim.x >= vectors) break;
-#pragma unroll
-    for (int j = 0; j < V::kSize; ++j) squares += kept[k][j] * kept[k][j];
-  }
-  float again[V::kSize];
-  const int64_t first_again = threadIdx.x + static_cast<int64_t>(kNormItems) * blockDim.x;
-  for (int64_t i = first_again; i < vectors; i += blockDim.x) {
-    LoadSum<T, V>(a, start + i * V::kSize, again);
-#pragma unroll
-    for (int j = 0; j < V::kSize; ++j) squares += again[j] * again[j];
+  for (int k = 0; k < kNormItems; ++k)
+    if (at(k) < vectors) squares += kept[k].SumOfSquares(a);
+  for (int64_t i = at(kNormItems); i < vectors; i += blockDim.x) {
+    again.Load(a, start + i * kSize);
+    squares += again.SumOfSquares(a);
   }
   const float rstd = rsqrtf(RowSum(squares) / static_cast<float>(a.n) + a.eps);
 #pragma unroll
-  for (int k = 0; k < kNormItems; ++k) {
-    const int64_t i = threadIdx.x + static_cast<int64_t>(k) * blockDim.x;
-    if (i >= vectors) break;
-    StoreScaled<T, V>(a, start + i * V::kSize, i * V::kSize, rstd, kept[k]);
-  }
-  for (int64_t i = first_again; i < vectors; i += blockDim.x) {
-    LoadSum<T, V>(a, start + i * V::kSize, again);
-    StoreScaled<T, V>(a, start + i * V::kSize, i * V::kSize, rstd, again);
+  for (int k = 0; k < kNormItems; ++k)
+    if (at(k) < vectors) kept[k].Store(a, start + at(k) * kSize, at(k) * kSize, rstd);
+  for (int64_t i = at(kNormItems); i < vectors; i += blockDim.x) {
+    again.Load(a, start + i * kSize);
+    again.Store(a, start + i * kSize, i * kSize, rstd);
   }
 }
 
-// Threads for a row of `vectors`: as few as hold it in registers, since many rows hide latency best;
-// more when there are few rows.
+// Threads for a row of `vectors`: as few as hold it in registers, since many rows hide latency
+// best; more when there are few rows.
 dim3 NormBlock(int64_t rows, int64_t vectors) {
   const int64_t items = rows >= 4 * NumSms() ? kNormItems : 1;
   const int64_t threads = (vectors + items * 32 - 1) / (items * 32) * 32;
@@ -112,13 +112,19 @@ dim3 NormBlock(int64_t rows, int64_t vectors) {
   return dim3(static_cast<unsigned>(threads < kMaxNormThreads ? threads : kMaxNormThreads));
 }
 
+template <class T, int kBytes, bool kResidual>
+const Kernel kNormKernel("NormKernel",
+                         reinterpret_cast<const void*>(&NormKernel<T, kBytes, kResidual>));
+
 template <class T, int kBytes>
-const Kernel kNormKernel("NormKernel", reinterpret_cast<const void*>(&NormKernel<T, kBytes>));
+const Kernel& KernelFor(const NormArguments& a) {
+  return a.residual ? kNormKernel<T, kBytes, true> : kNormKernel<T, kBytes, false>;
+}
 
 }  // namespace
 
-NormArguments MakeNormArguments(const TensorView& x, const Optional& weight, float eps, std::string_view rounding,
-                                const TensorView& out) {
+NormArguments MakeNormArguments(const TensorView& x, const Optional& weight, float eps,
+                                std::string_view rounding, const TensorView& out) {
   NormArguments a{.dtype = x.dtype, .n = x.dim(-1), .x = x.data, .out = out.data, .eps = eps};
   a.rows = a.n == 0 ? 0 : x.size() / a.n;
   a.before_weight = rounding == "before_weight";
@@ -137,7 +143,8 @@ Status LaunchNorm(const CudaContext& context, const NormArguments& a) {
     const bool aligned = AllAligned16(row_bytes, a.x, a.out, a.weight, a.residual, a.residual_out);
     const dim3 block = NormBlock(a.rows, aligned ? row_bytes / 16 : a.n);
     const Grid grid{(a.rows + block.y - 1) / block.y};
-    return Launch(context, aligned ? kNormKernel<T, 16> : kNormKernel<T, kElement>, {grid, block}, a);
+    return Launch(context, aligned ? KernelFor<T, 16>(a) : KernelFor<T, kElement>(a), {grid, block},
+                  a);
   });
 }
 

@@ -12,18 +12,18 @@ namespace intarsia::cuda {
 struct NormArguments {
   DType dtype = DType::kOther;
   int64_t rows = 0, n = 0;
-  const void* x = nullptr;             // T [rows, n]
-  const void* residual = nullptr;      // T [rows, n]; null: none
-  const void* weight = nullptr;        // T [n]; at most one of the two weights is set
-  const float* weight_f32 = nullptr;   // [n]
-  void* out = nullptr;                 // T [rows, n]; may be x
-  void* residual_out = nullptr;        // T [rows, n]: x + residual; may be residual
+  const void* x = nullptr;            // T [rows, n]
+  const void* residual = nullptr;     // T [rows, n]; null: none
+  const void* weight = nullptr;       // T [n]; at most one of the two weights is set
+  const float* weight_f32 = nullptr;  // [n]
+  void* out = nullptr;                // T [rows, n]; may be x
+  void* residual_out = nullptr;       // T [rows, n]: x + residual; may be residual
   float eps = 0.0f;
-  bool before_weight = false;          // rounding; see rms_norm.h
+  bool before_weight = false;  // rounding; see rms_norm.h
 };
 
-NormArguments MakeNormArguments(const TensorView& x, const Optional& weight, float eps, std::string_view rounding,
-                                const TensorView& out);
+NormArguments MakeNormArguments(const TensorView& x, const Optional& weight, float eps,
+                                std::string_view rounding, const TensorView& out);
 
 Status LaunchNorm(const CudaContext& context, const NormArguments& arguments);
 

@@ -1,8 +1,9 @@
 #include "src/ops/registry.h"
 
+#include <all_ops.h>  // written by CMake from ops.inc
+
 #include "src/core/cpu/isa.h"
 #include "src/core/op_bind.h"
-#include <all_ops.h>  // written by CMake from ops.inc
 
 namespace intarsia {
 

@@ -287,7 +287,7 @@ TEST(AttentionCpu, OtherDtypesAreRefused) {
   const Status status = attention::Run(batch.params(), CpuContext());
   EXPECT_EQ(status.code, Code::kUnimplemented);
   EXPECT_EQ(status.message,
-            "test: q is f32 and K and V are f8e4m3fn; built on the CPU are f32, f16 and bf16, the "
+            "q is f32 and K and V are f8e4m3fn; built on the CPU are f32, f16 and bf16, the "
             "same for all");
 }
 

@@ -6,7 +6,10 @@ import sys
 from intarsia.cli import doctor, generate, ops
 
 _COMMANDS = {
-    "generate": (generate, "generate text with a small LLM whose every step is one XLA program of our ops"),
+    "generate": (
+        generate,
+        "generate text with a small LLM whose every step is one XLA program of our ops",
+    ),
     "ops": (ops, "list the registered targets by platform"),
     "doctor": (doctor, "find out what is wrong with an installation"),
 }

@@ -12,7 +12,15 @@ from collections.abc import Callable
 
 from intarsia import __version__, _native
 
-_PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "torch", "gguf", "tokenizers")
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "jax-cuda13-plugin",
+    "jax-cuda12-plugin",
+    "torch",
+    "gguf",
+    "tokenizers",
+)
 _SUPPORTED_JAXLIB = (0, 9, 1)
 
 
@@ -45,7 +53,9 @@ def main(args: argparse.Namespace) -> int:
         try:
             check(report)
         except Exception as error:  # a doctor reports what he finds, whatever it is
-            report.problem(check.__name__.removeprefix("_check_"), f"{type(error).__name__}: {error}")
+            report.problem(
+                check.__name__.removeprefix("_check_"), f"{type(error).__name__}: {error}"
+            )
     print("all well" if not report.bad else f"{report.bad} problem(s) found")
     return min(report.bad, 1)
 
@@ -65,7 +75,9 @@ def _check_packages(report: _Report) -> None:
     if jaxlib is None:
         report.note("jaxlib", "not installed; `pip install 'intarsia[jax]'` for intarsia.jax")
     elif tuple(map(int, re.findall(r"\d+", jaxlib)[:3])) < _SUPPORTED_JAXLIB:
-        report.problem("jaxlib", f"{jaxlib} is too old, 0.9.1 or newer is needed: pip install -U jax")
+        report.problem(
+            "jaxlib", f"{jaxlib} is too old, 0.9.1 or newer is needed: pip install -U jax"
+        )
 
 
 def _check_headers(report: _Report) -> None:
@@ -75,11 +87,17 @@ def _check_headers(report: _Report) -> None:
         return
     header = pathlib.Path(spec.submodule_search_locations[0]) / "include/xla/ffi/api/c_api.h"
     if not header.exists():
-        report.note("FFI headers", f"not found in jaxlib ({header}); needed only to build from source")
+        report.note(
+            "FFI headers", f"not found in jaxlib ({header}); needed only to build from source"
+        )
         return
     found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text()))
     version = f"{found['MAJOR']}.{found['MINOR']}"
-    usable = "builds" if version == "0.3" else "runs, but building from source needs jaxlib 0.9.1 to 0.11.0"
+    usable = (
+        "builds"
+        if version == "0.3"
+        else "runs, but building from source needs jaxlib 0.9.1 to 0.11.0"
+    )
     report.ok("FFI headers", f"{version} ({usable})")
 
 
@@ -92,7 +110,9 @@ def _check_library(report: _Report) -> None:
         + (f"CUDA {cuda}" if cuda else "without CUDA"),
     )
     if library.version != __version__:
-        report.problem("library", f"version {library.version} under package {__version__}: reinstall")
+        report.problem(
+            "library", f"version {library.version} under package {__version__}: reinstall"
+        )
 
 
 def _check_gpu(report: _Report) -> None:
@@ -100,7 +120,9 @@ def _check_gpu(report: _Report) -> None:
         report.note("GPU", "no nvidia-smi on PATH: CPU only")
         return
     query = ["nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
-    for line in subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines():
+    for line in subprocess.run(
+        query, capture_output=True, text=True, check=True
+    ).stdout.splitlines():
         name, driver, capability = (field.strip() for field in line.split(","))
         text = f"{name}, driver {driver}, compute capability {capability}"
         if float(capability) < 8.0:
@@ -119,7 +141,9 @@ def _check_jax(report: _Report) -> None:
     registered: dict[str, int] = {}
     for handler in register(_native.main_library()):
         registered[handler.platform] = registered.get(handler.platform, 0) + 1
-    report.ok("registration", ", ".join(f"{n} targets on {p}" for p, n in sorted(registered.items())))
+    report.ok(
+        "registration", ", ".join(f"{n} targets on {p}" for p, n in sorted(registered.items()))
+    )
     for name in ("cpu", "cuda"):
         try:
             device = jax.devices(name)[0]
@@ -147,5 +171,3 @@ def _self_test(report: _Report, name: str, on_device: Callable) -> None:
         report.ok(f"rms_norm on {name}", f"largest error {error:.1e}")
     else:
         report.problem(f"rms_norm on {name}", f"largest error {error:.1e}, expected below 1e-5")
-
-

@@ -8,7 +8,9 @@ from intarsia import _native
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the whole manifest")
-    parser.add_argument("--library", metavar="PATH", help="another library of ops than the package's own")
+    parser.add_argument(
+        "--library", metavar="PATH", help="another library of ops than the package's own"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -20,11 +22,15 @@ def main(args: argparse.Namespace) -> int:
     for handler in library.handlers():
         platforms.setdefault(handler.target, []).append(handler.platform)
     summaries = {op.target: op.summary for op in library.ops.values()}
-    summaries |= {op.target_alias: f"alias of {op.target}" for op in library.ops.values() if op.target_alias}
+    summaries |= {
+        op.target_alias: f"alias of {op.target}" for op in library.ops.values() if op.target_alias
+    }
     cuda = library.manifest["cuda"]
     print(f"intarsia {library.version}, CPU code for {library.manifest['isa']}, ", end="")
     print(f"CUDA {cuda}" if cuda else "built without CUDA")
     width = max(map(len, platforms))
     for target, names in sorted(platforms.items()):
-        print(f"  {target:<{width}}  {' '.join(sorted(names, reverse=True)):<9}  {summaries[target]}")
+        print(
+            f"  {target:<{width}}  {' '.join(sorted(names, reverse=True)):<9}  {summaries[target]}"
+        )
     return 0

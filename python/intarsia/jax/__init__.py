@@ -13,7 +13,7 @@ from intarsia.jax._ops import *  # noqa: F403  every op; the imports below repla
 from intarsia.jax._attention import flash_attn_varlen, paged_attention
 from intarsia.jax._cache import reshape_and_cache_flash
 
-__all__ = [  # noqa: PLE0604
+__all__ = [
     *_ops.__all__,
     "call",
     "flash_attn_varlen",

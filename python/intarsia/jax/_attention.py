@@ -126,7 +126,11 @@ def paged_attention(
     """
     key_cache, value_cache = _cache.split(kv_cache)
     if num_seqs is not None:
-        num_seqs = jnp.asarray(num_seqs, jnp.int32).reshape(1) if isinstance(num_seqs, int) else jnp.reshape(num_seqs, 1)
+        num_seqs = (
+            jnp.asarray(num_seqs, jnp.int32).reshape(1)
+            if isinstance(num_seqs, int)
+            else jnp.reshape(num_seqs, 1)
+        )
     return _ops.paged_attention(
         query,
         key_cache,

@@ -17,7 +17,9 @@ def split(kv_cache: KvCache) -> tuple[jax.Array, jax.Array | None]:
 
 def infer_layout(kv_cache: KvCache, layout: str | None) -> str:
     """The layout's name: as given, or the only one of the table that fits the cache's form."""
-    layouts = {row["name"]: row["value_cache"] for row in _native.main_library().manifest["layouts"]}
+    layouts = {
+        row["name"]: row["value_cache"] for row in _native.main_library().manifest["layouts"]
+    }
     if layout is not None:
         if layout not in layouts:
             raise ValueError(f"layout is {layout!r}, expected one of {', '.join(layouts)}")
@@ -63,6 +65,12 @@ def reshape_and_cache_flash(
     """
     key_cache, value_cache = split(kv_cache)
     written = _ops.reshape_and_cache_flash(
-        key, value, key_cache, value_cache, slot_mapping, layer, layout=infer_layout(kv_cache, layout)
+        key,
+        value,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        layer,
+        layout=infer_layout(kv_cache, layout),
     )
     return type(kv_cache)(written) if isinstance(kv_cache, tuple | list) else written

@@ -39,7 +39,9 @@ def register(library: _native.Library) -> tuple[_native.Handler, ...]:
         stages = {"execute": handler.execute, "initialize": handler.initialize}
         capsules = {stage: _capsule(address) for stage, address in stages.items() if address}
         jax.ffi.register_ffi_target(
-            handler.target, capsules if len(capsules) > 1 else capsules["execute"], platform=handler.platform
+            handler.target,
+            capsules if len(capsules) > 1 else capsules["execute"],
+            platform=handler.platform,
         )
     return handlers
 
@@ -77,7 +79,9 @@ def call(
     op = library.find(name)
     if len(operands) != len(op.operands):
         names = ", ".join(row["name"] for row in op.operands)
-        raise TypeError(f"{name}: got {len(operands)} operands, expected {names} (None where absent)")
+        raise TypeError(
+            f"{name}: got {len(operands)} operands, expected {names} (None where absent)"
+        )
     arrays = [
         None if x is None else _array(f"{name}: {row['name']}", x)
         for x, row in zip(operands, op.operands, strict=True)
@@ -88,7 +92,9 @@ def call(
     outputs = jax.ffi.ffi_call(
         op.target,
         [jax.ShapeDtypeStruct(r.shape, _DTYPES[r.dtype]) for r in ordered],
-        input_output_aliases={given.index(r.alias): i for i, r in enumerate(ordered) if r.alias is not None},
+        input_output_aliases={
+            given.index(r.alias): i for i, r in enumerate(ordered) if r.alias is not None
+        },
     )(*(arrays[i] for i in given), **_wire_attributes(op, arrays, attributes))
     return tuple(x for x, r in zip(outputs, ordered, strict=True) if not r.workspace)
 
@@ -110,10 +116,16 @@ def _array(what: str, x: Any) -> jax.Array:
 
 
 def _abstract(x: jax.Array | None) -> _native.Tensor | None:
-    return None if x is None else _native.Tensor(tuple(x.shape), _DTYPE_NAMES.get(np.dtype(x.dtype), str(x.dtype)))
+    return (
+        None
+        if x is None
+        else _native.Tensor(tuple(x.shape), _DTYPE_NAMES.get(np.dtype(x.dtype), str(x.dtype)))
+    )
 
 
-def _wire_attributes(op: _native.Op, arrays: Sequence[jax.Array | None], attributes: dict[str, Any]) -> dict[str, Any]:
+def _wire_attributes(
+    op: _native.Op, arrays: Sequence[jax.Array | None], attributes: dict[str, Any]
+) -> dict[str, Any]:
     types = {a["name"]: a["type"] for a in op.attributes}
     wire = {k: _ATTRIBUTE_CASTS[types[k]](v) for k, v in attributes.items() if v is not None}
     optional = [x for x, row in zip(arrays, op.operands, strict=True) if row["optional"]]

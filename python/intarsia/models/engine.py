@@ -230,8 +230,7 @@ class _DeviceLoop:
             generated=jnp.zeros(b, jnp.int32),
             active=jnp.zeros(b, jnp.bool_),
         )
-        # A step's first run prepares kernels and buffers, so it is made here, on nothing but
-        # padding, and its time counted as compilation.
+        # Warm-up runs are made here, on nothing but padding, and their time counted as compilation.
         begin = time.perf_counter()
         padding = schedule.empty_chunk(chunk_size)
         self._prefill = self._ready(prefill, mode, padding)
@@ -265,7 +264,8 @@ class _DeviceLoop:
                 engine._params, engine._caches, engine._rope_table, *operands
             )
             engine._executables[key] = lowered.compile()
-            self._launch(engine._executables[key], *operands[2:])
+            for _ in range(llama.warm_up_runs()):
+                self._launch(engine._executables[key], *operands[2:])
             jax.block_until_ready(self._state)
         return engine._executables[key]
 

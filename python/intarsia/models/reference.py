@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from intarsia.models.config import ModelConfig
-from intarsia.models.llama import KvCache, linear, logits
+from intarsia.models.llama import KvCache, linear, logits, warm_up_runs
 from intarsia.models.sampling import argmax
 from intarsia.models.weights import Params
 
@@ -52,9 +52,10 @@ def generate(
     token = jnp.zeros(b, jnp.int32)
     prefill = _compile(_prefill, config, params, caches, rope_table, jnp.asarray(tokens), lengths)
     decode = _compile(_decode, config, params, caches, rope_table, token, lengths)
-    # The first run prepares kernels and buffers; what it writes is overwritten below.
-    _, _, caches = prefill(params, caches, rope_table, jnp.asarray(tokens), lengths)
-    _, _, caches = jax.block_until_ready(decode(params, caches, rope_table, token, lengths))
+    # What the warm-up writes is overwritten below.
+    for _ in range(warm_up_runs()):
+        _, _, caches = prefill(params, caches, rope_table, jnp.asarray(tokens), lengths)
+        _, _, caches = jax.block_until_ready(decode(params, caches, rope_table, token, lengths))
     compiled = time.perf_counter()
 
     token, lengths, caches = prefill(params, caches, rope_table, jnp.asarray(tokens), lengths)

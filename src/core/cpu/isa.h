@@ -1,10 +1,10 @@
-// <op>_cpu.cc is compiled once for each instruction set; the best one that the machine has is chosen
-// at run time.
+// <op>_cpu.cc is compiled once for each instruction set; the best one that the machine has is
+// chosen at run time.
 //
 // Such a file must emit no function with external linkage that another one emits too (an inline
-// function of a header, a template of the standard library): the linker keeps one of the copies, and
-// if that is the AVX-512 one, an AVX2 machine dies of SIGILL. So what these files share lives in an
-// anonymous namespace (simd.h), and tests/test_repo.py looks at their object files.
+// function of a header, a template of the standard library): the linker keeps one of the copies,
+// and if that is the AVX-512 one, an AVX2 machine dies of SIGILL. So what these files share lives
+// in an anonymous namespace (simd.h), and tests/test_repo.py looks at their object files.
 #pragma once
 #include "src/core/context.h"
 #include "src/core/status.h"

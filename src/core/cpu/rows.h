@@ -22,7 +22,9 @@ void ForRows(const CpuContext& context, int64_t rows, int64_t row_elements, Fn f
 }
 
 // How many rows of n elements `x` has.
-[[gnu::always_inline]] inline int64_t Rows(const TensorView& x, int64_t n) { return n == 0 ? 0 : x.size() / n; }
+[[gnu::always_inline]] inline int64_t Rows(const TensorView& x, int64_t n) {
+  return n == 0 ? 0 : x.size() / n;
+}
 
 }  // namespace
 }  // namespace intarsia

@@ -76,9 +76,11 @@ using CpuT = typename CpuType<kType>::type;
 [[gnu::always_inline]] inline VecF Load(const BF16* p) {
   // By name where GCC 12 would widen two halves and join them.
 #if defined(__AVX512F__)
-  const VecU bits = reinterpret_cast<VecU>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(LoadBits(&p->bits))));
+  const VecU bits = reinterpret_cast<VecU>(
+      _mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(LoadBits(&p->bits))));
 #elif defined(__AVX2__)
-  const VecU bits = reinterpret_cast<VecU>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(LoadBits(&p->bits))));
+  const VecU bits =
+      reinterpret_cast<VecU>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(LoadBits(&p->bits))));
 #else
   const VecU bits = __builtin_convertvector(LoadBits(&p->bits), VecU);
 #endif
@@ -109,9 +111,11 @@ using CpuT = typename CpuType<kType>::type;
 }
 [[gnu::always_inline]] inline VecU16 Round(VecF x, F16) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<VecU16>(_mm512_cvtps_ph(reinterpret_cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT));
+  return reinterpret_cast<VecU16>(
+      _mm512_cvtps_ph(reinterpret_cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__AVX2__)
-  return reinterpret_cast<VecU16>(_mm256_cvtps_ph(reinterpret_cast<__m256>(x), _MM_FROUND_TO_NEAREST_INT));
+  return reinterpret_cast<VecU16>(
+      _mm256_cvtps_ph(reinterpret_cast<__m256>(x), _MM_FROUND_TO_NEAREST_INT));
 #else
   VecU16 bits;
   for (int i = 0; i < kLanes; ++i) {
@@ -185,7 +189,8 @@ template <class T>
   float lanes[kLanes];
   Store(lanes, x);
   for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+    for (int i = 0; i < width; ++i)
+      lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
   return lanes[0];
 }
 
@@ -203,8 +208,9 @@ template <int kDistance>
     return __builtin_shufflevector(a, b, (kLane & kDistance ? kLanes + kLane : kLane)...);
   }(std::make_integer_sequence<int, kLanes>());
 }
-// Lane i of the result is the sum of the lanes of x[i]; x is overwritten. Halves the registers as often
-// as there are bits in a lane's number: two registers become one that has the partial sums of both.
+// Lane i of the result is the sum of the lanes of x[i]; x is overwritten. Halves the registers as
+// often as there are bits in a lane's number: two registers become one that has the partial sums of
+// both.
 template <int kDistance = kLanes / 2>
 [[gnu::always_inline]] inline VecF SumEach(VecF (&x)[kLanes]) {
 #pragma GCC unroll 16
@@ -218,8 +224,9 @@ template <int kDistance = kLanes / 2>
     return x[0];
 }
 
-// e^x, relative error below 2e-7 (checked over all f32 in tests/core/simd_test.cc); 0 below -87.3, inf
-// above 88.7. e^x = 2^n * 2^f with n = round(x log2 e); 2^f on [-1/2, 1/2] by its Taylor series.
+// e^x, relative error below 2e-7 (checked over all f32 in tests/core/simd_test.cc); 0 below -87.3,
+// inf above 88.7. e^x = 2^n * 2^f with n = round(x log2 e); 2^f on [-1/2, 1/2] by its Taylor
+// series.
 [[gnu::always_inline]] inline VecF Exp(VecF x) {
   const VecF magic = Splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const VecF clamped = x < -87.5f ? Splat(-87.5f) : (x > 89.0f ? Splat(89.0f) : x);
@@ -242,7 +249,8 @@ template <int kDistance = kLanes / 2>
   return x < -87.3f ? VecF{} : (x == x ? y : x);
 }
 
-// tanh x, relative error below 1e-6. Near 0, where 1 - 2 / (e^2x + 1) cancels, by its Taylor series.
+// tanh x, relative error below 1e-6. Near 0, where 1 - 2 / (e^2x + 1) cancels, by its Taylor
+// series.
 [[gnu::always_inline]] inline VecF Tanh(VecF x) {
   const VecF far = 1.0f - 2.0f / (Exp(2.0f * x) + 1.0f);
   const VecF y = x * x;

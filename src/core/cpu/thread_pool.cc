@@ -18,7 +18,8 @@ ThreadPool::~ThreadPool() {
 }
 
 const ThreadPool& ThreadPool::Global() {
-  static const ThreadPool* const pool = new ThreadPool(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+  static const ThreadPool* const pool =
+      new ThreadPool(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
   return *pool;
 }
 

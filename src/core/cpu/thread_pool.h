@@ -17,7 +17,9 @@ class ThreadPool final : public Executor {
   // One thread a core. Never destroyed: its threads may outlive main.
   static const ThreadPool& Global();
 
-  int num_threads() const override { return static_cast<int>(threads_.size()) + 1; }  // and the caller
+  int num_threads() const override {
+    return static_cast<int>(threads_.size()) + 1;
+  }  // and the caller
   void Schedule(std::function<void()> task) const override;
 
  private:

@@ -17,10 +17,14 @@ Status CheckDevice(int device) {
   int driver = 0, major = 0, minor = 0;
   INTARSIA_RETURN_IF_ERROR(ToStatus(cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
   if (driver < CUDART_VERSION / 1000 * 1000)
-    return Unimplemented(Text("the NVIDIA driver speaks CUDA ", driver / 1000, ".", driver % 1000 / 10, ", this library needs ",
-                              CUDART_VERSION / 1000, ".0 or newer: update the driver, or install an intarsia built for its CUDA"));
-  INTARSIA_RETURN_IF_ERROR(ToStatus(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device"));
-  INTARSIA_RETURN_IF_ERROR(ToStatus(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "device"));
+    return Unimplemented(
+        Text("the NVIDIA driver speaks CUDA ", driver / 1000, ".", driver % 1000 / 10,
+             ", this library needs ", CUDART_VERSION / 1000,
+             ".0 or newer: update the driver, or install an intarsia built for its CUDA"));
+  INTARSIA_RETURN_IF_ERROR(ToStatus(
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device"));
+  INTARSIA_RETURN_IF_ERROR(ToStatus(
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "device"));
   if (major < 8)
     return Unimplemented(Text("GPU ", device, " has compute capability ", major, ".", minor,
                               "; this library needs 8.0 (Ampere) or newer"));
@@ -39,10 +43,11 @@ Status Kernel::Load(int device) const {
   cudaFuncAttributes attributes;
   INTARSIA_RETURN_IF_ERROR(ToStatus(cudaFuncGetAttributes(&attributes, function_), name_));
   int available = 0;
-  INTARSIA_RETURN_IF_ERROR(
-      ToStatus(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name_));
+  INTARSIA_RETURN_IF_ERROR(ToStatus(
+      cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name_));
   if (max_shared_bytes_ <= 48 * 1024 || max_shared_bytes_ > available) return {};
-  return ToStatus(cudaFuncSetAttribute(function_, cudaFuncAttributeMaxDynamicSharedMemorySize, max_shared_bytes_),
+  return ToStatus(cudaFuncSetAttribute(function_, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       max_shared_bytes_),
                   name_);
 }
 
@@ -61,7 +66,8 @@ Status LoadKernels() {
 
 Status ToStatus(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
-  return Internal(Text(what, ": ", cudaGetErrorString(error), " (may come from an earlier launch on this stream)"));
+  return Internal(Text(what, ": ", cudaGetErrorString(error),
+                       " (may come from an earlier launch on this stream)"));
 }
 
 int NumSms() {
@@ -76,16 +82,19 @@ Shape GridStride(int64_t items) {
   return {{std::min((items + kThreads - 1) / kThreads, kMaxBlocks)}, dim3(kThreads)};
 }
 
-Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Shape& shape, void** arguments) {
+Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Shape& shape,
+                     void** arguments) {
   const Grid& grid = shape.grid;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return {};
   if (grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535)
-    return Unimplemented(Text(kernel.name(), " would need a grid of ", grid.x, " x ", grid.y, " x ", grid.z,
-                              " blocks, CUDA has room for 2147483647 x 65535 x 65535"));
+    return Unimplemented(Text(kernel.name(), " would need a grid of ", grid.x, " x ", grid.y, " x ",
+                              grid.z, " blocks, CUDA has room for 2147483647 x 65535 x 65535"));
   INTARSIA_RETURN_IF_ERROR(LoadKernels());
-  const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z));
+  const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
+                    static_cast<unsigned>(grid.z));
   return ToStatus(cudaLaunchKernel(kernel.function(), blocks, shape.block, arguments,
-                                   static_cast<size_t>(shape.shared_bytes), static_cast<cudaStream_t>(context.stream)),
+                                   static_cast<size_t>(shape.shared_bytes),
+                                   static_cast<cudaStream_t>(context.stream)),
                   kernel.name());
 }
 

@@ -17,8 +17,8 @@ class Kernel {
   const char* name() const { return name_; }
   const void* function() const { return function_; }
   const Kernel* next() const { return next_; }
-  // Loads the kernel on the current device and raises its limit of shared memory, if the device has as
-  // much; else the kernel's first launch says that it does not fit.
+  // Loads the kernel on the current device and raises its limit of shared memory, if the device has
+  // as much; else the kernel's first launch says that it does not fit.
   Status Load(int device) const;
 
  private:
@@ -53,10 +53,12 @@ Shape GridStride(int64_t items);
 
 // Enqueues a kernel. An empty grid is no launch. The error that it returns may also come from an
 // earlier asynchronous launch.
-Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Shape& shape, void** arguments);
+Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Shape& shape,
+                     void** arguments);
 
 template <class... Arguments>
-Status Launch(const CudaContext& context, const Kernel& kernel, const Shape& shape, Arguments... arguments) {
+Status Launch(const CudaContext& context, const Kernel& kernel, const Shape& shape,
+              Arguments... arguments) {
   void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
   return LaunchUntyped(context, kernel, shape, pointers);
 }

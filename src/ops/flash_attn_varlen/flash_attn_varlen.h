@@ -1,6 +1,6 @@
-// Attention of every query of a ragged batch to the keys of its sequence; src/attention/attention.h has
-// the mathematics. Causal and windows are aligned at the bottom right: query i of a sequence stands at
-// position i + len_k - len_q.
+// Attention of every query of a ragged batch to the keys of its sequence; src/attention/attention.h
+// has the mathematics. Causal and windows are aligned at the bottom right: query i of a sequence
+// stands at position i + len_k - len_q.
 #pragma once
 #include "src/attention/attention.h"
 #include "src/core/op.h"
@@ -21,29 +21,40 @@ struct FlashAttnVarlen {
   TensorView out, lse, workspace;
 
   static constexpr auto kSpec = MakeSpec(
-      "flash_attn_varlen", "Attention over a ragged batch, its keys and values dense or in a paged cache.",
+      "flash_attn_varlen",
+      "Attention over a ragged batch, its keys and values dense or in a paged cache.",
       "Dao 2023, arXiv:2307.08691; flash_attn_varlen_func of FlashAttention",
-      In("q", &FlashAttnVarlen::q, "tq h d", "T", "queries, sequence after sequence").Takes(Access::kRows),
-      In("k", &FlashAttnVarlen::k, "block_table: @key_cache | !block_table: tk hk d", "T", "keys; paged: the cache")
+      In("q", &FlashAttnVarlen::q, "tq h d", "T", "queries, sequence after sequence")
           .Takes(Access::kRows),
-      In("v", &FlashAttnVarlen::v, "block_table: @value_cache | !block_table: tk hk d", "T", "values; absent if the cache holds both")
+      In("k", &FlashAttnVarlen::k, "block_table: @key_cache | !block_table: tk hk d", "T",
+         "keys; paged: the cache")
           .Takes(Access::kRows),
-      In("cu_seqlens_q", &FlashAttnVarlen::cu_seqlens_q, "b+1", "i32|i64", "where each sequence starts in q"),
-      In("cu_seqlens_k", &FlashAttnVarlen::cu_seqlens_k, "block_table: any_length | !block_table: b+1", "i32|i64",
+      In("v", &FlashAttnVarlen::v, "block_table: @value_cache | !block_table: tk hk d", "T",
+         "values; absent if the cache holds both")
+          .Takes(Access::kRows),
+      In("cu_seqlens_q", &FlashAttnVarlen::cu_seqlens_q, "b+1", "i32|i64",
+         "where each sequence starts in q"),
+      In("cu_seqlens_k", &FlashAttnVarlen::cu_seqlens_k,
+         "block_table: any_length | !block_table: b+1", "i32|i64",
          "where each sequence starts in k; ignored when paged"),
       In("seqused_k", &FlashAttnVarlen::seqused_k, "b", "i32|i64", "keys of each sequence"),
-      In("block_table", &FlashAttnVarlen::block_table, "b m", "i32|i64", "pages of each sequence").IndexesOrNegative("p"),
-      In("layer", &FlashAttnVarlen::layer, "", "i32", "which layer of a cache with a leading layer axis")
+      In("block_table", &FlashAttnVarlen::block_table, "b m", "i32|i64", "pages of each sequence")
+          .IndexesOrNegative("p"),
+      In("layer", &FlashAttnVarlen::layer, "", "i32",
+         "which layer of a cache with a leading layer axis")
           .Indexes("l"),
       Attr("scale", &FlashAttnVarlen::scale, "of the scores; default d ** -0.5"),
       Attr("is_causal", &FlashAttnVarlen::is_causal, "a query sees no later key"),
-      Attr("window_left", &FlashAttnVarlen::window_left, "keys seen before the query's own; -1: all"),
-      Attr("window_right", &FlashAttnVarlen::window_right, "keys seen after the query's own; -1: all"),
+      Attr("window_left", &FlashAttnVarlen::window_left,
+           "keys seen before the query's own; -1: all"),
+      Attr("window_right", &FlashAttnVarlen::window_right,
+           "keys seen after the query's own; -1: all"),
       Attr("softcap", &FlashAttnVarlen::softcap, "softcap * tanh(score / softcap); 0: none"),
       Attr("layout", &FlashAttnVarlen::layout, "order of the cache's axes").OneOf(kLayoutChoices),
       Attr("return_lse", &FlashAttnVarlen::return_lse, "also return lse"),
       Out("out", &FlashAttnVarlen::out, "tq h d", "T", "weighted values"),
-      Out("lse", &FlashAttnVarlen::lse, "h tq", "f32", "natural log of the sum of exponentials").When("return_lse"),
+      Out("lse", &FlashAttnVarlen::lse, "h tq", "f32", "natural log of the sum of exponentials")
+          .When("return_lse"),
       Workspace("workspace", &FlashAttnVarlen::workspace));
 
   Status Check() const;

@@ -23,7 +23,8 @@ struct FusedAddRmsNorm {
            "\"before_weight\" norms the unrounded sum and rounds to T before the weight")
           .OneOf("once|before_weight"),
       Out("out", &FusedAddRmsNorm::out, "... n", "T", "normalised rows").Mutates("x"),
-      Out("residual", &FusedAddRmsNorm::residual_out, "... n", "T", "x + residual").Mutates("residual"));
+      Out("residual", &FusedAddRmsNorm::residual_out, "... n", "T", "x + residual")
+          .Mutates("residual"));
 
   Status Run(const CpuContext&) const;
   Status Run(const CudaContext&) const;

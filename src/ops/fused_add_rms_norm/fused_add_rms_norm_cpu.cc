@@ -1,6 +1,6 @@
 #include "src/core/dispatch.h"
-#include "src/ops/fused_add_rms_norm/fused_add_rms_norm.h"
 #include "src/norm/norm_row_cpu.h"
+#include "src/ops/fused_add_rms_norm/fused_add_rms_norm.h"
 
 namespace intarsia {
 
@@ -15,8 +15,12 @@ Status RunCpu<kIsa>(const FusedAddRmsNorm& op, const CpuContext& context) {
       const T* residual = op.residual.as<const T>() + row * n;
       T* residual_out = op.residual_out.as<T>() + row * n;
       T* out = op.out.as<T>() + row * n;
-      const auto sum = [&](int64_t i, int lanes) { return LoadN(x + i, lanes) + LoadN(residual + i, lanes); };
-      const auto store_sum = [&](int64_t i, int lanes) { StoreN(residual_out + i, sum(i, lanes), lanes); };
+      const auto sum = [&](int64_t i, int lanes) {
+        return LoadN(x + i, lanes) + LoadN(residual + i, lanes);
+      };
+      const auto store_sum = [&](int64_t i, int lanes) {
+        StoreN(residual_out + i, sum(i, lanes), lanes);
+      };
       if (norm.before_weight()) {
         // out and residual_out may be x and residual themselves: the sum is taken again for each
         // register of the second pass just before both are written.

@@ -1,5 +1,5 @@
-#include "src/ops/fused_add_rms_norm/fused_add_rms_norm.h"
 #include "src/norm/norm_row_cuda.h"
+#include "src/ops/fused_add_rms_norm/fused_add_rms_norm.h"
 
 namespace intarsia {
 

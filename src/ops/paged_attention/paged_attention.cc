@@ -6,15 +6,15 @@ namespace intarsia {
 
 Status PagedAttention::ToParams(attention::Params& params) const {
   attention::SetQuery(params, query, cu_seqlens_q, out, lse, scale, softcap);
-  INTARSIA_RETURN_IF_ERROR(
-      attention::SetPagedCache(params, layout, key_cache, value_cache, layer, block_table, seqused_k));
+  INTARSIA_RETURN_IF_ERROR(attention::SetPagedCache(params, layout, key_cache, value_cache, layer,
+                                                    block_table, seqused_k));
   params.num_seqs_device = ToIndexVector(num_seqs);
   if (sliding_window && *sliding_window < 1)
     return InvalidArgument(Text("sliding_window is ", *sliding_window, ", expected at least 1"));
   params.window_left = sliding_window ? *sliding_window - 1 : -1;
   params.window_right = 0;
   attention::SetWorkspace(params, workspace);
-  return attention::CheckHeads(params);
+  return attention::CheckParams(params);
 }
 
 Status PagedAttention::Check() const {

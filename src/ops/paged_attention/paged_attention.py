@@ -26,7 +26,9 @@ CASES = {
     "mixed_combined": dict(tags="ci", lens=_MIXED, **_SMOLLM2, layout="combined", return_lse=True),
     "mixed_layers": dict(tags="ci", lens=_MIXED, **_SMOLLM2, layers=3),
     "mixed_layers_combined": dict(tags="ci", lens=_MIXED, **_SMOLLM2, layers=2, layout="combined"),
-    "no_such_layer": dict(tags="ci beyond_plain", lens=_MIXED, **_SMOLLM2, layers=2, layer=-1, return_lse=True),
+    "no_such_layer": dict(
+        tags="ci beyond_plain", lens=_MIXED, **_SMOLLM2, layers=2, layer=-1, return_lse=True
+    ),
     "padded_batch": dict(
         tags="ci", lens=_MIXED, **_SMOLLM2, num_seqs=5, padding=6, return_lse=True
     ),

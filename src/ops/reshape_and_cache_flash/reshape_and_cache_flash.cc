@@ -6,7 +6,8 @@ Status ReshapeAndCacheFlash::Check() const {
   CacheView cache;
   INTARSIA_RETURN_IF_ERROR(Cache(cache));
   if (slot_mapping.dim(0) > key.dim(0))
-    return InvalidArgument(Text("slot_mapping has ", slot_mapping.dim(0), " slots but key has t=", key.dim(0)));
+    return InvalidArgument(
+        Text("slot_mapping has ", slot_mapping.dim(0), " slots but key has t=", key.dim(0)));
   return {};
 }
 

@@ -1,5 +1,5 @@
-// cache[slot / s, slot % s, head] = (key, value)[token, head] for slot = slot_mapping[token], in place.
-// A slot that is negative or beyond the cache is skipped, as are tokens past slot_mapping.
+// cache[slot / s, slot % s, head] = (key, value)[token, head] for slot = slot_mapping[token], in
+// place. A slot that is negative or beyond the cache is skipped, as are tokens past slot_mapping.
 #pragma once
 #include "src/core/cache_layout.h"
 #include "src/core/op.h"
@@ -19,18 +19,23 @@ struct ReshapeAndCacheFlash {
       "vLLM's _C_cache_ops::reshape_and_cache_flash",
       In("key", &ReshapeAndCacheFlash::key, "t hk d", "T", "new keys").Takes(Access::kRows),
       In("value", &ReshapeAndCacheFlash::value, "t hk d", "T", "new values").Takes(Access::kRows),
-      In("key_cache", &ReshapeAndCacheFlash::key_cache, "@key_cache", "T", "pages of keys, or of both")
+      In("key_cache", &ReshapeAndCacheFlash::key_cache, "@key_cache", "T",
+         "pages of keys, or of both")
           .Takes(Access::kRows),
       In("value_cache", &ReshapeAndCacheFlash::value_cache, "@value_cache", "T", "pages of values")
           .Takes(Access::kRows),
       In("slot_mapping", &ReshapeAndCacheFlash::slot_mapping, "slots", "i32|i64",
          "page * s + offset of each of the first tokens; negative: skip")
           .IndexesOrNegative("p*s"),
-      In("layer", &ReshapeAndCacheFlash::layer, "", "i32", "which layer of a cache with a leading layer axis")
+      In("layer", &ReshapeAndCacheFlash::layer, "", "i32",
+         "which layer of a cache with a leading layer axis")
           .Indexes("l"),
-      Attr("layout", &ReshapeAndCacheFlash::layout, "order of the cache's axes").OneOf(kLayoutChoices),
-      Out("key_cache", &ReshapeAndCacheFlash::key_cache_out, "=key_cache", "T", "the same pages").Alias("key_cache"),
-      Out("value_cache", &ReshapeAndCacheFlash::value_cache_out, "=value_cache", "T", "the same pages")
+      Attr("layout", &ReshapeAndCacheFlash::layout, "order of the cache's axes")
+          .OneOf(kLayoutChoices),
+      Out("key_cache", &ReshapeAndCacheFlash::key_cache_out, "=key_cache", "T", "the same pages")
+          .Alias("key_cache"),
+      Out("value_cache", &ReshapeAndCacheFlash::value_cache_out, "=value_cache", "T",
+          "the same pages")
           .Alias("value_cache")
           .When("value_cache"));
 

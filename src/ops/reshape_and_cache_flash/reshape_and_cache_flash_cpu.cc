@@ -22,9 +22,10 @@ Status RunCpu<kIsa>(const ReshapeAndCacheFlash& op, const CpuContext& context) {
                        slot % cache.page_size * cache.slot_stride;
     const auto copy = [&](const TensorView& from, void* pages) {
       for (int64_t head = 0; head < cache.num_kv_heads; ++head)
-        std::memcpy(static_cast<char*>(pages) + (at + head * cache.head_stride) * bytes,
-                    from.as<const char>() + (token * from.stride(0) + head * from.stride(1)) * bytes,
-                    static_cast<size_t>(row_bytes));
+        std::memcpy(
+            static_cast<char*>(pages) + (at + head * cache.head_stride) * bytes,
+            from.as<const char>() + (token * from.stride(0) + head * from.stride(1)) * bytes,
+            static_cast<size_t>(row_bytes));
     };
     copy(op.key, cache.k);
     copy(op.value, cache.v);

@@ -18,20 +18,24 @@ struct Arguments {
   int64_t head_words;  // d
 };
 
-// pages[slot / s, slot % s, head] = input[token, head] for slot = slot_mapping[token]; a block a token.
-// A word is 16 bytes where everything is aligned, else an element: a copy needs no dtype.
+// pages[slot / s, slot % s, head] = input[token, head] for slot = slot_mapping[token]; a block a
+// token. A word is 16 bytes where everything is aligned, else an element: a copy needs no dtype.
 template <class Word>
 __global__ void __launch_bounds__(kMaxThreads) CacheWriteKernel(Arguments a) {
   const CacheView& cache = a.cache;
-  const int64_t token = blockIdx.x, slot = a.slot_mapping.At(token), layer = cache.layer ? *cache.layer : 0;
+  const int64_t token = blockIdx.x, slot = a.slot_mapping.At(token),
+                layer = cache.layer ? *cache.layer : 0;
   const int words = static_cast<int>(cache.num_kv_heads * a.head_words);
-  const bool skip = slot < 0 || slot >= cache.num_pages * cache.page_size || layer < 0 || layer >= cache.num_layers;
-  const int64_t at = skip ? 0
-                          : layer * cache.layer_stride + slot / cache.page_size * cache.page_stride +
-                                slot % cache.page_size * cache.slot_stride;
+  const bool skip = slot < 0 || slot >= cache.num_pages * cache.page_size || layer < 0 ||
+                    layer >= cache.num_layers;
+  const int64_t at = skip
+                         ? 0
+                         : layer * cache.layer_stride + slot / cache.page_size * cache.page_stride +
+                               slot % cache.page_size * cache.slot_stride;
   for (int i = threadIdx.x; i < 2 * words; i += blockDim.x) {
     const int which = i >= words, word = i - which * words;
-    const int head = word / static_cast<int>(a.head_words), column = word % static_cast<int>(a.head_words);
+    const int head = word / static_cast<int>(a.head_words),
+              column = word % static_cast<int>(a.head_words);
     // Loaded before the slot is known: the two loads wait together.
     const Word loaded = static_cast<const Word*>(
         a.inputs[which])[token * a.token_stride[which] + head * a.head_stride[which] + column];
@@ -40,7 +44,8 @@ __global__ void __launch_bounds__(kMaxThreads) CacheWriteKernel(Arguments a) {
 }
 
 template <class Word>
-const cuda::Kernel kCacheWriteKernel("CacheWriteKernel", reinterpret_cast<const void*>(&CacheWriteKernel<Word>));
+const cuda::Kernel kCacheWriteKernel("CacheWriteKernel",
+                                     reinterpret_cast<const void*>(&CacheWriteKernel<Word>));
 
 // Strides and sizes counted in words of `per_word` elements; false if they are not whole.
 bool CountWords(Arguments& a, int64_t per_word) {
@@ -49,10 +54,12 @@ bool CountWords(Arguments& a, int64_t per_word) {
     whole &= count % per_word == 0;
     count /= per_word;
   };
-  for (int64_t* count : {&a.token_stride[0], &a.token_stride[1], &a.head_stride[0], &a.head_stride[1], &a.head_words,
-                         &a.cache.page_stride, &a.cache.slot_stride, &a.cache.head_stride, &a.cache.layer_stride})
+  for (int64_t* count :
+       {&a.token_stride[0], &a.token_stride[1], &a.head_stride[0], &a.head_stride[1], &a.head_words,
+        &a.cache.page_stride, &a.cache.slot_stride, &a.cache.head_stride, &a.cache.layer_stride})
     divide(*count);
-  for (const void* address : {a.inputs[0], a.inputs[1], static_cast<const void*>(a.pages[0]), static_cast<const void*>(a.pages[1])})
+  for (const void* address : {a.inputs[0], a.inputs[1], static_cast<const void*>(a.pages[0]),
+                              static_cast<const void*>(a.pages[1])})
     whole &= reinterpret_cast<uintptr_t>(address) % 16 == 0;
   return whole;
 }
@@ -75,7 +82,8 @@ Status ReshapeAndCacheFlash::Run(const CudaContext& context) const {
   if (!wide) arguments = elements;
   const int64_t words = 2 * cache.num_kv_heads * arguments.head_words;
   if (words == 0) return {};
-  const auto threads = static_cast<unsigned>(std::min<int64_t>(kMaxThreads, (words + 31) / 32 * 32));
+  const auto threads =
+      static_cast<unsigned>(std::min<int64_t>(kMaxThreads, (words + 31) / 32 * 32));
   const cuda::Kernel& kernel = wide         ? kCacheWriteKernel<uint4>
                                : bytes == 1 ? kCacheWriteKernel<uint8_t>
                                : bytes == 2 ? kCacheWriteKernel<uint16_t>

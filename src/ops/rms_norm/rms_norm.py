@@ -24,7 +24,11 @@ CASES = {
 def arguments(rng, dtype, *, t, n, weight="T", rounding="once"):
     """Random operands in spec order, and attributes."""
     x = rng.standard_normal((t, n)).astype(dtype)
-    w = None if weight is None else (1 + 0.2 * rng.standard_normal(n)).astype(np.float32 if weight == "f32" else dtype)
+    w = (
+        None
+        if weight is None
+        else (1 + 0.2 * rng.standard_normal(n)).astype(np.float32 if weight == "f32" else dtype)
+    )
     return [x, w], dict(eps=1e-5, rounding=rounding)
 
 

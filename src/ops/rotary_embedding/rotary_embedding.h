@@ -1,5 +1,6 @@
 // Each pair (x1, x2) of a head is turned by the angle of its token's position:
-//   y1 = x1 cos - x2 sin,  y2 = x2 cos + x1 sin,  cos = table[position, i], sin = table[position, r/2 + i]
+//   y1 = x1 cos - x2 sin,  y2 = x2 cos + x1 sin,  cos = table[position, i], sin = table[position,
+//   r/2 + i]
 // Pairs are (i, i + r/2) in the neox form and (2i, 2i + 1) in the gptj form, counted from
 // rope_dim_offset. The rest of the head is copied. A position outside the table turns nothing.
 #pragma once
@@ -21,14 +22,18 @@ struct RotaryEmbedding {
   static constexpr auto kSpec = MakeSpec(
       "rotary_embedding", "Rotary position embedding of query and key.",
       "Su et al. 2021, arXiv:2104.09864; vLLM's _C::rotary_embedding",
-      In("positions", &RotaryEmbedding::positions, "...", "i32|i64", "position of each token").Indexes("max_pos"),
-      In("query", &RotaryEmbedding::query, "... h d | head_size: ... h*head_size", "T", "query heads"),
+      In("positions", &RotaryEmbedding::positions, "...", "i32|i64", "position of each token")
+          .Indexes("max_pos"),
+      In("query", &RotaryEmbedding::query, "... h d | head_size: ... h*head_size", "T",
+         "query heads"),
       In("cos_sin_cache", &RotaryEmbedding::cos_sin_cache, "max_pos r", "f32|f16|bf16",
          "cosines, then sines, of r/2 angles a position"),
       In("key", &RotaryEmbedding::key, "... hk d | head_size: ... hk*head_size", "T", "key heads"),
-      Attr("head_size", &RotaryEmbedding::head_size, "d, needed where heads are not an axis of their own"),
+      Attr("head_size", &RotaryEmbedding::head_size,
+           "d, needed where heads are not an axis of their own"),
       Attr("is_neox", &RotaryEmbedding::is_neox, "pairs (i, i + r/2); false: pairs (2i, 2i + 1)"),
-      Attr("rope_dim_offset", &RotaryEmbedding::rope_dim_offset, "dimensions of a head before the first pair"),
+      Attr("rope_dim_offset", &RotaryEmbedding::rope_dim_offset,
+           "dimensions of a head before the first pair"),
       Attr("inverse", &RotaryEmbedding::inverse, "turn back"),
       Out("query", &RotaryEmbedding::query_out, "=query", "T", "turned query").Mutates("query"),
       Out("key", &RotaryEmbedding::key_out, "=key", "T", "turned key").Mutates("key").When("key"));

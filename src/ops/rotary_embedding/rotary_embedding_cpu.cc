@@ -7,10 +7,11 @@
 namespace intarsia {
 namespace {
 
-// Row `position` of the table in f32, [r]: cosines, then sines, negated to turn back. Turns nothing if
-// the position is outside.
+// Row `position` of the table in f32, [r]: cosines, then sines, negated to turn back. Turns nothing
+// if the position is outside.
 template <class C>
-void LoadAngles(const C* table, int64_t max_pos, int64_t r, int64_t position, bool inverse, float* angles) {
+void LoadAngles(const C* table, int64_t max_pos, int64_t r, int64_t position, bool inverse,
+                float* angles) {
   const bool inside = position >= 0 && position < max_pos;
   const float sign = inverse ? -1.0f : 1.0f;
   ForLanes(r, [&](int64_t i, int lanes) {
@@ -46,13 +47,16 @@ void TurnGptj(const T* x, const float* angles, int64_t half, T* out) {
 }
 
 template <class T, class C>
-void TurnHeads(const RotaryEmbedding& op, const CpuContext& context, const TensorView& in, const TensorView& result) {
-  const int64_t d = op.head_dim(), tokens = op.positions.size(), row = tokens ? in.size() / tokens : 0;
+void TurnHeads(const RotaryEmbedding& op, const CpuContext& context, const TensorView& in,
+               const TensorView& result) {
+  const int64_t d = op.head_dim(), tokens = op.positions.size(),
+                row = tokens ? in.size() / tokens : 0;
   const int64_t r = op.cos_sin_cache.dim(1), first = op.rope_dim_offset;
   const IndexVector positions = ToIndexVector(op.positions);
   ForRows(context, tokens, row, [&](int64_t token) {
     float angles[kMaxRotaryDim];
-    LoadAngles(op.cos_sin_cache.as<const C>(), op.cos_sin_cache.dim(0), r, positions.At(token), op.inverse, angles);
+    LoadAngles(op.cos_sin_cache.as<const C>(), op.cos_sin_cache.dim(0), r, positions.At(token),
+               op.inverse, angles);
     for (int64_t head = 0; head < row; head += d) {
       const T* x = in.as<const T>() + token * row + head;
       T* out = result.as<T>() + token * row + head;

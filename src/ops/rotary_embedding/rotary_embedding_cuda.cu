@@ -19,7 +19,7 @@ struct Arguments {
   DType table_type;
   IndexVector positions;
   int64_t max_pos;
-  int d, r, first;    // first: rope_dim_offset
+  int d, r, first;  // first: rope_dim_offset
   bool is_neox, inverse;
 };
 
@@ -34,7 +34,8 @@ __device__ __forceinline__ Angles<kCount> LoadAngles(const C* row, int half, int
   Angles<kCount> angles;
 #pragma unroll
   for (int k = 0; k < kCount; k += V::kSize) {
-    const V cos = *reinterpret_cast<const V*>(row + i + k), sin = *reinterpret_cast<const V*>(row + half + i + k);
+    const V cos = *reinterpret_cast<const V*>(row + i + k),
+            sin = *reinterpret_cast<const V*>(row + half + i + k);
 #pragma unroll
     for (int j = 0; j < V::kSize; ++j) {
       angles.cos[k + j] = cuda::ToFloat(cos.at[j]);
@@ -55,20 +56,27 @@ __device__ __forceinline__ Angles<kCount> AnglesOf(const Arguments& a, int64_t p
   }
   const int64_t at = position * a.r;
   switch (a.table_type) {
-    case DType::kF32: return LoadAngles<float, kCount>(static_cast<const float*>(a.table) + at, a.r / 2, i, a.inverse);
-    case DType::kF16: return LoadAngles<__half, kCount>(static_cast<const __half*>(a.table) + at, a.r / 2, i, a.inverse);
+    case DType::kF32:
+      return LoadAngles<float, kCount>(static_cast<const float*>(a.table) + at, a.r / 2, i,
+                                       a.inverse);
+    case DType::kF16:
+      return LoadAngles<__half, kCount>(static_cast<const __half*>(a.table) + at, a.r / 2, i,
+                                        a.inverse);
     default:
-      return LoadAngles<__nv_bfloat16, kCount>(static_cast<const __nv_bfloat16*>(a.table) + at, a.r / 2, i, a.inverse);
+      return LoadAngles<__nv_bfloat16, kCount>(static_cast<const __nv_bfloat16*>(a.table) + at,
+                                               a.r / 2, i, a.inverse);
   }
 }
 
-// Turns the pairs i ... i + V::kSize - 1 of a head. Both members of a pair are read before either is
-// written, so out may be in.
+// Turns the pairs i ... i + V::kSize - 1 of a head. Both members of a pair are read before either
+// is written, so out may be in.
 template <class T, class V>
-__device__ __forceinline__ void TurnPairs(const Arguments& a, const T* in, T* out, int64_t position, int i) {
+__device__ __forceinline__ void TurnPairs(const Arguments& a, const T* in, T* out, int64_t position,
+                                          int i) {
   constexpr int kCount = V::kSize;
   const Angles<kCount> angles = AnglesOf<kCount>(a, position, i);
-  const int low = a.first + (a.is_neox ? i : 2 * i), high = a.is_neox ? low + a.r / 2 : low + kCount;
+  const int low = a.first + (a.is_neox ? i : 2 * i),
+            high = a.is_neox ? low + a.r / 2 : low + kCount;
   V x = *reinterpret_cast<const V*>(in + low), y = *reinterpret_cast<const V*>(in + high);
   if (a.is_neox) {
 #pragma unroll
@@ -92,7 +100,8 @@ __device__ __forceinline__ void TurnPairs(const Arguments& a, const T* in, T* ou
   *reinterpret_cast<V*>(out + high) = y;
 }
 
-// A block a token. A head is r / 2 / V::kSize items of pairs, then the vectors that are only copied.
+// A block a token. A head is r / 2 / V::kSize items of pairs, then the vectors that are only
+// copied.
 template <class T, int kBytes>
 __global__ void __launch_bounds__(kMaxThreads) RotaryKernel(Arguments a) {
   using V = Vec<T, kBytes>;
@@ -100,7 +109,8 @@ __global__ void __launch_bounds__(kMaxThreads) RotaryKernel(Arguments a) {
   const int pair_items = a.r / 2 / V::kSize, items = pair_items + (a.d - a.r) / V::kSize;
   const int total = (a.heads[0] + a.heads[1]) * items;
   for (int i = threadIdx.x; i < total; i += blockDim.x) {
-    const int which = i >= a.heads[0] * items, head = i / items - which * a.heads[0], item = i % items;
+    const int which = i >= a.heads[0] * items, head = i / items - which * a.heads[0],
+              item = i % items;
     // No a.in[which]: a run-time index would move the arguments to local memory.
     const int64_t at = (token * (which ? a.heads[1] : a.heads[0]) + head) * a.d;
     const T* in = static_cast<const T*>(which ? a.in[1] : a.in[0]) + at;
@@ -115,7 +125,8 @@ __global__ void __launch_bounds__(kMaxThreads) RotaryKernel(Arguments a) {
 }
 
 template <class T, int kBytes>
-const cuda::Kernel kRotaryKernel("RotaryKernel", reinterpret_cast<const void*>(&RotaryKernel<T, kBytes>));
+const cuda::Kernel kRotaryKernel("RotaryKernel",
+                                 reinterpret_cast<const void*>(&RotaryKernel<T, kBytes>));
 
 }  // namespace
 
@@ -124,7 +135,8 @@ Status RotaryEmbedding::Run(const CudaContext& context) const {
   if (tokens == 0 || d == 0) return {};
   const Arguments a{.in = {query.data, key ? key->data : nullptr},
                     .out = {query_out.data, key_out.data},
-                    .heads = {static_cast<int>(query.size() / tokens / d), key ? static_cast<int>(key->size() / tokens / d) : 0},
+                    .heads = {static_cast<int>(query.size() / tokens / d),
+                              key ? static_cast<int>(key->size() / tokens / d) : 0},
                     .table = cos_sin_cache.data,
                     .table_type = cos_sin_cache.dtype,
                     .positions = ToIndexVector(positions),
@@ -137,11 +149,13 @@ Status RotaryEmbedding::Run(const CudaContext& context) const {
   return DispatchDType<kF32, kF16, kBF16>("query", query.dtype, [&]<DType kType>() -> Status {
     using T = cuda::DeviceT<kType>;
     constexpr int kElement = sizeof(T), kVector = 16 / kElement;
-    const bool aligned = r / 2 % kVector == 0 && rope_dim_offset % kVector == 0 && (d - r) % kVector == 0 &&
-                         r / 2 * Bytes(cos_sin_cache.dtype) % 16 == 0 &&
-                         cuda::AllAligned16(d * kElement, a.in[0], a.in[1], a.out[0], a.out[1], a.table);
+    const bool aligned =
+        r / 2 % kVector == 0 && rope_dim_offset % kVector == 0 && (d - r) % kVector == 0 &&
+        r / 2 * Bytes(cos_sin_cache.dtype) % 16 == 0 &&
+        cuda::AllAligned16(d * kElement, a.in[0], a.in[1], a.out[0], a.out[1], a.table);
     const int64_t items = (a.heads[0] + a.heads[1]) * (r / 2 + d - r) / (aligned ? kVector : 1);
-    const auto threads = static_cast<unsigned>(std::clamp<int64_t>((items + 31) / 32 * 32, 32, kMaxThreads));
+    const auto threads =
+        static_cast<unsigned>(std::clamp<int64_t>((items + 31) / 32 * 32, 32, kMaxThreads));
     return Launch(context, aligned ? kRotaryKernel<T, 16> : kRotaryKernel<T, kElement>,
                   {{tokens}, dim3(threads)}, a);
   });

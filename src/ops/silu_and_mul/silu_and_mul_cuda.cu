@@ -11,14 +11,16 @@ using cuda::Vec;
 constexpr int kThreads = 256;
 constexpr int kItems = 2;  // vectors a thread has on their way at once
 
-// out[row, i] = round_T(silu(gate[row, i])) * up[row, i]. Rows of gate and up are input_stride apart. A
-// block does kThreads * kItems vectors of one row.
+// out[row, i] = round_T(silu(gate[row, i])) * up[row, i]. Rows of gate and up are input_stride
+// apart. A block does kThreads * kItems vectors of one row.
 template <class T, int kBytes>
 __global__ void __launch_bounds__(kThreads)
-    SiluAndMulKernel(const T* gate, const T* up, T* out, int64_t n, int64_t input_stride, int blocks_per_row) {
+    SiluAndMulKernel(const T* gate, const T* up, T* out, int64_t n, int64_t input_stride,
+                     int blocks_per_row) {
   using V = Vec<T, kBytes>;
   const int64_t row = blockIdx.x / blocks_per_row, vectors = n / V::kSize;
-  const int64_t first = static_cast<int64_t>(blockIdx.x % blocks_per_row) * kThreads * kItems + threadIdx.x;
+  const int64_t first =
+      static_cast<int64_t>(blockIdx.x % blocks_per_row) * kThreads * kItems + threadIdx.x;
   const V* gate_row = reinterpret_cast<const V*>(gate + row * input_stride);
   const V* up_row = reinterpret_cast<const V*>(up + row * input_stride);
   V g[kItems], u[kItems];
@@ -35,7 +37,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < V::kSize; ++j) {
       const float x = cuda::ToFloat(g[k].at[j]);
-      const float silu = cuda::ToFloat(cuda::FromFloat<T>(x / (1.0f + __expf(-x))));
+      const float e =
+          __expf(-fabsf(x));  // never overflows, so a very negative gate is not flushed to 0
+      const float silu = cuda::ToFloat(cuda::FromFloat<T>(x * (x < 0.0f ? e : 1.0f) / (1.0f + e)));
       product.at[j] = cuda::FromFloat<T>(silu * cuda::ToFloat(u[k].at[j]));
     }
     reinterpret_cast<V*>(out + row * n)[i] = product;
@@ -43,7 +47,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T, int kBytes>
-const cuda::Kernel kSiluAndMulKernel("SiluAndMulKernel", reinterpret_cast<const void*>(&SiluAndMulKernel<T, kBytes>));
+const cuda::Kernel kSiluAndMulKernel("SiluAndMulKernel",
+                                     reinterpret_cast<const void*>(&SiluAndMulKernel<T, kBytes>));
 
 }  // namespace
 

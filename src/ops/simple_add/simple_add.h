@@ -9,8 +9,9 @@ struct SimpleAdd {
   TensorView out;
 
   static constexpr auto kSpec =
-      MakeSpec("simple_add", "Elementwise sum of two arrays of one shape.", "the smallest op there is",
-               In("a", &SimpleAdd::a, "...", "T", "one summand"), In("b", &SimpleAdd::b, "...", "T", "the other"),
+      MakeSpec("simple_add", "Elementwise sum of two arrays of one shape.",
+               "the smallest op there is", In("a", &SimpleAdd::a, "...", "T", "one summand"),
+               In("b", &SimpleAdd::b, "...", "T", "the other"),
                Out("out", &SimpleAdd::out, "...", "T", "a + b"))
           .AlsoTarget("XlaGpuSimpleAdd");
 

@@ -13,7 +13,8 @@ Status RunCpu<kIsa>(const SimpleAdd& op, const CpuContext& context) {
     ForRows(context, (size + n - 1) / n, n, [&](int64_t row) {
       const int64_t start = row * n;
       ForLanes(std::min(n, size - start), [&](int64_t i, int lanes) {
-        const VecF sum = LoadN(op.a.as<const T>() + start + i, lanes) + LoadN(op.b.as<const T>() + start + i, lanes);
+        const VecF sum = LoadN(op.a.as<const T>() + start + i, lanes) +
+                         LoadN(op.b.as<const T>() + start + i, lanes);
         StoreN(op.out.as<T>() + start + i, sum, lanes);
       });
     });

@@ -1,0 +1,210 @@
+// Legal calls of an op, made from nothing but its spec: each letter gets a small size.
+#pragma once
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "src/core/op_info.h"
+
+namespace intarsia::stub {
+
+using Sizes = std::map<std::string, int64_t>;
+
+// All different where the grammar allows, so that no mix-up passes: h a multiple of hk, d of 8, r
+// even, slots <= t. A letter that is not here has size 3.
+inline Sizes SmallSizes() {
+  return {{"b", 2},     {"d", 16},       {"h", 4},   {"head_size", 16}, {"hk", 2}, {"l", 3},
+          {"m", 7},     {"max_pos", 11}, {"n", 24},  {"p", 6},          {"r", 8},  {"s", 5},
+          {"slots", 8}, {"t", 9},        {"tk", 13}, {"tq", 10}};
+}
+
+struct Example {
+  Call call;  // shapes and dtypes, no addresses; results as inferred
+  // For each operand and axis: whether only this axis says what its letter is, so that another size
+  // is another legal call.
+  std::vector<std::vector<bool>> free;
+  Status inferred;
+};
+
+class ExampleMaker {
+ public:
+  ExampleMaker(const OpInfo& op, DType type, Sizes sizes)
+      : op_(op), type_(type), sizes_(std::move(sizes)) {}
+
+  // One for each set of optional operands, choice of strings and variant of dims that is legal.
+  std::vector<Example> LegalCalls() const {
+    std::vector<Example> legal;
+    std::set<std::string> seen;
+    for (Example& example : AllCalls())
+      if (example.inferred.ok() && seen.insert(Describe(op_, example.call)).second)
+        legal.push_back(std::move(example));
+    return legal;
+  }
+
+  std::vector<Example> AllCalls() const {
+    std::vector<Example> examples;
+    size_t optional = 0;
+    for (const OperandInfo& operand : op_.operands) optional += operand.optional;
+    for (size_t given = 0; given < size_t{1} << optional; ++given)
+      for (size_t choice = 0; choice < kChoices; ++choice)
+        for (size_t variant = 0; variant < kVariants; ++variant)
+          for (const bool flags : {false, true})
+            examples.push_back(Make(given, choice, variant, flags));
+    return examples;
+  }
+
+  static std::string Describe(const OpInfo& op, const Call& call) {
+    std::string text(op.name);
+    for (size_t i = 0; i < op.operands.size(); ++i)
+      if (call.operands[i])
+        text += Text(" ", op.operands[i].name, ":", Name(call.operands[i]->dtype),
+                     ShapeText(call.operands[i]->shape()));
+    for (size_t i = 0; i < op.attributes.size(); ++i) {
+      const AttrValue& value = call.attributes[i];
+      text += Text(" ", op.attributes[i].name, "=");
+      if (const auto* b = std::get_if<bool>(&value)) text += *b ? "true" : "false";
+      if (const auto* n = std::get_if<int64_t>(&value)) text += std::to_string(*n);
+      if (const auto* x = std::get_if<double>(&value)) text += std::to_string(*x);
+      if (const auto* s = std::get_if<std::string_view>(&value)) text += *s;
+    }
+    return text;
+  }
+
+ private:
+  static constexpr size_t kChoices = 4, kVariants = 2;
+
+  class Given final : public Conditions {
+   public:
+    Given(const OpInfo& op, const Call& call) : op_(op), call_(call) {}
+    bool Holds(std::string_view condition) const override {
+      if (condition.starts_with('!')) return !Holds(condition.substr(1));
+      const size_t equals = condition.find('=');
+      const std::string_view name = condition.substr(0, equals);
+      if (const int i = op_.FindOperand(name); i >= 0)
+        return call_.operands[static_cast<size_t>(i)].has_value();
+      const AttrValue& value = call_.attributes[static_cast<size_t>(op_.FindAttribute(name))];
+      if (equals != condition.npos)
+        return std::get<std::string_view>(value) == condition.substr(equals + 1);
+      const bool* flag = std::get_if<bool>(&value);
+      return flag ? *flag : !std::holds_alternative<std::monostate>(value);
+    }
+
+   private:
+    const OpInfo& op_;
+    const Call& call_;
+  };
+
+  int64_t SizeOf(std::string_view letter) const {
+    const auto found = sizes_.find(std::string(letter));
+    return found == sizes_.end() ? 3 : found->second;
+  }
+
+  // choice: of the strings with choices. flags: bools and attributes without default differ from
+  // the default. variant: of those that the conditions leave.
+  Example Make(size_t given, size_t choice, size_t variant, bool flags) const {
+    Example example;
+    Call& call = example.call;
+    for (size_t i = 0; i < op_.attributes.size(); ++i)
+      call.attributes[i] = Attribute(op_.attributes[i], choice, flags);
+    size_t bit = 0;
+    for (size_t i = 0; i < op_.operands.size(); ++i)
+      if (!op_.operands[i].optional || (given >> bit++ & 1)) call.operands[i].emplace();
+    const Given conditions(op_, call);
+    std::vector<std::vector<const DimsTerm*>> axes(op_.operands.size());
+    for (size_t i = 0; i < op_.operands.size(); ++i) {
+      if (!call.operands[i]) continue;
+      const auto dims = Expand(op_.operands[i].dims, conditions, variant, axes[i]);
+      if (Status s = MakeDense(nullptr, DTypeOf(op_.operands[i]), dims, *call.operands[i]);
+          !s.ok()) {
+        example.inferred = s;
+        return example;
+      }
+    }
+    example.inferred = Infer(op_, call);
+    example.free = Free(axes, conditions);
+    return example;
+  }
+
+  AttrValue Attribute(const AttributeInfo& info, size_t choice, bool flags) const {
+    if (info.type == AttrType::kString) {
+      std::string_view rest = info.one_of;
+      for (; choice > 0 && rest.find('|') != rest.npos; --choice)
+        rest.remove_prefix(rest.find('|') + 1);
+      return rest.substr(0, rest.find('|'));
+    }
+    if (!flags) return info.default_value;
+    if (info.type == AttrType::kBool) return !std::get<bool>(info.default_value);
+    if (!std::holds_alternative<std::monostate>(info.default_value)) return info.default_value;
+    return info.type == AttrType::kI64 ? AttrValue(SizeOf(info.name)) : AttrValue(0.5);
+  }
+
+  DType DTypeOf(const OperandInfo& info) const {
+    const std::string_view first = info.dtype.substr(0, info.dtype.find('|'));
+    if (const int like = op_.FindOperand(info.dtype); like >= 0)
+      return DTypeOf(op_.operands[static_cast<size_t>(like)]);
+    return DTypeFromName(first).value_or(type_);
+  }
+
+  // The shape; `axes` gets the term of each axis, null for those of "...".
+  std::vector<int64_t> Expand(const DimsPattern& pattern, const Conditions& conditions,
+                              size_t choice, std::vector<const DimsTerm*>& axes) const {
+    const DimsVariant* chosen = nullptr;
+    for (const DimsVariant& variant : pattern.variants()) {
+      bool holds = true;
+      for (const std::string& condition : variant.conditions) holds &= conditions.Holds(condition);
+      if (holds) chosen = &variant;
+      if (holds && choice-- == 0) break;
+    }
+    std::vector<int64_t> dims;
+    if (!chosen) return dims;
+    for (const DimsTerm& term : chosen->terms) {
+      if (!term.condition.empty() && !conditions.Holds(term.condition)) continue;
+      if (term.ellipsis) {
+        dims.insert(dims.end(), {2, 3});
+        axes.insert(axes.end(), 2, nullptr);
+        continue;
+      }
+      int64_t size = term.constant;
+      for (const int symbol : term.factors) size *= SizeOf(op_.symbols.name(symbol));
+      if (term.divisor >= 0) size /= SizeOf(op_.symbols.name(term.divisor));
+      dims.push_back(size + term.addend);
+      axes.push_back(&term);
+    }
+    return dims;
+  }
+
+  std::vector<std::vector<bool>> Free(const std::vector<std::vector<const DimsTerm*>>& axes,
+                                      const Conditions& conditions) const {
+    std::map<int, int> uses;
+    std::set<int> mirrored;  // operands whose shape a result has
+    const auto count = [&](const std::vector<const DimsTerm*>& terms) {
+      for (const DimsTerm* term : terms)
+        if (term)
+          for (const int symbol : term->factors) ++uses[symbol];
+    };
+    for (const auto& terms : axes) count(terms);
+    for (const ResultInfo& result : op_.results) {
+      std::vector<const DimsTerm*> terms;
+      if (result.workspace || (!result.when.empty() && !conditions.Holds(result.when))) continue;
+      if (result.dims.text().starts_with('='))
+        mirrored.insert(op_.FindOperand(result.dims.text().substr(1)));
+      else
+        Expand(result.dims, conditions, 0, terms);
+      count(terms);
+    }
+    std::vector<std::vector<bool>> free(axes.size());
+    for (size_t i = 0; i < axes.size(); ++i)
+      for (const DimsTerm* term : axes[i])
+        free[i].push_back(term && !mirrored.contains(static_cast<int>(i)) &&
+                          term->factors.size() == 1 && term->constant == 1 &&
+                          uses[term->factors[0]] == 1);
+    return free;
+  }
+
+  const OpInfo& op_;
+  DType type_;
+  Sizes sizes_;
+};
+
+}  // namespace intarsia::stub

@@ -1,0 +1,147 @@
+"""Runs an op, inside an XLA program or without XLA, on each platform there is; checks results."""
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import intarsia.jax
+import jax
+import numpy as np
+import pytest
+import support
+from intarsia import _native
+
+LIBRARY = _native.main_library()
+PLATFORMS = ("cpu", "gpu")
+on_each_platform = pytest.mark.parametrize(
+    "platform", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+_NAMES = {np.dtype(dtype): name for name, dtype in support.DTYPES.items()}
+_NAMES |= {np.dtype(np.int32): "i32", np.dtype(np.int64): "i64"}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+Arrays = Sequence[np.ndarray | None]
+
+
+@functools.cache
+def why_not(platform: str) -> str | None:
+    """Why nothing can be tested on a platform; None if it can."""
+    try:
+        jax.devices(platform)
+    except RuntimeError:
+        return f"JAX {jax.__version__} sees no {platform} device"
+    name = {"cpu": "Host", "gpu": "CUDA"}[platform]
+    if not any(h.platform == name for h in LIBRARY.handlers()):
+        return f"this build of the library has no {name} handlers"
+    return None
+
+
+def wide_indices(arrays: Arrays) -> contextlib.AbstractContextManager:
+    """A scope in which JAX keeps int64 operands as they are, if there are any."""
+    if any(x is not None and x.dtype == np.int64 for x in arrays):
+        return jax.enable_x64(True)
+    return contextlib.nullcontext()
+
+
+def run(
+    op: str, operands: Arrays, attributes: dict[str, Any], platform: str = "cpu"
+) -> list[np.ndarray]:
+    """The results of an op under jit. What shares a buffer with a result is donated."""
+    device = jax.devices(platform)[0]
+    with wide_indices(operands), jax.default_device(device):
+        step = jax.jit(
+            lambda *xs: intarsia.jax.call(op, xs, **attributes), donate_argnums=donated(op)
+        )
+        # A copy, or the device would write into NumPy's memory.
+        arrays = [None if x is None else jax.device_put(np.array(x), device) for x in operands]
+        return [np.asarray(x) for x in step(*arrays)]
+
+
+def donated(op: str) -> tuple[int, ...]:
+    """The operands (spec positions) that share their buffer with a result."""
+    row = LIBRARY.find(op)
+    names = [operand["name"] for operand in row.operands]
+    return tuple(names.index(result["alias"]) for result in row.results if result["alias"])
+
+
+def tensor(x: np.ndarray | None) -> _native.Tensor | None:
+    """NumPy's memory as the library sees it, its strides included."""
+    if x is None:
+        return None
+    strides = tuple(n // x.itemsize for n in x.strides) if x.ndim and x.size else None
+    return _native.Tensor(x.shape, _NAMES[x.dtype], x.ctypes.data, strides)
+
+
+def run_native(op: str, operands: Arrays, attributes: dict[str, Any]) -> list[np.ndarray]:
+    """The results of an op on the CPU without XLA: no compilation, so this suits many shapes."""
+    operands = [None if x is None else np.array(x, order="C") for x in operands]
+    results: list[np.ndarray | None] = []
+    workspaces = []
+    for row in LIBRARY.infer(op, [tensor(x) for x in operands], attributes):
+        if row is None:
+            results.append(None)
+        elif row.alias is not None:
+            results.append(operands[row.alias])
+        else:
+            # All bits set is NaN: an element that is not written shows.
+            bits = np.full(row.shape, -1, f"i{np.dtype(_DTYPES[row.dtype]).itemsize}")
+            results.append(bits.view(_DTYPES[row.dtype]))
+        workspaces.append(row is not None and row.workspace)
+    LIBRARY.call(
+        op, "Host", [tensor(x) for x in operands], attributes, [tensor(x) for x in results]
+    )
+    return [
+        x for x, hidden in zip(results, workspaces, strict=True) if x is not None and not hidden
+    ]
+
+
+def run_any(op: str, operands: Arrays, attributes: dict[str, Any], platform: str):
+    """The fastest way to the results on a platform."""
+    if platform == "cpu":
+        return run_native(op, operands, attributes)
+    return run(op, operands, attributes, platform)
+
+
+# Rounding to T changes a number by at most this, relatively; a subnormal one by half of the other.
+_UNIT_ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+_SUBNORMAL = {"f32": 2.0**-149, "f16": 2.0**-24, "bf16": 2.0**-133}
+
+
+def check(op: str, dtype: str, got: np.ndarray, want: np.ndarray, what: str = "result") -> None:
+    """Asserts that a result is right within the op's tolerance for its dtype.
+
+    The tolerances are for arrays in which roundings average out. Where few elements make up most of
+    the norm they may not: two roundings of each can then add up.
+    """
+    is_attention = "attn" in op or "attention" in op
+    tolerance = (support.ATTENTION_TOLERANCE if is_attention else support.TOLERANCE)[dtype]
+    tolerance += 2 * _UNIT_ROUNDOFF[dtype] * min(1.0, 4 / np.sqrt(max(want.size, 1)))
+    # Subnormal numbers have an absolute precision; what comes from one may be a few times off.
+    size = np.linalg.norm(np.where(np.isfinite(want), want, 0))
+    if size > 0:
+        tolerance += 4 * _SUBNORMAL[dtype] * np.sqrt(want.size) / size
+    assert got.shape == want.shape, f"{op}: {what} is {got.shape}, expected {want.shape}"
+    error = support.relative_error(got, want)
+    assert error <= tolerance, f"{op}: {what} in {dtype} is off by {error:.2e} > {tolerance:.2e}"
+
+
+def check_against_reference(
+    op: str, dtype: str, operands: Arrays, attributes: dict[str, Any], got: Sequence[np.ndarray]
+) -> None:
+    """Asserts that all results are right, to the bit where the contract says so."""
+    module = support.op_module(op)
+    want = module.reference(*map(as_f64, operands), **attributes)
+    exact = [None] * len(want)
+    if hasattr(module, "exact"):
+        exact = module.exact(*operands, **attributes)
+    assert len(got) == len(want), f"{op} gave {len(got)} results, expected {len(want)}"
+    for i, (result, expected, bits) in enumerate(zip(got, want, exact, strict=True)):
+        check(op, dtype, result, expected, f"result {i}")
+        if bits is not None:
+            assert result.tobytes() == bits.tobytes(), f"{op}: result {i} is not exact"
+
+
+def as_f64(x: np.ndarray | None) -> np.ndarray | None:
+    """What a reference takes: f64 for numbers, integers as they are."""
+    return x if x is None or np.issubdtype(x.dtype, np.integer) else x.astype(np.float64)

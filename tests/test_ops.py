@@ -1,0 +1,70 @@
+"""Every op x case x dtype x platform against the op's own reference in NumPy f64."""
+
+import zlib
+
+import jax
+import numpy as np
+import pytest
+import running
+import support
+
+CASES = [(op, name) for op in support.op_names() for name in support.cases(op, "ci")]
+
+
+def make(op: str, case: str, dtype: str) -> tuple[list, dict]:
+    rng = np.random.default_rng(zlib.crc32(f"{op} {case} {dtype}".encode()))
+    sizes = support.cases(op, "ci")[case]
+    return support.op_module(op).arguments(rng, support.DTYPES[dtype], **sizes)
+
+
+@running.on_each_platform
+@pytest.mark.parametrize("dtype", support.DTYPES)
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_against_f64(op: str, case: str, dtype: str, platform: str) -> None:
+    operands, attributes = make(op, case, dtype)
+    got = running.run(op, operands, attributes, platform)
+    running.check_against_reference(op, dtype, operands, attributes, got)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", support.DTYPES)
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_cpu_and_gpu_agree(op: str, case: str, dtype: str) -> None:
+    operands, attributes = make(op, case, dtype)
+    cpu, gpu = (running.run_any(op, operands, attributes, p) for p in running.PLATFORMS)
+    for on_cpu, on_gpu in zip(cpu, gpu, strict=True):
+        running.check(op, dtype, on_gpu, np.asarray(on_cpu, np.float64))
+
+
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_plain_xla_computes_the_same(op: str, case: str) -> None:
+    """What benchmarks compare with must be a fair opponent; it need not cover every corner."""
+    if case in support.cases(op, "beyond_plain"):
+        return
+    module = support.op_module(op)
+    operands, attributes = make(op, case, "f32")
+    hints = getattr(module, "plain_xla_hints", lambda **_: {})(**support.cases(op, "ci")[case])
+    with running.wide_indices(operands):
+        got = jax.jit(lambda *xs: module.plain_xla(*xs, **attributes, **hints))(*operands)
+    want = module.reference(*map(running.as_f64, operands), **attributes)
+    for result, expected in zip(got, want, strict=True):
+        running.check(op, "f32", np.asarray(result), expected)
+
+
+@pytest.mark.parametrize("op", support.op_names())
+def test_has_cases_of_each_kind(op: str) -> None:
+    for tag in ("ci", "bench", "bench_cpu", "wire"):
+        assert support.cases(op, tag), f"no case has the tag {tag}"
+
+
+@pytest.mark.parametrize("op", support.op_names())
+def test_floor_is_what_the_operands_hold(op: str) -> None:
+    """The floor of a benchmark is never more than operands and results together."""
+    module = support.op_module(op)
+    for case, sizes in support.cases(op, "ci").items():
+        operands, attributes = make(op, case, "bf16")
+        results = module.reference(*map(running.as_f64, operands), **attributes)
+        arrays = sum(x.size for x in [*operands, *results] if x is not None)
+        moved, flops = module.floor(2, **sizes)
+        assert 0 <= moved <= 2 * arrays + 8 * len(operands), case
+        assert flops >= 0

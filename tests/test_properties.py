@@ -1,0 +1,316 @@
+"""Drawn shapes, layouts, dtypes and ragged batches against the references in NumPy f64."""
+
+import numpy as np
+import running
+import support
+from hypothesis import given
+from hypothesis import strategies as st
+
+support.op_module("paged_attention")  # puts src on sys.path
+from attention import reference as attention  # noqa: E402
+
+DTYPES = st.sampled_from(sorted(support.DTYPES))
+INDEX_DTYPES = st.sampled_from([np.int32, np.int64])
+SEEDS = st.integers(0, 2**32 - 1)
+LEAD = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+# Around every register width and beyond a tile of threads' work.
+WIDTHS = st.one_of(st.integers(1, 70), st.integers(1, 20).map(lambda n: 16 * n), st.just(20011))
+LAYOUTS = st.sampled_from(["NHD", "combined"])
+
+
+def check(op: str, dtype: str, operands: list, attributes: dict, platform: str) -> list:
+    got = running.run_any(op, operands, attributes, platform)
+    running.check_against_reference(op, dtype, operands, attributes, got)
+    return got
+
+
+# ---------------------------------------------------------------------------- elementwise and rows
+
+
+@running.on_each_platform
+@given(dtype=DTYPES, shape=st.lists(st.integers(0, 9), max_size=5), seed=SEEDS)
+def test_simple_add(platform, dtype, shape, seed):
+    rng = np.random.default_rng(seed)
+    operands = [rng.standard_normal(shape).astype(support.DTYPES[dtype]) for _ in range(2)]
+    check("simple_add", dtype, operands, {}, platform)
+
+
+@st.composite
+def norms(draw, num_inputs):
+    dtype = draw(DTYPES)
+    rng = np.random.default_rng(draw(SEEDS))
+    shape = (*draw(LEAD), draw(WIDTHS))
+    spread = draw(st.sampled_from([1e-3, 1.0, 100.0]))
+    inputs = [
+        (spread * rng.standard_normal(shape)).astype(support.DTYPES[dtype])
+        for _ in range(num_inputs)
+    ]
+    kind = draw(st.sampled_from([None, dtype, "f32"]))
+    weight = None if kind is None else rng.uniform(-2, 2, shape[-1]).astype(support.DTYPES[kind])
+    attributes = {
+        "eps": draw(st.sampled_from([1e-6, 1e-5, 0.1])),
+        "rounding": draw(st.sampled_from(["once", "before_weight"])),
+    }
+    return dtype, [*inputs, weight], attributes
+
+
+@running.on_each_platform
+@given(call=norms(1))
+def test_rms_norm(platform, call):
+    check("rms_norm", *call, platform)
+
+
+@running.on_each_platform
+@given(call=norms(2))
+def test_fused_add_rms_norm(platform, call):
+    check("fused_add_rms_norm", *call, platform)
+
+
+def rounded_norm(x, weight, eps, rounding, dtype):
+    """The norm with the roundings of the contract, its inner arithmetic exact."""
+    f64 = np.asarray(x, np.float64)
+    y = f64 / np.sqrt(np.mean(f64 * f64, axis=-1, keepdims=True) + eps)
+    if rounding == "before_weight":
+        y = y.astype(np.float32).astype(dtype).astype(np.float64)
+    return (y * np.asarray(weight, np.float64)).astype(np.float32).astype(dtype)
+
+
+@running.on_each_platform
+@given(dtype=st.sampled_from(["f16", "bf16"]), fused=st.booleans(), seed=SEEDS)
+def test_the_two_roundings_of_norms_differ(platform, dtype, fused, seed):
+    rng = np.random.default_rng(seed)
+    t = support.DTYPES[dtype]
+    x, residual = (rng.standard_normal((16, 512)).astype(t) for _ in range(2))
+    weight = rng.uniform(0.5, 2, 512).astype(t)
+    models, got = {}, {}
+    for rounding in ("once", "before_weight"):
+        attributes = {"eps": 1e-5, "rounding": rounding}
+        total = x
+        if fused:
+            total = x.astype(np.float32) + residual.astype(np.float32)
+            if rounding == "once":  # the variance is that of the rounded sum
+                total = total.astype(t)
+        models[rounding] = rounded_norm(total, weight, 1e-5, rounding, t)
+        op, operands = ("rms_norm", [x, weight])
+        if fused:
+            op, operands = ("fused_add_rms_norm", [x, residual, weight])
+        got[rounding] = running.run_any(op, operands, attributes, platform)[0]
+    for rounding, other in (("once", "before_weight"), ("before_weight", "once")):
+        # f32 arithmetic puts a few elements on the other side of a tie.
+        assert np.mean(got[rounding] == models[rounding]) > 0.99
+        assert np.mean(got[rounding] == models[other]) < 0.9
+
+
+@st.composite
+def gates(draw):
+    dtype = draw(DTYPES)
+    rng = np.random.default_rng(draw(SEEDS))
+    shape = (*draw(LEAD), draw(WIDTHS))
+    spread = draw(st.sampled_from([0.01, 1.0, 30.0, 200.0]))
+    gate = (spread * rng.standard_normal(shape)).astype(support.DTYPES[dtype])
+    return dtype, gate, rng.standard_normal(shape).astype(support.DTYPES[dtype])
+
+
+@running.on_each_platform
+@given(call=gates())
+def test_silu_and_mul(platform, call):
+    dtype, gate, up = call
+    apart = check("silu_and_mul", dtype, [gate, up], {}, platform)
+    both = [np.concatenate([gate, up], axis=-1), None]
+    together = check("silu_and_mul", dtype, both, {}, platform)
+    assert apart[0].tobytes() == together[0].tobytes()
+
+
+@running.on_each_platform
+@given(call=gates())
+def test_silu_and_mul_is_the_unfused_pair(platform, call):
+    _, gate, up = call
+    (product,) = running.run_any("silu_and_mul", [gate, up], {}, platform)
+    (silu,) = running.run_any("silu_and_mul", [gate, np.ones_like(up)], {}, platform)
+    pair = (silu.astype(np.float32) * up.astype(np.float32)).astype(up.dtype)
+    assert product.tobytes() == pair.tobytes()
+
+
+# ---------------------------------------------------------------------------- rotary
+
+
+@st.composite
+def rotations(draw):
+    dtype = draw(DTYPES)
+    t = support.DTYPES[dtype]
+    rng = np.random.default_rng(draw(SEEDS))
+    d = draw(st.integers(2, 100))
+    r = 2 * draw(st.integers(1, d // 2))
+    max_position = draw(st.integers(1, 40))
+    tokens = tuple(draw(st.lists(st.integers(0, 4), max_size=2)))
+    # A few positions are outside the table.
+    positions = rng.integers(-2, max_position + 2, tokens).astype(draw(INDEX_DTYPES))
+    angle = rng.uniform(0, 7, (max_position, r // 2))
+    kind = support.DTYPES[draw(DTYPES)]
+    table = np.concatenate([np.cos(angle), np.sin(angle)], axis=-1).astype(kind)
+    flat = draw(st.booleans())
+    attributes = {
+        "is_neox": draw(st.booleans()),
+        "inverse": draw(st.booleans()),
+        "rope_dim_offset": draw(st.integers(0, d - r)),
+        "head_size": d if flat or draw(st.booleans()) else None,
+    }
+
+    def heads(count):
+        shape = (*tokens, count * d) if flat else (*tokens, count, d)
+        return rng.standard_normal(shape).astype(t)
+
+    query = heads(draw(st.integers(1, 5)))
+    key = heads(draw(st.integers(1, 3))) if draw(st.booleans()) else None
+    return dtype, [positions, query, table, key], attributes
+
+
+@running.on_each_platform
+@given(call=rotations())
+def test_rotary_embedding(platform, call):
+    dtype, operands, attributes = call
+    results = check("rotary_embedding", dtype, operands, attributes, platform)
+    # What is not turned is copied, to the bit.
+    positions, query, table, key = operands
+    r, offset = table.shape[1], attributes["rope_dim_offset"]
+    inside = (positions >= 0) & (positions < len(table))
+    for x, y in zip((query, key), results, strict=False):
+        d = attributes["head_size"] or x.shape[-1]
+        heads = [
+            a.reshape(*positions.shape, x.size // max(1, positions.size * d), d) for a in (x, y)
+        ]
+        kept = np.ones(heads[0].shape, bool)
+        kept[inside, :, offset : offset + r] = False
+        assert heads[0][kept].tobytes() == heads[1][kept].tobytes()
+
+
+# ---------------------------------------------------------------------------- KV cache
+
+
+@st.composite
+def cache_writes(draw):
+    dtype = draw(DTYPES)
+    rng = np.random.default_rng(draw(SEEDS))
+    pages, page = draw(st.integers(0, 5)), draw(st.integers(1, 17))
+    hk, d = draw(st.integers(1, 5)), draw(st.integers(1, 40))
+    layout, layers = draw(LAYOUTS), draw(st.none() | st.integers(1, 3))
+    shapes = attention.cache_shapes(layout, pages, page, hk, d, layers)
+    t = support.DTYPES[dtype]
+    caches = [None if s is None else rng.standard_normal(s).astype(t) for s in shapes]
+    tokens = draw(st.integers(0, 30))
+    key, value = (rng.standard_normal((tokens, hk, d)).astype(t) for _ in range(2))
+    # Valid slots are written once each; the others are skipped.
+    slots = rng.permutation(np.arange(-7, pages * page + 7))[: draw(st.integers(0, tokens))]
+    slots = slots.astype(draw(INDEX_DTYPES))
+    layer = None if layers is None else np.array(draw(st.integers(-1, layers)), np.int32)
+    return dtype, [key, value, *caches, slots, layer], {"layout": layout}
+
+
+@running.on_each_platform
+@given(call=cache_writes())
+def test_reshape_and_cache_flash(platform, call):
+    check("reshape_and_cache_flash", *call, platform)
+
+
+# ---------------------------------------------------------------------------- attention
+
+
+@st.composite
+def batches(draw, page):
+    """(queries, keys) of each sequence: empty ones, single ones, ends of pages, ends of tiles."""
+    edges = [n + by for n in (page, 2 * page, 64, 128) for by in (-1, 0, 1)]
+    keys = st.one_of(
+        st.integers(0, 3), st.sampled_from([n for n in edges if n >= 0]), st.integers(0, 200)
+    )
+    queries = st.one_of(st.integers(0, 2), st.integers(0, 40))
+    return draw(st.lists(st.tuples(queries, keys), max_size=5))
+
+
+@st.composite
+def attention_cases(draw, paged):
+    dtype = draw(DTYPES)
+    page = draw(st.integers(1, 20))
+    group = draw(st.sampled_from([1, 2, 3, 8]))
+    hk = draw(st.integers(1, 3))
+    lens = draw(batches(page))
+    sizes = {
+        "lens": lens,
+        "h": group * hk,
+        "hk": hk,
+        "d": 8 * draw(st.one_of(st.integers(1, 9), st.sampled_from([12, 16, 24, 32]))),
+        "padding": draw(st.integers(0, 5)),
+        "index": draw(INDEX_DTYPES),
+        "softcap": draw(st.sampled_from([0.0, 0.7, 30.0])),
+        "scale": draw(st.sampled_from([None, 0.02, 1.0])),
+        "return_lse": draw(st.booleans()),
+    }
+    if paged:
+        layers = draw(st.none() | st.integers(1, 3))
+        layer = 0 if layers is None else draw(st.integers(-1, layers))
+        sizes |= {"page": page, "layout": draw(LAYOUTS), "layers": layers, "layer": layer}
+    return dtype, sizes
+
+
+def spoil(draw, caches, seqused_k, block_table, page):
+    """Lengths beyond the table's room, and pages outside the cache in the middle of a sequence."""
+    pages, room = caches[0].shape[-4], block_table.shape[1] * page
+    for i in range(len(seqused_k)):
+        if draw(st.integers(0, 7)) == 0:
+            at = draw(st.integers(0, block_table.shape[1] - 1))
+            block_table[i, at] = draw(st.sampled_from([-1, pages, 2**31 - 1, -(2**31)]))
+        if draw(st.integers(0, 15)) == 0:
+            seqused_k[i] = draw(st.sampled_from([room, room + 1, 2**31 - 1, -1, -(2**31)]))
+            for cache in caches:  # it now sees slots that were nobody's, and NaN
+                if cache is not None:
+                    cache[np.isnan(cache)] = 0
+
+
+@running.on_each_platform
+@given(case=attention_cases(paged=True), data=st.data(), seed=SEEDS)
+def test_paged_attention(platform, case, data, seed):
+    dtype, sizes = case
+    rng = np.random.default_rng(seed)
+    sizes |= {
+        "sliding_window": data.draw(st.none() | st.integers(1, 70)),
+        "num_seqs": data.draw(st.none() | st.integers(-1, len(sizes["lens"]) + 2)),
+    }
+    module = support.op_module("paged_attention")
+    operands, attributes = module.arguments(rng, support.DTYPES[dtype], **sizes)
+    spoil(data.draw, operands[1:3], operands[3], operands[4], sizes["page"])
+    check("paged_attention", dtype, operands, attributes, platform)
+
+
+@running.on_each_platform
+@given(case=attention_cases(paged=True), data=st.data(), seed=SEEDS)
+def test_flash_attn_varlen_paged(platform, case, data, seed):
+    dtype, sizes = case
+    rng = np.random.default_rng(seed)
+    sizes |= data.draw(windows())
+    module = support.op_module("flash_attn_varlen")
+    operands, attributes = module.arguments(rng, support.DTYPES[dtype], **sizes)
+    spoil(data.draw, operands[1:3], operands[5], operands[6], sizes["page"])
+    check("flash_attn_varlen", dtype, operands, attributes, platform)
+
+
+@st.composite
+def windows(draw):
+    return {
+        "is_causal": draw(st.booleans()),
+        "window_left": draw(st.sampled_from([-1, -1, 0, 1, 17, 2**40])),
+        "window_right": draw(st.sampled_from([-1, -1, 0, 1, 17, 2**40])),
+    }
+
+
+@running.on_each_platform
+@given(case=attention_cases(paged=False), data=st.data(), seed=SEEDS)
+def test_flash_attn_varlen_dense(platform, case, data, seed):
+    dtype, sizes = case
+    rng = np.random.default_rng(seed)
+    sizes |= data.draw(windows()) | {"used": data.draw(st.booleans())}
+    module = support.op_module("flash_attn_varlen")
+    operands, attributes = module.arguments(rng, support.DTYPES[dtype], **sizes)
+    _, k, v, _, cu_seqlens_k, seqused_k, _, _ = operands
+    if seqused_k is not None:  # what no query sees may be anything
+        for start, used, end in zip(cu_seqlens_k, seqused_k, cu_seqlens_k[1:], strict=False):
+            k[start + used : end] = v[start + used : end] = np.nan
+    check("flash_attn_varlen", dtype, operands, attributes, platform)

@@ -1,0 +1,216 @@
+"""The rules of docs/design.md that a machine can check."""
+
+import ast
+import functools
+import json
+import pathlib
+import platform
+import re
+import subprocess
+
+import pytest
+import support
+from intarsia import _native
+
+ROOT = support.ROOT
+SOURCE = (".py", ".cc", ".h", ".cu", ".cuh")
+NOT_OURS = {"build", "dist", ".git", ".venv", "__pycache__", "node_modules"}
+# Folders of src, each with those whose headers it may include.
+LAYERS = {
+    "core": {"core"},
+    "norm": {"core", "norm"},
+    "attention": {"core", "attention"},
+    "ops": {"core", "norm", "attention", "ops"},
+    "ffi": {"core", "ops", "ffi"},
+    "api": {"core", "ops", "ffi", "api"},
+}
+# Files of more than 400 lines, with the reason.
+LONG_FILES: dict[str, str] = {}
+
+
+@functools.cache
+def files(*suffixes: str) -> list[pathlib.Path]:
+    """The project's files with these endings."""
+    found = []
+    for path in ROOT.rglob("*"):
+        inside = path.relative_to(ROOT)
+        if path.suffix in suffixes and path.is_file() and not NOT_OURS & set(inside.parts):
+            found.append(inside)
+    return sorted(found)
+
+
+@functools.cache
+def text(path: pathlib.Path) -> str:
+    return (ROOT / path).read_text()
+
+
+def code(path: pathlib.Path) -> str:
+    """C++ without comments."""
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", text(path), flags=re.S)
+
+
+def occurrences(pattern: str, *suffixes: str, under: str = "src") -> dict[str, list[str]]:
+    """Where C++ code has a pattern: by file."""
+    found = {}
+    for path in files(*suffixes):
+        if path.parts[0] == under and (hits := re.findall(pattern, code(path))):
+            found[str(path)] = hits
+    return found
+
+
+def test_files_are_short() -> None:
+    lengths = {str(path): text(path).count("\n") for path in files(*SOURCE)}
+    assert {p: n for p, n in lengths.items() if n > 800} == {}
+    long = {p for p, n in lengths.items() if n > 400}
+    assert long == set(LONG_FILES), "each needs a reason in LONG_FILES, and no other may have one"
+
+
+def test_python_functions_are_short() -> None:
+    long = []
+    for path in files(".py"):
+        for node in ast.walk(ast.parse(text(path))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                # A docstring is documentation, however long.
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                if body and body[-1].end_lineno - body[0].lineno >= 80:
+                    long.append(f"{path}:{node.lineno} {node.name}")
+    assert long == []
+
+
+def test_folders_depend_downwards() -> None:
+    wrong = []
+    for path in files(".cc", ".h", ".cu", ".cuh"):
+        if path.parts[0] != "src":
+            continue
+        for include in re.findall(r'#include "src/(\w+)/', text(path)):
+            if include not in LAYERS[path.parts[1]]:
+                wrong.append(f"{path} includes src/{include}")
+    assert wrong == []
+    assert {p.name for p in (ROOT / "src").iterdir() if p.is_dir()} - {"__pycache__"} == set(LAYERS)
+
+
+def test_only_ffi_knows_xla() -> None:
+    xla = occurrences(r'#include [<"]xla/', ".cc", ".h", ".cu", ".cuh")
+    assert xla and all(path.startswith("src/ffi/") for path in xla)
+
+
+def test_only_config_reads_the_environment() -> None:
+    found = occurrences(r"\bgetenv\b", ".cc", ".h", ".cu", ".cuh")
+    assert list(found) == ["src/core/config.cc"]
+
+
+def test_kernels_neither_allocate_nor_wait() -> None:
+    calls = r"\bcuda(?:Malloc|Free|HostAlloc|DeviceSynchronize|StreamSynchronize|Memcpy)\w*\("
+    found = occurrences(calls, ".cc", ".h", ".cu", ".cuh")
+    allowed = {"src/core/cuda/check_range.cc"}  # only with INTARSIA_CHECK=1, outside of graphs
+    assert set(found) <= allowed
+
+
+def test_nothing_is_printed() -> None:
+    printing = r"std::c(?:out|err)\b|\bf?printf\(|\babort\(|\bexit\("
+    assert occurrences(printing, ".cc", ".h", ".cu", ".cuh") == {}
+
+
+def test_macros_are_few() -> None:
+    macros = set()
+    for path in files(".cc", ".h", ".cu", ".cuh"):
+        if path.parts[0] in ("src", "include"):
+            macros |= set(re.findall(r"^\s*#define (INTARSIA_\w+)", text(path), re.M))
+    guards = {name for name in macros if name.endswith("_H_")}
+    assert len(macros - guards) < 10, sorted(macros - guards)
+
+
+def test_headers_are_guarded() -> None:
+    for path in files(".h", ".cuh"):
+        assert "#pragma once" in text(path) or path.parts[0] == "include", path
+
+
+@pytest.mark.parametrize("op", support.op_names())
+def test_an_op_is_a_folder(op: str) -> None:
+    folder = support.OPS / op
+    for name in (f"{op}.h", f"{op}_cpu.cc", f"{op}_cuda.cu", f"{op}.py"):
+        assert (folder / name).is_file(), name
+    module = support.op_module(op)
+    assert module.CASES
+    for function in ("arguments", "reference", "floor", "plain_xla"):
+        assert callable(getattr(module, function))
+
+
+def test_ops_inc_is_sorted_and_complete() -> None:
+    folders = sorted(p.name for p in support.OPS.iterdir() if (p / f"{p.name}.h").is_file())
+    assert support.op_names() == folders
+    assert sorted(_native.main_library().ops) == folders
+
+
+# ---------------------------------------------------------------------------- the built library
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@functools.cache
+def build_folder() -> pathlib.Path | None:
+    """The build folder that the package's library comes from, if it is still there."""
+    ours = _native.main_library().path.parent
+    caches = sorted(ROOT.glob("build/*/CMakeCache.txt"), key=lambda p: -p.stat().st_mtime)
+    for cache in caches:
+        where = re.search(r"^INTARSIA_LIBRARY_DIR:\w+=(.*)$", cache.read_text(), re.M)
+        if where and pathlib.Path(where[1]).resolve() == ours.resolve():
+            return cache.parent
+    return None
+
+
+def test_exported_symbols_are_those_of_the_header() -> None:
+    symbols = run("nm", "--dynamic", "--defined-only", str(_native.main_library().path))
+    exported = {line.split()[-1].split("@")[0] for line in symbols.splitlines()}
+    header = text(pathlib.Path("include/intarsia/intarsia.h"))
+    assert exported == set(re.findall(r"INTARSIA_API [^;(]*?\b(intarsia_\w+)\(", header))
+
+
+def test_instruction_sets_share_no_code() -> None:
+    """A weak function of two object files is linked once: from the AVX-512 one, it kills others."""
+    folder = build_folder()
+    objects = sorted(folder.glob("CMakeFiles/intarsia_k*.dir/**/*_cpu.cc.o")) if folder else []
+    if not objects:
+        pytest.skip("the object files of the library are not there")
+    names = {path.name for path in objects}
+    assert names >= {f"{op}_cpu.cc.o" for op in support.op_names()}
+    weak = {}
+    for path in objects:
+        symbols = run("nm", "-C", "--defined-only", str(path)).splitlines()
+        # W: a weak function. Weak data (V, u) is the same in every copy.
+        found = [line for line in symbols if re.match(r"\w+ [Ww] ", line)]
+        if found:
+            weak[f"{path.parts[-4]}/{path.name}"] = found
+    assert weak == {}
+
+
+SIZES = pathlib.Path(__file__).parent / "data" / "library_size.json"
+
+
+def code_and_data(library: pathlib.Path) -> int:
+    """Bytes that are loaded: no symbols, no debug information."""
+    text_size, data_size = run("size", str(library)).splitlines()[1].split()[:2]
+    return int(text_size) + int(data_size)
+
+
+def test_library_size() -> None:
+    """At most 5 % above what is recorded; who adds more records it: python tests/test_repo.py."""
+    folder = build_folder()
+    cache = (folder / "CMakeCache.txt").read_text() if folder else ""
+    release = re.search(r"^CMAKE_BUILD_TYPE:\w+=(Release)?$", cache, re.M)
+    sanitized = re.search(r"^INTARSIA_SANITIZE:\w+=.+$", cache, re.M)
+    if not release or sanitized or _native.main_library().manifest["cuda"] is not None:
+        pytest.skip("only of a Release build without CUDA")
+    recorded = json.loads(SIZES.read_text()).get(platform.machine())
+    if recorded is None:
+        pytest.skip(f"nothing is recorded for {platform.machine()}")
+    size = code_and_data(_native.main_library().path)
+    assert size <= 1.05 * recorded, f"{size} bytes, recorded are {recorded}"
+
+
+if __name__ == "__main__":
+    sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
+    sizes[platform.machine()] = code_and_data(_native.main_library().path)
+    SIZES.write_text(json.dumps(sizes, indent=2) + "\n")
