@@ -40,6 +40,8 @@ build: setup ## build the library, and make `intarsia` importable from .venv
 	$(BIN)/cmake -S . -B $(BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DINTARSIA_CUDA=$(CUDA) \
 	  -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python $(CMAKE_ARGS) > $(VENV)/configure.log || (cat $(VENV)/configure.log; false)
 	$(BIN)/cmake --build $(BUILD)
+	@$(BIN)/cmake -E make_directory python/intarsia/lib
+	@$(BIN)/cmake -E copy_if_different $(BUILD)/libintarsia.so python/intarsia/lib/
 	@$(MAKE) --no-print-directory $(BIN)/intarsia
 
 # The command and the package, linked to this tree; the library is built above.
@@ -52,10 +54,12 @@ demo: build ## generate text with a real small model through our custom calls
 
 test: setup-dev ## all tests that this machine can run
 	$(MAKE) build CMAKE_ARGS="-DINTARSIA_TESTS=on $(CMAKE_ARGS)"
+	$(if $(filter on,$(CUDA)),$(BIN)/cmake --build $(BUILD) --target cuda_checks)
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure
 	$(BIN)/python -m pytest -q tests $(ARGS)
 
-test-gpu: ## the tests that need a GPU; PYTHON: one with jax[cuda] and pytest, over a library already built
+test-gpu: ## the tests that need a GPU, over a library already built; PYTHON: one with jax[cuda13], pytest, hypothesis
+	for check in $(wildcard build/cuda/tests/*_check); do $$check || exit 1; done
 	PYTHONPATH=python $(PYTHON) -m pytest -q -m gpu tests $(ARGS)
 
 bench: setup-dev build ## our ops against plain XLA, on the CPU

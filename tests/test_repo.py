@@ -152,12 +152,10 @@ def run(*command: str) -> str:
 @functools.cache
 def build_folder() -> pathlib.Path | None:
     """The build folder that the package's library comes from, if it is still there."""
-    ours = _native.main_library().path.parent
-    caches = sorted(ROOT.glob("build/*/CMakeCache.txt"), key=lambda p: -p.stat().st_mtime)
-    for cache in caches:
-        where = re.search(r"^INTARSIA_LIBRARY_DIR:\w+=(.*)$", cache.read_text(), re.M)
-        if where and pathlib.Path(where[1]).resolve() == ours.resolve():
-            return cache.parent
+    ours = _native.main_library().path.read_bytes()
+    for library in ROOT.glob("build/*/libintarsia.so"):
+        if library.read_bytes() == ours:
+            return library.parent
     return None
 
 

@@ -35,20 +35,20 @@ AlignedFloats MakeAligned(int64_t n) {
 }
 
 // The sequences that count, from index vectors that may hold anything.
-std::vector<Sequence> ReadSequences(const Params& params, bool layer_exists) {
+std::vector<CpuSequence> ReadSequences(const Params& params, bool layer_exists) {
   int64_t num_seqs = params.num_seqs;
   if (params.num_seqs_device.data)
     num_seqs = std::clamp<int64_t>(At(params.num_seqs_device, 0), 0, num_seqs);
-  std::vector<Sequence> sequences;
+  std::vector<CpuSequence> sequences;
   int64_t q_begin = std::clamp<int64_t>(At(params.cu_seqlens_q, 0), 0, params.num_tokens);
   for (int64_t i = 0; i < num_seqs; ++i) {
     const int64_t q_end =
         std::clamp<int64_t>(At(params.cu_seqlens_q, i + 1), q_begin, params.num_tokens);
-    Sequence sequence{.index = i, .q_begin = q_begin, .len_q = q_end - q_begin};
+    CpuSequence sequence{.index = i, .q_begin = q_begin, .len_q = q_end - q_begin};
     int64_t max_len =
         std::min<int64_t>(params.max_len_k, std::numeric_limits<int32_t>::max() - kTileKeys);
     int64_t len = 0;
-    if (!params.paged() && params.cu_seqlens_k.data) {
+    if (!params.paged && params.cu_seqlens_k.data) {
       const int64_t rows = params.cache.page_size;
       sequence.k_begin = std::clamp<int64_t>(At(params.cu_seqlens_k, i), 0, rows);
       max_len = std::min(max_len, rows - sequence.k_begin);
@@ -64,9 +64,9 @@ std::vector<Sequence> ReadSequences(const Params& params, bool layer_exists) {
 
 class Plan {
  public:
-  Plan(const CpuWork& work, const std::vector<Sequence>& sequences, int64_t num_threads) {
+  Plan(const CpuWork& work, const std::vector<CpuSequence>& sequences, int64_t num_threads) {
     const int64_t num_kv_heads = work.params.num_kv_heads();
-    for (const Sequence& sequence : sequences) AddRowTiles(work, sequence);
+    for (const CpuSequence& sequence : sequences) AddRowTiles(work, sequence);
     int64_t cost = 0;
     for (const CpuTile& tile : tiles_) cost += Cost(tile) * num_kv_heads;
     if (num_threads > 1) SplitAbove(CeilDiv(cost, kTilesPerThread * num_threads));
@@ -90,7 +90,7 @@ class Plan {
     return (tile.key_end - tile.key_begin) * std::max(tile.num_rows, kMinCostRows);
   }
 
-  void AddRowTiles(const CpuWork& work, const Sequence& sequence) {
+  void AddRowTiles(const CpuWork& work, const CpuSequence& sequence) {
     const int64_t rows = sequence.len_q * work.group;
     for (int64_t row = 0; row < rows; row += kTileRows) {
       CpuTile tile{.sequence = sequence, .row = row, .num_rows = std::min(kTileRows, rows - row)};
@@ -183,7 +183,7 @@ Status RunPlanned(const Params& params, const CpuContext& context, CpuKernel& ke
   work.group = params.num_heads / params.num_kv_heads();
   work.padded_d = RoundUp(params.head_dim, kAlignFloats);
 
-  const std::vector<Sequence> sequences = ReadSequences(work.params, layer_exists);
+  const std::vector<CpuSequence> sequences = ReadSequences(work.params, layer_exists);
   const Plan plan(work, sequences, context.num_threads());
   plan.LendTo(work);
   if (sequences.empty()) {

@@ -36,9 +36,10 @@ struct Params {
   IndexVector seqused_k;        // [b]: len_k; absent: from cu_seqlens_k
   IndexVector num_seqs_device;  // [1]; sequences from this one on are padding; absent: all b count
 
-  // K and V. Paged: page_table is [b, m] and cache is as its name says. Dense: page_table is absent
+  // K and V. Paged: page_table is [b, m] and cache is as its name says. Dense: paged is false
   // and cache is one page whose slots are the rows of k, starting at cu_seqlens_k[sequence].
   CacheView cache;
+  bool paged = false;  // not the same as a table that is there: one without columns has no address
   IndexVector page_table;
   int64_t page_table_stride = 0;
   int64_t pages_per_seq = 0;  // m
@@ -50,8 +51,8 @@ struct Params {
   // Partial results of split-KV decode: f32 [splits, row_floats].
   float* workspace = nullptr;
   int64_t max_splits = 1;
+  int64_t workspace_floats = 0;  // of a split
 
-  bool paged() const { return page_table.data != nullptr; }
   int64_t num_kv_heads() const { return cache.num_kv_heads; }
 };
 

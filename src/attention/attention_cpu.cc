@@ -57,7 +57,7 @@ class KeyWalk {
       int64_t page = slot / cache.page_size;
       const int64_t slot_in_page = slot % cache.page_size;
       count = std::min(end_ - key, cache.page_size - slot_in_page);
-      if (params_.paged())
+      if (params_.paged)
         page = At(params_.page_table, sequence_.index * params_.page_table_stride + page);
       if (page < 0 || page >= cache.num_pages) continue;
       const int64_t offset =
@@ -71,7 +71,7 @@ class KeyWalk {
   }
 
   const Params& params_;
-  const Sequence& sequence_;
+  const CpuSequence& sequence_;
   int64_t head_, end_;
   KeyBlock<T> run_;
 };
@@ -101,7 +101,7 @@ KeyBlock<float> Gather(KeyWalk<T>& walk, const CpuWork& work, float* k_tile, flo
 
 // Row `row` of the sequence, out / sum, and its lse.
 template <class T>
-void StoreRow(const CpuWork& work, const Sequence& sequence, int64_t head, int64_t row,
+void StoreRow(const CpuWork& work, const CpuSequence& sequence, int64_t head, int64_t row,
               const float* out, float max, float sum) {
   const Params& params = work.params;
   const int64_t token = sequence.q_begin + row / work.group;

@@ -17,7 +17,7 @@ inline constexpr int64_t kTileKeys = 64;      // at most, taken at a time
 inline constexpr int64_t kMaxPanelRows = 32;  // see panel_cpu.h
 
 // Where one sequence lies, with every number clamped to what the arrays hold.
-struct Sequence {
+struct CpuSequence {
   int64_t index = 0;  // its row of the page table
   int64_t q_begin = 0, len_q = 0;
   int64_t k_begin = 0, len_k = 0;  // k_begin: of dense K and V
@@ -25,7 +25,7 @@ struct Sequence {
 
 // Rows [row, row + num_rows) of a sequence against its keys [key_begin, key_end), in every KV head.
 struct CpuTile {
-  Sequence sequence;
+  CpuSequence sequence;
   int64_t row = 0, num_rows = 0;
   int64_t key_begin = 0, key_end = 0;
   // Where partial results go if other tiles hold the rest of the keys: num_rows rows of CpuWork's
@@ -75,8 +75,8 @@ struct KeyRange {
 };
 
 // The keys that a token of the sequence sees.
-[[gnu::always_inline]] inline KeyRange VisibleKeys(const Params& params, const Sequence& sequence,
-                                                   int64_t token) {
+[[gnu::always_inline]] inline KeyRange VisibleKeys(const Params& params,
+                                                   const CpuSequence& sequence, int64_t token) {
   const int64_t position = token + sequence.len_k - sequence.len_q;
   KeyRange keys{0, sequence.len_k};
   if (params.window_left >= 0) keys.begin = std::max<int64_t>(0, position - params.window_left);

@@ -238,6 +238,12 @@ Status LaunchShape(Params p, const CudaContext& context, const DecodeRows& which
   const int64_t ctas = std::min<int64_t>(p.workspace ? p.max_splits : 1,
                                          cuda::NumSms() * std::min(resident, kCtasPerSm));
   const int64_t heads = shape.num_kv_heads, num_slices = NumSlices(heads, ctas);
+  const int64_t needed = PieceLayout::kPiecesPerCta * layout.floats();
+  if (num_slices > 1 &&
+      (p.workspace_floats < needed || reinterpret_cast<uintptr_t>(p.workspace) % 16 != 0))
+    return InvalidArgument(Text("workspace has ", p.workspace_floats,
+                                " floats a split, expected at least ", needed,
+                                " at a multiple of 16 bytes"));
   const bool aligned = RowsAligned<typename S::T>(p);
   INTARSIA_RETURN_IF_ERROR(cuda::Launch(
       context, kKernel<S>, {{heads, num_slices}, dim3(S::kThreads), S::kSharedBytes}, p, layout,

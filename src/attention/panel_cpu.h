@@ -61,7 +61,7 @@ class Panel {
   // Begins rows [row, row + num_rows) of the sequence, num_rows <= kWidth; the panel's other rows
   // are zeros that nobody asks for. `memory` holds 2 * kWidth * padded_d floats.
   template <class T>
-  void Start(const CpuWork& work, const Sequence& sequence, int64_t head, int64_t row,
+  void Start(const CpuWork& work, const CpuSequence& sequence, int64_t head, int64_t row,
              int64_t num_rows, float* memory) {
     d_ = work.params.head_dim;
     padded_d_ = work.padded_d;
@@ -109,7 +109,7 @@ class Panel {
   // Row `row` of the sequence becomes row i of Q, as f32 and scaled: [kWidth, padded_d] or,
   // transposed, [d, kWidth].
   template <class T>
-  void LoadQuery(const CpuWork& work, const Sequence& sequence, int64_t head, int64_t row,
+  void LoadQuery(const CpuWork& work, const CpuSequence& sequence, int64_t head, int64_t row,
                  int64_t i) {
     const Params& params = work.params;
     const T* query = static_cast<const T*>(params.q) +

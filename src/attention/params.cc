@@ -29,6 +29,7 @@ Status SetPagedCache(Params& params, std::string_view layout, const TensorView& 
                      const Optional& value_cache, const Optional& layer,
                      const TensorView& block_table, const TensorView& seqused_k) {
   INTARSIA_RETURN_IF_ERROR(MakeCacheView(layout, key_cache, value_cache, layer, params.cache));
+  params.paged = true;
   params.page_table = ToIndexVector(block_table);
   params.page_table_stride = block_table.stride(0);
   params.pages_per_seq = block_table.dim(1);
@@ -56,6 +57,7 @@ void SetDenseCache(Params& params, const TensorView& k, const TensorView& v,
 void SetWorkspace(Params& params, const TensorView& workspace) {
   params.workspace = workspace.as<float>();
   params.max_splits = workspace.rank == 2 ? workspace.dim(0) : 1;
+  params.workspace_floats = workspace.rank == 2 ? workspace.dim(1) : 0;
 }
 
 Status CheckParams(const Params& params) {

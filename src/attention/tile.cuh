@@ -60,7 +60,7 @@ struct Sequence {
 __device__ inline Sequence SequenceAt(const Params& p, int seq) {
   Sequence s{seq, TokensOf(p, seq)};
   int64_t len_k = 0, max_len_k = p.max_len_k;
-  if (!p.page_table.data) {
+  if (!p.paged) {
     const int64_t begin = p.cu_seqlens_k.At(seq);
     len_k = p.cu_seqlens_k.At(seq + 1) - begin;
     s.k_begin = static_cast<int>(Clamp(begin, 0, p.cache.page_size));
@@ -190,7 +190,7 @@ class KeyRows {
   __device__ __forceinline__ KeyPlace Find(int key) const {
     KeyPlace place;
     place.slot = sequence_.k_begin + key;
-    if (!p_.page_table.data) return place;
+    if (!p_.paged) return place;
     const uint32_t entry = page_size_.Divide(key);
     place.slot = key - entry * static_cast<uint32_t>(p_.cache.page_size);
     const int64_t word = sequence_.index * p_.page_table_stride + entry;

@@ -3,6 +3,8 @@
 //
 // A row is read once: its first kItems vectors a thread stay in registers between the reduction and
 // the scaling. What a longer row has beyond that is read again, from the L2 cache most likely.
+#include <type_traits>
+
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
@@ -24,34 +26,34 @@ __device__ __forceinline__ float RowSum(float x) {
   return WarpSum(threadIdx.x % 32 < blockDim.x / 32 ? warps[threadIdx.x % 32] : 0.0f);
 }
 
-// A vector of a row as it was loaded: half the registers of f32, so that more rows are on their
-// way.
+// A vector of a row between the two passes: as it was loaded, which takes half the registers of
+// f32, so that more rows are on their way; or the sum with the residual as the norm wants to see
+// it, rounded unless the norm is of the unrounded one.
 template <class T, int kBytes, bool kResidual>
 struct RowVector {
   using V = Vec<T, kBytes>;
-  V x, residual;
+  Vec<std::conditional_t<kResidual, float, T>, kResidual ? V::kSize * 4 : kBytes> kept;
+
+  __device__ __forceinline__ float At(int j) const { return ToFloat(kept.at[j]); }
 
   __device__ __forceinline__ void Load(const NormArguments& a, int64_t at) {
-    x = *reinterpret_cast<const V*>(static_cast<const T*>(a.x) + at);
-    if constexpr (kResidual)
-      residual = *reinterpret_cast<const V*>(static_cast<const T*>(a.residual) + at);
-  }
-
-  // Element j as the norm wants to see it: the residual added, and the sum rounded unless the norm
-  // is of the unrounded one.
-  __device__ __forceinline__ float At(const NormArguments& a, int j) const {
-    float sum = ToFloat(x.at[j]);
-    if constexpr (kResidual) {
-      sum += ToFloat(residual.at[j]);
-      if (!a.before_weight) sum = ToFloat(FromFloat<T>(sum));
+    const V x = *reinterpret_cast<const V*>(static_cast<const T*>(a.x) + at);
+    if constexpr (!kResidual) {
+      kept = x;
+    } else {
+      const V residual = *reinterpret_cast<const V*>(static_cast<const T*>(a.residual) + at);
+#pragma unroll
+      for (int j = 0; j < V::kSize; ++j) {
+        const float sum = ToFloat(x.at[j]) + ToFloat(residual.at[j]);
+        kept.at[j] = a.before_weight ? sum : ToFloat(FromFloat<T>(sum));
+      }
     }
-    return sum;
   }
 
-  __device__ __forceinline__ float SumOfSquares(const NormArguments& a) const {
+  __device__ __forceinline__ float SumOfSquares() const {
     float squares = 0.0f;
 #pragma unroll
-    for (int j = 0; j < V::kSize; ++j) squares += At(a, j) * At(a, j);
+    for (int j = 0; j < V::kSize; ++j) squares += At(j) * At(j);
     return squares;
   }
 
@@ -64,9 +66,9 @@ struct RowVector {
       const float w = a.weight       ? ToFloat(weight.at[j])
                       : a.weight_f32 ? a.weight_f32[column + j]
                                      : 1.0f;
-      const float y = At(a, j) * rstd;
+      const float y = At(j) * rstd;
       out.at[j] = FromFloat<T>((a.before_weight ? ToFloat(FromFloat<T>(y)) : y) * w);
-      sum.at[j] = FromFloat<T>(At(a, j));
+      sum.at[j] = FromFloat<T>(At(j));
     }
     *reinterpret_cast<V*>(static_cast<T*>(a.out) + at) = out;
     if constexpr (kResidual) *reinterpret_cast<V*>(static_cast<T*>(a.residual_out) + at) = sum;
@@ -88,10 +90,10 @@ __global__ void __launch_bounds__(kMaxNormThreads) NormKernel(NormArguments a) {
   float squares = 0.0f;
 #pragma unroll
   for (int k = 0; k < kNormItems; ++k)
-    if (at(k) < vectors) squares += kept[k].SumOfSquares(a);
+    if (at(k) < vectors) squares += kept[k].SumOfSquares();
   for (int64_t i = at(kNormItems); i < vectors; i += blockDim.x) {
     again.Load(a, start + i * kSize);
-    squares += again.SumOfSquares(a);
+    squares += again.SumOfSquares();
   }
   const float rstd = rsqrtf(RowSum(squares) / static_cast<float>(a.n) + a.eps);
 #pragma unroll

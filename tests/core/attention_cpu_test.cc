@@ -132,6 +132,7 @@ class Batch {
       // Too long a length counts as the longest; its pages are all out of range here.
       if (lens[i] == 0 && Chance(3)) lens[i] = Chance(2) ? -5 : 1000000;
     }
+    p_.paged = true;
     p_.page_table = page_table_.Set(table, Chance(2));
     p_.seqused_k = seqused_k_.Set(lens, Chance(2));
   }

@@ -103,7 +103,7 @@ class Reference {
     const int64_t layer = c.layer ? *c.layer : 0;
     if (layer < 0 || layer >= c.num_layers) return -1;
     int64_t page = 0, slot = key;
-    if (p_.paged()) {
+    if (p_.paged) {
       page = At(p_.page_table, i * p_.page_table_stride + key / c.page_size);
       slot = key % c.page_size;
     } else {

@@ -260,6 +260,7 @@ struct OnDevice {
                .layer_stride = x.layer_size,
                .layer = c.layer < 0 ? nullptr : layer.data()};
     if (c.page_size) {
+      p.paged = true;
       p.page_table = table.view();
       p.page_table_stride = p.pages_per_seq = x.m;
       p.seqused_k = seqused.view();

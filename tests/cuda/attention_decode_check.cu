@@ -85,6 +85,7 @@ class Workspace {
     array_.Poison();
     p.workspace = array_.data();
     p.max_splits = dims[0];
+    p.workspace_floats = dims[1];
   }
   DeviceArray<float> array_;
 };
@@ -282,6 +283,7 @@ void Time(const Shape& s) {
   p.max_len_k = m * s.page_size;
   p.cu_seqlens_q = cu_q_device.view();
   p.seqused_k = seqused_device.view();
+  p.paged = true;
   p.page_table = table_device.view();
   p.page_table_stride = p.pages_per_seq = m;
   p.cache = {.dtype = kBF16,

@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return _COMMANDS[args.command][0].main(args) or 0
-    except (ValueError, OSError, ImportError, NotImplementedError, LookupError) as error:
+    except (ValueError, OSError, ImportError, NotImplementedError, MemoryError) as error:
         print(f"intarsia {args.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

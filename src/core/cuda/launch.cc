@@ -45,10 +45,21 @@ Status Kernel::Load(int device) const {
   int available = 0;
   INTARSIA_RETURN_IF_ERROR(ToStatus(
       cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name_));
-  if (max_shared_bytes_ <= 48 * 1024 || max_shared_bytes_ > available) return {};
+  if (max_shared_bytes_ + static_cast<int>(attributes.sharedSizeBytes) > available) {
+    too_large_.fetch_or(uint64_t{1} << (device % 64));
+    return {};
+  }
+  if (max_shared_bytes_ <= 48 * 1024) return {};
   return ToStatus(cudaFuncSetAttribute(function_, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        max_shared_bytes_),
                   name_);
+}
+
+Status Kernel::CheckFits(int device) const {
+  if (!(too_large_.load() & uint64_t{1} << (device % 64))) return {};
+  return Unimplemented(Text(name_, " needs ", max_shared_bytes_,
+                            " bytes of shared memory a block, more than GPU ", device,
+                            " has; A100, H100 and H200 have enough"));
 }
 
 Status LoadKernels() {
@@ -90,6 +101,9 @@ Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Sha
     return Unimplemented(Text(kernel.name(), " would need a grid of ", grid.x, " x ", grid.y, " x ",
                               grid.z, " blocks, CUDA has room for 2147483647 x 65535 x 65535"));
   INTARSIA_RETURN_IF_ERROR(LoadKernels());
+  int device = 0;
+  INTARSIA_RETURN_IF_ERROR(CurrentDevice(device));
+  INTARSIA_RETURN_IF_ERROR(kernel.CheckFits(device));
   const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
                     static_cast<unsigned>(grid.z));
   return ToStatus(cudaLaunchKernel(kernel.function(), blocks, shape.block, arguments,

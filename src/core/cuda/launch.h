@@ -2,6 +2,8 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <atomic>
+
 #include "src/core/context.h"
 #include "src/core/status.h"
 
@@ -18,14 +20,16 @@ class Kernel {
   const void* function() const { return function_; }
   const Kernel* next() const { return next_; }
   // Loads the kernel on the current device and raises its limit of shared memory, if the device has
-  // as much; else the kernel's first launch says that it does not fit.
+  // as much; CheckFits says so if not.
   Status Load(int device) const;
+  Status CheckFits(int device) const;
 
  private:
   const char* name_;
   const void* function_;
   int max_shared_bytes_;
-  const Kernel* next_;  // registered before this one
+  const Kernel* next_;                          // registered before this one
+  mutable std::atomic<uint64_t> too_large_{0};  // bit i: for device i
 };
 
 // Loads every kernel of the library on the current device; a few nanoseconds after the first time.

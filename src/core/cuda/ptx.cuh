@@ -75,10 +75,5 @@ __device__ __forceinline__ float Exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(r) : "f"(x));
   return r;
 }
-__device__ __forceinline__ float TanhApprox(float x) {
-  float r;
-  asm("tanh.approx.f32 %0, %1;\n" : "=f"(r) : "f"(x));
-  return r;
-}
 
 }  // namespace intarsia::cuda

@@ -1,0 +1,18 @@
+// out = -x.
+#pragma once
+#include "src/core/op.h"
+
+namespace intarsia {
+
+struct Negate {
+  TensorView x, out;
+
+  static constexpr auto kSpec = MakeSpec("negate", "Changes the sign.", "arithmetic",
+                                         In("x", &Negate::x, "...", "T", "numbers"),
+                                         Out("out", &Negate::out, "...", "T", "-x"));
+
+  Status Run(const CpuContext&) const;
+  Status Run(const CudaContext&) const;
+};
+
+}  // namespace intarsia

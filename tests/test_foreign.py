@@ -1,0 +1,43 @@
+"""A library of ops outside of the tree builds, loads beside ours and runs in a program with it."""
+
+import shutil
+import subprocess
+import sys
+
+import intarsia
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import support
+from intarsia.jax import call, simple_add
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """tests/foreign, built for the CPU."""
+    cmake = shutil.which("cmake", path=str(support.ROOT / ".venv/bin")) or shutil.which("cmake")
+    if cmake is None:
+        pytest.skip("no cmake")
+    build = tmp_path_factory.mktemp("foreign")
+    source = support.ROOT / "tests" / "foreign"
+    options = ["-DINTARSIA_CUDA=off", f"-DPython3_EXECUTABLE={sys.executable}"]
+    for command in ([cmake, "-S", source, "-B", build, *options], [cmake, "--build", build, "-j2"]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return intarsia.load_ops(build / "libforeign.so")
+
+
+def test_a_foreign_op_runs_beside_ours(library) -> None:
+    assert (library.version, list(library.ops)) == ("1.2.3", ["negate"])
+    assert {handler.target for handler in library.handlers()} == {"foreign.negate"}
+    x = np.linspace(-2, 2, 37, dtype=np.float32)
+
+    @jax.jit
+    def program(x):
+        (negated,) = call("negate", [x], library=library)
+        return simple_add(negated, negated)
+
+    np.testing.assert_array_equal(program(jnp.asarray(x)), -2 * x)
+    with pytest.raises(LookupError, match=r"no op rms_norm; libforeign.so has negate"):
+        call("rms_norm", [x], library=library)
