@@ -1,6 +1,7 @@
 # Whether the CUDA half is built, and for which GPUs: machine code for sm_80 and sm_90, and compute_80
 # PTX for everything newer that has neither.
 include(CheckLanguage)
+set(INTARSIA_CUDA "off" CACHE STRING "CUDA half: on, off, or auto (on if nvcc is found)")
 set(INTARSIA_WITH_CUDA OFF)
 if(NOT INTARSIA_CUDA STREQUAL "off")
   if(NOT CMAKE_CUDA_COMPILER AND EXISTS /usr/local/cuda/bin/nvcc)

@@ -5,9 +5,9 @@ if(NOT INTARSIA_FFI_INCLUDE)
   execute_process(
     COMMAND ${Python3_EXECUTABLE} -c
             "import importlib.util as u; print(u.find_spec('jaxlib').submodule_search_locations[0] + '/include')"
-    OUTPUT_VARIABLE ffi_include OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE result)
+    OUTPUT_VARIABLE ffi_include OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE result ERROR_QUIET)
   if(result)
-    message(FATAL_ERROR "${Python3_EXECUTABLE} has no jaxlib, whose FFI headers the build needs: pip install 'jaxlib>=0.9.1,<=0.11.0'")
+    message(FATAL_ERROR "${Python3_EXECUTABLE} has no jaxlib, whose FFI headers the build needs: pip install 'jaxlib>=0.9.1,<=0.11.0', or name another Python by -DPython3_EXECUTABLE")
   endif()
   set(INTARSIA_FFI_INCLUDE ${ffi_include} CACHE PATH "Folder with xla/ffi/api/ffi.h")
 endif()

@@ -4,6 +4,9 @@
 # An op's files are found by their names: <op>_cpu.cc is compiled once for each instruction set,
 # *_cuda.cu only with CUDA. ops.inc is the only list.
 get_filename_component(INTARSIA_ROOT ${CMAKE_CURRENT_LIST_DIR}/.. ABSOLUTE)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
 include(${CMAKE_CURRENT_LIST_DIR}/IntarsiaCuda.cmake) # INTARSIA_WITH_CUDA and the architectures
 include(${CMAKE_CURRENT_LIST_DIR}/IntarsiaFfi.cmake)  # target intarsia_ffi_headers
 

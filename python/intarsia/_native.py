@@ -127,11 +127,11 @@ class Library:
 
     def __init__(self, path: pathlib.Path):
         if not path.exists():
-            raise ImportError(
-                f"{path} does not exist: build it with `make build`, or install the wheel"
-            )
+            raise ImportError(f"{path} does not exist")
         self.path = path
-        self._lib = ctypes.CDLL(str(path))
+        self._lib = ctypes.CDLL(str(path.resolve()))
+        if not hasattr(self._lib, "intarsia_abi_version"):
+            raise ImportError(f"{path} is no Intarsia library: it has no intarsia_abi_version")
         for name in ("version", "error", "manifest"):
             getattr(self._lib, f"intarsia_{name}").restype = ctypes.c_char_p
         self._lib.intarsia_handlers.restype = ctypes.POINTER(_Handler)
@@ -269,7 +269,10 @@ def _op(row: Mapping[str, Any]) -> Op:
 @functools.cache
 def main_library() -> Library:
     """The library that this package was built with."""
-    return Library(pathlib.Path(__file__).parent / "lib" / "libintarsia.so")
+    path = pathlib.Path(__file__).parent / "lib" / "libintarsia.so"
+    if not path.exists():
+        raise ImportError(f"{path} does not exist: run `make build`, or install the wheel")
+    return Library(path)
 
 
 @functools.cache

@@ -18,6 +18,8 @@ namespace {
 constexpr int64_t kTilesPerThread = 4;
 // Fewer keys than this are not worth a partial result.
 constexpr int64_t kMinSplitKeys = 256;
+// Multiply-adds below which another thread is not worth its wake-up, some microseconds.
+constexpr int64_t kMinWorkerWork = 256 * 1024;
 // A tile of fewer rows takes no less time: it waits for memory.
 constexpr int64_t kMinCostRows = 8;
 // The f32 of 64 bytes: the widest register, and a cache line.
@@ -67,9 +69,8 @@ class Plan {
   Plan(const CpuWork& work, const std::vector<CpuSequence>& sequences, int64_t num_threads) {
     const int64_t num_kv_heads = work.params.num_kv_heads();
     for (const CpuSequence& sequence : sequences) AddRowTiles(work, sequence);
-    int64_t cost = 0;
-    for (const CpuTile& tile : tiles_) cost += Cost(tile) * num_kv_heads;
-    if (num_threads > 1) SplitAbove(CeilDiv(cost, kTilesPerThread * num_threads));
+    for (const CpuTile& tile : tiles_) cost_ += Cost(tile) * num_kv_heads;
+    if (num_threads > 1) SplitAbove(CeilDiv(cost_, kTilesPerThread * num_threads));
     // The heaviest first: what is claimed last should be short.
     std::stable_sort(tiles_.begin(), tiles_.end(),
                      [](const CpuTile& a, const CpuTile& b) { return Cost(a) > Cost(b); });
@@ -84,6 +85,7 @@ class Plan {
     work.partial_rows = partial_rows_;
   }
   int64_t max_tile_rows() const { return max_tile_rows_; }
+  int64_t cost() const { return cost_; }  // keys times query rows, of all heads
 
  private:
   static int64_t Cost(const CpuTile& tile) {
@@ -133,6 +135,7 @@ class Plan {
   std::vector<CpuMerge> merges_;
   int64_t partial_rows_ = 0;
   int64_t max_tile_rows_ = 0;
+  int64_t cost_ = 0;
 };
 
 // The rows [begin, end) of q that belong to no sequence.
@@ -196,8 +199,9 @@ Status RunPlanned(const Params& params, const CpuContext& context, CpuKernel& ke
   // Per thread: a tile of K and of V, Q and the sums of the rows, and the scores of one panel.
   const int64_t rows = RoundUp(plan.max_tile_rows(), kMaxPanelRows);
   work.scratch_floats = 2 * (kTileKeys + rows) * work.padded_d + kTileKeys * kMaxPanelRows;
-  work.num_workers =
-      std::clamp<int64_t>(work.num_tiles * params.num_kv_heads(), 1, context.num_threads());
+  const int64_t useful = 1 + plan.cost() * params.head_dim / kMinWorkerWork;
+  work.num_workers = std::clamp<int64_t>(std::min(work.num_tiles * params.num_kv_heads(), useful),
+                                         1, context.num_threads());
   const AlignedFloats scratch = MakeAligned(work.num_workers * work.scratch_floats);
   const AlignedFloats partials =
       MakeAligned(params.num_kv_heads() * work.partial_rows * (work.padded_d + 2));

@@ -60,12 +60,12 @@ void SetWorkspace(Params& params, const TensorView& workspace) {
   params.workspace_floats = workspace.rank == 2 ? workspace.dim(1) : 0;
 }
 
-Status CheckParams(const Params& params) {
+Status CheckParams(std::string_view query, const Params& params) {
   const int64_t h = params.num_heads, hk = params.num_kv_heads(), d = params.head_dim;
   if (hk == 0 || h % hk != 0)
-    return InvalidArgument(Text("q has h=", h, ", expected a multiple of hk=", hk));
+    return InvalidArgument(Text(query, " has h=", h, ", expected a multiple of hk=", hk));
   if (d % 8 != 0 || d == 0 || d > 256)
-    return Unimplemented(Text("q has d=", d, "; built are multiples of 8 up to 256"));
+    return Unimplemented(Text(query, " has d=", d, "; built are multiples of 8 up to 256"));
   if (!(params.softcap >= 0.0f))
     return InvalidArgument(
         Text("softcap is ", std::to_string(params.softcap), ", expected 0 (none) or more"));

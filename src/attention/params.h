@@ -24,7 +24,7 @@ void SetWorkspace(Params& params, const TensorView& workspace);
 
 // What the kernels ask: h % hk == 0, d a multiple of 8 up to 256, softcap and windows that mean
 // something.
-Status CheckParams(const Params& params);
+Status CheckParams(std::string_view query, const Params& params);
 
 // Dims of the workspace for these shapes.
 std::array<int64_t, 2> WorkspaceDims(const Params& params);

@@ -189,10 +189,10 @@ Status Infer(const OpInfo& op, Call& call) {
   return {};
 }
 
-Status CheckResults(const OpInfo& op, const Call& call, const Call& inferred) {
+Status CheckResults(const OpInfo& op, const Call& call, std::span<const Optional> inferred) {
   for (size_t i = 0; i < op.results.size(); ++i) {
     const ResultInfo& info = op.results[i];
-    const Optional &got = call.results[i], &want = inferred.results[i];
+    const Optional &got = call.results[i], &want = inferred[i];
     if (got.has_value() != want.has_value())
       return Invalid(op, "result ", info.name,
                      got ? " is given but must not exist" : " is missing");

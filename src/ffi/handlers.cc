@@ -132,13 +132,14 @@ class Decoder {
   }
 
   Status Results(Call& call) {
-    Call expected = call;
-    INTARSIA_RETURN_IF_ERROR(Infer(op_, expected));
+    INTARSIA_RETURN_IF_ERROR(Infer(op_, call));
+    const auto expected = call.results;
+    call.results = {};
     size_t next = 0;
     // Results in spec order, then workspaces.
     for (const bool workspace : {false, true}) {
       for (size_t i = 0; i < op_.results.size(); ++i) {
-        if (op_.results[i].workspace != workspace || !expected.results[i]) continue;
+        if (op_.results[i].workspace != workspace || !expected[i]) continue;
         if (next == rets_.size())
           return Invalid(op_, "result ", op_.results[i].name, " is missing");
         INTARSIA_RETURN_IF_ERROR(View(op_.results[i].name, **rets_.get<ffi::AnyBuffer>(next++),

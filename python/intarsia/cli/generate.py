@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_PROMPTS = (
     "Explain in two sentences why the sky is blue.",
-    "Write a short poem about weaving.",
+    "What is weaving, and what is it good for?",
 )
 
 
@@ -60,6 +60,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _choose_device(platform: str) -> None:
+    import jax
+
+    jax.config.update("jax_platforms", platform)
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"--device {platform}: JAX has no such device; see intarsia doctor"
+        ) from error
+
+
 def main(args: argparse.Namespace) -> int:
     """Generates; texts go to stdout, everything else to stderr."""
     try:
@@ -74,7 +86,7 @@ def _generate(args: argparse.Namespace) -> None:
     import jax
 
     if args.device != "auto":
-        jax.config.update("jax_platforms", args.device)
+        _choose_device(args.device)
     from intarsia.models import Engine, SamplingParams, Tokenizer, find_model, load_model
 
     if args.reference and args.temperature != 0:
@@ -129,7 +141,8 @@ class _Printer:
         stream = self._streams[index]
         self._unprinted[index] += stream.push(token)
         if finish_reason:
-            self._unprinted[index] += stream.finish()
+            cut = " [...]" if finish_reason == "length" else ""  # not the model's own end
+            self._unprinted[index] += stream.finish() + cut
             self._done[index] = True
         if index == self._live:
             self._flush()

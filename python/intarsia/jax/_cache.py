@@ -12,7 +12,11 @@ KvCache: TypeAlias = jax.Array | tuple[jax.Array, jax.Array]
 
 def split(kv_cache: KvCache) -> tuple[jax.Array, jax.Array | None]:
     """(key_cache, value_cache), where value_cache is None if one array holds both."""
-    return tuple(kv_cache) if isinstance(kv_cache, tuple | list) else (kv_cache, None)
+    if not isinstance(kv_cache, tuple | list):
+        return kv_cache, None
+    if len(kv_cache) != 2:
+        raise ValueError(f"kv_cache has {len(kv_cache)} arrays, expected one or a pair")
+    return tuple(kv_cache)
 
 
 def infer_layout(kv_cache: KvCache, layout: str | None) -> str:

@@ -60,7 +60,7 @@ def call(
     """Calls an op inside an XLA program.
 
     Args:
-      name: the op, as in `intarsia ops`.
+      name: the op, without the library's prefix: "rms_norm".
       operands: arrays in spec order, None for absent optional ones.
       library: a library from `intarsia.load_ops`; default: the package's own.
       **attributes: by name; None means not given.
@@ -74,6 +74,8 @@ def call(
       NotImplementedError: a legal call that is not built.
       LookupError: no such op; the text lists those there are.
     """
+    if hasattr(operands, "shape"):
+        raise TypeError(f"{name}: operands is one array, expected a sequence of arrays")
     library = library or _native.main_library()
     register(library)
     op = library.find(name)

@@ -159,7 +159,7 @@ def _open_directory(path: Path) -> _Checkpoint:
 
     config_json = read_json("config.json")
     if not config_json:
-        raise FileNotFoundError(f"model directory {path} has no config.json")
+        raise FileNotFoundError(f"model directory {path} has no config.json, or an empty one")
     config = config_from_hf(config_json, read_json("generation_config.json"))
     shards = set(read_json("model.safetensors.index.json").get("weight_map", {}).values())
     files = [safe_open(path / shard, "numpy") for shard in shards or {"model.safetensors"}]

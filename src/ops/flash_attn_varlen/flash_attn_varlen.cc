@@ -21,7 +21,7 @@ Status FlashAttnVarlen::ToParams(attention::Params& params) const {
   params.window_left = window_left;
   params.window_right = is_causal ? 0 : window_right;
   attention::SetWorkspace(params, workspace);
-  return attention::CheckParams(params);
+  return attention::CheckParams("q", params);
 }
 
 Status FlashAttnVarlen::Check() const {

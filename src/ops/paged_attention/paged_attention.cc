@@ -14,7 +14,7 @@ Status PagedAttention::ToParams(attention::Params& params) const {
   params.window_left = sliding_window ? *sliding_window - 1 : -1;
   params.window_right = 0;
   attention::SetWorkspace(params, workspace);
-  return attention::CheckParams(params);
+  return attention::CheckParams("query", params);
 }
 
 Status PagedAttention::Check() const {
