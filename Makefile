@@ -8,7 +8,8 @@ GPU := $(shell command -v nvidia-smi)
 NVCC := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
 # The CUDA half is built where there is a compiler and a GPU to run it; CUDA=on builds it without GPU.
 CUDA ?= $(if $(and $(GPU),$(NVCC)),on,off)
-BUILD := build/$(if $(filter on,$(CUDA)),cuda,cpu)
+PRESET := $(if $(filter on,$(CUDA)),cuda,cpu)
+BUILD := build/$(PRESET)
 JAX := jax$(if $(GPU),[cuda13])==0.10.2
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 MODEL ?= smollm2
@@ -37,8 +38,8 @@ setup: $(VENV)/.installed ## make .venv and install what the library and the dem
 setup-dev: setup $(VENV)/.installed-dev
 
 build: setup ## build the library, and make `intarsia` importable from .venv
-	$(BIN)/cmake -S . -B $(BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DINTARSIA_CUDA=$(CUDA) \
-	  -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python $(CMAKE_ARGS) > $(VENV)/configure.log || (cat $(VENV)/configure.log; false)
+	$(BIN)/cmake --preset $(PRESET) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja $(CMAKE_ARGS) \
+	  > $(VENV)/configure.log || (cat $(VENV)/configure.log; false)
 	$(BIN)/cmake --build $(BUILD)
 	@$(BIN)/cmake -E make_directory python/intarsia/lib
 	@$(BIN)/cmake -E copy_if_different $(BUILD)/libintarsia.so python/intarsia/lib/

@@ -8,7 +8,7 @@ from intarsia.models import Engine, SamplingParams, llama, load_model
 
 pytestmark = pytest.mark.gpu
 
-# 30 layers, each rounding to 8 bits a few times: measured 1.4e-2 against f32, and as much for plain jnp.
+# 30 layers, each of which rounds to 8 bits a few times.
 BF16_LOGITS_ERROR = 3e-2
 
 
