@@ -122,6 +122,11 @@ def _generate(args: argparse.Namespace) -> None:
         printer.push(output.index, output.token, output.finish_reason)
     _summarise(engine, sum(map(len, prompts)))
     if args.reference:
+        # Once more without printing, which the reference does not do either.
+        engine.generate(prompts, sampling)
+        _say("")
+        _say("without printing")
+        _say_row("decode", _rate(engine.stats.decode_tokens, engine.stats.decode_seconds))
         _compare(config, params, prompts, completions, args.max_tokens)
 
 
@@ -190,7 +195,7 @@ def _compare(
     from intarsia.models import reference
 
     _say("")
-    _say("the same in plain jax.numpy; compiling")
+    _say("the same in plain jax.numpy, without printing; compiling")
     result = reference.generate(config, params, prompts, max_tokens)
     _say_row("compile", f"{result.compile_seconds:.1f} s")
     _say_row("prefill", _rate(sum(map(len, prompts)), result.prefill_seconds))
