@@ -40,23 +40,23 @@ AlignedFloats MakeAligned(int64_t n) {
 std::vector<CpuSequence> ReadSequences(const Params& params, bool layer_exists) {
   int64_t num_seqs = params.num_seqs;
   if (params.num_seqs_device.data)
-    num_seqs = std::clamp<int64_t>(At(params.num_seqs_device, 0), 0, num_seqs);
+    num_seqs = std::clamp<int64_t>(params.num_seqs_device.At(0), 0, num_seqs);
   std::vector<CpuSequence> sequences;
-  int64_t q_begin = std::clamp<int64_t>(At(params.cu_seqlens_q, 0), 0, params.num_tokens);
+  int64_t q_begin = std::clamp<int64_t>(params.cu_seqlens_q.At(0), 0, params.num_tokens);
   for (int64_t i = 0; i < num_seqs; ++i) {
     const int64_t q_end =
-        std::clamp<int64_t>(At(params.cu_seqlens_q, i + 1), q_begin, params.num_tokens);
+        std::clamp<int64_t>(params.cu_seqlens_q.At(i + 1), q_begin, params.num_tokens);
     CpuSequence sequence{.index = i, .q_begin = q_begin, .len_q = q_end - q_begin};
     int64_t max_len =
         std::min<int64_t>(params.max_len_k, std::numeric_limits<int32_t>::max() - kTileKeys);
     int64_t len = 0;
     if (!params.paged && params.cu_seqlens_k.data) {
       const int64_t rows = params.cache.page_size;
-      sequence.k_begin = std::clamp<int64_t>(At(params.cu_seqlens_k, i), 0, rows);
+      sequence.k_begin = std::clamp<int64_t>(params.cu_seqlens_k.At(i), 0, rows);
       max_len = std::min(max_len, rows - sequence.k_begin);
-      len = std::clamp(At(params.cu_seqlens_k, i + 1), sequence.k_begin, rows) - sequence.k_begin;
+      len = std::clamp(params.cu_seqlens_k.At(i + 1), sequence.k_begin, rows) - sequence.k_begin;
     }
-    if (params.seqused_k.data) len = At(params.seqused_k, i);
+    if (params.seqused_k.data) len = params.seqused_k.At(i);
     sequence.len_k = layer_exists ? std::clamp<int64_t>(len, 0, max_len) : 0;
     sequences.push_back(sequence);
     q_begin = q_end;

@@ -58,7 +58,7 @@ class KeyWalk {
       const int64_t slot_in_page = slot % cache.page_size;
       count = std::min(end_ - key, cache.page_size - slot_in_page);
       if (params_.paged)
-        page = At(params_.page_table, sequence_.index * params_.page_table_stride + page);
+        page = params_.page_table.At(sequence_.index * params_.page_table_stride + page);
       if (page < 0 || page >= cache.num_pages) continue;
       const int64_t offset =
           page * cache.page_stride + slot_in_page * cache.slot_stride + head_ * cache.head_stride;

@@ -65,11 +65,6 @@ Status RunPlanned(const Params& params, const CpuContext& context, CpuKernel& ke
 
 namespace {  // attention_cpu.cc includes this too: see isa.h
 
-[[gnu::always_inline]] inline int64_t At(const IndexVector& indices, int64_t i) {
-  return indices.wide ? static_cast<const int64_t*>(indices.data)[i]
-                      : static_cast<const int32_t*>(indices.data)[i];
-}
-
 struct KeyRange {
   int64_t begin, end;
 };

@@ -77,11 +77,11 @@ class Reference {
     result_.out.assign(static_cast<size_t>(p_.num_tokens * p_.num_heads * p_.head_dim), 0.0);
     result_.lse.assign(static_cast<size_t>(p_.num_tokens * p_.num_heads), -kInf);
     const int64_t num_seqs = p_.num_seqs_device.data
-                                 ? std::clamp<int64_t>(At(p_.num_seqs_device, 0), 0, p_.num_seqs)
+                                 ? std::clamp<int64_t>(p_.num_seqs_device.At(0), 0, p_.num_seqs)
                                  : p_.num_seqs;
-    int64_t q_begin = std::clamp<int64_t>(At(p_.cu_seqlens_q, 0), 0, p_.num_tokens);
+    int64_t q_begin = std::clamp<int64_t>(p_.cu_seqlens_q.At(0), 0, p_.num_tokens);
     for (int64_t i = 0; i < num_seqs; ++i) {
-      const int64_t q_end = std::clamp<int64_t>(At(p_.cu_seqlens_q, i + 1), q_begin, p_.num_tokens);
+      const int64_t q_end = std::clamp<int64_t>(p_.cu_seqlens_q.At(i + 1), q_begin, p_.num_tokens);
       for (int64_t token = q_begin; token < q_end; ++token)
         for (int64_t head = 0; head < p_.num_heads; ++head)
           Row(i, token, head, token - q_begin, q_end - q_begin);
@@ -92,8 +92,8 @@ class Reference {
 
  private:
   int64_t LenK(int64_t i) const {
-    const int64_t len = p_.seqused_k.data ? At(p_.seqused_k, i)
-                                          : At(p_.cu_seqlens_k, i + 1) - At(p_.cu_seqlens_k, i);
+    const int64_t len =
+        p_.seqused_k.data ? p_.seqused_k.At(i) : p_.cu_seqlens_k.At(i + 1) - p_.cu_seqlens_k.At(i);
     return std::clamp<int64_t>(len, 0, p_.max_len_k);
   }
 
@@ -104,10 +104,10 @@ class Reference {
     if (layer < 0 || layer >= c.num_layers) return -1;
     int64_t page = 0, slot = key;
     if (p_.paged) {
-      page = At(p_.page_table, i * p_.page_table_stride + key / c.page_size);
+      page = p_.page_table.At(i * p_.page_table_stride + key / c.page_size);
       slot = key % c.page_size;
     } else {
-      slot += At(p_.cu_seqlens_k, i);
+      slot += p_.cu_seqlens_k.At(i);
     }
     if (page < 0 || page >= c.num_pages || slot >= c.page_size) return -1;
     return layer * c.layer_stride + page * c.page_stride + slot * c.slot_stride +
