@@ -55,13 +55,13 @@ def _attribute(kind: str, value: object) -> str:
 def snippet(op: _native.Op) -> str:
     """The example as a module with one function."""
     call = example(op)
-    given = [(row, x) for row, x in zip(op.operands, call.operands, strict=True) if x is not None]
+    given = [(row, x) for row, x in zip(op.operands, call.operands, strict=False) if x is not None]
     types = [_type(x.shape, _MLIR[str(x.dtype)]) for _, x in given]
     kinds = {a["name"]: a["type"] for a in op.attributes}
     config = [
         f"{k} = {_attribute(kinds[k], v)}" for k, v in call.attributes.items() if v is not None
     ]
-    optional = [x for row, x in zip(op.operands, call.operands, strict=True) if row["optional"]]
+    optional = [x for row, x in zip(op.operands, call.operands, strict=False) if row["optional"]]
     if optional:
         config.append(
             f"present = {sum(1 << i for i, x in enumerate(optional) if x is not None)} : i64"

@@ -90,7 +90,8 @@ typedef struct {
   int32_t workspace; /* 1: for the op's own use, contents mean nothing */
 } intarsia_result;
 
-/* Checks operands (in spec order, absent ones INTARSIA_NONE; data is not looked at) and attributes,
+/* Checks operands (in spec order, absent ones INTARSIA_NONE, optional ones at the end left out or
+ * INTARSIA_NONE; data is not looked at) and attributes,
  * and fills results[INTARSIA_MAX_RESULTS]. */
 INTARSIA_API int32_t intarsia_infer(const char* op, const intarsia_tensor* operands,
                                     size_t num_operands, const intarsia_attribute* attributes,

@@ -83,11 +83,15 @@ Status SetAttribute(const OpInfo& op, const intarsia_attribute& attribute, Call&
   return {};
 }
 
-// `fields` names what the tensors are, in spec order.
+// `fields` names what the tensors are, in spec order. Of operands, the last ones may be left out if
+// they are optional: a caller of an earlier release does not know them.
 template <class Fields>
 Status ReadTensors(const OpInfo& op, std::string_view what, const intarsia_tensor* tensors,
                    size_t count, const Fields& fields, std::span<Optional> slots) {
-  if (count != fields.size())
+  size_t needed = fields.size();
+  if constexpr (requires { fields[0].optional; })
+    while (needed > count && fields[needed - 1].optional) --needed;
+  if (count > fields.size() || count < needed)
     return Invalid(op, "got ", static_cast<int64_t>(count), " ", what, ", expected ",
                    static_cast<int64_t>(fields.size()), ", absent ones as INTARSIA_NONE");
   for (size_t i = 0; i < count; ++i) {

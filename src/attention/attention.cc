@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/attention/attention_cpu.h"
+#include "src/attention/params.h"
 #include "src/core/cpu/isa.h"
 
 namespace intarsia::attention {
@@ -156,9 +157,9 @@ bool ApplyLayer(CacheView& cache) {
   if (!cache.layer) return true;
   const int64_t layer = *cache.layer;
   if (layer < 0 || layer >= cache.num_layers) return false;
-  const int64_t bytes = layer * cache.layer_stride * Bytes(cache.dtype);
-  cache.k = static_cast<char*>(cache.k) + bytes;
-  cache.v = static_cast<char*>(cache.v) + bytes;
+  const int64_t bytes = layer * Bytes(cache.dtype);
+  cache.k = static_cast<char*>(cache.k) + bytes * cache.k_strides.layer;
+  cache.v = static_cast<char*>(cache.v) + bytes * cache.v_strides.layer;
   return true;
 }
 
@@ -169,12 +170,7 @@ Status Run(const Params& params, const CpuContext& context) {
 }
 
 Status RunPlanned(const Params& params, const CpuContext& context, CpuKernel& kernel) {
-  const bool built =
-      params.dtype == DType::kF32 || params.dtype == DType::kF16 || params.dtype == DType::kBF16;
-  if (!built || params.cache.dtype != params.dtype)
-    return Unimplemented(Text("q is ", Name(params.dtype), " and K and V are ",
-                              Name(params.cache.dtype),
-                              "; built on the CPU are f32, f16 and bf16, the same for all"));
+  INTARSIA_RETURN_IF_ERROR(CheckPlain(params));
   if (params.num_tokens == 0 || params.num_heads == 0 || params.head_dim == 0) return {};
 
   CpuWork work{.params = params};

@@ -51,7 +51,7 @@ class KeyWalk {
  private:
   void FindRun(int64_t key) {
     const CacheView& cache = params_.cache;
-    run_ = {.first = end_, .count = 0, .k = nullptr, .v = nullptr, .stride = cache.slot_stride};
+    run_ = {.first = end_, .count = 0, .k = nullptr, .v = nullptr, .stride = cache.k_strides.slot};
     for (int64_t count; key < end_; key += count) {
       const int64_t slot = sequence_.k_begin + key;
       int64_t page = slot / cache.page_size;
@@ -60,12 +60,10 @@ class KeyWalk {
       if (params_.paged)
         page = params_.page_table.At(sequence_.index * params_.page_table_stride + page);
       if (page < 0 || page >= cache.num_pages) continue;
-      const int64_t offset =
-          page * cache.page_stride + slot_in_page * cache.slot_stride + head_ * cache.head_stride;
       run_.first = key;
       run_.count = count;
-      run_.k = static_cast<const T*>(cache.k) + offset;
-      run_.v = static_cast<const T*>(cache.v) + offset;
+      run_.k = static_cast<const T*>(cache.k) + cache.k_strides.At(0, page, slot_in_page, head_);
+      run_.v = static_cast<const T*>(cache.v) + cache.v_strides.At(0, page, slot_in_page, head_);
       return;
     }
   }

@@ -5,11 +5,16 @@
 #include "src/attention/decode_plan.h"
 
 namespace intarsia::attention {
+namespace {
+
+bool IsFp8(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2; }
+
+}  // namespace
 
 void SetQuery(Params& params, const TensorView& q, const TensorView& cu_seqlens_q,
               const TensorView& out, const TensorView& lse, std::optional<float> scale,
               float softcap) {
-  params.dtype = q.dtype;
+  params.dtype = params.out_dtype = q.dtype;
   params.q = q.data;
   params.q_token_stride = q.stride(0);
   params.q_head_stride = q.stride(1);
@@ -25,10 +30,11 @@ void SetQuery(Params& params, const TensorView& q, const TensorView& cu_seqlens_
   params.softcap = softcap;
 }
 
-Status SetPagedCache(Params& params, std::string_view layout, const TensorView& key_cache,
+Status SetPagedCache(Params& params, const CacheFormat& format, const TensorView& key_cache,
                      const Optional& value_cache, const Optional& layer,
                      const TensorView& block_table, const TensorView& seqused_k) {
-  INTARSIA_RETURN_IF_ERROR(MakeCacheView(layout, key_cache, value_cache, layer, params.cache));
+  INTARSIA_RETURN_IF_ERROR(MakeCacheView(format.layout, format.kv_cache_dtype, key_cache,
+                                         value_cache, layer, params.cache));
   params.paged = true;
   params.page_table = ToIndexVector(block_table);
   params.page_table_stride = block_table.stride(0);
@@ -47,11 +53,27 @@ void SetDenseCache(Params& params, const TensorView& k, const TensorView& v,
                   .page_size = k.dim(0),
                   .num_kv_heads = k.dim(1),
                   .head_dim = k.dim(2),
-                  .slot_stride = k.stride(0),
-                  .head_stride = k.stride(1)};
+                  .v_head_dim = v.dim(2),
+                  .k_strides = {.slot = k.stride(0), .head = k.stride(1)},
+                  .v_strides = {.slot = v.stride(0), .head = v.stride(1)}};
   params.cu_seqlens_k = ToIndexVector(cu_seqlens_k);
   params.seqused_k = ToIndexVector(seqused_k);
   params.max_len_k = k.dim(0);
+}
+
+Status SetScales(Params& params, const Optional& q_scale, const Optional& k_scale,
+                 const Optional& v_scale) {
+  const auto refuse = [](std::string_view scale, std::string_view what, DType dtype) {
+    return InvalidArgument(
+        Text(scale, " is given, but ", what, " ", Name(dtype), ", expected an fp8 type"));
+  };
+  if (q_scale && !IsFp8(params.dtype)) return refuse("q_scale", "queries have dtype", params.dtype);
+  if ((k_scale || v_scale) && !IsFp8(params.cache.dtype))
+    return refuse(k_scale ? "k_scale" : "v_scale", "K and V have dtype", params.cache.dtype);
+  params.q_scale = ToScaleView(q_scale);
+  params.k_scale = ToScaleView(k_scale);
+  params.v_scale = ToScaleView(v_scale);
+  return {};
 }
 
 void SetWorkspace(Params& params, const TensorView& workspace) {
@@ -60,18 +82,50 @@ void SetWorkspace(Params& params, const TensorView& workspace) {
   params.workspace_floats = workspace.rank == 2 ? workspace.dim(1) : 0;
 }
 
+namespace {
+
+Status CheckDTypes(std::string_view query, const Params& params) {
+  const DType q = params.dtype, kv = params.cache.dtype;
+  if (kv == DType::kU8) return InvalidArgument("k has dtype u8, which only a paged cache may have");
+  if (IsFp8(q) && kv != q)
+    return InvalidArgument(
+        Text(query, " has dtype ", Name(q), " but K and V have ", Name(kv), ", expected the same"));
+  if (!IsFp8(kv) && kv != q)
+    return InvalidArgument(Text(query, " has dtype ", Name(q), " but K and V have ", Name(kv)));
+  return {};
+}
+
+}  // namespace
+
 Status CheckParams(std::string_view query, const Params& params) {
-  const int64_t h = params.num_heads, hk = params.num_kv_heads(), d = params.head_dim;
+  const int64_t h = params.num_heads, hk = params.num_kv_heads(), d = params.head_dim,
+                dv = params.cache.v_head_dim;
+  INTARSIA_RETURN_IF_ERROR(CheckDTypes(query, params));
   if (hk == 0 || h % hk != 0)
     return InvalidArgument(Text(query, " has h=", h, ", expected a multiple of hk=", hk));
   if (d % 8 != 0 || d == 0 || d > 256)
     return Unimplemented(Text(query, " has d=", d, "; built are multiples of 8 up to 256"));
+  if (dv != d && !(d == 192 && dv == 128))
+    return Unimplemented(Text("v has dv=", dv, " where ", query, " has d=", d,
+                              "; built are equal ones, and d=192 with dv=128"));
   if (!(params.softcap >= 0.0f))
     return InvalidArgument(
         Text("softcap is ", std::to_string(params.softcap), ", expected 0 (none) or more"));
   for (int64_t side : {params.window_left, params.window_right})
     if (side < -1)
       return InvalidArgument(Text("a window reaches ", side, " keys, expected -1 (all) or more"));
+  return {};
+}
+
+Status CheckPlain(const Params& params) {
+  if (params.cache.dtype != params.dtype || Bytes(params.dtype) == 1)
+    return Unimplemented("q, K and V are built in f32, f16 and bf16, the same for all");
+  if (params.alibi_slopes.data || params.sinks || params.leftpad_k.data)
+    return Unimplemented("alibi_slopes, sinks and leftpad_k are not built");
+  if (params.cache.v_strides != params.cache.k_strides)
+    return Unimplemented("a V of other strides than K's is not built");
+  if (params.cache.v_head_dim != params.head_dim)
+    return Unimplemented("a V of another head dim than q's is not built");
   return {};
 }
 

@@ -11,8 +11,13 @@ void SetQuery(Params& params, const TensorView& q, const TensorView& cu_seqlens_
               const TensorView& out, const TensorView& lse, std::optional<float> scale,
               float softcap);
 
+// How a paged cache is to be read.
+struct CacheFormat {
+  std::string_view layout, kv_cache_dtype;
+};
+
 // K and V in a paged cache. The message completes "<op>: ".
-Status SetPagedCache(Params& params, std::string_view layout, const TensorView& key_cache,
+Status SetPagedCache(Params& params, const CacheFormat& format, const TensorView& key_cache,
                      const Optional& value_cache, const Optional& layer,
                      const TensorView& block_table, const TensorView& seqused_k);
 
@@ -20,11 +25,19 @@ Status SetPagedCache(Params& params, std::string_view layout, const TensorView& 
 void SetDenseCache(Params& params, const TensorView& k, const TensorView& v,
                    const TensorView& cu_seqlens_k, const Optional& seqused_k);
 
+// Behind the three above: what q, K and V, all fp8, are to be multiplied by.
+Status SetScales(Params& params, const Optional& q_scale, const Optional& k_scale,
+                 const Optional& v_scale);
+
 void SetWorkspace(Params& params, const TensorView& workspace);
 
-// What the kernels ask: h % hk == 0, d a multiple of 8 up to 256, softcap and windows that mean
-// something.
+// What the kernels ask: h % hk == 0, dtypes that go together, d a multiple of 8 up to 256 and V's
+// head dim the same (or 192 and 128), softcap and windows that mean something.
 Status CheckParams(std::string_view query, const Params& params);
+
+// Whether the kernels of a platform that know none of fp8, alibi, sinks, leftpad_k and a V of
+// another head dim can run this.
+Status CheckPlain(const Params& params);
 
 // Dims of the workspace for these shapes.
 std::array<int64_t, 2> WorkspaceDims(const Params& params);

@@ -206,7 +206,7 @@ bool OffsetsFit(const Params& p) {
   constexpr int64_t kLimit = (int64_t{1} << 36) / static_cast<int64_t>(sizeof(T));
   const CacheView& c = p.cache;
   return p.num_tokens * p.q_token_stride < kLimit &&
-         c.num_pages * c.page_stride + c.page_size * c.slot_stride < kLimit;
+         c.num_pages * c.k_strides.page + c.page_size * c.k_strides.slot < kLimit;
 }
 
 // No lengths make more tiles: each sequence, and the padding, has at most one that is not full.

@@ -178,7 +178,7 @@ class KeyRows {
       : p_(p), page_size_(page_size), sequence_(sequence) {
     const int64_t layer = p.cache.layer ? *p.cache.layer : 0;
     layer_exists_ = layer >= 0 && layer < p.cache.num_layers;
-    head_offset_ = layer_exists_ ? layer * p.cache.layer_stride + kv_head * p.cache.head_stride : 0;
+    head_offset_ = layer_exists_ ? p.cache.k_strides.At(layer, 0, 0, kv_head) : 0;
   }
 
   // If not, no key exists.
@@ -209,7 +209,7 @@ class KeyRows {
   }
   // In elements from head_offset(), if the key exists.
   __device__ __forceinline__ int64_t Offset(const KeyPlace& place) const {
-    return place.page_low * p_.cache.page_stride + place.slot * p_.cache.slot_stride;
+    return p_.cache.k_strides.At(0, place.page_low, place.slot, 0);
   }
 
  private:
@@ -264,8 +264,8 @@ bool RowsAligned(const Params& p) {
   };
   const CacheView& c = p.cache;
   return aligned(p.q, {p.q_token_stride, p.q_head_stride}) && aligned(p.out, {p.head_dim}) &&
-         aligned(c.k, {c.page_stride, c.slot_stride, c.head_stride, c.layer_stride}) &&
-         aligned(c.v, {c.page_stride, c.slot_stride, c.head_stride, c.layer_stride});
+         aligned(c.k, {c.k_strides.page, c.k_strides.slot, c.k_strides.head, c.k_strides.layer}) &&
+         aligned(c.v, {c.v_strides.page, c.v_strides.slot, c.v_strides.head, c.v_strides.layer});
 }
 
 }  // namespace intarsia::attention

@@ -1,8 +1,19 @@
 #include "src/core/cache_layout.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace intarsia {
+namespace {
+
+std::vector<std::string_view> Letters(std::string_view dims) {
+  std::vector<std::string_view> letters;
+  for (; !dims.empty(); dims.remove_prefix(std::min(dims.size(), letters.back().size() + 1)))
+    letters.push_back(dims.substr(0, dims.find(' ')));
+  return letters;
+}
+
+}  // namespace
 
 std::string ExpandCacheDims(std::string_view dims) {
   const size_t at = dims.find('@');
@@ -17,8 +28,41 @@ std::string ExpandCacheDims(std::string_view dims) {
   return text;
 }
 
-Status MakeCacheView(std::string_view layout, const TensorView& key_cache,
-                     const Optional& value_cache, const Optional& layer, CacheView& view) {
+namespace {
+
+Status ElementDType(std::string_view kv_cache_dtype, DType array, DType& elements) {
+  elements = array;
+  if (kv_cache_dtype == "auto")
+    return array == DType::kU8 ? InvalidArgument(
+                                     "kv_cache_dtype is auto but key_cache has dtype u8, expected "
+                                     "fp8_e4m3 or fp8_e5m2")
+                               : Status();
+  elements = kv_cache_dtype == "fp8_e5m2" ? DType::kF8E5M2 : DType::kF8E4M3;
+  if (array == DType::kU8 || array == elements) return {};
+  return InvalidArgument(Text("key_cache has dtype ", Name(array), ", expected ", Name(elements),
+                              " or u8 for kv_cache_dtype ", kv_cache_dtype));
+}
+
+// The strides of an array whose axes stand in the order of `dims`.
+CacheStrides StridesOf(const TensorView& array, std::string_view dims, bool has_layer) {
+  CacheStrides strides;
+  int axis = 0;
+  if (has_layer) strides.layer = array.stride(axis++);
+  for (const std::string_view letter : Letters(dims)) {
+    const int64_t stride = array.stride(axis++);
+    if (letter == "p") strides.page = stride;
+    if (letter == "s") strides.slot = stride;
+    if (letter == "hk") strides.head = stride;
+    if (letter == "2*hk") strides.head = 2 * stride;
+  }
+  return strides;
+}
+
+}  // namespace
+
+Status MakeCacheView(std::string_view layout, std::string_view kv_cache_dtype,
+                     const TensorView& key_cache, const Optional& value_cache,
+                     const Optional& layer, CacheView& view) {
   const CacheLayout* row = nullptr;
   for (const CacheLayout& candidate : kCacheLayouts)
     if (candidate.name == layout) row = &candidate;
@@ -34,32 +78,29 @@ Status MakeCacheView(std::string_view layout, const TensorView& key_cache,
   if (key_cache.rank != axes)
     return InvalidArgument(Text("key_cache has rank ", key_cache.rank, ", expected ", axes,
                                 " for layout ", layout, layer ? " with layer" : ""));
-  view = {.dtype = key_cache.dtype, .k = key_cache.data};
+  view = {.k = key_cache.data};
+  INTARSIA_RETURN_IF_ERROR(ElementDType(kv_cache_dtype, key_cache.dtype, view.dtype));
   // Sizes and strides by the letters of the row, so that a new axis order needs no code.
   int axis = 0;
   if (layer) {
-    view.num_layers = key_cache.dim(axis);
-    view.layer_stride = key_cache.stride(axis++);
+    view.num_layers = key_cache.dim(axis++);
     view.layer = layer->as<const int32_t>();
   }
-  for (std::string_view rest = row->dims; !rest.empty(); ++axis) {
-    const std::string_view letter = rest.substr(0, rest.find(' '));
-    rest.remove_prefix(std::min(rest.size(), letter.size() + 1));
-    const int64_t size = key_cache.dim(axis), stride = key_cache.stride(axis);
-    if (letter == "p") view.num_pages = size, view.page_stride = stride;
-    if (letter == "s") view.page_size = size, view.slot_stride = stride;
-    if (letter == "hk") view.num_kv_heads = size, view.head_stride = stride;
-    if (letter == "2*hk") view.num_kv_heads = size / 2, view.head_stride = 2 * stride;
-    if (letter == "d") view.head_dim = size;
+  for (const std::string_view letter : Letters(row->dims)) {
+    const int64_t size = key_cache.dim(axis++);
+    if (letter == "p") view.num_pages = size;
+    if (letter == "s") view.page_size = size;
+    if (letter == "hk") view.num_kv_heads = size;
+    if (letter == "2*hk") view.num_kv_heads = size / 2;
+    if (letter == "d") view.head_dim = view.v_head_dim = size;
   }
+  view.k_strides = StridesOf(key_cache, row->dims, layer.has_value());
   if (own_array) {
-    for (int i = 0; i < key_cache.rank; ++i)
-      if (key_cache.dim(i) > 1 && value_cache->stride(i) != key_cache.stride(i))
-        return InvalidArgument(Text("value_cache has stride ", value_cache->stride(i), " on axis ",
-                                    i, " but key_cache has ", key_cache.stride(i)));
+    view.v_strides = StridesOf(*value_cache, row->dims, layer.has_value());
     view.v = value_cache->data;
-  } else if (view.k) {
-    view.v = static_cast<char*>(view.k) + view.head_stride / 2 * Bytes(view.dtype);
+  } else {
+    view.v_strides = view.k_strides;
+    if (view.k) view.v = static_cast<char*>(view.k) + view.k_strides.head / 2 * Bytes(view.dtype);
   }
   return {};
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "src/core/index_vector.h"
 #include "src/core/status.h"
 #include "src/core/tensor_view.h"
 
@@ -33,20 +34,37 @@ inline constexpr std::string_view kLayoutChoices = "NHD|combined";
 // each row of the table, each with a leading layer axis when the operand `layer` is given.
 std::string ExpandCacheDims(std::string_view dims);
 
-// A paged cache of one layer as kernels see it; strides in elements. K of (page, slot, head) starts
-// at k + page * page_stride + slot * slot_stride + head * head_stride, V likewise.
+// What `kv_cache_dtype` may say: how the elements of a cache are stored. "auto" is what its array
+// says; "fp8" is fp8_e4m3.
+inline constexpr std::string_view kKvCacheDTypes = "auto|fp8|fp8_e4m3|fp8_e5m2";
+
+// In elements.
+struct CacheStrides {
+  int64_t layer = 0, page = 0, slot = 0, head = 0;
+  bool operator==(const CacheStrides&) const = default;
+
+  [[gnu::always_inline]] INTARSIA_HOST_DEVICE int64_t At(int64_t at_layer, int64_t at_page,
+                                                         int64_t at_slot, int64_t at_head) const {
+    return at_layer * layer + at_page * page + at_slot * slot + at_head * head;
+  }
+};
+
+// A paged cache as kernels see it: K of (layer, page, slot, head) starts at k + k_strides.At(...),
+// V likewise; the last stride is 1.
 struct CacheView {
-  DType dtype = DType::kOther;
+  DType dtype = DType::kOther;  // of the elements; uint8 arrays hold one of the fp8 types
   void* k = nullptr;
   void* v = nullptr;
-  int64_t num_pages = 0, page_size = 0, num_kv_heads = 0, head_dim = 0, num_layers = 1;
-  int64_t page_stride = 0, slot_stride = 0, head_stride = 0, layer_stride = 0;
+  int64_t num_pages = 0, page_size = 0, num_kv_heads = 0, num_layers = 1;
+  int64_t head_dim = 0, v_head_dim = 0;
+  CacheStrides k_strides = {}, v_strides = {};
   // A device-side layer index, or null: layer 0. Out of range it selects nothing.
   const int32_t* layer = nullptr;
 };
 
 // The message completes "<op>: ".
-Status MakeCacheView(std::string_view layout, const TensorView& key_cache,
-                     const Optional& value_cache, const Optional& layer, CacheView& view);
+Status MakeCacheView(std::string_view layout, std::string_view kv_cache_dtype,
+                     const TensorView& key_cache, const Optional& value_cache,
+                     const Optional& layer, CacheView& view);
 
 }  // namespace intarsia

@@ -1,7 +1,8 @@
 // The little language in which a spec states shapes.
 //
 //   dims     := "=" operand                     the shape of that operand (results only)
-//             | variant (" | " variant)*        the first whose conditions hold and whose rank fits
+//             | variant (" | " variant)*        the first whose conditions hold and whose rank and
+//                                               plain integers fit ("1 | hk")
 //   variant  := (condition ": ")* term (" " term)*
 //   condition:= ["!"] name | name "=" value     an operand or attribute is given (a bool: is true),
 //   or

@@ -78,10 +78,12 @@ consteval bool ValidSpec() {
     });
     return found;
   };
-  const auto is_dtype = [&](std::string_view rule) {
+  const auto is_dtype = [&](std::string_view rule, FieldKind of) {
     while (true) {
       const std::string_view word = rule.substr(0, rule.find('|'));
-      if (word != "T" && !DTypeFromName(word) && !is_field(word, FieldKind::kOperand)) return false;
+      if (word != "T" && !DTypeFromName(word) && !is_field(word, FieldKind::kOperand) &&
+          !(of == FieldKind::kResult && is_field(word, FieldKind::kAttribute)))
+        return false;
       if (word.size() == rule.size()) return true;
       rule.remove_prefix(word.size() + 1);
     }
@@ -90,7 +92,7 @@ consteval bool ValidSpec() {
   ForEachField<Op>([&]<class Field>(const Field& field, size_t) {
     ++counts[static_cast<size_t>(Field::kKind)];
     if constexpr (requires { field.dtype; })
-      if (!is_dtype(field.dtype)) throw "a dtype rule has an unknown word";
+      if (!is_dtype(field.dtype, Field::kKind)) throw "a dtype rule has an unknown word";
     if constexpr (Field::kKind == FieldKind::kResult) {
       if (!field.alias.empty() && !is_field(field.alias, FieldKind::kOperand))
         throw "Alias names no operand";

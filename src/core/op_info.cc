@@ -102,18 +102,23 @@ class Checker {
     } else {
       INTARSIA_RETURN_IF_ERROR(Named(info.name, dims_.Evaluate(info.dims, conditions_, shape)));
     }
-    const auto fixed = DTypeFromName(info.dtype);
-    const int like = op_.FindOperand(info.dtype);
-    const DType dtype = fixed       ? *fixed
-                        : like >= 0 ? call_.operands[static_cast<size_t>(like)]->dtype
-                                    : type_;
-    return Named(info.name, MakeDense(nullptr, dtype, shape, result));
+    return Named(info.name, MakeDense(nullptr, ResultDType(info), shape, result));
   }
 
  private:
   Status Named(std::string_view name, Status status) const {
     if (!status.ok()) status.message = Text(op_.name, ": ", name, " ", status.message);
     return status;
+  }
+
+  DType ResultDType(const ResultInfo& info) const {
+    std::string_view rule = info.dtype;
+    if (const int i = op_.FindAttribute(rule); i >= 0)
+      rule = std::get<std::string_view>(call_.attributes[static_cast<size_t>(i)]);
+    if (const auto fixed = DTypeFromName(rule)) return *fixed;
+    if (const int like = op_.FindOperand(rule); like >= 0)
+      return call_.operands[static_cast<size_t>(like)]->dtype;
+    return type_ == DType::kOther ? DType::kBF16 : type_;  // no operand is a T: all are quantised
   }
 
   // An attribute of which the spec's dims speak.

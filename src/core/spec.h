@@ -15,7 +15,8 @@ enum class Access { kDense, kRows /* last stride is 1 */, kStrided };
 enum class FieldKind { kOperand, kAttribute, kResult, kWorkspace };
 
 // An operand. dtype: "T" (one type of f32, f16, bf16 for all that say T), names such as "i32|i64",
-// or the name of another operand whose dtype it shares. Optional if the member is `Optional`.
+// both ("T|f32"), or the name of another operand whose dtype it shares. Optional if the member is
+// `Optional`.
 template <class Member>
 struct In {
   static constexpr FieldKind kKind = FieldKind::kOperand;
@@ -62,9 +63,11 @@ struct Attr {
   }
 };
 
-// A result. `alias` shares the operand's buffer in XLA; `mutates` is what the op writes in place
-// where tensors are mutable (torch). `when` names the optional operand or the bool attribute
-// without which the result does not exist.
+// A result. dtype: "T", a name, an operand's name, or that of a string attribute whose value says
+// it: a dtype's name, or another word for T. T is bf16 if no operand is one. `alias` shares the
+// operand's buffer in XLA; `mutates` is what the op writes in place where tensors are mutable
+// (torch). `when` names the optional operand or the bool attribute without which the result does
+// not exist.
 template <class Member>
 struct Out {
   static constexpr FieldKind kKind = FieldKind::kResult;

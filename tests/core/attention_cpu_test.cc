@@ -159,16 +159,19 @@ class Batch {
     const bool combined = Chance(2);
     c.num_kv_heads = shape_.num_kv_heads;
     c.head_dim = shape_.head_dim;
-    c.head_stride = c.head_dim * (combined ? 2 : 1);
-    c.slot_stride = c.head_stride * c.num_kv_heads;
-    c.page_stride = c.slot_stride * c.page_size;
-    c.layer_stride = c.page_stride * c.num_pages;
+    c.v_head_dim = c.head_dim;
+    CacheStrides& strides = c.k_strides;
+    strides.head = c.head_dim * (combined ? 2 : 1);
+    strides.slot = strides.head * c.num_kv_heads;
+    strides.page = strides.slot * c.page_size;
+    strides.layer = strides.page * c.num_pages;
+    c.v_strides = strides;
     if (Chance(4)) {
       c.num_layers = 2;
       layer_ = static_cast<int32_t>(Chance(6) ? (Chance(2) ? -1 : 2) : Draw(0, 1));
       c.layer = &layer_;
     }
-    k_ = Array(p_.dtype, c.num_layers * c.layer_stride);
+    k_ = Array(p_.dtype, c.num_layers * strides.layer);
     v_ = Array(p_.dtype, combined ? 0 : k_.size());
     c.k = k_.data();
     c.v = combined ? static_cast<char*>(c.k) + c.head_dim * Bytes(p_.dtype) : v_.data();
@@ -177,9 +180,9 @@ class Batch {
   void FillSlot(int64_t page, int64_t slot) {
     const CacheView& c = p_.cache;
     if (c.layer && (layer_ < 0 || layer_ >= c.num_layers)) return;
-    const int64_t offset = layer_ * c.layer_stride + page * c.page_stride + slot * c.slot_stride;
-    Fill(k_, offset, c.slot_stride);
-    if (v_.size()) Fill(v_, offset, c.slot_stride);
+    const int64_t offset = c.k_strides.At(layer_, page, slot, 0);
+    Fill(k_, offset, c.k_strides.slot);
+    if (v_.size()) Fill(v_, offset, c.k_strides.slot);
   }
 
   std::mt19937& random_;
@@ -279,17 +282,6 @@ TEST(AttentionCpu, LargeScores) {
   Batch batch({.lens_q = {1, 20}, .lens_k = {200, 200}}, random);
   batch.params().scale = 100.0f;
   CheckAll(batch);
-}
-
-TEST(AttentionCpu, OtherDtypesAreRefused) {
-  std::mt19937 random(1);
-  Batch batch({.lens_q = {1}, .lens_k = {3}}, random);
-  batch.params().cache.dtype = DType::kF8E4M3;
-  const Status status = attention::Run(batch.params(), CpuContext());
-  EXPECT_EQ(status.code, Code::kUnimplemented);
-  EXPECT_EQ(status.message,
-            "q is f32 and K and V are f8e4m3fn; built on the CPU are f32, f16 and bf16, the "
-            "same for all");
 }
 
 }  // namespace

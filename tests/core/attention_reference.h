@@ -110,8 +110,7 @@ class Reference {
       slot += p_.cu_seqlens_k.At(i);
     }
     if (page < 0 || page >= c.num_pages || slot >= c.page_size) return -1;
-    return layer * c.layer_stride + page * c.page_stride + slot * c.slot_stride +
-           head * c.head_stride;
+    return c.k_strides.At(layer, page, slot, head);
   }
 
   void Row(int64_t i, int64_t token, int64_t head, int64_t row, int64_t len_q) {

@@ -254,10 +254,9 @@ struct OnDevice {
                .num_kv_heads = c.hk,
                .head_dim = c.d,
                .num_layers = c.layer < 0 ? 1 : 2,
-               .page_stride = x.page,
-               .slot_stride = x.slot,
-               .head_stride = x.head,
-               .layer_stride = x.layer_size,
+               .v_head_dim = x.d,
+               .k_strides = {x.layer_size, x.page, x.slot, x.head},
+               .v_strides = {x.layer_size, x.page, x.slot, x.head},
                .layer = c.layer < 0 ? nullptr : layer.data()};
     if (c.page_size) {
       p.paged = true;

@@ -292,9 +292,9 @@ void Time(const Shape& s) {
              .page_size = s.page_size,
              .num_kv_heads = s.hk,
              .head_dim = s.d,
-             .page_stride = s.page_size * s.hk * s.d,
-             .slot_stride = s.hk * s.d,
-             .head_stride = s.d};
+             .v_head_dim = s.d,
+             .k_strides = {.page = s.page_size * s.hk * s.d, .slot = s.hk * s.d, .head = s.d},
+             .v_strides = {.page = s.page_size * s.hk * s.d, .slot = s.hk * s.d, .head = s.d}};
   p.scale = 1.0f / std::sqrt(static_cast<float>(s.d));
   p.window_right = 0;
   const Workspace workspace(p);

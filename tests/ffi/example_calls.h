@@ -1,5 +1,6 @@
 // Legal calls of an op, made from nothing but its spec: each letter gets a small size.
 #pragma once
+#include <bit>
 #include <map>
 #include <set>
 #include <string>
@@ -46,11 +47,13 @@ class ExampleMaker {
     std::vector<Example> examples;
     size_t optional = 0;
     for (const OperandInfo& operand : op_.operands) optional += operand.optional;
-    for (size_t given = 0; given < size_t{1} << optional; ++given)
+    for (size_t given = 0; given < size_t{1} << optional; ++given) {
+      if (std::popcount(given) > kMaxGiven && given + 1 != size_t{1} << optional) continue;
       for (size_t choice = 0; choice < kChoices; ++choice)
         for (size_t variant = 0; variant < kVariants; ++variant)
           for (const bool flags : {false, true})
             examples.push_back(Make(given, choice, variant, flags));
+    }
     return examples;
   }
 
@@ -73,6 +76,7 @@ class ExampleMaker {
 
  private:
   static constexpr size_t kChoices = 4, kVariants = 2;
+  static constexpr int kMaxGiven = 4;  // optional operands of a call, but for one that has all
 
   class Given final : public Conditions {
    public:

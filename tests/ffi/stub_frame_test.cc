@@ -155,7 +155,9 @@ TEST_P(StubFrame, WrongDType) {
     for (const auto& [name, xla] :
          {std::pair("f32", XLA_FFI_DataType_F32), std::pair("f16", XLA_FFI_DataType_F16),
           std::pair("bf16", XLA_FFI_DataType_BF16), std::pair("i32", XLA_FFI_DataType_S32),
-          std::pair("i64", XLA_FFI_DataType_S64), std::pair("T", XLA_FFI_DataType_F32)}) {
+          std::pair("i64", XLA_FFI_DataType_S64), std::pair("T", XLA_FFI_DataType_F32),
+          std::pair("u8", XLA_FFI_DataType_U8), std::pair("i8", XLA_FFI_DataType_S8),
+          std::pair("f8e4m3fn", XLA_FFI_DataType_F8E4M3FN)}) {
       if (xla != dtype) continue;
       for (std::string_view rest = list; !rest.empty();) {
         const std::string_view one = rest.substr(0, rest.find('|'));

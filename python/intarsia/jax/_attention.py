@@ -22,6 +22,14 @@ def flash_attn_varlen(
     is_causal: bool = False,
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
+    alibi_slopes: jax.Array | None = None,
+    sinks: jax.Array | None = None,
+    leftpad_k: jax.Array | None = None,
+    q_scale: jax.Array | float | None = None,
+    k_scale: jax.Array | float | None = None,
+    v_scale: jax.Array | float | None = None,
+    kv_cache_dtype: str = "auto",
+    out_dtype: str = "auto",
     layout: str | None = None,
     layer: jax.Array | None = None,
     return_lse: bool = False,
@@ -33,8 +41,8 @@ def flash_attn_varlen(
     right one. A row that sees nothing gives 0 and lse -inf, as do rows beyond cu_seqlens_q[b].
 
     Args:
-      q: [t, h, d], f32, f16 or bf16; d a multiple of 8 up to 256; h a multiple of hk.
-      k, v: dense [tk, hk, d]; or, with `block_table`, the paged caches as in `reshape_and_cache_flash`
+      q: [t, h, d], f32, f16, bf16 or fp8 (with K and V of the same type); d a multiple of 8 up to 256; h a multiple of hk.
+      k, v: dense [tk, hk, d] (or v [tk, hk, 128] where d is 192), of q's dtype or fp8; or, with `block_table`, the paged caches as in `reshape_and_cache_flash`
         (v=None where one array holds both).
       cu_seqlens_q: int32 or int64 [b + 1], where each sequence starts in q.
       cu_seqlens_k: [b + 1], the same for dense k; ignored when paged.
@@ -46,6 +54,14 @@ def flash_attn_varlen(
       is_causal: a query sees no later key.
       window: keys seen to the left and to the right of the query's own.
       softcap: scores become softcap * tanh(score / softcap); 0: none.
+      alibi_slopes: f32 [h] or [b, h]; a score loses slope * |position - j|.
+      sinks: [h], a logit of each head that counts in the denominator and has no value.
+      leftpad_k: [b], keys at the start of each sequence that count as not there.
+      q_scale: what fp8 queries are to be multiplied by, as `k_scale`.
+      k_scale, v_scale: what fp8 K and V are to be multiplied by: a number, [1], [hk] or [b, hk] in f32;
+        default 1.
+      kv_cache_dtype: how a uint8 cache is to be read: "fp8_e4m3" or "fp8_e5m2"; "auto": as its dtype says.
+      out_dtype: of out where q is fp8: "bf16" ("auto") or "f16".
       layout, layer: of a paged cache, as in `reshape_and_cache_flash`.
       return_lse: also return the natural log of the sum of exponentials, f32 [h, t].
 
@@ -72,12 +88,20 @@ def flash_attn_varlen(
         seqused_k,
         block_table,
         layer,
+        alibi_slopes,
+        _as_f32(sinks),
+        leftpad_k,
+        _cache.scale(q_scale),
+        _cache.scale(k_scale),
+        _cache.scale(v_scale),
         scale=scale,
         is_causal=is_causal,
         window_left=window[0],
         window_right=window[1],
         softcap=softcap,
         layout=_cache.infer_layout(cache, layout) if paged else "NHD",
+        kv_cache_dtype=kv_cache_dtype,
+        out_dtype=out_dtype,
         return_lse=return_lse,
     )
 
@@ -93,6 +117,10 @@ def paged_attention(
     scale: float | None = None,
     sliding_window: int | None = None,
     softcap: float = 0.0,
+    sinks: jax.Array | None = None,
+    k_scale: jax.Array | float | None = None,
+    v_scale: jax.Array | float | None = None,
+    kv_cache_dtype: str = "auto",
     layout: str | None = None,
     layer: jax.Array | None = None,
     return_lse: bool = False,
@@ -110,6 +138,10 @@ def paged_attention(
       scale: of the scores; default d ** -0.5.
       sliding_window: keys that a query sees, its own included; default all.
       softcap: scores become softcap * tanh(score / softcap); 0: none.
+      sinks: [h], a logit of each head that counts in the denominator and has no value.
+      k_scale, v_scale: what fp8 K and V are to be multiplied by: a number, [1], [hk] or [b, hk] in f32;
+        default 1.
+      kv_cache_dtype: how a uint8 cache is to be read: "fp8_e4m3" or "fp8_e5m2"; "auto": as its dtype says.
       layout, layer: as in `reshape_and_cache_flash`.
       return_lse: also return the natural log of the sum of exponentials, f32 [h, t].
 
@@ -140,9 +172,17 @@ def paged_attention(
         cu_seqlens_q,
         num_seqs,
         layer,
+        _as_f32(sinks),
+        _cache.scale(k_scale),
+        _cache.scale(v_scale),
         scale=scale,
         sliding_window=sliding_window,
         softcap=softcap,
         layout=_cache.infer_layout(kv_cache, layout),
+        kv_cache_dtype=kv_cache_dtype,
         return_lse=return_lse,
     )
+
+
+def _as_f32(x: jax.Array | None) -> jax.Array | None:
+    return None if x is None else jnp.asarray(x, jnp.float32)

@@ -3,6 +3,7 @@
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 
 from intarsia import _native
 from intarsia.jax import _ops
@@ -17,6 +18,11 @@ def split(kv_cache: KvCache) -> tuple[jax.Array, jax.Array | None]:
     if len(kv_cache) != 2:
         raise ValueError(f"kv_cache has {len(kv_cache)} arrays, expected one or a pair")
     return tuple(kv_cache)
+
+
+def scale(value: jax.Array | float | None) -> jax.Array | None:
+    """A scale as the ops take it: f32, of rank 1 or more."""
+    return None if value is None else jnp.atleast_1d(jnp.asarray(value, jnp.float32))
 
 
 def infer_layout(kv_cache: KvCache, layout: str | None) -> str:

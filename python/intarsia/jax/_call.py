@@ -61,7 +61,7 @@ def call(
 
     Args:
       name: the op, without the library's prefix: "rms_norm".
-      operands: arrays in spec order, None for absent optional ones.
+      operands: arrays in spec order, None for absent optional ones; the last ones may be left out.
       library: a library from `intarsia.load_ops`; default: the package's own.
       **attributes: by name; None means not given.
 
@@ -79,11 +79,13 @@ def call(
     library = library or _native.main_library()
     register(library)
     op = library.find(name)
-    if len(operands) != len(op.operands):
+    missing = op.operands[len(operands) :]
+    if len(operands) > len(op.operands) or not all(row["optional"] for row in missing):
         names = ", ".join(row["name"] for row in op.operands)
         raise TypeError(
             f"{name}: got {len(operands)} operands, expected {names} (None where absent)"
         )
+    operands = [*operands, *(None for _ in missing)]
     arrays = [
         None if x is None else _array(f"{name}: {row['name']}", x)
         for x, row in zip(operands, op.operands, strict=True)

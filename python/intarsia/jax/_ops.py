@@ -28,6 +28,12 @@ def flash_attn_varlen(
     seqused_k: jax.Array | None = None,
     block_table: jax.Array | None = None,
     layer: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
+    sinks: jax.Array | None = None,
+    leftpad_k: jax.Array | None = None,
+    q_scale: jax.Array | None = None,
+    k_scale: jax.Array | None = None,
+    v_scale: jax.Array | None = None,
     *,
     scale: float | None = None,
     is_causal: bool = False,
@@ -36,20 +42,33 @@ def flash_attn_varlen(
     softcap: float = 0,
     layout: str = "NHD",
     return_lse: bool = False,
+    kv_cache_dtype: str = "auto",
+    out_dtype: str = "auto",
 ) -> jax.Array | tuple[jax.Array, ...]:
     """Attention over a ragged batch, its keys and values dense or in a paged cache.
 
     Args:
-      q: [tq, h, d], T: queries, sequence after sequence.
-      k: cache pages, by layout or [tk, hk, d] with !block_table, T: keys; paged: the cache.
-      v: cache pages, by layout or [tk, hk, d] with !block_table, T: values; absent if the cache
-        holds both; may be absent.
+      q: [tq, h, d], T, f8e4m3fn, f8e5m2: queries, sequence after sequence.
+      k: cache pages, by layout or [tk, hk, d] with !block_table, T, f8e4m3fn, f8e5m2, u8: keys;
+        paged: the cache.
+      v: cache pages, by layout or [tk, hk, dv] with !block_table, k: values; absent if the
+        cache holds both; may be absent.
       cu_seqlens_q: [b+1], i32, i64: where each sequence starts in q.
       cu_seqlens_k: [any_length] with block_table or [b+1] with !block_table, i32, i64: where
         each sequence starts in k; ignored when paged; may be absent.
       seqused_k: [b], i32, i64: keys of each sequence; may be absent.
       block_table: [b, m], i32, i64: pages of each sequence; may be absent.
       layer: scalar, i32: which layer of a cache with a leading layer axis; may be absent.
+      alibi_slopes: [h] or [b, h], f32: what a score loses for each key between the query's own
+        and the one it meets; may be absent.
+      sinks: [h], f32: a logit of each head in the denominator, without a value; may be absent.
+      leftpad_k: [b], i32, i64: keys at the start of each sequence that count as not there; may
+        be absent.
+      q_scale: [1] or [hk] or [b, hk], f32: what fp8 queries are to be multiplied by; default 1;
+        may be absent.
+      k_scale: [1] or [hk] or [b, hk], f32: what fp8 keys are to be multiplied by; default 1;
+        may be absent.
+      v_scale: [1] or [hk] or [b, hk], f32: the same for values; may be absent.
       scale: of the scores; default d ** -0.5.
       is_causal: a query sees no later key.
       window_left: keys seen before the query's own; -1: all.
@@ -57,9 +76,13 @@ def flash_attn_varlen(
       softcap: softcap * tanh(score / softcap); 0: none.
       layout: order of the cache's axes; one of NHD, combined.
       return_lse: also return lse.
+      kv_cache_dtype: how a cache of dtype u8 is to be read; one of auto, fp8, fp8_e4m3,
+        fp8_e5m2.
+      out_dtype: of out if q is fp8; "auto" is bf16; one of auto, f16, bf16.
 
     Returns:
-      out: [tq, h, d], T: weighted values.
+      out: [tq, h, d] with block_table or [tq, h, dv] with !block_table, out_dtype: weighted
+        values.
       lse: [h, tq], f32: natural log of the sum of exponentials; only with return_lse.
 
     Raises:
@@ -72,7 +95,22 @@ def flash_attn_varlen(
     return one_or_all(
         call(
             "flash_attn_varlen",
-            (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, layer),
+            (
+                q,
+                k,
+                v,
+                cu_seqlens_q,
+                cu_seqlens_k,
+                seqused_k,
+                block_table,
+                layer,
+                alibi_slopes,
+                sinks,
+                leftpad_k,
+                q_scale,
+                k_scale,
+                v_scale,
+            ),
             scale=scale,
             is_causal=is_causal,
             window_left=window_left,
@@ -80,6 +118,8 @@ def flash_attn_varlen(
             softcap=softcap,
             layout=layout,
             return_lse=return_lse,
+            kv_cache_dtype=kv_cache_dtype,
+            out_dtype=out_dtype,
         )
     )
 
@@ -124,29 +164,39 @@ def paged_attention(
     cu_seqlens_q: jax.Array,
     num_seqs: jax.Array | None = None,
     layer: jax.Array | None = None,
+    sinks: jax.Array | None = None,
+    k_scale: jax.Array | None = None,
+    v_scale: jax.Array | None = None,
     *,
     scale: float | None = None,
     sliding_window: int | None = None,
     softcap: float = 0,
     layout: str = "NHD",
     return_lse: bool = False,
+    kv_cache_dtype: str = "auto",
 ) -> jax.Array | tuple[jax.Array, ...]:
     """Causal attention over a paged KV cache, for decode and mixed batches.
 
     Args:
       query: [t, h, d], T: queries, sequence after sequence.
-      key_cache: cache pages, by layout, T: pages of keys, or of both.
-      value_cache: cache pages, by layout, T: pages of values; may be absent.
+      key_cache: cache pages, by layout, T, f8e4m3fn, f8e5m2, u8: pages of keys, or of both.
+      value_cache: cache pages, by layout, key_cache: pages of values; may be absent.
       seqused_k: [b], i32, i64: keys of each sequence, this step's included.
       block_table: [b, m], i32, i64: pages of each sequence.
       cu_seqlens_q: [b+1], i32, i64: where each sequence starts in query.
       num_seqs: [1], i32, i64: how many sequences are real; default all; may be absent.
       layer: scalar, i32: which layer of a cache with a leading layer axis; may be absent.
+      sinks: [h], f32: a logit of each head in the denominator, without a value; may be absent.
+      k_scale: [1] or [hk] or [b, hk], f32: what fp8 keys are to be multiplied by; default 1;
+        may be absent.
+      v_scale: [1] or [hk] or [b, hk], f32: the same for values; may be absent.
       scale: of the scores; default d ** -0.5.
       sliding_window: keys that a query sees, its own included; default all.
       softcap: softcap * tanh(score / softcap); 0: none.
       layout: order of the cache's axes; one of NHD, combined.
       return_lse: also return lse.
+      kv_cache_dtype: how a cache of dtype u8 is to be read; one of auto, fp8, fp8_e4m3,
+        fp8_e5m2.
 
     Returns:
       out: [t, h, d], T: weighted values.
@@ -162,12 +212,25 @@ def paged_attention(
     return one_or_all(
         call(
             "paged_attention",
-            (query, key_cache, value_cache, seqused_k, block_table, cu_seqlens_q, num_seqs, layer),
+            (
+                query,
+                key_cache,
+                value_cache,
+                seqused_k,
+                block_table,
+                cu_seqlens_q,
+                num_seqs,
+                layer,
+                sinks,
+                k_scale,
+                v_scale,
+            ),
             scale=scale,
             sliding_window=sliding_window,
             softcap=softcap,
             layout=layout,
             return_lse=return_lse,
+            kv_cache_dtype=kv_cache_dtype,
         )
     )
 

@@ -6,8 +6,10 @@ namespace intarsia {
 
 Status PagedAttention::ToParams(attention::Params& params) const {
   attention::SetQuery(params, query, cu_seqlens_q, out, lse, scale, softcap);
-  INTARSIA_RETURN_IF_ERROR(attention::SetPagedCache(params, layout, key_cache, value_cache, layer,
-                                                    block_table, seqused_k));
+  INTARSIA_RETURN_IF_ERROR(attention::SetPagedCache(params, {layout, kv_cache_dtype}, key_cache,
+                                                    value_cache, layer, block_table, seqused_k));
+  INTARSIA_RETURN_IF_ERROR(attention::SetScales(params, std::nullopt, k_scale, v_scale));
+  params.sinks = sinks ? sinks->as<const float>() : nullptr;
   params.num_seqs_device = ToIndexVector(num_seqs);
   if (sliding_window && *sliding_window < 1)
     return InvalidArgument(Text("sliding_window is ", *sliding_window, ", expected at least 1"));

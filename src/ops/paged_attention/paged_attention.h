@@ -11,11 +11,12 @@ struct PagedAttention {
   TensorView query, key_cache;
   Optional value_cache;
   TensorView seqused_k, block_table, cu_seqlens_q;
-  Optional num_seqs, layer;
+  Optional num_seqs, layer, sinks, k_scale, v_scale;
   std::optional<float> scale;
   std::optional<int64_t> sliding_window;
   float softcap = 0.0f;
   std::string_view layout = "NHD";
+  std::string_view kv_cache_dtype = "auto";
   bool return_lse = false;
   TensorView out, lse, workspace;
 
@@ -24,9 +25,11 @@ struct PagedAttention {
       "Kwon et al. 2023, arXiv:2309.06180; torch_xla's ragged_paged_attention",
       In("query", &PagedAttention::query, "t h d", "T", "queries, sequence after sequence")
           .Takes(Access::kRows),
-      In("key_cache", &PagedAttention::key_cache, "@key_cache", "T", "pages of keys, or of both")
+      In("key_cache", &PagedAttention::key_cache, "@key_cache", "T|f8e4m3fn|f8e5m2|u8",
+         "pages of keys, or of both")
           .Takes(Access::kRows),
-      In("value_cache", &PagedAttention::value_cache, "@value_cache", "T", "pages of values")
+      In("value_cache", &PagedAttention::value_cache, "@value_cache", "key_cache",
+         "pages of values")
           .Takes(Access::kRows),
       In("seqused_k", &PagedAttention::seqused_k, "b", "i32|i64",
          "keys of each sequence, this step's included"),
@@ -39,12 +42,20 @@ struct PagedAttention {
       In("layer", &PagedAttention::layer, "", "i32",
          "which layer of a cache with a leading layer axis")
           .Indexes("l"),
+      In("sinks", &PagedAttention::sinks, "h", "f32",
+         "a logit of each head in the denominator, without a value"),
+      In("k_scale", &PagedAttention::k_scale, "1 | hk | b hk", "f32",
+         "what fp8 keys are to be multiplied by; default 1"),
+      In("v_scale", &PagedAttention::v_scale, "1 | hk | b hk", "f32", "the same for values"),
       Attr("scale", &PagedAttention::scale, "of the scores; default d ** -0.5"),
       Attr("sliding_window", &PagedAttention::sliding_window,
            "keys that a query sees, its own included; default all"),
       Attr("softcap", &PagedAttention::softcap, "softcap * tanh(score / softcap); 0: none"),
       Attr("layout", &PagedAttention::layout, "order of the cache's axes").OneOf(kLayoutChoices),
       Attr("return_lse", &PagedAttention::return_lse, "also return lse"),
+      Attr("kv_cache_dtype", &PagedAttention::kv_cache_dtype,
+           "how a cache of dtype u8 is to be read")
+          .OneOf(kKvCacheDTypes),
       Out("out", &PagedAttention::out, "t h d", "T", "weighted values"),
       Out("lse", &PagedAttention::lse, "h t", "f32", "natural log of the sum of exponentials")
           .When("return_lse"),

@@ -12,7 +12,7 @@ Status ReshapeAndCacheFlash::Check() const {
 }
 
 Status ReshapeAndCacheFlash::Cache(CacheView& cache) const {
-  return MakeCacheView(layout, key_cache, value_cache, layer, cache);
+  return MakeCacheView(layout, "auto", key_cache, value_cache, layer, cache);
 }
 
 }  // namespace intarsia

@@ -18,17 +18,16 @@ Status RunCpu<kIsa>(const ReshapeAndCacheFlash& op, const CpuContext& context) {
   ForRows(context, op.slot_mapping.dim(0), cache.num_kv_heads * cache.head_dim, [&](int64_t token) {
     const int64_t slot = slot_mapping.At(token);
     if (slot < 0 || slot >= slots) return;
-    const int64_t at = layer * cache.layer_stride + slot / cache.page_size * cache.page_stride +
-                       slot % cache.page_size * cache.slot_stride;
-    const auto copy = [&](const TensorView& from, void* pages) {
+    const auto copy = [&](const TensorView& from, void* pages, const CacheStrides& strides) {
+      const int64_t at = strides.At(layer, slot / cache.page_size, slot % cache.page_size, 0);
       for (int64_t head = 0; head < cache.num_kv_heads; ++head)
         std::memcpy(
-            static_cast<char*>(pages) + (at + head * cache.head_stride) * bytes,
+            static_cast<char*>(pages) + (at + head * strides.head) * bytes,
             from.as<const char>() + (token * from.stride(0) + head * from.stride(1)) * bytes,
             static_cast<size_t>(row_bytes));
     };
-    copy(op.key, cache.k);
-    copy(op.value, cache.v);
+    copy(op.key, cache.k, cache.k_strides);
+    copy(op.value, cache.v, cache.v_strides);
   });
   return {};
 }

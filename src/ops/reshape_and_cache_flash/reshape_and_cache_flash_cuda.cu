@@ -13,6 +13,7 @@ struct Arguments {
   const void* inputs[2];  // key and value, [t, hk, d]
   int64_t token_stride[2], head_stride[2];
   void* pages[2];  // of K and of V
+  CacheStrides strides[2] = {};
   CacheView cache;
   IndexVector slot_mapping;
   int64_t head_words;  // d
@@ -28,10 +29,7 @@ __global__ void __launch_bounds__(kMaxThreads) CacheWriteKernel(Arguments a) {
   const int words = static_cast<int>(cache.num_kv_heads * a.head_words);
   const bool skip = slot < 0 || slot >= cache.num_pages * cache.page_size || layer < 0 ||
                     layer >= cache.num_layers;
-  const int64_t at = skip
-                         ? 0
-                         : layer * cache.layer_stride + slot / cache.page_size * cache.page_stride +
-                               slot % cache.page_size * cache.slot_stride;
+  const int64_t page = skip ? 0 : slot / cache.page_size;
   for (int i = threadIdx.x; i < 2 * words; i += blockDim.x) {
     const int which = i >= words, word = i - which * words;
     const int head = word / static_cast<int>(a.head_words),
@@ -39,7 +37,9 @@ __global__ void __launch_bounds__(kMaxThreads) CacheWriteKernel(Arguments a) {
     // Loaded before the slot is known: the two loads wait together.
     const Word loaded = static_cast<const Word*>(
         a.inputs[which])[token * a.token_stride[which] + head * a.head_stride[which] + column];
-    if (!skip) static_cast<Word*>(a.pages[which])[at + head * cache.head_stride + column] = loaded;
+    if (skip) continue;
+    const int64_t at = a.strides[which].At(layer, page, slot - page * cache.page_size, head);
+    static_cast<Word*>(a.pages[which])[at + column] = loaded;
   }
 }
 
@@ -54,10 +54,12 @@ bool CountWords(Arguments& a, int64_t per_word) {
     whole &= count % per_word == 0;
     count /= per_word;
   };
-  for (int64_t* count :
-       {&a.token_stride[0], &a.token_stride[1], &a.head_stride[0], &a.head_stride[1], &a.head_words,
-        &a.cache.page_stride, &a.cache.slot_stride, &a.cache.head_stride, &a.cache.layer_stride})
+  for (int64_t* count : {&a.token_stride[0], &a.token_stride[1], &a.head_stride[0],
+                         &a.head_stride[1], &a.head_words})
     divide(*count);
+  for (CacheStrides& strides : a.strides)
+    for (int64_t* count : {&strides.layer, &strides.page, &strides.slot, &strides.head})
+      divide(*count);
   for (const void* address : {a.inputs[0], a.inputs[1], static_cast<const void*>(a.pages[0]),
                               static_cast<const void*>(a.pages[1])})
     whole &= reinterpret_cast<uintptr_t>(address) % 16 == 0;
@@ -73,6 +75,7 @@ Status ReshapeAndCacheFlash::Run(const CudaContext& context) const {
                            .token_stride = {key.stride(0), value.stride(0)},
                            .head_stride = {key.stride(1), value.stride(1)},
                            .pages = {cache.k, cache.v},
+                           .strides = {cache.k_strides, cache.v_strides},
                            .cache = cache,
                            .slot_mapping = ToIndexVector(slot_mapping),
                            .head_words = cache.head_dim};
