@@ -12,10 +12,12 @@ import numpy as np
 ROOT = pathlib.Path(__file__).parent.parent
 OPS = ROOT / "src" / "ops"
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+FP8_DTYPES = {"f8e4m3fn": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2}
 
 # Relative Frobenius error against f64 (docs/design.md, "Accuracy").
 TOLERANCE = {"f32": 2e-6, "f16": 4e-4, "bf16": 4e-3}
 ATTENTION_TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 6e-3}
+FP8_ATTENTION_TOLERANCE = 5e-2  # where a tensor core multiplies fp8 q, K and probabilities
 
 
 def op_names() -> list[str]:

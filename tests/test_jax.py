@@ -12,7 +12,7 @@ import support
 from jax import lax
 
 support.op_module("paged_attention")  # puts src on sys.path
-from attention import reference as attention  # noqa: E402
+from attention import operands as attention  # noqa: E402
 
 B, H, HK, D, PAGE, LAYERS = 3, 6, 3, 40, 8, 4
 LENS = (5, 17, 1)
@@ -103,7 +103,7 @@ def check_step(step, batch, want_out, want_caches, platform: str) -> None:
     assert [cache.unsafe_buffer_pointer() for cache in caches] == pointers
     for cache, want in zip(caches, want_caches, strict=True):
         np.testing.assert_array_equal(np.asarray(cache), want)
-    running.check("paged_attention", "f32", np.asarray(out), want_out)
+    running.check("paged_attention", np.asarray(out), want_out)
 
 
 @running.on_each_platform
@@ -145,7 +145,7 @@ def test_an_undonated_cache_stays_as_it_was(layout: str, platform: str) -> None:
         np.testing.assert_array_equal(np.asarray(old), before)
         np.testing.assert_array_equal(np.asarray(new), after)
         assert not np.array_equal(before, after)
-    running.check("paged_attention", "f32", np.asarray(out), want_out)
+    running.check("paged_attention", np.asarray(out), want_out)
 
 
 @running.on_each_platform
@@ -224,4 +224,4 @@ def test_the_promised_targets_are_aliases(target: str, op: str, platform: str) -
         run = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(x.shape, x.dtype))
         got = jax.jit(lambda *xs: run(*xs, **attributes))(*operands)
     want = support.op_module(op).reference(*map(running.as_f64, operands))[0]
-    running.check(op, "f32", np.asarray(got), want)
+    running.check(op, np.asarray(got), want)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 support.op_module("paged_attention")  # puts src on sys.path
-from attention import reference as attention  # noqa: E402
+from attention import operands as attention  # noqa: E402
 
 DTYPES = st.sampled_from(sorted(support.DTYPES))
 INDEX_DTYPES = st.sampled_from([np.int32, np.int64])
@@ -18,9 +18,9 @@ WIDTHS = st.one_of(st.integers(1, 70), st.integers(1, 20).map(lambda n: 16 * n),
 LAYOUTS = st.sampled_from(["NHD", "combined"])
 
 
-def check(op: str, dtype: str, operands: list, attributes: dict, platform: str) -> list:
+def check(op: str, operands: list, attributes: dict, platform: str) -> list:
     got = running.run_any(op, operands, attributes, platform)
-    running.check_against_reference(op, dtype, operands, attributes, got)
+    running.check_against_reference(op, operands, attributes, got, platform)
     return got
 
 
@@ -32,7 +32,7 @@ def check(op: str, dtype: str, operands: list, attributes: dict, platform: str) 
 def test_simple_add(platform, dtype, shape, seed):
     rng = np.random.default_rng(seed)
     operands = [rng.standard_normal(shape).astype(support.DTYPES[dtype]) for _ in range(2)]
-    check("simple_add", dtype, operands, {}, platform)
+    check("simple_add", operands, {}, platform)
 
 
 @st.composite
@@ -51,7 +51,7 @@ def norms(draw, num_inputs):
         "eps": draw(st.sampled_from([1e-6, 1e-5, 0.1])),
         "rounding": draw(st.sampled_from(["once", "before_weight"])),
     }
-    return dtype, [*inputs, weight], attributes
+    return [*inputs, weight], attributes
 
 
 @running.on_each_platform
@@ -108,23 +108,23 @@ def gates(draw):
     shape = (*draw(LEAD), draw(WIDTHS))
     spread = draw(st.sampled_from([0.01, 1.0, 30.0, 200.0]))
     gate = (spread * rng.standard_normal(shape)).astype(support.DTYPES[dtype])
-    return dtype, gate, rng.standard_normal(shape).astype(support.DTYPES[dtype])
+    return gate, rng.standard_normal(shape).astype(support.DTYPES[dtype])
 
 
 @running.on_each_platform
 @given(call=gates())
 def test_silu_and_mul(platform, call):
-    dtype, gate, up = call
-    apart = check("silu_and_mul", dtype, [gate, up], {}, platform)
+    gate, up = call
+    apart = check("silu_and_mul", [gate, up], {}, platform)
     both = [np.concatenate([gate, up], axis=-1), None]
-    together = check("silu_and_mul", dtype, both, {}, platform)
+    together = check("silu_and_mul", both, {}, platform)
     assert apart[0].tobytes() == together[0].tobytes()
 
 
 @running.on_each_platform
 @given(call=gates())
 def test_silu_and_mul_is_the_unfused_pair(platform, call):
-    _, gate, up = call
+    gate, up = call
     (product,) = running.run_any("silu_and_mul", [gate, up], {}, platform)
     (silu,) = running.run_any("silu_and_mul", [gate, np.ones_like(up)], {}, platform)
     pair = (silu.astype(np.float32) * up.astype(np.float32)).astype(up.dtype)
@@ -162,14 +162,14 @@ def rotations(draw):
 
     query = heads(draw(st.integers(1, 5)))
     key = heads(draw(st.integers(1, 3))) if draw(st.booleans()) else None
-    return dtype, [positions, query, table, key], attributes
+    return [positions, query, table, key], attributes
 
 
 @running.on_each_platform
 @given(call=rotations())
 def test_rotary_embedding(platform, call):
-    dtype, operands, attributes = call
-    results = check("rotary_embedding", dtype, operands, attributes, platform)
+    operands, attributes = call
+    results = check("rotary_embedding", operands, attributes, platform)
     # What is not turned is copied, to the bit.
     positions, query, table, key = operands
     r, offset = table.shape[1], attributes["rope_dim_offset"]
@@ -203,7 +203,7 @@ def cache_writes(draw):
     slots = rng.permutation(np.arange(-7, pages * page + 7))[: draw(st.integers(0, tokens))]
     slots = slots.astype(draw(INDEX_DTYPES))
     layer = None if layers is None else np.array(draw(st.integers(-1, layers)), np.int32)
-    return dtype, [key, value, *caches, slots, layer], {"layout": layout}
+    return [key, value, *caches, slots, layer], {"layout": layout}
 
 
 @running.on_each_platform
@@ -277,7 +277,7 @@ def test_paged_attention(platform, case, data, seed):
     module = support.op_module("paged_attention")
     operands, attributes = module.arguments(rng, support.DTYPES[dtype], **sizes)
     spoil(data.draw, operands[1:3], operands[3], operands[4], sizes["page"])
-    check("paged_attention", dtype, operands, attributes, platform)
+    check("paged_attention", operands, attributes, platform)
 
 
 @running.on_each_platform
@@ -289,7 +289,7 @@ def test_flash_attn_varlen_paged(platform, case, data, seed):
     module = support.op_module("flash_attn_varlen")
     operands, attributes = module.arguments(rng, support.DTYPES[dtype], **sizes)
     spoil(data.draw, operands[1:3], operands[5], operands[6], sizes["page"])
-    check("flash_attn_varlen", dtype, operands, attributes, platform)
+    check("flash_attn_varlen", operands, attributes, platform)
 
 
 @st.composite
@@ -309,8 +309,8 @@ def test_flash_attn_varlen_dense(platform, case, data, seed):
     sizes |= data.draw(windows()) | {"used": data.draw(st.booleans())}
     module = support.op_module("flash_attn_varlen")
     operands, attributes = module.arguments(rng, support.DTYPES[dtype], **sizes)
-    _, k, v, _, cu_seqlens_k, seqused_k, _, _ = operands
+    _, k, v, _, cu_seqlens_k, seqused_k = operands[:6]
     if seqused_k is not None:  # what no query sees may be anything
         for start, used, end in zip(cu_seqlens_k, seqused_k, cu_seqlens_k[1:], strict=False):
             k[start + used : end] = v[start + used : end] = np.nan
-    check("flash_attn_varlen", dtype, operands, attributes, platform)
+    check("flash_attn_varlen", operands, attributes, platform)

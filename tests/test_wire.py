@@ -49,7 +49,7 @@ def test_snippet_runs(op: str, platform: str) -> None:
     operands = [x for x in call.operands if x is not None]
     # Caches alias: what the program writes must not be NumPy's memory.
     got = execute(snippets()[op], [np.array(x) for x in operands], platform)
-    running.check_against_reference(op, "f32", call.operands, call.attributes, got)
+    running.check_against_reference(op, call.operands, call.attributes, got)
 
 
 def test_a_snippet_with_an_attribute_of_the_future_is_refused() -> None:

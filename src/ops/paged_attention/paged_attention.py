@@ -1,13 +1,17 @@
 """paged_attention: its cases, and what it computes in the terms of attention/reference.py."""
 
+import ml_dtypes
 import numpy as np
 
-from attention import reference as attention
+from attention import operands as attention
+from attention import reference as f64
 
 _LLAMA = dict(h=32, hk=8, d=128, page=16)
 _SMOLLM2 = dict(h=9, hk=3, d=64, page=16)
+_E4M3, _E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 _MIXED = ((1, 33), (5, 5), (0, 0), (1, 1), (7, 40), (0, 9), (1, 16), (3, 17))
 
+# fmt: off
 # Named after the models whose heads they are. `lens` has (queries, keys) of each sequence.
 CASES = {
     "example": dict(tags="ci wire", lens=((1, 7), (2, 2)), h=4, hk=2, d=64, page=4),
@@ -47,18 +51,74 @@ CASES = {
     "many_query_heads": dict(tags="ci", lens=((1, 600), (2, 2)), h=71, hk=1, d=64, page=16),
     "split_decode": dict(tags="ci", lens=((1, 5000), (1, 31)), **_SMOLLM2, return_lse=True),
     "no_tokens": dict(tags="ci beyond_plain", lens=((0, 5), (0, 0)), **_SMOLLM2),
+    "gpt_oss_sinks": dict(
+        tags="ci", lens=_MIXED, h=16, hk=2, d=64, page=16, sinks=True, sliding_window=8,
+        return_lse=True,
+    ),
+    "gpt_oss_sinks_split": dict(
+        tags="ci", lens=((1, 5000), (2, 700)), h=16, hk=2, d=64, page=16, sinks=True,
+        return_lse=True,
+    ),
+    "llama3_8b_decode_64x4096_fp8": dict(
+        tags="bench", lens=((1, 4096),) * 64, kv=_E4M3, scales="tensor", **_LLAMA
+    ),
+    "llama3_8b_decode_1x4096_fp8": dict(
+        tags="bench bench_cpu", lens=((1, 4096),), kv=_E4M3, scales="tensor", **_LLAMA
+    ),
+    "e4m3": dict(tags="ci", lens=_MIXED, **_SMOLLM2, kv=_E4M3, return_lse=True),
+    "e4m3_scales_of_heads": dict(
+        tags="ci", lens=_MIXED, **_SMOLLM2, kv=_E4M3, scales="head", return_lse=True
+    ),
+    "e5m2_scales_of_sequences": dict(
+        tags="ci", lens=_MIXED, **_SMOLLM2, kv=_E5M2, scales="sequence", return_lse=True
+    ),
+    "e4m3_combined_layers": dict(
+        tags="ci", lens=_MIXED, **_SMOLLM2, kv=_E4M3, scales="tensor", layout="combined", layers=2
+    ),
+    "uint8_as_e4m3": dict(
+        tags="ci", lens=_MIXED, **_SMOLLM2, kv_cache_dtype="fp8_e4m3", scales="head"
+    ),
+    "uint8_as_e5m2_combined": dict(
+        tags="ci", lens=_MIXED, **_SMOLLM2, kv_cache_dtype="fp8_e5m2", layout="combined"
+    ),
+    "e4m3_split_decode": dict(
+        tags="ci", lens=((1, 5000), (1, 31)), h=8, hk=2, d=128, page=16, kv=_E4M3, scales="head",
+        return_lse=True,
+    ),
+    "e5m2_softcap_window_sinks": dict(
+        tags="ci", lens=((1, 300), (20, 90)), h=4, hk=2, d=128, page=16, kv=_E5M2, scales="head",
+        softcap=20.0, sliding_window=50, sinks=True, return_lse=True,
+    ),
+    "e4m3_multi_query": dict(
+        tags="ci", lens=((1, 600), (2, 2)), h=24, hk=1, d=80, page=16, kv=_E4M3, scales="tensor"
+    ),
+    **{
+        f"head_dim_{d}": dict(tags="ci", lens=((1, 50), (4, 9)), h=4, hk=2, d=d, page=16)
+        for d in (40, 80, 112, 160, 248)
+    },
+    **{
+        f"head_dim_{d}_e4m3": dict(
+            tags="ci", lens=((1, 50), (4, 9)), h=4, hk=2, d=d, page=16, kv=_E4M3, scales="head"
+        )
+        for d in (8, 40, 112, 248)
+    },
 }
+# fmt: on
 
 
 def arguments(
     rng, dtype, *, lens, h, hk, d, page, layout="NHD", layers=None, layer=1, num_seqs=None,
-    padding=0, index=np.int32, **attributes,
+    padding=0, kv=None, scales=None, sinks=False, index=np.int32, **attributes,
 ):  # fmt: skip
-    """Random operands in spec order, and attributes. `padding`: rows beyond the sequences."""
+    """Random operands in spec order, and attributes.
+
+    `padding`: rows beyond the sequences. `kv`: the dtype of the cache, if not the query's; `scales`:
+    the form of K's and V's, as in random_scale.
+    """
     lens_q, lens_k = [n for n, _ in lens], [n for _, n in lens]
     cache = attention.paged_cache(
         rng,
-        dtype,
+        kv or dtype,
         lens_k,
         hk=hk,
         d=d,
@@ -66,6 +126,7 @@ def arguments(
         layout=layout,
         layers=layers,
         layer=layer,
+        kv_cache_dtype=attributes.get("kv_cache_dtype", "auto"),
         index=index,
     )
     query = attention.random_array(rng, (sum(lens_q) + padding, h, d), dtype)
@@ -73,6 +134,8 @@ def arguments(
     return [
         query, cache.key_cache, cache.value_cache, cache.seqused_k, cache.block_table,
         attention.starts(lens_q, index), count, cache.layer,
+        attention.random_array(rng, (h,), np.float32) if sinks else None,
+        *(attention.random_scale(rng, scales, lens, hk) for _ in range(2)),
     ], attributes | dict(layout=layout)  # fmt: skip
 
 
@@ -87,24 +150,37 @@ def _options(scale, sliding_window, softcap):
 
 def reference(
     query, key_cache, value_cache, seqused_k, block_table, cu_seqlens_q, num_seqs=None, layer=None,
-    *, scale=None, sliding_window=None, softcap=0.0, layout="NHD", return_lse=False,
+    sinks=None, k_scale=None, v_scale=None,
+    *, scale=None, sliding_window=None, softcap=0.0, layout="NHD", kv_cache_dtype="auto",
+    return_lse=False,
 ):  # fmt: skip
-    """The results in spec order. Operands are f64, indices integers."""
+    """The results in spec order. Operands are f64 as stored, uint8 or indices."""
     cache = attention.PagedCache(key_cache, value_cache, block_table, seqused_k, layer)
-    results = attention.attend_ragged(
+    results = f64.attend_ragged(
         query,
         cu_seqlens_q,
-        attention.paged_keys(cache, layout),
+        f64.paged_keys(cache, layout, kv_cache_dtype),
         num_seqs=None if num_seqs is None else num_seqs[0],
+        k_scale=k_scale,
+        v_scale=v_scale,
+        sinks=sinks,
         **_options(scale, sliding_window, softcap),
     )
     return list(results if return_lse else results[:1])
 
 
-def floor(dtype_bytes, *, lens, h, hk, d, sliding_window=None, **_):
+def floor(dtype_bytes, *, lens, h, hk, d, sliding_window=None, kv=None, kv_cache_dtype="auto", **_):
     """The least a call must do: (bytes moved, flops)."""
-    left = -1 if sliding_window is None else sliding_window - 1
-    return attention.floor(dtype_bytes, lens, h=h, hk=hk, d=d, causal=True, left=left)
+    return f64.floor(
+        dtype_bytes,
+        lens,
+        h=h,
+        hk=hk,
+        d=d,
+        causal=True,
+        left=-1 if sliding_window is None else sliding_window - 1,
+        kv_bytes=1 if kv or kv_cache_dtype != "auto" else None,
+    )
 
 
 def plain_xla_hints(*, lens, **_):
@@ -114,14 +190,18 @@ def plain_xla_hints(*, lens, **_):
 
 def plain_xla(
     query, key_cache, value_cache, seqused_k, block_table, cu_seqlens_q, num_seqs=None, layer=None,
-    *, scale=None, sliding_window=None, softcap=0.0, layout="NHD", return_lse=False,
-    max_seqlen_q=None,
+    sinks=None, k_scale=None, v_scale=None,
+    *, scale=None, sliding_window=None, softcap=0.0, layout="NHD", kv_cache_dtype="auto",
+    return_lse=False, max_seqlen_q=None,
 ):  # fmt: skip
     """The same in jax.numpy, as a user without this library would write it: gather, then attend."""
-    k, v, exists = attention.gather_pages(key_cache, value_cache, block_table, layout, layer)
+    from attention import plain_xla
+
+    k, v, exists = plain_xla.gather_pages(
+        key_cache, value_cache, block_table, layout, layer, kv_cache_dtype
+    )
     options = _options(query.shape[-1] ** -0.5 if scale is None else scale, sliding_window, softcap)
-    max_len_q = max_seqlen_q or query.shape[0]
-    results = attention.attend_xla(
+    results = plain_xla.attend(
         query,
         k,
         v,
@@ -129,7 +209,10 @@ def plain_xla(
         exists,
         cu_seqlens_q,
         num_seqs=num_seqs,
-        max_len_q=max_len_q,
+        sinks=sinks,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        max_len_q=max_seqlen_q or query.shape[0],
         **options,
     )
     return list(results if return_lse else results[:1])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from attention.reference import cache_pages, cache_shapes, random_array
+from attention.operands import cache_pages, cache_shapes, random_array
 
 # Named after the models whose heads they are.
 CASES = {
