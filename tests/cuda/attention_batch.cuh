@@ -252,9 +252,9 @@ struct OnDevice {
                .num_pages = x.num_pages,
                .page_size = c.page_size ? c.page_size : x.tk,
                .num_kv_heads = c.hk,
-               .head_dim = c.d,
                .num_layers = c.layer < 0 ? 1 : 2,
-               .v_head_dim = x.d,
+               .head_dim = c.d,
+               .v_head_dim = c.d,
                .k_strides = {x.layer_size, x.page, x.slot, x.head},
                .v_strides = {x.layer_size, x.page, x.slot, x.head},
                .layer = c.layer < 0 ? nullptr : layer.data()};
