@@ -1,6 +1,8 @@
 """Drawn shapes, layouts, dtypes and ragged batches against the references in NumPy f64."""
 
+import ml_dtypes
 import numpy as np
+import pytest
 import running
 import support
 from hypothesis import given
@@ -101,6 +103,9 @@ def test_the_two_roundings_of_norms_differ(platform, dtype, fused, seed):
         assert np.mean(got[rounding] == models[other]) < 0.9
 
 
+GATED = pytest.mark.parametrize("op", ["gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul"])
+
+
 @st.composite
 def gates(draw):
     dtype = draw(DTYPES)
@@ -108,27 +113,58 @@ def gates(draw):
     shape = (*draw(LEAD), draw(WIDTHS))
     spread = draw(st.sampled_from([0.01, 1.0, 30.0, 200.0]))
     gate = (spread * rng.standard_normal(shape)).astype(support.DTYPES[dtype])
-    return gate, rng.standard_normal(shape).astype(support.DTYPES[dtype])
+    up = rng.standard_normal(shape).astype(support.DTYPES[dtype])
+    # Not only the far tail, of which the norm of an error would see nothing else.
+    gate.flat[:1], up.flat[:1] = spread, 1
+    return gate, up
 
 
 @running.on_each_platform
+@GATED
 @given(call=gates())
-def test_silu_and_mul(platform, call):
+def test_gated_activations(op, platform, call):
     gate, up = call
-    apart = check("silu_and_mul", [gate, up], {}, platform)
+    apart = check(op, [gate, up], {}, platform)
     both = [np.concatenate([gate, up], axis=-1), None]
-    together = check("silu_and_mul", both, {}, platform)
+    together = check(op, both, {}, platform)
     assert apart[0].tobytes() == together[0].tobytes()
 
 
 @running.on_each_platform
+@GATED
 @given(call=gates())
-def test_silu_and_mul_is_the_unfused_pair(platform, call):
+def test_gated_activations_are_the_unfused_pair(op, platform, call):
     gate, up = call
-    (product,) = running.run_any("silu_and_mul", [gate, up], {}, platform)
-    (silu,) = running.run_any("silu_and_mul", [gate, np.ones_like(up)], {}, platform)
-    pair = (silu.astype(np.float32) * up.astype(np.float32)).astype(up.dtype)
+    (product,) = running.run_any(op, [gate, up], {}, platform)
+    (activated,) = running.run_any(op, [gate, np.ones_like(up)], {}, platform)
+    pair = (activated.astype(np.float32) * up.astype(np.float32)).astype(up.dtype)
     assert product.tobytes() == pair.tobytes()
+
+
+@running.on_each_platform
+@GATED
+@pytest.mark.parametrize("dtype", support.DTYPES)
+def test_gated_activations_are_accurate_in_each_element(op, dtype, platform):
+    """Also for negative gates, where 1 + erf and 1 + tanh would cancel."""
+    gate = np.linspace(-9, 12, 40001).astype(support.DTYPES[dtype])
+    (got,) = running.run_any(op, [gate, np.ones_like(gate)], {}, platform)
+    (want,) = support.op_module(op).reference(gate.astype(np.float64), 1.0)
+    limits = ml_dtypes.finfo(gate.dtype)
+    rounding = float(limits.eps) / 2 * np.abs(want) + float(limits.smallest_subnormal) / 2
+    assert (np.abs(got.astype(np.float64) - want) <= 1.01 * rounding + 3e-5 * np.abs(want)).all()
+
+
+@running.on_each_platform
+@GATED
+@pytest.mark.parametrize("dtype", support.DTYPES)
+def test_gated_activations_at_the_ends(op, dtype, platform):
+    """As torch has them, the NaN of -inf included."""
+    most = float(ml_dtypes.finfo(support.DTYPES[dtype]).max)
+    gate = np.array([np.inf, most, 0.0, -0.0, -most, -np.inf, np.nan], support.DTYPES[dtype])
+    (got,) = running.run_any(op, [gate, np.ones_like(gate)], {}, platform)
+    want = np.array([np.inf, most, 0.0, -0.0, -0.0, np.nan, np.nan])
+    np.testing.assert_array_equal(got.astype(np.float64), want)
+    np.testing.assert_array_equal(np.signbit(got)[:5], np.signbit(want)[:5])
 
 
 # ---------------------------------------------------------------------------- rotary

@@ -12,6 +12,7 @@ struct SimdFunctions {
   int lanes;
   void (*exp)(const float* x, int64_t n, float* y);
   void (*tanh)(const float* x, int64_t n, float* y);
+  void (*normal_cdf)(const float* x, int64_t n, float* y);
   void (*load_f16)(const uint16_t* x, int64_t n, float* y);
   void (*load_bf16)(const uint16_t* x, int64_t n, float* y);
   void (*store_f16)(const float* x, int64_t n, uint16_t* y);

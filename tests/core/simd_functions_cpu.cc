@@ -33,6 +33,8 @@ const SimdFunctions& GetSimdFunctions<kIsa>() {
                 float* y) { Map(x, n, y, [](VecF v) { return Exp(v); }); },
       .tanh = [](const float* x, int64_t n,
                  float* y) { Map(x, n, y, [](VecF v) { return Tanh(v); }); },
+      .normal_cdf = [](const float* x, int64_t n,
+                       float* y) { Map(x, n, y, [](VecF v) { return NormalCdf(v); }); },
       .load_f16 = LoadAll<F16>,
       .load_bf16 = LoadAll<BF16>,
       .store_f16 = StoreAll<F16>,

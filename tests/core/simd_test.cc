@@ -121,6 +121,22 @@ TEST_P(Simd, TanhIsAccurate) {
   EXPECT_EQ(zero, 0.0f);
 }
 
+TEST_P(Simd, NormalCdfIsAccurate) {
+  // Relatively, also in the tail.
+  const auto cdf = [](double x) { return 0.5 * std::erfc(-x * M_SQRT1_2); };
+  EXPECT_LT(WorstError(simd.normal_cdf, Sweep(0.0f, 40.0f, kPrimeStep), cdf), 5e-7);
+  EXPECT_LT(WorstError(simd.normal_cdf, Sweep(-0.0f, -12.9f, kPrimeStep), cdf), 5e-7);
+}
+
+TEST_P(Simd, NormalCdfAtTheEnds) {
+  const std::vector<float> x = {kInf, 3e38f, 1e20f, 40.0f, -13.3f, -1e20f, -3e38f, -kInf, kNaN};
+  std::vector<float> y(x.size());
+  simd.normal_cdf(x.data(), static_cast<int64_t>(x.size()), y.data());
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(y[i], 1.0f) << x[i];
+  for (size_t i = 4; i < 8; ++i) EXPECT_EQ(y[i], 0.0f) << x[i];
+  EXPECT_TRUE(std::isnan(y[8]));
+}
+
 TEST_P(Simd, LoadsEveryHalf) {
   std::vector<uint16_t> bits(65536);
   for (size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<uint16_t>(i);

@@ -10,6 +10,9 @@ from intarsia.jax._call import call, one_or_all
 __all__ = [
     "flash_attn_varlen",
     "fused_add_rms_norm",
+    "gelu_and_mul",
+    "gelu_tanh_and_mul",
+    "merge_attn_states",
     "paged_attention",
     "reshape_and_cache_flash",
     "rms_norm",
@@ -153,6 +156,75 @@ def fused_add_rms_norm(
     Source: vLLM's _C::fused_add_rms_norm. T is f32, f16 or bf16.
     """
     return one_or_all(call("fused_add_rms_norm", (x, residual, weight), eps=eps, rounding=rounding))
+
+
+def gelu_and_mul(x: jax.Array, up: jax.Array | None = None) -> jax.Array:
+    """The gated activation with the exact GELU.
+
+    Args:
+      x: [..., n] with up or [..., 2*n], T: gate and up side by side; the gate alone if up is
+        given.
+      up: [..., n], T: what the gate multiplies, when it is an array of its own, as a sharded
+        last axis needs; may be absent.
+
+    Returns:
+      out: [..., n], T: the product.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: Shazeer 2020, arXiv:2002.05202 (GEGLU); vLLM's _C::gelu_and_mul. T is f32, f16 or
+        bf16.
+    """
+    return one_or_all(call("gelu_and_mul", (x, up)))
+
+
+def gelu_tanh_and_mul(x: jax.Array, up: jax.Array | None = None) -> jax.Array:
+    """The gated activation of a Gemma's MLP: GELU in its tanh form.
+
+    Args:
+      x: [..., n] with up or [..., 2*n], T: gate and up side by side; the gate alone if up is
+        given.
+      up: [..., n], T: what the gate multiplies, when it is an array of its own, as a sharded
+        last axis needs; may be absent.
+
+    Returns:
+      out: [..., n], T: the product.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; vLLM's _C::gelu_tanh_and_mul. T is
+        f32, f16 or bf16.
+    """
+    return one_or_all(call("gelu_tanh_and_mul", (x, up)))
+
+
+def merge_attn_states(
+    prefix_out: jax.Array, prefix_lse: jax.Array, suffix_out: jax.Array, suffix_lse: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Attention over two sets of keys, from the results over each.
+
+    Args:
+      prefix_out: [t, h, d], T: attention over the one set.
+      prefix_lse: [h, t], f32: its natural log of the sum of exponentials; -inf or +inf: no key.
+      suffix_out: [t, h, d], T: attention over the other set.
+      suffix_lse: [h, t], f32: as prefix_lse.
+
+    Returns:
+      out: [t, h, d], T: attention over both.
+      lse: [h, t], f32: of both; -inf where neither has a key.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: FlashInfer, arXiv:2501.01005, section 2.2; vLLM's _C::merge_attn_states. T is f32,
+        f16 or bf16.
+    """
+    return one_or_all(call("merge_attn_states", (prefix_out, prefix_lse, suffix_out, suffix_lse)))
 
 
 def paged_attention(
@@ -355,7 +427,8 @@ def silu_and_mul(x: jax.Array, up: jax.Array | None = None) -> jax.Array:
     Args:
       x: [..., n] with up or [..., 2*n], T: gate and up side by side; the gate alone if up is
         given.
-      up: [..., n], T: what the gate multiplies, when it is an array of its own; may be absent.
+      up: [..., n], T: what the gate multiplies, when it is an array of its own, as a sharded
+        last axis needs; may be absent.
 
     Returns:
       out: [..., n], T: the product.

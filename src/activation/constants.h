@@ -1,0 +1,10 @@
+// Of the tanh form of GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415):
+//   2u = 2 sqrt(2 / pi) (x + 0.044715 x^3)
+#pragma once
+
+namespace intarsia {
+
+inline constexpr float kGeluTanhLinear = 1.5957691216057308f;
+inline constexpr float kGeluTanhCubic = 0.044715f * kGeluTanhLinear;
+
+}  // namespace intarsia
