@@ -4,7 +4,7 @@ Shape letters in all docstrings: b sequences, t tokens, h query heads, hk KV hea
 size, p pages, s page size, m pages per sequence, r rotary dim, l layers.
 """
 
-from intarsia.jax import _ops
+from intarsia.jax import _grad_rules, _ops  # noqa: F401  the rules declare themselves
 from intarsia.jax._call import call, register
 from intarsia.jax._ops import *  # noqa: F403  every op; the imports below replace some of them
 

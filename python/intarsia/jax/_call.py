@@ -2,7 +2,7 @@
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,9 @@ import ml_dtypes
 import numpy as np
 
 from intarsia import _native
+from intarsia.jax._grad import differentiable
+from intarsia.jax._types import refuse_sharded, result_type, vary_alike
+from intarsia.jax._vmap import batch
 
 _DTYPE_NAMES = {
     np.dtype(dtype): name
@@ -90,17 +93,58 @@ def call(
         None if x is None else _array(f"{name}: {row['name']}", x)
         for x, row in zip(operands, op.operands, strict=True)
     ]
-    results = library.infer(name, [_abstract(x) for x in arrays], attributes)
-    given = [i for i, x in enumerate(arrays) if x is not None]
+    for x, row in zip(arrays, op.operands, strict=True):
+        if x is not None:
+            refuse_sharded(f"{name}: {row['name']}", x)
+    results = tuple(library.infer(name, [_abstract(x) for x in arrays], attributes))
+    arrays = vary_alike(arrays)
+    given = {k: v for k, v in attributes.items() if v is not None}
+    present = tuple(x is not None for x in arrays)
+    function = _function(library, op.name, present, tuple(given.items()), results)
+    return function(*(x for x in arrays if x is not None))
+
+
+@functools.lru_cache(maxsize=4096)
+def _function(
+    library: _native.Library,
+    name: str,
+    present: tuple[bool, ...],
+    attributes: tuple[tuple[str, Any], ...],
+    results: tuple[_native.Result | None, ...],
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """The op as a function of the operands that are present, with its rules for vmap and grad."""
+    op = library.find(name)
+    given = [i for i, is_given in enumerate(present) if is_given]
     ordered = sorted((r for r in results if r is not None), key=lambda r: r.workspace)
-    outputs = jax.ffi.ffi_call(
-        op.target,
-        [jax.ShapeDtypeStruct(r.shape, _DTYPES[r.dtype]) for r in ordered],
-        input_output_aliases={
-            given.index(r.alias): i for i, r in enumerate(ordered) if r.alias is not None
-        },
-    )(*(arrays[i] for i in given), **_wire_attributes(op, arrays, attributes))
-    return tuple(x for x, r in zip(outputs, ordered, strict=True) if not r.workspace)
+    aliases = {given.index(r.alias): i for i, r in enumerate(ordered) if r.alias is not None}
+    wire = _wire_attributes(op, present, dict(attributes))
+
+    @jax.custom_batching.custom_vmap
+    def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        types = [result_type(r.shape, _DTYPES[r.dtype], like=arrays[0]) for r in ordered]
+        custom_call = jax.ffi.ffi_call(op.target, types, input_output_aliases=aliases)
+        outputs = custom_call(*arrays, **wire)
+        return tuple(x for x, r in zip(outputs, ordered, strict=True) if not r.workspace)
+
+    @run.def_vmap
+    def batched(size: int, is_batched: Sequence[bool], *arrays: jax.Array):
+        def spread(values: Sequence[Any], absent: Any) -> list[Any]:
+            left = iter(values)
+            return [next(left) if is_given else absent for is_given in present]
+
+        outs = batch(
+            op,
+            lambda operands: call(name, operands, library=library, **dict(attributes)),
+            size,
+            spread(is_batched, False),
+            spread(arrays, None),
+            dict(attributes),
+        )
+        return outs, (True,) * len(outs)
+
+    function = differentiable(op, run, present, dict(attributes))
+    function.__name__ = op.name  # in XLA's metadata and in profiles
+    return jax.jit(function, inline=True)  # traced once a shape; inlined where it is called
 
 
 def one_or_all(results: tuple[jax.Array, ...]) -> jax.Array | tuple[jax.Array, ...]:
@@ -128,11 +172,11 @@ def _abstract(x: jax.Array | None) -> _native.Tensor | None:
 
 
 def _wire_attributes(
-    op: _native.Op, arrays: Sequence[jax.Array | None], attributes: dict[str, Any]
+    op: _native.Op, present: Sequence[bool], attributes: dict[str, Any]
 ) -> dict[str, Any]:
     types = {a["name"]: a["type"] for a in op.attributes}
-    wire = {k: _ATTRIBUTE_CASTS[types[k]](v) for k, v in attributes.items() if v is not None}
-    optional = [x for x, row in zip(arrays, op.operands, strict=True) if row["optional"]]
+    wire = {k: _ATTRIBUTE_CASTS[types[k]](v) for k, v in attributes.items()}
+    optional = [p for p, row in zip(present, op.operands, strict=True) if row["optional"]]
     if optional:
-        wire["present"] = np.int64(sum(1 << i for i, x in enumerate(optional) if x is not None))
+        wire["present"] = np.int64(sum(1 << i for i, p in enumerate(optional) if p))
     return wire

@@ -1,0 +1,114 @@
+"""Reads a spec's shapes (the language of `src/core/dims.h`) as far as vmap and sharding need it: what each axis is."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from intarsia import _native
+
+Shape = tuple[int, ...]
+
+
+class Axes(NamedTuple):
+    """The axes of one operand or result: `free` leading ones ("..."), then one for each letter.
+
+    A letter is as the spec writes it: "h", "2*hk", "b+1". free is None where the spec has no "...".
+    """
+
+    free: int | None
+    letters: tuple[str, ...]
+
+    def find(self, letter: str) -> int | None:
+        """Where the axis of that letter is, and of no multiple of it."""
+        if letter not in self.letters:
+            return None
+        return (self.free or 0) + self.letters.index(letter)
+
+
+class CallAxes(NamedTuple):
+    """The axes of a call's operands and results in spec order, None for what is absent."""
+
+    operands: tuple[Axes | None, ...]
+    results: tuple[Axes | None, ...]
+
+
+def axes_of_call(
+    op: _native.Op, shapes: Sequence[Shape | None], attributes: Mapping[str, Any]
+) -> CallAxes:
+    """Which axes a call has.
+
+    Args:
+      op: the op.
+      shapes: of its operands in spec order, None for absent ones. The call has passed `Library.infer`.
+      attributes: those that are given, by name.
+    """
+    reader = _Reader(op, shapes, attributes)
+    operands = tuple(
+        None if shape is None else reader.axes(row["dims"], shape)
+        for row, shape in zip(op.operands, shapes, strict=True)
+    )
+    names = [row["name"] for row in op.operands]
+
+    def axes_of_result(row: Mapping[str, Any]) -> Axes | None:
+        if row["workspace"] or (row["when"] and not reader.holds(row["when"])):
+            return None
+        if row["dims"].startswith("="):
+            return operands[names.index(row["dims"][1:])]
+        return reader.axes(row["dims"], None)
+
+    return CallAxes(operands, tuple(map(axes_of_result, op.results)))
+
+
+class _Reader:
+    """Chooses the variant of a shape that holds in one call."""
+
+    def __init__(
+        self, op: _native.Op, shapes: Sequence[Shape | None], attributes: Mapping[str, Any]
+    ):
+        self._values: dict[str, Any] = {row["name"]: row["default"] for row in op.attributes}
+        self._values |= {name: value for name, value in attributes.items() if value is not None}
+        names = [row["name"] for row in op.operands]
+        self._values |= {n: shape is not None for n, shape in zip(names, shapes, strict=True)}
+        self._free: int | None = None  # how many axes "..." stands for; the same in the whole call
+
+    def holds(self, condition: str) -> bool:
+        """`name`, `!name` or `name=value`: it is given, a bool is true, a string is that value."""
+        if condition.startswith("!"):
+            return not self.holds(condition[1:])
+        name, equals, value = condition.partition("=")
+        if equals:
+            return self._values[name] == value
+        return self._values[name] is not None and self._values[name] is not False
+
+    def axes(self, dims: str, shape: Shape | None) -> Axes:
+        """The first variant whose conditions hold and whose axes fit; shape None: any."""
+        for variant in dims.split(" | "):
+            *conditions, terms = variant.split(": ")
+            if all(map(self.holds, conditions)):
+                axes = self._fit(terms.split(), shape)
+                if axes is not None:
+                    return axes
+        raise AssertionError(f"'{dims}' has no variant for {shape}")
+
+    def _fit(self, terms: Sequence[str], shape: Shape | None) -> Axes | None:
+        letters: list[str] = []
+        for term in terms:
+            condition, conditional, letter = term.rpartition("?")
+            if not conditional or self.holds(condition):
+                letters.append(letter)
+        is_open = "..." in letters
+        if is_open and letters.pop(0) != "...":
+            raise NotImplementedError(f"'{' '.join(terms)}' has free axes that do not come first")
+        if shape is None:
+            return Axes(self._free if is_open else None, tuple(letters))
+        free = len(shape) - len(letters)
+        named = shape[free:]
+        if free < 0 or any(
+            n.isdigit() and int(n) != size for n, size in zip(letters, named, strict=True)
+        ):
+            return None
+        if not is_open:
+            return Axes(None, tuple(letters)) if free == 0 else None
+        if self._free not in (None, free):
+            return None
+        self._free = free
+        return Axes(free, tuple(letters))

@@ -1,0 +1,98 @@
+"""Reverse-mode differentiation: an op with a rule gets it by `jax.custom_vjp`, any other says that it has none.
+
+The rules are in `_grad_rules.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from intarsia import _native
+
+Arrays = Sequence[jax.Array | None]  # operands in spec order, None for absent ones
+Attributes = dict[str, Any]  # those that are given, by name
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """How to differentiate an op.
+
+    Attributes:
+      keep: (operands, results, attributes) -> what the backward pass needs, a pytree of arrays.
+      backward: (kept, cotangents of the results, attributes) -> cotangents of the operands in spec order, in
+        any float dtype; None for indices and absent operands.
+    """
+
+    keep: Callable[[Arrays, Arrays, Attributes], Any]
+    backward: Callable[[Any, Arrays, Attributes], Arrays]
+
+
+_gradients: dict[str, Gradient] = {}  # by target
+
+
+def gradient(target: str, keep: Callable[[Arrays, Arrays, Attributes], Any]):
+    """Declares the decorated function to be the backward pass of an op."""
+
+    def declare(backward: Callable[[Any, Arrays, Attributes], Arrays]):
+        _gradients[target] = Gradient(keep, backward)
+        return backward
+
+    return declare
+
+
+def differentiable(
+    op: _native.Op,
+    run: Callable[..., tuple[jax.Array, ...]],
+    given: Sequence[bool],
+    attributes: Attributes,
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """A function of an op's present operands, made known to `jax.grad`.
+
+    Args:
+      op: the op.
+      run: its results from the operands that are present.
+      given: which operands are, in spec order.
+      attributes: those that are given.
+    """
+    if op.target not in _gradients:
+        return _refusing(op, run)
+    rule = _gradients[op.target]
+    differentiated = jax.custom_vjp(run)
+
+    def forward(*arrays: jax.Array):
+        results = differentiated(*arrays)  # which can be differentiated once more
+        left = iter(arrays)
+        operands = [next(left) if present else None for present in given]
+        # Empty arrays carry the dtypes: a residual can be no dtype.
+        return results, (rule.keep(operands, results, attributes), [x.ravel()[:0] for x in arrays])
+
+    def backward(kept: Any, cotangents: tuple[jax.Array, ...]):
+        kept, likes = kept
+        every = rule.backward(kept, cotangents, attributes)
+        present = [x for x, is_given in zip(every, given, strict=True) if is_given]
+        return tuple(
+            None if x is None else x.astype(like.dtype)
+            for x, like in zip(present, likes, strict=True)
+        )
+
+    differentiated.defvjp(forward, backward)
+    return differentiated
+
+
+def _refusing(
+    op: _native.Op, run: Callable[..., tuple[jax.Array, ...]]
+) -> Callable[..., tuple[jax.Array, ...]]:
+    function = jax.custom_jvp(run)
+
+    @function.defjvp
+    def refuse(primals: Any, tangents: Any):
+        del primals, tangents
+        names = ", ".join(sorted(target.rpartition(".")[2] for target in _gradients))
+        raise NotImplementedError(
+            f"{op.name}: has no gradient; ops that have one are {names}. "
+            "Keep it out of what is differentiated with jax.lax.stop_gradient on its operands"
+        )
+
+    return function

@@ -1,0 +1,126 @@
+"""The ops' gradients. The forward pass is the op, with its roundings; the backward pass is plain jax.numpy in f32,
+which XLA fuses, except where an op of ours is its own inverse.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from intarsia.jax import _ops
+from intarsia.jax._grad import Arrays, Attributes, gradient
+
+
+def _f32(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float32)
+
+
+@gradient("intarsia.simple_add", keep=lambda operands, results, attributes: None)
+def _simple_add(kept: Any, cotangents: Arrays, attributes: Attributes) -> Arrays:
+    (g,) = cotangents
+    return g, g
+
+
+def _norm_backward(
+    x: jax.Array, weight: jax.Array | None, g: jax.Array, eps: float = 1e-6, **_: Any
+) -> tuple[jax.Array, jax.Array | None]:
+    """Cotangents of x and weight for y = u w, u = x r, r = (mean(x^2) + eps)^-1/2.
+
+    dx = r (w g - u mean(u w g)), dw = sum over rows of u g.
+    """
+    x, g = _f32(x), _f32(g)
+    r = lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    u = x * r
+    scaled = g if weight is None else g * _f32(weight)
+    dx = r * (scaled - u * jnp.mean(u * scaled, axis=-1, keepdims=True))
+    rows = tuple(range(x.ndim - 1))
+    return dx, None if weight is None else jnp.sum(u * g, axis=rows)
+
+
+@gradient("intarsia.rms_norm", keep=lambda operands, results, attributes: operands)
+def _rms_norm(kept: Arrays, cotangents: Arrays, attributes: Attributes) -> Arrays:
+    return _norm_backward(*kept, *cotangents, **attributes)
+
+
+@gradient(
+    "intarsia.fused_add_rms_norm",
+    keep=lambda operands, results, attributes: (results[1], operands[2]),
+)
+def _fused_add_rms_norm(kept: Arrays, cotangents: Arrays, attributes: Attributes) -> Arrays:
+    g, g_residual = cotangents
+    d_total, d_weight = _norm_backward(*kept, g, **attributes)
+    d_total = d_total + _f32(g_residual)
+    return d_total, d_total, d_weight
+
+
+def _gated_backward(
+    act: Callable[[jax.Array], jax.Array], kept: Arrays, cotangents: Arrays
+) -> Arrays:
+    """Cotangents of the gate and of what it multiplies, apart or side by side as they came."""
+    x, up = kept
+    (g,) = map(_f32, cotangents)
+    gate, other = jnp.split(x, 2, axis=-1) if up is None else (x, up)
+    activated, pull = jax.vjp(act, _f32(gate))
+    (d_gate,) = pull(g * _f32(other))
+    d_other = g * activated
+    return (jnp.concatenate([d_gate, d_other], axis=-1), None) if up is None else (d_gate, d_other)
+
+
+for _name, _act in {
+    "silu_and_mul": jax.nn.silu,
+    "gelu_and_mul": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh_and_mul": functools.partial(jax.nn.gelu, approximate=True),
+}.items():
+    gradient(f"intarsia.{_name}", keep=lambda operands, results, attributes: operands)(
+        lambda kept, cotangents, attributes, act=_act: _gated_backward(act, kept, cotangents)
+    )
+
+
+@gradient("intarsia.rotary_embedding", keep=lambda operands, results, attributes: operands)
+def _rotary_embedding(kept: Arrays, cotangents: Arrays, attributes: Attributes) -> Arrays:
+    """A rotation's transpose is its inverse; the table's cotangent is gathered from every pair."""
+    positions, query, table, key = kept
+    back = attributes | {"inverse": not attributes.get("inverse", False)}
+    turned = _ops.rotary_embedding(positions, cotangents[0], table, *cotangents[1:], **back)
+    d_query, d_key = turned if key is not None else (turned, None)
+    d_table = _table_cotangent(
+        positions, table, (query, key)[: len(cotangents)], cotangents, **attributes
+    )
+    return None, d_query, d_table, d_key
+
+
+def _table_cotangent(
+    positions: jax.Array,
+    table: jax.Array,
+    heads: Arrays,
+    cotangents: Arrays,
+    *,
+    head_size: int | None = None,
+    is_neox: bool = True,
+    rope_dim_offset: int = 0,
+    inverse: bool = False,
+) -> jax.Array:
+    """For y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin: d cos = x1 g1 + x2 g2, d sin = x1 g2 - x2 g1."""
+    r = table.shape[1]
+
+    def pairs(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        d = x.shape[-1] if x.ndim == positions.ndim + 2 else head_size
+        count = math.prod(x.shape[positions.ndim :]) // d
+        part = _f32(x.reshape(*positions.shape, count, d))[
+            ..., rope_dim_offset : rope_dim_offset + r
+        ]
+        return tuple(jnp.split(part, 2, axis=-1)) if is_neox else (part[..., ::2], part[..., 1::2])
+
+    d_angles = jnp.zeros((*positions.shape, r), jnp.float32)
+    for x, g in zip(heads, cotangents, strict=True):
+        (x1, x2), (g1, g2) = pairs(x), pairs(g)
+        d_cos, d_sin = x1 * g1 + x2 * g2, x1 * g2 - x2 * g1
+        both = jnp.concatenate([d_cos, -d_sin if inverse else d_sin], axis=-1)
+        d_angles = d_angles + both.sum(axis=-2)
+    # A position outside the table turned nothing; a negative one must not count from the back.
+    row = jnp.where(positions < 0, table.shape[0], positions)
+    return jnp.zeros(table.shape, jnp.float32).at[row].add(d_angles, mode="drop")
