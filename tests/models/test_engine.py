@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from intarsia.models import Engine, SamplingParams, llama, load_model, reference
+from intarsia.models import Engine, SamplingParams, load_model, reference, transformer
 from intarsia.models.schedule import PageAllocator, make_request
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -76,14 +76,14 @@ def test_first_logits_are_those_of_transformers(smollm2, recorded, monkeypatch):
         jax.debug.callback(seen.append, logits)
         return jnp.argmax(logits, axis=1).astype(jnp.int32)
 
-    monkeypatch.setattr("intarsia.models.engine.sample", spy)
+    monkeypatch.setattr("intarsia.models.steps.sample", spy)
     engine = Engine(*smollm2, max_num_seqs=5, max_model_len=64, scan_layers=True)
     engine.generate(
         [sequence["prompt_ids"] for sequence in recorded],
         SamplingParams(temperature=0.0, max_tokens=1),
     )
     jax.effects_barrier()
-    logits = np.asarray(seen[2 * llama.warm_up_runs()])  # After both steps' warm-up.
+    logits = np.asarray(seen[2 * transformer.warm_up_runs()])  # After both steps' warm-up.
     for row, sequence in zip(logits, recorded, strict=True):
         first = sequence["first_logits"]
         np.testing.assert_array_equal(np.argsort(-row)[:5], first["ids"])

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from intarsia.models import Engine, SamplingParams, llama, load_model
+from intarsia.models import Engine, SamplingParams, load_model, transformer
 
 pytestmark = pytest.mark.gpu
 
@@ -38,7 +38,7 @@ def test_logits_are_those_of_f32_to_the_accuracy_of_bf16(
         jax.debug.callback(seen.append, logits)
         return jnp.argmax(logits, axis=1).astype(jnp.int32)
 
-    monkeypatch.setattr("intarsia.models.engine.sample", spy)
+    monkeypatch.setattr("intarsia.models.steps.sample", spy)
     first_logits = []
     for dtype in (jnp.float32, jnp.bfloat16):
         seen.clear()
@@ -47,7 +47,7 @@ def test_logits_are_those_of_f32_to_the_accuracy_of_bf16(
         engine.generate(prompts, SamplingParams(temperature=0.0, max_tokens=1))
         jax.effects_barrier()
         first_logits.append(
-            np.asarray(seen[2 * llama.warm_up_runs()])
+            np.asarray(seen[2 * transformer.warm_up_runs()])
         )  # After both steps' warm-up.
     exact, rounded = first_logits
     error = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)

@@ -106,11 +106,101 @@ def test_directory_gives_the_same_tokens_as_gguf(write_gguf, tiny_weights, tmp_p
     assert of_directory.special_tokens == of_gguf.special_tokens
 
 
+# From the library sentencepiece, with a model made of the same pieces, scores and types.
+SENTENCEPIECE_IDS = {
+    MULTI_BYTE: (
+        "1789 238527 560 33443 236764 33375 238582 236945 95830 236764 23883 109959 42220 236764 "
+        "236743 243767 237243 243767 237243 244814 532 236743 250769 478 397 408 399 236764 3028 "
+        "236761"
+    ),
+    "  two  spaces\n\n\ttab 12345 it's": (
+        "138 13498 138 35220 108 255968 4823 236743 236770 236778 236800 236812 236810 625 236789 "
+        "236751"
+    ),
+    "def f(x):\n    return  x**2  # ok\n": (
+        "2063 517 236769 236781 1473 107 140 2060 138 236781 1018 236778 138 236865 7546 107"
+    ),
+    "<b>bold</b> a<br>b": "200 15640 209 496 236820 1457 236813 236763",
+    "aaaaaaaaaaaaaaa abababab": "128820 50354 72004 763 111507 596",
+}
+
+
+@pytest.mark.parametrize("text", SENTENCEPIECE_IDS)
+def test_pieces_are_those_of_sentencepiece(gemma3_tokenizer, text):
+    bos, *ids = gemma3_tokenizer.encode(text)
+    assert bos == 2
+    assert ids == [int(token) for token in SENTENCEPIECE_IDS[text].split()]
+    assert gemma3_tokenizer.decode([bos, *ids]) == text
+
+
+def test_gemma_texts_are_those_of_transformers(gemma3_tokenizer, recorded_gemma3):
+    for sequence in recorded_gemma3:
+        assert gemma3_tokenizer.encode(sequence["prompt"]) == sequence["prompt_ids"]
+        assert gemma3_tokenizer.decode(sequence["tokens"]) == sequence["text"]
+    assert gemma3_tokenizer.chat_template is None
+
+
+def test_streamed_bytes_of_sentencepiece_are_whole_characters(gemma3_tokenizer):
+    stream = gemma3_tokenizer.stream()
+    pieces = [stream.push(token) for token in gemma3_tokenizer.encode(MULTI_BYTE)]
+    assert "".join(pieces) + stream.finish() == MULTI_BYTE
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+    assert pieces.count("") >= 3  # The last emoji but one token is bytes.
+
+
+# The turns of Gemma's own template, whose full form also folds a system message into the first.
+GEMMA_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + "
+    "('model' if m['role'] == 'assistant' else m['role']) + '\\n' + m['content'] | trim + "
+    "'<end_of_turn>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
+)
+
+
+def test_gemma_chat_has_one_bos_and_its_turns_as_single_tokens(write_gguf, gemma_weights):
+    path = write_gguf(
+        gemma_weights,
+        architecture="gemma3",
+        tokenizer="llama",
+        pre="default",
+        add_space_prefix=False,
+        chat_template=GEMMA_TEMPLATE,
+    )
+    tokenizer = Tokenizer.from_path(path)
+    text = "<bos><start_of_turn>user\nthe  the<end_of_turn>\n<start_of_turn>model\n"
+    assert tokenizer.render_chat("the  the ") == text
+    tokens = [tokenizer.backend.id_to_token(i) for i in tokenizer.encode_chat("the  the ")]
+    user = ["<0x75>", "<0x73>", "er"]
+    model = ["<0x6D>", "o", "<0x64>", "e", "<0x6C>"]
+    assert tokens == [
+        *("<bos>", "<start_of_turn>", *user, "\n", "the", "  ", "the", "<end_of_turn>", "\n"),
+        *("<start_of_turn>", *model, "\n"),
+    ]
+
+
+@pytest.mark.parametrize(("prefix", "pieces"), [(None, ["▁the", "▁the"]), (False, ["the", "▁the"])])
+def test_texts_begin_with_a_space_unless_the_file_says_no(write_gguf, tiny_weights, prefix, pieces):
+    settings = {"tokenizer": "llama", "pre": "default", "add_space_prefix": prefix}
+    tokenizer = Tokenizer.from_path(write_gguf(tiny_weights, **settings))
+    tokens = tokenizer.encode("the the")
+    assert [tokenizer.backend.id_to_token(i) for i in tokens] == ["<bos>", *pieces]
+    assert tokenizer.decode(tokens) == "the the"
+
+
+def test_pieces_are_joined_by_score(write_gguf, tiny_weights):
+    settings = {"tokenizer": "llama", "pre": "default", "add_space_prefix": False}
+    tokenizer = Tokenizer.from_path(write_gguf(tiny_weights, **settings))
+    # "th" comes before "▁t", which so never gets its t; "the" before "er".
+    assert tokenizer.backend.encode(" th ther 日é").tokens == [
+        *("▁", "th", "▁the", "r", "▁", "日", "<0xC3>", "<0xA9>")
+    ]
+
+
 def test_errors_name_what_was_got_and_expected(write_gguf, tiny_weights, tmp_path):
     with pytest.raises(ValueError, match=r"pre is 'odd', expected one of default, .*llama-bpe"):
         Tokenizer.from_path(write_gguf(tiny_weights, pre="odd"))
-    with pytest.raises(ValueError, match=r"model is 'llama', expected 'gpt2'"):
-        Tokenizer.from_path(write_gguf(tiny_weights, tokenizer="llama", pre="default"))
+    with pytest.raises(ValueError, match=r"model is 'bert', expected 'gpt2' or 'llama'"):
+        Tokenizer.from_path(write_gguf(tiny_weights, tokenizer="bert", pre="default"))
     with pytest.raises(ValueError, match="no chat template"):
         path = write_gguf(tiny_weights, pre="qwen2", chat_template=None)
         Tokenizer.from_path(path).encode_chat("hi")

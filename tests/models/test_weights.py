@@ -33,7 +33,7 @@ def test_gguf_and_safetensors_give_the_same_model(
     assert gguf_config.rms_eps == pytest.approx(config.rms_eps)  # GGUF keeps it in f32.
     for name in ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocab"):
         assert getattr(gguf_config, name) == getattr(config, name)
-    for name in ("rope_theta", "tie_embeddings", "max_positions", "bos_id", "eos_ids"):
+    for name in ("layer_kinds", "tie_embeddings", "max_positions", "bos_id", "eos_ids"):
         assert getattr(gguf_config, name) == getattr(config, name)
     assert config.eos_ids == (1,)
     assert "lm_head" not in params
@@ -95,24 +95,24 @@ def test_rope_scaling_of_llama3(write_gguf, write_directory, tiny_weights, hf_co
     config, _ = load_model(write_directory(hf_config, tiny_weights))
     # Unscaled over scaled frequencies in transformers 5.23.
     expected = [1, 1, 1, 4.78183355, 8, 8, 8, 8]
-    np.testing.assert_allclose(config.rope_divisors, expected, rtol=1e-6)
-    stored = np.array(config.rope_divisors, np.float32)
+    np.testing.assert_allclose(config.layer_kinds[0].rope.divisors, expected, rtol=1e-6)
+    stored = np.array(config.layer_kinds[0].rope.divisors, np.float32)
     path = write_gguf(tiny_weights, extra={"rope_freqs.weight": stored})
     gguf_config, _ = load_model(path)
-    np.testing.assert_array_equal(gguf_config.rope_divisors, stored)
-    np.testing.assert_array_equal(gguf_config.rope_table(64), config.rope_table(64))
+    np.testing.assert_array_equal(gguf_config.layer_kinds[0].rope.divisors, stored)
+    np.testing.assert_array_equal(gguf_config.rope_tables(64)[0], config.rope_tables(64)[0])
 
 
 def test_linear_rope_scaling_stretches_positions(write_directory, tiny_weights, hf_config):
     plain, _ = load_model(write_directory(hf_config, tiny_weights))
     hf_config["rope_scaling"] = {"type": "linear", "factor": 4.0}
     scaled, _ = load_model(write_directory(hf_config, tiny_weights))
-    np.testing.assert_allclose(scaled.rope_table(64)[::4], plain.rope_table(16), atol=1e-6)
+    np.testing.assert_allclose(scaled.rope_tables(64)[0][::4], plain.rope_tables(16)[0], atol=1e-6)
 
 
 def test_rope_table_is_cosines_then_sines(write_directory, tiny_weights, hf_config):
     config, _ = load_model(write_directory(hf_config, tiny_weights))
-    table = config.rope_table(8)
+    table = config.rope_tables(8)[0]
     assert table.shape == (8, 16)
     assert table.dtype == np.float32
     angles = 7 * 10000.0 ** (-np.arange(0, 16, 2) / 16)
@@ -121,9 +121,14 @@ def test_rope_table_is_cosines_then_sines(write_directory, tiny_weights, hf_conf
 
 def test_sliding_window_is_mistral_s_alone(write_directory, tiny_weights, hf_config):
     hf_config["sliding_window"] = 64
-    assert load_model(write_directory(hf_config, tiny_weights))[0].sliding_window is None
+    assert (
+        load_model(write_directory(hf_config, tiny_weights))[0].layer_kinds[0].sliding_window
+        is None
+    )
     hf_config["architectures"] = ["MistralForCausalLM"]
-    assert load_model(write_directory(hf_config, tiny_weights))[0].sliding_window == 64
+    assert (
+        load_model(write_directory(hf_config, tiny_weights))[0].layer_kinds[0].sliding_window == 64
+    )
 
 
 @pytest.mark.parametrize(

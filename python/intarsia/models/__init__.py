@@ -1,4 +1,4 @@
-"""Llama-family models on Intarsia's kernels: loading, tokenising and batched generation.
+"""Llama-like models and Gemma 3 on Intarsia's kernels: loading, tokenising and batched generation.
 
     from intarsia.models import Engine, SamplingParams, Tokenizer, find_model, load_model
 
@@ -22,8 +22,9 @@ _HOMES = {
     "ModelConfig": "config",
     "SamplingParams": "sampling",
     "Tokenizer": "tokenizer",
-    "find_model": "weights",
+    "find_model": "packages",
     "load_model": "weights",
+    "perplexity": "engine",
 }
 __all__ = list(_HOMES)
 

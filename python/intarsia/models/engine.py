@@ -6,6 +6,7 @@ device waiting.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -19,24 +20,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from intarsia.models import llama
+from intarsia.models import transformer
 from intarsia.models.config import ModelConfig
-from intarsia.models.sampling import Mode, SamplingParams, sample
+from intarsia.models.sampling import Mode, SamplingParams
 from intarsia.models.schedule import (
     PAGE_SIZE,
-    Chunk,
     Output,
     PageAllocator,
     Request,
-    Rows,
     Schedule,
     make_request,
 )
+from intarsia.models.steps import Caches, State, decode, prefill, score
 from intarsia.models.weights import Params
 
 _SMALLEST_CHUNK = 16
 _DEFAULT_SAMPLING = SamplingParams()
-Caches = list[llama.KvCache] | llama.KvCache
 
 
 @dataclasses.dataclass
@@ -66,15 +65,6 @@ class Stats:
         else:
             self.decode_tokens += new_tokens
             self.decode_seconds += seconds
-
-
-class _State(NamedTuple):
-    """Where each row of the batch stands; written by one step, read by the next; all [b]."""
-
-    token: jax.Array  # The next token to feed.
-    length: jax.Array  # Tokens whose keys and values are in the cache.
-    generated: jax.Array  # Tokens generated so far.
-    active: jax.Array  # False for empty, unfinished-prompt and finished rows.
 
 
 class _Step(NamedTuple):
@@ -117,14 +107,14 @@ class Engine:
         self.stats = Stats()
         self._config = config
         self._ops = ops or importlib.import_module("intarsia.jax")
-        self._params = llama.stack_layers(params) if scan_layers else params
+        self._params = transformer.stack_layers(params) if scan_layers else params
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len or config.max_positions
         self._prefill_tokens = prefill_tokens
         self._pages_per_seq = -(-self._max_model_len // PAGE_SIZE)
-        self._rope_table = jnp.asarray(config.rope_table(self._max_model_len))
+        self._rope_tables = tuple(map(jnp.asarray, config.rope_tables(self._max_model_len)))
         self._allocator = PageAllocator(num_pages or max_num_seqs * self._pages_per_seq)
-        self._caches: Caches = llama.make_caches(
+        self._caches: Caches = transformer.make_caches(
             config,
             self._allocator.num_pages,
             PAGE_SIZE,
@@ -156,6 +146,49 @@ class Engine:
             ValueError: A prompt is empty or does not fit into `max_model_len`.
             MemoryError: A request needs more pages than the cache has.
         """
+        requests = self._make_requests(prompts, sampling)
+        self.stats = Stats()
+        with self._schedule(requests) as schedule:
+            if requests:
+                yield from self._run(schedule, requests)
+
+    def prompt_logprobs(self, prompts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """Returns the log-probability of each token of each prompt but its first.
+
+        The prompts go through prefill and the paged cache in chunks, as they do to be continued, so
+        this measures what that costs in accuracy: of the cache's dtype, say.
+
+        Raises:
+            ValueError, MemoryError: As `stream`.
+        """
+        requests = self._make_requests(prompts, SamplingParams(temperature=0.0, max_tokens=1))
+        logprobs = [np.zeros(len(prompt) - 1, np.float32) for prompt in prompts]
+        chunk_size = self._chunk_size(sum(map(len, prompts)))
+        with self._schedule(requests) as schedule:
+            while True:
+                schedule.admit()
+                chunk = schedule.next_chunk(chunk_size)
+                if chunk is None:
+                    return logprobs
+                continued = schedule.continued(chunk)
+                targets = np.zeros_like(chunk.batch.tokens)
+                for request, rows, place in continued:
+                    targets[rows] = request.prompt[1:][place]
+                executable = self._compile(score, (), (chunk.batch, targets))
+                self._caches, values = executable(
+                    self._params, self._caches, self._rope_tables, chunk.batch, targets
+                )
+                for request, rows, place in continued:
+                    logprobs[request.index][place] = np.asarray(values)[rows]
+                for row in np.flatnonzero(chunk.completes).tolist():
+                    schedule.release(row)
+
+    def _make_requests(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams | Sequence[SamplingParams],
+    ) -> list[Request]:
+        """Turns prompts into requests that fit into the model and into the empty cache."""
         if isinstance(sampling, SamplingParams):
             sampling = [sampling] * len(prompts)
         requests = [
@@ -170,13 +203,12 @@ class Engine:
         ]
         for request in requests:
             self._allocator.check_capacity(request)
-        self.stats = Stats()
-        schedule = Schedule(requests, self._allocator, self._max_num_seqs, self._pages_per_seq)
-        try:
-            if requests:
-                yield from self._run(schedule, requests)
-        finally:
-            schedule.close()
+        return requests
+
+    def _schedule(self, requests: list[Request]) -> contextlib.closing[Schedule]:
+        return contextlib.closing(
+            Schedule(requests, self._allocator, self._max_num_seqs, self._pages_per_seq)
+        )
 
     def custom_calls(self) -> dict[str, dict[str, int]]:
         """Counts the library's calls in the compiled steps: `{"decode": {"rms_norm": 1}, ...}`."""
@@ -210,9 +242,33 @@ class Engine:
             for row, request in live:
                 yield schedule.receive(row, request, int(values[row]))
 
+    def _compile(
+        self,
+        step: Callable[..., Any],
+        statics: tuple[Any, ...],
+        operands: tuple[Any, ...],
+        warm_up: Callable[[jax.stages.Compiled], None] = lambda _: None,
+    ) -> jax.stages.Compiled:
+        """Compiles a step ahead of time, once for each shape of its operands."""
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(operands))
+        key = (step.__name__, *statics, shapes)
+        if key not in self._executables:
+            function = functools.partial(step, self._ops, self._config, *statics)
+            lowered = jax.jit(function, donate_argnums=1).lower(
+                self._params, self._caches, self._rope_tables, *operands
+            )
+            self._executables[key] = lowered.compile()
+            warm_up(self._executables[key])
+        return self._executables[key]
+
     def _chunk_size(self, num_tokens: int) -> int:
         """Rounds up to a power of two within bounds, so that few sizes are ever compiled."""
         return min(max(_SMALLEST_CHUNK, 1 << (num_tokens - 1).bit_length()), self._prefill_tokens)
+
+
+def perplexity(logprobs: Sequence[np.ndarray]) -> float:
+    """The perplexity that the log-probabilities of texts' tokens come to (`prompt_logprobs`)."""
+    return float(np.exp(-np.concatenate(logprobs).mean(dtype=np.float64)))
 
 
 class _DeviceLoop:
@@ -224,7 +280,7 @@ class _DeviceLoop:
         self._schedule = schedule
         self._chunk_size = chunk_size
         self._rows = schedule.rows
-        self._state = _State(
+        self._state = State(
             token=jnp.zeros(b, jnp.int32),
             length=jnp.zeros(b, jnp.int32),
             generated=jnp.zeros(b, jnp.int32),
@@ -253,81 +309,18 @@ class _DeviceLoop:
         return None
 
     def _ready(self, step: Callable[..., Any], mode: Mode, *operands: Any) -> Callable[..., Any]:
-        """Compiles a step ahead of time, once for each sampling mode and shape of its operands."""
-        engine = self._engine
-        operands = (self._state, self._rows, *operands)
-        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(operands))
-        key = (step.__name__, mode, shapes)
-        if key not in engine._executables:
-            function = functools.partial(step, engine._ops, engine._config, mode)
-            lowered = jax.jit(function, donate_argnums=1).lower(
-                engine._params, engine._caches, engine._rope_table, *operands
-            )
-            engine._executables[key] = lowered.compile()
-            for _ in range(llama.warm_up_runs()):
-                self._launch(engine._executables[key], *operands[2:])
+        """Compiles a step and runs it often enough to be at its speed, unless that was done."""
+
+        def warm_up(executable: Callable[..., Any]) -> None:
+            for _ in range(transformer.warm_up_runs()):
+                self._launch(executable, *operands)
             jax.block_until_ready(self._state)
-        return engine._executables[key]
+
+        operands_of_all = (self._state, self._rows, *operands)
+        return self._engine._compile(step, (mode,), operands_of_all, warm_up)
 
     def _launch(self, step: Callable[..., Any], *operands: Any) -> None:
         engine = self._engine
         engine._caches, self._state = step(
-            engine._params, engine._caches, engine._rope_table, self._state, self._rows, *operands
+            engine._params, engine._caches, engine._rope_tables, self._state, self._rows, *operands
         )
-
-
-def prefill(
-    ops: ModuleType,
-    config: ModelConfig,
-    mode: Mode,
-    params: Params,
-    caches: Caches,
-    rope_table: jax.Array,
-    state: _State,
-    rows: Rows,
-    chunk: Chunk,
-) -> tuple[Caches, _State]:
-    """Runs a chunk of the prompts; rows whose prompt it completes get their first token."""
-    hidden, caches = llama.forward(
-        ops, config, params, caches, rope_table, chunk.batch, decode=False
-    )
-    first = jnp.zeros_like(state.generated)
-    token, active = _next_token(params, hidden[chunk.last_row], rows, first, mode)
-    started = _State(token, chunk.batch.seqused_k, first + 1, active)
-    return caches, jax.tree.map(functools.partial(jnp.where, chunk.completes), started, state)
-
-
-def decode(
-    ops: ModuleType,
-    config: ModelConfig,
-    mode: Mode,
-    params: Params,
-    caches: Caches,
-    rope_table: jax.Array,
-    state: _State,
-    rows: Rows,
-) -> tuple[Caches, _State]:
-    """Feeds every active row's token and chooses the one after it."""
-    b, place = state.token.shape[0], state.length
-    page = jnp.take_along_axis(rows.block_table, place[:, None] // PAGE_SIZE, axis=1)[:, 0]
-    grown = place + state.active
-    batch = llama.Batch(
-        tokens=state.token,
-        positions=jnp.where(state.active, place, 0),
-        slots=jnp.where(state.active, page * PAGE_SIZE + place % PAGE_SIZE, -1),
-        cu_seqlens_q=jnp.arange(b + 1, dtype=jnp.int32),
-        seqused_k=jnp.where(state.active, grown, 0),
-        block_table=rows.block_table,
-    )
-    hidden, caches = llama.forward(ops, config, params, caches, rope_table, batch, decode=True)
-    token, active = _next_token(params, hidden, rows, state.generated, mode)
-    return caches, _State(token, grown, state.generated + state.active, active & state.active)
-
-
-def _next_token(
-    params: Params, hidden: jax.Array, rows: Rows, generated: jax.Array, mode: Mode
-) -> tuple[jax.Array, jax.Array]:
-    """Samples from the final hidden rows [b, n]; also says which rows go on after that token."""
-    token = sample(llama.logits(params, hidden), rows.sampling, generated, mode=mode)
-    stops = (token[:, None] == rows.stop_ids).any(axis=1)
-    return token, ~stops & (generated + 1 < rows.limit)

@@ -16,9 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from intarsia.models.config import ModelConfig
-from intarsia.models.llama import KvCache, linear, logits, warm_up_runs
 from intarsia.models.sampling import argmax
+from intarsia.models.transformer import KvCache, linear, logits, warm_up_runs
 from intarsia.models.weights import Params
+
+_ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
 
 
 @dataclasses.dataclass
@@ -33,7 +38,10 @@ class ReferenceResult:
 
 
 def generate(
-    config: ModelConfig, params: Params, prompts: Sequence[Sequence[int]], max_tokens: int
+    config: ModelConfig,
+    params: Params,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
 ) -> ReferenceResult:
     """Generates greedily for all prompts in one batch, padded to the longest."""
     b, longest = len(prompts), max(map(len, prompts))
@@ -42,7 +50,7 @@ def generate(
     shape = (b, config.kv_heads, max_len, config.head_dim)
     dtype = params["embed"].dtype
     caches = [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in params["layers"]]
-    rope_table = jnp.asarray(config.rope_table(max_len))
+    rope_tables = tuple(map(jnp.asarray, config.rope_tables(max_len)))
     lengths = jnp.array([len(prompt) for prompt in prompts], jnp.int32)
     tokens = np.zeros((b, padded), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
@@ -50,22 +58,22 @@ def generate(
 
     begin = time.perf_counter()
     token = jnp.zeros(b, jnp.int32)
-    prefill = _compile(_prefill, config, params, caches, rope_table, jnp.asarray(tokens), lengths)
-    decode = _compile(_decode, config, params, caches, rope_table, token, lengths)
+    prefill = _compile(_prefill, config, params, caches, rope_tables, jnp.asarray(tokens), lengths)
+    decode = _compile(_decode, config, params, caches, rope_tables, token, lengths)
     # What the warm-up writes is overwritten below.
     for _ in range(warm_up_runs()):
-        _, _, caches = prefill(params, caches, rope_table, jnp.asarray(tokens), lengths)
-        _, _, caches = jax.block_until_ready(decode(params, caches, rope_table, token, lengths))
+        _, _, caches = prefill(params, caches, rope_tables, jnp.asarray(tokens), lengths)
+        _, _, caches = jax.block_until_ready(decode(params, caches, rope_tables, token, lengths))
     compiled = time.perf_counter()
 
-    token, lengths, caches = prefill(params, caches, rope_table, jnp.asarray(tokens), lengths)
+    token, lengths, caches = prefill(params, caches, rope_tables, jnp.asarray(tokens), lengths)
     steps: list[np.ndarray] = []
     stopped = np.zeros(b, np.bool_)
     decode_tokens = 0
     while True:
         # As in the engine, tokens are read one step behind, so the device never waits.
         more = len(steps) + 1 < max_tokens
-        following = decode(params, caches, rope_table, token, lengths) if more else None
+        following = decode(params, caches, rope_tables, token, lengths) if more else None
         steps.append(np.asarray(token))
         if len(steps) == 1:
             first = time.perf_counter()
@@ -93,7 +101,7 @@ def _prefill(
     config: ModelConfig,
     params: Params,
     caches: list[KvCache],
-    rope_table: jax.Array,
+    rope_tables: Sequence[jax.Array],
     tokens: jax.Array,
     lengths: jax.Array,
 ) -> tuple[jax.Array, jax.Array, list[KvCache]]:
@@ -101,7 +109,7 @@ def _prefill(
     b, t = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(t), (b, t))
     mask = jnp.tril(jnp.ones((t, t), jnp.bool_))[None]
-    hidden, caches = _forward(config, params, caches, rope_table, tokens, positions, mask)
+    hidden, caches = _forward(config, params, caches, rope_tables, tokens, positions, mask)
     last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
     return argmax(logits(params, last)), lengths, caches
 
@@ -110,14 +118,14 @@ def _decode(
     config: ModelConfig,
     params: Params,
     caches: list[KvCache],
-    rope_table: jax.Array,
+    rope_tables: Sequence[jax.Array],
     token: jax.Array,
     lengths: jax.Array,
 ) -> tuple[jax.Array, jax.Array, list[KvCache]]:
     """Feeds one token a sequence and chooses the next."""
     mask = (jnp.arange(caches[0][0].shape[2]) <= lengths[:, None])[:, None]
     hidden, caches = _forward(
-        config, params, caches, rope_table, token[:, None], lengths[:, None], mask
+        config, params, caches, rope_tables, token[:, None], lengths[:, None], mask
     )
     return argmax(logits(params, hidden[:, 0])), lengths + 1, caches
 
@@ -126,7 +134,7 @@ def _forward(
     config: ModelConfig,
     params: Params,
     caches: list[KvCache],
-    rope_table: jax.Array,
+    rope_tables: Sequence[jax.Array],
     tokens: jax.Array,
     positions: jax.Array,
     mask: jax.Array,
@@ -134,36 +142,56 @@ def _forward(
     """Runs the layers over tokens [b, t]; `mask` [b or 1, t, keys] says which keys each sees."""
     b, t = tokens.shape
     h, hk, d = config.heads, config.kv_heads, config.head_dim
-    if config.sliding_window is not None:
-        keys = jnp.arange(mask.shape[-1])
-        mask = mask & (keys > positions[:, :, None] - config.sliding_window)
-    cos, sin = jnp.split(rope_table[positions][:, :, None], 2, axis=-1)
+    keys = jnp.arange(mask.shape[-1])
+    angles = {
+        rope: jnp.split(table[positions][:, :, None], 2, axis=-1)
+        for rope, table in zip(config.ropes, rope_tables, strict=True)
+    }
+    norm = functools.partial(_norm, config)
     rows = jnp.arange(b)[:, None]
     residual = params["embed"][tokens]
-    hidden = _norm(residual, params["first_norm"], config.rms_eps)
+    if config.embed_scale != 1.0:
+        residual = residual * config.embed_scale
+    hidden = norm(residual, params["first_norm"])
     new_caches = []
-    for weights, (key_cache, value_cache) in zip(params["layers"], caches, strict=True):
+    for i, (weights, (key_cache, value_cache)) in enumerate(
+        zip(params["layers"], caches, strict=True)
+    ):
+        kind = config.kind(i)
+        seen = mask
+        if kind.sliding_window is not None:
+            seen = mask & (keys > positions[:, :, None] - kind.sliding_window)
         qkv = _linear(hidden, weights["wqkv"])
         if config.qkv_bias:
             qkv = qkv + weights["bqkv"]
         query, key, value = jnp.split(qkv.reshape(b, t, h + 2 * hk, d), (h, h + hk), axis=2)
-        query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+        if config.qk_norm:
+            query, key = norm(query, weights["q_norm"]), norm(key, weights["k_norm"])
+        query, key = _rotate(query, *angles[kind.rope]), _rotate(key, *angles[kind.rope])
         key_cache = key_cache.at[rows, :, positions].set(key)
         value_cache = value_cache.at[rows, :, positions].set(value)
         new_caches.append((key_cache, value_cache))
         if t > 1:  # A whole prompt sees only itself; the rest of the cache is empty.
-            attended = _attend(query, key.swapaxes(1, 2), value.swapaxes(1, 2), mask)
+            attended = _attend(config, query, key.swapaxes(1, 2), value.swapaxes(1, 2), seen)
         else:
-            attended = _attend(query, key_cache, value_cache, mask)
-        residual = residual + _linear(attended.reshape(b, t, h * d), weights["wo"])
-        hidden = _norm(residual, weights["mlp_norm"], config.rms_eps)
+            attended = _attend(config, query, key_cache, value_cache, seen)
+        hidden = _linear(attended.reshape(b, t, h * d), weights["wo"])
+        if config.post_norms:
+            hidden = norm(hidden, weights["attention_post_norm"])
+        residual = residual + hidden
+        hidden = norm(residual, weights["mlp_norm"])
         gate, up = jnp.split(_linear(hidden, weights["w_gate_up"]), 2, axis=-1)
-        residual = residual + _linear(jax.nn.silu(gate) * up, weights["w_down"])
-        hidden = _norm(residual, weights["next_norm"], config.rms_eps)
+        hidden = _linear(_ACTIVATIONS[config.activation](gate) * up, weights["w_down"])
+        if config.post_norms:
+            hidden = norm(hidden, weights["mlp_post_norm"])
+        residual = residual + hidden
+        hidden = norm(residual, weights["next_norm"])
     return hidden, new_caches
 
 
-def _attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
+def _attend(
+    config: ModelConfig, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array
+) -> jax.Array:
     """Grouped-query attention over query [b, t, h, d] and key, value [b, hk, keys, d]."""
     b, t, h, d = query.shape
     hk = key.shape[1]
@@ -171,7 +199,8 @@ def _attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array)
     grouped = query.reshape(b, t, hk, h // hk, d).swapaxes(1, 2).reshape(b, hk, -1, d)
     mask = jnp.repeat(mask, h // hk, axis=1)[:, None]
     scores = jnp.einsum("bkqd,bksd->bkqs", grouped, key, preferred_element_type=jnp.float32)
-    weights = jax.nn.softmax(jnp.where(mask, scores * d**-0.5, -jnp.inf), axis=-1)
+    scores = scores * (d**-0.5 if config.attention_scale is None else config.attention_scale)
+    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
     attended = jnp.einsum("bkqs,bksd->bkqd", weights.astype(value.dtype), value)
     return attended.reshape(b, hk, t, h // hk, d).swapaxes(1, 2).reshape(b, t, h, d)
 
@@ -180,10 +209,12 @@ def _linear(x: jax.Array, weight: jax.Array) -> jax.Array:
     return linear(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], weight.shape[0])
 
 
-def _norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+def _norm(config: ModelConfig, x: jax.Array, weight: jax.Array) -> jax.Array:
     wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * scale).astype(x.dtype) * weight
+    normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.rms_eps)
+    if config.norm_in_f32:
+        return (normed * weight).astype(x.dtype)
+    return normed.astype(x.dtype) * weight
 
 
 def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from intarsia.models.llama import Batch
 from intarsia.models.sampling import SamplingParams, SamplingState
+from intarsia.models.transformer import Batch
 
 PAGE_SIZE = 16
 
@@ -160,6 +160,22 @@ class Schedule:
         chunk.last_row[:] = np.maximum(batch.cu_seqlens_q[1:] - 1, 0)
         return chunk if end else None
 
+    def continued(self, chunk: Chunk) -> list[tuple[Request, slice, slice]]:
+        """Says which rows of a chunk have another token after them, and which places those have.
+
+        Returns:
+            For each request in the chunk: the request, its rows that are not the end of its prompt,
+            and their places in the prompt.
+        """
+        found = []
+        cu_seqlens = chunk.batch.cu_seqlens_q.tolist()
+        for request, begin, end in zip(self._running, cu_seqlens, cu_seqlens[1:], strict=False):
+            if begin < end:
+                place = int(chunk.batch.positions[begin])
+                count = min(end - begin, len(request.prompt) - 1 - place)
+                found.append((request, slice(begin, begin + count), slice(place, place + count)))
+        return found
+
     def empty_chunk(self, num_tokens: int) -> Chunk:
         """Returns a chunk of nothing but padding."""
         b, t = len(self._running), num_tokens
@@ -197,10 +213,15 @@ class Schedule:
         elif request.received == request.limit:
             reason = "length"
         if reason:
-            request.finished = True
-            self._running[row] = None
-            self._allocator.release(request)
+            self.release(row)
         return Output(request.index, token, reason)
+
+    def release(self, row: int) -> None:
+        """Frees the row and the pages of a request that is through."""
+        request = self._running[row]
+        request.finished = True
+        self._running[row] = None
+        self._allocator.release(request)
 
     def close(self) -> None:
         """Releases what unfinished requests hold."""

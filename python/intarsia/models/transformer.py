@@ -1,9 +1,11 @@
-"""The Llama architecture as one pure function over a ragged batch of tokens.
+"""A decoder-only transformer as one pure function over a ragged batch of tokens.
 
 Every norm, rotation, activation, cache write and attention is an op of the namespace `ops`
 (`intarsia.jax`, or anything with its functions); matrix products and the embedding are jax.numpy.
+`ModelConfig` says what Llama, Qwen2 and Gemma 3 have different.
 """
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -11,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from intarsia.models.config import ModelConfig
+from intarsia.models.config import LayerKind, ModelConfig, Rope
 from intarsia.models.weights import Params
 
 KvCache = tuple[jax.Array, jax.Array]
@@ -42,9 +44,14 @@ class _Step(NamedTuple):
 
     ops: ModuleType
     config: ModelConfig
-    rope_table: jax.Array
+    rope_tables: dict[Rope, jax.Array]
     batch: Batch
     decode: bool
+
+    def norm(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        """Norms rows, or the heads of rows."""
+        config = self.config
+        return self.ops.rms_norm(x, weight, eps=config.rms_eps, rounding=config.norm_rounding)
 
 
 def make_caches(
@@ -88,7 +95,7 @@ def forward(
     config: ModelConfig,
     params: Params,
     caches: list[KvCache] | KvCache,
-    rope_table: jax.Array,
+    rope_tables: Sequence[jax.Array],
     batch: Batch,
     *,
     decode: bool,
@@ -100,37 +107,62 @@ def forward(
         config: The model's hyperparameters.
         params: Its weights; stacked layers (`stack_layers`) run under `lax.scan`.
         caches: What `make_caches` gave, stacked if and only if the layers are.
-        rope_table: `ModelConfig.rope_table`, f32 [max_len, d].
+        rope_tables: `ModelConfig.rope_tables`, f32 [max_len, d] each.
         batch: The tokens; with `decode` there is exactly one a sequence.
         decode: Chooses the attention that is made for one query a sequence.
 
     Returns:
         The final hidden rows [t, n], normed, and the updated caches.
     """
+    tables = dict(zip(config.ropes, rope_tables, strict=True))
+    step = _Step(ops, config, tables, batch, decode)
     residual = params["embed"][batch.tokens]
-    hidden = ops.rms_norm(
-        residual, params["first_norm"], eps=config.rms_eps, rounding="before_weight"
-    )
+    if config.embed_scale != 1.0:
+        residual = residual * config.embed_scale  # in the activations' dtype, as Gemma was trained
+    hidden = step.norm(residual, params["first_norm"])
+    if not isinstance(params["layers"], list):
+        return _scan_layers(step, params["layers"], hidden, residual, caches)
+    new_caches = []
+    for i, (weights, cache) in enumerate(zip(params["layers"], caches, strict=True)):
+        hidden, residual, cache = _block(step, config.kind(i), weights, hidden, residual, cache)
+        new_caches.append(cache)
+    return hidden, new_caches
 
-    step = _Step(ops, config, rope_table, batch, decode)
-    if isinstance(params["layers"], list):
-        new_caches = []
-        for weights, cache in zip(params["layers"], caches, strict=True):
-            hidden, residual, cache = _block(step, weights, hidden, residual, cache)
-            new_caches.append(cache)
-        return hidden, new_caches
 
-    def scanned(carry, xs):
-        weights, layer = xs
-        return _block(step, weights, *carry, layer), None
+def _scan_layers(
+    step: _Step, layers: Params, hidden: jax.Array, residual: jax.Array, caches: KvCache
+) -> tuple[jax.Array, KvCache]:
+    """Runs stacked layers in a loop whose body is one period of `config.layer_kinds`.
 
-    layers = jnp.arange(config.layers, dtype=jnp.int32)
-    carry, _ = lax.scan(scanned, (hidden, residual, caches), (params["layers"], layers))
+    So each layer's window and rope are known when it is compiled. The layers that are left over
+    when the pattern does not fit a whole number of times follow the loop. (MaxText scans over
+    Gemma 3's layers in the same way.)
+    """
+    config = step.config
+    period = len(config.layer_kinds)
+    looped = config.layers // period * period
+
+    def run(carry: Any, kind: LayerKind, layer: jax.Array) -> Any:
+        weights = jax.tree.map(
+            lambda stack: lax.dynamic_index_in_dim(stack, layer, keepdims=False), layers
+        )
+        return _block(step, kind, weights, *carry, layer)
+
+    def run_period(carry: Any, first: jax.Array) -> Any:
+        for i, kind in enumerate(config.layer_kinds):
+            carry = run(carry, kind, first + i)
+        return carry, None
+
+    carry = (hidden, residual, caches)
+    carry, _ = lax.scan(run_period, carry, jnp.arange(0, looped, period, dtype=jnp.int32))
+    for i in range(looped, config.layers):
+        carry = run(carry, config.kind(i), jnp.int32(i))
     return carry[0], carry[2]
 
 
 def _block(
     step: _Step,
+    kind: LayerKind,
     weights: Params,
     hidden: jax.Array,
     residual: jax.Array,
@@ -142,29 +174,43 @@ def _block(
     Ending with the next norm, not beginning with its own, makes all blocks alike: each adds to the
     residual and norms in one fused op, and the model's last norm is no special case.
     """
+    hidden, cache = _attention(step, kind, weights, hidden, cache, layer)
+    post, following = weights.get("attention_post_norm"), weights["mlp_norm"]
+    hidden, residual = _add_and_norm(step, hidden, residual, post, following)
+    hidden = _mlp(step, weights, hidden)
+    post, following = weights.get("mlp_post_norm"), weights["next_norm"]
+    hidden, residual = _add_and_norm(step, hidden, residual, post, following)
+    return hidden, residual, cache
+
+
+def _attention(
+    step: _Step,
+    kind: LayerKind,
+    weights: Params,
+    hidden: jax.Array,
+    cache: KvCache,
+    layer: jax.Array | None,
+) -> tuple[jax.Array, KvCache]:
+    """Projects to heads, writes the new keys and values, attends, and projects back."""
     ops, config, batch = step.ops, step.config, step.batch
     t, h, hk, d = hidden.shape[0], config.heads, config.kv_heads, config.head_dim
-    norm = {"eps": config.rms_eps, "rounding": "before_weight"}
-
     qkv = linear(hidden, weights["wqkv"])
     if config.qkv_bias:
         qkv = qkv + weights["bqkv"]
     query, key, value = jnp.split(qkv.reshape(t, h + 2 * hk, d), (h, h + hk), axis=1)
-    query, key = ops.rotary_embedding(batch.positions, query, step.rope_table, key)
+    if config.qk_norm:
+        query, key = step.norm(query, weights["q_norm"]), step.norm(key, weights["k_norm"])
+    query, key = ops.rotary_embedding(batch.positions, query, step.rope_tables[kind.rope], key)
     cache = ops.reshape_and_cache_flash(key, value, cache, batch.slots, layer=layer)
-    attention = _attend(step, query, cache, layer)
-    hidden = linear(attention.reshape(t, h * d), weights["wo"])
-    hidden, residual = ops.fused_add_rms_norm(hidden, residual, weights["mlp_norm"], **norm)
-
-    hidden = ops.silu_and_mul(linear(hidden, weights["w_gate_up"]))
-    hidden = linear(hidden, weights["w_down"])
-    hidden, residual = ops.fused_add_rms_norm(hidden, residual, weights["next_norm"], **norm)
-    return hidden, residual, cache
+    attended = _attend(step, kind, query, cache, layer)
+    return linear(attended.reshape(t, h * d), weights["wo"]), cache
 
 
-def _attend(step: _Step, query: jax.Array, cache: KvCache, layer: jax.Array | None) -> jax.Array:
-    ops, config, batch = step.ops, step.config, step.batch
-    scale, window = config.head_dim**-0.5, config.sliding_window
+def _attend(
+    step: _Step, kind: LayerKind, query: jax.Array, cache: KvCache, layer: jax.Array | None
+) -> jax.Array:
+    ops, batch = step.ops, step.batch
+    scale, window = step.config.attention_scale, kind.sliding_window
     if step.decode:
         return ops.paged_attention(
             query,
@@ -186,6 +232,31 @@ def _attend(step: _Step, query: jax.Array, cache: KvCache, layer: jax.Array | No
         is_causal=True,
         window=(-1, -1) if window is None else (window - 1, 0),
         layer=layer,
+    )
+
+
+def _mlp(step: _Step, weights: Params, hidden: jax.Array) -> jax.Array:
+    """The gated feed-forward layer."""
+    activate = getattr(step.ops, f"{step.config.activation}_and_mul")
+    return linear(activate(linear(hidden, weights["w_gate_up"])), weights["w_down"])
+
+
+def _add_and_norm(
+    step: _Step,
+    hidden: jax.Array,
+    residual: jax.Array,
+    post_norm: jax.Array | None,
+    following_norm: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Adds a branch's result to the residual stream, and norms that for what follows."""
+    if post_norm is not None:
+        hidden = step.norm(hidden, post_norm)
+    return step.ops.fused_add_rms_norm(
+        hidden,
+        residual,
+        following_norm,
+        eps=step.config.rms_eps,
+        rounding=step.config.norm_rounding,
     )
 
 

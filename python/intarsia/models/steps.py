@@ -1,0 +1,109 @@
+"""What a step of the engine computes: pure functions, each jitted into one XLA program."""
+
+import functools
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from intarsia.models import transformer
+from intarsia.models.config import ModelConfig
+from intarsia.models.sampling import Mode, sample
+from intarsia.models.schedule import PAGE_SIZE, Chunk, Rows
+from intarsia.models.weights import Params
+
+Caches = list[transformer.KvCache] | transformer.KvCache
+# Rows whose logits `score` has in memory at a time: of 512 rows and 262144 tokens, they take 512 MB.
+_ROWS_OF_LOGITS = 64
+
+
+class State(NamedTuple):
+    """Where each row of the batch stands; written by one step, read by the next; all [b]."""
+
+    token: jax.Array  # The next token to feed.
+    length: jax.Array  # Tokens whose keys and values are in the cache.
+    generated: jax.Array  # Tokens generated so far.
+    active: jax.Array  # False for empty, unfinished-prompt and finished rows.
+
+
+def prefill(
+    ops: ModuleType,
+    config: ModelConfig,
+    mode: Mode,
+    params: Params,
+    caches: Caches,
+    rope_tables: Sequence[jax.Array],
+    state: State,
+    rows: Rows,
+    chunk: Chunk,
+) -> tuple[Caches, State]:
+    """Runs a chunk of the prompts; rows whose prompt it completes get their first token."""
+    hidden, caches = transformer.forward(
+        ops, config, params, caches, rope_tables, chunk.batch, decode=False
+    )
+    first = jnp.zeros_like(state.generated)
+    token, active = _next_token(params, hidden[chunk.last_row], rows, first, mode)
+    started = State(token, chunk.batch.seqused_k, first + 1, active)
+    return caches, jax.tree.map(functools.partial(jnp.where, chunk.completes), started, state)
+
+
+def decode(
+    ops: ModuleType,
+    config: ModelConfig,
+    mode: Mode,
+    params: Params,
+    caches: Caches,
+    rope_tables: Sequence[jax.Array],
+    state: State,
+    rows: Rows,
+) -> tuple[Caches, State]:
+    """Feeds every active row's token and chooses the one after it."""
+    b, place = state.token.shape[0], state.length
+    page = jnp.take_along_axis(rows.block_table, place[:, None] // PAGE_SIZE, axis=1)[:, 0]
+    grown = place + state.active
+    batch = transformer.Batch(
+        tokens=state.token,
+        positions=jnp.where(state.active, place, 0),
+        slots=jnp.where(state.active, page * PAGE_SIZE + place % PAGE_SIZE, -1),
+        cu_seqlens_q=jnp.arange(b + 1, dtype=jnp.int32),
+        seqused_k=jnp.where(state.active, grown, 0),
+        block_table=rows.block_table,
+    )
+    hidden, caches = transformer.forward(
+        ops, config, params, caches, rope_tables, batch, decode=True
+    )
+    token, active = _next_token(params, hidden, rows, state.generated, mode)
+    return caches, State(token, grown, state.generated + state.active, active & state.active)
+
+
+def _next_token(
+    params: Params, hidden: jax.Array, rows: Rows, generated: jax.Array, mode: Mode
+) -> tuple[jax.Array, jax.Array]:
+    """Samples from the final hidden rows [b, n]; also says which rows go on after that token."""
+    token = sample(transformer.logits(params, hidden), rows.sampling, generated, mode=mode)
+    stops = (token[:, None] == rows.stop_ids).any(axis=1)
+    return token, ~stops & (generated + 1 < rows.limit)
+
+
+def score(
+    ops: ModuleType,
+    config: ModelConfig,
+    params: Params,
+    caches: Caches,
+    rope_tables: Sequence[jax.Array],
+    batch: transformer.Batch,
+    targets: jax.Array,
+) -> tuple[Caches, jax.Array]:
+    """Runs a chunk of the prompts; returns the log-probability of each row's target, f32 [t]."""
+    hidden, caches = transformer.forward(
+        ops, config, params, caches, rope_tables, batch, decode=False
+    )
+
+    def logprob(row: tuple[jax.Array, jax.Array]) -> jax.Array:
+        logits = transformer.logits(params, row[0][None])[0]
+        return logits[row[1]] - jax.nn.logsumexp(logits)
+
+    return caches, lax.map(logprob, (hidden, targets), batch_size=_ROWS_OF_LOGITS)

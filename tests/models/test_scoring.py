@@ -1,0 +1,108 @@
+"""Log-probabilities of prompts: transformers', however they are chunked, and with an 8-bit cache."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from conftest import DATA
+from intarsia import cli
+from intarsia.models import Engine, Tokenizer, perplexity
+
+LENGTHS = (33, 2, 48, 1)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    """Ragged prompts; one has nothing to predict."""
+    rng = np.random.default_rng(5)
+    return [rng.integers(2, 258, length).tolist() for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def logprobs(tiny, prompts):
+    """Of the tiny model, all prompts in one chunk."""
+    return Engine(*tiny, max_num_seqs=4, max_model_len=64).prompt_logprobs(prompts)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_a_passage_is_as_likely_as_in_transformers(request, recorded_passages, name):
+    passage = recorded_passages[name]
+    engine = Engine(
+        *request.getfixturevalue(name), max_num_seqs=1, max_model_len=len(passage["ids"]) + 1
+    )
+    [logprobs] = engine.prompt_logprobs([passage["ids"]])
+    assert logprobs.mean(dtype=np.float64) == pytest.approx(passage["mean_logprob"], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_passages_are_tokenised_as_in_transformers(request, recorded_passages, name):
+    tokenizer = request.getfixturevalue(f"{name}_tokenizer")
+    text = json.loads((DATA / "passage.json").read_text())["text"]
+    assert tokenizer.encode(text) == recorded_passages[name]["ids"]
+
+
+def test_there_is_one_for_each_token_but_the_first(logprobs):
+    assert [len(values) for values in logprobs] == [length - 1 for length in LENGTHS]
+    assert all((values < 0).all() for values in logprobs)
+
+
+def test_probabilities_of_all_tokens_add_up_to_one(tiny, prompts):
+    config, _ = tiny
+    engine = Engine(*tiny, max_num_seqs=32, max_model_len=64)
+    last = [[*prompts[0], token] for token in range(config.vocab)]
+    probabilities = np.exp([values[-1] for values in engine.prompt_logprobs(last)])
+    assert probabilities.sum() == pytest.approx(1, abs=1e-4)
+    assert probabilities.max() > 2 / config.vocab
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"prefill_tokens": 16}, {"max_num_seqs": 1}, {"num_pages": 4}, {"scan_layers": True}],
+    ids=str,
+)
+def test_chunks_and_turns_change_nothing(tiny, prompts, logprobs, settings):
+    engine = Engine(*tiny, **({"max_num_seqs": 4, "max_model_len": 64} | settings))
+    for got, expected in zip(engine.prompt_logprobs(prompts), logprobs, strict=True):
+        np.testing.assert_allclose(got, expected, atol=2e-5)
+    assert engine._allocator.num_free == engine._allocator.num_pages
+
+
+def test_perplexity_is_of_all_tokens_alike():
+    halves = [np.log(np.full(3, 0.5)), np.log(np.full(1, 0.125))]
+    assert perplexity(halves) == pytest.approx((0.5**3 * 0.125) ** (-1 / 4))
+
+
+def test_prompts_that_do_not_fit(tiny):
+    engine = Engine(*tiny, max_num_seqs=1, max_model_len=32)
+    with pytest.raises(ValueError, match="prompt 0 has 32 tokens, expected 1 to max_model_len - 1"):
+        engine.prompt_logprobs([[5] * 32])
+
+
+def test_the_command_scores_a_file_in_pieces(write_gguf, tiny_weights, tiny, tmp_path, capsys):
+    path = write_gguf(tiny_weights, chat_template=None)
+    text = tmp_path / "text.txt"
+    text.write_text("the 123 " * 20)
+    args = ["perplexity", str(text), "--model", str(path), "--dtype", "float32", "--context", "50"]
+    assert cli.main(args) == 0
+    out = capsys.readouterr().out
+    tokens = Tokenizer.from_path(path).encode(text.read_text())
+    pieces = [tokens[i : i + 50] for i in range(0, len(tokens), 50)]
+    assert len(pieces) > 2
+    engine = Engine(*tiny, max_num_seqs=1, max_model_len=64)
+    expected = perplexity(engine.prompt_logprobs(pieces))
+    got, count = re.match(r"perplexity ([\d.]+) of (\d+) tokens \(", out).groups()
+    assert float(got) == pytest.approx(expected, rel=1e-3)
+    assert int(count) == len(tokens) - len(pieces)
+
+
+def test_the_command_says_what_is_wrong(write_gguf, tiny_weights, tmp_path, capsys):
+    model = str(write_gguf(tiny_weights))
+    text = tmp_path / "text.txt"
+    text.write_text("t")
+    assert cli.main(["perplexity", str(text), "--model", model]) == 2
+    assert "text has 1 tokens, expected 2 or more" in capsys.readouterr().err
+    assert cli.main(["perplexity", str(text), "--model", model, "--context", "1"]) == 2
+    assert "--context is 1, expected 2 or more" in capsys.readouterr().err
+    assert cli.main(["perplexity", str(tmp_path / "none"), "--model", model]) == 2
+    assert "none" in capsys.readouterr().err
