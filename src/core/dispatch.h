@@ -12,7 +12,8 @@
 
 namespace intarsia {
 
-inline constexpr DType kF32 = DType::kF32, kF16 = DType::kF16, kBF16 = DType::kBF16;
+inline constexpr DType kF32 = DType::kF32, kF16 = DType::kF16, kBF16 = DType::kBF16,
+                       kF8E4M3 = DType::kF8E4M3, kF8E5M2 = DType::kF8E5M2, kI8 = DType::kI8;
 
 // Apart from the templates, which <op>_cpu.cc files instantiate: see cpu/isa.h.
 Status NotBuilt(std::string_view what, DType got, std::span<const DType> built);

@@ -19,6 +19,12 @@ struct SimdFunctions {
   void (*store_bf16)(const float* x, int64_t n, uint16_t* y);
   void (*round_to_f16)(const float* x, int64_t n, float* y);
   void (*round_to_bf16)(const float* x, int64_t n, float* y);
+  struct EightBit {
+    void (*load)(const uint8_t* x, int64_t n, float* y);
+    void (*store)(const float* x, int64_t n, uint8_t* y);
+    void (*round_to)(const float* x, int64_t n, float* y);
+  };
+  EightBit f8e4m3, f8e5m2, i8;
   // Of one register.
   float (*sum)(const float* x);
   float (*largest)(const float* x);

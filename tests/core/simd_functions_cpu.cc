@@ -1,4 +1,4 @@
-#include "src/core/cpu/simd.h"
+#include "src/core/cpu/simd_8bit.h"
 #include "tests/core/simd_functions.h"
 
 namespace intarsia {
@@ -10,18 +10,22 @@ void Map(const From* x, int64_t n, To* y, Fn fn) {
   ForLanes(n, [&](int64_t i, int lanes) { StoreN(y + i, fn(LoadN(x + i, lanes)), lanes); });
 }
 
-template <class T>
-void LoadAll(const uint16_t* x, int64_t n, float* y) {
+template <class T, class Bits>
+void LoadAll(const Bits* x, int64_t n, float* y) {
   Map(reinterpret_cast<const T*>(x), n, y, [](VecF v) { return v; });
 }
-template <class T>
-void StoreAll(const float* x, int64_t n, uint16_t* y) {
+template <class T, class Bits>
+void StoreAll(const float* x, int64_t n, Bits* y) {
   Map(x, n, reinterpret_cast<T*>(y), [](VecF v) { return v; });
 }
 template <class T>
 void RoundAll(const float* x, int64_t n, float* y) {
   Map(x, n, y, [](VecF v) { return RoundTo(v, T{}); });
 }
+
+template <class T>
+constexpr SimdFunctions::EightBit kEightBit = {LoadAll<T, uint8_t>, StoreAll<T, uint8_t>,
+                                               RoundAll<T>};
 
 }  // namespace
 
@@ -35,12 +39,15 @@ const SimdFunctions& GetSimdFunctions<kIsa>() {
                  float* y) { Map(x, n, y, [](VecF v) { return Tanh(v); }); },
       .normal_cdf = [](const float* x, int64_t n,
                        float* y) { Map(x, n, y, [](VecF v) { return NormalCdf(v); }); },
-      .load_f16 = LoadAll<F16>,
-      .load_bf16 = LoadAll<BF16>,
-      .store_f16 = StoreAll<F16>,
-      .store_bf16 = StoreAll<BF16>,
+      .load_f16 = LoadAll<F16, uint16_t>,
+      .load_bf16 = LoadAll<BF16, uint16_t>,
+      .store_f16 = StoreAll<F16, uint16_t>,
+      .store_bf16 = StoreAll<BF16, uint16_t>,
       .round_to_f16 = RoundAll<F16>,
       .round_to_bf16 = RoundAll<BF16>,
+      .f8e4m3 = kEightBit<F8E4M3>,
+      .f8e5m2 = kEightBit<F8E5M2>,
+      .i8 = kEightBit<I8>,
       .sum = [](const float* x) { return Sum(Load(x)); },
       .largest = [](const float* x) { return Largest(Load(x)); },
       .splat = [](float x, float* y) { Store(y, Splat(x)); },

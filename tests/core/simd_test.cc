@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "tests/core/simd_functions.h"
+#include "tests/core/simd_fixture.h"
 
 namespace intarsia {
 namespace {
@@ -43,28 +43,7 @@ constexpr Half kHalves[] = {
      &SimdFunctions::store_bf16, &SimdFunctions::round_to_bf16},
 };
 
-class Simd : public testing::TestWithParam<Isa> {
- protected:
-  void SetUp() override {
-    if (GetParam() > BestIsa())
-      GTEST_SKIP() << "this machine has " << Name(BestIsa()) << ", or INTARSIA_ISA holds it back";
-#if defined(__x86_64__)
-    simd = GetParam() == Isa::kAvx512 ? GetSimdFunctions<Isa::kAvx512>()
-                                      : GetSimdFunctions<Isa::kAvx2>();
-#else
-    simd = GetSimdFunctions<Isa::kGeneric>();
-#endif
-  }
-  SimdFunctions simd;
-};
-
-#if defined(__x86_64__)
-INSTANTIATE_TEST_SUITE_P(Isa, Simd, testing::Values(Isa::kAvx2, Isa::kAvx512),
-                         [](const auto& isa) { return std::string(Name(isa.param)); });
-#else
-INSTANTIATE_TEST_SUITE_P(Isa, Simd, testing::Values(Isa::kGeneric),
-                         [](const auto& isa) { return std::string(Name(isa.param)); });
-#endif
+INSTANTIATE_TEST_SUITE_P(Isa, Simd, testing::ValuesIn(kIsas), IsaName);
 
 // Every step-th f32 of [first, last], by their bits.
 std::vector<float> Sweep(float first, float last, uint32_t step) {

@@ -31,7 +31,7 @@ typedef int32_t VecI __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t VecU __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t VecU16 __attribute__((vector_size(kLanes * 2)));
 
-// Storage types of the 16-bit dtypes.
+// Storage types of the 16-bit dtypes. Those of 8 bits are in simd_8bit.h.
 struct F16 {
   uint16_t bits;
 };
@@ -88,21 +88,23 @@ using CpuT = typename CpuType<kType>::type;
 #endif
   return Bits(bits << 16);
 }
-[[gnu::always_inline]] inline VecF Load(const F16* p) {
+[[gnu::always_inline]] inline VecF WidenF16(VecU16 bits) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<VecF>(_mm512_cvtph_ps(reinterpret_cast<__m256i>(LoadBits(&p->bits))));
+  return reinterpret_cast<VecF>(_mm512_cvtph_ps(reinterpret_cast<__m256i>(bits)));
 #elif defined(__AVX2__)
-  return reinterpret_cast<VecF>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(LoadBits(&p->bits))));
+  return reinterpret_cast<VecF>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(bits)));
 #else
   VecF x;
   for (int i = 0; i < kLanes; ++i) {
+    const uint16_t b = bits[i];
     _Float16 h;
-    std::memcpy(&h, &p[i], 2);
+    std::memcpy(&h, &b, 2);
     x[i] = static_cast<float>(h);
   }
   return x;
 #endif
 }
+[[gnu::always_inline]] inline VecF Load(const F16* p) { return WidenF16(LoadBits(&p->bits)); }
 
 // f32 to the storage type, to nearest even; NaN stays NaN.
 [[gnu::always_inline]] inline VecU16 Round(VecF x, BF16) {
@@ -133,7 +135,7 @@ using CpuT = typename CpuType<kType>::type;
 [[gnu::always_inline]] inline void Store(float* p, VecF x) { std::memcpy(p, &x, sizeof x); }
 template <class T>
 [[gnu::always_inline]] inline void Store(T* p, VecF x) {
-  const VecU16 bits = Round(x, T{});
+  const auto bits = Round(x, T{});
   std::memcpy(p, &bits, sizeof bits);
 }
 

@@ -1,7 +1,8 @@
-// Element types on the device: conversion to and from f32, and 16-byte accesses.
+// Element types on the device: conversion to and from f32, and vector accesses.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
 
@@ -23,13 +24,30 @@ template <>
 struct DeviceType<DType::kBF16> {
   using type = __nv_bfloat16;
 };
+template <>
+struct DeviceType<DType::kF8E4M3> {
+  using type = __nv_fp8_e4m3;
+};
+template <>
+struct DeviceType<DType::kF8E5M2> {
+  using type = __nv_fp8_e5m2;
+};
+template <>
+struct DeviceType<DType::kI8> {
+  using type = int8_t;
+};
 template <DType kType>
 using DeviceT = typename DeviceType<kType>::type;
 
 __device__ __forceinline__ float ToFloat(float x) { return x; }
 __device__ __forceinline__ float ToFloat(__half x) { return __half2float(x); }
 __device__ __forceinline__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float ToFloat(__nv_fp8_e4m3 x) { return static_cast<float>(x); }
+__device__ __forceinline__ float ToFloat(__nv_fp8_e5m2 x) { return static_cast<float>(x); }
+__device__ __forceinline__ float ToFloat(int8_t x) { return static_cast<float>(x); }
 
+// To nearest even. The 8-bit types saturate, infinities too; NaN stays NaN (0x7f) and becomes 0 in
+// an integer.
 template <class T>
 __device__ __forceinline__ T FromFloat(float x);
 template <>
@@ -45,12 +63,42 @@ __device__ __forceinline__ __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// kBytes' worth of elements, loaded and stored at once.
-template <class T, int kBytes = 16>
-struct alignas(kBytes) Vec {
-  static constexpr int kSize = kBytes / static_cast<int>(sizeof(T));
-  T at[kSize];
+template <>
+__device__ __forceinline__ __nv_fp8_e4m3 FromFloat<__nv_fp8_e4m3>(float x) {
+  return __nv_fp8_e4m3(x);
+}
+template <>
+__device__ __forceinline__ __nv_fp8_e5m2 FromFloat<__nv_fp8_e5m2>(float x) {
+  return __nv_fp8_e5m2(x);
+}
+template <>
+__device__ __forceinline__ int8_t FromFloat<int8_t>(float x) {
+  // PTX ISA, "cvt": .sat limits the result to the destination's range.
+  int32_t code;
+  asm("cvt.rni.sat.s8.f32 %0, %1;\n" : "=r"(code) : "f"(x));
+  return static_cast<int8_t>(code);
+}
+
+// The bytes that one instruction can load or store, at most.
+inline constexpr int kMaxAccessBytes = 16;
+
+// kCount neighbouring elements, loaded and stored at once, or 16 bytes at a time. Operands of one
+// kernel that differ in width share the count: bf16 in 16 bytes is fp8 in 8.
+template <class T, int kCount>
+struct alignas(kCount * sizeof(T) < kMaxAccessBytes ? kCount * sizeof(T) : kMaxAccessBytes) Pack {
+  static constexpr int kSize = kCount;
+  T at[kCount];
 };
+// The same by bytes.
+template <class T, int kBytes = kMaxAccessBytes>
+using Vec = Pack<T, kBytes / static_cast<int>(sizeof(T))>;
+
+// Whether rows of n elements, from each of these addresses on, can be read as Pack<T, kCount>.
+template <int kCount, class... T>
+bool AllInPacks(int64_t n, const T*... pointers) {
+  return n % kCount == 0 &&
+         ((reinterpret_cast<uintptr_t>(pointers) % alignof(Pack<T, kCount>) == 0) && ...);
+}
 
 // Whether rows `row_bytes` apart, from each of these addresses on, can be read 16 bytes at a time.
 template <class... Pointers>
