@@ -8,15 +8,16 @@ from types import ModuleType
 
 import ml_dtypes
 import numpy as np
+from intarsia import _dtypes
 
 ROOT = pathlib.Path(__file__).parent.parent
 OPS = ROOT / "src" / "ops"
-DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
-FP8_DTYPES = {"f8e4m3fn": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2}
+# What T stands for in specs.
+DTYPES = {name: _dtypes.numpy_dtype(name).type for name in ("f32", "f16", "bf16")}
 
-# Relative Frobenius error against f64 (docs/design.md, "Accuracy").
+# Relative Frobenius error against f64, by the result's dtype (docs/design.md, "Accuracy"). An op's
+# module may have a TOLERANCE of its own.
 TOLERANCE = {"f32": 2e-6, "f16": 4e-4, "bf16": 4e-3}
-ATTENTION_TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 6e-3}
 FP8_ATTENTION_TOLERANCE = 5e-2  # where a tensor core multiplies fp8 q, K and probabilities
 
 
@@ -28,7 +29,7 @@ def op_names() -> list[str]:
 
 @functools.cache
 def op_module(op: str) -> ModuleType:
-    """src/ops/<op>/<op>.py: CASES, arguments, reference, floor, plain_xla."""
+    """src/ops/<op>/<op>.py: CASES, arguments, reference, floor, plain_xla, perhaps TOLERANCE."""
     sys.path.insert(0, str(ROOT / "src"))  # they import attention/reference.py
     spec = importlib.util.spec_from_file_location(f"intarsia_op_{op}", OPS / op / f"{op}.py")
     module = importlib.util.module_from_spec(spec)
@@ -56,3 +57,12 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
         return np.inf
     scale = np.linalg.norm(want[finite])
     return float(np.linalg.norm(got[finite] - want[finite]) / (scale if scale > 0 else 1.0))
+
+
+def saturated(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Numbers as a quantising op stores them: to nearest even and never beyond the largest."""
+    if np.issubdtype(dtype, np.integer):
+        limits = np.iinfo(dtype)
+        return np.clip(np.rint(np.nan_to_num(x, nan=0.0)), limits.min, limits.max).astype(dtype)
+    largest = float(ml_dtypes.finfo(dtype).max)
+    return np.clip(x, -largest, largest).astype(dtype)

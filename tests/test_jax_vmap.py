@@ -185,8 +185,8 @@ def test_padding_of_each_member_stays_padding() -> None:
     out, lse = jax.vmap(attend)(*map(jnp.stack, zip(*batch, strict=True)))
     for i, member in enumerate(batch):
         want_out, want_lse = attend(*member)
-        running.check("attention", np.asarray(out[i]), np.asarray(want_out, np.float64))
-        running.check("attention", np.asarray(lse[i]), np.asarray(want_lse, np.float64))
+        running.check("flash_attn_varlen", np.asarray(out[i]), np.asarray(want_out, np.float64))
+        running.check("flash_attn_varlen", np.asarray(lse[i]), np.asarray(want_lse, np.float64))
         rows = int(member[3][-1])
         assert not np.asarray(out[i, rows:]).any()
         assert np.isneginf(np.asarray(lse[i, :, rows:])).all()
@@ -208,7 +208,9 @@ def test_each_member_has_its_number_of_sequences() -> None:
     for i in range(3):
         want = attend(query[i], lens[i], table[i], counts[i])
         for result, expected in zip(got, want, strict=True):
-            running.check("attention", np.asarray(result[i]), np.asarray(expected, np.float64))
+            running.check(
+                "flash_attn_varlen", np.asarray(result[i]), np.asarray(expected, np.float64)
+            )
     assert not np.asarray(got[0][1]).any() and np.asarray(got[0][2]).any()
 
 
@@ -220,7 +222,7 @@ def test_starts_of_one_member_do_not_reach_the_next() -> None:
         return ij.flash_attn_varlen(q, k, v, starts, cu_seqlens_k=starts_k)
 
     got = jax.vmap(attend)(np.stack([wrong, starts_q]))
-    running.check("attention", np.asarray(got[1]), np.asarray(attend(starts_q), np.float64))
+    running.check("flash_attn_varlen", np.asarray(got[1]), np.asarray(attend(starts_q), np.float64))
 
 
 def test_maps_nest_and_mix_with_other_transformations() -> None:

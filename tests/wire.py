@@ -4,16 +4,7 @@ import dataclasses
 
 import numpy as np
 import support
-from intarsia import _native
-
-_MLIR = {
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "int32": "i32",
-    "int64": "i64",
-}
-_SAME = {"f8e4m3fn": "f8E4M3FN", "f8e5m2": "f8E5M2", "u8": "ui8", "i8": "i8", "bool": "i1"}
+from intarsia import _dtypes, _native
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +24,7 @@ def example(op: _native.Op) -> WireCall:
     (case,) = sizes.values()
     operands, attributes = module.arguments(np.random.default_rng(0), np.float32, **case)
     tensors = [
-        None if x is None else _native.Tensor(x.shape, _MLIR[str(x.dtype)]) for x in operands
+        None if x is None else _native.Tensor(x.shape, _dtypes.name_of(x.dtype)) for x in operands
     ]
     inferred = _native.main_library().infer(op.name, tensors, attributes)
     results = sorted((r for r in inferred if r is not None), key=lambda r: r.workspace)
@@ -41,7 +32,7 @@ def example(op: _native.Op) -> WireCall:
 
 
 def _type(shape: tuple[int, ...], dtype: str) -> str:
-    return f"tensor<{''.join(f'{n}x' for n in shape)}{_SAME.get(dtype, dtype)}>"
+    return f"tensor<{''.join(f'{n}x' for n in shape)}{_dtypes.mlir_name(dtype)}>"
 
 
 def _attribute(kind: str, value: object) -> str:
@@ -56,7 +47,7 @@ def snippet(op: _native.Op) -> str:
     """The example as a module with one function."""
     call = example(op)
     given = [(row, x) for row, x in zip(op.operands, call.operands, strict=False) if x is not None]
-    types = [_type(x.shape, _MLIR[str(x.dtype)]) for _, x in given]
+    types = [_type(x.shape, _dtypes.name_of(x.dtype)) for _, x in given]
     kinds = {a["name"]: a["type"] for a in op.attributes}
     config = [
         f"{k} = {_attribute(kinds[k], v)}" for k, v in call.attributes.items() if v is not None

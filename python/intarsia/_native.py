@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from intarsia import _dtypes
+
 _ABI_VERSION = 1
 _MAX_RANK = 8
 _MAX_RESULTS = 6
 _NONE = -1
-DTYPES = ("f32", "f16", "bf16", "f8e4m3fn", "f8e5m2", "u8", "i8", "i32", "i64", "bool")
 _ATTRIBUTE_TYPES = {"bool": 1, "i64": 2, "f32": 3, "string": 4}
 
 
@@ -101,12 +102,13 @@ def _tensor(what: str, tensor: Tensor | None) -> _Tensor:
     rank = len(tensor.shape)
     if rank > _MAX_RANK:
         raise ValueError(f"{what} has rank {rank}, at most {_MAX_RANK} is supported")
-    if tensor.dtype not in DTYPES:
-        raise ValueError(f"{what} has dtype {tensor.dtype}, expected one of {', '.join(DTYPES)}")
+    if tensor.dtype not in _dtypes.NAMES:
+        expected = ", ".join(_dtypes.NAMES)
+        raise ValueError(f"{what} has dtype {tensor.dtype}, expected one of {expected}")
     pad = (0,) * (_MAX_RANK - rank)
     return _Tensor(
         data=tensor.data,
-        dtype=DTYPES.index(tensor.dtype),
+        dtype=_dtypes.NAMES.index(tensor.dtype),
         rank=rank,
         dims=(ctypes.c_int64 * _MAX_RANK)(*tensor.shape, *pad),
         strided=tensor.strides is not None,
@@ -255,7 +257,7 @@ def _result(row: _Result) -> Result | None:
         return None
     return Result(
         shape=tuple(row.tensor.dims[: row.tensor.rank]),
-        dtype=DTYPES[row.tensor.dtype],
+        dtype=_dtypes.NAMES[row.tensor.dtype],
         alias=None if row.alias < 0 else row.alias,
         workspace=bool(row.workspace),
     )

@@ -17,6 +17,9 @@ import numpy as np
 
 from attention import operands
 
+# Relative Frobenius error against f64, by the result's dtype (docs/design.md, "Accuracy").
+TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 6e-3}
+
 
 def stored_values(x, kv_cache_dtype="auto"):
     """f64: what the elements of an array are, uint8 ones by `kv_cache_dtype`."""

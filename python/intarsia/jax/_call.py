@@ -7,30 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 
-from intarsia import _native
+from intarsia import _dtypes, _native
 from intarsia.jax._grad import differentiable
 from intarsia.jax._types import refuse_sharded, result_type, vary_alike
 from intarsia.jax._vmap import batch
 
-_DTYPE_NAMES = {
-    np.dtype(dtype): name
-    for dtype, name in {
-        np.float32: "f32",
-        np.float16: "f16",
-        ml_dtypes.bfloat16: "bf16",
-        ml_dtypes.float8_e4m3fn: "f8e4m3fn",
-        ml_dtypes.float8_e5m2: "f8e5m2",
-        np.uint8: "u8",
-        np.int8: "i8",
-        np.int32: "i32",
-        np.int64: "i64",
-        np.bool_: "bool",
-    }.items()
-}
-_DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 _ATTRIBUTE_CASTS = {"bool": bool, "i64": np.int64, "f32": np.float32, "string": str}
 
 
@@ -121,7 +104,9 @@ def _function(
 
     @jax.custom_batching.custom_vmap
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        types = [result_type(r.shape, _DTYPES[r.dtype], like=arrays[0]) for r in ordered]
+        types = [
+            result_type(r.shape, _dtypes.numpy_dtype(r.dtype), like=arrays[0]) for r in ordered
+        ]
         custom_call = jax.ffi.ffi_call(op.target, types, input_output_aliases=aliases)
         outputs = custom_call(*arrays, **wire)
         return tuple(x for x, r in zip(outputs, ordered, strict=True) if not r.workspace)
@@ -164,11 +149,7 @@ def _array(what: str, x: Any) -> jax.Array:
 
 
 def _abstract(x: jax.Array | None) -> _native.Tensor | None:
-    return (
-        None
-        if x is None
-        else _native.Tensor(tuple(x.shape), _DTYPE_NAMES.get(np.dtype(x.dtype), str(x.dtype)))
-    )
+    return None if x is None else _native.Tensor(tuple(x.shape), _dtypes.name_of(x.dtype))
 
 
 def _wire_attributes(

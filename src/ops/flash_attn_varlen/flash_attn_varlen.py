@@ -6,6 +6,8 @@ import numpy as np
 from attention import operands as attention
 from attention import reference as f64
 
+TOLERANCE = f64.TOLERANCE
+
 _LLAMA = dict(h=32, hk=8, d=128, is_causal=True)
 _SMOLLM2 = dict(h=9, hk=3, d=64)
 _E4M3, _E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2

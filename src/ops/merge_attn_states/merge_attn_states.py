@@ -2,7 +2,10 @@
 
 import numpy as np
 
+from attention import reference as f64
 from attention.operands import random_array
+
+TOLERANCE = f64.TOLERANCE
 
 CASES = {
     "example": dict(tags="ci wire", t=2, h=4, d=8),
