@@ -1,13 +1,20 @@
 """Attention in two parts: merge_attn_states, and cascade attention on top of it."""
 
+from dataclasses import dataclass
+
+import intarsia.jax
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import running
 import support
 from hypothesis import given
 from hypothesis import strategies as st
+from test_ops import not_built_yet
 
 support.op_module("paged_attention")  # puts src on sys.path
+from attention import operands  # noqa: E402
 from attention import reference as attention  # noqa: E402
 
 DTYPES = st.sampled_from(sorted(support.DTYPES))
@@ -24,20 +31,20 @@ def states(draw):
         "empty": draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])),
     }
     rng = np.random.default_rng(draw(SEEDS))
-    operands, _ = support.op_module("merge_attn_states").arguments(
+    arrays, _ = support.op_module("merge_attn_states").arguments(
         rng, support.DTYPES[dtype], **sizes
     )
     far = draw(st.sampled_from([0.0, 0.0, 50.0, 1e4]))  # one set outweighs the other
-    operands[1] = (operands[1] + far).astype(np.float32)
-    return operands
+    arrays[1] = (arrays[1] + far).astype(np.float32)
+    return arrays
 
 
 @running.on_each_platform
-@given(operands=states())
-def test_merge_attn_states(platform, operands):
-    got = running.run_any("merge_attn_states", operands, {}, platform)
-    running.check_against_reference("merge_attn_states", operands, {}, got)
-    prefix_out, prefix_lse, suffix_out, suffix_lse = operands
+@given(arrays=states())
+def test_merge_attn_states(platform, arrays):
+    got = running.run_any("merge_attn_states", arrays, {}, platform)
+    running.check_against_reference("merge_attn_states", arrays, {}, got)
+    prefix_out, prefix_lse, suffix_out, suffix_lse = arrays
     # A set that is empty leaves the other one as it was, to the bit; two of them leave the prefix.
     no_prefix, no_suffix = np.isinf(prefix_lse), np.isinf(suffix_lse)
     for only, out, lse in (
@@ -84,6 +91,156 @@ def test_a_nan_lse_is_not_hidden(platform):
 def test_shapes_that_do_not_fit_are_named(at, shape, message):
     shapes = [(5, 3, 8), (3, 5), (5, 3, 8), (3, 5)]
     shapes[at] = shape
-    operands = [np.zeros(s, np.float32) for s in shapes]
+    arrays = [np.zeros(s, np.float32) for s in shapes]
     with pytest.raises(ValueError, match=f"merge_attn_states: {message}"):
-        running.run("merge_attn_states", operands, {})
+        running.run("merge_attn_states", arrays, {})
+
+
+# ---------------------------------------------------------------------------- cascade attention
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """A batch behind a shared prefix: operands of cascade_attention, and what they should give."""
+
+    query: np.ndarray
+    kv_cache: tuple | np.ndarray
+    operands: list
+    layer: np.ndarray | None
+    out: np.ndarray
+    lse: np.ndarray
+
+
+def make_cascade(
+    dtype, lens, *, prefix, h, hk, d, page, layout="NHD", layers=None, index=np.int32, seed=0,
+    padding=0, num_seqs=None, sinks=None, softcap=0.0,
+):  # fmt: skip
+    """lens: (queries, keys behind the prefix) of each sequence; everything that is unused is NaN."""
+    rng = np.random.default_rng(seed)
+    cache = operands.paged_cache(
+        rng, dtype, [prefix, *(k for _, k in lens)], hk=hk, d=d, page=page, layout=layout,
+        layers=layers, index=index,
+    )  # fmt: skip
+    starts = operands.starts([n for n, _ in lens], index)
+    query = operands.random_array(rng, (starts[-1] + padding, h, d), dtype)
+    parts = attention.paged_keys(cache, layout)
+
+    def keys(i):
+        return [np.concatenate(pair) for pair in zip(parts(0), parts(i + 1), strict=True)]
+
+    out, lse = attention.attend_ragged(
+        query.astype(np.float64), starts, keys, num_seqs=num_seqs, right=0, sinks=sinks,
+        softcap=softcap,
+    )  # fmt: skip
+    caches = (cache.key_cache, cache.value_cache)
+    return Cascade(
+        query,
+        caches if layout == "NHD" else caches[0],
+        [cache.block_table[0], prefix, cache.seqused_k[1:], cache.block_table[1:], starts],
+        cache.layer,
+        out,
+        lse,
+    )
+
+
+def run_cascade(cascade, platform, num_seqs=None, **options):
+    with jax.default_device(jax.devices(platform)[0]):
+
+        @jax.jit
+        def step(query, kv_cache, layer, *operands):
+            return intarsia.jax.cascade_attention(
+                query, kv_cache, *operands, num_seqs, layer=layer, return_lse=True, **options
+            )
+
+        return [
+            np.asarray(x)
+            for x in step(cascade.query, cascade.kv_cache, cascade.layer, *cascade.operands)
+        ]
+
+
+LENS = [(1, 9), (3, 3), (1, 40), (0, 5), (6, 17)]
+
+
+@running.on_each_platform
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [
+        ("f32", dict(prefix=32)),
+        ("f32", dict(prefix=37)),
+        ("f32", dict(prefix=0)),
+        ("f32", dict(prefix=8, h=2, hk=2, d=40)),
+        ("f32", dict(prefix=300, layout="combined")),
+        ("f32", dict(prefix=50, layers=3)),
+        ("f32", dict(prefix=50, padding=4)),
+        ("f32", dict(prefix=50, padding=4, num_seqs=3)),
+        ("f32", dict(prefix=50, num_seqs=0)),
+        ("f32", dict(prefix=50, softcap=5.0)),
+        pytest.param(
+            "f32", dict(prefix=50, padding=4, sinks=np.linspace(-2, 3, 4)), marks=not_built_yet
+        ),
+        ("f16", dict(prefix=1000, h=8, hk=2, d=64)),
+        ("bf16", dict(prefix=1000, h=8, hk=2, d=128)),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "_".join(x),
+)
+def test_cascade_attention(dtype, sizes, platform):
+    sizes = dict(h=4, hk=2, d=64, page=8) | sizes
+    cascade = make_cascade(support.DTYPES[dtype], LENS, **sizes)
+    options = {k: v for k, v in sizes.items() if k in ("num_seqs", "sinks", "softcap")}
+    out, lse = run_cascade(cascade, platform, **options)
+    running.check("cascade_attention", out, cascade.out)
+    running.check("cascade_attention", lse, cascade.lse)
+    padding = np.isneginf(cascade.lse)
+    assert (padding == np.isneginf(lse)).all() and not out[padding.all(axis=0)].any()
+
+
+@running.on_each_platform
+def test_cascade_attention_is_paged_attention_over_both(platform):
+    """The plain call over tables in which each sequence has the prefix's pages in front."""
+    cascade = make_cascade(np.float32, LENS, prefix=48, h=4, hk=2, d=64, page=8)
+    out, lse = run_cascade(cascade, platform)
+    prefix_table, _, lens, table, starts = cascade.operands
+    pages = np.tile(prefix_table[:6], (len(table), 1))
+    with jax.default_device(jax.devices(platform)[0]):
+        plain = intarsia.jax.paged_attention(
+            cascade.query,
+            cascade.kv_cache,
+            lens + 48,
+            np.hstack([pages, table]),
+            starts,
+            return_lse=True,
+        )
+    for got, want in zip((out, lse), plain, strict=True):
+        running.check("cascade_attention", got, np.asarray(want, np.float64))
+
+
+def test_growing_prefixes_compile_once():
+    cascade = make_cascade(np.float32, LENS, prefix=48, h=4, hk=2, d=64, page=8)
+    table, _, *rest = cascade.operands
+    step = jax.jit(
+        lambda n, seqs: intarsia.jax.cascade_attention(
+            cascade.query, cascade.kv_cache, table, n, *rest, seqs
+        )
+    )
+    for n in range(40, 49):
+        jax.block_until_ready(step(jnp.array(n), jnp.array([n % 6])))
+    assert step._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    ("at", "wrong", "message"),
+    [
+        (0, np.zeros((1, 4), np.int32), r"prefix_block_table has shape \(1, 4\), expected \[m\]"),
+        (1, np.array([4, 5]), r"prefix_len has shape \(2,\), expected one number"),
+        ("k_scale", np.ones((5, 2)), r"k_scale has shape \(5, 2\), expected \[1\] or \[hk\]"),
+    ],
+)
+def test_what_a_cascade_cannot_take_is_named(at, wrong, message):
+    cascade = make_cascade(np.float32, LENS, prefix=48, h=4, hk=2, d=64, page=8)
+    options = {}
+    if isinstance(at, str):
+        options[at] = wrong
+    else:
+        cascade.operands[at] = wrong
+    with pytest.raises(ValueError, match=f"cascade_attention: {message}"):
+        run_cascade(cascade, "cpu", **options)

@@ -12,10 +12,12 @@ from intarsia.jax._ops import *  # noqa: F403  every op; the imports below repla
 # Ops whose natural call differs from what goes over the wire.
 from intarsia.jax._attention import flash_attn_varlen, paged_attention
 from intarsia.jax._cache import reshape_and_cache_flash
+from intarsia.jax._cascade import cascade_attention
 
 __all__ = [
     *_ops.__all__,
     "call",
+    "cascade_attention",
     "flash_attn_varlen",
     "paged_attention",
     "register",

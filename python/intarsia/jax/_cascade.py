@@ -1,0 +1,119 @@
+"""Attention of a batch whose sequences share their beginning: the shared part is computed once."""
+
+import jax
+import jax.numpy as jnp
+
+from intarsia.jax import _attention, _cache, _ops
+from intarsia.jax._cache import KvCache
+
+
+def cascade_attention(
+    query: jax.Array,
+    kv_cache: KvCache,
+    prefix_block_table: jax.Array,
+    prefix_len: jax.Array | int,
+    seqused_k: jax.Array,
+    block_table: jax.Array,
+    cu_seqlens_q: jax.Array,
+    num_seqs: jax.Array | int | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: jax.Array | None = None,
+    k_scale: jax.Array | float | None = None,
+    v_scale: jax.Array | float | None = None,
+    kv_cache_dtype: str = "auto",
+    layout: str | None = None,
+    layer: jax.Array | None = None,
+    return_lse: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Causal attention of a batch's newest queries, where all sequences begin with the same keys.
+
+    What `paged_attention` computes for sequences of the prefix's pages followed by their own. But
+    the prefix (a system prompt, the document that all questions are about) is read once for the
+    whole batch instead of once a sequence: all queries attend to it as one long sequence without a
+    mask, then each sequence's queries to its own keys, and `merge_attn_states` joins the results.
+    It pays for many sequences with a long prefix. There is no sliding window and no alibi: the
+    prefix's part of them would differ from sequence to sequence.
+
+    Args:
+      query: [t, h, d], f32, f16 or bf16; d a multiple of 8 up to 256; h a multiple of hk.
+      kv_cache: as in `reshape_and_cache_flash`; holds the prefix and all sequences.
+      prefix_block_table: int32 or int64 [m'], the pages of the prefix, in any number.
+      prefix_len: keys of the prefix, an int or an array of one; the last page need not be full. With
+        an array, one compiled program serves any prefix up to m' pages.
+      seqused_k: int32 or int64 [b], keys of each sequence behind the prefix, this step's tokens
+        included.
+      block_table: [b, m], the pages of each sequence behind the prefix. Keys on a page outside the
+        cache are masked.
+      cu_seqlens_q: [b + 1], where each sequence starts in query.
+      num_seqs: how many sequences are real, an int or an array of shape [1]; default all. Rows of the
+        others give 0 and lse -inf.
+      scale: of the scores; default d ** -0.5.
+      softcap: scores become softcap * tanh(score / softcap); 0: none.
+      sinks: [h], a logit of each head that counts in the denominator and has no value.
+      k_scale, v_scale: what fp8 K and V are to be multiplied by: a number, [1] or [hk] in f32;
+        default 1. Not one of each sequence: the prefix belongs to all.
+      kv_cache_dtype: how a uint8 cache is to be read: "fp8_e4m3" or "fp8_e5m2"; "auto": as its dtype says.
+      layout, layer: as in `reshape_and_cache_flash`.
+      return_lse: also return the natural log of the sum of exponentials, f32 [h, t].
+
+    Returns:
+      out [t, h, d], or (out, lse).
+
+    Raises:
+      ValueError: shapes or dtypes do not fit. NotImplementedError: a head dim that is not built.
+
+    Source: vLLM's `cascade_attention`; Hydragen, arXiv:2402.05099.
+
+    Example:
+      >>> out = cascade_attention(query, caches, prefix_pages, 1024, seqused_k, block_table, cu_seqlens_q)
+    """
+    prefix_block_table, cu_seqlens_q = jnp.asarray(prefix_block_table), jnp.asarray(cu_seqlens_q)
+    prefix_len = jnp.asarray(prefix_len)
+    _check_shapes(prefix_block_table, prefix_len, k_scale=k_scale, v_scale=v_scale)
+    options = dict(
+        scale=scale,
+        softcap=softcap,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        kv_cache_dtype=kv_cache_dtype,
+        layout=layout,
+        layer=layer,
+        return_lse=True,
+    )
+    end = cu_seqlens_q[-1 if num_seqs is None else jnp.clip(num_seqs, 0, len(cu_seqlens_q) - 1)]
+    prefix = _attention.flash_attn_varlen(
+        query,
+        *_cache.split(kv_cache),
+        jnp.stack([jnp.zeros_like(end), end]).reshape(2),
+        seqused_k=prefix_len.reshape(1),
+        block_table=prefix_block_table[None],
+        sinks=sinks,  # counts once, so in one of the two
+        **options,
+    )
+    suffix = _attention.paged_attention(
+        query, kv_cache, seqused_k, block_table, cu_seqlens_q, num_seqs, **options
+    )
+    out, lse = _ops.merge_attn_states(*prefix, *suffix)
+    return (out, lse) if return_lse else out
+
+
+def _check_shapes(
+    prefix_block_table: jax.Array, prefix_len: jax.Array, **scales: jax.Array | float | None
+) -> None:
+    """What the ops themselves would tell of operands that the caller does not know."""
+    if prefix_block_table.ndim != 1:
+        raise ValueError(
+            f"cascade_attention: prefix_block_table has shape {prefix_block_table.shape}, expected [m]"
+        )
+    if prefix_len.size != 1:
+        raise ValueError(
+            f"cascade_attention: prefix_len has shape {prefix_len.shape}, expected one number"
+        )
+    for name, scale in scales.items():
+        if jnp.ndim(scale if scale is not None else 1.0) > 1:
+            raise ValueError(
+                f"cascade_attention: {name} has shape {jnp.shape(scale)}, expected [1] or [hk]: "
+                "the prefix belongs to all sequences"
+            )
