@@ -1,6 +1,6 @@
 """Times every op's bench cases against plain XLA's version of the same function, in one run.
 
-Usage: ops.py [--platform cpu|gpu] [--op NAME ...] [--dtype bf16] [--json FILE]
+Usage: ops.py [--platform cpu|gpu] [--op NAME ...] [--case NAME ...] [--dtype bf16] [--json FILE]
 
 Many calls, on inputs that rotate through more memory than a cache holds (small ones chained, as in
 a model), stand in one compiled program, so that launches overlap as in a real step. A figure is the
@@ -202,6 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--platform", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--op", action="append", help="only this op; may be given several times")
+    parser.add_argument("--case", action="append", help="only this case; several as above")
     parser.add_argument("--dtype", choices=tuple(support.DTYPES), help="default: bf16 (CPU: f32)")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
     args = parser.parse_args()
@@ -221,6 +222,8 @@ def main() -> None:
     rows = []
     for op in args.op or support.op_names():
         for name, case in support.cases(op, _TAG[args.platform]).items():
+            if args.case and name not in args.case:
+                continue
             rows.append(time_case(op, name, case, dtype, ceilings, args.platform))
             _print(rows[-1])
     if args.json:
