@@ -188,8 +188,8 @@ def test_cascade_attention(dtype, sizes, platform):
     cascade = make_cascade(support.DTYPES[dtype], LENS, **sizes)
     options = {k: v for k, v in sizes.items() if k in ("num_seqs", "sinks", "softcap")}
     out, lse = run_cascade(cascade, platform, **options)
-    running.check("cascade_attention", out, cascade.out)
-    running.check("cascade_attention", lse, cascade.lse)
+    running.check("merge_attn_states", out, cascade.out, "cascade")
+    running.check("merge_attn_states", lse, cascade.lse, "cascade")
     padding = np.isneginf(cascade.lse)
     assert (padding == np.isneginf(lse)).all() and not out[padding.all(axis=0)].any()
 
@@ -211,7 +211,7 @@ def test_cascade_attention_is_paged_attention_over_both(platform):
             return_lse=True,
         )
     for got, want in zip((out, lse), plain, strict=True):
-        running.check("cascade_attention", got, np.asarray(want, np.float64))
+        running.check("merge_attn_states", got, np.asarray(want, np.float64), "cascade")
 
 
 def test_growing_prefixes_compile_once():
