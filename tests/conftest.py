@@ -8,6 +8,9 @@ import jax
 import pytest
 import running
 
+# Devices enough for sharding; everything else runs on the first.
+jax.config.update("jax_num_cpu_devices", 8)
+
 _SETTINGS = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("default", max_examples=60, **_SETTINGS)
 hypothesis.settings.register_profile("ci", max_examples=60, derandomize=True, **_SETTINGS)

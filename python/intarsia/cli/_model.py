@@ -34,12 +34,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto is float32 on the CPU and bfloat16 on a GPU",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument(
+        "--tensor-parallel",
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices to spread weights and KV heads over (default: %(default)s); on the CPU, N "
+        "virtual ones",
+    )
 
 
 def load(args: argparse.Namespace) -> Model:
     """Loads the model that the flags name onto the device that they name."""
     import jax
 
+    jax.config.update("jax_num_cpu_devices", args.tensor_parallel)
     if args.device != "auto":
         _choose_device(args.device)
     from intarsia.models import Tokenizer, find_model, load_model

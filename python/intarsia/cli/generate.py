@@ -89,6 +89,7 @@ def _generate(args: argparse.Namespace) -> None:
         max_num_seqs=len(prompts),
         max_model_len=args.max_model_len or min(needed, config.max_positions),
         scan_layers=args.scan_layers,
+        tensor_parallel=args.tensor_parallel,
     )
     _say(f"{model.name}: {config.layers} layers in {model.dtype}; compiling")
     printer = _Printer(tokenizer, texts)

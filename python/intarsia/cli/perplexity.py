@@ -37,6 +37,7 @@ def main(args: argparse.Namespace) -> int:
         model.params,
         max_num_seqs=1,
         max_model_len=max(map(len, pieces)) + 1,
+        tensor_parallel=args.tensor_parallel,
     )
     logprobs = engine.prompt_logprobs(pieces)
     print(

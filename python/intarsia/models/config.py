@@ -73,6 +73,8 @@ class ModelConfig:
         max_positions: Longest sequence that the model was trained for.
         bos_id: Token that begins a text, if the model has one.
         eos_ids: Tokens that end a completion.
+        mesh_axis: Where a model is spread over devices, the name of that axis of their mesh; heads,
+            kv_heads and intermediate are then those of one device, and its weights a share.
     """
 
     hidden: int
@@ -95,6 +97,7 @@ class ModelConfig:
     max_positions: int = 2048
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    mesh_axis: str | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:

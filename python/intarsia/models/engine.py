@@ -22,6 +22,7 @@ import numpy as np
 
 from intarsia.models import transformer
 from intarsia.models.config import ModelConfig
+from intarsia.models.parallel import TensorParallel
 from intarsia.models.sampling import Mode, SamplingParams
 from intarsia.models.schedule import (
     PAGE_SIZE,
@@ -87,6 +88,7 @@ class Engine:
         num_pages: Pages of the cache; enough for every row at its longest if None.
         prefill_tokens: Most prompt tokens in one step.
         scan_layers: Run the layers under `lax.scan` with one stacked cache: compiles faster.
+        tensor_parallel: Devices that the weights and KV heads are spread over; see `parallel.py`.
 
     Attributes:
         stats: Timings of the last `generate` or `stream`.
@@ -103,8 +105,12 @@ class Engine:
         num_pages: int | None = None,
         prefill_tokens: int = 512,
         scan_layers: bool = False,
+        tensor_parallel: int = 1,
     ) -> None:
         self.stats = Stats()
+        self._parallel = TensorParallel(config, tensor_parallel) if tensor_parallel != 1 else None
+        if self._parallel:
+            config, params = self._parallel.config, self._parallel.place(params)
         self._config = config
         self._ops = ops or importlib.import_module("intarsia.jax")
         self._params = transformer.stack_layers(params) if scan_layers else params
@@ -120,6 +126,7 @@ class Engine:
             PAGE_SIZE,
             params["embed"].dtype,
             stacked=scan_layers,
+            parallel=self._parallel,
         )
         self._executables: dict[tuple[Any, ...], jax.stages.Compiled] = {}
 
@@ -254,6 +261,8 @@ class Engine:
         key = (step.__name__, *statics, shapes)
         if key not in self._executables:
             function = functools.partial(step, self._ops, self._config, *statics)
+            if self._parallel:
+                function = self._parallel.spread(function, self._params, self._caches)
             lowered = jax.jit(function, donate_argnums=1).lower(
                 self._params, self._caches, self._rope_tables, *operands
             )

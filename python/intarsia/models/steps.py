@@ -45,7 +45,7 @@ def prefill(
         ops, config, params, caches, rope_tables, chunk.batch, decode=False
     )
     first = jnp.zeros_like(state.generated)
-    token, active = _next_token(params, hidden[chunk.last_row], rows, first, mode)
+    token, active = _next_token(config, params, hidden[chunk.last_row], rows, first, mode)
     started = State(token, chunk.batch.seqused_k, first + 1, active)
     return caches, jax.tree.map(functools.partial(jnp.where, chunk.completes), started, state)
 
@@ -75,15 +75,20 @@ def decode(
     hidden, caches = transformer.forward(
         ops, config, params, caches, rope_tables, batch, decode=True
     )
-    token, active = _next_token(params, hidden, rows, state.generated, mode)
+    token, active = _next_token(config, params, hidden, rows, state.generated, mode)
     return caches, State(token, grown, state.generated + state.active, active & state.active)
 
 
 def _next_token(
-    params: Params, hidden: jax.Array, rows: Rows, generated: jax.Array, mode: Mode
+    config: ModelConfig,
+    params: Params,
+    hidden: jax.Array,
+    rows: Rows,
+    generated: jax.Array,
+    mode: Mode,
 ) -> tuple[jax.Array, jax.Array]:
     """Samples from the final hidden rows [b, n]; also says which rows go on after that token."""
-    token = sample(transformer.logits(params, hidden), rows.sampling, generated, mode=mode)
+    token = sample(transformer.logits(config, params, hidden), rows.sampling, generated, mode=mode)
     stops = (token[:, None] == rows.stop_ids).any(axis=1)
     return token, ~stops & (generated + 1 < rows.limit)
 
@@ -103,7 +108,7 @@ def score(
     )
 
     def logprob(row: tuple[jax.Array, jax.Array]) -> jax.Array:
-        logits = transformer.logits(params, row[0][None])[0]
+        logits = transformer.logits(config, params, row[0][None])[0]
         return logits[row[1]] - jax.nn.logsumexp(logits)
 
     return caches, lax.map(logprob, (hidden, targets), batch_size=_ROWS_OF_LOGITS)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from intarsia.models.config import LayerKind, ModelConfig, Rope
+from intarsia.models.parallel import TensorParallel
 from intarsia.models.weights import Params
 
 KvCache = tuple[jax.Array, jax.Array]
@@ -53,15 +54,31 @@ class _Step(NamedTuple):
         config = self.config
         return self.ops.rms_norm(x, weight, eps=config.rms_eps, rounding=config.norm_rounding)
 
+    def sum_shares(self, x: jax.Array) -> jax.Array:
+        """Adds up what the devices have made of their shares of a branch."""
+        return x if self.config.mesh_axis is None else lax.psum(x, self.config.mesh_axis)
+
 
 def make_caches(
-    config: ModelConfig, num_pages: int, page_size: int, dtype: Any, *, stacked: bool = False
+    config: ModelConfig,
+    num_pages: int,
+    page_size: int,
+    dtype: Any,
+    *,
+    stacked: bool = False,
+    parallel: TensorParallel | None = None,
 ) -> list[KvCache] | KvCache:
     """Returns empty paged caches: a [p, s, hk, d] pair a layer, or one [l, p, s, hk, d] pair."""
-    shape = (num_pages, page_size, config.kv_heads, config.head_dim)
+    size, sharding = (parallel.size, parallel.cache_sharding(stacked)) if parallel else (1, None)
+    shape = (num_pages, page_size, size * config.kv_heads, config.head_dim)
+
+    def zeros_pair(shape: tuple[int, ...]) -> KvCache:
+        # Two arrays, never one twice: both are donated.
+        return tuple(jnp.zeros(shape, dtype, device=sharding) for _ in range(2))
+
     if stacked:
-        return _zeros_pair((config.layers, *shape), dtype)
-    return [_zeros_pair(shape, dtype) for _ in range(config.layers)]
+        return zeros_pair((config.layers, *shape))
+    return [zeros_pair(shape) for _ in range(config.layers)]
 
 
 def warm_up_runs() -> int:
@@ -84,10 +101,24 @@ def linear(x: jax.Array, weight: jax.Array, **kwargs: Any) -> jax.Array:
     return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=precision, **kwargs)
 
 
-def logits(params: Params, hidden: jax.Array) -> jax.Array:
+def embed(config: ModelConfig, params: Params, tokens: jax.Array) -> jax.Array:
+    """Looks tokens [t] up: [t, n]. A device that has a share of the table finds its own tokens."""
+    table = params["embed"]
+    if config.mesh_axis is None:
+        return table[tokens]
+    row = tokens - lax.axis_index(config.mesh_axis) * len(table)
+    here = (row >= 0) & (row < len(table))
+    found = jnp.where(here[:, None], table[jnp.where(here, row, 0)], 0)
+    return lax.psum(found, config.mesh_axis)
+
+
+def logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
     """Projects final hidden rows [b, n] to f32 logits [b, vocab]."""
     table = params.get("lm_head", params["embed"])
-    return linear(hidden, table, preferred_element_type=jnp.float32)
+    share = linear(hidden, table, preferred_element_type=jnp.float32)
+    if config.mesh_axis is None:
+        return share
+    return lax.all_gather(share, config.mesh_axis, axis=1, tiled=True)[:, : config.vocab]
 
 
 def forward(
@@ -116,7 +147,7 @@ def forward(
     """
     tables = dict(zip(config.ropes, rope_tables, strict=True))
     step = _Step(ops, config, tables, batch, decode)
-    residual = params["embed"][batch.tokens]
+    residual = embed(config, params, batch.tokens)
     if config.embed_scale != 1.0:
         residual = residual * config.embed_scale  # in the activations' dtype, as Gemma was trained
     hidden = step.norm(residual, params["first_norm"])
@@ -203,7 +234,7 @@ def _attention(
     query, key = ops.rotary_embedding(batch.positions, query, step.rope_tables[kind.rope], key)
     cache = ops.reshape_and_cache_flash(key, value, cache, batch.slots, layer=layer)
     attended = _attend(step, kind, query, cache, layer)
-    return linear(attended.reshape(t, h * d), weights["wo"]), cache
+    return step.sum_shares(linear(attended.reshape(t, h * d), weights["wo"])), cache
 
 
 def _attend(
@@ -238,7 +269,9 @@ def _attend(
 def _mlp(step: _Step, weights: Params, hidden: jax.Array) -> jax.Array:
     """The gated feed-forward layer."""
     activate = getattr(step.ops, f"{step.config.activation}_and_mul")
-    return linear(activate(linear(hidden, weights["w_gate_up"])), weights["w_down"])
+    return step.sum_shares(
+        linear(activate(linear(hidden, weights["w_gate_up"])), weights["w_down"])
+    )
 
 
 def _add_and_norm(
@@ -258,8 +291,3 @@ def _add_and_norm(
         eps=step.config.rms_eps,
         rounding=step.config.norm_rounding,
     )
-
-
-def _zeros_pair(shape: tuple[int, ...], dtype: Any) -> KvCache:
-    # Two arrays, never one twice: both are donated.
-    return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)

@@ -1,0 +1,166 @@
+"""Times decoding of a Llama-3-8B-shaped model with random weights, on one device and on several.
+
+Usage: decode.py [--tensor-parallel 1 2] [--sequences 16] [--context 4096] [--new-tokens 64] [--layers 32]
+
+For each number of devices: the time of a decode step and its floor (every weight, key and value of
+a device read once), tokens a second, and the collectives of the compiled step with their shapes;
+with --profile, also where the time of a step goes.
+"""
+
+import argparse
+import collections
+import functools
+import pathlib
+import re
+import sys
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "python"))
+from intarsia.models import Engine, ModelConfig, SamplingParams
+from intarsia.models.config import LayerKind, Rope
+
+_BYTES_PER_SECOND = 4.2e12  # what copies on an H200 reach (docs/facts.md)
+
+
+def llama3_8b(layers: int) -> ModelConfig:
+    """Llama 3 8B, perhaps with fewer layers."""
+    return ModelConfig(
+        hidden=4096,
+        layers=layers,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        intermediate=14336,
+        vocab=128256,
+        layer_kinds=(LayerKind(Rope(theta=500000.0)),),
+        rms_eps=1e-5,
+        max_positions=8192,
+    )
+
+
+def random_params(config: ModelConfig) -> dict:
+    """Weights of the sizes that training gives, bf16, made on the device."""
+    n, d, m = config.hidden, config.head_dim, config.intermediate
+    keys = iter(jax.random.split(jax.random.key(0), 4 * config.layers + 2))
+
+    @functools.partial(jax.jit, static_argnums=(1, 2))
+    def draw(key, rows: int, columns: int):
+        return jax.random.normal(key, (rows, columns), jnp.bfloat16) * columns**-0.5
+
+    def matrix(rows: int, columns: int):
+        return draw(next(keys), rows, columns)
+
+    def norm():
+        return jnp.ones(n, jnp.bfloat16)
+
+    layers = [
+        {
+            "wqkv": matrix((config.heads + 2 * config.kv_heads) * d, n),
+            "wo": matrix(n, config.heads * d),
+            "w_gate_up": matrix(2 * m, n),
+            "w_down": matrix(n, m),
+            "mlp_norm": norm(),
+            "next_norm": norm(),
+        }
+        for _ in range(config.layers)
+    ]
+    return {
+        "embed": matrix(config.vocab, n),
+        "lm_head": matrix(config.vocab, n),
+        "first_norm": norm(),
+        "layers": layers,
+    }
+
+
+def floor_seconds(config: ModelConfig, args: argparse.Namespace, devices: int) -> float:
+    """Reading a device's share of weights (but the embedding) and of K and V once."""
+    n, d, h, hk = config.hidden, config.head_dim, config.heads, config.kv_heads
+    block = n * (2 * h + 2 * hk) * d + 3 * n * config.intermediate
+    cache = 2 * args.sequences * args.context * hk * d
+    elements = config.layers * (block + cache) + config.vocab * n
+    return 2 * elements / devices / _BYTES_PER_SECOND
+
+
+def collectives(engine: Engine) -> str:
+    """The collectives of the compiled decode step, with the shapes of what they give."""
+    text = next(x.as_text() for key, x in engine._executables.items() if key[0] == "decode")
+    found = re.findall(r"= (.*?) (all-\w+|collective-\w+|reduce-scatter)(?:-start)?\(", text)
+    counts = collections.Counter(f"{name} {re.sub('{.*?}', '', shape)}" for shape, name in found)
+    return "; ".join(f"{count} x {what}" for what, count in counts.items()) or "none"
+
+
+def profile(generate) -> list[str]:
+    """The kernels that take most of the time of all devices."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            generate()
+        (file,) = pathlib.Path(folder).rglob("*.xplane.pb")
+        data = jax.profiler.ProfileData.from_file(str(file))
+    spent: collections.Counter[str] = collections.Counter()
+    for plane in data.planes:
+        if plane.name.startswith("/device:GPU"):
+            for line in plane.lines:
+                if "Stream" in line.name:
+                    for event in line.events:
+                        spent[event.name.split("(")[0][:70]] += event.duration_ns
+    total = sum(spent.values())
+    return [f"{ns / total:6.1%} {name}" for name, ns in spent.most_common(12)]
+
+
+def measure(config: ModelConfig, params: dict, args: argparse.Namespace, devices: int) -> float:
+    """Prints one row; returns tokens a second."""
+    rng = np.random.default_rng(0)
+    length = args.context - args.new_tokens
+    prompts = rng.integers(0, config.vocab, (args.sequences, length)).tolist()
+    engine = Engine(
+        config,
+        params,
+        max_num_seqs=args.sequences,
+        max_model_len=args.context,
+        prefill_tokens=4096,
+        tensor_parallel=devices,
+    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=args.new_tokens, ignore_eos=True)
+    engine.generate(prompts, sampling)
+    stats = engine.stats
+    step = stats.decode_seconds / (args.new_tokens - 1)
+    rate = stats.decode_tokens / stats.decode_seconds
+    floor = floor_seconds(config, args, devices)
+    print(
+        f"{devices} device(s): decode step {step * 1e3:.2f} ms (floor {floor * 1e3:.2f}), "
+        f"{rate:.0f} tokens/s; prefill {stats.prefill_tokens / stats.prefill_seconds:.0f} tokens/s; "
+        f"compiled in {stats.compile_seconds:.0f} s\n  collectives: {collectives(engine)}",
+        flush=True,
+    )
+    if args.profile:
+        short = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+        for line in profile(lambda: engine.generate([p[:64] for p in prompts], short)):
+            print("   ", line)
+    return rate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tensor-parallel", type=int, nargs="+", default=[1])
+    parser.add_argument("--sequences", type=int, default=16)
+    parser.add_argument("--context", type=int, default=4096, help="prompt and new tokens")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--profile", action="store_true")
+    args = parser.parse_args()
+    config = llama3_8b(args.layers)
+    params = random_params(config)
+    print(
+        f"{jax.devices()[0].device_kind}: {args.sequences} sequences of {args.context} tokens, bf16"
+    )
+    rates = [measure(config, params, args, devices) for devices in args.tensor_parallel]
+    for devices, rate in zip(args.tensor_parallel[1:], rates[1:], strict=True):
+        print(f"{devices} devices: {rate / rates[0]:.2f} times {args.tensor_parallel[0]}")
+
+
+if __name__ == "__main__":
+    main()

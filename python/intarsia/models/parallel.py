@@ -1,0 +1,128 @@
+"""Tensor parallelism: a model's weights and KV heads spread over the devices of a mesh.
+
+Every device runs the same step (`jax.shard_map`) on its share of the heads, of the feed-forward
+layer's columns and of the vocabulary, as in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053): two
+sums over the devices a block, one for the embedding, and one gathering of logits. XLA's collectives
+do all of it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from intarsia.models.config import ModelConfig
+from intarsia.models.weights import Params
+
+_AXIS = "tensor"
+# The axis of each role's array that is spread, seen from the last one; other roles have a copy on
+# every device. Layers may be stacked in front.
+_SPREAD_AXES = {
+    "embed": -2,
+    "lm_head": -2,
+    "wqkv": -2,
+    "bqkv": -1,
+    "wo": -1,
+    "w_gate_up": -2,
+    "w_down": -1,
+}
+_CACHE_AXIS = -2
+
+
+class TensorParallel:
+    """How a model is spread over `size` devices, the first ones of JAX's default platform.
+
+    Attributes:
+        size: The number of devices N.
+        config: The hyperparameters of one device's share. KV heads have a copy on N / hk devices
+            where there are fewer of them than devices.
+
+    Raises:
+        ValueError: There are fewer devices, or heads or columns cannot be divided among them.
+    """
+
+    def __init__(self, config: ModelConfig, size: int) -> None:
+        devices = jax.devices()
+        if not 1 <= size <= len(devices):
+            raise ValueError(f"tensor_parallel is {size}, expected 1 to {len(devices)} (devices)")
+        h, hk, m = config.heads, config.kv_heads, config.intermediate
+        for what, count in (("heads", h), ("intermediate", m)):
+            if count % size:
+                raise ValueError(f"tensor_parallel={size} does not divide {what}={count}")
+        if hk % size and size % hk:
+            raise ValueError(
+                f"tensor_parallel={size} neither divides kv_heads={hk} nor the reverse"
+            )
+        self.size = size
+        self._whole = config
+        self.config = dataclasses.replace(
+            config,
+            heads=h // size,
+            kv_heads=max(hk // size, 1),
+            intermediate=m // size,
+            mesh_axis=_AXIS,
+        )
+        self._mesh = Mesh(np.array(devices[:size]), (_AXIS,))
+
+    def cache_sharding(self, stacked: bool) -> NamedSharding:
+        """Of a cache [p, s, hk, d] of all devices' KV heads, copies counted; or [l, p, s, hk, d]."""
+        return NamedSharding(self._mesh, P(*[None] * (2 + stacked), _AXIS))
+
+    def place(self, params: Params) -> Params:
+        """Spreads weights as `load_model` gives them, each device's rows side by side."""
+
+        def put(role: str, array: jax.Array) -> jax.Array:
+            array = self._side_by_side(role, array)
+            return jax.device_put(array, NamedSharding(self._mesh, _spec(role, array)))
+
+        layers = [{role: put(role, x) for role, x in layer.items()} for layer in params["layers"]]
+        rest = {role: put(role, x) for role, x in params.items() if role != "layers"}
+        return rest | {"layers": layers}
+
+    def spread(self, step: Callable[..., Any], params: Params, caches: Any) -> Callable[..., Any]:
+        """Makes a step that runs on every device: (params, caches, *rest) -> (caches, result)."""
+        cache_specs = jax.tree.map(lambda array: _spec_at(array, _CACHE_AXIS), caches)
+        param_specs = jax.tree.map_with_path(lambda path, x: _spec(_role(path), x), params)
+        on_each = jax.shard_map(
+            lambda params, caches, rest: step(params, caches, *rest),
+            mesh=self._mesh,
+            in_specs=(param_specs, cache_specs, P()),
+            out_specs=(cache_specs, P()),
+            check_vma=False,  # custom calls say nothing of how their results vary
+        )
+        return lambda params, caches, *rest: on_each(params, caches, rest)
+
+    def _side_by_side(self, role: str, array: jax.Array) -> jax.Array:
+        """Reorders rows so that an equal part of them is what one device needs."""
+        whole, n = self._whole, self.size
+        if role in ("wqkv", "bqkv"):
+            h, hk, d = whole.heads, whole.kv_heads, whole.head_dim
+            heads = array.reshape(h + 2 * hk, d, *array.shape[1:])
+            query, key, value = jnp.split(heads, (h, h + hk))
+            copies = max(n // hk, 1)
+            parts = [query, *(jnp.repeat(x, copies, axis=0) for x in (key, value))]
+            parts = [x.reshape(n, -1, *array.shape[1:]) for x in parts]
+            return jnp.concatenate(parts, axis=1).reshape(-1, *array.shape[1:])
+        if role == "w_gate_up":
+            parts = [half.reshape(n, -1, array.shape[1]) for half in jnp.split(array, 2)]
+            return jnp.concatenate(parts, axis=1).reshape(array.shape)
+        if role in ("embed", "lm_head"):
+            return jnp.pad(array, ((0, -len(array) % n), (0, 0)))
+        return array
+
+
+def _role(path: tuple[Any, ...]) -> str:
+    return path[-1].key
+
+
+def _spec(role: str, array: jax.Array) -> P:
+    return _spec_at(array, _SPREAD_AXES[role]) if role in _SPREAD_AXES else P()
+
+
+def _spec_at(array: jax.Array, axis: int) -> P:
+    return P(*[None] * (array.ndim + axis), _AXIS)
