@@ -69,7 +69,7 @@ test-sanitize: setup-dev test-sanitize-address test-sanitize-thread ## the CPU's
 # The C++ tests, then every op from Python with a library under the sanitizer, whose runtime Python must load first.
 # Python and XLA are not built for the sanitizers: they leak by design, and their locks are unknown to TSan.
 SANITIZER_OPTIONS := ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=ignore_noninstrumented_modules=1 UBSAN_OPTIONS=print_stacktrace=1
-SANITIZED_TESTS := tests/test_ops.py tests/test_properties.py tests/test_native.py
+SANITIZED_TESTS := tests/test_ops.py tests/test_properties.py tests/test_attention_properties.py tests/test_native.py
 test-sanitize-%:
 	$(BIN)/cmake --preset sanitize-$* -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja > $(VENV)/configure.log
 	$(BIN)/cmake --build build/sanitize-$*

@@ -12,6 +12,7 @@ from intarsia import _dtypes
 
 ROOT = pathlib.Path(__file__).parent.parent
 OPS = ROOT / "src" / "ops"
+sys.path.insert(0, str(ROOT / "src"))  # for attention/reference.py and its like
 # What T stands for in specs.
 DTYPES = {name: _dtypes.numpy_dtype(name).type for name in ("f32", "f16", "bf16")}
 
@@ -30,7 +31,6 @@ def op_names() -> list[str]:
 @functools.cache
 def op_module(op: str) -> ModuleType:
     """src/ops/<op>/<op>.py: CASES, arguments, reference, floor, plain_xla, perhaps TOLERANCE."""
-    sys.path.insert(0, str(ROOT / "src"))  # they import attention/reference.py
     spec = importlib.util.spec_from_file_location(f"intarsia_op_{op}", OPS / op / f"{op}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

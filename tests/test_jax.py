@@ -11,8 +11,7 @@ import running
 import support
 from jax import lax
 
-support.op_module("paged_attention")  # puts src on sys.path
-from attention import operands as attention  # noqa: E402
+from attention import operands as attention
 
 B, H, HK, D, PAGE, LAYERS = 3, 6, 3, 40, 8, 4
 LENS = (5, 17, 1)

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_ops import not_built_yet
 
-support.op_module("paged_attention")  # puts src on sys.path
-from attention import operands  # noqa: E402
-from attention import reference as attention  # noqa: E402
+from attention import operands
+from attention import reference as attention
 
 DTYPES = st.sampled_from(sorted(support.DTYPES))
 SEEDS = st.integers(0, 2**32 - 1)

@@ -1,30 +1,15 @@
-"""Drawn shapes, layouts, dtypes and ragged batches against the references in NumPy f64."""
+"""Drawn shapes, layouts and dtypes against the references in NumPy f64; attention has its own file."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 import running
 import support
+from drawn import DTYPES, INDEX_DTYPES, LAYOUTS, LEAD, SEEDS, WIDTHS, check
 from hypothesis import given
 from hypothesis import strategies as st
 
-support.op_module("paged_attention")  # puts src on sys.path
-from attention import operands as attention  # noqa: E402
-
-DTYPES = st.sampled_from(sorted(support.DTYPES))
-INDEX_DTYPES = st.sampled_from([np.int32, np.int64])
-SEEDS = st.integers(0, 2**32 - 1)
-LEAD = st.lists(st.integers(0, 5), max_size=3).map(tuple)
-# Around every register width and beyond a tile of threads' work.
-WIDTHS = st.one_of(st.integers(1, 70), st.integers(1, 20).map(lambda n: 16 * n), st.just(20011))
-LAYOUTS = st.sampled_from(["NHD", "combined"])
-
-
-def check(op: str, operands: list, attributes: dict, platform: str) -> list:
-    got = running.run_any(op, operands, attributes, platform)
-    running.check_against_reference(op, operands, attributes, got, platform)
-    return got
-
+from attention import operands as attention
 
 # ---------------------------------------------------------------------------- elementwise and rows
 
@@ -246,107 +231,3 @@ def cache_writes(draw):
 @given(call=cache_writes())
 def test_reshape_and_cache_flash(platform, call):
     check("reshape_and_cache_flash", *call, platform)
-
-
-# ---------------------------------------------------------------------------- attention
-
-
-@st.composite
-def batches(draw, page):
-    """(queries, keys) of each sequence: empty ones, single ones, ends of pages, ends of tiles."""
-    edges = [n + by for n in (page, 2 * page, 64, 128) for by in (-1, 0, 1)]
-    keys = st.one_of(
-        st.integers(0, 3), st.sampled_from([n for n in edges if n >= 0]), st.integers(0, 200)
-    )
-    queries = st.one_of(st.integers(0, 2), st.integers(0, 40))
-    return draw(st.lists(st.tuples(queries, keys), max_size=5))
-
-
-@st.composite
-def attention_cases(draw, paged):
-    dtype = draw(DTYPES)
-    page = draw(st.integers(1, 20))
-    group = draw(st.sampled_from([1, 2, 3, 8]))
-    hk = draw(st.integers(1, 3))
-    lens = draw(batches(page))
-    sizes = {
-        "lens": lens,
-        "h": group * hk,
-        "hk": hk,
-        "d": 8 * draw(st.one_of(st.integers(1, 9), st.sampled_from([12, 16, 24, 32]))),
-        "padding": draw(st.integers(0, 5)),
-        "index": draw(INDEX_DTYPES),
-        "softcap": draw(st.sampled_from([0.0, 0.7, 30.0])),
-        "scale": draw(st.sampled_from([None, 0.02, 1.0])),
-        "return_lse": draw(st.booleans()),
-    }
-    if paged:
-        layers = draw(st.none() | st.integers(1, 3))
-        layer = 0 if layers is None else draw(st.integers(-1, layers))
-        sizes |= {"page": page, "layout": draw(LAYOUTS), "layers": layers, "layer": layer}
-    return dtype, sizes
-
-
-def spoil(draw, caches, seqused_k, block_table, page):
-    """Lengths beyond the table's room, and pages outside the cache in the middle of a sequence."""
-    pages, room = caches[0].shape[-4], block_table.shape[1] * page
-    for i in range(len(seqused_k)):
-        if draw(st.integers(0, 7)) == 0:
-            at = draw(st.integers(0, block_table.shape[1] - 1))
-            block_table[i, at] = draw(st.sampled_from([-1, pages, 2**31 - 1, -(2**31)]))
-        if draw(st.integers(0, 15)) == 0:
-            seqused_k[i] = draw(st.sampled_from([room, room + 1, 2**31 - 1, -1, -(2**31)]))
-            for cache in caches:  # it now sees slots that were nobody's, and NaN
-                if cache is not None:
-                    cache[np.isnan(cache)] = 0
-
-
-@running.on_each_platform
-@given(case=attention_cases(paged=True), data=st.data(), seed=SEEDS)
-def test_paged_attention(platform, case, data, seed):
-    dtype, sizes = case
-    rng = np.random.default_rng(seed)
-    sizes |= {
-        "sliding_window": data.draw(st.none() | st.integers(1, 70)),
-        "num_seqs": data.draw(st.none() | st.integers(-1, len(sizes["lens"]) + 2)),
-    }
-    module = support.op_module("paged_attention")
-    operands, attributes = module.arguments(rng, support.DTYPES[dtype], **sizes)
-    spoil(data.draw, operands[1:3], operands[3], operands[4], sizes["page"])
-    check("paged_attention", operands, attributes, platform)
-
-
-@running.on_each_platform
-@given(case=attention_cases(paged=True), data=st.data(), seed=SEEDS)
-def test_flash_attn_varlen_paged(platform, case, data, seed):
-    dtype, sizes = case
-    rng = np.random.default_rng(seed)
-    sizes |= data.draw(windows())
-    module = support.op_module("flash_attn_varlen")
-    operands, attributes = module.arguments(rng, support.DTYPES[dtype], **sizes)
-    spoil(data.draw, operands[1:3], operands[5], operands[6], sizes["page"])
-    check("flash_attn_varlen", operands, attributes, platform)
-
-
-@st.composite
-def windows(draw):
-    return {
-        "is_causal": draw(st.booleans()),
-        "window_left": draw(st.sampled_from([-1, -1, 0, 1, 17, 2**40])),
-        "window_right": draw(st.sampled_from([-1, -1, 0, 1, 17, 2**40])),
-    }
-
-
-@running.on_each_platform
-@given(case=attention_cases(paged=False), data=st.data(), seed=SEEDS)
-def test_flash_attn_varlen_dense(platform, case, data, seed):
-    dtype, sizes = case
-    rng = np.random.default_rng(seed)
-    sizes |= data.draw(windows()) | {"used": data.draw(st.booleans())}
-    module = support.op_module("flash_attn_varlen")
-    operands, attributes = module.arguments(rng, support.DTYPES[dtype], **sizes)
-    _, k, v, _, cu_seqlens_k, seqused_k = operands[:6]
-    if seqused_k is not None:  # what no query sees may be anything
-        for start, used, end in zip(cu_seqlens_k, seqused_k, cu_seqlens_k[1:], strict=False):
-            k[start + used : end] = v[start + used : end] = np.nan
-    check("flash_attn_varlen", operands, attributes, platform)

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "src/attention/attention_cpu.h"
-#include "src/attention/params.h"
 #include "src/core/cpu/isa.h"
 
 namespace intarsia::attention {
@@ -58,7 +57,11 @@ std::vector<CpuSequence> ReadSequences(const Params& params, bool layer_exists) 
       len = std::clamp(params.cu_seqlens_k.At(i + 1), sequence.k_begin, rows) - sequence.k_begin;
     }
     if (params.seqused_k.data) len = params.seqused_k.At(i);
-    sequence.len_k = layer_exists ? std::clamp<int64_t>(len, 0, max_len) : 0;
+    len = layer_exists ? std::clamp<int64_t>(len, 0, max_len) : 0;
+    const int64_t leftpad =
+        params.leftpad_k.data ? std::clamp<int64_t>(params.leftpad_k.At(i), 0, len) : 0;
+    sequence.k_begin += leftpad;
+    sequence.len_k = len - leftpad;
     sequences.push_back(sequence);
     q_begin = q_end;
   }
@@ -142,7 +145,7 @@ class Plan {
 // The rows [begin, end) of q that belong to no sequence.
 void WritePadding(const Params& params, int64_t begin, int64_t end) {
   if (begin >= end) return;
-  const int64_t row_bytes = params.num_heads * params.head_dim * Bytes(params.dtype);
+  const int64_t row_bytes = params.num_heads * params.cache.v_head_dim * Bytes(params.out_dtype);
   std::memset(static_cast<char*>(params.out) + begin * row_bytes, 0,
               static_cast<size_t>((end - begin) * row_bytes));
   if (!params.lse) return;
@@ -170,7 +173,6 @@ Status Run(const Params& params, const CpuContext& context) {
 }
 
 Status RunPlanned(const Params& params, const CpuContext& context, CpuKernel& kernel) {
-  INTARSIA_RETURN_IF_ERROR(CheckPlain(params));
   if (params.num_tokens == 0 || params.num_heads == 0 || params.head_dim == 0) return {};
 
   CpuWork work{.params = params};
@@ -181,6 +183,7 @@ Status RunPlanned(const Params& params, const CpuContext& context, CpuKernel& ke
   work.params.window_right = std::min(params.window_right, widest_window);
   work.group = params.num_heads / params.num_kv_heads();
   work.padded_d = RoundUp(params.head_dim, kAlignFloats);
+  work.padded_dv = RoundUp(params.cache.v_head_dim, kAlignFloats);
 
   const std::vector<CpuSequence> sequences = ReadSequences(work.params, layer_exists);
   const Plan plan(work, sequences, context.num_threads());
@@ -194,13 +197,14 @@ Status RunPlanned(const Params& params, const CpuContext& context, CpuKernel& ke
 
   // Per thread: a tile of K and of V, Q and the sums of the rows, and the scores of one panel.
   const int64_t rows = RoundUp(plan.max_tile_rows(), kMaxPanelRows);
-  work.scratch_floats = 2 * (kTileKeys + rows) * work.padded_d + kTileKeys * kMaxPanelRows;
+  work.scratch_floats =
+      (kTileKeys + rows) * (work.padded_d + work.padded_dv) + kTileKeys * kMaxPanelRows;
   const int64_t useful = 1 + plan.cost() * params.head_dim / kMinWorkerWork;
   work.num_workers = std::clamp<int64_t>(std::min(work.num_tiles * params.num_kv_heads(), useful),
                                          1, context.num_threads());
   const AlignedFloats scratch = MakeAligned(work.num_workers * work.scratch_floats);
   const AlignedFloats partials =
-      MakeAligned(params.num_kv_heads() * work.partial_rows * (work.padded_d + 2));
+      MakeAligned(params.num_kv_heads() * work.partial_rows * (work.padded_dv + 2));
   work.scratch = scratch.get();
   work.partials = partials.get();
   return kernel(work, context);

@@ -20,7 +20,7 @@ inline constexpr int64_t kMaxPanelRows = 32;  // see panel_cpu.h
 struct CpuSequence {
   int64_t index = 0;  // its row of the page table
   int64_t q_begin = 0, len_q = 0;
-  int64_t k_begin = 0, len_k = 0;  // k_begin: of dense K and V
+  int64_t k_begin = 0, len_k = 0;  // k_begin: the slot of key 0, in its pages or in dense K and V
 };
 
 // Rows [row, row + num_rows) of a sequence against its keys [key_begin, key_end), in every KV head.
@@ -40,14 +40,15 @@ struct CpuMerge {
 };
 
 struct CpuWork {
-  Params params;         // layer applied, windows clamped
-  int64_t group = 1;     // G
-  int64_t padded_d = 0;  // d rounded up to whole registers of any instruction set
+  Params params;      // layer applied, windows clamped
+  int64_t group = 1;  // G
+  // d and V's rounded up to whole registers of any instruction set.
+  int64_t padded_d = 0, padded_dv = 0;
   const CpuTile* tiles = nullptr;
   int64_t num_tiles = 0;
   const CpuMerge* merges = nullptr;
   int64_t num_merges = 0;
-  // f32 [hk, partial_rows, padded_d + 2]: sum_j exp(s_j - max) v_j, max, sum_j exp(s_j - max).
+  // f32 [hk, partial_rows, padded_dv + 2]: sum_j exp(s_j - max) v_j, max, sum_j exp(s_j - max).
   float* partials = nullptr;
   int64_t partial_rows = 0;
   // f32 [num_workers, scratch_floats], aligned to 64 bytes.
@@ -55,7 +56,7 @@ struct CpuWork {
   int64_t num_workers = 1, scratch_floats = 0;
 
   float* partial(int64_t head, int64_t row) const {
-    return partials + (head * partial_rows + row) * (padded_d + 2);
+    return partials + (head * partial_rows + row) * (padded_dv + 2);
   }
 };
 

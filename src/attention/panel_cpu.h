@@ -8,35 +8,14 @@
 //   - with many rows K is never transposed: K Q^T takes its elements singly, and Q^T is made once,
 //   - with few rows (decode) registers run along d, and a register of scores holds several keys.
 #pragma once
-#include <cmath>
-#include <limits>
-
 #include "src/attention/attention_cpu.h"
+#include "src/attention/keys_cpu.h"
 #include "src/attention/matmul_cpu.h"
+#include "src/attention/rows_cpu.h"
 #include "src/core/cpu/simd.h"
 
 namespace intarsia::attention {
 namespace {
-
-inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// The keys [first, first + count) of one sequence and KV head; rows `stride` elements apart.
-template <class T>
-struct KeyBlock {
-  int64_t first = 0, count = 0;
-  const T* k = nullptr;
-  const T* v = nullptr;
-  int64_t stride = 0;
-
-  // Leaves those within `range`.
-  void Clip(const KeyRange& range) {
-    const int64_t skipped = std::clamp<int64_t>(range.begin - first, 0, count);
-    count = std::max<int64_t>(0, std::min(first + count, range.end) - first - skipped);
-    first += skipped;
-    k += skipped * stride;
-    v += skipped * stride;
-  }
-};
 
 // fn folded over the lanes whose numbers are equal modulo kWidth, in all of them.
 template <int kWidth, int kDistance = kLanes / 2, class Fn>
@@ -58,24 +37,34 @@ class Panel {
  public:
   static constexpr int64_t kScoreFloats = kTileKeys * kWidth;
 
+  // What a panel keeps for its rows besides registers.
+  static int64_t MemoryFloats(const CpuWork& work) {
+    return kWidth * (work.padded_d + work.padded_dv);
+  }
+
   // Begins rows [row, row + num_rows) of the sequence, num_rows <= kWidth; the panel's other rows
-  // are zeros that nobody asks for. `memory` holds 2 * kWidth * padded_d floats.
-  template <class T>
+  // are zeros that nobody asks for. `memory` holds MemoryFloats.
   void Start(const CpuWork& work, const CpuSequence& sequence, int64_t head, int64_t row,
              int64_t num_rows, float* memory) {
     d_ = work.params.head_dim;
     padded_d_ = work.padded_d;
+    padded_dv_ = work.padded_dv;
     softcap_ = work.params.softcap;
+    alibi_ = work.params.alibi_slopes.data;
     q_ = memory;
     out_ = memory + kWidth * padded_d_;
-    std::fill(memory, memory + 2 * kWidth * padded_d_, 0.0f);
-    for (int64_t i = 0; i < num_rows; ++i) LoadQuery<T>(work, sequence, head, row + i, i);
+    std::fill(memory, memory + MemoryFloats(work), 0.0f);
+    for (int64_t i = 0; i < num_rows; ++i) PutQuery(work, sequence, head, row + i, i);
     for (int lane = 0; lane < kVecs * kLanes; ++lane) {
       const int64_t lane_row = row + std::min<int64_t>(lane % kWidth, num_rows - 1);
-      const KeyRange keys = VisibleKeys(work.params, sequence, lane_row / work.group);
-      begins_[lane / kLanes][lane % kLanes] =
-          static_cast<int32_t>(std::min(keys.begin, sequence.len_k));
-      ends_[lane / kLanes][lane % kLanes] = static_cast<int32_t>(std::max<int64_t>(keys.end, 0));
+      const RowPlace place = PlaceOf(work, sequence, head, lane_row);
+      const int64_t token = place.token - sequence.q_begin;
+      const KeyRange keys = VisibleKeys(work.params, sequence, token);
+      const int v = lane / kLanes, i = lane % kLanes;
+      begins_[v][i] = static_cast<int32_t>(std::min(keys.begin, sequence.len_k));
+      ends_[v][i] = static_cast<int32_t>(std::max<int64_t>(keys.end, 0));
+      positions_[v][i] = static_cast<float>(token + sequence.len_k - sequence.len_q);
+      slopes_[v][i] = work.params.alibi_slopes.At(sequence.index, place.query_head, 0.0f);
     }
     // The window only moves right from row to row.
     some_ = {begins_[0][0], ends_[kVecs - 1][kLanes - 1]};
@@ -91,6 +80,7 @@ class Panel {
     const int64_t keys_end = keys.first + keys.count;
     Score(keys, scores);
     if (softcap_ > 0) SoftCap(keys.count, scores);
+    if (alibi_) SubtractAlibi(keys.first, keys.count, scores);
     if (keys.first < all_.begin || keys_end > all_.end || keys.count % kKeysPerVec)
       Mask(keys.first, keys.count, scores);
     alignas(64) float decay[kVecs * kLanes];
@@ -98,25 +88,18 @@ class Panel {
     Accumulate(keys, scores, decay);
   }
 
-  // Of row i: the softmax's maximum and sum, and the weighted sum of V.
-  const float* out(int64_t i) const { return out_ + i * padded_d_; }
-  float max(int64_t i) const { return max_[i / kLanes][i % kLanes]; }
-  float sum(int64_t i) const {
-    return FoldLanes<kWidth>(sum_[i / kLanes], [](VecF a, VecF b) { return a + b; })[i % kLanes];
+  // Of row i.
+  RowSums sums(int64_t i) const {
+    const VecF sum = FoldLanes<kWidth>(sum_[i / kLanes], [](VecF a, VecF b) { return a + b; });
+    return {
+        .out = out_ + i * padded_dv_, .max = max_[i / kLanes][i % kLanes], .sum = sum[i % kLanes]};
   }
 
  private:
-  // Row `row` of the sequence becomes row i of Q, as f32 and scaled: [kWidth, padded_d] or,
-  // transposed, [d, kWidth].
-  template <class T>
-  void LoadQuery(const CpuWork& work, const CpuSequence& sequence, int64_t head, int64_t row,
-                 int64_t i) {
-    const Params& params = work.params;
-    const T* query = static_cast<const T*>(params.q) +
-                     (sequence.q_begin + row / work.group) * params.q_token_stride +
-                     (head * work.group + row % work.group) * params.q_head_stride;
-    ForLanes(d_, [&](int64_t n, int lanes) {
-      const VecF x = LoadN(query + n, lanes) * params.scale;
+  // Row `row` of the sequence becomes row i of Q: [kWidth, padded_d] or, transposed, [d, kWidth].
+  void PutQuery(const CpuWork& work, const CpuSequence& sequence, int64_t head, int64_t row,
+                int64_t i) {
+    LoadQuery(work, sequence, head, row, [&](int64_t n, VecF x, int lanes) {
       if constexpr (kFewRows) {
         Store(q_ + i * padded_d_ + n, x);
       } else {
@@ -131,13 +114,13 @@ class Panel {
       for (int64_t j = 0; j < keys.count; j += kKeysPerVec) {
         const T* rows[kKeysPerVec];  // those after the last are masked later
         for (int i = 0; i < kKeysPerVec; ++i)
-          rows[i] = keys.k + std::min(j + i, keys.count - 1) * keys.stride;
+          rows[i] = keys.k + std::min(j + i, keys.count - 1) * keys.k_stride;
         Store(scores + j * kWidth, DotProducts<kWidth>(q_, padded_d_, rows, padded_d_));
       }
     } else {
       ForBlocks<kAccumulators / kVecs>(keys.count, [&]<int kKeys>(int64_t j) {
         VecF sums[kKeys][kVecs] = {};
-        Multiply({keys.k + j * keys.stride, keys.stride, 1}, q_, kWidth, d_, sums);
+        Multiply({keys.k + j * keys.k_stride, keys.k_stride, 1}, q_, kWidth, d_, sums);
         for (int i = 0; i < kKeys; ++i)
           for (int v = 0; v < kVecs; ++v) Store(scores + (j + i) * kWidth + v * kLanes, sums[i][v]);
       });
@@ -156,9 +139,24 @@ class Panel {
               [&](float* s, int, int64_t) { Store(s, Tanh(Load(s) / softcap_) * softcap_); });
   }
 
-  void Mask(int64_t first, int64_t count, float* scores) const {
+  // Which of the keys of a register of scores each lane is of.
+  static VecI KeyInVec() {
     VecI key_in_vec;
     for (int lane = 0; lane < kLanes; ++lane) key_in_vec[lane] = lane / kWidth;
+    return key_in_vec;
+  }
+
+  // s -= slope * |position - key|, whole numbers that f32 holds exactly up to 2^24.
+  void SubtractAlibi(int64_t first, int64_t count, float* scores) const {
+    const VecF key_in_vec = __builtin_convertvector(KeyInVec(), VecF);
+    ForScores(count, scores, [&](float* s, int v, int64_t j) {
+      const VecF distance = positions_[v] - (key_in_vec + static_cast<float>(first + j));
+      Store(s, Load(s) - slopes_[v] * Max(distance, -distance));
+    });
+  }
+
+  void Mask(int64_t first, int64_t count, float* scores) const {
+    const VecI key_in_vec = KeyInVec();
     const int32_t end = static_cast<int32_t>(first + count);
     ForScores(count, scores, [&](float* s, int v, int64_t j) {
       const VecI key = key_in_vec + static_cast<int32_t>(first + j);
@@ -195,27 +193,29 @@ class Panel {
   template <class T>
   void Accumulate(const KeyBlock<T>& keys, const float* scores, const float* decay) {
     constexpr int kRows = std::min(kWidth, kAccumulators / 2);
-    ForBlocks<kAccumulators / kRows>(padded_d_ / kLanes, [&]<int kColumns>(int64_t column) {
+    ForBlocks<kAccumulators / kRows>(padded_dv_ / kLanes, [&]<int kColumns>(int64_t column) {
       for (int row = 0; row < kWidth; row += kRows) {
-        float* out = out_ + row * padded_d_ + column * kLanes;
+        float* out = out_ + row * padded_dv_ + column * kLanes;
         VecF sums[kRows][kColumns];
         for (int i = 0; i < kRows; ++i)
           for (int c = 0; c < kColumns; ++c)
-            sums[i][c] = Load(out + i * padded_d_ + c * kLanes) * decay[row + i];
-        Multiply({scores + row, 1, kWidth}, keys.v + column * kLanes, keys.stride, keys.count,
+            sums[i][c] = Load(out + i * padded_dv_ + c * kLanes) * decay[row + i];
+        Multiply({scores + row, 1, kWidth}, keys.v + column * kLanes, keys.v_stride, keys.count,
                  sums);
         for (int i = 0; i < kRows; ++i)
-          for (int c = 0; c < kColumns; ++c) Store(out + i * padded_d_ + c * kLanes, sums[i][c]);
+          for (int c = 0; c < kColumns; ++c) Store(out + i * padded_dv_ + c * kLanes, sums[i][c]);
       }
     });
   }
 
-  int64_t d_ = 0, padded_d_ = 0;
+  int64_t d_ = 0, padded_d_ = 0, padded_dv_ = 0;
   float softcap_ = 0;
+  bool alibi_ = false;
   float* q_ = nullptr;
-  float* out_ = nullptr;          // [kWidth, padded_d]
+  float* out_ = nullptr;          // [kWidth, padded_dv]
   VecF max_[kVecs], sum_[kVecs];  // with few rows: sum_ only over the keys of its own lane
   VecI begins_[kVecs], ends_[kVecs];
+  VecF positions_[kVecs], slopes_[kVecs];
   KeyRange some_{}, all_{};  // keys that some row, and that all rows see
 };
 

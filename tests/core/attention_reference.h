@@ -20,6 +20,28 @@ uint16_t FloatToBF16(float x) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// OCP's fp8 formats: a sign, an exponent, `mantissa` bits.
+double Fp8ToDouble(DType dtype, uint8_t bits) {
+  const bool e4m3 = dtype == DType::kF8E4M3;
+  const int mantissa = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15;
+  const int exponent = (bits & 0x7f) >> mantissa, fraction = bits & ((1 << mantissa) - 1);
+  const double sign = bits & 0x80 ? -1 : 1;
+  if (e4m3 && (bits & 0x7f) == 0x7f) return std::numeric_limits<double>::quiet_NaN();
+  if (!e4m3 && exponent == 31)
+    return fraction ? std::numeric_limits<double>::quiet_NaN() : sign * kInf;
+  if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias - mantissa);
+  return sign * std::ldexp((1 << mantissa) + fraction, exponent - bias - mantissa);
+}
+
+// The code of the largest number that is not above |x|, with x's sign.
+uint8_t DoubleToFp8(DType dtype, double x) {
+  uint8_t code = 0;  // numbers ascend with their codes
+  for (int bit = 64; bit > 0; bit /= 2)
+    if (Fp8ToDouble(dtype, static_cast<uint8_t>(code | bit)) <= std::abs(x))
+      code = static_cast<uint8_t>(code | bit);
+  return static_cast<uint8_t>(code | (x < 0 ? 0x80 : 0));
+}
+
 // An array of a dtype whose elements are read and written as double. All NaN at first.
 class Array {
  public:
@@ -32,15 +54,18 @@ class Array {
     const float f = static_cast<float>(x);
     const _Float16 half = static_cast<_Float16>(f);
     const uint16_t bf16 = FloatToBF16(f);
-    const void* from = dtype_ == DType::kF32   ? static_cast<const void*>(&f)
-                       : dtype_ == DType::kF16 ? static_cast<const void*>(&half)
-                                               : &bf16;
+    const uint8_t fp8 = DoubleToFp8(dtype_, x);
+    const void* from = dtype_ == DType::kF32    ? static_cast<const void*>(&f)
+                       : dtype_ == DType::kF16  ? static_cast<const void*>(&half)
+                       : dtype_ == DType::kBF16 ? static_cast<const void*>(&bf16)
+                                                : &fp8;
     std::memcpy(&bytes_[static_cast<size_t>(i * Bytes(dtype_))], from,
                 static_cast<size_t>(Bytes(dtype_)));
   }
   static double Read(DType dtype, const void* data, int64_t i) {
     if (dtype == DType::kF32) return static_cast<const float*>(data)[i];
     if (dtype == DType::kF16) return static_cast<double>(static_cast<const _Float16*>(data)[i]);
+    if (Bytes(dtype) == 1) return Fp8ToDouble(dtype, static_cast<const uint8_t*>(data)[i]);
     const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(data)[i]) << 16;
     float f;
     std::memcpy(&f, &bits, 4);
@@ -74,7 +99,8 @@ struct Result {
 class Reference {
  public:
   explicit Reference(const Params& params) : p_(params) {
-    result_.out.assign(static_cast<size_t>(p_.num_tokens * p_.num_heads * p_.head_dim), 0.0);
+    result_.out.assign(static_cast<size_t>(p_.num_tokens * p_.num_heads * p_.cache.v_head_dim),
+                       0.0);
     result_.lse.assign(static_cast<size_t>(p_.num_tokens * p_.num_heads), -kInf);
     const int64_t num_seqs = p_.num_seqs_device.data
                                  ? std::clamp<int64_t>(p_.num_seqs_device.At(0), 0, p_.num_seqs)
@@ -91,58 +117,72 @@ class Reference {
   const Result& result() const { return result_; }
 
  private:
-  int64_t LenK(int64_t i) const {
-    const int64_t len =
-        p_.seqused_k.data ? p_.seqused_k.At(i) : p_.cu_seqlens_k.At(i + 1) - p_.cu_seqlens_k.At(i);
-    return std::clamp<int64_t>(len, 0, p_.max_len_k);
+  // The slots of a sequence's keys, in its pages or in dense K and V.
+  struct Slots {
+    int64_t begin, end;
+  };
+  Slots SlotsOf(int64_t i) const {
+    const int64_t rows = p_.cache.page_size;
+    const int64_t begin = p_.paged ? 0 : std::clamp<int64_t>(p_.cu_seqlens_k.At(i), 0, rows);
+    const int64_t room = p_.paged ? p_.max_len_k : rows - begin;
+    const int64_t len = p_.seqused_k.data
+                            ? p_.seqused_k.At(i)
+                            : std::clamp<int64_t>(p_.cu_seqlens_k.At(i + 1), 0, rows) - begin;
+    const int64_t end = begin + std::clamp<int64_t>(len, 0, room);
+    const int64_t leftpad = p_.leftpad_k.data ? p_.leftpad_k.At(i) : 0;
+    return {begin + std::clamp<int64_t>(leftpad, 0, end - begin), end};
   }
 
-  // The offset of a key in the cache, or -1.
-  int64_t Offset(int64_t i, int64_t key, int64_t head) const {
+  struct Key {
+    double score;
+    int64_t v;  // where its V starts
+  };
+
+  // Appends the key if its page and its layer exist.
+  void Add(int64_t i, int64_t slot, int64_t token, int64_t head, double position_less_key,
+           std::vector<Key>& keys) const {
     const CacheView& c = p_.cache;
-    const int64_t layer = c.layer ? *c.layer : 0;
-    if (layer < 0 || layer >= c.num_layers) return -1;
-    int64_t page = 0, slot = key;
+    const int64_t layer = c.layer ? *c.layer : 0, kv_head = head / (p_.num_heads / c.num_kv_heads);
+    int64_t page = 0;
     if (p_.paged) {
-      page = p_.page_table.At(i * p_.page_table_stride + key / c.page_size);
-      slot = key % c.page_size;
-    } else {
-      slot += p_.cu_seqlens_k.At(i);
+      page = p_.page_table.At(i * p_.page_table_stride + slot / c.page_size);
+      slot %= c.page_size;
     }
-    if (page < 0 || page >= c.num_pages || slot >= c.page_size) return -1;
-    return c.k_strides.At(layer, page, slot, head);
+    if (layer < 0 || layer >= c.num_layers || page < 0 || page >= c.num_pages) return;
+    const int64_t q = token * p_.q_token_stride + head * p_.q_head_stride,
+                  k = c.k_strides.At(layer, page, slot, kv_head);
+    double s = 0;
+    for (int64_t n = 0; n < p_.head_dim; ++n)
+      s += Array::Read(p_.dtype, p_.q, q + n) * Array::Read(c.dtype, c.k, k + n);
+    s *= static_cast<double>(p_.scale) * p_.q_scale.At(i, kv_head) * p_.k_scale.At(i, kv_head);
+    if (p_.softcap > 0) s = p_.softcap * std::tanh(s / p_.softcap);
+    s -= p_.alibi_slopes.At(i, head, 0.0f) * std::abs(position_less_key);
+    keys.push_back({s, c.v_strides.At(layer, page, slot, kv_head)});
   }
 
   void Row(int64_t i, int64_t token, int64_t head, int64_t row, int64_t len_q) {
-    const int64_t len_k = LenK(i), position = row + len_k - len_q,
-                  kv_head = head / (p_.num_heads / p_.num_kv_heads());
-    std::vector<double> scores;
-    std::vector<int64_t> offsets;
-    for (int64_t key = 0; key < len_k; ++key) {
+    const Slots slots = SlotsOf(i);
+    const int64_t position = row + slots.end - slots.begin - len_q, dv = p_.cache.v_head_dim;
+    std::vector<Key> keys;
+    for (int64_t key = 0; key < slots.end - slots.begin; ++key) {
       if (p_.window_left >= 0 && position - key > p_.window_left) continue;
       if (p_.window_right >= 0 && key - position > p_.window_right) continue;
-      const int64_t offset = Offset(i, key, kv_head);
-      if (offset < 0) continue;
-      double s = 0;
-      for (int64_t n = 0; n < p_.head_dim; ++n)
-        s += Array::Read(p_.dtype, p_.q, token * p_.q_token_stride + head * p_.q_head_stride + n) *
-             Array::Read(p_.dtype, p_.cache.k, offset + n);
-      s *= p_.scale;
-      if (p_.softcap > 0) s = p_.softcap * std::tanh(s / p_.softcap);
-      scores.push_back(s);
-      offsets.push_back(offset);
+      Add(i, slots.begin + key, token, head, static_cast<double>(position - key), keys);
     }
-    if (scores.empty()) return;
-    const double max = *std::max_element(scores.begin(), scores.end());
-    double sum = 0;
-    double* out = &result_.out[static_cast<size_t>((token * p_.num_heads + head) * p_.head_dim)];
-    for (size_t j = 0; j < scores.size(); ++j) {
-      const double weight = std::exp(scores[j] - max);
+    const double sink = p_.sinks ? p_.sinks[head] : -kInf;
+    double max = sink;
+    for (const Key& key : keys) max = std::max(max, key.score);
+    if (max == -kInf) return;
+    double sum = std::exp(sink - max);
+    double* out = &result_.out[static_cast<size_t>((token * p_.num_heads + head) * dv)];
+    for (const Key& key : keys) {
+      const double weight = std::exp(key.score - max);
       sum += weight;
-      for (int64_t n = 0; n < p_.head_dim; ++n)
-        out[n] += weight * Array::Read(p_.dtype, p_.cache.v, offsets[j] + n);
+      for (int64_t n = 0; n < dv; ++n)
+        out[n] += weight * Array::Read(p_.cache.dtype, p_.cache.v, key.v + n);
     }
-    for (int64_t n = 0; n < p_.head_dim; ++n) out[n] /= sum;
+    const double v_scale = p_.v_scale.At(i, head / (p_.num_heads / p_.num_kv_heads()));
+    for (int64_t n = 0; n < dv; ++n) out[n] *= v_scale / sum;
     result_.lse[static_cast<size_t>(head * p_.num_tokens + token)] = max + std::log(sum);
   }
 

@@ -1,5 +1,6 @@
 // Legal calls of an op, made from nothing but its spec: each letter gets a small size.
 #pragma once
+#include <algorithm>
 #include <bit>
 #include <map>
 #include <set>
@@ -13,11 +14,11 @@ namespace intarsia::stub {
 using Sizes = std::map<std::string, int64_t>;
 
 // All different where the grammar allows, so that no mix-up passes: h a multiple of hk, d of 8, r
-// even, slots <= t. A letter that is not here has size 3.
+// even, slots <= t, hk not next to 1 where that is allowed. A letter that is not here has size 3.
 inline Sizes SmallSizes() {
-  return {{"b", 2},     {"d", 16},       {"h", 4},   {"head_size", 16}, {"hk", 2}, {"l", 3},
-          {"m", 7},     {"max_pos", 11}, {"n", 24},  {"p", 6},          {"r", 8},  {"s", 5},
-          {"slots", 8}, {"t", 9},        {"tk", 13}, {"tq", 10}};
+  return {{"b", 2}, {"d", 16},    {"dv", 16},      {"h", 6},   {"head_size", 16}, {"hk", 3},
+          {"l", 4}, {"m", 7},     {"max_pos", 11}, {"n", 24},  {"p", 12},         {"r", 8},
+          {"s", 5}, {"slots", 8}, {"t", 9},        {"tk", 13}, {"tq", 10}};
 }
 
 struct Example {
@@ -50,9 +51,12 @@ class ExampleMaker {
     for (size_t given = 0; given < size_t{1} << optional; ++given) {
       if (std::popcount(given) > kMaxGiven && given + 1 != size_t{1} << optional) continue;
       for (size_t choice = 0; choice < kChoices; ++choice)
-        for (size_t variant = 0; variant < kVariants; ++variant)
-          for (const bool flags : {false, true})
-            examples.push_back(Make(given, choice, variant, flags));
+        for (const bool flags : {false, true}) {
+          for (size_t variant = 0; variant < kVariants; ++variant)
+            examples.push_back(Make({given, choice, variant, 0, flags}));
+          for (size_t types = 1; types < MostTypes(); ++types)
+            examples.push_back(Make({given, choice, 0, types, flags}));
+        }
     }
     return examples;
   }
@@ -76,7 +80,7 @@ class ExampleMaker {
 
  private:
   static constexpr size_t kChoices = 4, kVariants = 2;
-  static constexpr int kMaxGiven = 4;  // optional operands of a call, but for one that has all
+  static constexpr int kMaxGiven = 3;  // optional operands of a call, but for one that has all
 
   class Given final : public Conditions {
    public:
@@ -104,23 +108,29 @@ class ExampleMaker {
     return found == sizes_.end() ? 3 : found->second;
   }
 
-  // choice: of the strings with choices. flags: bools and attributes without default differ from
-  // the default. variant: of those that the conditions leave.
-  Example Make(size_t given, size_t choice, size_t variant, bool flags) const {
+  struct Form {
+    size_t given;    // bits: which optional operands are
+    size_t choice;   // of the strings with choices
+    size_t variant;  // of the dims, those that the conditions leave
+    size_t types;    // of the dtypes; an operand that allows fewer has its last
+    bool flags;      // bools and attributes without default differ from the default
+  };
+
+  Example Make(const Form& form) const {
     Example example;
     Call& call = example.call;
     for (size_t i = 0; i < op_.attributes.size(); ++i)
-      call.attributes[i] = Attribute(op_.attributes[i], choice, flags);
+      call.attributes[i] = Attribute(op_.attributes[i], form.choice, form.flags);
     size_t bit = 0;
     for (size_t i = 0; i < op_.operands.size(); ++i)
-      if (!op_.operands[i].optional || (given >> bit++ & 1)) call.operands[i].emplace();
+      if (!op_.operands[i].optional || (form.given >> bit++ & 1)) call.operands[i].emplace();
     const Given conditions(op_, call);
     std::vector<std::vector<const DimsTerm*>> axes(op_.operands.size());
     for (size_t i = 0; i < op_.operands.size(); ++i) {
       if (!call.operands[i]) continue;
-      const auto dims = Expand(op_.operands[i].dims, conditions, variant, axes[i]);
-      if (Status s = MakeDense(nullptr, DTypeOf(op_.operands[i]), dims, *call.operands[i]);
-          !s.ok()) {
+      const auto dims = Expand(op_.operands[i].dims, conditions, form.variant, axes[i]);
+      const DType dtype = DTypeOf(op_.operands[i], form.types);
+      if (Status s = MakeDense(nullptr, dtype, dims, *call.operands[i]); !s.ok()) {
         example.inferred = s;
         return example;
       }
@@ -143,11 +153,22 @@ class ExampleMaker {
     return info.type == AttrType::kI64 ? AttrValue(SizeOf(info.name)) : AttrValue(0.5);
   }
 
-  DType DTypeOf(const OperandInfo& info) const {
-    const std::string_view first = info.dtype.substr(0, info.dtype.find('|'));
+  static size_t NumTypes(const OperandInfo& info) {
+    return 1 + static_cast<size_t>(std::ranges::count(info.dtype, '|'));
+  }
+  size_t MostTypes() const {
+    size_t most = 1;
+    for (const OperandInfo& operand : op_.operands) most = std::max(most, NumTypes(operand));
+    return most;
+  }
+
+  DType DTypeOf(const OperandInfo& info, size_t types) const {
     if (const int like = op_.FindOperand(info.dtype); like >= 0)
-      return DTypeOf(op_.operands[static_cast<size_t>(like)]);
-    return DTypeFromName(first).value_or(type_);
+      return DTypeOf(op_.operands[static_cast<size_t>(like)], types);
+    std::string_view rest = info.dtype;
+    for (size_t i = std::min(types, NumTypes(info) - 1); i > 0; --i)
+      rest.remove_prefix(rest.find('|') + 1);
+    return DTypeFromName(rest.substr(0, rest.find('|'))).value_or(type_);
   }
 
   // The shape; `axes` gets the term of each axis, null for those of "...".

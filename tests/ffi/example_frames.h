@@ -61,6 +61,8 @@ inline void FillOperand(DType dtype, int64_t size, int64_t first, void* data) {
       static_cast<uint16_t*>(data)[i] = static_cast<uint16_t>(0x3800 + i % 997);
     if (dtype == DType::kBF16)
       static_cast<uint16_t*>(data)[i] = static_cast<uint16_t>(0x3f00 + i % 97);
+    if (Bytes(dtype) == 1 && dtype != DType::kBool)
+      static_cast<uint8_t*>(data)[i] = static_cast<uint8_t>(0x30 + i % 13);
   }
 }
 

@@ -151,13 +151,17 @@ TEST_P(StubFrame, WrongDType) {
       XLA_FFI_DataType_U8,   XLA_FFI_DataType_U16,     XLA_FFI_DataType_U32, XLA_FFI_DataType_U64,
       XLA_FFI_DataType_F16,  XLA_FFI_DataType_BF16,    XLA_FFI_DataType_F32, XLA_FFI_DataType_F64,
       XLA_FFI_DataType_C64,  XLA_FFI_DataType_F8E4M3FN};
-  const auto allowed = [](std::string_view list, XLA_FFI_DataType dtype) {
+  // Another T is refused where an operand of the example is of type T.
+  const auto allowed = [](std::string_view list, XLA_FFI_DataType now, XLA_FFI_DataType dtype) {
+    const bool is_t = now == XLA_FFI_DataType_F32;
+    if (dtype == now) return true;
     for (const auto& [name, xla] :
          {std::pair("f32", XLA_FFI_DataType_F32), std::pair("f16", XLA_FFI_DataType_F16),
           std::pair("bf16", XLA_FFI_DataType_BF16), std::pair("i32", XLA_FFI_DataType_S32),
           std::pair("i64", XLA_FFI_DataType_S64), std::pair("T", XLA_FFI_DataType_F32),
-          std::pair("u8", XLA_FFI_DataType_U8), std::pair("i8", XLA_FFI_DataType_S8),
-          std::pair("f8e4m3fn", XLA_FFI_DataType_F8E4M3FN)}) {
+          std::pair(is_t ? "" : "T", XLA_FFI_DataType_F16),
+          std::pair(is_t ? "" : "T", XLA_FFI_DataType_BF16), std::pair("u8", XLA_FFI_DataType_U8),
+          std::pair("i8", XLA_FFI_DataType_S8), std::pair("f8e4m3fn", XLA_FFI_DataType_F8E4M3FN)}) {
       if (xla != dtype) continue;
       for (std::string_view rest = list; !rest.empty();) {
         const std::string_view one = rest.substr(0, rest.find('|'));
@@ -172,7 +176,7 @@ TEST_P(StubFrame, WrongDType) {
     for (size_t i = 0; i < op.operands.size(); ++i) {
       if (!example.call.operands[i]) continue;
       for (const XLA_FFI_DataType dtype : kOthers)
-        if (!allowed(op.operands[i].dtype, dtype))
+        if (!allowed(op.operands[i].dtype, ToXla(example.call.operands[i]->dtype), dtype))
           ExpectRefused(example.call, Text(op.operands[i].name, " of dtype ", dtype),
                         [&](Frame& frame) { frame.operands[next].dtype = dtype; });
       ++next;

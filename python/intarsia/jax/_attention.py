@@ -38,7 +38,8 @@ def flash_attn_varlen(
 
     Query i of a sequence stands at position i + len_k - len_q (bottom-right alignment) and sees the
     keys from position - window[0] to position + window[1]; -1 leaves a side open; causal closes the
-    right one. A row that sees nothing gives 0 and lse -inf, as do rows beyond cu_seqlens_q[b].
+    right one. len_k counts the keys behind leftpad_k. A row that sees nothing gives 0 and lse -inf (with
+    sinks: the sink), a row beyond cu_seqlens_q[b] gives 0 and lse -inf.
 
     Args:
       q: [t, h, d], f32, f16, bf16 or fp8 (with K and V of the same type); d a multiple of 8 up to 256; h a multiple of hk.
@@ -54,9 +55,9 @@ def flash_attn_varlen(
       is_causal: a query sees no later key.
       window: keys seen to the left and to the right of the query's own.
       softcap: scores become softcap * tanh(score / softcap); 0: none.
-      alibi_slopes: f32 [h] or [b, h]; a score loses slope * |position - j|.
+      alibi_slopes: f32 [h] or [b, h]; a score, once capped, loses slope * |position - j|.
       sinks: [h], a logit of each head that counts in the denominator and has no value.
-      leftpad_k: [b], keys at the start of each sequence that count as not there.
+      leftpad_k: int32 or int64 [b], slots at the start of each sequence that count as not there.
       q_scale: what fp8 queries are to be multiplied by, as `k_scale`.
       k_scale, v_scale: what fp8 K and V are to be multiplied by: a number, [1], [hk] or [b, hk] in f32;
         default 1.
@@ -66,7 +67,7 @@ def flash_attn_varlen(
       return_lse: also return the natural log of the sum of exponentials, f32 [h, t].
 
     Returns:
-      out [t, h, d], or (out, lse).
+      out [t, h, d] (with a dense v of another head dim [t, h, dv]), or (out, lse).
 
     Raises:
       ValueError: shapes or dtypes do not fit. NotImplementedError: a head dim that is not built.

@@ -225,7 +225,7 @@ def arguments(
     q_scale, k_scale, v_scale = (attention.random_scale(rng, scales, lens, hk) for _ in range(3))
     return [
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, layer,
-        attention.random_scale(rng, alibi, lens, h),
+        None if alibi is None else 0.1 * attention.random_scale(rng, alibi, lens, h),
         attention.random_array(rng, (h,), np.float32) if sinks else None,
         leftpad_k, q_scale if fp8_q else None, k_scale, v_scale,
     ], attributes  # fmt: skip
