@@ -118,13 +118,23 @@ _UNIT_ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 _SUBNORMAL = {"f32": 2.0**-149, "f16": 2.0**-24, "bf16": 2.0**-133}
 
 
+# Of what cancels in a result, relatively: the arithmetic is in f32, or in three products of TF32.
+_F32_ARITHMETIC = 16 * _UNIT_ROUNDOFF["f32"]
+
+
 def check(
-    op: str, got: np.ndarray, want: np.ndarray, what: str = "result", least: float = 0.0
+    op: str,
+    got: np.ndarray,
+    want: np.ndarray,
+    what: str = "result",
+    least: float = 0.0,
+    cancelled: np.ndarray | None = None,
 ) -> None:
     """Asserts that a result is right within the op's tolerance for its dtype, or within `least`.
 
     The tolerances are for arrays in which roundings average out. Where few elements make up most of
-    the norm they may not: two roundings of each can then add up.
+    the norm they may not: two roundings of each can then add up. `cancelled`: the result's sums,
+    of absolute values.
     """
     assert got.shape == want.shape, f"{op}: {what} is {got.shape}, expected {want.shape}"
     dtype = _dtypes.name_of(got.dtype)
@@ -138,6 +148,8 @@ def check(
     size = np.linalg.norm(np.where(np.isfinite(want), want, 0))
     if size > 0:
         tolerance += 4 * _SUBNORMAL[dtype] * np.sqrt(want.size) / size
+    if cancelled is not None:
+        tolerance += _F32_ARITHMETIC * np.linalg.norm(cancelled) / (size if size > 0 else 1.0)
     error = support.relative_error(got, want)
     assert error <= tolerance, f"{op}: {what} in {dtype} is off by {error:.2e} > {tolerance:.2e}"
 
@@ -173,6 +185,16 @@ def least_tolerance(op: str, operands: Arrays, platform: str) -> float:
     return 0.0
 
 
+def magnitudes(
+    op: str, operands: Arrays, attributes: dict[str, Any], count: int
+) -> Sequence[np.ndarray | None]:
+    """For each result its sums of absolute values, where the op's module knows that they cancel."""
+    module = support.op_module(op)
+    if not hasattr(module, "magnitudes"):
+        return [None] * count
+    return module.magnitudes(*map(as_f64, operands), **attributes)
+
+
 def check_against_reference(
     op: str,
     operands: Arrays,
@@ -188,8 +210,9 @@ def check_against_reference(
         exact = module.exact(*operands, **attributes)
     assert len(got) == len(want), f"{op} gave {len(got)} results, expected {len(want)}"
     least = least_tolerance(op, operands, platform)
+    sums = magnitudes(op, operands, attributes, len(want))
     for i, (result, expected, bits) in enumerate(zip(got, want, exact, strict=True)):
-        check(op, result, expected, f"result {i}", least)
+        check(op, result, expected, f"result {i}", least, sums[i])
         if bits is not None:
             assert result.tobytes() == bits.tobytes(), f"{op}: result {i} is not exact"
 

@@ -4,11 +4,10 @@
 
 #include <cstring>
 #include <limits>
-#include <memory>
-#include <new>
 #include <vector>
 
 #include "src/attention/attention_cpu.h"
+#include "src/core/cpu/aligned_floats.h"
 #include "src/core/cpu/isa.h"
 
 namespace intarsia::attention {
@@ -22,21 +21,12 @@ constexpr int64_t kMinSplitKeys = 256;
 constexpr int64_t kMinWorkerWork = 256 * 1024;
 // A tile of fewer rows takes no less time: it waits for memory.
 constexpr int64_t kMinCostRows = 8;
-// The f32 of 64 bytes: the widest register, and a cache line.
-constexpr int64_t kAlignFloats = 16;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 
-struct AlignedDelete {
-  void operator()(float* p) const { operator delete[](p, std::align_val_t{64}); }
-};
-using AlignedFloats = std::unique_ptr<float[], AlignedDelete>;
-AlignedFloats MakeAligned(int64_t n) {
-  return AlignedFloats(new (std::align_val_t{64}) float[static_cast<size_t>(n)]);
-}
+}  // namespace
 
-// The sequences that count, from index vectors that may hold anything.
 std::vector<CpuSequence> ReadSequences(const Params& params, bool layer_exists) {
   int64_t num_seqs = params.num_seqs;
   if (params.num_seqs_device.data)
@@ -67,6 +57,8 @@ std::vector<CpuSequence> ReadSequences(const Params& params, bool layer_exists) 
   }
   return sequences;
 }
+
+namespace {
 
 class Plan {
  public:

@@ -7,6 +7,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "src/attention/attention.h"
 
@@ -22,6 +23,9 @@ struct CpuSequence {
   int64_t q_begin = 0, len_q = 0;
   int64_t k_begin = 0, len_k = 0;  // k_begin: the slot of key 0, in its pages or in dense K and V
 };
+
+// The sequences that count, from index vectors that may hold anything.
+std::vector<CpuSequence> ReadSequences(const Params& params, bool layer_exists);
 
 // Rows [row, row + num_rows) of a sequence against its keys [key_begin, key_end), in every KV head.
 struct CpuTile {

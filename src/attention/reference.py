@@ -70,14 +70,13 @@ def dense_keys(k, v, cu_seqlens_k, seqused_k=None, leftpad_k=None):
     return keys
 
 
-def attend(q, k, v, exists, *, scale, left=-1, right=-1, softcap=0.0, slopes=None, sinks=None):
-    """One sequence: q [n, h, d], K [m, hk, d], V [m, hk, dv] give out [n, h, dv] and lse [h, n]."""
-    len_q, h, _ = q.shape
-    len_k, hk, _ = k.shape
-    # NaN on a page that does not exist must not reach the sums.
-    k, v = (np.repeat(np.where(exists[:, None, None], x, 0), h // hk, axis=1) for x in (k, v))
-    scores = scale * (q.transpose(1, 0, 2) @ k.transpose(1, 2, 0))  # [h, i, j]
+def masked_scores(q, k, exists, *, scale, left=-1, right=-1, softcap=0.0, slopes=None):
+    """One sequence, k by query head: s [h, i, j], -inf where key j is not seen; ds / d(scale * q . k)."""
+    len_q, len_k = len(q), len(k)
+    scores = scale * (q.transpose(1, 0, 2) @ k.transpose(1, 2, 0))
+    derivative = np.ones(scores.shape)
     if softcap > 0:
+        derivative = np.cosh(np.clip(scores / softcap, -300, 300)) ** -2
         scores = softcap * np.tanh(scores / softcap)
     position = np.arange(len_q)[:, None] + len_k - len_q
     key = np.arange(len_k)
@@ -88,7 +87,15 @@ def attend(q, k, v, exists, *, scale, left=-1, right=-1, softcap=0.0, slopes=Non
         seen = seen & (key <= position + right)
     if slopes is not None:
         scores = scores - slopes[:, None, None] * np.abs(position - key)
-    scores = np.where(seen, scores, -np.inf)
+    return np.where(seen, scores, -np.inf), derivative
+
+
+def attend(q, k, v, exists, *, sinks=None, **options):
+    """One sequence: q [n, h, d], K [m, hk, d], V [m, hk, dv] give out [n, h, dv] and lse [h, n]."""
+    # NaN on a page that does not exist must not reach the sums.
+    group = q.shape[1] // k.shape[1]
+    k, v = (np.repeat(np.where(exists[:, None, None], x, 0), group, axis=1) for x in (k, v))
+    scores, _ = masked_scores(q, k, exists, **options)
     sink = -np.inf if sinks is None else sinks[:, None, None]
     top = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sink)
     shift = np.where(np.isfinite(top), top, 0)

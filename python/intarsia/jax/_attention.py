@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from intarsia.jax import _cache, _ops
+from intarsia.jax import _attention_grad, _cache, _ops
 from intarsia.jax._cache import KvCache
 
 
@@ -33,6 +33,7 @@ def flash_attn_varlen(
     layout: str | None = None,
     layer: jax.Array | None = None,
     return_lse: bool = False,
+    deterministic: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Attention of every query of a ragged batch to the keys of its sequence.
 
@@ -65,12 +66,15 @@ def flash_attn_varlen(
       out_dtype: of out where q is fp8: "bf16" ("auto") or "f16".
       layout, layer: of a paged cache, as in `reshape_and_cache_flash`.
       return_lse: also return the natural log of the sum of exponentials, f32 [h, t].
+      deterministic: the gradient has the same bits at every run, on a GPU at some cost.
 
     Returns:
-      out [t, h, d] (with a dense v of another head dim [t, h, dv]), or (out, lse).
+      out [t, h, d] (with a dense v of another head dim [t, h, dv]), or (out, lse). With dense k and v,
+        both can be differentiated in q, k, v and sinks.
 
     Raises:
-      ValueError: shapes or dtypes do not fit. NotImplementedError: a head dim that is not built.
+      ValueError: shapes or dtypes do not fit. NotImplementedError: a head dim, or a gradient, that is
+        not built.
 
     Source: FlashAttention-2, arXiv:2307.08691.
 
@@ -80,21 +84,23 @@ def flash_attn_varlen(
     del max_seqlen_q, max_seqlen_k
     paged = block_table is not None
     cache = k if v is None else (k, v)
-    return _ops.flash_attn_varlen(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        None if paged else cu_seqlens_k,
-        seqused_k,
-        block_table,
-        layer,
-        alibi_slopes,
-        _as_f32(sinks),
-        leftpad_k,
-        _cache.scale(q_scale),
-        _cache.scale(k_scale),
-        _cache.scale(v_scale),
+    operands = dict(
+        q=q,
+        k=k,
+        v=v,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=None if paged else cu_seqlens_k,
+        seqused_k=seqused_k,
+        block_table=block_table,
+        layer=layer,
+        alibi_slopes=alibi_slopes,
+        sinks=_as_f32(sinks),
+        leftpad_k=leftpad_k,
+        q_scale=_cache.scale(q_scale),
+        k_scale=_cache.scale(k_scale),
+        v_scale=_cache.scale(v_scale),
+    )
+    attributes = dict(
         scale=scale,
         is_causal=is_causal,
         window_left=window[0],
@@ -105,6 +111,7 @@ def flash_attn_varlen(
         out_dtype=out_dtype,
         return_lse=return_lse,
     )
+    return _attention_grad.flash_attn_varlen(operands, attributes, deterministic=deterministic)
 
 
 def paged_attention(

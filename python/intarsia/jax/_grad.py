@@ -30,6 +30,8 @@ class Gradient:
 
 
 _gradients: dict[str, Gradient] = {}  # by target
+# Ops that have a gradient as functions of `intarsia.jax` and not as bare calls.
+functions_with_gradient: set[str] = set()
 
 
 def gradient(target: str, keep: Callable[[Arrays, Arrays, Attributes], Any]):
@@ -89,7 +91,8 @@ def _refusing(
     @function.defjvp
     def refuse(primals: Any, tangents: Any):
         del primals, tangents
-        names = ", ".join(sorted(target.rpartition(".")[2] for target in _gradients))
+        of_calls = {target.rpartition(".")[2] for target in _gradients}
+        names = ", ".join(sorted(of_calls | functions_with_gradient))
         raise NotImplementedError(
             f"{op.name}: has no gradient; ops that have one are {names}. "
             "Keep it out of what is differentiated with jax.lax.stop_gradient on its operands"

@@ -9,6 +9,7 @@ from intarsia.jax._call import call, one_or_all
 
 __all__ = [
     "flash_attn_varlen",
+    "flash_attn_varlen_backward",
     "fused_add_rms_norm",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
@@ -123,6 +124,90 @@ def flash_attn_varlen(
             return_lse=return_lse,
             kv_cache_dtype=kv_cache_dtype,
             out_dtype=out_dtype,
+        )
+    )
+
+
+def flash_attn_varlen_backward(
+    dout: jax.Array,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    out: jax.Array,
+    lse: jax.Array,
+    cu_seqlens_q: jax.Array,
+    cu_seqlens_k: jax.Array,
+    seqused_k: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
+    sinks: jax.Array | None = None,
+    dlse: jax.Array | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0,
+    deterministic: bool = False,
+) -> jax.Array | tuple[jax.Array, ...]:
+    """The gradient of flash_attn_varlen with dense keys and values.
+
+    Args:
+      dout: [tq, h, d], T: the gradient of out.
+      q: [tq, h, d], T: queries, sequence after sequence.
+      k: [tk, hk, d], T: keys.
+      v: [tk, hk, d], T: values.
+      out: [tq, h, d], T: what flash_attn_varlen gave.
+      lse: [h, tq], f32: what flash_attn_varlen gave.
+      cu_seqlens_q: [b+1], i32, i64: where each sequence starts in q.
+      cu_seqlens_k: [b+1], i32, i64: where each sequence starts in k.
+      seqused_k: [b], i32, i64: keys of each sequence, no more than cu_seqlens_k leaves it; may
+        be absent.
+      alibi_slopes: [h] or [b, h], f32: what a score loses for each key between the query's own
+        and the one it meets; may be absent.
+      sinks: [h], f32: a logit of each head in the denominator, without a value; may be absent.
+      dlse: [h, tq], f32: the gradient of lse; may be absent.
+      scale: of the scores; default d ** -0.5.
+      is_causal: a query sees no later key.
+      window_left: keys seen before the query's own; -1: all.
+      window_right: keys seen after the query's own; -1: all.
+      softcap: softcap * tanh(score / softcap); 0: none.
+      deterministic: the same bits at every run, on a GPU too.
+
+    Returns:
+      dq: [tq, h, d], T: the gradient of q.
+      dk: [tk, hk, d], T: the gradient of k.
+      dv: [tk, hk, d], T: the gradient of v.
+      dsinks: [h], f32: the gradient of sinks; only with sinks.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: Dao 2023, arXiv:2307.08691, algorithm 2. T is f32, f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "flash_attn_varlen_backward",
+            (
+                dout,
+                q,
+                k,
+                v,
+                out,
+                lse,
+                cu_seqlens_q,
+                cu_seqlens_k,
+                seqused_k,
+                alibi_slopes,
+                sinks,
+                dlse,
+            ),
+            scale=scale,
+            is_causal=is_causal,
+            window_left=window_left,
+            window_right=window_right,
+            softcap=softcap,
+            deterministic=deterministic,
         )
     )
 

@@ -18,6 +18,10 @@ __device__ __forceinline__ void CpAsync16(uint32_t shared, const void* global, b
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(shared),
                "l"(global), "r"(bytes));
 }
+// The same for 8 bytes, which must be valid.
+__device__ __forceinline__ void CpAsync8(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(shared), "l"(global));
+}
 __device__ __forceinline__ void CpAsyncCommit() { asm volatile("cp.async.commit_group;\n"); }
 // Waits until at most kPending of the newest groups are still on their way.
 template <int kPending>
@@ -67,6 +71,32 @@ __device__ __forceinline__ uint32_t ToTf32(float x) {
   uint32_t r;
   asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(r) : "f"(x));
   return r;
+}
+
+// Barriers among some warps of a block: `threads` of them arrive at barrier `id` > 0, and those
+// that call Sync go on when all have. What a thread wrote before it arrived is seen by them.
+__device__ __forceinline__ void BarrierArrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void BarrierSync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Adds to two neighbouring numbers, 8 bytes aligned.
+__device__ __forceinline__ void AtomicAdd2(float* to, float x, float y) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};\n" ::"l"(to), "f"(x), "f"(y)
+               : "memory");
+#else
+  atomicAdd(to, x);
+  atomicAdd(to + 1, y);
+#endif
+}
+
+__device__ __forceinline__ int32_t LoadAcquire(const int32_t* from) {
+  int32_t x;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(x) : "l"(from) : "memory");
+  return x;
 }
 
 // 2^x, to 2 ulp; 2^-inf = 0.

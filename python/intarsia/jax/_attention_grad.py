@@ -1,0 +1,96 @@
+"""The gradient of `flash_attn_varlen`, an op of its own."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from intarsia.jax import _grad, _ops
+
+_grad.functions_with_gradient.add("flash_attn_varlen")
+
+Operands = dict[str, jax.Array | None]
+
+
+def flash_attn_varlen(
+    operands: Operands, attributes: dict[str, Any], *, deterministic: bool
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """The op of that name, made known to `jax.grad`: in q, k, v and sinks, for dense k and v.
+
+    Args:
+      operands: of the op, by name.
+      attributes: of the op.
+      deterministic: that of `flash_attn_varlen_backward`.
+    """
+
+    @jax.custom_vjp
+    def run(operands: Operands):
+        return _ops.flash_attn_varlen(**operands, **attributes)
+
+    def forward(primals: Any):
+        _check_differentiable(primals)
+        operands = {name: x and x.value for name, x in primals.items()}
+        out, lse = flash_attn_varlen(
+            operands, attributes | {"return_lse": True}, deterministic=deterministic
+        )
+        return (out, lse) if attributes["return_lse"] else out, (operands, out, lse)
+
+    def backward(kept: Any, cotangents: Any):
+        dout, dlse = cotangents if attributes["return_lse"] else (cotangents, None)
+        return (_gradients(*kept, dout, dlse, attributes, deterministic),)
+
+    run.defvjp(forward, backward, symbolic_zeros=True)
+    return run(operands)
+
+
+def _check_differentiable(primals: dict[str, Any]) -> None:
+    q, v = primals["q"].value, primals["v"] and primals["v"].value
+    for name in ("block_table", "leftpad_k"):
+        if primals[name] is not None:
+            raise NotImplementedError(
+                f"flash_attn_varlen: the gradient with {name} is not built; it is for dense k and v"
+            )
+    if q.dtype.itemsize == 1 or v.dtype != q.dtype:
+        raise NotImplementedError(
+            f"flash_attn_varlen: the gradient for q in {q.dtype} and v in {v.dtype} is not built; "
+            "it is for f32, f16 and bf16, the same for all"
+        )
+    if v.shape[-1] != q.shape[-1]:
+        raise NotImplementedError(
+            f"flash_attn_varlen: the gradient for dv={v.shape[-1]} where q has d={q.shape[-1]} is "
+            "not built; it is for equal ones"
+        )
+    if primals["alibi_slopes"] is not None and primals["alibi_slopes"].perturbed:
+        raise NotImplementedError(
+            "flash_attn_varlen: the gradient of alibi_slopes is not built; pass "
+            "jax.lax.stop_gradient(alibi_slopes)"
+        )
+
+
+def _gradients(
+    operands: Operands,
+    out: jax.Array,
+    lse: jax.Array,
+    dout: Any,
+    dlse: Any,
+    attributes: dict[str, Any],
+    deterministic: bool,
+) -> Operands:
+    """The cotangent of each operand, None for indices and absent ones."""
+    if isinstance(dout, SymbolicZero):
+        dout = jnp.zeros(dout.shape, dout.dtype)
+    names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "sinks")
+    shared = ("scale", "is_causal", "window_left", "window_right", "softcap")
+    results = _ops.flash_attn_varlen_backward(
+        dout,
+        *(operands[name] for name in ("q", "k", "v")),
+        out,
+        lse,
+        *(operands[name] for name in names),
+        None if isinstance(dlse, SymbolicZero) else dlse,
+        **{name: attributes[name] for name in shared},
+        deterministic=deterministic,
+    )
+    # dsinks exists only with sinks.
+    return dict.fromkeys(operands) | dict(zip(("q", "k", "v", "sinks"), results, strict=False))
