@@ -1,11 +1,14 @@
 // What both attention ops hand to the kernels: one ragged batch over a paged or a dense K and V.
 //
-//   s[i, j] = scale * q_scale * k_scale * q_i . k_j;  if softcap > 0: s = softcap * tanh(s /
-//   softcap) query i of a sequence stands at position i + len_k - len_q and sees key j if
+//   s[i, j] = scale * q_scale * k_scale * q_i . k_j
+//   if softcap > 0: s = softcap * tanh(s / softcap)
+//   query i of a sequence stands at position i + len_k - len_q and sees key j if
 //     position - left <= j <= position + right  (left, right < 0: open)  and  0 <= j < len_k
 //   alibi: s -= slope * |position - j|
-//   z_i = sum_j exp(s_ij) + exp(sink);  out_i = v_scale * sum_j exp(s_ij) v_j / z_i;  lse_i = ln
-//   z_i
+//   z_i = sum_j exp(s_ij) + exp(sink)
+//   out_i = v_scale * sum_j exp(s_ij) v_j / z_i
+//   lse_i = ln z_i
+//
 // len_k is what remains behind leftpad_k keys, which count as not there: key j is the one in the
 // slot leftpad_k + j of the sequence. A sink is a logit of a head that has no value.
 // A row that sees nothing gives out = 0, lse = the sink, or -inf if there is none; every row of q

@@ -57,11 +57,10 @@ struct CpuType<DType::kI8> {
 [[gnu::always_inline]] inline VecF Load(const F8E4M3* p) {
   // Exponent and mantissa at f16's places give the number by 2^-8, denormals included: f16's bias
   // is 15. The shift moves the sign's first copy to bit 15 and leaves a second one in bit 14.
-  const VecI16 bytes = LoadBytes(p);
-  const VecI16 half = (bytes << 7) & static_cast<int16_t>(0xbfff);
-  const VecI16 nan = half | 0x7c00;
-  const VecI16 is_nan = (bytes & 0x7f) == 0x7f;
-  return WidenF16(reinterpret_cast<VecU16>(is_nan ? nan : half)) * 256.0f;
+  const VecI16 half = (LoadBytes(p) << 7) & static_cast<int16_t>(0xbfff);
+  // NaN has all of these bits set, and nothing else carries into bit 14. With it, it is f16's NaN.
+  const VecI16 nan = (half + 0x80) & 0x4000;
+  return WidenF16(reinterpret_cast<VecU16>(half | nan)) * 256.0f;
 }
 [[gnu::always_inline]] inline VecF Load(const I8* p) {
 #if defined(__AVX512F__)

@@ -1,0 +1,65 @@
+"""The attention functions of intarsia.jax hand every keyword to the op."""
+
+import inspect
+
+import intarsia.jax
+import jax
+import numpy as np
+import pytest
+import running
+from test_ops import make
+
+CALLS = [
+    ("flash_attn_varlen", "alibi_softcap_window"),
+    ("flash_attn_varlen", "192_128_gqa_all_variants"),
+    ("flash_attn_varlen", "leftpad_paged_window_alibi"),
+    ("flash_attn_varlen", "fp8_all_variants_paged"),
+    ("flash_attn_varlen", "e4m3_kv_paged_layers"),
+    ("flash_attn_varlen", "uint8_as_e5m2"),
+    ("paged_attention", "padded_batch"),
+    ("paged_attention", "e4m3_combined_layers"),
+    ("paged_attention", "uint8_as_e5m2_combined"),
+    ("paged_attention", "e5m2_softcap_window_sinks"),
+]
+
+
+def keywords(op: str, operands: list, attributes: dict) -> dict:
+    """What a user writes: operands and attributes of the op by the function's names."""
+    names = [operand["name"] for operand in running.LIBRARY.find(op).operands]
+    given = dict(zip(names, operands, strict=True)) | attributes
+    if op == "paged_attention":
+        caches = given.pop("key_cache"), given.pop("value_cache")
+        given["kv_cache"] = caches[0] if caches[1] is None else caches
+    else:
+        given["window"] = given.pop("window_left", -1), given.pop("window_right", -1)
+    return given
+
+
+@pytest.mark.parametrize(("op", "case"), CALLS)
+def test_the_function_is_the_op(op: str, case: str) -> None:
+    operands, attributes = make(op, case, "bf16")
+    function = getattr(intarsia.jax, op)
+    given = keywords(op, operands, attributes)
+    assert given.keys() <= inspect.signature(function).parameters.keys()
+    is_array = {
+        name for name, x in given.items() if isinstance(x, np.ndarray | tuple) and name != "window"
+    }
+    arrays = {name: given.pop(name) for name in is_array}
+    with running.wide_indices(operands):
+        got = jax.jit(lambda arrays: function(**arrays, **given))(arrays)
+    want = running.run(op, operands, attributes)
+    got = got if isinstance(got, tuple) else (got,)
+    for result, expected in zip(got, want, strict=True):
+        assert np.asarray(result).tobytes() == expected.tobytes()
+
+
+def test_scales_may_be_numbers() -> None:
+    operands, attributes = make("paged_attention", "e4m3", "bf16")
+    given = keywords("paged_attention", operands, attributes)
+    arrays = {name: x for name, x in given.items() if name not in attributes}
+    out, _ = intarsia.jax.paged_attention(
+        **arrays | {"k_scale": 0.5, "v_scale": 2.0}, return_lse=True
+    )
+    operands[-2:] = np.full(1, 0.5, np.float32), np.full(1, 2, np.float32)
+    want = running.run("paged_attention", operands, attributes)
+    assert np.asarray(out).tobytes() == want[0].tobytes()
