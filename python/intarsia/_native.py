@@ -94,6 +94,7 @@ class Op:
     results: tuple[Mapping[str, Any], ...]
     target_alias: str
     source: str
+    separable: str = ""
 
 
 def _tensor(what: str, tensor: Tensor | None) -> _Tensor:

@@ -14,12 +14,14 @@ struct GatedActivation {
 
 consteval auto GatedSpec(std::string_view name, std::string_view summary, std::string_view source) {
   return MakeSpec(
-      name, summary, source,
-      In("x", &GatedActivation::x, "up: ... n | ... 2*n", "T",
-         "gate and up side by side; the gate alone if up is given"),
-      In("up", &GatedActivation::up, "... n", "T",
-         "what the gate multiplies, when it is an array of its own, as a sharded last axis needs"),
-      Out("out", &GatedActivation::out, "... n", "T", "the product"));
+             name, summary, source,
+             In("x", &GatedActivation::x, "up: ... n | ... 2*n", "T",
+                "gate and up side by side; the gate alone if up is given"),
+             In("up", &GatedActivation::up, "... n", "T",
+                "what the gate multiplies, when it is an array of its own, as a sharded last axis "
+                "needs"),
+             Out("out", &GatedActivation::out, "... n", "T", "the product"))
+      .Separable("n");
 }
 
 // What kernels see: rows of n elements, wherever gate and up lie.

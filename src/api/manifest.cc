@@ -96,6 +96,7 @@ std::string OpJson(const OpInfo& op) {
       .String("target_alias", op.target_alias)
       .String("summary", op.summary)
       .String("source", op.source)
+      .String("separable", op.separable)
       .Json("operands", List(op.operands, OperandJson))
       .Json("attributes", List(op.attributes, AttributeJson))
       .Json("results", List(op.results, ResultJson))

@@ -138,7 +138,8 @@ OpInfo MakeOpInfo() {
   OpInfo info{.name = Op::kSpec.name,
               .summary = Op::kSpec.summary,
               .source = Op::kSpec.source,
-              .target_alias = Op::kSpec.target_alias};
+              .target_alias = Op::kSpec.target_alias,
+              .separable = Op::kSpec.separable};
   const Op defaults{};
   ForEachField<Op>([&]<class Field>(const Field& field, size_t) {
     using Member = std::remove_cvref_t<decltype(defaults.*(field.member))>;

@@ -50,7 +50,7 @@ struct Call {
 };
 
 struct OpInfo {
-  std::string_view name, summary, source, target_alias;
+  std::string_view name, summary, source, target_alias, separable;
   std::vector<OperandInfo> operands = {};
   std::vector<AttributeInfo> attributes = {};
   std::vector<ResultInfo> results = {};

@@ -118,11 +118,19 @@ struct Spec {
   std::string_view name, summary, source;
   std::tuple<Fields...> fields;
   std::string_view target_alias = {};
+  std::string_view separable = {};
 
   // A second target under which the handlers are registered, word for word.
   constexpr Spec AlsoTarget(std::string_view target) const {
     Spec copy = *this;
     copy.target_alias = target;
+    return copy;
+  }
+  // A letter whose elements do not meet: a call on a part of that axis gives that part of the
+  // results, so the axis can be spread over devices. Heads ("h", "hk") and "..." always can.
+  constexpr Spec Separable(std::string_view letter) const {
+    Spec copy = *this;
+    copy.separable = letter;
     return copy;
   }
 };

@@ -73,7 +73,7 @@ def call(
         )
     operands = [*operands, *(None for _ in missing)]
     arrays = [
-        None if x is None else _array(f"{name}: {row['name']}", x)
+        None if x is None else as_array(f"{name}: {row['name']}", x)
         for x, row in zip(operands, op.operands, strict=True)
     ]
     for x, row in zip(arrays, op.operands, strict=True):
@@ -137,7 +137,8 @@ def one_or_all(results: tuple[jax.Array, ...]) -> jax.Array | tuple[jax.Array, .
     return results[0] if len(results) == 1 else results
 
 
-def _array(what: str, x: Any) -> jax.Array:
+def as_array(what: str, x: Any) -> jax.Array:
+    """An operand as JAX takes it; raises where that would lose something."""
     array = jnp.asarray(x)
     if not all(isinstance(n, int) for n in array.shape):
         raise NotImplementedError(f"{what} has the symbolic shape {array.shape}, expected numbers")

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 from intarsia import _native
 
 Shape = tuple[int, ...]
+STARTS = "b+1"  # where each sequence of a ragged batch starts
+SEQUENCES = "b"
+TOKENS = ("t", "tq", "tk")
 
 
 class Axes(NamedTuple):
@@ -23,6 +26,17 @@ class Axes(NamedTuple):
             return None
         return (self.free or 0) + self.letters.index(letter)
 
+    def letter(self, at: int) -> str:
+        """What an axis is."""
+        return "..." if at < (self.free or 0) else self.letters[at - (self.free or 0)]
+
+    @property
+    def tokens(self) -> int | None:
+        """The axis of tokens: the first free one, or one with a letter of its own."""
+        if self.free:
+            return 0
+        return next((at for at in map(self.find, TOKENS) if at is not None), None)
+
 
 class CallAxes(NamedTuple):
     """The axes of a call's operands and results in spec order, None for what is absent."""
@@ -38,12 +52,12 @@ def axes_of_call(
 
     Args:
       op: the op.
-      shapes: of its operands in spec order, None for absent ones. The call has passed `Library.infer`.
+      shapes: of its operands in spec order, None for absent ones.
       attributes: those that are given, by name.
     """
     reader = _Reader(op, shapes, attributes)
     operands = tuple(
-        None if shape is None else reader.axes(row["dims"], shape)
+        None if shape is None else reader.axes(row, shape)
         for row, shape in zip(op.operands, shapes, strict=True)
     )
     names = [row["name"] for row in op.operands]
@@ -53,7 +67,7 @@ def axes_of_call(
             return None
         if row["dims"].startswith("="):
             return operands[names.index(row["dims"][1:])]
-        return reader.axes(row["dims"], None)
+        return reader.axes(row, None)
 
     return CallAxes(operands, tuple(map(axes_of_result, op.results)))
 
@@ -64,6 +78,7 @@ class _Reader:
     def __init__(
         self, op: _native.Op, shapes: Sequence[Shape | None], attributes: Mapping[str, Any]
     ):
+        self._op = op.name
         self._values: dict[str, Any] = {row["name"]: row["default"] for row in op.attributes}
         self._values |= {name: value for name, value in attributes.items() if value is not None}
         names = [row["name"] for row in op.operands]
@@ -79,15 +94,15 @@ class _Reader:
             return self._values[name] == value
         return self._values[name] is not None and self._values[name] is not False
 
-    def axes(self, dims: str, shape: Shape | None) -> Axes:
-        """The first variant whose conditions hold and whose axes fit; shape None: any."""
-        for variant in dims.split(" | "):
+    def axes(self, row: Mapping[str, Any], shape: Shape | None) -> Axes:
+        """The first variant of an operand or result whose conditions hold and whose axes fit."""
+        for variant in row["dims"].split(" | "):
             *conditions, terms = variant.split(": ")
             if all(map(self.holds, conditions)):
                 axes = self._fit(terms.split(), shape)
                 if axes is not None:
                     return axes
-        raise AssertionError(f"'{dims}' has no variant for {shape}")
+        raise ValueError(f"{self._op}: {row['name']} has shape {shape}, expected {row['dims']}")
 
     def _fit(self, terms: Sequence[str], shape: Shape | None) -> Axes | None:
         letters: list[str] = []

@@ -15,7 +15,7 @@ def refuse_sharded(what: str, x: jax.Array) -> None:
     if any(axis is not None for axis in spec):
         raise ValueError(
             f"{what} is sharded as {spec}, but XLA cannot split a custom call; "
-            "wrap the function in intarsia.jax.shard_by_heads or shard_by_tokens, or in jax.shard_map"
+            "call it through intarsia.jax.shard, or within jax.shard_map"
         )
 
 

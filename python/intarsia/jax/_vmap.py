@@ -13,11 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from intarsia import _native
-from intarsia.jax._dims import Axes, Shape, axes_of_call
-
-_TOKENS = ("t", "tq", "tk")
-_SEQUENCES = "b"
-_STARTS = "b+1"
+from intarsia.jax._dims import SEQUENCES, STARTS, TOKENS, Axes, Shape, axes_of_call
 
 Arrays = Sequence[jax.Array | None]
 
@@ -49,10 +45,10 @@ def batch(
     ]
     if all(found.free is not None for _, found in results):
         kind: type[_FreeAxes | _Concatenation] = _FreeAxes
-    elif all(_token_axis(found) is not None for _, found in results):
+    elif all(found.tokens is not None for _, found in results):
         kind = _Concatenation
     else:
-        name = next(name for name, found in results if _token_axis(found) is None)
+        name = next(name for name, found in results if found.tokens is None)
         raise NotImplementedError(
             f"{op.name}: has no vmap, since its result {name} has no axis for one; "
             "make one call for the whole batch, or loop over it with jax.lax.scan"
@@ -74,10 +70,6 @@ def batch(
 
 def _with_batch(x: jax.Array, has: bool, size: int) -> jax.Array:
     return x if has else jnp.broadcast_to(x, (size, *x.shape))
-
-
-def _token_axis(axes: Axes) -> int | None:
-    return next((at for at in map(axes.find, _TOKENS) if at is not None), None)
 
 
 class _FreeAxes:
@@ -137,14 +129,14 @@ class _Concatenation:
             letter: shape[found.find(letter)]
             for _, found, shape in given
             for letter in found.letters
-            if letter in _TOKENS
+            if letter in TOKENS
         }
         # The first operand of starts speaks of the first token axis, and so on.
-        self._starts = [name for name, found, _ in given if found.letters == (_STARTS,)]
+        self._starts = [name for name, found, _ in given if found.letters == (STARTS,)]
         self._rows = dict(zip(self._starts, self._tokens.values(), strict=bool(self._starts)))
 
     def takes(self, name: str, axes: Axes) -> bool:
-        letters = {*_TOKENS, _SEQUENCES, _STARTS}
+        letters = {*TOKENS, SEQUENCES, STARTS}
         return bool(letters & {*axes.letters}) or (name == "num_seqs" and bool(self._starts))
 
     def merge(self, operands: Arrays) -> Arrays:
@@ -160,8 +152,8 @@ class _Concatenation:
         return merged
 
     def split(self, axes: Axes, result: jax.Array) -> jax.Array:
-        at = _token_axis(axes)
-        tokens = self._tokens[axes.letters[at]]
+        at = axes.tokens
+        tokens = self._tokens[axes.letter(at)]
         shape = (*result.shape[:at], self._size, tokens, *result.shape[at + 1 :])
         return jnp.moveaxis(result.reshape(shape), at, 0)
 
@@ -181,12 +173,12 @@ class _Concatenation:
         return jnp.append(every.reshape(-1), jnp.asarray(self._size * size, starts.dtype))
 
     def _merge_array(self, axes: Axes, x: jax.Array) -> jax.Array:
-        if (at := axes.find(_SEQUENCES)) is not None:
+        if (at := axes.find(SEQUENCES)) is not None:
             padding = [(0, 0)] * x.ndim
             padding[at + 1] = (0, len(self._starts))
             x = jnp.pad(x, padding)
         else:
-            at = _token_axis(axes)
+            at = axes.tokens
         if at is None:
             return x
         x = jnp.moveaxis(x, 0, at)

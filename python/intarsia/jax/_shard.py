@@ -1,0 +1,345 @@
+"""The ops on several devices: each function under `jax.shard_map`, cut where its op lets it be cut.
+
+XLA cannot split a custom call: without this it gathers the operands and computes everything everywhere.
+"""
+
+import inspect
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import lax
+
+import intarsia.jax
+from intarsia import _native
+from intarsia.jax import _cache
+from intarsia.jax._call import as_array
+from intarsia.jax._dims import STARTS, Axes, CallAxes, axes_of_call
+
+AxisName = str | tuple[str, ...]
+_KV_HEADS = "hk"
+_HEADS = {"h", _KV_HEADS}
+
+
+def shard(
+    function: Callable[..., Any],
+    mesh: jax.sharding.Mesh,
+    *,
+    tokens: AxisName | None = None,
+    heads: AxisName | None = None,
+    columns: AxisName | None = None,
+) -> Callable[..., Any]:
+    """A function of this package with its work spread over the devices of a mesh.
+
+    Args:
+      function: one of `intarsia.jax`: `paged_attention`, `rms_norm`, ...
+      mesh: the devices.
+      tokens: the mesh axis that the first of the free leading axes ("..."), or the tokens "t", go over; for
+        ops whose tokens do not meet: not for attention and cache writes.
+      heads: the mesh axis that query heads h and KV heads hk go over. Where it has more devices than
+        there are KV heads, keys and values are given to several; a cache then has `kv_heads` of them.
+      columns: the mesh axis that the last axis of a gated activation goes over; gate and up come apart.
+
+    Returns:
+      A function with the same arguments and results, of whole arrays, to be called under `jax.jit`.
+      Operands without the axis (weights, tables, lengths) go to every device. No device talks to another.
+
+    Raises:
+      ValueError: when called, if the axis does not divide what it is to cut; the text says which.
+
+    Example:
+      >>> attend = shard(paged_attention, mesh, heads="model")
+      >>> out = attend(query, caches, seqused_k, block_table, cu_seqlens_q)
+    """
+    return _Sharded(function, mesh, _wanted(tokens, heads, columns), strict=True)
+
+
+class ShardedOps:
+    """The functions of this package, each as `shard` makes it: a model that takes its ops from here is sharded.
+
+    Each is cut along those of the axes that its op has; the others hold the whole. Where one axis of the mesh is
+    given twice, heads go before columns, and columns before tokens.
+
+    Example:
+      >>> ops = ShardedOps(mesh, heads="model", columns="model")
+      >>> hidden = ops.silu_and_mul(gate, up)
+      >>> query, key = ops.rotary_embedding(positions, query, table, key)
+    """
+
+    def __init__(
+        self,
+        mesh: jax.sharding.Mesh,
+        *,
+        tokens: AxisName | None = None,
+        heads: AxisName | None = None,
+        columns: AxisName | None = None,
+    ):
+        self._mesh = mesh
+        self._wanted = _wanted(tokens, heads, columns)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _native.main_library().ops:
+            raise AttributeError(f"ShardedOps has no {name}; it has the ops of intarsia.jax")
+        function = getattr(intarsia.jax, name)
+        return _Sharded(function, self._mesh, self._wanted, strict=False)
+
+
+def kv_heads(count: int, mesh: jax.sharding.Mesh, heads: AxisName) -> int:
+    """How many KV heads a cache has that is sharded by heads: at least one for each device.
+
+    Raises:
+      ValueError: neither of `count` and the number of devices divides the other.
+    """
+    devices = _devices(mesh, heads)
+    if count % devices and devices % count:
+        raise ValueError(
+            f"{devices} devices of mesh axis {heads!r} cannot share {count} KV heads evenly"
+        )
+    return max(count, devices)
+
+
+def kv_cache_sharding(
+    mesh: jax.sharding.Mesh, heads: AxisName, *, layout: str = "NHD", layers: bool = False
+) -> jax.NamedSharding:
+    """Where a paged cache's pages lie when they are sharded by heads.
+
+    Args:
+      mesh, heads: as in `shard`.
+      layout: as in `reshape_and_cache_flash`.
+      layers: whether the cache has a leading layer axis.
+    """
+    rows = {row["name"]: row["dims"] for row in _native.main_library().manifest["layouts"]}
+    letters = (["l"] if layers else []) + rows[layout].split()
+    return jax.NamedSharding(mesh, jax.P(*(heads if _is_heads(x) else None for x in letters)))
+
+
+def _wanted(
+    tokens: AxisName | None, heads: AxisName | None, columns: AxisName | None
+) -> tuple[tuple[str, AxisName], ...]:
+    """The mesh axes that are given, in the order in which they go before each other."""
+    kinds = {"heads": heads, "columns": columns, "tokens": tokens}
+    return tuple((kind, name) for kind, name in kinds.items() if name is not None)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How an operand goes over the devices.
+
+    Attributes:
+      spec: the mesh axis of each of its axes.
+      pick: (axis, elements, sharers) if every device is given the whole and takes so many elements of this
+        axis, the same ones for groups of `sharers` neighbours.
+    """
+
+    spec: tuple[AxisName | None, ...]
+    pick: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class _Sharded:
+    """A function of this package that runs under `jax.shard_map`."""
+
+    function: Callable[..., Any]
+    mesh: jax.sharding.Mesh
+    wanted: tuple[tuple[str, AxisName], ...]  # "heads", "columns", "tokens" and their mesh axes
+    strict: bool  # whether each of them must be of use
+
+    @property
+    def __name__(self) -> str:
+        return self.function.__name__
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:  # its signature is the function's
+        return self.function
+
+    @property
+    def op(self) -> _native.Op:
+        return _native.main_library().find(self.function.__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(self.function).bind(*args, **kwargs)
+        names = [row["name"] for row in self.op.operands]
+        arrays = _arrays_of(self.op, bound.arguments)
+        shapes = [arrays[name].shape if name in arrays else None for name in names]
+        attributes = {row["name"]: bound.arguments.get(row["name"]) for row in self.op.attributes}
+        attributes["layout"] = _layout_of(bound.arguments)
+        axes = axes_of_call(self.op, shapes, attributes)
+        use = self._useful(axes)
+        cuts = {
+            name: self._cut(name, found, shape, use, attributes)
+            for name, found, shape in zip(names, axes.operands, shapes, strict=True)
+            if found is not None
+        }
+        results = [self._spec(found, use) for found in axes.results if found is not None]
+        return self._run(bound, arrays, cuts, results, use.get("heads"))
+
+    def _useful(self, axes: CallAxes) -> dict[str, AxisName]:
+        """Those of the wanted mesh axes that this call can be cut along."""
+        letters = {x for found in axes.operands if found for x in found.letters}
+        has = {
+            "heads": any(map(_is_heads, letters)),
+            "columns": self.op.separable in letters,
+            "tokens": STARTS not in letters
+            and all(found.tokens is not None for found in axes.results if found),
+        }
+        use: dict[str, AxisName] = {}
+        for kind, name in self.wanted:
+            taken = {n for other in use.values() for n in _names(other)}
+            if has[kind] and not taken & {*_names(name)}:
+                use[kind] = name
+            elif self.strict:
+                raise ValueError(f"{self.op.name}: has no {kind} that mesh axis {name!r} could cut")
+        return use
+
+    def _spec(self, axes: Axes, use: Mapping[str, AxisName]) -> tuple[AxisName | None, ...]:
+        """The mesh axis of each axis of an array."""
+        spec: list[AxisName | None] = [None] * (axes.free or 0)
+        for letter in axes.letters:
+            kind = (
+                "heads" if _is_heads(letter) else "columns" if letter == self.op.separable else ""
+            )
+            spec.append(use.get(kind))
+        if axes.tokens is not None and "tokens" in use:
+            spec[axes.tokens] = use["tokens"]
+        return tuple(spec)
+
+    def _cut(
+        self,
+        name: str,
+        axes: Axes,
+        shape: tuple[int, ...],
+        use: Mapping[str, AxisName],
+        attributes: Mapping[str, Any],
+    ) -> _Cut:
+        """How one operand is cut; raises if its size forbids it."""
+        spec = list(self._spec(axes, use))
+        pick = None
+        is_cache = "p" in axes.letters
+        for at, axis in enumerate(spec):
+            if axis is None:
+                continue
+            devices = _devices(self.mesh, axis)
+            letter = axes.letter(at)
+            unit = _elements_of_one(letter, attributes)
+            count = shape[at] // unit
+            if count % devices == 0:
+                continue
+            size = f"{letter}={shape[at]}" if letter != "..." else f"{shape[at]} tokens"
+            what = f"{self.op.name}: {name} has {size}"
+            if _KV_HEADS not in letter.split("*") or devices % count:
+                raise ValueError(
+                    f"{what}, which {devices} devices of mesh axis {axis!r} cannot share evenly"
+                )
+            if is_cache:
+                raise ValueError(
+                    f"{what} for {devices} devices; give the cache intarsia.jax.kv_heads() heads"
+                )
+            pick, spec[at] = (at, unit, devices // count), None
+        return _Cut(tuple(spec), pick)
+
+    def _run(
+        self,
+        bound: inspect.BoundArguments,
+        arrays: Mapping[str, jax.Array],
+        cuts: Mapping[str, _Cut],
+        results: Sequence[tuple[AxisName | None, ...]],
+        heads: AxisName | None,
+    ) -> Any:
+        structures = []
+
+        def local(*parts: jax.Array) -> list[jax.Array]:
+            mine = {
+                name: _pick(x, cuts[name].pick, heads)
+                for name, x in zip(arrays, parts, strict=True)
+            }
+            call = inspect.BoundArguments(bound.signature, _with(bound.arguments, mine))
+            leaves, structure = jax.tree.flatten(self.function(*call.args, **call.kwargs))
+            structures.append(structure)
+            return leaves
+
+        # Within a shard_map over other axes, the mesh to name is the one that is seen there.
+        around = jax.sharding.get_abstract_mesh()
+        mesh = around if around.manual_axes else self.mesh
+        specs = [jax.P(*cuts[name].spec) for name in arrays]
+        leaves = jax.shard_map(
+            local,
+            mesh=mesh,
+            in_specs=tuple(specs),
+            out_specs=[jax.P(*spec) for spec in results],
+            axis_names={*mesh.axis_names} - {*around.manual_axes},
+        )(*(_place(x, spec, mesh) for x, spec in zip(arrays.values(), specs, strict=True)))
+        return jax.tree.unflatten(structures[-1], leaves)
+
+
+def _arrays_of(op: _native.Op, arguments: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """The arrays of a call by the names of the op's operands, which the functions' parameters share."""
+    found: dict[str, Any] = dict(arguments)
+    if "kv_cache" in found:
+        found["key_cache"], found["value_cache"] = _cache.split(found.pop("kv_cache"))
+    return {
+        row["name"]: as_array(f"{op.name}: {row['name']}", found[row["name"]])
+        for row in op.operands
+        # A number (num_seqs, a scale) stays as it is.
+        if found.get(row["name"]) is not None and not isinstance(found[row["name"]], int | float)
+    }
+
+
+def _with(arguments: Mapping[str, Any], arrays: Mapping[str, jax.Array]) -> OrderedDict[str, Any]:
+    """The arguments of a call with other arrays."""
+    replaced = OrderedDict(arguments)
+    for name, value in arguments.items():
+        if name == "kv_cache":
+            both = [arrays[n] for n in ("key_cache", "value_cache") if n in arrays]
+            replaced[name] = type(value)(both) if isinstance(value, tuple | list) else both[0]
+        elif name in arrays:
+            replaced[name] = arrays[name]
+    return replaced
+
+
+def _layout_of(arguments: Mapping[str, Any]) -> str | None:
+    """The layout of the cache in a call; None if there is none."""
+    if "kv_cache" in arguments:
+        cache = arguments["kv_cache"]
+    elif arguments.get("block_table") is not None:
+        cache = arguments["k"] if arguments["v"] is None else (arguments["k"], arguments["v"])
+    else:
+        return None
+    return _cache.infer_layout(cache, arguments.get("layout"))
+
+
+def _names(axis: AxisName) -> tuple[str, ...]:
+    return (axis,) if isinstance(axis, str) else axis
+
+
+def _devices(mesh: jax.sharding.Mesh, axis: AxisName) -> int:
+    return math.prod(mesh.shape[name] for name in _names(axis))
+
+
+def _is_heads(letter: str) -> bool:
+    return not _HEADS.isdisjoint(letter.split("*"))
+
+
+def _elements_of_one(letter: str, attributes: Mapping[str, Any]) -> int:
+    """How many elements of the axis "2*hk" or "h*head_size" one head is; 1 for what is no head."""
+    if not _is_heads(letter):
+        return 1
+    factors = [f for f in letter.split("*") if f not in _HEADS]
+    return math.prod(int(f) if f.isdigit() else attributes[f] for f in factors)
+
+
+def _pick(x: jax.Array, pick: tuple[int, int, int] | None, axis: AxisName | None) -> jax.Array:
+    if pick is None:
+        return x
+    at, elements, sharers = pick
+    return lax.dynamic_slice_in_dim(x, lax.axis_index(axis) // sharers * elements, elements, at)
+
+
+def _place(x: jax.Array, spec: jax.P, mesh: jax.sharding.Mesh) -> jax.Array:
+    """Under explicit sharding, an array whose type says that it is whole everywhere, cut; else as it is."""
+    whole = all(axis is None for axis in jax.typeof(x).sharding.spec)
+    return (
+        jax.reshard(x, spec) if whole and jax.sharding.AxisType.Explicit in mesh.axis_types else x
+    )
