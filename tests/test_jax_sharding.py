@@ -44,7 +44,7 @@ def check(mesh, function, sharded, operands: dict[str, tuple]) -> list:
     got = jax.tree.leaves(compiled(*arrays))
     want = jax.tree.leaves(function(*(value for value, _ in operands.values())))
     for result, expected in zip(got, want, strict=True):
-        running.check("attention", np.asarray(result), np.asarray(expected, np.float64))
+        running.check("paged_attention", np.asarray(result), np.asarray(expected, np.float64))
     return got
 
 
@@ -160,9 +160,11 @@ def test_a_step_by_heads(hk: int, layout: str) -> None:
     want_out, want_caches = step(ij)(
         positions, query, key, value, jax.tree.map(np.array, full), slots, lens, table, starts
     )
-    running.check("attention", np.asarray(out), np.asarray(want_out, np.float64))
+    running.check("paged_attention", np.asarray(out), np.asarray(want_out, np.float64))
     for got, want in zip(jax.tree.leaves(caches), jax.tree.leaves(want_caches), strict=True):
-        running.check("attention", np.asarray(got), spread(np.asarray(want)).astype(np.float64))
+        running.check(
+            "paged_attention", np.asarray(got), spread(np.asarray(want)).astype(np.float64)
+        )
 
 
 def test_token_wise_ops_by_tokens() -> None:
@@ -268,7 +270,7 @@ def test_within_a_shard_map_over_another_axis() -> None:
     got = jax.jit(rows)(q, k, v, starts)
     for i in range(2):
         want = ij.flash_attn_varlen(q[i], k[i], v[i], starts[i], cu_seqlens_k=starts[i])
-        running.check("attention", np.asarray(got[i]), np.asarray(want, np.float64))
+        running.check("paged_attention", np.asarray(got[i]), np.asarray(want, np.float64))
 
 
 def test_sizes_that_do_not_divide() -> None:

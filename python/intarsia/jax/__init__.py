@@ -13,6 +13,7 @@ from intarsia.jax._ops import *  # noqa: F403  every op; the imports below repla
 from intarsia.jax._attention import flash_attn_varlen, paged_attention
 from intarsia.jax._cache import reshape_and_cache_flash
 from intarsia.jax._cascade import cascade_attention
+from intarsia.jax._ragged import ragged_paged_attention
 from intarsia.jax._shard import ShardedOps, kv_cache_sharding, kv_heads, shard
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "kv_cache_sharding",
     "kv_heads",
     "paged_attention",
+    "ragged_paged_attention",
     "register",
     "reshape_and_cache_flash",
     "shard",
