@@ -65,7 +65,7 @@ def batch(
         for row, found, x, has in zip(op.operands, axes.operands, operands, batched, strict=True)
     ]
     outs = call(rule.merge(merged))
-    return tuple(rule.split(found, out) for (_, found), out in zip(results, outs, strict=True))
+    return tuple(rule.split(*what, out) for what, out in zip(results, outs, strict=True))
 
 
 def _with_batch(x: jax.Array, has: bool, size: int) -> jax.Array:
@@ -99,8 +99,9 @@ class _FreeAxes:
             for axes, x in zip(self._axes, operands, strict=True)
         ]
 
-    def split(self, axes: Axes, result: jax.Array) -> jax.Array:
+    def split(self, name: str, axes: Axes, result: jax.Array) -> jax.Array:
         """A result with the batch in front."""
+        del name
         if not axes.free:
             return result
         return result.reshape(self._size, self._first, *result.shape[1:])
@@ -133,7 +134,9 @@ class _Concatenation:
         }
         # The first operand of starts speaks of the first token axis, and so on.
         self._starts = [name for name, found, _ in given if found.letters == (STARTS,)]
-        self._rows = dict(zip(self._starts, self._tokens.values(), strict=bool(self._starts)))
+        self._letters = dict(zip(self._starts, self._tokens, strict=bool(self._starts)))
+        self._ends: dict[str, jax.Array] = {}  # of each member's last sequence, by letter
+        self._has_sinks = any(name == "sinks" for name, _, _ in given)
 
     def takes(self, name: str, axes: Axes) -> bool:
         letters = {*TOKENS, SEQUENCES, STARTS}
@@ -151,20 +154,27 @@ class _Concatenation:
                 merged.append(self._merge_array(axes, x))
         return merged
 
-    def split(self, axes: Axes, result: jax.Array) -> jax.Array:
+    def split(self, name: str, axes: Axes, result: jax.Array) -> jax.Array:
         at = axes.tokens
         tokens = self._tokens[axes.letter(at)]
         shape = (*result.shape[:at], self._size, tokens, *result.shape[at + 1 :])
-        return jnp.moveaxis(result.reshape(shape), at, 0)
+        members = jnp.moveaxis(result.reshape(shape), at, 0)
+        if name == "lse" and self._has_sinks:
+            # A sink counts in a sequence without keys, but not in rows that are of no sequence.
+            padding = jnp.arange(tokens) >= self._ends[axes.letter(at)][:, None]
+            members = jnp.where(padding[:, None, :], -jnp.inf, members)
+        return members
 
     def _merge_starts(self, name: str, starts: jax.Array, real: jax.Array | None) -> jax.Array:
-        size = self._rows[name]
+        letter = self._letters[name]
+        size = self._tokens[letter]
         # Wrong starts of one member must not reach the next, as they do not from call to call.
         starts = lax.cummax(jnp.clip(starts, 0, size), axis=1)
         if real is not None:  # what lies behind the last real sequence is padding
             count = jnp.arange(starts.shape[1], dtype=real.dtype)
             starts = jnp.take_along_axis(starts, jnp.minimum(count, jnp.maximum(real, 0)), axis=1)
         last = starts[:, -1:]
+        self._ends[letter] = last[:, 0]
         # Extra sequence i, the padding of token axis i, starts where those before it end.
         at = self._starts.index(name)
         ends = [jnp.full_like(last, size) if at < i else last for i in range(len(self._starts))]
