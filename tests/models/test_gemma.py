@@ -118,6 +118,12 @@ def test_norms_keep_their_weights_in_f32(write_directory, gemma_config, gemma_we
     assert params["embed"].dtype == params["layers"][0]["wo"].dtype == jnp.bfloat16
 
 
+def test_f16_is_refused(write_directory, gemma_config, gemma_weights):
+    path = write_directory(gemma_config, gemma_weights)
+    with pytest.raises(ValueError, match="dtype is float16, whose range this model leaves"):
+        load_model(path, dtype="float16")
+
+
 def test_bf16_stays_near_f32(write_directory, gemma_config, gemma_weights, prompts):
     path = write_directory(gemma_config, gemma_weights)
     exact, rounded = (

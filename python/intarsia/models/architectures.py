@@ -14,7 +14,13 @@ HF_ARCHITECTURES = (
     "Qwen2ForCausalLM",
     "Gemma3ForCausalLM",
 )
-_GEMMA3 = {"activation": "gelu_tanh", "qk_norm": True, "post_norms": True, "norm_in_f32": True}
+_GEMMA3 = {
+    "activation": "gelu_tanh",
+    "qk_norm": True,
+    "post_norms": True,
+    "norm_in_f32": True,
+    "fits_f16": False,
+}
 # Five layers with a sliding window and a rope base of their own, then one that sees everything.
 _GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10000.0
 _GEMMA3_27B_LAYERS = 62

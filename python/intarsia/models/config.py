@@ -69,6 +69,7 @@ class ModelConfig:
             to the residual stream (Gemma 3).
         norm_in_f32: Whether a norm has f32 weights and rounds once, at its end, as Gemma's does;
             Llama's rounds to the activations' dtype before it multiplies by the weight.
+        fits_f16: Whether the residual stream stays in float16's range (Gemma 3's does not).
         tie_embeddings: Whether the embedding table is also the output projection.
         max_positions: Longest sequence that the model was trained for.
         bos_id: Token that begins a text, if the model has one.
@@ -93,6 +94,7 @@ class ModelConfig:
     qk_norm: bool = False
     post_norms: bool = False
     norm_in_f32: bool = False
+    fits_f16: bool = True
     tie_embeddings: bool = False
     max_positions: int = 2048
     bos_id: int | None = None

@@ -76,12 +76,16 @@ def load_model(
         The configuration and the weights; `Params` describes their layout.
 
     Raises:
-        ValueError: The architecture or a tensor is not supported, or a tensor has a wrong shape.
+        ValueError: The architecture, a tensor or the dtype is not supported, or a tensor has a
+            wrong shape.
         FileNotFoundError: The path holds no model.
     """
     path = Path(path)
     checkpoint = _open_directory(path) if path.is_dir() else _open_gguf(path)
-    return checkpoint.config, _assemble(checkpoint, jnp.dtype(dtype), progress)
+    dtype = jnp.dtype(dtype)
+    if dtype == jnp.float16 and not checkpoint.config.fits_f16:
+        raise ValueError("dtype is float16, whose range this model leaves; expected bfloat16")
+    return checkpoint.config, _assemble(checkpoint, dtype, progress)
 
 
 def _open_gguf(path: Path) -> _Checkpoint:
