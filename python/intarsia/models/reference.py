@@ -111,7 +111,7 @@ def _prefill(
     mask = jnp.tril(jnp.ones((t, t), jnp.bool_))[None]
     hidden, caches = _forward(config, params, caches, rope_tables, tokens, positions, mask)
     last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
-    return argmax(logits(params, last)), lengths, caches
+    return argmax(logits(config, params, last)), lengths, caches
 
 
 def _decode(
@@ -127,7 +127,7 @@ def _decode(
     hidden, caches = _forward(
         config, params, caches, rope_tables, token[:, None], lengths[:, None], mask
     )
-    return argmax(logits(params, hidden[:, 0])), lengths + 1, caches
+    return argmax(logits(config, params, hidden[:, 0])), lengths + 1, caches
 
 
 def _forward(
