@@ -23,6 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "python"))
 from intarsia.models import Engine, ModelConfig, SamplingParams
 from intarsia.models.config import LayerKind, Rope
 
+_PROFILED_STEPS = 8
 _BYTES_PER_SECOND = 4.2e12  # what copies on an H200 reach (docs/facts.md)
 
 
@@ -93,22 +94,28 @@ def collectives(engine: Engine) -> str:
     return "; ".join(f"{count} x {what}" for what, count in counts.items()) or "none"
 
 
-def profile(generate) -> list[str]:
-    """The kernels that take most of the time of all devices."""
+def profile(engine: Engine, prompts: list[list[int]], sampling: SamplingParams) -> list[str]:
+    """Where a decode step's time goes on the first device: kernels, and waiting for the next one."""
+    outputs = engine.stream(prompts, sampling)
+    for _ in range(4 * len(prompts)):
+        next(outputs)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            generate()
+            for _ in range(_PROFILED_STEPS * len(prompts)):
+                next(outputs)
         (file,) = pathlib.Path(folder).rglob("*.xplane.pb")
         data = jax.profiler.ProfileData.from_file(str(file))
+    plane = next(plane for plane in data.planes if plane.name.startswith("/device:GPU:0"))
+    events = [e for line in plane.lines if "Stream" in line.name for e in line.events]
     spent: collections.Counter[str] = collections.Counter()
-    for plane in data.planes:
-        if plane.name.startswith("/device:GPU"):
-            for line in plane.lines:
-                if "Stream" in line.name:
-                    for event in line.events:
-                        spent[event.name.split("(")[0][:70]] += event.duration_ns
-    total = sum(spent.values())
-    return [f"{ns / total:6.1%} {name}" for name, ns in spent.most_common(12)]
+    for event in events:
+        name = re.sub(r"^void |\(.*|_\d+$", "", event.name)
+        spent[name.split("<")[0][:60]] += event.duration_ns
+    begin = min(e.start_ns for e in events)
+    span = max(e.start_ns + e.duration_ns for e in events) - begin
+    spent["nothing"] = span - sum(spent.values())
+    step = 1e6 * _PROFILED_STEPS
+    return [f"{ns / step:7.3f} ms {name}" for name, ns in spent.most_common(16)]
 
 
 def measure(config: ModelConfig, params: dict, args: argparse.Namespace, devices: int) -> float:
@@ -137,8 +144,7 @@ def measure(config: ModelConfig, params: dict, args: argparse.Namespace, devices
         flush=True,
     )
     if args.profile:
-        short = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-        for line in profile(lambda: engine.generate([p[:64] for p in prompts], short)):
+        for line in profile(engine, prompts, sampling):
             print("   ", line)
     return rate
 

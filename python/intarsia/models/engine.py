@@ -254,6 +254,7 @@ class Engine:
         step: Callable[..., Any],
         statics: tuple[Any, ...],
         operands: tuple[Any, ...],
+        donated: tuple[int, ...] = (1,),
         warm_up: Callable[[jax.stages.Compiled], None] = lambda _: None,
     ) -> jax.stages.Compiled:
         """Compiles a step ahead of time, once for each shape of its operands."""
@@ -263,7 +264,7 @@ class Engine:
             function = functools.partial(step, self._ops, self._config, *statics)
             if self._parallel:
                 function = self._parallel.spread(function, self._params, self._caches)
-            lowered = jax.jit(function, donate_argnums=1).lower(
+            lowered = jax.jit(function, donate_argnums=donated).lower(
                 self._params, self._caches, self._rope_tables, *operands
             )
             self._executables[key] = lowered.compile()
@@ -295,6 +296,7 @@ class _DeviceLoop:
             generated=jnp.zeros(b, jnp.int32),
             active=jnp.zeros(b, jnp.bool_),
         )
+        self._tokens = self._state.token  # for the host, of the last step
         # Warm-up runs are made here, on nothing but padding, and their time counted as compilation.
         begin = time.perf_counter()
         padding = schedule.empty_chunk(chunk_size)
@@ -311,10 +313,10 @@ class _DeviceLoop:
         if chunk := schedule.next_chunk(self._chunk_size):
             self._launch(self._prefill, chunk)
             receivers = schedule.dispatch(np.flatnonzero(chunk.completes).tolist())
-            return _Step(int(chunk.batch.cu_seqlens_q[-1]), receivers, self._state.token)
+            return _Step(int(chunk.batch.cu_seqlens_q[-1]), receivers, self._tokens)
         if rows := schedule.decode_rows():
             self._launch(self._decode)
-            return _Step(0, schedule.dispatch(rows), self._state.token)
+            return _Step(0, schedule.dispatch(rows), self._tokens)
         return None
 
     def _ready(self, step: Callable[..., Any], mode: Mode, *operands: Any) -> Callable[..., Any]:
@@ -326,10 +328,12 @@ class _DeviceLoop:
             jax.block_until_ready(self._state)
 
         operands_of_all = (self._state, self._rows, *operands)
-        return self._engine._compile(step, (mode,), operands_of_all, warm_up)
+        # The state is donated so that it stays where it is: a recorded graph whose buffers move has
+        # to be mended before each launch.
+        return self._engine._compile(step, (mode,), operands_of_all, (1, 3), warm_up)
 
     def _launch(self, step: Callable[..., Any], *operands: Any) -> None:
         engine = self._engine
-        engine._caches, self._state = step(
+        engine._caches, (self._state, self._tokens) = step(
             engine._params, engine._caches, engine._rope_tables, self._state, self._rows, *operands
         )

@@ -39,15 +39,19 @@ def prefill(
     state: State,
     rows: Rows,
     chunk: Chunk,
-) -> tuple[Caches, State]:
-    """Runs a chunk of the prompts; rows whose prompt it completes get their first token."""
+) -> tuple[Caches, tuple[State, jax.Array]]:
+    """Runs a chunk of the prompts; rows whose prompt it completes get their first token.
+
+    The tokens come a second time for the host, which reads them when the state has been donated.
+    """
     hidden, caches = transformer.forward(
         ops, config, params, caches, rope_tables, chunk.batch, decode=False
     )
     first = jnp.zeros_like(state.generated)
     token, active = _next_token(config, params, hidden[chunk.last_row], rows, first, mode)
     started = State(token, chunk.batch.seqused_k, first + 1, active)
-    return caches, jax.tree.map(functools.partial(jnp.where, chunk.completes), started, state)
+    state = jax.tree.map(functools.partial(jnp.where, chunk.completes), started, state)
+    return caches, (state, state.token)
 
 
 def decode(
@@ -59,8 +63,8 @@ def decode(
     rope_tables: Sequence[jax.Array],
     state: State,
     rows: Rows,
-) -> tuple[Caches, State]:
-    """Feeds every active row's token and chooses the one after it."""
+) -> tuple[Caches, tuple[State, jax.Array]]:
+    """Feeds every active row's token and chooses the one after it; returns what `prefill` does."""
     b, place = state.token.shape[0], state.length
     page = jnp.take_along_axis(rows.block_table, place[:, None] // PAGE_SIZE, axis=1)[:, 0]
     grown = place + state.active
@@ -76,7 +80,8 @@ def decode(
         ops, config, params, caches, rope_tables, batch, decode=True
     )
     token, active = _next_token(config, params, hidden, rows, state.generated, mode)
-    return caches, State(token, grown, state.generated + state.active, active & state.active)
+    state = State(token, grown, state.generated + state.active, active & state.active)
+    return caches, (state, token)
 
 
 def _next_token(
