@@ -89,13 +89,15 @@ bench: setup-dev build ## our ops against plain XLA, on the CPU, about 3 minutes
 bench-gpu: ## the same on the GPU; PYTHON as for test-gpu
 	PYTHONPATH=python $(PYTHON) bench/ops.py --platform gpu $(ARGS)
 
-gen: setup-dev build ## rewrite what derives from the ops' specs
+gen: setup-dev build ## rewrite what derives from the ops' specs; record an exported program of each new op
 	$(BIN)/python tools/gen.py
+	$(BIN)/python tools/record_exports.py
 
 check: setup-dev build ## formatting, lint, generated files
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	git ls-files --cached --others --exclude-standard '*.h' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python tools/gen.py --check
+	$(BIN)/python tools/record_exports.py --check
 
 format: setup-dev ## format everything
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .

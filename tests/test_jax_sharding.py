@@ -254,6 +254,30 @@ def test_gradients_of_shared_weights_are_summed() -> None:
         np.testing.assert_allclose(np.asarray(got), np.asarray(expected), rtol=1e-4, atol=1e-4)
 
 
+def test_gradients_of_shared_sinks_are_summed() -> None:
+    mesh = mesh_of(data=4)
+    q, k, v, sinks = normal(4, 6, 4, 16), normal(4, 6, 2, 16), normal(4, 6, 2, 16), normal(4)
+    starts = np.array([0, 2, 6], np.int32)
+
+    def attend(q, k, v, sinks):  # each member of the batch by itself
+        return ij.flash_attn_varlen(q[0], k[0], v[0], starts, cu_seqlens_k=starts, sinks=sinks)[
+            None
+        ]
+
+    rows = P("data")
+    on_each = jax.shard_map(attend, mesh=mesh, in_specs=(rows, rows, rows, P()), out_specs=rows)
+
+    def one_by_one(q, k, v, sinks):
+        return jnp.concatenate([attend(q[i:], k[i:], v[i:], sinks) for i in range(4)])
+
+    def slope(function):
+        loss = lambda *xs: jnp.sum(function(*xs) ** 2)  # noqa: E731
+        return jax.jit(jax.grad(loss, argnums=(0, 3)))(q, k, v, sinks)
+
+    for got, want in zip(slope(on_each), slope(one_by_one), strict=True):
+        np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-4, atol=1e-5)
+
+
 def test_within_a_shard_map_over_another_axis() -> None:
     """Each row of the mesh serves its own sequences; within it, heads are spread."""
     mesh = mesh_of(data=2, model=4)

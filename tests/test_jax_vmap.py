@@ -243,6 +243,20 @@ def test_maps_nest_and_mix_with_other_transformations() -> None:
     assert str(jax.make_jaxpr(jax.vmap(norm))(x)).count("ffi_call[") == 1
 
 
+def test_gradients_of_attention_are_mapped() -> None:
+    batch = [ragged_batch(lens, lens, 6, 6) for lens in ([3, 2], [0, 6], [1, 4])]
+
+    def loss(q, k, v, starts, starts_k):
+        out = ij.flash_attn_varlen(q, k, v, starts, cu_seqlens_k=starts_k, is_causal=True)
+        return jnp.sum(out**2)
+
+    slope = jax.grad(loss, argnums=(0, 1, 2))
+    got = jax.vmap(slope)(*map(jnp.stack, zip(*batch, strict=True)))
+    for i, member in enumerate(batch):
+        for gradient, want in zip(got, slope(*member), strict=True):
+            np.testing.assert_allclose(np.asarray(gradient[i]), np.asarray(want), atol=1e-5)
+
+
 def test_an_empty_batch() -> None:
     assert jax.vmap(ij.simple_add)(jnp.zeros((0, 3)), jnp.zeros((0, 3))).shape == (0, 3)
     q, k, v, starts_q, starts_k = ragged_batch([3, 2], [3, 2], 5, 5)

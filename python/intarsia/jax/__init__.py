@@ -4,6 +4,7 @@ Shape letters in all docstrings: b sequences, t tokens, h query heads, hk KV hea
 size, p pages, s page size, m pages per sequence, r rotary dim, l layers.
 """
 
+from intarsia import _native
 from intarsia.jax import _grad_rules, _ops  # noqa: F401  the rules declare themselves
 from intarsia.jax._call import call, register
 from intarsia.jax._ops import *  # noqa: F403  every op; the imports below replace some of them
@@ -13,6 +14,7 @@ from intarsia.jax._ops import *  # noqa: F403  every op; the imports below repla
 from intarsia.jax._attention import flash_attn_varlen, paged_attention
 from intarsia.jax._cache import reshape_and_cache_flash
 from intarsia.jax._cascade import cascade_attention
+from intarsia.jax._export import export_exemptions
 from intarsia.jax._ragged import ragged_paged_attention
 from intarsia.jax._shard import ShardedOps, kv_cache_sharding, kv_heads, shard
 
@@ -21,6 +23,7 @@ __all__ = [
     "ShardedOps",
     "call",
     "cascade_attention",
+    "export_exemptions",
     "flash_attn_varlen",
     "kv_cache_sharding",
     "kv_heads",
@@ -30,3 +33,6 @@ __all__ = [
     "reshape_and_cache_flash",
     "shard",
 ]
+
+# Now, and not at the first call: a program that was exported earlier finds its targets.
+register(_native.main_library())

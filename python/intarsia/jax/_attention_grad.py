@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from intarsia.jax import _grad, _ops
+from intarsia.jax._types import vary_alike
 
 _grad.functions_with_gradient.add("flash_attn_varlen")
 
@@ -41,7 +42,7 @@ def flash_attn_varlen(
         return (_gradients(*kept, dout, dlse, attributes, deterministic),)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
-    return run(operands)
+    return run(dict(zip(operands, vary_alike(operands.values()), strict=True)))
 
 
 def _check_differentiable(primals: dict[str, Any]) -> None:

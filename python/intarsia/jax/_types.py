@@ -1,6 +1,6 @@
 """What a traced array's type says beyond shape and dtype: its sharding, and the axes of a `shard_map` it varies over."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import jax
 from jax import lax
@@ -24,7 +24,7 @@ def _varying(x: jax.Array) -> frozenset[str]:
     return aval.manual_axis_type.varying if _HAS_MANUAL_AXIS_TYPE else aval.vma
 
 
-def vary_alike(arrays: Sequence[jax.Array | None]) -> list[jax.Array | None]:
+def vary_alike(arrays: Collection[jax.Array | None]) -> list[jax.Array | None]:
     """The arrays, each varying over all the manual axes that one of them varies over.
 
     A weight that is one for all devices becomes each device's own, so that its gradient is summed.

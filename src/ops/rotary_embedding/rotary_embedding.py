@@ -6,7 +6,7 @@ import numpy as np
 
 # Named after the models whose heads they are. `tokens` is the shape of positions.
 CASES = {
-    "example": dict(tags="ci wire", tokens=(2,), h=4, hk=2, d=64),
+    "example": dict(tags="ci wire", tokens=(2,), h=4, hk=2, d=64, max_position=16),
     "llama3_8b_decode": dict(tags="ci bench bench_cpu", tokens=(16,), h=32, hk=8, d=128),
     "llama3_8b_prefill": dict(tags="bench", tokens=(4096,), h=32, hk=8, d=128),
     "llama3_8b_prefill_short": dict(tags="bench_cpu", tokens=(256,), h=32, hk=8, d=128),
@@ -48,12 +48,13 @@ def arguments(
     outside=False,
     index=np.int32,
     table_dtype=None,
+    max_position=MAX_POSITION,
     **attributes,
 ):
     """Random operands in spec order, and attributes."""
-    positions = rng.integers(0, MAX_POSITION, tokens).astype(index)
+    positions = rng.integers(0, max_position, tokens).astype(index)
     if outside:
-        positions[..., :4] = [-1, MAX_POSITION, np.iinfo(index).max, np.iinfo(index).min]
+        positions[..., :4] = [-1, max_position, np.iinfo(index).max, np.iinfo(index).min]
 
     def heads(count):
         shape = (*tokens, count * d) if flat else (*tokens, count, d)
@@ -62,7 +63,7 @@ def arguments(
     operands = [
         positions,
         heads(h),
-        cos_sin_table(table_dtype or dtype, r or d),
+        cos_sin_table(table_dtype or dtype, r or d, max_position),
         heads(hk) if hk else None,
     ]
     return operands, attributes | (dict(head_size=d) if flat else {})
