@@ -173,6 +173,48 @@ def test_hints_do_not_change_the_program() -> None:
     assert text(1) == text(100) == text(None)
 
 
+@running.on_each_platform
+def test_a_hundred_growing_steps_compile_once(platform: str, caplog) -> None:
+    """Lengths and the longest of them, which is a Python number, grow with every step."""
+    rng = np.random.default_rng(0)
+    cache = attention.paged_cache(
+        rng, np.float32, (120, 101), hk=HK, d=D, page=PAGE, layout="NHD", layers=None, poison=False
+    )
+    q, k, v, table, starts = put(
+        (
+            rng.standard_normal((2, H, D)).astype(np.float32),
+            cache.key_cache,
+            cache.value_cache,
+            cache.block_table,
+            attention.starts([1, 1]),
+        ),
+        platform,
+    )
+
+    def step(grown: int) -> None:
+        lens = np.array([20 + grown, 1 + grown], np.int32)
+        out = ij.flash_attn_varlen(
+            q,
+            k,
+            v,
+            starts,
+            seqused_k=lens,
+            block_table=table,
+            max_seqlen_q=1,
+            max_seqlen_k=20 + grown,
+            is_causal=True,
+        )
+        jax.block_until_ready(out)
+
+    with jax.log_compiles():
+        step(0)
+        assert "Finished XLA compilation" in caplog.text
+        caplog.clear()
+        for grown in range(1, 101):
+            step(grown)
+    assert "XLA compilation" not in caplog.text
+
+
 def test_the_cache_comes_back_in_its_form() -> None:
     _, k, v, caches, slots, *_ = make_batch("NHD", None)
     assert isinstance(ij.reshape_and_cache_flash(k, v, caches, slots), tuple)
