@@ -118,7 +118,9 @@ class Engine:
         self._max_model_len = max_model_len or config.max_positions
         self._prefill_tokens = prefill_tokens
         self._pages_per_seq = -(-self._max_model_len // PAGE_SIZE)
-        self._rope_tables = tuple(map(jnp.asarray, config.rope_tables(self._max_model_len)))
+        self._rope_tables = self._on_all_devices(
+            tuple(map(jnp.asarray, config.rope_tables(self._max_model_len)))
+        )
         self._allocator = PageAllocator(num_pages or max_num_seqs * self._pages_per_seq)
         self._caches: Caches = transformer.make_caches(
             config,
@@ -189,6 +191,9 @@ class Engine:
                     logprobs[request.index][place] = np.asarray(values)[rows]
                 for row in np.flatnonzero(chunk.completes).tolist():
                     schedule.release(row)
+
+    def _on_all_devices(self, arrays: Any) -> Any:
+        return self._parallel.copy(arrays) if self._parallel else arrays
 
     def _make_requests(
         self,
@@ -289,12 +294,14 @@ class _DeviceLoop:
         self._engine = engine
         self._schedule = schedule
         self._chunk_size = chunk_size
-        self._rows = schedule.rows
-        self._state = State(
-            token=jnp.zeros(b, jnp.int32),
-            length=jnp.zeros(b, jnp.int32),
-            generated=jnp.zeros(b, jnp.int32),
-            active=jnp.zeros(b, jnp.bool_),
+        self._rows = self._copy_of(schedule.rows)
+        self._state = self._copy_of(
+            State(
+                token=np.zeros(b, np.int32),
+                length=np.zeros(b, np.int32),
+                generated=np.zeros(b, np.int32),
+                active=np.zeros(b, np.bool_),
+            )
         )
         self._tokens = self._state.token  # for the host, of the last step
         # Warm-up runs are made here, on nothing but padding, and their time counted as compilation.
@@ -304,12 +311,16 @@ class _DeviceLoop:
         self._decode = self._ready(decode, mode)
         engine.stats.compile_seconds = time.perf_counter() - begin
 
+    def _copy_of(self, arrays: Any) -> Any:
+        # jax may go on reading the memory of a NumPy array that it was given.
+        copies = jax.tree.map(lambda array: jnp.array(array, copy=True), arrays)
+        return self._engine._on_all_devices(copies)
+
     def dispatch(self) -> _Step | None:
         """Starts the next step: of the prompts if any is unfinished, else one token for all."""
         schedule = self._schedule
         if schedule.admit():
-            # Copied because jax may go on reading the memory of a NumPy array that it was given.
-            self._rows = jax.tree.map(lambda array: jnp.array(array, copy=True), schedule.rows)
+            self._rows = self._copy_of(schedule.rows)
         if chunk := schedule.next_chunk(self._chunk_size):
             self._launch(self._prefill, chunk)
             receivers = schedule.dispatch(np.flatnonzero(chunk.completes).tolist())

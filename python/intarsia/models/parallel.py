@@ -84,6 +84,10 @@ class TensorParallel:
         rest = {role: put(role, x) for role, x in params.items() if role != "layers"}
         return rest | {"layers": layers}
 
+    def copy(self, arrays: Any) -> Any:
+        """Puts a copy of each array onto every device, so that no step has to."""
+        return jax.device_put(arrays, NamedSharding(self._mesh, P()))
+
     def spread(self, step: Callable[..., Any], params: Params, caches: Any) -> Callable[..., Any]:
         """Makes a step that runs on every device: (params, caches, *rest) -> (caches, result)."""
         cache_specs = jax.tree.map(lambda array: _spec_at(array, _CACHE_AXIS), caches)
