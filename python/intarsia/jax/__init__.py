@@ -2,6 +2,10 @@
 
 Shape letters in all docstrings: b sequences, t tokens, h query heads, hk KV heads, d head dim, n hidden
 size, p pages, s page size, m pages per sequence, r rotary dim, l layers.
+
+Where things are: `_ops` has a function for each op, `_call` makes a custom call of it, `_vmap`, `_grad`, `_shard` and
+`_export` are what JAX's transformations make of it. Functions that say more than the op does, or say it otherwise, have
+modules of their own: `_attention`, `_cache`, `_cascade`, `_ragged`.
 """
 
 from intarsia import _native
