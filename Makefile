@@ -67,6 +67,7 @@ test: setup-dev ## all tests that this machine can run
 test-sanitize: setup-dev test-sanitize-address test-sanitize-thread ## the CPU's tests under ASan, UBSan and TSan
 
 # The C++ tests, then every op from Python with a library under the sanitizer, whose runtime Python must load first.
+# -S, or the editable installation's import hook would put the ordinary library in its place.
 # Python and XLA are not built for the sanitizers: they leak by design, and their locks are unknown to TSan.
 SANITIZER_OPTIONS := ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=ignore_noninstrumented_modules=1 UBSAN_OPTIONS=print_stacktrace=1
 SANITIZED_TESTS := tests/test_ops.py tests/test_properties.py tests/test_attention_properties.py tests/test_native.py
@@ -77,7 +78,8 @@ test-sanitize-%:
 	$(BIN)/cmake -E copy_directory python build/sanitize-$*/python
 	$(BIN)/cmake -E copy build/sanitize-$*/libintarsia.so build/sanitize-$*/python/intarsia/lib/
 	$(SANITIZER_OPTIONS) LD_PRELOAD="$(foreach lib,$(if $(filter thread,$*),tsan,asan ubsan) stdc++,$(shell $(CXX) -print-file-name=lib$(lib).so))" \
-	  PYTHONPATH=build/sanitize-$*/python $(BIN)/python -m pytest -q -p no:cacheprovider $(SANITIZED_TESTS) $(ARGS)
+	  PYTHONPATH=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
+	  $(BIN)/python -S -m pytest -q -p no:cacheprovider -o pythonpath="build/sanitize-$*/python tests" $(SANITIZED_TESTS) $(ARGS)
 
 test-gpu: ## the tests that need a GPU, over a library already built; PYTHON: one with jax[cuda13], pytest, hypothesis
 	for check in $(wildcard build/cuda/tests/*_check); do $$check || exit 1; done
