@@ -54,12 +54,13 @@ void StoreRow(const CpuWork& work, const CpuSequence& sequence, int64_t head, in
   const Params& params = work.params;
   const int64_t dv = params.cache.v_head_dim;
   const RowPlace place = PlaceOf(work, sequence, head, row);
-  const float sink = params.sinks ? params.sinks[place.query_head] : -kInfinity;
-  const float max = std::max(sums.max, sink);
-  float decay = 0, sum = 0;
-  if (max != -kInfinity) {  // or the row has seen nothing, and -inf - -inf is NaN
-    decay = std::exp(sums.max - max);
-    sum = decay * sums.sum + std::exp(sink - max);
+  float max = sums.max, sum = sums.sum, decay = 1;
+  if (params.sinks) {
+    const float sink = params.sinks[place.query_head];
+    max = std::max(sums.max, sink);
+    const float shift = max == -kInfinity ? 0 : max;  // -inf - -inf is NaN
+    decay = std::exp(sums.max - shift);
+    sum = decay * sums.sum + std::exp(sink - shift);
   }
   const float factor = sum == 0 ? 0 : decay / sum * params.v_scale.At(sequence.index, head);
   const int64_t offset = (place.token * params.num_heads + place.query_head) * dv;
