@@ -6,7 +6,6 @@ import pathlib
 import sys
 from types import ModuleType
 
-import ml_dtypes
 import numpy as np
 from intarsia import _dtypes
 
@@ -57,12 +56,3 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
         return np.inf
     scale = np.linalg.norm(want[finite])
     return float(np.linalg.norm(got[finite] - want[finite]) / (scale if scale > 0 else 1.0))
-
-
-def saturated(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Numbers as a quantising op stores them: to nearest even and never beyond the largest."""
-    if np.issubdtype(dtype, np.integer):
-        limits = np.iinfo(dtype)
-        return np.clip(np.rint(np.nan_to_num(x, nan=0.0)), limits.min, limits.max).astype(dtype)
-    largest = float(ml_dtypes.finfo(dtype).max)
-    return np.clip(x, -largest, largest).astype(dtype)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention import operands as attention
+from norm import reference as norm_model
 
 # ---------------------------------------------------------------------------- elementwise and rows
 
@@ -53,15 +54,6 @@ def test_fused_add_rms_norm(platform, call):
     check("fused_add_rms_norm", *call, platform)
 
 
-def rounded_norm(x, weight, eps, rounding, dtype):
-    """The norm with the roundings of the contract, its inner arithmetic exact."""
-    f64 = np.asarray(x, np.float64)
-    y = f64 / np.sqrt(np.mean(f64 * f64, axis=-1, keepdims=True) + eps)
-    if rounding == "before_weight":
-        y = y.astype(np.float32).astype(dtype).astype(np.float64)
-    return (y * np.asarray(weight, np.float64)).astype(np.float32).astype(dtype)
-
-
 @running.on_each_platform
 @given(dtype=st.sampled_from(["f16", "bf16"]), fused=st.booleans(), seed=SEEDS)
 def test_the_two_roundings_of_norms_differ(platform, dtype, fused, seed):
@@ -72,12 +64,9 @@ def test_the_two_roundings_of_norms_differ(platform, dtype, fused, seed):
     models, got = {}, {}
     for rounding in ("once", "before_weight"):
         attributes = {"eps": 1e-5, "rounding": rounding}
-        total = x
-        if fused:
-            total = x.astype(np.float32) + residual.astype(np.float32)
-            if rounding == "once":  # the variance is that of the rounded sum
-                total = total.astype(t)
-        models[rounding] = rounded_norm(total, weight, 1e-5, rounding, t)
+        models[rounding] = norm_model.rounded(
+            x, weight, 1e-5, rounding, residual if fused else None
+        )
         op, operands = ("rms_norm", [x, weight])
         if fused:
             op, operands = ("fused_add_rms_norm", [x, residual, weight])

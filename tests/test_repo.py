@@ -18,17 +18,18 @@ NOT_OURS = {"build", "dist", ".git", ".venv", "__pycache__", "node_modules"}
 # Folders of src, each with those whose headers it may include.
 LAYERS = {
     "core": {"core"},
-    "activation": {"core", "activation"},
-    "norm": {"core", "norm"},
+    "activation": {"core", "quant", "activation"},
+    "quant": {"core", "quant"},
+    "norm": {"core", "quant", "norm"},
     "attention": {"core", "attention"},
-    "ops": {"core", "activation", "norm", "attention", "ops"},
+    "ops": {"core", "quant", "activation", "norm", "attention", "ops"},
     "ffi": {"core", "ops", "ffi"},
     "api": {"core", "ops", "ffi", "api"},
 }
+# Written by tools/gen.py: as long as there are ops.
+GENERATED = {"python/intarsia/jax/_ops.py"}
 # Files of more than 400 lines, with the reason.
-LONG_FILES: dict[str, str] = {
-    "python/intarsia/jax/_ops.py": "written by tools/gen.py: a function an op"
-}
+LONG_FILES: dict[str, str] = {}
 
 
 @functools.cache
@@ -62,7 +63,8 @@ def occurrences(pattern: str, *suffixes: str, under: str = "src") -> dict[str, l
 
 
 def test_files_are_short() -> None:
-    lengths = {str(path): text(path).count("\n") for path in files(*SOURCE)}
+    paths = {str(path): path for path in files(*SOURCE)}
+    lengths = {p: text(path).count("\n") for p, path in paths.items() if p not in GENERATED}
     assert {p: n for p, n in lengths.items() if n > 800} == {}
     long = {p for p, n in lengths.items() if n > 400}
     assert long == set(LONG_FILES), "each needs a reason in LONG_FILES, and no other may have one"

@@ -104,7 +104,7 @@ def _docstring(op: _native.Op) -> str:
 def _wrapper(op: _native.Op) -> str:
     results = _results(op)
     returns = "jax.Array" if len(results) == 1 else "jax.Array | tuple[jax.Array, ...]"
-    if len(results) > 1 and not any(r["when"] for r in results):
+    if sum(not r["when"] for r in results) > 1:
         returns = "tuple[jax.Array, ...]"
     operands = ", ".join(o["name"] for o in op.operands) + ("," if len(op.operands) == 1 else "")
     attributes = "".join(f", {a['name']}={a['name']}" for a in op.attributes)

@@ -1,6 +1,7 @@
 // A gated activation, the middle of a gated MLP:
 //   out = round_T(act(gate)) * up, rounded to T, with act in f32.
-// Equal to the two ops one after the other. An op of this family is a name for its `act`.
+// Equal to the two ops one after the other. An op of this family is a name for its `act`; it may
+// also quantise the product by a given scale.
 #pragma once
 #include "src/core/op.h"
 
@@ -25,11 +26,11 @@ consteval auto GatedSpec(std::string_view name, std::string_view summary, std::s
 }
 
 // What kernels see: rows of n elements, wherever gate and up lie.
-template <class T>
+template <class T, class Out = T>
 struct GatedRows {
   [[gnu::always_inline]] explicit GatedRows(const GatedActivation& op)
       : gate(op.x.as<const T>()),
-        out(op.out.as<T>()),
+        out(op.out.as<Out>()),
         n(op.out.dim(-1)),
         rows(n == 0 ? 0 : op.out.size() / n),
         gate_stride(op.x.dim(-1)),
@@ -37,7 +38,7 @@ struct GatedRows {
         up_stride(op.up ? n : gate_stride) {}
 
   const T* gate;
-  T* out;
+  Out* out;
   int64_t n, rows, gate_stride;
   const T* up;
   int64_t up_stride;

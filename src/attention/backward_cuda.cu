@@ -3,6 +3,7 @@
 #include "src/attention/backward_launch.h"
 #include "src/attention/tile.cuh"
 #include "src/core/cuda/launch.h"
+#include "src/core/cuda/rows.cuh"
 #include "src/core/cuda/vec.cuh"
 
 namespace intarsia::attention {
@@ -114,7 +115,6 @@ const cuda::Kernel kRoundKernel("RoundKernel", reinterpret_cast<const void*>(&Ro
 
 // dsinks, a block a head.
 __global__ void __launch_bounds__(kThreads) SinksKernel(const __grid_constant__ BackwardParams b) {
-  __shared__ float partial[kThreads / 32];
   const Params& p = b.forward;
   const RowStats* const stats = BackwardWorkspace(b).stats();
   const int64_t head = blockIdx.x;
@@ -126,11 +126,7 @@ __global__ void __launch_bounds__(kThreads) SinksKernel(const __grid_constant__ 
     const RowStats row = stats[token * p.num_heads + head];
     sum -= expf(sink - row.lse) * row.delta;
   }
-  sum = cuda::WarpSum(sum);
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
-  __syncthreads();
-  if (threadIdx.x >= 32) return;
-  sum = cuda::WarpSum(threadIdx.x < kThreads / 32 ? partial[threadIdx.x] : 0.0f);
+  sum = cuda::ReduceRow<cuda::Plus>(sum);
   if (threadIdx.x == 0) b.dsinks[head] = sum;
 }
 

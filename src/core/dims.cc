@@ -62,12 +62,17 @@ std::string VariantText(const DimsVariant& variant, const Conditions& conditions
   return "[" + text + "]";
 }
 
-// Whether the axes that a variant gives as plain integers have those sizes.
-bool IntegersFit(const DimsVariant& variant, std::span<const int64_t> shape,
+// Whether the axes that a variant gives as plain integers have those sizes; its "..." stands for
+// `rest` axes.
+bool IntegersFit(const DimsVariant& variant, std::span<const int64_t> shape, int64_t rest,
                  const Conditions& conditions) {
   size_t axis = 0;
   for (const DimsTerm& term : variant.terms) {
     if (!Holds(term, conditions)) continue;
+    if (term.ellipsis) {
+      axis += static_cast<size_t>(rest);
+      continue;
+    }
     if (term.factors.empty() && shape[axis] != term.constant + term.addend) return false;
     ++axis;
   }
@@ -115,8 +120,8 @@ Status DimsBinding::Match(const DimsPattern& pattern, std::span<const int64_t> s
     }
     const int64_t rest = static_cast<int64_t>(shape.size()) - named;
     bool fits = open ? rest >= 0 && (ellipsis_.value < 0 || rest == ellipsis_.value) : rest == 0;
-    if (fits && !open && &variant != &pattern.variants().back())
-      fits = IntegersFit(variant, shape, conditions);
+    if (fits && &variant != &pattern.variants().back())
+      fits = IntegersFit(variant, shape, rest, conditions);
     if (open && rest >= 0 && !fits && pattern.variants().size() == 1)
       return InvalidArgument(
           Text("has ", rest, " leading axes but ", ellipsis_.from, " has ", ellipsis_.value));

@@ -20,27 +20,27 @@ class NormRow {
     else
       weight_ = weight->as<const T>();
   }
+  int64_t n() const { return n_; }
   bool before_weight() const { return before_weight_; }
 
-  // out[i] = value(i) * rstd * weight[i], where value(i, lanes) gives a register of the row in f32.
-  // before_store(i, lanes) runs when value(i) has been read for the last time.
-  template <class Value, class BeforeStore>
-  [[gnu::always_inline]] void operator()(Value value, BeforeStore before_store, T* out) const {
+  // 1 / sqrt(mean(value^2) + eps), where value(i, lanes) gives a register of the row in f32.
+  template <class Value>
+  [[gnu::always_inline]] float Rstd(Value value) const {
     VecF squares = {};
     ForLanes(n_, [&](int64_t i, int lanes) {
       const VecF x = value(i, lanes);
       squares += x * x;
     });
-    const float rstd = 1.0f / std::sqrt(Sum(squares) / static_cast<float>(n_) + eps_);
+    return 1.0f / std::sqrt(Sum(squares) / static_cast<float>(n_) + eps_);
+  }
+
+  // use(i, y, lanes) for each register y of value * rstd * weight, not yet rounded to T.
+  template <class Value, class Use>
+  [[gnu::always_inline]] void ForEach(Value value, float rstd, Use use) const {
     ForLanes(n_, [&](int64_t i, int lanes) {
       const VecF y = value(i, lanes) * rstd;
-      before_store(i, lanes);
-      StoreN(out + i, Weighted(before_weight_ ? RoundTo(y, T{}) : y, i, lanes), lanes);
+      use(i, Weighted(before_weight_ ? RoundTo(y, T{}) : y, i, lanes), lanes);
     });
-  }
-  template <class Value>
-  [[gnu::always_inline]] void operator()(Value value, T* out) const {
-    (*this)(value, [](int64_t, int) {}, out);
   }
 
  private:
@@ -54,6 +54,39 @@ class NormRow {
   bool before_weight_;
   const T* weight_ = nullptr;  // at most one of the two is set
   const float* weight_f32_ = nullptr;
+};
+
+// The row x + residual, which is stored rounded; without a residual x, which is not.
+template <class T>
+struct SumRow {
+  const T* x;
+  const T* residual = nullptr;
+  T* out = nullptr;  // may be x or residual
+
+  [[gnu::always_inline]] VecF At(int64_t i, int lanes) const {
+    const VecF value = LoadN(x + i, lanes);
+    return residual ? value + LoadN(residual + i, lanes) : value;
+  }
+  [[gnu::always_inline]] void Store(int64_t i, int lanes) const {
+    if (residual) StoreN(out + i, At(i, lanes), lanes);
+  }
+
+  // Stores the sum, and gives use(i, y, lanes) each register of its norm: of the rounded sum, or
+  // with rounding "before_weight" of the unrounded one.
+  template <class Use>
+  [[gnu::always_inline]] void Normed(const NormRow<T>& norm, Use use) const {
+    if (norm.before_weight()) {
+      const auto sum = [&](int64_t i, int lanes) { return At(i, lanes); };
+      norm.ForEach(sum, norm.Rstd(sum), [&](int64_t i, VecF y, int lanes) {
+        Store(i, lanes);  // only now, for `out` may be an operand
+        use(i, y, lanes);
+      });
+    } else {
+      ForLanes(norm.n(), [&](int64_t i, int lanes) { Store(i, lanes); });
+      const auto rounded = [&](int64_t i, int lanes) { return LoadN(out + i, lanes); };
+      norm.ForEach(rounded, norm.Rstd(rounded), use);
+    }
+  }
 };
 
 }  // namespace

@@ -102,6 +102,22 @@ TEST(Dims, EllipsisMayBeEmpty) {
   EXPECT_EQ(dims.Match(0, {1, 8}), "has 1 leading axes but x has 0");
 }
 
+TEST(Dims, IntegersChooseBehindAnEllipsis) {
+  for (const Shape& scale : {Shape{1}, Shape{8}, Shape{2, 3, 1}, Shape{2, 3, 4}}) {
+    Dims dims({"... n", "1 | n | ... 1 | ... g", "g"});
+    EXPECT_EQ(dims.Match(0, {2, 3, 8}), "");
+    EXPECT_EQ(dims.Match(1, scale), "");
+    if (scale.back() == 4) {
+      EXPECT_EQ(dims.Evaluate(2), (Shape{4}));
+    }
+  }
+  Dims dims({"... n", "1 | n | ... 1 | ... g"});
+  EXPECT_EQ(dims.Match(0, {2, 3, 8}), "");
+  EXPECT_EQ(dims.Match(1, {7}, {}, "scale"), "has n=7 but x has n=8");
+  EXPECT_EQ(dims.Match(1, {2, 1, 1}), "has leading axes [2, 1] but x has [2, 3]");
+  EXPECT_EQ(dims.Match(1, {3, 1}), "has shape [3, 1], expected [1] or [n] or [... 1] or [... g]");
+}
+
 TEST(Dims, Multiples) {
   Dims dims({"2*n", "n", "2*hk d", "hk"});
   EXPECT_EQ(dims.Match(0, {7}), "has 2*n=7, expected a multiple of 2");

@@ -8,19 +8,89 @@ import jax
 from intarsia.jax._call import call, one_or_all
 
 __all__ = [
+    "dynamic_per_token_scaled_fp8_quant",
+    "dynamic_scaled_fp8_quant",
+    "dynamic_scaled_int8_quant",
     "flash_attn_varlen",
     "flash_attn_varlen_backward",
     "fused_add_rms_norm",
+    "fused_add_rms_norm_static_fp8_quant",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "merge_attn_states",
     "paged_attention",
+    "per_token_group_fp8_quant",
     "reshape_and_cache_flash",
     "rms_norm",
+    "rms_norm_dynamic_per_token_quant",
+    "rms_norm_static_fp8_quant",
     "rotary_embedding",
     "silu_and_mul",
+    "silu_and_mul_quant",
     "simple_add",
+    "static_scaled_fp8_quant",
+    "static_scaled_int8_quant",
 ]
+
+
+def dynamic_per_token_scaled_fp8_quant(
+    x: jax.Array, scale_ub: jax.Array | None = None
+) -> tuple[jax.Array, ...]:
+    """Quantises each row to fp8 by a scale of its own.
+
+    Args:
+      x: [..., n], T: rows of numbers.
+      scale_ub: [1], f32: counts as a row's largest number where that is larger; may be absent.
+
+    Returns:
+      q: [..., n], f8e4m3fn: codes.
+      scale: [..., 1], f32: what a code of 1 stands for.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::dynamic_per_token_scaled_fp8_quant. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("dynamic_per_token_scaled_fp8_quant", (x, scale_ub)))
+
+
+def dynamic_scaled_fp8_quant(x: jax.Array) -> tuple[jax.Array, ...]:
+    """Quantises to fp8 by one scale that x itself gives.
+
+    Args:
+      x: [...], T: numbers.
+
+    Returns:
+      q: [...], f8e4m3fn: codes.
+      scale: [1], f32: what a code of 1 stands for.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::dynamic_scaled_fp8_quant. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("dynamic_scaled_fp8_quant", (x,)))
+
+
+def dynamic_scaled_int8_quant(x: jax.Array) -> tuple[jax.Array, ...]:
+    """Quantises each row to int8 by a scale of its own.
+
+    Args:
+      x: [..., n], T: rows of numbers.
+
+    Returns:
+      q: [..., n], i8: codes.
+      scale: [..., 1], f32: what a code of 1 stands for.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::dynamic_scaled_int8_quant, symmetric. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("dynamic_scaled_int8_quant", (x,)))
 
 
 def flash_attn_varlen(
@@ -148,7 +218,7 @@ def flash_attn_varlen_backward(
     window_right: int = -1,
     softcap: float = 0,
     deterministic: bool = False,
-) -> jax.Array | tuple[jax.Array, ...]:
+) -> tuple[jax.Array, ...]:
     """The gradient of flash_attn_varlen with dense keys and values.
 
     Args:
@@ -241,6 +311,46 @@ def fused_add_rms_norm(
     Source: vLLM's _C::fused_add_rms_norm. T is f32, f16 or bf16.
     """
     return one_or_all(call("fused_add_rms_norm", (x, residual, weight), eps=eps, rounding=rounding))
+
+
+def fused_add_rms_norm_static_fp8_quant(
+    x: jax.Array,
+    residual: jax.Array,
+    weight: jax.Array,
+    scale: jax.Array,
+    *,
+    eps: float = 1e-06,
+    rounding: str = "once",
+) -> tuple[jax.Array, ...]:
+    """Adds the residual stream, then root-mean-square normalisation, quantised by a given scale.
+
+    Args:
+      x: [..., n], T: what a block of the network adds.
+      residual: [..., n], T: the residual stream.
+      weight: [n], T, f32: scale of each column.
+      scale: [1], f32: what a code of 1 stands for.
+      eps: added to the mean square.
+      rounding: "before_weight" norms the unrounded sum and rounds to T before the weight, too;
+        one of once, before_weight.
+
+    Returns:
+      q: [..., n], f8e4m3fn: codes of the normalised rows.
+      residual: [..., n], T: x + residual.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::fused_add_rms_norm_static_fp8_quant. T is f32, f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "fused_add_rms_norm_static_fp8_quant",
+            (x, residual, weight, scale),
+            eps=eps,
+            rounding=rounding,
+        )
+    )
 
 
 def gelu_and_mul(x: jax.Array, up: jax.Array | None = None) -> jax.Array:
@@ -392,6 +502,30 @@ def paged_attention(
     )
 
 
+def per_token_group_fp8_quant(
+    x: jax.Array, *, group_size: int = 128, eps: float = 1e-10
+) -> tuple[jax.Array, ...]:
+    """Quantises groups of a row's neighbours to fp8, each by a scale of its own.
+
+    Args:
+      x: [..., n], T: rows of numbers.
+      group_size: how many neighbours share a scale.
+      eps: counts as a group's largest number where that is smaller.
+
+    Returns:
+      q: [..., n], f8e4m3fn: codes.
+      scale: [..., n/group_size], f32: what a code of 1 stands for.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::per_token_group_fp8_quant; DeepSeek-AI 2024, arXiv:2412.19437, section
+        3.3. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("per_token_group_fp8_quant", (x,), group_size=group_size, eps=eps))
+
+
 def reshape_and_cache_flash(
     key: jax.Array,
     value: jax.Array,
@@ -457,6 +591,73 @@ def rms_norm(
         bf16.
     """
     return one_or_all(call("rms_norm", (x, weight), eps=eps, rounding=rounding))
+
+
+def rms_norm_dynamic_per_token_quant(
+    x: jax.Array,
+    weight: jax.Array,
+    scale_ub: jax.Array | None = None,
+    residual: jax.Array | None = None,
+    *,
+    eps: float = 1e-06,
+    quant_dtype: str = "f8e4m3fn",
+) -> tuple[jax.Array, ...]:
+    """Root-mean-square normalisation, each row quantised by a scale of its own.
+
+    Args:
+      x: [..., n], T: rows to normalise; with residual, what a block of the network adds.
+      weight: [n], T, f32: scale of each column.
+      scale_ub: [1], f32: counts as a row's largest number where that is larger; may be absent.
+      residual: [..., n], T: the residual stream, added before the norm; may be absent.
+      eps: added to the mean square.
+      quant_dtype: dtype of the codes; one of f8e4m3fn, i8.
+
+    Returns:
+      q: [..., n], quant_dtype: codes of the normalised rows.
+      scale: [..., 1], f32: what a code of 1 stands for.
+      residual: [..., n], T: x + residual; only with residual.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::rms_norm_dynamic_per_token_quant. T is f32, f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "rms_norm_dynamic_per_token_quant",
+            (x, weight, scale_ub, residual),
+            eps=eps,
+            quant_dtype=quant_dtype,
+        )
+    )
+
+
+def rms_norm_static_fp8_quant(
+    x: jax.Array, weight: jax.Array, scale: jax.Array, *, eps: float = 1e-06, rounding: str = "once"
+) -> jax.Array:
+    """Root-mean-square normalisation, quantised by a given scale.
+
+    Args:
+      x: [..., n], T: rows to normalise.
+      weight: [n], T, f32: scale of each column.
+      scale: [1], f32: what a code of 1 stands for.
+      eps: added to the mean square.
+      rounding: "before_weight" rounds to T before the weight, too, as Hugging Face's Llama
+        does; one of once, before_weight.
+
+    Returns:
+      q: [..., n], f8e4m3fn: codes of the normalised rows.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::rms_norm_static_fp8_quant. T is f32, f16 or bf16.
+    """
+    return one_or_all(
+        call("rms_norm_static_fp8_quant", (x, weight, scale), eps=eps, rounding=rounding)
+    )
 
 
 def rotary_embedding(
@@ -528,6 +729,28 @@ def silu_and_mul(x: jax.Array, up: jax.Array | None = None) -> jax.Array:
     return one_or_all(call("silu_and_mul", (x, up)))
 
 
+def silu_and_mul_quant(x: jax.Array, scale: jax.Array, up: jax.Array | None = None) -> jax.Array:
+    """The gated activation of a Llama's MLP, quantised by a given scale.
+
+    Args:
+      x: [..., n] with up or [..., 2*n], T: gate and up side by side; the gate alone if up is
+        given.
+      scale: [1], f32: what a code of 1 stands for.
+      up: [..., n], T: what the gate multiplies, when it is an array of its own, as a sharded
+        last axis needs; may be absent.
+
+    Returns:
+      q: [..., n], f8e4m3fn: codes of the product.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::silu_and_mul_quant. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("silu_and_mul_quant", (x, scale, up)))
+
+
 def simple_add(a: jax.Array, b: jax.Array) -> jax.Array:
     """Elementwise sum of two arrays of one shape.
 
@@ -545,3 +768,43 @@ def simple_add(a: jax.Array, b: jax.Array) -> jax.Array:
     Source: the smallest op there is. T is f32, f16 or bf16.
     """
     return one_or_all(call("simple_add", (a, b)))
+
+
+def static_scaled_fp8_quant(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """Quantises to fp8 by scales that are given.
+
+    Args:
+      x: [..., n], T: numbers.
+      scale: [1] or [n] or [..., 1] or [..., g], f32: what a code of 1 stands for: in all of x,
+        in each column, in each row, or in each of g equal groups of a row's columns.
+
+    Returns:
+      q: [..., n], f8e4m3fn: codes.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::static_scaled_fp8_quant. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("static_scaled_fp8_quant", (x, scale)))
+
+
+def static_scaled_int8_quant(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """Quantises to int8 by scales that are given.
+
+    Args:
+      x: [..., n], T: numbers.
+      scale: [1] or [n] or [..., 1] or [..., g], f32: what a code of 1 stands for: in all of x,
+        in each column, in each row, or in each of g equal groups of a row's columns.
+
+    Returns:
+      q: [..., n], i8: codes.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::static_scaled_int8_quant, symmetric. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("static_scaled_int8_quant", (x, scale)))

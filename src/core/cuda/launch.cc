@@ -93,6 +93,19 @@ Shape GridStride(int64_t items) {
   return {{std::min((items + kThreads - 1) / kThreads, kMaxBlocks)}, dim3(kThreads)};
 }
 
+dim3 RowBlock(int64_t rows, int64_t items, int kept) {
+  constexpr int64_t kFewRows = 4, kSmallBlock = 128;
+  if (rows < kFewRows * NumSms()) kept = 1;
+  const int64_t per_warp = 32 * int64_t{kept};
+  if (items <= per_warp) {
+    const auto x = static_cast<unsigned>(
+        std::bit_ceil(std::clamp<uint64_t>(static_cast<uint64_t>(items), 1, 32)));
+    return dim3(x, static_cast<unsigned>(kSmallBlock) / x);
+  }
+  const int64_t threads = (items + per_warp - 1) / per_warp * 32;
+  return dim3(static_cast<unsigned>(std::min<int64_t>(threads, kMaxRowThreads)));
+}
+
 Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Shape& shape,
                      void** arguments) {
   const Grid& grid = shape.grid;

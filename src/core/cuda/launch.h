@@ -55,6 +55,12 @@ struct Shape {
 // The launch of a grid-stride loop over `items`, a thread an item.
 Shape GridStride(int64_t items);
 
+// The block for rows of so many items (vectors, as a rule), of which a thread has room for `kept`:
+// a row a threadIdx.y; blockDim.x is a power of two up to 32, or a multiple of 32 and blockDim.y 1.
+// As few threads as hold a row, since many rows hide latency best; more when there are few rows.
+inline constexpr int kMaxRowThreads = 1024;
+dim3 RowBlock(int64_t rows, int64_t items, int kept);
+
 // Enqueues a kernel. An empty grid is no launch. The error that it returns may also come from an
 // earlier asynchronous launch.
 Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Shape& shape,

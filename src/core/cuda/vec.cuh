@@ -5,6 +5,7 @@
 #include <cuda_fp8.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "src/core/dtype.h"
 
@@ -89,6 +90,25 @@ struct alignas(kCount * sizeof(T) < kMaxAccessBytes ? kCount * sizeof(T) : kMaxA
   static constexpr int kSize = kCount;
   T at[kCount];
 };
+
+// f32 to the elements of a pack. Pairs: an instruction converts two numbers to fp8.
+template <class T, int kCount>
+__device__ __forceinline__ Pack<T, kCount> FromFloats(const Pack<float, kCount>& x) {
+  Pack<T, kCount> y;
+  if constexpr (kCount % 2 == 0 && std::is_same_v<T, __nv_fp8_e4m3>) {
+    Pack<__nv_fp8x2_storage_t, kCount / 2> pairs;
+#pragma unroll
+    for (int j = 0; j < kCount / 2; ++j)
+      pairs.at[j] = __nv_cvt_float2_to_fp8x2(make_float2(x.at[2 * j], x.at[2 * j + 1]),
+                                             __NV_SATFINITE, __NV_E4M3);
+    memcpy(&y, &pairs, sizeof y);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) y.at[j] = FromFloat<T>(x.at[j]);
+  }
+  return y;
+}
+
 // The same by bytes.
 template <class T, int kBytes = kMaxAccessBytes>
 using Vec = Pack<T, kBytes / static_cast<int>(sizeof(T))>;
@@ -104,12 +124,6 @@ bool AllInPacks(int64_t n, const T*... pointers) {
 template <class... Pointers>
 bool AllAligned16(int64_t row_bytes, const Pointers*... pointers) {
   return row_bytes % 16 == 0 && ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
-}
-
-__device__ __forceinline__ float WarpSum(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
-  return x;
 }
 
 }  // namespace intarsia::cuda

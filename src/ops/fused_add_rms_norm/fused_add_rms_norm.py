@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from norm import reference as norms
+
 # Named after the models whose shapes they are.
 CASES = {
     "example": dict(tags="ci wire", t=2, n=64),
@@ -24,22 +26,20 @@ def arguments(rng, dtype, *, t, n, weight="T", rounding="once"):
     """Random operands in spec order, and attributes."""
     x, residual = (rng.standard_normal((t, n)).astype(dtype) for _ in range(2))
     w_dtype = np.float32 if weight == "f32" else dtype
-    w = None if weight is None else (1 + 0.2 * rng.standard_normal(n)).astype(w_dtype)
+    w = None if weight is None else norms.random_weight(rng, n, w_dtype)
     return [x, residual, w], dict(eps=1e-5, rounding=rounding)
 
 
 def reference(x, residual, weight=None, *, eps=1e-6, rounding="once"):
     """The results in spec order. Operands are f64; `rounding` differs below what f64 can see."""
     del rounding
-    total = x + residual
-    y = total / np.sqrt(np.mean(total * total, axis=-1, keepdims=True) + eps)
-    return [y if weight is None else y * weight, total]
+    return [norms.normed(x + residual, weight, eps), x + residual]
 
 
 def exact(x, residual, weight=None, *, eps=1e-6, rounding="once"):
     """What the contract fixes to the bit (None: nothing): the new residual is the rounded sum."""
     del weight, eps, rounding
-    return [None, (x.astype(np.float32) + residual.astype(np.float32)).astype(x.dtype)]
+    return [None, norms.rounded_sum(x, residual)]
 
 
 def floor(dtype_bytes, *, t, n, **_):
@@ -49,14 +49,4 @@ def floor(dtype_bytes, *, t, n, **_):
 
 def plain_xla(x, residual, weight=None, *, eps=1e-6, rounding="once"):
     """The same in jax.numpy, as a user without this library would write it."""
-    import jax.numpy as jnp
-    from jax import lax
-
-    f32 = x.astype(jnp.float32) + residual.astype(jnp.float32)
-    rounded = f32.astype(x.dtype)
-    if rounding == "once":
-        f32 = rounded.astype(jnp.float32)
-    y = f32 * lax.rsqrt(jnp.mean(f32 * f32, axis=-1, keepdims=True) + eps)
-    if rounding == "before_weight":
-        y = y.astype(x.dtype)
-    return [(y if weight is None else y * weight).astype(x.dtype), rounded]
+    return list(norms.xla_normed(x, weight, eps, rounding, residual))

@@ -11,24 +11,10 @@ Status RunCpu<kIsa>(const FusedAddRmsNorm& op, const CpuContext& context) {
     const int64_t n = op.x.dim(-1);
     const NormRow<T> norm(n, op.weight, op.eps, op.rounding);
     ForRows(context, Rows(op.x, n), n, [&](int64_t row) {
-      const T* x = op.x.as<const T>() + row * n;
-      const T* residual = op.residual.as<const T>() + row * n;
-      T* residual_out = op.residual_out.as<T>() + row * n;
-      T* out = op.out.as<T>() + row * n;
-      const auto sum = [&](int64_t i, int lanes) {
-        return LoadN(x + i, lanes) + LoadN(residual + i, lanes);
-      };
-      const auto store_sum = [&](int64_t i, int lanes) {
-        StoreN(residual_out + i, sum(i, lanes), lanes);
-      };
-      if (norm.before_weight()) {
-        // out and residual_out may be x and residual themselves: the sum is taken again for each
-        // register of the second pass just before both are written.
-        norm(sum, store_sum, out);
-      } else {
-        ForLanes(n, store_sum);
-        norm([&](int64_t i, int lanes) { return LoadN(residual_out + i, lanes); }, out);
-      }
+      const SumRow<T> sum{op.x.as<const T>() + row * n, op.residual.as<const T>() + row * n,
+                          op.residual_out.as<T>() + row * n};
+      T* out = op.out.as<T>() + row * n;  // may be x: its element i has been read then
+      sum.Normed(norm, [&](int64_t i, VecF y, int lanes) { StoreN(out + i, y, lanes); });
     });
     return {};
   });

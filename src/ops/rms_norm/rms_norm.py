@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from norm import reference as norms
+
 # Named after the models whose shapes they are. "ci": run by every test run; "bench": timed; "wire": the
 # example of docs/ops.md.
 CASES = {
@@ -24,19 +26,15 @@ CASES = {
 def arguments(rng, dtype, *, t, n, weight="T", rounding="once"):
     """Random operands in spec order, and attributes."""
     x = rng.standard_normal((t, n)).astype(dtype)
-    w = (
-        None
-        if weight is None
-        else (1 + 0.2 * rng.standard_normal(n)).astype(np.float32 if weight == "f32" else dtype)
-    )
+    w_dtype = np.float32 if weight == "f32" else dtype
+    w = None if weight is None else norms.random_weight(rng, n, w_dtype)
     return [x, w], dict(eps=1e-5, rounding=rounding)
 
 
 def reference(x, weight=None, *, eps=1e-6, rounding="once"):
     """The results in spec order. Operands are f64; `rounding` differs below what f64 can see."""
     del rounding
-    y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
-    return [y if weight is None else y * weight]
+    return [norms.normed(x, weight, eps)]
 
 
 def floor(dtype_bytes, *, t, n, **_):
@@ -46,11 +44,4 @@ def floor(dtype_bytes, *, t, n, **_):
 
 def plain_xla(x, weight=None, *, eps=1e-6, rounding="once"):
     """The same in jax.numpy, as a user without this library would write it."""
-    import jax.numpy as jnp
-    from jax import lax
-
-    f32 = x.astype(jnp.float32)
-    y = f32 * lax.rsqrt(jnp.mean(f32 * f32, axis=-1, keepdims=True) + eps)
-    if rounding == "before_weight":
-        y = y.astype(x.dtype)
-    return [y.astype(x.dtype) if weight is None else (y * weight).astype(x.dtype)]
+    return [norms.xla_normed(x, weight, eps, rounding)[0]]

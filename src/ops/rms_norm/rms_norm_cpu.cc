@@ -12,7 +12,10 @@ Status RunCpu<kIsa>(const RmsNorm& op, const CpuContext& context) {
     const NormRow<T> norm(n, op.weight, op.eps, op.rounding);
     ForRows(context, Rows(op.x, n), n, [&](int64_t row) {
       const T* x = op.x.as<const T>() + row * n;
-      norm([&](int64_t i, int lanes) { return LoadN(x + i, lanes); }, op.out.as<T>() + row * n);
+      T* out = op.out.as<T>() + row * n;
+      const auto value = [&](int64_t i, int lanes) { return LoadN(x + i, lanes); };
+      norm.ForEach(value, norm.Rstd(value),
+                   [&](int64_t i, VecF y, int lanes) { StoreN(out + i, y, lanes); });
     });
     return {};
   });

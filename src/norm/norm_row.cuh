@@ -1,0 +1,215 @@
+// out[row] = (x[row] + residual[row]) / sqrt(mean((x[row] + residual[row])^2) + eps) * weight;
+// without a residual, of x alone. Roundings: rms_norm.h and fused_add_rms_norm.h. As T, or rounded
+// to T and then quantised: by a given scale, or by the row's own.
+//
+// A row is read once: its first kNormItems packs a thread stay in registers between the reduction
+// and the scaling. What a longer row has beyond that is read again, from the L2 cache most likely.
+// Each op's file makes the kernels that it needs.
+#pragma once
+#include <type_traits>
+
+#include "src/core/cuda/launch.h"
+#include "src/core/cuda/rows.cuh"
+#include "src/core/cuda/vec.cuh"
+#include "src/core/dispatch.h"
+#include "src/quant/codes.cuh"
+
+namespace intarsia::cuda {
+namespace {
+
+constexpr int kNormItems = 4;
+
+// T is the activations' type, Out that of the result.
+template <class T, class Out>
+struct NormArguments {
+  const T* x;               // [rows, n]
+  const T* residual;        // [rows, n]; null: none
+  const T* weight;          // [n]; at most one of the two weights is set
+  const float* weight_f32;  // [n]
+  Out* out;                 // [rows, n]; may be x
+  T* residual_out;          // [rows, n]: x + residual; may be residual
+  const float* scale;       // [1], if Out is a code and the scale is given
+  float* row_scales;        // [rows], if it is the row's own
+  RowRule rule;             // of that
+  int64_t rows, n;
+  float eps;
+  bool before_weight;  // rounding; see rms_norm.h
+};
+
+// What a norm is made of; the op fills in what it has.
+struct Norm {
+  const TensorView& x;
+  Optional weight;
+  const TensorView& out;
+  float eps;
+  std::string_view rounding;
+  const TensorView* residual = nullptr;
+  const TensorView* residual_out = nullptr;
+  const TensorView* scale = nullptr;       // one for all
+  const TensorView* row_scales = nullptr;  // the rows' own, a result
+  RowRule rule = {};
+};
+
+// A pack of a row between the two passes: as it was loaded, which takes half the registers of f32,
+// so that more rows are on their way; or the sum with the residual as the norm wants to see it,
+// rounded unless the norm is of the unrounded one.
+template <class T, int kCount, bool kResidual>
+struct RowPack {
+  Pack<std::conditional_t<kResidual, float, T>, kCount> kept;
+
+  __device__ __forceinline__ float At(int j) const { return ToFloat(kept.at[j]); }
+
+  template <class Out>
+  __device__ __forceinline__ void Load(const NormArguments<T, Out>& a, int64_t at) {
+    const auto x = *reinterpret_cast<const Pack<T, kCount>*>(a.x + at);
+    if constexpr (!kResidual) {
+      kept = x;
+    } else {
+      const auto residual = *reinterpret_cast<const Pack<T, kCount>*>(a.residual + at);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        const float sum = ToFloat(x.at[j]) + ToFloat(residual.at[j]);
+        kept.at[j] = a.before_weight ? sum : ToFloat(FromFloat<T>(sum));
+      }
+    }
+  }
+
+  __device__ __forceinline__ float SumOfSquares() const {
+    float squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) squares += At(j) * At(j);
+    return squares;
+  }
+
+  template <class Out>
+  __device__ __forceinline__ void StoreSum(const NormArguments<T, Out>& a, int64_t at) const {
+    if constexpr (kResidual)
+      *reinterpret_cast<Pack<T, kCount>*>(a.residual_out + at) = FromFloats<T>(kept);
+  }
+
+  // The normed numbers, not yet rounded to T.
+  template <class Out>
+  __device__ __forceinline__ Pack<float, kCount> Normed(const NormArguments<T, Out>& a,
+                                                        int64_t column, float rstd) const {
+    Pack<T, kCount> weight;
+    if (a.weight) weight = *reinterpret_cast<const Pack<T, kCount>*>(a.weight + column);
+    Pack<float, kCount> normed;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const float w = a.weight       ? ToFloat(weight.at[j])
+                      : a.weight_f32 ? a.weight_f32[column + j]
+                                     : 1.0f;
+      const float y = At(j) * rstd;
+      normed.at[j] = (a.before_weight ? ToFloat(FromFloat<T>(y)) : y) * w;
+    }
+    return normed;
+  }
+};
+
+// A row a threadIdx.y. kCount: what makes 16 bytes of T, or 1 where alignment or n does not allow
+// that. kRowScales: the result is quantised by scales of its rows.
+template <class T, class Out, int kCount, bool kResidual, bool kRowScales>
+__global__ void __launch_bounds__(kMaxRowThreads) NormKernel(NormArguments<T, Out> a) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const int64_t start = row * a.n, packs = row < a.rows ? a.n / kCount : 0;
+  const auto at = [&](int k) { return threadIdx.x + static_cast<int64_t>(k) * blockDim.x; };
+  RowPack<T, kCount, kResidual> kept[kNormItems], again;
+  // f(pack, its number) for those that are kept, then for those that are read again.
+  const auto for_kept = [&](auto f) {
+#pragma unroll
+    for (int k = 0; k < kNormItems; ++k)
+      if (at(k) < packs) f(kept[k], at(k), k);
+  };
+  const auto for_again = [&](auto f) {
+    for (int64_t i = at(kNormItems); i < packs; i += blockDim.x) {
+      again.Load(a, start + i * kCount);
+      f(again, i);
+    }
+  };
+
+  for_kept([&](auto& pack, int64_t i, int) { pack.Load(a, start + i * kCount); });
+  float squares = 0.0f;
+  for_kept([&](auto& pack, int64_t, int) { squares += pack.SumOfSquares(); });
+  for_again([&](auto& pack, int64_t) { squares += pack.SumOfSquares(); });
+  const float rstd = rsqrtf(ReduceRow<Plus>(squares) / static_cast<float>(a.n) + a.eps);
+  const auto normed = [&](const auto& pack, int64_t i) { return pack.Normed(a, i * kCount, rstd); };
+  const auto store = [&](int64_t i, const Pack<Out, kCount>& out) {
+    *reinterpret_cast<Pack<Out, kCount>*>(a.out + start + i * kCount) = out;
+  };
+
+  if constexpr (kRowScales) {
+    Pack<T, kCount> rounded[kNormItems];
+    float largest = 0.0f;
+    for_kept([&](auto& pack, int64_t i, int k) {
+      pack.StoreSum(a, start + i * kCount);
+      rounded[k] = FromFloats<T>(normed(pack, i));
+      largest = fmaxf(largest, LargestAbs(rounded[k]));
+    });
+    for_again([&](auto& pack, int64_t i) {
+      largest = fmaxf(largest, LargestAbs(FromFloats<T>(normed(pack, i))));
+    });
+    const auto row_scale = a.rule.Of(ReduceRow<Larger>(largest));
+    if (threadIdx.x == 0 && row < a.rows) a.row_scales[row] = row_scale.scale;
+    for_kept(
+        [&](auto&, int64_t i, int k) { store(i, Quantised<Out>(rounded[k], row_scale.scaling)); });
+    for_again([&](auto& pack, int64_t i) {
+      store(i, Quantised<Out>(FromFloats<T>(normed(pack, i)), row_scale.scaling));
+      pack.StoreSum(a, start + i * kCount);
+    });
+  } else {
+    Scaling scaling{1.0f, false};
+    if constexpr (sizeof(Out) == 1) scaling.factor = Reciprocal(*a.scale);
+    const auto finish = [&](auto& pack, int64_t i) {
+      pack.StoreSum(a, start + i * kCount);
+      const auto y = normed(pack, i);
+      if constexpr (sizeof(Out) == 1)
+        store(i, Quantised<Out>(FromFloats<T>(y), scaling));
+      else
+        store(i, FromFloats<Out>(y));
+    };
+    for_kept([&](auto& pack, int64_t i, int) { finish(pack, i); });
+    for_again(finish);
+  }
+}
+
+template <class T, class Out, int kCount, bool kResidual, bool kRowScales>
+const Kernel kNormKernel("NormKernel", reinterpret_cast<const void*>(
+                                           &NormKernel<T, Out, kCount, kResidual, kRowScales>));
+
+// Out is void where the result has the activations' type.
+template <class Out, bool kResidual, bool kRowScales = false>
+Status LaunchNorm(const CudaContext& context, const Norm& norm) {
+  return DispatchDType<kF32, kF16, kBF16>("x", norm.x.dtype, [&]<DType kType>() -> Status {
+    using T = DeviceT<kType>;
+    using Result = std::conditional_t<std::is_void_v<Out>, T, Out>;
+    constexpr int kCount = kMaxAccessBytes / sizeof(T);
+    NormArguments<T, Result> a{.x = norm.x.as<const T>(),
+                               .out = norm.out.as<Result>(),
+                               .rule = norm.rule,
+                               .n = norm.x.dim(-1),
+                               .eps = norm.eps,
+                               .before_weight = norm.rounding == "before_weight"};
+    // A row without columns has a scale, too.
+    a.rows = norm.row_scales ? norm.row_scales->size() : a.n == 0 ? 0 : norm.x.size() / a.n;
+    if (norm.weight && norm.weight->dtype == kF32)
+      a.weight_f32 = norm.weight->as<const float>();
+    else if (norm.weight)
+      a.weight = norm.weight->as<const T>();
+    if constexpr (kResidual) {
+      a.residual = norm.residual->as<const T>();
+      a.residual_out = norm.residual_out->as<T>();
+    }
+    if (norm.scale) a.scale = norm.scale->as<const float>();
+    if (norm.row_scales) a.row_scales = norm.row_scales->as<float>();
+    const bool packed = AllInPacks<kCount>(a.n, a.x, a.out, a.weight, a.residual, a.residual_out);
+    const dim3 block = RowBlock(a.rows, packed ? a.n / kCount : a.n, kNormItems);
+    const Grid grid{(a.rows + block.y - 1) / block.y};
+    return Launch(context,
+                  packed ? kNormKernel<T, Result, kCount, kResidual, kRowScales>
+                         : kNormKernel<T, Result, 1, kResidual, kRowScales>,
+                  {grid, block}, a);
+  });
+}
+
+}  // namespace
+}  // namespace intarsia::cuda

@@ -1,0 +1,46 @@
+#include "src/core/cpu/simd_8bit.h"
+#include "src/core/dispatch.h"
+#include "src/norm/norm_row_cpu.h"
+#include "src/ops/rms_norm_dynamic_per_token_quant/rms_norm_dynamic_per_token_quant.h"
+
+namespace intarsia {
+
+namespace {
+
+template <class Code>
+Status RunRows(const RmsNormDynamicPerTokenQuant& op, const CpuContext& context) {
+  return DispatchDType<kF32, kF16, kBF16>("x", op.x.dtype, [&]<DType kType>() -> Status {
+    using T = CpuT<kType>;
+    const int64_t n = op.x.dim(-1);
+    const NormRow<T> norm(n, op.weight, op.eps, "before_weight");
+    const RowRule rule = op.Rule();
+    ForRows(context, op.scale.size(), n, [&](int64_t row) {
+      const T* x = op.x.as<const T>() + row * n;
+      Code* q = op.q.as<Code>() + row * n;
+      SumRow<T> sum{x};
+      if (op.residual)
+        sum = {x, op.residual->as<const T>() + row * n, op.residual_out.as<T>() + row * n};
+      const auto value = [&](int64_t i, int lanes) { return sum.At(i, lanes); };
+      const float rstd = norm.Rstd(value);
+      VecF largest = {};
+      norm.ForEach(value, rstd,
+                   [&](int64_t, VecF y, int) { largest = Max(Abs(RoundTo(y, T{})), largest); });
+      const auto [scale, scaling] = rule.Of(Largest(largest));
+      op.scale.as<float>()[row] = scale;
+      norm.ForEach(value, rstd, [&, scaling = scaling](int64_t i, VecF y, int lanes) {
+        sum.Store(i, lanes);  // only now, for it may be written in place
+        StoreN(q + i, scaling(RoundTo(y, T{})), lanes);
+      });
+    });
+    return {};
+  });
+}
+
+}  // namespace
+
+template <>
+Status RunCpu<kIsa>(const RmsNormDynamicPerTokenQuant& op, const CpuContext& context) {
+  return op.q.dtype == kI8 ? RunRows<I8>(op, context) : RunRows<F8E4M3>(op, context);
+}
+
+}  // namespace intarsia

@@ -1,0 +1,41 @@
+// Quantisation by scales that are given:
+//   q = clamp(round(x * (1 / scale))) in fp8, clamp(round(x / scale)) in int8
+// with the reciprocal rounded to f32 first. One scale for all, for each column, for each row, or
+// for each group of n/g neighbours in each row.
+#pragma once
+#include "src/core/op.h"
+#include "src/quant/scaling.h"
+
+namespace intarsia {
+
+struct GivenScaleQuant {
+  TensorView x, scale, q;
+
+  Status Check() const;
+};
+
+consteval auto GivenScaleSpec(std::string_view name, std::string_view summary,
+                              std::string_view source, std::string_view code) {
+  using Op = GivenScaleQuant;
+  return MakeSpec(
+      name, summary, source, In("x", &Op::x, "... n", "T", "numbers"),
+      In("scale", &Op::scale, "1 | n | ... 1 | ... g", "f32",
+         "what a code of 1 stands for: in all of x, in each column, in each row, or in each of g "
+         "equal groups of a row's columns"),
+      Out<TensorView Op::*>{"q", &Op::q, "... n", code, "codes"});
+}
+
+// Where the scale of an element is: data[row * row_stride + column / columns].
+struct GivenScales {
+  const float* data;
+  int64_t row_stride;
+  int64_t columns;  // neighbours with one scale
+
+  // Of rows of n > 0 elements.
+  [[gnu::always_inline]] GivenScales(const TensorView& scale, int64_t n)
+      : data(scale.as<const float>()),
+        row_stride(scale.rank == 1 ? 0 : scale.dim(-1)),
+        columns(n / scale.dim(-1)) {}
+};
+
+}  // namespace intarsia
