@@ -104,11 +104,13 @@ def test_gradient_is_the_slope_of_the_reference(op: str, case: str) -> None:
     [(op, case, "f32") for op, case in CASES]
     + [(op, "example", dtype) for op in OPS for dtype in ("f16", "bf16")],
 )
-def test_gradient_is_that_of_plain_xla(op: str, case: str, dtype: str) -> None:
+@running.on_each_platform
+def test_gradient_is_that_of_plain_xla(op: str, case: str, dtype: str, platform: str) -> None:
     if case in support.cases(op, "beyond_plain"):
         return
     operands, attributes, cotangents = make(op, case, dtype)
-    found = ours(op, operands, attributes, cotangents)
+    with jax.default_device(jax.devices(platform)[0]):
+        found = ours(op, operands, attributes, cotangents)
     # In f32 throughout: in a narrower type autodiff would round at every step.
     wide = [x.astype(np.float32) if is_float(x) else x for x in operands]
     plain = support.op_module(op).plain_xla

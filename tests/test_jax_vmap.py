@@ -108,8 +108,10 @@ def can_be_mapped(op: str, calls: list[list], attributes: dict) -> set[str]:
     return mapped
 
 
+@running.on_each_platform
 @pytest.mark.parametrize(("op", "case"), CASES)
-def test_vmap_is_the_calls_stacked(op: str, case: str) -> None:
+def test_vmap_is_the_calls_stacked(op: str, case: str, platform: str) -> None:
+    """The calls one by one are made on the CPU, without XLA."""
     calls, attributes = members(op, case)
     mapped = can_be_mapped(op, calls, attributes)
     if not mapped:
@@ -118,10 +120,12 @@ def test_vmap_is_the_calls_stacked(op: str, case: str) -> None:
         want = one_by_one(op, calls, attributes, mapped)
     except NotImplementedError as error:
         pytest.skip(str(error))
-    got = call_mapped(op, calls, attributes, mapped, axis=1)
+    with jax.default_device(jax.devices(platform)[0]):
+        got = call_mapped(op, calls, attributes, mapped, axis=1)
+    least = running.least_tolerance(op, calls[0], platform)
     for result, expected in zip(got, want, strict=True):
         assert result.dtype == expected.dtype
-        running.check(op, result, expected.astype(np.float64))
+        running.check(op, result, expected.astype(np.float64), least=least)
 
 
 @pytest.mark.parametrize(
