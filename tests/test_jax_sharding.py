@@ -36,12 +36,17 @@ def compile_on(mesh, function, operands: dict[str, tuple], donate: tuple[int, ..
     return jax.jit(function, donate_argnums=donate).lower(*arrays).compile(), arrays
 
 
-def check(mesh, function, sharded, operands: dict[str, tuple]) -> list:
-    """Asserts that a sharded function gives what the plain one gives on one device, without talk."""
+def run(mesh, sharded, operands: dict[str, tuple]) -> list:
+    """The results of a sharded function, asserting that its devices do not talk to each other."""
     compiled, arrays = compile_on(mesh, sharded, operands)
     text = compiled.as_text()
     assert "intarsia." in text and not COLLECTIVES.search(text), COLLECTIVES.findall(text)
-    got = jax.tree.leaves(compiled(*arrays))
+    return jax.tree.leaves(compiled(*arrays))
+
+
+def check(mesh, function, sharded, operands: dict[str, tuple]) -> list:
+    """Asserts that a sharded function gives what the plain one gives on one device."""
+    got = run(mesh, sharded, operands)
     want = jax.tree.leaves(function(*(value for value, _ in operands.values())))
     for result, expected in zip(got, want, strict=True):
         running.check("paged_attention", np.asarray(result), np.asarray(expected, np.float64))
@@ -220,6 +225,14 @@ def test_gated_activations_by_columns() -> None:
     both = P("data", "model")
     sharded = ij.shard(ij.silu_and_mul, mesh, tokens="data", columns="model")
     check(mesh, ij.silu_and_mul, sharded, {"x": (gate, both), "up": (up, both)})
+    quantised = ij.shard(ij.silu_and_mul_quant, mesh, tokens="data", columns="model")
+    (codes,) = run(
+        mesh,
+        quantised,
+        {"x": (gate, both), "scale": (np.ones(1, np.float32), P()), "up": (up, both)},
+    )
+    want = np.asarray(ij.silu_and_mul_quant(gate, np.ones(1, np.float32), up))
+    np.testing.assert_array_equal(np.asarray(codes), want)
     with pytest.raises(
         ValueError, match="silu_and_mul: has no columns that mesh axis 'model' could"
     ):
