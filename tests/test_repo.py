@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 import support
-from intarsia import _native
+from intarsia import _dtypes, _native
 
 ROOT = support.ROOT
 SOURCE = (".py", ".cc", ".h", ".cu", ".cuh")
@@ -169,6 +169,19 @@ def test_exported_symbols_are_those_of_the_header() -> None:
     exported = {line.split()[-1].split("@")[0] for line in symbols.splitlines()}
     header = text(pathlib.Path("include/intarsia/intarsia.h"))
     assert exported == set(re.findall(r"INTARSIA_API [^;(]*?\b(intarsia_\w+)\(", header))
+
+
+def test_ctypes_mirror_the_header() -> None:
+    header = text(pathlib.Path("include/intarsia/intarsia.h"))
+    numbers = dict(re.findall(r"\b(INTARSIA_\w+) = (-?\d+)", header))
+    assert numbers["INTARSIA_ABI_VERSION"] == str(_native._ABI_VERSION)
+    assert numbers["INTARSIA_MAX_RANK"] == str(_native._MAX_RANK)
+    assert numbers["INTARSIA_MAX_RESULTS"] == str(_native._MAX_RESULTS)
+    enums = dict(re.findall(r"enum \{([^}]*)\} intarsia_(\w+);", header))
+    named = {what: re.findall(r"INTARSIA_(\w+)", body) for body, what in enums.items()}
+    assert named["dtype"] == [*(name.upper() for name in _dtypes.NAMES), "NONE"]
+    kinds = [name.removeprefix("ATTR_").lower() for name in named["attribute_type"]]
+    assert kinds == list(_native._ATTRIBUTE_TYPES)
 
 
 def test_instruction_sets_share_no_code() -> None:

@@ -50,7 +50,7 @@ Status ToView(const intarsia_tensor& tensor, TensorView& view) {
     return InvalidArgument(
         Text("has dtype number ", tensor.dtype, ", expected one of intarsia_dtype"));
   if (tensor.rank < 0 || tensor.rank > INTARSIA_MAX_RANK)
-    return InvalidArgument(Text("has rank ", tensor.rank));
+    return InvalidArgument(Text("has rank ", tensor.rank, ", expected 0 to ", INTARSIA_MAX_RANK));
   const auto rank = static_cast<size_t>(tensor.rank);
   INTARSIA_RETURN_IF_ERROR(
       MakeDense(tensor.data, static_cast<DType>(tensor.dtype), {tensor.dims, rank}, view));
@@ -64,7 +64,8 @@ Status SetAttribute(const OpInfo& op, const intarsia_attribute& attribute, Call&
   if (i < 0) return Invalid(op, "unknown attribute ", attribute.name);
   const AttributeInfo& info = op.attributes[static_cast<size_t>(i)];
   if (attribute.type != static_cast<int32_t>(info.type))
-    return Invalid(op, "attribute ", attribute.name, " has the wrong type");
+    return Invalid(op, "attribute ", attribute.name, " has type number ", attribute.type,
+                   ", expected ", static_cast<int64_t>(info.type), " of intarsia_attribute_type");
   AttrValue& value = call.attributes[static_cast<size_t>(i)];
   switch (info.type) {
     case AttrType::kBool:
@@ -77,6 +78,7 @@ Status SetAttribute(const OpInfo& op, const intarsia_attribute& attribute, Call&
       value = attribute.f64;
       break;
     case AttrType::kString:
+      if (!attribute.text) return Invalid(op, "attribute ", attribute.name, " is a null string");
       value = std::string_view(attribute.text);
       break;
   }

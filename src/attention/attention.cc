@@ -43,8 +43,8 @@ std::vector<CpuSequence> ReadSequences(const Params& params, bool layer_exists) 
     if (!params.paged && params.cu_seqlens_k.data) {
       const int64_t rows = params.cache.page_size;
       sequence.k_begin = std::clamp<int64_t>(params.cu_seqlens_k.At(i), 0, rows);
-      max_len = std::min(max_len, rows - sequence.k_begin);
       len = std::clamp(params.cu_seqlens_k.At(i + 1), sequence.k_begin, rows) - sequence.k_begin;
+      max_len = std::min(max_len, len);  // not the next sequence's keys, whatever seqused_k says
     }
     if (params.seqused_k.data) len = params.seqused_k.At(i);
     len = layer_exists ? std::clamp<int64_t>(len, 0, max_len) : 0;

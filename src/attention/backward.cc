@@ -15,17 +15,6 @@ namespace {
 // An item of all keys of a sequence and head may be this many times what each thread has to do.
 constexpr double kLargestShare = 0.5;
 
-// Sequences with their keys within their rows of k.
-std::vector<CpuSequence> OwnKeys(const Params& params) {
-  std::vector<CpuSequence> sequences = ReadSequences(params, true);
-  for (CpuSequence& sequence : sequences) {
-    const int64_t end = std::clamp(params.cu_seqlens_k.At(sequence.index + 1), sequence.k_begin,
-                                   params.cache.page_size);
-    sequence.len_k = std::min(sequence.len_k, end - sequence.k_begin);
-  }
-  return sequences;
-}
-
 // Whether dq can be made on the way: no item would keep one thread busy while the others wait.
 bool Fuse(const std::vector<CpuSequence>& sequences, int64_t heads, int64_t threads) {
   if (threads == 1) return true;
@@ -73,7 +62,7 @@ Status RunBackward(const BackwardParams& params, const CpuContext& context) {
   BackwardWork work{.params = params};
   work.group = params.group();
   work.padded_d = (p.head_dim + kAlignFloats - 1) / kAlignFloats * kAlignFloats;
-  const std::vector<CpuSequence> sequences = OwnKeys(p);
+  const std::vector<CpuSequence> sequences = ReadSequences(p, true);
   if (!sequences.empty()) {
     work.first_token = sequences.front().q_begin;
     work.end_token = sequences.back().q_begin + sequences.back().len_q;

@@ -62,7 +62,7 @@ def dense_keys(k, v, cu_seqlens_k, seqused_k=None, leftpad_k=None):
     def keys(i):
         begin, end = int(cu_seqlens_k[i]), int(cu_seqlens_k[i + 1])
         if seqused_k is not None:
-            end = begin + int(np.clip(seqused_k[i], 0, len(k) - begin))
+            end = begin + int(np.clip(seqused_k[i], 0, max(end - begin, 0)))
         if leftpad_k is not None:
             begin += int(np.clip(leftpad_k[i], 0, end - begin))
         return k[begin:end], v[begin:end], np.ones(max(end - begin, 0), bool)

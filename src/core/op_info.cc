@@ -8,28 +8,6 @@
 namespace intarsia {
 namespace {
 
-class CallConditions final : public Conditions {
- public:
-  CallConditions(const OpInfo& op, const Call& call) : op_(op), call_(call) {}
-
-  bool Holds(std::string_view condition) const override {
-    if (condition.starts_with('!')) return !Holds(condition.substr(1));
-    const size_t equals = condition.find('=');
-    const std::string_view name = condition.substr(0, equals);
-    if (const int i = op_.FindOperand(name); i >= 0)
-      return call_.operands[static_cast<size_t>(i)].has_value();
-    const AttrValue& value = call_.attributes[static_cast<size_t>(op_.FindAttribute(name))];
-    if (equals != condition.npos)
-      return std::get<std::string_view>(value) == condition.substr(equals + 1);
-    const bool* flag = std::get_if<bool>(&value);
-    return flag ? *flag : !std::holds_alternative<std::monostate>(value);
-  }
-
- private:
-  const OpInfo& op_;
-  const Call& call_;
-};
-
 // Whether `list` ("i32|i64") names `word`.
 bool Lists(std::string_view list, std::string_view word) {
   for (;;) {
@@ -169,6 +147,19 @@ class Checker {
 };
 
 }  // namespace
+
+bool CallConditions::Holds(std::string_view condition) const {
+  if (condition.starts_with('!')) return !Holds(condition.substr(1));
+  const size_t equals = condition.find('=');
+  const std::string_view name = condition.substr(0, equals);
+  if (const int i = op_.FindOperand(name); i >= 0)
+    return call_.operands[static_cast<size_t>(i)].has_value();
+  const AttrValue& value = call_.attributes[static_cast<size_t>(op_.FindAttribute(name))];
+  if (equals != condition.npos)
+    return std::get<std::string_view>(value) == condition.substr(equals + 1);
+  const bool* flag = std::get_if<bool>(&value);
+  return flag ? *flag : !std::holds_alternative<std::monostate>(value);
+}
 
 int OpInfo::FindOperand(std::string_view operand) const {
   for (size_t i = 0; i < operands.size(); ++i)

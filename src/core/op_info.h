@@ -67,6 +67,17 @@ struct OpInfo {
   int FindAttribute(std::string_view attribute) const;
 };
 
+// What the conditions of a spec's dims and results come to in a call.
+class CallConditions final : public Conditions {
+ public:
+  CallConditions(const OpInfo& op, const Call& call) : op_(op), call_(call) {}
+  bool Holds(std::string_view condition) const override;
+
+ private:
+  const OpInfo& op_;
+  const Call& call_;
+};
+
 // Checks operands and attributes and sets the shape and dtype of every result that exists; their
 // addresses stay null. This is the only shape inference there is.
 Status Infer(const OpInfo& op, Call& call);

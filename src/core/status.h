@@ -12,7 +12,6 @@ namespace intarsia {
 enum class Code : int32_t {
   kOk = 0,
   kInvalidArgument = 3,    // the caller is wrong
-  kResourceExhausted = 8,  // memory
   kUnimplemented = 12,     // legal, but not built here; the text lists what is
   kInternal = 13,          // CUDA failed, or a bug of ours
 };

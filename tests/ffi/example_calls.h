@@ -82,27 +82,6 @@ class ExampleMaker {
   static constexpr size_t kChoices = 4, kVariants = 2;
   static constexpr int kMaxGiven = 3;  // optional operands of a call, but for one that has all
 
-  class Given final : public Conditions {
-   public:
-    Given(const OpInfo& op, const Call& call) : op_(op), call_(call) {}
-    bool Holds(std::string_view condition) const override {
-      if (condition.starts_with('!')) return !Holds(condition.substr(1));
-      const size_t equals = condition.find('=');
-      const std::string_view name = condition.substr(0, equals);
-      if (const int i = op_.FindOperand(name); i >= 0)
-        return call_.operands[static_cast<size_t>(i)].has_value();
-      const AttrValue& value = call_.attributes[static_cast<size_t>(op_.FindAttribute(name))];
-      if (equals != condition.npos)
-        return std::get<std::string_view>(value) == condition.substr(equals + 1);
-      const bool* flag = std::get_if<bool>(&value);
-      return flag ? *flag : !std::holds_alternative<std::monostate>(value);
-    }
-
-   private:
-    const OpInfo& op_;
-    const Call& call_;
-  };
-
   int64_t SizeOf(std::string_view letter) const {
     const auto found = sizes_.find(std::string(letter));
     return found == sizes_.end() ? 3 : found->second;
@@ -124,7 +103,7 @@ class ExampleMaker {
     size_t bit = 0;
     for (size_t i = 0; i < op_.operands.size(); ++i)
       if (!op_.operands[i].optional || (form.given >> bit++ & 1)) call.operands[i].emplace();
-    const Given conditions(op_, call);
+    const CallConditions conditions(op_, call);
     std::vector<std::vector<const DimsTerm*>> axes(op_.operands.size());
     for (size_t i = 0; i < op_.operands.size(); ++i) {
       if (!call.operands[i]) continue;

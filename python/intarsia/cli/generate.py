@@ -83,11 +83,12 @@ def _generate(args: argparse.Namespace) -> None:
     texts = args.prompt or list(_DEFAULT_TEXTS if plain else _DEFAULT_PROMPTS)
     prompts = [(tokenizer.encode if plain else tokenizer.encode_chat)(text) for text in texts]
     needed = max(map(len, prompts)) + args.max_tokens
+    max_model_len = args.max_model_len or min(needed, config.max_positions)
     engine = Engine(
         config,
         model.params,
         max_num_seqs=len(prompts),
-        max_model_len=args.max_model_len or min(needed, config.max_positions),
+        max_model_len=max_model_len,
         scan_layers=args.scan_layers,
         tensor_parallel=args.tensor_parallel,
     )
@@ -104,7 +105,8 @@ def _generate(args: argparse.Namespace) -> None:
         _say("")
         _say("without printing")
         _say_row("decode", _rate(engine.stats.decode_tokens, engine.stats.decode_seconds))
-        _compare(model, prompts, completions, args)
+        limits = [min(args.max_tokens, max_model_len - len(prompt)) for prompt in prompts]
+        _compare(model, prompts, completions, limits)
 
 
 class _Printer:
@@ -166,22 +168,18 @@ def _compare(
     model: _model.Model,
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
-    args: argparse.Namespace,
+    limits: Sequence[int],
 ) -> None:
     from intarsia.models import reference
 
     _say("")
     _say("the same in plain jax.numpy, without printing; compiling")
-    result = reference.generate(
-        model.config,
-        model.params,
-        prompts,
-        args.max_tokens,
-    )
+    result = reference.generate(model.config, model.params, prompts, max(limits))
     _say_row("compile", f"{result.compile_seconds:.1f} s")
     _say_row("prefill", _rate(sum(map(len, prompts)), result.prefill_seconds))
     _say_row("decode", _rate(result.decode_tokens, result.decode_seconds))
-    agree = sum(map(operator.eq, result.tokens, completions))
+    expected = [tokens[:limit] for tokens, limit in zip(result.tokens, limits, strict=True)]
+    agree = sum(map(operator.eq, expected, completions))
     verdict = "the same" if agree == len(prompts) else "different"
     _say_row("greedy tokens", f"{verdict} ({agree} of {len(prompts)} completions equal)")
 

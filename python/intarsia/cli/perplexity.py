@@ -6,6 +6,8 @@ from pathlib import Path
 
 from intarsia.cli import _model
 
+_CONTEXT = 2048
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
@@ -14,21 +16,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--context",
         type=int,
-        default=2048,
-        help="the text is cut into pieces of so many tokens, each scored alone (default: %(default)s)",
+        help="the text is cut into pieces of so many tokens, each scored alone (default: "
+        f"{_CONTEXT}, or the model's limit)",
     )
 
 
 def main(args: argparse.Namespace) -> int:
     """Scores; the result goes to stdout."""
-    if args.context < 2:
-        raise ValueError(f"--context is {args.context}, expected 2 or more")
     text = sys.stdin.read() if args.text == "-" else Path(args.text).read_text()
     model = _model.load(args)
     from intarsia.models import Engine, perplexity
 
     tokens = model.tokenizer.encode(text)
-    context = min(args.context, model.config.max_positions - 1)
+    context = args.context or min(_CONTEXT, model.config.max_positions - 1)
+    if not 2 <= context < model.config.max_positions:
+        raise ValueError(
+            f"--context is {context}, expected 2 to {model.config.max_positions - 1} for this model"
+        )
     pieces = [tokens[i : i + context] for i in range(0, len(tokens), context)]
     if len(tokens) < 2:
         raise ValueError(f"the text has {len(tokens)} tokens, expected 2 or more")

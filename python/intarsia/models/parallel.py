@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from intarsia.jax import kv_cache_sharding, kv_heads
 from intarsia.models.config import ModelConfig
 from intarsia.models.weights import Params
 
@@ -31,7 +32,6 @@ _SPREAD_AXES = {
     "w_gate_up": -2,
     "w_down": -1,
 }
-_CACHE_AXIS = -2
 
 
 class TensorParallel:
@@ -54,24 +54,20 @@ class TensorParallel:
         for what, count in (("heads", h), ("intermediate", m)):
             if count % size:
                 raise ValueError(f"tensor_parallel={size} does not divide {what}={count}")
-        if hk % size and size % hk:
-            raise ValueError(
-                f"tensor_parallel={size} neither divides kv_heads={hk} nor the reverse"
-            )
         self.size = size
         self._whole = config
+        self._mesh = Mesh(np.array(devices[:size]), (_AXIS,))
         self.config = dataclasses.replace(
             config,
             heads=h // size,
-            kv_heads=max(hk // size, 1),
+            kv_heads=kv_heads(hk, self._mesh, _AXIS) // size,
             intermediate=m // size,
             mesh_axis=_AXIS,
         )
-        self._mesh = Mesh(np.array(devices[:size]), (_AXIS,))
 
     def cache_sharding(self, stacked: bool) -> NamedSharding:
         """Of a cache [p, s, hk, d] of all devices' KV heads, copies counted; or [l, p, s, hk, d]."""
-        return NamedSharding(self._mesh, P(*[None] * (2 + stacked), _AXIS))
+        return kv_cache_sharding(self._mesh, _AXIS, layers=stacked)
 
     def place(self, params: Params) -> Params:
         """Spreads weights as `load_model` gives them, each device's rows side by side."""
@@ -90,7 +86,7 @@ class TensorParallel:
 
     def spread(self, step: Callable[..., Any], params: Params, caches: Any) -> Callable[..., Any]:
         """Makes a step that runs on every device: (params, caches, *rest) -> (caches, result)."""
-        cache_specs = jax.tree.map(lambda array: _spec_at(array, _CACHE_AXIS), caches)
+        cache_specs = jax.tree.map(lambda array: array.sharding.spec, caches)
         param_specs = jax.tree.map_with_path(lambda path, x: _spec(_role(path), x), params)
         on_each = jax.shard_map(
             lambda params, caches, rest: step(params, caches, *rest),
