@@ -15,7 +15,9 @@ ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 sys.path.insert(0, str(ROOT / "tests"))
 
+import support  # noqa: E402
 from intarsia import _native  # noqa: E402
+from intarsia.jax import _grad  # noqa: E402
 from wire import snippet  # noqa: E402
 
 HEADER = (
@@ -188,6 +190,18 @@ def _op_page(op: _native.Op) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def _tested(op: _native.Op) -> list[str]:
+    """A row of the table of what is built: every case of an op runs on both platforms."""
+    folder = support.OPS / op.name
+    platforms = [
+        "yes" if (folder / f"{op.name}_{suffix}").exists() else f"no {op.name}_{suffix}"
+        for suffix in ("cpu.cc", "cuda.cu")
+    ]
+    gradient = op.target in _grad._gradients or op.name in _grad.functions_with_gradient
+    cases = ", ".join(support.cases(op.name, "ci"))
+    return [f"[`{op.name}`](#{op.name})", *platforms, "yes" if gradient else "no", cases]
+
+
 def reference_page(ops: list[_native.Op], layouts: list[Mapping[str, Any]]) -> str:
     layout_rows = [
         [
@@ -209,6 +223,11 @@ On the wire a call is a `stablehlo.custom_call` with API version 4: operands in 
 ones left out; attribute `present` says which optional ones are there (bit i: the i-th); then the results
 in the order below, workspaces last. Attributes may be left out; f64 is taken for f32 and i32 for i64.
 Operands and attributes are only ever added, at the end; what a library does not know, it refuses.
+
+What is built, and the variants that `tests/test_ops.py` runs on either platform in every T against a reference
+in f64, by the names that their operands have in `src/ops/<op>/<op>.py`; `vmap` is in `docs/jax.md`:
+
+{_table(["op", "CPU", "CUDA", "gradient", "cases"], [_tested(op) for op in ops])}
 
 Layouts of a paged KV cache, each also with a leading layer axis `l` when the operand `layer` is given:
 
