@@ -45,7 +45,7 @@ __device__ __forceinline__ void LoadKeys(const Frame<S>& f) {
 
 // The warp's rows of Q or dO of a tile of rows, and its part of their RowInfo.
 template <class S>
-__device__ __forceinline__ void LoadRows(const Frame<S>& f, int row_tile, int stage) {
+__device__ __forceinline__ void LoadRows(const Frame<S>& f, int row_tile, int number) {
   using T = typename S::T;
   const Params& p = f.b.forward;
   const Sequence& s = f.tile.sequence;
@@ -58,25 +58,25 @@ __device__ __forceinline__ void LoadRows(const Frame<S>& f, int row_tile, int st
                                ? place.token * p.q_token_stride + place.head * p.q_head_stride
                                : (place.token * p.num_heads + place.head) * p.head_dim;
     prefill::CopyRows<typename S::Rows, S::kCopiedRows>(
-        f.rows(stage, f.own()) + f.pair() * S::kCopiedRows * S::Rows::kRowBytes,
+        f.rows(number, f.own()) + f.pair() * S::kCopiedRows * S::Rows::kRowBytes,
         static_cast<const T*>(f.own() == 0 ? p.q : f.b.dout), offset,
         __ballot_sync(0xffffffffu, exists), static_cast<int>(p.head_dim), f.aligned);
   }
   const int row = first + static_cast<int>(threadIdx.x);
   if (threadIdx.x >= S::kTileRows) return;
-  RowInfo<S>& info = f.info(stage);
+  RowInfo<S>& info = f.info(number);
+  int& index = f.indices(number)[threadIdx.x];
   if (row < num_rows) {
     const RowPlace place = PlaceOf(p, s, f.tile.kv_head, row);
-    const auto at = static_cast<int>(place.token * p.num_heads + place.head);
+    index = static_cast<int>(place.token * p.num_heads + place.head);
     cuda::CpAsync8(cuda::SharedAddress(&info.stats[threadIdx.x]),
-                   BackwardWorkspace(f.b).stats() + at);
-    info.row[threadIdx.x] = at;
+                   BackwardWorkspace(f.b).stats() + index);
     info.position[threadIdx.x] =
         static_cast<int>(place.token) - s.tokens.begin + s.len_k - s.tokens.size();
     info.slope[threadIdx.x] = p.alibi_slopes.At(s.index, place.head, 0.0f) * kLog2e;
   } else {
     info.stats[threadIdx.x] = {INFINITY, 0.0f};
-    info.row[threadIdx.x] = -1;
+    index = -1;
     info.position[threadIdx.x] = 0;
     info.slope[threadIdx.x] = 0.0f;
   }
@@ -86,7 +86,7 @@ __device__ __forceinline__ void LoadRows(const Frame<S>& f, int row_tile, int st
 
 // Adds the warp's part of dQ to the workspace.
 template <class S>
-__device__ __forceinline__ void AddQueryGradient(const Frame<S>& f, const RowInfo<S>& info) {
+__device__ __forceinline__ void AddQueryGradient(const Frame<S>& f, int number) {
   const int row_warp = f.warp % S::kRowWarps,
             first_column = f.warp / S::kRowWarps * S::kQueryColumns;
   const int first_row = row_warp * 16 * S::kQueryBlocks;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void AddQueryGradient(const Frame<S>& f, const RowInf
   float dq[S::kQueryBlocks][S::kQueryColumns / 8][4] = {};
   MultiplyKeys<S>(
       dq,
-      S::ScoreRows::AtStep(cuda::SharedAddress(f.scores()) + LaneOffsetTransposedA<S>(f.lane),
+      S::ScoreRows::AtStep(cuda::SharedAddress(f.scores(number)) + LaneOffsetTransposedA<S>(f.lane),
                            first_row / kRowStep),
       cuda::SharedAddress(f.keys(0)) +
           S::M::template LaneOffsetTransposed<typename S::Rows>(f.lane),
@@ -104,7 +104,7 @@ __device__ __forceinline__ void AddQueryGradient(const Frame<S>& f, const RowInf
   for (int block = 0; block < S::kQueryBlocks; ++block) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = info.row[first_row + 16 * block + 8 * r + f.lane / 4];
+      const int row = f.indices(number)[first_row + 16 * block + 8 * r + f.lane / 4];
       if (row < 0) continue;
       float* const to =
           BackwardWorkspace(f.b).dq() + int64_t{row} * d + first_column + f.lane % 4 * 2;
@@ -117,15 +117,37 @@ __device__ __forceinline__ void AddQueryGradient(const Frame<S>& f, const RowInf
   }
 }
 
-// The counter of a tile of rows, on which the CTAs of its sequence and KV head take turns.
+// The turns of a deterministic dQ: thread 0 waits for the CTA's turn at a tile of rows, and passes
+// it on. All threads meet between that and what they add.
 template <class S>
-__device__ __forceinline__ int32_t* CounterOf(const Frame<S>& f, int row_tile) {
-  const Params& p = f.b.forward;
-  const Sequence& s = f.tile.sequence;
-  const int64_t before = int64_t{s.tokens.begin} * GroupSize(p) / S::kTileRows + s.index;
-  return BackwardWorkspace(f.b).counters() + 1 + (before + row_tile) * p.cache.num_kv_heads +
-         f.tile.kv_head;
-}
+class Turns {
+ public:
+  __device__ explicit Turns(const Frame<S>& f) : f_(f) {
+    const Params& p = f.b.forward;
+    const Sequence& s = f.tile.sequence;
+    const int64_t before = int64_t{s.tokens.begin} * GroupSize(p) / S::kTileRows + s.index;
+    counters_ =
+        BackwardWorkspace(f.b).counters() + 1 + before * p.cache.num_kv_heads + f.tile.kv_head;
+  }
+  __device__ void Await(int row_tile) const {
+    if (!f_.b.deterministic || threadIdx.x != 0) return;
+    const int turn = TurnOf<S>(f_.b.forward, f_.tile, row_tile);
+    while (cuda::LoadAcquire(At(row_tile)) < turn) __nanosleep(20);
+  }
+  __device__ void Pass(int row_tile) const {
+    if (!f_.b.deterministic || threadIdx.x != 0) return;
+    __threadfence();
+    atomicAdd(At(row_tile), 1);
+  }
+
+ private:
+  __device__ int32_t* At(int row_tile) const {
+    return counters_ + int64_t{row_tile} * f_.b.forward.cache.num_kv_heads;
+  }
+
+  const Frame<S>& f_;
+  int32_t* counters_;
+};
 
 // Writes the warp's sums to dk or dv.
 template <class S>
@@ -158,61 +180,53 @@ __device__ __forceinline__ void WriteKeys(const Frame<S>& f, const typename S::S
       exists ? (slot * p.cache.num_kv_heads + f.tile.kv_head) * d : -1, d, f.aligned);
 }
 
-// Everything of a tile of keys.
+// Everything of a tile of keys. dQ of a tile of rows waits until the next one is under way, so that
+// one barrier a tile is enough, and no warp waits for its partner's weights.
 template <class S>
 __device__ __forceinline__ void Walk(const Frame<S>& f) {
-  const Range row_tiles = RowTilesOf<S>(f.b.forward, f.tile);
-  const int count = row_tiles.size();
-  const auto tile_at = [&](int i) {
-    return f.b.deterministic ? row_tiles.end - 1 - i : row_tiles.begin + i;
-  };
   using Rows = typename S::Rows;
+  const Params& p = f.b.forward;
+  const Range tiles = RowTilesOf<S>(p, f.tile);
+  const bool simple = p.softcap == 0.0f && !p.alibi_slopes.data;
+  const Range whole = simple ? WholeRowTiles<S>(p, f.tile) : Range{};
+  const int count = tiles.size();
+  const auto tile_at = [&](int i) {
+    return f.b.deterministic ? tiles.end - 1 - i : tiles.begin + i;
+  };
+  const Turns<S> turns(f);
   typename S::Sums sums = {};
   LoadKeys(f);
   if (count > 0) LoadRows(f, tile_at(0), 0);
   cuda::CpAsyncCommit();
   const uint32_t own_keys = cuda::SharedAddress(f.keys(f.own())) +
                             f.pair() * S::kWarpKeys * Rows::kRowBytes + LaneOffsetA<Rows>(f.lane);
-  const int barrier = 1 + f.pair();
-  for (int i = 0; i < count; ++i) {
-    const int stage = i % 2;
-    const RowInfo<S>& info = f.info(stage);
+  for (int i = 0; i <= count; ++i) {
+    if (i > 0) turns.Await(tile_at(i - 1));
     cuda::CpAsyncWait<0>();
-    __syncthreads();  // the tile is here; nobody needs dS and the tile before any more
-    if (i + 1 < count) LoadRows(f, tile_at(i + 1), stage ^ 1);
-    cuda::CpAsyncCommit();
-
-    typename S::Scores s;
-    Multiply<S>(s, own_keys,
-                cuda::SharedAddress(f.rows(stage, f.own())) + LaneOffsetB<Rows>(f.lane));
-    if (f.makes_weights()) {
-      MakeWeights(f, s, info, IsPlain(f, tile_at(i)));
-      cuda::BarrierArrive(barrier, 64);
-    } else {
-      cuda::BarrierSync(barrier, 64);
-      MakeGradients(f, s, info);
-    }
-    AddProduct<S>(sums, s,
-                  cuda::SharedAddress(f.rows(stage, f.own() ^ 1)) +
-                      S::M::template LaneOffsetTransposed<Rows>(f.lane));
-
-    int32_t* const counter = f.b.deterministic ? CounterOf(f, tile_at(i)) : nullptr;
-    if (counter && threadIdx.x == 0) {
-      const int turn = TurnOf<S>(f.b.forward, f.tile, tile_at(i));
-      while (cuda::LoadAcquire(counter) < turn) __nanosleep(20);
-    }
-    __syncthreads();  // dS is here
-    AddQueryGradient(f, info);
-    if (counter) {
-      __syncthreads();
-      if (threadIdx.x == 0) {
-        __threadfence();
-        atomicAdd(counter, 1);
+    __syncthreads();  // rows i and dS i - 1 are here; nobody needs rows i - 1 and dS i - 2 any more
+    if (i > 1) turns.Pass(tile_at(i - 2));
+    if (i > 0 && !f.makes_weights()) AddQueryGradient(f, i - 1);
+    if (i < count) {
+      typename S::Scores s;
+      Multiply<S>(s, own_keys, cuda::SharedAddress(f.rows(i, f.own())) + LaneOffsetB<Rows>(f.lane));
+      if (i + 1 < count) LoadRows(f, tile_at(i + 1), i + 1);
+      cuda::CpAsyncCommit();
+      const int tile = tile_at(i), barrier = 1 + f.pair();
+      if (f.makes_weights()) {
+        MakeWeights(f, s, i, tile >= whole.begin && tile < whole.end);
+        cuda::BarrierArrive(barrier, 64);
+      } else {
+        cuda::BarrierSync(barrier, 64);
+        MakeGradients(f, s, i);
       }
+      AddProduct<S>(sums, s,
+                    cuda::SharedAddress(f.rows(i, f.own() ^ 1)) +
+                        S::M::template LaneOffsetTransposed<Rows>(f.lane));
     }
+    if (i > 0 && f.makes_weights()) AddQueryGradient(f, i - 1);
   }
-  cuda::CpAsyncWait<0>();
   __syncthreads();  // nobody reads K any more
+  if (count > 0) turns.Pass(tile_at(count - 1));
   WriteKeys(f, sums);
 }
 

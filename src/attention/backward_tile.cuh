@@ -10,8 +10,7 @@ namespace intarsia::attention::backward {
 // Rows of a tile: as many as shared memory has room for twice, and such that dQ can be cut evenly.
 constexpr int RowsOfTile(bool f32, int d) {
   if (!f32) return d == 256 ? 32 : 64;
-  if (d == 256) return 16;
-  return d == 32 || d == 96 ? 64 : 32;
+  return d == 256 ? 16 : d == 32 ? 64 : 32;
 }
 
 // How a kernel for head dims up to kDim cuts its work. A warp has so many keys that dK or dV of
@@ -26,7 +25,7 @@ struct Shape {
   static constexpr bool kF32 = kType == DType::kF32;
   static constexpr int kKeyBlocks = !kF32 && kD <= 128 ? 2 : 1;  // of 16 keys, a warp
   static constexpr int kWarpKeys = 16 * kKeyBlocks;
-  static constexpr int kKeyWarps = kF32 && kD > 128 ? 2 : 4;
+  static constexpr int kKeyWarps = kF32 && (kD > 128 || kD == 96) ? 2 : 4;
   static constexpr int kTileKeys = kWarpKeys * kKeyWarps;
   static constexpr int kTileRows = RowsOfTile(kF32, kD);
   static_assert(kTileRows >= BackwardWorkspace::kMinTileRows);
@@ -45,13 +44,13 @@ struct Shape {
   static constexpr int kQueryColumns = kD / (kWarps / kRowWarps);
   static_assert(kQueryColumns % 16 == 0);
 
-  // In shared memory: K, V, two stages of Q and dO, dS, and two stages of RowInfo.
+  // In shared memory: K, V, two stages of Q and dO, of dS and of RowInfo, three of its `row`.
   static constexpr int kKeyBytes = kTileKeys * Rows::kRowBytes;
   static constexpr int kRowBytes = kTileRows * Rows::kRowBytes;
   static constexpr int kStagesAt = 2 * kKeyBytes;
   static constexpr int kScoresAt = kStagesAt + 4 * kRowBytes;
   static constexpr int kScoreBytes = kTileKeys * ScoreRows::kRowBytes;
-  static constexpr int kInfoAt = kScoresAt + kScoreBytes;
+  static constexpr int kInfoAt = kScoresAt + 2 * kScoreBytes;
 
   using Scores = float[kKeyBlocks][kTileRows / 8][4];  // keys x rows
   using Sums = float[kKeyBlocks][kD / 8][4];           // keys x columns
@@ -61,13 +60,17 @@ struct Shape {
 template <class S>
 struct RowInfo {
   RowStats stats[S::kTileRows];  // of rows that do not exist: lse = inf
-  int row[S::kTileRows];         // token * h + head, or -1
   int position[S::kTileRows];
   float slope[S::kTileRows];  // of alibi, times log2(e)
 };
+// Where rows lie in [t, h], or -1.
+template <class S>
+using RowIndices = int[S::kTileRows];
 
 template <class S>
-inline constexpr int kSharedBytes = S::kInfoAt + 2 * static_cast<int>(sizeof(RowInfo<S>));
+inline constexpr int kIndicesAt = S::kInfoAt + 2 * static_cast<int>(sizeof(RowInfo<S>));
+template <class S>
+inline constexpr int kSharedBytes = kIndicesAt<S> + 3 * static_cast<int>(sizeof(RowIndices<S>));
 
 // ---------------------------------------------------------------------------- tiles
 
@@ -135,7 +138,26 @@ __device__ __forceinline__ int TurnOf(const Params& p, const KeyTile& tile, int 
   return tile.first_key / S::kTileKeys - first;
 }
 
-// What a warp knows of its CTA's work.
+// The tiles among those of which every row sees every key of the tile.
+template <class S>
+__device__ __forceinline__ Range WholeRowTiles(const Params& p, const KeyTile& tile) {
+  const Sequence& s = tile.sequence;
+  if (tile.first_key + S::kTileKeys > s.len_k) return {};
+  // Rows that see the first key and the last.
+  const TokenRange first = TokensThatSee(p.window_left, p.window_right, s.tokens.size(), s.len_k,
+                                         tile.first_key, tile.first_key);
+  const int last_key = tile.first_key + S::kTileKeys - 1;
+  const TokenRange last =
+      TokensThatSee(p.window_left, p.window_right, s.tokens.size(), s.len_k, last_key, last_key);
+  const int64_t group = GroupSize(p), begin = max(first.begin, last.begin),
+                end = min(first.end, last.end);
+  // A tile that reaches beyond the sequence has whole rows and rows that do not exist.
+  const int64_t end_row = end == s.tokens.size() ? end * group + S::kTileRows - 1 : end * group;
+  return {static_cast<int>((begin * group + S::kTileRows - 1) / S::kTileRows),
+          static_cast<int>(end_row / S::kTileRows)};
+}
+
+// What a warp knows of its CTA's work. Number i of what it does goes to place i % 2 or i % 3.
 template <class S>
 struct Frame {
   const BackwardParams& b;
@@ -149,16 +171,19 @@ struct Frame {
   // The first is of K or Q, the second of V or dO: of which the warp's own product takes.
   __device__ int own() const { return makes_weights() ? 0 : 1; }
   __device__ char* keys(int which) const { return shared + which * S::kKeyBytes; }
-  __device__ char* rows(int stage, int which) const {
-    return shared + S::kStagesAt + (2 * stage + which) * S::kRowBytes;
+  __device__ char* rows(int i, int which) const {
+    return shared + S::kStagesAt + (2 * (i % 2) + which) * S::kRowBytes;
   }
-  // Of all keys; and the pair's own part, which first holds P.
-  __device__ char* scores() const { return shared + S::kScoresAt; }
-  __device__ char* pair_scores() const {
-    return scores() + pair() * S::kWarpKeys * S::ScoreRows::kRowBytes;
+  // dS of all keys; and the pair's own part, which first holds P.
+  __device__ char* scores(int i) const { return shared + S::kScoresAt + i % 2 * S::kScoreBytes; }
+  __device__ char* pair_scores(int i) const {
+    return scores(i) + pair() * S::kWarpKeys * S::ScoreRows::kRowBytes;
   }
-  __device__ RowInfo<S>& info(int stage) const {
-    return reinterpret_cast<RowInfo<S>*>(shared + S::kInfoAt)[stage];
+  __device__ RowInfo<S>& info(int i) const {
+    return reinterpret_cast<RowInfo<S>*>(shared + S::kInfoAt)[i % 2];
+  }
+  __device__ RowIndices<S>& indices(int i) const {
+    return reinterpret_cast<RowIndices<S>*>(shared + kIndicesAt<S>)[i % 3];
   }
   __device__ int num_rows() const { return tile.sequence.tokens.size() * GroupSize(b.forward); }
 };

@@ -66,22 +66,14 @@ class Weigher {
   const int first_key_, len_k_;
 };
 
-// Whether all rows of the tile see all keys, and their scores are scale * q . k.
+// s = P from q . k, of the rows and keys number `number`; `plain`: all rows see all keys, and
+// scores are scale * q . k. What dS is to be made of goes to the partner.
 template <class S>
-__device__ __forceinline__ bool IsPlain(const Frame<S>& f, int row_tile) {
-  const Params& p = f.b.forward;
-  if (p.softcap > 0.0f || p.alibi_slopes.data) return false;
-  const int first_row = row_tile * S::kTileRows;
-  const Range all = VisibleToRows(p, f.tile.sequence, first_row, first_row + S::kTileRows - 1).all;
-  return all.begin <= f.tile.first_key && f.tile.first_key + S::kTileKeys <= all.end;
-}
-
-// s = P from q . k; what dS is to be made of goes to the partner.
-template <class S>
-__device__ __forceinline__ void MakeWeights(const Frame<S>& f, typename S::Scores& s,
-                                            const RowInfo<S>& info, bool plain) {
+__device__ __forceinline__ void MakeWeights(const Frame<S>& f, typename S::Scores& s, int number,
+                                            bool plain) {
+  const RowInfo<S>& info = f.info(number);
   const int row = f.lane % 4 * 2;
-  char* const place = f.pair_scores();
+  char* const place = f.pair_scores(number);
   if (plain) {
     const float factor = f.b.forward.scale * kLog2e;
 #pragma unroll
@@ -114,9 +106,10 @@ __device__ __forceinline__ void MakeWeights(const Frame<S>& f, typename S::Score
 // s = dS from dout . v and what the partner put down, and to shared memory.
 template <class S>
 __device__ __forceinline__ void MakeGradients(const Frame<S>& f, typename S::Scores& s,
-                                              const RowInfo<S>& info) {
+                                              int number) {
   using Rows = typename S::ScoreRows;
-  char* const place = f.pair_scores();
+  const RowInfo<S>& info = f.info(number);
+  char* const place = f.pair_scores(number);
 #pragma unroll
   for (int n = 0; n < S::kTileRows / 8; ++n) {
     const float4 two = *reinterpret_cast<const float4*>(&info.stats[8 * n + f.lane % 4 * 2]);
