@@ -11,9 +11,9 @@ namespace intarsia {
 // The numbers are absl's (and so XLA's and gRPC's) codes.
 enum class Code : int32_t {
   kOk = 0,
-  kInvalidArgument = 3,    // the caller is wrong
-  kUnimplemented = 12,     // legal, but not built here; the text lists what is
-  kInternal = 13,          // CUDA failed, or a bug of ours
+  kInvalidArgument = 3,  // the caller is wrong
+  kUnimplemented = 12,   // legal, but not built here; the text lists what is
+  kInternal = 13,        // CUDA failed, or a bug of ours
 };
 
 // nvcc 13.0 warns of every `status = Call()` of a [[nodiscard]] class, so only the host compiler
