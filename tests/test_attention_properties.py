@@ -4,11 +4,11 @@ import ml_dtypes
 import numpy as np
 import running
 import support
-from drawn import DTYPES, INDEX_DTYPES, LAYOUTS, SEEDS, check
+from drawn import DTYPES, INDEX_DTYPES, SEEDS, cache_layouts, check
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention.operands import FP8_CACHES
+from attention.operands import FP8_CACHES, pages_of
 
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 # One for all, one a head, one a head and sequence.
@@ -49,9 +49,9 @@ def calls(draw, paged):
     if sizes["kv"]:
         sizes["scales"] = draw(st.none() | FORMS)
     if paged:
-        layers = draw(st.none() | st.integers(1, 3))
+        layout, layers = draw(cache_layouts())
         layer = 0 if layers is None else draw(st.integers(-1, layers))
-        sizes |= {"page": page, "layout": draw(LAYOUTS), "layers": layers, "layer": layer}
+        sizes |= {"page": page, "layout": layout, "layers": layers, "layer": layer}
         names = [name for name, kv in FP8_CACHES.items() if kv == sizes["kv"]]
         sizes["kv_cache_dtype"] = draw(st.sampled_from(["auto", *names]))
     return support.DTYPES[draw(DTYPES)], sizes
@@ -83,9 +83,11 @@ def without_nan(arrays, kv_cache_dtype="auto"):
             x[np.isnan(x.view(FP8_CACHES[kv_cache_dtype]) if x.dtype == np.uint8 else x)] = 0
 
 
-def spoil(draw, caches, seqused_k, block_table, page, attributes, leftpad_k=None):
+def spoil(draw, caches, seqused_k, block_table, sizes, attributes, leftpad_k=None):
     """Lengths beyond the table's room, and pages outside the cache in the middle of a sequence."""
-    pages, room = caches[0].shape[-4], block_table.shape[1] * page
+    layer = None if sizes["layers"] is None else 0
+    pages = len(pages_of(caches[0], sizes["layout"], 0, layer))
+    room = block_table.shape[1] * sizes["page"]
     some_seen = False
     for i in range(len(seqused_k)):
         if draw(st.integers(0, 7)) == 0:
@@ -111,7 +113,7 @@ def test_paged_attention(platform, call, data, seed):
     }
     module = support.op_module("paged_attention")
     operands, attributes = module.arguments(np.random.default_rng(seed), dtype, **sizes)
-    spoil(data.draw, operands[1:3], operands[3], operands[4], sizes["page"], attributes)
+    spoil(data.draw, operands[1:3], operands[3], operands[4], sizes, attributes)
     check("paged_attention", operands, attributes, platform)
 
 
@@ -122,7 +124,7 @@ def test_flash_attn_varlen_paged(platform, call, data, seed):
     module = support.op_module("flash_attn_varlen")
     operands, attributes = module.arguments(np.random.default_rng(seed), dtype, **sizes)
     seqused_k, block_table, leftpad_k = operands[5], operands[6], operands[10]
-    spoil(data.draw, operands[1:3], seqused_k, block_table, sizes["page"], attributes, leftpad_k)
+    spoil(data.draw, operands[1:3], seqused_k, block_table, sizes, attributes, leftpad_k)
     check("flash_attn_varlen", operands, attributes, platform)
 
 

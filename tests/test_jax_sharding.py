@@ -11,13 +11,22 @@ import running
 from jax import P
 from jax.sharding import AxisType
 
+from attention import operands as attention
+
 DEVICES = 8
+# One without a name among them.
+LAYOUTS = [*attention.layout_names(), "p 2 hk s d"]
 COLLECTIVES = re.compile(r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)")
 rng = np.random.default_rng(0)
 
 
 def normal(*shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
+
+
+def how(layout: str) -> dict[str, str]:
+    """What a caller must say of a layout: nothing where the cache's form does."""
+    return {} if layout in attention.layout_names() and layout != "HND" else {"layout": layout}
 
 
 def mesh_of(**axes: int) -> jax.sharding.Mesh:
@@ -55,14 +64,14 @@ def check(mesh, function, sharded, operands: dict[str, tuple]) -> list:
 
 def paged_batch(h: int, hk: int, layout: str = "NHD"):
     b, page, pages = 3, 4, 12
-    heads = (pages, page, hk, 16) if layout == "NHD" else (pages, page, 2 * hk, 16)
-    caches = tuple(normal(*heads) for _ in range(2 if layout == "NHD" else 1))
+    shapes = attention.cache_shapes(layout, pages, page, hk, 16)
+    caches = tuple(normal(*shape) for shape in shapes if shape)
     table = rng.permutation(pages)[: b * 3].reshape(b, 3).astype(np.int32)
     lens = np.array([5, 12, 1], np.int32)
     return normal(b, h, 16), caches if len(caches) == 2 else caches[0], lens, table
 
 
-@pytest.mark.parametrize("layout", ["NHD", "combined"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_paged_attention_by_heads(layout: str) -> None:
     mesh = mesh_of(model=DEVICES)
     query, caches, lens, table = paged_batch(16, 8, layout)
@@ -70,7 +79,7 @@ def test_paged_attention_by_heads(layout: str) -> None:
 
     def attend(function):
         return lambda q, kv, lens, table, starts: function(
-            q, kv, lens, table, starts, 2, return_lse=True, sliding_window=6
+            q, kv, lens, table, starts, 2, return_lse=True, sliding_window=6, **how(layout)
         )
 
     out, lse = check(
@@ -108,7 +117,7 @@ def test_dense_attention_by_heads_with_few_kv_heads() -> None:
     )
 
 
-@pytest.mark.parametrize("layout", ["NHD", "combined"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("hk", [2, 8, 16])
 def test_a_step_by_heads(hk: int, layout: str) -> None:
     """Rotation, cache write in place and attention, with one KV head or more, or a part of one, a device."""
@@ -126,14 +135,16 @@ def test_a_step_by_heads(hk: int, layout: str) -> None:
     def step(ops):
         def run(positions, query, key, value, caches, slots, lens, table, starts):
             query, key = ops.rotary_embedding(positions, query, table_of_angles, key)
-            caches = ops.reshape_and_cache_flash(key, value, caches, slots)
-            return ops.paged_attention(query, caches, lens, table, starts), caches
+            caches = ops.reshape_and_cache_flash(key, value, caches, slots, **how(layout))
+            return ops.paged_attention(query, caches, lens, table, starts, **how(layout)), caches
 
         return run
 
     def spread(cache):  # the cache of one device, for several: KV heads as often as they are needed
-        axis = cache.reshape(*cache.shape[:2], hk, -1, 16)
-        return np.repeat(axis, count // hk, axis=2).reshape(*cache.shape[:2], -1, 16)
+        at = next(i for i, x in enumerate(attention.cache_axes(layout, False)) if "hk" in x)
+        before, after = cache.shape[:at], cache.shape[at + 1 :]
+        heads = cache.reshape(*before, hk, -1, *after)
+        return np.repeat(heads, count // hk, axis=at).reshape(*before, -1, *after)
 
     kv_spec = P(None, "model") if hk >= DEVICES else P()
     operands = {

@@ -15,9 +15,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 sys.path.insert(0, str(ROOT / "tests"))
 
-import support  # noqa: E402
 from intarsia import _native  # noqa: E402
-from intarsia.jax import _grad  # noqa: E402
 from wire import snippet  # noqa: E402
 
 HEADER = (
@@ -48,7 +46,8 @@ def _dtype(dtype: str) -> str:
 
 
 def _choices(attribute: Mapping[str, Any]) -> str:
-    return f"; one of {_dtype(attribute['one_of'])}" if attribute["one_of"] else ""
+    other = ", or an order of axes" if attribute["or_cache_axes"] else ""
+    return f"; one of {_dtype(attribute['one_of'])}{other}" if attribute["one_of"] else ""
 
 
 def _parameters(op: _native.Op) -> str:
@@ -190,25 +189,23 @@ def _op_page(op: _native.Op) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _tested(op: _native.Op) -> list[str]:
-    """A row of the table of what is built: every case of an op runs on both platforms."""
-    folder = support.OPS / op.name
-    platforms = [
-        "yes" if (folder / f"{op.name}_{suffix}").exists() else f"no {op.name}_{suffix}"
-        for suffix in ("cpu.cc", "cuda.cu")
+_PLACES_OF_VALUES = {
+    "2*hk": "in the odd heads, K in the even ones",
+    "2*d": "behind the K of each head",
+    "2": "second in the axis 2, K first",
+}
+
+
+def _place_of_values(axes: list[str]) -> str:
+    (place,) = [_PLACES_OF_VALUES[axis] for axis in axes if axis in _PLACES_OF_VALUES] or [
+        "in an array of its own, value_cache"
     ]
-    gradient = op.target in _grad._gradients or op.name in _grad.functions_with_gradient
-    cases = ", ".join(support.cases(op.name, "ci"))
-    return [f"[`{op.name}`](#{op.name})", *platforms, "yes" if gradient else "no", cases]
+    return place
 
 
 def reference_page(ops: list[_native.Op], layouts: list[Mapping[str, Any]]) -> str:
     layout_rows = [
-        [
-            f"`{row['name']}`",
-            f"[{', '.join(row['dims'].split())}]",
-            "an array of its own" if row["value_cache"] else "odd heads",
-        ]
+        [f"`{row['name']}`", f"`{row['axes']}`", _place_of_values(row["axes"].split())]
         for row in layouts
     ]
     intro = f"""# Ops
@@ -224,14 +221,13 @@ ones left out; attribute `present` says which optional ones are there (bit i: th
 in the order below, workspaces last. Attributes may be left out; f64 is taken for f32 and i32 for i64.
 Operands and attributes are only ever added, at the end; what a library does not know, it refuses.
 
-What is built, and the variants that `tests/test_ops.py` runs on either platform in every T against a reference
-in f64, by the names that their operands have in `src/ops/<op>/<op>.py`; `vmap` is in `docs/jax.md`:
+Layouts of a paged KV cache, by the order of the axes of key_cache, slowest first:
 
-{_table(["op", "CPU", "CUDA", "gradient", "cases"], [_tested(op) for op in ops])}
+{_table(["layout", "axes", "values"], layout_rows)}
 
-Layouts of a paged KV cache, each also with a leading layer axis `l` when the operand `layer` is given:
-
-{_table(["layout", "key cache", "values"], layout_rows)}
+`layout` may also spell another order of these axes, such as `p 2 hk s d` (FlashInfer's HND): p, s, hk and d
+once each, d last; V stands where the table says for `2*hk`, `2*d` or an axis `2`. When the operand `layer`
+is given, there is an axis l more: in front, unless the order says where (`p l s hk d`).
 """
     return intro + "\n" + "\n\n".join(_op_page(op) for op in ops) + "\n"
 

@@ -229,6 +229,17 @@ class Library:
             raise LookupError(f"no op {op}; {self.path.name} has {', '.join(sorted(self.ops))}")
         return self.ops[op]
 
+    def cache_axes(self, layout: str, layers: bool) -> list[str]:
+        """The axes of key_cache in a layout, slowest first, in the letters of src/core/cache_layout.h.
+
+        Args:
+          layout: a name of the manifest, or an order of axes such as "p hk s d".
+          layers: whether the cache has an axis of layers: in front, unless the order says where.
+        """
+        named = {row["name"]: row["axes"] for row in self.manifest["layouts"]}
+        axes = named.get(layout, layout).split()
+        return ["l", *axes] if layers and "l" not in axes else axes
+
     def _check(self, code: int) -> None:
         if code:
             raise _EXCEPTIONS.get(code, RuntimeError)(self._lib.intarsia_error().decode())

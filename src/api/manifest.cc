@@ -72,6 +72,7 @@ std::string AttributeJson(const AttributeInfo& attribute) {
       .String("type", kTypes[static_cast<int>(attribute.type)])
       .Json("default", ToJson(attribute.default_value))
       .String("one_of", attribute.one_of)
+      .Bool("or_cache_axes", attribute.or_cache_axes)
       .String("doc", attribute.doc)
       .Done();
 }
@@ -109,8 +110,8 @@ std::string Manifest() {
   const auto layout_json = [](const CacheLayout& layout) {
     return Object()
         .String("name", layout.name)
-        .String("dims", layout.dims)
-        .Bool("value_cache", layout.value == ValuePlace::kOwnArray)
+        .String("axes", layout.axes)
+        .Bool("value_cache", layout.own_value_array())
         .Done();
   };
 #ifdef INTARSIA_WITH_CUDA

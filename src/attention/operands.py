@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
+from intarsia import _native
 
 # Random numbers are drawn up to here and then repeated: a prime, so that no two pages are alike.
 _DRAWN = 1048583
@@ -36,25 +37,52 @@ def starts(lengths, index=np.int32):
 # ---------------------------------------------------------------------------- paged caches
 
 
+def layout_names():
+    """The layouts that have a name."""
+    return [row["name"] for row in _native.main_library().manifest["layouts"]]
+
+
+def cache_axes(layout, layers):
+    """The axes of a cache array; `layers`: it has some."""
+    return _native.main_library().cache_axes(layout, layers)
+
+
+def has_value_cache(layout):
+    """Whether V lies in an array of its own."""
+    return not any(axis.startswith("2") for axis in cache_axes(layout, False))
+
+
 def cache_shapes(layout, pages, page_size, hk, d, layers=None):
     """The shapes of key_cache and value_cache; the latter None where one array holds both."""
-    lead = () if layers is None else (layers,)
-    if layout == "combined":
-        return (*lead, pages, page_size, 2 * hk, d), None
-    return ((*lead, pages, page_size, hk, d),) * 2
+    sizes = {"l": layers, "p": pages, "s": page_size, "hk": hk, "d": d, "2": 2}
+    sizes |= {"2*hk": 2 * hk, "2*d": 2 * d}
+    shape = tuple(sizes[axis] for axis in cache_axes(layout, layers is not None))
+    return shape, shape if has_value_cache(layout) else None
+
+
+def pages_of(array, layout, which, layer=None):
+    """A view [p, s, hk, d] of one layer's K (`which` 0) or V (1), from the array that holds it."""
+    axes = cache_axes(layout, layer is not None)
+    half = array.shape[-1] // 2
+    parts = {
+        "l": layer,
+        "2": which,
+        "2*hk": slice(which, None, 2),
+        "2*d": slice(which * half, (which + 1) * half),
+    }
+    view = array[tuple(parts.get(axis, slice(None)) for axis in axes)]
+    rest = [axis.removeprefix("2*") for axis in axes if axis not in ("l", "2")]
+    return view.transpose([rest.index(axis) for axis in ("p", "s", "hk", "d")])
 
 
 def cache_pages(key_cache, value_cache, layout, layer=None):
     """Views [p, s, hk, d] of one layer's K and V; (None, None) if there is no such layer."""
     if layer is not None:
-        if not 0 <= int(layer) < len(key_cache):
+        layer = int(layer)
+        if not 0 <= layer < key_cache.shape[cache_axes(layout, True).index("l")]:
             return None, None
-        key_cache, value_cache = (
-            None if c is None else c[int(layer)] for c in (key_cache, value_cache)
-        )
-    if layout == "combined":
-        return key_cache[:, :, ::2], key_cache[:, :, 1::2]
-    return key_cache, value_cache
+    v_array = key_cache if value_cache is None else value_cache
+    return pages_of(key_cache, layout, 0, layer), pages_of(v_array, layout, 1, layer)
 
 
 @dataclass(frozen=True)
@@ -111,9 +139,9 @@ def paged_cache(
         for shape in cache_shapes(layout, num_pages, page, hk, d, layers)
     ]
     if poison:
-        for cache in caches:
-            if cache is not None:
-                cache[..., ~holds, :, :] = np.nan
+        for i in [None] if layers is None else range(layers):
+            for view in cache_pages(*caches, layout, i):
+                view[~holds] = np.nan
     if kv_cache_dtype != "auto":
         caches = [None if cache is None else cache.view(np.uint8) for cache in caches]
     return PagedCache(

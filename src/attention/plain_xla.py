@@ -8,24 +8,16 @@ from attention import operands
 
 def gather_pages(key_cache, value_cache, block_table, layout, layer=None, kv_cache_dtype="auto"):
     """K and V of all sequences as [b, m * s, hk, d] in jax.numpy, and which keys' pages exist."""
-    if layer is not None:
-        at = layer.reshape(())
-        key_cache, value_cache = (
-            None if c is None else lax.dynamic_index_in_dim(c, at, keepdims=False)
-            for c in (key_cache, value_cache)
-        )
-    if layout == "combined":
-        key_cache, value_cache = key_cache[:, :, ::2], key_cache[:, :, 1::2]
-    if key_cache.dtype == jnp.uint8:
-        key_cache, value_cache = (
-            lax.bitcast_convert_type(c, operands.FP8_CACHES[kv_cache_dtype])
-            for c in (key_cache, value_cache)
-        )
-    p, s, hk, d = key_cache.shape
+    arrays = key_cache, key_cache if value_cache is None else value_cache
+    layer = None if layer is None else layer.reshape(())
+    k, v = (operands.pages_of(array, layout, i, layer) for i, array in enumerate(arrays))
+    if k.dtype == jnp.uint8:
+        k, v = (lax.bitcast_convert_type(x, operands.FP8_CACHES[kv_cache_dtype]) for x in (k, v))
+    p, s, hk, d = k.shape
     b, m = block_table.shape
     exists = jnp.repeat((block_table >= 0) & (block_table < p), s, axis=1)
     page = jnp.clip(block_table, 0, p - 1)
-    return *(cache[page].reshape(b, m * s, hk, d) for cache in (key_cache, value_cache)), exists
+    return *(x[page].reshape(b, m * s, hk, d) for x in (k, v)), exists
 
 
 def by_head(x, b, hk):

@@ -38,10 +38,10 @@ def by_head(x, i, heads):
 def paged_keys(cache: operands.PagedCache, layout, kv_cache_dtype="auto"):
     """The keys of the i-th sequence: (K [n, hk, d], V, which of them exist)."""
     k, v = (stored_values(x, kv_cache_dtype) for x in (cache.key_cache, cache.value_cache))
-    layer, layer_exists = cache.layer, True
-    if layer is not None and not 0 <= int(layer) < len(k):
-        layer, layer_exists = 0, False
-    k_pages, v_pages = operands.cache_pages(k, v, layout, layer)
+    k_pages, v_pages = operands.cache_pages(k, v, layout, cache.layer)
+    layer_exists = k_pages is not None
+    if not layer_exists:
+        k_pages, v_pages = operands.cache_pages(k, v, layout, 0)
     num_pages, page_size = k_pages.shape[:2]
 
     def keys(i):

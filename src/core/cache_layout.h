@@ -1,5 +1,16 @@
-// The layouts of a paged KV cache. A layout is one row of a table: the order of its axes and where
-// V starts. Kernels never see a layout, they see strides.
+// The layouts of a paged KV cache. A layout is an order of axes, spelled in the letters of the
+// specs with blanks between them, slowest first:
+//   l    layers, of a cache that the operand `layer` indexes; in front if the order has no l
+//   p    pages (vLLM: blocks)
+//   s    slots of a page
+//   hk   KV heads
+//   d    elements of a head, always last
+// Where V lies follows from the order, too: in an array of its own with the same axes, unless
+//   2*hk stands for hk: K in the even, V in the odd heads of one array
+//   2*d  stands for d:  each head's V behind its K
+//   2    is an axis:    K, then V
+// The common ones have names, a row of the table each. Kernels never see a layout, they see
+// strides.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -12,26 +23,42 @@
 
 namespace intarsia {
 
-// Where V lies, seen from K.
-enum class ValuePlace {
-  kOwnArray,  // in value_cache
-  kOddHeads,  // K in even, V in odd heads of one array
-};
-
 struct CacheLayout {
-  std::string_view name;
-  std::string_view dims;  // of key_cache, in the letters p, s, hk, d
-  ValuePlace value;
+  std::string_view name, axes;
+
+  // Whether V lies in value_cache, and not with K in key_cache.
+  constexpr bool own_value_array() const { return axes.find('2') == axes.npos; }
 };
 
-inline constexpr std::array<CacheLayout, 2> kCacheLayouts{{
-    {"NHD", "p s hk d", ValuePlace::kOwnArray},
-    {"combined", "p s 2*hk d", ValuePlace::kOddHeads},  // torch_xla's and the TPU kernel's
+inline constexpr std::array<CacheLayout, 5> kCacheLayouts{{
+    {"NHD", "p s hk d"},
+    {"HND", "p hk s d"},
+    {"combined", "p s 2*hk d"},  // torch_xla's and the TPU kernel's
+    {"packed", "p s hk 2*d"},    // vLLM's newer FlashAttention cache
+    {"stacked", "2 p s hk d"},   // vLLM's older one
 }};
-inline constexpr std::string_view kLayoutChoices = "NHD|combined";
 
-// One variant of a spec's dims; if it ends in "@key_cache" or "@value_cache", a variant instead for
-// each row of the table, each with a leading layer axis when the operand `layer` is given.
+namespace internal {
+inline constexpr auto kJoinedLayouts = [] {
+  std::array<char, 64> text{};  // ends in 0
+  size_t length = 0;
+  for (const CacheLayout& layout : kCacheLayouts) {
+    if (length > 0) text[length++] = '|';
+    for (const char c : layout.name) text[length++] = c;
+  }
+  return text;
+}();
+}  // namespace internal
+inline constexpr std::string_view kLayoutChoices = internal::kJoinedLayouts.data();
+
+// Finds what `layout` names, or spells. The message completes "<op>: ".
+Status FindLayout(std::string_view layout, CacheLayout& found);
+
+// The dims of "@key_cache" or "@value_cache" in a layout; empty for a value_cache that it has not.
+std::string CacheDims(std::string_view operand, const CacheLayout& layout);
+
+// One variant of a spec's dims; before one that ends in "@key_cache" or "@value_cache", which stays
+// for the orders of axes that calls may spell, a variant for each row of the table.
 std::string ExpandCacheDims(std::string_view dims);
 
 // What `kv_cache_dtype` may say: how the elements of a cache are stored. "auto" is what its array

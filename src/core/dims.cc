@@ -19,7 +19,9 @@ std::vector<std::string_view> Split(std::string_view text, std::string_view sepa
   return parts;
 }
 
-DimsTerm ParseTerm(std::string_view text, SymbolTable& symbols) {
+// `symbol`: from a name to its number.
+template <class Symbol>
+DimsTerm ParseTerm(std::string_view text, Symbol symbol) {
   DimsTerm term;
   term.text = text;
   if (text == "...") {
@@ -36,16 +38,24 @@ DimsTerm ParseTerm(std::string_view text, SymbolTable& symbols) {
     text = text.substr(0, plus);
   }
   if (const size_t slash = text.find('/'); slash != text.npos) {
-    term.divisor = symbols.Intern(text.substr(slash + 1));
+    term.divisor = symbol(text.substr(slash + 1));
     text = text.substr(0, slash);
   }
   for (std::string_view factor : Split(text, "*")) {
     if (std::isdigit(static_cast<unsigned char>(factor[0])))
       term.constant *= std::atoll(std::string(factor).c_str());
     else
-      term.factors.push_back(symbols.Intern(factor));
+      term.factors.push_back(symbol(factor));
   }
   return term;
+}
+
+template <class Symbol>
+std::vector<DimsTerm> ParseTerms(std::string_view text, Symbol symbol) {
+  std::vector<DimsTerm> terms;
+  if (!text.empty())
+    for (const std::string_view term : Split(text, " ")) terms.push_back(ParseTerm(term, symbol));
+  return terms;
 }
 
 bool Holds(const std::vector<std::string>& all, const Conditions& conditions) {
@@ -81,9 +91,13 @@ bool IntegersFit(const DimsVariant& variant, std::span<const int64_t> shape, int
 
 }  // namespace
 
-int SymbolTable::Intern(std::string_view name) {
+int SymbolTable::Find(std::string_view name) const {
   const auto found = std::find(names_.begin(), names_.end(), name);
-  if (found != names_.end()) return static_cast<int>(found - names_.begin());
+  return found == names_.end() ? -1 : static_cast<int>(found - names_.begin());
+}
+
+int SymbolTable::Intern(std::string_view name) {
+  if (const int found = Find(name); found >= 0) return found;
   names_.emplace_back(name);
   return size() - 1;
 }
@@ -95,9 +109,10 @@ DimsPattern::DimsPattern(std::string_view text, SymbolTable& symbols) {
     DimsVariant variant;
     for (size_t colon; (colon = part.find(": ")) != part.npos; part.remove_prefix(colon + 2))
       variant.conditions.emplace_back(part.substr(0, colon));
-    if (!part.empty())
-      for (std::string_view term : Split(part, " "))
-        variant.terms.push_back(ParseTerm(term, symbols));
+    if (part.starts_with('@'))
+      variant.cache = part;
+    else
+      variant.terms = ParseTerms(part, [&](std::string_view name) { return symbols.Intern(name); });
     variants_.push_back(std::move(variant));
   }
 }
@@ -106,11 +121,27 @@ void DimsBinding::Set(int symbol, int64_t value, std::string_view from) {
   values_[static_cast<size_t>(symbol)] = {value, from};
 }
 
+const DimsVariant* DimsBinding::Applying(const DimsVariant& variant, const Conditions& conditions,
+                                         DimsVariant& spelled) const {
+  if (!Holds(variant.conditions, conditions)) return nullptr;
+  if (variant.cache.empty()) return &variant;
+  const std::string_view layout = conditions.Value("layout");
+  CacheLayout row;
+  if (layout.find(' ') == layout.npos || !FindLayout(layout, row).ok()) return nullptr;
+  const std::string dims = CacheDims(variant.cache, row);
+  if (dims.empty()) return nullptr;
+  spelled.terms = ParseTerms(dims, [&](std::string_view name) { return symbols_.Find(name); });
+  return &spelled;
+}
+
 Status DimsBinding::Match(const DimsPattern& pattern, std::span<const int64_t> shape,
                           const Conditions& conditions, std::string_view from) {
   std::string expected;
-  for (const DimsVariant& variant : pattern.variants()) {
-    if (!Holds(variant.conditions, conditions)) continue;
+  for (const DimsVariant& candidate : pattern.variants()) {
+    DimsVariant spelled;
+    const DimsVariant* const applying = Applying(candidate, conditions, spelled);
+    if (!applying) continue;
+    const DimsVariant& variant = *applying;
     // How many axes this variant names, and whether the rest can be "...".
     int64_t named = 0;
     bool open = false;
@@ -120,7 +151,7 @@ Status DimsBinding::Match(const DimsPattern& pattern, std::span<const int64_t> s
     }
     const int64_t rest = static_cast<int64_t>(shape.size()) - named;
     bool fits = open ? rest >= 0 && (ellipsis_.value < 0 || rest == ellipsis_.value) : rest == 0;
-    if (fits && &variant != &pattern.variants().back())
+    if (fits && &candidate != &pattern.variants().back())
       fits = IntegersFit(variant, shape, rest, conditions);
     if (open && rest >= 0 && !fits && pattern.variants().size() == 1)
       return InvalidArgument(
@@ -149,6 +180,7 @@ Status DimsBinding::Match(const DimsPattern& pattern, std::span<const int64_t> s
     }
     return {};
   }
+  if (expected.empty()) return InvalidArgument("is given, but must be absent in such a call");
   return InvalidArgument(Text("has shape ", ShapeText(shape), ", expected ", expected));
 }
 
@@ -191,9 +223,11 @@ Status DimsBinding::MatchTerm(const DimsTerm& term, int64_t axis_size, std::stri
 Status DimsBinding::Evaluate(const DimsPattern& pattern, const Conditions& conditions,
                              std::vector<int64_t>& shape) const {
   shape.clear();
-  for (const DimsVariant& variant : pattern.variants()) {
-    if (!Holds(variant.conditions, conditions)) continue;
-    for (const DimsTerm& term : variant.terms) {
+  for (const DimsVariant& candidate : pattern.variants()) {
+    DimsVariant spelled;
+    const DimsVariant* const applying = Applying(candidate, conditions, spelled);
+    if (!applying) continue;
+    for (const DimsTerm& term : applying->terms) {
       if (!Holds(term, conditions)) continue;
       if (term.ellipsis) {
         shape.insert(shape.end(), ellipsis_dims_.begin(),

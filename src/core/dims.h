@@ -12,7 +12,8 @@
 //   factor   := integer | letter(s) | attribute
 //
 // "..." stands for any number of axes, the same ones wherever it occurs. A letter has one size in
-// the whole call. "@key_cache" and "@value_cache" stand for the layouts of cache_layout.h.
+// the whole call. "@key_cache" and "@value_cache" stand for the layouts of cache_layout.h: those
+// that have names, and the order of axes that the attribute `layout` may spell.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -29,6 +30,7 @@ namespace intarsia {
 class SymbolTable {
  public:
   int Intern(std::string_view name);
+  int Find(std::string_view name) const;  // -1: not there
   int size() const { return static_cast<int>(names_.size()); }
   const std::string& name(int symbol) const { return names_[static_cast<size_t>(symbol)]; }
 
@@ -49,6 +51,7 @@ struct DimsTerm {
 struct DimsVariant {
   std::vector<std::string> conditions;  // all must hold
   std::vector<DimsTerm> terms;
+  std::string cache = {};  // "@key_cache": the terms are those that the call's `layout` spells
 };
 
 class DimsPattern {
@@ -63,10 +66,11 @@ class DimsPattern {
   std::vector<DimsVariant> variants_;
 };
 
-// Whether a condition holds in the call at hand.
+// Whether a condition holds in the call at hand, and what a string attribute says there.
 class Conditions {
  public:
   virtual bool Holds(std::string_view condition) const = 0;
+  virtual std::string_view Value(std::string_view attribute) const = 0;
 
  protected:
   ~Conditions() = default;
@@ -92,6 +96,10 @@ class DimsBinding {
     std::string_view from = {};
   };
   static constexpr size_t kMaxSymbols = 48;
+  // The variant if its conditions hold, else null. One whose terms the call spells is put into
+  // `spelled`.
+  const DimsVariant* Applying(const DimsVariant& variant, const Conditions& conditions,
+                              DimsVariant& spelled) const;
   Status MatchTerm(const DimsTerm& term, int64_t axis_size, std::string_view from);
   int64_t value(int symbol) const { return values_[static_cast<size_t>(symbol)].value; }
 

@@ -93,6 +93,9 @@ consteval bool ValidSpec() {
     ++counts[static_cast<size_t>(Field::kKind)];
     if constexpr (requires { field.dtype; })
       if (!is_dtype(field.dtype, Field::kKind)) throw "a dtype rule has an unknown word";
+    if constexpr (requires { field.dims; })
+      if (field.dims.find('@') != field.dims.npos && !is_field("layout", FieldKind::kAttribute))
+        throw "dims of a cache without an attribute layout";
     if constexpr (Field::kKind == FieldKind::kResult) {
       if (!field.alias.empty() && !is_field(field.alias, FieldKind::kOperand))
         throw "Alias names no operand";
@@ -150,7 +153,7 @@ OpInfo MakeOpInfo() {
                                DimsPattern(field.indexes, info.symbols), field.negative_skips});
     } else if constexpr (Field::kKind == FieldKind::kAttribute) {
       info.attributes.push_back({field.name, field.doc, field.one_of, AttrTraits<Member>::kType,
-                                 ToAttrValue(defaults.*(field.member))});
+                                 ToAttrValue(defaults.*(field.member)), field.or_cache_axes});
     } else if constexpr (Field::kKind == FieldKind::kResult) {
       info.results.push_back({field.name, field.dtype, field.doc, field.alias, field.mutates,
                               field.when, DimsPattern(field.dims, info.symbols), false});

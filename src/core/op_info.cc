@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/core/cache_layout.h"
 #include "src/core/check_range.h"
 #include "src/core/config.h"
 
@@ -30,9 +31,8 @@ class Checker {
     for (size_t i = 0; i < op_.attributes.size(); ++i) {
       const AttributeInfo& info = op_.attributes[i];
       const AttrValue& value = call_.attributes[i];
-      if (const auto* text = std::get_if<std::string_view>(&value);
-          text && !info.one_of.empty() && !Lists(info.one_of, *text))
-        return Invalid(op_, info.name, " is \"", *text, "\", expected one of ", info.one_of);
+      if (const auto* text = std::get_if<std::string_view>(&value))
+        INTARSIA_RETURN_IF_ERROR(CheckChoice(info, *text));
       if (const auto* number = std::get_if<int64_t>(&value))
         INTARSIA_RETURN_IF_ERROR(BindAttribute(info.name, *number));
     }
@@ -99,6 +99,13 @@ class Checker {
     return type_ == DType::kOther ? DType::kBF16 : type_;  // no operand is a T: all are quantised
   }
 
+  Status CheckChoice(const AttributeInfo& info, std::string_view text) const {
+    if (info.one_of.empty() || Lists(info.one_of, text)) return {};
+    CacheLayout layout;
+    if (info.or_cache_axes) return InOp(op_.name, FindLayout(text, layout));
+    return Invalid(op_, info.name, " is \"", text, "\", expected one of ", info.one_of);
+  }
+
   // An attribute of which the spec's dims speak.
   Status BindAttribute(std::string_view name, int64_t value) {
     for (int s = 0; s < op_.symbols.size(); ++s) {
@@ -154,11 +161,15 @@ bool CallConditions::Holds(std::string_view condition) const {
   const std::string_view name = condition.substr(0, equals);
   if (const int i = op_.FindOperand(name); i >= 0)
     return call_.operands[static_cast<size_t>(i)].has_value();
+  if (equals != condition.npos) return Value(name) == condition.substr(equals + 1);
   const AttrValue& value = call_.attributes[static_cast<size_t>(op_.FindAttribute(name))];
-  if (equals != condition.npos)
-    return std::get<std::string_view>(value) == condition.substr(equals + 1);
   const bool* flag = std::get_if<bool>(&value);
   return flag ? *flag : !std::holds_alternative<std::monostate>(value);
+}
+
+std::string_view CallConditions::Value(std::string_view attribute) const {
+  return std::get<std::string_view>(
+      call_.attributes[static_cast<size_t>(op_.FindAttribute(attribute))]);
 }
 
 int OpInfo::FindOperand(std::string_view operand) const {

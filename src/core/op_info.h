@@ -33,6 +33,7 @@ struct AttributeInfo {
   std::string_view name, doc, one_of;
   AttrType type;
   AttrValue default_value;  // monostate: none
+  bool or_cache_axes = false;
 };
 struct ResultInfo {
   std::string_view name, dtype, doc, alias = {}, mutates = {}, when = {};
@@ -72,6 +73,7 @@ class CallConditions final : public Conditions {
  public:
   CallConditions(const OpInfo& op, const Call& call) : op_(op), call_(call) {}
   bool Holds(std::string_view condition) const override;
+  std::string_view Value(std::string_view attribute) const override;
 
  private:
   const OpInfo& op_;

@@ -55,10 +55,17 @@ struct Attr {
   Member member;
   std::string_view doc;
   std::string_view one_of = {};  // "once|before_weight"
+  bool or_cache_axes = false;
 
   constexpr Attr OneOf(std::string_view choices) const {
     Attr copy = *this;
     copy.one_of = choices;
+    return copy;
+  }
+  // The choices are names of cache layouts; another order of axes may be spelled (cache_layout.h).
+  constexpr Attr OrCacheAxes() const {
+    Attr copy = *this;
+    copy.or_cache_axes = true;
     return copy;
   }
 };

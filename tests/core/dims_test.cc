@@ -16,6 +16,11 @@ class Given final : public Conditions {
     if (condition.starts_with('!')) return !Holds(condition.substr(1));
     return names_.contains(std::string(condition));
   }
+  std::string_view Value(std::string_view attribute) const override {
+    for (const std::string_view name : names_)
+      if (name.starts_with(std::string(attribute) + "=")) return name.substr(attribute.size() + 1);
+    return {};
+  }
 
  private:
   std::set<std::string> names_;
@@ -224,6 +229,32 @@ TEST(Dims, CacheLayouts) {
   EXPECT_EQ(dims.Match(2, {6, 4, 3, 16}, {"layout=NHD"}), "");
   EXPECT_EQ(dims.Match(1, {2, 6, 4, 6, 16}, {"layout=combined", "layer"}), "");
   EXPECT_EQ(dims.Match(1, {6, 4, 8, 16}, {"layout=combined"}), "has 2*hk=8 but x has hk=3");
+  EXPECT_EQ(dims.Match(1, {6, 3, 4, 16}, {"layout=HND"}), "");
+  EXPECT_EQ(dims.Match(1, {6, 4, 3, 32}, {"layout=packed"}), "");
+  EXPECT_EQ(dims.Match(1, {6, 4, 3, 24}, {"layout=packed"}), "has 2*d=24 but x has d=16");
+  EXPECT_EQ(dims.Match(1, {2, 2, 6, 4, 3, 16}, {"layout=stacked", "layer"}), "");
+  EXPECT_EQ(dims.Match(1, {3, 6, 4, 3, 16}, {"layout=stacked"}),
+            "has shape [3, 6, 4, 3, 16], expected [2 p s hk d]");
+  EXPECT_EQ(dims.Match(2, {6, 4, 3, 32}, {"layout=packed"}),
+            "is given, but must be absent in such a call");
+}
+
+TEST(Dims, AnOrderOfAxesThatTheCallSpells) {
+  Dims dims({"t hk d", "x: @key_cache | !x: n", "@value_cache"});
+  EXPECT_EQ(dims.Match(0, {7, 3, 16}), "");
+  // FlashInfer's two orders, and one with the layers behind the pages.
+  EXPECT_EQ(dims.Match(1, {6, 2, 3, 4, 16}, {"x", "layout=p 2 hk s d"}), "");
+  EXPECT_EQ(dims.Match(1, {6, 2, 4, 3, 16}, {"x", "layout=p 2 s hk d"}), "");
+  EXPECT_EQ(dims.Match(1, {6, 5, 4, 3, 16}, {"x", "layout=p l s hk d", "layer"}), "");
+  EXPECT_EQ(dims.Match(2, {6, 5, 4, 3, 16}, {"x", "layout=p l s hk d", "layer"}), "");
+  EXPECT_EQ(dims.Match(2, {5, 3, 6, 4, 16}, {"layout=hk p s d", "layer"}), "");
+  EXPECT_EQ(dims.Match(1, {6, 4, 4, 16}, {"x", "layout=p hk s d"}), "has hk=4 but x has hk=3");
+  EXPECT_EQ(dims.Match(1, {3, 6, 4}, {"x", "layout=hk p s d"}),
+            "has shape [3, 6, 4], expected [hk p s d]");
+  EXPECT_EQ(dims.Match(1, {8}, {"layout=hk p s d"}), "");  // without x it is no cache
+  EXPECT_EQ(dims.Match(2, {6, 4, 3, 16}, {"layout=p s 2*hk d"}),
+            "is given, but must be absent in such a call");
+  EXPECT_EQ(dims.Evaluate(2, {"layout=hk p s d"}), (Shape{3, 6, 4, 16}));
 }
 
 TEST(Dims, EvaluateSaysWhatIsUnknown) {

@@ -17,7 +17,7 @@ using Sizes = std::map<std::string, int64_t>;
 // even, slots <= t, hk not next to 1 where that is allowed. A letter that is not here has size 3.
 inline Sizes SmallSizes() {
   return {{"b", 2}, {"d", 16},    {"dv", 16},      {"h", 6},   {"head_size", 16}, {"hk", 3},
-          {"l", 4}, {"m", 7},     {"max_pos", 11}, {"n", 24},  {"p", 12},         {"r", 8},
+          {"l", 4}, {"m", 7},     {"max_pos", 11}, {"n", 128}, {"p", 12},         {"r", 8},
           {"s", 5}, {"slots", 8}, {"t", 9},        {"tk", 13}, {"tq", 10}};
 }
 
@@ -50,7 +50,7 @@ class ExampleMaker {
     for (const OperandInfo& operand : op_.operands) optional += operand.optional;
     for (size_t given = 0; given < size_t{1} << optional; ++given) {
       if (std::popcount(given) > kMaxGiven && given + 1 != size_t{1} << optional) continue;
-      for (size_t choice = 0; choice < kChoices; ++choice)
+      for (size_t choice = 0; choice < MostChoices(); ++choice)
         for (const bool flags : {false, true}) {
           for (size_t variant = 0; variant < kVariants; ++variant)
             examples.push_back(Make({given, choice, variant, 0, flags}));
@@ -79,7 +79,7 @@ class ExampleMaker {
   }
 
  private:
-  static constexpr size_t kChoices = 4, kVariants = 2;
+  static constexpr size_t kVariants = 2;
   static constexpr int kMaxGiven = 3;  // optional operands of a call, but for one that has all
 
   int64_t SizeOf(std::string_view letter) const {
@@ -132,12 +132,18 @@ class ExampleMaker {
     return info.type == AttrType::kI64 ? AttrValue(SizeOf(info.name)) : AttrValue(0.5);
   }
 
-  static size_t NumTypes(const OperandInfo& info) {
-    return 1 + static_cast<size_t>(std::ranges::count(info.dtype, '|'));
+  static size_t CountWords(std::string_view list) {  // "i32|i64"
+    return 1 + static_cast<size_t>(std::ranges::count(list, '|'));
+  }
+  size_t MostChoices() const {
+    size_t most = 1;
+    for (const AttributeInfo& info : op_.attributes) most = std::max(most, CountWords(info.one_of));
+    return most;
   }
   size_t MostTypes() const {
     size_t most = 1;
-    for (const OperandInfo& operand : op_.operands) most = std::max(most, NumTypes(operand));
+    for (const OperandInfo& operand : op_.operands)
+      most = std::max(most, CountWords(operand.dtype));
     return most;
   }
 
@@ -145,7 +151,7 @@ class ExampleMaker {
     if (const int like = op_.FindOperand(info.dtype); like >= 0)
       return DTypeOf(op_.operands[static_cast<size_t>(like)], types);
     std::string_view rest = info.dtype;
-    for (size_t i = std::min(types, NumTypes(info) - 1); i > 0; --i)
+    for (size_t i = std::min(types, CountWords(info.dtype) - 1); i > 0; --i)
       rest.remove_prefix(rest.find('|') + 1);
     return DTypeFromName(rest.substr(0, rest.find('|'))).value_or(type_);
   }
@@ -155,7 +161,7 @@ class ExampleMaker {
                               size_t choice, std::vector<const DimsTerm*>& axes) const {
     const DimsVariant* chosen = nullptr;
     for (const DimsVariant& variant : pattern.variants()) {
-      bool holds = true;
+      bool holds = variant.cache.empty();  // an order of axes that some call spells is for others
       for (const std::string& condition : variant.conditions) holds &= conditions.Holds(condition);
       if (holds) chosen = &variant;
       if (holds && choice-- == 0) break;
@@ -171,7 +177,7 @@ class ExampleMaker {
       }
       int64_t size = term.constant;
       for (const int symbol : term.factors) size *= SizeOf(op_.symbols.name(symbol));
-      if (term.divisor >= 0) size /= SizeOf(op_.symbols.name(term.divisor));
+      if (term.divisor >= 0) size /= std::max<int64_t>(SizeOf(op_.symbols.name(term.divisor)), 1);
       dims.push_back(size + term.addend);
       axes.push_back(&term);
     }

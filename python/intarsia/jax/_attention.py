@@ -106,7 +106,7 @@ def flash_attn_varlen(
         window_left=window[0],
         window_right=window[1],
         softcap=softcap,
-        layout=_cache.infer_layout(cache, layout) if paged else "NHD",
+        layout=_cache.infer_layout(cache, q.shape[-1], layout, layer) if paged else "NHD",
         kv_cache_dtype=kv_cache_dtype,
         out_dtype=out_dtype,
         return_lse=return_lse,
@@ -186,7 +186,7 @@ def paged_attention(
         scale=scale,
         sliding_window=sliding_window,
         softcap=softcap,
-        layout=_cache.infer_layout(kv_cache, layout),
+        layout=_cache.infer_layout(kv_cache, query.shape[-1], layout, layer),
         kv_cache_dtype=kv_cache_dtype,
         return_lse=return_lse,
     )

@@ -99,10 +99,16 @@ class _Reader:
         for variant in row["dims"].split(" | "):
             *conditions, terms = variant.split(": ")
             if all(map(self.holds, conditions)):
-                axes = self._fit(terms.split(), shape)
+                axes = self._fit(self._spelled(terms), shape)
                 if axes is not None:
                     return axes
         raise ValueError(f"{self._op}: {row['name']} has shape {shape}, expected {row['dims']}")
+
+    def _spelled(self, terms: str) -> list[str]:
+        """The terms of a variant; those of "@key_cache" are the order of axes that `layout` spells."""
+        if not terms.startswith("@"):
+            return terms.split()
+        return _native.main_library().cache_axes(self._values["layout"], self._values["layer"])
 
     def _fit(self, terms: Sequence[str], shape: Shape | None) -> Axes | None:
         letters: list[str] = []

@@ -109,10 +109,9 @@ def kv_cache_sharding(
     Args:
       mesh, heads: as in `shard`.
       layout: as in `reshape_and_cache_flash`.
-      layers: whether the cache has a leading layer axis.
+      layers: whether the cache has an axis of layers.
     """
-    rows = {row["name"]: row["dims"] for row in _native.main_library().manifest["layouts"]}
-    letters = (["l"] if layers else []) + rows[layout].split()
+    letters = _native.main_library().cache_axes(layout, layers)
     return jax.NamedSharding(mesh, jax.P(*(heads if _is_heads(x) else None for x in letters)))
 
 
@@ -307,7 +306,10 @@ def _layout_of(arguments: Mapping[str, Any]) -> str | None:
         cache = arguments["k"] if arguments["v"] is None else (arguments["k"], arguments["v"])
     else:
         return None
-    return _cache.infer_layout(cache, arguments.get("layout"))
+    head = next(arguments[name] for name in ("key", "query", "q") if name in arguments)
+    return _cache.infer_layout(
+        cache, head.shape[-1], arguments.get("layout"), arguments.get("layer")
+    )
 
 
 def _names(axis: AxisName) -> tuple[str, ...]:

@@ -65,7 +65,9 @@ struct FlashAttnVarlen {
       Attr("window_right", &FlashAttnVarlen::window_right,
            "keys seen after the query's own; -1: all"),
       Attr("softcap", &FlashAttnVarlen::softcap, "softcap * tanh(score / softcap); 0: none"),
-      Attr("layout", &FlashAttnVarlen::layout, "order of the cache's axes").OneOf(kLayoutChoices),
+      Attr("layout", &FlashAttnVarlen::layout, "order of the cache's axes")
+          .OneOf(kLayoutChoices)
+          .OrCacheAxes(),
       Attr("return_lse", &FlashAttnVarlen::return_lse, "also return lse"),
       Attr("kv_cache_dtype", &FlashAttnVarlen::kv_cache_dtype,
            "how a cache of dtype u8 is to be read")

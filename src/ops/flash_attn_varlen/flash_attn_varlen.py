@@ -37,8 +37,6 @@ CASES = {
     "causal_paged": dict(
         tags="ci", lens=_MIXED, **_SMOLLM2, is_causal=True, page=16, return_lse=True
     ),
-    "paged_combined": dict(tags="ci", lens=_MIXED, **_SMOLLM2, page=16, layout="combined"),
-    "paged_layers": dict(tags="ci", lens=_MIXED, **_SMOLLM2, page=16, layers=2),
     "no_such_layer": dict(
         tags="ci beyond_plain", lens=_MIXED, **_SMOLLM2, page=16, layers=2, layer=2, return_lse=True
     ),
@@ -161,6 +159,18 @@ CASES = {
     "multi_query_softcap_window": dict(
         tags="ci", lens=((40, 70), (90, 90), (1, 200)), h=16, hk=1, d=128, softcap=30.0,
         window_left=20, window_right=7, return_lse=True,
+    ),
+    **{
+        f"{layout}_{kind}": dict(
+            tags="ci", lens=_MIXED, **_SMOLLM2, page=16, layout=layout, layers=layers,
+            is_causal=layers is None,
+        )
+        for layout in attention.layout_names()
+        for kind, layers in (("paged", None), ("layers", 2))
+    },
+    "flashinfer_nhd": dict(tags="ci", lens=_MIXED, **_SMOLLM2, page=16, layout="p 2 s hk d"),
+    "layers_behind_pages": dict(
+        tags="ci", lens=_MIXED, **_SMOLLM2, page=16, layers=2, layout="p l s hk d"
     ),
     **{
         f"head_dim_{d}": dict(tags="ci", lens=((70, 80), (1, 9)), h=4, hk=2, d=d, is_causal=True)

@@ -51,7 +51,9 @@ struct PagedAttention {
       Attr("sliding_window", &PagedAttention::sliding_window,
            "keys that a query sees, its own included; default all"),
       Attr("softcap", &PagedAttention::softcap, "softcap * tanh(score / softcap); 0: none"),
-      Attr("layout", &PagedAttention::layout, "order of the cache's axes").OneOf(kLayoutChoices),
+      Attr("layout", &PagedAttention::layout, "order of the cache's axes")
+          .OneOf(kLayoutChoices)
+          .OrCacheAxes(),
       Attr("return_lse", &PagedAttention::return_lse, "also return lse"),
       Attr("kv_cache_dtype", &PagedAttention::kv_cache_dtype,
            "how a cache of dtype u8 is to be read")

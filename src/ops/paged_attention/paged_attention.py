@@ -29,9 +29,6 @@ CASES = {
     "smollm2_chunk": dict(tags="ci", lens=((32, 300), (32, 64)), **_SMOLLM2),
     "mixed": dict(tags="ci", lens=_MIXED, **_SMOLLM2, return_lse=True),
     "mixed_int64": dict(tags="ci", lens=_MIXED, **_SMOLLM2, index=np.int64),
-    "mixed_combined": dict(tags="ci", lens=_MIXED, **_SMOLLM2, layout="combined", return_lse=True),
-    "mixed_layers": dict(tags="ci", lens=_MIXED, **_SMOLLM2, layers=3),
-    "mixed_layers_combined": dict(tags="ci", lens=_MIXED, **_SMOLLM2, layers=2, layout="combined"),
     "no_such_layer": dict(
         tags="ci beyond_plain", lens=_MIXED, **_SMOLLM2, layers=2, layer=-1, return_lse=True
     ),
@@ -74,9 +71,12 @@ CASES = {
     "e5m2_scales_of_sequences": dict(
         tags="ci", lens=_MIXED, **_SMOLLM2, kv=_E5M2, scales="sequence", return_lse=True
     ),
-    "e4m3_combined_layers": dict(
-        tags="ci", lens=_MIXED, **_SMOLLM2, kv=_E4M3, scales="tensor", layout="combined", layers=2
-    ),
+    **{
+        f"e4m3_{layout}_layers": dict(
+            tags="ci", lens=_MIXED, **_SMOLLM2, kv=_E4M3, scales="tensor", layout=layout, layers=2
+        )
+        for layout in attention.layout_names()
+    },
     "uint8_as_e4m3": dict(
         tags="ci", lens=_MIXED, **_SMOLLM2, kv_cache_dtype="fp8_e4m3", scales="head"
     ),
@@ -94,6 +94,16 @@ CASES = {
     "e4m3_multi_query": dict(
         tags="ci", lens=((1, 600), (2, 2)), h=24, hk=1, d=80, page=16, kv=_E4M3, scales="tensor"
     ),
+    **{
+        f"{layout}_{kind}": dict(
+            tags="ci", lens=_MIXED, **_SMOLLM2, layout=layout, layers=layers, return_lse=True
+        )
+        for layout in attention.layout_names()
+        for kind, layers in (("mixed", None), ("layers", 3))
+    },
+    "flashinfer_hnd": dict(tags="ci", lens=_MIXED, **_SMOLLM2, layout="p 2 hk s d"),
+    "heads_in_front": dict(tags="ci", lens=_MIXED, **_SMOLLM2, layout="hk p s d"),
+    "layers_behind_pages": dict(tags="ci", lens=_MIXED, **_SMOLLM2, layers=3, layout="p l hk s 2*d"),
     **{
         f"head_dim_{d}": dict(tags="ci", lens=((1, 50), (4, 9)), h=4, hk=2, d=d, page=16)
         for d in (40, 80, 112, 160, 248)
