@@ -76,18 +76,22 @@ def run_native(op: str, operands: Arrays, attributes: dict[str, Any]) -> list[np
     """The results of an op on the CPU without XLA: no compilation, so this suits many shapes."""
     # All bits set is NaN: an element that is not written shows. An integer has none: there, results
     # must not depend on what was in their memory.
-    results = _run_native(op, operands, attributes, fill=0xFF)
+    results = run_where_they_lie(op, _copies(operands), attributes, fill=0xFF)
     if any(np.issubdtype(x.dtype, np.integer) for x in results):
-        again = _run_native(op, operands, attributes, fill=0x55)
+        again = run_where_they_lie(op, _copies(operands), attributes, fill=0x55)
         for x, y in zip(results, again, strict=True):
             assert x.tobytes() == y.tobytes(), f"{op}: a result has elements that are not written"
     return results
 
 
-def _run_native(
-    op: str, operands: Arrays, attributes: dict[str, Any], fill: int
+def _copies(operands: Arrays) -> Arrays:
+    return [None if x is None else np.array(x, order="C") for x in operands]
+
+
+def run_where_they_lie(
+    op: str, operands: Arrays, attributes: dict[str, Any], fill: int = 0xFF
 ) -> list[np.ndarray]:
-    operands = [None if x is None else np.array(x, order="C") for x in operands]
+    """The same on the caller's memory: results that share an operand's buffer are that operand."""
     results: list[np.ndarray | None] = []
     workspaces = []
     for row in LIBRARY.infer(op, [tensor(x) for x in operands], attributes):

@@ -1,5 +1,6 @@
 """Inside jit: caches are written in place when donated, intact when not; wrong calls fail early."""
 
+import functools
 import re
 
 import intarsia.jax as ij
@@ -15,7 +16,7 @@ from attention import operands as attention
 
 B, H, HK, D, PAGE, LAYERS = 3, 6, 3, 40, 8, 4
 LENS = (5, 17, 1)
-FORMS = ["NHD", "combined"]
+LAYOUTS = attention.layout_names()
 
 
 def make_batch(layout: str, layers: int | None):
@@ -28,7 +29,7 @@ def make_batch(layout: str, layers: int | None):
     k, v = rng.standard_normal((2, B, HK, D)).astype(np.float32)
     last = cache.seqused_k - 1  # the step's own tokens
     slots = cache.block_table[np.arange(B), last // PAGE] * PAGE + last % PAGE
-    caches = (cache.key_cache, cache.value_cache) if layout == "NHD" else (cache.key_cache,)
+    caches = tuple(x for x in (cache.key_cache, cache.value_cache) if x is not None)
     return q, k, v, caches, slots, cache.seqused_k, cache.block_table, attention.starts([1] * B)
 
 
@@ -36,39 +37,43 @@ def as_kv(caches: tuple):
     return caches if len(caches) == 2 else caches[0]
 
 
-def decode(q, k, v, caches, slots, lens, table, starts, layer=None):
+def decode(q, k, v, caches, slots, lens, table, starts, *, layer=None, layout=None):
     """Writes the new keys, then attends to all of them."""
-    kv = ij.reshape_and_cache_flash(k, v, as_kv(caches), slots, layer=layer)
-    out = ij.paged_attention(q, kv, lens, table, starts, layer=layer)
+    how = dict(layer=layer, layout=layout)
+    kv = ij.reshape_and_cache_flash(k, v, as_kv(caches), slots, **how)
+    out = ij.paged_attention(q, kv, lens, table, starts, **how)
     return out, kv if isinstance(kv, tuple) else (kv,)
 
 
-def decode_layers(q, k, v, caches, slots, lens, table, starts):
+def decode_layers(q, k, v, caches, *rest, layout=None):
     """The same for each layer of a stacked cache, in a loop over one donated array."""
 
     def one(carry, layer):
         x, caches = carry
-        out, caches = decode(x, k * (layer + 1), v, caches, slots, lens, table, starts, layer)
+        out, caches = decode(x, k * (layer + 1), v, caches, *rest, layer=layer, layout=layout)
         return (out, caches), out
 
     (_, caches), outs = lax.scan(one, (q, caches), jnp.arange(LAYERS, dtype=jnp.int32))
     return outs, caches
 
 
-def decode_in_numpy(q, k, v, caches, slots, lens, table, starts, layer=None):
-    layout = "NHD" if len(caches) == 2 else "combined"
-    write = support.op_module("reshape_and_cache_flash").reference
+def decode_in_numpy(q, k, v, caches, slots, lens, table, starts, *, layer=None, layout="NHD"):
+    write = support.op_module("reshape_and_cache_flash").exact
     attend = support.op_module("paged_attention").reference
-    pair = (*caches, None)[:2]
-    caches = tuple(write(k, v, *pair, slots, layer, layout=layout))
+    caches = tuple(write(k, v, *(*caches, None)[:2], slots, layer, layout=layout))
     pair = (*caches, None)[:2]
     (out,) = attend(q, *pair, lens, table, starts, None, layer, layout=layout)
     return out, caches
 
 
-def opcodes_of_shape(text: str, shape: tuple[int, ...]) -> set[str]:
+def passed(layout: str) -> str | None:
+    """How a caller says which layout it is: not at all where its form does."""
+    return layout if layout == "HND" else None
+
+
+def opcodes_of_shape(text: str, shape: tuple[int, ...], dtype: str = "f32") -> set[str]:
     """The opcodes of an HLO module's instructions with a result, or part of one, of this shape."""
-    array = f"f32[{','.join(map(str, shape))}]"
+    array = f"{dtype}[{','.join(map(str, shape))}]"
     instructions = re.findall(r"= (\(.*?\)|\S+) ([a-z][\w-]*)\(", text)
     return {opcode for result, opcode in instructions if array in result}
 
@@ -106,24 +111,27 @@ def check_step(step, batch, want_out, want_caches, platform: str) -> None:
 
 
 @running.on_each_platform
-@pytest.mark.parametrize("layout", FORMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_donated_cache_is_written_in_place(layout: str, platform: str) -> None:
     batch = make_batch(layout, None)
-    check_step(decode, batch, *decode_in_numpy(*batch), platform)
+    step = functools.partial(decode, layout=passed(layout))
+    check_step(step, batch, *decode_in_numpy(*batch, layout=layout), platform)
 
 
 @running.on_each_platform
-@pytest.mark.parametrize("layout", FORMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_stacked_cache_is_written_in_place_in_a_scan(layout: str, platform: str) -> None:
     batch = make_batch(layout, LAYERS)
     x, k, v, caches, *rest = batch
     outs = []
     for layer in range(LAYERS):
         x, caches = decode_in_numpy(
-            x.astype(np.float32), k * np.float32(layer + 1), v, caches, *rest, np.int32(layer)
-        )
+            x.astype(np.float32), k * np.float32(layer + 1), v, caches, *rest,
+            layer=np.int32(layer), layout=layout,
+        )  # fmt: skip
         outs.append(x)
-    check_step(decode_layers, batch, np.stack(outs), caches, platform)
+    step = functools.partial(decode_layers, layout=passed(layout))
+    check_step(step, batch, np.stack(outs), caches, platform)
 
 
 def test_the_search_for_copies_finds_them() -> None:
@@ -134,12 +142,13 @@ def test_the_search_for_copies_finds_them() -> None:
 
 
 @running.on_each_platform
-@pytest.mark.parametrize("layout", FORMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_undonated_cache_stays_as_it_was(layout: str, platform: str) -> None:
     batch = make_batch(layout, None)
     arrays = put(batch, platform)
-    out, caches = compile_step(decode, arrays, donate=False)(*arrays)
-    want_out, want_caches = decode_in_numpy(*batch)
+    step = functools.partial(decode, layout=passed(layout))
+    out, caches = compile_step(step, arrays, donate=False)(*arrays)
+    want_out, want_caches = decode_in_numpy(*batch, layout=layout)
     for before, after, old, new in zip(batch[3], want_caches, arrays[3], caches, strict=True):
         np.testing.assert_array_equal(np.asarray(old), before)
         np.testing.assert_array_equal(np.asarray(new), after)
@@ -236,7 +245,9 @@ def test_a_wrong_call_fails_while_tracing() -> None:
     with pytest.raises(ValueError, match="rms_norm: weight has n=5 but x has n=64"):
         jax.jit(ij.rms_norm).trace(x, weight)
     _, k, v, caches, slots, *_ = make_batch("NHD", None)
-    with pytest.raises(ValueError, match="layout is 'HDN', expected one of NHD, combined"):
+    with pytest.raises(
+        ValueError, match=r'layout is "HDN", expected one of NHD\|HND\|.* or an order'
+    ):
         ij.reshape_and_cache_flash(k, v, caches, slots, layout="HDN")
     with pytest.raises(ValueError, match=r"key_cache has 2\*hk=3 but key has hk=3"):
         ij.reshape_and_cache_flash(k, v, caches, slots, layout="combined")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import running
 import support
-from drawn import DTYPES, INDEX_DTYPES, LAYOUTS, LEAD, SEEDS, WIDTHS, check
+from drawn import DTYPES, INDEX_DTYPES, LEAD, SEEDS, WIDTHS, cache_layouts, check
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -197,23 +197,49 @@ def test_rotary_embedding(platform, call):
 # ---------------------------------------------------------------------------- KV cache
 
 
+def numbers_everywhere(rng, shape, dtype):
+    """Of each size that the dtype has, both zeros, infinities and NaN among them."""
+    f32 = (2.0 ** rng.uniform(-30, 30, shape) * rng.choice([-1, 1], shape)).astype(np.float32)
+    odd = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 448.0, 464.0, 2.0**-10], np.float32)
+    with np.errstate(over="ignore"):
+        return np.where(rng.random(shape) < 0.1, rng.choice(odd, shape), f32).astype(dtype)
+
+
 @st.composite
 def cache_writes(draw):
-    dtype = draw(DTYPES)
+    t = support.DTYPES[draw(DTYPES)]
     rng = np.random.default_rng(draw(SEEDS))
     pages, page = draw(st.integers(0, 5)), draw(st.integers(1, 17))
     hk, d = draw(st.integers(1, 5)), draw(st.integers(1, 40))
-    layout, layers = draw(LAYOUTS), draw(st.none() | st.integers(1, 3))
+    layout, layers = draw(cache_layouts())
     shapes = attention.cache_shapes(layout, pages, page, hk, d, layers)
-    t = support.DTYPES[dtype]
-    caches = [None if s is None else rng.standard_normal(s).astype(t) for s in shapes]
+    stored, kv_cache_dtype = draw(
+        st.sampled_from(
+            [(t, "auto"), (attention.FP8_CACHES["fp8_e4m3"], "auto"), (np.uint8, "fp8")]
+            + [(attention.FP8_CACHES[name], name) for name in ("fp8_e4m3", "fp8_e5m2")]
+            + [(np.uint8, name) for name in ("fp8_e4m3", "fp8_e5m2")]
+        )
+    )
+    caches = [
+        None if s is None else rng.integers(0, 120, s).astype(np.uint8).astype(stored)
+        for s in shapes
+    ]
     tokens = draw(st.integers(0, 30))
-    key, value = (rng.standard_normal((tokens, hk, d)).astype(t) for _ in range(2))
+    is_fp8 = np.dtype(stored).itemsize == 1
+    key, value = (
+        numbers_everywhere(rng, (tokens, hk, d), t)
+        if is_fp8
+        else rng.standard_normal((tokens, hk, d)).astype(t)
+        for _ in range(2)
+    )
     # Valid slots are written once each; the others are skipped.
     slots = rng.permutation(np.arange(-7, pages * page + 7))[: draw(st.integers(0, tokens))]
     slots = slots.astype(draw(INDEX_DTYPES))
     layer = None if layers is None else np.array(draw(st.integers(-1, layers)), np.int32)
-    return [key, value, *caches, slots, layer], {"layout": layout}
+    forms = st.sampled_from([None, "tensor", "head"] if is_fp8 else [None])
+    scales = [attention.random_scale(rng, draw(forms), (), hk) for _ in range(2)]
+    operands = [key, value, *caches, slots, layer, *scales]
+    return operands, {"layout": layout, "kv_cache_dtype": kv_cache_dtype}
 
 
 @running.on_each_platform

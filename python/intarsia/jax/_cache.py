@@ -5,7 +5,6 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from intarsia import _native
 from intarsia.jax import _ops
 
 KvCache: TypeAlias = jax.Array | tuple[jax.Array, jax.Array]
@@ -25,17 +24,37 @@ def scale(value: jax.Array | float | None) -> jax.Array | None:
     return None if value is None else jnp.atleast_1d(jnp.asarray(value, jnp.float32))
 
 
-def infer_layout(kv_cache: KvCache, layout: str | None) -> str:
-    """The layout's name: as given, or the only one of the table that fits the cache's form."""
-    layouts = {
-        row["name"]: row["value_cache"] for row in _native.main_library().manifest["layouts"]
-    }
+def infer_layout(
+    kv_cache: KvCache, head_dim: int, layout: str | None, layer: jax.Array | None
+) -> str:
+    """The layout as given, or by the cache's form, rank and last axis.
+
+    A pair is "NHD". One array is "packed" if its rows are two heads long, "stacked" if it has an axis
+    more than the others, of size 2, in front of the pages, and else "combined".
+    """
     if layout is not None:
-        if layout not in layouts:
-            raise ValueError(f"layout is {layout!r}, expected one of {', '.join(layouts)}")
         return layout
-    is_pair = split(kv_cache)[1] is not None
-    return next(name for name, has_value_cache in layouts.items() if has_value_cache == is_pair)
+    key_cache, value_cache = split(kv_cache)
+    if value_cache is not None:
+        return "NHD"
+    shape = key_cache.shape
+    lead = 0 if layer is None else 1
+
+    def refuse(why: str) -> ValueError:
+        with_layer = "" if layer is None else " with layer"
+        return ValueError(f"kv_cache has shape {tuple(shape)}{with_layer}, {why}; pass layout=")
+
+    if len(shape) == lead + 5:
+        if shape[lead] != 2:
+            raise refuse(f"where a stacked cache has 2 in axis {lead}")
+        if shape[lead + 1] == 2:
+            raise refuse(f"whose axis {lead + 1} could tell K from V, too")
+        return "stacked"
+    if len(shape) == lead + 4 and shape[-1] == 2 * head_dim:
+        return "packed"
+    if len(shape) == lead + 4 and shape[-1] == head_dim:
+        return "combined"
+    raise refuse(f"which no layout with heads of {head_dim} has")
 
 
 def reshape_and_cache_flash(
@@ -44,6 +63,9 @@ def reshape_and_cache_flash(
     kv_cache: KvCache,
     slot_mapping: jax.Array,
     *,
+    k_scale: jax.Array | float | None = None,
+    v_scale: jax.Array | float | None = None,
+    kv_cache_dtype: str = "auto",
     layout: str | None = None,
     layer: jax.Array | None = None,
 ) -> KvCache:
@@ -53,13 +75,23 @@ def reshape_and_cache_flash(
 
     Args:
       key, value: [t, hk, d], f32, f16 or bf16.
-      kv_cache: a pair (key_cache, value_cache) of [p, s, hk, d] (layout "NHD"), or one array
-        [p, s, 2 * hk, d] with K in even and V in odd heads ("combined"); of the dtype of `key`. With
-        `layer`, each has one more axis in front.
+      kv_cache: a pair (key_cache, value_cache), or one array that holds both; of the dtype of `key`,
+        fp8, or uint8 with `kv_cache_dtype`. With `layer`, each has one more axis in front.
       slot_mapping: int32 or int64 [t'], t' <= t: page * s + offset of each of the first t' tokens. A
         negative slot, or one beyond the cache, is skipped.
-      layout: default: by the form of `kv_cache`.
-      layer: int32 scalar on the device: the layer of a cache with a leading layer axis.
+      k_scale, v_scale: what fp8 K and V will have to be multiplied by: a number, [1] or [hk] in f32;
+        default 1. What is stored is key / k_scale, to nearest even and saturating; NaN stays NaN.
+      kv_cache_dtype: what a uint8 cache holds: "fp8_e4m3" or "fp8_e5m2"; "auto": as its dtype says.
+      layout: default: by the form of `kv_cache`. Of a pair:
+        "NHD": [p, s, hk, d]; the default
+        "HND": [p, hk, s, d]
+        of one array:
+        "combined": [p, s, 2 * hk, d], K in even and V in odd heads; the default
+        "packed": [p, s, hk, 2 * d], each head's V behind its K; the default if the last axis says so
+        "stacked": [2, p, s, hk, d], K, then V; the default if there is such an axis
+        or any other order of these axes, spelled as in "p hk s d" or "p 2 hk s d"; with `layer` it may
+        say where the layers stand ("p l s hk d").
+      layer: int32 scalar on the device: the layer of a cache with a layer axis.
 
     Returns:
       The cache, in the form in which it came.
@@ -81,6 +113,9 @@ def reshape_and_cache_flash(
         value_cache,
         slot_mapping,
         layer,
-        layout=infer_layout(kv_cache, layout),
+        scale(k_scale),
+        scale(v_scale),
+        layout=infer_layout(kv_cache, key.shape[-1], layout, layer),
+        kv_cache_dtype=kv_cache_dtype,
     )
     return type(kv_cache)(written) if isinstance(kv_cache, tuple | list) else written

@@ -123,10 +123,10 @@ def flash_attn_varlen(
 
     Args:
       q: [tq, h, d], T, f8e4m3fn, f8e5m2: queries, sequence after sequence.
-      k: cache pages, by layout or [tk, hk, d] with !block_table, T, f8e4m3fn, f8e5m2, u8: keys;
-        paged: the cache.
-      v: cache pages, by layout or [tk, hk, dv] with !block_table, k: values; absent if the
-        cache holds both; may be absent.
+      k: cache pages, by layout or [@key_cache] with block_table or [tk, hk, d] with
+        !block_table, T, f8e4m3fn, f8e5m2, u8: keys; paged: the cache.
+      v: cache pages, by layout or [@value_cache] with block_table or [tk, hk, dv] with
+        !block_table, k: values; absent if the cache holds both; may be absent.
       cu_seqlens_q: [b+1], i32, i64: where each sequence starts in q.
       cu_seqlens_k: [any_length] with block_table or [b+1] with !block_table, i32, i64: where
         each sequence starts in k; ignored when paged; may be absent.
@@ -148,7 +148,8 @@ def flash_attn_varlen(
       window_left: keys seen before the query's own; -1: all.
       window_right: keys seen after the query's own; -1: all.
       softcap: softcap * tanh(score / softcap); 0: none.
-      layout: order of the cache's axes; one of NHD, combined.
+      layout: order of the cache's axes; one of NHD, HND, combined, packed, stacked, or an order
+        of axes.
       return_lse: also return lse.
       kv_cache_dtype: how a cache of dtype u8 is to be read; one of auto, fp8, fp8_e4m3,
         fp8_e5m2.
@@ -446,8 +447,10 @@ def paged_attention(
 
     Args:
       query: [t, h, d], T: queries, sequence after sequence.
-      key_cache: cache pages, by layout, T, f8e4m3fn, f8e5m2, u8: pages of keys, or of both.
-      value_cache: cache pages, by layout, key_cache: pages of values; may be absent.
+      key_cache: cache pages, by layout or [@key_cache], T, f8e4m3fn, f8e5m2, u8: pages of keys,
+        or of both.
+      value_cache: cache pages, by layout or [@value_cache], key_cache: pages of values; may be
+        absent.
       seqused_k: [b], i32, i64: keys of each sequence, this step's included.
       block_table: [b, m], i32, i64: pages of each sequence.
       cu_seqlens_q: [b+1], i32, i64: where each sequence starts in query.
@@ -460,7 +463,8 @@ def paged_attention(
       scale: of the scores; default d ** -0.5.
       sliding_window: keys that a query sees, its own included; default all.
       softcap: softcap * tanh(score / softcap); 0: none.
-      layout: order of the cache's axes; one of NHD, combined.
+      layout: order of the cache's axes; one of NHD, HND, combined, packed, stacked, or an order
+        of axes.
       return_lse: also return lse.
       kv_cache_dtype: how a cache of dtype u8 is to be read; one of auto, fp8, fp8_e4m3,
         fp8_e5m2.
@@ -533,25 +537,35 @@ def reshape_and_cache_flash(
     value_cache: jax.Array | None,
     slot_mapping: jax.Array,
     layer: jax.Array | None = None,
+    k_scale: jax.Array | None = None,
+    v_scale: jax.Array | None = None,
     *,
     layout: str = "NHD",
+    kv_cache_dtype: str = "auto",
 ) -> jax.Array | tuple[jax.Array, ...]:
     """Writes new keys and values into their slots of a paged KV cache.
 
     Args:
       key: [t, hk, d], T: new keys.
       value: [t, hk, d], T: new values.
-      key_cache: cache pages, by layout, T: pages of keys, or of both.
-      value_cache: cache pages, by layout, T: pages of values; may be absent.
+      key_cache: cache pages, by layout or [@key_cache], T, f8e4m3fn, f8e5m2, u8: pages of keys,
+        or of both.
+      value_cache: cache pages, by layout or [@value_cache], key_cache: pages of values; may be
+        absent.
       slot_mapping: [slots], i32, i64: page * s + offset of each of the first tokens; negative:
         skip.
       layer: scalar, i32: which layer of a cache with a leading layer axis; may be absent.
-      layout: order of the cache's axes; one of NHD, combined.
+      k_scale: [1] or [hk], f32: what keys are divided by before they are stored in fp8; default
+        1; may be absent.
+      v_scale: [1] or [hk], f32: the same for values; may be absent.
+      layout: order of the cache's axes; one of NHD, HND, combined, packed, stacked, or an order
+        of axes.
+      kv_cache_dtype: what a cache of dtype u8 holds; one of auto, fp8, fp8_e4m3, fp8_e5m2.
 
     Returns:
-      key_cache: as key_cache, T: the same pages; shares the buffer of key_cache.
-      value_cache: as value_cache, T: the same pages; shares the buffer of value_cache; only
-        with value_cache.
+      key_cache: as key_cache, key_cache: the same pages; shares the buffer of key_cache.
+      value_cache: as value_cache, value_cache: the same pages; shares the buffer of
+        value_cache; only with value_cache.
 
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
@@ -562,8 +576,9 @@ def reshape_and_cache_flash(
     return one_or_all(
         call(
             "reshape_and_cache_flash",
-            (key, value, key_cache, value_cache, slot_mapping, layer),
+            (key, value, key_cache, value_cache, slot_mapping, layer, k_scale, v_scale),
             layout=layout,
+            kv_cache_dtype=kv_cache_dtype,
         )
     )
 

@@ -94,13 +94,14 @@ struct alignas(kCount * sizeof(T) < kMaxAccessBytes ? kCount * sizeof(T) : kMaxA
 // f32 to the elements of a pack. Pairs: an instruction converts two numbers to fp8.
 template <class T, int kCount>
 __device__ __forceinline__ Pack<T, kCount> FromFloats(const Pack<float, kCount>& x) {
+  constexpr bool kE4M3 = std::is_same_v<T, __nv_fp8_e4m3>, kE5M2 = std::is_same_v<T, __nv_fp8_e5m2>;
   Pack<T, kCount> y;
-  if constexpr (kCount % 2 == 0 && std::is_same_v<T, __nv_fp8_e4m3>) {
+  if constexpr (kCount % 2 == 0 && (kE4M3 || kE5M2)) {
     Pack<__nv_fp8x2_storage_t, kCount / 2> pairs;
 #pragma unroll
     for (int j = 0; j < kCount / 2; ++j)
       pairs.at[j] = __nv_cvt_float2_to_fp8x2(make_float2(x.at[2 * j], x.at[2 * j + 1]),
-                                             __NV_SATFINITE, __NV_E4M3);
+                                             __NV_SATFINITE, kE4M3 ? __NV_E4M3 : __NV_E5M2);
     memcpy(&y, &pairs, sizeof y);
   } else {
 #pragma unroll

@@ -1,69 +1,175 @@
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/vec.cuh"
+#include "src/core/dispatch.h"
 #include "src/core/index_vector.h"
+#include "src/core/scale_view.h"
 #include "src/ops/reshape_and_cache_flash/reshape_and_cache_flash.h"
 
 namespace intarsia {
 namespace {
 
+using cuda::Pack;
+
 constexpr int kMaxThreads = 512;
 
-// All in units of one word (`Word`), but for num_slots and page_size.
+// What a thread moves at once, a cell: kCount elements as they are.
+template <class T, int kCount>
+struct Copy {
+  using In = Pack<T, kCount>;
+  using Out = In;
+  static constexpr int kElements = kCount;
+  static __device__ __forceinline__ Out Stored(const In& x, float) { return x; }
+};
+
+// A copy needs no dtype, but its size.
+template <int kBytes>
+using Bits = std::conditional_t<kBytes == 4, uint32_t, uint16_t>;
+
+// Divides by one scale, to nearest even wherever an fp8 type can tell: quotients beyond 2^20
+// saturate in both, those below 2^-20 are 0. A division of each number would be most of the
+// kernel's instructions. Instead one reciprocal serves all, and two corrections by the residual
+// make of a product with it the quotient: Markstein, "Computation of elementary functions on the
+// IBM RISC System/6000 processor", IBM Journal of Research and Development 34, 1990.
+class Divider {
+ public:
+  __device__ __forceinline__ explicit Divider(float scale) {
+    // So that no residual of a quotient that matters is lost below the least f32.
+    const float size = fabsf(scale);
+    factor_ = size >= 0x1p80f ? 0x1p-80f : size <= 0x1p-80f ? 0x1p80f : 1.0f;
+    scale_ = scale * factor_;
+    reciprocal_ = __frcp_rn(scale_);
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void Divide(Pack<float, kCount>& x) const {
+    if (factor_ != 1.0f) {
+#pragma unroll
+      for (float& number : x.at) number *= factor_;
+    }
+#pragma unroll
+    for (float& number : x.at) number = Quotient(number);
+  }
+
+ private:
+  __device__ __forceinline__ float Quotient(float x) const {
+    const float product = x * reciprocal_;
+    const float near = fmaf(fmaf(-product, scale_, x), reciprocal_, product);
+    const float quotient = fmaf(fmaf(-near, scale_, x), reciprocal_, near);
+    const float size = fabsf(product);
+    return size > 0x1p-20f && size < 0x1p20f ? quotient : product;  // -0, infinities, NaN
+  }
+
+  float factor_, scale_, reciprocal_;
+};
+
+// A cell of an fp8 cache: satfinite(x / scale), to nearest even.
+template <class T, class F8, int kCount>
+struct Quantize {
+  using In = Pack<T, kCount>;
+  using Out = Pack<F8, kCount>;
+  static constexpr int kElements = kCount;
+  static __device__ __forceinline__ Out Stored(const In& in, float scale) {
+    Pack<float, kCount> x;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x.at[i] = cuda::ToFloat(in.at[i]);
+    if (scale != 1.0f) Divider(scale).Divide(x);
+    return cuda::FromFloats<F8>(x);
+  }
+};
+
+// A load that the compiler does not put off until it is sure that somebody needs the value. Evicted
+// first: nobody reads these keys and values again.
+template <class In>
+__device__ __forceinline__ In LoadHere(const In* from) {
+  using Word = std::conditional_t<sizeof(In) == 16, uint4,
+                                  std::conditional_t<sizeof(In) == 4, uint32_t, uint16_t>>;
+  const Word word = __ldcs(reinterpret_cast<const Word*>(from));
+  In in;
+  memcpy(&in, &word, sizeof in);
+  return in;
+}
+
+// Of K and of V. Strides and sizes in cells, but for the cache's.
 struct Arguments {
   const void* inputs[2];  // key and value, [t, hk, d]
   int64_t token_stride[2], head_stride[2];
-  void* pages[2];  // of K and of V
+  void* pages[2];
   CacheStrides strides[2] = {};
+  ScaleView scales[2];
   CacheView cache;
   IndexVector slot_mapping;
-  int64_t head_words;  // d
+  int64_t head_cells;      // d
+  bool alternate = false;  // V of a head lies right behind its K
 };
 
-// pages[slot / s, slot % s, head] = input[token, head] for slot = slot_mapping[token]; a block a
-// token. A word is 16 bytes where everything is aligned, else an element: a copy needs no dtype.
-template <class Word>
+// pages[slot / s, slot % s, head] = input[token, head] for slot = slot_mapping[token]. A thread a
+// cell: x is its place in the head, y the head of K or of V in the order in which they lie in the
+// cache.
+template <class Cell>
 __global__ void __launch_bounds__(kMaxThreads) CacheWriteKernel(Arguments a) {
   const CacheView& cache = a.cache;
-  const int64_t token = blockIdx.x, slot = a.slot_mapping.At(token),
+  const int64_t token = blockIdx.x, column = int64_t{blockIdx.z} * blockDim.x + threadIdx.x;
+  const int row = static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y),
+            heads = static_cast<int>(cache.num_kv_heads);
+  if (row >= 2 * heads || column >= a.head_cells) return;
+  const int which = a.alternate ? row % 2 : row >= heads,
+            head = a.alternate ? row / 2 : row - which * heads;
+  // Loaded before the slot is known, so that the loads wait together.
+  const auto cell = LoadHere(static_cast<const typename Cell::In*>(a.inputs[which]) +
+                             token * a.token_stride[which] + head * a.head_stride[which] + column);
+  const float* const scales = a.scales[which].data;
+  const float scale = scales ? __ldca(scales + head * a.scales[which].head_stride) : 1.0f;
+  const int64_t slot = a.slot_mapping.At(token), slots = cache.num_pages * cache.page_size,
                 layer = cache.layer ? *cache.layer : 0;
-  const int words = static_cast<int>(cache.num_kv_heads * a.head_words);
-  const bool skip = slot < 0 || slot >= cache.num_pages * cache.page_size || layer < 0 ||
-                    layer >= cache.num_layers;
-  const int64_t page = skip ? 0 : slot / cache.page_size;
-  for (int i = threadIdx.x; i < 2 * words; i += blockDim.x) {
-    const int which = i >= words, word = i - which * words;
-    const int head = word / static_cast<int>(a.head_words),
-              column = word % static_cast<int>(a.head_words);
-    // Loaded before the slot is known: the two loads wait together.
-    const Word loaded = static_cast<const Word*>(
-        a.inputs[which])[token * a.token_stride[which] + head * a.head_stride[which] + column];
-    if (skip) continue;
-    const int64_t at = a.strides[which].At(layer, page, slot - page * cache.page_size, head);
-    static_cast<Word*>(a.pages[which])[at + column] = loaded;
-  }
+  const bool exists = slot >= 0 && slot < slots && layer >= 0 && layer < cache.num_layers;
+  // A 64-bit division takes several times as long.
+  const int64_t page = slots <= INT32_MAX
+                           ? static_cast<uint32_t>(slot) / static_cast<uint32_t>(cache.page_size)
+                           : slot / cache.page_size;
+  const int64_t at = a.strides[which].At(layer, page, slot - page * cache.page_size, head);
+  // No early return: the loads would be put off behind it.
+  if (exists)
+    static_cast<typename Cell::Out*>(a.pages[which])[at + column] = Cell::Stored(cell, scale);
 }
 
-template <class Word>
+template <class Cell>
 const cuda::Kernel kCacheWriteKernel("CacheWriteKernel",
-                                     reinterpret_cast<const void*>(&CacheWriteKernel<Word>));
+                                     reinterpret_cast<const void*>(&CacheWriteKernel<Cell>));
 
-// Strides and sizes counted in words of `per_word` elements; false if they are not whole.
-bool CountWords(Arguments& a, int64_t per_word) {
+// Strides and sizes counted in cells; false if they are not whole, or not aligned.
+template <class Cell>
+bool CountCells(Arguments& a) {
   bool whole = true;
   const auto divide = [&](int64_t& count) {
-    whole &= count % per_word == 0;
-    count /= per_word;
+    whole &= count % Cell::kElements == 0;
+    count /= Cell::kElements;
   };
-  for (int64_t* count : {&a.token_stride[0], &a.token_stride[1], &a.head_stride[0],
-                         &a.head_stride[1], &a.head_words})
-    divide(*count);
-  for (CacheStrides& strides : a.strides)
+  divide(a.head_cells);
+  for (const int which : {0, 1}) {
+    divide(a.token_stride[which]);
+    divide(a.head_stride[which]);
+    CacheStrides& strides = a.strides[which];
     for (int64_t* count : {&strides.layer, &strides.page, &strides.slot, &strides.head})
       divide(*count);
-  for (const void* address : {a.inputs[0], a.inputs[1], static_cast<const void*>(a.pages[0]),
-                              static_cast<const void*>(a.pages[1])})
-    whole &= reinterpret_cast<uintptr_t>(address) % 16 == 0;
+    whole &= reinterpret_cast<uintptr_t>(a.inputs[which]) % alignof(typename Cell::In) == 0;
+    whole &= reinterpret_cast<uintptr_t>(a.pages[which]) % alignof(typename Cell::Out) == 0;
+  }
   return whole;
+}
+
+// Wide cells where everything is aligned, else single elements.
+template <class Wide, class Single>
+Status Write(const CudaContext& context, const Arguments& elements, int64_t tokens) {
+  Arguments arguments = elements;
+  const bool wide = CountCells<Wide>(arguments);
+  if (!wide) arguments = elements;
+  const int64_t rows = 2 * arguments.cache.num_kv_heads, columns = arguments.head_cells;
+  if (rows * columns == 0) return {};
+  const int64_t x = std::min<int64_t>(columns, kMaxThreads), y = std::min(rows, kMaxThreads / x);
+  return Launch(context, wide ? kCacheWriteKernel<Wide> : kCacheWriteKernel<Single>,
+                {{tokens, (rows + y - 1) / y, (columns + x - 1) / x},
+                 dim3(static_cast<unsigned>(x), static_cast<unsigned>(y))},
+                arguments);
 }
 
 }  // namespace
@@ -71,27 +177,31 @@ bool CountWords(Arguments& a, int64_t per_word) {
 Status ReshapeAndCacheFlash::Run(const CudaContext& context) const {
   CacheView cache;
   INTARSIA_RETURN_IF_ERROR(Cache(cache));
-  const Arguments elements{.inputs = {key.data, value.data},
-                           .token_stride = {key.stride(0), value.stride(0)},
-                           .head_stride = {key.stride(1), value.stride(1)},
-                           .pages = {cache.k, cache.v},
-                           .strides = {cache.k_strides, cache.v_strides},
-                           .cache = cache,
-                           .slot_mapping = ToIndexVector(slot_mapping),
-                           .head_words = cache.head_dim};
-  const int64_t bytes = Bytes(cache.dtype);
-  Arguments arguments = elements;
-  const bool wide = CountWords(arguments, 16 / bytes);
-  if (!wide) arguments = elements;
-  const int64_t words = 2 * cache.num_kv_heads * arguments.head_words;
-  if (words == 0) return {};
-  const auto threads =
-      static_cast<unsigned>(std::min<int64_t>(kMaxThreads, (words + 31) / 32 * 32));
-  const cuda::Kernel& kernel = wide         ? kCacheWriteKernel<uint4>
-                               : bytes == 1 ? kCacheWriteKernel<uint8_t>
-                               : bytes == 2 ? kCacheWriteKernel<uint16_t>
-                                            : kCacheWriteKernel<uint32_t>;
-  return Launch(context, kernel, {{slot_mapping.dim(0)}, dim3(threads)}, arguments);
+  const Arguments elements{
+      .inputs = {key.data, value.data},
+      .token_stride = {key.stride(0), value.stride(0)},
+      .head_stride = {key.stride(1), value.stride(1)},
+      .pages = {cache.k, cache.v},
+      .strides = {cache.k_strides, cache.v_strides},
+      .scales = {ToScaleView(k_scale), ToScaleView(v_scale)},
+      .cache = cache,
+      .slot_mapping = ToIndexVector(slot_mapping),
+      .head_cells = cache.head_dim,
+      .alternate = reinterpret_cast<uintptr_t>(cache.v) ==
+                   reinterpret_cast<uintptr_t>(cache.k) +
+                       static_cast<uintptr_t>(cache.head_dim * Bytes(cache.dtype))};
+  const int64_t tokens = slot_mapping.dim(0);
+  return DispatchDType<kF32, kF16, kBF16>("key", key.dtype, [&]<DType kKey>() -> Status {
+    using T = cuda::DeviceT<kKey>;
+    constexpr int kCount = cuda::kMaxAccessBytes / sizeof(T);
+    if (cache.dtype == kKey)
+      return Write<Copy<Bits<sizeof(T)>, kCount>, Copy<Bits<sizeof(T)>, 1>>(context, elements,
+                                                                            tokens);
+    return DispatchDType<kF8E4M3, kF8E5M2>("key_cache", cache.dtype, [&]<DType kCache>() -> Status {
+      using F8 = cuda::DeviceT<kCache>;
+      return Write<Quantize<T, F8, kCount>, Quantize<T, F8, 1>>(context, elements, tokens);
+    });
+  });
 }
 
 }  // namespace intarsia
