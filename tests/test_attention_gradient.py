@@ -17,9 +17,6 @@ MODULE = support.op_module(OP)
 from attention import plain_xla  # noqa: E402  (op_module has put src on sys.path)
 from attention import reference as f64  # noqa: E402
 
-# Until every platform's forward kernels know all variants of attention.
-not_built_yet = pytest.mark.xfail(raises=jax.errors.JaxRuntimeError, strict=False)
-
 _LENS = ((3, 5), (2, 2), (0, 3), (2, 0), (4, 3))
 
 
@@ -114,14 +111,8 @@ def plain(x, q, k, v, sinks=None, *, is_causal=False, window=(-1, -1), return_ls
         {},
         {"is_causal": True, "return_lse": True},
         {"window": (4, 1), "softcap": 3.0, "scale": 0.3},
-        pytest.param(
-            {"is_causal": True, "alibi_slopes": np.array([0.1, 0.2, 0.5, 1.0], np.float32)},
-            marks=not_built_yet,
-        ),
-        pytest.param(
-            {"is_causal": True, "sinks": True, "return_lse": True, "deterministic": True},
-            marks=not_built_yet,
-        ),
+        {"is_causal": True, "alibi_slopes": np.array([0.1, 0.2, 0.5, 1.0], np.float32)},
+        {"is_causal": True, "sinks": True, "return_lse": True, "deterministic": True},
     ],
     ids=lambda options: "-".join(options) or "none",
 )

@@ -118,6 +118,26 @@ def test_paged_attention(platform, call, data, seed):
 
 
 @running.on_each_platform
+@given(call=calls(paged=True), data=st.data(), seed=SEEDS)
+def test_sequences_end_where_cu_seqlens_q_was_largest(platform, call, data, seed):
+    """Whatever it holds, no two sequences share a row, and every row is written."""
+    dtype, sizes = call
+    module = support.op_module("paged_attention")
+    operands, attributes = module.arguments(np.random.default_rng(seed), dtype, **sizes)
+    query, ends = operands[0], operands[5]
+    ends += data.draw(st.integers(0, sizes["padding"]))  # rows in front of the first sequence
+    falling = ends.copy()
+    for i in range(1, len(ends)):
+        if ends[i] == ends[i - 1]:
+            falling[i] = data.draw(st.integers(-3, int(ends[i])))
+    if ends[-1] == len(query):
+        falling[-1] = max(falling[-1], data.draw(st.integers(0, 9)) + len(query))
+    given_operands = [*operands[:5], falling, *operands[6:]]
+    got = running.run_any("paged_attention", given_operands, attributes, platform)
+    running.check_against_reference("paged_attention", operands, attributes, got, platform)
+
+
+@running.on_each_platform
 @given(call=varlen_calls(paged=True), data=st.data(), seed=SEEDS)
 def test_flash_attn_varlen_paged(platform, call, data, seed):
     dtype, sizes = call

@@ -11,7 +11,6 @@ import running
 import support
 from hypothesis import given
 from hypothesis import strategies as st
-from test_ops import not_built_yet
 
 from attention import operands
 from attention import reference as attention
@@ -174,9 +173,7 @@ LENS = [(1, 9), (3, 3), (1, 40), (0, 5), (6, 17)]
         ("f32", dict(prefix=50, padding=4, num_seqs=3)),
         ("f32", dict(prefix=50, num_seqs=0)),
         ("f32", dict(prefix=50, softcap=5.0)),
-        pytest.param(
-            "f32", dict(prefix=50, padding=4, sinks=np.linspace(-2, 3, 4)), marks=not_built_yet
-        ),
+        ("f32", dict(prefix=50, padding=4, sinks=np.linspace(-2, 3, 4))),
         ("f16", dict(prefix=1000, h=8, hk=2, d=64)),
         ("bf16", dict(prefix=1000, h=8, hk=2, d=128)),
     ],

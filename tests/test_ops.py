@@ -10,11 +10,6 @@ import support
 
 CASES = [(op, name) for op in support.op_names() for name in support.cases(op, "ci")]
 
-# Until the CUDA kernels know all variants of attention.
-not_built_yet = pytest.mark.xfail(
-    raises=(jax.errors.JaxRuntimeError, NotImplementedError), strict=False
-)
-
 
 def make(op: str, case: str, dtype: str) -> tuple[list, dict]:
     rng = np.random.default_rng(zlib.crc32(f"{op} {case} {dtype}".encode()))
@@ -25,15 +20,12 @@ def make(op: str, case: str, dtype: str) -> tuple[list, dict]:
 @running.on_each_platform
 @pytest.mark.parametrize("dtype", support.DTYPES)
 @pytest.mark.parametrize(("op", "case"), CASES)
-def test_against_f64(request, op: str, case: str, dtype: str, platform: str) -> None:
-    if platform == "gpu":
-        request.applymarker(not_built_yet)
+def test_against_f64(op: str, case: str, dtype: str, platform: str) -> None:
     operands, attributes = make(op, case, dtype)
     got = running.run(op, operands, attributes, platform)
     running.check_against_reference(op, operands, attributes, got, platform)
 
 
-@not_built_yet
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", support.DTYPES)
 @pytest.mark.parametrize(("op", "case"), CASES)

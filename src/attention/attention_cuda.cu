@@ -2,7 +2,6 @@
 // choice.
 #include "src/attention/attention.h"
 #include "src/attention/decode.h"
-#include "src/attention/params.h"
 #include "src/attention/prefill.h"
 
 namespace intarsia::attention {
@@ -15,7 +14,6 @@ constexpr int64_t kMaxDecodeRows = 64;
 }  // namespace
 
 Status Run(const Params& params, const CudaContext& context) {
-  INTARSIA_RETURN_IF_ERROR(CheckPlain(params));
   if (params.num_tokens == 0 || params.num_heads == 0) return {};
   const int64_t packed_rows = params.num_tokens * (params.num_heads / params.num_kv_heads());
   const bool only_short = params.num_tokens <= params.num_seqs || packed_rows <= kMaxDecodeRows;

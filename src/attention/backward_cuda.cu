@@ -1,4 +1,7 @@
 // What goes before and after the gradient's main kernel (backward.cuh).
+#include <algorithm>
+#include <initializer_list>
+
 #include "src/attention/backward.h"
 #include "src/attention/backward_launch.h"
 #include "src/attention/tile.cuh"
@@ -119,8 +122,10 @@ __global__ void __launch_bounds__(kThreads) SinksKernel(const __grid_constant__ 
   const RowStats* const stats = BackwardWorkspace(b).stats();
   const int64_t head = blockIdx.x;
   const float sink = p.sinks[head];
-  const int64_t begin = Clamp(p.cu_seqlens_q.At(0), 0, p.num_tokens);
-  const int64_t end = Clamp(p.cu_seqlens_q.At(p.num_seqs), begin, p.num_tokens);
+  const int begin = FirstToken(p);
+  int end = begin;
+  for (int i = threadIdx.x % 32; i < p.num_seqs; i += 32) end = max(end, EndOf(p, i));
+  end = __reduce_max_sync(0xffffffffu, end);
   float sum = 0.0f;
   for (int64_t token = begin + threadIdx.x; token < end; token += kThreads) {
     const RowStats row = stats[token * p.num_heads + head];

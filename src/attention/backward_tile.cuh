@@ -74,14 +74,6 @@ inline constexpr int kSharedBytes = kIndicesAt<S> + 3 * static_cast<int>(sizeof(
 
 // ---------------------------------------------------------------------------- tiles
 
-// A sequence with its keys within its rows of k.
-__device__ __forceinline__ Sequence OwnSequenceAt(const Params& p, int seq) {
-  Sequence s = SequenceAt(p, seq);
-  const int64_t end = Clamp(p.cu_seqlens_k.At(seq + 1), s.k_begin, p.cache.page_size);
-  s.len_k = static_cast<int>(min(int64_t{s.len_k}, end - s.k_begin));
-  return s;
-}
-
 // A tile of keys under one KV head.
 struct KeyTile {
   Sequence sequence;
@@ -93,10 +85,12 @@ struct KeyTile {
 template <int kTileKeys>
 __device__ __forceinline__ bool FindKeyTile(const Params& p, int index, KeyTile& tile) {
   const int num_seqs = static_cast<int>(p.num_seqs), lane = threadIdx.x % 32;
+  int end = FirstToken(p);
   for (int base = 0; base < num_seqs; base += 32) {
+    const Range tokens = TokensOfLane(p, num_seqs, base, end);
     int tiles = 0;
     if (base + lane < num_seqs)
-      tiles = (OwnSequenceAt(p, base + lane).len_k + kTileKeys - 1) / kTileKeys;
+      tiles = (SequenceAt(p, base + lane, tokens.begin).len_k + kTileKeys - 1) / kTileKeys;
     int through = tiles;  // the inclusive prefix sum
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -105,7 +99,7 @@ __device__ __forceinline__ bool FindKeyTile(const Params& p, int index, KeyTile&
     }
     if (const uint32_t behind = __ballot_sync(0xffffffffu, index < through)) {
       const int owner = __ffs(behind) - 1;
-      tile.sequence = OwnSequenceAt(p, base + owner);
+      tile.sequence = SequenceAt(p, base + owner, __shfl_sync(0xffffffffu, tokens.begin, owner));
       tile.first_key = (index - __shfl_sync(0xffffffffu, through - tiles, owner)) * kTileKeys;
       return true;
     }

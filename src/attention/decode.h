@@ -1,11 +1,12 @@
 // Split-KV decode: attention for few query rows over many keys, bound by the reading of K and V.
 // Correct for any ragged batch; meant for sequences with few rows, len_q * G <= 64 or so.
-// Params.max_splits and workspace come from decode_plan.h: WorkspaceDims().
+// Params.max_splits and workspace come from decode_plan.h: WorkspaceDims(ShapeOf(params)).
 #pragma once
 #include <cstdint>
 #include <limits>
 
 #include "src/attention/attention.h"
+#include "src/attention/decode_plan.h"
 #include "src/core/dispatch.h"
 
 namespace intarsia::attention {
@@ -17,17 +18,30 @@ struct DecodeRows {
   bool fill_padding = true;
 };
 
-// Instantiated in decode_<dtype>.cu.
-template <DType kType>
+inline decode::StaticShape ShapeOf(const Params& params) {
+  return {.num_tokens = params.num_tokens,
+          .num_seqs = params.num_seqs,
+          .num_heads = params.num_heads,
+          .num_kv_heads = params.num_kv_heads(),
+          .v_head_dim = params.cache.v_head_dim,
+          .max_len_k = params.max_len_k};
+}
+
+// By the type of K and V, which q has, too, unless it is fp8, or q is f32. Instantiated in
+// decode_<dtype>.cu.
+template <DType kKeyType>
 Status LaunchDecodeOf(const Params& params, const CudaContext& context, DecodeRows rows);
 extern template Status LaunchDecodeOf<kF32>(const Params&, const CudaContext&, DecodeRows);
 extern template Status LaunchDecodeOf<kF16>(const Params&, const CudaContext&, DecodeRows);
 extern template Status LaunchDecodeOf<kBF16>(const Params&, const CudaContext&, DecodeRows);
+extern template Status LaunchDecodeOf<kF8E4M3>(const Params&, const CudaContext&, DecodeRows);
+extern template Status LaunchDecodeOf<kF8E5M2>(const Params&, const CudaContext&, DecodeRows);
 
 inline Status LaunchDecode(const Params& params, const CudaContext& context, DecodeRows rows = {}) {
-  return DispatchDType<kF32, kF16, kBF16>("q", params.dtype, [&]<DType kType>() {
-    return LaunchDecodeOf<kType>(params, context, rows);
-  });
+  const DType type = params.dtype == kF32 ? kF32 : params.cache.dtype;
+  return DispatchDType<kF32, kF16, kBF16, kF8E4M3, kF8E5M2>(
+      "K and V", type,
+      [&]<DType kKeyType>() { return LaunchDecodeOf<kKeyType>(params, context, rows); });
 }
 
 }  // namespace intarsia::attention

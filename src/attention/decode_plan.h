@@ -78,7 +78,7 @@ struct StaticShape {
   int64_t num_seqs = 0;      // b
   int64_t num_heads = 0;     // h
   int64_t num_kv_heads = 0;  // hk
-  int64_t head_dim = 0;      // d
+  int64_t v_head_dim = 0;    // of V and out
   int64_t max_len_k = 0;
 };
 
@@ -128,20 +128,20 @@ constexpr int64_t MaxSplits(const StaticShape& shape) {
   return slices <= 1 ? 1 : slices * shape.num_kv_heads;
 }
 
-// A piece in the workspace: its result [rows, d], lse [rows] to base 2, and the record of its item.
+// A piece in the workspace: its result [rows, dv], lse [rows] to base 2, and the record of its item.
 struct PieceLayout {
   int64_t rows = 0;
-  int64_t head_dim = 0;
+  int64_t v_head_dim = 0;
   static constexpr int64_t kRecordFloats = 8;
   static constexpr int64_t kPiecesPerCta = 2;  // of an item begun earlier, and of one that goes on
-  constexpr int64_t lse_offset() const { return rows * head_dim; }
+  constexpr int64_t lse_offset() const { return rows * v_head_dim; }
   constexpr int64_t record_offset() const { return CeilDiv<int64_t>(lse_offset() + rows, 4) * 4; }
   constexpr int64_t floats() const { return record_offset() + kRecordFloats; }
 };
 
 constexpr PieceLayout LayoutOfPieces(const StaticShape& shape) {
   const int64_t group = shape.num_kv_heads > 0 ? shape.num_heads / shape.num_kv_heads : 0;
-  return {std::clamp<int64_t>(shape.num_tokens * group, 1, kTileRows), shape.head_dim};
+  return {std::clamp<int64_t>(shape.num_tokens * group, 1, kTileRows), shape.v_head_dim};
 }
 
 // The f32 workspace of a call: [max_splits, floats of a CTA]. Splits the heads itself.

@@ -50,54 +50,76 @@ struct Slice {
   Sequence sequence;
   SequenceWork work;       // of the sequence
   int sequence_begin = 0;  // on the line
+  Padding padding;
 };
+
+// What an associative `combine` makes of the x of all threads of a CTA before this one. `warps`:
+// shared.
+template <int kThreads, class Combine>
+__device__ __forceinline__ int ExclusiveScan(int x, int identity, int (&warps)[kThreads / 32],
+                                             Combine combine) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, x, distance);
+    if (lane >= distance) x = combine(other, x);
+  }
+  if (lane == 31) warps[warp] = x;
+  x = __shfl_up_sync(0xffffffffu, x, 1);
+  if (lane == 0) x = identity;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kThreads / 32; ++w)
+    if (w < warp) x = combine(warps[w], x);
+  return x;
+}
 
 // Each thread adds up the work of a run of sequences; the one in whose run the slice begins then
 // finds the sequence. So there is no limit on the number of sequences.
 template <int kThreads>
 __device__ __forceinline__ Slice FindSlice(const Params& p, const Cut& cut, int index,
                                            int num_slices) {
-  constexpr int kWarps = kThreads / 32;
-  __shared__ int warp_work[kWarps];
+  __shared__ int warp_ends[kThreads / 32], warp_works[kThreads / 32], line;
   __shared__ Slice found;
-  const int num_seqs = NumSeqs(p), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int run = CeilDiv(num_seqs, kThreads);
-  const int first = min(static_cast<int>(threadIdx.x) * run, num_seqs),
+  const int num_seqs = NumSeqs(p), run = CeilDiv(num_seqs, kThreads), front = FirstToken(p);
+  const int thread = threadIdx.x, first = min(thread * run, num_seqs),
             last = min(first + run, num_seqs);
+  int end = front;  // of the run
+  for (int i = first; i < last; ++i) end = max(end, EndOf(p, i));
+  const int begin_token =
+      ExclusiveScan<kThreads>(end, front, warp_ends, [](int a, int b) { return max(a, b); });
+
   int own = 0;
-  Sequence sequence;
+  Sequence sequence{.tokens = {front, begin_token}};
   SequenceWork work;
 #pragma unroll 1
   for (int i = first; i < last; ++i) {
-    sequence = SequenceAt(p, i);
+    sequence = SequenceAt(p, i, sequence.tokens.end);
     work = WorkOf(p, sequence, cut);
     own += work.cost();
   }
-  int through = own;  // the inclusive prefix sum
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, through, distance);
-    if (lane >= distance) through += other;
+  const int before =
+      ExclusiveScan<kThreads>(own, 0, warp_works, [](int a, int b) { return a + b; });
+  const int through = before + own;
+  if (thread == kThreads - 1) {
+    line = through;
+    found = {.padding = {front, max(begin_token, end)}};
   }
-  if (lane == 31) warp_work[warp] = through;
-  if (threadIdx.x == 0) found = {};
   __syncthreads();
-  int line = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    if (w < warp) through += warp_work[w];
-    line += warp_work[w];
-  }
   const int payload = Payload(line, num_slices), begin = index * payload;
-  if (through - own <= begin && begin < through) {
-    // Back from the run's last sequence, which is the only one if there are not more than threads.
-    int sequence_begin = through - work.cost();
-    for (int i = last - 2; sequence_begin > begin; --i) {
-      sequence = SequenceAt(p, i);
+  if (before <= begin && begin < through) {
+    int sequence_begin = before;
+    if (last - first > 1) {  // else the loop above has ended where it began
+      sequence = SequenceAt(p, first, begin_token);
       work = WorkOf(p, sequence, cut);
-      sequence_begin -= work.cost();
+      while (sequence_begin + work.cost() <= begin) {
+        sequence_begin += work.cost();
+        sequence = SequenceAt(p, sequence.index + 1, sequence.tokens.end);
+        work = WorkOf(p, sequence, cut);
+      }
     }
-    found = {begin, min(begin + payload, line), payload, sequence, work, sequence_begin};
+    found = {begin,        min(begin + payload, line), payload, sequence, work, sequence_begin,
+             found.padding};
   }
   __syncthreads();
   return found;

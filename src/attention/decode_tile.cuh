@@ -2,27 +2,31 @@
 // them, and the online softmax of its rows.
 #pragma once
 #include "src/attention/decode_plan.h"
-#include "src/attention/mma.cuh"
-#include "src/attention/tile.cuh"
+#include "src/attention/keys.cuh"
+#include "src/attention/mma_fp8.cuh"
 
 namespace intarsia::attention::decode {
 
-inline constexpr int kChunkKeys = 16;  // that a warp loads and multiplies at a time
-
-// How a kernel for head dims up to kDim cuts its work.
-template <DType kDType, int kDim>
+// How a kernel for K and V of a type and head dims up to kDim cuts its work.
+template <DType kKeyType, int kDim>
 struct Shape {
-  static constexpr DType kType = kDType;
-  using T = cuda::DeviceT<kType>;
-  using M = Mma<kType>;
-  using Rows = SwizzledRows<kDim * Bytes(kType)>;
+  using M = Mma<kKeyType>;
+  static constexpr DType kType = M::kQuery;  // of the products
+  static constexpr bool kFp8 = IsFp8(kKeyType);
+  static constexpr bool kScaled = kFp8 || kType == DType::kF32;  // whose kernel reads fp8, too
+  using T = typename M::T;
+  using Key = typename M::Key;
   static constexpr int kD = kDim;
+  using QueryRows = SwizzledRows<kD* static_cast<int>(sizeof(T))>;
+  using Rows = SwizzledRows<kD* static_cast<int>(sizeof(Key))>;  // of K and V
+  static constexpr int kChunkKeys =
+      8 * M::kKeyBlocks;  // that a warp loads and multiplies at a time
   static constexpr int kWarps = Rows::kRowBytes <= 512 ? 4 : 2;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRoundKeys = kWarps * kChunkKeys;  // of all warps
-  // Shared memory: Q, then a ring of K and V for each warp, as long as two CTAs on sm_90 have room
+  // Shared memory: Q, then a ring of K and V for each warp, as long as two CTAs on sm_80 have room
   // for, with one KB each for the system and for __shared__.
-  static constexpr int kQueryBytes = kTileRows * Rows::kRowBytes;
+  static constexpr int kQueryBytes = kTileRows * QueryRows::kRowBytes;
   static constexpr int kChunkBytes = kChunkKeys * Rows::kRowBytes;
   static constexpr int kFreeBytes = (228 / kCtasPerSm - 2) * 1024 - kQueryBytes;
   static constexpr int kChunks = std::clamp(kFreeBytes / (kWarps * 2 * kChunkBytes), 1, 4);
@@ -32,12 +36,17 @@ struct Shape {
   static constexpr int kPitch = kD + 8;
   static_assert(kWarps * kTileRows * kPitch * 4 <= kSharedBytes);
 
-  using Scores = float[2][4];       // 16 rows x 16 keys
-  using Output = float[kD / 8][4];  // 16 rows x kD
+  // Of an element of K and V in the cache, where f32's kernel may find fp8.
+  static __device__ int KeyBytes(const Params& p) {
+    return kType == DType::kF32 && p.cache.dtype != DType::kF32 ? 1 : sizeof(Key);
+  }
+
+  using Scores = float[kChunkKeys / 8][4];  // 16 rows x kChunkKeys
+  using Output = float[kD / 8][4];          // 16 rows x kD
 };
 
-// 16 rows on their way to shared memory: kLanes lanes share a row, and each knows where its rows
-// begin in the source.
+// kChunkKeys rows on their way to shared memory: kLanes lanes share a row, and each knows where its
+// rows begin in the source.
 template <class S>
 class RowCopy {
  public:
@@ -51,11 +60,12 @@ class RowCopy {
       places_[i] = __shfl_sync(0xffffffffu, place, first_lane + FirstRow() + i * kRowStep);
   }
 
-  // Asynchronous if all rows are aligned. Rows that do not exist and columns from d on become
-  // zeros, so that no rubbish in a cache, a NaN say, enters a product.
-  __device__ __forceinline__ void Start(uint32_t target, const void* source, int d,
+  // Asynchronous if all rows are aligned and of the tile's type. Rows that do not exist and columns
+  // from d on become zeros, so that no rubbish in a cache, a NaN say, enters a product.
+  __device__ __forceinline__ void Start(uint32_t target, const void* source, DType dtype, int d,
                                         bool aligned) const {
-    if (!aligned) return CopyElements(target, source, d);
+    if (!aligned || (S::kType == DType::kF32 && dtype != DType::kF32))
+      return CopyThroughRegisters(target, source, dtype, d, aligned);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const T* const row = static_cast<const T*>(source) + places_[i] + FirstUnit() * kElements;
@@ -69,26 +79,32 @@ class RowCopy {
   }
 
  private:
-  using T = typename S::T;
+  using T = typename S::Key;
   using Rows = typename S::Rows;
   static constexpr int kElements = 16 / static_cast<int>(sizeof(T));
   // The swizzle moves a unit within so many, so units kLanes apart are so in shared memory, too.
   static constexpr int kLanes = Rows::kMask + 1;
   static constexpr int kRowStep = 32 / kLanes;
-  static constexpr int kRows = 16 / kRowStep;  // of a lane
+  static constexpr int kRows = S::kChunkKeys / kRowStep;  // of a lane
   static __device__ int FirstRow() { return threadIdx.x % 32 / kLanes; }
   static __device__ int FirstUnit() { return threadIdx.x % kLanes; }
 
-  __device__ __forceinline__ void CopyElements(uint32_t target, const void* source, int d) const {
+  __device__ __forceinline__ void CopyThroughRegisters(uint32_t target, const void* source,
+                                                       DType dtype, int d, bool aligned) const {
+    char* const tile = static_cast<char*>(__cvta_shared_to_generic(target));
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const T* const row = static_cast<const T*>(source) + places_[i];
       const int end = existing_ >> i * kRowStep & 1 ? d : 0;
-#pragma unroll 1
-      for (int column = FirstUnit(); column < S::kD; column += kLanes) {
-        const int place = Rows::Offset(FirstRow() + i * kRowStep, column / kElements);
-        static_cast<T*>(__cvta_shared_to_generic(target + place))[column % kElements] =
-            column < end ? row[column] : cuda::FromFloat<T>(0.0f);
+#pragma unroll
+      for (int column = 8 * FirstUnit(); column < S::kD; column += 8 * kLanes) {
+        Eight<T> values = {};
+        if (column < end) {
+          if constexpr (S::kType == DType::kF32)
+            values = LoadEightFloats(source, dtype, places_[i] + column, aligned);
+          else
+            values = LoadEight<T>(source, places_[i] + column, aligned);
+        }
+        StoreEight<Rows>(tile, FirstRow() + i * kRowStep, column, values);
       }
     }
   }
@@ -98,9 +114,9 @@ class RowCopy {
 };
 
 // A warp's chunks of K and V, in the order K0 V0 K1 V1 ..., kChunks of each on their way. A chunk
-// that is asked for takes the place of the one that was read last. Lanes find one key each, of two
-// chunks at once: the first 16 lanes those of the next chunk, the others those of the one after it.
-// The page numbers for that are asked for when the two chunks before are.
+// that is asked for takes the place of the one that was read last. Lanes find one key each, of as
+// many chunks at once as that makes: the first kChunkKeys lanes those of the next chunk, and so on.
+// The page numbers for that are asked for when the chunks before are.
 template <class S>
 class Ring {
  public:
@@ -108,37 +124,40 @@ class Ring {
   __device__ Ring(const Params& p, const Divisor& page_size, const Sequence& sequence, int kv_head,
                   Range keys, bool aligned, uint32_t shared)
       : p_(p),
-        rows_(p, page_size, sequence, kv_head),
+        places_(p, page_size, sequence),
+        rows_(HeadRowsOf(p, kv_head, S::KeyBytes(p))),
         aligned_(aligned),
         place_(shared),
         end_of_ring_(shared + S::kRingBytes),
-        end_(rows_.layer_exists() ? keys.end : keys.begin),
-        key_(keys.begin +
-             static_cast<int>(threadIdx.x / 32 * kChunkKeys +
-                              threadIdx.x % 32 / 16 * S::kRoundKeys + threadIdx.x % kChunkKeys)) {
-    if (key_ < end_) next_ = rows_.Find(key_);
+        end_(rows_.exist ? keys.end : keys.begin),
+        key_(keys.begin + static_cast<int>(threadIdx.x / 32 * kChunkKeys +
+                                           threadIdx.x % 32 / kChunkKeys * S::kRoundKeys +
+                                           threadIdx.x % kChunkKeys)) {
+    if (key_ < end_) next_ = places_.Find(key_);
   }
 
   // Every call makes one group of copies, so that groups count chunks.
   __device__ __forceinline__ void AskForKeys() {
-    if (!odd_) {
-      const bool exists = key_ < end_ && rows_.Exists(next_);
-      row_ = exists ? rows_.Offset(next_) : 0;
+    if (turn_ == 0) {
+      const bool exists = key_ < end_ && places_.Exists(next_);
+      key_row_ = exists ? places_.KeyOffset(next_) : 0;
+      value_row_ = exists ? places_.ValueOffset(next_) : 0;
       found_ = __ballot_sync(0xffffffffu, exists);
-      key_ += 2 * S::kRoundKeys;
-      if (key_ < end_) next_ = rows_.Find(key_);
+      key_ += kTurns * S::kRoundKeys;
+      if (key_ < end_) next_ = places_.Find(key_);
     }
-    const int first_lane = odd_ ? kChunkKeys : 0;
-    const uint32_t existing = found_ >> first_lane & kAllExist;
-    existing_ = existing_ << kChunkKeys | existing;
-    copy_ = RowCopy<S>(row_, existing, first_lane);
-    odd_ = !odd_;
-    Start(place_, p_.cache.k);
+#pragma unroll
+    for (int i = S::kChunks - 1; i > 0; --i) existing_[i] = existing_[i - 1];
+    existing_[0] = found_ >> turn_ * kChunkKeys & kAllExist;
+    copy_ = RowCopy<S>(key_row_, existing_[0], turn_ * kChunkKeys);
+    Start(place_, rows_.k, static_cast<int>(p_.head_dim));
   }
   __device__ __forceinline__ void AskForValues() {
-    Start(place_ + S::kChunkBytes, p_.cache.v);
+    if (!places_.SameOffsets()) copy_ = RowCopy<S>(value_row_, existing_[0], turn_ * kChunkKeys);
+    Start(place_ + S::kChunkBytes, rows_.v, static_cast<int>(p_.cache.v_head_dim));
     place_ += 2 * S::kChunkBytes;
     if (place_ == end_of_ring_) place_ -= S::kRingBytes;
+    turn_ = (turn_ + 1) % kTurns;
   }
 
   // Waits for the oldest chunk, when kChunks of K and of V, less those read already, have been
@@ -150,32 +169,31 @@ class Ring {
   __device__ uint32_t keys() const { return place_; }
   __device__ uint32_t values() const { return place_ + S::kChunkBytes; }
   // Bit j: whether key j of the oldest chunk of K exists.
-  __device__ uint32_t existing() const {
-    return static_cast<uint32_t>(existing_ >> (S::kChunks - 1) * kChunkKeys) & kAllExist;
-  }
-  static constexpr uint32_t kAllExist = (1u << kChunkKeys) - 1;
+  __device__ uint32_t existing() const { return existing_[S::kChunks - 1]; }
+  static constexpr uint32_t kAllExist = 0xffffffffu >> (32 - S::kChunkKeys);
 
  private:
-  static_assert(S::kChunks * kChunkKeys <= 64);
-  __device__ __forceinline__ void Start(uint32_t target, const void* cache) const {
-    const auto* const source = static_cast<const typename S::T*>(cache) + rows_.head_offset();
-    copy_.Start(target, source, static_cast<int>(p_.head_dim), aligned_);
+  static constexpr int kChunkKeys = S::kChunkKeys;
+  static constexpr int kTurns = 32 / kChunkKeys;  // chunks whose keys are found at once
+  __device__ __forceinline__ void Start(uint32_t target, const void* source, int d) const {
+    copy_.Start(target, source, p_.cache.dtype, d, aligned_);
     cuda::CpAsyncCommit();
   }
 
   const Params& p_;
-  const KeyRows rows_;
+  const KeyPlaces places_;
+  const HeadRows rows_;
   const bool aligned_;
   uint32_t place_;  // of the oldest chunks
   const uint32_t end_of_ring_;
   const int end_;
-  int key_;                // that this lane finds next
-  KeyPlace next_;          // of key_
-  int64_t row_ = 0;        // where the key found last lies
-  uint32_t found_ = 0;     // bit i: whether what lane i found last exists
-  bool odd_ = false;       // whether the next chunk is the second one of those found last
-  RowCopy<S> copy_;        // of the chunk asked for last
-  uint64_t existing_ = 0;  // kChunkKeys bits for each chunk of K, the newest lowest
+  int key_;                              // that this lane finds next
+  KeyPlace next_;                        // of key_
+  int64_t key_row_ = 0, value_row_ = 0;  // where the key found last lies
+  uint32_t found_ = 0;                   // bit i: whether what lane i found last exists
+  int turn_ = 0;                         // which chunk of those found last comes next
+  RowCopy<S> copy_;                      // of the chunk asked for last
+  uint32_t existing_[S::kChunks] = {};   // of each chunk of K, the newest first
 };
 
 // c += a b. The tensor cores truncate their sums, towards 0, which f32 would show after some
@@ -200,13 +218,13 @@ __device__ __forceinline__ void MultiplyKeys(typename S::Scores& s, uint32_t q, 
 #pragma unroll
   for (auto& block : s) block[0] = block[1] = block[2] = block[3] = 0.0f;
 #pragma unroll
-  for (int step = 0; step < S::Rows::kRowBytes / 32; ++step) {
+  for (int step = 0; step < S::kD / M::kStep; ++step) {
     typename M::A a;
-    typename M::B b[2];
-    M::LoadA(a, S::Rows::AtStep(q, step));
-    M::LoadB(b, S::Rows::AtStep(k, step));
-    MultiplyAdd<M>(s[0], a, b[0]);
-    MultiplyAdd<M>(s[1], a, b[1]);
+    typename M::B b[M::kKeyBlocks];
+    M::LoadA(a, S::QueryRows::AtStep(q, step));
+    M::LoadB(b, S::Rows::AtUnit(k, step * M::kKeyUnits));
+#pragma unroll
+    for (int n = 0; n < M::kKeyBlocks; ++n) MultiplyAdd<M>(s[n], a, b[n]);
   }
 }
 
@@ -216,17 +234,17 @@ __device__ __forceinline__ void MultiplyValues(typename S::Output& o, const type
                                                uint32_t v) {
   using M = typename S::M;
 #pragma unroll
-  for (int step = 0; step < kChunkKeys / M::kStep; ++step) {
+  for (int step = 0; step < S::kChunkKeys / M::kStep; ++step) {
     typename M::A a;
     M::FromScores(a, &s[step * M::kScoresOfStep]);
 #pragma unroll
-    for (int n = 0; n < S::kD / 8; n += 2) {
-      typename M::B b[2];
+    for (int n = 0; n < S::kD / 8; n += M::kValueBlocks) {
+      typename M::B b[M::kValueBlocks];
       const uint32_t rows = v + step * M::kStep * S::Rows::kRowBytes;
       M::template LoadTransposed<typename S::Rows>(
-          b, S::Rows::AtStep(rows, n / 2 * M::kTransposedSteps));
-      MultiplyAdd<M>(o[n], a, b[0]);
-      MultiplyAdd<M>(o[n + 1], a, b[1]);
+          b, S::Rows::AtStep(rows, n / M::kValueBlocks * M::kTransposedSteps));
+#pragma unroll
+      for (int i = 0; i < M::kValueBlocks; ++i) MultiplyAdd<M>(o[n + i], a, b[i]);
     }
   }
 }
@@ -238,16 +256,18 @@ __device__ __forceinline__ void MultiplyValues(typename S::Output& o, const type
 template <class S>
 class RowState {
  public:
-  // `factor` > 0 takes s to x.
-  __device__ explicit RowState(float factor) : factor_(factor) {}
+  // `factor` > 0 takes s to x; to be said before the first Include.
+  __device__ void SetFactor(float factor) { factor_ = factor; }
 
   // Adds keys to J, and turns s into P = 2^(x - m).
   __device__ __forceinline__ void Include(typename S::Scores& s) {
     float kept[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float m =
-          fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1])) * factor_;
+      float m = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
+#pragma unroll
+      for (auto& block : s) m = fmaxf(m, fmaxf(block[2 * r], block[2 * r + 1]));
+      m *= factor_;
       m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
       m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
       m = fmaxf(m, m_[r]);
@@ -270,13 +290,13 @@ class RowState {
   }
 
   // Ends the sums: o becomes the result, and lse(r), to base 2, may be asked for.
-  __device__ __forceinline__ void Finish() {
+  __device__ __forceinline__ void Finish(float v_scale) {
     float inverse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       l_[r] += __shfl_xor_sync(0xffffffffu, l_[r], 1);
       l_[r] += __shfl_xor_sync(0xffffffffu, l_[r], 2);
-      inverse[r] = l_[r] > 0 ? __fdividef(1.0f, l_[r]) : 0.0f;
+      inverse[r] = l_[r] > 0 ? __fdividef(v_scale, l_[r]) : 0.0f;
     }
     Scale(inverse);
   }
@@ -293,7 +313,7 @@ class RowState {
     }
   }
 
-  const float factor_;
+  float factor_ = 1.0f;
   float m_[2] = {-INFINITY, -INFINITY};
   float l_[2] = {};  // of this lane's own columns until Finish
 };

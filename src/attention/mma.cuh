@@ -1,10 +1,10 @@
 // Products of one warp on the tensor cores, from tiles in shared memory, the same code for all
 // dtypes.
 //
-// Mma<kType> multiplies in steps of 32 bytes of a row: 16 elements of 16 bits (m16n8k16), or 8 of
-// f32 (m16n8k8 in tf32). Seen as bytes the fragments of both instructions are alike, so ldmatrix
-// serves f32 too. Fragments: A is 16 rows x one step, B one step x 8 columns, C 16 x 8 in f32,
-// where lane i holds
+// Mma<kType>, for K and V of that type, multiplies in steps of 32 bytes of a row of Q: 16 elements
+// of 16 bits (m16n8k16), or 8 of f32 (m16n8k8 in tf32). Seen as bytes the fragments of both
+// instructions are alike, so ldmatrix serves f32 too. mma_fp8.cuh has fp8. Fragments: A is 16 rows
+// x one step, B one step x 8 columns, C 16 x 8 in f32, where lane i holds
 //   c[0], c[1]: row i / 4,     columns 2 * (i % 4) and the next
 //   c[2], c[3]: row i / 4 + 8, the same columns          (PTX ISA, "mma.m16n8k16", "mma.m16n8k8")
 #pragma once
@@ -27,9 +27,13 @@ struct SwizzledRows {
     const int x = kMask == 7 ? row & 7 : row >> 1 & 3;
     return row * kRowBytes + ((unit ^ x) << 4);
   }
+  // From the address of unit 0 of a row to that of any unit; from unit 1, to any odd one.
+  static __device__ __forceinline__ uint32_t AtUnit(uint32_t address, int unit) {
+    return (address ^ ((unit & kMask) << 4)) + ((unit & ~kMask) << 4);
+  }
   // From the address of unit 0 or 1 of a row to that of unit 0 or 1 of its `step`-th 32 bytes.
   static __device__ __forceinline__ uint32_t AtStep(uint32_t address, int step) {
-    return (address ^ ((2 * step & kMask) << 4)) + ((2 * step & ~kMask) << 4);
+    return AtUnit(address, 2 * step);
   }
 };
 
@@ -43,9 +47,26 @@ __device__ __forceinline__ int LaneOffsetB(int lane) {
   return Rows::Offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
+// Which blocks of 8 keys, or columns of V, one load of B fragments gives, and where the next ones
+// lie; the same for all types but fp8.
+struct MmaBlocks {
+  static constexpr int kKeyBlocks = 2;
+  static constexpr int kKeyUnits = 2;  // of a row of K, to the next step
+  template <class Rows>
+  static __device__ __forceinline__ int LaneOffsetKeys(int lane) {
+    return LaneOffsetB<Rows>(lane);
+  }
+  static constexpr int kValueBlocks = 2;
+  // A lane's columns of a row of kLaneColumns / 2 successive C fragments of O lie next to each
+  // other, those of successive lanes, too.
+  static constexpr int kLaneColumns = 2;
+};
+
 template <DType kType>
-struct Mma {
+struct Mma : MmaBlocks {
+  static constexpr DType kQuery = kType;  // of Q and P
   using T = cuda::DeviceT<kType>;
+  using Key = T;  // of K and V
   static_assert(sizeof(T) == 2);
   static constexpr int kStep = 16;         // elements of a step
   static constexpr int kScoresOfStep = 2;  // C fragments that make one A fragment
@@ -112,8 +133,10 @@ struct Mma {
 // small ones is dropped. Three products instead of one keep about 21 bits (CUTLASS, example 27,
 // "3xTF32").
 template <>
-struct Mma<DType::kF32> {
+struct Mma<DType::kF32> : MmaBlocks {
+  static constexpr DType kQuery = DType::kF32;
   using T = float;
+  using Key = float;
   static constexpr int kStep = 8;
   static constexpr int kScoresOfStep = 1;
   struct A {

@@ -2,14 +2,9 @@
 
 #include <cmath>
 
-#include "src/attention/decode_plan.h"
+#include "src/attention/decode.h"
 
 namespace intarsia::attention {
-namespace {
-
-bool IsFp8(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2; }
-
-}  // namespace
 
 void SetQuery(Params& params, const TensorView& q, const TensorView& cu_seqlens_q,
               const TensorView& out, const TensorView& lse, std::optional<float> scale,
@@ -117,25 +112,8 @@ Status CheckParams(std::string_view query, const Params& params) {
   return {};
 }
 
-Status CheckPlain(const Params& params) {
-  if (params.cache.dtype != params.dtype || Bytes(params.dtype) == 1)
-    return Unimplemented("q, K and V are built in f32, f16 and bf16, the same for all");
-  if (params.alibi_slopes.data || params.sinks || params.leftpad_k.data)
-    return Unimplemented("alibi_slopes, sinks and leftpad_k are not built");
-  if (params.cache.v_strides != params.cache.k_strides)
-    return Unimplemented("a V of other strides than K's is not built");
-  if (params.cache.v_head_dim != params.head_dim)
-    return Unimplemented("a V of another head dim than q's is not built");
-  return {};
-}
-
 std::array<int64_t, 2> WorkspaceDims(const Params& params) {
-  return decode::WorkspaceDims({.num_tokens = params.num_tokens,
-                                .num_seqs = params.num_seqs,
-                                .num_heads = params.num_heads,
-                                .num_kv_heads = params.num_kv_heads(),
-                                .head_dim = params.head_dim,
-                                .max_len_k = params.max_len_k});
+  return decode::WorkspaceDims(ShapeOf(params));
 }
 
 }  // namespace intarsia::attention

@@ -35,10 +35,6 @@ void SetWorkspace(Params& params, const TensorView& workspace);
 // head dim the same (or 192 and 128), softcap and windows that mean something.
 Status CheckParams(std::string_view query, const Params& params);
 
-// Whether the kernels of a platform that know none of fp8, alibi, sinks, leftpad_k and a V of
-// another head dim can run this.
-Status CheckPlain(const Params& params);
-
 // Dims of the workspace for these shapes.
 std::array<int64_t, 2> WorkspaceDims(const Params& params);
 

@@ -14,7 +14,9 @@
 //   O += P V  V_n    K_n+1            V_n+1 (in the place of K_n)
 #pragma once
 #include "src/attention/prefill.h"
+#include "src/attention/prefill_schedule.cuh"
 #include "src/attention/prefill_tile.cuh"
+#include "src/attention/scores.cuh"
 #include "src/core/cuda/launch.h"
 
 namespace intarsia::attention::prefill {
@@ -29,7 +31,7 @@ __device__ __forceinline__ auto& Flat(typename S::Scores& s) {
 template <class Bits>
 __device__ __forceinline__ Bits BitsFrom(int i) {
   constexpr int kBits = 8 * sizeof(Bits);
-  return i >= kBits ? Bits{0} : ~Bits{0} << max(i, 0);
+  return i >= kBits ? Bits{0} : static_cast<Bits>(~Bits{0} << max(i, 0));
 }
 
 // s = -inf where the row does not see the key, or the key does not exist.
@@ -59,59 +61,117 @@ __device__ __forceinline__ void Mask(typename S::Scores& s, const Params& p,
   }
 }
 
+template <class S>
+__device__ __forceinline__ void SubtractAlibi(typename S::Scores& s, const Params& p,
+                                              const Sequence& sequence, int kv_head, int first_row,
+                                              int first_key) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int block = 0; block < S::kRowBlocks; ++block) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Alibi alibi(p, sequence, kv_head, first_row + 16 * block + 8 * r + lane / 4);
+#pragma unroll
+      for (int n = 0; n < S::kTileKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          s[block][n][2 * r + i] -= alibi.At(first_key + lane % 4 * 2 + 8 * n + i);
+      }
+    }
+  }
+}
+
+// What a CTA computes, in shared memory: the loop needs all registers.
+struct Tile : RowTile {
+  int kv_head = 0;
+  HeadRows rows;
+};
+
 // Writes the warp's rows of out and lse. `shared` is where its rows of Q were.
 template <class S>
-__device__ __forceinline__ void WriteRows(const Params& p, const RowTile& tile, int kv_head,
-                                          int first_row, const RowState<S>& state, char* shared,
-                                          bool aligned) {
+__device__ __forceinline__ void WriteRows(const Params& p, const Tile& tile, int first_row,
+                                          const RowState<S>& state, char* shared, bool aligned) {
   using T = typename S::T;
-  const int lane = threadIdx.x % 32, d = static_cast<int>(p.head_dim);
+  constexpr int kColumns = S::M::kLaneColumns, kBlocks = kColumns / 2;
+  const int lane = threadIdx.x % 32, dv = static_cast<int>(p.cache.v_head_dim);
   const int num_rows = tile.sequence.tokens.size() * GroupSize(p);
 #pragma unroll
   for (int block = 0; block < S::kRowBlocks; ++block) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = 16 * block + 8 * r + lane / 4;
-#pragma unroll
-      for (int n = 0; n < S::kD / 8; ++n) {
-        const int byte = (8 * n + lane % 4 * 2) * static_cast<int>(sizeof(T));
-        *reinterpret_cast<cuda::Vec<T, 2 * sizeof(T)>*>(shared + S::Rows::Offset(row, byte / 16) +
-                                                        byte % 16) = {
-            {cuda::FromFloat<T>(state.o[block][n][2 * r]),
-             cuda::FromFloat<T>(state.o[block][n][2 * r + 1])}};
-      }
-      if (p.lse && lane % 4 == 0 && first_row + row < num_rows) {
-        const RowPlace place = PlaceOf(p, tile.sequence, kv_head, first_row + row);
+      const RowPlace place = PlaceOf(p, tile.sequence, tile.kv_head, first_row + row);
+      const bool exists = first_row + row < num_rows;
+      if (p.lse && lane % 4 == 0 && exists)
         p.lse[place.head * p.num_tokens + place.token] = state.Lse(block, r);
+#pragma unroll
+      for (int n = 0; n < S::kD / 8; n += kBlocks) {
+        const int column = 8 * n + lane % 4 * kColumns;
+        if constexpr (S::kFp8) {  // four neighbouring lanes write 32 bytes or more
+          const float o[4] = {state.o[block][n][2 * r], state.o[block][n + 1][2 * r],
+                              state.o[block][n][2 * r + 1], state.o[block][n + 1][2 * r + 1]};
+          if (exists && column < dv)
+            StoreColumns(p.out, p.out_dtype, (place.token * p.num_heads + place.head) * dv + column,
+                         o, 1.0f, aligned);
+        } else {
+          const int byte = column * static_cast<int>(sizeof(T));
+          *reinterpret_cast<cuda::Pack<T, 2>*>(shared + S::Rows::Offset(row, byte / 16) +
+                                               byte % 16) = {
+              {cuda::FromFloat<T>(state.o[block][n][2 * r]),
+               cuda::FromFloat<T>(state.o[block][n][2 * r + 1])}};
+        }
       }
     }
   }
+  if constexpr (S::kFp8) return;
   __syncwarp();
-  const RowPlace place = PlaceOf(p, tile.sequence, kv_head, first_row + lane);
+  const RowPlace place = PlaceOf(p, tile.sequence, tile.kv_head, first_row + lane);
   StoreRows<typename S::Rows, S::kWarpRows>(
       static_cast<T*>(p.out), shared,
-      first_row + lane < num_rows ? (place.token * p.num_heads + place.head) * d : -1, d, aligned);
+      first_row + lane < num_rows ? (place.token * p.num_heads + place.head) * dv : -1, dv,
+      aligned);
 }
 
-// The warp's rows of Q, to its rows in shared memory.
+// The warp's rows of Q, to its rows in shared memory. Returns what scores are to be multiplied by
+// for it.
 template <class S>
-__device__ __forceinline__ void LoadQuery(const Params& p, const RowTile& tile, int kv_head,
-                                          int first_row, char* shared, bool aligned) {
+__device__ __forceinline__ float LoadQuery(const Params& p, const Tile& tile, int first_row,
+                                           char* shared, bool aligned) {
+  using Rows = typename S::QueryRows;
   const int lane = threadIdx.x % 32;
   const int num_rows = tile.sequence.tokens.size() * GroupSize(p) - first_row;
   const RowPlace place =
-      PlaceOf(p, tile.sequence, kv_head, first_row + (lane < num_rows ? lane : 0));
-  CopyRows<typename S::Rows, S::kWarpRows>(
-      shared, static_cast<const typename S::T*>(p.q),
-      place.token * p.q_token_stride + place.head * p.q_head_stride,
-      __ballot_sync(0xffffffffu, lane < num_rows), static_cast<int>(p.head_dim), aligned);
+      PlaceOf(p, tile.sequence, tile.kv_head, first_row + (lane < num_rows ? lane : 0));
+  const int64_t offset = place.token * p.q_token_stride + place.head * p.q_head_stride;
+  const uint32_t exist = __ballot_sync(0xffffffffu, lane < num_rows);
+  if constexpr (S::kFp8) {
+    const auto load = [&](int row, int column) {
+      const int64_t from = __shfl_sync(0xffffffffu, offset, row) + column;
+      if (!(exist >> row & 1) || column >= p.head_dim) return Eight<float>{};
+      return LoadEightFloats(p.q, p.dtype, from, aligned);
+    };
+    const float factor = QueryScale<S::kWarpRows, S::kD>(p.dtype, load);
+#pragma unroll 4
+    for (int i = lane; i < S::kWarpRows * S::kD / 8; i += 32) {
+      const int row = i / (S::kD / 8), column = i % (S::kD / 8) * 8;
+      Eight<float> q = load(row, column);
+#pragma unroll
+      for (float& x : q.at) x *= factor;
+      S::M::template StoreQuery<Rows>(shared, row, column, q);
+    }
+    return 1.0f / factor;
+  } else {
+    CopyRows<Rows, S::kWarpRows>(shared, static_cast<const typename S::T*>(p.q), offset, exist,
+                                 static_cast<int>(p.head_dim), aligned);
+    return 1.0f;
+  }
 }
 
 // o and l of the warp's rows over the keys of the whole tile. `first_row` is the warp's first one.
 template <class S>
-__device__ __forceinline__ void Attend(const Params& p, const RowTile& tile, const KeyRows& rows,
-                                       int first_row, char* shared, bool aligned,
-                                       RowState<S>& state) {
+__device__ __forceinline__ void Attend(const Params& p, const Tile& tile, const KeyPlaces& places,
+                                       int first_row, const Logit<S::kType>& logit, char* shared,
+                                       bool aligned, RowState<S>& state) {
   using Stream = KeyStream<S>;
   using Rows = typename S::Rows;
   const int lane = threadIdx.x % 32, last_row = tile.first_row + S::kTileRows - 1;
@@ -119,20 +179,20 @@ __device__ __forceinline__ void Attend(const Params& p, const RowTile& tile, con
   const Range keys = VisibleToRows(p, sequence, tile.first_row, last_row).some;
   VisibleRange visible = VisibleToRows(p, sequence, first_row, first_row + S::kWarpRows - 1);
   if (first_row >= sequence.tokens.size() * GroupSize(p)) visible.some.end = 0;
-  const Logit<S::kType> logit(p);
 
   const auto next = [](int place) {
     return place < S::kQueryBytes + 2 * S::kPlaceBytes ? place + S::kPlaceBytes : S::kQueryBytes;
   };
   int k_place = S::kQueryBytes;
-  Stream stream(p, rows, keys, aligned);
+  Stream stream(p, places, tile.rows, keys, aligned);
   if (keys.begin < stream.end()) stream.LoadKeys(shared + k_place, keys.begin);
   cuda::CpAsyncCommit();  // Q is in this group
   if (keys.begin < stream.end()) stream.LoadValues(shared + next(k_place));
   cuda::CpAsyncCommit();
 
-  const uint32_t q = cuda::SharedAddress(shared) + (first_row - tile.first_row) * Rows::kRowBytes +
-                     LaneOffsetA<Rows>(lane);
+  const uint32_t q = cuda::SharedAddress(shared) +
+                     (first_row - tile.first_row) * S::QueryRows::kRowBytes +
+                     LaneOffsetA<typename S::QueryRows>(lane);
   for (int key = keys.begin; key < stream.end(); key += S::kTileKeys) {
     const int v_place = next(k_place), free_place = next(v_place), next_key = key + S::kTileKeys;
     const bool computes = key < visible.some.end && key > visible.some.begin - S::kTileKeys;
@@ -143,10 +203,15 @@ __device__ __forceinline__ void Attend(const Params& p, const RowTile& tile, con
     if (next_key < stream.end()) stream.LoadKeys(shared + free_place, next_key);
     cuda::CpAsyncCommit();
     if (computes) {
-      MultiplyKeys<S>(s, q, cuda::SharedAddress(shared) + k_place + LaneOffsetB<Rows>(lane));
-      if (!logit.folds()) logit.Apply(Flat<S>(s));
+      MultiplyKeys<S>(
+          s, q, cuda::SharedAddress(shared) + k_place + S::M::template LaneOffsetKeys<Rows>(lane));
+      if (!logit.folds()) {
+        logit.Apply(Flat<S>(s));
+        if (p.alibi_slopes.data) SubtractAlibi<S>(s, p, sequence, tile.kv_head, first_row, key);
+      }
       const auto existing = Stream::Existing(shared + k_place);
-      if (key < visible.all.begin || next_key > visible.all.end || ~existing)
+      const bool all_exist = existing == BitsFrom<typename Stream::KeyBits>(0);
+      if (key < visible.all.begin || next_key > visible.all.end || !all_exist)
         Mask<S>(s, p, sequence, first_row, key, existing);
       state.FollowMaximum(s);
     }
@@ -170,30 +235,43 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
     PrefillKernel(const __grid_constant__ Params p, const __grid_constant__ PrefillRows which,
                   const __grid_constant__ Divisor page_size, bool aligned) {
   extern __shared__ __align__(128) char shared[];
-  __shared__ RowTile tile;  // not in registers, which the loop needs
-  const int num_kv_heads = static_cast<int>(p.cache.num_kv_heads);
+  __shared__ Tile tile;
   // The same in all lanes, and by this the compiler knows it: values that derive from it need no
   // registers of the lanes.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-  const int kv_head = static_cast<int>(blockIdx.x) % num_kv_heads;
+  const int num_kv_heads = static_cast<int>(p.cache.num_kv_heads);
   const int index = static_cast<int>(blockIdx.x) / num_kv_heads;
-  bool found = false;
   if (warp == 0) {
-    RowTile tile_found;
-    found =
-        FindRowTile<S::kTileRows>(p, which.min_packed_rows, which.fill_padding, index, tile_found);
-    if (threadIdx.x == 0) tile = tile_found;
+    const int kv_head = static_cast<int>(blockIdx.x) - index * num_kv_heads;
+    const RowTile found = FindRowTile<S::kTileRows>(p, which.min_packed_rows, index);
+    if (threadIdx.x == 0) tile = {found, kv_head, HeadRowsOf(p, kv_head, S::KeyBytes(p))};
   }
-  if (!__syncthreads_or(found)) return;
+  __syncthreads();
+  if (!tile.exists) {
+    if (which.fill_padding) {
+      const int unused_tiles = static_cast<int>(gridDim.x) / num_kv_heads - index + tile.share;
+      FillPadding(p, tile.padding, tile.share * num_kv_heads + tile.kv_head,
+                  unused_tiles * num_kv_heads);
+    }
+    return;
+  }
 
   const int first_row = tile.first_row + warp * S::kWarpRows;
-  char* const warp_rows = shared + warp * S::kWarpRows * S::Rows::kRowBytes;
-  LoadQuery<S>(p, tile, kv_head, first_row, warp_rows, aligned);
-  RowState<S> state(Logit<S::kType>(p).factor());
-  Attend<S>(p, tile, KeyRows(p, page_size, tile.sequence, kv_head), first_row, shared, aligned,
+  char* const warp_rows = shared + warp * S::kWarpRows * S::QueryRows::kRowBytes;
+  Logit<S::kType> logit(p, S::kScaled ? ScoreScale(p, tile.sequence.index, tile.kv_head) : p.scale);
+  const float query_factor = LoadQuery<S>(p, tile, first_row, warp_rows, aligned);
+  if constexpr (S::kFp8) logit.Scale(query_factor);
+  RowState<S> state(logit.factor(), p.cache.v_head_dim);
+  Attend<S>(p, tile, KeyPlaces(p, page_size, tile.sequence), first_row, logit, shared, aligned,
             state);
-  state.Finish();
-  WriteRows<S>(p, tile, kv_head, first_row, state, warp_rows, aligned);
+  float sink[S::kRowBlocks][2];
+#pragma unroll
+  for (int i = 0; i < 2 * S::kRowBlocks; ++i) {
+    const int row = first_row + 8 * i + static_cast<int>(threadIdx.x) % 32 / 4;
+    sink[i / 2][i % 2] = SinkOf(p, PlaceOf(p, tile.sequence, tile.kv_head, row).head);
+  }
+  state.Finish(sink, S::kScaled ? p.v_scale.At(tile.sequence.index, tile.kv_head) : 1.0f);
+  WriteRows<S>(p, tile, first_row, state, warp_rows, aligned);
 }
 
 template <class S>
@@ -201,49 +279,52 @@ inline const cuda::Kernel kKernel("PrefillKernel", reinterpret_cast<const void*>
                                   S::kSharedBytes);
 
 // Whether CopyRows can count offsets in 16 bytes with 32 bits.
-template <class T>
-bool OffsetsFit(const Params& p) {
-  constexpr int64_t kLimit = (int64_t{1} << 36) / static_cast<int64_t>(sizeof(T));
+inline bool OffsetsFit(const Params& p) {
+  constexpr int64_t kLimit = int64_t{1} << 36;
   const CacheView& c = p.cache;
-  return p.num_tokens * p.q_token_stride < kLimit &&
-         c.num_pages * c.k_strides.page + c.page_size * c.k_strides.slot < kLimit;
+  const auto size = [&](const CacheStrides& s) {
+    return (c.num_pages * s.page + c.page_size * s.slot) * Bytes(c.dtype);
+  };
+  return p.num_tokens * p.q_token_stride * Bytes(p.dtype) < kLimit && size(c.k_strides) < kLimit &&
+         size(c.v_strides) < kLimit;
 }
 
-// No lengths make more tiles: each sequence, and the padding, has at most one that is not full.
 template <class S>
-int64_t MaxTiles(const Params& p, const PrefillRows& which) {
-  const int64_t rows = p.num_tokens * (p.num_heads / p.num_kv_heads());
-  const int64_t num_seqs = std::min(p.num_seqs, rows / std::max<int64_t>(which.min_packed_rows, 1));
-  return (rows + (num_seqs + which.fill_padding) * (S::kTileRows - 1)) / S::kTileRows;
+Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRows& rows) {
+  const int64_t tiles = MaxTiles<S::kTileRows>(p, rows.min_packed_rows, rows.fill_padding);
+  const cuda::Shape shape{{tiles * p.num_kv_heads()}, dim3(S::kThreads), S::kSharedBytes};
+  return cuda::Launch(context, kKernel<S>, shape, p, rows,
+                      Divisor(std::max<int64_t>(p.cache.page_size, 1)),
+                      RowsAligned(p) && OffsetsFit(p));
+}
+
+// The compiled tile for a head dim; where the device has too little shared memory, a small one.
+template <DType kKeyType, int... kDims>
+Status LaunchTile(const Params& p, const CudaContext& context, const PrefillRows& rows) {
+  const int64_t d = std::max(p.head_dim, p.cache.v_head_dim);
+  return DispatchInt<kDims...>("d", d, [&]<int kD>() {
+    using S = Shape<kKeyType, kD>;
+    if constexpr (S::kSharedBytes > 96 * 1024) {
+      if (cuda::MaxSharedBytes() < S::kSharedBytes + 1024)
+        return LaunchShape<Shape<kKeyType, 256, true>>(p, context, rows);
+    }
+    return LaunchShape<S>(p, context, rows);
+  });
 }
 
 }  // namespace intarsia::attention::prefill
 
 namespace intarsia::attention {
 
-template <DType kType>
+template <DType kKeyType>
 Status LaunchPrefillOf(const Params& params, const CudaContext& context, PrefillRows rows) {
   Params p = params;
   if (p.num_tokens == 0 || p.num_heads == 0) return {};
-  if (p.cache.dtype != kType)
-    return Unimplemented(
-        Text("K and V have dtype ", Name(p.cache.dtype), "; built is that of q, ", Name(kType)));
-  if (p.head_dim % 8 != 0)
-    return Unimplemented(Text("d is ", p.head_dim, "; built are multiples of 8"));
-  if (p.num_tokens * p.num_heads > kMaxCount || p.max_len_k > kMaxCount ||
-      p.cache.page_size > kMaxCount || p.cache.num_pages > kMaxCount)
-    return Unimplemented(Text("more than ", kMaxCount, " query rows, keys or pages"));
-  // So that a position plus a window fits.
-  p.window_left = std::min(p.window_left, 2 * kMaxCount);
-  p.window_right = std::min(p.window_right, 2 * kMaxCount);
-  return DispatchInt<32, 64, 96, 128, 192, 256>("d", p.head_dim, [&]<int kD>() {
-    using S = prefill::Shape<kType, kD>;
-    const int64_t grid = prefill::MaxTiles<S>(p, rows) * p.num_kv_heads();
-    const cuda::Shape shape{{grid}, dim3(S::kThreads), S::kSharedBytes};
-    const bool aligned = RowsAligned<typename S::T>(p) && prefill::OffsetsFit<typename S::T>(p);
-    return cuda::Launch(context, prefill::kKernel<S>, shape, p, rows,
-                        Divisor(std::max<int64_t>(p.cache.page_size, 1)), aligned);
-  });
+  INTARSIA_RETURN_IF_ERROR(FitCounts(p));
+  if constexpr (Bytes(kKeyType) == 2)
+    return prefill::LaunchTile<kKeyType, 64, 96, 128, 192, 256>(p, context, rows);
+  else
+    return prefill::LaunchTile<kKeyType, 64, 128, 256>(p, context, rows);
 }
 
 }  // namespace intarsia::attention

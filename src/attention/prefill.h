@@ -16,18 +16,22 @@ struct PrefillRows {
   bool fill_padding = true;
 };
 
-// Instantiated in prefill_<dtype>.cu.
-template <DType kType>
+// By the type of K and V, which q has, too, unless it is fp8, or q is f32. Instantiated in
+// prefill_<dtype>.cu.
+template <DType kKeyType>
 Status LaunchPrefillOf(const Params& params, const CudaContext& context, PrefillRows rows);
 extern template Status LaunchPrefillOf<kF32>(const Params&, const CudaContext&, PrefillRows);
 extern template Status LaunchPrefillOf<kF16>(const Params&, const CudaContext&, PrefillRows);
 extern template Status LaunchPrefillOf<kBF16>(const Params&, const CudaContext&, PrefillRows);
+extern template Status LaunchPrefillOf<kF8E4M3>(const Params&, const CudaContext&, PrefillRows);
+extern template Status LaunchPrefillOf<kF8E5M2>(const Params&, const CudaContext&, PrefillRows);
 
 inline Status LaunchPrefill(const Params& params, const CudaContext& context,
                             PrefillRows rows = {}) {
-  return DispatchDType<kF32, kF16, kBF16>("q", params.dtype, [&]<DType kType>() {
-    return LaunchPrefillOf<kType>(params, context, rows);
-  });
+  const DType type = params.dtype == kF32 ? kF32 : params.cache.dtype;
+  return DispatchDType<kF32, kF16, kBF16, kF8E4M3, kF8E5M2>(
+      "K and V", type,
+      [&]<DType kKeyType>() { return LaunchPrefillOf<kKeyType>(params, context, rows); });
 }
 
 }  // namespace intarsia::attention

@@ -3,106 +3,49 @@
 #pragma once
 #include <type_traits>
 
-#include "src/attention/mma.cuh"
-#include "src/attention/tile.cuh"
+#include "src/attention/keys.cuh"
+#include "src/attention/mma_fp8.cuh"
+#include "src/attention/prefill_copy.cuh"
 
 namespace intarsia::attention::prefill {
 
-// How a kernel for head dims up to kDim cuts its work. Two blocks of 16 rows a warp halve what it
-// reads from shared memory for each product, while their O, S and P still fit into its registers.
-template <DType kDType, int kDim>
+// How a kernel for K and V of a type and head dims up to kDim cuts its work. Two blocks of 16 rows
+// a warp halve what it reads from shared memory for each product, while their O, S and P still fit
+// into its registers. kSmall: for devices with 99 KB of shared memory a CTA.
+template <DType kKeyType, int kDim, bool kSmall = false>
 struct Shape {
-  static constexpr DType kType = kDType;
-  using T = cuda::DeviceT<kType>;
-  using M = Mma<kType>;
-  using Rows = SwizzledRows<static_cast<int>(sizeof(T)) * kDim>;
+  using M = Mma<kKeyType>;
+  static constexpr DType kType = M::kQuery;  // of the products
+  static constexpr bool kFp8 = IsFp8(kKeyType), kF32 = kType == DType::kF32;
+  static constexpr bool kScaled = kFp8 || kF32;  // f32's kernel reads fp8, too
+  using T = typename M::T;
+  using Key = typename M::Key;
   static constexpr int kD = kDim;
-  static constexpr bool kF32 = kType == DType::kF32;
+  using QueryRows = SwizzledRows<kD* static_cast<int>(sizeof(T))>;
+  using Rows = SwizzledRows<kD* static_cast<int>(sizeof(Key))>;  // of K and V
   static constexpr int kRowBlocks = !kF32 && kD <= 128 ? 2 : 1;
-  static constexpr int kWarps = !kF32 && kD > 128 ? 8 : 4;
+  static constexpr int kWarps = kSmall && kF32 ? 2 : !kSmall && !kScaled && kD > 128 ? 8 : 4;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kCtasPerSm = kWarps == 4 && Rows::kRowBytes <= 512 ? 2 : 1;
+  static constexpr int kCtasPerSm = kWarps == 4 && QueryRows::kRowBytes <= 512 ? 2 : 1;
   static constexpr int kWarpRows = 16 * kRowBlocks;
   static constexpr int kTileRows = kWarpRows * kWarps;
-  static constexpr int kTileKeys = kF32 ? 32 : 64;
+  static constexpr int kTileKeys = (kF32 ? 32 : 64) / (kSmall ? 2 : 1);
   static constexpr int kCopiedKeys = kTileKeys / kWarps;  // by a warp
-  static constexpr int kSteps = Rows::kRowBytes / 32;
   static constexpr int kKeyBytes = kTileKeys * Rows::kRowBytes;
   // In shared memory: Q, then three places for a tile of K or V; behind K, which of its keys exist.
-  static constexpr int kQueryBytes = kTileRows * Rows::kRowBytes;
+  static constexpr int kQueryBytes = kTileRows * QueryRows::kRowBytes;
   static constexpr int kPlaceBytes = kKeyBytes + 128;
   static constexpr int kSharedBytes = kQueryBytes + 3 * kPlaceBytes;
-  static_assert(kSharedBytes + 1024 <= 163 * 1024);
+  static_assert(kSharedBytes + 1024 <= (kSmall ? 99 : 163) * 1024);
+
+  // Of an element of K and V in the cache, where f32's kernel may find fp8.
+  static __device__ int KeyBytes(const Params& p) {
+    return kF32 && p.cache.dtype != DType::kF32 ? 1 : sizeof(Key);
+  }
 
   using Scores = float[kRowBlocks][kTileKeys / 8][4];
   using Output = float[kRowBlocks][kD / 8][4];
 };
-
-// Copies kCount rows to shared memory at `target`, asynchronously if all rows are aligned. Lane i
-// says how far from `source` row i begins, and bit i of `exist` whether it does; other rows, and
-// columns from d on, become zeros, so that no rubbish in a cache, a NaN say, ever enters a product.
-template <class Rows, int kCount, class T>
-__device__ __forceinline__ void CopyRows(char* target, const T* source, int64_t offset,
-                                         uint32_t exist, int d, bool aligned) {
-  constexpr int kElements = 16 / static_cast<int>(sizeof(T));
-  constexpr int kLanes = Rows::kUnits % 8 == 0 ? 8 : 4;  // that share a row
-  constexpr int kPassRows = 32 / kLanes;
-  static_assert(kCount % kPassRows == 0);
-  const int lane = threadIdx.x % 32;
-  if (aligned) {
-    const int lane_row = lane / kLanes, lane_unit = lane % kLanes;
-    const uint32_t to = cuda::SharedAddress(target) + Rows::Offset(lane_row, lane_unit);
-    const T* const lane_source = source + lane_unit * kElements;
-    const auto offset_units = static_cast<uint32_t>(offset / kElements);
-#pragma unroll
-    for (int pass = 0; pass < kCount / kPassRows; ++pass) {
-      const int row = pass * kPassRows + lane_row;
-      const T* const from =
-          lane_source + int64_t{kElements} * __shfl_sync(0xffffffffu, offset_units, row);
-      // Four rows on, another bit of the row number enters the swizzle.
-      const uint32_t pass_to =
-          (kPassRows == 4 && pass % 2 ? to ^ 64 : to) + pass * kPassRows * Rows::kRowBytes;
-#pragma unroll
-      for (int unit = 0; unit < Rows::kUnits; unit += kLanes) {
-        cuda::CpAsync16(pass_to + unit * 16, from + unit * kElements,
-                        (exist >> row & 1) && (lane_unit + unit) * kElements < d);
-      }
-    }
-  } else {
-    constexpr int kColumns = Rows::kUnits * kElements;
-#pragma unroll 1
-    for (int i = lane; i < kCount * kColumns; i += 32) {
-      const int row = i / kColumns, column = i % kColumns;
-      const T* const from = source + __shfl_sync(0xffffffffu, offset, row);
-      T* const unit = reinterpret_cast<T*>(target + Rows::Offset(row, column / kElements));
-      unit[column % kElements] =
-          (exist >> row & 1) && column < d ? from[column] : cuda::FromFloat<T>(0.0f);
-    }
-  }
-}
-
-// The way back: row i goes to lane i's offset from `target`, or nowhere if that is -1.
-template <class Rows, int kCount, class T>
-__device__ __forceinline__ void StoreRows(T* target, const char* source, int64_t offset, int d,
-                                          bool aligned) {
-  constexpr int kElements = 16 / static_cast<int>(sizeof(T));
-  constexpr int kUnits = kCount * Rows::kUnits;
-  const int lane = threadIdx.x % 32;
-#pragma unroll 4
-  for (int i = lane; i < kUnits; i += 32) {
-    const int row = i / Rows::kUnits, unit = i % Rows::kUnits;
-    const int64_t to = __shfl_sync(0xffffffffu, offset, row);
-    if (to < 0 || unit * kElements >= d) continue;
-    const auto values = *reinterpret_cast<const cuda::Vec<T>*>(source + Rows::Offset(row, unit));
-    T* const unit_target = target + to + unit * kElements;
-    if (aligned) {
-      *reinterpret_cast<cuda::Vec<T>*>(unit_target) = values;
-    } else {
-#pragma unroll
-      for (int e = 0; e < kElements; ++e) unit_target[e] = values.at[e];
-    }
-  }
-}
 
 // The tiles of K and V of one sequence and KV head, in the order K0 V0 K1 V1 ... Each warp copies
 // its kCopiedKeys rows of every tile, and lane i finds row i: one page lookup a key, asked for a
@@ -110,10 +53,15 @@ __device__ __forceinline__ void StoreRows(T* target, const char* source, int64_t
 template <class S>
 class KeyStream {
  public:
-  using T = typename S::T;
+  using T = typename S::Key;
 
-  __device__ KeyStream(const Params& p, const KeyRows& rows, Range keys, bool aligned)
-      : p_(p), rows_(rows), aligned_(aligned), end_(rows.layer_exists() ? keys.end : keys.begin) {
+  __device__ KeyStream(const Params& p, const KeyPlaces& places, const HeadRows& rows, Range keys,
+                       bool aligned)
+      : p_(p),
+        places_(places),
+        rows_(rows),
+        aligned_(aligned),
+        end_(rows.exist ? keys.end : keys.begin) {
     FindNext(keys.begin);
   }
 
@@ -122,20 +70,24 @@ class KeyStream {
 
   // Asks for the tile of K that begins at first_key; each call goes on where the last one ended.
   __device__ __forceinline__ void LoadKeys(char* place, int first_key) {
-    exist_ = __ballot_sync(0xffffffffu, Copies(first_key) && rows_.Exists(next_));
-    offset_ = rows_.Offset(next_);
+    exist_ = __ballot_sync(0xffffffffu, Copies(first_key) && places_.Exists(next_));
+    const int64_t offset = places_.KeyOffset(next_);
+    value_offset_ = places_.ValueOffset(next_);
     FindNext(first_key + S::kTileKeys);
     const int lane = threadIdx.x % 32;
     if (lane < S::kCopiedKeys && lane % 8 == 0)
       reinterpret_cast<uint8_t*>(place + S::kKeyBytes)[CopiedKey() / 8] =
           static_cast<uint8_t>(exist_ >> lane);
-    Copy(place, p_.cache.k);
+    Copy(place, rows_.k, offset, static_cast<int>(p_.head_dim));
   }
   // Asks for the tile of V that belongs to the tile of K asked for last.
-  __device__ __forceinline__ void LoadValues(char* place) { Copy(place, p_.cache.v); }
+  __device__ __forceinline__ void LoadValues(char* place) {
+    Copy(place, rows_.v, value_offset_, static_cast<int>(p_.cache.v_head_dim));
+  }
 
   // Bit j: whether key j of the tile of K in a place exists.
-  using KeyBits = std::conditional_t<S::kTileKeys == 64, uint64_t, uint32_t>;
+  using KeyBits = std::conditional_t<S::kTileKeys == 64, uint64_t,
+                                     std::conditional_t<S::kTileKeys == 32, uint32_t, uint16_t>>;
   static_assert(sizeof(KeyBits) * 8 == S::kTileKeys);
   static __device__ KeyBits Existing(const char* place) {
     return *reinterpret_cast<const KeyBits*>(place + S::kKeyBytes);
@@ -150,23 +102,30 @@ class KeyStream {
     return threadIdx.x % 32 < S::kCopiedKeys && first_key + CopiedKey() < end_;
   }
   __device__ __forceinline__ void FindNext(int first_key) {
-    if (Copies(first_key)) next_ = rows_.Find(first_key + CopiedKey());
+    if (Copies(first_key)) next_ = places_.Find(first_key + CopiedKey());
   }
-  __device__ __forceinline__ void Copy(char* place, const void* cache) const {
+  __device__ __forceinline__ void Copy(char* place, const void* source, int64_t offset,
+                                       int d) const {
     constexpr int kWarpBytes = S::kCopiedKeys * S::Rows::kRowBytes;
-    CopyRows<typename S::Rows, S::kCopiedKeys>(
-        place + static_cast<int>(threadIdx.x) / 32 * kWarpBytes,
-        static_cast<const T*>(cache) + rows_.head_offset(), offset_, exist_,
-        static_cast<int>(p_.head_dim), aligned_);
+    char* const target = place + static_cast<int>(threadIdx.x) / 32 * kWarpBytes;
+    if (S::kF32 && p_.cache.dtype != DType::kF32) {
+      CopyRowsThroughRegisters<typename S::Rows, S::kCopiedKeys, float>(
+          target, offset, exist_, d,
+          [&](int64_t index) { return LoadEightFloats(source, p_.cache.dtype, index, aligned_); });
+    } else {
+      CopyRows<typename S::Rows, S::kCopiedKeys>(target, static_cast<const T*>(source), offset,
+                                                 exist_, d, aligned_);
+    }
   }
 
   const Params& p_;
-  const KeyRows& rows_;
+  const KeyPlaces& places_;
+  const HeadRows& rows_;
   const bool aligned_;
   const int end_;
-  KeyPlace next_;       // of this lane's key in the tile of K to be asked for next
-  int64_t offset_ = 0;  // of this lane's key in the tile asked for last
-  uint32_t exist_ = 0;  // bit i: whether lane i's key in that tile exists
+  KeyPlace next_;             // of this lane's key in the tile of K to be asked for next
+  int64_t value_offset_ = 0;  // of V of this lane's key in the tile asked for last
+  uint32_t exist_ = 0;        // bit i: whether lane i's key in that tile exists
 };
 
 // s = Q K', from the lane's addresses in both tiles.
@@ -183,19 +142,19 @@ __device__ __forceinline__ void MultiplyKeys(typename S::Scores& s, uint32_t q, 
     }
   }
 #pragma unroll
-  for (int step = 0; step < S::kSteps; ++step) {
+  for (int step = 0; step < S::kD / M::kStep; ++step) {
     typename M::A a[S::kRowBlocks];
 #pragma unroll
     for (int block = 0; block < S::kRowBlocks; ++block)
-      M::LoadA(a[block], Rows::AtStep(q, step) + 16 * block * Rows::kRowBytes);
+      M::LoadA(a[block], S::QueryRows::AtStep(q, step) + 16 * block * S::QueryRows::kRowBytes);
 #pragma unroll
-    for (int n = 0; n < S::kTileKeys / 8; n += 2) {
-      typename M::B b[2];
-      M::LoadB(b, Rows::AtStep(k, step) + 8 * n * Rows::kRowBytes);
+    for (int n = 0; n < S::kTileKeys / 8; n += M::kKeyBlocks) {
+      typename M::B b[M::kKeyBlocks];
+      M::LoadB(b, Rows::AtUnit(k, step * M::kKeyUnits) + 8 * n * Rows::kRowBytes);
 #pragma unroll
       for (int block = 0; block < S::kRowBlocks; ++block) {
-        M::MultiplyAdd(s[block][n], a[block], b[0]);
-        M::MultiplyAdd(s[block][n + 1], a[block], b[1]);
+#pragma unroll
+        for (int i = 0; i < M::kKeyBlocks; ++i) M::MultiplyAdd(s[block][n + i], a[block], b[i]);
       }
     }
   }
@@ -213,8 +172,9 @@ class RowState {
   using M = typename S::M;
   static constexpr float kSlack = 8.0f;
 
-  // `factor` > 0 takes s to x.
-  __device__ explicit RowState(float factor) : factor_(factor) {
+  // `factor` > 0 takes s to x. Columns of V from dv on are 0.
+  __device__ RowState(float factor, int64_t dv)
+      : factor_(factor), wide_(S::kD > kNarrow && dv > kNarrow) {
 #pragma unroll
     for (int block = 0; block < S::kRowBlocks; ++block) m_[block][0] = m_[block][1] = -INFINITY;
   }
@@ -242,8 +202,8 @@ class RowState {
       AddValuesByStep(s, v);
   }
 
-  // Ends the sums: o becomes the output, and Lse may be asked for.
-  __device__ __forceinline__ void Finish() {
+  // Counts the sinks, ends the sums: o becomes the output, and Lse may be asked for.
+  __device__ __forceinline__ void Finish(const float (&sink)[S::kRowBlocks][2], float v_scale) {
     float inverse[S::kRowBlocks][2];
 #pragma unroll
     for (int block = 0; block < S::kRowBlocks; ++block) {
@@ -252,7 +212,11 @@ class RowState {
         float& l = l_[block][r];
         l += __shfl_xor_sync(0xffffffffu, l, 1);
         l += __shfl_xor_sync(0xffffffffu, l, 2);
-        inverse[block][r] = l == 0.0f ? 0.0f : 1.0f / l;
+        const float m = m_[block][r], top = fmaxf(m, sink[block][r]), base = Base(top);
+        const float kept = cuda::Exp2(m - base);
+        l = l * kept + cuda::Exp2(sink[block][r] - base);
+        m_[block][r] = top;
+        inverse[block][r] = l == 0.0f ? 0.0f : v_scale * kept / l;
       }
     }
     Scale(inverse);
@@ -266,6 +230,7 @@ class RowState {
 
  private:
   static constexpr int kSteps = S::kTileKeys / M::kStep;
+  static constexpr int kNarrow = 128;  // of more columns, all may be 0
 
   static __device__ __forceinline__ float LaneMaximum(const float (&s)[S::kTileKeys / 8][4],
                                                       int r) {
@@ -311,11 +276,11 @@ class RowState {
     }
   }
 
-  static __device__ __forceinline__ void LoadValues(typename M::B (&b)[2], uint32_t v, int step,
-                                                    int n) {
+  static __device__ __forceinline__ void LoadValues(typename M::B (&b)[M::kValueBlocks], uint32_t v,
+                                                    int step, int n) {
     using Rows = typename S::Rows;
-    M::template LoadTransposed<Rows>(
-        b, Rows::AtStep(v, n / 2 * M::kTransposedSteps) + step * M::kStep * Rows::kRowBytes);
+    M::template LoadTransposed<Rows>(b, Rows::AtStep(v, n / M::kValueBlocks * M::kTransposedSteps) +
+                                            step * M::kStep * Rows::kRowBytes);
   }
 
   // Step by step, so that the exponentials of one step run beside the products of another.
@@ -324,15 +289,21 @@ class RowState {
     for (int step = 0; step < kSteps; ++step) {
       typename M::A p[S::kRowBlocks];
       TakeWeights(s, step, p);
+      AddColumns<0, std::min(S::kD, kNarrow)>(p, v, step);
+      if (wide_) AddColumns<std::min(S::kD, kNarrow), S::kD>(p, v, step);
+    }
+  }
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void AddColumns(const typename M::A (&p)[S::kRowBlocks], uint32_t v,
+                                             int step) {
 #pragma unroll
-      for (int n = 0; n < S::kD / 8; n += 2) {
-        typename M::B b[2];
-        LoadValues(b, v, step, n);
+    for (int n = kBegin / 8; n < kEnd / 8; n += M::kValueBlocks) {
+      typename M::B b[M::kValueBlocks];
+      LoadValues(b, v, step, n);
 #pragma unroll
-        for (int block = 0; block < S::kRowBlocks; ++block) {
-          M::MultiplyAdd(o[block][n], p[block], b[0]);
-          M::MultiplyAdd(o[block][n + 1], p[block], b[1]);
-        }
+      for (int block = 0; block < S::kRowBlocks; ++block) {
+#pragma unroll
+        for (int i = 0; i < M::kValueBlocks; ++i) M::MultiplyAdd(o[block][n + i], p[block], b[i]);
       }
     }
   }
@@ -377,6 +348,7 @@ class RowState {
   }
 
   const float factor_;
+  const bool wide_;
   float m_[S::kRowBlocks][2];
   float l_[S::kRowBlocks][2] = {};
 };

@@ -1,12 +1,10 @@
-// What a ragged batch is on the device: its sequences, their tiles of rows, the keys that a row
-// sees, and where those lie. Nothing here trusts an index that it reads.
+// What a ragged batch is on the device: its sequences, their rows, the keys that a row sees, and
+// what is outside of all sequences. Nothing here trusts an index that it reads.
 //
 // Packed row r of a sequence and a KV head is token r / G and query head r % G of the G = h / hk
 // heads that share the KV head. So a tile of packed rows reads K and V once for all of them.
 #pragma once
-#include <algorithm>
-#include <bit>
-#include <initializer_list>
+#include <cstdint>
 
 #include "src/attention/attention.h"
 #include "src/core/cuda/vec.cuh"
@@ -36,44 +34,60 @@ struct Range {
   __device__ int size() const { return end - begin; }
 };
 
-// The rows of q of a sequence.
-__device__ __forceinline__ Range TokensOf(const Params& p, int seq) {
-  const int64_t begin = Clamp(p.cu_seqlens_q.At(seq), 0, p.num_tokens);
-  const int64_t end = Clamp(p.cu_seqlens_q.At(seq + 1), begin, p.num_tokens);
-  return {static_cast<int>(begin), static_cast<int>(end)};
+// Where sequence seq ends in q, unless an earlier one ends later: cu_seqlens_q may hold anything,
+// and counts as the largest number so far. So sequences never overlap.
+__device__ __forceinline__ int EndOf(const Params& p, int seq) {
+  return static_cast<int>(Clamp(p.cu_seqlens_q.At(seq + 1), 0, p.num_tokens));
 }
+// Where the first sequence begins.
+__device__ __forceinline__ int FirstToken(const Params& p) { return EndOf(p, -1); }
 
-// The rows of q behind all sequences.
-__device__ __forceinline__ Range PaddingTokens(const Params& p) {
-  const int num_seqs = NumSeqs(p);
-  const int64_t begin = num_seqs ? Clamp(p.cu_seqlens_q.At(num_seqs), 0, p.num_tokens) : 0;
-  return {static_cast<int>(begin), static_cast<int>(p.num_tokens)};
+// The rows of q of sequence base + lane, a lane each. `end`: where the sequences before `base` end;
+// then, where these do.
+__device__ __forceinline__ Range TokensOfLane(const Params& p, int num_seqs, int base, int& end) {
+  const int lane = threadIdx.x % 32;
+  int through = base + lane < num_seqs ? max(end, EndOf(p, base + lane)) : end;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2)
+    through = max(through, __shfl_up_sync(0xffffffffu, through, distance));
+  const int before = __shfl_up_sync(0xffffffffu, through, 1);
+  const Range tokens{lane ? before : end, through};
+  end = __shfl_sync(0xffffffffu, through, 31);
+  return tokens;
 }
 
 struct Sequence {
   int index = 0;
-  Range tokens;
+  Range tokens;  // rows of q
   int len_k = 0;
-  int k_begin = 0;  // dense K and V: the row of key 0
+  int k_begin = 0;  // the slot of key 0: of the sequence, or of dense K and V
 };
 
-__device__ inline Sequence SequenceAt(const Params& p, int seq) {
-  Sequence s{seq, TokensOf(p, seq)};
-  int64_t len_k = 0, max_len_k = p.max_len_k;
+// `begin`: where the sequence before it ends, or FirstToken.
+__device__ inline Sequence SequenceAt(const Params& p, int seq, int begin) {
+  Sequence s{seq, {begin, max(begin, EndOf(p, seq))}};
+  int64_t len_k = 0, k_begin = 0, max_len_k = p.max_len_k;
   if (!p.paged) {
-    const int64_t begin = p.cu_seqlens_k.At(seq);
-    len_k = p.cu_seqlens_k.At(seq + 1) - begin;
-    s.k_begin = static_cast<int>(Clamp(begin, 0, p.cache.page_size));
-    max_len_k = min(max_len_k, p.cache.page_size - s.k_begin);
+    k_begin = Clamp(p.cu_seqlens_k.At(seq), 0, p.cache.page_size);
+    len_k = Clamp(p.cu_seqlens_k.At(seq + 1), k_begin, p.cache.page_size) - k_begin;
+    max_len_k = min(max_len_k, len_k);  // not the next sequence's keys, whatever seqused_k says
   }
   if (p.seqused_k.data) len_k = p.seqused_k.At(seq);
-  s.len_k = static_cast<int>(Clamp(len_k, 0, max_len_k));
+  len_k = Clamp(len_k, 0, max_len_k);
+  const int64_t leftpad = p.leftpad_k.data ? Clamp(p.leftpad_k.At(seq), 0, len_k) : 0;
+  s.k_begin = static_cast<int>(k_begin + leftpad);
+  s.len_k = static_cast<int>(len_k - leftpad);
   return s;
+}
+
+// Where a token (counted within the sequence) stands among the keys.
+__device__ __forceinline__ int64_t PositionOf(const Sequence& s, int token) {
+  return int64_t{token} + s.len_k - s.tokens.size();
 }
 
 // The keys that a token (counted within the sequence) sees; empty ranges may have end < begin.
 __device__ __forceinline__ Range VisibleKeys(const Params& p, const Sequence& s, int token) {
-  const int64_t position = int64_t{token} + s.len_k - s.tokens.size();
+  const int64_t position = PositionOf(s, token);
   Range keys{0, s.len_k};
   if (p.window_left >= 0)
     keys.begin = static_cast<int>(Clamp(position - p.window_left, 0, s.len_k));
@@ -104,168 +118,24 @@ __device__ __forceinline__ RowPlace PlaceOf(const Params& p, const Sequence& s, 
   return {int64_t{s.tokens.begin} + token, int64_t{kv_head} * group + row - token * group};
 }
 
-// kRows packed rows of a sequence, from first_row on.
-struct RowTile {
-  Sequence sequence;
-  int first_row = 0;
+// The rows of q outside of all sequences: [0, front) and [back, t).
+struct Padding {
+  int front = 0, back = 0;
 };
 
-// Finds tile number `index` of those of the sequences with at least min_packed_rows rows, then, if
-// asked for, of the padding, which counts as one more sequence without keys. False: there are not
-// so many. A warp looks at 32 sequences at a time. The last tile of a sequence comes first: under a
-// causal mask it is the longest one, and what starts late should be short.
-template <int kRows>
-__device__ __forceinline__ bool FindRowTile(const Params& p, int64_t min_packed_rows, bool padding,
-                                            int index, RowTile& tile) {
-  const int num_seqs = NumSeqs(p), group = GroupSize(p), lane = threadIdx.x % 32;
-  for (int base = 0; base < num_seqs; base += 32) {
-    int tiles = 0;
-    if (base + lane < num_seqs) {
-      const int rows = TokensOf(p, base + lane).size() * group;
-      tiles = rows >= min_packed_rows ? (rows + kRows - 1) / kRows : 0;
-    }
-    int through = tiles;  // the inclusive prefix sum
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, through, distance);
-      if (lane >= distance) through += other;
-    }
-    if (const uint32_t behind = __ballot_sync(0xffffffffu, index < through)) {
-      const int owner = __ffs(behind) - 1;
-      tile.sequence = SequenceAt(p, base + owner);
-      tile.first_row = (__shfl_sync(0xffffffffu, through, owner) - 1 - index) * kRows;
-      return true;
-    }
-    index -= __shfl_sync(0xffffffffu, through, 31);
+// Writes out = 0 and lse = -inf to padding rows first, first + step, ...; all threads of a CTA.
+__device__ inline void FillPadding(const Params& p, const Padding& padding, int first, int step) {
+  const int count = padding.front + static_cast<int>(p.num_tokens) - padding.back;
+  // Zeros are the same in all types; the smallest of out's has two bytes.
+  const int64_t halves = p.num_heads * p.cache.v_head_dim * (p.out_dtype == DType::kF32 ? 2 : 1);
+  for (int row = first; row < count; row += step) {
+    const int64_t token = row < padding.front ? row : row - padding.front + padding.back;
+    for (int64_t i = threadIdx.x; i < halves; i += blockDim.x)
+      static_cast<uint16_t*>(p.out)[token * halves + i] = 0;
+    if (!p.lse) continue;
+    for (int64_t head = threadIdx.x; head < p.num_heads; head += blockDim.x)
+      p.lse[head * p.num_tokens + token] = -INFINITY;
   }
-  tile.sequence = {0, PaddingTokens(p)};
-  tile.first_row = index * kRows;
-  return padding && tile.first_row < tile.sequence.tokens.size() * group;
-}
-
-// Division by a number that the host knows (Granlund and Montgomery 1994, figure 4.1).
-class Divisor {
- public:
-  explicit Divisor(int64_t n)  // 1 <= n < 2^31
-      : shift_(std::bit_width(static_cast<uint32_t>(n - 1))),
-        multiplier_(static_cast<uint32_t>((((uint64_t{1} << shift_) - n) << 32) / n + 1)) {}
-  // x < 2^31
-  __device__ __forceinline__ uint32_t Divide(uint32_t x) const {
-    return (__umulhi(x, multiplier_) + x) >> shift_;
-  }
-
- private:
-  int shift_;
-  uint32_t multiplier_;
-};
-
-// A key's page and its slot there. The page number is as it lies in memory: nothing is computed
-// from it until it is used, so the load can be asked for long before.
-struct KeyPlace {
-  uint32_t page_low = 0, page_high = 0;
-  uint32_t slot = 0;
-  // Whether the page is in [0, n); a negative number is large when taken as unsigned.
-  __device__ bool PageBelow(int64_t n) const {
-    return page_high == 0 && page_low < static_cast<uint32_t>(n);
-  }
-};
-
-// Where the keys of a sequence lie in the cache, for one KV head. `sequence` must outlive it.
-class KeyRows {
- public:
-  __device__ KeyRows(const Params& p, const Divisor& page_size, const Sequence& sequence,
-                     int kv_head)
-      : p_(p), page_size_(page_size), sequence_(sequence) {
-    const int64_t layer = p.cache.layer ? *p.cache.layer : 0;
-    layer_exists_ = layer >= 0 && layer < p.cache.num_layers;
-    head_offset_ = layer_exists_ ? p.cache.k_strides.At(layer, 0, 0, kv_head) : 0;
-  }
-
-  // If not, no key exists.
-  __device__ bool layer_exists() const { return layer_exists_; }
-  // Of the layer and the head, in elements from cache.k and from cache.v.
-  __device__ int64_t head_offset() const { return head_offset_; }
-
-  // Finds a key < len_k.
-  __device__ __forceinline__ KeyPlace Find(int key) const {
-    KeyPlace place;
-    place.slot = sequence_.k_begin + key;
-    if (!p_.paged) return place;
-    const uint32_t entry = page_size_.Divide(key);
-    place.slot = key - entry * static_cast<uint32_t>(p_.cache.page_size);
-    const int64_t word = sequence_.index * p_.page_table_stride + entry;
-    const auto* const table = static_cast<const uint32_t*>(p_.page_table.data);
-    if (p_.page_table.wide) {
-      place.page_low = __ldg(table + 2 * word);
-      place.page_high = __ldg(table + 2 * word + 1);
-    } else {
-      place.page_low = __ldg(table + word);
-    }
-    return place;
-  }
-
-  __device__ __forceinline__ bool Exists(const KeyPlace& place) const {
-    return place.PageBelow(p_.cache.num_pages);
-  }
-  // In elements from head_offset(), if the key exists.
-  __device__ __forceinline__ int64_t Offset(const KeyPlace& place) const {
-    return p_.cache.k_strides.At(0, place.page_low, place.slot, 0);
-  }
-
- private:
-  const Params& p_;
-  const Divisor& page_size_;
-  const Sequence& sequence_;
-  int64_t head_offset_;
-  bool layer_exists_;
-};
-
-// From q . k to the logarithm to base 2 of a weight, x. Usually that is a product with a positive
-// factor, which the kernel can fold into its exponentials; otherwise it computes x and takes a
-// factor of 1.
-template <DType kType>
-class Logit {
- public:
-  __device__ explicit Logit(const Params& p) : scale_(p.scale), cap_(p.softcap) {}
-  __device__ bool folds() const { return !capped() && scale_ > 0; }
-  __device__ float factor() const { return folds() ? scale_ * kLog2e : 1.0f; }
-
-  template <int kSize>
-  __device__ __forceinline__ void Apply(float (&dots)[kSize]) const {
-    if (capped()) {
-      const float inner = scale_ / cap_, outer = cap_ * kLog2e;
-#pragma unroll
-      for (float& x : dots) x = outer * Tanh(x * inner);
-    } else {
-#pragma unroll
-      for (float& x : dots) x *= scale_ * kLog2e;
-    }
-  }
-
- private:
-  __device__ bool capped() const { return cap_ > 0; }
-  // tanh.approx's relative error of 2^-11 would become 2 % of a weight under a softcap of 50. For
-  // 16-bit operands an error that is small beside 1 is enough.
-  static __device__ __forceinline__ float Tanh(float x) {
-    if constexpr (kType == DType::kF32) return tanhf(x);
-    return 1.0f - __fdividef(2.0f, 1.0f + __expf(2.0f * x));
-  }
-
-  float scale_, cap_;
-};
-
-// Whether every row of q, K, V and out begins at a multiple of 16 bytes.
-template <class T>
-bool RowsAligned(const Params& p) {
-  const auto aligned = [](const void* data, std::initializer_list<int64_t> strides) {
-    return std::ranges::all_of(strides, [&](int64_t stride) {
-      return cuda::AllAligned16(stride * static_cast<int64_t>(sizeof(T)), data);
-    });
-  };
-  const CacheView& c = p.cache;
-  return aligned(p.q, {p.q_token_stride, p.q_head_stride}) && aligned(p.out, {p.head_dim}) &&
-         aligned(c.k, {c.k_strides.page, c.k_strides.slot, c.k_strides.head, c.k_strides.layer}) &&
-         aligned(c.v, {c.v_strides.page, c.v_strides.slot, c.v_strides.head, c.v_strides.layer});
 }
 
 }  // namespace intarsia::attention

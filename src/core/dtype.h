@@ -40,6 +40,7 @@ inline constexpr std::array<DTypeRow, 11> kDTypes{{{"f32", 4},
 
 constexpr std::string_view Name(DType t) { return kDTypes[static_cast<size_t>(t)].name; }
 constexpr int Bytes(DType t) { return kDTypes[static_cast<size_t>(t)].bytes; }
+constexpr bool IsFp8(DType t) { return t == DType::kF8E4M3 || t == DType::kF8E5M2; }
 constexpr std::optional<DType> DTypeFromName(std::string_view name) {
   for (size_t i = 0; i < kDTypes.size(); ++i)
     if (kDTypes[i].name == name) return static_cast<DType>(i);

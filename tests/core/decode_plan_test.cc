@@ -95,7 +95,7 @@ TEST(DecodePlan, MaxSplitsFollowsTheShape) {
                     .num_seqs = 64,
                     .num_heads = 32,
                     .num_kv_heads = 8,
-                    .head_dim = 128,
+                    .v_head_dim = 128,
                     .max_len_k = 4096};
   EXPECT_EQ(MaxSplits(shape), kMaxCtas);
   shape.num_heads = shape.num_kv_heads = 24;
@@ -106,7 +106,7 @@ TEST(DecodePlan, MaxSplitsFollowsTheShape) {
            .num_seqs = 1,
            .num_heads = 1,
            .num_kv_heads = 1,
-           .head_dim = 64,
+           .v_head_dim = 64,
            .max_len_k = 100};
   EXPECT_LT(MaxSplits(shape), 8);
   shape.num_tokens = 0;
@@ -121,7 +121,7 @@ TEST(DecodePlan, NoLengthsExceedTheBounds) {
     shape.num_kv_heads = 1 + random() % 4;
     const int64_t group = 1 + random() % 20;
     shape.num_heads = group * shape.num_kv_heads;
-    shape.head_dim = 64;
+    shape.v_head_dim = 64;
     shape.max_len_k = 1 + random() % 4000;
     const int granules = static_cast<int>(CeilDiv<int64_t>(shape.max_len_k, kMinGranuleKeys));
     int line = 0;
@@ -142,7 +142,7 @@ TEST(DecodePlan, GranulesGrowWithTheShapeOnly) {
                     .num_seqs = 1024,
                     .num_heads = 64,
                     .num_kv_heads = 8,
-                    .head_dim = 128,
+                    .v_head_dim = 128,
                     .max_len_k = 1 << 20};
   EXPECT_EQ(GranuleKeys(shape), kMinGranuleKeys);
   shape.num_tokens = 1 << 22;
@@ -177,7 +177,7 @@ TEST(DecodePlan, WorkspaceIsSmall) {
                           .num_seqs = 256,
                           .num_heads = 32,
                           .num_kv_heads = 8,
-                          .head_dim = 128,
+                          .v_head_dim = 128,
                           .max_len_k = 131072};
   const auto [ctas, floats] = WorkspaceDims(shape);
   EXPECT_LE(ctas * floats * 4, 6 << 20);

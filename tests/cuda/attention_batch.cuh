@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
@@ -72,223 +73,264 @@ class DeviceArray {
   size_t size_;
 };
 
+// An array of any dtype: its bits, and what they mean. NaN until it is set; all bits set is NaN in
+// every type.
+class Elements {
+ public:
+  Elements() = default;
+  Elements(DType dtype, size_t size)
+      : dtype_(dtype), bits_(size * Bytes(dtype), char(0xff)), values_(size, std::nanf("")) {}
+  Elements(DType dtype, std::vector<char> bits)
+      : dtype_(dtype), bits_(std::move(bits)), values_(bits_.size() / Bytes(dtype)) {
+    WithType([&]<class T>() {
+      for (size_t i = 0; i < values_.size(); ++i) {
+        T x;
+        std::memcpy(&x, &bits_[i * sizeof(T)], sizeof(T));
+        values_[i] = static_cast<float>(x);
+      }
+    });
+  }
+  void Set(size_t i, float value) {
+    WithType([&]<class T>() {
+      const T x(value);
+      std::memcpy(&bits_[i * sizeof(T)], &x, sizeof(T));
+      values_[i] = static_cast<float>(x);
+    });
+  }
+  float operator[](size_t i) const { return values_[i]; }
+  const float* values() const { return values_.data(); }
+  const std::vector<char>& bits() const { return bits_; }
+
+ private:
+  template <class Fn>
+  void WithType(Fn&& fn) {
+    Require(DispatchDType<kF32, kF16, kBF16, kF8E4M3, kF8E5M2>("array", dtype_, [&]<DType kType>() {
+      fn.template operator()<cuda::DeviceT<kType>>();
+      return Status();
+    }));
+  }
+  DType dtype_ = kF32;
+  std::vector<char> bits_;
+  std::vector<float> values_;
+};
+
+// How many scales or slopes there are.
+enum class Per { kNone, kTensor, kHead, kSequence };
+
 // One ragged batch in words.
 struct Case {
-  DType dtype = kBF16;
-  int64_t h = 8, hk = 2, d = 128;
-  std::vector<int64_t> len_q{}, len_k{};
-  int64_t num_seqs = -1;  // that count; -1: all
-  int64_t padding = 0;    // rows behind the last sequence
-  int64_t page_size = 0;  // 0: dense
+  DType dtype = kBF16, kv = DType::kOther, out = DType::kOther;  // kOther: as dtype
+  int64_t h = 8, hk = 2, d = 128, dv = 0;                        // dv = 0: as d
+  std::vector<int64_t> len_q{}, len_k{};  // len_k: of the keys that are there
+  int64_t num_seqs = -1;                  // that count; -1: all
+  int64_t front = 0, padding = 0;         // rows in front of and behind the sequences
+  bool falling = false;                   // cu_seqlens_q falls, and points beyond q
+  int64_t page_size = 0;                  // 0: dense
   int64_t window_left = -1, window_right = -1;
   float softcap = 0.0f, scale = 0.0f;  // 0: d ** -0.5
+  float q_size = 1.0f;                 // queries' standard deviation
   bool wide = false, strided_q = false, combined = false, unaligned = false, with_lse = true;
+  bool own_v = false;  // V has strides of its own
   bool bad_page = false;
   int layer = -1;  // of 2; -1: no layer axis
+  Per scales = Per::kNone, alibi = Per::kNone;
+  bool sinks = false, leftpad = false;
   int64_t min_packed_rows = 1;
   bool fill_padding = true;
   double v_mean = 0.5;
+
+  DType kv_dtype() const { return kv == DType::kOther ? dtype : kv; }
+  DType out_dtype() const { return out == DType::kOther ? dtype : out; }
+  int64_t v_dim() const { return dv ? dv : d; }
+};
+
+// f32 numbers, one for all, for each head, or for each head of each sequence.
+struct Numbers {
+  Numbers(Per in, int64_t b, int64_t heads, std::mt19937& random) : per(in), heads(heads) {
+    const int64_t count = per == Per::kNone     ? 0
+                          : per == Per::kTensor ? 1
+                          : per == Per::kHead   ? heads
+                                                : b * heads;
+    for (int64_t i = 0; i < count; ++i) at.push_back(0.5f + static_cast<float>(random() % 100) / 100);
+  }
+  double At(int64_t seq, int64_t head, double otherwise) const {
+    if (per == Per::kNone) return otherwise;
+    return at[(per == Per::kSequence ? seq * heads : 0) + (per == Per::kTensor ? 0 : head)];
+  }
+  ScaleView View(const DeviceArray<float>& device) const {
+    if (per == Per::kNone) return {};
+    return {device.data(), per == Per::kSequence ? heads : 0, per == Per::kTensor ? 0 : 1};
+  }
+  Per per;
+  int64_t heads;
+  std::vector<float> at;
 };
 
 // The arrays of a case, with NaN wherever nobody may look.
-template <class T>
 struct Batch {
-  explicit Batch(const Case& c, uint32_t seed);
+  Batch(const Case& c, uint32_t seed);
 
   Case c;
-  int64_t b, t, tk, m = 0, num_pages = 1, page_size, q_token, slot, page, layer_size, head;
-  int64_t offset;           // of all arrays of T, in elements: 1 spoils their alignment
-  std::vector<T> q, cache;  // cache: K, then V unless combined
-  int64_t v_at;
-  std::vector<int64_t> cu_q{0}, cu_k{0}, seqused, table;
+  std::mt19937 random;
+  int64_t b, t = 0, tk = 0, m = 0, num_pages = 1, page_size, q_token;
+  CacheStrides k_strides, v_strides;
+  int64_t offset;     // of q, cache and out, in elements: 1 spoils their alignment
+  Elements q, cache;  // cache: K, then V unless combined
+  int64_t v_at = 0;   // where V begins
+  std::vector<int64_t> begin_q{}, cu_q{}, cu_k{0}, leftpad{}, seqused{}, table{};
+  Numbers q_scale, k_scale, v_scale, alibi;
+  std::vector<float> sinks{};
 
   int64_t num_seqs() const { return c.num_seqs < 0 ? b : c.num_seqs; }
-  // The element where a key's K begins, or -1: bad page or layer.
-  int64_t KeyAt(int64_t seq, int64_t key, int64_t kv_head) const {
-    int64_t page_index = 0, slot_index = cu_k[seq] + key;
-    if (c.page_size) {
-      page_index = table[seq * m + key / page_size];
-      slot_index = key % page_size;
-    }
-    if (page_index < 0 || page_index >= num_pages || c.layer > 1) return -1;
-    return offset + std::max(c.layer, 0) * layer_size + page_index * page + slot_index * slot +
-           kv_head * head;
+  // The sequence of a row of q, or -1.
+  int64_t SequenceOf(int64_t token) const {
+    for (int64_t seq = 0; seq < num_seqs(); ++seq)
+      if (token >= begin_q[seq] && token < begin_q[seq] + c.len_q[seq]) return seq;
+    return -1;
   }
+  // The elements where a key's K and V begin; false: bad page or layer.
+  bool KeyAt(int64_t seq, int64_t key, int64_t kv_head, int64_t& k, int64_t& v) const {
+    int64_t page = 0, slot = leftpad[seq] + key;
+    if (c.page_size) {
+      page = table[seq * m + slot / page_size];
+      slot %= page_size;
+    } else {
+      slot += cu_k[seq];
+    }
+    if (page < 0 || page >= num_pages || c.layer > 1) return false;
+    k = offset + k_strides.At(std::max(c.layer, 0), page, slot, kv_head);
+    v = offset + v_at + v_strides.At(std::max(c.layer, 0), page, slot, kv_head);
+    return true;
+  }
+
+ private:
+  void MakeLengths();
+  void MakePages();
+  void MakeCache(Normal& normal);
 };
 
-template <class T>
-Batch<T>::Batch(const Case& in, uint32_t seed)
-    : c(in), b(static_cast<int64_t>(in.len_q.size())), offset(in.unaligned ? 1 : 0) {
-  std::mt19937 random(seed);
+inline Batch::Batch(const Case& in, uint32_t seed)
+    : c(in),
+      random(seed),
+      b(static_cast<int64_t>(in.len_q.size())),
+      page_size(in.page_size),
+      q_token(in.h * in.d + (in.strided_q ? 64 : 0)),
+      offset(in.unaligned ? 1 : 0),
+      q_scale(Bytes(in.dtype) == 1 ? in.scales : Per::kNone, b, in.hk, random),
+      k_scale(in.scales, b, in.hk, random),
+      v_scale(in.scales, b, in.hk, random),
+      alibi(in.alibi, b, in.h, random) {
   Normal normal(seed);
-  const T nan = static_cast<T>(std::numeric_limits<float>::quiet_NaN());
-  for (int64_t i = 0; i < b; ++i) {
-    cu_q.push_back(cu_q.back() + c.len_q[i]);
-    cu_k.push_back(cu_k.back() + c.len_k[i]);
-    seqused.push_back(c.len_k[i]);
-    if (c.page_size) m = std::max(m, (c.len_k[i] + c.page_size - 1) / c.page_size + 1);
-  }
-  t = cu_q.back() + c.padding;
-  tk = cu_k.back();
-  q_token = c.strided_q ? c.h * c.d + 64 : c.h * c.d;
-  q.assign(static_cast<size_t>(offset + t * q_token), nan);
-  for (int64_t token = 0; token < cu_q.back(); ++token)
-    for (int64_t i = 0; i < c.h * c.d; ++i)
-      q[offset + token * q_token + i] = static_cast<T>(normal());
+  MakeLengths();
+  q = Elements(c.dtype, offset + t * q_token);
+  for (int64_t seq = 0; seq < b; ++seq)
+    for (int64_t token = begin_q[seq]; token < begin_q[seq] + c.len_q[seq]; ++token)
+      for (int64_t i = 0; i < c.h * c.d; ++i)
+        q.Set(offset + token * q_token + i, c.q_size * normal());
+  if (c.page_size)
+    MakePages();
+  else
+    page_size = tk;
+  MakeCache(normal);
+  for (int64_t h = 0; c.sinks && h < c.h; ++h) sinks.push_back(3 * normal());
+}
 
-  page_size = c.page_size ? c.page_size : std::max<int64_t>(tk, 1);
-  if (c.page_size) {
-    num_pages = b * m + 3;
-    std::vector<int64_t> shuffled(num_pages);
-    for (int64_t i = 0; i < num_pages; ++i) shuffled[i] = i;
-    std::shuffle(shuffled.begin(), shuffled.end(), random);
-    table.assign(shuffled.begin(), shuffled.begin() + b * m);
-    // Entries that no sequence needs may hold anything.
-    for (int64_t i = 0; i < b; ++i)
-      for (int64_t j = (c.len_k[i] + page_size - 1) / page_size; j < m; ++j)
-        table[i * m + j] = (i + j) % 2 ? -7 : num_pages + 5;
-    if (c.bad_page) table[random() % (b * m)] = num_pages;
-    if (c.bad_page) table[random() % (b * m)] = -1;
+// cu_seqlens_q so that its running maximum gives the sequences their lengths.
+inline void Batch::MakeLengths() {
+  int64_t end = c.front;
+  cu_q.push_back(c.front ? c.front : c.falling ? -3 : 0);
+  for (int64_t i = 0; i < b; ++i) {
+    begin_q.push_back(end);
+    end += c.len_q[i];
+    const bool falls = c.falling && c.len_q[i] == 0;
+    cu_q.push_back(falls ? static_cast<int64_t>(random() % (end + 9)) - 9 : end);
+    leftpad.push_back(c.leftpad ? static_cast<int64_t>(random() % 40) : 0);
+    const int64_t slots = c.len_k[i] + leftpad[i];
+    cu_k.push_back(cu_k.back() + slots);
+    seqused.push_back(slots);
+    if (c.page_size) m = std::max(m, (slots + c.page_size - 1) / c.page_size + 1);
   }
-  head = c.combined ? 2 * c.d : c.d;
-  slot = c.hk * head;
-  page = page_size * slot;
-  layer_size = num_pages * page;
-  const int64_t k_size = layer_size * (c.layer < 0 ? 1 : 2);
-  v_at = c.combined ? c.d : k_size;
-  cache.assign(static_cast<size_t>(offset + k_size * (c.combined ? 1 : 2)), nan);
+  t = end + c.padding;
+  if (c.falling && c.padding == 0 && c.num_seqs < 0 && cu_q.back() == t) cu_q.back() = t + 1000;
+  tk = cu_k.back();
+}
+
+inline void Batch::MakePages() {
+  num_pages = b * m + 3;
+  std::vector<int64_t> shuffled(num_pages);
+  for (int64_t i = 0; i < num_pages; ++i) shuffled[i] = i;
+  std::shuffle(shuffled.begin(), shuffled.end(), random);
+  table.assign(shuffled.begin(), shuffled.begin() + b * m);
+  // Entries that no sequence needs may hold anything.
+  for (int64_t i = 0; i < b; ++i)
+    for (int64_t j = (seqused[i] + page_size - 1) / page_size; j < m; ++j)
+      table[i * m + j] = (i + j) % 2 ? -7 : num_pages + 5;
+  if (c.bad_page) table[random() % (b * m)] = num_pages;
+  if (c.bad_page) table[random() % (b * m)] = -1;
+}
+
+inline void Batch::MakeCache(Normal& normal) {
+  const auto strides = [&](int64_t row) {  // of heads, `row` elements apart
+    const int64_t slot = c.hk * row, page = page_size * slot;
+    return CacheStrides{num_pages * page, page, slot, row};
+  };
+  const int64_t layers = c.layer < 0 ? 1 : 2;
+  k_strides = strides(c.combined ? 2 * c.d : c.d);
+  v_strides = c.combined ? k_strides : strides(c.v_dim() + (c.own_v ? 16 : 0));
+  v_at = c.combined ? c.d : layers * k_strides.layer;
+  cache = Elements(c.kv_dtype(),
+                   offset + layers * (k_strides.layer + (c.combined ? 0 : v_strides.layer)));
   for (int64_t seq = 0; seq < b; ++seq) {
     for (int64_t key = 0; key < c.len_k[seq]; ++key) {
       for (int64_t kv_head = 0; kv_head < c.hk; ++kv_head) {
-        const int64_t at = KeyAt(seq, key, kv_head);
-        for (int64_t i = 0; at >= 0 && i < c.d; ++i) {
-          cache[at + i] = static_cast<T>(normal());
-          cache[at + v_at + i] = static_cast<T>(normal() + static_cast<float>(c.v_mean));
-        }
+        int64_t k, v;
+        if (!KeyAt(seq, key, kv_head, k, v)) continue;
+        for (int64_t i = 0; i < c.d; ++i) cache.Set(k + i, normal());
+        for (int64_t i = 0; i < c.v_dim(); ++i)
+          cache.Set(v + i, normal() + static_cast<float>(c.v_mean));
       }
     }
   }
 }
 
 // One row of out and its lse, by the definition in attention.h.
-template <class T>
-double ReferenceRow(const Batch<T>& batch, int64_t seq, int64_t i, int64_t h,
-                    std::vector<double>& out) {
+inline double ReferenceRow(const Batch& batch, int64_t seq, int64_t i, int64_t h,
+                           std::vector<double>& out) {
   const Case& c = batch.c;
   const int64_t len_k = c.len_k[seq], kv_head = h / (c.h / c.hk),
                 position = i + len_k - c.len_q[seq];
-  const double scale = c.scale == 0.0f ? 1.0 / std::sqrt(static_cast<double>(c.d)) : c.scale;
-  const T* q = &batch.q[batch.offset + (batch.cu_q[seq] + i) * batch.q_token + h * c.d];
+  const double scale = (c.scale == 0.0f ? 1.0 / std::sqrt(static_cast<double>(c.d)) : c.scale) *
+                       batch.q_scale.At(seq, kv_head, 1.0) * batch.k_scale.At(seq, kv_head, 1.0);
+  const double slope = batch.alibi.At(seq, h, 0.0);
+  const double sink = c.sinks ? batch.sinks[h] : -kInfinity;
+  const float* const q =
+      batch.q.values() + batch.offset + (batch.begin_q[seq] + i) * batch.q_token + h * c.d;
   const int64_t first = c.window_left < 0 ? 0 : std::max<int64_t>(0, position - c.window_left);
   const int64_t last =
       c.window_right < 0 ? len_k - 1 : std::min(len_k - 1, position + c.window_right);
   std::vector<double> s(static_cast<size_t>(std::max<int64_t>(last - first + 1, 0)), -kInfinity);
-  double maximum = -kInfinity, sum = 0.0;
+  double maximum = sink;
+  int64_t k, v;
   for (int64_t key = first; key <= last; ++key) {
-    const int64_t at = batch.KeyAt(seq, key, kv_head);
-    if (at < 0) continue;
+    if (!batch.KeyAt(seq, key, kv_head, k, v)) continue;
     double dot = 0.0;
-    for (int64_t x = 0; x < c.d; ++x)
-      dot += double{static_cast<float>(q[x])} * static_cast<float>(batch.cache[at + x]);
+    for (int64_t x = 0; x < c.d; ++x) dot += double{q[x]} * batch.cache[k + x];
     dot *= scale;
-    s[key - first] = c.softcap > 0 ? c.softcap * std::tanh(dot / c.softcap) : dot;
+    if (c.softcap > 0) dot = c.softcap * std::tanh(dot / c.softcap);
+    s[key - first] = dot - slope * static_cast<double>(std::abs(position - key));
     maximum = std::max(maximum, s[key - first]);
   }
-  out.assign(static_cast<size_t>(c.d), 0.0);
+  out.assign(static_cast<size_t>(c.v_dim()), 0.0);
   if (maximum == -kInfinity) return -kInfinity;
+  double sum = std::exp(sink - maximum);
   for (int64_t key = first; key <= last; ++key) {
     const double p = std::exp(s[key - first] - maximum);
-    if (p == 0.0) continue;
+    if (p == 0.0 || !batch.KeyAt(seq, key, kv_head, k, v)) continue;
     sum += p;
-    const int64_t at = batch.KeyAt(seq, key, kv_head) + batch.v_at;
-    for (int64_t x = 0; x < c.d; ++x) out[x] += p * static_cast<float>(batch.cache[at + x]);
+    for (int64_t x = 0; x < c.v_dim(); ++x) out[x] += p * batch.cache[v + x];
   }
-  for (double& x : out) x /= sum;
+  for (double& x : out) x *= batch.v_scale.At(seq, kv_head, 1.0) / sum;
   return maximum + std::log(sum);
-}
-
-inline std::vector<int32_t> Narrow(const std::vector<int64_t>& v) { return {v.begin(), v.end()}; }
-
-// An index vector of either width on the device.
-struct DeviceIndices {
-  DeviceIndices(const std::vector<int64_t>& v, bool wide) : wide(wide), w(v), n(Narrow(v)) {}
-  IndexVector view() const { return {wide ? static_cast<void*>(w.data()) : n.data(), wide}; }
-  bool wide;
-  DeviceArray<int64_t> w;
-  DeviceArray<int32_t> n;
-};
-
-// A batch on the device, and the Params that name its parts.
-template <class T>
-struct OnDevice {
-  explicit OnDevice(const Batch<T>& x)
-      : q(x.q),
-        cache(x.cache),
-        out(static_cast<size_t>(x.offset + x.t * x.c.h * x.c.d)),
-        lse(static_cast<size_t>(x.t * x.c.h)),
-        layer(std::vector<int32_t>{x.c.layer}),
-        cu_q(x.cu_q, x.c.wide),
-        cu_k(x.cu_k, x.c.wide),
-        seqused(x.seqused, x.c.wide),
-        table(x.table, x.c.wide),
-        num_seqs({x.num_seqs()}, x.c.wide) {
-    const Case& c = x.c;
-    p.dtype = c.dtype;
-    p.q = q.data() + x.offset;
-    p.q_token_stride = x.q_token;
-    p.q_head_stride = c.d;
-    p.out = out.data() + x.offset;
-    p.lse = c.with_lse ? lse.data() : nullptr;
-    p.num_tokens = x.t;
-    p.num_seqs = x.b;
-    p.num_heads = c.h;
-    p.head_dim = c.d;
-    p.max_len_k = c.page_size ? x.m * c.page_size : x.tk;
-    p.cu_seqlens_q = cu_q.view();
-    if (c.num_seqs >= 0) p.num_seqs_device = num_seqs.view();
-    p.cache = {.dtype = c.dtype,
-               .k = cache.data() + x.offset,
-               .v = cache.data() + x.offset + x.v_at,
-               .num_pages = x.num_pages,
-               .page_size = c.page_size ? c.page_size : x.tk,
-               .num_kv_heads = c.hk,
-               .num_layers = c.layer < 0 ? 1 : 2,
-               .head_dim = c.d,
-               .v_head_dim = c.d,
-               .k_strides = {x.layer_size, x.page, x.slot, x.head},
-               .v_strides = {x.layer_size, x.page, x.slot, x.head},
-               .layer = c.layer < 0 ? nullptr : layer.data()};
-    if (c.page_size) {
-      p.paged = true;
-      p.page_table = table.view();
-      p.page_table_stride = p.pages_per_seq = x.m;
-      p.seqused_k = seqused.view();
-    } else {
-      p.cu_seqlens_k = cu_k.view();
-    }
-    p.scale = c.scale == 0.0f ? 1.0f / std::sqrt(static_cast<float>(c.d)) : c.scale;
-    p.softcap = c.softcap;
-    p.window_left = c.window_left;
-    p.window_right = c.window_right;
-  }
-  DeviceArray<T> q, cache, out;
-  DeviceArray<float> lse;
-  DeviceArray<int32_t> layer;
-  DeviceIndices cu_q, cu_k, seqused, table, num_seqs;
-  Params p;
-};
-
-inline std::string Describe(const Case& c) {
-  char text[256];
-  std::snprintf(text, sizeof text,
-                "%-4s h%-2d hk%d d%-3d b%-2d %s%-2d win %d,%d cap %g%s%s%s%s%s layer %d min %d",
-                std::string(Name(c.dtype)).c_str(), int(c.h), int(c.hk), int(c.d),
-                int(c.len_q.size()), c.page_size ? "page" : "dense ", int(c.page_size),
-                int(c.window_left), int(c.window_right), c.softcap, c.wide ? " wide" : "",
-                c.strided_q ? " strided" : "", c.combined ? " combined" : "",
-                c.unaligned ? " unaligned" : "", c.bad_page ? " bad page" : "", c.layer,
-                int(c.min_packed_rows));
-  return text;
 }
 
 }  // namespace intarsia::attention

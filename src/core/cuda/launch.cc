@@ -31,6 +31,14 @@ Status CheckDevice(int device) {
   return {};
 }
 
+// Of the current device; `otherwise` if there is none.
+int AttributeOf(cudaDeviceAttr attribute, int otherwise) {
+  int device = 0, value = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return otherwise;
+  if (cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) return otherwise;
+  return value;
+}
+
 }  // namespace
 
 Kernel::Kernel(const char* name, const void* function, int max_shared_bytes)
@@ -81,11 +89,10 @@ Status ToStatus(cudaError_t error, const char* what) {
                        " (may come from an earlier launch on this stream)"));
 }
 
-int NumSms() {
-  int device = 0, sms = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 1;
-  if (cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
-  return sms;
+int NumSms() { return AttributeOf(cudaDevAttrMultiProcessorCount, 1); }
+
+int MaxSharedBytes() {
+  return AttributeOf(cudaDevAttrMaxSharedMemoryPerBlockOptin, 48 * 1024);
 }
 
 Shape GridStride(int64_t items) {

@@ -41,6 +41,9 @@ Status ToStatus(cudaError_t error, const char* what);
 // The number of multiprocessors of the current device.
 int NumSms();
 
+// The shared memory that one block may have on the current device.
+int MaxSharedBytes();
+
 // 64 bits wide, so that LaunchUntyped sees what does not fit into CUDA's limits.
 struct Grid {
   int64_t x = 0, y = 1, z = 1;
