@@ -6,7 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from intarsia.models import Engine, SamplingParams, load_model, reference, transformer
+from intarsia.models import (
+    KV_CACHE_DTYPES,
+    Engine,
+    SamplingParams,
+    load_model,
+    reference,
+    transformer,
+)
 from intarsia.models.schedule import PageAllocator, make_request
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -163,6 +170,24 @@ def test_half_precision_stays_near_full(
     assert sum(first) >= 4
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8_e4m3", "fp8_e5m2"])
+def test_8_bit_cache_under_both_kinds_of_layers_and_in_the_reference(
+    tiny, make_engine, prompts, greedy_tokens, kv_cache_dtype
+):
+    engine = make_engine(kv_cache_dtype=kv_cache_dtype)
+    tokens = tokens_of(engine.generate(prompts, GREEDY))
+    assert {array.dtype for pair in engine._caches for array in pair} == {
+        jnp.dtype(KV_CACHE_DTYPES[kv_cache_dtype])
+    }
+    assert tokens != greedy_tokens  # The tiny model is sensitive: random, with wide weights.
+    scanned = make_engine(kv_cache_dtype=kv_cache_dtype, scan_layers=True)
+    assert tokens_of(scanned.generate(prompts, GREEDY)) == tokens
+    config, params = tiny
+    endless = dataclasses.replace(config, eos_ids=())
+    expected = reference.generate(endless, params, prompts, 12, kv_cache_dtype=kv_cache_dtype)
+    assert tokens == expected.tokens
+
+
 def test_completions_end_at_the_end_token(tiny, prompts, greedy_tokens):
     config, params = tiny
     end = greedy_tokens[1][4]
@@ -263,8 +288,9 @@ def test_no_prompts_give_no_completions(engine):
     assert engine.generate([]) == []
 
 
-def test_steps_run_on_the_library_and_copy_no_cache(make_engine, prompts):
-    engine = make_engine()
+@pytest.mark.parametrize(("kv_cache_dtype", "of_hlo"), [("auto", "f32"), ("fp8_e4m3", "f8e4m3fn")])
+def test_steps_run_on_the_library_and_copy_no_cache(make_engine, prompts, kv_cache_dtype, of_hlo):
+    engine = make_engine(kv_cache_dtype=kv_cache_dtype)
     engine.generate(prompts[:2], GREEDY)
     layers = 2
     calls = {
@@ -278,8 +304,9 @@ def test_steps_run_on_the_library_and_copy_no_cache(make_engine, prompts):
     assert counted["prefill"] == calls | {"flash_attn_varlen": layers}
     assert counted["decode"] == calls | {"paged_attention": layers}
     cache = engine._caches[0][0]
-    shape = f"f32[{','.join(map(str, cache.shape))}]"
+    shape = f"{of_hlo}[{','.join(map(str, cache.shape))}]"
     for executable in engine._executables.values():
+        assert shape in executable.as_text()
         copies = [
             line for line in executable.as_text().splitlines() if shape in line and " copy(" in line
         ]

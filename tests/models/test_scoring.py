@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from conftest import DATA
 from intarsia import cli
-from intarsia.models import Engine, Tokenizer, perplexity
+from intarsia.models import (
+    KV_CACHE_DTYPES,
+    Engine,
+    SamplingParams,
+    Tokenizer,
+    load_model,
+    perplexity,
+)
 
 LENGTHS = (33, 2, 48, 1)
 
@@ -68,6 +75,43 @@ def test_chunks_and_turns_change_nothing(tiny, prompts, logprobs, settings):
     assert engine._allocator.num_free == engine._allocator.num_pages
 
 
+@pytest.fixture(scope="module", params=["smollm2", "gemma3"])
+def in_bf16(request):
+    """A packaged model's name, configuration and weights in bf16."""
+    path = request.getfixturevalue(f"{request.param}_path")
+    return request.param, *load_model(path, dtype="bfloat16")
+
+
+def test_8_bit_caches_cost_little(in_bf16, recorded_passages):
+    name, config, params = in_bf16
+    ids = recorded_passages[name]["ids"]
+    perplexities = {}
+    for dtype in KV_CACHE_DTYPES:
+        engine = Engine(
+            config, params, max_num_seqs=1, max_model_len=len(ids) + 1, kv_cache_dtype=dtype
+        )
+        perplexities[dtype] = perplexity(engine.prompt_logprobs([ids]))
+    assert perplexities["fp8_e4m3"] == pytest.approx(perplexities["auto"], rel=1e-2)
+    assert perplexities["fp8_e5m2"] == pytest.approx(perplexities["auto"], rel=8e-2)
+    assert len(set(perplexities.values())) == 3
+
+
+def test_text_from_an_8_bit_cache_is_one_that_the_model_could_have_chosen(in_bf16, request):
+    name, config, params = in_bf16
+    sequences = request.getfixturevalue({"smollm2": "recorded", "gemma3": "recorded_gemma3"}[name])
+    prompts = [sequence["prompt_ids"] for sequence in sequences[:4]]
+    settings = {"max_num_seqs": 4, "max_model_len": max(map(len, prompts)) + 33}
+    exact = Engine(config, params, **settings)
+    likelihoods = []
+    for engine in (exact, Engine(config, params, **settings, kv_cache_dtype="fp8_e4m3")):
+        completions = engine.generate(prompts, SamplingParams(temperature=0.0, max_tokens=32))
+        texts = [[*p, *c.tokens] for p, c in zip(prompts, completions, strict=True)]
+        logprobs = exact.prompt_logprobs(texts)
+        new = [values[len(p) - 1 :] for p, values in zip(prompts, logprobs, strict=True)]
+        likelihoods.append(np.concatenate(new).mean())
+    assert likelihoods[1] == pytest.approx(likelihoods[0], abs=0.1)
+
+
 def test_perplexity_is_of_all_tokens_alike():
     halves = [np.log(np.full(3, 0.5)), np.log(np.full(1, 0.125))]
     assert perplexity(halves) == pytest.approx((0.5**3 * 0.125) ** (-1 / 4))
@@ -77,6 +121,11 @@ def test_prompts_that_do_not_fit(tiny):
     engine = Engine(*tiny, max_num_seqs=1, max_model_len=32)
     with pytest.raises(ValueError, match="prompt 0 has 32 tokens, expected 1 to max_model_len - 1"):
         engine.prompt_logprobs([[5] * 32])
+
+
+def test_unknown_cache_dtype(tiny):
+    with pytest.raises(ValueError, match=r"'fp4', expected one of auto, fp8_e4m3, fp8_e5m2"):
+        Engine(*tiny, kv_cache_dtype="fp4")
 
 
 def test_the_command_scores_a_file_in_pieces(write_gguf, tiny_weights, tiny, tmp_path, capsys):
@@ -94,6 +143,7 @@ def test_the_command_scores_a_file_in_pieces(write_gguf, tiny_weights, tiny, tmp
     got, count = re.match(r"perplexity ([\d.]+) of (\d+) tokens \(", out).groups()
     assert float(got) == pytest.approx(expected, rel=1e-3)
     assert int(count) == len(tokens) - len(pieces)
+    assert "KV cache in float32" in out
 
 
 def test_the_command_says_what_is_wrong(write_gguf, tiny_weights, tmp_path, capsys):

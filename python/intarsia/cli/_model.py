@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from intarsia.models import KV_CACHE_DTYPES
 from intarsia.models.packages import PACKAGES
 
 if TYPE_CHECKING:
@@ -32,6 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
         help="auto is float32 on the CPU and bfloat16 on a GPU",
+    )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=tuple(KV_CACHE_DTYPES),
+        default="auto",
+        help="what keys and values are kept in; auto is --dtype",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(

@@ -91,6 +91,7 @@ def _generate(args: argparse.Namespace) -> None:
         max_model_len=max_model_len,
         scan_layers=args.scan_layers,
         tensor_parallel=args.tensor_parallel,
+        kv_cache_dtype=args.kv_cache_dtype,
     )
     _say(f"{model.name}: {config.layers} layers in {model.dtype}; compiling")
     printer = _Printer(tokenizer, texts)
@@ -106,7 +107,7 @@ def _generate(args: argparse.Namespace) -> None:
         _say("without printing")
         _say_row("decode", _rate(engine.stats.decode_tokens, engine.stats.decode_seconds))
         limits = [min(args.max_tokens, max_model_len - len(prompt)) for prompt in prompts]
-        _compare(model, prompts, completions, limits)
+        _compare(model, prompts, completions, limits, args.kv_cache_dtype)
 
 
 class _Printer:
@@ -169,12 +170,15 @@ def _compare(
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
     limits: Sequence[int],
+    kv_cache_dtype: str,
 ) -> None:
     from intarsia.models import reference
 
     _say("")
     _say("the same in plain jax.numpy, without printing; compiling")
-    result = reference.generate(model.config, model.params, prompts, max(limits))
+    result = reference.generate(
+        model.config, model.params, prompts, max(limits), kv_cache_dtype=kv_cache_dtype
+    )
     _say_row("compile", f"{result.compile_seconds:.1f} s")
     _say_row("prefill", _rate(sum(map(len, prompts)), result.prefill_seconds))
     _say_row("decode", _rate(result.decode_tokens, result.decode_seconds))

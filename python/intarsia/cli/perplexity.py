@@ -42,10 +42,12 @@ def main(args: argparse.Namespace) -> int:
         max_num_seqs=1,
         max_model_len=max(map(len, pieces)) + 1,
         tensor_parallel=args.tensor_parallel,
+        kv_cache_dtype=args.kv_cache_dtype,
     )
     logprobs = engine.prompt_logprobs(pieces)
+    cache = model.dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
     print(
         f"perplexity {perplexity(logprobs):.4f} of {sum(map(len, logprobs))} tokens "
-        f"({model.name} in {model.dtype})"
+        f"({model.name} in {model.dtype}, KV cache in {cache})"
     )
     return 0

@@ -26,7 +26,10 @@ _HOMES = {
     "load_model": "weights",
     "perplexity": "engine",
 }
-__all__ = list(_HOMES)
+KV_CACHE_DTYPES = {"auto": None, "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""What keys and values can be kept in, by vLLM's names; `auto` is the dtype that they come in."""
+
+__all__ = ["KV_CACHE_DTYPES", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -89,6 +89,8 @@ class Engine:
         prefill_tokens: Most prompt tokens in one step.
         scan_layers: Run the layers under `lax.scan` with one stacked cache: compiles faster.
         tensor_parallel: Devices that the weights and KV heads are spread over; see `parallel.py`.
+        kv_cache_dtype: What keys and values are kept in, one of `KV_CACHE_DTYPES`; `auto` keeps
+            them as they are.
 
     Attributes:
         stats: Timings of the last `generate` or `stream`.
@@ -106,6 +108,7 @@ class Engine:
         prefill_tokens: int = 512,
         scan_layers: bool = False,
         tensor_parallel: int = 1,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         self.stats = Stats()
         self._parallel = TensorParallel(config, tensor_parallel) if tensor_parallel != 1 else None
@@ -126,7 +129,7 @@ class Engine:
             config,
             self._allocator.num_pages,
             PAGE_SIZE,
-            params["embed"].dtype,
+            transformer.cache_dtype(kv_cache_dtype, params["embed"].dtype),
             stacked=scan_layers,
             parallel=self._parallel,
         )

@@ -17,7 +17,7 @@ import numpy as np
 
 from intarsia.models.config import ModelConfig
 from intarsia.models.sampling import argmax
-from intarsia.models.transformer import KvCache, linear, logits, warm_up_runs
+from intarsia.models.transformer import KvCache, cache_dtype, linear, logits, warm_up_runs
 from intarsia.models.weights import Params
 
 _ACTIVATIONS = {
@@ -42,13 +42,15 @@ def generate(
     params: Params,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
+    *,
+    kv_cache_dtype: str = "auto",
 ) -> ReferenceResult:
     """Generates greedily for all prompts in one batch, padded to the longest."""
     b, longest = len(prompts), max(map(len, prompts))
     padded = -(-longest // 16) * 16
     max_len = padded + max_tokens
     shape = (b, config.kv_heads, max_len, config.head_dim)
-    dtype = params["embed"].dtype
+    dtype = cache_dtype(kv_cache_dtype, params["embed"].dtype)
     caches = [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in params["layers"]]
     rope_tables = tuple(map(jnp.asarray, config.rope_tables(max_len)))
     lengths = jnp.array([len(prompt) for prompt in prompts], jnp.int32)
@@ -168,6 +170,7 @@ def _forward(
         if config.qk_norm:
             query, key = norm(query, weights["q_norm"]), norm(key, weights["k_norm"])
         query, key = _rotate(query, *angles[kind.rope]), _rotate(key, *angles[kind.rope])
+        key, value = _rounded(key, key_cache.dtype), _rounded(value, value_cache.dtype)
         key_cache = key_cache.at[rows, :, positions].set(key)
         value_cache = value_cache.at[rows, :, positions].set(value)
         new_caches.append((key_cache, value_cache))
@@ -195,6 +198,7 @@ def _attend(
     """Grouped-query attention over query [b, t, h, d] and key, value [b, hk, keys, d]."""
     b, t, h, d = query.shape
     hk = key.shape[1]
+    key, value = key.astype(query.dtype), value.astype(query.dtype)
     # Queries of one key head are its rows: XLA's batched products are faster that way.
     grouped = query.reshape(b, t, hk, h // hk, d).swapaxes(1, 2).reshape(b, hk, -1, d)
     mask = jnp.repeat(mask, h // hk, axis=1)[:, None]
@@ -203,6 +207,14 @@ def _attend(
     weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
     attended = jnp.einsum("bkqs,bksd->bkqd", weights.astype(value.dtype), value)
     return attended.reshape(b, hk, t, h // hk, d).swapaxes(1, 2).reshape(b, t, h, d)
+
+
+def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
+    """What a cache of that dtype holds: 8-bit floats saturate."""
+    if x.dtype == dtype:
+        return x
+    largest = jnp.finfo(dtype).max.astype(x.dtype)
+    return jnp.clip(x, -largest, largest).astype(dtype)
 
 
 def _linear(x: jax.Array, weight: jax.Array) -> jax.Array:

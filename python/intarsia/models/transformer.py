@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from intarsia.models import KV_CACHE_DTYPES
 from intarsia.models.config import LayerKind, ModelConfig, Rope
 from intarsia.models.parallel import TensorParallel
 from intarsia.models.weights import Params
@@ -57,6 +58,18 @@ class _Step(NamedTuple):
     def sum_shares(self, x: jax.Array) -> jax.Array:
         """Adds up what the devices have made of their shares of a branch."""
         return x if self.config.mesh_axis is None else lax.psum(x, self.config.mesh_axis)
+
+
+def cache_dtype(kv_cache_dtype: str, dtype: Any) -> Any:
+    """The dtype of caches of a model whose activations have `dtype`.
+
+    Raises:
+        ValueError: There is no such `kv_cache_dtype`.
+    """
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        expected = ", ".join(KV_CACHE_DTYPES)
+        raise ValueError(f"kv_cache_dtype is {kv_cache_dtype!r}, expected one of {expected}")
+    return jnp.dtype(KV_CACHE_DTYPES[kv_cache_dtype] or dtype)
 
 
 def make_caches(
