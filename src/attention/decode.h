@@ -39,9 +39,9 @@ extern template Status LaunchDecodeOf<kF8E5M2>(const Params&, const CudaContext&
 
 inline Status LaunchDecode(const Params& params, const CudaContext& context, DecodeRows rows = {}) {
   const DType type = params.dtype == kF32 ? kF32 : params.cache.dtype;
-  return DispatchDType<kF32, kF16, kBF16, kF8E4M3, kF8E5M2>(
-      "K and V", type,
-      [&]<DType kKeyType>() { return LaunchDecodeOf<kKeyType>(params, context, rows); });
+  return DispatchDType<kF32, kF16, kBF16, kF8E4M3, kF8E5M2>("K and V", type, [&]<DType kKeyType>() {
+    return LaunchDecodeOf<kKeyType>(params, context, rows);
+  });
 }
 
 }  // namespace intarsia::attention

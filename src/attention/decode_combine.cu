@@ -1,5 +1,4 @@
 #include "src/attention/decode_combine.cuh"
-
 #include "src/core/cuda/launch.h"
 
 namespace intarsia::attention::decode {

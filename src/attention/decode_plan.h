@@ -128,7 +128,8 @@ constexpr int64_t MaxSplits(const StaticShape& shape) {
   return slices <= 1 ? 1 : slices * shape.num_kv_heads;
 }
 
-// A piece in the workspace: its result [rows, dv], lse [rows] to base 2, and the record of its item.
+// A piece in the workspace: its result [rows, dv], lse [rows] to base 2, and the record of its
+// item.
 struct PieceLayout {
   int64_t rows = 0;
   int64_t v_head_dim = 0;

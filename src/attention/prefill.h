@@ -29,9 +29,9 @@ extern template Status LaunchPrefillOf<kF8E5M2>(const Params&, const CudaContext
 inline Status LaunchPrefill(const Params& params, const CudaContext& context,
                             PrefillRows rows = {}) {
   const DType type = params.dtype == kF32 ? kF32 : params.cache.dtype;
-  return DispatchDType<kF32, kF16, kBF16, kF8E4M3, kF8E5M2>(
-      "K and V", type,
-      [&]<DType kKeyType>() { return LaunchPrefillOf<kKeyType>(params, context, rows); });
+  return DispatchDType<kF32, kF16, kBF16, kF8E4M3, kF8E5M2>("K and V", type, [&]<DType kKeyType>() {
+    return LaunchPrefillOf<kKeyType>(params, context, rows);
+  });
 }
 
 }  // namespace intarsia::attention

@@ -151,7 +151,8 @@ struct Numbers {
                           : per == Per::kTensor ? 1
                           : per == Per::kHead   ? heads
                                                 : b * heads;
-    for (int64_t i = 0; i < count; ++i) at.push_back(0.5f + static_cast<float>(random() % 100) / 100);
+    for (int64_t i = 0; i < count; ++i)
+      at.push_back(0.5f + static_cast<float>(random() % 100) / 100);
   }
   double At(int64_t seq, int64_t head, double otherwise) const {
     if (per == Per::kNone) return otherwise;

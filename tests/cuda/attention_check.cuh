@@ -207,8 +207,8 @@ bool CheckBatch(const Batch& batch, const Includes& includes, const Launch& laun
           expected_lse = ReferenceRow(batch, seq, token - batch.begin_q[seq], h, expected);
         }
         errors[worker].Add(out.values() + batch.offset + row * c.v_dim(),
-                           c.with_lse ? &lse[h * batch.t + token] : nullptr, expected,
-                           expected_lse, c.v_dim());
+                           c.with_lse ? &lse[h * batch.t + token] : nullptr, expected, expected_lse,
+                           c.v_dim());
       }
     });
   }
@@ -229,9 +229,9 @@ bool CheckBatch(const Batch& batch, const Includes& includes, const Launch& laun
 struct Types {
   DType q, kv;
 };
-inline constexpr Types kAllTypes[] = {{kF32, kF32},      {kF16, kF16},     {kBF16, kBF16},
-                                      {kBF16, kF8E4M3},  {kBF16, kF8E5M2}, {kF16, kF8E4M3},
-                                      {kF16, kF8E5M2},   {kF32, kF8E4M3},  {kF32, kF8E5M2},
+inline constexpr Types kAllTypes[] = {{kF32, kF32},       {kF16, kF16},      {kBF16, kBF16},
+                                      {kBF16, kF8E4M3},   {kBF16, kF8E5M2},  {kF16, kF8E4M3},
+                                      {kF16, kF8E5M2},    {kF32, kF8E4M3},   {kF32, kF8E5M2},
                                       {kF8E4M3, kF8E4M3}, {kF8E5M2, kF8E5M2}};
 inline std::string NameOf(const Types& types) { return Text(Name(types.q), "/", Name(types.kv)); }
 

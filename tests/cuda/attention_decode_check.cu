@@ -39,9 +39,7 @@ class Workspace {
 
 bool Check(const Case& c, int64_t max_packed_rows, uint32_t seed, double& worst) {
   const Batch batch(c, seed);
-  const auto includes = [&](int64_t seq) {
-    return c.len_q[seq] * (c.h / c.hk) <= max_packed_rows;
-  };
+  const auto includes = [&](int64_t seq) { return c.len_q[seq] * (c.h / c.hk) <= max_packed_rows; };
   return CheckBatch(
       batch, includes,
       [&](Params& p) {

@@ -85,9 +85,8 @@ void TimeAll() {
   constexpr DType kE4M3 = kF8E4M3;
   const Workload llama{.b = 4, .len_q = 4096, .len_k = 4096};
   const auto time = [](const char* what, const Workload& w) {
-    const double us = TimeOf(w, [](const Params& p, const CudaContext& context) {
-      Require(LaunchPrefill(p, context));
-    });
+    const double us = TimeOf(
+        w, [](const Params& p, const CudaContext& context) { Require(LaunchPrefill(p, context)); });
     std::printf("%-8s %-8s %ld x %-5ld d %ld/%ld %-12s %8.1f us %6.1f TFLOP/s\n",
                 std::string(Name(w.q)).c_str(), std::string(Name(w.kv)).c_str(), long(w.b),
                 long(w.len_q), long(w.d), long(w.v_dim()), what, us, w.flops() / us * 1e-6);

@@ -91,8 +91,9 @@ inline double GraphTime(const Params& params, int64_t copy_bytes, int64_t v_at, 
 }
 
 // `prepare` may add to the Params what the kernel needs.
-inline double TimeOf(const Workload& w, const Launcher& launch,
-                     const std::function<void(Params&)>& prepare = [](Params&) {}) {
+inline double TimeOf(
+    const Workload& w, const Launcher& launch,
+    const std::function<void(Params&)>& prepare = [](Params&) {}) {
   const int64_t page = w.page_size ? w.page_size : w.keys();
   const auto pages_of = [&](int64_t seq) { return (w.KeysOf(seq) + page - 1) / page; };
   const int64_t m = std::max(pages_of(0), (w.len_k + page - 1) / page);

@@ -91,9 +91,7 @@ Status ToStatus(cudaError_t error, const char* what) {
 
 int NumSms() { return AttributeOf(cudaDevAttrMultiProcessorCount, 1); }
 
-int MaxSharedBytes() {
-  return AttributeOf(cudaDevAttrMaxSharedMemoryPerBlockOptin, 48 * 1024);
-}
+int MaxSharedBytes() { return AttributeOf(cudaDevAttrMaxSharedMemoryPerBlockOptin, 48 * 1024); }
 
 Shape GridStride(int64_t items) {
   constexpr int64_t kThreads = 256, kMaxBlocks = 1 << 20;
