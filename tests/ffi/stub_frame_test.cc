@@ -171,7 +171,6 @@ TEST_P(StubFrame, WrongDType) {
     }
     return false;
   };
-<<<<<<< HEAD
   // Whether T is f32 for the sake of another operand or of a result: else it may be f16 as well.
   const auto fixed_elsewhere = [&](const Call& call, size_t operand) {
     bool fixed = false;
@@ -181,35 +180,16 @@ TEST_P(StubFrame, WrongDType) {
       fixed |= call.results[i] && call.results[i]->dtype == DType::kF32 &&
                !DTypeFromName(op.results[i].dtype);
     return fixed;
-=======
-  // Another T is another legal call where no other operand and no result has it.
-  const auto legal = [&](Call call, size_t i, XLA_FFI_DataType dtype) {
-    const Call before = call;
-    call.results = {};
-    for (const DType t : {DType::kF32, DType::kF16, DType::kBF16}) {
-      if (ToXla(t) != dtype) continue;
-      call.operands[i]->dtype = t;
-      return Infer(op, call).ok() && CheckResults(op, before, call).ok();
-    }
-    return false;
->>>>>>> 2a22a8b (Draw legal calls of the quantising ops in the stub tests)
   };
   for (const Example& example : Examples(DType::kF32)) {
     size_t next = 0;
     for (size_t i = 0; i < op.operands.size(); ++i) {
-<<<<<<< HEAD
       const Optional& operand = example.call.operands[i];
       if (!operand) continue;
       const bool any_t = op.operands[i].dtype == "T" && !fixed_elsewhere(example.call, i);
       for (const XLA_FFI_DataType dtype : kOthers) {
         if (any_t && (dtype == XLA_FFI_DataType_F16 || dtype == XLA_FFI_DataType_BF16)) continue;
         if (!allowed(op.operands[i].dtype, ToXla(operand->dtype), dtype))
-=======
-      if (!example.call.operands[i]) continue;
-      for (const XLA_FFI_DataType dtype : kOthers)
-        if (!legal(example.call, i, dtype) &&
-            !allowed(op.operands[i].dtype, ToXla(example.call.operands[i]->dtype), dtype))
->>>>>>> 2a22a8b (Draw legal calls of the quantising ops in the stub tests)
           ExpectRefused(example.call, Text(op.operands[i].name, " of dtype ", dtype),
                         [&](Frame& frame) { frame.operands[next].dtype = dtype; });
       }
