@@ -16,9 +16,9 @@ using Sizes = std::map<std::string, int64_t>;
 // All different where the grammar allows, so that no mix-up passes: h a multiple of hk, d of 8, r
 // even, slots <= t, hk not next to 1 where that is allowed. A letter that is not here has size 3.
 inline Sizes SmallSizes() {
-  return {{"b", 2},  {"d", 16}, {"group_size", 8}, {"dv", 16},      {"h", 6},   {"head_size", 16},
-          {"hk", 3}, {"l", 4},  {"m", 7},          {"max_pos", 11}, {"n", 128}, {"p", 12},
-          {"r", 8},  {"s", 5},  {"slots", 8},      {"t", 9},        {"tk", 13}, {"tq", 10}};
+  return {{"b", 2}, {"d", 16},    {"dv", 16},      {"h", 6},   {"head_size", 16}, {"hk", 3},
+          {"l", 4}, {"m", 7},     {"max_pos", 11}, {"n", 128}, {"p", 12},         {"r", 8},
+          {"s", 5}, {"slots", 8}, {"t", 9},        {"tk", 13}, {"tq", 10}};
 }
 
 struct Example {
@@ -126,10 +126,6 @@ class ExampleMaker {
         rest.remove_prefix(rest.find('|') + 1);
       return rest.substr(0, rest.find('|'));
     }
-    // Of which dims speak: the default may not divide the small sizes.
-    if (std::holds_alternative<int64_t>(info.default_value) &&
-        sizes_.contains(std::string(info.name)))
-      return std::max<int64_t>(SizeOf(info.name), 1);
     if (!flags) return info.default_value;
     if (info.type == AttrType::kBool) return !std::get<bool>(info.default_value);
     if (!std::holds_alternative<std::monostate>(info.default_value)) return info.default_value;
