@@ -153,6 +153,6 @@ def test_the_command_says_what_is_wrong(write_gguf, tiny_weights, tmp_path, caps
     assert cli.main(["perplexity", str(text), "--model", model]) == 2
     assert "text has 1 tokens, expected 2 or more" in capsys.readouterr().err
     assert cli.main(["perplexity", str(text), "--model", model, "--context", "1"]) == 2
-    assert "--context is 1, expected 2 or more" in capsys.readouterr().err
+    assert "--context is 1, expected 2 to 511 for this model" in capsys.readouterr().err
     assert cli.main(["perplexity", str(tmp_path / "none"), "--model", model]) == 2
     assert "none" in capsys.readouterr().err

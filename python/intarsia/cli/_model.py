@@ -56,7 +56,8 @@ def load(args: argparse.Namespace) -> Model:
     """Loads the model that the flags name onto the device that they name."""
     import jax
 
-    jax.config.update("jax_num_cpu_devices", args.tensor_parallel)
+    if args.tensor_parallel > 1:
+        jax.config.update("jax_num_cpu_devices", args.tensor_parallel)
     if args.device != "auto":
         _choose_device(args.device)
     from intarsia.models import Tokenizer, find_model, load_model
