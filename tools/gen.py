@@ -15,7 +15,9 @@ ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 sys.path.insert(0, str(ROOT / "tests"))
 
+import support  # noqa: E402
 from intarsia import _native  # noqa: E402
+from intarsia.jax import _grad  # noqa: E402
 from wire import snippet  # noqa: E402
 
 HEADER = (
@@ -189,6 +191,21 @@ def _op_page(op: _native.Op) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def _built(op: _native.Op) -> list[str]:
+    """A row of the table of what is built: every case of an op is tested on both platforms."""
+    platforms = [
+        "yes" if (support.OPS / op.name / f"{op.name}_{suffix}").exists() else "no"
+        for suffix in ("cpu.cc", "cuda.cu")
+    ]
+    cases = ", ".join(support.cases(op.name, "ci"))
+    return [
+        f"[`{op.name}`](#{op.name})",
+        *platforms,
+        "yes" if _grad.has_gradient(op) else "no",
+        cases,
+    ]
+
+
 _PLACES_OF_VALUES = {
     "2*hk": "in the odd heads, K in the even ones",
     "2*d": "behind the K of each head",
@@ -228,6 +245,13 @@ Layouts of a paged KV cache, by the order of the axes of key_cache, slowest firs
 `layout` may also spell another order of these axes, such as `p 2 hk s d` (FlashInfer's HND): p, s, hk and d
 once each, d last; V stands where the table says for `2*hk`, `2*d` or an axis `2`. When the operand `layer`
 is given, there is an axis l more: in front, unless the order says where (`p l s hk d`).
+
+What is built: `tests/test_ops.py` compares every case with a reference in f64, on both platforms and for each T;
+`src/ops/<op>/<op>.py` says what a case is. CUDA means compute capability 8.0 and newer. Where a block has no more
+than 99 KB of shared memory (8.6, 8.9, 12.0), attention with heads above 64 and its gradient lack room, and the call
+says so.
+
+{_table(["op", "CPU", "CUDA", "gradient", "cases"], [_built(op) for op in ops])}
 """
     return intro + "\n" + "\n\n".join(_op_page(op) for op in ops) + "\n"
 

@@ -44,6 +44,11 @@ def gradient(target: str, keep: Callable[[Arrays, Arrays, Attributes], Any]):
     return declare
 
 
+def has_gradient(op: _native.Op) -> bool:
+    """Whether `jax.grad` goes through the op's function in `intarsia.jax`."""
+    return op.target in _gradients or op.name in functions_with_gradient
+
+
 def differentiable(
     op: _native.Op,
     run: Callable[..., tuple[jax.Array, ...]],
