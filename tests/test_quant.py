@@ -239,12 +239,13 @@ def test_static_norms_are_pairs(platform, call, fused, rounding):
     call=norms(2),
     fused=st.booleans(),
     kind=st.sampled_from(["f8e4m3fn", "i8"]),
+    rounding=st.sampled_from(["once", "before_weight"]),
     upper=st.none() | st.sampled_from([0.5, 1e6]),
 )
-def test_dynamic_norms_are_pairs(platform, call, fused, kind, upper):
+def test_dynamic_norms_are_pairs(platform, call, fused, kind, rounding, upper):
     (x, residual), weight, attributes = call
     bound = None if upper is None else scale_of(upper)
-    norm_attributes = {**attributes, "rounding": "before_weight"}
+    norm_attributes = {**attributes, "rounding": rounding}
     if fused:
         y, *rest = running.run_any(
             "fused_add_rms_norm", [x, residual, weight], norm_attributes, platform
@@ -254,7 +255,7 @@ def test_dynamic_norms_are_pairs(platform, call, fused, kind, upper):
     rule = {"f8e4m3fn": quant.TOKEN_F8, "i8": quant.NORM_I8}[kind]
     op = "rms_norm_dynamic_per_token_quant"
     operands = [x, weight, bound, residual if fused else None]
-    attributes = {**attributes, "quant_dtype": kind}
+    attributes = {**norm_attributes, "quant_dtype": kind}
     got = running.run_any(op, operands, attributes, platform)
     same(op, got, [*rule.exact(y, upper), *rest])
     running.check_against_reference(op, operands, attributes, got)

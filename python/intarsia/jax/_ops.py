@@ -616,6 +616,7 @@ def rms_norm_dynamic_per_token_quant(
     *,
     eps: float = 1e-06,
     quant_dtype: str = "f8e4m3fn",
+    rounding: str = "before_weight",
 ) -> tuple[jax.Array, ...]:
     """Root-mean-square normalisation, each row quantised by a scale of its own.
 
@@ -626,6 +627,8 @@ def rms_norm_dynamic_per_token_quant(
       residual: [..., n], T: the residual stream, added before the norm; may be absent.
       eps: added to the mean square.
       quant_dtype: dtype of the codes; one of f8e4m3fn, i8.
+      rounding: "before_weight" norms the unrounded sum and rounds to T before the weight, too;
+        one of once, before_weight.
 
     Returns:
       q: [..., n], quant_dtype: codes of the normalised rows.
@@ -644,6 +647,7 @@ def rms_norm_dynamic_per_token_quant(
             (x, weight, scale_ub, residual),
             eps=eps,
             quant_dtype=quant_dtype,
+            rounding=rounding,
         )
     )
 

@@ -1,5 +1,7 @@
-// y = round_T(round_T(s / sqrt(mean(s^2) + eps)) * weight) with s = x, or x + residual unrounded,
-// and residual' = round_T(s). Then, by row, NaN left out of the largest:
+// y = round_T(s / sqrt(mean(s^2) + eps) * weight) with s = x, or x + residual, with the roundings
+// between these that `rounding` says (rms_norm.h, fused_add_rms_norm.h; vLLM's kernel has
+// "before_weight"), and residual' = round_T(x + residual). Then, by row, NaN left out of the
+// largest:
 //   fp8:  scale = max(min(max |y|, scale_ub) / 448, 1 / (448 * 512)); q = y / scale
 //   int8: scale = max(min(max |y|, scale_ub) / 127, 2^-23);           q = y * (1 / scale)
 // NaN and infinities as in dynamic_per_token_scaled_fp8_quant; in int8 they become 0.
@@ -14,6 +16,7 @@ struct RmsNormDynamicPerTokenQuant {
   Optional scale_ub, residual;
   float eps = 1e-6f;
   std::string_view quant_dtype = "f8e4m3fn";
+  std::string_view rounding = "before_weight";
   TensorView q, scale;
   TensorView residual_out;
 
@@ -31,6 +34,9 @@ struct RmsNormDynamicPerTokenQuant {
       Attr("eps", &RmsNormDynamicPerTokenQuant::eps, "added to the mean square"),
       Attr("quant_dtype", &RmsNormDynamicPerTokenQuant::quant_dtype, "dtype of the codes")
           .OneOf("f8e4m3fn|i8"),
+      Attr("rounding", &RmsNormDynamicPerTokenQuant::rounding,
+           "\"before_weight\" norms the unrounded sum and rounds to T before the weight, too")
+          .OneOf("once|before_weight"),
       Out("q", &RmsNormDynamicPerTokenQuant::q, "... n", "quant_dtype",
           "codes of the normalised rows"),
       Out("scale", &RmsNormDynamicPerTokenQuant::scale, "... 1", "f32",

@@ -12,7 +12,7 @@ Status RunRows(const RmsNormDynamicPerTokenQuant& op, const CpuContext& context)
   return DispatchDType<kF32, kF16, kBF16>("x", op.x.dtype, [&]<DType kType>() -> Status {
     using T = CpuT<kType>;
     const int64_t n = op.x.dim(-1);
-    const NormRow<T> norm(n, op.weight, op.eps, "before_weight");
+    const NormRow<T> norm(n, op.weight, op.eps, op.rounding);
     const RowRule rule = op.Rule();
     ForRows(context, op.scale.size(), n, [&](int64_t row) {
       const T* x = op.x.as<const T>() + row * n;
@@ -20,7 +20,10 @@ Status RunRows(const RmsNormDynamicPerTokenQuant& op, const CpuContext& context)
       SumRow<T> sum{x};
       if (op.residual)
         sum = {x, op.residual->as<const T>() + row * n, op.residual_out.as<T>() + row * n};
-      const auto value = [&](int64_t i, int lanes) { return sum.At(i, lanes); };
+      const auto value = [&](int64_t i, int lanes) {
+        const VecF unrounded = sum.At(i, lanes);
+        return norm.before_weight() ? unrounded : RoundTo(unrounded, T{});
+      };
       const float rstd = norm.Rstd(value);
       VecF largest = {};
       norm.ForEach(value, rstd,

@@ -8,7 +8,7 @@ Status RmsNormDynamicPerTokenQuant::Run(const CudaContext& context) const {
                         .weight = weight,
                         .out = q,
                         .eps = eps,
-                        .rounding = "before_weight",
+                        .rounding = rounding,
                         .residual = residual ? &*residual : nullptr,
                         .residual_out = &residual_out,
                         .row_scales = &scale,
