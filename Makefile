@@ -79,6 +79,7 @@ test-sanitize-%:
 	$(BIN)/cmake --build build/sanitize-$*
 	$(SANITIZER_OPTIONS) $(BIN)/ctest --test-dir build/sanitize-$* --output-on-failure
 	$(BIN)/cmake -E copy_directory python build/sanitize-$*/python
+	$(BIN)/cmake -E make_directory build/sanitize-$*/python/intarsia/lib
 	$(BIN)/cmake -E copy build/sanitize-$*/libintarsia.so build/sanitize-$*/python/intarsia/lib/
 	$(SANITIZER_OPTIONS) LD_PRELOAD="$(foreach lib,$(if $(filter thread,$*),tsan,asan ubsan) stdc++,$(shell $(CXX) -print-file-name=lib$(lib).so))" \
 	  PYTHONPATH=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
