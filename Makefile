@@ -36,7 +36,7 @@ $(VENV)/.installed-model-%: python/intarsia/models/packages.py | $(VENV)/.instal
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml Makefile | $(VENV)/.installed
-	$(EXTRAS) --extra test --extra lint
+	$(EXTRAS) --extra test --extra lint --extra torch-xla
 	@ls /usr/include/gtest/gtest.h > /dev/null 2>&1 || (apt-get update -q && apt-get install -yq libgtest-dev) \
 	  || (echo "make test needs GoogleTest: install libgtest-dev (Debian) or its like"; false)
 	@touch $@

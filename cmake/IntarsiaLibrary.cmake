@@ -65,7 +65,7 @@ function(intarsia_add_library name)
   file(CONFIGURE OUTPUT ${generated}/ops.inc CONTENT "#include \"${ops_dir}/ops.inc\"\n" @ONLY)
 
   set(root ${INTARSIA_ROOT}/src)
-  file(GLOB sources CONFIGURE_DEPENDS ${root}/core/*.cc ${root}/core/cpu/*.cc ${root}/attention/*.cc ${root}/norm/*.cc ${root}/quant/*.cc ${root}/ffi/*.cc
+  file(GLOB sources CONFIGURE_DEPENDS ${root}/core/*.cc ${root}/core/cpu/*.cc ${root}/attention/*.cc ${root}/norm/*.cc ${root}/quant/*.cc ${root}/ffi/*.cc ${root}/pjrt/*.cc
        ${root}/api/*.cc ${root}/ops/registry.cc ${ops_dir}/*/*.cc)
   file(GLOB cuda_sources CONFIGURE_DEPENDS ${root}/core/cuda/*.cc ${root}/attention/*.cu ${root}/norm/*.cu ${ops_dir}/*/*.cu)
   set(per_isa ${sources})
@@ -87,7 +87,7 @@ function(intarsia_add_library name)
   intarsia_compile_options(${name} ${name} ${version})
   target_include_directories(${name} PRIVATE ${generated})
   find_package(Threads REQUIRED)
-  target_link_libraries(${name} PRIVATE Threads::Threads)
+  target_link_libraries(${name} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
   if(NOT INTARSIA_SANITIZE)
     # One library for every Linux: nothing of the toolchain's C++ runtime is needed or shown. The version
     # script hides what -fvisibility cannot: templates of namespace std, some of them unique in a process.

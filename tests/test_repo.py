@@ -24,7 +24,8 @@ LAYERS = {
     "attention": {"core", "attention"},
     "ops": {"core", "quant", "activation", "norm", "attention", "ops"},
     "ffi": {"core", "ops", "ffi"},
-    "api": {"core", "ops", "ffi", "api"},
+    "pjrt": {"core", "pjrt"},
+    "api": {"core", "ops", "ffi", "pjrt", "api"},
 }
 # Written by tools/gen.py: as long as there are ops.
 GENERATED = {"python/intarsia/jax/_ops.py"}
@@ -168,7 +169,7 @@ def test_exported_symbols_are_those_of_the_header() -> None:
     symbols = run("nm", "--dynamic", "--defined-only", str(_native.main_library().path))
     exported = {line.split()[-1].split("@")[0] for line in symbols.splitlines()}
     header = text(pathlib.Path("include/intarsia/intarsia.h"))
-    assert exported == set(re.findall(r"INTARSIA_API [^;(]*?\b(intarsia_\w+)\(", header))
+    assert exported == set(re.findall(r"INTARSIA_API [^;(]*?\b(intarsia_\w+|GetPjrtApi)\(", header))
 
 
 def test_ctypes_mirror_the_header() -> None:

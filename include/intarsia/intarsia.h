@@ -108,6 +108,19 @@ INTARSIA_API int32_t intarsia_call(const char* op, const char* platform,
                                    const intarsia_tensor* results, size_t num_results,
                                    void* stream);
 
+struct PJRT_Api; /* of xla/pjrt/c/pjrt_c_api.h */
+
+/* Registers the library's handlers with a PJRT plugin, before programs are compiled with it: those
+ * for CUDA with a plugin for GPUs, those for the Host with one for CPUs. The plugin must be of PJRT
+ * 0.96 (jaxlib 0.9.1) or newer. Twice is as good as once. */
+INTARSIA_API int32_t intarsia_register_with_pjrt(const struct PJRT_Api* api);
+
+/* This library is a PJRT plugin itself, for frameworks that can only be told a plugin's path: the
+ * plugin that the environment variable INTARSIA_PJRT_PLUGIN names, with the handlers registered. It
+ * takes the PJRT_ExecuteOptions of older callers, and its platform is called "intarsia". Never
+ * null: what went wrong is the error of every function of the API. */
+INTARSIA_API const struct PJRT_Api* GetPjrtApi(void);
+
 #ifdef __cplusplus
 }
 #endif

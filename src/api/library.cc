@@ -8,6 +8,8 @@
 #include "src/core/cpu/thread_pool.h"
 #include "src/ffi/handlers.h"
 #include "src/ops/registry.h"
+#include "src/pjrt/register.h"
+#include "src/pjrt/wrapper.h"
 
 namespace intarsia {
 namespace {
@@ -185,5 +187,11 @@ int32_t intarsia_call(const char* name, const char* platform, const intarsia_ten
     return RunCuda(*op, call, CudaContext{stream});
   });
 }
+
+int32_t intarsia_register_with_pjrt(const PJRT_Api* api) {
+  return Guarded([&]() -> Status { return pjrt::Register(api, Handlers()); });
+}
+
+const PJRT_Api* GetPjrtApi(void) { return pjrt::WrappedApi(); }
 
 }  // extern "C"

@@ -1,5 +1,6 @@
 // The environment variables that the library reads, all of them, once.
 #pragma once
+#include <string>
 #include <string_view>
 
 namespace intarsia {
@@ -10,5 +11,9 @@ struct Config {
 };
 
 const Config& GetConfig();
+
+// INTARSIA_PJRT_PLUGIN, as it is now: a front end sets it after the library was loaded, before it
+// hands the library to a framework as a PJRT plugin.
+std::string PjrtPlugin();
 
 }  // namespace intarsia

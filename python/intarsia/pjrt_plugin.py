@@ -1,0 +1,67 @@
+"""The device INTARSIA of torch_xla: XLA's own PJRT plugin for the CPU or for NVIDIA GPUs, with our ops in it.
+
+torch_xla finds it by itself (entry point `torch_xla.plugins`), so that a program says nothing of it:
+
+    PJRT_DEVICE=INTARSIA python program.py
+"""
+
+import ctypes
+import importlib.util
+import os
+import pathlib
+
+from torch_xla.experimental import plugins
+
+from intarsia import _native
+
+PLUGIN_VARIABLE = "INTARSIA_PJRT_PLUGIN"
+
+
+class IntarsiaPlugin(plugins.DevicePlugin):
+    """torch_xla's device INTARSIA.
+
+    It runs on NVIDIA GPUs where there is a driver, `intarsia[cuda13]` is installed and the library
+    was built with CUDA; otherwise on the CPU, by the plugin that `intarsia[torch-xla]` brings.
+    INTARSIA_PJRT_PLUGIN, set to a plugin's path, overrides the choice.
+    """
+
+    def library_path(self) -> str:
+        """The path of our library, which is a PJRT plugin and loads the one that was chosen.
+
+        Raises:
+          ImportError: there is no plugin to wrap; the text says what to install.
+        """
+        os.environ.setdefault(PLUGIN_VARIABLE, str(_cuda_plugin() or _cpu_plugin()))
+        # JAX only traces for torch_xla, for which its CPU backend will do; it shall not take the
+        # GPU's memory for a client of its own. A program that wants both says so.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        return str(_native.main_library().path.resolve())
+
+    def client_create_options(self) -> dict[str, str | int | bool]:
+        """One device of a CPU; all GPUs that CUDA_VISIBLE_DEVICES shows, memory taken as needed."""
+        if os.environ.get(PLUGIN_VARIABLE) == str(_cuda_plugin()):
+            return {"platform_name": "cuda", "preallocate": False}
+        return {"cpu_device_count": 1}
+
+
+def _cuda_plugin() -> pathlib.Path | None:
+    """JAX's plugin for CUDA 13, its libraries loaded; None where it cannot be used."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+        from jax_plugins import xla_cuda13
+    except (ImportError, OSError):
+        return None
+    if _native.main_library().manifest["cuda"] is None:
+        return None
+    xla_cuda13._load_nvidia_libraries()  # what the plugin is linked against, from NVIDIA's packages
+    return pathlib.Path(xla_cuda13.__file__).parent / "xla_cuda_plugin.so"
+
+
+def _cpu_plugin() -> pathlib.Path:
+    spec = importlib.util.find_spec("lammps_jax_pjrt_cpu")
+    if spec is None or spec.origin is None:
+        raise ImportError(
+            "the device INTARSIA wraps a PJRT plugin and there is none for this machine: "
+            f"pip install 'intarsia[torch-xla]', or set {PLUGIN_VARIABLE} to the path of one"
+        )
+    return pathlib.Path(spec.origin).parent / "pjrt_c_api_cpu_plugin.so"
