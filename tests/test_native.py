@@ -244,6 +244,40 @@ def test_instruction_set_can_be_held_back() -> None:
     assert in_a_process_of_its_own(code, INTARSIA_ISA="avx2").strip() in ("avx2", "generic")
 
 
+ADD = """
+import numpy as np, running
+try:
+    running.run_native("simple_add", [np.ones(3, np.float32)] * 2, {})
+    print("runs")
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("INTARSIA_ISA", "avx", 'INTARSIA_ISA is "avx", expected avx2 or avx512 or nothing'),
+        ("INTARSIA_CHECK", "yes", 'INTARSIA_CHECK is "yes", expected 0 or 1 or nothing'),
+    ],
+)
+def test_an_environment_variable_that_means_nothing_is_named(name, value, says) -> None:
+    said = in_a_process_of_its_own(ADD, **{name: value}).strip()
+    assert said == f"simple_add: environment variable {says}"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"INTARSIA_ISA": "avx512"},
+        {"INTARSIA_CHECK": "0"},
+        {"INTARSIA_ISA": "", "INTARSIA_CHECK": ""},
+    ],
+)
+def test_environment_variables_may_say_what_holds_anyway(settings) -> None:
+    assert in_a_process_of_its_own(ADD, **settings).strip() == "runs"
+
+
 def test_the_package_needs_neither_jax_nor_torch() -> None:
     code = "import sys, intarsia; print({'jax', 'torch', 'numpy'} & set(sys.modules))"
     assert in_a_process_of_its_own(code).strip() == "set()"

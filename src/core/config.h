@@ -3,11 +3,14 @@
 #include <string>
 #include <string_view>
 
+#include "src/core/status.h"
+
 namespace intarsia {
 
 struct Config {
   bool check_indices = false;  // INTARSIA_CHECK=1: an index out of range is an error, not skipped
   std::string_view isa;        // INTARSIA_ISA=avx2: no better instruction set than this one
+  Status status;               // of reading them: each call fails where a value has no meaning
 };
 
 const Config& GetConfig();

@@ -185,6 +185,7 @@ int OpInfo::FindAttribute(std::string_view attribute) const {
 }
 
 Status Infer(const OpInfo& op, Call& call) {
+  INTARSIA_RETURN_IF_ERROR(InOp(op.name, GetConfig().status));
   Checker checker(op, call);
   INTARSIA_RETURN_IF_ERROR(checker.Attributes());
   INTARSIA_RETURN_IF_ERROR(checker.Operands());
