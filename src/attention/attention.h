@@ -69,6 +69,10 @@ struct Params {
   int64_t num_kv_heads() const { return cache.num_kv_heads; }
 };
 
+// Kernels on CUDA, and the gradient's on the CPU too, count query rows, keys, pages and positions
+// in 32 bits, with room for the sum of two.
+inline constexpr int64_t kMaxCount = int64_t{1} << 30;
+
 // Lengths are clamped to max_len_k; a page number outside the cache counts as masked keys.
 Status Run(const Params& params, const CpuContext& context);
 Status Run(const Params& params, const CudaContext& context);

@@ -43,9 +43,9 @@ Status CheckBackward(const BackwardParams& params) {
   if (p.cache.v_head_dim != p.head_dim)
     return Unimplemented(Text("v has dv=", p.cache.v_head_dim, " where q has d=", p.head_dim,
                               "; built are equal ones"));
-  if (params.query_rows() > kMaxBackwardCount || p.max_len_k > kMaxBackwardCount)
+  if (params.query_rows() > kMaxCount || p.max_len_k > kMaxCount)
     return Unimplemented(Text("q has ", params.query_rows(), " rows of all heads and k ",
-                              p.max_len_k, "; built are up to ", kMaxBackwardCount));
+                              p.max_len_k, "; built are up to ", kMaxCount));
   return {};
 }
 

@@ -15,12 +15,9 @@
 
 namespace intarsia::attention {
 
-// Rows, keys and positions are counted in 32 bits, with room for the sum of two.
-inline constexpr int64_t kMaxBackwardCount = int64_t{1} << 30;
-
 struct BackwardParams {
   // out and lse are operands here. K and V are dense: one page whose slots are the rows of k.
-  // Windows are at most kMaxBackwardCount.
+  // Windows are at most kMaxCount.
   Params forward;
   const void* dout = nullptr;   // [t, h, d], dense
   const float* dlse = nullptr;  // [h, t], or null

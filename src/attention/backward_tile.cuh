@@ -80,32 +80,16 @@ struct KeyTile {
   int first_key = 0, kv_head = 0;
 };
 
-// Finds tile number `index`, a warp looking at 32 sequences at a time; the first of a sequence
-// first, since under a causal mask it has the most rows. False: there are not so many.
+// Finds tile number `index`, the first of a sequence first, since under a causal mask it has the
+// most rows. False: there are not so many.
 template <int kTileKeys>
 __device__ __forceinline__ bool FindKeyTile(const Params& p, int index, KeyTile& tile) {
-  const int num_seqs = static_cast<int>(p.num_seqs), lane = threadIdx.x % 32;
-  int end = FirstToken(p);
-  for (int base = 0; base < num_seqs; base += 32) {
-    const Range tokens = TokensOfLane(p, num_seqs, base, end);
-    int tiles = 0;
-    if (base + lane < num_seqs)
-      tiles = (SequenceAt(p, base + lane, tokens.begin).len_k + kTileKeys - 1) / kTileKeys;
-    int through = tiles;  // the inclusive prefix sum
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, through, distance);
-      if (lane >= distance) through += other;
-    }
-    if (const uint32_t behind = __ballot_sync(0xffffffffu, index < through)) {
-      const int owner = __ffs(behind) - 1;
-      tile.sequence = SequenceAt(p, base + owner, __shfl_sync(0xffffffffu, tokens.begin, owner));
-      tile.first_key = (index - __shfl_sync(0xffffffffu, through - tiles, owner)) * kTileKeys;
-      return true;
-    }
-    index -= __shfl_sync(0xffffffffu, through, 31);
-  }
-  return false;
+  const OwnedItem found = FindItem(p, index, [&](int seq, const Range& tokens) {
+    return (SequenceAt(p, seq, tokens.begin).len_k + kTileKeys - 1) / kTileKeys;
+  });
+  tile.sequence = found.sequence;
+  tile.first_key = found.number * kTileKeys;
+  return found.exists;
 }
 
 // The tiles of packed rows, counted within the sequence, of which some row sees a key of the tile.

@@ -295,7 +295,8 @@ inline const cuda::Kernel kKernel("DecodeKernel", reinterpret_cast<const void*>(
 template <class S>
 Status LaunchShape(Params p, const CudaContext& context, const DecodeRows& which) {
   INTARSIA_RETURN_IF_ERROR(cuda::LoadKernels());
-  int resident = 0;  // sm_80 has room for one CTA
+  int sms = 0, resident = 0;  // sm_80 has room for one CTA
+  INTARSIA_RETURN_IF_ERROR(cuda::NumSms(sms));
   INTARSIA_RETURN_IF_ERROR(
       cuda::ToStatus(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kKernel<S>.function(),
                                                                    S::kThreads, S::kSharedBytes),
@@ -306,8 +307,8 @@ Status LaunchShape(Params p, const CudaContext& context, const DecodeRows& which
   const PieceLayout layout = LayoutOfPieces(shape);
   const Cut cut{static_cast<int>(std::min(which.max_packed_rows, kMaxCount) / head_parts),
                 GranuleKeys(shape), static_cast<int>(head_parts)};
-  const int64_t ctas = std::min<int64_t>(p.workspace ? p.max_splits : 1,
-                                         cuda::NumSms() * std::min(resident, kCtasPerSm));
+  const int64_t ctas =
+      std::min<int64_t>(p.workspace ? p.max_splits : 1, sms * std::min(resident, kCtasPerSm));
   const int64_t heads = shape.num_kv_heads, num_slices = NumSlices(heads, ctas);
   const int64_t needed = PieceLayout::kPiecesPerCta * layout.floats();
   if (num_slices > 1 &&
@@ -328,10 +329,7 @@ Status LaunchShape(Params p, const CudaContext& context, const DecodeRows& which
 namespace intarsia::attention {
 
 template <DType kKeyType>
-Status LaunchDecodeOf(const Params& params, const CudaContext& context, DecodeRows rows) {
-  Params p = params;
-  if (p.num_tokens == 0 || p.num_heads == 0) return {};
-  INTARSIA_RETURN_IF_ERROR(FitCounts(p));
+Status LaunchDecodeOf(const Params& p, const CudaContext& context, DecodeRows rows) {
   const int64_t d = std::max(p.head_dim, p.cache.v_head_dim);
   return DispatchInt<64, 128, 256>("d", d, [&]<int kD>() {
     return decode::LaunchShape<decode::Shape<kKeyType, kD>>(p, context, rows);

@@ -5,9 +5,8 @@
 #include <cstdint>
 #include <limits>
 
-#include "src/attention/attention.h"
 #include "src/attention/decode_plan.h"
-#include "src/core/dispatch.h"
+#include "src/attention/forward_launch.h"
 
 namespace intarsia::attention {
 
@@ -27,8 +26,7 @@ inline decode::StaticShape ShapeOf(const Params& params) {
           .max_len_k = params.max_len_k};
 }
 
-// By the type of K and V, which q has, too, unless it is fp8, or q is f32. Instantiated in
-// decode_<dtype>.cu.
+// Instantiated in decode_<dtype>.cu.
 template <DType kKeyType>
 Status LaunchDecodeOf(const Params& params, const CudaContext& context, DecodeRows rows);
 extern template Status LaunchDecodeOf<kF32>(const Params&, const CudaContext&, DecodeRows);
@@ -38,9 +36,8 @@ extern template Status LaunchDecodeOf<kF8E4M3>(const Params&, const CudaContext&
 extern template Status LaunchDecodeOf<kF8E5M2>(const Params&, const CudaContext&, DecodeRows);
 
 inline Status LaunchDecode(const Params& params, const CudaContext& context, DecodeRows rows = {}) {
-  const DType type = params.dtype == kF32 ? kF32 : params.cache.dtype;
-  return DispatchDType<kF32, kF16, kBF16, kF8E4M3, kF8E5M2>("K and V", type, [&]<DType kKeyType>() {
-    return LaunchDecodeOf<kKeyType>(params, context, rows);
+  return LaunchByKeyType(params, [&]<DType kKeyType>(const Params& p) {
+    return LaunchDecodeOf<kKeyType>(p, context, rows);
   });
 }
 

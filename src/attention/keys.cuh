@@ -113,15 +113,4 @@ inline bool RowsAligned(const Params& p) {
          cache_aligned(c.v, c.v_strides, c.v_head_dim);
 }
 
-// What both kernels ask beyond params.cc's checks, since they count in 32 bits; and windows so
-// narrow that a position plus a window fits.
-inline Status FitCounts(Params& p) {
-  if (p.num_tokens * p.num_heads > kMaxCount || p.max_len_k > kMaxCount ||
-      p.cache.page_size > kMaxCount || p.cache.num_pages > kMaxCount)
-    return Unimplemented(Text("more than ", kMaxCount, " query rows, keys or pages"));
-  p.window_left = std::min(p.window_left, 2 * kMaxCount);
-  p.window_right = std::min(p.window_right, 2 * kMaxCount);
-  return {};
-}
-
 }  // namespace intarsia::attention

@@ -1,5 +1,6 @@
 #include "src/attention/params.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "src/attention/decode.h"
@@ -109,6 +110,21 @@ Status CheckParams(std::string_view query, const Params& params) {
   for (int64_t side : {params.window_left, params.window_right})
     if (side < -1)
       return InvalidArgument(Text("a window reaches ", side, " keys, expected -1 (all) or more"));
+  return {};
+}
+
+Status FitCounts(Params& params) {
+  const auto check = [](std::string_view what, int64_t count) -> Status {
+    if (count <= kMaxCount) return {};
+    return Unimplemented(
+        Text("there are ", count, " ", what, "; built for CUDA are up to ", kMaxCount));
+  };
+  INTARSIA_RETURN_IF_ERROR(check("query rows of all heads", params.num_tokens * params.num_heads));
+  INTARSIA_RETURN_IF_ERROR(check("keys of a sequence", params.max_len_k));
+  INTARSIA_RETURN_IF_ERROR(check("slots of a page", params.cache.page_size));
+  INTARSIA_RETURN_IF_ERROR(check("pages", params.cache.num_pages));
+  params.window_left = std::min(params.window_left, 2 * kMaxCount);
+  params.window_right = std::min(params.window_right, 2 * kMaxCount);
   return {};
 }
 

@@ -35,6 +35,10 @@ void SetWorkspace(Params& params, const TensorView& workspace);
 // head dim the same (or 192 and 128), softcap and windows that mean something.
 Status CheckParams(std::string_view query, const Params& params);
 
+// What the CUDA kernels ask beyond that, since they count in 32 bits; narrows windows so that a
+// position plus a window fits.
+Status FitCounts(Params& params);
+
 // Dims of the workspace for these shapes.
 std::array<int64_t, 2> WorkspaceDims(const Params& params);
 

@@ -302,10 +302,12 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
 template <DType kKeyType, int... kDims>
 Status LaunchTile(const Params& p, const CudaContext& context, const PrefillRows& rows) {
   const int64_t d = std::max(p.head_dim, p.cache.v_head_dim);
-  return DispatchInt<kDims...>("d", d, [&]<int kD>() {
+  return DispatchInt<kDims...>("d", d, [&]<int kD>() -> Status {
     using S = Shape<kKeyType, kD>;
     if constexpr (S::kSharedBytes > 96 * 1024) {
-      if (cuda::MaxSharedBytes() < S::kSharedBytes + 1024)
+      int available = 0;
+      INTARSIA_RETURN_IF_ERROR(cuda::MaxSharedBytes(available));
+      if (available < S::kSharedBytes + 1024)
         return LaunchShape<Shape<kKeyType, 256, true>>(p, context, rows);
     }
     return LaunchShape<S>(p, context, rows);
@@ -317,10 +319,7 @@ Status LaunchTile(const Params& p, const CudaContext& context, const PrefillRows
 namespace intarsia::attention {
 
 template <DType kKeyType>
-Status LaunchPrefillOf(const Params& params, const CudaContext& context, PrefillRows rows) {
-  Params p = params;
-  if (p.num_tokens == 0 || p.num_heads == 0) return {};
-  INTARSIA_RETURN_IF_ERROR(FitCounts(p));
+Status LaunchPrefillOf(const Params& p, const CudaContext& context, PrefillRows rows) {
   if constexpr (Bytes(kKeyType) == 2)
     return prefill::LaunchTile<kKeyType, 64, 96, 128, 192, 256>(p, context, rows);
   else

@@ -4,8 +4,7 @@
 #pragma once
 #include <cstdint>
 
-#include "src/attention/attention.h"
-#include "src/core/dispatch.h"
+#include "src/attention/forward_launch.h"
 
 namespace intarsia::attention {
 
@@ -16,8 +15,7 @@ struct PrefillRows {
   bool fill_padding = true;
 };
 
-// By the type of K and V, which q has, too, unless it is fp8, or q is f32. Instantiated in
-// prefill_<dtype>.cu.
+// Instantiated in prefill_<dtype>.cu.
 template <DType kKeyType>
 Status LaunchPrefillOf(const Params& params, const CudaContext& context, PrefillRows rows);
 extern template Status LaunchPrefillOf<kF32>(const Params&, const CudaContext&, PrefillRows);
@@ -28,9 +26,8 @@ extern template Status LaunchPrefillOf<kF8E5M2>(const Params&, const CudaContext
 
 inline Status LaunchPrefill(const Params& params, const CudaContext& context,
                             PrefillRows rows = {}) {
-  const DType type = params.dtype == kF32 ? kF32 : params.cache.dtype;
-  return DispatchDType<kF32, kF16, kBF16, kF8E4M3, kF8E5M2>("K and V", type, [&]<DType kKeyType>() {
-    return LaunchPrefillOf<kKeyType>(params, context, rows);
+  return LaunchByKeyType(params, [&]<DType kKeyType>(const Params& p) {
+    return LaunchPrefillOf<kKeyType>(p, context, rows);
   });
 }
 

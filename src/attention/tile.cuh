@@ -12,8 +12,6 @@
 namespace intarsia::attention {
 
 inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-// The kernels count query rows, keys and pages in 32 bits, with room for the sum of two.
-inline constexpr int64_t kMaxCount = int64_t{1} << 30;
 
 __device__ __forceinline__ int64_t Clamp(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;
@@ -78,6 +76,42 @@ __device__ inline Sequence SequenceAt(const Params& p, int seq, int begin) {
   s.k_begin = static_cast<int>(k_begin + leftpad);
   s.len_k = static_cast<int>(len_k - leftpad);
   return s;
+}
+
+// One of the things that sequences have several of.
+struct OwnedItem {
+  bool exists = false;
+  Sequence sequence;          // its owner
+  int number = 0, count = 0;  // which of the owner's `count` it is
+  // If there is none: where the sequences end, and by how much `index` is too large.
+  int end = 0, beyond = 0;
+};
+
+// Finds item number `index` of all, sequence by sequence, `count(seq, tokens)` of each; a warp
+// looks at 32 sequences at a time.
+template <class Count>
+__device__ __forceinline__ OwnedItem FindItem(const Params& p, int index, Count count) {
+  const int num_seqs = NumSeqs(p), lane = threadIdx.x % 32;
+  int end = FirstToken(p);  // of the sequences looked at
+  for (int base = 0; base < num_seqs; base += 32) {
+    const Range tokens = TokensOfLane(p, num_seqs, base, end);
+    const int own = base + lane < num_seqs ? count(base + lane, tokens) : 0;
+    int through = own;  // the inclusive prefix sum
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, through, distance);
+      if (lane >= distance) through += other;
+    }
+    if (const uint32_t behind = __ballot_sync(0xffffffffu, index < through)) {
+      const int owner = __ffs(behind) - 1, seq = base + owner;
+      return {.exists = true,
+              .sequence = SequenceAt(p, seq, __shfl_sync(0xffffffffu, tokens.begin, owner)),
+              .number = index - __shfl_sync(0xffffffffu, through - own, owner),
+              .count = __shfl_sync(0xffffffffu, own, owner)};
+    }
+    index -= __shfl_sync(0xffffffffu, through, 31);
+  }
+  return {.end = end, .beyond = index};
 }
 
 // Where a token (counted within the sequence) stands among the keys.

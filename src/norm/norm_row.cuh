@@ -202,7 +202,8 @@ Status LaunchNorm(const CudaContext& context, const Norm& norm) {
     if (norm.scale) a.scale = norm.scale->as<const float>();
     if (norm.row_scales) a.row_scales = norm.row_scales->as<float>();
     const bool packed = AllInPacks<kCount>(a.n, a.x, a.out, a.weight, a.residual, a.residual_out);
-    const dim3 block = RowBlock(a.rows, packed ? a.n / kCount : a.n, kNormItems);
+    dim3 block;
+    INTARSIA_RETURN_IF_ERROR(RowBlock(a.rows, packed ? a.n / kCount : a.n, kNormItems, block));
     const Grid grid{(a.rows + block.y - 1) / block.y};
     return Launch(context,
                   packed ? kNormKernel<T, Result, kCount, kResidual, kRowScales>

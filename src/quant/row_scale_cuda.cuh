@@ -64,7 +64,8 @@ Status LaunchRowQuant(const CudaContext& context, const RowQuant& op) {
                                        .rows = op.scale.size(),
                                        .n = op.n};
     const bool packed = AllInPacks<kCount>(a.n, a.x, a.q);
-    const dim3 block = RowBlock(a.rows, packed ? a.n / kCount : a.n, kRowQuantItems);
+    dim3 block;
+    INTARSIA_RETURN_IF_ERROR(RowBlock(a.rows, packed ? a.n / kCount : a.n, kRowQuantItems, block));
     return Launch(context, packed ? kRowQuantKernel<T, Code, kCount> : kRowQuantKernel<T, Code, 1>,
                   {{(a.rows + block.y - 1) / block.y}, block}, a);
   });

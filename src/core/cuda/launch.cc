@@ -31,12 +31,11 @@ Status CheckDevice(int device) {
   return {};
 }
 
-// Of the current device; `otherwise` if there is none.
-int AttributeOf(cudaDeviceAttr attribute, int otherwise) {
-  int device = 0, value = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return otherwise;
-  if (cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) return otherwise;
-  return value;
+// Of the current device.
+Status GetAttribute(cudaDeviceAttr attribute, int& value) {
+  int device = 0;
+  INTARSIA_RETURN_IF_ERROR(CurrentDevice(device));
+  return ToStatus(cudaDeviceGetAttribute(&value, attribute, device), "cudaDeviceGetAttribute");
 }
 
 }  // namespace
@@ -89,26 +88,32 @@ Status ToStatus(cudaError_t error, const char* what) {
                        " (may come from an earlier launch on this stream)"));
 }
 
-int NumSms() { return AttributeOf(cudaDevAttrMultiProcessorCount, 1); }
+Status NumSms(int& count) { return GetAttribute(cudaDevAttrMultiProcessorCount, count); }
 
-int MaxSharedBytes() { return AttributeOf(cudaDevAttrMaxSharedMemoryPerBlockOptin, 48 * 1024); }
+Status MaxSharedBytes(int& bytes) {
+  return GetAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, bytes);
+}
 
 Shape GridStride(int64_t items) {
   constexpr int64_t kThreads = 256, kMaxBlocks = 1 << 20;
   return {{std::min((items + kThreads - 1) / kThreads, kMaxBlocks)}, dim3(kThreads)};
 }
 
-dim3 RowBlock(int64_t rows, int64_t items, int kept) {
+Status RowBlock(int64_t rows, int64_t items, int kept, dim3& block) {
   constexpr int64_t kFewRows = 4, kSmallBlock = 128;
-  if (rows < kFewRows * NumSms()) kept = 1;
+  int sms = 0;
+  INTARSIA_RETURN_IF_ERROR(NumSms(sms));
+  if (rows < kFewRows * sms) kept = 1;
   const int64_t per_warp = 32 * int64_t{kept};
   if (items <= per_warp) {
     const auto x = static_cast<unsigned>(
         std::bit_ceil(std::clamp<uint64_t>(static_cast<uint64_t>(items), 1, 32)));
-    return dim3(x, static_cast<unsigned>(kSmallBlock) / x);
+    block = dim3(x, static_cast<unsigned>(kSmallBlock) / x);
+  } else {
+    const int64_t threads = (items + per_warp - 1) / per_warp * 32;
+    block = dim3(static_cast<unsigned>(std::min<int64_t>(threads, kMaxRowThreads)));
   }
-  const int64_t threads = (items + per_warp - 1) / per_warp * 32;
-  return dim3(static_cast<unsigned>(std::min<int64_t>(threads, kMaxRowThreads)));
+  return {};
 }
 
 Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Shape& shape,

@@ -39,10 +39,10 @@ Status LoadKernels();
 Status ToStatus(cudaError_t error, const char* what);
 
 // The number of multiprocessors of the current device.
-int NumSms();
+Status NumSms(int& count);
 
 // The shared memory that one block may have on the current device.
-int MaxSharedBytes();
+Status MaxSharedBytes(int& bytes);
 
 // 64 bits wide, so that LaunchUntyped sees what does not fit into CUDA's limits.
 struct Grid {
@@ -62,7 +62,7 @@ Shape GridStride(int64_t items);
 // a row a threadIdx.y; blockDim.x is a power of two up to 32, or a multiple of 32 and blockDim.y 1.
 // As few threads as hold a row, since many rows hide latency best; more when there are few rows.
 inline constexpr int kMaxRowThreads = 1024;
-dim3 RowBlock(int64_t rows, int64_t items, int kept);
+Status RowBlock(int64_t rows, int64_t items, int kept, dim3& block);
 
 // Enqueues a kernel. An empty grid is no launch. The error that it returns may also come from an
 // earlier asynchronous launch.

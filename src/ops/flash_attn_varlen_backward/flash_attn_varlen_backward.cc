@@ -11,9 +11,8 @@ attention::BackwardParams FlashAttnVarlenBackward::ToParams() const {
   attention::SetQuery(params.forward, q, cu_seqlens_q, out, lse, scale, softcap);
   attention::SetDenseCache(params.forward, k, v, cu_seqlens_k, seqused_k);
   attention::SetWorkspace(params.forward, workspace);
-  params.forward.window_left = std::min(window_left, attention::kMaxBackwardCount);
-  params.forward.window_right =
-      is_causal ? 0 : std::min(window_right, attention::kMaxBackwardCount);
+  params.forward.window_left = std::min(window_left, attention::kMaxCount);
+  params.forward.window_right = is_causal ? 0 : std::min(window_right, attention::kMaxCount);
   params.forward.alibi_slopes = ToScaleView(alibi_slopes);
   params.forward.sinks = sinks ? sinks->as<const float>() : nullptr;
   params.dout = dout.data;
