@@ -54,7 +54,7 @@ std::string ToJson(const AttrValue& value) {
 }
 
 std::string OperandJson(const OperandInfo& operand) {
-  constexpr std::string_view kAccess[] = {"dense", "rows", "strided"};
+  constexpr std::string_view kAccess[] = {"dense", "rows"};
   return Object()
       .String("name", operand.name)
       .String("dims", operand.dims.text())

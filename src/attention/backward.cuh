@@ -149,7 +149,15 @@ class Turns {
   int32_t* counters_;
 };
 
-// Writes the warp's sums to dk or dv.
+// Writes the warp's sums to dk or dv, through its rows of K or V, behind a barrier of the whole
+// CTA.
+//
+// compute-sanitizer's racecheck names these stores, falsely. Other warps read the rows for the last
+// time in AddQueryGradient, which is in front of that barrier, as are the copies by cp.async,
+// waited for when the walk began. Behind it the rows are the warp's alone, and what its lanes read
+// they or its other lanes stored in front of the __syncwarp. That is an instruction without effect
+// (NOP in sm_90's code, between STS and LDS), since the warp is known to be converged there and the
+// memory accesses of one warp keep their order.
 template <class S>
 __device__ __forceinline__ void WriteKeys(const Frame<S>& f, const typename S::Sums& sums) {
   using T = typename S::T;

@@ -10,7 +10,7 @@ namespace intarsia {
 
 // What the kernel can take. A front end with strided tensors (torch) makes an input dense when the
 // op needs that; XLA's buffers are always dense.
-enum class Access { kDense, kRows /* last stride is 1 */, kStrided };
+enum class Access { kDense, kRows /* last stride is 1 */ };
 
 enum class FieldKind { kOperand, kAttribute, kResult, kWorkspace };
 

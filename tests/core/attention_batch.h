@@ -235,9 +235,9 @@ class Batch {
 
   void DrawScales() {
     const int64_t hk = shape_.num_kv_heads;
-    if (Bytes(p_.dtype) == 1 && Chance(2)) p_.q_scale = DrawScale(q_scale_, hk);
-    if (Bytes(p_.cache.dtype) == 1 && Chance(2)) p_.k_scale = DrawScale(k_scale_, hk);
-    if (Bytes(p_.cache.dtype) == 1 && Chance(2)) p_.v_scale = DrawScale(v_scale_, hk);
+    if (IsFp8(p_.dtype) && Chance(2)) p_.q_scale = DrawScale(q_scale_, hk);
+    if (IsFp8(p_.cache.dtype) && Chance(2)) p_.k_scale = DrawScale(k_scale_, hk);
+    if (IsFp8(p_.cache.dtype) && Chance(2)) p_.v_scale = DrawScale(v_scale_, hk);
     if (Chance(3)) p_.alibi_slopes = DrawScale(slopes_, p_.num_heads);
     if (!Chance(3)) return;
     for (int64_t head = 0; head < p_.num_heads; ++head)

@@ -65,7 +65,7 @@ class Array {
   static double Read(DType dtype, const void* data, int64_t i) {
     if (dtype == DType::kF32) return static_cast<const float*>(data)[i];
     if (dtype == DType::kF16) return static_cast<double>(static_cast<const _Float16*>(data)[i]);
-    if (Bytes(dtype) == 1) return Fp8ToDouble(dtype, static_cast<const uint8_t*>(data)[i]);
+    if (IsFp8(dtype)) return Fp8ToDouble(dtype, static_cast<const uint8_t*>(data)[i]);
     const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(data)[i]) << 16;
     float f;
     std::memcpy(&f, &bits, 4);

@@ -217,7 +217,7 @@ inline Batch::Batch(const Case& in, uint32_t seed)
       page_size(in.page_size),
       q_token(in.h * in.d + (in.strided_q ? 64 : 0)),
       offset(in.unaligned ? 1 : 0),
-      q_scale(Bytes(in.dtype) == 1 ? in.scales : Per::kNone, b, in.hk, random),
+      q_scale(IsFp8(in.dtype) ? in.scales : Per::kNone, b, in.hk, random),
       k_scale(in.scales, b, in.hk, random),
       v_scale(in.scales, b, in.hk, random),
       alibi(in.alibi, b, in.h, random) {

@@ -71,7 +71,7 @@ bool CheckAll(int cases_per_dim) {
              .page_size = 16,
              .window_right = 0,
              .v_mean = 2.0};
-      if (Bytes(types.q) == 1) c.out = kF16;
+      if (IsFp8(types.q)) c.out = kF16;
       failures += cases_per_dim > 1 && !Check(c, random(), worst);
       ++count;
     }

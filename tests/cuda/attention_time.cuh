@@ -35,7 +35,7 @@ struct Workload {
   int64_t v_dim() const { return dv ? dv : d; }
   int64_t KeysOf(int64_t seq) const { return seq == 0 && longest ? longest : len_k; }
   int64_t keys() const { return (b - 1) * len_k + KeysOf(0); }
-  DType out() const { return Bytes(q) == 1 ? kBF16 : q; }
+  DType out() const { return IsFp8(q) ? kBF16 : q; }
   double bytes() const {
     return static_cast<double>(keys() * hk * (d + v_dim()) * Bytes(kv)) +
            static_cast<double>(b * len_q * h * (d * Bytes(q) + v_dim() * Bytes(out())));

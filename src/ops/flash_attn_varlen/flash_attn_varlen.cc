@@ -27,7 +27,7 @@ Status FlashAttnVarlen::ToParams(attention::Params& params) const {
   params.alibi_slopes = ToScaleView(alibi_slopes);
   params.sinks = sinks ? sinks->as<const float>() : nullptr;
   params.leftpad_k = ToIndexVector(leftpad_k);
-  const bool fp8 = Bytes(q.dtype) == 1;
+  const bool fp8 = IsFp8(q.dtype);
   if (fp8) params.out_dtype = out_dtype == "f16" ? kF16 : kBF16;
   if (!fp8 && out_dtype != "auto" && out_dtype != Name(q.dtype))
     return InvalidArgument(Text("out_dtype is ", out_dtype, " but q has ", Name(q.dtype),
