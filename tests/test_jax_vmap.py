@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import running
 import support
-from hypothesis import given, reject, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 MEMBERS = 3
@@ -116,10 +116,7 @@ def test_vmap_is_the_calls_stacked(op: str, case: str, platform: str) -> None:
     mapped = can_be_mapped(op, calls, attributes)
     if not mapped:
         return
-    try:
-        want = one_by_one(op, calls, attributes, mapped)
-    except NotImplementedError as error:
-        pytest.skip(str(error))
+    want = one_by_one(op, calls, attributes, mapped)
     with jax.default_device(jax.devices(platform)[0]):
         got = call_mapped(op, calls, attributes, mapped, axis=1)
     least = running.least_tolerance(op, calls[0], platform)
@@ -128,21 +125,43 @@ def test_vmap_is_the_calls_stacked(op: str, case: str, platform: str) -> None:
         running.check(op, result, expected.astype(np.float64), least=least)
 
 
-@pytest.mark.parametrize(
-    ("op", "case", "mapped"),
-    [
-        ("simple_add", "example", {"a", "b"}),
-        ("rms_norm", "example", {"x"}),
-        ("fused_add_rms_norm", "example", {"x", "residual"}),
-        ("silu_and_mul", "example", {"x"}),
-        ("rotary_embedding", "example", {"positions", "query", "key"}),
-        ("flash_attn_varlen", "example", {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"}),
-        ("paged_attention", "example", {"query", "seqused_k", "block_table", "cu_seqlens_q"}),
-        ("reshape_and_cache_flash", "example", set()),
-    ],
-)
-def test_what_can_be_mapped(op: str, case: str, mapped: set[str]) -> None:
-    assert can_be_mapped(op, *members(op, case)) == mapped
+# Of each op's example, the operands that vmap takes; the others are shared by the whole batch.
+MAPPED = {
+    "dynamic_per_token_scaled_fp8_quant": {"x"},
+    "dynamic_scaled_fp8_quant": set(),  # one scale for all
+    "dynamic_scaled_int8_quant": {"x"},
+    "flash_attn_varlen": {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"},
+    "flash_attn_varlen_backward": {
+        *("dout", "q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k")
+    },
+    "fused_add_rms_norm": {"x", "residual"},
+    "fused_add_rms_norm_static_fp8_quant": {"x", "residual"},
+    "gelu_and_mul": {"x"},
+    "gelu_tanh_and_mul": {"x"},
+    "merge_attn_states": {"prefix_out", "prefix_lse", "suffix_out", "suffix_lse"},
+    "paged_attention": {"query", "seqused_k", "block_table", "cu_seqlens_q"},
+    "per_token_group_fp8_quant": {"x"},
+    "reshape_and_cache_flash": set(),  # one cache for all
+    "rms_norm": {"x"},
+    "rms_norm_dynamic_per_token_quant": {"x"},
+    "rms_norm_static_fp8_quant": {"x"},
+    "rotary_embedding": {"positions", "query", "key"},
+    "silu_and_mul": {"x"},
+    "silu_and_mul_quant": {"x"},
+    "simple_add": {"a", "b"},
+    "static_scaled_fp8_quant": {"x"},
+    "static_scaled_int8_quant": {"x"},
+}
+
+
+def test_each_op_says_what_can_be_mapped() -> None:
+    assert sorted(MAPPED) == OPS
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_what_can_be_mapped(op: str) -> None:
+    ((case, _),) = support.cases(op, "wire").items()
+    assert can_be_mapped(op, *members(op, case)) == MAPPED[op]
 
 
 @given(st.data())
@@ -155,10 +174,7 @@ def test_any_operands_may_be_mapped(data) -> None:
     if not possible:
         return
     mapped = data.draw(st.sets(st.sampled_from(possible), min_size=1), "mapped")
-    try:
-        want = one_by_one(op, calls, attributes, mapped)
-    except NotImplementedError:
-        reject()
+    want = one_by_one(op, calls, attributes, mapped)
     got = call_mapped(op, calls, attributes, mapped, data.draw(st.integers(0, 2), "axis"))
     for result, expected in zip(got, want, strict=True):
         running.check(op, result, expected.astype(np.float64))
@@ -248,17 +264,45 @@ def test_maps_nest_and_mix_with_other_transformations() -> None:
 
 
 def test_gradients_of_attention_are_mapped() -> None:
+    """Sinks, which the members share, get a gradient from each member."""
     batch = [ragged_batch(lens, lens, 6, 6) for lens in ([3, 2], [0, 6], [1, 4])]
+    sinks = np.random.default_rng(1).standard_normal(4).astype(np.float32)
 
-    def loss(q, k, v, starts, starts_k):
-        out = ij.flash_attn_varlen(q, k, v, starts, cu_seqlens_k=starts_k, is_causal=True)
-        return jnp.sum(out**2)
+    def loss(q, k, v, sinks, starts, starts_k):
+        out, lse = ij.flash_attn_varlen(
+            q, k, v, starts, cu_seqlens_k=starts_k, is_causal=True, sinks=sinks, return_lse=True
+        )
+        return jnp.sum(out**2) + jnp.sum(jnp.where(jnp.isneginf(lse), 0, lse))
 
-    slope = jax.grad(loss, argnums=(0, 1, 2))
-    got = jax.vmap(slope)(*map(jnp.stack, zip(*batch, strict=True)))
-    for i, member in enumerate(batch):
-        for gradient, want in zip(got, slope(*member), strict=True):
-            np.testing.assert_allclose(np.asarray(gradient[i]), np.asarray(want), atol=1e-5)
+    slope = jax.grad(loss, argnums=(0, 1, 2, 3))
+    q, k, v, *starts = map(jnp.stack, zip(*batch, strict=True))
+    got = jax.vmap(slope, (0, 0, 0, None, 0, 0))(q, k, v, sinks, *starts)
+    for i, (q, k, v, *starts) in enumerate(batch):
+        want = slope(q, k, v, sinks, *starts)
+        assert np.asarray(want[3]).any()
+        for gradient, expected in zip(got, want, strict=True):
+            np.testing.assert_allclose(np.asarray(gradient[i]), np.asarray(expected), atol=1e-5)
+
+
+def test_what_cannot_be_mapped_says_what_to_do() -> None:
+    q, k, v, *starts = ragged_batch([3, 2], [3, 2], 5, 5)
+
+    def attend(sinks):
+        return ij.flash_attn_varlen(q, k, v, starts[0], cu_seqlens_k=starts[1], sinks=sinks)
+
+    with pytest.raises(NotImplementedError, match=r"sinks \[4\] is shared.* jax\.lax\.map"):
+        jax.vmap(attend)(np.zeros((3, 4), np.float32))
+
+    operands, attributes = members("flash_attn_varlen_backward", "sinks", 1)
+    names = [row["name"] for row in running.LIBRARY.find("flash_attn_varlen_backward").operands]
+    dout = names.index("dout")
+
+    def backward(x):
+        given = [x if i == dout else operand for i, operand in enumerate(operands[0])]
+        return ij.call("flash_attn_varlen_backward", given, **attributes)
+
+    with pytest.raises(NotImplementedError, match=r"its result dsinks has no axis.*jax\.lax\.scan"):
+        jax.vmap(backward)(operands[0][dout][None])
 
 
 def test_an_empty_batch() -> None:

@@ -83,17 +83,37 @@ def _gradients(
     """The cotangent of each operand, None for indices and absent ones."""
     if isinstance(dout, SymbolicZero):
         dout = jnp.zeros(dout.shape, dout.dtype)
-    names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "sinks")
+    if isinstance(dlse, SymbolicZero):
+        dlse = None
+    names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes")
     shared = ("scale", "is_causal", "window_left", "window_right", "softcap")
-    results = _ops.flash_attn_varlen_backward(
+    dq, dk, dv = _ops.flash_attn_varlen_backward(
         dout,
         *(operands[name] for name in ("q", "k", "v")),
         out,
         lse,
         *(operands[name] for name in names),
-        None if isinstance(dlse, SymbolicZero) else dlse,
+        dlse=dlse,
         **{name: attributes[name] for name in shared},
         deterministic=deterministic,
     )
-    # dsinks exists only with sinks.
-    return dict.fromkeys(operands) | dict(zip(("q", "k", "v", "sinks"), results, strict=False))
+    dsinks = None
+    if operands["sinks"] is not None:
+        dsinks = _sinks_gradient(operands["sinks"], out, lse, dout, dlse)
+    return dict.fromkeys(operands) | {"q": dq, "k": dk, "v": dv, "sinks": dsinks}
+
+
+def _sinks_gradient(
+    sinks: jax.Array, out: jax.Array, lse: jax.Array, dout: jax.Array, dlse: jax.Array | None
+) -> jax.Array:
+    """The sum over a head's rows of -exp(sink - lse) delta, delta = sum over d of dout out, less dlse.
+
+    The op has it as a result, too, but without an axis by which vmap could tell the members of a batch apart.
+    """
+    products = dout.astype(jnp.float32) * out.astype(jnp.float32)
+    delta = jnp.sum(products, axis=-1).T
+    if dlse is not None:
+        delta = delta - dlse
+    # Rows of no sequence have lse -inf, and anything in dout.
+    share = jnp.exp(sinks[:, None] - lse) * delta
+    return -jnp.sum(jnp.where(jnp.isneginf(lse), 0.0, share), axis=-1)
