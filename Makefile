@@ -50,7 +50,7 @@ build: setup ## build the library, and make `intarsia` importable from .venv
 	  > $(VENV)/configure.log || (cat $(VENV)/configure.log; false)
 	$(BIN)/cmake --build $(BUILD)
 	@$(BIN)/cmake -E make_directory python/intarsia/lib
-	@$(BIN)/cmake -E copy_if_different $(BUILD)/libintarsia.so python/intarsia/lib/
+	@$(BIN)/cmake -E copy_if_different $(BUILD)/libintarsia.so $(BUILD)/libintarsia_bridge.so python/intarsia/lib/
 	@$(MAKE) --no-print-directory $(BIN)/intarsia
 
 # The command and the package, linked to this tree; the library is built above.

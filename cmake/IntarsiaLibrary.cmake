@@ -41,6 +41,17 @@ function(intarsia_compile_options target name version)
   endif()
 endfunction()
 
+function(intarsia_link_options name)
+  if(NOT INTARSIA_SANITIZE)
+    # One library for every Linux: nothing of the toolchain's C++ runtime is needed or shown. The version
+    # script hides what -fvisibility cannot: templates of namespace std, some of them unique in a process.
+    set(exports ${INTARSIA_ROOT}/cmake/exports.map)
+    target_link_options(${name} PRIVATE -static-libstdc++ -Wl,--exclude-libs,ALL -Wl,-z,defs
+                        -Wl,--version-script=${exports})
+    set_target_properties(${name} PROPERTIES LINK_DEPENDS ${exports})
+  endif()
+endfunction()
+
 function(intarsia_add_library name)
   cmake_parse_arguments(arg "" "OPS_DIR;VERSION" "" ${ARGN})
   set(ops_dir ${INTARSIA_ROOT}/src/ops)
@@ -88,12 +99,5 @@ function(intarsia_add_library name)
   target_include_directories(${name} PRIVATE ${generated})
   find_package(Threads REQUIRED)
   target_link_libraries(${name} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
-  if(NOT INTARSIA_SANITIZE)
-    # One library for every Linux: nothing of the toolchain's C++ runtime is needed or shown. The version
-    # script hides what -fvisibility cannot: templates of namespace std, some of them unique in a process.
-    set(exports ${INTARSIA_ROOT}/cmake/exports.map)
-    target_link_options(${name} PRIVATE -static-libstdc++ -Wl,--exclude-libs,ALL -Wl,-z,defs
-                        -Wl,--version-script=${exports})
-    set_target_properties(${name} PROPERTIES LINK_DEPENDS ${exports})
-  endif()
+  intarsia_link_options(${name})
 endfunction()

@@ -1,0 +1,162 @@
+"""libintarsia_bridge.so, through ctypes: mirrors src/bridge/bridge.h."""
+
+import ctypes
+import functools
+import pathlib
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+# enum intarsia_bridge_kind
+NONE, OPERAND, MUTATED, FRESH, BITS, DTYPE, STRING, PYTHON = range(8)
+# enum intarsia_bridge_reason
+DISPATCH, CAPTURE, EXPLAIN = range(3)
+DROP_TENSOR, DROP_VALUE = -1, -2
+_ERROR_BYTES = 4096
+
+
+class Argument(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int32),
+        ("optional", ctypes.c_int32),
+        ("result", ctypes.c_int32),
+        ("bits", ctypes.c_uint64),
+        ("text", ctypes.c_char_p),
+    ]
+
+
+class Plan(ctypes.Structure):
+    _fields_ = [
+        ("op", ctypes.c_char_p),
+        ("overload", ctypes.c_char_p),
+        ("python", ctypes.c_int32),
+        ("num_arguments", ctypes.c_int32),
+        ("num_returns", ctypes.c_int32),
+        ("num_results", ctypes.c_int32),
+        ("arguments", ctypes.POINTER(Argument)),
+        ("returns", ctypes.POINTER(ctypes.c_int32)),
+    ]
+
+
+class Call(ctypes.Structure):
+    _fields_ = [
+        ("plan", ctypes.c_char_p),
+        ("device", ctypes.c_int32),
+        ("reason", ctypes.c_int32),
+        ("num_tensors", ctypes.c_int32),
+        ("num_returned", ctypes.c_int32),
+        ("tensors", ctypes.POINTER(ctypes.c_void_p)),
+        ("returned", ctypes.POINTER(ctypes.c_void_p)),
+        ("error", ctypes.c_char * _ERROR_BYTES),
+    ]
+
+
+class _Handler(ctypes.Structure):
+    _fields_ = [
+        ("target", ctypes.c_char_p),
+        ("platform", ctypes.c_char_p),
+        ("initialize", ctypes.c_void_p),
+        ("execute", ctypes.c_void_p),
+    ]
+
+
+_Read = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32)
+_Run = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(Call))
+
+
+def bits(value: bool | int | float) -> int:
+    """A number as it lies in the 8 bytes of a slot of torch's stack."""
+    if isinstance(value, bool):
+        return int(value)
+    return struct.unpack("<Q", struct.pack("<d" if isinstance(value, float) else "<q", value))[0]
+
+
+class Library:
+    """The library, opened with the functions that it calls back for plans and for calls."""
+
+    def __init__(self, read: Callable[[str], None], run: Callable[[Call], None]):
+        path = pathlib.Path(__file__).parents[1] / "lib" / "libintarsia_bridge.so"
+        if not path.exists():
+            raise ImportError(f"{path} does not exist: run `make build`, or install the wheel")
+        self._lib = ctypes.CDLL(str(path))
+        self._lib.intarsia_bridge_open.restype = ctypes.c_char_p
+        self._lib.intarsia_bridge_handlers.restype = ctypes.POINTER(_Handler)
+        # The library keeps both for as long as it is loaded, which is until the process ends.
+        self._callbacks = (_Read(_reporting_read(read)), _Run(_reporting_run(run)))
+        if error := self._lib.intarsia_bridge_open(*self._callbacks):
+            raise ImportError(error.decode())
+        self.passes_strings = bool(self._lib.intarsia_bridge_passes_strings())
+
+    def has_dtype(self, name: str) -> bool:
+        """Whether torch has tensors of a dtype, by its name in torch, NumPy and JAX: "bfloat16"."""
+        return bool(self._lib.intarsia_bridge_has_dtype(name.encode()))
+
+    def add(
+        self,
+        text: str,
+        op: str,
+        overload: str,
+        python: bool,
+        arguments: Sequence[Argument],
+        returns: Sequence[int],
+        num_results: int,
+    ) -> None:
+        """Files a plan under its text."""
+        plan = Plan(
+            op=op.encode(),
+            overload=overload.encode(),
+            python=python,
+            num_arguments=len(arguments),
+            num_returns=len(returns),
+            num_results=num_results,
+            arguments=(Argument * len(arguments))(*arguments),
+            returns=(ctypes.c_int32 * len(returns))(*returns),
+        )
+        self._lib.intarsia_bridge_add(text.encode(), ctypes.byref(plan))
+
+    @functools.cached_property
+    def targets(self) -> tuple[str, ...]:
+        """The custom calls' names, registered with XLA on every platform."""
+        rows = list(self._handlers())
+        for row in rows:
+            capsule = jax.ffi.pycapsule(ctypes.cast(row.execute, ctypes.CFUNCTYPE(None)))
+            jax.ffi.register_ffi_target(
+                row.target.decode(), capsule, platform=row.platform.decode()
+            )
+        return tuple(dict.fromkeys(row.target.decode() for row in rows))
+
+    def _handlers(self) -> Iterator[Any]:
+        count = ctypes.c_size_t()
+        rows = self._lib.intarsia_bridge_handlers(ctypes.byref(count))
+        return (rows[i] for i in range(count.value))
+
+
+def _text(error: BaseException) -> bytes:
+    return f"{type(error).__name__}: {error}".encode()[: _ERROR_BYTES - 1]
+
+
+# Nothing may be raised through C++: whatever is, becomes a text.
+def _reporting_read(read: Callable[[str], None]) -> Callable[..., int]:
+    def reporting(text: bytes, error: int, error_bytes: int) -> int:
+        try:
+            read(text.decode())
+        except BaseException as e:
+            ctypes.memmove(error, (_text(e) + b"\0"), min(len(_text(e)) + 1, error_bytes))
+            return 1
+        return 0
+
+    return reporting
+
+
+def _reporting_run(run: Callable[[Call], None]) -> Callable[..., int]:
+    def reporting(call: Any) -> int:
+        try:
+            run(call.contents)
+        except BaseException as e:
+            call.contents.error = _text(e)
+            return 1
+        return 0
+
+    return reporting

@@ -1,0 +1,84 @@
+"""The bridge at run time: what libintarsia_bridge.so asks of Python, on the thread on which XLA runs the call.
+
+Both functions are called with the GIL, which ctypes takes: JAX holds none while it runs or waits for a program.
+"""
+
+import contextlib
+import ctypes
+import functools
+
+import torch
+from intarsia.torch import _bridge_native as native
+from intarsia.torch import _bridge_plan
+
+_python = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose functions' types others set as well
+_capsule = _python.PyCapsule_New
+_capsule.restype, _capsule.argtypes = ctypes.py_object, [ctypes.c_void_p] * 3
+_pointer = _python.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+_plans: dict[bytes, _bridge_plan.Plan] = {}
+
+
+@functools.cache
+def library() -> native.Library:
+    """The library, opened, with its handlers registered with XLA."""
+    found = native.Library(read=lambda text: file(text, _bridge_plan.from_text(text)), run=_run)
+    _ = found.targets
+    return found
+
+
+def file(text: str, plan: _bridge_plan.Plan) -> None:
+    """Makes a plan known, here and to the library."""
+    if text.encode() in _plans:
+        return
+    _plans[text.encode()] = plan
+    schema = plan.op._schema
+    library().add(
+        text,
+        schema.name,
+        schema.overload_name,
+        plan.python,
+        _bridge_plan.native_arguments(plan),
+        plan.flat_returns(),
+        plan.num_results,
+    )
+
+
+def _run(call: native.Call) -> None:
+    plan = _plans[call.plan]
+    tensors = [_tensor(call.tensors[i]) for i in range(call.num_tensors)]
+    if call.reason == native.EXPLAIN:
+        tensors = [tensor.clone() for tensor in tensors]
+    args, kwargs = plan.fill(iter(tensors))
+    with _memory(call):
+        returned = plan.flatten(plan.op(*args, **kwargs))
+    if call.reason == native.EXPLAIN:
+        return
+    for i, tensor in enumerate(returned):
+        call.returned[i] = None if tensor is None else _handle(tensor)
+
+
+def _tensor(handle: int) -> torch.Tensor:
+    return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule(handle, None, None))
+
+
+def _handle(tensor: torch.Tensor) -> int:
+    return _pointer(torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(tensor), None)
+
+
+def _memory(call: native.Call) -> contextlib.AbstractContextManager:
+    """Where an op finds memory for what it returns and for its scratch.
+
+    A captured graph goes on using the addresses of its capture, so they must never serve anybody else: they come from a
+    pool of the device's graphs, which is never given back. XLA runs a device's graphs one after the other.
+    """
+    if call.reason != native.CAPTURE:
+        return contextlib.nullcontext()
+    return torch.cuda.use_mem_pool(_graphs_pool(call.device), torch.device("cuda", call.device))
+
+
+@functools.cache
+def _graphs_pool(device: int) -> "torch.cuda.MemPool":
+    del device  # one for each
+    return torch.cuda.MemPool()

@@ -1,0 +1,257 @@
+#include "src/bridge/dispatch.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "src/bridge/torch_functions.h"
+
+namespace intarsia::bridge {
+namespace {
+
+struct Deleter {
+  void operator()(void* handle) const { Torch().aoti_torch_delete_tensor_object(handle); }
+};
+using Tensor = std::unique_ptr<void, Deleter>;
+
+std::string Shape(std::span<const int64_t> dims) {
+  std::string text = "[";
+  for (const int64_t n : dims) text += Text(text.size() > 1 ? ", " : "", n);
+  return text + "]";
+}
+
+// A tensor over a buffer, whose memory it does not own.
+Status Over(const Buffer& buffer, int device, Tensor& tensor) {
+  const int32_t dtype = buffer.dtype ? DtypeCode(buffer.dtype) : -1;
+  if (dtype < 0)
+    return InvalidArgument(Text("torch has no dtype ", buffer.dtype ? buffer.dtype : "like that"));
+  std::vector<int64_t> strides(buffer.dims.size(), 1);
+  for (size_t i = strides.size(); i-- > 1;)
+    strides[i - 1] = strides[i] * std::max<int64_t>(buffer.dims[i], 1);
+  const int32_t type = device < 0 ? 0 : Torch().aoti_torch_device_type_cuda();
+  Handle handle = nullptr;
+  const auto rank = static_cast<int64_t>(buffer.dims.size());
+  if (Torch().aoti_torch_create_tensor_from_blob(buffer.data, rank, buffer.dims.data(),
+                                                 strides.data(), 0, dtype, type, device, &handle))
+    return Internal("torch made no tensor over a buffer");
+  tensor.reset(handle);
+  return {};
+}
+
+// No op run here is differentiated. torch's setting is this thread's, which XLA owns.
+class NoGrad {
+ public:
+  NoGrad() : before_(Torch().aoti_torch_grad_mode_is_enabled()) {
+    Torch().aoti_torch_grad_mode_set_enabled(false);
+  }
+  ~NoGrad() { Torch().aoti_torch_grad_mode_set_enabled(before_); }
+  NoGrad(const NoGrad&) = delete;
+  NoGrad& operator=(const NoGrad&) = delete;
+
+ private:
+  bool before_;
+};
+
+// Makes XLA's stream torch's current one.
+class OnStream {
+ public:
+  Status Enter(const Place& place) {
+    if (place.device < 0) return {};
+    if (Torch().aoti_torch_create_cuda_stream_guard == nullptr)
+      return Internal("this torch is built without CUDA");
+    if (Torch().aoti_torch_create_cuda_stream_guard(place.stream, place.device, &guard_))
+      return Internal("torch does not take XLA's stream");
+    return {};
+  }
+  OnStream() = default;
+  ~OnStream() {
+    if (guard_) Torch().aoti_torch_delete_cuda_stream_guard(guard_);
+  }
+  OnStream(const OnStream&) = delete;
+  OnStream& operator=(const OnStream&) = delete;
+
+ private:
+  void* guard_ = nullptr;
+};
+
+// While a stream is captured, what a first call does behind the scenes (loading a kernel, making a
+// cuBLAS handle, reserving memory) would be refused in the strict modes of capture.
+class Capture {
+ public:
+  Status Enter(const Place& place) {
+    if (place.device < 0 || !place.capturable) return {};
+    if (!Torch().cuStreamIsCapturing || !Torch().cuThreadExchangeStreamCaptureMode)
+      return Internal("libcuda.so.1 does not tell whether a stream is captured");
+    int32_t status = 0;
+    if (Torch().cuStreamIsCapturing(place.stream, &status))
+      return Internal("libcuda.so.1 does not know XLA's stream");
+    active_ = status == 1;  // CU_STREAM_CAPTURE_STATUS_ACTIVE
+    if (active_) Torch().cuThreadExchangeStreamCaptureMode(&mode_);
+    return {};
+  }
+  Capture() = default;
+  ~Capture() {
+    if (active_) Torch().cuThreadExchangeStreamCaptureMode(&mode_);
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+  bool active() const { return active_; }
+
+ private:
+  bool active_ = false;
+  int32_t mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; the mode before, once exchanged
+};
+
+class Execution {
+ public:
+  Execution(const Plan& plan, std::span<const Buffer> operands, std::span<const Buffer> results,
+            int device)
+      : plan_(plan), operands_(operands), results_(results), device_(device) {}
+
+  Status Run(bool capturing) {
+    if (capturing) return InPython(INTARSIA_BRIDGE_CAPTURE);
+    return plan_.python ? InPython(INTARSIA_BRIDGE_DISPATCH) : InC();
+  }
+
+ private:
+  // The tensors that the op takes, in the schema's order.
+  Status MakeTensors(std::vector<Tensor>& tensors) {
+    size_t operand = 0;
+    for (const Argument& a : plan_.arguments) {
+      const bool takes_operand =
+          a.kind == INTARSIA_BRIDGE_OPERAND || a.kind == INTARSIA_BRIDGE_MUTATED;
+      if (!takes_operand && a.kind != INTARSIA_BRIDGE_FRESH) continue;
+      const Buffer& buffer =
+          takes_operand ? operands_[operand++] : results_[static_cast<size_t>(a.result)];
+      if (a.kind == INTARSIA_BRIDGE_MUTATED && std::ranges::count(buffer.dims, 0) == 0 &&
+          buffer.data != results_[static_cast<size_t>(a.result)].data)
+        return Internal("an argument that it writes is no alias of its result");
+      INTARSIA_RETURN_IF_ERROR(Over(buffer, device_, tensors.emplace_back()));
+    }
+    return {};
+  }
+
+  // What is no tensor, as torch's C function takes it.
+  Status Value(const Argument& a, uint64_t& value) {
+    if (a.kind == INTARSIA_BRIDGE_STRING) {
+      void* string = nullptr;
+      if (!Torch().torch_new_string_handle ||
+          Torch().torch_new_string_handle(a.text.data(), a.text.size(), &string))
+        return Internal("torch takes no string");
+      value = reinterpret_cast<uint64_t>(string);
+    } else if (a.kind == INTARSIA_BRIDGE_DTYPE) {
+      const int32_t code = DtypeCode(a.text);
+      if (code < 0) return InvalidArgument(Text("torch has no dtype ", a.text));
+      value = static_cast<uint32_t>(code);
+    } else {
+      value = a.bits;
+    }
+    return {};
+  }
+
+  Status InC() {
+    std::vector<Tensor> tensors;
+    INTARSIA_RETURN_IF_ERROR(MakeTensors(tensors));
+    std::vector<uint64_t> stack(std::max(plan_.arguments.size(), plan_.returns.size()));
+    // Values first: should one fail, nothing is on the stack that only torch can delete.
+    for (size_t i = 0; i < plan_.arguments.size(); ++i)
+      INTARSIA_RETURN_IF_ERROR(Value(plan_.arguments[i], stack[i]));
+    size_t next = 0;
+    for (size_t i = 0; i < plan_.arguments.size(); ++i) {
+      const Argument& a = plan_.arguments[i];
+      if (a.kind == INTARSIA_BRIDGE_NONE) continue;
+      const bool is_tensor = a.kind <= INTARSIA_BRIDGE_FRESH;
+      if (is_tensor) stack[i] = reinterpret_cast<uint64_t>(tensors[next++].release());
+      // torch deletes this, as it does the tensors.
+      if (a.optional) stack[i] = reinterpret_cast<uint64_t>(new uint64_t(stack[i]));
+    }
+    if (Torch().aoti_torch_call_dispatcher(plan_.op.c_str(), plan_.overload.c_str(), stack.data()))
+      return Explain();
+    std::vector<Tensor> returned(plan_.returns.size());
+    for (size_t i = 0; i < returned.size(); ++i)
+      if (plan_.returns[i] != INTARSIA_BRIDGE_DROP_VALUE)
+        returned[i].reset(reinterpret_cast<Handle>(stack[i]));
+    return CopyReturned(returned);
+  }
+
+  Status InPython(intarsia_bridge_reason reason) {
+    std::vector<Tensor> tensors;
+    INTARSIA_RETURN_IF_ERROR(MakeTensors(tensors));
+    std::vector<Handle> taken, put(plan_.returns.size());
+    for (Tensor& tensor : tensors) taken.push_back(tensor.release());
+    intarsia_bridge_call call = {};
+    call.plan = plan_.text.c_str();
+    call.device = device_;
+    call.reason = reason;
+    call.num_tensors = static_cast<int32_t>(taken.size());
+    call.num_returned = static_cast<int32_t>(put.size());
+    call.tensors = taken.data();
+    call.returned = put.data();
+    const Status status = RunInPython(call);
+    std::vector<Tensor> returned(put.begin(), put.end());
+    INTARSIA_RETURN_IF_ERROR(status);
+    return CopyReturned(returned);
+  }
+
+  // torch's C functions print an exception's text and keep it to themselves.
+  Status Explain() {
+    Status status = InPython(INTARSIA_BRIDGE_EXPLAIN);
+    if (!status.ok()) return status;
+    return Internal("it failed; torch printed the reason to stderr");
+  }
+
+  Status CopyReturned(const std::vector<Tensor>& returned) {
+    for (size_t i = 0; i < returned.size(); ++i)
+      if (const int result = plan_.returns[i]; result >= 0)
+        INTARSIA_RETURN_IF_ERROR(Copy(i, returned[i].get(), results_[static_cast<size_t>(result)]));
+    return {};
+  }
+
+  Status Copy(size_t number, Handle from, const Buffer& buffer) {
+    const auto wrong = [&](const auto&... text) {
+      return Internal(Text("result ", static_cast<int64_t>(number), " ", text...));
+    };
+    bool is_defined = from != nullptr;
+    if (is_defined) Torch().aoti_torch_is_defined(from, &is_defined);
+    if (!is_defined) return wrong("is undefined, its fake kernel gave a tensor");
+    int64_t rank = 0;
+    Torch().aoti_torch_get_dim(from, &rank);
+    std::vector<int64_t> dims(static_cast<size_t>(rank));
+    for (size_t i = 0; i < dims.size(); ++i)
+      Torch().aoti_torch_get_size(from, static_cast<int64_t>(i), &dims[i]);
+    if (!std::ranges::equal(dims, buffer.dims))
+      return wrong("has shape ", Shape(dims), ", its fake kernel gave ", Shape(buffer.dims));
+    int32_t dtype = -1, device_type = -1;
+    Torch().aoti_torch_get_dtype(from, &dtype);
+    Torch().aoti_torch_get_device_type(from, &device_type);
+    if (!buffer.dtype || dtype != DtypeCode(buffer.dtype))
+      return wrong("has torch's dtype number ", dtype, ", its fake kernel gave ",
+                   buffer.dtype ? buffer.dtype : "one that torch lacks");
+    if ((device_type == 0) != (device_ < 0)) return wrong("is on another device than the operands");
+    Tensor to;
+    INTARSIA_RETURN_IF_ERROR(Over(buffer, device_, to));
+    return Torch().aoti_torch_copy_(to.get(), from, 1) ? wrong("could not be copied") : Status{};
+  }
+
+  const Plan& plan_;
+  std::span<const Buffer> operands_, results_;
+  int device_;
+};
+
+}  // namespace
+
+Status Run(const Plan& plan, std::span<const Buffer> operands, std::span<const Buffer> results,
+           Place place) {
+  if (operands.size() != static_cast<size_t>(plan.num_operands) ||
+      results.size() != static_cast<size_t>(plan.num_results) ||
+      plan.last_result >= plan.num_results)
+    return InvalidArgument("the call's operands or results are not those of its plan");
+  OnStream stream;
+  INTARSIA_RETURN_IF_ERROR(stream.Enter(place));
+  Capture capture;
+  INTARSIA_RETURN_IF_ERROR(capture.Enter(place));
+  const NoGrad no_grad;
+  return Execution(plan, operands, results, place.device).Run(capture.active());
+}
+
+}  // namespace intarsia::bridge

@@ -1,0 +1,48 @@
+"""What the tests of the bridge share: numbers, and ops written in Python."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+by_both_ways = pytest.mark.parametrize("via", ["c", "python"])
+
+RNG = np.random.default_rng(7)
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> jax.Array:
+    return jnp.asarray(RNG.standard_normal(shape), dtype)
+
+
+def define_python_ops() -> None:
+    """Registers them with torch, under intarsia_tests::."""
+
+    @torch.library.custom_op("intarsia_tests::scaled", mutates_args=())
+    def scaled(x: torch.Tensor, by: float, fail: bool = False) -> torch.Tensor:
+        if fail:
+            raise KeyError("no such scale")
+        return x * by
+
+    @scaled.register_fake
+    def _(x: torch.Tensor, by: float, fail: bool = False) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    @torch.library.custom_op("intarsia_tests::count_up", mutates_args={"x"})
+    def count_up(x: torch.Tensor) -> None:
+        x += 1
+
+    @torch.library.custom_op("intarsia_tests::unknown", mutates_args=())
+    def unknown(x: torch.Tensor) -> torch.Tensor:
+        return x.sum(0)
+
+    @torch.library.custom_op("intarsia_tests::liar", mutates_args=())
+    def liar(x: torch.Tensor) -> torch.Tensor:
+        return x.double() if x.numel() == 4 else torch.cat([x, x])
+
+    liar.register_fake(torch.empty_like)
+
+
+define_python_ops()

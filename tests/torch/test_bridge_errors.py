@@ -1,0 +1,198 @@
+"""How the bridge fails: calls that do not fit, ops that raise, programs from elsewhere."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import support
+from bridged import by_both_ways, normal, torch
+from intarsia.torch import _bridge_native, bridge
+
+
+@by_both_ways
+def test_an_exception_inside(via: str) -> None:
+    x = normal(3, 4)
+    failing = jax.jit(lambda x: bridge.op("intarsia_tests::scaled", via=via)(x, 1.0, True))
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"intarsia_tests::scaled: .*no such scale"
+    ):
+        jax.block_until_ready(failing(x))
+    far = jax.jit(lambda x, i: bridge.op("aten::index_select", via=via)(x, 0, bridge.int64(i)))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"aten::index_select: .*out of"):
+        jax.block_until_ready(far(x, jnp.array([1, 99])))
+    # The next call is none the worse for it.
+    assert jnp.array_equal(far(x, jnp.array([1])), x[1:2])
+
+
+@by_both_ways
+def test_a_wrong_dtype_fails_inside(via: str) -> None:
+    op = bridge.op("aten::mm.out", via=via)
+    out = jax.ShapeDtypeStruct((3, 3), jnp.int32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"aten::mm\.out: .*(Expected|dtype)"):
+        jax.block_until_ready(jax.jit(lambda x: op(x, x, out=out))(normal(3, 3)))
+
+
+@by_both_ways
+@pytest.mark.parametrize(("size", "what"), [(4, "dtype"), (5, "shape")])
+def test_results_unlike_those_of_the_fake_kernel(via: str, size: int, what: str) -> None:
+    lie = jax.jit(bridge.op("intarsia_tests::liar", via=via))
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=f"intarsia_tests::liar: result 0 .*{what}"
+    ):
+        jax.block_until_ready(lie(normal(size)))
+
+
+def test_an_op_without_fake_kernel() -> None:
+    x = normal(3, 4)
+    with pytest.raises(NotImplementedError, match=r"intarsia_tests::unknown: .*no fake kernel"):
+        bridge.call("intarsia_tests::unknown", x)
+    op = bridge.op("intarsia_tests::unknown", results=[jax.ShapeDtypeStruct((4,), jnp.float32)])
+    np.testing.assert_allclose(jax.jit(op)(x), x.sum(0), rtol=1e-6)
+    with pytest.raises(ValueError, match="got 0 results, expected 1"):
+        bridge.op("intarsia_tests::unknown", results=[])(x)
+
+
+X = normal(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: bridge.call("aten::nope", X), LookupError, "no op aten::nope"),
+        (lambda: bridge.call("aten::mm.nope", X), LookupError, r"there is .*aten::mm\.out"),
+        (lambda: bridge.call("relu", X), TypeError, "'relu', expected 'namespace::name'"),
+        (lambda: bridge.call("aten::relu"), TypeError, "argument self is missing"),
+        (lambda: bridge.call("aten::relu", X, 1), TypeError, "2 positional arguments"),
+        (lambda: bridge.call("aten::relu", X, self=X), TypeError, "self is given twice"),
+        (lambda: bridge.call("aten::relu", X, eps=1), TypeError, "unknown argument eps"),
+        (lambda: bridge.call("aten::relu", 3.0), TypeError, "argument self is .*expected an array"),
+        (lambda: bridge.call("aten::relu", None), TypeError, "argument self is None"),
+        (lambda: bridge.call("aten::relu", torch.ones(2)), TypeError, "expected an array"),
+        (lambda: bridge.call("aten::topk", X, 2.0), TypeError, "argument k is 2.0, expected int"),
+        (lambda: bridge.call("aten::topk", X, True), TypeError, "argument k is True, expected int"),
+        (
+            lambda: bridge.call("aten::topk", X, 2**63),
+            ValueError,
+            "argument k is .* 64-bit integer",
+        ),
+        (lambda: bridge.call("aten::mm", X, X), ValueError, r"aten::mm: .*\[3, 4\] X \[3, 4\]"),
+        (lambda: bridge.call("aten::nonzero", X), NotImplementedError, "depends on data"),
+        (
+            lambda: bridge.call("aten::add.Tensor", X, X),
+            NotImplementedError,
+            'argument alpha is a number.*via="python"',
+        ),
+        (
+            lambda: bridge.call("aten::split.Tensor", X, 1),
+            NotImplementedError,
+            r"result 0 is a List\[Tensor\]",
+        ),
+        (
+            lambda: bridge.call("aten::relu", jax.ShapeDtypeStruct((2,), jnp.float32)),
+            TypeError,
+            "self is a ShapeDtypeStruct.* only reads it",
+        ),
+        (
+            lambda: bridge.call("aten::relu", X.astype(jnp.int4)),
+            TypeError,
+            "is int4, which torch lacks",
+        ),
+        (lambda: bridge.op("aten::relu", via="rpc"), ValueError, "via is 'rpc'"),
+        (lambda: bridge.op("aten::topk", outputs=[2])(X, 1), ValueError, r"some of \[0, 1\]"),
+        (
+            lambda: jax.vmap(bridge.op("aten::relu"))(X),
+            NotImplementedError,
+            'aten::relu: .*vmap.*"sequential"',
+        ),
+        (
+            lambda: jax.grad(lambda x: bridge.call("aten::relu", x).sum())(X),
+            NotImplementedError,
+            "aten::relu: .*differentiate.*custom_vjp",
+        ),
+    ],
+)
+def test_what_is_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_ctypes_mirror_the_header() -> None:
+    header = (support.ROOT / "src" / "bridge" / "bridge.h").read_text()
+    numbers = re.findall(r"\bINTARSIA_BRIDGE_(\w+) = (-?\d+)", header)
+    assert len(numbers) == 13
+    for name, number in numbers:
+        assert getattr(_bridge_native, name) == int(number), name
+    for struct, fields in re.findall(
+        r"typedef struct intarsia_bridge_(\w+) \{(.*?)\n\}", header, re.S
+    ):
+        code = re.sub(r"//.*", "", fields)
+        names = re.findall(r"(\w+)(?:\[\d+\])?[,;]", code)
+        mirrored = getattr(_bridge_native, struct.capitalize())
+        assert names == [name for name, _ in mirrored._fields_], struct
+
+
+EXPORTED = """
+import sys, jax, numpy as np
+from intarsia.torch import bridge
+bridge.register()
+run = jax.export.deserialize(bytearray(open(sys.argv[1], "rb").read()))
+x = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
+for y in run.call(x):
+    np.testing.assert_array_equal(np.asarray(y), np.maximum(x, 0))
+"""
+
+
+def test_an_exported_program_runs_elsewhere(tmp_path: pathlib.Path) -> None:
+    """In a process that has not traced it: what a persistent compilation cache does as well."""
+    checks = [jax.export.DisabledSafetyCheck.custom_call(target) for target in bridge.TARGETS]
+    relus = [bridge.op("aten::relu", via=via) for via in ("c", "python")]
+    step = jax.jit(lambda x: tuple(relu(x) for relu in relus))
+    program = jax.export.export(step, disabled_checks=checks)(
+        jax.ShapeDtypeStruct((3, 4), jnp.float32)
+    )
+    (tmp_path / "program").write_bytes(program.serialize())
+    paths = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", EXPORTED, str(tmp_path / "program")],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        ("no JSON", "JSONDecodeError"),
+        ({"op": "aten::nope"}, "torch has no op aten::nope"),
+        ({"schema": "aten::relu(Tensor self, int n) -> Tensor"}, "the program expects"),
+        ({"results": 2}, "operands or results are not those of its plan"),
+        ({"returns": [1]}, "operands or results are not those of its plan"),
+        ({"arguments": [["none"]]}, "operands or results are not those of its plan"),
+    ],
+)
+def test_programs_that_do_not_fit_this_torch(plan: Any, text: str) -> None:
+    bridge.register()
+    good = {
+        "op": "aten::relu",
+        "schema": str(torch.ops.aten.relu.default._schema),
+        "python": False,
+        "arguments": [["tensor"]],
+        "returns": [0],
+        "results": 1,
+    }
+    wire = plan if isinstance(plan, str) else json.dumps({**good, **plan})
+    run = jax.ffi.ffi_call(bridge.TARGETS[0], jax.ShapeDtypeStruct((2,), jnp.float32))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=text):
+        jax.block_until_ready(jax.jit(lambda x: run(x, plan=wire))(jnp.ones(2)))
