@@ -6,9 +6,11 @@ torch_xla finds it by itself (entry point `torch_xla.plugins`), so that a progra
 """
 
 import ctypes
+import functools
 import importlib.util
 import os
 import pathlib
+from typing import Any
 
 from torch_xla.experimental import plugins
 
@@ -35,6 +37,7 @@ class IntarsiaPlugin(plugins.DevicePlugin):
         # JAX only traces for torch_xla, for which its CPU backend will do; it shall not take the
         # GPU's memory for a client of its own. A program that wants both says so.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        _serve_ragged_paged_attention()
         return str(_native.main_library().path.resolve())
 
     def client_create_options(self) -> dict[str, str | int | bool]:
@@ -42,6 +45,24 @@ class IntarsiaPlugin(plugins.DevicePlugin):
         if os.environ.get(PLUGIN_VARIABLE) == str(_cuda_plugin()):
             return {"platform_name": "cuda", "preallocate": False}
         return {"cpu_device_count": 1}
+
+
+def _serve_ragged_paged_attention() -> None:
+    """Puts our paged attention behind `torch.ops.xla.ragged_paged_attention`, whose own kernel is for TPUs."""
+    from torch_xla.core import xla_builder
+    from torch_xla.experimental import custom_kernel
+
+    without_kernel = custom_kernel.ragged_paged_attention
+
+    @functools.wraps(without_kernel)
+    def ragged_paged_attention(*args: Any, use_kernel: bool = True, **options: Any) -> Any:
+        if not use_kernel:
+            return without_kernel(*args, use_kernel=False, **options)
+        from intarsia import jax
+
+        return xla_builder.call_jax(jax.ragged_paged_attention, args, options)
+
+    custom_kernel.ragged_paged_attention = ragged_paged_attention
 
 
 def _cuda_plugin() -> pathlib.Path | None:

@@ -1,0 +1,22 @@
+"""Runs the tests of tests/torch/xla in a process of their own, since a process has one device for torch_xla."""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+FOLDER = pathlib.Path(__file__).parent / "xla"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch_xla") is None, reason="no torch_xla")
+@pytest.mark.skipif("PJRT_DEVICE" in os.environ, reason="this is such a process")
+def test_on_xla() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER)]
+    done = subprocess.run(
+        command, env=os.environ | {"PJRT_DEVICE": "INTARSIA"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout and " skipped" not in done.stdout, done.stdout
