@@ -240,3 +240,43 @@ def test_what_a_cascade_cannot_take_is_named(at, wrong, message):
         cascade.operands[at] = wrong
     with pytest.raises(ValueError, match=f"cascade_attention: {message}"):
         run_cascade(cascade, "cpu", **options)
+
+
+def test_a_cascade_is_not_differentiated():
+    cascade = make_cascade(np.float32, LENS, prefix=48, h=4, hk=2, d=64, page=8)
+
+    def loss(query, kv_cache, sinks):
+        return intarsia.jax.cascade_attention(query, kv_cache, *cascade.operands, sinks=sinks).sum()
+
+    arrays = (cascade.query, cascade.kv_cache, np.zeros(4, np.float32))
+    for at in range(3):
+        with pytest.raises(NotImplementedError, match=r"cascade_attention: has no gradient, since"):
+            jax.grad(loss, argnums=at)(*arrays)
+
+
+@running.on_each_platform
+def test_attention_in_two_parts_has_the_gradient_of_the_whole(platform):
+    """Every query sees all keys: those of a prefix, and its sequence's."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((n, 2, 16)).astype(np.float32) for n in (7, 11, 11))
+    weights = rng.standard_normal(q.shape).astype(np.float32)
+    starts, prefix = np.array([0, 7], np.int32), 4
+
+    def attend(q, k, v):
+        ends = np.array([0, len(k)], np.int32)
+        return intarsia.jax.flash_attn_varlen(q, k, v, starts, cu_seqlens_k=ends, return_lse=True)
+
+    def in_parts(q, k, v):
+        parts = [attend(q, k[:prefix], v[:prefix]), attend(q, k[prefix:], v[prefix:])]
+        return intarsia.jax.merge_attn_states(*parts[0], *parts[1])
+
+    def slopes(function):
+        def loss(*arrays):
+            out, lse = function(*arrays)
+            return (out * weights).sum() + (lse**2).sum()
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v)
+
+    with jax.default_device(jax.devices(platform)[0]):
+        for got, want in zip(slopes(in_parts), slopes(attend), strict=True):
+            assert support.relative_error(np.asarray(got), np.asarray(want, np.float64)) < 1e-5

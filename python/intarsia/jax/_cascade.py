@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from intarsia.jax import _attention, _cache, _ops
+from intarsia.jax import _attention, _cache, _grad, _ops
 from intarsia.jax._cache import KvCache
 
 
@@ -62,7 +62,7 @@ def cascade_attention(
       out [t, h, d], or (out, lse).
 
     Raises:
-      ValueError: shapes or dtypes do not fit. NotImplementedError: a head dim that is not built.
+      ValueError: shapes or dtypes do not fit. NotImplementedError: a head dim that is not built; a gradient.
 
     Source: vLLM's `cascade_attention`; Hydragen, arXiv:2402.05099.
 
@@ -72,6 +72,9 @@ def cascade_attention(
     prefix_block_table, cu_seqlens_q = jnp.asarray(prefix_block_table), jnp.asarray(cu_seqlens_q)
     prefix_len = jnp.asarray(prefix_len)
     _check_shapes(prefix_block_table, prefix_len, k_scale=k_scale, v_scale=v_scale)
+    query, kv_cache, sinks, k_scale, v_scale = _undifferentiated(
+        (query, kv_cache, sinks, k_scale, v_scale)
+    )
     options = dict(
         scale=scale,
         softcap=softcap,
@@ -97,6 +100,15 @@ def cascade_attention(
     )
     out, lse = _ops.merge_attn_states(*prefix, *suffix)
     return (out, lse) if return_lse else out
+
+
+_undifferentiated = _grad.refusing(
+    lambda arrays: arrays,
+    lambda: (
+        "cascade_attention: has no gradient, since its keys lie in a paged cache; over dense keys, join "
+        "flash_attn_varlen(..., return_lse=True) of each part by merge_attn_states, which have gradients"
+    ),
+)
 
 
 def _check_shapes(

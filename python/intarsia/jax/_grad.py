@@ -88,19 +88,27 @@ def differentiable(
     return differentiated
 
 
-def _refusing(
-    op: _native.Op, run: Callable[..., tuple[jax.Array, ...]]
-) -> Callable[..., tuple[jax.Array, ...]]:
+def refusing(run: Callable[..., Any], why: Callable[[], str]) -> Callable[..., Any]:
+    """A function that raises `why()` where it is differentiated."""
     function = jax.custom_jvp(run)
 
     @function.defjvp
     def refuse(primals: Any, tangents: Any):
         del primals, tangents
+        raise NotImplementedError(why())
+
+    return function
+
+
+def _refusing(
+    op: _native.Op, run: Callable[..., tuple[jax.Array, ...]]
+) -> Callable[..., tuple[jax.Array, ...]]:
+    def why() -> str:
         of_calls = {target.rpartition(".")[2] for target in _gradients}
         names = ", ".join(sorted(of_calls | functions_with_gradient))
-        raise NotImplementedError(
+        return (
             f"{op.name}: has no gradient; ops that have one are {names}. "
             "Keep it out of what is differentiated with jax.lax.stop_gradient on its operands"
         )
 
-    return function
+    return refusing(run, why)

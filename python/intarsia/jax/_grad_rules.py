@@ -124,3 +124,23 @@ def _table_cotangent(
     # A position outside the table turned nothing; a negative one must not count from the back.
     row = jnp.where(positions < 0, table.shape[0], positions)
     return jnp.zeros(table.shape, jnp.float32).at[row].add(d_angles, mode="drop")
+
+
+@gradient("intarsia.merge_attn_states", keep=lambda operands, results, attributes: operands)
+def _merge_attn_states(kept: Arrays, cotangents: Arrays, attributes: Attributes) -> Arrays:
+    """For out = a x + b y, lse = ln(e^p + e^s), where a = e^(p - lse) and b = e^(s - lse):
+
+    dx = a g, dy = b g, dp = a g_lse + c, ds = b g_lse - c, c = a b g (x - y).
+    """
+    x, p, y, s = map(_f32, kept)
+    g, g_lse = map(_f32, cotangents)
+    p, s = (jnp.where(jnp.isposinf(lse), -jnp.inf, lse) for lse in (p, s))
+    larger = jnp.maximum(p, s)
+    neither = jnp.isneginf(larger)  # the op gives x then, and no lse
+    weights = [jnp.exp(lse - jnp.where(neither, 0, larger)) for lse in (p, s)]
+    a, b = (w / jnp.where(neither, 1, sum(weights)) for w in weights)
+    # What a set without keys holds for its out, NaN maybe, counts for nothing.
+    difference = jnp.where((a * b > 0).T[..., None], x - y, 0)
+    c = a * b * jnp.sum(g * difference, axis=-1).T
+    dx, dy = (w.T[..., None] * g for w in (jnp.where(neither, 1, a), b))
+    return dx, a * g_lse + c, dy, b * g_lse - c

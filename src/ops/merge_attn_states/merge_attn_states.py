@@ -13,7 +13,7 @@ CASES = {
     "llama3_8b_prefill": dict(tags="bench", t=16384, h=32, d=128),
     "llama3_8b_prefill_short": dict(tags="bench_cpu", t=512, h=32, d=128),
     "smollm2": dict(tags="ci", t=37, h=9, d=64),
-    "one_set_is_empty": dict(tags="ci", t=50, h=3, d=40, empty=0.7),
+    "one_set_is_empty": dict(tags="ci beyond_autodiff", t=50, h=3, d=40, empty=0.7),
     "large_head": dict(tags="ci", t=3, h=2, d=2500),
     "odd": dict(tags="ci", t=5, h=3, d=7),
     "one": dict(tags="ci", t=1, h=1, d=1),
