@@ -34,8 +34,8 @@ def test_the_form_says_the_layout(layout: str, layers: int | None) -> None:
     key, value = attention.cache_shapes(layout, P, S, HK, D, layers)
     cache = cache_of(*key) if value is None else (cache_of(*key), cache_of(*value))
     layer = None if layers is None else jnp.int32(0)
-    assert _cache.infer_layout(cache, D, None, layer) == layout
-    assert _cache.infer_layout(cache, D, "p hk s d", layer) == "p hk s d"
+    assert _cache.infer_layout("paged_attention", cache, D, None, layer) == layout
+    assert _cache.infer_layout("paged_attention", cache, D, "p hk s d", layer) == "p hk s d"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,8 @@ def test_the_form_says_the_layout(layout: str, layers: int | None) -> None:
 )
 def test_a_form_that_no_layout_has_or_two_have(shape, layer, why) -> None:
     with pytest.raises(ValueError, match=why) as error:
-        _cache.infer_layout(cache_of(*shape), D, None, layer)
+        _cache.infer_layout("paged_attention", cache_of(*shape), D, None, layer)
+    assert str(error.value).startswith("paged_attention: kv_cache has shape ")
     assert str(error.value).endswith("; pass layout=")
 
 

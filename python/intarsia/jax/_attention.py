@@ -106,7 +106,9 @@ def flash_attn_varlen(
         window_left=window[0],
         window_right=window[1],
         softcap=softcap,
-        layout=_cache.infer_layout(cache, q.shape[-1], layout, layer) if paged else "NHD",
+        layout=_cache.infer_layout("flash_attn_varlen", cache, q.shape[-1], layout, layer)
+        if paged
+        else "NHD",
         kv_cache_dtype=kv_cache_dtype,
         out_dtype=out_dtype,
         return_lse=return_lse,
@@ -164,7 +166,7 @@ def paged_attention(
     Example:
       >>> out = paged_attention(query, caches, seqused_k, block_table, cu_seqlens_q)
     """
-    key_cache, value_cache = _cache.split(kv_cache)
+    key_cache, value_cache = _cache.split("paged_attention", kv_cache)
     if num_seqs is not None:
         num_seqs = (
             jnp.asarray(num_seqs, jnp.int32).reshape(1)
@@ -186,7 +188,7 @@ def paged_attention(
         scale=scale,
         sliding_window=sliding_window,
         softcap=softcap,
-        layout=_cache.infer_layout(kv_cache, query.shape[-1], layout, layer),
+        layout=_cache.infer_layout("paged_attention", kv_cache, query.shape[-1], layout, layer),
         kv_cache_dtype=kv_cache_dtype,
         return_lse=return_lse,
     )

@@ -10,12 +10,12 @@ from intarsia.jax import _ops
 KvCache: TypeAlias = jax.Array | tuple[jax.Array, jax.Array]
 
 
-def split(kv_cache: KvCache) -> tuple[jax.Array, jax.Array | None]:
-    """(key_cache, value_cache), where value_cache is None if one array holds both."""
+def split(op: str, kv_cache: KvCache) -> tuple[jax.Array, jax.Array | None]:
+    """(key_cache, value_cache), where value_cache is None if one array holds both. `op` is for errors."""
     if not isinstance(kv_cache, tuple | list):
         return kv_cache, None
     if len(kv_cache) != 2:
-        raise ValueError(f"kv_cache has {len(kv_cache)} arrays, expected one or a pair")
+        raise ValueError(f"{op}: kv_cache has {len(kv_cache)} arrays, expected one or a pair")
     return tuple(kv_cache)
 
 
@@ -25,7 +25,7 @@ def scale(value: jax.Array | float | None) -> jax.Array | None:
 
 
 def infer_layout(
-    kv_cache: KvCache, head_dim: int, layout: str | None, layer: jax.Array | None
+    op: str, kv_cache: KvCache, head_dim: int, layout: str | None, layer: jax.Array | None
 ) -> str:
     """The layout as given, or by the cache's form, rank and last axis.
 
@@ -34,7 +34,7 @@ def infer_layout(
     """
     if layout is not None:
         return layout
-    key_cache, value_cache = split(kv_cache)
+    key_cache, value_cache = split(op, kv_cache)
     if value_cache is not None:
         return "NHD"
     shape = key_cache.shape
@@ -42,7 +42,9 @@ def infer_layout(
 
     def refuse(why: str) -> ValueError:
         with_layer = "" if layer is None else " with layer"
-        return ValueError(f"kv_cache has shape {tuple(shape)}{with_layer}, {why}; pass layout=")
+        return ValueError(
+            f"{op}: kv_cache has shape {tuple(shape)}{with_layer}, {why}; pass layout="
+        )
 
     if len(shape) == lead + 5:
         if shape[lead] != 2:
@@ -105,7 +107,8 @@ def reshape_and_cache_flash(
       >>> step = jax.jit(reshape_and_cache_flash, donate_argnums=2)
       >>> caches = step(key, value, caches, slot_mapping)
     """
-    key_cache, value_cache = split(kv_cache)
+    op = "reshape_and_cache_flash"
+    key_cache, value_cache = split(op, kv_cache)
     written = _ops.reshape_and_cache_flash(
         key,
         value,
@@ -115,7 +118,7 @@ def reshape_and_cache_flash(
         layer,
         scale(k_scale),
         scale(v_scale),
-        layout=infer_layout(kv_cache, key.shape[-1], layout, layer),
+        layout=infer_layout(op, kv_cache, key.shape[-1], layout, layer),
         kv_cache_dtype=kv_cache_dtype,
     )
     return type(kv_cache)(written) if isinstance(kv_cache, tuple | list) else written
