@@ -88,7 +88,7 @@ def cascade_attention(
     end = cu_seqlens_q[-1 if num_seqs is None else jnp.clip(num_seqs, 0, len(cu_seqlens_q) - 1)]
     prefix = _attention.flash_attn_varlen(
         query,
-        *_cache.split(kv_cache),
+        *_cache.split("cascade_attention", kv_cache),
         jnp.stack([jnp.zeros_like(end), end]).reshape(2),
         seqused_k=prefix_len.reshape(1),
         block_table=prefix_block_table[None],

@@ -3,6 +3,7 @@
 XLA cannot split a custom call: without this it gathers the operands and computes everything everywhere.
 """
 
+import dataclasses
 import inspect
 import math
 from collections import OrderedDict
@@ -35,7 +36,7 @@ def shard(
     """A function of this package with its work spread over the devices of a mesh.
 
     Args:
-      function: one of `intarsia.jax`: `paged_attention`, `rms_norm`, ...
+      function: one of `intarsia.jax`: `paged_attention`, `rms_norm`, `cascade_attention`, ...
       mesh: the devices.
       tokens: the mesh axis that the first of the free leading axes ("..."), or the tokens "t", go over; for
         ops whose tokens do not meet: not for attention and cache writes.
@@ -48,12 +49,14 @@ def shard(
       Operands without the axis (weights, tables, lengths) go to every device. No device talks to another.
 
     Raises:
-      ValueError: when called, if the axis does not divide what it is to cut; the text says which.
+      ValueError: the function is no op of this package; or, when called, the axis does not divide what it is
+        to cut; the text says which.
 
     Example:
       >>> attend = shard(paged_attention, mesh, heads="model")
       >>> out = attend(query, caches, seqused_k, block_table, cu_seqlens_q)
     """
+    _op_of(function)  # or it is none
     return _Sharded(function, mesh, _wanted(tokens, heads, columns), strict=True)
 
 
@@ -81,7 +84,7 @@ class ShardedOps:
         self._wanted = _wanted(tokens, heads, columns)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in _native.main_library().ops:
+        if name not in _native.main_library().ops and name not in _COMPOSED:
             raise AttributeError(f"ShardedOps has no {name}; it has the ops of intarsia.jax")
         function = getattr(intarsia.jax, name)
         return _Sharded(function, self._mesh, self._wanted, strict=False)
@@ -156,7 +159,7 @@ class _Sharded:
 
     @property
     def op(self) -> _native.Op:
-        return _native.main_library().find(self.function.__name__)
+        return _op_of(self.function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(self.function).bind(*args, **kwargs)
@@ -164,7 +167,7 @@ class _Sharded:
         arrays = _arrays_of(self.op, bound.arguments)
         shapes = [arrays[name].shape if name in arrays else None for name in names]
         attributes = {row["name"]: bound.arguments.get(row["name"]) for row in self.op.attributes}
-        attributes["layout"] = _layout_of(bound.arguments)
+        attributes["layout"] = _layout_of(self.op.name, bound.arguments)
         axes = axes_of_call(self.op, shapes, attributes)
         use = self._useful(axes)
         cuts = {
@@ -273,11 +276,43 @@ class _Sharded:
         return jax.tree.unflatten(structures[-1], leaves)
 
 
+# Functions that are paged attention with other names for its operands, or further ones: (names, their dims).
+_COMPOSED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "cascade_attention": ({}, {"prefix_block_table": "m", "prefix_len": "..."}),
+    "ragged_paged_attention": (
+        {
+            "query": "q",
+            "key_cache": "kv_pages",
+            "seqused_k": "kv_lens",
+            "block_table": "page_indices",
+            "cu_seqlens_q": "cu_q_lens",
+        },
+        {},
+    ),
+}
+
+
+def _op_of(function: Callable[..., Any]) -> _native.Op:
+    """The op that a function of this package is, or is cut like."""
+    name = getattr(function, "__name__", str(function))
+    library = _native.main_library()
+    if function is not getattr(intarsia.jax, name, None) or name not in {*library.ops, *_COMPOSED}:
+        names = ", ".join(sorted({*library.ops, *_COMPOSED}))
+        raise ValueError(f"shard: {name} is no op of intarsia.jax, expected one of {names}")
+    if name not in _COMPOSED:
+        return library.find(name)
+    names, further = _COMPOSED[name]
+    op = library.find("paged_attention")
+    rows = [{**row, "name": names.get(row["name"], row["name"])} for row in op.operands]
+    rows += [{"name": operand, "dims": dims} for operand, dims in further.items()]
+    return dataclasses.replace(op, name=name, operands=tuple(rows))
+
+
 def _arrays_of(op: _native.Op, arguments: Mapping[str, Any]) -> dict[str, jax.Array]:
     """The arrays of a call by the names of the op's operands, which the functions' parameters share."""
     found: dict[str, Any] = dict(arguments)
     if "kv_cache" in found:
-        found["key_cache"], found["value_cache"] = _cache.split(found.pop("kv_cache"))
+        found["key_cache"], found["value_cache"] = _cache.split(op.name, found.pop("kv_cache"))
     return {
         row["name"]: as_array(f"{op.name}: {row['name']}", found[row["name"]])
         for row in op.operands
@@ -298,8 +333,10 @@ def _with(arguments: Mapping[str, Any], arrays: Mapping[str, jax.Array]) -> Orde
     return replaced
 
 
-def _layout_of(arguments: Mapping[str, Any]) -> str | None:
+def _layout_of(op: str, arguments: Mapping[str, Any]) -> str | None:
     """The layout of the cache in a call; None if there is none."""
+    if "kv_pages" in arguments:
+        return "combined"
     if "kv_cache" in arguments:
         cache = arguments["kv_cache"]
     elif arguments.get("block_table") is not None:
@@ -308,7 +345,7 @@ def _layout_of(arguments: Mapping[str, Any]) -> str | None:
         return None
     head = next(arguments[name] for name in ("key", "query", "q") if name in arguments)
     return _cache.infer_layout(
-        cache, head.shape[-1], arguments.get("layout"), arguments.get("layer")
+        op, cache, head.shape[-1], arguments.get("layout"), arguments.get("layer")
     )
 
 
