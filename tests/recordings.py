@@ -1,7 +1,7 @@
 """Exported programs of every release, with what went in and came out: they must work for ever.
 
 tests/data/exported/<version>/<op>.npz holds the op's `wire` example: the program as `jax.export` serialized
-it, its operands, and its results. tools/record_exports.py writes them, tests/test_jax_export.py replays them.
+it, for CPUs and GPUs in one, its operands, and its results on a CPU. tools/record_exports.py writes them, tests/test_jax_export.py replays them.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import wire
 from intarsia import _native
 from jax import export
 
+PLATFORMS = ("cpu", "cuda")  # of every program; a machine without a GPU exports for both
 FOLDER = support.ROOT / "tests" / "data" / "exported"
 LIBRARY = _native.main_library()
 
@@ -61,11 +62,15 @@ class Recording:
             program = file["program"].tobytes()
             return Recording(program, list(arrays("operand")), list(arrays("result")))
 
-    def replay(self) -> list[np.ndarray]:
-        """What the program gives now."""
-        exported = export.deserialize(bytearray(self.program))
-        with jax.enable_x64(any(x.dtype == np.int64 for x in self.operands)):
-            return [np.asarray(x) for x in jax.tree.leaves(exported.call(*self.operands))]
+    def exported(self) -> export.Exported:
+        """The program."""
+        return export.deserialize(bytearray(self.program))
+
+    def replay(self, platform: str = "cpu") -> list[np.ndarray]:
+        """What the program gives now, on "cpu" or "gpu"."""
+        wide = any(x.dtype == np.int64 for x in self.operands)
+        with jax.enable_x64(wide), jax.default_device(jax.devices(platform)[0]):
+            return [np.asarray(x) for x in jax.tree.leaves(self.exported().call(*self.operands))]
 
 
 def path_of(op: str, version: str = LIBRARY.version) -> pathlib.Path:
@@ -83,7 +88,7 @@ def record(op: str) -> Recording:
         return intarsia.jax.call(op, operands, **call.attributes)
 
     exporter = export.export(
-        jax.jit(program), platforms=["cpu"], disabled_checks=intarsia.jax.export_exemptions()
+        jax.jit(program), platforms=PLATFORMS, disabled_checks=intarsia.jax.export_exemptions()
     )
     with _no_source_locations():
         exported = exporter(*given)
@@ -104,5 +109,9 @@ def _no_source_locations() -> Iterator[None]:
 
 
 def missing(version: str = LIBRARY.version) -> list[str]:
-    """The ops of which this version has no recording."""
-    return [op for op in sorted(LIBRARY.ops) if not path_of(op, version).exists()]
+    """The ops of which this version has no recording, or one that is not for all platforms."""
+
+    def is_there(path: pathlib.Path) -> bool:
+        return path.exists() and Recording.load(path).exported().platforms == PLATFORMS
+
+    return [op for op in sorted(LIBRARY.ops) if not is_there(path_of(op, version))]
