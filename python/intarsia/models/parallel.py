@@ -93,7 +93,9 @@ class TensorParallel:
             mesh=self._mesh,
             in_specs=(param_specs, cache_specs, P()),
             out_specs=(cache_specs, P()),
-            check_vma=False,  # custom calls say nothing of how their results vary
+            # Every device gathers all logits and draws the same tokens, but JAX takes what was
+            # gathered for varying, and the result is to be one for all.
+            check_vma=False,
         )
         return lambda params, caches, *rest: on_each(params, caches, rest)
 
@@ -104,7 +106,7 @@ class TensorParallel:
             h, hk, d = whole.heads, whole.kv_heads, whole.head_dim
             heads = array.reshape(h + 2 * hk, d, *array.shape[1:])
             query, key, value = jnp.split(heads, (h, h + hk))
-            copies = max(n // hk, 1)
+            copies = kv_heads(hk, self._mesh, _AXIS) // hk
             parts = [query, *(jnp.repeat(x, copies, axis=0) for x in (key, value))]
             parts = [x.reshape(n, -1, *array.shape[1:]) for x in parts]
             return jnp.concatenate(parts, axis=1).reshape(-1, *array.shape[1:])
