@@ -76,7 +76,7 @@ function(intarsia_add_library name)
   file(CONFIGURE OUTPUT ${generated}/ops.inc CONTENT "#include \"${ops_dir}/ops.inc\"\n" @ONLY)
 
   set(root ${INTARSIA_ROOT}/src)
-  file(GLOB sources CONFIGURE_DEPENDS ${root}/core/*.cc ${root}/core/cpu/*.cc ${root}/attention/*.cc ${root}/norm/*.cc ${root}/quant/*.cc ${root}/ffi/*.cc ${root}/pjrt/*.cc
+  file(GLOB sources CONFIGURE_DEPENDS ${root}/core/*.cc ${root}/core/cpu/*.cc ${root}/attention/*.cc ${root}/norm/*.cc ${root}/quant/*.cc ${root}/ffi/*.cc ${root}/pjrt/*.cc ${root}/torch/*.cc
        ${root}/api/*.cc ${root}/ops/registry.cc ${ops_dir}/*/*.cc)
   file(GLOB cuda_sources CONFIGURE_DEPENDS ${root}/core/cuda/*.cc ${root}/attention/*.cu ${root}/norm/*.cu ${ops_dir}/*/*.cu)
   set(per_isa ${sources})

@@ -25,8 +25,9 @@ LAYERS = {
     "ops": {"core", "quant", "activation", "norm", "attention", "ops"},
     "ffi": {"core", "ops", "ffi"},
     "pjrt": {"core", "pjrt"},
-    "api": {"core", "ops", "ffi", "pjrt", "api"},
     "bridge": {"core", "bridge"},  # a library of its own
+    "torch": {"core", "ops", "torch"},
+    "api": {"core", "ops", "ffi", "pjrt", "torch", "api"},
 }
 # Written by tools/gen.py: as long as there are ops.
 GENERATED = {"python/intarsia/jax/_ops.py"}
@@ -99,6 +100,12 @@ def test_folders_depend_downwards() -> None:
 def test_only_ffi_knows_xla() -> None:
     xla = occurrences(r'#include [<"]xla/', ".cc", ".h", ".cu", ".cuh")
     assert xla and all(path.startswith(("src/ffi/", "src/bridge/handlers.cc")) for path in xla)
+
+
+def test_two_folders_know_torch() -> None:
+    torch = occurrences(r"\baoti_torch_", ".cc", ".h", ".cu", ".cuh")
+    assert torch and all(path.startswith(("src/torch/", "src/bridge/")) for path in torch)
+    assert occurrences(r'#include [<"](?:torch|ATen|c10)/', ".cc", ".h", ".cu", ".cuh") == {}
 
 
 def test_only_config_reads_the_environment() -> None:
@@ -179,6 +186,8 @@ def test_ctypes_mirror_the_header() -> None:
     assert numbers["INTARSIA_ABI_VERSION"] == str(_native._ABI_VERSION)
     assert numbers["INTARSIA_MAX_RANK"] == str(_native._MAX_RANK)
     assert numbers["INTARSIA_MAX_RESULTS"] == str(_native._MAX_RESULTS)
+    assert numbers["INTARSIA_TORCH_IN_PLACE"] == str(_native._TORCH_IN_PLACE)
+    assert numbers["INTARSIA_TORCH_TEXT_ADDRESSES"] == str(_native._TORCH_TEXT_ADDRESSES)
     enums = dict(re.findall(r"enum \{([^}]*)\} intarsia_(\w+);", header))
     named = {what: re.findall(r"INTARSIA_(\w+)", body) for body, what in enums.items()}
     assert named["dtype"] == [*(name.upper() for name in _dtypes.NAMES), "NONE"]

@@ -120,6 +120,21 @@ INTARSIA_API int32_t intarsia_register_with_pjrt(const struct PJRT_Api* api);
  * takes the PJRT_ExecuteOptions of older callers, and its platform is called "intarsia". Never
  * null: what went wrong is the error of every function of the API. */
 INTARSIA_API const struct PJRT_Api* GetPjrtApi(void);
+/* Gives the op kernels in PyTorch's dispatcher, for CPU and CUDA tensors, on torch's current
+ * stream. torch, 2.9 or newer, must be in the process already (import torch). `torch_name` is
+ * "namespace::name" or "namespace::name.overload", whose schema the caller defines: the op's
+ * operands in spec order (`Tensor`, `Tensor?` if optional), its attributes (`bool`, `int`, `float`,
+ * `str`, each with `?` if it has no default), and as returns its results without workspaces. A
+ * result that does not exist in a call is an empty f32 tensor. Aliased results are not returned;
+ * their operands are written (`Tensor(a!)`). */
+enum {
+  /* The same for each result that `mutates` an operand (manifest). */
+  INTARSIA_TORCH_IN_PLACE = 1,
+  /* A string is an `int`, the address of a text, since torch before 2.10 cannot hand over `str`. */
+  INTARSIA_TORCH_TEXT_ADDRESSES = 2
+};
+INTARSIA_API int32_t intarsia_register_with_torch(const char* op, const char* torch_name,
+                                                  int32_t form);
 
 #ifdef __cplusplus
 }

@@ -43,6 +43,11 @@ def mlir_name(name: str) -> str:
     return _BY_NAME[name].mlir
 
 
+def array_name(name: str) -> str:
+    """What NumPy, JAX and torch call the type with this name."""
+    return _BY_NAME[name].array
+
+
 def numpy_dtype(name: str) -> "np.dtype":
     """NumPy's dtype of the type with this name."""
     import ml_dtypes  # noqa: F401  tells NumPy the names of its types

@@ -15,6 +15,8 @@ _ABI_VERSION = 1
 _MAX_RANK = 8
 _MAX_RESULTS = 6
 _NONE = -1
+_TORCH_IN_PLACE = 1
+_TORCH_TEXT_ADDRESSES = 2
 _ATTRIBUTE_TYPES = {"bool": 1, "i64": 2, "f32": 3, "string": 4}
 
 
@@ -202,6 +204,13 @@ class Library:
                 ctypes.c_void_p(stream),
             )
         )
+
+    def register_with_torch(
+        self, op: str, torch_name: str, *, in_place: bool, text_addresses: bool
+    ) -> None:
+        """Gives an op kernels in torch's dispatcher. See intarsia_register_with_torch in intarsia.h."""
+        form = _TORCH_IN_PLACE * in_place | _TORCH_TEXT_ADDRESSES * text_addresses
+        self._check(self._lib.intarsia_register_with_torch(op.encode(), torch_name.encode(), form))
 
     def _arguments(
         self, op: str, operands: Sequence[Tensor | None], attributes: Mapping[str, Any]

@@ -10,6 +10,7 @@
 #include "src/ops/registry.h"
 #include "src/pjrt/register.h"
 #include "src/pjrt/wrapper.h"
+#include "src/torch/register.h"
 
 namespace intarsia {
 namespace {
@@ -193,5 +194,14 @@ int32_t intarsia_register_with_pjrt(const PJRT_Api* api) {
 }
 
 const PJRT_Api* GetPjrtApi(void) { return pjrt::WrappedApi(); }
+
+int32_t intarsia_register_with_torch(const char* name, const char* torch_name, int32_t form) {
+  return Guarded([&]() -> Status {
+    const OpInfo* op = nullptr;
+    INTARSIA_RETURN_IF_ERROR(FindOrExplain(name, op));
+    if (!torch_name) return Invalid(*op, "torch's name is null");
+    return torch::Register(*op, torch_name, form);
+  });
+}
 
 }  // extern "C"

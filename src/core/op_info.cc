@@ -137,12 +137,10 @@ class Checker {
   }
 
   Status CheckAccess(const OperandInfo& info, const TensorView& operand) const {
-    if (info.access == Access::kDense && !operand.dense())
+    if (Fits(info.access, operand)) return {};
+    if (info.access == Access::kDense)
       return Invalid(op_, info.name, " is strided, expected a dense row-major array");
-    if (info.access == Access::kRows && operand.rank > 0 && operand.dim(-1) > 1 &&
-        operand.stride(-1) != 1)
-      return Invalid(op_, info.name, " has last stride ", operand.stride(-1), ", expected 1");
-    return {};
+    return Invalid(op_, info.name, " has last stride ", operand.stride(-1), ", expected 1");
   }
 
   const OpInfo& op_;
@@ -170,6 +168,11 @@ bool CallConditions::Holds(std::string_view condition) const {
 std::string_view CallConditions::Value(std::string_view attribute) const {
   return std::get<std::string_view>(
       call_.attributes[static_cast<size_t>(op_.FindAttribute(attribute))]);
+}
+
+bool Fits(Access access, const TensorView& operand) {
+  if (access == Access::kStrided || operand.dense()) return true;
+  return access == Access::kRows && (operand.dim(-1) < 2 || operand.stride(-1) == 1);
 }
 
 int OpInfo::FindOperand(std::string_view operand) const {

@@ -84,6 +84,9 @@ class CallConditions final : public Conditions {
 // addresses stay null. This is the only shape inference there is.
 Status Infer(const OpInfo& op, Call& call);
 
+// Whether the kernel can take an operand as it lies.
+bool Fits(Access access, const TensorView& operand);
+
 // Runs a call that Infer and CheckResults have passed. With INTARSIA_CHECK=1, an index outside of
 // what the spec says is an error; otherwise nobody looks, and the kernels skip it.
 Status RunCpu(const OpInfo& op, const Call& call, const CpuContext& context);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "src/core/config.h"
+#include "src/ops/count.h"
 #include "src/ops/registry.h"
 #include "xla/ffi/api/ffi.h"
 #ifdef INTARSIA_WITH_CUDA
@@ -266,12 +267,6 @@ std::vector<intarsia_handler> MakeHandlers(std::index_sequence<kOp...>) {
 #endif
   return handlers;
 }
-
-constexpr size_t kNumOps = 0
-#define INTARSIA_OP(folder, Op) +1
-#include <ops.inc>  // angle brackets: of the library at hand, not the one beside this file
-#undef INTARSIA_OP
-    ;
 
 }  // namespace
 

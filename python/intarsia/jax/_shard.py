@@ -16,9 +16,9 @@ from jax import lax
 
 import intarsia.jax
 from intarsia import _native
+from intarsia._dims import STARTS, Axes, CallAxes, axes_of_call
 from intarsia.jax import _cache
 from intarsia.jax._call import as_array
-from intarsia.jax._dims import STARTS, Axes, CallAxes, axes_of_call
 
 AxisName = str | tuple[str, ...]
 _KV_HEADS = "hk"

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from intarsia import _native
-from intarsia.jax._dims import SEQUENCES, STARTS, TOKENS, Axes, Shape, axes_of_call
+from intarsia._dims import SEQUENCES, STARTS, TOKENS, Axes, Shape, axes_of_call
 
 Arrays = Sequence[jax.Array | None]
 

@@ -1,5 +1,8 @@
-"""Reads a spec's shapes (the language of `src/core/dims.h`) as far as vmap and sharding need it: what each axis is."""
+"""Reads a spec's shapes (the language of `src/core/dims.h`) as far as front ends need it: what each axis is, for vmap
+and sharding, and the results' sizes where the operands' are symbols.
+"""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -70,6 +73,67 @@ def axes_of_call(
         return reader.axes(row, None)
 
     return CallAxes(operands, tuple(map(axes_of_result, op.results)))
+
+
+def result_shapes(
+    op: _native.Op, shapes: Sequence[Shape | None], attributes: Mapping[str, Any]
+) -> list[Shape | None]:
+    """The shapes of a call's results in spec order, None for workspaces and what does not exist.
+
+    Nothing is checked, and sizes are only added, multiplied and divided: they may be symbols. Where they are numbers,
+    `Library.infer` says the same and checks the call.
+    """
+    axes = axes_of_call(op, shapes, attributes)
+    values = {row["name"]: row["default"] for row in op.attributes} | dict(attributes)
+    sizes = _Sizes({name: value for name, value in values.items() if isinstance(value, int)})
+    for row, of_operand, shape in zip(op.operands, axes.operands, shapes, strict=True):
+        if of_operand is not None:
+            sizes.bind(of_operand, shape)
+            sizes.shapes[row["name"]] = shape
+    return [
+        None if of_result is None else sizes.shape(row, of_result)
+        for row, of_result in zip(op.results, axes.results, strict=True)
+    ]
+
+
+class _Sizes:
+    """What the letters of one call stand for."""
+
+    def __init__(self, attributes: Mapping[str, int]):
+        self.shapes: dict[str, Shape] = {}  # of the operands
+        self._letters: dict[str, Any] = dict(attributes)
+        self._free: Shape = ()
+
+    def bind(self, axes: Axes, shape: Shape) -> None:
+        """Learns the letters of an operand that are not known yet."""
+        free = axes.free or 0
+        if axes.free is not None:
+            self._free = tuple(shape[:free])
+        for term, size in zip(axes.letters, shape[free:], strict=True):
+            factors, divisor, addend = self._parts(term)
+            unknown = [f for f in factors if self._value(f) is None]
+            if unknown:
+                known = math.prod(self._value(f) for f in factors if f != unknown[0])
+                self._letters[unknown[0]] = (size - addend) * divisor // known
+
+    def shape(self, row: Mapping[str, Any], axes: Axes) -> Shape:
+        """The shape of a result."""
+        if row["dims"].startswith("="):
+            return tuple(self.shapes[row["dims"][1:]])
+        sizes = []
+        for term in axes.letters:
+            factors, divisor, addend = self._parts(term)
+            sizes.append(math.prod(map(self._value, factors)) // divisor + addend)
+        return (*(self._free if axes.free is not None else ()), *sizes)
+
+    def _parts(self, term: str) -> tuple[list[str], Any, int]:
+        """The factors, the divisor and the addend of a term such as "n/group_size" or "b+1"."""
+        product, _, addend = term.partition("+")
+        product, _, divisor = product.partition("/")
+        return product.split("*"), self._value(divisor or "1"), int(addend or 0)
+
+    def _value(self, factor: str) -> Any:
+        return int(factor) if factor.isdigit() else self._letters.get(factor)
 
 
 class _Reader:

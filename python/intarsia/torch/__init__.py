@@ -1,0 +1,14 @@
+"""Intarsia's ops for torch: importing this module registers them as `torch.ops.xla_gpu.<op>`.
+
+They run on CPU and CUDA tensors, without XLA. Needs torch 2.9 or newer, and neither jax nor torch_xla.
+"""
+
+from intarsia import _native
+from intarsia.torch._register import register
+
+NAMESPACE = "xla_gpu"
+"""Where the package's own ops are: `torch.ops.xla_gpu`."""
+
+__all__ = ["NAMESPACE", "register"]
+
+register(_native.main_library(), NAMESPACE)

@@ -1,0 +1,102 @@
+"""What torch is told of an op: its schemas, written from the manifest."""
+
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia import _native
+
+_TYPES = {"bool": "bool", "i64": "int", "f32": "float", "string": "str"}
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    """An op as torch sees it. Operands are positional, attributes keyword-only.
+
+    In place, results that mutate an operand (the manifest says which) are written there and not returned. The overload
+    `functional`, of ops that can have one, returns them. A result that does not exist in a call is an empty f32 tensor.
+    """
+
+    op: _native.Op
+    in_place: bool = True
+
+    @property
+    def name(self) -> str:
+        """The op's name, with the overload's."""
+        return self.op.name if self.in_place else f"{self.op.name}.functional"
+
+    @property
+    def returns(self) -> list[int]:
+        """Which of the op's results are returned, by spec position."""
+        return [
+            i
+            for i, row in enumerate(self.op.results)
+            if not row["workspace"] and not self.written_by(row)
+        ]
+
+    @property
+    def written(self) -> list[str]:
+        """The operands that are written."""
+        return [self.written_by(row) for row in self.op.results if self.written_by(row)]
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The attributes that are strings, and their defaults."""
+        return {a["name"]: a["default"] for a in self.op.attributes if a["type"] == "string"}
+
+    def written_by(self, row: Row) -> str:
+        """The operand that a result is written to; "" if it is returned."""
+        return row["mutates"] if self.in_place else row["alias"]
+
+    def schema(self, name: str | None = None, text_addresses: bool = False) -> str:
+        """The schema in torch's language.
+
+        Args:
+          name: default: the form's own.
+          text_addresses: strings are integers, the addresses of texts (intarsia.h).
+        """
+        marks = dict(zip(self.written, string.ascii_lowercase, strict=False))
+        arguments = [
+            _operand(row, marks.get(row["name"]), self.op.operands[i + 1 :])
+            for i, row in enumerate(self.op.operands)
+        ]
+        if self.op.attributes:
+            arguments.append("*")
+        arguments += [_attribute(row, text_addresses) for row in self.op.attributes]
+        returns = ", ".join("Tensor" for _ in self.returns)
+        if len(self.returns) != 1:
+            returns = f"({returns})"
+        return f"{name or self.name}({', '.join(arguments)}) -> {returns}"
+
+    def operands(self, args: Sequence[Any]) -> list[Any]:
+        """All operands from the positional arguments of a call: torch leaves defaults out."""
+        return [*args, *(None for _ in self.op.operands[len(args) :])]
+
+
+def forms(op: _native.Op) -> Iterator[Form]:
+    """The forms in which torch has an op."""
+    yield Form(op)
+    if any(row["mutates"] and not row["alias"] for row in op.results):
+        yield Form(op, in_place=False)
+
+
+def _operand(row: Row, mark: str | None, later: Sequence[Row]) -> str:
+    """An operand that can be absent has a default only if no required one follows it."""
+    kind = f"Tensor({mark}!)" if mark else "Tensor"
+    if not row["optional"]:
+        return f"{kind} {row['name']}"
+    default = "" if any(not other["optional"] for other in later) else "=None"
+    return f"{kind}? {row['name']}{default}"
+
+
+def _attribute(row: Row, text_addresses: bool) -> str:
+    kind, name, default = _TYPES[row["type"]], row["name"], row["default"]
+    if kind == "str" and text_addresses:
+        return f"int {name}"
+    if default is None:
+        return f"{kind}? {name}=None"
+    if kind == "str":
+        return f'{kind} {name}="{default}"'
+    return f"{kind} {name}={float(default) if kind == 'float' else default}"

@@ -1,0 +1,101 @@
+"""Registers ops with torch: schemas, kernels, fake kernels."""
+
+import ctypes
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from intarsia import _native
+from intarsia.torch._fake import fake
+from intarsia.torch._form import Form, forms
+
+# Before, torch hands no `str` to a kernel that it knows by its stable C functions. There the kernel has a name of its
+# own with integers for strings, and a Python function stands between it and the public schema.
+_HAS_TEXTS = torch.torch_version.TorchVersion(torch.__version__) >= (2, 10)
+_KEYS = ("CPU", "CUDA")
+
+
+@functools.cache
+def register(library: _native.Library, namespace: str) -> torch.library.Library:
+    """Registers a library's ops as `torch.ops.<namespace>.<op>`, once.
+
+    Args:
+      library: from `intarsia.load_ops`, or the package's own.
+      namespace: one that other modules may define ops in as well.
+
+    Returns:
+      The fragment of the namespace that holds the definitions.
+
+    Raises:
+      RuntimeError: another module has defined an op of one of these names; nothing is registered then.
+    """
+    every = [form for op in library.ops.values() for form in forms(op)]
+    for form in every:
+        refuse_defined(f"{namespace}::{form.name}")
+    fragment = torch.library.Library(namespace, "FRAGMENT")
+    for form in every:
+        _define(library, fragment, form)
+    return fragment
+
+
+def refuse_defined(name: str) -> None:
+    """Raises if there is an op with this name, overload included."""
+    packet, _, overload = name.partition(".")
+    schemas = torch._C._jit_get_schemas_for_operator(packet)
+    if all(schema.overload_name != overload for schema in schemas):
+        return
+    found = re.search(r"registered at (\S+)", torch._C._dispatch_dump(name))
+    where = f" ({found[1]})" if found else ""
+    raise RuntimeError(
+        f"torch.ops.{packet.replace('::', '.')} is defined already, by another module{where}: "
+        "a process can have only one definition, so import either that module or intarsia.torch"
+    )
+
+
+def _define(library: _native.Library, fragment: torch.library.Library, form: Form) -> None:
+    name = f"{fragment.ns}::{form.name}"
+    fragment.define(form.schema(), tags=(torch.Tag.pt2_compliant_tag,))
+    if _HAS_TEXTS or not form.texts:
+        library.register_with_torch(
+            form.op.name, name, in_place=form.in_place, text_addresses=False
+        )
+    else:
+        private = f"_{form.name}"
+        fragment.define(form.schema(private, text_addresses=True))
+        library.register_with_torch(
+            form.op.name,
+            f"{fragment.ns}::{private}",
+            in_place=form.in_place,
+            text_addresses=True,
+        )
+        kernel = _by_addresses(form, find(f"{fragment.ns}::{private}"))
+        for key in _KEYS:
+            fragment.impl(form.name, kernel, key)
+    torch.library.register_fake(name, fake(form, library), lib=fragment)
+
+
+def find(name: str) -> torch._ops.OpOverload:
+    """The op "namespace::name" or "namespace::name.overload"."""
+    packet, _, overload = name.partition(".")
+    namespace, _, op = packet.partition("::")
+    return getattr(getattr(getattr(torch.ops, namespace), op), overload or "default")
+
+
+def _by_addresses(form: Form, private: Callable[..., Any]) -> Callable[..., Any]:
+    texts = form.texts.items()
+
+    def kernel(*args: Any, **attributes: Any) -> Any:
+        for name, default in texts:
+            attributes[name] = ctypes.addressof(_kept(attributes.get(name, default)))
+        return private(*args, **attributes)
+
+    return kernel
+
+
+@functools.cache
+def _kept(text: str) -> ctypes.Array:
+    """A C string that lives as long as the process."""
+    return ctypes.create_string_buffer(text.encode())

@@ -1,0 +1,99 @@
+#include "src/torch/functions.h"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <mutex>
+
+namespace intarsia::torch {
+namespace {
+
+// torch's names of dtypes: first those that this library has, in the order of DType.
+constexpr std::array kDTypeNames = {
+    "float32",   "float16",   "bfloat16",   "float8_e4m3fn",   "float8_e5m2",
+    "uint8",     "int8",      "int32",      "int64",           "bool",
+    "float64",   "int16",     "uint16",     "uint32",          "uint64",
+    "complex32", "complex64", "complex128", "float8_e4m3fnuz", "float8_e5m2fnuz"};
+
+Functions functions{};
+std::array<int32_t, kDTypeNames.size()> dtype_numbers;  // of those names; -1: torch has none
+
+// A library that is in the process already, or null.
+void* Loaded(const char* name) { return dlopen(name, RTLD_NOLOAD | RTLD_NOW); }
+
+template <class Function>
+bool Find(void* library, const char* name, Function*& function) {
+  function = library ? reinterpret_cast<Function*>(dlsym(library, name)) : nullptr;
+  return function;
+}
+
+Status FindAll() {
+  void* const torch = Loaded("libtorch_cpu.so");
+  if (!torch) return InvalidArgument("torch is not loaded in this process: import torch first");
+  const char* missing = nullptr;
+  const auto need = [&](const char* name, auto*& function) {
+    if (!Find(torch, name, function)) missing = name;
+  };
+  need("aoti_torch_library_init_impl", functions.library_init_impl);
+  need("aoti_torch_library_impl", functions.library_impl);
+  need("aoti_torch_delete_tensor_object", functions.delete_tensor);
+  need("aoti_torch_get_data_ptr", functions.data);
+  need("aoti_torch_get_dtype", functions.dtype);
+  need("aoti_torch_get_dim", functions.rank);
+  need("aoti_torch_get_sizes", functions.sizes);
+  need("aoti_torch_get_strides", functions.strides);
+  need("aoti_torch_get_device_type", functions.device_type);
+  need("aoti_torch_get_device_index", functions.device_index);
+  need("aoti_torch_empty_strided", functions.empty_strided);
+  need("aoti_torch_copy_", functions.copy);
+  need("aoti_torch_create_device_guard", functions.create_device_guard);
+  need("aoti_torch_delete_device_guard", functions.delete_device_guard);
+  need("aoti_torch_device_type_cpu", functions.cpu);
+  need("aoti_torch_device_type_cuda", functions.cuda);
+  need("aoti_torch_check", functions.check);
+  // std::__throw_invalid_argument(char const*); a handle's symbols include those of what it needs.
+  need("_ZSt24__throw_invalid_argumentPKc", functions.throw_invalid_argument);
+  for (size_t i = 0; i < kDTypeNames.size(); ++i) {
+    int32_t (*number)() = nullptr;
+    Find(torch, Text("aoti_torch_dtype_", kDTypeNames[i]).c_str(), number);
+    dtype_numbers[i] = number ? number() : -1;
+    if (i < std::size(functions.dtype_numbers)) functions.dtype_numbers[i] = dtype_numbers[i];
+    if (i < std::size(functions.dtype_numbers) && !number) missing = kDTypeNames[i];
+  }
+  if (missing)
+    return Unimplemented(Text("this torch has no ", missing, "; expected torch 2.9 or newer"));
+  Find(torch, "torch_string_c_str", functions.string_text);
+  Find(torch, "torch_delete_string", functions.delete_string);
+  Find(Loaded("libtorch_cuda.so"), "aoti_torch_get_current_cuda_stream",
+       functions.current_cuda_stream);
+  return {};
+}
+
+}  // namespace
+
+DType Functions::FromNumber(int32_t number) const {
+  for (size_t i = 0; i < std::size(dtype_numbers); ++i)
+    if (dtype_numbers[i] == number) return static_cast<DType>(i);
+  return DType::kOther;
+}
+
+const char* Functions::DTypeName(int32_t number) const {
+  for (size_t i = 0; i < kDTypeNames.size(); ++i)
+    if (torch::dtype_numbers[i] == number) return kDTypeNames[i];
+  return "of another kind";
+}
+
+Status FindFunctions() {
+  // Not only once: torch may be imported after a failure.
+  static std::mutex mutex;
+  static bool found = false;
+  const std::lock_guard lock(mutex);
+  if (found) return {};
+  INTARSIA_RETURN_IF_ERROR(FindAll());
+  found = true;
+  return {};
+}
+
+const Functions& Get() { return functions; }
+
+}  // namespace intarsia::torch

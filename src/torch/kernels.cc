@@ -1,0 +1,329 @@
+// torch's kernels of the ops: one function over the op table, from torch's stack to intarsia_infer
+// and intarsia_call and back.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "intarsia/intarsia.h"
+#include "src/core/op_info.h"
+#include "src/ops/count.h"
+#include "src/ops/registry.h"
+#include "src/torch/functions.h"
+#include "src/torch/register.h"
+
+namespace intarsia::torch {
+namespace {
+
+struct DeleteTensor {
+  void operator()(Tensor tensor) const { Get().delete_tensor(tensor); }
+};
+using OwnedTensor = std::unique_ptr<TensorObject, DeleteTensor>;
+
+struct DeleteString {
+  void operator()(Opaque* string) const { Get().delete_string(string); }
+};
+using OwnedString = std::unique_ptr<Opaque, DeleteString>;
+
+// Makes a tensor's device the current one, as torch expects of a kernel.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int32_t index) { Get().create_device_guard(index, &guard_); }
+  ~DeviceGuard() {
+    if (guard_) Get().delete_device_guard(guard_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  Opaque* guard_ = nullptr;
+};
+
+struct Device {
+  int32_t type = 0, index = 0;
+  bool operator==(const Device&) const = default;
+};
+
+std::string Name(Device device) {
+  if (device.type == Get().cpu()) return "cpu";
+  return Text(device.type == Get().cuda() ? "cuda:" : "another device: ", device.index);
+}
+
+Status Torch(int32_t failed, std::string_view what) {
+  return failed ? Internal(Text("torch's ", what, " failed")) : Status{};
+}
+
+Status Ours(int32_t code) {
+  return code ? Status{static_cast<Code>(code), intarsia_error()} : Status{};
+}
+
+// One call of an op by torch's dispatcher. It owns what stands on the stack.
+class Invocation {
+ public:
+  Invocation(const OpInfo& op, int32_t form, const Value* stack) : op_(op), form_(form) {
+    for (size_t i = 0; i < op.operands.size(); ++i) {
+      Value value = *stack++;
+      if (!op.operands[i].optional || Unwrap(value))
+        operands_[i].reset(reinterpret_cast<Tensor>(value));
+    }
+    for (const AttributeInfo& info : op.attributes) TakeAttribute(info, *stack++);
+  }
+
+  Status Run() {
+    const size_t count = op_.operands.size();
+    INTARSIA_RETURN_IF_ERROR(InOp(op_.name, Operands()));
+    std::optional<DeviceGuard> guard;
+    if (on_cuda()) guard.emplace(device_.index);
+    std::array<intarsia_result, INTARSIA_MAX_RESULTS> inferred;
+    size_t num_results = 0;
+    INTARSIA_RETURN_IF_ERROR(
+        Ours(intarsia_infer(op_.name.data(), views_.data(), count, attributes_.data(),
+                            num_attributes_, inferred.data(), &num_results)));
+    std::array<intarsia_tensor, INTARSIA_MAX_RESULTS> results;
+    for (size_t i = 0; i < num_results; ++i)
+      INTARSIA_RETURN_IF_ERROR(InOp(op_.name, Result(i, inferred[i].tensor, results[i])));
+    void* stream = nullptr;
+    if (on_cuda()) INTARSIA_RETURN_IF_ERROR(InOp(op_.name, CurrentStream(stream)));
+    return Ours(intarsia_call(op_.name.data(), on_cuda() ? "CUDA" : "Host", views_.data(), count,
+                              attributes_.data(), num_attributes_, results.data(), num_results,
+                              stream));
+  }
+
+  // After Run: what the schema returns.
+  void Push(Value* stack) {
+    for (size_t i = 0; i < op_.results.size(); ++i)
+      if (!op_.results[i].workspace && Written(op_.results[i]) < 0)
+        *stack++ = reinterpret_cast<Value>(results_[i].release());
+  }
+
+ private:
+  bool on_cuda() const { return device_.type == Get().cuda(); }
+
+  // Puts the value of an optional in its place; false if there is none.
+  static bool Unwrap(Value& value) {
+    auto* const inside = reinterpret_cast<Value*>(value);
+    if (!inside) return false;
+    value = *inside;
+    delete inside;
+    return true;
+  }
+
+  void TakeAttribute(const AttributeInfo& info, Value value) {
+    const bool has_default = !std::holds_alternative<std::monostate>(info.default_value);
+    if (!has_default && !Unwrap(value)) return;
+    intarsia_attribute& attribute = attributes_[num_attributes_++];
+    attribute = {info.name.data(), static_cast<int32_t>(info.type), static_cast<int64_t>(value),
+                 std::bit_cast<double>(value), nullptr};
+    if (info.type == AttrType::kBool) attribute.i64 &= 0xFF;
+    if (info.type != AttrType::kString) return;
+    if (form_ & INTARSIA_TORCH_TEXT_ADDRESSES) {
+      attribute.text = reinterpret_cast<const char*>(value);
+    } else {
+      OwnedString& string = strings_[num_attributes_ - 1];
+      string.reset(reinterpret_cast<Opaque*>(value));
+      Get().string_text(string.get(), &attribute.text);
+    }
+  }
+
+  // The operand in which a result is written instead of a tensor of its own; -1: none.
+  int Written(const ResultInfo& info) const {
+    const auto operand = form_ & INTARSIA_TORCH_IN_PLACE ? info.mutates : info.alias;
+    return operand.empty() ? -1 : op_.FindOperand(operand);
+  }
+  bool IsWritten(size_t operand) const {
+    return std::ranges::any_of(op_.results, [&](const ResultInfo& info) {
+      return Written(info) == static_cast<int>(operand);
+    });
+  }
+
+  Status Operands() {
+    for (size_t i = 0; i < op_.operands.size(); ++i) {
+      views_[i].dtype = INTARSIA_NONE;
+      if (!operands_[i]) continue;
+      INTARSIA_RETURN_IF_ERROR(Operand(i));
+    }
+    return {};
+  }
+
+  Status Operand(size_t i) {
+    const OperandInfo& info = op_.operands[i];
+    INTARSIA_RETURN_IF_ERROR(CheckDevice(info.name, operands_[i].get(), i == 0));
+    INTARSIA_RETURN_IF_ERROR(View(info.name, operands_[i].get(), views_[i]));
+    TensorView view;
+    const std::span dims(views_[i].dims, static_cast<size_t>(views_[i].rank));
+    INTARSIA_RETURN_IF_ERROR(MakeDense(nullptr, DType::kU8, dims, view));
+    std::copy_n(views_[i].strides, dims.size(), view.strides.begin());
+    if (IsWritten(i)) return CheckSeparate(info.name, view);
+    // An operand that is only read is made as dense as the op needs it.
+    if (Fits(info.access, view)) return {};
+    OwnedTensor dense;
+    INTARSIA_RETURN_IF_ERROR(Empty(views_[i], dense));
+    INTARSIA_RETURN_IF_ERROR(
+        Torch(Get().copy(dense.get(), operands_[i].get(), 0), "copy_ of a strided operand"));
+    operands_[i] = std::move(dense);
+    return View(info.name, operands_[i].get(), views_[i]);
+  }
+
+  // Whether each element of an operand that is written has memory of its own.
+  static Status CheckSeparate(std::string_view name, const TensorView& view) {
+    for (int axis = 0; axis < view.rank && view.size() > 0; ++axis)
+      if (view.dim(axis) > 1 && view.stride(axis) == 0)
+        return InvalidArgument(Text(name, " has stride 0 in axis ", axis,
+                                    " and is written, expected memory for each element"));
+    return {};
+  }
+
+  Status CheckDevice(std::string_view name, Tensor tensor, bool is_first) {
+    Device device;
+    Get().device_type(tensor, &device.type);
+    Get().device_index(tensor, &device.index);
+    if (is_first) device_ = device;
+    if (device == device_) return {};
+    return InvalidArgument(Text(name, " is on ", Name(device), " but ", op_.operands[0].name,
+                                " is on ", Name(device_)));
+  }
+
+  static Status View(std::string_view name, Tensor tensor, intarsia_tensor& view) {
+    int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
+    int32_t number = 0;
+    INTARSIA_RETURN_IF_ERROR(Torch(Get().rank(tensor, &rank) || Get().sizes(tensor, &sizes) ||
+                                       Get().strides(tensor, &strides) ||
+                                       Get().dtype(tensor, &number) ||
+                                       Get().data(tensor, &view.data),
+                                   Text("tensor ", name)));
+    if (rank > INTARSIA_MAX_RANK)
+      return InvalidArgument(Text(name, " has rank ", rank, ", at most ",
+                                  static_cast<int64_t>(INTARSIA_MAX_RANK), " is supported"));
+    const DType dtype = Get().FromNumber(number);
+    if (dtype == DType::kOther) {
+      std::string known;
+      for (const DTypeRow& row : kDTypes)
+        if (row.name != intarsia::Name(DType::kOther))
+          known += Text(known.empty() ? "" : ", ", row.name);
+      return InvalidArgument(
+          Text(name, " has dtype ", Get().DTypeName(number), ", expected one of ", known));
+    }
+    view.dtype = static_cast<int32_t>(dtype);
+    view.rank = static_cast<int32_t>(rank);
+    view.strided = 1;
+    std::copy_n(sizes, rank, view.dims);
+    std::copy_n(strides, rank, view.strides);
+    return {};
+  }
+
+  // A dense tensor of the shape and dtype of `like`.
+  Status Empty(const intarsia_tensor& like, OwnedTensor& tensor) const {
+    TensorView dense;  // for its strides
+    const auto dtype = static_cast<DType>(like.dtype);
+    INTARSIA_RETURN_IF_ERROR(
+        MakeDense(nullptr, dtype, {like.dims, static_cast<size_t>(like.rank)}, dense));
+    Tensor handle = nullptr;
+    INTARSIA_RETURN_IF_ERROR(Torch(
+        Get().empty_strided(dense.rank, dense.dims.data(), dense.strides.data(),
+                            Get().dtype_numbers[like.dtype], device_.type, device_.index, &handle),
+        Text("empty_strided(", ShapeText(dense.shape()), ")")));
+    tensor.reset(handle);
+    return {};
+  }
+
+  // Where result i of the call goes. One that does not exist in it is returned as an empty tensor.
+  Status Result(size_t i, const intarsia_tensor& inferred, intarsia_tensor& result) {
+    const int written = Written(op_.results[i]);
+    if (written >= 0) {
+      result = views_[static_cast<size_t>(written)];
+      return {};
+    }
+    result.dtype = INTARSIA_NONE;
+    if (inferred.dtype == INTARSIA_NONE) {
+      intarsia_tensor none{};
+      none.rank = 1;
+      return Empty(none, results_[i]);
+    }
+    INTARSIA_RETURN_IF_ERROR(Empty(inferred, results_[i]));
+    return View(op_.results[i].name, results_[i].get(), result);
+  }
+
+  Status CurrentStream(void*& stream) const {
+    if (!Get().current_cuda_stream)
+      return Unimplemented("torch was loaded without libtorch_cuda.so");
+    return Torch(Get().current_cuda_stream(device_.index, &stream), "current CUDA stream");
+  }
+
+  const OpInfo& op_;
+  const int32_t form_;
+  Device device_;
+  std::array<OwnedTensor, kMaxOperands> operands_;
+  std::array<OwnedTensor, kMaxResults> results_;
+  std::array<OwnedString, kMaxAttributes> strings_;
+  std::array<intarsia_tensor, kMaxOperands> views_;
+  std::array<intarsia_attribute, kMaxAttributes> attributes_;
+  size_t num_attributes_ = 0;
+};
+
+// Torch expects an exception. Of torch's own making, and when nothing of ours is left to destroy
+// but the message.
+void Throw(const Status& status) {
+  if (status.code == Code::kInvalidArgument) Get().throw_invalid_argument(status.message.c_str());
+  Get().check(false, "intarsia", "", 0, status.message.c_str());
+}
+
+void Run(const OpInfo& op, int32_t form, Value* stack) {
+  Status status;
+  try {
+    Invocation invocation(op, form, stack);
+    status = invocation.Run();
+    if (status.ok()) invocation.Push(stack);
+  } catch (const std::exception& e) {
+    status = Internal(Text(op.name, ": ", e.what()));
+  }
+  if (!status.ok()) Throw(status);
+}
+
+// A boxed kernel is told nothing but its stack, so there is one for each op and form.
+constexpr size_t kNumForms = 4;
+
+template <size_t kOp, int32_t kForm>
+void Boxed(Value* stack, uint64_t, uint64_t) {
+  Run(Ops()[kOp], kForm, stack);
+}
+
+template <size_t... kIndex>
+constexpr auto MakeKernels(std::index_sequence<kIndex...>) {
+  return std::array<BoxedKernel*, sizeof...(kIndex)>{
+      &Boxed<kIndex / kNumForms, static_cast<int32_t>(kIndex % kNumForms)>...};
+}
+
+constexpr auto kKernels = MakeKernels(std::make_index_sequence<kNumOps * kNumForms>());
+
+}  // namespace
+
+Status Register(const OpInfo& op, std::string_view name, int32_t form) {
+  if (form < 0 || form >= static_cast<int32_t>(kNumForms))
+    return Invalid(op, "form is ", form, ", expected a sum of INTARSIA_TORCH_...");
+  const size_t colons = name.find("::");
+  if (colons == name.npos)
+    return Invalid(op, "torch's name is ", name, ", expected \"namespace::name\"");
+  INTARSIA_RETURN_IF_ERROR(InOp(op.name, FindFunctions()));
+  const bool has_text = std::ranges::any_of(
+      op.attributes, [](const AttributeInfo& info) { return info.type == AttrType::kString; });
+  if (has_text && !(form & INTARSIA_TORCH_TEXT_ADDRESSES) && !Get().string_text)
+    return Unimplemented(Text(
+        op.name, ": torch before 2.10 hands no str to kernels; INTARSIA_TORCH_TEXT_ADDRESSES"));
+  const size_t index = static_cast<size_t>(&op - Ops().data());
+  BoxedKernel* const kernel = kKernels[index * kNumForms + static_cast<size_t>(form)];
+  const std::string name_space(name.substr(0, colons)), rest(name.substr(colons + 2));
+  for (const char* key : {"CPU", "CUDA"}) {
+    Opaque* library = nullptr;  // never deleted: with it the kernel would go
+    INTARSIA_RETURN_IF_ERROR(
+        InOp(op.name,
+             Torch(Get().library_init_impl(name_space.c_str(), key, __FILE__, __LINE__, &library) ||
+                       Get().library_impl(library, rest.c_str(), kernel),
+                   Text("registration of a kernel for ", name, " on ", key))));
+  }
+  return {};
+}
+
+}  // namespace intarsia::torch

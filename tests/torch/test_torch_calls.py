@@ -1,0 +1,183 @@
+"""Calls through torch's dispatcher: where results are written, what is refused and how, what need not be installed."""
+
+import subprocess
+import sys
+import textwrap
+
+import intarsia.jax
+import numpy as np
+import pytest
+import running
+import support
+import torch
+import torch_running
+from test_ops import make
+
+op = torch.ops.xla_gpu
+
+
+def test_strided_operands_that_are_only_read() -> None:
+    """Transposed, stepped and expanded, where the op wants dense rows."""
+    x = torch.randn(64, 6).T[::2]
+    weight = torch.randn(1).expand(64)
+    torch.testing.assert_close(op.rms_norm(x, weight), op.rms_norm(x.contiguous(), weight.clone()))
+    q = torch.randn(3, 64, 4).transpose(1, 2)  # [t, h, d], its last axis strided
+    starts = torch.tensor([0, 3], dtype=torch.int32)
+    k = torch.randn(3, 2, 2, 64)[:, 0]
+    out = op.flash_attn_varlen(q, k, k, starts, starts, return_lse=True)
+    dense = op.flash_attn_varlen(
+        q.contiguous(), k.contiguous(), k.contiguous(), starts, starts, return_lse=True
+    )
+    torch.testing.assert_close(out, dense, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("op_name", ["reshape_and_cache_flash", "paged_attention"])
+def test_strided_caches(op_name: str) -> None:
+    """A cache that is a part of a larger array is written and read where it lies."""
+    operands, attributes = make(op_name, "example", "f32")
+    tensors = [torch_running.to_torch(x) for x in operands]
+    names = [row["name"] for row in running.LIBRARY.find(op_name).operands]
+    want = running.run_native(op_name, operands, attributes)
+    around = {}
+    for name in ("key_cache", "value_cache"):
+        i = names.index(name)
+        p, s, hk, d = tensors[i].shape
+        around[name] = torch.full((2, p + 1, s, hk + 1, 2 * d), 7.0)
+        view = around[name][1, 1:, :, :hk, d:]
+        view.copy_(tensors[i])
+        tensors[i] = view
+    form = next(f for f in torch_running.FORMS if f.name == op_name)
+    got = torch_running.results(form, torch_running.overload(form), tensors, attributes)
+    for x, y in zip(want, got, strict=True):
+        np.testing.assert_array_equal(x, y)
+    for whole in around.values():
+        whole[1, 1:, :, :-1, whole.shape[-1] // 2 :] = 7.0
+        assert (whole == 7.0).all(), "memory around the cache was written"
+
+
+def test_what_is_written_is_refused_rather_than_copied() -> None:
+    x = torch.randn(3, 128)
+    with pytest.raises(ValueError, match="x is strided, expected a dense row-major array"):
+        op.fused_add_rms_norm(x[:, ::2], torch.randn(3, 64))
+    cache = torch.zeros(1, 4, 2, 64).expand(5, 4, 2, 64)
+    key = torch.ones(1, 2, 64)
+    slots = torch.tensor([1])
+    with pytest.raises(ValueError, match="key_cache has stride 0 in axis 0 and is written"):
+        op.reshape_and_cache_flash(key, key, cache, cache, slots)
+    assert not cache.any()
+
+
+def wrong_calls() -> dict:
+    """Operands of a wrong call of an op, and attributes."""
+    f32, starts = np.float32, np.array([0, 3], np.int32)
+    q = np.zeros((3, 4, 64), f32)
+    cache = np.zeros((2, 4, 2, 64), f32)
+    return {
+        "shape": ("rms_norm", [np.zeros((2, 64), f32), np.zeros(5, f32)], {}),
+        "dtype": ("rms_norm", [np.zeros((2, 64), np.int32), np.zeros(64, f32)], {}),
+        "unknown dtype": ("rms_norm", [np.zeros((2, 64), np.int16), np.zeros(64, f32)], {}),
+        "two dtypes": ("simple_add", [np.zeros(4, f32), np.zeros(4, np.float16)], {}),
+        "rank": ("simple_add", [np.zeros((1,) * 9, f32)] * 2, {}),
+        "text": ("rms_norm", [np.zeros((2, 64), f32)], {"rounding": "twice"}),
+        "heads": ("flash_attn_varlen", [q, q[:, :3], q[:, :3], starts, starts], {}),
+        "layout": (
+            "paged_attention",
+            [q, cache, cache, starts[1:], np.zeros((1, 2), np.int32), starts],
+            {"layout": "p s x d"},
+        ),
+    }
+
+
+@pytest.mark.parametrize("what", wrong_calls())
+def test_messages_are_those_of_jax(what: str) -> None:
+    name, operands, attributes = wrong_calls()[what]
+    with pytest.raises(ValueError) as in_jax:
+        intarsia.jax.call(name, operands, **attributes)
+    tensors = [torch.from_numpy(np.array(x)) for x in operands]
+    with pytest.raises(ValueError) as in_torch:
+        getattr(op, name)(*tensors, **attributes)
+    assert str(in_torch.value) == str(in_jax.value)
+    fakes = [x.to("meta") for x in tensors]
+    with pytest.raises(ValueError) as in_fake:
+        getattr(op, name)(*fakes, **attributes)
+    assert str(in_fake.value) == str(in_jax.value)
+
+
+def test_what_is_not_built_is_no_value_error() -> None:
+    """NotImplementedError in JAX is a RuntimeError; torch's C functions can raise no more than that."""
+    q, starts = torch.zeros(2, 1, 12), torch.tensor([0, 2])
+    with pytest.raises(RuntimeError, match="flash_attn_varlen: q has d=12") as error:
+        op.flash_attn_varlen(q, q, q, starts, starts)
+    assert not isinstance(error.value, ValueError)
+
+
+def test_nothing_is_written_by_a_wrong_call() -> None:
+    x, residual = torch.randn(2, 64), torch.randn(2, 64)
+    before = x.clone(), residual.clone()
+    with pytest.raises(ValueError, match="weight has n=5"):
+        op.fused_add_rms_norm(x, residual, torch.ones(5))
+    torch.testing.assert_close((x, residual), before, rtol=0, atol=0)
+
+
+def test_tensors_of_two_devices() -> None:
+    with pytest.raises(ValueError, match="rms_norm: weight is on meta but x is on cpu"):
+        op.rms_norm(torch.zeros(2, 8), torch.zeros(8, device="meta"))
+
+
+def test_a_result_that_does_not_exist_is_empty() -> None:
+    operands, attributes = make("paged_attention", "example", "f32")
+    tensors = [torch_running.to_torch(x) for x in operands]
+    out, lse = op.paged_attention(*tensors, **attributes)
+    assert out.shape == tensors[0].shape and lse.shape == (0,)
+
+
+def python(program: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={"PYTHONPATH": str(support.ROOT / "python")},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_neither_jax_nor_torch_xla_is_needed() -> None:
+    done = python("""
+        import sys
+        for name in ("jax", "jaxlib", "torch_xla", "torchax", "ml_dtypes"):
+            sys.modules[name] = None  # importing it raises ImportError
+        import intarsia.torch, torch
+        x = torch.randn(3, 64)
+        torch.testing.assert_close(
+            torch.ops.xla_gpu.rms_norm(x), torch.nn.functional.rms_norm(x, (64,), eps=1e-6))
+        assert torch.compile(torch.ops.xla_gpu.rms_norm, backend="aot_eager")(x).shape == x.shape
+        """)
+    assert done.returncode == 0, done.stderr
+
+
+def test_two_definitions_of_an_op() -> None:
+    done = python("""
+        import torch
+        other = torch.library.Library("xla_gpu", "DEF")
+        other.define("paged_attention(Tensor query) -> Tensor")
+        try:
+            import intarsia.torch
+        except RuntimeError as error:
+            print(error)
+        assert not hasattr(torch.ops.xla_gpu, "rms_norm"), "nothing may be registered then"
+        """)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(
+        "torch.ops.xla_gpu.paged_attention is defined already, by another module"
+    )
+    assert "import either that module or intarsia.torch" in done.stdout
+
+
+def test_another_module_may_use_the_namespace() -> None:
+    done = python("""
+        import intarsia.torch, torch
+        other = torch.library.Library("xla_gpu", "DEF")
+        other.define("another(Tensor x) -> Tensor")
+        other.impl("another", lambda x: torch.ops.xla_gpu.simple_add(x, x), "CPU")
+        assert torch.ops.xla_gpu.another(torch.ones(2)).tolist() == [2, 2]
+        """)
+    assert done.returncode == 0, done.stderr

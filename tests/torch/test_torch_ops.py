@@ -1,0 +1,46 @@
+"""Every op and case through torch's dispatcher, against the op's own reference in NumPy f64."""
+
+import zlib
+
+import pytest
+import running
+import support
+import torch_running
+from intarsia.torch._fake import result_types
+from intarsia.torch._form import Form
+from test_ops import make
+
+FORM_CASES = [
+    (form, case) for form in torch_running.FORMS for case in support.cases(form.op.name, "ci")
+]
+on_each_case = pytest.mark.parametrize(
+    ("form", "case"), FORM_CASES, ids=[f"{form.name}-{case}" for form, case in FORM_CASES]
+)
+
+
+def some_dtype(case: str) -> str:
+    """One of what T stands for: all are tested with XLA, and here all over the cases."""
+    return list(support.DTYPES)[zlib.crc32(case.encode()) % len(support.DTYPES)]
+
+
+@on_each_case
+def test_against_f64(form: Form, case: str) -> None:
+    operands, attributes = make(form.op.name, case, some_dtype(case))
+    tensors = [torch_running.to_torch(x) for x in operands]
+    got = torch_running.results(form, torch_running.overload(form), tensors, attributes)
+    running.check_against_reference(form.op.name, operands, attributes, got)
+
+
+@on_each_case
+def test_symbolic_results_are_the_inferred_ones(form: Form, case: str) -> None:
+    """What fake kernels compute with symbols is what the library infers from numbers."""
+    operands, attributes = make(form.op.name, case, some_dtype(case))
+    inferred = running.LIBRARY.infer(
+        form.op.name, [running.tensor(x) for x in operands], attributes
+    )
+    types = result_types(form.op, [torch_running.to_torch(x) for x in operands], attributes)
+    for row, want, got in zip(form.op.results, inferred, types, strict=True):
+        if row["workspace"] or want is None:
+            assert got is None
+        else:
+            assert got == (want.shape, want.dtype)
