@@ -171,7 +171,7 @@ std::string_view CallConditions::Value(std::string_view attribute) const {
 }
 
 bool Fits(Access access, const TensorView& operand) {
-  if (access == Access::kStrided || operand.dense()) return true;
+  if (operand.dense()) return true;
   return access == Access::kRows && (operand.dim(-1) < 2 || operand.stride(-1) == 1);
 }
 
