@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+
 from intarsia.torch import _bridge_native as native
 
 Entry = list[Any]

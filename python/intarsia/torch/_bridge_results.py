@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from intarsia.torch._bridge_plan import Entry, Plan, writes
 from torch._subclasses import fake_tensor
+
+from intarsia.torch._bridge_plan import Entry, Plan, writes
 
 _NO_FAKE_KERNEL = (
     "it has no fake kernel that tells its results' shapes: register one by "

@@ -8,6 +8,7 @@ import ctypes
 import functools
 
 import torch
+
 from intarsia.torch import _bridge_native as native
 from intarsia.torch import _bridge_plan
 

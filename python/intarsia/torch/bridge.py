@@ -19,9 +19,10 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from jax import lax
+
 from intarsia.jax._types import refuse_sharded, result_type, vary_alike
 from intarsia.torch import _bridge_plan, _bridge_results, _bridge_run
-from jax import lax
 
 __all__ = ["TARGETS", "Op", "call", "int64", "op", "register"]
 
