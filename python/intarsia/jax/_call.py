@@ -60,6 +60,18 @@ def call(
       NotImplementedError: a legal call that is not built.
       LookupError: no such op; the text lists those there are.
     """
+    results = call_in_places(name, operands, library=library, **attributes)
+    return tuple(x for x in results if x is not None)
+
+
+def call_in_places(
+    name: str,
+    operands: Sequence[jax.Array | None],
+    *,
+    library: _native.Library | None = None,
+    **attributes: Any,
+) -> tuple[jax.Array | None, ...]:
+    """The same as `call`, with None in the place of each result that does not exist."""
     if hasattr(operands, "shape"):
         raise TypeError(f"{name}: operands is one array, expected a sequence of arrays")
     library = library or _native.main_library()
@@ -84,7 +96,12 @@ def call(
     given = {k: v for k, v in attributes.items() if v is not None}
     present = tuple(x is not None for x in arrays)
     function = _function(library, op.name, present, tuple(given.items()), results)
-    return function(*(x for x in arrays if x is not None))
+    found = iter(function(*(x for x in arrays if x is not None)))
+    return tuple(
+        None if result is None else next(found)
+        for result, row in zip(results, op.results, strict=True)
+        if not row["workspace"]
+    )
 
 
 @functools.lru_cache(maxsize=4096)
