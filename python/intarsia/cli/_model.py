@@ -1,9 +1,10 @@
 """What the commands that run a model have in common: its flags, and loading it."""
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from intarsia.models import KV_CACHE_DTYPES
+from intarsia.models import KV_CACHE_DTYPES, QUANTIZATIONS
 from intarsia.models.packages import PACKAGES
 
 if TYPE_CHECKING:
@@ -11,13 +12,30 @@ if TYPE_CHECKING:
 
 
 class Model(NamedTuple):
-    """A loaded model."""
+    """A loaded model; `quantize` says what its linear layers are in, if not in `dtype`."""
 
-    name: str
+    path: Path
     dtype: str
+    quantize: str | None
     config: "ModelConfig"
     params: dict[str, Any]
     tokenizer: "Tokenizer"
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        return self.path.name
+
+    @property
+    def precision(self) -> str:
+        """What its weights are in."""
+        return self.dtype + (f", linear layers in {self.quantize}" if self.quantize else "")
+
+    def unquantized_params(self) -> dict[str, Any]:
+        """The weights in `dtype`, read again if they were quantised."""
+        from intarsia.models import load_model
+
+        return load_model(self.path, dtype=self.dtype)[1] if self.quantize else self.params
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
         help="auto is float32 on the CPU and bfloat16 on a GPU",
+    )
+    parser.add_argument(
+        "--quantize",
+        "--quantization",
+        choices=QUANTIZATIONS,
+        help="what to keep the weights of linear layers in, and to quantise their inputs to token by "
+        "token (default: neither); embedding and output projection stay in --dtype",
     )
     parser.add_argument(
         "--kv-cache-dtype",
@@ -65,8 +90,8 @@ def load(args: argparse.Namespace) -> Model:
     path = find_model(args.model)
     on_cpu = jax.default_backend() == "cpu"
     dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(args.dtype, args.dtype)
-    config, params = load_model(path, dtype=dtype, progress=True)
-    return Model(path.name, dtype, config, params, Tokenizer.from_path(path))
+    config, params = load_model(path, dtype=dtype, quantize=args.quantize, progress=True)
+    return Model(path, dtype, args.quantize, config, params, Tokenizer.from_path(path))
 
 
 def _choose_device(platform: str) -> None:

@@ -93,7 +93,7 @@ def _generate(args: argparse.Namespace) -> None:
         tensor_parallel=args.tensor_parallel,
         kv_cache_dtype=args.kv_cache_dtype,
     )
-    _say(f"{model.name}: {config.layers} layers in {model.dtype}; compiling")
+    _say(f"{model.name}: {config.layers} layers in {model.precision}; compiling")
     printer = _Printer(tokenizer, texts)
     completions: list[list[int]] = [[] for _ in prompts]
     for output in engine.stream(prompts, sampling):
@@ -175,9 +175,11 @@ def _compare(
     from intarsia.models import reference
 
     _say("")
-    _say("the same in plain jax.numpy, without printing; compiling")
+    unquantized = ", not quantised" if model.quantize else ""
+    _say(f"the same in plain jax.numpy{unquantized}, without printing; compiling")
+    params = model.unquantized_params()
     result = reference.generate(
-        model.config, model.params, prompts, max(limits), kv_cache_dtype=kv_cache_dtype
+        model.config, params, prompts, max(limits), kv_cache_dtype=kv_cache_dtype
     )
     _say_row("compile", f"{result.compile_seconds:.1f} s")
     _say_row("prefill", _rate(sum(map(len, prompts)), result.prefill_seconds))

@@ -48,6 +48,6 @@ def main(args: argparse.Namespace) -> int:
     cache = model.dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
     print(
         f"perplexity {perplexity(logprobs):.4f} of {sum(map(len, logprobs))} tokens "
-        f"({model.name} in {model.dtype}, KV cache in {cache})"
+        f"({model.name} in {model.precision}, KV cache in {cache})"
     )
     return 0

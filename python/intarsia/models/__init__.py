@@ -28,8 +28,10 @@ _HOMES = {
 }
 KV_CACHE_DTYPES = {"auto": None, "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """What keys and values can be kept in, by vLLM's names; `auto` is the dtype that they come in."""
+QUANTIZATIONS = ("fp8",)
+"""What linear layers can be quantised to when a model is loaded."""
 
-__all__ = ["KV_CACHE_DTYPES", *_HOMES]
+__all__ = ["KV_CACHE_DTYPES", "QUANTIZATIONS", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

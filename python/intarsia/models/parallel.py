@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.tree_util import DictKey, GetAttrKey
 
 from intarsia.jax import kv_cache_sharding, kv_heads
 from intarsia.models.config import ModelConfig
@@ -72,13 +73,11 @@ class TensorParallel:
     def place(self, params: Params) -> Params:
         """Spreads weights as `load_model` gives them, each device's rows side by side."""
 
-        def put(role: str, array: jax.Array) -> jax.Array:
-            array = self._side_by_side(role, array)
-            return jax.device_put(array, NamedSharding(self._mesh, _spec(role, array)))
+        def put(path: tuple[Any, ...], array: jax.Array) -> jax.Array:
+            array = self._side_by_side(_role(path), array)
+            return jax.device_put(array, NamedSharding(self._mesh, _spec(path, array)))
 
-        layers = [{role: put(role, x) for role, x in layer.items()} for layer in params["layers"]]
-        rest = {role: put(role, x) for role, x in params.items() if role != "layers"}
-        return rest | {"layers": layers}
+        return jax.tree.map_with_path(put, params)
 
     def copy(self, arrays: Any) -> Any:
         """Puts a copy of each array onto every device, so that no step has to."""
@@ -87,7 +86,7 @@ class TensorParallel:
     def spread(self, step: Callable[..., Any], params: Params, caches: Any) -> Callable[..., Any]:
         """Makes a step that runs on every device: (params, caches, *rest) -> (caches, result)."""
         cache_specs = jax.tree.map(lambda array: array.sharding.spec, caches)
-        param_specs = jax.tree.map_with_path(lambda path, x: _spec(_role(path), x), params)
+        param_specs = jax.tree.map_with_path(_spec, params)
         on_each = jax.shard_map(
             lambda params, caches, rest: step(params, caches, *rest),
             mesh=self._mesh,
@@ -111,7 +110,7 @@ class TensorParallel:
             parts = [x.reshape(n, -1, *array.shape[1:]) for x in parts]
             return jnp.concatenate(parts, axis=1).reshape(-1, *array.shape[1:])
         if role == "w_gate_up":
-            parts = [half.reshape(n, -1, array.shape[1]) for half in jnp.split(array, 2)]
+            parts = [half.reshape(n, -1, *array.shape[1:]) for half in jnp.split(array, 2)]
             return jnp.concatenate(parts, axis=1).reshape(array.shape)
         if role in ("embed", "lm_head"):
             return jnp.pad(array, ((0, -len(array) % n), (0, 0)))
@@ -119,12 +118,14 @@ class TensorParallel:
 
 
 def _role(path: tuple[Any, ...]) -> str:
-    return path[-1].key
+    """The name in `Params` of an array, or of the quantised weight that it is a part of."""
+    return [key.key for key in path if isinstance(key, DictKey)][-1]
 
 
-def _spec(role: str, array: jax.Array) -> P:
-    return _spec_at(array, _SPREAD_AXES[role]) if role in _SPREAD_AXES else P()
-
-
-def _spec_at(array: jax.Array, axis: int) -> P:
-    return P(*[None] * (array.ndim + axis), _AXIS)
+def _spec(path: tuple[Any, ...], array: jax.Array) -> P:
+    axis = _SPREAD_AXES.get(_role(path))
+    if path[-1] == GetAttrKey(
+        "scale"
+    ):  # of a quantised weight's output channels, its last axis but one
+        axis = -1 if axis == -2 else None
+    return P() if axis is None else P(*[None] * (array.ndim + axis), _AXIS)

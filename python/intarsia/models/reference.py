@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from intarsia.models.config import ModelConfig
+from intarsia.models.linear import product
 from intarsia.models.sampling import argmax
-from intarsia.models.transformer import KvCache, cache_dtype, linear, logits, warm_up_runs
+from intarsia.models.transformer import KvCache, cache_dtype, logits, warm_up_runs
 from intarsia.models.weights import Params
 
 _ACTIVATIONS = {
@@ -218,7 +219,7 @@ def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _linear(x: jax.Array, weight: jax.Array) -> jax.Array:
-    return linear(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], weight.shape[0])
+    return product(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], weight.shape[0])
 
 
 def _norm(config: ModelConfig, x: jax.Array, weight: jax.Array) -> jax.Array:

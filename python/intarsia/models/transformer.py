@@ -1,8 +1,8 @@
 """A decoder-only transformer as one pure function over a ragged batch of tokens.
 
 Every norm, rotation, activation, cache write and attention is an op of the namespace `ops`
-(`intarsia.jax`, or anything with its functions); matrix products and the embedding are jax.numpy.
-`ModelConfig` says what Llama, Qwen2 and Gemma 3 have different.
+(`intarsia.jax`, or anything with its functions); matrix products (`linear.py`) and the embedding are
+jax.numpy. `ModelConfig` says what Llama, Qwen2 and Gemma 3 have different.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from jax import lax
 
 from intarsia.models import KV_CACHE_DTYPES
 from intarsia.models.config import LayerKind, ModelConfig, Rope
+from intarsia.models.linear import QuantizedRows, Rows, Weight, linear, norm_for, product
 from intarsia.models.parallel import TensorParallel
 from intarsia.models.weights import Params
 
@@ -52,8 +53,19 @@ class _Step(NamedTuple):
 
     def norm(self, x: jax.Array, weight: jax.Array) -> jax.Array:
         """Norms rows, or the heads of rows."""
+        return self.add_and_norm(x, None, weight, None)[0]
+
+    def add_and_norm(
+        self, x: jax.Array, residual: jax.Array | None, weight: jax.Array, feeds: Weight | None
+    ) -> tuple[Rows, jax.Array]:
+        """Adds x to the residual stream, and norms that for the layer whose weight is `feeds`."""
         config = self.config
-        return self.ops.rms_norm(x, weight, eps=config.rms_eps, rounding=config.norm_rounding)
+        settings = {"eps": config.rms_eps, "rounding": config.norm_rounding}
+        return norm_for(self.ops, feeds, x, residual, weight, **settings)
+
+    def linear(self, x: Rows, weight: Weight) -> jax.Array:
+        """A linear layer."""
+        return linear(self.ops, x, weight)
 
     def sum_shares(self, x: jax.Array) -> jax.Array:
         """Adds up what the devices have made of their shares of a branch."""
@@ -108,12 +120,6 @@ def stack_layers(params: Params) -> Params:
     return params | {"layers": jax.tree.map(lambda *arrays: jnp.stack(arrays), *params["layers"])}
 
 
-def linear(x: jax.Array, weight: jax.Array, **kwargs: Any) -> jax.Array:
-    """Multiplies x [t, in] by weight [out, in], in full precision for f32 also on a GPU."""
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=precision, **kwargs)
-
-
 def embed(config: ModelConfig, params: Params, tokens: jax.Array) -> jax.Array:
     """Looks tokens [t] up: [t, n]. A device that has a share of the table finds its own tokens."""
     table = params["embed"]
@@ -128,7 +134,7 @@ def embed(config: ModelConfig, params: Params, tokens: jax.Array) -> jax.Array:
 def logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
     """Projects final hidden rows [b, n] to f32 logits [b, vocab]."""
     table = params.get("lm_head", params["embed"])
-    share = linear(hidden, table, preferred_element_type=jnp.float32)
+    share = product(hidden, table, preferred_element_type=jnp.float32)
     if config.mesh_axis is None:
         return share
     return lax.all_gather(share, config.mesh_axis, axis=1, tiled=True)[:, : config.vocab]
@@ -163,18 +169,23 @@ def forward(
     residual = embed(config, params, batch.tokens)
     if config.embed_scale != 1.0:
         residual = residual * config.embed_scale  # in the activations' dtype, as Gemma was trained
-    hidden = step.norm(residual, params["first_norm"])
-    if not isinstance(params["layers"], list):
-        return _scan_layers(step, params["layers"], hidden, residual, caches)
+    layers = params["layers"]
+    if not isinstance(layers, list):
+        return _scan_layers(step, params["first_norm"], layers, residual, caches)
+    feeds = [weights["wqkv"] for weights in layers]
+    hidden, residual = step.add_and_norm(residual, None, params["first_norm"], feeds[0])
     new_caches = []
-    for i, (weights, cache) in enumerate(zip(params["layers"], caches, strict=True)):
-        hidden, residual, cache = _block(step, config.kind(i), weights, hidden, residual, cache)
+    for i, (weights, cache) in enumerate(zip(layers, caches, strict=True)):
+        following = feeds[i + 1] if i + 1 < len(layers) else None
+        hidden, residual, cache = _block(
+            step, config.kind(i), weights, following, hidden, residual, cache
+        )
         new_caches.append(cache)
     return hidden, new_caches
 
 
 def _scan_layers(
-    step: _Step, layers: Params, hidden: jax.Array, residual: jax.Array, caches: KvCache
+    step: _Step, first_norm: jax.Array, layers: Params, residual: jax.Array, caches: KvCache
 ) -> tuple[jax.Array, KvCache]:
     """Runs stacked layers in a loop whose body is one period of `config.layer_kinds`.
 
@@ -190,40 +201,47 @@ def _scan_layers(
         weights = jax.tree.map(
             lambda stack: lax.dynamic_index_in_dim(stack, layer, keepdims=False), layers
         )
-        return _block(step, kind, weights, *carry, layer)
+        return _block(step, kind, weights, weights["wqkv"], *carry, layer)
 
     def run_period(carry: Any, first: jax.Array) -> Any:
         for i, kind in enumerate(config.layer_kinds):
             carry = run(carry, kind, first + i)
         return carry, None
 
-    carry = (hidden, residual, caches)
+    carry = (*step.add_and_norm(residual, None, first_norm, layers["wqkv"]), caches)
     carry, _ = lax.scan(run_period, carry, jnp.arange(0, looped, period, dtype=jnp.int32))
     for i in range(looped, config.layers):
         carry = run(carry, config.kind(i), jnp.int32(i))
-    return carry[0], carry[2]
+    hidden, residual, caches = carry
+    if isinstance(hidden, QuantizedRows):
+        # The loop's body is one for all layers, the last included, whose norm feeds no linear layer.
+        hidden = step.norm(residual, layers["next_norm"][-1])
+    return hidden, caches
 
 
 def _block(
     step: _Step,
     kind: LayerKind,
     weights: Params,
-    hidden: jax.Array,
+    following: Weight | None,
+    hidden: Rows,
     residual: jax.Array,
     cache: KvCache,
     layer: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array, KvCache]:
+) -> tuple[Rows, jax.Array, KvCache]:
     """One transformer block, from its normed input to the normed input of what follows.
 
     Ending with the next norm, not beginning with its own, makes all blocks alike: each adds to the
-    residual and norms in one fused op, and the model's last norm is no special case.
+    residual and norms in one fused op, and the model's last norm is no special case. `following` is
+    the weight that reads the result, None after the last block.
     """
     hidden, cache = _attention(step, kind, weights, hidden, cache, layer)
-    post, following = weights.get("attention_post_norm"), weights["mlp_norm"]
-    hidden, residual = _add_and_norm(step, hidden, residual, post, following)
-    hidden = _mlp(step, weights, hidden)
-    post, following = weights.get("mlp_post_norm"), weights["next_norm"]
-    hidden, residual = _add_and_norm(step, hidden, residual, post, following)
+    hidden = _post_norm(step, hidden, weights.get("attention_post_norm"))
+    hidden, residual = step.add_and_norm(
+        hidden, residual, weights["mlp_norm"], weights["w_gate_up"]
+    )
+    hidden = _post_norm(step, _mlp(step, weights, hidden), weights.get("mlp_post_norm"))
+    hidden, residual = step.add_and_norm(hidden, residual, weights["next_norm"], following)
     return hidden, residual, cache
 
 
@@ -231,14 +249,15 @@ def _attention(
     step: _Step,
     kind: LayerKind,
     weights: Params,
-    hidden: jax.Array,
+    hidden: Rows,
     cache: KvCache,
     layer: jax.Array | None,
 ) -> tuple[jax.Array, KvCache]:
     """Projects to heads, writes the new keys and values, attends, and projects back."""
     ops, config, batch = step.ops, step.config, step.batch
-    t, h, hk, d = hidden.shape[0], config.heads, config.kv_heads, config.head_dim
-    qkv = linear(hidden, weights["wqkv"])
+    h, hk, d = config.heads, config.kv_heads, config.head_dim
+    qkv = step.linear(hidden, weights["wqkv"])
+    t = qkv.shape[0]
     if config.qkv_bias:
         qkv = qkv + weights["bqkv"]
     query, key, value = jnp.split(qkv.reshape(t, h + 2 * hk, d), (h, h + hk), axis=1)
@@ -247,7 +266,7 @@ def _attention(
     query, key = ops.rotary_embedding(batch.positions, query, step.rope_tables[kind.rope], key)
     cache = ops.reshape_and_cache_flash(key, value, cache, batch.slots, layer=layer)
     attended = _attend(step, kind, query, cache, layer)
-    return step.sum_shares(linear(attended.reshape(t, h * d), weights["wo"])), cache
+    return step.sum_shares(step.linear(attended.reshape(t, h * d), weights["wo"])), cache
 
 
 def _attend(
@@ -279,28 +298,13 @@ def _attend(
     )
 
 
-def _mlp(step: _Step, weights: Params, hidden: jax.Array) -> jax.Array:
+def _mlp(step: _Step, weights: Params, hidden: Rows) -> jax.Array:
     """The gated feed-forward layer."""
     activate = getattr(step.ops, f"{step.config.activation}_and_mul")
-    return step.sum_shares(
-        linear(activate(linear(hidden, weights["w_gate_up"])), weights["w_down"])
-    )
+    activated = activate(step.linear(hidden, weights["w_gate_up"]))
+    return step.sum_shares(step.linear(activated, weights["w_down"]))
 
 
-def _add_and_norm(
-    step: _Step,
-    hidden: jax.Array,
-    residual: jax.Array,
-    post_norm: jax.Array | None,
-    following_norm: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Adds a branch's result to the residual stream, and norms that for what follows."""
-    if post_norm is not None:
-        hidden = step.norm(hidden, post_norm)
-    return step.ops.fused_add_rms_norm(
-        hidden,
-        residual,
-        following_norm,
-        eps=step.config.rms_eps,
-        rounding=step.config.norm_rounding,
-    )
+def _post_norm(step: _Step, x: jax.Array, weight: jax.Array | None) -> jax.Array:
+    """Norms what a branch gives, in a model that does so."""
+    return x if weight is None else step.norm(x, weight)

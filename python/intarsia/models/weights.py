@@ -18,15 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from intarsia.models import QUANTIZATIONS
 from intarsia.models.architectures import config_from_gguf, config_from_hf
 from intarsia.models.config import ModelConfig
+from intarsia.models.linear import Weight, quantize
 
 Params = dict[str, Any]
 """Weights by role: `embed` and `lm_head` [vocab, n] (no `lm_head` when tied), `first_norm` [n], and
 `layers`, a list of dicts with `wqkv`, `bqkv` (with `qkv_bias`), `q_norm` and `k_norm` [d] (with
 `qk_norm`), `wo`, `attention_post_norm` (with `post_norms`), `mlp_norm`, `w_gate_up`, `w_down`,
 `mlp_post_norm` (with `post_norms`) and `next_norm`, the norm that follows the block (the next block's,
-or the model's last)."""
+or the model's last). `wqkv`, `wo`, `w_gate_up` and `w_down` are a `Weight` each (`linear.py`)."""
 
 _GGUF_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -62,7 +64,11 @@ class _Checkpoint:
 
 
 def load_model(
-    path: str | Path, *, dtype: Any = "float32", progress: bool = False
+    path: str | Path,
+    *,
+    dtype: Any = "float32",
+    quantize: str | None = None,
+    progress: bool = False,
 ) -> tuple[ModelConfig, Params]:
     """Loads a model onto jax's default device.
 
@@ -70,22 +76,28 @@ def load_model(
         path: A .gguf file (any quantisation that the `gguf` package can expand), or a directory
             with config.json and model.safetensors (or its shards and their index).
         dtype: What the weights are converted to: float32, bfloat16 or float16.
+        quantize: One of `QUANTIZATIONS`, or None: "fp8" keeps the weights of the linear layers in
+            float8_e4m3fn with a scale for each output channel, and they quantise their inputs
+            token by token. Embedding, output projection and norms stay in `dtype`.
         progress: Whether to draw a progress bar on stderr.
 
     Returns:
         The configuration and the weights; `Params` describes their layout.
 
     Raises:
-        ValueError: The architecture, a tensor or the dtype is not supported, or a tensor has a
-            wrong shape.
+        ValueError: The architecture, a tensor, the dtype or the quantisation is not supported, or a
+            tensor has a wrong shape.
         FileNotFoundError: The path holds no model.
     """
+    if quantize not in (None, *QUANTIZATIONS):
+        expected = " or ".join(QUANTIZATIONS)
+        raise ValueError(f"quantize is {quantize!r}, expected {expected}, or None")
     path = Path(path)
     checkpoint = _open_directory(path) if path.is_dir() else _open_gguf(path)
     dtype = jnp.dtype(dtype)
     if dtype == jnp.float16 and not checkpoint.config.fits_f16:
         raise ValueError("dtype is float16, whose range this model leaves; expected bfloat16")
-    return checkpoint.config, _assemble(checkpoint, dtype, progress)
+    return checkpoint.config, _assemble(checkpoint, dtype, quantize, progress)
 
 
 def _open_gguf(path: Path) -> _Checkpoint:
@@ -172,13 +184,15 @@ def _open_directory(path: Path) -> _Checkpoint:
     return _Checkpoint(config, frozenset(names), read)
 
 
-def _assemble(checkpoint: _Checkpoint, dtype: np.dtype, progress: bool) -> Params:
+def _assemble(
+    checkpoint: _Checkpoint, dtype: np.dtype, quantization: str | None, progress: bool
+) -> Params:
     """Reads every tensor, checks its shape, and concatenates those that share an input."""
     config, unread = checkpoint.config, set(checkpoint.names)
     n, d = config.hidden, config.head_dim
     h, hk, m = config.heads, config.kv_heads, config.intermediate
 
-    def read(name: str, *shape: int) -> np.ndarray:
+    def read(name: str, *shape: int, dtype: Any = dtype) -> np.ndarray:
         if name not in checkpoint.names:
             raise ValueError(f"weights: {name} is missing, expected shape {[*shape]}")
         array = checkpoint.read(name)
@@ -188,23 +202,31 @@ def _assemble(checkpoint: _Checkpoint, dtype: np.dtype, progress: bool) -> Param
         in_f32 = config.norm_in_f32 and name.endswith("norm.weight")
         return array.astype(np.float32 if in_f32 else dtype)
 
+    def linear(prefix: str, rows_by_name: Mapping[str, int], columns: int) -> Weight:
+        """The layers that share an input as one; quantised from what the file has, rounded once."""
+        kept = dtype if quantization is None else jnp.float32
+        matrices = [
+            read(f"{prefix}{name}_proj.weight", rows, columns, dtype=kept)
+            for name, rows in rows_by_name.items()
+        ]
+        weight = jax.device_put(np.concatenate(matrices))
+        return weight if quantization is None else quantize(weight)
+
     def input_norm(layer: int) -> np.ndarray:
         last = layer == config.layers
         return read(
             "model.norm.weight" if last else f"model.layers.{layer}.input_layernorm.weight", n
         )
 
-    def block(layer: int) -> dict[str, jax.Array]:
+    def block(layer: int) -> Params:
         prefix = f"model.layers.{layer}."
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        qkv = (("q_proj", h * d), ("k_proj", hk * d), ("v_proj", hk * d))
+        qkv = {"q": h * d, "k": hk * d, "v": hk * d}
         weights = {
-            "wqkv": np.concatenate([read(f"{attention}{p}.weight", rows, n) for p, rows in qkv]),
-            "wo": read(f"{attention}o_proj.weight", n, h * d),
-            "w_gate_up": np.concatenate(
-                [read(f"{mlp}{p}_proj.weight", m, n) for p in ("gate", "up")]
-            ),
-            "w_down": read(f"{mlp}down_proj.weight", n, m),
+            "wqkv": linear(attention, qkv, n),
+            "wo": linear(attention, {"o": n}, h * d),
+            "w_gate_up": linear(mlp, {"gate": m, "up": m}, n),
+            "w_down": linear(mlp, {"down": n}, m),
             "next_norm": input_norm(layer + 1),
         }
         norms = {"mlp_norm": "post_attention_layernorm"}
@@ -218,7 +240,8 @@ def _assemble(checkpoint: _Checkpoint, dtype: np.dtype, progress: bool) -> Param
         if config.qk_norm:
             weights |= {role: read(f"{attention}{role}.weight", d) for role in ("q_norm", "k_norm")}
         if config.qkv_bias:
-            weights["bqkv"] = np.concatenate([read(f"{attention}{p}.bias", r) for p, r in qkv])
+            biases = [read(f"{attention}{p}_proj.bias", rows) for p, rows in qkv.items()]
+            weights["bqkv"] = np.concatenate(biases)
         return jax.device_put(weights)
 
     bar = tqdm(range(config.layers), "loading", unit="layer", file=sys.stderr, disable=not progress)

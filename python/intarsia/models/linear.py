@@ -1,0 +1,118 @@
+"""Linear layers whose weights are as the model's file has them, or quantised to fp8.
+
+This module alone knows which: a `Weight` is either, and `linear` and `norm_for` do what it calls for.
+A quantised layer is vLLM's W8A8 scheme with a scale for each output channel and each token:
+
+    out[t, o] = (sum over i of x_codes[t, i] * w_codes[o, i]) * x_scale[t] * w_scale[o]
+
+The sum is one `dot_general` of fp8 codes into f32, without scales inside it: the only form with
+scales that are not scalars which XLA's GemmRewriter turns into cuBLASLt's fp8 matrix product
+(`__cublas$lt$matmul$f8`; xla/service/gpu/transforms/gemm_rewriter.cc, `MatchFp8Param` and
+`CreateF8CustomCall`), and exact, since scales are constant along the sum. cuBLASLt wants rows of
+codes on both sides, which [out, in] weights are, and sides in multiples of 16: XLA pads others at
+each step. Elsewhere (a CPU, a GPU before compute capability 8.9) XLA widens the codes.
+"""
+
+import dataclasses
+import functools
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from intarsia.jax import dynamic_per_token_scaled_fp8_quant
+
+
+class QuantizedWeight(NamedTuple):
+    """A weight in fp8.
+
+    Attributes:
+        codes: [out, in], float8_e4m3fn.
+        scale: What a code of 1 stands for in each output channel, f32 [out].
+    """
+
+    codes: jax.Array
+    scale: jax.Array
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["codes", "scale"], meta_fields=["dtype"]
+)
+@dataclasses.dataclass(frozen=True)
+class QuantizedRows:
+    """Activations in fp8.
+
+    Attributes:
+        codes: [t, in], float8_e4m3fn.
+        scale: What a code of 1 stands for in each row, f32 [t, 1].
+        dtype: What they were quantised from, and what a linear layer makes of them.
+    """
+
+    codes: jax.Array
+    scale: jax.Array
+    dtype: Any
+
+
+Weight = jax.Array | QuantizedWeight
+Rows = jax.Array | QuantizedRows
+
+
+def quantize(weight: jax.Array) -> QuantizedWeight:
+    """Quantises a weight [out, in], best in f32, with a scale for each output channel."""
+    codes, scale = dynamic_per_token_scaled_fp8_quant(weight)
+    return QuantizedWeight(codes, scale[:, 0])
+
+
+def product(x: jax.Array, weight: jax.Array, **kwargs: Any) -> jax.Array:
+    """Multiplies x [t, in] by weight [out, in], in full precision for f32 also on a GPU."""
+    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=precision, **kwargs)
+
+
+def linear(ops: ModuleType, x: Rows, weight: Weight) -> jax.Array:
+    """Applies a linear layer to rows [t, in]: [t, out] in the dtype of the activations.
+
+    A quantised layer takes rows in either form, and quantises those that come unquantised. Where the
+    input is spread over devices (tensor parallelism's wo and w_down), each device quantises its part
+    of a row by that part's own largest number, as vLLM does: its product is scaled before the parts
+    are summed, so no scale has to be agreed upon, and a smaller part has a finer scale.
+    """
+    if not isinstance(weight, QuantizedWeight):
+        return product(x, weight)
+    if not isinstance(x, QuantizedRows):
+        x = QuantizedRows(*ops.dynamic_per_token_scaled_fp8_quant(x), dtype=x.dtype)
+    out = product(x.codes, weight.codes, preferred_element_type=jnp.float32)
+    return (out * x.scale * weight.scale).astype(x.dtype)
+
+
+def norm_for(
+    ops: ModuleType,
+    weight: Weight | None,
+    x: jax.Array,
+    residual: jax.Array | None,
+    norm_weight: jax.Array,
+    **settings: Any,
+) -> tuple[Rows, jax.Array]:
+    """Adds x to the residual stream and norms it, in the form that the layer which follows takes.
+
+    Args:
+        ops: Where the kernels come from.
+        weight: Of the linear layer that reads the normed rows; None if something else does.
+        x: What a branch of the network adds, [t, n]; without `residual`, the stream itself.
+        residual: The residual stream so far, [t, n], or None.
+        norm_weight: Scale of each column, [n].
+        settings: `eps` and `rounding` of the norm ops.
+
+    Returns:
+        The normed rows and the residual stream.
+    """
+    if isinstance(weight, QuantizedWeight):
+        codes, scale, *added = ops.rms_norm_dynamic_per_token_quant(
+            x, norm_weight, residual=residual, **settings
+        )
+        return QuantizedRows(codes, scale, x.dtype), *(added or [x])
+    if residual is None:
+        return ops.rms_norm(x, norm_weight, **settings), x
+    return ops.fused_add_rms_norm(x, residual, norm_weight, **settings)
