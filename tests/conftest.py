@@ -25,6 +25,16 @@ _missing = [name for name in _MODEL_PACKAGES if importlib.util.find_spec(name) i
 collect_ignore = ["models"] if _missing else []
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--torch-ops",
+        action="append",
+        default=[],
+        metavar="LIBRARY",
+        help="a compiled library of torch ops, such as vLLM's _C.abi3.so, for the tests of the bridge",
+    )
+
+
 def pytest_report_header() -> list[str]:
     lines = [f"tests/models skipped: no {', '.join(_missing)}"] if _missing else []
     for platform in running.PLATFORMS:

@@ -17,6 +17,14 @@ def normal(*shape: int, dtype: Any = np.float32) -> jax.Array:
     return jnp.asarray(RNG.standard_normal(shape), dtype)
 
 
+def need_op(name: str, config: pytest.Config) -> None:
+    """Skips the test unless an op is there, in torch or in a library given by --torch-ops."""
+    for library in config.getoption("--torch-ops"):
+        torch.ops.load_library(library)
+    if not torch._C._jit_get_schemas_for_operator(name):
+        pytest.skip(f"torch has no op {name}: give its library by --torch-ops")
+
+
 def define_python_ops() -> None:
     """Registers them with torch, under intarsia_tests::."""
 

@@ -140,6 +140,27 @@ def test_lists_scalars_and_strings_by_python() -> None:
     assert jnp.array_equal(y[0], x + 1) and jnp.array_equal(y[1], x[0] + 1)
 
 
+def test_strings_by_c_functions_where_torch_passes_them() -> None:
+    x = normal(3, 4)
+    gelu = bridge.op("aten::gelu")
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10):
+        np.testing.assert_allclose(gelu(x, approximate="tanh"), jax.nn.gelu(x), atol=1e-6)
+        assert not np.array_equal(gelu(x, approximate="tanh"), gelu(x, approximate="none"))
+    else:
+        with pytest.raises(NotImplementedError, match=r'aten::gelu: .*is a str.*via="python"'):
+            gelu(x, approximate="tanh")
+
+
+def test_the_first_tensors_of_a_list() -> None:
+    x = normal(4, 6)
+    rows = jax.ShapeDtypeStruct((1, 6), jnp.float32)
+    split = bridge.op("aten::split.Tensor", via="python", results=[rows, rows])
+    first, second = jax.jit(lambda x: split(x, 1))(x)
+    assert jnp.array_equal(first, x[:1]) and jnp.array_equal(second, x[1:2])
+    with pytest.raises(jax.errors.JaxRuntimeError, match="returned 2 tensors, expected 5"):
+        bridge.op("aten::split.Tensor", via="python", results=[rows] * 5)(x, 2)
+
+
 @by_both_ways
 def test_dtypes_as_arguments(via: str) -> None:
     x = normal(3, 4)

@@ -22,6 +22,7 @@ import torch
 from intarsia.torch import _bridge_native as native
 
 Entry = list[Any]
+MORE = "..."
 # Types that torch's C functions pass from 2.9 on; they pass `str` from 2.10 on.
 _C_TYPES = ("Tensor", "int", "float", "bool", "ScalarType")
 
@@ -191,7 +192,7 @@ def shifted(entry: Entry, by: int) -> Entry:
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """A plan as it was read. `returns` says for each return of the schema which result it becomes: a number, None, or,
-    for a list of tensors, a list of these."""
+    for a list of tensors, a list of these, at whose end MORE stands for any number that are dropped."""
 
     op: torch._ops.OpOverload
     python: bool
@@ -204,7 +205,8 @@ class Plan:
         flat: list[int] = []
         for where, returned in zip(self.returns, self.op._schema.returns, strict=True):
             if isinstance(where, list):
-                flat += [native.DROP_TENSOR if w is None else w for w in where]
+                numbers = [w for w in where if w != MORE]
+                flat += [native.DROP_TENSOR if w is None else w for w in numbers]
             elif where is None:
                 is_tensor = str(returned.real_type) == "Tensor"
                 flat.append(native.DROP_TENSOR if is_tensor else native.DROP_VALUE)
@@ -219,9 +221,10 @@ class Plan:
         flat: list[torch.Tensor | None] = []
         for where, item in zip(self.returns, items, strict=True):
             if isinstance(where, list):
-                if len(item) != len(where):
-                    raise RuntimeError(f"{len(item)} tensors, its fake kernel gave {len(where)}")
-                flat += item
+                expected = len(where) - (where[-1:] == [MORE])
+                if len(item) < expected or (len(item) > expected == len(where)):
+                    raise RuntimeError(f"it returned {len(item)} tensors, expected {expected}")
+                flat += item[:expected]
             else:
                 flat.append(item if isinstance(item, torch.Tensor) else None)
         return flat

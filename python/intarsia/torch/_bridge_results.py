@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import torch
 from torch._subclasses import fake_tensor
 
-from intarsia.torch._bridge_plan import Entry, Plan, writes
+from intarsia.torch._bridge_plan import MORE, Entry, Plan, writes
 
 _NO_FAKE_KERNEL = (
     "it has no fake kernel that tells its results' shapes: register one by "
@@ -40,6 +40,9 @@ def infer(
         kept = sorted(set(outputs))
     where: list[Any] = [None] * len(returns)
     if given is not None:
+        if [str(returns[i].real_type) for i in kept] == ["List[Tensor]"]:
+            where[kept[0]] = [*range(len(given)), MORE]
+            return tuple(where), list(given)
         if len(given) != len(kept) or any(str(returns[i].real_type) != "Tensor" for i in kept):
             raise ValueError(f"{name}: got {len(given)} results, expected {len(kept)} tensors")
         for number, i in enumerate(kept):

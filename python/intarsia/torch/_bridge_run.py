@@ -24,6 +24,8 @@ _plans: dict[bytes, _bridge_plan.Plan] = {}
 @functools.cache
 def library() -> native.Library:
     """The library, opened, with its handlers registered with XLA."""
+    if torch.cuda.is_available():
+        torch.cuda.init()  # what torch's own functions do at their first use of a GPU, and the C functions do not
     found = native.Library(read=lambda text: file(text, _bridge_plan.from_text(text)), run=_run)
     _ = found.targets
     return found

@@ -131,7 +131,8 @@ def op(
         enqueues depends on shapes and on arguments other than tensors alone. While XLA captures, Python calls the op,
         whose memory then comes from a pool of the graphs; a replay runs no Python.
       outputs: which of the op's results are wanted, by number; the others are dropped. Default: all that are tensors.
-      results: shapes and dtypes of the results wanted, for an op that has no fake kernel to tell.
+      results: shapes and dtypes of the results wanted, for an op that has no fake kernel to tell. Of a list of tensors
+        that is the only result, those of the first ones.
       vmap_method: as in `jax.ffi.ffi_call`: "sequential" and so on. Default: vmap is refused.
 
     Raises:
