@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import os
 import pathlib
+import sys
 from typing import Any
 
 from torch_xla.experimental import plugins
@@ -38,6 +39,8 @@ class IntarsiaPlugin(plugins.DevicePlugin):
         # GPU's memory for a client of its own. A program that wants both says so.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         _serve_ragged_paged_attention()
+        if "intarsia.torch" in sys.modules:  # or else it will see PJRT_DEVICE
+            sys.modules["intarsia.torch"]._xla.serve_device()
         return str(_native.main_library().path.resolve())
 
     def client_create_options(self) -> dict[str, str | int | bool]:

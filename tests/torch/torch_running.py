@@ -10,8 +10,7 @@ import running
 import support
 import torch
 from intarsia import _dtypes
-from intarsia.torch._form import Form, forms
-from intarsia.torch._register import find
+from intarsia.torch._form import Form, find, forms
 
 FORMS = [form for op in support.op_names() for form in forms(running.LIBRARY.find(op))]
 

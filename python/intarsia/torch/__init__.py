@@ -1,6 +1,7 @@
 """Intarsia's ops for torch: importing this module registers them as `torch.ops.xla_gpu.<op>`.
 
-They run on CPU and CUDA tensors, without XLA. Needs torch 2.9 or newer, and neither jax nor torch_xla.
+They run on CPU and CUDA tensors, without XLA: this needs torch 2.9 or newer, and neither jax nor torch_xla. XLA tensors
+are those of torch_xla's device INTARSIA (intarsia.pjrt_plugin).
 """
 
 from intarsia import _native

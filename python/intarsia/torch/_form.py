@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from intarsia import _native
 
 _TYPES = {"bool": "bool", "i64": "int", "f32": "float", "string": "str"}
@@ -80,6 +82,13 @@ def forms(op: _native.Op) -> Iterator[Form]:
     yield Form(op)
     if any(row["mutates"] and not row["alias"] for row in op.results):
         yield Form(op, in_place=False)
+
+
+def find(name: str) -> torch._ops.OpOverload:
+    """The op "namespace::name" or "namespace::name.overload"."""
+    packet, _, overload = name.partition(".")
+    namespace, _, op = packet.partition("::")
+    return getattr(getattr(getattr(torch.ops, namespace), op), overload or "default")
 
 
 def _operand(row: Row, mark: str | None, later: Sequence[Row]) -> str:

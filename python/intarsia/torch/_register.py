@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from intarsia import _native
+from intarsia.torch import _xla
 from intarsia.torch._fake import fake
-from intarsia.torch._form import Form, forms
+from intarsia.torch._form import Form, find, forms
 
 # Before, torch hands no `str` to a kernel that it knows by its stable C functions. There the kernel has a name of its
 # own with integers for strings, and a Python function stands between it and the public schema.
@@ -38,6 +39,7 @@ def register(library: _native.Library, namespace: str) -> torch.library.Library:
     fragment = torch.library.Library(namespace, "FRAGMENT")
     for form in every:
         _define(library, fragment, form)
+    _xla.register(library, fragment)
     return fragment
 
 
@@ -75,13 +77,6 @@ def _define(library: _native.Library, fragment: torch.library.Library, form: For
         for key in _KEYS:
             fragment.impl(form.name, kernel, key)
     torch.library.register_fake(name, fake(form, library), lib=fragment)
-
-
-def find(name: str) -> torch._ops.OpOverload:
-    """The op "namespace::name" or "namespace::name.overload"."""
-    packet, _, overload = name.partition(".")
-    namespace, _, op = packet.partition("::")
-    return getattr(getattr(getattr(torch.ops, namespace), op), overload or "default")
 
 
 def _by_addresses(form: Form, private: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,221 @@
+"""The kernels of torch_xla's tensors: an op is the custom call that it is in JAX, in the program that torch_xla collects.
+
+torch_xla and jax are imported at the first call: without them, the kernels of other tensors work.
+"""
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from intarsia import _native
+from intarsia.torch._fake import fake, one_or_all
+from intarsia.torch._form import Form, Row, find, forms
+
+DEVICE = "INTARSIA"  # as PJRT_DEVICE names it
+
+
+def register(library: _native.Library, fragment: torch.library.Library) -> None:
+    """Registers kernels for XLA tensors of a library's ops, whose schemas `fragment` holds."""
+    for op in library.ops.values():
+        for form in forms(op):
+            if form.written:
+                _register_mutating(library, fragment, form)
+            else:
+                fragment.impl(form.name, kernel(form, library), "XLA")
+
+
+def kernel(form: Form, library: _native.Library) -> Callable[..., Any]:
+    """The kernel of an op that writes to none of its operands."""
+
+    def run(*args: torch.Tensor | None, **attributes: Any) -> Any:
+        operands = form.operands(args)
+        results = lower(form.op, library, operands, attributes)
+        return one_or_all(
+            [
+                torch.empty(0, dtype=torch.float32, device=operands[0].device) if x is None else x
+                for x in results
+            ]
+        )
+
+    return run
+
+
+# ---------------------------------------------------------------------------- ops that write
+#
+# XLA's programs are functional, and so are torch_xla's tensors: torch puts a layer around them (functionalization) that
+# lets pass only ops that write nothing. So an op that writes gets a companion that returns what it would write, and in
+# that layer a kernel that calls the companion and lets the tensors stand for its results.
+
+
+@dataclass(frozen=True)
+class _Returning(Form):
+    """The companion of an op that writes."""
+
+    @property
+    def name(self) -> str:
+        return f"_returning_{super().name}"
+
+    def written_by(self, row: Row) -> str:
+        return ""
+
+
+def _register_mutating(
+    library: _native.Library, fragment: torch.library.Library, form: Form
+) -> None:
+    returning = _Returning(form.op, form.in_place)
+    fragment.define(returning.schema(), tags=(torch.Tag.pt2_compliant_tag,))
+    fragment.impl(returning.name, _donating(form, kernel(returning, library)), "XLA")
+    for key in ("CPU", "CUDA"):  # what torch.compile makes of the op there, once the layer knows it
+        fragment.impl(returning.name, _on_copies(form, fragment.ns), key)
+    name = f"{fragment.ns}::{returning.name}"
+    torch.library.register_fake(name, fake(returning, library), lib=fragment)
+    _writing.append(
+        (fragment, form.name, _writing_kernel(form, f"{fragment.ns}::{returning.name}"))
+    )
+    if os.environ.get("PJRT_DEVICE") == DEVICE:
+        serve_device()
+
+
+# Where that layer knows an op, torch.compile no longer finds out by itself how CPU and CUDA tensors can be
+# written in place. So it is told only in a process that uses the device.
+_writing: list[tuple[torch.library.Library, str, Callable[..., Any]]] = []
+
+
+def serve_device() -> None:
+    """Makes the ops that write work on XLA tensors: to be called in a process that uses the device INTARSIA."""
+    while _writing:
+        fragment, name, function = _writing.pop()
+        fragment.impl(name, function, "Functionalize")
+
+
+def _by_name(form: Form, args: Sequence[Any]) -> dict[str, torch.Tensor | None]:
+    names = (row["name"] for row in form.op.operands)
+    return dict(zip(names, form.operands(args), strict=True))
+
+
+def _rows(form: Form) -> list[Row]:
+    return [row for row in form.op.results if not row["workspace"]]
+
+
+def _donating(form: Form, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, whose results may have the buffers of the operands that they share one with in XLA."""
+
+    def donating(*args: torch.Tensor | None, **attributes: Any) -> Any:
+        operands = _by_name(form, args)
+        for row in _rows(form):
+            if row["alias"] and operands[row["alias"]] is not None:
+                torch.ops.xla.dynamo_set_buffer_donor_(operands[row["alias"]], True)
+        return run(*args, **attributes)
+
+    return donating
+
+
+def _writing_kernel(form: Form, companion: str) -> Callable[..., Any]:
+    """The op by its companion."""
+
+    def write(*args: torch.Tensor | None, **attributes: Any) -> Any:
+        operands = _by_name(form, args)
+        results = find(companion)(*args, **attributes)
+        results = [results] if isinstance(results, torch.Tensor) else results
+        returned = []
+        for row, result in zip(_rows(form), results, strict=True):
+            written = form.written_by(row)
+            if not written:
+                returned.append(result)
+            elif operands[written] is not None:
+                operands[written].copy_(result)
+        return one_or_all(returned)
+
+    return write
+
+
+def _on_copies(form: Form, namespace: str) -> Callable[..., Any]:
+    """The companion by its op."""
+
+    def run(*args: torch.Tensor | None, **attributes: Any) -> Any:
+        operands = _by_name(form, args)
+        for name in form.written:
+            operands[name] = None if operands[name] is None else operands[name].clone()
+        returned = find(f"{namespace}::{form.name}")(*operands.values(), **attributes)
+        left = iter([returned] if isinstance(returned, torch.Tensor) else returned or ())
+        results = [
+            operands[form.written_by(row)] if form.written_by(row) else next(left)
+            for row in _rows(form)
+        ]
+        device = args[0].device
+        return one_or_all([torch.empty(0, device=device) if x is None else x for x in results])
+
+    return run
+
+
+# ---------------------------------------------------------------------------- lowering
+
+
+def lower(
+    op: _native.Op,
+    library: _native.Library,
+    operands: Sequence[torch.Tensor | None],
+    attributes: Mapping[str, Any],
+) -> list[torch.Tensor | None]:
+    """Adds a call of an op to the program that torch_xla collects.
+
+    Returns:
+      The results in spec order without workspaces, None for those that do not exist.
+
+    Raises:
+      ValueError, TypeError, NotImplementedError: as in JAX; nothing was added then.
+    """
+    _check_devices(op, operands)
+    present = tuple(x is not None for x in operands)
+    given = tuple(sorted((k, v) for k, v in attributes.items() if v is not None))
+    function = _in_jax(library, op.name, present, given)
+    return call_jax(function, *(x for x in operands if x is not None))
+
+
+def call_jax(function: Callable[..., Any], *operands: torch.Tensor) -> Any:
+    """`torch_xla.core.xla_builder.call_jax`, which by itself would make int64 operands int32."""
+    import jax
+    from torch_xla.core import xla_builder
+
+    wide = any(x.dtype == torch.int64 for x in operands)
+    with jax.enable_x64(True) if wide else contextlib.nullcontext():
+        return xla_builder.call_jax(function, operands)
+
+
+@functools.cache  # torch_xla keeps what it traced by the function's identity
+def _in_jax(
+    library: _native.Library,
+    name: str,
+    present: tuple[bool, ...],
+    attributes: tuple[tuple[str, Any], ...],
+) -> Callable[..., Any]:
+    """The op as a function of those operands that are present."""
+    from intarsia.jax import _call
+
+    def function(*arrays: Any) -> list[Any]:
+        left = iter(arrays)
+        operands = [next(left) if is_given else None for is_given in present]
+        return list(_call.call_in_places(name, operands, library=library, **dict(attributes)))
+
+    return function
+
+
+def _check_devices(op: _native.Op, operands: Sequence[torch.Tensor | None]) -> None:
+    from torch_xla import runtime
+
+    if runtime.device_type() != DEVICE:
+        raise NotImplementedError(
+            f"{op.name}: torch_xla's device is {runtime.device_type()}, whose plugin has no such op; "
+            f"set PJRT_DEVICE={DEVICE}"
+        )
+    first = op.operands[0]["name"]
+    for row, x in zip(op.operands, operands, strict=True):
+        if x is not None and x.device != operands[0].device:
+            raise ValueError(
+                f"{op.name}: {row['name']} is on {x.device} but {first} is on {operands[0].device}"
+            )
