@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import intarsia.jax
@@ -46,15 +46,50 @@ def wide_indices(arrays: Arrays) -> contextlib.AbstractContextManager:
 def run(
     op: str, operands: Arrays, attributes: dict[str, Any], platform: str = "cpu"
 ) -> list[np.ndarray]:
-    """The results of an op under jit. What shares a buffer with a result is donated."""
+    """The results of an op under jit. What shares a buffer with a result is donated.
+
+    Other results lie where there was garbage: it is donated, too, and XLA gives a result the buffer of a
+    donated array of its form. (Workspaces are XLA's own; those of `run_native` and of tests/cuda hold garbage.)
+    """
     device = jax.devices(platform)[0]
+    shared = donated(op)
     with wide_indices(operands), jax.default_device(device):
         step = jax.jit(
-            lambda *xs: intarsia.jax.call(op, xs, **attributes), donate_argnums=donated(op)
+            lambda garbage, *xs: intarsia.jax.call(op, xs, **attributes),
+            donate_argnums=(0, *(1 + i for i in shared)),
+            keep_unused=True,
         )
-        # A copy, or the device would write into NumPy's memory.
-        arrays = [None if x is None else jax.device_put(np.array(x), device) for x in operands]
-        return [np.asarray(x) for x in step(*arrays)]
+
+        def run_over(fill: int) -> list[np.ndarray]:
+            # A copy, or the device would write into NumPy's memory.
+            arrays = [None if x is None else jax.device_put(np.array(x), device) for x in operands]
+            return [np.asarray(x) for x in step(garbage(op, operands, attributes, fill), *arrays)]
+
+        return _run_over_garbage(op, run_over)
+
+
+def garbage(op: str, operands: Arrays, attributes: dict[str, Any], fill: int) -> list[jax.Array]:
+    """An array of the bytes `fill` for each result that has memory of its own, in XLA's memory."""
+    rows = LIBRARY.infer(op, [tensor(x) for x in operands], attributes)
+    own = [row for row in rows if row and not row.workspace and row.alias is None]
+    found = []
+    for row in own:
+        bits = np.empty(row.shape, _dtypes.numpy_dtype(row.dtype))
+        bits.reshape(-1).view(np.uint8).fill(fill)
+        if bits.size:
+            found.append(jax.device_put(bits, may_alias=False))
+    return found
+
+
+def _run_over_garbage(op: str, run_over: Callable[[int], list[np.ndarray]]) -> list[np.ndarray]:
+    """The results of a run in memory full of a byte; where that does not show, of two runs that must agree."""
+    # All bits set is NaN: an element that is not written shows. An integer has none: there, results
+    # must not depend on what was in their memory.
+    results = run_over(0xFF)
+    if any(np.issubdtype(x.dtype, np.integer) for x in results):
+        for x, y in zip(results, run_over(0x55), strict=True):
+            assert x.tobytes() == y.tobytes(), f"{op}: a result has elements that are not written"
+    return results
 
 
 def donated(op: str) -> tuple[int, ...]:
@@ -74,14 +109,9 @@ def tensor(x: np.ndarray | None) -> _native.Tensor | None:
 
 def run_native(op: str, operands: Arrays, attributes: dict[str, Any]) -> list[np.ndarray]:
     """The results of an op on the CPU without XLA: no compilation, so this suits many shapes."""
-    # All bits set is NaN: an element that is not written shows. An integer has none: there, results
-    # must not depend on what was in their memory.
-    results = run_where_they_lie(op, _copies(operands), attributes, fill=0xFF)
-    if any(np.issubdtype(x.dtype, np.integer) for x in results):
-        again = run_where_they_lie(op, _copies(operands), attributes, fill=0x55)
-        for x, y in zip(results, again, strict=True):
-            assert x.tobytes() == y.tobytes(), f"{op}: a result has elements that are not written"
-    return results
+    return _run_over_garbage(
+        op, lambda fill: run_where_they_lie(op, _copies(operands), attributes, fill)
+    )
 
 
 def _copies(operands: Arrays) -> Arrays:

@@ -89,6 +89,23 @@ def compile_step(step, batch, donate: bool):
     return jitted.lower(*batch).compile()
 
 
+@running.on_each_platform
+def test_results_lie_where_there_was_garbage(platform: str) -> None:
+    """What `running.run` relies on: donated arrays that nothing reads become the results' memory."""
+    operands = [np.ones((5, 8), np.float32), np.ones((5, 8), np.float32), None]
+    with jax.default_device(jax.devices(platform)[0]):
+        garbage = running.garbage("fused_add_rms_norm", operands, {}, fill=0xFF)
+        assert np.isnan(np.asarray(garbage[0])).all()
+        pointers = {x.unsafe_buffer_pointer() for x in garbage}
+        step = jax.jit(
+            lambda garbage, *xs: ij.fused_add_rms_norm(*xs), donate_argnums=0, keep_unused=True
+        )
+        compiled = step.lower(garbage, *operands[:2]).compile()
+        assert " copy(" not in compiled.as_text()
+        results = compiled(garbage, *operands[:2])
+    assert len(pointers) == 2 and {x.unsafe_buffer_pointer() for x in results} == pointers
+
+
 def put(batch, platform: str):
     """On the device, in memory of XLA's own: what is lent from NumPy cannot be donated in place."""
     with jax.default_device(jax.devices(platform)[0]):
