@@ -2,6 +2,20 @@
 
 import numpy as np
 
+# Of every norm, named after the models whose shapes they are.
+CASES = {
+    "example": dict(tags="ci wire", t=2, n=64),
+    "llama3_8b_decode": dict(tags="ci bench bench_cpu", t=16, n=4096),
+    "llama3_8b_prefill": dict(tags="bench", t=16384, n=4096),
+    "llama3_8b_prefill_short": dict(tags="bench_cpu", t=512, n=4096),
+    "smollm2_decode": dict(tags="ci bench bench_cpu", t=1, n=576),
+    "gemma3_f32_weight": dict(tags="ci", t=5, n=640, weight="f32"),
+    "long_row": dict(tags="ci", t=2, n=40000),
+    "odd": dict(tags="ci", t=3, n=77),
+    "one_column": dict(tags="ci", t=4, n=1),
+    "empty": dict(tags="ci", t=0, n=64),
+}
+
 
 def normed(x, weight, eps):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, in f64."""

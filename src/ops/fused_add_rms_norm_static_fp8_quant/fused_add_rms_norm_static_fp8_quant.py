@@ -5,19 +5,9 @@ import numpy as np
 from norm import reference as norms
 from quant import reference as quant
 
-CASES = {
-    "example": dict(tags="ci wire", t=2, n=64),
-    "llama3_8b_decode": dict(tags="ci bench bench_cpu", t=16, n=4096),
-    "llama3_8b_prefill": dict(tags="bench", t=16384, n=4096),
-    "llama3_8b_prefill_short": dict(tags="bench_cpu", t=512, n=4096),
-    "smollm2_decode": dict(tags="ci bench bench_cpu", t=1, n=576),
-    "gemma3_f32_weight": dict(tags="ci", t=5, n=640, weight="f32"),
+CASES = norms.CASES | {
     "hugging_face": dict(tags="ci", t=7, n=576, rounding="before_weight"),
     "saturated": dict(tags="ci", t=7, n=576, scale=1e-3),
-    "long_row": dict(tags="ci", t=2, n=40000),
-    "odd": dict(tags="ci", t=3, n=77),
-    "one_column": dict(tags="ci", t=4, n=1),
-    "empty": dict(tags="ci", t=0, n=64),
 }
 
 

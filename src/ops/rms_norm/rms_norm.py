@@ -4,22 +4,12 @@ import numpy as np
 
 from norm import reference as norms
 
-# Named after the models whose shapes they are. "ci": run by every test run; "bench": timed; "wire": the
-# example of docs/ops.md.
-CASES = {
+# "ci": run by every test run; "bench": timed; "wire": the example of docs/ops.md.
+CASES = norms.CASES | {
     "example": dict(tags="ci wire", t=2, n=8),
-    "llama3_8b_decode": dict(tags="ci bench bench_cpu", t=16, n=4096),
-    "llama3_8b_prefill": dict(tags="bench", t=16384, n=4096),
-    "llama3_8b_prefill_short": dict(tags="bench_cpu", t=512, n=4096),
-    "smollm2_decode": dict(tags="ci bench bench_cpu", t=1, n=576),
-    "gemma3_f32_weight": dict(tags="ci", t=5, n=640, weight="f32"),
     "hugging_face": dict(tags="ci", t=7, n=576, rounding="before_weight"),
     "no_weight": dict(tags="ci", t=3, n=128, weight=None),
     "qk_norm": dict(tags="ci bench", t=64 * 32, n=128),
-    "long_row": dict(tags="ci", t=2, n=40000),
-    "odd": dict(tags="ci", t=3, n=77),
-    "one_column": dict(tags="ci", t=4, n=1),
-    "empty": dict(tags="ci", t=0, n=64),
 }
 
 

@@ -7,13 +7,7 @@ from quant import reference as quant
 
 # A scale is a number of T, the largest of its row, over 448 or 127.
 TOLERANCE = {"f32": 4e-3, "f16": 4e-4, "bf16": 4e-3}
-CASES = {
-    "example": dict(tags="ci wire", t=2, n=64),
-    "llama3_8b_decode": dict(tags="ci bench bench_cpu", t=16, n=4096),
-    "llama3_8b_prefill": dict(tags="bench", t=16384, n=4096),
-    "llama3_8b_prefill_short": dict(tags="bench_cpu", t=512, n=4096),
-    "smollm2_decode": dict(tags="ci bench bench_cpu", t=1, n=576),
-    "gemma3_f32_weight": dict(tags="ci", t=5, n=640, weight="f32"),
+CASES = norms.CASES | {
     "fused_decode": dict(tags="ci bench", t=16, n=4096, residual=True),
     "fused_prefill": dict(tags="bench", t=16384, n=4096, residual=True),
     "fused_odd": dict(tags="ci", t=5, n=77, residual=True),
@@ -25,11 +19,7 @@ CASES = {
     "gemma3_rounding_fused": dict(
         tags="ci", t=5, n=640, weight="f32", rounding="once", residual=True
     ),
-    "long_row": dict(tags="ci", t=2, n=40000),
     "long_row_fused": dict(tags="ci", t=2, n=40000, residual=True),
-    "odd": dict(tags="ci", t=3, n=77),
-    "one_column": dict(tags="ci", t=4, n=1),
-    "empty": dict(tags="ci", t=0, n=64),
 }
 _RULES = {"f8e4m3fn": quant.TOKEN_F8, "i8": quant.NORM_I8}
 

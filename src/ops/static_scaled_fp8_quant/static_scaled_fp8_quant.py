@@ -1,49 +1,9 @@
 """static_scaled_fp8_quant: what it computes, in NumPy; its cases; and plain XLA's way of computing it."""
 
-import numpy as np
+from quant.given_scale import CASES, GivenScale
+from quant.reference import floor
 
-from quant import reference as quant
+__all__ = ["CASES", "arguments", "exact", "floor", "plain_xla", "reference"]
 
-_CODE = "f8e4m3fn"
-CASES = quant.CASES | {
-    "per_channel": dict(tags="ci bench", t=16, n=4096, scales="channel"),
-    "per_channel_prefill": dict(tags="bench", t=16384, n=4096, scales="channel"),
-    "per_channel_odd": dict(tags="ci", t=3, n=77, scales="channel"),
-    "per_token": dict(tags="ci", t=37, n=576, scales="token"),
-    "per_token_one_column": dict(tags="ci", t=37, n=1, scales="token"),
-    "per_group": dict(tags="ci bench", t=16, n=4096, scales=32),
-    "per_group_odd": dict(tags="ci", t=3, n=77, scales=7),
-    "per_group_small": dict(tags="ci", t=9, n=96, scales=24),
-    "no_rows_per_token": dict(tags="ci", t=0, n=64, scales="token"),
-}
-
-
-def arguments(rng, dtype, *, t, n, scales="tensor", zeros=False, spread=1.0):
-    """Random operands in spec order, and attributes. `scales`: or how many groups a row has."""
-    x = quant.numbers(rng, dtype, t, n, zeros=zeros, spread=spread)
-    shape = {"tensor": (1,), "channel": (n,), "token": (t, 1)}.get(scales, (t, scales))
-    scale = rng.uniform(0.2, 3, shape) * spread * 2 / quant.LARGEST[_CODE]  # some saturate
-    return [x, scale.astype(np.float32)], {}
-
-
-def reference(x, scale):
-    """The results in spec order, not yet rounded to codes. Operands are f64."""
-    return [quant.given_scale(x, scale, _CODE)]
-
-
-def exact(x, scale):
-    """The results, to the bit."""
-    scaled = quant.given_scale(x.astype(np.float32), scale, _CODE)
-    return [quant.saturated(scaled, quant.CODES[_CODE])]
-
-
-floor = quant.floor
-
-
-def plain_xla(x, scale):
-    """The same in jax.numpy, as a user without this library would write it."""
-    import jax.numpy as jnp
-
-    if scale.ndim > 1:
-        scale = jnp.repeat(scale, x.shape[-1] // max(scale.shape[-1], 1), axis=-1)
-    return [quant.xla_codes(x.astype(jnp.float32) / scale, _CODE)]
+_OP = GivenScale("f8e4m3fn")
+arguments, reference, exact, plain_xla = _OP.arguments, _OP.reference, _OP.exact, _OP.plain_xla
