@@ -28,6 +28,8 @@ class Rows(NamedTuple):
     block_table: np.ndarray  # Pages, [b, m].
     limit: np.ndarray  # Most tokens to generate, [b].
     stop_ids: np.ndarray  # Tokens that end the completion, [b, e]; -1 where unused.
+    # cu_seqlens_q of a step with one token a row: [b + 1]. Made in the step, XLA makes it once a layer.
+    row_starts: np.ndarray
     sampling: SamplingState
 
 
@@ -124,6 +126,7 @@ class Schedule:
             block_table=np.zeros((b, pages_per_seq), np.int32),
             limit=np.zeros(b, np.int32),
             stop_ids=np.full((b, max(num_stop_ids, 1)), -1, np.int32),
+            row_starts=np.arange(b + 1, dtype=np.int32),
             sampling=SamplingState(
                 temperature=np.zeros(b, np.float32),
                 top_k=np.zeros(b, np.int32),

@@ -65,14 +65,14 @@ def decode(
     rows: Rows,
 ) -> tuple[Caches, tuple[State, jax.Array]]:
     """Feeds every active row's token and chooses the one after it; returns what `prefill` does."""
-    b, place = state.token.shape[0], state.length
+    place = state.length
     page = jnp.take_along_axis(rows.block_table, place[:, None] // PAGE_SIZE, axis=1)[:, 0]
     grown = place + state.active
     batch = transformer.Batch(
         tokens=state.token,
         positions=jnp.where(state.active, place, 0),
         slots=jnp.where(state.active, page * PAGE_SIZE + place % PAGE_SIZE, -1),
-        cu_seqlens_q=jnp.arange(b + 1, dtype=jnp.int32),
+        cu_seqlens_q=rows.row_starts,
         seqused_k=jnp.where(state.active, grown, 0),
         block_table=rows.block_table,
     )
