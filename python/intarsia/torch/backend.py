@@ -1,0 +1,107 @@
+"""`torch.compile(model, backend="intarsia")`: the pure parts of a graph as XLA programs.
+
+The graph that AOTAutograd gives, of functional operators, is cut where an operator has no lowering
+to JAX, draws random numbers or mutates memory. What lies between two cuts is an island: an XLA
+program, lowered by torchax, that reads torch's tensors and gives torch tensors without a copy (DLPack). At the
+cuts run torch's own kernels, and ours for the ops that mutate, on the same tensors and in the
+graph's order. Set `TORCH_LOGS="+intarsia.torch.backend"` to see what is cut and why.
+"""
+
+import logging
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._higher_order_ops.auto_functionalize import (
+    auto_functionalized_v2,
+    auto_functionalized_v2_dense,
+)
+from torch.fx.passes.split_module import split_module
+
+from intarsia.torch._island import Island, has_lowering
+
+_log = logging.getLogger(__name__)
+
+
+def _compile(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compiles a graph of functional operators, of a forward or of a backward pass."""
+    del inputs
+    _mutate_in_place(graph_module.graph)
+    _hoist_sizes(graph_module.graph)
+    graph_module.recompile()
+    parts = _cut(graph_module)
+    for name, part in list(parts.named_children()):
+        computed = [node for node in part.graph.nodes if node.op == "call_function"]
+        if computed and all(map(_is_pure, computed)):
+            setattr(parts, name, Island(part))
+        elif computed:
+            _log.info("outside XLA: %s", ", ".join(str(node.target) for node in computed))
+    return make_boxed_func(parts.forward)
+
+
+def _cut(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Splits a graph, in its order, into islands and what lies between them."""
+    part_of: dict[torch.fx.Node, int] = {}
+    part, was_pure = 0, False
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function" and _is_pure(node) != was_pure:
+            part, was_pure = part + 1, not was_pure
+        part_of[node] = part
+    return split_module(graph_module, None, part_of.__getitem__, keep_original_order=True)
+
+
+def _is_pure(node: torch.fx.Node) -> bool:
+    if isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
+        return False  # a number of the host, and no array
+    if node.target is operator.getitem:
+        return _is_pure(node.args[0])
+    return has_lowering(node.target)
+
+
+def _hoist_sizes(graph: torch.fx.Graph) -> None:
+    """Computes sizes first, so that they cut nothing."""
+    known = [node for node in graph.nodes if node.op == "placeholder"]
+    for node in list(graph.nodes):
+        is_size = isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
+        if node.op == "call_function" and is_size and set(node.all_input_nodes) <= set(known):
+            known[-1].append(node)
+            known.append(node)
+
+
+def _mutate_in_place(graph: torch.fx.Graph) -> None:
+    """Lets ops that mutate write the tensors themselves where nobody wants the old values any more.
+
+    AOTAutograd has made `op(x!)` a functional `new = auto_functionalized_v2(op, x)`, and of an input
+    x it writes `x.copy_(new)` at the graph's end. Where that is the only use of x after the op, the
+    op may write x at once, and the copy goes; so it may where x is an island's result that nobody
+    uses any more. Elsewhere the op writes a clone.
+    """
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    for node in graph.find_nodes(op="call_function", target=auto_functionalized_v2):
+        op, bases = node.args[0], node.kwargs["_all_bases"]
+        results = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        first_base = max(len(op._schema.returns), 1)  # what returns nothing returns a None
+        cloned = []
+        for i, base in enumerate(bases):
+            later = [user for user in base.users if order[user] > order[node]]
+            if base.op == "placeholder":
+                written = results.get(first_base + i)
+                in_place = len(later) == 1 and _is_copy(later[0], base, written)
+            else:
+                in_place = _is_pure(base) and not later
+            if not in_place:
+                cloned.append(i)
+            elif later:
+                later[0].replace_all_uses_with(written)
+                graph.erase_node(later[0])
+        node.target, node.args = auto_functionalized_v2_dense, (op, tuple(cloned))
+
+
+def _is_copy(node: torch.fx.Node, to: torch.fx.Node, value: torch.fx.Node | None) -> bool:
+    return node.target is torch.ops.aten.copy_.default and node.args == (to, value)
+
+
+intarsia = aot_autograd(fw_compiler=_compile, keep_inference_input_mutations=True)
