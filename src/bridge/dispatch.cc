@@ -4,15 +4,18 @@
 #include <memory>
 #include <utility>
 
-#include "src/bridge/torch_functions.h"
+#include "src/bridge/capture.h"
+#include "src/torch/functions.h"
 
 namespace intarsia::bridge {
 namespace {
 
+using Handle = torch::Tensor;  // owned
+
 struct Deleter {
-  void operator()(void* handle) const { Torch().aoti_torch_delete_tensor_object(handle); }
+  void operator()(Handle handle) const { torch::Get().delete_tensor(handle); }
 };
-using Tensor = std::unique_ptr<void, Deleter>;
+using Tensor = std::unique_ptr<torch::TensorObject, Deleter>;
 
 std::string Shape(std::span<const int64_t> dims) {
   std::string text = "[";
@@ -22,17 +25,17 @@ std::string Shape(std::span<const int64_t> dims) {
 
 // A tensor over a buffer, whose memory it does not own.
 Status Over(const Buffer& buffer, int device, Tensor& tensor) {
-  const int32_t dtype = buffer.dtype ? DtypeCode(buffer.dtype) : -1;
+  const int32_t dtype = buffer.dtype ? torch::Get().DTypeNumber(buffer.dtype) : -1;
   if (dtype < 0)
     return InvalidArgument(Text("torch has no dtype ", buffer.dtype ? buffer.dtype : "like that"));
   std::vector<int64_t> strides(buffer.dims.size(), 1);
   for (size_t i = strides.size(); i-- > 1;)
     strides[i - 1] = strides[i] * std::max<int64_t>(buffer.dims[i], 1);
-  const int32_t type = device < 0 ? 0 : Torch().aoti_torch_device_type_cuda();
+  const int32_t type = device < 0 ? torch::Get().cpu() : torch::Get().cuda();
   Handle handle = nullptr;
   const auto rank = static_cast<int64_t>(buffer.dims.size());
-  if (Torch().aoti_torch_create_tensor_from_blob(buffer.data, rank, buffer.dims.data(),
-                                                 strides.data(), 0, dtype, type, device, &handle))
+  if (torch::Get().tensor_from_blob(buffer.data, rank, buffer.dims.data(), strides.data(), 0, dtype,
+                                    type, device, &handle))
     return Internal("torch made no tensor over a buffer");
   tensor.reset(handle);
   return {};
@@ -41,10 +44,10 @@ Status Over(const Buffer& buffer, int device, Tensor& tensor) {
 // No op run here is differentiated. torch's setting is this thread's, which XLA owns.
 class NoGrad {
  public:
-  NoGrad() : before_(Torch().aoti_torch_grad_mode_is_enabled()) {
-    Torch().aoti_torch_grad_mode_set_enabled(false);
+  NoGrad() : before_(torch::Get().grad_mode_is_enabled()) {
+    torch::Get().grad_mode_set_enabled(false);
   }
-  ~NoGrad() { Torch().aoti_torch_grad_mode_set_enabled(before_); }
+  ~NoGrad() { torch::Get().grad_mode_set_enabled(before_); }
   NoGrad(const NoGrad&) = delete;
   NoGrad& operator=(const NoGrad&) = delete;
 
@@ -57,49 +60,21 @@ class OnStream {
  public:
   Status Enter(const Place& place) {
     if (place.device < 0) return {};
-    if (Torch().aoti_torch_create_cuda_stream_guard == nullptr)
+    if (torch::Get().create_cuda_stream_guard == nullptr)
       return Internal("this torch is built without CUDA");
-    if (Torch().aoti_torch_create_cuda_stream_guard(place.stream, place.device, &guard_))
+    if (torch::Get().create_cuda_stream_guard(place.stream, place.device, &guard_))
       return Internal("torch does not take XLA's stream");
     return {};
   }
   OnStream() = default;
   ~OnStream() {
-    if (guard_) Torch().aoti_torch_delete_cuda_stream_guard(guard_);
+    if (guard_) torch::Get().delete_cuda_stream_guard(guard_);
   }
   OnStream(const OnStream&) = delete;
   OnStream& operator=(const OnStream&) = delete;
 
  private:
-  void* guard_ = nullptr;
-};
-
-// While a stream is captured, what a first call does behind the scenes (loading a kernel, making a
-// cuBLAS handle, reserving memory) would be refused in the strict modes of capture.
-class Capture {
- public:
-  Status Enter(const Place& place) {
-    if (place.device < 0 || !place.capturable) return {};
-    if (!Torch().cuStreamIsCapturing || !Torch().cuThreadExchangeStreamCaptureMode)
-      return Internal("libcuda.so.1 does not tell whether a stream is captured");
-    int32_t status = 0;
-    if (Torch().cuStreamIsCapturing(place.stream, &status))
-      return Internal("libcuda.so.1 does not know XLA's stream");
-    active_ = status == 1;  // CU_STREAM_CAPTURE_STATUS_ACTIVE
-    if (active_) Torch().cuThreadExchangeStreamCaptureMode(&mode_);
-    return {};
-  }
-  Capture() = default;
-  ~Capture() {
-    if (active_) Torch().cuThreadExchangeStreamCaptureMode(&mode_);
-  }
-  Capture(const Capture&) = delete;
-  Capture& operator=(const Capture&) = delete;
-  bool active() const { return active_; }
-
- private:
-  bool active_ = false;
-  int32_t mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; the mode before, once exchanged
+  torch::Opaque* guard_ = nullptr;
 };
 
 class Execution {
@@ -132,15 +107,15 @@ class Execution {
   }
 
   // What is no tensor, as torch's C function takes it.
-  Status Value(const Argument& a, uint64_t& value) {
+  Status Value(const Argument& a, torch::Value& value) {
     if (a.kind == INTARSIA_BRIDGE_STRING) {
-      void* string = nullptr;
-      if (!Torch().torch_new_string_handle ||
-          Torch().torch_new_string_handle(a.text.data(), a.text.size(), &string))
+      torch::Opaque* string = nullptr;
+      if (!torch::Get().new_string ||
+          torch::Get().new_string(a.text.data(), a.text.size(), &string))
         return Internal("torch takes no string");
       value = reinterpret_cast<uint64_t>(string);
     } else if (a.kind == INTARSIA_BRIDGE_DTYPE) {
-      const int32_t code = DtypeCode(a.text);
+      const int32_t code = torch::Get().DTypeNumber(a.text);
       if (code < 0) return InvalidArgument(Text("torch has no dtype ", a.text));
       value = static_cast<uint32_t>(code);
     } else {
@@ -152,7 +127,7 @@ class Execution {
   Status InC() {
     std::vector<Tensor> tensors;
     INTARSIA_RETURN_IF_ERROR(MakeTensors(tensors));
-    std::vector<uint64_t> stack(std::max(plan_.arguments.size(), plan_.returns.size()));
+    std::vector<torch::Value> stack(std::max(plan_.arguments.size(), plan_.returns.size()));
     // Values first: should one fail, nothing is on the stack that only torch can delete.
     for (size_t i = 0; i < plan_.arguments.size(); ++i)
       INTARSIA_RETURN_IF_ERROR(Value(plan_.arguments[i], stack[i]));
@@ -163,9 +138,9 @@ class Execution {
       const bool is_tensor = a.kind <= INTARSIA_BRIDGE_FRESH;
       if (is_tensor) stack[i] = reinterpret_cast<uint64_t>(tensors[next++].release());
       // torch deletes this, as it does the tensors.
-      if (a.optional) stack[i] = reinterpret_cast<uint64_t>(new uint64_t(stack[i]));
+      if (a.optional) stack[i] = reinterpret_cast<uint64_t>(new torch::Value(stack[i]));
     }
-    if (Torch().aoti_torch_call_dispatcher(plan_.op.c_str(), plan_.overload.c_str(), stack.data()))
+    if (torch::Get().call_dispatcher(plan_.op.c_str(), plan_.overload.c_str(), stack.data()))
       return Explain();
     std::vector<Tensor> returned(plan_.returns.size());
     for (size_t i = 0; i < returned.size(); ++i)
@@ -177,7 +152,7 @@ class Execution {
   Status InPython(intarsia_bridge_reason reason) {
     std::vector<Tensor> tensors;
     INTARSIA_RETURN_IF_ERROR(MakeTensors(tensors));
-    std::vector<Handle> taken, put(plan_.returns.size());
+    std::vector<void*> taken, put(plan_.returns.size());
     for (Tensor& tensor : tensors) taken.push_back(tensor.release());
     intarsia_bridge_call call = {};
     call.plan = plan_.text.c_str();
@@ -188,7 +163,8 @@ class Execution {
     call.tensors = taken.data();
     call.returned = put.data();
     const Status status = RunInPython(call);
-    std::vector<Tensor> returned(put.begin(), put.end());
+    std::vector<Tensor> returned;
+    for (void* const handle : put) returned.emplace_back(static_cast<Handle>(handle));
     INTARSIA_RETURN_IF_ERROR(status);
     return CopyReturned(returned);
   }
@@ -212,25 +188,25 @@ class Execution {
       return Internal(Text("result ", static_cast<int64_t>(number), " ", text...));
     };
     bool is_defined = from != nullptr;
-    if (is_defined) Torch().aoti_torch_is_defined(from, &is_defined);
+    if (is_defined) torch::Get().is_defined(from, &is_defined);
     if (!is_defined) return wrong("is undefined, its fake kernel gave a tensor");
-    int64_t rank = 0;
-    Torch().aoti_torch_get_dim(from, &rank);
-    std::vector<int64_t> dims(static_cast<size_t>(rank));
-    for (size_t i = 0; i < dims.size(); ++i)
-      Torch().aoti_torch_get_size(from, static_cast<int64_t>(i), &dims[i]);
+    int64_t rank = 0, *sizes = nullptr;
+    torch::Get().rank(from, &rank);
+    torch::Get().sizes(from, &sizes);
+    const std::span<const int64_t> dims(sizes, static_cast<size_t>(rank));
     if (!std::ranges::equal(dims, buffer.dims))
       return wrong("has shape ", Shape(dims), ", its fake kernel gave ", Shape(buffer.dims));
     int32_t dtype = -1, device_type = -1;
-    Torch().aoti_torch_get_dtype(from, &dtype);
-    Torch().aoti_torch_get_device_type(from, &device_type);
-    if (!buffer.dtype || dtype != DtypeCode(buffer.dtype))
+    torch::Get().dtype(from, &dtype);
+    torch::Get().device_type(from, &device_type);
+    if (!buffer.dtype || dtype != torch::Get().DTypeNumber(buffer.dtype))
       return wrong("has torch's dtype number ", dtype, ", its fake kernel gave ",
                    buffer.dtype ? buffer.dtype : "one that torch lacks");
-    if ((device_type == 0) != (device_ < 0)) return wrong("is on another device than the operands");
+    if ((device_type == torch::Get().cpu()) != (device_ < 0))
+      return wrong("is on another device than the operands");
     Tensor to;
     INTARSIA_RETURN_IF_ERROR(Over(buffer, device_, to));
-    return Torch().aoti_torch_copy_(to.get(), from, 1) ? wrong("could not be copied") : Status{};
+    return torch::Get().copy(to.get(), from, 1) ? wrong("could not be copied") : Status{};
   }
 
   const Plan& plan_;
@@ -249,7 +225,7 @@ Status Run(const Plan& plan, std::span<const Buffer> operands, std::span<const B
   OnStream stream;
   INTARSIA_RETURN_IF_ERROR(stream.Enter(place));
   Capture capture;
-  INTARSIA_RETURN_IF_ERROR(capture.Enter(place));
+  if (place.capturable) INTARSIA_RETURN_IF_ERROR(capture.Enter(place.stream));
   const NoGrad no_grad;
   return Execution(plan, operands, results, place.device).Run(capture.active());
 }

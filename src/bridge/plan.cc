@@ -8,7 +8,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 
-#include "src/bridge/torch_functions.h"
+#include "src/torch/functions.h"
 
 namespace intarsia::bridge {
 namespace {
@@ -76,18 +76,16 @@ using namespace intarsia;
 
 const char* intarsia_bridge_open(intarsia_bridge_read read, intarsia_bridge_run run) {
   static std::string error;
-  Status status = bridge::OpenTorch();
+  Status status = torch::FindFunctions();
   if (!status.ok()) return (error = std::move(status.message)).c_str();
   bridge::read_plan = read;
   bridge::run_call = run;
   return nullptr;
 }
 
-int32_t intarsia_bridge_passes_strings(void) {
-  return bridge::Torch().torch_new_string_handle != nullptr;
-}
+int32_t intarsia_bridge_passes_strings(void) { return torch::Get().new_string != nullptr; }
 
-int32_t intarsia_bridge_has_dtype(const char* name) { return bridge::DtypeCode(name) >= 0; }
+int32_t intarsia_bridge_has_dtype(const char* name) { return torch::Get().DTypeNumber(name) >= 0; }
 
 void intarsia_bridge_add(const char* text, const intarsia_bridge_plan* plan) {
   auto made = bridge::MakePlan(text, *plan);

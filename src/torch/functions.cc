@@ -10,10 +10,11 @@ namespace {
 
 // torch's names of dtypes: first those that this library has, in the order of DType.
 constexpr std::array kDTypeNames = {
-    "float32",   "float16",   "bfloat16",   "float8_e4m3fn",   "float8_e5m2",
-    "uint8",     "int8",      "int32",      "int64",           "bool",
-    "float64",   "int16",     "uint16",     "uint32",          "uint64",
-    "complex32", "complex64", "complex128", "float8_e4m3fnuz", "float8_e5m2fnuz"};
+    "float32",       "float16",   "bfloat16",   "float8_e4m3fn",   "float8_e5m2",
+    "uint8",         "int8",      "int32",      "int64",           "bool",
+    "float64",       "int16",     "uint16",     "uint32",          "uint64",
+    "complex32",     "complex64", "complex128", "float8_e4m3fnuz", "float8_e5m2fnuz",
+    "float8_e8m0fnu"};
 
 Functions functions{};
 std::array<int32_t, kDTypeNames.size()> dtype_numbers;  // of those names; -1: torch has none
@@ -46,6 +47,11 @@ Status FindAll() {
   need("aoti_torch_get_device_index", functions.device_index);
   need("aoti_torch_empty_strided", functions.empty_strided);
   need("aoti_torch_copy_", functions.copy);
+  need("aoti_torch_is_defined", functions.is_defined);
+  need("aoti_torch_create_tensor_from_blob", functions.tensor_from_blob);
+  need("aoti_torch_call_dispatcher", functions.call_dispatcher);
+  need("aoti_torch_grad_mode_is_enabled", functions.grad_mode_is_enabled);
+  need("aoti_torch_grad_mode_set_enabled", functions.grad_mode_set_enabled);
   need("aoti_torch_create_device_guard", functions.create_device_guard);
   need("aoti_torch_delete_device_guard", functions.delete_device_guard);
   need("aoti_torch_device_type_cpu", functions.cpu);
@@ -55,7 +61,9 @@ Status FindAll() {
   need("_ZSt24__throw_invalid_argumentPKc", functions.throw_invalid_argument);
   for (size_t i = 0; i < kDTypeNames.size(); ++i) {
     int32_t (*number)() = nullptr;
-    Find(torch, Text("aoti_torch_dtype_", kDTypeNames[i]).c_str(), number);
+    if (!Find(torch, Text("aoti_torch_dtype_", kDTypeNames[i]).c_str(), number))
+      Find(torch, Text("torch_dtype_", kDTypeNames[i]).c_str(),
+           number);  // those added from 2.10 on
     dtype_numbers[i] = number ? number() : -1;
     if (i < std::size(functions.dtype_numbers)) functions.dtype_numbers[i] = dtype_numbers[i];
     if (i < std::size(functions.dtype_numbers) && !number) missing = kDTypeNames[i];
@@ -64,8 +72,11 @@ Status FindAll() {
     return Unimplemented(Text("this torch has no ", missing, "; expected torch 2.9 or newer"));
   Find(torch, "torch_string_c_str", functions.string_text);
   Find(torch, "torch_delete_string", functions.delete_string);
-  Find(Loaded("libtorch_cuda.so"), "aoti_torch_get_current_cuda_stream",
-       functions.current_cuda_stream);
+  Find(torch, "torch_new_string_handle", functions.new_string);
+  void* const cuda = Loaded("libtorch_cuda.so");
+  Find(cuda, "aoti_torch_get_current_cuda_stream", functions.current_cuda_stream);
+  Find(cuda, "aoti_torch_create_cuda_stream_guard", functions.create_cuda_stream_guard);
+  Find(cuda, "aoti_torch_delete_cuda_stream_guard", functions.delete_cuda_stream_guard);
   return {};
 }
 
@@ -81,6 +92,12 @@ const char* Functions::DTypeName(int32_t number) const {
   for (size_t i = 0; i < kDTypeNames.size(); ++i)
     if (torch::dtype_numbers[i] == number) return kDTypeNames[i];
   return "of another kind";
+}
+
+int32_t Functions::DTypeNumber(std::string_view name) const {
+  for (size_t i = 0; i < kDTypeNames.size(); ++i)
+    if (kDTypeNames[i] == name) return torch::dtype_numbers[i];
+  return -1;
 }
 
 Status FindFunctions() {

@@ -1,8 +1,10 @@
-// The C functions of torch that this library calls, found in the process once torch is loaded: no
-// torch header is included, and nothing of torch is linked, so one binary serves every version from
-// 2.9 on. torch keeps them stable (torch/csrc/inductor/aoti_torch/c/shim.h, torch/csrc/stable).
+// The C functions of torch that the ops' kernels call, and libintarsia_bridge (src/bridge), found
+// in the process once torch is loaded: no torch header is included, and nothing of torch is linked,
+// so one binary serves every version from 2.9 on. torch keeps them stable
+// (torch/csrc/inductor/aoti_torch/c/shim.h, torch/csrc/stable).
 #pragma once
 #include <cstdint>
+#include <string_view>
 
 #include "src/core/dtype.h"
 #include "src/core/status.h"
@@ -33,6 +35,13 @@ struct Functions {
   int32_t (*empty_strided)(int64_t rank, const int64_t* sizes, const int64_t* strides,
                            int32_t dtype, int32_t device_type, int32_t device_index, Tensor*);
   int32_t (*copy)(Tensor to, Tensor from, int32_t non_blocking);
+  int32_t (*is_defined)(Tensor, bool*);
+  int32_t (*tensor_from_blob)(void* data, int64_t rank, const int64_t* sizes,
+                              const int64_t* strides, int64_t offset, int32_t dtype,
+                              int32_t device_type, int32_t device_index, Tensor*);
+  int32_t (*call_dispatcher)(const char* op, const char* overload, Value* stack);
+  bool (*grad_mode_is_enabled)();
+  void (*grad_mode_set_enabled)(bool enabled);
   int32_t (*create_device_guard)(int32_t device_index, Opaque** guard);
   int32_t (*delete_device_guard)(Opaque* guard);
   int32_t (*cpu)();   // the device type's number
@@ -46,14 +55,19 @@ struct Functions {
   // From torch 2.10 on, else null.
   int32_t (*string_text)(Opaque* string, const char** text);
   int32_t (*delete_string)(Opaque* string);
+  int32_t (*new_string)(const char* data, size_t length, Opaque** string);
   // In a torch with CUDA, else null.
   int32_t (*current_cuda_stream)(int32_t device_index, void** stream);
+  int32_t (*create_cuda_stream_guard)(void* stream, int32_t device_index, Opaque** guard);
+  int32_t (*delete_cuda_stream_guard)(Opaque* guard);
 
   // torch's number of a dtype of ours, and the other way round (kOther: there is none).
   int32_t dtype_numbers[static_cast<int>(DType::kOther)];
   DType FromNumber(int32_t number) const;
   // "float64": what torch calls the dtype with this number.
   const char* DTypeName(int32_t number) const;
+  // The number of the dtype with this name; -1 if torch has none.
+  int32_t DTypeNumber(std::string_view name) const;
 };
 
 // Fails if no torch is loaded, or an older one than 2.9; until it has succeeded, Get() is not to

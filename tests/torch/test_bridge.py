@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import support
-from bridged import RNG, by_both_ways, normal, torch
+import torch
+from bridged import RNG, by_both_ways, normal
 from intarsia.torch import bridge
 
 
@@ -283,6 +284,18 @@ def test_flash_attention_is_that_of_intarsia(via: str) -> None:
     theirs = out.transpose(0, 2, 1, 3).reshape(b * s, h, d)
     np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(lse.transpose(1, 0, 2).reshape(h, -1), our_lse, rtol=1e-5, atol=1e-5)
+
+
+@by_both_ways
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ops_of_intarsia_in_torch(via: str, dtype: str) -> None:
+    """There and back: our op as torch has it, called from JAX, is our op as JAX has it."""
+    x, weight = normal(5, 7, 64, dtype=dtype), normal(64, dtype=dtype)
+    gelu = jax.jit(bridge.op("xla_gpu::gelu_and_mul", via=via))(x)
+    assert jnp.array_equal(gelu, intarsia.jax.gelu_and_mul(x))
+    rms_norm = bridge.op("xla_gpu::rms_norm", via="python")  # an argument is a str
+    theirs = jax.jit(lambda x, w: rms_norm(x, w, eps=1e-5))(x, weight)
+    assert jnp.array_equal(theirs, intarsia.jax.rms_norm(x, weight, eps=1e-5))
 
 
 def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import support
-from bridged import by_both_ways, normal, torch
+import torch
+from bridged import by_both_ways, normal
 from intarsia.torch import _bridge_native, bridge
 
 
@@ -78,6 +79,11 @@ X = normal(3, 4)
         (lambda: bridge.call("aten::relu", None), TypeError, "argument self is None"),
         (lambda: bridge.call("aten::relu", torch.ones(2)), TypeError, "expected an array"),
         (lambda: bridge.call("aten::topk", X, 2.0), TypeError, "argument k is 2.0, expected int"),
+        (
+            lambda: jax.jit(lambda x, k: bridge.call("aten::topk", x, k))(X, 2),
+            TypeError,
+            "argument k is .*expected int known while the program is traced",
+        ),
         (lambda: bridge.call("aten::topk", X, True), TypeError, "argument k is True, expected int"),
         (
             lambda: bridge.call("aten::topk", X, 2**63),

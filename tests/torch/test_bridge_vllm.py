@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import support
-from bridged import RNG, need_op, normal, torch
+import torch
+from bridged import RNG, need_op, normal
 from intarsia.torch import bridge
 
 BF16 = jnp.bfloat16

@@ -124,6 +124,8 @@ class Operands:
         raise TypeError(self._wrong(what, inner, value))
 
     def _wrong(self, what: str, expected: str, value: Any) -> str:
+        if isinstance(value, jax.core.Tracer):
+            expected += " known while the program is traced"
         return f"{self.name}: argument {what} is {value!r}, expected {expected}"
 
     def _tensor(self, what: str, mutable: bool, value: Any) -> Entry:

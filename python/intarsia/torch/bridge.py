@@ -126,7 +126,7 @@ def op(
       name: "namespace::op", with ".overload" where it has several; or `torch.ops.namespace.op`.
       via: who calls the dispatcher when the program runs. "c": torch's C functions, without Python. They pass tensors,
         int, float, bool, dtypes, and strings from torch 2.10 on; not lists that are given, nor numbers of any type
-        (`Scalar`). "python": Python, for every op there is, at the price of the GIL, about 20 us a call.
+        (`Scalar`). "python": Python, for every op there is, at the price of the GIL: some 10 us a call more (docs/facts.md).
       capturable: that the op may become part of a CUDA graph: it only enqueues work on the current stream, and what it
         enqueues depends on shapes and on arguments other than tensors alone. While XLA captures, Python calls the op,
         whose memory then comes from a pool of the graphs; a replay runs no Python.
