@@ -31,6 +31,7 @@ enum Slot : size_t {
   kErrorMessage = 1,
   kErrorGetCode = 2,
   kClientPlatformName = 12,
+  kClientCompile = 20,
   kLoadedExecutableExecute = 55,
 };
 
@@ -70,6 +71,21 @@ struct PlatformNameArgs {
 };
 static_assert(sizeof(ErrorMessageArgs) == 40 && sizeof(ErrorGetCodeArgs) == 32 &&
               sizeof(PlatformNameArgs) == 40);
+
+// What to compile: a serialized HloModuleProto if the format is "hlo".
+struct Program {
+  Args base;
+  const char* code;
+  size_t code_size;
+  const char* format;
+  size_t format_size;
+};
+struct CompileArgs {
+  Args base;
+  void* client;
+  const Program* program;
+};
+static_assert(sizeof(Program) == 48 && offsetof(CompileArgs, program) == 24);
 
 struct ExecuteArgs {
   Args base;

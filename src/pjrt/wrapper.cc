@@ -6,11 +6,13 @@
 #include <cstring>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/core/config.h"
 #include "src/core/status.h"
 #include "src/pjrt/c_api.h"
+#include "src/pjrt/in_place.h"
 #include "src/pjrt/register.h"
 
 namespace intarsia::pjrt {
@@ -49,6 +51,27 @@ Error* Execute(ExecuteArgs* args) {
   return error;
 }
 
+Error* Compile(CompileArgs* args) {
+  const Program* const given = args->program;
+  const auto compile = reinterpret_cast<Function<CompileArgs>>(real->functions[kClientCompile]);
+  if (std::string_view(given->format, given->format_size) != "hlo" ||
+      given->base.struct_size > sizeof(Program))
+    return compile(args);
+  std::string code;
+  try {
+    code = AliasGivenUpParameters({given->code, given->code_size});
+  } catch (const std::exception&) {  // no memory: the program is right as it was
+  }
+  if (code.empty()) return compile(args);
+  Program program = *given;
+  program.code = code.data();
+  program.code_size = code.size();
+  args->program = &program;
+  Error* error = compile(args);
+  args->program = given;
+  return error;
+}
+
 // torch_xla 2.9 aborts on "cuda", for which it had code of its own. One name on all platforms.
 Error* PlatformName(PlatformNameArgs* args) {
   static constexpr std::string_view kName = "intarsia";
@@ -83,6 +106,7 @@ const PJRT_Api* Wrap() {
   static Table table(real->struct_size);
   std::memcpy(table.words.data(), real, real->struct_size);
   table.Set(kClientPlatformName, &PlatformName);
+  table.Set(kClientCompile, &Compile);
   table.Set(kLoadedExecutableExecute, &Execute);
   return table.api();
 }

@@ -1,0 +1,91 @@
+"""Caches are written where they lie: the same buffer before and after, whatever their order in the program."""
+
+from collections.abc import Callable
+
+import intarsia.torch  # noqa: F401  torch.ops.xla_gpu
+import pytest
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+
+PAGES, PAGE, HEADS, D, LAYERS = 4, 8, 2, 16, 3
+Caches = dict[str, torch.Tensor]
+
+ORDERS = {
+    "by layer": [f"{what}{layer}" for layer in range(LAYERS) for what in ("key", "value")],
+    "values first": [f"{what}{layer}" for what in ("value", "key") for layer in range(LAYERS)],
+    "backwards": [f"{what}{layer}" for layer in (2, 1, 0) for what in ("value", "key")],
+}
+
+
+def pointers(caches: Caches) -> dict[str, int]:
+    torch_xla.sync(wait=True)
+    xm.wait_device_ops()
+    return {name: torch_xla._XLAC._unsafe_buffer_pointer(x) for name, x in caches.items()}
+
+
+def write(caches: Caches, new: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Every layer's caches get numbers of their own; one layer depends on the one before."""
+    total = new
+    for layer in range(LAYERS):
+        key, value = caches[f"key{layer}"], caches[f"value{layer}"]
+        torch.ops.xla_gpu.reshape_and_cache_flash(new + layer, total, key, value, slots)
+        total = total + key[0, :3] + value[1, :3]
+    return total
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "openxla"])
+def test_writes_keep_the_buffers(order: str, compiled: bool) -> None:
+    shape = (PAGES, PAGE, HEADS, D)
+    plain = {name: torch.zeros(shape) for name in ORDERS[order]}
+    caches = {name: x.to("xla") for name, x in plain.items()}
+    step: Callable[..., torch.Tensor] = write
+    if compiled:
+        torch.compiler.reset()
+        step = torch.compile(write, backend="openxla", fullgraph=True)
+    before = pointers(caches)
+    assert len(set(before.values())) == len(caches)
+    for i in range(3):
+        new = torch.full((3, HEADS, D), float(i + 1))
+        slots = torch.tensor([i, PAGE + i, -1])
+        want = write(plain, new, slots)
+        got = step(caches, new.to("xla"), slots.to("xla"))
+        assert pointers(caches) == before
+        assert torch.equal(got.cpu(), want)
+        for name, x in plain.items():
+            assert torch.equal(caches[name].cpu(), x), name
+
+
+def test_a_copy_of_a_cache_stays_what_it_was() -> None:
+    cache = torch.zeros(PAGES, PAGE, HEADS, D).to("xla")
+    value = cache.clone()
+    torch_xla.sync(wait=True)
+    first = cache.clone()
+    new, slots = torch.ones(1, HEADS, D).to("xla"), torch.tensor([0]).to("xla")
+    torch.ops.xla_gpu.reshape_and_cache_flash(new, new, cache, value, slots)
+    torch_xla.sync(wait=True)
+    assert first.cpu().sum() == 0
+    assert cache.cpu().sum() == value.cpu().sum() == HEADS * D
+
+
+def test_activations_are_replaced() -> None:
+    """What torch writes in place and XLA does not: the tensor, and views of it, have the new numbers."""
+    x, residual = torch.randn(2, 3, 64), torch.randn(2, 3, 64)
+    on_xla, sum_on_xla = x.to("xla"), residual.to("xla")
+    view = on_xla[1]
+    torch.ops.xla_gpu.fused_add_rms_norm(on_xla, sum_on_xla)
+    torch.ops.xla_gpu.fused_add_rms_norm(x, residual)
+    torch.testing.assert_close(on_xla.cpu(), x)
+    torch.testing.assert_close(sum_on_xla.cpu(), residual)
+    torch.testing.assert_close(view.cpu(), x[1])
+
+
+def test_writes_in_inference_mode() -> None:
+    x, residual = torch.randn(3, 64), torch.randn(3, 64)
+    with torch.inference_mode():
+        on_xla, sum_on_xla = x.to("xla"), residual.to("xla")
+        torch.ops.xla_gpu.fused_add_rms_norm(on_xla, sum_on_xla)
+    torch.ops.xla_gpu.fused_add_rms_norm(x, residual)
+    torch.testing.assert_close(on_xla.cpu(), x)
+    torch.testing.assert_close(sum_on_xla.cpu(), residual)
