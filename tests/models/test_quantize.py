@@ -1,5 +1,6 @@
 """Linear layers in fp8: what they compute, what is left of a model's quality, and what is compiled."""
 
+import dataclasses
 import functools
 import re
 
@@ -336,6 +337,20 @@ def compiled_step(tokens: int, scan_layers: bool, device: jax.Device | None = No
     # Where it may, XLA times Triton's fp8 product, too, and takes what is faster.
     options = {"xla_gpu_enable_triton_gemm": False}
     return jax.jit(step, donate_argnums=1).lower(*operands).compile(options).as_text()
+
+
+def test_on_a_cpu_weights_are_widened_one_after_the_other():
+    small = {"hidden": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "intermediate": 512}
+    room = {}
+    for layers in (2, 6):
+        config = dataclasses.replace(LLAMA3_8B, **small, vocab=64, layers=layers)
+        operands = _shapes_of_a_step(config, 1, scan_layers=False)
+        step = functools.partial(transformer.forward, intarsia.jax, config, decode=True)
+        compiled = transformer.compile_step(jax.jit(step, donate_argnums=1).lower(*operands))
+        room[layers] = compiled.memory_analysis().temp_size_in_bytes
+    in_f32 = 4 * 3 * config.hidden * config.intermediate
+    assert room[6] - room[2] < in_f32 / 10
+    assert room[2] < 2 * in_f32
 
 
 @pytest.mark.gpu

@@ -275,7 +275,7 @@ class Engine:
             lowered = jax.jit(function, donate_argnums=donated).lower(
                 self._params, self._caches, self._rope_tables, *operands
             )
-            self._executables[key] = lowered.compile()
+            self._executables[key] = transformer.compile_step(lowered)
             warm_up(self._executables[key])
         return self._executables[key]
 

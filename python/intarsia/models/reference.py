@@ -18,7 +18,7 @@ import numpy as np
 from intarsia.models.config import ModelConfig
 from intarsia.models.linear import product
 from intarsia.models.sampling import argmax
-from intarsia.models.transformer import KvCache, cache_dtype, logits, warm_up_runs
+from intarsia.models.transformer import KvCache, cache_dtype, compile_step, logits, warm_up_runs
 from intarsia.models.weights import Params
 
 _ACTIVATIONS = {
@@ -97,7 +97,7 @@ def generate(
 
 def _compile(function: Any, config: ModelConfig, *operands: Any) -> Any:
     jitted = jax.jit(functools.partial(function, config), donate_argnums=1)
-    return jitted.lower(*operands).compile()
+    return compile_step(jitted.lower(*operands))
 
 
 def _prefill(
