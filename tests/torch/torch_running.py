@@ -41,9 +41,9 @@ def to_numpy(x: torch.Tensor) -> np.ndarray:
     )
 
 
-def results(
+def raw_results(
     form: Form, call: Callable[..., Any], operands: Sequence[torch.Tensor | None], attributes: dict
-) -> list[np.ndarray]:
+) -> list[torch.Tensor]:
     """The results that exist, in spec order; those in place are taken from their operands."""
     exists = running.LIBRARY.infer(
         form.op.name,
@@ -54,13 +54,20 @@ def results(
     returned = [] if returned is None else returned
     left = iter([returned] if isinstance(returned, torch.Tensor) else returned)
     names = [row["name"] for row in form.op.operands]
-    arrays = []
+    found = []
     for i, row in enumerate(form.op.results):
         if row["workspace"]:
             continue
         result = next(left) if i in form.returns else operands[names.index(form.written_by(row))]
         if exists[i] is not None:
-            arrays.append(to_numpy(result))
+            found.append(result)
         elif i in form.returns:
             assert tuple(result.shape) == (0,) and result.dtype == torch.float32
-    return arrays
+    return found
+
+
+def results(
+    form: Form, call: Callable[..., Any], operands: Sequence[torch.Tensor | None], attributes: dict
+) -> list[np.ndarray]:
+    """The same as NumPy's."""
+    return [to_numpy(x) for x in raw_results(form, call, operands, attributes)]

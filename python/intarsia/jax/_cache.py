@@ -5,58 +5,15 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
+from intarsia._cache_form import infer_layout, split
 from intarsia.jax import _ops
 
 KvCache: TypeAlias = jax.Array | tuple[jax.Array, jax.Array]
 
 
-def split(op: str, kv_cache: KvCache) -> tuple[jax.Array, jax.Array | None]:
-    """(key_cache, value_cache), where value_cache is None if one array holds both. `op` is for errors."""
-    if not isinstance(kv_cache, tuple | list):
-        return kv_cache, None
-    if len(kv_cache) != 2:
-        raise ValueError(f"{op}: kv_cache has {len(kv_cache)} arrays, expected one or a pair")
-    return tuple(kv_cache)
-
-
 def scale(value: jax.Array | float | None) -> jax.Array | None:
     """A scale as the ops take it: f32, of rank 1 or more."""
     return None if value is None else jnp.atleast_1d(jnp.asarray(value, jnp.float32))
-
-
-def infer_layout(
-    op: str, kv_cache: KvCache, head_dim: int, layout: str | None, layer: jax.Array | None
-) -> str:
-    """The layout as given, or by the cache's form, rank and last axis.
-
-    A pair is "NHD". One array is "packed" if its rows are two heads long, "stacked" if it has an axis
-    more than the others, of size 2, in front of the pages, and else "combined".
-    """
-    if layout is not None:
-        return layout
-    key_cache, value_cache = split(op, kv_cache)
-    if value_cache is not None:
-        return "NHD"
-    shape = key_cache.shape
-    lead = 0 if layer is None else 1
-
-    def refuse(why: str) -> ValueError:
-        with_layer = "" if layer is None else " with layer"
-        return ValueError(
-            f"{op}: kv_cache has shape {tuple(shape)}{with_layer}, {why}; pass layout="
-        )
-
-    if len(shape) == lead + 5:
-        if shape[lead] != 2:
-            raise refuse(f"where a stacked cache has 2 in axis {lead}")
-        if shape[lead + 1] == 2:
-            raise refuse(f"whose axis {lead + 1} could tell K from V, too")
-        return "stacked"
-    if len(shape) == lead + 4 and shape[-1] == 2 * head_dim:
-        return "packed"
-    if len(shape) == lead + 4 and shape[-1] == head_dim:
-        return "combined"
-    raise refuse(f"which no layout with heads of {head_dim} has")
 
 
 def reshape_and_cache_flash(

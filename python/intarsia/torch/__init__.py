@@ -1,15 +1,20 @@
 """Intarsia's ops for torch: importing this module registers them as `torch.ops.xla_gpu.<op>`.
 
 They run on CPU and CUDA tensors, without XLA: this needs torch 2.9 or newer, and neither jax nor torch_xla. XLA tensors
-are those of torch_xla's device INTARSIA (intarsia.pjrt_plugin).
+are those of torch_xla's device INTARSIA (intarsia.pjrt_plugin). Functions with the names and signatures of other projects
+are in `intarsia.xla_ops`.
 """
 
 from intarsia import _native
-from intarsia.torch._register import register
+from intarsia.torch import _attention, _grad_rules  # noqa: F401  the rules declare themselves
+from intarsia.torch._register import refuse_names, register
 
 NAMESPACE = "xla_gpu"
 """Where the package's own ops are: `torch.ops.xla_gpu`."""
 
 __all__ = ["NAMESPACE", "register"]
 
+refuse_names(_native.main_library(), NAMESPACE)
+_attention.refuse_names()
+_attention.define()
 register(_native.main_library(), NAMESPACE)

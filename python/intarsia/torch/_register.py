@@ -1,4 +1,7 @@
-"""Registers ops with torch: schemas, kernels, fake kernels."""
+"""Registers ops with torch: schemas, kernels, fake kernels, gradients.
+
+Kernels for torch_xla's tensors, the key XLA, are `_xla.py`'s.
+"""
 
 import ctypes
 import functools
@@ -12,6 +15,7 @@ from intarsia import _native
 from intarsia.torch import _xla
 from intarsia.torch._fake import fake
 from intarsia.torch._form import Form, find, forms
+from intarsia.torch._grad import register_gradient
 
 # Before, torch hands no `str` to a kernel that it knows by its stable C functions. There the kernel has a name of its
 # own with integers for strings, and a Python function stands between it and the public schema.
@@ -33,14 +37,25 @@ def register(library: _native.Library, namespace: str) -> torch.library.Library:
     Raises:
       RuntimeError: another module has defined an op of one of these names; nothing is registered then.
     """
+    refuse_names(library, namespace)
     every = [form for op in library.ops.values() for form in forms(op)]
-    for form in every:
-        refuse_defined(f"{namespace}::{form.name}")
     fragment = torch.library.Library(namespace, "FRAGMENT")
+    # torch looks up once which overloads a name has, so all are defined before any is found.
     for form in every:
-        _define(library, fragment, form)
+        fragment.define(form.schema(), tags=(torch.Tag.pt2_compliant_tag,))
+        if _needs_addresses(form):
+            fragment.define(form.schema(_private(form), text_addresses=True))
+    for form in every:
+        _implement(library, fragment, form)
     _xla.register(library, fragment)
     return fragment
+
+
+def refuse_names(library: _native.Library, namespace: str) -> None:
+    """Raises if another module has defined an op of a library in this namespace."""
+    for op in library.ops.values():
+        for form in forms(op):
+            refuse_defined(f"{namespace}::{form.name}")
 
 
 def refuse_defined(name: str) -> None:
@@ -57,26 +72,27 @@ def refuse_defined(name: str) -> None:
     )
 
 
-def _define(library: _native.Library, fragment: torch.library.Library, form: Form) -> None:
-    name = f"{fragment.ns}::{form.name}"
-    fragment.define(form.schema(), tags=(torch.Tag.pt2_compliant_tag,))
-    if _HAS_TEXTS or not form.texts:
-        library.register_with_torch(
-            form.op.name, name, in_place=form.in_place, text_addresses=False
-        )
-    else:
-        private = f"_{form.name}"
-        fragment.define(form.schema(private, text_addresses=True))
-        library.register_with_torch(
-            form.op.name,
-            f"{fragment.ns}::{private}",
-            in_place=form.in_place,
-            text_addresses=True,
-        )
-        kernel = _by_addresses(form, find(f"{fragment.ns}::{private}"))
+def _needs_addresses(form: Form) -> bool:
+    return bool(form.texts) and not _HAS_TEXTS
+
+
+def _private(form: Form) -> str:
+    return f"_{form.name}"
+
+
+def _implement(library: _native.Library, fragment: torch.library.Library, form: Form) -> None:
+    needs_addresses = _needs_addresses(form)
+    native = f"{fragment.ns}::{_private(form) if needs_addresses else form.name}"
+    library.register_with_torch(
+        form.op.name, native, in_place=form.in_place, text_addresses=needs_addresses
+    )
+    if needs_addresses:
+        kernel = _by_addresses(form, find(native))
         for key in _KEYS:
             fragment.impl(form.name, kernel, key)
+    name = f"{fragment.ns}::{form.name}"
     torch.library.register_fake(name, fake(form, library), lib=fragment)
+    register_gradient(form, find(name), fragment)
 
 
 def _by_addresses(form: Form, private: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,203 @@
+"""The ops' gradients. The forward pass is the op, with its roundings; the backward pass is torch in f32, except where an
+op of ours is the gradient, or its own inverse.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from intarsia import _native
+from intarsia.torch._grad import Tensors, gradient
+
+_ops = torch.ops.xla_gpu
+
+
+@gradient("simple_add", keep=lambda operands, results: ())
+def _simple_add(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
+    (g,) = cotangents
+    return g, g
+
+
+def _norm_backward(
+    x: torch.Tensor, weight: torch.Tensor | None, g: torch.Tensor, eps: float, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Cotangents of x and weight for y = u w, u = x r, r = (mean(x^2) + eps)^-1/2.
+
+    dx = r (w g - u mean(u w g)), dw = sum over rows of u g.
+    """
+    x, g = x.float(), g.float()
+    r = torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
+    u = x * r
+    scaled = g if weight is None else g * weight.float()
+    dx = r * (scaled - u * (u * scaled).mean(-1, keepdim=True))
+    return dx, None if weight is None else (u * g).reshape(-1, x.shape[-1]).sum(0)
+
+
+@gradient("rms_norm")
+def _rms_norm(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
+    return _norm_backward(*kept, *cotangents, **attributes)
+
+
+@gradient("fused_add_rms_norm", keep=lambda operands, results: (results[1], operands[2]))
+def _fused_add_rms_norm(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
+    g, g_residual = cotangents
+    d_total, d_weight = _norm_backward(*kept, g, **attributes)
+    d_total = d_total + g_residual.float()
+    return d_total, d_total, d_weight
+
+
+def _gated_backward(
+    act: Callable[[torch.Tensor], torch.Tensor],
+    act_derivative: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    kept: Tensors,
+    cotangents: Tensors,
+) -> Tensors:
+    """Cotangents of the gate and of what it multiplies, apart or side by side as they came."""
+    x, up = kept
+    (g,) = (y.float() for y in cotangents)
+    gate, other = (y.float() for y in (x.chunk(2, -1) if up is None else (x, up)))
+    d_gate, d_other = act_derivative(g * other, gate), g * act(gate)
+    return (torch.cat([d_gate, d_other], -1), None) if up is None else (d_gate, d_other)
+
+
+for _name, _act, _derivative in (
+    ("silu_and_mul", functional.silu, torch.ops.aten.silu_backward),
+    ("gelu_and_mul", functional.gelu, torch.ops.aten.gelu_backward),
+    (
+        "gelu_tanh_and_mul",
+        functools.partial(functional.gelu, approximate="tanh"),
+        functools.partial(torch.ops.aten.gelu_backward, approximate="tanh"),
+    ),
+):
+    gradient(_name)(
+        lambda kept, cotangents, attributes, act=_act, derivative=_derivative: _gated_backward(
+            act, derivative, kept, cotangents
+        )
+    )
+
+
+@gradient("rotary_embedding")
+def _rotary_embedding(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
+    """A rotation's transpose is its inverse; the table's cotangent is gathered from every pair."""
+    positions, query, table, key = kept
+    back = attributes | {"inverse": not attributes["inverse"]}
+    g_key = None if key is None else cotangents[1]
+    d_query, d_key = _ops.rotary_embedding.functional(
+        positions, cotangents[0], table, g_key, **back
+    )
+    heads = [(query, cotangents[0])] + ([] if key is None else [(key, g_key)])
+    d_table = _table_cotangent(positions, table, heads, **attributes)
+    return None, d_query, d_table, None if key is None else d_key
+
+
+def _table_cotangent(
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    heads: list[tuple[torch.Tensor, torch.Tensor]],
+    *,
+    head_size: int | None,
+    is_neox: bool,
+    rope_dim_offset: int,
+    inverse: bool,
+) -> torch.Tensor:
+    """For y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin: d cos = x1 g1 + x2 g2, d sin = x1 g2 - x2 g1."""
+    max_pos, r = table.shape
+
+    def pairs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        d = x.shape[-1] if x.ndim == positions.ndim + 2 else head_size
+        part = x.float().reshape(*positions.shape, math.prod(x.shape[positions.ndim :]) // d, d)
+        part = part[..., rope_dim_offset : rope_dim_offset + r]
+        return part.chunk(2, -1) if is_neox else (part[..., ::2], part[..., 1::2])
+
+    d_angles = torch.zeros(*positions.shape, r, device=table.device)
+    for x, g in heads:
+        (x1, x2), (g1, g2) = pairs(x), pairs(g)
+        d_cos, d_sin = x1 * g1 + x2 * g2, x1 * g2 - x2 * g1
+        d_angles = d_angles + torch.cat([d_cos, -d_sin if inverse else d_sin], -1).sum(-2)
+    # A position outside the table turned nothing.
+    inside = (positions >= 0) & (positions < max_pos)
+    d_angles = torch.where(inside.unsqueeze(-1), d_angles, 0.0).reshape(-1, r)
+    rows = torch.where(inside, positions, 0).reshape(-1).long()
+    return torch.zeros(max_pos, r, device=table.device).index_add(0, rows, d_angles)
+
+
+@gradient("merge_attn_states")
+def _merge_attn_states(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
+    """For out = a x + b y, lse = ln(e^p + e^s), where a = e^(p - lse) and b = e^(s - lse):
+
+    dx = a g, dy = b g, dp = a g_lse + c, ds = b g_lse - c, c = a b g (x - y).
+    """
+    x, p, y, s = (tensor.float() for tensor in kept)
+    g, g_lse = (tensor.float() for tensor in cotangents)
+    p, s = (lse.where(lse != math.inf, -math.inf) for lse in (p, s))
+    larger = torch.maximum(p, s)
+    neither = larger == -math.inf  # the op gives x then, and no lse
+    weights = [torch.exp(lse - larger.where(~neither, 0.0)) for lse in (p, s)]
+    a, b = (w / sum(weights).where(~neither, 1.0) for w in weights)
+    # What a set without keys holds for its out, NaN maybe, counts for nothing.
+    difference = (x - y).where((a * b > 0).T[..., None], 0.0)
+    c = a * b * (g * difference).sum(-1).T
+    dx, dy = (w.T[..., None] * g for w in (a.where(~neither, 1.0), b))
+    return dx, a * g_lse + c, dy, b * g_lse - c
+
+
+_ATTENTION = [row["name"] for row in _native.main_library().find("flash_attn_varlen").operands]
+
+
+def _check_attention(operands: Tensors, attributes: dict[str, Any]) -> None:
+    given = dict(zip(_ATTENTION, operands, strict=True))
+    not_built = None
+    for name in ("block_table", "leftpad_k"):
+        if given[name] is not None:
+            not_built = f"with {name} is not built; it is for dense k and v"
+    q, v = given["q"], given["v"]
+    if v is None:
+        return  # the op says what is missing
+    if q.dtype.itemsize == 1 or v.dtype != q.dtype:
+        not_built = (
+            f"for q in {q.dtype} and v in {v.dtype} is not built; it is for float32, float16 and bfloat16, "
+            "the same for all"
+        )
+    if v.shape[-1] != q.shape[-1]:
+        not_built = (
+            f"for dv={v.shape[-1]} where q has d={q.shape[-1]} is not built; it is for equal ones"
+        )
+    slopes = given["alibi_slopes"]
+    if slopes is not None and slopes.requires_grad:
+        not_built = "of alibi_slopes is not built; pass alibi_slopes.detach()"
+    if not_built:
+        raise NotImplementedError(f"flash_attn_varlen: the gradient {not_built}")
+
+
+@gradient(
+    "flash_attn_varlen",
+    keep=lambda operands, results: (*operands, *results),
+    check=_check_attention,
+)
+def _flash_attn_varlen(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
+    """An op of its own. Without `return_lse` the forward pass is made once more, for lse."""
+    *operands, out, lse = kept
+    given = dict(zip(_ATTENTION, operands, strict=True))
+    dout, dlse = cotangents
+    if not attributes["return_lse"]:
+        _, lse = _ops.flash_attn_varlen(*operands, **attributes | {"return_lse": True})
+        dlse = None
+    names = ("scale", "is_causal", "window_left", "window_right", "softcap")
+    gradients = _ops.flash_attn_varlen_backward(
+        dout,
+        *(given[name] for name in ("q", "k", "v")),
+        out,
+        lse,
+        *(given[n] for n in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "sinks")),
+        dlse,
+        **{name: attributes[name] for name in names},
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    of = dict(zip(("q", "k", "v", "sinks"), gradients, strict=True))
+    if given["sinks"] is None:
+        del of["sinks"]
+    return [of.get(name) for name in _ATTENTION]

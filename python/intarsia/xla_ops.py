@@ -1,0 +1,252 @@
+"""The ops under the names, and with the signatures, that torch code for XLA and vLLM calls them by.
+
+Importing this module, like importing `intarsia.torch`, registers everything. All functions take tensors on the CPU, on
+CUDA devices and, where torch_xla is installed, on its devices.
+
+>>> import torch
+>>> from intarsia.xla_ops import *
+
+A norm, its registration spelled out or not:
+
+>>> register_rms_norm_lowering()
+True
+>>> input, weight = torch.randn(3, 64), torch.ones(64)
+>>> rms_norm_xla(input, weight, epsilon=1e-5).shape
+torch.Size([3, 64])
+
+A KV cache, written in place; negative slots are padding:
+
+>>> key = torch.randn(4, 2, 8)
+>>> value = torch.randn(4, 2, 8)
+>>> key_cache = torch.zeros(2, 16, 2, 8)
+>>> value_cache = torch.zeros(2, 16, 2, 8)
+>>> slot_mapping = torch.tensor([0, 1, 2, -1], dtype=torch.int64)
+>>> reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping, "auto", None, None)
+>>> torch.equal(key_cache[0, :3], key[:3]) and not key_cache[0, 3:].any()
+True
+
+Attention over a ragged batch, and over the pages of a cache:
+
+>>> setup_custom_call()
+True
+>>> q, k, v = torch.randn(3, 10, 4, 8).unbind()
+>>> cu_seqlens = torch.tensor([0, 4, 10], dtype=torch.int32)
+>>> out, softmax_lse = torch.ops.xla.flash_attn_varlen_op(
+...     q, k, v, cu_seqlens, cu_seqlens, 6, 6, 8**-0.5,
+...     is_causal=True, window_left=-1, window_right=-1, softcap=0.0, seqused_k=None, block_table=None)
+>>> out.shape, softmax_lse.shape
+(torch.Size([10, 4, 8]), torch.Size([4, 10]))
+>>> out, softmax_lse = torch.ops.xla.flash_attn_varlen_op(
+...     q[:1], key_cache, value_cache, cu_seqlens[:1].repeat(2) + torch.tensor([0, 1]), cu_seqlens, 1, 3, 8**-0.5,
+...     is_causal=True, seqused_k=torch.tensor([3]), block_table=torch.tensor([[0, 1]]))
+
+>>> kv_cache = torch.randn(6, 16, 2 * 2, 8)  # K and V in even and odd heads
+>>> out = xla_gpu_paged_attention(
+...     query=q[:2], kv_cache=kv_cache, context_lens=torch.tensor([20, 7]),
+...     block_tables=torch.tensor([[0, 3], [5, 0]]), query_start_loc=torch.tensor([0, 1, 2]),
+...     num_seqs=2, scale=8**-0.5, sliding_window=None, soft_cap=None)
+>>> @torch.compile(fullgraph=True, backend="aot_eager")
+... def attention_fn(query, kv_cache, *lengths_and_pages):
+...     return torch.ops.xla_gpu.paged_attention(query, kv_cache, *lengths_and_pages, 2, 8**-0.5)
+>>> again = attention_fn(
+...     q[:2], kv_cache, torch.tensor([20, 7]), torch.tensor([[0, 3], [5, 0]]), torch.tensor([0, 1, 2]))
+>>> torch.equal(out, again)
+True
+"""
+
+import torch
+
+import intarsia.torch
+from intarsia import _native
+from intarsia.torch._attention import KvCache, as_scale, paged_attention
+
+_ops = torch.ops.xla_gpu
+
+
+def register_ops() -> bool:
+    """Registers every op, as importing this module has done already. Returns True."""
+    intarsia.torch.register(_native.main_library(), intarsia.torch.NAMESPACE)
+    return True
+
+
+def setup_custom_call() -> bool:
+    """The same, under the name that FlashAttention's users of XLA know."""
+    return register_ops()
+
+
+# What the op is called in the name of its register_..._lowering, where that is not its own name.
+_LOWERINGS = {"flash_attn_varlen": "flash_attention"}
+for _op in _native.main_library().ops:
+    globals()[f"register_{_LOWERINGS.get(_op, _op)}_lowering"] = register_ops
+
+
+def rms_norm_xla(
+    input: torch.Tensor, weight: torch.Tensor | None, epsilon: float = 1e-6
+) -> torch.Tensor:
+    """`torch.ops.xla_gpu.rms_norm`: input [..., n], weight [n]."""
+    return _ops.rms_norm(input, weight, eps=epsilon)
+
+
+def reshape_and_cache_flash(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_cache_dtype: str = "auto",
+    k_scale: torch.Tensor | float | None = None,
+    v_scale: torch.Tensor | float | None = None,
+) -> None:
+    """Writes new keys and values into their slots of a paged cache, in place.
+
+    Args:
+      key, value: [t, hk, d].
+      key_cache, value_cache: [p, s, hk, d], of the dtype of `key`, fp8, or uint8.
+      slot_mapping: [t'], t' <= t: page * s + offset of each of the first t' tokens; negative: skip.
+      kv_cache_dtype: what a uint8 cache holds: "fp8" or "fp8_e4m3", "fp8_e5m2"; "auto": as its dtype says.
+      k_scale, v_scale: what fp8 keys and values will have to be multiplied by, None for 1. Caches of another dtype hold
+        what they are given, whatever the scales.
+
+    Raises:
+      ValueError: shapes or dtypes do not fit; nothing is written then.
+
+    Source: vLLM's `_C_cache_ops::reshape_and_cache_flash`.
+    """
+    scales = (k_scale, v_scale) if key_cache.dtype.itemsize == 1 else (None, None)
+    k_scale, v_scale = (as_scale(x, key_cache) for x in scales)
+    _ops.reshape_and_cache_flash(
+        key,
+        value,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        None,
+        k_scale,
+        v_scale,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+
+
+def xla_gpu_paged_attention(
+    query: torch.Tensor,
+    kv_cache: KvCache,
+    context_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    num_seqs: torch.Tensor | int,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """Causal attention of a batch's newest queries to a paged cache that holds their keys already.
+
+    The same as `torch.ops.xla_gpu.paged_attention` with these arguments, which takes no pair.
+
+    Args:
+      query: [t, h, d], sequence after sequence.
+      kv_cache: one array [p, s, 2 * hk, d] (K in even, V in odd heads), [p, s, hk, 2 * d] or [2, p, s, hk, d], or a pair of
+        [p, s, hk, d].
+      context_lens: [b], keys of each sequence, this step's included.
+      block_tables: [b, m], the pages of each sequence.
+      query_start_loc: [b + 1], where each sequence starts in `query`.
+      num_seqs: how many sequences are real, a number or an array of shape [1]; rows of the others give 0.
+      scale: of the scores.
+      sliding_window: keys that a query sees, its own included.
+      soft_cap: scores become soft_cap * tanh(score / soft_cap).
+
+    Returns:
+      [t, h, d].
+    """
+    return paged_attention(
+        query,
+        kv_cache,
+        context_lens,
+        block_tables,
+        query_start_loc,
+        num_seqs,
+        scale,
+        sliding_window,
+        soft_cap,
+    )
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+    *,
+    seqused_k: torch.Tensor | None = None,
+    leftpad_k: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]:
+    """FlashAttention's function of that name: q [tq, h, d], k and v [tk, hk, d], or with `block_table` a paged cache.
+
+    Args:
+      max_seqlen_q, max_seqlen_k: not looked at; bounds come from shapes.
+      dropout_p: 0; attention with dropout is not built.
+      window_size: keys seen to the left and to the right of the query's own; -1: all.
+      deterministic: of the gradient; needs `torch.use_deterministic_algorithms(True)`, which says so to every op.
+      return_attn_probs: returns (out, softmax_lse [h, tq], None).
+      The others: as in `torch.ops.xla_gpu.flash_attn_varlen`.
+
+    Returns:
+      [tq, h, d], which can be differentiated in q, k, v and sinks where k and v are dense.
+    """
+    if dropout_p:
+        raise NotImplementedError(
+            f"flash_attn_varlen: dropout_p={dropout_p} is not built; it is for 0"
+        )
+    if deterministic and q.requires_grad and not torch.are_deterministic_algorithms_enabled():
+        raise NotImplementedError(
+            "flash_attn_varlen: deterministic=True of one call is not built; "
+            "call torch.use_deterministic_algorithms(True)"
+        )
+    out, softmax_lse = torch.ops.xla.flash_attn_varlen_op(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        softmax_scale,
+        causal,
+        *window_size,
+        softcap,
+        seqused_k,
+        block_table,
+        alibi_slopes,
+        leftpad_k,
+        sinks,
+        q_scale,
+        k_scale,
+        v_scale,
+    )
+    return (out, softmax_lse, None) if return_attn_probs else out
+
+
+__all__ = [
+    "flash_attn_varlen_func",
+    "register_ops",
+    "reshape_and_cache_flash",
+    "rms_norm_xla",
+    "setup_custom_call",
+    "xla_gpu_paged_attention",
+    *(name for name in globals() if name.endswith("_lowering")),
+]

@@ -1,0 +1,130 @@
+"""The ops' gradients under torch's autograd, against those under JAX's, which tests/test_jax_grad.py proves."""
+
+import itertools
+
+import intarsia.jax
+import numpy as np
+import pytest
+import test_jax_grad
+import torch
+import torch_running
+from intarsia.torch import _grad
+from intarsia.torch._form import Form
+
+op = torch.ops.xla_gpu
+FORMS = [form for form in torch_running.FORMS if form.op.name in test_jax_grad.OPS]
+CASES = [
+    (form, case)
+    for form in FORMS
+    for op_name, case in test_jax_grad.CASES
+    if op_name == form.op.name and (case == "example" or not form.written)
+]
+
+
+def test_the_same_ops_have_one() -> None:
+    from intarsia.jax import _grad as jax_grad
+
+    of_calls = {target.removeprefix("intarsia.") for target in jax_grad._gradients}
+    assert set(_grad._gradients) == of_calls | jax_grad.functions_with_gradient
+
+
+@pytest.mark.parametrize(
+    ("form", "case"), CASES, ids=[f"{form.name}-{case}" for form, case in CASES]
+)
+def test_as_in_jax(form: Form, case: str) -> None:
+    """In place as well: the operand is then no leaf, but made of one."""
+    operands, attributes, cotangents = test_jax_grad.make(form.op.name, case, "f32")
+    want = test_jax_grad.gradients(
+        lambda *xs: intarsia.jax.call(form.op.name, xs, **attributes), operands, cotangents
+    )
+    leaves = [torch_running.to_torch(x) for x in operands]
+    floats = [x for x in leaves if x is not None and x.is_floating_point()]
+    for x in floats:
+        x.requires_grad_()
+    tensors = [x * 1 if any(x is f for f in floats) else x for x in leaves]
+    results = torch_running.raw_results(form, torch_running.overload(form), tensors, attributes)
+    got = iter(
+        torch.autograd.grad(results, floats, [torch_running.to_torch(x) for x in cotangents])
+    )
+    for x, wanted in zip(leaves, want, strict=True):
+        if x is not None and x.requires_grad:
+            size = np.linalg.norm(wanted)
+            error = np.linalg.norm(next(got).numpy() - wanted)
+            assert error <= 1e-5 * size + 1e-7 * wanted.size**0.5
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(return_lse: bool, causal: bool) -> None:
+    """Against torch's own attention, sequence by sequence; lse takes part where it is returned."""
+    starts, h, hk, d = [0, 5, 5, 12], 4, 2, 16
+    q, k, v = (torch.randn(12, n, d, requires_grad=True) for n in (h, hk, hk))
+    cu = torch.tensor(starts, dtype=torch.int32)
+    dout, dlse = torch.randn(12, h, d), torch.randn(h, 12)
+    out, lse = op.flash_attn_varlen(q, k, v, cu, cu, is_causal=causal, return_lse=return_lse)
+    loss = (out * dout).sum() + ((lse * dlse).sum() if return_lse else 0)
+    got = torch.autograd.grad(loss, (q, k, v))
+    loss = 0.0
+    for a, b in itertools.pairwise(starts):
+        keys, values = (x[a:b].repeat_interleave(h // hk, 1) for x in (k, v))
+        scores = torch.einsum("ihd,jhd->hij", q[a:b], keys) * d**-0.5
+        if causal:
+            scores = scores.masked_fill(torch.ones(b - a, b - a).triu(1).bool(), -torch.inf)
+        loss = loss + (torch.einsum("hij,jhd->ihd", scores.softmax(-1), values) * dout[a:b]).sum()
+        loss = loss + ((scores.logsumexp(-1) * dlse[:, a:b]).sum() if return_lse else 0)
+    want = torch.autograd.grad(loss, (q, k, v))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_with_sinks() -> None:
+    """The denominator's logit of each head: its gradient is that of an operand."""
+    q, k, v = torch.randn(3, 7, 2, 16)
+    cu, sinks = torch.tensor([0, 7]), torch.tensor([0.5, -1.0], requires_grad=True)
+    out, _ = op.flash_attn_varlen(q, k, v, cu, cu, sinks=sinks)
+    (got,) = torch.autograd.grad(out.square().sum(), sinks)
+    scores = torch.einsum("ihd,jhd->hij", q, k) / 4
+    logits = torch.cat([scores, sinks[:, None, None].expand(2, 7, 1)], -1)
+    out = torch.einsum("hij,jhd->ihd", logits.softmax(-1)[..., :-1], v)
+    (want,) = torch.autograd.grad(out.square().sum(), sinks)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_what_has_no_gradient_says_so() -> None:
+    x = torch.randn(2, 64, requires_grad=True)
+    q, _ = op.dynamic_per_token_scaled_fp8_quant(x)
+    with pytest.raises(
+        NotImplementedError, match="dynamic_per_token_scaled_fp8_quant: has no gradient"
+    ):
+        q.float().sum().backward()
+    starts = torch.tensor([0, 2])
+    cache = torch.randn(1, 4, 1, 64)
+    with pytest.raises(NotImplementedError, match="the gradient with block_table is not built"):
+        op.flash_attn_varlen(
+            x[:, None], cache, cache, starts, seqused_k=starts[1:], block_table=starts[None, :1]
+        )
+    slopes = torch.ones(1, requires_grad=True)
+    with pytest.raises(NotImplementedError, match=r"pass alibi_slopes.detach\(\)"):
+        op.flash_attn_varlen(
+            x[:, None], x[:, None], x[:, None], starts, starts, alibi_slopes=slopes
+        )
+
+
+def test_writing_a_leaf_is_refused_as_by_torch() -> None:
+    leaf = torch.randn(2, 64, requires_grad=True)
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        op.fused_add_rms_norm(leaf, torch.randn(2, 64))
+    with torch.no_grad():
+        op.fused_add_rms_norm(leaf, torch.randn(2, 64))
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "silu_and_mul"])
+def test_compiled_training_step(name: str) -> None:
+    torch.compiler.reset()
+    x = torch.randn(3, 64, requires_grad=True)
+
+    def loss(x):
+        return getattr(op, name)(x).square().sum()
+
+    (want,) = torch.autograd.grad(loss(x), x)
+    (got,) = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(x), x)
+    torch.testing.assert_close(got, want)
