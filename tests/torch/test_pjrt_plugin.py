@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -120,4 +121,31 @@ except RuntimeError as error: print(error)
 
 def test_leaves_other_devices_alone() -> None:
     """torch_xla asks every installed plugin to load, whatever the device."""
-    assert python(USER, PJRT_DEVICE="CPU").splitlines() == ["CPU 1", "10"]
+    program = f"""{USER}
+import intarsia.torch
+try: torch.ops.xla_gpu.rms_norm(torch.ones(3, 4, device=device))
+except NotImplementedError as error: print(error)
+"""
+    on_cpu, number, refused = python(program, PJRT_DEVICE="CPU").splitlines()
+    assert (on_cpu, number) == ("CPU 1", "10")
+    assert refused == (
+        "rms_norm: torch_xla's device is CPU, whose plugin has no such op; set PJRT_DEVICE=INTARSIA"
+    )
+
+
+def test_the_optimized_program_copies_no_cache(tmp_path: pathlib.Path) -> None:
+    """Two caches of one size, in the order in which XLA by itself would swap them."""
+    program = """
+import torch, torch_xla, intarsia.torch
+key_cache, value_cache = (torch.zeros(4, 16, 2, 64).to("xla") for _ in range(2))
+new, slots = torch.ones(3, 2, 64).to("xla"), torch.tensor([1, 2, 3]).to("xla")
+torch.ops.xla_gpu.reshape_and_cache_flash(new, new, key_cache, value_cache, slots)
+torch_xla.sync(wait=True)
+print(int(key_cache.cpu().sum()))
+"""
+    flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
+    assert python(program, PJRT_DEVICE="INTARSIA", XLA_FLAGS=flags) == str(3 * 2 * 64)
+    modules = [path.read_text() for path in tmp_path.glob("*after_optimizations.txt")]
+    (module,) = (text for text in modules if "intarsia.reshape_and_cache_flash" in text)
+    assert len(re.findall(r"\{\d\}: \(\d, \{\}, may-alias\)", module.splitlines()[0])) == 2
+    assert " copy(" not in module
