@@ -1,5 +1,7 @@
 """The bridge from XLA to torch's dispatcher, on the CPU, by both of its ways."""
 
+import mmap
+import pathlib
 import runpy
 import threading
 from typing import Any
@@ -296,6 +298,21 @@ def test_ops_of_intarsia_in_torch(via: str, dtype: str) -> None:
     rms_norm = bridge.op("xla_gpu::rms_norm", via="python")  # an argument is a str
     theirs = jax.jit(lambda x, w: rms_norm(x, w, eps=1e-5))(x, weight)
     assert jnp.array_equal(theirs, intarsia.jax.rms_norm(x, weight, eps=1e-5))
+
+
+@by_both_ways
+def test_no_memory_is_kept(via: str) -> None:
+    def resident() -> int:
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    op = bridge.op("aten::native_batch_norm", via=via)
+    x, ones = normal(64, 64, 64), jnp.ones(64)  # 1 MB, and so is what torch returns
+    step = jax.jit(lambda x, w: op(x, w, None, w, w, False, 0.1, 1e-5)[0])
+    step(x, ones).block_until_ready()
+    before = resident()
+    for _ in range(300):
+        step(x, ones).block_until_ready()
+    assert resident() - before < 100e6
 
 
 def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ Both functions are called with the GIL, which ctypes takes: JAX holds none while
 import contextlib
 import ctypes
 import functools
+from collections.abc import Sequence
 
 import torch
 
@@ -50,7 +51,7 @@ def file(text: str, plan: _bridge_plan.Plan) -> None:
 
 def _run(call: native.Call) -> None:
     plan = _plans[call.plan]
-    tensors = [_tensor(call.tensors[i]) for i in range(call.num_tensors)]
+    tensors = _tensors(call.tensors[: call.num_tensors])
     if call.reason == native.EXPLAIN:
         tensors = [tensor.clone() for tensor in tensors]
     args, kwargs = plan.fill(iter(tensors))
@@ -62,8 +63,10 @@ def _run(call: native.Call) -> None:
         call.returned[i] = None if tensor is None else _handle(tensor)
 
 
-def _tensor(handle: int) -> torch.Tensor:
-    return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule(handle, None, None))
+def _tensors(handles: Sequence[int]) -> list[torch.Tensor]:
+    # Not its singular, which leaves the handle to nobody (torch 2.9 to 2.11).
+    capsules = [_capsule(handle, None, None) for handle in handles]
+    return torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
 
 
 def _handle(tensor: torch.Tensor) -> int:
