@@ -5,7 +5,7 @@ from typing import Any
 
 def split(op: str, kv_cache: Any) -> tuple[Any, Any]:
     """(key_cache, value_cache), where value_cache is None if one array holds both. `op` is for errors."""
-    if not isinstance(kv_cache, tuple | list):
+    if not isinstance(kv_cache, (tuple, list)):  # torch 2.9's compiler cannot read `tuple | list`
         return kv_cache, None
     if len(kv_cache) != 2:
         raise ValueError(f"{op}: kv_cache has {len(kv_cache)} arrays, expected one or a pair")
