@@ -200,6 +200,14 @@ Status Infer(const OpInfo& op, Call& call) {
   return {};
 }
 
+// Whether a result is the operand that the op may mutate, and so was checked with it.
+static bool IsInPlace(const OpInfo& op, const ResultInfo& info, const Call& call,
+                      const TensorView& result) {
+  if (info.mutates.empty()) return false;
+  const TensorView& operand = *call.operands[static_cast<size_t>(op.FindOperand(info.mutates))];
+  return operand.data == result.data && operand.strides == result.strides;
+}
+
 Status CheckResults(const OpInfo& op, const Call& call, std::span<const Optional> inferred) {
   for (size_t i = 0; i < op.results.size(); ++i) {
     const ResultInfo& info = op.results[i];
@@ -217,7 +225,7 @@ Status CheckResults(const OpInfo& op, const Call& call, std::span<const Optional
     if (!same)
       return Invalid(op, "result ", info.name, " has shape ", ShapeText(got->shape()),
                      ", expected ", ShapeText(want->shape()));
-    if (info.alias.empty() && !got->dense())
+    if (info.alias.empty() && !got->dense() && !IsInPlace(op, info, call, *got))
       return Invalid(op, "result ", info.name, " is strided, expected a dense row-major array");
     if (info.alias.empty() || got->size() == 0) continue;
     const TensorView& operand = *call.operands[static_cast<size_t>(op.FindOperand(info.alias))];

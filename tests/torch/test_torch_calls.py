@@ -55,6 +55,30 @@ def test_strided_caches(op_name: str) -> None:
         assert (whole == 7.0).all(), "memory around the cache was written"
 
 
+@pytest.mark.parametrize("flat", [False, True])
+def test_query_and_key_are_turned_within_a_product(flat: bool) -> None:
+    """What a model has: Q, K and V side by side in each row."""
+    positions, table = torch.arange(6).view(2, 3) % 5, torch.randn(5, 16)
+    qkv = torch.randn(2, 3, (4 + 2 + 2) * 16)
+    want = qkv.clone()
+    parts = (64, 32, 32)
+    whole = [x.contiguous() for x in want.split(parts, dim=-1)]
+    op.rotary_embedding(positions, whole[0], table, whole[1], head_size=16)
+    query, key, _ = qkv.split(parts, dim=-1)
+    if not flat:
+        query, key = query.unflatten(-1, (4, 16)), key.unflatten(-1, (2, 16))
+    op.rotary_embedding(positions, query, table, key, head_size=16)
+    torch.testing.assert_close(qkv, torch.cat(whole, dim=-1), rtol=0, atol=0)
+
+
+def test_tokens_at_uneven_distances_are_refused() -> None:
+    query, table = torch.randn(2, 5, 4, 16)[:, :3], torch.randn(5, 16)
+    kept = query.clone()
+    with pytest.raises(ValueError, match="query has 2 axes of tokens at uneven distances"):
+        op.rotary_embedding(torch.zeros(2, 3, dtype=torch.int64), query, table)
+    torch.testing.assert_close(query, kept, rtol=0, atol=0)
+
+
 def test_what_is_written_is_refused_rather_than_copied() -> None:
     x = torch.randn(3, 128)
     with pytest.raises(ValueError, match="x is strided, expected a dense row-major array"):

@@ -1,8 +1,22 @@
 #include "src/ops/rotary_embedding/rotary_embedding.h"
 
 namespace intarsia {
+namespace {
+
+// Whether walking over all of the first `axes` axes is one walk of even steps.
+bool IsEvenly(const TensorView& x, int axes) {
+  for (int i = 0; i + 1 < axes; ++i)
+    if (x.dim(i) > 1 && x.stride(i) != x.dim(i + 1) * x.stride(i + 1)) return false;
+  return true;
+}
+
+}  // namespace
 
 Status RotaryEmbedding::Check() const {
+  for (const auto& [name, x] : {std::pair("query", &query), std::pair("key", key ? &*key : &query)})
+    if (x->size() > 0 && !IsEvenly(*x, positions.rank))
+      return InvalidArgument(Text(name, " has ", positions.rank,
+                                  " axes of tokens at uneven distances, expected even ones"));
   const int64_t d = head_dim(), r = cos_sin_cache.dim(1);
   if (r % 2 != 0)
     return InvalidArgument(Text("cos_sin_cache has r=", r, ", expected an even number"));

@@ -25,10 +25,12 @@ struct RotaryEmbedding {
       In("positions", &RotaryEmbedding::positions, "...", "i32|i64", "position of each token")
           .Indexes("max_pos"),
       In("query", &RotaryEmbedding::query, "... h d | head_size: ... h*head_size", "T",
-         "query heads"),
+         "query heads")
+          .Takes(Access::kRows),
       In("cos_sin_cache", &RotaryEmbedding::cos_sin_cache, "max_pos r", "f32|f16|bf16",
          "cosines, then sines, of r/2 angles a position"),
-      In("key", &RotaryEmbedding::key, "... hk d | head_size: ... hk*head_size", "T", "key heads"),
+      In("key", &RotaryEmbedding::key, "... hk d | head_size: ... hk*head_size", "T", "key heads")
+          .Takes(Access::kRows),
       Attr("head_size", &RotaryEmbedding::head_size,
            "d, needed where heads are not an axis of their own"),
       Attr("is_neox", &RotaryEmbedding::is_neox, "pairs (i, i + r/2); false: pairs (2i, 2i + 1)"),
@@ -44,6 +46,17 @@ struct RotaryEmbedding {
 
   // Query and key are [tokens, heads, head_dim] whichever way their axes are written.
   int64_t head_dim() const { return query.rank == positions.rank + 2 ? query.dim(-1) : *head_size; }
+  // Of them, in elements; torch gives parts of a product of Q, K and V. Check() saw to it that all
+  // axes of tokens together have one stride.
+  struct Strides {
+    int64_t token, head;
+  };
+  Strides StridesOf(const TensorView& heads) const {
+    const bool flat = heads.rank == positions.rank + 1;
+    const int last_token_axis = positions.rank - 1;
+    return {positions.rank ? heads.stride(last_token_axis) : 0,
+            flat ? head_dim() : heads.stride(-2)};
+  }
 };
 
 }  // namespace intarsia

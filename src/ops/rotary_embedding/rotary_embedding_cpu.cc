@@ -50,16 +50,17 @@ template <class T, class C>
 void TurnHeads(const RotaryEmbedding& op, const CpuContext& context, const TensorView& in,
                const TensorView& result) {
   const int64_t d = op.head_dim(), tokens = op.positions.size(),
-                row = tokens ? in.size() / tokens : 0;
+                heads = tokens && d ? in.size() / tokens / d : 0;
+  const RotaryEmbedding::Strides from = op.StridesOf(in), to = op.StridesOf(result);
   const int64_t r = op.cos_sin_cache.dim(1), first = op.rope_dim_offset;
   const IndexVector positions = ToIndexVector(op.positions);
-  ForRows(context, tokens, row, [&](int64_t token) {
+  ForRows(context, tokens, heads * d, [&](int64_t token) {
     float angles[kMaxRotaryDim];
     LoadAngles(op.cos_sin_cache.as<const C>(), op.cos_sin_cache.dim(0), r, positions.At(token),
                op.inverse, angles);
-    for (int64_t head = 0; head < row; head += d) {
-      const T* x = in.as<const T>() + token * row + head;
-      T* out = result.as<T>() + token * row + head;
+    for (int64_t head = 0; head < heads; ++head) {
+      const T* x = in.as<const T>() + token * from.token + head * from.head;
+      T* out = result.as<T>() + token * to.token + head * to.head;
       if (out != x) std::memcpy(out, x, static_cast<size_t>(d) * sizeof(T));
       (op.is_neox ? TurnNeox<T> : TurnGptj<T>)(x + first, angles, r / 2, out + first);
     }

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
@@ -14,6 +16,7 @@ constexpr int kMaxThreads = 512;
 struct Arguments {
   const void* in[2];  // query and key: T [tokens, heads, d]
   void* out[2];
+  RotaryEmbedding::Strides from[2], to[2];
   int heads[2];       // 0: no key
   const void* table;  // [max_pos, r]
   DType table_type;
@@ -112,9 +115,11 @@ __global__ void __launch_bounds__(kMaxThreads) RotaryKernel(Arguments a) {
     const int which = i >= a.heads[0] * items, head = i / items - which * a.heads[0],
               item = i % items;
     // No a.in[which]: a run-time index would move the arguments to local memory.
-    const int64_t at = (token * (which ? a.heads[1] : a.heads[0]) + head) * a.d;
-    const T* in = static_cast<const T*>(which ? a.in[1] : a.in[0]) + at;
-    T* out = static_cast<T*>(which ? a.out[1] : a.out[0]) + at;
+    const RotaryEmbedding::Strides from = which ? a.from[1] : a.from[0],
+                                   to = which ? a.to[1] : a.to[0];
+    const T* in =
+        static_cast<const T*>(which ? a.in[1] : a.in[0]) + token * from.token + head * from.head;
+    T* out = static_cast<T*>(which ? a.out[1] : a.out[0]) + token * to.token + head * to.head;
     if (item < pair_items) {
       TurnPairs<T, V>(a, in, out, position, item * V::kSize);
     } else {
@@ -135,6 +140,8 @@ Status RotaryEmbedding::Run(const CudaContext& context) const {
   if (tokens == 0 || d == 0) return {};
   const Arguments a{.in = {query.data, key ? key->data : nullptr},
                     .out = {query_out.data, key_out.data},
+                    .from = {StridesOf(query), key ? StridesOf(*key) : Strides{}},
+                    .to = {StridesOf(query_out), key ? StridesOf(key_out) : Strides{}},
                     .heads = {static_cast<int>(query.size() / tokens / d),
                               key ? static_cast<int>(key->size() / tokens / d) : 0},
                     .table = cos_sin_cache.data,
@@ -149,9 +156,12 @@ Status RotaryEmbedding::Run(const CudaContext& context) const {
   return DispatchDType<kF32, kF16, kBF16>("query", query.dtype, [&]<DType kType>() -> Status {
     using T = cuda::DeviceT<kType>;
     constexpr int kElement = sizeof(T), kVector = 16 / kElement;
+    const int64_t strides[] = {a.from[0].token, a.from[0].head, a.from[1].token, a.from[1].head,
+                               a.to[0].token,   a.to[0].head,   a.to[1].token,   a.to[1].head};
     const bool aligned =
         r / 2 % kVector == 0 && rope_dim_offset % kVector == 0 && (d - r) % kVector == 0 &&
         r / 2 * Bytes(cos_sin_cache.dtype) % 16 == 0 &&
+        std::ranges::all_of(strides, [&](int64_t stride) { return stride % kVector == 0; }) &&
         cuda::AllAligned16(d * kElement, a.in[0], a.in[1], a.out[0], a.out[1], a.table);
     const int64_t items = (a.heads[0] + a.heads[1]) * (r / 2 + d - r) / (aligned ? kVector : 1);
     const auto threads =
