@@ -1,0 +1,29 @@
+"""The examples of torch's routes run and show what they promise, each in a process of its own."""
+
+import subprocess
+import sys
+
+import pytest
+import support
+
+SHOWN = {
+    "torch_decode.py": "intarsia on cpu: as eager",
+    "torch_xla_decode.py": "openxla on xla:0: as eager on the CPU",
+    "torch_compile_llama.py": "the same tokens as eager torch: True",
+    "torchax_llama.py": "the same tokens as the unmodified model: True",
+    "torch_op_in_jax.py": "",
+}
+
+
+@pytest.mark.parametrize("example", SHOWN)
+def test_example(example):
+    run = subprocess.run(
+        [sys.executable, support.ROOT / "examples" / example], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert SHOWN[example] in run.stdout
+
+
+def test_every_example_of_torch_is_run():
+    examples = {path.name for path in (support.ROOT / "examples").glob("torch*.py")}
+    assert examples == set(SHOWN)
