@@ -19,6 +19,7 @@ enum intarsia_bridge_kind {
   INTARSIA_BRIDGE_DTYPE = 5,    // a dtype, by its name `text`
   INTARSIA_BRIDGE_STRING = 6,   // `text`
   INTARSIA_BRIDGE_PYTHON = 7,   // a value that Python holds; no tensor
+  INTARSIA_BRIDGE_LIST = 8,     // a list of the next `bits` arguments
 };
 
 typedef struct intarsia_bridge_argument {
@@ -29,15 +30,24 @@ typedef struct intarsia_bridge_argument {
   const char* text;
 } intarsia_bridge_argument;
 
-// What becomes of what the op returns: the number of the result it is copied into, or one of these.
+// Something that the op returns, by its schema.
+typedef struct intarsia_bridge_return {
+  int32_t is_list;
+  int32_t count;  // of tensors, if it is a list
+  int32_t more;   // whether the list may have more, which are dropped
+} intarsia_bridge_return;
+
+// What becomes of what the op returns, tensors in lists one by one: the number of the result it is
+// copied into, or one of these.
 enum { INTARSIA_BRIDGE_DROP_TENSOR = -1, INTARSIA_BRIDGE_DROP_VALUE = -2 };
 
 typedef struct intarsia_bridge_plan {
   const char* op;        // "aten::mm"
   const char* overload;  // "out", or ""
   int32_t python;        // whether Python calls the dispatcher, rather than torch's C function
-  int32_t num_arguments, num_returns, num_results;
+  int32_t num_arguments, num_schema_returns, num_returns, num_results;
   const intarsia_bridge_argument* arguments;
+  const intarsia_bridge_return* schema_returns;
   const int32_t* returns;
 } intarsia_bridge_plan;
 
@@ -65,8 +75,9 @@ typedef int32_t (*intarsia_bridge_run)(intarsia_bridge_call* call);
 
 // Finds torch's functions, which must be loaded. Returns null, or why the bridge cannot work.
 INTARSIA_API const char* intarsia_bridge_open(intarsia_bridge_read read, intarsia_bridge_run run);
-// Whether torch's C functions of this version pass strings (from 2.10).
+// Whether torch's C functions of this version pass strings and lists (from 2.10).
 INTARSIA_API int32_t intarsia_bridge_passes_strings(void);
+INTARSIA_API int32_t intarsia_bridge_passes_lists(void);
 // Whether torch has tensors of a dtype that XLA has too, by torch's name of it.
 INTARSIA_API int32_t intarsia_bridge_has_dtype(const char* name);
 INTARSIA_API void intarsia_bridge_add(const char* text, const intarsia_bridge_plan* plan);

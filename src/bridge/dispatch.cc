@@ -124,28 +124,76 @@ class Execution {
     return {};
   }
 
+  // The argument at `next`, with its elements if it is a list, as torch's C function takes it:
+  // torch deletes what is on the heap.
+  Status Push(size_t& next, std::span<Tensor>& tensors, torch::Value& value) {
+    const Argument& a = plan_.arguments[next++];
+    if (a.kind == INTARSIA_BRIDGE_NONE) return {};
+    if (a.kind == INTARSIA_BRIDGE_LIST) {
+      INTARSIA_RETURN_IF_ERROR(PushList(a.bits, next, tensors, value));
+    } else if (a.kind <= INTARSIA_BRIDGE_FRESH) {
+      value = reinterpret_cast<torch::Value>(tensors.front().release());
+      tensors = tensors.subspan(1);
+    } else {
+      INTARSIA_RETURN_IF_ERROR(Value(a, value));
+    }
+    if (a.optional) value = reinterpret_cast<torch::Value>(new torch::Value(value));
+    return {};
+  }
+
+  Status PushList(uint64_t count, size_t& next, std::span<Tensor>& tensors, torch::Value& value) {
+    torch::Opaque* list = nullptr;
+    if (!torch::Get().new_list || torch::Get().new_list(count, &list))
+      return Internal("torch takes no list");
+    for (uint64_t i = 0; i < count; ++i) {
+      torch::Value element = 0;
+      INTARSIA_RETURN_IF_ERROR(Push(next, tensors, element));
+      torch::Get().list_push_back(list, element);
+    }
+    value = reinterpret_cast<torch::Value>(list);
+    return {};
+  }
+
+  // The tensors that were returned: no tensor, or where a value is, is null.
+  Status Pop(std::span<const torch::Value> stack, std::vector<Tensor>& returned) {
+    Status status;
+    for (size_t i = 0; i < plan_.schema_returns.size(); ++i) {
+      const intarsia_bridge_return& r = plan_.schema_returns[i];
+      if (!r.is_list) {
+        const bool is_tensor = plan_.returns[returned.size()] != INTARSIA_BRIDGE_DROP_VALUE;
+        returned.emplace_back(is_tensor ? reinterpret_cast<Handle>(stack[i]) : nullptr);
+        continue;
+      }
+      auto* const list = reinterpret_cast<torch::Opaque*>(stack[i]);
+      size_t size = 0;
+      torch::Get().list_size(list, &size);
+      const auto count = static_cast<size_t>(r.count);
+      if (size < count || (size > count && !r.more))
+        status = Internal(Text("it returned ", static_cast<int64_t>(size), " tensors, expected ",
+                               static_cast<int64_t>(count)));
+      for (size_t k = 0; k < std::max(size, count); ++k) {
+        torch::Value element = 0;
+        if (k < size) torch::Get().list_get_item(list, k, &element);
+        Tensor tensor(reinterpret_cast<Handle>(element));
+        if (k < count) returned.push_back(std::move(tensor));
+      }
+      torch::Get().delete_list(list);
+    }
+    return status;
+  }
+
   Status InC() {
     std::vector<Tensor> tensors;
     INTARSIA_RETURN_IF_ERROR(MakeTensors(tensors));
-    std::vector<torch::Value> stack(std::max(plan_.arguments.size(), plan_.returns.size()));
-    // Values first: should one fail, nothing is on the stack that only torch can delete.
-    for (size_t i = 0; i < plan_.arguments.size(); ++i)
-      INTARSIA_RETURN_IF_ERROR(Value(plan_.arguments[i], stack[i]));
-    size_t next = 0;
-    for (size_t i = 0; i < plan_.arguments.size(); ++i) {
-      const Argument& a = plan_.arguments[i];
-      if (a.kind == INTARSIA_BRIDGE_NONE) continue;
-      const bool is_tensor = a.kind <= INTARSIA_BRIDGE_FRESH;
-      if (is_tensor) stack[i] = reinterpret_cast<uint64_t>(tensors[next++].release());
-      // torch deletes this, as it does the tensors.
-      if (a.optional) stack[i] = reinterpret_cast<uint64_t>(new torch::Value(stack[i]));
-    }
+    std::vector<torch::Value> stack;
+    std::span<Tensor> left = tensors;
+    for (size_t next = 0; next < plan_.arguments.size();)
+      INTARSIA_RETURN_IF_ERROR(Push(next, left, stack.emplace_back()));
+    stack.resize(std::max(stack.size(), plan_.schema_returns.size()));
     if (torch::Get().call_dispatcher(plan_.op.c_str(), plan_.overload.c_str(), stack.data()))
       return Explain();
-    std::vector<Tensor> returned(plan_.returns.size());
-    for (size_t i = 0; i < returned.size(); ++i)
-      if (plan_.returns[i] != INTARSIA_BRIDGE_DROP_VALUE)
-        returned[i].reset(reinterpret_cast<Handle>(stack[i]));
+    std::vector<Tensor> returned;
+    INTARSIA_RETURN_IF_ERROR(Pop(stack, returned));
     return CopyReturned(returned);
   }
 

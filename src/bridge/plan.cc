@@ -45,6 +45,7 @@ std::unique_ptr<const Plan> MakePlan(const char* text, const intarsia_bridge_pla
     plan->last_result = std::max<int>(plan->last_result, a.result);
     plan->num_operands += kind == INTARSIA_BRIDGE_OPERAND || kind == INTARSIA_BRIDGE_MUTATED;
   }
+  plan->schema_returns.assign(from.schema_returns, from.schema_returns + from.num_schema_returns);
   plan->returns.assign(from.returns, from.returns + from.num_returns);
   for (const int result : plan->returns) plan->last_result = std::max(plan->last_result, result);
   return plan;
@@ -84,6 +85,8 @@ const char* intarsia_bridge_open(intarsia_bridge_read read, intarsia_bridge_run 
 }
 
 int32_t intarsia_bridge_passes_strings(void) { return torch::Get().new_string != nullptr; }
+
+int32_t intarsia_bridge_passes_lists(void) { return torch::Get().new_list != nullptr; }
 
 int32_t intarsia_bridge_has_dtype(const char* name) { return torch::Get().DTypeNumber(name) >= 0; }
 

@@ -21,7 +21,8 @@ struct Plan {
   std::string text;                // as the program has it
   std::string op, overload, name;  // "aten::mm", "out", "aten::mm.out"
   bool python;
-  std::vector<Argument> arguments;
+  std::vector<Argument> arguments;  // a list, then its elements
+  std::vector<intarsia_bridge_return> schema_returns;
   std::vector<int> returns;  // a result's number, or INTARSIA_BRIDGE_DROP_...
   int num_operands, num_results;
   int last_result;  // the highest number above

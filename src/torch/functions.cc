@@ -73,6 +73,11 @@ Status FindAll() {
   Find(torch, "torch_string_c_str", functions.string_text);
   Find(torch, "torch_delete_string", functions.delete_string);
   Find(torch, "torch_new_string_handle", functions.new_string);
+  Find(torch, "torch_new_list_reserve_size", functions.new_list);
+  Find(torch, "torch_list_push_back", functions.list_push_back);
+  Find(torch, "torch_list_size", functions.list_size);
+  Find(torch, "torch_list_get_item", functions.list_get_item);
+  Find(torch, "torch_delete_list", functions.delete_list);
   void* const cuda = Loaded("libtorch_cuda.so");
   Find(cuda, "aoti_torch_get_current_cuda_stream", functions.current_cuda_stream);
   Find(cuda, "aoti_torch_create_cuda_stream_guard", functions.create_cuda_stream_guard);

@@ -55,6 +55,11 @@ struct Functions {
   // From torch 2.10 on, else null.
   int32_t (*string_text)(Opaque* string, const char** text);
   int32_t (*delete_string)(Opaque* string);
+  int32_t (*new_list)(size_t reserved, Opaque** list);
+  int32_t (*list_push_back)(Opaque* list, Value element);
+  int32_t (*list_size)(Opaque* list, size_t* size);
+  int32_t (*list_get_item)(Opaque* list, size_t index, Value* element);
+  int32_t (*delete_list)(Opaque* list);
   int32_t (*new_string)(const char* data, size_t length, Opaque** string);
   // In a torch with CUDA, else null.
   int32_t (*current_cuda_stream)(int32_t device_index, void** stream);

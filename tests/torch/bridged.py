@@ -10,6 +10,8 @@ import torch
 
 by_both_ways = pytest.mark.parametrize("via", ["c", "python"])
 
+# torch's C functions pass strings and lists from here on.
+HAS_STRINGS_AND_LISTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
 RNG = np.random.default_rng(7)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import support
 import torch
-from bridged import RNG, by_both_ways, normal
+from bridged import HAS_STRINGS_AND_LISTS, RNG, by_both_ways, normal
 from intarsia.torch import bridge
 
 
@@ -59,7 +59,7 @@ def check(name: str, *args: Any, via: str = "c", **kwargs: Any) -> None:
     ],
 )
 def test_aten_ops(via: str, name: str, args: tuple[Any, ...]) -> None:
-    if via == "c" and any(isinstance(x, list) for x in args):
+    if via == "c" and not HAS_STRINGS_AND_LISTS and any(isinstance(x, list) for x in args):
         pytest.skip("lists are Python's")
     check(name, *args, via=via)
 
@@ -146,7 +146,7 @@ def test_lists_scalars_and_strings_by_python() -> None:
 def test_strings_by_c_functions_where_torch_passes_them() -> None:
     x = normal(3, 4)
     gelu = bridge.op("aten::gelu")
-    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10):
+    if HAS_STRINGS_AND_LISTS:
         np.testing.assert_allclose(gelu(x, approximate="tanh"), jax.nn.gelu(x), atol=1e-6)
         assert not np.array_equal(gelu(x, approximate="tanh"), gelu(x, approximate="none"))
     else:
@@ -154,14 +154,33 @@ def test_strings_by_c_functions_where_torch_passes_them() -> None:
             gelu(x, approximate="tanh")
 
 
-def test_the_first_tensors_of_a_list() -> None:
+def test_lists_by_c_functions_where_torch_passes_them() -> None:
+    x = normal(3, 4, 5)
+    if not HAS_STRINGS_AND_LISTS:
+        with pytest.raises(NotImplementedError, match=r"argument dim is a List\[int\].*2\.9"):
+            bridge.call("aten::sum.dim_IntList", x, [0, 2])
+        with pytest.raises(NotImplementedError, match=r"result 0 is a List\[Tensor\]"):
+            bridge.call("aten::unbind.int", x)
+        return
+    check("aten::sum.dim_IntList", x, [0, 2], True)
+    check("aten::sum.dim_IntList", x, [], True, dtype=torch.float32)
+    check("aten::split_with_sizes", x, [1, 2, 1], 1)
+    check("aten::unbind.int", x)
+    cat = bridge.op("aten::cat")([x, x + 1], -1)
+    assert jnp.array_equal(cat, jnp.concatenate([x, x + 1], -1))
+    i = bridge.int64(jnp.array([2, 0]))
+    assert jnp.array_equal(bridge.call("aten::index.Tensor", x, [None, i]), x[:, i.array])
+
+
+@pytest.mark.parametrize("via", ["c", "python"] if HAS_STRINGS_AND_LISTS else ["python"])
+def test_the_first_tensors_of_a_list(via: str) -> None:
     x = normal(4, 6)
     rows = jax.ShapeDtypeStruct((1, 6), jnp.float32)
-    split = bridge.op("aten::split.Tensor", via="python", results=[rows, rows])
+    split = bridge.op("aten::split.Tensor", via=via, results=[rows, rows])
     first, second = jax.jit(lambda x: split(x, 1))(x)
     assert jnp.array_equal(first, x[:1]) and jnp.array_equal(second, x[1:2])
     with pytest.raises(jax.errors.JaxRuntimeError, match="returned 2 tensors, expected 5"):
-        bridge.op("aten::split.Tensor", via="python", results=[rows] * 5)(x, 2)
+        jax.jit(lambda x: bridge.op("aten::split.Tensor", via=via, results=[rows] * 5)(x, 2))(x)
 
 
 @by_both_ways

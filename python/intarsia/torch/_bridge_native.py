@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 # enum intarsia_bridge_kind
-NONE, OPERAND, MUTATED, FRESH, BITS, DTYPE, STRING, PYTHON = range(8)
+NONE, OPERAND, MUTATED, FRESH, BITS, DTYPE, STRING, PYTHON, LIST = range(9)
 # enum intarsia_bridge_reason
 DISPATCH, CAPTURE, EXPLAIN = range(3)
 DROP_TENSOR, DROP_VALUE = -1, -2
@@ -27,15 +27,25 @@ class Argument(ctypes.Structure):
     ]
 
 
+class Return(ctypes.Structure):
+    _fields_ = [
+        ("is_list", ctypes.c_int32),
+        ("count", ctypes.c_int32),
+        ("more", ctypes.c_int32),
+    ]
+
+
 class Plan(ctypes.Structure):
     _fields_ = [
         ("op", ctypes.c_char_p),
         ("overload", ctypes.c_char_p),
         ("python", ctypes.c_int32),
         ("num_arguments", ctypes.c_int32),
+        ("num_schema_returns", ctypes.c_int32),
         ("num_returns", ctypes.c_int32),
         ("num_results", ctypes.c_int32),
         ("arguments", ctypes.POINTER(Argument)),
+        ("schema_returns", ctypes.POINTER(Return)),
         ("returns", ctypes.POINTER(ctypes.c_int32)),
     ]
 
@@ -88,6 +98,7 @@ class Library:
         if error := self._lib.intarsia_bridge_open(*self._callbacks):
             raise ImportError(error.decode())
         self.passes_strings = bool(self._lib.intarsia_bridge_passes_strings())
+        self.passes_lists = bool(self._lib.intarsia_bridge_passes_lists())
 
     def has_dtype(self, name: str) -> bool:
         """Whether torch has tensors of a dtype, by its name in torch, NumPy and JAX: "bfloat16"."""
@@ -100,6 +111,7 @@ class Library:
         overload: str,
         python: bool,
         arguments: Sequence[Argument],
+        schema_returns: Sequence[Return],
         returns: Sequence[int],
         num_results: int,
     ) -> None:
@@ -109,9 +121,11 @@ class Library:
             overload=overload.encode(),
             python=python,
             num_arguments=len(arguments),
+            num_schema_returns=len(schema_returns),
             num_returns=len(returns),
             num_results=num_results,
             arguments=(Argument * len(arguments))(*arguments),
+            schema_returns=(Return * len(schema_returns))(*schema_returns),
             returns=(ctypes.c_int32 * len(returns))(*returns),
         )
         self._lib.intarsia_bridge_add(text.encode(), ctypes.byref(plan))

@@ -23,7 +23,7 @@ from intarsia.torch import _bridge_native as native
 
 Entry = list[Any]
 MORE = "..."
-# Types that torch's C functions pass from 2.9 on; they pass `str` from 2.10 on.
+# Types that torch's C functions pass from 2.9 on; from 2.10 on `str` and lists, too.
 _C_TYPES = ("Tensor", "int", "float", "bool", "ScalarType")
 
 
@@ -87,6 +87,12 @@ def bound(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
     return result
 
 
+def element_type(type_name: str) -> str | None:
+    """The type of a list's elements; None if it is no list."""
+    match = re.fullmatch(r"List\[(.*)\]", type_name)
+    return match[1] if match else None
+
+
 def split_optional(type_name: str) -> tuple[bool, str]:
     """Whether a type is optional, and what it is if given."""
     match = re.fullmatch(r"Optional\[(.*)\]", type_name)
@@ -111,8 +117,8 @@ class Operands:
             return ["none"]
         if inner == "Tensor":
             return self._tensor(what, mutable, value)
-        if inner.startswith("List[") and isinstance(value, list | tuple):
-            element = inner.removeprefix("List[").removesuffix("]")
+        element = element_type(inner)
+        if element is not None and isinstance(value, list | tuple):
             return ["list", [self.encode(what, element, mutable, v) for v in value]]
         if inner == "ScalarType" and value is not None:
             return ["dtype", _dtype_name(self._wrong(what, "dtype", value), value)]
@@ -276,37 +282,56 @@ def from_text(text: str) -> Plan:
     return Plan(op, row["python"], arguments, returns, row["results"])
 
 
-def why_not_c(op: torch._ops.OpOverload, arguments: Sequence[Entry], strings: bool) -> str | None:
+def why_not_c(
+    op: torch._ops.OpOverload, arguments: Sequence[Entry], strings: bool, lists: bool
+) -> str | None:
     """What of a call torch's C functions cannot pass; None if they can make it."""
-    can = (*_C_TYPES, "str") if strings else _C_TYPES
+
+    def can(type_name: str) -> bool:
+        _, inner = split_optional(type_name)
+        element = element_type(inner)
+        if element is not None:
+            return lists and can(element)
+        return inner in _C_TYPES or (strings and inner == "str")
+
     for a, entry in zip(op._schema.arguments, arguments, strict=True):
         _, inner = split_optional(str(a.real_type))
-        if entry != ["none"] and inner not in can:
+        if entry != ["none"] and not can(inner):
             return f"argument {a.name} is a {inner}"
     for i, returned in enumerate(op._schema.returns):
-        if str(returned.real_type) not in can:
+        element = element_type(str(returned.real_type))
+        if not can(str(returned.real_type)) or element not in (None, "Tensor"):
             return f"result {i} is a {returned.real_type}"
     return None
 
 
 def native_arguments(plan: Plan) -> list[native.Argument]:
-    """The arguments as libintarsia_bridge.so takes them. Lists are Python's, but for the tensors in them."""
+    """The arguments as libintarsia_bridge.so takes them: after a list its elements."""
     flat: list[native.Argument] = []
 
-    def add(optional: bool, entry: Entry) -> None:
+    def add(type_name: str, entry: Entry) -> None:
+        optional, inner = split_optional(type_name)
         kind, *rest = entry
-        if kind == "list":
-            for element in rest[0]:
-                add(False, element)
-            return
         fields = _NATIVE[kind](*rest)
         if plan.python and fields["kind"] in (native.BITS, native.DTYPE, native.STRING):
             fields = {"kind": native.PYTHON}
         flat.append(native.Argument(optional=optional, **fields))
+        for element in rest[0] if kind == "list" else ():
+            add(element_type(inner), element)
 
     for a, entry in zip(plan.op._schema.arguments, plan.arguments, strict=True):
-        add(split_optional(str(a.real_type))[0], entry)
+        add(str(a.real_type), entry)
     return flat
+
+
+def native_returns(plan: Plan) -> list[native.Return]:
+    """What is returned as libintarsia_bridge.so takes it, a row for each return of the schema."""
+    rows = []
+    for where in plan.returns:
+        numbers = where if isinstance(where, list) else []
+        more = numbers[-1:] == [MORE]
+        rows.append(native.Return(isinstance(where, list), len(numbers) - more, more))
+    return rows
 
 
 def _bits(value: bool | int | float) -> dict[str, Any]:
@@ -318,6 +343,7 @@ _NATIVE: dict[str, Callable[..., dict[str, Any]]] = {
     "tensor": functools.partial(dict, kind=native.OPERAND),
     "mutated": lambda r: {"kind": native.MUTATED, "result": r},
     "fresh": lambda r: {"kind": native.FRESH, "result": r},
+    "list": lambda elements: {"kind": native.LIST, "bits": len(elements)},
     "int": _bits,
     "float": _bits,
     "bool": _bits,

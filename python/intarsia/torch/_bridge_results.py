@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import torch
 from torch._subclasses import fake_tensor
 
-from intarsia.torch._bridge_plan import MORE, Entry, Plan, writes
+from intarsia.torch._bridge_plan import MORE, Entry, Plan, element_type, writes
 
 _NO_FAKE_KERNEL = (
     "it has no fake kernel that tells its results' shapes: register one by "
@@ -38,7 +38,7 @@ def infer(
         if not set(outputs) <= set(kept):
             raise ValueError(f"{name}: outputs is {outputs}, expected some of {kept}")
         kept = sorted(set(outputs))
-    where: list[Any] = [None] * len(returns)
+    where: list[Any] = [[MORE] if _is_list(r) else None for r in returns]
     if given is not None:
         if [str(returns[i].real_type) for i in kept] == ["List[Tensor]"]:
             where[kept[0]] = [*range(len(given)), MORE]
@@ -49,7 +49,7 @@ def infer(
             where[i] = number
         return tuple(where), list(given)
     types: list[jax.ShapeDtypeStruct] = []
-    if not kept and not any(str(r.real_type).startswith("List") for r in returns):
+    if not kept and not any(map(_is_list, returns)):
         return tuple(where), types
 
     def number(fake: Any, is_kept: bool) -> int | None:
@@ -77,6 +77,10 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
+
+
+def _is_list(returned: Any) -> bool:
+    return element_type(str(returned.real_type)) is not None
 
 
 def _has_tensors(returned: Any) -> bool:

@@ -44,6 +44,7 @@ def file(text: str, plan: _bridge_plan.Plan) -> None:
         schema.overload_name,
         plan.python,
         _bridge_plan.native_arguments(plan),
+        _bridge_plan.native_returns(plan),
         plan.flat_returns(),
         plan.num_results,
     )

@@ -103,8 +103,11 @@ class Op:
                 raise TypeError(f"{self.name}: an argument is {tensor.dtype}, which torch lacks")
         if self.via == "python":
             return
-        strings = _bridge_run.library().passes_strings
-        if reason := _bridge_plan.why_not_c(self.overload, entries, strings):
+        library = _bridge_run.library()
+        reason = _bridge_plan.why_not_c(
+            self.overload, entries, library.passes_strings, library.passes_lists
+        )
+        if reason:
             raise NotImplementedError(
                 f"{self.name}: {reason}, which the C functions of torch {torch.__version__} do not "
                 f'pass; bridge.op("{self.name}", via="python") calls it from Python'
@@ -125,8 +128,7 @@ def op(
     Args:
       name: "namespace::op", with ".overload" where it has several; or `torch.ops.namespace.op`.
       via: who calls the dispatcher when the program runs. "c": torch's C functions, without Python. They pass tensors,
-        int, float, bool, dtypes, and strings from torch 2.10 on; not lists that are given, nor numbers of any type
-        (`Scalar`). "python": Python, for every op there is, at the price of the GIL: some 10 us a call more (docs/facts.md).
+        int, float, bool, dtypes, and from torch 2.10 on strings and lists; not numbers of any type (`Scalar`). "python": Python, for every op there is, at the price of the GIL: some 10 us a call more (docs/facts.md).
       capturable: that the op may become part of a CUDA graph: it only enqueues work on the current stream, and what it
         enqueues depends on shapes and on arguments other than tensors alone. While XLA captures, Python calls the op,
         whose memory then comes from a pool of the graphs; a replay runs no Python.
