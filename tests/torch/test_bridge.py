@@ -2,7 +2,6 @@
 
 import mmap
 import pathlib
-import runpy
 import threading
 from typing import Any
 
@@ -11,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import support
 import torch
 from bridged import HAS_STRINGS_AND_LISTS, RNG, by_both_ways, normal
 from intarsia.torch import bridge
@@ -332,8 +330,3 @@ def test_no_memory_is_kept(via: str) -> None:
     for _ in range(300):
         step(x, ones).block_until_ready()
     assert resident() - before < 100e6
-
-
-def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(support.ROOT / "examples" / "torch_op_in_jax.py"), run_name="__main__")
-    assert "rows written: [5, 30]\nin place: True" in capsys.readouterr().out

@@ -1,7 +1,7 @@
 """The bridge on a GPU: on XLA's stream, in CUDA graphs, with ops of torch, of vLLM, and written in Triton.
 
-vLLM's libraries are given by --torch-ops: `_vllm_fa3_C.abi3.so` and `_C_stable_libtorch.abi3.so` of the release that is
-built for the torch at hand (0.26 for torch 2.11).
+vLLM's libraries are given by --torch-ops: `_vllm_fa2_C.abi3.so`, `_vllm_fa3_C.abi3.so` and
+`_C_stable_libtorch.abi3.so` of the release that is built for the torch at hand (0.26 for torch 2.11).
 """
 
 import os
@@ -225,3 +225,25 @@ def test_vllms_cache_write_and_flash_attention_3(
     close(got, want)
     for mine, expected in zip(got_caches, want_caches, strict=True):
         assert np.array_equal(np.asarray(mine), expected)
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_vllms_flash_attention_2(capturable: bool, pytestconfig: pytest.Config) -> None:
+    """A prefill over a paged cache that holds the keys already."""
+    need_op("_vllm_fa2_C::varlen_fwd", pytestconfig)
+    q = normal(TOKENS, HEADS, HEAD_DIM, dtype=BF16)
+    caches = [normal(PAGES, PAGE, KV_HEADS, HEAD_DIM, dtype=BF16) for _ in range(2)]
+    out = jax.ShapeDtypeStruct(q.shape, q.dtype)
+    op = bridge.op("_vllm_fa2_C::varlen_fwd", via="python", capturable=capturable, results=[out])
+
+    def theirs(q, key_cache, value_cache):
+        result, _ = op(
+            q, key_cache, value_cache, None, STARTS, STARTS, LENGTHS, None, TABLE, None, LONGEST,
+            LONGEST, 0.0, HEAD_DIM**-0.5, False, True, -1, -1, 0.0, False, 0, None,
+        )  # fmt: skip
+        return result
+
+    ours = ij.flash_attn_varlen(
+        q, *caches, STARTS, seqused_k=LENGTHS, block_table=TABLE, is_causal=True, layout="NHD"
+    )
+    close(jax.jit(theirs)(q, *caches), ours)
