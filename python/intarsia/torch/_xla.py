@@ -3,7 +3,6 @@
 torch_xla and jax are imported at the first call: without them, the kernels of other tensors work.
 """
 
-import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -171,38 +170,57 @@ def lower(
       ValueError, TypeError, NotImplementedError: as in JAX; nothing was added then.
     """
     _check_devices(op, operands)
-    present = tuple(x is not None for x in operands)
-    given = tuple(sorted((k, v) for k, v in attributes.items() if v is not None))
-    function = _in_jax(library, op.name, present, given)
-    return call_jax(function, *(x for x in operands if x is not None))
+    arrays = tuple(x for x in operands if x is not None)
+    call, exists = _program(
+        library,
+        op.name,
+        tuple(x is not None for x in operands),
+        tuple(sorted((k, v) for k, v in attributes.items() if v is not None)),
+        tuple((x.shape, x.dtype) for x in arrays),
+    )
+    results = call(arrays)
+    left = iter([results] if isinstance(results, torch.Tensor) else results)
+    return [next(left) if there_is else None for there_is in exists]
 
 
-def call_jax(function: Callable[..., Any], *operands: torch.Tensor) -> Any:
-    """`torch_xla.core.xla_builder.call_jax`, which by itself would make int64 operands int32."""
-    import jax
-    from torch_xla.core import xla_builder
-
-    wide = any(x.dtype == torch.int64 for x in operands)
-    with jax.enable_x64(True) if wide else contextlib.nullcontext():
-        return xla_builder.call_jax(function, operands)
-
-
-@functools.cache  # torch_xla keeps what it traced by the function's identity
-def _in_jax(
+@functools.cache
+def _program(
     library: _native.Library,
     name: str,
     present: tuple[bool, ...],
     attributes: tuple[tuple[str, Any], ...],
-) -> Callable[..., Any]:
-    """The op as a function of those operands that are present."""
+    types: tuple[tuple[torch.Size, torch.dtype], ...],
+) -> tuple[Callable[[tuple[torch.Tensor, ...]], Any], list[bool]]:
+    """An op as a computation over the operands that are present, and which of its results there are.
+
+    What `torch_xla.core.xla_builder.call_jax` does, which makes int32 of int64 and takes four times as long a call.
+    """
+    from torch_xla._internal import jax_workarounds
+    from torch_xla.core import xla_builder
+
+    jax_workarounds.maybe_get_jax(log=False)  # sets JAX up for what torch_xla expects of programs
+    import jax
+
     from intarsia.jax import _call
+
+    exists: list[bool] = []
 
     def function(*arrays: Any) -> list[Any]:
         left = iter(arrays)
         operands = [next(left) if is_given else None for is_given in present]
-        return list(_call.call_in_places(name, operands, library=library, **dict(attributes)))
+        results = _call.call_in_places(name, operands, library=library, **dict(attributes))
+        exists[:] = [x is not None for x in results]
+        return [x for x in results if x is not None]
 
-    return function
+    with jax.enable_x64(True):  # operands are of the dtypes that they have
+        abstract = [
+            jax.ShapeDtypeStruct(shape, jax.numpy.dtype(str(dtype).removeprefix("torch.")))
+            for shape, dtype in types
+        ]
+        lowered = jax.jit(function, keep_unused=True).lower(*abstract)
+    module = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+    computation = xla_builder.computation_from_module_proto(name, module)
+    return xla_builder.xla_computation_as_func(computation, f"intarsia::{name}"), exists
 
 
 def _check_devices(op: _native.Op, operands: Sequence[torch.Tensor | None]) -> None:

@@ -68,7 +68,9 @@ def decode_step(
     OPS.reshape_and_cache_flash(key, value, weights["keys"], weights["values"], slots)
     starts = torch.arange(BATCH + 1, device=x.device, dtype=torch.int32)
     table = weights["table"]
-    out, _ = OPS.paged_attention(query, weights["keys"], weights["values"], lens, table, starts)
+    # By overload: for each that does not fit, torch prints the operands, for which XLA would have to run.
+    attend = OPS.paged_attention.default
+    out, _ = attend(query, weights["keys"], weights["values"], lens, table, starts)
     residual = x + out.reshape(BATCH, H * D) @ weights["out"]
     return residual + OPS.silu_and_mul(residual @ weights["up"]) @ weights["down"]
 
