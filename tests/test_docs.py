@@ -9,7 +9,7 @@ import sys
 import pytest
 import support
 
-PAGES = ["README.md", "docs/jax.md", "docs/torch.md", "docs/bridge.md"]
+PAGES = ["README.md", "docs/jax.md", "docs/torch.md", "docs/bridge.md", "docs/vllm_ops.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

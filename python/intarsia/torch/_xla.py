@@ -73,16 +73,21 @@ def _register_mutating(
         fragment.impl(returning.name, _on_copies(form, fragment.ns), key)
     name = f"{fragment.ns}::{returning.name}"
     torch.library.register_fake(name, fake(returning, library), lib=fragment)
-    _writing.append(
-        (fragment, form.name, _writing_kernel(form, f"{fragment.ns}::{returning.name}"))
-    )
-    if os.environ.get("PJRT_DEVICE") == DEVICE:
-        serve_device()
+    register_writing(fragment, form.name, _writing_kernel(form, name))
 
 
 # Where that layer knows an op, torch.compile no longer finds out by itself how CPU and CUDA tensors can be
 # written in place. So it is told only in a process that uses the device.
 _writing: list[tuple[torch.library.Library, str, Callable[..., Any]]] = []
+
+
+def register_writing(
+    fragment: torch.library.Library, name: str, function: Callable[..., Any]
+) -> None:
+    """Makes `function`, which may call any op of torch, the kernel for XLA tensors of an op that writes."""
+    _writing.append((fragment, name, function))
+    if os.environ.get("PJRT_DEVICE") == DEVICE:
+        serve_device()
 
 
 def serve_device() -> None:

@@ -1,0 +1,279 @@
+"""What vLLM's ops do, by ours.
+
+vLLM's write results that they are given, ours return them: on an XLA device the copy between the two is a change of names
+and costs nothing. Schemas: csrc/torch_bindings.cpp of vLLM 0.12 and 0.13; what later versions have added stands last, with a
+default. Like vLLM's, these take more rows than there are results of, and leave the others as they are.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import intarsia.xla_ops  # which defines torch.ops.xla_gpu
+
+_xla_gpu = torch.ops.xla_gpu
+_FP8 = torch.float8_e4m3fn
+_Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op of vLLM: `function` takes the arguments of `schema`, by position."""
+
+    namespace: str
+    name: str
+    schema: str
+    function: Callable[..., None]
+
+
+OPS: list[Op] = []
+
+
+def _op(
+    arguments: str, namespace: str = "_C"
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Declares the decorated function to be the op of its name, with these arguments."""
+
+    def declare(function: Callable[..., None]) -> Callable[..., None]:
+        name = function.__name__
+        OPS.append(Op(namespace, name, f"{name}({arguments}) -> ()", function))
+        return function
+
+    return declare
+
+
+# ---------------------------------------------------------------------------- norms
+
+
+@_op("Tensor! result, Tensor input, Tensor? weight, float epsilon")
+def rms_norm(result, input, weight, epsilon):
+    _write("rms_norm", result=(result, _xla_gpu.rms_norm(input, weight, eps=epsilon)))
+
+
+@_op("Tensor! input, Tensor! residual, Tensor? weight, float epsilon")
+def fused_add_rms_norm(input, residual, weight, epsilon):
+    _xla_gpu.fused_add_rms_norm(input, residual, weight, eps=epsilon)
+
+
+@_op("Tensor! result, Tensor input, Tensor weight, Tensor scale, float epsilon")
+def rms_norm_static_fp8_quant(result, input, weight, scale, epsilon):
+    codes = _xla_gpu.rms_norm_static_fp8_quant(input, weight, _one(scale), eps=epsilon)
+    _write("rms_norm_static_fp8_quant", result=(result, codes))
+
+
+@_op("Tensor! result, Tensor input, Tensor! residual, Tensor weight, Tensor scale, float epsilon")
+def fused_add_rms_norm_static_fp8_quant(result, input, residual, weight, scale, epsilon):
+    op = "fused_add_rms_norm_static_fp8_quant"
+    _rows(op, "result", result, input.shape, _FP8)  # before the residual is written
+    codes = _xla_gpu.fused_add_rms_norm_static_fp8_quant(
+        input, residual, weight, _one(scale), eps=epsilon
+    )
+    _write(op, result=(result, codes))
+
+
+@_op(
+    "Tensor! result, Tensor input, Tensor weight, Tensor! scale, float epsilon, Tensor? scale_ub, Tensor!? residual"
+)
+def rms_norm_dynamic_per_token_quant(result, input, weight, scale, epsilon, scale_ub, residual):
+    op = "rms_norm_dynamic_per_token_quant"
+    dtype = torch.int8 if result.dtype == torch.int8 else _FP8
+    _rows(op, "result", result, input.shape, dtype)  # before the residual is written
+    _rows(op, "scale", scale, (input.shape[:-1].numel(), *scale.shape[1:2]), torch.float32)
+    codes, scales = _xla_gpu.rms_norm_dynamic_per_token_quant(
+        input,
+        weight,
+        _one(scale_ub),
+        residual,
+        eps=epsilon,
+        quant_dtype="i8" if dtype == torch.int8 else "f8e4m3fn",
+    )
+    _write(op, result=(result, codes), scale=(scale, _of_tokens(scales, scale)))
+
+
+# ---------------------------------------------------------------------------- activations, rotary
+
+
+@_op("Tensor! result, Tensor input")
+def silu_and_mul(result, input):
+    _write("silu_and_mul", result=(result, _xla_gpu.silu_and_mul(input)))
+
+
+@_op("Tensor! out, Tensor input")
+def gelu_and_mul(out, input):
+    _write("gelu_and_mul", out=(out, _xla_gpu.gelu_and_mul(input)))
+
+
+@_op("Tensor! out, Tensor input")
+def gelu_tanh_and_mul(out, input):
+    _write("gelu_tanh_and_mul", out=(out, _xla_gpu.gelu_tanh_and_mul(input)))
+
+
+@_op("Tensor! result, Tensor input, Tensor scale")
+def silu_and_mul_quant(result, input, scale):
+    codes = _xla_gpu.silu_and_mul_quant(input, _one(scale))
+    _write("silu_and_mul_quant", result=(result, codes))
+
+
+@_op(
+    "Tensor positions, Tensor! query, Tensor!? key, int head_size, Tensor cos_sin_cache, bool is_neox, "
+    "int rope_dim_offset=0, bool inverse=False"
+)
+def rotary_embedding(
+    positions, query, key, head_size, cos_sin_cache, is_neox, rope_dim_offset=0, inverse=False
+):
+    _xla_gpu.rotary_embedding(
+        positions,
+        query,
+        cos_sin_cache,
+        key,
+        head_size=head_size,
+        is_neox=is_neox,
+        rope_dim_offset=rope_dim_offset,
+        inverse=inverse,
+    )
+
+
+# ---------------------------------------------------------------------------- quantisation
+
+
+@_op("Tensor! result, Tensor input, Tensor scale, (int, int)? group_shape=None")
+def static_scaled_fp8_quant(result, input, scale, group_shape=None):
+    scale = _one(scale)
+    if scale.ndim == 1 and group_shape is not None and group_shape[0] == 1 != group_shape[1]:
+        scale = scale[:, None]  # of tokens
+    elif scale.ndim == 2 and scale.shape[0] == 1 != input.shape[0]:
+        scale = scale[0]  # of channels
+    codes = _xla_gpu.static_scaled_fp8_quant(input, scale)
+    _write("static_scaled_fp8_quant", result=(result, codes))
+
+
+@_op("Tensor! result, Tensor input, Tensor! scale")
+def dynamic_scaled_fp8_quant(result, input, scale):
+    codes, new = _xla_gpu.dynamic_scaled_fp8_quant(input)
+    if scale.numel() == 1:
+        new = new.reshape(scale.shape)
+    _write("dynamic_scaled_fp8_quant", result=(result, codes), scale=(scale, new))
+
+
+@_op("Tensor! result, Tensor input, Tensor! scale, Tensor? scale_ub")
+def dynamic_per_token_scaled_fp8_quant(result, input, scale, scale_ub):
+    codes, scales = _xla_gpu.dynamic_per_token_scaled_fp8_quant(input, _one(scale_ub))
+    _write(
+        "dynamic_per_token_scaled_fp8_quant",
+        result=(result, codes),
+        scale=(scale, _of_tokens(scales, scale)),
+    )
+
+
+@_op(
+    "Tensor input, Tensor! output_q, Tensor! output_s, int group_size, float eps, float fp8_min, float fp8_max, "
+    "bool scale_ue8m0"
+)
+def per_token_group_fp8_quant(
+    input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0
+):
+    op = "per_token_group_fp8_quant"
+    limit = torch.finfo(_FP8).max
+    _refuse(op, fp8_min=(fp8_min, -limit), fp8_max=(fp8_max, limit))
+    _refuse(op, scale_ue8m0=(scale_ue8m0, False))
+    codes, scales = _xla_gpu.per_token_group_fp8_quant(input, group_size=group_size, eps=eps)
+    _write(op, output_q=(output_q, codes), output_s=(output_s, scales))
+
+
+@_op("Tensor! result, Tensor input, Tensor scale, Tensor? azp")
+def static_scaled_int8_quant(result, input, scale, azp):
+    _refuse("static_scaled_int8_quant", azp=(azp, None))
+    codes = _xla_gpu.static_scaled_int8_quant(input, _one(scale))
+    _write("static_scaled_int8_quant", result=(result, codes))
+
+
+@_op("Tensor! result, Tensor input, Tensor! scale, Tensor!? azp")
+def dynamic_scaled_int8_quant(result, input, scale, azp):
+    _refuse("dynamic_scaled_int8_quant", azp=(azp, None))
+    codes, scales = _xla_gpu.dynamic_scaled_int8_quant(input)
+    _write(
+        "dynamic_scaled_int8_quant",
+        result=(result, codes),
+        scale=(scale, _of_tokens(scales, scale)),
+    )
+
+
+# ---------------------------------------------------------------------------- attention
+
+
+@_op(
+    "Tensor key, Tensor value, Tensor! key_cache, Tensor! value_cache, Tensor slot_mapping, str kv_cache_dtype, "
+    "Tensor k_scale, Tensor v_scale",
+    namespace="_C_cache_ops",
+)
+def reshape_and_cache_flash(*arguments):
+    intarsia.xla_ops.reshape_and_cache_flash(*arguments)
+
+
+@_op(
+    "Tensor! output, Tensor!? output_lse, Tensor prefix_output, Tensor prefix_lse, Tensor suffix_output, "
+    "Tensor suffix_lse, int? prefill_tokens_with_context=None, Tensor? output_scale=None"
+)
+def merge_attn_states(
+    output,
+    output_lse,
+    prefix_output,
+    prefix_lse,
+    suffix_output,
+    suffix_lse,
+    prefill_tokens_with_context=None,
+    output_scale=None,
+):
+    _refuse(
+        "merge_attn_states",
+        prefill_tokens_with_context=(prefill_tokens_with_context, None),
+        output_scale=(output_scale, None),
+    )
+    out, lse = _xla_gpu.merge_attn_states(prefix_output, prefix_lse, suffix_output, suffix_lse)
+    lses = {} if output_lse is None else {"output_lse": (output_lse, lse)}
+    _write("merge_attn_states", output=(output, out), **lses)
+
+
+# ---------------------------------------------------------------------------- arguments
+
+
+def _refuse(op: str, **given: Any) -> None:
+    """Raises if an argument, given with the value that is built, asks for something else."""
+    for name, (value, built) in given.items():
+        if value is not built and (built is None or value != built):
+            got = "given" if isinstance(value, _Tensor) else value
+            raise NotImplementedError(f"{op}: {name} is {got}, expected {built}")
+
+
+def _one(scale: _Tensor | None) -> _Tensor | None:
+    """A scale of a whole tensor is one number of any rank in vLLM, and [1] here."""
+    return scale.reshape(1) if scale is not None and scale.numel() == 1 else scale
+
+
+def _of_tokens(scales: _Tensor, given: _Tensor) -> _Tensor:
+    """Scales of tokens as vLLM has them, [t, 1] or [t], however many axes the tokens have."""
+    return scales.reshape(-1, 1) if given.ndim == 2 else scales.reshape(-1)
+
+
+def _write(op: str, **results: tuple[_Tensor, _Tensor]) -> None:
+    """Copies to each tensor, named, the result that belongs there; to none if one does not fit."""
+    fitting = [
+        (_rows(op, name, tensor, result.shape, result.dtype), result)
+        for name, (tensor, result) in results.items()
+    ]
+    for rows, result in fitting:
+        rows.copy_(result)
+
+
+def _rows(op: str, name: str, tensor: _Tensor, shape: Any, dtype: torch.dtype) -> _Tensor:
+    """As many rows of a tensor as the shape has; raises if they are not of that shape and dtype."""
+    if tensor.dtype != dtype:
+        raise ValueError(f"{op}: {name} has dtype {tensor.dtype}, expected {dtype}")
+    got, shape = list(tensor.shape), list(shape)
+    if got == shape:
+        return tensor
+    if len(got) != len(shape) or got[1:] != shape[1:] or got[0] < shape[0]:
+        raise ValueError(f"{op}: {name} has shape {got}, expected {shape}")
+    return tensor[: shape[0]]

@@ -1,0 +1,233 @@
+"""Calls of vLLM's ops, with what they must write: our op of the same name on CPU tensors, or what vLLM documents."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import intarsia.torch  # noqa: F401  defines torch.ops.xla_gpu
+import torch
+from intarsia.torch._form import find
+
+xla_gpu = torch.ops.xla_gpu
+FP8, INT8 = torch.float8_e4m3fn, torch.int8
+
+
+@dataclass
+class Call:
+    """A call of `namespace::op`, and the values that the arguments of these positions must have afterwards."""
+
+    op: str
+    arguments: list[Any]
+    want: dict[int, torch.Tensor]
+
+    def overload(self) -> torch._ops.OpOverload:
+        """torch's op."""
+        return find(self.op)
+
+    def check(self, device: str) -> None:
+        """Calls the op on that device; all else than what it must write stays as it was."""
+        moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in self.arguments]
+        assert self.overload()(*moved) is None
+        for i, (old, new) in enumerate(zip(self.arguments, moved, strict=True)):
+            if isinstance(old, torch.Tensor):
+                same(new.cpu(), self.want.get(i, old))
+
+
+def same(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Bit by bit, since both sides run the same code."""
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    got, want = (x.reshape(-1).view(torch.uint8) for x in (got, want))
+    assert torch.equal(got, want)
+
+
+CASES: dict[str, Callable[[], Call]] = {}
+
+
+def case(make: Callable[..., Call], name: str = "", **options: Any) -> Callable[..., Call]:
+    CASES[name or make.__name__] = lambda: make(**options)
+    return make
+
+
+def also(name: str, **options: Any) -> Callable[..., Any]:
+    return lambda make: case(make, f"{make.__name__} {name}", **options)
+
+
+def _x(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape or (6, 64))
+
+
+def _codes(dtype: torch.dtype = FP8, rows: int = 6) -> torch.Tensor:
+    return torch.zeros(rows, 64, dtype=dtype)
+
+
+def _scale() -> torch.Tensor:
+    return torch.tensor([0.1])
+
+
+@also("f16", dtype=torch.float16)
+@also("of three axes, without weight", shape=(2, 3, 64), weighted=False)
+@case
+def rms_norm(dtype=torch.float32, shape=(6, 64), weighted=True):
+    x, w = _x(*shape).to(dtype), _x(64).to(dtype) if weighted else None
+    want = xla_gpu.rms_norm(x, w, eps=1e-5)
+    return Call("_C::rms_norm", [torch.zeros_like(x), x, w, 1e-5], {0: want})
+
+
+@case
+def fused_add_rms_norm():
+    x, r, w = _x(), _x(), _x(64)
+    want = xla_gpu.fused_add_rms_norm.functional(x, r, w, eps=1e-5)
+    return Call("_C::fused_add_rms_norm", [x, r, w, 1e-5], dict(enumerate(want)))
+
+
+@case
+def rms_norm_static_fp8_quant():
+    x, w = _x(), _x(64)
+    want = xla_gpu.rms_norm_static_fp8_quant(x, w, _scale(), eps=1e-5)
+    return Call("_C::rms_norm_static_fp8_quant", [_codes(), x, w, _scale(), 1e-5], {0: want})
+
+
+@case
+def fused_add_rms_norm_static_fp8_quant():
+    x, r, w, s = _x(), _x(), _x(64), _scale()
+    want = xla_gpu.fused_add_rms_norm_static_fp8_quant.functional(x, r, w, s, eps=1e-5)
+    arguments = [_codes(), x, r, w, s, 1e-5]
+    return Call("_C::fused_add_rms_norm_static_fp8_quant", arguments, {0: want[0], 2: want[1]})
+
+
+@also("int8", dtype=INT8, bound=None)
+@also("with a residual", residual=True)
+@case
+def rms_norm_dynamic_per_token_quant(dtype=FP8, bound=1.5, residual=False):
+    x, w, r = _x(2, 3, 64), _x(64), _x(2, 3, 64) if residual else None
+    bound = None if bound is None else torch.tensor(bound)
+    codes, scales, total = xla_gpu.rms_norm_dynamic_per_token_quant.functional(
+        x,
+        w,
+        None if bound is None else bound.reshape(1),
+        r,
+        eps=1e-5,
+        quant_dtype="i8" if dtype == INT8 else "f8e4m3fn",
+    )
+    arguments = [torch.zeros_like(x, dtype=dtype), x, w, torch.zeros(6, 1), 1e-5, bound, r]
+    want = {0: codes, 3: scales.reshape(6, 1)}
+    return Call(
+        "_C::rms_norm_dynamic_per_token_quant", arguments, want | ({6: total} if residual else {})
+    )
+
+
+def _activation(op):
+    x = _x(6, 128)
+    return Call(f"_C::{op}", [torch.zeros(6, 64), x], {0: getattr(xla_gpu, op)(x)})
+
+
+for _name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"):
+    case(_activation, _name, op=_name)
+
+
+@case
+def silu_and_mul_quant():
+    x = _x(6, 128)
+    want = xla_gpu.silu_and_mul_quant(x, _scale())
+    return Call("_C::silu_and_mul_quant", [_codes(), x, _scale()], {0: want})
+
+
+@also("without key", keyed=False)
+@also("of three axes, pairs apart", shape=(6, -1, 16), is_neox=False)
+@case
+def rotary_embedding(shape=(6, -1), keyed=True, is_neox=True):
+    q, k = _x(6, 4 * 16).reshape(shape), _x(6, 2 * 16).reshape(shape) if keyed else None
+    positions, table = torch.arange(6), _x(32, 8)
+    want_q, want_k = xla_gpu.rotary_embedding.functional(
+        positions, q, table, k, head_size=16, is_neox=is_neox
+    )
+    want = {1: want_q, 2: want_k} if keyed else {1: want_q}
+    return Call("_C::rotary_embedding", [positions, q, k, 16, table, is_neox], want)
+
+
+@also("padded", rows=8)
+@also("tokens", scale=(6,), ours=(6, 1), groups=[(1, -1)])
+@also("channels", scale=(1, 64), ours=(64,), groups=[(-1, 1)])
+@also("groups", scale=(6, 2), ours=(6, 2), groups=[(1, 32)])
+@case
+def static_scaled_fp8_quant(scale=(), ours=(1,), groups=(), rows=6):
+    x, scale = _x(), torch.rand(scale) + 0.1
+    codes = xla_gpu.static_scaled_fp8_quant(x, scale.reshape(ours))
+    want = torch.cat([codes, _codes(rows=rows - 6)])
+    return Call("_C::static_scaled_fp8_quant", [_codes(rows=rows), x, scale, *groups], {0: want})
+
+
+@also("by a scalar", scale=())
+@case
+def dynamic_scaled_fp8_quant(scale=(1,)):
+    x = _x()
+    codes, new = xla_gpu.dynamic_scaled_fp8_quant(x)
+    arguments = [_codes(), x, torch.zeros(scale)]
+    return Call("_C::dynamic_scaled_fp8_quant", arguments, {0: codes, 2: new.reshape(scale)})
+
+
+@also("padded", rows=8)
+@also("bounded", bound=1.5)
+@case
+def dynamic_per_token_scaled_fp8_quant(rows=6, bound=None):
+    x, bound = _x(), None if bound is None else torch.tensor([bound])
+    codes, scales = xla_gpu.dynamic_per_token_scaled_fp8_quant(x, bound)
+    arguments = [_codes(rows=rows), x, torch.zeros(rows, 1), bound]
+    want = {0: torch.cat([codes, _codes(rows=rows - 6)])}
+    want[2] = torch.cat([scales, torch.zeros(rows - 6, 1)])
+    return Call("_C::dynamic_per_token_scaled_fp8_quant", arguments, want)
+
+
+@also("column by column", strided=True)  # as DeepGEMM wants it
+@case
+def per_token_group_fp8_quant(strided=False):
+    x, scales = _x(), torch.zeros(2, 6).t() if strided else torch.zeros(6, 2)
+    arguments = [x, _codes(), scales, 32, 1e-10, -448.0, 448.0, False]
+    codes, scales = xla_gpu.per_token_group_fp8_quant(x, group_size=32, eps=1e-10)
+    return Call("_C::per_token_group_fp8_quant", arguments, {1: codes, 2: scales})
+
+
+@case
+def static_scaled_int8_quant():
+    x = _x()
+    want = xla_gpu.static_scaled_int8_quant(x, _scale())
+    return Call("_C::static_scaled_int8_quant", [_codes(INT8), x, _scale(), None], {0: want})
+
+
+@case
+def dynamic_scaled_int8_quant():
+    x = _x()
+    codes, scales = xla_gpu.dynamic_scaled_int8_quant(x)
+    arguments = [_codes(INT8), x, torch.zeros(6, 1), None]
+    return Call("_C::dynamic_scaled_int8_quant", arguments, {0: codes, 2: scales.reshape(6, 1)})
+
+
+@also("fp8", codes=FP8, kv_cache_dtype="fp8", scale=0.5)
+@also("fp8 in bytes", codes=FP8, kv_cache_dtype="fp8_e4m3", in_bytes=True, scale=0.5)
+@also("with scales of no use", scale=0.5)
+@case
+def reshape_and_cache_flash(codes=torch.float32, kv_cache_dtype="auto", in_bytes=False, scale=1.0):
+    key, value, scale = _x(3, 2, 8), _x(3, 2, 8), torch.tensor(scale)
+    caches = [torch.zeros(4, 16, 2, 8, dtype=codes) for _ in range(2)]
+    want = [cache.clone() for cache in caches]
+    for cache, new in zip(want, (key, value), strict=True):
+        new = (new / scale).to(codes) if codes == FP8 else new
+        cache[1, 1], cache[0, 3] = new[0], new[2]
+    if in_bytes:
+        caches, want = ([x.view(torch.uint8) for x in y] for y in (caches, want))
+    slots = torch.tensor([17, -1, 3])
+    return Call(
+        "_C_cache_ops::reshape_and_cache_flash",
+        [key, value, *caches, slots, kv_cache_dtype, scale, scale],
+        dict(enumerate(want, 2)),
+    )
+
+
+@also("without lse", lse=False)
+@case
+def merge_attn_states(lse=True):
+    a, b, lse_a, lse_b = _x(5, 2, 8), _x(5, 2, 8), _x(2, 5), _x(2, 5)
+    want = xla_gpu.merge_attn_states(a, lse_a, b, lse_b)
+    out, lse = torch.zeros(5, 2, 8), torch.zeros(2, 5) if lse else None
+    wanted = {0: want[0]} if lse is None else dict(enumerate(want))
+    return Call("_C::merge_attn_states", [out, lse, a, lse_a, b, lse_b], wanted)

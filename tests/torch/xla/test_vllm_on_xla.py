@@ -1,0 +1,84 @@
+"""vLLM's op names on torch_xla's tensors: custom calls that give what our ops give on the CPU."""
+
+import intarsia.vllm
+import pytest
+import torch
+import torch_xla
+import vllm_names
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered():
+    intarsia.vllm.register_ops()
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("case", vllm_names.CASES)
+def test_same_as_on_the_cpu(case):
+    vllm_names.CASES[case]().check("xla")
+
+
+def test_a_call_is_a_custom_call():
+    x, out = torch.ones(6, 64, device="xla"), torch.empty(6, 64, device="xla")
+    torch.ops._C.rms_norm(out, x, None, 1e-5)
+    text = torch_xla._XLAC._get_xla_tensors_hlo([out])
+    assert text.count('custom_call_target="intarsia.rms_norm"') == 1
+    assert "copy(" not in text
+
+
+@pytest.mark.parametrize("case", vllm_names.CASES)
+def test_compiled(case):
+    """In one graph with what reads the result; what is written, the caller sees."""
+    torch.compiler.reset()
+    call = vllm_names.CASES[case]()
+    op = call.overload()
+
+    @torch.compile(backend="openxla", fullgraph=True)
+    def compiled(*arguments):
+        op(*arguments)
+        return [arguments[i].float() * 2 for i in call.want]
+
+    moved = [x.to("xla") if isinstance(x, torch.Tensor) else x for x in call.arguments]
+    for new, (i, want) in zip(compiled(*moved), call.want.items(), strict=True):
+        vllm_names.same(moved[i].cpu(), want)
+        vllm_names.same(new.cpu(), want.float() * 2)
+
+
+def test_caches_of_one_tensor_are_written():
+    """As vLLM's FlashAttention has them: kv_cache.unbind(0)."""
+    kv_cache = torch.zeros(2, 4, 16, 2, 8, device="xla")
+    key, value, one = torch.randn(1, 2, 8), torch.randn(1, 2, 8), torch.ones((), device="xla")
+    slots = torch.tensor([17], device="xla")
+    torch.ops._C_cache_ops.reshape_and_cache_flash(
+        key.to("xla"), value.to("xla"), *kv_cache.unbind(0), slots, "auto", one, one
+    )
+    got = kv_cache.cpu()
+    assert torch.equal(got[0, 1, 1], key[0]) and torch.equal(got[1, 1, 1], value[0])
+    assert got.count_nonzero() == 2 * key.numel()
+
+
+def test_heads_of_a_joint_projection_are_rotated():
+    """As vLLM's attention layers have them: qkv.split(...)."""
+    qkv, table, positions = torch.randn(6, 4 * 16), torch.randn(32, 16), torch.arange(6)
+    q, k, v = (x.contiguous() for x in qkv.split([32, 16, 16], dim=-1))
+    torch.ops.xla_gpu.rotary_embedding(positions, q, table, k, head_size=16)
+    want = torch.cat([q, k, v], dim=-1)
+    on_xla = qkv.to("xla")
+    q, k, _ = on_xla.split([32, 16, 16], dim=-1)
+    torch.ops._C.rotary_embedding(positions.to("xla"), q, k, 16, table.to("xla"), True)
+    vllm_names.same(on_xla.cpu(), want)
+
+
+def test_what_is_wrong_is_said_at_the_call():
+    x, out = torch.ones(6, 64, device="xla"), torch.zeros(6, 63, device="xla")
+    with pytest.raises(
+        ValueError, match=r"rms_norm: result has shape \[6, 63\], expected \[6, 64\]"
+    ):
+        torch.ops._C.rms_norm(out, x, None, 1e-5)
+    codes, azp = torch.zeros(6, 64, dtype=torch.int8, device="xla"), torch.zeros(1, device="xla")
+    with pytest.raises(NotImplementedError, match="static_scaled_int8_quant: azp is given"):
+        torch.ops._C.static_scaled_int8_quant(codes, x, azp, azp)
