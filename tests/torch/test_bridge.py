@@ -1,5 +1,6 @@
 """The bridge from XLA to torch's dispatcher, on the CPU, by both of its ways."""
 
+import doctest
 import mmap
 import pathlib
 import threading
@@ -182,6 +183,15 @@ def test_the_first_tensors_of_a_list(via: str) -> None:
 
 
 @by_both_ways
+def test_int64_without_x64(via: str) -> None:
+    high = bridge.op("aten::floor_divide", via=via)
+    y = jax.jit(lambda d: high(bridge.int64(np.array([2**40, -(2**35)])), bridge.int64(d)))(
+        jnp.array([2**30, 2**30])
+    )
+    assert y.dtype == jnp.int32 and y.tolist() == [2**10, -(2**5)]
+
+
+@by_both_ways
 def test_dtypes_as_arguments(via: str) -> None:
     x = normal(3, 4)
     op = bridge.op("aten::softmax.int", via=via)
@@ -330,3 +340,7 @@ def test_no_memory_is_kept(via: str) -> None:
     for _ in range(300):
         step(x, ones).block_until_ready()
     assert resident() - before < 100e6
+
+
+def test_examples_in_docstrings() -> None:
+    assert doctest.testmod(bridge, extraglobs={"bridge": bridge}) == (0, 4)

@@ -78,6 +78,16 @@ X = normal(3, 4)
         (lambda: bridge.call("aten::relu", 3.0), TypeError, "argument self is .*expected an array"),
         (lambda: bridge.call("aten::relu", None), TypeError, "argument self is None"),
         (lambda: bridge.call("aten::relu", torch.ones(2)), TypeError, "expected an array"),
+        (
+            lambda: bridge.call("aten::relu", np.array([2**40])),
+            ValueError,
+            "argument self has values beyond int32",
+        ),
+        (
+            lambda: bridge.call("aten::relu", bridge.int64(X)),
+            TypeError,
+            "argument self is float32, expected integers",
+        ),
         (lambda: bridge.call("aten::topk", X, 2.0), TypeError, "argument k is 2.0, expected int"),
         (
             lambda: jax.jit(lambda x, k: bridge.call("aten::topk", x, k))(X, 2),

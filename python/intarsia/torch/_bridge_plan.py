@@ -18,7 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax import lax
 
+from intarsia.jax._call import as_array
 from intarsia.torch import _bridge_native as native
 
 Entry = list[Any]
@@ -148,19 +150,24 @@ class Operands:
         raw = value.array if wide else value
         if isinstance(raw, torch.Tensor) or not hasattr(raw, "shape"):
             raise TypeError(self._wrong(what, "an array", raw))
-        array = jnp.asarray(raw)
-        if not all(isinstance(n, int) for n in array.shape):
-            raise NotImplementedError(
-                f"{self.name}: argument {what} has the symbolic shape {array.shape}, expected numbers"
-            )
-        self.arrays.append(Wide(array) if wide else array)
+        array = self._wide(what, raw) if wide else as_array(f"{self.name}: argument {what}", raw)
+        self.arrays.append(array)
         with jax.enable_x64(True):
-            seen = jax.ShapeDtypeStruct(array.shape, np.int64 if wide else array.dtype)
+            seen = jax.ShapeDtypeStruct(array.shape, array.dtype)
         self.tensors.append(seen)
         if not mutable:
             return ["tensor"]
         self.written.append((seen, len(self.arrays) - 1))
         return ["mutated", len(self.written) - 1]
+
+    def _wide(self, what: str, raw: Any) -> jax.Array:
+        if not np.issubdtype(raw.dtype, np.integer):
+            raise TypeError(
+                f"{self.name}: argument {what} is {raw.dtype}, expected integers in int64()"
+            )
+        with jax.enable_x64(True):
+            array = as_array(f"{self.name}: argument {what}", raw)
+            return lax.convert_element_type(array, np.int64)
 
 
 _ACCEPTED: dict[str, tuple[tuple[str, Any], ...]] = {

@@ -6,6 +6,7 @@ Both functions are called with the GIL, which ctypes takes: JAX holds none while
 import contextlib
 import ctypes
 import functools
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -22,14 +23,20 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 _plans: dict[bytes, _bridge_plan.Plan] = {}
 
 
-@functools.cache
+_lock = threading.Lock()
+_libraries: list[native.Library] = []  # one, made by the first who asks
+
+
 def library() -> native.Library:
     """The library, opened, with its handlers registered with XLA."""
-    if torch.cuda.is_available():
-        torch.cuda.init()  # what torch's own functions do at their first use of a GPU, and the C functions do not
-    found = native.Library(read=lambda text: file(text, _bridge_plan.from_text(text)), run=_run)
-    _ = found.targets
-    return found
+    with _lock:
+        if not _libraries:
+            if torch.cuda.is_available():
+                torch.cuda.init()  # torch does so at its first use of a GPU, its C functions do not
+            opened = native.Library(lambda text: file(text, _bridge_plan.from_text(text)), _run)
+            _ = opened.targets
+            _libraries.append(opened)
+        return _libraries[0]
 
 
 def file(text: str, plan: _bridge_plan.Plan) -> None:

@@ -38,6 +38,8 @@ def register() -> None:
 def int64(x: jax.typing.ArrayLike) -> _bridge_plan.Wide:
     """Says that the op is to get the integers of an array as int64, whether or not JAX has jax_enable_x64.
 
+    NumPy's int64 arrive as they are, however large.
+
     Example:
       >>> import jax.numpy as jnp
       >>> bridge.call("aten::index_select", jnp.arange(5.0), 0, bridge.int64(jnp.array([3, 1])))
@@ -92,7 +94,9 @@ class Op:
             for t in types
         )
         run = _function(self, text, signature, aliases)
-        results = run(*_widened(self.name, operands.arrays))
+        for i, x in enumerate(operands.arrays):
+            refuse_sharded(f"{self.name}: operand {i}", x)
+        results = run(*vary_alike(operands.arrays))
         return results[0] if len(results) == 1 else results
 
     def _refuse_what_torch_lacks(
@@ -180,17 +184,6 @@ def call(name: str | Any, /, *args: Any, **kwargs: Any) -> Any:
              [3.]], dtype=float32)
     """
     return op(name)(*args, **kwargs)
-
-
-def _widened(name: str, arrays: Sequence[Any]) -> list[jax.Array]:
-    result = []
-    for i, x in enumerate(arrays):
-        if isinstance(x, _bridge_plan.Wide):
-            with jax.enable_x64(True):
-                x = lax.convert_element_type(x.array, np.int64)
-        refuse_sharded(f"{name}: operand {i}", x)
-        result.append(x)
-    return vary_alike(result)
 
 
 @functools.lru_cache(maxsize=4096)
