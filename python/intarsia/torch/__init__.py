@@ -16,5 +16,6 @@ __all__ = ["NAMESPACE", "register"]
 
 refuse_names(_native.main_library(), NAMESPACE)
 _attention.refuse_names()
-_attention.define()
+_attention.define(last=False)
 register(_native.main_library(), NAMESPACE)
+_attention.define(last=True)

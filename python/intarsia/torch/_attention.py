@@ -38,9 +38,16 @@ def refuse_names() -> None:
         refuse_defined(name)
 
 
-def define() -> None:
-    """Defines these ops. Before the package's own, since torch takes the first overload that fits."""
+# torch prints what does not fit an overload that it tries, and XLA would have to compute a tensor for that: the overload
+# that takes a number comes after the package's own, which calls with tensors fit.
+_LAST = "xla_gpu::paged_attention.num_seqs_int"
+
+
+def define(last: bool) -> None:
+    """Defines these ops: before the package's own, since torch takes the first overload that fits, or after them."""
     for name, schema in _SCHEMAS.items():
+        if (name == _LAST) != last:
+            continue
         namespace, _, op = name.partition("::")
         fragment = torch.library.Library(namespace, "FRAGMENT")
         fragment.define(op + schema, tags=(torch.Tag.pt2_compliant_tag,))

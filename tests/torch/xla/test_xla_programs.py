@@ -68,9 +68,7 @@ def decode_step(
     OPS.reshape_and_cache_flash(key, value, weights["keys"], weights["values"], slots)
     starts = torch.arange(BATCH + 1, device=x.device, dtype=torch.int32)
     table = weights["table"]
-    # By overload: for each that does not fit, torch prints the operands, for which XLA would have to run.
-    attend = OPS.paged_attention.default
-    out, _ = attend(query, weights["keys"], weights["values"], lens, table, starts)
+    out, _ = OPS.paged_attention(query, weights["keys"], weights["values"], lens, table, starts)
     residual = x + out.reshape(BATCH, H * D) @ weights["out"]
     return residual + OPS.silu_and_mul(residual @ weights["up"]) @ weights["down"]
 
@@ -132,6 +130,22 @@ def test_a_compiled_decode_step_equals_eager() -> None:
         results.append(on_xla["keys"].cpu())
     assert torch.equal(results[0], results[2])
     assert torch.equal(results[1], results[3])
+
+
+def test_choosing_an_overload_computes_nothing() -> None:
+    """torch prints what does not fit an overload that it tries, and a tensor that is printed is computed."""
+    lens, starts = torch.ones(1, dtype=torch.int32).to("xla"), torch.tensor([0, 1]).to("xla")
+    cache = torch.ones(PAGES, PAGE, 2 * HK, D).to("xla")
+    operands = [torch.ones(1, H, D).to("xla") + 1, cache[:, :, ::2], cache[:, :, 1::2], lens]
+    operands += [torch.zeros(1, 1, dtype=torch.int32).to("xla"), starts + 0]
+    torch_xla.sync(wait=True)
+    operands[-1] = operands[-1] + 0
+    before = (metrics.metric_data("ExecuteTime") or [0])[0]
+    OPS.paged_attention(*operands)
+    query, _, _, lens, table, starts = operands
+    OPS.paged_attention(query, cache, lens, table, starts, 1, 0.5)
+    OPS.paged_attention(query, cache, lens, table, starts, lens, 0.5)
+    assert (metrics.metric_data("ExecuteTime") or [0])[0] == before
 
 
 def test_a_wrong_call_writes_nothing_and_says_why() -> None:
