@@ -256,11 +256,38 @@ says so.
     return intro + "\n" + "\n\n".join(_op_page(op) for op in ops) + "\n"
 
 
+def _with_table(page: pathlib.Path, header: list[str], rows: list[list[str]]) -> str:
+    """The page with its table of ops written anew."""
+    before, rest = page.read_text().split(BEGIN)
+    return f"{before}{BEGIN}\n{_table(header, rows)}\n{END}{rest.split(END)[1]}"
+
+
 def readme(ops: list[_native.Op]) -> str:
-    text = (ROOT / "README.md").read_text()
     rows = [[f"[`{op.name}`](docs/ops.md#{op.name})", op.summary] for op in ops]
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{_table(['op', 'what it does'], rows)}\n{END}{rest.split(END)[1]}"
+    return _with_table(ROOT / "README.md", ["op", "what it does"], rows)
+
+
+# Routes from torch, and the tests that run every op of the manifest on them; None: nobody has yet.
+TORCH_ROUTES = {
+    "eager, CPU": "test_torch_ops.py",
+    "eager, CUDA": None,
+    "inductor": "test_torch_compile.py",
+    "openxla, CPU": "xla/test_xla_programs.py",
+    "torchax": "test_torchax.py",
+    '`"intarsia"`': "test_backend.py",
+}
+
+
+def torch_page(ops: list[_native.Op]) -> str:
+    tests = ROOT / "tests" / "torch"
+    missing = [test for test in TORCH_ROUTES.values() if test and not (tests / test).exists()]
+    if missing:
+        raise FileNotFoundError(f"TORCH_ROUTES names {missing}, which tests/torch has not")
+    cells = [
+        f"[tested](../tests/torch/{test})" if test else "not run" for test in TORCH_ROUTES.values()
+    ]
+    rows = [[f"[`{op.name}`](ops.md#{op.name})", *cells] for op in ops]
+    return _with_table(ROOT / "docs" / "torch.md", ["op", *TORCH_ROUTES], rows)
 
 
 def main() -> int:
@@ -275,6 +302,7 @@ def main() -> int:
         ROOT / "python/intarsia/jax/_ops.py": wrappers(ops),
         ROOT / "docs/ops.md": reference_page(ops, library.manifest["layouts"]),
         ROOT / "README.md": readme(ops),
+        ROOT / "docs/torch.md": torch_page(ops),
     }
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     for path in stale:
