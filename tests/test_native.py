@@ -196,10 +196,11 @@ def test_call_agrees_with_the_custom_call(op: str) -> None:
 
 
 def in_a_process_of_its_own(code: str, **environment: str) -> str:
-    path = os.pathsep.join(str(support.ROOT / folder) for folder in ("python", "tests"))
-    env = os.environ | {"PYTHONPATH": path} | environment
+    # With this process' own paths: its library may be one built for a sanitizer.
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment
+    site = ["-S"] if sys.flags.no_site else []
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, *site, "-c", code], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
