@@ -243,7 +243,9 @@ class Invocation {
       return Empty(none, results_[i]);
     }
     INTARSIA_RETURN_IF_ERROR(Empty(inferred, results_[i]));
-    return View(op_.results[i].name, results_[i].get(), result);
+    result = inferred;
+    Get().data(results_[i].get(), &result.data);
+    return {};
   }
 
   Status CurrentStream(void*& stream) const {

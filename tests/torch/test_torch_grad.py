@@ -117,6 +117,21 @@ def test_writing_a_leaf_is_refused_as_by_torch() -> None:
         op.fused_add_rms_norm(leaf, torch.randn(2, 64))
 
 
+def test_what_was_kept_and_then_written_is_noticed() -> None:
+    """As by torch's own ops in place: a gradient from changed numbers would be wrong."""
+    x = torch.randn(2, 64)
+    scale = torch.randn(2, 64, requires_grad=True)
+    kept = (scale * x).sum()
+    op.fused_add_rms_norm(x, torch.randn(2, 64))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.backward()
+    cache, key = torch.randn(1, 4, 2, 64), torch.randn(1, 2, 64)
+    kept = (torch.ones(1, 4, 2, 64, requires_grad=True) * cache).sum()
+    op.reshape_and_cache_flash(key, key, cache, cache.clone(), torch.tensor([1]))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.backward()
+
+
 @pytest.mark.parametrize("name", ["rms_norm", "silu_and_mul"])
 def test_compiled_training_step(name: str) -> None:
     torch.compiler.reset()

@@ -86,27 +86,32 @@ def _implement(library: _native.Library, fragment: torch.library.Library, form: 
     library.register_with_torch(
         form.op.name, native, in_place=form.in_place, text_addresses=needs_addresses
     )
-    if needs_addresses:
-        kernel = _by_addresses(form, find(native))
+    plain = _by_addresses(form, find(native)) if needs_addresses else None
+    if plain:
         for key in _KEYS:
-            fragment.impl(form.name, kernel, key)
+            fragment.impl(form.name, plain, key)
+        fragment.impl(_private(form), torch.library.fallthrough_kernel, "Autograd")
     name = f"{fragment.ns}::{form.name}"
     torch.library.register_fake(name, fake(form, library), lib=fragment)
-    register_gradient(form, find(name), fragment)
+    register_gradient(form, find(name), plain, fragment)
 
 
 def _by_addresses(form: Form, private: Callable[..., Any]) -> Callable[..., Any]:
-    texts = form.texts.items()
+    texts = tuple(form.texts.items())
 
     def kernel(*args: Any, **attributes: Any) -> Any:
         for name, default in texts:
-            attributes[name] = ctypes.addressof(_kept(attributes.get(name, default)))
+            attributes[name] = _address(attributes.get(name, default))
         return private(*args, **attributes)
 
     return kernel
 
 
+_kept: list[ctypes.Array] = []
+
+
 @functools.cache
-def _kept(text: str) -> ctypes.Array:
-    """A C string that lives as long as the process."""
-    return ctypes.create_string_buffer(text.encode())
+def _address(text: str) -> int:
+    """That of a C string that lives as long as the process."""
+    _kept.append(ctypes.create_string_buffer(text.encode()))
+    return ctypes.addressof(_kept[-1])

@@ -1,0 +1,60 @@
+"""What a call of an op costs through torch's dispatcher, on the CPU, where the work itself is next to nothing.
+
+Usage: torch_overhead.py [--rounds 300] [--calls 300]
+"""
+
+import argparse
+import contextlib
+import timeit
+from collections.abc import Callable
+
+import intarsia.torch  # noqa: F401  registers the ops
+import torch
+
+SHAPE = (1, 8)
+
+
+@torch.library.custom_op("intarsia_bench::rms_norm", mutates_args=())
+def in_python(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The way without C++."""
+    return torch.ops.xla_gpu.rms_norm(x, weight)
+
+
+def calls() -> dict[str, Callable[[], torch.Tensor]]:
+    """What is timed, by name."""
+    x, weight = torch.ones(SHAPE), torch.ones(SHAPE[-1])
+    op, aten = torch.ops.xla_gpu, torch.ops.aten
+    return {
+        "aten::add, the bare op": lambda: aten.add.Tensor(x, x),
+        "xla_gpu::simple_add": lambda: op.simple_add.default(x, x),
+        "xla_gpu::rms_norm": lambda: op.rms_norm.default(x, weight),
+        "xla_gpu::rms_norm by torch.ops.xla_gpu.rms_norm": lambda: op.rms_norm(x, weight),
+        "torch.library.custom_op around it": lambda: in_python(x, weight),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument(
+        "--calls", type=int, default=300, help="of each, one after the other, in a round"
+    )
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    modes = {"inference_mode": torch.inference_mode, "autograd": contextlib.nullcontext}
+    # The least of many short rounds, all taking turns: what is above it is other programs' doing.
+    least = {(name, mode): float("inf") for name in calls() for mode in modes}
+    for _ in range(args.rounds):
+        for name, function in calls().items():
+            for mode, context in modes.items():
+                with context():
+                    seconds = timeit.timeit(function, number=args.calls) / args.calls
+                least[name, mode] = min(least[name, mode], seconds)
+    print(f"torch {torch.__version__}, us a call")
+    print(f"{'':50}" + "".join(f"{mode:>16}" for mode in modes))
+    for name in calls():
+        print(f"{name:50}" + "".join(f"{1e6 * least[name, mode]:16.2f}" for mode in modes))
+
+
+if __name__ == "__main__":
+    main()
