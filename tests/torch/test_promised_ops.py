@@ -129,6 +129,22 @@ def test_paged_attention_of_two_arrays_is_not_guessed() -> None:
         op.paged_attention(*tensors)
 
 
+def test_finding_the_overload_prints_no_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch prints what does not fit a schema: on a GPU it would wait, on XLA run what is pending."""
+
+    def refuse(*_: object, **__: object) -> str:
+        raise AssertionError("a tensor is printed")
+
+    operands, _ = make("paged_attention", "example", "f32")
+    apart = [torch_running.to_torch(x) for x in operands[:6]]
+    args, _, count, _ = paged("combined_mixed")
+    monkeypatch.setattr(torch.Tensor, "__repr__", refuse)
+    op.paged_attention(*apart)
+    op.paged_attention(*apart, layout="NHD", scale=0.1)
+    op.paged_attention(*args, count, 0.1)
+    op.paged_attention(*args, int(count), 0.1)
+
+
 # ---------------------------------------------------------------------------- flash_attn_varlen
 
 
