@@ -94,6 +94,25 @@ test-sanitize-%:
 	  PYTHONPATH=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
 	  $(BIN)/python -S -m pytest -q -p no:cacheprovider -o pythonpath="build/sanitize-$*/python tests" $(SANITIZED_TESTS) $(ARGS)
 
+# vLLM pins torch and much else, so it has an environment of its own. Its CUDA build, the one on PyPI, does not load without
+# libcuda.so.1: where there is no driver, the CUDA toolkit's stub of it, which can do nothing, stands in.
+VLLM ?= vllm==0.13.0
+VLLM_ENV := $(VENV)/vllm-ops
+LIBCUDA_STUB := $(wildcard $(if $(NVCC),$(dir $(NVCC))../lib64/stubs/libcuda.so))
+$(VLLM_ENV)/.installed-$(VLLM): pyproject.toml Makefile | $(VENV)/.installed
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VLLM_ENV)
+	$(BIN)/uv pip install --quiet --python $(VLLM_ENV)/bin/python --requirements pyproject.toml --extra test --extra torch-xla \
+	  jax==0.10.2 $(VLLM) scikit-build-core
+	$(BIN)/uv pip install --quiet --python $(VLLM_ENV)/bin/python --no-deps --no-build-isolation \
+	  --config-settings wheel.cmake=false --editable .
+	mkdir $(VLLM_ENV)/stubs
+	$(if $(LIBCUDA_STUB),ln -s $(LIBCUDA_STUB) $(VLLM_ENV)/stubs/libcuda.so.1)
+	@touch $@
+
+test-vllm-ops: build $(VLLM_ENV)/.installed-$(VLLM) ## vLLM's own layers on our ops (makes an environment of 11 GB); VLLM=vllm==0.12.0
+	PJRT_DEVICE=INTARSIA LD_LIBRARY_PATH=$(if $(GPU),,$(CURDIR)/$(VLLM_ENV)/stubs):$$LD_LIBRARY_PATH $(VLLM_ENV)/bin/python -m pytest -q -rs \
+	  -W default tests/torch/test_vllm_layers.py $(ARGS)
+
 test-gpu: ## the tests that need a GPU, over a library already built; PYTHON: one with jax[cuda13], pytest, hypothesis
 	for check in $(wildcard build/cuda/tests/*_check); do $$check || exit 1; done
 	PYTHONPATH=python $(PYTHON) -m pytest -q -m gpu tests $(ARGS)
@@ -121,4 +140,4 @@ format: setup-dev ## format everything
 clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
-.PHONY: help setup setup-dev build demo test test-bridge-vllm test-gpu bench bench-gpu gen check format clean
+.PHONY: help setup setup-dev build demo test test-bridge-vllm test-vllm-ops test-gpu bench bench-gpu gen check format clean
