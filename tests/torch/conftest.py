@@ -2,17 +2,54 @@
 
 import importlib.util
 import os
+import pathlib
 
-HAS_TORCH = importlib.util.find_spec("torch") is not None
-collect_ignore_glob = [] if HAS_TORCH else ["test_*.py"]
+import pytest
+
+
+def _has(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+HAS_TORCH = _has("torch")
+# Tests that need more than torch and jax.
+_NEEDS = {
+    "test_backend.py": ("torchax",),
+    "test_examples.py": ("torch_xla", "torchax", "transformers"),
+    "test_on_xla.py": ("torch_xla",),
+    "test_pjrt_plugin.py": ("torch_xla",),
+    "test_torchax.py": ("torchax", "transformers"),
+}
+_MISSING = {
+    test: missing
+    for test, names in _NEEDS.items()
+    if (missing := [name for name in names if not _has(name)])
+}
+collect_ignore_glob = list(_MISSING) if HAS_TORCH else ["test_*.py"]
 
 # Inductor would start a process for each core, and import torch in each.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
-def pytest_report_header() -> str:
+def pytest_report_header() -> list[str]:
     if not HAS_TORCH:
-        return "tests/torch skipped: no torch"
+        return ["tests/torch skipped: no torch"]
     import torch
 
-    return f"torch {torch.__version__}"
+    return [
+        f"torch {torch.__version__}",
+        *(f"{test} skipped: no {', '.join(names)}" for test, names in _MISSING.items()),
+    ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not HAS_TORCH:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        here = item.path.is_relative_to(pathlib.Path(__file__).parent)
+        if here and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="torch sees no GPU"))
