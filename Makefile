@@ -140,4 +140,4 @@ format: setup-dev ## format everything
 clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
-.PHONY: help setup setup-dev build demo test test-bridge-vllm test-vllm-ops test-gpu bench bench-gpu gen check format clean
+.PHONY: help setup setup-dev build demo test test-sanitize test-bridge-vllm test-vllm-ops test-gpu bench bench-gpu gen check format clean

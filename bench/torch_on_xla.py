@@ -19,11 +19,12 @@ from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("PJRT_DEVICE", "INTARSIA")
-sys.path[:0] = [str(pathlib.Path(__file__).parent.parent / d) for d in ("python", "examples")]
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "python"))
 
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-import torch_xla  # noqa: E402
+import intarsia.torch  # noqa: F401  defines torch.ops.xla_gpu
+import torch
+import torch.nn.functional as F
+import torch_xla
 
 _ops = torch.ops.xla_gpu
 _ROUNDS, _CALLS = 7, 10

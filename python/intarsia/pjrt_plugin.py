@@ -18,6 +18,7 @@ from torch_xla.experimental import plugins
 from intarsia import _native
 
 PLUGIN_VARIABLE = "INTARSIA_PJRT_PLUGIN"
+_CPU_PLUGIN = "pjrt_c_api_cpu_plugin.so"  # XLA's own name for it, wherever it lies
 
 
 class IntarsiaPlugin(plugins.DevicePlugin):
@@ -45,9 +46,9 @@ class IntarsiaPlugin(plugins.DevicePlugin):
 
     def client_create_options(self) -> dict[str, str | int | bool]:
         """One device of a CPU; all GPUs that CUDA_VISIBLE_DEVICES shows, memory taken as needed."""
-        if os.environ.get(PLUGIN_VARIABLE) == str(_cuda_plugin()):
-            return {"platform_name": "cuda", "preallocate": False}
-        return {"cpu_device_count": 1}
+        if pathlib.Path(os.environ[PLUGIN_VARIABLE]).name == _CPU_PLUGIN:
+            return {"cpu_device_count": 1}
+        return {"platform_name": "cuda", "preallocate": False}
 
 
 def _serve_ragged_paged_attention() -> None:
@@ -88,4 +89,4 @@ def _cpu_plugin() -> pathlib.Path:
             "the device INTARSIA wraps a PJRT plugin and there is none for this machine: "
             f"pip install 'intarsia[torch-xla]', or set {PLUGIN_VARIABLE} to the path of one"
         )
-    return pathlib.Path(spec.origin).parent / "pjrt_c_api_cpu_plugin.so"
+    return pathlib.Path(spec.origin).parent / _CPU_PLUGIN

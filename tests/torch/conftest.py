@@ -18,7 +18,7 @@ _NEEDS = {
     "test_examples.py": ("torch_xla", "torchax", "transformers"),
     "test_on_xla.py": ("torch_xla",),
     "test_pjrt_plugin.py": ("torch_xla",),
-    "test_torchax.py": ("torchax", "transformers"),
+    "test_torchax.py": ("torchax",),
 }
 _MISSING = {
     test: missing

@@ -19,7 +19,8 @@ _AS_BYTES = {torch.float8_e4m3fn: jnp.float8_e4m3fn, torch.float8_e5m2: jnp.floa
 
 
 def _operator(target: Any) -> ops_registry.Operator | None:
-    if not isinstance(target, torch._ops.OpOverload):
+    # The packet's function stands for all overloads but those that write, such as `out`.
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return None
     operators = ops_registry.all_aten_ops
     return operators.get(target) or operators.get(target.overloadpacket)
@@ -95,7 +96,7 @@ class Island(torch.nn.Module):
     def __init__(self, part: torch.fx.GraphModule) -> None:
         super().__init__()
         nodes = list(part.graph.nodes)
-        self._lowering = _Lowering(part)
+        self._part = part
         self._program = jax.jit(self._run, static_argnums=0)
         (outputs,) = nodes[-1].args
         self._single = not isinstance(outputs, tuple | list)
@@ -111,7 +112,8 @@ class Island(torch.nn.Module):
     def _run(self, sizes: tuple[int, ...], *arrays: jax.Array | None) -> Any:
         left = iter(sizes)
         values = [next(left) if x is None else x for x in arrays]
-        results = self._lowering.run(*values, enable_io_processing=False)
+        # An interpreter holds the values of one run, and several threads may trace at once.
+        results = _Lowering(self._part).run(*values, enable_io_processing=False)
         return (results,) if self._single else tuple(results)
 
     def forward(self, *values: torch.Tensor | int) -> Any:
@@ -121,7 +123,7 @@ class Island(torch.nn.Module):
             jax.default_device(self._jax_device),
             jax.default_matmul_precision(self._precision),
         ):
-            arrays = [self._import(i, x) for i, x in enumerate(values)]
+            arrays = self._import(values)
             results = self._program(sizes, *arrays)
             results = _apart(results, arrays)
         if self._device.type == "cpu":
@@ -133,15 +135,25 @@ class Island(torch.nn.Module):
         ]
         return tensors[0] if self._single else tensors
 
-    def _import(self, place: int, x: torch.Tensor | int) -> jax.Array | None:
-        """Parameters are imported once: that takes 10 us each, and a model has hundreds.
+    def _import(self, values: Sequence[torch.Tensor | int]) -> list[jax.Array | None]:
+        """The tensors as arrays over their memory.
 
-        On CUDA the import of any other operand also makes XLA wait for what torch has enqueued.
+        Parameters are imported once: that takes 10 us each, and a model has hundreds. Memory that a
+        parameter has given up stays until the next call. On CUDA any other import makes XLA wait for
+        what torch has enqueued, such as an optimizer's step; without one, parameters are imported, too.
         """
-        if not isinstance(x, torch.Tensor):
-            return None
-        if not isinstance(x, torch.nn.Parameter):
-            return _to_jax(x.to(self._device))
+        tensors = [x for x in values if isinstance(x, torch.Tensor)]
+        only_parameters = all(isinstance(x, torch.nn.Parameter) for x in tensors)
+        return [
+            None
+            if not isinstance(x, torch.Tensor)
+            else self._parameter(place, x)
+            if isinstance(x, torch.nn.Parameter) and not only_parameters
+            else _to_jax(x.to(self._device))
+            for place, x in enumerate(values)
+        ]
+
+    def _parameter(self, place: int, x: torch.nn.Parameter) -> jax.Array:
         address, array = self._parameters.get(place, (None, None))
         if address != x.data_ptr():
             array = _to_jax(x)

@@ -188,7 +188,7 @@ def lower(
     return [next(left) if there_is else None for there_is in exists]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def _program(
     library: _native.Library,
     name: str,

@@ -75,11 +75,17 @@ def _mutate_in_place(graph: torch.fx.Graph) -> None:
     """Lets ops that mutate write the tensors themselves where nobody wants the old values any more.
 
     AOTAutograd has made `op(x!)` a functional `new = auto_functionalized_v2(op, x)`, and of an input
-    x it writes `x.copy_(new)` at the graph's end. Where that is the only use of x after the op, the
-    op may write x at once, and the copy goes; so it may where x is an island's result that nobody
-    uses any more. Elsewhere the op writes a clone.
+    x it writes `x.copy_(newest)` at the graph's end. An op may write x at once if nothing reads x
+    after it, and x is such an input, what another op wrote in this way, or an island's result.
+    Elsewhere the op writes a clone. The copy at the end goes where x holds the newest values.
     """
     order = {node: i for i, node in enumerate(graph.nodes)}
+    copies = {
+        node.args[0]: node
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        if node.args[0].op == "placeholder"
+    }
+    memory: dict[torch.fx.Node, torch.fx.Node] = {}  # whose memory a value lies in
     for node in graph.find_nodes(op="call_function", target=auto_functionalized_v2):
         op, bases = node.args[0], node.kwargs["_all_bases"]
         results = {user.args[1]: user for user in node.users if user.target is operator.getitem}
@@ -87,21 +93,19 @@ def _mutate_in_place(graph: torch.fx.Graph) -> None:
         cloned = []
         for i, base in enumerate(bases):
             later = [user for user in base.users if order[user] > order[node]]
-            if base.op == "placeholder":
-                written = results.get(first_base + i)
-                in_place = len(later) == 1 and _is_copy(later[0], base, written)
-            else:
-                in_place = _is_pure(base) and not later
-            if not in_place:
+            is_read = any(user is not copies.get(base) for user in later)
+            ours = base in copies or base in memory or _is_pure(base)
+            written = results.get(first_base + i)
+            if is_read or not ours:
                 cloned.append(i)
-            elif later:
-                later[0].replace_all_uses_with(written)
-                graph.erase_node(later[0])
+                memory[written] = written
+            else:
+                memory[written] = memory.get(base, base)
         node.target, node.args = auto_functionalized_v2_dense, (op, tuple(cloned))
-
-
-def _is_copy(node: torch.fx.Node, to: torch.fx.Node, value: torch.fx.Node | None) -> bool:
-    return node.target is torch.ops.aten.copy_.default and node.args == (to, value)
+    for base, copy in copies.items():
+        if memory.get(copy.args[1]) is base:
+            copy.replace_all_uses_with(copy.args[1])
+            graph.erase_node(copy)
 
 
 intarsia = aot_autograd(fw_compiler=_compile, keep_inference_input_mutations=True)

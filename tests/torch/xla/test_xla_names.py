@@ -19,7 +19,7 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def both(function: Callable[..., Any], *tensors: torch.Tensor) -> None:
     """On the CPU and on the device, eager and compiled: the same results."""
-    want = function(*tensors)
+    want = function(*(x.clone() for x in tensors))  # which it may write
     torch.compiler.reset()
     for call in (function, torch.compile(function, backend="openxla", fullgraph=True)):
         got = call(*(x.to("xla") for x in tensors))
