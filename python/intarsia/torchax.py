@@ -22,8 +22,7 @@ from intarsia import _native
 from intarsia.jax import _call
 from intarsia.torch import NAMESPACE
 from intarsia.torch._fake import one_or_all
-from intarsia.torch._form import Form, forms
-from intarsia.torch._register import find
+from intarsia.torch._form import Form, find, forms
 
 
 def register(library: _native.Library, namespace: str) -> None:
@@ -61,10 +60,10 @@ def _mutating(form: Form, library: _native.Library) -> Callable[..., Any]:
         rows = [row for row in form.op.results if not row["workspace"]]
         returned = []
         for row, result in zip(rows, results, strict=True):
-            if not form.written_by(row):
+            if not form.destination(row):
                 returned.append(jnp.zeros(0, jnp.float32) if result is None else result)
             elif result is not None:
-                _write(by_name[form.written_by(row)], result)
+                _write(by_name[form.destination(row)], result)
         return one_or_all(torchax.default_env().j2t_iso(returned))
 
     return run

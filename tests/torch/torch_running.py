@@ -58,7 +58,7 @@ def raw_results(
     for i, row in enumerate(form.op.results):
         if row["workspace"]:
             continue
-        result = next(left) if i in form.returns else operands[names.index(form.written_by(row))]
+        result = next(left) if i in form.returns else operands[names.index(form.destination(row))]
         if exists[i] is not None:
             found.append(result)
         elif i in form.returns:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from intarsia import _dims, _dtypes, _native
-from intarsia.torch._form import Form, Row
+from intarsia.torch._form import Form, Row, check_devices
 
 _ACTIVATIONS = ("f32", "f16", "bf16")  # what T may be
 
@@ -29,7 +29,7 @@ def fake(form: Form, library: _native.Library) -> Callable[..., Any]:
 
     def kernel(*args: torch.Tensor | None, **attributes: Any) -> Any:
         operands = form.operands(args)
-        _check_devices(form.op, operands)
+        check_devices(form.op, operands)
         shapes = [() if x is None else x.shape for x in operands]
         are_numbers = all(isinstance(size, int) for shape in shapes for size in shape)
         if are_numbers:
@@ -45,15 +45,6 @@ def fake(form: Form, library: _native.Library) -> Callable[..., Any]:
         )
 
     return kernel
-
-
-def _check_devices(op: _native.Op, operands: Operands) -> None:
-    first, device = op.operands[0]["name"], operands[0].device
-    for row, x in zip(op.operands, operands, strict=True):
-        if x is not None and x.device != device:
-            raise ValueError(
-                f"{op.name}: {row['name']} is on {x.device} but {first} is on {device}"
-            )
 
 
 def one_or_all(results: Sequence[torch.Tensor]) -> Any:

@@ -35,20 +35,20 @@ class Form:
         return [
             i
             for i, row in enumerate(self.op.results)
-            if not row["workspace"] and not self.written_by(row)
+            if not row["workspace"] and not self.destination(row)
         ]
 
     @property
     def written(self) -> list[str]:
         """The operands that are written."""
-        return [self.written_by(row) for row in self.op.results if self.written_by(row)]
+        return [self.destination(row) for row in self.op.results if self.destination(row)]
 
     @property
     def texts(self) -> dict[str, str]:
         """The attributes that are strings, and their defaults."""
         return {a["name"]: a["default"] for a in self.op.attributes if a["type"] == "string"}
 
-    def written_by(self, row: Row) -> str:
+    def destination(self, row: Row) -> str:
         """The operand that a result is written to; "" if it is returned."""
         return row["mutates"] if self.in_place else row["alias"]
 
@@ -82,6 +82,16 @@ def forms(op: _native.Op) -> Iterator[Form]:
     yield Form(op)
     if any(row["mutates"] and not row["alias"] for row in op.results):
         yield Form(op, in_place=False)
+
+
+def check_devices(op: _native.Op, operands: Sequence[torch.Tensor | None]) -> None:
+    """Raises if an operand is not on the first one's device."""
+    first, device = op.operands[0]["name"], operands[0].device
+    for row, x in zip(op.operands, operands, strict=True):
+        if x is not None and x.device != device:
+            raise ValueError(
+                f"{op.name}: {row['name']} is on {x.device} but {first} is on {device}"
+            )
 
 
 def find(name: str) -> torch._ops.OpOverload:

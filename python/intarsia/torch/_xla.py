@@ -13,7 +13,7 @@ import torch
 
 from intarsia import _native
 from intarsia.torch._fake import fake, one_or_all
-from intarsia.torch._form import Form, Row, find, forms
+from intarsia.torch._form import Form, Row, check_devices, find, forms
 
 DEVICE = "INTARSIA"  # as PJRT_DEVICE names it
 
@@ -59,7 +59,7 @@ class _Returning(Form):
     def name(self) -> str:
         return f"_returning_{super().name}"
 
-    def written_by(self, row: Row) -> str:
+    def destination(self, row: Row) -> str:
         return ""
 
 
@@ -128,7 +128,7 @@ def _writing_kernel(form: Form, companion: str) -> Callable[..., Any]:
         results = [results] if isinstance(results, torch.Tensor) else results
         returned = []
         for row, result in zip(_rows(form), results, strict=True):
-            written = form.written_by(row)
+            written = form.destination(row)
             if not written:
                 returned.append(result)
             elif operands[written] is not None:
@@ -148,7 +148,7 @@ def _on_copies(form: Form, namespace: str) -> Callable[..., Any]:
         returned = find(f"{namespace}::{form.name}")(*operands.values(), **attributes)
         left = iter([returned] if isinstance(returned, torch.Tensor) else returned or ())
         results = [
-            operands[form.written_by(row)] if form.written_by(row) else next(left)
+            operands[form.destination(row)] if form.destination(row) else next(left)
             for row in _rows(form)
         ]
         device = args[0].device
@@ -174,7 +174,8 @@ def lower(
     Raises:
       ValueError, TypeError, NotImplementedError: as in JAX; nothing was added then.
     """
-    _check_devices(op, operands)
+    _check_runtime(op)
+    check_devices(op, operands)
     arrays = tuple(x for x in operands if x is not None)
     call, exists = _program(
         library,
@@ -228,7 +229,7 @@ def _program(
     return xla_builder.xla_computation_as_func(computation, f"intarsia::{name}"), exists
 
 
-def _check_devices(op: _native.Op, operands: Sequence[torch.Tensor | None]) -> None:
+def _check_runtime(op: _native.Op) -> None:
     from torch_xla import runtime
 
     if runtime.device_type() != DEVICE:
@@ -236,9 +237,3 @@ def _check_devices(op: _native.Op, operands: Sequence[torch.Tensor | None]) -> N
             f"{op.name}: torch_xla's device is {runtime.device_type()}, whose plugin has no such op; "
             f"set PJRT_DEVICE={DEVICE}"
         )
-    first = op.operands[0]["name"]
-    for row, x in zip(op.operands, operands, strict=True):
-        if x is not None and x.device != operands[0].device:
-            raise ValueError(
-                f"{op.name}: {row['name']} is on {x.device} but {first} is on {operands[0].device}"
-            )
