@@ -212,7 +212,8 @@ def flash_attn_varlen_func(
         raise NotImplementedError(
             f"flash_attn_varlen: dropout_p={dropout_p} is not built; it is for 0"
         )
-    if deterministic and q.requires_grad and not torch.are_deterministic_algorithms_enabled():
+    has_gradient = any(x is not None and x.requires_grad for x in (q, k, v, sinks))
+    if deterministic and has_gradient and not torch.are_deterministic_algorithms_enabled():
         raise NotImplementedError(
             "flash_attn_varlen: deterministic=True of one call is not built; "
             "call torch.use_deterministic_algorithms(True)"

@@ -219,6 +219,17 @@ def test_what_flash_attention_can_and_we_cannot() -> None:
         xla_ops.flash_attn_varlen_func(q, q, q, cu, cu, 4, 4, dropout_p=0.1)
     with pytest.raises(NotImplementedError, match="use_deterministic_algorithms"):
         xla_ops.flash_attn_varlen_func(q, q, q, cu, cu, 4, 4, deterministic=True)
+    dense = q.detach()
+    with pytest.raises(NotImplementedError, match="use_deterministic_algorithms"):
+        xla_ops.flash_attn_varlen_func(dense, dense, q, cu, cu, 4, 4, deterministic=True)
+    sinks = torch.zeros(2, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="use_deterministic_algorithms"):
+        xla_ops.flash_attn_varlen_func(
+            dense, dense, dense, cu, cu, 4, 4, deterministic=True, sinks=sinks
+        )
+    assert xla_ops.flash_attn_varlen_func(
+        dense, dense, dense, cu, cu, 4, 4, deterministic=True
+    ).shape == (4, 2, 16)
 
 
 def test_growing_lengths_compile_once() -> None:
