@@ -132,6 +132,87 @@ def test_what_was_kept_and_then_written_is_noticed() -> None:
         kept.backward()
 
 
+def test_a_refused_call_invalidates_no_graph() -> None:
+    x, w = torch.randn(2, 64), torch.randn(2, 64, requires_grad=True)
+    loss = (w * x).sum()
+    with pytest.raises(ValueError, match="fused_add_rms_norm: residual has n=32"):
+        op.fused_add_rms_norm(x, torch.randn(2, 32))
+    assert x._version == 0
+    loss.backward()
+    torch.testing.assert_close(w.grad, x)
+
+
+def test_writes_are_counted_in_inference_mode() -> None:
+    x = torch.randn(2, 64)
+    with torch.inference_mode():
+        op.fused_add_rms_norm(x, torch.randn(2, 64))
+        op.fused_add_rms_norm(torch.randn(2, 64), torch.randn(2, 64))  # inference tensors: no count
+    assert x._version == 1
+
+
+def test_what_is_written_without_a_gradient_says_so() -> None:
+    """In the backward pass, not in the call."""
+    x, scale = torch.randn(2, 64, requires_grad=True), torch.ones(1)
+    residual = x * 2
+    codes = op.fused_add_rms_norm_static_fp8_quant(x, residual, torch.ones(64), scale)
+    for result in (residual, codes.float()):
+        with pytest.raises(
+            NotImplementedError, match="fused_add_rms_norm_static_fp8_quant: has no gradient"
+        ):
+            result.sum().backward()
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        op.fused_add_rms_norm_static_fp8_quant(residual.detach(), x, torch.ones(64), scale)
+
+
+@pytest.mark.parametrize("views", ["none", "slices", "unbind"])
+def test_a_training_step_writes_a_cache(views: str) -> None:
+    """Attention over the dense keys is differentiated; what was written is not, and keeps no graph alive."""
+    both = torch.zeros(2, 1, 4, 2, 64)
+    caches = {
+        "none": [both[0].clone(), both[1].clone()],
+        "slices": [both[0], both[1]],
+        "unbind": both.unbind(0),  # torch gives such views no new history: they stay constants
+    }[views]
+    x = torch.randn(2, 2, 64, requires_grad=True)
+    depths = []
+    for _ in range(3):
+        key = x * 2
+        op.reshape_and_cache_flash(key, key, *caches, torch.tensor([1, 3]))
+        key.sum().backward()
+        assert torch.equal(caches[0][0, 3], key[1])
+        depth, node = 0, caches[0].grad_fn
+        while node is not None and node.next_functions:
+            depth, node = depth + 1, node.next_functions[0][0]
+        depths.append(depth)
+    assert depths[0] == depths[2]
+    if views == "unbind":
+        assert not caches[0].requires_grad
+    else:
+        for cache in caches:
+            with pytest.raises(
+                NotImplementedError, match="reshape_and_cache_flash: has no gradient"
+            ):
+                cache.sum().backward()
+
+
+def test_default_dtype_does_not_matter() -> None:
+    table = torch.randn(8, 64, requires_grad=True)
+    query = torch.randn(2, 1, 64, requires_grad=True)
+    positions = torch.tensor([1, 3])
+
+    def gradients():
+        (out,) = [op.rotary_embedding.functional(positions, query, table, head_size=64)[0]]
+        return torch.autograd.grad(out.square().sum(), (query, table))
+
+    want = gradients()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        got = gradients()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
 @pytest.mark.parametrize("name", ["rms_norm", "silu_and_mul"])
 def test_compiled_training_step(name: str) -> None:
     torch.compiler.reset()

@@ -134,6 +134,29 @@ def test_what_is_written_has_no_gradient():
     assert out.any() and out.grad_fn is None
 
 
+def test_writes_are_counted():
+    """Else a backward pass would use the new numbers for the old, silently."""
+    c = torch.randn(6, 64)
+    w = torch.randn(6, 64, requires_grad=True)
+    y = (w * c).sum()
+    torch.ops._C.fused_add_rms_norm(c, torch.randn(6, 64), None, 1e-5)
+    assert c._version == 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+    caches, one = (torch.zeros(1, 4, 2, 64), torch.zeros(1, 4, 2, 64)), torch.ones(1)
+    key = torch.randn(1, 2, 64, requires_grad=True)
+    torch.ops._C_cache_ops.reshape_and_cache_flash(
+        key, key, *caches, torch.tensor([1]), "auto", one, one
+    )
+    assert [(x._version, x.requires_grad) for x in caches] == [(1, False)] * 2
+    out = torch.zeros(6, 64)
+    torch.ops._C.silu_and_mul(out, torch.randn(6, 128))
+    assert out._version == 1
+    with pytest.raises(ValueError):
+        torch.ops._C.silu_and_mul(out, torch.randn(6, 64))
+    assert out._version == 1
+
+
 def test_compiled():
     @torch.compile(fullgraph=True, backend="aot_eager")
     def norm(x, weight):

@@ -71,22 +71,37 @@ def register_gradient(
     rule = _gradients.get(form.op.name)
     names = [row["name"] for row in form.op.operands]
     written = [names.index(name) for name in form.written]
-    differentiated = _by_rule(form, op, rule)
-    if written:  # without a rule, what is written takes no part in gradients
-        differentiated = rule and _through_copies(form, op, written)
+    if not written:
+        differentiated = _by_rule(form, op, rule)
+    elif rule:
+        differentiated = _through_copies(form, op, written)
+    else:
+        differentiated = _breaking(form, op, written)
 
-    # Not torch.library.register_autograd, whose kernel costs twice as much where nothing is differentiated.
-    def kernel(keyset: Any, *args: torch.Tensor | None, **attributes: Any) -> Any:
-        if differentiated and torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-            return differentiated(keyset & torch._C._after_autograd_keyset, args, attributes)
+    def note_writes(args: Sequence[torch.Tensor | None]) -> None:
+        """After the call: one that was refused has written nothing."""
         for i in written:
             if i < len(args) and args[i] is not None and not args[i].is_inference():
                 torch.autograd.graph.increment_version(args[i])
-        if plain and (keyset & torch._C._after_ADInplaceOrView_keyset).raw_repr() in _PLAIN:
-            return plain(*args, **attributes)
-        return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **attributes)
+
+    # Not torch.library.register_autograd, whose kernel costs twice as much where nothing is differentiated.
+    def kernel(keyset: Any, *args: torch.Tensor | None, **attributes: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return differentiated(keyset & torch._C._after_autograd_keyset, args, attributes)
+        return writing(keyset, *args, **attributes)
+
+    def writing(keyset: Any, *args: torch.Tensor | None, **attributes: Any) -> Any:
+        below = keyset & torch._C._after_ADInplaceOrView_keyset
+        if plain and below.raw_repr() in _PLAIN:
+            output = plain(*args, **attributes)
+        else:
+            output = op.redispatch(below, *args, **attributes)
+        note_writes(args)
+        return output
 
     fragment.impl(form.name, kernel, "Autograd", with_keyset=True)
+    if written:  # for who calls from below autograd, and in inference mode
+        fragment.impl(form.name, writing, "ADInplaceOrView", with_keyset=True)
 
 
 Differentiated = Callable[[Any, Sequence[torch.Tensor | None], dict[str, Any]], Any]
@@ -113,16 +128,77 @@ def _by_rule(form: Form, op: torch._ops.OpOverload, rule: Gradient | None) -> Di
         @staticmethod
         def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
             if rule is None:
-                names = ", ".join(sorted(_gradients))
-                raise NotImplementedError(
-                    f"{form.op.name}: has no gradient; ops that have one are {names}. "
-                    "Keep it out of what is differentiated with detach() on its operands"
-                )
+                raise _has_no_gradient(form)
             gradients = rule.backward(ctx.saved_tensors, cotangents, ctx.attributes)
             of_args = zip(gradients, ctx.dtypes, strict=False)
             return None, None, *(None if x is None else x.to(dtype) for x, dtype in of_args)
 
     return lambda keyset, args, attributes: Differentiable.apply(keyset, attributes, *args)
+
+
+def _has_no_gradient(form: Form) -> NotImplementedError:
+    names = ", ".join(sorted(_gradients))
+    return NotImplementedError(
+        f"{form.op.name}: has no gradient; ops that have one are {names}. "
+        "Keep it out of what is differentiated with detach() on its operands"
+    )
+
+
+# What the history of a tensor ends in that an op without a gradient has written: not in the op's operands, which a cache
+# would keep alive.
+_END = torch.empty(0, requires_grad=True)
+
+
+def _breaking(form: Form, op: torch._ops.OpOverload, written: Sequence[int]) -> Differentiated:
+    """An op that writes its operands and has no rule: what it writes and returns says so in the backward pass."""
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, tensor: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+            ctx.mark_dirty(tensor)
+            return tensor
+
+        @staticmethod
+        def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
+            raise _has_no_gradient(form)
+
+    def differentiated(keyset: Any, args: Any, attributes: dict[str, Any]) -> Any:
+        tensors = [args[i] for i in written if i < len(args) and args[i] is not None]
+        for tensor in tensors:
+            _refuse_leaf(form, tensor)
+        with torch._C._AutoDispatchBelowAutograd():
+            output = op.redispatch(keyset, *args, **attributes)
+        # A graph that torch.compile makes differentiates all that is written, whether or not anybody asks for it.
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is None:
+            returned = (output,) if isinstance(output, torch.Tensor) else output or ()
+            for tensor in (*tensors, *returned):
+                if tensor.is_floating_point() and _may_get_history(tensor):
+                    Broken.apply(tensor, _END)
+        return output
+
+    return differentiated
+
+
+def _refuse_leaf(form: Form, tensor: torch.Tensor) -> None:
+    """As torch does for its own ops in place."""
+    for kind, leaf in (("a leaf", tensor), ("a view of a leaf", tensor._base)):
+        if leaf is not None and leaf.is_leaf and leaf.requires_grad:
+            raise RuntimeError(
+                f"{form.op.name}: {kind} Variable that requires grad is being used in an in-place operation."
+            )
+
+
+def _may_get_history(tensor: torch.Tensor) -> bool:
+    """Whether torch lets a tensor that is written have a new history, and it does not end in `_END` already."""
+    autograd = torch._C._autograd
+    if tensor.is_inference():
+        return False
+    if tensor._is_view():  # one of several of unbind or split, or made in no_grad, cannot have one
+        if autograd._get_creation_meta(tensor) != autograd.CreationMeta.DEFAULT:
+            return False
+        tensor = tensor._base
+    edges = () if tensor.grad_fn is None else tensor.grad_fn.next_functions
+    return all(getattr(node, "variable", None) is not _END for node, _ in edges)
 
 
 def _through_copies(

@@ -90,7 +90,9 @@ def _rotary_embedding(kept: Tensors, cotangents: Tensors, attributes: dict[str, 
         positions, cotangents[0], table, g_key, **back
     )
     heads = [(query, cotangents[0])] + ([] if key is None else [(key, g_key)])
-    d_table = _table_cotangent(positions, table, heads, **attributes)
+    d_table = None
+    if table.requires_grad:
+        d_table = _table_cotangent(positions, table, heads, **attributes)
     return None, d_query, d_table, None if key is None else d_key
 
 
@@ -113,7 +115,7 @@ def _table_cotangent(
         part = part[..., rope_dim_offset : rope_dim_offset + r]
         return part.chunk(2, -1) if is_neox else (part[..., ::2], part[..., 1::2])
 
-    d_angles = torch.zeros(*positions.shape, r, device=table.device)
+    d_angles = torch.zeros(*positions.shape, r, dtype=torch.float32, device=table.device)
     for x, g in heads:
         (x1, x2), (g1, g2) = pairs(x), pairs(g)
         d_cos, d_sin = x1 * g1 + x2 * g2, x1 * g2 - x2 * g1
@@ -122,7 +124,8 @@ def _table_cotangent(
     inside = (positions >= 0) & (positions < max_pos)
     d_angles = torch.where(inside.unsqueeze(-1), d_angles, 0.0).reshape(-1, r)
     rows = torch.where(inside, positions, 0).reshape(-1).long()
-    return torch.zeros(max_pos, r, device=table.device).index_add(0, rows, d_angles)
+    d_table = torch.zeros(max_pos, r, dtype=torch.float32, device=table.device)
+    return d_table.index_add(0, rows, d_angles)
 
 
 @gradient("merge_attn_states")
