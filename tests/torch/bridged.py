@@ -1,5 +1,7 @@
 """What the tests of the bridge share: numbers, and ops written in Python."""
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ by_both_ways = pytest.mark.parametrize("via", ["c", "python"])
 
 # torch's C functions pass strings and lists from here on.
 HAS_STRINGS_AND_LISTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+_NUMBERS = itertools.count()
 RNG = np.random.default_rng(7)
 
 
@@ -54,6 +57,31 @@ def define_python_ops() -> None:
         return x.double() if x.numel() == 4 else torch.cat([x, x])
 
     liar.register_fake(torch.empty_like)
+
+
+# What ops may return that torch's C functions do not pass, and such a value from a tensor.
+BESIDE_A_TENSOR: dict[str, Callable[[torch.Tensor], Any]] = {
+    "Tensor?": torch.neg,
+    "int": lambda x: 3,
+    "int?": lambda x: None,
+    "SymInt": lambda x: x.shape[0],
+    "float": lambda x: 0.5,
+    "bool": lambda x: True,
+    "Scalar": lambda x: 2,
+    "str": lambda x: "text",
+    "ScalarType": lambda x: torch.float32,
+    "int[]": lambda x: [1, 2],
+    "Tensor[]?": lambda x: None,
+}
+_LIBRARY = torch.library.Library("intarsia_tests", "FRAGMENT")
+
+
+def returning(schema: str, function: Callable[[torch.Tensor], Any]) -> str:
+    """The name of a new op of a tensor that returns what the schema says."""
+    name = f"returns_{next(_NUMBERS)}"
+    _LIBRARY.define(f"{name}(Tensor x) -> {schema}")
+    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    return f"intarsia_tests::{name}"
 
 
 define_python_ops()

@@ -1,12 +1,16 @@
 """How the bridge fails: calls that do not fit, ops that raise, programs from elsewhere."""
 
 import json
+import logging
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -15,8 +19,8 @@ import numpy as np
 import pytest
 import support
 import torch
-from bridged import by_both_ways, normal
-from intarsia.torch import _bridge_native, bridge
+from bridged import BESIDE_A_TENSOR, by_both_ways, normal, returning
+from intarsia.torch import _bridge_native, _bridge_plan, _bridge_results, bridge
 
 
 @by_both_ways
@@ -136,6 +140,38 @@ def test_what_is_refused(call: Callable[[], Any], error: type[Exception], text: 
         call()
 
 
+@pytest.mark.parametrize("kind", BESIDE_A_TENSOR)
+def test_results_that_c_functions_do_not_pass(kind: str) -> None:
+    value = BESIDE_A_TENSOR[kind]
+    for schema, result in ((f"(Tensor, {kind})", 1), (f"({kind}, Tensor)", 0)):
+        name = returning(
+            schema, lambda x, at=result: (x + 1, value(x)) if at else (value(x), x + 1)
+        )
+        text = rf'{name}: result {result} is a .* do not pass; .*"{name}", via="python"'
+        with pytest.raises(NotImplementedError, match=text):
+            bridge.call(name, X)
+        assert jnp.array_equal(jax.jit(bridge.op(name, via="python"))(X), X + 1)
+
+
+def test_a_result_that_is_no_tensor_alone() -> None:
+    for kind, value in BESIDE_A_TENSOR.items():
+        name = returning(kind, value)
+        with pytest.raises(NotImplementedError, match=f"{name}: result 0 is a "):
+            bridge.call(name, X)
+    with pytest.raises(NotImplementedError, match="result 4 is a int"):
+        bridge.call("aten::_scaled_dot_product_flash_attention", X, X, X)
+
+
+def test_tensors_and_lists_of_them() -> None:
+    name = returning("(Tensor, Tensor[])", lambda x: (x + 1, [x, x + 2]))
+    with pytest.raises(NotImplementedError, match=r"List\[Tensor\]"):
+        bridge.call(name, X)
+    reason = _bridge_plan.why_not_c(_bridge_plan.find_op(name), [["tensor"]], True, True)
+    assert reason == "the results are Tensor, List[Tensor]"
+    for got, by in zip(jax.jit(bridge.op(name, via="python"))(X), (1, 0, 2), strict=True):
+        assert jnp.array_equal(got, X + by)
+
+
 def test_ctypes_mirror_the_header() -> None:
     header = (support.ROOT / "src" / "bridge" / "bridge.h").read_text()
     numbers = re.findall(r"\bINTARSIA_BRIDGE_(\w+) = (-?\d+)", header)
@@ -182,11 +218,40 @@ def test_an_exported_program_runs_elsewhere(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+RELU = {
+    "op": "aten::relu",
+    "schema": str(torch.ops.aten.relu.default._schema),
+    "python": False,
+    "arguments": [["tensor"]],
+    "returns": [0],
+    "results": 1,
+}
+
+
+def program(plan: str) -> Callable[[jax.Array], jax.Array]:
+    """A program with a plan that was not filed by tracing it: as another process made it."""
+    bridge.register()
+
+    def run(x: jax.Array) -> jax.Array:
+        return jax.ffi.ffi_call(bridge.TARGETS[0], jax.typeof(x))(x, plan=plan)
+
+    return jax.jit(run)
+
+
 @pytest.mark.parametrize(
     ("plan", "text"),
     [
         ("no JSON", "JSONDecodeError"),
         ({"op": "aten::nope"}, "torch has no op aten::nope"),
+        (
+            {
+                "op": "aten::numel",
+                "schema": str(torch.ops.aten.numel.default._schema),
+                "returns": [None],
+                "results": 0,
+            },
+            "result 0 is a int, which the C functions",
+        ),
         ({"schema": "aten::relu(Tensor self, int n) -> Tensor"}, "the program expects"),
         ({"results": 2}, "operands or results are not those of its plan"),
         ({"returns": [1]}, "operands or results are not those of its plan"),
@@ -194,16 +259,80 @@ def test_an_exported_program_runs_elsewhere(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_programs_that_do_not_fit_this_torch(plan: Any, text: str) -> None:
-    bridge.register()
-    good = {
-        "op": "aten::relu",
-        "schema": str(torch.ops.aten.relu.default._schema),
-        "python": False,
-        "arguments": [["tensor"]],
-        "returns": [0],
-        "results": 1,
-    }
-    wire = plan if isinstance(plan, str) else json.dumps({**good, **plan})
-    run = jax.ffi.ffi_call(bridge.TARGETS[0], jax.ShapeDtypeStruct((2,), jnp.float32))
+    wire = plan if isinstance(plan, str) else json.dumps({**RELU, **plan})
     with pytest.raises(jax.errors.JaxRuntimeError, match=text):
-        jax.block_until_ready(jax.jit(lambda x: run(x, plan=wire))(jnp.ones(2)))
+        jax.block_until_ready(program(wire)(jnp.ones(2)))
+
+
+def test_a_plan_that_several_threads_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    add, calls = _bridge_native.Library.add, []
+
+    def slow(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 1:
+            raise MemoryError("at the first time")
+        time.sleep(0.2)
+        add(*args)
+
+    monkeypatch.setattr(_bridge_native.Library, "add", slow)
+    run = program(json.dumps({**RELU, "unlike": "any plan filed before"}))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="MemoryError: at the first time"):
+        jax.block_until_ready(run(X[0]))
+    with ThreadPoolExecutor(4) as pool:
+        for row in pool.map(lambda x: jax.block_until_ready(run(x)), [X[0], -X[0], X[1], -X[1]]):
+            assert row.min() >= 0 and row.max() > 0
+    assert len(calls) == 2
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("a lone \udc80 surrogate"), r"ValueError: a lone \\udc80 surrogate"),
+        (UnspeakableError(), "UnspeakableError, whose text cannot be had"),
+        (ValueError("\u20ac" * 2000), "ValueError: (\u20ac){1361}"),
+    ],
+)
+def test_exceptions_whose_text_is_awkward(error: Exception, text: str) -> None:
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    # As text in C++: of whole characters, and one byte less than there is room for at most.
+    assert re.fullmatch(text, _bridge_native._text(error).decode())
+    assert len(_bridge_native._text(error)) < 4096
+    name = returning("Tensor", fail)
+    op = bridge.op(name, via="python", results=[jax.ShapeDtypeStruct(X.shape, X.dtype)])
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"{name}: .*{text}"):
+        jax.block_until_ready(jax.jit(op)(X))
+
+
+def test_torchs_log_is_silent_in_the_thread_that_traces(caplog: pytest.LogCaptureFixture) -> None:
+    """Two that trace, the first to begin ends first: what others log is heard all the while."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addHandler(caplog.handler)  # torch's loggers need not propagate
+    begun, ended = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with _bridge_results._quiet():
+            begun.set()
+            assert ended.wait(60)
+            log.warning("not heard")
+
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            with _bridge_results._quiet():
+                other = pool.submit(second)
+                assert begun.wait(60)
+                log.warning("not heard")
+            log.warning("heard while another traces")
+            ended.set()
+            other.result(60)
+        log.warning("heard in the end")
+    finally:
+        log.removeHandler(caplog.handler)
+    heard = {r.getMessage() for r in caplog.records if r.name == log.name}
+    assert heard == {"heard while another traces", "heard in the end"}

@@ -148,16 +148,24 @@ class Library:
 
 
 def _text(error: BaseException) -> bytes:
-    return f"{type(error).__name__}: {error}".encode()[: _ERROR_BYTES - 1]
+    """An exception's name and text in whole characters, as many as fit. Raises nothing itself."""
+    name = type(error).__name__
+    try:
+        text = f"{name}: {error}"
+    except BaseException:
+        text = f"{name}, whose text cannot be had"
+    encoded = text.encode(errors="backslashreplace")
+    return encoded[: _ERROR_BYTES - 1].decode(errors="ignore").encode()
 
 
-# Nothing may be raised through C++: whatever is, becomes a text.
+# Nothing may be raised through C++: whatever is, becomes a text. (What a ctypes callback raises is printed, and 0 returned.)
 def _reporting_read(read: Callable[[str], None]) -> Callable[..., int]:
     def reporting(text: bytes, error: int, error_bytes: int) -> int:
         try:
             read(text.decode())
         except BaseException as e:
-            ctypes.memmove(error, (_text(e) + b"\0"), min(len(_text(e)) + 1, error_bytes))
+            message = ctypes.create_string_buffer(_text(e), _ERROR_BYTES)
+            ctypes.memmove(error, message, min(error_bytes, _ERROR_BYTES))
             return 1
         return 0
 

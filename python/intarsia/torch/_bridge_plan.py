@@ -95,6 +95,10 @@ def element_type(type_name: str) -> str | None:
     return match[1] if match else None
 
 
+def is_tensor_list(type_name: str) -> bool:
+    return element_type(type_name) == "Tensor"
+
+
 def split_optional(type_name: str) -> tuple[bool, str]:
     """Whether a type is optional, and what it is if given."""
     match = re.fullmatch(r"Optional\[(.*)\]", type_name)
@@ -305,10 +309,13 @@ def why_not_c(
         _, inner = split_optional(str(a.real_type))
         if entry != ["none"] and not can(inner):
             return f"argument {a.name} is a {inner}"
-    for i, returned in enumerate(op._schema.returns):
-        element = element_type(str(returned.real_type))
-        if not can(str(returned.real_type)) or element not in (None, "Tensor"):
-            return f"result {i} is a {returned.real_type}"
+    types = [str(returned.real_type) for returned in op._schema.returns]
+    for i, returned in enumerate(types):
+        if returned != "Tensor" and not (lists and is_tensor_list(returned)):
+            return f"result {i} is a {returned}"
+    # torch takes the last value by the first type (aoti_torch_call_dispatcher in torch/csrc/shim_common.cpp, 2.9 to 2.11).
+    if len(set(types)) > 1:
+        return f"the results are {', '.join(types)}"
     return None
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import torch
 from torch._subclasses import fake_tensor
 
-from intarsia.torch._bridge_plan import MORE, Entry, Plan, element_type, writes
+from intarsia.torch._bridge_plan import MORE, Entry, Plan, is_tensor_list, writes
 
 _NO_FAKE_KERNEL = (
     "it has no fake kernel that tells its results' shapes: register one by "
@@ -61,30 +62,42 @@ def infer(
     fakes = _fake_results(op, name, entries, tensors)
     fakes = (fakes,) if len(returns) == 1 else fakes
     for i, fake in enumerate(fakes):
-        if isinstance(fake, list | tuple):
+        if _is_list(returns[i]):
             where[i] = [number(f, i in kept) for f in fake]
         else:
             where[i] = number(fake, i in kept)
     return tuple(where), types
 
 
+class _Quiet(logging.Filter, threading.local):
+    """Drops what the threads log in which `on` is true."""
+
+    on = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not self.on
+
+
+_quiet_here = _Quiet()
+logging.getLogger(fake_tensor.__name__).addFilter(_quiet_here)
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's log of what is about to be raised."""
-    log = logging.getLogger(fake_tensor.__name__)
-    before, log.disabled = log.disabled, True
+    """Without torch's log, in this thread, of what is about to be raised."""
+    before, _quiet_here.on = _quiet_here.on, True
     try:
         yield
     finally:
-        log.disabled = before
+        _quiet_here.on = before
 
 
 def _is_list(returned: Any) -> bool:
-    return element_type(str(returned.real_type)) is not None
+    return is_tensor_list(str(returned.real_type))
 
 
 def _has_tensors(returned: Any) -> bool:
-    return str(returned.real_type) in ("Tensor", "List[Tensor]")
+    return str(returned.real_type) == "Tensor" or _is_list(returned)
 
 
 def _type(name: str, fake: torch.Tensor) -> jax.ShapeDtypeStruct:

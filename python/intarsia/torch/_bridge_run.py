@@ -21,7 +21,7 @@ _pointer = _python.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 _plans: dict[bytes, _bridge_plan.Plan] = {}
-
+_filing = threading.Lock()
 
 _lock = threading.Lock()
 _libraries: list[native.Library] = []  # one, made by the first who asks
@@ -33,28 +33,50 @@ def library() -> native.Library:
         if not _libraries:
             if torch.cuda.is_available():
                 torch.cuda.init()  # torch does so at its first use of a GPU, its C functions do not
-            opened = native.Library(lambda text: file(text, _bridge_plan.from_text(text)), _run)
+            opened = native.Library(_read, _run)
             _ = opened.targets
             _libraries.append(opened)
         return _libraries[0]
 
 
 def file(text: str, plan: _bridge_plan.Plan) -> None:
-    """Makes a plan known, here and to the library."""
-    if text.encode() in _plans:
-        return
-    _plans[text.encode()] = plan
-    schema = plan.op._schema
-    library().add(
-        text,
-        schema.name,
-        schema.overload_name,
-        plan.python,
-        _bridge_plan.native_arguments(plan),
-        _bridge_plan.native_returns(plan),
-        plan.flat_returns(),
-        plan.num_results,
-    )
+    """Makes a plan known, here and to the library: to both, when it returns in any thread."""
+    opened, schema = library(), plan.op._schema
+    with _filing:
+        if text.encode() in _plans:
+            return
+        _plans[text.encode()] = (
+            plan  # first: once the library knows the plan, another thread may run it
+        )
+        try:
+            opened.add(
+                text,
+                schema.name,
+                schema.overload_name,
+                plan.python,
+                _bridge_plan.native_arguments(plan),
+                _bridge_plan.native_returns(plan),
+                plan.flat_returns(),
+                plan.num_results,
+            )
+        except BaseException:
+            del _plans[text.encode()]
+            raise
+
+
+def why_not_c(op: torch._ops.OpOverload, arguments: Sequence[_bridge_plan.Entry]) -> str | None:
+    """Why this torch's C functions cannot make a call; None if they can."""
+    opened = library()
+    reason = _bridge_plan.why_not_c(op, arguments, opened.passes_strings, opened.passes_lists)
+    return reason and f"{reason}, which the C functions of torch {torch.__version__} do not pass"
+
+
+def _read(text: str) -> None:
+    plan = _bridge_plan.from_text(text)
+    # It may come from a process with another torch.
+    if not plan.python and (reason := why_not_c(plan.op, plan.arguments)):
+        raise NotImplementedError(reason)
+    file(text, plan)
 
 
 def _run(call: native.Call) -> None:
@@ -72,7 +94,7 @@ def _run(call: native.Call) -> None:
 
 
 def _tensors(handles: Sequence[int]) -> list[torch.Tensor]:
-    # Not its singular, which leaves the handle to nobody (torch 2.9 to 2.11).
+    # Not `alloc_tensor_by_stealing_from_void_ptr`: it leaks the handle (torch 2.9 to 2.11).
     capsules = [_capsule(handle, None, None) for handle in handles]
     return torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
 

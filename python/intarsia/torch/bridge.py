@@ -107,14 +107,9 @@ class Op:
                 raise TypeError(f"{self.name}: an argument is {tensor.dtype}, which torch lacks")
         if self.via == "python":
             return
-        library = _bridge_run.library()
-        reason = _bridge_plan.why_not_c(
-            self.overload, entries, library.passes_strings, library.passes_lists
-        )
-        if reason:
+        if reason := _bridge_run.why_not_c(self.overload, entries):
             raise NotImplementedError(
-                f"{self.name}: {reason}, which the C functions of torch {torch.__version__} do not "
-                f'pass; bridge.op("{self.name}", via="python") calls it from Python'
+                f'{self.name}: {reason}; bridge.op("{self.name}", via="python") calls it from Python'
             )
 
 
