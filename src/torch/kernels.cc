@@ -5,7 +5,7 @@
 #include <bit>
 #include <exception>
 #include <memory>
-#include <optional>
+#include <numeric>
 #include <utility>
 
 #include "intarsia/intarsia.h"
@@ -28,10 +28,17 @@ struct DeleteString {
 };
 using OwnedString = std::unique_ptr<Opaque, DeleteString>;
 
+Status Torch(int32_t failed, std::string_view what) {
+  return failed ? Internal(Text("torch's ", what, " failed")) : Status{};
+}
+
 // Makes a tensor's device the current one, as torch expects of a kernel.
 class DeviceGuard {
  public:
-  explicit DeviceGuard(int32_t index) { Get().create_device_guard(index, &guard_); }
+  DeviceGuard() = default;
+  Status Set(int32_t index) {
+    return Torch(Get().create_device_guard(index, &guard_), "device guard");
+  }
   ~DeviceGuard() {
     if (guard_) Get().delete_device_guard(guard_);
   }
@@ -52,10 +59,6 @@ std::string Name(Device device) {
   return Text(device.type == Get().cuda() ? "cuda:" : "another device: ", device.index);
 }
 
-Status Torch(int32_t failed, std::string_view what) {
-  return failed ? Internal(Text("torch's ", what, " failed")) : Status{};
-}
-
 Status Ours(int32_t code) {
   return code ? Status{static_cast<Code>(code), intarsia_error()} : Status{};
 }
@@ -69,14 +72,19 @@ class Invocation {
       if (!op.operands[i].optional || Unwrap(value))
         operands_[i].reset(reinterpret_cast<Tensor>(value));
     }
-    for (const AttributeInfo& info : op.attributes) TakeAttribute(info, *stack++);
+    for (const AttributeInfo& info : op.attributes) {
+      // After a failure too: what is left on the stack would leak.
+      Status status = TakeAttribute(info, *stack++);
+      if (taken_.ok()) taken_ = std::move(status);
+    }
   }
 
   Status Run() {
     const size_t count = op_.operands.size();
+    INTARSIA_RETURN_IF_ERROR(InOp(op_.name, taken_));
     INTARSIA_RETURN_IF_ERROR(InOp(op_.name, Operands()));
-    std::optional<DeviceGuard> guard;
-    if (on_cuda()) guard.emplace(device_.index);
+    DeviceGuard guard;
+    if (on_cuda()) INTARSIA_RETURN_IF_ERROR(InOp(op_.name, guard.Set(device_.index)));
     std::array<intarsia_result, INTARSIA_MAX_RESULTS> inferred;
     size_t num_results = 0;
     INTARSIA_RETURN_IF_ERROR(
@@ -111,21 +119,23 @@ class Invocation {
     return true;
   }
 
-  void TakeAttribute(const AttributeInfo& info, Value value) {
+  Status TakeAttribute(const AttributeInfo& info, Value value) {
     const bool has_default = !std::holds_alternative<std::monostate>(info.default_value);
-    if (!has_default && !Unwrap(value)) return;
+    if (!has_default && !Unwrap(value)) return {};
     intarsia_attribute& attribute = attributes_[num_attributes_++];
     attribute = {info.name.data(), static_cast<int32_t>(info.type), static_cast<int64_t>(value),
                  std::bit_cast<double>(value), nullptr};
     if (info.type == AttrType::kBool) attribute.i64 &= 0xFF;
-    if (info.type != AttrType::kString) return;
+    if (info.type != AttrType::kString) return {};
+    const auto what = [&] { return Text("text of ", info.name); };
     if (form_ & INTARSIA_TORCH_TEXT_ADDRESSES) {
       attribute.text = reinterpret_cast<const char*>(value);
     } else {
       OwnedString& string = strings_[num_attributes_ - 1];
       string.reset(reinterpret_cast<Opaque*>(value));
-      Get().string_text(string.get(), &attribute.text);
+      INTARSIA_RETURN_IF_ERROR(Torch(Get().string_text(string.get(), &attribute.text), what()));
     }
+    return Torch(!attribute.text, what());
   }
 
   // The operand in which a result is written instead of a tensor of its own; -1: none.
@@ -167,19 +177,32 @@ class Invocation {
     return View(info.name, operands_[i].get(), views_[i]);
   }
 
-  // Whether each element of an operand that is written has memory of its own.
+  // Whether each element of an operand that is written has memory of its own: a step along an axis
+  // goes beyond all that the axes of smaller steps reach. Any slice or order of axes of a dense
+  // tensor is so.
   static Status CheckSeparate(std::string_view name, const TensorView& view) {
-    for (int axis = 0; axis < view.rank && view.size() > 0; ++axis)
-      if (view.dim(axis) > 1 && view.stride(axis) == 0)
-        return InvalidArgument(Text(name, " has stride 0 in axis ", axis,
+    if (view.dense()) return {};
+    std::array<int, kMaxRank> axes;
+    const auto end = axes.begin() + view.rank;
+    std::iota(axes.begin(), end, 0);
+    std::stable_sort(axes.begin(), end,
+                     [&](int a, int b) { return view.stride(a) < view.stride(b); });
+    int64_t reach = 1;  // elements
+    for (auto axis = axes.begin(); axis != end; ++axis) {
+      if (view.dim(*axis) < 2) continue;
+      if (view.stride(*axis) < reach)
+        return InvalidArgument(Text(name, " has stride ", view.stride(*axis), " in axis ", *axis,
                                     " and is written, expected memory for each element"));
+      reach += (view.dim(*axis) - 1) * view.stride(*axis);
+    }
     return {};
   }
 
   Status CheckDevice(std::string_view name, Tensor tensor, bool is_first) {
     Device device;
-    Get().device_type(tensor, &device.type);
-    Get().device_index(tensor, &device.index);
+    INTARSIA_RETURN_IF_ERROR(
+        Torch(Get().device_type(tensor, &device.type) || Get().device_index(tensor, &device.index),
+              Text("device of ", name)));
     if (is_first) device_ = device;
     if (device == device_) return {};
     return InvalidArgument(Text(name, " is on ", Name(device), " but ", op_.operands[0].name,
@@ -244,8 +267,8 @@ class Invocation {
     }
     INTARSIA_RETURN_IF_ERROR(Empty(inferred, results_[i]));
     result = inferred;
-    Get().data(results_[i].get(), &result.data);
-    return {};
+    return Torch(Get().data(results_[i].get(), &result.data),
+                 Text("data of result ", op_.results[i].name));
   }
 
   Status CurrentStream(void*& stream) const {
@@ -263,10 +286,10 @@ class Invocation {
   std::array<intarsia_tensor, kMaxOperands> views_;
   std::array<intarsia_attribute, kMaxAttributes> attributes_;
   size_t num_attributes_ = 0;
+  Status taken_;  // of the attributes
 };
 
-// Torch expects an exception. Of torch's own making, and when nothing of ours is left to destroy
-// but the message.
+// Throws by torch's own runtime; nothing of ours but the message is alive by then.
 void Throw(const Status& status) {
   if (status.code == Code::kInvalidArgument) Get().throw_invalid_argument(status.message.c_str());
   Get().check(false, "intarsia", "", 0, status.message.c_str());

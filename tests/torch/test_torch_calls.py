@@ -89,6 +89,28 @@ def test_what_is_written_is_refused_rather_than_copied() -> None:
     with pytest.raises(ValueError, match="key_cache has stride 0 in axis 0 and is written"):
         op.reshape_and_cache_flash(key, key, cache, cache, slots)
     assert not cache.any()
+    memory = torch.zeros(4096)
+    for strides, wrong in {
+        (500, 128, 64, 1): "500 in axis 0",  # a page reaches to 511
+        (512, 100, 64, 1): "100 in axis 1",
+        (128, 128, 64, 1): "128 in axis 1",  # which axis 0 has taken
+    }.items():
+        cache = memory.as_strided((5, 4, 2, 64), strides)
+        with pytest.raises(ValueError, match=f"key_cache has stride {wrong} and is written"):
+            op.reshape_and_cache_flash(key, key, cache, cache, slots)
+    assert not memory.any()
+
+
+@pytest.mark.parametrize("layers", [slice(None, None, 2), 1])
+def test_any_slice_of_a_cache_is_written(layers: slice | int) -> None:
+    """Axes in another order in memory, and steps: each element still has memory of its own."""
+    memory = torch.zeros(2, 6, 3, 4, 64)  # [hk, s, ., p, d]
+    cache = memory.permute(3, 1, 0, 2, 4)[::2, 1:5, :, layers]  # [p, s, hk, d]
+    cache = cache[..., 1, :] if cache.ndim == 5 else cache
+    key = torch.randn(1, 2, 64)
+    op.reshape_and_cache_flash(key, -key, cache, cache.clone(), torch.tensor([5]))
+    assert torch.equal(cache[1, 1], key[0])
+    assert memory.count_nonzero() == key.count_nonzero()
 
 
 def wrong_calls() -> dict:
