@@ -200,12 +200,40 @@ Status Infer(const OpInfo& op, Call& call) {
   return {};
 }
 
-// Whether a result is the operand that the op may mutate, and so was checked with it.
-static bool IsInPlace(const OpInfo& op, const ResultInfo& info, const Call& call,
-                      const TensorView& result) {
-  if (info.mutates.empty()) return false;
-  const TensorView& operand = *call.operands[static_cast<size_t>(op.FindOperand(info.mutates))];
-  return operand.data == result.data && operand.strides == result.strides;
+// The operand whose memory a result lies in, by alias or in place; else -1.
+static int WrittenOperand(const OpInfo& op, const ResultInfo& info, const Call& call,
+                          const TensorView& result) {
+  const std::string_view name = info.alias.empty() ? info.mutates : info.alias;
+  if (name.empty()) return -1;
+  const int i = op.FindOperand(name);
+  const TensorView& operand = *call.operands[static_cast<size_t>(i)];
+  return operand.data == result.data && operand.strides == result.strides ? i : -1;
+}
+
+// Two views may lie between each other's elements, as parts of one cache do. So only what is dense,
+// or begins at one address, is known to overlap.
+static bool Overlap(const TensorView& a, const TensorView& b) {
+  if (a.size() == 0 || b.size() == 0) return false;
+  if (a.data == b.data) return true;
+  const auto begin = [](const TensorView& x) { return reinterpret_cast<uintptr_t>(x.data); };
+  const auto end = [&](const TensorView& x) {
+    return begin(x) + static_cast<uintptr_t>(x.size() * Bytes(x.dtype));
+  };
+  return a.dense() && b.dense() && begin(a) < end(b) && begin(b) < end(a);
+}
+
+static Status CheckWritten(const OpInfo& op, const Call& call) {
+  std::array<int, kMaxResults> written;
+  for (size_t i = 0; i < op.results.size(); ++i) {
+    const Optional& result = call.results[i];
+    written[i] = result ? WrittenOperand(op, op.results[i], call, *result) : -1;
+    for (size_t j = 0; j < i; ++j) {
+      if (written[i] < 0 || written[j] < 0 || !Overlap(*result, *call.results[j])) continue;
+      return Invalid(op, op.operands[static_cast<size_t>(written[i])].name, " shares memory with ",
+                     op.operands[static_cast<size_t>(written[j])].name, " and both are written");
+    }
+  }
+  return {};
 }
 
 Status CheckResults(const OpInfo& op, const Call& call, std::span<const Optional> inferred) {
@@ -225,7 +253,7 @@ Status CheckResults(const OpInfo& op, const Call& call, std::span<const Optional
     if (!same)
       return Invalid(op, "result ", info.name, " has shape ", ShapeText(got->shape()),
                      ", expected ", ShapeText(want->shape()));
-    if (info.alias.empty() && !got->dense() && !IsInPlace(op, info, call, *got))
+    if (info.alias.empty() && !got->dense() && WrittenOperand(op, info, call, *got) < 0)
       return Invalid(op, "result ", info.name, " is strided, expected a dense row-major array");
     if (info.alias.empty() || got->size() == 0) continue;
     const TensorView& operand = *call.operands[static_cast<size_t>(op.FindOperand(info.alias))];
@@ -236,7 +264,7 @@ Status CheckResults(const OpInfo& op, const Call& call, std::span<const Optional
       return Invalid(op, "result ", info.name, " must share the buffer of ", info.alias,
                      "; pass input_output_aliases (StableHLO: output_operand_aliases)");
   }
-  return {};
+  return CheckWritten(op, call);
 }
 
 namespace {

@@ -71,6 +71,23 @@ def test_query_and_key_are_turned_within_a_product(flat: bool) -> None:
     torch.testing.assert_close(qkv, torch.cat(whole, dim=-1), rtol=0, atol=0)
 
 
+def test_what_is_written_shares_no_memory() -> None:
+    x, cache, slots = torch.randn(5, 64), torch.zeros(2, 4, 2, 64), torch.tensor([1])
+    kept, key = x.clone(), torch.ones(1, 2, 64)
+    message = "residual shares memory with x and both are written"
+    for first, second in ((x, x), (x[:4], x[1:])):
+        with pytest.raises(ValueError, match=message):
+            op.fused_add_rms_norm(first, second)
+    with pytest.raises(ValueError, match="value_cache shares memory with key_cache"):
+        op.reshape_and_cache_flash(key, key, cache, cache, slots)
+    torch.testing.assert_close(x, kept, rtol=0, atol=0)
+    assert not cache.any()
+    # One cache between the other's elements.
+    packed = torch.zeros(2, 4, 2, 128)
+    op.reshape_and_cache_flash(key, key * 2, packed[..., :64], packed[..., 64:], slots)
+    assert packed[0, 1].sum() == 2 * 64 * 3
+
+
 def test_tokens_at_uneven_distances_are_refused() -> None:
     query, table = torch.randn(2, 5, 4, 16)[:, :3], torch.randn(5, 16)
     kept = query.clone()
