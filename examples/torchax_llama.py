@@ -2,7 +2,7 @@
 
     python examples/torchax_llama.py
 
-The weights are random and the model is small; the tokens must be those of the unmodified model in torch.
+Needs transformers (`make setup-torch`). The weights are random and the model is small; the tokens must be those of the unmodified model in torch.
 """
 
 import types

@@ -213,7 +213,7 @@ def test_an_exported_program_runs_elsewhere(tmp_path: pathlib.Path) -> None:
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
 

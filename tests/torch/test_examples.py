@@ -7,7 +7,7 @@ import pytest
 import support
 
 SHOWN = {
-    "torch_decode.py": "intarsia on cpu: as eager",
+    "torch_decode.py": "intarsia on cpu: the same rows as eager",
     "torch_xla_decode.py": "openxla on xla:0: as eager on the CPU",
     "torch_compile_llama.py": "the same tokens as eager torch: True",
     "torchax_llama.py": "the same tokens as the unmodified model: True",

@@ -81,6 +81,8 @@ def load(args: argparse.Namespace) -> Model:
     """Loads the model that the flags name onto the device that they name."""
     import jax
 
+    if args.tensor_parallel < 1:
+        raise ValueError(f"--tensor-parallel is {args.tensor_parallel}, expected 1 or more")
     if args.tensor_parallel > 1:
         jax.config.update("jax_num_cpu_devices", args.tensor_parallel)
     if args.device != "auto":

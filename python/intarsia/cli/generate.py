@@ -93,7 +93,9 @@ def _generate(args: argparse.Namespace) -> None:
         tensor_parallel=args.tensor_parallel,
         kv_cache_dtype=args.kv_cache_dtype,
     )
-    _say(f"{model.name}: {config.layers} layers in {model.precision}; compiling")
+    kept = "" if args.kv_cache_dtype == "auto" else f", KV cache in {args.kv_cache_dtype}"
+    spread = "" if args.tensor_parallel == 1 else f", on {args.tensor_parallel} devices"
+    _say(f"{model.name}: {config.layers} layers in {model.precision}{kept}{spread}; compiling")
     printer = _Printer(tokenizer, texts)
     completions: list[list[int]] = [[] for _ in prompts]
     for output in engine.stream(prompts, sampling):

@@ -54,7 +54,11 @@ class TensorParallel:
         h, hk, m = config.heads, config.kv_heads, config.intermediate
         for what, count in (("heads", h), ("intermediate", m)):
             if count % size:
-                raise ValueError(f"tensor_parallel={size} does not divide {what}={count}")
+                sizes = [n for n in range(1, h + 1) if h % n == 0 and m % n == 0]
+                raise ValueError(
+                    f"tensor_parallel={size} does not divide {what}={count}; this model takes "
+                    + ", ".join(map(str, sizes))
+                )
         self.size = size
         self._whole = config
         self._mesh = Mesh(np.array(devices[:size]), (_AXIS,))
