@@ -38,8 +38,8 @@ typedef struct intarsia_bridge_return {
 } intarsia_bridge_return;
 
 // What becomes of what the op returns, tensors in lists one by one: the number of the result it is
-// copied into, or one of these.
-enum { INTARSIA_BRIDGE_DROP_TENSOR = -1, INTARSIA_BRIDGE_DROP_VALUE = -2 };
+// copied into, or that it is dropped.
+enum { INTARSIA_BRIDGE_DROP = -1 };
 
 typedef struct intarsia_bridge_plan {
   const char* op;        // "aten::mm"
@@ -58,7 +58,8 @@ enum intarsia_bridge_reason {
   INTARSIA_BRIDGE_EXPLAIN = 2,   // it failed, and torch's C functions do not say why: on copies
 };
 
-// A call for Python to make. It steals the tensors, and puts new handles of what is returned.
+// A call for Python to make. It steals the tensors, which it tells by num_tensors = 0, and puts new
+// handles of what is returned.
 typedef struct intarsia_bridge_call {
   const char* plan;
   int32_t device;  // of CUDA; -1: the CPU

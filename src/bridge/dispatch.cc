@@ -41,6 +41,37 @@ Status Over(const Buffer& buffer, int device, Tensor& tensor) {
   return {};
 }
 
+// The arguments of torch's C function, which takes what is on the heap: until then it is owned
+// here.
+class Stack {
+ public:
+  explicit Stack(std::vector<Tensor> tensors) : tensors_(std::move(tensors)) {}
+
+  torch::Value NextTensor() {
+    return reinterpret_cast<torch::Value>(tensors_[next_tensor_++].get());
+  }
+  template <class T>
+  torch::Value Own(T* made, void (*remove)(void*)) {
+    owned_.push_back(std::unique_ptr<void, void (*)(void*)>(made, remove));
+    return reinterpret_cast<torch::Value>(made);
+  }
+  void Push(torch::Value value) { values_.push_back(value); }
+
+  // For the call, which leaves its results in place of the arguments.
+  std::span<torch::Value> HandOver(size_t num_results) {
+    values_.resize(std::max(values_.size(), num_results));
+    for (Tensor& tensor : tensors_) static_cast<void>(tensor.release());
+    for (auto& made : owned_) static_cast<void>(made.release());
+    return values_;
+  }
+
+ private:
+  std::vector<Tensor> tensors_;
+  size_t next_tensor_ = 0;
+  std::vector<std::unique_ptr<void, void (*)(void*)>> owned_;
+  std::vector<torch::Value> values_;
+};
+
 // No op run here is differentiated. torch's setting is this thread's, which XLA owns.
 class NoGrad {
  public:
@@ -107,13 +138,14 @@ class Execution {
   }
 
   // What is no tensor, as torch's C function takes it.
-  Status Value(const Argument& a, torch::Value& value) {
+  Status Value(const Argument& a, Stack& stack, torch::Value& value) {
     if (a.kind == INTARSIA_BRIDGE_STRING) {
       torch::Opaque* string = nullptr;
       if (!torch::Get().new_string ||
           torch::Get().new_string(a.text.data(), a.text.size(), &string))
         return Internal("torch takes no string");
-      value = reinterpret_cast<uint64_t>(string);
+      value = stack.Own(
+          string, [](void* s) { torch::Get().delete_string(static_cast<torch::Opaque*>(s)); });
     } else if (a.kind == INTARSIA_BRIDGE_DTYPE) {
       const int32_t code = torch::Get().DTypeNumber(a.text);
       if (code < 0) return InvalidArgument(Text("torch has no dtype ", a.text));
@@ -124,44 +156,45 @@ class Execution {
     return {};
   }
 
-  // The argument at `next`, with its elements if it is a list, as torch's C function takes it:
-  // torch deletes what is on the heap.
-  Status Push(size_t& next, std::span<Tensor>& tensors, torch::Value& value) {
+  // The argument at `next`, with its elements if it is a list, as torch's C function takes it.
+  Status Make(size_t& next, Stack& stack, torch::Value& value) {
     const Argument& a = plan_.arguments[next++];
     if (a.kind == INTARSIA_BRIDGE_NONE) return {};
     if (a.kind == INTARSIA_BRIDGE_LIST) {
-      INTARSIA_RETURN_IF_ERROR(PushList(a.bits, next, tensors, value));
+      INTARSIA_RETURN_IF_ERROR(MakeList(a.bits, next, stack, value));
     } else if (a.kind <= INTARSIA_BRIDGE_FRESH) {
-      value = reinterpret_cast<torch::Value>(tensors.front().release());
-      tensors = tensors.subspan(1);
+      value = stack.NextTensor();
     } else {
-      INTARSIA_RETURN_IF_ERROR(Value(a, value));
+      INTARSIA_RETURN_IF_ERROR(Value(a, stack, value));
     }
-    if (a.optional) value = reinterpret_cast<torch::Value>(new torch::Value(value));
+    if (a.optional)
+      value = stack.Own(new torch::Value(value),
+                        [](void* cell) { delete static_cast<torch::Value*>(cell); });
     return {};
   }
 
-  Status PushList(uint64_t count, size_t& next, std::span<Tensor>& tensors, torch::Value& value) {
+  Status MakeList(uint64_t count, size_t& next, Stack& stack, torch::Value& value) {
     torch::Opaque* list = nullptr;
     if (!torch::Get().new_list || torch::Get().new_list(count, &list))
       return Internal("torch takes no list");
+    value = stack.Own(list, [](void* l) {
+      torch::Get().delete_list(static_cast<torch::Opaque*>(l));  // not what is in it
+    });
     for (uint64_t i = 0; i < count; ++i) {
       torch::Value element = 0;
-      INTARSIA_RETURN_IF_ERROR(Push(next, tensors, element));
-      torch::Get().list_push_back(list, element);
+      INTARSIA_RETURN_IF_ERROR(Make(next, stack, element));
+      if (torch::Get().list_push_back(list, element)) return Internal("torch's list takes no more");
     }
-    value = reinterpret_cast<torch::Value>(list);
     return {};
   }
 
-  // The tensors that were returned: no tensor, or where a value is, is null.
+  // The tensors that were returned; none is null.
   Status Pop(std::span<const torch::Value> stack, std::vector<Tensor>& returned) {
     Status status;
     for (size_t i = 0; i < plan_.schema_returns.size(); ++i) {
       const intarsia_bridge_return& r = plan_.schema_returns[i];
       if (!r.is_list) {
-        const bool is_tensor = plan_.returns[returned.size()] != INTARSIA_BRIDGE_DROP_VALUE;
-        returned.emplace_back(is_tensor ? reinterpret_cast<Handle>(stack[i]) : nullptr);
+        returned.emplace_back(reinterpret_cast<Handle>(stack[i]));
         continue;
       }
       auto* const list = reinterpret_cast<torch::Opaque*>(stack[i]);
@@ -185,15 +218,17 @@ class Execution {
   Status InC() {
     std::vector<Tensor> tensors;
     INTARSIA_RETURN_IF_ERROR(MakeTensors(tensors));
-    std::vector<torch::Value> stack;
-    std::span<Tensor> left = tensors;
-    for (size_t next = 0; next < plan_.arguments.size();)
-      INTARSIA_RETURN_IF_ERROR(Push(next, left, stack.emplace_back()));
-    stack.resize(std::max(stack.size(), plan_.schema_returns.size()));
-    if (torch::Get().call_dispatcher(plan_.op.c_str(), plan_.overload.c_str(), stack.data()))
+    Stack stack(std::move(tensors));
+    for (size_t next = 0; next < plan_.arguments.size();) {
+      torch::Value value = 0;
+      INTARSIA_RETURN_IF_ERROR(Make(next, stack, value));
+      stack.Push(value);
+    }
+    const std::span<torch::Value> values = stack.HandOver(plan_.schema_returns.size());
+    if (torch::Get().call_dispatcher(plan_.op.c_str(), plan_.overload.c_str(), values.data()))
       return Explain();
     std::vector<Tensor> returned;
-    INTARSIA_RETURN_IF_ERROR(Pop(stack, returned));
+    INTARSIA_RETURN_IF_ERROR(Pop(values, returned));
     return CopyReturned(returned);
   }
 
@@ -201,7 +236,7 @@ class Execution {
     std::vector<Tensor> tensors;
     INTARSIA_RETURN_IF_ERROR(MakeTensors(tensors));
     std::vector<void*> taken, put(plan_.returns.size());
-    for (Tensor& tensor : tensors) taken.push_back(tensor.release());
+    for (const Tensor& tensor : tensors) taken.push_back(tensor.get());
     intarsia_bridge_call call = {};
     call.plan = plan_.text.c_str();
     call.device = device_;
@@ -211,6 +246,8 @@ class Execution {
     call.tensors = taken.data();
     call.returned = put.data();
     const Status status = RunInPython(call);
+    if (call.num_tensors == 0)
+      for (Tensor& tensor : tensors) static_cast<void>(tensor.release());
     std::vector<Tensor> returned;
     for (void* const handle : put) returned.emplace_back(static_cast<Handle>(handle));
     INTARSIA_RETURN_IF_ERROR(status);

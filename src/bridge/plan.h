@@ -23,7 +23,7 @@ struct Plan {
   bool python;
   std::vector<Argument> arguments;  // a list, then its elements
   std::vector<intarsia_bridge_return> schema_returns;
-  std::vector<int> returns;  // a result's number, or INTARSIA_BRIDGE_DROP_...
+  std::vector<int> returns;  // a result's number, or INTARSIA_BRIDGE_DROP
   int num_operands, num_results;
   int last_result;  // the highest number above
 };

@@ -76,10 +76,10 @@ BESIDE_A_TENSOR: dict[str, Callable[[torch.Tensor], Any]] = {
 _LIBRARY = torch.library.Library("intarsia_tests", "FRAGMENT")
 
 
-def returning(schema: str, function: Callable[[torch.Tensor], Any]) -> str:
-    """The name of a new op of a tensor that returns what the schema says."""
+def returning(schema: str, function: Callable[..., Any], arguments: str = "Tensor x") -> str:
+    """The name of a new op that returns what the schema says."""
     name = f"returns_{next(_NUMBERS)}"
-    _LIBRARY.define(f"{name}(Tensor x) -> {schema}")
+    _LIBRARY.define(f"{name}({arguments}) -> {schema}")
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     return f"intarsia_tests::{name}"
 

@@ -1,5 +1,6 @@
 """How the bridge fails: calls that do not fit, ops that raise, programs from elsewhere."""
 
+import ctypes
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ import pytest
 import support
 import torch
 from bridged import BESIDE_A_TENSOR, by_both_ways, normal, returning
-from intarsia.torch import _bridge_native, _bridge_plan, _bridge_results, bridge
+from intarsia.torch import _bridge_native, _bridge_plan, _bridge_results, _bridge_run, bridge
 
 
 @by_both_ways
@@ -175,7 +176,7 @@ def test_tensors_and_lists_of_them() -> None:
 def test_ctypes_mirror_the_header() -> None:
     header = (support.ROOT / "src" / "bridge" / "bridge.h").read_text()
     numbers = re.findall(r"\bINTARSIA_BRIDGE_(\w+) = (-?\d+)", header)
-    assert len(numbers) == 14
+    assert len(numbers) == 13
     for name, number in numbers:
         assert getattr(_bridge_native, name) == int(number), name
     for struct, fields in re.findall(
@@ -228,12 +229,13 @@ RELU = {
 }
 
 
-def program(plan: str) -> Callable[[jax.Array], jax.Array]:
-    """A program with a plan that was not filed by tracing it: as another process made it."""
+def program(plan: str) -> Callable[..., jax.Array]:
+    """A program with a plan that was not filed by tracing it: as another process made it. Its result is like its first
+    operand."""
     bridge.register()
 
-    def run(x: jax.Array) -> jax.Array:
-        return jax.ffi.ffi_call(bridge.TARGETS[0], jax.typeof(x))(x, plan=plan)
+    def run(*operands: jax.Array) -> jax.Array:
+        return jax.ffi.ffi_call(bridge.TARGETS[0], jax.typeof(operands[0]))(*operands, plan=plan)
 
     return jax.jit(run)
 
@@ -282,6 +284,48 @@ def test_a_plan_that_several_threads_read_at_once(monkeypatch: pytest.MonkeyPatc
         for row in pool.map(lambda x: jax.block_until_ready(run(x)), [X[0], -X[0], X[1], -X[1]]):
             assert row.min() >= 0 and row.max() > 0
     assert len(calls) == 2
+
+
+class Mallinfo2(ctypes.Structure):  # of glibc's malloc.h
+    _fields_ = [(f"field{i}", ctypes.c_size_t) for i in range(10)]
+
+
+def allocated() -> int:
+    """The bytes that this process has of malloc and has not freed."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = Mallinfo2
+    return mallinfo2().field7  # uordblks
+
+
+@by_both_ways
+def test_a_call_that_is_not_made_keeps_no_memory(via: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors over operands, and optionals' cells, are made one after the other; then something fails."""
+    arguments = ", ".join(f"Tensor? x{i}" for i in range(60))
+    name = returning("Tensor", lambda *x: x[0], f"{arguments}, int n")
+    plan = {
+        "op": name,
+        "schema": str(_bridge_plan.find_op(name)._schema),
+        "python": via == "python",
+        "arguments": [*[["tensor"]] * 60, ["dtype", "of no torch"]],
+        "returns": [0],
+        "results": 1,
+    }
+    run, operands = program(json.dumps(plan)), [X] * 60
+
+    def fail(times: int) -> None:
+        for _ in range(times):
+            with pytest.raises(jax.errors.JaxRuntimeError, match=text):
+                jax.block_until_ready(run(*operands))
+
+    text = "torch has no dtype of no torch" if via == "c" else "no attribute 'of no torch'"
+    fail(1)
+    if via == "python":  # before Python takes the tensors
+        monkeypatch.delitem(_bridge_run._plans, json.dumps(plan).encode())
+        text = "KeyError"
+    fail(20)
+    before = allocated()
+    fail(500)
+    assert allocated() - before < 3e6  # of 30000 tensors
 
 
 class UnspeakableError(Exception):

@@ -13,7 +13,7 @@ import jax
 NONE, OPERAND, MUTATED, FRESH, BITS, DTYPE, STRING, PYTHON, LIST = range(9)
 # enum intarsia_bridge_reason
 DISPATCH, CAPTURE, EXPLAIN = range(3)
-DROP_TENSOR, DROP_VALUE = -1, -2
+DROP = -1
 _ERROR_BYTES = 4096
 
 

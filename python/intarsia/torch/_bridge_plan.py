@@ -221,17 +221,10 @@ class Plan:
 
     def flat_returns(self) -> list[int]:
         """What becomes of each thing that the op returns, those in lists one by one."""
-        flat: list[int] = []
-        for where, returned in zip(self.returns, self.op._schema.returns, strict=True):
-            if isinstance(where, list):
-                numbers = [w for w in where if w != MORE]
-                flat += [native.DROP_TENSOR if w is None else w for w in numbers]
-            elif where is None:
-                is_tensor = str(returned.real_type) == "Tensor"
-                flat.append(native.DROP_TENSOR if is_tensor else native.DROP_VALUE)
-            else:
-                flat.append(where)
-        return flat
+        flat: list[int | None] = []
+        for where in self.returns:
+            flat += [w for w in where if w != MORE] if isinstance(where, list) else [where]
+        return [native.DROP if number is None else number for number in flat]
 
     def flatten(self, returned: Any) -> list[torch.Tensor | None]:
         """The tensors of what the op returned, as `flat_returns` counts them."""

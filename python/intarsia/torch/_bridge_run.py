@@ -82,6 +82,7 @@ def _read(text: str) -> None:
 def _run(call: native.Call) -> None:
     plan = _plans[call.plan]
     tensors = _tensors(call.tensors[: call.num_tensors])
+    call.num_tensors = 0  # they are no longer the caller's
     if call.reason == native.EXPLAIN:
         tensors = [tensor.clone() for tensor in tensors]
     args, kwargs = plan.fill(iter(tensors))
