@@ -1,5 +1,6 @@
 """What the tests of the bridge share: numbers, and ops written in Python."""
 
+import ctypes
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,17 @@ RNG = np.random.default_rng(7)
 
 def normal(*shape: int, dtype: Any = np.float32) -> jax.Array:
     return jnp.asarray(RNG.standard_normal(shape), dtype)
+
+
+class Mallinfo2(ctypes.Structure):  # of glibc's malloc.h
+    _fields_ = [(f"field{i}", ctypes.c_size_t) for i in range(10)]
+
+
+def allocated() -> int:
+    """The bytes that this process has of malloc and has not freed."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = Mallinfo2
+    return mallinfo2().field7  # uordblks
 
 
 def need_op(name: str, config: pytest.Config) -> None:

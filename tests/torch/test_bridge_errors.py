@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import support
 import torch
-from bridged import BESIDE_A_TENSOR, by_both_ways, normal, returning
+from bridged import BESIDE_A_TENSOR, allocated, by_both_ways, normal, returning
 from intarsia.torch import _bridge_native, _bridge_plan, _bridge_results, _bridge_run, bridge
 
 
@@ -113,6 +113,11 @@ X = normal(3, 4)
             'argument alpha is a number.*via="python"',
         ),
         (
+            lambda: bridge.op("aten::empty_like", via="python")(X, device=torch.device("cpu")),
+            TypeError,
+            "argument device is .*, expected no value: the bridge passes no Device",
+        ),
+        (
             lambda: bridge.call("aten::relu", jax.ShapeDtypeStruct((2,), jnp.float32)),
             TypeError,
             "self is a ShapeDtypeStruct.* only reads it",
@@ -173,6 +178,18 @@ def test_tensors_and_lists_of_them() -> None:
         assert jnp.array_equal(got, X + by)
 
 
+C_TYPES = {
+    "int32_t": ctypes.c_int32,
+    "uint64_t": ctypes.c_uint64,
+    "char": ctypes.c_char,
+    "const char*": ctypes.c_char_p,
+    "void**": ctypes.POINTER(ctypes.c_void_p),
+    "const int32_t*": ctypes.POINTER(ctypes.c_int32),
+    "const intarsia_bridge_argument*": ctypes.POINTER(_bridge_native.Argument),
+    "const intarsia_bridge_return*": ctypes.POINTER(_bridge_native.Return),
+}
+
+
 def test_ctypes_mirror_the_header() -> None:
     header = (support.ROOT / "src" / "bridge" / "bridge.h").read_text()
     numbers = re.findall(r"\bINTARSIA_BRIDGE_(\w+) = (-?\d+)", header)
@@ -183,9 +200,12 @@ def test_ctypes_mirror_the_header() -> None:
         r"typedef struct intarsia_bridge_(\w+) \{(.*?)\n\}", header, re.S
     ):
         code = re.sub(r"//.*", "", fields)
-        names = re.findall(r"(\w+)(?:\[\d+\])?[,;]", code)
-        mirrored = getattr(_bridge_native, struct.capitalize())
-        assert names == [name for name, _ in mirrored._fields_], struct
+        declared = [
+            (name, C_TYPES[c_type] * int(size) if size else C_TYPES[c_type])
+            for c_type, names, size in re.findall(r"(\w[\w ]*\**) ([\w, ]+)(?:\[(\d+)\])?;", code)
+            for name in names.split(", ")
+        ]
+        assert declared == getattr(_bridge_native, struct.capitalize())._fields_, struct
 
 
 EXPORTED = """
@@ -284,17 +304,6 @@ def test_a_plan_that_several_threads_read_at_once(monkeypatch: pytest.MonkeyPatc
         for row in pool.map(lambda x: jax.block_until_ready(run(x)), [X[0], -X[0], X[1], -X[1]]):
             assert row.min() >= 0 and row.max() > 0
     assert len(calls) == 2
-
-
-class Mallinfo2(ctypes.Structure):  # of glibc's malloc.h
-    _fields_ = [(f"field{i}", ctypes.c_size_t) for i in range(10)]
-
-
-def allocated() -> int:
-    """The bytes that this process has of malloc and has not freed."""
-    mallinfo2 = ctypes.CDLL(None).mallinfo2
-    mallinfo2.restype = Mallinfo2
-    return mallinfo2().field7  # uordblks
 
 
 @by_both_ways

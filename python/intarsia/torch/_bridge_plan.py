@@ -133,7 +133,9 @@ class Operands:
                 if kind == "int" and not -(2**63) <= int(value) < 2**63:
                     raise ValueError(self._wrong(what, "a 64-bit integer", value))
                 return [kind, _PLAIN[kind](value)]
-        raise TypeError(self._wrong(what, inner, value))
+        known = inner in _ACCEPTED or inner == "ScalarType" or element is not None
+        expected = inner if known else f"no value: the bridge passes no {inner}"
+        raise TypeError(self._wrong(what, expected, value))
 
     def _wrong(self, what: str, expected: str, value: Any) -> str:
         if isinstance(value, jax.core.Tracer):
