@@ -15,7 +15,7 @@ import intarsia.torchax  # noqa: F401  adds our ops to it
 # What torch.get_float32_matmul_precision() is for jax.default_matmul_precision.
 _PRECISIONS = {"highest": "highest", "high": "tensorfloat32", "medium": "bfloat16"}
 # XLA and torch exchange these as bytes: DLPack has had names for them only since version 1.1.
-_AS_BYTES = {torch.float8_e4m3fn: jnp.float8_e4m3fn, torch.float8_e5m2: jnp.float8_e5m2}
+_AS_BYTES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _operator(target: Any) -> ops_registry.Operator | None:
@@ -51,10 +51,11 @@ class _Lowering(torch.fx.Interpreter):
         result, fake = super().run_node(n), n.meta.get("val")
         if not isinstance(fake, torch.Tensor) or not hasattr(result, "astype"):
             return result
+        dtype = mappings.t2j_dtype(fake.dtype)
         if n.op == "placeholder" and fake.dtype in _AS_BYTES:
-            result = jax.lax.bitcast_convert_type(result, _AS_BYTES[fake.dtype])
+            result = jax.lax.bitcast_convert_type(result, dtype)
         # JAX promotes otherwise than torch in places (a Python float and integers, say).
-        return result.astype(mappings.t2j_dtype(fake.dtype))
+        return result.astype(dtype)
 
     def output(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         del target, kwargs
@@ -64,7 +65,7 @@ class _Lowering(torch.fx.Interpreter):
 
 
 def _is_fp8(x: Any) -> bool:
-    return getattr(x, "dtype", None) in map(jnp.dtype, _AS_BYTES.values())
+    return getattr(x, "dtype", None) in map(mappings.t2j_dtype, _AS_BYTES)
 
 
 def _to_jax(x: torch.Tensor) -> jax.Array:
