@@ -99,6 +99,17 @@ class Op:
     separable: str = ""
 
 
+def read_handlers(function: Any) -> list[Handler]:
+    """The rows of a C function that gives a table of `intarsia_handler` and its length."""
+    function.restype = ctypes.POINTER(_Handler)
+    count = ctypes.c_size_t()
+    rows = function(ctypes.byref(count))
+    return [
+        Handler(r.target.decode(), r.platform.decode(), r.initialize, r.execute)
+        for r in (rows[i] for i in range(count.value))
+    ]
+
+
 def _tensor(what: str, tensor: Tensor | None) -> _Tensor:
     if tensor is None:
         return _Tensor(dtype=_NONE)
@@ -139,7 +150,6 @@ class Library:
             raise ImportError(f"{path} is no Intarsia library: it has no intarsia_abi_version")
         for name in ("version", "error", "manifest"):
             getattr(self._lib, f"intarsia_{name}").restype = ctypes.c_char_p
-        self._lib.intarsia_handlers.restype = ctypes.POINTER(_Handler)
         abi = self._lib.intarsia_abi_version()
         if abi != _ABI_VERSION:
             raise ImportError(
@@ -155,12 +165,7 @@ class Library:
 
     def handlers(self) -> list[Handler]:
         """The handlers to register with XLA, a row for each target and platform."""
-        count = ctypes.c_size_t()
-        rows = self._lib.intarsia_handlers(ctypes.byref(count))
-        return [
-            Handler(r.target.decode(), r.platform.decode(), r.initialize, r.execute)
-            for r in (rows[i] for i in range(count.value))
-        ]
+        return read_handlers(self._lib.intarsia_handlers)
 
     def infer(
         self, op: str, operands: Sequence[Tensor | None], attributes: Mapping[str, Any]

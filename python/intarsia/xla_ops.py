@@ -58,7 +58,7 @@ import torch
 
 import intarsia.torch
 from intarsia import _native
-from intarsia.torch._attention import KvCache, as_scale, paged_attention
+from intarsia.torch._attention import as_scale, xla_gpu_paged_attention
 
 _ops = torch.ops.xla_gpu
 
@@ -124,49 +124,6 @@ def reshape_and_cache_flash(
         k_scale,
         v_scale,
         kv_cache_dtype=kv_cache_dtype,
-    )
-
-
-def xla_gpu_paged_attention(
-    query: torch.Tensor,
-    kv_cache: KvCache,
-    context_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    num_seqs: torch.Tensor | int,
-    scale: float,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-) -> torch.Tensor:
-    """Causal attention of a batch's newest queries to a paged cache that holds their keys already.
-
-    The same as `torch.ops.xla_gpu.paged_attention` with these arguments, which takes no pair.
-
-    Args:
-      query: [t, h, d], sequence after sequence.
-      kv_cache: one array [p, s, 2 * hk, d] (K in even, V in odd heads), [p, s, hk, 2 * d] or [2, p, s, hk, d], or a pair of
-        [p, s, hk, d].
-      context_lens: [b], keys of each sequence, this step's included.
-      block_tables: [b, m], the pages of each sequence.
-      query_start_loc: [b + 1], where each sequence starts in `query`.
-      num_seqs: how many sequences are real, a number or an array of shape [1]; rows of the others give 0.
-      scale: of the scores.
-      sliding_window: keys that a query sees, its own included.
-      soft_cap: scores become soft_cap * tanh(score / soft_cap).
-
-    Returns:
-      [t, h, d].
-    """
-    return paged_attention(
-        query,
-        kv_cache,
-        context_lens,
-        block_tables,
-        query_start_loc,
-        num_seqs,
-        scale,
-        sliding_window,
-        soft_cap,
     )
 
 

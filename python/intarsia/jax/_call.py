@@ -20,7 +20,11 @@ _ATTRIBUTE_CASTS = {"bool": bool, "i64": np.int64, "f32": np.float32, "string": 
 @functools.cache
 def register(library: _native.Library) -> tuple[_native.Handler, ...]:
     """Registers a library's handlers with XLA, on every platform that it was built for."""
-    handlers = tuple(library.handlers())
+    return register_handlers(library.handlers())
+
+
+def register_handlers(handlers: Sequence[_native.Handler]) -> tuple[_native.Handler, ...]:
+    """Registers typed FFI handlers with XLA, each stage that there is."""
     for handler in handlers:
         stages = {"execute": handler.execute, "initialize": handler.initialize}
         capsules = {stage: _capsule(address) for stage, address in stages.items() if address}
@@ -29,7 +33,7 @@ def register(library: _native.Library) -> tuple[_native.Handler, ...]:
             capsules if len(capsules) > 1 else capsules["execute"],
             platform=handler.platform,
         )
-    return handlers
+    return tuple(handlers)
 
 
 def _capsule(address: int) -> Any:

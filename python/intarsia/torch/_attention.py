@@ -51,7 +51,7 @@ def define(last: bool) -> None:
         namespace, _, op = name.partition("::")
         fragment = torch.library.Library(namespace, "FRAGMENT")
         fragment.define(op + schema, tags=(torch.Tag.pt2_compliant_tag,))
-        function = flash_attn_varlen_op if namespace == "xla" else paged_attention
+        function = flash_attn_varlen_op if namespace == "xla" else xla_gpu_paged_attention
         fragment.impl(op, function, "CompositeImplicitAutograd")
         _fragments.append(fragment)
 
@@ -110,7 +110,7 @@ def flash_attn_varlen_op(
     )
 
 
-def paged_attention(
+def xla_gpu_paged_attention(
     query: torch.Tensor,
     kv_cache: KvCache,
     context_lens: torch.Tensor,
@@ -121,7 +121,25 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """`intarsia.xla_ops.xla_gpu_paged_attention`."""
+    """Causal attention of a batch's newest queries to a paged cache that holds their keys already.
+
+    The same as `torch.ops.xla_gpu.paged_attention` with these arguments, which takes no pair.
+
+    Args:
+      query: [t, h, d], sequence after sequence.
+      kv_cache: one array [p, s, 2 * hk, d] (K in even, V in odd heads), [p, s, hk, 2 * d] or [2, p, s, hk, d], or a pair of
+        [p, s, hk, d].
+      context_lens: [b], keys of each sequence, this step's included.
+      block_tables: [b, m], the pages of each sequence.
+      query_start_loc: [b + 1], where each sequence starts in `query`.
+      num_seqs: how many sequences are real, a number or an array of shape [1]; rows of the others give 0.
+      scale: of the scores.
+      sliding_window: keys that a query sees, its own included.
+      soft_cap: scores become soft_cap * tanh(score / soft_cap).
+
+    Returns:
+      [t, h, d].
+    """
     if context_lens is None or context_lens.ndim > 1:
         got = "None" if context_lens is None else list(context_lens.shape)
         raise ValueError(

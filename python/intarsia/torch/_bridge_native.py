@@ -4,10 +4,11 @@ import ctypes
 import functools
 import pathlib
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
+from intarsia._native import read_handlers
+from intarsia.jax._call import register_handlers
 
 # enum intarsia_bridge_kind
 NONE, OPERAND, MUTATED, FRESH, BITS, DTYPE, STRING, PYTHON, LIST = range(9)
@@ -63,15 +64,6 @@ class Call(ctypes.Structure):
     ]
 
 
-class _Handler(ctypes.Structure):
-    _fields_ = [
-        ("target", ctypes.c_char_p),
-        ("platform", ctypes.c_char_p),
-        ("initialize", ctypes.c_void_p),
-        ("execute", ctypes.c_void_p),
-    ]
-
-
 _Read = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32)
 _Run = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(Call))
 
@@ -92,7 +84,6 @@ class Library:
             raise ImportError(f"{path} does not exist: run `make build`, or install the wheel")
         self._lib = ctypes.CDLL(str(path))
         self._lib.intarsia_bridge_open.restype = ctypes.c_char_p
-        self._lib.intarsia_bridge_handlers.restype = ctypes.POINTER(_Handler)
         # The library keeps both for as long as it is loaded, which is until the process ends.
         self._callbacks = (_Read(_reporting_read(read)), _Run(_reporting_run(run)))
         if error := self._lib.intarsia_bridge_open(*self._callbacks):
@@ -133,18 +124,8 @@ class Library:
     @functools.cached_property
     def targets(self) -> tuple[str, ...]:
         """The custom calls' names, registered with XLA on every platform."""
-        rows = list(self._handlers())
-        for row in rows:
-            capsule = jax.ffi.pycapsule(ctypes.cast(row.execute, ctypes.CFUNCTYPE(None)))
-            jax.ffi.register_ffi_target(
-                row.target.decode(), capsule, platform=row.platform.decode()
-            )
-        return tuple(dict.fromkeys(row.target.decode() for row in rows))
-
-    def _handlers(self) -> Iterator[Any]:
-        count = ctypes.c_size_t()
-        rows = self._lib.intarsia_bridge_handlers(ctypes.byref(count))
-        return (rows[i] for i in range(count.value))
+        handlers = register_handlers(read_handlers(self._lib.intarsia_bridge_handlers))
+        return tuple(dict.fromkeys(handler.target for handler in handlers))
 
 
 def _text(error: BaseException) -> bytes:
