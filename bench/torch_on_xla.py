@@ -1,21 +1,23 @@
-"""Times ops on torch_xla's device in three ways: as our custom call, as torch_xla lowers the ATen decomposition, and through the CPU.
+"""Times ops and a decode step on torch_xla's device in three ways: as our custom calls, as torch_xla lowers the ATen
+decomposition, and through the CPU.
 
 Usage: torch_on_xla.py [--platform cpu|gpu] [--op NAME ...]
 
 The decomposition is what vLLM's layers do where they have no kernel (`forward_native`), and for attention what its
 XLA backends did: gather the pages, multiply, softmax. "Through the CPU" is what torch_xla does with an operator that
 it does not know: operands to the host, the op there (ours), results back. Each way is a function compiled by
-`torch.compile(backend="openxla")` where there is something to compile. A figure is the median time of a call, the
-device's answer awaited; the ways take turns.
+`torch.compile(backend="openxla")` where there is something to compile. The step is that of a Llama: of SmolLM2-135M
+with fewer layers on a CPU, f32, of Llama-3-8B with fewer layers on a GPU, bf16, random weights, greedy. A figure is the least time of a call of
+many, the end of the device's work awaited; the ways take turns.
 """
 
 import argparse
 import os
 import pathlib
-import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 os.environ.setdefault("PJRT_DEVICE", "INTARSIA")
@@ -25,11 +27,15 @@ import intarsia.torch  # noqa: F401  defines torch.ops.xla_gpu
 import torch
 import torch.nn.functional as F
 import torch_xla
+from torch_xla.core import xla_model
 
 _ops = torch.ops.xla_gpu
 _ROUNDS, _CALLS = 7, 10
+_STEP = "a decode step"
+_TOLERANCE = 0.03  # of a result's norm: bf16 through some layers
 # Tokens of the token-wise ops; sequences and context of attention. The CPU's are small enough to be waited for.
 _SIZES = {"cpu": (256, 8, 512), "gpu": (4096, 64, 4096)}
+_DTYPES = {"cpu": torch.float32, "gpu": torch.bfloat16}
 _HIDDEN, _HEADS, _KV_HEADS, _HEAD_DIM, _PAGE_SIZE = 2048, 16, 4, 128, 16
 
 
@@ -107,7 +113,7 @@ _ATEN = {
 def operands_of(op: str, platform: str) -> list[torch.Tensor]:
     """Random operands on the CPU, in the op's order; bf16 on a GPU."""
     tokens, sequences, context = _SIZES[platform]
-    dtype = torch.float32 if platform == "cpu" else torch.bfloat16
+    dtype = _DTYPES[platform]
     pages = context // _PAGE_SIZE
 
     def normal(*shape: int) -> torch.Tensor:
@@ -137,31 +143,139 @@ def operands_of(op: str, platform: str) -> list[torch.Tensor]:
     }[op]()  # fmt: skip
 
 
+# ---------------------------------------------------------------------------- a decode step
+
+
+@dataclass(frozen=True)
+class Model:
+    """The shape of a Llama."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+
+
+_MODELS = {
+    "cpu": Model(8, 576, 9, 3, 64, 1536, 49152),
+    "gpu": Model(8, 4096, 32, 8, 128, 14336, 128256),
+}
+_OF_A_LAYER = 8
+
+
+def step_operands(platform: str) -> list[torch.Tensor]:
+    """Random operands of `decode_step` on the CPU: five of the batch, three of the model, eight of each layer."""
+    model, dtype = _MODELS[platform], _DTYPES[platform]
+    _, sequences, context = _SIZES[platform]
+    pages = torch.randperm(sequences * context // _PAGE_SIZE).view(sequences, -1)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=dtype) * shape[0] ** -0.5
+
+    def of_a_layer() -> list[torch.Tensor]:
+        width = model.heads * model.head_dim
+        cache = (pages.numel(), _PAGE_SIZE, model.kv_heads, model.head_dim)
+        return [
+            weight(model.hidden, width + 2 * model.kv_heads * model.head_dim), weight(width, model.hidden),
+            weight(model.hidden, 2 * model.intermediate), weight(model.intermediate, model.hidden),
+            torch.ones(model.hidden, dtype=dtype), torch.ones(model.hidden, dtype=dtype),
+            torch.randn(cache, dtype=dtype), torch.randn(cache, dtype=dtype),
+        ]  # fmt: skip
+
+    return [
+        torch.randint(model.vocabulary, (sequences,)), torch.full((sequences,), context),
+        pages[:, -1] * _PAGE_SIZE + (context - 1) % _PAGE_SIZE, pages, torch.arange(sequences + 1),
+        weight(model.hidden, model.vocabulary).T.contiguous(), torch.ones(model.hidden, dtype=dtype),
+        torch.randn(context, model.head_dim, dtype=dtype),
+        *(x for _ in range(model.layers) for x in of_a_layer()),
+    ]  # fmt: skip
+
+
+def decode_step(ops: Mapping[str, Callable[..., Any]], model: Model) -> Callable[..., torch.Tensor]:
+    """Logits of the next tokens, where `ops` does what has a custom call."""
+    split = [model.heads * model.head_dim, *[model.kv_heads * model.head_dim] * 2]
+
+    def step(tokens, lengths, slots, pages, starts, embedding, first_norm, table, *layers):
+        residual = embedding[tokens]
+        x = ops["rms_norm"](residual, first_norm)
+        for i in range(0, len(layers), _OF_A_LAYER):
+            qkv, out, up, down, norm, next_norm, *caches = layers[i : i + _OF_A_LAYER]
+            query, key, value = (
+                y.unflatten(-1, (-1, model.head_dim)) for y in (x @ qkv).split(split, -1)
+            )
+            query, key = ops["rotary_embedding"](lengths - 1, query, table, key)
+            ops["reshape_and_cache_flash"](key, value, *caches, slots)
+            x = ops["paged_attention"](query, *caches, lengths, pages, starts).flatten(1) @ out
+            x, residual = ops["fused_add_rms_norm"](x, residual, norm)
+            x = ops["silu_and_mul"](x @ up) @ down
+            x, residual = ops["fused_add_rms_norm"](x, residual, next_norm)
+        return x @ embedding.T
+
+    return step
+
+
+# ---------------------------------------------------------------------------- three ways
+
+
 def through_the_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*operands: torch.Tensor) -> Any:
-        here = [x.cpu() for x in operands]
+        device, here = operands[0].device, [x.cpu() for x in operands]
         returned = function(*here)
         if returned is None:  # written in place
-            return [x.copy_(y) for x, y in zip(operands[2:4], here[2:4], strict=True)]
-        returned = [returned] if isinstance(returned, torch.Tensor) else returned
-        return [x.to(operands[0].device) for x in returned]
+            for x, y in zip(operands[2:4], here[2:4], strict=True):
+                x.copy_(y)
+            return None
+        if isinstance(returned, torch.Tensor):
+            return returned.to(device)
+        return [x.to(device) for x in returned]
 
     return call
 
 
+def ways_of(name: str, platform: str, operands: list[torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """The calls to compare, of an op or of the step, which give the same."""
+    if name == _STEP:
+        model, on_cpu = _MODELS[platform], {op: through_the_cpu(f) for op, f in _OURS.items()}
+        ours, aten, cpu = (decode_step(ops, model) for ops in (_OURS, _ATEN, on_cpu))
+    else:
+        ours, aten, cpu = _OURS[name], _ATEN[name], through_the_cpu(_OURS[name])
+    torch._dynamo.reset()
+    return {
+        "ours": compiled(ours, operands),
+        "aten": compiled(aten, operands),
+        "cpu": lambda: cpu(*operands),
+    }
+
+
+def check_equal(name: str, ways: dict[str, Callable[[], Any]]) -> None:
+    """Raises where a way gives other numbers than ours."""
+    ours, *others = (
+        [x.cpu().float() for x in ([y] if isinstance(y, torch.Tensor) else y or [])]
+        for y in (call() for call in ways.values())
+    )
+    for other in others:
+        for x, y in zip(ours, other, strict=True):
+            error = (x - y).norm() / y.norm()
+            if not error < _TOLERANCE:
+                raise AssertionError(f"{name}: the ways differ by {error:.1e} of the result")
+
+
 def milliseconds(ways: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """The median time of a call in each way, in turn."""
+    """The least time of a call in each way, in turn."""
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for round_ in range(_ROUNDS + 2):  # the first two compile and warm up
+    for _ in range(_ROUNDS):
         for name, call in ways.items():
-            begin = time.perf_counter()
-            for _ in range(_CALLS):
+            for i in range(_CALLS + 2):  # the first two compile, and recover from the way before
+                begin = time.perf_counter()
                 call()
                 torch_xla.sync()
-            torch_xla.sync(wait=True)
-            if round_ >= 2:
-                times[name].append((time.perf_counter() - begin) / _CALLS * 1e3)
-    return {name: statistics.median(values) for name, values in times.items()}
+                xla_model.wait_device_ops()  # sync(wait=True) waits for its own program alone
+                if i >= 2:
+                    times[name].append((time.perf_counter() - begin) * 1e3)
+    return {name: min(values) for name, values in times.items()}
 
 
 def compiled(function: Callable[..., Any], operands: list[torch.Tensor]) -> Callable[[], Any]:
@@ -179,22 +293,18 @@ def row(name: str, times: dict[str, float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--platform", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--op", action="append", choices=tuple(_OURS))
+    parser.add_argument("--op", action="append", choices=(*_OURS, _STEP))
     args = parser.parse_args()
     device = torch_xla.device()
     torch.manual_seed(0)
     print(f"{'ms a call':26}{'ours':>12}{'decomposed':>21}{'through the CPU':>21}")
-    for op in args.op or _OURS:
-        operands = [x.to(device) for x in operands_of(op, args.platform)]
+    for name in args.op or (*_OURS, _STEP):
+        host = step_operands(args.platform) if name == _STEP else operands_of(name, args.platform)
+        operands = [x.to(device) for x in host]
         torch_xla.sync(wait=True)
-        torch._dynamo.reset()
-        fallback = through_the_cpu(_OURS[op])
-        ways = {
-            "ours": compiled(_OURS[op], operands),
-            "aten": compiled(_ATEN[op], operands),
-            "cpu": lambda fallback=fallback, operands=operands: fallback(*operands),
-        }
-        row(op, milliseconds(ways))
+        ways = ways_of(name, args.platform, operands)
+        check_equal(name, ways)
+        row(name, milliseconds(ways))
 
 
 if __name__ == "__main__":
