@@ -124,6 +124,7 @@ def _writing_kernel(form: Form, companion: str) -> Callable[..., Any]:
 
     def write(*args: torch.Tensor | None, **attributes: Any) -> Any:
         operands = _by_name(form, args)
+        _check_written(form, operands)
         results = find(companion)(*args, **attributes)
         results = [results] if isinstance(results, torch.Tensor) else results
         returned = []
@@ -136,6 +137,33 @@ def _writing_kernel(form: Form, companion: str) -> Callable[..., Any]:
         return one_or_all(returned)
 
     return write
+
+
+def _check_written(form: Form, operands: Mapping[str, torch.Tensor | None]) -> None:
+    """Raises unless each element that is written has memory of its own.
+
+    XLA tensors have no strides. What is known of a view is how it was made and the size of the memory that it is of.
+    """
+    written: list[tuple[str, torch.Tensor, list[tuple[Any, ...]]]] = []
+    for name in form.written:
+        x = operands[name]
+        if x is None or not x.numel():
+            continue
+        steps = torch._C._functionalization.get_view_meta_sequence(x)
+        views = [(type(step), *step.as_tuple()) for step in steps]
+        room = x.untyped_storage().nbytes() // x.element_size()
+        if x.numel() > room or any("expand" in view[0].__name__ for view in views):
+            raise ValueError(
+                f"{form.op.name}: {name} is expanded and is written, expected memory for each element"
+            )
+        for other, y, its_views in written:
+            if x.untyped_storage()._cdata != y.untyped_storage()._cdata:
+                continue
+            if views == its_views or x.numel() + y.numel() > room:
+                raise ValueError(
+                    f"{form.op.name}: {name} shares memory with {other} and both are written"
+                )
+        written.append((name, x, views))
 
 
 def _on_copies(form: Form, namespace: str) -> Callable[..., Any]:

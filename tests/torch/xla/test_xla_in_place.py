@@ -89,3 +89,68 @@ def test_writes_in_inference_mode() -> None:
     torch.ops.xla_gpu.fused_add_rms_norm(x, residual)
     torch.testing.assert_close(on_xla.cpu(), x)
     torch.testing.assert_close(sum_on_xla.cpu(), residual)
+
+
+def either(compiled: bool, op: Callable[..., object]) -> Callable[..., object]:
+    torch.compiler.reset()
+    return torch.compile(op, backend="openxla", fullgraph=True) if compiled else op
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("part", ["whole", "page order", "half"])
+def test_one_memory_for_two_written_operands_is_refused(part: str, mode: type) -> None:
+    """As on the CPU, and with nothing written."""
+    for device in ("cpu", "xla"):
+        with mode():
+            cache = torch.zeros(2, PAGES, PAGE, HEADS, D, device=device)
+            key_cache, value_cache = {
+                "whole": lambda x: (x[0].clone(),) * 2,
+                "page order": lambda x: [x.flatten(0, 1), x.flatten(0, 1)],
+                "half": lambda x: [x[1], x[1]],
+            }[part](cache)
+            key = torch.ones(1, HEADS, D, device=device)
+            with pytest.raises(ValueError, match="value_cache shares memory with key_cache"):
+                torch.ops.xla_gpu.reshape_and_cache_flash(
+                    key, key, key_cache, value_cache, torch.tensor([1], device=device)
+                )
+            assert not cache.cpu().any()
+            assert not key_cache.cpu().any()
+            x = torch.ones(3, 64, device=device)
+            with pytest.raises(ValueError, match="residual shares memory with x and both are"):
+                torch.ops.xla_gpu.fused_add_rms_norm(x, x)
+            assert (x.cpu() == 1).all()
+
+
+@pytest.mark.parametrize("pages", [1, PAGES])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "openxla"])
+def test_an_expanded_cache_is_refused(compiled: bool, pages: int) -> None:
+    def op(key: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+        expanded = cache[:pages, :1].expand(-1, PAGE, -1, -1)
+        torch.ops.xla_gpu.reshape_and_cache_flash(key, key, expanded, expanded.clone(), slots)
+
+    key, cache = torch.ones(1, HEADS, D).to("xla"), torch.zeros(PAGES, PAGE, HEADS, D).to("xla")
+    with pytest.raises((ValueError, torch._dynamo.exc.BackendCompilerFailed)) as error:
+        either(compiled, op)(key, cache, torch.tensor([1]).to("xla"))
+    assert "key_cache is expanded and is written, expected memory for each" in str(error.value)
+    assert not cache.cpu().any()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "openxla"])
+@pytest.mark.parametrize("how", ["select", "unbind", "split", "chunk"])
+def test_two_parts_of_one_cache_are_written(how: str, compiled: bool, mode: type) -> None:
+    def op(key: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+        parts = {
+            "select": lambda: [cache[0], cache[1]],
+            "unbind": cache.unbind,
+            "split": lambda: [x.squeeze(0) for x in cache.split(1)],
+            "chunk": lambda: [x[0] for x in cache.chunk(2)],
+        }[how]()
+        torch.ops.xla_gpu.reshape_and_cache_flash(key, key * 2, *parts, slots)
+
+    with mode():
+        key, cache = torch.ones(1, HEADS, D), torch.zeros(2, PAGES, PAGE, HEADS, D)
+        slots, on_xla = torch.tensor([1]), cache.to("xla")
+        op(key, cache, slots)
+        either(compiled, op)(key.to("xla"), on_xla, slots.to("xla"))
+        assert torch.equal(on_xla.cpu(), cache)
