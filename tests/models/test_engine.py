@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from intarsia.jax._steps import warm_up_runs
 from intarsia.models import (
     KV_CACHE_DTYPES,
     Engine,
     SamplingParams,
     load_model,
     reference,
-    transformer,
 )
 from intarsia.models.schedule import PageAllocator, make_request
 
@@ -90,7 +90,7 @@ def test_first_logits_are_those_of_transformers(smollm2, recorded, monkeypatch):
         SamplingParams(temperature=0.0, max_tokens=1),
     )
     jax.effects_barrier()
-    logits = np.asarray(seen[2 * transformer.warm_up_runs()])  # After both steps' warm-up.
+    logits = np.asarray(seen[2 * warm_up_runs()])  # After both steps' warm-up.
     for row, sequence in zip(logits, recorded, strict=True):
         first = sequence["first_logits"]
         np.testing.assert_array_equal(np.argsort(-row)[:5], first["ids"])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from intarsia import cli
+from intarsia.jax._steps import compile_step
 from intarsia.models import Engine, ModelConfig, SamplingParams, load_model, perplexity, transformer
 from intarsia.models.linear import (
     QuantizedRows,
@@ -346,7 +347,7 @@ def test_on_a_cpu_weights_are_widened_one_after_the_other():
         config = dataclasses.replace(LLAMA3_8B, **small, vocab=64, layers=layers)
         operands = _shapes_of_a_step(config, 1, scan_layers=False)
         step = functools.partial(transformer.forward, intarsia.jax, config, decode=True)
-        compiled = transformer.compile_step(jax.jit(step, donate_argnums=1).lower(*operands))
+        compiled = compile_step(jax.jit(step, donate_argnums=1).lower(*operands))
         room[layers] = compiled.memory_analysis().temp_size_in_bytes
     in_f32 = 4 * 3 * config.hidden * config.intermediate
     assert room[6] - room[2] < in_f32 / 10

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from intarsia.jax._steps import compile_step, warm_up_runs
 from intarsia.models import transformer
 from intarsia.models.config import ModelConfig
 from intarsia.models.parallel import TensorParallel
@@ -275,7 +276,7 @@ class Engine:
             lowered = jax.jit(function, donate_argnums=donated).lower(
                 self._params, self._caches, self._rope_tables, *operands
             )
-            self._executables[key] = transformer.compile_step(lowered)
+            self._executables[key] = compile_step(lowered)
             warm_up(self._executables[key])
         return self._executables[key]
 
@@ -337,7 +338,7 @@ class _DeviceLoop:
         """Compiles a step and runs it often enough to be at its speed, unless that was done."""
 
         def warm_up(executable: Callable[..., Any]) -> None:
-            for _ in range(transformer.warm_up_runs()):
+            for _ in range(warm_up_runs()):
                 self._launch(executable, *operands)
             jax.block_until_ready(self._state)
 

@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from intarsia.jax._steps import compile_step, warm_up_runs
 from intarsia.models.config import ModelConfig
 from intarsia.models.linear import product
 from intarsia.models.sampling import argmax
-from intarsia.models.transformer import KvCache, cache_dtype, compile_step, logits, warm_up_runs
+from intarsia.models.transformer import KvCache, cache_dtype, logits
 from intarsia.models.weights import Params
 
 _ACTIVATIONS = {

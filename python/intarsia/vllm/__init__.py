@@ -1,10 +1,24 @@
-"""vLLM's own op names, on tensors that vLLM's kernels do not know: XLA's. docs/vllm_ops.md tells how.
+"""vLLM with our kernels, in two ways.
+
+- As vLLM's plugin: `pip install intarsia[vllm]`, and `vllm serve MODEL` runs every step as an XLA program (docs/vllm.md).
+  `plugin` has the entry points; from there `platforms` names the worker (`worker`), whose runner (`runner`) has vLLM's model
+  as XLA programs (`model`), traced through torchax (`compat`), with our layers (`layers`) and attention (`attention`).
+- vLLM's own op names, on tensors that vLLM's kernels do not know: those of torch_xla (docs/vllm_ops.md).
 
 import intarsia.vllm
 intarsia.vllm.register_ops()
 torch.ops._C.rms_norm(out, input, weight, 1e-6)  # on xla:0, a custom call
 """
 
-from intarsia.vllm._register import register_ops
+from typing import Any
 
 __all__ = ["register_ops"]
+
+
+def __getattr__(name: str) -> Any:
+    # Not imported for the plugin, which needs no ops of torch's.
+    if name == "register_ops":
+        from intarsia.vllm._register import register_ops
+
+        return register_ops
+    raise AttributeError(f"module {__name__} has no attribute {name}")

@@ -1,0 +1,214 @@
+"""Attention of vLLM's layers over our paged caches, as custom calls of the step's program.
+
+vLLM calls `do_kv_cache_update` (`reshape_and_cache_flash`), then `forward`: `paged_attention` in a step in which every request
+has one token, `flash_attn_varlen` in any other.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from vllm.forward_context import get_forward_context
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+
+import intarsia.jax as ops
+from intarsia.vllm.batch import Group
+from intarsia.vllm.caches import KvCache, TracedCaches
+
+FP8_CACHES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
+"""vLLM's names of caches in fp8, which it types as uint8, and ours."""
+
+
+@dataclass
+class TracedMetadata:
+    """What a layer finds in vLLM's forward context while a step is traced."""
+
+    group: Group
+    caches: TracedCaches
+    decode: bool
+
+
+class XlaGpuNativeAttentionBackend(AttentionBackend):
+    """Attention by Intarsia's kernels, on an NVIDIA GPU or a CPU."""
+
+    supported_dtypes = [torch.float16, torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes = ["auto", "float16", "bfloat16", *FP8_CACHES]
+    forward_includes_kv_cache_update = False
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"  # vLLM looks names up in an enum; this is its member for others' backends
+
+    @staticmethod
+    def get_impl_cls() -> type["XlaGpuPagedAttention"]:
+        return XlaGpuPagedAttention
+
+    @staticmethod
+    def get_builder_cls() -> type["XlaGpuMetadataBuilder"]:
+        return XlaGpuMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(8)]
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+
+class XlaGpuMetadataBuilder(AttentionMetadataBuilder[CommonAttentionMetadata]):
+    """Hands on what all backends are given: it has all that our kernels need."""
+
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
+    ):
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> CommonAttentionMetadata:
+        if common_attn_metadata.causal is not True:
+            raise NotImplementedError("attention: a batch is not causal, expected a decoder's")
+        return common_attn_metadata
+
+
+class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
+    """One layer's attention. Its tensors are those of a program that is being traced."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        **others: Any,
+    ) -> None:
+        _refuse(
+            attn_type=(attn_type, AttentionType.DECODER),
+            **{k: (v, None) for k, v in others.items()},
+        )
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.sliding_window = sliding_window
+        self.kv_cache_dtype = kv_cache_dtype
+        self.logits_soft_cap = logits_soft_cap or 0.0
+        self.alibi_slopes = alibi_slopes
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+
+    def do_kv_cache_update(
+        self,
+        layer: Any,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Writes this step's keys and values into their slots."""
+        from torchax import interop
+
+        metadata: TracedMetadata = get_forward_context().attn_metadata[layer.layer_name]
+        cache = ops.reshape_and_cache_flash(
+            *interop.jax_view((key, value)),
+            metadata.caches.read(layer.layer_name),
+            metadata.group.slot_mapping,
+            **self._fp8(layer),
+        )
+        metadata.caches.write(layer.layer_name, cache)
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        kv_cache: torch.Tensor,
+        attn_metadata: TracedMetadata,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attends to the cache, which has this step's keys and values."""
+        from torchax import interop
+
+        _refuse(output_scale=(output_scale, None), output_block_scale=(output_block_scale, None))
+        cache = attn_metadata.caches.read(layer.layer_name)
+        # paged_attention knows no ALiBi.
+        decode = attn_metadata.decode and self.alibi_slopes is None
+        attend = self.forward_decode if decode else self.forward_prefill
+        out = attend(interop.jax_view(query), cache, attn_metadata.group, self._fp8(layer))
+        output.copy_(interop.torch_view(out.reshape(output.shape)))
+        return output
+
+    def forward_prefill(
+        self, query: jax.Array, cache: KvCache, group: Group, fp8: dict[str, Any]
+    ) -> jax.Array:
+        """Any number of tokens a request: query [t, h, d], out the same."""
+        window = (-1, -1) if self.sliding_window is None else (self.sliding_window - 1, 0)
+        return ops.flash_attn_varlen(
+            query,
+            *cache,
+            group.cu_seqlens_q,
+            seqused_k=group.seqused_k,
+            block_table=group.block_table,
+            scale=self.scale,
+            is_causal=True,
+            window=window,
+            softcap=self.logits_soft_cap,
+            alibi_slopes=None
+            if self.alibi_slopes is None
+            else jnp.asarray(self.alibi_slopes, jnp.float32),
+            **fp8,
+        )
+
+    def forward_decode(
+        self, query: jax.Array, cache: KvCache, group: Group, fp8: dict[str, Any]
+    ) -> jax.Array:
+        """One token a request: query [t, h, d], out the same."""
+        return ops.paged_attention(
+            query,
+            cache,
+            group.seqused_k,
+            group.block_table,
+            group.cu_seqlens_q,
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+            softcap=self.logits_soft_cap,
+            **fp8,
+        )
+
+    def _fp8(self, layer: Any) -> dict[str, Any]:
+        """What the ops need to know of a cache in fp8; nothing of another."""
+        if self.kv_cache_dtype not in FP8_CACHES:
+            return {}
+        from torchax import interop
+
+        return {
+            "kv_cache_dtype": FP8_CACHES[self.kv_cache_dtype],
+            "k_scale": interop.jax_view(layer._k_scale),
+            "v_scale": interop.jax_view(layer._v_scale),
+        }
+
+
+def _refuse(**given: tuple[Any, Any]) -> None:
+    """Raises if an argument (its value, the only one supported) is another."""
+    for name, (value, expected) in given.items():
+        if value != expected:
+            raise NotImplementedError(f"attention: {name} is {value!r}, expected {expected!r}")

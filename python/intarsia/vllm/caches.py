@@ -1,0 +1,157 @@
+"""The paged KV caches: JAX arrays that every step takes, donated, and gives back.
+
+vLLM plans them as regions of one allocation. Layers of different KV cache groups (full and sliding attention) can be given
+the same region, since a block belongs to one group at a time; here they share a pair of arrays, their `pool`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+
+from intarsia import _dtypes
+from intarsia.vllm.parallel import Ranks
+
+KvCache = tuple[jax.Array, jax.Array]
+Pools = dict[str, KvCache]
+"""A pair of arrays (keys, values), each [blocks, block size, KV heads, head size], by the name of their first layer."""
+
+_BLOCKS_AT_ONCE = 64
+"""How many blocks a program zeroes or copies."""
+
+
+class LayerCache(NamedTuple):
+    """Where a layer's keys and values are, and how the layer sees a pool's pages."""
+
+    pool: str
+    page: tuple[int, int, int]
+    """Block size, KV heads, head size."""
+    dtype: Any
+
+
+class CachePlan:
+    """Which layers there are, and which pools they share.
+
+    Args:
+      config: vLLM's.
+      shared_layers: layers that read another layer's cache, by name.
+    """
+
+    def __init__(self, config: KVCacheConfig, shared_layers: Mapping[str, str]):
+        specs = _layer_specs(config)
+        first_at: dict[int, str] = {}
+        self.layers: dict[str, LayerCache] = {}
+        self.num_blocks = config.num_blocks
+        for tensor in config.kv_cache_tensors:
+            for i, name in enumerate(tensor.layers):
+                pool = first_at.setdefault(tensor.offset + i * tensor.layer_stride, name)
+                self.layers[name] = _layer_cache(name, pool, specs[name])
+        for name, layer in self.layers.items():
+            first = self.layers[layer.pool]
+            if math.prod(layer.page) != math.prod(first.page) or layer.dtype != first.dtype:
+                raise NotImplementedError(
+                    f"KV cache: layer {name} has pages of {layer.page} {layer.dtype} where {layer.pool} has "
+                    f"{first.page} {first.dtype}, expected pages of one size"
+                )
+        self.layers |= {name: self.layers[target] for name, target in shared_layers.items()}
+
+    @property
+    def pools(self) -> dict[str, LayerCache]:
+        """The pools, by name."""
+        return {name: layer for name, layer in self.layers.items() if layer.pool == name}
+
+    def shape(self, pool: str, num_blocks: int | None = None) -> tuple[int, ...]:
+        """The shape of either array of a pool."""
+        return (num_blocks or self.num_blocks, *self.layers[pool].page)
+
+    def allocate(self, ranks: Ranks) -> Pools:
+        """Empty caches."""
+
+        def zeros(name: str, layer: LayerCache) -> jax.Array:
+            return ranks.stacked(jnp.zeros(self.shape(name), layer.dtype))
+
+        # Two arrays, never one twice: both are donated.
+        return {name: (zeros(name, x), zeros(name, x)) for name, x in self.pools.items()}
+
+    def abstract(self, ranks: Ranks, num_blocks: int) -> Any:
+        """The types of caches of so many blocks."""
+        return {
+            name: (ranks.abstract(self.shape(name, num_blocks), x.dtype),) * 2
+            for name, x in self.pools.items()
+        }
+
+
+def _layer_specs(config: KVCacheConfig) -> dict[str, Any]:
+    """Each layer's own spec; a group's can be one for all its layers, or a collection."""
+    specs = {}
+    for group in config.kv_cache_groups:
+        for name in group.layer_names:
+            own = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+            specs[name] = own[name] if own is not None else group.kv_cache_spec
+    return specs
+
+
+def _layer_cache(name: str, pool: str, spec: Any) -> LayerCache:
+    supported = type(spec) in (FullAttentionSpec, SlidingWindowSpec)
+    if not supported or isinstance(spec, MLAAttentionSpec) or spec.head_size_v != spec.head_size:
+        raise NotImplementedError(
+            f"KV cache: layer {name} has {spec}, expected full or sliding attention with heads of one size"
+        )
+    if spec.page_size_padded is not None:
+        raise NotImplementedError(f"KV cache: layer {name} has padded pages, expected none")
+    dtype = _dtypes.numpy_dtype(_dtypes.name_of(str(spec.dtype).removeprefix("torch.")))
+    return LayerCache(pool, (spec.block_size, spec.num_kv_heads, spec.head_size), dtype)
+
+
+class TracedCaches:
+    """The caches while a step is traced: what a layer writes, the layers after it see."""
+
+    def __init__(self, plan: CachePlan, pools: Pools):
+        self._plan, self.pools = plan, dict(pools)
+
+    def read(self, layer: str) -> KvCache:
+        """The caches that a layer sees."""
+        where = self._plan.layers[layer]
+        # A change of shape only, within each page.
+        return tuple(x.reshape(x.shape[0], *where.page) for x in self.pools[where.pool])
+
+    def write(self, layer: str, cache: KvCache) -> None:
+        """Replaces them."""
+        where = self._plan.layers[layer]
+        page = self._plan.layers[where.pool].page
+        self.pools[where.pool] = tuple(x.reshape(x.shape[0], *page) for x in cache)
+
+
+def chunks(ids: Sequence[int]) -> Iterable[list[int]]:
+    """Block ids as many at a time as a program takes, the last ones filled up by ids that do not exist."""
+    for start in range(0, len(ids), _BLOCKS_AT_ONCE):
+        chunk = list(ids[start : start + _BLOCKS_AT_ONCE])
+        yield chunk + [-1] * (_BLOCKS_AT_ONCE - len(chunk))
+
+
+def zero_blocks(pools: Pools, ids: jax.Array) -> Pools:
+    """Zeroes blocks; negative ids are skipped."""
+    return jax.tree.map(lambda x: x.at[_or_beyond(x, ids)].set(0, mode="drop"), pools)
+
+
+def copy_blocks(pools: Pools, sources: jax.Array, targets: jax.Array) -> Pools:
+    """Copies blocks, all read before the first is written; negative ids are skipped."""
+    return jax.tree.map(
+        lambda x: x.at[_or_beyond(x, targets)].set(
+            x.at[sources].get(mode="fill", fill_value=0), mode="drop"
+        ),
+        pools,
+    )
+
+
+def _or_beyond(cache: jax.Array, ids: jax.Array) -> jax.Array:
+    """JAX counts negative indices from the end; here they mean nothing."""
+    return jnp.where(ids < 0, cache.shape[0], ids)

@@ -1,0 +1,258 @@
+"""vLLM's torch model as two XLA programs: the step, which takes and gives back the KV caches, and the logits.
+
+`XlaModel` stands where vLLM's runner has its model. This is the seam for a model that is written in JAX: it would replace
+the two traced functions.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import torch
+from vllm.config import VllmConfig
+from vllm.forward_context import get_forward_context, set_forward_context
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from intarsia.jax._steps import warm_up_runs
+from intarsia.vllm import caches as kv
+from intarsia.vllm.attention import TracedMetadata
+from intarsia.vllm.batch import BatchLayout, StepShape, bucket, buckets
+from intarsia.vllm.compat import import_torchax
+from intarsia.vllm.parallel import Ranks
+from intarsia.vllm.programs import Programs
+
+_, _ENVIRONMENT = import_torchax()
+from torchax import interop  # noqa: E402  not before torchax is imported as it has to be
+
+_SMALLEST_MIXED = 16
+"""Tokens of the smallest program for steps that are not decoding alone."""
+
+
+class XlaModel(torch.nn.Module):
+    """Runs a model of vLLM's as XLA programs over its own weights, which stay where torch has them.
+
+    What vLLM asks of a model beyond `forward` and `compute_logits` falls through to `inner`.
+
+    Args:
+      inner: vLLM's model, its weights loaded.
+      config: vLLM's configuration.
+      max_tokens: of a step.
+      max_requests: of a step.
+    """
+
+    def __init__(
+        self, inner: torch.nn.Module, config: VllmConfig, max_tokens: int, max_requests: int
+    ):
+        super().__init__()
+        # Not as a submodule: vLLM walks over modules, and this one has none of its own.
+        self.__dict__["inner"] = inner
+        self._config = config
+        self._ranks = Ranks(config.parallel_config.tensor_parallel_size)
+        self.programs = Programs(self._ranks)
+        self.decode_sizes = _sizes(config, "request_buckets", 1, max_requests)
+        self.mixed_sizes = _sizes(config, "token_buckets", _SMALLEST_MIXED, max_tokens)
+        self._layout = BatchLayout([])
+        self._plan: kv.CachePlan | None = None
+        self._pools: kv.Pools = {}
+        self._group_of: dict[str, int] = {}
+        self.take_weights()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)
+
+    def take_weights(self) -> None:
+        """Takes the model's weights and buffers over, without a copy where torch and XLA lay them out alike."""
+        tensors = dict(self.inner.named_parameters()) | dict(self.inner.named_buffers())
+        self.__dict__["_tensors"] = tensors  # whose memory the arrays are
+        self._state = self._ranks.stacked({k: _to_jax(v.detach()) for k, v in tensors.items()})
+
+    # ------------------------------------------------------------------ caches
+
+    def make_caches(
+        self, config: KVCacheConfig, shared_layers: Mapping[str, str], widths: list[int]
+    ) -> None:
+        """Allocates the KV caches; `widths` are the columns of each group's block table."""
+        self._describe_caches(config, shared_layers, widths)
+        self._pools = self._plan.allocate(self._ranks)
+
+    def _describe_caches(
+        self, config: KVCacheConfig, shared_layers: Mapping[str, str], widths: list[int]
+    ) -> None:
+        self._plan = kv.CachePlan(config, shared_layers)
+        self._layout = BatchLayout(widths)
+        self._group_of = {
+            name: i for i, group in enumerate(config.kv_cache_groups) for name in group.layer_names
+        }
+
+    def zero_blocks(self, ids: list[int]) -> None:
+        """Zeroes blocks in every layer."""
+        for chunk in kv.chunks(ids):
+            self._edit("zeroing of blocks", kv.zero_blocks, chunk)
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copies blocks, each pair from and to, in every layer."""
+        columns = zip(*pairs, strict=True)
+        for sources, targets in zip(*(kv.chunks(column) for column in columns), strict=True):
+            self._edit("copying of blocks", kv.copy_blocks, sources, targets)
+
+    def _edit(self, name: str, function: Any, *ids: list[int]) -> None:
+        args = [self._ranks.stacked(_to_jax(torch.tensor(x, dtype=torch.int32))) for x in ids]
+        program = self.programs.get(name, function, self._pools, *args, donate=(0,))
+        self._pools = program(self._pools, *args)
+
+    # ------------------------------------------------------------------ a step
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **others: Any,
+    ) -> torch.Tensor:
+        """The final hidden states [t, n] of the batch in vLLM's forward context."""
+        if input_ids is None or inputs_embeds is not None or others:
+            raise NotImplementedError(
+                f"XlaModel: a step with {['inputs_embeds', *others]}, expected token ids alone"
+            )
+        metadata = get_forward_context().attn_metadata
+        if metadata is None:  # a run of vLLM's to measure memory
+            shape = (len(input_ids), self._config.model_config.get_hidden_size())
+            return torch.zeros(
+                shape, dtype=self._config.model_config.dtype, device=input_ids.device
+            )
+        groups = [metadata[name] for name in self._first_layers()]
+        shape = self._shape(groups[0])
+        vector = self._layout.pack(shape, input_ids, positions, groups)
+        return self._run(shape, vector)[: len(input_ids)]
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Logits [t, vocab] of hidden states [t, n], as many at a time as there are requests in a step."""
+        largest = self.decode_sizes[-1]
+        parts = [self._logits(rows) for rows in hidden_states.split(largest)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _first_layers(self) -> list[str]:
+        """A layer of each KV cache group, in the order of the groups."""
+        first: dict[int, str] = {}
+        for name, group in self._group_of.items():
+            first.setdefault(group, name)
+        return [first[i] for i in sorted(first)]
+
+    def _shape(self, metadata: Any) -> StepShape:
+        tokens, requests = metadata.num_actual_tokens, metadata.num_reqs
+        if metadata.max_query_len == 1:
+            size = bucket(self.decode_sizes, requests)
+            return StepShape(size, size, decode=True)
+        return self._mixed(bucket(self.mixed_sizes, tokens))
+
+    def _mixed(self, tokens: int) -> StepShape:
+        return StepShape(tokens, min(tokens, self.decode_sizes[-1]), decode=False)
+
+    def _run(self, shape: StepShape, vector: torch.Tensor) -> torch.Tensor:
+        args = (self._state, self._pools, self._ranks.stacked(_to_jax(vector)))
+        step = functools.partial(self._trace_step, shape)
+        hidden, self._pools = self.programs.get(shape, step, *args, donate=(1,))(*args)
+        return torch.from_dlpack(self._ranks.own(hidden))
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        rows = len(hidden)
+        size = bucket(self.decode_sizes, rows)
+        if rows < size:
+            hidden = torch.nn.functional.pad(hidden, (0, 0, 0, size - rows))
+        args = (self._state, self._ranks.stacked(_to_jax(hidden)))
+        program = self.programs.get(f"logits of {size} rows", self._trace_logits, *args)
+        return torch.from_dlpack(self._ranks.own(program(*args)))[:rows]
+
+    # ------------------------------------------------------------------ tracing
+
+    def _trace_step(
+        self, shape: StepShape, state: Any, pools: kv.Pools, vector: jax.Array
+    ) -> tuple[jax.Array, kv.Pools]:
+        step = self._layout.unpack(shape, vector)
+        caches = kv.TracedCaches(self._plan, pools)
+        metadata = {
+            name: TracedMetadata(step.groups[group], caches, shape.decode)
+            for name, group in self._group_of.items()
+        }
+        slots = {name: interop.torch_view(x.group.slot_mapping) for name, x in metadata.items()}
+        # Under inference_mode, which vLLM's runner is in, composite ops would not be taken apart.
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            set_forward_context(
+                metadata, self._config, num_tokens=shape.tokens, slot_mapping=slots
+            ),
+            _ENVIRONMENT,
+        ):
+            hidden = torch.func.functional_call(
+                self.inner,
+                interop.torch_view(state),
+                kwargs={
+                    "input_ids": interop.torch_view(step.input_ids),
+                    "positions": interop.torch_view(step.positions),
+                    "intermediate_tensors": None,
+                    "inputs_embeds": None,
+                },
+            )
+        return interop.jax_view(hidden), caches.pools
+
+    def _trace_logits(self, state: Any, hidden: jax.Array) -> jax.Array:
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            _ENVIRONMENT,
+            torch.nn.utils.stateless._reparametrize_module(
+                self.inner, interop.torch_view(state), tie_weights=True
+            ),
+        ):
+            return interop.jax_view(self.inner.compute_logits(interop.torch_view(hidden)))
+
+    # ------------------------------------------------------------------ ahead of time
+
+    def compile_ahead(self, device: torch.device) -> None:
+        """Compiles and runs every program that a step can need, the largest first."""
+        shapes = [self._mixed(n) for n in self.mixed_sizes]
+        shapes += [StepShape(n, n, decode=True) for n in self.decode_sizes]
+        for shape in reversed(shapes):
+            for _ in range(warm_up_runs()):
+                hidden = self._run(shape, self._layout.padding(shape, device))
+        for size in reversed(self.decode_sizes):
+            for _ in range(warm_up_runs()):
+                self._logits(hidden.new_zeros(size, hidden.shape[-1]))
+        self.zero_blocks([-1])
+        self.copy_blocks([(-1, -1)])
+        self.programs.seal()
+
+    def temporary_bytes(
+        self, config: KVCacheConfig, shared_layers: Mapping[str, str], widths: list[int]
+    ) -> int:
+        """What XLA says that the largest programs need beside weights and caches."""
+        self._describe_caches(config, shared_layers, widths)
+        shape = self._mixed(self.mixed_sizes[-1])
+        pools = self._plan.abstract(self._ranks, config.num_blocks)
+        vector = self._ranks.abstract((self._layout.size(shape),), "int32")
+        rows, columns = self.decode_sizes[-1], self._config.model_config.get_hidden_size()
+        dtype = str(self._config.model_config.dtype).removeprefix("torch.")
+        hidden = self._ranks.abstract((rows, columns), dtype)
+        step = self.programs.compile(
+            functools.partial(self._trace_step, shape), self._state, pools, vector, donate=(1,)
+        )
+        logits = self.programs.compile(self._trace_logits, self._state, hidden)
+        used = [x.memory_analysis() for x in (step, logits)]
+        return max(x.temp_size_in_bytes + x.output_size_in_bytes for x in used)
+
+
+def _sizes(config: VllmConfig, option: str, smallest: int, largest: int) -> list[int]:
+    """Sizes to compile for: the user's, or powers of two; the largest is always there."""
+    given = (config.additional_config or {}).get(option)
+    if given is None:
+        return buckets(min(smallest, largest), largest)
+    if not all(isinstance(n, int) and n > 0 for n in given):
+        raise ValueError(f"additional_config: {option} is {given}, expected positive integers")
+    return sorted({n for n in given if n < largest} | {largest})
+
+
+def _to_jax(tensor: torch.Tensor) -> jax.Array:
+    return jax.dlpack.from_dlpack(tensor.contiguous())

@@ -1,0 +1,203 @@
+"""vLLM's platform: the CPU by XLA. `cuda_platform` is the one for NVIDIA GPUs."""
+
+import os
+from typing import Any
+
+import psutil
+import torch
+from vllm.platforms.interface import Platform, PlatformEnum
+
+from intarsia.vllm.compat import check_vllm_version
+
+check_vllm_version()
+
+# vLLM's second runner needs Triton, and is not the one that ours derives from. Asked for before any configuration is made.
+os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+
+
+def compute_slot_mapping(
+    num_tokens: int,
+    max_num_tokens: int,
+    query_start_loc: torch.Tensor,
+    positions: torch.Tensor,
+    block_table: torch.Tensor,
+    block_table_stride: int,
+    slot_mapping: torch.Tensor,
+    kv_cache_block_size: int,
+    *_: Any,
+) -> None:
+    """vLLM's one Triton kernel that a step cannot do without (v1/worker/block_table.py), by torch, for one rank's cache.
+
+    Takes the kernel's arguments in its order; writes slot_mapping[:max_num_tokens], -1 beyond num_tokens.
+    """
+    tokens = torch.arange(num_tokens, device=positions.device)
+    request = torch.searchsorted(query_start_loc[1:].to(torch.int64), tokens, right=True)
+    page, offset = (
+        positions[:num_tokens] // kv_cache_block_size,
+        positions[:num_tokens] % kv_cache_block_size,
+    )
+    pages = block_table[request, page].to(torch.int64)
+    slot_mapping[:num_tokens] = pages * kv_cache_block_size + offset
+    slot_mapping[num_tokens:max_num_tokens].fill_(-1)
+
+
+class XlaPlatform(Platform):
+    """What both platforms say. `_enum` makes vLLM's layers take their `forward_oot`, and never its compiled ops."""
+
+    _enum = PlatformEnum.OOT
+    simple_compile_backend = "eager"
+    worker: str
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """None of vLLM's compiled ops are called."""
+
+    @classmethod
+    def import_ir_kernels(cls) -> None:
+        super().import_ir_kernels()
+        import intarsia.vllm.layers  # noqa: F401
+
+    @classmethod
+    def get_default_ir_op_priority(cls, vllm_config: Any) -> Any:
+        from vllm.config.kernel import IrOpPriorityConfig
+
+        from intarsia.vllm.layers import IR_OPS, PROVIDER
+
+        ours = {op: [PROVIDER, "native"] for op in IR_OPS}
+        return IrOpPriorityConfig.with_default(["native"], **ours)
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
+    ) -> str:
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+        if selected_backend not in (None, AttentionBackendEnum.CUSTOM):
+            raise NotImplementedError(
+                f"intarsia-vllm: --attention-backend {selected_backend.name}, expected none"
+            )
+        wanted = (
+            "use_mla",
+            "use_sparse",
+            "has_sink",
+            "use_mm_prefix",
+            "use_per_head_quant_scales",
+            "use_non_causal",
+        )
+        refused = [name for name in wanted if getattr(attn_selector_config, name)]
+        if refused:
+            raise NotImplementedError(f"intarsia-vllm: attention with {', '.join(refused)}")
+        path = "intarsia.vllm.attention.XlaGpuNativeAttentionBackend"
+        register_backend(AttentionBackendEnum.CUSTOM, path)
+        return AttentionBackendEnum.CUSTOM.get_path()
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        return "intarsia.vllm.communicator.XlaCommunicator"
+
+    @classmethod
+    def use_all_gather(cls) -> bool:
+        return True
+
+    @classmethod
+    def use_custom_allreduce(cls) -> bool:
+        return False
+
+    @classmethod
+    def use_custom_op_collectives(cls) -> bool:
+        return False
+
+    @classmethod
+    def opaque_attention_op(cls) -> bool:
+        return False
+
+    @classmethod
+    def support_static_graph_mode(cls) -> bool:
+        return False
+
+    @classmethod
+    def support_hybrid_kv_cache(cls) -> bool:
+        return True
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        return False
+
+    def is_sleep_mode_available(self) -> bool:
+        return False
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        from vllm.config import CompilationMode, CUDAGraphMode
+
+        from intarsia.vllm.refusals import refuse
+
+        refuse(vllm_config)
+        if vllm_config.use_v2_model_runner:
+            raise NotImplementedError("intarsia-vllm: VLLM_USE_V2_MODEL_RUNNER=1, expected 0")
+        parallel, compilation = vllm_config.parallel_config, vllm_config.compilation_config
+        if parallel.worker_cls == "auto":
+            parallel.worker_cls = cls.worker
+        parallel.disable_custom_all_reduce = True
+        compilation.mode = CompilationMode.NONE
+        compilation.cudagraph_mode = CUDAGraphMode.NONE
+        compilation.cudagraph_capture_sizes = []
+        compilation.ir_enable_torch_wrap = (
+            False  # an IR op is a call of ours, not of torch's dispatcher
+        )
+        vllm_config.scheduler_config.async_scheduling = False
+        if not vllm_config.cache_config.user_specified_block_size:
+            vllm_config.cache_config.block_size = 16
+        # Threads of JAX and a fork do not go together.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+
+
+class XlaCpuPlatform(XlaPlatform):
+    """Steps run by XLA on the CPU."""
+
+    device_name = device_type = "cpu"
+    dispatch_key = "CPU"
+    dist_backend = "gloo"
+    device_control_env_var = "INTARSIA_VISIBLE_CPUS"  # vLLM wants one; nothing reads it
+    supported_dtypes = [torch.bfloat16, torch.float16, torch.float32]
+    worker = "intarsia.vllm.worker.XlaCpuWorker"
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        return "cpu"
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        return psutil.virtual_memory().total
+
+    @classmethod
+    def get_current_memory_usage(cls, device: Any = None) -> float:
+        return 0.0
+
+    @classmethod
+    def inference_mode(cls) -> Any:
+        return torch.no_grad()
+
+    @classmethod
+    def set_device(cls, device: torch.device) -> None:
+        """There is one."""
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None:
+        """torch's own seed is the CPU's."""
+
+    @classmethod
+    def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
+        """Every dtype of `supported_dtypes`; the others are refused with the configuration."""
+
+    @classmethod
+    def num_compute_units(cls, device_id: int = 0) -> int:
+        return 1
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        from vllm.triton_utils.dispatcher import register_kernels
+
+        register_kernels(
+            {"vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping}
+        )

@@ -1,0 +1,50 @@
+"""vLLM's entry points, which the distribution `intarsia-vllm` carries.
+
+They run in every process that imports vLLM, most of which never touch a device: JAX is not imported here.
+"""
+
+import os
+
+
+def platform() -> str:
+    """Of the group `vllm.platform_plugins`: the class of the platform to use.
+
+    On a machine with an NVIDIA GPU that is the GPU, unless JAX_PLATFORMS says otherwise.
+    """
+    name = "cuda_platform.XlaCudaPlatform" if _wants_cuda() else "platforms.XlaCpuPlatform"
+    return f"intarsia.vllm.{name}"
+
+
+def register() -> None:
+    """Of the group `vllm.general_plugins`: our layers, and our providers of vLLM's IR.
+
+    vLLM's configuration names the providers, and is checked wherever it is unpickled.
+    """
+    from vllm.platforms import current_platform
+
+    from intarsia.vllm.platforms import XlaPlatform
+
+    if isinstance(current_platform, XlaPlatform):
+        current_platform.import_ir_kernels()
+
+
+def _wants_cuda() -> bool:
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
+        return False
+    return _has_nvidia_gpu()
+
+
+def _has_nvidia_gpu() -> bool:
+    """By NVML, which makes no CUDA context."""
+    from vllm.utils.import_utils import import_pynvml
+
+    pynvml = import_pynvml()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return False
+    try:
+        return pynvml.nvmlDeviceGetCount() > 0
+    finally:
+        pynvml.nvmlShutdown()

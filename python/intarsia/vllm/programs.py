@@ -1,0 +1,99 @@
+"""XLA programs compiled ahead: what each calls of ours, and that none is compiled once serving has begun."""
+
+import collections
+import os
+import re
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+from vllm import envs
+from vllm.logger import init_logger
+
+from intarsia.jax._steps import compile_step
+from intarsia.vllm.parallel import Ranks
+
+logger = init_logger("vllm.intarsia.programs")  # vLLM shows only loggers below its own
+
+_OURS = re.compile(r'custom_call_target="intarsia\.(\w+)"')
+_compilations = 0
+
+
+def _count(event: str, duration: float, **_: Any) -> None:
+    global _compilations
+    _compilations += event == "/jax/core/compile/backend_compile_duration"
+
+
+jax.monitoring.register_event_duration_secs_listener(_count)
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs on disk, where JAX has not been told already."""
+    if jax.config.jax_compilation_cache_dir is None:
+        folder = os.path.join(envs.VLLM_CACHE_ROOT, "intarsia", "xla")
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+class Programs:
+    """The programs of one runner.
+
+    Attributes:
+      custom_calls: how often each of our ops stands in each program, by what the program is for.
+      late: what was compiled after `seal`: nothing, or a bucket is missing.
+    """
+
+    def __init__(self, ranks: Ranks):
+        self._ranks = ranks
+        self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+        self._sealed_at: int | None = None
+        self.custom_calls: dict[str, dict[str, int]] = {}
+        self.late: list[str] = []
+
+    def get(
+        self, key: Hashable, function: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()
+    ) -> jax.stages.Compiled:
+        """The program of that key, compiled for the types of these arguments if it is not there."""
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(str(key), function, args, donate)
+        return self._compiled[key]
+
+    def compile(
+        self, function: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()
+    ) -> jax.stages.Compiled:
+        """Compiles a function of a rank's arrays; `args` are arrays, or their types, over all ranks."""
+        spread = self._ranks.spread(function, *args)
+        return compile_step(jax.jit(spread, donate_argnums=donate).lower(*args))
+
+    def seal(self) -> None:
+        """Says that from now on nothing should be compiled."""
+        self._sealed_at = _compilations
+
+    @property
+    def compiled_since_seal(self) -> int:
+        """How many programs XLA has compiled in this process since `seal`, ours or not."""
+        return 0 if self._sealed_at is None else _compilations - self._sealed_at
+
+    def _compile(
+        self, name: str, function: Callable[..., Any], args: Any, donate: tuple[int, ...]
+    ) -> jax.stages.Compiled:
+        start = time.perf_counter()
+        compiled = self.compile(function, *args, donate=donate)
+        seconds = time.perf_counter() - start
+        text = compiled.as_text()
+        calls = collections.Counter(_OURS.findall(text))
+        self.custom_calls[name] = dict(sorted(calls.items()))
+        described = ", ".join(f"{n} {op}" for op, n in self.custom_calls[name].items())
+        aliased = text.split("\n", 1)[0].count("-alias")
+        logger.info(
+            "XLA program: %s: compiled in %.1f s; custom calls: %s; written in place: %d arrays",
+            name,
+            seconds,
+            described or "none",
+            aliased,
+        )
+        if self._sealed_at is not None:
+            self.late.append(name)
+            logger.warning("XLA program: %s was compiled while serving", name)
+        return compiled

@@ -1,0 +1,89 @@
+"""What the plugin does not do, refused when vLLM starts: nothing is to run wrongly in silence."""
+
+from collections.abc import Iterator
+
+import torch
+from vllm.config import VllmConfig
+
+from intarsia.vllm.attention import FP8_CACHES
+
+_LARGEST_HEAD = 256
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def refuse(config: VllmConfig) -> None:
+    """Raises NotImplementedError, with all reasons, for what would fail or go wrong."""
+    found = [*_of_the_engine(config)]
+    if config.model_config is not None:
+        found += _of_the_model(config)
+    if found:
+        raise NotImplementedError("intarsia-vllm does not support " + "; ".join(found))
+
+
+def _of_the_engine(config: VllmConfig) -> Iterator[str]:
+    parallel, cache = config.parallel_config, config.cache_config
+    if config.lora_config is not None:
+        yield "LoRA (--enable-lora)"
+    if config.speculative_config is not None:
+        yield "speculative decoding (--speculative-config)"
+    for size, option in (
+        (parallel.pipeline_parallel_size, "pipeline parallelism (--pipeline-parallel-size)"),
+        (parallel.data_parallel_size, "data parallelism (--data-parallel-size)"),
+        (parallel.prefill_context_parallel_size, "prefill context parallelism"),
+        (parallel.decode_context_parallel_size, "decode context parallelism"),
+        (parallel.nnodes, "several hosts (--nnodes)"),
+    ):
+        if size > 1:
+            yield f"{option}: {size}, expected 1"
+    if parallel.enable_expert_parallel:
+        yield "expert parallelism (--enable-expert-parallel)"
+    if parallel.enable_dbo or parallel.ubatch_size:
+        yield "batches in parts (--enable-dbo, --ubatch-size)"
+    if config.kv_transfer_config is not None or config.ec_transfer_config is not None:
+        yield "KV connectors (--kv-transfer-config)"
+    if config.weight_transfer_config is not None:
+        yield "weight transfer (--weight-transfer-config)"
+    if (
+        config.offload_config.uva.cpu_offload_gb
+        or config.offload_config.prefetch.offload_group_size
+    ):
+        yield "weights on the host (--cpu-offload-gb)"
+    if cache.kv_sharing_fast_prefill:
+        yield "fast prefill of shared caches (--kv-sharing-fast-prefill)"
+    if cache.kv_cache_dtype_skip_layers:
+        yield "caches of several dtypes (--kv-cache-dtype-skip-layers)"
+
+
+def _of_the_model(config: VllmConfig) -> Iterator[str]:
+    model, cache = config.model_config, config.cache_config
+    if model.runner_type != "generate":
+        yield f"models that do not generate (--runner {model.runner_type})"
+    if model.is_encoder_decoder:
+        yield "encoder-decoder models"
+    if model.is_multimodal_model:
+        yield f"multimodal models ({_name(config)})"
+    if model.is_moe:
+        yield f"mixtures of experts ({_name(config)}: {model.get_num_experts()} experts)"
+    if model.is_hybrid or model.is_attention_free or model.has_inner_state:
+        yield f"models with recurrent layers ({_name(config)})"
+    if model.use_mla:
+        yield f"multi-head latent attention ({_name(config)})"
+    if model.quantization is not None:
+        yield f"quantised weights ({model.quantization})"
+    if model.enable_prompt_embeds:
+        yield "embeddings as prompts (--enable-prompt-embeds)"
+    if model.enable_sleep_mode:
+        yield "sleep mode (--enable-sleep-mode)"
+    if model.dtype not in _DTYPES:
+        yield f"activations in {model.dtype}"
+    head = model.get_head_size()
+    if head % 8 or head > _LARGEST_HEAD:
+        yield f"heads of {head}, expected a multiple of 8 up to {_LARGEST_HEAD}"
+    kept_as_they_are = ("auto", str(model.dtype).removeprefix("torch."))
+    if cache.cache_dtype not in (*kept_as_they_are, *FP8_CACHES):
+        expected = ", ".join(("auto", *FP8_CACHES))
+        yield f"--kv-cache-dtype {cache.cache_dtype} for {model.dtype}, expected one of {expected}"
+
+
+def _name(config: VllmConfig) -> str:
+    return ", ".join(config.model_config.architectures)

@@ -1,0 +1,66 @@
+"""vLLM's model runner with our model in it: batches, block tables, sampling and grammars stay vLLM's."""
+
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+import intarsia
+import intarsia.jax
+from intarsia.vllm.model import XlaModel
+from intarsia.vllm.programs import use_compilation_cache
+
+
+class XlaGpuModelRunner(GPUModelRunner):
+    """Runs each step's forward pass as an XLA program of our custom calls."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device):
+        intarsia.jax.register(intarsia.main_library())
+        use_compilation_cache()
+        super().__init__(vllm_config, device)
+
+    def load_model(self, load_dummy_weights: bool = False) -> None:
+        super().load_model(load_dummy_weights)
+        self.model = XlaModel(
+            self.model.eval(), self.vllm_config, self.max_num_tokens, self.max_num_reqs
+        )
+
+    def get_model(self) -> torch.nn.Module:
+        return self.model.inner
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        super().reload_weights(*args, **kwargs)
+        self.model.take_weights()
+
+    def initialize_kv_cache_tensors(
+        self,
+        kv_cache_config: KVCacheConfig,
+        kernel_block_sizes: list[int],
+        kv_cache_allocation_context: Any = None,
+    ) -> dict[str, torch.Tensor]:
+        """Allocates the caches as JAX arrays. vLLM gets none to bind: only our programs touch them."""
+        tables = self.input_batch.block_table.block_tables
+        widths = [table.max_num_blocks_per_req for table in tables]
+        self.model.make_caches(kv_cache_config, self.shared_kv_cache_layers, widths)
+        self.kv_caches.clear()
+        return {}
+
+    def _init_kv_zero_meta(self) -> None:
+        """vLLM's zeroing needs to know where its tensors are; ours does not."""
+
+    def _zero_block_ids(self, block_ids: list[int]) -> None:
+        self.model.zero_blocks(block_ids)
+
+    def _update_states(self, scheduler_output: Any) -> Any:
+        # vLLM zeroes new blocks, then copies blocks among its own tensors, of which there are none.
+        result = super()._update_states(scheduler_output)
+        if scheduler_output.kv_cache_block_copies:
+            self.model.copy_blocks([tuple(pair) for pair in scheduler_output.kv_cache_block_copies])
+        return result
+
+
+class XlaCpuModelRunner(XlaGpuModelRunner, CPUModelRunner):
+    """The same on a CPU."""

@@ -1,0 +1,100 @@
+"""vLLM's worker: one process for each device, which owns a runner."""
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import psutil
+import torch
+from vllm import envs
+from vllm.distributed import get_tp_group
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
+from vllm.v1.worker.worker_base import CompilationTimes
+
+from intarsia.vllm import parallel
+
+logger = init_logger("vllm.intarsia.worker")
+
+_GIB = 1 << 30
+_CPU_CACHE_BYTES = 4 * _GIB
+"""As vLLM's own CPU backend takes where nothing is said."""
+
+
+class XlaGpuWorker(Worker):
+    """A worker on an NVIDIA GPU."""
+
+    def _init_workspace_and_model_runner(self) -> None:
+        self._join_ranks()
+        super()._init_workspace_and_model_runner()
+
+    def _join_ranks(self) -> None:
+        """Makes the workers' JAX processes one. Nothing may have touched a JAX device before."""
+        size = self.parallel_config.tensor_parallel_size
+        if size > 1:
+            group = get_tp_group()
+            parallel.initialize(
+                size, self.rank, self.local_rank, lambda x: group.broadcast_object(x, src=0)
+            )
+
+    def _make_model_runner(self) -> Any:
+        # Now, and not above: it imports torchax, which makes an array.
+        from intarsia.vllm.runner import XlaGpuModelRunner
+
+        return XlaGpuModelRunner(self.vllm_config, self.device)
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager:
+        return nullcontext()  # XLA's allocator and torch's own, none of vLLM's
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        start = time.perf_counter()
+        if not self.model_config.enforce_eager:
+            self.model_runner.model.compile_ahead(self.device)
+        set_random_seed(self.model_config.seed)
+        return CompilationTimes(language_model=time.perf_counter() - start, encoder=0.0)
+
+    def xla_programs(self) -> dict[str, Any]:
+        """What was compiled: for `LLM.collective_rpc("xla_programs")`, and the curious.
+
+        Returns:
+          custom_calls: by program, how often each of our ops stands in it.
+          late: programs compiled after the start.
+          compilations: how often XLA has compiled anything since the start.
+        """
+        programs = self.model_runner.model.programs
+        return {
+            "custom_calls": programs.custom_calls,
+            "late": programs.late,
+            "compilations": programs.compiled_since_seal,
+        }
+
+
+class XlaCpuWorker(XlaGpuWorker):
+    """A worker on a CPU."""
+
+    def init_device(self) -> None:
+        self.device = torch.device("cpu")
+        init_worker_distributed_environment(
+            self.vllm_config,
+            self.rank,
+            self.distributed_init_method,
+            self.local_rank,
+            current_platform.dist_backend,
+        )
+        set_random_seed(self.model_config.seed)
+        self._init_workspace_and_model_runner()
+
+    def _make_model_runner(self) -> Any:
+        from intarsia.vllm.runner import XlaCpuModelRunner
+
+        return XlaCpuModelRunner(self.vllm_config, self.device)
+
+    def determine_available_memory(self) -> int:
+        if given := self.cache_config.kv_cache_memory_bytes:
+            return given
+        if envs.VLLM_CPU_KVCACHE_SPACE:
+            return int(envs.VLLM_CPU_KVCACHE_SPACE * _GIB)
+        ranks = self.parallel_config.tensor_parallel_size
+        return min(_CPU_CACHE_BYTES, psutil.virtual_memory().available // (4 * ranks))

@@ -1,0 +1,93 @@
+"""Which platform vLLM gets, and what it asks of one."""
+
+import importlib.metadata
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+import support
+import torch
+
+pytest.importorskip("vllm")
+
+import intarsia
+import vllm
+from intarsia.vllm import compat, platforms, plugin
+from vllm.platforms import current_platform
+
+
+def test_the_second_distribution_is_of_this_version() -> None:
+    """Entry points alone: its version and the one it asks for are the package's."""
+    path = support.ROOT / "plugins" / "vllm" / "pyproject.toml"
+    project = tomllib.loads(path.read_text())["project"]
+    assert project["version"] == intarsia.__version__
+    assert f"intarsia=={intarsia.__version__}" in project["dependencies"]
+    assert "vllm>=0.32,<0.34" in project["dependencies"]
+    assert compat.VLLM_VERSIONS == ("0.32", "0.33")
+
+
+def test_vllm_takes_our_platform() -> None:
+    importlib.metadata.version("intarsia-vllm")  # or this environment is not the plugin's
+    assert isinstance(current_platform, platforms.XlaPlatform)
+
+
+def test_without_plugins_vllm_is_as_it_was() -> None:
+    """In a process of its own: the platform is chosen once."""
+    code = (
+        "import sys; from vllm.platforms import current_platform as p; import vllm.ir.ops as o;"
+        "from vllm.plugins import load_general_plugins; load_general_plugins();"
+        "print('intarsia' in type(p).__module__, 'intarsia' in o.rms_norm.impls, 'intarsia' in sys.modules)"
+    )
+    environment = {"VLLM_PLUGINS": "", "PATH": "", "HOME": "/nonexistent"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split() == ["False", "False", "False"]
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.0.0"])
+def test_another_vllm_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "__version__", version)
+    with pytest.raises(ImportError, match=rf"vLLM {version} is installed, expected 0.32.\* or"):
+        compat.check_vllm_version()
+
+
+def test_jax_platforms_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "_has_nvidia_gpu", lambda: True)
+    cpu, cuda = (
+        f"intarsia.vllm.{x}" for x in ("platforms.XlaCpuPlatform", "cuda_platform.XlaCudaPlatform")
+    )
+    for value, expected in {"cpu": cpu, "cuda": cuda, "cuda,cpu": cuda, "": cuda}.items():
+        monkeypatch.setenv("JAX_PLATFORMS", value)
+        assert plugin.platform() == expected
+
+
+def test_torchax_leaves_the_accelerator_alone() -> None:
+    compat.import_torchax()
+    assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+    assert not hasattr(torch, "jax")
+
+
+def test_slot_mapping() -> None:
+    draw = np.random.default_rng(0)
+    lengths, page = [1, 5, 3], 4
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    tokens = starts[-1]
+    positions = np.concatenate([np.arange(n) + draw.integers(0, 9) for n in lengths])
+    table = draw.permutation(30).reshape(3, 10)
+    slots = torch.full((16,), 777)
+    platforms.compute_slot_mapping(
+        tokens,
+        16,
+        torch.tensor(starts, dtype=torch.int32),
+        torch.tensor(positions),
+        torch.tensor(table, dtype=torch.int32),
+        10,
+        slots,
+        page,
+    )
+    requests = np.repeat(np.arange(3), lengths)
+    expected = table[requests, positions // page] * page + positions % page
+    np.testing.assert_array_equal(slots, np.concatenate([expected, [-1] * (16 - tokens)]))
