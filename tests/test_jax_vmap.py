@@ -27,7 +27,17 @@ def members(op: str, case: str, count: int = MEMBERS) -> tuple[list[list], dict]
         if first is not None and any(row[i].shape != first.shape for row in operands):
             for row in operands:  # drawn in different sizes: the same for all
                 row[i] = first
-    return operands, calls[0][1]
+    # What one call may not read, and is NaN, may be read by another with the same cache.
+    return [[without_nan(x) for x in row] for row in operands], calls[0][1]
+
+
+def without_nan(x: np.ndarray | None) -> np.ndarray | None:
+    """The array with finite numbers in place of NaN and infinities."""
+    if x is None or x.dtype.kind in "biu" and x.dtype != np.uint8:
+        return x
+    if x.dtype.itemsize == 1:  # the second bit set is of large exponents, those of NaN among them
+        return (x.view(np.uint8) & 0xBF).view(x.dtype)
+    return np.nan_to_num(x)
 
 
 def kinds_of_cases(op: str) -> list[str]:

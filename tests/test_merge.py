@@ -64,7 +64,11 @@ def test_merging_two_sets_of_keys_is_attention_to_both(platform, seed, keys, dat
     def attend(part):
         return attention.attend(q, k[part], v[part], np.ones(len(k[part]), bool), scale=0.25)
 
-    parts = [x.astype(np.float32) for p in (slice(0, cut), slice(cut, keys)) for x in attend(p)]
+    parts = [
+        np.ascontiguousarray(x, np.float32)
+        for part in (slice(0, cut), slice(cut, keys))
+        for x in attend(part)
+    ]
     got = running.run_any("merge_attn_states", parts, {}, platform)
     for result, want in zip(got, attend(slice(0, keys)), strict=True):
         running.check("merge_attn_states", result, want)

@@ -179,6 +179,7 @@ def test_a_nan_spoils_nothing_else(op: str, platform: str) -> None:
     )
     assert scale.tobytes() == hurt_scale.tobytes()
     assert hurt_codes.view(np.uint8)[0, 7] == (0x7F if codes.dtype == F8 else 0)
+    hurt_codes = hurt_codes.copy()  # JAX's arrays are read-only
     hurt_codes[0, 7] = codes[0, 7]
     assert codes.tobytes() == hurt_codes.tobytes()
 
