@@ -1,9 +1,9 @@
-"""The `intarsia` command: generate, perplexity, ops, doctor."""
+"""The `intarsia` command: generate, perplexity, export, ops, doctor."""
 
 import argparse
 import sys
 
-from intarsia.cli import doctor, generate, ops, perplexity
+from intarsia.cli import doctor, export, generate, ops, perplexity
 
 _COMMANDS = {
     "generate": (
@@ -11,6 +11,7 @@ _COMMANDS = {
         "generate text with a small LLM whose every step is one XLA program of our ops",
     ),
     "perplexity": (perplexity, "tell how well a model predicts a text"),
+    "export": (export, "write a model as a Hugging Face directory, for vLLM and transformers"),
     "ops": (ops, "list the registered targets by platform"),
     "doctor": (doctor, "find out what is wrong with an installation"),
 }

@@ -22,6 +22,7 @@ _HOMES = {
     "ModelConfig": "config",
     "SamplingParams": "sampling",
     "Tokenizer": "tokenizer",
+    "export_model": "export",
     "find_model": "packages",
     "load_model": "weights",
     "perplexity": "engine",
@@ -30,8 +31,10 @@ KV_CACHE_DTYPES = {"auto": None, "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float
 """What keys and values can be kept in, by vLLM's names; `auto` is the dtype that they come in."""
 QUANTIZATIONS = ("fp8",)
 """What linear layers can be quantised to when a model is loaded."""
+EXPORT_DTYPES = ("bfloat16", "float16", "float32")
+"""What `export_model` can write weights in; the first is its default."""
 
-__all__ = ["KV_CACHE_DTYPES", "QUANTIZATIONS", *_HOMES]
+__all__ = ["EXPORT_DTYPES", "KV_CACHE_DTYPES", "QUANTIZATIONS", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

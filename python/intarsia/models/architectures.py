@@ -169,6 +169,66 @@ def _gemma3_from_hf(config: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     }
 
 
+def config_to_hf(config: ModelConfig) -> dict[str, Any]:
+    """What config.json says of a configuration: the inverse of `config_from_hf`.
+
+    The keys are those of transformers 4, which later versions understand.
+
+    Raises:
+        ValueError: The frequencies of its rope are divided by different numbers: the file that it comes
+            from has lost the parameters by which transformers names such a scaling.
+    """
+    said = {
+        "hidden_size": config.hidden,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate,
+        "vocab_size": config.vocab,
+        "rms_norm_eps": config.rms_eps,
+        "max_position_embeddings": config.max_positions,
+        "tie_word_embeddings": config.tie_embeddings,
+        "bos_token_id": config.bos_id,
+        "eos_token_id": list(config.eos_ids),
+        "rope_theta": config.layer_kinds[-1].rope.theta,
+        "rope_scaling": _rope_scaling(config.layer_kinds[-1].rope),
+    }
+    if config.post_norms:
+        kinds = [config.kind(layer) for layer in range(config.layers)]
+        types = ["sliding_attention" if kind.sliding_window else "full_attention" for kind in kinds]
+        return said | {
+            "architectures": ["Gemma3ForCausalLM"],
+            "model_type": "gemma3_text",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "layer_types": types,
+            "sliding_window": config.layer_kinds[0].sliding_window,
+            "rope_local_base_freq": config.layer_kinds[0].rope.theta,
+            "query_pre_attn_scalar": round((config.attention_scale or 1) ** -2, 3),
+        }
+    model = (
+        "qwen2"
+        if config.qkv_bias
+        else "mistral"
+        if config.layer_kinds[0].sliding_window
+        else "llama"
+    )
+    return said | {
+        "architectures": [f"{model.capitalize()}ForCausalLM"],
+        "model_type": model,
+        "hidden_act": "silu",
+        "sliding_window": config.layer_kinds[0].sliding_window,
+    }
+
+
+def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
+    if rope.divisors is None:
+        return None
+    if len(set(rope.divisors)) > 1:
+        raise ValueError("rope: frequencies are divided by different numbers, expected one factor")
+    return {"rope_type": "linear", "factor": rope.divisors[0]}
+
+
 def _expect(config: Mapping[str, Any], key: str, expected: Any) -> None:
     """Raises ValueError unless a setting is absent or has the only value that is supported."""
     if (got := config.get(key)) is not None and got != expected:

@@ -55,8 +55,11 @@ _GGUF_POST_NORM_NAMES = _GGUF_NAMES | {
 
 
 @dataclasses.dataclass(frozen=True)
-class _Checkpoint:
-    """An opened model file: its configuration and a reader of tensors by Hugging Face name."""
+class Checkpoint:
+    """An opened model file: its configuration and a reader of tensors by Hugging Face name.
+
+    Gemma's norms are read as what rows are multiplied by, wherever the file holds them less 1.
+    """
 
     config: ModelConfig
     names: frozenset[str]
@@ -92,15 +95,20 @@ def load_model(
     if quantize not in (None, *QUANTIZATIONS):
         expected = " or ".join(QUANTIZATIONS)
         raise ValueError(f"quantize is {quantize!r}, expected {expected}, or None")
-    path = Path(path)
-    checkpoint = _open_directory(path) if path.is_dir() else _open_gguf(path)
+    checkpoint = open_checkpoint(path)
     dtype = jnp.dtype(dtype)
     if dtype == jnp.float16 and not checkpoint.config.fits_f16:
         raise ValueError("dtype is float16, whose range this model leaves; expected bfloat16")
     return checkpoint.config, _assemble(checkpoint, dtype, quantize, progress)
 
 
-def _open_gguf(path: Path) -> _Checkpoint:
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Opens a .gguf file or a Hugging Face directory without reading its tensors."""
+    path = Path(path)
+    return _open_directory(path) if path.is_dir() else _open_gguf(path)
+
+
+def _open_gguf(path: Path) -> Checkpoint:
     from gguf import dequantize
 
     from intarsia.models.gguf_file import open_gguf
@@ -134,7 +142,7 @@ def _open_gguf(path: Path) -> _Checkpoint:
         qkv_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
         rope_divisors=None if divisors is None else tuple(map(float, divisors.data)),
     )
-    return _Checkpoint(config, frozenset(tensors), read)
+    return Checkpoint(config, frozenset(tensors), read)
 
 
 def _hf_name(name: str, names: Mapping[str, str]) -> str:
@@ -157,7 +165,7 @@ def _unpermute(weight: np.ndarray, head_dim: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(rows, columns)
 
 
-def _open_directory(path: Path) -> _Checkpoint:
+def _open_directory(path: Path) -> Checkpoint:
     from safetensors import safe_open
 
     def read_json(name: str) -> dict[str, Any]:
@@ -181,11 +189,11 @@ def _open_directory(path: Path) -> _Checkpoint:
         norm_of_gemma = config.norm_in_f32 and name.endswith("norm.weight")
         return array.astype(np.float32) + 1 if norm_of_gemma else array
 
-    return _Checkpoint(config, frozenset(names), read)
+    return Checkpoint(config, frozenset(names), read)
 
 
 def _assemble(
-    checkpoint: _Checkpoint, dtype: np.dtype, quantization: str | None, progress: bool
+    checkpoint: Checkpoint, dtype: np.dtype, quantization: str | None, progress: bool
 ) -> Params:
     """Reads every tensor, checks its shape, and concatenates those that share an input."""
     config, unread = checkpoint.config, set(checkpoint.names)

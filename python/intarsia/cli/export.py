@@ -1,0 +1,26 @@
+"""`intarsia export`: a model as a Hugging Face directory."""
+
+import argparse
+from pathlib import Path
+
+from intarsia.models import EXPORT_DTYPES
+from intarsia.models.packages import PACKAGES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument("model", help=f"{' or '.join(PACKAGES)}, a .gguf file, or a directory")
+    parser.add_argument("directory", type=Path, help="where to write")
+    parser.add_argument(
+        "--dtype",
+        choices=EXPORT_DTYPES,
+        default=EXPORT_DTYPES[0],
+        help="what the weights are written in (default: %(default)s)",
+    )
+
+
+def main(args: argparse.Namespace) -> None:
+    """Runs the command."""
+    from intarsia.models import export_model, find_model
+
+    export_model(find_model(args.model), args.directory, dtype=args.dtype)

@@ -1,0 +1,66 @@
+"""Writes a model as a Hugging Face directory, which vLLM and transformers load."""
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import processors
+
+from intarsia.models import EXPORT_DTYPES
+from intarsia.models.architectures import config_to_hf
+from intarsia.models.tokenizer import Tokenizer
+from intarsia.models.weights import open_checkpoint
+
+
+def export_model(path: str | Path, directory: str | Path, *, dtype: str = "bfloat16") -> None:
+    """Writes a model as config.json, generation_config.json, model.safetensors and its tokenizer.
+
+    Args:
+        path: A .gguf file, whose weights are dequantised, or a directory as `load_model` takes it.
+        directory: Where to write; made if it is not there. Files of these names are overwritten.
+        dtype: What the weights are written in, one of `EXPORT_DTYPES`.
+
+    Raises:
+        ValueError: The model or the dtype is not supported.
+
+    Example:
+        export_model(find_model("smollm2"), "smollm2")    # then: vllm serve ./smollm2
+    """
+    if dtype not in EXPORT_DTYPES:
+        raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(EXPORT_DTYPES)}")
+    checkpoint, tokenizer = open_checkpoint(path), Tokenizer.from_path(path)
+    config = checkpoint.config
+    written = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    less_one = config.norm_in_f32  # a Gemma, whose files hold norms so
+
+    def tensor(name: str) -> np.ndarray:
+        array = checkpoint.read(name).astype(np.float32)
+        return (array - (less_one and name.endswith("norm.weight"))).astype(written)
+
+    said_of_model = config_to_hf(config) | {"dtype": dtype}
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor(name) for name in sorted(checkpoint.names)}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    tokens = {"bos_token_id": config.bos_id, "eos_token_id": list(config.eos_ids)}
+    if tokenizer.add_bos:
+        bos = tokenizer.special_tokens["bos_token"]
+        tokenizer.backend.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, config.bos_id)]
+        )
+    tokenizer.backend.save(str(directory / "tokenizer.json"))
+    for name, content in {
+        "config.json": said_of_model,
+        "generation_config.json": tokens,
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": config.max_positions,
+            "clean_up_tokenization_spaces": False,
+            "chat_template": tokenizer.chat_template,
+            **tokenizer.special_tokens,
+        },
+    }.items():
+        said = {key: value for key, value in content.items() if value is not None}
+        (directory / name).write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")

@@ -1,0 +1,99 @@
+"""Models written as Hugging Face directories are read as what they were."""
+
+import dataclasses
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from intarsia.models import Tokenizer, export_model, load_model
+from intarsia.models.architectures import config_from_hf, config_to_hf
+from intarsia.models.config import LayerKind, ModelConfig, Rope
+
+TEXTS = ("the weaver 123 threw", "  ΓΙΑ\n\tthe  日本 <|end|> the", "")
+
+
+def assert_same_model(path, directory):
+    config, params = load_model(path)
+    written, weights = load_model(directory)
+    assert written == config
+    jax.tree.map(np.testing.assert_array_equal, weights, params)
+
+
+def assert_same_tokenizer(path, directory):
+    ours, written = Tokenizer.from_path(path), Tokenizer.from_path(directory)
+    assert [written.encode(text) for text in TEXTS] == [ours.encode(text) for text in TEXTS]
+    assert written.special_tokens == ours.special_tokens
+    assert written.chat_template == ours.chat_template
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_llama_and_qwen2(write_gguf, tiny_weights, tmp_path, architecture):
+    if architecture == "qwen2":
+        for name in [
+            name
+            for name in tiny_weights
+            if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+        ]:
+            tiny_weights[name.replace(".weight", ".bias")] = tiny_weights[name][:, 0].copy()
+    tiny_weights["lm_head.weight"] = -tiny_weights["model.embed_tokens.weight"]
+    path = write_gguf(tiny_weights, architecture=architecture)
+    export_model(path, tmp_path / "out", dtype="float32")
+    assert_same_model(path, tmp_path / "out")
+    assert_same_tokenizer(path, tmp_path / "out")
+    assert Tokenizer.from_path(tmp_path / "out").render_chat("hi") == "user: hi<|end|>assistant: "
+
+
+def test_gemma3_with_a_bos_of_its_own(write_gguf, gemma_weights, tmp_path):
+    path = write_gguf(gemma_weights, architecture="gemma3", tokenizer="llama")
+    export_model(path, tmp_path / "out", dtype="float32")
+    written, weights = load_model(tmp_path / "out")
+    config, params = load_model(path)
+    assert written == config
+    # Norms lose a bit where they are held as their difference from 1.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), weights, params)
+    assert_same_tokenizer(path, tmp_path / "out")
+    assert Tokenizer.from_path(tmp_path / "out").encode("the")[0] == 0  # bos
+
+
+def test_weights_are_rounded_once_to_the_dtype(write_gguf, tiny_weights, tmp_path):
+    export_model(write_gguf(tiny_weights), tmp_path)
+    _, params = load_model(tmp_path)
+    rounded = tiny_weights["model.embed_tokens.weight"].astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(params["embed"], rounded.astype(np.float32))
+
+
+def test_an_exported_directory_can_be_exported(write_gguf, tiny_weights, tmp_path):
+    path = write_gguf(tiny_weights)
+    export_model(path, tmp_path / "once", dtype="float32")
+    export_model(tmp_path / "once", tmp_path / "twice", dtype="float32")
+    assert_same_model(path, tmp_path / "twice")
+
+
+CONFIG = ModelConfig(
+    hidden=64, layers=4, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=99, eos_ids=(1,)
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layer_kinds": (LayerKind(Rope(1e6, (4.0,) * 8)),)},
+        {"layer_kinds": (LayerKind(sliding_window=32),)},
+        {"qkv_bias": True, "tie_embeddings": True, "bos_id": 3, "eos_ids": (1, 2)},
+    ],
+    ids=["linear_rope", "mistral", "qwen2"],
+)
+def test_configurations_come_back(change):
+    config = dataclasses.replace(CONFIG, **change)
+    assert config_from_hf(config_to_hf(config), {}) == config
+
+
+def test_what_cannot_be_written_is_refused(write_gguf, tiny_weights, tmp_path):
+    divisors = np.linspace(1, 8, 8, dtype=np.float32)
+    path = write_gguf(tiny_weights, extra={"rope_freqs.weight": divisors})
+    with pytest.raises(ValueError, match="divided by different numbers"):
+        export_model(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="dtype is 'int8', expected one of bfloat16, float16, flo"):
+        export_model(path, tmp_path / "out", dtype="int8")
