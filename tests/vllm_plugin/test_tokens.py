@@ -1,0 +1,51 @@
+"""Models give the tokens and log-probabilities that vLLM's own CPU backend gives, as they were recorded."""
+
+import numpy as np
+import pytest
+import vllm_models
+import vllm_running
+from vllm_running import engine, greedy, logprobs, recorded, tokens
+
+
+def test_the_models_are_those_that_were_recorded(model):
+    entries = vllm_running.RECORDED["models"]
+    recorded_digests = {entry["model"]: entry["weights"] for entry in entries}
+    digests = {name: vllm_models.digest(model(name)) for name in vllm_models.MODELS}
+    assert digests == recorded_digests, "NumPy or gguf gives other weights: record anew"
+
+
+@pytest.mark.parametrize("name", vllm_models.MODELS)
+def test_greedy_tokens_and_logprobs(model, name):
+    expected = recorded(name)
+    with engine(model(name)) as llm:
+        sampling = greedy(max_tokens=vllm_models.MAX_TOKENS, logprobs=2)
+        requests = llm.generate(vllm_models.PROMPTS, sampling, use_tqdm=False)
+        assert tokens(requests) == [sequence["tokens"] for sequence in expected]
+        np.testing.assert_allclose(
+            logprobs(requests), [sequence["logprobs"] for sequence in expected], atol=1e-3
+        )
+
+
+def test_bf16(model):
+    """Two choices that are equal but for rounding may go either way; up to there tokens are the same."""
+    expected, told = recorded(vllm_models.SMOLLM2, "bfloat16"), recorded(vllm_models.SMOLLM2)
+    with engine(model(vllm_models.SMOLLM2), dtype="bfloat16") as llm:
+        sampling = greedy(max_tokens=vllm_models.MAX_TOKENS, logprobs=2)
+        requests = llm.generate(vllm_models.PROMPTS, sampling, use_tqdm=False)
+        for got, want in zip(tokens(requests), expected, strict=True):
+            clear = [margin > 0.3 for margin in want["margins"]]
+            steps = [*clear, False].index(False)
+            assert got[:steps] == want["tokens"][:steps]
+        # And all steps, by what bf16 thinks of the tokens of f32.
+        tokenizer = llm.get_tokenizer()
+        prompts = [tokenizer(text).input_ids for text in vllm_models.PROMPTS]
+        texts = [
+            {"prompt_token_ids": ids + sequence["tokens"]}
+            for ids, sequence in zip(prompts, told, strict=True)
+        ]
+        scored = llm.generate(texts, greedy(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+        for request, sequence in zip(scored, told, strict=True):
+            tail = request.prompt_logprobs[-vllm_models.MAX_TOKENS :]
+            got = [step[t].logprob for t, step in zip(sequence["tokens"], tail, strict=True)]
+            np.testing.assert_allclose(got, sequence["logprobs"], atol=0.3)
+            assert np.mean(np.abs(np.subtract(got, sequence["logprobs"]))) < 0.06

@@ -1,0 +1,172 @@
+"""Engines and servers of vLLM on our plugin; `make test-vllm` has what they need."""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("no vLLM; make test-vllm has an environment with one", allow_module_level=True)
+_PLUGINS = importlib.metadata.entry_points(group="vllm.platform_plugins")
+if not any(plugin.value.startswith("intarsia.") for plugin in _PLUGINS):
+    pytest.skip("vLLM without our plugin", allow_module_level=True)
+
+RECORDED = json.loads((support.ROOT / "tests" / "data" / "vllm_tokens.json").read_text())
+# What every process of vLLM's gets: no network, and no say of the machine's own settings.
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "JAX_PLATFORMS": "cpu"}
+# As small as the tests allow: the fewer shapes there are, the fewer programs are compiled.
+SIZES = {
+    "max_model_len": 512,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 128,
+    "kv_cache_memory_bytes": 64 << 20,
+}
+
+
+def recorded(model: str, dtype: str = "float32") -> list[dict[str, Any]]:
+    """What vLLM's own CPU backend made of each of `vllm_models.PROMPTS`."""
+    [entry] = [m for m in RECORDED["models"] if (m["model"], m["dtype"]) == (model, dtype)]
+    return entry["sequences"]
+
+
+@contextlib.contextmanager
+def engine(model: Path, **changes: Any) -> Iterator[Any]:
+    """A `vllm.LLM` whose engine core is in this process, where vLLM is imported only once."""
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        llm = LLM(str(model), **{"dtype": "float32"} | SIZES | changes)
+        try:
+            yield llm
+        finally:
+            llm.llm_engine.engine_core.shutdown()
+            del llm
+            cleanup_dist_env_and_memory()
+
+
+def greedy(**changes: Any) -> Any:
+    """Sampling parameters that leave nothing to chance."""
+    from vllm import SamplingParams
+
+    return SamplingParams(**{"temperature": 0, "max_tokens": 24, "ignore_eos": True} | changes)
+
+
+def tokens(requests: Sequence[Any]) -> list[list[int]]:
+    """The tokens of each request's first completion."""
+    return [list(request.outputs[0].token_ids) for request in requests]
+
+
+def logprobs(requests: Sequence[Any]) -> list[list[float]]:
+    """The log-probabilities of those tokens."""
+    return [
+        [step[token].logprob for token, step in zip(c.token_ids, c.logprobs, strict=True)]
+        for c in (request.outputs[0] for request in requests)
+    ]
+
+
+def flags(options: Mapping[str, Any]) -> list[str]:
+    """An engine's options as those of a command."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+
+
+class Server:
+    """`vllm serve`, as a user starts it."""
+
+    def __init__(self, model: Path, log: Path, **changes: Any):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+        self._log = log
+        options = {"dtype": "float32", "host": "127.0.0.1", "port": self.port} | SIZES | changes
+        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+        with log.open("wb") as out:
+            # A session of its own, so that whatever is left can be ended as one.
+            self.process = subprocess.Popen(
+                [*command, "--served-model-name=model", *flags(options)],
+                env=os.environ | ENVIRONMENT,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self, seconds: float = 180) -> None:
+        """Returns when the server answers."""
+        deadline = time.monotonic() + seconds
+        while not self.is_healthy():
+            assert self.process.poll() is None, f"the server ended:\n{self.log()[-4000:]}"
+            assert time.monotonic() < deadline, f"the server did not start:\n{self.log()[-4000:]}"
+            time.sleep(0.2)
+
+    def is_healthy(self) -> bool:
+        """Whether /health says that the engine lives."""
+        import httpx
+
+        try:
+            return httpx.get(f"{self.address}/health", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def client(self) -> Any:
+        """OpenAI's own client."""
+        import openai
+
+        return openai.OpenAI(
+            base_url=f"{self.address}/v1", api_key="none", max_retries=0, timeout=120
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """What /metrics says, by name, without labels; counts of several labels are added up."""
+        import httpx
+
+        found: dict[str, float] = {}
+        for line in httpx.get(f"{self.address}/metrics").text.splitlines():
+            if line.startswith("vllm:"):
+                name, value = line.split("{")[0], float(line.rsplit(" ", 1)[1])
+                found[name] = found.get(name, 0) + value
+        return found
+
+    def children(self, title: str) -> list[int]:
+        """The process ids of the server's descendants whose name begins so."""
+        import psutil
+
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        return [child.pid for child in family if " ".join(child.cmdline()).startswith(title)]
+
+    def log(self) -> str:
+        """What the server has printed."""
+        return self._log.read_text(errors="replace")
+
+    def stop(self) -> int:
+        """Ends the server as an operator does; returns its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout=30)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def serving(model: Path, log: Path, **changes: Any) -> Iterator[Server]:
+    """A server that answers, stopped at the end."""
+    server = Server(model, log, **changes)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
