@@ -32,7 +32,8 @@ def register_ops() -> bool:
 @functools.cache
 def _registered() -> list[torch.library.Library]:
     """The libraries, whose registrations last as long as they do."""
-    has_vllm = importlib.util.find_spec("vllm") is not None
+    found = importlib.util.find_spec("vllm")
+    has_vllm = found is not None and found.origin is not None  # and no folder of that name
     if has_vllm:
         _load_vllm()
     return [_register(op, may_define=not has_vllm) for op in _ops.OPS]
