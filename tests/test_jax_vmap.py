@@ -33,7 +33,7 @@ def members(op: str, case: str, count: int = MEMBERS) -> tuple[list[list], dict]
 
 def without_nan(x: np.ndarray | None) -> np.ndarray | None:
     """The array with finite numbers in place of NaN and infinities."""
-    if x is None or x.dtype.kind in "biu" and x.dtype != np.uint8:
+    if x is None or (x.dtype.kind in "biu" and x.dtype != np.uint8):
         return x
     if x.dtype.itemsize == 1:  # the second bit set is of large exponents, those of NaN among them
         return (x.view(np.uint8) & 0xBF).view(x.dtype)

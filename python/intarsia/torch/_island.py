@@ -1,5 +1,6 @@
 """An island: a part of a graph without side effects, as XLA programs over torch's tensors."""
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -7,10 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-import torchax.ops.jaten  # noqa: F401  fills the registry
-from torchax.ops import mappings, ops_registry
 
-import intarsia.torchax  # noqa: F401  adds our ops to it
+from intarsia._torchax_import import no_device_is_renamed
+
+# Only the tables of torchax are used here, not its device, which CUDA's would not survive.
+with no_device_is_renamed() if torch.cuda.is_available() else contextlib.nullcontext():
+    import torchax.ops.jaten  # noqa: F401  fills the registry
+    from torchax.ops import mappings, ops_registry
+
+    import intarsia.torchax  # noqa: F401  adds our ops to it
 
 # What torch.get_float32_matmul_precision() is for jax.default_matmul_precision.
 _PRECISIONS = {"highest": "highest", "high": "tensorfloat32", "medium": "bfloat16"}

@@ -1,0 +1,67 @@
+"""Importing torchax into a process that is not torchax's own: with a newer torch, or beside CUDA.
+
+torchax 0.0.13 is written for torch up to 2.12, and makes its device the accelerator of the process.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+class _Gone:
+    """Stands for an op that torchax names and this torch no longer has."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, key: str) -> "_Gone":
+        if key.startswith("__"):
+            raise AttributeError(key)
+        return _Gone(f"{self._name}.{key}")
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+@contextlib.contextmanager
+def missing_ops_are_named() -> Iterator[None]:
+    """torchax's tables name overloads (gone in torch 2.13) and ops (gone in 2.14) as they are made."""
+    classes = (torch._ops.OpOverloadPacket, torch._ops._OpNamespace)
+    saved = [cls.__getattr__ for cls in classes]
+
+    def lenient(original: Any) -> Any:
+        def getattr_(self: Any, key: str) -> Any:
+            try:
+                return original(self, key)
+            except AttributeError:
+                if key.startswith("_"):
+                    raise
+                return _Gone(f"{self}.{key}")
+
+        return getattr_
+
+    for cls, original in zip(classes, saved, strict=True):
+        cls.__getattr__ = lenient(original)
+    try:
+        yield
+    finally:
+        for cls, original in zip(classes, saved, strict=True):
+            cls.__getattr__ = original
+
+
+@contextlib.contextmanager
+def no_device_is_renamed() -> Iterator[None]:
+    """torchax renames torch's PrivateUse1 device to "jax".
+
+    From then on `torch.accelerator`, pinned memory and dynamo take that for the accelerator of the process, on a machine
+    with CUDA too: `torch.compile` fails with "PyTorch is not linked with support for jax devices", and vLLM's worker dies
+    at its first synchronisation.
+    """
+    rename, register = torch.utils.rename_privateuse1_backend, torch._register_device_module
+    torch.utils.rename_privateuse1_backend = torch._register_device_module = lambda *_: None
+    try:
+        yield
+    finally:
+        torch.utils.rename_privateuse1_backend, torch._register_device_module = rename, register
