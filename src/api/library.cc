@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "intarsia/intarsia.h"
 #include "src/api/manifest.h"
@@ -177,8 +178,8 @@ int32_t intarsia_call(const char* name, const char* platform, const intarsia_ten
     Call call;
     INTARSIA_RETURN_IF_ERROR(
         ReadCall(*op, operands, num_operands, attributes, num_attributes, call));
-    Call inferred = call;
-    INTARSIA_RETURN_IF_ERROR(Infer(*op, inferred));
+    INTARSIA_RETURN_IF_ERROR(Infer(*op, call));
+    const auto inferred = std::exchange(call.results, {});
     INTARSIA_RETURN_IF_ERROR(
         ReadTensors(*op, "results", results, num_results, op->results, call.results));
     INTARSIA_RETURN_IF_ERROR(CheckResults(*op, call, inferred));

@@ -95,9 +95,6 @@ Status RunCuda(const OpInfo& op, const Call& call, const CudaContext& context);
 // Checks the results of a call against the inferred ones: shapes, dtypes, dense, and that aliased
 // ones lie where their operands do.
 Status CheckResults(const OpInfo& op, const Call& call, std::span<const Optional> inferred);
-inline Status CheckResults(const OpInfo& op, const Call& call, const Call& inferred) {
-  return CheckResults(op, call, inferred.results);
-}
 
 // "rms_norm: weight has n=5 but x has n=64"
 template <class... Pieces>

@@ -28,8 +28,10 @@ struct DeleteString {
 };
 using OwnedString = std::unique_ptr<Opaque, DeleteString>;
 
-Status Torch(int32_t failed, std::string_view what) {
-  return failed ? Internal(Text("torch's ", what, " failed")) : Status{};
+// The pieces say what; they become a text only where it failed.
+template <class... Pieces>
+Status Torch(int32_t failed, const Pieces&... pieces) {
+  return failed ? Internal(Text("torch's ", pieces..., " failed")) : Status{};
 }
 
 // Makes a tensor's device the current one, as torch expects of a kernel.
@@ -127,15 +129,15 @@ class Invocation {
                  std::bit_cast<double>(value), nullptr};
     if (info.type == AttrType::kBool) attribute.i64 &= 0xFF;
     if (info.type != AttrType::kString) return {};
-    const auto what = [&] { return Text("text of ", info.name); };
     if (form_ & INTARSIA_TORCH_TEXT_ADDRESSES) {
       attribute.text = reinterpret_cast<const char*>(value);
     } else {
       OwnedString& string = strings_[num_attributes_ - 1];
       string.reset(reinterpret_cast<Opaque*>(value));
-      INTARSIA_RETURN_IF_ERROR(Torch(Get().string_text(string.get(), &attribute.text), what()));
+      INTARSIA_RETURN_IF_ERROR(
+          Torch(Get().string_text(string.get(), &attribute.text), "text of ", info.name));
     }
-    return Torch(!attribute.text, what());
+    return Torch(!attribute.text, "text of ", info.name);
   }
 
   // The operand in which a result is written instead of a tensor of its own; -1: none.
@@ -202,7 +204,7 @@ class Invocation {
     Device device;
     INTARSIA_RETURN_IF_ERROR(
         Torch(Get().device_type(tensor, &device.type) || Get().device_index(tensor, &device.index),
-              Text("device of ", name)));
+              "device of ", name));
     if (is_first) device_ = device;
     if (device == device_) return {};
     return InvalidArgument(Text(name, " is on ", Name(device), " but ", op_.operands[0].name,
@@ -216,7 +218,7 @@ class Invocation {
                                        Get().strides(tensor, &strides) ||
                                        Get().dtype(tensor, &number) ||
                                        Get().data(tensor, &view.data),
-                                   Text("tensor ", name)));
+                                   "tensor ", name));
     if (rank > INTARSIA_MAX_RANK)
       return InvalidArgument(Text(name, " has rank ", rank, ", at most ",
                                   static_cast<int64_t>(INTARSIA_MAX_RANK), " is supported"));
@@ -244,10 +246,9 @@ class Invocation {
     INTARSIA_RETURN_IF_ERROR(
         MakeDense(nullptr, dtype, {like.dims, static_cast<size_t>(like.rank)}, dense));
     Tensor handle = nullptr;
-    INTARSIA_RETURN_IF_ERROR(Torch(
-        Get().empty_strided(dense.rank, dense.dims.data(), dense.strides.data(),
-                            Get().dtype_numbers[like.dtype], device_.type, device_.index, &handle),
-        Text("empty_strided(", ShapeText(dense.shape()), ")")));
+    if (Get().empty_strided(dense.rank, dense.dims.data(), dense.strides.data(),
+                            Get().dtype_numbers[like.dtype], device_.type, device_.index, &handle))
+      return Internal(Text("torch's empty_strided(", ShapeText(dense.shape()), ") failed"));
     tensor.reset(handle);
     return {};
   }
@@ -267,8 +268,8 @@ class Invocation {
     }
     INTARSIA_RETURN_IF_ERROR(Empty(inferred, results_[i]));
     result = inferred;
-    return Torch(Get().data(results_[i].get(), &result.data),
-                 Text("data of result ", op_.results[i].name));
+    return Torch(Get().data(results_[i].get(), &result.data), "data of result ",
+                 op_.results[i].name);
   }
 
   Status CurrentStream(void*& stream) const {
@@ -346,7 +347,7 @@ Status Register(const OpInfo& op, std::string_view name, int32_t form) {
         InOp(op.name,
              Torch(Get().library_init_impl(name_space.c_str(), key, __FILE__, __LINE__, &library) ||
                        Get().library_impl(library, rest.c_str(), kernel),
-                   Text("registration of a kernel for ", name, " on ", key))));
+                   "registration of a kernel for ", name, " on ", key)));
   }
   return {};
 }

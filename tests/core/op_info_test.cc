@@ -76,7 +76,7 @@ class OpInfoTest : public testing::Test {
   std::string ResultsError(const Call& with_results) {
     Call inferred = call;
     EXPECT_TRUE(Infer(op, inferred).ok());
-    return CheckResults(op, with_results, inferred).message;
+    return CheckResults(op, with_results, inferred.results).message;
   }
   Call WithResults() {
     Call copy = call;

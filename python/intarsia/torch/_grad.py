@@ -49,11 +49,14 @@ def gradient(
 
 
 # Of a call in which nothing but the kernel of CPU or CUDA tensors comes after autograd. Integers are compared ten times
-# as fast as sets of keys.
+# as fast as sets of keys, whose intersection costs 0.4 us.
 _PLAIN = frozenset(
     torch._C.DispatchKeySet(key).raw_repr()
     for key in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 )
+_BELOW = torch._C._after_ADInplaceOrView_keyset
+_BELOW_BITS = _BELOW.raw_repr()
+_is_grad_enabled, _any_requires_grad = torch._C.is_grad_enabled, torch._C._any_requires_grad
 
 
 def register_gradient(
@@ -71,6 +74,7 @@ def register_gradient(
     rule = _gradients.get(form.op.name)
     names = [row["name"] for row in form.op.operands]
     written = [names.index(name) for name in form.written]
+    redispatch = op._handle.redispatch_boxed  # what op.redispatch calls, 0.25 us earlier
     if not written:
         differentiated = _by_rule(form, op, rule)
     elif rule:
@@ -78,25 +82,20 @@ def register_gradient(
     else:
         differentiated = _breaking(form, op, written)
 
-    def note_writes(args: Sequence[torch.Tensor | None]) -> None:
-        """After the call: one that was refused has written nothing."""
-        for i in written:
-            if i < len(args) and args[i] is not None and not args[i].is_inference():
-                torch.autograd.graph.increment_version(args[i])
-
     # Not torch.library.register_autograd, whose kernel costs twice as much where nothing is differentiated.
     def kernel(keyset: Any, *args: torch.Tensor | None, **attributes: Any) -> Any:
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        if _is_grad_enabled() and _any_requires_grad(*args):
             return differentiated(keyset & torch._C._after_autograd_keyset, args, attributes)
         return writing(keyset, *args, **attributes)
 
     def writing(keyset: Any, *args: torch.Tensor | None, **attributes: Any) -> Any:
-        below = keyset & torch._C._after_ADInplaceOrView_keyset
-        if plain and below.raw_repr() in _PLAIN:
+        if plain and keyset.raw_repr() & _BELOW_BITS in _PLAIN:
             output = plain(*args, **attributes)
         else:
-            output = op.redispatch(below, *args, **attributes)
-        note_writes(args)
+            output = redispatch(keyset & _BELOW, *args, **attributes)
+        for i in written:  # after the call: one that was refused has written nothing
+            if i < len(args) and args[i] is not None and not args[i].is_inference():
+                torch.autograd.graph.increment_version(args[i])
         return output
 
     fragment.impl(form.name, kernel, "Autograd", with_keyset=True)

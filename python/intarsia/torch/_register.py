@@ -96,13 +96,14 @@ def _implement(library: _native.Library, fragment: torch.library.Library, form: 
     register_gradient(form, find(name), plain, fragment)
 
 
-def _by_addresses(form: Form, private: Callable[..., Any]) -> Callable[..., Any]:
+def _by_addresses(form: Form, private: torch._ops.OpOverload) -> Callable[..., Any]:
     texts = tuple(form.texts.items())
+    call = private._op  # what the overload calls, 0.3 us earlier
 
     def kernel(*args: Any, **attributes: Any) -> Any:
         for name, default in texts:
             attributes[name] = _address(attributes.get(name, default))
-        return private(*args, **attributes)
+        return call(*args, **attributes)
 
     return kernel
 
