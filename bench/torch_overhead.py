@@ -1,6 +1,9 @@
-"""What a call of an op costs through torch's dispatcher, on the CPU, where the work itself is next to nothing.
+"""What a call of an op costs through torch's dispatcher, where the work itself is next to nothing.
 
-Usage: torch_overhead.py [--rounds 300] [--calls 300]
+Usage: torch_overhead.py [--device cpu|cuda] [--torch-ops LIBRARY] [--rounds 300] [--calls 300]
+
+On a GPU calls are only launched, and the figure is what a launch costs the caller. LIBRARY: one with vLLM's
+`_C::rms_norm`, which writes into a tensor of the caller's.
 """
 
 import argparse
@@ -20,11 +23,16 @@ def in_python(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.ops.xla_gpu.rms_norm(x, weight)
 
 
-def calls() -> dict[str, Callable[[], torch.Tensor]]:
+def calls(device: str, torch_ops: str | None) -> dict[str, Callable[[], torch.Tensor]]:
     """What is timed, by name."""
-    x, weight = torch.ones(SHAPE), torch.ones(SHAPE[-1])
+    x, weight = torch.ones(SHAPE, device=device), torch.ones(SHAPE[-1], device=device)
+    out = torch.empty_like(x)
     op, aten = torch.ops.xla_gpu, torch.ops.aten
-    return {
+    theirs = {}
+    if torch_ops:
+        torch.ops.load_library(torch_ops)
+        theirs["vLLM's _C::rms_norm"] = lambda: torch.ops._C.rms_norm.default(out, x, weight, 1e-6)
+    return theirs | {
         "aten::add, the bare op": lambda: aten.add.Tensor(x, x),
         "xla_gpu::simple_add": lambda: op.simple_add.default(x, x),
         "xla_gpu::rms_norm": lambda: op.rms_norm.default(x, weight),
@@ -35,6 +43,8 @@ def calls() -> dict[str, Callable[[], torch.Tensor]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--torch-ops", help="a library with _C::rms_norm to compare with")
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument(
         "--calls", type=int, default=300, help="of each, one after the other, in a round"
@@ -43,16 +53,19 @@ def main() -> None:
     torch.set_num_threads(1)
     modes = {"inference_mode": torch.inference_mode, "autograd": contextlib.nullcontext}
     # The least of many short rounds, all taking turns: what is above it is other programs' doing.
-    least = {(name, mode): float("inf") for name in calls() for mode in modes}
+    timed = calls(args.device, args.torch_ops)
+    least = {(name, mode): float("inf") for name in timed for mode in modes}
     for _ in range(args.rounds):
-        for name, function in calls().items():
+        for name, function in timed.items():
             for mode, context in modes.items():
                 with context():
                     seconds = timeit.timeit(function, number=args.calls) / args.calls
                 least[name, mode] = min(least[name, mode], seconds)
-    print(f"torch {torch.__version__}, us a call")
+                if args.device == "cuda":
+                    torch.cuda.synchronize()
+    print(f"torch {torch.__version__}, {args.device}, us a call")
     print(f"{'':50}" + "".join(f"{mode:>16}" for mode in modes))
-    for name in calls():
+    for name in timed:
         print(f"{name:50}" + "".join(f"{1e6 * least[name, mode]:16.2f}" for mode in modes))
 
 
