@@ -48,8 +48,15 @@ def test_groups_share_pools() -> None:
     assert {k: (x.shape, y.shape) for k, (x, y) in pools.items()} == {
         name: ((9, 16, 2, 64),) * 2 for name in ("a0", "a1")
     }
-    types = jax.tree.map(lambda x: (x.shape, x.dtype), plan.abstract(Ranks(1), 9))
+    types = jax.tree.map(lambda x: (x.shape, x.dtype), plan.abstract(Ranks(1)))
     assert types == jax.tree.map(lambda x: (x.shape, x.dtype), pools)
+
+
+def test_layers_to_compile_for_share_nothing() -> None:
+    specs = {"a0": FULL, "b0": sliding(), "a1": FULL}
+    plan = kv.CachePlan(kv.one_block_each(specs), {"c": "b0"})
+    assert list(plan.pools) == ["a0", "a1", "b0"]
+    assert plan.layers["c"].pool == "b0" and plan.num_blocks == 1
 
 
 def test_pages_of_another_form_are_views() -> None:

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
@@ -68,9 +70,9 @@ class CachePlan:
         """The pools, by name."""
         return {name: layer for name, layer in self.layers.items() if layer.pool == name}
 
-    def shape(self, pool: str, num_blocks: int | None = None) -> tuple[int, ...]:
+    def shape(self, pool: str) -> tuple[int, ...]:
         """The shape of either array of a pool."""
-        return (num_blocks or self.num_blocks, *self.layers[pool].page)
+        return (self.num_blocks, *self.layers[pool].page)
 
     def allocate(self, ranks: Ranks) -> Pools:
         """Empty caches."""
@@ -81,12 +83,25 @@ class CachePlan:
         # Two arrays, never one twice: both are donated.
         return {name: (zeros(name, x), zeros(name, x)) for name, x in self.pools.items()}
 
-    def abstract(self, ranks: Ranks, num_blocks: int) -> Any:
-        """The types of caches of so many blocks."""
+    def abstract(self, ranks: Ranks) -> Any:
+        """The types of what `allocate` returns."""
         return {
-            name: (ranks.abstract(self.shape(name, num_blocks), x.dtype),) * 2
-            for name, x in self.pools.items()
+            name: (ranks.abstract(self.shape(name), layer.dtype),) * 2
+            for name, layer in self.pools.items()
         }
+
+
+def one_block_each(specs: Mapping[str, Any]) -> KVCacheConfig:
+    """A configuration of layers that share nothing, to compile for before there is memory for caches."""
+    groups: dict[Any, list[str]] = {}
+    for name, spec in specs.items():
+        groups.setdefault(spec, []).append(name)
+    tensors, start = [], 0
+    for spec, names in groups.items():
+        page = spec.page_size_bytes
+        tensors.append(KVCacheTensor(0, names, layer_stride=page, block_stride=page, offset=start))
+        start += page * len(names)
+    return KVCacheConfig(1, tensors, [KVCacheGroupSpec(x, spec) for spec, x in groups.items()])
 
 
 def _layer_specs(config: KVCacheConfig) -> dict[str, Any]:

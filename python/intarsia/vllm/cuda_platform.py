@@ -4,7 +4,6 @@ import os
 from typing import Any
 
 from vllm.platforms.cuda import CudaPlatform
-from vllm.triton_utils import HAS_TRITON
 
 from intarsia.vllm.platforms import XlaCpuPlatform, XlaPlatform
 
@@ -28,5 +27,8 @@ class XlaCudaPlatform(XlaPlatform, CudaPlatform):
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> Any:
+        # Not above: it asks which platform this is.
+        from vllm.triton_utils import HAS_TRITON
+
         if not HAS_TRITON:
             XlaCpuPlatform.register_triton_kernel_overrides()

@@ -225,23 +225,32 @@ class XlaModel(torch.nn.Module):
         self.copy_blocks([(-1, -1)])
         self.programs.seal()
 
-    def temporary_bytes(
-        self, config: KVCacheConfig, shared_layers: Mapping[str, str], widths: list[int]
-    ) -> int:
-        """What XLA says that the largest programs need beside weights and caches."""
+    def temporary_bytes(self, specs: Mapping[str, Any], shared_layers: Mapping[str, str]) -> int:
+        """What XLA says that the largest programs need beside weights and caches.
+
+        Args:
+          specs: of the KV cache, by layer.
+          shared_layers: layers that read another layer's cache.
+        """
+        config = kv.one_block_each(specs)
+        longest = self._config.model_config.max_model_len
+        widths = [-(-longest // group.kv_cache_spec.block_size) for group in config.kv_cache_groups]
         self._describe_caches(config, shared_layers, widths)
         shape = self._mixed(self.mixed_sizes[-1])
-        pools = self._plan.abstract(self._ranks, config.num_blocks)
+        pools = self._plan.abstract(self._ranks)
         vector = self._ranks.abstract((self._layout.size(shape),), "int32")
         rows, columns = self.decode_sizes[-1], self._config.model_config.get_hidden_size()
         dtype = str(self._config.model_config.dtype).removeprefix("torch.")
         hidden = self._ranks.abstract((rows, columns), dtype)
-        step = self.programs.compile(
-            functools.partial(self._trace_step, shape), self._state, pools, vector, donate=(1,)
+        step = functools.partial(self._trace_step, shape)
+        used = [
+            self.programs.compile(step, self._state, pools, vector, donate=(1,)),
+            self.programs.compile(self._trace_logits, self._state, hidden),
+        ]
+        sizes = [program.memory_analysis() for program in used]
+        return max(x.temp_size_in_bytes for x in sizes) + sum(
+            x.output_size_in_bytes - x.alias_size_in_bytes for x in sizes
         )
-        logits = self.programs.compile(self._trace_logits, self._state, hidden)
-        used = [x.memory_analysis() for x in (step, logits)]
-        return max(x.temp_size_in_bytes + x.output_size_in_bytes for x in used)
 
 
 def _sizes(config: VllmConfig, option: str, smallest: int, largest: int) -> list[int]:

@@ -19,6 +19,10 @@ from intarsia.vllm import parallel
 logger = init_logger("vllm.intarsia.worker")
 
 _GIB = 1 << 30
+_MARGIN = _GIB // 2
+"""Of a GPU's memory: for cuBLAS, recorded graphs and gaps."""
+_LOGITS_OF_SAMPLING = 6
+"""How many arrays of a step's logits in f32 vLLM's sampler has at a time, with top-p and logprobs."""
 _CPU_CACHE_BYTES = 4 * _GIB
 """As vLLM's own CPU backend takes where nothing is said."""
 
@@ -47,6 +51,36 @@ class XlaGpuWorker(Worker):
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager:
         return nullcontext()  # XLA's allocator and torch's own, none of vLLM's
+
+    @torch.inference_mode()
+    def determine_available_memory(self) -> int:
+        """What is left of vLLM's share of the GPU beside weights, what XLA's largest programs use, and sampling."""
+        if given := self.cache_config.kv_cache_memory_bytes:
+            return given
+        runner = self.model_runner
+        programs = runner.model.temporary_bytes(
+            runner.get_kv_cache_spec(), runner.shared_kv_cache_layers
+        )
+        free, _ = torch.cuda.mem_get_info(self.device)
+        taken = self.init_snapshot.free_memory - free  # weights, and what XLA has asked for so far
+        logits = 4 * runner.max_num_reqs * self.model_config.get_vocab_size()
+        available = (
+            self.requested_memory - taken - programs - _LOGITS_OF_SAMPLING * logits - _MARGIN
+        )
+        logger.info(
+            "KV cache memory: %.2f GiB of %.2f; taken %.2f, XLA's programs %.2f, sampling %.2f",
+            *(
+                x / _GIB
+                for x in (
+                    available,
+                    self.requested_memory,
+                    taken,
+                    programs,
+                    _LOGITS_OF_SAMPLING * logits,
+                )
+            ),
+        )
+        return available
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         start = time.perf_counter()
