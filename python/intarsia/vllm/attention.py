@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.forward_context import get_forward_context
 from vllm.v1.attention.backend import (
     AttentionBackend,
@@ -105,6 +106,10 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
             attn_type=(attn_type, AttentionType.DECODER),
             **{k: (v, None) for k, v in others.items()},
         )
+        if alibi_slopes is not None and get_tensor_model_parallel_world_size() > 1:
+            raise NotImplementedError(
+                "attention: ALiBi under tensor parallelism: each rank's program would have its own slopes"
+            )
         self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
         self.num_kv_heads = num_kv_heads or num_heads
         self.sliding_window = sliding_window

@@ -4,6 +4,7 @@ Beside the torch that a vLLM pins, and beside CUDA, some things must be kept fro
 """
 
 import functools
+import logging
 from types import ModuleType
 from typing import Any
 
@@ -46,6 +47,8 @@ def import_torchax() -> tuple[ModuleType, Any]:
         lambda self: torch.device("privateuseone:0")
     )  # the name of "jax" before it is renamed
     torchax.tensor.Tensor.device = torchax.view.View.device = label
+    # vLLM's norms read `weight.data`, of which torchax warns at each tracing.
+    logging.getLogger("torchax.tensor").setLevel(logging.ERROR)
     _complete(environment)
     return torchax, environment
 

@@ -11,6 +11,7 @@ import jax
 import torch
 from vllm import ir
 from vllm.model_executor.layers import activation
+from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -164,7 +165,7 @@ def _register_rotary(base: type[RotaryEmbedding]) -> None:
 _register_rotary(RotaryEmbedding)
 
 
-# ---------------------------------------------------------------------------- embedding
+# ---------------------------------------------------------------------------- tensor parallelism
 
 
 @VocabParallelEmbedding.register_oot
@@ -187,3 +188,19 @@ class XlaVocabParallelEmbedding(VocabParallelEmbedding):
             return jax.lax.psum(found, AXIS) if self.reduce_results else found
 
         return call_jax(look_up, input_, self.weight)
+
+
+@RowParallelLinear.register_oot
+class XlaRowParallelLinear(RowParallelLinear):
+    """Adds its bias to the sum over ranks, not to rank 0's share, so that all ranks compile one program."""
+
+    def forward(self, input_: torch.Tensor) -> Any:
+        on_rank_0 = self.tp_size > 1 and self.bias is not None and not self.skip_bias_add
+        if not (on_rank_0 and self.reduce_results and is_traced(input_)):
+            return super().forward(input_)
+        self.skip_bias_add = True
+        try:
+            output = super().forward(input_)
+        finally:
+            self.skip_bias_add = False
+        return (output[0] + self.bias, None) if self.return_bias else output + self.bias

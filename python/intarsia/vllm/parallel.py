@@ -4,6 +4,7 @@ vLLM's workers each hold their rank's share of the weights and of the KV heads. 
 along the first axis, and a step is a `shard_map` over it whose body is what vLLM's layers do on a rank.
 """
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,16 @@ class Ranks:
             out_specs=PartitionSpec(AXIS),
             check_vma=False,
         )
+
+    def agree(self, program: str) -> None:
+        """Raises on each rank whose program, as text, is not rank 0's: together they would wait forever, or be wrong."""
+        from vllm.distributed import get_tp_group
+
+        own = hashlib.sha256(program.encode()).hexdigest()
+        if get_tp_group().broadcast_object(own, src=0) != own:
+            raise NotImplementedError(
+                "tensor parallelism: this model's layers compute something else on each rank, expected one program for all"
+            )
 
     def abstract(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         """An array as `stacked` would return it, without data."""

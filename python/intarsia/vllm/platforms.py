@@ -14,6 +14,19 @@ check_vllm_version()
 # vLLM's second runner needs Triton, and is not the one that ours derives from. Asked for before any configuration is made.
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
+# Fields of vLLM's AttentionSelectorConfig (versions have more or fewer of them) that our kernels have no form for.
+_REFUSED = (
+    "use_mla",
+    "has_sink",
+    "use_sparse",
+    "use_mm_prefix",
+    "use_per_head_quant_scales",
+    "use_non_causal",
+    "use_batch_invariant",
+    "use_adaptive_verification",
+    "use_rswa",
+)
+
 
 def compute_slot_mapping(
     num_tokens: int,
@@ -76,15 +89,7 @@ class XlaPlatform(Platform):
             raise NotImplementedError(
                 f"intarsia-vllm: --attention-backend {selected_backend.name}, expected none"
             )
-        wanted = (
-            "use_mla",
-            "use_sparse",
-            "has_sink",
-            "use_mm_prefix",
-            "use_per_head_quant_scales",
-            "use_non_causal",
-        )
-        refused = [name for name in wanted if getattr(attn_selector_config, name)]
+        refused = [name for name in _REFUSED if getattr(attn_selector_config, name, False)]
         if refused:
             raise NotImplementedError(f"intarsia-vllm: attention with {', '.join(refused)}")
         path = "intarsia.vllm.attention.XlaGpuNativeAttentionBackend"

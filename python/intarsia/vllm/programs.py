@@ -64,7 +64,10 @@ class Programs:
     ) -> jax.stages.Compiled:
         """Compiles a function of a rank's arrays; `args` are arrays, or their types, over all ranks."""
         spread = self._ranks.spread(function, *args)
-        return compile_step(jax.jit(spread, donate_argnums=donate).lower(*args))
+        lowered = jax.jit(spread, donate_argnums=donate).lower(*args)
+        if self._ranks.size > 1:
+            self._ranks.agree(lowered.as_text())
+        return compile_step(lowered)
 
     def seal(self) -> None:
         """Says that from now on nothing should be compiled."""

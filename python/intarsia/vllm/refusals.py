@@ -24,6 +24,8 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
     parallel, cache = config.parallel_config, config.cache_config
     if config.lora_config is not None:
         yield "LoRA (--enable-lora)"
+    if getattr(config, "diffusion_config", None) is not None:  # new in 0.33
+        yield "diffusion models"
     if config.speculative_config is not None:
         yield "speculative decoding (--speculative-config)"
     for size, option in (
