@@ -61,7 +61,8 @@ def main() -> None:
     args = parser.parse_args()
     llama = model(args.device, args.layers)
     prompt = torch.randint(0, 49152, (1, args.tokens), device=args.device)
-    cache = transformers.StaticCache(llama.config, max_cache_len=args.tokens + 1)
+    # transformers 5 counts the steps itself, and goes on in the cache with each.
+    cache = transformers.StaticCache(llama.config, max_cache_len=args.tokens + 128)
     llama(prompt, past_key_values=cache)
     place = torch.tensor([args.tokens], device=args.device)
 
