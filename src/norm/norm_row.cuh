@@ -148,12 +148,13 @@ __global__ void __launch_bounds__(kMaxRowThreads) NormKernel(NormArguments<T, Ou
     for_again([&](auto& pack, int64_t i) {
       largest = fmaxf(largest, LargestAbs(FromFloats<T>(normed(pack, i))));
     });
-    const auto row_scale = a.rule.Of(ReduceRow<Larger>(largest));
-    if (threadIdx.x == 0 && row < a.rows) a.row_scales[row] = row_scale.scale;
-    for_kept(
-        [&](auto&, int64_t i, int k) { store(i, Quantised<Out>(rounded[k], row_scale.scaling)); });
+    largest = ReduceRow<Larger>(largest);
+    const auto of_row = a.rule.Of(largest);
+    const RowScaling scaling(of_row.scaling, largest);
+    if (threadIdx.x == 0 && row < a.rows) a.row_scales[row] = of_row.scale;
+    for_kept([&](auto&, int64_t i, int k) { store(i, Quantised<Out>(rounded[k], scaling)); });
     for_again([&](auto& pack, int64_t i) {
-      store(i, Quantised<Out>(FromFloats<T>(normed(pack, i)), row_scale.scaling));
+      store(i, Quantised<Out>(FromFloats<T>(normed(pack, i)), scaling));
       pack.StoreSum(a, start + i * kCount);
     });
   } else {

@@ -39,8 +39,10 @@ __global__ void __launch_bounds__(kMaxRowThreads) RowQuantKernel(RowQuantArgumen
     if (at(k) < packs) largest = Larger{}(largest, LargestAbs(kept[k]));
   for (int64_t i = at(kRowQuantItems); i < packs; i += blockDim.x)
     largest = Larger{}(largest, LargestAbs(x[i]));
-  const auto [scale, scaling] = a.rule.Of(ReduceRow<Larger>(largest));
-  if (threadIdx.x == 0 && row < a.rows) a.scales[row] = scale;
+  largest = ReduceRow<Larger>(largest);
+  const auto of_row = a.rule.Of(largest);
+  const RowScaling scaling(of_row.scaling, largest);
+  if (threadIdx.x == 0 && row < a.rows) a.scales[row] = of_row.scale;
 #pragma unroll
   for (int k = 0; k < kRowQuantItems; ++k)
     if (at(k) < packs) q[at(k)] = Quantised<Code>(kept[k], scaling);

@@ -106,8 +106,9 @@ Status RowBlock(int64_t rows, int64_t items, int kept, dim3& block) {
   if (rows < kFewRows * sms) kept = 1;
   const int64_t per_warp = 32 * int64_t{kept};
   if (items <= per_warp) {
-    const auto x = static_cast<unsigned>(
-        std::bit_ceil(std::clamp<uint64_t>(static_cast<uint64_t>(items), 1, 32)));
+    // A short row goes to few threads, which then have as much on their way as those of a long one.
+    const int64_t of_row = items < 32 ? (items + kept - 1) / kept : 32;
+    const auto x = std::bit_ceil(static_cast<unsigned>(std::max<int64_t>(of_row, 1)));
     block = dim3(x, static_cast<unsigned>(kSmallBlock) / x);
   } else {
     const int64_t threads = (items + per_warp - 1) / per_warp * 32;
