@@ -1,6 +1,7 @@
 """`intarsia doctor`, and the range of jax versions that it reads from the package's metadata."""
 
 import importlib.metadata
+import importlib.util
 import re
 import tomllib
 
@@ -39,12 +40,49 @@ def test_a_jax_that_will_do(monkeypatch, version: str) -> None:
     assert not report.bad
 
 
-def test_a_package_that_is_not_installed_says_nothing_of_jax(monkeypatch) -> None:
+def test_the_metadata_is_read() -> None:
+    """As it is written into the installed package, for every extra that the doctor knows."""
+    project = PYPROJECT["project"]["optional-dependencies"]
+    rows = [row for extra in doctor._EXTRAS for row in project[extra]]
+    assert sorted("".join(row[1:]) for row in doctor._needed()) == sorted(rows)
+
+
+def findings(monkeypatch, capsys, versions: dict[str, str]) -> tuple[int, str]:
+    monkeypatch.setattr(doctor, "_version", versions.get)
+    report = doctor._Report()
+    doctor._check_packages(report)
+    return report.bad, capsys.readouterr().out
+
+
+def test_torch_and_what_goes_with_it(monkeypatch, capsys) -> None:
+    project = PYPROJECT["project"]["optional-dependencies"]
+    fitting = dict(re.split("[>=]=", row) for row in project["torch-xla"])
+    assert findings(monkeypatch, capsys, fitting | {"torch": "2.9.0+cu128"})[0] == 0
+    bad, out = findings(monkeypatch, capsys, fitting | {"torch": "2.11.0"})
+    assert bad == 1 and "torch: 2.11.0 does not fit, torch-xla needs 2.9.0: pip install" in out
+    del fitting["lammps-jax-pjrt-cpu"]
+    bad, out = findings(monkeypatch, capsys, fitting)
+    assert not bad and "lammps-jax-pjrt-cpu: not installed, which torch-xla needs" in out
+    assert findings(monkeypatch, capsys, {"torch": "2.11.0"})[0] == 0
+    bad, out = findings(monkeypatch, capsys, {"torch": "2.8.1"})
+    assert bad == 1 and "torch: 2.8.1 is too old, 2.9 or newer is needed" in out
+
+
+def test_a_package_that_is_not_installed_says_nothing(monkeypatch) -> None:
     def requires(name: str) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "requires", requires)
-    assert doctor._oldest("jax") is None
+    assert doctor._needed() == []
+
+
+def test_a_torch_that_does_not_load_is_a_finding(monkeypatch, capsys, tmp_path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('no libtorch')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    report = doctor._Report()
+    doctor._check_torch(report)
+    assert report.bad == (importlib.util.find_spec("torch") is not None)
+    assert not report.bad or "torch on cpu: ImportError: no libtorch" in capsys.readouterr().out
 
 
 def test_this_machine_is_well(capsys) -> None:

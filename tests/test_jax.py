@@ -266,7 +266,10 @@ def test_a_wrong_call_fails_while_tracing() -> None:
         ValueError, match=r'layout is "HDN", expected one of NHD\|HND\|.* or an order'
     ):
         ij.reshape_and_cache_flash(k, v, caches, slots, layout="HDN")
-    with pytest.raises(ValueError, match=r"key_cache has 2\*hk=3 but key has hk=3"):
+    with pytest.raises(
+        ValueError,
+        match=r"key_cache has 2\*hk=3 but key has hk=3, expected 6 where layout=combined",
+    ):
         ij.reshape_and_cache_flash(k, v, caches, slots, layout="combined")
     with pytest.raises(TypeError, match="rms_norm: unknown attribute epsilon"):
         ij.call("rms_norm", [jnp.ones((2, 8)), None], epsilon=1.0)

@@ -63,3 +63,18 @@ def test_scales_may_be_numbers() -> None:
     operands[-2:] = np.full(1, 0.5, np.float32), np.full(1, 2, np.float32)
     want = running.run("paged_attention", operands, attributes)
     assert np.asarray(out).tobytes() == want[0].tobytes()
+
+
+@pytest.mark.parametrize("count", [-1, 10**6])
+def test_a_number_of_sequences_that_is_none(count: int) -> None:
+    """In an array, which nobody reads before the kernel, it counts as the nearest number that is one."""
+    operands, attributes = make("paged_attention", "combined_mixed", "f32")
+    given = keywords("paged_attention", operands, attributes) | {"return_lse": False}
+    b = len(given["seqused_k"])
+    with pytest.raises(ValueError, match=f"num_seqs is {count}, expected 0 to b={b}, as cu"):
+        intarsia.jax.paged_attention(**given | {"num_seqs": count})
+    far, near = (
+        intarsia.jax.paged_attention(**given | {"num_seqs": np.array([n], np.int32)})
+        for n in (count, min(max(count, 0), b))
+    )
+    np.testing.assert_array_equal(far, near)

@@ -1,4 +1,6 @@
-"""The form in which a caller holds a KV cache, whatever its arrays are: one array or a pair, and the layout that it tells."""
+"""What JAX's and torch's calls on a KV cache have in common: its form (one array or a pair, and the layout that it tells), and
+how many sequences are real.
+"""
 
 from typing import Any
 
@@ -43,3 +45,12 @@ def infer_layout(op: str, kv_cache: Any, head_dim: int, layout: str | None, laye
     if len(shape) == lead + 4 and shape[-1] == head_dim:
         return "combined"
     raise refuse(f"which no layout with heads of {head_dim} has")
+
+
+def check_num_seqs(op: str, num_seqs: int, cu_seqlens_q: Any) -> None:
+    """Raises if a number of sequences is none of a batch. One in an array is not looked at: the kernels clamp it."""
+    if cu_seqlens_q.ndim == 1 and not 0 <= num_seqs < cu_seqlens_q.shape[0]:
+        b = cu_seqlens_q.shape[0] - 1
+        raise ValueError(
+            f"{op}: num_seqs is {num_seqs}, expected 0 to b={b}, as cu_seqlens_q has b+1={b + 1}"
+        )

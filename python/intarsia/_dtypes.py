@@ -33,9 +33,20 @@ DTYPES = (
     DType("i64", "int64", "i64"),
     DType("bool", "bool", "i1"),
 )
+ACTIVATIONS = ("f32", "f16", "bf16")
+"""What T may be in a spec."""
 NAMES = tuple(row.name for row in DTYPES)
 _BY_NAME = {row.name: row for row in DTYPES}
 _BY_ARRAY = {row.array: row for row in DTYPES}
+
+
+def expected(rule: str) -> str:
+    """What a spec's rule for the dtype of an operand admits, as errors say it."""
+    words = rule.split("|")
+    if not {"T", *NAMES}.issuperset(words):
+        return f"that of {rule}"
+    admitted = [*(ACTIVATIONS if "T" in words else ()), *(n for n in NAMES if n in words)]
+    return "|".join(dict.fromkeys(admitted))
 
 
 def mlir_name(name: str) -> str:

@@ -110,15 +110,16 @@ def read_handlers(function: Any) -> list[Handler]:
     ]
 
 
-def _tensor(what: str, tensor: Tensor | None) -> _Tensor:
+def _tensor(what: str, rule: str, tensor: Tensor | None) -> _Tensor:
     if tensor is None:
         return _Tensor(dtype=_NONE)
     rank = len(tensor.shape)
     if rank > _MAX_RANK:
         raise ValueError(f"{what} has rank {rank}, at most {_MAX_RANK} is supported")
     if tensor.dtype not in _dtypes.NAMES:
-        expected = ", ".join(_dtypes.NAMES)
-        raise ValueError(f"{what} has dtype {tensor.dtype}, expected one of {expected}")
+        raise ValueError(
+            f"{what} has dtype {tensor.dtype}, expected {_dtypes.expected(rule)}: convert it first"
+        )
     pad = (0,) * (_MAX_RANK - rank)
     return _Tensor(
         data=tensor.data,
@@ -132,9 +133,10 @@ def _tensor(what: str, tensor: Tensor | None) -> _Tensor:
 
 def _tensors(op: str, rows: Sequence[Mapping[str, Any]], tensors: Sequence[Tensor | None]) -> Any:
     """A C array of tensors, each named by its row of the manifest should it be refused."""
-    names = [row["name"] for row in rows] + ["an operand too many"] * len(tensors)
+    named = [(row["name"], row["dtype"]) for row in rows]
+    named += [("an operand too many", "no other")] * len(tensors)
     return (_Tensor * len(tensors))(
-        *(_tensor(f"{op}: {n}", t) for n, t in zip(names, tensors, strict=False))
+        *(_tensor(f"{op}: {n}", rule, t) for (n, rule), t in zip(named, tensors, strict=False))
     )
 
 

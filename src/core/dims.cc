@@ -164,7 +164,10 @@ Status DimsBinding::Match(const DimsPattern& pattern, std::span<const int64_t> s
     for (const DimsTerm& term : variant.terms) {
       if (!Holds(term, conditions)) continue;
       if (!term.ellipsis) {
-        INTARSIA_RETURN_IF_ERROR(MatchTerm(term, shape[axis++], from));
+        Status status = MatchTerm(term, shape[axis++], from);
+        if (!status.ok() && !variant.conditions.empty())
+          status.message += Text(" where ", variant.conditions.front());
+        INTARSIA_RETURN_IF_ERROR(std::move(status));
         continue;
       }
       const auto axes = shape.subspan(axis, static_cast<size_t>(rest));
@@ -215,9 +218,11 @@ Status DimsBinding::MatchTerm(const DimsTerm& term, int64_t axis_size, std::stri
     why += Text(why.empty() ? " but " : " and ", binding.from, " has ", symbols_.name(symbol), "=",
                 binding.value);
   }
-  return InvalidArgument(term.factors.empty()
-                             ? Text("has size ", size, " where ", known, " is expected")
-                             : Text("has ", term.text, "=", axis_size, why));
+  if (term.factors.empty())
+    return InvalidArgument(Text("has size ", size, " where ", known, " is expected"));
+  if (term.text != symbols_.name(term.factors[0]) && !overflow && term.divisor < 0)
+    why += Text(", expected ", known + term.addend);
+  return InvalidArgument(Text("has ", term.text, "=", axis_size, why));
 }
 
 Status DimsBinding::Evaluate(const DimsPattern& pattern, const Conditions& conditions,

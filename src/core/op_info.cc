@@ -130,7 +130,7 @@ class Checker {
     if (!type_from_.empty())
       return Invalid(op_, info.name, " has dtype ", got, " but ", type_from_, " has ", Name(type_));
     if (!Lists(kActivations, got))
-      return Invalid(op_, info.name, " has dtype ", got, ", expected ", kActivations);
+      return Invalid(op_, info.name, " has dtype ", got, ", expected ", ExpectedDTypes(op_, info));
     type_ = dtype;
     type_from_ = info.name;
     return {};
@@ -168,6 +168,15 @@ bool CallConditions::Holds(std::string_view condition) const {
 std::string_view CallConditions::Value(std::string_view attribute) const {
   return std::get<std::string_view>(
       call_.attributes[static_cast<size_t>(op_.FindAttribute(attribute))]);
+}
+
+std::string ExpectedDTypes(const OpInfo& op, const OperandInfo& info) {
+  if (op.FindOperand(info.dtype) >= 0) return Text("that of ", info.dtype);
+  std::string expected(Lists(info.dtype, "T") ? kActivations : "");
+  for (const DTypeRow& row : kDTypes)
+    if (Lists(info.dtype, row.name) && !Lists(expected, row.name))
+      expected += Text(expected.empty() ? "" : "|", row.name);
+  return expected;
 }
 
 bool Fits(Access access, const TensorView& operand) {

@@ -84,6 +84,9 @@ class CallConditions final : public Conditions {
 // addresses stay null. This is the only shape inference there is.
 Status Infer(const OpInfo& op, Call& call);
 
+// The dtypes that an operand may have, as errors name them.
+std::string ExpectedDTypes(const OpInfo& op, const OperandInfo& info);
+
 // Whether the kernel can take an operand as it lies.
 bool Fits(Access access, const TensorView& operand);
 

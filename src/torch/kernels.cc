@@ -163,7 +163,7 @@ class Invocation {
   Status Operand(size_t i) {
     const OperandInfo& info = op_.operands[i];
     INTARSIA_RETURN_IF_ERROR(CheckDevice(info.name, operands_[i].get(), i == 0));
-    INTARSIA_RETURN_IF_ERROR(View(info.name, operands_[i].get(), views_[i]));
+    INTARSIA_RETURN_IF_ERROR(View(info, operands_[i].get(), views_[i]));
     TensorView view;
     const std::span dims(views_[i].dims, static_cast<size_t>(views_[i].rank));
     INTARSIA_RETURN_IF_ERROR(MakeDense(nullptr, DType::kU8, dims, view));
@@ -176,7 +176,7 @@ class Invocation {
     INTARSIA_RETURN_IF_ERROR(
         Torch(Get().copy(dense.get(), operands_[i].get(), 0), "copy_ of a strided operand"));
     operands_[i] = std::move(dense);
-    return View(info.name, operands_[i].get(), views_[i]);
+    return View(info, operands_[i].get(), views_[i]);
   }
 
   // Whether each element of an operand that is written has memory of its own: a step along an axis
@@ -211,26 +211,21 @@ class Invocation {
                                 " is on ", Name(device_)));
   }
 
-  static Status View(std::string_view name, Tensor tensor, intarsia_tensor& view) {
+  Status View(const OperandInfo& info, Tensor tensor, intarsia_tensor& view) const {
     int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
     int32_t number = 0;
     INTARSIA_RETURN_IF_ERROR(Torch(Get().rank(tensor, &rank) || Get().sizes(tensor, &sizes) ||
                                        Get().strides(tensor, &strides) ||
                                        Get().dtype(tensor, &number) ||
                                        Get().data(tensor, &view.data),
-                                   "tensor ", name));
+                                   "tensor ", info.name));
     if (rank > INTARSIA_MAX_RANK)
-      return InvalidArgument(Text(name, " has rank ", rank, ", at most ",
+      return InvalidArgument(Text(info.name, " has rank ", rank, ", at most ",
                                   static_cast<int64_t>(INTARSIA_MAX_RANK), " is supported"));
     const DType dtype = Get().FromNumber(number);
-    if (dtype == DType::kOther) {
-      std::string known;
-      for (const DTypeRow& row : kDTypes)
-        if (row.name != intarsia::Name(DType::kOther))
-          known += Text(known.empty() ? "" : ", ", row.name);
-      return InvalidArgument(
-          Text(name, " has dtype ", Get().DTypeName(number), ", expected one of ", known));
-    }
+    if (dtype == DType::kOther)
+      return InvalidArgument(Text(info.name, " has dtype ", Get().DTypeName(number), ", expected ",
+                                  ExpectedDTypes(op_, info), ": convert it first"));
     view.dtype = static_cast<int32_t>(dtype);
     view.rank = static_cast<int32_t>(rank);
     view.strided = 1;

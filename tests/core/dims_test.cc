@@ -128,7 +128,7 @@ TEST(Dims, Multiples) {
   EXPECT_EQ(dims.Match(0, {7}), "has 2*n=7, expected a multiple of 2");
   EXPECT_EQ(dims.Match(0, {8}), "");
   EXPECT_EQ(dims.Evaluate(1), (Shape{4}));
-  EXPECT_EQ(dims.Match(0, {10}, {}, "y"), "has 2*n=10 but x has n=4");
+  EXPECT_EQ(dims.Match(0, {10}, {}, "y"), "has 2*n=10 but x has n=4, expected 8");
   EXPECT_EQ(dims.Match(2, {6, 5}), "");
   EXPECT_EQ(dims.Match(3, {4}, {}, "z"), "has hk=4 but x has hk=3");
 }
@@ -140,7 +140,7 @@ TEST(Dims, AttributesAsSizes) {
   EXPECT_EQ(dims.Match(0, {256}), "");
   EXPECT_EQ(dims.Evaluate(1), (Shape{4}));
   EXPECT_EQ(dims.Match(0, {128}, {}, "y"),
-            "has h*head_size=128 but x has h=4 and attribute has head_size=64");
+            "has h*head_size=128 but x has h=4 and attribute has head_size=64, expected 256");
 }
 
 TEST(Dims, AttributesThatAreNoSizes) {
@@ -174,7 +174,7 @@ TEST(Dims, OneMore) {
   EXPECT_EQ(dims.Match(0, {0}), "has b+1=0, expected at least 1");
   EXPECT_EQ(dims.Match(0, {5}), "");
   EXPECT_EQ(dims.Match(1, {5}, {}, "lens"), "has b=5 but x has b=4");
-  EXPECT_EQ(dims.Match(0, {6}, {}, "other"), "has b+1=6 but x has b=4");
+  EXPECT_EQ(dims.Match(0, {6}, {}, "other"), "has b+1=6 but x has b=4, expected 5");
 }
 
 TEST(Dims, VariantsByCondition) {
@@ -228,10 +228,12 @@ TEST(Dims, CacheLayouts) {
   EXPECT_EQ(dims.Match(1, {6, 4, 3, 16}, {"layout=NHD"}), "");
   EXPECT_EQ(dims.Match(2, {6, 4, 3, 16}, {"layout=NHD"}), "");
   EXPECT_EQ(dims.Match(1, {2, 6, 4, 6, 16}, {"layout=combined", "layer"}), "");
-  EXPECT_EQ(dims.Match(1, {6, 4, 8, 16}, {"layout=combined"}), "has 2*hk=8 but x has hk=3");
+  EXPECT_EQ(dims.Match(1, {6, 4, 8, 16}, {"layout=combined"}),
+            "has 2*hk=8 but x has hk=3, expected 6 where layout=combined");
   EXPECT_EQ(dims.Match(1, {6, 3, 4, 16}, {"layout=HND"}), "");
   EXPECT_EQ(dims.Match(1, {6, 4, 3, 32}, {"layout=packed"}), "");
-  EXPECT_EQ(dims.Match(1, {6, 4, 3, 24}, {"layout=packed"}), "has 2*d=24 but x has d=16");
+  EXPECT_EQ(dims.Match(1, {6, 4, 3, 24}, {"layout=packed"}),
+            "has 2*d=24 but x has d=16, expected 32 where layout=packed");
   EXPECT_EQ(dims.Match(1, {2, 2, 6, 4, 3, 16}, {"layout=stacked", "layer"}), "");
   EXPECT_EQ(dims.Match(1, {3, 6, 4, 3, 16}, {"layout=stacked"}),
             "has shape [3, 6, 4, 3, 16], expected [2 p s hk d]");

@@ -279,9 +279,16 @@ def test_allocator_counts_pages():
 
 @pytest.mark.parametrize("length", [0, 64])
 def test_prompts_that_do_not_fit(engine, length):
-    message = f"prompt 0 has {length} tokens, expected 1 to max_model_len - 1 = 63"
+    message = f"prompt 0 has {length} tokens, expected 1 to 63: max_model_len is 64, completion"
     with pytest.raises(ValueError, match=message):
         engine.generate([[5] * length])
+
+
+@pytest.mark.parametrize("length", [-1, 0, 1, 10**6])
+def test_lengths_that_no_model_has(make_engine, length):
+    message = f"max_model_len is {length}, expected 2 to [0-9]+, the model's own limit"
+    with pytest.raises(ValueError, match=message):
+        make_engine(max_model_len=length)
 
 
 def test_no_prompts_give_no_completions(engine):

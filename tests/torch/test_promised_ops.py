@@ -119,6 +119,18 @@ def test_paged_attention_takes_a_pair_and_options() -> None:
     assert not torch.equal(fewer[0], got[0]) and not fewer[1:].any()
 
 
+@pytest.mark.parametrize("count", [-1, 10**6])
+def test_a_number_of_sequences_that_is_none(count: int) -> None:
+    """In an array, which nobody reads before the kernel, it counts as the nearest number that is one."""
+    args, _, all_of_them, want = paged("combined_mixed")
+    b, scale = len(args[2]), args[0].shape[-1] ** -0.5
+    for call in (op.paged_attention, xla_ops.xla_gpu_paged_attention):
+        with pytest.raises(ValueError, match=f"num_seqs is {count}, expected 0 to b={b}, as cu"):
+            call(*args, count, scale)
+    got = op.paged_attention(*args, torch.full_like(all_of_them, count), scale)
+    assert torch.equal(got, want if count > 0 else torch.zeros_like(want))
+
+
 def test_paged_attention_of_two_arrays_is_not_guessed() -> None:
     """Seven tensors fit the signature with one cache as well: torch would make a scale of the last."""
     operands, _ = make("paged_attention", "padded_batch", "f32")

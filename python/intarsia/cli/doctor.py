@@ -3,11 +3,13 @@
 import argparse
 import importlib.metadata
 import importlib.util
+import os
 import pathlib
 import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 
 from intarsia import __version__, _native
@@ -18,9 +20,15 @@ _PACKAGES = (
     "jax-cuda13-plugin",
     "jax-cuda12-plugin",
     "torch",
+    "torch_xla",
+    "torchax",
+    "flax",
+    "lammps-jax-pjrt-cpu",
     "gguf",
     "tokenizers",
 )
+# What intarsia's metadata asks for under an extra matters where this package, the extra's own, is installed.
+_EXTRAS = {"jax": "jax", "torch": "torch", "torch-xla": "torch_xla"}
 
 
 class _Report:
@@ -48,7 +56,15 @@ def main(args: argparse.Namespace) -> int:
     del args
     report = _Report()
     print(f"intarsia {__version__}, Python {platform.python_version()}, {platform.platform()}")
-    for check in (_check_packages, _check_headers, _check_library, _check_gpu, _check_jax):
+    for check in (
+        _check_packages,
+        _check_headers,
+        _check_library,
+        _check_gpu,
+        _check_jax,
+        _check_torch,
+        _check_torch_xla,
+    ):
         try:
             check(report)
         except Exception as error:  # a doctor reports what he finds, whatever it is
@@ -70,23 +86,36 @@ def _check_packages(report: _Report) -> None:
     for package in _PACKAGES:
         if version := _version(package):
             report.ok(package, version)
-    jax, oldest = _version("jax"), _oldest("jax")
-    if jax is None:
+    if _version("jax") is None:
         report.note("jax", "not installed; `pip install 'intarsia[jax]'` for intarsia.jax")
-    elif oldest is None:
-        report.note("intarsia", "not installed as a package: nothing says which jax it needs")
-    elif _numbers(jax) < _numbers(oldest):
-        report.problem("jax", f"{jax} is too old, {oldest} or newer is needed: pip install -U jax")
+    needed = _needed()
+    if not needed:
+        report.note("intarsia", "not installed as a package: nothing says which versions it needs")
+    for extra, package, relation, version in needed:
+        if _version(_EXTRAS.get(extra, extra)) is not None:
+            _check_version(report, extra, package, relation, version)
 
 
-def _oldest(package: str) -> str | None:
-    """The oldest version of a package that intarsia's own metadata allows."""
+def _check_version(report: _Report, extra: str, package: str, relation: str, version: str) -> None:
+    got = _version(package)
+    remedy = f"pip install 'intarsia[{extra}]'"
+    if got is None:
+        report.note(package, f"not installed, which {extra} needs: {remedy}")
+    elif relation == ">=" and _numbers(got) < _numbers(version):
+        report.problem(package, f"{got} is too old, {version} or newer is needed: {remedy}")
+    elif relation == "==" and _numbers(got) != _numbers(version):
+        report.problem(package, f"{got} does not fit, {extra} needs {version}: {remedy}")
+
+
+def _needed() -> list[tuple[str, str, str, str]]:
+    """What intarsia's own metadata asks for: extra, package, ">=" or "==", version."""
     try:
         requirements = importlib.metadata.requires("intarsia") or ()
     except importlib.metadata.PackageNotFoundError:
-        return None
-    found = (re.match(rf"{package}>=([\d.]+)", row) for row in requirements)
-    return next((row[1] for row in found if row), None)
+        return []
+    form = re.compile(r"""([\w-]+)(>=|==)([\d.]+)\s*;\s*extra == ["']([\w-]+)["']""")
+    found = (form.fullmatch(row) for row in requirements)
+    return [(row[4], *row.groups()[:3]) for row in found if row and row[4] in _EXTRAS]
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -169,18 +198,54 @@ def _check_jax(report: _Report) -> None:
         _self_test(report, name, lambda device=device: jax.default_device(device))
 
 
+def _check_torch(report: _Report) -> None:
+    if importlib.util.find_spec("torch") is not None:
+        _test_in_torch(report, "torch on cpu", "torch", "cpu")
+
+
+def _check_torch_xla(report: _Report) -> None:
+    if importlib.util.find_spec("torch_xla") is not None:
+        _test_in_torch(report, "torch_xla on INTARSIA", "torch_xla", "xla", PJRT_DEVICE="INTARSIA")
+
+
+def _test_in_torch(
+    report: _Report, what: str, module: str, device: str, **environment: str
+) -> None:
+    """In a process of its own: torch, which may not load, and torch_xla, which has one device a process."""
+    program = (
+        f"import torch, {module}, intarsia.torch\n"
+        f"x = torch.linspace(-1, 1, 64).reshape(2, 32).to({device!r})\n"
+        "got = torch.ops.xla_gpu.rms_norm(x).cpu()\n"
+        "want = torch.nn.functional.rms_norm(x.cpu(), (32,), eps=1e-6)\n"
+        "print((got - want).abs().max().item())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        report.problem(what, (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1])
+        return
+    _judge(report, f"rms_norm by {what}", float(done.stdout.splitlines()[-1]))
+
+
 def _self_test(report: _Report, name: str, on_device: Callable) -> None:
     import jax
     import numpy as np
 
     from intarsia.jax import rms_norm
 
+    x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32)
     with on_device():
-        x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32)
         got = np.asarray(jax.jit(rms_norm)(x))
     want = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
-    error = float(np.abs(got - want).max())
+    _judge(report, f"rms_norm on {name}", float(np.abs(got - want).max()))
+
+
+def _judge(report: _Report, what: str, error: float) -> None:
     if error < 1e-5:
-        report.ok(f"rms_norm on {name}", f"largest error {error:.1e}")
+        report.ok(what, f"largest error {error:.1e}")
     else:
-        report.problem(f"rms_norm on {name}", f"largest error {error:.1e}, expected below 1e-5")
+        report.problem(what, f"largest error {error:.1e}, expected below 1e-5")

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="0, the default here (vLLM's is 1), always takes the likeliest token",
     )
-    parser.add_argument("--top-k", type=int, default=0, help="0 keeps all (default)")
+    parser.add_argument("--top-k", type=int, default=0, help="0, the default, or -1 keeps all")
     parser.add_argument("--top-p", type=float, default=1.0, help="1 keeps all (default)")
     parser.add_argument("--seed", type=int, help="makes sampling repeatable")
     parser.add_argument(
@@ -83,7 +83,9 @@ def _generate(args: argparse.Namespace) -> None:
     texts = args.prompt or list(_DEFAULT_TEXTS if plain else _DEFAULT_PROMPTS)
     prompts = [(tokenizer.encode if plain else tokenizer.encode_chat)(text) for text in texts]
     needed = max(map(len, prompts)) + args.max_tokens
-    max_model_len = args.max_model_len or min(needed, config.max_positions)
+    max_model_len = args.max_model_len
+    if max_model_len is None:
+        max_model_len = min(needed, config.max_positions)
     engine = Engine(
         config,
         model.params,
@@ -187,9 +189,24 @@ def _compare(
     _say_row("prefill", _rate(sum(map(len, prompts)), result.prefill_seconds))
     _say_row("decode", _rate(result.decode_tokens, result.decode_seconds))
     expected = [tokens[:limit] for tokens, limit in zip(result.tokens, limits, strict=True)]
-    agree = sum(map(operator.eq, expected, completions))
-    verdict = "the same" if agree == len(prompts) else "different"
-    _say_row("greedy tokens", f"{verdict} ({agree} of {len(prompts)} completions equal)")
+    _say_row("greedy tokens", _verdict(expected, completions, model.quantize))
+
+
+def _verdict(
+    expected: Sequence[list[int]], completions: Sequence[list[int]], quantize: str | None
+) -> str:
+    """How far the completions are those of the reference, and what to think of it."""
+    equal = sum(map(operator.eq, expected, completions))
+    counts = f"{equal} of {len(completions)} completions equal"
+    if equal == len(completions):
+        return f"the same ({counts})"
+    common = sum(
+        len(os.path.commonprefix(pair)) for pair in zip(expected, completions, strict=True)
+    )
+    counts += f", the first {common} of {sum(map(len, expected))} tokens"
+    if quantize is None:
+        return f"different ({counts})"
+    return f"{counts}; weights in {quantize} may choose others than the reference's, which are not quantised"
 
 
 def _rate(tokens: int, seconds: float) -> str:

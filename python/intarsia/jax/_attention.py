@@ -1,8 +1,11 @@
 """Attention over ragged batches, dense or paged."""
 
+import numbers
+
 import jax
 import jax.numpy as jnp
 
+from intarsia._cache_form import check_num_seqs
 from intarsia.jax import _attention_grad, _cache, _ops
 from intarsia.jax._cache import KvCache
 
@@ -143,8 +146,8 @@ def paged_attention(
       seqused_k: int32 or int64 [b], keys of each sequence, this step's tokens included.
       block_table: [b, m], the pages of each sequence. Keys on a page outside the cache are masked.
       cu_seqlens_q: [b + 1], where each sequence starts in query.
-      num_seqs: how many sequences are real, an int or an array of shape [1]; default all. Rows of the
-        others give 0 and lse -inf, so one compiled program serves any batch up to b.
+      num_seqs: how many sequences are real, 0 to b: an int, or an array of shape [1], which counts as the nearest
+        of these; default all. Rows of the others give 0 and lse -inf, so one compiled program serves any batch up to b.
       scale: of the scores; default d ** -0.5.
       sliding_window: keys that a query sees, its own included; default all.
       softcap: scores become softcap * tanh(score / softcap); 0: none.
@@ -167,12 +170,11 @@ def paged_attention(
       >>> out = paged_attention(query, caches, seqused_k, block_table, cu_seqlens_q)
     """
     key_cache, value_cache = _cache.split("paged_attention", kv_cache)
+    if isinstance(num_seqs, numbers.Integral):
+        check_num_seqs("paged_attention", num_seqs, cu_seqlens_q)
+        num_seqs = jnp.asarray(num_seqs, jnp.int32)
     if num_seqs is not None:
-        num_seqs = (
-            jnp.asarray(num_seqs, jnp.int32).reshape(1)
-            if isinstance(num_seqs, int)
-            else jnp.reshape(num_seqs, 1)
-        )
+        num_seqs = jnp.reshape(num_seqs, 1)
     return _ops.paged_attention(
         query,
         key_cache,

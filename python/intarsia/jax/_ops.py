@@ -454,7 +454,8 @@ def paged_attention(
       seqused_k: [b], i32, i64: keys of each sequence, this step's included.
       block_table: [b, m], i32, i64: pages of each sequence.
       cu_seqlens_q: [b+1], i32, i64: where each sequence starts in query.
-      num_seqs: [1], i32, i64: how many sequences are real; default all; may be absent.
+      num_seqs: [1], i32, i64: how many sequences are real, clamped to 0 to b; default all; may
+        be absent.
       layer: scalar, i32: which layer of a cache with a leading layer axis; may be absent.
       sinks: [h], f32: a logit of each head in the denominator, without a value; may be absent.
       k_scale: [1] or [hk] or [b, hk], f32: what fp8 keys are to be multiplied by; default 1;

@@ -119,7 +119,12 @@ class Engine:
         self._ops = ops or importlib.import_module("intarsia.jax")
         self._params = transformer.stack_layers(params) if scan_layers else params
         self._max_num_seqs = max_num_seqs
-        self._max_model_len = max_model_len or config.max_positions
+        limit = config.max_positions
+        self._max_model_len = limit if max_model_len is None else max_model_len
+        if not 2 <= self._max_model_len <= limit:
+            raise ValueError(
+                f"engine: max_model_len is {max_model_len}, expected 2 to {limit}, the model's own limit"
+            )
         self._prefill_tokens = prefill_tokens
         self._pages_per_seq = -(-self._max_model_len // PAGE_SIZE)
         self._rope_tables = self._on_all_devices(

@@ -271,7 +271,7 @@ def make_request(
     if not 0 < len(prompt) < max_model_len:
         raise ValueError(
             f"engine: prompt {index} has {len(prompt)} tokens, "
-            f"expected 1 to max_model_len - 1 = {max_model_len - 1}"
+            f"expected 1 to {max_model_len - 1}: max_model_len is {max_model_len}, completion included"
         )
     return Request(
         index=index,

@@ -6,7 +6,7 @@ Each is made of the package's own op, for tensors on any device, for autograd, a
 
 import torch
 
-from intarsia._cache_form import infer_layout, split
+from intarsia._cache_form import check_num_seqs, infer_layout, split
 from intarsia.torch._register import refuse_defined
 
 _ops = torch.ops.xla_gpu
@@ -132,13 +132,17 @@ def xla_gpu_paged_attention(
       context_lens: [b], keys of each sequence, this step's included.
       block_tables: [b, m], the pages of each sequence.
       query_start_loc: [b + 1], where each sequence starts in `query`.
-      num_seqs: how many sequences are real, a number or an array of shape [1]; rows of the others give 0.
+      num_seqs: how many sequences are real, 0 to b: a number, or an array of shape [1], which counts as the nearest of
+        these; rows of the others give 0.
       scale: of the scores.
       sliding_window: keys that a query sees, its own included.
       soft_cap: scores become soft_cap * tanh(score / soft_cap).
 
     Returns:
       [t, h, d].
+
+    Raises:
+      ValueError: what does not fit; the text says which.
     """
     if context_lens is None or context_lens.ndim > 1:
         got = "None" if context_lens is None else list(context_lens.shape)
@@ -148,6 +152,7 @@ def xla_gpu_paged_attention(
         )
     key_cache, value_cache = split("paged_attention", kv_cache)
     if not isinstance(num_seqs, torch.Tensor):
+        check_num_seqs("paged_attention", num_seqs, query_start_loc)
         num_seqs = torch.full((1,), num_seqs, dtype=torch.int32, device=query.device)
     out, _ = _ops.paged_attention.default(
         query,

@@ -8,8 +8,6 @@ import torch
 from intarsia import _dims, _dtypes, _native
 from intarsia.torch._form import Form, Row, check_devices
 
-_ACTIVATIONS = ("f32", "f16", "bf16")  # what T may be
-
 Operands = Sequence[torch.Tensor | None]
 
 
@@ -92,7 +90,7 @@ def result_types(
         (
             dtypes[row["name"]]
             for row in op.operands
-            if "T" in row["dtype"].split("|") and dtypes.get(row["name"]) in _ACTIVATIONS
+            if "T" in row["dtype"].split("|") and dtypes.get(row["name"]) in _dtypes.ACTIVATIONS
         ),
         "bf16",
     )

@@ -38,7 +38,7 @@ struct PagedAttention {
       In("cu_seqlens_q", &PagedAttention::cu_seqlens_q, "b+1", "i32|i64",
          "where each sequence starts in query"),
       In("num_seqs", &PagedAttention::num_seqs, "1", "i32|i64",
-         "how many sequences are real; default all"),
+         "how many sequences are real, clamped to 0 to b; default all"),
       In("layer", &PagedAttention::layer, "", "i32",
          "which layer of a cache with a leading layer axis")
           .Indexes("l"),
