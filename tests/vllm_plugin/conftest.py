@@ -9,10 +9,12 @@ import vllm_models
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _environment() -> None:
+def _environment(tmp_path_factory: pytest.TempPathFactory) -> None:
     import vllm_running
 
-    os.environ.update(vllm_running.ENVIRONMENT)
+    # Compiled programs are kept there, for all engines of a session.
+    root = {"VLLM_CACHE_ROOT": str(tmp_path_factory.mktemp("cache"))}
+    os.environ.update(vllm_running.ENVIRONMENT | root)
 
 
 @pytest.fixture(scope="session")

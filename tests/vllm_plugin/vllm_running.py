@@ -31,8 +31,10 @@ SIZES = {
     "max_model_len": 512,
     "max_num_seqs": 8,
     "max_num_batched_tokens": 128,
-    "kv_cache_memory_bytes": 64 << 20,
+    "kv_cache_memory_bytes": 32 << 20,  # 728 tokens of SmolLM2
 }
+# Sizes of the programs for a model that takes long to compile: these and the largest.
+FEW_PROGRAMS = {"request_buckets": [1], "token_buckets": [32]}
 
 
 def recorded(model: str, dtype: str = "float32") -> list[dict[str, Any]]:
@@ -80,7 +82,11 @@ def logprobs(requests: Sequence[Any]) -> list[list[float]]:
 
 def flags(options: Mapping[str, Any]) -> list[str]:
     """An engine's options as those of a command."""
-    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+
+    def said(value: Any) -> Any:
+        return json.dumps(value) if isinstance(value, dict) else value
+
+    return [f"--{name.replace('_', '-')}={said(value)}" for name, value in options.items()]
 
 
 class Server:
@@ -104,7 +110,7 @@ class Server:
                 start_new_session=True,
             )
 
-    def wait_until_ready(self, seconds: float = 180) -> None:
+    def wait_until_ready(self, seconds: float = 400) -> None:
         """Returns when the server answers."""
         deadline = time.monotonic() + seconds
         while not self.is_healthy():
@@ -140,12 +146,12 @@ class Server:
                 found[name] = found.get(name, 0) + value
         return found
 
-    def children(self, title: str) -> list[int]:
-        """The process ids of the server's descendants whose name begins so."""
+    def children(self, title: str) -> list[Any]:
+        """The server's descendants whose name begins so, as psutil.Process."""
         import psutil
 
         family = psutil.Process(self.process.pid).children(recursive=True)
-        return [child.pid for child in family if " ".join(child.cmdline()).startswith(title)]
+        return [child for child in family if " ".join(child.cmdline()).startswith(title)]
 
     def log(self) -> str:
         """What the server has printed."""

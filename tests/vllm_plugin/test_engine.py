@@ -1,0 +1,162 @@
+"""What vLLM's engine does around a step goes on working: one engine with SmolLM2 for all tests."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import vllm_models
+from vllm_running import FEW_PROGRAMS, SIZES, engine, greedy, logprobs, recorded, tokens
+
+SHORT, STORY, CODE, LONG = vllm_models.PROMPTS
+LAYERS = 30
+
+
+@pytest.fixture(scope="module")
+def smollm2(model):
+    with engine(
+        model(vllm_models.SMOLLM2), additional_config=FEW_PROGRAMS, disable_log_stats=False
+    ) as llm:
+        yield llm
+
+
+def run(llm, prompts, sampling=None):
+    return llm.generate(prompts, sampling or greedy(), use_tqdm=False)
+
+
+def counted(llm, name: str) -> float:
+    """One of vLLM's counters."""
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == f"vllm:{name}")
+
+
+def test_the_programs_are_made_of_our_ops(smollm2):
+    [programs] = smollm2.collective_rpc("xla_programs")
+    steps = {name: ops for name, ops in programs["custom_calls"].items() if " step of " in name}
+    assert len(steps) == 4  # both sizes of each kind
+    for name, ops in steps.items():
+        attention = "paged_attention" if name.startswith("decode") else "flash_attn_varlen"
+        assert ops == {
+            attention: LAYERS,
+            "fused_add_rms_norm": 2 * LAYERS,
+            "reshape_and_cache_flash": LAYERS,
+            "rms_norm": 1,
+            "rotary_embedding": LAYERS,
+            "silu_and_mul": LAYERS,
+        }
+
+
+def test_requests_of_a_batch_do_not_touch_each_other(smollm2):
+    """More than fit at a time, which come and go at different steps."""
+    lengths = [3 + 5 * i % 22 for i in range(20)]
+    prompts = [vllm_models.PROMPTS[i % 3] for i in range(20)]
+    requests = run(smollm2, prompts, [greedy(max_tokens=n) for n in lengths])
+    expected = [sequence["tokens"] for sequence in recorded(vllm_models.SMOLLM2)]
+    assert tokens(requests) == [expected[i % 3][:n] for i, n in enumerate(lengths)]
+
+
+def test_a_prefix_is_computed_once(smollm2):
+    assert smollm2.reset_prefix_cache()
+    first, again = run(smollm2, [LONG]), run(smollm2, [LONG])
+    # The long prompt is more than one step's tokens: it came in chunks.
+    assert len(first[0].prompt_token_ids) > SIZES["max_num_batched_tokens"]
+    assert first[0].num_cached_tokens == 0
+    assert again[0].num_cached_tokens == len(first[0].prompt_token_ids) // 16 * 16
+    expected = [recorded(vllm_models.SMOLLM2)[3]["tokens"]]
+    assert tokens(first) == tokens(again) == expected
+
+
+def test_preempted_requests_go_on(smollm2):
+    """Eight times 130 tokens are more than the cache holds."""
+    prompts = [f"{n}. {STORY}" for n in range(8)]
+    alone = tokens([*run(smollm2, prompts[:1], greedy(max_tokens=120))])
+    before = counted(smollm2, "num_preemptions")
+    together = run(smollm2, prompts, greedy(max_tokens=120))
+    assert counted(smollm2, "num_preemptions") > before
+    assert tokens(together)[:1] == alone
+    assert tokens(run(smollm2, prompts[5:6], greedy(max_tokens=120))) == tokens(together)[5:6]
+
+
+def test_a_seed_decides_what_is_sampled(smollm2):
+    def sample(prompts, seeds):
+        return tokens(
+            run(
+                smollm2,
+                prompts,
+                [greedy(temperature=1.0, top_p=0.95, seed=seed, max_tokens=16) for seed in seeds],
+            )
+        )
+
+    [alone] = sample([STORY], [1])
+    batch = sample([SHORT, STORY, STORY, CODE], [1, 1, 2, 3])
+    assert batch[1] == alone
+    assert batch[2] != alone
+
+
+def test_logprobs_are_those_of_the_prompt_that_they_become(smollm2):
+    [request] = run(smollm2, [STORY], greedy(max_tokens=8, logprobs=5))
+    [completion] = request.outputs
+    for step in completion.logprobs:
+        entries = sorted(step.values(), key=lambda entry: entry.rank)
+        assert [entry.rank for entry in entries] == [1, 2, 3, 4, 5]
+        assert all(a.logprob >= b.logprob for a, b in itertools.pairwise(entries))
+        assert sum(math.exp(entry.logprob) for entry in entries) <= 1 + 1e-5
+    whole = {"prompt_token_ids": [*request.prompt_token_ids, *completion.token_ids]}
+    [scored] = run(smollm2, [whole], greedy(max_tokens=1, prompt_logprobs=0))
+    told = [
+        step[token].logprob
+        for token, step in zip(completion.token_ids, scored.prompt_logprobs[-8:], strict=True)
+    ]
+    np.testing.assert_allclose(told, logprobs([request])[0], atol=1e-4)
+
+
+def test_several_completions_of_one_prompt(smollm2):
+    [request] = run(smollm2, [STORY], greedy(n=3, temperature=0.8, seed=7, max_tokens=12))
+    assert len({tuple(completion.token_ids) for completion in request.outputs}) == 3
+
+
+def test_a_json_schema_binds_the_answer(smollm2):
+    from vllm.sampling_params import StructuredOutputsParams
+
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 1, "maximum": 99},
+        },
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    sampling = greedy(
+        max_tokens=60, ignore_eos=False, structured_outputs=StructuredOutputsParams(json=schema)
+    )
+    question = [{"role": "user", "content": "Describe a person in JSON."}]
+    [request] = smollm2.chat(question, sampling, use_tqdm=False)
+    said = json.loads(request.outputs[0].text)
+    assert said.keys() == {"name", "age"}
+    assert isinstance(said["name"], str) and len(said["name"]) <= 12
+    assert 1 <= said["age"] <= 99
+
+
+def test_stop_strings_and_min_tokens(smollm2):
+    [request] = run(smollm2, [SHORT], greedy(stop=["Paris"], ignore_eos=False))
+    assert request.outputs[0].text == " "
+    assert request.outputs[0].finish_reason == "stop"
+    sampling = greedy(ignore_eos=False, min_tokens=20, max_tokens=20)
+    assert len(tokens(run(smollm2, [SHORT], sampling))[0]) == 20
+
+
+def test_a_request_that_cannot_fit_is_refused_and_the_next_one_answered(smollm2):
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match="maximum context length is 512 tokens"):
+        run(smollm2, [{"prompt_token_ids": [5] * 600}])
+    assert tokens(run(smollm2, [SHORT])) == [recorded(vllm_models.SMOLLM2)[0]["tokens"]]
+
+
+def test_nothing_was_compiled_while_serving(smollm2):
+    """After all of the above."""
+    run(smollm2, [SHORT, STORY, CODE, LONG] * 3)
+    [programs] = smollm2.collective_rpc("xla_programs")
+    assert programs["late"] == []
+    assert programs["compilations"] == 0

@@ -1,0 +1,68 @@
+"""Tensor parallelism: two ranks, each a process with its share of heads, serve what one does."""
+
+import openai
+import pytest
+import vllm_models
+from vllm_running import recorded, serving
+
+MODEL = "qwen3"
+
+
+@pytest.fixture(scope="module")
+def server(model, tmp_path_factory):
+    log = tmp_path_factory.mktemp("parallel") / "log"
+    with serving(model(MODEL), log, tensor_parallel_size=2) as running:
+        yield running
+
+
+def stream(client, prompt: str):
+    return client.completions.create(
+        model="model",
+        prompt=prompt,
+        max_tokens=400,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+
+
+def test_two_ranks_give_the_tokens_of_one(server):
+    expected = recorded(MODEL)
+    with server.client() as client:
+        answer = client.completions.create(
+            model="model",
+            prompt=list(vllm_models.PROMPTS),
+            max_tokens=vllm_models.MAX_TOKENS,
+            temperature=0,
+            logprobs=1,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+    assert [choice.token_ids for choice in answer.choices] == [s["tokens"] for s in expected]
+    for choice, sequence in zip(answer.choices, expected, strict=True):
+        assert choice.logprobs.token_logprobs == pytest.approx(sequence["logprobs"], abs=1e-3)
+
+
+def test_both_ranks_run_the_programs(server):
+    assert len(server.children("VLLM::Worker")) == 2
+    for rank in (0, 1):
+        said = [line for line in server.log().splitlines() if f"Worker_TP{rank}" in line]
+        [largest] = [line for line in said if "decode step of 8 tokens" in line]
+        assert "4 paged_attention" in largest
+
+
+def test_a_worker_that_is_killed_ends_the_server(server):
+    """The last test of this server: rank 1 dies in the middle of a step, and rank 0 must not wait for it."""
+    _, rank_1 = workers = server.children("VLLM::Worker")
+    with server.client() as client:
+        answer = stream(client, vllm_models.PROMPTS[1])
+        next(iter(answer))
+        rank_1.kill()
+        with pytest.raises(openai.APIError):
+            for _ in answer:
+                pass
+    assert server.process.wait(timeout=60) is not None
+    assert "died unexpectedly" in server.log()
+    import psutil
+
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    assert alive == []

@@ -1,0 +1,100 @@
+"""What the plugin does not do is refused before anything is loaded, by name; what it does, with other options, works."""
+
+import json
+
+import numpy as np
+import pytest
+import vllm_models
+from vllm_running import FEW_PROGRAMS, SIZES, engine, greedy, logprobs, recorded, tokens
+
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+QUANTISED = {
+    "quantization_config": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": None,
+    }
+}
+
+
+@pytest.fixture
+def configured(model, tmp_path):
+    """Makes vLLM's configuration of a tiny Llama, with changes to its config.json."""
+
+    def configure(changes=None, **options):
+        from vllm.engine.arg_utils import EngineArgs
+
+        llama = model("llama")
+        config = json.loads((llama / "config.json").read_text()) | (changes or {})
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        for file in llama.iterdir():
+            if file.name != "config.json":
+                (tmp_path / file.name).symlink_to(file)
+        return EngineArgs(
+            str(tmp_path), **SIZES | {"dtype": "float32"} | options
+        ).create_engine_config()
+
+    return configure
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        (MIXTRAL, {}, "mixtures of experts (MixtralForCausalLM: 4 experts)"),
+        (QUANTISED, {"dtype": "bfloat16"}, "quantised weights (fp8)"),
+        ({}, {"quantization": "fp8", "dtype": "bfloat16"}, "quantised weights (fp8)"),
+        ({"head_dim": 512}, {}, "heads of 512, expected a multiple of 8 up to 256"),
+        ({"head_dim": 20}, {}, "heads of 20"),
+        ({}, {"enable_lora": True}, "LoRA (--enable-lora)"),
+        (
+            {},
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+            "speculative decoding (--speculative-config)",
+        ),
+        ({}, {"pipeline_parallel_size": 2}, "pipeline parallelism (--pipeline-parallel-size): 2"),
+        ({}, {"data_parallel_size": 2}, "data parallelism (--data-parallel-size): 2"),
+        ({}, {"runner": "pooling"}, "models that do not generate (--runner pooling)"),
+        ({}, {"cpu_offload_gb": 1}, "weights on the host (--cpu-offload-gb)"),
+        ({}, {"enable_prompt_embeds": True}, "embeddings as prompts (--enable-prompt-embeds)"),
+        ({}, {"kv_cache_dtype": "nvfp4"}, "--kv-cache-dtype nvfp4 for torch.float32"),
+        (
+            {},
+            {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+            "KV connectors (--kv-transfer-config)",
+        ),
+    ],
+    ids=lambda value: value.split(" (")[0] if isinstance(value, str) else "",
+)
+def test_refused_at_start(configured, changes, options, message):
+    with pytest.raises(Exception) as error:
+        configured(changes, **options)
+    assert "intarsia-vllm does not support " in str(error.value)
+    assert message in str(error.value)
+
+
+def test_the_same_model_is_taken_without_those(configured):
+    """Or the refusals above might be of anything."""
+    config = configured()
+    assert config.parallel_config.worker_cls == "intarsia.vllm.worker.XlaCpuWorker"
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "fp8_e5m2"])
+def test_a_cache_in_fp8(model, kv_cache_dtype):
+    """Half a bf16's bytes: log-probabilities move a little, and the text stays what it was about."""
+    told = recorded(vllm_models.SMOLLM2)
+    with engine(
+        model(vllm_models.SMOLLM2), kv_cache_dtype=kv_cache_dtype, additional_config=FEW_PROGRAMS
+    ) as llm:
+        requests = llm.generate(vllm_models.PROMPTS, greedy(logprobs=1), use_tqdm=False)
+        assert "Paris" in requests[0].outputs[0].text
+        assert "fibonacci" in requests[2].outputs[0].text
+        first = [of_request[0] for of_request in logprobs(requests)]
+        np.testing.assert_allclose(first, [s["logprobs"][0] for s in told], atol=0.5)
+        assert tokens(requests) != [s["tokens"] for s in told], "nothing was rounded"
+        again = llm.generate(vllm_models.PROMPTS, greedy(), use_tqdm=False)
+        assert tokens(again) == tokens(requests)
