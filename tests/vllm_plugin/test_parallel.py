@@ -1,9 +1,10 @@
 """Tensor parallelism: two ranks, each a process with its share of heads, serve what one does."""
 
-import openai
 import pytest
 import vllm_models
 from vllm_running import recorded, serving
+
+openai = pytest.importorskip("openai")  # of vLLM
 
 MODEL = "qwen3"
 

@@ -3,10 +3,11 @@
 import threading
 import time
 
-import openai
 import pytest
 import vllm_models
 from vllm_running import FEW_PROGRAMS, recorded, serving
+
+openai = pytest.importorskip("openai")  # of vLLM
 
 SHORT, STORY, CODE, LONG = vllm_models.PROMPTS
 EXPECTED = [sequence["tokens"] for sequence in recorded(vllm_models.SMOLLM2)]

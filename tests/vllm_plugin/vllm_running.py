@@ -24,8 +24,6 @@ if not any(plugin.value.startswith("intarsia.") for plugin in _PLUGINS):
     pytest.skip("vLLM without our plugin", allow_module_level=True)
 
 RECORDED = json.loads((support.ROOT / "tests" / "data" / "vllm_tokens.json").read_text())
-# What every process of vLLM's gets: no network, and no say of the machine's own settings.
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "JAX_PLATFORMS": "cpu"}
 # As small as the tests allow: the fewer shapes there are, the fewer programs are compiled.
 SIZES = {
     "max_model_len": 512,
@@ -104,7 +102,6 @@ class Server:
             # A session of its own, so that whatever is left can be ended as one.
             self.process = subprocess.Popen(
                 [*command, "--served-model-name=model", *flags(options)],
-                env=os.environ | ENVIRONMENT,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
