@@ -1,34 +1,122 @@
-"""vLLM's platform: NVIDIA GPUs by XLA."""
+"""vLLM's platform: NVIDIA GPUs by XLA.
+
+Not derived from vLLM's own for CUDA, whose module loads vLLM's compiled ops: a vLLM without them is enough.
+"""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
-from vllm.platforms.cuda import CudaPlatform
+import torch
+from vllm.platforms.interface import DeviceCapability
+from vllm.utils.import_utils import import_pynvml
 
-from intarsia.vllm.platforms import XlaCpuPlatform, XlaPlatform
+from intarsia.vllm.platforms import XlaPlatform
 
 # torch has weights and samples on the same GPU: XLA is to take what it needs, when it needs it, and may take almost all.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
 
+_nvml = import_pynvml()
+_OLDEST = (8, 0)
+"""Compute capability that our kernels are built for, at least."""
 
-class XlaCudaPlatform(XlaPlatform, CudaPlatform):
+
+@contextmanager
+def _nvml_device(physical_id: int) -> Iterator[Any]:
+    """A device by NVML, which makes no CUDA context: vLLM's API server asks, too."""
+    _nvml.nvmlInit()
+    try:
+        yield _nvml.nvmlDeviceGetHandleByIndex(physical_id)
+    finally:
+        _nvml.nvmlShutdown()
+
+
+class XlaCudaPlatform(XlaPlatform):
     """Steps run by XLA on an NVIDIA GPU; torch samples there."""
 
+    device_name = device_type = "cuda"
+    dispatch_key = "CUDA"
+    dist_backend = "nccl"
+    ray_device_key = "GPU"
+    device_control_env_var = "CUDA_VISIBLE_DEVICES"
+    supported_dtypes = [torch.bfloat16, torch.float16, torch.float32]
     worker = "intarsia.vllm.worker.XlaGpuWorker"
 
     @classmethod
+    def device_control_id_to_physical_device_id(cls, device_id: str) -> int:
+        if device_id.isdigit():
+            return int(device_id)
+        _nvml.nvmlInit()  # a UUID
+        try:
+            return _nvml.nvmlDeviceGetIndex(_nvml.nvmlDeviceGetHandleByUUID(device_id))
+        finally:
+            _nvml.nvmlShutdown()
+
+    @classmethod
+    @cache
+    def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
+        with _nvml_device(cls.visible_device_id_to_physical_device_id(device_id)) as device:
+            return DeviceCapability(*_nvml.nvmlDeviceGetCudaComputeCapability(device))
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        with _nvml_device(cls.device_id_to_physical_device_id(device_id)) as device:
+            return _nvml.nvmlDeviceGetName(device)
+
+    @classmethod
+    def get_device_uuid(cls, device_id: int = 0) -> str:
+        with _nvml_device(cls.device_id_to_physical_device_id(device_id)) as device:
+            return _nvml.nvmlDeviceGetUUID(device)
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        with _nvml_device(cls.device_id_to_physical_device_id(device_id)) as device:
+            return int(_nvml.nvmlDeviceGetMemoryInfo(device).total)
+
+    @classmethod
+    def get_current_memory_usage(cls, device: Any = None) -> float:
+        return torch.cuda.memory_allocated(device)
+
+    @classmethod
+    def is_integrated_gpu(cls, device_id: int = 0) -> bool:
+        return bool(torch.cuda.get_device_properties(device_id).is_integrated)
+
+    @classmethod
+    def num_compute_units(cls, device_id: int = 0) -> int:
+        return torch.cuda.get_device_properties(device_id).multi_processor_count
+
+    @classmethod
+    def set_device(cls, device: torch.device) -> None:
+        torch.cuda.set_device(device)
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None:
+        torch.cuda.manual_seed_all(seed)
+
+    @classmethod
+    def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
+        capability = cls.get_device_capability()
+        if tuple(capability) < _OLDEST:
+            raise ValueError(
+                f"intarsia-vllm: {cls.get_device_name()} has compute capability {capability.as_version_str()}, "
+                f"expected {_OLDEST[0]}.{_OLDEST[1]} or newer"
+            )
+
+    @classmethod
+    def supports_fp8(cls) -> bool:
+        return tuple(cls.get_device_capability()) >= (8, 9)
+
+    @classmethod
     def is_pin_memory_available(cls) -> bool:
-        return CudaPlatform.is_pin_memory_available()
+        return True
 
     @classmethod
-    def support_deep_gemm(cls) -> bool:
-        return False
-
-    @classmethod
-    def register_triton_kernel_overrides(cls) -> Any:
+    def register_triton_kernel_overrides(cls) -> None:
         # Not above: it asks which platform this is.
         from vllm.triton_utils import HAS_TRITON
 
         if not HAS_TRITON:
-            XlaCpuPlatform.register_triton_kernel_overrides()
+            super().register_triton_kernel_overrides()

@@ -147,14 +147,20 @@ class XlaPlatform(Platform):
         compilation.mode = CompilationMode.NONE
         compilation.cudagraph_mode = CUDAGraphMode.NONE
         compilation.cudagraph_capture_sizes = []
-        compilation.ir_enable_torch_wrap = (
-            False  # an IR op is a call of ours, not of torch's dispatcher
-        )
+        compilation.ir_enable_torch_wrap = False  # IR ops are calls, not ops of torch's dispatcher
         vllm_config.scheduler_config.async_scheduling = False
         if not vllm_config.cache_config.user_specified_block_size:
             vllm_config.cache_config.block_size = 16
         # Threads of JAX and a fork do not go together.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        from vllm.triton_utils.dispatcher import register_kernels
+
+        register_kernels(
+            {"vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping}
+        )
 
 
 class XlaCpuPlatform(XlaPlatform):
@@ -198,11 +204,3 @@ class XlaCpuPlatform(XlaPlatform):
     @classmethod
     def num_compute_units(cls, device_id: int = 0) -> int:
         return 1
-
-    @classmethod
-    def register_triton_kernel_overrides(cls) -> None:
-        from vllm.triton_utils.dispatcher import register_kernels
-
-        register_kernels(
-            {"vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping}
-        )
