@@ -84,8 +84,11 @@ struct CompileArgs {
   Args base;
   void* client;
   const Program* program;
+  const char* options;  // a serialized xla.CompileOptionsProto
+  size_t options_size;
 };
 static_assert(sizeof(Program) == 48 && offsetof(CompileArgs, program) == 24);
+static_assert(offsetof(CompileArgs, options_size) == 40);
 
 struct ExecuteArgs {
   Args base;

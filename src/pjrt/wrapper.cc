@@ -51,24 +51,37 @@ Error* Execute(ExecuteArgs* args) {
   return error;
 }
 
+// CompileOptionsProto.env_option_overrides (field 7) with {"xla_gpu_enable_dynamic_slice_fusion":
+// false} in protobuf's wire format, which may follow any such message. torch_xla 2.9 turns that
+// fusion on, XLA itself has it off: a call that reads a slice where it lies, and writes it, no
+// longer finds its result where its operand is, and two such slices of one array make a cycle.
+constexpr std::string_view kNoSliceFusion(
+    "\x3a\x29\x0a\x23xla_gpu_enable_dynamic_slice_fusion\x12\x02\x10\x00", 43);
+
 Error* Compile(CompileArgs* args) {
-  const Program* const given = args->program;
   const auto compile = reinterpret_cast<Function<CompileArgs>>(real->functions[kClientCompile]);
-  if (std::string_view(given->format, given->format_size) != "hlo" ||
-      given->base.struct_size > sizeof(Program))
-    return compile(args);
-  std::string code;
+  const CompileArgs given = *args;
+  Program program = {};
+  std::string options, code;
   try {
-    code = AliasGivenUpParameters({given->code, given->code_size});
+    options.append(given.options, given.options_size).append(kNoSliceFusion);
+    args->options = options.data();
+    args->options_size = options.size();
+    if (std::string_view(given.program->format, given.program->format_size) == "hlo" &&
+        given.program->base.struct_size <= sizeof(Program))
+      code = AliasGivenUpParameters({given.program->code, given.program->code_size});
   } catch (const std::exception&) {  // no memory: the program is right as it was
   }
-  if (code.empty()) return compile(args);
-  Program program = *given;
-  program.code = code.data();
-  program.code_size = code.size();
-  args->program = &program;
+  if (!code.empty()) {
+    program = *given.program;
+    program.code = code.data();
+    program.code_size = code.size();
+    args->program = &program;
+  }
   Error* error = compile(args);
-  args->program = given;
+  args->program = given.program;
+  args->options = given.options;
+  args->options_size = given.options_size;
   return error;
 }
 
