@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch_xla
+import vllm_names
 
 D, PAGE, KV_HEADS = 64, 8, 2
 
@@ -38,7 +39,8 @@ def test_kernel_path_is_ours_and_agrees(options: dict[str, Any]) -> None:
     want = attend(*operands, use_kernel=False, **options).cpu()
     got = attend(*operands, use_kernel=True, **options)
     assert "intarsia.paged_attention" in torch_xla._XLAC._get_xla_tensors_hlo([got])
-    torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-5)
+    tolerance = 2e-2 if vllm_names.on_gpu() else 1e-5  # their products are in TF32 there
+    torch.testing.assert_close(got.cpu(), want, rtol=tolerance, atol=tolerance)
 
 
 def test_kernel_path_compiles_into_one_graph() -> None:

@@ -12,6 +12,7 @@ import torch._dynamo.utils
 import torch_running
 import torch_xla
 import torch_xla.debug.metrics as metrics
+import vllm_names
 
 OPS = torch.ops.xla_gpu
 FORMS = {form.name: form for form in torch_running.FORMS}
@@ -48,9 +49,9 @@ def test_an_attribute_is_part_of_the_program() -> None:
     on_xla = x.to("xla")
     for eps in (1e-6, 1.0, 1e-6):
         want = OPS.rms_norm(x, eps=eps)
-        assert torch.equal(OPS.rms_norm(on_xla, eps=eps).cpu(), want)
+        torch.testing.assert_close(OPS.rms_norm(on_xla, eps=eps).cpu(), want, rtol=1e-6, atol=1e-6)
         compiled = openxla(lambda x, eps=eps: OPS.rms_norm(x, eps=eps))
-        assert torch.equal(compiled(on_xla).cpu(), want)
+        torch.testing.assert_close(compiled(on_xla).cpu(), want, rtol=1e-6, atol=1e-6)
 
 
 H, HK, D, PAGE, PAGES, BATCH = 4, 2, 32, 16, 32, 3
@@ -108,6 +109,7 @@ def test_a_hundred_growing_steps_compile_once(compiled: bool) -> None:
     on_xla = {name: w.to("xla") for name, w in weights.items()}
     y = x.to("xla")
     step = openxla(decode_step) if compiled else decode_step
+    tolerance = 2e-2 if vllm_names.on_gpu() else 1e-3  # XLA multiplies in TF32 there
     counts = []
     for i in range(100):
         lens, slots = lengths(weights, i)
@@ -115,7 +117,7 @@ def test_a_hundred_growing_steps_compile_once(compiled: bool) -> None:
         y = step(y, on_xla, lens.to("xla"), slots.to("xla"))
         torch_xla.sync(wait=True)
         counts.append(compilations())
-        torch.testing.assert_close(y.cpu(), x, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(y.cpu(), x, rtol=tolerance, atol=tolerance)
         x, y = (z / z.norm() * 10 for z in (x, y))
     assert counts[-1] == counts[1], counts  # the first input of all comes from elsewhere
 
