@@ -54,7 +54,9 @@ def run(model: pathlib.Path, **options: object) -> dict:
         timeout=500,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    # vLLM's log may follow it.
+    (told,) = [line for line in done.stdout.splitlines() if line.startswith('{"start_seconds"')]
+    return json.loads(told)
 
 
 def gaps(model: pathlib.Path, told: dict) -> list[np.ndarray]:

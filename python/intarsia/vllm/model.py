@@ -97,7 +97,9 @@ class XlaModel(torch.nn.Module):
             self._edit("copying of blocks", kv.copy_blocks, sources, targets)
 
     def _edit(self, name: str, function: Any, *ids: list[int]) -> None:
-        args = [self._ranks.stacked(_to_jax(torch.tensor(x, dtype=torch.int32))) for x in ids]
+        device = next(self.inner.parameters()).device
+        tensors = [torch.tensor(x, dtype=torch.int32, device=device) for x in ids]
+        args = [self._ranks.stacked(_to_jax(x)) for x in tensors]
         program = self.programs.get(name, function, self._pools, *args, donate=(0,))
         self._pools = program(self._pools, *args)
 

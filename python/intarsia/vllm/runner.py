@@ -29,7 +29,8 @@ class XlaGpuModelRunner(GPUModelRunner):
         )
 
     def get_model(self) -> torch.nn.Module:
-        return self.model.inner
+        # vLLM asks while it loads the model, too.
+        return self.model.inner if isinstance(self.model, XlaModel) else self.model
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         super().reload_weights(*args, **kwargs)
