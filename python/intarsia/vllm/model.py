@@ -28,6 +28,9 @@ from torchax import interop  # noqa: E402  not before torchax is imported as it 
 _SMALLEST_MIXED = 16
 """Tokens of the smallest program for steps that are not decoding alone."""
 
+_LARGEST_TO_WARM_UP = 256
+"""Tokens of the largest program that is run before it is needed, on a CPU."""
+
 
 class XlaModel(torch.nn.Module):
     """Runs a model of vLLM's as XLA programs over its own weights, which stay where torch has them.
@@ -56,6 +59,7 @@ class XlaModel(torch.nn.Module):
         self._plan: kv.CachePlan | None = None
         self._pools: kv.Pools = {}
         self._group_of: dict[str, int] = {}
+        self._zeroes_blocks = False
         self.take_weights()
 
     def __getattr__(self, name: str) -> Any:
@@ -75,6 +79,7 @@ class XlaModel(torch.nn.Module):
         """Allocates the KV caches; `widths` are the columns of each group's block table."""
         self._describe_caches(config, shared_layers, widths)
         self._pools = self._plan.allocate(self._ranks)
+        self._zeroes_blocks = config.needs_kv_cache_zeroing
 
     def _describe_caches(
         self, config: KVCacheConfig, shared_layers: Mapping[str, str], widths: list[int]
@@ -154,9 +159,13 @@ class XlaModel(torch.nn.Module):
 
     def _run(self, shape: StepShape, vector: torch.Tensor) -> torch.Tensor:
         args = (self._state, self._pools, self._ranks.stacked(_to_jax(vector)))
-        step = functools.partial(self._trace_step, shape)
-        hidden, self._pools = self.programs.get(shape, step, *args, donate=(1,))(*args)
+        hidden, self._pools = self._step(shape, *args)(*args)
         return torch.from_dlpack(self._ranks.own(hidden))
+
+    def _step(self, shape: StepShape, *args: Any) -> jax.stages.Compiled:
+        return self.programs.get(
+            shape, functools.partial(self._trace_step, shape), *args, donate=(1,)
+        )
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = len(hidden)
@@ -214,16 +223,21 @@ class XlaModel(torch.nn.Module):
     # ------------------------------------------------------------------ ahead of time
 
     def compile_ahead(self, device: torch.device) -> None:
-        """Compiles and runs every program that a step can need, the largest first."""
+        """Compiles every program that a step can need, the largest first, and runs it until it is as fast as it gets."""
         shapes = [self._mixed(n) for n in self.mixed_sizes]
         shapes += [StepShape(n, n, decode=True) for n in self.decode_sizes]
         for shape in reversed(shapes):
-            for _ in range(warm_up_runs()):
-                hidden = self._run(shape, self._layout.padding(shape, device))
+            vector = self._layout.padding(shape, device)
+            self._step(shape, self._state, self._pools, self._ranks.stacked(_to_jax(vector)))
+            for _ in range(_warm_up_runs(shape.tokens)):
+                self._run(shape, vector)
+        model = self._config.model_config
         for size in reversed(self.decode_sizes):
-            for _ in range(warm_up_runs()):
-                self._logits(hidden.new_zeros(size, hidden.shape[-1]))
-        self.zero_blocks([-1])
+            hidden = torch.zeros(size, model.get_hidden_size(), dtype=model.dtype, device=device)
+            for _ in range(max(1, _warm_up_runs(size))):
+                self._logits(hidden)
+        if self._zeroes_blocks:
+            self.zero_blocks([-1])
         self.copy_blocks([(-1, -1)])
         self.programs.seal()
 
@@ -253,6 +267,12 @@ class XlaModel(torch.nn.Module):
         return max(x.temp_size_in_bytes for x in sizes) + sum(
             x.output_size_in_bytes - x.alias_size_in_bytes for x in sizes
         )
+
+
+def _warm_up_runs(tokens: int) -> int:
+    """As often as any step has to run, but for large ones on a CPU: their first run is hardly slower than the next."""
+    on_cpu = jax.devices()[0].platform == "cpu"
+    return 0 if on_cpu and tokens > _LARGEST_TO_WARM_UP else warm_up_runs()
 
 
 def _sizes(config: VllmConfig, option: str, smallest: int, largest: int) -> list[int]:

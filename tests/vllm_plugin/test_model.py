@@ -1,0 +1,34 @@
+"""What is compiled for: every batch that vLLM can make fits a program, and the user can say how many there are."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from intarsia.vllm import model
+from intarsia.vllm.batch import bucket
+
+
+def sizes(option: str, largest: int, **given: object) -> list[int]:
+    config = SimpleNamespace(additional_config=given)
+    return model._sizes(config, option, 16, largest)
+
+
+def test_sizes_are_powers_of_two() -> None:
+    assert sizes("token_buckets", 100) == [16, 32, 64, 100]
+    assert sizes("token_buckets", 8) == [8]
+    assert sizes("token_buckets", 100, request_buckets=[1]) == [16, 32, 64, 100]
+
+
+def test_a_user_chooses_sizes() -> None:
+    assert sizes("token_buckets", 100, token_buckets=[50, 20, 200]) == [20, 50, 100]
+    assert sizes("token_buckets", 100, token_buckets=[]) == [100]
+    for wrong in ([0], [-1], ["8"], [1.5]):
+        with pytest.raises(ValueError, match=r"token_buckets is .*, expected positive integers"):
+            sizes("token_buckets", 100, token_buckets=wrong)
+
+
+def test_every_batch_fits() -> None:
+    found = sizes("token_buckets", 300)
+    assert all(n <= bucket(found, n) < max(2 * n, 17) for n in range(1, 301))
