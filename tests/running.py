@@ -7,6 +7,7 @@ from typing import Any
 
 import intarsia.jax
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import support
@@ -77,7 +78,8 @@ def garbage(op: str, operands: Arrays, attributes: dict[str, Any], fill: int) ->
         bits = np.empty(row.shape, _dtypes.numpy_dtype(row.dtype))
         bits.reshape(-1).view(np.uint8).fill(fill)
         if bits.size:
-            found.append(jax.device_put(bits, may_alias=False))
+            # A copy by XLA: device_put takes NumPy's memory as it is where it lies aligned, may_alias=False or not.
+            found.append(jnp.copy(jax.device_put(bits)))
     return found
 
 
