@@ -49,11 +49,12 @@ setup: $(VENV)/.installed ## make .venv and install what the library and the com
 setup-torch: build ## install torch 2.9, torch_xla, torchax and transformers into .venv: 6 GB, minutes
 	$(EXTRAS) --extra torch-xla --extra examples
 
-# XLA's header of PJRT's C interface, for examples/pjrt_call.c: one file of a package of 1.3 GB.
-PJRT_HEADER := $(VENV)/pjrt/xla/pjrt/c/pjrt_c_api.h
+# XLA's headers of PJRT's C interface, for examples/pjrt_call.c and to check src/pjrt/c_api.h: two files of a package of 1.3 GB.
+PJRT_HEADER := $(VENV)/pjrt/xla/pjrt/c/pjrt_c_api_ffi_extension.h
 $(PJRT_HEADER): | $(BIN)/uv
 	$(UV) --no-deps --target $(VENV)/tensorflow tensorflow-cpu==2.21.0
-	install -D --mode 644 $(VENV)/tensorflow/tensorflow/include/xla/pjrt/c/pjrt_c_api.h $@
+	install -D --mode 644 --target-directory $(@D) \
+	  $(patsubst %,$(VENV)/tensorflow/tensorflow/include/xla/pjrt/c/%,pjrt_c_api.h $(@F))
 	rm -r $(VENV)/tensorflow
 
 setup-dev: setup $(VENV)/.installed-dev $(PJRT_HEADER) $(VENV)/.installed-model-smollm2 $(VENV)/.installed-model-gemma3

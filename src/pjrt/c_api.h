@@ -1,7 +1,8 @@
 // The part of the PJRT C API that registering handlers and wrapping a plugin need, declared from
 // the ABI that XLA documents (xla/pjrt/c/pjrt_c_api.h, pjrt_c_api_ffi_extension.h and
 // pjrt_c_api_gpu_extension.h): version 0 of it only ever gains functions and fields at the ends.
-// Sizes and offsets below are those of the headers of PJRT 0.90 (tensorflow-cpu 2.21.0).
+// Sizes and offsets below are those of the headers of PJRT 0.90 (tensorflow-cpu 2.21.0), with which
+// tests/ffi/pjrt_header_check.cc compares them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +36,7 @@ enum Slot : size_t {
   kLoadedExecutableExecute = 55,
 };
 
-inline size_t SlotOffset(size_t slot) {
+constexpr size_t SlotOffset(size_t slot) {
   return offsetof(PJRT_Api, functions) + slot * sizeof(void (*)());
 }
 

@@ -203,7 +203,7 @@ def _verdict(
     common = sum(
         len(os.path.commonprefix(pair)) for pair in zip(expected, completions, strict=True)
     )
-    counts += f", the first {common} of {sum(map(len, expected))} tokens"
+    counts += f", {common} of {sum(map(len, expected))} tokens before they part"
     if quantize is None:
         return f"different ({counts})"
     return f"{counts}; weights in {quantize} may choose others than the reference's, which are not quantised"
