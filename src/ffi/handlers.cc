@@ -8,6 +8,9 @@
 #include "src/ops/count.h"
 #include "src/ops/registry.h"
 #include "xla/ffi/api/ffi.h"
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#endif
 #ifdef INTARSIA_WITH_CUDA
 #include "src/core/cuda/launch.h"
 #endif
@@ -49,7 +52,19 @@ class XlaExecutor final : public Executor {
   explicit XlaExecutor(ffi::ThreadPool& pool)
       : pool_(pool), num_threads_(static_cast<int>(pool.num_threads())) {}
   int num_threads() const override { return num_threads_; }
-  void Schedule(std::function<void()> task) const override { pool_.Schedule(std::move(task)); }
+  void Schedule(std::function<void()> task) const override {
+#ifdef __SANITIZE_THREAD__
+    // XLA's queue is not built for TSan, which must be told that a task comes after its Schedule.
+    static char handed_over;
+    __tsan_release(&handed_over);
+    pool_.Schedule([task = std::move(task)] {
+      __tsan_acquire(&handed_over);
+      task();
+    });
+#else
+    pool_.Schedule(std::move(task));
+#endif
+  }
 
  private:
   ffi::ThreadPool& pool_;
