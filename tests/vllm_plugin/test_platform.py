@@ -33,6 +33,13 @@ def test_vllm_takes_our_platform() -> None:
     assert isinstance(current_platform, platforms.XlaPlatform)
 
 
+def test_the_package_alone_is_no_plugin() -> None:
+    """intarsia beside a vLLM changes nothing there: the entry points are intarsia-vllm's."""
+    groups = {entry.group for entry in importlib.metadata.distribution("intarsia").entry_points}
+    assert "console_scripts" in groups
+    assert not any(group.startswith("vllm.") for group in groups)
+
+
 def test_without_plugins_vllm_is_as_it_was() -> None:
     """In a process of its own: the platform is chosen once."""
     code = (
