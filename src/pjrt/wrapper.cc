@@ -55,8 +55,11 @@ Error* Execute(ExecuteArgs* args) {
 // false} in protobuf's wire format, which may follow any such message. torch_xla 2.9 turns that
 // fusion on, XLA itself has it off: a call that reads a slice where it lies, and writes it, no
 // longer finds its result where its operand is, and two such slices of one array make a cycle.
-constexpr std::string_view kNoSliceFusion(
-    "\x3a\x29\x0a\x23xla_gpu_enable_dynamic_slice_fusion\x12\x02\x10\x00", 43);
+constexpr char kNoSliceFusion[] =
+    "\x3a\x29\x0a\x23xla_gpu_enable_dynamic_slice_fusion\x12\x02\x10\x00";
+// The lengths in it: of the entry, which follows two bytes, and of the name.
+static_assert(sizeof kNoSliceFusion - 1 == 2 + 0x29);
+static_assert(sizeof "xla_gpu_enable_dynamic_slice_fusion" - 1 == 0x23);
 
 Error* Compile(CompileArgs* args) {
   const auto compile = reinterpret_cast<Function<CompileArgs>>(real->functions[kClientCompile]);
@@ -64,7 +67,8 @@ Error* Compile(CompileArgs* args) {
   Program program = {};
   std::string options, code;
   try {
-    options.append(given.options, given.options_size).append(kNoSliceFusion);
+    options.append(given.options, given.options_size)
+        .append(kNoSliceFusion, sizeof kNoSliceFusion - 1);
     args->options = options.data();
     args->options_size = options.size();
     if (std::string_view(given.program->format, given.program->format_size) == "hlo" &&

@@ -57,6 +57,12 @@ def configured(model, tmp_path):
             "speculative decoding (--speculative-config)",
         ),
         ({}, {"pipeline_parallel_size": 2}, "pipeline parallelism (--pipeline-parallel-size): 2"),
+        ({}, {"kv_offloading_size": 1.0}, "KV caches on the host (--kv-offloading-size)"),
+        (
+            {},
+            {"distributed_executor_backend": "external_launcher"},
+            "executors (--distributed-executor-backend) other than mp: external_launcher",
+        ),
         ({}, {"data_parallel_size": 2}, "data parallelism (--data-parallel-size): 2"),
         ({}, {"runner": "pooling"}, "models that do not generate (--runner pooling)"),
         ({}, {"cpu_offload_gb": 1}, "weights on the host (--cpu-offload-gb)"),

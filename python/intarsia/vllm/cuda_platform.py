@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -95,6 +96,15 @@ class XlaCudaPlatform(XlaPlatform):
     @classmethod
     def manual_seed_all(cls, seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        if not any(find_spec(f"jax_plugins.xla_{cuda}") for cuda in ("cuda13", "cuda12")):
+            raise RuntimeError(
+                "intarsia-vllm: there is an NVIDIA GPU, but JAX has no plugin for it: install jax[cuda13], or set "
+                "JAX_PLATFORMS=cpu"
+            )
+        super().check_and_update_config(vllm_config)
 
     @classmethod
     def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:

@@ -9,7 +9,7 @@ import os
 def platform() -> str:
     """Of the group `vllm.platform_plugins`: the class of the platform to use.
 
-    On a machine with an NVIDIA GPU that is the GPU, unless JAX_PLATFORMS says otherwise.
+    On a machine with an NVIDIA GPU that is the GPU, unless JAX_PLATFORMS or CUDA_VISIBLE_DEVICES says otherwise.
     """
     name = "cuda_platform.XlaCudaPlatform" if _wants_cuda() else "platforms.XlaCpuPlatform"
     return f"intarsia.vllm.{name}"
@@ -32,7 +32,7 @@ def _wants_cuda() -> bool:
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return False
-    return _has_nvidia_gpu()
+    return os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and _has_nvidia_gpu()
 
 
 def _has_nvidia_gpu() -> bool:

@@ -41,8 +41,14 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
         yield "expert parallelism (--enable-expert-parallel)"
     if parallel.enable_dbo or parallel.ubatch_size:
         yield "batches in parts (--enable-dbo, --ubatch-size)"
+    if parallel.distributed_executor_backend not in (None, "uni", "mp"):
+        yield f"executors (--distributed-executor-backend) other than mp: {parallel.distributed_executor_backend}"
+    if getattr(parallel, "assigned_physical_gpu_ids", None):  # new in 0.33
+        yield "a choice of GPUs by --device-ids, expected CUDA_VISIBLE_DEVICES"
     if config.kv_transfer_config is not None or config.ec_transfer_config is not None:
         yield "KV connectors (--kv-transfer-config)"
+    if cache.kv_offloading_size:  # becomes a connector later, when nobody asks any more
+        yield "KV caches on the host (--kv-offloading-size)"
     if config.weight_transfer_config is not None:
         yield "weight transfer (--weight-transfer-config)"
     if (

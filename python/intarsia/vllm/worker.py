@@ -11,6 +11,7 @@ from vllm.distributed import get_tp_group
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.sample.ops import topk_topp_sampler
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.worker_base import CompilationTimes
 
@@ -84,7 +85,7 @@ class XlaGpuWorker(Worker):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         start = time.perf_counter()
-        if not self.model_config.enforce_eager:
+        if not self.model_config.enforce_eager:  # else what is needed is compiled while serving
             self.model_runner.model.compile_ahead(self.device)
         set_random_seed(self.model_config.seed)
         return CompilationTimes(language_model=time.perf_counter() - start, encoder=0.0)
@@ -94,8 +95,8 @@ class XlaGpuWorker(Worker):
 
         Returns:
           custom_calls: by program, how often each of our ops stands in it.
-          late: programs compiled after the start.
-          compilations: how often XLA has compiled anything since the start.
+          late: programs compiled after those of the start; empty with --enforce-eager, which compiles none then.
+          compilations: how often XLA has compiled anything since; 0 with --enforce-eager.
         """
         programs = self.model_runner.model.programs
         return {
@@ -110,6 +111,8 @@ class XlaCpuWorker(XlaGpuWorker):
 
     def init_device(self) -> None:
         self.device = torch.device("cpu")
+        # Where there is Triton (beside a GPU that is not used, say), vLLM's sampler takes it for tensors of any device.
+        topk_topp_sampler.HAS_TRITON = False
         init_worker_distributed_environment(
             self.vllm_config,
             self.rank,
