@@ -47,23 +47,33 @@ DType FromXla(ffi::DataType t) {
   }
 }
 
+// A task on its way through XLA's queue. That is not built for TSan, which must be told that the
+// task runs after it was put there: the last that is written to it says so, and the first to read.
+class HandedOver {
+ public:
+  explicit HandedOver(std::function<void()> task) : task_(std::move(task)) {}
+#ifdef __SANITIZE_THREAD__
+  HandedOver(HandedOver&& other) : task_(std::move(other.task_)) { __tsan_release(&queue); }
+  void operator()() const {
+    __tsan_acquire(&queue);
+    task_();
+  }
+#else
+  void operator()() const { task_(); }
+#endif
+
+ private:
+  [[maybe_unused]] inline static char queue;
+  std::function<void()> task_;
+};
+
 class XlaExecutor final : public Executor {
  public:
   explicit XlaExecutor(ffi::ThreadPool& pool)
       : pool_(pool), num_threads_(static_cast<int>(pool.num_threads())) {}
   int num_threads() const override { return num_threads_; }
   void Schedule(std::function<void()> task) const override {
-#ifdef __SANITIZE_THREAD__
-    // XLA's queue is not built for TSan, which must be told that a task comes after its Schedule.
-    static char handed_over;
-    __tsan_release(&handed_over);
-    pool_.Schedule([task = std::move(task)] {
-      __tsan_acquire(&handed_over);
-      task();
-    });
-#else
-    pool_.Schedule(std::move(task));
-#endif
+    pool_.Schedule(HandedOver(std::move(task)));
   }
 
  private:
