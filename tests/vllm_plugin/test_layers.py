@@ -13,6 +13,7 @@ from intarsia.vllm.compat import import_torchax
 from vllm import ir
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.activation import GeluAndMul, MulAndSilu, SiluAndMul
+from vllm.model_executor.layers.layernorm import LayerNorm
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
 _, ENVIRONMENT = import_torchax()
@@ -118,3 +119,16 @@ def test_rotation(name: str, is_neox: bool) -> None:
     )
     alone, _ = run_as_program(lambda *x: turn(*x)[0], table, positions, query)
     torch.testing.assert_close(alone, got[0])
+
+
+def test_layer_norm() -> None:
+    """No op of ours: torchax's, which is given what vLLM's layer asks of torch."""
+    layer = LayerNorm(96)
+    x = torch.randn(5, 96)
+
+    def norm(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, {"weight": weight, "bias": bias}, (x,))
+
+    got, calls = run_as_program(norm, layer.weight.detach(), layer.bias.detach(), x)
+    assert calls == []
+    torch.testing.assert_close(got, layer.forward_native(x), atol=1e-5, rtol=1e-5)

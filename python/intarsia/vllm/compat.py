@@ -43,9 +43,8 @@ def import_torchax() -> tuple[ModuleType, Any]:
         import torchax.view
 
         environment = torchax.default_env()
-    label = property(
-        lambda self: torch.device("privateuseone:0")
-    )  # the name of "jax" before it is renamed
+    # The name of the device "jax" before it is renamed.
+    label = property(lambda self: torch.device("privateuseone:0"))
     torchax.tensor.Tensor.device = torchax.view.View.device = label
     # vLLM's norms read `weight.data`, of which torchax warns at each tracing.
     logging.getLogger("torchax.tensor").setLevel(logging.ERROR)
@@ -59,8 +58,9 @@ def is_traced(x: Any) -> bool:
 
 
 def _complete(environment: Any) -> None:
-    """Corrects `view(dtype)`, which torchax 0.0.13 takes for a view of another shape."""
+    """Corrects `view(dtype)`, which torchax 0.0.13 takes for a view of another shape, and adds `promote_types`."""
     import jax
+    from torch._prims_common import get_higher_dtype
     from torchax.ops import mappings
     from torchax.ops.ops_registry import Operator
 
@@ -68,12 +68,15 @@ def _complete(environment: Any) -> None:
         wanted = mappings.t2j_dtype(dtype)
         return x if x.dtype == wanted else jax.lax.bitcast_convert_type(x, wanted)
 
-    op = torch.ops.aten.view.dtype
-    environment._ops[op] = Operator(
-        op,
-        view_dtype,
-        is_jax_function=True,
-        is_user_defined=True,
-        needs_env=False,
-        is_view_op=False,
-    )
+    for op, function, of_arrays in (
+        (torch.ops.aten.view.dtype, view_dtype, True),
+        (torch.promote_types, get_higher_dtype, False),  # not by torch, which would come back here
+    ):
+        environment._ops[op] = Operator(
+            op,
+            function,
+            is_jax_function=of_arrays,
+            is_user_defined=True,
+            needs_env=False,
+            is_view_op=False,
+        )
