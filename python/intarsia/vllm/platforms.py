@@ -54,6 +54,11 @@ def compute_slot_mapping(
     slot_mapping[num_tokens:max_num_tokens].fill_(-1)
 
 
+def _option(vllm_config: Any, name: str) -> Any:
+    """What vLLM's --additional-config says of a matter of ours."""
+    return (vllm_config.additional_config or {}).get(name)
+
+
 class XlaPlatform(Platform):
     """What both platforms say. `_enum` makes vLLM's layers take their `forward_oot`, and never its compiled ops."""
 
@@ -148,7 +153,9 @@ class XlaPlatform(Platform):
         compilation.cudagraph_mode = CUDAGraphMode.NONE
         compilation.cudagraph_capture_sizes = []
         compilation.ir_enable_torch_wrap = False  # IR ops are calls, not ops of torch's dispatcher
-        vllm_config.scheduler_config.async_scheduling = False
+        # Nothing waits on the host for a step on a GPU; a CPU runs the step itself.
+        wanted = cls.device_type == "cuda" and _option(vllm_config, "async_scheduling")
+        vllm_config.scheduler_config.async_scheduling &= bool(wanted)
         if not vllm_config.cache_config.user_specified_block_size:
             vllm_config.cache_config.block_size = 16
         # Threads of JAX and a fork do not go together.
