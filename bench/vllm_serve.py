@@ -3,7 +3,7 @@
 Usage: vllm_serve.py [--requests 1 8 32] [--rounds 3] [--throughput]      (after make setup-vllm setup-vllm-reference)
 
 SmolLM2 in f32. Both servers are up; for each number of requests at a time, rounds of `vllm bench serve` alternate between
-them, with prompts of random tokens and nothing in the prefix cache. Figures are medians. --throughput runs
+them, with prompts of random tokens and no prefix cache. Figures are medians. --throughput runs
 `vllm bench throughput`, which has no server, once with each as well. The reference is compiled by inductor, its default.
 """
 
@@ -35,6 +35,9 @@ VLLM: dict[str, list[str]] = {
     REFERENCE: [str(ROOT / ".venv/vllm-reference/bin/python"), "-c", _MAIN],
 }
 SIZES = {"--max-model-len": 512, "--max-num-seqs": 32, "--max-num-batched-tokens": 512}
+NO_CACHE = (
+    "--no-enable-prefix-caching"  # seeds repeat prompts, and the two have blocks of other sizes
+)
 CORES = sorted(os.sched_getaffinity(0))
 
 
@@ -57,7 +60,14 @@ def flags(options: dict[str, object]) -> list[str]:
 def serving(backend: str, model: pathlib.Path, port: int, log: pathlib.Path) -> Iterator[str]:
     """A server; yields its address when it answers."""
     options = SIZES | {"--host": "127.0.0.1", "--port": port, "--dtype": "float32"}
-    command = [*VLLM[backend], "serve", model, "--served-model-name=model", *flags(options)]
+    command = [
+        *VLLM[backend],
+        "serve",
+        model,
+        "--served-model-name=model",
+        NO_CACHE,
+        *flags(options),
+    ]
     with log.open("wb") as out:
         server = subprocess.Popen(
             command, env=environment(backend), stdout=out, stderr=out, start_new_session=True
@@ -117,7 +127,9 @@ def bench_throughput(backend: str, model: pathlib.Path, requests: int, args) -> 
             "--num-prompts": requests,
             "--output-json": result,
         }
-        run([*VLLM[backend], "bench", "throughput", *flags(options)], environment(backend))
+        run(
+            [*VLLM[backend], "bench", "throughput", NO_CACHE, *flags(options)], environment(backend)
+        )
         measured = json.loads(result.read_text())
         return requests * args.output_len / measured["elapsed_time"]
 
