@@ -119,7 +119,9 @@ def test_perplexity_is_of_all_tokens_alike():
 
 def test_prompts_that_do_not_fit(tiny):
     engine = Engine(*tiny, max_num_seqs=1, max_model_len=32)
-    with pytest.raises(ValueError, match="prompt 0 has 32 tokens, expected 1 to max_model_len - 1"):
+    with pytest.raises(
+        ValueError, match="prompt 0 has 32 tokens, expected 1 to 31: max_model_len is 32"
+    ):
         engine.prompt_logprobs([[5] * 32])
 
 
