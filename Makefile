@@ -24,7 +24,7 @@ ARGS ?=
 MODEL_INSTALLED := $(if $(findstring /,$(MODEL))$(findstring .,$(MODEL)),,$(VENV)/.installed-model-$(MODEL))
 
 help: ## list the targets; CUDA=on|off, MODEL=... (for demo), TESTS=tests/test_ops.py, ARGS="..." (for demo, test, bench) and PYTHON can be given
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 21
 
 $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)

@@ -6,6 +6,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from intarsia import cli
 from intarsia.models import Tokenizer, export_model, load_model
 from intarsia.models.architectures import config_from_hf, config_to_hf
 from intarsia.models.config import LayerKind, ModelConfig, Rope
@@ -97,3 +98,14 @@ def test_what_cannot_be_written_is_refused(write_gguf, tiny_weights, tmp_path):
     assert not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match="dtype is 'int8', expected one of bfloat16, float16, flo"):
         export_model(path, tmp_path / "out", dtype="int8")
+
+
+@pytest.mark.parametrize(
+    ("module", "remedy"),
+    [("safetensors.numpy", "; pip install 'intarsia[models]'"), ("nobody_has_it", "")],
+)
+def test_what_is_missing_is_named_with_its_extra(monkeypatch, capsys, module, remedy):
+    error = ModuleNotFoundError(f"No module named {module!r}", name=module)
+    monkeypatch.setattr(cli.export, "main", lambda args: (_ for _ in ()).throw(error))
+    assert cli.main(["export", "smollm2", "somewhere"]) == 2
+    assert capsys.readouterr().err == f"intarsia export: {error}{remedy}\n"

@@ -1,6 +1,8 @@
 """The `intarsia` command: generate, perplexity, export, ops, doctor."""
 
 import argparse
+import importlib.metadata
+import re
 import sys
 
 from intarsia.cli import doctor, export, generate, ops, perplexity
@@ -17,6 +19,22 @@ _COMMANDS = {
 }
 
 
+def _remedy(error: Exception) -> str:
+    """What to install for a module that is missing, if an extra of ours has its package."""
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    try:
+        requirements = importlib.metadata.requires("intarsia") or ()
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    package = error.name.partition(".")[0].replace("_", "-")
+    for requirement in requirements:
+        found = re.match(rf"""{package}\b.*extra == ["']([\w-]+)["']""", requirement)
+        if found:
+            return f"; pip install 'intarsia[{found[1]}]'"
+    return ""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs one subcommand; returns its exit status. A wrong call is one line on stderr, status 2."""
     parser = argparse.ArgumentParser(prog="intarsia", description=__doc__)
@@ -27,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _COMMANDS[args.command][0].main(args) or 0
     except (ValueError, OSError, ImportError, NotImplementedError, MemoryError) as error:
-        print(f"intarsia {args.command}: {error}", file=sys.stderr)
+        print(f"intarsia {args.command}: {error}{_remedy(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

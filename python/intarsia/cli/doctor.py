@@ -24,6 +24,8 @@ _PACKAGES = (
     "torchax",
     "flax",
     "lammps-jax-pjrt-cpu",
+    "vllm",
+    "intarsia-vllm",
     "gguf",
     "tokenizers",
 )

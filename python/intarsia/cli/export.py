@@ -24,3 +24,4 @@ def main(args: argparse.Namespace) -> None:
     from intarsia.models import export_model, find_model
 
     export_model(find_model(args.model), args.directory, dtype=args.dtype)
+    print(f"{args.directory}: {args.model} in {args.dtype}")
