@@ -89,6 +89,8 @@ class XlaModel(torch.nn.Module):
         self._group_of = {
             name: i for i, group in enumerate(config.kv_cache_groups) for name in group.layer_names
         }
+        for name, other in shared_layers.items():
+            self._group_of.setdefault(name, self._group_of[other])
 
     def zero_blocks(self, ids: list[int]) -> None:
         """Zeroes blocks in every layer."""
@@ -252,17 +254,15 @@ class XlaModel(torch.nn.Module):
         longest = self._config.model_config.max_model_len
         widths = [-(-longest // group.kv_cache_spec.block_size) for group in config.kv_cache_groups]
         self._describe_caches(config, shared_layers, widths)
-        shape = self._mixed(self.mixed_sizes[-1])
         pools = self._plan.abstract(self._ranks)
-        vector = self._ranks.abstract((self._layout.size(shape),), "int32")
         rows, columns = self.decode_sizes[-1], self._config.model_config.get_hidden_size()
         dtype = str(self._config.model_config.dtype).removeprefix("torch.")
         hidden = self._ranks.abstract((rows, columns), dtype)
-        step = functools.partial(self._trace_step, shape)
-        used = [
-            self.programs.compile(step, self._state, pools, vector, donate=(1,)),
-            self.programs.compile(self._trace_logits, self._state, hidden),
-        ]
+        used = [self.programs.compile(self._trace_logits, self._state, hidden)]
+        for shape in (self._mixed(self.mixed_sizes[-1]), StepShape(rows, rows, decode=True)):
+            step = functools.partial(self._trace_step, shape)
+            vector = self._ranks.abstract((self._layout.size(shape),), "int32")
+            used.append(self.programs.compile(step, self._state, pools, vector, donate=(1,)))
         sizes = [program.memory_analysis() for program in used]
         return max(x.temp_size_in_bytes for x in sizes) + sum(
             x.output_size_in_bytes - x.alias_size_in_bytes for x in sizes
