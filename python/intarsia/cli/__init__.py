@@ -1,7 +1,6 @@
 """The `intarsia` command: generate, perplexity, export, ops, doctor."""
 
 import argparse
-import importlib.metadata
 import re
 import sys
 
@@ -23,12 +22,8 @@ def _remedy(error: Exception) -> str:
     """What to install for a module that is missing, if an extra of ours has its package."""
     if not isinstance(error, ModuleNotFoundError):
         return ""
-    try:
-        requirements = importlib.metadata.requires("intarsia") or ()
-    except importlib.metadata.PackageNotFoundError:
-        return ""
     package = error.name.partition(".")[0].replace("_", "-")
-    for requirement in requirements:
+    for requirement in doctor.requirements():
         found = re.match(rf"""{package}\b.*extra == ["']([\w-]+)["']""", requirement)
         if found:
             return f"; pip install 'intarsia[{found[1]}]'"

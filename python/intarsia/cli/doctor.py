@@ -109,14 +109,18 @@ def _check_version(report: _Report, extra: str, package: str, relation: str, ver
         report.problem(package, f"{got} does not fit, {extra} needs {version}: {remedy}")
 
 
-def _needed() -> list[tuple[str, str, str, str]]:
-    """What intarsia's own metadata asks for: extra, package, ">=" or "==", version."""
+def requirements() -> list[str]:
+    """What intarsia's own metadata asks for; nothing where it is not installed as a package."""
     try:
-        requirements = importlib.metadata.requires("intarsia") or ()
+        return importlib.metadata.requires("intarsia") or []
     except importlib.metadata.PackageNotFoundError:
         return []
+
+
+def _needed() -> list[tuple[str, str, str, str]]:
+    """Of the requirements those with a version: extra, package, ">=" or "==", version."""
     form = re.compile(r"""([\w-]+)(>=|==)([\d.]+)\s*;\s*extra == ["']([\w-]+)["']""")
-    found = (form.fullmatch(row) for row in requirements)
+    found = (form.fullmatch(row) for row in requirements())
     return [(row[4], *row.groups()[:3]) for row in found if row and row[4] in _EXTRAS]
 
 
