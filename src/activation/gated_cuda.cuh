@@ -41,10 +41,14 @@ __global__ void __launch_bounds__(kGatedThreads)
     if (i >= vectors) break;
     Pack<float, kCount> product;
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      const float activated = ToFloat(FromFloat<T>(Activation<T>{}(ToFloat(g[k].at[j]))));
-      product.at[j] = activated * ToFloat(u[k].at[j]);
-      if constexpr (kCode) product.at[j] = ToFloat(FromFloat<T>(product.at[j])) * factor;
+    for (int j = 0; j < kCount; ++j) product.at[j] = Activation<T>{}(ToFloat(g[k].at[j]));
+    product = Rounded<T>(product);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) product.at[j] *= ToFloat(u[k].at[j]);
+    if constexpr (kCode) {
+      product = Rounded<T>(product);
+#pragma unroll
+      for (float& x : product.at) x *= factor;
     }
     reinterpret_cast<Pack<Out, kCount>*>(all.out + row * all.n)[i] = FromFloats<Out>(product);
   }

@@ -18,6 +18,10 @@ namespace intarsia::cuda {
 namespace {
 
 constexpr int kNormItems = 4;
+// Of a block. With scales of rows a thread keeps the rounded numbers, too: 64 registers, all that
+// 1024 threads leave it, would spill.
+template <bool kRowScales>
+constexpr int kNormThreads = kRowScales ? kMaxRowThreads / 2 : kMaxRowThreads;
 
 // T is the activations' type, Out that of the result.
 template <class T, class Out>
@@ -67,10 +71,8 @@ struct RowPack {
     } else {
       const auto residual = *reinterpret_cast<const Pack<T, kCount>*>(a.residual + at);
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        const float sum = ToFloat(x.at[j]) + ToFloat(residual.at[j]);
-        kept.at[j] = a.before_weight ? sum : ToFloat(FromFloat<T>(sum));
-      }
+      for (int j = 0; j < kCount; ++j) kept.at[j] = ToFloat(x.at[j]) + ToFloat(residual.at[j]);
+      if (!a.before_weight) kept = Rounded<T>(kept);
     }
   }
 
@@ -95,13 +97,13 @@ struct RowPack {
     if (a.weight) weight = *reinterpret_cast<const Pack<T, kCount>*>(a.weight + column);
     Pack<float, kCount> normed;
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      const float w = a.weight       ? ToFloat(weight.at[j])
+    for (int j = 0; j < kCount; ++j) normed.at[j] = At(j) * rstd;
+    if (a.before_weight) normed = Rounded<T>(normed);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j)
+      normed.at[j] *= a.weight       ? ToFloat(weight.at[j])
                       : a.weight_f32 ? a.weight_f32[column + j]
                                      : 1.0f;
-      const float y = At(j) * rstd;
-      normed.at[j] = (a.before_weight ? ToFloat(FromFloat<T>(y)) : y) * w;
-    }
     return normed;
   }
 };
@@ -109,7 +111,7 @@ struct RowPack {
 // A row a threadIdx.y. kCount: what makes 16 bytes of T, or 1 where alignment or n does not allow
 // that. kRowScales: the result is quantised by scales of its rows.
 template <class T, class Out, int kCount, bool kResidual, bool kRowScales>
-__global__ void __launch_bounds__(kMaxRowThreads) NormKernel(NormArguments<T, Out> a) {
+__global__ void __launch_bounds__(kNormThreads<kRowScales>) NormKernel(NormArguments<T, Out> a) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const int64_t start = row * a.n, packs = row < a.rows ? a.n / kCount : 0;
   const auto at = [&](int k) { return threadIdx.x + static_cast<int64_t>(k) * blockDim.x; };
@@ -204,7 +206,8 @@ Status LaunchNorm(const CudaContext& context, const Norm& norm) {
     if (norm.row_scales) a.row_scales = norm.row_scales->as<float>();
     const bool packed = AllInPacks<kCount>(a.n, a.x, a.out, a.weight, a.residual, a.residual_out);
     dim3 block;
-    INTARSIA_RETURN_IF_ERROR(RowBlock(a.rows, packed ? a.n / kCount : a.n, kNormItems, block));
+    INTARSIA_RETURN_IF_ERROR(
+        RowBlock(a.rows, packed ? a.n / kCount : a.n, kNormItems, block, kNormThreads<kRowScales>));
     const Grid grid{(a.rows + block.y - 1) / block.y};
     return Launch(context,
                   packed ? kNormKernel<T, Result, kCount, kResidual, kRowScales>

@@ -42,10 +42,18 @@ class RowScaling {
         by_remainder_(scaling.divide && scaling.factor >= 0x1p-80f && scaling.factor <= 0x1p80f &&
                       largest <= 0x1p11f * scaling.factor) {}
 
-  __device__ __forceinline__ float operator()(float x) const {
-    if (!by_remainder_) return scaling_(x);
-    const float q = x * reciprocal_;
-    return __fmaf_rn(__fmaf_rn(q, scaling_.factor, -x), -reciprocal_, q);
+  template <int kCount>
+  __device__ __forceinline__ void Apply(Pack<float, kCount>& x) const {
+    if (by_remainder_) {
+#pragma unroll
+      for (float& y : x.at) {
+        const float q = y * reciprocal_;
+        y = __fmaf_rn(__fmaf_rn(q, scaling_.factor, -y), -reciprocal_, q);
+      }
+    } else {
+#pragma unroll
+      for (float& y : x.at) y = scaling_(y);
+    }
   }
 
  private:
@@ -58,9 +66,13 @@ class RowScaling {
 template <class Code, class T, int kCount, class Scales>
 __device__ __forceinline__ Pack<Code, kCount> Quantised(const Pack<T, kCount>& x,
                                                         const Scales& scaling) {
-  Pack<float, kCount> scaled;
+  Pack<float, kCount> scaled = ToFloats(x);
+  if constexpr (std::is_same_v<Scales, RowScaling>) {
+    scaling.Apply(scaled);
+  } else {
 #pragma unroll
-  for (int j = 0; j < kCount; ++j) scaled.at[j] = scaling(ToFloat(x.at[j]));
+    for (float& y : scaled.at) y = scaling(y);
+  }
   return FromFloats<Code>(scaled);
 }
 

@@ -99,7 +99,7 @@ Shape GridStride(int64_t items) {
   return {{std::min((items + kThreads - 1) / kThreads, kMaxBlocks)}, dim3(kThreads)};
 }
 
-Status RowBlock(int64_t rows, int64_t items, int kept, dim3& block) {
+Status RowBlock(int64_t rows, int64_t items, int kept, dim3& block, int most) {
   constexpr int64_t kFewRows = 4, kSmallBlock = 128;
   int sms = 0;
   INTARSIA_RETURN_IF_ERROR(NumSms(sms));
@@ -112,7 +112,7 @@ Status RowBlock(int64_t rows, int64_t items, int kept, dim3& block) {
     block = dim3(x, static_cast<unsigned>(kSmallBlock) / x);
   } else {
     const int64_t threads = (items + per_warp - 1) / per_warp * 32;
-    block = dim3(static_cast<unsigned>(std::min<int64_t>(threads, kMaxRowThreads)));
+    block = dim3(static_cast<unsigned>(std::min<int64_t>(threads, most)));
   }
   return {};
 }

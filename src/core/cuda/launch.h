@@ -60,9 +60,10 @@ Shape GridStride(int64_t items);
 
 // The block for rows of so many items (vectors, as a rule), of which a thread has room for `kept`:
 // a row a threadIdx.y; blockDim.x is a power of two up to 32, or a multiple of 32 and blockDim.y 1.
-// As few threads as hold a row, since many rows hide latency best; more when there are few rows.
+// As few threads as hold a row, since many rows hide latency best; more when there are few rows,
+// up to `most`, a multiple of 128.
 inline constexpr int kMaxRowThreads = 1024;
-Status RowBlock(int64_t rows, int64_t items, int kept, dim3& block);
+Status RowBlock(int64_t rows, int64_t items, int kept, dim3& block, int most = kMaxRowThreads);
 
 // Enqueues a kernel. An empty grid is no launch. The error that it returns may also come from an
 // earlier asynchronous launch.

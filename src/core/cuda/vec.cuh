@@ -91,7 +91,11 @@ struct alignas(kCount * sizeof(T) < kMaxAccessBytes ? kCount * sizeof(T) : kMaxA
   T at[kCount];
 };
 
-// f32 to the elements of a pack. Pairs: an instruction converts two numbers to fp8.
+// Two numbers of 16 bits, as instructions take them.
+template <class T>
+using PairOf = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+
+// f32 to the elements of a pack. Pairs: an instruction converts two numbers to 16 or 8 bits.
 template <class T, int kCount>
 __device__ __forceinline__ Pack<T, kCount> FromFloats(const Pack<float, kCount>& x) {
   constexpr bool kE4M3 = std::is_same_v<T, __nv_fp8_e4m3>, kE5M2 = std::is_same_v<T, __nv_fp8_e5m2>;
@@ -103,6 +107,16 @@ __device__ __forceinline__ Pack<T, kCount> FromFloats(const Pack<float, kCount>&
       pairs.at[j] = __nv_cvt_float2_to_fp8x2(make_float2(x.at[2 * j], x.at[2 * j + 1]),
                                              __NV_SATFINITE, kE4M3 ? __NV_E4M3 : __NV_E5M2);
     memcpy(&y, &pairs, sizeof y);
+  } else if constexpr (kCount % 2 == 0 && sizeof(T) == 2) {
+    Pack<PairOf<T>, kCount / 2> pairs;
+#pragma unroll
+    for (int j = 0; j < kCount / 2; ++j) {
+      if constexpr (std::is_same_v<T, __half>)
+        pairs.at[j] = __floats2half2_rn(x.at[2 * j], x.at[2 * j + 1]);
+      else
+        pairs.at[j] = __floats2bfloat162_rn(x.at[2 * j], x.at[2 * j + 1]);
+    }
+    memcpy(&y, &pairs, sizeof y);
   } else {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) y.at[j] = FromFloat<T>(x.at[j]);
@@ -110,7 +124,21 @@ __device__ __forceinline__ Pack<T, kCount> FromFloats(const Pack<float, kCount>&
   return y;
 }
 
-// The same by bytes.
+template <class T, int kCount>
+__device__ __forceinline__ Pack<float, kCount> ToFloats(const Pack<T, kCount>& x) {
+  Pack<float, kCount> y;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) y.at[j] = ToFloat(x.at[j]);
+  return y;
+}
+
+// To T and back.
+template <class T, int kCount>
+__device__ __forceinline__ Pack<float, kCount> Rounded(const Pack<float, kCount>& x) {
+  return ToFloats(FromFloats<T>(x));
+}
+
+// A pack by its bytes.
 template <class T, int kBytes = kMaxAccessBytes>
 using Vec = Pack<T, kBytes / static_cast<int>(sizeof(T))>;
 

@@ -80,27 +80,25 @@ __device__ __forceinline__ void TurnPairs(const Arguments& a, const T* in, T* ou
   const Angles<kCount> angles = AnglesOf<kCount>(a, position, i);
   const int low = a.first + (a.is_neox ? i : 2 * i),
             high = a.is_neox ? low + a.r / 2 : low + kCount;
-  V x = *reinterpret_cast<const V*>(in + low), y = *reinterpret_cast<const V*>(in + high);
-  if (a.is_neox) {
+  auto x = cuda::ToFloats(*reinterpret_cast<const V*>(in + low)),
+       y = cuda::ToFloats(*reinterpret_cast<const V*>(in + high));
+  const auto turn = [&](float& x1, float& x2, int j) {
+    const float turned = x1 * angles.cos[j] - x2 * angles.sin[j];
+    x2 = x2 * angles.cos[j] + x1 * angles.sin[j];
+    x1 = turned;
+  };
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      const float x1 = cuda::ToFloat(x.at[j]), x2 = cuda::ToFloat(y.at[j]);
-      x.at[j] = cuda::FromFloat<T>(x1 * angles.cos[j] - x2 * angles.sin[j]);
-      y.at[j] = cuda::FromFloat<T>(x2 * angles.cos[j] + x1 * angles.sin[j]);
-    }
-  } else {
-    // x and y are 2 * kCount neighbours: pair j is elements 2j and 2j + 1 of them together.
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      T& first = 2 * j < kCount ? x.at[(2 * j) % kCount] : y.at[(2 * j) % kCount];
-      T& second = 2 * j + 1 < kCount ? x.at[(2 * j + 1) % kCount] : y.at[(2 * j + 1) % kCount];
-      const float x1 = cuda::ToFloat(first), x2 = cuda::ToFloat(second);
-      first = cuda::FromFloat<T>(x1 * angles.cos[j] - x2 * angles.sin[j]);
-      second = cuda::FromFloat<T>(x2 * angles.cos[j] + x1 * angles.sin[j]);
+  for (int j = 0; j < kCount; ++j) {
+    if (a.is_neox) {
+      turn(x.at[j], y.at[j], j);
+    } else {
+      // x and y are 2 * kCount neighbours: pair j is elements 2j and 2j + 1 of them together.
+      const auto of_both = [&](int i) -> float& { return i < kCount ? x.at[i] : y.at[i - kCount]; };
+      turn(of_both(2 * j), of_both(2 * j + 1), j);
     }
   }
-  *reinterpret_cast<V*>(out + low) = x;
-  *reinterpret_cast<V*>(out + high) = y;
+  *reinterpret_cast<V*>(out + low) = cuda::FromFloats<T>(x);
+  *reinterpret_cast<V*>(out + high) = cuda::FromFloats<T>(y);
 }
 
 // A block a token. A head is r / 2 / V::kSize items of pairs, then the vectors that are only
