@@ -5,7 +5,9 @@ along the first axis, and a step is a `shard_map` over it whose body is what vLL
 """
 
 import hashlib
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -17,30 +19,47 @@ AXIS = "tp"
 """The mesh's axis of ranks."""
 
 
-def initialize(size: int, rank: int, local_rank: int, broadcast: Callable[[Any], Any]) -> None:
+def see_only(device: torch.device) -> None:
+    """Gives JAX a worker's own GPU, before it touches any: else it would take memory on each that it sees.
+
+    Both torch and XLA count the GPUs that CUDA shows to the process, so that one index means one GPU to them, whatever
+    is in CUDA_VISIBLE_DEVICES. A CPU is JAX's own affair.
+    """
+    if device.type == "cuda":
+        jax.config.update("jax_cuda_visible_devices", str(device.index))
+
+
+def initialize(size: int, rank: int, broadcast: Callable[[Any], Any]) -> None:
     """Makes the ranks' JAX processes one, before any of them touches a device.
 
     Args:
       size: ranks, all on this host.
       rank: this process's.
-      local_rank: the index of its GPU, of no meaning on a CPU.
       broadcast: gives every rank what rank 0 calls it with.
     """
-    import socket
-
-    port = 0
-    if rank == 0:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-    port = broadcast(port)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
-        f"127.0.0.1:{port}",
-        num_processes=size,
-        process_id=rank,
-        local_device_ids=[local_rank] if torch.cuda.is_available() else None,
-    )
+    with _reserved_port() if rank == 0 else nullcontext(0) as reserved:
+        address = f"127.0.0.1:{broadcast(reserved)}"
+        jax.distributed.initialize(
+            address,
+            num_processes=size,
+            process_id=rank,
+            coordinator_bind_address=address,
+            cluster_detection_method="deactivate",  # or Slurm's variables would choose a GPU
+        )
+
+
+@contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A port that stays free for JAX's coordinator, which ends the process where it finds its port taken.
+
+    A socket that is bound, and does not listen, keeps the port from all but those of this user who set SO_REUSEPORT, as
+    gRPC's servers do (https://grpc.github.io/grpc/core/group__grpc__arg__keys.html, `grpc.so_reuseport`); the coordinator is one.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 class Ranks:

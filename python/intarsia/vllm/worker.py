@@ -32,17 +32,17 @@ class XlaGpuWorker(Worker):
     """A worker on an NVIDIA GPU."""
 
     def _init_workspace_and_model_runner(self) -> None:
+        # Nothing may have touched a JAX device before.
+        parallel.see_only(self.device)
         self._join_ranks()
         super()._init_workspace_and_model_runner()
 
     def _join_ranks(self) -> None:
-        """Makes the workers' JAX processes one. Nothing may have touched a JAX device before."""
+        """Makes the workers' JAX processes one."""
         size = self.parallel_config.tensor_parallel_size
         if size > 1:
             group = get_tp_group()
-            parallel.initialize(
-                size, self.rank, self.local_rank, lambda x: group.broadcast_object(x, src=0)
-            )
+            parallel.initialize(size, self.rank, lambda x: group.broadcast_object(x, src=0))
 
     def _make_model_runner(self) -> Any:
         # Now, and not above: it imports torchax, which makes an array.

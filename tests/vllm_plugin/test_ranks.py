@@ -1,0 +1,132 @@
+"""What a rank does before and within a program: its device, the ranks' meeting place, layers that have shares."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from intarsia.vllm import communicator, layers, parallel, worker
+from intarsia.vllm.compat import import_torchax
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.model_executor.layers.linear import RowParallelLinear
+from vllm.v1.worker.gpu_worker import Worker
+
+_, ENVIRONMENT = import_torchax()
+
+
+@pytest.mark.parametrize(("device", "seen"), [("cuda:0", [0]), ("cuda:3", [3]), ("cpu", None)])
+def test_jax_sees_the_workers_own_gpu(monkeypatch, device, seen):
+    """When the runner is made, which is what touches JAX's devices first. What becomes of it is XLA's."""
+    from jax._src import xla_bridge
+
+    found = []
+    monkeypatch.setattr(
+        Worker,
+        "_init_workspace_and_model_runner",
+        lambda self: found.append(xla_bridge._options_from_jax_configs("cuda")),
+    )
+    one = object.__new__(worker.XlaGpuWorker)
+    one.device = torch.device(device)
+    one.parallel_config = SimpleNamespace(tensor_parallel_size=1)
+    before = xla_bridge.CUDA_VISIBLE_DEVICES.value
+    try:
+        one._init_workspace_and_model_runner()
+    finally:
+        jax.config.update("jax_cuda_visible_devices", before)
+    [options] = found
+    assert options.get("visible_devices") == seen
+
+
+MEETING = """
+import json, socket
+import jax
+from intarsia.vllm import parallel
+
+jax.config.update("jax_platforms", "cpu")
+told = {}
+
+def in_the_meantime(port):
+    "Between rank 0's choice of a port and its use others look for one, too."
+    told["port"] = port
+    with socket.socket() as other:
+        try:
+            other.bind(("127.0.0.1", port))
+            told["free"] = True
+        except OSError:
+            told["free"] = False
+    return port
+
+parallel.initialize(1, 0, in_the_meantime)
+told["processes"] = jax.process_count()
+socket.create_connection(("127.0.0.1", told["port"])).close()
+print(json.dumps(told))
+"""
+
+
+def test_ranks_meet_at_a_port_that_is_kept_for_them():
+    """In a process of its own: JAX's is initialised once."""
+    run = subprocess.run(
+        [sys.executable, "-c", MEETING], capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    told = json.loads(run.stdout.splitlines()[-1])
+    assert told["free"] is False
+    assert told["processes"] == 1
+
+
+@pytest.fixture
+def two_ranks(monkeypatch):
+    """Lets vLLM's layers be made as a rank of two makes them, without another process."""
+    group = SimpleNamespace(
+        world_size=2,
+        rank_in_group=0,
+        all_reduce=lambda x: communicator.XlaCommunicator.all_reduce(None, x),
+    )
+    monkeypatch.setattr(parallel_state, "_TP", group)
+    with set_current_vllm_config(VllmConfig()):
+        yield
+
+
+@pytest.mark.parametrize("bias", ["added", "handed back", "none"])
+@pytest.mark.parametrize("return_bias", [True, False])
+def test_a_bias_is_added_to_the_sum_over_ranks(two_ranks, bias, return_bias):
+    """Once, as where there is one rank. `vmap` over the axis of ranks is what `shard_map` is, on one device."""
+    from torchax import interop
+
+    layer = RowParallelLinear(
+        12,
+        5,
+        bias=bias != "none",
+        skip_bias_add=bias == "handed back",
+        return_bias=return_bias,
+        params_dtype=torch.float32,
+    )
+    assert isinstance(layer, layers.XlaRowParallelLinear) and layer.tp_size == 2
+    draw = np.random.default_rng(0)
+    x, weight, offset = (draw.normal(size=n).astype(np.float32) for n in ((3, 12), (5, 12), 5))
+
+    def run(state, x):
+        with ENVIRONMENT, torch.no_grad():
+            return interop.jax_view(
+                torch.func.functional_call(layer, interop.torch_view(state), interop.torch_view(x))
+            )
+
+    state = {"weight": jnp.asarray(weight.reshape(5, 2, 6).swapaxes(0, 1))}
+    if bias != "none":
+        state["bias"] = jnp.asarray(np.stack([offset, offset]))
+    shares = jnp.asarray(x.reshape(3, 2, 6).swapaxes(0, 1))
+    out = jax.jit(jax.vmap(run, axis_name=parallel.AXIS))(state, shares)
+    if return_bias:
+        out, handed_back = out
+        assert (handed_back is not None) == (bias == "handed back")
+    expected = x.astype(np.float64) @ weight.T + (offset if bias == "added" else 0)
+    np.testing.assert_allclose(out, np.stack([expected, expected]), atol=1e-5)
