@@ -1,5 +1,7 @@
 """KV caches: which layers share arrays, what they see, and how blocks are zeroed and copied."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheTensor,
     SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
 )
 
 FULL = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.float32)
@@ -69,6 +72,25 @@ def test_pages_of_another_form_are_views() -> None:
     assert caches.read("a0")[0].shape == (9, 16, 2, 64)
     assert float(caches.read("a0")[0].reshape(9, -1)[3, 17 * 64 + 5]) == 1
     assert not caches.read("a0")[1].any() and not caches.read("a1")[0].any()
+
+
+def test_layers_of_one_group_have_specs_of_their_own() -> None:
+    """As vLLM gives them for layers that differ in heads; a layer that reads another's cache is in the group, too."""
+    wide = dataclasses.replace(FULL, num_kv_heads=4)
+    specs = {"a": FULL, "b": wide}
+    group = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs=specs)
+    starts = {"a": 0, "b": 9 * FULL.page_size_bytes}
+    tensors = [
+        KVCacheTensor(9 * group.page_size_bytes, [name], 0, spec.page_size_bytes, starts[name])
+        for name, spec in specs.items()
+    ]
+    groups = [KVCacheGroupSpec(["a", "b", "c"], group)]
+    plan = kv.CachePlan(KVCacheConfig(9, tensors, groups), {"c": "b"})
+    assert {name: (layer.pool, layer.page) for name, layer in plan.layers.items()} == {
+        "a": ("a", (16, 2, 64)),
+        "b": ("b", (16, 4, 64)),
+        "c": ("b", (16, 4, 64)),
+    }
 
 
 @pytest.mark.parametrize(

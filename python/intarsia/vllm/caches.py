@@ -5,7 +5,7 @@ the same region, since a block belongs to one group at a time; here they share a
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheTensor,
     MLAAttentionSpec,
     SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
 )
 
 from intarsia import _dtypes
@@ -48,7 +49,7 @@ class CachePlan:
     """
 
     def __init__(self, config: KVCacheConfig, shared_layers: Mapping[str, str]):
-        specs = _layer_specs(config)
+        specs = _layer_specs(config, shared_layers)
         first_at: dict[int, str] = {}
         self.layers: dict[str, LayerCache] = {}
         self.num_blocks = config.num_blocks
@@ -104,13 +105,16 @@ def one_block_each(specs: Mapping[str, Any]) -> KVCacheConfig:
     return KVCacheConfig(1, tensors, [KVCacheGroupSpec(x, spec) for spec, x in groups.items()])
 
 
-def _layer_specs(config: KVCacheConfig) -> dict[str, Any]:
-    """Each layer's own spec; a group's can be one for all its layers, or a collection."""
+def _layer_specs(config: KVCacheConfig, shared_layers: Container[str]) -> dict[str, Any]:
+    """The spec of each layer that has a cache of its own; a group's can be one for all its layers, or a collection."""
     specs = {}
     for group in config.kv_cache_groups:
+        spec = group.kv_cache_spec
         for name in group.layer_names:
-            own = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-            specs[name] = own[name] if own is not None else group.kv_cache_spec
+            # vLLM's runner adds the others to the groups, and nothing for them to the collections.
+            if name not in shared_layers:
+                collection = isinstance(spec, UniformTypeKVCacheSpecs)
+                specs[name] = spec.kv_cache_specs[name] if collection else spec
     return specs
 
 
