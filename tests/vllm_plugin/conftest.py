@@ -1,9 +1,11 @@
-"""The models of the tests, made once."""
+"""The models of the tests, made once, and configurations of one."""
 
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import vllm_models
@@ -28,3 +30,24 @@ def model(
     root = tmp_path_factory.mktemp("models")
     yield lambda name: vllm_models.make(name, root)
     shutil.rmtree(root)  # pytest would keep it for three runs
+
+
+@pytest.fixture
+def configured(model: Callable[[str], Path], tmp_path: Path) -> Callable[..., Any]:
+    """Makes vLLM's configuration of a tiny Llama, with changes to its config.json."""
+
+    def configure(changes: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm_running import SIZES
+
+        llama = model("llama")
+        config = json.loads((llama / "config.json").read_text()) | dict(changes or {})
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        for file in llama.iterdir():
+            if file.name != "config.json":
+                (tmp_path / file.name).symlink_to(file)
+        return EngineArgs(
+            str(tmp_path), **SIZES | {"dtype": "float32"} | options
+        ).create_engine_config()
+
+    return configure

@@ -1,11 +1,9 @@
 """What the plugin does not do is refused before anything is loaded, by name; what it does, with other options, works."""
 
-import json
-
 import numpy as np
 import pytest
 import vllm_models
-from vllm_running import FEW_PROGRAMS, SIZES, engine, greedy, logprobs, recorded, tokens
+from vllm_running import FEW_PROGRAMS, engine, greedy, logprobs, recorded, tokens
 
 MIXTRAL = {
     "architectures": ["MixtralForCausalLM"],
@@ -20,26 +18,6 @@ QUANTISED = {
         "weight_block_size": None,
     }
 }
-
-
-@pytest.fixture
-def configured(model, tmp_path):
-    """Makes vLLM's configuration of a tiny Llama, with changes to its config.json."""
-
-    def configure(changes=None, **options):
-        from vllm.engine.arg_utils import EngineArgs
-
-        llama = model("llama")
-        config = json.loads((llama / "config.json").read_text()) | (changes or {})
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        for file in llama.iterdir():
-            if file.name != "config.json":
-                (tmp_path / file.name).symlink_to(file)
-        return EngineArgs(
-            str(tmp_path), **SIZES | {"dtype": "float32"} | options
-        ).create_engine_config()
-
-    return configure
 
 
 @pytest.mark.parametrize(

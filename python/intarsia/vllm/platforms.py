@@ -54,11 +54,6 @@ def compute_slot_mapping(
     slot_mapping[num_tokens:max_num_tokens].fill_(-1)
 
 
-def _option(vllm_config: Any, name: str) -> Any:
-    """What vLLM's --additional-config says of a matter of ours."""
-    return (vllm_config.additional_config or {}).get(name)
-
-
 class XlaPlatform(Platform):
     """What both platforms say. `_enum` makes vLLM's layers take their `forward_oot`, and never its compiled ops."""
 
@@ -137,29 +132,28 @@ class XlaPlatform(Platform):
         return False
 
     @classmethod
-    def check_and_update_config(cls, vllm_config: Any) -> None:
-        from vllm.config import CompilationMode, CUDAGraphMode
+    def apply_config_platform_defaults(cls, vllm_config: Any) -> None:
+        from intarsia.vllm.settings import replace_compilation
 
+        replace_compilation(vllm_config)
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        from intarsia.vllm import settings
         from intarsia.vllm.refusals import refuse
 
         refuse(vllm_config)
         if vllm_config.use_v2_model_runner:
             raise NotImplementedError("intarsia-vllm: VLLM_USE_V2_MODEL_RUNNER=1, expected 0")
-        parallel, compilation = vllm_config.parallel_config, vllm_config.compilation_config
+        parallel = vllm_config.parallel_config
         if parallel.worker_cls == "auto":
             parallel.worker_cls = cls.worker
         parallel.disable_custom_all_reduce = True
-        compilation.mode = CompilationMode.NONE
-        compilation.cudagraph_mode = CUDAGraphMode.NONE
-        compilation.cudagraph_capture_sizes = []
-        compilation.ir_enable_torch_wrap = False  # IR ops are calls, not ops of torch's dispatcher
         # Nothing waits on the host for a step on a GPU; a CPU runs the step itself.
-        wanted = cls.device_type == "cuda" and _option(vllm_config, "async_scheduling")
-        vllm_config.scheduler_config.async_scheduling &= bool(wanted)
+        settings.replace_scheduling(vllm_config, can=cls.device_type == "cuda")
+        settings.replace_start_of_processes()
         if not vllm_config.cache_config.user_specified_block_size:
             vllm_config.cache_config.block_size = 16
-        # Threads of JAX and a fork do not go together.
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:

@@ -1,0 +1,99 @@
+"""What is asked of vLLM and overridden is said in its log; what vLLM takes by default is not."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from intarsia.vllm import settings
+from vllm.config import CompilationMode, CUDAGraphMode
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What goes to the log, by level, each time; vLLM's logger says it once."""
+    told = SimpleNamespace(warnings=[], infos=[])
+    logger = SimpleNamespace(
+        warning_once=lambda text, *args: told.warnings.append(text % args),
+        info_once=lambda text, *args: told.infos.append(text % args),
+    )
+    monkeypatch.setattr(settings, "logger", logger)
+    return told
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"enforce_eager": True}, {"optimization_level": 2}], ids=str
+)
+def test_defaults_are_no_wishes(configured, said, options):
+    compilation = configured(**options).compilation_config
+    assert said.warnings == []
+    assert compilation.mode == CompilationMode.NONE
+    assert compilation.cudagraph_mode == CUDAGraphMode.NONE
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"optimization_level": 0}, ["--optimization-level 0 "]),
+        ({"compilation_config": {"mode": 3}}, ["mode=VLLM_COMPILE ", "mode=NONE"]),
+        ({"compilation_config": {"backend": "inductor"}}, ["backend=inductor ", "backend=eager"]),
+        (
+            {"compilation_config": {"cudagraph_mode": "FULL", "compile_sizes": [1]}},
+            [
+                "--compilation-config ",
+                "compile_sizes=[1]",
+                "cudagraph_mode=FULL",
+                "cudagraph_mode=NONE",
+            ],
+        ),
+        ({"cudagraph_capture_sizes": [1, 2]}, ["cudagraph_capture_sizes=[1, 2] "]),
+        ({"max_cudagraph_capture_size": 64}, ["max_cudagraph_capture_size=64 "]),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_a_wish_that_is_overridden_is_named(configured, said, options, expected):
+    compilation = configured(**options).compilation_config
+    [warning] = said.warnings
+    assert all(part in warning for part in ["has no effect", *expected])
+    assert compilation.mode == CompilationMode.NONE
+    assert compilation.cudagraph_mode == CUDAGraphMode.NONE
+    assert compilation.cudagraph_capture_sizes == []
+    assert compilation.custom_ops == ["all"], "our layers would be off"
+
+
+def test_custom_ops_are_the_users(configured, said):
+    wish = ["all", "-silu_and_mul"]
+    configuration = configured(compilation_config={"custom_ops": wish})
+    assert configuration.compilation_config.custom_ops == wish
+    assert said.warnings == []
+
+
+def test_asynchronous_scheduling(configured, said):
+    """On a CPU never; on a GPU if it is asked for. vLLM's own field tells nothing: its default is to do so."""
+    config = configured(async_scheduling=True, additional_config={"async_scheduling": True})
+    assert not config.scheduler_config.async_scheduling
+    assert "async_scheduling=true has no effect" in said.warnings[0]
+    config.additional_config = {}
+    for can, why in ((False, "a CPU runs"), (True, "switches it on")):
+        config.scheduler_config.async_scheduling = True
+        settings.replace_scheduling(config, can)
+        assert not config.scheduler_config.async_scheduling
+        assert why in said.infos[-1]
+    config.additional_config = {"async_scheduling": True}
+    for wanted in (True, False):  # --no-async-scheduling is heeded
+        config.scheduler_config.async_scheduling = wanted
+        settings.replace_scheduling(config, can=True)
+        assert config.scheduler_config.async_scheduling is wanted
+
+
+def test_processes_are_spawned(monkeypatch, said):
+    name = "VLLM_WORKER_MULTIPROC_METHOD"
+    monkeypatch.delenv(name, raising=False)
+    settings.replace_start_of_processes()
+    assert os.environ[name] == "spawn" and said.warnings == []
+    monkeypatch.setenv(name, "fork")
+    settings.replace_start_of_processes()
+    assert os.environ[name] == "spawn"
+    assert said.warnings == [f"intarsia-vllm: {name}=fork has no effect, spawn is used"]
