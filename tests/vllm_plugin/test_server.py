@@ -27,9 +27,9 @@ def client(server):
         yield client
 
 
-def complete(client, prompt, *, max_tokens=24, **options):
-    """A greedy completion, of vLLM's own options those that stand in `extra_body`."""
-    extra = {"ignore_eos": True, "return_token_ids": True}
+def complete(client, prompt, *, max_tokens=24, extra_body=None, **options):
+    """A greedy completion; vLLM's own options stand in `extra_body`."""
+    extra = {"ignore_eos": True, "return_token_ids": True} | (extra_body or {})
     return client.completions.create(
         model="model",
         prompt=prompt,
@@ -132,8 +132,9 @@ def test_a_client_that_goes_away_is_forgotten(server, client):
         ({"prompt": "weave " * 5000}, "maximum context length is 512"),
         ({"prompt": [10**7]}, "out of vocabulary"),
         ({"logprobs": 10**4}, "logprobs"),
+        ({"extra_body": {"prompt_embeds": ""}}, "--enable-prompt-embeds"),
     ],
-    ids=["max_tokens", "negative", "prompt", "token", "logprobs"],
+    ids=["max_tokens", "negative", "prompt", "token", "logprobs", "embeddings"],
 )
 def test_an_absurd_request_is_refused(client, options, message):
     with pytest.raises(openai.BadRequestError, match=message):
@@ -161,13 +162,7 @@ def test_nothing_was_compiled_while_serving(server):
 def test_an_engine_that_is_killed_ends_the_server(server, client):
     """The last test of this server: in the middle of a step of its only worker."""
     [core] = server.children("VLLM::EngineCore")
-    stream = complete(client, STORY, max_tokens=400, stream=True)
-    next(iter(stream))
-    core.kill()
-    with pytest.raises(openai.APIError):
-        for _ in stream:
-            pass
-    assert server.process.wait(timeout=60) is not None
+    server.lose(core, complete(client, STORY, max_tokens=400, stream=True))
     assert "EngineDeadError" in server.log() or "died unexpectedly" in server.log()
     with pytest.raises(openai.APIConnectionError):
         complete(client, SHORT)

@@ -150,6 +150,17 @@ class Server:
         family = psutil.Process(self.process.pid).children(recursive=True)
         return [child for child in family if " ".join(child.cmdline()).startswith(title)]
 
+    def lose(self, process: Any, stream: Any) -> None:
+        """Kills one of the processes in the middle of an answer: the client gets an error, and the server ends."""
+        import openai
+
+        next(iter(stream))
+        process.kill()
+        with pytest.raises(openai.APIError):
+            for _ in stream:
+                pass
+        assert self.process.wait(timeout=60) is not None
+
     def log(self) -> str:
         """What the server has printed."""
         return self._log.read_text(errors="replace")
