@@ -49,3 +49,19 @@ def test_bf16(model):
             got = [step[t].logprob for t, step in zip(sequence["tokens"], tail, strict=True)]
             np.testing.assert_allclose(got, sequence["logprobs"], atol=0.3)
             assert np.mean(np.abs(np.subtract(got, sequence["logprobs"]))) < 0.06
+
+
+def test_engines_of_one_process_share_no_tensors(model):
+    """vLLM gives models alike one rotary embedding, which each traces with weights of its own."""
+    llama = model("llama")
+    expected = [sequence["tokens"] for sequence in recorded("llama")[:2]]
+    prompts = vllm_models.PROMPTS[:2]
+    with (
+        engine(llama, enforce_eager=True) as first,
+        engine(llama, enforce_eager=True) as second,
+    ):
+        for llm in (first, second, first):
+            assert tokens(llm.generate(prompts, greedy(), use_tqdm=False)) == expected
+        # Neither is what was traced left in the model, which is asked for its weights again.
+        first.collective_rpc("reload_weights")
+        assert tokens(first.generate(prompts, greedy(), use_tqdm=False)) == expected

@@ -6,6 +6,7 @@ the two traced functions.
 
 import functools
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -199,16 +200,13 @@ class XlaModel(torch.nn.Module):
                 metadata, self._config, num_tokens=shape.tokens, slot_mapping=slots
             ),
             _ENVIRONMENT,
+            self._traced_weights(state),
         ):
-            hidden = torch.func.functional_call(
-                self.inner,
-                interop.torch_view(state),
-                kwargs={
-                    "input_ids": interop.torch_view(step.input_ids),
-                    "positions": interop.torch_view(step.positions),
-                    "intermediate_tensors": None,
-                    "inputs_embeds": None,
-                },
+            hidden = self.inner(
+                input_ids=interop.torch_view(step.input_ids),
+                positions=interop.torch_view(step.positions),
+                intermediate_tensors=None,
+                inputs_embeds=None,
             )
         return interop.jax_view(hidden), caches.pools
 
@@ -217,11 +215,19 @@ class XlaModel(torch.nn.Module):
             torch.inference_mode(False),
             torch.no_grad(),
             _ENVIRONMENT,
-            torch.nn.utils.stateless._reparametrize_module(
-                self.inner, interop.torch_view(state), tie_weights=True
-            ),
+            self._traced_weights(state),
         ):
             return interop.jax_view(self.inner.compute_logits(interop.torch_view(hidden)))
+
+    def _traced_weights(self, state: Any) -> AbstractContextManager[None]:
+        """The model with a program's operands for its tensors, which it gets back at the end.
+
+        `torch.func.functional_call` gives them back in the wrong order where modules are shared, as rotary embeddings
+        are by layers, and by vLLM's other models in the process: what was traced would stay in them.
+        """
+        return torch.nn.utils.stateless._reparametrize_module(
+            self.inner, interop.torch_view(state), tie_weights=True, stack_weights=True
+        )
 
     # ------------------------------------------------------------------ ahead of time
 
