@@ -13,6 +13,10 @@ True
 >>> input, weight = torch.randn(3, 64), torch.ones(64)
 >>> rms_norm_xla(input, weight, epsilon=1e-5).shape
 torch.Size([3, 64])
+>>> out = torch.empty_like(input)
+>>> torch.ops._C.rms_norm(out, input, weight, 1e-5)  # what vLLM's `_custom_ops.rms_norm(out, input, weight, epsilon)` calls
+>>> torch.equal(out, rms_norm_xla(input, weight, epsilon=1e-5))
+True
 
 A KV cache, written in place; negative slots are padding:
 
@@ -57,6 +61,7 @@ True
 import torch
 
 import intarsia.torch
+import intarsia.vllm
 from intarsia import _native
 from intarsia.torch._attention import as_scale, xla_gpu_paged_attention
 
@@ -74,10 +79,15 @@ def setup_custom_call() -> bool:
     return register_ops()
 
 
+def _register_lowering() -> bool:
+    """Registers every op, under vLLM's own names, too: `intarsia.vllm.register_ops`. Returns True."""
+    return register_ops() and intarsia.vllm.register_ops()
+
+
 # What the op is called in the name of its register_..._lowering, where that is not its own name.
 _LOWERINGS = {"flash_attn_varlen": "flash_attention"}
 for _op in _native.main_library().ops:
-    globals()[f"register_{_LOWERINGS.get(_op, _op)}_lowering"] = register_ops
+    globals()[f"register_{_LOWERINGS.get(_op, _op)}_lowering"] = _register_lowering
 
 
 def rms_norm_xla(
