@@ -11,6 +11,7 @@ SHOWN = {
     "torch_xla_decode.py": "openxla on xla:0: as eager on the CPU",
     "torch_compile_llama.py": "the same tokens as eager torch: True",
     "torchax_llama.py": "the same tokens as the unmodified model: True",
+    "torch_vllm_ops.py": "vLLM's op names on xla:0: as on the CPU",
     "torch_op_in_jax.py": "rows written: [5, 30]\nin place: True",
 }
 
