@@ -155,6 +155,8 @@ const PJRT_Api* Failing(Status status) {
   PJRT_Api* const api = table.api();
   api->struct_size = SlotOffset(kSlots);
   api->version.struct_size = sizeof(api->version);
+  // Callers refuse what they find too old before they ask for the error: as new as plugins that
+  // this was tried with.
   api->version.minor = 112;
   for (size_t slot = 0; slot < kSlots; ++slot) table.Set(slot, &Fail);
   table.Set(kErrorDestroy, &KeepError);

@@ -8,6 +8,8 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
+from collections.abc import Iterator
 
 import pytest
 from intarsia import _native
@@ -151,3 +153,122 @@ print(int(key_cache.cpu().sum()))
     (module,) = (text for text in modules if "intarsia.reshape_and_cache_flash" in text)
     assert len(re.findall(r"\{\d\}: \(\d, \{\}, may-alias\)", module.splitlines()[0])) == 2
     assert " copy(" not in module
+
+
+# ---------------------------------------------------------------------------- the choice of a plugin
+
+
+@pytest.fixture
+def machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> Iterator[types.SimpleNamespace]:
+    """What pjrt_plugin finds: at first NVIDIA's driver, JAX's plugin and a library with CUDA.
+
+    torch_xla itself takes seconds to import, and wants a process of its own.
+    """
+    plugins = types.SimpleNamespace(DevicePlugin=object)
+    for name in ("torch_xla", "torch_xla.experimental"):
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(plugins=plugins))
+    monkeypatch.delitem(sys.modules, "intarsia.pjrt_plugin", raising=False)
+    pjrt_plugin = importlib.import_module("intarsia.pjrt_plugin")
+
+    found = types.SimpleNamespace(driver=True, loaded=[], manifest={"cuda": "13.0"})
+    package = types.ModuleType("jax_plugins.xla_cuda13")
+    package.__file__ = str(tmp_path / "__init__.py")
+    package._load_nvidia_libraries = lambda: found.loaded.append("nvidia")
+    found.cuda_plugin = tmp_path / "xla_cuda_plugin.so"
+    monkeypatch.setitem(sys.modules, "jax_plugins", types.ModuleType("jax_plugins"))
+    monkeypatch.setitem(sys.modules, "jax_plugins.xla_cuda13", package)
+    found.path = LIBRARY
+    monkeypatch.setattr(pjrt_plugin._native, "main_library", lambda: found)
+    monkeypatch.setattr(pjrt_plugin, "_has_driver", lambda: found.driver)
+    monkeypatch.setattr(pjrt_plugin, "_prepare_process", lambda: None)
+    monkeypatch.setenv("INTARSIA_PJRT_PLUGIN", "")
+    found.plugin = pjrt_plugin.IntarsiaPlugin()
+    yield found
+    del sys.modules["intarsia.pjrt_plugin"]
+
+
+def choice(machine: types.SimpleNamespace) -> pathlib.Path:
+    assert machine.plugin.library_path() == str(LIBRARY)
+    return pathlib.Path(os.environ["INTARSIA_PJRT_PLUGIN"])
+
+
+def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "jax_plugins.xla_cuda13")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+
+
+def test_a_gpu_is_chosen_where_all_is_there(machine: types.SimpleNamespace) -> None:
+    assert choice(machine) == machine.cuda_plugin
+    assert machine.loaded == ["nvidia"]
+
+
+def test_the_cpu_is_chosen_where_there_is_no_driver(machine: types.SimpleNamespace) -> None:
+    machine.driver = False
+    assert choice(machine) == cpu_plugin()
+    assert machine.loaded == []
+
+
+def test_the_cpu_in_place_of_a_gpu_is_told(
+    machine: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.manifest = {"cuda": None}
+    with pytest.warns(RuntimeWarning, match="is the CPU .* the library was built without CUDA"):
+        assert choice(machine) == cpu_plugin()
+    machine.manifest = {"cuda": "13.0"}
+    monkeypatch.delitem(sys.modules, "jax_plugins.xla_cuda13")
+    monkeypatch.setenv("INTARSIA_PJRT_PLUGIN", "")
+    with pytest.warns(
+        RuntimeWarning, match=r"pip install 'intarsia\[cuda13\]'.* set INTARSIA_PJRT"
+    ):
+        assert choice(machine) == cpu_plugin()
+    assert machine.loaded == []
+
+
+def test_a_plugin_that_is_named_needs_no_other(
+    machine: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No search, no error about what is missing, and NVIDIA's libraries only for a plugin that wants them."""
+    monkeypatch.setenv("INTARSIA_PJRT_PLUGIN", "/mine.so")
+    assert choice(machine) == pathlib.Path("/mine.so")
+    assert machine.loaded == []
+    without_packages(monkeypatch)
+    assert choice(machine) == pathlib.Path("/mine.so")
+
+
+def test_no_plugin_at_all_is_an_error(
+    machine: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.driver = False
+    without_packages(monkeypatch)
+    with pytest.raises(ImportError, match=r"intarsia\[torch-xla\]', or set INTARSIA_PJRT_PLUGIN"):
+        choice(machine)
+
+
+def test_options_are_for_what_the_plugin_is(
+    machine: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """Whatever it is called."""
+    renamed = tmp_path / "mine.so"
+    renamed.symlink_to(cpu_plugin())
+    monkeypatch.setenv("INTARSIA_PJRT_PLUGIN", str(renamed))
+    assert machine.plugin.client_create_options() == {"cpu_device_count": 1}
+    source = tmp_path / "gpu.c"
+    source.write_text(GPU_PLUGIN)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "gpu.so", source], check=True)
+    monkeypatch.setenv("INTARSIA_PJRT_PLUGIN", str(tmp_path / "gpu.so"))
+    assert machine.plugin.client_create_options() == {
+        "platform_name": "cuda",
+        "preallocate": False,
+    }
+
+
+# As one with the extension for custom calls on GPUs (type 0) behind another one.
+GPU_PLUGIN = """
+#include <stddef.h>
+struct Extension { size_t size; int type; struct Extension* next; };
+static struct Extension gpu = {sizeof gpu, 0, 0}, other = {sizeof other, 5, &gpu};
+static struct { size_t size; struct Extension* extensions; } api = {sizeof api, &other};
+void* GetPjrtApi(void) { return &api; }
+"""
