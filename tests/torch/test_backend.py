@@ -115,7 +115,7 @@ def test_what_has_no_lowering_stays_torchs(monkeypatch):
     lowered = _island.has_lowering
     monkeypatch.setattr(
         "intarsia.torch.backend.has_lowering",
-        lambda target: target is not torch.ops.aten.sin.default and lowered(target),
+        lambda target, kwargs: target is not torch.ops.aten.sin.default and lowered(target, kwargs),
     )
     same(lambda x: (x + 1).sin() * 2, torch.randn(9))
 
@@ -248,3 +248,43 @@ def test_a_clone_is_memory_of_its_own():
     y, z = compiled(lambda x: (x.clone(), x.clone()))(x)
     y.zero_()
     assert x.tolist() == z.tolist() == [1.0] * 16
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x + 1, torch.empty_like(x, device="meta") * 2),
+        lambda x: (torch.empty_like(x, device="meta") * 2, x + 1),
+        lambda x: (x * 3, x.to("meta", torch.float64), x.to("meta").sum(0)),
+        lambda x: (x.exp(), torch.ones(3, device="meta") + 1, torch.ones(3) + 1),
+    ],
+)
+def test_each_result_is_on_its_device(function):
+    """meta stands for a second device, which any machine has."""
+    x = torch.randn(2, 3)
+    got, want = compiled(function)(x), function(x)
+    for ours, torchs in zip(got, want, strict=True):
+        assert (ours.device, ours.shape, ours.dtype) == (torchs.device, torchs.shape, torchs.dtype)
+        if not ours.is_meta:
+            torch.testing.assert_close(ours, torchs)
+
+
+def test_a_copy_may_keep_its_dtype():
+    same(
+        lambda x: torch.ops.aten._to_copy(x * 2, memory_format=torch.preserve_format) + 1,
+        torch.randn(5),
+    )
+    same(lambda x: torch.ops.aten._to_copy(x * 2, dtype=torch.float64) + 1, torch.randn(5))
+
+
+@pytest.mark.gpu
+def test_between_a_gpu_and_the_cpu():
+    def function(x, y, scale):
+        z = x * scale  # a CPU scalar among a GPU's tensors
+        return z.cpu() + y, z.sum(), y.cuda() @ z, torch.ones(3) + 1, y + 1
+
+    x, y = torch.randn(4, 4, device="cuda"), torch.randn(4, 4)
+    for scale in (torch.tensor(3.0), torch.nn.Parameter(torch.tensor(3.0), requires_grad=False)):
+        got, want = compiled(function)(x, y, scale), function(x, y, scale)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        assert [t.device for t in got] == [t.device for t in want]

@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,8 @@ with no_device_is_renamed() if torch.cuda.is_available() else contextlib.nullcon
 
 # What torch.get_float32_matmul_precision() is for jax.default_matmul_precision.
 _PRECISIONS = {"highest": "highest", "high": "tensorfloat32", "medium": "bfloat16"}
+DEVICE_TYPES = {"cpu": "cpu", "cuda": "gpu"}
+"""torch's devices for which there are islands, and what JAX calls them."""
 # XLA and torch exchange these as bytes: DLPack has had names for them only since version 1.1.
 _AS_BYTES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -32,12 +34,14 @@ def _operator(target: Any) -> ops_registry.Operator | None:
     return operators.get(target) or operators.get(target.overloadpacket)
 
 
-def has_lowering(target: Any) -> bool:
-    """Whether torchax lowers an operator to a pure function of JAX arrays.
+def has_lowering(target: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether torchax lowers a call of an operator to a pure function of JAX arrays.
 
     Operators that draw random numbers are not pure: they stay torch's, and draw what they draw in eager torch.
     """
     op = _operator(target)
+    if target is torch.ops.aten._to_copy.default and kwargs.get("dtype") is None:
+        return False  # torchax takes it for granted
     return bool(op and op.is_jax_function and not op.is_view_op and not op.needs_env)
 
 
@@ -95,7 +99,7 @@ def _apart(results: Sequence[jax.Array], operands: Sequence[jax.Array | None]) -
 
 
 class Island(torch.nn.Module):
-    """Runs a graph as XLA programs, on the device of its tensors.
+    """Runs a graph as XLA programs, on the one device of what it computes.
 
     One program for each set of sizes. No operand is donated: the memory is torch's.
     """
@@ -110,8 +114,8 @@ class Island(torch.nn.Module):
         fakes = [node.meta["val"] for node in ([outputs] if self._single else outputs)]
         self._fp8 = [fake.dtype if fake.dtype in _AS_BYTES else None for fake in fakes]
         self._device = fakes[0].device
-        platform = {"cuda": "gpu"}.get(self._device.type, self._device.type)
-        self._jax_device = jax.local_devices(backend=platform)[self._device.index or 0]
+        devices = jax.local_devices(backend=DEVICE_TYPES[self._device.type])
+        self._jax_device = devices[self._device.index or 0]
         with warnings.catch_warnings(action="ignore"):  # torch 2.9 warns whoever asks
             self._precision = _PRECISIONS[torch.get_float32_matmul_precision()]
         self._parameters: dict[int, tuple[int, jax.Array]] = {}
@@ -155,7 +159,9 @@ class Island(torch.nn.Module):
             None
             if not isinstance(x, torch.Tensor)
             else self._parameter(place, x)
-            if isinstance(x, torch.nn.Parameter) and not only_parameters
+            if isinstance(x, torch.nn.Parameter)
+            and not only_parameters
+            and x.device == self._device
             else _to_jax(x.to(self._device))
             for place, x in enumerate(values)
         ]

@@ -1,7 +1,7 @@
 """`torch.compile(model, backend="intarsia")`: the pure parts of a graph as XLA programs.
 
 The graph that AOTAutograd gives, of functional operators, is cut where an operator has no lowering
-to JAX, draws random numbers or mutates memory. What lies between two cuts is an island: an XLA
+to JAX, draws random numbers, mutates memory or is of another device. What lies between two cuts is an island: an XLA
 program, lowered by torchax, that reads torch's tensors and gives torch tensors without a copy (DLPack). At the
 cuts run torch's own kernels, and ours for the ops that mutate, on the same tensors and in the
 graph's order. Set `TORCH_LOGS="+intarsia.torch.backend"` to see what is cut and why.
@@ -21,7 +21,7 @@ from torch._higher_order_ops.auto_functionalize import (
 )
 from torch.fx.passes.split_module import split_module
 
-from intarsia.torch._island import Island, has_lowering
+from intarsia.torch._island import DEVICE_TYPES, Island, has_lowering
 
 _log = logging.getLogger(__name__)
 
@@ -45,20 +45,38 @@ def _compile(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Calla
 def _cut(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Splits a graph, in its order, into islands and what lies between them."""
     part_of: dict[torch.fx.Node, int] = {}
-    part, was_pure = 0, False
+    part, device = 0, None
     for node in graph_module.graph.nodes:
-        if node.op == "call_function" and _is_pure(node) != was_pure:
-            part, was_pure = part + 1, not was_pure
+        if node.op == "call_function" and _island_device(node) != device:
+            part, device = part + 1, _island_device(node)
         part_of[node] = part
     return split_module(graph_module, None, part_of.__getitem__, keep_original_order=True)
 
 
 def _is_pure(node: torch.fx.Node) -> bool:
-    if isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
-        return False  # a number of the host, and no array
+    return _island_device(node) is not None
+
+
+def _island_device(node: torch.fx.Node) -> torch.device | None:
+    """The device of the island that an operator can be in; None if it stays torch's.
+
+    An island is on one device, and so are the tensors that it computes from, but for CPU scalars.
+    """
     if node.target is operator.getitem:
-        return _is_pure(node.args[0])
-    return has_lowering(node.target)
+        return _island_device(node.args[0])
+    devices = {x.device for x in _tensors(node)}  # none: a number of the host
+    if len(devices) != 1 or not has_lowering(node.target, node.kwargs):
+        return None
+    (device,) = devices
+    operands = [x for operand in node.all_input_nodes for x in _tensors(operand)]
+    is_here = all(x.device == device or (x.device.type == "cpu" and x.ndim == 0) for x in operands)
+    return device if is_here and device.type in DEVICE_TYPES else None
+
+
+def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
+    values = node.meta.get("val")
+    values = values if isinstance(values, tuple | list) else [values]
+    return [x for x in values if isinstance(x, torch.Tensor)]
 
 
 def _hoist_sizes(graph: torch.fx.Graph) -> None:
