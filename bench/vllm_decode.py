@@ -1,14 +1,16 @@
 """Times decode steps of a Llama-3-8B-shaped model with random weights in vLLM, by the plugin, beside `bench/decode.py`'s figure.
 
 Usage: vllm_decode.py [--sequences 16] [--context 4096] [--new-tokens 64] [--layers 32] [--tensor-parallel 1]
+  [--async-scheduling]
 
 A step's time is the difference between generating many tokens and one, the prompts being in vLLM's prefix cache, over
-the number of steps; scheduling and sampling are in it, as in serving.
+the number of steps; scheduling and sampling are in it, as in serving. If a prompt is not in that cache, it is an error.
 """
 
 import argparse
 import json
 import pathlib
+import sys
 import tempfile
 import time
 
@@ -39,6 +41,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--async-scheduling", action="store_true", help="as docs/vllm.md says")
     args = parser.parse_args()
     from vllm import LLM, SamplingParams
 
@@ -54,6 +57,7 @@ def main() -> None:
             max_num_seqs=args.sequences,
             max_num_batched_tokens=4096,
             tensor_parallel_size=args.tensor_parallel,
+            additional_config={"async_scheduling": args.async_scheduling},
         )
     rng = np.random.default_rng(0)
     length = args.context - args.new_tokens
@@ -63,20 +67,27 @@ def main() -> None:
         for ids in rng.integers(0, LLAMA_3_8B["vocab_size"], shape).tolist()
     ]
 
-    def seconds(tokens: int) -> float:
+    def seconds(tokens: int, cached: int = 0) -> float:
+        """The time for so many new tokens of each prompt, at least `cached` tokens of which need not be computed."""
         sampling = SamplingParams(
             temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False
         )
         begin = time.perf_counter()
-        llm.generate(prompts, sampling, use_tqdm=False)
-        return time.perf_counter() - begin
+        requests = llm.generate(prompts, sampling, use_tqdm=False)
+        taken = time.perf_counter() - begin
+        found = min(request.num_cached_tokens or 0 for request in requests)
+        if found < cached:
+            sys.exit(
+                f"the prefix cache had {found} tokens of a prompt, expected {cached} of {length}: fewer or shorter sequences fit"
+            )
+        return taken
 
     prefill = seconds(1)
-    seconds(args.new_tokens)  # every program has run
-    steps = args.new_tokens - 1
-    step = (
-        min(seconds(args.new_tokens) for _ in range(3)) - min(seconds(1) for _ in range(3))
-    ) / steps
+    block = llm.llm_engine.vllm_config.cache_config.block_size
+    cached = (length - 1) // block * block  # the last token is computed always
+    seconds(args.new_tokens, cached)  # every program has run
+    many, one = (min(seconds(n, cached) for _ in range(3)) for n in (args.new_tokens, 1))
+    step = (many - one) / (args.new_tokens - 1)
     print(
         f"{args.sequences} sequences of {args.context} tokens: decode step {step * 1e3:.2f} ms, "
         f"{args.sequences / step:.0f} tokens/s; prefill {args.sequences * length / prefill:.0f} tokens/s"
