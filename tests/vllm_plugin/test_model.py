@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("vllm")
 
@@ -32,3 +33,10 @@ def test_a_user_chooses_sizes() -> None:
 def test_every_batch_fits() -> None:
     found = sizes("token_buckets", 300)
     assert all(n <= bucket(found, n) < max(2 * n, 17) for n in range(1, 301))
+
+
+@pytest.mark.parametrize("name", ["inputs_embeds", "token_type_ids"])
+def test_a_step_of_more_than_token_ids_is_refused(name: str) -> None:
+    ids = torch.zeros(4, dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match=f"a step with .*{name}.*, expected token ids"):
+        model.XlaModel.forward(None, ids, ids, **{name: torch.zeros(4, 8)})

@@ -1,8 +1,10 @@
 """What vLLM's engine does around a step goes on working: one engine with SmolLM2 for all tests."""
 
+import dataclasses
 import itertools
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -138,6 +140,31 @@ def test_a_json_schema_binds_the_answer(smollm2):
     assert 1 <= said["age"] <= 99
 
 
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"regex": r"[1-9][0-9]{2}-[a-c]{4}"}, r"[1-9][0-9]{2}-[a-c]{4}"),
+        ({"choice": ["a potter", "a smith"]}, "a (potter|smith)"),
+        (
+            {"grammar": 'root ::= pair ("; " pair)?\npair ::= [xy] " = " [0-9]'},
+            "[xy] = [0-9](; [xy] = [0-9])?",
+        ),
+        ({"json_object": True}, r"\s*\{.*"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_grammar_binds_the_answer(smollm2, form, pattern):
+    from vllm.sampling_params import StructuredOutputsParams
+
+    options = {"max_tokens": 40, "ignore_eos": False}
+    bound = greedy(structured_outputs=StructuredOutputsParams(**form), **options)
+    [request, free] = run(smollm2, [STORY, STORY], [bound, greedy(**options)])
+    assert re.fullmatch(pattern, request.outputs[0].text, re.DOTALL)
+    assert not re.fullmatch(pattern, free.outputs[0].text, re.DOTALL), (
+        "it would have said so anyway"
+    )
+
+
 def test_stop_strings_and_min_tokens(smollm2):
     [request] = run(smollm2, [SHORT], greedy(stop=["Paris"], ignore_eos=False))
     assert request.outputs[0].text == " "
@@ -160,3 +187,40 @@ def test_nothing_was_compiled_while_serving(smollm2):
     [programs] = smollm2.collective_rpc("xla_programs")
     assert programs["late"] == []
     assert programs["compilations"] == 0
+
+
+def test_blocks_are_copied_and_zeroed(smollm2):
+    """By vLLM's worker and runner, as its scheduler asks for it: of models that are refused alone, so that the messages
+    are made here. A prompt's blocks are copied elsewhere and zeroed, and copied back."""
+    from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    assert smollm2.reset_prefix_cache()
+    expected = tokens(run(smollm2, [LONG]))
+    pool = smollm2.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    cached = [block.block_id for block in pool.blocks if block.block_hash is not None]
+    free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
+    elsewhere = [block for block in free if block not in cached][
+        -len(cached) :
+    ]  # the last to be taken
+    assert len(elsewhere) == len(cached) > 10
+
+    def ask(**what):
+        message = dataclasses.replace(SchedulerOutput.make_empty(), **what)
+        smollm2.collective_rpc("execute_model", args=(message,))
+
+    def again():
+        [request] = run(smollm2, [LONG])
+        assert request.num_cached_tokens == len(request.prompt_token_ids) // 16 * 16
+        return tokens([request])
+
+    ask(kv_cache_block_copies=list(map(KVCacheBlockCopy, cached, elsewhere)))
+    assert again() == expected
+    ask(new_block_ids_to_zero=cached)
+    assert again() != expected
+    ask(kv_cache_block_copies=list(map(KVCacheBlockCopy, elsewhere, cached)))
+    assert again() == expected
+    # Nothing makes it known before that blocks will be zeroed: what is compiled late is told.
+    [programs] = smollm2.collective_rpc("xla_programs")
+    assert programs["late"] == ["zeroing of blocks"]
+    assert programs["compilations"] >= 1
