@@ -23,8 +23,17 @@ FP8_ATTENTION_TOLERANCE = 5e-2  # where a tensor core multiplies fp8 q, K and pr
 
 def op_names() -> list[str]:
     """The ops, as src/ops/ops.inc lists them."""
+    return _rows("INTARSIA_OP")
+
+
+def cpu_op_names() -> list[str]:
+    """Those that programs for CPUs call and no manifest lists as ops."""
+    return _rows("INTARSIA_CPU_OP")
+
+
+def _rows(macro: str) -> list[str]:
     lines = (OPS / "ops.inc").read_text().splitlines()
-    return [line.split("(")[1].split(",")[0] for line in lines if line.startswith("INTARSIA_OP")]
+    return [line.split("(")[1].split(",")[0] for line in lines if line.startswith(f"{macro}(")]
 
 
 @functools.cache

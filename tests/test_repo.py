@@ -152,8 +152,12 @@ def test_an_op_is_a_folder(op: str) -> None:
 
 def test_ops_inc_is_sorted_and_complete() -> None:
     folders = sorted(p.name for p in support.OPS.iterdir() if (p / f"{p.name}.h").is_file())
-    assert support.op_names() == folders
-    assert sorted(_native.main_library().ops) == folders
+    assert sorted(support.op_names() + support.cpu_op_names()) == folders
+    for names, ops in (
+        (support.op_names(), _native.main_library().ops),
+        (support.cpu_op_names(), _native.main_library().cpu_ops),
+    ):
+        assert names == sorted(names) and sorted(ops) == names
 
 
 # ---------------------------------------------------------------------------- the built library

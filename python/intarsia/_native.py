@@ -159,6 +159,8 @@ class Library:
             )
         self.manifest: Mapping[str, Any] = json.loads(self._lib.intarsia_manifest())
         self.ops = {row["name"]: _op(row) for row in self.manifest["ops"]}
+        # For programs on CPUs alone; front ends offer none of them as it is.
+        self.cpu_ops = {row["name"]: _op(row) for row in self.manifest["cpu_ops"]}
         self._aliases = {op.target_alias: op.name for op in self.ops.values() if op.target_alias}
 
     @property
@@ -241,6 +243,8 @@ class Library:
     def find(self, op: str) -> Op:
         """The op of that name or target alias; an unknown one raises LookupError with those there are."""
         op = self._aliases.get(op, op)
+        if op in self.cpu_ops:
+            return self.cpu_ops[op]
         if op not in self.ops:
             raise LookupError(f"no op {op}; {self.path.name} has {', '.join(sorted(self.ops))}")
         return self.ops[op]

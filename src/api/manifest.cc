@@ -119,12 +119,15 @@ std::string Manifest() {
 #else
   const std::string cuda = "null";
 #endif
+  std::vector<OpInfo> listed, cpu_only;
+  for (const OpInfo& op : Ops()) (op.cpu_only ? cpu_only : listed).push_back(op);
   return Object()
       .String("version", INTARSIA_VERSION)
       .Json("cuda", cuda)
       .String("isa", Name(BestIsa()))
       .Json("layouts", List(kCacheLayouts, layout_json))
-      .Json("ops", List(Ops(), OpJson))
+      .Json("ops", List(listed, OpJson))
+      .Json("cpu_ops", List(cpu_only, OpJson))
       .Done();
 }
 

@@ -7,10 +7,6 @@
 namespace intarsia::attention {
 namespace {
 
-// Accumulators of a block. A core starts two FMAs a cycle and each takes four, so eight is the
-// least; more of them share a load, as far as the register file goes.
-inline constexpr int kAccumulators = kLanes >= 16 ? 16 : 8;
-
 // A matrix of f32 by strides.
 struct Strided {
   const float* data;

@@ -131,6 +131,9 @@ Op Fill(const Call& call) {
 }
 
 template <class Op, class Context>
+concept HasRun = requires(const Op& op, const Context& context) { op.Run(context); };
+
+template <class Op, class Context>
 Status RunOp(const Call& call, const Context& context) {
   return InOp(Op::kSpec.name, Fill<Op>(call).Run(context));
 }
@@ -142,7 +145,8 @@ OpInfo MakeOpInfo() {
               .summary = Op::kSpec.summary,
               .source = Op::kSpec.source,
               .target_alias = Op::kSpec.target_alias,
-              .separable = Op::kSpec.separable};
+              .separable = Op::kSpec.separable,
+              .cpu_only = !HasRun<Op, CudaContext>};
   const Op defaults{};
   ForEachField<Op>([&]<class Field>(const Field& field, size_t) {
     using Member = std::remove_cvref_t<decltype(defaults.*(field.member))>;
@@ -164,7 +168,7 @@ OpInfo MakeOpInfo() {
   });
   info.run_cpu = &RunOp<Op, CpuContext>;
 #ifdef INTARSIA_WITH_CUDA
-  info.run_cuda = &RunOp<Op, CudaContext>;
+  if constexpr (HasRun<Op, CudaContext>) info.run_cuda = &RunOp<Op, CudaContext>;
 #endif
   info.check = [](const Call& call) -> Status {
     if constexpr (requires(const Op& op) { op.Check(); })

@@ -307,7 +307,9 @@ Status RunCuda(const OpInfo& op, const Call& call, const CudaContext& context) {
 #ifdef INTARSIA_WITH_CUDA
   INTARSIA_RETURN_IF_ERROR(CheckIndices(op, call, context));
 #endif
-  if (!op.run_cuda) return Unimplemented(Text(op.name, ": this library was built without CUDA"));
+  if (!op.run_cuda)
+    return Unimplemented(Text(
+        op.name, op.cpu_only ? ": runs on CPUs alone" : ": this library was built without CUDA"));
   return op.run_cuda(call, context);
 }
 

@@ -52,6 +52,7 @@ struct Call {
 
 struct OpInfo {
   std::string_view name, summary, source, target_alias, separable;
+  bool cpu_only = false;  // runs in XLA's CPU programs and nowhere else
   std::vector<OperandInfo> operands = {};
   std::vector<AttributeInfo> attributes = {};
   std::vector<ResultInfo> results = {};
@@ -59,7 +60,8 @@ struct OpInfo {
 
   // Fill the struct and run it; the call has been checked.
   Status (*run_cpu)(const Call&, const CpuContext&) = nullptr;
-  Status (*run_cuda)(const Call&, const CudaContext&) = nullptr;  // null in a build without CUDA
+  Status (*run_cuda)(const Call&,
+                     const CudaContext&) = nullptr;  // null if cpu_only or built without CUDA
   // Fill the struct and ask what only the op can say of a call. Addresses are not looked at.
   Status (*check)(const Call&) = nullptr;
   std::array<int64_t, 2> (*workspace_dims)(const Call&) = nullptr;

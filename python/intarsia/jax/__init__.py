@@ -5,7 +5,7 @@ size, p pages, s page size, m pages per sequence, r rotary dim, l layers.
 
 Where things are: `_ops` has a function for each op, `_call` makes a custom call of it, `_vmap`, `_grad`, `_shard` and
 `_export` are what JAX's transformations make of it. Functions that say more than the op does, or say it otherwise, have
-modules of their own: `_attention`, `_cache`, `_cascade`, `_ragged`.
+modules of their own: `_attention`, `_cache`, `_cascade`, `_linear`, `_ragged`.
 """
 
 from intarsia import _native
@@ -19,6 +19,7 @@ from intarsia.jax._attention import flash_attn_varlen, paged_attention
 from intarsia.jax._cache import reshape_and_cache_flash
 from intarsia.jax._cascade import cascade_attention
 from intarsia.jax._export import export_exemptions
+from intarsia.jax._linear import linear
 from intarsia.jax._ragged import ragged_paged_attention
 from intarsia.jax._shard import ShardedOps, kv_cache_sharding, kv_heads, shard
 
@@ -31,6 +32,7 @@ __all__ = [
     "flash_attn_varlen",
     "kv_cache_sharding",
     "kv_heads",
+    "linear",
     "paged_attention",
     "ragged_paged_attention",
     "register",

@@ -42,7 +42,8 @@ def shard(
         ops whose tokens do not meet: not for attention and cache writes.
       heads: the mesh axis that query heads h and KV heads hk go over. Where it has more devices than
         there are KV heads, keys and values are given to several; a cache then has `kv_heads` of them.
-      columns: the mesh axis that the last axis of a gated activation goes over; gate and up come apart.
+      columns: the mesh axis that the last axis of a gated activation goes over, whose gate and up come apart,
+        or that of `linear`'s result.
 
     Returns:
       A function with the same arguments and results, of whole arrays, to be called under `jax.jit`.
@@ -84,7 +85,7 @@ class ShardedOps:
         self._wanted = _wanted(tokens, heads, columns)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in _native.main_library().ops and name not in _COMPOSED:
+        if name not in _names_of_ops():
             raise AttributeError(f"ShardedOps has no {name}; it has the ops of intarsia.jax")
         function = getattr(intarsia.jax, name)
         return _Sharded(function, self._mesh, self._wanted, strict=False)
@@ -292,12 +293,17 @@ _COMPOSED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }
 
 
+def _names_of_ops() -> set[str]:
+    library = _native.main_library()
+    return {*library.ops, *library.cpu_ops, *_COMPOSED}
+
+
 def _op_of(function: Callable[..., Any]) -> _native.Op:
     """The op that a function of this package is, or is cut like."""
     name = getattr(function, "__name__", str(function))
     library = _native.main_library()
-    if function is not getattr(intarsia.jax, name, None) or name not in {*library.ops, *_COMPOSED}:
-        names = ", ".join(sorted({*library.ops, *_COMPOSED}))
+    if function is not getattr(intarsia.jax, name, None) or name not in _names_of_ops():
+        names = ", ".join(sorted(_names_of_ops()))
         raise ValueError(f"shard: {name} is no op of intarsia.jax, expected one of {names}")
     if name not in _COMPOSED:
         return library.find(name)

@@ -31,6 +31,10 @@ typedef int32_t VecI __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t VecU __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t VecU16 __attribute__((vector_size(kLanes * 2)));
 
+// Accumulators of a block of a matrix product. A core starts two FMAs a cycle and each takes four,
+// so eight is the least; more of them share a load, as far as the register file goes.
+inline constexpr int kAccumulators = kLanes >= 16 ? 16 : 8;
+
 // Storage types of the 16-bit dtypes. Those of 8 bits are in simd_8bit.h.
 struct F16 {
   uint16_t bits;
@@ -105,6 +109,42 @@ using CpuT = typename CpuType<kType>::type;
 #endif
 }
 [[gnu::always_inline]] inline VecF Load(const F16* p) { return WidenF16(LoadBits(&p->bits)); }
+
+// kCount numbers over and over, a power of two. By name where GCC 12 would build the register of
+// pieces.
+template <int kCount>
+[[gnu::always_inline]] inline VecF Repeat(const float* p) {
+  if constexpr (kCount == 1) {
+    return Splat(*p);
+  } else if constexpr (kCount == kLanes) {
+    return Load(p);
+#if defined(__AVX2__)
+  } else if constexpr (kCount == 2) {
+    int64_t pair;
+    std::memcpy(&pair, p, sizeof pair);
+    typedef int64_t VecPairs __attribute__((vector_size(kLanes * 4)));
+    return reinterpret_cast<VecF>(pair - VecPairs{});
+#endif
+#if defined(__AVX512F__)
+  } else if constexpr (kCount == 4) {
+    return reinterpret_cast<VecF>(_mm512_broadcast_f32x4(_mm_loadu_ps(p)));
+  } else {
+    static_assert(kCount == 8);
+    return reinterpret_cast<VecF>(_mm512_broadcast_f32x8(_mm256_loadu_ps(p)));
+#elif defined(__AVX2__)
+  } else {
+    static_assert(kCount == 4);
+    __m128 numbers;
+    std::memcpy(&numbers, p, sizeof numbers);
+    return reinterpret_cast<VecF>(_mm256_broadcast_ps(&numbers));
+#else
+  } else {
+    VecF x;
+    for (int i = 0; i < kLanes; ++i) x[i] = p[i % kCount];
+    return x;
+#endif
+  }
+}
 
 // f32 to the storage type, to nearest even; NaN stays NaN.
 [[gnu::always_inline]] inline VecU16 Round(VecF x, BF16) {
@@ -212,18 +252,19 @@ template <int kDistance>
     return __builtin_shufflevector(a, b, (kLane & kDistance ? kLanes + kLane : kLane)...);
   }(std::make_integer_sequence<int, kLanes>());
 }
-// Lane i of the result is the sum of the lanes of x[i]; x is overwritten. Halves the registers as
-// often as there are bits in a lane's number: two registers become one that has the partial sums of
-// both.
-template <int kDistance = kLanes / 2>
-[[gnu::always_inline]] inline VecF SumEach(VecF (&x)[kLanes]) {
+// Sums over groups of kCount neighbouring lanes, a power of two: lane i of the result is the sum of
+// the group of x[i % kCount] that lane i is in. x is overwritten. Halves the registers as often as
+// there are bits in a lane's number within its group: two registers become one that has the partial
+// sums of both.
+template <int kCount, int kDistance = kCount / 2>
+[[gnu::always_inline]] inline VecF SumEach(VecF (&x)[kCount]) {
 #pragma GCC unroll 16
   for (int i = 0; i < kDistance; ++i) {
     const VecF a = x[i], b = x[i + kDistance];
     x[i] = Interleave<kDistance>(a, b) + SwapLanes<kDistance>(Interleave<kDistance>(b, a));
   }
   if constexpr (kDistance > 1)
-    return SumEach<kDistance / 2>(x);
+    return SumEach<kCount, kDistance / 2>(x);
   else
     return x[0];
 }

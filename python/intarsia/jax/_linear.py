@@ -1,0 +1,104 @@
+"""Linear layers: our product on CPUs, XLA's elsewhere (docs/adr/0009-linear.md)."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from intarsia import _dtypes, _native
+from intarsia.jax._call import as_array, call
+from intarsia.jax._types import refuse_sharded, vary_alike
+
+_NAME = "linear"
+
+
+def linear(
+    x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, out_dtype: str = "auto"
+) -> jax.Array:
+    """A linear layer: x w^T, plus a bias.
+
+    `out[.., j] = sum_i x[.., i] w[j, i] + bias[j]`, summed in f32 and rounded once. In a program for a CPU it is one
+    custom call; for any other platform XLA's product, in full precision for f32. It takes part in vmap, grad
+    (whose products are XLA's), shard_map and export.
+
+    Args:
+      x: [..., k] T; rows.
+      w: [n, k] T; weights, a row for each result, as checkpoints and torch have them.
+      bias: [n] T.
+      out_dtype: "auto": the result is T. "f32": it is the sums as they are.
+
+    T is one of f32, f16 and bf16.
+
+    Returns:
+      [..., n].
+
+    Raises:
+      ValueError: shapes or dtypes do not fit; the text names the operand, what was got and expected.
+
+    Example:
+      >>> x, w = jnp.ones((2, 64)), jnp.ones((32, 64))
+      >>> linear(x, w).shape
+      (2, 32)
+    """
+    given = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
+    arrays = [as_array(f"{_NAME}: {name}", value) for name, value in given.items()]
+    tensors = [_native.Tensor(tuple(a.shape), _dtypes.name_of(a.dtype)) for a in arrays]
+    _native.main_library().infer(_NAME, tensors, {"out_dtype": out_dtype})  # or it raises
+    for name, array in zip(given, arrays, strict=True):
+        refuse_sharded(f"{_NAME}: {name}", array)
+    return _function(out_dtype)(*vary_alike(arrays))
+
+
+def _product(a: jax.Array, b: jax.Array, sum_over: tuple[tuple[int, ...], tuple[int, ...]]):
+    """A product by XLA with sums in f32, which a GPU would otherwise make of shorter numbers than f32."""
+    precision = lax.Precision.HIGHEST if a.dtype == b.dtype == jnp.float32 else None
+    return lax.dot_general(
+        a, b, (sum_over, ((), ())), precision=precision, preferred_element_type=jnp.float32
+    )
+
+
+def _by_xla(out_dtype: str, x: jax.Array, w: jax.Array, *bias: jax.Array) -> jax.Array:
+    out = _product(x, w, ((x.ndim - 1,), (1,)))
+    for b in bias:
+        out = out + b.astype(jnp.float32)
+    return out if out_dtype == "f32" else out.astype(x.dtype)
+
+
+def _by_us(out_dtype: str, *arrays: jax.Array) -> jax.Array:
+    return call(_NAME, arrays, out_dtype=out_dtype)[0]
+
+
+@functools.cache
+def _function(out_dtype: str) -> Callable[..., jax.Array]:
+    """A linear layer as a function of its arrays, with its rules for vmap and grad."""
+
+    @jax.custom_batching.custom_vmap
+    def run(*arrays: jax.Array) -> jax.Array:
+        return lax.platform_dependent(
+            *arrays,
+            cpu=functools.partial(_by_us, out_dtype),
+            default=functools.partial(_by_xla, out_dtype),
+        )
+
+    @run.def_vmap
+    def batched(size: int, is_batched: Sequence[bool], *arrays: jax.Array):
+        if not any(is_batched[1:]):
+            return run(*arrays), True  # a batch of x is one more axis of rows
+        axes = [0 if b else None for b in is_batched]
+        return jax.vmap(functools.partial(_by_xla, out_dtype), axes, axis_size=size)(*arrays), True
+
+    differentiable = jax.custom_vjp(lambda *arrays: run(*arrays))
+    differentiable.defvjp(lambda *arrays: (run(*arrays), arrays), _gradients)
+    differentiable.__name__ = _NAME  # in XLA's metadata and in profiles
+    return jax.jit(differentiable, inline=True)
+
+
+def _gradients(arrays: tuple[jax.Array, ...], d_out: jax.Array) -> tuple[jax.Array, ...]:
+    x, w, *bias = arrays
+    rows = tuple(range(x.ndim - 1))
+    d_x = _product(d_out.astype(x.dtype), w, ((x.ndim - 1,), (0,)))
+    d_w = _product(d_out.astype(x.dtype), x, (rows, rows))
+    d_bias = [d_out.astype(jnp.float32).sum(rows)] * len(bias)
+    return tuple(d.astype(x.dtype) for d in (d_x, d_w, *d_bias))

@@ -1,0 +1,31 @@
+#include "src/ops/linear/linear.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "src/core/cpu/isa.h"
+#include "src/ops/linear/linear_cpu.h"
+
+namespace intarsia {
+namespace {
+
+int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+}  // namespace
+
+Status Linear::Run(const CpuContext& context) const {
+  LinearWork work{.op = *this, .m = 1, .n = w.dim(0), .k = w.dim(1)};
+  for (int axis = 0; axis + 1 < x.rank; ++axis) work.m *= x.dim(axis);
+  if (work.m == 0 || work.n == 0) return {};
+  work.padded_k = RoundUp(work.k, kAlignFloats);
+  const int64_t most = kMostPackedFloats / std::max<int64_t>(work.padded_k, 1);
+  work.packed_rows = std::min(
+      RoundUp(std::max<int64_t>(most, 1), kLinearBlockRows),
+      work.m < 2 * kAlignFloats ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(work.m)))
+                                : RoundUp(work.m, 2 * kAlignFloats));
+  const AlignedFloats packed = MakeAligned(work.packed_rows * work.padded_k);
+  work.packed = packed.get();
+  return RunOnCpu(work, context);
+}
+
+}  // namespace intarsia
