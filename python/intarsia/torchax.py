@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import torch
 import torchax
 from torchax.ops import ops_registry
 from torchax.tensor import Tensor
@@ -20,53 +21,93 @@ from torchax.view import View
 
 from intarsia import _native
 from intarsia.jax import _call
-from intarsia.torch import NAMESPACE
+from intarsia.torch import NAMESPACE, _attention
 from intarsia.torch._fake import one_or_all
-from intarsia.torch._form import Form, find, forms
+from intarsia.torch._form import Form, absent, find, forms
+
+_ABSENT = absent("cpu").numpy()
 
 
 def register(library: _native.Library, namespace: str) -> None:
     """Makes a library's ops, registered with torch in that namespace, work on torchax's tensors."""
     for op in library.ops.values():
         for form in forms(op):
-            overload = find(f"{namespace}::{form.name}")
-            ops_registry.register_torch_dispatch_op(
-                overload,
+            _define(
+                find(f"{namespace}::{form.name}"),
                 _mutating(form, library) if form.written else _pure(form, library),
                 is_jax_function=not form.written,
-                is_view_op=bool(form.written),  # operands come as they are: views are written, too
             )
-            # An environment has taken over the registry's ops when it was made.
-            torchax.default_env()._ops[overload] = ops_registry.all_aten_ops[overload]
+
+
+def _define(op: Any, function: Callable[..., Any], is_jax_function: bool) -> None:
+    """Makes a function what an op, an overload or all of one name, does with torchax's tensors.
+
+    Args:
+      is_jax_function: it takes arrays; otherwise tensors as they come, of which those that are views can be written, too.
+    """
+    ops_registry.register_torch_dispatch_op(
+        op, function, is_jax_function=is_jax_function, is_view_op=not is_jax_function
+    )
+    # An environment has taken over the registry's ops when it was made.
+    torchax.default_env()._ops[op] = ops_registry.all_aten_ops[op]
+
+
+def _register_composites() -> None:
+    """The ops that are made of others. torchax sees the name that is called, before torch chooses an overload."""
+    for name in _attention.SCHEMAS:
+        _define(find(name), _in_environment(_attention.composite(name)), is_jax_function=False)
+        packet = find(name).overloadpacket
+        if packet not in ops_registry.all_aten_ops:
+            _define(packet, _in_environment(_overload_of(packet)), is_jax_function=False)
+
+
+def _in_environment(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls torch, for torchax to call, which has left its environment by then."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torchax.default_env():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _overload_of(packet: torch._ops.OpOverloadPacket) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        overload = torch._C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs)
+        return getattr(packet, overload or "default")(*args, **kwargs)
+
+    return run
 
 
 def _pure(form: Form, library: _native.Library) -> Callable[..., Any]:
-    def run(*arrays: Any, **attributes: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        operands, attributes = form.bind(args, kwargs)
         results = _call.call_in_places(
-            form.op.name, form.operands(arrays), library=library, **attributes
+            form.op.name, [*operands.values()], library=library, **attributes
         )
-        absent = jnp.zeros(0, jnp.float32)
-        return one_or_all([absent if x is None else x for x in results])
+        return one_or_all([_or_absent(x) for x in results])
 
     return run
 
 
 def _mutating(form: Form, library: _native.Library) -> Callable[..., Any]:
-    def run(*tensors: Tensor | View | None, **attributes: Any) -> Any:
-        operands = form.operands(tensors)
-        by_name = dict(zip((row["name"] for row in form.op.operands), operands, strict=True))
-        arrays = [None if x is None else x.jax() for x in operands]
+    def run(*args: Tensor | View | None, **kwargs: Any) -> Any:
+        operands, attributes = form.bind(args, kwargs)
+        arrays = [None if x is None else x.jax() for x in operands.values()]
         results = _call.call_in_places(form.op.name, arrays, library=library, **attributes)
-        rows = [row for row in form.op.results if not row["workspace"]]
         returned = []
-        for row, result in zip(rows, results, strict=True):
+        for row, result in zip(form.rows, results, strict=True):
             if not form.destination(row):
-                returned.append(jnp.zeros(0, jnp.float32) if result is None else result)
+                returned.append(_or_absent(result))
             elif result is not None:
-                _write(by_name[form.destination(row)], result)
+                _write(operands[form.destination(row)], result)
         return one_or_all(torchax.default_env().j2t_iso(returned))
 
     return run
+
+
+def _or_absent(x: Any) -> Any:
+    return jnp.asarray(_ABSENT) if x is None else x
 
 
 def _write(tensor: Tensor | View, array: Any) -> None:
@@ -77,3 +118,4 @@ def _write(tensor: Tensor | View, array: Any) -> None:
 
 
 register(_native.main_library(), NAMESPACE)
+_register_composites()

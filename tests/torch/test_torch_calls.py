@@ -244,3 +244,19 @@ def test_another_module_may_use_the_namespace() -> None:
         assert torch.ops.xla_gpu.another(torch.ones(2)).tolist() == [2, 2]
         """)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_does_not_exist_is_of_one_dtype_everywhere() -> None:
+    """The companion of an op that writes (_xla.py) is what torch.compile runs on the CPU."""
+    table, query = torch.randn(5, 16), torch.randn(3, 4, 16)
+    positions = torch.arange(3)
+    for device in ("cpu", "meta"):
+        inputs = [x.to(device) for x in (positions, query, table)]
+        torch.set_default_dtype(torch.float64)
+        try:
+            _, no_key = op._returning_rotary_embedding(*inputs)
+            _, no_lse = op.flash_attn_varlen(inputs[1], inputs[1], inputs[1], *2 * [inputs[0][:2]])
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert no_key.dtype == no_lse.dtype == torch.float32
+        assert no_key.shape == no_lse.shape == (0,)

@@ -10,6 +10,7 @@ import torch
 import torch_running
 from intarsia.torch import _grad
 from intarsia.torch._form import Form
+from torch.utils._python_dispatch import TorchDispatchMode
 
 op = torch.ops.xla_gpu
 FORMS = [form for form in torch_running.FORMS if form.op.name in test_jax_grad.OPS]
@@ -224,3 +225,69 @@ def test_compiled_training_step(name: str) -> None:
     (want,) = torch.autograd.grad(loss(x), x)
     (got,) = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(x), x)
     torch.testing.assert_close(got, want)
+
+
+def _loss(x: torch.Tensor) -> torch.Tensor:
+    return op.rms_norm(x).sum()
+
+
+def _loss_in_place(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    op.fused_add_rms_norm(y, x * 3)
+    return y.sum()
+
+
+def _loss_of_codes(x: torch.Tensor) -> torch.Tensor:
+    return op.dynamic_scaled_fp8_quant(x)[1].sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        (_loss, "rms_norm"),
+        (_loss_in_place, "fused_add_rms_norm"),
+        (_loss_of_codes, "dynamic_scaled_fp8_quant"),
+    ],
+)
+def test_torch_func_is_refused_by_name(loss, name: str) -> None:
+    x = torch.randn(3, 64)
+    message = f"^{name}: torch.func's transformations are not built"
+    for transformed in (torch.func.grad(loss), torch.func.jacrev(loss)):
+        with pytest.raises(NotImplementedError, match=message):
+            transformed(x)
+    forward = f"^{name}: forward-mode differentiation .* is not built"
+    with pytest.raises(NotImplementedError, match=forward):
+        torch.func.jvp(loss, (x,), (x,))
+    with torch.autograd.forward_ad.dual_level():
+        with pytest.raises(NotImplementedError, match=forward):
+            loss(torch.autograd.forward_ad.make_dual(x, x))
+        loss(x)  # nothing to lose
+
+
+def test_vmap_is_a_loop() -> None:
+    x = torch.randn(2, 3, 64)
+    got = torch.func.vmap(op.rms_norm)(x)
+    torch.testing.assert_close(got, torch.stack([op.rms_norm(y) for y in x]))
+
+
+def test_deterministic_algorithms_ask_for_the_deterministic_gradient() -> None:
+    """The same bits on a CPU at any rate, so it is looked at what the backward op is told."""
+    q, k, v = (torch.randn(5, 2, 16, requires_grad=True) for _ in range(3))
+    starts = torch.tensor([0, 5], dtype=torch.int32)
+    seen = []
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is op.flash_attn_varlen_backward.default:
+                seen.append((kwargs or {}).get("deterministic", False))
+            return func(*args, **(kwargs or {}))
+
+    out, _ = op.flash_attn_varlen(q, k, v, starts, starts)
+    for deterministic in (False, True):
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            with Calls():
+                torch.autograd.grad(out.sum(), (q, k, v), retain_graph=True)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert seen == [False, True]

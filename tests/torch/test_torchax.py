@@ -8,6 +8,7 @@ import running
 import torch
 import torch_running
 import torchax
+from intarsia import xla_ops
 from intarsia.torch._form import Form
 from test_ops import make
 from test_torch_ops import on_each_case, some_dtype
@@ -74,3 +75,104 @@ def test_a_wrong_call_says_what_is_wrong():
         x, weight = torch.ones(3, 64, device="jax"), torch.ones(5, device="jax")
         with pytest.raises(ValueError, match="rms_norm: weight has n=5 but x has n=64"):
             torch.ops.xla_gpu.rms_norm(x, weight)
+
+
+def _in_torchax(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [torchax.default_env().j2t_iso(jnp.asarray(x.numpy())) for x in tensors]
+
+
+def test_operands_by_name():
+    x, residual, weight = torch.randn(3, 3, 64).unbind(1)
+    weight = weight[0]
+    op = torch.ops.xla_gpu
+    a, b, w = _in_torchax(x, residual, weight)
+    with torchax.default_env():
+        norm = op.rms_norm(weight=w, x=a, eps=1e-5)
+        both = op.fused_add_rms_norm.functional(a, residual=b, weight=w)
+        op.fused_add_rms_norm(a, weight=w, residual=b)
+    torch.testing.assert_close(_back(norm), op.rms_norm(x, weight, eps=1e-5))
+    want = op.fused_add_rms_norm.functional(x, residual, weight)
+    torch.testing.assert_close(tuple(map(_back, both)), want)
+    torch.testing.assert_close((_back(a), _back(b)), want)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda op, x: op.rms_norm(x, x, x), "rms_norm: got 3 operands, expected x, weight"),
+        (lambda op, x: op.rms_norm(x, x=x), "rms_norm: x is given twice"),
+        (
+            lambda op, x: op.fused_add_rms_norm(x, weight=x),
+            "rms_norm: residual is missing, expected",
+        ),
+        (lambda op, x: op.rms_norm(x, wait=x), "rms_norm: unknown attribute wait"),
+    ],
+)
+def test_operands_that_do_not_fit(call, message):
+    with torchax.default_env(), pytest.raises(TypeError, match=message):
+        call(torch.ops.xla_gpu, torch.ones(3, 64, device="jax"))
+
+
+def _attention_inputs() -> tuple[torch.Tensor, ...]:
+    query, cache = torch.randn(2, 4, 8), torch.randn(6, 16, 4, 8)  # K in even, V in odd heads
+    lengths, pages, starts = [20, 7], [[0, 3], [5, 0]], [0, 1, 2]
+    return query, cache, *(torch.tensor(x, dtype=torch.int32) for x in (lengths, pages, starts))
+
+
+@pytest.mark.parametrize("num_seqs", [1, 2, "tensor"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda *x: torch.ops.xla_gpu.paged_attention(*x, 8**-0.5),
+        lambda *x: torch.ops.xla_gpu.paged_attention(*x[:-1], num_seqs=x[-1], scale=8**-0.5),
+        lambda *x: xla_ops.xla_gpu_paged_attention(*x, 8**-0.5),
+    ],
+    ids=["op", "by name", "function"],
+)
+def test_paged_attention_with_one_cache(call, num_seqs):
+    inputs = _attention_inputs()
+    number = torch.tensor([2], dtype=torch.int32) if num_seqs == "tensor" else num_seqs
+    want = call(*inputs, number)
+    moved = _in_torchax(*inputs)
+    if num_seqs == "tensor":
+        (number,) = _in_torchax(number)
+    with torchax.default_env():
+        got = call(*moved, number)
+    torch.testing.assert_close(_back(got), want)
+
+
+def test_paged_attention_with_two_caches():
+    query, cache, *rest = _attention_inputs()
+    inputs = query, cache[:, :, ::2].contiguous(), cache[:, :, 1::2].contiguous(), *rest
+    want, _ = torch.ops.xla_gpu.paged_attention(*inputs)
+    with torchax.default_env():
+        for op in (torch.ops.xla_gpu.paged_attention, torch.ops.xla_gpu.paged_attention.default):
+            got, lse = op(*_in_torchax(*inputs))
+            torch.testing.assert_close(_back(got), want)
+            assert lse.shape == (0,) and lse.dtype == torch.float32
+
+
+def test_flash_attention_under_its_names():
+    q, k, v = torch.randn(3, 10, 4, 8).unbind()
+    starts = torch.tensor([0, 4, 10], dtype=torch.int32)
+    want = xla_ops.flash_attn_varlen_func(q, k, v, starts, starts, 6, 6, causal=True)
+    inputs = _in_torchax(q, k, v, starts, starts)
+    with torchax.default_env():
+        got = xla_ops.flash_attn_varlen_func(*inputs, 6, 6, causal=True)
+        for op in (torch.ops.xla.flash_attn_varlen_op, torch.ops.xla.flash_attn_varlen_op.default):
+            torch.testing.assert_close(_back(op(*inputs, 6, 6, is_causal=True)[0]), want)
+    torch.testing.assert_close(_back(got), want)
+
+
+def test_vllms_and_torch_xlas_functions():
+    x, weight = torch.randn(4, 64), torch.randn(64)
+    key, value = torch.randn(2, 4, 2, 8).unbind()
+    caches = torch.zeros(2, 2, 16, 2, 8).unbind()
+    slots = torch.tensor([0, 17, 2, -1], dtype=torch.int32)
+    moved = _in_torchax(x, weight, key, value, *caches, slots)
+    with torchax.default_env():
+        norm = xla_ops.rms_norm_xla(*moved[:2], epsilon=1e-5)
+        xla_ops.reshape_and_cache_flash(*moved[2:])
+    torch.testing.assert_close(_back(norm), xla_ops.rms_norm_xla(x, weight, epsilon=1e-5))
+    xla_ops.reshape_and_cache_flash(key, value, *caches, slots)
+    torch.testing.assert_close(list(map(_back, moved[4:6])), list(caches))

@@ -4,6 +4,9 @@
 Each is made of the package's own op, for tensors on any device, for autograd, and in graphs: there, only the op is seen.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from intarsia._cache_form import check_num_seqs, infer_layout, split
@@ -13,7 +16,7 @@ _ops = torch.ops.xla_gpu
 KvCache = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 # A sequence length is a SymInt: it grows at each step, and a graph must not be compiled anew for it.
-_SCHEMAS = {
+SCHEMAS = {
     "xla::flash_attn_varlen_op": (
         "(Tensor q, Tensor k, Tensor? v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, "
         "SymInt max_seqlen_k, float? softmax_scale=None, bool is_causal=False, int window_left=-1, "
@@ -34,7 +37,7 @@ _fragments: list[torch.library.Library] = []
 
 def refuse_names() -> None:
     """Raises if another module has defined one of these ops."""
-    for name in _SCHEMAS:
+    for name in SCHEMAS:
         refuse_defined(name)
 
 
@@ -45,15 +48,19 @@ _LAST = "xla_gpu::paged_attention.num_seqs_int"
 
 def define(last: bool) -> None:
     """Defines these ops: before the package's own, since torch takes the first overload that fits, or after them."""
-    for name, schema in _SCHEMAS.items():
+    for name, schema in SCHEMAS.items():
         if (name == _LAST) != last:
             continue
         namespace, _, op = name.partition("::")
         fragment = torch.library.Library(namespace, "FRAGMENT")
         fragment.define(op + schema, tags=(torch.Tag.pt2_compliant_tag,))
-        function = flash_attn_varlen_op if namespace == "xla" else xla_gpu_paged_attention
-        fragment.impl(op, function, "CompositeImplicitAutograd")
+        fragment.impl(op, composite(name), "CompositeImplicitAutograd")
         _fragments.append(fragment)
+
+
+def composite(name: str) -> Callable[..., Any]:
+    """What the op of one of these names is made of."""
+    return flash_attn_varlen_op if name.startswith("xla::") else xla_gpu_paged_attention
 
 
 def flash_attn_varlen_op(

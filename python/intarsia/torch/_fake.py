@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from intarsia import _dims, _dtypes, _native
-from intarsia.torch._form import Form, Row, check_devices
+from intarsia.torch._form import Form, Row, absent, check_devices
 
 Operands = Sequence[torch.Tensor | None]
 
@@ -14,9 +14,6 @@ Operands = Sequence[torch.Tensor | None]
 class _Type(NamedTuple):
     shape: _dims.Shape
     dtype: str
-
-
-_ABSENT = _Type((0,), "f32")
 
 
 def fake(form: Form, library: _native.Library) -> Callable[..., Any]:
@@ -34,11 +31,13 @@ def fake(form: Form, library: _native.Library) -> Callable[..., Any]:
             types = _checked(form, library, operands, attributes)
         else:
             types = result_types(form.op, operands, attributes)
-        results = [types[i] or _ABSENT for i in form.returns]
+        device = operands[0].device
         return one_or_all(
             [
-                torch.empty(shape, dtype=torch_dtype(dtype), device=operands[0].device)
-                for shape, dtype in results
+                torch.empty(found.shape, dtype=torch_dtype(found.dtype), device=device)
+                if (found := types[i])
+                else absent(device)
+                for i in form.returns
             ]
         )
 

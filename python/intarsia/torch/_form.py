@@ -18,7 +18,7 @@ class Form:
     """An op as torch sees it. Operands are positional, attributes keyword-only.
 
     In place, results that mutate an operand (the manifest says which) are written there and not returned. The overload
-    `functional`, of ops that can have one, returns them. A result that does not exist in a call is an empty f32 tensor.
+    `functional`, of ops that can have one, returns them. A result that does not exist in a call is `absent`.
     """
 
     op: _native.Op
@@ -28,6 +28,11 @@ class Form:
     def name(self) -> str:
         """The op's name, with the overload's."""
         return self.op.name if self.in_place else f"{self.op.name}.functional"
+
+    @property
+    def rows(self) -> list[Row]:
+        """The results' rows of the manifest, without those of workspaces."""
+        return [row for row in self.op.results if not row["workspace"]]
 
     @property
     def returns(self) -> list[int]:
@@ -76,12 +81,44 @@ class Form:
         """All operands from the positional arguments of a call: torch leaves defaults out."""
         return [*args, *(None for _ in self.op.operands[len(args) :])]
 
+    def by_name(self, args: Sequence[Any]) -> dict[str, Any]:
+        """All operands from the positional arguments of a call, by their names."""
+        names = [row["name"] for row in self.op.operands]
+        if len(args) > len(names):
+            raise TypeError(
+                f"{self.op.name}: got {len(args)} operands, expected {', '.join(names)}"
+            )
+        return dict(zip(names, self.operands(args), strict=True))
+
+    def bind(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """All operands by their names, and the attributes given, of a call that torch has not put into order.
+
+        Raises:
+          TypeError: there is an operand too many, or one is missing.
+        """
+        operands, attributes = self.by_name(args), dict(kwargs)
+        for i, row in enumerate(self.op.operands):
+            name = row["name"]
+            if name in attributes and i < len(args):
+                raise TypeError(f"{self.op.name}: {name} is given twice")
+            operands[name] = attributes.pop(name, operands[name])
+            if operands[name] is None and not row["optional"]:
+                raise TypeError(f"{self.op.name}: {name} is missing, expected a tensor")
+        return operands, attributes
+
 
 def forms(op: _native.Op) -> Iterator[Form]:
     """The forms in which torch has an op."""
     yield Form(op)
     if any(row["mutates"] and not row["alias"] for row in op.results):
         yield Form(op, in_place=False)
+
+
+def absent(device: torch.device | str) -> torch.Tensor:
+    """What a call returns in the place of a result that does not exist."""
+    return torch.empty(0, dtype=torch.float32, device=device)
 
 
 def check_devices(op: _native.Op, operands: Sequence[torch.Tensor | None]) -> None:

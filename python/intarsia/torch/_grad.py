@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from intarsia.torch._form import Form
 
@@ -84,7 +85,14 @@ def register_gradient(
 
     # Not torch.library.register_autograd, whose kernel costs twice as much where nothing is differentiated.
     def kernel(keyset: Any, *args: torch.Tensor | None, **attributes: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(form, args)
         if _is_grad_enabled() and _any_requires_grad(*args):
+            if torch._C._are_functorch_transforms_active():
+                raise NotImplementedError(
+                    f"{form.op.name}: torch.func's transformations are not built; "
+                    "differentiate with torch.autograd"
+                )
             return differentiated(keyset & torch._C._after_autograd_keyset, args, attributes)
         return writing(keyset, *args, **attributes)
 
@@ -101,6 +109,15 @@ def register_gradient(
     fragment.impl(form.name, kernel, "Autograd", with_keyset=True)
     if written:  # for who calls from below autograd, and in inference mode
         fragment.impl(form.name, writing, "ADInplaceOrView", with_keyset=True)
+
+
+def _refuse_tangents(form: Form, args: Sequence[torch.Tensor | None]) -> None:
+    """Raises where a derivative would be lost in the op."""
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in args):
+        raise NotImplementedError(
+            f"{form.op.name}: forward-mode differentiation (torch.func.jvp) is not built; "
+            "differentiate with torch.autograd"
+        )
 
 
 Differentiated = Callable[[Any, Sequence[torch.Tensor | None], dict[str, Any]], Any]

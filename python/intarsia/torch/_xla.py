@@ -13,7 +13,7 @@ import torch
 
 from intarsia import _native
 from intarsia.torch._fake import fake, one_or_all
-from intarsia.torch._form import Form, Row, check_devices, find, forms
+from intarsia.torch._form import Form, Row, absent, check_devices, find, forms
 
 DEVICE = "INTARSIA"  # as PJRT_DEVICE names it
 
@@ -34,12 +34,8 @@ def kernel(form: Form, library: _native.Library) -> Callable[..., Any]:
     def run(*args: torch.Tensor | None, **attributes: Any) -> Any:
         operands = form.operands(args)
         results = lower(form.op, library, operands, attributes)
-        return one_or_all(
-            [
-                torch.empty(0, dtype=torch.float32, device=operands[0].device) if x is None else x
-                for x in results
-            ]
-        )
+        device = operands[0].device
+        return one_or_all([absent(device) if x is None else x for x in results])
 
     return run
 
@@ -97,21 +93,12 @@ def serve_device() -> None:
         fragment.impl(name, function, "Functionalize")
 
 
-def _by_name(form: Form, args: Sequence[Any]) -> dict[str, torch.Tensor | None]:
-    names = (row["name"] for row in form.op.operands)
-    return dict(zip(names, form.operands(args), strict=True))
-
-
-def _rows(form: Form) -> list[Row]:
-    return [row for row in form.op.results if not row["workspace"]]
-
-
 def _donating(form: Form, run: Callable[..., Any]) -> Callable[..., Any]:
     """`run`, whose results may have the buffers of the operands that they share one with in XLA."""
 
     def donating(*args: torch.Tensor | None, **attributes: Any) -> Any:
-        operands = _by_name(form, args)
-        for row in _rows(form):
+        operands = form.by_name(args)
+        for row in form.rows:
             if row["alias"] and operands[row["alias"]] is not None:
                 torch.ops.xla.dynamo_set_buffer_donor_(operands[row["alias"]], True)
         return run(*args, **attributes)
@@ -123,12 +110,12 @@ def _writing_kernel(form: Form, companion: str) -> Callable[..., Any]:
     """The op by its companion."""
 
     def write(*args: torch.Tensor | None, **attributes: Any) -> Any:
-        operands = _by_name(form, args)
+        operands = form.by_name(args)
         _check_written(form, operands)
         results = find(companion)(*args, **attributes)
         results = [results] if isinstance(results, torch.Tensor) else results
         returned = []
-        for row, result in zip(_rows(form), results, strict=True):
+        for row, result in zip(form.rows, results, strict=True):
             written = form.destination(row)
             if not written:
                 returned.append(result)
@@ -170,17 +157,17 @@ def _on_copies(form: Form, namespace: str) -> Callable[..., Any]:
     """The companion by its op."""
 
     def run(*args: torch.Tensor | None, **attributes: Any) -> Any:
-        operands = _by_name(form, args)
+        operands = form.by_name(args)
         for name in form.written:
             operands[name] = None if operands[name] is None else operands[name].clone()
         returned = find(f"{namespace}::{form.name}")(*operands.values(), **attributes)
         left = iter([returned] if isinstance(returned, torch.Tensor) else returned or ())
         results = [
             operands[form.destination(row)] if form.destination(row) else next(left)
-            for row in _rows(form)
+            for row in form.rows
         ]
         device = args[0].device
-        return one_or_all([torch.empty(0, device=device) if x is None else x for x in results])
+        return one_or_all([absent(device) if x is None else x for x in results])
 
     return run
 
