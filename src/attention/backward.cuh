@@ -151,13 +151,6 @@ class Turns {
 
 // Writes the warp's sums to dk or dv, through its rows of K or V, behind a barrier of the whole
 // CTA.
-//
-// compute-sanitizer's racecheck names these stores, falsely. Other warps read the rows for the last
-// time in AddQueryGradient, which is in front of that barrier, as are the copies by cp.async,
-// waited for when the walk began. Behind it the rows are the warp's alone, and what its lanes read
-// they or its other lanes stored in front of the __syncwarp. That is an instruction without effect
-// (NOP in sm_90's code, between STS and LDS), since the warp is known to be converged there and the
-// memory accesses of one warp keep their order.
 template <class S>
 __device__ __forceinline__ void WriteKeys(const Frame<S>& f, const typename S::Sums& sums) {
   using T = typename S::T;
@@ -220,9 +213,11 @@ __device__ __forceinline__ void Walk(const Frame<S>& f) {
       if (i + 1 < count) LoadRows(f, tile_at(i + 1), i + 1);
       cuda::CpAsyncCommit();
       const int tile = tile_at(i), barrier = 1 + f.pair();
+      // Both wait, though the first need only arrive (bar.arrive, no faster): racecheck does not
+      // follow that, and then names what the warps do behind later barriers.
       if (f.makes_weights()) {
         MakeWeights(f, s, i, tile >= whole.begin && tile < whole.end);
-        cuda::BarrierArrive(barrier, 64);
+        cuda::BarrierSync(barrier, 64);
       } else {
         cuda::BarrierSync(barrier, 64);
         MakeGradients(f, s, i);

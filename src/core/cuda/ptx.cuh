@@ -73,11 +73,8 @@ __device__ __forceinline__ uint32_t ToTf32(float x) {
   return r;
 }
 
-// Barriers among some warps of a block: `threads` of them arrive at barrier `id` > 0, and those
-// that call Sync go on when all have. What a thread wrote before it arrived is seen by them.
-__device__ __forceinline__ void BarrierArrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
-}
+// A barrier among some warps of a block: those that call it with `id` > 0 go on when `threads` have.
+// What a thread wrote before it is seen by the others behind it.
 __device__ __forceinline__ void BarrierSync(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
