@@ -1,7 +1,7 @@
 """Times decode steps of a Llama-3-8B-shaped model with random weights in vLLM, by the plugin, beside `bench/decode.py`'s figure.
 
 Usage: vllm_decode.py [--sequences 16] [--context 4096] [--new-tokens 64] [--layers 32] [--tensor-parallel 1]
-  [--async-scheduling]
+  [--no-async-scheduling]
 
 A step's time is the difference between generating many tokens and one, the prompts being in vLLM's prefix cache, over
 the number of steps; scheduling and sampling are in it, as in serving. If a prompt is not in that cache, it is an error.
@@ -41,7 +41,11 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--tensor-parallel", type=int, default=1)
-    parser.add_argument("--async-scheduling", action="store_true", help="as docs/vllm.md says")
+    parser.add_argument(
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        help="default: vLLM's, which is yes",
+    )
     args = parser.parse_args()
     from vllm import LLM, SamplingParams
 
@@ -57,7 +61,9 @@ def main() -> None:
             max_num_seqs=args.sequences,
             max_num_batched_tokens=4096,
             tensor_parallel_size=args.tensor_parallel,
-            additional_config={"async_scheduling": args.async_scheduling},
+            async_scheduling=args.async_scheduling,
+            # Those that it needs, which compile sooner than all.
+            additional_config={"token_buckets": [4096], "request_buckets": [args.sequences]},
         )
     rng = np.random.default_rng(0)
     length = args.context - args.new_tokens

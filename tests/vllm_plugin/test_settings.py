@@ -70,22 +70,9 @@ def test_custom_ops_are_the_users(configured, said):
     assert said.warnings == []
 
 
-def test_asynchronous_scheduling(configured, said):
-    """On a CPU never; on a GPU if it is asked for. vLLM's own field tells nothing: its default is to do so."""
-    config = configured(async_scheduling=True, additional_config={"async_scheduling": True})
-    assert not config.scheduler_config.async_scheduling
-    assert "async_scheduling=true has no effect" in said.warnings[0]
-    config.additional_config = {}
-    for can, why in ((False, "a CPU runs"), (True, "switches it on")):
-        config.scheduler_config.async_scheduling = True
-        settings.replace_scheduling(config, can)
-        assert not config.scheduler_config.async_scheduling
-        assert why in said.infos[-1]
-    config.additional_config = {"async_scheduling": True}
-    for wanted in (True, False):  # --no-async-scheduling is heeded
-        config.scheduler_config.async_scheduling = wanted
-        settings.replace_scheduling(config, can=True)
-        assert config.scheduler_config.async_scheduling is wanted
+def test_a_cpu_schedules_synchronously(configured, said):
+    assert not configured(async_scheduling=True).scheduler_config.async_scheduling
+    assert "a CPU runs" in said.infos[-1] and said.warnings == []
 
 
 def test_processes_are_spawned(monkeypatch, said):

@@ -17,7 +17,6 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from intarsia.jax._steps import warm_up_runs
 from intarsia.vllm import caches as kv
-from intarsia.vllm import settings
 from intarsia.vllm.attention import TracedMetadata
 from intarsia.vllm.batch import BatchLayout, StepShape, bucket, buckets
 from intarsia.vllm.compat import import_torchax
@@ -284,7 +283,7 @@ def _warm_up_runs(tokens: int) -> int:
 
 def _sizes(config: VllmConfig, option: str, smallest: int, largest: int) -> list[int]:
     """Sizes to compile for: the user's, or powers of two; the largest is always there."""
-    given = settings.option(config, option)
+    given = (config.additional_config or {}).get(option)
     if given is None:
         return buckets(min(smallest, largest), largest)
     if not all(isinstance(n, int) and n > 0 for n in given):

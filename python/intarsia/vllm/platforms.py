@@ -150,7 +150,8 @@ class XlaPlatform(Platform):
             parallel.worker_cls = cls.worker
         parallel.disable_custom_all_reduce = True
         # Nothing waits on the host for a step on a GPU; a CPU runs the step itself.
-        settings.replace_scheduling(vllm_config, can=cls.device_type == "cuda")
+        if cls.device_type == "cpu":
+            settings.schedule_synchronously(vllm_config)
         settings.replace_start_of_processes()
         if not vllm_config.cache_config.user_specified_block_size:
             vllm_config.cache_config.block_size = 16

@@ -44,25 +44,17 @@ def replace_compilation(config: VllmConfig) -> None:
         setattr(config.compilation_config, name, copy.copy(value))
 
 
-def replace_scheduling(config: VllmConfig, can: bool) -> None:
-    """Schedules asynchronously if `--additional-config` asks for it, and the device `can`.
+def schedule_synchronously(config: VllmConfig) -> None:
+    """Has each step scheduled when the one before it is done, whatever was asked for.
 
-    Not if `--async-scheduling` does: vLLM 0.32 and 0.33 put their default, which is to do so, into the same field before
-    a platform sees it.
+    Said as a matter of course: vLLM 0.32 and 0.33 do not tell a platform whether `--async-scheduling` was given; it is
+    their default, too.
     """
-    wanted = option(config, "async_scheduling")
-    if wanted and not can:
-        logger.warning_once(
-            "intarsia-vllm: --additional-config with async_scheduling=true has no effect: a CPU runs the steps itself"
-        )
-    elif config.scheduler_config.async_scheduling and not wanted:
+    if config.scheduler_config.async_scheduling:
         logger.info_once(
-            "intarsia-vllm: asynchronous scheduling is off, whether --async-scheduling was given or not: %s",
-            "--additional-config '{\"async_scheduling\": true}' switches it on"
-            if can
-            else "a CPU runs the steps itself",
+            "intarsia-vllm: asynchronous scheduling is off: a CPU runs the steps itself"
         )
-    config.scheduler_config.async_scheduling &= bool(wanted and can)
+    config.scheduler_config.async_scheduling = False
 
 
 def replace_start_of_processes() -> None:
@@ -73,11 +65,6 @@ def replace_start_of_processes() -> None:
             "intarsia-vllm: %s=%s has no effect, spawn is used", name, os.environ[name]
         )
     os.environ[name] = "spawn"
-
-
-def option(config: VllmConfig, name: str) -> Any:
-    """What vLLM's --additional-config says of a matter of ours."""
-    return (config.additional_config or {}).get(name)
 
 
 def _asked_of_compilation(compilation: CompilationConfig) -> dict[str, Any]:
