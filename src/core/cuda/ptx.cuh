@@ -73,8 +73,8 @@ __device__ __forceinline__ uint32_t ToTf32(float x) {
   return r;
 }
 
-// A barrier among some warps of a block: those that call it with `id` > 0 go on when `threads` have.
-// What a thread wrote before it is seen by the others behind it.
+// A barrier among some warps of a block: those that call it with `id` > 0 go on when `threads`
+// have. What a thread wrote before it is seen by the others behind it.
 __device__ __forceinline__ void BarrierSync(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
