@@ -43,7 +43,6 @@ class XlaCudaPlatform(XlaPlatform):
     dist_backend = "nccl"
     ray_device_key = "GPU"
     device_control_env_var = "CUDA_VISIBLE_DEVICES"
-    supported_dtypes = [torch.bfloat16, torch.float16, torch.float32]
     worker = "intarsia.vllm.worker.XlaGpuWorker"
 
     @classmethod

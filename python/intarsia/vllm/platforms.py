@@ -59,6 +59,7 @@ class XlaPlatform(Platform):
 
     _enum = PlatformEnum.OOT
     simple_compile_backend = "eager"
+    supported_dtypes = [torch.bfloat16, torch.float16, torch.float32]
     worker: str
 
     @classmethod
@@ -172,7 +173,6 @@ class XlaCpuPlatform(XlaPlatform):
     dispatch_key = "CPU"
     dist_backend = "gloo"
     device_control_env_var = "INTARSIA_VISIBLE_CPUS"  # vLLM wants one; nothing reads it
-    supported_dtypes = [torch.bfloat16, torch.float16, torch.float32]
     worker = "intarsia.vllm.worker.XlaCpuWorker"
 
     @classmethod

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
-import torch
 from vllm.config import VllmConfig
 
 from intarsia.vllm.attention import FP8_CACHES
+from intarsia.vllm.platforms import XlaPlatform
 
 _LARGEST_HEAD = 256
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def refuse(config: VllmConfig) -> None:
@@ -82,7 +81,7 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
         yield "embeddings as prompts (--enable-prompt-embeds)"
     if model.enable_sleep_mode:
         yield "sleep mode (--enable-sleep-mode)"
-    if model.dtype not in _DTYPES:
+    if model.dtype not in XlaPlatform.supported_dtypes:
         yield f"activations in {model.dtype}"
     head = model.get_head_size()
     if head % 8 or head > _LARGEST_HEAD:
