@@ -77,8 +77,8 @@ demo: build $(MODEL_INSTALLED) ## generate text with a real small model through 
 test: setup-dev ## all tests that this machine can run
 	$(MAKE) build CMAKE_ARGS="-DINTARSIA_TESTS=on $(CMAKE_ARGS)"
 	$(if $(filter on,$(CUDA)),$(BIN)/cmake --build $(BUILD) --target cuda_checks)
-	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure
-	$(BIN)/python -m pytest -q tests $(ARGS)
+	$(if $(filter tests,$(TESTS)),$(BIN)/ctest --test-dir $(BUILD) --output-on-failure)
+	$(BIN)/python -m pytest -q $(TESTS) $(ARGS)
 
 # vLLM's ops as they are compiled for CPUs, beside the environment: nothing else is to find a package called vllm.
 $(VENV)/vllm: Makefile | $(BIN)/uv

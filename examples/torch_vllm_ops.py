@@ -1,6 +1,6 @@
 """Layers that call vLLM's compiled ops, unchanged, on an XLA device, where vLLM has no kernels.
 
-PJRT_DEVICE=INTARSIA python examples/torch_vllm_ops.py        # needs torch_xla 2.9: pip install intarsia[torch-xla]
+PJRT_DEVICE=INTARSIA python examples/torch_vllm_ops.py        # needs torch_xla 2.9: make setup-torch
 """
 
 import os

@@ -1,6 +1,6 @@
 """The decode step of torch_decode.py on an XLA device: one program a step, the cache updated in place.
 
-PJRT_DEVICE=INTARSIA python examples/torch_xla_decode.py      # needs torch_xla 2.9: pip install intarsia[torch-xla]
+PJRT_DEVICE=INTARSIA python examples/torch_xla_decode.py      # needs torch_xla 2.9: make setup-torch
 """
 
 import os
