@@ -306,6 +306,7 @@ def test_steps_run_on_the_library_and_copy_no_cache(make_engine, prompts, kv_cac
         "rotary_embedding": layers,
         "silu_and_mul": layers,
         "reshape_and_cache_flash": layers,
+        "linear": 4 * layers + 1,
     }
     counted = engine.custom_calls()
     assert counted["prefill"] == calls | {"flash_attn_varlen": layers}

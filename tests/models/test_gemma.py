@@ -147,6 +147,7 @@ def test_steps_run_on_the_library_and_copy_no_cache(tiny_gemma, prompts):
         "rotary_embedding": layers,
         "gelu_tanh_and_mul": layers,
         "reshape_and_cache_flash": layers,
+        "linear": 4 * layers + 1,
     }
     counted = engine.custom_calls()
     assert counted["prefill"] == calls | {"flash_attn_varlen": layers}

@@ -17,7 +17,6 @@ from intarsia.models.linear import (
     QuantizedWeight,
     linear,
     norm_for,
-    product,
     quantize,
 )
 from intarsia.models.parallel import TensorParallel
@@ -96,7 +95,7 @@ def test_sums_of_codes_do_not_overflow():
 
 def test_an_unquantised_layer_is_the_plain_product(layer):
     weight, rows = map(jnp.asarray, layer)
-    assert (linear(None, rows, weight) == product(rows, weight)).all()
+    assert (linear(None, rows, weight) == intarsia.jax.linear(rows, weight)).all()
 
 
 @pytest.mark.parametrize("rounding", ["once", "before_weight"])
@@ -273,6 +272,7 @@ def test_weights_of_the_program_are_codes(model, prompts):
         assert calls["rms_norm_dynamic_per_token_quant"] == 2 * config.layers
         assert calls["dynamic_per_token_scaled_fp8_quant"] == 2 * config.layers
         assert calls["fused_add_rms_norm"] == 1  # the last, which feeds the output projection
+        assert calls["linear"] == 1
 
 
 LLAMA3_8B = ModelConfig(

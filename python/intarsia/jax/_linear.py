@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,18 +52,22 @@ def linear(
     return _function(out_dtype)(*vary_alike(arrays))
 
 
-def _product(a: jax.Array, b: jax.Array, sum_over: tuple[tuple[int, ...], tuple[int, ...]]):
-    """A product by XLA with sums in f32, which a GPU would otherwise make of shorter numbers than f32."""
-    precision = lax.Precision.HIGHEST if a.dtype == b.dtype == jnp.float32 else None
+def _product(
+    a: jax.Array, b: jax.Array, sum_over: tuple[tuple[int, ...], tuple[int, ...]], dtype: Any
+) -> jax.Array:
+    """A product by XLA, whose sums are f32 for each T, and made of f32 in full precision on a GPU, too."""
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return lax.dot_general(
-        a, b, (sum_over, ((), ())), precision=precision, preferred_element_type=jnp.float32
+        a, b, (sum_over, ((), ())), precision=precision, preferred_element_type=dtype
     )
 
 
 def _by_xla(out_dtype: str, x: jax.Array, w: jax.Array, *bias: jax.Array) -> jax.Array:
-    out = _product(x, w, ((x.ndim - 1,), (1,)))
+    # Without a bias the product rounds, so that a GPU's is one kernel.
+    sums = jnp.float32 if bias or out_dtype == "f32" else x.dtype
+    out = _product(x, w, ((x.ndim - 1,), (1,)), sums)
     for b in bias:
-        out = out + b.astype(jnp.float32)
+        out = out + b.astype(sums)
     return out if out_dtype == "f32" else out.astype(x.dtype)
 
 
@@ -98,7 +103,7 @@ def _function(out_dtype: str) -> Callable[..., jax.Array]:
 def _gradients(arrays: tuple[jax.Array, ...], d_out: jax.Array) -> tuple[jax.Array, ...]:
     x, w, *bias = arrays
     rows = tuple(range(x.ndim - 1))
-    d_x = _product(d_out.astype(x.dtype), w, ((x.ndim - 1,), (0,)))
-    d_w = _product(d_out.astype(x.dtype), x, (rows, rows))
+    d_x = _product(d_out.astype(x.dtype), w, ((x.ndim - 1,), (0,)), x.dtype)
+    d_w = _product(d_out.astype(x.dtype), x, (rows, rows), x.dtype)
     d_bias = [d_out.astype(jnp.float32).sum(rows)] * len(bias)
     return tuple(d.astype(x.dtype) for d in (d_x, d_w, *d_bias))

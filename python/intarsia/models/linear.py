@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from intarsia.jax import dynamic_per_token_scaled_fp8_quant
+import intarsia.jax as ij
 
 
 class QuantizedWeight(NamedTuple):
@@ -61,12 +61,12 @@ Rows = jax.Array | QuantizedRows
 
 def quantize(weight: jax.Array) -> QuantizedWeight:
     """Quantises a weight [out, in], best in f32, with a scale for each output channel."""
-    codes, scale = dynamic_per_token_scaled_fp8_quant(weight)
+    codes, scale = ij.dynamic_per_token_scaled_fp8_quant(weight)
     return QuantizedWeight(codes, scale[:, 0])
 
 
 def product(x: jax.Array, weight: jax.Array, **kwargs: Any) -> jax.Array:
-    """Multiplies x [t, in] by weight [out, in], in full precision for f32 also on a GPU."""
+    """Multiplies x [t, in] by weight [out, in] by XLA, in full precision for f32 also on a GPU."""
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=precision, **kwargs)
 
@@ -80,7 +80,7 @@ def linear(ops: ModuleType, x: Rows, weight: Weight) -> jax.Array:
     are summed, so no scale has to be agreed upon, and a smaller part has a finer scale.
     """
     if not isinstance(weight, QuantizedWeight):
-        return product(x, weight)
+        return ij.linear(x, weight)
     if not isinstance(x, QuantizedRows):
         x = QuantizedRows(*ops.dynamic_per_token_scaled_fp8_quant(x), dtype=x.dtype)
     out = product(x.codes, weight.codes, preferred_element_type=jnp.float32)

@@ -19,7 +19,7 @@ from intarsia.jax._steps import compile_step, warm_up_runs
 from intarsia.models.config import ModelConfig
 from intarsia.models.linear import product
 from intarsia.models.sampling import argmax
-from intarsia.models.transformer import KvCache, cache_dtype, logits
+from intarsia.models.transformer import KvCache, cache_dtype
 from intarsia.models.weights import Params
 
 _ACTIVATIONS = {
@@ -115,7 +115,7 @@ def _prefill(
     mask = jnp.tril(jnp.ones((t, t), jnp.bool_))[None]
     hidden, caches = _forward(config, params, caches, rope_tables, tokens, positions, mask)
     last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
-    return argmax(logits(config, params, last)), lengths, caches
+    return argmax(_logits(params, last)), lengths, caches
 
 
 def _decode(
@@ -131,7 +131,7 @@ def _decode(
     hidden, caches = _forward(
         config, params, caches, rope_tables, token[:, None], lengths[:, None], mask
     )
-    return argmax(logits(config, params, hidden[:, 0])), lengths + 1, caches
+    return argmax(_logits(params, hidden[:, 0])), lengths + 1, caches
 
 
 def _forward(
@@ -217,6 +217,11 @@ def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
         return x
     largest = jnp.finfo(dtype).max.astype(x.dtype)
     return jnp.clip(x, -largest, largest).astype(dtype)
+
+
+def _logits(params: Params, hidden: jax.Array) -> jax.Array:
+    table = params.get("lm_head", params["embed"])
+    return product(hidden, table, preferred_element_type=jnp.float32)
 
 
 def _linear(x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """A decoder-only transformer as one pure function over a ragged batch of tokens.
 
 Every norm, rotation, activation, cache write and attention is an op of the namespace `ops`
-(`intarsia.jax`, or anything with its functions); matrix products (`linear.py`) and the embedding are
+(`intarsia.jax`, or anything with its functions); linear layers are in `linear.py`, and the embedding is
 jax.numpy. `ModelConfig` says what Llama, Qwen2 and Gemma 3 have different.
 """
 
@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+import intarsia.jax as ij
 from intarsia.models import KV_CACHE_DTYPES
 from intarsia.models.config import LayerKind, ModelConfig, Rope
-from intarsia.models.linear import QuantizedRows, Rows, Weight, linear, norm_for, product
+from intarsia.models.linear import QuantizedRows, Rows, Weight, linear, norm_for
 from intarsia.models.parallel import TensorParallel
 from intarsia.models.weights import Params
 
@@ -125,7 +126,7 @@ def embed(config: ModelConfig, params: Params, tokens: jax.Array) -> jax.Array:
 def logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
     """Projects final hidden rows [b, n] to f32 logits [b, vocab]."""
     table = params.get("lm_head", params["embed"])
-    share = product(hidden, table, preferred_element_type=jnp.float32)
+    share = ij.linear(hidden, table, out_dtype="f32")
     if config.mesh_axis is None:
         return share
     return lax.all_gather(share, config.mesh_axis, axis=1, tiled=True)[:, : config.vocab]
