@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 
 class _Gone:
@@ -65,3 +66,14 @@ def no_device_is_renamed() -> Iterator[None]:
         yield
     finally:
         torch.utils.rename_privateuse1_backend, torch._register_device_module = rename, register
+
+
+@contextlib.contextmanager
+def only_tables_are_wanted() -> Iterator[None]:
+    """For who lowers by torchax without its device, and compiles: the device is renamed only where that can be borne.
+
+    That is torch 2.9 without CUDA, where a process can so do both.
+    """
+    is_borne = not torch.cuda.is_available() and TorchVersion(torch.__version__) < (2, 10)
+    with missing_ops_are_named(), contextlib.nullcontext() if is_borne else no_device_is_renamed():
+        yield

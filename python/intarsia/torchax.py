@@ -14,16 +14,21 @@ from typing import Any
 
 import jax.numpy as jnp
 import torch
-import torchax
-from torchax.ops import ops_registry
-from torchax.tensor import Tensor
-from torchax.view import View
 
 from intarsia import _native
+from intarsia._torchax_import import missing_ops_are_named
 from intarsia.jax import _call
 from intarsia.torch import NAMESPACE, _attention
 from intarsia.torch._fake import one_or_all
 from intarsia.torch._form import Form, absent, find, forms
+
+with missing_ops_are_named():
+    import torchax
+    from torchax.ops import ops_registry
+    from torchax.tensor import Tensor
+    from torchax.view import View
+
+    torchax.default_env()  # fills the tables
 
 _ABSENT = absent("cpu").numpy()
 

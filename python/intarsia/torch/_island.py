@@ -1,6 +1,5 @@
 """An island: a part of a graph without side effects, as XLA programs over torch's tensors."""
 
-import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,14 +8,12 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from intarsia._torchax_import import no_device_is_renamed
+from intarsia._torchax_import import only_tables_are_wanted
 
-# Only the tables of torchax are used here, not its device, which CUDA's would not survive.
-with no_device_is_renamed() if torch.cuda.is_available() else contextlib.nullcontext():
-    import torchax.ops.jaten  # noqa: F401  fills the registry
+with only_tables_are_wanted():
     from torchax.ops import mappings, ops_registry
 
-    import intarsia.torchax  # noqa: F401  adds our ops to it
+    import intarsia.torchax  # noqa: F401  fills the registry, with our ops too
 
 # What torch.get_float32_matmul_precision() is for jax.default_matmul_precision.
 _PRECISIONS = {"highest": "highest", "high": "tensorfloat32", "medium": "bfloat16"}
