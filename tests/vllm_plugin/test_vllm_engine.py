@@ -41,6 +41,7 @@ def test_the_programs_are_made_of_our_ops(smollm2):
         assert ops == {
             attention: LAYERS,
             "fused_add_rms_norm": 2 * LAYERS,
+            "linear": 4 * LAYERS,
             "reshape_and_cache_flash": LAYERS,
             "rms_norm": 1,
             "rotary_embedding": LAYERS,

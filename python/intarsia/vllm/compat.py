@@ -16,6 +16,9 @@ VLLM_VERSIONS = ("0.32", "0.33")
 """Minor versions of vLLM that the plugin runs with: CI has 0.33, 0.32 ran on a GPU (docs/facts.md)."""
 
 
+_LINEAR_DTYPES = ("float32", "float16", "bfloat16")
+
+
 def check_vllm_version() -> None:
     """Raises an ImportError unless the installed vLLM is one that the plugin knows."""
     import vllm
@@ -58,17 +61,32 @@ def is_traced(x: Any) -> bool:
 
 
 def _complete(environment: Any) -> None:
-    """Corrects `view(dtype)`, which torchax 0.0.13 takes for a view of another shape, and adds `promote_types`."""
+    """Corrects `view(dtype)`, which torchax 0.0.13 takes for a view of another shape, and adds `promote_types`.
+
+    Linear layers in a program for a CPU become calls of `intarsia.jax.linear`; elsewhere they stay torchax's.
+    """
     import jax
     from torch._prims_common import get_higher_dtype
     from torchax.ops import mappings
     from torchax.ops.ops_registry import Operator
 
+    import intarsia.jax as ij
+
+    by_xla = environment._ops[torch.nn.functional.linear].func
+
     def view_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
         wanted = mappings.t2j_dtype(dtype)
         return x if x.dtype == wanted else jax.lax.bitcast_convert_type(x, wanted)
 
+    def linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+        one_dtype = all(x.dtype == weight.dtype for x in (input, bias) if x is not None)
+        ours = one_dtype and weight.dtype.name in _LINEAR_DTYPES and weight.ndim == 2
+        if ours and jax.default_backend() == "cpu":
+            return ij.linear(input, weight, bias)
+        return by_xla(input, weight, bias)
+
     for op, function, of_arrays in (
+        (torch.nn.functional.linear, linear, True),
         (torch.ops.aten.view.dtype, view_dtype, True),
         (torch.promote_types, get_higher_dtype, False),  # not by torch, which would come back here
     ):
