@@ -80,6 +80,7 @@ X = normal(3, 4)
         (lambda: bridge.call("aten::relu", X, 1), TypeError, "2 positional arguments"),
         (lambda: bridge.call("aten::relu", X, self=X), TypeError, "self is given twice"),
         (lambda: bridge.call("aten::relu", X, eps=1), TypeError, "unknown argument eps"),
+        (lambda: bridge.call("aten::mm", X, eps=1), TypeError, "unknown argument eps"),
         (lambda: bridge.call("aten::relu", 3.0), TypeError, "argument self is .*expected an array"),
         (lambda: bridge.call("aten::relu", None), TypeError, "argument self is None"),
         (lambda: bridge.call("aten::relu", torch.ones(2)), TypeError, "expected an array"),

@@ -72,6 +72,9 @@ def bound(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
     """A value for each argument of the schema, by position, name, or its default."""
     name, schema = name_of(op), op._schema
     values = dict(kwargs)
+    unknown = values.keys() - {a.name for a in schema.arguments}
+    if unknown:
+        raise TypeError(f"{name}: unknown argument {', '.join(sorted(unknown))}, expected {schema}")
     positional = [a.name for a in schema.arguments if not a.kwarg_only]
     if len(args) > len(positional):
         raise TypeError(f"{name}: got {len(args)} positional arguments, expected {schema}")
@@ -84,8 +87,6 @@ def bound(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
         if a.name not in values and not a.has_default_value():
             raise TypeError(f"{name}: argument {a.name} is missing, expected {schema}")
         result.append(values.pop(a.name) if a.name in values else a.default_value)
-    if values:
-        raise TypeError(f"{name}: unknown argument {', '.join(values)}, expected {schema}")
     return result
 
 
@@ -140,7 +141,8 @@ class Operands:
     def _wrong(self, what: str, expected: str, value: Any) -> str:
         if isinstance(value, jax.core.Tracer):
             expected += " known while the program is traced"
-        return f"{self.name}: argument {what} is {value!r}, expected {expected}"
+        said = value.aval.str_short() if isinstance(value, jax.Array) else repr(value)
+        return f"{self.name}: argument {what} is {said}, expected {expected}"
 
     def _tensor(self, what: str, mutable: bool, value: Any) -> Entry:
         if isinstance(value, jax.ShapeDtypeStruct):
