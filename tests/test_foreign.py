@@ -46,3 +46,20 @@ def test_a_foreign_op_runs_beside_ours(library) -> None:
         jax.grad(lambda x: call("negate", [x], library=library)[0].sum())(x)
     with pytest.raises(LookupError, match=r"no op rms_norm; libforeign.so has negate"):
         call("rms_norm", [x], library=library)
+
+
+def test_a_foreign_op_in_torch(library) -> None:
+    torch = pytest.importorskip("torch")
+    import intarsia.torch
+
+    fragment = intarsia.torch.register(library, "foreign_tests")
+    assert intarsia.torch.register(library, "foreign_tests") is fragment
+    negate, x = torch.ops.foreign_tests.negate, torch.linspace(-2, 2, 37)
+    assert torch.equal(negate(x), -x)
+    compiled = torch.compile(lambda x: negate(x) * 2, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), -2 * x)
+    assert negate(x.to("meta")).shape == x.shape
+    with pytest.raises(NotImplementedError, match="negate: has no gradient"):
+        negate(x.requires_grad_()).sum().backward()
+    with pytest.raises(RuntimeError, match=r"torch\.ops\.xla_gpu\.\w+ is defined already"):
+        intarsia.torch.register.__wrapped__(intarsia._native.main_library(), "xla_gpu")

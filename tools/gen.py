@@ -267,7 +267,7 @@ def readme(ops: list[_native.Op]) -> str:
     return _with_table(ROOT / "README.md", ["op", "what it does"], rows)
 
 
-# Routes from torch, and the tests that run every op of the manifest on them; None: nobody has yet.
+# Routes from torch, and the tests that run every op of the manifest on them.
 TORCH_ROUTES = {
     "eager, CPU": "test_torch_ops.py",
     "eager, CUDA": "test_torch_cuda.py",

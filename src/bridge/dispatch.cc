@@ -285,7 +285,7 @@ class Execution {
     torch::Get().dtype(from, &dtype);
     torch::Get().device_type(from, &device_type);
     if (!buffer.dtype || dtype != torch::Get().DTypeNumber(buffer.dtype))
-      return wrong("has torch's dtype number ", dtype, ", its fake kernel gave ",
+      return wrong("has dtype ", torch::Get().DTypeName(dtype), ", its fake kernel gave ",
                    buffer.dtype ? buffer.dtype : "one that torch lacks");
     if ((device_type == torch::Get().cpu()) != (device_ < 0))
       return wrong("is on another device than the operands");

@@ -3,6 +3,8 @@
 import concurrent.futures
 import operator
 
+import jax
+import jax.numpy as jnp
 import pytest
 import running
 import support
@@ -288,3 +290,26 @@ def test_between_a_gpu_and_the_cpu():
         got, want = compiled(function)(x, y, scale), function(x, y, scale)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
         assert [t.device for t in got] == [t.device for t in want]
+
+
+@pytest.mark.filterwarnings("ignore:Please use the new API")
+@pytest.mark.parametrize(
+    ("precision", "word"), [("highest", "HIGHEST"), ("high", "HIGH"), ("medium", "DEFAULT")]
+)
+def test_the_precision_of_products_is_torchs(precision, word, monkeypatch):
+    """As XLA reads it from the program: a CPU computes all three alike."""
+    islands = []
+    monkeypatch.setattr(
+        backend, "Island", lambda part: islands.append(_island.Island(part)) or islands[-1]
+    )
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        x = torch.randn(4, 4)
+        compiled(lambda x: x @ x)(x)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    (island,) = islands
+    with jax.default_matmul_precision(island._precision):
+        text = island._program.lower((), jnp.zeros((4, 4))).as_text()
+    assert f"precision = [{word}, {word}]" in text

@@ -48,13 +48,26 @@ def test_a_wrong_dtype_fails_inside(via: str) -> None:
 
 
 @by_both_ways
-@pytest.mark.parametrize(("size", "what"), [(4, "dtype"), (5, "shape")])
+@pytest.mark.parametrize(
+    ("size", "what"), [(4, "has dtype float64, its fake kernel gave float32"), (5, "has shape")]
+)
 def test_results_unlike_those_of_the_fake_kernel(via: str, size: int, what: str) -> None:
     lie = jax.jit(bridge.op("intarsia_tests::liar", via=via))
     with pytest.raises(
         jax.errors.JaxRuntimeError, match=f"intarsia_tests::liar: result 0 .*{what}"
     ):
         jax.block_until_ready(lie(normal(size)))
+
+
+def test_a_sharding_in_the_type_is_refused() -> None:
+    devices, axes = jax.devices("cpu")[:2], (jax.sharding.AxisType.Explicit,)
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=axes, devices=devices)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(normal(4, 3), jax.NamedSharding(mesh, jax.P("rows")))
+        with pytest.raises(ValueError, match=r"aten::relu: operand 0 is sharded as .*shard_map"):
+            jax.jit(lambda x: bridge.call("aten::relu", x))(x)
+        relu = jax.shard_map(lambda x: bridge.call("aten::relu", x), out_specs=jax.P("rows"))
+        np.testing.assert_array_equal(jax.jit(relu)(x), np.maximum(x, 0))
 
 
 def test_an_op_without_fake_kernel() -> None:

@@ -1,7 +1,6 @@
 """libintarsia_bridge.so, through ctypes: mirrors src/bridge/bridge.h."""
 
 import ctypes
-import functools
 import pathlib
 import struct
 from collections.abc import Callable, Sequence
@@ -121,11 +120,9 @@ class Library:
         )
         self._lib.intarsia_bridge_add(text.encode(), ctypes.byref(plan))
 
-    @functools.cached_property
-    def targets(self) -> tuple[str, ...]:
-        """The custom calls' names, registered with XLA on every platform."""
-        handlers = register_handlers(read_handlers(self._lib.intarsia_bridge_handlers))
-        return tuple(dict.fromkeys(handler.target for handler in handlers))
+    def register(self) -> None:
+        """Registers the custom calls with XLA, on every platform."""
+        register_handlers(read_handlers(self._lib.intarsia_bridge_handlers))
 
 
 def _text(error: BaseException) -> bytes:

@@ -34,7 +34,7 @@ def library() -> native.Library:
             if torch.cuda.is_available():
                 torch.cuda.init()  # torch does so at its first use of a GPU, its C functions do not
             opened = native.Library(_read, _run)
-            _ = opened.targets
+            opened.register()
             _libraries.append(opened)
         return _libraries[0]
 

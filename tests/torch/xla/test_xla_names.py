@@ -53,6 +53,48 @@ def test_paged_attention(as_tensor: bool) -> None:
     both(attend, randn(2, H, D), cache, lens, table, torch.tensor([0, 1, 2]))
 
 
+def test_dense_attention_as_its_readme_calls_it() -> None:
+    """The requirements' snippet, compiled, with its names and dtype."""
+    device = torch_xla.device()
+    total, seqlen, num_heads, num_heads_k, head_size = 12, 6, H, HK, D
+    q, k, v = (
+        randn(total, n, head_size, seed=s).half()
+        for s, n in enumerate((num_heads, num_heads_k, num_heads_k))
+    )
+    cu_seqlens_q = cu_seqlens_k = torch.tensor([0, seqlen, 2 * seqlen], dtype=torch.int32)
+
+    def flash_attention_forward(q, k, v, cu_seqlens_q, cu_seqlens_k):
+        softmax_scale = 1.0 / (q.shape[-1] ** 0.5)
+        return torch.ops.xla.flash_attn_varlen_op(
+            q, k, v,
+            cu_seqlens_q, cu_seqlens_k,
+            seqlen, seqlen,
+            softmax_scale,
+            is_causal=True,
+            window_left=-1, window_right=-1,
+            softcap=0.0,
+            seqused_k=None,
+            block_table=None
+        )  # fmt: skip
+
+    inputs = q, k, v, cu_seqlens_q, cu_seqlens_k
+    torch.compiler.reset()
+    compiled = torch.compile(flash_attention_forward, backend="openxla", fullgraph=True)
+    out, lse = compiled(*(x.to(device) for x in inputs))
+    assert (out.dtype, lse.dtype, out.device.type) == (torch.float16, torch.float32, "xla")
+    for start in (0, seqlen):
+        part = [x[start : start + seqlen].double() for x in (q, k, v)]
+        keys, values = (x.repeat_interleave(num_heads // num_heads_k, 1) for x in part[1:])
+        scores = torch.einsum("ihd,jhd->hij", part[0], keys) * head_size**-0.5
+        scores = scores.masked_fill(torch.ones(seqlen, seqlen).triu(1).bool(), -torch.inf)
+        want = torch.einsum("hij,jhd->ihd", scores.softmax(-1), values)
+        rows = slice(start, start + seqlen)
+        torch.testing.assert_close(out.cpu()[rows].double(), want, rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(
+            lse.cpu()[:, rows].double(), scores.logsumexp(-1), rtol=1e-4, atol=1e-4
+        )
+
+
 def test_a_growing_max_seqlen_compiles_once() -> None:
     """The requirements' decode loop: max_seqlen_k is a Python integer that grows by one at each step."""
     key_cache, value_cache = (randn(PAGES, PAGE, HK, D, seed=s).to("xla") for s in (1, 2))
