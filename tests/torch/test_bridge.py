@@ -344,3 +344,14 @@ def test_no_memory_is_kept(via: str) -> None:
 
 def test_examples_in_docstrings() -> None:
     assert doctest.testmod(bridge, extraglobs={"bridge": bridge}) == (0, 4)
+
+
+def test_a_sharding_in_the_type_is_refused() -> None:
+    devices, axes = jax.devices("cpu")[:2], (jax.sharding.AxisType.Explicit,)
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=axes, devices=devices)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(normal(4, 3), jax.NamedSharding(mesh, jax.P("rows")))
+        with pytest.raises(ValueError, match=r"aten::relu: operand 0 is sharded as .*shard_map"):
+            jax.jit(lambda x: bridge.call("aten::relu", x))(x)
+        relu = jax.shard_map(lambda x: bridge.call("aten::relu", x), out_specs=jax.P("rows"))
+        np.testing.assert_array_equal(jax.jit(relu)(x), np.maximum(x, 0))
