@@ -1,4 +1,4 @@
-"""torch's tests need torch: where it is missing they are left out, and the header says so."""
+"""torch's tests need torch, and some of them more: where it is missing they are left out, and the summary says so."""
 
 import importlib.util
 import os
@@ -37,13 +37,11 @@ collect_ignore_glob = list(_LEFT_OUT) if HAS_TORCH else ["test_*.py"]
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
-def pytest_report_header() -> list[str]:
-    if not HAS_TORCH:
-        return ["tests/torch skipped: no torch"]
-    return [
-        f"torch {torch.__version__}",
-        *(f"{test} skipped: {reason}" for test, reason in _LEFT_OUT.items()),
-    ]
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Not in the header, which `-q` suppresses and which the conftest of a folder further down has no part in."""
+    lines = [f"tests/torch/{test} left out: {reason}" for test, reason in _LEFT_OUT.items()]
+    for line in lines if HAS_TORCH else ["tests/torch left out: no torch"]:
+        terminalreporter.write_line(line, yellow=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
