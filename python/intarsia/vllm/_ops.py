@@ -5,6 +5,7 @@ and costs nothing. Schemas: csrc/torch_bindings.cpp of vLLM 0.12 and 0.13; what 
 default. Like vLLM's, these take more rows than there are results of, and leave the others as they are.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ _Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Op:
-    """An op of vLLM: `function` takes the arguments of `schema`, by position."""
+    """An op of vLLM: `function` takes the arguments of `schema`, by position, and raises errors that begin with `name`."""
 
     namespace: str
     name: str
@@ -34,11 +35,12 @@ OPS: list[Op] = []
 def _op(
     arguments: str, namespace: str = "_C"
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Declares the decorated function to be the op of its name, with these arguments."""
+    """Declares the decorated function, which takes its own name before them, to be the op of that name with these arguments."""
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
         name = function.__name__
-        OPS.append(Op(namespace, name, f"{name}({arguments}) -> ()", function))
+        bound = functools.partial(function, name)
+        OPS.append(Op(namespace, name, f"{name}({arguments}) -> ()", bound))
         return function
 
     return declare
@@ -48,24 +50,23 @@ def _op(
 
 
 @_op("Tensor! result, Tensor input, Tensor? weight, float epsilon")
-def rms_norm(result, input, weight, epsilon):
-    _write("rms_norm", result=(result, _xla_gpu.rms_norm(input, weight, eps=epsilon)))
+def rms_norm(op, result, input, weight, epsilon):
+    _write(op, result=(result, _xla_gpu.rms_norm(input, weight, eps=epsilon)))
 
 
 @_op("Tensor! input, Tensor! residual, Tensor? weight, float epsilon")
-def fused_add_rms_norm(input, residual, weight, epsilon):
+def fused_add_rms_norm(op, input, residual, weight, epsilon):
     _xla_gpu.fused_add_rms_norm(input, residual, weight, eps=epsilon)
 
 
 @_op("Tensor! result, Tensor input, Tensor weight, Tensor scale, float epsilon")
-def rms_norm_static_fp8_quant(result, input, weight, scale, epsilon):
+def rms_norm_static_fp8_quant(op, result, input, weight, scale, epsilon):
     codes = _xla_gpu.rms_norm_static_fp8_quant(input, weight, _one(scale), eps=epsilon)
-    _write("rms_norm_static_fp8_quant", result=(result, codes))
+    _write(op, result=(result, codes))
 
 
 @_op("Tensor! result, Tensor input, Tensor! residual, Tensor weight, Tensor scale, float epsilon")
-def fused_add_rms_norm_static_fp8_quant(result, input, residual, weight, scale, epsilon):
-    op = "fused_add_rms_norm_static_fp8_quant"
+def fused_add_rms_norm_static_fp8_quant(op, result, input, residual, weight, scale, epsilon):
     _rows(op, "result", result, input.shape, _FP8)  # before the residual is written
     codes = _xla_gpu.fused_add_rms_norm_static_fp8_quant(
         input, residual, weight, _one(scale), eps=epsilon
@@ -76,8 +77,7 @@ def fused_add_rms_norm_static_fp8_quant(result, input, residual, weight, scale, 
 @_op(
     "Tensor! result, Tensor input, Tensor weight, Tensor! scale, float epsilon, Tensor? scale_ub, Tensor!? residual"
 )
-def rms_norm_dynamic_per_token_quant(result, input, weight, scale, epsilon, scale_ub, residual):
-    op = "rms_norm_dynamic_per_token_quant"
+def rms_norm_dynamic_per_token_quant(op, result, input, weight, scale, epsilon, scale_ub, residual):
     dtype = torch.int8 if result.dtype == torch.int8 else _FP8
     _rows(op, "result", result, input.shape, dtype)  # before the residual is written
     _rows(op, "scale", scale, (input.shape[:-1].numel(), *scale.shape[1:2]), torch.float32)
@@ -96,24 +96,24 @@ def rms_norm_dynamic_per_token_quant(result, input, weight, scale, epsilon, scal
 
 
 @_op("Tensor! result, Tensor input")
-def silu_and_mul(result, input):
-    _write("silu_and_mul", result=(result, _xla_gpu.silu_and_mul(input)))
+def silu_and_mul(op, result, input):
+    _write(op, result=(result, _xla_gpu.silu_and_mul(input)))
 
 
 @_op("Tensor! out, Tensor input")
-def gelu_and_mul(out, input):
-    _write("gelu_and_mul", out=(out, _xla_gpu.gelu_and_mul(input)))
+def gelu_and_mul(op, out, input):
+    _write(op, out=(out, _xla_gpu.gelu_and_mul(input)))
 
 
 @_op("Tensor! out, Tensor input")
-def gelu_tanh_and_mul(out, input):
-    _write("gelu_tanh_and_mul", out=(out, _xla_gpu.gelu_tanh_and_mul(input)))
+def gelu_tanh_and_mul(op, out, input):
+    _write(op, out=(out, _xla_gpu.gelu_tanh_and_mul(input)))
 
 
 @_op("Tensor! result, Tensor input, Tensor scale")
-def silu_and_mul_quant(result, input, scale):
+def silu_and_mul_quant(op, result, input, scale):
     codes = _xla_gpu.silu_and_mul_quant(input, _one(scale))
-    _write("silu_and_mul_quant", result=(result, codes))
+    _write(op, result=(result, codes))
 
 
 @_op(
@@ -121,7 +121,7 @@ def silu_and_mul_quant(result, input, scale):
     "int rope_dim_offset=0, bool inverse=False"
 )
 def rotary_embedding(
-    positions, query, key, head_size, cos_sin_cache, is_neox, rope_dim_offset=0, inverse=False
+    op, positions, query, key, head_size, cos_sin_cache, is_neox, rope_dim_offset=0, inverse=False
 ):
     _xla_gpu.rotary_embedding(
         positions,
@@ -139,29 +139,29 @@ def rotary_embedding(
 
 
 @_op("Tensor! result, Tensor input, Tensor scale, (int, int)? group_shape=None")
-def static_scaled_fp8_quant(result, input, scale, group_shape=None):
+def static_scaled_fp8_quant(op, result, input, scale, group_shape=None):
     scale = _one(scale)
     if scale.ndim == 1 and group_shape is not None and group_shape[0] == 1 != group_shape[1]:
         scale = scale[:, None]  # of tokens
     elif scale.ndim == 2 and scale.shape[0] == 1 != input.shape[0]:
         scale = scale[0]  # of channels
     codes = _xla_gpu.static_scaled_fp8_quant(input, scale)
-    _write("static_scaled_fp8_quant", result=(result, codes))
+    _write(op, result=(result, codes))
 
 
 @_op("Tensor! result, Tensor input, Tensor! scale")
-def dynamic_scaled_fp8_quant(result, input, scale):
+def dynamic_scaled_fp8_quant(op, result, input, scale):
     codes, new = _xla_gpu.dynamic_scaled_fp8_quant(input)
     if scale.numel() == 1:
         new = new.reshape(scale.shape)
-    _write("dynamic_scaled_fp8_quant", result=(result, codes), scale=(scale, new))
+    _write(op, result=(result, codes), scale=(scale, new))
 
 
 @_op("Tensor! result, Tensor input, Tensor! scale, Tensor? scale_ub")
-def dynamic_per_token_scaled_fp8_quant(result, input, scale, scale_ub):
+def dynamic_per_token_scaled_fp8_quant(op, result, input, scale, scale_ub):
     codes, scales = _xla_gpu.dynamic_per_token_scaled_fp8_quant(input, _one(scale_ub))
     _write(
-        "dynamic_per_token_scaled_fp8_quant",
+        op,
         result=(result, codes),
         scale=(scale, _of_tokens(scales, scale)),
     )
@@ -172,9 +172,8 @@ def dynamic_per_token_scaled_fp8_quant(result, input, scale, scale_ub):
     "bool scale_ue8m0"
 )
 def per_token_group_fp8_quant(
-    input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0
+    op, input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0
 ):
-    op = "per_token_group_fp8_quant"
     limit = torch.finfo(_FP8).max
     _refuse(op, fp8_min=(fp8_min, -limit), fp8_max=(fp8_max, limit))
     _refuse(op, scale_ue8m0=(scale_ue8m0, False))
@@ -183,18 +182,18 @@ def per_token_group_fp8_quant(
 
 
 @_op("Tensor! result, Tensor input, Tensor scale, Tensor? azp")
-def static_scaled_int8_quant(result, input, scale, azp):
-    _refuse("static_scaled_int8_quant", azp=(azp, None))
+def static_scaled_int8_quant(op, result, input, scale, azp):
+    _refuse(op, azp=(azp, None))
     codes = _xla_gpu.static_scaled_int8_quant(input, _one(scale))
-    _write("static_scaled_int8_quant", result=(result, codes))
+    _write(op, result=(result, codes))
 
 
 @_op("Tensor! result, Tensor input, Tensor! scale, Tensor!? azp")
-def dynamic_scaled_int8_quant(result, input, scale, azp):
-    _refuse("dynamic_scaled_int8_quant", azp=(azp, None))
+def dynamic_scaled_int8_quant(op, result, input, scale, azp):
+    _refuse(op, azp=(azp, None))
     codes, scales = _xla_gpu.dynamic_scaled_int8_quant(input)
     _write(
-        "dynamic_scaled_int8_quant",
+        op,
         result=(result, codes),
         scale=(scale, _of_tokens(scales, scale)),
     )
@@ -208,7 +207,7 @@ def dynamic_scaled_int8_quant(result, input, scale, azp):
     "Tensor k_scale, Tensor v_scale",
     namespace="_C_cache_ops",
 )
-def reshape_and_cache_flash(*arguments):
+def reshape_and_cache_flash(op, *arguments):
     intarsia.xla_ops.reshape_and_cache_flash(*arguments)
 
 
@@ -217,6 +216,7 @@ def reshape_and_cache_flash(*arguments):
     "Tensor suffix_lse, int? prefill_tokens_with_context=None, Tensor? output_scale=None"
 )
 def merge_attn_states(
+    op,
     output,
     output_lse,
     prefix_output,
@@ -227,13 +227,13 @@ def merge_attn_states(
     output_scale=None,
 ):
     _refuse(
-        "merge_attn_states",
+        op,
         prefill_tokens_with_context=(prefill_tokens_with_context, None),
         output_scale=(output_scale, None),
     )
     out, lse = _xla_gpu.merge_attn_states(prefix_output, prefix_lse, suffix_output, suffix_lse)
     lses = {} if output_lse is None else {"output_lse": (output_lse, lse)}
-    _write("merge_attn_states", output=(output, out), **lses)
+    _write(op, output=(output, out), **lses)
 
 
 # ---------------------------------------------------------------------------- arguments
