@@ -37,9 +37,10 @@ class Call:
 def on_gpu() -> bool:
     """Whether torch_xla's device is a GPU."""
     import torch_xla
+    from intarsia import pjrt_plugin
 
     torch_xla.device()
-    return os.path.basename(os.environ["INTARSIA_PJRT_PLUGIN"]) != "pjrt_c_api_cpu_plugin.so"
+    return pjrt_plugin._is_for_gpus(os.environ[pjrt_plugin.PLUGIN_VARIABLE])
 
 
 _LAST_DIGITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # relative
