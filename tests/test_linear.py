@@ -95,6 +95,14 @@ def test_a_program_for_cpus_has_one_call_and_one_for_gpus_none() -> None:
     assert "intarsia." not in lowered and lowered.count("stablehlo.dot_general") == 1
 
 
+@pytest.mark.parametrize(("dtype", "calls"), [("f32", 0), ("bf16", 1)])
+def test_one_row_in_f32_is_left_to_xla(dtype: str, calls: int) -> None:
+    x, w = draw(3, support.DTYPES[dtype], 1, 32, 64, False)
+    program = jax.jit(ij.linear).lower(x, w).compile()
+    assert program.as_text().count('custom_call_target="intarsia.linear"') == calls
+    assert_near(np.asarray(program(x, w)), reference(x, w))
+
+
 def test_vmap_of_rows_and_of_weights() -> None:
     x, w, bias = normal(4, 3, 64), normal(4, 10, 64), normal(4, 10)
     of_rows = jax.jit(jax.vmap(ij.linear, in_axes=(1, None, None), out_axes=1))

@@ -38,10 +38,10 @@ def test_the_programs_are_made_of_our_ops(smollm2):
     assert len(steps) == 4  # both sizes of each kind
     for name, ops in steps.items():
         attention = "paged_attention" if name.startswith("decode") else "flash_attn_varlen"
-        assert ops == {
+        one_row = name.startswith("decode step of 1 ")  # whose products are XLA's
+        assert ops == ({} if one_row else {"linear": 4 * LAYERS}) | {
             attention: LAYERS,
             "fused_add_rms_norm": 2 * LAYERS,
-            "linear": 4 * LAYERS,
             "reshape_and_cache_flash": LAYERS,
             "rms_norm": 1,
             "rotary_embedding": LAYERS,
