@@ -9,6 +9,7 @@
 #include "src/attention/attention_cpu.h"
 #include "src/core/cpu/aligned_floats.h"
 #include "src/core/cpu/isa.h"
+#include "src/core/round.h"
 
 namespace intarsia::attention {
 namespace {
@@ -21,9 +22,6 @@ constexpr int64_t kMinSplitKeys = 256;
 constexpr int64_t kMinWorkerWork = 256 * 1024;
 // A tile of fewer rows takes no less time: it waits for memory.
 constexpr int64_t kMinCostRows = 8;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 
 }  // namespace
 

@@ -8,6 +8,7 @@
 #include "src/attention/params.h"
 #include "src/core/cpu/aligned_floats.h"
 #include "src/core/cpu/isa.h"
+#include "src/core/round.h"
 
 namespace intarsia::attention {
 namespace {
@@ -61,7 +62,7 @@ Status RunBackward(const BackwardParams& params, const CpuContext& context) {
   const Params& p = params.forward;
   BackwardWork work{.params = params};
   work.group = params.group();
-  work.padded_d = (p.head_dim + kAlignFloats - 1) / kAlignFloats * kAlignFloats;
+  work.padded_d = RoundUp(p.head_dim, kAlignFloats);
   const std::vector<CpuSequence> sequences = ReadSequences(p, true);
   if (!sequences.empty()) {
     work.first_token = sequences.front().q_begin;

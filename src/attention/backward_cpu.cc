@@ -8,6 +8,7 @@
 
 #include "src/attention/matmul_cpu.h"
 #include "src/core/cpu/simd.h"
+#include "src/core/round.h"
 
 namespace intarsia {
 namespace attention {
@@ -158,7 +159,7 @@ class Worker {
   // to[i, j] = rows i of a tile that passes times row j of the one that stays, lying transposed.
   void Multiply(float* to, const float* pass, int64_t count, const float* columns,
                 int64_t num_columns) const {
-    ForBlocks<2>((num_columns + kLanes - 1) / kLanes, [&]<int kColumns>(int64_t column) {
+    ForBlocks<2>(CeilDiv<int64_t>(num_columns, kLanes), [&]<int kColumns>(int64_t column) {
       ForBlocks<kAccumulators / 2>(count, [&]<int kRows>(int64_t i) {
         VecF sums[kRows][kColumns] = {};
         attention::Multiply({pass + i * padded_d_, padded_d_, 1}, columns + column * kLanes, kTile,
@@ -261,7 +262,7 @@ class Worker {
 // fn(first, count) for pieces of [0, total).
 template <class Fn>
 void ForPieces(const CpuContext& context, int64_t total, int64_t piece, Fn fn) {
-  context.ParallelFor((total + piece - 1) / piece,
+  context.ParallelFor(CeilDiv(total, piece),
                       [&](int64_t i) { fn(i * piece, std::min(piece, total - i * piece)); });
 }
 

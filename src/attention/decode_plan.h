@@ -18,6 +18,8 @@
 #include <array>
 #include <cstdint>
 
+#include "src/core/round.h"
+
 namespace intarsia::attention::decode {
 
 inline constexpr int kTileRows = 16;  // M of mma.sync
@@ -30,11 +32,6 @@ inline constexpr int64_t kMaxLine = int64_t{1} << 30;
 inline constexpr int kCtasPerSm = 2;
 // Those of the largest GPU of today, all resident at once: a second wave would undo the balance.
 inline constexpr int64_t kMaxCtas = 320;
-
-template <class Int>
-constexpr Int CeilDiv(Int a, Int b) {
-  return (a + b - 1) / b;
-}
 
 // A sequence's share of the work line.
 struct SequenceWork {
@@ -136,7 +133,7 @@ struct PieceLayout {
   static constexpr int64_t kRecordFloats = 8;
   static constexpr int64_t kPiecesPerCta = 2;  // of an item begun earlier, and of one that goes on
   constexpr int64_t lse_offset() const { return rows * v_head_dim; }
-  constexpr int64_t record_offset() const { return CeilDiv<int64_t>(lse_offset() + rows, 4) * 4; }
+  constexpr int64_t record_offset() const { return RoundUp<int64_t>(lse_offset() + rows, 4); }
   constexpr int64_t floats() const { return record_offset() + kRecordFloats; }
 };
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "src/core/config.h"
+#include "src/core/round.h"
 #include "src/core/status.h"
 #include "src/pjrt/c_api.h"
 #include "src/pjrt/in_place.h"
@@ -23,7 +24,7 @@ const PJRT_Api* real = nullptr;  // set once, before anything can call what read
 
 // An API struct as long as its plugin says, which may be longer than what we know of it.
 struct Table {
-  explicit Table(size_t bytes) : words((bytes + sizeof(void*) - 1) / sizeof(void*)) {}
+  explicit Table(size_t bytes) : words(CeilDiv(bytes, sizeof(void*))) {}
   PJRT_Api* api() { return reinterpret_cast<PJRT_Api*>(words.data()); }
   template <class Fn>
   void Set(size_t slot, Fn* function) {

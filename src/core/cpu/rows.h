@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "src/core/context.h"
+#include "src/core/round.h"
 #include "src/core/tensor_view.h"
 
 namespace intarsia {
@@ -15,7 +16,7 @@ inline constexpr int64_t kTileElements = 16384;  // enough work to be worth a th
 template <class Fn>
 void ForRows(const CpuContext& context, int64_t rows, int64_t row_elements, Fn fn) {
   const int64_t rows_per_tile = kTileElements / std::max<int64_t>(row_elements, 1) + 1;
-  context.ParallelFor((rows + rows_per_tile - 1) / rows_per_tile, [&](int64_t tile) {
+  context.ParallelFor(CeilDiv(rows, rows_per_tile), [&](int64_t tile) {
     const int64_t end = std::min(rows, (tile + 1) * rows_per_tile);
     for (int64_t row = tile * rows_per_tile; row < end; ++row) fn(row);
   });

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "src/core/round.h"
+
 namespace intarsia::cuda {
 namespace {
 
@@ -96,7 +98,7 @@ Status MaxSharedBytes(int& bytes) {
 
 Shape GridStride(int64_t items) {
   constexpr int64_t kThreads = 256, kMaxBlocks = 1 << 20;
-  return {{std::min((items + kThreads - 1) / kThreads, kMaxBlocks)}, dim3(kThreads)};
+  return {{std::min(CeilDiv(items, kThreads), kMaxBlocks)}, dim3(kThreads)};
 }
 
 Status RowBlock(int64_t rows, int64_t items, int kept, dim3& block, int most) {
@@ -107,11 +109,11 @@ Status RowBlock(int64_t rows, int64_t items, int kept, dim3& block, int most) {
   const int64_t per_warp = 32 * int64_t{kept};
   if (items <= per_warp) {
     // A short row goes to few threads, which then have as much on their way as those of a long one.
-    const int64_t of_row = items < 32 ? (items + kept - 1) / kept : 32;
+    const int64_t of_row = items < 32 ? CeilDiv<int64_t>(items, kept) : 32;
     const auto x = std::bit_ceil(static_cast<unsigned>(std::max<int64_t>(of_row, 1)));
     block = dim3(x, static_cast<unsigned>(kSmallBlock) / x);
   } else {
-    const int64_t threads = (items + per_warp - 1) / per_warp * 32;
+    const int64_t threads = CeilDiv(items, per_warp) * 32;
     block = dim3(static_cast<unsigned>(std::min<int64_t>(threads, most)));
   }
   return {};

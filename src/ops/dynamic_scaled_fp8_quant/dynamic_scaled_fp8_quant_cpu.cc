@@ -1,3 +1,4 @@
+#include "src/core/round.h"
 #include "src/ops/dynamic_scaled_fp8_quant/dynamic_scaled_fp8_quant.h"
 #include "src/quant/row_scale_cpu.h"
 
@@ -13,8 +14,8 @@ Status RunCpu<kIsa>(const DynamicScaledFp8Quant& op, const CpuContext& context) 
     const T* x = op.x.as<const T>();
     auto* q = op.q.as<F8E4M3>();
     const int64_t size = op.x.size();
-    const int64_t part = std::max(kTileElements, (size + kMaxParts - 1) / kMaxParts);
-    const int64_t count = (size + part - 1) / part;
+    const int64_t part = std::max(kTileElements, CeilDiv(size, kMaxParts));
+    const int64_t count = CeilDiv(size, part);
     context.ParallelFor(count, [&](int64_t i) {
       parts[i] = LargestAbs(x + i * part, std::min(part, size - i * part));
     });

@@ -4,14 +4,10 @@
 #include <bit>
 
 #include "src/core/cpu/isa.h"
+#include "src/core/round.h"
 #include "src/ops/linear/linear_cpu.h"
 
 namespace intarsia {
-namespace {
-
-int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-}  // namespace
 
 Status Linear::Run(const CpuContext& context) const {
   LinearWork work{.op = *this, .m = 1, .n = w.dim(0), .k = w.dim(1)};

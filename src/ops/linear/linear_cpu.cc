@@ -5,6 +5,7 @@
 #include "src/core/cpu/rows.h"
 #include "src/core/cpu/simd.h"
 #include "src/core/dispatch.h"
+#include "src/core/round.h"
 
 namespace intarsia {
 namespace {
@@ -122,7 +123,7 @@ void Finish(const float* sums, int64_t rows, const T* bias, int64_t columns, Out
 template <class T, class Out>
 void RunTile(const LinearWork& work, const float* packed, int64_t rows, const T* w, int64_t columns,
              const T* bias, Out* out) {
-  const int64_t padded = (columns + kLanes - 1) / kLanes * kLanes;
+  const int64_t padded = RoundUp<int64_t>(columns, kLanes);
   const int64_t k = work.k;
   alignas(64) float sums[kSumFloats];
   alignas(64) float wide[kRows * kBlockK];
@@ -131,7 +132,7 @@ void RunTile(const LinearWork& work, const float* packed, int64_t rows, const T*
   std::fill(sums, sums + used, 0.0f);
   for (int64_t q = 0; q < k; q += kBlockK) {
     const int64_t count = std::min(kBlockK, k - q);
-    const int64_t padded_count = (count + kLanes - 1) / kLanes * kLanes;
+    const int64_t padded_count = RoundUp<int64_t>(count, kLanes);
     for (int64_t j = 0; j < padded; j += kRows) {
       const float* w_rows[kRows];
       const bool as_it_is = std::is_same_v<T, float> && count == padded_count;
@@ -172,7 +173,7 @@ int64_t TileColumns(const LinearWork& work, int64_t rows, int num_threads) {
   const int64_t worth = kTileElements / std::max<int64_t>(work.k, 1);
   const int64_t room = kSumFloats / floats / kAlignFloats * kAlignFloats;
   const int64_t wanted = std::max({shared, worth, int64_t{1}});
-  return std::min((wanted + kAlignFloats - 1) / kAlignFloats * kAlignFloats, room);
+  return std::min(RoundUp(wanted, kAlignFloats), room);
 }
 
 template <class T, class Out>
@@ -181,7 +182,7 @@ void RunRows(const LinearWork& work, const CpuContext& context, int64_t first, i
   const T* w = work.op.w.as<const T>();
   const T* bias = work.op.bias ? work.op.bias->as<const T>() : nullptr;
   Out* out = work.op.out.as<Out>() + first * work.n;
-  const int64_t blocks = (rows + kLinearBlockRows - 1) / kLinearBlockRows;
+  const int64_t blocks = CeilDiv(rows, kLinearBlockRows);
   const auto rows_of = [&](int64_t block) {
     return std::min(kLinearBlockRows, rows - block * kLinearBlockRows);
   };
@@ -194,7 +195,7 @@ void RunRows(const LinearWork& work, const CpuContext& context, int64_t first, i
   });
   const int64_t columns =
       TileColumns(work, std::min(rows, kLinearBlockRows), context.num_threads());
-  const int64_t tiles = (work.n + columns - 1) / columns;
+  const int64_t tiles = CeilDiv(work.n, columns);
   context.ParallelFor(tiles * blocks, [&](int64_t i) {
     const int64_t block = i % blocks, column = i / blocks * columns;
     const int64_t start = block * kLinearBlockRows;
