@@ -20,6 +20,16 @@ DTYPES = {name: _dtypes.numpy_dtype(name).type for name in ("f32", "f16", "bf16"
 TOLERANCE = {"f32": 2e-6, "f16": 4e-4, "bf16": 4e-3}
 FP8_ATTENTION_TOLERANCE = 5e-2  # where a tensor core multiplies fp8 q, K and probabilities
 
+# The routes from torch in the table of docs/torch.md, and the tests in tests/torch that run every op on them.
+TORCH_ROUTES = {
+    "eager, CPU": "test_torch_ops.py::test_against_f64",
+    "eager, CUDA": "test_torch_cuda.py::test_against_f64",
+    "inductor": "test_torch_compile.py::test_compiled_is_eager",
+    "openxla, CPU": "xla/test_xla_programs.py::test_each_op_is_in_one_graph",
+    "torchax": "test_torchax.py::test_against_f64",
+    '`"intarsia"`': "test_backend.py::test_each_of_our_ops",
+}
+
 
 def op_names() -> list[str]:
     """The ops, as src/ops/ops.inc lists them."""

@@ -8,6 +8,7 @@ import tomllib
 import pytest
 import running
 import support
+from intarsia import _packages
 from intarsia.cli import doctor
 
 PYPROJECT = tomllib.loads((support.ROOT / "pyproject.toml").read_text())
@@ -41,10 +42,31 @@ def test_a_jax_that_will_do(monkeypatch, version: str) -> None:
 
 
 def test_the_metadata_is_read() -> None:
-    """As it is written into the installed package, for every extra that the doctor knows."""
+    """As it is written into the installed package: of every extra, and with the version where the doctor looks at it."""
     project = PYPROJECT["project"]["optional-dependencies"]
+    got = _packages.requirements()
+    asked = [
+        (extra, re.match(r"[\w-]+", row)[0]) for extra, rows in project.items() for row in rows
+    ]
+    assert sorted((row.extra, row.package) for row in got) == sorted(asked)
     rows = [row for extra in doctor._EXTRAS for row in project[extra]]
-    assert sorted("".join(row[1:]) for row in doctor._needed()) == sorted(rows)
+    of_doctor = [row for row in got if row.extra in doctor._EXTRAS]
+    assert sorted(row.package + row.relation + row.version for row in of_doctor) == sorted(rows)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ('jax>=0.9.1; extra == "jax"', ("jax", "jax", ">=", "0.9.1", "jax>=0.9.1")),
+        ("a[b]>=1.5 ; extra == 'a-b'", ("a-b", "a", ">=", "1.5", "a[b]>=1.5")),
+        ('a<5,>=4.57; extra == "x"', ("x", "a", "", "", "a<5,>=4.57")),
+        ('a_b; extra == "x"', ("x", "a_b", "", "", "a_b")),
+        ("numpy", None),
+    ],
+)
+def test_a_requirement_is_read(monkeypatch, row: str, expected: tuple | None) -> None:
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: [row])
+    assert _packages.requirements() == ([expected] if expected else [])
 
 
 def findings(monkeypatch, capsys, versions: dict[str, str]) -> tuple[int, str]:
@@ -73,7 +95,7 @@ def test_a_package_that_is_not_installed_says_nothing(monkeypatch) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "requires", requires)
-    assert doctor._needed() == []
+    assert _packages.requirements() == []
 
 
 def test_a_torch_that_does_not_load_is_a_finding(monkeypatch, capsys, tmp_path) -> None:

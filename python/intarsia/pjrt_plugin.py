@@ -14,9 +14,11 @@ import sys
 import warnings
 from typing import Any
 
-from torch_xla.experimental import plugins
-
 from intarsia import _native
+from intarsia._packages import needed_by
+
+with needed_by("the device INTARSIA"):
+    from torch_xla.experimental import plugins
 
 PLUGIN_VARIABLE = "INTARSIA_PJRT_PLUGIN"
 

@@ -1,9 +1,9 @@
 """The `intarsia` command: generate, perplexity, export, ops, doctor."""
 
 import argparse
-import re
 import sys
 
+from intarsia._packages import needed_by
 from intarsia.cli import doctor, export, generate, ops, perplexity
 
 _COMMANDS = {
@@ -18,18 +18,6 @@ _COMMANDS = {
 }
 
 
-def _remedy(error: Exception) -> str:
-    """What to install for a module that is missing, if an extra of ours has its package."""
-    if not isinstance(error, ModuleNotFoundError):
-        return ""
-    package = error.name.partition(".")[0].replace("_", "-")
-    for requirement in doctor.requirements():
-        found = re.match(rf"""{package}\b.*extra == ["']([\w-]+)["']""", requirement)
-        if found:
-            return f"; pip install 'intarsia[{found[1]}]'"
-    return ""
-
-
 def main(argv: list[str] | None = None) -> int:
     """Runs one subcommand; returns its exit status. A wrong call is one line on stderr, status 2."""
     parser = argparse.ArgumentParser(prog="intarsia", description=__doc__)
@@ -38,9 +26,10 @@ def main(argv: list[str] | None = None) -> int:
         module.add_arguments(subparsers.add_parser(name, help=summary, description=summary))
     args = parser.parse_args(argv)
     try:
-        return _COMMANDS[args.command][0].main(args) or 0
+        with needed_by("the command"):
+            return _COMMANDS[args.command][0].main(args) or 0
     except (ValueError, OSError, ImportError, NotImplementedError, MemoryError) as error:
-        print(f"intarsia {args.command}: {error}{_remedy(error)}", file=sys.stderr)
+        print(f"intarsia {args.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 
 from intarsia import __version__, _native
+from intarsia._packages import Requirement, install, requirements
 
 _PACKAGES = (
     "jax",
@@ -89,39 +90,26 @@ def _check_packages(report: _Report) -> None:
         if version := _version(package):
             report.ok(package, version)
     if _version("jax") is None:
-        report.note("jax", "not installed; `pip install 'intarsia[jax]'` for intarsia.jax")
-    needed = _needed()
+        report.note("jax", f"not installed; `{install('jax')}` for intarsia.jax")
+    needed = requirements()
     if not needed:
         report.note("intarsia", "not installed as a package: nothing says which versions it needs")
-    for extra, package, relation, version in needed:
-        if _version(_EXTRAS.get(extra, extra)) is not None:
-            _check_version(report, extra, package, relation, version)
+    for row in needed:
+        if row.extra in _EXTRAS and _version(_EXTRAS[row.extra]) is not None:
+            _check_version(report, row)
 
 
-def _check_version(report: _Report, extra: str, package: str, relation: str, version: str) -> None:
-    got = _version(package)
-    remedy = f"pip install 'intarsia[{extra}]'"
+def _check_version(report: _Report, row: Requirement) -> None:
+    got, command = _version(row.package), install(row.extra)
     if got is None:
-        report.note(package, f"not installed, which {extra} needs: {remedy}")
-    elif relation == ">=" and _numbers(got) < _numbers(version):
-        report.problem(package, f"{got} is too old, {version} or newer is needed: {remedy}")
-    elif relation == "==" and _numbers(got) != _numbers(version):
-        report.problem(package, f"{got} does not fit, {extra} needs {version}: {remedy}")
-
-
-def requirements() -> list[str]:
-    """What intarsia's own metadata asks for; nothing where it is not installed as a package."""
-    try:
-        return importlib.metadata.requires("intarsia") or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
-
-
-def _needed() -> list[tuple[str, str, str, str]]:
-    """Of the requirements those with a version: extra, package, ">=" or "==", version."""
-    form = re.compile(r"""([\w-]+)(>=|==)([\d.]+)\s*;\s*extra == ["']([\w-]+)["']""")
-    found = (form.fullmatch(row) for row in requirements())
-    return [(row[4], *row.groups()[:3]) for row in found if row and row[4] in _EXTRAS]
+        report.note(row.package, f"not installed, which {row.extra} needs: {command}")
+    elif row.relation == ">=" and _numbers(got) < _numbers(row.version):
+        text = f"{got} is too old, {row.version} or newer is needed: {command}"
+        report.problem(row.package, text)
+    elif row.relation == "==" and _numbers(got) != _numbers(row.version):
+        report.problem(
+            row.package, f"{got} does not fit, {row.extra} needs {row.version}: {command}"
+        )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

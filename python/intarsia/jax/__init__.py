@@ -9,7 +9,10 @@ modules of their own: `_attention`, `_cache`, `_cascade`, `_linear`, `_ragged`.
 """
 
 from intarsia import _native
-from intarsia.jax import _grad_rules, _ops  # noqa: F401  the rules declare themselves
+from intarsia._packages import needed_by
+
+with needed_by("intarsia.jax"):
+    from intarsia.jax import _grad_rules, _ops  # noqa: F401  the rules declare themselves
 from intarsia.jax._call import call, register
 from intarsia.jax._ops import *  # noqa: F403  every op; the imports below replace some of them
 

@@ -1,0 +1,134 @@
+"""What is said where a package is missing that only a part of intarsia needs."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+from intarsia import _packages
+
+# What is done, the package that it lacks, who says so, what is to be installed, and what must be there for it to get so
+# far. In one process, from what needs least to what needs most: nothing is imported twice.
+CASES = [
+    ("import intarsia.jax", "jax", "intarsia.jax", "intarsia[jax]", ()),
+    ("import intarsia.torch", "torch", "intarsia.torch", "intarsia[torch]", ()),
+    ("import intarsia.xla_ops", "torch", "intarsia.xla_ops", "intarsia[torch]", ()),
+    (
+        "from intarsia.vllm import register_ops",
+        "torch",
+        "intarsia.vllm.register_ops",
+        "intarsia[torch]",
+        (),
+    ),
+    (
+        "import intarsia.torch.bridge",
+        "jax",
+        "intarsia.torch.bridge",
+        "intarsia[jax]",
+        ("torch",),
+    ),
+    ("import intarsia.torchax", "jax", "intarsia.torchax", "intarsia[jax]", ()),
+    (
+        "import intarsia.torchax",
+        "torchax",
+        "intarsia.torchax",
+        "torchax==0.0.13",
+        ("jax", "torch"),
+    ),
+    (
+        "import intarsia.torch.backend",
+        "jax",
+        'torch.compile(backend="intarsia")',
+        "intarsia[jax]",
+        ("torch",),
+    ),
+    (
+        "import intarsia.torch.backend",
+        "torchax",
+        'torch.compile(backend="intarsia")',
+        "torchax==0.0.13",
+        ("jax", "torch"),
+    ),
+    (
+        "import intarsia.pjrt_plugin",
+        "torch_xla",
+        "the device INTARSIA",
+        "intarsia[torch-xla]",
+        (),
+    ),
+]
+PROGRAM = """
+import importlib.abc, json, sys
+
+class Hides(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == package:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Hides())
+for i, (statement, package) in {cases}:
+    hidden = {{name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == package}}
+    try:
+        exec(statement)
+    except ModuleNotFoundError as error:
+        print(json.dumps([i, str(error)]))
+    sys.modules.update(hidden)
+"""
+
+
+def lacking(case: tuple) -> list[str]:
+    return [name for name in case[-1] if importlib.util.find_spec(name) is None]
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[int, str]:
+    """The errors of the cases that can be had here."""
+    cases = [(i, case[:2]) for i, case in enumerate(CASES) if not lacking(case)]
+    program = PROGRAM.format(cases=cases)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(map(json.loads, done.stdout.splitlines()))
+
+
+@pytest.mark.skipif(not _packages.requirements(), reason="intarsia is not installed as a package")
+@pytest.mark.parametrize("i", range(len(CASES)), ids=[f"{c[0]} without {c[1]}" for c in CASES])
+def test_what_needs_it_and_how_to_install_it(said: dict[int, str], i: int) -> None:
+    if missing := lacking(CASES[i]):
+        pytest.skip(f"no {', '.join(missing)}")
+    _, package, part, install, _ = CASES[i]
+    package = package.replace("_", "-")
+    assert said[i] == f"{part} needs {package}, which is not installed: pip install '{install}'"
+
+
+def test_what_no_extra_has_comes_without_a_command() -> None:
+    with (
+        pytest.raises(ModuleNotFoundError, match=r"^a part needs no-such-thing, .* not installed$"),
+        _packages.needed_by("a part"),
+    ):
+        import no_such_thing.below  # noqa: F401
+
+
+def test_without_metadata_there_is_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_packages, "requirements", list)
+    with (
+        pytest.raises(ModuleNotFoundError, match=r"^a part needs jax, which is not installed$"),
+        _packages.needed_by("a part"),
+    ):
+        raise ModuleNotFoundError(name="jax")
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        ModuleNotFoundError(name="intarsia._gone"),
+        ModuleNotFoundError(name="jax.not_there_yet"),
+        ModuleNotFoundError("nobody knows which"),
+        ImportError("x"),
+    ],
+    ids=["of ours", "of a package that is there", "without a name", "no missing module"],
+)
+def test_what_is_no_missing_package_stays_what_it_is(raised: ImportError) -> None:
+    with pytest.raises(ImportError) as error, _packages.needed_by("a part"):
+        raise raised
+    assert error.value is raised
