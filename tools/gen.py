@@ -1,4 +1,5 @@
-"""Writes what derives from the manifest: the JAX wrappers, docs/ops.md and the README's table of ops.
+"""Writes what derives from the manifest: the functions of intarsia/jax/_ops.py and intarsia/_lowerings.py, docs/ops.md, and
+the tables of ops in README.md and docs/torch.md.
 
 Usage: gen.py [--check]     --check writes nothing and fails if a file would change.
 """
@@ -126,6 +127,31 @@ def wrappers(ops: list[_native.Op]) -> str:
     names = "".join(f'    "{op.name}",\n' for op in ops)
     source = f"{head}\n__all__ = [\n{names}]\n" + "".join(_wrapper(op) for op in ops)
     return _formatted(source)
+
+
+# What the op is called in the name of its register_..._lowering, where that is not its own name.
+_LOWERINGS = {"flash_attn_varlen": "flash_attention"}
+
+
+def lowerings(ops: list[_native.Op]) -> str:
+    names = sorted(f"register_{_LOWERINGS.get(op.name, op.name)}_lowering" for op in ops)
+    exported = "".join(f'    "{name}",\n' for name in names)
+    source = f'''"""`register_<op>_lowering` for each op, as code for torch_xla calls them. See `intarsia.xla_ops`.
+
+{HEADER}
+"""
+
+__all__ = [
+{exported}]
+
+def _register() -> bool:
+    """Registers every op, under vLLM's own names, too: `intarsia.vllm.register_ops`. Returns True."""
+    import intarsia.vllm  # which imports intarsia.xla_ops
+
+    return intarsia.vllm.register_ops()
+
+'''
+    return _formatted(source + "\n".join(f"{name} = _register" for name in names))
 
 
 def _formatted(source: str) -> str:
@@ -267,25 +293,12 @@ def readme(ops: list[_native.Op]) -> str:
     return _with_table(ROOT / "README.md", ["op", "what it does"], rows)
 
 
-# Routes from torch, and the tests that run every op of the manifest on them.
-TORCH_ROUTES = {
-    "eager, CPU": "test_torch_ops.py",
-    "eager, CUDA": "test_torch_cuda.py",
-    "inductor": "test_torch_compile.py",
-    "openxla, CPU": "xla/test_xla_programs.py",
-    "torchax": "test_torchax.py",
-    '`"intarsia"`': "test_backend.py",
-}
-
-
 def torch_page(ops: list[_native.Op]) -> str:
-    tests = ROOT / "tests" / "torch"
-    missing = [test for test in TORCH_ROUTES.values() if not (tests / test).exists()]
-    if missing:
-        raise FileNotFoundError(f"TORCH_ROUTES names {missing}, which tests/torch has not")
-    cells = [f"[tested](../tests/torch/{test})" for test in TORCH_ROUTES.values()]
+    """tests/torch/xla/test_routes.py sees to it that each cell's test is parametrised with the op."""
+    files = [test.partition("::")[0] for test in support.TORCH_ROUTES.values()]
+    cells = [f"[tested](../tests/torch/{file})" for file in files]
     rows = [[f"[`{op.name}`](ops.md#{op.name})", *cells] for op in ops]
-    return _with_table(ROOT / "docs" / "torch.md", ["op", *TORCH_ROUTES], rows)
+    return _with_table(ROOT / "docs" / "torch.md", ["op", *support.TORCH_ROUTES], rows)
 
 
 def main() -> int:
@@ -298,6 +311,7 @@ def main() -> int:
     ops = sorted(library.ops.values(), key=lambda op: op.name)
     files = {
         ROOT / "python/intarsia/jax/_ops.py": wrappers(ops),
+        ROOT / "python/intarsia/_lowerings.py": lowerings(ops),
         ROOT / "docs/ops.md": reference_page(ops, library.manifest["layouts"]),
         ROOT / "README.md": readme(ops),
         ROOT / "docs/torch.md": torch_page(ops),

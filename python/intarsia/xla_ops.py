@@ -1,12 +1,13 @@
 """The ops under the names, and with the signatures, that torch code for XLA and vLLM calls them by.
 
-Importing this module, like importing `intarsia.torch`, registers everything. All functions take tensors on the CPU, on
-CUDA devices and, where torch_xla is installed, on its devices.
+Importing this module, like importing `intarsia.torch`, registers the ops of `torch.ops.xla_gpu` and `torch.ops.xla`; vLLM's
+names (`torch.ops._C`, `torch.ops._C_cache_ops`) come with `register_<op>_lowering()`, any of which registers them all. All
+functions take tensors on the CPU, on CUDA devices and, where torch_xla is installed, on its devices.
 
 >>> import torch
 >>> from intarsia.xla_ops import *
 
-A norm, its registration spelled out or not:
+A norm, under vLLM's name too:
 
 >>> register_rms_norm_lowering()
 True
@@ -58,18 +59,21 @@ True
 True
 """
 
-import torch
+from intarsia._packages import needed_by
+
+with needed_by("intarsia.xla_ops"):
+    import torch
 
 import intarsia.torch
-import intarsia.vllm
-from intarsia import _native
+from intarsia import _lowerings, _native
+from intarsia._lowerings import *  # noqa: F403  register_<op>_lowering
 from intarsia.torch._attention import as_scale, xla_gpu_paged_attention
 
 _ops = torch.ops.xla_gpu
 
 
 def register_ops() -> bool:
-    """Registers every op, as importing this module has done already. Returns True."""
+    """Registers the ops of `torch.ops.xla_gpu`, as importing this module has done already. Returns True."""
     intarsia.torch.register(_native.main_library(), intarsia.torch.NAMESPACE)
     return True
 
@@ -77,17 +81,6 @@ def register_ops() -> bool:
 def setup_custom_call() -> bool:
     """The same, under the name that FlashAttention's users of XLA know."""
     return register_ops()
-
-
-def _register_lowering() -> bool:
-    """Registers every op, under vLLM's own names, too: `intarsia.vllm.register_ops`. Returns True."""
-    return register_ops() and intarsia.vllm.register_ops()
-
-
-# What the op is called in the name of its register_..._lowering, where that is not its own name.
-_LOWERINGS = {"flash_attn_varlen": "flash_attention"}
-for _op in _native.main_library().ops:
-    globals()[f"register_{_LOWERINGS.get(_op, _op)}_lowering"] = _register_lowering
 
 
 def rms_norm_xla(
@@ -168,7 +161,7 @@ def flash_attn_varlen_func(
       max_seqlen_q, max_seqlen_k: not looked at; bounds come from shapes.
       dropout_p: 0; attention with dropout is not built.
       window_size: keys seen to the left and to the right of the query's own; -1: all.
-      deterministic: of the gradient; needs `torch.use_deterministic_algorithms(True)`, which says so to every op.
+      deterministic: the gradient has the same bits at every run, on a GPU at some cost.
       return_attn_probs: returns (out, softmax_lse [h, tq], None).
       The others: as in `torch.ops.xla_gpu.flash_attn_varlen`.
 
@@ -178,12 +171,6 @@ def flash_attn_varlen_func(
     if dropout_p:
         raise NotImplementedError(
             f"flash_attn_varlen: dropout_p={dropout_p} is not built; it is for 0"
-        )
-    has_gradient = any(x is not None and x.requires_grad for x in (q, k, v, sinks))
-    if deterministic and has_gradient and not torch.are_deterministic_algorithms_enabled():
-        raise NotImplementedError(
-            "flash_attn_varlen: deterministic=True of one call is not built; "
-            "call torch.use_deterministic_algorithms(True)"
         )
     out, softmax_lse = torch.ops.xla.flash_attn_varlen_op(
         q,
@@ -205,16 +192,17 @@ def flash_attn_varlen_func(
         q_scale,
         k_scale,
         v_scale,
+        deterministic=deterministic,
     )
     return (out, softmax_lse, None) if return_attn_probs else out
 
 
 __all__ = [
+    *_lowerings.__all__,
     "flash_attn_varlen_func",
     "register_ops",
     "reshape_and_cache_flash",
     "rms_norm_xla",
     "setup_custom_call",
     "xla_gpu_paged_attention",
-    *(name for name in globals() if name.endswith("_lowering")),
 ]
