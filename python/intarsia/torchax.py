@@ -12,17 +12,19 @@ Example:
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
-import torch
+from intarsia._packages import needed_by
+
+with needed_by("intarsia.torchax"):
+    import jax.numpy as jnp
+    import torch
 
 from intarsia import _native
 from intarsia._torchax_import import missing_ops_are_named
 from intarsia.jax import _call
 from intarsia.torch import NAMESPACE, _attention
-from intarsia.torch._fake import one_or_all
-from intarsia.torch._form import Form, absent, find, forms
+from intarsia.torch._form import Form, absent, find, forms, one_or_all
 
-with missing_ops_are_named():
+with needed_by("intarsia.torchax"), missing_ops_are_named():
     import torchax
     from torchax.ops import ops_registry
     from torchax.tensor import Tensor

@@ -1,6 +1,7 @@
 """torch.compile(backend="intarsia") against eager torch: values, gradients, mutation, sizes that change."""
 
 import concurrent.futures
+import contextlib
 import operator
 
 import jax
@@ -11,6 +12,7 @@ import support
 import torch
 import torch.nn.functional as F
 import torch_running
+from intarsia import _torchax_import
 from intarsia.torch import _island, backend
 from intarsia.torch._form import Form
 from test_ops import make
@@ -313,3 +315,21 @@ def test_the_precision_of_products_is_torchs(precision, word, monkeypatch):
     with jax.default_matmul_precision(island._precision):
         text = island._program.lower((), jnp.zeros((4, 4))).as_text()
     assert f"precision = [{word}, {word}]" in text
+
+
+@pytest.mark.parametrize(
+    ("version", "device", "refused"),
+    [
+        ("2.11.0", "jax", True),
+        ("2.11.0", "privateuseone", False),
+        ("2.9.0", "jax", False),
+    ],
+)
+def test_a_process_whose_accelerator_torchax_is_is_told(monkeypatch, version, device, refused):
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: device)
+    message = r'imported torchax, .* torch 2.11.0: use torch.compile\(backend="intarsia"\) in a'
+    expected = pytest.raises(RuntimeError, match=message) if refused else contextlib.nullcontext()
+    with expected, _torchax_import.only_tables_are_wanted():
+        pass

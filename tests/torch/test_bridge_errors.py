@@ -113,7 +113,12 @@ X = normal(3, 4)
         (
             lambda: bridge.call("aten::add.Tensor", X, X),
             NotImplementedError,
-            'argument alpha is a number.*via="python"',
+            r'argument alpha, 1 unless given, is a Scalar, which the C functions .*via="python"',
+        ),
+        (
+            lambda: bridge.call("aten::add.Scalar", X, 2, alpha=1),
+            NotImplementedError,
+            r'argument other is a Scalar, which the C functions .*via="python"',
         ),
         (
             lambda: bridge.op("aten::empty_like", via="python")(X, device=torch.device("cpu")),

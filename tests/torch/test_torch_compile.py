@@ -7,7 +7,7 @@ import pytest
 import support
 import torch
 import torch_running
-from intarsia.torch._form import Form
+from intarsia.torch._form import Form, as_sequence
 from test_ops import make
 
 on_each_form = pytest.mark.parametrize(
@@ -23,9 +23,11 @@ def example(form: Form, dtype: str = "f32") -> tuple[list[torch.Tensor | None], 
 
 
 @on_each_form
-def test_opcheck(form: Form) -> None:
+@torch_running.on_each_device
+def test_opcheck(form: Form, device: str) -> None:
     operands, attributes = example(form)
-    torch.library.opcheck(torch_running.overload(form), tuple(operands), attributes)
+    operands = tuple(None if x is None else x.to(device) for x in operands)
+    torch.library.opcheck(torch_running.overload(form), operands, attributes)
 
 
 @on_each_form
@@ -41,17 +43,11 @@ def test_compiled_is_eager(form: Form, dynamic: bool) -> None:
 
     compiled = torch.compile(program, fullgraph=True, dynamic=dynamic)
     eager = [None if x is None else x.clone() for x in operands]
-    want = [*as_list(program(*eager)), *eager]
-    got = [*as_list(compiled(*operands)), *operands]
+    want = [*as_sequence(program(*eager)), *eager]
+    got = [*as_sequence(compiled(*operands)), *operands]
     for x, y in zip(want, got, strict=True):
         if x is not None:
             np.testing.assert_array_equal(torch_running.to_numpy(x), torch_running.to_numpy(y))
-
-
-def as_list(results: Any) -> list[torch.Tensor]:
-    if results is None:
-        return []
-    return list(results) if isinstance(results, list | tuple) else [results]
 
 
 def test_a_compiled_layer_is_eager() -> None:

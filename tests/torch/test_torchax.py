@@ -1,5 +1,6 @@
 """Every op on torchax's tensors, against the op's own reference in f64."""
 
+import intarsia.torchax  # noqa: F401  first: it imports torchax where torch is too new for it, too
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +13,6 @@ from intarsia import xla_ops
 from intarsia.torch._form import Form
 from test_ops import make
 from test_torch_ops import on_each_case, some_dtype
-
-import intarsia.torchax  # noqa: F401  isort: skip
 
 
 def _on_torchax(form: Form):

@@ -6,13 +6,18 @@ from typing import Any
 import intarsia.torch
 import ml_dtypes
 import numpy as np
+import pytest
 import running
 import support
 import torch
 from intarsia import _dtypes
-from intarsia.torch._form import Form, find, forms
+from intarsia.torch._form import Form, as_sequence, find, forms
 
 FORMS = [form for op in support.op_names() for form in forms(running.LIBRARY.find(op))]
+
+on_each_device = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
 
 
 def overload(form: Form) -> torch._ops.OpOverload:
@@ -50,9 +55,7 @@ def raw_results(
         [running.tensor(x if x is None else to_numpy(x)) for x in operands],
         attributes,
     )
-    returned = call(*operands, **attributes)
-    returned = [] if returned is None else returned
-    left = iter([returned] if isinstance(returned, torch.Tensor) else returned)
+    left = iter(as_sequence(call(*operands, **attributes)))
     names = [row["name"] for row in form.op.operands]
     found = []
     for i, row in enumerate(form.op.results):

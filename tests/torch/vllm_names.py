@@ -15,11 +15,15 @@ FP8, INT8 = torch.float8_e4m3fn, torch.int8
 
 @dataclass
 class Call:
-    """A call of `namespace::op`, and the values that the arguments of these positions must have afterwards."""
+    """A call of `namespace::op`, and the values that the arguments of these positions must have afterwards.
+
+    `unused` is an argument that the op does not look at.
+    """
 
     op: str
     arguments: list[Any]
     want: dict[int, torch.Tensor]
+    unused: torch.Tensor | None = None
 
     def overload(self) -> torch._ops.OpOverload:
         """torch's op."""
@@ -239,6 +243,7 @@ def reshape_and_cache_flash(codes=torch.float32, kv_cache_dtype="auto", in_bytes
         "_C_cache_ops::reshape_and_cache_flash",
         [key, value, *caches, slots, kv_cache_dtype, scale, scale],
         dict(enumerate(want, 2)),
+        unused=None if codes == FP8 else scale,
     )
 
 

@@ -6,7 +6,10 @@ are in `intarsia.xla_ops`.
 """
 
 from intarsia import _native
-from intarsia.torch import _attention, _grad_rules  # noqa: F401  the rules declare themselves
+from intarsia._packages import needed_by
+
+with needed_by("intarsia.torch"):
+    from intarsia.torch import _attention, _grad_rules  # noqa: F401  the rules declare themselves
 from intarsia.torch._register import refuse_names, register
 
 NAMESPACE = "xla_gpu"

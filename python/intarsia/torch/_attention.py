@@ -4,12 +4,14 @@
 Each is made of the package's own op, for tensors on any device, for autograd, and in graphs: there, only the op is seen.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from intarsia._cache_form import check_num_seqs, infer_layout, split
+from intarsia.torch._grad_rules import deterministic_attention
 from intarsia.torch._register import refuse_defined
 
 _ops = torch.ops.xla_gpu
@@ -22,7 +24,8 @@ SCHEMAS = {
         "SymInt max_seqlen_k, float? softmax_scale=None, bool is_causal=False, int window_left=-1, "
         "int window_right=-1, float softcap=0.0, Tensor? seqused_k=None, Tensor? block_table=None, "
         "Tensor? alibi_slopes=None, Tensor? leftpad_k=None, Tensor? sinks=None, Tensor? q_scale=None, "
-        'Tensor? k_scale=None, Tensor? v_scale=None, *, str kv_cache_dtype="auto") -> (Tensor, Tensor)'
+        'Tensor? k_scale=None, Tensor? v_scale=None, *, str kv_cache_dtype="auto", bool deterministic=False) '
+        "-> (Tensor, Tensor)"
     ),
     **{
         f"xla_gpu::paged_attention.{overload}": (
@@ -86,35 +89,40 @@ def flash_attn_varlen_op(
     v_scale: torch.Tensor | None = None,
     *,
     kv_cache_dtype: str = "auto",
+    deterministic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The op of that name. max_seqlen_q and max_seqlen_k are not looked at: bounds come from shapes."""
+    """The op of that name. max_seqlen_q and max_seqlen_k are not looked at: bounds come from shapes.
+
+    deterministic: the gradient has the same bits at every run, on a GPU at some cost.
+    """
     del max_seqlen_q, max_seqlen_k
     paged = block_table is not None
     cache = k if v is None else (k, v)
-    return _ops.flash_attn_varlen(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        None if paged else cu_seqlens_k,
-        seqused_k,
-        block_table,
-        None,
-        alibi_slopes,
-        None if sinks is None else sinks.float(),
-        leftpad_k,
-        *(as_scale(x) for x in (q_scale, k_scale, v_scale)),
-        scale=softmax_scale,
-        is_causal=is_causal,
-        window_left=window_left,
-        window_right=window_right,
-        softcap=softcap,
-        layout=infer_layout("flash_attn_varlen", cache, q.shape[-1], None, None)
-        if paged
-        else "NHD",
-        kv_cache_dtype=kv_cache_dtype,
-        return_lse=True,
-    )
+    with deterministic_attention() if deterministic else contextlib.nullcontext():
+        return _ops.flash_attn_varlen(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            None if paged else cu_seqlens_k,
+            seqused_k,
+            block_table,
+            None,
+            alibi_slopes,
+            None if sinks is None else sinks.float(),
+            leftpad_k,
+            *(as_scale(x) for x in (q_scale, k_scale, v_scale)),
+            scale=softmax_scale,
+            is_causal=is_causal,
+            window_left=window_left,
+            window_right=window_right,
+            softcap=softcap,
+            layout=infer_layout("flash_attn_varlen", cache, q.shape[-1], None, None)
+            if paged
+            else "NHD",
+            kv_cache_dtype=kv_cache_dtype,
+            return_lse=True,
+        )
 
 
 def xla_gpu_paged_attention(

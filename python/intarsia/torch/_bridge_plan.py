@@ -86,7 +86,7 @@ def bound(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
     for a in schema.arguments:
         if a.name not in values and not a.has_default_value():
             raise TypeError(f"{name}: argument {a.name} is missing, expected {schema}")
-        result.append(values.pop(a.name) if a.name in values else a.default_value)
+        result.append(values.get(a.name, a.default_value))
     return result
 
 
@@ -305,7 +305,9 @@ def why_not_c(
     for a, entry in zip(op._schema.arguments, arguments, strict=True):
         _, inner = split_optional(str(a.real_type))
         if entry != ["none"] and not can(inner):
-            return f"argument {a.name} is a {inner}"
+            # Torch's C functions take every argument, and know no defaults.
+            default = f", {a.default_value!r} unless given," if a.has_default_value() else ""
+            return f"argument {a.name}{default} is a {inner.replace('number', 'Scalar')}"
     types = [str(returned.real_type) for returned in op._schema.returns]
     for i, returned in enumerate(types):
         if returned != "Tensor" and not (lists and is_tensor_list(returned)):

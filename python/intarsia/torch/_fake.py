@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from intarsia import _dims, _dtypes, _native
-from intarsia.torch._form import Form, Row, absent, check_devices
+from intarsia.torch._form import Form, Row, check_devices, to_return
 
 Operands = Sequence[torch.Tensor | None]
 
@@ -32,23 +32,13 @@ def fake(form: Form, library: _native.Library) -> Callable[..., Any]:
         else:
             types = result_types(form.op, operands, attributes)
         device = operands[0].device
-        return one_or_all(
-            [
-                torch.empty(found.shape, dtype=torch_dtype(found.dtype), device=device)
-                if (found := types[i])
-                else absent(device)
-                for i in form.returns
-            ]
-        )
+        results = [
+            None if x is None else torch.empty(x.shape, dtype=torch_dtype(x.dtype), device=device)
+            for x in (types[i] for i in form.returns)
+        ]
+        return to_return(results, device)
 
     return kernel
-
-
-def one_or_all(results: Sequence[torch.Tensor]) -> Any:
-    """What a schema returns for these results."""
-    if len(results) > 1:
-        return tuple(results)
-    return results[0] if results else None
 
 
 def torch_dtype(name: str) -> torch.dtype:

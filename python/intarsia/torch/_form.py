@@ -11,6 +11,8 @@ from intarsia import _native
 
 _TYPES = {"bool": "bool", "i64": "int", "f32": "float", "string": "str"}
 Row = Mapping[str, Any]
+DISPATCH_KEYS = ("CPU", "CUDA")
+"""torch's dispatch keys of the tensors that the library's own kernels take."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,23 @@ def forms(op: _native.Op) -> Iterator[Form]:
 def absent(device: torch.device | str) -> torch.Tensor:
     """What a call returns in the place of a result that does not exist."""
     return torch.empty(0, dtype=torch.float32, device=device)
+
+
+def one_or_all(results: Sequence[Any]) -> Any:
+    """What a schema returns for these results."""
+    if len(results) > 1:
+        return tuple(results)
+    return results[0] if results else None
+
+
+def as_sequence(output: Any) -> Sequence[torch.Tensor]:
+    """The results of a call, of which `one_or_all` made what it returned."""
+    return (output,) if isinstance(output, torch.Tensor) else output or ()
+
+
+def to_return(results: Sequence[torch.Tensor | None], device: torch.device) -> Any:
+    """What a schema returns for these results, with `absent` in the place of None, a result that does not exist."""
+    return one_or_all([absent(device) if x is None else x for x in results])
 
 
 def check_devices(op: _native.Op, operands: Sequence[torch.Tensor | None]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from intarsia.torch._form import Form
+from intarsia.torch._form import DISPATCH_KEYS, Form, as_sequence
 
 Tensors = Sequence[torch.Tensor | None]  # operands in spec order, None for absent ones
 
@@ -25,11 +25,13 @@ class Gradient:
       backward: (kept, cotangents of the results, attributes) -> cotangents of the operands in spec order, in any float
         dtype; None for indices and absent operands.
       check: raises if a call of these (operands, attributes) cannot be differentiated.
+      ask: () -> what else the backward pass is to be told, beside the attributes, as it is at the forward pass.
     """
 
     keep: Callable[[Tensors, Tensors], Tensors]
     backward: Callable[[Tensors, Tensors, dict[str, Any]], Tensors]
     check: Callable[[Tensors, dict[str, Any]], None]
+    ask: Callable[[], dict[str, Any]]
 
 
 _gradients: dict[str, Gradient] = {}  # by op
@@ -39,11 +41,12 @@ def gradient(
     op: str,
     keep: Callable[[Tensors, Tensors], Tensors] = lambda operands, results: operands,
     check: Callable[[Tensors, dict[str, Any]], None] = lambda operands, attributes: None,
+    ask: Callable[[], dict[str, Any]] = dict,
 ):
     """Declares the decorated function to be the backward pass of an op."""
 
     def declare(backward: Callable[[Tensors, Tensors, dict[str, Any]], Tensors]):
-        _gradients[op] = Gradient(keep, backward, check)
+        _gradients[op] = Gradient(keep, backward, check, ask)
         return backward
 
     return declare
@@ -52,8 +55,7 @@ def gradient(
 # Of a call in which nothing but the kernel of CPU or CUDA tensors comes after autograd. Integers are compared ten times
 # as fast as sets of keys, whose intersection costs 0.4 us.
 _PLAIN = frozenset(
-    torch._C.DispatchKeySet(key).raw_repr()
-    for key in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+    torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)).raw_repr() for key in DISPATCH_KEYS
 )
 _BELOW = torch._C._after_ADInplaceOrView_keyset
 _BELOW_BITS = _BELOW.raw_repr()
@@ -134,11 +136,11 @@ def _by_rule(form: Form, op: torch._ops.OpOverload, rule: Gradient | None) -> Di
             ctx.dtypes = [None if x is None else x.dtype for x in args]
             if rule is not None:
                 rule.check(operands, ctx.attributes)
+                ctx.attributes |= rule.ask()
             with torch._C._AutoDispatchBelowAutograd():
                 output = op.redispatch(keyset, *args, **attributes)
             if rule is not None:
-                results = (output,) if isinstance(output, torch.Tensor) else output
-                ctx.save_for_backward(*rule.keep(operands, results))
+                ctx.save_for_backward(*rule.keep(operands, as_sequence(output)))
             return output
 
         @staticmethod
@@ -186,8 +188,7 @@ def _breaking(form: Form, op: torch._ops.OpOverload, written: Sequence[int]) -> 
             output = op.redispatch(keyset, *args, **attributes)
         # A graph that torch.compile makes differentiates all that is written, whether or not anybody asks for it.
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is None:
-            returned = (output,) if isinstance(output, torch.Tensor) else output or ()
-            for tensor in (*tensors, *returned):
+            for tensor in (*tensors, *as_sequence(output)):
                 if tensor.is_floating_point() and _may_get_history(tensor):
                     Broken.apply(tensor, _END)
         return output

@@ -2,9 +2,11 @@
 op of ours is the gradient, or its own inverse.
 """
 
+import contextlib
+import contextvars
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -176,10 +178,24 @@ def _check_attention(operands: Tensors, attributes: dict[str, Any]) -> None:
         raise NotImplementedError(f"flash_attn_varlen: the gradient {not_built}")
 
 
+_is_deterministic = contextvars.ContextVar("deterministic", default=False)
+
+
+@contextlib.contextmanager
+def deterministic_attention() -> Iterator[None]:
+    """Calls of `flash_attn_varlen` within have the deterministic gradient, whatever torch is told of all its algorithms."""
+    token = _is_deterministic.set(True)
+    try:
+        yield
+    finally:
+        _is_deterministic.reset(token)
+
+
 @gradient(
     "flash_attn_varlen",
     keep=lambda operands, results: (*operands, *results),
     check=_check_attention,
+    ask=lambda: {"deterministic": _is_deterministic.get()},
 )
 def _flash_attn_varlen(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
     """An op of its own. Without `return_lse` the forward pass is made once more, for lse."""
@@ -187,7 +203,8 @@ def _flash_attn_varlen(kept: Tensors, cotangents: Tensors, attributes: dict[str,
     given = dict(zip(_ATTENTION, operands, strict=True))
     dout, dlse = cotangents
     if not attributes["return_lse"]:
-        _, lse = _ops.flash_attn_varlen(*operands, **attributes | {"return_lse": True})
+        told = {name: value for name, value in attributes.items() if name != "deterministic"}
+        _, lse = _ops.flash_attn_varlen(*operands, **told | {"return_lse": True})
         dlse = None
     names = ("scale", "is_causal", "window_left", "window_right", "softcap")
     gradients = _ops.flash_attn_varlen_backward(
@@ -198,7 +215,7 @@ def _flash_attn_varlen(kept: Tensors, cotangents: Tensors, attributes: dict[str,
         *(given[n] for n in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "sinks")),
         dlse,
         **{name: attributes[name] for name in names},
-        deterministic=torch.are_deterministic_algorithms_enabled(),
+        deterministic=attributes["deterministic"] or torch.are_deterministic_algorithms_enabled(),
     )
     of = dict(zip(("q", "k", "v", "sinks"), gradients, strict=True))
     if given["sinks"] is None:

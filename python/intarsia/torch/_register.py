@@ -14,13 +14,12 @@ import torch
 from intarsia import _native
 from intarsia.torch import _xla
 from intarsia.torch._fake import fake
-from intarsia.torch._form import Form, find, forms
+from intarsia.torch._form import DISPATCH_KEYS, Form, find, forms
 from intarsia.torch._grad import register_gradient
 
 # Before, torch hands no `str` to a kernel that it knows by its stable C functions. There the kernel has a name of its
 # own with integers for strings, and a Python function stands between it and the public schema.
 _HAS_TEXTS = torch.torch_version.TorchVersion(torch.__version__) >= (2, 10)
-_KEYS = ("CPU", "CUDA")
 
 
 @functools.cache
@@ -88,7 +87,7 @@ def _implement(library: _native.Library, fragment: torch.library.Library, form: 
     )
     plain = _by_addresses(form, find(native)) if needs_addresses else None
     if plain:
-        for key in _KEYS:
+        for key in DISPATCH_KEYS:
             fragment.impl(form.name, plain, key)
         fragment.impl(_private(form), torch.library.fallthrough_kernel, "Autograd")
     name = f"{fragment.ns}::{form.name}"

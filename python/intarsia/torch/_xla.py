@@ -12,8 +12,19 @@ from typing import Any
 import torch
 
 from intarsia import _native
-from intarsia.torch._fake import fake, one_or_all
-from intarsia.torch._form import Form, Row, absent, check_devices, find, forms
+from intarsia._packages import needed_by
+from intarsia.torch._fake import fake
+from intarsia.torch._form import (
+    DISPATCH_KEYS,
+    Form,
+    Row,
+    as_sequence,
+    check_devices,
+    find,
+    forms,
+    one_or_all,
+    to_return,
+)
 
 DEVICE = "INTARSIA"  # as PJRT_DEVICE names it
 
@@ -34,8 +45,7 @@ def kernel(form: Form, library: _native.Library) -> Callable[..., Any]:
     def run(*args: torch.Tensor | None, **attributes: Any) -> Any:
         operands = form.operands(args)
         results = lower(form.op, library, operands, attributes)
-        device = operands[0].device
-        return one_or_all([absent(device) if x is None else x for x in results])
+        return to_return(results, operands[0].device)
 
     return run
 
@@ -65,7 +75,7 @@ def _register_mutating(
     returning = _Returning(form.op, form.in_place)
     fragment.define(returning.schema(), tags=(torch.Tag.pt2_compliant_tag,))
     fragment.impl(returning.name, _donating(form, kernel(returning, library)), "XLA")
-    for key in ("CPU", "CUDA"):  # what torch.compile makes of the op there, once the layer knows it
+    for key in DISPATCH_KEYS:  # what torch.compile makes of the op there, once the layer knows it
         fragment.impl(returning.name, _on_copies(form, fragment.ns), key)
     name = f"{fragment.ns}::{returning.name}"
     torch.library.register_fake(name, fake(returning, library), lib=fragment)
@@ -98,12 +108,21 @@ def _donating(form: Form, run: Callable[..., Any]) -> Callable[..., Any]:
 
     def donating(*args: torch.Tensor | None, **attributes: Any) -> Any:
         operands = form.by_name(args)
-        for row in form.rows:
-            if row["alias"] and operands[row["alias"]] is not None:
-                torch.ops.xla.dynamo_set_buffer_donor_(operands[row["alias"]], True)
-        return run(*args, **attributes)
+        shared = [operands[row["alias"]] for row in form.rows if row["alias"]]
+        try:
+            _set_donor(shared, True)
+            return run(*args, **attributes)
+        except BaseException:
+            _set_donor(shared, False)  # or the next program that reads one would take its buffer
+            raise
 
     return donating
+
+
+def _set_donor(tensors: Sequence[torch.Tensor | None], donates: bool) -> None:
+    for x in tensors:
+        if x is not None:
+            torch.ops.xla.dynamo_set_buffer_donor_(x, donates)
 
 
 def _writing_kernel(form: Form, companion: str) -> Callable[..., Any]:
@@ -111,9 +130,9 @@ def _writing_kernel(form: Form, companion: str) -> Callable[..., Any]:
 
     def write(*args: torch.Tensor | None, **attributes: Any) -> Any:
         operands = form.by_name(args)
+        check_devices(form.op, [*operands.values()])  # before torch takes them all to be XLA's
         _check_written(form, operands)
-        results = find(companion)(*args, **attributes)
-        results = [results] if isinstance(results, torch.Tensor) else results
+        results = as_sequence(find(companion)(*args, **attributes))
         returned = []
         for row, result in zip(form.rows, results, strict=True):
             written = form.destination(row)
@@ -161,13 +180,12 @@ def _on_copies(form: Form, namespace: str) -> Callable[..., Any]:
         for name in form.written:
             operands[name] = None if operands[name] is None else operands[name].clone()
         returned = find(f"{namespace}::{form.name}")(*operands.values(), **attributes)
-        left = iter([returned] if isinstance(returned, torch.Tensor) else returned or ())
+        left = iter(as_sequence(returned))
         results = [
             operands[form.destination(row)] if form.destination(row) else next(left)
             for row in form.rows
         ]
-        device = args[0].device
-        return one_or_all([absent(device) if x is None else x for x in results])
+        return to_return(results, args[0].device)
 
     return run
 
@@ -199,8 +217,7 @@ def lower(
         tuple(sorted((k, v) for k, v in attributes.items() if v is not None)),
         tuple((x.shape, x.dtype) for x in arrays),
     )
-    results = call(arrays)
-    left = iter([results] if isinstance(results, torch.Tensor) else results)
+    left = iter(as_sequence(call(arrays)))
     return [next(left) if there_is else None for there_is in exists]
 
 
@@ -220,9 +237,10 @@ def _program(
     from torch_xla.core import xla_builder
 
     jax_workarounds.maybe_get_jax(log=False)  # sets JAX up for what torch_xla expects of programs
-    import jax
+    with needed_by(f"{name} on XLA tensors"):
+        import jax
 
-    from intarsia.jax import _call
+        from intarsia.jax import _call
 
     exists: list[bool] = []
 

@@ -21,7 +21,10 @@ from torch._higher_order_ops.auto_functionalize import (
 )
 from torch.fx.passes.split_module import split_module
 
-from intarsia.torch._island import DEVICE_TYPES, Island, has_lowering
+from intarsia._packages import needed_by
+
+with needed_by('torch.compile(backend="intarsia")'):
+    from intarsia.torch._island import DEVICE_TYPES, Island, has_lowering
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +32,7 @@ _log = logging.getLogger(__name__)
 def _compile(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compiles a graph of functional operators, of a forward or of a backward pass."""
     del inputs
+    _refuse_xla(graph_module.graph)
     _mutate_in_place(graph_module.graph)
     _hoist_sizes(graph_module.graph)
     graph_module.recompile()
@@ -42,13 +46,24 @@ def _compile(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Calla
     return make_boxed_func(parts.forward)
 
 
+def _refuse_xla(graph: torch.fx.Graph) -> None:
+    """Raises if there is a tensor of torch_xla's: nothing could be an island, and all would run as if not compiled."""
+    for node in graph.nodes:
+        for x in _tensors(node):
+            if x.device.type == "xla":
+                raise NotImplementedError(
+                    f'torch.compile(backend="intarsia"): {node.name} is on {x.device}, expected '
+                    f'{" or ".join(DEVICE_TYPES)}; use backend="openxla" for torch_xla\'s tensors'
+                )
+
+
 def _cut(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Splits a graph, in its order, into islands and what lies between them."""
     part_of: dict[torch.fx.Node, int] = {}
     part, device = 0, None
     for node in graph_module.graph.nodes:
-        if node.op == "call_function" and _island_device(node) != device:
-            part, device = part + 1, _island_device(node)
+        if node.op == "call_function" and (own := _island_device(node)) != device:
+            part, device = part + 1, own
         part_of[node] = part
     return split_module(graph_module, None, part_of.__getitem__, keep_original_order=True)
 

@@ -16,10 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import numpy as np
-import torch
-from jax import lax
+from intarsia._packages import needed_by
+
+with needed_by("intarsia.torch.bridge"):
+    import jax
+    import numpy as np
+    import torch
+    from jax import lax
 
 from intarsia.jax._types import refuse_sharded, result_type, vary_alike
 from intarsia.torch import _bridge_plan, _bridge_results, _bridge_run

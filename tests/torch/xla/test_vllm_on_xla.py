@@ -82,3 +82,31 @@ def test_what_is_wrong_is_said_at_the_call():
     codes, azp = torch.zeros(6, 64, dtype=torch.int8, device="xla"), torch.zeros(1, device="xla")
     with pytest.raises(NotImplementedError, match="static_scaled_int8_quant: azp is given"):
         torch.ops._C.static_scaled_int8_quant(codes, x, azp, azp)
+
+
+@pytest.mark.parametrize("case", vllm_names.CASES)
+def test_a_tensor_of_another_device_is_refused(case):
+    """Each in turn stays on the CPU, what is only written too; nothing is written then."""
+    call = vllm_names.CASES[case]()
+    op = call.overload()
+    message = rf"^{op._schema.name.partition('::')[2]}: \w+ is on (cpu|xla:0)(, expected | but )"
+    for i, alone in enumerate(call.arguments):
+        if not isinstance(alone, torch.Tensor) or alone is call.unused:
+            continue
+        moved = [x.to("xla") if isinstance(x, torch.Tensor) else x for x in call.arguments]
+        moved[i] = alone.clone()
+        with pytest.raises(ValueError, match=message):
+            op(*moved)
+        for x, before in zip(moved, call.arguments, strict=True):
+            if isinstance(x, torch.Tensor):
+                vllm_names.same(x.cpu(), before)
+
+
+def test_a_result_of_another_device_is_named():
+    x, out = torch.ones(6, 64), torch.zeros(6, 64)
+    with pytest.raises(ValueError, match=r"^rms_norm: result is on cpu, expected xla:0$"):
+        torch.ops._C.rms_norm(out, x.to("xla"), None, 1e-5)
+    on_xla = out.to("xla")
+    with pytest.raises(ValueError, match=r"^rms_norm: result is on xla:0, expected cpu$"):
+        torch.ops._C.rms_norm(on_xla, x, None, 1e-5)
+    assert not out.any() and not on_xla.cpu().any()

@@ -96,6 +96,21 @@ def either(compiled: bool, op: Callable[..., object]) -> Callable[..., object]:
     return torch.compile(op, backend="openxla", fullgraph=True) if compiled else op
 
 
+@pytest.mark.parametrize("key", [torch.ones(1, HEADS, D - 1), torch.ones(1, HEADS, D)])
+def test_a_refused_write_leaves_the_cache_readable(key: torch.Tensor) -> None:
+    """No program takes its buffer, as that of the write would have: of a wrong shape, or from another device."""
+    cache = torch.randn(PAGES, PAGE, HEADS, D)
+    on_xla, slots = cache.to("xla"), torch.tensor([1], device="xla")
+    value = torch.ones(1, HEADS, D, device="xla")
+    key = key if key.shape[-1] == D else key.to("xla")
+    with pytest.raises(ValueError, match=r"^reshape_and_cache_flash: "):
+        torch.ops.xla_gpu.reshape_and_cache_flash(value, key, on_xla, on_xla.clone(), slots)
+    torch_xla.sync(wait=True)
+    copy = on_xla + 0
+    torch_xla.sync(wait=True)
+    assert torch.equal(copy.cpu(), cache) and torch.equal(on_xla.cpu(), cache)
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("part", ["whole", "page order", "half"])
 def test_one_memory_for_two_written_operands_is_refused(part: str, mode: type) -> None:

@@ -1,5 +1,6 @@
 """Programs of several ops on torch_xla's tensors: one graph, few compilations, the numbers of the CPU."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch_running
 import torch_xla
 import torch_xla.debug.metrics as metrics
 import vllm_names
+from intarsia import _packages
+from intarsia.torch._form import Form
 
 OPS = torch.ops.xla_gpu
-FORMS = {form.name: form for form in torch_running.FORMS}
 
 
 def openxla(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,9 +29,8 @@ def compilations() -> int:
     return (metrics.metric_data("CompileTime") or [0])[0]
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_each_op_is_in_one_graph(name: str) -> None:
-    form = FORMS[name]
+@pytest.mark.parametrize("form", torch_running.FORMS, ids=lambda form: form.name)
+def test_each_op_is_in_one_graph(form: Form) -> None:
     case = next(iter(support.cases(form.op.name, "ci")))
     operands, attributes = test_ops.make(form.op.name, case, "bf16")
     tensors = [None if x is None else torch_running.to_torch(x).to("xla") for x in operands]
@@ -166,3 +167,28 @@ def test_a_wrong_call_writes_nothing_and_says_why() -> None:
     assert cache.cpu().sum() == narrow.cpu().sum() == 0
     OPS.reshape_and_cache_flash(key, key, cache, cache.clone(), slots)
     assert cache.cpu().sum() == 3 * HK * D
+
+
+def test_without_jax_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(3, 88, device="xla")  # a program that there has not been yet
+    monkeypatch.setitem(sys.modules, "jax", None)
+    extra = _packages.Requirement("jax", "jax", ">=", "0.9.1", "jax>=0.9.1")
+    monkeypatch.setattr(_packages, "requirements", lambda: [extra])  # installed as a package or not
+    message = r"^rms_norm on XLA tensors needs jax, .*: pip install 'intarsia\[jax\]'$"
+    with pytest.raises(ModuleNotFoundError, match=message):
+        torch.ops.xla_gpu.rms_norm(x)
+
+
+@pytest.mark.parametrize("how", ["operand", "parameter", "within"])
+def test_the_other_backend_refuses_the_device(how: str) -> None:
+    """It has no islands there, and what it leaves to torch would run as if it were not compiled."""
+    function, x = {
+        "operand": (lambda x: x * 2, torch.ones(3, device="xla")),
+        "parameter": (lambda x: x * 2, torch.ones(3, device="xla", requires_grad=True)),
+        "within": (lambda x: (x.to("xla") * 2).cpu(), torch.ones(3)),
+    }[how]
+    torch.compiler.reset()
+    message = r'torch.compile\(backend="intarsia"\): \w+ is on xla:0, expected cpu or cuda; use backend="openxla"'
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message) as error:
+        torch.compile(function, backend="intarsia")(x)
+    assert isinstance(error.value.inner_exception, NotImplementedError)
