@@ -95,7 +95,7 @@ def call_in_places(
     for x, row in zip(arrays, op.operands, strict=True):
         if x is not None:
             refuse_sharded(f"{name}: {row['name']}", x)
-    results = tuple(library.infer(name, [_abstract(x) for x in arrays], attributes))
+    results = tuple(library.infer(name, [abstract(x) for x in arrays], attributes))
     arrays = vary_alike(arrays)
     given = {k: v for k, v in attributes.items() if v is not None}
     present = tuple(x is not None for x in arrays)
@@ -170,7 +170,8 @@ def as_array(what: str, x: Any) -> jax.Array:
     return array
 
 
-def _abstract(x: jax.Array | None) -> _native.Tensor | None:
+def abstract(x: jax.Array | None) -> _native.Tensor | None:
+    """Shape and dtype of an operand, as the library is told them; None for one that is absent."""
     return None if x is None else _native.Tensor(tuple(x.shape), _dtypes.name_of(x.dtype))
 
 

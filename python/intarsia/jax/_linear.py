@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from intarsia import _dtypes, _native
-from intarsia.jax._call import as_array, call
+from intarsia import _native
+from intarsia.jax._call import abstract, as_array, call
 from intarsia.jax._types import refuse_sharded, vary_alike
 
 _NAME = "linear"
@@ -45,17 +45,26 @@ def linear(
     """
     given = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
     arrays = [as_array(f"{_NAME}: {name}", value) for name, value in given.items()]
-    tensors = [_native.Tensor(tuple(a.shape), _dtypes.name_of(a.dtype)) for a in arrays]
-    _native.main_library().infer(_NAME, tensors, {"out_dtype": out_dtype})  # or it raises
+    types = [abstract(a) for a in arrays]
+    _native.main_library().infer(_NAME, types, {"out_dtype": out_dtype})  # or it raises
     for name, array in zip(given, arrays, strict=True):
         refuse_sharded(f"{_NAME}: {name}", array)
     return _function(out_dtype)(*vary_alike(arrays))
 
 
-def _product(
-    a: jax.Array, b: jax.Array, sum_over: tuple[tuple[int, ...], tuple[int, ...]], dtype: Any
+def product_by_xla(
+    a: jax.Array,
+    b: jax.Array,
+    sum_over: tuple[tuple[int, ...], tuple[int, ...]],
+    dtype: Any = None,
 ) -> jax.Array:
-    """A product by XLA, whose sums are f32 for each T, and made of f32 in full precision on a GPU, too."""
+    """A product by XLA, whose sums are f32 for each T, and made of f32 in full precision on a GPU, too.
+
+    Args:
+      a, b: T; the result has the axes that are left of a, then those of b.
+      sum_over: the contracted axes of a and of b, in the same order.
+      dtype: of the result; None: as a's.
+    """
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return lax.dot_general(
         a, b, (sum_over, ((), ())), precision=precision, preferred_element_type=dtype
@@ -65,7 +74,7 @@ def _product(
 def _by_xla(out_dtype: str, x: jax.Array, w: jax.Array, *bias: jax.Array) -> jax.Array:
     # Without a bias the product rounds, so that a GPU's is one kernel.
     sums = jnp.float32 if bias or out_dtype == "f32" else x.dtype
-    out = _product(x, w, ((x.ndim - 1,), (1,)), sums)
+    out = product_by_xla(x, w, ((x.ndim - 1,), (1,)), sums)
     for b in bias:
         out = out + b.astype(sums)
     return out if out_dtype == "f32" else out.astype(x.dtype)
@@ -107,7 +116,7 @@ def _function(out_dtype: str) -> Callable[..., jax.Array]:
 def _gradients(arrays: tuple[jax.Array, ...], d_out: jax.Array) -> tuple[jax.Array, ...]:
     x, w, *bias = arrays
     rows = tuple(range(x.ndim - 1))
-    d_x = _product(d_out.astype(x.dtype), w, ((x.ndim - 1,), (0,)), x.dtype)
-    d_w = _product(d_out.astype(x.dtype), x, (rows, rows), x.dtype)
+    d_x = product_by_xla(d_out.astype(x.dtype), w, ((x.ndim - 1,), (0,)), x.dtype)
+    d_w = product_by_xla(d_out.astype(x.dtype), x, (rows, rows), x.dtype)
     d_bias = [d_out.astype(jnp.float32).sum(rows)] * len(bias)
     return tuple(d.astype(x.dtype) for d in (d_x, d_w, *d_bias))

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 import intarsia.jax as ij
+from intarsia.jax._linear import product_by_xla
 
 
 class QuantizedWeight(NamedTuple):
@@ -65,10 +65,9 @@ def quantize(weight: jax.Array) -> QuantizedWeight:
     return QuantizedWeight(codes, scale[:, 0])
 
 
-def product(x: jax.Array, weight: jax.Array, **kwargs: Any) -> jax.Array:
-    """Multiplies x [t, in] by weight [out, in] by XLA, in full precision for f32 also on a GPU."""
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=precision, **kwargs)
+def product(x: jax.Array, weight: jax.Array, dtype: Any = None) -> jax.Array:
+    """Multiplies x [t, in] by weight [out, in] by XLA; `dtype` is the result's if not that of x."""
+    return product_by_xla(x, weight, ((1,), (1,)), dtype)
 
 
 def linear(ops: ModuleType, x: Rows, weight: Weight) -> jax.Array:
@@ -83,7 +82,7 @@ def linear(ops: ModuleType, x: Rows, weight: Weight) -> jax.Array:
         return ij.linear(x, weight)
     if not isinstance(x, QuantizedRows):
         x = QuantizedRows(*ops.dynamic_per_token_scaled_fp8_quant(x), dtype=x.dtype)
-    out = product(x.codes, weight.codes, preferred_element_type=jnp.float32)
+    out = product(x.codes, weight.codes, jnp.float32)
     return (out * x.scale * weight.scale).astype(x.dtype)
 
 

@@ -221,7 +221,7 @@ def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
 
 def _logits(params: Params, hidden: jax.Array) -> jax.Array:
     table = params.get("lm_head", params["embed"])
-    return product(hidden, table, preferred_element_type=jnp.float32)
+    return product(hidden, table, jnp.float32)
 
 
 def _linear(x: jax.Array, weight: jax.Array) -> jax.Array:
