@@ -33,6 +33,11 @@ def test_defaults_are_no_wishes(configured, said, options):
     assert compilation.cudagraph_mode == CUDAGraphMode.NONE
 
 
+def test_what_vllm_has_filled_in_is_no_wish(configured, said):
+    settings.replace_compilation(configured())
+    assert said.warnings == []
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -94,6 +94,8 @@ def test_a_seed_decides_what_is_sampled(smollm2):
     batch = sample([SHORT, STORY, STORY, CODE], [1, 1, 2, 3])
     assert batch[1] == alone
     assert batch[2] != alone
+    # In chunks, where what is drawn after each but the last is discarded; then from the prefix cache.
+    assert sample([STORY, LONG, CODE], [1, 4, 2])[1] == sample([LONG], [4])[0]
 
 
 def test_logprobs_are_those_of_the_prompt_that_they_become(smollm2):

@@ -66,3 +66,14 @@ class XlaGpuModelRunner(GPUModelRunner):
 
 class XlaCpuModelRunner(XlaGpuModelRunner, CPUModelRunner):
     """The same on a CPU."""
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        # For a prompt's chunks but the last vLLM samples, discards, and sets the request's generator back; a CPU's cannot
+        # be set back, so it is not used.
+        generators = self.input_batch.generators
+        discarded = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0]
+        unused = {row: generators.pop(row) for row in map(int, discarded) if row in generators}
+        try:
+            return super().sample_tokens(grammar_output)
+        finally:
+            generators.update(unused)

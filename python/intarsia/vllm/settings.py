@@ -69,6 +69,9 @@ def replace_start_of_processes() -> None:
 
 def _asked_of_compilation(compilation: CompilationConfig) -> dict[str, Any]:
     """The fields that are neither vLLM's defaults nor what is used anyway."""
+    # An engine's process makes the configuration again, from the one that was treated here and that vLLM has filled in.
+    if all(getattr(compilation, name) == value for name, value in _USED.items()):
+        return {}
     default = CompilationConfig()
     asked = {}
     for field in dataclasses.fields(CompilationConfig):

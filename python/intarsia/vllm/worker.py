@@ -16,6 +16,7 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from intarsia.vllm import parallel
+from intarsia.vllm.sampling import use_draw
 
 logger = init_logger("vllm.intarsia.worker")
 
@@ -113,6 +114,7 @@ class XlaCpuWorker(XlaGpuWorker):
         self.device = torch.device("cpu")
         # Where there is Triton (beside a GPU that is not used, say), vLLM's sampler takes it for tensors of any device.
         topk_topp_sampler.HAS_TRITON = False
+        use_draw()
         init_worker_distributed_environment(
             self.vllm_config,
             self.rank,
