@@ -1,10 +1,10 @@
 """vLLM with our kernels, in two ways.
 
 - As vLLM's plugin: with `intarsia-vllm`, `vllm serve MODEL` runs every step as an XLA program (docs/vllm.md).
-  `plugin` has the entry points. From there `platforms` checks what was asked for (`refusals`, `settings`) and names the worker
-  (`worker`), one for each device (`parallel`, `communicator`). Its runner (`runner`) has vLLM's model (`model`) as XLA
-  programs (`programs`) of a step's numbers (`batch`) and the KV caches (`caches`), traced through torchax (`compat`) with our
-  layers (`layers`) and attention (`attention`).
+  `plugin` has the entry points. From there `platforms` (`cuda_platform`) checks what was asked for (`refusals`, `settings`) and
+  names the worker (`worker`), one for each device (`parallel`, `communicator`); on CPUs it draws tokens (`sampling`). Its
+  runner (`runner`) has vLLM's model (`model`) as XLA programs (`programs`) of a step's numbers (`batch`) and the KV caches
+  (`caches`), traced through torchax (`compat`) with our layers (`layers`) and attention (`attention`).
 - vLLM's own op names, on tensors that vLLM's kernels do not know: those of torch_xla (docs/vllm_ops.md).
 
 import intarsia.vllm
@@ -14,13 +14,16 @@ torch.ops._C.rms_norm(out, input, weight, 1e-6)  # on xla:0, a custom call
 
 from typing import Any
 
+from intarsia._packages import needed_by
+
 __all__ = ["register_ops"]
 
 
 def __getattr__(name: str) -> Any:
     # Not imported for the plugin, which needs no ops of torch's.
     if name == "register_ops":
-        from intarsia.vllm._register import register_ops
+        with needed_by("intarsia.vllm.register_ops"):
+            from intarsia.vllm._register import register_ops
 
         return register_ops
     raise AttributeError(f"module {__name__} has no attribute {name}")

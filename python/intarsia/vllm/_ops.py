@@ -67,7 +67,7 @@ def rms_norm_static_fp8_quant(op, result, input, weight, scale, epsilon):
 
 @_op("Tensor! result, Tensor input, Tensor! residual, Tensor weight, Tensor scale, float epsilon")
 def fused_add_rms_norm_static_fp8_quant(op, result, input, residual, weight, scale, epsilon):
-    _rows(op, "result", result, input.shape, _FP8)  # before the residual is written
+    _rows(op, "result", result, input.shape, _FP8, input.device)  # before the residual is written
     codes = _xla_gpu.fused_add_rms_norm_static_fp8_quant(
         input, residual, weight, _one(scale), eps=epsilon
     )
@@ -79,8 +79,9 @@ def fused_add_rms_norm_static_fp8_quant(op, result, input, residual, weight, sca
 )
 def rms_norm_dynamic_per_token_quant(op, result, input, weight, scale, epsilon, scale_ub, residual):
     dtype = torch.int8 if result.dtype == torch.int8 else _FP8
-    _rows(op, "result", result, input.shape, dtype)  # before the residual is written
-    _rows(op, "scale", scale, (input.shape[:-1].numel(), *scale.shape[1:2]), torch.float32)
+    rows, device = input.shape[:-1].numel(), input.device
+    _rows(op, "result", result, input.shape, dtype, device)  # before the residual is written
+    _rows(op, "scale", scale, (rows, *scale.shape[1:2]), torch.float32, device)
     codes, scales = _xla_gpu.rms_norm_dynamic_per_token_quant(
         input,
         weight,
@@ -260,15 +261,19 @@ def _of_tokens(scales: _Tensor, given: _Tensor) -> _Tensor:
 def _write(op: str, **results: tuple[_Tensor, _Tensor]) -> None:
     """Copies to each tensor, named, the result that belongs there; to none if one does not fit."""
     fitting = [
-        (_rows(op, name, tensor, result.shape, result.dtype), result)
+        (_rows(op, name, tensor, result.shape, result.dtype, result.device), result)
         for name, (tensor, result) in results.items()
     ]
     for rows, result in fitting:
         rows.copy_(result)
 
 
-def _rows(op: str, name: str, tensor: _Tensor, shape: Any, dtype: torch.dtype) -> _Tensor:
-    """As many rows of a tensor as the shape has; raises if they are not of that shape and dtype."""
+def _rows(
+    op: str, name: str, tensor: _Tensor, shape: Any, dtype: torch.dtype, device: torch.device
+) -> _Tensor:
+    """As many rows of a tensor as the shape has; raises if they are not of that shape, dtype and device."""
+    if tensor.device != device:
+        raise ValueError(f"{op}: {name} is on {tensor.device}, expected {device}")
     if tensor.dtype != dtype:
         raise ValueError(f"{op}: {name} has dtype {tensor.dtype}, expected {dtype}")
     got, shape = list(tensor.shape), list(shape)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from intarsia.torch import _xla
+from intarsia.torch._form import DISPATCH_KEYS
 from intarsia.vllm import _ops
 
 
@@ -64,7 +65,7 @@ def _register(op: _ops.Op, may_define: bool) -> torch.library.Library:
     elif may_define:
         library.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
         kernel = _kernel(op)
-        for key in ("CPU", "CUDA"):
+        for key in DISPATCH_KEYS:
             library.impl(op.name, kernel, key)
     else:
         return library  # this vLLM has no such op
