@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 _ops = torch.ops.xla_gpu
-_HIDDEN, _HEADS, _KV_HEADS, _HEAD_DIM, _PAGE_SIZE = 2048, 16, 4, 128, 16
+_HIDDEN, _HEADS, _KV_HEADS, _HEAD_DIM, PAGE_SIZE = 2048, 16, 4, 128, 16
 _EPS = 1e-6
 _LIMITS = {torch.float8_e4m3fn: (-448.0, 448.0), torch.int8: (-128.0, 127.0)}
 
@@ -194,7 +194,7 @@ def _scale() -> torch.Tensor:
 
 
 def _caches(s: Sizes) -> list[torch.Tensor]:
-    shape = (s.sequences * s.context // _PAGE_SIZE + 1, _PAGE_SIZE, _KV_HEADS, _HEAD_DIM)
+    shape = (s.sequences * s.context // PAGE_SIZE + 1, PAGE_SIZE, _KV_HEADS, _HEAD_DIM)
     return [torch.randn(shape, dtype=s.dtype) for _ in range(2)]
 
 
@@ -204,7 +204,7 @@ def _cache_write(s: Sizes) -> list[torch.Tensor]:
 
 
 def _decode(s: Sizes) -> list[torch.Tensor]:
-    pages = torch.randperm(s.sequences * s.context // _PAGE_SIZE).view(s.sequences, -1)
+    pages = torch.randperm(s.sequences * s.context // PAGE_SIZE).view(s.sequences, -1)
     lengths = torch.full((s.sequences,), s.context)
     starts = torch.arange(s.sequences + 1)
     return [_heads(s, s.sequences, _HEADS), *_caches(s), lengths, pages, starts]

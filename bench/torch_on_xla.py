@@ -23,10 +23,9 @@ from typing import Any
 os.environ.setdefault("PJRT_DEVICE", "INTARSIA")
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "python"))
 
-import intarsia.torch  # noqa: F401  defines torch.ops.xla_gpu
 import torch
 import torch_xla
-from torch_decompositions import OPS, Sizes
+from torch_decompositions import OPS, PAGE_SIZE, Sizes
 from torch_xla.core import xla_model
 
 _ROUNDS, _CALLS = 7, 10
@@ -40,8 +39,6 @@ _SIZES = {
     "cpu": Sizes(256, 8, 512, torch.float32),
     "gpu": Sizes(4096, 64, 4096, torch.bfloat16),
 }
-_PAGE_SIZE = 16
-
 
 # ---------------------------------------------------------------------------- a decode step
 
@@ -70,14 +67,14 @@ def step_operands(platform: str) -> list[torch.Tensor]:
     """Random operands of `decode_step` on the CPU: five of the batch, three of the model, eight of each layer."""
     model, sizes = _MODELS[platform], _SIZES[platform]
     sequences, context, dtype = sizes.sequences, sizes.context, sizes.dtype
-    pages = torch.randperm(sequences * context // _PAGE_SIZE).view(sequences, -1)
+    pages = torch.randperm(sequences * context // PAGE_SIZE).view(sequences, -1)
 
     def weight(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=dtype) * shape[0] ** -0.5
 
     def of_a_layer() -> list[torch.Tensor]:
         width = model.heads * model.head_dim
-        cache = (pages.numel(), _PAGE_SIZE, model.kv_heads, model.head_dim)
+        cache = (pages.numel(), PAGE_SIZE, model.kv_heads, model.head_dim)
         return [
             weight(model.hidden, width + 2 * model.kv_heads * model.head_dim), weight(width, model.hidden),
             weight(model.hidden, 2 * model.intermediate), weight(model.intermediate, model.hidden),
@@ -87,7 +84,7 @@ def step_operands(platform: str) -> list[torch.Tensor]:
 
     return [
         torch.randint(model.vocabulary, (sequences,)), torch.full((sequences,), context),
-        pages[:, -1] * _PAGE_SIZE + (context - 1) % _PAGE_SIZE, pages, torch.arange(sequences + 1),
+        pages[:, -1] * PAGE_SIZE + (context - 1) % PAGE_SIZE, pages, torch.arange(sequences + 1),
         weight(model.hidden, model.vocabulary).T.contiguous(), torch.ones(model.hidden, dtype=dtype),
         torch.randn(context, model.head_dim, dtype=dtype),
         *(x for _ in range(model.layers) for x in of_a_layer()),

@@ -3,7 +3,7 @@
 Usage: torch_overhead.py [--device cpu|cuda] [--torch-ops LIBRARY] [--rounds 300] [--calls 300]
 
 On a GPU calls are only launched, and the figure is what a launch costs the caller. LIBRARY: one with vLLM's
-`_C::rms_norm`, which writes into a tensor of the caller's.
+`_C::rms_norm`, which writes into a tensor of the caller's; docs/facts.md says how to get one for the CPU.
 """
 
 import argparse
