@@ -95,7 +95,7 @@ test-sanitize: setup-dev test-sanitize-address test-sanitize-thread ## the CPU's
 # -S, or the editable installation's import hook would put the ordinary library in its place.
 # Python and XLA are not built for the sanitizers: they leak by design, and their locks are unknown to TSan.
 SANITIZER_OPTIONS := ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=ignore_noninstrumented_modules=1 UBSAN_OPTIONS=print_stacktrace=1
-SANITIZED_TESTS := tests/test_ops.py tests/test_properties.py tests/test_attention_properties.py tests/test_native.py
+SANITIZED_TESTS := tests/test_ops.py tests/test_properties.py tests/test_attention_properties.py tests/test_linear.py tests/test_native.py
 test-sanitize-%:
 	$(BIN)/cmake --preset sanitize-$* -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja > $(VENV)/configure.log
 	$(BIN)/cmake --build build/sanitize-$*
@@ -119,7 +119,7 @@ $(TORCH_ENV)/.installed-$(TORCH): pyproject.toml Makefile | $(VENV)/.installed
 	@touch $@
 
 test-torch: build $(TORCH_ENV)/.installed-$(TORCH) ## torch's tests with a newer torch (makes an environment of 5 GB); TORCH=torch==2.11.0
-	$(TORCH_ENV)/bin/python -m pytest -q -rs tests/torch $(ARGS)
+	$(TORCH_ENV)/bin/python -m pytest -q -rs tests/torch tests/test_missing_packages.py $(ARGS)
 
 # vLLM pins torch and much else, so it has an environment of its own. Its CUDA build, the one on PyPI, does not load without
 # libcuda.so.1: where there is no driver, the CUDA toolkit's stub of it, which can do nothing, stands in.

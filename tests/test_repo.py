@@ -30,7 +30,7 @@ LAYERS = {
     "api": {"core", "ops", "ffi", "pjrt", "torch", "api"},
 }
 # Written by tools/gen.py: as long as there are ops.
-GENERATED = {"python/intarsia/jax/_ops.py"}
+GENERATED = {"python/intarsia/jax/_ops.py", "python/intarsia/_lowerings.py"}
 # Files of more than 400 lines, with the reason.
 LONG_FILES: dict[str, str] = {}
 
