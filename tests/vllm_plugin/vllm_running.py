@@ -152,14 +152,25 @@ class Server:
 
     def lose(self, process: Any, stream: Any) -> None:
         """Kills one of the processes in the middle of an answer: the client gets an error, and the server ends."""
-        import openai
-
         next(iter(stream))
         process.kill()
+        self.wait_for_the_end(stream)
+
+    def wait_for_the_end(self, stream: Any) -> None:
+        """Returns when a server that has lost a process has told the client of an answer, and ended."""
+        import openai
+
         with pytest.raises(openai.APIError):
             for _ in stream:
                 pass
         assert self.process.wait(timeout=60) is not None
+
+    def wait_until_it_says(self, text: str, seconds: float = 30) -> None:
+        """Returns when the text is in the log."""
+        deadline = time.monotonic() + seconds
+        while text not in self.log():
+            assert time.monotonic() < deadline, f"no {text!r} in the log:\n{self.log()[-4000:]}"
+            time.sleep(0.1)
 
     def log(self) -> str:
         """What the server has printed."""

@@ -17,6 +17,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 AXIS = "tp"
 """The mesh's axis of ranks."""
+_FAREWELL_SECONDS = 5
+"""How long a rank that ends waits for the others to end. JAX would give one that is dead 5 minutes, in which nothing but
+SIGKILL ends the rank that waits: it would outlive a server that is gone."""
 
 
 def see_only(device: torch.device) -> None:
@@ -46,6 +49,7 @@ def initialize(size: int, rank: int, broadcast: Callable[[Any], Any]) -> None:
             process_id=rank,
             coordinator_bind_address=address,
             cluster_detection_method="deactivate",  # or Slurm's variables would choose a GPU
+            shutdown_timeout_seconds=_FAREWELL_SECONDS,
         )
 
 
