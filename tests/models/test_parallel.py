@@ -39,15 +39,18 @@ def test_sampling_is_that_of_one_device(tiny):
     assert tokens_of(one) == tokens_of(two)
 
 
-def test_only_logits_are_gathered(tiny):
-    """Nothing of the cache's size goes from device to device, and the cache is not copied."""
+@pytest.mark.parametrize("greedy", [True, False])
+def test_only_logits_are_gathered(tiny, greedy):
+    """Nothing of the cache's size goes from device to device, and the cache is not copied. Of logits, the largest will do."""
     config, _ = tiny
     engine = _engine(tiny, tensor_parallel=2)
-    engine.generate(PROMPTS, GREEDY)
+    engine.generate(PROMPTS, GREEDY if greedy else SamplingParams(max_tokens=2))
+    vocab = -(-config.vocab // 2) * 2
+    expected = ["f32[2,3]", "s32[2,3]"] if greedy else [f"f32[3,{vocab}]"]
     for key, executable in engine._executables.items():
         text = executable.as_text()
-        vocab = -(-config.vocab // 2) * 2
-        assert re.findall(r"= f32\[(.*?)\]\S* all-gather", text) == [f"3,{vocab}"], key
+        gathered = re.findall(r"= \(?(\w+\[.*?\]).* all-gather\(", text)
+        assert gathered == expected, key
         assert not re.search(r"all-to-all|collective-permute", text)
         cache = rf"{engine._allocator.num_pages},16,\d+,{config.head_dim}"
         assert re.search(rf"f32\[{cache}\]\S* custom-call", text), key

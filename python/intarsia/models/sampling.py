@@ -73,13 +73,11 @@ def sample(logits: jax.Array, settings: SamplingState, step: jax.Array, *, mode:
         settings: The requests' settings; a row with temperature 0 is greedy in every mode.
         step: How many tokens each request has generated, int32 [b]. With its seed this determines
             a request's random numbers, so that they do not depend on the rest of the batch.
-        mode: Static; what must be compiled in.
+        mode: Static; what must be compiled in: RANDOM or FILTERED, since GREEDY is `argmax` alone.
 
     Returns:
         Token ids, int32 [b].
     """
-    if mode == Mode.GREEDY:
-        return argmax(logits)
     greedy = settings.temperature == 0
     scaled = logits / jnp.where(greedy, 1.0, settings.temperature)[:, None]
     if mode == Mode.FILTERED:

@@ -93,7 +93,11 @@ def _next_token(
     mode: Mode,
 ) -> tuple[jax.Array, jax.Array]:
     """Samples from the final hidden rows [b, n]; also says which rows go on after that token."""
-    token = sample(transformer.logits(config, params, hidden), rows.sampling, generated, mode=mode)
+    if mode == Mode.GREEDY:
+        token = transformer.likeliest(config, params, hidden)
+    else:
+        logits = transformer.logits(config, params, hidden)
+        token = sample(logits, rows.sampling, generated, mode=mode)
     stops = (token[:, None] == rows.stop_ids).any(axis=1)
     return token, ~stops & (generated + 1 < rows.limit)
 

@@ -18,6 +18,7 @@ from intarsia.models import KV_CACHE_DTYPES
 from intarsia.models.config import LayerKind, ModelConfig, Rope
 from intarsia.models.linear import QuantizedRows, Rows, Weight, linear, norm_for
 from intarsia.models.parallel import TensorParallel
+from intarsia.models.sampling import argmax
 from intarsia.models.weights import Params
 
 KvCache = tuple[jax.Array, jax.Array]
@@ -125,11 +126,30 @@ def embed(config: ModelConfig, params: Params, tokens: jax.Array) -> jax.Array:
 
 def logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
     """Projects final hidden rows [b, n] to f32 logits [b, vocab]."""
-    table = params.get("lm_head", params["embed"])
-    share = ij.linear(hidden, table, out_dtype="f32")
+    share = _share_of_logits(params, hidden)
     if config.mesh_axis is None:
         return share
     return lax.all_gather(share, config.mesh_axis, axis=1, tiled=True)[:, : config.vocab]
+
+
+def likeliest(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
+    """The tokens, int32 [b], with the largest of the `logits`, which no device needs to have all of for this."""
+    share = _share_of_logits(params, hidden)
+    if config.mesh_axis is None:
+        return argmax(share)
+    first = lax.axis_index(config.mesh_axis) * share.shape[1]
+    tokens = first + lax.broadcasted_iota(jnp.int32, share.shape, 1)
+    share = jnp.where(
+        tokens < config.vocab, share, -jnp.inf
+    )  # the table's last rows may be padding
+    own = argmax(share)
+    largest, tokens = lax.all_gather((share.max(axis=1), first + own), config.mesh_axis)  # [N, b]
+    return jnp.take_along_axis(tokens, argmax(largest.T)[None], axis=0)[0]
+
+
+def _share_of_logits(params: Params, hidden: jax.Array) -> jax.Array:
+    table = params.get("lm_head", params["embed"])
+    return ij.linear(hidden, table, out_dtype="f32")
 
 
 def forward(
