@@ -1,6 +1,7 @@
 """Times decoding of a Llama-3-8B-shaped model with random weights, on one device and on several.
 
 Usage: decode.py [--tensor-parallel 1 2] [--sequences 16] [--context 4096] [--new-tokens 64] [--layers 32]
+                 [--decode-steps 1]
 
 For each number of devices: the time of a decode step and its floor (every weight, key and value of
 a device read once), tokens a second, and the collectives of the compiled step with their shapes;
@@ -129,6 +130,7 @@ def measure(config: ModelConfig, params: dict, args: argparse.Namespace, devices
         max_num_seqs=args.sequences,
         max_model_len=args.context,
         prefill_tokens=4096,
+        decode_steps=args.decode_steps,
         tensor_parallel=devices,
     )
     sampling = SamplingParams(temperature=0.0, max_tokens=args.new_tokens, ignore_eos=True)
@@ -156,6 +158,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4096, help="prompt and new tokens")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--decode-steps", type=int, default=1, help="of one program")
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     config = llama3_8b(args.layers)

@@ -1,6 +1,7 @@
 """Generation: the tokens of transformers, and the same tokens however they are batched."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -79,11 +80,11 @@ def test_first_logits_are_those_of_transformers(smollm2, recorded, monkeypatch):
     # Margins of the recorded greedy choices are 0.01 and more; the logits are far closer.
     seen = []
 
-    def spy(logits, *_, **__):
+    def spy(logits):
         jax.debug.callback(seen.append, logits)
         return jnp.argmax(logits, axis=1).astype(jnp.int32)
 
-    monkeypatch.setattr("intarsia.models.steps.sample", spy)
+    monkeypatch.setattr("intarsia.models.transformer.argmax", spy)
     engine = Engine(*smollm2, max_num_seqs=5, max_model_len=64, scan_layers=True)
     engine.generate(
         [sequence["prompt_ids"] for sequence in recorded],
@@ -319,3 +320,37 @@ def test_steps_run_on_the_library_and_copy_no_cache(make_engine, prompts, kv_cac
             line for line in executable.as_text().splitlines() if shape in line and " copy(" in line
         ]
         assert not copies
+
+
+@pytest.mark.parametrize("settings", [{}, {"scan_layers": True}, {"max_num_seqs": 2}], ids=str)
+def test_several_steps_a_program_give_the_same_tokens(
+    make_engine, prompts, greedy_tokens, settings
+):
+    """12 tokens are 1 of prefill and two and a half programs; with two rows, prompts wait for others to end."""
+    grouped = make_engine(decode_steps=4, **settings)
+    assert tokens_of(grouped.generate(prompts, GREEDY)) == greedy_tokens
+    assert grouped.stats.decode_tokens == 11 * len(prompts)
+
+
+def test_several_steps_a_program_stop_where_one_does(tiny, prompts, greedy_tokens):
+    """With an end token, and limits, in the middle of a group."""
+    config, params = tiny
+    config = dataclasses.replace(config, eos_ids=(greedy_tokens[4][6],))
+    sampling = [SamplingParams(temperature=0.0, max_tokens=n) for n in (1, 2, 7, 12, 12)]
+    one, grouped = (
+        Engine(config, params, max_num_seqs=5, max_model_len=64, decode_steps=steps).generate(
+            prompts, sampling
+        )
+        for steps in (1, 4)
+    )
+    assert grouped == one
+    assert {completion.finish_reason for completion in grouped} == {"stop", "length"}
+
+
+def test_several_steps_a_program_copy_no_cache(make_engine, prompts):
+    grouped = make_engine(decode_steps=4)
+    grouped.generate(prompts, GREEDY)
+    [text] = [x.as_text() for key, x in grouped._executables.items() if key[0] == "decode"]
+    cache = rf"f32\[{grouped._allocator.num_pages},16,2,16\]"
+    assert re.search(rf"{cache}\S* custom-call", text)
+    assert not re.search(rf"{cache}\S* copy\(", text)

@@ -46,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scan-layers", action="store_true", help="run the layers in a loop: compiles faster"
     )
     parser.add_argument(
+        "--decode-steps",
+        type=int,
+        default=1,
+        help="tokens that a program makes before it returns; several, for small models on a GPU (default: %(default)s)",
+    )
+    parser.add_argument(
         "--reference", action="store_true", help="compare with the same model in plain jax.numpy"
     )
     parser.add_argument(
@@ -91,6 +97,7 @@ def _generate(args: argparse.Namespace) -> None:
         model.params,
         max_num_seqs=len(prompts),
         max_model_len=max_model_len,
+        decode_steps=args.decode_steps,
         scan_layers=args.scan_layers,
         tensor_parallel=args.tensor_parallel,
         kv_cache_dtype=args.kv_cache_dtype,

@@ -1,8 +1,8 @@
 """Batched generation with a paged KV cache: one jitted prefill step and one jitted decode step.
 
 The decode loop lives on the device: each step takes the tokens, lengths and end marks that the step
-before it left there. The host dispatches, reads tokens one step behind, and so never keeps the
-device waiting.
+before it left there. The host dispatches and reads tokens one step behind, so that the device waits
+for it only where a step takes the host longer; then a program can make several (`decode_steps`).
 """
 
 import collections
@@ -70,11 +70,11 @@ class Stats:
 
 
 class _Step(NamedTuple):
-    """A dispatched step whose tokens have not been read."""
+    """A dispatched program whose tokens have not been read."""
 
-    prefill_tokens: int  # 0 for a decode step.
-    receivers: list[tuple[int, Request]]
-    tokens: jax.Array
+    prefill_tokens: int  # 0 for decoding.
+    receivers: list[list[tuple[int, Request]]]  # Of each of its steps.
+    tokens: jax.Array  # [steps, b]
 
 
 class Engine:
@@ -88,6 +88,8 @@ class Engine:
         max_model_len: Longest prompt plus completion; the model's own limit if None.
         num_pages: Pages of the cache; enough for every row at its longest if None.
         prefill_tokens: Most prompt tokens in one step.
+        decode_steps: Tokens for each row that a decoding program makes before the host gets them and
+            new prompts their turn. More take less of the host's time, and come in groups.
         scan_layers: Run the layers under `lax.scan` with one stacked cache: compiles faster.
         tensor_parallel: Devices that the weights and KV heads are spread over; see `parallel.py`.
         kv_cache_dtype: What keys and values are kept in, one of `KV_CACHE_DTYPES`; `auto` keeps
@@ -107,6 +109,7 @@ class Engine:
         max_model_len: int | None = None,
         num_pages: int | None = None,
         prefill_tokens: int = 512,
+        decode_steps: int = 1,
         scan_layers: bool = False,
         tensor_parallel: int = 1,
         kv_cache_dtype: str = "auto",
@@ -125,7 +128,10 @@ class Engine:
             raise ValueError(
                 f"engine: max_model_len is {max_model_len}, expected 2 to {limit}, the model's own limit"
             )
+        if decode_steps < 1:
+            raise ValueError(f"engine: decode_steps is {decode_steps}, expected 1 or more")
         self._prefill_tokens = prefill_tokens
+        self._decode_steps = decode_steps
         self._pages_per_seq = -(-self._max_model_len // PAGE_SIZE)
         self._rope_tables = self._on_all_devices(
             tuple(map(jnp.asarray, config.rope_tables(self._max_model_len)))
@@ -240,7 +246,7 @@ class Engine:
         }
 
     def _run(self, schedule: Schedule, requests: list[Request]) -> Iterator[Output]:
-        """Keeps one step in flight while reading the tokens of the one before."""
+        """Keeps one program in flight while reading the tokens of the one before."""
         mode = max(request.params.mode for request in requests)
         num_tokens = sum(len(request.prompt) for request in requests)
         loop = _DeviceLoop(self, schedule, mode, self._chunk_size(num_tokens))
@@ -255,13 +261,17 @@ class Engine:
                 continue
             prefill_tokens, receivers, tokens = in_flight.popleft()
             values, now = np.asarray(tokens), time.perf_counter()
-            live = [(row, request) for row, request in receivers if not request.finished]
-            self.stats.add(prefill_tokens, len(live), now - last)
-            if live and not self.stats.time_to_first_token:
+            outputs = [
+                schedule.receive(row, request, int(of_step[row]))
+                for of_step, rows in zip(values, receivers, strict=True)
+                for row, request in rows
+                if not request.finished
+            ]
+            self.stats.add(prefill_tokens, len(outputs), now - last)
+            if outputs and not self.stats.time_to_first_token:
                 self.stats.time_to_first_token = now - begin
             last = now
-            for row, request in live:
-                yield schedule.receive(row, request, int(values[row]))
+            yield from outputs
 
     def _compile(
         self,
@@ -312,12 +322,12 @@ class _DeviceLoop:
                 active=np.zeros(b, np.bool_),
             )
         )
-        self._tokens = self._state.token  # for the host, of the last step
+        self._tokens = self._state.token[None]  # for the host, of the last program
         # Warm-up runs are made here, on nothing but padding, and their time counted as compilation.
         begin = time.perf_counter()
         padding = schedule.empty_chunk(chunk_size)
-        self._prefill = self._ready(prefill, mode, padding)
-        self._decode = self._ready(decode, mode)
+        self._prefill = self._ready(prefill, (mode,), padding)
+        self._decode = self._ready(decode, (mode, engine._decode_steps))
         engine.stats.compile_seconds = time.perf_counter() - begin
 
     def _copy_of(self, arrays: Any) -> Any:
@@ -326,20 +336,24 @@ class _DeviceLoop:
         return self._engine._on_all_devices(copies)
 
     def dispatch(self) -> _Step | None:
-        """Starts the next step: of the prompts if any is unfinished, else one token for all."""
+        """Starts the next program: of the prompts if any is unfinished, else more tokens for all."""
         schedule = self._schedule
         if schedule.admit():
             self._rows = self._copy_of(schedule.rows)
         if chunk := schedule.next_chunk(self._chunk_size):
             self._launch(self._prefill, chunk)
             receivers = schedule.dispatch(np.flatnonzero(chunk.completes).tolist())
-            return _Step(int(chunk.batch.cu_seqlens_q[-1]), receivers, self._tokens)
-        if rows := schedule.decode_rows():
+            return _Step(int(chunk.batch.cu_seqlens_q[-1]), [receivers], self._tokens)
+        if schedule.decode_rows():
             self._launch(self._decode)
-            return _Step(0, schedule.dispatch(rows), self._tokens)
+            steps = range(self._engine._decode_steps)
+            receivers = [schedule.dispatch(schedule.decode_rows()) for _ in steps]
+            return _Step(0, receivers, self._tokens)
         return None
 
-    def _ready(self, step: Callable[..., Any], mode: Mode, *operands: Any) -> Callable[..., Any]:
+    def _ready(
+        self, step: Callable[..., Any], statics: tuple[Any, ...], *operands: Any
+    ) -> Callable[..., Any]:
         """Compiles a step and runs it often enough to be at its speed, unless that was done."""
 
         def warm_up(executable: Callable[..., Any]) -> None:
@@ -350,7 +364,7 @@ class _DeviceLoop:
         operands_of_all = (self._state, self._rows, *operands)
         # The state is donated so that it stays where it is: a recorded graph whose buffers move has
         # to be mended before each launch.
-        return self._engine._compile(step, (mode,), operands_of_all, (1, 3), warm_up)
+        return self._engine._compile(step, statics, operands_of_all, (1, 3), warm_up)
 
     def _launch(self, step: Callable[..., Any], *operands: Any) -> None:
         engine = self._engine

@@ -42,7 +42,7 @@ def prefill(
 ) -> tuple[Caches, tuple[State, jax.Array]]:
     """Runs a chunk of the prompts; rows whose prompt it completes get their first token.
 
-    The tokens come a second time for the host, which reads them when the state has been donated.
+    The tokens come a second time, [1, b], for the host, which reads them when the state has been donated.
     """
     hidden, caches = transformer.forward(
         ops, config, params, caches, rope_tables, chunk.batch, decode=False
@@ -51,10 +51,36 @@ def prefill(
     token, active = _next_token(config, params, hidden[chunk.last_row], rows, first, mode)
     started = State(token, chunk.batch.seqused_k, first + 1, active)
     state = jax.tree.map(functools.partial(jnp.where, chunk.completes), started, state)
-    return caches, (state, state.token)
+    return caches, (state, state.token[None])
 
 
 def decode(
+    ops: ModuleType,
+    config: ModelConfig,
+    mode: Mode,
+    count: int,
+    params: Params,
+    caches: Caches,
+    rope_tables: Sequence[jax.Array],
+    state: State,
+    rows: Rows,
+) -> tuple[Caches, tuple[State, jax.Array]]:
+    """Feeds every active row's token and chooses the one after it, `count` times; tokens are [count, b]."""
+
+    def step(carry: tuple[Caches, State], _: None) -> tuple[tuple[Caches, State], jax.Array]:
+        caches, state = _decode_once(
+            ops, config, mode, params, carry[0], rope_tables, carry[1], rows
+        )
+        return (caches, state), state.token
+
+    if count == 1:
+        (caches, state), tokens = step((caches, state), None)
+        return caches, (state, tokens[None])
+    (caches, state), tokens = lax.scan(step, (caches, state), length=count)
+    return caches, (state, tokens)
+
+
+def _decode_once(
     ops: ModuleType,
     config: ModelConfig,
     mode: Mode,
@@ -63,8 +89,7 @@ def decode(
     rope_tables: Sequence[jax.Array],
     state: State,
     rows: Rows,
-) -> tuple[Caches, tuple[State, jax.Array]]:
-    """Feeds every active row's token and chooses the one after it; returns what `prefill` does."""
+) -> tuple[Caches, State]:
     place = state.length
     page = jnp.take_along_axis(rows.block_table, place[:, None] // PAGE_SIZE, axis=1)[:, 0]
     grown = place + state.active
@@ -80,8 +105,7 @@ def decode(
         ops, config, params, caches, rope_tables, batch, decode=True
     )
     token, active = _next_token(config, params, hidden, rows, state.generated, mode)
-    state = State(token, grown, state.generated + state.active, active & state.active)
-    return caches, (state, token)
+    return caches, State(token, grown, state.generated + state.active, active & state.active)
 
 
 def _next_token(
