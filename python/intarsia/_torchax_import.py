@@ -68,21 +68,26 @@ def no_device_is_renamed() -> Iterator[None]:
         torch.utils.rename_privateuse1_backend, torch._register_device_module = rename, register
 
 
+def can_bear_device() -> bool:
+    """Whether torch.compile still works in a process whose accelerator is torchax's device."""
+    return not torch.cuda.is_available() and TorchVersion(torch.__version__) < (2, 10)
+
+
 @contextlib.contextmanager
 def only_tables_are_wanted() -> Iterator[None]:
     """For who lowers by torchax without its device, and compiles: the device is renamed only where that can be borne.
 
-    That is torch 2.9 without CUDA, where a process can so do both.
-
     Raises:
       RuntimeError: it has been renamed already where that cannot be borne; dynamo would say nothing of what to do.
     """
-    is_borne = not torch.cuda.is_available() and TorchVersion(torch.__version__) < (2, 10)
-    if not is_borne and torch._C._get_privateuse1_backend_name() == "jax":
+    if not can_bear_device() and torch._C._get_privateuse1_backend_name() == "jax":
         raise RuntimeError(
             'this process has imported torchax, whose device "jax" is now its accelerator, and torch.compile fails with '
             f"that in torch {torch.__version__}{' with CUDA' if torch.cuda.is_available() else ''}: "
             'use torch.compile(backend="intarsia") in a process that does not use that device'
         )
-    with missing_ops_are_named(), contextlib.nullcontext() if is_borne else no_device_is_renamed():
+    with (
+        missing_ops_are_named(),
+        contextlib.nullcontext() if can_bear_device() else no_device_is_renamed(),
+    ):
         yield

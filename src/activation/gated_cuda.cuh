@@ -7,6 +7,7 @@
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
+#include "src/core/round.h"
 #include "src/quant/scaling.h"
 
 namespace intarsia::cuda {
@@ -71,7 +72,7 @@ Status LaunchGated(const CudaContext& context, const GatedActivation& op,
     const bool packed = AllInPacks<kCount>(all.n, all.gate, all.up, all.out);
     const int64_t vectors = packed ? all.n / kCount : all.n;
     constexpr int kVectors = kGatedThreads * kGatedItems;  // of a block
-    const int64_t blocks_per_row = (vectors + kVectors - 1) / kVectors;
+    const int64_t blocks_per_row = CeilDiv<int64_t>(vectors, kVectors);
     return Launch(
         context,
         packed ? kGatedKernel<T, Out, kCount, Activation> : kGatedKernel<T, Out, 1, Activation>,

@@ -4,6 +4,7 @@
 #include "src/attention/backward.h"
 #include "src/attention/mma.cuh"
 #include "src/attention/tile.cuh"
+#include "src/core/round.h"
 
 namespace intarsia::attention::backward {
 
@@ -85,7 +86,7 @@ struct KeyTile {
 template <int kTileKeys>
 __device__ __forceinline__ bool FindKeyTile(const Params& p, int index, KeyTile& tile) {
   const OwnedItem found = FindItem(p, index, [&](int seq, const Range& tokens) {
-    return (SequenceAt(p, seq, tokens.begin).len_k + kTileKeys - 1) / kTileKeys;
+    return CeilDiv(SequenceAt(p, seq, tokens.begin).len_k, kTileKeys);
   });
   tile.sequence = found.sequence;
   tile.first_key = found.number * kTileKeys;
@@ -102,7 +103,7 @@ __device__ __forceinline__ Range RowTilesOf(const Params& p, const KeyTile& tile
   const int64_t group = GroupSize(p);
   if (tokens.begin >= tokens.end) return {};
   return {static_cast<int>(tokens.begin * group / S::kTileRows),
-          static_cast<int>((tokens.end * group + S::kTileRows - 1) / S::kTileRows)};
+          static_cast<int>(CeilDiv<int64_t>(tokens.end * group, S::kTileRows))};
 }
 
 // Which of the key tiles that have a part in dQ of a tile of rows this one is, counted from 0.
@@ -131,7 +132,7 @@ __device__ __forceinline__ Range WholeRowTiles(const Params& p, const KeyTile& t
                 end = min(first.end, last.end);
   // A tile that reaches beyond the sequence has whole rows and rows that do not exist.
   const int64_t end_row = end == s.tokens.size() ? end * group + S::kTileRows - 1 : end * group;
-  return {static_cast<int>((begin * group + S::kTileRows - 1) / S::kTileRows),
+  return {static_cast<int>(CeilDiv<int64_t>(begin * group, S::kTileRows)),
           static_cast<int>(end_row / S::kTileRows)};
 }
 

@@ -2,6 +2,7 @@
 // so the host need not know them.
 #pragma once
 #include "src/attention/tile.cuh"
+#include "src/core/round.h"
 
 namespace intarsia::attention::prefill {
 
@@ -25,7 +26,7 @@ __device__ __forceinline__ RowTile FindRowTile(const Params& p, int64_t min_pack
   const int group = GroupSize(p);
   const OwnedItem found = FindItem(p, index, [&](int, const Range& tokens) {
     const int rows = tokens.size() * group;
-    return rows > 0 && rows >= min_packed_rows ? (rows + kRows - 1) / kRows : 0;
+    return rows > 0 && rows >= min_packed_rows ? CeilDiv(rows, kRows) : 0;
   });
   return {.exists = found.exists,
           .sequence = found.sequence,

@@ -12,6 +12,7 @@
 #include "src/core/cuda/rows.cuh"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
+#include "src/core/round.h"
 #include "src/quant/codes.cuh"
 
 namespace intarsia::cuda {
@@ -208,7 +209,7 @@ Status LaunchNorm(const CudaContext& context, const Norm& norm) {
     dim3 block;
     INTARSIA_RETURN_IF_ERROR(
         RowBlock(a.rows, packed ? a.n / kCount : a.n, kNormItems, block, kNormThreads<kRowScales>));
-    const Grid grid{(a.rows + block.y - 1) / block.y};
+    const Grid grid{CeilDiv<int64_t>(a.rows, block.y)};
     return Launch(context,
                   packed ? kNormKernel<T, Result, kCount, kResidual, kRowScales>
                          : kNormKernel<T, Result, 1, kResidual, kRowScales>,

@@ -6,6 +6,7 @@
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
+#include "src/core/round.h"
 #include "src/quant/given_scale.h"
 
 namespace intarsia::cuda {
@@ -85,9 +86,9 @@ Status LaunchGivenScale(const CudaContext& context, const GivenScaleQuant& op) {
     const auto width = static_cast<unsigned>(
         std::bit_ceil(static_cast<uint64_t>(std::min<int64_t>(packs, kGivenThreads))));
     const unsigned height = kGivenThreads / width;
-    const int64_t blocks_per_row = (packs + width - 1) / width;
+    const int64_t blocks_per_row = CeilDiv<int64_t>(packs, width);
     const int64_t rows_per_block = int64_t{height} * kGivenRows;
-    const Grid grid{blocks_per_row * ((rows + rows_per_block - 1) / rows_per_block)};
+    const Grid grid{blocks_per_row * CeilDiv<int64_t>(rows, rows_per_block)};
     return Launch(context,
                   packed ? kGivenScaleKernel<T, Code, kCount> : kGivenScaleKernel<T, Code, 1>,
                   {grid, dim3(width, height)},

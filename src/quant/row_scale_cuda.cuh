@@ -3,6 +3,7 @@
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/rows.cuh"
 #include "src/core/dispatch.h"
+#include "src/core/round.h"
 #include "src/quant/codes.cuh"
 #include "src/quant/row_scale.h"
 
@@ -69,7 +70,7 @@ Status LaunchRowQuant(const CudaContext& context, const RowQuant& op) {
     dim3 block;
     INTARSIA_RETURN_IF_ERROR(RowBlock(a.rows, packed ? a.n / kCount : a.n, kRowQuantItems, block));
     return Launch(context, packed ? kRowQuantKernel<T, Code, kCount> : kRowQuantKernel<T, Code, 1>,
-                  {{(a.rows + block.y - 1) / block.y}, block}, a);
+                  {{CeilDiv<int64_t>(a.rows, block.y)}, block}, a);
   });
 }
 

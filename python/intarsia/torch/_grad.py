@@ -22,14 +22,14 @@ class Gradient:
 
     Attributes:
       keep: (operands, results) -> the tensors that the backward pass needs.
-      backward: (kept, cotangents of the results, attributes) -> cotangents of the operands in spec order, in any float
-        dtype; None for indices and absent operands.
+      backward: (kept, cotangents of the results, attributes, **what was asked) -> cotangents of the operands in spec
+        order, in any float dtype; None for indices and absent operands.
       check: raises if a call of these (operands, attributes) cannot be differentiated.
       ask: () -> what else the backward pass is to be told, beside the attributes, as it is at the forward pass.
     """
 
     keep: Callable[[Tensors, Tensors], Tensors]
-    backward: Callable[[Tensors, Tensors, dict[str, Any]], Tensors]
+    backward: Callable[..., Tensors]
     check: Callable[[Tensors, dict[str, Any]], None]
     ask: Callable[[], dict[str, Any]]
 
@@ -45,7 +45,7 @@ def gradient(
 ):
     """Declares the decorated function to be the backward pass of an op."""
 
-    def declare(backward: Callable[[Tensors, Tensors, dict[str, Any]], Tensors]):
+    def declare(backward: Callable[..., Tensors]):
         _gradients[op] = Gradient(keep, backward, check, ask)
         return backward
 
@@ -136,7 +136,7 @@ def _by_rule(form: Form, op: torch._ops.OpOverload, rule: Gradient | None) -> Di
             ctx.dtypes = [None if x is None else x.dtype for x in args]
             if rule is not None:
                 rule.check(operands, ctx.attributes)
-                ctx.attributes |= rule.ask()
+                ctx.asked = rule.ask()
             with torch._C._AutoDispatchBelowAutograd():
                 output = op.redispatch(keyset, *args, **attributes)
             if rule is not None:
@@ -147,7 +147,7 @@ def _by_rule(form: Form, op: torch._ops.OpOverload, rule: Gradient | None) -> Di
         def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
             if rule is None:
                 raise _has_no_gradient(form)
-            gradients = rule.backward(ctx.saved_tensors, cotangents, ctx.attributes)
+            gradients = rule.backward(ctx.saved_tensors, cotangents, ctx.attributes, **ctx.asked)
             of_args = zip(gradients, ctx.dtypes, strict=False)
             return None, None, *(None if x is None else x.to(dtype) for x, dtype in of_args)
 

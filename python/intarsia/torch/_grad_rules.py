@@ -197,14 +197,15 @@ def deterministic_attention() -> Iterator[None]:
     check=_check_attention,
     ask=lambda: {"deterministic": _is_deterministic.get()},
 )
-def _flash_attn_varlen(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
+def _flash_attn_varlen(
+    kept: Tensors, cotangents: Tensors, attributes: dict[str, Any], deterministic: bool
+) -> Tensors:
     """An op of its own. Without `return_lse` the forward pass is made once more, for lse."""
     *operands, out, lse = kept
     given = dict(zip(_ATTENTION, operands, strict=True))
     dout, dlse = cotangents
     if not attributes["return_lse"]:
-        told = {name: value for name, value in attributes.items() if name != "deterministic"}
-        _, lse = _ops.flash_attn_varlen(*operands, **told | {"return_lse": True})
+        _, lse = _ops.flash_attn_varlen(*operands, **attributes | {"return_lse": True})
         dlse = None
     names = ("scale", "is_causal", "window_left", "window_right", "softcap")
     gradients = _ops.flash_attn_varlen_backward(
@@ -215,7 +216,7 @@ def _flash_attn_varlen(kept: Tensors, cotangents: Tensors, attributes: dict[str,
         *(given[n] for n in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "sinks")),
         dlse,
         **{name: attributes[name] for name in names},
-        deterministic=attributes["deterministic"] or torch.are_deterministic_algorithms_enabled(),
+        deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
     )
     of = dict(zip(("q", "k", "v", "sinks"), gradients, strict=True))
     if given["sinks"] is None:

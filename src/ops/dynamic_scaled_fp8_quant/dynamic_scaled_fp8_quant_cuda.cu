@@ -1,3 +1,4 @@
+#include "src/core/round.h"
 #include "src/ops/dynamic_scaled_fp8_quant/dynamic_scaled_fp8_quant.h"
 #include "src/quant/codes.cuh"
 #include "src/quant/given_scale_cuda.cuh"
@@ -52,7 +53,7 @@ Status DynamicScaledFp8Quant::Run(const CudaContext& context) const {
         const int64_t size = x.size();
         const bool packed = cuda::AllInPacks<kCount>(size, x.as<const T>());
         constexpr int64_t kOfBlock = kThreads * kItems;
-        const int64_t blocks = ((packed ? size / kCount : size) + kOfBlock - 1) / kOfBlock;
+        const int64_t blocks = CeilDiv<int64_t>(packed ? size / kCount : size, kOfBlock);
         int sms = 0;
         INTARSIA_RETURN_IF_ERROR(cuda::NumSms(sms));
         return Launch(context, packed ? kLargestKernel<T, kCount> : kLargestKernel<T, 1>,

@@ -3,6 +3,7 @@
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
+#include "src/core/round.h"
 #include "src/ops/merge_attn_states/merge_attn_states.h"
 
 namespace intarsia {
@@ -87,7 +88,7 @@ Status MergeAttnStates::Run(const CudaContext& context) const {
                                  static_cast<int>(h),
                                  d};
     return Launch(context, aligned ? kMergeKernel<T, 16> : kMergeKernel<T, kElement>,
-                  {{(t + y - 1) / y * h}, dim3(x, y)}, arguments);
+                  {{CeilDiv<int64_t>(t, y) * h}, dim3(x, y)}, arguments);
   });
 }
 

@@ -2,6 +2,7 @@
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
 #include "src/core/index_vector.h"
+#include "src/core/round.h"
 #include "src/core/scale_view.h"
 #include "src/ops/reshape_and_cache_flash/reshape_and_cache_flash.h"
 
@@ -167,7 +168,7 @@ Status Write(const CudaContext& context, const Arguments& elements, int64_t toke
   if (rows * columns == 0) return {};
   const int64_t x = std::min<int64_t>(columns, kMaxThreads), y = std::min(rows, kMaxThreads / x);
   return Launch(context, wide ? kCacheWriteKernel<Wide> : kCacheWriteKernel<Single>,
-                {{tokens, (rows + y - 1) / y, (columns + x - 1) / x},
+                {{tokens, CeilDiv<int64_t>(rows, y), CeilDiv<int64_t>(columns, x)},
                  dim3(static_cast<unsigned>(x), static_cast<unsigned>(y))},
                 arguments);
 }
