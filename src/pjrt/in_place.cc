@@ -199,32 +199,46 @@ class Tracer {
   }
 
  private:
+  // Bounds that programs stay far below, for those that lead in a circle.
+  static constexpr int kMostSteps = 10000;
+  static constexpr int kMostCalls = 100;  // within one another
+
   std::optional<int64_t> Follow(const Computation& computation, int64_t id,
-                                std::optional<int64_t> element) {
-    constexpr int kMostSteps = 10000;  // deeper than programs are, and than a cycle may lead
-    const auto at = computation.instructions.find(id);
-    if (at == computation.instructions.end() || ++steps_ > kMostSteps) return {};
-    const Instruction& instruction = at->second;
-    const auto operand = [&](int64_t i, std::optional<int64_t> inner) -> std::optional<int64_t> {
-      if (i < 0 || i >= static_cast<int64_t>(instruction.operands.size())) return {};
-      return Follow(computation, instruction.operands[static_cast<size_t>(i)], inner);
-    };
-    if (instruction.opcode == "parameter" && !element) return instruction.parameter;
-    if (instruction.opcode == "tuple" && element) return operand(*element, {});
-    if (instruction.opcode == "get-tuple-element" && !element)
-      return operand(0, instruction.element);
-    if (instruction.opcode == "call" && instruction.called.size() == 1) {
-      const auto callee = module_.computations.find(instruction.called[0]);
-      if (callee == module_.computations.end()) return {};
-      const auto parameter = Follow(callee->second, callee->second.root, element);
-      return parameter ? operand(*parameter, {}) : std::nullopt;
+                                std::optional<int64_t> element, int calls = 0) {
+    while (++steps_ <= kMostSteps) {
+      const auto at = computation.instructions.find(id);
+      if (at == computation.instructions.end()) return {};
+      const Instruction& instruction = at->second;
+      std::optional<int64_t> from;  // the operand that the value is
+      std::optional<int64_t> inner;
+      if (instruction.opcode == "parameter" && !element) return instruction.parameter;
+      if (instruction.opcode == "tuple") {
+        from = element;
+      } else if (instruction.opcode == "get-tuple-element" && !element) {
+        from = 0;
+        inner = instruction.element;
+      } else if (instruction.opcode == "call" && instruction.called.size() == 1) {
+        const auto callee = module_.computations.find(instruction.called[0]);
+        if (callee == module_.computations.end() || calls == kMostCalls) return {};
+        from = Follow(callee->second, callee->second.root, element, calls + 1);
+      } else if (instruction.opcode == "custom-call") {
+        from = Shared(instruction, element);
+        written_ |= from.has_value();
+      }
+      if (!from || *from < 0 || *from >= static_cast<int64_t>(instruction.operands.size()))
+        return {};
+      id = instruction.operands[static_cast<size_t>(*from)];
+      element = inner;
     }
-    if (instruction.opcode != "custom-call") return {};
-    for (const Alias& alias : instruction.aliases) {
-      if (alias.result != (element ? Numbers{*element} : Numbers{}) || !alias.within.empty())
-        continue;
-      written_ = true;
-      return operand(alias.operand, {});
+    return {};
+  }
+
+  // The operand whose buffer the result of a custom call, or that element of it, has.
+  static std::optional<int64_t> Shared(const Instruction& custom_call,
+                                       std::optional<int64_t> element) {
+    for (const Alias& alias : custom_call.aliases) {
+      if (alias.result == (element ? Numbers{*element} : Numbers{}) && alias.within.empty())
+        return alias.operand;
     }
     return {};
   }

@@ -108,6 +108,11 @@ TEST(InPlace, LeavesOtherProgramsAlone) {
                 program(Element(27, 26, 0) + Instruction(26, "tuple", {27}), GivenUp({2}))),
             "")
       << "a cycle";
+  EXPECT_EQ(AliasGivenUpParameters(program(Instruction(27, "call", {20}, N(38, 8)) +
+                                               Element(28, 27, 0) + Instruction(26, "tuple", {28}),
+                                           GivenUp({2}))),
+            "")
+      << "a computation that calls itself";
 }
 
 TEST(InPlace, WhatIsNoModuleIsLeftAlone) {
