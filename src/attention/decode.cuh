@@ -13,6 +13,7 @@
 #include "src/attention/decode_tile.cuh"
 #include "src/attention/scores.cuh"
 #include "src/core/cuda/launch.h"
+#include "src/core/round.h"
 
 namespace intarsia::attention::decode {
 

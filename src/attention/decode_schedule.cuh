@@ -4,6 +4,7 @@
 #include "src/attention/decode.h"
 #include "src/attention/decode_plan.h"
 #include "src/attention/tile.cuh"
+#include "src/core/round.h"
 
 namespace intarsia::attention::decode {
 

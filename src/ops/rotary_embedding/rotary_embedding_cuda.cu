@@ -4,6 +4,7 @@
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
 #include "src/core/index_vector.h"
+#include "src/core/round.h"
 #include "src/ops/rotary_embedding/rotary_embedding.h"
 
 namespace intarsia {
@@ -163,7 +164,7 @@ Status RotaryEmbedding::Run(const CudaContext& context) const {
         cuda::AllAligned16(d * kElement, a.in[0], a.in[1], a.out[0], a.out[1], a.table);
     const int64_t items = (a.heads[0] + a.heads[1]) * (r / 2 + d - r) / (aligned ? kVector : 1);
     const auto threads =
-        static_cast<unsigned>(std::clamp<int64_t>((items + 31) / 32 * 32, 32, kMaxThreads));
+        static_cast<unsigned>(std::clamp<int64_t>(RoundUp<int64_t>(items, 32), 32, kMaxThreads));
     return Launch(context, aligned ? kRotaryKernel<T, 16> : kRotaryKernel<T, kElement>,
                   {{tokens}, dim3(threads)}, a);
   });
