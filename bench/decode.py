@@ -136,7 +136,8 @@ def measure(config: ModelConfig, params: dict, args: argparse.Namespace, devices
     sampling = SamplingParams(temperature=0.0, max_tokens=args.new_tokens, ignore_eos=True)
     engine.generate(prompts, sampling)
     stats = engine.stats
-    step = stats.decode_seconds / (args.new_tokens - 1)
+    programs = -(-(args.new_tokens - 1) // args.decode_steps)
+    step = stats.decode_seconds / (programs * args.decode_steps)
     rate = stats.decode_tokens / stats.decode_seconds
     floor = floor_seconds(config, args, devices)
     print(
@@ -161,6 +162,8 @@ def main() -> None:
     parser.add_argument("--decode-steps", type=int, default=1, help="of one program")
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
+    if args.profile and args.decode_steps != 1:
+        parser.error("--profile counts single steps: leave --decode-steps at 1")
     config = llama3_8b(args.layers)
     params = random_params(config)
     print(

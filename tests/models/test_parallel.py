@@ -1,9 +1,16 @@
 """Tensor parallelism on virtual CPU devices: the tokens of one device, and no cache that travels."""
 
+import dataclasses
 import re
 
+import jax
+import numpy as np
 import pytest
-from intarsia.models import Engine, SamplingParams
+from intarsia.models import Engine, SamplingParams, transformer
+from intarsia.models.parallel import TensorParallel
+from intarsia.models.sampling import argmax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from test_engine import GREEDY, tokens_of
 
 PROMPTS = [[5, 9, 200, 31], list(range(40, 80)), [7]]
@@ -37,6 +44,42 @@ def test_sampling_is_that_of_one_device(tiny):
     sampling = SamplingParams(temperature=1.0, top_k=20, seed=3, max_tokens=8, ignore_eos=True)
     one, two = (_engine(tiny, tensor_parallel=n).generate(PROMPTS, sampling) for n in (1, 2))
     assert tokens_of(one) == tokens_of(two)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_k=20, seed=3)],
+    ids=["greedy", "at random"],
+)
+def test_several_steps_a_program_give_the_same_tokens(tiny, settings):
+    settings = dataclasses.replace(settings, max_tokens=8, ignore_eos=True)
+    expected = _engine(tiny).generate(PROMPTS, settings)
+    grouped = _engine(tiny, tensor_parallel=2, decode_steps=3).generate(PROMPTS, settings)
+    assert tokens_of(grouped) == tokens_of(expected)
+
+
+def test_the_likeliest_token_is_that_of_all_logits(tiny):
+    """Of rows whose logits are all below 0, that of padding; with the largest on both devices; of NaN."""
+    config = TensorParallel(tiny[0], 2).config
+    assert config.vocab % 2, "there is no padding"
+    rng = np.random.default_rng(0)
+    table = np.abs(rng.standard_normal((config.vocab, config.hidden), np.float32))
+    table[[3, -2]] = 9
+    hidden = rng.standard_normal((4, config.hidden), np.float32)
+    hidden[1], hidden[2], hidden[3] = -1, 1, np.nan
+    mesh = Mesh(jax.devices()[:2], (config.mesh_axis,))
+    likeliest = jax.shard_map(
+        lambda table, hidden: transformer.likeliest(config, {"embed": table}, hidden),
+        mesh=mesh,
+        in_specs=(P(config.mesh_axis), P()),
+        out_specs=P(),
+        check_vma=False,
+    )
+    tokens = np.asarray(likeliest(np.pad(table, ((0, 1), (0, 0))), hidden))
+    logits = hidden @ table.T
+    assert (logits[1] < 0).all()
+    np.testing.assert_array_equal(tokens, argmax(logits))
+    assert tokens.tolist()[2:] == [3, config.vocab - 1]
 
 
 @pytest.mark.parametrize("greedy", [True, False])

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--decode-steps",
         type=int,
         default=1,
-        help="tokens that a program makes before it returns; several, for small models on a GPU (default: %(default)s)",
+        help="steps of one program, whose tokens come together (default: %(default)s)",
     )
     parser.add_argument(
         "--reference", action="store_true", help="compare with the same model in plain jax.numpy"

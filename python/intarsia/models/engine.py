@@ -1,8 +1,9 @@
-"""Batched generation with a paged KV cache: one jitted prefill step and one jitted decode step.
+"""Batched generation with a paged KV cache: one program of a prefill step and one of decode steps.
 
 The decode loop lives on the device: each step takes the tokens, lengths and end marks that the step
-before it left there. The host dispatches and reads tokens one step behind, so that the device waits
-for it only where a step takes the host longer; then a program can make several (`decode_steps`).
+before it left there. The host dispatches programs and reads tokens one program behind, so that the
+device waits for it only where a program takes the host longer; then one can make several steps
+(`decode_steps`).
 """
 
 import collections
@@ -60,7 +61,7 @@ class Stats:
     decode_tokens: int = 0
 
     def add(self, prefill_tokens: int, new_tokens: int, seconds: float) -> None:
-        """Books one step: of prefill if it took prompt tokens, else of decoding."""
+        """Books one program: of prefill if it took prompt tokens, else of decoding."""
         if prefill_tokens:
             self.prefill_tokens += prefill_tokens
             self.prefill_seconds += seconds
@@ -69,7 +70,7 @@ class Stats:
             self.decode_seconds += seconds
 
 
-class _Step(NamedTuple):
+class _Program(NamedTuple):
     """A dispatched program whose tokens have not been read."""
 
     prefill_tokens: int  # 0 for decoding.
@@ -89,7 +90,8 @@ class Engine:
         num_pages: Pages of the cache; enough for every row at its longest if None.
         prefill_tokens: Most prompt tokens in one step.
         decode_steps: Tokens for each row that a decoding program makes before the host gets them and
-            new prompts their turn. More take less of the host's time, and come in groups.
+            new prompts their turn. More take less of the host's time and come in groups; after the last row's
+            end, up to `decode_steps - 1` steps compute nothing.
         scan_layers: Run the layers under `lax.scan` with one stacked cache: compiles faster.
         tensor_parallel: Devices that the weights and KV heads are spread over; see `parallel.py`.
         kv_cache_dtype: What keys and values are kept in, one of `KV_CACHE_DTYPES`; `auto` keeps
@@ -250,14 +252,14 @@ class Engine:
         mode = max(request.params.mode for request in requests)
         num_tokens = sum(len(request.prompt) for request in requests)
         loop = _DeviceLoop(self, schedule, mode, self._chunk_size(num_tokens))
-        in_flight: collections.deque[_Step] = collections.deque()
+        in_flight: collections.deque[_Program] = collections.deque()
         begin = last = time.perf_counter()
         while True:
-            if step := loop.dispatch():
-                in_flight.append(step)
+            if program := loop.dispatch():
+                in_flight.append(program)
             elif not in_flight:
                 return
-            if step and len(in_flight) == 1:
+            if program and len(in_flight) == 1:
                 continue
             prefill_tokens, receivers, tokens = in_flight.popleft()
             values, now = np.asarray(tokens), time.perf_counter()
@@ -335,7 +337,7 @@ class _DeviceLoop:
         copies = jax.tree.map(lambda array: jnp.array(array, copy=True), arrays)
         return self._engine._on_all_devices(copies)
 
-    def dispatch(self) -> _Step | None:
+    def dispatch(self) -> _Program | None:
         """Starts the next program: of the prompts if any is unfinished, else more tokens for all."""
         schedule = self._schedule
         if schedule.admit():
@@ -343,12 +345,12 @@ class _DeviceLoop:
         if chunk := schedule.next_chunk(self._chunk_size):
             self._launch(self._prefill, chunk)
             receivers = schedule.dispatch(np.flatnonzero(chunk.completes).tolist())
-            return _Step(int(chunk.batch.cu_seqlens_q[-1]), [receivers], self._tokens)
+            return _Program(int(chunk.batch.cu_seqlens_q[-1]), [receivers], self._tokens)
         if schedule.decode_rows():
             self._launch(self._decode)
             steps = range(self._engine._decode_steps)
             receivers = [schedule.dispatch(schedule.decode_rows()) for _ in steps]
-            return _Step(0, receivers, self._tokens)
+            return _Program(0, receivers, self._tokens)
         return None
 
     def _ready(

@@ -2,8 +2,8 @@
 
 Every device runs the same step (`jax.shard_map`) on its share of the heads, of the feed-forward
 layer's columns and of the vocabulary, as in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053): two
-sums over the devices a block, one for the embedding, and one gathering of logits. XLA's collectives
-do all of it.
+sums over the devices a block, one for the embedding, and one gathering, of logits or of the largest of
+each device. XLA's collectives do all of it.
 """
 
 import dataclasses
@@ -96,7 +96,7 @@ class TensorParallel:
             mesh=self._mesh,
             in_specs=(param_specs, cache_specs, P()),
             out_specs=(cache_specs, P()),
-            # Every device gathers all logits and draws the same tokens, but JAX takes what was
+            # Every device gathers the same logits and chooses the same tokens, but JAX takes what was
             # gathered for varying, and the result is to be one for all.
             check_vma=False,
         )

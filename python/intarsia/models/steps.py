@@ -73,7 +73,7 @@ def decode(
         )
         return (caches, state), state.token
 
-    if count == 1:
+    if count == 1:  # a loop of one trip would be for XLA to take away
         (caches, state), tokens = step((caches, state), None)
         return caches, (state, tokens[None])
     (caches, state), tokens = lax.scan(step, (caches, state), length=count)

@@ -139,11 +139,11 @@ def likeliest(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Arr
         return argmax(share)
     first = lax.axis_index(config.mesh_axis) * share.shape[1]
     tokens = first + lax.broadcasted_iota(jnp.int32, share.shape, 1)
-    share = jnp.where(
-        tokens < config.vocab, share, -jnp.inf
-    )  # the table's last rows may be padding
-    own = argmax(share)
-    largest, tokens = lax.all_gather((share.max(axis=1), first + own), config.mesh_axis)  # [N, b]
+    # The table's last rows may be padding, which is not to be found, not among NaN either.
+    share = jnp.where(tokens < config.vocab, share, -jnp.inf)
+    own = jnp.minimum(first + argmax(share), config.vocab - 1)
+    # [N, b] both
+    largest, tokens = lax.all_gather((share.max(axis=1), own), config.mesh_axis)
     return jnp.take_along_axis(tokens, argmax(largest.T)[None], axis=0)[0]
 
 
