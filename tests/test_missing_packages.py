@@ -125,8 +125,9 @@ def test_without_metadata_there_is_no_command(monkeypatch: pytest.MonkeyPatch) -
         ModuleNotFoundError(name="jax.not_there_yet"),
         ModuleNotFoundError("nobody knows which"),
         ImportError("x"),
+        _packages.MissingPackageError("the part within needs jax", name="jax"),
     ],
-    ids=["of ours", "of a package that is there", "without a name", "no missing module"],
+    ids=["of ours", "of a package that is there", "without a name", "no missing module", "said"],
 )
 def test_what_is_no_missing_package_stays_what_it_is(raised: ImportError) -> None:
     with pytest.raises(ImportError) as error, _packages.needed_by("a part"):

@@ -138,20 +138,22 @@ def lowerings(ops: list[_native.Op]) -> str:
     exported = "".join(f'    "{name}",\n' for name in names)
     source = f'''"""`register_<op>_lowering` for each op, as code for torch_xla calls them. See `intarsia.xla_ops`.
 
+Each is the one function that registers all.
+
 {HEADER}
 """
 
 __all__ = [
 {exported}]
 
-def _register() -> bool:
-    """Registers every op, under vLLM's own names, too: `intarsia.vllm.register_ops`. Returns True."""
-    import intarsia.vllm  # which imports intarsia.xla_ops
+def register_all_lowerings() -> bool:
+    """Registers every op, and all of vLLM's names: `intarsia.vllm.register_ops`. Returns True."""
+    from intarsia.vllm import register_ops  # here, since it imports intarsia.xla_ops
 
-    return intarsia.vllm.register_ops()
+    return register_ops()
 
 '''
-    return _formatted(source + "\n".join(f"{name} = _register" for name in names))
+    return _formatted(source + "\n".join(f"{name} = register_all_lowerings" for name in names))
 
 
 def _formatted(source: str) -> str:

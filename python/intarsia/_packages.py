@@ -52,11 +52,16 @@ def remedy(module: str) -> str | None:
     return f"pip install '{row.text}'" if package in _BY_ITSELF else install(row.extra)
 
 
+class MissingPackageError(ModuleNotFoundError):
+    """A package that a part of intarsia needs, and how to install it."""
+
+
 @contextlib.contextmanager
 def needed_by(part: str) -> Iterator[None]:
     """Makes a missing package an error that says what needs it and, if an extra of ours has it, how to install it.
 
-    A package that is there and lacks a module is another one than was meant, as a rule an older one: that error stays.
+    A package that is there and lacks a module is another one than was meant, as a rule an older one: that error stays. So
+    does what a part within has said.
 
     Example:
       >>> with needed_by("intarsia.jax"):
@@ -64,13 +69,15 @@ def needed_by(part: str) -> Iterator[None]:
     """
     try:
         yield
+    except MissingPackageError:
+        raise
     except ModuleNotFoundError as error:
         if error.name in (None, "intarsia") or "." in error.name:
             raise
         command = remedy(error.name)
         text = f"{part} needs {_package(error.name)}, which is not installed"
         text += f": {command}" if command else ""
-        raise ModuleNotFoundError(text, name=error.name) from error
+        raise MissingPackageError(text, name=error.name) from error
 
 
 def _package(module: str) -> str:

@@ -33,8 +33,13 @@ def test_defaults_are_no_wishes(configured, said, options):
     assert compilation.cudagraph_mode == CUDAGraphMode.NONE
 
 
-def test_what_vllm_has_filled_in_is_no_wish(configured, said):
-    settings.replace_compilation(configured())
+@pytest.mark.parametrize(
+    "options", [{}, {"optimization_level": 0}, {"compilation_config": {"mode": 3}}], ids=str
+)
+def test_what_was_said_once_and_filled_in_is_no_wish(configured, said, options):
+    configuration = configured(**options)
+    said.warnings.clear()
+    settings.replace_compilation(configuration)
     assert said.warnings == []
 
 

@@ -81,21 +81,22 @@ def test_preempted_requests_go_on(smollm2):
 
 
 def test_a_seed_decides_what_is_sampled(smollm2):
+    def requests(prompts, seeds):
+        sampling = [greedy(temperature=1.0, top_p=0.95, seed=seed, max_tokens=16) for seed in seeds]
+        return run(smollm2, prompts, sampling)
+
     def sample(prompts, seeds):
-        return tokens(
-            run(
-                smollm2,
-                prompts,
-                [greedy(temperature=1.0, top_p=0.95, seed=seed, max_tokens=16) for seed in seeds],
-            )
-        )
+        return tokens(requests(prompts, seeds))
 
     [alone] = sample([STORY], [1])
     batch = sample([SHORT, STORY, STORY, CODE], [1, 1, 2, 3])
     assert batch[1] == alone
     assert batch[2] != alone
     # In chunks, where what is drawn after each but the last is discarded; then from the prefix cache.
-    assert sample([STORY, LONG, CODE], [1, 4, 2])[1] == sample([LONG], [4])[0]
+    smollm2.reset_prefix_cache()
+    in_chunks = requests([STORY, LONG, CODE], [1, 4, 2])
+    assert in_chunks[1].num_cached_tokens == 0
+    assert tokens(in_chunks)[1] == sample([LONG], [4])[0]
 
 
 def test_logprobs_are_those_of_the_prompt_that_they_become(smollm2):

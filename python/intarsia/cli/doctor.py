@@ -107,9 +107,8 @@ def _check_version(report: _Report, row: Requirement) -> None:
         text = f"{got} is too old, {row.version} or newer is needed: {command}"
         report.problem(row.package, text)
     elif row.relation == "==" and _numbers(got) != _numbers(row.version):
-        report.problem(
-            row.package, f"{got} does not fit, {row.extra} needs {row.version}: {command}"
-        )
+        text = f"{got} does not fit, {row.extra} needs {row.version}: {command}"
+        report.problem(row.package, text)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

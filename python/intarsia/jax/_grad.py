@@ -104,6 +104,8 @@ def _refusing(
     op: _native.Op, run: Callable[..., tuple[jax.Array, ...]]
 ) -> Callable[..., tuple[jax.Array, ...]]:
     def why() -> str:
+        if op.name in functions_with_gradient:
+            return f"{op.name}: the bare op has no gradient, intarsia.jax.{op.name} has one"
         of_calls = {target.rpartition(".")[2] for target in _gradients}
         names = ", ".join(sorted(of_calls | functions_with_gradient))
         return (

@@ -16,7 +16,7 @@ def use_draw() -> None:
     """
     if not hasattr(topk_topp_sampler, _REPLACED):
         raise RuntimeError(
-            f"{topk_topp_sampler.__name__}: got no {_REPLACED}, expected it as in vLLM 0.33"
+            f"{topk_topp_sampler.__name__}: got no {_REPLACED}, expected it as in vLLM 0.32 and 0.33"
         )
     setattr(topk_topp_sampler, _REPLACED, draw)
 

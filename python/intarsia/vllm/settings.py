@@ -26,6 +26,15 @@ _HEEDED = "custom_ops"
 
 def replace_compilation(config: VllmConfig) -> None:
     """Sets what the plugin needs of vLLM's compilation, before vLLM has put its defaults where nothing was asked for."""
+    # An engine's process makes the configuration again, from the one that was treated here and that vLLM has filled in.
+    compilation = config.compilation_config
+    if any(getattr(compilation, name) != value for name, value in _USED.items()):
+        _say_what_has_no_effect(config)
+    for name, value in _USED.items():
+        setattr(compilation, name, copy.copy(value))
+
+
+def _say_what_has_no_effect(config: VllmConfig) -> None:
     asked = _asked_of_compilation(config.compilation_config)
     if asked:
         said = ", ".join(f"{name}={_text(value)}" for name, value in asked.items())
@@ -40,8 +49,6 @@ def replace_compilation(config: VllmConfig) -> None:
             "intarsia-vllm: --optimization-level %d has no effect: each step is an XLA program, optimised as XLA does",
             config.optimization_level,
         )
-    for name, value in _USED.items():
-        setattr(config.compilation_config, name, copy.copy(value))
 
 
 def schedule_synchronously(config: VllmConfig) -> None:
@@ -69,9 +76,6 @@ def replace_start_of_processes() -> None:
 
 def _asked_of_compilation(compilation: CompilationConfig) -> dict[str, Any]:
     """The fields that are neither vLLM's defaults nor what is used anyway."""
-    # An engine's process makes the configuration again, from the one that was treated here and that vLLM has filled in.
-    if all(getattr(compilation, name) == value for name, value in _USED.items()):
-        return {}
     default = CompilationConfig()
     asked = {}
     for field in dataclasses.fields(CompilationConfig):

@@ -1,4 +1,4 @@
-"""The table of docs/torch.md, ops by routes: in each cell there is a test. Here since here every route's test can be had."""
+"""The table of docs/torch.md, ops by routes: each of its cells has a test. This folder's tests can import those of all routes."""
 
 import importlib
 import pathlib
