@@ -21,10 +21,9 @@ def main(args: argparse.Namespace) -> int:
     platforms: dict[str, list[str]] = {}
     for handler in library.handlers():
         platforms.setdefault(handler.target, []).append(handler.platform)
-    summaries = {op.target: op.summary for op in library.ops.values()}
-    summaries |= {
-        op.target_alias: f"alias of {op.target}" for op in library.ops.values() if op.target_alias
-    }
+    ops = [*library.ops.values(), *library.cpu_ops.values()]
+    summaries = {op.target: op.summary for op in ops}
+    summaries |= {op.target_alias: f"alias of {op.target}" for op in ops if op.target_alias}
     cuda = library.manifest["cuda"]
     print(f"intarsia {library.version}, CPU code for {library.manifest['isa']}, ", end="")
     print(f"CUDA {cuda}" if cuda else "built without CUDA")

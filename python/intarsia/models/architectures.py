@@ -93,7 +93,10 @@ def config_from_gguf(
 
 def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     """Builds the configuration from config.json and generation_config.json (empty if absent)."""
-    architecture = (config.get("architectures") or ["none"])[0]
+    if not config.get("architectures"):
+        expected = ", ".join(HF_ARCHITECTURES)
+        raise ValueError(f"config.json: got no architectures, expected one of {expected}")
+    architecture = config["architectures"][0]
     if architecture not in HF_ARCHITECTURES:
         raise ValueError(
             f"config.json: architecture is {architecture!r}, "
