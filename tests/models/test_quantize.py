@@ -382,10 +382,10 @@ def test_unknown_quantisation(write_directory, hf_config, tiny_weights, capsys):
 
 def test_the_commands_say_what_the_weights_are_in(write_gguf, tiny_weights, tmp_path, capsys):
     model = ["--model", str(write_gguf(tiny_weights)), "--dtype", "float32", "--quantize", "fp8"]
-    arguments = ["--prompt", "the", "--max-tokens", "4", "--reference"]
+    arguments = ["--prompt", "the", "--max-tokens", "4", "--decode-steps", "2", "--reference"]
     assert cli.main(["generate", *model, *arguments]) == 0
     err = capsys.readouterr().err
-    assert "2 layers in float32, linear layers in fp8; compiling" in err
+    assert "2 layers in float32, linear layers in fp8, 2 steps a program; compiling" in err
     assert "the same in plain jax.numpy, not quantised, without printing" in err
     assert "rms_norm_dynamic_per_token_quant 4" in err
     assert re.search(r"greedy tokens +(the same \(1 of 1|. of 1 completions equal, . of)", err)

@@ -104,7 +104,10 @@ def _generate(args: argparse.Namespace) -> None:
     )
     kept = "" if args.kv_cache_dtype == "auto" else f", KV cache in {args.kv_cache_dtype}"
     spread = "" if args.tensor_parallel == 1 else f", on {args.tensor_parallel} devices"
-    _say(f"{model.name}: {config.layers} layers in {model.precision}{kept}{spread}; compiling")
+    grouped = "" if args.decode_steps == 1 else f", {args.decode_steps} steps a program"
+    _say(
+        f"{model.name}: {config.layers} layers in {model.precision}{kept}{spread}{grouped}; compiling"
+    )
     printer = _Printer(tokenizer, texts)
     completions: list[list[int]] = [[] for _ in prompts]
     for output in engine.stream(prompts, sampling):
