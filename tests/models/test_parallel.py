@@ -100,6 +100,18 @@ def test_only_logits_are_gathered(tiny, greedy):
         assert not re.search(rf"f32\[{cache}\]\S* copy\(", text), key
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("decode_steps", [1, 3])
+def test_two_gpus_give_the_tokens_of_one(tiny, decode_steps):
+    if len(jax.devices("gpu")) < 2:
+        pytest.skip("this machine has one GPU")
+    one = _engine(tiny).generate(PROMPTS, GREEDY)
+    two = _engine(tiny, tensor_parallel=2, decode_steps=decode_steps)
+    # More than once: XLA launches calls one by one at first, records a graph, and replays that.
+    for _ in range(2):
+        assert tokens_of(two.generate(PROMPTS, GREEDY)) == tokens_of(one)
+
+
 @pytest.mark.parametrize(
     ("size", "message"),
     [(3, "tensor_parallel=3 does not divide heads=4"), (0, "expected 1 to 8"), (99, "1 to 8")],

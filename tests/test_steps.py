@@ -1,0 +1,26 @@
+"""XLA's settings for a model's step."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from intarsia.jax._steps import _options, compile_step
+
+
+def test_a_step_compiles_with_the_settings_of_its_platform() -> None:
+    compiled = compile_step(jax.jit(lambda x: 2 * x).lower(jnp.ones(3)))
+    assert compiled(jnp.ones(3)).tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "chosen"),
+    [
+        ((0, 11, 2), "", False),  # has no such kind
+        ((0, 12, 0), "", True),
+        ((0, 12, 0), "--xla_gpu_enable_command_buffer=", False),  # the user chose
+    ],
+)
+def test_graphs_on_gpus_hold_collectives(monkeypatch, version, flags, chosen) -> None:
+    monkeypatch.setattr(jax, "__version_info__", version)
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    kinds = _options("gpu").get("xla_gpu_enable_command_buffer", "")
+    assert ("COLLECTIVES_KERNEL" in kinds) == chosen
