@@ -110,4 +110,7 @@ def test_a_torch_that_does_not_load_is_a_finding(monkeypatch, capsys, tmp_path) 
 def test_this_machine_is_well(capsys) -> None:
     if "has no CUDA handlers" in (running.why_not("gpu") or ""):
         pytest.skip("a GPU, but a library built without CUDA, is not well")
-    assert doctor.main(None) == 0, capsys.readouterr().out
+    healthy = doctor.main(None) == 0
+    out = capsys.readouterr().out
+    assert healthy, out
+    assert "sum over 8 devices on cpu: largest error" in out

@@ -182,14 +182,16 @@ def _check_jax(report: _Report) -> None:
     )
     for name in ("cpu", "cuda"):
         try:
-            device = jax.devices(name)[0]
+            devices = jax.devices(name)
         except RuntimeError:
             report.note(f"JAX on {name}", "no such device")
             continue
         if name == "cuda" and "CUDA" not in registered:
             report.problem("JAX on cuda", "JAX has a GPU but this library was built without CUDA")
             continue
-        _self_test(report, name, lambda device=device: jax.default_device(device))
+        _self_test(report, name, lambda device=devices[0]: jax.default_device(device))
+        if len(devices) > 1:
+            _test_sum(report, name, len(devices))
 
 
 def _check_torch(report: _Report) -> None:
@@ -236,6 +238,23 @@ def _self_test(report: _Report, name: str, on_device: Callable) -> None:
         got = np.asarray(jax.jit(rms_norm)(x))
     want = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
     _judge(report, f"rms_norm on {name}", float(np.abs(got - want).max()))
+
+
+def _test_sum(report: _Report, name: str, count: int) -> None:
+    """A sum over all devices, as tensor parallelism needs it."""
+    import jax
+    import numpy as np
+
+    mesh = jax.sharding.Mesh(jax.devices(name), ("all",))
+    rows = jax.sharding.PartitionSpec("all")
+    add = jax.shard_map(lambda x: jax.lax.psum(x, "all"), mesh=mesh, in_specs=rows, out_specs=rows)
+    x = np.linspace(-1, 1, 32 * count, dtype=np.float32).reshape(count, 32)
+    try:
+        error = float(np.abs(np.asarray(jax.jit(add)(x)) - x.sum(0)).max())
+    except jax.errors.JaxRuntimeError as failure:
+        report.problem(f"sum over {count} devices on {name}", str(failure))
+        return
+    _judge(report, f"sum over {count} devices on {name}", error)
 
 
 def _judge(report: _Report, what: str, error: float) -> None:
