@@ -213,6 +213,11 @@ def norms(draw, num_inputs):
     return inputs, weight, {"eps": draw(st.sampled_from([1e-6, 0.1]))}
 
 
+# Norms with scales of rows have half the threads that other norms have (`kNormThreads`), so longer rows than these
+# are added up in another order.
+SAME_THREADS = 512
+
+
 def same(op: str, got: list[np.ndarray], want: list[np.ndarray]) -> None:
     for i, (x, y) in enumerate(zip(got, want, strict=True)):
         assert x.shape == y.shape and x.tobytes() == y.tobytes(), f"{op}: result {i}"
@@ -258,7 +263,12 @@ def test_dynamic_norms_are_pairs(platform, call, fused, kind, rounding, upper):
     operands = [x, weight, bound, residual if fused else None]
     attributes = {**norm_attributes, "quant_dtype": kind}
     got = running.run_any(op, operands, attributes, platform)
-    same(op, got, [*rule.exact(y, upper), *rest])
+    want = [*rule.exact(y, upper), *rest]
+    if platform == "gpu" and x.shape[-1] > SAME_THREADS:
+        for i, (a, b) in enumerate(zip(got, want, strict=True)):
+            running.check(op, a, running.as_f64(b), f"result {i}")
+    else:
+        same(op, got, want)
     running.check_against_reference(op, operands, attributes, got)
 
 
