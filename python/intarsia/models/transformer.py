@@ -137,14 +137,16 @@ def likeliest(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Arr
     share = _share_of_logits(params, hidden)
     if config.mesh_axis is None:
         return argmax(share)
-    first = lax.axis_index(config.mesh_axis) * share.shape[1]
-    tokens = first + lax.broadcasted_iota(jnp.int32, share.shape, 1)
+    device, (rows, columns) = lax.axis_index(config.mesh_axis), share.shape
+    tokens = device * columns + lax.broadcasted_iota(jnp.int32, share.shape, 1)
     # The table's last rows may be padding, which is not to be found, not among NaN either.
     share = jnp.where(tokens < config.vocab, share, -jnp.inf)
-    own = jnp.minimum(first + argmax(share), config.vocab - 1)
-    # [N, b] both
-    largest, tokens = lax.all_gather((share.max(axis=1), own), config.mesh_axis)
-    return jnp.take_along_axis(tokens, argmax(largest.T)[None], axis=0)[0]
+    own = jnp.minimum(device * columns + argmax(share), config.vocab - 1)
+    # Gathered by a sum, which on GPUs is a kernel of XLA's own inside of the step's graph. f32 has every token.
+    found = jnp.zeros((2, lax.axis_size(config.mesh_axis), rows), jnp.float32)
+    found = found.at[:, device].set(jnp.stack([share.max(axis=1), own.astype(jnp.float32)]))
+    largest, likely = lax.psum(found, config.mesh_axis)
+    return jnp.take_along_axis(likely, argmax(largest.T)[None], axis=0)[0].astype(jnp.int32)
 
 
 def _share_of_logits(params: Params, hidden: jax.Array) -> jax.Array:
