@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from intarsia.jax._steps import _options, compile_step
+from intarsia.jax._steps import _on_gpus, compile_step
 
 
-def test_a_step_compiles_with_the_settings_of_its_platform() -> None:
+def test_a_step_compiles_with_its_settings() -> None:
     compiled = compile_step(jax.jit(lambda x: 2 * x).lower(jnp.ones(3)))
     assert compiled(jnp.ones(3)).tolist() == [2, 2, 2]
 
@@ -22,5 +22,5 @@ def test_a_step_compiles_with_the_settings_of_its_platform() -> None:
 def test_graphs_on_gpus_hold_collectives(monkeypatch, version, flags, chosen) -> None:
     monkeypatch.setattr(jax, "__version_info__", version)
     monkeypatch.setenv("XLA_FLAGS", flags)
-    kinds = _options("gpu").get("xla_gpu_enable_command_buffer", "")
+    kinds = _on_gpus().get("xla_gpu_enable_command_buffer", "")
     assert ("COLLECTIVES_KERNEL" in kinds) == chosen
