@@ -5,6 +5,7 @@ import importlib.util
 import re
 import tomllib
 
+import jax
 import pytest
 import running
 import support
@@ -105,6 +106,17 @@ def test_a_torch_that_does_not_load_is_a_finding(monkeypatch, capsys, tmp_path) 
     doctor._check_torch(report)
     assert report.bad == (importlib.util.find_spec("torch") is not None)
     assert not report.bad or "torch on cpu: ImportError: no libtorch" in capsys.readouterr().out
+
+
+def test_a_sum_that_fails_is_a_finding_of_one_line(monkeypatch, capsys) -> None:
+    def fail(*args) -> None:
+        raise jax.errors.JaxRuntimeError("first\nsecond")
+
+    monkeypatch.setattr(jax.lax, "psum", fail)
+    report = doctor._Report()
+    doctor._test_sum(report, "cpu", 8)
+    assert report.bad == 1
+    assert capsys.readouterr().out == "  FAIL  sum over 8 devices on cpu: first\n"
 
 
 def test_this_machine_is_well(capsys) -> None:

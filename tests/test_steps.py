@@ -16,6 +16,7 @@ def test_a_step_compiles_with_its_settings() -> None:
     [
         ((0, 11, 2), "", False),  # has no such kind
         ((0, 12, 0), "", True),
+        ((0, 13, 0), "", False),  # not measured
         ((0, 12, 0), "--xla_gpu_enable_command_buffer=", False),  # the user chose
     ],
 )

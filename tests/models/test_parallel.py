@@ -94,6 +94,8 @@ def test_only_logits_are_gathered(tiny, greedy):
         text = executable.as_text()
         gathered = re.findall(r"= \(?(\w+\[.*?\]).* all-gather\(", text)
         assert gathered == expected, key
+        assert not re.search(rf"\[3,{vocab}\]\S* all-reduce\(", text), key
+        assert bool(re.search(r"f32\[2,2,3\]\S* all-reduce\(", text)) == greedy, key
         assert not re.search(r"all-to-all|collective-permute", text)
         cache = rf"{engine._allocator.num_pages},16,\d+,{config.head_dim}"
         assert re.search(rf"f32\[{cache}\]\S* custom-call", text), key

@@ -12,18 +12,21 @@ _ON_CPUS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
 def compile_step(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compiles a step."""
-    on_gpus = _on_gpus() if jax.devices()[0].platform == "gpu" else {}
-    return lowered.compile(_ON_CPUS | on_gpus)
+    """Compiles a step with XLA's settings for transformers."""
+    devices = jax.devices()
+    several_gpus = devices[0].platform == "gpu" and len(devices) > 1
+    return lowered.compile(_ON_CPUS | (_on_gpus() if several_gpus else {}))
 
 
 def _on_gpus() -> dict[str, str]:
-    """What a CUDA graph holds: XLA's list and, from 0.12 on, its kernels for collectives.
+    """With jax 0.12: what XLA records in CUDA graphs by default, and its kernels for collectives.
 
-    Those it would launch between graphs and on other streams: 8 us each, a tenth of a decode step on two
-    H200s (docs/facts.md).
+    Those it would launch between graphs and on other streams: 8 us each, 9% of a decode step on two
+    H200s (docs/facts.md). An option replaces XLA's list, so it is given only where that list is known,
+    and it goes before XLA_FLAGS, so a list given there is left alone.
     """
-    if jax.__version_info__ < (0, 12) or _GRAPHS in os.environ.get("XLA_FLAGS", ""):
+    known = (0, 12) <= jax.__version_info__ < (0, 13)
+    if not known or _GRAPHS in os.environ.get("XLA_FLAGS", ""):
         return {}
     kinds = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,COLLECTIVES_KERNEL"
     return {_GRAPHS: kinds}

@@ -137,15 +137,17 @@ def likeliest(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Arr
     share = _share_of_logits(params, hidden)
     if config.mesh_axis is None:
         return argmax(share)
-    device, (rows, columns) = lax.axis_index(config.mesh_axis), share.shape
+    device, columns = lax.axis_index(config.mesh_axis), share.shape[1]
     tokens = device * columns + lax.broadcasted_iota(jnp.int32, share.shape, 1)
     # The table's last rows may be padding, which is not to be found, not among NaN either.
     share = jnp.where(tokens < config.vocab, share, -jnp.inf)
     own = jnp.minimum(device * columns + argmax(share), config.vocab - 1)
-    # Gathered by a sum, which on GPUs is a kernel of XLA's own inside of the step's graph. f32 has every token.
-    found = jnp.zeros((2, lax.axis_size(config.mesh_axis), rows), jnp.float32)
-    found = found.at[:, device].set(jnp.stack([share.max(axis=1), own.astype(jnp.float32)]))
-    largest, likely = lax.psum(found, config.mesh_axis)
+    # Gathered by a sum, for which XLA has a kernel that `compile_step` keeps in the CUDA graph; it has none for
+    # this gather. f32 is exact for token ids below 2**24.
+    pair = jnp.stack([share.max(axis=1), own.astype(jnp.float32)])[:, None]
+    here = jnp.arange(lax.axis_size(config.mesh_axis)) == device
+    # [N, b] both
+    largest, likely = lax.psum(jnp.where(here[:, None], pair, 0), config.mesh_axis)
     return jnp.take_along_axis(likely, argmax(largest.T)[None], axis=0)[0].astype(jnp.int32)
 
 
