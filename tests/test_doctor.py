@@ -114,7 +114,7 @@ def test_a_sum_that_fails_is_a_finding_of_one_line(monkeypatch, capsys) -> None:
 
     monkeypatch.setattr(jax.lax, "psum", fail)
     report = doctor._Report()
-    doctor._test_sum(report, "cpu", 8)
+    doctor._test_sum(report, "cpu", jax.devices("cpu"))
     assert report.bad == 1
     assert capsys.readouterr().out == "  FAIL  sum over 8 devices on cpu: first\n"
 

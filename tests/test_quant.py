@@ -266,6 +266,8 @@ def test_dynamic_norms_are_pairs(platform, call, fused, kind, rounding, upper):
     want = [*rule.exact(y, upper), *rest]
     if platform == "cpu" or x.shape[-1] <= SAME_THREADS:
         same(op, got, want)
+    else:
+        same(op, got[2:], rest)  # the sum with the residual is of two numbers
     running.check_against_reference(op, operands, attributes, got)
 
 

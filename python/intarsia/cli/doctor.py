@@ -193,7 +193,7 @@ def _check_jax(report: _Report) -> None:
             continue
         _self_test(report, name, lambda device=devices[0]: jax.default_device(device))
         if len(devices) > 1:
-            _test_sum(report, name, len(devices))
+            _test_sum(report, name, devices)
 
 
 def _check_torch(report: _Report) -> None:
@@ -242,12 +242,12 @@ def _self_test(report: _Report, name: str, on_device: Callable) -> None:
     _judge(report, f"rms_norm on {name}", float(np.abs(got - want).max()))
 
 
-def _test_sum(report: _Report, name: str, count: int) -> None:
+def _test_sum(report: _Report, name: str, devices: list) -> None:
     """A sum over all devices, as tensor parallelism needs it."""
     import jax
     import numpy as np
 
-    mesh = jax.sharding.Mesh(jax.devices(name), ("all",))
+    count, mesh = len(devices), jax.sharding.Mesh(devices, ("all",))
     rows = jax.sharding.PartitionSpec("all")
     add = jax.shard_map(lambda x: jax.lax.psum(x, "all"), mesh=mesh, in_specs=rows, out_specs=rows)
     x = np.arange(32 * count, dtype=np.float32).reshape(count, 32)  # exact in any order

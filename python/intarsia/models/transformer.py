@@ -137,11 +137,12 @@ def likeliest(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Arr
     share = _share_of_logits(params, hidden)
     if config.mesh_axis is None:
         return argmax(share)
-    device, columns = lax.axis_index(config.mesh_axis), share.shape[1]
-    tokens = device * columns + lax.broadcasted_iota(jnp.int32, share.shape, 1)
+    device = lax.axis_index(config.mesh_axis)
+    first = device * share.shape[1]
+    tokens = first + lax.broadcasted_iota(jnp.int32, share.shape, 1)
     # The table's last rows may be padding, which is not to be found, not among NaN either.
     share = jnp.where(tokens < config.vocab, share, -jnp.inf)
-    own = jnp.minimum(device * columns + argmax(share), config.vocab - 1)
+    own = jnp.minimum(first + argmax(share), config.vocab - 1)
     # Gathered by a sum, for which XLA has a kernel that `compile_step` keeps in the CUDA graph; it has none for
     # this gather. f32 is exact for token ids below 2**24.
     pair = jnp.stack([share.max(axis=1), own.astype(jnp.float32)])[:, None]
