@@ -22,7 +22,9 @@ LAYERS = {
     "quant": {"core", "quant"},
     "norm": {"core", "quant", "norm"},
     "attention": {"core", "attention"},
-    "ops": {"core", "quant", "activation", "norm", "attention", "ops"},
+    "cache": {"core", "cache"},
+    "rotary": {"core", "rotary"},
+    "ops": {"core", "quant", "activation", "norm", "attention", "cache", "rotary", "ops"},
     "ffi": {"core", "ops", "ffi"},
     "pjrt": {"core", "pjrt"},
     "bridge": {"core", "torch", "bridge"},  # a library of its own
