@@ -156,6 +156,7 @@ MAPPED = {
     "rms_norm_dynamic_per_token_quant": {"x"},
     "rms_norm_static_fp8_quant": {"x"},
     "rotary_embedding": {"positions", "query", "key"},
+    "rotary_embedding_and_cache": set(),  # one cache for all
     "silu_and_mul": {"x"},
     "silu_and_mul_quant": {"x"},
     "simple_add": {"a", "b"},

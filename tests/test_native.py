@@ -214,6 +214,8 @@ CALLS = [
     ("reshape_and_cache_flash", "slot_mapping", 12, 1),
     ("paged_attention", "block_table", 5, 2),
     ("rotary_embedding", "positions", -1, 0),
+    ("rotary_embedding_and_cache", "positions", 16, 1),
+    ("rotary_embedding_and_cache", "slot_mapping", 12, 2),
 ]
 for op, operand, index, place in CALLS:
     (sizes,) = support.cases(op, "wire").values()
@@ -233,11 +235,17 @@ for op, operand, index, place in CALLS:
 
 def test_indices_are_checked_on_demand() -> None:
     """INTARSIA_CHECK=1 in the environment reports what is otherwise skipped."""
-    assert in_a_process_of_its_own(OUT_OF_RANGE).count("skips it") == 3
-    slots, pages, positions = in_a_process_of_its_own(OUT_OF_RANGE, INTARSIA_CHECK="1").splitlines()
-    assert slots.startswith("reshape_and_cache_flash: slot_mapping[1] is 12, expected less than 12")
-    assert pages.startswith("paged_attention: block_table[2] is 5, expected less than 5")
-    assert positions.startswith("rotary_embedding: positions[0] is -1, expected less than 16")
+    want = [
+        "reshape_and_cache_flash: slot_mapping[1] is 12, expected less than 12",
+        "paged_attention: block_table[2] is 5, expected less than 5",
+        "rotary_embedding: positions[0] is -1, expected less than 16",
+        "rotary_embedding_and_cache: positions[1] is 16, expected less than 16",
+        "rotary_embedding_and_cache: slot_mapping[2] is 12, expected less than 12",
+    ]
+    assert in_a_process_of_its_own(OUT_OF_RANGE).count("skips it") == len(want)
+    got = in_a_process_of_its_own(OUT_OF_RANGE, INTARSIA_CHECK="1").splitlines()
+    for line, message in zip(got, want, strict=True):
+        assert line.startswith(message)
 
 
 def test_instruction_set_can_be_held_back() -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "register_rms_norm_dynamic_per_token_quant_lowering",
     "register_rms_norm_lowering",
     "register_rms_norm_static_fp8_quant_lowering",
+    "register_rotary_embedding_and_cache_lowering",
     "register_rotary_embedding_lowering",
     "register_silu_and_mul_lowering",
     "register_silu_and_mul_quant_lowering",
@@ -54,6 +55,7 @@ register_reshape_and_cache_flash_lowering = register_all_lowerings
 register_rms_norm_dynamic_per_token_quant_lowering = register_all_lowerings
 register_rms_norm_lowering = register_all_lowerings
 register_rms_norm_static_fp8_quant_lowering = register_all_lowerings
+register_rotary_embedding_and_cache_lowering = register_all_lowerings
 register_rotary_embedding_lowering = register_all_lowerings
 register_silu_and_mul_lowering = register_all_lowerings
 register_silu_and_mul_quant_lowering = register_all_lowerings

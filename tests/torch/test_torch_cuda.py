@@ -89,3 +89,18 @@ def test_a_layer_of_a_cache_is_written_where_it_lies() -> None:
     torch.testing.assert_close(caches[1, 1].flatten(0, 1)[slots], value, rtol=0, atol=0)
     caches[:, 1] = 0
     assert not caches.any()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_parts_of_a_product_are_read_where_they_lie(first: int) -> None:
+    """In rows wider than the heads, at strides that 16 bytes divide and at others."""
+    wide = torch.randn(5, 9, 64 + first, device="cuda", dtype=torch.bfloat16)
+    qkv, positions = wide[:, 1:, first:], torch.arange(5, device="cuda")
+    table, slots = torch.randn(16, 64, device="cuda"), torch.tensor([3, 9, -1, 0, 7], device="cuda")
+    parts, whole = (torch.zeros(2, 3, 4, 2, 64, device="cuda", dtype=wide.dtype) for _ in range(2))
+    got = op.rotary_embedding_and_cache(positions, qkv, table, *parts, slots, num_heads=4)
+    dense = qkv.contiguous()
+    want = op.rotary_embedding_and_cache(positions, dense, table, *whole, slots, num_heads=4)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    torch.testing.assert_close(parts, whole, rtol=0, atol=0)
+    assert parts.any()

@@ -19,7 +19,7 @@ from intarsia.jax._ops import *  # noqa: F403  every op; the imports below repla
 # isort: split
 # Ops whose natural call differs from what goes over the wire.
 from intarsia.jax._attention import flash_attn_varlen, paged_attention
-from intarsia.jax._cache import reshape_and_cache_flash
+from intarsia.jax._cache import reshape_and_cache_flash, rotary_embedding_and_cache
 from intarsia.jax._cascade import cascade_attention
 from intarsia.jax._export import export_exemptions
 from intarsia.jax._linear import linear
@@ -40,6 +40,7 @@ __all__ = [
     "ragged_paged_attention",
     "register",
     "reshape_and_cache_flash",
+    "rotary_embedding_and_cache",
     "shard",
 ]
 

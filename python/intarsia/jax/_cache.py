@@ -1,6 +1,6 @@
 """Paged KV caches: one array or a pair, in any layout of the library's table."""
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -78,4 +78,93 @@ def reshape_and_cache_flash(
         layout=infer_layout(op, kv_cache, key.shape[-1], layout, layer),
         kv_cache_dtype=kv_cache_dtype,
     )
-    return type(kv_cache)(written) if isinstance(kv_cache, tuple | list) else written
+    return _in_form_of(kv_cache, written)
+
+
+def rotary_embedding_and_cache(
+    positions: jax.Array,
+    qkv: jax.Array,
+    cos_sin_cache: jax.Array,
+    kv_cache: KvCache,
+    slot_mapping: jax.Array,
+    *,
+    num_heads: int,
+    is_neox: bool = True,
+    rope_dim_offset: int = 0,
+    k_scale: jax.Array | float | None = None,
+    v_scale: jax.Array | float | None = None,
+    kv_cache_dtype: str = "auto",
+    layout: str | None = None,
+    layer: jax.Array | None = None,
+) -> tuple[jax.Array, KvCache]:
+    """Turns the queries and keys of a product of Q, K and V, and writes its keys and values to a paged KV cache.
+
+    What `rotary_embedding` and then `reshape_and_cache_flash` do, to the bit, without slices of the product; on a GPU in
+    one pass, without turned keys in memory between. In place if the cache is donated to the enclosing jit.
+
+    Args:
+      positions: int32 or int64 [t]; position of each token. One outside the table turns nothing.
+      qkv: [t, num_heads + 2 * hk, d], f32, f16 or bf16: heads of queries, of keys, of values.
+      cos_sin_cache: [max_pos, r]: cosines, then sines, of r/2 angles a position.
+      kv_cache, slot_mapping, k_scale, v_scale, kv_cache_dtype, layout, layer: as in `reshape_and_cache_flash`.
+      num_heads: query heads h.
+      is_neox: pairs (i, i + r/2) of a head; False: pairs (2i, 2i + 1).
+      rope_dim_offset: dimensions of a head before the first pair.
+
+    Returns:
+      query [t, num_heads, d], and the cache in the form in which it came.
+
+    Raises:
+      ValueError: shapes, dtypes or the layout do not fit; the text says which.
+
+    Source: `rotary_embedding` and `reshape_and_cache_flash`; AITER's `fused_qk_rope_reshape_and_cache`.
+
+    Example:
+      >>> query, caches = rotary_embedding_and_cache(positions, qkv, table, caches, slots, num_heads=32)
+    """
+    op = "rotary_embedding_and_cache"
+    key_cache, value_cache = split(op, kv_cache)
+    query, *written = _ops.rotary_embedding_and_cache(
+        positions,
+        qkv,
+        cos_sin_cache,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        layer,
+        scale(k_scale),
+        scale(v_scale),
+        num_heads=num_heads,
+        is_neox=is_neox,
+        rope_dim_offset=rope_dim_offset,
+        layout=infer_layout(op, kv_cache, qkv.shape[-1], layout, layer),
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    return query, _in_form_of(kv_cache, written)
+
+
+def rotary_embedding_then_cache(
+    ops: Any,
+    positions: jax.Array,
+    qkv: jax.Array,
+    cos_sin_cache: jax.Array,
+    kv_cache: KvCache,
+    slot_mapping: jax.Array,
+    *,
+    num_heads: int,
+    is_neox: bool = True,
+    rope_dim_offset: int = 0,
+    **of_cache: Any,
+) -> tuple[jax.Array, KvCache]:
+    """`rotary_embedding_and_cache` by the two ops of `ops`: those can be cut by heads, a product of Q, K and V cannot."""
+    kv_heads = (qkv.shape[1] - num_heads) // 2
+    query, key, value = jnp.split(qkv, (num_heads, num_heads + kv_heads), axis=1)
+    of_rotation = {"is_neox": is_neox, "rope_dim_offset": rope_dim_offset}
+    query, key = ops.rotary_embedding(positions, query, cos_sin_cache, key, **of_rotation)
+    return query, ops.reshape_and_cache_flash(key, value, kv_cache, slot_mapping, **of_cache)
+
+
+def _in_form_of(kv_cache: KvCache, written: Any) -> KvCache:
+    """The arrays that an op wrote, as one array or a pair."""
+    arrays = written if isinstance(written, tuple | list) else [written]
+    return type(kv_cache)(arrays) if isinstance(kv_cache, tuple | list) else arrays[0]

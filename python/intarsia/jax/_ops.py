@@ -25,6 +25,7 @@ __all__ = [
     "rms_norm_dynamic_per_token_quant",
     "rms_norm_static_fp8_quant",
     "rotary_embedding",
+    "rotary_embedding_and_cache",
     "silu_and_mul",
     "silu_and_mul_quant",
     "simple_add",
@@ -723,6 +724,83 @@ def rotary_embedding(
             is_neox=is_neox,
             rope_dim_offset=rope_dim_offset,
             inverse=inverse,
+        )
+    )
+
+
+def rotary_embedding_and_cache(
+    positions: jax.Array,
+    qkv: jax.Array,
+    cos_sin_cache: jax.Array,
+    key_cache: jax.Array,
+    value_cache: jax.Array | None,
+    slot_mapping: jax.Array,
+    layer: jax.Array | None = None,
+    k_scale: jax.Array | None = None,
+    v_scale: jax.Array | None = None,
+    *,
+    num_heads: int = 0,
+    is_neox: bool = True,
+    rope_dim_offset: int = 0,
+    layout: str = "NHD",
+    kv_cache_dtype: str = "auto",
+) -> tuple[jax.Array, ...]:
+    """Rotary position embedding of a product of Q, K and V, whose K and V go to a paged KV cache.
+
+    Args:
+      positions: [t], i32, i64: position of each token.
+      qkv: [t, heads, d], T: num_heads query heads, hk key heads, hk value heads.
+      cos_sin_cache: [max_pos, r], f32, f16, bf16: cosines, then sines, of r/2 angles a
+        position.
+      key_cache: cache pages, by layout or [@key_cache], T, f8e4m3fn, f8e5m2, u8: pages of keys,
+        or of both.
+      value_cache: cache pages, by layout or [@value_cache], key_cache: pages of values; may be
+        absent.
+      slot_mapping: [slots], i32, i64: page * s + offset of each of the first tokens; negative:
+        skip.
+      layer: scalar, i32: which layer of a cache with a leading layer axis; may be absent.
+      k_scale: [1] or [hk], f32: what keys are divided by before they are stored in fp8; default
+        1; may be absent.
+      v_scale: [1] or [hk], f32: the same for values; may be absent.
+      num_heads: how many of the heads are queries; must be given.
+      is_neox: pairs (i, i + r/2); false: pairs (2i, 2i + 1).
+      rope_dim_offset: dimensions of a head before the first pair.
+      layout: order of the cache's axes; one of NHD, HND, combined, packed, stacked, or an order
+        of axes.
+      kv_cache_dtype: what a cache of dtype u8 holds; one of auto, fp8, fp8_e4m3, fp8_e5m2.
+
+    Returns:
+      query: [t, num_heads, d], T: turned query heads.
+      key_cache: as key_cache, key_cache: the same pages; shares the buffer of key_cache.
+      value_cache: as value_cache, value_cache: the same pages; shares the buffer of
+        value_cache; only with value_cache.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: rotary_embedding and reshape_and_cache_flash in one; AITER's
+        fused_qk_rope_reshape_and_cache. T is f32, f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "rotary_embedding_and_cache",
+            (
+                positions,
+                qkv,
+                cos_sin_cache,
+                key_cache,
+                value_cache,
+                slot_mapping,
+                layer,
+                k_scale,
+                v_scale,
+            ),
+            num_heads=num_heads,
+            is_neox=is_neox,
+            rope_dim_offset=rope_dim_offset,
+            layout=layout,
+            kv_cache_dtype=kv_cache_dtype,
         )
     )
 

@@ -4,6 +4,7 @@ XLA cannot split a custom call: without this it gathers the operands and compute
 """
 
 import dataclasses
+import functools
 import inspect
 import math
 from collections import OrderedDict
@@ -87,6 +88,8 @@ class ShardedOps:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in _names_of_ops():
             raise AttributeError(f"ShardedOps has no {name}; it has the ops of intarsia.jax")
+        if name == "rotary_embedding_and_cache" and "heads" in dict(self._wanted):
+            return functools.partial(_cache.rotary_embedding_then_cache, self)
         function = getattr(intarsia.jax, name)
         return _Sharded(function, self._mesh, self._wanted, strict=False)
 
@@ -183,7 +186,8 @@ class _Sharded:
         """Those of the wanted mesh axes that this call can be cut along."""
         letters = {x for found in axes.operands if found for x in found.letters}
         has = {
-            "heads": any(map(_is_heads, letters)),
+            "heads": any(map(_is_heads, letters))
+            and all(any(map(_is_heads, found.letters)) for found in axes.results if found),
             "columns": self.op.separable in letters,
             "tokens": STARTS not in letters
             and all(found.tokens is not None for found in axes.results if found),
@@ -349,7 +353,7 @@ def _layout_of(op: str, arguments: Mapping[str, Any]) -> str | None:
         cache = arguments["k"] if arguments["v"] is None else (arguments["k"], arguments["v"])
     else:
         return None
-    head = next(arguments[name] for name in ("key", "query", "q") if name in arguments)
+    head = next(arguments[name] for name in ("key", "query", "q", "qkv") if name in arguments)
     return _cache.infer_layout(
         op, cache, head.shape[-1], arguments.get("layout"), arguments.get("layer")
     )
