@@ -304,9 +304,8 @@ def test_steps_run_on_the_library_and_copy_no_cache(make_engine, prompts, kv_cac
     calls = {
         "rms_norm": 1,
         "fused_add_rms_norm": 2 * layers,
-        "rotary_embedding": layers,
+        "rotary_embedding_and_cache": layers,
         "silu_and_mul": layers,
-        "reshape_and_cache_flash": layers,
         "linear": 4 * layers + 1,
     }
     counted = engine.custom_calls()

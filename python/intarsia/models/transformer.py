@@ -277,11 +277,16 @@ def _attention(
     t = qkv.shape[0]
     if config.qkv_bias:
         qkv = qkv + weights["bqkv"]
-    query, key, value = jnp.split(qkv.reshape(t, h + 2 * hk, d), (h, h + hk), axis=1)
+    qkv, table = qkv.reshape(t, h + 2 * hk, d), step.rope_tables[kind.rope]
     if config.qk_norm:
+        query, key, value = jnp.split(qkv, (h, h + hk), axis=1)
         query, key = step.norm(query, weights["q_norm"]), step.norm(key, weights["k_norm"])
-    query, key = ops.rotary_embedding(batch.positions, query, step.rope_tables[kind.rope], key)
-    cache = ops.reshape_and_cache_flash(key, value, cache, batch.slots, layer=layer)
+        query, key = ops.rotary_embedding(batch.positions, query, table, key)
+        cache = ops.reshape_and_cache_flash(key, value, cache, batch.slots, layer=layer)
+    else:
+        query, cache = ops.rotary_embedding_and_cache(
+            batch.positions, qkv, table, cache, batch.slots, num_heads=h, layer=layer
+        )
     attended = _attend(step, kind, query, cache, layer)
     return step.sum_shares(step.linear(attended.reshape(t, h * d), weights["wo"])), cache
 
