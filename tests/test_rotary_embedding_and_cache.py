@@ -133,6 +133,7 @@ def test_every_keyword_reaches_the_op() -> None:
     [
         ({"num_heads": 5}, "qkv has 8 heads, expected 9: num_heads=5 and the cache's hk=2 twice"),
         ({"num_heads": 0}, "num_heads is 0, expected at least 1"),
+        ({"num_heads": None}, "num_heads is missing"),
         ({"rope_dim_offset": 2}, "rope_dim_offset=2 plus r=64 of cos_sin_cache exceeds the head's"),
         ({"kv_cache_dtype": "fp8"}, "key_cache has dtype f32, expected f8e4m3fn or u8"),
         ({"layout": "combined"}, "value_cache is given, but"),

@@ -739,7 +739,7 @@ def rotary_embedding_and_cache(
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
     *,
-    num_heads: int = 0,
+    num_heads: int | None = None,
     is_neox: bool = True,
     rope_dim_offset: int = 0,
     layout: str = "NHD",
@@ -762,7 +762,7 @@ def rotary_embedding_and_cache(
       k_scale: [1] or [hk], f32: what keys are divided by before they are stored in fp8; default
         1; may be absent.
       v_scale: [1] or [hk], f32: the same for values; may be absent.
-      num_heads: how many of the heads are queries; must be given.
+      num_heads: how many of the heads are queries; needed.
       is_neox: pairs (i, i + r/2); false: pairs (2i, 2i + 1).
       rope_dim_offset: dimensions of a head before the first pair.
       layout: order of the cache's axes; one of NHD, HND, combined, packed, stacked, or an order

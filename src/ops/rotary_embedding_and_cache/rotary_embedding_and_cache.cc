@@ -11,9 +11,9 @@ TensorView RotaryEmbeddingAndCache::Heads(int64_t first, int64_t count) const {
 
 RotaryEmbedding RotaryEmbeddingAndCache::Rotation(const TensorView& turned_key) const {
   return {.positions = positions,
-          .query = Heads(0, num_heads),
+          .query = Heads(0, *num_heads),
           .cos_sin_cache = cos_sin_cache,
-          .key = Heads(num_heads, num_kv_heads()),
+          .key = Heads(*num_heads, num_kv_heads()),
           .head_size = std::nullopt,
           .is_neox = is_neox,
           .rope_dim_offset = rope_dim_offset,
@@ -23,7 +23,7 @@ RotaryEmbedding RotaryEmbeddingAndCache::Rotation(const TensorView& turned_key) 
 
 ReshapeAndCacheFlash RotaryEmbeddingAndCache::CacheWrite(const TensorView& turned_key) const {
   return {.key = turned_key,
-          .value = Heads(num_heads + num_kv_heads(), num_kv_heads()),
+          .value = Heads(*num_heads + num_kv_heads(), num_kv_heads()),
           .key_cache = key_cache,
           .value_cache = value_cache,
           .slot_mapping = slot_mapping,
@@ -37,18 +37,19 @@ ReshapeAndCacheFlash RotaryEmbeddingAndCache::CacheWrite(const TensorView& turne
 }
 
 Status RotaryEmbeddingAndCache::Check() const {
+  if (!num_heads) return InvalidArgument("num_heads is missing");
   CacheView cache;
   INTARSIA_RETURN_IF_ERROR(
       MakeCacheView(layout, kv_cache_dtype, key_cache, value_cache, layer, cache));
-  const int64_t heads = num_heads + 2 * cache.num_kv_heads;
+  const int64_t heads = *num_heads + 2 * cache.num_kv_heads;
   if (qkv.dim(1) != heads)
     return InvalidArgument(Text("qkv has ", qkv.dim(1), " heads, expected ", heads, ": num_heads=",
-                                num_heads, " and the cache's hk=", cache.num_kv_heads, " twice"));
+                                *num_heads, " and the cache's hk=", cache.num_kv_heads, " twice"));
   // What the two ops would say of a key and of a query, which are no operands here.
   if (slot_mapping.dim(0) > qkv.dim(0))
     return InvalidArgument(
         Text("slot_mapping has ", slot_mapping.dim(0), " slots but qkv has t=", qkv.dim(0)));
-  const TensorView key = Heads(num_heads, num_kv_heads());  // has the turned key's sizes
+  const TensorView key = Heads(*num_heads, num_kv_heads());  // has the turned key's sizes
   INTARSIA_RETURN_IF_ERROR(Rotation(key).Check());
   return CacheWrite(key).Check();
 }

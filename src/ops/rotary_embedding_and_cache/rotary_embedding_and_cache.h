@@ -12,7 +12,7 @@ struct RotaryEmbeddingAndCache {
   Optional value_cache;
   TensorView slot_mapping;
   Optional layer, k_scale, v_scale;
-  int64_t num_heads = 0;
+  std::optional<int64_t> num_heads;
   bool is_neox = true;
   int64_t rope_dim_offset = 0;
   std::string_view layout = "NHD";
@@ -47,7 +47,7 @@ struct RotaryEmbeddingAndCache {
          "what keys are divided by before they are stored in fp8; default 1"),
       In("v_scale", &RotaryEmbeddingAndCache::v_scale, "1 | hk", "f32", "the same for values"),
       Attr("num_heads", &RotaryEmbeddingAndCache::num_heads,
-           "how many of the heads are queries; must be given"),
+           "how many of the heads are queries; needed"),
       Attr("is_neox", &RotaryEmbeddingAndCache::is_neox,
            "pairs (i, i + r/2); false: pairs (2i, 2i + 1)"),
       Attr("rope_dim_offset", &RotaryEmbeddingAndCache::rope_dim_offset,
@@ -71,7 +71,7 @@ struct RotaryEmbeddingAndCache {
   Status Run(const CpuContext&) const;
   Status Run(const CudaContext&) const;
 
-  int64_t num_kv_heads() const { return (qkv.dim(1) - num_heads) / 2; }
+  int64_t num_kv_heads() const { return (qkv.dim(1) - *num_heads) / 2; }
   // The two ops that this one is. turned_key: where the key stands between them, [t, hk, d].
   RotaryEmbedding Rotation(const TensorView& turned_key) const;
   ReshapeAndCacheFlash CacheWrite(const TensorView& turned_key) const;

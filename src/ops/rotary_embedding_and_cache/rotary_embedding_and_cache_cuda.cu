@@ -138,7 +138,7 @@ Status RotaryEmbeddingAndCache::Run(const CudaContext& context) const {
               .cache = {},
               .k_scale = ToScaleView(k_scale),
               .v_scale = ToScaleView(v_scale),
-              .num_heads = static_cast<int>(num_heads),
+              .num_heads = static_cast<int>(*num_heads),
               .num_kv_heads = static_cast<int>(num_kv_heads()),
               .d = static_cast<int>(qkv.dim(2))};
   INTARSIA_RETURN_IF_ERROR(
