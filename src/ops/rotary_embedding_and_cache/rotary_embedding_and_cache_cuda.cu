@@ -29,7 +29,9 @@ struct Arguments {
   int num_heads, num_kv_heads, d;
 };
 
-// A block a token. A head is the items of turn.cuh, one of V is copied whole.
+// With q, k, v the heads of qkv[token] and R the rotation by positions[token]:
+//   query[token] = R q,   K[slot] = R k,   V[slot] = v   for slot = slot_mapping[token].
+// A block a token. A head of q or k is the items of turn.cuh, one of v is copied whole.
 template <class T, class Cell>
 __global__ void __launch_bounds__(kMaxThreads) RotaryAndCacheKernel(Arguments a) {
   using V = typename Cell::In;
