@@ -40,7 +40,8 @@ CASES = {
 
 
 def arguments(
-    rng, dtype, *, t, h, hk, d, page, r=None, table_dtype=None, max_position=8192, outside=False,
+    rng, dtype, *, t, h, hk, d, page, r=None, table_dtype=None, max_position=rotary.MAX_POSITION,
+    outside=False,
     index=np.int32, is_neox=True, rope_dim_offset=0, **cache,
 ):  # fmt: skip
     """Random operands in spec order, and attributes; `cache` is what reshape_and_cache_flash's cases say."""
