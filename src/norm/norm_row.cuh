@@ -67,14 +67,18 @@ struct RowPack {
   template <class Out>
   __device__ __forceinline__ void Load(const NormArguments<T, Out>& a, int64_t at) {
     const auto x = *reinterpret_cast<const Pack<T, kCount>*>(a.x + at);
-    if constexpr (!kResidual) {
+    if constexpr (!kResidual)
       kept = x;
-    } else {
-      const auto residual = *reinterpret_cast<const Pack<T, kCount>*>(a.residual + at);
+    else
+      Add(a, x, *reinterpret_cast<const Pack<T, kCount>*>(a.residual + at));
+  }
+
+  template <class Out>
+  __device__ __forceinline__ void Add(const NormArguments<T, Out>& a, const Pack<T, kCount>& x,
+                                      const Pack<T, kCount>& residual) {
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) kept.at[j] = ToFloat(x.at[j]) + ToFloat(residual.at[j]);
-      if (!a.before_weight) kept = Rounded<T>(kept);
-    }
+    for (int j = 0; j < kCount; ++j) kept.at[j] = ToFloat(x.at[j]) + ToFloat(residual.at[j]);
+    if (!a.before_weight) kept = Rounded<T>(kept);
   }
 
   __device__ __forceinline__ float SumOfSquares() const {
@@ -180,6 +184,29 @@ template <class T, class Out, int kCount, bool kResidual, bool kRowScales>
 const Kernel kNormKernel("NormKernel", reinterpret_cast<const void*>(
                                            &NormKernel<T, Out, kCount, kResidual, kRowScales>));
 
+template <class T, class Out>
+NormArguments<T, Out> ArgumentsOf(const Norm& norm) {
+  NormArguments<T, Out> a{.x = norm.x.as<const T>(),
+                          .out = norm.out.as<Out>(),
+                          .rule = norm.rule,
+                          .n = norm.x.dim(-1),
+                          .eps = norm.eps,
+                          .before_weight = norm.rounding == "before_weight"};
+  // A row without columns has a scale, too.
+  a.rows = norm.row_scales ? norm.row_scales->size() : a.n == 0 ? 0 : norm.x.size() / a.n;
+  if (norm.weight && norm.weight->dtype == kF32)
+    a.weight_f32 = norm.weight->as<const float>();
+  else if (norm.weight)
+    a.weight = norm.weight->as<const T>();
+  if (norm.residual) {
+    a.residual = norm.residual->as<const T>();
+    a.residual_out = norm.residual_out->as<T>();
+  }
+  if (norm.scale) a.scale = norm.scale->as<const float>();
+  if (norm.row_scales) a.row_scales = norm.row_scales->as<float>();
+  return a;
+}
+
 // Out is void where the result has the activations' type.
 template <class Out, bool kResidual, bool kRowScales = false>
 Status LaunchNorm(const CudaContext& context, const Norm& norm) {
@@ -187,24 +214,7 @@ Status LaunchNorm(const CudaContext& context, const Norm& norm) {
     using T = DeviceT<kType>;
     using Result = std::conditional_t<std::is_void_v<Out>, T, Out>;
     constexpr int kCount = kMaxAccessBytes / sizeof(T);
-    NormArguments<T, Result> a{.x = norm.x.as<const T>(),
-                               .out = norm.out.as<Result>(),
-                               .rule = norm.rule,
-                               .n = norm.x.dim(-1),
-                               .eps = norm.eps,
-                               .before_weight = norm.rounding == "before_weight"};
-    // A row without columns has a scale, too.
-    a.rows = norm.row_scales ? norm.row_scales->size() : a.n == 0 ? 0 : norm.x.size() / a.n;
-    if (norm.weight && norm.weight->dtype == kF32)
-      a.weight_f32 = norm.weight->as<const float>();
-    else if (norm.weight)
-      a.weight = norm.weight->as<const T>();
-    if constexpr (kResidual) {
-      a.residual = norm.residual->as<const T>();
-      a.residual_out = norm.residual_out->as<T>();
-    }
-    if (norm.scale) a.scale = norm.scale->as<const float>();
-    if (norm.row_scales) a.row_scales = norm.row_scales->as<float>();
+    const auto a = ArgumentsOf<T, Result>(norm);
     const bool packed = AllInPacks<kCount>(a.n, a.x, a.out, a.weight, a.residual, a.residual_out);
     dim3 block;
     INTARSIA_RETURN_IF_ERROR(
