@@ -25,11 +25,10 @@ def how(layout: str) -> dict[str, str]:
     return {} if layout in attention.layout_names() and layout != "HND" else {"layout": layout}
 
 
-def mesh_of(**axes: int) -> jax.sharding.Mesh:
+def mesh_of(devices: list[jax.Device] | None = None, **axes: int) -> jax.sharding.Mesh:
     kinds = (AxisType.Auto,) * len(axes)
-    return jax.make_mesh(
-        tuple(axes.values()), tuple(axes), axis_types=kinds, devices=jax.devices("cpu")[:DEVICES]
-    )
+    devices = devices or jax.devices("cpu")[:DEVICES]
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=kinds, devices=devices)
 
 
 def compile_on(mesh, function, operands: dict[str, tuple], donate: tuple[int, ...] = ()):

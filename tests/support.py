@@ -41,6 +41,11 @@ def cpu_op_names() -> list[str]:
     return _rows("INTARSIA_CPU_OP")
 
 
+def cuda_op_names() -> list[str]:
+    """Those that programs for GPUs call and no manifest lists as ops."""
+    return _rows("INTARSIA_CUDA_OP")
+
+
 def _rows(macro: str) -> list[str]:
     lines = (OPS / "ops.inc").read_text().splitlines()
     return [line.split("(")[1].split(",")[0] for line in lines if line.startswith(f"{macro}(")]

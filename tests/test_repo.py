@@ -154,10 +154,12 @@ def test_an_op_is_a_folder(op: str) -> None:
 
 def test_ops_inc_is_sorted_and_complete() -> None:
     folders = sorted(p.name for p in support.OPS.iterdir() if (p / f"{p.name}.h").is_file())
-    assert sorted(support.op_names() + support.cpu_op_names()) == folders
+    every = support.op_names() + support.cpu_op_names() + support.cuda_op_names()
+    assert sorted(every) == folders
     for names, ops in (
         (support.op_names(), _native.main_library().ops),
         (support.cpu_op_names(), _native.main_library().cpu_ops),
+        (support.cuda_op_names(), _native.main_library().cuda_ops),
     ):
         assert names == sorted(names) and sorted(ops) == names
 

@@ -108,6 +108,10 @@ INTARSIA_API int32_t intarsia_call(const char* op, const char* platform,
                                    const intarsia_tensor* results, size_t num_results,
                                    void* stream);
 
+/* Lets GPUs (CUDA's ordinals) reach each other's memory, as `all_reduce_fused_add_rms_norm` does
+ * (docs/adr/0013-exchange.md). 12: two of them cannot, or the library was built without CUDA. */
+INTARSIA_API int32_t intarsia_enable_peer_access(const int32_t* devices, size_t count);
+
 struct PJRT_Api; /* of xla/pjrt/c/pjrt_c_api.h */
 
 /* Registers the library's handlers with a PJRT plugin, before programs are compiled with it: those

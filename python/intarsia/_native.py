@@ -159,8 +159,10 @@ class Library:
             )
         self.manifest: Mapping[str, Any] = json.loads(self._lib.intarsia_manifest())
         self.ops = {row["name"]: _op(row) for row in self.manifest["ops"]}
-        # For programs on CPUs alone; front ends offer none of them as it is.
-        self.cpu_ops = {row["name"]: _op(row) for row in self.manifest["cpu_ops"]}
+        # For programs on CPUs alone, and on GPUs alone; front ends offer none of them as it is.
+        self.cpu_ops, self.cuda_ops = (
+            {row["name"]: _op(row) for row in self.manifest[key]} for key in ("cpu_ops", "cuda_ops")
+        )
         self._aliases = {op.target_alias: op.name for op in self.ops.values() if op.target_alias}
 
     @property
@@ -214,6 +216,15 @@ class Library:
             )
         )
 
+    def enable_peer_access(self, devices: Sequence[int]) -> None:
+        """Lets GPUs (CUDA's ordinals) reach each other's memory.
+
+        Raises:
+          NotImplementedError: two of them cannot; the text names them. Or there is no CUDA in the library.
+        """
+        ordinals = (ctypes.c_int32 * len(devices))(*devices)
+        self._check(self._lib.intarsia_enable_peer_access(ordinals, ctypes.c_size_t(len(devices))))
+
     def register_with_torch(
         self, op: str, torch_name: str, *, in_place: bool, text_addresses: bool
     ) -> None:
@@ -243,11 +254,10 @@ class Library:
     def find(self, op: str) -> Op:
         """The op of that name or target alias; an unknown one raises LookupError with those there are."""
         op = self._aliases.get(op, op)
-        if op in self.cpu_ops:
-            return self.cpu_ops[op]
-        if op not in self.ops:
-            raise LookupError(f"no op {op}; {self.path.name} has {', '.join(sorted(self.ops))}")
-        return self.ops[op]
+        for ops in (self.ops, self.cpu_ops, self.cuda_ops):
+            if op in ops:
+                return ops[op]
+        raise LookupError(f"no op {op}; {self.path.name} has {', '.join(sorted(self.ops))}")
 
     def cache_axes(self, layout: str, layers: bool) -> list[str]:
         """The axes of key_cache in a layout, slowest first, in the letters of src/core/cache_layout.h.

@@ -12,6 +12,9 @@
 #include "src/pjrt/register.h"
 #include "src/pjrt/wrapper.h"
 #include "src/torch/register.h"
+#ifdef INTARSIA_WITH_CUDA
+#include "src/core/cuda/peers.h"
+#endif
 
 namespace intarsia {
 namespace {
@@ -187,6 +190,17 @@ int32_t intarsia_call(const char* name, const char* platform, const intarsia_ten
     if (on == "Host") return RunCpu(*op, call, CpuContext(&ThreadPool::Global()));
     if (on != "CUDA") return Invalid(*op, "platform is ", on, ", expected Host or CUDA");
     return RunCuda(*op, call, CudaContext{stream});
+  });
+}
+
+int32_t intarsia_enable_peer_access([[maybe_unused]] const int32_t* devices,
+                                    [[maybe_unused]] size_t count) {
+  return Guarded([&]() -> Status {
+#ifdef INTARSIA_WITH_CUDA
+    return cuda::EnablePeerAccess({devices, count});
+#else
+    return Unimplemented("this library was built without CUDA");
+#endif
   });
 }
 

@@ -119,8 +119,9 @@ std::string Manifest() {
 #else
   const std::string cuda = "null";
 #endif
-  std::vector<OpInfo> listed, cpu_only;
-  for (const OpInfo& op : Ops()) (op.cpu_only ? cpu_only : listed).push_back(op);
+  std::vector<OpInfo> listed, cpu_only, cuda_only;
+  for (const OpInfo& op : Ops())
+    (op.cpu_only ? cpu_only : op.cuda_only ? cuda_only : listed).push_back(op);
   return Object()
       .String("version", INTARSIA_VERSION)
       .Json("cuda", cuda)
@@ -128,6 +129,7 @@ std::string Manifest() {
       .Json("layouts", List(kCacheLayouts, layout_json))
       .Json("ops", List(listed, OpJson))
       .Json("cpu_ops", List(cpu_only, OpJson))
+      .Json("cuda_ops", List(cuda_only, OpJson))
       .Done();
 }
 

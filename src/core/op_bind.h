@@ -146,7 +146,8 @@ OpInfo MakeOpInfo() {
               .source = Op::kSpec.source,
               .target_alias = Op::kSpec.target_alias,
               .separable = Op::kSpec.separable,
-              .cpu_only = !HasRun<Op, CudaContext>};
+              .cpu_only = !HasRun<Op, CudaContext>,
+              .cuda_only = !HasRun<Op, CpuContext>};
   const Op defaults{};
   ForEachField<Op>([&]<class Field>(const Field& field, size_t) {
     using Member = std::remove_cvref_t<decltype(defaults.*(field.member))>;
@@ -166,7 +167,7 @@ OpInfo MakeOpInfo() {
           {.name = field.name, .dtype = "f32", .doc = "for the op's own use", .workspace = true});
     }
   });
-  info.run_cpu = &RunOp<Op, CpuContext>;
+  if constexpr (HasRun<Op, CpuContext>) info.run_cpu = &RunOp<Op, CpuContext>;
 #ifdef INTARSIA_WITH_CUDA
   if constexpr (HasRun<Op, CudaContext>) info.run_cuda = &RunOp<Op, CudaContext>;
 #endif

@@ -299,6 +299,7 @@ Status CheckIndices(const OpInfo& op, const Call& call, const Context& context) 
 }  // namespace
 
 Status RunCpu(const OpInfo& op, const Call& call, const CpuContext& context) {
+  if (!op.run_cpu) return Unimplemented(Text(op.name, ": runs on GPUs alone"));
   INTARSIA_RETURN_IF_ERROR(CheckIndices(op, call, context));
   return op.run_cpu(call, context);
 }

@@ -52,14 +52,15 @@ struct Call {
 
 struct OpInfo {
   std::string_view name, summary, source, target_alias, separable;
-  bool cpu_only = false;  // runs in XLA's CPU programs and nowhere else
+  bool cpu_only = false;   // runs in XLA's CPU programs and nowhere else
+  bool cuda_only = false;  // in its programs for GPUs
   std::vector<OperandInfo> operands = {};
   std::vector<AttributeInfo> attributes = {};
   std::vector<ResultInfo> results = {};
   SymbolTable symbols = {};  // the letters and attributes that `dims` speak of
 
   // Fill the struct and run it; the call has been checked.
-  Status (*run_cpu)(const Call&, const CpuContext&) = nullptr;
+  Status (*run_cpu)(const Call&, const CpuContext&) = nullptr;  // null if cuda_only
   Status (*run_cuda)(const Call&,
                      const CudaContext&) = nullptr;  // null if cpu_only or built without CUDA
   // Fill the struct and ask what only the op can say of a call. Addresses are not looked at.

@@ -8,17 +8,21 @@
 namespace intarsia {
 
 #define INTARSIA_CPU_OP(folder, Op)
+#define INTARSIA_CUDA_OP(folder, Op)
 #define INTARSIA_OP(folder, Op) \
   Status Op::Run(const CpuContext& context) const { return RunOnCpu(*this, context); }
 #include <ops.inc>
 #undef INTARSIA_OP
+#undef INTARSIA_CUDA_OP
 #undef INTARSIA_CPU_OP
 
 std::span<const OpInfo> Ops() {
   static const OpInfo ops[] = {
 #define INTARSIA_OP(folder, Op) MakeOpInfo<Op>(),
 #define INTARSIA_CPU_OP(folder, Op) MakeOpInfo<Op>(),
+#define INTARSIA_CUDA_OP(folder, Op) MakeOpInfo<Op>(),
 #include <ops.inc>
+#undef INTARSIA_CUDA_OP
 #undef INTARSIA_CPU_OP
 #undef INTARSIA_OP
   };

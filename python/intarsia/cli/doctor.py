@@ -141,10 +141,11 @@ def _check_headers(report: _Report) -> None:
 def _check_library(report: _Report) -> None:
     library = _native.main_library()
     cuda = library.manifest["cuda"]
-    for_cpus = ", ".join(library.cpu_ops)
+    for_cpus, for_gpus = map(", ".join, (library.cpu_ops, library.cuda_ops))
     report.ok(
         "library",
-        f"{library.path.name} {library.version}, {len(library.ops)} ops, {for_cpus} for CPUs, {library.manifest['isa']}, "
+        f"{library.path.name} {library.version}, {len(library.ops)} ops, {for_cpus} for CPUs, {for_gpus} for GPUs, "
+        + f"{library.manifest['isa']}, "
         + (f"CUDA {cuda}" if cuda else "without CUDA"),
     )
     if library.version != __version__:

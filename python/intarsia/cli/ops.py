@@ -21,7 +21,7 @@ def main(args: argparse.Namespace) -> int:
     platforms: dict[str, list[str]] = {}
     for handler in library.handlers():
         platforms.setdefault(handler.target, []).append(handler.platform)
-    ops = [*library.ops.values(), *library.cpu_ops.values()]
+    ops = [op for kind in (library.ops, library.cpu_ops, library.cuda_ops) for op in kind.values()]
     summaries = {op.target: op.summary for op in ops}
     summaries |= {op.target_alias: f"alias of {op.target}" for op in ops if op.target_alias}
     cuda = library.manifest["cuda"]

@@ -5,7 +5,7 @@ size, p pages, s page size, m pages per sequence, r rotary dim, l layers.
 
 Where things are: `_ops` has a function for each op, `_call` makes a custom call of it, `_vmap`, `_grad`, `_shard` and
 `_export` are what JAX's transformations make of it. Functions that say more than the op does, or say it otherwise, have
-modules of their own: `_attention`, `_cache`, `_cascade`, `_linear`, `_ragged`.
+modules of their own: `_attention`, `_cache`, `_cascade`, `_exchange`, `_linear`, `_ragged`.
 """
 
 from intarsia import _native
@@ -21,6 +21,7 @@ from intarsia.jax._ops import *  # noqa: F403  every op; the imports below repla
 from intarsia.jax._attention import flash_attn_varlen, paged_attention
 from intarsia.jax._cache import reshape_and_cache_flash, rotary_embedding_and_cache
 from intarsia.jax._cascade import cascade_attention
+from intarsia.jax._exchange import Exchange, all_reduce_fused_add_rms_norm, make_exchange
 from intarsia.jax._export import export_exemptions
 from intarsia.jax._linear import linear
 from intarsia.jax._ragged import ragged_paged_attention
@@ -28,7 +29,9 @@ from intarsia.jax._shard import ShardedOps, kv_cache_sharding, kv_heads, shard
 
 __all__ = [
     *_ops.__all__,
+    "Exchange",
     "ShardedOps",
+    "all_reduce_fused_add_rms_norm",
     "call",
     "cascade_attention",
     "export_exemptions",
@@ -36,6 +39,7 @@ __all__ = [
     "kv_cache_sharding",
     "kv_heads",
     "linear",
+    "make_exchange",
     "paged_attention",
     "ragged_paged_attention",
     "register",
