@@ -119,7 +119,8 @@ class Engine:
         self.stats = Stats()
         self._parallel = TensorParallel(config, tensor_parallel) if tensor_parallel != 1 else None
         if self._parallel:
-            config, params = self._parallel.config, self._parallel.place(params)
+            config = self._parallel.config
+            params = self._parallel.place(params) | self._parallel.exchange(params["embed"].dtype)
         self._config = config
         self._ops = ops or importlib.import_module("intarsia.jax")
         self._params = transformer.stack_layers(params) if scan_layers else params

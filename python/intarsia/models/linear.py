@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 import intarsia.jax as ij
 from intarsia.jax._linear import product_by_xla
@@ -86,12 +87,25 @@ def linear(ops: ModuleType, x: Rows, weight: Weight) -> jax.Array:
     return (out * x.scale * weight.scale).astype(x.dtype)
 
 
+class Shares(NamedTuple):
+    """Says that an array is a device's share of a sum.
+
+    Attributes:
+        axis: The mesh axis to sum over.
+        exchange: What `intarsia.jax.all_reduce_fused_add_rms_norm` may sum through.
+    """
+
+    axis: str
+    exchange: ij.Exchange | None
+
+
 def norm_for(
     ops: ModuleType,
     weight: Weight | None,
     x: jax.Array,
     residual: jax.Array | None,
     norm_weight: jax.Array,
+    shares: Shares | None = None,
     **settings: Any,
 ) -> tuple[Rows, jax.Array]:
     """Adds x to the residual stream and norms it, in the form that the layer which follows takes.
@@ -102,11 +116,23 @@ def norm_for(
         x: What a branch of the network adds, [t, n]; without `residual`, the stream itself.
         residual: The residual stream so far, [t, n], or None.
         norm_weight: Scale of each column, [n].
+        shares: Given if x is this device's share.
         settings: `eps` and `rounding` of the norm ops.
 
     Returns:
         The normed rows and the residual stream.
     """
+    if shares and residual is not None and not isinstance(weight, QuantizedWeight):
+        return ops.all_reduce_fused_add_rms_norm(
+            x,
+            residual,
+            norm_weight,
+            axis_name=shares.axis,
+            exchange=shares.exchange,
+            **settings,
+        )
+    if shares:
+        x = lax.psum(x, shares.axis)
     if isinstance(weight, QuantizedWeight):
         codes, scale, *added = ops.rms_norm_dynamic_per_token_quant(
             x, norm_weight, residual=residual, **settings

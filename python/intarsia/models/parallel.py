@@ -3,7 +3,7 @@
 Every device runs the same step (`jax.shard_map`) on its share of the heads, of the feed-forward
 layer's columns and of the vocabulary, as in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053): two
 sums over the devices a block, one for the embedding, and one gathering, of logits or of the largest of
-each device. XLA's collectives do all of it.
+each device. XLA's collectives do it, but that GPUs make the sums of few rows themselves (`intarsia.jax.make_exchange`).
 """
 
 import dataclasses
@@ -17,11 +17,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import DictKey, GetAttrKey
 
-from intarsia.jax import kv_cache_sharding, kv_heads
+from intarsia.jax import kv_cache_sharding, kv_heads, make_exchange
 from intarsia.models.config import ModelConfig
 from intarsia.models.weights import Params
 
 _AXIS = "tensor"
+EXCHANGE = "exchange"  # in `Params`
 # The axis of each role's array that is spread, seen from the last one; other roles have a copy on
 # every device. Layers may be stacked in front.
 _SPREAD_AXES = {
@@ -83,6 +84,11 @@ class TensorParallel:
 
         return jax.tree.map_with_path(put, params)
 
+    def exchange(self, dtype: Any) -> Params:
+        """What `forward` sums rows of the residual stream through, if devices can write to each other's memory."""
+        made = make_exchange(self._mesh, _AXIS, columns=self.config.hidden, dtype=dtype)
+        return {} if made is None else {EXCHANGE: made}
+
     def copy(self, arrays: Any) -> Any:
         """Puts a copy of each array onto every device, so that no step has to."""
         return jax.device_put(arrays, NamedSharding(self._mesh, P()))
@@ -127,6 +133,8 @@ def _role(path: tuple[Any, ...]) -> str:
 
 
 def _spec(path: tuple[Any, ...], array: jax.Array) -> P:
+    if _role(path) == EXCHANGE:
+        return array.sharding.spec
     axis = _SPREAD_AXES.get(_role(path))
     if path[-1] == GetAttrKey(
         "scale"

@@ -16,8 +16,8 @@ from jax import lax
 import intarsia.jax as ij
 from intarsia.models import KV_CACHE_DTYPES
 from intarsia.models.config import LayerKind, ModelConfig, Rope
-from intarsia.models.linear import QuantizedRows, Rows, Weight, linear, norm_for
-from intarsia.models.parallel import TensorParallel
+from intarsia.models.linear import QuantizedRows, Rows, Shares, Weight, linear, norm_for
+from intarsia.models.parallel import EXCHANGE, TensorParallel
 from intarsia.models.sampling import argmax
 from intarsia.models.weights import Params
 
@@ -52,26 +52,45 @@ class _Step(NamedTuple):
     rope_tables: dict[Rope, jax.Array]
     batch: Batch
     decode: bool
+    exchange: ij.Exchange | None
 
     def norm(self, x: jax.Array, weight: jax.Array) -> jax.Array:
         """Norms rows, or the heads of rows."""
         return self.add_and_norm(x, None, weight, None)[0]
 
     def add_and_norm(
-        self, x: jax.Array, residual: jax.Array | None, weight: jax.Array, feeds: Weight | None
+        self,
+        x: jax.Array,
+        residual: jax.Array | None,
+        weight: jax.Array,
+        feeds: Weight | None,
+        *,
+        is_share: bool = False,
     ) -> tuple[Rows, jax.Array]:
-        """Adds x to the residual stream, and norms that for the layer whose weight is `feeds`."""
+        """Adds x, or all devices' shares of it, to the residual stream, and norms that for the layer whose weight is `feeds`."""
         config = self.config
         settings = {"eps": config.rms_eps, "rounding": config.norm_rounding}
-        return norm_for(self.ops, feeds, x, residual, weight, **settings)
+        shares = Shares(config.mesh_axis, self.exchange) if is_share and config.mesh_axis else None
+        return norm_for(self.ops, feeds, x, residual, weight, shares, **settings)
 
     def linear(self, x: Rows, weight: Weight) -> jax.Array:
         """A linear layer."""
         return linear(self.ops, x, weight)
 
-    def sum_shares(self, x: jax.Array) -> jax.Array:
-        """Adds up what the devices have made of their shares of a branch."""
-        return x if self.config.mesh_axis is None else lax.psum(x, self.config.mesh_axis)
+    def end_branch(
+        self,
+        share: jax.Array,
+        post_norm: jax.Array | None,
+        residual: jax.Array,
+        weight: jax.Array,
+        feeds: Weight | None,
+    ) -> tuple[Rows, jax.Array]:
+        """`add_and_norm` of the sum of what the devices have made of a branch, in a model with post norms of that normed."""
+        if post_norm is None:
+            return self.add_and_norm(share, residual, weight, feeds, is_share=True)
+        axis = self.config.mesh_axis
+        branch = share if axis is None else lax.psum(share, axis)
+        return self.add_and_norm(self.norm(branch, post_norm), residual, weight, feeds)
 
 
 def cache_dtype(kv_cache_dtype: str, dtype: Any) -> Any:
@@ -182,7 +201,7 @@ def forward(
         The final hidden rows [t, n], normed, and the updated caches.
     """
     tables = dict(zip(config.ropes, rope_tables, strict=True))
-    step = _Step(ops, config, tables, batch, decode)
+    step = _Step(ops, config, tables, batch, decode, params.get(EXCHANGE))
     residual = embed(config, params, batch.tokens)
     if config.embed_scale != 1.0:
         residual = residual * config.embed_scale  # in the activations' dtype, as Gemma was trained
@@ -252,13 +271,12 @@ def _block(
     residual and norms in one fused op, and the model's last norm is no special case. `following` is
     the weight that reads the result, None after the last block.
     """
-    hidden, cache = _attention(step, kind, weights, hidden, cache, layer)
-    hidden = _post_norm(step, hidden, weights.get("attention_post_norm"))
-    hidden, residual = step.add_and_norm(
-        hidden, residual, weights["mlp_norm"], weights["w_gate_up"]
-    )
-    hidden = _post_norm(step, _mlp(step, weights, hidden), weights.get("mlp_post_norm"))
-    hidden, residual = step.add_and_norm(hidden, residual, weights["next_norm"], following)
+    share, cache = _attention(step, kind, weights, hidden, cache, layer)
+    post_norm, norm = weights.get("attention_post_norm"), weights["mlp_norm"]
+    hidden, residual = step.end_branch(share, post_norm, residual, norm, weights["w_gate_up"])
+    share = _mlp(step, weights, hidden)
+    post_norm, norm = weights.get("mlp_post_norm"), weights["next_norm"]
+    hidden, residual = step.end_branch(share, post_norm, residual, norm, following)
     return hidden, residual, cache
 
 
@@ -270,7 +288,7 @@ def _attention(
     cache: KvCache,
     layer: jax.Array | None,
 ) -> tuple[jax.Array, KvCache]:
-    """Projects to heads, writes the new keys and values, attends, and projects back."""
+    """Projects to heads, writes the new keys and values, attends, and projects back: this device's share of that."""
     ops, config, batch = step.ops, step.config, step.batch
     h, hk, d = config.heads, config.kv_heads, config.head_dim
     qkv = step.linear(hidden, weights["wqkv"])
@@ -288,7 +306,7 @@ def _attention(
             batch.positions, qkv, table, cache, batch.slots, num_heads=h, layer=layer
         )
     attended = _attend(step, kind, query, cache, layer)
-    return step.sum_shares(step.linear(attended.reshape(t, h * d), weights["wo"])), cache
+    return step.linear(attended.reshape(t, h * d), weights["wo"]), cache
 
 
 def _attend(
@@ -321,12 +339,7 @@ def _attend(
 
 
 def _mlp(step: _Step, weights: Params, hidden: Rows) -> jax.Array:
-    """The gated feed-forward layer."""
+    """The gated feed-forward layer, or this device's share of it."""
     activate = getattr(step.ops, f"{step.config.activation}_and_mul")
     activated = activate(step.linear(hidden, weights["w_gate_up"]))
-    return step.sum_shares(step.linear(activated, weights["w_down"]))
-
-
-def _post_norm(step: _Step, x: jax.Array, weight: jax.Array | None) -> jax.Array:
-    """Norms what a branch gives, in a model that does so."""
-    return x if weight is None else step.norm(x, weight)
+    return step.linear(activated, weights["w_down"])

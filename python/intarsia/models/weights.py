@@ -28,7 +28,8 @@ Params = dict[str, Any]
 `layers`, a list of dicts with `wqkv`, `bqkv` (with `qkv_bias`), `q_norm` and `k_norm` [d] (with
 `qk_norm`), `wo`, `attention_post_norm` (with `post_norms`), `mlp_norm`, `w_gate_up`, `w_down`,
 `mlp_post_norm` (with `post_norms`) and `next_norm`, the norm that follows the block (the next block's,
-or the model's last). `wqkv`, `wo`, `w_gate_up` and `w_down` are a `Weight` each (`linear.py`)."""
+or the model's last). `wqkv`, `wo`, `w_gate_up` and `w_down` are a `Weight` each (`linear.py`). `TensorParallel.exchange` may
+add one more."""
 
 _GGUF_NAMES = {
     "token_embd": "model.embed_tokens",
