@@ -43,7 +43,7 @@ def seconds_a_call(
     @functools.partial(
         jax.shard_map,
         mesh=mesh,
-        in_specs=(P(_AXIS), P(), jax.tree.map(lambda x: x.sharding.spec, exchange)),
+        in_specs=(P(_AXIS), P(), P(_AXIS)),
         out_specs=P(_AXIS),
         check_vma=False,
     )

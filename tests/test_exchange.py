@@ -2,6 +2,7 @@
 
 import functools
 
+import intarsia.jax as ij
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -34,18 +35,22 @@ def operands(ranks: int, rows: int, n: int, dtype=np.float32, weight_dtype=None)
     return parts, residual, weight
 
 
-def spread(mesh, exchange: Exchange | None = None, times: int = 1, **keywords):
-    """The function of all parts: what it gives on each device, `times` calls of which each adds to the last."""
-    specs = jax.tree.map(lambda x: x.sharding.spec, exchange)
+def spread(mesh, times: int = 1, check_vma: bool = False, **keywords):
+    """The jitted function of an exchange or None, all parts, residual and weight: what each device gets.
 
+    `times` calls, of which each adds to what the last one gave.
+    """
+    every = P(mesh.axis_names)
+
+    @jax.jit
     @functools.partial(
         jax.shard_map,
         mesh=mesh,
-        in_specs=(P(AXIS), P(), P(), specs),
-        out_specs=P(AXIS),
-        check_vma=False,
+        in_specs=(every, P(AXIS), P(), P()),
+        out_specs=every,
+        check_vma=check_vma,
     )
-    def on_each(part, residual, weight, exchange):
+    def on_each(exchange, part, residual, weight):
         call = functools.partial(
             all_reduce_fused_add_rms_norm, axis_name=AXIS, exchange=exchange, **keywords
         )
@@ -53,7 +58,7 @@ def spread(mesh, exchange: Exchange | None = None, times: int = 1, **keywords):
             out, residual = call(part[0], residual, weight)
         return out[None], residual[None]
 
-    return lambda *arrays: on_each(*arrays, exchange)
+    return on_each
 
 
 def expected(parts, residual, weight, times: int = 1, eps: float = 1e-6):
@@ -82,7 +87,7 @@ def assert_near(got, want, dtype, roundings: int = 1) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_xlas_way(ranks):
     arrays = operands(ranks, 5, 96)
-    got = jax.jit(spread(mesh_of(model=ranks), eps=1e-3))(*arrays)
+    got = spread(mesh_of(model=ranks), eps=1e-3)(None, *arrays)
     assert_near(got, expected(*arrays, eps=1e-3), np.float32)
 
 
@@ -94,20 +99,36 @@ def test_devices_that_are_no_gpus_have_no_exchange():
             library.enable_peer_access([0, 1])
 
 
-def fake_exchange(mesh, rows: int, packs: int, ranks: int | None = None) -> Exchange:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(axis="data"), r"axis is 'data', expected one of \('model',\)"),
+        (dict(columns=0), "columns is 0, expected at least 1"),
+        (dict(max_rows=0), "max_rows is 0, expected at least 1"),
+    ],
+)
+def test_impossible_exchanges_are_refused(change, message):
+    with pytest.raises(ValueError, match=f"make_exchange: {message}"):
+        make_exchange(mesh_of(model=2), **dict(axis=AXIS, columns=64, dtype=np.float32) | change)
+
+
+def fake_exchange(mesh, rows: int, packs: int, axis: str = AXIS) -> Exchange:
     """Has the form of one, for what only traces programs for GPUs."""
-    sharding = jax.NamedSharding(mesh, P(AXIS))
-    ranks = ranks or mesh.size
+    sharding = jax.NamedSharding(mesh, P(mesh.axis_names))
+    ranks = mesh.shape[axis]
     addresses = np.zeros((mesh.size * (ranks + 1), 2), np.int32)
     inbox = np.full((mesh.size * (2 * ranks + 1), rows, packs, 4), -1, np.int32)
-    return Exchange(*(jax.device_put(x, sharding) for x in (addresses, inbox)))
+    return Exchange(*(jax.device_put(x, sharding) for x in (addresses, inbox)), axis)
 
 
-def test_a_program_for_cpus_sums_by_xla():
-    mesh = mesh_of(model=2)
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("others", [{}, {"data": 2}])
+def test_a_program_for_cpus_sums_by_xla(others, check_vma):
+    mesh = mesh_of(**others, model=2)
     arrays = operands(2, 4, 64)
-    got = jax.jit(spread(mesh, fake_exchange(mesh, 4, 16)))(*arrays)
-    assert_near(got, expected(*arrays), np.float32)
+    function = spread(mesh, times=2, check_vma=check_vma)
+    got = function(fake_exchange(mesh, 4, 16), *arrays)
+    assert_near(got, expected(*arrays, times=2), np.float32)
 
 
 @pytest.mark.parametrize(
@@ -123,11 +144,19 @@ def test_a_program_for_cpus_sums_by_xla():
 )
 def test_what_a_program_for_gpus_does(rows, n, dtype, is_ours):
     mesh = mesh_of(model=2)
-    function = jax.jit(spread(mesh, fake_exchange(mesh, 4, 16)))
-    traced = function.trace(*operands(2, rows, n, dtype))
+    traced = spread(mesh).trace(fake_exchange(mesh, 4, 16), *operands(2, rows, n, dtype))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert (f"intarsia.{OP}" in text) == is_ours
     assert ("all_reduce" in text.replace(OP, "")) != is_ours
+
+
+def test_a_program_for_gpus_is_exported():
+    mesh = mesh_of(model=2)
+    arguments = fake_exchange(mesh, 4, 16), *operands(2, 4, 64)
+    exported = jax.export.export(
+        spread(mesh), platforms=["cuda"], disabled_checks=ij.export_exemptions()
+    )(*arguments)
+    assert f"intarsia.{OP}" in exported.mlir_module()
 
 
 def test_gradients_are_those_of_the_sum():
@@ -137,8 +166,8 @@ def test_gradients_are_those_of_the_sum():
     def by_hand(parts, residual, weight):
         return fused_add_rms_norm(parts.sum(axis=0), residual, weight)[0].sum()
 
-    def ours(parts, residual, weight):
-        return spread(mesh)(parts, residual, weight)[0][0].sum()
+    def ours(*arrays):
+        return spread(mesh)(None, *arrays)[0][0].sum()
 
     want, got = (jax.grad(f)(*map(jnp.asarray, arrays)) for f in (by_hand, ours))
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
@@ -155,45 +184,101 @@ def test_wrong_calls_are_refused(change, message):
     shapes = dict(x=(4, 64), residual=(4, 64), weight=(64,)) | change
     mesh = mesh_of(model=2)
     for exchange in (None, fake_exchange(mesh, 4, 16)):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"fused_add_rms_norm: {message}"):
             x, residual, weight = (np.ones(shape, np.float32) for shape in shapes.values())
-            jax.jit(spread(mesh, exchange)).trace(np.stack([x, x]), residual, weight)
+            spread(mesh).trace(exchange, np.stack([x, x]), residual, weight)
 
 
 def test_the_exchange_of_another_axis_is_refused():
-    mesh = mesh_of(model=2)
-    exchange = fake_exchange(mesh, 4, 16, ranks=4)
-    with pytest.raises(ValueError, match="exchange is for 4 devices, but mesh axis 'model' has 2"):
-        jax.jit(spread(mesh, exchange)).trace(*operands(2, 4, 64))
+    mesh = mesh_of(data=2, model=2)
+    exchange = fake_exchange(mesh, 4, 16, axis="data")
+    with pytest.raises(ValueError, match="exchange is for mesh axis 'data', but axis_name is 'mod"):
+        spread(mesh).trace(exchange, *operands(2, 4, 64))
 
 
-def test_vmap():
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            dict(x=(7, 64), residual=(7, 64)),
+            "x has 7 rows, expected at most the inbox's max_rows=6",
+        ),
+        (
+            dict(x=(6, 62), residual=(6, 62)),
+            "x has rows of 248 bytes, expected a multiple of 16 up",
+        ),
+        (dict(x=(6, 68), residual=(6, 68)), "x has rows of 272 bytes, .* up to 256"),
+        (
+            dict(x=(1, 8196), residual=(1, 8196), inbox=(5, 6, 9999, 4)),
+            "x has rows of 32784 bytes, .* up to 32768",
+        ),
+        (
+            dict(inbox=(4, 6, 16, 4)),
+            r"inbox has 2\*ranks\+1=4 but addresses has ranks=2, expected 5",
+        ),
+        (dict(addresses=(1, 2), inbox=(1, 6, 16, 4)), "addresses has ranks=0, expected at least 1"),
+    ],
+)
+def test_the_kernels_bounds(change, message):
+    shapes = dict(x=(6, 64), residual=(6, 64), addresses=(3, 2), inbox=(5, 6, 16, 4)) | change
+    types = [
+        _native.Tensor(shape, "i32" if name in ("addresses", "inbox") else "f32")
+        for name, shape in shapes.items()
+    ]
+    with pytest.raises(ValueError, match=f"{OP}: {message}"):
+        _native.main_library().infer(OP, [*types[:2], None, *types[2:]], {})
+
+
+@pytest.mark.parametrize("room", [8, 4])
+@pytest.mark.parametrize("mapped", ["rows", "x"])
+def test_vmap(mapped, room):
     mesh = mesh_of(model=2)
-    exchange = fake_exchange(mesh, 8, 16)
-    each = [operands(2, 4, 64)[:2] for _ in range(2)]
-    weight = operands(2, 4, 64)[2]
-    batch = [np.stack(arrays) for arrays in zip(*each, strict=True)]
-    outs, residuals = jax.jit(jax.vmap(spread(mesh, exchange), (0, 0, None)))(*batch, weight)
+    each = [operands(2, 4, 64) for _ in range(2)]
+    axes = {"rows": (0, 0, None), "x": (0, None, None)}[mapped]
+    each = [
+        tuple(
+            one if axis == 0 else first for one, first, axis in zip(x, each[0], axes, strict=True)
+        )
+        for x in each
+    ]
+    batch = [
+        np.stack(arrays) if axis == 0 else arrays[0]
+        for arrays, axis in zip(zip(*each, strict=True), axes, strict=True)
+    ]
+    exchange = fake_exchange(mesh, room, 16)
+    mapping = jax.jit(jax.vmap(spread(mesh), (None, *axes)))
+    text = mapping.trace(exchange, *batch).lower(lowering_platforms=("cuda",)).as_text()
+    assert (f"intarsia.{OP}" in text) == (room == 8)
+    outs, residuals = mapping(exchange, *batch)
     for got, arrays in zip(zip(outs, residuals, strict=True), each, strict=True):
-        assert_near(got, expected(*arrays, weight), np.float32)
+        assert_near(got, expected(*arrays), np.float32)
 
 
 # ---------------------------------------------------------------------------- on GPUs
 
 
 @functools.cache
-def gpus(ranks: int):
-    if len(jax.devices("gpu")) < ranks:
-        pytest.skip(f"this machine has fewer than {ranks} GPUs")
-    mesh = mesh_of(jax.devices("gpu")[:ranks], model=ranks)
+def gpus(ranks: int, others: int = 1):
+    """A mesh, and an exchange for up to 300 rows of 16 KB."""
+    devices = jax.devices("gpu")[: ranks * others]
+    if len(devices) < ranks * others:
+        pytest.skip(f"this machine has fewer than {ranks * others} GPUs")
+    try:
+        _native.main_library().enable_peer_access([d.local_hardware_id for d in devices])
+    except NotImplementedError as e:
+        pytest.skip(str(e))
+    mesh = mesh_of(devices, data=others, model=ranks)
     exchange = make_exchange(mesh, AXIS, columns=4096, dtype=np.float32, max_rows=300)
-    if exchange is None:
-        pytest.skip("these GPUs cannot reach each other's memory")
+    assert exchange is not None
     return mesh, exchange
 
 
+def text_of(function, *arguments) -> str:
+    return function.lower(*arguments).as_text()
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(("ranks", "others"), [(1, 1), (2, 1), (4, 1), (2, 2)])
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 300),
@@ -203,30 +288,56 @@ def gpus(ranks: int):
     rounding=st.sampled_from(["once", "before_weight"]),
     times=st.integers(1, 3),
 )
-def test_against_f64(ranks, rows, packs, dtype, f32_weight, rounding, times):
+def test_against_f64(ranks, others, rows, packs, dtype, f32_weight, rounding, times):
     """One exchange for all: rows of different lengths and numbers one after the other."""
-    mesh, exchange = gpus(ranks)
+    mesh, exchange = gpus(ranks, others)
     n = packs * 16 // np.dtype(dtype).itemsize
     arrays = operands(ranks, rows, n, dtype, np.float32 if f32_weight else None)
-    function = jax.jit(spread(mesh, exchange, times, rounding=rounding))
-    assert f"intarsia.{OP}" in function.lower(*arrays).as_text()
+    function = spread(mesh, times, rounding=rounding)
+    assert f"intarsia.{OP}" in text_of(function, exchange, *arrays)
     want, roundings = expected(*arrays, times), 1 + (rounding == "before_weight")
     for _ in range(3):  # by itself, recorded in a graph, and from it
-        assert_near(function(*arrays), want, dtype, roundings)
+        assert_near(function(exchange, *arrays), want, dtype, roundings)
 
 
 @pytest.mark.gpu
-def test_nan_and_minus_zero_go_across():
+def test_a_copy_of_the_inbox_is_known_for_one():
+    """A program that closes over the exchange has a copy of it: the kernel counts in the inbox itself all the same."""
+    mesh, exchange = gpus(2)
+    arrays = operands(2, 16, 1024)
+    closed = jax.jit(lambda *arrays: spread(mesh)(exchange, *arrays))
+    want = expected(*arrays)
+    for function in (closed, functools.partial(spread(mesh), exchange), closed):
+        assert_near(function(*arrays), want, np.float32)
+
+
+@pytest.mark.gpu
+def test_programs_in_flight():
+    """Programs with different numbers of rows, one behind the other on the devices before the host has seen any."""
+    mesh, exchange = gpus(2)
+    function = spread(mesh, times=2)
+    calls = [operands(2, rows, 1024) for rows in (3, 200, 16, 1, 64)]
+    for _ in range(3):
+        results = [function(exchange, *arrays) for arrays in calls]
+        for got, arrays in zip(results, calls, strict=True):
+            assert_near(got, expected(*arrays, times=2), np.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", list(support.DTYPES.values()))
+def test_nan_and_minus_zero_go_across(dtype):
     """Words of ones are what says that nothing has come: no NaN may be taken for it."""
     mesh, exchange = gpus(2)
-    for dtype, ones in ((np.float32, np.uint32), (ml_dtypes.bfloat16, np.uint16)):
-        parts, residual, weight = operands(2, 3, 64, dtype)
-        parts.view(ones)[:, 1] = ~ones(0)
-        parts[:, 2], residual[2] = -0.0, -0.0
-        out, added = map(np.asarray, jax.jit(spread(mesh, exchange))(parts, residual, weight))
-        assert np.isnan(out[:, 1].astype(np.float32)).all()
-        assert np.isfinite(out[:, [0, 2]].astype(np.float32)).all()
-        assert np.signbit(added[:, 2].astype(np.float32)).all()
+    words = np.uint32 if dtype == np.float32 else np.uint16
+    parts, residual, weight = operands(2, 4, 64, dtype)
+    parts.view(words)[:, 1] = ~words(0)
+    parts[:, 2], residual[2] = -0.0, -0.0
+    parts.view(words)[1, 3] = ~words(0)
+    results = spread(mesh)(exchange, parts, residual, weight)
+    out, added = (np.asarray(x).astype(np.float32) for x in results)
+    assert np.isnan(out[:, [1, 3]]).all()
+    assert np.isfinite(out[:, [0, 2]]).all()
+    assert np.signbit(added[:, 2]).all()
 
 
 @pytest.mark.gpu
@@ -235,15 +346,17 @@ def test_a_loop_of_many_calls():
     mesh, exchange = gpus(2)
     parts, residual, weight = operands(2, 16, 1024)
     parts, residual = np.round(4 * parts), np.round(residual)  # sums of these are exact
+    every = P(mesh.axis_names)
 
+    @jax.jit
     @functools.partial(
         jax.shard_map,
         mesh=mesh,
-        in_specs=(P(AXIS), P(), P(), jax.tree.map(lambda x: x.sharding.spec, exchange)),
-        out_specs=P(AXIS),
+        in_specs=(every, P(AXIS), P(), P()),
+        out_specs=every,
         check_vma=False,
     )
-    def loop(part, residual, weight, exchange):
+    def loop(exchange, part, residual, weight):
         def body(_, residual):
             return all_reduce_fused_add_rms_norm(
                 part[0], residual, weight, axis_name=AXIS, exchange=exchange
@@ -251,6 +364,5 @@ def test_a_loop_of_many_calls():
 
         return jax.lax.fori_loop(0, 1001, body, residual)[None]
 
-    got = np.asarray(jax.jit(loop)(parts, residual, weight, exchange))
-    np.testing.assert_array_equal(got[0], 1001 * parts.sum(axis=0) + residual)
-    np.testing.assert_array_equal(got[1], got[0])
+    for got in np.asarray(loop(exchange, parts, residual, weight)):
+        np.testing.assert_array_equal(got, 1001 * parts.sum(axis=0) + residual)

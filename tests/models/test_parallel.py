@@ -103,15 +103,17 @@ def test_only_logits_are_gathered(tiny, greedy):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize("decode_steps", [1, 3])
-def test_two_gpus_give_the_tokens_of_one(tiny, decode_steps):
+def test_two_gpus_give_the_tokens_of_one(tiny, decode_steps, scan_layers):
     if len(jax.devices("gpu")) < 2:
         pytest.skip("this machine has one GPU")
     one = _engine(tiny).generate(PROMPTS, GREEDY)
-    two = _engine(tiny, tensor_parallel=2, decode_steps=decode_steps)
+    two = _engine(tiny, tensor_parallel=2, decode_steps=decode_steps, scan_layers=scan_layers)
     # More than once: XLA launches calls one by one at first, records a graph, and replays that.
     for _ in range(2):
         assert tokens_of(two.generate(PROMPTS, GREEDY)) == tokens_of(one)
+    assert two.custom_calls()["decode"]["all_reduce_fused_add_rms_norm"]
 
 
 @pytest.mark.parametrize(

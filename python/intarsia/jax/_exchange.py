@@ -1,7 +1,9 @@
 """Sums over GPUs through memory that they share, fused with the norm that follows (docs/adr/0013-exchange.md)."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,26 +17,37 @@ from intarsia.jax._types import vary_alike
 
 _NAME = "all_reduce_fused_add_rms_norm"
 _PACK_BYTES = 16  # what a thread sends at once
-_MAX_ROW_BYTES = 4 * 512 * _PACK_BYTES  # four packs a thread
 # Each row goes to every other device, where an all-reduce of many rows would send it in two steps, a part to each.
 _SENT_ROWS = 256
 
 
-class Exchange(NamedTuple):
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["addresses", "inbox"], meta_fields=["axis"]
+)
+@dataclass(frozen=True)
+class Exchange:
     """The inboxes of a mesh's devices, through which those of one axis hand each other rows.
 
-    Both arrays are cut along their first axis, a part for each device: within `jax.shard_map` their specs are
-    `x.sharding.spec`. A device's part is i32; ranks is the size of the mesh axis. A program writes to the inboxes
-    without saying so, and keeps count in them: give them to no more than one program at a time, to none
-    as a donation, and in a program to calls of which each depends on the one before.
+    Both arrays are cut along their first axis, a part for each device: for `jax.shard_map` the spec of an exchange is
+    `jax.P(mesh.axis_names)`. Programs write into the inboxes without saying so, and keep count in them. So
+
+    - make an exchange an argument of the function that is jitted. What it closes over would be a constant of the
+      program, with addresses that live no longer than the exchange;
+    - keep it for as long as such a program may run, donate it to none, and take none from a program's results:
+      the addresses are those of this very array;
+    - programs with collectives, these among them, must come to all devices in the same order, as they do when one
+      thread calls them, and in a program each call must depend on the one before.
 
     Attributes:
-      addresses: [ranks + 1, 2]; of the device's own inbox, then of those of the devices that it sums with.
-      inbox: [2 * ranks + 1, max_rows, packs, 4]
+      addresses: i32; of a device [ranks + 1, 2], ranks being the size of the axis: 64 bits for its own inbox,
+        then for those of the devices that it sums with.
+      inbox: i32; of a device [2 * ranks + 1, max_rows, packs of 16 bytes, 4].
+      axis: the mesh axis.
     """
 
     addresses: jax.Array
     inbox: jax.Array
+    axis: str
 
 
 def make_exchange(
@@ -49,20 +62,31 @@ def make_exchange(
       max_rows: how many rows a call may have; default: 256 on two devices, and fewer on more, since a row goes to all.
 
     Returns:
-      The inboxes; None where devices cannot write to each other's memory: they are no NVIDIA GPUs, belong to several
-      processes, or have no path between them. `all_reduce_fused_add_rms_norm` takes that as well.
+      The inboxes; None where devices cannot write to each other's memory (they are no NVIDIA GPUs, belong to several
+      processes, or have no path between them), or a row has more than 32 KB. `all_reduce_fused_add_rms_norm`
+      takes that as well.
+
+    Raises:
+      ValueError: the mesh has no such axis, or a size is not positive.
 
     Example:
       >>> exchange = make_exchange(mesh, "model", columns=4096, dtype=jnp.bfloat16)
     """
-    devices = mesh.devices
-    if not _reach_each_other(list(devices.flat)):
-        return None
+    if axis not in mesh.shape:
+        raise ValueError(f"make_exchange: axis is {axis!r}, expected one of {mesh.axis_names}")
     ranks = mesh.shape[axis]
-    max_rows = max_rows or _SENT_ROWS // max(ranks - 1, 1)
+    if max_rows is None:
+        max_rows = _SENT_ROWS // max(ranks - 1, 1)
+    for name, size in (("columns", columns), ("max_rows", max_rows)):
+        if size < 1:
+            raise ValueError(f"make_exchange: {name} is {size}, expected at least 1")
     packs = -(-columns * jnp.dtype(dtype).itemsize // _PACK_BYTES)
-    shape = ((2 * ranks + 1) * devices.size, max_rows, packs, 4)
+    part = (2 * ranks + 1, max_rows, packs, 4)
+    devices = mesh.devices
+    if not _kernel_takes_rows_of(part) or not _reach_each_other(list(devices.flat)):
+        return None
     sharding = jax.NamedSharding(mesh, jax.P(mesh.axis_names))
+    shape = (part[0] * devices.size, *part[1:])
     inbox = jax.jit(lambda: jnp.full(shape, -1, jnp.int32), out_shardings=sharding)()
     addresses = np.zeros((devices.size, ranks + 1), np.int64)
     own = {s.device: s.data.unsafe_buffer_pointer() for s in inbox.addressable_shards}
@@ -71,7 +95,7 @@ def make_exchange(
         peers = devices[(*place[:along], slice(None), *place[along + 1 :])]
         row[:] = [own[device] for device in (devices[place], *peers)]
     words = addresses.view(np.int32).reshape(-1, 2)
-    return Exchange(jax.device_put(words, sharding), jax.block_until_ready(inbox))
+    return Exchange(jax.device_put(words, sharding), jax.block_until_ready(inbox), axis)
 
 
 def all_reduce_fused_add_rms_norm(
@@ -81,15 +105,15 @@ def all_reduce_fused_add_rms_norm(
     *,
     axis_name: str,
     exchange: Exchange | None = None,
-    **settings: Any,
+    eps: float = 1e-6,
+    rounding: str = "once",
 ) -> tuple[jax.Array, jax.Array]:
     """`fused_add_rms_norm` of the sum of x over a mesh axis: what ends a branch under tensor parallelism.
 
     `residual' = psum(x) + residual; out = rms_norm(residual') * weight`, where the sum is rounded to T. To be called
-    within `jax.shard_map`. In a program for GPUs with an exchange, calls of up to its max_rows rows are one
-    kernel, in which each GPU writes its rows into the others' memory. Everything else, more rows or an
-    exchange for shorter ones, is `lax.psum` and `fused_add_rms_norm`, as is what has to be differentiated: give
-    that no exchange.
+    within `jax.shard_map`. In a program for GPUs with an exchange, calls of up to its max_rows rows of whole 16 bytes are
+    one kernel, in which each GPU writes its rows into the others' memory. Everything else is `lax.psum` and
+    `fused_add_rms_norm`, as is what has to be differentiated: give that no exchange.
 
     Args:
       x: [..., n] T; this device's part of the sum.
@@ -97,51 +121,105 @@ def all_reduce_fused_add_rms_norm(
       weight: [n] T or f32; scale of each column; 1 if absent.
       axis_name: the mesh axis to sum over.
       exchange: this device's part of what `make_exchange` made for that axis.
-      settings: `eps` and `rounding`, as `fused_add_rms_norm` has them.
+      eps, rounding: as `fused_add_rms_norm` has them.
 
     T is one of f32, f16 and bf16.
 
     Returns:
       out: [..., n] T; normed rows, the same on all devices.
-      residual: [..., n] T; psum(x) + residual. In JAX's types both vary over the axis.
+      residual: [..., n] T; psum(x) + residual. With an exchange both vary, in JAX's types, over all mesh axes that
+        an operand varies over.
 
     Raises:
-      ValueError: operands or settings do not fit; the text says which.
+      ValueError: operands or settings do not fit, or the exchange is for another axis; the text says which.
 
-    Source: vLLM's fusion of all-reduce and norm (`fuse_allreduce_rms`).
+    Source: vLLM's pass `fuse_allreduce_rms`.
 
     Example:
       >>> out, residual = all_reduce_fused_add_rms_norm(x, residual, weight, axis_name="model", exchange=exchange)
     """
-    x = as_array(f"{_NAME}: x", x)
-
-    def by_xla(x: jax.Array, residual: jax.Array, *weight: jax.Array) -> tuple[jax.Array, ...]:
-        results = fused_add_rms_norm(lax.psum(x, axis_name), residual, *weight, **settings)
-        return tuple(vary_alike([*results, x])[:2])
-
-    def by_exchange(x: jax.Array, residual: jax.Array, *weight: jax.Array) -> tuple[jax.Array, ...]:
-        operands = (x, residual, weight[0] if weight else None, *exchange)
-        return call(_NAME, operands, **settings)
-
-    weights = () if weight is None else (weight,)
-    if exchange is None or not _has_room(exchange, x):
-        return by_xla(x, residual, *weights)
-    ranks, size = exchange.addresses.shape[0] - 1, lax.axis_size(axis_name)
-    if ranks != size:
+    settings = {"eps": eps, "rounding": rounding}
+    arrays = (x, residual) if weight is None else (x, residual, weight)
+    arrays = tuple(as_array(f"{_NAME}: operand {i}", x) for i, x in enumerate(arrays))
+    if exchange is None:
+        return _by_xla(axis_name, settings, *arrays)
+    if exchange.axis != axis_name:
         raise ValueError(
-            f"{_NAME}: exchange is for {ranks} devices, but mesh axis {axis_name!r} has {size}"
+            f"{_NAME}: exchange is for mesh axis {exchange.axis!r}, but axis_name is {axis_name!r}"
         )
-    return lax.platform_dependent(x, residual, *weights, cuda=by_exchange, default=by_xla)
+    return _function(axis_name, tuple(settings.items()))(
+        exchange.addresses, exchange.inbox, *arrays
+    )
 
 
-def _has_room(exchange: Exchange, x: jax.Array) -> bool:
+def _by_xla(
+    axis_name: str, settings: Mapping[str, Any], x: jax.Array, *others: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return fused_add_rms_norm(lax.psum(x, axis_name), *others, **settings)
+
+
+@functools.cache
+def _function(
+    axis_name: str, settings: tuple[tuple[str, Any], ...]
+) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """The function of addresses, inbox, x, residual and perhaps a weight, with its rule for vmap."""
+
+    def by_xla(addresses: jax.Array, inbox: jax.Array, *arrays: jax.Array):
+        results = _by_xla(axis_name, dict(settings), *arrays)
+        return tuple(vary_alike([*results, addresses, inbox, *arrays])[:2])
+
+    def by_exchange(
+        addresses: jax.Array,
+        inbox: jax.Array,
+        x: jax.Array,
+        residual: jax.Array,
+        *weight: jax.Array,
+    ):
+        operands = (x, residual, weight[0] if weight else None, addresses, inbox)
+        return call(_NAME, operands, **dict(settings))
+
+    @jax.custom_batching.custom_vmap
+    def run(*operands: jax.Array):
+        if not _has_room(*operands[1:3]):
+            return by_xla(*operands)
+        return lax.platform_dependent(*operands, cuda=by_exchange, default=by_xla)
+
+    @run.def_vmap
+    def batched(size: int, is_batched: Sequence[bool], *operands: jax.Array):
+        if any((*is_batched[:2], *is_batched[4:])):  # which is refused, if it is the weight
+            axes = [0 if b else None for b in is_batched]
+            return jax.vmap(by_xla, axes, axis_size=size)(*operands), (True, True)
+        # A batch of x is one more axis of rows.
+        rows = (
+            x if b else jnp.broadcast_to(x, (size, *x.shape))
+            for x, b in zip(operands[2:4], is_batched[2:4], strict=True)
+        )
+        return run(*operands[:2], *rows, *operands[4:]), (True, True)
+
+    run.__name__ = _NAME
+    return run
+
+
+def _has_room(inbox: jax.Array, x: jax.Array) -> bool:
     """Whether the rows fit into an inbox and are whole packs of it."""
     if x.ndim == 0:
         return False
-    max_rows, packs = exchange.inbox.shape[1:3]
+    max_rows, packs = inbox.shape[1:3]
     row, rest = divmod(x.shape[-1] * x.dtype.itemsize, _PACK_BYTES)
-    fits = row <= packs and row * _PACK_BYTES <= _MAX_ROW_BYTES
-    return rest == 0 and fits and x.size <= max_rows * x.shape[-1]
+    return rest == 0 and row <= packs and x.size <= max_rows * x.shape[-1]
+
+
+def _kernel_takes_rows_of(inbox: tuple[int, ...]) -> bool:
+    """Whether a device's inbox of this shape is for rows that are not too long."""
+    row = _native.Tensor((1, inbox[2] * inbox[3]), "f32")
+    addresses = _native.Tensor(((inbox[0] + 1) // 2, 2), "i32")
+    try:
+        _native.main_library().infer(
+            _NAME, [row, row, None, addresses, _native.Tensor(inbox, "i32")], {}
+        )
+    except ValueError:
+        return False
+    return True
 
 
 def _reach_each_other(devices: Sequence[jax.Device]) -> bool:

@@ -134,7 +134,7 @@ def _role(path: tuple[Any, ...]) -> str:
 
 def _spec(path: tuple[Any, ...], array: jax.Array) -> P:
     if _role(path) == EXCHANGE:
-        return array.sharding.spec
+        return P(_AXIS)
     axis = _SPREAD_AXES.get(_role(path))
     if path[-1] == GetAttrKey(
         "scale"

@@ -29,7 +29,7 @@ Params = dict[str, Any]
 `qk_norm`), `wo`, `attention_post_norm` (with `post_norms`), `mlp_norm`, `w_gate_up`, `w_down`,
 `mlp_post_norm` (with `post_norms`) and `next_norm`, the norm that follows the block (the next block's,
 or the model's last). `wqkv`, `wo`, `w_gate_up` and `w_down` are a `Weight` each (`linear.py`). `TensorParallel.exchange` may
-add one more."""
+add `exchange`, an `intarsia.jax.Exchange`."""
 
 _GGUF_NAMES = {
     "token_embd": "model.embed_tokens",

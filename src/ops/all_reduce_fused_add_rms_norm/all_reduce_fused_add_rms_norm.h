@@ -17,6 +17,9 @@
 namespace intarsia {
 
 struct AllReduceFusedAddRmsNorm {
+  // Packs of 16 bytes; threads of a row, and packs of a thread.
+  static constexpr int64_t kPackBytes = 16, kMaxThreads = 512, kMaxPacks = 4;
+
   TensorView x, residual;
   Optional weight;
   TensorView addresses, inbox;
@@ -27,7 +30,7 @@ struct AllReduceFusedAddRmsNorm {
   static constexpr auto kSpec = MakeSpec(
       "all_reduce_fused_add_rms_norm",
       "Sums over GPUs, adds the residual stream, then root-mean-square normalisation.",
-      "vLLM's fused_allreduce_rms (FlashInfer's allreduce_fusion)",
+      "vLLM's pass fuse_allreduce_rms",
       In("x", &AllReduceFusedAddRmsNorm::x, "... n", "T", "this GPU's part of the sum"),
       In("residual", &AllReduceFusedAddRmsNorm::residual, "... n", "T",
          "the residual stream, the same on all"),
@@ -36,8 +39,8 @@ struct AllReduceFusedAddRmsNorm {
       In("addresses", &AllReduceFusedAddRmsNorm::addresses, "ranks+1 2", "i32",
          "64-bit addresses: of this GPU's inbox, then of all GPUs' in the order of their ranks"),
       In("inbox", &AllReduceFusedAddRmsNorm::inbox, "2*ranks+1 max_rows packs 4", "i32",
-         "what other GPUs write to: a plane whose rows begin with the number of their calls so "
-         "far, then two for each rank; at first all ones"),
+         "what other GPUs write to: a plane whose rows begin with the number of their calls, less "
+         "one, then two planes for each rank; at first all ones"),
       Attr("eps", &AllReduceFusedAddRmsNorm::eps, "added to the mean square"),
       Attr("rounding", &AllReduceFusedAddRmsNorm::rounding,
            "\"before_weight\" norms the unrounded sum and rounds to T before the weight")

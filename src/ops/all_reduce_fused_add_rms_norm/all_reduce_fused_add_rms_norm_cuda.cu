@@ -7,8 +7,9 @@
 namespace intarsia::cuda {
 namespace {
 
-constexpr int kMaxThreads = 512, kMaxPacks = 4;  // of a row, and of a thread of it
-constexpr uint32_t kNothing = 0xffffffff;        // a word that nothing has come to
+constexpr int kMaxThreads = AllReduceFusedAddRmsNorm::kMaxThreads;
+constexpr int kMaxPacks = AllReduceFusedAddRmsNorm::kMaxPacks;
+constexpr uint32_t kNothing = 0xffffffff;  // a word that nothing has come to
 
 // One GPU's side of the exchange.
 struct Exchange {
@@ -136,8 +137,9 @@ __device__ __forceinline__ void ExchangeRow(const NormArguments<T, T>& a, const 
   if (threadIdx.x == 0 && row < a.rows) row_exchange.CountCall();
 }
 
-// Rows wait for those of other GPUs, so the blocks must run all at a time. Whatever the grids of
-// different GPUs, the first row that is not done is at its turn everywhere.
+// A block waits for rows of other GPUs, and these for its own: the grid is small enough that all of
+// a GPU's blocks run at a time. Whatever the grids of different GPUs, the first row that is not
+// done is at its turn everywhere.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads)
     ExchangeNormKernel(NormArguments<T, T> a, Exchange exchange) {
@@ -167,17 +169,17 @@ Status AllReduceFusedAddRmsNorm::Run(const CudaContext& context) const {
                                             .rounding = rounding,
                                             .residual = &residual,
                                             .residual_out = &residual_out});
-    const int64_t packs =
-        a.n * static_cast<int64_t>(sizeof(T)) / static_cast<int64_t>(sizeof(uint4));
+    const int64_t bytes = a.n * Bytes(kType);
+    if (!cuda::AllAligned16(bytes, a.x, a.residual, a.weight, inbox.as<char>(),
+                            addresses.as<char>(), a.out, a.residual_out))
+      return InvalidArgument("operands and results must be aligned to 16 bytes");
     dim3 block;
-    INTARSIA_RETURN_IF_ERROR(cuda::RowBlock(a.rows, packs, 1, block, cuda::kMaxThreads));
-    if (packs > cuda::kMaxPacks * int64_t{block.x})
-      return Unimplemented(Text("x has n=", a.n, ", expected at most ",
-                                cuda::kMaxPacks * cuda::kMaxThreads, " times 16 bytes"));
+    INTARSIA_RETURN_IF_ERROR(
+        cuda::RowBlock(a.rows, bytes / kPackBytes, 1, block, cuda::kMaxThreads));
     int sms = 0;
     INTARSIA_RETURN_IF_ERROR(cuda::NumSms(sms));
     const int64_t blocks = std::min<int64_t>(CeilDiv<int64_t>(a.rows, block.y), sms);
-    const int64_t row_bytes = inbox.dim(2) * static_cast<int64_t>(sizeof(uint4));
+    const int64_t row_bytes = inbox.dim(2) * kPackBytes;
     return cuda::Launch(context, cuda::kExchangeNormKernel<T>, {{blocks}, block}, a,
                         cuda::Exchange{.addresses = addresses.as<const uint64_t>(),
                                        .inbox = inbox.as<char>(),
