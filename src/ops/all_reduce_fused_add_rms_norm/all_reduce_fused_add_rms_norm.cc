@@ -8,8 +8,7 @@ Status AllReduceFusedAddRmsNorm::Check() const {
   const int64_t n = x.dim(-1), rows = n == 0 ? 0 : x.size() / n;
   const int64_t row_bytes = n * Bytes(x.dtype);
   const int64_t most = std::min(inbox.dim(2), kMaxThreads * kMaxPacks) * kPackBytes;
-  if (addresses.dim(0) < 2)
-    return InvalidArgument("addresses has ranks=0, expected at least 1");
+  if (addresses.dim(0) < 2) return InvalidArgument("addresses has ranks=0, expected at least 1");
   if (rows > inbox.dim(1))
     return InvalidArgument(
         Text("x has ", rows, " rows, expected at most the inbox's max_rows=", inbox.dim(1)));
