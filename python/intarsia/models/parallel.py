@@ -136,8 +136,7 @@ def _spec(path: tuple[Any, ...], array: jax.Array) -> P:
     if _role(path) == EXCHANGE:
         return P(_AXIS)
     axis = _SPREAD_AXES.get(_role(path))
-    if path[-1] == GetAttrKey(
-        "scale"
-    ):  # of a quantised weight's output channels, its last axis but one
+    # A quantised weight's scale runs along its output channels, the last axis but one of the codes.
+    if path[-1] == GetAttrKey("scale"):
         axis = -1 if axis == -2 else None
     return P() if axis is None else P(*[None] * (array.ndim + axis), _AXIS)
