@@ -35,7 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_report_header() -> list[str]:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Not in the header, which `-q` suppresses."""
     lines = [f"tests/models skipped: no {', '.join(_missing)}"] if _missing else []
     for platform in running.PLATFORMS:
         reason = running.why_not(platform)
@@ -44,7 +45,8 @@ def pytest_report_header() -> list[str]:
         else:
             kinds = sorted({device.device_kind for device in jax.devices(platform)})
             lines.append(f"intarsia on {platform}: tested on {', '.join(kinds)}")
-    return lines
+    for line in lines:
+        terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
