@@ -37,11 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Not in the header, which `-q` suppresses."""
-    lines = [f"tests/models skipped: no {', '.join(_missing)}"] if _missing else []
+    lines = [f"tests/models left out: no {', '.join(_missing)}"] if _missing else []
     for platform in running.PLATFORMS:
         reason = running.why_not(platform)
         if reason:
-            lines.append(f"intarsia on {platform}: skipped, {reason}")
+            lines.append(f"intarsia on {platform}: not tested, {reason}")
         else:
             kinds = sorted({device.device_kind for device in jax.devices(platform)})
             lines.append(f"intarsia on {platform}: tested on {', '.join(kinds)}")
