@@ -10,6 +10,8 @@ NVCC := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
 CUDA ?= $(if $(and $(GPU),$(NVCC)),on,off)
 PRESET := $(if $(filter on,$(CUDA)),cuda,cpu)
 BUILD := build/$(PRESET)
+# For the GPU at hand, or where there is none for one architecture: enough to compile everything.
+CUDA_ARCHITECTURES ?= $(if $(GPU),native,80-real)
 # The version that the tests run with; pyproject.toml says which ones will do.
 JAX := --extra $(if $(GPU),cuda13,jax) jax==0.10.2
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
@@ -60,7 +62,8 @@ $(PJRT_HEADER): | $(BIN)/uv
 setup-dev: setup $(VENV)/.installed-dev $(PJRT_HEADER) $(VENV)/.installed-model-smollm2 $(VENV)/.installed-model-gemma3
 
 build: setup ## build the library, and make `intarsia` importable from .venv
-	$(BIN)/cmake --preset $(PRESET) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja $(CMAKE_ARGS) \
+	$(BIN)/cmake --preset $(PRESET) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	  -DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES) $(CMAKE_ARGS) \
 	  > $(VENV)/configure.log || (cat $(VENV)/configure.log; false)
 	$(BIN)/cmake --build $(BUILD)
 	@$(BIN)/cmake -E make_directory python/intarsia/lib

@@ -1,5 +1,7 @@
-# Whether the CUDA half is built, and for which GPUs: machine code for sm_80 and sm_90, and compute_80
-# PTX for everything newer that has neither.
+# Whether the CUDA half is built, and for which GPUs. By default machine code for every generation from
+# Ampere on, and PTX that later ones compile at first use: compute_100, since sm_110 cannot run compute_120's.
+# `make` builds for the GPU at hand alone. A source that ends in _sm90.cu is compiled for sm_90a and nothing
+# else, whatever stands here (IntarsiaLibrary.cmake).
 include(CheckLanguage)
 set(INTARSIA_CUDA "off" CACHE STRING "CUDA half: on, off, or auto (on if nvcc is found)")
 set(INTARSIA_WITH_CUDA OFF)
@@ -7,7 +9,7 @@ if(NOT INTARSIA_CUDA STREQUAL "off")
   if(NOT CMAKE_CUDA_COMPILER AND EXISTS /usr/local/cuda/bin/nvcc)
     set(CMAKE_CUDA_COMPILER /usr/local/cuda/bin/nvcc)
   endif()
-  set(CMAKE_CUDA_ARCHITECTURES "80;90-real" CACHE STRING "GPU architectures")
+  set(CMAKE_CUDA_ARCHITECTURES "80-real;89-real;90-real;100;120-real" CACHE STRING "GPU architectures")
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
     enable_language(CUDA)

@@ -2,7 +2,7 @@
 # DIR holds ops.inc and a folder for each op; without it, the project's own src/ops. XLA targets are NAME.<op>.
 #
 # An op's files are found by their names: <op>_cpu.cc is compiled once for each instruction set,
-# *_cuda.cu only with CUDA. ops.inc is the only list.
+# *_cuda.cu only with CUDA, *_sm90.cu for sm_90a alone. ops.inc is the only list.
 get_filename_component(INTARSIA_ROOT ${CMAKE_CURRENT_LIST_DIR}/.. ABSOLUTE)
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
@@ -26,7 +26,7 @@ function(intarsia_compile_options target name version)
                         VISIBILITY_INLINES_HIDDEN ON)
   target_include_directories(${target} PUBLIC ${INTARSIA_ROOT} ${INTARSIA_ROOT}/include ${CMAKE_CURRENT_BINARY_DIR})
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-fno-math-errno;-fno-trapping-math;-Wno-psabi>
-                                           $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-lineinfo;-Werror;all-warnings;-Xcudafe;--diag_suppress=177>)
+                                           $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-lineinfo;$<$<VERSION_GREATER_EQUAL:$<CUDA_COMPILER_VERSION>,12.8>:-compress-mode=size>;-Werror;all-warnings;-Xcudafe;--diag_suppress=177>)
   target_compile_definitions(${target} PRIVATE INTARSIA_VERSION="${version}"
                              INTARSIA_TARGET_PREFIX="${name}")
   target_link_libraries(${target} PRIVATE intarsia_ffi_headers)
@@ -84,6 +84,16 @@ function(intarsia_add_library name)
   list(FILTER sources EXCLUDE REGEX "_cpu\\.cc$")
   if(INTARSIA_WITH_CUDA)
     list(APPEND sources ${cuda_sources})
+  endif()
+
+  set(sm90 ${sources})
+  list(FILTER sm90 INCLUDE REGEX "_sm90\\.cu$")
+  list(FILTER sources EXCLUDE REGEX "_sm90\\.cu$")
+  if(sm90)
+    add_library(${name}_sm90 OBJECT ${sm90})
+    intarsia_compile_options(${name}_sm90 ${name} ${version})
+    set_target_properties(${name}_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
+    list(APPEND sources $<TARGET_OBJECTS:${name}_sm90>)
   endif()
 
   foreach(isa ${INTARSIA_ISAS})

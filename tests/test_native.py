@@ -268,6 +268,7 @@ except ValueError as error:
     [
         ("INTARSIA_ISA", "avx", 'INTARSIA_ISA is "avx", expected avx2 or avx512 or nothing'),
         ("INTARSIA_CHECK", "yes", 'INTARSIA_CHECK is "yes", expected 0 or 1 or nothing'),
+        ("INTARSIA_ARCH", "70", 'INTARSIA_ARCH is "70", expected 80 or 86 or 89 or 90 or nothing'),
     ],
 )
 def test_an_environment_variable_that_means_nothing_is_named(name, value, says) -> None:
@@ -280,6 +281,7 @@ def test_an_environment_variable_that_means_nothing_is_named(name, value, says) 
     [
         {"INTARSIA_ISA": "avx512"},
         {"INTARSIA_CHECK": "0"},
+        {"INTARSIA_ARCH": "80"},
         {"INTARSIA_ISA": "", "INTARSIA_CHECK": ""},
     ],
 )

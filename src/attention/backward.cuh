@@ -275,7 +275,7 @@ Status LaunchBackwardOf(const BackwardParams& b, const CudaContext& context, boo
     using S = backward::Shape<kType, kD>;
     // No lengths make more tiles: each sequence has at most one that is not full.
     const int64_t tiles = (p.max_len_k + p.num_seqs * (S::kTileKeys - 1)) / S::kTileKeys;
-    const cuda::Shape shape{
+    const cuda::LaunchConfig shape{
         {tiles * p.cache.num_kv_heads}, dim3(S::kThreads), backward::kSharedBytes<S>};
     return cuda::Launch(context, backward::kKernel<S>, shape, b, aligned);
   });

@@ -178,7 +178,7 @@ Status RunBackward(const BackwardParams& b, const CudaContext& context) {
                                           cuda::GridStride(b.query_rows() * p.head_dim / kElements),
                                           b, aligned));
     if (!b.dsinks) return {};
-    return cuda::Launch(context, kSinksKernel, cuda::Shape{{p.num_heads}, dim3(kThreads)}, b);
+    return cuda::Launch(context, kSinksKernel, cuda::LaunchConfig{{p.num_heads}, dim3(kThreads)}, b);
   });
 }
 

@@ -295,21 +295,17 @@ inline const cuda::Kernel kKernel("DecodeKernel", reinterpret_cast<const void*>(
 
 template <class S>
 Status LaunchShape(Params p, const CudaContext& context, const DecodeRows& which) {
-  INTARSIA_RETURN_IF_ERROR(cuda::LoadKernels());
-  int sms = 0, resident = 0;  // sm_80 has room for one CTA
-  INTARSIA_RETURN_IF_ERROR(cuda::NumSms(sms));
-  INTARSIA_RETURN_IF_ERROR(
-      cuda::ToStatus(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kKernel<S>.function(),
-                                                                   S::kThreads, S::kSharedBytes),
-                     kKernel<S>.name()));
+  const cuda::Device& device = *context.device;
+  const int resident =  // sm_80 has room for one CTA
+      std::min(cuda::ResidentBlocks(device, S::kSharedBytes + kKernel<S>.static_shared_bytes()),
+               kCtasPerSm);
   const StaticShape shape = SplitHeads(ShapeOf(p));
   const int64_t head_parts = shape.num_kv_heads / p.num_kv_heads();
   p.cache.num_kv_heads = shape.num_kv_heads;
   const PieceLayout layout = LayoutOfPieces(shape);
   const Cut cut{static_cast<int>(std::min(which.max_packed_rows, kMaxCount) / head_parts),
                 GranuleKeys(shape), static_cast<int>(head_parts)};
-  const int64_t ctas =
-      std::min<int64_t>(p.workspace ? p.max_splits : 1, sms * std::min(resident, kCtasPerSm));
+  const int64_t ctas = std::min<int64_t>(p.workspace ? p.max_splits : 1, device.sms * resident);
   const int64_t heads = shape.num_kv_heads, num_slices = NumSlices(heads, ctas);
   const int64_t needed = PieceLayout::kPiecesPerCta * layout.floats();
   if (num_slices > 1 &&

@@ -292,7 +292,7 @@ inline bool OffsetsFit(const Params& p) {
 template <class S>
 Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRows& rows) {
   const int64_t tiles = MaxTiles<S::kTileRows>(p, rows.min_packed_rows, rows.fill_padding);
-  const cuda::Shape shape{{tiles * p.num_kv_heads()}, dim3(S::kThreads), S::kSharedBytes};
+  const cuda::LaunchConfig shape{{tiles * p.num_kv_heads()}, dim3(S::kThreads), S::kSharedBytes};
   return cuda::Launch(context, kKernel<S>, shape, p, rows,
                       Divisor(std::max<int64_t>(p.cache.page_size, 1)),
                       RowsAligned(p) && OffsetsFit(p));
@@ -305,9 +305,7 @@ Status LaunchTile(const Params& p, const CudaContext& context, const PrefillRows
   return DispatchInt<kDims...>("d", d, [&]<int kD>() -> Status {
     using S = Shape<kKeyType, kD>;
     if constexpr (S::kSharedBytes > 96 * 1024) {
-      int available = 0;
-      INTARSIA_RETURN_IF_ERROR(cuda::MaxSharedBytes(available));
-      if (available < S::kSharedBytes + 1024)
+      if (context.device->shared_bytes_per_block < S::kSharedBytes + 1024)
         return LaunchShape<Shape<kKeyType, 256, true>>(p, context, rows);
     }
     return LaunchShape<S>(p, context, rows);

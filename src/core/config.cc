@@ -1,6 +1,7 @@
 #include "src/core/config.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <vector>
 
@@ -32,6 +33,8 @@ const Config& GetConfig() {
     Config read;
     read.check_indices = GetOneOf({"0", "1"}, "INTARSIA_CHECK", read.status) == "1";
     read.isa = GetOneOf({"avx2", "avx512"}, "INTARSIA_ISA", read.status);
+    const std::string_view arch = GetOneOf({"80", "86", "89", "90"}, "INTARSIA_ARCH", read.status);
+    std::from_chars(arch.data(), arch.data() + arch.size(), read.arch);
     return read;
   }();
   return config;

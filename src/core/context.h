@@ -49,8 +49,13 @@ class CpuContext {
   const Executor* executor_;
 };
 
+namespace cuda {
+struct Device;
+}
+
 struct CudaContext {
-  void* stream = nullptr;  // a cudaStream_t
+  void* stream = nullptr;                // a cudaStream_t
+  const cuda::Device* device = nullptr;  // the current one; RunCuda fills it in
 };
 
 }  // namespace intarsia

@@ -5,6 +5,9 @@
 #include "src/core/cache_layout.h"
 #include "src/core/check_range.h"
 #include "src/core/config.h"
+#ifdef INTARSIA_WITH_CUDA
+#include "src/core/cuda/device.h"
+#endif
 
 namespace intarsia {
 namespace {
@@ -305,13 +308,15 @@ Status RunCpu(const OpInfo& op, const Call& call, const CpuContext& context) {
 }
 
 Status RunCuda(const OpInfo& op, const Call& call, const CudaContext& context) {
-#ifdef INTARSIA_WITH_CUDA
-  INTARSIA_RETURN_IF_ERROR(CheckIndices(op, call, context));
-#endif
   if (!op.run_cuda)
     return Unimplemented(Text(
         op.name, op.cpu_only ? ": runs on CPUs alone" : ": this library was built without CUDA"));
-  return op.run_cuda(call, context);
+  CudaContext on_device = context;
+#ifdef INTARSIA_WITH_CUDA
+  INTARSIA_RETURN_IF_ERROR(InOp(op.name, cuda::CurrentDevice(on_device.device)));
+  INTARSIA_RETURN_IF_ERROR(CheckIndices(op, call, on_device));
+#endif
+  return op.run_cuda(call, on_device);
 }
 
 }  // namespace intarsia

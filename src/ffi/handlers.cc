@@ -12,7 +12,7 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 #ifdef INTARSIA_WITH_CUDA
-#include "src/core/cuda/launch.h"
+#include "src/core/cuda/device.h"
 #endif
 
 namespace intarsia {
@@ -261,8 +261,11 @@ XLA_FFI_Error* InitializeCuda(XLA_FFI_CallFrame* frame) {
                                    .RemainingArgs()
                                    .RemainingRets()
                                    .Attrs()
-                                   .To([](ffi::RemainingArgs, ffi::RemainingRets,
-                                          ffi::Dictionary) { return ToXla(cuda::LoadKernels()); },
+                                   .To(
+                                       [](ffi::RemainingArgs, ffi::RemainingRets, ffi::Dictionary) {
+                                         const cuda::Device* device = nullptr;
+                                         return ToXla(cuda::CurrentDevice(device));
+                                       },
                                        {ffi::Traits::kCmdBufferCompatible})
                                    .release();
   return handler->Call(frame);

@@ -216,9 +216,8 @@ Status LaunchNorm(const CudaContext& context, const Norm& norm) {
     constexpr int kCount = kMaxAccessBytes / sizeof(T);
     const auto a = ArgumentsOf<T, Result>(norm);
     const bool packed = AllInPacks<kCount>(a.n, a.x, a.out, a.weight, a.residual, a.residual_out);
-    dim3 block;
-    INTARSIA_RETURN_IF_ERROR(
-        RowBlock(a.rows, packed ? a.n / kCount : a.n, kNormItems, block, kNormThreads<kRowScales>));
+    const dim3 block = RowBlock(*context.device, a.rows, packed ? a.n / kCount : a.n, kNormItems,
+                                kNormThreads<kRowScales>);
     const Grid grid{CeilDiv<int64_t>(a.rows, block.y)};
     return Launch(context,
                   packed ? kNormKernel<T, Result, kCount, kResidual, kRowScales>

@@ -67,8 +67,8 @@ Status LaunchRowQuant(const CudaContext& context, const RowQuant& op) {
                                        .rows = op.scale.size(),
                                        .n = op.n};
     const bool packed = AllInPacks<kCount>(a.n, a.x, a.q);
-    dim3 block;
-    INTARSIA_RETURN_IF_ERROR(RowBlock(a.rows, packed ? a.n / kCount : a.n, kRowQuantItems, block));
+    const dim3 block =
+        RowBlock(*context.device, a.rows, packed ? a.n / kCount : a.n, kRowQuantItems);
     return Launch(context, packed ? kRowQuantKernel<T, Code, kCount> : kRowQuantKernel<T, Code, 1>,
                   {{CeilDiv<int64_t>(a.rows, block.y)}, block}, a);
   });

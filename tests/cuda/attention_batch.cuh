@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "src/attention/attention.h"
+#include "src/core/cuda/launch.h"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
 
@@ -30,6 +31,12 @@ inline void Require(const Status& status) {
   if (status.ok()) return;
   std::printf("%s\n", status.message.c_str());
   std::exit(1);
+}
+
+inline CudaContext ContextOn(cudaStream_t stream = nullptr) {
+  CudaContext context;
+  Require(cuda::MakeContext(stream, context));
+  return context;
 }
 
 // About normal, and much faster than std::normal_distribution: the sum of four uniform numbers.

@@ -44,7 +44,7 @@ bool Check(const Case& c, int64_t max_packed_rows, uint32_t seed, double& worst)
       batch, includes,
       [&](Params& p) {
         const Workspace workspace(p);
-        Require(LaunchDecode(p, CudaContext{}, {max_packed_rows, c.fill_padding}));
+        Require(LaunchDecode(p, ContextOn(), {max_packed_rows, c.fill_padding}));
         Require(cudaDeviceSynchronize());
       },
       worst);

@@ -25,7 +25,7 @@ bool Check(const Case& c, uint32_t seed, double& worst) {
   return CheckBatch(
       batch, includes,
       [&](const Params& p) {
-        Require(LaunchPrefill(p, CudaContext{}, {c.min_packed_rows, c.fill_padding}));
+        Require(LaunchPrefill(p, ContextOn(), {c.min_packed_rows, c.fill_padding}));
       },
       worst);
 }

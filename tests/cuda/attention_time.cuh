@@ -61,7 +61,7 @@ inline double GraphTime(const Params& params, int64_t copy_bytes, int64_t v_at, 
   const auto enqueue = [&](int64_t call) {
     p.cache.k = static_cast<char*>(params.cache.k) + copy_bytes * (call % copies);
     p.cache.v = static_cast<char*>(p.cache.k) + v_at;
-    launch(p, {stream});
+    launch(p, ContextOn(stream));
   };
   enqueue(0);
   cudaGraph_t graph;

@@ -1,8 +1,13 @@
 #include "src/core/cuda/launch.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
+#include <charconv>
+#include <mutex>
 
+#include "src/core/config.h"
 #include "src/core/round.h"
 
 namespace intarsia::cuda {
@@ -13,75 +18,142 @@ const Kernel*& Registered() {
   return last;
 }
 
-Status CurrentDevice(int& device) { return ToStatus(cudaGetDevice(&device), "cudaGetDevice"); }
-
-Status CheckDevice(int device) {
-  int driver = 0, major = 0, minor = 0;
+Status CheckDriver() {
+  int driver = 0;
   INTARSIA_RETURN_IF_ERROR(ToStatus(cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
   if (driver < CUDART_VERSION / 1000 * 1000)
     return Unimplemented(
         Text("the NVIDIA driver speaks CUDA ", driver / 1000, ".", driver % 1000 / 10,
              ", this library needs ", CUDART_VERSION / 1000,
              ".0 or newer: update the driver, or install an intarsia built for its CUDA"));
-  INTARSIA_RETURN_IF_ERROR(ToStatus(
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device"));
-  INTARSIA_RETURN_IF_ERROR(ToStatus(
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "device"));
-  if (major < 8)
-    return Unimplemented(Text("GPU ", device, " has compute capability ", major, ".", minor,
+  return {};
+}
+
+std::string Capability(int arch) { return Text(arch / 10, ".", arch % 10); }
+
+Status Describe(int index, Device& device) {
+  const auto get = [&](cudaDeviceAttr attribute, auto& value) {
+    int got = 0;
+    const cudaError_t error = cudaDeviceGetAttribute(&got, attribute, index);
+    value = got;
+    return ToStatus(error, "cudaDeviceGetAttribute");
+  };
+  int major = 0, minor = 0;
+  INTARSIA_RETURN_IF_ERROR(get(cudaDevAttrComputeCapabilityMajor, major));
+  INTARSIA_RETURN_IF_ERROR(get(cudaDevAttrComputeCapabilityMinor, minor));
+  INTARSIA_RETURN_IF_ERROR(get(cudaDevAttrMultiProcessorCount, device.sms));
+  INTARSIA_RETURN_IF_ERROR(
+      get(cudaDevAttrMaxSharedMemoryPerBlockOptin, device.shared_bytes_per_block));
+  INTARSIA_RETURN_IF_ERROR(
+      get(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device.shared_bytes_per_sm));
+  INTARSIA_RETURN_IF_ERROR(get(cudaDevAttrL2CacheSize, device.l2_bytes));
+  device.index = index;
+  device.arch = 10 * major + minor;
+  if (device.arch < kPortable)
+    return Unimplemented(Text("GPU ", index, " has compute capability ", Capability(device.arch),
                               "; this library needs 8.0 (Ampere) or newer"));
   return {};
 }
 
-// Of the current device.
-Status GetAttribute(cudaDeviceAttr attribute, int& value) {
-  int device = 0;
-  INTARSIA_RETURN_IF_ERROR(CurrentDevice(device));
-  return ToStatus(cudaDeviceGetAttribute(&value, attribute, device), "cudaDeviceGetAttribute");
+// A device as it is, and as INTARSIA_ARCH wants it seen.
+struct LoadedDevice {
+  Device real, seen;
+};
+
+Status LoadDevice(int index, LoadedDevice& device) {
+  INTARSIA_RETURN_IF_ERROR(CheckDriver());
+  INTARSIA_RETURN_IF_ERROR(Describe(index, device.real));
+  device.seen = device.real;
+  if (const int arch = GetConfig().arch) device.seen = HeldBack(device.real, arch);
+  for (const Kernel* kernel = Registered(); kernel; kernel = kernel->next())
+    INTARSIA_RETURN_IF_ERROR(kernel->Load(device.seen, device.real));
+  return {};
+}
+
+// Those that have been asked for, by CUDA's ordinal.
+constexpr int kMaxDevices = 64;
+std::array<std::atomic<const LoadedDevice*>, kMaxDevices> loaded_devices;
+
+Status FindDevice(const LoadedDevice*& device) {
+  int index = 0;
+  INTARSIA_RETURN_IF_ERROR(ToStatus(cudaGetDevice(&index), "cudaGetDevice"));
+  if (index >= kMaxDevices)
+    return Unimplemented(Text("GPU ", index, " is one too many, built for are ", kMaxDevices));
+  device = loaded_devices[index].load(std::memory_order_acquire);
+  if (device) return {};
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  device = loaded_devices[index].load(std::memory_order_acquire);
+  if (device) return {};
+  static std::array<LoadedDevice, kMaxDevices> devices;
+  INTARSIA_RETURN_IF_ERROR(LoadDevice(index, devices[index]));
+  device = &devices[index];
+  loaded_devices[index].store(device, std::memory_order_release);
+  return {};
+}
+
+// The dynamic shared memory to ask for, so that a device which is held back keeps no more blocks
+// resident than the one that it stands in for.
+int HeldBackSharedBytes(const Kernel& kernel, int bytes, const Device& seen) {
+  const Device& real = loaded_devices[seen.index].load(std::memory_order_acquire)->real;
+  if (bytes == 0 || real.shared_bytes_per_sm == seen.shared_bytes_per_sm) return bytes;
+  const int fixed = kernel.static_shared_bytes();
+  const int resident = std::max(ResidentBlocks(seen, bytes + fixed), 1);
+  const int share = std::min(real.shared_bytes_per_sm / resident - kReservedSharedBytes,
+                             real.shared_bytes_per_block);
+  return std::max(bytes, (share - fixed) / 128 * 128);
 }
 
 }  // namespace
 
-Kernel::Kernel(const char* name, const void* function, int max_shared_bytes)
-    : name_(name), function_(function), max_shared_bytes_(max_shared_bytes), next_(Registered()) {
+Status CurrentDevice(const Device*& device) {
+  const LoadedDevice* loaded = nullptr;
+  INTARSIA_RETURN_IF_ERROR(FindDevice(loaded));
+  device = &loaded->seen;
+  return {};
+}
+
+Status MakeContext(void* stream, CudaContext& context) {
+  context.stream = stream;
+  return CurrentDevice(context.device);
+}
+
+Kernel::Kernel(const char* name, const void* function, int max_shared_bytes, int arch)
+    : name_(name),
+      function_(function),
+      max_shared_bytes_(max_shared_bytes),
+      arch_(arch),
+      next_(Registered()) {
   Registered() = this;
 }
 
-Status Kernel::Load(int device) const {
+Status Kernel::Load(const Device& device, const Device& real) const {
+  if (!HasImage(arch_, device)) return {};
   // Asking for the attributes loads the kernel, which CUDA otherwise does at its first launch.
   cudaFuncAttributes attributes;
   INTARSIA_RETURN_IF_ERROR(ToStatus(cudaFuncGetAttributes(&attributes, function_), name_));
-  int available = 0;
-  INTARSIA_RETURN_IF_ERROR(ToStatus(
-      cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name_));
-  if (max_shared_bytes_ + static_cast<int>(attributes.sharedSizeBytes) > available) {
-    too_large_.fetch_or(uint64_t{1} << (device % 64));
-    return {};
-  }
-  if (max_shared_bytes_ <= 48 * 1024) return {};
-  return ToStatus(cudaFuncSetAttribute(function_, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       max_shared_bytes_),
-                  name_);
-}
-
-Status Kernel::CheckFits(int device) const {
-  if (!(too_large_.load() & uint64_t{1} << (device % 64))) return {};
-  return Unimplemented(Text(name_, " needs ", max_shared_bytes_,
-                            " bytes of shared memory a block, more than GPU ", device,
-                            " has; A100, H100 and H200 have enough"));
-}
-
-Status LoadKernels() {
-  static std::atomic<uint64_t> loaded{0};
-  int device = 0;
-  INTARSIA_RETURN_IF_ERROR(CurrentDevice(device));
-  const uint64_t bit = uint64_t{1} << (device % 64);
-  if (loaded.load(std::memory_order_acquire) & bit) return {};
-  INTARSIA_RETURN_IF_ERROR(CheckDevice(device));
-  for (const Kernel* kernel = Registered(); kernel; kernel = kernel->next())
-    INTARSIA_RETURN_IF_ERROR(kernel->Load(device));
-  loaded.fetch_or(bit, std::memory_order_release);
+  const int fixed = static_cast<int>(attributes.sharedSizeBytes);
+  if (max_shared_bytes_ + fixed > device.shared_bytes_per_block) return {};
+  static_shared_bytes_ = fixed;
+  // A held-back device may ask for more than the kernel needs: HeldBackSharedBytes.
+  const bool held_back = max_shared_bytes_ > 0 && device.arch != real.arch;
+  const int limit = held_back ? real.shared_bytes_per_block - fixed : max_shared_bytes_;
+  if (limit > 48 * 1024)
+    INTARSIA_RETURN_IF_ERROR(ToStatus(
+        cudaFuncSetAttribute(function_, cudaFuncAttributeMaxDynamicSharedMemorySize, limit),
+        name_));
+  loaded_.fetch_or(uint64_t{1} << device.index);
   return {};
+}
+
+Status Kernel::CheckLoaded(const Device& device) const {
+  if (loaded_.load(std::memory_order_relaxed) & uint64_t{1} << device.index) return {};
+  if (!HasImage(arch_, device))
+    return Unimplemented(Text(name_, " is built for compute capability ", Capability(arch_),
+                              " alone, GPU ", device.index, " has ", Capability(device.arch)));
+  return Unimplemented(Text(name_, " needs ", max_shared_bytes_,
+                            " bytes of shared memory per block, GPU ", device.index, " has ",
+                            device.shared_bytes_per_block));
 }
 
 Status ToStatus(cudaError_t error, const char* what) {
@@ -90,52 +162,52 @@ Status ToStatus(cudaError_t error, const char* what) {
                        " (may come from an earlier launch on this stream)"));
 }
 
-Status NumSms(int& count) { return GetAttribute(cudaDevAttrMultiProcessorCount, count); }
-
-Status MaxSharedBytes(int& bytes) {
-  return GetAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, bytes);
-}
-
-Shape GridStride(int64_t items) {
+LaunchConfig GridStride(int64_t items) {
   constexpr int64_t kThreads = 256, kMaxBlocks = 1 << 20;
   return {{std::min(CeilDiv(items, kThreads), kMaxBlocks)}, dim3(kThreads)};
 }
 
-Status RowBlock(int64_t rows, int64_t items, int kept, dim3& block, int most) {
+dim3 RowBlock(const Device& device, int64_t rows, int64_t items, int kept, int most) {
   constexpr int64_t kFewRows = 4, kSmallBlock = 128;
-  int sms = 0;
-  INTARSIA_RETURN_IF_ERROR(NumSms(sms));
-  if (rows < kFewRows * sms) kept = 1;
+  if (rows < kFewRows * device.sms) kept = 1;
   const int64_t per_warp = 32 * int64_t{kept};
   if (items <= per_warp) {
-    // A short row goes to few threads, which then have as much on their way as those of a long one.
+    // A short row goes to few threads, which then have as much in flight as those of a long one.
     const int64_t of_row = items < 32 ? CeilDiv<int64_t>(items, kept) : 32;
     const auto x = std::bit_ceil(static_cast<unsigned>(std::max<int64_t>(of_row, 1)));
-    block = dim3(x, static_cast<unsigned>(kSmallBlock) / x);
-  } else {
-    const int64_t threads = CeilDiv(items, per_warp) * 32;
-    block = dim3(static_cast<unsigned>(std::min<int64_t>(threads, most)));
+    return dim3(x, static_cast<unsigned>(kSmallBlock) / x);
   }
-  return {};
+  const int64_t threads = CeilDiv(items, per_warp) * 32;
+  return dim3(static_cast<unsigned>(std::min<int64_t>(threads, most)));
 }
 
-Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Shape& shape,
+Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const LaunchConfig& config,
                      void** arguments) {
-  const Grid& grid = shape.grid;
+  const Grid& grid = config.grid;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return {};
   if (grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535)
     return Unimplemented(Text(kernel.name(), " would need a grid of ", grid.x, " x ", grid.y, " x ",
                               grid.z, " blocks, CUDA has room for 2147483647 x 65535 x 65535"));
-  INTARSIA_RETURN_IF_ERROR(LoadKernels());
-  int device = 0;
-  INTARSIA_RETURN_IF_ERROR(CurrentDevice(device));
-  INTARSIA_RETURN_IF_ERROR(kernel.CheckFits(device));
-  const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
-                    static_cast<unsigned>(grid.z));
-  return ToStatus(cudaLaunchKernel(kernel.function(), blocks, shape.block, arguments,
-                                   static_cast<size_t>(shape.shared_bytes),
-                                   static_cast<cudaStream_t>(context.stream)),
-                  kernel.name());
+  const Device& device = *context.device;
+  INTARSIA_RETURN_IF_ERROR(kernel.CheckLoaded(device));
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
+                        static_cast<unsigned>(grid.z));
+  launch.blockDim = config.block;
+  launch.dynamicSmemBytes =
+      static_cast<size_t>(HeldBackSharedBytes(kernel, config.shared_bytes, device));
+  launch.stream = static_cast<cudaStream_t>(context.stream);
+  launch.attrs = attributes;
+  if (const dim3& c = config.cluster; c.x * c.y * c.z > 1) {
+    attributes[launch.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[launch.numAttrs++].val.clusterDim = {c.x, c.y, c.z};
+  }
+  if (config.overlaps_previous) {
+    attributes[launch.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[launch.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  return ToStatus(cudaLaunchKernelExC(&launch, kernel.function(), arguments), kernel.name());
 }
 
 }  // namespace intarsia::cuda

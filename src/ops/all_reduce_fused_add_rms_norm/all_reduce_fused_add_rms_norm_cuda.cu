@@ -173,12 +173,10 @@ Status AllReduceFusedAddRmsNorm::Run(const CudaContext& context) const {
     if (!cuda::AllAligned16(bytes, a.x, a.residual, a.weight, inbox.as<char>(),
                             addresses.as<char>(), a.out, a.residual_out))
       return InvalidArgument("operands and results must be aligned to 16 bytes");
-    dim3 block;
-    INTARSIA_RETURN_IF_ERROR(
-        cuda::RowBlock(a.rows, bytes / kPackBytes, 1, block, cuda::kMaxThreads));
-    int sms = 0;
-    INTARSIA_RETURN_IF_ERROR(cuda::NumSms(sms));
-    const int64_t blocks = std::min<int64_t>(CeilDiv<int64_t>(a.rows, block.y), sms);
+    const dim3 block =
+        cuda::RowBlock(*context.device, a.rows, bytes / kPackBytes, 1, cuda::kMaxThreads);
+    const int64_t blocks =
+        std::min<int64_t>(CeilDiv<int64_t>(a.rows, block.y), context.device->sms);
     const int64_t row_bytes = inbox.dim(2) * kPackBytes;
     return cuda::Launch(context, cuda::kExchangeNormKernel<T>, {{blocks}, block}, a,
                         cuda::Exchange{.addresses = addresses.as<const uint64_t>(),

@@ -54,11 +54,10 @@ Status DynamicScaledFp8Quant::Run(const CudaContext& context) const {
         const bool packed = cuda::AllInPacks<kCount>(size, x.as<const T>());
         constexpr int64_t kOfBlock = kThreads * kItems;
         const int64_t blocks = CeilDiv<int64_t>(packed ? size / kCount : size, kOfBlock);
-        int sms = 0;
-        INTARSIA_RETURN_IF_ERROR(cuda::NumSms(sms));
+        const int64_t resident = kBlocksPerSm * context.device->sms;
         return Launch(context, packed ? kLargestKernel<T, kCount> : kLargestKernel<T, 1>,
-                      {{std::min<int64_t>(blocks, kBlocksPerSm * sms)}, dim3(kThreads)},
-                      x.as<const T>(), kRule, scale.as<float>(), size);
+                      {{std::min(blocks, resident)}, dim3(kThreads)}, x.as<const T>(), kRule,
+                      scale.as<float>(), size);
       })));
   // A row at least: a scalar is one of one element.
   TensorView rows = x;

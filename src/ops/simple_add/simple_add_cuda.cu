@@ -35,8 +35,8 @@ Status SimpleAdd::Run(const CudaContext& context) const {
     constexpr int kElement = sizeof(T);
     const int64_t size = a.size();
     const bool aligned = cuda::AllAligned16(size * kElement, a.data, b.data, out.data);
-    const cuda::Shape shape = cuda::GridStride(aligned ? size * kElement / 16 : size);
-    return Launch(context, aligned ? kAddKernel<T, 16> : kAddKernel<T, kElement>, shape,
+    const cuda::LaunchConfig config = cuda::GridStride(aligned ? size * kElement / 16 : size);
+    return Launch(context, aligned ? kAddKernel<T, 16> : kAddKernel<T, kElement>, config,
                   a.as<const T>(), b.as<const T>(), out.as<T>(), size);
   });
 }

@@ -1,0 +1,62 @@
+// What a choice of kernel may depend on besides shapes: the GPU that it is made for. Plain data and
+// pure functions, so that tests make choices for GPUs that they do not have.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "src/core/status.h"
+
+namespace intarsia::cuda {
+
+struct Device {
+  int index = 0;                   // CUDA's ordinal
+  int arch = 0;                    // compute capability 8.9: 89
+  int sms = 0;                     // multiprocessors
+  int shared_bytes_per_block = 0;  // the largest that a kernel may ask for, static and dynamic
+  int shared_bytes_per_sm = 0;
+  int64_t l2_bytes = 0;
+};
+
+// The architecture that a kernel is written for. kPortable: machine code or PTX for every GPU from
+// compute capability 8.0 on. Others use instructions of one architecture alone (sm_90a) and have
+// an image for no other.
+inline constexpr int kPortable = 80, kHopper = 90;
+
+constexpr bool HasImage(int kernel_arch, const Device& device) {
+  return kernel_arch == kPortable ? device.arch >= kPortable : device.arch == kernel_arch;
+}
+
+// Shared memory that the system takes of each block: CUDA C++ Programming Guide, "Shared Memory"
+// of compute capability 8.x and 9.0.
+inline constexpr int kReservedSharedBytes = 1024;
+
+// Blocks with so much shared memory, static and dynamic, that a multiprocessor has room for.
+constexpr int ResidentBlocks(const Device& device, int shared_bytes) {
+  if (shared_bytes > device.shared_bytes_per_block) return 0;
+  return device.shared_bytes_per_sm / (shared_bytes + kReservedSharedBytes);
+}
+
+// Shared memory of a multiprocessor in KB; a block may have one less. CUDA C++ Programming Guide,
+// table "Technical Specifications per Compute Capability".
+constexpr int SharedKilobytes(int arch) {
+  if (arch == 86 || arch == 89 || arch >= 120) return 100;
+  return arch < 90 ? 164 : 228;
+}
+
+// The device as if it were of an older architecture: its kernels, and its room for them.
+constexpr Device HeldBack(Device device, int arch) {
+  if (arch >= device.arch) return device;
+  const int bytes = SharedKilobytes(arch) * 1024;
+  device.arch = arch;
+  device.shared_bytes_per_sm = std::min(device.shared_bytes_per_sm, bytes);
+  device.shared_bytes_per_block =
+      std::min(device.shared_bytes_per_block, bytes - kReservedSharedBytes);
+  return device;
+}
+
+// The current device as kernels are to be chosen for it, held back to INTARSIA_ARCH. Asked once a
+// device, when all kernels that it has an image of are loaded: a few nanoseconds after that.
+// Fails where the device or the driver cannot run this build.
+Status CurrentDevice(const Device*& device);
+
+}  // namespace intarsia::cuda
