@@ -20,7 +20,7 @@
 #include "src/attention/backward_launch.h"
 #include "src/attention/backward_products.cuh"
 #include "src/attention/backward_weights.cuh"
-#include "src/attention/prefill_tile.cuh"
+#include "src/core/cuda/copy.cuh"
 #include "src/core/cuda/launch.h"
 
 namespace intarsia::attention::backward {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void LoadKeys(const Frame<S>& f) {
   const int key = f.tile.first_key + f.pair() * S::kWarpKeys + f.lane;
   const bool exists = f.lane < S::kWarpKeys && key < f.tile.sequence.len_k;
   const int64_t slot = exists ? int64_t{f.tile.sequence.k_begin} + key : 0;
-  prefill::CopyRows<typename S::Rows, S::kWarpKeys>(
+  cuda::CopyRows<typename S::Rows, S::kWarpKeys>(
       f.keys(f.own()) + f.pair() * S::kWarpKeys * S::Rows::kRowBytes, source,
       strides.At(0, 0, slot, f.tile.kv_head), __ballot_sync(0xffffffffu, exists),
       static_cast<int>(f.b.forward.head_dim), f.aligned);
@@ -57,7 +57,7 @@ __device__ __forceinline__ void LoadRows(const Frame<S>& f, int row_tile, int nu
     const int64_t offset = f.own() == 0
                                ? place.token * p.q_token_stride + place.head * p.q_head_stride
                                : (place.token * p.num_heads + place.head) * p.head_dim;
-    prefill::CopyRows<typename S::Rows, S::kCopiedRows>(
+    cuda::CopyRows<typename S::Rows, S::kCopiedRows>(
         f.rows(number, f.own()) + f.pair() * S::kCopiedRows * S::Rows::kRowBytes,
         static_cast<const T*>(f.own() == 0 ? p.q : f.b.dout), offset,
         __ballot_sync(0xffffffffu, exists), static_cast<int>(p.head_dim), f.aligned);
@@ -176,7 +176,7 @@ __device__ __forceinline__ void WriteKeys(const Frame<S>& f, const typename S::S
             d = static_cast<int>(p.head_dim);
   const bool exists = f.lane < S::kWarpKeys && key < f.tile.sequence.len_k;
   const int64_t slot = int64_t{f.tile.sequence.k_begin} + key;
-  prefill::StoreRows<typename S::Rows, S::kWarpKeys>(
+  cuda::StoreRows<typename S::Rows, S::kWarpKeys>(
       static_cast<T*>(f.makes_weights() ? f.b.dv : f.b.dk), place,
       exists ? (slot * p.cache.num_kv_heads + f.tile.kv_head) * d : -1, d, f.aligned);
 }
@@ -200,7 +200,8 @@ __device__ __forceinline__ void Walk(const Frame<S>& f) {
   if (count > 0) LoadRows(f, tile_at(0), 0);
   cuda::CpAsyncCommit();
   const uint32_t own_keys = cuda::SharedAddress(f.keys(f.own())) +
-                            f.pair() * S::kWarpKeys * Rows::kRowBytes + LaneOffsetA<Rows>(f.lane);
+                            f.pair() * S::kWarpKeys * Rows::kRowBytes +
+                            cuda::LaneOffsetA<Rows>(f.lane);
   for (int i = 0; i <= count; ++i) {
     if (i > 0) turns.Await(tile_at(i - 1));
     cuda::CpAsyncWait<0>();
@@ -209,7 +210,8 @@ __device__ __forceinline__ void Walk(const Frame<S>& f) {
     if (i > 0 && !f.makes_weights()) AddQueryGradient(f, i - 1);
     if (i < count) {
       typename S::Scores s;
-      Multiply<S>(s, own_keys, cuda::SharedAddress(f.rows(i, f.own())) + LaneOffsetB<Rows>(f.lane));
+      Multiply<S>(s, own_keys,
+                  cuda::SharedAddress(f.rows(i, f.own())) + cuda::LaneOffsetB<Rows>(f.lane));
       if (i + 1 < count) LoadRows(f, tile_at(i + 1), i + 1);
       cuda::CpAsyncCommit();
       const int tile = tile_at(i), barrier = 1 + f.pair();

@@ -86,7 +86,7 @@ __device__ __forceinline__ int LaneOffsetTransposedA(int lane) {
   using Rows = typename S::ScoreRows;
   // In f32 slots k and k + 4 are rows 2k and 2k + 1, as in Mma<kF32>::LoadTransposed.
   if constexpr (S::kF32) return Rows::Offset(lane % 4 * 2, lane / 16) + lane / 4 % 4 * 4;
-  return LaneOffsetB<Rows>(lane);
+  return cuda::LaneOffsetB<Rows>(lane);
 }
 template <class S>
 __device__ __forceinline__ void LoadTransposedA(typename S::M::A& a, uint32_t address) {

@@ -2,8 +2,9 @@
 // tiles meet.
 #pragma once
 #include "src/attention/backward.h"
-#include "src/attention/mma.cuh"
 #include "src/attention/tile.cuh"
+#include "src/core/cuda/mma.cuh"
+#include "src/core/cuda/swizzle.cuh"
 #include "src/core/round.h"
 
 namespace intarsia::attention::backward {
@@ -20,8 +21,8 @@ template <DType kDType, int kDim>
 struct Shape {
   static constexpr DType kType = kDType;
   using T = cuda::DeviceT<kType>;
-  using M = Mma<kType>;
-  using Rows = SwizzledRows<static_cast<int>(sizeof(T)) * kDim>;
+  using M = cuda::Mma<kType>;
+  using Rows = cuda::SwizzledRows<static_cast<int>(sizeof(T)) * kDim>;
   static constexpr int kD = kDim;
   static constexpr bool kF32 = kType == DType::kF32;
   static constexpr int kKeyBlocks = !kF32 && kD <= 128 ? 2 : 1;  // of 16 keys, a warp
@@ -37,7 +38,7 @@ struct Shape {
   static constexpr int kSteps = Rows::kRowBytes / 32;
 
   // dS lies in shared memory as [keys, rows].
-  using ScoreRows = SwizzledRows<kTileRows* static_cast<int>(sizeof(T))>;
+  using ScoreRows = cuda::SwizzledRows<kTileRows* static_cast<int>(sizeof(T))>;
   // dQ of a tile is cut into row_warps x column_warps.
   static constexpr bool kTwoBlocks = kTileRows >= 32 && kD * (kTileRows / 32) % (16 * kWarps) == 0;
   static constexpr int kQueryBlocks = kTwoBlocks ? 2 : 1;  // of 16 rows, a warp

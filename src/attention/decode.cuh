@@ -91,19 +91,19 @@ __device__ __forceinline__ float ConvertQuery(const Params& p, int64_t offset, i
   const int pitch = S::QueryRows::kRowBytes / (IsFp8(p.dtype) ? 1 : 2);
   const auto load = [&](int row, int column) {
     const int64_t in_memory = __shfl_sync(0xffffffffu, offset, row) + column;
-    if (row >= rows || column >= p.head_dim) return Eight<float>{};
-    if (aligned) return LoadEightFloats(query, p.dtype, row * pitch + column, true);
-    return LoadEightFloats(p.q, p.dtype, in_memory, false);
+    if (row >= rows || column >= p.head_dim) return cuda::Eight<float>{};
+    if (aligned) return cuda::LoadEightFloats(query, p.dtype, row * pitch + column, true);
+    return cuda::LoadEightFloats(p.q, p.dtype, in_memory, false);
   };
   const int first = static_cast<int>(threadIdx.x) / 32 * kWarpRows, lane = threadIdx.x % 32;
   constexpr int kOwn = kWarpRows * kEights / 32;
-  Eight<float> own[kOwn];
+  cuda::Eight<float> own[kOwn];
 #pragma unroll
   for (int j = 0; j < kOwn; ++j) {
     const int i = lane + 32 * j;
     own[j] = load(first + i / kEights, i % kEights * 8);
   }
-  const float factor = QueryScale<kTileRows, S::kD>(p.dtype, load);
+  const float factor = cuda::QueryScale<kTileRows, S::kD>(p.dtype, load);
   __syncthreads();  // all have read it
 #pragma unroll
   for (int j = 0; j < kOwn; ++j) {
@@ -133,7 +133,7 @@ __device__ __forceinline__ void Attend(const Params& p, const Cut& cut, const Di
   cuda::CpAsyncCommit();
 
   Logit<S::kType> logit(p, S::kScaled ? ScoreScale(p, sequence.index, cache_head) : p.scale);
-  const uint32_t q = query + LaneOffsetA<typename S::QueryRows>(lane);
+  const uint32_t q = query + cuda::LaneOffsetA<typename S::QueryRows>(lane);
   const int rounds = CeilDiv(tile.keys.size(), S::kRoundKeys);
   int key = tile.keys.begin + warp * S::kChunkKeys;
 #pragma unroll 1

@@ -3,22 +3,23 @@
 #pragma once
 #include "src/attention/decode_plan.h"
 #include "src/attention/keys.cuh"
-#include "src/attention/mma_fp8.cuh"
+#include "src/core/cuda/mma_fp8.cuh"
+#include "src/core/cuda/swizzle.cuh"
 
 namespace intarsia::attention::decode {
 
 // How a kernel for K and V of a type and head dims up to kDim cuts its work.
 template <DType kKeyType, int kDim>
 struct Shape {
-  using M = Mma<kKeyType>;
+  using M = cuda::Mma<kKeyType>;
   static constexpr DType kType = M::kQuery;  // of the products
   static constexpr bool kFp8 = IsFp8(kKeyType);
   static constexpr bool kScaled = kFp8 || kType == DType::kF32;  // whose kernel reads fp8, too
   using T = typename M::T;
   using Key = typename M::Key;
   static constexpr int kD = kDim;
-  using QueryRows = SwizzledRows<kD* static_cast<int>(sizeof(T))>;
-  using Rows = SwizzledRows<kD* static_cast<int>(sizeof(Key))>;  // of K and V
+  using QueryRows = cuda::SwizzledRows<kD* static_cast<int>(sizeof(T))>;
+  using Rows = cuda::SwizzledRows<kD* static_cast<int>(sizeof(Key))>;  // of K and V
   static constexpr int kChunkKeys =
       8 * M::kKeyBlocks;  // that a warp loads and multiplies at a time
   static constexpr int kWarps = Rows::kRowBytes <= 512 ? 4 : 2;
@@ -97,14 +98,14 @@ class RowCopy {
       const int end = existing_ >> i * kRowStep & 1 ? d : 0;
 #pragma unroll
       for (int column = 8 * FirstUnit(); column < S::kD; column += 8 * kLanes) {
-        Eight<T> values = {};
+        cuda::Eight<T> values = {};
         if (column < end) {
           if constexpr (S::kType == DType::kF32)
-            values = LoadEightFloats(source, dtype, places_[i] + column, aligned);
+            values = cuda::LoadEightFloats(source, dtype, places_[i] + column, aligned);
           else
-            values = LoadEight<T>(source, places_[i] + column, aligned);
+            values = cuda::LoadEight<T>(source, places_[i] + column, aligned);
         }
-        StoreEight<Rows>(tile, FirstRow() + i * kRowStep, column, values);
+        cuda::StoreEight<Rows>(tile, FirstRow() + i * kRowStep, column, values);
       }
     }
   }

@@ -16,6 +16,7 @@
 #include "src/attention/prefill.h"
 #include "src/attention/prefill_schedule.cuh"
 #include "src/attention/prefill_tile.cuh"
+#include "src/attention/rows.cuh"
 #include "src/attention/scores.cuh"
 #include "src/core/cuda/launch.h"
 
@@ -126,7 +127,7 @@ __device__ __forceinline__ void WriteRows(const Params& p, const Tile& tile, int
   if constexpr (S::kFp8) return;
   __syncwarp();
   const RowPlace place = PlaceOf(p, tile.sequence, tile.kv_head, first_row + lane);
-  StoreRows<typename S::Rows, S::kWarpRows>(
+  cuda::StoreRows<typename S::Rows, S::kWarpRows>(
       static_cast<T*>(p.out), shared,
       first_row + lane < num_rows ? (place.token * p.num_heads + place.head) * dv : -1, dv,
       aligned);
@@ -147,22 +148,22 @@ __device__ __forceinline__ float LoadQuery(const Params& p, const Tile& tile, in
   if constexpr (S::kFp8) {
     const auto load = [&](int row, int column) {
       const int64_t from = __shfl_sync(0xffffffffu, offset, row) + column;
-      if (!(exist >> row & 1) || column >= p.head_dim) return Eight<float>{};
-      return LoadEightFloats(p.q, p.dtype, from, aligned);
+      if (!(exist >> row & 1) || column >= p.head_dim) return cuda::Eight<float>{};
+      return cuda::LoadEightFloats(p.q, p.dtype, from, aligned);
     };
-    const float factor = QueryScale<S::kWarpRows, S::kD>(p.dtype, load);
+    const float factor = cuda::QueryScale<S::kWarpRows, S::kD>(p.dtype, load);
 #pragma unroll 4
     for (int i = lane; i < S::kWarpRows * S::kD / 8; i += 32) {
       const int row = i / (S::kD / 8), column = i % (S::kD / 8) * 8;
-      Eight<float> q = load(row, column);
+      cuda::Eight<float> q = load(row, column);
 #pragma unroll
       for (float& x : q.at) x *= factor;
       S::M::template StoreQuery<Rows>(shared, row, column, q);
     }
     return 1.0f / factor;
   } else {
-    CopyRows<Rows, S::kWarpRows>(shared, static_cast<const typename S::T*>(p.q), offset, exist,
-                                 static_cast<int>(p.head_dim), aligned);
+    cuda::CopyRows<Rows, S::kWarpRows>(shared, static_cast<const typename S::T*>(p.q), offset,
+                                       exist, static_cast<int>(p.head_dim), aligned);
     return 1.0f;
   }
 }
@@ -192,7 +193,7 @@ __device__ __forceinline__ void Attend(const Params& p, const Tile& tile, const 
 
   const uint32_t q = cuda::SharedAddress(shared) +
                      (first_row - tile.first_row) * S::QueryRows::kRowBytes +
-                     LaneOffsetA<typename S::QueryRows>(lane);
+                     cuda::LaneOffsetA<typename S::QueryRows>(lane);
   for (int key = keys.begin; key < stream.end(); key += S::kTileKeys) {
     const int v_place = next(k_place), free_place = next(v_place), next_key = key + S::kTileKeys;
     const bool computes = key < visible.some.end && key > visible.some.begin - S::kTileKeys;

@@ -4,8 +4,9 @@
 #include <type_traits>
 
 #include "src/attention/keys.cuh"
-#include "src/attention/mma_fp8.cuh"
-#include "src/attention/prefill_copy.cuh"
+#include "src/core/cuda/copy.cuh"
+#include "src/core/cuda/mma_fp8.cuh"
+#include "src/core/cuda/swizzle.cuh"
 
 namespace intarsia::attention::prefill {
 
@@ -14,15 +15,15 @@ namespace intarsia::attention::prefill {
 // into its registers. kSmall: for devices with 99 KB of shared memory a CTA.
 template <DType kKeyType, int kDim, bool kSmall = false>
 struct Shape {
-  using M = Mma<kKeyType>;
+  using M = cuda::Mma<kKeyType>;
   static constexpr DType kType = M::kQuery;  // of the products
   static constexpr bool kFp8 = IsFp8(kKeyType), kF32 = kType == DType::kF32;
   static constexpr bool kScaled = kFp8 || kF32;  // f32's kernel reads fp8, too
   using T = typename M::T;
   using Key = typename M::Key;
   static constexpr int kD = kDim;
-  using QueryRows = SwizzledRows<kD* static_cast<int>(sizeof(T))>;
-  using Rows = SwizzledRows<kD* static_cast<int>(sizeof(Key))>;  // of K and V
+  using QueryRows = cuda::SwizzledRows<kD* static_cast<int>(sizeof(T))>;
+  using Rows = cuda::SwizzledRows<kD* static_cast<int>(sizeof(Key))>;  // of K and V
   static constexpr int kRowBlocks = !kF32 && kD <= 128 ? 2 : 1;
   static constexpr int kWarps = kSmall && kF32 ? 2 : !kSmall && !kScaled && kD > 128 ? 8 : 4;
   static constexpr int kThreads = 32 * kWarps;
@@ -109,12 +110,13 @@ class KeyStream {
     constexpr int kWarpBytes = S::kCopiedKeys * S::Rows::kRowBytes;
     char* const target = place + static_cast<int>(threadIdx.x) / 32 * kWarpBytes;
     if (S::kF32 && p_.cache.dtype != DType::kF32) {
-      CopyRowsThroughRegisters<typename S::Rows, S::kCopiedKeys, float>(
-          target, offset, exist_, d,
-          [&](int64_t index) { return LoadEightFloats(source, p_.cache.dtype, index, aligned_); });
+      cuda::CopyRowsThroughRegisters<typename S::Rows, S::kCopiedKeys, float>(
+          target, offset, exist_, d, [&](int64_t index) {
+            return cuda::LoadEightFloats(source, p_.cache.dtype, index, aligned_);
+          });
     } else {
-      CopyRows<typename S::Rows, S::kCopiedKeys>(target, static_cast<const T*>(source), offset,
-                                                 exist_, d, aligned_);
+      cuda::CopyRows<typename S::Rows, S::kCopiedKeys>(target, static_cast<const T*>(source),
+                                                       offset, exist_, d, aligned_);
     }
   }
 

@@ -7,10 +7,11 @@
 // of a row's four has columns 4 c ... 4 c + 3 of 16, where f16 would give it 2 c, 2 c + 1, 2 c + 8
 // and 2 c + 9.
 #pragma once
-#include "src/attention/mma.cuh"
-#include "src/attention/rows.cuh"
+#include "src/core/cuda/eight.cuh"
+#include "src/core/cuda/fp8.cuh"
+#include "src/core/cuda/mma.cuh"
 
-namespace intarsia::attention {
+namespace intarsia::cuda {
 
 template <DType kFp8>
 struct Fp8Mma : Mma<DType::kF16> {
@@ -25,9 +26,9 @@ struct Fp8Mma : Mma<DType::kF16> {
   }
   static __device__ __forceinline__ void LoadB(B (&b)[4], uint32_t address) {
     uint32_t r[4];
-    cuda::LdMatrix4(r, address);
+    LdMatrix4(r, address);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) cuda::Fp8ToF16<kFp8>(r[j], b[j].r[0], b[j].r[1]);
+    for (int j = 0; j < 4; ++j) Fp8ToF16<kFp8>(r[j], b[j].r[0], b[j].r[1]);
   }
   // To the order of columns that LoadB gives K: columns column ... column + 7, a multiple of 8, of
   // a row of Q.
@@ -51,10 +52,10 @@ struct Fp8Mma : Mma<DType::kF16> {
   template <class Rows>
   static __device__ __forceinline__ void LoadTransposed(B (&b)[4], uint32_t address) {
     uint32_t r[4];
-    cuda::LdMatrix4Transposed(r, address);
+    LdMatrix4Transposed(r, address);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      cuda::Fp8ToF16<kFp8>(r[j], b[j / 2 * 2].r[j % 2], b[j / 2 * 2 + 1].r[j % 2]);
+      Fp8ToF16<kFp8>(r[j], b[j / 2 * 2].r[j % 2], b[j / 2 * 2 + 1].r[j % 2]);
   }
 };
 template <>
@@ -82,4 +83,4 @@ __device__ __forceinline__ float QueryScale(DType dtype, const Load& load) {
   return exponent == 0 ? 1.0f : __uint_as_float(min(127 + 127 + 14 - exponent, 254) << 23);
 }
 
-}  // namespace intarsia::attention
+}  // namespace intarsia::cuda

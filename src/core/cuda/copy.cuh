@@ -1,9 +1,9 @@
-// Rows of q, K, V and out between global and shared memory, by one warp.
+// Rows of arrays between global and shared memory, by one warp.
 #pragma once
-#include "src/attention/rows.cuh"
+#include "src/core/cuda/eight.cuh"
 #include "src/core/cuda/ptx.cuh"
 
-namespace intarsia::attention::prefill {
+namespace intarsia::cuda {
 
 // As CopyRows, element by element; `load` gives eight, and may convert them.
 template <class Rows, int kCount, class T, class Load>
@@ -22,7 +22,8 @@ __device__ __forceinline__ void CopyRowsThroughRegisters(char* target, int64_t o
 
 // Copies kCount rows to shared memory at `target`, asynchronously if all rows are aligned. Lane i
 // says how far from `source` row i begins, and bit i of `exist` whether it does; other rows, and
-// columns from d on, become zeros, so that no rubbish in a cache, a NaN say, ever enters a product.
+// columns from d on, become zeros, so that no rubbish in the array, a NaN say, ever enters a
+// product.
 template <class Rows, int kCount, class T>
 __device__ __forceinline__ void CopyRows(char* target, const T* source, int64_t offset,
                                          uint32_t exist, int d, bool aligned) {
@@ -33,7 +34,7 @@ __device__ __forceinline__ void CopyRows(char* target, const T* source, int64_t 
   const int lane = threadIdx.x % 32;
   if (aligned) {
     const int lane_row = lane / kLanes, lane_unit = lane % kLanes;
-    const uint32_t to = cuda::SharedAddress(target) + Rows::Offset(lane_row, lane_unit);
+    const uint32_t to = SharedAddress(target) + Rows::Offset(lane_row, lane_unit);
     const T* const lane_source = source + lane_unit * kElements;
     const auto offset_units = static_cast<uint32_t>(offset / kElements);
 #pragma unroll
@@ -46,8 +47,8 @@ __device__ __forceinline__ void CopyRows(char* target, const T* source, int64_t 
           (kPassRows == 4 && pass % 2 ? to ^ 64 : to) + pass * kPassRows * Rows::kRowBytes;
 #pragma unroll
       for (int unit = 0; unit < Rows::kUnits; unit += kLanes) {
-        cuda::CpAsync16(pass_to + unit * 16, from + unit * kElements,
-                        (exist >> row & 1) && (lane_unit + unit) * kElements < d);
+        CpAsync16(pass_to + unit * 16, from + unit * kElements,
+                  (exist >> row & 1) && (lane_unit + unit) * kElements < d);
       }
     }
   } else {
@@ -69,10 +70,10 @@ __device__ __forceinline__ void StoreRows(T* target, const char* source, int64_t
     const int row = i / Rows::kUnits, unit = i % Rows::kUnits;
     const int64_t to = __shfl_sync(0xffffffffu, offset, row);
     if (to < 0 || unit * kElements >= d) continue;
-    const auto values = *reinterpret_cast<const cuda::Vec<T>*>(source + Rows::Offset(row, unit));
+    const auto values = *reinterpret_cast<const Vec<T>*>(source + Rows::Offset(row, unit));
     T* const unit_target = target + to + unit * kElements;
     if (aligned) {
-      *reinterpret_cast<cuda::Vec<T>*>(unit_target) = values;
+      *reinterpret_cast<Vec<T>*>(unit_target) = values;
     } else {
 #pragma unroll
       for (int e = 0; e < kElements; ++e) unit_target[e] = values.at[e];
@@ -80,4 +81,4 @@ __device__ __forceinline__ void StoreRows(T* target, const char* source, int64_t
   }
 }
 
-}  // namespace intarsia::attention::prefill
+}  // namespace intarsia::cuda

@@ -11,31 +11,7 @@
 #include "src/core/cuda/ptx.cuh"
 #include "src/core/cuda/vec.cuh"
 
-namespace intarsia::attention {
-
-// A row-major tile in shared memory, in units of 16 bytes. Unit u of row r lies in the place of
-// unit u ^ x(r), so that the same unit of 8 successive rows falls into 8 different groups of banks.
-// A tile must begin at a multiple of 128 bytes; adding a multiple of 8 rows keeps an address valid.
-template <int kBytes>
-struct SwizzledRows {
-  static constexpr int kRowBytes = kBytes;
-  static constexpr int kUnits = kBytes / 16;
-  static_assert(kUnits % 4 == 0);
-  static constexpr int kMask = kUnits % 8 == 0 ? 7 : 3;
-
-  static __device__ __forceinline__ int Offset(int row, int unit) {
-    const int x = kMask == 7 ? row & 7 : row >> 1 & 3;
-    return row * kRowBytes + ((unit ^ x) << 4);
-  }
-  // From the address of unit 0 of a row to that of any unit; from unit 1, to any odd one.
-  static __device__ __forceinline__ uint32_t AtUnit(uint32_t address, int unit) {
-    return (address ^ ((unit & kMask) << 4)) + ((unit & ~kMask) << 4);
-  }
-  // From the address of unit 0 or 1 of a row to that of unit 0 or 1 of its `step`-th 32 bytes.
-  static __device__ __forceinline__ uint32_t AtStep(uint32_t address, int step) {
-    return AtUnit(address, 2 * step);
-  }
-};
+namespace intarsia::cuda {
 
 // Where a lane's address points, in the first step of a tile, for each kind of fragment.
 template <class Rows>
@@ -65,7 +41,7 @@ struct MmaBlocks {
 template <DType kType>
 struct Mma : MmaBlocks {
   static constexpr DType kQuery = kType;  // of Q and P
-  using T = cuda::DeviceT<kType>;
+  using T = DeviceT<kType>;
   using Key = T;  // of K and V
   static_assert(sizeof(T) == 2);
   static constexpr int kStep = 16;         // elements of a step
@@ -77,15 +53,13 @@ struct Mma : MmaBlocks {
     uint32_t r[2];
   };
 
-  static __device__ __forceinline__ void LoadA(A& a, uint32_t address) {
-    cuda::LdMatrix4(a.r, address);
-  }
+  static __device__ __forceinline__ void LoadA(A& a, uint32_t address) { LdMatrix4(a.r, address); }
 
   // b[j]: the step of rows 8 * j ... 8 * j + 7 of a tile, as columns: for a product with its
   // transpose.
   static __device__ __forceinline__ void LoadB(B (&b)[2], uint32_t address) {
     uint32_t r[4];
-    cuda::LdMatrix4(r, address);
+    LdMatrix4(r, address);
     b[0] = {r[0], r[1]};
     b[1] = {r[2], r[3]};
   }
@@ -100,7 +74,7 @@ struct Mma : MmaBlocks {
   template <class Rows>
   static __device__ __forceinline__ void LoadTransposed(B (&b)[2], uint32_t address) {
     uint32_t r[4];
-    cuda::LdMatrix4Transposed(r, address);
+    LdMatrix4Transposed(r, address);
     b[0] = {r[0], r[1]};
     b[1] = {r[2], r[3]};
   }
@@ -114,9 +88,9 @@ struct Mma : MmaBlocks {
   // c += a b
   static __device__ __forceinline__ void MultiplyAdd(float (&c)[4], const A& a, const B& b) {
     if constexpr (kType == DType::kF16)
-      cuda::MmaF16(c, a.r, b.r[0], b.r[1]);
+      MmaF16(c, a.r, b.r[0], b.r[1]);
     else
-      cuda::MmaBF16(c, a.r, b.r[0], b.r[1]);
+      MmaBF16(c, a.r, b.r[0], b.r[1]);
   }
 
   static __device__ __forceinline__ uint32_t Pack(float low, float high) {
@@ -148,13 +122,13 @@ struct Mma<DType::kF32> : MmaBlocks {
 
   static __device__ __forceinline__ void LoadA(A& a, uint32_t address) {
     uint32_t r[4];
-    cuda::LdMatrix4(r, address);
+    LdMatrix4(r, address);
 #pragma unroll
     for (int i = 0; i < 4; ++i) Split(__uint_as_float(r[i]), a.big[i], a.small[i]);
   }
   static __device__ __forceinline__ void LoadB(B (&b)[2], uint32_t address) {
     uint32_t r[4];
-    cuda::LdMatrix4(r, address);
+    LdMatrix4(r, address);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       Split(__uint_as_float(r[i]), b[i / 2].big[i % 2], b[i / 2].small[i % 2]);
@@ -185,15 +159,15 @@ struct Mma<DType::kF32> : MmaBlocks {
   }
 
   static __device__ __forceinline__ void MultiplyAdd(float (&c)[4], const A& a, const B& b) {
-    cuda::MmaTf32(c, a.small, b.big[0], b.big[1]);
-    cuda::MmaTf32(c, a.big, b.small[0], b.small[1]);
-    cuda::MmaTf32(c, a.big, b.big[0], b.big[1]);
+    MmaTf32(c, a.small, b.big[0], b.big[1]);
+    MmaTf32(c, a.big, b.small[0], b.small[1]);
+    MmaTf32(c, a.big, b.big[0], b.big[1]);
   }
 
  private:
   static __device__ __forceinline__ void Split(float x, uint32_t& big, uint32_t& small) {
-    big = cuda::ToTf32(x);
-    small = cuda::ToTf32(x - __uint_as_float(big));
+    big = ToTf32(x);
+    small = ToTf32(x - __uint_as_float(big));
   }
   static __device__ __forceinline__ float LoadShared(uint32_t address) {
     float x;
@@ -202,4 +176,4 @@ struct Mma<DType::kF32> : MmaBlocks {
   }
 };
 
-}  // namespace intarsia::attention
+}  // namespace intarsia::cuda
