@@ -1,5 +1,7 @@
-# intarsia_add_library(NAME [OPS_DIR DIR] [VERSION X.Y.Z]): a library of ops that `intarsia.load_ops` can load.
-# DIR holds ops.inc and a folder for each op; without it, the project's own src/ops. XLA targets are NAME.<op>.
+# intarsia_add_library(NAME [OPS_DIR DIR [FAMILIES FAMILY...]] [VERSION X.Y.Z]): a library of ops that
+# `intarsia.load_ops` can load. DIR holds ops.inc and a folder for each op. XLA targets are NAME.<op>.
+# FAMILIES are the folders of src whose sources the ops need beside core's: `attention`, say. Headers need no mention.
+# Without OPS_DIR it is the project's own library: src/ops, all families, and the PJRT plugin.
 #
 # An op's files are found by their names: <op>_cpu.cc is compiled once for each instruction set,
 # *_cuda.cu only with CUDA, *_sm90.cu for sm_90a alone. ops.inc is the only list.
@@ -53,10 +55,22 @@ function(intarsia_link_options name)
 endfunction()
 
 function(intarsia_add_library name)
-  cmake_parse_arguments(arg "" "OPS_DIR;VERSION" "" ${ARGN})
-  set(ops_dir ${INTARSIA_ROOT}/src/ops)
+  cmake_parse_arguments(arg "" "OPS_DIR;VERSION" "FAMILIES" ${ARGN})
+  set(root ${INTARSIA_ROOT}/src)
+  file(GLOB families CONFIGURE_DEPENDS LIST_DIRECTORIES true RELATIVE ${root} ${root}/*)
+  list(REMOVE_ITEM families api bridge core ffi ops pjrt torch)
   if(arg_OPS_DIR)
     get_filename_component(ops_dir ${arg_OPS_DIR} ABSOLUTE)
+    foreach(family ${arg_FAMILIES})
+      if(NOT family IN_LIST families)
+        message(FATAL_ERROR "${name}: there is no family ${family}, expected some of ${families}")
+      endif()
+    endforeach()
+    set(families ${arg_FAMILIES})
+    set(plugin "")
+  else()
+    set(ops_dir ${root}/ops)
+    set(plugin ${root}/pjrt/plugin/*.cc)
   endif()
   set(version 0.0.0)
   if(arg_VERSION)
@@ -75,10 +89,15 @@ function(intarsia_add_library name)
   file(CONFIGURE OUTPUT ${generated}/all_ops.h CONTENT "${includes}" @ONLY)
   file(CONFIGURE OUTPUT ${generated}/ops.inc CONTENT "#include \"${ops_dir}/ops.inc\"\n" @ONLY)
 
-  set(root ${INTARSIA_ROOT}/src)
-  file(GLOB sources CONFIGURE_DEPENDS ${root}/core/*.cc ${root}/core/cpu/*.cc ${root}/attention/*.cc ${root}/norm/*.cc ${root}/quant/*.cc ${root}/ffi/*.cc ${root}/pjrt/*.cc ${root}/torch/*.cc
-       ${root}/api/*.cc ${root}/ops/registry.cc ${ops_dir}/*/*.cc)
-  file(GLOB cuda_sources CONFIGURE_DEPENDS ${root}/core/cuda/*.cc ${root}/attention/*.cu ${root}/norm/*.cu ${ops_dir}/*/*.cu)
+  file(GLOB sources CONFIGURE_DEPENDS ${root}/core/*.cc ${root}/core/cpu/*.cc ${root}/ffi/*.cc ${root}/pjrt/*.cc ${plugin}
+       ${root}/torch/*.cc ${root}/api/*.cc ${root}/ops/registry.cc ${ops_dir}/*/*.cc)
+  file(GLOB cuda_sources CONFIGURE_DEPENDS ${root}/core/cuda/*.cc ${ops_dir}/*/*.cu)
+  foreach(family ${families})
+    file(GLOB_RECURSE family_sources CONFIGURE_DEPENDS ${root}/${family}/*.cc)
+    file(GLOB_RECURSE family_cuda_sources CONFIGURE_DEPENDS ${root}/${family}/*.cu)
+    list(APPEND sources ${family_sources})
+    list(APPEND cuda_sources ${family_cuda_sources})
+  endforeach()
   set(per_isa ${sources})
   list(FILTER per_isa INCLUDE REGEX "_cpu\\.cc$")
   list(FILTER sources EXCLUDE REGEX "_cpu\\.cc$")

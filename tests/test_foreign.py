@@ -13,19 +13,43 @@ import support
 from intarsia.jax import call, simple_add
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """tests/foreign, built for the CPU."""
+def configure(build, *options):
+    """Configures tests/foreign for the CPU; without CMake the test is skipped."""
     cmake = shutil.which("cmake", path=str(support.ROOT / ".venv/bin")) or shutil.which("cmake")
     if cmake is None:
         pytest.skip("no cmake")
+    options = ["-DINTARSIA_CUDA=off", f"-DPython3_EXECUTABLE={sys.executable}", *options]
+    command = [cmake, "-S", support.ROOT / "tests" / "foreign", "-B", build, *options]
+    return cmake, subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """tests/foreign, built for the CPU."""
     build = tmp_path_factory.mktemp("foreign")
-    source = support.ROOT / "tests" / "foreign"
-    options = ["-DINTARSIA_CUDA=off", f"-DPython3_EXECUTABLE={sys.executable}"]
-    for command in ([cmake, "-S", source, "-B", build, *options], [cmake, "--build", build, "-j2"]):
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    cmake, configured = configure(build)
+    assert configured.returncode == 0, configured.stdout + configured.stderr
+    built = subprocess.run([cmake, "--build", build, "-j2"], capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
     return intarsia.load_ops(build / "libforeign.so")
+
+
+def test_a_foreign_library_compiles_no_family_that_it_does_not_name(library, tmp_path) -> None:
+    objects = [path.name for path in library.path.parent.glob("CMakeFiles/**/*.o")]
+    assert "library.cc.o" in objects
+    # Attention, and the PJRT plugin of the project's own library.
+    assert not {"forward.cc.o", "forward_cpu.cc.o", "wrapper.cc.o"} & set(objects)
+
+    _, configured = configure(
+        tmp_path / "named", "-DFAMILIES=attention;norm", "-DCMAKE_EXPORT_COMPILE_COMMANDS=on"
+    )
+    assert configured.returncode == 0, configured.stdout + configured.stderr
+    commands = (tmp_path / "named" / "compile_commands.json").read_text()
+    assert "src/attention/cpu/forward.cc" in commands and "src/quant/" not in commands
+
+    _, configured = configure(tmp_path / "unknown", "-DFAMILIES=intention")
+    assert configured.returncode != 0
+    assert "foreign: there is no family intention" in configured.stderr
 
 
 def test_a_foreign_op_runs_beside_ours(library) -> None:

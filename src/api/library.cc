@@ -10,7 +10,6 @@
 #include "src/ffi/handlers.h"
 #include "src/ops/registry.h"
 #include "src/pjrt/register.h"
-#include "src/pjrt/wrapper.h"
 #include "src/torch/register.h"
 #ifdef INTARSIA_WITH_CUDA
 #include "src/core/cuda/peers.h"
@@ -207,8 +206,6 @@ int32_t intarsia_enable_peer_access([[maybe_unused]] const int32_t* devices,
 int32_t intarsia_register_with_pjrt(const PJRT_Api* api) {
   return Guarded([&]() -> Status { return pjrt::Register(api, Handlers()); });
 }
-
-const PJRT_Api* GetPjrtApi(void) { return pjrt::WrappedApi(); }
 
 int32_t intarsia_register_with_torch(const char* name, const char* torch_name, int32_t form) {
   return Guarded([&]() -> Status {

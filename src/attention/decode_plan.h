@@ -2,8 +2,8 @@
 // grid and workspace with them, the kernel computes its schedule with them, tests run them
 // anywhere.
 //
-// An item is a tile of 16 packed query rows of one sequence (tile.cuh says what packed is). Its
-// keys count in granules. All items of the batch, laid end to end and each followed by
+// An item is a tile of 16 packed query rows of one sequence (cuda/ragged.cuh says what packed is).
+// Its keys count in granules. All items of the batch, laid end to end and each followed by
 // kItemOverhead empty granules (what it costs to begin and to end an item, in granules' time), form
 // the work line; slice i of the line is [i * payload, (i + 1) * payload). Every KV head has the
 // same line, and a CTA computes one slice for one head: so all CTAs have the same amount to do,

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "src/attention/decode.h"
-
 namespace intarsia::attention {
 
 void SetQuery(Params& params, const TensorView& q, const TensorView& cu_seqlens_q,
@@ -127,9 +125,4 @@ Status FitCounts(Params& params) {
   params.window_right = std::min(params.window_right, 2 * kMaxCount);
   return {};
 }
-
-std::array<int64_t, 2> WorkspaceDims(const Params& params) {
-  return decode::WorkspaceDims(ShapeOf(params));
-}
-
 }  // namespace intarsia::attention

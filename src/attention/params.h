@@ -39,7 +39,4 @@ Status CheckParams(std::string_view query, const Params& params);
 // position plus a window fits.
 Status FitCounts(Params& params);
 
-// Dims of the workspace for these shapes.
-std::array<int64_t, 2> WorkspaceDims(const Params& params);
-
 }  // namespace intarsia::attention

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "src/attention/attention_cpu.h"
+#include "src/attention/cpu/forward.h"
 #include "src/core/cpu/thread_pool.h"
 #include "tests/core/attention_reference.h"
 

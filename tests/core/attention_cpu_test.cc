@@ -1,12 +1,11 @@
 // Attention on the CPU against f64, over drawn batches, for each instruction set and several
 // threads.
-#include "src/attention/attention_cpu.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
 #include <vector>
 
+#include "src/attention/cpu/forward.h"
 #include "src/core/cpu/isa.h"
 #include "tests/core/attention_batch.h"
 

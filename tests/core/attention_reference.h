@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "src/attention/attention_cpu.h"
+#include "src/attention/cpu/forward.h"
 
 namespace intarsia::attention {
 namespace {

@@ -1,5 +1,5 @@
-// Checks attention/decode.h against an f64 reference on random ragged batches, then times it.
-// A program of its own, of this file, src/attention/decode_*.cu and src/core; needs a GPU. Exits
+// Checks decode.h against an f64 reference on random ragged batches, then times it.
+// A program of its own, of this file, src/attention/cuda and src/core; needs a GPU. Exits
 // with 1 on a failure. Arguments: "check [cases]" or "time [b len_k h hk d page_size]" ask for one
 // half of it.
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "src/attention/decode.h"
+#include "src/attention/cuda/sm80/decode.h"
 #include "tests/cuda/attention_time.cuh"
 
 namespace intarsia::attention {

@@ -1,5 +1,5 @@
-// Checks attention/prefill.h against an f64 reference on random ragged batches, then times it.
-// A program of its own, of this file, src/attention/prefill_*.cu and src/core; needs a GPU. Exits
+// Checks prefill.h against an f64 reference on random ragged batches, then times it.
+// A program of its own, of this file, src/attention/cuda and src/core; needs a GPU. Exits
 // with 1 on a failure. An argument, "check [cases per d]" or "time", asks for one half of it.
 #include <cuda_runtime.h>
 
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "src/attention/prefill.h"
+#include "src/attention/cuda/sm80/prefill.h"
 #include "tests/cuda/attention_time.cuh"
 
 namespace intarsia::attention {

@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <string>
 
-#include "src/pjrt/in_place.h"
+#include "src/pjrt/plugin/in_place.h"
 
 namespace intarsia::pjrt {
 namespace {

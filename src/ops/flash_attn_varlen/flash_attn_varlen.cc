@@ -1,6 +1,7 @@
 #include "src/ops/flash_attn_varlen/flash_attn_varlen.h"
 
 #include "src/attention/params.h"
+#include "src/attention/workspace.h"
 #include "src/core/dispatch.h"
 
 namespace intarsia {

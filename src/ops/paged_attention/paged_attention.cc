@@ -1,6 +1,7 @@
 #include "src/ops/paged_attention/paged_attention.h"
 
 #include "src/attention/params.h"
+#include "src/attention/workspace.h"
 
 namespace intarsia {
 

@@ -1,0 +1,116 @@
+// Where keys and values lie in the cache.
+#pragma once
+#include <algorithm>
+#include <bit>
+#include <initializer_list>
+
+#include "src/attention/cuda/ragged.cuh"
+
+namespace intarsia::attention {
+
+// Division by a number that the host knows (Granlund and Montgomery 1994, figure 4.1).
+class Divisor {
+ public:
+  explicit Divisor(int64_t n)  // 1 <= n < 2^31
+      : shift_(std::bit_width(static_cast<uint32_t>(n - 1))),
+        multiplier_(static_cast<uint32_t>((((uint64_t{1} << shift_) - n) << 32) / n + 1)) {}
+  // x < 2^31
+  __device__ __forceinline__ uint32_t Divide(uint32_t x) const {
+    return (__umulhi(x, multiplier_) + x) >> shift_;
+  }
+
+ private:
+  int shift_;
+  uint32_t multiplier_;
+};
+
+// A key's page and its slot there. The page number is as it lies in memory: nothing is computed
+// from it until it is used, so the load can be asked for long before.
+struct KeyPlace {
+  uint32_t page_low = 0, page_high = 0;
+  uint32_t slot = 0;
+  // Whether the page is in [0, n); a negative number is large when taken as unsigned.
+  __device__ bool PageBelow(int64_t n) const {
+    return page_high == 0 && page_low < static_cast<uint32_t>(n);
+  }
+};
+
+// K and V of one KV head in the layer that the device names.
+struct HeadRows {
+  const void *k = nullptr, *v = nullptr;
+  bool exist = false;  // if not, no key does
+};
+// `bytes`: of an element.
+__device__ __forceinline__ HeadRows HeadRowsOf(const Params& p, int kv_head, int bytes) {
+  const int64_t layer = p.cache.layer ? *p.cache.layer : 0;
+  if (layer < 0 || layer >= p.cache.num_layers) return {};
+  const auto at = [&](const void* rows, const CacheStrides& strides) {
+    return static_cast<const char*>(rows) + strides.At(layer, 0, 0, kv_head) * bytes;
+  };
+  return {at(p.cache.k, p.cache.k_strides), at(p.cache.v, p.cache.v_strides), true};
+}
+
+// Where the keys of a sequence lie in the cache. `sequence` must outlive it.
+class KeyPlaces {
+ public:
+  __device__ KeyPlaces(const Params& p, const Divisor& page_size, const Sequence& sequence)
+      : p_(p), page_size_(page_size), sequence_(sequence) {}
+
+  // Finds a key < len_k.
+  __device__ __forceinline__ KeyPlace Find(int key) const {
+    KeyPlace place;
+    place.slot = sequence_.k_begin + key;
+    if (!p_.paged) return place;
+    const uint32_t entry = page_size_.Divide(place.slot);
+    place.slot -= entry * static_cast<uint32_t>(p_.cache.page_size);
+    const int64_t word = sequence_.index * p_.page_table_stride + entry;
+    const auto* const table = static_cast<const uint32_t*>(p_.page_table.data);
+    if (p_.page_table.wide) {
+      place.page_low = __ldg(table + 2 * word);
+      place.page_high = __ldg(table + 2 * word + 1);
+    } else {
+      place.page_low = __ldg(table + word);
+    }
+    return place;
+  }
+
+  __device__ __forceinline__ bool Exists(const KeyPlace& place) const {
+    return place.PageBelow(p_.cache.num_pages);
+  }
+  // In elements from where the rows of the head begin, if the key exists.
+  __device__ __forceinline__ int64_t KeyOffset(const KeyPlace& place) const {
+    return p_.cache.k_strides.At(0, place.page_low, place.slot, 0);
+  }
+  __device__ __forceinline__ int64_t ValueOffset(const KeyPlace& place) const {
+    return p_.cache.v_strides.At(0, place.page_low, place.slot, 0);
+  }
+  // Whether the two are the same for all keys.
+  __device__ bool SameOffsets() const {
+    const CacheStrides &k = p_.cache.k_strides, &v = p_.cache.v_strides;
+    return k.page == v.page && k.slot == v.slot;
+  }
+
+ private:
+  const Params& p_;
+  const Divisor& page_size_;
+  const Sequence& sequence_;
+};
+
+// Whether every row of q, K, V and out begins at a multiple of 16 bytes, and K's and V's are whole
+// multiples of 16 bytes.
+inline bool RowsAligned(const Params& p) {
+  const auto aligned = [](DType dtype, const void* data, std::initializer_list<int64_t> strides) {
+    return std::ranges::all_of(
+        strides, [&](int64_t stride) { return cuda::AllAligned16(stride * Bytes(dtype), data); });
+  };
+  const CacheView& c = p.cache;
+  const auto cache_aligned = [&](const void* data, const CacheStrides& s, int64_t d) {
+    return aligned(c.dtype, data, {s.page, s.slot, s.head, s.layer, d});
+  };
+  return aligned(p.dtype, p.q, {p.q_token_stride, p.q_head_stride}) &&
+         aligned(p.out_dtype, p.out, {c.v_head_dim}) &&
+         cache_aligned(c.k, c.k_strides, p.head_dim) &&
+         cache_aligned(c.v, c.v_strides, c.v_head_dim);
+}
+
+}  // namespace intarsia::attention

@@ -1,0 +1,69 @@
+// From products q . k to weights: scale, softcap, alibi and sinks, all to base 2.
+#pragma once
+#include "src/attention/cuda/ragged.cuh"
+
+namespace intarsia::attention {
+
+// What the scores of a sequence and KV head are scaled by.
+__device__ __forceinline__ float ScoreScale(const Params& p, int seq, int kv_head) {
+  return p.scale * p.q_scale.At(seq, kv_head) * p.k_scale.At(seq, kv_head);
+}
+
+// From q . k to the logarithm to base 2 of a weight, x. Usually that is a product with a positive
+// factor, which the kernel can fold into its exponentials; otherwise it computes x and takes a
+// factor of 1.
+template <DType kType>
+class Logit {
+ public:
+  __device__ Logit(const Params& p, float scale)
+      : scale_(scale), cap_(p.softcap), alibi_(p.alibi_slopes.data) {}
+  __device__ void Scale(float by) { scale_ *= by; }
+  __device__ bool folds() const { return !capped() && !alibi_ && scale_ > 0; }
+  __device__ float factor() const { return folds() ? scale_ * kLog2e : 1.0f; }
+
+  template <int kSize>
+  __device__ __forceinline__ void Apply(float (&dots)[kSize]) const {
+    if (capped()) {
+      const float inner = scale_ / cap_, outer = cap_ * kLog2e;
+#pragma unroll
+      for (float& x : dots) x = outer * Tanh(x * inner);
+    } else {
+#pragma unroll
+      for (float& x : dots) x *= scale_ * kLog2e;
+    }
+  }
+
+ private:
+  __device__ bool capped() const { return cap_ > 0; }
+  // tanh.approx's relative error of 2^-11 would become 2 % of a weight under a softcap of 50. For
+  // 16-bit operands an error that is small beside 1 is enough.
+  static __device__ __forceinline__ float Tanh(float x) {
+    if constexpr (kType == DType::kF32) return tanhf(x);
+    return 1.0f - __fdividef(2.0f, 1.0f + __expf(2.0f * x));
+  }
+
+  float scale_, cap_;
+  bool alibi_;
+};
+
+// What alibi takes from the scores of a packed row.
+class Alibi {
+ public:
+  __device__ Alibi(const Params& p, const Sequence& sequence, int kv_head, int row) {
+    const int group = GroupSize(p), token = row / group;
+    slope_ = p.alibi_slopes.At(sequence.index, kv_head * group + row - token * group) * kLog2e;
+    position_ = static_cast<int>(PositionOf(sequence, token));
+  }
+  __device__ float At(int key) const { return slope_ * static_cast<float>(abs(position_ - key)); }
+
+ private:
+  float slope_;
+  int position_;
+};
+
+// The logarithm to base 2 of a head's own term of the denominator.
+__device__ __forceinline__ float SinkOf(const Params& p, int64_t head) {
+  return p.sinks ? p.sinks[head] * kLog2e : -INFINITY;
+}
+
+}  // namespace intarsia::attention

@@ -1,0 +1,5 @@
+#include "src/attention/cuda/sm80/backward.cuh"
+
+namespace intarsia::attention {
+template Status LaunchBackwardOf<kBF16>(const BackwardParams&, const CudaContext&, bool);
+}  // namespace intarsia::attention

@@ -1,0 +1,5 @@
+#include "src/attention/cuda/sm80/backward.cuh"
+
+namespace intarsia::attention {
+template Status LaunchBackwardOf<kF32>(const BackwardParams&, const CudaContext&, bool);
+}  // namespace intarsia::attention

@@ -1,0 +1,336 @@
+// The kernel of split-KV decode for sm_80 and newer: mma.sync on tiles of 16 packed query rows.
+//
+// What bounds it is how many bytes are on their way from memory (Little's law: 30 KB for each
+// multiprocessor of an H200), not arithmetic. So inside a piece no warp waits for another one. Warp
+// w takes every kWarps-th chunk of keys, as a flash-attention of its own: the chunks of K and V
+// wait in a ring in shared memory that only this warp fills and reads, by cp.async, and page
+// numbers are asked for two chunks earlier still. In the end the warps' results are combined in
+// shared memory; if other CTAs have pieces of the same item, CombineKernel does the rest
+// (decode_combine.cuh has the formula).
+#pragma once
+#include "src/attention/cuda/decode_combine.cuh"
+#include "src/attention/cuda/scores.cuh"
+#include "src/attention/cuda/sm80/decode_schedule.cuh"
+#include "src/attention/cuda/sm80/decode_tile.cuh"
+#include "src/core/cuda/launch.h"
+#include "src/core/round.h"
+
+namespace intarsia::attention::decode {
+
+// s = -inf where the row does not see the key, or the key does not exist.
+template <class S>
+__device__ __forceinline__ void Mask(typename S::Scores& s, const Params& p,
+                                     const Sequence& sequence, int first_row, int first_key,
+                                     uint32_t existing) {
+  const int lane = threadIdx.x % 32, group = GroupSize(p), column = lane % 4 * 2;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const Range seen = VisibleKeys(p, sequence, (first_row + lane / 4 + 8 * r) / group);
+#pragma unroll
+    for (int n = 0; n < S::kChunkKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int bit = column + 8 * n + i, key = first_key + bit;
+        if (key < seen.begin || key >= seen.end || !(existing >> bit & 1))
+          s[n][2 * r + i] = -INFINITY;
+      }
+    }
+  }
+}
+
+template <class S>
+__device__ __forceinline__ void SubtractAlibi(typename S::Scores& s, const Params& p,
+                                              const Sequence& sequence, int kv_head, int first_row,
+                                              int first_key) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const Alibi alibi(p, sequence, kv_head, first_row + lane / 4 + 8 * r);
+#pragma unroll
+    for (int n = 0; n < S::kChunkKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) s[n][2 * r + i] -= alibi.At(first_key + lane % 4 * 2 + 8 * n + i);
+    }
+  }
+}
+
+// Where lane i % 16 finds row i of the tile in q; row 0 instead of those that do not exist.
+__device__ __forceinline__ int64_t QueryOffset(const Params& p, const Sequence& sequence,
+                                               const PieceTile& tile, int kv_head) {
+  const int row = threadIdx.x % kTileRows;
+  if (row >= tile.rows) return 0;
+  const RowPlace place = PlaceOf(p, sequence, kv_head, tile.first_row + row);
+  return place.token * p.q_token_stride + place.head * p.q_head_stride;
+}
+
+// Asks for Q; one warp. Where K and V are fp8 it is to be converted, and lies as in memory, one row
+// each kD 16-bit elements; unaligned rows are not asked for.
+template <class S>
+__device__ __forceinline__ void StartQuery(const Params& p, int64_t offset, int rows,
+                                           uint32_t query, bool aligned) {
+  const int d = static_cast<int>(p.head_dim);
+  if constexpr (!S::kFp8) {
+    RowCopy<S>(offset, (1u << rows) - 1, 0).Start(query, p.q, S::kType, d, aligned);
+  } else if (aligned) {
+    const int lane = threadIdx.x % 32, bytes = IsFp8(p.dtype) ? 1 : 2;
+    for (int row = lane / 8; row < kTileRows; row += 4) {
+      const char* const from =
+          static_cast<const char*>(p.q) + __shfl_sync(0xffffffffu, offset, row) * bytes;
+      for (int byte = lane % 8 * 16; byte < d * bytes; byte += 128)
+        cuda::CpAsync16(query + row * S::QueryRows::kRowBytes + byte, from + byte, row < rows);
+    }
+  }
+}
+
+// Makes Q f16 where it lies, each warp some of its rows; returns what scores are to be multiplied
+// by for it.
+template <class S>
+__device__ __forceinline__ float ConvertQuery(const Params& p, int64_t offset, int rows,
+                                              char* query, bool aligned) {
+  constexpr int kWarpRows = kTileRows / S::kWarps, kEights = S::kD / 8;  // of a row
+  const int pitch = S::QueryRows::kRowBytes / (IsFp8(p.dtype) ? 1 : 2);
+  const auto load = [&](int row, int column) {
+    const int64_t in_memory = __shfl_sync(0xffffffffu, offset, row) + column;
+    if (row >= rows || column >= p.head_dim) return cuda::Eight<float>{};
+    if (aligned) return cuda::LoadEightFloats(query, p.dtype, row * pitch + column, true);
+    return cuda::LoadEightFloats(p.q, p.dtype, in_memory, false);
+  };
+  const int first = static_cast<int>(threadIdx.x) / 32 * kWarpRows, lane = threadIdx.x % 32;
+  constexpr int kOwn = kWarpRows * kEights / 32;
+  cuda::Eight<float> own[kOwn];
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) {
+    const int i = lane + 32 * j;
+    own[j] = load(first + i / kEights, i % kEights * 8);
+  }
+  const float factor = cuda::QueryScale<kTileRows, S::kD>(p.dtype, load);
+  __syncthreads();  // all have read it
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) {
+    const int i = lane + 32 * j;
+#pragma unroll
+    for (float& x : own[j].at) x *= factor;
+    S::M::template StoreQuery<typename S::QueryRows>(query, first + i / kEights, i % kEights * 8,
+                                                     own[j]);
+  }
+  return 1.0f / factor;
+}
+
+// This warp's result over its chunks of the piece. Round n multiplies chunk n and asks for another
+// one; the first kChunks rounds only ask. All warps have the same number of rounds.
+template <class S>
+__device__ __forceinline__ void Attend(const Params& p, const Cut& cut, const Divisor& page_size,
+                                       const Sequence& sequence, const PieceTile& tile, int kv_head,
+                                       char* shared, bool aligned, RowState<S>& state) {
+  using Rows = typename S::Rows;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int cache_head = kv_head / cut.head_parts;
+  const uint32_t query = cuda::SharedAddress(shared), rings = query + S::kQueryBytes;
+  Ring<S> ring(p, page_size, sequence, cache_head, tile.keys, aligned,
+               rings + warp * S::kRingBytes);
+  const int64_t query_offset = QueryOffset(p, sequence, tile, kv_head);
+  if (warp == 0) StartQuery<S>(p, query_offset, tile.rows, query, aligned);
+  cuda::CpAsyncCommit();
+
+  Logit<S::kType> logit(p, S::kScaled ? ScoreScale(p, sequence.index, cache_head) : p.scale);
+  const uint32_t q = query + cuda::LaneOffsetA<typename S::QueryRows>(lane);
+  const int rounds = CeilDiv(tile.keys.size(), S::kRoundKeys);
+  int key = tile.keys.begin + warp * S::kChunkKeys;
+#pragma unroll 1
+  for (int round = -S::kChunks; round < rounds; ++round) {
+    typename S::Scores s;
+    uint32_t existing = 0;
+    if (round == 0) {
+      cuda::CpAsyncWait<2 * S::kChunks>();
+      __syncthreads();  // Q is here
+      if constexpr (S::kFp8) {
+        logit.Scale(ConvertQuery<S>(p, query_offset, tile.rows, shared, aligned));
+        __syncthreads();
+      }
+      state.SetFactor(logit.factor());
+    }
+    if (round >= 0) {
+      ring.Wait();
+      existing = ring.existing();
+      MultiplyKeys<S>(s, q, ring.keys() + S::M::template LaneOffsetKeys<Rows>(lane));
+      __syncwarp();  // all lanes have read them
+    }
+    ring.AskForKeys();
+    if (round >= 0) {
+      if (!logit.folds()) {
+#pragma unroll
+        for (auto& block : s) logit.Apply(block);
+        if (p.alibi_slopes.data) SubtractAlibi<S>(s, p, sequence, kv_head, tile.first_row, key);
+      }
+      const bool all_seen =
+          key >= tile.seen_by_all.begin && key + S::kChunkKeys <= tile.seen_by_all.end;
+      if (!all_seen || existing != ring.kAllExist)
+        Mask<S>(s, p, sequence, tile.first_row, key, existing);
+      state.Include(s);
+      ring.Wait();
+      MultiplyValues<S>(state.o, s,
+                        ring.values() + S::M::template LaneOffsetTransposed<Rows>(lane));
+      __syncwarp();
+      key += S::kRoundKeys;
+    }
+    ring.AskForValues();
+  }
+  cuda::CpAsyncWait<0>();
+  state.Finish(S::kScaled ? p.v_scale.At(sequence.index, cache_head) : 1.0f);
+}
+
+// Combines the results of the warps, and writes the tile's rows, or a partial result if the item
+// has more pieces.
+template <class S>
+__device__ __forceinline__ void WritePiece(const Params& p, const PieceLayout& layout,
+                                           const Sequence& sequence, const PieceTile& tile,
+                                           const Piece& piece, int kv_head, int slice,
+                                           const RowState<S>& state, char* shared, bool aligned) {
+  __shared__ float warp_lse[S::kWarps][kTileRows];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int dv = static_cast<int>(p.cache.v_head_dim);
+  const auto row_of = [&](int w, int row) {
+    return reinterpret_cast<float*>(shared) + (w * kTileRows + row) * S::kPitch;
+  };
+  __syncthreads();  // nobody reads Q or the ring any more
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = lane / 4 + 8 * r;
+    if (row >= tile.rows) continue;
+    if (lane % 4 == 0) warp_lse[warp][row] = state.lse(r);
+    constexpr int kColumns = S::M::kLaneColumns, kBlocks = kColumns / 2;
+#pragma unroll
+    for (int n = 0; n < S::kD / 8; n += kBlocks) {
+      cuda::Pack<float, kColumns> columns;
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i)
+        columns.at[i] = state.o[n + i % kBlocks][2 * r + i / kBlocks];
+      *reinterpret_cast<decltype(columns)*>(row_of(warp, row) + 8 * n + lane % 4 * kColumns) =
+          columns;
+    }
+  }
+  __syncthreads();
+
+  const int position = piece.first_slice == slice ? 1 : 0;
+  float* const partial = piece.count > 1 ? PartialAt(p, layout, slice, kv_head, position) : nullptr;
+  for (int row = warp; row < tile.rows; row += S::kWarps) {
+    const RowPlace to = PlaceOf(p, sequence, kv_head, tile.first_row + row);
+    const float sink = partial ? -INFINITY : SinkOf(p, to.head);  // the last to combine counts it
+    float reference = sink, weight[S::kWarps];
+#pragma unroll
+    for (int w = 0; w < S::kWarps; ++w) reference = fmaxf(reference, warp_lse[w][row]);
+    float weights = Weight(sink, reference);
+#pragma unroll
+    for (int w = 0; w < S::kWarps; ++w) weights += weight[w] = Weight(warp_lse[w][row], reference);
+    const int64_t out = (to.token * p.num_heads + to.head) * dv;
+#pragma unroll 1
+    for (int column = lane * 4; column < dv; column += 128) {
+      float o[4] = {};
+#pragma unroll
+      for (int w = 0; w < S::kWarps; ++w) {
+        const auto part = *reinterpret_cast<const cuda::Vec<float>*>(row_of(w, row) + column);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[i] += weight[w] * part.at[i];
+      }
+      if (partial)
+        StoreColumnsAs<float>(partial, row * dv + column, o, Inverse(weights), true);
+      else
+        StoreColumns(p.out, p.out_dtype, out + column, o, Inverse(weights), aligned);
+    }
+    if (lane != 0) continue;
+    const float lse = LseOf(weights, reference);
+    if (partial)
+      partial[layout.lse_offset() + row] = lse;
+    else if (p.lse)
+      p.lse[to.head * p.num_tokens + to.token] = lse * kLn2;
+  }
+  if (partial && threadIdx.x == 0) {
+    RecordOf(partial, layout) = {.pieces = piece.count,
+                                 .first_slice = piece.first_slice,
+                                 .first_token = sequence.tokens.begin,
+                                 .first_row = tile.first_row,
+                                 .rows = tile.rows};
+  }
+  __syncthreads();  // shared memory is free again
+}
+
+// Grid (hk, slices).
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, kCtasPerSm)
+    DecodeKernel(const __grid_constant__ Params p, const __grid_constant__ PieceLayout layout,
+                 const Cut cut, const __grid_constant__ Divisor page_size, bool fill_padding,
+                 bool aligned) {
+  extern __shared__ __align__(128) char shared[];
+  const int kv_head = blockIdx.x, slice_index = blockIdx.y, num_slices = gridDim.y;
+  if (num_slices > 1 && threadIdx.x < PieceLayout::kPiecesPerCta)
+    RecordOf(PartialAt(p, layout, slice_index, kv_head, threadIdx.x), layout) = {};
+
+  const Slice slice = FindSlice<S::kThreads>(p, cut, slice_index, num_slices);
+  Sequence sequence = slice.sequence;
+  SequenceWork work = slice.work;
+  int sequence_begin = slice.sequence_begin;
+  for (int position = slice.begin; position < slice.end;) {
+    if (position >= sequence_begin + work.cost()) {
+      sequence_begin += work.cost();
+      sequence = SequenceAt(p, sequence.index + 1, sequence.tokens.end);
+      work = WorkOf(p, sequence, cut);
+      continue;  // it may have no work
+    }
+    const Piece piece = PieceAt(work, sequence_begin, position, slice.end, slice.payload);
+    position = piece.end;
+    // An item without keys has rows to write nevertheless.
+    if (piece.granule_begin == piece.granule_end && work.granules > 0) continue;
+    const PieceTile tile = TileOf(p, sequence, piece, cut);
+    RowState<S> state;
+    Attend<S>(p, cut, page_size, sequence, tile, kv_head, shared, aligned, state);
+    WritePiece<S>(p, layout, sequence, tile, piece, kv_head, slice_index, state, shared, aligned);
+  }
+  if (fill_padding)
+    FillPadding(p, slice.padding, slice_index * gridDim.x + kv_head, num_slices * gridDim.x);
+}
+
+template <class S>
+inline const cuda::Kernel kKernel("DecodeKernel", reinterpret_cast<const void*>(&DecodeKernel<S>),
+                                  S::kSharedBytes);
+
+template <class S>
+Status LaunchShape(Params p, const CudaContext& context, const DecodeRows& which) {
+  const cuda::Device& device = *context.device;
+  const int resident =  // sm_80 has room for one CTA
+      std::min(cuda::ResidentBlocks(device, S::kSharedBytes + kKernel<S>.static_shared_bytes()),
+               kCtasPerSm);
+  const StaticShape shape = SplitHeads(ShapeOf(p));
+  const int64_t head_parts = shape.num_kv_heads / p.num_kv_heads();
+  p.cache.num_kv_heads = shape.num_kv_heads;
+  const PieceLayout layout = LayoutOfPieces(shape);
+  const Cut cut{static_cast<int>(std::min(which.max_packed_rows, kMaxCount) / head_parts),
+                GranuleKeys(shape), static_cast<int>(head_parts)};
+  const int64_t ctas = std::min<int64_t>(p.workspace ? p.max_splits : 1, device.sms * resident);
+  const int64_t heads = shape.num_kv_heads, num_slices = NumSlices(heads, ctas);
+  const int64_t needed = PieceLayout::kPiecesPerCta * layout.floats();
+  if (num_slices > 1 &&
+      (p.workspace_floats < needed || reinterpret_cast<uintptr_t>(p.workspace) % 16 != 0))
+    return InvalidArgument(Text("workspace has ", p.workspace_floats,
+                                " floats a split, expected at least ", needed,
+                                " at a multiple of 16 bytes"));
+  const bool aligned = RowsAligned(p);
+  INTARSIA_RETURN_IF_ERROR(cuda::Launch(
+      context, kKernel<S>, {{heads, num_slices}, dim3(S::kThreads), S::kSharedBytes}, p, layout,
+      cut, Divisor(std::max<int64_t>(p.cache.page_size, 1)), which.fill_padding, aligned));
+  if (num_slices == 1) return {};
+  return LaunchCombine(p, layout, num_slices, aligned, context);
+}
+
+}  // namespace intarsia::attention::decode
+
+namespace intarsia::attention {
+
+template <DType kKeyType>
+Status LaunchDecodeOf(const Params& p, const CudaContext& context, DecodeRows rows) {
+  const int64_t d = std::max(p.head_dim, p.cache.v_head_dim);
+  return DispatchInt<64, 128, 256>("d", d, [&]<int kD>() {
+    return decode::LaunchShape<decode::Shape<kKeyType, kD>>(p, context, rows);
+  });
+}
+
+}  // namespace intarsia::attention

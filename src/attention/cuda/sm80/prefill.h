@@ -1,0 +1,34 @@
+// Attention of tiles of many query rows, bound by the tensor cores: prefill, on any GPU from sm_80
+// on. Correct for any ragged batch; meant for sequences with more rows than decode.h's kernel
+// takes.
+#pragma once
+#include <cstdint>
+
+#include "src/attention/cuda/forward_launch.h"
+
+namespace intarsia::attention {
+
+struct PrefillRows {
+  // Only sequences with len_q * G >= min_packed_rows, where G = h / hk; the others are left alone.
+  int64_t min_packed_rows = 1;
+  // Whether to write the rows outside of all sequences, too: out = 0, lse = -inf.
+  bool fill_padding = true;
+};
+
+// Instantiated in prefill_<dtype>.cu.
+template <DType kKeyType>
+Status LaunchPrefillOf(const Params& params, const CudaContext& context, PrefillRows rows);
+extern template Status LaunchPrefillOf<kF32>(const Params&, const CudaContext&, PrefillRows);
+extern template Status LaunchPrefillOf<kF16>(const Params&, const CudaContext&, PrefillRows);
+extern template Status LaunchPrefillOf<kBF16>(const Params&, const CudaContext&, PrefillRows);
+extern template Status LaunchPrefillOf<kF8E4M3>(const Params&, const CudaContext&, PrefillRows);
+extern template Status LaunchPrefillOf<kF8E5M2>(const Params&, const CudaContext&, PrefillRows);
+
+inline Status LaunchPrefill(const Params& params, const CudaContext& context,
+                            PrefillRows rows = {}) {
+  return LaunchByKeyType(params, [&]<DType kKeyType>(const Params& p) {
+    return LaunchPrefillOf<kKeyType>(p, context, rows);
+  });
+}
+
+}  // namespace intarsia::attention

@@ -1,5 +1,0 @@
-#include "src/attention/decode.cuh"
-
-namespace intarsia::attention {
-template Status LaunchDecodeOf<kBF16>(const Params&, const CudaContext&, DecodeRows);
-}  // namespace intarsia::attention

@@ -1,5 +1,0 @@
-#include "src/attention/decode.cuh"
-
-namespace intarsia::attention {
-template Status LaunchDecodeOf<kF8E4M3>(const Params&, const CudaContext&, DecodeRows);
-}  // namespace intarsia::attention

@@ -1,5 +1,0 @@
-#include "src/attention/prefill.cuh"
-
-namespace intarsia::attention {
-template Status LaunchPrefillOf<kF8E5M2>(const Params&, const CudaContext&, PrefillRows);
-}  // namespace intarsia::attention
