@@ -80,13 +80,13 @@ struct StaticShape {
 };
 
 // A group of more than 16 heads makes several tiles of one token. They read the same keys, so they
-// should do it at the same time: as if each tile had a KV head of its own. The number of such parts
-// of a group.
+// should do it at the same time: as if each tile had a KV head of its own. The number of such equal
+// parts of a group, each of as many heads as a tile has rows or less. Parts of few heads would
+// rather be tiles of several tokens.
 constexpr int64_t HeadParts(int64_t group) {
-  int64_t parts = CeilDiv<int64_t>(group, kTileRows);
-  while (parts > 0 && group % parts != 0) ++parts;
-  // Parts of few heads would rather be tiles of several tokens.
-  return parts > 0 && group / parts >= kTileRows / 2 ? parts : 1;
+  for (int64_t heads = kTileRows; heads >= kTileRows / 2; --heads)
+    if (group > 0 && group % heads == 0) return group / heads;
+  return 1;
 }
 constexpr StaticShape SplitHeads(StaticShape shape) {
   if (shape.num_kv_heads > 0) shape.num_kv_heads *= HeadParts(shape.num_heads / shape.num_kv_heads);

@@ -159,6 +159,18 @@ TEST(DecodePlan, LargeGroupsAreSplit) {
   EXPECT_EQ(HeadParts(48), 3);
   EXPECT_EQ(HeadParts(71), 1);
   EXPECT_EQ(HeadParts(128), 8);
+  // Equal parts of at most 16 heads and at least 8: the fewest there are.
+  for (int64_t group = 1; group <= 4096; ++group) {
+    int64_t parts = CeilDiv<int64_t>(group, kTileRows);
+    while (group % parts != 0) ++parts;
+    ASSERT_EQ(HeadParts(group), group / parts >= kTileRows / 2 ? parts : 1) << group;
+  }
+}
+
+// Inference of shapes asks for it, and must not take time in the number of heads.
+TEST(DecodePlan, LargePrimeGroupsTakeNoTime) {
+  constexpr int64_t kPrime = (int64_t{1} << 61) - 1;
+  EXPECT_EQ(HeadParts(kPrime), 1);
 }
 
 TEST(DecodePlan, PartsOfAPieceAreAligned) {
