@@ -9,6 +9,10 @@
 //   out_i = v_scale * sum_j exp(s_ij) v_j / z_i
 //   lse_i = ln z_i
 //
+// A start in cu_seqlens_q or cu_seqlens_k counts as the largest so far, and as no more than there
+// are rows. So sequences share neither rows of q nor, in dense K and V, keys, whatever the arrays
+// hold; the gradient (backward.h) relies on it.
+//
 // len_k is what remains behind leftpad_k keys, which count as not there: key j is the one in the
 // slot leftpad_k + j of the sequence. A sink is a logit of a head that has no value.
 // A row that sees nothing gives out = 0, lse = the sink, or -inf if there is none; every row of q

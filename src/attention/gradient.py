@@ -5,13 +5,13 @@ import numpy as np
 from attention import reference
 
 
-def _sequences(cu_seqlens_q, cu_seqlens_k, seqused_k):
+def _sequences(starts_q, starts_k, seqused_k):
     """(index, rows of q, rows of k) of each sequence."""
-    for i in range(len(cu_seqlens_q) - 1):
-        start, end = int(cu_seqlens_k[i]), int(cu_seqlens_k[i + 1])
+    for i in range(len(starts_q) - 1):
+        start, end = int(starts_k[i]), int(starts_k[i + 1])
         if seqused_k is not None:
-            end = min(end, start + int(seqused_k[i]))
-        yield i, slice(int(cu_seqlens_q[i]), int(cu_seqlens_q[i + 1])), slice(start, end)
+            end = start + int(np.clip(seqused_k[i], 0, end - start))
+        yield i, slice(int(starts_q[i]), int(starts_q[i + 1])), slice(start, end)
 
 
 def _by_query_head(x, h):
@@ -36,7 +36,9 @@ def backward(
     absolute = abs if magnitudes else (lambda x: x)
     h, hk = q.shape[1], k.shape[1]
     dq, dk, dv, dsinks = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape), np.zeros(h)
-    for i, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k, seqused_k):
+    starts_q = reference.starts_within(cu_seqlens_q, len(q))
+    starts_k = reference.starts_within(cu_seqlens_k, len(k))
+    for i, rows, keys in _sequences(starts_q, starts_k, seqused_k):
         slopes = None if alibi_slopes is None else reference.by_head(alibi_slopes, i, h)
         s, derivative = reference.masked_scores(
             q[rows],

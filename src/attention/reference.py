@@ -56,11 +56,17 @@ def paged_keys(cache: operands.PagedCache, layout, kv_cache_dtype="auto"):
     return keys
 
 
+def starts_within(cu_seqlens, rows):
+    """Starts as the kernels count them: each the largest so far, and none beyond the rows."""
+    return np.maximum.accumulate(np.clip(cu_seqlens, 0, rows))
+
+
 def dense_keys(k, v, cu_seqlens_k, seqused_k=None, leftpad_k=None):
     """The keys of the i-th sequence: (K [n, hk, d], V, which of them exist)."""
+    starts = starts_within(cu_seqlens_k, len(k))
 
     def keys(i):
-        begin, end = int(cu_seqlens_k[i]), int(cu_seqlens_k[i + 1])
+        begin, end = int(starts[i]), int(starts[i + 1])
         if seqused_k is not None:
             end = begin + int(np.clip(seqused_k[i], 0, max(end - begin, 0)))
         if leftpad_k is not None:

@@ -122,15 +122,20 @@ class Reference {
     int64_t begin, end;
   };
   Slots SlotsOf(int64_t i) const {
-    const int64_t rows = p_.cache.page_size;
-    const int64_t begin = p_.paged ? 0 : std::clamp<int64_t>(p_.cu_seqlens_k.At(i), 0, rows);
-    const int64_t room = p_.paged
-                             ? p_.max_len_k
-                             : std::clamp<int64_t>(p_.cu_seqlens_k.At(i + 1), begin, rows) - begin;
+    const int64_t begin = p_.paged ? 0 : KeyStart(i);
+    const int64_t room = p_.paged ? p_.max_len_k : KeyStart(i + 1) - begin;
     const int64_t len = p_.seqused_k.data ? p_.seqused_k.At(i) : room;
     const int64_t end = begin + std::clamp<int64_t>(len, 0, room);
     const int64_t leftpad = p_.leftpad_k.data ? p_.leftpad_k.At(i) : 0;
     return {begin + std::clamp<int64_t>(leftpad, 0, end - begin), end};
+  }
+
+  // cu_seqlens_k[i] as it counts: the largest so far, within the rows.
+  int64_t KeyStart(int64_t i) const {
+    int64_t start = 0;
+    for (int64_t j = 0; j <= i; ++j)
+      start = std::max(start, std::min(p_.cu_seqlens_k.At(j), p_.cache.page_size));
+    return start;
   }
 
   struct Key {

@@ -3,9 +3,9 @@
 //
 // Rows are packed as in forward.h. An item of keys walks over the rows that see them and
 // makes dk and dv; an item of rows walks over the keys that they see and makes dq. That computes S
-// and dP twice, but items never meet in a result, so any number of threads gives the same bits.
-// Where there are KV heads and sequences enough for all threads, an item is all keys of one
-// sequence and head instead, and adds up dq on its way (`fused`).
+// and dP twice, but items never meet in a result. Where there are KV heads and sequences enough for
+// all threads, an item is all keys of one sequence and head instead, and adds up dq on its way
+// (`fused`). Both ways add in the same order, so any number of threads gives the same bits.
 #pragma once
 #include "src/attention/backward.h"
 #include "src/attention/cpu/forward.h"

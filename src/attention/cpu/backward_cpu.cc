@@ -71,11 +71,16 @@ class Worker {
     Transpose(pass_[0], stay_columns_[1]);
     const KeyRange first = VisibleKeys(p_, sequence_, item.begin / work_.group);
     const KeyRange last = VisibleKeys(p_, sequence_, (item.end - 1) / work_.group);
-    for (int64_t key = std::max<int64_t>(first.begin, 0); key < last.end; key += kTile) {
-      const int64_t num_keys = std::min(kTile, last.end - key);
+    // One sum for each tile of keys that RunKeys takes, then the sum of these in their order: so dq
+    // has the bits that `fused` gives it.
+    for (int64_t key = first.begin, end; key < last.end; key = end) {
+      end = std::min(last.end, (key / kTile + 1) * kTile);
+      const int64_t num_keys = end - key;
       LoadKeys(key, num_keys, pass_[0], pass_[1]);
       Weigh(key, num_rows, num_keys);
-      Accumulate(sums_[0], gradients_, num_rows, pass_[0], num_keys);
+      Accumulate(sums_[1], gradients_, num_rows, pass_[0], num_keys);
+      for (int64_t i = 0; i < num_rows * padded_d_; ++i) sums_[0][i] += sums_[1][i];
+      std::fill(sums_[1], sums_[1] + num_rows * padded_d_, 0.0f);
     }
     for (int64_t i = 0; i < num_rows; ++i) {
       T* const dq = static_cast<T*>(work_.params.dq) + RowOf(item.begin + i) * d_;

@@ -31,6 +31,10 @@ std::vector<CpuSequence> ReadSequences(const Params& params, bool layer_exists) 
     num_seqs = std::clamp<int64_t>(params.num_seqs_device.At(0), 0, num_seqs);
   std::vector<CpuSequence> sequences;
   int64_t q_begin = std::clamp<int64_t>(params.cu_seqlens_q.At(0), 0, params.num_tokens);
+  const bool has_key_starts = !params.paged && params.cu_seqlens_k.data;
+  const int64_t key_rows = params.cache.page_size;
+  int64_t k_begin =
+      has_key_starts ? std::clamp<int64_t>(params.cu_seqlens_k.At(0), 0, key_rows) : 0;
   for (int64_t i = 0; i < num_seqs; ++i) {
     const int64_t q_end =
         std::clamp<int64_t>(params.cu_seqlens_q.At(i + 1), q_begin, params.num_tokens);
@@ -38,10 +42,10 @@ std::vector<CpuSequence> ReadSequences(const Params& params, bool layer_exists) 
     int64_t max_len =
         std::min<int64_t>(params.max_len_k, std::numeric_limits<int32_t>::max() - kTileKeys);
     int64_t len = 0;
-    if (!params.paged && params.cu_seqlens_k.data) {
-      const int64_t rows = params.cache.page_size;
-      sequence.k_begin = std::clamp<int64_t>(params.cu_seqlens_k.At(i), 0, rows);
-      len = std::clamp(params.cu_seqlens_k.At(i + 1), sequence.k_begin, rows) - sequence.k_begin;
+    if (has_key_starts) {
+      sequence.k_begin = k_begin;
+      k_begin = std::clamp<int64_t>(params.cu_seqlens_k.At(i + 1), k_begin, key_rows);
+      len = k_begin - sequence.k_begin;
       max_len = std::min(max_len, len);  // not the next sequence's keys, whatever seqused_k says
     }
     if (params.seqused_k.data) len = params.seqused_k.At(i);

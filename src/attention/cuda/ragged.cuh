@@ -40,18 +40,24 @@ __device__ __forceinline__ int EndOf(const Params& p, int seq) {
 // Where the first sequence begins.
 __device__ __forceinline__ int FirstToken(const Params& p) { return EndOf(p, -1); }
 
-// The rows of q of sequence base + lane, a lane each. `end`: where the sequences before `base` end;
-// then, where these do.
-__device__ __forceinline__ Range TokensOfLane(const Params& p, int num_seqs, int base, int& end) {
+// The same of cu_seqlens_k and dense K and V; 0 with pages, which sequences may share.
+__device__ __forceinline__ int KeyEndOf(const Params& p, int seq) {
+  return p.paged ? 0 : static_cast<int>(Clamp(p.cu_seqlens_k.At(seq + 1), 0, p.cache.page_size));
+}
+__device__ __forceinline__ int FirstKey(const Params& p) { return KeyEndOf(p, -1); }
+
+// The rows of each lane's sequence, which ends at own_end unless an earlier one ends later. `end`:
+// where the sequences before the warp's end; then, where these do.
+__device__ __forceinline__ Range RangeOfLane(int own_end, int& end) {
   const int lane = threadIdx.x % 32;
-  int through = base + lane < num_seqs ? max(end, EndOf(p, base + lane)) : end;
+  int through = max(end, own_end);
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2)
     through = max(through, __shfl_up_sync(0xffffffffu, through, distance));
   const int before = __shfl_up_sync(0xffffffffu, through, 1);
-  const Range tokens{lane ? before : end, through};
+  const Range own{lane ? before : end, through};
   end = __shfl_sync(0xffffffffu, through, 31);
-  return tokens;
+  return own;
 }
 
 struct Sequence {
@@ -59,21 +65,22 @@ struct Sequence {
   Range tokens;  // rows of q
   int len_k = 0;
   int k_begin = 0;  // the slot of key 0: of the sequence, or of dense K and V
+  int key_end = 0;  // of its rows of dense K and V, used or not
 };
 
-// `begin`: where the sequence before it ends, or FirstToken.
-__device__ inline Sequence SequenceAt(const Params& p, int seq, int begin) {
+// `begin` and `key_begin`: where the sequence before it ends, or FirstToken and FirstKey.
+__device__ inline Sequence SequenceAt(const Params& p, int seq, int begin, int key_begin) {
   Sequence s{seq, {begin, max(begin, EndOf(p, seq))}};
-  int64_t len_k = 0, k_begin = 0, max_len_k = p.max_len_k;
+  int64_t len_k = 0, max_len_k = p.max_len_k;
   if (!p.paged) {
-    k_begin = Clamp(p.cu_seqlens_k.At(seq), 0, p.cache.page_size);
-    len_k = Clamp(p.cu_seqlens_k.At(seq + 1), k_begin, p.cache.page_size) - k_begin;
+    s.key_end = max(key_begin, KeyEndOf(p, seq));
+    len_k = s.key_end - key_begin;
     max_len_k = min(max_len_k, len_k);  // not the next sequence's keys, whatever seqused_k says
   }
   if (p.seqused_k.data) len_k = p.seqused_k.At(seq);
   len_k = Clamp(len_k, 0, max_len_k);
   const int64_t leftpad = p.leftpad_k.data ? Clamp(p.leftpad_k.At(seq), 0, len_k) : 0;
-  s.k_begin = static_cast<int>(k_begin + leftpad);
+  s.k_begin = static_cast<int>(key_begin + leftpad);
   s.len_k = static_cast<int>(len_k - leftpad);
   return s;
 }
@@ -87,15 +94,18 @@ struct OwnedItem {
   int end = 0, beyond = 0;
 };
 
-// Finds item number `index` of all, sequence by sequence, `count(seq, tokens)` of each; a warp
-// looks at 32 sequences at a time.
+// Finds item number `index` of all, sequence by sequence, `count(seq, tokens, key_begin)` of each;
+// a warp looks at 32 sequences at a time.
 template <class Count>
 __device__ __forceinline__ OwnedItem FindItem(const Params& p, int index, Count count) {
   const int num_seqs = NumSeqs(p), lane = threadIdx.x % 32;
-  int end = FirstToken(p);  // of the sequences looked at
+  int end = FirstToken(p), key_end = FirstKey(p);  // of the sequences looked at
   for (int base = 0; base < num_seqs; base += 32) {
-    const Range tokens = TokensOfLane(p, num_seqs, base, end);
-    const int own = base + lane < num_seqs ? count(base + lane, tokens) : 0;
+    const bool looks = base + lane < num_seqs;
+    const Range tokens = RangeOfLane(looks ? EndOf(p, base + lane) : 0, end);
+    const int key_begin =
+        p.paged ? 0 : RangeOfLane(looks ? KeyEndOf(p, base + lane) : 0, key_end).begin;
+    const int own = looks ? count(base + lane, tokens, key_begin) : 0;
     int through = own;  // the inclusive prefix sum
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -105,7 +115,8 @@ __device__ __forceinline__ OwnedItem FindItem(const Params& p, int index, Count 
     if (const uint32_t behind = __ballot_sync(0xffffffffu, index < through)) {
       const int owner = __ffs(behind) - 1, seq = base + owner;
       return {.exists = true,
-              .sequence = SequenceAt(p, seq, __shfl_sync(0xffffffffu, tokens.begin, owner)),
+              .sequence = SequenceAt(p, seq, __shfl_sync(0xffffffffu, tokens.begin, owner),
+                                     __shfl_sync(0xffffffffu, key_begin, owner)),
               .number = index - __shfl_sync(0xffffffffu, through - own, owner),
               .count = __shfl_sync(0xffffffffu, own, owner)};
     }

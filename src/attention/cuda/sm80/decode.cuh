@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(S::kThreads, kCtasPerSm)
   for (int position = slice.begin; position < slice.end;) {
     if (position >= sequence_begin + work.cost()) {
       sequence_begin += work.cost();
-      sequence = SequenceAt(p, sequence.index + 1, sequence.tokens.end);
+      sequence = SequenceAt(p, sequence.index + 1, sequence.tokens.end, sequence.key_end);
       work = WorkOf(p, sequence, cut);
       continue;  // it may have no work
     }

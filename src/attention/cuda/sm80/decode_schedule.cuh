@@ -80,22 +80,29 @@ __device__ __forceinline__ int ExclusiveScan(int x, int identity, int (&warps)[k
 template <int kThreads>
 __device__ __forceinline__ Slice FindSlice(const Params& p, const Cut& cut, int index,
                                            int num_slices) {
-  __shared__ int warp_ends[kThreads / 32], warp_works[kThreads / 32], line;
+  __shared__ int warp_ends[kThreads / 32], warp_key_ends[kThreads / 32], warp_works[kThreads / 32],
+      line;
   __shared__ Slice found;
   const int num_seqs = NumSeqs(p), run = CeilDiv(num_seqs, kThreads), front = FirstToken(p);
   const int thread = threadIdx.x, first = min(thread * run, num_seqs),
             last = min(first + run, num_seqs);
-  int end = front;  // of the run
+  const auto largest = [](int a, int b) { return max(a, b); };
+  int end = front, begin_key = 0;  // `end`: of the run
   for (int i = first; i < last; ++i) end = max(end, EndOf(p, i));
-  const int begin_token =
-      ExclusiveScan<kThreads>(end, front, warp_ends, [](int a, int b) { return max(a, b); });
+  const int begin_token = ExclusiveScan<kThreads>(end, front, warp_ends, largest);
+  if (!p.paged) {
+    const int first_key = FirstKey(p);
+    int key_end = first_key;
+    for (int i = first; i < last; ++i) key_end = max(key_end, KeyEndOf(p, i));
+    begin_key = ExclusiveScan<kThreads>(key_end, first_key, warp_key_ends, largest);
+  }
 
   int own = 0;
-  Sequence sequence{.tokens = {front, begin_token}};
+  Sequence sequence{.tokens = {front, begin_token}, .key_end = begin_key};
   SequenceWork work;
 #pragma unroll 1
   for (int i = first; i < last; ++i) {
-    sequence = SequenceAt(p, i, sequence.tokens.end);
+    sequence = SequenceAt(p, i, sequence.tokens.end, sequence.key_end);
     work = WorkOf(p, sequence, cut);
     own += work.cost();
   }
@@ -111,11 +118,11 @@ __device__ __forceinline__ Slice FindSlice(const Params& p, const Cut& cut, int 
   if (before <= begin && begin < through) {
     int sequence_begin = before;
     if (last - first > 1) {  // else the loop above has ended where it began
-      sequence = SequenceAt(p, first, begin_token);
+      sequence = SequenceAt(p, first, begin_token, begin_key);
       work = WorkOf(p, sequence, cut);
       while (sequence_begin + work.cost() <= begin) {
         sequence_begin += work.cost();
-        sequence = SequenceAt(p, sequence.index + 1, sequence.tokens.end);
+        sequence = SequenceAt(p, sequence.index + 1, sequence.tokens.end, sequence.key_end);
         work = WorkOf(p, sequence, cut);
       }
     }
