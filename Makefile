@@ -190,13 +190,13 @@ gen: setup-dev build ## rewrite what derives from the ops' specs; record an expo
 
 check: setup-dev build ## formatting, lint, generated files
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	git ls-files --cached --others --exclude-standard '*.h' '*.c' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files --cached --others --exclude-standard '*.h' '*.c' '*.cc' '*.cu' '*.cuh' ':!third_party' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python tools/gen.py --check
 	$(BIN)/python tools/record_exports.py --check
 
 format: setup-dev ## format everything
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
-	git ls-files --cached --others --exclude-standard '*.h' '*.c' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
+	git ls-files --cached --others --exclude-standard '*.h' '*.c' '*.cc' '*.cu' '*.cuh' ':!third_party' | xargs $(BIN)/clang-format -i
 
 clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib

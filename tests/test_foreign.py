@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 
 import intarsia
 import jax
@@ -18,8 +17,8 @@ def configure(build, *options):
     cmake = shutil.which("cmake", path=str(support.ROOT / ".venv/bin")) or shutil.which("cmake")
     if cmake is None:
         pytest.skip("no cmake")
-    options = ["-DINTARSIA_CUDA=off", f"-DPython3_EXECUTABLE={sys.executable}", *options]
-    command = [cmake, "-S", support.ROOT / "tests" / "foreign", "-B", build, *options]
+    source = support.ROOT / "tests" / "foreign"
+    command = [cmake, "-S", source, "-B", build, "-DINTARSIA_CUDA=off", *options]
     return cmake, subprocess.run(command, capture_output=True, text=True)
 
 

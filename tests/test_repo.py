@@ -2,6 +2,8 @@
 
 import ast
 import functools
+import importlib.metadata
+import importlib.util
 import json
 import pathlib
 import platform
@@ -14,7 +16,7 @@ from intarsia import _dtypes, _native
 
 ROOT = support.ROOT
 SOURCE = (".py", ".cc", ".h", ".cu", ".cuh")
-NOT_OURS = {"build", "dist", ".git", ".venv", "__pycache__", "node_modules"}
+NOT_OURS = {"build", "dist", ".git", ".venv", "__pycache__", "node_modules", "third_party"}
 # Folders of src, each with those whose headers it may include.
 LAYERS = {
     "core": {"core"},
@@ -102,6 +104,25 @@ def test_folders_depend_downwards() -> None:
 def test_only_ffi_knows_xla() -> None:
     xla = occurrences(r'#include [<"]xla/', ".cc", ".h", ".cu", ".cuh")
     assert xla and all(path.startswith(("src/ffi/", "src/bridge/handlers.cc")) for path in xla)
+
+
+def test_vendored_headers_are_those_of_jaxlib() -> None:
+    vendored = ROOT / "third_party" / "xla_ffi"
+    headers = sorted(path.relative_to(vendored) for path in vendored.rglob("*.h"))
+    defined = re.findall(
+        r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)",
+        (vendored / "xla/ffi/api/c_api.h").read_text(),
+    )
+    readme = (vendored / "README.md").read_text()
+    assert re.findall(r"typed FFI (\d+)\.(\d+)", readme) == [tuple(defined)]
+    installed = importlib.metadata.version("jaxlib")
+    if installed not in re.findall(r"\d+\.\d+\.\d+", readme):
+        pytest.skip(f"the headers are not those of jaxlib {installed}")
+    (jaxlib,) = importlib.util.find_spec("jaxlib").submodule_search_locations
+    include = pathlib.Path(jaxlib) / "include"
+    assert headers == sorted(path.relative_to(include) for path in include.rglob("xla/ffi/**/*.h"))
+    for header in headers:
+        assert (vendored / header).read_bytes() == (include / header).read_bytes(), header
 
 
 def test_only_torch_knows_torch() -> None:

@@ -4,7 +4,6 @@ import argparse
 import importlib.metadata
 import importlib.util
 import os
-import pathlib
 import platform
 import re
 import shutil
@@ -63,7 +62,6 @@ def main(args: argparse.Namespace) -> int:
     print(f"intarsia {__version__}, Python {platform.python_version()}, {platform.platform()}")
     for check in (
         _check_packages,
-        _check_headers,
         _check_library,
         _check_gpu,
         _check_jax,
@@ -115,27 +113,6 @@ def _check_version(report: _Report, row: Requirement) -> None:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
-
-
-def _check_headers(report: _Report) -> None:
-    """The FFI version of the installed jaxlib; only a build needs it, and it must be 0.3."""
-    spec = importlib.util.find_spec("jaxlib")
-    if spec is None or not spec.submodule_search_locations:
-        return
-    header = pathlib.Path(spec.submodule_search_locations[0]) / "include/xla/ffi/api/c_api.h"
-    if not header.exists():
-        report.note(
-            "FFI headers", f"not found in jaxlib ({header}); needed only to build from source"
-        )
-        return
-    found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text()))
-    version = f"{found['MAJOR']}.{found['MINOR']}"
-    usable = (
-        "builds"
-        if version == "0.3"
-        else "runs, but building from source needs 0.3: pyproject.toml says which jaxlib have it"
-    )
-    report.ok("FFI headers", f"{version} ({usable})")
 
 
 def _check_library(report: _Report) -> None:
