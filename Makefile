@@ -89,7 +89,7 @@ $(VENV)/vllm: Makefile | $(BIN)/uv
 	@touch $@
 
 test-bridge-vllm: setup-dev build $(VENV)/vllm ## vLLM's compiled CPU ops from inside JAX programs (downloads 20 MB)
-	$(BIN)/python -m pytest -q -rs tests/torch/test_bridge_vllm.py --torch-ops $(VENV)/vllm/vllm/_C.abi3.so $(ARGS)
+	$(BIN)/python -m pytest -q -rs tests/torch_frontend/test_bridge_vllm.py --torch-ops $(VENV)/vllm/vllm/_C.abi3.so $(ARGS)
 
 test-sanitize: setup-dev test-sanitize-address test-sanitize-thread ## the CPU's tests under ASan, UBSan and TSan
 
@@ -122,7 +122,7 @@ $(TORCH_ENV)/.installed-$(TORCH): pyproject.toml Makefile | $(VENV)/.installed
 	@touch $@
 
 test-torch: build $(TORCH_ENV)/.installed-$(TORCH) ## torch's tests with a newer torch (makes an environment of 5 GB); TORCH=torch==2.11.0
-	$(TORCH_ENV)/bin/python -m pytest -q -rs tests/torch tests/test_missing_packages.py $(ARGS)
+	$(TORCH_ENV)/bin/python -m pytest -q -rs tests/torch_frontend tests/test_missing_packages.py $(ARGS)
 
 # vLLM pins torch and much else, so it has an environment of its own. Its CUDA build, the one on PyPI, does not load without
 # libcuda.so.1: where there is no driver, the CUDA toolkit's stub of it, which can do nothing, stands in.
@@ -140,7 +140,7 @@ $(VLLM_ENV)/.installed-$(VLLM): pyproject.toml Makefile | $(VENV)/.installed
 
 test-vllm-ops: build $(VLLM_ENV)/.installed-$(VLLM) ## vLLM's own layers on our ops (makes an environment of 11 GB); VLLM=vllm==0.12.0
 	PJRT_DEVICE=INTARSIA LD_LIBRARY_PATH=$(if $(GPU),,$(CURDIR)/$(VLLM_ENV)/stubs):$$LD_LIBRARY_PATH $(VLLM_ENV)/bin/python -m pytest -q -rs \
-	  -W default tests/torch/test_vllm_layers.py $(ARGS)
+	  -W default tests/torch_frontend/test_vllm_layers.py $(ARGS)
 
 # The vLLM of our plugin, the torch that it pins, and the jax and torchax that the plugin is tested with. It asks for a certifi
 # newer than what there may be; any will do.

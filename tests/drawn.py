@@ -4,8 +4,7 @@ import numpy as np
 import running
 import support
 from hypothesis import strategies as st
-
-from attention import operands
+from intarsia_src.core import cache_layout
 
 DTYPES = st.sampled_from(sorted(support.DTYPES))
 INDEX_DTYPES = st.sampled_from([np.int32, np.int64])
@@ -15,7 +14,7 @@ LEAD = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 WIDTHS = st.one_of(st.integers(1, 70), st.integers(1, 20).map(lambda n: 16 * n), st.just(20011))
 # Those with a name, and a few of the other orders of axes: FlashInfer's, and layers in odd places.
 LAYOUTS = st.sampled_from(
-    [*operands.layout_names(), "p 2 s hk d", "p 2 hk s d", "hk p s 2*d", "s 2*hk p d"]
+    [*cache_layout.layout_names(), "p 2 s hk d", "p 2 hk s d", "hk p s 2*d", "s 2*hk p d"]
 )
 LAYER_LAYOUTS = LAYOUTS | st.sampled_from(["l p s hk d", "p l s hk d", "2 p s l hk d"])
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import support
 from intarsia import _dtypes, _native
-
-from quant import reference as quant
+from intarsia_src.quant import reference as quant
 
 LIBRARY = _native.main_library()
 PLATFORMS = ("cpu", "gpu")

@@ -5,13 +5,12 @@ import re
 import jax
 import numpy as np
 import running
+from intarsia_src.core import cache_layout
 from jax.sharding import AxisType
-
-from attention import operands as attention
 
 DEVICES = 8
 # One without a name among them.
-LAYOUTS = [*attention.layout_names(), "p 2 hk s d"]
+LAYOUTS = [*cache_layout.layout_names(), "p 2 hk s d"]
 COLLECTIVES = re.compile(r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)")
 rng = np.random.default_rng(0)
 
@@ -22,7 +21,7 @@ def normal(*shape: int) -> np.ndarray:
 
 def how(layout: str) -> dict[str, str]:
     """What a caller must say of a layout: nothing where the cache's form does."""
-    return {} if layout in attention.layout_names() and layout != "HND" else {"layout": layout}
+    return {} if layout in cache_layout.layout_names() and layout != "HND" else {"layout": layout}
 
 
 def mesh_of(devices: list[jax.Device] | None = None, **axes: int) -> jax.sharding.Mesh:
@@ -59,7 +58,7 @@ def check(op: str, mesh, function, sharded, operands: dict[str, tuple]) -> list:
 
 def paged_batch(h: int, hk: int, layout: str = "NHD"):
     b, page, pages = 3, 4, 12
-    shapes = attention.cache_shapes(layout, pages, page, hk, 16)
+    shapes = cache_layout.cache_shapes(layout, pages, page, hk, 16)
     caches = tuple(normal(*shape) for shape in shapes if shape)
     table = rng.permutation(pages)[: b * 3].reshape(b, 3).astype(np.int32)
     lens = np.array([5, 12, 1], np.int32)

@@ -1,9 +1,8 @@
 """What tests and benchmarks share: the ops' own modules, tolerances, running an op on any platform."""
 
 import functools
-import importlib.util
+import importlib
 import pathlib
-import sys
 from types import ModuleType
 
 import numpy as np
@@ -11,7 +10,6 @@ from intarsia import _dtypes
 
 ROOT = pathlib.Path(__file__).parent.parent
 OPS = ROOT / "src" / "ops"
-sys.path.insert(0, str(ROOT / "src"))  # for attention/reference.py and its like
 # What T stands for in specs.
 DTYPES = {name: _dtypes.numpy_dtype(name).type for name in ("f32", "f16", "bf16")}
 
@@ -20,7 +18,7 @@ DTYPES = {name: _dtypes.numpy_dtype(name).type for name in ("f32", "f16", "bf16"
 TOLERANCE = {"f32": 2e-6, "f16": 4e-4, "bf16": 4e-3}
 FP8_ATTENTION_TOLERANCE = 5e-2  # where a tensor core multiplies fp8 q, K and probabilities
 
-# The routes from torch in the table of docs/torch.md, and the tests in tests/torch that run every op on them.
+# The routes from torch in the table of docs/torch.md, and the tests in tests/torch_frontend that run every op on them.
 TORCH_ROUTES = {
     "eager, CPU": "test_torch_ops.py::test_against_f64",
     "eager, CUDA": "test_torch_cuda.py::test_against_f64",
@@ -54,10 +52,7 @@ def _rows(macro: str) -> list[str]:
 @functools.cache
 def op_module(op: str) -> ModuleType:
     """src/ops/<op>/<op>.py: CASES, arguments, reference, floor, plain_xla, perhaps TOLERANCE."""
-    spec = importlib.util.spec_from_file_location(f"intarsia_op_{op}", OPS / op / f"{op}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(f"intarsia_src.ops.{op}.{op}")
 
 
 def cases(op: str, tag: str) -> dict[str, dict]:

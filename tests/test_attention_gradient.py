@@ -11,11 +11,11 @@ import running
 import support
 from hypothesis import given
 from hypothesis import strategies as st
+from intarsia_src.attention import gradient, plain_xla
+from intarsia_src.attention import reference as f64
 
 OP = "flash_attn_varlen_backward"
 MODULE = support.op_module(OP)
-from attention import plain_xla  # noqa: E402  (op_module has put src on sys.path)
-from attention import reference as f64  # noqa: E402
 
 _LENS = ((3, 5), (2, 2), (0, 3), (2, 0), (4, 3))
 
@@ -57,8 +57,6 @@ def test_reference_against_finite_differences(options):
 
     inputs = [q, k, v, None if sinks is None else sinks.astype(np.float64)]
     out, lse = forward(*inputs)
-    from attention import gradient
-
     got = gradient.backward(
         dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, None, slopes, inputs[3], dlse,
         **options,

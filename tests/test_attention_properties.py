@@ -7,8 +7,7 @@ import support
 from drawn import DTYPES, INDEX_DTYPES, SEEDS, cache_layouts, check
 from hypothesis import given
 from hypothesis import strategies as st
-
-from attention.operands import FP8_CACHES, pages_of
+from intarsia_src.core.cache_layout import FP8_CACHES, pages_of
 
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 # One for all, one a head, one a head and sequence.

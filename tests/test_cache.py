@@ -13,11 +13,10 @@ import support
 import test_jax
 from intarsia import _native
 from intarsia.jax import _cache
-
-from attention import operands as attention
+from intarsia_src.core import cache_layout
 
 P, S, HK, D = 5, 8, 3, 40
-E4M3, E5M2 = (attention.FP8_CACHES[name] for name in ("fp8_e4m3", "fp8_e5m2"))
+E4M3, E5M2 = (cache_layout.FP8_CACHES[name] for name in ("fp8_e4m3", "fp8_e5m2"))
 
 
 def cache_of(*shape: int) -> SimpleNamespace:
@@ -28,10 +27,10 @@ def cache_of(*shape: int) -> SimpleNamespace:
 # ---------------------------------------------------------------------------- which layout it is
 
 
-@pytest.mark.parametrize("layout", [n for n in attention.layout_names() if n != "HND"])
+@pytest.mark.parametrize("layout", [n for n in cache_layout.layout_names() if n != "HND"])
 @pytest.mark.parametrize("layers", [None, 1, 2])
 def test_the_form_says_the_layout(layout: str, layers: int | None) -> None:
-    key, value = attention.cache_shapes(layout, P, S, HK, D, layers)
+    key, value = cache_layout.cache_shapes(layout, P, S, HK, D, layers)
     cache = cache_of(*key) if value is None else (cache_of(*key), cache_of(*value))
     layer = None if layers is None else jnp.int32(0)
     assert _cache.infer_layout("paged_attention", cache, D, None, layer) == layout
@@ -62,7 +61,7 @@ def test_a_layout_without_a_name() -> None:
     """FlashInfer's HND, with the layers behind the pages."""
     rng = np.random.default_rng(0)
     layout = "p l 2 hk s d"
-    shape, _ = attention.cache_shapes(layout, P, S, HK, D, 2)
+    shape, _ = cache_layout.cache_shapes(layout, P, S, HK, D, 2)
     assert shape == (P, 2, 2, HK, S, D)
     cache = rng.standard_normal(shape).astype(np.float32)
     key, value = rng.standard_normal((2, 3, HK, D)).astype(np.float32)
@@ -135,7 +134,7 @@ def test_a_wrong_write_says_what_is_wrong(operands, attributes, message) -> None
 )
 def test_an_fp8_cache_is_written_in_place(layout, stored, kv_cache_dtype, platform) -> None:
     rng = np.random.default_rng(0)
-    shapes = attention.cache_shapes(layout, P, S, HK, D)
+    shapes = cache_layout.cache_shapes(layout, P, S, HK, D)
     caches = [None if s is None else rng.integers(0, 99, s, np.uint8).view(stored) for s in shapes]
     key, value = (9 * rng.standard_normal((2, 3, HK, D))).astype(np.float16)
     slots = np.array([3, -1, 17], np.int32)
@@ -233,18 +232,19 @@ def run_far(op, operands, attributes, platform) -> list:
 )
 def test_a_cache_beyond_32_bit_offsets(layout, dtype, kv_cache_dtype, elements, platform) -> None:
     size = dict(page_size=16, hk=2, d=128)
-    arrays = 1 if attention.has_value_cache(layout) else 2
+    arrays = 1 if cache_layout.has_value_cache(layout) else 2
     pages = elements // (16 * 2 * 128 * arrays) + 3
     zeros = np.zeros
     if platform == "gpu":
         zeros = functools.partial(jnp.zeros, device=jax.devices("gpu")[0])
-    shapes = attention.cache_shapes(layout, pages, **size)
+    shapes = cache_layout.cache_shapes(layout, pages, **size)
     try:
         caches = [None if s is None else zeros(s, dtype) for s in shapes]
     except MemoryError:
         pytest.skip("no address space for such a cache")
     small = [
-        None if s is None else np.zeros(s, dtype) for s in attention.cache_shapes(layout, 3, **size)
+        None if s is None else np.zeros(s, dtype)
+        for s in cache_layout.cache_shapes(layout, 3, **size)
     ]
 
     # The last pages and the first; the others are where narrower offsets would end up.
@@ -259,7 +259,7 @@ def test_a_cache_beyond_32_bit_offsets(layout, dtype, kv_cache_dtype, elements, 
     caches = [*run_far("reshape_and_cache_flash", operands, attributes, platform), None][:2]
     write = support.op_module("reshape_and_cache_flash").exact
     want = [*write(key, value, *small, page * 16 + offset, **attributes), None][:2]
-    pairs = zip(*(attention.cache_pages(*x, layout) for x in (caches, want)), strict=True)
+    pairs = zip(*(cache_layout.cache_pages(*x, layout) for x in (caches, want)), strict=True)
     for view, expected in pairs:
         np.testing.assert_array_equal(np.asarray(view[written]), expected)
         assert not np.asarray(view[spared]).any()

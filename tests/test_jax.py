@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import running
 import support
+from intarsia_src.attention import operands as attention
+from intarsia_src.core import cache_layout
 from jax import lax
-
-from attention import operands as attention
 
 B, H, HK, D, PAGE, LAYERS = 3, 6, 3, 40, 8, 4
 LENS = (5, 17, 1)
-LAYOUTS = attention.layout_names()
+LAYOUTS = cache_layout.layout_names()
 
 
 def make_batch(layout: str, layers: int | None):

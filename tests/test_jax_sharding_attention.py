@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 import running
+from intarsia_src.core import cache_layout
 from jax import P
 from sharded import (
     COLLECTIVES,
@@ -19,8 +20,6 @@ from sharded import (
     normal,
     paged_batch,
 )
-
-from attention import operands as attention
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -95,7 +94,7 @@ def test_a_step_by_heads(hk: int, layout: str) -> None:
         return run
 
     def spread(cache):  # the cache of one device, for several: KV heads as often as they are needed
-        at = next(i for i, x in enumerate(attention.cache_axes(layout, False)) if "hk" in x)
+        at = next(i for i, x in enumerate(cache_layout.cache_axes(layout, False)) if "hk" in x)
         before, after = cache.shape[:at], cache.shape[at + 1 :]
         heads = cache.reshape(*before, hk, -1, *after)
         return np.repeat(heads, count // hk, axis=at).reshape(*before, -1, *after)

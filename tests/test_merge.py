@@ -11,9 +11,9 @@ import running
 import support
 from hypothesis import given
 from hypothesis import strategies as st
-
-from attention import operands
-from attention import reference as attention
+from intarsia_src.attention import operands
+from intarsia_src.attention import reference as attention
+from intarsia_src.core.operands import random_array
 
 DTYPES = st.sampled_from(sorted(support.DTYPES))
 SEEDS = st.integers(0, 2**32 - 1)
@@ -124,7 +124,7 @@ def make_cascade(
         layers=layers, index=index,
     )  # fmt: skip
     starts = operands.starts([n for n, _ in lens], index)
-    query = operands.random_array(rng, (starts[-1] + padding, h, d), dtype)
+    query = random_array(rng, (starts[-1] + padding, h, d), dtype)
     parts = attention.paged_keys(cache, layout)
 
     def keys(i):

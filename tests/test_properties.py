@@ -8,9 +8,9 @@ import support
 from drawn import DTYPES, INDEX_DTYPES, LEAD, SEEDS, WIDTHS, cache_layouts, check
 from hypothesis import given
 from hypothesis import strategies as st
-
-from attention import operands as attention
-from norm import reference as norm_model
+from intarsia_src.core import cache_layout
+from intarsia_src.core.operands import random_scale
+from intarsia_src.norm import reference as norm_model
 
 # ---------------------------------------------------------------------------- elementwise and rows
 
@@ -212,11 +212,11 @@ def cache_writes(draw):
     pages, page = draw(st.integers(0, 5)), draw(st.integers(1, 17))
     hk, d = draw(st.integers(1, 5)), draw(st.integers(1, 40))
     layout, layers = draw(cache_layouts())
-    shapes = attention.cache_shapes(layout, pages, page, hk, d, layers)
+    shapes = cache_layout.cache_shapes(layout, pages, page, hk, d, layers)
     stored, kv_cache_dtype = draw(
         st.sampled_from(
-            [(t, "auto"), (attention.FP8_CACHES["fp8_e4m3"], "auto"), (np.uint8, "fp8")]
-            + [(attention.FP8_CACHES[name], name) for name in ("fp8_e4m3", "fp8_e5m2")]
+            [(t, "auto"), (cache_layout.FP8_CACHES["fp8_e4m3"], "auto"), (np.uint8, "fp8")]
+            + [(cache_layout.FP8_CACHES[name], name) for name in ("fp8_e4m3", "fp8_e5m2")]
             + [(np.uint8, name) for name in ("fp8_e4m3", "fp8_e5m2")]
         )
     )
@@ -237,7 +237,7 @@ def cache_writes(draw):
     slots = slots.astype(draw(INDEX_DTYPES))
     layer = None if layers is None else np.array(draw(st.integers(-1, layers)), np.int32)
     forms = st.sampled_from([None, "tensor", "head"] if is_fp8 else [None])
-    scales = [attention.random_scale(rng, draw(forms), (), hk) for _ in range(2)]
+    scales = [random_scale(rng, draw(forms), (), hk) for _ in range(2)]
     operands = [key, value, *caches, slots, layer, *scales]
     return operands, {"layout": layout, "kv_cache_dtype": kv_cache_dtype}
 

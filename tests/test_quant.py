@@ -8,8 +8,7 @@ import support
 from drawn import DTYPES, LEAD, SEEDS, WIDTHS
 from hypothesis import given
 from hypothesis import strategies as st
-
-from quant import reference as quant
+from intarsia_src.quant import reference as quant
 
 F8 = quant.CODES["f8e4m3fn"]
 GIVEN = {"static_scaled_fp8_quant": "f8e4m3fn", "static_scaled_int8_quant": "i8"}

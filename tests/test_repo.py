@@ -9,6 +9,8 @@ import pathlib
 import platform
 import re
 import subprocess
+import sys
+import tomllib
 
 import pytest
 import support
@@ -17,7 +19,7 @@ from intarsia import _dtypes, _native
 ROOT = support.ROOT
 SOURCE = (".py", ".cc", ".h", ".cu", ".cuh")
 NOT_OURS = {"build", "dist", ".git", ".venv", "__pycache__", "node_modules", "third_party"}
-# Folders of src, each with those whose headers it may include.
+# Folders of src, each with those whose headers and Python modules it may include.
 LAYERS = {
     "core": {"core"},
     "activation": {"core", "quant", "activation"},
@@ -89,6 +91,18 @@ def test_python_functions_are_short() -> None:
     assert long == []
 
 
+def imports(path: pathlib.Path) -> list[str]:
+    """The modules that a Python file imports, wherever in it, and what it takes from them."""
+    found = []
+    for node in ast.walk(ast.parse(text(path))):
+        if isinstance(node, ast.Import):
+            found += [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 or path.parts[0] != "src", f"{path}: a relative import"
+            found += [f"{node.module}.{name.name}" for name in node.names]
+    return found
+
+
 def test_folders_depend_downwards() -> None:
     wrong = []
     for path in files(".cc", ".h", ".cu", ".cuh"):
@@ -97,8 +111,34 @@ def test_folders_depend_downwards() -> None:
         for include in re.findall(r'#include "src/(\w+)/', text(path)):
             if include not in LAYERS[path.parts[1]]:
                 wrong.append(f"{path} includes src/{include}")
+    for path in files(".py"):
+        if path.parts[0] != "src":
+            continue
+        for imported in imports(path):
+            package, *folders = imported.split(".")
+            if package == "intarsia_src" and folders[0] not in LAYERS[path.parts[1]]:
+                wrong.append(f"{path} imports {imported}")
     assert wrong == []
     assert {p.name for p in (ROOT / "src").iterdir() if p.is_dir()} - {"__pycache__"} == set(LAYERS)
+
+
+def test_no_folder_is_taken_for_a_package() -> None:
+    """A folder on sys.path is a package if no other has its name: `torch`, where torch is missing."""
+    extras = tomllib.loads(text(pathlib.Path("pyproject.toml")))["project"]["optional-dependencies"]
+    packages = {
+        re.match(r"[\w-]+", row)[0].replace("-", "_") for rows in extras.values() for row in rows
+    }
+    references = {path.parts[1] for path in files(".py") if path.parts[0] == "src"}
+    references -= {"core"}  # tests/core holds tests in C++
+    assert {"torch", "jax"} <= packages and "attention" in references
+    wrong = []
+    for name in packages | references | {"torch", "vllm"}:
+        spec = importlib.util.find_spec(name)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            inside = pathlib.Path(folder).is_relative_to(ROOT)
+            if inside and not pathlib.Path(folder).is_relative_to(sys.prefix):
+                wrong.append(folder)
+    assert wrong == []
 
 
 def test_only_ffi_knows_xla() -> None:

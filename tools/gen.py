@@ -296,9 +296,9 @@ def readme(ops: list[_native.Op]) -> str:
 
 
 def torch_page(ops: list[_native.Op]) -> str:
-    """tests/torch/xla/test_routes.py sees to it that each cell's test is parametrised with the op."""
+    """tests/torch_frontend/xla/test_routes.py sees to it that each cell's test is parametrised with the op."""
     files = [test.partition("::")[0] for test in support.TORCH_ROUTES.values()]
-    cells = [f"[tested](../tests/torch/{file})" for file in files]
+    cells = [f"[tested](../tests/torch_frontend/{file})" for file in files]
     rows = [[f"[`{op.name}`](ops.md#{op.name})", *cells] for op in ops]
     return _with_table(ROOT / "docs" / "torch.md", ["op", *support.TORCH_ROUTES], rows)
 

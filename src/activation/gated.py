@@ -1,8 +1,7 @@
 """What the gated activations share: cases, operands, costs, and the product around the activation."""
 
 import numpy as np
-
-from attention.operands import random_array
+from intarsia_src.core.operands import random_array
 
 # Named after the models whose MLPs they are; n is the width of the product.
 CASES = {

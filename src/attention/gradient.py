@@ -1,8 +1,7 @@
 """The gradient of attention in NumPy f64 (src/attention/backward.h has the formulas)."""
 
 import numpy as np
-
-from attention import reference
+from intarsia_src.attention import reference
 
 
 def _sequences(starts_q, starts_k, seqused_k):

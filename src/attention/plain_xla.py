@@ -1,18 +1,19 @@
 """Attention in jax.numpy, as a user without this library would write it: what benchmarks compare with."""
 
 import jax.numpy as jnp
+from intarsia_src.core import cache_layout
 from jax import lax
-
-from attention import operands
 
 
 def gather_pages(key_cache, value_cache, block_table, layout, layer=None, kv_cache_dtype="auto"):
     """K and V of all sequences as [b, m * s, hk, d] in jax.numpy, and which keys' pages exist."""
     arrays = key_cache, key_cache if value_cache is None else value_cache
     layer = None if layer is None else layer.reshape(())
-    k, v = (operands.pages_of(array, layout, i, layer) for i, array in enumerate(arrays))
+    k, v = (cache_layout.pages_of(array, layout, i, layer) for i, array in enumerate(arrays))
     if k.dtype == jnp.uint8:
-        k, v = (lax.bitcast_convert_type(x, operands.FP8_CACHES[kv_cache_dtype]) for x in (k, v))
+        k, v = (
+            lax.bitcast_convert_type(x, cache_layout.FP8_CACHES[kv_cache_dtype]) for x in (k, v)
+        )
     p, s, hk, d = k.shape
     b, m = block_table.shape
     exists = jnp.repeat((block_table >= 0) & (block_table < p), s, axis=1)

@@ -14,8 +14,8 @@ Operands come as they are stored: fp8 not yet multiplied by its scale, uint8 as 
 """
 
 import numpy as np
-
-from attention import operands
+from intarsia_src.attention import operands
+from intarsia_src.core import cache_layout
 
 # Relative Frobenius error against f64, by the result's dtype (docs/design.md, "Accuracy").
 TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 6e-3}
@@ -24,7 +24,7 @@ TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 6e-3}
 def stored_values(x, kv_cache_dtype="auto"):
     """f64: what the elements of an array are, uint8 ones by `kv_cache_dtype`."""
     if x is not None and x.dtype == np.uint8:
-        x = x.view(operands.FP8_CACHES[kv_cache_dtype])
+        x = x.view(cache_layout.FP8_CACHES[kv_cache_dtype])
     return None if x is None else x.astype(np.float64)
 
 
@@ -38,10 +38,10 @@ def by_head(x, i, heads):
 def paged_keys(cache: operands.PagedCache, layout, kv_cache_dtype="auto"):
     """The keys of the i-th sequence: (K [n, hk, d], V, which of them exist)."""
     k, v = (stored_values(x, kv_cache_dtype) for x in (cache.key_cache, cache.value_cache))
-    k_pages, v_pages = operands.cache_pages(k, v, layout, cache.layer)
+    k_pages, v_pages = cache_layout.cache_pages(k, v, layout, cache.layer)
     layer_exists = k_pages is not None
     if not layer_exists:
-        k_pages, v_pages = operands.cache_pages(k, v, layout, 0)
+        k_pages, v_pages = cache_layout.cache_pages(k, v, layout, 0)
     num_pages, page_size = k_pages.shape[:2]
 
     def keys(i):

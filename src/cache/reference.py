@@ -2,15 +2,8 @@
 
 import ml_dtypes
 import numpy as np
-
-from attention.operands import (
-    FP8_CACHES,
-    cache_axes,
-    cache_pages,
-    cache_shapes,
-    random_array,
-    random_scale,
-)
+from intarsia_src.core.cache_layout import FP8_CACHES, cache_axes, cache_pages, cache_shapes
+from intarsia_src.core.operands import random_array, random_scale
 
 
 def arguments(

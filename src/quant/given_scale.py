@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-
-from quant import reference as quant
+from intarsia_src.quant import reference as quant
 
 CASES = quant.CASES | {
     "per_channel": dict(tags="ci bench", t=16, n=4096, scales="channel"),

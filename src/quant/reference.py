@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
+from intarsia_src.core.operands import random_array
 
 CODES = {"f8e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn), "i8": np.dtype(np.int8)}
 LARGEST = {"f8e4m3fn": 448.0, "i8": 127.0}
@@ -92,8 +93,6 @@ CASES = {
 
 def numbers(rng, dtype, t, n, *, zeros=False, spread=1.0):
     """Rows of normal numbers, every second one all zeros if so wanted."""
-    from attention.operands import random_array
-
     x = random_array(rng, (t, n), np.float32) * np.float32(spread)
     if zeros:
         x[::2] = 0

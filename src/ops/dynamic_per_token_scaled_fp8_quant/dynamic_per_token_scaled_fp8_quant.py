@@ -1,8 +1,7 @@
 """dynamic_per_token_scaled_fp8_quant: what it computes, in NumPy; its cases; plain XLA's way."""
 
 import numpy as np
-
-from quant import reference as quant
+from intarsia_src.quant import reference as quant
 
 CASES = quant.CASES | {
     "bounded": dict(tags="ci", t=7, n=576, upper=1.5),

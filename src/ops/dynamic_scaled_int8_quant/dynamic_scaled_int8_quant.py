@@ -1,6 +1,6 @@
 """dynamic_scaled_int8_quant: what it computes, in NumPy; its cases; plain XLA's way."""
 
-from quant import reference as quant
+from intarsia_src.quant import reference as quant
 
 CASES = quant.CASES
 _RULE = quant.TOKEN_I8

@@ -2,9 +2,10 @@
 
 import ml_dtypes
 import numpy as np
-
-from attention import operands as attention
-from attention import reference as f64
+from intarsia_src.attention import operands as attention
+from intarsia_src.attention import reference as f64
+from intarsia_src.core import cache_layout
+from intarsia_src.core.operands import random_array, random_scale
 
 TOLERANCE = f64.TOLERANCE
 
@@ -165,7 +166,7 @@ CASES = {
             tags="ci", lens=_MIXED, **_SMOLLM2, page=16, layout=layout, layers=layers,
             is_causal=layers is None,
         )
-        for layout in attention.layout_names()
+        for layout in cache_layout.layout_names()
         for kind, layers in (("paged", None), ("layers", 2))
     },
     "flashinfer_nhd": dict(tags="ci", lens=_MIXED, **_SMOLLM2, page=16, layout="p 2 s hk d"),
@@ -203,7 +204,7 @@ def arguments(
         attributes["out_dtype"] = {np.dtype(np.float16): "f16"}.get(np.dtype(dtype), "bf16")
     kv = kv or dtype
     leftpad_k = rng.integers(0, 20, len(lens)).astype(index) if leftpad else None
-    q = attention.random_array(rng, (sum(lens_q) + padding, h, d), kv if fp8_q else dtype)
+    q = random_array(rng, (sum(lens_q) + padding, h, d), kv if fp8_q else dtype)
     cu_seqlens_q, cu_seqlens_k = attention.starts(lens_q, index), None
     if page is not None:
         cache = attention.paged_cache(
@@ -226,17 +227,17 @@ def arguments(
     else:
         slots = lens_k if leftpad_k is None else np.array(lens_k, int) + leftpad_k
         cu_seqlens_k = attention.starts(slots, index)
-        k, v = (attention.random_array(rng, (sum(slots), hk, n), kv) for n in (d, dv or d))
+        k, v = (random_array(rng, (sum(slots), hk, n), kv) for n in (d, dv or d))
         seqused_k = block_table = layer = None
         if used:
             seqused_k = np.maximum(slots - rng.integers(0, 4, len(slots)), 0).astype(index)
         for i, pad in enumerate([] if leftpad_k is None else leftpad_k):
             k[cu_seqlens_k[i] :][:pad] = v[cu_seqlens_k[i] :][:pad] = np.nan
-    q_scale, k_scale, v_scale = (attention.random_scale(rng, scales, lens, hk) for _ in range(3))
+    q_scale, k_scale, v_scale = (random_scale(rng, scales, lens, hk) for _ in range(3))
     return [
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, layer,
-        None if alibi is None else 0.1 * attention.random_scale(rng, alibi, lens, h),
-        attention.random_array(rng, (h,), np.float32) if sinks else None,
+        None if alibi is None else 0.1 * random_scale(rng, alibi, lens, h),
+        random_array(rng, (h,), np.float32) if sinks else None,
         leftpad_k, q_scale if fp8_q else None, k_scale, v_scale,
     ], attributes  # fmt: skip
 
@@ -310,8 +311,7 @@ def plain_xla(
 ):  # fmt: skip
     """The same in jax.numpy, as a user without this library would write it: gather and pad."""
     import jax.numpy as jnp
-
-    from attention import plain_xla
+    from intarsia_src.attention import plain_xla
 
     if block_table is None:
         begin = cu_seqlens_k[:-1]

@@ -1,10 +1,10 @@
 """flash_attn_varlen_backward: its cases, and what it computes in the terms of attention/gradient.py."""
 
 import numpy as np
-
-from attention import gradient
-from attention import operands as attention
-from attention import reference as f64
+from intarsia_src.attention import gradient
+from intarsia_src.attention import operands as attention
+from intarsia_src.attention import reference as f64
+from intarsia_src.core.operands import random_array, random_scale
 
 # No looser than the forward pass: measured errors of P and dS average out over the keys alike.
 TOLERANCE = f64.TOLERANCE
@@ -100,19 +100,17 @@ def arguments(
     """
     lens_q, lens_k = [n for n, _ in lens], [n for _, n in lens]
     t = sum(lens_q) + padding
-    q, dout, drawn_out = (attention.random_array(rng, (t, h, d), dtype) for _ in range(3))
-    k, v = (
-        attention.random_array(rng, (sum(lens_k) + key_padding, hk, d), dtype) for _ in range(2)
-    )
+    q, dout, drawn_out = (random_array(rng, (t, h, d), dtype) for _ in range(3))
+    k, v = (random_array(rng, (sum(lens_k) + key_padding, hk, d), dtype) for _ in range(2))
     cu_seqlens_q, cu_seqlens_k = attention.starts(lens_q, index), attention.starts(lens_k, index)
     seqused_k = (
         np.maximum(np.array(lens_k) - rng.integers(0, 4, len(lens_k)), 0).astype(index)
         if used
         else None
     )
-    alibi_slopes = attention.random_scale(rng, alibi, lens, h)
-    sinks = attention.random_array(rng, (h,), np.float32) if sinks else None
-    dlse = attention.random_array(rng, (h, t), np.float32) if dlse else None
+    alibi_slopes = random_scale(rng, alibi, lens, h)
+    sinks = random_array(rng, (h,), np.float32) if sinks else None
+    dlse = random_array(rng, (h, t), np.float32) if dlse else None
     if drawn:
         seen = np.concatenate([np.arange(1, n + 1) for n in lens_q])
         out = (drawn_out.astype(np.float32) / 8).astype(dtype)
@@ -171,8 +169,7 @@ def plain_xla(
     """The same by differentiating jax.numpy's attention, as a user without this library would."""
     import jax
     import jax.numpy as jnp
-
-    from attention import plain_xla
+    from intarsia_src.attention import plain_xla
 
     del out, lse, deterministic
     row = cu_seqlens_k[:-1, None] + jnp.arange(max_seqlen_k or k.shape[0])

@@ -1,8 +1,7 @@
 """fused_add_rms_norm: what it computes, in NumPy; its cases; plain XLA's way."""
 
 import numpy as np
-
-from norm import reference as norms
+from intarsia_src.norm import reference as norms
 
 CASES = norms.CASES | {
     "hugging_face": dict(tags="ci", t=7, n=576, rounding="before_weight"),

@@ -1,8 +1,7 @@
 """gelu_and_mul: what it computes, in NumPy f64; its cases; and plain XLA's way of computing it."""
 
+from intarsia_src.activation.gated import CASES, arguments, floor, halves
 from scipy.special import ndtr
-
-from activation.gated import CASES, arguments, floor, halves
 
 __all__ = ["CASES", "arguments", "floor", "plain_xla", "reference"]
 

@@ -1,9 +1,8 @@
 """merge_attn_states: what it computes, in NumPy f64; its cases; and plain XLA's way of computing it."""
 
 import numpy as np
-
-from attention import reference as f64
-from attention.operands import random_array
+from intarsia_src.attention import reference as f64
+from intarsia_src.core.operands import random_array
 
 TOLERANCE = f64.TOLERANCE
 

@@ -2,9 +2,10 @@
 
 import ml_dtypes
 import numpy as np
-
-from attention import operands as attention
-from attention import reference as f64
+from intarsia_src.attention import operands as attention
+from intarsia_src.attention import reference as f64
+from intarsia_src.core import cache_layout
+from intarsia_src.core.operands import random_array, random_scale
 
 TOLERANCE = f64.TOLERANCE
 
@@ -75,7 +76,7 @@ CASES = {
         f"e4m3_{layout}_layers": dict(
             tags="ci", lens=_MIXED, **_SMOLLM2, kv=_E4M3, scales="tensor", layout=layout, layers=2
         )
-        for layout in attention.layout_names()
+        for layout in cache_layout.layout_names()
     },
     "uint8_as_e4m3": dict(
         tags="ci", lens=_MIXED, **_SMOLLM2, kv_cache_dtype="fp8_e4m3", scales="head"
@@ -98,7 +99,7 @@ CASES = {
         f"{layout}_{kind}": dict(
             tags="ci", lens=_MIXED, **_SMOLLM2, layout=layout, layers=layers, return_lse=True
         )
-        for layout in attention.layout_names()
+        for layout in cache_layout.layout_names()
         for kind, layers in (("mixed", None), ("layers", 3))
     },
     "flashinfer_hnd": dict(tags="ci", lens=_MIXED, **_SMOLLM2, layout="p 2 hk s d"),
@@ -141,13 +142,13 @@ def arguments(
         kv_cache_dtype=attributes.get("kv_cache_dtype", "auto"),
         index=index,
     )
-    query = attention.random_array(rng, (sum(lens_q) + padding, h, d), dtype)
+    query = random_array(rng, (sum(lens_q) + padding, h, d), dtype)
     count = None if num_seqs is None else np.array([num_seqs], index)
     return [
         query, cache.key_cache, cache.value_cache, cache.seqused_k, cache.block_table,
         attention.starts(lens_q, index), count, cache.layer,
-        attention.random_array(rng, (h,), np.float32) if sinks else None,
-        *(attention.random_scale(rng, scales, lens, hk) for _ in range(2)),
+        random_array(rng, (h,), np.float32) if sinks else None,
+        *(random_scale(rng, scales, lens, hk) for _ in range(2)),
     ], attributes | dict(layout=layout)  # fmt: skip
 
 
@@ -207,7 +208,7 @@ def plain_xla(
     return_lse=False, max_seqlen_q=None,
 ):  # fmt: skip
     """The same in jax.numpy, as a user without this library would write it: gather, then attend."""
-    from attention import plain_xla
+    from intarsia_src.attention import plain_xla
 
     k, v, exists = plain_xla.gather_pages(
         key_cache, value_cache, block_table, layout, layer, kv_cache_dtype

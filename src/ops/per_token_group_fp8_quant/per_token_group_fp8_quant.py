@@ -1,6 +1,6 @@
 """per_token_group_fp8_quant: what it computes, in NumPy; its cases; plain XLA's way."""
 
-from quant import reference as quant
+from intarsia_src.quant import reference as quant
 
 CASES = {
     "example": dict(tags="ci wire", t=2, n=64, group_size=16),

@@ -2,9 +2,8 @@
 
 import ml_dtypes
 import numpy as np
-
-from attention.operands import layout_names
-from cache.reference import arguments, exact, plain_xla, reference
+from intarsia_src.cache.reference import arguments, exact, plain_xla, reference
+from intarsia_src.core.cache_layout import layout_names
 
 __all__ = ["CASES", "arguments", "exact", "floor", "plain_xla", "reference"]
 

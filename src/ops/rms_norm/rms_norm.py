@@ -1,8 +1,7 @@
 """rms_norm: what it computes, in NumPy f64; its cases; and plain XLA's way of computing it."""
 
 import numpy as np
-
-from norm import reference as norms
+from intarsia_src.norm import reference as norms
 
 # "ci": run by every test run; "bench": timed; "wire": the example of docs/ops.md.
 CASES = norms.CASES | {

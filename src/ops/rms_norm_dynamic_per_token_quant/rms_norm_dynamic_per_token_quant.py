@@ -1,9 +1,8 @@
 """rms_norm_dynamic_per_token_quant: what it computes, in NumPy f64; its cases; plain XLA's way."""
 
 import numpy as np
-
-from norm import reference as norms
-from quant import reference as quant
+from intarsia_src.norm import reference as norms
+from intarsia_src.quant import reference as quant
 
 # A scale is a number of T, the largest of its row, over 448 or 127.
 TOLERANCE = {"f32": 4e-3, "f16": 4e-4, "bf16": 4e-3}

@@ -1,9 +1,8 @@
 """rms_norm_static_fp8_quant: what it computes, in NumPy f64; its cases; plain XLA's way."""
 
 import numpy as np
-
-from norm import reference as norms
-from quant import reference as quant
+from intarsia_src.norm import reference as norms
+from intarsia_src.quant import reference as quant
 
 CASES = norms.CASES | {
     "hugging_face": dict(tags="ci", t=7, n=576, rounding="before_weight"),

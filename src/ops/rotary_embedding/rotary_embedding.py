@@ -3,8 +3,7 @@
 import math
 
 import numpy as np
-
-from rotary.reference import arguments, plain_xla, reference
+from intarsia_src.rotary.reference import arguments, plain_xla, reference
 
 __all__ = ["CASES", "arguments", "floor", "plain_xla", "reference"]
 

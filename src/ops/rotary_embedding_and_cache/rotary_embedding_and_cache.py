@@ -2,9 +2,8 @@
 
 import ml_dtypes
 import numpy as np
-
-from cache import reference as cache_write
-from rotary import reference as rotary
+from intarsia_src.cache import reference as cache_write
+from intarsia_src.rotary import reference as rotary
 
 _LLAMA = dict(h=32, hk=8, d=128, page=16)
 _SMOLLM2 = dict(h=9, hk=3, d=64, page=16)

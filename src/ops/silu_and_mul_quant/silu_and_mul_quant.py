@@ -1,9 +1,8 @@
 """silu_and_mul_quant: what it computes, in NumPy f64; its cases; plain XLA's way."""
 
 import numpy as np
-
-from activation import gated
-from quant import reference as quant
+from intarsia_src.activation import gated
+from intarsia_src.quant import reference as quant
 
 CASES = gated.CASES
 

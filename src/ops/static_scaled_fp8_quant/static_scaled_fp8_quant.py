@@ -1,7 +1,7 @@
 """static_scaled_fp8_quant: what it computes, in NumPy; its cases; and plain XLA's way of computing it."""
 
-from quant.given_scale import CASES, GivenScale
-from quant.reference import floor
+from intarsia_src.quant.given_scale import CASES, GivenScale
+from intarsia_src.quant.reference import floor
 
 __all__ = ["CASES", "arguments", "exact", "floor", "plain_xla", "reference"]
 

@@ -40,8 +40,10 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Not in the header, which `-q` suppresses and which the conftest of a folder further down has no part in."""
-    lines = [f"tests/torch/{test} left out: {reason}" for test, reason in _LEFT_OUT.items()]
-    for line in lines if HAS_TORCH else ["tests/torch left out: no torch"]:
+    lines = [
+        f"tests/torch_frontend/{test} left out: {reason}" for test, reason in _LEFT_OUT.items()
+    ]
+    for line in lines if HAS_TORCH else ["tests/torch_frontend left out: no torch"]:
         terminalreporter.write_line(line, yellow=True)
 
 

@@ -1,4 +1,4 @@
-"""Runs the tests of tests/torch/xla in a process of their own, since a process has one device for torch_xla."""
+"""Runs the tests of tests/torch_frontend/xla in a process of their own, since a process has one device for torch_xla."""
 
 import importlib.util
 import os

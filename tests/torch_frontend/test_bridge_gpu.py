@@ -129,7 +129,9 @@ print("replays call no Python")
 
 def test_inside_a_captured_graph() -> None:
     tests = support.ROOT / "tests"
-    path = os.pathsep.join(str(p) for p in (support.ROOT / "python", tests, tests / "torch"))
+    path = os.pathsep.join(
+        str(p) for p in (support.ROOT / "python", tests, tests / "torch_frontend")
+    )
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join([path, os.environ.get("PYTHONPATH", "")]),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_gpu_graph_min_graph_size=1",

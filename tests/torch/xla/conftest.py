@@ -1,5 +1,0 @@
-"""These tests need a process whose torch_xla has the device INTARSIA: tests/torch/test_on_xla.py starts it."""
-
-import os
-
-collect_ignore_glob = [] if os.environ.get("PJRT_DEVICE") == "INTARSIA" else ["test_*.py"]
