@@ -81,6 +81,8 @@ INTARSIA_API int32_t intarsia_bridge_passes_strings(void);
 INTARSIA_API int32_t intarsia_bridge_passes_lists(void);
 // Whether torch has tensors of a dtype that XLA has too, by torch's name of it.
 INTARSIA_API int32_t intarsia_bridge_has_dtype(const char* name);
-INTARSIA_API void intarsia_bridge_add(const char* text, const intarsia_bridge_plan* plan);
+// Files a plan under its text. Returns null, or what is wrong with it (until the thread's next
+// call).
+INTARSIA_API const char* intarsia_bridge_add(const char* text, const intarsia_bridge_plan* plan);
 INTARSIA_API const intarsia_handler* intarsia_bridge_handlers(size_t* count);
 }

@@ -23,6 +23,14 @@ std::string Shape(std::span<const int64_t> dims) {
   return text + "]";
 }
 
+// Whether a result is the operand itself, under the same form.
+bool IsAlias(const Buffer& operand, const Buffer& result) {
+  const std::string_view of_operand = operand.dtype ? operand.dtype : "";
+  return std::ranges::equal(operand.dims, result.dims) &&
+         of_operand == (result.dtype ? result.dtype : "") &&
+         (operand.data == result.data || std::ranges::count(operand.dims, 0) > 0);
+}
+
 // A tensor over a buffer, whose memory it does not own.
 Status Over(const Buffer& buffer, int device, Tensor& tensor) {
   const int32_t dtype = buffer.dtype ? torch::Get().DTypeNumber(buffer.dtype) : -1;
@@ -129,10 +137,44 @@ class Execution {
       if (!takes_operand && a.kind != INTARSIA_BRIDGE_FRESH) continue;
       const Buffer& buffer =
           takes_operand ? operands_[operand++] : results_[static_cast<size_t>(a.result)];
-      if (a.kind == INTARSIA_BRIDGE_MUTATED && std::ranges::count(buffer.dims, 0) == 0 &&
-          buffer.data != results_[static_cast<size_t>(a.result)].data)
+      if (a.kind == INTARSIA_BRIDGE_MUTATED &&
+          !IsAlias(buffer, results_[static_cast<size_t>(a.result)]))
         return Internal("an argument that it writes is no alias of its result");
       INTARSIA_RETURN_IF_ERROR(Over(buffer, device_, tensors.emplace_back()));
+      if (a.kind == INTARSIA_BRIDGE_OPERAND) continue;
+      Written& written = written_.emplace_back(Written{nullptr, &buffer, a.result});
+      Handle same = nullptr;
+      if (torch::Get().new_handle(tensors.back().get(), &same))
+        return Internal("torch made no second handle of a tensor");
+      written.tensor.reset(same);
+    }
+    return {};
+  }
+
+  // An op may give a tensor that it writes another form (`mm.out` resizes `out`) or other memory
+  // (`set_`), and XLA's result then has not what the op wrote.
+  Status CheckWritten() {
+    for (const Written& written : written_) {
+      const Buffer& buffer = *written.buffer;
+      const Handle tensor = written.tensor.get();
+      int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
+      void* data = nullptr;
+      torch::Get().rank(tensor, &rank);
+      torch::Get().sizes(tensor, &sizes);
+      torch::Get().strides(tensor, &strides);
+      torch::Get().data(tensor, &data);
+      const std::span<const int64_t> dims(sizes, static_cast<size_t>(rank));
+      if (!std::ranges::equal(dims, buffer.dims))
+        return Internal(Text("it gave what it writes into result ", written.result, " the shape ",
+                             Shape(dims), ", expected ", Shape(buffer.dims)));
+      if (std::ranges::count(dims, 0) > 0) continue;
+      int64_t stride = 1;
+      bool same = data == buffer.data;
+      for (size_t i = dims.size(); i-- > 0; stride *= dims[i])
+        same = same && (dims[i] == 1 || strides[i] == stride);
+      if (!same)
+        return Internal(Text("it gave what it writes into result ", written.result,
+                             " other memory or strides"));
     }
     return {};
   }
@@ -229,6 +271,7 @@ class Execution {
       return Explain();
     std::vector<Tensor> returned;
     INTARSIA_RETURN_IF_ERROR(Pop(values, returned));
+    INTARSIA_RETURN_IF_ERROR(CheckWritten());
     return CopyReturned(returned);
   }
 
@@ -251,6 +294,8 @@ class Execution {
     std::vector<Tensor> returned;
     for (void* const handle : put) returned.emplace_back(static_cast<Handle>(handle));
     INTARSIA_RETURN_IF_ERROR(status);
+    if (reason == INTARSIA_BRIDGE_EXPLAIN) return {};
+    INTARSIA_RETURN_IF_ERROR(CheckWritten());
     return CopyReturned(returned);
   }
 
@@ -294,9 +339,17 @@ class Execution {
     return torch::Get().copy(to.get(), from, 1) ? wrong("could not be copied") : Status{};
   }
 
+  // A tensor that the op writes, once more, to see what the op has made of it.
+  struct Written {
+    Tensor tensor;
+    const Buffer* buffer;
+    int result;
+  };
+
   const Plan& plan_;
   std::span<const Buffer> operands_, results_;
   int device_;
+  std::vector<Written> written_;
 };
 
 }  // namespace
@@ -304,8 +357,7 @@ class Execution {
 Status Run(const Plan& plan, std::span<const Buffer> operands, std::span<const Buffer> results,
            Place place) {
   if (operands.size() != static_cast<size_t>(plan.num_operands) ||
-      results.size() != static_cast<size_t>(plan.num_results) ||
-      plan.last_result >= plan.num_results)
+      results.size() != static_cast<size_t>(plan.num_results))
     return InvalidArgument("the call's operands or results are not those of its plan");
   OnStream stream;
   INTARSIA_RETURN_IF_ERROR(stream.Enter(place));

@@ -23,9 +23,8 @@ struct Plan {
   bool python;
   std::vector<Argument> arguments;  // a list, then its elements
   std::vector<intarsia_bridge_return> schema_returns;
-  std::vector<int> returns;  // a result's number, or INTARSIA_BRIDGE_DROP
-  int num_operands, num_results;
-  int last_result;  // the highest number above
+  std::vector<int> returns;       // a result's number, or INTARSIA_BRIDGE_DROP
+  int num_operands, num_results;  // each result is written once, by an argument or a return
 };
 
 // The plan of a text, which Python reads if this process has not seen it. Plans live for ever.

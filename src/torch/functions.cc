@@ -38,6 +38,7 @@ Status FindAll() {
   need("aoti_torch_library_init_impl", functions.library_init_impl);
   need("aoti_torch_library_impl", functions.library_impl);
   need("aoti_torch_delete_tensor_object", functions.delete_tensor);
+  need("aoti_torch_new_tensor_handle", functions.new_handle);
   need("aoti_torch_get_data_ptr", functions.data);
   need("aoti_torch_get_dtype", functions.dtype);
   need("aoti_torch_get_dim", functions.rank);

@@ -25,6 +25,7 @@ struct Functions {
                                uint32_t line, Opaque** library);
   int32_t (*library_impl)(Opaque* library, const char* name, BoxedKernel* kernel);
   int32_t (*delete_tensor)(Tensor);
+  int32_t (*new_handle)(Tensor, Tensor* same);  // another, of the same tensor
   int32_t (*data)(Tensor, void**);
   int32_t (*dtype)(Tensor, int32_t*);
   int32_t (*rank)(Tensor, int64_t*);

@@ -343,7 +343,7 @@ def test_no_memory_is_kept(via: str) -> None:
 
 
 def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(bridge, extraglobs={"bridge": bridge}) == (0, 4)
+    assert doctest.testmod(bridge, extraglobs={"bridge": bridge}) == (0, 5)
 
 
 def test_a_sharding_in_the_type_is_refused() -> None:

@@ -1,15 +1,9 @@
 """How the bridge fails: calls that do not fit, ops that raise, programs from elsewhere."""
 
 import ctypes
-import json
 import logging
-import os
-import pathlib
 import re
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,8 +14,8 @@ import numpy as np
 import pytest
 import support
 import torch
-from bridged import BESIDE_A_TENSOR, allocated, by_both_ways, normal, returning
-from intarsia.torch import _bridge_native, _bridge_plan, _bridge_results, _bridge_run, bridge
+from bridged import BESIDE_A_TENSOR, by_both_ways, normal, returning
+from intarsia.torch import _bridge_native, _bridge_plan, _bridge_results, bridge
 
 
 @by_both_ways
@@ -214,135 +208,6 @@ def test_ctypes_mirror_the_header() -> None:
             for name in names.split(", ")
         ]
         assert declared == getattr(_bridge_native, struct.capitalize())._fields_, struct
-
-
-EXPORTED = """
-import sys, jax, numpy as np
-from intarsia.torch import bridge
-bridge.register()
-run = jax.export.deserialize(bytearray(open(sys.argv[1], "rb").read()))
-x = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
-for y in run.call(x):
-    np.testing.assert_array_equal(np.asarray(y), np.maximum(x, 0))
-"""
-
-
-def test_an_exported_program_runs_elsewhere(tmp_path: pathlib.Path) -> None:
-    """In a process that has not traced it: what a persistent compilation cache does as well."""
-    checks = [jax.export.DisabledSafetyCheck.custom_call(target) for target in bridge.TARGETS]
-    relus = [bridge.op("aten::relu", via=via) for via in ("c", "python")]
-    step = jax.jit(lambda x: tuple(relu(x) for relu in relus))
-    program = jax.export.export(step, disabled_checks=checks)(
-        jax.ShapeDtypeStruct((3, 4), jnp.float32)
-    )
-    (tmp_path / "program").write_bytes(program.serialize())
-    paths = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, "-c", EXPORTED, str(tmp_path / "program")],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-RELU = {
-    "op": "aten::relu",
-    "schema": str(torch.ops.aten.relu.default._schema),
-    "python": False,
-    "arguments": [["tensor"]],
-    "returns": [0],
-    "results": 1,
-}
-
-
-def program(plan: str) -> Callable[..., jax.Array]:
-    """A program with a plan that was not filed by tracing it: as another process made it. Its result is like its first
-    operand."""
-    bridge.register()
-
-    def run(*operands: jax.Array) -> jax.Array:
-        return jax.ffi.ffi_call(bridge.TARGETS[0], jax.typeof(operands[0]))(*operands, plan=plan)
-
-    return jax.jit(run)
-
-
-@pytest.mark.parametrize(
-    ("plan", "text"),
-    [
-        ("no JSON", "JSONDecodeError"),
-        ({"op": "aten::nope"}, "torch has no op aten::nope"),
-        (
-            {
-                "op": "aten::numel",
-                "schema": str(torch.ops.aten.numel.default._schema),
-                "returns": [None],
-                "results": 0,
-            },
-            "result 0 is a int, which the C functions",
-        ),
-        ({"schema": "aten::relu(Tensor self, int n) -> Tensor"}, "the program expects"),
-        ({"results": 2}, "operands or results are not those of its plan"),
-        ({"returns": [1]}, "operands or results are not those of its plan"),
-        ({"arguments": [["none"]]}, "operands or results are not those of its plan"),
-    ],
-)
-def test_programs_that_do_not_fit_this_torch(plan: Any, text: str) -> None:
-    wire = plan if isinstance(plan, str) else json.dumps({**RELU, **plan})
-    with pytest.raises(jax.errors.JaxRuntimeError, match=text):
-        jax.block_until_ready(program(wire)(jnp.ones(2)))
-
-
-def test_a_plan_that_several_threads_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    add, calls = _bridge_native.Library.add, []
-
-    def slow(*args: Any) -> None:
-        calls.append(args)
-        if len(calls) == 1:
-            raise MemoryError("at the first time")
-        time.sleep(0.2)
-        add(*args)
-
-    monkeypatch.setattr(_bridge_native.Library, "add", slow)
-    run = program(json.dumps({**RELU, "unlike": "any plan filed before"}))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="MemoryError: at the first time"):
-        jax.block_until_ready(run(X[0]))
-    with ThreadPoolExecutor(4) as pool:
-        for row in pool.map(lambda x: jax.block_until_ready(run(x)), [X[0], -X[0], X[1], -X[1]]):
-            assert row.min() >= 0 and row.max() > 0
-    assert len(calls) == 2
-
-
-@by_both_ways
-def test_a_call_that_is_not_made_keeps_no_memory(via: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors over operands, and optionals' cells, are made one after the other; then something fails."""
-    arguments = ", ".join(f"Tensor? x{i}" for i in range(60))
-    name = returning("Tensor", lambda *x: x[0], f"{arguments}, int n")
-    plan = {
-        "op": name,
-        "schema": str(_bridge_plan.find_op(name)._schema),
-        "python": via == "python",
-        "arguments": [*[["tensor"]] * 60, ["dtype", "of no torch"]],
-        "returns": [0],
-        "results": 1,
-    }
-    run, operands = program(json.dumps(plan)), [X] * 60
-
-    def fail(times: int) -> None:
-        for _ in range(times):
-            with pytest.raises(jax.errors.JaxRuntimeError, match=text):
-                jax.block_until_ready(run(*operands))
-
-    text = "torch has no dtype of no torch" if via == "c" else "no attribute 'of no torch'"
-    fail(1)
-    if via == "python":  # before Python takes the tensors
-        monkeypatch.delitem(_bridge_run._plans, json.dumps(plan).encode())
-        text = "KeyError"
-    fail(20)
-    before = allocated()
-    fail(500)
-    assert allocated() - before < 3e6  # of 30000 tensors
 
 
 class UnspeakableError(Exception):

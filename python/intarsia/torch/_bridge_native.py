@@ -83,6 +83,7 @@ class Library:
             raise ImportError(f"{path} does not exist: run `make build`, or install the wheel")
         self._lib = ctypes.CDLL(str(path))
         self._lib.intarsia_bridge_open.restype = ctypes.c_char_p
+        self._lib.intarsia_bridge_add.restype = ctypes.c_char_p
         # The library keeps both for as long as it is loaded, which is until the process ends.
         self._callbacks = (_Read(_reporting_read(read)), _Run(_reporting_run(run)))
         if error := self._lib.intarsia_bridge_open(*self._callbacks):
@@ -105,7 +106,7 @@ class Library:
         returns: Sequence[int],
         num_results: int,
     ) -> None:
-        """Files a plan under its text."""
+        """Files a plan under its text; ValueError if it cannot be run."""
         plan = Plan(
             op=op.encode(),
             overload=overload.encode(),
@@ -118,7 +119,8 @@ class Library:
             schema_returns=(Return * len(schema_returns))(*schema_returns),
             returns=(ctypes.c_int32 * len(returns))(*returns),
         )
-        self._lib.intarsia_bridge_add(text.encode(), ctypes.byref(plan))
+        if error := self._lib.intarsia_bridge_add(text.encode(), ctypes.byref(plan)):
+            raise ValueError(error.decode())
 
     def register(self) -> None:
         """Registers the custom calls with XLA, on every platform."""

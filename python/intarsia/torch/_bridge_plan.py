@@ -39,10 +39,9 @@ def find_op(name: str | Any) -> torch._ops.OpOverload:
     if not match:
         raise TypeError(f"the op is {name!r}, expected 'namespace::name' or its '.overload' too")
     namespace, op, overload = match.groups()
-    try:
-        packet = getattr(getattr(torch.ops, namespace), op)
-    except AttributeError:
-        raise LookupError(f"torch has no op {name}: import what registers it") from None
+    packet = getattr(getattr(torch.ops, namespace), op, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        raise LookupError(f"torch has no op {name}: import what registers it")
     overloads = packet.overloads()
     if overload is None and "default" not in overloads and len(overloads) == 1:
         overload = overloads[0]
@@ -131,7 +130,7 @@ class Operands:
             return ["dtype", _dtype_name(self._wrong(what, "dtype", value), value)]
         for kind, types in _ACCEPTED.get(inner, ()):
             if isinstance(value, types) and (kind == "bool" or not isinstance(value, bool)):
-                if kind == "int" and not -(2**63) <= int(value) < 2**63:
+                if kind == "int" and not _fits_64_bits(int(value)):
                     raise ValueError(self._wrong(what, "a 64-bit integer", value))
                 return [kind, _PLAIN[kind](value)]
         known = inner in _ACCEPTED or inner == "ScalarType" or element is not None
@@ -189,7 +188,17 @@ _ACCEPTED: dict[str, tuple[tuple[str, Any], ...]] = {
         ("float", numbers.Real),
     ),
 }
-_PLAIN: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "bool": bool, "str": str}
+_PLAIN: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+def is_plain(type_name: str, kind: Any, value: Any) -> bool:
+    """Whether `encode` may have made the entry `[kind, value]` for a number or text of a type."""
+    kinds = [kind for kind, _ in _ACCEPTED.get(type_name, ())]
+    return kind in kinds and type(value) is _PLAIN[kind] and (kind != "int" or _fits_64_bits(value))
+
+
+def _fits_64_bits(number: int) -> bool:
+    return -(2**63) <= number < 2**63
 
 
 def _dtype_name(wrong: str, value: Any) -> str:
@@ -278,16 +287,6 @@ def to_text(plan: Plan) -> str:
         "results": plan.num_results,
     }
     return json.dumps(row)
-
-
-def from_text(text: str) -> Plan:
-    """Reads a plan; LookupError if this process' torch does not have the op as it was."""
-    row = json.loads(text)
-    op = find_op(row["op"])
-    if str(op._schema) != row["schema"]:
-        raise LookupError(f"{op._schema} is what torch has, the program expects {row['schema']}")
-    arguments, returns = tuple(row["arguments"]), tuple(row["returns"])
-    return Plan(op, row["python"], arguments, returns, row["results"])
 
 
 def why_not_c(

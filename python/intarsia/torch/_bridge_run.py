@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from intarsia.torch import _bridge_native as native
-from intarsia.torch import _bridge_plan
+from intarsia.torch import _bridge_plan, _bridge_read
 
 _python = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose functions' types others set as well
 _capsule = _python.PyCapsule_New
@@ -72,7 +72,7 @@ def why_not_c(op: torch._ops.OpOverload, arguments: Sequence[_bridge_plan.Entry]
 
 
 def _read(text: str) -> None:
-    plan = _bridge_plan.from_text(text)
+    plan = _bridge_read.from_text(text)
     # It may come from a process with another torch.
     if not plan.python and (reason := why_not_c(plan.op, plan.arguments)):
         raise NotImplementedError(reason)

@@ -25,7 +25,7 @@ with needed_by("intarsia.torch.bridge"):
     from jax import lax
 
 from intarsia.jax._types import refuse_sharded, result_type, vary_alike
-from intarsia.torch import _bridge_plan, _bridge_results, _bridge_run
+from intarsia.torch import _bridge_plan, _bridge_read, _bridge_results, _bridge_run
 
 __all__ = ["TARGETS", "Op", "call", "int64", "op", "register"]
 
@@ -33,8 +33,22 @@ __all__ = ["TARGETS", "Op", "call", "int64", "op", "register"]
 TARGETS = ("intarsia.torch_op", "intarsia.torch_op.capturable")
 
 
-def register() -> None:
-    """Registers the custom calls with XLA. `call` does it too: this is for a process that only runs exported programs."""
+def register(allow: Sequence[str] = ()) -> None:
+    """Registers the custom calls with XLA, and says which ops a program may call that this process has not traced.
+
+    `call` registers them too: this is for a process that runs exported programs. Such a program names the ops that it
+    calls, and so is code. Without `allow` it may call ops of this package and those of torch that PyTorch tags as core
+    or pointwise, all of which compute from their operands alone. A call of another op raises an error that names it.
+    What this process traces itself may call any op.
+
+    Args:
+      allow: names of more ops, "namespace::op" or "namespace::op.overload", where "*" stands for any text. They are
+        added to those of earlier calls.
+
+    Example:
+      >>> register(allow=["_C::*", "aten::sort.stable"])
+    """
+    _bridge_read.allow(allow)
     _bridge_run.library()
 
 
