@@ -1,0 +1,61 @@
+"""Runs a compiler and records what it cost: a launcher for CMake.
+
+    compile_cost.py LOG nvcc -c kernel.cu -o kernel.o
+
+appends one JSON line to LOG: the source, the CPU seconds and the peak memory in MB of the compiler
+and its children, and for each kernel the registers and the bytes of spill stores and loads that
+ptxas reports (`-Xptxas -v`, whose lines do not reach the terminal). tests/test_cuda_budgets.py
+holds them against tests/data/cuda_budgets.json.
+"""
+
+import json
+import pathlib
+import re
+import resource
+import subprocess
+import sys
+
+ENTRY = re.compile(r"Compiling entry function '(?P<kernel>\S+)' for '(?P<arch>\w+)'")
+SPILLS = re.compile(r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads")
+REGISTERS = re.compile(r"Used (?P<registers>\d+) registers")
+
+
+def kernels(report: str) -> list[dict]:
+    """What ptxas says of each entry function, in its order."""
+    found: list[dict] = []
+    for line in report.splitlines():
+        if match := ENTRY.search(line):
+            found.append(match.groupdict())
+        elif match := SPILLS.search(line) or REGISTERS.search(line):
+            if found:
+                found[-1] |= {key: int(value) for key, value in match.groupdict().items()}
+    return found
+
+
+def is_ptxas(line: str) -> bool:
+    """Whether a line is ptxas's report of registers and spills and nothing that a person must see."""
+    return line.startswith("ptxas info") or "bytes stack frame" in line
+
+
+def main(log: str, command: list[str]) -> int:
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    sys.stderr.writelines(
+        line for line in done.stderr.splitlines(keepends=True) if not is_ptxas(line.strip())
+    )
+    source = next((a for a in reversed(command) if a.endswith(".cu")), None)
+    if source is None or done.returncode:
+        return done.returncode
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    record = {
+        "source": source,
+        "seconds": round(used.ru_utime + used.ru_stime, 1),
+        "peak_mb": used.ru_maxrss // 1024,
+        "kernels": kernels(done.stderr),
+    }
+    with pathlib.Path(log).open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
