@@ -1,0 +1,95 @@
+#include "src/attention/cuda/choose.h"
+
+#include <algorithm>
+
+namespace intarsia::attention {
+namespace {
+
+// The type whose kernels take K and V: f32 queries have theirs read fp8, too.
+DType KeyType(const Params& p) { return p.dtype == kF32 ? kF32 : p.cache.dtype; }
+
+int64_t LargerHeadDim(const Params& p) { return std::max(p.head_dim, p.cache.v_head_dim); }
+
+// Large tiles of prefill are worth having with as many CTAs as they are built for: one alone leaves
+// the tensor cores idle at each of its barriers. Those of the others are the best wherever they
+// fit.
+template <TileSize kSize>
+bool FitsPrefill(const Params& p, const cuda::Device& device) {
+  const DType type = KeyType(p);
+  const int d = PrefillDim(type, LargerHeadDim(p));
+  const PrefillTiles tiles = PrefillTilesOf(type, d, kSize);
+  return d > 0 && cuda::ResidentBlocks(device, PrefillSharedBytes(type, d, tiles) +
+                                                   kForwardStaticBytes) >= tiles.ctas_per_sm;
+}
+template <TileSize kSize>
+bool FitsDecode(const Params& p, const cuda::Device& device) {
+  const DType type = KeyType(p);
+  const int d = DecodeDims::Covering(LargerHeadDim(p));
+  const int bytes = DecodeSharedBytes(type, d, DecodeTilesOf(type, d, kSize));
+  return d > 0 && bytes + kForwardStaticBytes <= device.shared_bytes_per_block;
+}
+template <TileSize kSize>
+bool FitsBackward(const Params& p, const cuda::Device& device) {
+  const int d = BackwardDims::Covering(p.head_dim);
+  const int bytes = BackwardSharedBytes(p.dtype, d, BackwardTilesOf(p.dtype, d, kSize));
+  return d > 0 && bytes + kBackwardStaticBytes <= device.shared_bytes_per_block;
+}
+
+// The portable kernels check themselves what they need of a workspace, which may be of any length.
+int64_t NoFloats(const Params&) { return 0; }
+
+constexpr auto kLarge = TileSize::kLarge, kSmall = TileSize::kSmall;
+constexpr const char *kLargeName = "portable, large tiles", *kSmallName = "portable, small tiles";
+constexpr Candidate kPrefill[] = {
+    {kLargeName, cuda::kPortable, kLarge, &FitsPrefill<kLarge>, &NoFloats},
+    {kSmallName, cuda::kPortable, kSmall, &FitsPrefill<kSmall>, &NoFloats}};
+constexpr Candidate kDecode[] = {
+    {kLargeName, cuda::kPortable, kLarge, &FitsDecode<kLarge>, &NoFloats},
+    {kSmallName, cuda::kPortable, kSmall, &FitsDecode<kSmall>, &NoFloats}};
+constexpr Candidate kBackward[] = {
+    {kLargeName, cuda::kPortable, kLarge, &FitsBackward<kLarge>, &NoFloats},
+    {kSmallName, cuda::kPortable, kSmall, &FitsBackward<kSmall>, &NoFloats}};
+
+Status ChooseOrExplain(std::string_view what, std::span<const Candidate> candidates,
+                       const Params& params, const cuda::Device& device, const Candidate*& choice) {
+  choice = Choose(candidates, params, device);
+  if (choice) return {};
+  return Unimplemented(Text("no ", what, " kernel is built for d=", LargerHeadDim(params), " in ",
+                            Name(KeyType(params)), " on GPU ", device.index, ", which has ",
+                            device.shared_bytes_per_block, " bytes of shared memory per block"));
+}
+
+}  // namespace
+
+std::span<const Candidate> PrefillCandidates() { return kPrefill; }
+std::span<const Candidate> DecodeCandidates() { return kDecode; }
+std::span<const Candidate> BackwardCandidates() { return kBackward; }
+
+const Candidate* Choose(std::span<const Candidate> candidates, const Params& params,
+                        const cuda::Device& device) {
+  const int64_t floats = params.workspace ? params.max_splits * params.workspace_floats : 0;
+  const auto found = std::ranges::find_if(candidates, [&](const Candidate& candidate) {
+    return cuda::HasImage(candidate.arch, device) && candidate.workspace_floats(params) <= floats &&
+           candidate.fits(params, device);
+  });
+  return found == candidates.end() ? nullptr : &*found;
+}
+
+Status ChooseForward(const Params& params, const cuda::Device& device, ForwardChoice& choice) {
+  const int64_t packed_rows = params.num_tokens * (params.num_heads / params.num_kv_heads());
+  const bool only_short = params.num_tokens <= params.num_seqs || packed_rows <= kMaxDecodeRows;
+  const bool only_long = !only_short && params.num_seqs == 1;
+  if (!only_short)
+    INTARSIA_RETURN_IF_ERROR(ChooseOrExplain("prefill", kPrefill, params, device, choice.prefill));
+  if (only_long) return {};
+  return ChooseOrExplain("decode", kDecode, params, device, choice.decode);
+}
+
+Status ChooseBackward(const BackwardParams& params, const cuda::Device& device, TileSize& tiles) {
+  const Candidate* choice = nullptr;
+  INTARSIA_RETURN_IF_ERROR(ChooseOrExplain("gradient", kBackward, params.forward, device, choice));
+  tiles = choice->tiles;
+  return {};
+}
+
+}  // namespace intarsia::attention
