@@ -176,7 +176,7 @@ setup-vllm-reference: $(VLLM_REFERENCE_ENV)/.installed ## make .venv/vllm-refere
 
 test-gpu: ## the tests that need a GPU, over a library already built; PYTHON: one with jax[cuda13], pytest, hypothesis
 	for check in $(wildcard build/cuda/tests/*_check); do $$check || exit 1; done
-	PYTHONPATH=python $(PYTHON) -m pytest -q -m gpu tests $(ARGS)
+	PYTHONPATH=python $(PYTHON) -m pytest -q -rs -m gpu tests $(ARGS)
 
 bench: setup-dev build ## our ops against plain XLA, on the CPU, about 3 minutes; ARGS="--op rms_norm" for one
 	$(BIN)/python bench/ops.py --platform cpu $(ARGS)

@@ -5,6 +5,9 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("vllm")
 
+import torch
 from intarsia.vllm import caches as kv
 from intarsia.vllm.parallel import Ranks
 from vllm.v1.kv_cache_interface import (

@@ -4,10 +4,10 @@ import re
 
 import jax
 import pytest
-import torch
 
 pytest.importorskip("vllm")
 
+import torch
 from intarsia.vllm import layers
 from intarsia.vllm.compat import import_torchax
 from vllm import ir

@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 pytest.importorskip("vllm")
 
+import torch
 from intarsia.vllm import model
 from intarsia.vllm.batch import bucket
 

@@ -8,11 +8,11 @@ import tomllib
 import numpy as np
 import pytest
 import support
-import torch
 
 pytest.importorskip("vllm")
 
 import intarsia
+import torch
 import vllm
 from intarsia.vllm import compat, platforms, plugin
 from vllm.platforms import current_platform

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("vllm")
 
+import torch
 from intarsia.vllm import communicator, layers, parallel, worker
 from intarsia.vllm.compat import import_torchax
 from vllm.config import VllmConfig, set_current_vllm_config

@@ -2,8 +2,11 @@
 
 import contextlib
 
-import psutil
 import pytest
+
+pytest.importorskip("psutil")
+
+import psutil
 import vllm_models
 from vllm_running import FEW_PROGRAMS, recorded, serving
 

@@ -1,6 +1,9 @@
 """Tokens drawn on a CPU: their frequencies, what is never drawn, and seeds."""
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 import vllm_running  # noqa: F401  skips where there is no vLLM
 from intarsia.vllm import sampling
