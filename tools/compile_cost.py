@@ -26,9 +26,8 @@ def kernels(report: str) -> list[dict]:
     for line in report.splitlines():
         if match := ENTRY.search(line):
             found.append(match.groupdict())
-        elif match := SPILLS.search(line) or REGISTERS.search(line):
-            if found:
-                found[-1] |= {key: int(value) for key, value in match.groupdict().items()}
+        elif found and (match := SPILLS.search(line) or REGISTERS.search(line)):
+            found[-1] |= {key: int(value) for key, value in match.groupdict().items()}
     return found
 
 

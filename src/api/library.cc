@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "intarsia/intarsia.h"
+#include "src/api/devices.h"
 #include "src/api/manifest.h"
 #include "src/core/cpu/thread_pool.h"
 #include "src/ffi/handlers.h"
@@ -146,6 +147,11 @@ const char* intarsia_error(void) { return last_error.c_str(); }
 const char* intarsia_manifest(void) {
   static const std::string manifest = Manifest();
   return manifest.c_str();
+}
+
+const char* intarsia_devices(void) {
+  thread_local std::string devices;
+  return Guarded([] { return Devices(devices); }) ? nullptr : devices.c_str();
 }
 
 const intarsia_handler* intarsia_handlers(size_t* count) {

@@ -5,41 +5,15 @@
 
 #include "src/core/cache_layout.h"
 #include "src/core/cpu/isa.h"
+#include "src/core/json.h"
 #include "src/ops/registry.h"
 
 namespace intarsia {
 namespace {
 
-std::string Quoted(std::string_view text) {
-  std::string out = "\"";
-  for (char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out + "\"";
-}
-
-// {"key": value, ...}, one field after the other.
-class Object {
- public:
-  Object& Json(std::string_view key, std::string_view json) {
-    text_ += Text(text_.empty() ? "" : ", ", Quoted(key), ": ", json);
-    return *this;
-  }
-  Object& String(std::string_view key, std::string_view text) { return Json(key, Quoted(text)); }
-  Object& Bool(std::string_view key, bool value) { return Json(key, value ? "true" : "false"); }
-  std::string Done() const { return "{" + text_ + "}"; }
-
- private:
-  std::string text_;
-};
-
-template <class Rows, class Fn>
-std::string List(const Rows& rows, Fn row_json) {
-  std::string text;
-  for (const auto& row : rows) text += (text.empty() ? "" : ", ") + row_json(row);
-  return "[" + text + "]";
-}
+using json::List;
+using json::Object;
+using json::Quoted;
 
 std::string ToJson(const AttrValue& value) {
   if (const auto* b = std::get_if<bool>(&value)) return *b ? "true" : "false";

@@ -145,6 +145,18 @@ def _check_gpu(report: _Report) -> None:
             report.problem("GPU", f"{text}; 8.0 or newer is needed")
         else:
             report.ok("GPU", text)
+    for device in _native.main_library().devices():
+        report.ok(f"kernels on GPU {device['index']}", _kernels_of(device))
+
+
+def _kernels_of(device: Mapping[str, Any]) -> str:
+    """The kernels that a GPU gets, and for which calls, in one line."""
+    arch, kilobytes = device["arch"], device["shared_bytes_per_block"] // 1024
+    calls: dict[str, list[str]] = {}
+    for row in device["kernels"]:
+        calls.setdefault(row["kernel"], []).append(row["call"])
+    chosen = "; ".join(f"{kernel}: {', '.join(of)}" for kernel, of in calls.items())
+    return f"as sm_{arch} with {kilobytes} KB of shared memory per block; {chosen}"
 
 
 def _check_jax(report: _Report) -> None:
