@@ -33,19 +33,6 @@ struct BackwardParams {
   }
 };
 
-// The tokens of a sequence, counted from its first, that see some of its keys [first, last].
-struct TokenRange {
-  int64_t begin, end;
-};
-[[gnu::always_inline]] INTARSIA_HOST_DEVICE inline TokenRange TokensThatSee(
-    int64_t window_left, int64_t window_right, int64_t len_q, int64_t len_k, int64_t first,
-    int64_t last) {
-  const auto clamp = [&](int64_t token) { return token < 0 ? 0 : token > len_q ? len_q : token; };
-  const int64_t shift = len_k - len_q;  // from a token to its position
-  return {window_right < 0 ? 0 : clamp(first - window_right - shift),
-          window_left < 0 ? len_q : clamp(last + window_left - shift + 1)};
-}
-
 // What a row of q needs of the forward pass.
 struct RowStats {
   float lse = 0;    // inf if no key is seen, so that exp(s - lse) is 0

@@ -2,6 +2,7 @@
 // instruction set of the machine do them.
 #include "src/attention/backward.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "src/attention/cpu/backward.h"
@@ -20,7 +21,8 @@ bool Fuse(const std::vector<CpuSequence>& sequences, int64_t heads, int64_t thre
   if (threads == 1) return true;
   double total = 0, largest = 0;
   for (const CpuSequence& sequence : sequences) {
-    const double cost = static_cast<double>(sequence.len_q) * static_cast<double>(sequence.len_k);
+    const double cost =
+        static_cast<double>(sequence.tokens.size()) * static_cast<double>(sequence.len_k);
     total += cost * static_cast<double>(heads);
     largest = std::max(largest, cost);
   }
@@ -43,16 +45,16 @@ Status RunBackward(const BackwardParams& params, const CpuContext& context) {
   BackwardWork work{.params = params};
   work.group = params.group();
   work.padded_d = RoundUp(p.head_dim, kAlignFloats);
-  const std::vector<CpuSequence> sequences = ReadSequences(p, true);
+  const std::vector<CpuSequence> sequences = ReadSequences(p);
   if (!sequences.empty()) {
-    work.first_token = sequences.front().q_begin;
-    work.end_token = sequences.back().q_begin + sequences.back().len_q;
+    work.first_token = sequences.front().tokens.begin;
+    work.end_token = sequences.back().tokens.end;
   }
   work.fused = Fuse(sequences, p.num_kv_heads(), context.num_threads());
   std::vector<BackwardItem> key_items, row_items;
   for (const CpuSequence& sequence : sequences) {
     AddItems(sequence, sequence.len_k, work.fused, key_items);
-    if (!work.fused) AddItems(sequence, sequence.len_q * work.group, false, row_items);
+    if (!work.fused) AddItems(sequence, sequence.tokens.size() * work.group, false, row_items);
   }
   work.key_items = key_items.data();
   work.num_key_items = static_cast<int64_t>(key_items.size());

@@ -47,8 +47,7 @@ class Worker {
     for (int64_t key = item.begin; key < item.end; key += kTile) {
       const int64_t num_keys = std::min(kTile, item.end - key);
       StayKeys(key, num_keys);
-      const TokenRange tokens = TokensThatSee(p_.window_left, p_.window_right, sequence_.len_q,
-                                              sequence_.len_k, key, key + num_keys - 1);
+      const RangeOf<int64_t> tokens = TokensThatSee(p_, sequence_, key, key + num_keys - 1);
       const int64_t last_row = tokens.end * work_.group;
       for (int64_t row = tokens.begin * work_.group; row < last_row; row += kTile) {
         const int64_t num_rows = std::min(kTile, last_row - row);
@@ -98,7 +97,7 @@ class Worker {
 
   // A packed row's place among the rows [t, h] of q.
   int64_t RowOf(int64_t row) const {
-    return (sequence_.q_begin + row / work_.group) * p_.num_heads + head_ * work_.group +
+    return (sequence_.tokens.begin + row / work_.group) * p_.num_heads + head_ * work_.group +
            row % work_.group;
   }
 
@@ -145,13 +144,13 @@ class Worker {
       const int64_t query_head = head_ * work_.group + (row + i) % work_.group;
       const int64_t at = RowOf(row + i);
       LoadRow(q + i * padded_d_, static_cast<const T*>(p_.q) +
-                                     (sequence_.q_begin + token) * p_.q_token_stride +
+                                     (sequence_.tokens.begin + token) * p_.q_token_stride +
                                      query_head * p_.q_head_stride);
       LoadRow(dout + i * padded_d_, static_cast<const T*>(work_.params.dout) + at * d_);
       rows_.lse[i] = stats[at].lse;
       rows_.delta[i] = stats[at].delta;
       rows_.slope[i] = p_.alibi_slopes.At(sequence_.index, query_head, 0.0f);
-      rows_.position[i] = static_cast<int32_t>(token + sequence_.len_k - sequence_.len_q);
+      rows_.position[i] = static_cast<int32_t>(PositionOf(sequence_, token));
     }
     for (int64_t i = count; i < kTile; ++i) {
       rows_.lse[i] = kInfinity;

@@ -2,6 +2,7 @@
 // lets the best instruction set of the machine do them.
 #include "src/attention/cpu/forward.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -25,37 +26,14 @@ constexpr int64_t kMinCostRows = 8;
 
 }  // namespace
 
-std::vector<CpuSequence> ReadSequences(const Params& params, bool layer_exists) {
-  int64_t num_seqs = params.num_seqs;
-  if (params.num_seqs_device.data)
-    num_seqs = std::clamp<int64_t>(params.num_seqs_device.At(0), 0, num_seqs);
+std::vector<CpuSequence> ReadSequences(const Params& params) {
   std::vector<CpuSequence> sequences;
-  int64_t q_begin = std::clamp<int64_t>(params.cu_seqlens_q.At(0), 0, params.num_tokens);
-  const bool has_key_starts = !params.paged && params.cu_seqlens_k.data;
-  const int64_t key_rows = params.cache.page_size;
-  int64_t k_begin =
-      has_key_starts ? std::clamp<int64_t>(params.cu_seqlens_k.At(0), 0, key_rows) : 0;
+  int64_t begin = FirstToken<int64_t>(params), key_begin = FirstKey<int64_t>(params);
+  const int64_t num_seqs = NumSeqs<int64_t>(params);
   for (int64_t i = 0; i < num_seqs; ++i) {
-    const int64_t q_end =
-        std::clamp<int64_t>(params.cu_seqlens_q.At(i + 1), q_begin, params.num_tokens);
-    CpuSequence sequence{.index = i, .q_begin = q_begin, .len_q = q_end - q_begin};
-    int64_t max_len =
-        std::min<int64_t>(params.max_len_k, std::numeric_limits<int32_t>::max() - kTileKeys);
-    int64_t len = 0;
-    if (has_key_starts) {
-      sequence.k_begin = k_begin;
-      k_begin = std::clamp<int64_t>(params.cu_seqlens_k.At(i + 1), k_begin, key_rows);
-      len = k_begin - sequence.k_begin;
-      max_len = std::min(max_len, len);  // not the next sequence's keys, whatever seqused_k says
-    }
-    if (params.seqused_k.data) len = params.seqused_k.At(i);
-    len = layer_exists ? std::clamp<int64_t>(len, 0, max_len) : 0;
-    const int64_t leftpad =
-        params.leftpad_k.data ? std::clamp<int64_t>(params.leftpad_k.At(i), 0, len) : 0;
-    sequence.k_begin += leftpad;
-    sequence.len_k = len - leftpad;
-    sequences.push_back(sequence);
-    q_begin = q_end;
+    sequences.push_back(SequenceAt(params, i, begin, key_begin));
+    begin = sequences.back().tokens.end;
+    key_begin = sequences.back().key_end;
   }
   return sequences;
 }
@@ -91,7 +69,7 @@ class Plan {
   }
 
   void AddRowTiles(const CpuWork& work, const CpuSequence& sequence) {
-    const int64_t rows = sequence.len_q * work.group;
+    const int64_t rows = sequence.tokens.size() * work.group;
     for (int64_t row = 0; row < rows; row += kTileRows) {
       CpuTile tile{.sequence = sequence, .row = row, .num_rows = std::min(kTileRows, rows - row)};
       const int64_t last_row = row + tile.num_rows - 1;
@@ -170,23 +148,27 @@ Status RunPlanned(const Params& params, const CpuContext& context, CpuKernel& ke
   if (params.num_tokens == 0 || params.num_heads == 0 || params.head_dim == 0) return {};
 
   CpuWork work{.params = params};
-  const bool layer_exists = ApplyLayer(work.params.cache);
   // So that a position plus a window fits.
   const int64_t widest_window = params.max_len_k + params.num_tokens;
   work.params.window_left = std::min(params.window_left, widest_window);
   work.params.window_right = std::min(params.window_right, widest_window);
+  // Without its layer no sequence has keys. Kernels count a sequence's keys in 32 bits.
+  work.params.max_len_k =
+      ApplyLayer(work.params.cache)
+          ? std::min<int64_t>(params.max_len_k, std::numeric_limits<int32_t>::max() - kTileKeys)
+          : 0;
   work.group = params.num_heads / params.num_kv_heads();
   work.padded_d = RoundUp(params.head_dim, kAlignFloats);
   work.padded_dv = RoundUp(params.cache.v_head_dim, kAlignFloats);
 
-  const std::vector<CpuSequence> sequences = ReadSequences(work.params, layer_exists);
+  const std::vector<CpuSequence> sequences = ReadSequences(work.params);
   const Plan plan(work, sequences, context.num_threads());
   plan.LendTo(work);
   if (sequences.empty()) {
     WritePadding(params, 0, params.num_tokens);
   } else {
-    WritePadding(params, 0, sequences.front().q_begin);
-    WritePadding(params, sequences.back().q_begin + sequences.back().len_q, params.num_tokens);
+    WritePadding(params, 0, sequences.front().tokens.begin);
+    WritePadding(params, sequences.back().tokens.end, params.num_tokens);
   }
 
   // Per thread: a tile of K and of V, Q and the sums of the rows, and the scores of one panel.

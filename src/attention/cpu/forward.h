@@ -5,11 +5,10 @@
 // and converted once for all of them: row r of a sequence is its token r / G under the (r % G)-th
 // of them.
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
-#include "src/attention/attention.h"
+#include "src/attention/ragged.h"
 
 namespace intarsia::attention {
 
@@ -17,15 +16,11 @@ inline constexpr int64_t kTileRows = 128;     // at most, of one sequence
 inline constexpr int64_t kTileKeys = 64;      // at most, taken at a time
 inline constexpr int64_t kMaxPanelRows = 32;  // see panel.h
 
-// Where one sequence lies, with every number clamped to what the arrays hold.
-struct CpuSequence {
-  int64_t index = 0;  // its row of the page table
-  int64_t q_begin = 0, len_q = 0;
-  int64_t k_begin = 0, len_k = 0;  // k_begin: the slot of key 0, in its pages or in dense K and V
-};
+using CpuSequence = SequenceOf<int64_t>;
+using KeyRange = RangeOf<int64_t>;
 
 // The sequences that count, from index vectors that may hold anything.
-std::vector<CpuSequence> ReadSequences(const Params& params, bool layer_exists);
+std::vector<CpuSequence> ReadSequences(const Params& params);
 
 // Rows [row, row + num_rows) of a sequence against its keys [key_begin, key_end), in every KV head.
 struct CpuTile {
@@ -68,21 +63,4 @@ struct CpuWork {
 using CpuKernel = Status(const CpuWork& work, const CpuContext& context);
 Status RunPlanned(const Params& params, const CpuContext& context, CpuKernel& kernel);
 
-namespace {  // forward_cpu.cc includes this too: see isa.h
-
-struct KeyRange {
-  int64_t begin, end;
-};
-
-// The keys that a token of the sequence sees.
-[[gnu::always_inline]] inline KeyRange VisibleKeys(const Params& params,
-                                                   const CpuSequence& sequence, int64_t token) {
-  const int64_t position = token + sequence.len_k - sequence.len_q;
-  KeyRange keys{0, sequence.len_k};
-  if (params.window_left >= 0) keys.begin = std::max<int64_t>(0, position - params.window_left);
-  if (params.window_right >= 0) keys.end = std::min(keys.end, position + params.window_right + 1);
-  return keys;
-}
-
-}  // namespace
 }  // namespace intarsia::attention

@@ -58,12 +58,12 @@ class Panel {
     for (int lane = 0; lane < kVecs * kLanes; ++lane) {
       const int64_t lane_row = row + std::min<int64_t>(lane % kWidth, num_rows - 1);
       const RowPlace place = PlaceOf(work, sequence, head, lane_row);
-      const int64_t token = place.token - sequence.q_begin;
+      const int64_t token = place.token - sequence.tokens.begin;
       const KeyRange keys = VisibleKeys(work.params, sequence, token);
       const int v = lane / kLanes, i = lane % kLanes;
-      begins_[v][i] = static_cast<int32_t>(std::min(keys.begin, sequence.len_k));
-      ends_[v][i] = static_cast<int32_t>(std::max<int64_t>(keys.end, 0));
-      positions_[v][i] = static_cast<float>(token + sequence.len_k - sequence.len_q);
+      begins_[v][i] = static_cast<int32_t>(keys.begin);
+      ends_[v][i] = static_cast<int32_t>(keys.end);
+      positions_[v][i] = static_cast<float>(PositionOf(sequence, token));
       slopes_[v][i] = work.params.alibi_slopes.At(sequence.index, place.query_head, 0.0f);
     }
     // The window only moves right from row to row.

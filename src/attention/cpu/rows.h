@@ -18,7 +18,7 @@ struct RowPlace {
 };
 [[gnu::always_inline]] inline RowPlace PlaceOf(const CpuWork& work, const CpuSequence& sequence,
                                                int64_t head, int64_t row) {
-  return {sequence.q_begin + row / work.group, head * work.group + row % work.group};
+  return {sequence.tokens.begin + row / work.group, head * work.group + row % work.group};
 }
 
 // fn(n, x, lanes) for the elements [n, n + lanes) of a query, as f32 and times all that scores are

@@ -1,50 +1,24 @@
-// What a ragged batch is on the device: its sequences, their rows, the keys that a row sees, and
-// what is outside of all sequences. Nothing here trusts an index that it reads.
+// The ragged batch (ragged.h) on the device: which sequence a CTA's item belongs to, where packed
+// rows lie, and what is outside of all sequences.
 //
 // Packed row r of a sequence and a KV head is token r / G and query head r % G of the G = h / hk
 // heads that share the KV head. So a tile of packed rows reads K and V once for all of them.
 #pragma once
 #include <cstdint>
 
-#include "src/attention/attention.h"
+#include "src/attention/ragged.h"
 #include "src/core/cuda/vec.cuh"
 
 namespace intarsia::attention {
 
 inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
-__device__ __forceinline__ int64_t Clamp(int64_t x, int64_t low, int64_t high) {
-  return x < low ? low : x > high ? high : x;
-}
-
 __device__ __forceinline__ int GroupSize(const Params& p) {
   return static_cast<int>(p.num_heads) / static_cast<int>(p.cache.num_kv_heads);
 }
 
-__device__ __forceinline__ int NumSeqs(const Params& p) {
-  if (!p.num_seqs_device.data) return static_cast<int>(p.num_seqs);
-  return static_cast<int>(Clamp(p.num_seqs_device.At(0), 0, p.num_seqs));
-}
-
-// Tokens or keys [begin, end).
-struct Range {
-  int begin = 0, end = 0;
-  __device__ int size() const { return end - begin; }
-};
-
-// Where sequence seq ends in q, unless an earlier one ends later: cu_seqlens_q may hold anything,
-// and counts as the largest number so far. So sequences never overlap.
-__device__ __forceinline__ int EndOf(const Params& p, int seq) {
-  return static_cast<int>(Clamp(p.cu_seqlens_q.At(seq + 1), 0, p.num_tokens));
-}
-// Where the first sequence begins.
-__device__ __forceinline__ int FirstToken(const Params& p) { return EndOf(p, -1); }
-
-// The same of cu_seqlens_k and dense K and V; 0 with pages, which sequences may share.
-__device__ __forceinline__ int KeyEndOf(const Params& p, int seq) {
-  return p.paged ? 0 : static_cast<int>(Clamp(p.cu_seqlens_k.At(seq + 1), 0, p.cache.page_size));
-}
-__device__ __forceinline__ int FirstKey(const Params& p) { return KeyEndOf(p, -1); }
+using Range = RangeOf<int>;
+using Sequence = SequenceOf<int>;
 
 // The rows of each lane's sequence, which ends at own_end unless an earlier one ends later. `end`:
 // where the sequences before the warp's end; then, where these do.
@@ -58,31 +32,6 @@ __device__ __forceinline__ Range RangeOfLane(int own_end, int& end) {
   const Range own{lane ? before : end, through};
   end = __shfl_sync(0xffffffffu, through, 31);
   return own;
-}
-
-struct Sequence {
-  int index = 0;
-  Range tokens;  // rows of q
-  int len_k = 0;
-  int k_begin = 0;  // the slot of key 0: of the sequence, or of dense K and V
-  int key_end = 0;  // of its rows of dense K and V, used or not
-};
-
-// `begin` and `key_begin`: where the sequence before it ends, or FirstToken and FirstKey.
-__device__ inline Sequence SequenceAt(const Params& p, int seq, int begin, int key_begin) {
-  Sequence s{seq, {begin, max(begin, EndOf(p, seq))}};
-  int64_t len_k = 0, max_len_k = p.max_len_k;
-  if (!p.paged) {
-    s.key_end = max(key_begin, KeyEndOf(p, seq));
-    len_k = s.key_end - key_begin;
-    max_len_k = min(max_len_k, len_k);  // not the next sequence's keys, whatever seqused_k says
-  }
-  if (p.seqused_k.data) len_k = p.seqused_k.At(seq);
-  len_k = Clamp(len_k, 0, max_len_k);
-  const int64_t leftpad = p.leftpad_k.data ? Clamp(p.leftpad_k.At(seq), 0, len_k) : 0;
-  s.k_begin = static_cast<int>(key_begin + leftpad);
-  s.len_k = static_cast<int>(len_k - leftpad);
-  return s;
 }
 
 // One of the things that sequences have several of.
@@ -123,22 +72,6 @@ __device__ __forceinline__ OwnedItem FindItem(const Params& p, int index, Count 
     index -= __shfl_sync(0xffffffffu, through, 31);
   }
   return {.end = end, .beyond = index};
-}
-
-// Where a token (counted within the sequence) stands among the keys.
-__device__ __forceinline__ int64_t PositionOf(const Sequence& s, int token) {
-  return int64_t{token} + s.len_k - s.tokens.size();
-}
-
-// The keys that a token (counted within the sequence) sees; empty ranges may have end < begin.
-__device__ __forceinline__ Range VisibleKeys(const Params& p, const Sequence& s, int token) {
-  const int64_t position = PositionOf(s, token);
-  Range keys{0, s.len_k};
-  if (p.window_left >= 0)
-    keys.begin = static_cast<int>(Clamp(position - p.window_left, 0, s.len_k));
-  if (p.window_right >= 0)
-    keys.end = static_cast<int>(Clamp(position + p.window_right + 1, 0, s.len_k));
-  return keys;
 }
 
 // What rows [first, last] of a sequence see: some of them, and all of them.

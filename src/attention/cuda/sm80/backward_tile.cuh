@@ -98,9 +98,8 @@ __device__ __forceinline__ bool FindKeyTile(const Params& p, int index, KeyTile&
 template <class S>
 __device__ __forceinline__ Range RowTilesOf(const Params& p, const KeyTile& tile) {
   const Sequence& s = tile.sequence;
-  const TokenRange tokens =
-      TokensThatSee(p.window_left, p.window_right, s.tokens.size(), s.len_k, tile.first_key,
-                    min(tile.first_key + S::kTileKeys, s.len_k) - 1);
+  const RangeOf<int64_t> tokens =
+      TokensThatSee(p, s, tile.first_key, min(tile.first_key + S::kTileKeys, s.len_k) - 1);
   const int64_t group = GroupSize(p);
   if (tokens.begin >= tokens.end) return {};
   return {static_cast<int>(tokens.begin * group / S::kTileRows),
@@ -124,11 +123,9 @@ __device__ __forceinline__ Range WholeRowTiles(const Params& p, const KeyTile& t
   const Sequence& s = tile.sequence;
   if (tile.first_key + S::kTileKeys > s.len_k) return {};
   // Rows that see the first key and the last.
-  const TokenRange first = TokensThatSee(p.window_left, p.window_right, s.tokens.size(), s.len_k,
-                                         tile.first_key, tile.first_key);
+  const RangeOf<int64_t> first = TokensThatSee(p, s, tile.first_key, tile.first_key);
   const int last_key = tile.first_key + S::kTileKeys - 1;
-  const TokenRange last =
-      TokensThatSee(p.window_left, p.window_right, s.tokens.size(), s.len_k, last_key, last_key);
+  const RangeOf<int64_t> last = TokensThatSee(p, s, last_key, last_key);
   const int64_t group = GroupSize(p), begin = max(first.begin, last.begin),
                 end = min(first.end, last.end);
   // A tile that reaches beyond the sequence has whole rows and rows that do not exist.

@@ -1,0 +1,118 @@
+// What a ragged batch is: its sequences, their rows of q, and the keys that a row sees. Pure
+// functions, for the host and for kernels. Nothing here trusts an index that it reads.
+//
+// Int counts tokens and keys: int64_t on the CPU, and in kernels int, which has room for the sum of
+// two counts (kMaxCount). What is computed from operands is clamped in 64 bits first.
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+#include "src/attention/attention.h"
+
+namespace intarsia::attention {
+
+// Tokens or keys [begin, end).
+template <class Int>
+struct RangeOf {
+  Int begin = 0, end = 0;
+  [[gnu::always_inline]] INTARSIA_HOST_DEVICE Int size() const { return end - begin; }
+};
+
+// Where a sequence lies, with every number clamped to what the arrays hold.
+template <class Int>
+struct SequenceOf {
+  Int index = 0;        // its row of the page table
+  RangeOf<Int> tokens;  // rows of q
+  Int len_k = 0;
+  Int k_begin = 0;  // the slot of key 0: in its pages, or in dense K and V
+  Int key_end = 0;  // of its rows of dense K and V, used or not
+};
+
+[[gnu::always_inline]] INTARSIA_HOST_DEVICE inline int64_t Clamp(int64_t x, int64_t low,
+                                                                 int64_t high) {
+  return x < low ? low : x > high ? high : x;
+}
+
+// How many sequences count.
+template <class Int = int>
+[[gnu::always_inline]] INTARSIA_HOST_DEVICE inline Int NumSeqs(const Params& p) {
+  if (!p.num_seqs_device.data) return static_cast<Int>(p.num_seqs);
+  return static_cast<Int>(Clamp(p.num_seqs_device.At(0), 0, p.num_seqs));
+}
+
+// Where sequence seq ends in q, unless an earlier one ends later: cu_seqlens_q may hold anything,
+// and counts as the largest number so far. So sequences never overlap.
+template <class Int>
+[[gnu::always_inline]] INTARSIA_HOST_DEVICE inline Int EndOf(const Params& p, Int seq) {
+  return static_cast<Int>(Clamp(p.cu_seqlens_q.At(seq + 1), 0, p.num_tokens));
+}
+// Where the first sequence begins.
+template <class Int = int>
+[[gnu::always_inline]] INTARSIA_HOST_DEVICE inline Int FirstToken(const Params& p) {
+  return EndOf<Int>(p, -1);
+}
+
+// The same of cu_seqlens_k and dense K and V; 0 with pages, which sequences may share.
+template <class Int>
+[[gnu::always_inline]] INTARSIA_HOST_DEVICE inline Int KeyEndOf(const Params& p, Int seq) {
+  return p.paged ? 0 : static_cast<Int>(Clamp(p.cu_seqlens_k.At(seq + 1), 0, p.cache.page_size));
+}
+template <class Int = int>
+[[gnu::always_inline]] INTARSIA_HOST_DEVICE inline Int FirstKey(const Params& p) {
+  return KeyEndOf<Int>(p, -1);
+}
+
+// `begin` and `key_begin`: where the sequence before it ends, or FirstToken and FirstKey.
+template <class Int>
+INTARSIA_HOST_DEVICE inline SequenceOf<Int> SequenceAt(const Params& p, Int seq,
+                                                       std::type_identity_t<Int> begin,
+                                                       std::type_identity_t<Int> key_begin) {
+  const Int end = EndOf(p, seq);
+  SequenceOf<Int> s{seq, {begin, begin < end ? end : begin}};
+  int64_t len_k = 0, max_len_k = p.max_len_k;
+  if (!p.paged) {
+    const Int key_end = KeyEndOf(p, seq);
+    s.key_end = key_begin < key_end ? key_end : key_begin;
+    len_k = s.key_end - key_begin;
+    // Not the next sequence's keys, whatever seqused_k says.
+    max_len_k = max_len_k < len_k ? max_len_k : len_k;
+  }
+  if (p.seqused_k.data) len_k = p.seqused_k.At(seq);
+  len_k = Clamp(len_k, 0, max_len_k);
+  const int64_t leftpad = p.leftpad_k.data ? Clamp(p.leftpad_k.At(seq), 0, len_k) : 0;
+  s.k_begin = static_cast<Int>(key_begin + leftpad);
+  s.len_k = static_cast<Int>(len_k - leftpad);
+  return s;
+}
+
+// Where a token (counted within the sequence) stands among the keys.
+template <class Int>
+[[gnu::always_inline]] INTARSIA_HOST_DEVICE inline int64_t PositionOf(
+    const SequenceOf<Int>& s, std::type_identity_t<Int> token) {
+  return int64_t{token} + s.len_k - s.tokens.size();
+}
+
+// The keys that a token (counted within the sequence) sees; empty ranges may have end < begin.
+template <class Int>
+[[gnu::always_inline]] INTARSIA_HOST_DEVICE inline RangeOf<Int> VisibleKeys(
+    const Params& p, const SequenceOf<Int>& s, std::type_identity_t<Int> token) {
+  const int64_t position = PositionOf(s, token);
+  RangeOf<Int> keys{0, s.len_k};
+  if (p.window_left >= 0)
+    keys.begin = static_cast<Int>(Clamp(position - p.window_left, 0, s.len_k));
+  if (p.window_right >= 0)
+    keys.end = static_cast<Int>(Clamp(position + p.window_right + 1, 0, s.len_k));
+  return keys;
+}
+
+// The other way round: the tokens (counted within the sequence) that see some of its keys [first,
+// last].
+template <class Int>
+[[gnu::always_inline]] INTARSIA_HOST_DEVICE inline RangeOf<int64_t> TokensThatSee(
+    const Params& p, const SequenceOf<Int>& s, int64_t first, int64_t last) {
+  const int64_t len_q = s.tokens.size(), shift = s.len_k - len_q;  // from a token to its position
+  return {p.window_right < 0 ? 0 : Clamp(first - p.window_right - shift, 0, len_q),
+          p.window_left < 0 ? len_q : Clamp(last + p.window_left - shift + 1, 0, len_q)};
+}
+
+}  // namespace intarsia::attention
