@@ -13,6 +13,10 @@
 
 namespace intarsia::cuda {
 
+// The row of a lane's c[2 * r], and the column of its c[0] in the n-th of fragments side by side.
+__device__ __forceinline__ int LaneRow(int lane, int r) { return lane / 4 + 8 * r; }
+__device__ __forceinline__ int LaneColumn(int lane, int n) { return lane % 4 * 2 + 8 * n; }
+
 // Where a lane's address points, in the first step of a tile, for each kind of fragment.
 template <class Rows>
 __device__ __forceinline__ int LaneOffsetA(int lane) {

@@ -104,10 +104,10 @@ __device__ __forceinline__ void AddQueryGradient(const Frame<S>& f, int number) 
   for (int block = 0; block < S::kQueryBlocks; ++block) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = f.indices(number)[first_row + 16 * block + 8 * r + f.lane / 4];
+      const int row = f.indices(number)[first_row + cuda::LaneRow(f.lane, 2 * block + r)];
       if (row < 0) continue;
-      float* const to =
-          BackwardWorkspace(f.b).dq() + int64_t{row} * d + first_column + f.lane % 4 * 2;
+      float* const to = BackwardWorkspace(f.b).dq() + int64_t{row} * d + first_column +
+                        cuda::LaneColumn(f.lane, 0);
 #pragma unroll
       for (int n = 0; n < S::kQueryColumns / 8; ++n) {
         if (first_column + 8 * n < d)
@@ -163,9 +163,9 @@ __device__ __forceinline__ void WriteKeys(const Frame<S>& f, const typename S::S
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int n = 0; n < S::kD / 8; ++n) {
-        const int byte = (8 * n + f.lane % 4 * 2) * static_cast<int>(sizeof(T));
+        const int byte = cuda::LaneColumn(f.lane, n) * static_cast<int>(sizeof(T));
         *reinterpret_cast<cuda::Vec<T, 2 * sizeof(T)>*>(
-            place + S::Rows::Offset(16 * block + 8 * r + f.lane / 4, byte / 16) +
+            place + S::Rows::Offset(cuda::LaneRow(f.lane, 2 * block + r), byte / 16) +
             byte % 16) = {{cuda::FromFloat<T>(sums[block][n][2 * r] * scale),
                            cuda::FromFloat<T>(sums[block][n][2 * r + 1] * scale)}};
       }
@@ -274,7 +274,7 @@ template <DType kType>
 Status LaunchBackwardOf(const BackwardParams& b, const CudaContext& context, bool aligned) {
   const Params& p = b.forward;
   return DispatchInt<32, 64, 96, 128, 192, 256>("d", p.head_dim, [&]<int kD>() {
-    using S = backward::Shape<kType, kD>;
+    using S = backward::TileConfig<kType, kD>;
     // No lengths make more tiles: each sequence has at most one that is not full.
     const int64_t tiles = (p.max_len_k + p.num_seqs * (S::kTileKeys - 1)) / S::kTileKeys;
     const cuda::LaunchConfig shape{

@@ -18,7 +18,7 @@ constexpr int RowsOfTile(bool f32, int d) {
 // How a kernel for head dims up to kDim cuts its work. A warp has so many keys that dK or dV of
 // them, 128 numbers a lane, and S or dP fit into its registers.
 template <DType kDType, int kDim>
-struct Shape {
+struct TileConfig {
   static constexpr DType kType = kDType;
   using T = cuda::DeviceT<kType>;
   using M = cuda::Mma<kType>;

@@ -72,13 +72,12 @@ template <class S>
 __device__ __forceinline__ void MakeWeights(const Frame<S>& f, typename S::Scores& s, int number,
                                             bool plain) {
   const RowInfo<S>& info = f.info(number);
-  const int row = f.lane % 4 * 2;
   char* const place = f.pair_scores(number);
   if (plain) {
     const float factor = f.b.forward.scale * kLog2e;
 #pragma unroll
     for (int n = 0; n < S::kTileRows / 8; ++n) {
-      const float4 two = *reinterpret_cast<const float4*>(&info.stats[8 * n + row]);
+      const float4 two = *reinterpret_cast<const float4*>(&info.stats[cuda::LaneColumn(f.lane, n)]);
       const float lse[2] = {two.x * kLog2e, two.z * kLog2e};
 #pragma unroll
       for (int block = 0; block < S::kKeyBlocks; ++block) {
@@ -90,13 +89,13 @@ __device__ __forceinline__ void MakeWeights(const Frame<S>& f, typename S::Score
     }
   } else {
     const Weigher<S> weigher(f.b.forward, f.tile,
-                             f.tile.first_key + f.pair() * S::kWarpKeys + f.lane / 4);
+                             f.tile.first_key + f.pair() * S::kWarpKeys + cuda::LaneRow(f.lane, 0));
 #pragma unroll
     for (int n = 0; n < S::kTileRows / 8; ++n) {
 #pragma unroll
       for (int block = 0; block < S::kKeyBlocks; ++block) {
         float changes[4];
-        weigher.Apply(s[block][n], changes, 16 * block, info, 8 * n + row);
+        weigher.Apply(s[block][n], changes, 16 * block, info, cuda::LaneColumn(f.lane, n));
         Put<S>(place, n * S::kKeyBlocks + block, changes);
       }
     }
@@ -112,7 +111,7 @@ __device__ __forceinline__ void MakeGradients(const Frame<S>& f, typename S::Sco
   char* const place = f.pair_scores(number);
 #pragma unroll
   for (int n = 0; n < S::kTileRows / 8; ++n) {
-    const float4 two = *reinterpret_cast<const float4*>(&info.stats[8 * n + f.lane % 4 * 2]);
+    const float4 two = *reinterpret_cast<const float4*>(&info.stats[cuda::LaneColumn(f.lane, n)]);
     const float delta[2] = {two.y, two.w};
 #pragma unroll
     for (int block = 0; block < S::kKeyBlocks; ++block) {
@@ -129,7 +128,7 @@ __device__ __forceinline__ void MakeGradients(const Frame<S>& f, typename S::Sco
     for (int block = 0; block < S::kKeyBlocks; ++block) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int key = 16 * block + 8 * r + f.lane / 4;
+        const int key = cuda::LaneRow(f.lane, 2 * block + r);
         const float* const c = &s[block][n][2 * r];
         if constexpr (S::kF32)
           *reinterpret_cast<float2*>(place + Rows::Offset(key, 2 * n + f.lane % 4 / 2) +

@@ -9,6 +9,7 @@
 // (decode_combine.cuh has the formula).
 #pragma once
 #include "src/attention/cuda/decode_combine.cuh"
+#include "src/attention/cuda/fragments.cuh"
 #include "src/attention/cuda/scores.cuh"
 #include "src/attention/cuda/sm80/decode_schedule.cuh"
 #include "src/attention/cuda/sm80/decode_tile.cuh"
@@ -17,41 +18,10 @@
 
 namespace intarsia::attention::decode {
 
-// s = -inf where the row does not see the key, or the key does not exist.
+// The scores as those of one block of 16 rows.
 template <class S>
-__device__ __forceinline__ void Mask(typename S::Scores& s, const Params& p,
-                                     const Sequence& sequence, int first_row, int first_key,
-                                     uint32_t existing) {
-  const int lane = threadIdx.x % 32, group = GroupSize(p), column = lane % 4 * 2;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const Range seen = VisibleKeys(p, sequence, (first_row + lane / 4 + 8 * r) / group);
-#pragma unroll
-    for (int n = 0; n < S::kChunkKeys / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int bit = column + 8 * n + i, key = first_key + bit;
-        if (key < seen.begin || key >= seen.end || !(existing >> bit & 1))
-          s[n][2 * r + i] = -INFINITY;
-      }
-    }
-  }
-}
-
-template <class S>
-__device__ __forceinline__ void SubtractAlibi(typename S::Scores& s, const Params& p,
-                                              const Sequence& sequence, int kv_head, int first_row,
-                                              int first_key) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const Alibi alibi(p, sequence, kv_head, first_row + lane / 4 + 8 * r);
-#pragma unroll
-    for (int n = 0; n < S::kChunkKeys / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) s[n][2 * r + i] -= alibi.At(first_key + lane % 4 * 2 + 8 * n + i);
-    }
-  }
+__device__ __forceinline__ auto& OneBlock(typename S::Scores& s) {
+  return reinterpret_cast<float(&)[1][S::kChunkKeys / 8][4]>(s);
 }
 
 // Where lane i % 16 finds row i of the tile in q; row 0 instead of those that do not exist.
@@ -160,12 +130,13 @@ __device__ __forceinline__ void Attend(const Params& p, const Cut& cut, const Di
       if (!logit.folds()) {
 #pragma unroll
         for (auto& block : s) logit.Apply(block);
-        if (p.alibi_slopes.data) SubtractAlibi<S>(s, p, sequence, kv_head, tile.first_row, key);
+        if (p.alibi_slopes.data)
+          SubtractAlibi(OneBlock<S>(s), p, sequence, kv_head, tile.first_row, key);
       }
       const bool all_seen =
           key >= tile.seen_by_all.begin && key + S::kChunkKeys <= tile.seen_by_all.end;
       if (!all_seen || existing != ring.kAllExist)
-        Mask<S>(s, p, sequence, tile.first_row, key, existing);
+        Mask(OneBlock<S>(s), p, sequence, tile.first_row, key, existing);
       state.Include(s);
       ring.Wait();
       MultiplyValues<S>(state.o, s,
@@ -195,7 +166,7 @@ __device__ __forceinline__ void WritePiece(const Params& p, const PieceLayout& l
   __syncthreads();  // nobody reads Q or the ring any more
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = lane / 4 + 8 * r;
+    const int row = cuda::LaneRow(lane, r);
     if (row >= tile.rows) continue;
     if (lane % 4 == 0) warp_lse[warp][row] = state.lse(r);
     constexpr int kColumns = S::M::kLaneColumns, kBlocks = kColumns / 2;
@@ -329,7 +300,7 @@ template <DType kKeyType>
 Status LaunchDecodeOf(const Params& p, const CudaContext& context, DecodeRows rows) {
   const int64_t d = std::max(p.head_dim, p.cache.v_head_dim);
   return DispatchInt<64, 128, 256>("d", d, [&]<int kD>() {
-    return decode::LaunchShape<decode::Shape<kKeyType, kD>>(p, context, rows);
+    return decode::LaunchShape<decode::TileConfig<kKeyType, kD>>(p, context, rows);
   });
 }
 

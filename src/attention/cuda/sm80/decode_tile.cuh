@@ -1,6 +1,7 @@
 // The parts of split-KV decode that one warp runs: its ring of chunks of K and V, the products on
 // them, and the online softmax of its rows.
 #pragma once
+#include "src/attention/cuda/fragments.cuh"
 #include "src/attention/cuda/paging.cuh"
 #include "src/attention/decode_plan.h"
 #include "src/core/cuda/mma_fp8.cuh"
@@ -10,7 +11,7 @@ namespace intarsia::attention::decode {
 
 // How a kernel for K and V of a type and head dims up to kDim cuts its work.
 template <DType kKeyType, int kDim>
-struct Shape {
+struct TileConfig {
   using M = cuda::Mma<kKeyType>;
   static constexpr DType kType = M::kQuery;  // of the products
   static constexpr bool kFp8 = IsFp8(kKeyType);
@@ -250,8 +251,8 @@ __device__ __forceinline__ void MultiplyValues(typename S::Output& o, const type
   }
 }
 
-// What the 16 rows of a warp have seen, over a set J of keys; a lane has rows lane / 4 and lane / 4
-// + 8:
+// What the 16 rows of a warp have seen, over a set J of keys; a lane has rows LaneRow(lane, 0)
+// and LaneRow(lane, 1):
 //   m = max_{j in J} x_j,   l = sum_{j in J} 2^(x_j - m),   o = sum_{j in J} 2^(x_j - m) v_j
 // (Milakov and Gimelshein 2018, arXiv:1805.02867). x is what scores.cuh's Logit makes of q . k.
 template <class S>
@@ -269,12 +270,8 @@ class RowState {
 #pragma unroll
       for (auto& block : s) m = fmaxf(m, fmaxf(block[2 * r], block[2 * r + 1]));
       m *= factor_;
-      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-      m = fmaxf(m, m_[r]);
-      // -inf - -inf would be NaN; of a row that has seen nothing, any other number gives 2^-inf =
-      // 0.
-      const float base = m == -INFINITY ? 0.0f : m;
+      m = fmaxf(RowMaximum(m), m_[r]);
+      const float base = BaseOf(m);
       kept[r] = cuda::Exp2(m_[r] - base);
       m_[r] = m;
       float sum = 0.0f;
@@ -295,8 +292,7 @@ class RowState {
     float inverse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      l_[r] += __shfl_xor_sync(0xffffffffu, l_[r], 1);
-      l_[r] += __shfl_xor_sync(0xffffffffu, l_[r], 2);
+      l_[r] = RowSum(l_[r]);
       inverse[r] = l_[r] > 0 ? __fdividef(v_scale, l_[r]) : 0.0f;
     }
     Scale(inverse);

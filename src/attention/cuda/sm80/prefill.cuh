@@ -13,6 +13,7 @@
 //   S = Q K'  K_n    V_n              K_n+1
 //   O += P V  V_n    K_n+1            V_n+1 (in the place of K_n)
 #pragma once
+#include "src/attention/cuda/fragments.cuh"
 #include "src/attention/cuda/rows.cuh"
 #include "src/attention/cuda/scores.cuh"
 #include "src/attention/cuda/sm80/prefill.h"
@@ -26,60 +27,6 @@ namespace intarsia::attention::prefill {
 template <class S>
 __device__ __forceinline__ auto& Flat(typename S::Scores& s) {
   return reinterpret_cast<float(&)[sizeof(s) / sizeof(float)]>(s);
-}
-
-// The bits from i on.
-template <class Bits>
-__device__ __forceinline__ Bits BitsFrom(int i) {
-  constexpr int kBits = 8 * sizeof(Bits);
-  return i >= kBits ? Bits{0} : static_cast<Bits>(~Bits{0} << max(i, 0));
-}
-
-// s = -inf where the row does not see the key, or the key does not exist.
-template <class S>
-__device__ __forceinline__ void Mask(typename S::Scores& s, const Params& p,
-                                     const Sequence& sequence, int first_row, int first_key,
-                                     typename KeyStream<S>::KeyBits existing) {
-  using Bits = typename KeyStream<S>::KeyBits;
-  const int lane = threadIdx.x % 32, group = GroupSize(p);
-#pragma unroll
-  for (int block = 0; block < S::kRowBlocks; ++block) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const Range keys =
-          VisibleKeys(p, sequence, (first_row + 16 * block + 8 * r + lane / 4) / group);
-      const Bits seen =
-          existing & BitsFrom<Bits>(keys.begin - first_key) & ~BitsFrom<Bits>(keys.end - first_key);
-      const Bits lane_seen = seen >> (lane % 4 * 2);
-#pragma unroll
-      for (int n = 0; n < S::kTileKeys / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if (!(lane_seen >> (8 * n + i) & 1)) s[block][n][2 * r + i] = -INFINITY;
-        }
-      }
-    }
-  }
-}
-
-template <class S>
-__device__ __forceinline__ void SubtractAlibi(typename S::Scores& s, const Params& p,
-                                              const Sequence& sequence, int kv_head, int first_row,
-                                              int first_key) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int block = 0; block < S::kRowBlocks; ++block) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const Alibi alibi(p, sequence, kv_head, first_row + 16 * block + 8 * r + lane / 4);
-#pragma unroll
-      for (int n = 0; n < S::kTileKeys / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          s[block][n][2 * r + i] -= alibi.At(first_key + lane % 4 * 2 + 8 * n + i);
-      }
-    }
-  }
 }
 
 // What a CTA computes, in shared memory: the loop needs all registers.
@@ -100,7 +47,7 @@ __device__ __forceinline__ void WriteRows(const Params& p, const Tile& tile, int
   for (int block = 0; block < S::kRowBlocks; ++block) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = 16 * block + 8 * r + lane / 4;
+      const int row = cuda::LaneRow(lane, 2 * block + r);
       const RowPlace place = PlaceOf(p, tile.sequence, tile.kv_head, first_row + row);
       const bool exists = first_row + row < num_rows;
       if (p.lse && lane % 4 == 0 && exists)
@@ -208,12 +155,12 @@ __device__ __forceinline__ void Attend(const Params& p, const Tile& tile, const 
           s, q, cuda::SharedAddress(shared) + k_place + S::M::template LaneOffsetKeys<Rows>(lane));
       if (!logit.folds()) {
         logit.Apply(Flat<S>(s));
-        if (p.alibi_slopes.data) SubtractAlibi<S>(s, p, sequence, tile.kv_head, first_row, key);
+        if (p.alibi_slopes.data) SubtractAlibi(s, p, sequence, tile.kv_head, first_row, key);
       }
       const auto existing = Stream::Existing(shared + k_place);
       const bool all_exist = existing == BitsFrom<typename Stream::KeyBits>(0);
       if (key < visible.all.begin || next_key > visible.all.end || !all_exist)
-        Mask<S>(s, p, sequence, first_row, key, existing);
+        Mask(s, p, sequence, first_row, key, existing);
       state.FollowMaximum(s);
     }
 
@@ -268,7 +215,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
   float sink[S::kRowBlocks][2];
 #pragma unroll
   for (int i = 0; i < 2 * S::kRowBlocks; ++i) {
-    const int row = first_row + 8 * i + static_cast<int>(threadIdx.x) % 32 / 4;
+    const int row = first_row + cuda::LaneRow(static_cast<int>(threadIdx.x) % 32, i);
     sink[i / 2][i % 2] = SinkOf(p, PlaceOf(p, tile.sequence, tile.kv_head, row).head);
   }
   state.Finish(sink, S::kScaled ? p.v_scale.At(tile.sequence.index, tile.kv_head) : 1.0f);
@@ -304,10 +251,10 @@ template <DType kKeyType, int... kDims>
 Status LaunchTile(const Params& p, const CudaContext& context, const PrefillRows& rows) {
   const int64_t d = std::max(p.head_dim, p.cache.v_head_dim);
   return DispatchInt<kDims...>("d", d, [&]<int kD>() -> Status {
-    using S = Shape<kKeyType, kD>;
+    using S = TileConfig<kKeyType, kD>;
     if constexpr (S::kSharedBytes > 96 * 1024) {
       if (context.device->shared_bytes_per_block < S::kSharedBytes + 1024)
-        return LaunchShape<Shape<kKeyType, 256, true>>(p, context, rows);
+        return LaunchShape<TileConfig<kKeyType, 256, true>>(p, context, rows);
     }
     return LaunchShape<S>(p, context, rows);
   });

@@ -3,6 +3,7 @@
 #pragma once
 #include <type_traits>
 
+#include "src/attention/cuda/fragments.cuh"
 #include "src/attention/cuda/paging.cuh"
 #include "src/core/cuda/copy.cuh"
 #include "src/core/cuda/mma_fp8.cuh"
@@ -14,7 +15,7 @@ namespace intarsia::attention::prefill {
 // a warp halve what it reads from shared memory for each product, while their O, S and P still fit
 // into its registers. kSmall: for devices with 99 KB of shared memory a CTA.
 template <DType kKeyType, int kDim, bool kSmall = false>
-struct Shape {
+struct TileConfig {
   using M = cuda::Mma<kKeyType>;
   static constexpr DType kType = M::kQuery;  // of the products
   static constexpr bool kFp8 = IsFp8(kKeyType), kF32 = kType == DType::kF32;
@@ -163,7 +164,7 @@ __device__ __forceinline__ void MultiplyKeys(typename S::Scores& s, uint32_t q, 
 }
 
 // The rows of one warp and what they have seen: m, l and o of prefill.cuh. A lane has the rows
-// lane / 4 + 8 * r + 16 * block, and sums l over its own columns until the end.
+// LaneRow(lane, 2 * block + r), and sums l over its own columns until the end.
 //
 // m need not be the maximum: any number near it gives the same quotient o / l. So it stays where it
 // is until some x exceeds it by kSlack, which happens a few times, early on. Then P <= 2^kSlack,
@@ -212,9 +213,8 @@ class RowState {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float& l = l_[block][r];
-        l += __shfl_xor_sync(0xffffffffu, l, 1);
-        l += __shfl_xor_sync(0xffffffffu, l, 2);
-        const float m = m_[block][r], top = fmaxf(m, sink[block][r]), base = Base(top);
+        l = RowSum(l);
+        const float m = m_[block][r], top = fmaxf(m, sink[block][r]), base = BaseOf(top);
         const float kept = cuda::Exp2(m - base);
         l = l * kept + cuda::Exp2(sink[block][r] - base);
         m_[block][r] = top;
@@ -242,18 +242,13 @@ class RowState {
     return m;
   }
 
-  // -inf - -inf would be NaN: for a row that has seen nothing, any other number gives 2^-inf = 0.
-  static __device__ __forceinline__ float Base(float m) { return m == -INFINITY ? 0.0f : m; }
-
   __device__ __forceinline__ void MoveMaximum(float (&x)[S::kRowBlocks][2]) {
 #pragma unroll
     for (int block = 0; block < S::kRowBlocks; ++block) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        float m = fmaxf(x[block][r], m_[block][r]);
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-        x[block][r] = cuda::Exp2(m_[block][r] - Base(m));
+        const float m = RowMaximum(fmaxf(x[block][r], m_[block][r]));
+        x[block][r] = cuda::Exp2(m_[block][r] - BaseOf(m));
         m_[block][r] = m;
         l_[block][r] *= x[block][r];
       }
@@ -272,7 +267,7 @@ class RowState {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
           l_[block][i / 2] += s[block][n][i] =
-              cuda::Exp2(s[block][n][i] * factor_ - Base(m_[block][i / 2]));
+              cuda::Exp2(s[block][n][i] * factor_ - BaseOf(m_[block][i / 2]));
       }
       M::FromScores(p[block], &s[block][first]);
     }
