@@ -110,9 +110,12 @@ template <class Int>
 template <class Int>
 [[gnu::always_inline]] INTARSIA_HOST_DEVICE inline RangeOf<int64_t> TokensThatSee(
     const Params& p, const SequenceOf<Int>& s, int64_t first, int64_t last) {
-  const int64_t len_q = s.tokens.size(), shift = s.len_k - len_q;  // from a token to its position
-  return {p.window_right < 0 ? 0 : Clamp(first - p.window_right - shift, 0, len_q),
-          p.window_left < 0 ? len_q : Clamp(last + p.window_left - shift + 1, 0, len_q)};
+  // Copies by value: kernels of the gradient take fewer registers so.
+  const int64_t left = p.window_left, right = p.window_right;
+  const int64_t len_q = s.tokens.size(), len_k = s.len_k, shift = len_k - len_q;
+  const auto clamp = [&](int64_t token) { return token < 0 ? 0 : token > len_q ? len_q : token; };
+  return {right < 0 ? 0 : clamp(first - right - shift),
+          left < 0 ? len_q : clamp(last + left - shift + 1)};
 }
 
 }  // namespace intarsia::attention
