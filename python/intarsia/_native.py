@@ -150,7 +150,7 @@ class Library:
         self._lib = ctypes.CDLL(str(path.resolve()))
         if not hasattr(self._lib, "intarsia_abi_version"):
             raise ImportError(f"{path} is no Intarsia library: it has no intarsia_abi_version")
-        for name in ("version", "error", "manifest", "devices"):
+        for name in ("version", "error", "manifest"):
             getattr(self._lib, f"intarsia_{name}").restype = ctypes.c_char_p
         abi = self._lib.intarsia_abi_version()
         if abi != _ABI_VERSION:
@@ -175,10 +175,9 @@ class Library:
         Raises:
           NotImplementedError: a GPU or its driver cannot run this build; the text says why.
         """
-        text = self._lib.intarsia_devices()
-        if text is None:
-            self._check(_INTERNAL)
-        return json.loads(text)
+        text = ctypes.c_char_p()
+        self._check(self._lib.intarsia_devices(ctypes.byref(text)))
+        return json.loads(text.value)
 
     def handlers(self) -> list[Handler]:
         """The handlers to register with XLA, a row for each target and platform."""

@@ -149,9 +149,14 @@ const char* intarsia_manifest(void) {
   return manifest.c_str();
 }
 
-const char* intarsia_devices(void) {
-  thread_local std::string devices;
-  return Guarded([] { return Devices(devices); }) ? nullptr : devices.c_str();
+int32_t intarsia_devices(const char** json) {
+  return Guarded([&]() -> Status {
+    thread_local std::string devices;
+    if (!json) return InvalidArgument("json is null");
+    INTARSIA_RETURN_IF_ERROR(Devices(devices));
+    *json = devices.c_str();
+    return {};
+  });
 }
 
 const intarsia_handler* intarsia_handlers(size_t* count) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "src/attention/cuda/choose.h"
 #include "src/attention/cuda/sm80/decode.h"
 #include "tests/cuda/attention_time.cuh"
 
@@ -37,6 +38,12 @@ class Workspace {
   DeviceArray<float> array_;
 };
 
+// By the tiles that the GPU gets.
+Status Decode(const Params& p, const CudaContext& context, DecodeRows rows = {}) {
+  const Candidate* const choice = Choose(DecodeCandidates(), p, *context.device);
+  return LaunchDecode(p, context, choice->tiles, rows);
+}
+
 bool Check(const Case& c, int64_t max_packed_rows, uint32_t seed, double& worst) {
   const Batch batch(c, seed);
   const auto includes = [&](int64_t seq) { return c.len_q[seq] * (c.h / c.hk) <= max_packed_rows; };
@@ -44,7 +51,7 @@ bool Check(const Case& c, int64_t max_packed_rows, uint32_t seed, double& worst)
       batch, includes,
       [&](Params& p) {
         const Workspace workspace(p);
-        Require(LaunchDecode(p, ContextOn(), {max_packed_rows, c.fill_padding}));
+        Require(Decode(p, ContextOn(), {max_packed_rows, c.fill_padding}));
         Require(cudaDeviceSynchronize());
       },
       worst);
@@ -107,7 +114,7 @@ bool CheckAll(int cases) {
 void Time(const Workload& w) {
   std::unique_ptr<Workspace> workspace;
   const double us = TimeOf(
-      w, [](const Params& p, const CudaContext& context) { Require(LaunchDecode(p, context)); },
+      w, [](const Params& p, const CudaContext& context) { Require(Decode(p, context)); },
       [&](Params& p) { workspace = std::make_unique<Workspace>(p); });
   std::printf("%-8s %4ld x %-6ld h %ld/%ld d %-3ld page %-3ld %s %8.1f us  %5.2f TB/s\n",
               std::string(Name(w.kv)).c_str(), long(w.b), long(w.len_k), long(w.h), long(w.hk),

@@ -11,11 +11,18 @@
 #include <string>
 #include <vector>
 
+#include "src/attention/cuda/choose.h"
 #include "src/attention/cuda/sm80/prefill.h"
 #include "tests/cuda/attention_time.cuh"
 
 namespace intarsia::attention {
 namespace {
+
+// By the tiles that the GPU gets.
+Status Prefill(const Params& p, const CudaContext& context, PrefillRows rows = {}) {
+  const Candidate* const choice = Choose(PrefillCandidates(), p, *context.device);
+  return LaunchPrefill(p, context, choice->tiles, rows);
+}
 
 bool Check(const Case& c, uint32_t seed, double& worst) {
   const Batch batch(c, seed);
@@ -25,7 +32,7 @@ bool Check(const Case& c, uint32_t seed, double& worst) {
   return CheckBatch(
       batch, includes,
       [&](const Params& p) {
-        Require(LaunchPrefill(p, ContextOn(), {c.min_packed_rows, c.fill_padding}));
+        Require(Prefill(p, ContextOn(), {c.min_packed_rows, c.fill_padding}));
       },
       worst);
 }
@@ -86,7 +93,7 @@ void TimeAll() {
   const Workload llama{.b = 4, .len_q = 4096, .len_k = 4096};
   const auto time = [](const char* what, const Workload& w) {
     const double us = TimeOf(
-        w, [](const Params& p, const CudaContext& context) { Require(LaunchPrefill(p, context)); });
+        w, [](const Params& p, const CudaContext& context) { Require(Prefill(p, context)); });
     std::printf("%-8s %-8s %ld x %-5ld d %ld/%ld %-12s %8.1f us %6.1f TFLOP/s\n",
                 std::string(Name(w.q)).c_str(), std::string(Name(w.kv)).c_str(), long(w.b),
                 long(w.len_q), long(w.d), long(w.v_dim()), what, us, w.flops() / us * 1e-6);

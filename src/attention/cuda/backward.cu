@@ -3,6 +3,7 @@
 #include <initializer_list>
 
 #include "src/attention/backward.h"
+#include "src/attention/cuda/choose.h"
 #include "src/attention/cuda/ragged.cuh"
 #include "src/attention/cuda/sm80/backward_launch.h"
 #include "src/core/cuda/launch.h"
@@ -163,6 +164,8 @@ bool Aligned(const BackwardParams& b) {
 Status RunBackward(const BackwardParams& b, const CudaContext& context) {
   const Params& p = b.forward;
   INTARSIA_RETURN_IF_ERROR(CheckWorkspace(b));
+  TileSize size{};
+  INTARSIA_RETURN_IF_ERROR(ChooseBackward(b, *context.device, size));
   return DispatchDType<kF32, kF16, kBF16>("q", p.dtype, [&]<DType kType>() -> Status {
     using T = cuda::DeviceT<kType>;
     const bool aligned = Aligned<T>(b);
@@ -173,12 +176,13 @@ Status RunBackward(const BackwardParams& b, const CudaContext& context) {
                                           cuda::GridStride(std::max<int64_t>(rows, 1) * lanes), b,
                                           lanes, aligned));
     if (p.num_tokens > 0 && p.num_heads > 0)
-      INTARSIA_RETURN_IF_ERROR(LaunchBackwardOf<kType>(b, context, aligned));
+      INTARSIA_RETURN_IF_ERROR(LaunchBackwardOf<kType>(b, context, size, aligned));
     INTARSIA_RETURN_IF_ERROR(cuda::Launch(context, kRoundKernel,
                                           cuda::GridStride(b.query_rows() * p.head_dim / kElements),
                                           b, aligned));
     if (!b.dsinks) return {};
-    return cuda::Launch(context, kSinksKernel, cuda::LaunchConfig{{p.num_heads}, dim3(kThreads)}, b);
+    return cuda::Launch(context, kSinksKernel, cuda::LaunchConfig{{p.num_heads}, dim3(kThreads)},
+                        b);
   });
 }
 

@@ -92,4 +92,30 @@ Status ChooseBackward(const BackwardParams& params, const cuda::Device& device, 
   return {};
 }
 
+std::vector<cuda::KernelChoice> ReportChoices(const cuda::Device& device) {
+  struct Part {
+    const char* name;
+    std::span<const Candidate> candidates;
+    bool takes_fp8;
+  };
+  const Part parts[] = {
+      {"prefill", kPrefill, true}, {"decode", kDecode, true}, {"gradient", kBackward, false}};
+  std::vector<cuda::KernelChoice> choices;
+  for (const Part& part : parts) {
+    for (const DType kv : {kBF16, kF8E4M3, kF32}) {
+      if (IsFp8(kv) && !part.takes_fp8) continue;
+      for (const int64_t d : {64, 96, 128, 192, 256}) {
+        Params p;
+        p.dtype = IsFp8(kv) ? kBF16 : kv;
+        p.cache.dtype = kv;
+        p.head_dim = p.cache.v_head_dim = d;
+        const Candidate* const choice = Choose(part.candidates, p, device);
+        choices.push_back(
+            {Text(part.name, " ", Name(kv), " d=", d), choice ? choice->name : "none"});
+      }
+    }
+  }
+  return choices;
+}
+
 }  // namespace intarsia::attention

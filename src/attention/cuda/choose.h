@@ -7,7 +7,7 @@
 
 #include "src/attention/backward.h"
 #include "src/attention/cuda/sm80/tiles.h"
-#include "src/core/cuda/device.h"
+#include "src/core/cuda/report.h"
 
 namespace intarsia::attention {
 
@@ -43,5 +43,8 @@ struct ForwardChoice {
 };
 Status ChooseForward(const Params& params, const cuda::Device& device, ForwardChoice& choice);
 Status ChooseBackward(const BackwardParams& params, const cuda::Device& device, TileSize& tiles);
+
+// What a GPU gets, for usual dtypes and head dims.
+std::vector<cuda::KernelChoice> ReportChoices(const cuda::Device& device);
 
 }  // namespace intarsia::attention

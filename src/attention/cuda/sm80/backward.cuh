@@ -237,7 +237,7 @@ __device__ __forceinline__ void Walk(const Frame<S>& f) {
 
 // Grid: tiles of keys times KV heads, the heads of one tile next to each other.
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
+__global__ void __launch_bounds__(S::kThreads, S::kTiles.ctas_per_sm)
     BackwardKernel(const __grid_constant__ BackwardParams b, bool aligned) {
   extern __shared__ __align__(128) char shared[];
   __shared__ KeyTile tile;  // not in registers, which the loop needs
@@ -266,20 +266,30 @@ inline const cuda::Kernel kKernel("BackwardKernel",
                                   reinterpret_cast<const void*>(&BackwardKernel<S>),
                                   kSharedBytes<S>);
 
+template <class S>
+Status LaunchShape(const BackwardParams& b, const CudaContext& context, bool aligned) {
+  static_assert(kSharedBytes<S> == BackwardSharedBytes(S::kType, S::kD, S::kTiles));
+  const Params& p = b.forward;
+  // No lengths make more tiles: each sequence has at most one that is not full.
+  const int64_t tiles = (p.max_len_k + p.num_seqs * (S::kTileKeys - 1)) / S::kTileKeys;
+  return cuda::Launch(context, kKernel<S>,
+                      {{tiles * p.cache.num_kv_heads}, dim3(S::kThreads), kSharedBytes<S>}, b,
+                      aligned);
+}
+
 }  // namespace intarsia::attention::backward
 
 namespace intarsia::attention {
 
 template <DType kType>
-Status LaunchBackwardOf(const BackwardParams& b, const CudaContext& context, bool aligned) {
-  const Params& p = b.forward;
-  return DispatchInt<32, 64, 96, 128, 192, 256>("d", p.head_dim, [&]<int kD>() {
-    using S = backward::TileConfig<kType, kD>;
-    // No lengths make more tiles: each sequence has at most one that is not full.
-    const int64_t tiles = (p.max_len_k + p.num_seqs * (S::kTileKeys - 1)) / S::kTileKeys;
-    const cuda::LaunchConfig shape{
-        {tiles * p.cache.num_kv_heads}, dim3(S::kThreads), backward::kSharedBytes<S>};
-    return cuda::Launch(context, backward::kKernel<S>, shape, b, aligned);
+Status LaunchBackwardOf(const BackwardParams& b, const CudaContext& context, TileSize size,
+                        bool aligned) {
+  return BackwardDims::Dispatch(b.forward.head_dim, [&]<int kD>() -> Status {
+    using Large = backward::TileConfig<kType, kD, TileSize::kLarge>;
+    using Small = backward::TileConfig<kType, kD, TileSize::kSmall>;
+    if constexpr (Small::kTiles != Large::kTiles)
+      if (size == TileSize::kSmall) return backward::LaunchShape<Small>(b, context, aligned);
+    return backward::LaunchShape<Large>(b, context, aligned);
   });
 }
 

@@ -1,5 +1,5 @@
 #include "src/attention/cuda/sm80/backward.cuh"
 
 namespace intarsia::attention {
-template Status LaunchBackwardOf<kBF16>(const BackwardParams&, const CudaContext&, bool);
+template Status LaunchBackwardOf<kBF16>(const BackwardParams&, const CudaContext&, TileSize, bool);
 }  // namespace intarsia::attention

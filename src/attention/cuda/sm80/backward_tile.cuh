@@ -3,37 +3,31 @@
 #pragma once
 #include "src/attention/backward.h"
 #include "src/attention/cuda/ragged.cuh"
+#include "src/attention/cuda/sm80/tiles.h"
 #include "src/core/cuda/mma.cuh"
 #include "src/core/cuda/swizzle.cuh"
 #include "src/core/round.h"
 
 namespace intarsia::attention::backward {
 
-// Rows of a tile: as many as shared memory has room for twice, and such that dQ can be cut evenly.
-constexpr int RowsOfTile(bool f32, int d) {
-  if (!f32) return d == 256 ? 32 : 64;
-  return d == 256 ? 16 : d == 32 ? 64 : 32;
-}
-
-// How a kernel for head dims up to kDim cuts its work. A warp has so many keys that dK or dV of
-// them, 128 numbers a lane, and S or dP fit into its registers.
-template <DType kDType, int kDim>
+// How a kernel for head dims up to kDim cuts its work.
+template <DType kDType, int kDim, TileSize kSize>
 struct TileConfig {
+  static constexpr BackwardTiles kTiles = BackwardTilesOf(kDType, kDim, kSize);
   static constexpr DType kType = kDType;
   using T = cuda::DeviceT<kType>;
   using M = cuda::Mma<kType>;
   using Rows = cuda::SwizzledRows<static_cast<int>(sizeof(T)) * kDim>;
   static constexpr int kD = kDim;
   static constexpr bool kF32 = kType == DType::kF32;
-  static constexpr int kKeyBlocks = !kF32 && kD <= 128 ? 2 : 1;  // of 16 keys, a warp
+  static constexpr int kKeyBlocks = kTiles.key_blocks;
   static constexpr int kWarpKeys = 16 * kKeyBlocks;
-  static constexpr int kKeyWarps = kF32 && (kD > 128 || kD == 96) ? 2 : 4;
+  static constexpr int kKeyWarps = kTiles.key_warps;
   static constexpr int kTileKeys = kWarpKeys * kKeyWarps;
-  static constexpr int kTileRows = RowsOfTile(kF32, kD);
+  static constexpr int kTileRows = kTiles.rows;
   static_assert(kTileRows >= BackwardWorkspace::kMinTileRows);
   static constexpr int kWarps = 2 * kKeyWarps;  // half of them for P and dV, half for dS and dK
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kCtasPerSm = !kF32 && kD == 32 ? 2 : 1;
   static constexpr int kCopiedRows = kTileRows / kKeyWarps;  // by a warp
   static constexpr int kSteps = Rows::kRowBytes / 32;
 

@@ -227,7 +227,7 @@ __device__ __forceinline__ void WritePiece(const Params& p, const PieceLayout& l
 
 // Grid (hk, slices).
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, kCtasPerSm)
+__global__ void __launch_bounds__(S::kThreads, S::kTiles.ctas_per_sm)
     DecodeKernel(const __grid_constant__ Params p, const __grid_constant__ PieceLayout layout,
                  const Cut cut, const __grid_constant__ Divisor page_size, bool fill_padding,
                  bool aligned) {
@@ -267,9 +267,9 @@ inline const cuda::Kernel kKernel("DecodeKernel", reinterpret_cast<const void*>(
 template <class S>
 Status LaunchShape(Params p, const CudaContext& context, const DecodeRows& which) {
   const cuda::Device& device = *context.device;
-  const int resident =  // sm_80 has room for one CTA
-      std::min(cuda::ResidentBlocks(device, S::kSharedBytes + kKernel<S>.static_shared_bytes()),
-               kCtasPerSm);
+  const int resident =  // A100 has room for one CTA
+      std::min(cuda::ResidentBlocks(device, S::kSharedBytes + kForwardStaticBytes),
+               S::kTiles.ctas_per_sm);
   const StaticShape shape = SplitHeads(ShapeOf(p));
   const int64_t head_parts = shape.num_kv_heads / p.num_kv_heads();
   p.cache.num_kv_heads = shape.num_kv_heads;
@@ -297,10 +297,13 @@ Status LaunchShape(Params p, const CudaContext& context, const DecodeRows& which
 namespace intarsia::attention {
 
 template <DType kKeyType>
-Status LaunchDecodeOf(const Params& p, const CudaContext& context, DecodeRows rows) {
-  const int64_t d = std::max(p.head_dim, p.cache.v_head_dim);
-  return DispatchInt<64, 128, 256>("d", d, [&]<int kD>() {
-    return decode::LaunchShape<decode::TileConfig<kKeyType, kD>>(p, context, rows);
+Status LaunchDecodeOf(const Params& p, const CudaContext& context, TileSize size, DecodeRows rows) {
+  return DecodeDims::Dispatch(std::max(p.head_dim, p.cache.v_head_dim), [&]<int kD>() -> Status {
+    using Large = decode::TileConfig<kKeyType, kD, TileSize::kLarge>;
+    using Small = decode::TileConfig<kKeyType, kD, TileSize::kSmall>;
+    if constexpr (Small::kTiles != Large::kTiles)
+      if (size == TileSize::kSmall) return decode::LaunchShape<Small>(p, context, rows);
+    return decode::LaunchShape<Large>(p, context, rows);
   });
 }
 

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "src/attention/cuda/forward_launch.h"
+#include "src/attention/cuda/sm80/tiles.h"
 #include "src/attention/workspace.h"
 
 namespace intarsia::attention {
@@ -19,16 +20,23 @@ struct DecodeRows {
 
 // Instantiated in decode_<dtype>.cu.
 template <DType kKeyType>
-Status LaunchDecodeOf(const Params& params, const CudaContext& context, DecodeRows rows);
-extern template Status LaunchDecodeOf<kF32>(const Params&, const CudaContext&, DecodeRows);
-extern template Status LaunchDecodeOf<kF16>(const Params&, const CudaContext&, DecodeRows);
-extern template Status LaunchDecodeOf<kBF16>(const Params&, const CudaContext&, DecodeRows);
-extern template Status LaunchDecodeOf<kF8E4M3>(const Params&, const CudaContext&, DecodeRows);
-extern template Status LaunchDecodeOf<kF8E5M2>(const Params&, const CudaContext&, DecodeRows);
+Status LaunchDecodeOf(const Params& params, const CudaContext& context, TileSize size,
+                      DecodeRows rows);
+extern template Status LaunchDecodeOf<kF32>(const Params&, const CudaContext&, TileSize,
+                                            DecodeRows);
+extern template Status LaunchDecodeOf<kF16>(const Params&, const CudaContext&, TileSize,
+                                            DecodeRows);
+extern template Status LaunchDecodeOf<kBF16>(const Params&, const CudaContext&, TileSize,
+                                             DecodeRows);
+extern template Status LaunchDecodeOf<kF8E4M3>(const Params&, const CudaContext&, TileSize,
+                                               DecodeRows);
+extern template Status LaunchDecodeOf<kF8E5M2>(const Params&, const CudaContext&, TileSize,
+                                               DecodeRows);
 
-inline Status LaunchDecode(const Params& params, const CudaContext& context, DecodeRows rows = {}) {
+inline Status LaunchDecode(const Params& params, const CudaContext& context, TileSize size,
+                           DecodeRows rows = {}) {
   return LaunchByKeyType(params, [&]<DType kKeyType>(const Params& p) {
-    return LaunchDecodeOf<kKeyType>(p, context, rows);
+    return LaunchDecodeOf<kKeyType>(p, context, size, rows);
   });
 }
 

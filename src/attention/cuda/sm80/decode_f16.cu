@@ -1,5 +1,5 @@
 #include "src/attention/cuda/sm80/decode.cuh"
 
 namespace intarsia::attention {
-template Status LaunchDecodeOf<kF16>(const Params&, const CudaContext&, DecodeRows);
+template Status LaunchDecodeOf<kF16>(const Params&, const CudaContext&, TileSize, DecodeRows);
 }  // namespace intarsia::attention

@@ -3,6 +3,7 @@
 #pragma once
 #include "src/attention/cuda/fragments.cuh"
 #include "src/attention/cuda/paging.cuh"
+#include "src/attention/cuda/sm80/tiles.h"
 #include "src/attention/decode_plan.h"
 #include "src/core/cuda/mma_fp8.cuh"
 #include "src/core/cuda/swizzle.cuh"
@@ -10,8 +11,9 @@
 namespace intarsia::attention::decode {
 
 // How a kernel for K and V of a type and head dims up to kDim cuts its work.
-template <DType kKeyType, int kDim>
+template <DType kKeyType, int kDim, TileSize kSize>
 struct TileConfig {
+  static constexpr DecodeTiles kTiles = DecodeTilesOf(kKeyType, kDim, kSize);
   using M = cuda::Mma<kKeyType>;
   static constexpr DType kType = M::kQuery;  // of the products
   static constexpr bool kFp8 = IsFp8(kKeyType);
@@ -21,19 +23,18 @@ struct TileConfig {
   static constexpr int kD = kDim;
   using QueryRows = cuda::SwizzledRows<kD* static_cast<int>(sizeof(T))>;
   using Rows = cuda::SwizzledRows<kD* static_cast<int>(sizeof(Key))>;  // of K and V
-  static constexpr int kChunkKeys =
-      8 * M::kKeyBlocks;  // that a warp loads and multiplies at a time
-  static constexpr int kWarps = Rows::kRowBytes <= 512 ? 4 : 2;
+  static constexpr int kChunkKeys = kTiles.chunk_keys;
+  static_assert(kChunkKeys == 8 * M::kKeyBlocks);
+  static constexpr int kWarps = kTiles.warps;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRoundKeys = kWarps * kChunkKeys;  // of all warps
-  // Shared memory: Q, then a ring of K and V for each warp, as long as two CTAs on sm_80 have room
-  // for, with one KB each for the system and for __shared__.
+  // Shared memory: Q, then a ring of K and V for each warp.
   static constexpr int kQueryBytes = kTileRows * QueryRows::kRowBytes;
   static constexpr int kChunkBytes = kChunkKeys * Rows::kRowBytes;
-  static constexpr int kFreeBytes = (228 / kCtasPerSm - 2) * 1024 - kQueryBytes;
-  static constexpr int kChunks = std::clamp(kFreeBytes / (kWarps * 2 * kChunkBytes), 1, 4);
+  static constexpr int kChunks = kTiles.chunks;
   static constexpr int kRingBytes = kChunks * 2 * kChunkBytes;
-  static constexpr int kSharedBytes = kQueryBytes + kWarps * kRingBytes;
+  static constexpr int kSharedBytes = DecodeSharedBytes(kKeyType, kD, kTiles);
+  static_assert(kSharedBytes == kQueryBytes + kWarps * kRingBytes);
   // In the end the warps' results are combined there; eight more floats a row avoid bank conflicts.
   static constexpr int kPitch = kD + 8;
   static_assert(kWarps * kTileRows * kPitch * 4 <= kSharedBytes);

@@ -179,7 +179,7 @@ __device__ __forceinline__ void Attend(const Params& p, const Tile& tile, const 
 
 // Grid: tiles of rows times KV heads, the heads of one tile next to each other.
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
+__global__ void __launch_bounds__(S::kThreads, S::kTiles.ctas_per_sm)
     PrefillKernel(const __grid_constant__ Params p, const __grid_constant__ PrefillRows which,
                   const __grid_constant__ Divisor page_size, bool aligned) {
   extern __shared__ __align__(128) char shared[];
@@ -246,17 +246,16 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
                       RowsAligned(p) && OffsetsFit(p));
 }
 
-// The compiled tile for a head dim; where the device has too little shared memory, a small one.
-template <DType kKeyType, int... kDims>
-Status LaunchTile(const Params& p, const CudaContext& context, const PrefillRows& rows) {
-  const int64_t d = std::max(p.head_dim, p.cache.v_head_dim);
-  return DispatchInt<kDims...>("d", d, [&]<int kD>() -> Status {
-    using S = TileConfig<kKeyType, kD>;
-    if constexpr (S::kSharedBytes > 96 * 1024) {
-      if (context.device->shared_bytes_per_block < S::kSharedBytes + 1024)
-        return LaunchShape<TileConfig<kKeyType, 256, true>>(p, context, rows);
-    }
-    return LaunchShape<S>(p, context, rows);
+// The kernel for a head dim, with large tiles or small ones where these are others.
+template <DType kKeyType, class Dims>
+Status LaunchTile(const Params& p, const CudaContext& context, TileSize size,
+                  const PrefillRows& rows) {
+  return Dims::Dispatch(std::max(p.head_dim, p.cache.v_head_dim), [&]<int kD>() -> Status {
+    using Large = TileConfig<kKeyType, kD, TileSize::kLarge>;
+    using Small = TileConfig<kKeyType, kD, TileSize::kSmall>;
+    if constexpr (Small::kTiles != Large::kTiles)
+      if (size == TileSize::kSmall) return LaunchShape<Small>(p, context, rows);
+    return LaunchShape<Large>(p, context, rows);
   });
 }
 
@@ -265,11 +264,10 @@ Status LaunchTile(const Params& p, const CudaContext& context, const PrefillRows
 namespace intarsia::attention {
 
 template <DType kKeyType>
-Status LaunchPrefillOf(const Params& p, const CudaContext& context, PrefillRows rows) {
-  if constexpr (Bytes(kKeyType) == 2)
-    return prefill::LaunchTile<kKeyType, 64, 96, 128, 192, 256>(p, context, rows);
-  else
-    return prefill::LaunchTile<kKeyType, 64, 128, 256>(p, context, rows);
+Status LaunchPrefillOf(const Params& p, const CudaContext& context, TileSize size,
+                       PrefillRows rows) {
+  using Dims = std::conditional_t<Bytes(kKeyType) == 2, PrefillDims16, PrefillDims>;
+  return prefill::LaunchTile<kKeyType, Dims>(p, context, size, rows);
 }
 
 }  // namespace intarsia::attention

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "src/attention/cuda/forward_launch.h"
+#include "src/attention/cuda/sm80/tiles.h"
 
 namespace intarsia::attention {
 
@@ -17,17 +18,23 @@ struct PrefillRows {
 
 // Instantiated in prefill_<dtype>.cu.
 template <DType kKeyType>
-Status LaunchPrefillOf(const Params& params, const CudaContext& context, PrefillRows rows);
-extern template Status LaunchPrefillOf<kF32>(const Params&, const CudaContext&, PrefillRows);
-extern template Status LaunchPrefillOf<kF16>(const Params&, const CudaContext&, PrefillRows);
-extern template Status LaunchPrefillOf<kBF16>(const Params&, const CudaContext&, PrefillRows);
-extern template Status LaunchPrefillOf<kF8E4M3>(const Params&, const CudaContext&, PrefillRows);
-extern template Status LaunchPrefillOf<kF8E5M2>(const Params&, const CudaContext&, PrefillRows);
+Status LaunchPrefillOf(const Params& params, const CudaContext& context, TileSize size,
+                       PrefillRows rows);
+extern template Status LaunchPrefillOf<kF32>(const Params&, const CudaContext&, TileSize,
+                                             PrefillRows);
+extern template Status LaunchPrefillOf<kF16>(const Params&, const CudaContext&, TileSize,
+                                             PrefillRows);
+extern template Status LaunchPrefillOf<kBF16>(const Params&, const CudaContext&, TileSize,
+                                              PrefillRows);
+extern template Status LaunchPrefillOf<kF8E4M3>(const Params&, const CudaContext&, TileSize,
+                                                PrefillRows);
+extern template Status LaunchPrefillOf<kF8E5M2>(const Params&, const CudaContext&, TileSize,
+                                                PrefillRows);
 
-inline Status LaunchPrefill(const Params& params, const CudaContext& context,
+inline Status LaunchPrefill(const Params& params, const CudaContext& context, TileSize size,
                             PrefillRows rows = {}) {
   return LaunchByKeyType(params, [&]<DType kKeyType>(const Params& p) {
-    return LaunchPrefillOf<kKeyType>(p, context, rows);
+    return LaunchPrefillOf<kKeyType>(p, context, size, rows);
   });
 }
 

@@ -1,5 +1,5 @@
 #include "src/attention/cuda/sm80/prefill.cuh"
 
 namespace intarsia::attention {
-template Status LaunchPrefillOf<kF32>(const Params&, const CudaContext&, PrefillRows);
+template Status LaunchPrefillOf<kF32>(const Params&, const CudaContext&, TileSize, PrefillRows);
 }  // namespace intarsia::attention

@@ -5,17 +5,17 @@
 
 #include "src/attention/cuda/fragments.cuh"
 #include "src/attention/cuda/paging.cuh"
+#include "src/attention/cuda/sm80/tiles.h"
 #include "src/core/cuda/copy.cuh"
 #include "src/core/cuda/mma_fp8.cuh"
 #include "src/core/cuda/swizzle.cuh"
 
 namespace intarsia::attention::prefill {
 
-// How a kernel for K and V of a type and head dims up to kDim cuts its work. Two blocks of 16 rows
-// a warp halve what it reads from shared memory for each product, while their O, S and P still fit
-// into its registers. kSmall: for devices with 99 KB of shared memory a CTA.
-template <DType kKeyType, int kDim, bool kSmall = false>
+// How a kernel for K and V of a type and head dims up to kDim cuts its work.
+template <DType kKeyType, int kDim, TileSize kSize>
 struct TileConfig {
+  static constexpr PrefillTiles kTiles = PrefillTilesOf(kKeyType, kDim, kSize);
   using M = cuda::Mma<kKeyType>;
   static constexpr DType kType = M::kQuery;  // of the products
   static constexpr bool kFp8 = IsFp8(kKeyType), kF32 = kType == DType::kF32;
@@ -25,20 +25,21 @@ struct TileConfig {
   static constexpr int kD = kDim;
   using QueryRows = cuda::SwizzledRows<kD* static_cast<int>(sizeof(T))>;
   using Rows = cuda::SwizzledRows<kD* static_cast<int>(sizeof(Key))>;  // of K and V
-  static constexpr int kRowBlocks = !kF32 && kD <= 128 ? 2 : 1;
-  static constexpr int kWarps = kSmall && kF32 ? 2 : !kSmall && !kScaled && kD > 128 ? 8 : 4;
+  static constexpr int kRowBlocks = kTiles.row_blocks;
+  static constexpr int kWarps = kTiles.warps;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kCtasPerSm = kWarps == 4 && QueryRows::kRowBytes <= 512 ? 2 : 1;
   static constexpr int kWarpRows = 16 * kRowBlocks;
-  static constexpr int kTileRows = kWarpRows * kWarps;
-  static constexpr int kTileKeys = (kF32 ? 32 : 64) / (kSmall ? 2 : 1);
-  static constexpr int kCopiedKeys = kTileKeys / kWarps;  // by a warp
+  static constexpr int kTileRows = kTiles.rows();
+  static constexpr int kTileKeys = kTiles.keys;
+  // The first warps copy a tile's keys, so many each: whole bytes of the bits that say which exist.
+  static constexpr int kCopiedKeys = std::max(kTileKeys / kWarps, 8);
+  static constexpr int kCopyingWarps = kTileKeys / kCopiedKeys;
   static constexpr int kKeyBytes = kTileKeys * Rows::kRowBytes;
   // In shared memory: Q, then three places for a tile of K or V; behind K, which of its keys exist.
   static constexpr int kQueryBytes = kTileRows * QueryRows::kRowBytes;
-  static constexpr int kPlaceBytes = kKeyBytes + 128;
-  static constexpr int kSharedBytes = kQueryBytes + 3 * kPlaceBytes;
-  static_assert(kSharedBytes + 1024 <= (kSmall ? 99 : 163) * 1024);
+  static constexpr int kPlaceBytes = PrefillPlaceBytes(kKeyType, kD, kTiles);
+  static constexpr int kSharedBytes = PrefillSharedBytes(kKeyType, kD, kTiles);
+  static_assert(kSharedBytes == kQueryBytes + 3 * kPlaceBytes);
 
   // Of an element of K and V in the cache, where f32's kernel may find fp8.
   static __device__ int KeyBytes(const Params& p) {
@@ -72,6 +73,7 @@ class KeyStream {
 
   // Asks for the tile of K that begins at first_key; each call goes on where the last one ended.
   __device__ __forceinline__ void LoadKeys(char* place, int first_key) {
+    if (!OfCopyingWarp()) return;
     exist_ = __ballot_sync(0xffffffffu, Copies(first_key) && places_.Exists(next_));
     const int64_t offset = places_.KeyOffset(next_);
     value_offset_ = places_.ValueOffset(next_);
@@ -84,6 +86,7 @@ class KeyStream {
   }
   // Asks for the tile of V that belongs to the tile of K asked for last.
   __device__ __forceinline__ void LoadValues(char* place) {
+    if (!OfCopyingWarp()) return;
     Copy(place, rows_.v, value_offset_, static_cast<int>(p_.cache.v_head_dim));
   }
 
@@ -96,12 +99,15 @@ class KeyStream {
   }
 
  private:
+  static __device__ bool OfCopyingWarp() {
+    return S::kCopyingWarps == S::kWarps || threadIdx.x / 32 < S::kCopyingWarps;
+  }
   // Within a tile; only the first kCopiedKeys lanes have one.
   static __device__ int CopiedKey() {
     return static_cast<int>(threadIdx.x / 32 * S::kCopiedKeys + threadIdx.x % 32);
   }
   __device__ bool Copies(int first_key) const {
-    return threadIdx.x % 32 < S::kCopiedKeys && first_key + CopiedKey() < end_;
+    return OfCopyingWarp() && threadIdx.x % 32 < S::kCopiedKeys && first_key + CopiedKey() < end_;
   }
   __device__ __forceinline__ void FindNext(int first_key) {
     if (Copies(first_key)) next_ = places_.Find(first_key + CopiedKey());

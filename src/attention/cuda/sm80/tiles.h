@@ -64,7 +64,9 @@ constexpr PrefillTiles PrefillTilesOf(DType key_type, int d, TileSize size) {
                                  ? PrefillTiles{8, row_blocks, 64, 1}
                                  : PrefillTiles{4, row_blocks, f32 ? 32 : 64, wide ? 1 : 2};
   if (size == TileSize::kLarge || d <= 64) return large;
-  if (d <= 128) return {8, row_blocks, f32 ? 16 : IsFp8(key_type) ? 64 : 32, 1};
+  if (d == 128 && f32) return {8, row_blocks, 16, 1};
+  if (d == 128 && !IsFp8(key_type)) return {8, row_blocks, 32, 1};
+  if (d <= 128) return {4, row_blocks, 32, 2};
   return {f32 ? 2 : 4, row_blocks, f32 ? 16 : 32, 1};
 }
 
