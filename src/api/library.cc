@@ -120,10 +120,10 @@ Status ReadCall(const OpInfo& op, const intarsia_tensor* operands, size_t num_op
   return ReadTensors(op, "operands", operands, num_operands, op.operands, call.operands);
 }
 
-intarsia_result ToResult(const OpInfo& op, const ResultInfo& info, const Optional& view) {
+intarsia_result ToResult(const ResultInfo& info, const Optional& view) {
   intarsia_result result{};
   result.tensor.dtype = INTARSIA_NONE;
-  result.alias = info.alias.empty() ? -1 : op.FindOperand(info.alias);
+  result.alias = info.alias_operand;
   result.workspace = info.workspace;
   if (!view) return result;
   result.tensor.dtype = static_cast<int32_t>(view->dtype);
@@ -176,7 +176,7 @@ int32_t intarsia_infer(const char* name, const intarsia_tensor* operands, size_t
     INTARSIA_RETURN_IF_ERROR(Infer(*op, call));
     *num_results = op->results.size();
     for (size_t i = 0; i < op->results.size(); ++i)
-      results[i] = ToResult(*op, op->results[i], call.results[i]);
+      results[i] = ToResult(op->results[i], call.results[i]);
     return {};
   });
 }

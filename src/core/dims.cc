@@ -117,12 +117,16 @@ DimsPattern::DimsPattern(std::string_view text, SymbolTable& symbols) {
   }
 }
 
+DimsBinding::DimsBinding(const SymbolTable& symbols) : symbols_(symbols) {
+  std::fill_n(values_.begin(), symbols.size(), Binding{-1, {}});
+}
+
 void DimsBinding::Set(int symbol, int64_t value, std::string_view from) {
   values_[static_cast<size_t>(symbol)] = {value, from};
 }
 
 const DimsVariant* DimsBinding::Applying(const DimsVariant& variant, const Conditions& conditions,
-                                         DimsVariant& spelled) const {
+                                         std::optional<DimsVariant>& spelled) const {
   if (!Holds(variant.conditions, conditions)) return nullptr;
   if (variant.cache.empty()) return &variant;
   const std::string_view layout = conditions.Value("layout");
@@ -130,15 +134,15 @@ const DimsVariant* DimsBinding::Applying(const DimsVariant& variant, const Condi
   if (layout.find(' ') == layout.npos || !FindLayout(layout, row).ok()) return nullptr;
   const std::string dims = CacheDims(variant.cache, row);
   if (dims.empty()) return nullptr;
-  spelled.terms = ParseTerms(dims, [&](std::string_view name) { return symbols_.Find(name); });
-  return &spelled;
+  spelled.emplace().terms =
+      ParseTerms(dims, [&](std::string_view name) { return symbols_.Find(name); });
+  return &*spelled;
 }
 
 Status DimsBinding::Match(const DimsPattern& pattern, std::span<const int64_t> shape,
                           const Conditions& conditions, std::string_view from) {
-  std::string expected;
+  std::optional<DimsVariant> spelled;
   for (const DimsVariant& candidate : pattern.variants()) {
-    DimsVariant spelled;
     const DimsVariant* const applying = Applying(candidate, conditions, spelled);
     if (!applying) continue;
     const DimsVariant& variant = *applying;
@@ -156,10 +160,7 @@ Status DimsBinding::Match(const DimsPattern& pattern, std::span<const int64_t> s
     if (open && rest >= 0 && !fits && pattern.variants().size() == 1)
       return InvalidArgument(
           Text("has ", rest, " leading axes but ", ellipsis_.from, " has ", ellipsis_.value));
-    if (!fits) {
-      expected += (expected.empty() ? "" : " or ") + VariantText(variant, conditions);
-      continue;
-    }
+    if (!fits) continue;
     size_t axis = 0;
     for (const DimsTerm& term : variant.terms) {
       if (!Holds(term, conditions)) continue;
@@ -183,6 +184,16 @@ Status DimsBinding::Match(const DimsPattern& pattern, std::span<const int64_t> s
     }
     return {};
   }
+  return NoneFits(pattern, shape, conditions);
+}
+
+Status DimsBinding::NoneFits(const DimsPattern& pattern, std::span<const int64_t> shape,
+                             const Conditions& conditions) const {
+  std::string expected;
+  std::optional<DimsVariant> spelled;
+  for (const DimsVariant& candidate : pattern.variants())
+    if (const DimsVariant* variant = Applying(candidate, conditions, spelled))
+      expected += (expected.empty() ? "" : " or ") + VariantText(*variant, conditions);
   if (expected.empty()) return InvalidArgument("is given, but must be absent in such a call");
   return InvalidArgument(Text("has shape ", ShapeText(shape), ", expected ", expected));
 }
@@ -228,8 +239,9 @@ Status DimsBinding::MatchTerm(const DimsTerm& term, int64_t axis_size, std::stri
 Status DimsBinding::Evaluate(const DimsPattern& pattern, const Conditions& conditions,
                              std::vector<int64_t>& shape) const {
   shape.clear();
+  shape.reserve(kMaxRank);
+  std::optional<DimsVariant> spelled;
   for (const DimsVariant& candidate : pattern.variants()) {
-    DimsVariant spelled;
     const DimsVariant* const applying = Applying(candidate, conditions, spelled);
     if (!applying) continue;
     for (const DimsTerm& term : applying->terms) {

@@ -17,6 +17,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -79,7 +80,7 @@ class Conditions {
 // What the symbols of one call stand for, and which operand said so first.
 class DimsBinding {
  public:
-  explicit DimsBinding(const SymbolTable& symbols) : symbols_(symbols) {}
+  explicit DimsBinding(const SymbolTable& symbols);
 
   // An attribute's value.
   void Set(int symbol, int64_t value, std::string_view from);
@@ -92,21 +93,24 @@ class DimsBinding {
 
  private:
   struct Binding {
-    int64_t value = -1;
-    std::string_view from = {};
+    int64_t value;  // -1: unknown
+    std::string_view from;
   };
   static constexpr size_t kMaxSymbols = 48;
   // The variant if its conditions hold, else null. One whose terms the call spells is put into
   // `spelled`.
   const DimsVariant* Applying(const DimsVariant& variant, const Conditions& conditions,
-                              DimsVariant& spelled) const;
+                              std::optional<DimsVariant>& spelled) const;
+  // What a shape could have been, where none of the variants fits it.
+  Status NoneFits(const DimsPattern& pattern, std::span<const int64_t> shape,
+                  const Conditions& conditions) const;
   Status MatchTerm(const DimsTerm& term, int64_t axis_size, std::string_view from);
   int64_t value(int symbol) const { return values_[static_cast<size_t>(symbol)].value; }
 
   const SymbolTable& symbols_;
-  std::array<Binding, kMaxSymbols> values_{};
-  Binding ellipsis_{};  // value: how many axes
-  std::array<int64_t, 8> ellipsis_dims_{};
+  std::array<Binding, kMaxSymbols> values_;  // of the symbols that there are
+  Binding ellipsis_{-1, {}};                 // value: how many axes
+  std::array<int64_t, 8> ellipsis_dims_;
 };
 
 }  // namespace intarsia

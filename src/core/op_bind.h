@@ -167,6 +167,7 @@ OpInfo MakeOpInfo() {
           {.name = field.name, .dtype = "f32", .doc = "for the op's own use", .workspace = true});
     }
   });
+  info.ResolveNames();
   if constexpr (HasRun<Op, CpuContext>) info.run_cpu = &RunOp<Op, CpuContext>;
 #ifdef INTARSIA_WITH_CUDA
   if constexpr (HasRun<Op, CudaContext>) info.run_cuda = &RunOp<Op, CudaContext>;

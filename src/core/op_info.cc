@@ -1,6 +1,7 @@
 #include "src/core/op_info.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "src/core/cache_layout.h"
 #include "src/core/check_range.h"
@@ -36,8 +37,10 @@ class Checker {
       const AttrValue& value = call_.attributes[i];
       if (const auto* text = std::get_if<std::string_view>(&value))
         INTARSIA_RETURN_IF_ERROR(CheckChoice(info, *text));
-      if (const auto* number = std::get_if<int64_t>(&value))
-        INTARSIA_RETURN_IF_ERROR(BindAttribute(info.name, *number));
+      const auto* number = std::get_if<int64_t>(&value);
+      if (!number || info.symbol < 0) continue;
+      if (*number < 1) return Invalid(op_, info.name, " is ", *number, ", expected at least 1");
+      dims_.Set(info.symbol, *number, "attribute");
     }
     return {};
   }
@@ -72,18 +75,15 @@ class Checker {
 
   // Shape and dtype that a result must have.
   Status Expect(const ResultInfo& info, TensorView& result) const {
+    const auto make = [&](std::span<const int64_t> shape) {
+      return Named(info.name, MakeDense(nullptr, ResultDType(info), shape, result));
+    };
+    if (info.workspace) return make(op_.workspace_dims(call_));
+    if (info.shape_operand >= 0)
+      return make(call_.operands[static_cast<size_t>(info.shape_operand)]->shape());
     std::vector<int64_t> shape;
-    if (info.workspace) {
-      const auto dims = op_.workspace_dims(call_);
-      shape.assign(dims.begin(), dims.end());
-    } else if (info.dims.text().starts_with('=')) {
-      const auto dims =
-          call_.operands[static_cast<size_t>(op_.FindOperand(info.dims.text().substr(1)))]->shape();
-      shape.assign(dims.begin(), dims.end());
-    } else {
-      INTARSIA_RETURN_IF_ERROR(Named(info.name, dims_.Evaluate(info.dims, conditions_, shape)));
-    }
-    return Named(info.name, MakeDense(nullptr, ResultDType(info), shape, result));
+    INTARSIA_RETURN_IF_ERROR(Named(info.name, dims_.Evaluate(info.dims, conditions_, shape)));
+    return make(shape);
   }
 
  private:
@@ -93,12 +93,12 @@ class Checker {
   }
 
   DType ResultDType(const ResultInfo& info) const {
-    std::string_view rule = info.dtype;
-    if (const int i = op_.FindAttribute(rule); i >= 0)
-      rule = std::get<std::string_view>(call_.attributes[static_cast<size_t>(i)]);
-    if (const auto fixed = DTypeFromName(rule)) return *fixed;
-    if (const int like = op_.FindOperand(rule); like >= 0)
-      return call_.operands[static_cast<size_t>(like)]->dtype;
+    DTypeRule rule = info.rule;
+    if (rule.attribute >= 0)
+      rule = op_.ToRule(
+          std::get<std::string_view>(call_.attributes[static_cast<size_t>(rule.attribute)]));
+    if (rule.listed) return static_cast<DType>(std::countr_zero(rule.listed));
+    if (rule.operand >= 0) return call_.operands[static_cast<size_t>(rule.operand)]->dtype;
     return type_ == DType::kOther ? DType::kBF16 : type_;  // no operand is a T: all are quantised
   }
 
@@ -109,25 +109,15 @@ class Checker {
     return Invalid(op_, info.name, " is \"", text, "\", expected one of ", info.one_of);
   }
 
-  // An attribute of which the spec's dims speak.
-  Status BindAttribute(std::string_view name, int64_t value) {
-    for (int s = 0; s < op_.symbols.size(); ++s) {
-      if (op_.symbols.name(s) != name) continue;
-      if (value < 1) return Invalid(op_, name, " is ", value, ", expected at least 1");
-      dims_.Set(s, value, "attribute");
-    }
-    return {};
-  }
-
   Status CheckDType(const OperandInfo& info, DType dtype) {
     const std::string_view got = Name(dtype);
-    if (const int like = op_.FindOperand(info.dtype); like >= 0) {
-      const DType other = call_.operands[static_cast<size_t>(like)]->dtype;
+    if (info.rule.operand >= 0) {
+      const DType other = call_.operands[static_cast<size_t>(info.rule.operand)]->dtype;
       if (other == dtype) return {};
       return Invalid(op_, info.name, " has dtype ", got, " but ", info.dtype, " has ", Name(other));
     }
-    if (Lists(info.dtype, got)) return {};
-    if (!Lists(info.dtype, "T"))
+    if (info.rule.Lists(dtype)) return {};
+    if (!info.rule.is_t)
       return Invalid(op_, info.name, " has dtype ", got, ", expected ", info.dtype);
     if (!type_from_.empty() && type_ == dtype) return {};
     if (!type_from_.empty())
@@ -199,6 +189,26 @@ int OpInfo::FindAttribute(std::string_view attribute) const {
   return -1;
 }
 
+DTypeRule OpInfo::ToRule(std::string_view dtype) const {
+  DTypeRule rule{.operand = FindOperand(dtype), .attribute = FindAttribute(dtype)};
+  for (size_t i = 0; i < kDTypes.size(); ++i)
+    if (Lists(dtype, kDTypes[i].name)) rule.listed |= uint32_t{1} << i;
+  rule.is_t = Lists(dtype, "T");
+  return rule;
+}
+
+void OpInfo::ResolveNames() {
+  for (OperandInfo& operand : operands) operand.rule = ToRule(operand.dtype);
+  for (AttributeInfo& attribute : attributes) attribute.symbol = symbols.Find(attribute.name);
+  for (ResultInfo& result : results) {
+    result.rule = ToRule(result.dtype);
+    result.alias_operand = FindOperand(result.alias);
+    result.mutated_operand = FindOperand(result.mutates);
+    const std::string_view dims = result.dims.text();
+    if (dims.starts_with('=')) result.shape_operand = FindOperand(dims.substr(1));
+  }
+}
+
 Status Infer(const OpInfo& op, Call& call) {
   INTARSIA_RETURN_IF_ERROR(InOp(op.name, GetConfig().status));
   Checker checker(op, call);
@@ -213,11 +223,9 @@ Status Infer(const OpInfo& op, Call& call) {
 }
 
 // The operand whose memory a result lies in, by alias or in place; else -1.
-static int WrittenOperand(const OpInfo& op, const ResultInfo& info, const Call& call,
-                          const TensorView& result) {
-  const std::string_view name = info.alias.empty() ? info.mutates : info.alias;
-  if (name.empty()) return -1;
-  const int i = op.FindOperand(name);
+static int WrittenOperand(const ResultInfo& info, const Call& call, const TensorView& result) {
+  const int i = info.alias.empty() ? info.mutated_operand : info.alias_operand;
+  if (i < 0) return -1;
   const TensorView& operand = *call.operands[static_cast<size_t>(i)];
   return operand.data == result.data && operand.strides == result.strides ? i : -1;
 }
@@ -238,7 +246,7 @@ static Status CheckWritten(const OpInfo& op, const Call& call) {
   std::array<int, kMaxResults> written;
   for (size_t i = 0; i < op.results.size(); ++i) {
     const Optional& result = call.results[i];
-    written[i] = result ? WrittenOperand(op, op.results[i], call, *result) : -1;
+    written[i] = result ? WrittenOperand(op.results[i], call, *result) : -1;
     for (size_t j = 0; j < i; ++j) {
       if (written[i] < 0 || written[j] < 0 || !Overlap(*result, *call.results[j])) continue;
       return Invalid(op, op.operands[static_cast<size_t>(written[i])].name, " shares memory with ",
@@ -265,10 +273,10 @@ Status CheckResults(const OpInfo& op, const Call& call, std::span<const Optional
     if (!same)
       return Invalid(op, "result ", info.name, " has shape ", ShapeText(got->shape()),
                      ", expected ", ShapeText(want->shape()));
-    if (info.alias.empty() && !got->dense() && WrittenOperand(op, info, call, *got) < 0)
+    if (info.alias.empty() && !got->dense() && WrittenOperand(info, call, *got) < 0)
       return Invalid(op, "result ", info.name, " is strided, expected a dense row-major array");
     if (info.alias.empty() || got->size() == 0) continue;
-    const TensorView& operand = *call.operands[static_cast<size_t>(op.FindOperand(info.alias))];
+    const TensorView& operand = *call.operands[static_cast<size_t>(info.alias_operand)];
     if (operand.strides != got->strides)
       return Invalid(op, "result ", info.name, " has other strides than ", info.alias,
                      ", whose buffer it shares");

@@ -21,6 +21,16 @@ namespace intarsia {
 using AttrValue = std::variant<std::monostate, bool, int64_t, double, std::string_view>;
 enum class AttrType { kBool = 1, kI64, kF32, kString };  // the alternative's index in AttrValue
 
+// What a spec's dtype says, its names looked up: one call of an op compares numbers and no text.
+struct DTypeRule {
+  uint32_t listed = 0;  // bit i: the DType i
+  bool is_t = false;    // T is listed
+  int operand = -1;     // whose dtype it is
+  int attribute = -1;   // whose value says it
+
+  bool Lists(DType dtype) const { return listed >> static_cast<int>(dtype) & 1; }
+};
+
 struct OperandInfo {
   std::string_view name, dtype, doc;
   DimsPattern dims;
@@ -28,17 +38,22 @@ struct OperandInfo {
   bool optional;
   DimsPattern indexes;  // one size; empty text: its elements are no indices
   bool negative_skips;
+  DTypeRule rule = {};
 };
 struct AttributeInfo {
   std::string_view name, doc, one_of;
   AttrType type;
   AttrValue default_value;  // monostate: none
   bool or_cache_axes = false;
+  int symbol = -1;  // that `dims` know it by
 };
 struct ResultInfo {
   std::string_view name, dtype, doc, alias = {}, mutates = {}, when = {};
   DimsPattern dims = {};
   bool workspace = false;
+  DTypeRule rule = {};
+  // Of `alias`, of `mutates` and of dims "=operand"; -1: none.
+  int alias_operand = -1, mutated_operand = -1, shape_operand = -1;
 };
 
 inline constexpr size_t kMaxOperands = 20, kMaxResults = 6, kMaxAttributes = 16;
@@ -69,6 +84,9 @@ struct OpInfo {
 
   int FindOperand(std::string_view operand) const;
   int FindAttribute(std::string_view attribute) const;
+  DTypeRule ToRule(std::string_view dtype) const;
+  // Looks up the names that operands, attributes and results speak of, once all of them are there.
+  void ResolveNames();
 };
 
 // What the conditions of a spec's dims and results come to in a call.

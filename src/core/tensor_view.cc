@@ -23,13 +23,15 @@ Status MakeDense(void* data, DType dtype, std::span<const int64_t> dims, TensorV
         Text("has rank ", static_cast<int64_t>(dims.size()), ", at most 8 is supported"));
   view = {data, dtype, static_cast<int>(dims.size())};
   // The bound counts zero sizes as one, so that no stride overflows either.
-  int64_t elements = Bytes(dtype);
+  int64_t stride = 1, bytes = Bytes(dtype);
   for (size_t i = dims.size(); i-- > 0;) {
     view.dims[i] = dims[i];
-    view.strides[i] = elements / Bytes(dtype);
+    view.strides[i] = stride;
     if (dims[i] < 0) return InvalidArgument(Text("has a negative size: ", ShapeText(dims)));
-    if (dims[i] > 0 && __builtin_mul_overflow(elements, dims[i], &elements))
+    if (dims[i] == 0) continue;
+    if (__builtin_mul_overflow(bytes, dims[i], &bytes))
       return InvalidArgument(Text("has more than 2^63 bytes: ", ShapeText(dims)));
+    stride *= dims[i];
   }
   return {};
 }

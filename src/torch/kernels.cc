@@ -1,5 +1,5 @@
-// torch's kernels of the ops: one function over the op table, from torch's stack to intarsia_infer
-// and intarsia_call and back.
+// torch's kernels of the ops: one function over the op table, from torch's stack to a Call and
+// back.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -8,7 +8,8 @@
 #include <numeric>
 #include <utility>
 
-#include "intarsia/intarsia.h"
+#include "intarsia/intarsia.h"  // INTARSIA_TORCH_...
+#include "src/core/cpu/thread_pool.h"
 #include "src/core/op_info.h"
 #include "src/ops/count.h"
 #include "src/ops/registry.h"
@@ -61,10 +62,6 @@ std::string Name(Device device) {
   return Text(device.type == Get().cuda() ? "cuda:" : "another device: ", device.index);
 }
 
-Status Ours(int32_t code) {
-  return code ? Status{static_cast<Code>(code), intarsia_error()} : Status{};
-}
-
 // One call of an op by torch's dispatcher. It owns what stands on the stack.
 class Invocation {
  public:
@@ -74,32 +71,23 @@ class Invocation {
       if (!op.operands[i].optional || Unwrap(value))
         operands_[i].reset(reinterpret_cast<Tensor>(value));
     }
-    for (const AttributeInfo& info : op.attributes) {
+    for (size_t i = 0; i < op.attributes.size(); ++i) {
       // After a failure too: what is left on the stack would leak.
-      Status status = TakeAttribute(info, *stack++);
+      Status status = TakeAttribute(i, *stack++);
       if (taken_.ok()) taken_ = std::move(status);
     }
   }
 
   Status Run() {
-    const size_t count = op_.operands.size();
-    INTARSIA_RETURN_IF_ERROR(InOp(op_.name, taken_));
     INTARSIA_RETURN_IF_ERROR(InOp(op_.name, Operands()));
     DeviceGuard guard;
     if (on_cuda()) INTARSIA_RETURN_IF_ERROR(InOp(op_.name, guard.Set(device_.index)));
-    std::array<intarsia_result, INTARSIA_MAX_RESULTS> inferred;
-    size_t num_results = 0;
-    INTARSIA_RETURN_IF_ERROR(
-        Ours(intarsia_infer(op_.name.data(), views_.data(), count, attributes_.data(),
-                            num_attributes_, inferred.data(), &num_results)));
-    std::array<intarsia_tensor, INTARSIA_MAX_RESULTS> results;
-    for (size_t i = 0; i < num_results; ++i)
-      INTARSIA_RETURN_IF_ERROR(InOp(op_.name, Result(i, inferred[i].tensor, results[i])));
-    void* stream = nullptr;
-    if (on_cuda()) INTARSIA_RETURN_IF_ERROR(InOp(op_.name, CurrentStream(stream)));
-    return Ours(intarsia_call(op_.name.data(), on_cuda() ? "CUDA" : "Host", views_.data(), count,
-                              attributes_.data(), num_attributes_, results.data(), num_results,
-                              stream));
+    INTARSIA_RETURN_IF_ERROR(Infer(op_, call_));
+    INTARSIA_RETURN_IF_ERROR(Results());
+    if (!on_cuda()) return RunCpu(op_, call_, CpuContext(&ThreadPool::Global()));
+    CudaContext context;
+    INTARSIA_RETURN_IF_ERROR(InOp(op_.name, CurrentStream(context.stream)));
+    return RunCuda(op_, call_, context);
   }
 
   // After Run: what the schema returns.
@@ -121,29 +109,43 @@ class Invocation {
     return true;
   }
 
-  Status TakeAttribute(const AttributeInfo& info, Value value) {
+  Status TakeAttribute(size_t i, Value value) {
+    const AttributeInfo& info = op_.attributes[i];
+    AttrValue& attribute = call_.attributes[i];
     const bool has_default = !std::holds_alternative<std::monostate>(info.default_value);
     if (!has_default && !Unwrap(value)) return {};
-    intarsia_attribute& attribute = attributes_[num_attributes_++];
-    attribute = {info.name.data(), static_cast<int32_t>(info.type), static_cast<int64_t>(value),
-                 std::bit_cast<double>(value), nullptr};
-    if (info.type == AttrType::kBool) attribute.i64 &= 0xFF;
-    if (info.type != AttrType::kString) return {};
-    if (form_ & INTARSIA_TORCH_TEXT_ADDRESSES) {
-      attribute.text = reinterpret_cast<const char*>(value);
-    } else {
-      OwnedString& string = strings_[num_attributes_ - 1];
-      string.reset(reinterpret_cast<Opaque*>(value));
-      INTARSIA_RETURN_IF_ERROR(
-          Torch(Get().string_text(string.get(), &attribute.text), "text of ", info.name));
+    switch (info.type) {
+      case AttrType::kBool:
+        attribute = (value & 0xFF) != 0;
+        break;
+      case AttrType::kI64:
+        attribute = static_cast<int64_t>(value);
+        break;
+      case AttrType::kF32:
+        attribute = std::bit_cast<double>(value);
+        break;
+      case AttrType::kString:
+        return TakeText(i, value);
     }
-    return Torch(!attribute.text, "text of ", info.name);
+    return {};
+  }
+
+  Status TakeText(size_t i, Value value) {
+    const char* text = nullptr;
+    if (form_ & INTARSIA_TORCH_TEXT_ADDRESSES) {
+      text = reinterpret_cast<const char*>(value);
+    } else {
+      strings_[i].reset(reinterpret_cast<Opaque*>(value));
+      INTARSIA_RETURN_IF_ERROR(
+          Torch(Get().string_text(strings_[i].get(), &text), "text of ", op_.attributes[i].name));
+    }
+    if (text) call_.attributes[i] = std::string_view(text);
+    return Torch(!text, "text of ", op_.attributes[i].name);
   }
 
   // The operand in which a result is written instead of a tensor of its own; -1: none.
   int Written(const ResultInfo& info) const {
-    const auto operand = form_ & INTARSIA_TORCH_IN_PLACE ? info.mutates : info.alias;
-    return operand.empty() ? -1 : op_.FindOperand(operand);
+    return form_ & INTARSIA_TORCH_IN_PLACE ? info.mutated_operand : info.alias_operand;
   }
   bool IsWritten(size_t operand) const {
     return std::ranges::any_of(op_.results, [&](const ResultInfo& info) {
@@ -152,8 +154,8 @@ class Invocation {
   }
 
   Status Operands() {
+    INTARSIA_RETURN_IF_ERROR(std::move(taken_));
     for (size_t i = 0; i < op_.operands.size(); ++i) {
-      views_[i].dtype = INTARSIA_NONE;
       if (!operands_[i]) continue;
       INTARSIA_RETURN_IF_ERROR(Operand(i));
     }
@@ -163,20 +165,20 @@ class Invocation {
   Status Operand(size_t i) {
     const OperandInfo& info = op_.operands[i];
     INTARSIA_RETURN_IF_ERROR(CheckDevice(info.name, operands_[i].get(), i == 0));
-    INTARSIA_RETURN_IF_ERROR(View(info, operands_[i].get(), views_[i]));
-    TensorView view;
-    const std::span dims(views_[i].dims, static_cast<size_t>(views_[i].rank));
-    INTARSIA_RETURN_IF_ERROR(MakeDense(nullptr, DType::kU8, dims, view));
-    std::copy_n(views_[i].strides, dims.size(), view.strides.begin());
+    TensorView& view = call_.operands[i].emplace();
+    INTARSIA_RETURN_IF_ERROR(View(info, operands_[i].get(), view));
     if (IsWritten(i)) return CheckSeparate(info.name, view);
     // An operand that is only read is made as dense as the op needs it.
     if (Fits(info.access, view)) return {};
-    OwnedTensor dense;
-    INTARSIA_RETURN_IF_ERROR(Empty(views_[i], dense));
+    TensorView dense;  // for its strides
+    INTARSIA_RETURN_IF_ERROR(MakeDense(nullptr, view.dtype, view.shape(), dense));
+    OwnedTensor copy;
+    INTARSIA_RETURN_IF_ERROR(Empty(dense, copy));
     INTARSIA_RETURN_IF_ERROR(
-        Torch(Get().copy(dense.get(), operands_[i].get(), 0), "copy_ of a strided operand"));
-    operands_[i] = std::move(dense);
-    return View(info, operands_[i].get(), views_[i]);
+        Torch(Get().copy(copy.get(), operands_[i].get(), 0), "copy_ of a strided operand"));
+    operands_[i] = std::move(copy);
+    view = dense;
+    return Torch(Get().data(operands_[i].get(), &view.data), "data of ", info.name);
   }
 
   // Whether each element of an operand that is written has memory of its own: a step along an axis
@@ -211,59 +213,63 @@ class Invocation {
                                 " is on ", Name(device_)));
   }
 
-  Status View(const OperandInfo& info, Tensor tensor, intarsia_tensor& view) const {
+  Status View(const OperandInfo& info, Tensor tensor, TensorView& view) const {
     int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
     int32_t number = 0;
+    void* data = nullptr;
     INTARSIA_RETURN_IF_ERROR(Torch(Get().rank(tensor, &rank) || Get().sizes(tensor, &sizes) ||
                                        Get().strides(tensor, &strides) ||
-                                       Get().dtype(tensor, &number) ||
-                                       Get().data(tensor, &view.data),
+                                       Get().dtype(tensor, &number) || Get().data(tensor, &data),
                                    "tensor ", info.name));
-    if (rank > INTARSIA_MAX_RANK)
+    if (rank > kMaxRank)
       return InvalidArgument(Text(info.name, " has rank ", rank, ", at most ",
-                                  static_cast<int64_t>(INTARSIA_MAX_RANK), " is supported"));
+                                  static_cast<int64_t>(kMaxRank), " is supported"));
     const DType dtype = Get().FromNumber(number);
     if (dtype == DType::kOther)
       return InvalidArgument(Text(info.name, " has dtype ", Get().DTypeName(number), ", expected ",
                                   ExpectedDTypes(op_, info), ": convert it first"));
-    view.dtype = static_cast<int32_t>(dtype);
-    view.rank = static_cast<int32_t>(rank);
-    view.strided = 1;
-    std::copy_n(sizes, rank, view.dims);
-    std::copy_n(strides, rank, view.strides);
+    if (Status s = MakeDense(data, dtype, {sizes, static_cast<size_t>(rank)}, view); !s.ok())
+      return InvalidArgument(Text(info.name, " ", s.message));
+    std::copy_n(strides, rank, view.strides.begin());
     return {};
   }
 
-  // A dense tensor of the shape and dtype of `like`.
-  Status Empty(const intarsia_tensor& like, OwnedTensor& tensor) const {
-    TensorView dense;  // for its strides
-    const auto dtype = static_cast<DType>(like.dtype);
-    INTARSIA_RETURN_IF_ERROR(
-        MakeDense(nullptr, dtype, {like.dims, static_cast<size_t>(like.rank)}, dense));
+  // A tensor of the shape, strides and dtype of `like`.
+  Status Empty(const TensorView& like, OwnedTensor& tensor) const {
     Tensor handle = nullptr;
-    if (Get().empty_strided(dense.rank, dense.dims.data(), dense.strides.data(),
-                            Get().dtype_numbers[like.dtype], device_.type, device_.index, &handle))
-      return Internal(Text("torch's empty_strided(", ShapeText(dense.shape()), ") failed"));
+    if (Get().empty_strided(like.rank, like.dims.data(), like.strides.data(),
+                            Get().dtype_numbers[static_cast<size_t>(like.dtype)], device_.type,
+                            device_.index, &handle))
+      return Internal(Text("torch's empty_strided(", ShapeText(like.shape()), ") failed"));
     tensor.reset(handle);
     return {};
   }
 
+  // Gives the inferred results their memory.
+  Status Results() {
+    const bool writes = std::ranges::any_of(
+        op_.results, [&](const ResultInfo& info) { return Written(info) >= 0; });
+    // A tensor made here is as it was inferred. One of the caller's is to be looked at.
+    std::optional<std::array<Optional, kMaxResults>> inferred;
+    if (writes) inferred = call_.results;
+    for (size_t i = 0; i < op_.results.size(); ++i)
+      INTARSIA_RETURN_IF_ERROR(InOp(op_.name, Result(i)));
+    return writes ? CheckResults(op_, call_, *inferred) : Status{};
+  }
+
   // Where result i of the call goes. One that does not exist in it is returned as an empty tensor.
-  Status Result(size_t i, const intarsia_tensor& inferred, intarsia_tensor& result) {
-    const int written = Written(op_.results[i]);
-    if (written >= 0) {
-      result = views_[static_cast<size_t>(written)];
+  Status Result(size_t i) {
+    Optional& result = call_.results[i];
+    if (const int written = Written(op_.results[i]); written >= 0) {
+      result = call_.operands[static_cast<size_t>(written)];
       return {};
     }
-    result.dtype = INTARSIA_NONE;
-    if (inferred.dtype == INTARSIA_NONE) {
-      intarsia_tensor none{};
-      none.rank = 1;
+    if (!result) {
+      TensorView none{.dtype = DType::kF32, .rank = 1, .strides = {1}};
       return Empty(none, results_[i]);
     }
-    INTARSIA_RETURN_IF_ERROR(Empty(inferred, results_[i]));
-    result = inferred;
-    return Torch(Get().data(results_[i].get(), &result.data), "data of result ",
+    INTARSIA_RETURN_IF_ERROR(Empty(*result, results_[i]));
+    return Torch(Get().data(results_[i].get(), &result->data), "data of result ",
                  op_.results[i].name);
   }
 
@@ -276,12 +282,10 @@ class Invocation {
   const OpInfo& op_;
   const int32_t form_;
   Device device_;
+  Call call_;
   std::array<OwnedTensor, kMaxOperands> operands_;
   std::array<OwnedTensor, kMaxResults> results_;
   std::array<OwnedString, kMaxAttributes> strings_;
-  std::array<intarsia_tensor, kMaxOperands> views_;
-  std::array<intarsia_attribute, kMaxAttributes> attributes_;
-  size_t num_attributes_ = 0;
   Status taken_;  // of the attributes
 };
 
