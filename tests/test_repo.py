@@ -141,6 +141,17 @@ def test_no_folder_is_taken_for_a_package() -> None:
     assert wrong == []
 
 
+def test_nothing_below_api_calls_the_public_functions() -> None:
+    """`src/api` defines them upon everything else, so a call from below would be a circle."""
+    header = text(pathlib.Path("include/intarsia/intarsia.h"))
+    functions = re.findall(r"\b(intarsia_\w+|GetPjrtApi)\(", header)
+    assert "intarsia_call" in functions and "intarsia_infer" in functions
+    found = occurrences(rf"\b(?:{'|'.join(functions)})\(", ".cc", ".h", ".cu", ".cuh")
+    # The plugin is made at its first use, by whoever loads the library, and takes the handlers then.
+    assert found.pop("src/pjrt/wrapper.cc") == ["intarsia_handlers("]
+    assert set(found) == {"src/api/library.cc"}
+
+
 def test_only_ffi_knows_xla() -> None:
     xla = occurrences(r'#include [<"]xla/', ".cc", ".h", ".cu", ".cuh")
     assert xla and all(path.startswith(("src/ffi/", "src/bridge/handlers.cc")) for path in xla)
