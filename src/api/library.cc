@@ -128,8 +128,8 @@ intarsia_result ToResult(const ResultInfo& info, const Optional& view) {
   if (!view) return result;
   result.tensor.dtype = static_cast<int32_t>(view->dtype);
   result.tensor.rank = view->rank;
-  std::copy(view->dims.begin(), view->dims.end(), result.tensor.dims);
-  std::copy(view->strides.begin(), view->strides.end(), result.tensor.strides);
+  std::copy_n(view->dims.begin(), view->rank, result.tensor.dims);
+  std::copy_n(view->strides.begin(), view->rank, result.tensor.strides);
   return result;
 }
 

@@ -227,7 +227,7 @@ static int WrittenOperand(const ResultInfo& info, const Call& call, const Tensor
   const int i = info.alias.empty() ? info.mutated_operand : info.alias_operand;
   if (i < 0) return -1;
   const TensorView& operand = *call.operands[static_cast<size_t>(i)];
-  return operand.data == result.data && operand.strides == result.strides ? i : -1;
+  return operand.data == result.data && operand.same_strides(result) ? i : -1;
 }
 
 // Two views may lie between each other's elements, as parts of one cache do. So only what is dense,
@@ -277,7 +277,7 @@ Status CheckResults(const OpInfo& op, const Call& call, std::span<const Optional
       return Invalid(op, "result ", info.name, " is strided, expected a dense row-major array");
     if (info.alias.empty() || got->size() == 0) continue;
     const TensorView& operand = *call.operands[static_cast<size_t>(info.alias_operand)];
-    if (operand.strides != got->strides)
+    if (!operand.same_strides(*got))
       return Invalid(op, "result ", info.name, " has other strides than ", info.alias,
                      ", whose buffer it shares");
     if (operand.data != got->data)

@@ -60,9 +60,9 @@ inline constexpr size_t kMaxOperands = 20, kMaxResults = 6, kMaxAttributes = 16;
 
 // One call of an op as a front end hands it over, in spec order. What is absent has no value.
 struct Call {
-  std::array<Optional, kMaxOperands> operands{};
-  std::array<AttrValue, kMaxAttributes> attributes{};
-  std::array<Optional, kMaxResults> results{};
+  std::array<Optional, kMaxOperands> operands;
+  std::array<AttrValue, kMaxAttributes> attributes;
+  std::array<Optional, kMaxResults> results;
 };
 
 struct OpInfo {

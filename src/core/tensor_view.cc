@@ -21,7 +21,9 @@ Status MakeDense(void* data, DType dtype, std::span<const int64_t> dims, TensorV
   if (dims.size() > kMaxRank)
     return InvalidArgument(
         Text("has rank ", static_cast<int64_t>(dims.size()), ", at most 8 is supported"));
-  view = {data, dtype, static_cast<int>(dims.size())};
+  view.data = data;
+  view.dtype = dtype;
+  view.rank = static_cast<int>(dims.size());
   // The bound counts zero sizes as one, so that no stride overflows either.
   int64_t stride = 1, bytes = Bytes(dtype);
   for (size_t i = dims.size(); i-- > 0;) {

@@ -1,5 +1,6 @@
 // A tensor that somebody else owns: address, dtype, shape and element strides.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -14,11 +15,15 @@ namespace intarsia {
 inline constexpr int kMaxRank = 8;
 
 struct TensorView {
+  // A call has tens of these: what is beyond `rank` is not set, for clearing it is a tenth of the
+  // time of a small call from torch.
+  TensorView() {}  // NOLINT: `= default` would clear it in optional::emplace()
+
   void* data = nullptr;
   DType dtype = DType::kOther;
   int rank = 0;
-  std::array<int64_t, kMaxRank> dims{};
-  std::array<int64_t, kMaxRank> strides{};  // in elements
+  std::array<int64_t, kMaxRank> dims;
+  std::array<int64_t, kMaxRank> strides;  // in elements
 
   // Negative axes count from the back, as in NumPy.
   int64_t dim(int axis) const { return dims[static_cast<size_t>(axis < 0 ? rank + axis : axis)]; }
@@ -28,6 +33,10 @@ struct TensorView {
   int64_t size() const;
   bool dense() const;  // row-major without gaps
   std::span<const int64_t> shape() const { return {dims.data(), static_cast<size_t>(rank)}; }
+  bool same_strides(const TensorView& other) const {
+    return rank == other.rank &&
+           std::equal(strides.begin(), strides.begin() + rank, other.strides.begin());
+  }
   template <class T>
   T* as() const {
     return static_cast<T*>(data);

@@ -265,7 +265,8 @@ class Invocation {
       return {};
     }
     if (!result) {
-      TensorView none{.dtype = DType::kF32, .rank = 1, .strides = {1}};
+      TensorView none;
+      INTARSIA_RETURN_IF_ERROR(MakeDense(nullptr, DType::kF32, std::array<int64_t, 1>{0}, none));
       return Empty(none, results_[i]);
     }
     INTARSIA_RETURN_IF_ERROR(Empty(*result, results_[i]));
