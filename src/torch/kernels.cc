@@ -250,11 +250,16 @@ class Invocation {
     const bool writes = std::ranges::any_of(
         op_.results, [&](const ResultInfo& info) { return Written(info) >= 0; });
     // A tensor made here is as it was inferred. One of the caller's is to be looked at.
-    std::optional<std::array<Optional, kMaxResults>> inferred;
-    if (writes) inferred = call_.results;
+    if (!writes) return PlaceResults();
+    const auto inferred = call_.results;
+    INTARSIA_RETURN_IF_ERROR(PlaceResults());
+    return CheckResults(op_, call_, inferred);
+  }
+
+  Status PlaceResults() {
     for (size_t i = 0; i < op_.results.size(); ++i)
       INTARSIA_RETURN_IF_ERROR(InOp(op_.name, Result(i)));
-    return writes ? CheckResults(op_, call_, *inferred) : Status{};
+    return {};
   }
 
   // Where result i of the call goes. One that does not exist in it is returned as an empty tensor.
