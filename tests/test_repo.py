@@ -148,7 +148,7 @@ def test_nothing_below_api_calls_the_public_functions() -> None:
     assert "intarsia_call" in functions and "intarsia_infer" in functions
     found = occurrences(rf"\b(?:{'|'.join(functions)})\(", ".cc", ".h", ".cu", ".cuh")
     # The plugin is made at its first use, by whoever loads the library, and takes the handlers then.
-    assert found.pop("src/pjrt/wrapper.cc") == ["intarsia_handlers("]
+    assert found.pop("src/pjrt/plugin/wrapper.cc") == ["intarsia_handlers("]
     assert set(found) == {"src/api/library.cc"}
 
 
