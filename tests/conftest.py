@@ -33,6 +33,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="LIBRARY",
         help="a compiled library of torch ops, such as vLLM's _C.abi3.so, for the tests of the bridge",
     )
+    parser.addoption(
+        "--mutants",
+        type=int,
+        default=400,
+        metavar="N",
+        help="how many broken model files the tests of the readers try",
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -156,7 +156,7 @@ def test_wrong_files(write_gguf, tiny_weights, tmp_path):
         load_model(tmp_path)
     text = tmp_path / "model.gguf"
     text.write_text("hello")
-    with pytest.raises(ValueError, match=r"model\.gguf begins with b'hell', expected b'GGUF'"):
+    with pytest.raises(ValueError, match=r"model\.gguf: it begins with b'hell', expected b'GGUF'"):
         load_model(text)
     with pytest.raises(FileNotFoundError, match=r"'nothing' is neither a file .* one of smollm2"):
         find_model("nothing")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from intarsia.models.config import LayerKind, ModelConfig, Rope
+from intarsia.models.fields import Fields
 
 # GGUF's general.architecture, and the first of `architectures` in config.json.
 GGUF_ARCHITECTURES = ("llama", "qwen2", "gemma3")
@@ -24,6 +25,8 @@ _GEMMA3 = {
 # Five layers with a sliding window and a rope base of their own, then one that sees everything.
 _GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10000.0
 _GEMMA3_27B_LAYERS = 62
+# Bounds of what decides the size of tables; beyond any model.
+_LARGEST_HEAD, _MOST_LAYERS = 1 << 16, 1 << 16
 
 
 def config_from_gguf(
@@ -35,111 +38,114 @@ def config_from_gguf(
     rope_divisors: tuple[float, ...] | None,
 ) -> ModelConfig:
     """Builds the configuration from GGUF metadata; what only its tensors say comes by keyword."""
-    architecture = metadata["general.architecture"]
+    architecture = Fields(metadata).text("general.architecture")
     if architecture not in GGUF_ARCHITECTURES:
         raise ValueError(
-            f"GGUF: general.architecture is {architecture!r}, "
+            f"general.architecture is {architecture!r}, "
             f"expected one of {', '.join(GGUF_ARCHITECTURES)}"
         )
-
-    def get(key: str, default: Any = None) -> Any:
-        value = metadata.get(f"{architecture}.{key}", default)
-        if value is None:
-            raise ValueError(f"GGUF: key {architecture}.{key} is missing")
-        return value
-
-    hidden, heads, layers = get("embedding_length"), get("attention.head_count"), get("block_count")
-    head_dim = get("attention.key_length", hidden // heads)
-    if (rope_dim := get("rope.dimension_count", head_dim)) != head_dim:
-        raise ValueError(f"GGUF: rope.dimension_count is {rope_dim}, expected {head_dim}")
-    scaling = get("rope.scaling.type", "none")
+    fields = Fields(metadata, f"{architecture}.")
+    hidden, heads = fields.whole("embedding_length"), fields.whole("attention.head_count")
+    layers = fields.whole("block_count")
+    head_dim = fields.whole("attention.key_length", hidden // heads, most=_LARGEST_HEAD)
+    if (rope_dim := fields.whole("rope.dimension_count", head_dim)) != head_dim:
+        raise ValueError(f"rope.dimension_count is {rope_dim}, expected {head_dim}")
+    scaling = fields.text("rope.scaling.type", "none")
     if scaling == "linear":
-        rope_divisors = (float(get("rope.scaling.factor")),) * (head_dim // 2)
+        factor = fields.number("rope.scaling.factor", above=0)
+        rope_divisors = (float(factor),) * (head_dim // 2)
     elif scaling != "none":
-        raise ValueError(f"GGUF: rope.scaling.type is {scaling!r}, expected none or linear")
-    rope = Rope(get("rope.freq_base", 10000.0), rope_divisors)
-    window = get("attention.sliding_window", 0) or None
+        raise ValueError(f"rope.scaling.type is {scaling!r}, expected none or linear")
+    rope = Rope(fields.number("rope.freq_base", 10000.0, above=0), rope_divisors)
+    window = fields.whole("attention.sliding_window", 0, least=0) or None
     traits: dict[str, Any] = {"layer_kinds": (LayerKind(rope, window),)}
     if architecture == "gemma3":
         # Where the file is silent, the values that llama.cpp has for this architecture
         # (src/llama-model.cpp, LLM_ARCH_GEMMA3). In its 27B alone, the scores are not scaled by
         # the head dim.
-        local = LayerKind(Rope(get("rope.freq_base_swa", _GEMMA3_LOCAL_THETA)), window)
-        period = get("attention.sliding_window_pattern", _GEMMA3_PERIOD)
+        theta = fields.number("rope.freq_base_swa", _GEMMA3_LOCAL_THETA, above=0)
+        local = LayerKind(Rope(theta), window)
+        period = fields.whole("attention.sliding_window_pattern", _GEMMA3_PERIOD, most=_MOST_LAYERS)
         divisor = hidden / heads if layers == _GEMMA3_27B_LAYERS else head_dim
         traits = _GEMMA3 | {
             "layer_kinds": (*(local,) * (period - 1), LayerKind(rope)),
-            "attention_scale": get("attention.scale", divisor**-0.5),
+            "attention_scale": fields.number("attention.scale", divisor**-0.5, above=0),
             "embed_scale": math.sqrt(hidden),
         }
-    eos = (metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot"))
+    tokens = Fields(metadata, "tokenizer.ggml.")
+    eos = tokens.tokens("eos_token_id") + tokens.tokens("eot_token_id")
     return ModelConfig(
         hidden=hidden,
         layers=layers,
         heads=heads,
-        kv_heads=get("attention.head_count_kv", heads),
+        kv_heads=fields.whole("attention.head_count_kv", heads),
         head_dim=head_dim,
-        intermediate=get("feed_forward_length"),
+        intermediate=fields.whole("feed_forward_length"),
         vocab=vocab,
-        rms_eps=get("attention.layer_norm_rms_epsilon"),
+        rms_eps=fields.number("attention.layer_norm_rms_epsilon"),
         qkv_bias=qkv_bias,
         tie_embeddings=tie_embeddings,
-        max_positions=get("context_length"),
-        bos_id=metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_ids=tuple(dict.fromkeys(token for token in eos if token is not None)),
+        max_positions=fields.whole("context_length", least=2),
+        bos_id=next(iter(tokens.tokens("bos_token_id")), None),
+        eos_ids=tuple(dict.fromkeys(eos)),
         **traits,
     )
 
 
 def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     """Builds the configuration from config.json and generation_config.json (empty if absent)."""
+    fields = Fields(config)
     if not config.get("architectures"):
         expected = ", ".join(HF_ARCHITECTURES)
-        raise ValueError(f"config.json: got no architectures, expected one of {expected}")
-    architecture = config["architectures"][0]
+        raise ValueError(f"got no architectures, expected one of {expected}")
+    architecture = fields.texts("architectures")[0]
     if architecture not in HF_ARCHITECTURES:
         raise ValueError(
-            f"config.json: architecture is {architecture!r}, "
-            f"expected one of {', '.join(HF_ARCHITECTURES)}"
+            f"architecture is {architecture!r}, expected one of {', '.join(HF_ARCHITECTURES)}"
         )
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    traits = (_gemma3_from_hf if "Gemma3" in architecture else _llama_from_hf)(config, head_dim)
-    eos = generation.get("eos_token_id", config.get("eos_token_id"))
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    head_dim = fields.whole("head_dim", hidden // heads, most=_LARGEST_HEAD)
+    traits = (_gemma3_from_hf if "Gemma3" in architecture else _llama_from_hf)(fields, head_dim)
     return ModelConfig(
-        hidden=config["hidden_size"],
-        layers=config["num_hidden_layers"],
+        hidden=hidden,
+        layers=fields.whole("num_hidden_layers"),
         heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
+        kv_heads=fields.whole("num_key_value_heads", heads),
         head_dim=head_dim,
-        intermediate=config["intermediate_size"],
-        vocab=config["vocab_size"],
-        rms_eps=config.get("rms_norm_eps", 1e-6),
-        max_positions=config.get("max_position_embeddings", 2048),
-        bos_id=config.get("bos_token_id"),
-        eos_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        intermediate=fields.whole("intermediate_size"),
+        vocab=fields.whole("vocab_size"),
+        rms_eps=fields.number("rms_norm_eps", 1e-6),
+        max_positions=fields.whole("max_position_embeddings", 2048, least=2),
+        bos_id=next(iter(fields.tokens("bos_token_id")), None),
+        eos_ids=Fields(generation if "eos_token_id" in generation else config).tokens(
+            "eos_token_id"
+        ),
         **traits,
     )
 
 
-def _llama_from_hf(config: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+def _llama_from_hf(config: Fields, head_dim: int) -> dict[str, Any]:
     """What Llama, Mistral and Qwen2 say in ways of their own."""
     _expect(config, "hidden_act", "silu")
-    architecture = config["architectures"][0]
+    architecture = config.texts("architectures")[0]
     if architecture == "Qwen2ForCausalLM":
         _expect(config, "use_sliding_window", False)
     # transformers 5 writes rope_parameters; before it there were rope_theta and rope_scaling.
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    window = config.get("sliding_window") if architecture == "MistralForCausalLM" else None
+    rope = config.inner("rope_parameters") or config.inner("rope_scaling") or Fields({})
+    theta = _theta(rope, config.number("rope_theta", 10000.0, above=0))
+    window = config.whole("sliding_window", None) if architecture == "MistralForCausalLM" else None
     return {
         "layer_kinds": (LayerKind(_rope(rope, theta, head_dim), window),),
         "qkv_bias": architecture == "Qwen2ForCausalLM",
-        "tie_embeddings": config.get("tie_word_embeddings", False),
+        "tie_embeddings": config.flag("tie_word_embeddings", False),
     }
 
 
-def _gemma3_from_hf(config: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+def _theta(rope: Fields, default: float) -> float:
+    return float(rope.number("rope_theta", default, above=0))
+
+
+def _gemma3_from_hf(config: Fields, head_dim: int) -> dict[str, Any]:
     """What Gemma 3 (text only) says."""
     _expect(config, "hidden_activation", "gelu_pytorch_tanh")
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
@@ -147,28 +153,29 @@ def _gemma3_from_hf(config: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     _expect(config, "use_bidirectional_attention", False)
     # transformers 5 writes rope parameters for each type of layer; before it, scaling was only of
     # the layers that see everything.
-    ropes = config.get("rope_parameters") or {}
-    of_global = ropes.get("full_attention") or config.get("rope_scaling") or {}
-    of_local = ropes.get("sliding_attention") or {}
-    theta = of_global.get("rope_theta") or config.get("rope_theta") or 1e6
-    local = of_local.get("rope_theta") or config.get("rope_local_base_freq") or _GEMMA3_LOCAL_THETA
+    none = Fields({})
+    ropes = config.inner("rope_parameters") or none
+    of_global = ropes.inner("full_attention") or config.inner("rope_scaling") or none
+    of_local = ropes.inner("sliding_attention") or none
+    theta = _theta(of_global, config.number("rope_theta", 1e6, above=0))
+    local = _theta(of_local, config.number("rope_local_base_freq", _GEMMA3_LOCAL_THETA, above=0))
     kinds = {
-        "full_attention": LayerKind(_rope(of_global, float(theta), head_dim)),
+        "full_attention": LayerKind(_rope(of_global, theta, head_dim)),
         "sliding_attention": LayerKind(
-            _rope(of_local, float(local), head_dim), config["sliding_window"]
+            _rope(of_local, local, head_dim), config.whole("sliding_window")
         ),
     }
-    period = config.get("sliding_window_pattern") or _GEMMA3_PERIOD
+    period = config.whole("sliding_window_pattern", _GEMMA3_PERIOD, most=_MOST_LAYERS)
     pattern = ["sliding_attention"] * (period - 1) + ["full_attention"]
-    layer_types = config.get("layer_types") or pattern
+    layer_types = config.texts("layer_types", pattern)
     for kind in set(layer_types) - kinds.keys():
         expected = " or ".join(kinds)
-        raise ValueError(f"config.json: layer type is {kind!r}, expected {expected}")
+        raise ValueError(f"layer type is {kind!r}, expected {expected}")
     return _GEMMA3 | {
         "layer_kinds": tuple(kinds[kind] for kind in _period(layer_types)),
-        "attention_scale": (config.get("query_pre_attn_scalar") or 256) ** -0.5,
-        "embed_scale": math.sqrt(config["hidden_size"]),
-        "tie_embeddings": config.get("tie_word_embeddings", True),
+        "attention_scale": config.number("query_pre_attn_scalar", 256, above=0) ** -0.5,
+        "embed_scale": math.sqrt(config.whole("hidden_size")),
+        "tie_embeddings": config.flag("tie_word_embeddings", True),
     }
 
 
@@ -232,10 +239,10 @@ def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
     return {"rope_type": "linear", "factor": rope.divisors[0]}
 
 
-def _expect(config: Mapping[str, Any], key: str, expected: Any) -> None:
+def _expect(config: Fields, key: str, expected: Any) -> None:
     """Raises ValueError unless a setting is absent or has the only value that is supported."""
-    if (got := config.get(key)) is not None and got != expected:
-        raise ValueError(f"config.json: {key} is {got!r}, expected {expected!r}")
+    if (got := config.get(key, None)) is not None and got != expected:
+        raise ValueError(f"{key} is {got!r}, expected {expected!r}")
 
 
 def _period(sequence: Sequence[str]) -> Sequence[str]:
@@ -246,26 +253,30 @@ def _period(sequence: Sequence[str]) -> Sequence[str]:
     return sequence
 
 
-def _rope(settings: Mapping[str, Any], theta: float, head_dim: int) -> Rope:
+def _rope(settings: Fields, theta: float, head_dim: int) -> Rope:
     """Turns Hugging Face's rope scaling into one divisor a frequency."""
-    kind = settings.get("rope_type") or settings.get("type") or "default"
+    kind = settings.text("rope_type", None) or settings.text("type", None) or "default"
     if kind == "default":
         return Rope(theta)
     if kind == "linear":
-        return Rope(theta, (float(settings["factor"]),) * (head_dim // 2))
+        return Rope(theta, (float(settings.number("factor", above=0)),) * (head_dim // 2))
     if kind != "llama3":
-        raise ValueError(
-            f"config.json: rope type is {kind!r}, expected one of default, linear, llama3"
-        )
+        raise ValueError(f"rope type is {kind!r}, expected one of default, linear, llama3")
     # Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, the band between
     # blended linearly in the number of turns that fit into the original context.
     factor, low, high = (
-        float(settings[key]) for key in ("factor", "low_freq_factor", "high_freq_factor")
+        float(settings.number(key, above=0))
+        for key in ("factor", "low_freq_factor", "high_freq_factor")
     )
+    if low >= high:
+        raise ValueError(
+            f"low_freq_factor is {low}, expected less than high_freq_factor, which is {high}"
+        )
+    context = settings.whole("original_max_position_embeddings")
     divisors = []
     for i in range(0, head_dim, 2):
         wavelength = 2 * math.pi * theta ** (i / head_dim)
-        turns = settings["original_max_position_embeddings"] / wavelength
+        turns = context / wavelength
         kept = min(max((turns - low) / (high - low), 0.0), 1.0)
         divisors.append(1.0 / (kept + (1.0 - kept) / factor))
     return Rope(theta, tuple(divisors))

@@ -1,6 +1,7 @@
 """The hyperparameters of a decoder-only transformer: what the supported architectures differ in."""
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -106,7 +107,11 @@ class ModelConfig:
             raise ValueError(
                 f"config: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}"
             )
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(f"config: head_dim is {self.head_dim}, expected an even number")
         for rope in self.ropes:
+            if not all(0 < x < math.inf for x in rope.divisors or ()):
+                raise ValueError("config: a divisor of rope is no finite number above 0")
             if rope.divisors is not None and len(rope.divisors) != self.head_dim // 2:
                 raise ValueError(
                     f"config: rope has {len(rope.divisors)} divisors, "

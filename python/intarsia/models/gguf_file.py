@@ -1,10 +1,20 @@
 """Opening GGUF files."""
 
 import functools
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
+
+from intarsia.models.files import reading
+
+# The largest vocabularies have half a million merges; the reader makes an object of each element.
+_MOST_ELEMENTS = 1 << 23
+_MOST_ROWS = 1 << 20  # of keys, and of tensors
+_MOST_AXES = 4  # of ggml's tensors
+_VALUE_TYPES = frozenset(map(int, GGUFValueType))
 
 
 class _Reader(GGUFReader):
@@ -12,7 +22,12 @@ class _Reader(GGUFReader):
 
     That counts where the header holds a vocabulary, each of whose entries is such a slice: 3 s
     instead of 10 s for Gemma 3's 262144.
+
+    It reads nothing past the end: where a length promised more, the reader went on with empty
+    views until the memory was full.
     """
+
+    _elements = 0  # of the arrays read so far
 
     @property
     def data(self) -> np.ndarray:
@@ -22,18 +37,70 @@ class _Reader(GGUFReader):
     def data(self, mapped: np.memmap) -> None:
         self._data = mapped.view(np.ndarray)
 
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+        end = int(offset) + int(count) * np.dtype(dtype).itemsize
+        if not 0 <= offset <= end <= len(self.data):
+            raise ValueError(f"the file ends at byte {len(self.data)}, expected {end} or more")
+        array = self.data[int(offset) : end].view(dtype)
+        order = override_order or self.byte_order
+        return array if order == "I" else array.view(array.dtype.newbyteorder(order))
 
-@functools.lru_cache(maxsize=1)
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if int(raw_type) not in _VALUE_TYPES:
+            raise ValueError(f"a value is of type {int(raw_type)}, which the gguf package lacks")
+        if raw_type == GGUFValueType.ARRAY:
+            begin = int(orig_offs) + 12  # behind the type of the elements and their number
+            count = int(self._get(begin - 8, np.uint64)[0])
+            self._get(begin, np.uint8, count)  # each takes a byte at least
+            self._elements += count
+            if self._elements > _MOST_ELEMENTS:
+                raise ValueError(f"its arrays have more than {_MOST_ELEMENTS} elements")
+        return super()._get_field_parts(orig_offs, raw_type)
+
+    def _build_fields(self, offs: int, count: int) -> int:
+        self._check_rows("keys", count)
+        return super()._build_fields(offs, count)
+
+    def _build_tensor_info(self, offs: int, count: int) -> Any:
+        self._check_rows("tensors", count)
+        return super()._build_tensor_info(offs, count)
+
+    def _check_rows(self, what: str, count: int) -> None:
+        if count > _MOST_ROWS:
+            raise ValueError(f"its header counts {count} {what}, expected {_MOST_ROWS} or fewer")
+
+    def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+        known = {int(kind) for kind in GGMLQuantizationType}
+        for field in fields:
+            _, name, _, dims, kind, _ = field.parts
+            said = f"tensor {bytes(name).decode(errors='replace')}"
+            if not 1 <= len(dims) <= _MOST_AXES or 0 in dims:
+                raise ValueError(f"{said} has shape {dims.tolist()}, expected 1 to 4 sizes above 0")
+            if np.prod(dims, dtype=np.float64) > 2**53:
+                raise ValueError(f"{said} has shape {dims.tolist()}, which no file can hold")
+            if int(kind[0]) not in known:
+                raise ValueError(f"{said} is of type {kind[0]}, which the gguf package lacks")
+        super()._build_tensors(start_offs, fields)
+
+
 def open_gguf(path: Path) -> GGUFReader:
-    """Opens a GGUF file; the last one stays open.
+    """Opens a GGUF file; the last one stays open, until another takes its place under its name.
 
     Walking through a vocabulary takes a second or two, and the weights and the tokenizer both
     start with that.
 
     Raises:
-        ValueError: The file is not GGUF.
+        ValueError: The file is not GGUF, or broken.
     """
+    with reading(path):
+        now = path.stat()
+        return _open(path, (now.st_dev, now.st_ino, now.st_mtime_ns, now.st_size))
+
+
+@functools.lru_cache(maxsize=1)
+def _open(path: Path, state: tuple[int, ...]) -> GGUFReader:
+    del state  # of the file, to tell it from an earlier one
     with path.open("rb") as file:
         if (magic := file.read(4)) != b"GGUF":
-            raise ValueError(f"model file {path.name} begins with {magic!r}, expected b'GGUF'")
-    return _Reader(path)
+            raise ValueError(f"it begins with {magic!r}, expected b'GGUF'")
+    return _Reader(os.fspath(path))

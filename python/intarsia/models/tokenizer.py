@@ -1,12 +1,12 @@
 """Text to tokens and back: by tokenizer.json, or by the vocabulary inside a GGUF file."""
 
-import datetime
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+
+from intarsia.models.files import FileError, read_json, reading
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
@@ -36,7 +36,12 @@ class Tokenizer:
 
     @classmethod
     def from_path(cls, path: str | Path) -> "Tokenizer":
-        """Reads the tokenizer of a model: a .gguf file or a Hugging Face directory."""
+        """Reads the tokenizer of a model: a .gguf file or a Hugging Face directory.
+
+        Raises:
+            ValueError: A file is broken, or of a kind that is not supported.
+            FileNotFoundError: The path holds no tokenizer.
+        """
         path = Path(path)
         return _from_directory(path) if path.is_dir() else _from_gguf(path)
 
@@ -53,12 +58,20 @@ class Tokenizer:
         return self.backend.encode(self.render_chat(prompt), add_special_tokens=False).ids
 
     def render_chat(self, prompt: str | Sequence[Mapping[str, str]]) -> str:
-        """Returns the text that the chat template makes of a prompt or a list of messages."""
+        """Returns the text that the chat template makes of a prompt or a list of messages.
+
+        Raises:
+            ValueError: There is no template, or it is wrong, refuses the messages, or takes more
+                time or memory than any template needs.
+        """
         if self.chat_template is None:
             raise ValueError("tokenizer: the model has no chat template; encode the prompt as text")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        template = _chat_environment().from_string(self.chat_template)
-        return template.render(messages=messages, add_generation_prompt=True, **self.special_tokens)
+        from intarsia.models import chat_template
+
+        return chat_template.render(
+            self.chat_template, messages=messages, add_generation_prompt=True, **self.special_tokens
+        )
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """Turns tokens into text."""
@@ -108,19 +121,27 @@ def _from_directory(path: Path) -> Tokenizer:
     if not file.exists():
         raise FileNotFoundError(f"tokenizer: {path} has no tokenizer.json")
     config_file, template_file = path / "tokenizer_config.json", path / "chat_template.jinja"
-    config = json.loads(config_file.read_text()) if config_file.exists() else {}
+    config = read_json(config_file)
     template = config.get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        with reading(config_file, "chat_template"):
+            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    if template is not None and not isinstance(template, str):
+        raise FileError(f"{config_file}: chat_template is no text, and no list of named texts")
     if template_file.exists():
-        template = template_file.read_text()
+        with reading(template_file):
+            template = template_file.read_text(encoding="utf-8")
     special = {}
     for name in ("bos_token", "eos_token"):
         token = config.get(name)
-        if token is not None:
-            special[name] = token if isinstance(token, str) else token["content"]
-    # The file's own post-processor adds bos, hence no add_bos here.
-    backend = tokenizers.Tokenizer.from_file(str(file))
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            special[name] = text
+        elif token is not None:
+            raise FileError(f"{config_file}: {name} is {token!r:.60}, expected a text")
+    with reading(file):
+        # The file's own post-processor adds bos, hence no add_bos here.
+        backend = tokenizers.Tokenizer.from_file(str(file))
     return Tokenizer(backend, chat_template=template, special_tokens=special)
 
 
@@ -129,6 +150,12 @@ def _from_gguf(path: Path) -> Tokenizer:
     from intarsia.models.gguf_tokenizer import build_tokenizer
 
     fields = open_gguf(path).fields
+    with reading(path):
+        return _of_fields(fields, build_tokenizer)
+
+
+def _of_fields(fields: Mapping[str, Any], build_tokenizer: Callable[..., Any]) -> Tokenizer:
+    """The tokenizer that GGUF's keys describe."""
 
     def get(key: str, *default: Any) -> Any:
         name = f"tokenizer.ggml.{key}"
@@ -136,31 +163,22 @@ def _from_gguf(path: Path) -> Tokenizer:
             raise ValueError(f"tokenizer: GGUF key {name} is missing")
         return fields[name].contents() if name in fields else default[0]
 
+    for name in ("tokens", "token_type", "merges", "scores"):
+        if not isinstance(get(name, []), list):
+            raise ValueError(f"tokenizer.ggml.{name} is no array")
+
     backend = build_tokenizer(get)
     ids = {name: get(f"{name}_id", None) for name in ("bos_token", "eos_token")}
     template = fields.get("tokenizer.chat_template")
+    template = None if template is None else template.contents()
+    if template is not None and not isinstance(template, str):
+        raise ValueError("tokenizer.chat_template is no text")
+    special = {name: None if i is None else backend.id_to_token(i) for name, i in ids.items()}
     # Where the file does not say it, the kinds of tokenizers that put bos first (llama.cpp's rule).
     adds_bos = get("model") == "llama" or get("pre", None) == "llama-bpe"
     return Tokenizer(
         backend,
-        chat_template=None if template is None else template.contents(),
-        special_tokens={name: backend.id_to_token(i) for name, i in ids.items() if i is not None},
+        chat_template=template,
+        special_tokens={name: token for name, token in special.items() if token is not None},
         add_bos=get("add_bos_token", adds_bos),
     )
-
-
-def _chat_environment() -> Any:
-    from jinja2.exceptions import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    # The settings and functions that transformers gives to templates.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = lambda value, **kw: json.dumps(value, ensure_ascii=False, **kw)
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment

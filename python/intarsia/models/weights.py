@@ -7,11 +7,10 @@ a tied embedding table then serves as the output projection without being transp
 """
 
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,12 @@ from tqdm import tqdm
 from intarsia.models import QUANTIZATIONS
 from intarsia.models.architectures import config_from_gguf, config_from_hf
 from intarsia.models.config import ModelConfig
+from intarsia.models.fields import Fields
+from intarsia.models.files import FileError, read_json, reading
 from intarsia.models.linear import Weight, quantize
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
 
 Params = dict[str, Any]
 """Weights by role: `embed` and `lm_head` [vocab, n] (no `lm_head` when tied), `first_norm` [n], and
@@ -58,6 +62,8 @@ _GGUF_POST_NORM_NAMES = _GGUF_NAMES | {
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
     """An opened model file: its configuration and a reader of tensors by Hugging Face name.
+
+    The reader raises ValueError, OSError or NotImplementedError, with the names of file and tensor.
 
     Gemma's norms are read as what rows are multiplied by, wherever the file holds them less 1.
     """
@@ -100,7 +106,8 @@ def load_model(
     dtype = jnp.dtype(dtype)
     if dtype == jnp.float16 and not checkpoint.config.fits_f16:
         raise ValueError("dtype is float16, whose range this model leaves; expected bfloat16")
-    return checkpoint.config, _assemble(checkpoint, dtype, quantize, progress)
+    with reading(path):
+        return checkpoint.config, _assemble(checkpoint, dtype, quantize, progress)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -110,11 +117,16 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _open_gguf(path: Path) -> Checkpoint:
-    from gguf import dequantize
-
     from intarsia.models.gguf_file import open_gguf
 
     reader = open_gguf(path)
+    with reading(path):
+        return _gguf_checkpoint(path, reader)
+
+
+def _gguf_checkpoint(path: Path, reader: "GGUFReader") -> Checkpoint:
+    from gguf import dequantize
+
     post_norms = any(tensor.name.endswith(".post_ffw_norm.weight") for tensor in reader.tensors)
     names = _GGUF_POST_NORM_NAMES if post_norms else _GGUF_NAMES
     tensors = {_hf_name(tensor.name, names): tensor for tensor in reader.tensors}
@@ -125,23 +137,27 @@ def _open_gguf(path: Path) -> Checkpoint:
         if not key.startswith("tokenizer.") or key.endswith("_id")
     }
 
+    permuted = ("q_proj.weight", "k_proj.weight")
+    if metadata.get("general.architecture") != "llama":
+        permuted = ()
+
     def read(name: str) -> np.ndarray:
         tensor = tensors[name]
-        array = dequantize(tensor.data, tensor.tensor_type)
-        if metadata["general.architecture"] == "llama" and name.endswith(
-            ("q_proj.weight", "k_proj.weight")
-        ):
-            array = _unpermute(array, config.head_dim)
-        return array
+        with reading(path, f"tensor {tensor.name}"):
+            array = dequantize(tensor.data, tensor.tensor_type)
+            return _unpermute(array, config.head_dim) if name.endswith(permuted) else array
 
     # Llama 3's rope scaling is stored as a tensor of divisors instead of as metadata.
     divisors = tensors.pop("rope_freqs.weight", None)
+    embedding = tensors.get("model.embed_tokens.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ValueError("tensor token_embd.weight is missing, or no matrix")
     config = config_from_gguf(
         metadata,
-        vocab=int(tensors["model.embed_tokens.weight"].shape[1]),
+        vocab=int(embedding.shape[1]),
         tie_embeddings="lm_head.weight" not in tensors,
         qkv_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
-        rope_divisors=None if divisors is None else tuple(map(float, divisors.data)),
+        rope_divisors=None if divisors is None else tuple(map(float, divisors.data.ravel())),
     )
     return Checkpoint(config, frozenset(tensors), read)
 
@@ -149,7 +165,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 def _hf_name(name: str, names: Mapping[str, str]) -> str:
     """Translates `blk.3.attn_q.weight` into `model.layers.3.self_attn.q_proj.weight`."""
     stem, _, kind = name.rpartition(".")
-    if stem.startswith("blk."):
+    if stem.startswith("blk.") and stem.count(".") > 1:
         _, layer, stem = stem.split(".", 2)
         return f"model.layers.{layer}.{names.get(stem, stem)}.{kind}"
     return f"{names.get(stem, stem)}.{kind}"
@@ -161,6 +177,8 @@ def _unpermute(weight: np.ndarray, head_dim: int) -> np.ndarray:
     GGUF stores them for rope on neighbouring pairs (2i, 2i + 1); the checkpoint, and so this
     model and transformers, pair (i, i + d/2).
     """
+    if weight.ndim != 2 or weight.shape[0] % head_dim:
+        raise ValueError(f"its shape is {[*weight.shape]}, expected heads of {head_dim} rows")
     rows, columns = weight.shape
     pairs = weight.reshape(rows // head_dim, head_dim // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)
@@ -169,28 +187,46 @@ def _unpermute(weight: np.ndarray, head_dim: int) -> np.ndarray:
 def _open_directory(path: Path) -> Checkpoint:
     from safetensors import safe_open
 
-    def read_json(name: str) -> dict[str, Any]:
-        file = path / name
-        return json.loads(file.read_text()) if file.exists() else {}
-
-    config_json = read_json("config.json")
+    config_json = read_json(path / "config.json")
     if not config_json:
         raise FileNotFoundError(f"model directory {path} has no config.json, or an empty one")
-    config = config_from_hf(config_json, read_json("generation_config.json"))
-    shards = set(read_json("model.safetensors.index.json").get("weight_map", {}).values())
-    files = [safe_open(path / shard, "numpy") for shard in shards or {"model.safetensors"}]
-    homes = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (no dict)
+    generation = read_json(path / "generation_config.json")
+    with reading(path / "config.json"):
+        config = config_from_hf(config_json, {})
+    with reading(path / "generation_config.json"):
+        if "eos_token_id" in generation:
+            eos_ids = Fields(generation).tokens("eos_token_id")
+            config = dataclasses.replace(config, eos_ids=eos_ids)
+    homes = {}
+    for file in _shards(path):
+        with reading(file):
+            opened = safe_open(file, "numpy")
+            homes |= {name: (file, opened) for name in opened.keys()}  # noqa: SIM118 (no dict)
     names = {name for name in homes if not name.endswith("rotary_emb.inv_freq")}
     if config.tie_embeddings:
         names.discard("lm_head.weight")
 
     def read(name: str) -> np.ndarray:
-        array = homes[name].get_tensor(name)
-        # Gemma's checkpoints hold norms as their difference from 1; GGUF has added it already.
-        norm_of_gemma = config.norm_in_f32 and name.endswith("norm.weight")
-        return array.astype(np.float32) + 1 if norm_of_gemma else array
+        file, opened = homes[name]
+        with reading(file, f"tensor {name}"):
+            array = opened.get_tensor(name)
+            # Gemma's checkpoints hold norms as their difference from 1; GGUF has added it already.
+            norm_of_gemma = config.norm_in_f32 and name.endswith("norm.weight")
+            return array.astype(np.float32) + 1 if norm_of_gemma else array
 
     return Checkpoint(config, frozenset(names), read)
+
+
+def _shards(path: Path) -> list[Path]:
+    """The files of a directory's tensors: those that its index names, which lie beside it."""
+    index = path / "model.safetensors.index.json"
+    said = read_json(index).get("weight_map", {})
+    if not isinstance(said, dict) or not all(isinstance(name, str) for name in said.values()):
+        raise FileError(f"{index}: weight_map is not an object of files by tensor")
+    for name in said.values():
+        if name != Path(name).name or name in ("", ".."):
+            raise FileError(f"{index}: it names {name!r}, expected a file of its own folder")
+    return [path / name for name in sorted({*said.values()}) or ["model.safetensors"]]
 
 
 def _assemble(
@@ -253,11 +289,12 @@ def _assemble(
             weights["bqkv"] = np.concatenate(biases)
         return jax.device_put(weights)
 
-    bar = tqdm(range(config.layers), "loading", unit="layer", file=sys.stderr, disable=not progress)
-    params: Params = {
-        "first_norm": jax.device_put(input_norm(0)),
-        "layers": [block(layer) for layer in bar],
-    }
+    params: Params = {"first_norm": jax.device_put(input_norm(0))}
+    # Closed before an error is printed, which would otherwise stand in the bar's line.
+    with tqdm(
+        range(config.layers), "loading", unit="layer", file=sys.stderr, disable=not progress
+    ) as bar:
+        params["layers"] = [block(layer) for layer in bar]
     params["embed"] = jax.device_put(read("model.embed_tokens.weight", config.vocab, n))
     if not config.tie_embeddings:
         params["lm_head"] = jax.device_put(read("lm_head.weight", config.vocab, n))
