@@ -1,8 +1,11 @@
 """`intarsia ops`; the other commands have their tests where their subjects have them."""
 
 import json
+import subprocess
+import sys
 
-from intarsia import _native, cli
+import pytest
+from intarsia import __version__, _native, cli
 
 
 def test_every_target_is_listed(capsys) -> None:
@@ -17,3 +20,34 @@ def test_every_target_is_listed(capsys) -> None:
 def test_the_manifest_is_printed(capsys) -> None:
     assert cli.main(["ops", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == _native.main_library().manifest
+
+
+def test_a_reader_that_has_enough() -> None:
+    script = "import sys; from intarsia.cli import main; sys.exit(main(['ops', '--json']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait(60) == 0
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"intarsia {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (MemoryError(), "out of memory"),
+        (ValueError(), "ValueError"),
+        (FileNotFoundError(2, "No such file or directory", "x"), "x: No such file or directory"),
+    ],
+)
+def test_no_error_is_an_empty_line(monkeypatch, capsys, error: Exception, text: str) -> None:
+    monkeypatch.setattr(cli.ops, "main", lambda args: (_ for _ in ()).throw(error))
+    assert cli.main(["ops"]) == 2
+    assert capsys.readouterr().err == f"intarsia ops: {text}\n"

@@ -1,8 +1,10 @@
 """The `intarsia` command: generate, perplexity, export, ops, doctor."""
 
 import argparse
+import os
 import sys
 
+from intarsia import __version__
 from intarsia._packages import needed_by
 from intarsia.cli import doctor, export, generate, ops, perplexity
 
@@ -21,15 +23,36 @@ _COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Runs one subcommand; returns its exit status. A wrong call is one line on stderr, status 2."""
     parser = argparse.ArgumentParser(prog="intarsia", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"intarsia {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True)
     for name, (module, summary) in _COMMANDS.items():
         module.add_arguments(subparsers.add_parser(name, help=summary, description=summary))
     args = parser.parse_args(argv)
     try:
         with needed_by("the command"):
-            return _COMMANDS[args.command][0].main(args) or 0
+            status = _COMMANDS[args.command][0].main(args) or 0
+        sys.stdout.flush()  # here, where a closed pipe can be told from an error
+        return status
+    except BrokenPipeError:  # `intarsia ops | head -3`: whoever reads has enough
+        _drop_output()
+        return 0
     except (ValueError, OSError, ImportError, NotImplementedError, MemoryError) as error:
-        print(f"intarsia {args.command}: {error}", file=sys.stderr)
+        print(f"intarsia {args.command}: {_said(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return str(error) or "out of memory"
+    return str(error) or type(error).__name__
+
+
+def _drop_output() -> None:
+    """Lets Python flush what is left at its end without meeting the closed pipe again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -77,8 +77,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load(args: argparse.Namespace) -> Model:
-    """Loads the model that the flags name onto the device that they name."""
+class Choice(NamedTuple):
+    """A model that was found, opened and checked against the flags, but not loaded."""
+
+    path: Path
+    dtype: str
+    quantize: str | None
+    config: "ModelConfig"
+    tokenizer: "Tokenizer"
+
+    def load(self) -> Model:
+        """Loads its weights onto the device."""
+        from intarsia.models import load_model
+
+        config, params = load_model(
+            self.path, dtype=self.dtype, quantize=self.quantize, progress=True
+        )
+        return Model(self.path, self.dtype, self.quantize, config, params, self.tokenizer)
+
+
+def choose(args: argparse.Namespace) -> Choice:
+    """Finds the model that the flags name, and the device; what does not fit is refused at once."""
     import jax
 
     if args.tensor_parallel < 1:
@@ -87,13 +106,17 @@ def load(args: argparse.Namespace) -> Model:
         jax.config.update("jax_num_cpu_devices", args.tensor_parallel)
     if args.device != "auto":
         _choose_device(args.device)
-    from intarsia.models import Tokenizer, find_model, load_model
+    from intarsia.models import Tokenizer, find_model
+    from intarsia.models.parallel import TensorParallel
+    from intarsia.models.weights import open_checkpoint
 
     path = find_model(args.model)
     on_cpu = jax.default_backend() == "cpu"
     dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(args.dtype, args.dtype)
-    config, params = load_model(path, dtype=dtype, quantize=args.quantize, progress=True)
-    return Model(path, dtype, args.quantize, config, params, Tokenizer.from_path(path))
+    config = open_checkpoint(path).config
+    if args.tensor_parallel > 1:
+        TensorParallel(config, args.tensor_parallel)  # raises if it does not fit
+    return Choice(path, dtype, args.quantize, config, Tokenizer.from_path(path))
 
 
 def _choose_device(platform: str) -> None:

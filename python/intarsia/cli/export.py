@@ -12,6 +12,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help=f"{' or '.join(PACKAGES)}, a .gguf file, or a directory")
     parser.add_argument("directory", type=Path, help="where to write")
     parser.add_argument(
+        "--overwrite", action="store_true", help="replace a model that is in the directory"
+    )
+    parser.add_argument(
         "--dtype",
         choices=EXPORT_DTYPES,
         default=EXPORT_DTYPES[0],
@@ -22,6 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     """Runs the command."""
     from intarsia.models import export_model, find_model
+    from intarsia.models.export import FILES
 
+    there = [name for name in FILES if (args.directory / name).exists()]
+    if there and not args.overwrite:
+        raise ValueError(f"{args.directory} has {there[0]} already; --overwrite replaces it")
     export_model(find_model(args.model), args.directory, dtype=args.dtype)
     print(f"{args.directory}: {args.model} in {args.dtype}")

@@ -63,16 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Generates; texts go to stdout, everything else to stderr."""
-    try:
-        _generate(args)
-    except (ValueError, OSError, MemoryError) as error:  # These texts are written for users.
-        print(f"intarsia generate: {error}", file=sys.stderr)
-        return 2
+    _generate(args)
     return 0
 
 
 def _generate(args: argparse.Namespace) -> None:
     from intarsia.models import Engine, SamplingParams
+    from intarsia.models.engine import check_limits
+    from intarsia.models.schedule import check_prompt
 
     if args.reference and args.temperature != 0:
         raise ValueError(f"--reference needs --temperature 0, got {args.temperature}")
@@ -83,8 +81,8 @@ def _generate(args: argparse.Namespace) -> None:
         seed=args.seed,
         max_tokens=args.max_tokens,
     )
-    model = _model.load(args)
-    config, tokenizer = model.config, model.tokenizer
+    choice = _model.choose(args)
+    config, tokenizer = choice.config, choice.tokenizer
     plain = args.no_chat_template or tokenizer.chat_template is None
     texts = args.prompt or list(_DEFAULT_TEXTS if plain else _DEFAULT_PROMPTS)
     prompts = [(tokenizer.encode if plain else tokenizer.encode_chat)(text) for text in texts]
@@ -92,6 +90,11 @@ def _generate(args: argparse.Namespace) -> None:
     max_model_len = args.max_model_len
     if max_model_len is None:
         max_model_len = min(needed, config.max_positions)
+    # The engine refuses these as well, but has the weights by then.
+    check_limits(config, max_model_len, args.decode_steps)
+    for index, prompt in enumerate(prompts):
+        check_prompt(index, prompt, max_model_len)
+    model = choice.load()
     engine = Engine(
         config,
         model.params,

@@ -23,19 +23,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Scores; the result goes to stdout."""
-    text = sys.stdin.read() if args.text == "-" else Path(args.text).read_text()
-    model = _model.load(args)
+    text = _read(args.text)
+    choice = _model.choose(args)
     from intarsia.models import Engine, perplexity
 
-    tokens = model.tokenizer.encode(text)
-    context = args.context or min(_CONTEXT, model.config.max_positions - 1)
-    if not 2 <= context < model.config.max_positions:
-        raise ValueError(
-            f"--context is {context}, expected 2 to {model.config.max_positions - 1} for this model"
-        )
+    tokens, limit = choice.tokenizer.encode(text), choice.config.max_positions
+    context = min(_CONTEXT, limit - 1) if args.context is None else args.context
+    if not 2 <= context < limit:
+        raise ValueError(f"--context is {context}, expected 2 to {limit - 1} for this model")
     pieces = [tokens[i : i + context] for i in range(0, len(tokens), context)]
     if len(tokens) < 2:
         raise ValueError(f"the text has {len(tokens)} tokens, expected 2 or more")
+    model = choice.load()
     engine = Engine(
         model.config,
         model.params,
@@ -51,3 +50,14 @@ def main(args: argparse.Namespace) -> int:
         f"({model.name} in {model.precision}, KV cache in {cache})"
     )
     return 0
+
+
+def _read(name: str) -> str:
+    if name == "-":
+        return sys.stdin.read()
+    try:
+        return Path(name).read_text()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the text {name} is not UTF-8: {error}") from None
+    except OSError as error:
+        raise type(error)(f"the text {name}: {error.strerror}") from None

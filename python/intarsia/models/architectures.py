@@ -45,8 +45,11 @@ def config_from_gguf(
             f"expected one of {', '.join(GGUF_ARCHITECTURES)}"
         )
     fields = Fields(metadata, f"{architecture}.")
-    hidden, heads = fields.whole("embedding_length"), fields.whole("attention.head_count")
-    layers = fields.whole("block_count")
+    hidden, heads = (
+        fields.whole("embedding_length"),
+        fields.whole("attention.head_count", most=_MOST_LAYERS),
+    )
+    layers = fields.whole("block_count", most=_MOST_LAYERS)
     head_dim = fields.whole("attention.key_length", hidden // heads, most=_LARGEST_HEAD)
     if (rope_dim := fields.whole("rope.dimension_count", head_dim)) != head_dim:
         raise ValueError(f"rope.dimension_count is {rope_dim}, expected {head_dim}")
@@ -103,12 +106,15 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
         raise ValueError(
             f"architecture is {architecture!r}, expected one of {', '.join(HF_ARCHITECTURES)}"
         )
-    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    hidden, heads = (
+        fields.whole("hidden_size"),
+        fields.whole("num_attention_heads", most=_MOST_LAYERS),
+    )
     head_dim = fields.whole("head_dim", hidden // heads, most=_LARGEST_HEAD)
     traits = (_gemma3_from_hf if "Gemma3" in architecture else _llama_from_hf)(fields, head_dim)
     return ModelConfig(
         hidden=hidden,
-        layers=fields.whole("num_hidden_layers"),
+        layers=fields.whole("num_hidden_layers", most=_MOST_LAYERS),
         heads=heads,
         kv_heads=fields.whole("num_key_value_heads", heads),
         head_dim=head_dim,

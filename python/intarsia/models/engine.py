@@ -127,12 +127,7 @@ class Engine:
         self._max_num_seqs = max_num_seqs
         limit = config.max_positions
         self._max_model_len = limit if max_model_len is None else max_model_len
-        if not 2 <= self._max_model_len <= limit:
-            raise ValueError(
-                f"engine: max_model_len is {max_model_len}, expected 2 to {limit}, the model's own limit"
-            )
-        if decode_steps < 1:
-            raise ValueError(f"engine: decode_steps is {decode_steps}, expected 1 or more")
+        check_limits(config, self._max_model_len, decode_steps)
         self._prefill_tokens = prefill_tokens
         self._decode_steps = decode_steps
         self._pages_per_seq = -(-self._max_model_len // PAGE_SIZE)
@@ -301,6 +296,17 @@ class Engine:
     def _chunk_size(self, num_tokens: int) -> int:
         """Rounds up to a power of two within bounds, so that few sizes are ever compiled."""
         return min(max(_SMALLEST_CHUNK, 1 << (num_tokens - 1).bit_length()), self._prefill_tokens)
+
+
+def check_limits(config: ModelConfig, max_model_len: int, decode_steps: int) -> None:
+    """Raises ValueError unless an `Engine` for a model can have these."""
+    if not 2 <= max_model_len <= config.max_positions:
+        raise ValueError(
+            f"engine: max_model_len is {max_model_len}, expected 2 to {config.max_positions}, "
+            "the model's own limit"
+        )
+    if decode_steps < 1:
+        raise ValueError(f"engine: decode_steps is {decode_steps}, expected 1 or more")
 
 
 def perplexity(logprobs: Sequence[np.ndarray]) -> float:

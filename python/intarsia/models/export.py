@@ -13,6 +13,10 @@ from intarsia.models.architectures import config_to_hf
 from intarsia.models.tokenizer import Tokenizer
 from intarsia.models.weights import open_checkpoint
 
+_SAID = ("config.json", "generation_config.json", "tokenizer_config.json")
+FILES = ("model.safetensors", "tokenizer.json", *_SAID)
+"""What is written."""
+
 
 def export_model(path: str | Path, directory: str | Path, *, dtype: str = "bfloat16") -> None:
     """Writes a model as config.json, generation_config.json, model.safetensors and its tokenizer.
@@ -51,16 +55,16 @@ def export_model(path: str | Path, directory: str | Path, *, dtype: str = "bfloa
             single=f"{bos} $A", special_tokens=[(bos, config.bos_id)]
         )
     tokenizer.backend.save(str(directory / "tokenizer.json"))
-    for name, content in {
-        "config.json": said_of_model,
-        "generation_config.json": tokens,
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": config.max_positions,
-            "clean_up_tokenization_spaces": False,
-            "chat_template": tokenizer.chat_template,
-            **tokenizer.special_tokens,
-        },
-    }.items():
+    said_of_tokenizer = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.max_positions,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": tokenizer.chat_template,
+        **tokenizer.special_tokens,
+    }
+    for name, content in zip(_SAID, (said_of_model, tokens, said_of_tokenizer), strict=True):
         said = {key: value for key, value in content.items() if value is not None}
         (directory / name).write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
+    # safetensors makes its file for the owner alone; it gets the mode that the umask gave the others.
+    mode = (directory / _SAID[0]).stat().st_mode & 0o777
+    (directory / "model.safetensors").chmod(mode)

@@ -259,6 +259,15 @@ class Schedule:
         rows.sampling.seed[row] = seed & 0xFFFFFFFF
 
 
+def check_prompt(index: int, prompt: Sequence[int], max_model_len: int) -> None:
+    """Raises ValueError unless a prompt leaves room for a completion."""
+    if not 0 < len(prompt) < max_model_len:
+        raise ValueError(
+            f"engine: prompt {index} has {len(prompt)} tokens, "
+            f"expected 1 to {max_model_len - 1}: max_model_len is {max_model_len}, completion included"
+        )
+
+
 def make_request(
     index: int,
     prompt: Sequence[int],
@@ -268,11 +277,7 @@ def make_request(
     max_model_len: int,
 ) -> Request:
     """Checks a prompt and bounds its completion by `max_model_len`."""
-    if not 0 < len(prompt) < max_model_len:
-        raise ValueError(
-            f"engine: prompt {index} has {len(prompt)} tokens, "
-            f"expected 1 to {max_model_len - 1}: max_model_len is {max_model_len}, completion included"
-        )
+    check_prompt(index, prompt, max_model_len)
     return Request(
         index=index,
         prompt=np.asarray(prompt, np.int32),

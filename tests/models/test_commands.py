@@ -1,0 +1,67 @@
+"""What the commands refuse, before they load a model."""
+
+from pathlib import Path
+
+import pytest
+from intarsia import cli
+from intarsia.models import weights
+
+
+@pytest.fixture
+def model(write_gguf, tiny_weights, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model whose weights must not be read."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the weights were read")
+
+    monkeypatch.setattr(weights, "_assemble", refuse)
+    return write_gguf(tiny_weights)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--decode-steps", "0"], "decode_steps is 0, expected 1 or more"),
+        (["--max-model-len", "3"], "prompt 0 has 12 tokens, expected 1 to 2: max_model_len is 3"),
+        (["--max-model-len", "1"], "max_model_len is 1, expected 2 to 512"),
+        (["--max-model-len", "513"], "max_model_len is 513, expected 2 to 512"),
+        (["--tensor-parallel", "8"], "tensor_parallel=8 does not divide heads=4"),
+        (["--tensor-parallel", "0"], "--tensor-parallel is 0, expected 1 or more"),
+        (["--max-tokens", "0"], "max_tokens is 0"),
+    ],
+)
+def test_generate(model: Path, capsys: pytest.CaptureFixture, arguments, text: str) -> None:
+    chosen = ["--model", str(model), "--prompt", "hello world!", "--no-chat-template"]
+    assert cli.main(["generate", *chosen, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("intarsia generate: ") and text in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("context", ["0", "1", "-5", "512"])
+def test_perplexity(model: Path, capsys: pytest.CaptureFixture, tmp_path: Path, context) -> None:
+    (tmp_path / "text").write_text("hello world!")
+    command = ["perplexity", str(tmp_path / "text"), "--model", str(model)]
+    assert cli.main([*command, "--context", context]) == 2
+    text = f"--context is {context}, expected 2 to 511 for this model"
+    assert capsys.readouterr().err == f"intarsia perplexity: {text}\n"
+
+
+def test_a_text_that_is_none(model: Path, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    assert cli.main(["perplexity", "nosuch.txt", "--model", str(model)]) == 2
+    text = "the text nosuch.txt: No such file or directory"
+    assert capsys.readouterr().err == f"intarsia perplexity: {text}\n"
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    assert cli.main(["perplexity", str(tmp_path / "bytes"), "--model", str(model)]) == 2
+    assert "bytes is not UTF-8" in capsys.readouterr().err
+
+
+def test_export(write_gguf, tiny_weights, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    model, out = str(write_gguf(tiny_weights)), tmp_path / "out"
+    assert cli.main(["export", model, str(out)]) == 0
+    modes = {file.name: file.stat().st_mode for file in out.iterdir()}
+    assert len(modes) == 5 and len(set(modes.values())) == 1, modes
+    before = (out / "model.safetensors").stat().st_mtime_ns
+    assert cli.main(["export", model, str(out)]) == 2
+    assert "has model.safetensors already; --overwrite replaces it" in capsys.readouterr().err
+    assert (out / "model.safetensors").stat().st_mtime_ns == before
+    assert cli.main(["export", model, str(out), "--overwrite"]) == 0
