@@ -35,6 +35,8 @@ LAYERS = {
     "torch": {"core", "ops", "torch"},
     "api": {"core", "ops", "ffi", "pjrt", "torch", "api"},
 }
+# Kernels that ops share, each family in a folder of src.
+FAMILIES = LAYERS["ops"] - {"core", "ops"}
 # Written by tools/gen.py: as long as there are ops.
 GENERATED = {"python/intarsia/jax/_ops.py", "python/intarsia/_lowerings.py"}
 # Files of more than 400 lines, with the reason.
@@ -150,6 +152,26 @@ def test_nothing_below_api_calls_the_public_functions() -> None:
     # The plugin is made at its first use, by whoever loads the library, and takes the handlers then.
     assert found.pop("src/pjrt/plugin/wrapper.cc") == ["intarsia_handlers("]
     assert set(found) == {"src/api/library.cc"}
+
+
+def room(path: str) -> tuple[str, ...]:
+    """The folders of a file that stand for a platform and a GPU architecture: cuda, sm80."""
+    return tuple(re.findall(r"/(cpu|cuda|sm\d+)(?=/)", path))
+
+
+def test_rooms_of_a_family_depend_downwards() -> None:
+    """Platforms stay apart, architectures too, and what they share includes neither."""
+    wrong = []
+    for path in files(".cc", ".h", ".cu", ".cuh"):
+        if path.parts[0] != "src" or path.parts[1] not in FAMILIES:
+            continue
+        for include in re.findall(rf'#include "(src/{path.parts[1]}/[^"]+)"', text(path)):
+            ours, theirs = room(str(path)), room(include)
+            # The choice among architectures knows their tiles and launches, never their kernels.
+            chooses = ours == ("cuda",) == theirs[:1] and include.endswith(".h")
+            if theirs != ours[: len(theirs)] and not chooses:
+                wrong.append(f"{path} includes {include}")
+    assert wrong == []
 
 
 def test_only_ffi_knows_xla() -> None:

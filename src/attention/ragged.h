@@ -110,7 +110,7 @@ template <class Int>
 template <class Int>
 [[gnu::always_inline]] INTARSIA_HOST_DEVICE inline RangeOf<int64_t> TokensThatSee(
     const Params& p, const SequenceOf<Int>& s, int64_t first, int64_t last) {
-  // Copies by value: kernels of the gradient take fewer registers so.
+  // Copies: by reference, kernels of the gradient would take more registers.
   const int64_t left = p.window_left, right = p.window_right;
   const int64_t len_q = s.tokens.size(), len_k = s.len_k, shift = len_k - len_q;
   const auto clamp = [&](int64_t token) { return token < 0 ? 0 : token > len_q ? len_q : token; };
