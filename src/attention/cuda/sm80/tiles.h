@@ -136,7 +136,7 @@ constexpr BackwardTiles BackwardTilesOf(DType dtype, int d, TileSize size) {
   const bool f32 = dtype == kF32, small = size == TileSize::kSmall && d >= (f32 ? 128 : 96);
   const int key_blocks = !f32 && d <= 128 ? 2 : 1;
   if (!f32) {
-    if (small) return {2, key_blocks, d == 256 ? 16 : 32, 1};
+    if (small) return {d == 256 ? 1 : 2, key_blocks, 32, 1};
     return {4, key_blocks, d == 256 ? 32 : 64, d == 32 ? 2 : 1};
   }
   if (small) return {d == 128 ? 2 : 1, 1, 16, 1};
