@@ -69,6 +69,13 @@ TEST(Choose, SmallTilesForLlamaOnConsumerGpus) {
   }
 }
 
+TEST(Choose, LargeTilesForAPromptOfOneWave) {
+  // 512 tokens of 4 heads each are 16 tiles of 128 rows, under 8 KV heads: 128 CTAs.
+  const Params p = ParamsOf(kBF16, 128, 512);
+  EXPECT_EQ(Choose(PrefillCandidates(), p, Gpu("L40S"))->tiles, TileSize::kLarge);
+  EXPECT_EQ(Choose(PrefillCandidates(), p, Gpu("L4"))->tiles, TileSize::kSmall);
+}
+
 TEST(Choose, TilesFitAsOftenAsTheyAreBuiltFor) {
   for (const TileSize size : {TileSize::kLarge, TileSize::kSmall}) {
     const Device device = Gpu(size == TileSize::kLarge ? "H100" : "L40S");

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "src/core/round.h"
+
 namespace intarsia::attention {
 namespace {
 
@@ -10,16 +12,20 @@ DType KeyType(const Params& p) { return p.dtype == kF32 ? kF32 : p.cache.dtype; 
 
 int64_t LargerHeadDim(const Params& p) { return std::max(p.head_dim, p.cache.v_head_dim); }
 
-// Large tiles of prefill are worth having with as many CTAs as they are built for: one alone leaves
-// the tensor cores idle at each of its barriers. Those of the others are the best wherever they
-// fit.
+// Large tiles of prefill are worth having with as many CTAs as they are built for, since one alone
+// leaves the tensor cores idle at each of its barriers; or where a call has no more CTAs than
+// multiprocessors. Those of the others are the best wherever they fit.
 template <TileSize kSize>
 bool FitsPrefill(const Params& p, const cuda::Device& device) {
   const DType type = KeyType(p);
   const int d = PrefillDim(type, LargerHeadDim(p));
+  if (d == 0) return false;
   const PrefillTiles tiles = PrefillTilesOf(type, d, kSize);
-  return d > 0 && cuda::ResidentBlocks(device, PrefillSharedBytes(type, d, tiles) +
-                                                   kForwardStaticBytes) >= tiles.ctas_per_sm;
+  const int bytes = PrefillSharedBytes(type, d, tiles) + kForwardStaticBytes;
+  const int resident = cuda::ResidentBlocks(device, bytes);
+  const int64_t group = p.num_heads / std::max<int64_t>(p.num_kv_heads(), 1);
+  const int64_t ctas = CeilDiv<int64_t>(p.num_tokens * group, tiles.rows()) * p.num_kv_heads();
+  return resident >= (ctas <= device.sms ? 1 : tiles.ctas_per_sm);
 }
 template <TileSize kSize>
 bool FitsDecode(const Params& p, const cuda::Device& device) {

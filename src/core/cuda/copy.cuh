@@ -6,12 +6,13 @@
 namespace intarsia::cuda {
 
 // As CopyRows, element by element; `load` gives eight, and may convert them.
-template <class Rows, int kCount, class T, class Load>
+template <class Rows, int kCount, class T, int kWarps = 1, class Load>
 __device__ __forceinline__ void CopyRowsThroughRegisters(char* target, int64_t offset,
-                                                         uint32_t exist, int d, Load load) {
+                                                         uint32_t exist, int d, Load load,
+                                                         int warp = 0) {
   constexpr int kParts = Rows::kRowBytes / static_cast<int>(8 * sizeof(T));  // of a row
 #pragma unroll 2
-  for (int i = threadIdx.x % 32; i < kCount * kParts; i += 32) {
+  for (int i = 32 * warp + threadIdx.x % 32; i < kCount * kParts; i += 32 * kWarps) {
     const int row = i / kParts, column = i % kParts * 8;
     const int64_t from = __shfl_sync(0xffffffffu, offset, row) + column;
     Eight<T> values = {};
@@ -23,19 +24,21 @@ __device__ __forceinline__ void CopyRowsThroughRegisters(char* target, int64_t o
 // Copies kCount rows to shared memory at `target`, asynchronously if all rows are aligned. Lane i
 // says how far from `source` row i begins, and bit i of `exist` whether it does; other rows, and
 // columns from d on, become zeros, so that no rubbish in the array, a NaN say, ever enters a
-// product.
-template <class Rows, int kCount, class T>
+// product. kWarps warps may share the rows: this one is number `warp` of them.
+template <class Rows, int kCount, class T, int kWarps = 1>
 __device__ __forceinline__ void CopyRows(char* target, const T* source, int64_t offset,
-                                         uint32_t exist, int d, bool aligned) {
+                                         uint32_t exist, int d, bool aligned, int warp = 0) {
   constexpr int kElements = 16 / static_cast<int>(sizeof(T));
   constexpr int kLanes = Rows::kUnits % 8 == 0 ? 8 : 4;  // that share a row
   constexpr int kPassRows = 32 / kLanes;
-  static_assert(kCount % kPassRows == 0);
+  static_assert(kCount % kPassRows == 0 && Rows::kUnits % (kLanes * kWarps) == 0);
   const int lane = threadIdx.x % 32;
   if (aligned) {
     const int lane_row = lane / kLanes, lane_unit = lane % kLanes;
-    const uint32_t to = SharedAddress(target) + Rows::Offset(lane_row, lane_unit);
-    const T* const lane_source = source + lane_unit * kElements;
+    // The swizzle moves a unit within kLanes of them.
+    const int first_unit = warp * kLanes;
+    const uint32_t to = SharedAddress(target) + Rows::Offset(lane_row, lane_unit) + first_unit * 16;
+    const T* const lane_source = source + (first_unit + lane_unit) * kElements;
     const auto offset_units = static_cast<uint32_t>(offset / kElements);
 #pragma unroll
     for (int pass = 0; pass < kCount / kPassRows; ++pass) {
@@ -46,15 +49,15 @@ __device__ __forceinline__ void CopyRows(char* target, const T* source, int64_t 
       const uint32_t pass_to =
           (kPassRows == 4 && pass % 2 ? to ^ 64 : to) + pass * kPassRows * Rows::kRowBytes;
 #pragma unroll
-      for (int unit = 0; unit < Rows::kUnits; unit += kLanes) {
+      for (int unit = 0; unit < Rows::kUnits; unit += kLanes * kWarps) {
         CpAsync16(pass_to + unit * 16, from + unit * kElements,
-                  (exist >> row & 1) && (lane_unit + unit) * kElements < d);
+                  (exist >> row & 1) && (first_unit + lane_unit + unit) * kElements < d);
       }
     }
   } else {
-    CopyRowsThroughRegisters<Rows, kCount, T>(target, offset, exist, d, [&](int64_t index) {
-      return LoadEight<T>(source, index, false);
-    });
+    CopyRowsThroughRegisters<Rows, kCount, T, kWarps>(
+        target, offset, exist, d, [&](int64_t index) { return LoadEight<T>(source, index, false); },
+        warp);
   }
 }
 

@@ -31,9 +31,11 @@ struct TileConfig {
   static constexpr int kWarpRows = 16 * kRowBlocks;
   static constexpr int kTileRows = kTiles.rows();
   static constexpr int kTileKeys = kTiles.keys;
-  // The first warps copy a tile's keys, so many each: whole bytes of the bits that say which exist.
+  // Keys that a warp copies: whole bytes of the bits that say which exist, so two or more warps may
+  // have to share them.
   static constexpr int kCopiedKeys = std::max(kTileKeys / kWarps, 8);
-  static constexpr int kCopyingWarps = kTileKeys / kCopiedKeys;
+  static constexpr int kCopyGroups = kTileKeys / kCopiedKeys;
+  static constexpr int kSharingWarps = kWarps / kCopyGroups;
   static constexpr int kKeyBytes = kTileKeys * Rows::kRowBytes;
   // In shared memory: Q, then three places for a tile of K or V; behind K, which of its keys exist.
   static constexpr int kQueryBytes = kTileRows * QueryRows::kRowBytes;
@@ -73,20 +75,18 @@ class KeyStream {
 
   // Asks for the tile of K that begins at first_key; each call goes on where the last one ended.
   __device__ __forceinline__ void LoadKeys(char* place, int first_key) {
-    if (!OfCopyingWarp()) return;
     exist_ = __ballot_sync(0xffffffffu, Copies(first_key) && places_.Exists(next_));
     const int64_t offset = places_.KeyOffset(next_);
     value_offset_ = places_.ValueOffset(next_);
     FindNext(first_key + S::kTileKeys);
     const int lane = threadIdx.x % 32;
-    if (lane < S::kCopiedKeys && lane % 8 == 0)
+    if (lane < S::kCopiedKeys && lane % 8 == 0 && SharingWarp() == 0)
       reinterpret_cast<uint8_t*>(place + S::kKeyBytes)[CopiedKey() / 8] =
           static_cast<uint8_t>(exist_ >> lane);
     Copy(place, rows_.k, offset, static_cast<int>(p_.head_dim));
   }
   // Asks for the tile of V that belongs to the tile of K asked for last.
   __device__ __forceinline__ void LoadValues(char* place) {
-    if (!OfCopyingWarp()) return;
     Copy(place, rows_.v, value_offset_, static_cast<int>(p_.cache.v_head_dim));
   }
 
@@ -99,15 +99,15 @@ class KeyStream {
   }
 
  private:
-  static __device__ bool OfCopyingWarp() {
-    return S::kCopyingWarps == S::kWarps || threadIdx.x / 32 < S::kCopyingWarps;
-  }
+  static __device__ int CopyGroup() { return threadIdx.x / 32 % S::kCopyGroups; }
+  // Which of the warps that copy the same keys this one is.
+  static __device__ int SharingWarp() { return threadIdx.x / 32 / S::kCopyGroups; }
   // Within a tile; only the first kCopiedKeys lanes have one.
   static __device__ int CopiedKey() {
-    return static_cast<int>(threadIdx.x / 32 * S::kCopiedKeys + threadIdx.x % 32);
+    return CopyGroup() * S::kCopiedKeys + static_cast<int>(threadIdx.x % 32);
   }
   __device__ bool Copies(int first_key) const {
-    return OfCopyingWarp() && threadIdx.x % 32 < S::kCopiedKeys && first_key + CopiedKey() < end_;
+    return threadIdx.x % 32 < S::kCopiedKeys && first_key + CopiedKey() < end_;
   }
   __device__ __forceinline__ void FindNext(int first_key) {
     if (Copies(first_key)) next_ = places_.Find(first_key + CopiedKey());
@@ -115,15 +115,17 @@ class KeyStream {
   __device__ __forceinline__ void Copy(char* place, const void* source, int64_t offset,
                                        int d) const {
     constexpr int kWarpBytes = S::kCopiedKeys * S::Rows::kRowBytes;
-    char* const target = place + static_cast<int>(threadIdx.x) / 32 * kWarpBytes;
+    char* const target = place + CopyGroup() * kWarpBytes;
     if (S::kF32 && p_.cache.dtype != DType::kF32) {
-      cuda::CopyRowsThroughRegisters<typename S::Rows, S::kCopiedKeys, float>(
-          target, offset, exist_, d, [&](int64_t index) {
+      cuda::CopyRowsThroughRegisters<typename S::Rows, S::kCopiedKeys, float, S::kSharingWarps>(
+          target, offset, exist_, d,
+          [&](int64_t index) {
             return cuda::LoadEightFloats(source, p_.cache.dtype, index, aligned_);
-          });
+          },
+          SharingWarp());
     } else {
-      cuda::CopyRows<typename S::Rows, S::kCopiedKeys>(target, static_cast<const T*>(source),
-                                                       offset, exist_, d, aligned_);
+      cuda::CopyRows<typename S::Rows, S::kCopiedKeys, T, S::kSharingWarps>(
+          target, static_cast<const T*>(source), offset, exist_, d, aligned_, SharingWarp());
     }
   }
 

@@ -96,17 +96,20 @@ constexpr int DecodeQueryBytes(DType key_type, int d) {
 }
 
 // As many chunks in flight as the share of a CTA has room for, with 1 KB for the system and 1 KB of
-// static shared memory.
+// static shared memory. Two CTAs, so that one reads while the other begins or merges an item; one
+// where the multiprocessor has no room for two.
 constexpr DecodeTiles DecodeTilesOf(DType key_type, int d, TileSize size) {
+  const int sm_bytes = (size == TileSize::kLarge ? 228 : 100) * 1024;
   DecodeTiles tiles{.warps = d * Bytes(key_type) <= 512 ? 4 : 2,
                     .chunk_keys = IsFp8(key_type) ? 32 : 16,
-                    .chunks = 1,
-                    .ctas_per_sm = size == TileSize::kLarge ? decode::kCtasPerSm : 1};
-  const int sm_bytes = (size == TileSize::kLarge ? 228 : 100) * 1024;
-  const int free_bytes = sm_bytes / tiles.ctas_per_sm - 2048 - DecodeQueryBytes(key_type, d);
+                    .chunks = 0,
+                    .ctas_per_sm = decode::kCtasPerSm};
   const int chunk_bytes = tiles.warps * 2 * tiles.chunk_keys * d * Bytes(key_type);
-  tiles.chunks = std::clamp(free_bytes / chunk_bytes, 1, 4);
-  return tiles;
+  for (;; --tiles.ctas_per_sm) {
+    const int free_bytes = sm_bytes / tiles.ctas_per_sm - 2048 - DecodeQueryBytes(key_type, d);
+    tiles.chunks = std::min(free_bytes / chunk_bytes, 4);
+    if (tiles.chunks > 0) return tiles;
+  }
 }
 
 // Q, then a ring of chunks of K and V for each warp.
