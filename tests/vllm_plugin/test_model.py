@@ -25,9 +25,13 @@ def test_sizes_are_powers_of_two() -> None:
 def test_a_user_chooses_sizes() -> None:
     assert sizes("token_buckets", 100, token_buckets=[50, 20, 200]) == [20, 50, 100]
     assert sizes("token_buckets", 100, token_buckets=[]) == [100]
-    for wrong in ([0], [-1], ["8"], [1.5]):
+    for wrong in ([0], [-1], ["8"], [1.5], 3, True, [True], "16", {"a": 1}):
         with pytest.raises(ValueError, match=r"token_buckets is .*, expected positive integers"):
             sizes("token_buckets", 100, token_buckets=wrong)
+    for wrong in ([1], "token_buckets", 3):
+        config = SimpleNamespace(additional_config=wrong)
+        with pytest.raises(ValueError, match=r"additional_config is .*, expected an object"):
+            model._sizes(config, "token_buckets", 16, 100)
 
 
 def test_every_batch_fits() -> None:

@@ -46,9 +46,13 @@ def test_jax_sees_the_workers_own_gpu(monkeypatch, device, seen):
     assert options.get("visible_devices") == seen
 
 
+# 127.0.0.1 in /proc/net/tcp, and as gRPC has it in tcp6.
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
+
 MEETING = """
-import json, socket
+import json, os, socket
 import jax
+from jaxlib import _jax
 from intarsia.vllm import parallel
 
 jax.config.update("jax_platforms", "cpu")
@@ -65,8 +69,22 @@ def in_the_meantime(port):
             told["free"] = False
     return port
 
+make_gloo = _jax.make_gloo_tcp_collectives
+
+def make(**given):
+    told["gloo"] = given.get("hostname")
+    return make_gloo(**given)
+
+def listening():
+    "The addresses that this process listens on, of both versions of IP."
+    inodes = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+    rows = [row.split() for name in ("tcp", "tcp6") for row in open(f"/proc/self/net/{name}").readlines()[1:]]
+    return sorted({row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes})
+
+_jax.make_gloo_tcp_collectives = make
 parallel.initialize(1, 0, in_the_meantime)
 told["processes"] = jax.process_count()
+told["listening"] = listening()
 socket.create_connection(("127.0.0.1", told["port"])).close()
 print(json.dumps(told))
 """
@@ -81,6 +99,9 @@ def test_ranks_meet_at_a_port_that_is_kept_for_them():
     told = json.loads(run.stdout.splitlines()[-1])
     assert told["free"] is False
     assert told["processes"] == 1
+    # Of gloo as of the coordinator: nobody else on the network is to reach them.
+    assert told["gloo"] == "127.0.0.1"
+    assert told["listening"] and set(told["listening"]) <= LOOPBACK
 
 
 @pytest.fixture

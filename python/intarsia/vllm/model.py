@@ -283,11 +283,17 @@ def _warm_up_runs(tokens: int) -> int:
 
 def _sizes(config: VllmConfig, option: str, smallest: int, largest: int) -> list[int]:
     """Sizes to compile for: the user's, or powers of two; the largest is always there."""
-    given = (config.additional_config or {}).get(option)
+    additional = config.additional_config or {}
+    if not isinstance(additional, Mapping):
+        raise ValueError(f"additional_config is {additional!r}, expected an object")
+    given = additional.get(option)
     if given is None:
         return buckets(min(smallest, largest), largest)
-    if not all(isinstance(n, int) and n > 0 for n in given):
-        raise ValueError(f"additional_config: {option} is {given}, expected positive integers")
+    # bool is an int to Python; true would count as 1
+    if not isinstance(given, list | tuple) or not all(type(n) is int and n > 0 for n in given):
+        raise ValueError(
+            f"additional_config: {option} is {given}, expected positive integers in a list"
+        )
     return sorted({n for n in given if n < largest} | {largest})
 
 

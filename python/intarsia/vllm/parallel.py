@@ -13,8 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax.extend.backend import register_backend_factory
 from jax.sharding import NamedSharding, PartitionSpec
 
+_HOST = "127.0.0.1"
+"""Where ranks meet: all of them are on one host, and nothing that they listen on asks who connects."""
 AXIS = "tp"
 """The mesh's axis of ranks."""
 _FAREWELL_SECONDS = 5
@@ -41,8 +44,10 @@ def initialize(size: int, rank: int, broadcast: Callable[[Any], Any]) -> None:
       broadcast: gives every rank what rank 0 calls it with.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # As JAX registers it, but for the address of gloo's sockets.
+    register_backend_factory("cpu", _cpu_client, priority=0, fail_quietly=False)
     with _reserved_port() if rank == 0 else nullcontext(0) as reserved:
-        address = f"127.0.0.1:{broadcast(reserved)}"
+        address = f"{_HOST}:{broadcast(reserved)}"
         jax.distributed.initialize(
             address,
             num_processes=size,
@@ -51,6 +56,20 @@ def initialize(size: int, rank: int, broadcast: Callable[[Any], Any]) -> None:
             cluster_detection_method="deactivate",  # or Slurm's variables would choose a GPU
             shutdown_timeout_seconds=_FAREWELL_SECONDS,
         )
+
+
+def _cpu_client() -> Any:
+    """JAX's client of the CPU, its collectives on the loopback device alone.
+
+    Where JAX makes gloo, it names no host, and gloo's sockets then listen on whatever address the host's name resolves to.
+    """
+    from jax._src import distributed, xla_bridge
+    from jaxlib import _jax
+
+    collectives = _jax.make_gloo_tcp_collectives(
+        distributed_client=distributed.global_state.client, hostname=_HOST
+    )
+    return xla_bridge.make_cpu_client(collectives)
 
 
 @contextmanager
@@ -62,7 +81,7 @@ def _reserved_port() -> Iterator[int]:
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind(("127.0.0.1", 0))
+        holder.bind((_HOST, 0))
         yield holder.getsockname()[1]
 
 
