@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -60,9 +61,19 @@ inline constexpr size_t kMaxOperands = 20, kMaxResults = 6, kMaxAttributes = 16;
 
 // One call of an op as a front end hands it over, in spec order. What is absent has no value.
 struct Call {
-  std::array<Optional, kMaxOperands> operands;
+  // One by one: GCC 12 would clear the arrays whole, 5 KB.
+  Call() {
+    for (Optional& operand : operands) std::construct_at(&operand);
+    for (Optional& result : results) std::construct_at(&result);
+  }
+
+  union {
+    std::array<Optional, kMaxOperands> operands;
+  };
+  union {
+    std::array<Optional, kMaxResults> results;
+  };
   std::array<AttrValue, kMaxAttributes> attributes;
-  std::array<Optional, kMaxResults> results;
 };
 
 struct OpInfo {
