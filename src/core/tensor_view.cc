@@ -38,6 +38,25 @@ Status MakeDense(void* data, DType dtype, std::span<const int64_t> dims, TensorV
   return {};
 }
 
+Status MakeStrided(void* data, DType dtype, std::span<const int64_t> dims, const int64_t* strides,
+                   TensorView& view) {
+  INTARSIA_RETURN_IF_ERROR(MakeDense(data, dtype, dims, view));
+  if (view.size() == 0) return {};
+  int64_t reach = 0;  // bytes
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i] < 2) continue;
+    view.strides[i] = strides[i];
+    const auto stride = static_cast<uint64_t>(strides[i]);
+    int64_t of_axis = 0;
+    if (__builtin_mul_overflow(strides[i] < 0 ? -stride : stride, dims[i], &of_axis) ||
+        __builtin_mul_overflow(of_axis, Bytes(dtype), &of_axis) ||
+        __builtin_add_overflow(reach, of_axis, &reach))
+      return InvalidArgument(Text("has strides ", ShapeText({strides, dims.size()}), " for shape ",
+                                  ShapeText(dims), ", expected a reach below 2^63 bytes"));
+  }
+  return {};
+}
+
 std::string ShapeText(std::span<const int64_t> dims) {
   std::string text = "[";
   for (size_t i = 0; i < dims.size(); ++i) text += (i ? ", " : "") + std::to_string(dims[i]);

@@ -48,6 +48,13 @@ using Optional = std::optional<TensorView>;
 // that overflows int64.
 Status MakeDense(void* data, DType dtype, std::span<const int64_t> dims, TensorView& view);
 
+// A view with strides of its own, in elements. An axis of one element or less gets the stride of a
+// dense array, whatever is given: nobody walks along it, and torch lets it be anything. So kernels
+// may multiply any stride by its axis' size. Fails as MakeDense does, and on a view that reaches
+// beyond 2^63 bytes.
+Status MakeStrided(void* data, DType dtype, std::span<const int64_t> dims, const int64_t* strides,
+                   TensorView& view);
+
 // "[2, 3, 64]"
 std::string ShapeText(std::span<const int64_t> dims);
 

@@ -228,9 +228,9 @@ class Invocation {
     if (dtype == DType::kOther)
       return InvalidArgument(Text(info.name, " has dtype ", Get().DTypeName(number), ", expected ",
                                   ExpectedDTypes(op_, info), ": convert it first"));
-    if (Status s = MakeDense(data, dtype, {sizes, static_cast<size_t>(rank)}, view); !s.ok())
+    const std::span dims(sizes, static_cast<size_t>(rank));
+    if (Status s = MakeStrided(data, dtype, dims, strides, view); !s.ok())
       return InvalidArgument(Text(info.name, " ", s.message));
-    std::copy_n(strides, rank, view.strides.begin());
     return {};
   }
 

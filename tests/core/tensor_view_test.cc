@@ -5,6 +5,8 @@
 #include <limits>
 #include <vector>
 
+#include "src/core/checked.h"
+
 namespace intarsia {
 namespace {
 
@@ -83,6 +85,46 @@ TEST(TensorView, DenseLooksAtStridesThatMatter) {
   EXPECT_FALSE(view.dense());
   view.dims[0] = 0;  // nothing in it
   EXPECT_TRUE(view.dense());
+}
+
+TEST(MakeStrided, KeepsStridesThatMatter) {
+  const auto strides_of = [](std::vector<int64_t> dims, std::vector<int64_t> strides) {
+    TensorView view;
+    EXPECT_TRUE(MakeStrided(nullptr, DType::kF16, dims, strides.data(), view).ok());
+    return std::vector(view.strides.begin(), view.strides.begin() + view.rank);
+  };
+  using Strides = std::vector<int64_t>;
+  EXPECT_EQ(strides_of({2, 3, 4}, {-100, 0, 7}), (Strides{-100, 0, 7}));
+  // Axes of one element, and those of an empty array, may have any.
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+  EXPECT_EQ(strides_of({1, 3, 1, 4}, {kHuge, 40, kLeast, 1}), (Strides{12, 40, 4, 1}));
+  EXPECT_EQ(strides_of({5, 0, 4}, {kHuge, kHuge, kLeast}), (Strides{4, 4, 1}));
+  EXPECT_EQ(strides_of({}, {}), Strides{});
+}
+
+TEST(MakeStrided, RefusesAReachThatOverflows) {
+  TensorView view;
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+  for (const std::vector<int64_t>& strides :
+       {std::vector<int64_t>{kHuge, 1}, {1, kLeast}, {kHuge / 4, 1}, {kHuge / 6, -kHuge / 6}}) {
+    const std::vector<int64_t> dims{2, 2};
+    const Status status = MakeStrided(nullptr, DType::kF16, dims, strides.data(), view);
+    EXPECT_EQ(status.code, Code::kInvalidArgument) << ShapeText(strides);
+    EXPECT_NE(status.message.find("reach below 2^63 bytes"), std::string::npos) << status.message;
+  }
+  const int64_t widest[] = {kHuge / 8, 1};
+  EXPECT_TRUE(MakeStrided(nullptr, DType::kF16, std::vector<int64_t>{2, 2}, widest, view).ok());
+}
+
+TEST(Bounded, ProductsAndSums) {
+  static_assert(BoundedProduct({}) == 1 && BoundedProduct({3, 5}) == 15);
+  static_assert(BoundedProduct({kMostSize, 1}) == kMostSize);
+  static_assert(BoundedProduct({kHuge, kHuge, 2}) == kMostSize);
+  static_assert(BoundedProduct({kHuge, kHuge, 0}) == 0);
+  static_assert(BoundedProduct({int64_t{1} << 31, int64_t{1} << 30}) == int64_t{1} << 61);
+  static_assert(BoundedProduct({int64_t{1} << 31, int64_t{1} << 31}) == kMostSize);
+  static_assert(BoundedSum({1, 2, 3}) == 6 && BoundedSum({kHuge, 1}) == kMostSize);
+  static_assert(BoundedSum({kMostSize, kMostSize}) == kMostSize);
 }
 
 TEST(DType, NamesAndSizes) {

@@ -1,20 +1,24 @@
 #include "src/ops/rotary_embedding/rotary_embedding.h"
 
 namespace intarsia {
-namespace {
 
-// Whether walking over all of the first `axes` axes is one walk of even steps.
-bool IsEvenly(const TensorView& x, int axes) {
-  for (int i = 0; i + 1 < axes; ++i)
-    if (x.dim(i) > 1 && x.stride(i) != x.dim(i + 1) * x.stride(i + 1)) return false;
-  return true;
+std::optional<int64_t> RotaryEmbedding::TokenStride(const TensorView& heads) const {
+  std::optional<int64_t> innermost;
+  int64_t even = 0;  // the stride that the next axis has in an even walk
+  for (int axis = positions.rank - 1; axis >= 0; --axis) {
+    if (heads.dim(axis) == 1) continue;
+    if (!innermost)
+      innermost = heads.stride(axis);
+    else if (heads.stride(axis) != even)
+      return std::nullopt;
+    even = heads.dim(axis) * heads.stride(axis);
+  }
+  return innermost.value_or(0);
 }
-
-}  // namespace
 
 Status RotaryEmbedding::Check() const {
   for (const auto& [name, x] : {std::pair("query", &query), std::pair("key", key ? &*key : &query)})
-    if (x->size() > 0 && !IsEvenly(*x, positions.rank))
+    if (x->size() > 0 && !TokenStride(*x))
       return InvalidArgument(Text(name, " has ", positions.rank,
                                   " axes of tokens at uneven distances, expected even ones"));
   const int64_t d = head_dim(), r = cos_sin_cache.dim(1);

@@ -53,10 +53,13 @@ struct RotaryEmbedding {
   };
   Strides StridesOf(const TensorView& heads) const {
     const bool flat = heads.rank == positions.rank + 1;
-    const int last_token_axis = positions.rank - 1;
-    return {positions.rank ? heads.stride(last_token_axis) : 0,
-            flat ? head_dim() : heads.stride(-2)};
+    return {TokenStride(heads).value_or(0), flat ? head_dim() : heads.stride(-2)};
   }
+
+ private:
+  // The distance of neighbours in a walk over all token axes; none if it is not always the same.
+  // Axes of one token have no part in it: torch gives them any stride.
+  std::optional<int64_t> TokenStride(const TensorView& heads) const;
 };
 
 }  // namespace intarsia
