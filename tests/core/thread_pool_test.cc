@@ -2,6 +2,8 @@
 #include "src/core/cpu/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <functional>
@@ -114,6 +116,62 @@ TEST(ParallelFor, DoesNotWaitForQueuedTasks) {
   EXPECT_EQ(pool.size(), 4u);  // helpers for the other tiles
   pool.RunAll();               // too late: fn is gone, and they must not call it
   EXPECT_EQ(runs, 5);
+}
+
+// How a child of fork ended that ran fn: 0 if fn returned true, the signal's number if it hung.
+template <class Fn>
+int InAChild(Fn fn) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    _exit(fn() ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+bool CallsGlobal(int times) {
+  std::atomic<int> runs{0};
+  for (int i = 0; i < times; ++i)
+    CpuContext(&ThreadPool::Global()).ParallelFor(16, [&](int64_t) { ++runs; });
+  return runs == 16 * times;
+}
+
+#if defined(__SANITIZE_THREAD__)
+#define INTARSIA_FORKS DISABLED_ThreadPoolForks  // TSan ends a child that makes threads
+#else
+#define INTARSIA_FORKS ThreadPoolForks
+#endif
+
+// The child inherits the mutex as another thread of the parent left it.
+TEST(INTARSIA_FORKS, WhileOthersCall) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i)
+    callers.emplace_back([&] {
+      while (!stop) CallsGlobal(1);
+    });
+  for (int i = 0; i < 200; ++i) {
+    const int status = InAChild([] { return CallsGlobal(20); });
+    EXPECT_EQ(status, 0) << i;
+    if (status != 0) break;
+  }
+  stop = true;
+  for (std::thread& caller : callers) caller.join();
+}
+
+TEST(INTARSIA_FORKS, TheChildHasThreadsOfItsOwn) {
+  ASSERT_TRUE(CallsGlobal(1));
+  EXPECT_EQ(InAChild([] {
+              const ThreadPool& pool = ThreadPool::Global();
+              if (pool.num_threads() == 1) return true;
+              std::promise<void> ran;
+              pool.Schedule([&] { ran.set_value(); });
+              ran.get_future().wait();  // for ever if nobody drains the queue
+              return true;
+            }),
+            0);
 }
 
 TEST(ThreadPool, EndsWithTasksInTheQueue) {

@@ -1,8 +1,23 @@
 #include "src/core/cpu/thread_pool.h"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <atomic>
+#include <memory>
 
 namespace intarsia {
+namespace {
+
+// No mutex and no static that a function initializes: a fork might find either half done.
+std::atomic<const ThreadPool*> global_pool{nullptr};
+
+// At load, so that no fork comes before it. What the child forgets is leaked, once: it may be in
+// any state. The child makes its pool at its first call, since most children only exec.
+[[maybe_unused]] const int forgets_at_fork =
+    pthread_atfork(nullptr, nullptr, [] { global_pool.store(nullptr); });
+
+}  // namespace
 
 ThreadPool::ThreadPool(int num_threads) {
   for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { Work(); });
@@ -18,9 +33,11 @@ ThreadPool::~ThreadPool() {
 }
 
 const ThreadPool& ThreadPool::Global() {
-  static const ThreadPool* const pool =
-      new ThreadPool(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
-  return *pool;
+  if (const ThreadPool* pool = global_pool.load(std::memory_order_acquire)) return *pool;
+  auto made = std::make_unique<const ThreadPool>(
+      std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+  const ThreadPool* pool = nullptr;  // another thread's, if it was faster
+  return global_pool.compare_exchange_strong(pool, made.get()) ? *made.release() : *pool;
 }
 
 void ThreadPool::Schedule(std::function<void()> task) const {

@@ -14,7 +14,8 @@ class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(int num_threads);
   ~ThreadPool() override;
-  // One thread a core. Never destroyed: its threads may outlive main.
+  // One thread a core. Never destroyed: its threads may outlive main. After a fork the child has
+  // one of its own: no thread but the caller's is there, and the parent's may hold the mutex.
   static const ThreadPool& Global();
 
   int num_threads() const override {
