@@ -6,7 +6,10 @@
  *
  * Functions that can fail return 0 or an error code (those of absl, gRPC and XLA: 3 invalid
  * argument, 12 unimplemented, 13 internal); intarsia_error() then has the text. All functions are
- * thread-safe. Nothing here throws, aborts, or keeps a pointer that it was given.
+ * thread-safe. Nothing here throws, aborts, or keeps a pointer that it was given. A pointer may be
+ * null where its count is 0; elsewhere null is an error. What a pointer points to is trusted: a
+ * tensor's data must be as large as its sizes and strides say, of a device that the platform can
+ * read. A process may fork: calls work in the child, whatever other threads were doing.
  */
 #ifndef INTARSIA_INTARSIA_H_
 #define INTARSIA_INTARSIA_H_
@@ -45,7 +48,7 @@ typedef struct {
   void* initialize;
   void* execute;
 } intarsia_handler;
-INTARSIA_API const intarsia_handler* intarsia_handlers(size_t* count);
+INTARSIA_API const intarsia_handler* intarsia_handlers(size_t* count); /* count may be null */
 
 typedef enum {
   INTARSIA_F32,
@@ -69,7 +72,8 @@ typedef struct {
   int32_t rank;
   int32_t strided; /* 0: dense row-major, strides are not looked at */
   int64_t dims[INTARSIA_MAX_RANK];
-  int64_t strides[INTARSIA_MAX_RANK]; /* in elements */
+  /* In elements. That of an axis of one element or less is not looked at. */
+  int64_t strides[INTARSIA_MAX_RANK];
 } intarsia_tensor;
 
 typedef enum {
@@ -104,7 +108,10 @@ INTARSIA_API int32_t intarsia_infer(const char* op, const intarsia_tensor* opera
                                     size_t* num_results);
 
 /* Runs an op without XLA. `results` are in spec order, workspaces included, absent ones
- * INTARSIA_NONE; an aliased result is the operand's tensor again. platform is "Host" or "CUDA". On
+ * INTARSIA_NONE. An aliased result is the operand's tensor again; one that `mutates` an operand
+ * (manifest) may be. Any other result lies in memory of its own: where it overlaps an operand or
+ * another result, its contents mean nothing. Overlaps are refused where they are seen, which they
+ * are between dense arrays and where two begin at one address. platform is "Host" or "CUDA". On
  * CUDA the call enqueues on `stream` (a cudaStream_t; null is the default stream) of the current
  * device and returns; on the Host it runs on a pool of the library's own and returns when done. */
 INTARSIA_API int32_t intarsia_call(const char* op, const char* platform,

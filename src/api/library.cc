@@ -57,12 +57,11 @@ Status ToView(const intarsia_tensor& tensor, TensorView& view) {
     return InvalidArgument(
         Text("has dtype number ", tensor.dtype, ", expected one of intarsia_dtype"));
   if (tensor.rank < 0 || tensor.rank > INTARSIA_MAX_RANK)
-    return InvalidArgument(Text("has rank ", tensor.rank, ", expected 0 to ", INTARSIA_MAX_RANK));
+    return InvalidArgument(Text("has rank ", tensor.rank, ", expected 0 to ", kMaxRank));
   const auto rank = static_cast<size_t>(tensor.rank);
-  INTARSIA_RETURN_IF_ERROR(
-      MakeDense(tensor.data, static_cast<DType>(tensor.dtype), {tensor.dims, rank}, view));
-  if (tensor.strided) std::copy(tensor.strides, tensor.strides + rank, view.strides.begin());
-  return {};
+  const auto dtype = static_cast<DType>(tensor.dtype);
+  if (!tensor.strided) return MakeDense(tensor.data, dtype, {tensor.dims, rank}, view);
+  return MakeStrided(tensor.data, dtype, {tensor.dims, rank}, tensor.strides, view);
 }
 
 Status SetAttribute(const OpInfo& op, const intarsia_attribute& attribute, Call& call) {
@@ -94,6 +93,7 @@ Status SetAttribute(const OpInfo& op, const intarsia_attribute& attribute, Call&
 
 // `fields` names what the tensors are, in spec order. Of operands, the last ones may be left out if
 // they are optional: a caller of an earlier release does not know them.
+// Nothing is read of a null pointer; `what` is the C function's own name for it.
 template <class Fields>
 Status ReadTensors(const OpInfo& op, std::string_view what, const intarsia_tensor* tensors,
                    size_t count, const Fields& fields, std::span<Optional> slots) {
@@ -101,8 +101,9 @@ Status ReadTensors(const OpInfo& op, std::string_view what, const intarsia_tenso
   if constexpr (requires { fields[0].optional; })
     while (needed > count && fields[needed - 1].optional) --needed;
   if (count > fields.size() || count < needed)
-    return Invalid(op, "got ", static_cast<int64_t>(count), " ", what, ", expected ",
-                   static_cast<int64_t>(fields.size()), ", absent ones as INTARSIA_NONE");
+    return Invalid(op, "got ", count, " ", what, ", expected ", fields.size(),
+                   ", absent ones as INTARSIA_NONE");
+  if (count > 0 && !tensors) return Invalid(op, what, " is null, expected ", count, " tensors");
   for (size_t i = 0; i < count; ++i) {
     if (tensors[i].dtype == INTARSIA_NONE) continue;
     if (Status s = ToView(tensors[i], slots[i].emplace()); !s.ok())
@@ -115,9 +116,25 @@ Status ReadCall(const OpInfo& op, const intarsia_tensor* operands, size_t num_op
                 const intarsia_attribute* attributes, size_t num_attributes, Call& call) {
   for (size_t i = 0; i < op.attributes.size(); ++i)
     call.attributes[i] = op.attributes[i].default_value;
-  for (size_t i = 0; i < num_attributes; ++i)
+  if (num_attributes > 0 && !attributes)
+    return Invalid(op, "attributes is null, expected ", num_attributes, " attributes");
+  for (size_t i = 0; i < num_attributes; ++i) {
+    if (i == op.attributes.size())
+      return Invalid(op, "got ", num_attributes, " attributes, expected at most ", i);
     INTARSIA_RETURN_IF_ERROR(SetAttribute(op, attributes[i], call));
+  }
   return ReadTensors(op, "operands", operands, num_operands, op.operands, call.operands);
+}
+
+// Whether all that has elements has an address.
+template <class Fields>
+Status CheckAddresses(const OpInfo& op, std::string_view what, const Fields& fields,
+                      std::span<const Optional> tensors) {
+  for (size_t i = 0; i < fields.size(); ++i)
+    if (tensors[i] && !tensors[i]->data && tensors[i]->size() > 0)
+      return Invalid(op, what, fields[i].name, " has shape ", ShapeText(tensors[i]->shape()),
+                     " and data null, expected an address");
+  return {};
 }
 
 intarsia_result ToResult(const ResultInfo& info, const Optional& view) {
@@ -160,7 +177,7 @@ int32_t intarsia_devices(const char** json) {
 }
 
 const intarsia_handler* intarsia_handlers(size_t* count) {
-  *count = Handlers().size();
+  if (count) *count = Handlers().size();
   return Handlers().data();
 }
 
@@ -170,6 +187,8 @@ int32_t intarsia_infer(const char* name, const intarsia_tensor* operands, size_t
   return Guarded([&]() -> Status {
     const OpInfo* op = nullptr;
     INTARSIA_RETURN_IF_ERROR(FindOrExplain(name, op));
+    if (!results || !num_results)
+      return Invalid(*op, results ? "num_results" : "results", " is null, expected an address");
     Call call;
     INTARSIA_RETURN_IF_ERROR(
         ReadCall(*op, operands, num_operands, attributes, num_attributes, call));
@@ -196,6 +215,9 @@ int32_t intarsia_call(const char* name, const char* platform, const intarsia_ten
     INTARSIA_RETURN_IF_ERROR(
         ReadTensors(*op, "results", results, num_results, op->results, call.results));
     INTARSIA_RETURN_IF_ERROR(CheckResults(*op, call, inferred));
+    INTARSIA_RETURN_IF_ERROR(CheckOverlap(*op, call));
+    INTARSIA_RETURN_IF_ERROR(CheckAddresses(*op, "", op->operands, call.operands));
+    INTARSIA_RETURN_IF_ERROR(CheckAddresses(*op, "result ", op->results, call.results));
     const std::string_view on = platform ? platform : "null";
     if (on == "Host") return RunCpu(*op, call, CpuContext(&ThreadPool::Global()));
     if (on != "CUDA") return Invalid(*op, "platform is ", on, ", expected Host or CUDA");
@@ -206,6 +228,8 @@ int32_t intarsia_call(const char* name, const char* platform, const intarsia_ten
 int32_t intarsia_enable_peer_access([[maybe_unused]] const int32_t* devices,
                                     [[maybe_unused]] size_t count) {
   return Guarded([&]() -> Status {
+    if (count > 0 && !devices)
+      return InvalidArgument(Text("devices is null, expected ", count, " of them"));
 #ifdef INTARSIA_WITH_CUDA
     return cuda::EnablePeerAccess({devices, count});
 #else

@@ -1,6 +1,7 @@
 #include "src/attention/backward.h"
 
 #include "src/attention/params.h"
+#include "src/core/checked.h"
 
 namespace intarsia::attention {
 
@@ -10,9 +11,13 @@ Status CheckBackward(const BackwardParams& params) {
   if (p.cache.v_head_dim != p.head_dim)
     return Unimplemented(Text("v has dv=", p.cache.v_head_dim, " where q has d=", p.head_dim,
                               "; built are equal ones"));
-  if (params.query_rows() > kMaxCount || p.max_len_k > kMaxCount)
-    return Unimplemented(Text("q has ", params.query_rows(), " rows of all heads and k ",
-                              p.max_len_k, "; built are up to ", kMaxCount));
+  if (BoundedProduct({p.num_tokens, p.num_heads}) > kMaxCount || p.max_len_k > kMaxCount)
+    return Unimplemented(Text("q has ", BoundedProduct({p.num_tokens, p.num_heads}),
+                              " rows of all heads and k ", p.max_len_k, "; built are up to ",
+                              kMaxCount));
+  if (p.num_seqs > kMaxCount || p.num_kv_heads() > kMaxCount)
+    return Unimplemented(Text("cu_seqlens_q has b=", p.num_seqs, " and k has hk=", p.num_kv_heads(),
+                              "; built are up to ", kMaxCount));
   return {};
 }
 

@@ -18,6 +18,7 @@
 #include <array>
 #include <cstdint>
 
+#include "src/core/checked.h"
 #include "src/core/round.h"
 
 namespace intarsia::attention::decode {
@@ -103,7 +104,8 @@ constexpr int64_t MaxItems(const StaticShape& shape) {
          std::min(shape.num_seqs, shape.num_tokens);
 }
 constexpr int64_t MaxLine(const StaticShape& shape, int granule_keys) {
-  return MaxItems(shape) * (CeilDiv<int64_t>(shape.max_len_k, granule_keys) + kItemOverhead);
+  return BoundedProduct(
+      {MaxItems(shape), CeilDiv<int64_t>(shape.max_len_k, granule_keys) + kItemOverhead});
 }
 
 // Keys of a granule: few, so that slices are even, but more if the line could become too long.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "src/core/checked.h"
+
 namespace intarsia::attention {
 
 void SetQuery(Params& params, const TensorView& q, const TensorView& cu_seqlens_q,
@@ -33,7 +35,11 @@ Status SetPagedCache(Params& params, const CacheFormat& format, const TensorView
   params.page_table = ToIndexVector(block_table);
   params.page_table_stride = block_table.stride(0);
   params.pages_per_seq = block_table.dim(1);
-  params.max_len_k = params.pages_per_seq * params.cache.page_size;
+  params.max_len_k = BoundedProduct({params.pages_per_seq, params.cache.page_size});
+  if (params.max_len_k == kMostSize)
+    return InvalidArgument(Text("block_table has m=", params.pages_per_seq,
+                                " pages of key_cache's s=", params.cache.page_size,
+                                " slots, expected m*s below 2^62"));
   params.seqused_k = ToIndexVector(seqused_k);
   return {};
 }
@@ -118,6 +124,7 @@ Status FitCounts(Params& params) {
         Text("there are ", count, " ", what, "; built for CUDA are up to ", kMaxCount));
   };
   INTARSIA_RETURN_IF_ERROR(check("query rows of all heads", params.num_tokens * params.num_heads));
+  INTARSIA_RETURN_IF_ERROR(check("sequences", params.num_seqs));
   INTARSIA_RETURN_IF_ERROR(check("keys of a sequence", params.max_len_k));
   INTARSIA_RETURN_IF_ERROR(check("slots of a page", params.cache.page_size));
   INTARSIA_RETURN_IF_ERROR(check("pages", params.cache.num_pages));

@@ -265,7 +265,9 @@ Status DimsBinding::Evaluate(const DimsPattern& pattern, const Conditions& condi
                                       by, ", which does not divide ", size));
         size /= by;
       }
-      shape.push_back(size + term.addend);
+      if (__builtin_add_overflow(size, term.addend, &size))
+        return InvalidArgument("has a size above 2^63");
+      shape.push_back(size);
     }
     return {};
   }

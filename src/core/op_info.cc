@@ -287,6 +287,23 @@ Status CheckResults(const OpInfo& op, const Call& call, std::span<const Optional
   return CheckWritten(op, call);
 }
 
+Status CheckOverlap(const OpInfo& op, const Call& call) {
+  for (size_t i = 0; i < op.results.size(); ++i) {
+    const Optional& result = call.results[i];
+    if (!result || WrittenOperand(op.results[i], call, *result) >= 0) continue;
+    for (size_t j = 0; j < op.operands.size(); ++j) {
+      const Optional& operand = call.operands[j];
+      if (!operand || !Overlap(*result, *operand)) continue;
+      const bool same = operand->data == result->data && operand->dtype == result->dtype &&
+                        std::ranges::equal(operand->shape(), result->shape());
+      if (!same)
+        return Invalid(op, "result ", op.results[i].name, " lies over a part of ",
+                       op.operands[j].name, ", expected memory of its own");
+    }
+  }
+  return {};
+}
+
 namespace {
 
 template <class Context>

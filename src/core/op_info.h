@@ -131,6 +131,10 @@ Status RunCuda(const OpInfo& op, const Call& call, const CudaContext& context);
 // ones lie where their operands do.
 Status CheckResults(const OpInfo& op, const Call& call, std::span<const Optional> inferred);
 
+// Refuses a result that lies over a part of an operand, as far as dense arrays show it. XLA's
+// buffers never do.
+Status CheckOverlap(const OpInfo& op, const Call& call);
+
 // "rms_norm: weight has n=5 but x has n=64"
 template <class... Pieces>
 Status Invalid(const OpInfo& op, const Pieces&... pieces) {

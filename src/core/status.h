@@ -1,6 +1,7 @@
 // The result of anything that can fail. The library neither throws nor aborts: it returns one of
 // these.
 #pragma once
+#include <concepts>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -40,6 +41,10 @@ inline Status Internal(std::string m) { return {Code::kInternal, std::move(m)}; 
 // Joins pieces of text and numbers: Text("has d=", 64).
 inline std::string ToText(std::string_view s) { return std::string(s); }
 inline std::string ToText(int64_t n) { return std::to_string(n); }
+template <std::same_as<uint64_t> Count>  // and nothing that would fit into int64
+std::string ToText(Count n) {
+  return std::to_string(n);
+}
 template <class... Pieces>
 std::string Text(const Pieces&... pieces) {
   std::string text;

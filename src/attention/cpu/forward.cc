@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "src/attention/attention.h"
+#include "src/core/checked.h"
 #include "src/core/cpu/aligned_floats.h"
 #include "src/core/cpu/isa.h"
 #include "src/core/round.h"
@@ -45,7 +46,8 @@ class Plan {
   Plan(const CpuWork& work, const std::vector<CpuSequence>& sequences, int64_t num_threads) {
     const int64_t num_kv_heads = work.params.num_kv_heads();
     for (const CpuSequence& sequence : sequences) AddRowTiles(work, sequence);
-    for (const CpuTile& tile : tiles_) cost_ += Cost(tile) * num_kv_heads;
+    for (const CpuTile& tile : tiles_)
+      cost_ = BoundedSum({cost_, BoundedProduct({Cost(tile), num_kv_heads})});
     if (num_threads > 1) SplitAbove(CeilDiv(cost_, kTilesPerThread * num_threads));
     // The heaviest first: what is claimed last should be short.
     std::stable_sort(tiles_.begin(), tiles_.end(),
@@ -133,8 +135,8 @@ bool ApplyLayer(CacheView& cache) {
   const int64_t layer = *cache.layer;
   if (layer < 0 || layer >= cache.num_layers) return false;
   const int64_t bytes = layer * Bytes(cache.dtype);
-  cache.k = static_cast<char*>(cache.k) + bytes * cache.k_strides.layer;
-  cache.v = static_cast<char*>(cache.v) + bytes * cache.v_strides.layer;
+  for (auto [data, strides] : {std::pair(&cache.k, &cache.k_strides), {&cache.v, &cache.v_strides}})
+    if (*data) *data = static_cast<char*>(*data) + bytes * strides->layer;  // null: it is empty
   return true;
 }
 
@@ -175,7 +177,7 @@ Status RunPlanned(const Params& params, const CpuContext& context, CpuKernel& ke
   const int64_t rows = RoundUp(plan.max_tile_rows(), kMaxPanelRows);
   work.scratch_floats =
       (kTileKeys + rows) * (work.padded_d + work.padded_dv) + kTileKeys * kMaxPanelRows;
-  const int64_t useful = 1 + plan.cost() * params.head_dim / kMinWorkerWork;
+  const int64_t useful = 1 + BoundedProduct({plan.cost(), params.head_dim}) / kMinWorkerWork;
   work.num_workers = std::clamp<int64_t>(std::min(work.num_tiles * params.num_kv_heads(), useful),
                                          1, context.num_threads());
   const AlignedFloats scratch = MakeAligned(work.num_workers * work.scratch_floats);

@@ -22,7 +22,7 @@ template <class Copy>
 void ForTokens(const ReshapeAndCacheFlash& op, const CacheView& cache, const CpuContext& context,
                Copy copy) {
   const int64_t slots = cache.num_pages * cache.page_size, layer = cache.layer ? *cache.layer : 0;
-  if (layer < 0 || layer >= cache.num_layers || cache.head_dim == 0) return;
+  if (layer < 0 || layer >= cache.num_layers || op.key.size() == 0) return;
   const int64_t from_bytes = Bytes(op.key.dtype), to_bytes = Bytes(cache.dtype);
   const IndexVector slot_mapping = ToIndexVector(op.slot_mapping);
   const ScaleView k_scale = ToScaleView(op.k_scale), v_scale = ToScaleView(op.v_scale);

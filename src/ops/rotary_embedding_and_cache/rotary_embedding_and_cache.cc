@@ -1,5 +1,7 @@
 #include "src/ops/rotary_embedding_and_cache/rotary_embedding_and_cache.h"
 
+#include "src/core/checked.h"
+
 namespace intarsia {
 
 TensorView RotaryEmbeddingAndCache::Heads(int64_t first, int64_t count) const {
@@ -41,7 +43,7 @@ Status RotaryEmbeddingAndCache::Check() const {
   CacheView cache;
   INTARSIA_RETURN_IF_ERROR(
       MakeCacheView(layout, kv_cache_dtype, key_cache, value_cache, layer, cache));
-  const int64_t heads = *num_heads + 2 * cache.num_kv_heads;
+  const int64_t heads = BoundedSum({*num_heads, BoundedProduct({2, cache.num_kv_heads})});
   if (qkv.dim(1) != heads)
     return InvalidArgument(Text("qkv has ", qkv.dim(1), " heads, expected ", heads, ": num_heads=",
                                 *num_heads, " and the cache's hk=", cache.num_kv_heads, " twice"));

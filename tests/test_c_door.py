@@ -1,0 +1,153 @@
+"""intarsia.h as a C caller meets it who makes mistakes: null pointers, absurd counts and sizes, overlaps."""
+
+import ctypes
+
+import numpy as np
+import pytest
+import running
+from intarsia import _native
+
+LIBRARY = running.LIBRARY
+DOOR = ctypes.CDLL(str(LIBRARY.path))
+DOOR.intarsia_error.restype = ctypes.c_char_p
+DOOR.intarsia_handlers.restype = ctypes.c_void_p
+X = np.ones((2, 4), np.float32)
+MOST = 2**64 - 1
+
+
+def tensors(*arrays: np.ndarray | None):
+    """As C has them; None: f32 [2, 4] without an address."""
+    rows = (_native._Tensor * len(arrays))()
+    for row, x in zip(rows, arrays, strict=True):
+        row.data = None if x is None else x.ctypes.data
+        row.dtype, row.rank, row.dims[:2] = 0, 2, (2, 4)
+    return rows
+
+
+def attributes(*values: tuple[bytes, float]):
+    rows = (_native._Attribute * len(values))()
+    for row, (name, value) in zip(rows, values, strict=True):
+        row.name, row.type, row.f64 = name, 3, value
+    return rows
+
+
+def infer(op=b"simple_add", operands=(X, X), count=None, given=(), results=True, num_results=True):
+    rows = operands if operands is None else tensors(*operands)
+    some = given if given is None or isinstance(given, int) else attributes(*given)
+    return DOOR.intarsia_infer(
+        op, rows, ctypes.c_size_t(len(operands) if count is None else count),
+        None if isinstance(some, int) else some,
+        ctypes.c_size_t(some if isinstance(some, int) else len(some)),
+        (_native._Result * 6)() if results else None,
+        ctypes.byref(ctypes.c_size_t()) if num_results else None,
+    )  # fmt: skip
+
+
+def call(operands, results, num_results=None, op=b"simple_add"):
+    return DOOR.intarsia_call(
+        op, b"Host", tensors(*operands), ctypes.c_size_t(len(operands)), None, ctypes.c_size_t(0),
+        results and tensors(*results), ctypes.c_size_t(num_results or len(results)), None,
+    )  # fmt: skip
+
+
+def said() -> str:
+    return DOOR.intarsia_error().decode()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"op": None}, "the op's name is null"),
+        ({"operands": None, "count": 2}, "simple_add: operands is null, expected 2 tensors"),
+        ({"count": MOST}, f"simple_add: got {MOST} operands, expected 2, absent ones as"),
+        ({"given": 1}, "simple_add: attributes is null, expected 1 attributes"),
+        ({"results": False}, "simple_add: results is null, expected an address"),
+        ({"num_results": False}, "simple_add: num_results is null, expected an address"),
+        (
+            {"op": b"rms_norm", "operands": (X,), "given": [(b"eps", 1.0)] * 3},
+            "rms_norm: got 3 attributes, expected at most 2",
+        ),
+        ({"op": b"rms_norm", "operands": (X,), "given": [(None, 1.0)]}, "attribute's name is null"),
+    ],
+)
+def test_infer_refuses_null_and_absurd_counts(changed, message) -> None:
+    assert infer() == 0
+    assert infer(**changed) == 3
+    assert message in said()
+
+
+def test_call_refuses_null() -> None:
+    out = np.zeros_like(X)
+    assert call((X, X), (out,)) == 0 and (out == 2).all()
+    for operands, results, num_results, message in (
+        ((X, None), (out,), None, "b has shape [2, 4] and data null, expected an address"),
+        ((X, X), (None,), None, "result out has shape [2, 4] and data null, expected an address"),
+        ((X, X), None, 1, "results is null, expected 1 tensors"),
+    ):
+        assert call(operands, results, num_results) == 3
+        assert said() == f"simple_add: {message}"
+
+
+def test_handlers_may_be_asked_for_without_a_count() -> None:
+    assert DOOR.intarsia_handlers(None) == DOOR.intarsia_handlers(ctypes.byref(ctypes.c_size_t()))
+
+
+def test_devices_of_no_address() -> None:
+    assert DOOR.intarsia_enable_peer_access(None, ctypes.c_size_t(2)) == 3
+    assert said() == "devices is null, expected 2 of them"
+
+
+def test_a_result_over_a_part_of_an_operand_is_refused() -> None:
+    memory = np.arange(64, dtype=np.float32)
+
+    def part(first):
+        return memory[first : first + 8].reshape(2, 4)
+
+    kept = memory.copy()
+    for first in (1, 7, 15):
+        assert call((part(8), part(24)), (part(first),)) == 3
+        assert said() == "simple_add: result out lies over a part of a, expected memory of its own"
+        np.testing.assert_array_equal(memory, kept)
+    assert call((part(8), part(24)), (part(8),)) == 0  # a itself
+    np.testing.assert_array_equal(part(8), kept[8:16].reshape(2, 4) + kept[24:32].reshape(2, 4))
+    assert call((part(8), part(24)), (part(16),)) == 0  # beside both
+
+
+HUGE = 2**62
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "given", "message"),
+    [
+        (
+            "rotary_embedding_and_cache",
+            dict(positions=((3,), "i32"), qkv=((3, 4, 8), "f32"), cos_sin_cache=((5, 8), "f32"),
+                 key_cache=((2, 4, 1, 8), "f32"), value_cache=((2, 4, 1, 8), "f32"),
+                 slot_mapping=((3,), "i32")),
+            {"num_heads": 2**63 - 1},
+            "qkv has 4 heads, expected 4611686018427387904: num_heads=9223372036854775807 and",
+        ),
+        (
+            "paged_attention",
+            dict(query=((3, 4, 8), "f32"), key_cache=((0, 2**33, 1, 8), "f32"),
+                 value_cache=((0, 2**33, 1, 8), "f32"), seqused_k=((0,), "i32"),
+                 block_table=((0, 2**33), "i32"), cu_seqlens_q=((1,), "i32")),
+            {},
+            "block_table has m=8589934592 pages of key_cache's s=8589934592 slots, expected m",
+        ),
+        (
+            "flash_attn_varlen_backward",
+            dict(dout=((0, 0, 8), "f32"), q=((0, 0, 8), "f32"), k=((0, HUGE // 64, 8), "f32"),
+                 v=((0, HUGE // 64, 8), "f32"), out=((0, 0, 8), "f32"), lse=((0, 0), "f32"),
+                 cu_seqlens_q=((HUGE // 8,), "i32"), cu_seqlens_k=((HUGE // 8,), "i32")),
+            {},
+            "cu_seqlens_q has b=576460752303423487 and k has hk=72057594037927936; built are up",
+        ),
+    ],
+)  # fmt: skip
+def test_sizes_whose_product_overflows_are_refused(op, operands, given, message) -> None:
+    names = [info["name"] for info in LIBRARY.find(op).operands]
+    rows = [_native.Tensor(*operands[name]) if name in operands else None for name in names]
+    with pytest.raises((ValueError, NotImplementedError), match=message) as error:
+        LIBRARY.infer(op, rows, given)
+    assert str(error.value).startswith(f"{op}: ")
