@@ -79,10 +79,10 @@ function(intarsia_add_library name)
 
   # Every op's header, for registry.cc.
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${ops_dir}/ops.inc)
-  file(STRINGS ${ops_dir}/ops.inc rows REGEX "^INTARSIA_(CPU_|CUDA_)?OP")
+  file(STRINGS ${ops_dir}/ops.inc rows REGEX "^INTARSIA_OP")
   set(includes "")
   foreach(row ${rows})
-    string(REGEX REPLACE "^INTARSIA_(CPU_|CUDA_)?OP\\(([a-z0-9_]+),.*" "\\2" op ${row})
+    string(REGEX REPLACE "^INTARSIA_OP\\(([a-z0-9_]+),.*" "\\1" op ${row})
     string(APPEND includes "#include \"${ops_dir}/${op}/${op}.h\"\n")
   endforeach()
   set(generated ${CMAKE_CURRENT_BINARY_DIR}/${name}_generated)

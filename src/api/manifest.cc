@@ -65,6 +65,9 @@ std::string ResultJson(const ResultInfo& result) {
 }
 
 std::string OpJson(const OpInfo& op) {
+  std::vector<std::string_view> platforms;
+  for (const PlatformRow& row : kPlatforms)
+    if (op.platforms.Has(row.platform)) platforms.push_back(row.name);
   return Object()
       .String("name", op.name)
       .String("target", Text(INTARSIA_TARGET_PREFIX, ".", op.name))
@@ -72,6 +75,7 @@ std::string OpJson(const OpInfo& op) {
       .String("summary", op.summary)
       .String("source", op.source)
       .String("separable", op.separable)
+      .Json("platforms", List(platforms, Quoted))
       .Json("operands", List(op.operands, OperandJson))
       .Json("attributes", List(op.attributes, AttributeJson))
       .Json("results", List(op.results, ResultJson))
@@ -93,17 +97,12 @@ std::string Manifest() {
 #else
   const std::string cuda = "null";
 #endif
-  std::vector<OpInfo> listed, cpu_only, cuda_only;
-  for (const OpInfo& op : Ops())
-    (op.cpu_only ? cpu_only : op.cuda_only ? cuda_only : listed).push_back(op);
   return Object()
       .String("version", INTARSIA_VERSION)
       .Json("cuda", cuda)
       .String("isa", Name(BestIsa()))
       .Json("layouts", List(kCacheLayouts, layout_json))
-      .Json("ops", List(listed, OpJson))
-      .Json("cpu_ops", List(cpu_only, OpJson))
-      .Json("cuda_ops", List(cuda_only, OpJson))
+      .Json("ops", List(Ops(), OpJson))
       .Done();
 }
 

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "src/core/op_info.h"
+#include "src/core/valid_spec.h"
 
 namespace intarsia {
 
@@ -51,68 +52,6 @@ void FromAttrValue(const AttrValue& value, T& member) {
   }
 }
 
-// Visits the fields of Op's spec with (field, its index within its kind; workspaces count as
-// results).
-template <class Op, class Visitor>
-constexpr void ForEachField(Visitor&& visit) {
-  size_t operand = 0, attribute = 0, result = 0;
-  auto each = [&]<class Field>(const Field& field) {
-    if constexpr (Field::kKind == FieldKind::kOperand)
-      visit(field, operand++);
-    else if constexpr (Field::kKind == FieldKind::kAttribute)
-      visit(field, attribute++);
-    else
-      visit(field, result++);
-  };
-  std::apply([&](const auto&... fields) { (each(fields), ...); }, Op::kSpec.fields);
-}
-
-// Refuses a spec with a name in it that nothing bears, at compile time: what is thrown here stands
-// in the compiler's message.
-template <class Op>
-consteval bool ValidSpec() {
-  const auto is_field = [](std::string_view name, FieldKind kind) {
-    bool found = false;
-    ForEachField<Op>([&]<class Field>(const Field& field, size_t) {
-      found |= Field::kKind == kind && field.name == name;
-    });
-    return found;
-  };
-  const auto is_dtype = [&](std::string_view rule, FieldKind of) {
-    while (true) {
-      const std::string_view word = rule.substr(0, rule.find('|'));
-      if (word != "T" && !DTypeFromName(word) && !is_field(word, FieldKind::kOperand) &&
-          !(of == FieldKind::kResult && is_field(word, FieldKind::kAttribute)))
-        return false;
-      if (word.size() == rule.size()) return true;
-      rule.remove_prefix(word.size() + 1);
-    }
-  };
-  size_t counts[4] = {};
-  ForEachField<Op>([&]<class Field>(const Field& field, size_t) {
-    ++counts[static_cast<size_t>(Field::kKind)];
-    if constexpr (requires { field.dtype; })
-      if (!is_dtype(field.dtype, Field::kKind)) throw "a dtype rule has an unknown word";
-    if constexpr (requires { field.dims; })
-      if (field.dims.find('@') != field.dims.npos && !is_field("layout", FieldKind::kAttribute))
-        throw "dims of a cache without an attribute layout";
-    if constexpr (Field::kKind == FieldKind::kResult) {
-      if (!field.alias.empty() && !is_field(field.alias, FieldKind::kOperand))
-        throw "Alias names no operand";
-      if (!field.mutates.empty() && !is_field(field.mutates, FieldKind::kOperand))
-        throw "Mutates names no operand";
-      if (!field.when.empty() && !is_field(field.when, FieldKind::kOperand) &&
-          !is_field(field.when, FieldKind::kAttribute))
-        throw "When names no operand or attribute";
-      if (field.dims.starts_with('=') && !is_field(field.dims.substr(1), FieldKind::kOperand))
-        throw "dims of a result name no operand";
-    }
-  });
-  if (counts[0] > kMaxOperands || counts[1] > kMaxAttributes || counts[2] + counts[3] > kMaxResults)
-    throw "more fields than a Call has room for";
-  return true;
-}
-
 // The struct for a checked call.
 template <class Op>
 Op Fill(const Call& call) {
@@ -131,23 +70,19 @@ Op Fill(const Call& call) {
 }
 
 template <class Op, class Context>
-concept HasRun = requires(const Op& op, const Context& context) { op.Run(context); };
-
-template <class Op, class Context>
 Status RunOp(const Call& call, const Context& context) {
   return InOp(Op::kSpec.name, Fill<Op>(call).Run(context));
 }
 
 template <class Op>
 OpInfo MakeOpInfo() {
-  static_assert(ValidSpec<Op>());
+  static_assert(kValidSpec<Op>);
   OpInfo info{.name = Op::kSpec.name,
               .summary = Op::kSpec.summary,
               .source = Op::kSpec.source,
               .target_alias = Op::kSpec.target_alias,
               .separable = Op::kSpec.separable,
-              .cpu_only = !HasRun<Op, CudaContext>,
-              .cuda_only = !HasRun<Op, CpuContext>};
+              .platforms = Op::kSpec.platforms};
   const Op defaults{};
   ForEachField<Op>([&]<class Field>(const Field& field, size_t) {
     using Member = std::remove_cvref_t<decltype(defaults.*(field.member))>;
@@ -168,9 +103,9 @@ OpInfo MakeOpInfo() {
     }
   });
   info.ResolveNames();
-  if constexpr (HasRun<Op, CpuContext>) info.run_cpu = &RunOp<Op, CpuContext>;
+  if constexpr (Op::kSpec.platforms.Has(Platform::kCpu)) info.run_cpu = &RunOp<Op, CpuContext>;
 #ifdef INTARSIA_WITH_CUDA
-  if constexpr (HasRun<Op, CudaContext>) info.run_cuda = &RunOp<Op, CudaContext>;
+  if constexpr (Op::kSpec.platforms.Has(Platform::kCuda)) info.run_cuda = &RunOp<Op, CudaContext>;
 #endif
   info.check = [](const Call& call) -> Status {
     if constexpr (requires(const Op& op) { op.Check(); })

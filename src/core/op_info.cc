@@ -324,18 +324,23 @@ Status CheckIndices(const OpInfo& op, const Call& call, const Context& context) 
   return {};
 }
 
+// The error for a platform that an op has no half for.
+Status Lacks(const OpInfo& op, Platform platform) {
+  return Unimplemented(
+      Text(op.name, ": runs on ", Names(op.platforms), ", not on ", Name(platform)));
+}
+
 }  // namespace
 
 Status RunCpu(const OpInfo& op, const Call& call, const CpuContext& context) {
-  if (!op.run_cpu) return Unimplemented(Text(op.name, ": runs on GPUs alone"));
+  if (!op.run_cpu) return Lacks(op, Platform::kCpu);
   INTARSIA_RETURN_IF_ERROR(CheckIndices(op, call, context));
   return op.run_cpu(call, context);
 }
 
 Status RunCuda(const OpInfo& op, const Call& call, const CudaContext& context) {
-  if (!op.run_cuda)
-    return Unimplemented(Text(
-        op.name, op.cpu_only ? ": runs on CPUs alone" : ": this library was built without CUDA"));
+  if (!op.platforms.Has(Platform::kCuda)) return Lacks(op, Platform::kCuda);
+  if (!op.run_cuda) return Unimplemented(Text(op.name, ": this library was built without CUDA"));
   CudaContext on_device = context;
 #ifdef INTARSIA_WITH_CUDA
   INTARSIA_RETURN_IF_ERROR(InOp(op.name, cuda::CurrentDevice(on_device.device)));

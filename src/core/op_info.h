@@ -57,8 +57,6 @@ struct ResultInfo {
   int alias_operand = -1, mutated_operand = -1, shape_operand = -1;
 };
 
-inline constexpr size_t kMaxOperands = 20, kMaxResults = 6, kMaxAttributes = 16;
-
 // One call of an op as a front end hands it over, in spec order. What is absent has no value.
 struct Call {
   // One by one: GCC 12 would clear the arrays whole, 5 KB.
@@ -78,17 +76,16 @@ struct Call {
 
 struct OpInfo {
   std::string_view name, summary, source, target_alias, separable;
-  bool cpu_only = false;   // runs in XLA's CPU programs and nowhere else
-  bool cuda_only = false;  // in its programs for GPUs
+  PlatformSet platforms = PlatformSet();
   std::vector<OperandInfo> operands = {};
   std::vector<AttributeInfo> attributes = {};
   std::vector<ResultInfo> results = {};
   SymbolTable symbols = {};  // the letters and attributes that `dims` speak of
 
   // Fill the struct and run it; the call has been checked.
-  Status (*run_cpu)(const Call&, const CpuContext&) = nullptr;  // null if cuda_only
-  Status (*run_cuda)(const Call&,
-                     const CudaContext&) = nullptr;  // null if cpu_only or built without CUDA
+  // Null where `platforms` lacks theirs; run_cuda also in a library without CUDA.
+  Status (*run_cpu)(const Call&, const CpuContext&) = nullptr;
+  Status (*run_cuda)(const Call&, const CudaContext&) = nullptr;
   // Fill the struct and ask what only the op can say of a call. Addresses are not looked at.
   Status (*check)(const Call&) = nullptr;
   std::array<int64_t, 2> (*workspace_dims)(const Call&) = nullptr;

@@ -3,14 +3,20 @@
 // whole one, op_info.h for what is made of it, and dims.h for the grammar of `dims`.
 #pragma once
 #include <array>
+#include <cstddef>
 #include <string_view>
 #include <tuple>
+
+#include "src/core/platform.h"
 
 namespace intarsia {
 
 // What the kernel can take. A front end with strided tensors (torch) makes an input dense when the
 // op needs that; XLA's buffers are always dense.
 enum class Access { kDense, kRows /* last stride is 1 */ };
+
+// What a Call has room for; workspaces count as results.
+inline constexpr size_t kMaxOperands = 20, kMaxAttributes = 16, kMaxResults = 6;
 
 enum class FieldKind { kOperand, kAttribute, kResult, kWorkspace };
 
@@ -126,6 +132,7 @@ struct Spec {
   std::tuple<Fields...> fields;
   std::string_view target_alias = {};
   std::string_view separable = {};
+  PlatformSet platforms = PlatformSet(Platform::kCpu, Platform::kCuda);
 
   // A second target under which the handlers are registered, word for word.
   constexpr Spec AlsoTarget(std::string_view target) const {
@@ -138,6 +145,14 @@ struct Spec {
   constexpr Spec Separable(std::string_view letter) const {
     Spec copy = *this;
     copy.separable = letter;
+    return copy;
+  }
+  // The platforms that the op has a Run for; all, if the spec does not say. Front ends, docs and
+  // tests derive from it what to offer where (CONTRIBUTING.md, "An op on one platform").
+  template <class... Platforms>
+  constexpr Spec On(Platforms... those) const {
+    Spec copy = *this;
+    copy.platforms = PlatformSet(those...);
     return copy;
   }
 };

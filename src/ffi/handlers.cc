@@ -281,10 +281,10 @@ std::vector<intarsia_handler> MakeHandlers(std::index_sequence<kOp...>) {
     targets.push_back(Text(INTARSIA_TARGET_PREFIX, ".", op.name));
     if (!op.target_alias.empty()) targets.emplace_back(op.target_alias);
     for (size_t t = targets.size() - (op.target_alias.empty() ? 1 : 2); t < targets.size(); ++t) {
-      if (!op.cuda_only)
+      if (op.platforms.Has(Platform::kCpu))
         handlers.push_back({targets[t].c_str(), "Host", nullptr, reinterpret_cast<void*>(cpu)});
 #ifdef INTARSIA_WITH_CUDA
-      if (op.cpu_only) continue;
+      if (!op.platforms.Has(Platform::kCuda)) continue;
       handlers.push_back({targets[t].c_str(), "CUDA", reinterpret_cast<void*>(&InitializeCuda),
                           reinterpret_cast<void*>(cuda)});
 #endif

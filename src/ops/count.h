@@ -6,11 +6,7 @@ namespace intarsia {
 
 inline constexpr size_t kNumOps = 0
 #define INTARSIA_OP(folder, Op) +1
-#define INTARSIA_CPU_OP(folder, Op) +1
-#define INTARSIA_CUDA_OP(folder, Op) +1
 #include <ops.inc>  // angle brackets: of the library at hand, not the one beside this file
-#undef INTARSIA_CUDA_OP
-#undef INTARSIA_CPU_OP
 #undef INTARSIA_OP
     ;
 

@@ -27,26 +27,30 @@ struct AllReduceFusedAddRmsNorm {
   std::string_view rounding = "once";
   TensorView out, residual_out;
 
-  static constexpr auto kSpec = MakeSpec(
-      "all_reduce_fused_add_rms_norm",
-      "Sums over GPUs, adds the residual stream, then root-mean-square normalisation.",
-      "vLLM's pass fuse_allreduce_rms",
-      In("x", &AllReduceFusedAddRmsNorm::x, "... n", "T", "this GPU's part of the sum"),
-      In("residual", &AllReduceFusedAddRmsNorm::residual, "... n", "T",
-         "the residual stream, the same on all"),
-      In("weight", &AllReduceFusedAddRmsNorm::weight, "n", "T|f32",
-         "scale of each column; 1 if absent"),
-      In("addresses", &AllReduceFusedAddRmsNorm::addresses, "ranks+1 2", "i32",
-         "64-bit addresses: of this GPU's inbox, then of all GPUs' in the order of their ranks"),
-      In("inbox", &AllReduceFusedAddRmsNorm::inbox, "2*ranks+1 max_rows packs 4", "i32",
-         "what other GPUs write to: a plane whose rows begin with the number of their calls, less "
-         "one, then two planes for each rank; at first all ones"),
-      Attr("eps", &AllReduceFusedAddRmsNorm::eps, "added to the mean square"),
-      Attr("rounding", &AllReduceFusedAddRmsNorm::rounding,
-           "\"before_weight\" norms the unrounded sum and rounds to T before the weight")
-          .OneOf("once|before_weight"),
-      Out("out", &AllReduceFusedAddRmsNorm::out, "... n", "T", "normalised rows"),
-      Out("residual", &AllReduceFusedAddRmsNorm::residual_out, "... n", "T", "sum + residual"));
+  static constexpr auto kSpec =
+      MakeSpec(
+          "all_reduce_fused_add_rms_norm",
+          "Sums over GPUs, adds the residual stream, then root-mean-square normalisation.",
+          "vLLM's pass fuse_allreduce_rms",
+          In("x", &AllReduceFusedAddRmsNorm::x, "... n", "T", "this GPU's part of the sum"),
+          In("residual", &AllReduceFusedAddRmsNorm::residual, "... n", "T",
+             "the residual stream, the same on all"),
+          In("weight", &AllReduceFusedAddRmsNorm::weight, "n", "T|f32",
+             "scale of each column; 1 if absent"),
+          In("addresses", &AllReduceFusedAddRmsNorm::addresses, "ranks+1 2", "i32",
+             "64-bit addresses: of this GPU's inbox, then of all GPUs' in the order of their "
+             "ranks"),
+          In("inbox", &AllReduceFusedAddRmsNorm::inbox, "2*ranks+1 max_rows packs 4", "i32",
+             "what other GPUs write to: a plane whose rows begin with the number of their calls, "
+             "less "
+             "one, then two planes for each rank; at first all ones"),
+          Attr("eps", &AllReduceFusedAddRmsNorm::eps, "added to the mean square"),
+          Attr("rounding", &AllReduceFusedAddRmsNorm::rounding,
+               "\"before_weight\" norms the unrounded sum and rounds to T before the weight")
+              .OneOf("once|before_weight"),
+          Out("out", &AllReduceFusedAddRmsNorm::out, "... n", "T", "normalised rows"),
+          Out("residual", &AllReduceFusedAddRmsNorm::residual_out, "... n", "T", "sum + residual"))
+          .On(Platform::kCuda);
 
   Status Check() const;
   Status Run(const CudaContext&) const;

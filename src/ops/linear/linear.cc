@@ -1,17 +1,14 @@
-#include "src/ops/linear/linear.h"
-
 #include <algorithm>
 #include <bit>
 
-#include "src/core/cpu/isa.h"
 #include "src/core/round.h"
 #include "src/ops/linear/linear_cpu.h"
 
 namespace intarsia {
 
-Status Linear::Run(const CpuContext& context) const {
-  LinearWork work{.op = *this, .m = 1, .n = w.dim(0), .k = w.dim(1)};
-  for (int axis = 0; axis + 1 < x.rank; ++axis) work.m *= x.dim(axis);
+Status RunPlanned(const Linear& op, const CpuContext& context, LinearRun run) {
+  LinearWork work{.op = op, .m = 1, .n = op.w.dim(0), .k = op.w.dim(1)};
+  for (int axis = 0; axis + 1 < op.x.rank; ++axis) work.m *= op.x.dim(axis);
   if (work.m == 0 || work.n == 0) return {};
   work.padded_k = RoundUp(work.k, kAlignFloats);
   const int64_t most = kMostPackedFloats / std::max<int64_t>(work.padded_k, 1);
@@ -21,7 +18,7 @@ Status Linear::Run(const CpuContext& context) const {
                                 : RoundUp(work.m, 2 * kAlignFloats));
   const AlignedFloats packed = MakeAligned(work.packed_rows * work.padded_k);
   work.packed = packed.get();
-  return RunOnCpu(work, context);
+  return run(work, context);
 }
 
 }  // namespace intarsia

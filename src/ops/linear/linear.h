@@ -21,7 +21,8 @@ struct Linear {
                Attr("out_dtype", &Linear::out_dtype, "dtype of the result; auto: that of x")
                    .OneOf("auto|f32"),
                Out("out", &Linear::out, "... n", "out_dtype", "x w^T + bias"))
-          .Separable("n");
+          .Separable("n")
+          .On(Platform::kCpu);
 
   Status Run(const CpuContext&) const;
 };

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-# m rows, n results of k numbers each; named after the layers of models.
+#m rows, n results of k numbers each; named after the layers of models.
 CASES = {
     "example": dict(tags="ci", m=2, n=16, k=64, bias=True),
     "smollm2_gate_up_1": dict(tags="bench_cpu", m=1, n=3072, k=576),

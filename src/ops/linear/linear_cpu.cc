@@ -205,10 +205,7 @@ void RunRows(const LinearWork& work, const CpuContext& context, int64_t first, i
   });
 }
 
-}  // namespace
-
-template <>
-Status RunCpu<kIsa>(const LinearWork& work, const CpuContext& context) {
+Status RunWork(const LinearWork& work, const CpuContext& context) {
   return DispatchDType<kF32, kF16, kBF16>("x", work.op.x.dtype, [&]<DType kType>() -> Status {
     using T = CpuT<kType>;
     for (int64_t first = 0; first < work.m; first += work.packed_rows) {
@@ -220,6 +217,13 @@ Status RunCpu<kIsa>(const LinearWork& work, const CpuContext& context) {
     }
     return {};
   });
+}
+
+}  // namespace
+
+template <>
+Status RunCpu<kIsa>(const Linear& op, const CpuContext& context) {
+  return RunPlanned(op, context, &RunWork);
 }
 
 }  // namespace intarsia

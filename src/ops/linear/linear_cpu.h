@@ -1,5 +1,5 @@
-// The work of one linear layer on the CPU: linear.cc plans it, linear_cpu.cc does it, once for each
-// instruction set.
+// The work of one linear layer on the CPU: linear.cc plans it for linear_cpu.cc, which does it and
+// is compiled once for each instruction set.
 //
 // Rows of x are packed into panels. A panel of `width` rows is what a register (two, for the
 // widest) multiplies at once: f32 [k / depth, width, depth], where depth is how many neighbours
@@ -21,6 +21,11 @@ struct LinearWork {
   float* packed = nullptr;
   int64_t packed_rows = 0, padded_k = 0;
 };
+
+using LinearRun = Status (*)(const LinearWork& work, const CpuContext& context);
+
+// Plans the work of a call, finds memory for it and runs it; no work, no run.
+Status RunPlanned(const Linear& op, const CpuContext& context, LinearRun run);
 
 // How many rows of x are packed at a time: all, or as many as this memory holds.
 inline constexpr int64_t kMostPackedFloats = int64_t{1} << 22;
