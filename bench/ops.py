@@ -220,8 +220,8 @@ def main() -> None:
         f"{'XLA':>15} {'ratio':>8}"
     )
     rows = []
-    cpu_ops = support.cpu_op_names() if args.platform == "cpu" else []
-    for op in args.op or [*support.op_names(), *cpu_ops]:
+    platform = {"cpu": "cpu", "gpu": "cuda"}[args.platform]
+    for op in args.op or support.op_names(platform):
         for name, case in support.cases(op, _TAG[args.platform]).items():
             if args.case and name not in args.case:
                 continue

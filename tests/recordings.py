@@ -1,7 +1,8 @@
 """Exported programs of every release, with what went in and came out: they must work for ever.
 
 tests/data/exported/<version>/<op>.npz holds the op's `wire` example: the program as `jax.export` serialized
-it, for CPUs and GPUs in one, its operands, and its results on a CPU. tools/record_exports.py writes them, tests/test_jax_export.py replays them.
+it, for the op's platforms in one, its operands, and its results on a CPU, or by its reference where it has no
+CPU half. tools/record_exports.py writes them, tests/test_jax_export.py replays them.
 """
 
 import contextlib
@@ -14,12 +15,12 @@ import intarsia.jax
 import jax
 import ml_dtypes
 import numpy as np
+import running
 import support
 import wire
-from intarsia import _native
+from intarsia import _dtypes, _native
 from jax import export
 
-PLATFORMS = ("cpu", "cuda")  # of every program; a machine without a GPU exports for both
 FOLDER = support.ROOT / "tests" / "data" / "exported"
 LIBRARY = _native.main_library()
 
@@ -78,8 +79,9 @@ def path_of(op: str, version: str = LIBRARY.version) -> pathlib.Path:
 
 
 def record(op: str) -> Recording:
-    """Exports an op's example as it is today."""
+    """Exports an op's example as it is today. A machine without a GPU exports for GPUs as well."""
     call = wire.example(LIBRARY.find(op))
+    platforms = call.op.platforms
     given = [x for x in call.operands if x is not None]
 
     def program(*arrays: jax.Array):
@@ -88,11 +90,20 @@ def record(op: str) -> Recording:
         return intarsia.jax.call(op, operands, **call.attributes)
 
     exporter = export.export(
-        jax.jit(program), platforms=PLATFORMS, disabled_checks=intarsia.jax.export_exemptions()
+        jax.jit(program), platforms=platforms, disabled_checks=intarsia.jax.export_exemptions()
     )
     with _no_source_locations():
         exported = exporter(*given)
-    results = [np.asarray(x) for x in exported.call(*given)]
+    if "cpu" in platforms:
+        results = [np.asarray(x) for x in exported.call(*given)]
+    else:
+        module = support.op_module(op)
+        wanted = module.reference(*map(running.as_f64, call.operands), **call.attributes)
+        types = [result.dtype for result in call.results if not result.workspace]
+        results = [
+            np.asarray(x, _dtypes.numpy_dtype(dtype))
+            for x, dtype in zip(wanted, types, strict=True)
+        ]
     return Recording(bytes(exported.serialize()), given, results)
 
 
@@ -109,9 +120,10 @@ def _no_source_locations() -> Iterator[None]:
 
 
 def missing(version: str = LIBRARY.version) -> list[str]:
-    """The ops of which this version has no recording, or one that is not for all platforms."""
+    """The ops of which this version has no recording, or one that is not for all of the op's platforms."""
 
-    def is_there(path: pathlib.Path) -> bool:
-        return path.exists() and Recording.load(path).exported().platforms == PLATFORMS
+    def is_there(op: str) -> bool:
+        path = path_of(op, version)
+        return path.exists() and Recording.load(path).exported().platforms == support.platforms(op)
 
-    return [op for op in sorted(LIBRARY.ops) if not is_there(path_of(op, version))]
+    return [op for op in sorted(LIBRARY.ops) if not is_there(op)]

@@ -20,6 +20,16 @@ on_each_platform = pytest.mark.parametrize(
     "platform", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
 )
 
+
+def on_its_platforms(op: str, *values: Any) -> list:
+    """Rows (op, *values, platform) for pytest: one for each platform that has the op."""
+    here = {"cpu": "cpu", "cuda": "gpu"}
+    return [
+        pytest.param(op, *values, here[p], marks=[pytest.mark.gpu] if p == "cuda" else [])
+        for p in support.platforms(op)
+    ]
+
+
 Arrays = Sequence[np.ndarray | None]
 
 

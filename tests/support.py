@@ -3,10 +3,11 @@
 import functools
 import importlib
 import pathlib
+import re
 from types import ModuleType
 
 import numpy as np
-from intarsia import _dtypes
+from intarsia import _dtypes, _native
 
 ROOT = pathlib.Path(__file__).parent.parent
 OPS = ROOT / "src" / "ops"
@@ -29,24 +30,41 @@ TORCH_ROUTES = {
 }
 
 
-def op_names() -> list[str]:
-    """The ops, as src/ops/ops.inc lists them."""
-    return _rows("INTARSIA_OP")
+# Ops that tests which call one op by itself leave out: the reason, and the tests that run the op instead.
+NOT_CALLED_ALONE = {
+    "all_reduce_fused_add_rms_norm": (
+        "its operands hold addresses of several GPUs' memory, as no drawn array does",
+        "test_exchange.py",
+    ),
+}
 
 
-def cpu_op_names() -> list[str]:
-    """Those that programs for CPUs call and no manifest lists as ops."""
-    return _rows("INTARSIA_CPU_OP")
+def route_platform(route: str) -> str:
+    """The platform of a route in TORCH_ROUTES."""
+    return "cuda" if "CUDA" in route else "cpu"
 
 
-def cuda_op_names() -> list[str]:
-    """Those that programs for GPUs call and no manifest lists as ops."""
-    return _rows("INTARSIA_CUDA_OP")
+def op_names(platform: str | None = None) -> list[str]:
+    """The ops that can be called by themselves, in the order of src/ops/ops.inc.
+
+    Args:
+      platform: "cpu" or "cuda": only those that it has, by their specs.
+    """
+    return [
+        op
+        for op in listed_ops()
+        if op not in NOT_CALLED_ALONE and (platform is None or platform in platforms(op))
+    ]
 
 
-def _rows(macro: str) -> list[str]:
-    lines = (OPS / "ops.inc").read_text().splitlines()
-    return [line.split("(")[1].split(",")[0] for line in lines if line.startswith(f"{macro}(")]
+def listed_ops() -> list[str]:
+    """Every op, as src/ops/ops.inc lists them."""
+    return re.findall(r"^INTARSIA_OP\((\w+),", (OPS / "ops.inc").read_text(), re.M)
+
+
+def platforms(op: str) -> tuple[str, ...]:
+    """The platforms that an op has a half for: "cpu", "cuda"."""
+    return _native.main_library().find(op).platforms
 
 
 @functools.cache

@@ -10,11 +10,15 @@ from intarsia import __version__, _native, cli
 
 def test_every_target_is_listed(capsys) -> None:
     assert cli.main(["ops"]) == 0
+    ops = _native.main_library().ops.values()
     _, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == sorted(
-        {handler.target for handler in _native.main_library().handlers()}
+        {name for op in ops for name in (op.target, op.target_alias) if name}
     )
     assert all(len(row.split()) > 3 for row in rows), "a summary is missing"
+    of_gpus = next(row for row in rows if "all_reduce_fused_add_rms_norm" in row)
+    built = _native.main_library().manifest["cuda"] is not None
+    assert ("not built" in of_gpus) != built and ("  CUDA" in of_gpus) == built
 
 
 def test_the_manifest_is_printed(capsys) -> None:

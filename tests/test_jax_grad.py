@@ -103,11 +103,15 @@ def test_gradient_is_the_slope_of_the_reference(op: str, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "case", "dtype"),
-    [(op, case, "f32") for op, case in CASES]
-    + [(op, "example", dtype) for op in OPS for dtype in ("f16", "bf16")],
+    ("op", "case", "dtype", "platform"),
+    [row for op, case in CASES for row in running.on_its_platforms(op, case, "f32")]
+    + [
+        row
+        for op in OPS
+        for dtype in ("f16", "bf16")
+        for row in running.on_its_platforms(op, "example", dtype)
+    ],
 )
-@running.on_each_platform
 def test_gradient_is_that_of_plain_xla(op: str, case: str, dtype: str, platform: str) -> None:
     if case in {*support.cases(op, "beyond_plain"), *support.cases(op, "beyond_autodiff")}:
         return

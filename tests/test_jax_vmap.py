@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 MEMBERS = 3
-OPS = sorted(running.LIBRARY.ops)
+OPS = sorted(support.op_names("cpu"))
 
 
 def members(op: str, case: str, count: int = MEMBERS) -> tuple[list[list], dict]:
@@ -118,8 +118,10 @@ def can_be_mapped(op: str, calls: list[list], attributes: dict) -> set[str]:
     return mapped
 
 
-@running.on_each_platform
-@pytest.mark.parametrize(("op", "case"), CASES)
+@pytest.mark.parametrize(
+    ("op", "case", "platform"),
+    [row for op, case in CASES for row in running.on_its_platforms(op, case)],
+)
 def test_vmap_is_the_calls_stacked(op: str, case: str, platform: str) -> None:
     """The calls one by one are made on the CPU, without XLA."""
     calls, attributes = members(op, case)
@@ -148,6 +150,7 @@ MAPPED = {
     "fused_add_rms_norm_static_fp8_quant": {"x", "residual"},
     "gelu_and_mul": {"x"},
     "gelu_tanh_and_mul": {"x"},
+    "linear": {"x"},
     "merge_attn_states": {"prefix_out", "prefix_lse", "suffix_out", "suffix_lse"},
     "paged_attention": {"query", "seqused_k", "block_table", "cu_seqlens_q"},
     "per_token_group_fp8_quant": {"x"},

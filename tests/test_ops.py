@@ -8,6 +8,7 @@ import pytest
 import running
 import support
 
+# Of support.NOT_CALLED_ALONE there are none: it says why, and where those ops are tested.
 CASES = [(op, name) for op in support.op_names() for name in support.cases(op, "ci")]
 
 
@@ -17,9 +18,11 @@ def make(op: str, case: str, dtype: str) -> tuple[list, dict]:
     return support.op_module(op).arguments(rng, support.DTYPES[dtype], **sizes)
 
 
-@running.on_each_platform
 @pytest.mark.parametrize("dtype", support.DTYPES)
-@pytest.mark.parametrize(("op", "case"), CASES)
+@pytest.mark.parametrize(
+    ("op", "case", "platform"),
+    [row for op, case in CASES for row in running.on_its_platforms(op, case)],
+)
 def test_against_f64(op: str, case: str, dtype: str, platform: str) -> None:
     operands, attributes = make(op, case, dtype)
     got = running.run(op, operands, attributes, platform)
@@ -28,7 +31,9 @@ def test_against_f64(op: str, case: str, dtype: str, platform: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", support.DTYPES)
-@pytest.mark.parametrize(("op", "case"), CASES)
+@pytest.mark.parametrize(
+    ("op", "case"), [row for row in CASES if support.platforms(row[0]) == ("cpu", "cuda")]
+)
 def test_cpu_and_gpu_agree(op: str, case: str, dtype: str) -> None:
     operands, attributes = make(op, case, dtype)
     cpu, gpu = (running.run_any(op, operands, attributes, p) for p in running.PLATFORMS)
@@ -57,7 +62,8 @@ def test_plain_xla_computes_the_same(op: str, case: str) -> None:
 
 @pytest.mark.parametrize("op", support.op_names())
 def test_has_cases_of_each_kind(op: str) -> None:
-    for tag in ("ci", "bench", "bench_cpu", "wire"):
+    benches = {"cpu": "bench_cpu", "cuda": "bench"}
+    for tag in ("ci", "wire", *(benches[p] for p in support.platforms(op))):
         assert support.cases(op, tag), f"no case has the tag {tag}"
 
 

@@ -38,7 +38,7 @@ LAYERS = {
 # Kernels that ops share, each family in a folder of src.
 FAMILIES = LAYERS["ops"] - {"core", "ops"}
 # Written by tools/gen.py: as long as there are ops.
-GENERATED = {"python/intarsia/jax/_ops.py", "python/intarsia/_lowerings.py"}
+GENERATED = {"python/intarsia/jax/_ops.py"}
 # Files of more than 400 lines, with the reason.
 LONG_FILES: dict[str, str] = {}
 
@@ -236,27 +236,33 @@ def test_headers_are_guarded() -> None:
         assert "#pragma once" in text(path) or path.parts[0] == "include", path
 
 
-@pytest.mark.parametrize("op", support.op_names())
+@pytest.mark.parametrize("op", support.listed_ops())
 def test_an_op_is_a_folder(op: str) -> None:
+    """With a half for each platform that the spec names, and for no other."""
     folder = support.OPS / op
-    for name in (f"{op}.h", f"{op}_cpu.cc", f"{op}_cuda.cu", f"{op}.py"):
+    for name in (f"{op}.h", f"{op}.py"):
         assert (folder / name).is_file(), name
+    halves = {"cpu": f"{op}_cpu.cc", "cuda": f"{op}_cuda.cu"}
+    there = {platform for platform, name in halves.items() if (folder / name).is_file()}
+    assert there == set(support.platforms(op))
     module = support.op_module(op)
     assert module.CASES
-    for function in ("arguments", "reference", "floor", "plain_xla"):
+    called = () if op in support.NOT_CALLED_ALONE else ("floor", "plain_xla")
+    for function in ("arguments", "reference", *called):
         assert callable(getattr(module, function))
 
 
 def test_ops_inc_is_sorted_and_complete() -> None:
+    names = support.listed_ops()
     folders = sorted(p.name for p in support.OPS.iterdir() if (p / f"{p.name}.h").is_file())
-    every = support.op_names() + support.cpu_op_names() + support.cuda_op_names()
-    assert sorted(every) == folders
-    for names, ops in (
-        (support.op_names(), _native.main_library().ops),
-        (support.cpu_op_names(), _native.main_library().cpu_ops),
-        (support.cuda_op_names(), _native.main_library().cuda_ops),
-    ):
-        assert names == sorted(names) and sorted(ops) == names
+    assert names == folders == sorted(_native.main_library().ops)
+
+
+@pytest.mark.parametrize("op", support.NOT_CALLED_ALONE)
+def test_what_is_not_called_alone_has_tests_of_its_own(op: str) -> None:
+    assert op in support.listed_ops()
+    _, tests = support.NOT_CALLED_ALONE[op]
+    assert f'"{op}"' in text(pathlib.Path("tests") / tests)
 
 
 # ---------------------------------------------------------------------------- the built library
@@ -305,7 +311,7 @@ def test_instruction_sets_share_no_code() -> None:
     if not objects:
         pytest.skip("the object files of the library are not there")
     names = {path.name for path in objects}
-    assert names >= {f"{op}_cpu.cc.o" for op in support.op_names()}
+    assert names >= {f"{op}_cpu.cc.o" for op in support.op_names("cpu")}
     weak = {}
     for path in objects:
         symbols = run("nm", "-C", "--defined-only", str(path)).splitlines()

@@ -1,5 +1,5 @@
-"""Writes what derives from the manifest: the functions of intarsia/jax/_ops.py and intarsia/_lowerings.py, docs/ops.md, and
-the tables of ops in README.md and docs/torch.md.
+"""Writes what derives from the manifest: the functions of intarsia/jax/_ops.py, docs/ops.md, and the tables of ops
+in README.md and docs/torch.md.
 
 Usage: gen.py [--check]     --check writes nothing and fails if a file would change.
 """
@@ -18,13 +18,14 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import support  # noqa: E402
 from intarsia import _native  # noqa: E402
-from intarsia.jax import _grad  # noqa: E402
+from intarsia.jax import _grad, _platforms  # noqa: E402
 from wire import snippet  # noqa: E402
 
 HEADER = (
     "Written by tools/gen.py from the library's manifest: edit the op's spec instead (`make gen`)."
 )
 _PYTHON_TYPES = {"bool": "bool", "i64": "int", "f32": "float", "string": "str"}
+_PLATFORMS = {"cpu": "CPU", "cuda": "CUDA"}  # as readers know them
 BEGIN, END = "<!-- ops: written by tools/gen.py -->", "<!-- end of ops -->"
 
 
@@ -78,8 +79,23 @@ def _doc_entry(name: str, text: str) -> str:
     return textwrap.fill(f"{name}: {text}", 96, initial_indent=" " * 6, subsequent_indent=" " * 8)
 
 
+def _is_everywhere(op: _native.Op) -> bool:
+    return set(op.platforms) == set(_PLATFORMS)
+
+
+def _where(op: _native.Op) -> str:
+    """What is said of an op that some platform lacks."""
+    alone = f"Runs on {', '.join(_PLATFORMS[p] for p in op.platforms)} alone"
+    if _platforms.has_fallback(op):
+        return f"{alone}; `intarsia.jax.{op.name}` is XLA's version on other platforms."
+    return f"{alone}; a program for another platform is refused."
+
+
 def _docstring(op: _native.Op) -> str:
-    lines = [f"    {op.summary}", "", "    Args:"]
+    lines = [f"    {op.summary}", ""]
+    if not _is_everywhere(op):
+        lines += [f"    {_where(op)}", ""]
+    lines.append("    Args:")
     for operand in op.operands:
         absent = "; may be absent" if operand["optional"] else ""
         what = f"{_shape(operand['dims'])}, {_dtype(operand['dtype'])}: {operand['doc']}{absent}."
@@ -127,33 +143,6 @@ def wrappers(ops: list[_native.Op]) -> str:
     names = "".join(f'    "{op.name}",\n' for op in ops)
     source = f"{head}\n__all__ = [\n{names}]\n" + "".join(_wrapper(op) for op in ops)
     return _formatted(source)
-
-
-# What the op is called in the name of its register_..._lowering, where that is not its own name.
-_LOWERINGS = {"flash_attn_varlen": "flash_attention"}
-
-
-def lowerings(ops: list[_native.Op]) -> str:
-    names = sorted(f"register_{_LOWERINGS.get(op.name, op.name)}_lowering" for op in ops)
-    exported = "".join(f'    "{name}",\n' for name in names)
-    source = f'''"""`register_<op>_lowering` for each op, as code for torch_xla calls them. See `intarsia.xla_ops`.
-
-Each is the one function that registers all.
-
-{HEADER}
-"""
-
-__all__ = [
-{exported}]
-
-def register_all_lowerings() -> bool:
-    """Registers every op, and all of vLLM's names: `intarsia.vllm.register_ops`. Returns True."""
-    from intarsia.vllm import register_ops  # here, since it imports intarsia.xla_ops
-
-    return register_ops()
-
-'''
-    return _formatted(source + "\n".join(f"{name} = register_all_lowerings" for name in names))
 
 
 def _formatted(source: str) -> str:
@@ -210,6 +199,7 @@ def _op_page(op: _native.Op) -> str:
     parts = [
         f"## {op.name}",
         f"{op.summary} Target `{op.target}`.{alias}",
+        "" if _is_everywhere(op) else _where(op),
         f"Source: {op.source}.",
         _table(["operand", "shape", "dtype", "meaning"], operands),
         _table(["attribute", "type", "default", "meaning"], attributes) if attributes else "",
@@ -220,18 +210,16 @@ def _op_page(op: _native.Op) -> str:
 
 
 def _built(op: _native.Op) -> list[str]:
-    """A row of the table of what is built: every case of an op is tested on both platforms."""
-    platforms = [
-        "yes" if (support.OPS / op.name / f"{op.name}_{suffix}").exists() else "no"
-        for suffix in ("cpu.cc", "cuda.cu")
-    ]
-    cases = ", ".join(support.cases(op.name, "ci"))
-    return [
-        f"[`{op.name}`](#{op.name})",
-        *platforms,
-        "yes" if _grad.has_gradient(op) else "no",
-        cases,
-    ]
+    """A row of the table of what is built: every case of an op is tested on each of its platforms."""
+    lacking = "XLA's" if _platforms.has_fallback(op) else "no"
+    platforms = ["yes" if p in op.platforms else lacking for p in _PLATFORMS]
+    if op.name in support.NOT_CALLED_ALONE:
+        _, tests = support.NOT_CALLED_ALONE[op.name]
+        cases = f"in `tests/{tests}`"
+    else:
+        cases = ", ".join(support.cases(op.name, "ci"))
+    gradient = "yes" if _grad.has_gradient(op) else "no"
+    return [f"[`{op.name}`](#{op.name})", *platforms, gradient, cases]
 
 
 _PLACES_OF_VALUES = {
@@ -257,7 +245,8 @@ def reference_page(ops: list[_native.Op], layouts: list[Mapping[str, Any]]) -> s
 
 {HEADER}
 
-Every op runs on the CPU ("Host") and on NVIDIA GPUs ("CUDA") under one target name. T is one of f32, f16
+An op runs on the CPU ("Host") and on NVIDIA GPUs ("CUDA") under one target name, where the table below does not
+say otherwise. T is one of f32, f16
 and bf16, the same for all that say T. Shape letters: b sequences, t tokens, h query heads, hk KV heads, d
 head dim, n hidden size, p pages, s page size, m pages per sequence, r rotary dim, l layers.
 
@@ -274,8 +263,9 @@ Layouts of a paged KV cache, by the order of the axes of key_cache, slowest firs
 once each, d last; V stands where the table says for `2*hk`, `2*d` or an axis `2`. When the operand `layer`
 is given, there is an axis l more: in front, unless the order says where (`p l s hk d`).
 
-What is built: `tests/test_ops.py` compares every case with a reference in f64, on both platforms and for each T;
-`src/ops/<op>/<op>.py` says what a case is. CUDA means compute capability 8.0 and newer. Where a block has no more
+What is built: `tests/test_ops.py` compares every case with a reference in f64, on each platform of the op and for each T;
+`src/ops/<op>/<op>.py` says what a case is. "XLA's": the platform lacks the op, and its function in `intarsia.jax` is
+XLA's version there. CUDA means compute capability 8.0 and newer. Where a block has no more
 than 99 KB of shared memory (8.6, 8.9, 12.0), attention with heads above 64 and its gradient lack room, and the call
 says so.
 
@@ -297,9 +287,18 @@ def readme(ops: list[_native.Op]) -> str:
 
 def torch_page(ops: list[_native.Op]) -> str:
     """tests/torch_frontend/xla/test_routes.py sees to it that each cell's test is parametrised with the op."""
-    files = [test.partition("::")[0] for test in support.TORCH_ROUTES.values()]
-    cells = [f"[tested](../tests/torch_frontend/{file})" for file in files]
-    rows = [[f"[`{op.name}`](ops.md#{op.name})", *cells] for op in ops]
+
+    def cell(op: _native.Op, route: str) -> str:
+        if support.route_platform(route) not in op.platforms:
+            return "no"
+        if op.name in support.NOT_CALLED_ALONE:
+            return "not tested"
+        return f"[tested](../tests/torch_frontend/{support.TORCH_ROUTES[route].partition('::')[0]})"
+
+    rows = [
+        [f"[`{op.name}`](ops.md#{op.name})", *(cell(op, route) for route in support.TORCH_ROUTES)]
+        for op in ops
+    ]
     return _with_table(ROOT / "docs" / "torch.md", ["op", *support.TORCH_ROUTES], rows)
 
 
@@ -313,7 +312,6 @@ def main() -> int:
     ops = sorted(library.ops.values(), key=lambda op: op.name)
     files = {
         ROOT / "python/intarsia/jax/_ops.py": wrappers(ops),
-        ROOT / "python/intarsia/_lowerings.py": lowerings(ops),
         ROOT / "docs/ops.md": reference_page(ops, library.manifest["layouts"]),
         ROOT / "README.md": readme(ops),
         ROOT / "docs/torch.md": torch_page(ops),

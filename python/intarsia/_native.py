@@ -97,6 +97,7 @@ class Op:
     target_alias: str
     source: str
     separable: str = ""
+    platforms: tuple[str, ...] = ("cpu", "cuda")
 
 
 def read_handlers(function: Any) -> list[Handler]:
@@ -159,10 +160,6 @@ class Library:
             )
         self.manifest: Mapping[str, Any] = json.loads(self._lib.intarsia_manifest())
         self.ops = {row["name"]: _op(row) for row in self.manifest["ops"]}
-        # For programs on CPUs alone, and on GPUs alone; front ends offer none of them as it is.
-        self.cpu_ops, self.cuda_ops = (
-            {row["name"]: _op(row) for row in self.manifest[key]} for key in ("cpu_ops", "cuda_ops")
-        )
         self._aliases = {op.target_alias: op.name for op in self.ops.values() if op.target_alias}
 
     @property
@@ -264,9 +261,8 @@ class Library:
     def find(self, op: str) -> Op:
         """The op of that name or target alias; an unknown one raises LookupError with those there are."""
         op = self._aliases.get(op, op)
-        for ops in (self.ops, self.cpu_ops, self.cuda_ops):
-            if op in ops:
-                return ops[op]
+        if op in self.ops:
+            return self.ops[op]
         raise LookupError(f"no op {op}; {self.path.name} has {', '.join(sorted(self.ops))}")
 
     def cache_axes(self, layout: str, layers: bool) -> list[str]:

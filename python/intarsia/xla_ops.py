@@ -59,17 +59,41 @@ True
 True
 """
 
+from typing import Any
+
 from intarsia._packages import needed_by
 
 with needed_by("intarsia.xla_ops"):
     import torch
 
 import intarsia.torch
-from intarsia import _lowerings, _native
-from intarsia._lowerings import *  # noqa: F403  register_<op>_lowering
+from intarsia import _native
 from intarsia.torch._attention import as_scale, xla_gpu_paged_attention
 
 _ops = torch.ops.xla_gpu
+# What an op is called in the name of its register_..._lowering, where that is not its own name.
+_CALLED = {"flash_attn_varlen": "flash_attention"}
+_REGISTRATIONS = tuple(
+    f"register_{_CALLED.get(op, op)}_lowering" for op in sorted(_native.main_library().ops)
+)
+
+
+def _register_all_lowerings() -> bool:
+    """Registers every op, and all of vLLM's names: `intarsia.vllm.register_ops`. Returns True."""
+    from intarsia.vllm import register_ops  # here, since it imports this module
+
+    return register_ops()
+
+
+def __getattr__(name: str) -> Any:
+    """`register_<op>_lowering` for each op, as code for torch_xla calls them: each is the one function that registers all."""
+    if name in _REGISTRATIONS:
+        return _register_all_lowerings
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_REGISTRATIONS})
 
 
 def register_ops() -> bool:
@@ -198,7 +222,7 @@ def flash_attn_varlen_func(
 
 
 __all__ = [
-    *_lowerings.__all__,
+    *_REGISTRATIONS,
     "flash_attn_varlen_func",
     "register_ops",
     "reshape_and_cache_flash",

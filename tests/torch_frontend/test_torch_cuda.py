@@ -9,7 +9,7 @@ import torch
 import torch_running
 from intarsia.torch._form import Form
 from test_ops import make
-from test_torch_ops import on_each_case, some_dtype
+from test_torch_ops import on_each_case_of, some_dtype
 
 pytestmark = pytest.mark.gpu
 op = torch.ops.xla_gpu
@@ -19,7 +19,7 @@ def on_cuda(operands) -> list[torch.Tensor | None]:
     return [None if x is None else torch_running.to_torch(x).cuda() for x in operands]
 
 
-@on_each_case
+@on_each_case_of(torch_running.FORMS_ON_CUDA)
 def test_against_f64(form: Form, case: str) -> None:
     operands, attributes = make(form.op.name, case, some_dtype(case))
     got = torch_running.results(form, torch_running.overload(form), on_cuda(operands), attributes)
@@ -27,7 +27,7 @@ def test_against_f64(form: Form, case: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["inductor", "intarsia"])
-@pytest.mark.parametrize("form", torch_running.FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("form", torch_running.FORMS_ON_CUDA, ids=lambda form: form.name)
 def test_compiled(form: Form, backend: str) -> None:
     if backend == "intarsia" and importlib.util.find_spec("torchax") is None:
         pytest.skip("no torchax")

@@ -29,9 +29,17 @@ def test_the_same_ops_have_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "case"), CASES, ids=[f"{form.name}-{case}" for form, case in CASES]
+    ("form", "case", "device"),
+    [
+        pytest.param(
+            *(form, case, platform),
+            id=f"{form.name}-{case}-{platform}",
+            marks=[pytest.mark.gpu] if platform == "cuda" else [],
+        )
+        for form, case in CASES
+        for platform in form.op.platforms
+    ],
 )
-@torch_running.on_each_device
 def test_as_in_jax(form: Form, case: str, device: str) -> None:
     """In place as well: the operand is then no leaf, but made of one."""
     operands, attributes, cotangents = test_jax_grad.make(form.op.name, case, "f32")

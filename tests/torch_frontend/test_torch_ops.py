@@ -5,17 +5,20 @@ import zlib
 import pytest
 import running
 import support
+import torch
 import torch_running
 from intarsia.torch._fake import result_types
 from intarsia.torch._form import Form
 from test_ops import make
 
-FORM_CASES = [
-    (form, case) for form in torch_running.FORMS for case in support.cases(form.op.name, "ci")
-]
-on_each_case = pytest.mark.parametrize(
-    ("form", "case"), FORM_CASES, ids=[f"{form.name}-{case}" for form, case in FORM_CASES]
-)
+
+def on_each_case_of(forms: list[Form]) -> pytest.MarkDecorator:
+    rows = [(form, case) for form in forms for case in support.cases(form.op.name, "ci")]
+    ids = [f"{form.name}-{case}" for form, case in rows]
+    return pytest.mark.parametrize(("form", "case"), rows, ids=ids)
+
+
+on_each_case = on_each_case_of(torch_running.FORMS)
 
 
 def some_dtype(case: str) -> str:
@@ -44,3 +47,13 @@ def test_symbolic_results_are_the_inferred_ones(form: Form, case: str) -> None:
             assert got is None
         else:
             assert got == (want.shape, want.dtype)
+
+
+def test_an_op_on_a_device_that_lacks_it() -> None:
+    """CUDA alone has the op: the call says so."""
+    op = torch.ops.xla_gpu.all_reduce_fused_add_rms_norm
+    x, addresses = torch.ones(4, 64), torch.zeros(2, 2, dtype=torch.int32)
+    inbox = torch.full((3, 8, 16, 4), -1, dtype=torch.int32)
+    message = "all_reduce_fused_add_rms_norm: runs on cuda, not on cpu"
+    with pytest.raises(RuntimeError, match=message):
+        op(x, x, None, addresses, inbox)

@@ -13,7 +13,13 @@ import torch
 from intarsia import _dtypes
 from intarsia.torch._form import Form, as_sequence, find, forms
 
-FORMS = [form for op in support.op_names() for form in forms(running.LIBRARY.find(op))]
+
+def _forms_on(platform: str) -> list[Form]:
+    names = support.op_names(platform)
+    return [form for op in names for form in forms(running.LIBRARY.find(op))]
+
+
+FORMS, FORMS_ON_CUDA = _forms_on("cpu"), _forms_on("cuda")
 
 on_each_device = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

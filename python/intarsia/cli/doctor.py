@@ -119,10 +119,14 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _check_library(report: _Report) -> None:
     library = _native.main_library()
     cuda = library.manifest["cuda"]
-    for_cpus, for_gpus = map(", ".join, (library.cpu_ops, library.cuda_ops))
+    partly = "".join(
+        f", {op.name} on {', '.join(op.platforms)} alone"
+        for op in library.ops.values()
+        if len(op.platforms) == 1
+    )
     report.ok(
         "library",
-        f"{library.path.name} {library.version}, {len(library.ops)} ops, {for_cpus} for CPUs, {for_gpus} for GPUs, "
+        f"{library.path.name} {library.version}, {len(library.ops)} ops{partly}, "
         + f"{library.manifest['isa']}, "
         + (f"CUDA {cuda}" if cuda else "without CUDA"),
     )

@@ -18,18 +18,17 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(library.manifest, indent=2))
         return 0
-    platforms: dict[str, list[str]] = {}
-    for handler in library.handlers():
-        platforms.setdefault(handler.target, []).append(handler.platform)
-    ops = [op for kind in (library.ops, library.cpu_ops, library.cuda_ops) for op in kind.values()]
+    ops = library.ops.values()
     summaries = {op.target: op.summary for op in ops}
     summaries |= {op.target_alias: f"alias of {op.target}" for op in ops if op.target_alias}
+    platforms: dict[str, list[str]] = {target: [] for target in summaries}
+    for handler in library.handlers():
+        platforms[handler.target].append(handler.platform)
     cuda = library.manifest["cuda"]
     print(f"intarsia {library.version}, CPU code for {library.manifest['isa']}, ", end="")
     print(f"CUDA {cuda}" if cuda else "built without CUDA")
     width = max(map(len, platforms))
     for target, names in sorted(platforms.items()):
-        print(
-            f"  {target:<{width}}  {' '.join(sorted(names, reverse=True)):<9}  {summaries[target]}"
-        )
+        built = " ".join(sorted(names, reverse=True)) or "not built"
+        print(f"  {target:<{width}}  {built:<9}  {summaries[target]}")
     return 0

@@ -11,6 +11,7 @@ import numpy as np
 
 from intarsia import _dtypes, _native
 from intarsia.jax._grad import differentiable
+from intarsia.jax._platforms import on_its_platforms
 from intarsia.jax._types import refuse_sharded, result_type, vary_alike
 from intarsia.jax._vmap import batch
 
@@ -61,7 +62,8 @@ def call(
 
     Raises:
       ValueError, TypeError: a wrong call, told as `<op>: <operand> <what> <got> <expected>`.
-      NotImplementedError: a legal call that is not built.
+      NotImplementedError: a legal call that is not built; when it is lowered, also one in a program for a
+        platform that lacks the op.
       LookupError: no such op; the text lists those there are.
     """
     results = call_in_places(name, operands, library=library, **attributes)
@@ -128,8 +130,9 @@ def _function(
         types = [
             result_type(r.shape, _dtypes.numpy_dtype(r.dtype), like=arrays[0]) for r in ordered
         ]
+        first = on_its_platforms(op, arrays[0])
         custom_call = jax.ffi.ffi_call(op.target, types, input_output_aliases=aliases)
-        outputs = custom_call(*arrays, **wire)
+        outputs = custom_call(first, *arrays[1:], **wire)
         return tuple(x for x, r in zip(outputs, ordered, strict=True) if not r.workspace)
 
     @run.def_vmap

@@ -13,6 +13,7 @@ from jax import lax
 from intarsia import _native
 from intarsia.jax._call import as_array, call
 from intarsia.jax._ops import fused_add_rms_norm
+from intarsia.jax._platforms import with_fallback
 from intarsia.jax._types import vary_alike
 
 _NAME = "all_reduce_fused_add_rms_norm"
@@ -158,31 +159,43 @@ def _by_xla(
     return fused_add_rms_norm(lax.psum(x, axis_name), *others, **settings)
 
 
+def _without_exchange(
+    addresses: jax.Array, inbox: jax.Array, *arrays: jax.Array, axis_name: str, **settings: Any
+) -> tuple[jax.Array, jax.Array]:
+    results = _by_xla(axis_name, settings, *arrays)
+    return tuple(vary_alike([*results, addresses, inbox, *arrays])[:2])
+
+
+def _by_op(
+    addresses: jax.Array,
+    inbox: jax.Array,
+    x: jax.Array,
+    residual: jax.Array,
+    *weight: jax.Array,
+    axis_name: str,
+    **settings: Any,
+) -> tuple[jax.Array, jax.Array]:
+    del axis_name  # the exchange is for it
+    operands = (x, residual, weight[0] if weight else None, addresses, inbox)
+    return call(_NAME, operands, **settings)
+
+
+_sum_and_norm = with_fallback(_NAME, _by_op, _without_exchange)
+
+
 @functools.cache
 def _function(
     axis_name: str, settings: tuple[tuple[str, Any], ...]
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """The function of addresses, inbox, x, residual and perhaps a weight, with its rule for vmap."""
-
-    def by_xla(addresses: jax.Array, inbox: jax.Array, *arrays: jax.Array):
-        results = _by_xla(axis_name, dict(settings), *arrays)
-        return tuple(vary_alike([*results, addresses, inbox, *arrays])[:2])
-
-    def by_exchange(
-        addresses: jax.Array,
-        inbox: jax.Array,
-        x: jax.Array,
-        residual: jax.Array,
-        *weight: jax.Array,
-    ):
-        operands = (x, residual, weight[0] if weight else None, addresses, inbox)
-        return call(_NAME, operands, **dict(settings))
+    keywords = {"axis_name": axis_name, **dict(settings)}
+    by_xla = functools.partial(_without_exchange, **keywords)
 
     @jax.custom_batching.custom_vmap
     def run(*operands: jax.Array):
         if not _has_room(*operands[1:3]):
             return by_xla(*operands)
-        return lax.platform_dependent(*operands, cuda=by_exchange, default=by_xla)
+        return _sum_and_norm(*operands, **keywords)
 
     @run.def_vmap
     def batched(size: int, is_batched: Sequence[bool], *operands: jax.Array):

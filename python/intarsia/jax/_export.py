@@ -22,10 +22,7 @@ def export_exemptions(
       >>> data = exported.serialize()
     """
     library = library or _native.main_library()
-    # Those for GPUs alone have no handler in a library without CUDA, which may export for them.
-    ours = [
-        *(h.target for h in library.handlers()),
-        *(op.target for op in library.cuda_ops.values()),
-    ]
-    targets = dict.fromkeys(ours)
+    # By the manifest and not by handlers: a library without CUDA may export for GPUs.
+    ops = library.ops.values()
+    targets = [*(op.target for op in ops), *(op.target_alias for op in ops if op.target_alias)]
     return [export.DisabledSafetyCheck.custom_call(target) for target in targets]

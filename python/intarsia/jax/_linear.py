@@ -10,6 +10,8 @@ from jax import lax
 
 from intarsia import _native
 from intarsia.jax._call import abstract, as_array, call
+from intarsia.jax._grad import gradient
+from intarsia.jax._platforms import with_fallback
 from intarsia.jax._types import refuse_sharded, vary_alike
 
 _NAME = "linear"
@@ -71,7 +73,7 @@ def product_by_xla(
     )
 
 
-def _by_xla(out_dtype: str, x: jax.Array, w: jax.Array, *bias: jax.Array) -> jax.Array:
+def _by_xla(x: jax.Array, w: jax.Array, *bias: jax.Array, out_dtype: str) -> jax.Array:
     # Without a bias the product rounds, so that a GPU's is one kernel.
     sums = jnp.float32 if bias or out_dtype == "f32" else x.dtype
     out = product_by_xla(x, w, ((x.ndim - 1,), (1,)), sums)
@@ -80,12 +82,15 @@ def _by_xla(out_dtype: str, x: jax.Array, w: jax.Array, *bias: jax.Array) -> jax
     return out if out_dtype == "f32" else out.astype(x.dtype)
 
 
-def _on_cpu(out_dtype: str, *arrays: jax.Array) -> jax.Array:
+def _by_op(*arrays: jax.Array, out_dtype: str) -> jax.Array:
     x = arrays[0]
     if x.size == x.shape[-1] and x.dtype == jnp.float32:
         # XLA has a kernel of its own for one row, a little faster than ours (docs/facts.md).
-        return _by_xla(out_dtype, *arrays)
+        return _by_xla(*arrays, out_dtype=out_dtype)
     return call(_NAME, arrays, out_dtype=out_dtype)[0]
+
+
+_product = with_fallback(_NAME, _by_op, _by_xla)
 
 
 @functools.cache
@@ -94,18 +99,15 @@ def _function(out_dtype: str) -> Callable[..., jax.Array]:
 
     @jax.custom_batching.custom_vmap
     def run(*arrays: jax.Array) -> jax.Array:
-        return lax.platform_dependent(
-            *arrays,
-            cpu=functools.partial(_on_cpu, out_dtype),
-            default=functools.partial(_by_xla, out_dtype),
-        )
+        return _product(*arrays, out_dtype=out_dtype)
 
     @run.def_vmap
     def batched(size: int, is_batched: Sequence[bool], *arrays: jax.Array):
         if not any(is_batched[1:]):
             return run(*arrays), True  # a batch of x is one more axis of rows
         axes = [0 if b else None for b in is_batched]
-        return jax.vmap(functools.partial(_by_xla, out_dtype), axes, axis_size=size)(*arrays), True
+        by_xla = functools.partial(_by_xla, out_dtype=out_dtype)
+        return jax.vmap(by_xla, axes, axis_size=size)(*arrays), True
 
     differentiable = jax.custom_vjp(lambda *arrays: run(*arrays))
     differentiable.defvjp(lambda *arrays: (run(*arrays), arrays), _gradients)
@@ -120,3 +122,12 @@ def _gradients(arrays: tuple[jax.Array, ...], d_out: jax.Array) -> tuple[jax.Arr
     d_w = product_by_xla(d_out.astype(x.dtype), x, (rows, rows), x.dtype)
     d_bias = [d_out.astype(jnp.float32).sum(rows)] * len(bias)
     return tuple(d.astype(x.dtype) for d in (d_x, d_w, *d_bias))
+
+
+@gradient(f"intarsia.{_NAME}", keep=lambda operands, results, attributes: operands)
+def _of_the_bare_op(
+    kept: Sequence[jax.Array | None], cotangents: Sequence[jax.Array], attributes: dict[str, Any]
+) -> list[jax.Array | None]:
+    x, w, bias = kept
+    arrays = (x, w) if bias is None else (x, w, bias)
+    return [*_gradients(arrays, cotangents[0]), *([None] if bias is None else [])]

@@ -8,6 +8,7 @@ import jax
 from intarsia.jax._call import call, one_or_all
 
 __all__ = [
+    "all_reduce_fused_add_rms_norm",
     "dynamic_per_token_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
     "dynamic_scaled_int8_quant",
@@ -17,6 +18,7 @@ __all__ = [
     "fused_add_rms_norm_static_fp8_quant",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
+    "linear",
     "merge_attn_states",
     "paged_attention",
     "per_token_group_fp8_quant",
@@ -32,6 +34,53 @@ __all__ = [
     "static_scaled_fp8_quant",
     "static_scaled_int8_quant",
 ]
+
+
+def all_reduce_fused_add_rms_norm(
+    x: jax.Array,
+    residual: jax.Array,
+    weight: jax.Array | None,
+    addresses: jax.Array,
+    inbox: jax.Array,
+    *,
+    eps: float = 1e-06,
+    rounding: str = "once",
+) -> tuple[jax.Array, ...]:
+    """Sums over GPUs, adds the residual stream, then root-mean-square normalisation.
+
+    Runs on CUDA alone; `intarsia.jax.all_reduce_fused_add_rms_norm` is XLA's version on other platforms.
+
+    Args:
+      x: [..., n], T: this GPU's part of the sum.
+      residual: [..., n], T: the residual stream, the same on all.
+      weight: [n], T, f32: scale of each column; 1 if absent; may be absent.
+      addresses: [ranks+1, 2], i32: 64-bit addresses: of this GPU's inbox, then of all GPUs' in
+        the order of their ranks.
+      inbox: [2*ranks+1, max_rows, packs, 4], i32: what other GPUs write to: a plane whose rows
+        begin with the number of their calls, less one, then two planes for each rank; at first
+        all ones.
+      eps: added to the mean square.
+      rounding: "before_weight" norms the unrounded sum and rounds to T before the weight; one
+        of once, before_weight.
+
+    Returns:
+      out: [..., n], T: normalised rows.
+      residual: [..., n], T: sum + residual.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's pass fuse_allreduce_rms. T is f32, f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "all_reduce_fused_add_rms_norm",
+            (x, residual, weight, addresses, inbox),
+            eps=eps,
+            rounding=rounding,
+        )
+    )
 
 
 def dynamic_per_token_scaled_fp8_quant(
@@ -397,6 +446,31 @@ def gelu_tanh_and_mul(x: jax.Array, up: jax.Array | None = None) -> jax.Array:
         f32, f16 or bf16.
     """
     return one_or_all(call("gelu_tanh_and_mul", (x, up)))
+
+
+def linear(
+    x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, out_dtype: str = "auto"
+) -> jax.Array:
+    """A linear layer: x w^T, plus a bias.
+
+    Runs on CPU alone; `intarsia.jax.linear` is XLA's version on other platforms.
+
+    Args:
+      x: [..., k], T: rows.
+      w: [n, k], T: weights, a row for each result.
+      bias: [n], T: added to the sums before they are rounded; may be absent.
+      out_dtype: dtype of the result; auto: that of x; one of auto, f32.
+
+    Returns:
+      out: [..., n], out_dtype: x w^T + bias.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: torch.nn.functional.linear. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("linear", (x, w, bias), out_dtype=out_dtype))
 
 
 def merge_attn_states(

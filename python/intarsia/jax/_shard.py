@@ -1,6 +1,5 @@
-"""The ops on several devices: each function under `jax.shard_map`, cut where its op lets it be cut.
-
-XLA cannot split a custom call: without this it gathers the operands and computes everything everywhere.
+"""The ops on several devices: each function under `jax.shard_map`, cut where its op lets it be cut. XLA cannot split a
+custom call: without this it gathers the operands and computes everything everywhere.
 """
 
 import dataclasses
@@ -281,6 +280,7 @@ class _Sharded:
         return jax.tree.unflatten(structures[-1], leaves)
 
 
+_IN_ONE_CACHE = ("key_cache", "value_cache")  # operands that are one kv_cache in functions
 # Functions that are paged attention with other names for its operands, or further ones: (names, their dims).
 _COMPOSED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "cascade_attention": ({}, {"prefix_block_table": "m", "prefix_len": "..."}),
@@ -297,22 +297,28 @@ _COMPOSED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }
 
 
+@functools.cache
 def _names_of_ops() -> set[str]:
-    library = _native.main_library()
-    return {*library.ops, *library.cpu_ops, *_COMPOSED}
+    """Functions that take their op's operands, as no function does that makes some of them up itself."""
+
+    def takes_operands(op: _native.Op) -> bool:
+        parameters = {*inspect.signature(getattr(intarsia.jax, op.name)).parameters, *_IN_ONE_CACHE}
+        return all(row["optional"] or row["name"] in parameters for row in op.operands)
+
+    ops = _native.main_library().ops
+    return {*_COMPOSED, *(name for name in ops if takes_operands(ops[name]))}
 
 
 def _op_of(function: Callable[..., Any]) -> _native.Op:
     """The op that a function of this package is, or is cut like."""
     name = getattr(function, "__name__", str(function))
-    library = _native.main_library()
     if function is not getattr(intarsia.jax, name, None) or name not in _names_of_ops():
-        names = ", ".join(sorted(_names_of_ops()))
-        raise ValueError(f"shard: {name} is no op of intarsia.jax, expected one of {names}")
+        known = ", ".join(sorted(_names_of_ops()))
+        raise ValueError(f"shard: {name} is no op of intarsia.jax, expected one of {known}")
     if name not in _COMPOSED:
-        return library.find(name)
+        return _native.main_library().find(name)
     names, further = _COMPOSED[name]
-    op = library.find("paged_attention")
+    op = _native.main_library().find("paged_attention")
     rows = [{**row, "name": names.get(row["name"], row["name"])} for row in op.operands]
     rows += [{"name": operand, "dims": dims} for operand, dims in further.items()]
     return dataclasses.replace(op, name=name, operands=tuple(rows))

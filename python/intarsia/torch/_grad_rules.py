@@ -24,6 +24,15 @@ def _simple_add(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) 
     return g, g
 
 
+@gradient("linear")
+def _linear(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
+    x, w, bias = kept
+    (g,) = (y.float() for y in cotangents)
+    rows = g.reshape(-1, g.shape[-1])
+    d_w = rows.T @ x.float().reshape(-1, x.shape[-1])
+    return g @ w.float(), d_w, None if bias is None else rows.sum(0)
+
+
 def _norm_backward(
     x: torch.Tensor, weight: torch.Tensor | None, g: torch.Tensor, eps: float, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:

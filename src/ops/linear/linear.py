@@ -2,9 +2,10 @@
 
 import numpy as np
 
-#m rows, n results of k numbers each; named after the layers of models.
+# m rows, n results of k numbers each; named after the layers of models.
 CASES = {
-    "example": dict(tags="ci", m=2, n=16, k=64, bias=True),
+    "example": dict(tags="ci wire", m=2, n=16, k=64, bias=True),
+    "no_bias": dict(tags="ci", m=9, n=40, k=96),
     "smollm2_gate_up_1": dict(tags="bench_cpu", m=1, n=3072, k=576),
     "smollm2_gate_up_8": dict(tags="bench_cpu", m=8, n=3072, k=576),
     "smollm2_gate_up_32": dict(tags="bench_cpu", m=32, n=3072, k=576),
