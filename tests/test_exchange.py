@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import recordings
+import running
 import support
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -366,3 +368,20 @@ def test_a_loop_of_many_calls():
 
     for got in np.asarray(loop(exchange, parts, residual, weight)):
         np.testing.assert_array_equal(got, 1001 * parts.sum(axis=0) + residual)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", sorted(recordings.FOLDER.glob(f"*/{OP}.npz")), ids=str)
+def test_what_was_exported_still_runs(path):
+    """A program of one GPU, with the exchange of one in the place of the recorded addresses."""
+    recording = recordings.Recording.load(path)
+    x, residual, weight, _, inbox = recording.operands
+    mesh = mesh_of(jax.devices("gpu")[:1], model=1)
+    exchange = make_exchange(mesh, AXIS, columns=x.shape[1], dtype=x.dtype, max_rows=inbox.shape[1])
+    assert exchange.inbox.shape == inbox.shape
+    with jax.default_device(mesh.devices.flat[0]):
+        program = jax.jit(recording.exported().call)
+        for _ in range(3):
+            got = program(x, residual, weight, exchange.addresses, exchange.inbox)
+            for result, want in zip(got, recording.results, strict=True):
+                running.check(OP, np.asarray(result), want.astype(np.float64))

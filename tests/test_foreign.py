@@ -53,6 +53,7 @@ def test_a_foreign_library_compiles_no_family_that_it_does_not_name(library, tmp
 
 def test_a_foreign_op_runs_beside_ours(library) -> None:
     assert (library.version, list(library.ops)) == ("1.2.3", ["negate"])
+    assert library.find("negate").platforms == ("cpu",)
     assert {handler.target for handler in library.handlers()} == {"foreign.negate"}
     x = np.linspace(-2, 2, 37, dtype=np.float32)
 
@@ -67,6 +68,9 @@ def test_a_foreign_op_runs_beside_ours(library) -> None:
     np.testing.assert_array_equal(mapped, np.stack([-x, -2 * x]))
     with pytest.raises(NotImplementedError, match="negate: has no gradient"):
         jax.grad(lambda x: call("negate", [x], library=library)[0].sum())(x)
+    gpu = jax.jit(program).trace(x)
+    with pytest.raises(NotImplementedError, match="negate: runs on cpu, not in a program for cuda"):
+        gpu.lower(lowering_platforms=("cuda",))
     with pytest.raises(LookupError, match=r"no op rms_norm; libforeign.so has negate"):
         call("rms_norm", [x], library=library)
 

@@ -47,6 +47,18 @@ struct Sampler {
   Status Run(const CudaContext&) const { return {}; }
 };
 
+// One with a half for GPUs alone.
+struct OnGpus {
+  TensorView x, out;
+
+  static constexpr auto kSpec =
+      MakeSpec("on_gpus", "An op for tests.", "nowhere", In("x", &OnGpus::x, "n", "T", "numbers"),
+               Out("out", &OnGpus::out, "n", "T", "the same"))
+          .On(Platform::kCuda);
+
+  Status Run(const CudaContext&) const { return {}; }
+};
+
 float memory[4];  // addresses to tell apart
 
 TensorView Dense(DType dtype, std::vector<int64_t> dims, void* data = nullptr) {
@@ -216,6 +228,24 @@ TEST_F(OpInfoTest, AWorkspaceOfAnEarlierRelease) {
   EXPECT_EQ(ResultsError(results), "");
   results.results[3] = Dense(kF32, {99});
   EXPECT_NE(ResultsError(results), "");
+}
+
+TEST(OpInfoPlatforms, AreTheSpecs) {
+  const OpInfo every = MakeOpInfo<Sampler>(), one = MakeOpInfo<OnGpus>();
+  EXPECT_EQ(Names(every.platforms), "cpu, cuda");
+  EXPECT_EQ(Names(one.platforms), "cuda");
+  EXPECT_NE(every.run_cpu, nullptr);
+  EXPECT_EQ(one.run_cpu, nullptr);
+}
+
+TEST(OpInfoPlatforms, ACallOnAnotherIsRefused) {
+  const OpInfo op = MakeOpInfo<OnGpus>();
+  Call call;
+  call.operands[0] = Dense(kF32, {3});
+  ASSERT_TRUE(Infer(op, call).ok());
+  const Status status = RunCpu(op, call, CpuContext());
+  EXPECT_EQ(status.code, Code::kUnimplemented);
+  EXPECT_EQ(status.message, "on_gpus: runs on cuda, not on cpu");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// out = -x.
+// out = -x, on CPUs alone.
 #pragma once
 #include "src/core/op.h"
 
@@ -9,10 +9,10 @@ struct Negate {
 
   static constexpr auto kSpec = MakeSpec("negate", "Changes the sign.", "arithmetic",
                                          In("x", &Negate::x, "...", "T", "numbers"),
-                                         Out("out", &Negate::out, "...", "T", "-x"));
+                                         Out("out", &Negate::out, "...", "T", "-x"))
+                                    .On(Platform::kCpu);
 
   Status Run(const CpuContext&) const;
-  Status Run(const CudaContext&) const;
 };
 
 }  // namespace intarsia
