@@ -5,8 +5,7 @@ not run. tests/test_exchange.py runs the op, through exchanges.
 """
 
 import numpy as np
-
-from norm import reference as norms
+from intarsia_src.norm import reference as norms
 
 CASES = {"example": dict(tags="wire", t=4, n=64, max_rows=8)}
 _PACK_BYTES = 16
