@@ -12,9 +12,8 @@ DType KeyType(const Params& p) { return p.dtype == kF32 ? kF32 : p.cache.dtype; 
 
 int64_t LargerHeadDim(const Params& p) { return std::max(p.head_dim, p.cache.v_head_dim); }
 
-// Large tiles of prefill are worth having with as many CTAs as they are built for, since one alone
-// leaves the tensor cores idle at each of its barriers; or where a call has no more CTAs than
-// multiprocessors. Those of the others are the best wherever they fit.
+// Large tiles are worth having with as many CTAs as they are built for, since one alone leaves the
+// tensor cores idle at each of its barriers; or where a call has no more CTAs than multiprocessors.
 template <TileSize kSize>
 bool FitsPrefill(const Params& p, const cuda::Device& device) {
   const DType type = KeyType(p);
@@ -27,13 +26,25 @@ bool FitsPrefill(const Params& p, const cuda::Device& device) {
   const int64_t ctas = CeilDiv<int64_t>(p.num_tokens * group, tiles.rows()) * p.num_kv_heads();
   return resident >= (ctas <= device.sms ? 1 : tiles.ctas_per_sm);
 }
+// Bytes of K and V in flight on a multiprocessor, which bound decode; 0 if the tiles do not fit.
+int DecodeBytesInFlight(DType type, int d, TileSize size, const cuda::Device& device) {
+  const DecodeTiles tiles = DecodeTilesOf(type, d, size);
+  const int bytes = DecodeSharedBytes(type, d, tiles);
+  const int resident =
+      std::min(cuda::ResidentBlocks(device, bytes + kForwardStaticBytes), tiles.ctas_per_sm);
+  return resident * (bytes - DecodeQueryBytes(type, d));
+}
+// Large tiles where they keep more in flight than the two CTAs with small ones.
 template <TileSize kSize>
 bool FitsDecode(const Params& p, const cuda::Device& device) {
   const DType type = KeyType(p);
   const int d = DecodeDims::Covering(LargerHeadDim(p));
-  const int bytes = DecodeSharedBytes(type, d, DecodeTilesOf(type, d, kSize));
-  return d > 0 && bytes + kForwardStaticBytes <= device.shared_bytes_per_block;
+  if (d == 0) return false;
+  const int small = DecodeBytesInFlight(type, d, TileSize::kSmall, device);
+  if (kSize == TileSize::kSmall) return small > 0;
+  return DecodeBytesInFlight(type, d, TileSize::kLarge, device) > small;
 }
+// Large tiles wherever they fit.
 template <TileSize kSize>
 bool FitsBackward(const Params& p, const cuda::Device& device) {
   const int d = BackwardDims::Covering(p.head_dim);

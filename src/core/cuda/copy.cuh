@@ -5,7 +5,8 @@
 
 namespace intarsia::cuda {
 
-// As CopyRows, element by element; `load` gives eight, and may convert them.
+// As CopyRows, element by element; `load` gives eight, and may convert them. kWarps warps share the
+// rows: this one is number `warp` of them.
 template <class Rows, int kCount, class T, int kWarps = 1, class Load>
 __device__ __forceinline__ void CopyRowsThroughRegisters(char* target, int64_t offset,
                                                          uint32_t exist, int d, Load load,
@@ -24,21 +25,19 @@ __device__ __forceinline__ void CopyRowsThroughRegisters(char* target, int64_t o
 // Copies kCount rows to shared memory at `target`, asynchronously if all rows are aligned. Lane i
 // says how far from `source` row i begins, and bit i of `exist` whether it does; other rows, and
 // columns from d on, become zeros, so that no rubbish in the array, a NaN say, ever enters a
-// product. kWarps warps may share the rows: this one is number `warp` of them.
-template <class Rows, int kCount, class T, int kWarps = 1>
+// product.
+template <class Rows, int kCount, class T>
 __device__ __forceinline__ void CopyRows(char* target, const T* source, int64_t offset,
-                                         uint32_t exist, int d, bool aligned, int warp = 0) {
+                                         uint32_t exist, int d, bool aligned) {
   constexpr int kElements = 16 / static_cast<int>(sizeof(T));
   constexpr int kLanes = Rows::kUnits % 8 == 0 ? 8 : 4;  // that share a row
   constexpr int kPassRows = 32 / kLanes;
-  static_assert(kCount % kPassRows == 0 && Rows::kUnits % (kLanes * kWarps) == 0);
+  static_assert(kCount % kPassRows == 0);
   const int lane = threadIdx.x % 32;
   if (aligned) {
     const int lane_row = lane / kLanes, lane_unit = lane % kLanes;
-    // The swizzle moves a unit within kLanes of them.
-    const int first_unit = warp * kLanes;
-    const uint32_t to = SharedAddress(target) + Rows::Offset(lane_row, lane_unit) + first_unit * 16;
-    const T* const lane_source = source + (first_unit + lane_unit) * kElements;
+    const uint32_t to = SharedAddress(target) + Rows::Offset(lane_row, lane_unit);
+    const T* const lane_source = source + lane_unit * kElements;
     const auto offset_units = static_cast<uint32_t>(offset / kElements);
 #pragma unroll
     for (int pass = 0; pass < kCount / kPassRows; ++pass) {
@@ -49,15 +48,15 @@ __device__ __forceinline__ void CopyRows(char* target, const T* source, int64_t 
       const uint32_t pass_to =
           (kPassRows == 4 && pass % 2 ? to ^ 64 : to) + pass * kPassRows * Rows::kRowBytes;
 #pragma unroll
-      for (int unit = 0; unit < Rows::kUnits; unit += kLanes * kWarps) {
+      for (int unit = 0; unit < Rows::kUnits; unit += kLanes) {
         CpAsync16(pass_to + unit * 16, from + unit * kElements,
-                  (exist >> row & 1) && (first_unit + lane_unit + unit) * kElements < d);
+                  (exist >> row & 1) && (lane_unit + unit) * kElements < d);
       }
     }
   } else {
-    CopyRowsThroughRegisters<Rows, kCount, T, kWarps>(
-        target, offset, exist, d, [&](int64_t index) { return LoadEight<T>(source, index, false); },
-        warp);
+    CopyRowsThroughRegisters<Rows, kCount, T>(target, offset, exist, d, [&](int64_t index) {
+      return LoadEight<T>(source, index, false);
+    });
   }
 }
 

@@ -123,9 +123,9 @@ class KeyStream {
             return cuda::LoadEightFloats(source, p_.cache.dtype, index, aligned_);
           },
           SharingWarp());
-    } else {
-      cuda::CopyRows<typename S::Rows, S::kCopiedKeys, T, S::kSharingWarps>(
-          target, static_cast<const T*>(source), offset, exist_, d, aligned_, SharingWarp());
+    } else if (SharingWarp() == 0) {  // more warps would only add instructions
+      cuda::CopyRows<typename S::Rows, S::kCopiedKeys>(target, static_cast<const T*>(source),
+                                                       offset, exist_, d, aligned_);
     }
   }
 
