@@ -63,7 +63,7 @@ setup-dev: setup $(VENV)/.installed-dev $(PJRT_HEADER) $(VENV)/.installed-model-
 
 build: setup ## build the library, and make `intarsia` importable from .venv
 	$(BIN)/cmake --preset $(PRESET) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-	  -DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES) $(CMAKE_ARGS) \
+	  "-DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES)" $(CMAKE_ARGS) \
 	  > $(VENV)/configure.log || (cat $(VENV)/configure.log; false)
 	$(BIN)/cmake --build $(BUILD)
 	@$(BIN)/cmake -E make_directory python/intarsia/lib
