@@ -15,6 +15,9 @@
 #include "src/ops/registry.h"
 #include "src/torch/functions.h"
 #include "src/torch/register.h"
+#ifdef INTARSIA_WITH_CUDA
+#include "src/core/cuda/device.h"
+#endif
 
 namespace intarsia::torch {
 namespace {
@@ -81,7 +84,8 @@ class Invocation {
   Status Run() {
     INTARSIA_RETURN_IF_ERROR(InOp(op_.name, Operands()));
     DeviceGuard guard;
-    if (on_cuda()) INTARSIA_RETURN_IF_ERROR(InOp(op_.name, guard.Set(device_.index)));
+    if (on_cuda() && !IsCurrent(device_))
+      INTARSIA_RETURN_IF_ERROR(InOp(op_.name, guard.Set(device_.index)));
     INTARSIA_RETURN_IF_ERROR(Infer(op_, call_));
     INTARSIA_RETURN_IF_ERROR(Results());
     if (!on_cuda()) return RunCpu(op_, call_, CpuContext(&ThreadPool::Global()));
@@ -98,6 +102,15 @@ class Invocation {
   }
 
  private:
+  // A guard costs torch an allocation and calls of the driver: none where the device is current.
+  static bool IsCurrent([[maybe_unused]] const Device& device) {
+#ifdef INTARSIA_WITH_CUDA
+    return cuda::IsCurrentDevice(device.index);
+#else
+    return false;
+#endif
+  }
+
   bool on_cuda() const { return device_.type == Get().cuda(); }
 
   // Puts the value of an optional in its place; false if there is none.

@@ -66,6 +66,7 @@ class KeyStream {
         places_(places),
         rows_(rows),
         aligned_(aligned),
+        copies_(S::kSharingWarps == 1 || SharingWarp() == 0 || Converts()),
         end_(rows.exist ? keys.end : keys.begin) {
     FindNext(keys.begin);
   }
@@ -75,6 +76,7 @@ class KeyStream {
 
   // Asks for the tile of K that begins at first_key; each call goes on where the last one ended.
   __device__ __forceinline__ void LoadKeys(char* place, int first_key) {
+    if (!copies_) return;
     exist_ = __ballot_sync(0xffffffffu, Copies(first_key) && places_.Exists(next_));
     const int64_t offset = places_.KeyOffset(next_);
     value_offset_ = places_.ValueOffset(next_);
@@ -87,6 +89,7 @@ class KeyStream {
   }
   // Asks for the tile of V that belongs to the tile of K asked for last.
   __device__ __forceinline__ void LoadValues(char* place) {
+    if (!copies_) return;
     Copy(place, rows_.v, value_offset_, static_cast<int>(p_.cache.v_head_dim));
   }
 
@@ -99,15 +102,23 @@ class KeyStream {
   }
 
  private:
-  static __device__ int CopyGroup() { return threadIdx.x / 32 % S::kCopyGroups; }
+  static __device__ int CopyGroup() {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    return S::kSharingWarps == 1 ? warp : warp % S::kCopyGroups;
+  }
   // Which of the warps that copy the same keys this one is.
-  static __device__ int SharingWarp() { return threadIdx.x / 32 / S::kCopyGroups; }
+  static __device__ int SharingWarp() {
+    return S::kSharingWarps == 1 ? 0 : static_cast<int>(threadIdx.x) / 32 / S::kCopyGroups;
+  }
+  // Whether K and V become f32 on their way, which all sharing warps do together. Of asynchronous
+  // copies the first warp issues all, since lookups and instructions are what they cost.
+  __device__ bool Converts() const { return S::kF32 && p_.cache.dtype != DType::kF32; }
   // Within a tile; only the first kCopiedKeys lanes have one.
   static __device__ int CopiedKey() {
     return CopyGroup() * S::kCopiedKeys + static_cast<int>(threadIdx.x % 32);
   }
   __device__ bool Copies(int first_key) const {
-    return threadIdx.x % 32 < S::kCopiedKeys && first_key + CopiedKey() < end_;
+    return copies_ && threadIdx.x % 32 < S::kCopiedKeys && first_key + CopiedKey() < end_;
   }
   __device__ __forceinline__ void FindNext(int first_key) {
     if (Copies(first_key)) next_ = places_.Find(first_key + CopiedKey());
@@ -116,14 +127,14 @@ class KeyStream {
                                        int d) const {
     constexpr int kWarpBytes = S::kCopiedKeys * S::Rows::kRowBytes;
     char* const target = place + CopyGroup() * kWarpBytes;
-    if (S::kF32 && p_.cache.dtype != DType::kF32) {
+    if (Converts()) {
       cuda::CopyRowsThroughRegisters<typename S::Rows, S::kCopiedKeys, float, S::kSharingWarps>(
           target, offset, exist_, d,
           [&](int64_t index) {
             return cuda::LoadEightFloats(source, p_.cache.dtype, index, aligned_);
           },
           SharingWarp());
-    } else if (SharingWarp() == 0) {  // more warps would only add instructions
+    } else {
       cuda::CopyRows<typename S::Rows, S::kCopiedKeys>(target, static_cast<const T*>(source),
                                                        offset, exist_, d, aligned_);
     }
@@ -133,6 +144,7 @@ class KeyStream {
   const KeyPlaces& places_;
   const HeadRows& rows_;
   const bool aligned_;
+  const bool copies_;
   const int end_;
   KeyPlace next_;             // of this lane's key in the tile of K to be asked for next
   int64_t value_offset_ = 0;  // of V of this lane's key in the tile asked for last

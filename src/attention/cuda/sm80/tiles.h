@@ -65,8 +65,8 @@ constexpr PrefillTiles PrefillTilesOf(DType key_type, int d, TileSize size) {
                                  : PrefillTiles{4, row_blocks, f32 ? 32 : 64, wide ? 1 : 2};
   if (size == TileSize::kLarge || d <= 64) return large;
   if (d == 128 && f32) return {8, row_blocks, 16, 1};
-  if (d == 128 && !IsFp8(key_type)) return {8, row_blocks, 32, 1};
-  if (d <= 128) return {4, row_blocks, 32, 2};
+  if (d <= 128 && IsFp8(key_type)) return {4, row_blocks, 32, 2};
+  if (d <= 128) return {8, row_blocks, d == 96 ? 64 : 32, 1};
   return {f32 ? 2 : 4, row_blocks, f32 ? 16 : 32, 1};
 }
 
