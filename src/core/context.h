@@ -55,7 +55,7 @@ struct Device;
 
 struct CudaContext {
   void* stream = nullptr;                // a cudaStream_t
-  const cuda::Device* device = nullptr;  // the current one; RunCuda fills it in
+  const cuda::Device* device = nullptr;  // the current one; RunCuda looks it up if null
 };
 
 }  // namespace intarsia

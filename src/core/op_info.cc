@@ -343,7 +343,8 @@ Status RunCuda(const OpInfo& op, const Call& call, const CudaContext& context) {
   if (!op.run_cuda) return Unimplemented(Text(op.name, ": this library was built without CUDA"));
   CudaContext on_device = context;
 #ifdef INTARSIA_WITH_CUDA
-  INTARSIA_RETURN_IF_ERROR(InOp(op.name, cuda::CurrentDevice(on_device.device)));
+  if (!on_device.device)
+    INTARSIA_RETURN_IF_ERROR(InOp(op.name, cuda::CurrentDevice(on_device.device)));
   INTARSIA_RETURN_IF_ERROR(CheckIndices(op, call, on_device));
 #endif
   return op.run_cuda(call, on_device);

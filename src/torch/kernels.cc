@@ -84,12 +84,11 @@ class Invocation {
   Status Run() {
     INTARSIA_RETURN_IF_ERROR(InOp(op_.name, Operands()));
     DeviceGuard guard;
-    if (on_cuda() && !IsCurrent(device_))
-      INTARSIA_RETURN_IF_ERROR(InOp(op_.name, guard.Set(device_.index)));
+    CudaContext context;
+    if (on_cuda()) INTARSIA_RETURN_IF_ERROR(InOp(op_.name, EnterDevice(guard, context)));
     INTARSIA_RETURN_IF_ERROR(Infer(op_, call_));
     INTARSIA_RETURN_IF_ERROR(Results());
     if (!on_cuda()) return RunCpu(op_, call_, CpuContext(&ThreadPool::Global()));
-    CudaContext context;
     INTARSIA_RETURN_IF_ERROR(InOp(op_.name, CurrentStream(context.stream)));
     return RunCuda(op_, call_, context);
   }
@@ -102,13 +101,15 @@ class Invocation {
   }
 
  private:
-  // A guard costs torch an allocation and calls of the driver: none where the device is current.
-  static bool IsCurrent([[maybe_unused]] const Device& device) {
+  // Makes the operands' device the current one. A guard costs torch an allocation and calls of the
+  // driver: none where the device is current already.
+  Status EnterDevice(DeviceGuard& guard, [[maybe_unused]] CudaContext& context) const {
 #ifdef INTARSIA_WITH_CUDA
-    return cuda::IsCurrentDevice(device.index);
-#else
-    return false;
+    INTARSIA_RETURN_IF_ERROR(cuda::CurrentDevice(context.device));
+    if (context.device->index == device_.index) return {};
+    context.device = nullptr;
 #endif
+    return guard.Set(device_.index);
   }
 
   bool on_cuda() const { return device_.type == Get().cuda(); }

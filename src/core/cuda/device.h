@@ -59,7 +59,4 @@ constexpr Device HeldBack(Device device, int arch) {
 // Fails where the device or the driver cannot run this build.
 Status CurrentDevice(const Device*& device);
 
-// Whether CUDA's ordinal `index` is the current device's.
-bool IsCurrentDevice(int index);
-
 }  // namespace intarsia::cuda

@@ -95,8 +95,9 @@ Status FindDevice(const LoadedDevice*& device) {
 // The dynamic shared memory to ask for, so that a device which is held back keeps no more blocks
 // resident than the one that it stands in for.
 int HeldBackSharedBytes(const Kernel& kernel, int bytes, const Device& seen) {
+  if (bytes == 0) return bytes;
   const Device& real = loaded_devices[seen.index].load(std::memory_order_acquire)->real;
-  if (bytes == 0 || real.shared_bytes_per_sm == seen.shared_bytes_per_sm) return bytes;
+  if (real.shared_bytes_per_sm == seen.shared_bytes_per_sm) return bytes;
   const int fixed = kernel.static_shared_bytes();
   const int resident = std::max(ResidentBlocks(seen, bytes + fixed), 1);
   const int share = std::min(real.shared_bytes_per_sm / resident - kReservedSharedBytes,
@@ -111,11 +112,6 @@ Status CurrentDevice(const Device*& device) {
   INTARSIA_RETURN_IF_ERROR(FindDevice(loaded));
   device = &loaded->seen;
   return {};
-}
-
-bool IsCurrentDevice(int index) {
-  int current = -1;
-  return cudaGetDevice(&current) == cudaSuccess && current == index;
 }
 
 Status MakeContext(void* stream, CudaContext& context) {
