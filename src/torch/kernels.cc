@@ -105,8 +105,8 @@ class Invocation {
   // driver: none where the device is current already.
   Status EnterDevice(DeviceGuard& guard, [[maybe_unused]] CudaContext& context) const {
 #ifdef INTARSIA_WITH_CUDA
-    INTARSIA_RETURN_IF_ERROR(cuda::CurrentDevice(context.device));
-    if (context.device->index == device_.index) return {};
+    if (cuda::CurrentDevice(context.device).ok() && context.device->index == device_.index)
+      return {};
     context.device = nullptr;
 #endif
     return guard.Set(device_.index);
