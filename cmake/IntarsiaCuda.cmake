@@ -4,6 +4,7 @@
 # else, whatever stands here (IntarsiaLibrary.cmake).
 include(CheckLanguage)
 set(INTARSIA_CUDA "off" CACHE STRING "CUDA half: on, off, or auto (on if nvcc is found)")
+option(INTARSIA_LINEINFO "Source lines in the GPU code, for profilers; nearly doubles the library" OFF)
 set(INTARSIA_WITH_CUDA OFF)
 if(NOT INTARSIA_CUDA STREQUAL "off")
   if(NOT CMAKE_CUDA_COMPILER AND EXISTS /usr/local/cuda/bin/nvcc)

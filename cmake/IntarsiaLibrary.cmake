@@ -28,7 +28,7 @@ function(intarsia_compile_options target name version)
                         VISIBILITY_INLINES_HIDDEN ON)
   target_include_directories(${target} PUBLIC ${INTARSIA_ROOT} ${INTARSIA_ROOT}/include ${CMAKE_CURRENT_BINARY_DIR})
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-fno-math-errno;-fno-trapping-math;-Wno-psabi>
-                                           $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-lineinfo;$<$<VERSION_GREATER_EQUAL:$<CUDA_COMPILER_VERSION>,12.8>:-compress-mode=size>;-Werror;all-warnings;-Xcudafe;--diag_suppress=177>)
+                                           $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;$<$<BOOL:${INTARSIA_LINEINFO}>:-lineinfo>;$<$<VERSION_GREATER_EQUAL:$<CUDA_COMPILER_VERSION>,12.8>:-compress-mode=size>;-Werror;all-warnings;-Xcudafe;--diag_suppress=177>)
   target_compile_definitions(${target} PRIVATE INTARSIA_VERSION="${version}"
                              INTARSIA_TARGET_PREFIX="${name}")
   target_link_libraries(${target} PRIVATE intarsia_ffi_headers)
