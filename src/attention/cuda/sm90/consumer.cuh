@@ -1,0 +1,190 @@
+// A consumer: a warpgroup that computes 64 rows of each task of its CTA.
+#pragma once
+#include "src/attention/cuda/sm90/epilogue.cuh"
+#include "src/attention/cuda/sm90/softmax.cuh"
+#include "src/core/cuda/wgmma.cuh"
+
+namespace intarsia::attention::sm90 {
+
+template <class S, class T>
+class Consumer {
+ public:
+  __device__ Consumer(const Params& p, const LaunchPlan& plan, Shared<S>& shared, int number)
+      : p_(p),
+        plan_(plan),
+        shared_(shared),
+        number_(number),
+        logit_(p, p.scale),
+        factor_(logit_.factor()) {
+    // The first turn is the first warpgroup's.
+    if (number_ == 0) cuda::BarrierArrive(Turn(0), kTurnThreads);
+  }
+
+  // All tasks of the CTA.
+  __device__ __forceinline__ void Run() {
+    cuda::RingPlace<Shared<S>::kTasks> place;
+    for (;; place.Next()) {
+      shared_.task_full[place.index].Wait(place.parity);
+      const Task& task = shared_.tasks[place.index];
+      if (task.kind == Task::kEnd) return;
+      if (task.kind == Task::kRows)
+        Attend(task);
+      else
+        FillPaddingRows(p_, task, threadIdx.x - cuda::kWarpgroupThreads,
+                        S::kThreads - cuda::kWarpgroupThreads);
+      Release(shared_.task_empty[place.index]);
+    }
+  }
+
+ private:
+  static constexpr int kScores = S::kTileKeys / 2;
+  using Scores = float[kScores];
+  using Weights = uint32_t[kScores / 2];
+  using Out = float[S::kDv / 2];
+  static constexpr int kTurnThreads = 2 * cuda::kWarpgroupThreads;
+
+  // Barrier 0 is __syncthreads'.
+  static __device__ int Turn(int consumer) { return 1 + consumer; }
+
+  __device__ __forceinline__ void Release(cuda::Barrier& empty) const {
+    if (threadIdx.x % cuda::kWarpgroupThreads == 0) empty.Arrive();
+  }
+
+  // s = Q K', in flight afterwards.
+  __device__ __forceinline__ void MultiplyKeys(Scores& s) const {
+    using M = cuda::Wgmma<S::kTileKeys>;
+    const uint32_t q = cuda::SharedAddress(shared_.q) +
+                       number_ * cuda::kWgmmaRows * cuda::kPanelRowBytes;
+    const uint32_t k = cuda::SharedAddress(shared_.k[k_.index]);
+    cuda::WgmmaFence();
+    M::template Shared<T, false>(s, cuda::ColumnsSummed(q), cuda::ColumnsSummed(k));
+#pragma unroll
+    for (int step = 1; step < S::kD / cuda::kWgmmaStep; ++step)
+      M::template Shared<T, true>(
+          s, cuda::ColumnsSummed(q + cuda::ColumnStepBytes(S::kTileRows, step)),
+          cuda::ColumnsSummed(k + cuda::ColumnStepBytes(S::kTileKeys, step)));
+    cuda::WgmmaCommit();
+  }
+  // o += P V, in flight afterwards.
+  __device__ __forceinline__ void MultiplyValues(Out& o, const Weights& weights) const {
+    const uint32_t v = cuda::SharedAddress(shared_.v[v_.index]);
+    cuda::WgmmaFence();  // the weights were written since the last one
+#pragma unroll
+    for (int step = 0; step < S::kTileKeys / cuda::kWgmmaStep; ++step)
+      cuda::Wgmma<S::kDv>::template Registers<T>(
+          o, weights + 4 * step,
+          cuda::RowsSummed(v + cuda::RowStepBytes(step), S::kTileKeys));
+    cuda::WgmmaCommit();
+  }
+
+  // From products to weights. Returns whether o has to be multiplied by `kept`.
+  __device__ __forceinline__ bool Softmax(Scores& s, const Task& task, int first_key,
+                                          uint32_t boxes, Rows& rows, float (&kept)[2]) const {
+    if (!logit_.folds()) {
+      logit_.Apply(s);
+      if (p_.alibi_slopes.data) SubtractAlibi(s, task, rows, first_key);
+    }
+    if (boxes != ~0u || NeedsMask(first_key, S::kTileKeys, task.seen_by_all.begin,
+                                  task.seen_by_all.end))
+      MaskScores(s, p_, task, rows, first_key, boxes, plan_.box_shift);
+    const bool moved = FollowMaximum(s, factor_, rows, kept);
+    TakeWeights(s, factor_, rows);
+    return moved;
+  }
+
+  // o and the sums of the warpgroup's rows over all tiles of keys. While the tensor cores add a
+  // tile of V, this warpgroup computes the weights of the next tile; and while it does, the other
+  // one has its turn on the tensor cores.
+  __device__ __forceinline__ void AddTiles(const Task& task, Rows& rows, Out& o) {
+    shared_.q_full.Wait(q_parity_);
+    q_parity_ ^= 1;
+    int first_key = task.keys.last_key;
+    Weights weights;
+    float kept[2];
+    {
+      Scores s;
+      shared_.k_full[k_.index].Wait(k_.parity);
+      const uint32_t boxes = shared_.boxes[k_.index];
+      MultiplyKeys(s);
+      cuda::WgmmaWait<0>();
+      Release(shared_.k_empty[k_.index]);
+      k_.Next();
+      Softmax(s, task, first_key, boxes, rows, kept);
+      ToOperand<T>(s, weights);
+      if (task.keys.count > 1) shared_.k_full[k_.index].Wait(k_.parity);
+    }
+#pragma unroll 1
+    for (int left = task.keys.count - 1; left > 0; --left) {
+      Scores s;
+      first_key -= S::kTileKeys;
+      const uint32_t boxes = shared_.boxes[k_.index];
+      cuda::BarrierSync(Turn(number_), kTurnThreads);
+      MultiplyKeys(s);
+      shared_.v_full[v_.index].Wait(v_.parity);
+      MultiplyValues(o, weights);
+      cuda::BarrierArrive(Turn(number_ + 1 == S::kConsumers ? 0 : number_ + 1), kTurnThreads);
+      cuda::WgmmaWait<1>();
+      Release(shared_.k_empty[k_.index]);
+      k_.Next();
+      const bool moved = Softmax(s, task, first_key, boxes, rows, kept);
+      // This branch stands here to keep the wait behind the exponentials, of which it does not know.
+      if (left > 1) shared_.k_full[k_.index].Wait(k_.parity);
+      cuda::WgmmaWait<0>();
+      Release(shared_.v_empty[v_.index]);
+      v_.Next();
+      ToOperand<T>(s, weights);
+      if (moved) ScaleRows(o, kept);
+    }
+    if constexpr (!S::kOutInQuery) Release(shared_.q_empty);
+    shared_.v_full[v_.index].Wait(v_.parity);
+    MultiplyValues(o, weights);
+    cuda::WgmmaWait<0>();
+    Release(shared_.v_empty[v_.index]);
+    v_.Next();
+  }
+
+  __device__ __forceinline__ void Attend(const Task& task) {
+    Rows rows;
+    const int thread = static_cast<int>(threadIdx.x) % cuda::kWarpgroupThreads;
+    const int last_token = task.sequence.tokens.size() - 1;
+    int head[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = number_ * cuda::kWgmmaRows + cuda::AccumulatorRow(thread, 2 * r);
+      const int token = row / plan_.group;
+      head[r] = task.kv_head * plan_.group + row - token * plan_.group;
+      rows.token[r] = min(task.first_token + token, last_token);
+      rows.slope[r] =
+          p_.alibi_slopes.data ? p_.alibi_slopes.At(task.sequence.index, head[r]) * kLog2e : 0.0f;
+    }
+    Out o;
+#pragma unroll
+    for (float& x : o) x = 0.0f;
+    if (task.keys.count > 0) AddTiles(task, rows, o);
+
+    float lse[2], by[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) by[r] = FinishRow(rows.m[r], rows.l[r], SinkOf(p_, head[r]), lse[r]);
+    ScaleRows(o, by);
+    char* const staged = S::kOutInQuery ? shared_.q : shared_.out;
+    if constexpr (S::kOutInQuery)  // all warps have read their rows of Q
+      cuda::BarrierSync(Turn(S::kConsumers) + number_, cuda::kWarpgroupThreads);
+    WriteRows<S, T>(p_, plan_, task, number_, o, lse, staged);
+    if constexpr (S::kOutInQuery) {
+      cuda::FenceForAsyncReads();
+      cuda::BarrierSync(Turn(S::kConsumers) + number_, cuda::kWarpgroupThreads);
+      if (task.keys.count > 0) Release(shared_.q_empty);
+    }
+  }
+
+  const Params& p_;
+  const LaunchPlan& plan_;
+  Shared<S>& shared_;
+  const int number_;
+  const Logit<std::is_same_v<T, __half> ? DType::kF16 : DType::kBF16> logit_;
+  const float factor_;
+  cuda::RingPlace<S::kStages> k_, v_;
+  uint32_t q_parity_ = 0;
+};
+
+}  // namespace intarsia::attention::sm90

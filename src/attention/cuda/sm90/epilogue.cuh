@@ -1,0 +1,84 @@
+// From sums to results: the end of the softmax, and the rows of out and lse.
+#pragma once
+#include "src/attention/cuda/sm90/shared.cuh"
+#include "src/attention/cuda/sm90/softmax.cuh"
+#include "src/attention/prefill_copy.cuh"
+#include "src/core/cuda/ptx.cuh"
+
+namespace intarsia::attention::sm90 {
+
+// Ends the sums of a row: returns what its o is to be multiplied by.
+__device__ __forceinline__ float FinishRow(float m, float l, float sink, float& lse) {
+  l += __shfl_xor_sync(0xffffffffu, l, 1);
+  l += __shfl_xor_sync(0xffffffffu, l, 2);
+  const float top = fmaxf(m, sink), base = top == -INFINITY ? 0.0f : top;
+  const float kept = cuda::Exp2(m - base);
+  l = l * kept + cuda::Exp2(sink - base);
+  lse = l == 0.0f ? -INFINITY : top * kLn2 + logf(l);
+  return l == 0.0f ? 0.0f : kept / l;
+}
+
+// A warp's 16 rows of results in shared memory.
+template <int kColumns>
+struct StagedRows {
+  static constexpr int kCount = 16, kUnits = kColumns / 8;
+  static constexpr int kBytes = (kColumns + 63) / 64 * kCount * cuda::kPanelRowBytes;
+  static __device__ uint32_t Offset(int row, int unit) {
+    return cuda::PanelOffset(kCount, row, unit * 8);
+  }
+};
+
+// Writes the rows of a warpgroup. `staged` has room for those of all.
+template <class S, class T>
+__device__ __forceinline__ void WriteRows(const Params& p, const LaunchPlan& plan, const Task& task,
+                                          int warpgroup, const float (&o)[S::kDv / 2],
+                                          const float (&lse)[2], char* staged) {
+  using Staged = StagedRows<S::kDv>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = warpgroup * 4 + static_cast<int>(threadIdx.x) / 32 % 4;
+  const int dv = static_cast<int>(p.cache.v_head_dim);
+  // Lane i finds row i, lanes 0 ... 15.
+  const int row = warp * Staged::kCount + lane % Staged::kCount, token = row / plan.group;
+  const bool exists = token < plan.tokens_per_tile &&
+                      task.first_token + token < task.sequence.tokens.size();
+  const int64_t out_token = task.sequence.tokens.begin + task.first_token + token;
+  const int64_t out_head = task.kv_head * plan.group + row - token * plan.group;
+  char* const rows = staged + warp * Staged::kBytes;
+  const uint32_t at = cuda::SharedAddress(rows);
+#pragma unroll
+  for (int unit = 0; unit < S::kDv / 8; unit += 2) {
+    uint32_t pairs[4];
+    ToOperand<T>(reinterpret_cast<const float(&)[8]>(o[unit * 4]), pairs);
+    cuda::StMatrix4(at + Staged::Offset(lane % 16, unit + lane / 16), pairs);
+  }
+  __syncwarp();
+  prefill::StoreRows<Staged, Staged::kCount>(
+      static_cast<T*>(p.out), rows, exists ? (out_token * p.num_heads + out_head) * dv : -1, dv,
+      true);
+  if (p.lse) {
+    // Lane 4 i has the rows i and i + 8.
+    const float value = __shfl_sync(0xffffffffu, lse[0], lane % 8 * 4);
+    const float other = __shfl_sync(0xffffffffu, lse[1], lane % 8 * 4);
+    if (lane < 16 && exists)
+      p.lse[out_head * p.num_tokens + out_token] = lane < 8 ? value : other;
+  }
+  __syncwarp();  // the next task's rows go to the same place
+}
+
+// Writes out = 0 and lse = -inf to rows outside of all sequences.
+__device__ __forceinline__ void FillPaddingRows(const Params& p, const Task& task, int thread,
+                                                int threads) {
+  const Padding& padding = task.padding;
+  const int count = padding.front + static_cast<int>(p.num_tokens) - padding.back;
+  const int64_t units = p.num_heads * p.cache.v_head_dim / 8;
+  for (int row = task.first; row < count; row += task.step) {
+    const int64_t token = row < padding.front ? row : row - padding.front + padding.back;
+    for (int64_t i = thread; i < units; i += threads)
+      static_cast<uint4*>(p.out)[token * units + i] = {};
+    if (!p.lse) continue;
+    for (int64_t head = thread; head < p.num_heads; head += threads)
+      p.lse[head * p.num_tokens + token] = -INFINITY;
+  }
+}
+
+}  // namespace intarsia::attention::sm90

@@ -1,0 +1,125 @@
+// The prefill kernel for Hopper: wgmma fed by TMA, after FlashAttention-3 (Shah et al. 2024,
+// arXiv:2407.08608).
+//
+// A CTA stays on its multiprocessor and computes one task after another: a tile of packed rows of
+// one KV head (tiles.h). It walks over the keys that some row of the tile sees, from right to left,
+// in tiles. With x_ij = s_ij * log2(e), and s as in attention.h, each row keeps over the keys J
+// seen so far a number m near the largest x_j, and
+//   l = sum_{j in J} 2^(x_j - m),   o = sum_{j in J} 2^(x_j - m) v_j
+// and in the end out = o / l, lse = (m + log2(l)) * ln(2).
+//
+// One warpgroup is the producer, of which one warp works (producer.cuh); the others are consumers
+// of 64 rows each (consumer.cuh). Of each tile of keys n:
+//   producer         K_n to shared memory, then V_n+1; the next task's tiles without a pause
+//   tensor cores     S_n = Q K_n', then o += P_n+1 V_n+1, of one consumer at a time
+//   that consumer    meanwhile m, l and P_n; then its o is scaled if m moved
+//   the other one    the same, half a tile later: the turns go round by named barriers
+#pragma once
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "src/attention/cuda/sm90/consumer.cuh"
+#include "src/attention/cuda/sm90/prefill.h"
+#include "src/attention/cuda/sm90/producer.cuh"
+#include "src/core/cuda/launch.h"
+#include "src/core/cuda/tensor_map.h"
+
+namespace intarsia::attention::sm90 {
+
+// Grid: any; CTAs share the tasks.
+template <class S, class T>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    PrefillSm90Kernel(const __grid_constant__ Params p, const __grid_constant__ Maps maps,
+                      const __grid_constant__ LaunchPlan plan) {
+  extern __shared__ __align__(cuda::kSwizzleAtomBytes) char bytes[];
+  auto& shared = *reinterpret_cast<Shared<S>*>(bytes);
+  // The same in all lanes, and by this the compiler knows it.
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    cuda::PrefetchMap(maps.q);
+    cuda::PrefetchMap(maps.k);
+    cuda::PrefetchMap(maps.v);
+    shared.InitBarriers();
+  }
+  __syncthreads();
+  if (warp < 4) {
+    cuda::ReleaseRegisters<S::kProducerRegisters>();
+    if (warp == 0) Produce<S>(p, maps, plan, shared);
+  } else {
+    cuda::TakeRegisters<S::kConsumerRegisters>();
+    Consumer<S, T>(p, plan, shared, warp / 4 - 1).Run();
+  }
+}
+
+template <class S, class T>
+inline const cuda::Kernel kKernel("PrefillSm90Kernel",
+                                  reinterpret_cast<const void*>(&PrefillSm90Kernel<S, T>),
+                                  S::kSharedBytes);
+
+inline Status MakeMaps(const Params& p, const LaunchPlan& plan, Maps& maps) {
+  using cuda::MapAxis;
+  const CacheView& c = p.cache;
+  const std::array<MapAxis, 2> rows{{{p.num_heads, p.q_head_stride, plan.group},
+                                     {p.num_tokens, p.q_token_stride, plan.tokens_per_tile}}};
+  INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.dtype, p.q, p.head_dim, rows, maps.q));
+  const auto keys = [&](const CacheStrides& s) {
+    return std::array<MapAxis, 4>{{{c.page_size, s.slot, plan.box_rows},
+                                   {c.num_kv_heads, s.head},
+                                   {c.num_pages, s.page},
+                                   {c.num_layers, s.layer}}};
+  };
+  INTARSIA_RETURN_IF_ERROR(
+      cuda::MakePanelMap(c.dtype, c.k, c.head_dim, keys(c.k_strides), maps.k));
+  return cuda::MakePanelMap(c.dtype, c.v, c.v_head_dim, keys(c.v_strides), maps.v);
+}
+
+// The most heads that divide hk and whose K and V have at most `bytes`.
+inline int SectionHeads(const Params& p, int64_t bytes) {
+  const int64_t head_bytes =
+      std::max<int64_t>(p.max_len_k * (p.head_dim + p.cache.v_head_dim) * Bytes(p.cache.dtype), 1);
+  int64_t heads = std::clamp<int64_t>(bytes / head_bytes, 1, p.num_kv_heads());
+  while (p.num_kv_heads() % heads) --heads;
+  return static_cast<int>(heads);
+}
+
+template <class S, class T>
+Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRows& rows,
+                   const Tuning& tuning) {
+  const int64_t group = p.num_heads / p.num_kv_heads();
+  const int tokens = TokensPerTile(S::kTileRows, static_cast<int>(group));
+  const int64_t num_seqs =
+      std::min(p.num_seqs, p.num_tokens * group / std::max<int64_t>(rows.min_packed_rows, 1));
+  // Each sequence has at most one tile that is not full. With padding rows, at least as many tiles
+  // are left as would hold them.
+  const int64_t row_tiles = (p.num_tokens + (num_seqs + rows.fill_padding) * (tokens - 1)) / tokens;
+  LaunchPlan plan{.group = static_cast<int>(group),
+                  .tokens_per_tile = tokens,
+                  .box_rows = BoxRows(p.paged, p.cache.page_size, S::kTileKeys),
+                  .box_shift = std::countr_zero(static_cast<unsigned>(
+                      BoxRows(p.paged, p.cache.page_size, S::kTileKeys))),
+                  .min_packed_rows = rows.min_packed_rows,
+                  .fill_padding = rows.fill_padding,
+                  .page_size = Divisor(p.cache.page_size)};
+  plan.schedule = {static_cast<int>(row_tiles), static_cast<int>(p.num_kv_heads()),
+                   SectionHeads(p, tuning.section_bytes)};
+  Maps maps;
+  INTARSIA_RETURN_IF_ERROR(MakeMaps(p, plan, maps));
+  int64_t ctas = plan.schedule.tasks();
+  if (tuning.persistent) {
+    int sms = 0;
+    INTARSIA_RETURN_IF_ERROR(cuda::NumSms(sms));
+    ctas = std::min<int64_t>(ctas, sms);
+  }
+  const cuda::Shape shape{{ctas}, dim3(S::kThreads), sizeof(Shared<S>)};
+  return cuda::Launch(context, kKernel<S, T>, shape, p, maps, plan);
+}
+
+template <DType kType>
+Status LaunchPrefillOf(const Params& p, const CudaContext& context, const PrefillRows& rows,
+                       const Tuning& tuning) {
+  using T = cuda::DeviceT<kType>;
+  return LaunchShape<Shape<128, 128, 128, 2>, T>(p, context, rows, tuning);
+}
+
+}  // namespace intarsia::attention::sm90

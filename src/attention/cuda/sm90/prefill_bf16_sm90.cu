@@ -1,0 +1,6 @@
+#include "src/attention/cuda/sm90/prefill.cuh"
+
+namespace intarsia::attention::sm90 {
+template Status LaunchPrefillOf<kBF16>(const Params&, const CudaContext&, const PrefillRows&,
+                                        const Tuning&);
+}  // namespace intarsia::attention::sm90

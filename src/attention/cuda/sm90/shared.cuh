@@ -1,0 +1,76 @@
+// What the warps of a CTA share: tiles, the barriers around them, and the tasks.
+#pragma once
+#include "src/attention/cuda/sm90/tiles.h"
+#include "src/attention/keys.cuh"
+#include "src/core/cuda/tma.cuh"
+#include "src/core/cuda/wgmma_layout.h"
+
+namespace intarsia::attention::sm90 {
+
+struct Task {
+  enum Kind { kEnd, kRows, kPadding };
+  Kind kind = kEnd;
+  Sequence sequence;
+  int first_token = 0;  // of the row tile, within the sequence
+  int kv_head = 0;
+  KeyTiles keys;
+  Range seen_by_all;  // keys
+  // kPadding: rows outside of all sequences, of which this task fills every step-th from first on.
+  Padding padding;
+  int first = 0, step = 1;
+};
+
+// Passed to the kernel by value.
+struct Maps {
+  CUtensorMap q;  // panel, head, token
+  CUtensorMap k;  // panel, slot, head, page, layer
+  CUtensorMap v;  // likewise
+};
+
+struct LaunchPlan {
+  Schedule schedule;
+  int group = 1;            // G
+  int tokens_per_tile = 1;  // of rows
+  int box_rows = 1;         // of K and V
+  int box_shift = 0;        // log2(box_rows), where a page may be missing
+  int64_t min_packed_rows = 1;
+  bool fill_padding = true;
+  Divisor page_size{1};
+};
+
+template <class S>
+struct alignas(cuda::kSwizzleAtomBytes) Shared {
+  alignas(cuda::kSwizzleAtomBytes) char q[S::kQueryBytes];
+  alignas(cuda::kSwizzleAtomBytes) char k[S::kStages][S::kKeyBytes];
+  alignas(cuda::kSwizzleAtomBytes) char v[S::kStages][S::kValueBytes];
+  alignas(cuda::kSwizzleAtomBytes) char out[S::kOutInQuery ? 16 : S::kOutBytes];
+
+  // "full": written for the consumers; "empty": every consumer warpgroup is done with it.
+  cuda::Barrier q_full, q_empty;
+  cuda::Barrier k_full[S::kStages], k_empty[S::kStages];
+  cuda::Barrier v_full[S::kStages], v_empty[S::kStages];
+  cuda::Barrier v_landed;  // a tile of V that the producer has to clean before it is full
+  static constexpr int kTasks = 2;
+  cuda::Barrier task_full[kTasks], task_empty[kTasks];
+  Task tasks[kTasks];
+  uint32_t boxes[S::kStages];  // bit i: whether box i of a tile of K exists
+
+  // By one thread, before any other uses them.
+  __device__ void InitBarriers() {
+    const auto init = [](auto& full, auto& empty) {
+      for (int i = 0; i < static_cast<int>(sizeof full / sizeof full[0]); ++i) {
+        full[i].Init(1);
+        empty[i].Init(S::kConsumers);
+      }
+    };
+    q_full.Init(1);
+    q_empty.Init(S::kConsumers);
+    v_landed.Init(1);
+    init(k_full, k_empty);
+    init(v_full, v_empty);
+    init(task_full, task_empty);
+    cuda::PublishBarriers();
+  }
+};
+
+}  // namespace intarsia::attention::sm90

@@ -1,0 +1,113 @@
+// The arithmetic of the Hopper kernel's tiles: which rows, keys and boxes belong to which. Host and
+// device, so that tests check it on a CPU.
+#pragma once
+#include <cstdint>
+
+#include "src/core/index_vector.h"  // INTARSIA_HOST_DEVICE
+
+namespace intarsia::attention::sm90 {
+
+// How a kernel for head dims up to kHeadDim (q, K) and kValueDim (V, out) cuts its work. K and V
+// lie in shared memory as panels (wgmma_layout.h), and head dims are filled up to whole panels.
+template <int kHeadDim, int kValueDim, int kKeys, int kWarpgroups>
+struct Shape {
+  static constexpr int kD = kHeadDim, kDv = kValueDim;
+  static constexpr int kTileKeys = kKeys;
+  static constexpr int kConsumers = kWarpgroups;  // warpgroups of 64 rows each
+  static constexpr int kTileRows = 64 * kConsumers;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kStages = 2;  // tiles of K, and of V, in shared memory
+  static constexpr int kPanels = (kD + 63) / 64, kValuePanels = (kDv + 63) / 64;
+  static constexpr int kQueryBytes = kTileRows * kPanels * 128;
+  static constexpr int kKeyBytes = kTileKeys * kPanels * 128;
+  static constexpr int kValueBytes = kTileKeys * kValuePanels * 128;
+  static constexpr int kOutBytes = kTileRows * kValuePanels * 128;
+  static constexpr int kTileBytes = kQueryBytes + kStages * (kKeyBytes + kValueBytes);
+  static constexpr int kMaxSharedBytes = 227 * 1024, kControlBytes = 1024;
+  // Whether results are staged where Q was: with a place of their own, the next Q comes earlier.
+  static constexpr bool kOutInQuery = kTileBytes + kOutBytes + kControlBytes > kMaxSharedBytes;
+  static constexpr int kSharedBytes = kTileBytes + (kOutInQuery ? 0 : kOutBytes) + kControlBytes;
+  static_assert(kSharedBytes <= kMaxSharedBytes && kTileKeys % 16 == 0 && kD % 16 == 0);
+  // Registers a thread, of 65536: multiples of 8. The producer's are what its code needs.
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+};
+
+// A row tile holds whole tokens, each with the G query heads of a KV head: packed row
+// token * G + g.
+INTARSIA_HOST_DEVICE constexpr int TokensPerTile(int tile_rows, int group) {
+  return tile_rows / group;
+}
+
+// Rows of one box of K or V: the largest power of two that divides a page and a tile of keys, so
+// that no box crosses either. Dense keys: the whole tile.
+INTARSIA_HOST_DEVICE constexpr int BoxRows(bool paged, int64_t page_size, int tile_keys) {
+  if (!paged) return tile_keys;
+  const int64_t both = page_size | tile_keys;
+  return static_cast<int>(both & -both);
+}
+inline constexpr int kMinBoxRows = 4;  // a lane of a warp copies a box: at most 32 in a tile
+
+// The tiles of keys that a row tile computes, from the right to the left.
+struct KeyTiles {
+  int last_key = 0;  // the first key of the last tile
+  int count = 0;
+};
+// Keys [begin, end) are visible. Tiles of a paged sequence begin at multiples of `tile_keys` of its
+// slots, of which the first `lead` are no keys; so a tile's first key may be negative.
+INTARSIA_HOST_DEVICE constexpr KeyTiles TilesOf(int begin, int end, int lead, int tile_keys) {
+  if (end <= begin) return {};
+  const int first = (begin + lead) / tile_keys, last = (end + lead - 1) / tile_keys;
+  return {last * tile_keys - lead, last - first + 1};
+}
+
+// Whether some row of the tile does not see some key of [first_key, first_key + tile_keys), where
+// all rows see [all_begin, all_end).
+INTARSIA_HOST_DEVICE constexpr bool NeedsMask(int first_key, int tile_keys, int all_begin,
+                                              int all_end) {
+  return first_key < all_begin || first_key + tile_keys > all_end;
+}
+
+// Rows [0, head) and [tail, tail_end) of a tile of V hold what is no key, and was copied.
+struct StrayRows {
+  int head = 0, tail = 0, tail_end = 0;
+  INTARSIA_HOST_DEVICE constexpr bool any() const { return head > 0 || tail < tail_end; }
+};
+INTARSIA_HOST_DEVICE constexpr StrayRows StrayRowsOf(int first_key, int len_k, int tile_keys,
+                                                     int box_rows) {
+  StrayRows rows;
+  if (first_key < 0) rows.head = -first_key;
+  const int keys = len_k - first_key;  // boxes that begin behind them are not copied
+  if (keys >= tile_keys) return rows;
+  rows.tail = keys;
+  rows.tail_end = (keys + box_rows - 1) / box_rows * box_rows;
+  return rows;
+}
+
+// The tasks of a launch, a row tile and a KV head each, in the order in which they begin. Heads are
+// cut into sections whose K and V stay in the L2 cache; a section ends before the next one begins,
+// and in a section the heads of a row tile are neighbors.
+struct Schedule {
+  int row_tiles = 0;  // that the lengths may make, at most
+  int num_kv_heads = 1, section_heads = 1;
+
+  INTARSIA_HOST_DEVICE constexpr int64_t tasks() const {
+    return int64_t{row_tiles} * num_kv_heads;
+  }
+  struct Task {
+    int row_tile, kv_head;
+  };
+  INTARSIA_HOST_DEVICE constexpr Task At(int index) const {
+    const int section_tasks = row_tiles * section_heads, section = index / section_tasks;
+    const int within = index - section * section_tasks, row_tile = within / section_heads;
+    return {row_tile, section * section_heads + within - row_tile * section_heads};
+  }
+};
+
+// The task of a CTA in a round. Tasks get lighter from one to the next, so every other round goes
+// backward: what a CTA had too much of in one round, it has too little of in the next.
+INTARSIA_HOST_DEVICE constexpr int64_t TaskIndex(int64_t round, int num_ctas, int cta) {
+  return round * num_ctas + (round % 2 ? num_ctas - 1 - cta : cta);
+}
+
+}  // namespace intarsia::attention::sm90

@@ -1,0 +1,96 @@
+// Copies by the copy engine (TMA) of sm_90, the barriers that they complete on, and the registers
+// that warpgroups trade.
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+#include <cuda/ptx>
+
+namespace intarsia::cuda {
+
+// A barrier in shared memory whose phases are counted by their parity: a phase ends when `count`
+// threads have arrived and the bytes that they expect have come. PTX ISA, "mbarrier".
+class Barrier {
+ public:
+  __device__ __forceinline__ void Init(int count) {
+    ::cuda::ptx::mbarrier_init(&state_, static_cast<uint32_t>(count));
+  }
+  __device__ __forceinline__ void Arrive() {
+    (void)::cuda::ptx::mbarrier_arrive(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
+                                       ::cuda::ptx::space_shared, &state_);
+  }
+  __device__ __forceinline__ void ArriveExpecting(int bytes) {
+    (void)::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
+                                                 ::cuda::ptx::space_shared, &state_,
+                                                 static_cast<uint32_t>(bytes));
+  }
+  // Waits for the end of the phase of this parity. The phase before the first one has parity 1 and
+  // has ended.
+  __device__ __forceinline__ void Wait(uint32_t parity) {
+    while (!::cuda::ptx::mbarrier_try_wait_parity(&state_, parity)) {
+    }
+  }
+  __device__ __forceinline__ uint64_t* address() { return &state_; }
+
+ private:
+  uint64_t state_;
+};
+
+// A thread's place in a ring of kPlaces buffers, each with a barrier for "full" and "empty".
+template <int kPlaces>
+struct RingPlace {
+  int index = 0;
+  uint32_t parity = 0;  // of the round: to wait for "full"; "empty" takes the other one
+  __device__ __forceinline__ void Next() {
+    if (++index < kPlaces) return;
+    index = 0;
+    parity ^= 1;
+  }
+};
+
+// Makes barriers that this thread initialized known to the copy engine.
+__device__ __forceinline__ void PublishBarriers() {
+  ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
+}
+// Orders this thread's ordinary writes to shared memory before later reads by wgmma and TMA.
+__device__ __forceinline__ void FenceForAsyncReads() {
+  ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+}
+
+// Copies one box of a tensor to shared memory, a panel's rows; `barrier` counts its bytes.
+template <int kAxes>
+__device__ __forceinline__ void CopyBox(void* shared, const CUtensorMap& map,
+                                        const int32_t (&coordinates)[kAxes], Barrier& barrier) {
+  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, shared,
+                                    &map, coordinates, barrier.address());
+}
+// Fetches a map ahead of its first use.
+__device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// The registers of a thread from here on, for all warps of a warpgroup. PTX ISA, "setmaxnreg".
+template <int kCount>
+__device__ __forceinline__ void ReleaseRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void TakeRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+// Arrives at barrier `id` of a block without waiting; `threads` counts those that arrive and those
+// that wait (ptx.cuh: BarrierSync).
+__device__ __forceinline__ void BarrierArrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements to shared memory; lane i gives the address of row i % 8 of
+// matrix i / 8.
+__device__ __forceinline__ void StMatrix4(uint32_t shared, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+}  // namespace intarsia::cuda

@@ -1,0 +1,116 @@
+// Matrix products of a warpgroup on Hopper's tensor cores, sm_90a: wgmma (PTX ISA, "Asynchronous
+// Warpgroup Level Matrix Multiply-Accumulate"). Four warps, from a multiple of four on, call each
+// function together. Between a product and the wait for it nobody may touch its accumulators, nor
+// write its operands.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "src/core/cuda/wgmma_layout.h"
+
+namespace intarsia::cuda {
+
+inline constexpr int kWarpgroupThreads = 128;
+inline constexpr int kWgmmaRows = 64;  // of A and of the result
+inline constexpr int kWgmmaStep = 16;  // 16-bit elements that one product sums over
+
+// Before the first product after registers of its operands were written.
+__device__ __forceinline__ void WgmmaFence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+// Ends a group of products.
+__device__ __forceinline__ void WgmmaCommit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Waits until at most kPending of the newest groups are in flight.
+template <int kPending>
+__device__ __forceinline__ void WgmmaWait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// D[64 x kN] (+)= A[64 x 16] B[16 x kN] for one kN.
+//   Shared<T, kAdd>(d, a, b): a and b are descriptors by ColumnsSummed; without kAdd, D is replaced
+//   Registers<T>(d, a, b):    a is four registers of pairs, b a descriptor by RowsSummed; adds
+template <int kN>
+struct Wgmma;
+
+// An asm statement spells out its registers, so each kN needs one of its own.
+#define TEN(tens)                                                                           \
+  "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, %" #tens "5, %" #tens   \
+  "6, %" #tens "7, %" #tens "8, %" #tens "9, "
+#define EIGHT(i)                                                                            \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define SHARED(n, type, list, a, b, add, ...)                                            \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type           \
+               " {" list "}, " a ", " b ", " add ", 1, 1, 0, 0;"                         \
+               : __VA_ARGS__                                                             \
+               : "l"(from), "l"(descriptor), "n"(kAdd ? 1 : 0))
+#define REGISTERS(n, type, list, a, b, ...)                                              \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type           \
+               " {" list "}, {" a "}, " b ", 1, 1, 1, 1;"                                \
+               : __VA_ARGS__                                                             \
+               : "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]), "l"(descriptor))
+#define WGMMA(n, list, a0, a1, a2, a3, a4, ...)                                          \
+  template <>                                                                            \
+  struct Wgmma<n> {                                                                      \
+    template <class T, bool kAdd>                                                        \
+    static __device__ __forceinline__ void Shared(float (&d)[n / 2], uint64_t from,      \
+                                                  uint64_t descriptor) {                 \
+      if constexpr (std::is_same_v<T, __half>)                                           \
+        SHARED(n, "f16", list, a0, a1, a2, __VA_ARGS__);                                 \
+      else                                                                               \
+        SHARED(n, "bf16", list, a0, a1, a2, __VA_ARGS__);                                \
+    }                                                                                    \
+    template <class T>                                                                   \
+    static __device__ __forceinline__ void Registers(float (&d)[n / 2],                  \
+                                                     const uint32_t* from,               \
+                                                     uint64_t descriptor) {              \
+      if constexpr (std::is_same_v<T, __half>)                                           \
+        REGISTERS(n, "f16", list, a0 ", " a1 ", " a2 ", " a3, a4, __VA_ARGS__);          \
+      else                                                                               \
+        REGISTERS(n, "bf16", list, a0 ", " a1 ", " a2 ", " a3, a4, __VA_ARGS__);         \
+    }                                                                                    \
+  }
+#define LIST_32 TEN() TEN(1) TEN(2) "%30, %31"
+#define LIST_40 TEN() TEN(1) TEN(2) "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
+#define LIST_48 TEN() TEN(1) TEN(2) TEN(3) "%40, %41, %42, %43, %44, %45, %46, %47"
+#define LIST_64 TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60, %61, %62, %63"
+#define LIST_96                                                                   \
+  TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) "%90, %91, %92, " \
+                                                                "%93, %94, %95"
+#define LIST_128                                                             \
+  TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) TEN(11) \
+  "%120, %121, %122, %123, %124, %125, %126, %127"
+#define OUT_32 EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
+#define OUT_48 OUT_32, EIGHT(32), EIGHT(40)
+#define OUT_64 OUT_48, EIGHT(48), EIGHT(56)
+#define OUT_96 OUT_64, EIGHT(64), EIGHT(72), EIGHT(80), EIGHT(88)
+#define OUT_128 OUT_96, EIGHT(96), EIGHT(104), EIGHT(112), EIGHT(120)
+WGMMA(64, LIST_32, "%32", "%33", "%34", "%35", "%36", OUT_32);
+WGMMA(80, LIST_40, "%40", "%41", "%42", "%43", "%44", OUT_32, EIGHT(32));
+WGMMA(96, LIST_48, "%48", "%49", "%50", "%51", "%52", OUT_48);
+WGMMA(128, LIST_64, "%64", "%65", "%66", "%67", "%68", OUT_64);
+WGMMA(192, LIST_96, "%96", "%97", "%98", "%99", "%100", OUT_96);
+WGMMA(256, LIST_128, "%128", "%129", "%130", "%131", "%132", OUT_128);
+#undef TEN
+#undef EIGHT
+#undef SHARED
+#undef REGISTERS
+#undef WGMMA
+#undef LIST_32
+#undef LIST_40
+#undef LIST_48
+#undef LIST_64
+#undef LIST_96
+#undef LIST_128
+#undef OUT_32
+#undef OUT_48
+#undef OUT_64
+#undef OUT_96
+#undef OUT_128
+
+}  // namespace intarsia::cuda

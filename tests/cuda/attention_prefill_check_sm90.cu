@@ -1,0 +1,138 @@
+// Checks attention/cuda/sm90/prefill.h against an f64 reference on random ragged batches, then times
+// it. A program of its own for a Hopper GPU, built by the line below in the project's folder; exits
+// with 1 on a failure. Arguments: "check [cases per d]", "time", or none for both.
+//   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -I.
+//     -Xcudafe --diag_suppress=177 tests/cuda/attention_prefill_check_sm90.cu
+//     src/attention/cuda/sm90/*_sm90.cu src/attention/params.cc src/core/*.cc src/core/cuda/*.cc
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "src/attention/cuda/sm90/prefill.h"
+#include "tests/cuda/attention_time.cuh"
+
+namespace intarsia::attention {
+namespace {
+
+// Runs a batch by persistent CTAs and by one CTA a task.
+bool Check(const Case& c, uint32_t seed, double& worst, int& skipped) {
+  const Batch batch(c, seed);
+  const auto includes = [&](int64_t seq) {
+    return c.len_q[seq] * (c.h / c.hk) >= c.min_packed_rows;
+  };
+  bool passes = true;
+  for (const bool persistent : {true, false}) {
+    passes &= CheckBatch(
+        batch, includes,
+        [&](const Params& p) {
+          if (!sm90::Supports(p)) {
+            ++skipped;
+            std::printf("not supported: %s\n", Describe(c).c_str());
+            std::exit(1);
+          }
+          const sm90::Tuning tuning{.persistent = persistent,
+                                    .section_bytes = persistent ? 1 : 1 << 30};
+          Require(sm90::LaunchPrefill(p, CudaContext{}, {c.min_packed_rows, c.fill_padding},
+                                      tuning));
+        },
+        worst);
+  }
+  return passes;
+}
+
+Case RandomCase(DType type, int64_t d, std::mt19937& random) {
+  const auto pick = [&](std::initializer_list<int64_t> values) {
+    return values.begin()[random() % values.size()];
+  };
+  Case c{.dtype = type, .kv = type, .d = d};
+  c.hk = pick({1, 2, 3});
+  c.h = c.hk * pick({1, 3, 4, 8});
+  for (int64_t b = pick({1, 2, 5, 12, 40}); b > 0; --b) {
+    c.len_q.push_back(pick({0, 1, 1, 2, 7, 33, 64, b > 12 ? 3 : 150}));
+    c.len_k.push_back(random() % 3 ? c.len_q.back() + pick({0, 1, 50, 200})
+                                   : pick({0, 1, 31, 64, 65, 129, 300, 700}));
+  }
+  c.padding = pick({0, 0, 5, 140});
+  c.page_size = pick({0, 0, 4, 8, 16, 48, 64, 256});
+  if (random() % 4) c.window_right = pick({0, 0, 0, 5});
+  if (random() % 3 == 0) c.window_left = pick({0, 1, 20, 100});
+  c.min_packed_rows = pick({1, 1, 1, 65});
+  DrawVariants(c, random);
+  c.unaligned = false;
+  return c;
+}
+
+bool CheckAll(int cases_per_dim) {
+  std::mt19937 random(20261123);
+  int count = 0, failures = 0, skipped = 0;
+  for (const DType type : {kBF16, kF16}) {
+    for (const int64_t d : {72, 80, 96, 128}) {
+      double worst = 0.0;
+      int failed = 0;
+      for (int i = 0; i < cases_per_dim; ++i, ++count)
+        failed += !Check(RandomCase(type, d, random), random(), worst, skipped);
+      Case c{.dtype = type,  // long sums
+             .kv = type,
+             .h = 4,
+             .hk = 1,
+             .d = d,
+             .len_q = {70},
+             .len_k = {8000},
+             .page_size = 16,
+             .window_right = 0,
+             .v_mean = 2.0};
+      failed += !Check(c, random(), worst, skipped);
+      ++count;
+      failures += failed;
+      std::printf("%-5s d %-4ld worst relative error %.2e, failures %d\n",
+                  std::string(Name(type)).c_str(), long(d), worst, failed);
+      std::fflush(stdout);
+    }
+  }
+  std::printf("%d cases, %d failures\n", count, failures);
+  return failures == 0;
+}
+
+void TimeAll() {
+  const auto time = [](const char* what, const Workload& w) {
+    double us[3];
+    for (int i = 0; i < 3; ++i) {
+      const sm90::Tuning tuning{.persistent = i < 2,
+                                .section_bytes = i == 1 ? int64_t{1} << 40 : int64_t{16} << 20};
+      us[i] = TimeOf(w, [&](const Params& p, const CudaContext& context) {
+        Require(sm90::LaunchPrefill(p, context, {}, tuning));
+      });
+    }
+    const auto rate = [&](int i) { return w.flops() / us[i] * 1e-6; };
+    std::printf("%-5s %ld x %-6ld %-14s %9.1f us | TFLOP/s %6.1f  one section %6.1f  a CTA a task "
+                "%6.1f\n",
+                std::string(Name(w.q)).c_str(), long(w.b), long(w.len_q), what, us[0], rate(0),
+                rate(1), rate(2));
+    std::fflush(stdout);
+  };
+  for (const int64_t n : {512, 1024, 2048, 4096, 8192, 16384, 32768})
+    time("page 16", {.b = 1, .len_q = n, .len_k = n});
+  time("page 16", {.b = 4, .len_q = 4096, .len_k = 4096});
+  time("page 64", {.b = 4, .len_q = 4096, .len_k = 4096, .page_size = 64});
+  time("page 128", {.b = 4, .len_q = 4096, .len_k = 4096, .page_size = 128});
+  time("page 8", {.b = 4, .len_q = 4096, .len_k = 4096, .page_size = 8});
+  time("dense", {.b = 4, .len_q = 4096, .len_k = 4096, .page_size = 0});
+  time("dense, full", {.b = 4, .len_q = 4096, .len_k = 4096, .page_size = 0, .right = -1});
+  time("window 4096", {.b = 1, .len_q = 32768, .len_k = 32768, .left = 4095});
+  time("f16, page 16", {.q = kF16, .kv = kF16, .b = 4, .len_q = 4096, .len_k = 4096});
+}
+
+}  // namespace
+}  // namespace intarsia::attention
+
+int main(int argc, char** argv) {
+  const std::string only = argc > 1 ? argv[1] : "";
+  const int cases_per_dim = argc > 2 ? std::atoi(argv[2]) : 12;
+  if (only != "time" && !intarsia::attention::CheckAll(cases_per_dim)) return 1;
+  if (only != "check") intarsia::attention::TimeAll();
+  return 0;
+}
