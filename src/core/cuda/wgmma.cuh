@@ -38,53 +38,53 @@ template <int kN>
 struct Wgmma;
 
 // An asm statement spells out its registers, so each kN needs one of its own.
-#define TEN(tens)                                                                           \
-  "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, %" #tens "5, %" #tens   \
+#define TEN(tens)                                                                         \
+  "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, %" #tens "5, %" #tens \
   "6, %" #tens "7, %" #tens "8, %" #tens "9, "
-#define EIGHT(i)                                                                            \
+#define EIGHT(i)                                                                              \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
-#define SHARED(n, type, list, a, b, add, ...)                                            \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type           \
-               " {" list "}, " a ", " b ", " add ", 1, 1, 0, 0;"                         \
-               : __VA_ARGS__                                                             \
+#define SHARED(n, type, list, a, b, add, ...)                                                    \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" list "}, " a \
+               ", " b ", " add ", 1, 1, 0, 0;"                                                   \
+               : __VA_ARGS__                                                                     \
                : "l"(from), "l"(descriptor), "n"(kAdd ? 1 : 0))
-#define REGISTERS(n, type, list, a, b, ...)                                              \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type           \
-               " {" list "}, {" a "}, " b ", 1, 1, 1, 1;"                                \
-               : __VA_ARGS__                                                             \
+#define REGISTERS(n, type, list, a, b, ...)                                                       \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" list "}, {" a \
+               "}, " b ", 1, 1, 1, 1;"                                                            \
+               : __VA_ARGS__                                                                      \
                : "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]), "l"(descriptor))
-#define WGMMA(n, list, a0, a1, a2, a3, a4, ...)                                          \
-  template <>                                                                            \
-  struct Wgmma<n> {                                                                      \
-    template <class T, bool kAdd>                                                        \
-    static __device__ __forceinline__ void Shared(float (&d)[n / 2], uint64_t from,      \
-                                                  uint64_t descriptor) {                 \
-      if constexpr (std::is_same_v<T, __half>)                                           \
-        SHARED(n, "f16", list, a0, a1, a2, __VA_ARGS__);                                 \
-      else                                                                               \
-        SHARED(n, "bf16", list, a0, a1, a2, __VA_ARGS__);                                \
-    }                                                                                    \
-    template <class T>                                                                   \
-    static __device__ __forceinline__ void Registers(float (&d)[n / 2],                  \
-                                                     const uint32_t* from,               \
-                                                     uint64_t descriptor) {              \
-      if constexpr (std::is_same_v<T, __half>)                                           \
-        REGISTERS(n, "f16", list, a0 ", " a1 ", " a2 ", " a3, a4, __VA_ARGS__);          \
-      else                                                                               \
-        REGISTERS(n, "bf16", list, a0 ", " a1 ", " a2 ", " a3, a4, __VA_ARGS__);         \
-    }                                                                                    \
+#define WGMMA(n, list, a0, a1, a2, a3, a4, ...)                                               \
+  template <>                                                                                 \
+  struct Wgmma<n> {                                                                           \
+    template <class T, bool kAdd>                                                             \
+    static __device__ __forceinline__ void Shared(float (&d)[n / 2], uint64_t from,           \
+                                                  uint64_t descriptor) {                      \
+      if constexpr (std::is_same_v<T, __half>)                                                \
+        SHARED(n, "f16", list, a0, a1, a2, __VA_ARGS__);                                      \
+      else                                                                                    \
+        SHARED(n, "bf16", list, a0, a1, a2, __VA_ARGS__);                                     \
+    }                                                                                         \
+    template <class T>                                                                        \
+    static __device__ __forceinline__ void Registers(float (&d)[n / 2], const uint32_t* from, \
+                                                     uint64_t descriptor) {                   \
+      if constexpr (std::is_same_v<T, __half>)                                                \
+        REGISTERS(n, "f16", list, a0 ", " a1 ", " a2 ", " a3, a4, __VA_ARGS__);               \
+      else                                                                                    \
+        REGISTERS(n, "bf16", list, a0 ", " a1 ", " a2 ", " a3, a4, __VA_ARGS__);              \
+    }                                                                                         \
   }
 #define LIST_32 TEN() TEN(1) TEN(2) "%30, %31"
 #define LIST_40 TEN() TEN(1) TEN(2) "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
 #define LIST_48 TEN() TEN(1) TEN(2) TEN(3) "%40, %41, %42, %43, %44, %45, %46, %47"
 #define LIST_64 TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60, %61, %62, %63"
-#define LIST_96                                                                   \
+#define LIST_96 \
   TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) "%90, %91, %92, " \
                                                                 "%93, %94, %95"
-#define LIST_128                                                             \
-  TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) TEN(11) \
-  "%120, %121, %122, %123, %124, %125, %126, %127"
+#define LIST_128                                                         \
+  TEN()                                                                  \
+  TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) \
+      TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127"
 #define OUT_32 EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
 #define OUT_48 OUT_32, EIGHT(32), EIGHT(40)
 #define OUT_64 OUT_48, EIGHT(48), EIGHT(56)

@@ -32,7 +32,8 @@ class Consumer {
       else
         FillPaddingRows(p_, task, threadIdx.x - cuda::kWarpgroupThreads,
                         S::kThreads - cuda::kWarpgroupThreads);
-      Release(shared_.task_empty[place.index]);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) shared_.task_empty[place.index].Arrive();
     }
   }
 
@@ -53,8 +54,8 @@ class Consumer {
   // s = Q K', in flight afterwards.
   __device__ __forceinline__ void MultiplyKeys(Scores& s) const {
     using M = cuda::Wgmma<S::kTileKeys>;
-    const uint32_t q = cuda::SharedAddress(shared_.q) +
-                       number_ * cuda::kWgmmaRows * cuda::kPanelRowBytes;
+    const uint32_t q =
+        cuda::SharedAddress(shared_.q) + number_ * cuda::kWgmmaRows * cuda::kPanelRowBytes;
     const uint32_t k = cuda::SharedAddress(shared_.k[k_.index]);
     cuda::WgmmaFence();
     M::template Shared<T, false>(s, cuda::ColumnsSummed(q), cuda::ColumnsSummed(k));
@@ -72,8 +73,7 @@ class Consumer {
 #pragma unroll
     for (int step = 0; step < S::kTileKeys / cuda::kWgmmaStep; ++step)
       cuda::Wgmma<S::kDv>::template Registers<T>(
-          o, weights + 4 * step,
-          cuda::RowsSummed(v + cuda::RowStepBytes(step), S::kTileKeys));
+          o, weights + 4 * step, cuda::RowsSummed(v + cuda::RowStepBytes(step), S::kTileKeys));
     cuda::WgmmaCommit();
   }
 
@@ -82,11 +82,11 @@ class Consumer {
                                           uint32_t boxes, Rows& rows, float (&kept)[2]) const {
     if (!logit_.folds()) {
       logit_.Apply(s);
-      if (p_.alibi_slopes.data) SubtractAlibi(s, task, rows, first_key);
+      if (p_.alibi_slopes.data) SubtractAlibi(s, p_, plan_, task, first_key);
     }
-    if (boxes != ~0u || NeedsMask(first_key, S::kTileKeys, task.seen_by_all.begin,
-                                  task.seen_by_all.end))
-      MaskScores(s, p_, task, rows, first_key, boxes, plan_.box_shift);
+    if (boxes != ~0u ||
+        NeedsMask(first_key, S::kTileKeys, task.seen_by_all.begin, task.seen_by_all.end))
+      MaskScores(s, p_, plan_, task, first_key, boxes);
     const bool moved = FollowMaximum(s, factor_, rows, kept);
     TakeWeights(s, factor_, rows);
     return moved;
@@ -96,8 +96,6 @@ class Consumer {
   // tile of V, this warpgroup computes the weights of the next tile; and while it does, the other
   // one has its turn on the tensor cores.
   __device__ __forceinline__ void AddTiles(const Task& task, Rows& rows, Out& o) {
-    shared_.q_full.Wait(q_parity_);
-    q_parity_ ^= 1;
     int first_key = task.keys.last_key;
     Weights weights;
     float kept[2];
@@ -127,7 +125,8 @@ class Consumer {
       Release(shared_.k_empty[k_.index]);
       k_.Next();
       const bool moved = Softmax(s, task, first_key, boxes, rows, kept);
-      // This branch stands here to keep the wait behind the exponentials, of which it does not know.
+      // This branch stands here to keep the wait behind the exponentials, of which it does not
+      // know.
       if (left > 1) shared_.k_full[k_.index].Wait(k_.parity);
       cuda::WgmmaWait<0>();
       Release(shared_.v_empty[v_.index]);
@@ -135,7 +134,7 @@ class Consumer {
       ToOperand<T>(s, weights);
       if (moved) ScaleRows(o, kept);
     }
-    if constexpr (!S::kOutInQuery) Release(shared_.q_empty);
+    if (!S::kOutInQuery) Release(shared_.q_empty);
     shared_.v_full[v_.index].Wait(v_.parity);
     MultiplyValues(o, weights);
     cuda::WgmmaWait<0>();
@@ -145,35 +144,32 @@ class Consumer {
 
   __device__ __forceinline__ void Attend(const Task& task) {
     Rows rows;
-    const int thread = static_cast<int>(threadIdx.x) % cuda::kWarpgroupThreads;
-    const int last_token = task.sequence.tokens.size() - 1;
-    int head[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = number_ * cuda::kWgmmaRows + cuda::AccumulatorRow(thread, 2 * r);
-      const int token = row / plan_.group;
-      head[r] = task.kv_head * plan_.group + row - token * plan_.group;
-      rows.token[r] = min(task.first_token + token, last_token);
-      rows.slope[r] =
-          p_.alibi_slopes.data ? p_.alibi_slopes.At(task.sequence.index, head[r]) * kLog2e : 0.0f;
-    }
     Out o;
 #pragma unroll
     for (float& x : o) x = 0.0f;
-    if (task.keys.count > 0) AddTiles(task, rows, o);
+    shared_.q_full.Wait(q_parity_);
+    q_parity_ ^= 1;
+    if (task.keys.count > 0)
+      AddTiles(task, rows, o);
+    else if (!S::kOutInQuery)
+      Release(shared_.q_empty);
 
+    const ThreadPlace place;
     float lse[2], by[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) by[r] = FinishRow(rows.m[r], rows.l[r], SinkOf(p_, head[r]), lse[r]);
+    for (int r = 0; r < 2; ++r) {
+      const int head = RowOf(plan_, task, place.row + 8 * r).head;
+      by[r] = FinishRow(rows.m[r], rows.l[r], SinkOf(p_, head), lse[r]);
+    }
     ScaleRows(o, by);
     char* const staged = S::kOutInQuery ? shared_.q : shared_.out;
     if constexpr (S::kOutInQuery)  // all warps have read their rows of Q
       cuda::BarrierSync(Turn(S::kConsumers) + number_, cuda::kWarpgroupThreads);
-    WriteRows<S, T>(p_, plan_, task, number_, o, lse, staged);
+    WriteRows<S, T>(p_, plan_, task, o, lse, staged);
     if constexpr (S::kOutInQuery) {
       cuda::FenceForAsyncReads();
       cuda::BarrierSync(Turn(S::kConsumers) + number_, cuda::kWarpgroupThreads);
-      if (task.keys.count > 0) Release(shared_.q_empty);
+      Release(shared_.q_empty);
     }
   }
 

@@ -18,32 +18,33 @@ __device__ __forceinline__ float FinishRow(float m, float l, float sink, float& 
   return l == 0.0f ? 0.0f : kept / l;
 }
 
-// A warp's 16 rows of results in shared memory.
-template <int kColumns>
+// A warp's 16 rows of results in shared memory, where the same rows of Q are or would be: no other
+// warp reads or writes there.
+template <class S>
 struct StagedRows {
-  static constexpr int kCount = 16, kUnits = kColumns / 8;
-  static constexpr int kBytes = (kColumns + 63) / 64 * kCount * cuda::kPanelRowBytes;
+  static constexpr int kCount = 16, kUnits = S::kDv / 8;
   static __device__ uint32_t Offset(int row, int unit) {
-    return cuda::PanelOffset(kCount, row, unit * 8);
+    return cuda::PanelOffset(S::kTileRows, row, unit * 8);
   }
 };
 
-// Writes the rows of a warpgroup. `staged` has room for those of all.
+// Writes the rows of a warpgroup. `staged` has room for those of all, as panels.
 template <class S, class T>
 __device__ __forceinline__ void WriteRows(const Params& p, const LaunchPlan& plan, const Task& task,
-                                          int warpgroup, const float (&o)[S::kDv / 2],
-                                          const float (&lse)[2], char* staged) {
-  using Staged = StagedRows<S::kDv>;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = warpgroup * 4 + static_cast<int>(threadIdx.x) / 32 % 4;
+                                          const float (&o)[S::kDv / 2], const float (&lse)[2],
+                                          char* staged) {
+  using Staged = StagedRows<S>;
+  int thread = static_cast<int>(threadIdx.x) - cuda::kWarpgroupThreads;
+  asm volatile("" : "+r"(thread));  // as in ThreadPlace
+  const int lane = thread % 32, warp = thread / 32;
   const int dv = static_cast<int>(p.cache.v_head_dim);
   // Lane i finds row i, lanes 0 ... 15.
   const int row = warp * Staged::kCount + lane % Staged::kCount, token = row / plan.group;
-  const bool exists = token < plan.tokens_per_tile &&
-                      task.first_token + token < task.sequence.tokens.size();
+  const bool exists =
+      token < plan.tokens_per_tile && task.first_token + token < task.sequence.tokens.size();
   const int64_t out_token = task.sequence.tokens.begin + task.first_token + token;
   const int64_t out_head = task.kv_head * plan.group + row - token * plan.group;
-  char* const rows = staged + warp * Staged::kBytes;
+  char* const rows = staged + warp * Staged::kCount * cuda::kPanelRowBytes;
   const uint32_t at = cuda::SharedAddress(rows);
 #pragma unroll
   for (int unit = 0; unit < S::kDv / 8; unit += 2) {
@@ -59,8 +60,7 @@ __device__ __forceinline__ void WriteRows(const Params& p, const LaunchPlan& pla
     // Lane 4 i has the rows i and i + 8.
     const float value = __shfl_sync(0xffffffffu, lse[0], lane % 8 * 4);
     const float other = __shfl_sync(0xffffffffu, lse[1], lane % 8 * 4);
-    if (lane < 16 && exists)
-      p.lse[out_head * p.num_tokens + out_token] = lane < 8 ? value : other;
+    if (lane < 16 && exists) p.lse[out_head * p.num_tokens + out_token] = lane < 8 ? value : other;
   }
   __syncwarp();  // the next task's rows go to the same place
 }

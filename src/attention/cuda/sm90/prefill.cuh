@@ -32,6 +32,7 @@ template <class S, class T>
 __global__ void __launch_bounds__(S::kThreads, 1)
     PrefillSm90Kernel(const __grid_constant__ Params p, const __grid_constant__ Maps maps,
                       const __grid_constant__ LaunchPlan plan) {
+  static_assert(sizeof(Shared<S>) <= S::kSharedBytes);
   extern __shared__ __align__(cuda::kSwizzleAtomBytes) char bytes[];
   auto& shared = *reinterpret_cast<Shared<S>*>(bytes);
   // The same in all lanes, and by this the compiler knows it.
@@ -69,8 +70,7 @@ inline Status MakeMaps(const Params& p, const LaunchPlan& plan, Maps& maps) {
                                    {c.num_pages, s.page},
                                    {c.num_layers, s.layer}}};
   };
-  INTARSIA_RETURN_IF_ERROR(
-      cuda::MakePanelMap(c.dtype, c.k, c.head_dim, keys(c.k_strides), maps.k));
+  INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(c.dtype, c.k, c.head_dim, keys(c.k_strides), maps.k));
   return cuda::MakePanelMap(c.dtype, c.v, c.v_head_dim, keys(c.v_strides), maps.v);
 }
 
@@ -96,8 +96,8 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
   LaunchPlan plan{.group = static_cast<int>(group),
                   .tokens_per_tile = tokens,
                   .box_rows = BoxRows(p.paged, p.cache.page_size, S::kTileKeys),
-                  .box_shift = std::countr_zero(static_cast<unsigned>(
-                      BoxRows(p.paged, p.cache.page_size, S::kTileKeys))),
+                  .box_shift = std::countr_zero(
+                      static_cast<unsigned>(BoxRows(p.paged, p.cache.page_size, S::kTileKeys))),
                   .min_packed_rows = rows.min_packed_rows,
                   .fill_padding = rows.fill_padding,
                   .page_size = Divisor(p.cache.page_size)};
@@ -115,11 +115,21 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
   return cuda::Launch(context, kKernel<S, T>, shape, p, maps, plan);
 }
 
+// The compiled shapes, smallest first. The tile of keys is as long as registers and shared memory
+// allow; two consumers of 64 rows.
 template <DType kType>
 Status LaunchPrefillOf(const Params& p, const CudaContext& context, const PrefillRows& rows,
                        const Tuning& tuning) {
   using T = cuda::DeviceT<kType>;
-  return LaunchShape<Shape<128, 128, 128, 2>, T>(p, context, rows, tuning);
+  const auto launch = [&]<class S>() { return LaunchShape<S, T>(p, context, rows, tuning); };
+  const int64_t d = std::max(p.head_dim, p.cache.v_head_dim);
+  if (d <= 64) return launch.template operator()<Shape<64, 64, 128, 2>>();
+  if (d <= 96) return launch.template operator()<Shape<96, 96, 128, 2>>();
+  if (d <= 128) return launch.template operator()<Shape<128, 128, 128, 2>>();
+  if (p.head_dim <= 192 && p.cache.v_head_dim <= 128)
+    return launch.template operator()<Shape<192, 128, 128, 2>>();
+  if (d <= 192) return launch.template operator()<Shape<192, 192, 96, 2>>();
+  return launch.template operator()<Shape<256, 256, 64, 2>>();
 }
 
 }  // namespace intarsia::attention::sm90

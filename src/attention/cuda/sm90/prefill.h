@@ -6,7 +6,7 @@ namespace intarsia::attention::sm90 {
 
 // How a launch cuts its work; tuned, and set by benchmarks.
 struct Tuning {
-  bool persistent = true;                      // one CTA a multiprocessor, or one a task
+  bool persistent = true;                     // one CTA a multiprocessor, or one a task
   int64_t section_bytes = int64_t{16} << 20;  // of K and V, which share the L2 cache
 };
 

@@ -2,5 +2,5 @@
 
 namespace intarsia::attention::sm90 {
 template Status LaunchPrefillOf<kF16>(const Params&, const CudaContext&, const PrefillRows&,
-                                        const Tuning&);
+                                      const Tuning&);
 }  // namespace intarsia::attention::sm90

@@ -31,13 +31,13 @@ __device__ __forceinline__ Task FindTask(const Params& p, const LaunchPlan& plan
   task.sequence = found.sequence;
   task.first_token = (found.count - 1 - found.number) * plan.tokens_per_tile;
   const int first_row = task.first_token * plan.group;
-  const VisibleRange keys = VisibleToRows(p, task.sequence, first_row,
-                                          first_row + plan.tokens_per_tile * plan.group - 1);
+  const VisibleRange keys =
+      VisibleToRows(p, task.sequence, first_row, first_row + plan.tokens_per_tile * plan.group - 1);
   task.seen_by_all = keys.all;
   const int64_t layer = p.cache.layer ? *p.cache.layer : 0;
   if (layer >= 0 && layer < p.cache.num_layers)
-    task.keys = TilesOf(keys.some.begin, keys.some.end, p.paged ? task.sequence.k_begin : 0,
-                        S::kTileKeys);
+    task.keys =
+        TilesOf(keys.some.begin, keys.some.end, p.paged ? task.sequence.k_begin : 0, S::kTileKeys);
   return task;
 }
 
@@ -46,8 +46,7 @@ __device__ __forceinline__ Task FindTask(const Params& p, const LaunchPlan& plan
 template <class S>
 class KeyLoader {
  public:
-  __device__ KeyLoader(const Params& p, const Maps& maps, const LaunchPlan& plan,
-                       Shared<S>& shared)
+  __device__ KeyLoader(const Params& p, const Maps& maps, const LaunchPlan& plan, Shared<S>& shared)
       : p_(p),
         maps_(maps),
         plan_(plan),
@@ -55,22 +54,22 @@ class KeyLoader {
         first_row_(static_cast<int>(threadIdx.x) % 32 * plan.box_rows),
         layer_(p.cache.layer ? *p.cache.layer : 0) {}
 
-  // `load_query` is called when the first tile of K is in flight.
+  // `load_query` is called once, when the first tile of K is in flight.
   template <class LoadQuery>
   __device__ __forceinline__ void Load(const Task& task, LoadQuery load_query) {
+    if (task.keys.count == 0) return load_query();
     const KeyPlaces places(p_, plan_.page_size, task.sequence);
     int first_key = task.keys.last_key;
     Lookup next = Find(places, task.sequence, first_key);
     Box values = {};
     for (int i = 0; i < task.keys.count; ++i, first_key -= S::kTileKeys) {
       const bool exists = next.needed && places.Exists(next.place);
-      const Box keys{exists ? static_cast<int>(next.place.slot) : 0,
-                     exists ? static_cast<int>(next.place.page_low)
-                            : static_cast<int>(p_.cache.num_pages)};
+      const Box keys{
+          exists ? static_cast<int>(next.place.slot) : 0,
+          exists ? static_cast<int>(next.place.page_low) : static_cast<int>(p_.cache.num_pages)};
       const uint32_t missing = __ballot_sync(0xffffffffu, next.needed && !exists);
       // Asked for a tile ahead, so that nobody waits for the page table.
-      if (i + 1 < task.keys.count)
-        next = Find(places, task.sequence, first_key - S::kTileKeys);
+      if (i + 1 < task.keys.count) next = Find(places, task.sequence, first_key - S::kTileKeys);
       LoadKeys(keys, task.kv_head, missing);
       if (i == 0)
         load_query();
@@ -94,8 +93,7 @@ class KeyLoader {
                                          int first_key) const {
     Lookup lookup;
     const int key = first_key + first_row_;
-    lookup.needed =
-        first_row_ < S::kTileKeys && key < sequence.len_k && key + plan_.box_rows > 0;
+    lookup.needed = first_row_ < S::kTileKeys && key < sequence.len_k && key + plan_.box_rows > 0;
     if (lookup.needed) lookup.place = places.Find(key);
     return lookup;
   }
@@ -171,16 +169,17 @@ __device__ __forceinline__ void Produce(const Params& p, const Maps& maps, const
   uint32_t q_parity = 0;
   for (int64_t round = 0;; ++round) {
     const auto cta = static_cast<int>(blockIdx.x), num_ctas = static_cast<int>(gridDim.x);
-    const Task task = FindTask<S>(p, plan, TaskIndex(round, num_ctas, cta));
-    if (task.kind == Task::kPadding && !plan.fill_padding) continue;
+    const Task found = FindTask<S>(p, plan, TaskIndex(round, num_ctas, cta));
+    if (found.kind == Task::kPadding && !plan.fill_padding) continue;
     shared.task_empty[place.index].Wait(place.parity ^ 1);
+    Task& task = shared.tasks[place.index];  // read from there again: registers are few
     if (elected) {
-      shared.tasks[place.index] = task;
+      task = found;
       shared.task_full[place.index].Arrive();
     }
+    __syncwarp();
     place.Next();
     if (task.kind == Task::kEnd) return;
-    if (task.keys.count == 0) continue;
     loader.Load(task, [&] {
       shared.q_empty.Wait(q_parity ^ 1);
       q_parity ^= 1;

@@ -45,7 +45,8 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
   alignas(cuda::kSwizzleAtomBytes) char v[S::kStages][S::kValueBytes];
   alignas(cuda::kSwizzleAtomBytes) char out[S::kOutInQuery ? 16 : S::kOutBytes];
 
-  // "full": written for the consumers; "empty": every consumer warpgroup is done with it.
+  // "full": written for the consumers; "empty": each consumer warpgroup is done with it, or each
+  // consumer warp, of a task.
   cuda::Barrier q_full, q_empty;
   cuda::Barrier k_full[S::kStages], k_empty[S::kStages];
   cuda::Barrier v_full[S::kStages], v_empty[S::kStages];
@@ -68,7 +69,10 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
     v_landed.Init(1);
     init(k_full, k_empty);
     init(v_full, v_empty);
-    init(task_full, task_empty);
+    for (int i = 0; i < kTasks; ++i) {
+      task_full[i].Init(1);
+      task_empty[i].Init(4 * S::kConsumers);
+    }
     cuda::PublishBarriers();
   }
 };

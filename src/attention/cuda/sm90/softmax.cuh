@@ -3,10 +3,11 @@
 #include "src/attention/cuda/sm90/shared.cuh"
 #include "src/attention/scores.cuh"
 #include "src/core/cuda/ptx.cuh"
+#include "src/core/cuda/wgmma.cuh"
 
 namespace intarsia::attention::sm90 {
 
-// A thread's two rows: their tokens within the sequence, and what they have seen.
+// What a thread's two rows have seen.
 //
 // m need not be the maximum: any number near it gives the same quotient o / l. So it stays where it
 // is until some x exceeds it by kSlack, which happens a few times, early on; most tiles need no
@@ -15,8 +16,6 @@ namespace intarsia::attention::sm90 {
 struct Rows {
   static constexpr float kSlack = 8.0f;  // weights are at most 2^kSlack
 
-  int token[2];
-  float slope[2];  // of alibi, to base 2
   float m[2] = {-INFINITY, -INFINITY};
   float l[2] = {0.0f, 0.0f};
 
@@ -24,17 +23,42 @@ struct Rows {
   static __device__ __forceinline__ float Base(float m) { return m == -INFINITY ? 0.0f : m; }
 };
 
+// Where a thread's rows are in their tile, and which columns of a tile of keys it has. Computed
+// anew where it is needed: the loop over keys has no registers for it. So the thread's number
+// passes through a volatile asm, beyond which the compiler cannot move what follows.
+struct ThreadPlace {
+  int row, column;  // the first of each
+
+  __device__ __forceinline__ ThreadPlace() {
+    int thread = static_cast<int>(threadIdx.x);
+    asm volatile("" : "+r"(thread));
+    row = thread / cuda::kWarpgroupThreads * cuda::kWgmmaRows - cuda::kWgmmaRows +
+          cuda::AccumulatorRow(thread % cuda::kWarpgroupThreads, 0);
+    column = cuda::AccumulatorColumn(thread, 0);
+  }
+};
+struct TileRow {
+  int token, head;  // of the sequence, of the group; tokens behind the last one count as it
+};
+__device__ __forceinline__ TileRow RowOf(const LaunchPlan& plan, const Task& task, int row) {
+  const int token = row / plan.group;
+  return {min(task.first_token + token, task.sequence.tokens.size() - 1),
+          task.kv_head * plan.group + row - token * plan.group};
+}
+
 // Scores where a row does not see the key, or the key does not exist, become -inf. `boxes`: which
 // boxes of the tile exist.
 template <int kScores>
-__device__ __forceinline__ void MaskScores(float (&s)[kScores], const Params& p, const Task& task,
-                                           const Rows& rows, int first_key, uint32_t boxes,
-                                           int box_shift) {
-  const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+__device__ __forceinline__ void MaskScores(float (&s)[kScores], const Params& p,
+                                           const LaunchPlan& plan, const Task& task, int first_key,
+                                           uint32_t boxes) {
+  const ThreadPlace place;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const Range keys = VisibleKeys(p, task.sequence, rows.token[r]);
-    const int begin = keys.begin - first_key - column, end = keys.end - first_key - column;
+    const TileRow row = RowOf(plan, task, place.row + 8 * r);
+    const Range keys = VisibleKeys(p, task.sequence, row.token);
+    const int first = first_key + place.column;
+    const int begin = keys.begin - first, end = keys.end - first;
 #pragma unroll
     for (int i = 2 * r; i < kScores; i += 4) {
 #pragma unroll
@@ -47,21 +71,25 @@ __device__ __forceinline__ void MaskScores(float (&s)[kScores], const Params& p,
   if (boxes == ~0u) return;
 #pragma unroll
   for (int i = 0; i < kScores; ++i)
-    if (!(boxes >> ((i / 4 * 8 + i % 2 + column) >> box_shift) & 1)) s[i] = -INFINITY;
+    if (!(boxes >> ((i / 4 * 8 + i % 2 + place.column) >> plan.box_shift) & 1)) s[i] = -INFINITY;
 }
 
 template <int kScores>
-__device__ __forceinline__ void SubtractAlibi(float (&s)[kScores], const Task& task,
-                                              const Rows& rows, int first_key) {
-  const int column = first_key + static_cast<int>(threadIdx.x) % 4 * 2;
+__device__ __forceinline__ void SubtractAlibi(float (&s)[kScores], const Params& p,
+                                              const LaunchPlan& plan, const Task& task,
+                                              int first_key) {
+  const ThreadPlace place;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int distance = static_cast<int>(PositionOf(task.sequence, rows.token[r])) - column;
+    const TileRow row = RowOf(plan, task, place.row + 8 * r);
+    const float slope = p.alibi_slopes.At(task.sequence.index, row.head) * kLog2e;
+    const int distance =
+        static_cast<int>(PositionOf(task.sequence, row.token)) - first_key - place.column;
 #pragma unroll
     for (int i = 2 * r; i < kScores; i += 4) {
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        s[i + e] -= rows.slope[r] * static_cast<float>(abs(distance - i / 4 * 8 - e));
+        s[i + e] -= slope * static_cast<float>(abs(distance - i / 4 * 8 - e));
     }
   }
 }
@@ -113,7 +141,8 @@ __device__ __forceinline__ void TakeWeights(float (&s)[kScores], float factor, R
 
 // Neighbors rounded to a pair of T: the registers of operand A.
 template <class T, int kScores>
-__device__ __forceinline__ void ToOperand(const float (&s)[kScores], uint32_t (&weights)[kScores / 2]) {
+__device__ __forceinline__ void ToOperand(const float (&s)[kScores],
+                                          uint32_t (&weights)[kScores / 2]) {
 #pragma unroll
   for (int i = 0; i < kScores / 2; ++i) {
     const cuda::PairOf<T> pair = [&] {

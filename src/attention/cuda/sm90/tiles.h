@@ -27,10 +27,11 @@ struct Shape {
   // Whether results are staged where Q was: with a place of their own, the next Q comes earlier.
   static constexpr bool kOutInQuery = kTileBytes + kOutBytes + kControlBytes > kMaxSharedBytes;
   static constexpr int kSharedBytes = kTileBytes + (kOutInQuery ? 0 : kOutBytes) + kControlBytes;
+  static_assert(kValuePanels <= kPanels);  // so that results fit where Q was
   static_assert(kSharedBytes <= kMaxSharedBytes && kTileKeys % 16 == 0 && kD % 16 == 0);
   // Registers a thread, of 65536: multiples of 8. The producer's are what its code needs.
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+  static constexpr int kProducerRegisters = 56;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 224 : 152;
 };
 
 // A row tile holds whole tokens, each with the G query heads of a KV head: packed row
@@ -91,9 +92,7 @@ struct Schedule {
   int row_tiles = 0;  // that the lengths may make, at most
   int num_kv_heads = 1, section_heads = 1;
 
-  INTARSIA_HOST_DEVICE constexpr int64_t tasks() const {
-    return int64_t{row_tiles} * num_kv_heads;
-  }
+  INTARSIA_HOST_DEVICE constexpr int64_t tasks() const { return int64_t{row_tiles} * num_kv_heads; }
   struct Task {
     int row_tile, kv_head;
   };
