@@ -5,6 +5,14 @@
 
 namespace intarsia::attention {
 
+// Which rows a prefill kernel of any architecture computes.
+struct PrefillRows {
+  // Only sequences with len_q * G >= min_packed_rows, where G = h / hk; the others are left alone.
+  int64_t min_packed_rows = 1;
+  // Whether to write the rows outside of all sequences, too: out = 0, lse = -inf.
+  bool fill_padding = true;
+};
+
 // launch.operator()<kKeyType>(params) by the type of K and V, which q has, too, unless it is fp8,
 // or q is f32; nothing if there is nothing to compute.
 template <class Launch>

@@ -9,13 +9,6 @@
 
 namespace intarsia::attention {
 
-struct PrefillRows {
-  // Only sequences with len_q * G >= min_packed_rows, where G = h / hk; the others are left alone.
-  int64_t min_packed_rows = 1;
-  // Whether to write the rows outside of all sequences, too: out = 0, lse = -inf.
-  bool fill_padding = true;
-};
-
 // Instantiated in prefill_<dtype>.cu.
 template <DType kKeyType>
 Status LaunchPrefillOf(const Params& params, const CudaContext& context, TileSize size,
