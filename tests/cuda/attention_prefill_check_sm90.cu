@@ -35,8 +35,7 @@ bool Check(const Case& c, uint32_t seed, double& worst) {
           }
           const sm90::Tuning tuning{.persistent = persistent,
                                     .section_bytes = persistent ? 1 : 1 << 30};
-          Require(
-              sm90::LaunchPrefill(p, CudaContext{}, {c.min_packed_rows, c.fill_padding}, tuning));
+          Require(sm90::LaunchPrefill(p, ContextOn(), {c.min_packed_rows, c.fill_padding}, tuning));
         },
         worst);
   }

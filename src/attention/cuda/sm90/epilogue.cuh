@@ -2,18 +2,15 @@
 #pragma once
 #include "src/attention/cuda/sm90/shared.cuh"
 #include "src/attention/cuda/sm90/softmax.cuh"
-#include "src/attention/prefill_copy.cuh"
+#include "src/core/cuda/copy.cuh"
 #include "src/core/cuda/ptx.cuh"
 
 namespace intarsia::attention::sm90 {
 
 // Ends the sums of a row: returns what its o is to be multiplied by.
 __device__ __forceinline__ float FinishRow(float m, float l, float sink, float& lse) {
-  l += __shfl_xor_sync(0xffffffffu, l, 1);
-  l += __shfl_xor_sync(0xffffffffu, l, 2);
-  const float top = fmaxf(m, sink), base = top == -INFINITY ? 0.0f : top;
-  const float kept = cuda::Exp2(m - base);
-  l = l * kept + cuda::Exp2(sink - base);
+  const float top = fmaxf(m, sink), base = BaseOf(top), kept = cuda::Exp2(m - base);
+  l = RowSum(l) * kept + cuda::Exp2(sink - base);
   lse = l == 0.0f ? -INFINITY : top * kLn2 + logf(l);
   return l == 0.0f ? 0.0f : kept / l;
 }
@@ -53,9 +50,9 @@ __device__ __forceinline__ void WriteRows(const Params& p, const LaunchPlan& pla
     cuda::StMatrix4(at + Staged::Offset(lane % 16, unit + lane / 16), pairs);
   }
   __syncwarp();
-  prefill::StoreRows<Staged, Staged::kCount>(
-      static_cast<T*>(p.out), rows, exists ? (out_token * p.num_heads + out_head) * dv : -1, dv,
-      true);
+  cuda::StoreRows<Staged, Staged::kCount>(static_cast<T*>(p.out), rows,
+                                          exists ? (out_token * p.num_heads + out_head) * dv : -1,
+                                          dv, true);
   if (p.lse) {
     // Lane 4 i has the rows i and i + 8.
     const float value = __shfl_sync(0xffffffffu, lse[0], lane % 8 * 4);

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 template <class S, class T>
 inline const cuda::Kernel kKernel("PrefillSm90Kernel",
                                   reinterpret_cast<const void*>(&PrefillSm90Kernel<S, T>),
-                                  S::kSharedBytes);
+                                  S::kSharedBytes, cuda::kHopper);
 
 inline Status MakeMaps(const Params& p, const LaunchPlan& plan, Maps& maps) {
   using cuda::MapAxis;
@@ -106,13 +106,9 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
   Maps maps;
   INTARSIA_RETURN_IF_ERROR(MakeMaps(p, plan, maps));
   int64_t ctas = plan.schedule.tasks();
-  if (tuning.persistent) {
-    int sms = 0;
-    INTARSIA_RETURN_IF_ERROR(cuda::NumSms(sms));
-    ctas = std::min<int64_t>(ctas, sms);
-  }
-  const cuda::Shape shape{{ctas}, dim3(S::kThreads), sizeof(Shared<S>)};
-  return cuda::Launch(context, kKernel<S, T>, shape, p, maps, plan);
+  if (tuning.persistent) ctas = std::min<int64_t>(ctas, context.device->sms);
+  const cuda::LaunchConfig config{{ctas}, dim3(S::kThreads), sizeof(Shared<S>)};
+  return cuda::Launch(context, kKernel<S, T>, config, p, maps, plan);
 }
 
 // The compiled shapes, smallest first. The tile of keys is as long as registers and shared memory

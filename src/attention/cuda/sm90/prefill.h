@@ -1,6 +1,6 @@
 // Attention of tiles of many query rows on Hopper, sm_90a: what attention.h says, for bf16 and f16.
 #pragma once
-#include "src/attention/prefill.h"
+#include "src/attention/cuda/forward_launch.h"
 
 namespace intarsia::attention::sm90 {
 
@@ -13,7 +13,7 @@ struct Tuning {
 // Whether LaunchPrefill takes these operands, as far as they decide: types, sizes and strides.
 bool Supports(const Params& params);
 
-// As attention::LaunchPrefill. `params` must be supported.
+// Computes the sequences that `rows` says. `params` must be supported.
 Status LaunchPrefill(const Params& params, const CudaContext& context, const PrefillRows& rows = {},
                      const Tuning& tuning = {});
 

@@ -1,6 +1,6 @@
+#include "src/attention/cuda/paging.cuh"
 #include "src/attention/cuda/sm90/prefill.h"
 #include "src/attention/cuda/sm90/tiles.h"
-#include "src/attention/keys.cuh"
 
 namespace intarsia::attention::sm90 {
 

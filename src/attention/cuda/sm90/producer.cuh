@@ -12,7 +12,7 @@ __device__ __forceinline__ Task FindTask(const Params& p, const LaunchPlan& plan
   if (index >= plan.schedule.tasks()) return task;
   const Schedule::Task place = plan.schedule.At(static_cast<int>(index));
   // The last tile of a sequence comes first: under a causal mask it is the longest one.
-  const OwnedItem found = FindItem(p, place.row_tile, [&](int, const Range& tokens) {
+  const OwnedItem found = FindItem(p, place.row_tile, [&](int, const Range& tokens, int) {
     const int64_t rows = int64_t{tokens.size()} * plan.group;
     return rows > 0 && rows >= plan.min_packed_rows ? CeilDiv(tokens.size(), plan.tokens_per_tile)
                                                     : 0;

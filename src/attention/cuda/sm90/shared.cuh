@@ -1,7 +1,7 @@
 // What the warps of a CTA share: tiles, the barriers around them, and the tasks.
 #pragma once
+#include "src/attention/cuda/paging.cuh"
 #include "src/attention/cuda/sm90/tiles.h"
-#include "src/attention/keys.cuh"
 #include "src/core/cuda/tma.cuh"
 #include "src/core/cuda/wgmma_layout.h"
 

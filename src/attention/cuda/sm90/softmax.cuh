@@ -1,7 +1,7 @@
 // The online softmax of a consumer: each thread has parts of two rows, r = 0 and 1, eight apart.
 #pragma once
+#include "src/attention/cuda/fragments.cuh"
 #include "src/attention/cuda/sm90/shared.cuh"
-#include "src/attention/scores.cuh"
 #include "src/core/cuda/ptx.cuh"
 #include "src/core/cuda/wgmma.cuh"
 
@@ -18,9 +18,6 @@ struct Rows {
 
   float m[2] = {-INFINITY, -INFINITY};
   float l[2] = {0.0f, 0.0f};
-
-  // -inf - -inf would be NaN: for a row that has seen nothing, any other number gives 2^-inf = 0.
-  static __device__ __forceinline__ float Base(float m) { return m == -INFINITY ? 0.0f : m; }
 };
 
 // Where a thread's rows are in their tile, and which columns of a tile of keys it has. Computed
@@ -112,10 +109,8 @@ __device__ __forceinline__ bool FollowMaximum(const float (&s)[kScores], float f
   if (!__any_sync(0xffffffffu, exceeds)) return false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float m = fmaxf(top[r], rows.m[r]);
-    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-    kept[r] = cuda::Exp2(rows.m[r] - Rows::Base(m));
+    const float m = RowMaximum(fmaxf(top[r], rows.m[r]));
+    kept[r] = cuda::Exp2(rows.m[r] - BaseOf(m));
     rows.m[r] = m;
     rows.l[r] *= kept[r];
   }
@@ -127,7 +122,7 @@ template <int kScores>
 __device__ __forceinline__ void TakeWeights(float (&s)[kScores], float factor, Rows& rows) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float base = Rows::Base(rows.m[r]);
+    const float base = BaseOf(rows.m[r]);
 #pragma unroll
     for (int i = 2 * r; i < kScores; i += 4) {
 #pragma unroll
