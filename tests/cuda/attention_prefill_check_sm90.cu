@@ -1,6 +1,7 @@
 // Checks attention/cuda/sm90/prefill.h against an f64 reference on random ragged batches, then
 // times it. A program of its own for a Hopper GPU, built by the line below in the project's folder;
-// exits with 1 on a failure. Arguments: "check [cases per d]", "time", or none for both.
+// exits with 1 on a failure. Arguments: "check [cases per d]"; "name [cases per d]", which names
+// each case before it runs; "time"; none for check and time.
 //   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -I.
 //     -Xcudafe --diag_suppress=177 tests/cuda/attention_prefill_check_sm90.cu
 //     src/attention/cuda/sm90/*_sm90.cu src/attention/params.cc src/core/*.cc src/core/cuda/*.cc
@@ -19,7 +20,13 @@ namespace intarsia::attention {
 namespace {
 
 // Runs a batch by persistent CTAs and by one CTA a task.
+bool names_cases = false;
+
 bool Check(const Case& c, uint32_t seed, double& worst) {
+  if (names_cases) {
+    std::printf("%s\n", Describe(c).c_str());
+    std::fflush(stdout);
+  }
   const Batch batch(c, seed);
   const auto includes = [&](int64_t seq) {
     return c.len_q[seq] * (c.h / c.hk) >= c.min_packed_rows;
@@ -137,7 +144,8 @@ void TimeAll() {
 int main(int argc, char** argv) {
   const std::string only = argc > 1 ? argv[1] : "";
   const int cases_per_dim = argc > 2 ? std::atoi(argv[2]) : 12;
+  intarsia::attention::names_cases = only == "name";
   if (only != "time" && !intarsia::attention::CheckAll(cases_per_dim)) return 1;
-  if (only != "check") intarsia::attention::TimeAll();
+  if (only != "check" && only != "name") intarsia::attention::TimeAll();
   return 0;
 }
