@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +12,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "src/attention/attention.h"
@@ -31,6 +33,28 @@ inline void Require(const Status& status) {
   if (status.ok()) return;
   std::printf("%s\n", status.message.c_str());
   std::exit(1);
+}
+
+// Waits for what is in flight on `stream`. A kernel that hangs ends the program with 2, and `what`
+// says where. Without destructors: they would wait for the kernel.
+inline void Await(cudaStream_t stream, const std::string& what, int seconds) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::seconds(seconds);
+  cudaEvent_t done;
+  Require(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
+  Require(cudaEventRecord(done, stream));
+  cudaError_t error;
+  while ((error = cudaEventQuery(done)) == cudaErrorNotReady) {
+    if (Clock::now() > end) {
+      std::printf("HANG after %d s: %s\n", seconds, what.c_str());
+      std::fflush(stdout);
+      std::_Exit(2);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  if (error != cudaSuccess) std::printf("in %s\n", what.c_str());
+  Require(error);
+  Require(cudaEventDestroy(done));
 }
 
 inline CudaContext ContextOn(cudaStream_t stream = nullptr) {

@@ -1,7 +1,7 @@
 // Checks attention/cuda/sm90/prefill.h against an f64 reference on random ragged batches, then
 // times it. A program of its own for a Hopper GPU, built by the line below in the project's folder;
-// exits with 1 on a failure. Arguments: "check [cases per d]"; "name [cases per d]", which names
-// each case before it runs; "time"; none for check and time.
+// exits with 1 on a failure, 2 on a hang. Arguments: "check [cases per d]"; "name [cases per d]",
+// which names each case before it runs; "time"; none for check and time.
 //   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -I.
 //     -Xcudafe --diag_suppress=177 tests/cuda/attention_prefill_check_sm90.cu
 //     src/attention/cuda/sm90/*_sm90.cu src/attention/params.cc src/core/*.cc src/core/cuda/*.cc
@@ -71,6 +71,20 @@ Case RandomCase(DType type, int64_t d, std::mt19937& random) {
   return c;
 }
 
+// Much padding: a CTA gets several tasks without keys, and then tasks with keys.
+Case PaddingCase(DType type, int64_t d) {
+  return {.dtype = type,
+          .kv = type,
+          .h = 3,
+          .hk = 3,
+          .d = d,
+          .len_q = {200, 3},
+          .len_k = {300, 40},
+          .padding = 13000,
+          .page_size = 16,
+          .window_right = 0};
+}
+
 bool CheckAll(int cases_per_dim) {
   std::mt19937 random(20261123);
   int count = 0, failures = 0;
@@ -90,8 +104,8 @@ bool CheckAll(int cases_per_dim) {
              .page_size = 16,
              .window_right = 0,
              .v_mean = 2.0};
-      failed += !Check(c, random(), worst);
-      ++count;
+      failed += !Check(c, random(), worst) + !Check(PaddingCase(type, d), random(), worst);
+      count += 2;
       failures += failed;
       std::printf("%-5s d %-4ld worst relative error %.2e, failures %d\n",
                   std::string(Name(type)).c_str(), long(d), worst, failed);

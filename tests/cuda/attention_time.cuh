@@ -63,7 +63,10 @@ inline double GraphTime(const Params& params, int64_t copy_bytes, int64_t v_at, 
     p.cache.v = static_cast<char*>(p.cache.k) + v_at;
     launch(p, ContextOn(stream));
   };
+  const std::string what = Text(p.num_seqs, " sequences of ", p.num_tokens, " tokens, d ",
+                                p.head_dim, ", page ", p.paged ? p.cache.page_size : 0);
   enqueue(0);
+  Await(stream, what, 5);
   cudaGraph_t graph;
   cudaGraphExec_t executable;
   Require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -79,7 +82,7 @@ inline double GraphTime(const Params& params, int64_t copy_bytes, int64_t v_at, 
     Require(cudaEventRecord(begin, stream));
     Require(cudaGraphLaunch(executable, stream));
     Require(cudaEventRecord(end, stream));
-    Require(cudaEventSynchronize(end));
+    Await(stream, what, 60);
     Require(cudaEventElapsedTime(&milliseconds, begin, end));
     if (replay >= 2) times.push_back(milliseconds * 1e3 / static_cast<double>(calls));
   }

@@ -180,6 +180,8 @@ __device__ __forceinline__ void Produce(const Params& p, const Maps& maps, const
     __syncwarp();
     place.Next();
     if (task.kind == Task::kEnd) return;
+    // Consumers neither wait for a Q here nor release one.
+    if (task.kind == Task::kPadding) continue;
     loader.Load(task, [&] {
       shared.q_empty.Wait(q_parity ^ 1);
       q_parity ^= 1;

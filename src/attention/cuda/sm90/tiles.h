@@ -32,6 +32,16 @@ struct Shape {
   // Registers a thread, of 65536: multiples of 8. The producer's are what its code needs.
   static constexpr int kProducerRegisters = 56;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 224 : 152;
+  // What __launch_bounds__(kThreads, 1) gives a thread at the start. If consumers take more than
+  // the producer releases, they wait forever.
+  static constexpr int kRegistersAtStart = 65536 / kThreads / 8 * 8;
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+                (1 + kConsumers) * kRegistersAtStart);
+  static_assert(kProducerRegisters % 8 == 0 && kConsumerRegisters % 8 == 0 &&
+                kConsumerRegisters <= 256);
+  // A phase of a barrier counts fewer than 2^20 bytes, and a box has at most 256 rows.
+  static_assert(kQueryBytes < 1 << 20 && kKeyBytes < 1 << 20 && kTileKeys <= 256 &&
+                kTileRows <= 256);
 };
 
 // A row tile holds whole tokens, each with the G query heads of a KV head: packed row
