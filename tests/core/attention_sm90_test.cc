@@ -129,12 +129,13 @@ TEST(WgmmaLayout, ARegisterForEveryElementAndBackAsOperand) {
 }
 
 TEST(Sm90Tiles, BoxesCrossNeitherPagesNorTiles) {
-  for (const int tile : {80, 128, 176}) {
+  for (const int tile : {64, 80, 96, 128}) {
     for (int64_t page = 4; page <= 512; page += 4) {
       const int box = BoxRows(true, page, tile);
       EXPECT_GE(box, 4);
       EXPECT_EQ(page % box, 0);
-      EXPECT_EQ(tile % box, 0);
+      EXPECT_EQ(tile % box, 0);  // so the boxes are as many bytes as their barrier expects
+      EXPECT_LE(tile / box, 32) << "a box a lane";
       EXPECT_EQ(box & (box - 1), 0);
       EXPECT_TRUE(page % (2 * box) || tile % (2 * box)) << "the largest one";
     }
