@@ -1,10 +1,7 @@
 // Checks attention/cuda/sm90/prefill.h against an f64 reference on random ragged batches, then
-// times it. A program of its own for a Hopper GPU, built by the line below in the project's folder;
-// exits with 1 on a failure, 2 on a hang. Arguments: "check [cases per d]"; "name [cases per d]",
-// which names each case before it runs; "time"; none for check and time.
-//   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -I.
-//     -Xcudafe --diag_suppress=177 tests/cuda/attention_prefill_check_sm90.cu
-//     src/attention/cuda/sm90/*_sm90.cu src/attention/params.cc src/core/*.cc src/core/cuda/*.cc
+// times it. On other GPUs than Hopper it says so and checks nothing. Exits with 1 on a failure, 2
+// on a hang. Arguments: "check [cases per d]"; "name [cases per d]", which names each case before
+// it runs; "time"; none for check and time.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -159,6 +156,11 @@ int main(int argc, char** argv) {
   const std::string only = argc > 1 ? argv[1] : "";
   const int cases_per_dim = argc > 2 ? std::atoi(argv[2]) : 12;
   intarsia::attention::names_cases = only == "name";
+  if (const int arch = intarsia::attention::ContextOn().device->arch;
+      arch != intarsia::cuda::kHopper) {
+    std::printf("skipped: the kernel is for sm_90a alone, this GPU is seen as sm_%d\n", arch);
+    return 0;
+  }
   if (only != "time" && !intarsia::attention::CheckAll(cases_per_dim)) return 1;
   if (only != "check" && only != "name") intarsia::attention::TimeAll();
   return 0;
