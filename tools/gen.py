@@ -1,4 +1,5 @@
-"""Writes what derives from the manifest: the functions of intarsia/jax/_ops.py, docs/ops.md, and the tables of ops
+"""Writes what derives from the manifest: the functions of intarsia/jax/wire.py and which of them
+`intarsia.jax` exports, docs/ops.md, and the tables of ops
 in README.md and docs/torch.md.
 
 Usage: gen.py [--check]     --check writes nothing and fails if a file would change.
@@ -16,6 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 sys.path.insert(0, str(ROOT / "tests"))
 
+import gen_types  # noqa: E402
 import support  # noqa: E402
 from intarsia import _native  # noqa: E402
 from intarsia.jax import _grad, _platforms  # noqa: E402
@@ -24,7 +26,7 @@ from wire import snippet  # noqa: E402
 HEADER = (
     "Written by tools/gen.py from the library's manifest: edit the op's spec instead (`make gen`)."
 )
-_PYTHON_TYPES = {"bool": "bool", "i64": "int", "f32": "float", "string": "str"}
+EXPORTS = ROOT / "python/intarsia/jax/__init__.py"
 _PLATFORMS = {"cpu": "CPU", "cuda": "CUDA"}  # as readers know them
 BEGIN, END = "<!-- ops: written by tools/gen.py -->", "<!-- end of ops -->"
 
@@ -52,23 +54,6 @@ def _dtype(dtype: str) -> str:
 def _choices(attribute: Mapping[str, Any]) -> str:
     other = ", or an order of axes" if attribute["or_cache_axes"] else ""
     return f"; one of {_dtype(attribute['one_of'])}{other}" if attribute["one_of"] else ""
-
-
-def _parameters(op: _native.Op) -> str:
-    """An operand that can be absent has a default only if no required one follows it."""
-    names = []
-    for i, operand in enumerate(op.operands):
-        required_after = any(not o["optional"] for o in op.operands[i + 1 :])
-        kind = "jax.Array | None" if operand["optional"] else "jax.Array"
-        default = " = None" if operand["optional"] and not required_after else ""
-        names.append(f"{operand['name']}: {kind}{default}")
-    if op.attributes:
-        names.append("*")
-    for attribute in op.attributes:
-        kind = _PYTHON_TYPES[attribute["type"]]
-        nullable = " | None" if attribute["default"] is None else ""
-        names.append(f"{attribute['name']}: {kind}{nullable} = {attribute['default']!r}")
-    return ", ".join(names)
 
 
 def _results(op: _native.Op) -> list[Mapping[str, Any]]:
@@ -121,16 +106,13 @@ def _docstring(op: _native.Op) -> str:
     return "\n".join(lines).lstrip()
 
 
-def _wrapper(op: _native.Op) -> str:
-    results = _results(op)
-    returns = "jax.Array" if len(results) == 1 else "jax.Array | tuple[jax.Array, ...]"
-    if sum(not r["when"] for r in results) > 1:
-        returns = "tuple[jax.Array, ...]"
+def _wrapper(op: _native.Op, words: gen_types.Words) -> str:
     operands = ", ".join(o["name"] for o in op.operands) + ("," if len(op.operands) == 1 else "")
     attributes = "".join(f", {a['name']}={a['name']}" for a in op.attributes)
-    return f'''
+    overloads = gen_types.overloads(op, words)
+    return f'''{overloads}
 
-def {op.name}({_parameters(op)}) -> {returns}:
+def {op.name}({gen_types.parameters(op, words)}) -> {gen_types.returns(op)}:
     """{_docstring(op)}
     """
     return one_or_all(call("{op.name}", ({operands}){attributes}))
@@ -139,9 +121,12 @@ def {op.name}({_parameters(op)}) -> {returns}:
 
 def wrappers(ops: list[_native.Op]) -> str:
     head = f'"""The ops as plain functions, operand by operand as they go over the wire.\n\n{HEADER}\n"""\n\n'
-    head += "import jax\n\nfrom intarsia.jax._call import call, one_or_all\n"
+    head += "from typing import Literal, TypeAlias, overload\n\nimport jax\nfrom jax.typing import ArrayLike\n\n"
+    head += "from intarsia.jax._call import call, one_or_all\n"
+    words = gen_types.Words(ops)
     names = "".join(f'    "{op.name}",\n' for op in ops)
-    source = f"{head}\n__all__ = [\n{names}]\n" + "".join(_wrapper(op) for op in ops)
+    source = f"{head}\n__all__ = [\n{names}]\n\n{words.aliases()}"
+    source += "".join(_wrapper(op, words) for op in ops)
     return _formatted(source)
 
 
@@ -311,7 +296,8 @@ def main() -> int:
     library = _native.main_library()
     ops = sorted(library.ops.values(), key=lambda op: op.name)
     files = {
-        ROOT / "python/intarsia/jax/_ops.py": wrappers(ops),
+        ROOT / "python/intarsia/jax/wire.py": wrappers(ops),
+        EXPORTS: gen_types.exports(EXPORTS, ops),
         ROOT / "docs/ops.md": reference_page(ops, library.manifest["layouts"]),
         ROOT / "README.md": readme(ops),
         ROOT / "docs/torch.md": torch_page(ops),

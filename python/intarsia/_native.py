@@ -84,6 +84,10 @@ class Handler:
     execute: int
 
 
+Row = Mapping[str, Any]
+"""An operand, an attribute or a result in the manifest."""
+
+
 @dataclass(frozen=True)
 class Op:
     """An op of the manifest, by the names its spec gives."""
@@ -91,9 +95,9 @@ class Op:
     name: str
     target: str
     summary: str
-    operands: tuple[Mapping[str, Any], ...]
-    attributes: tuple[Mapping[str, Any], ...]
-    results: tuple[Mapping[str, Any], ...]
+    operands: tuple[Row, ...]
+    attributes: tuple[Row, ...]
+    results: tuple[Row, ...]
     target_alias: str
     source: str
     separable: str = ""

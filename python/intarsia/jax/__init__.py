@@ -3,7 +3,7 @@
 Shape letters in all docstrings: b sequences, t tokens, h query heads, hk KV heads, d head dim, n hidden
 size, p pages, s page size, m pages per sequence, r rotary dim, l layers.
 
-Where things are: `_ops` has a function for each op, `_call` makes a custom call of it, `_vmap`, `_grad`, `_shard` and
+Where things are: `wire` has a function for each op, operand by operand, `_call` makes a custom call of it, `_vmap`, `_grad`, `_shard` and
 `_export` are what JAX's transformations make of it. Functions that say more than the op does, or say it otherwise, have
 modules of their own: `_attention`, `_cache`, `_cascade`, `_exchange`, `_linear`, `_ragged`.
 """
@@ -12,40 +12,76 @@ from intarsia import _native
 from intarsia._packages import needed_by
 
 with needed_by("intarsia.jax"):
-    from intarsia.jax import _grad_rules, _ops  # noqa: F401  the rules declare themselves
-from intarsia.jax._call import call, register
-from intarsia.jax._ops import *  # noqa: F403  every op; the imports below replace some of them
-
-# isort: split
-# Ops whose natural call differs from what goes over the wire.
+    from intarsia.jax import _grad_rules, wire  # noqa: F401  the rules declare themselves
 from intarsia.jax._attention import flash_attn_varlen, paged_attention
 from intarsia.jax._cache import reshape_and_cache_flash, rotary_embedding_and_cache
+from intarsia.jax._call import call, register
 from intarsia.jax._cascade import cascade_attention
 from intarsia.jax._exchange import Exchange, all_reduce_fused_add_rms_norm, make_exchange
 from intarsia.jax._export import export_exemptions
 from intarsia.jax._linear import linear
 from intarsia.jax._ragged import ragged_paged_attention
 from intarsia.jax._shard import ShardedOps, kv_cache_sharding, kv_heads, shard
+from intarsia.jax.wire import (
+    dynamic_per_token_scaled_fp8_quant,
+    dynamic_scaled_fp8_quant,
+    dynamic_scaled_int8_quant,
+    flash_attn_varlen_backward,
+    fused_add_rms_norm,
+    fused_add_rms_norm_static_fp8_quant,
+    gelu_and_mul,
+    gelu_tanh_and_mul,
+    merge_attn_states,
+    per_token_group_fp8_quant,
+    rms_norm,
+    rms_norm_dynamic_per_token_quant,
+    rms_norm_static_fp8_quant,
+    rotary_embedding,
+    silu_and_mul,
+    silu_and_mul_quant,
+    simple_add,
+    static_scaled_fp8_quant,
+    static_scaled_int8_quant,
+)
 
 __all__ = [
-    *_ops.__all__,
     "Exchange",
     "ShardedOps",
     "all_reduce_fused_add_rms_norm",
     "call",
     "cascade_attention",
+    "dynamic_per_token_scaled_fp8_quant",
+    "dynamic_scaled_fp8_quant",
+    "dynamic_scaled_int8_quant",
     "export_exemptions",
     "flash_attn_varlen",
+    "flash_attn_varlen_backward",
+    "fused_add_rms_norm",
+    "fused_add_rms_norm_static_fp8_quant",
+    "gelu_and_mul",
+    "gelu_tanh_and_mul",
     "kv_cache_sharding",
     "kv_heads",
     "linear",
     "make_exchange",
+    "merge_attn_states",
     "paged_attention",
+    "per_token_group_fp8_quant",
     "ragged_paged_attention",
     "register",
     "reshape_and_cache_flash",
+    "rms_norm",
+    "rms_norm_dynamic_per_token_quant",
+    "rms_norm_static_fp8_quant",
+    "rotary_embedding",
     "rotary_embedding_and_cache",
     "shard",
+    "silu_and_mul",
+    "silu_and_mul_quant",
+    "simple_add",
+    "static_scaled_fp8_quant",
+    "static_scaled_int8_quant",
+    "wire",
 ]
 
 # Now, and not at the first call: a program that was exported earlier finds its targets.

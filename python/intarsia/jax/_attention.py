@@ -1,40 +1,136 @@
 """Attention over ragged batches, dense or paged."""
 
 import numbers
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from intarsia._cache_form import check_num_seqs
-from intarsia.jax import _attention_grad, _cache, _ops
-from intarsia.jax._cache import KvCache
+from intarsia._cache_form import check_num_seqs, infer_layout, split
+from intarsia.jax import _attention_grad, _cache, wire
+from intarsia.jax._cache import KvCacheLike
+from intarsia.jax._call import as_array
 
 
+@overload
 def flash_attn_varlen(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array | None,
-    cu_seqlens_q: jax.Array,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike | None,
+    cu_seqlens_q: ArrayLike,
     *,
-    cu_seqlens_k: jax.Array | None = None,
-    seqused_k: jax.Array | None = None,
-    block_table: jax.Array | None = None,
+    cu_seqlens_k: ArrayLike | None = None,
+    seqused_k: ArrayLike | None = None,
+    block_table: ArrayLike | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     scale: float | None = None,
     is_causal: bool = False,
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: jax.Array | None = None,
-    sinks: jax.Array | None = None,
-    leftpad_k: jax.Array | None = None,
-    q_scale: jax.Array | float | None = None,
-    k_scale: jax.Array | float | None = None,
-    v_scale: jax.Array | float | None = None,
-    kv_cache_dtype: str = "auto",
-    out_dtype: str = "auto",
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    leftpad_k: ArrayLike | None = None,
+    q_scale: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
+    out_dtype: wire.FlashAttnVarlenOutDtype = "auto",
     layout: str | None = None,
-    layer: jax.Array | None = None,
+    layer: ArrayLike | None = None,
+    return_lse: Literal[False] = False,
+    deterministic: bool = False,
+) -> jax.Array: ...
+
+
+@overload
+def flash_attn_varlen(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike | None,
+    cu_seqlens_q: ArrayLike,
+    *,
+    cu_seqlens_k: ArrayLike | None = None,
+    seqused_k: ArrayLike | None = None,
+    block_table: ArrayLike | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    leftpad_k: ArrayLike | None = None,
+    q_scale: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
+    out_dtype: wire.FlashAttnVarlenOutDtype = "auto",
+    layout: str | None = None,
+    layer: ArrayLike | None = None,
+    return_lse: Literal[True],
+    deterministic: bool = False,
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def flash_attn_varlen(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike | None,
+    cu_seqlens_q: ArrayLike,
+    *,
+    cu_seqlens_k: ArrayLike | None = None,
+    seqused_k: ArrayLike | None = None,
+    block_table: ArrayLike | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    leftpad_k: ArrayLike | None = None,
+    q_scale: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
+    out_dtype: wire.FlashAttnVarlenOutDtype = "auto",
+    layout: str | None = None,
+    layer: ArrayLike | None = None,
+    return_lse: bool,
+    deterministic: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+
+
+def flash_attn_varlen(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike | None,
+    cu_seqlens_q: ArrayLike,
+    *,
+    cu_seqlens_k: ArrayLike | None = None,
+    seqused_k: ArrayLike | None = None,
+    block_table: ArrayLike | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    leftpad_k: ArrayLike | None = None,
+    q_scale: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
+    out_dtype: wire.FlashAttnVarlenOutDtype = "auto",
+    layout: str | None = None,
+    layer: ArrayLike | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
@@ -85,9 +181,10 @@ def flash_attn_varlen(
       >>> out = flash_attn_varlen(q, k, v, cu_seqlens, cu_seqlens_k=cu_seqlens, is_causal=True)
     """
     del max_seqlen_q, max_seqlen_k
+    q = as_array("flash_attn_varlen: q", q)
     paged = block_table is not None
     cache = k if v is None else (k, v)
-    operands = dict(
+    operands: dict[str, Any] = dict(
         q=q,
         k=k,
         v=v,
@@ -103,13 +200,13 @@ def flash_attn_varlen(
         k_scale=_cache.scale(k_scale),
         v_scale=_cache.scale(v_scale),
     )
-    attributes = dict(
+    attributes: dict[str, Any] = dict(
         scale=scale,
         is_causal=is_causal,
         window_left=window[0],
         window_right=window[1],
         softcap=softcap,
-        layout=_cache.infer_layout("flash_attn_varlen", cache, q.shape[-1], layout, layer)
+        layout=infer_layout("flash_attn_varlen", cache, q.shape[-1], layout, layer)
         if paged
         else "NHD",
         kv_cache_dtype=kv_cache_dtype,
@@ -119,23 +216,89 @@ def flash_attn_varlen(
     return _attention_grad.flash_attn_varlen(operands, attributes, deterministic=deterministic)
 
 
+@overload
 def paged_attention(
-    query: jax.Array,
-    kv_cache: KvCache,
-    seqused_k: jax.Array,
-    block_table: jax.Array,
-    cu_seqlens_q: jax.Array,
-    num_seqs: jax.Array | int | None = None,
+    query: ArrayLike,
+    kv_cache: KvCacheLike,
+    seqused_k: ArrayLike,
+    block_table: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    num_seqs: ArrayLike | None = None,
     *,
     scale: float | None = None,
     sliding_window: int | None = None,
     softcap: float = 0.0,
-    sinks: jax.Array | None = None,
-    k_scale: jax.Array | float | None = None,
-    v_scale: jax.Array | float | None = None,
-    kv_cache_dtype: str = "auto",
+    sinks: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
     layout: str | None = None,
-    layer: jax.Array | None = None,
+    layer: ArrayLike | None = None,
+    return_lse: Literal[False] = False,
+) -> jax.Array: ...
+
+
+@overload
+def paged_attention(
+    query: ArrayLike,
+    kv_cache: KvCacheLike,
+    seqused_k: ArrayLike,
+    block_table: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    num_seqs: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float = 0.0,
+    sinks: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
+    layout: str | None = None,
+    layer: ArrayLike | None = None,
+    return_lse: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def paged_attention(
+    query: ArrayLike,
+    kv_cache: KvCacheLike,
+    seqused_k: ArrayLike,
+    block_table: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    num_seqs: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float = 0.0,
+    sinks: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
+    layout: str | None = None,
+    layer: ArrayLike | None = None,
+    return_lse: bool,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+
+
+def paged_attention(
+    query: ArrayLike,
+    kv_cache: KvCacheLike,
+    seqused_k: ArrayLike,
+    block_table: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    num_seqs: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float = 0.0,
+    sinks: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
+    layout: str | None = None,
+    layer: ArrayLike | None = None,
     return_lse: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Causal attention of a batch's newest queries to a paged KV cache that holds their keys already.
@@ -169,13 +332,14 @@ def paged_attention(
     Example:
       >>> out = paged_attention(query, caches, seqused_k, block_table, cu_seqlens_q)
     """
-    key_cache, value_cache = _cache.split("paged_attention", kv_cache)
+    query = as_array("paged_attention: query", query)
+    key_cache, value_cache = split("paged_attention", kv_cache)
     if isinstance(num_seqs, numbers.Integral):
         check_num_seqs("paged_attention", num_seqs, cu_seqlens_q)
         num_seqs = jnp.asarray(num_seqs, jnp.int32)
     if num_seqs is not None:
         num_seqs = jnp.reshape(num_seqs, 1)
-    return _ops.paged_attention(
+    return wire.paged_attention(
         query,
         key_cache,
         value_cache,
@@ -190,11 +354,11 @@ def paged_attention(
         scale=scale,
         sliding_window=sliding_window,
         softcap=softcap,
-        layout=_cache.infer_layout("paged_attention", kv_cache, query.shape[-1], layout, layer),
+        layout=infer_layout("paged_attention", kv_cache, query.shape[-1], layout, layer),
         kv_cache_dtype=kv_cache_dtype,
         return_lse=return_lse,
     )
 
 
-def _as_f32(x: jax.Array | None) -> jax.Array | None:
+def _as_f32(x: ArrayLike | None) -> jax.Array | None:
     return None if x is None else jnp.asarray(x, jnp.float32)

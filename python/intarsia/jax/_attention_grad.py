@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from intarsia.jax import _grad, _ops
+from intarsia.jax import _grad, wire
 from intarsia.jax._types import vary_alike
 
 _grad.functions_with_gradient.add("flash_attn_varlen")
 
-Operands = dict[str, jax.Array | None]
+Operands = dict[str, Any]  # arrays, None where absent
 
 
 def flash_attn_varlen(
@@ -27,7 +27,7 @@ def flash_attn_varlen(
 
     @jax.custom_vjp
     def run(operands: Operands):
-        return _ops.flash_attn_varlen(**operands, **attributes)
+        return wire.flash_attn_varlen(**operands, **attributes)
 
     def forward(primals: Any):
         _check_differentiable(primals)
@@ -39,7 +39,8 @@ def flash_attn_varlen(
 
     def backward(kept: Any, cotangents: Any):
         dout, dlse = cotangents if attributes["return_lse"] else (cotangents, None)
-        return (_gradients(*kept, dout, dlse, attributes, deterministic),)
+        operands, out, lse = kept
+        return (_gradients(operands, out, lse, dout, dlse, attributes, deterministic),)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
     return run(dict(zip(operands, vary_alike(operands.values()), strict=True)))
@@ -85,17 +86,12 @@ def _gradients(
         dout = jnp.zeros(dout.shape, dout.dtype)
     if isinstance(dlse, SymbolicZero):
         dlse = None
-    names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes")
+    names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes")
     shared = ("scale", "is_causal", "window_left", "window_right", "softcap")
-    dq, dk, dv = _ops.flash_attn_varlen_backward(
-        dout,
-        *(operands[name] for name in ("q", "k", "v")),
-        out,
-        lse,
-        *(operands[name] for name in names),
-        dlse=dlse,
-        **{name: attributes[name] for name in shared},
-        deterministic=deterministic,
+    given: dict[str, Any] = {name: operands[name] for name in names}
+    given |= {name: attributes[name] for name in shared}
+    dq, dk, dv = wire.flash_attn_varlen_backward(
+        dout, out=out, lse=lse, dlse=dlse, deterministic=deterministic, **given
     )
     dsinks = None
     if operands["sinks"] is not None:

@@ -1,32 +1,65 @@
 """Paged KV caches: one array or a pair, in any layout of the library's table."""
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from intarsia._cache_form import infer_layout, split
-from intarsia.jax import _ops
+from intarsia.jax import wire
+from intarsia.jax._call import as_array
 
 KvCache: TypeAlias = jax.Array | tuple[jax.Array, jax.Array]
+KvCacheLike: TypeAlias = ArrayLike | tuple[ArrayLike, ArrayLike]
 
 
-def scale(value: jax.Array | float | None) -> jax.Array | None:
+def scale(value: ArrayLike | None) -> jax.Array | None:
     """A scale as the ops take it: f32, of rank 1 or more."""
     return None if value is None else jnp.atleast_1d(jnp.asarray(value, jnp.float32))
 
 
+@overload
 def reshape_and_cache_flash(
-    key: jax.Array,
-    value: jax.Array,
-    kv_cache: KvCache,
-    slot_mapping: jax.Array,
+    key: ArrayLike,
+    value: ArrayLike,
+    kv_cache: ArrayLike,
+    slot_mapping: ArrayLike,
     *,
-    k_scale: jax.Array | float | None = None,
-    v_scale: jax.Array | float | None = None,
-    kv_cache_dtype: str = "auto",
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
     layout: str | None = None,
-    layer: jax.Array | None = None,
+    layer: ArrayLike | None = None,
+) -> jax.Array: ...
+
+
+@overload
+def reshape_and_cache_flash(
+    key: ArrayLike,
+    value: ArrayLike,
+    kv_cache: tuple[ArrayLike, ArrayLike],
+    slot_mapping: ArrayLike,
+    *,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
+    layout: str | None = None,
+    layer: ArrayLike | None = None,
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+def reshape_and_cache_flash(
+    key: ArrayLike,
+    value: ArrayLike,
+    kv_cache: KvCacheLike,
+    slot_mapping: ArrayLike,
+    *,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
+    layout: str | None = None,
+    layer: ArrayLike | None = None,
 ) -> KvCache:
     """Writes new keys and values into their slots of a paged KV cache.
 
@@ -66,7 +99,8 @@ def reshape_and_cache_flash(
     """
     op = "reshape_and_cache_flash"
     key_cache, value_cache = split(op, kv_cache)
-    written = _ops.reshape_and_cache_flash(
+    key = as_array(f"{op}: key", key)
+    written = wire.reshape_and_cache_flash(
         key,
         value,
         key_cache,
@@ -81,21 +115,59 @@ def reshape_and_cache_flash(
     return _in_form_of(kv_cache, written)
 
 
+@overload
 def rotary_embedding_and_cache(
-    positions: jax.Array,
-    qkv: jax.Array,
-    cos_sin_cache: jax.Array,
-    kv_cache: KvCache,
-    slot_mapping: jax.Array,
+    positions: ArrayLike,
+    qkv: ArrayLike,
+    cos_sin_cache: ArrayLike,
+    kv_cache: ArrayLike,
+    slot_mapping: ArrayLike,
     *,
     num_heads: int,
     is_neox: bool = True,
     rope_dim_offset: int = 0,
-    k_scale: jax.Array | float | None = None,
-    v_scale: jax.Array | float | None = None,
-    kv_cache_dtype: str = "auto",
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
     layout: str | None = None,
-    layer: jax.Array | None = None,
+    layer: ArrayLike | None = None,
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def rotary_embedding_and_cache(
+    positions: ArrayLike,
+    qkv: ArrayLike,
+    cos_sin_cache: ArrayLike,
+    kv_cache: tuple[ArrayLike, ArrayLike],
+    slot_mapping: ArrayLike,
+    *,
+    num_heads: int,
+    is_neox: bool = True,
+    rope_dim_offset: int = 0,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
+    layout: str | None = None,
+    layer: ArrayLike | None = None,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]: ...
+
+
+def rotary_embedding_and_cache(
+    positions: ArrayLike,
+    qkv: ArrayLike,
+    cos_sin_cache: ArrayLike,
+    kv_cache: KvCacheLike,
+    slot_mapping: ArrayLike,
+    *,
+    num_heads: int,
+    is_neox: bool = True,
+    rope_dim_offset: int = 0,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
+    layout: str | None = None,
+    layer: ArrayLike | None = None,
 ) -> tuple[jax.Array, KvCache]:
     """Turns the queries and keys of a product of Q, K and V, and writes its keys and values to a paged KV cache.
 
@@ -124,7 +196,8 @@ def rotary_embedding_and_cache(
     """
     op = "rotary_embedding_and_cache"
     key_cache, value_cache = split(op, kv_cache)
-    query, *written = _ops.rotary_embedding_and_cache(
+    qkv = as_array(f"{op}: qkv", qkv)
+    query, *written = wire.rotary_embedding_and_cache(
         positions,
         qkv,
         cos_sin_cache,
@@ -164,7 +237,7 @@ def rotary_embedding_then_cache(
     return query, ops.reshape_and_cache_flash(key, value, kv_cache, slot_mapping, **of_cache)
 
 
-def _in_form_of(kv_cache: KvCache, written: Any) -> KvCache:
+def _in_form_of(kv_cache: Any, written: Any) -> Any:
     """The arrays that an op wrote, as one array or a pair."""
     arrays = written if isinstance(written, tuple | list) else [written]
     return type(kv_cache)(arrays) if isinstance(kv_cache, tuple | list) else arrays[0]

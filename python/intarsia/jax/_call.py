@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from intarsia import _dtypes, _native
 from intarsia.jax._grad import differentiable
@@ -43,7 +44,7 @@ def _capsule(address: int) -> Any:
 
 def call(
     name: str,
-    operands: Sequence[jax.Array | None],
+    operands: Sequence[ArrayLike | None],
     *,
     library: _native.Library | None = None,
     **attributes: Any,
@@ -72,7 +73,7 @@ def call(
 
 def call_in_places(
     name: str,
-    operands: Sequence[jax.Array | None],
+    operands: Sequence[ArrayLike | None],
     *,
     library: _native.Library | None = None,
     **attributes: Any,
@@ -156,7 +157,7 @@ def _function(
     return jax.jit(function, inline=True)  # traced once a shape; inlined where it is called
 
 
-def one_or_all(results: tuple[jax.Array, ...]) -> jax.Array | tuple[jax.Array, ...]:
+def one_or_all(results: tuple[jax.Array, ...]) -> Any:
     """What a function returns for these results: the only one itself, several as a tuple."""
     return results[0] if len(results) == 1 else results
 

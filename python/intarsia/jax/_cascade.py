@@ -1,30 +1,103 @@
 """Attention of a batch whose sequences share their beginning: the shared part is computed once."""
 
+from typing import Any, Literal, overload
+
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from intarsia.jax import _attention, _cache, _grad, _ops
-from intarsia.jax._cache import KvCache
+from intarsia._cache_form import split
+from intarsia.jax import _attention, _grad, wire
+from intarsia.jax._cache import KvCacheLike
 
 
+@overload
 def cascade_attention(
-    query: jax.Array,
-    kv_cache: KvCache,
-    prefix_block_table: jax.Array,
-    prefix_len: jax.Array | int,
-    seqused_k: jax.Array,
-    block_table: jax.Array,
-    cu_seqlens_q: jax.Array,
-    num_seqs: jax.Array | int | None = None,
+    query: ArrayLike,
+    kv_cache: KvCacheLike,
+    prefix_block_table: ArrayLike,
+    prefix_len: ArrayLike,
+    seqused_k: ArrayLike,
+    block_table: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    num_seqs: ArrayLike | None = None,
     *,
     scale: float | None = None,
     softcap: float = 0.0,
-    sinks: jax.Array | None = None,
-    k_scale: jax.Array | float | None = None,
-    v_scale: jax.Array | float | None = None,
-    kv_cache_dtype: str = "auto",
+    sinks: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
     layout: str | None = None,
-    layer: jax.Array | None = None,
+    layer: ArrayLike | None = None,
+    return_lse: Literal[False] = False,
+) -> jax.Array: ...
+
+
+@overload
+def cascade_attention(
+    query: ArrayLike,
+    kv_cache: KvCacheLike,
+    prefix_block_table: ArrayLike,
+    prefix_len: ArrayLike,
+    seqused_k: ArrayLike,
+    block_table: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    num_seqs: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
+    layout: str | None = None,
+    layer: ArrayLike | None = None,
+    return_lse: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def cascade_attention(
+    query: ArrayLike,
+    kv_cache: KvCacheLike,
+    prefix_block_table: ArrayLike,
+    prefix_len: ArrayLike,
+    seqused_k: ArrayLike,
+    block_table: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    num_seqs: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
+    layout: str | None = None,
+    layer: ArrayLike | None = None,
+    return_lse: bool,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+
+
+def cascade_attention(
+    query: ArrayLike,
+    kv_cache: KvCacheLike,
+    prefix_block_table: ArrayLike,
+    prefix_len: ArrayLike,
+    seqused_k: ArrayLike,
+    block_table: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    num_seqs: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    kv_cache_dtype: wire.KvCacheDtype = "auto",
+    layout: str | None = None,
+    layer: ArrayLike | None = None,
     return_lse: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Causal attention of a batch's newest queries, where all sequences begin with the same keys.
@@ -75,7 +148,7 @@ def cascade_attention(
     query, kv_cache, sinks, k_scale, v_scale = _undifferentiated(
         (query, kv_cache, sinks, k_scale, v_scale)
     )
-    options = dict(
+    options: dict[str, Any] = dict(
         scale=scale,
         softcap=softcap,
         k_scale=k_scale,
@@ -88,7 +161,7 @@ def cascade_attention(
     end = cu_seqlens_q[-1 if num_seqs is None else jnp.clip(num_seqs, 0, len(cu_seqlens_q) - 1)]
     prefix = _attention.flash_attn_varlen(
         query,
-        *_cache.split("cascade_attention", kv_cache),
+        *split("cascade_attention", kv_cache),
         jnp.stack([jnp.zeros_like(end), end]).reshape(2),
         seqused_k=prefix_len.reshape(1),
         block_table=prefix_block_table[None],
@@ -98,7 +171,7 @@ def cascade_attention(
     suffix = _attention.paged_attention(
         query, kv_cache, seqused_k, block_table, cu_seqlens_q, num_seqs, **options
     )
-    out, lse = _ops.merge_attn_states(*prefix, *suffix)
+    out, lse = wire.merge_attn_states(*prefix, *suffix)
     return (out, lse) if return_lse else out
 
 
@@ -112,7 +185,7 @@ _undifferentiated = _grad.refusing(
 
 
 def _check_shapes(
-    prefix_block_table: jax.Array, prefix_len: jax.Array, **scales: jax.Array | float | None
+    prefix_block_table: jax.Array, prefix_len: jax.Array, **scales: ArrayLike | None
 ) -> None:
     """What the ops themselves would tell of operands that the caller does not know."""
     if prefix_block_table.ndim != 1:
@@ -124,7 +197,7 @@ def _check_shapes(
             f"cascade_attention: prefix_len has shape {prefix_len.shape}, expected one number"
         )
     for name, scale in scales.items():
-        if jnp.ndim(scale if scale is not None else 1.0) > 1:
+        if scale is not None and jnp.ndim(scale) > 1:
             raise ValueError(
                 f"cascade_attention: {name} has shape {jnp.shape(scale)}, expected [1] or [hk]: "
                 "the prefix belongs to all sequences"

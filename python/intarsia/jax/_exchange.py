@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from intarsia import _native
+from intarsia.jax import wire
 from intarsia.jax._call import as_array, call
-from intarsia.jax._ops import fused_add_rms_norm
 from intarsia.jax._platforms import with_fallback
 from intarsia.jax._types import vary_alike
 
@@ -100,14 +101,14 @@ def make_exchange(
 
 
 def all_reduce_fused_add_rms_norm(
-    x: jax.Array,
-    residual: jax.Array,
-    weight: jax.Array | None = None,
+    x: ArrayLike,
+    residual: ArrayLike,
+    weight: ArrayLike | None = None,
     *,
     axis_name: str,
     exchange: Exchange | None = None,
     eps: float = 1e-6,
-    rounding: str = "once",
+    rounding: wire.Rounding = "once",
 ) -> tuple[jax.Array, jax.Array]:
     """`fused_add_rms_norm` of the sum of x over a mesh axis: what ends a branch under tensor parallelism.
 
@@ -140,8 +141,8 @@ def all_reduce_fused_add_rms_norm(
       >>> out, residual = all_reduce_fused_add_rms_norm(x, residual, weight, axis_name="model", exchange=exchange)
     """
     settings = {"eps": eps, "rounding": rounding}
-    arrays = (x, residual) if weight is None else (x, residual, weight)
-    arrays = tuple(as_array(f"{_NAME}: operand {i}", x) for i, x in enumerate(arrays))
+    operands = (x, residual) if weight is None else (x, residual, weight)
+    arrays = tuple(as_array(f"{_NAME}: operand {i}", x) for i, x in enumerate(operands))
     if exchange is None:
         return _by_xla(axis_name, settings, *arrays)
     if exchange.axis != axis_name:
@@ -156,14 +157,16 @@ def all_reduce_fused_add_rms_norm(
 def _by_xla(
     axis_name: str, settings: Mapping[str, Any], x: jax.Array, *others: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    return fused_add_rms_norm(lax.psum(x, axis_name), *others, **settings)
+    return wire.fused_add_rms_norm(lax.psum(x, axis_name), *others, **settings)
 
 
 def _without_exchange(
     addresses: jax.Array, inbox: jax.Array, *arrays: jax.Array, axis_name: str, **settings: Any
 ) -> tuple[jax.Array, jax.Array]:
     results = _by_xla(axis_name, settings, *arrays)
-    return tuple(vary_alike([*results, addresses, inbox, *arrays])[:2])
+    out, added, *_ = vary_alike([*results, addresses, inbox, *arrays])
+    assert out is not None and added is not None  # as results are
+    return out, added
 
 
 def _by_op(
@@ -177,7 +180,8 @@ def _by_op(
 ) -> tuple[jax.Array, jax.Array]:
     del axis_name  # the exchange is for it
     operands = (x, residual, weight[0] if weight else None, addresses, inbox)
-    return call(_NAME, operands, **settings)
+    out, added = call(_NAME, operands, **settings)
+    return out, added
 
 
 _sum_and_norm = with_fallback(_NAME, _by_op, _without_exchange)
@@ -209,7 +213,7 @@ def _function(
         )
         return run(*operands[:2], *rows, *operands[4:]), (True, True)
 
-    run.__name__ = _NAME
+    run.__name__ = _NAME  # type: ignore[attr-defined]  # of the function that it wraps
     return run
 
 

@@ -26,7 +26,7 @@ class Gradient:
     """
 
     keep: Callable[[Arrays, Arrays, Attributes], Any]
-    backward: Callable[[Any, Arrays, Attributes], Arrays]
+    backward: Callable[[Any, Sequence[jax.Array], Attributes], Arrays]
 
 
 _gradients: dict[str, Gradient] = {}  # by target
@@ -37,7 +37,7 @@ functions_with_gradient: set[str] = set()
 def gradient(target: str, keep: Callable[[Arrays, Arrays, Attributes], Any]):
     """Declares the decorated function to be the backward pass of an op."""
 
-    def declare(backward: Callable[[Any, Arrays, Attributes], Arrays]):
+    def declare(backward: Callable[[Any, Sequence[jax.Array], Attributes], Arrays]):
         _gradients[target] = Gradient(keep, backward)
         return backward
 

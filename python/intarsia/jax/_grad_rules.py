@@ -4,14 +4,14 @@ which XLA fuses, except where an op of ours is its own inverse.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from intarsia.jax import _ops
+from intarsia.jax import wire
 from intarsia.jax._grad import Arrays, Attributes, gradient
 
 
@@ -20,7 +20,7 @@ def _f32(x: jax.Array) -> jax.Array:
 
 
 @gradient("intarsia.simple_add", keep=lambda operands, results, attributes: None)
-def _simple_add(kept: Any, cotangents: Arrays, attributes: Attributes) -> Arrays:
+def _simple_add(kept: Any, cotangents: Sequence[jax.Array], attributes: Attributes) -> Arrays:
     (g,) = cotangents
     return g, g
 
@@ -42,7 +42,7 @@ def _norm_backward(
 
 
 @gradient("intarsia.rms_norm", keep=lambda operands, results, attributes: operands)
-def _rms_norm(kept: Arrays, cotangents: Arrays, attributes: Attributes) -> Arrays:
+def _rms_norm(kept: Any, cotangents: Sequence[jax.Array], attributes: Attributes) -> Arrays:
     return _norm_backward(*kept, *cotangents, **attributes)
 
 
@@ -50,15 +50,18 @@ def _rms_norm(kept: Arrays, cotangents: Arrays, attributes: Attributes) -> Array
     "intarsia.fused_add_rms_norm",
     keep=lambda operands, results, attributes: (results[1], operands[2]),
 )
-def _fused_add_rms_norm(kept: Arrays, cotangents: Arrays, attributes: Attributes) -> Arrays:
+def _fused_add_rms_norm(
+    kept: Any, cotangents: Sequence[jax.Array], attributes: Attributes
+) -> Arrays:
     g, g_residual = cotangents
-    d_total, d_weight = _norm_backward(*kept, g, **attributes)
+    total, weight = kept
+    d_total, d_weight = _norm_backward(total, weight, g, **attributes)
     d_total = d_total + _f32(g_residual)
     return d_total, d_total, d_weight
 
 
 def _gated_backward(
-    act: Callable[[jax.Array], jax.Array], kept: Arrays, cotangents: Arrays
+    act: Callable[[jax.Array], jax.Array], kept: Any, cotangents: Sequence[jax.Array]
 ) -> Arrays:
     """Cotangents of the gate and of what it multiplies, apart or side by side as they came."""
     x, up = kept
@@ -81,11 +84,11 @@ for _name, _act in {
 
 
 @gradient("intarsia.rotary_embedding", keep=lambda operands, results, attributes: operands)
-def _rotary_embedding(kept: Arrays, cotangents: Arrays, attributes: Attributes) -> Arrays:
+def _rotary_embedding(kept: Any, cotangents: Sequence[jax.Array], attributes: Attributes) -> Arrays:
     """A rotation's transpose is its inverse; the table's cotangent is gathered from every pair."""
     positions, query, table, key = kept
     back = attributes | {"inverse": not attributes.get("inverse", False)}
-    turned = _ops.rotary_embedding(positions, cotangents[0], table, *cotangents[1:], **back)
+    turned: Any = wire.rotary_embedding(positions, cotangents[0], table, *cotangents[1:], **back)
     d_query, d_key = turned if key is not None else (turned, None)
     d_table = _table_cotangent(
         positions, table, (query, key)[: len(cotangents)], cotangents, **attributes
@@ -96,10 +99,10 @@ def _rotary_embedding(kept: Arrays, cotangents: Arrays, attributes: Attributes) 
 def _table_cotangent(
     positions: jax.Array,
     table: jax.Array,
-    heads: Arrays,
-    cotangents: Arrays,
+    heads: Sequence[jax.Array],
+    cotangents: Sequence[jax.Array],
     *,
-    head_size: int | None = None,
+    head_size: Any = None,  # an int where heads have no axis
     is_neox: bool = True,
     rope_dim_offset: int = 0,
     inverse: bool = False,
@@ -113,7 +116,10 @@ def _table_cotangent(
         part = _f32(x.reshape(*positions.shape, count, d))[
             ..., rope_dim_offset : rope_dim_offset + r
         ]
-        return tuple(jnp.split(part, 2, axis=-1)) if is_neox else (part[..., ::2], part[..., 1::2])
+        if not is_neox:
+            return part[..., ::2], part[..., 1::2]
+        first, second = jnp.split(part, 2, axis=-1)
+        return first, second
 
     d_angles = jnp.zeros((*positions.shape, r), jnp.float32)
     for x, g in zip(heads, cotangents, strict=True):
@@ -127,7 +133,9 @@ def _table_cotangent(
 
 
 @gradient("intarsia.merge_attn_states", keep=lambda operands, results, attributes: operands)
-def _merge_attn_states(kept: Arrays, cotangents: Arrays, attributes: Attributes) -> Arrays:
+def _merge_attn_states(
+    kept: Any, cotangents: Sequence[jax.Array], attributes: Attributes
+) -> Arrays:
     """For out = a x + b y, lse = ln(e^p + e^s), where a = e^(p - lse) and b = e^(s - lse):
 
     dx = a g, dy = b g, dp = a g_lse + c, ds = b g_lse - c, c = a b g (x - y).

@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from intarsia import _native
+from intarsia.jax import wire
 from intarsia.jax._call import abstract, as_array, call
 from intarsia.jax._grad import gradient
 from intarsia.jax._platforms import with_fallback
@@ -18,7 +20,11 @@ _NAME = "linear"
 
 
 def linear(
-    x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, out_dtype: str = "auto"
+    x: ArrayLike,
+    w: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    out_dtype: wire.LinearOutDtype = "auto",
 ) -> jax.Array:
     """A linear layer: x w^T, plus a bias.
 
@@ -111,7 +117,7 @@ def _function(out_dtype: str) -> Callable[..., jax.Array]:
 
     differentiable = jax.custom_vjp(lambda *arrays: run(*arrays))
     differentiable.defvjp(lambda *arrays: (run(*arrays), arrays), _gradients)
-    differentiable.__name__ = _NAME  # in XLA's metadata and in profiles
+    differentiable.__name__ = _NAME  # type: ignore[attr-defined]  # in XLA's metadata and in profiles
     return jax.jit(differentiable, inline=True)
 
 
@@ -126,7 +132,7 @@ def _gradients(arrays: tuple[jax.Array, ...], d_out: jax.Array) -> tuple[jax.Arr
 
 @gradient(f"intarsia.{_NAME}", keep=lambda operands, results, attributes: operands)
 def _of_the_bare_op(
-    kept: Sequence[jax.Array | None], cotangents: Sequence[jax.Array], attributes: dict[str, Any]
+    kept: Any, cotangents: Sequence[jax.Array], attributes: dict[str, Any]
 ) -> list[jax.Array | None]:
     x, w, bias = kept
     arrays = (x, w) if bias is None else (x, w, bias)

@@ -2,19 +2,21 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from intarsia.jax._attention import paged_attention
+from intarsia.jax._call import as_array
 
 _FP8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
 
 def ragged_paged_attention(
-    q: jax.Array,
-    kv_pages: jax.Array,
-    kv_lens: jax.Array,
-    page_indices: jax.Array,
-    cu_q_lens: jax.Array,
-    num_seqs: jax.Array,
+    q: ArrayLike,
+    kv_pages: ArrayLike,
+    kv_lens: ArrayLike,
+    page_indices: ArrayLike,
+    cu_q_lens: ArrayLike,
+    num_seqs: ArrayLike,
     *,
     sm_scale: float = 1.0,
     sliding_window: int | None = None,
@@ -57,6 +59,10 @@ def ragged_paged_attention(
     del mask_value, num_kv_pages_per_block, num_queries_per_block, vmem_limit_bytes
     if soft_cap == 0:
         raise ValueError("ragged_paged_attention: soft_cap is 0, expected None or a number above 0")
+    q, kv_pages = (
+        as_array(f"ragged_paged_attention: {name}", x)
+        for name, x in (("q", q), ("kv_pages", kv_pages))
+    )
     out_scale = None
     if kv_pages.dtype not in _FP8:
         # q (k_scale K) = k_scale (q K), and likewise outside of the sum over V.

@@ -14,11 +14,12 @@ from typing import Any
 import jax
 from jax import lax
 
-import intarsia.jax
 from intarsia import _native
+from intarsia._cache_form import infer_layout, split
 from intarsia._dims import STARTS, Axes, CallAxes, axes_of_call
 from intarsia.jax import _cache
 from intarsia.jax._call import as_array
+from intarsia.jax._functions import function_of
 
 AxisName = str | tuple[str, ...]
 _KV_HEADS = "hk"
@@ -89,8 +90,7 @@ class ShardedOps:
             raise AttributeError(f"ShardedOps has no {name}; it has the ops of intarsia.jax")
         if name == "rotary_embedding_and_cache" and "heads" in dict(self._wanted):
             return functools.partial(_cache.rotary_embedding_then_cache, self)
-        function = getattr(intarsia.jax, name)
-        return _Sharded(function, self._mesh, self._wanted, strict=False)
+        return _Sharded(function_of(name), self._mesh, self._wanted, strict=False)
 
 
 def kv_heads(count: int, mesh: jax.sharding.Mesh, heads: AxisName) -> int:
@@ -176,7 +176,7 @@ class _Sharded:
         cuts = {
             name: self._cut(name, found, shape, use, attributes)
             for name, found, shape in zip(names, axes.operands, shapes, strict=True)
-            if found is not None
+            if found is not None and shape is not None
         }
         results = [self._spec(found, use) for found in axes.results if found is not None]
         return self._run(bound, arrays, cuts, results, use.get("heads"))
@@ -302,7 +302,7 @@ def _names_of_ops() -> set[str]:
     """Functions that take their op's operands, as no function does that makes some of them up itself."""
 
     def takes_operands(op: _native.Op) -> bool:
-        parameters = {*inspect.signature(getattr(intarsia.jax, op.name)).parameters, *_IN_ONE_CACHE}
+        parameters = {*inspect.signature(function_of(op.name)).parameters, *_IN_ONE_CACHE}
         return all(row["optional"] or row["name"] in parameters for row in op.operands)
 
     ops = _native.main_library().ops
@@ -312,7 +312,7 @@ def _names_of_ops() -> set[str]:
 def _op_of(function: Callable[..., Any]) -> _native.Op:
     """The op that a function of this package is, or is cut like."""
     name = getattr(function, "__name__", str(function))
-    if function is not getattr(intarsia.jax, name, None) or name not in _names_of_ops():
+    if name not in _names_of_ops() or function is not function_of(name):
         known = ", ".join(sorted(_names_of_ops()))
         raise ValueError(f"shard: {name} is no op of intarsia.jax, expected one of {known}")
     if name not in _COMPOSED:
@@ -328,7 +328,7 @@ def _arrays_of(op: _native.Op, arguments: Mapping[str, Any]) -> dict[str, jax.Ar
     """The arrays of a call by the names of the op's operands, which the functions' parameters share."""
     found: dict[str, Any] = dict(arguments)
     if "kv_cache" in found:
-        found["key_cache"], found["value_cache"] = _cache.split(op.name, found.pop("kv_cache"))
+        found["key_cache"], found["value_cache"] = split(op.name, found.pop("kv_cache"))
     return {
         row["name"]: as_array(f"{op.name}: {row['name']}", found[row["name"]])
         for row in op.operands
@@ -360,9 +360,7 @@ def _layout_of(op: str, arguments: Mapping[str, Any]) -> str | None:
     else:
         return None
     head = next(arguments[name] for name in ("key", "query", "q", "qkv") if name in arguments)
-    return _cache.infer_layout(
-        op, cache, head.shape[-1], arguments.get("layout"), arguments.get("layer")
-    )
+    return infer_layout(op, cache, head.shape[-1], arguments.get("layout"), arguments.get("layer"))
 
 
 def _names(axis: AxisName) -> tuple[str, ...]:
@@ -392,7 +390,9 @@ def _pick(x: jax.Array, pick: tuple[int, int, int] | None, axis: AxisName | None
     return lax.dynamic_slice_in_dim(x, lax.axis_index(axis) // sharers * elements, elements, at)
 
 
-def _place(x: jax.Array, spec: jax.P, mesh: jax.sharding.Mesh) -> jax.Array:
+def _place(
+    x: jax.Array, spec: jax.P, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
+) -> jax.Array:
     """Under explicit sharding, an array whose type says that it is whole everywhere, cut; else as it is."""
     whole = all(axis is None for axis in jax.typeof(x).sharding.spec)
     return (

@@ -49,4 +49,4 @@ def result_type(
     if _HAS_MANUAL_AXIS_TYPE:
         manual = jax.sharding.ManualAxisType(varying=axes)
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=manual)
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, vma=axes)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, vma=axes)  # type: ignore[call-arg]

@@ -3,7 +3,10 @@
 Written by tools/gen.py from the library's manifest: edit the op's spec instead (`make gen`).
 """
 
+from typing import Literal, TypeAlias, overload
+
 import jax
+from jax.typing import ArrayLike
 
 from intarsia.jax._call import call, one_or_all
 
@@ -35,17 +38,23 @@ __all__ = [
     "static_scaled_int8_quant",
 ]
 
+FlashAttnVarlenOutDtype: TypeAlias = Literal["auto", "f16", "bf16"]
+KvCacheDtype: TypeAlias = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
+LinearOutDtype: TypeAlias = Literal["auto", "f32"]
+QuantDtype: TypeAlias = Literal["f8e4m3fn", "i8"]
+Rounding: TypeAlias = Literal["once", "before_weight"]
+
 
 def all_reduce_fused_add_rms_norm(
-    x: jax.Array,
-    residual: jax.Array,
-    weight: jax.Array | None,
-    addresses: jax.Array,
-    inbox: jax.Array,
+    x: ArrayLike,
+    residual: ArrayLike,
+    weight: ArrayLike | None,
+    addresses: ArrayLike,
+    inbox: ArrayLike,
     *,
     eps: float = 1e-06,
-    rounding: str = "once",
-) -> tuple[jax.Array, ...]:
+    rounding: Rounding = "once",
+) -> tuple[jax.Array, jax.Array]:
     """Sums over GPUs, adds the residual stream, then root-mean-square normalisation.
 
     Runs on CUDA alone; `intarsia.jax.all_reduce_fused_add_rms_norm` is XLA's version on other platforms.
@@ -84,8 +93,8 @@ def all_reduce_fused_add_rms_norm(
 
 
 def dynamic_per_token_scaled_fp8_quant(
-    x: jax.Array, scale_ub: jax.Array | None = None
-) -> tuple[jax.Array, ...]:
+    x: ArrayLike, scale_ub: ArrayLike | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Quantises each row to fp8 by a scale of its own.
 
     Args:
@@ -105,7 +114,7 @@ def dynamic_per_token_scaled_fp8_quant(
     return one_or_all(call("dynamic_per_token_scaled_fp8_quant", (x, scale_ub)))
 
 
-def dynamic_scaled_fp8_quant(x: jax.Array) -> tuple[jax.Array, ...]:
+def dynamic_scaled_fp8_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Quantises to fp8 by one scale that x itself gives.
 
     Args:
@@ -124,7 +133,7 @@ def dynamic_scaled_fp8_quant(x: jax.Array) -> tuple[jax.Array, ...]:
     return one_or_all(call("dynamic_scaled_fp8_quant", (x,)))
 
 
-def dynamic_scaled_int8_quant(x: jax.Array) -> tuple[jax.Array, ...]:
+def dynamic_scaled_int8_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Quantises each row to int8 by a scale of its own.
 
     Args:
@@ -143,21 +152,108 @@ def dynamic_scaled_int8_quant(x: jax.Array) -> tuple[jax.Array, ...]:
     return one_or_all(call("dynamic_scaled_int8_quant", (x,)))
 
 
+@overload
 def flash_attn_varlen(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array | None,
-    cu_seqlens_q: jax.Array,
-    cu_seqlens_k: jax.Array | None = None,
-    seqused_k: jax.Array | None = None,
-    block_table: jax.Array | None = None,
-    layer: jax.Array | None = None,
-    alibi_slopes: jax.Array | None = None,
-    sinks: jax.Array | None = None,
-    leftpad_k: jax.Array | None = None,
-    q_scale: jax.Array | None = None,
-    k_scale: jax.Array | None = None,
-    v_scale: jax.Array | None = None,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike | None,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = None,
+    seqused_k: ArrayLike | None = None,
+    block_table: ArrayLike | None = None,
+    layer: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    leftpad_k: ArrayLike | None = None,
+    q_scale: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0,
+    layout: str = "NHD",
+    return_lse: Literal[False] = False,
+    kv_cache_dtype: KvCacheDtype = "auto",
+    out_dtype: FlashAttnVarlenOutDtype = "auto",
+) -> jax.Array: ...
+
+
+@overload
+def flash_attn_varlen(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike | None,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = None,
+    seqused_k: ArrayLike | None = None,
+    block_table: ArrayLike | None = None,
+    layer: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    leftpad_k: ArrayLike | None = None,
+    q_scale: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0,
+    layout: str = "NHD",
+    return_lse: Literal[True],
+    kv_cache_dtype: KvCacheDtype = "auto",
+    out_dtype: FlashAttnVarlenOutDtype = "auto",
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def flash_attn_varlen(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike | None,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = None,
+    seqused_k: ArrayLike | None = None,
+    block_table: ArrayLike | None = None,
+    layer: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    leftpad_k: ArrayLike | None = None,
+    q_scale: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0,
+    layout: str = "NHD",
+    return_lse: bool,
+    kv_cache_dtype: KvCacheDtype = "auto",
+    out_dtype: FlashAttnVarlenOutDtype = "auto",
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+
+
+def flash_attn_varlen(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike | None,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = None,
+    seqused_k: ArrayLike | None = None,
+    block_table: ArrayLike | None = None,
+    layer: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    leftpad_k: ArrayLike | None = None,
+    q_scale: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
     *,
     scale: float | None = None,
     is_causal: bool = False,
@@ -166,9 +262,9 @@ def flash_attn_varlen(
     softcap: float = 0,
     layout: str = "NHD",
     return_lse: bool = False,
-    kv_cache_dtype: str = "auto",
-    out_dtype: str = "auto",
-) -> jax.Array | tuple[jax.Array, ...]:
+    kv_cache_dtype: KvCacheDtype = "auto",
+    out_dtype: FlashAttnVarlenOutDtype = "auto",
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Attention over a ragged batch, its keys and values dense or in a paged cache.
 
     Args:
@@ -249,19 +345,20 @@ def flash_attn_varlen(
     )
 
 
+@overload
 def flash_attn_varlen_backward(
-    dout: jax.Array,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    out: jax.Array,
-    lse: jax.Array,
-    cu_seqlens_q: jax.Array,
-    cu_seqlens_k: jax.Array,
-    seqused_k: jax.Array | None = None,
-    alibi_slopes: jax.Array | None = None,
-    sinks: jax.Array | None = None,
-    dlse: jax.Array | None = None,
+    dout: ArrayLike,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    out: ArrayLike,
+    lse: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike,
+    seqused_k: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: None = None,
+    dlse: ArrayLike | None = None,
     *,
     scale: float | None = None,
     is_causal: bool = False,
@@ -269,7 +366,78 @@ def flash_attn_varlen_backward(
     window_right: int = -1,
     softcap: float = 0,
     deterministic: bool = False,
-) -> tuple[jax.Array, ...]:
+) -> tuple[jax.Array, jax.Array, jax.Array]: ...
+
+
+@overload
+def flash_attn_varlen_backward(
+    dout: ArrayLike,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    out: ArrayLike,
+    lse: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike,
+    seqused_k: ArrayLike | None,
+    alibi_slopes: ArrayLike | None,
+    sinks: ArrayLike,
+    dlse: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0,
+    deterministic: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]: ...
+
+
+@overload
+def flash_attn_varlen_backward(
+    dout: ArrayLike,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    out: ArrayLike,
+    lse: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike,
+    seqused_k: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    *,
+    sinks: ArrayLike,
+    dlse: ArrayLike | None = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0,
+    deterministic: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]: ...
+
+
+def flash_attn_varlen_backward(
+    dout: ArrayLike,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    out: ArrayLike,
+    lse: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike,
+    seqused_k: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    dlse: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0,
+    deterministic: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array] | tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The gradient of flash_attn_varlen with dense keys and values.
 
     Args:
@@ -334,13 +502,13 @@ def flash_attn_varlen_backward(
 
 
 def fused_add_rms_norm(
-    x: jax.Array,
-    residual: jax.Array,
-    weight: jax.Array | None = None,
+    x: ArrayLike,
+    residual: ArrayLike,
+    weight: ArrayLike | None = None,
     *,
     eps: float = 1e-06,
-    rounding: str = "once",
-) -> tuple[jax.Array, ...]:
+    rounding: Rounding = "once",
+) -> tuple[jax.Array, jax.Array]:
     """Adds the residual stream, then root-mean-square normalisation.
 
     Args:
@@ -365,14 +533,14 @@ def fused_add_rms_norm(
 
 
 def fused_add_rms_norm_static_fp8_quant(
-    x: jax.Array,
-    residual: jax.Array,
-    weight: jax.Array,
-    scale: jax.Array,
+    x: ArrayLike,
+    residual: ArrayLike,
+    weight: ArrayLike,
+    scale: ArrayLike,
     *,
     eps: float = 1e-06,
-    rounding: str = "once",
-) -> tuple[jax.Array, ...]:
+    rounding: Rounding = "once",
+) -> tuple[jax.Array, jax.Array]:
     """Adds the residual stream, then root-mean-square normalisation, quantised by a given scale.
 
     Args:
@@ -404,7 +572,7 @@ def fused_add_rms_norm_static_fp8_quant(
     )
 
 
-def gelu_and_mul(x: jax.Array, up: jax.Array | None = None) -> jax.Array:
+def gelu_and_mul(x: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
     """The gated activation with the exact GELU.
 
     Args:
@@ -426,7 +594,7 @@ def gelu_and_mul(x: jax.Array, up: jax.Array | None = None) -> jax.Array:
     return one_or_all(call("gelu_and_mul", (x, up)))
 
 
-def gelu_tanh_and_mul(x: jax.Array, up: jax.Array | None = None) -> jax.Array:
+def gelu_tanh_and_mul(x: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
     """The gated activation of a Gemma's MLP: GELU in its tanh form.
 
     Args:
@@ -449,7 +617,7 @@ def gelu_tanh_and_mul(x: jax.Array, up: jax.Array | None = None) -> jax.Array:
 
 
 def linear(
-    x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, out_dtype: str = "auto"
+    x: ArrayLike, w: ArrayLike, bias: ArrayLike | None = None, *, out_dtype: LinearOutDtype = "auto"
 ) -> jax.Array:
     """A linear layer: x w^T, plus a bias.
 
@@ -474,8 +642,8 @@ def linear(
 
 
 def merge_attn_states(
-    prefix_out: jax.Array, prefix_lse: jax.Array, suffix_out: jax.Array, suffix_lse: jax.Array
-) -> tuple[jax.Array, ...]:
+    prefix_out: ArrayLike, prefix_lse: ArrayLike, suffix_out: ArrayLike, suffix_lse: ArrayLike
+) -> tuple[jax.Array, jax.Array]:
     """Attention over two sets of keys, from the results over each.
 
     Args:
@@ -498,26 +666,95 @@ def merge_attn_states(
     return one_or_all(call("merge_attn_states", (prefix_out, prefix_lse, suffix_out, suffix_lse)))
 
 
+@overload
 def paged_attention(
-    query: jax.Array,
-    key_cache: jax.Array,
-    value_cache: jax.Array | None,
-    seqused_k: jax.Array,
-    block_table: jax.Array,
-    cu_seqlens_q: jax.Array,
-    num_seqs: jax.Array | None = None,
-    layer: jax.Array | None = None,
-    sinks: jax.Array | None = None,
-    k_scale: jax.Array | None = None,
-    v_scale: jax.Array | None = None,
+    query: ArrayLike,
+    key_cache: ArrayLike,
+    value_cache: ArrayLike | None,
+    seqused_k: ArrayLike,
+    block_table: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    num_seqs: ArrayLike | None = None,
+    layer: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float = 0,
+    layout: str = "NHD",
+    return_lse: Literal[False] = False,
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> jax.Array: ...
+
+
+@overload
+def paged_attention(
+    query: ArrayLike,
+    key_cache: ArrayLike,
+    value_cache: ArrayLike | None,
+    seqused_k: ArrayLike,
+    block_table: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    num_seqs: ArrayLike | None = None,
+    layer: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float = 0,
+    layout: str = "NHD",
+    return_lse: Literal[True],
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def paged_attention(
+    query: ArrayLike,
+    key_cache: ArrayLike,
+    value_cache: ArrayLike | None,
+    seqused_k: ArrayLike,
+    block_table: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    num_seqs: ArrayLike | None = None,
+    layer: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float = 0,
+    layout: str = "NHD",
+    return_lse: bool,
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+
+
+def paged_attention(
+    query: ArrayLike,
+    key_cache: ArrayLike,
+    value_cache: ArrayLike | None,
+    seqused_k: ArrayLike,
+    block_table: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    num_seqs: ArrayLike | None = None,
+    layer: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
     *,
     scale: float | None = None,
     sliding_window: int | None = None,
     softcap: float = 0,
     layout: str = "NHD",
     return_lse: bool = False,
-    kv_cache_dtype: str = "auto",
-) -> jax.Array | tuple[jax.Array, ...]:
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Causal attention over a paged KV cache, for decode and mixed batches.
 
     Args:
@@ -583,8 +820,8 @@ def paged_attention(
 
 
 def per_token_group_fp8_quant(
-    x: jax.Array, *, group_size: int = 128, eps: float = 1e-10
-) -> tuple[jax.Array, ...]:
+    x: ArrayLike, *, group_size: int = 128, eps: float = 1e-10
+) -> tuple[jax.Array, jax.Array]:
     """Quantises groups of a row's neighbours to fp8, each by a scale of its own.
 
     Args:
@@ -606,19 +843,51 @@ def per_token_group_fp8_quant(
     return one_or_all(call("per_token_group_fp8_quant", (x,), group_size=group_size, eps=eps))
 
 
+@overload
 def reshape_and_cache_flash(
-    key: jax.Array,
-    value: jax.Array,
-    key_cache: jax.Array,
-    value_cache: jax.Array | None,
-    slot_mapping: jax.Array,
-    layer: jax.Array | None = None,
-    k_scale: jax.Array | None = None,
-    v_scale: jax.Array | None = None,
+    key: ArrayLike,
+    value: ArrayLike,
+    key_cache: ArrayLike,
+    value_cache: None,
+    slot_mapping: ArrayLike,
+    layer: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
     *,
     layout: str = "NHD",
-    kv_cache_dtype: str = "auto",
-) -> jax.Array | tuple[jax.Array, ...]:
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> jax.Array: ...
+
+
+@overload
+def reshape_and_cache_flash(
+    key: ArrayLike,
+    value: ArrayLike,
+    key_cache: ArrayLike,
+    value_cache: ArrayLike,
+    slot_mapping: ArrayLike,
+    layer: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    *,
+    layout: str = "NHD",
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+def reshape_and_cache_flash(
+    key: ArrayLike,
+    value: ArrayLike,
+    key_cache: ArrayLike,
+    value_cache: ArrayLike | None,
+    slot_mapping: ArrayLike,
+    layer: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    *,
+    layout: str = "NHD",
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Writes new keys and values into their slots of a paged KV cache.
 
     Args:
@@ -660,7 +929,11 @@ def reshape_and_cache_flash(
 
 
 def rms_norm(
-    x: jax.Array, weight: jax.Array | None = None, *, eps: float = 1e-06, rounding: str = "once"
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    *,
+    eps: float = 1e-06,
+    rounding: Rounding = "once",
 ) -> jax.Array:
     """Root-mean-square normalisation over the last axis.
 
@@ -684,16 +957,55 @@ def rms_norm(
     return one_or_all(call("rms_norm", (x, weight), eps=eps, rounding=rounding))
 
 
+@overload
 def rms_norm_dynamic_per_token_quant(
-    x: jax.Array,
-    weight: jax.Array,
-    scale_ub: jax.Array | None = None,
-    residual: jax.Array | None = None,
+    x: ArrayLike,
+    weight: ArrayLike,
+    scale_ub: ArrayLike | None = None,
+    residual: None = None,
     *,
     eps: float = 1e-06,
-    quant_dtype: str = "f8e4m3fn",
-    rounding: str = "before_weight",
-) -> tuple[jax.Array, ...]:
+    quant_dtype: QuantDtype = "f8e4m3fn",
+    rounding: Rounding = "before_weight",
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def rms_norm_dynamic_per_token_quant(
+    x: ArrayLike,
+    weight: ArrayLike,
+    scale_ub: ArrayLike | None,
+    residual: ArrayLike,
+    *,
+    eps: float = 1e-06,
+    quant_dtype: QuantDtype = "f8e4m3fn",
+    rounding: Rounding = "before_weight",
+) -> tuple[jax.Array, jax.Array, jax.Array]: ...
+
+
+@overload
+def rms_norm_dynamic_per_token_quant(
+    x: ArrayLike,
+    weight: ArrayLike,
+    scale_ub: ArrayLike | None = None,
+    *,
+    residual: ArrayLike,
+    eps: float = 1e-06,
+    quant_dtype: QuantDtype = "f8e4m3fn",
+    rounding: Rounding = "before_weight",
+) -> tuple[jax.Array, jax.Array, jax.Array]: ...
+
+
+def rms_norm_dynamic_per_token_quant(
+    x: ArrayLike,
+    weight: ArrayLike,
+    scale_ub: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
+    *,
+    eps: float = 1e-06,
+    quant_dtype: QuantDtype = "f8e4m3fn",
+    rounding: Rounding = "before_weight",
+) -> tuple[jax.Array, jax.Array] | tuple[jax.Array, jax.Array, jax.Array]:
     """Root-mean-square normalisation, each row quantised by a scale of its own.
 
     Args:
@@ -729,7 +1041,12 @@ def rms_norm_dynamic_per_token_quant(
 
 
 def rms_norm_static_fp8_quant(
-    x: jax.Array, weight: jax.Array, scale: jax.Array, *, eps: float = 1e-06, rounding: str = "once"
+    x: ArrayLike,
+    weight: ArrayLike,
+    scale: ArrayLike,
+    *,
+    eps: float = 1e-06,
+    rounding: Rounding = "once",
 ) -> jax.Array:
     """Root-mean-square normalisation, quantised by a given scale.
 
@@ -755,17 +1072,45 @@ def rms_norm_static_fp8_quant(
     )
 
 
+@overload
 def rotary_embedding(
-    positions: jax.Array,
-    query: jax.Array,
-    cos_sin_cache: jax.Array,
-    key: jax.Array | None = None,
+    positions: ArrayLike,
+    query: ArrayLike,
+    cos_sin_cache: ArrayLike,
+    key: None = None,
     *,
     head_size: int | None = None,
     is_neox: bool = True,
     rope_dim_offset: int = 0,
     inverse: bool = False,
-) -> jax.Array | tuple[jax.Array, ...]:
+) -> jax.Array: ...
+
+
+@overload
+def rotary_embedding(
+    positions: ArrayLike,
+    query: ArrayLike,
+    cos_sin_cache: ArrayLike,
+    key: ArrayLike,
+    *,
+    head_size: int | None = None,
+    is_neox: bool = True,
+    rope_dim_offset: int = 0,
+    inverse: bool = False,
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+def rotary_embedding(
+    positions: ArrayLike,
+    query: ArrayLike,
+    cos_sin_cache: ArrayLike,
+    key: ArrayLike | None = None,
+    *,
+    head_size: int | None = None,
+    is_neox: bool = True,
+    rope_dim_offset: int = 0,
+    inverse: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Rotary position embedding of query and key.
 
     Args:
@@ -802,23 +1147,63 @@ def rotary_embedding(
     )
 
 
+@overload
 def rotary_embedding_and_cache(
-    positions: jax.Array,
-    qkv: jax.Array,
-    cos_sin_cache: jax.Array,
-    key_cache: jax.Array,
-    value_cache: jax.Array | None,
-    slot_mapping: jax.Array,
-    layer: jax.Array | None = None,
-    k_scale: jax.Array | None = None,
-    v_scale: jax.Array | None = None,
+    positions: ArrayLike,
+    qkv: ArrayLike,
+    cos_sin_cache: ArrayLike,
+    key_cache: ArrayLike,
+    value_cache: None,
+    slot_mapping: ArrayLike,
+    layer: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
     *,
     num_heads: int | None = None,
     is_neox: bool = True,
     rope_dim_offset: int = 0,
     layout: str = "NHD",
-    kv_cache_dtype: str = "auto",
-) -> tuple[jax.Array, ...]:
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def rotary_embedding_and_cache(
+    positions: ArrayLike,
+    qkv: ArrayLike,
+    cos_sin_cache: ArrayLike,
+    key_cache: ArrayLike,
+    value_cache: ArrayLike,
+    slot_mapping: ArrayLike,
+    layer: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    *,
+    num_heads: int | None = None,
+    is_neox: bool = True,
+    rope_dim_offset: int = 0,
+    layout: str = "NHD",
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> tuple[jax.Array, jax.Array, jax.Array]: ...
+
+
+def rotary_embedding_and_cache(
+    positions: ArrayLike,
+    qkv: ArrayLike,
+    cos_sin_cache: ArrayLike,
+    key_cache: ArrayLike,
+    value_cache: ArrayLike | None,
+    slot_mapping: ArrayLike,
+    layer: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
+    *,
+    num_heads: int | None = None,
+    is_neox: bool = True,
+    rope_dim_offset: int = 0,
+    layout: str = "NHD",
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> tuple[jax.Array, jax.Array] | tuple[jax.Array, jax.Array, jax.Array]:
     """Rotary position embedding of a product of Q, K and V, whose K and V go to a paged KV cache.
 
     Args:
@@ -879,7 +1264,7 @@ def rotary_embedding_and_cache(
     )
 
 
-def silu_and_mul(x: jax.Array, up: jax.Array | None = None) -> jax.Array:
+def silu_and_mul(x: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
     """The gated activation of a Llama's MLP.
 
     Args:
@@ -901,7 +1286,7 @@ def silu_and_mul(x: jax.Array, up: jax.Array | None = None) -> jax.Array:
     return one_or_all(call("silu_and_mul", (x, up)))
 
 
-def silu_and_mul_quant(x: jax.Array, scale: jax.Array, up: jax.Array | None = None) -> jax.Array:
+def silu_and_mul_quant(x: ArrayLike, scale: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
     """The gated activation of a Llama's MLP, quantised by a given scale.
 
     Args:
@@ -923,7 +1308,7 @@ def silu_and_mul_quant(x: jax.Array, scale: jax.Array, up: jax.Array | None = No
     return one_or_all(call("silu_and_mul_quant", (x, scale, up)))
 
 
-def simple_add(a: jax.Array, b: jax.Array) -> jax.Array:
+def simple_add(a: ArrayLike, b: ArrayLike) -> jax.Array:
     """Elementwise sum of two arrays of one shape.
 
     Args:
@@ -942,7 +1327,7 @@ def simple_add(a: jax.Array, b: jax.Array) -> jax.Array:
     return one_or_all(call("simple_add", (a, b)))
 
 
-def static_scaled_fp8_quant(x: jax.Array, scale: jax.Array) -> jax.Array:
+def static_scaled_fp8_quant(x: ArrayLike, scale: ArrayLike) -> jax.Array:
     """Quantises to fp8 by scales that are given.
 
     Args:
@@ -962,7 +1347,7 @@ def static_scaled_fp8_quant(x: jax.Array, scale: jax.Array) -> jax.Array:
     return one_or_all(call("static_scaled_fp8_quant", (x, scale)))
 
 
-def static_scaled_int8_quant(x: jax.Array, scale: jax.Array) -> jax.Array:
+def static_scaled_int8_quant(x: ArrayLike, scale: ArrayLike) -> jax.Array:
     """Quantises to int8 by scales that are given.
 
     Args:
