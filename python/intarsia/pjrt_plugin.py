@@ -8,19 +8,18 @@ torch_xla finds it by itself (entry point `torch_xla.plugins`), so that a progra
 import ctypes
 import functools
 import importlib.util
-import os
 import pathlib
 import sys
 import warnings
 from typing import Any
 
-from intarsia import _native
+from intarsia import _environment, _native
 from intarsia._packages import needed_by
 
 with needed_by("the device INTARSIA"):
     from torch_xla.experimental import plugins
 
-PLUGIN_VARIABLE = "INTARSIA_PJRT_PLUGIN"
+PLUGIN_VARIABLE = _environment.PJRT_PLUGIN
 
 
 class IntarsiaPlugin(plugins.DevicePlugin):
@@ -40,15 +39,15 @@ class IntarsiaPlugin(plugins.DevicePlugin):
         Warns:
           RuntimeWarning: the device is the CPU though there is an NVIDIA driver; the text says why.
         """
-        plugin = pathlib.Path(os.environ.get(PLUGIN_VARIABLE) or _choose_plugin())
-        os.environ[PLUGIN_VARIABLE] = str(plugin)  # where our library looks for it
+        plugin = pathlib.Path(_environment.asked_pjrt_plugin() or _choose_plugin())
+        _environment.choose_pjrt_plugin(str(plugin))  # where our library looks for it
         _load_libraries(plugin)
         _prepare_process()
         return str(_native.main_library().path.resolve())
 
     def client_create_options(self) -> dict[str, str | int | bool]:
         """One device of a CPU; all GPUs that CUDA_VISIBLE_DEVICES shows, memory taken as needed."""
-        if _is_for_gpus(os.environ[PLUGIN_VARIABLE]):
+        if _is_for_gpus(_environment.chosen_pjrt_plugin()):
             return {"platform_name": "cuda", "preallocate": False}
         return {"cpu_device_count": 1}
 
@@ -57,7 +56,7 @@ def _prepare_process() -> None:
     """What a process needs besides the plugin that uses the device."""
     # JAX only traces for torch_xla, for which its CPU backend will do; it shall not take the
     # GPU's memory for a client of its own. A program that wants both says so.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    _environment.default_jax_to_cpu()
     _serve_ragged_paged_attention()
     if "intarsia.torch" in sys.modules:  # or else it will see PJRT_DEVICE
         sys.modules["intarsia.torch"]._xla.serve_device()

@@ -3,7 +3,6 @@
 import argparse
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import re
 import shutil
@@ -12,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from intarsia import __version__, _native
+from intarsia import __version__, _environment, _native
 from intarsia._packages import Requirement, install, requirements
 
 _PACKAGES = (
@@ -214,7 +213,7 @@ def _test_in_torch(
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=os.environ | environment,
+        env=_environment.child(**environment),
         capture_output=True,
         text=True,
     )

@@ -1,14 +1,14 @@
 """How a model's step is compiled and made ready, whoever wrote the model."""
 
-import os
-
 import jax
+
+from intarsia import _environment
 
 _GRAPHS = "xla_gpu_enable_command_buffer"
 # XLA on the CPU widens weights in 16 or 8 bits to f32 in every step. In the order that it prefers, which is for programs
 # with more parallel branches than a transformer, it begins with all of them, and so needs room for the
 # whole model in f32, asked from the system anew each time.
-_ON_CPUS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+_ON_CPUS: dict[str, str | bool] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
 def compile_step(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
@@ -18,7 +18,7 @@ def compile_step(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     return lowered.compile(_ON_CPUS | (_on_gpus() if several_gpus else {}))
 
 
-def _on_gpus() -> dict[str, str]:
+def _on_gpus() -> dict[str, str | bool]:
     """With jax 0.12: what XLA records in CUDA graphs by default, and its kernels for collectives.
 
     Those it would launch between graphs and on other streams: 8 us each, 9% of a decode step on two
@@ -26,7 +26,7 @@ def _on_gpus() -> dict[str, str]:
     and it goes before XLA_FLAGS, so a list given there is left alone.
     """
     known = (0, 12) <= jax.__version_info__ < (0, 13)
-    if not known or _GRAPHS in os.environ.get("XLA_FLAGS", ""):
+    if not known or _GRAPHS in _environment.xla_flags():
         return {}
     kinds = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,COLLECTIVES_KERNEL"
     return {_GRAPHS: kinds}

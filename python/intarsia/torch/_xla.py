@@ -4,14 +4,13 @@ torch_xla and jax are imported at the first call: without them, the kernels of o
 """
 
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from intarsia import _native
+from intarsia import _environment, _native
 from intarsia._packages import needed_by
 from intarsia.torch._fake import fake
 from intarsia.torch._form import (
@@ -92,7 +91,7 @@ def register_writing(
 ) -> None:
     """Makes `function`, which may call any op of torch, the kernel for XLA tensors of an op that writes."""
     _writing.append((fragment, name, function))
-    if os.environ.get("PJRT_DEVICE") == DEVICE:
+    if _environment.torch_xla_device() == DEVICE:
         serve_device()
 
 

@@ -3,7 +3,6 @@
 Not derived from vLLM's own for CUDA, whose module loads vLLM's compiled ops: a vLLM without them is enough.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,11 +13,11 @@ import torch
 from vllm.platforms.interface import DeviceCapability
 from vllm.utils.import_utils import import_pynvml
 
+from intarsia import _environment
 from intarsia.vllm.platforms import XlaPlatform
 
 # torch has weights and samples on the same GPU: XLA is to take what it needs, when it needs it, and may take almost all.
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
+_environment.share_gpu_memory()
 
 _nvml = import_pynvml()
 _OLDEST = (8, 0)

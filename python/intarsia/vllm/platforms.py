@@ -1,18 +1,19 @@
 """vLLM's platform: the CPU by XLA. `cuda_platform` is the one for NVIDIA GPUs."""
 
-import os
 from typing import Any
 
 import psutil
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
+from intarsia import _environment
+from intarsia.vllm.capabilities import DTYPES
 from intarsia.vllm.compat import check_vllm_version
 
 check_vllm_version()
 
 # vLLM's second runner needs Triton, and is not the one that ours derives from. Asked for before any configuration is made.
-os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+_environment.default_to_first_runner()
 
 # Fields of vLLM's AttentionSelectorConfig (versions have more or fewer of them) that our kernels have no form for.
 _REFUSED = (
@@ -59,7 +60,7 @@ class XlaPlatform(Platform):
 
     _enum = PlatformEnum.OOT
     simple_compile_backend = "eager"
-    supported_dtypes = [torch.bfloat16, torch.float16, torch.float32]
+    supported_dtypes = DTYPES
     worker: str
 
     @classmethod

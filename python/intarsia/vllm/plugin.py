@@ -3,7 +3,7 @@
 They run in every process that imports vLLM, most of which never touch a device: JAX is not imported here.
 """
 
-import os
+from intarsia import _environment
 
 
 def platform() -> str:
@@ -29,10 +29,10 @@ def register() -> None:
 
 
 def _wants_cuda() -> bool:
-    platforms = os.environ.get("JAX_PLATFORMS", "")
-    if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
+    platforms = _environment.jax_platforms()
+    if platforms and not platforms & {"cuda", "gpu"}:
         return False
-    return os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and _has_nvidia_gpu()
+    return not _environment.hides_gpus() and _has_nvidia_gpu()
 
 
 def _has_nvidia_gpu() -> bool:

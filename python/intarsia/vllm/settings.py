@@ -4,11 +4,12 @@ import copy
 import dataclasses
 import enum
 import json
-import os
 from typing import Any
 
 from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.logger import init_logger
+
+from intarsia import _environment
 
 logger = init_logger("vllm.intarsia.settings")
 
@@ -66,12 +67,11 @@ def schedule_synchronously(config: VllmConfig) -> None:
 
 def replace_start_of_processes() -> None:
     """Has vLLM spawn its workers: threads of JAX and a fork do not go together."""
-    name = "VLLM_WORKER_MULTIPROC_METHOD"
-    if os.environ.get(name, "spawn") != "spawn":
+    asked = _environment.spawn_workers()
+    if asked is not None:
         logger.warning_once(
-            "intarsia-vllm: %s=%s has no effect, spawn is used", name, os.environ[name]
+            "intarsia-vllm: %s=%s has no effect, spawn is used", _environment.WORKER_START, asked
         )
-    os.environ[name] = "spawn"
 
 
 def _asked_of_compilation(compilation: CompilationConfig) -> dict[str, Any]:

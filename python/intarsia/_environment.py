@@ -1,0 +1,80 @@
+"""The environment variables that the Python side reads or sets, and nothing else of ours does.
+
+The library reads its own (`INTARSIA_CHECK`, `INTARSIA_ISA`, `INTARSIA_ARCH`) in src/core/config.cc. When a variable is set is
+up to the caller: those that others read once must be there before that.
+"""
+
+import os
+
+PJRT_PLUGIN = "INTARSIA_PJRT_PLUGIN"
+"""The path of the PJRT plugin behind ours. The library reads it, too (src/pjrt)."""
+
+
+def child(**variables: str) -> dict[str, str]:
+    """The environment of a process to start: this one's, with these variables."""
+    return os.environ | variables
+
+
+# ---------------------------------------------------------------------------- of JAX and XLA
+
+
+def xla_flags() -> str:
+    return os.environ.get("XLA_FLAGS", "")
+
+
+def jax_platforms() -> set[str]:
+    """The platforms that JAX is held to; empty if it may choose."""
+    return {*os.environ.get("JAX_PLATFORMS", "").split(",")} - {""}
+
+
+def default_jax_to_cpu() -> None:
+    """For JAX's import, where nothing says otherwise."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def share_gpu_memory() -> None:
+    """Has JAX's client on a GPU take memory when it needs it, and at most almost all of it."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
+
+
+def hides_gpus() -> bool:
+    """Whether CUDA is told to see no GPU."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+
+
+# ---------------------------------------------------------------------------- of torch_xla
+
+
+def torch_xla_device() -> str | None:
+    return os.environ.get("PJRT_DEVICE")
+
+
+def asked_pjrt_plugin() -> str | None:
+    return os.environ.get(PJRT_PLUGIN) or None
+
+
+def chosen_pjrt_plugin() -> str:
+    """What `choose_pjrt_plugin` chose."""
+    return os.environ[PJRT_PLUGIN]
+
+
+def choose_pjrt_plugin(path: str) -> None:
+    os.environ[PJRT_PLUGIN] = path
+
+
+# ---------------------------------------------------------------------------- of vLLM
+
+WORKER_START = "VLLM_WORKER_MULTIPROC_METHOD"
+
+
+def default_to_first_runner() -> None:
+    """vLLM's second runner needs Triton. To be called before any configuration is made."""
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+
+
+def spawn_workers() -> str | None:
+    """Has vLLM spawn its workers. Returns the other way that was asked for, if one was."""
+    asked = os.environ.get(WORKER_START, "spawn")
+    os.environ[WORKER_START] = "spawn"
+    return None if asked == "spawn" else asked

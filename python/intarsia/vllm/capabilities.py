@@ -1,0 +1,10 @@
+"""What the plugin can do, as numbers and names: `refusals` and vLLM's interfaces are made of it."""
+
+import torch
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+"""Of activations."""
+FP8_CACHES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
+"""vLLM's names of caches in fp8, which it types as uint8, and ours."""
+LARGEST_HEAD = 256
+"""A head's largest dimension; all are multiples of 8."""
