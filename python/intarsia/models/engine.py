@@ -10,7 +10,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import importlib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import intarsia.jax
 from intarsia.jax._steps import compile_step, warm_up_runs
 from intarsia.models import transformer
 from intarsia.models.config import ModelConfig
@@ -122,7 +122,7 @@ class Engine:
             config = self._parallel.config
             params = self._parallel.place(params) | self._parallel.exchange(params["embed"].dtype)
         self._config = config
-        self._ops = ops or importlib.import_module("intarsia.jax")
+        self._ops = ops or intarsia.jax
         self._params = transformer.stack_layers(params) if scan_layers else params
         self._max_num_seqs = max_num_seqs
         limit = config.max_positions

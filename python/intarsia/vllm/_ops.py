@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-import intarsia.xla_ops  # which defines torch.ops.xla_gpu
+from intarsia.torch import _cache
 
 _xla_gpu = torch.ops.xla_gpu
 _FP8 = torch.float8_e4m3fn
@@ -209,7 +209,7 @@ def dynamic_scaled_int8_quant(op, result, input, scale, azp):
     namespace="_C_cache_ops",
 )
 def reshape_and_cache_flash(op, *arguments):
-    intarsia.xla_ops.reshape_and_cache_flash(*arguments)
+    _cache.reshape_and_cache_flash(*arguments)
 
 
 @_op(

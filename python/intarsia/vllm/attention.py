@@ -24,10 +24,7 @@ from vllm.v1.attention.backend import (
 import intarsia.jax as ops
 from intarsia.vllm.batch import Group
 from intarsia.vllm.caches import KvCache, TracedCaches
-from intarsia.vllm.platforms import XlaPlatform
-
-FP8_CACHES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
-"""vLLM's names of caches in fp8, which it types as uint8, and ours."""
+from intarsia.vllm.capabilities import DTYPES, FP8_CACHES
 
 
 @dataclass
@@ -42,7 +39,7 @@ class TracedMetadata:
 class XlaGpuNativeAttentionBackend(AttentionBackend):
     """Attention by Intarsia's kernels, on an NVIDIA GPU or a CPU."""
 
-    supported_dtypes = XlaPlatform.supported_dtypes
+    supported_dtypes = DTYPES
     supported_kv_cache_dtypes = ["auto", "float16", "bfloat16", *FP8_CACHES]
     forward_includes_kv_cache_update = False
 

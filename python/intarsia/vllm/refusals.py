@@ -4,10 +4,7 @@ from collections.abc import Iterator
 
 from vllm.config import VllmConfig
 
-from intarsia.vllm.attention import FP8_CACHES
-from intarsia.vllm.platforms import XlaPlatform
-
-_LARGEST_HEAD = 256
+from intarsia.vllm.capabilities import DTYPES, FP8_CACHES, LARGEST_HEAD
 
 
 def refuse(config: VllmConfig) -> None:
@@ -81,11 +78,11 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
         yield "embeddings as prompts (--enable-prompt-embeds)"
     if model.enable_sleep_mode:
         yield "sleep mode (--enable-sleep-mode)"
-    if model.dtype not in XlaPlatform.supported_dtypes:
+    if model.dtype not in DTYPES:
         yield f"activations in {model.dtype}"
     head = model.get_head_size()
-    if head % 8 or head > _LARGEST_HEAD:
-        yield f"heads of {head}, expected a multiple of 8 up to {_LARGEST_HEAD}"
+    if head % 8 or head > LARGEST_HEAD:
+        yield f"heads of {head}, expected a multiple of 8 up to {LARGEST_HEAD}"
     kept_as_they_are = ("auto", str(model.dtype).removeprefix("torch."))
     if cache.cache_dtype not in (*kept_as_they_are, *FP8_CACHES):
         expected = ", ".join(("auto", *FP8_CACHES))
