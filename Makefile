@@ -188,8 +188,9 @@ gen: setup-dev build ## rewrite what derives from the ops' specs; record an expo
 	$(BIN)/python tools/gen.py
 	$(BIN)/python tools/record_exports.py
 
-check: setup-dev build ## formatting, lint, generated files
+check: setup-dev build ## formatting, lint, types, generated files
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/python -m mypy
 	git ls-files --cached --others --exclude-standard '*.h' '*.c' '*.cc' '*.cu' '*.cuh' ':!third_party' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python tools/gen.py --check
 	$(BIN)/python tools/record_exports.py --check

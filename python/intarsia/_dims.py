@@ -87,7 +87,7 @@ def result_shapes(
     values = {row["name"]: row["default"] for row in op.attributes} | dict(attributes)
     sizes = _Sizes({name: value for name, value in values.items() if isinstance(value, int)})
     for row, of_operand, shape in zip(op.operands, axes.operands, shapes, strict=True):
-        if of_operand is not None:
+        if of_operand is not None and shape is not None:
             sizes.bind(of_operand, shape)
             sizes.shapes[row["name"]] = shape
     return [

@@ -178,7 +178,7 @@ class Library:
         """
         text = ctypes.c_char_p()
         self._check(self._lib.intarsia_devices(ctypes.byref(text)))
-        return json.loads(text.value)
+        return json.loads(ctypes.string_at(text))
 
     def handlers(self) -> list[Handler]:
         """The handlers to register with XLA, a row for each target and platform."""
@@ -289,7 +289,9 @@ _EXCEPTIONS: dict[int, Callable[[str], Exception]] = {3: ValueError, 12: NotImpl
 
 
 def _attribute(op: str, name: str, kind: str, value: Any) -> _Attribute:
-    accepted = {"bool": bool, "i64": numbers.Integral, "f32": numbers.Real, "string": str}[kind]
+    accepted: Any = {"bool": bool, "i64": numbers.Integral, "f32": numbers.Real, "string": str}[
+        kind
+    ]
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind != "bool"):
         raise TypeError(f"{op}: attribute {name} is {value!r}, expected {kind}")
     if kind == "i64" and not -(2**63) <= value < 2**63:
@@ -316,7 +318,9 @@ def _result(row: _Result) -> Result | None:
 
 
 def _op(row: Mapping[str, Any]) -> Op:
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
+    }
     return Op(**fields)
 
 

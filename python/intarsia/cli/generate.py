@@ -185,7 +185,7 @@ def _summarise(engine: "Engine", prompt_tokens: int) -> None:
 def _compare(
     model: _model.Model,
     prompts: Sequence[Sequence[int]],
-    completions: Sequence[Sequence[int]],
+    completions: Sequence[list[int]],
     limits: Sequence[int],
     kv_cache_dtype: str,
 ) -> None:

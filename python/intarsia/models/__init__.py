@@ -14,7 +14,18 @@ Importing this package loads neither jax nor a tokenizer library; the names abov
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from intarsia.models.choices import EXPORT_DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS
+
+if TYPE_CHECKING:
+    from intarsia.models.config import ModelConfig
+    from intarsia.models.engine import Completion, Engine, perplexity
+    from intarsia.models.export import export_model
+    from intarsia.models.packages import find_model
+    from intarsia.models.sampling import SamplingParams
+    from intarsia.models.tokenizer import Tokenizer
+    from intarsia.models.weights import load_model
 
 _HOMES = {
     "Completion": "engine",
@@ -27,14 +38,20 @@ _HOMES = {
     "load_model": "weights",
     "perplexity": "engine",
 }
-KV_CACHE_DTYPES = {"auto": None, "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
-"""What keys and values can be kept in, by vLLM's names; `auto` is the dtype that they come in."""
-QUANTIZATIONS = ("fp8",)
-"""What linear layers can be quantised to when a model is loaded."""
-EXPORT_DTYPES = ("bfloat16", "float16", "float32")
-"""What `export_model` can write weights in; the first is its default."""
-
-__all__ = ["EXPORT_DTYPES", "KV_CACHE_DTYPES", "QUANTIZATIONS", *_HOMES]
+__all__ = [
+    "EXPORT_DTYPES",
+    "KV_CACHE_DTYPES",
+    "QUANTIZATIONS",
+    "Completion",
+    "Engine",
+    "ModelConfig",
+    "SamplingParams",
+    "Tokenizer",
+    "export_model",
+    "find_model",
+    "load_model",
+    "perplexity",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -87,7 +87,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         return super()._generate(_Ticks().visit(source), *args, **kwargs)
 
-    def call(self, context: Any, called: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Any, called: Any, *args: Any, **kwargs: Any) -> Any:
         self._check_arguments(args, kwargs)
         return self._within(super().call(context, called, *args, **kwargs))
 

@@ -25,7 +25,7 @@ class Rope:
         Computed in f32 step by step as transformers does, so that tokens can be compared.
         """
         exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-        frequencies = np.float32(1.0) / np.float32(self.theta) ** exponents
+        frequencies: np.ndarray = np.float32(1.0) / np.float32(self.theta) ** exponents
         if self.divisors is not None:
             frequencies = frequencies / np.asarray(self.divisors, np.float32)
         angles = np.arange(max_len, dtype=np.float32)[:, None] * frequencies

@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -239,7 +239,7 @@ class Engine:
         """Counts the library's calls in the compiled steps: `{"decode": {"rms_norm": 1}, ...}`."""
         pattern = re.compile(r'custom_call_target="intarsia\.(\w+)"')
         return {
-            kind: dict(collections.Counter(pattern.findall(executable.as_text())))
+            kind: dict(collections.Counter(pattern.findall(cast(str, executable.as_text()))))
             for (kind, *_), executable in self._executables.items()
         }
 
@@ -283,7 +283,9 @@ class Engine:
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(operands))
         key = (step.__name__, *statics, shapes)
         if key not in self._executables:
-            function = functools.partial(step, self._ops, self._config, *statics)
+            function: Callable[..., Any] = functools.partial(
+                step, self._ops, self._config, *statics
+            )
             if self._parallel:
                 function = self._parallel.spread(function, self._params, self._caches)
             lowered = jax.jit(function, donate_argnums=donated).lower(
@@ -351,8 +353,8 @@ class _DeviceLoop:
             self._rows = self._copy_of(schedule.rows)
         if chunk := schedule.next_chunk(self._chunk_size):
             self._launch(self._prefill, chunk)
-            receivers = schedule.dispatch(np.flatnonzero(chunk.completes).tolist())
-            return _Program(int(chunk.batch.cu_seqlens_q[-1]), [receivers], self._tokens)
+            completed = schedule.dispatch(np.flatnonzero(chunk.completes).tolist())
+            return _Program(int(chunk.batch.cu_seqlens_q[-1]), [completed], self._tokens)
         if schedule.decode_rows():
             self._launch(self._decode)
             steps = range(self._engine._decode_steps)

@@ -8,8 +8,8 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import processors
 
-from intarsia.models import EXPORT_DTYPES
 from intarsia.models.architectures import config_to_hf
+from intarsia.models.choices import EXPORT_DTYPES
 from intarsia.models.tokenizer import Tokenizer
 from intarsia.models.weights import open_checkpoint
 

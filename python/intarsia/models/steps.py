@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from intarsia.models import transformer
@@ -16,6 +17,7 @@ from intarsia.models.schedule import PAGE_SIZE, Chunk, Rows
 from intarsia.models.weights import Params
 
 Caches = list[transformer.KvCache] | transformer.KvCache
+Numbers = jax.Array | np.ndarray  # NumPy's before the first step
 # Rows whose logits `score` has in memory at a time: of 512 rows and 262144 tokens, they take 512 MB.
 _ROWS_OF_LOGITS = 64
 
@@ -23,10 +25,10 @@ _ROWS_OF_LOGITS = 64
 class State(NamedTuple):
     """Where each row of the batch stands; written by one step, read by the next; all [b]."""
 
-    token: jax.Array  # The next token to feed.
-    length: jax.Array  # Tokens whose keys and values are in the cache.
-    generated: jax.Array  # Tokens generated so far.
-    active: jax.Array  # False for empty, unfinished-prompt and finished rows.
+    token: Numbers  # The next token to feed.
+    length: Numbers  # Tokens whose keys and values are in the cache.
+    generated: Numbers  # Tokens generated so far.
+    active: Numbers  # False for empty, unfinished-prompt and finished rows.
 
 
 def prefill(

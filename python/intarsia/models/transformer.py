@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import intarsia.jax as ij
-from intarsia.models import KV_CACHE_DTYPES
+from intarsia.models.choices import KV_CACHE_DTYPES
 from intarsia.models.config import LayerKind, ModelConfig, Rope
 from intarsia.models.linear import QuantizedRows, Rows, Shares, Weight, linear, norm_for
 from intarsia.models.parallel import EXCHANGE, TensorParallel

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from intarsia.models import QUANTIZATIONS
 from intarsia.models.architectures import config_from_gguf, config_from_hf
+from intarsia.models.choices import QUANTIZATIONS
 from intarsia.models.config import ModelConfig
 from intarsia.models.fields import Fields
 from intarsia.models.files import FileError, read_json, reading
@@ -137,7 +137,7 @@ def _gguf_checkpoint(path: Path, reader: "GGUFReader") -> Checkpoint:
         if not key.startswith("tokenizer.") or key.endswith("_id")
     }
 
-    permuted = ("q_proj.weight", "k_proj.weight")
+    permuted: tuple[str, ...] = ("q_proj.weight", "k_proj.weight")
     if metadata.get("general.architecture") != "llama":
         permuted = ()
 
@@ -197,7 +197,7 @@ def _open_directory(path: Path) -> Checkpoint:
         if "eos_token_id" in generation:
             eos_ids = Fields(generation).tokens("eos_token_id")
             config = dataclasses.replace(config, eos_ids=eos_ids)
-    homes = {}
+    homes: dict[str, Any] = {}
     for file in _shards(path):
         with reading(file):
             opened = safe_open(file, "numpy")

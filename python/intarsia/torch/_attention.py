@@ -6,7 +6,7 @@ Each is made of the package's own op, for tensors on any device, for autograd, a
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -15,7 +15,7 @@ from intarsia.torch._grad_rules import deterministic_attention
 from intarsia.torch._register import refuse_defined
 
 _ops = torch.ops.xla_gpu
-KvCache = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+KvCache: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 # A sequence length is a SymInt: it grows at each step, and a graph must not be compiled anew for it.
 SCHEMAS = {
@@ -192,5 +192,6 @@ def as_scale(
     if x is None:
         return None
     if not isinstance(x, torch.Tensor):
+        assert like is not None  # who may have a number gives it
         return torch.full((1,), x, dtype=torch.float32, device=like.device)
     return torch.atleast_1d(x.float())

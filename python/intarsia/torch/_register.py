@@ -19,7 +19,7 @@ from intarsia.torch._grad import register_gradient
 
 # Before, torch hands no `str` to a kernel that it knows by its stable C functions. There the kernel has a name of its
 # own with integers for strings, and a Python function stands between it and the public schema.
-_HAS_TEXTS = torch.torch_version.TorchVersion(torch.__version__) >= (2, 10)
+_HAS_TEXTS = torch.torch_version.TorchVersion(torch.__version__) >= (2, 10)  # type: ignore[operator]
 
 
 @functools.cache

@@ -12,9 +12,12 @@ intarsia.vllm.register_ops()
 torch.ops._C.rms_norm(out, input, weight, 1e-6)  # on xla:0, a custom call
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from intarsia._packages import needed_by
+
+if TYPE_CHECKING:
+    from intarsia.vllm._register import register_ops
 
 __all__ = ["register_ops"]
 
@@ -23,7 +26,7 @@ def __getattr__(name: str) -> Any:
     # Not imported for the plugin, which needs no ops of torch's.
     if name == "register_ops":
         with needed_by("intarsia.vllm.register_ops"):
-            from intarsia.vllm._register import register_ops
+            from intarsia.vllm import _register
 
-        return register_ops
+        return _register.register_ops
     raise AttributeError(f"module {__name__} has no attribute {name}")

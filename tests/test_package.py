@@ -1,11 +1,16 @@
-"""Which module of the Python package imports which, wherever in it: layers, no circles, one reader of the environment."""
+"""The Python package: which module imports which, wherever in it, and what the public ones export."""
 
 import ast
 import functools
 import graphlib
 
+import intarsia.jax
+import intarsia.models
+import intarsia.vllm
 import pytest
 import support
+from intarsia import _native
+from intarsia.jax import _functions, wire
 
 PACKAGE = support.ROOT / "python" / "intarsia"
 BASE = {"base"}  # the modules beside the packages that begin with _, and intarsia itself
@@ -90,3 +95,35 @@ def test_one_module_knows_the_environment() -> None:
         or (isinstance(node, ast.ImportFrom) and readers & {n.name for n in node.names})
     }
     assert found == {"intarsia._environment"}
+
+
+def test_each_op_is_there_by_the_wire_and_as_jax_calls_it() -> None:
+    ops = {*_native.main_library().ops}
+    assert {*wire.__all__} == ops <= {*intarsia.jax.__all__}
+    otherwise = {op for op in ops if getattr(intarsia.jax, op) is not getattr(wire, op)}
+    assert {"paged_attention", "linear"} <= otherwise < ops
+    for op in ops:
+        assert _functions.function_of(op) is getattr(intarsia.jax, op)
+
+
+def test_lazy_names_are_the_ones_with_types() -> None:
+    """A package that imports a name only when it is used imports it once more for type checkers."""
+    for package, lazy in (
+        (intarsia.models, intarsia.models._HOMES),
+        (intarsia.vllm, {"register_ops": "_register"}),
+    ):
+        source = names()[package.__name__]
+        typed = {
+            name.name: node.module
+            for block in ast.walk(ast.parse(source))
+            if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+            for node in block.body
+            for name in node.names
+        }
+        assert typed == {name: f"{package.__name__}.{home}" for name, home in lazy.items()}
+        assert {*lazy} <= {*package.__all__}
+
+
+def test_type_checkers_are_told_of_the_types() -> None:
+    """PEP 561."""
+    assert (PACKAGE / "py.typed").is_file()

@@ -1,0 +1,8 @@
+"""What a model can be loaded as, run in and written as, in words; nothing is imported for it."""
+
+KV_CACHE_DTYPES = {"auto": None, "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""What keys and values can be kept in, by vLLM's names; `auto` is the dtype that they come in."""
+QUANTIZATIONS = ("fp8",)
+"""What linear layers can be quantised to when a model is loaded."""
+EXPORT_DTYPES = ("bfloat16", "float16", "float32")
+"""What `export_model` can write weights in; the first is its default."""
