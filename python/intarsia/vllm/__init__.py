@@ -1,10 +1,11 @@
 """vLLM with our kernels, in two ways.
 
 - As vLLM's plugin: with `intarsia-vllm`, `vllm serve MODEL` runs every step as an XLA program (docs/vllm.md).
-  `plugin` has the entry points. From there `platforms` (`cuda_platform`) checks what was asked for (`refusals`, `settings`, against `capabilities`) and
-  names the worker (`worker`), one for each device (`parallel`, `communicator`); on CPUs it draws tokens (`sampling`). Its
-  runner (`runner`) has vLLM's model (`model`) as XLA programs (`programs`) of a step's numbers (`batch`) and the KV caches
-  (`caches`), traced through torchax (`compat`) with our layers (`layers`) and attention (`attention`).
+  `plugin` has the entry points. From there `platforms` (`cuda_platform`) checks what was asked for (`refusals`, `settings`)
+  against what there is (`capabilities`) and names the worker (`worker`), one for each device (`parallel`, `communicator`);
+  on CPUs it draws tokens (`sampling`). Its runner (`runner`) has vLLM's model (`model`) as XLA programs (`programs`) of a
+  step's numbers (`batch`) and the KV caches (`caches`), traced through torchax (`compat`) with our layers (`layers`) and
+  attention (`attention`).
 - vLLM's own op names, on tensors that vLLM's kernels do not know: those of torch_xla (docs/vllm_ops.md).
 
 import intarsia.vllm

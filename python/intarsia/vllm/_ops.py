@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from intarsia.torch import _cache
+from intarsia.torch import _cache  # and so intarsia.torch, which defines torch.ops.xla_gpu
 
 _xla_gpu = torch.ops.xla_gpu
 _FP8 = torch.float8_e4m3fn
