@@ -16,35 +16,52 @@ BUDGETS = json.loads((ROOT / "tests" / "data" / "cuda_budgets.json").read_text()
 
 @pytest.fixture(scope="module")
 def records() -> list[dict]:
-    """The last record of each source."""
+    """The last record of each of the library's sources, with the highest cost of its records.
+
+    A compiler's cache answers in no time, and writes a record of that.
+    """
     log = BUILD / "compile_cost.jsonl"
     if not log.exists():
-        pytest.skip("the CUDA half was not built here: make build CUDA=on")
-    rows = map(json.loads, log.read_text().splitlines())
-    return list({row["source"]: row for row in rows}.values())
+        pytest.skip("the CUDA half was not built here: make test CUDA=on")
+    newest: dict[str, dict] = {}
+    for row in map(json.loads, log.read_text().splitlines()):
+        source = pathlib.Path(row["source"])
+        if not source.is_relative_to(ROOT / "src") or not source.exists():
+            continue
+        before = newest.get(row["source"], row)
+        row |= {key: max(row[key], before[key]) for key in ("seconds", "peak_mb")}
+        newest[row["source"]] = row
+    return list(newest.values())
 
 
-def architectures(records: list[dict]) -> set[str]:
-    return {kernel["arch"] for row in records for kernel in row["kernels"]}
+def architectures(row: dict) -> set[str]:
+    return {kernel["arch"] for kernel in row["kernels"]}
 
 
 def test_size_of_the_library(records: list[dict]) -> None:
+    """Of all architectures that the portable kernels are built for; sm_90a has few kernels."""
+    portable = set().union(*map(architectures, records)) - {"sm_90a"}
     megabytes = (BUILD / "libintarsia.so").stat().st_size / 1e6
-    allowed = BUDGETS["megabytes_per_architecture"] * len(architectures(records))
-    assert megabytes <= allowed
+    assert megabytes <= BUDGETS["megabytes_per_architecture"] * len(portable)
 
 
 def test_no_source_is_slow_or_large_to_compile(records: list[dict]) -> None:
-    per_source = BUDGETS["seconds_per_source_and_architecture"] * len(architectures(records))
-    slow = {r["source"]: r["seconds"] for r in records if r["seconds"] > per_source}
+    def allowed(row: dict) -> float:
+        return BUDGETS["seconds_per_source_and_architecture"] * len(architectures(row))
+
+    slow = {r["source"]: r["seconds"] for r in records if r["seconds"] > allowed(r)}
     large = {r["source"]: r["peak_mb"] for r in records if r["peak_mb"] > BUDGETS["peak_mb"]}
     assert not slow and not large
 
 
-@pytest.mark.parametrize("kernel", BUDGETS["spilled_bytes"])
-def test_kernels_spill_no_more_than_they_may(records: list[dict], kernel: str) -> None:
-    found = [k for row in records for k in row["kernels"] if kernel in k["kernel"]]
-    assert found, f"no kernel is called {kernel}"
-    allowed = BUDGETS["spilled_bytes"][kernel]
-    worst = max(found, key=lambda k: k["stores"])
-    assert worst["stores"] <= allowed, worst
+def test_kernels_spill_no_more_than_they_may(records: list[dict]) -> None:
+    """A kernel that the budgets do not name may spill nothing."""
+    exceptions = BUDGETS["spilled_bytes"]
+    too_many, used = [], set()
+    for kernel in (kernel for row in records for kernel in row["kernels"]):
+        name = next((name for name in exceptions if name in kernel["kernel"]), None)
+        used.add(name)
+        if max(kernel["stores"], kernel["loads"]) > exceptions.get(name, 0):
+            too_many.append(kernel)
+    assert not too_many
+    assert set(exceptions) <= used, "the budgets name kernels that there are not"

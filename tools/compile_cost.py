@@ -4,7 +4,7 @@
 
 appends one JSON line to LOG: the source, the CPU seconds and the peak memory in MB of the compiler
 and its children, and for each kernel the registers and the bytes of spill stores and loads that
-ptxas reports (`-Xptxas -v`, whose lines do not reach the terminal). tests/test_cuda_budgets.py
+ptxas reports (`-Xptxas -v`, whose lines do not reach the terminal; its warnings do). tests/test_cuda_budgets.py
 holds them against tests/data/cuda_budgets.json.
 """
 
@@ -17,6 +17,10 @@ import sys
 
 ENTRY = re.compile(r"Compiling entry function '(?P<kernel>\S+)' for '(?P<arch>\w+)'")
 SPILLS = re.compile(r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads")
+REPORT = re.compile(
+    r"^ptxas info\s*: (Compiling entry|Function properties|Used \d+ registers|\d+ bytes gmem|Compile time)"
+    r"|^\s*Function properties|bytes stack frame"
+)
 REGISTERS = re.compile(r"Used (?P<registers>\d+) registers")
 
 
@@ -31,15 +35,15 @@ def kernels(report: str) -> list[dict]:
     return found
 
 
-def is_ptxas(line: str) -> bool:
-    """Whether a line is ptxas's report of registers and spills and nothing that a person must see."""
-    return line.startswith("ptxas info") or "bytes stack frame" in line
+def is_report(line: str) -> bool:
+    """Whether a line is ptxas's report of resources, and no warning that a person must see."""
+    return bool(REPORT.search(line))
 
 
 def main(log: str, command: list[str]) -> int:
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     sys.stderr.writelines(
-        line for line in done.stderr.splitlines(keepends=True) if not is_ptxas(line.strip())
+        line for line in done.stderr.splitlines(keepends=True) if not is_report(line.strip())
     )
     source = next((a for a in reversed(command) if a.endswith(".cu")), None)
     if source is None or done.returncode:

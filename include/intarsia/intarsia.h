@@ -36,8 +36,8 @@ INTARSIA_API const char* intarsia_error(void);
 INTARSIA_API const char* intarsia_manifest(void);
 
 /* The GPUs that CUDA shows, as the library sees them (INTARSIA_ARCH may hold them back), and which
- * kernels each gets, as JSON: [] without a GPU or without CUDA. Valid until the thread's next
- * call. */
+ * kernels each gets, as JSON: [] without a GPU or without CUDA. A GPU that cannot run this build
+ * has an "error". Loads the kernels on every GPU. Valid until the thread's next call. */
 INTARSIA_API int32_t intarsia_devices(const char** json);
 
 /* A typed XLA FFI handler (xla/ffi/api/c_api.h: XLA_FFI_Handler*). Register `execute`, and

@@ -1,5 +1,6 @@
 #include "src/api/devices.h"
 
+#include "src/core/config.h"
 #include "src/core/json.h"
 #ifdef INTARSIA_WITH_CUDA
 #include "src/core/cuda/report.h"
@@ -9,15 +10,18 @@ namespace intarsia {
 
 #ifdef INTARSIA_WITH_CUDA
 Status Devices(std::string& text) {
-  std::vector<cuda::Device> devices;
+  INTARSIA_RETURN_IF_ERROR(GetConfig().status);
+  std::vector<cuda::FoundDevice> devices;
   INTARSIA_RETURN_IF_ERROR(cuda::AllDevices(devices));
   const auto kernel_json = [](const cuda::KernelChoice& choice) {
     return json::Object().String("call", choice.call).String("kernel", choice.kernel).Done();
   };
-  text = json::List(devices, [&](const cuda::Device& device) {
-    return json::Object()
-        .Number("index", device.index)
-        .Number("arch", device.arch)
+  text = json::List(devices, [&](const cuda::FoundDevice& found) {
+    json::Object object;
+    object.Number("index", found.index);
+    if (!found.status.ok()) return object.String("error", found.status.message).Done();
+    const cuda::Device& device = found.device;
+    return object.Number("arch", device.arch)
         .Number("multiprocessors", device.sms)
         .Number("shared_bytes_per_block", device.shared_bytes_per_block)
         .Number("shared_bytes_per_multiprocessor", device.shared_bytes_per_sm)
@@ -29,6 +33,7 @@ Status Devices(std::string& text) {
 }
 #else
 Status Devices(std::string& text) {
+  INTARSIA_RETURN_IF_ERROR(GetConfig().status);
   text = "[]";
   return {};
 }

@@ -1,4 +1,5 @@
-// The workspace of attention, which split-KV decode alone uses: a function of shapes.
+// The workspace of attention, of the forward pass, which split-KV decode alone uses: a function of
+// shapes.
 #pragma once
 #include "src/attention/attention.h"
 #include "src/attention/decode_plan.h"

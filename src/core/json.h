@@ -11,8 +11,12 @@ namespace intarsia::json {
 inline std::string Quoted(std::string_view text) {
   std::string out = "\"";
   for (char c : text) {
+    constexpr char kDigits[] = "0123456789abcdef";
     if (c == '"' || c == '\\') out += '\\';
-    out += c;
+    if (static_cast<unsigned char>(c) < 0x20)
+      out += Text("\\u00", std::string{kDigits[c / 16], kDigits[c % 16]});
+    else
+      out += c;
   }
   return out + "\"";
 }

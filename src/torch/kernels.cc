@@ -105,9 +105,11 @@ class Invocation {
   // driver: none where the device is current already.
   Status EnterDevice(DeviceGuard& guard, [[maybe_unused]] CudaContext& context) const {
 #ifdef INTARSIA_WITH_CUDA
-    if (cuda::CurrentDevice(context.device).ok() && context.device->index == device_.index)
+    const cuda::Device* const current = cuda::LoadedCurrentDevice();
+    if (current && current->index == device_.index) {
+      context.device = current;
       return {};
-    context.device = nullptr;
+    }
 #endif
     return guard.Set(device_.index);
   }

@@ -115,6 +115,18 @@ TEST(Choose, FollowsTheShapeOfTheBatch) {
   EXPECT_TRUE(mixed.prefill && mixed.decode);
 }
 
+TEST(Choose, ReportsWhatALongPromptGets) {
+  const auto kernel = [](const char* gpu, std::string_view call) {
+    for (const cuda::KernelChoice& choice : ReportChoices(Gpu(gpu)))
+      if (choice.call == call) return choice.kernel;
+    return std::string("not reported");
+  };
+  EXPECT_EQ(kernel("L40S", "prefill bf16 d=128"), "portable, small tiles");
+  EXPECT_EQ(kernel("L40S", "prefill bf16 d=64"), "portable, large tiles");
+  EXPECT_EQ(kernel("H200", "prefill bf16 d=128"), "portable, large tiles");
+  EXPECT_EQ(kernel("RTX 4090", "decode f8e4m3fn d=128"), "portable, small tiles");
+}
+
 // A kernel for Hopper alone that wants more workspace than the portable one.
 constexpr int64_t kWanted = 1 << 20;
 const Candidate kWithHopper[] = {

@@ -42,6 +42,13 @@ TEST(Device, IsHeldBackToAnOlderArchitecture) {
   EXPECT_EQ(as_l40s.shared_bytes_per_sm, Gpu("L40S").shared_bytes_per_sm);
   EXPECT_EQ(as_l40s.sms, h200.sms);
   EXPECT_FALSE(HasImage(kHopper, as_a100));
+  // Held back to Hopper, a newer GPU still cannot run its machine code.
+  EXPECT_TRUE(HasImage(kHopper, HeldBack(h200, 90)));
+  EXPECT_FALSE(HasImage(kHopper, HeldBack(Gpu("B200"), 90)));
+  EXPECT_FALSE(HasImage(kHopper, HeldBack(Gpu("RTX 5090"), 90)));
+  // An A100 stands in for GPUs with less shared memory, too.
+  EXPECT_EQ(HeldBack(Gpu("A100"), 86).arch, 80);
+  EXPECT_EQ(HeldBack(Gpu("A100"), 86).shared_bytes_per_sm, Gpu("L40S").shared_bytes_per_sm);
   // Never to a newer one, nor to more memory.
   EXPECT_EQ(HeldBack(Gpu("L40S"), 90).arch, 89);
   EXPECT_EQ(HeldBack(Gpu("RTX 5090"), 90).shared_bytes_per_block, 99 * 1024);

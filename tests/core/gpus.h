@@ -1,5 +1,7 @@
 // GPUs that choices of kernels are tested for, as cudaGetDeviceProperties describes them.
 #pragma once
+#include <string_view>
+
 #include "src/core/cuda/device.h"
 
 namespace intarsia::cuda {
@@ -26,7 +28,7 @@ inline constexpr NamedDevice kGpus[] = {
 constexpr Device Gpu(std::string_view name) {
   for (const NamedDevice& gpu : kGpus)
     if (gpu.name == name) return gpu.device;
-  return {};
+  throw "no such GPU";
 }
 
 }  // namespace intarsia::cuda

@@ -150,7 +150,11 @@ def _check_gpu(report: _Report) -> None:
         else:
             report.ok("GPU", text)
     for device in _native.main_library().devices():
-        report.ok(f"kernels on GPU {device['index']}", _kernels_of(device))
+        what = f"kernels on GPU {device['index']}"
+        if "error" in device:
+            report.problem(what, device["error"])
+        else:
+            report.ok(what, _kernels_of(device))
 
 
 def _kernels_of(device: Mapping[str, Any]) -> str:

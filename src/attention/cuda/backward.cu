@@ -155,7 +155,8 @@ bool Aligned(const BackwardParams& b) {
          aligned(c.k, {c.k_strides.slot, c.k_strides.head}) &&
          aligned(c.v, {c.v_strides.slot, c.v_strides.head}) &&
          cuda::AllAligned16(d * kSize, p.out, b.dout, b.dq, b.dk, b.dv) &&
-         p.num_tokens * p.q_token_stride < kLimit && b.query_rows() * d < kLimit &&
+         p.num_tokens * p.q_token_stride + p.num_heads * p.q_head_stride < kLimit &&
+         b.query_rows() * d < kLimit &&
          p.max_len_k * std::max(c.k_strides.slot, c.v_strides.slot) < kLimit;
 }
 
@@ -164,6 +165,8 @@ bool Aligned(const BackwardParams& b) {
 Status RunBackward(const BackwardParams& b, const CudaContext& context) {
   const Params& p = b.forward;
   INTARSIA_RETURN_IF_ERROR(CheckWorkspace(b));
+  if (reinterpret_cast<uintptr_t>(p.workspace) % 16 != 0)
+    return InvalidArgument("workspace must begin at a multiple of 16 bytes");
   TileSize size{};
   INTARSIA_RETURN_IF_ERROR(ChooseBackward(b, *context.device, size));
   return DispatchDType<kF32, kF16, kBF16>("q", p.dtype, [&]<DType kType>() -> Status {

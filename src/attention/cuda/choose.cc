@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/attention/workspace.h"
 #include "src/core/round.h"
 
 namespace intarsia::attention {
@@ -109,6 +110,28 @@ Status ChooseBackward(const BackwardParams& params, const cuda::Device& device, 
   return {};
 }
 
+namespace {
+
+// A long prompt, with the workspace that it would have.
+Params LongCall(DType kv, int64_t d) {
+  static float workspace = 0;  // only its address counts
+  Params p;
+  p.dtype = IsFp8(kv) ? kBF16 : kv;
+  p.cache.dtype = kv;
+  p.head_dim = p.cache.v_head_dim = d;
+  p.num_tokens = p.max_len_k = 1 << 16;
+  p.num_seqs = 1;
+  p.num_heads = 32;
+  p.cache.num_kv_heads = 8;
+  p.workspace = &workspace;
+  const auto [splits, floats] = WorkspaceDims(p);
+  p.max_splits = splits;
+  p.workspace_floats = floats;
+  return p;
+}
+
+}  // namespace
+
 std::vector<cuda::KernelChoice> ReportChoices(const cuda::Device& device) {
   struct Part {
     const char* name;
@@ -122,11 +145,7 @@ std::vector<cuda::KernelChoice> ReportChoices(const cuda::Device& device) {
     for (const DType kv : {kBF16, kF8E4M3, kF32}) {
       if (IsFp8(kv) && !part.takes_fp8) continue;
       for (const int64_t d : {64, 96, 128, 192, 256}) {
-        Params p;
-        p.dtype = IsFp8(kv) ? kBF16 : kv;
-        p.cache.dtype = kv;
-        p.head_dim = p.cache.v_head_dim = d;
-        const Candidate* const choice = Choose(part.candidates, p, device);
+        const Candidate* const choice = Choose(part.candidates, LongCall(kv, d), device);
         choices.push_back(
             {Text(part.name, " ", Name(kv), " d=", d), choice ? choice->name : "none"});
       }

@@ -15,6 +15,7 @@ struct Device {
   int shared_bytes_per_block = 0;  // the largest that a kernel may ask for, static and dynamic
   int shared_bytes_per_sm = 0;
   int64_t l2_bytes = 0;
+  int machine_code = arch;  // the architecture whose code it runs, also when it is held back
 };
 
 // The architecture that a kernel is written for. kPortable: machine code or PTX for every GPU from
@@ -23,7 +24,8 @@ struct Device {
 inline constexpr int kPortable = 80, kHopper = 90;
 
 constexpr bool HasImage(int kernel_arch, const Device& device) {
-  return kernel_arch == kPortable ? device.arch >= kPortable : device.arch == kernel_arch;
+  if (kernel_arch == kPortable) return device.arch >= kPortable;
+  return device.arch == kernel_arch && device.machine_code == kernel_arch;
 }
 
 // Shared memory that the system takes of each block: CUDA C++ Programming Guide, "Shared Memory"
@@ -43,11 +45,11 @@ constexpr int SharedKilobytes(int arch) {
   return arch < 90 ? 164 : 228;
 }
 
-// The device as if it were of an older architecture: its kernels, and its room for them.
+// The device with the kernels of an older architecture, and with no more room for them than that
+// one has.
 constexpr Device HeldBack(Device device, int arch) {
-  if (arch >= device.arch) return device;
   const int bytes = SharedKilobytes(arch) * 1024;
-  device.arch = arch;
+  device.arch = std::min(device.arch, arch);
   device.shared_bytes_per_sm = std::min(device.shared_bytes_per_sm, bytes);
   device.shared_bytes_per_block =
       std::min(device.shared_bytes_per_block, bytes - kReservedSharedBytes);
@@ -58,5 +60,8 @@ constexpr Device HeldBack(Device device, int arch) {
 // device, when all kernels that it has an image of are loaded: a few nanoseconds after that.
 // Fails where the device or the driver cannot run this build.
 Status CurrentDevice(const Device*& device);
+
+// The same, or null if it has not been asked for yet: loads nothing.
+const Device* LoadedCurrentDevice();
 
 }  // namespace intarsia::cuda

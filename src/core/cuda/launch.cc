@@ -4,7 +4,6 @@
 #include <array>
 #include <atomic>
 #include <bit>
-#include <charconv>
 #include <mutex>
 
 #include "src/core/config.h"
@@ -48,7 +47,7 @@ Status Describe(int index, Device& device) {
       get(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device.shared_bytes_per_sm));
   INTARSIA_RETURN_IF_ERROR(get(cudaDevAttrL2CacheSize, device.l2_bytes));
   device.index = index;
-  device.arch = 10 * major + minor;
+  device.arch = device.machine_code = 10 * major + minor;
   if (device.arch < kPortable)
     return Unimplemented(Text("GPU ", index, " has compute capability ", Capability(device.arch),
                               "; this library needs 8.0 (Ampere) or newer"));
@@ -61,6 +60,7 @@ struct LoadedDevice {
 };
 
 Status LoadDevice(int index, LoadedDevice& device) {
+  INTARSIA_RETURN_IF_ERROR(GetConfig().status);
   INTARSIA_RETURN_IF_ERROR(CheckDriver());
   INTARSIA_RETURN_IF_ERROR(Describe(index, device.real));
   device.seen = device.real;
@@ -114,6 +114,13 @@ Status CurrentDevice(const Device*& device) {
   return {};
 }
 
+const Device* LoadedCurrentDevice() {
+  int index = 0;
+  if (cudaGetDevice(&index) != cudaSuccess || index >= kMaxDevices) return nullptr;
+  const LoadedDevice* const loaded = loaded_devices[index].load(std::memory_order_acquire);
+  return loaded ? &loaded->seen : nullptr;
+}
+
 Status MakeContext(void* stream, CudaContext& context) {
   context.stream = stream;
   return CurrentDevice(context.device);
@@ -134,10 +141,11 @@ Status Kernel::Load(const Device& device, const Device& real) const {
   cudaFuncAttributes attributes;
   INTARSIA_RETURN_IF_ERROR(ToStatus(cudaFuncGetAttributes(&attributes, function_), name_));
   const int fixed = static_cast<int>(attributes.sharedSizeBytes);
-  if (max_shared_bytes_ + fixed > device.shared_bytes_per_block) return {};
   static_shared_bytes_ = fixed;
+  if (max_shared_bytes_ + fixed > device.shared_bytes_per_block) return {};
   // A held-back device may ask for more than the kernel needs: HeldBackSharedBytes.
-  const bool held_back = max_shared_bytes_ > 0 && device.arch != real.arch;
+  const bool held_back =
+      max_shared_bytes_ > 0 && device.shared_bytes_per_sm != real.shared_bytes_per_sm;
   const int limit = held_back ? real.shared_bytes_per_block - fixed : max_shared_bytes_;
   if (limit > 48 * 1024)
     INTARSIA_RETURN_IF_ERROR(ToStatus(
@@ -152,7 +160,7 @@ Status Kernel::CheckLoaded(const Device& device) const {
   if (!HasImage(arch_, device))
     return Unimplemented(Text(name_, " is built for compute capability ", Capability(arch_),
                               " alone, GPU ", device.index, " has ", Capability(device.arch)));
-  return Unimplemented(Text(name_, " needs ", max_shared_bytes_,
+  return Unimplemented(Text(name_, " needs ", max_shared_bytes_ + static_shared_bytes_.load(),
                             " bytes of shared memory per block, GPU ", device.index, " has ",
                             device.shared_bytes_per_block));
 }
@@ -191,6 +199,9 @@ Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Lau
                               grid.z, " blocks, CUDA has room for 2147483647 x 65535 x 65535"));
   const Device& device = *context.device;
   INTARSIA_RETURN_IF_ERROR(kernel.CheckLoaded(device));
+  if (config.shared_bytes > kernel.max_shared_bytes())
+    return Internal(Text(kernel.name(), " asks for ", config.shared_bytes,
+                         " bytes of shared memory, registered are ", kernel.max_shared_bytes()));
   cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),

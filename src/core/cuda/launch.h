@@ -21,6 +21,7 @@ class Kernel {
   const char* name() const { return name_; }
   const void* function() const { return function_; }
   const Kernel* next() const { return next_; }
+  int max_shared_bytes() const { return max_shared_bytes_; }
   // Loads the kernel, if the device has an image of it and enough shared memory; CheckLoaded says
   // so if not. `real`: the current device, not held back.
   Status Load(const Device& device, const Device& real) const;

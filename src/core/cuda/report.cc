@@ -25,19 +25,25 @@ std::vector<KernelChoice> ChoicesOn(const Device& device) {
   return choices;
 }
 
-Status AllDevices(std::vector<Device>& devices) {
+Status AllDevices(std::vector<FoundDevice>& devices) {
   int count = 0, before = 0;
-  INTARSIA_RETURN_IF_ERROR(ToStatus(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
-  INTARSIA_RETURN_IF_ERROR(ToStatus(cudaGetDevice(&before), "cudaGetDevice"));
-  Status status;
-  for (int i = 0; i < count && status.ok(); ++i) {
-    const Device* device = nullptr;
-    status = ToStatus(cudaSetDevice(i), "cudaSetDevice");
-    if (status.ok()) status = CurrentDevice(device);
-    if (status.ok()) devices.push_back(*device);
+  if (const cudaError_t error = cudaGetDeviceCount(&count);
+      error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver) {
+    cudaGetLastError();  // or the next call would report it
+    return {};
+  } else if (error != cudaSuccess) {
+    return ToStatus(error, "cudaGetDeviceCount");
   }
-  INTARSIA_RETURN_IF_ERROR(ToStatus(cudaSetDevice(before), "cudaSetDevice"));
-  return status;
+  INTARSIA_RETURN_IF_ERROR(ToStatus(cudaGetDevice(&before), "cudaGetDevice"));
+  for (int i = 0; i < count; ++i) {
+    FoundDevice& found = devices.emplace_back();
+    const Device* device = nullptr;
+    found.index = i;
+    found.status = ToStatus(cudaSetDevice(i), "cudaSetDevice");
+    if (found.status.ok()) found.status = CurrentDevice(device);
+    if (found.status.ok()) found.device = *device;
+  }
+  return ToStatus(cudaSetDevice(before), "cudaSetDevice");
 }
 
 }  // namespace intarsia::cuda

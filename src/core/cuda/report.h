@@ -1,4 +1,5 @@
-// Which kernels a GPU gets, as the families that choose among several tell it: for `intarsia doctor`.
+// Which kernels a GPU gets, as the families that choose among several tell it: for `intarsia
+// doctor`.
 #pragma once
 #include <string>
 #include <vector>
@@ -27,7 +28,14 @@ class ChoiceReport {
 // Those of all families.
 std::vector<KernelChoice> ChoicesOn(const Device& device);
 
-// Every GPU that CUDA shows, in its order.
-Status AllDevices(std::vector<Device>& devices);
+// A GPU that CUDA shows, or why it cannot run this build. To look at one loads its kernels.
+struct FoundDevice {
+  int index = 0;
+  Status status;
+  Device device;
+};
+
+// All of them, in CUDA's order; none without a driver.
+Status AllDevices(std::vector<FoundDevice>& devices);
 
 }  // namespace intarsia::cuda

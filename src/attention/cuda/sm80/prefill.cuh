@@ -231,10 +231,10 @@ inline bool OffsetsFit(const Params& p) {
   constexpr int64_t kLimit = int64_t{1} << 36;
   const CacheView& c = p.cache;
   const auto size = [&](const CacheStrides& s) {
-    return (c.num_pages * s.page + c.page_size * s.slot) * Bytes(c.dtype);
+    return (c.num_pages * s.page + c.page_size * s.slot + c.num_kv_heads * s.head) * Bytes(c.dtype);
   };
-  return p.num_tokens * p.q_token_stride * Bytes(p.dtype) < kLimit && size(c.k_strides) < kLimit &&
-         size(c.v_strides) < kLimit;
+  const int64_t q = p.num_tokens * p.q_token_stride + p.num_heads * p.q_head_stride;
+  return q * Bytes(p.dtype) < kLimit && size(c.k_strides) < kLimit && size(c.v_strides) < kLimit;
 }
 
 template <class S>
