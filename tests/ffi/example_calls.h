@@ -37,6 +37,14 @@ class ExampleMaker {
   ExampleMaker(const OpInfo& op, DType type, Sizes sizes)
       : op_(op), type_(type), sizes_(std::move(sizes)) {}
 
+  struct Form {
+    size_t given;    // bits: which optional operands are
+    size_t choice;   // of the strings with choices
+    size_t variant;  // of the dims, those that the conditions leave
+    size_t types;    // of the dtypes; an operand that allows fewer has its last
+    bool flags;      // bools and attributes without default differ from the default
+  };
+
   // One for each set of optional operands, choice of strings and variant of dims that is legal.
   std::vector<Example> LegalCalls() const {
     std::vector<Example> legal;
@@ -62,6 +70,45 @@ class ExampleMaker {
         }
     }
     return examples;
+  }
+
+  Example Make(const Form& form) const {
+    Example example;
+    Call& call = example.call;
+    for (size_t i = 0; i < op_.attributes.size(); ++i)
+      call.attributes[i] = Attribute(op_.attributes[i], form.choice, form.flags);
+    size_t bit = 0;
+    for (size_t i = 0; i < op_.operands.size(); ++i)
+      if (!op_.operands[i].optional || (form.given >> bit++ & 1)) call.operands[i].emplace();
+    const CallConditions conditions(op_, call);
+    std::vector<std::vector<const DimsTerm*>> axes(op_.operands.size());
+    for (size_t i = 0; i < op_.operands.size(); ++i) {
+      if (!call.operands[i]) continue;
+      const auto dims = Expand(op_.operands[i].dims, conditions, form.variant, axes[i]);
+      const DType dtype = DTypeOf(op_.operands[i], form.types);
+      if (Status s = MakeDense(nullptr, dtype, dims, *call.operands[i]); !s.ok()) {
+        example.inferred = s;
+        return example;
+      }
+    }
+    example.inferred = Infer(op_, call);
+    example.free = Free(axes, conditions);
+    return example;
+  }
+
+  static size_t CountWords(std::string_view list) {  // "i32|i64"
+    return 1 + static_cast<size_t>(std::ranges::count(list, '|'));
+  }
+  size_t MostChoices() const {
+    size_t most = 1;
+    for (const AttributeInfo& info : op_.attributes) most = std::max(most, CountWords(info.one_of));
+    return most;
+  }
+  size_t MostTypes() const {
+    size_t most = 1;
+    for (const OperandInfo& operand : op_.operands)
+      most = std::max(most, CountWords(operand.dtype));
+    return most;
   }
 
   static std::string Describe(const OpInfo& op, const Call& call) {
@@ -90,38 +137,6 @@ class ExampleMaker {
     return found == sizes_.end() ? 3 : found->second;
   }
 
-  struct Form {
-    size_t given;    // bits: which optional operands are
-    size_t choice;   // of the strings with choices
-    size_t variant;  // of the dims, those that the conditions leave
-    size_t types;    // of the dtypes; an operand that allows fewer has its last
-    bool flags;      // bools and attributes without default differ from the default
-  };
-
-  Example Make(const Form& form) const {
-    Example example;
-    Call& call = example.call;
-    for (size_t i = 0; i < op_.attributes.size(); ++i)
-      call.attributes[i] = Attribute(op_.attributes[i], form.choice, form.flags);
-    size_t bit = 0;
-    for (size_t i = 0; i < op_.operands.size(); ++i)
-      if (!op_.operands[i].optional || (form.given >> bit++ & 1)) call.operands[i].emplace();
-    const CallConditions conditions(op_, call);
-    std::vector<std::vector<const DimsTerm*>> axes(op_.operands.size());
-    for (size_t i = 0; i < op_.operands.size(); ++i) {
-      if (!call.operands[i]) continue;
-      const auto dims = Expand(op_.operands[i].dims, conditions, form.variant, axes[i]);
-      const DType dtype = DTypeOf(op_.operands[i], form.types);
-      if (Status s = MakeDense(nullptr, dtype, dims, *call.operands[i]); !s.ok()) {
-        example.inferred = s;
-        return example;
-      }
-    }
-    example.inferred = Infer(op_, call);
-    example.free = Free(axes, conditions);
-    return example;
-  }
-
   AttrValue Attribute(const AttributeInfo& info, size_t choice, bool flags) const {
     if (info.type == AttrType::kString) {
       std::string_view rest = info.one_of;
@@ -133,21 +148,6 @@ class ExampleMaker {
     if (info.type == AttrType::kBool) return !std::get<bool>(info.default_value);
     if (!std::holds_alternative<std::monostate>(info.default_value)) return info.default_value;
     return info.type == AttrType::kI64 ? AttrValue(SizeOf(info.name)) : AttrValue(0.5);
-  }
-
-  static size_t CountWords(std::string_view list) {  // "i32|i64"
-    return 1 + static_cast<size_t>(std::ranges::count(list, '|'));
-  }
-  size_t MostChoices() const {
-    size_t most = 1;
-    for (const AttributeInfo& info : op_.attributes) most = std::max(most, CountWords(info.one_of));
-    return most;
-  }
-  size_t MostTypes() const {
-    size_t most = 1;
-    for (const OperandInfo& operand : op_.operands)
-      most = std::max(most, CountWords(operand.dtype));
-    return most;
   }
 
   DType DTypeOf(const OperandInfo& info, size_t types) const {

@@ -39,8 +39,10 @@ struct Outcome {
   std::string message;
 };
 
+inline int pool_threads = 3;  // set before the first call
+
 inline const ThreadPool& Pool() {
-  static const ThreadPool pool(3);
+  static const ThreadPool pool(pool_threads);
   return pool;
 }
 
