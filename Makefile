@@ -110,6 +110,36 @@ test-sanitize-%:
 	  PYTHONPATH=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
 	  $(BIN)/python -S -m pytest -q -p no:cacheprovider -o pythonpath="build/sanitize-$*/python tests" $(SANITIZED_TESTS) $(ARGS)
 
+# libFuzzer's runtime is clang's; the compiler stays GCC (tests/fuzz/coverage.cc). A finding leaves the input in build/, and
+# `build/fuzz/tests/fuzz/c_door <that file>` repeats it. FUZZ_PRESET=fuzz-sanitize: under ASan and UBSan, a tenth as fast.
+SECONDS ?= 60
+FUZZ_PRESET ?= fuzz
+FUZZERS := c_door ffi_frame
+# Entropic schedules take four fifths of the time where a run takes microseconds.
+FUZZ_OPTIONS := -entropic=0 -max_len=96 -timeout=10 -verbosity=0 -print_final_stats=1
+fuzz: setup ## fuzz the C functions and XLA's frames on the CPU; SECONDS=60 each, FUZZ_PRESET=fuzz-sanitize
+	@ls /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a > /dev/null 2>&1 \
+	  || (apt-get update -q && apt-get install -yq libclang-rt-14-dev) \
+	  || (echo "make fuzz needs libFuzzer's runtime: install libclang-rt-14-dev (Debian) or its like"; false)
+	$(BIN)/cmake --preset $(FUZZ_PRESET) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja > $(VENV)/configure.log
+	$(BIN)/cmake --build build/$(FUZZ_PRESET) --target fuzzers
+	for fuzzer in $(FUZZERS); do mkdir -p build/corpus/$$fuzzer \
+	  && ASAN_OPTIONS=detect_leaks=0 build/$(FUZZ_PRESET)/tests/fuzz/$$fuzzer $(FUZZ_OPTIONS) -max_total_time=$(SECONDS) \
+	    -artifact_prefix=build/$$fuzzer- build/corpus/$$fuzzer tests/fuzz/corpus/$$fuzzer || exit 1; done
+
+# atheris has wheels for Python 3.11 to 3.13, and an environment of its own.
+FUZZ_ENV := $(VENV)/fuzz
+RUNS ?= 10000
+$(FUZZ_ENV)/.installed: pyproject.toml Makefile | $(VENV)/.installed
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(FUZZ_ENV)
+	$(BIN)/uv pip install --quiet --python $(FUZZ_ENV)/bin/python --requirements pyproject.toml --extra models $(JAX) atheris==3.0.0
+	@touch $@
+
+READERS := gguf safetensors tokenizer config chat_template
+fuzz-readers: $(FUZZ_ENV)/.installed ## fuzz the readers of model files; RUNS=10000 each
+	for reader in $(READERS); do \
+	  PYTHONPATH=python $(FUZZ_ENV)/bin/python tests/fuzz/readers.py $$reader -runs=$(RUNS) -artifact_prefix=build/$$reader- || exit 1; done
+
 # torch_xla holds .venv to torch 2.9. From 2.10 on torch hands strings to kernels, so these run other code of ours. Without
 # torchax, whose device stops torch.compile in such a torch.
 TORCH ?= torch==2.11.0
@@ -203,4 +233,4 @@ format: setup-dev ## format everything
 clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
-.PHONY: help setup setup-torch setup-dev build demo test test-sanitize test-torch test-bridge-vllm test-vllm-ops setup-vllm test-vllm setup-vllm-reference test-gpu bench bench-gpu gen check format clean
+.PHONY: help fuzz fuzz-readers setup setup-torch setup-dev build demo test test-sanitize test-torch test-bridge-vllm test-vllm-ops setup-vllm test-vllm setup-vllm-reference test-gpu bench bench-gpu gen check format clean

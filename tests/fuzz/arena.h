@@ -25,6 +25,9 @@ inline std::function<std::string()> describe;
 inline constexpr size_t kMostBytes = size_t{1} << 14;  // of a tensor
 inline constexpr size_t kEdge = 64;                    // bytes beside it that are watched
 
+// What memory holds at first.
+inline constexpr unsigned char kPoisons[] = {0xa5, 0x5a};
+
 // What a call may do with a region.
 enum class Role {
   kRead,
@@ -90,17 +93,19 @@ class Arena {
 
   // After a call that was refused (`ran` false) or has run over memory filled with `poison`.
   void Check(bool ran, unsigned char poison) const {
+    static const std::vector<unsigned char> kPoisoned[] = {
+        std::vector<unsigned char>(kMostBytes, kPoisons[0]),
+        std::vector<unsigned char>(kMostBytes, kPoisons[1])};
+    const unsigned char* const poisoned = kPoisoned[poison == kPoisons[1]].data();
     for (size_t i = 0; i < count_; ++i) {
       const Region& region = regions_[i];
-      const auto is = [&](const unsigned char* at, unsigned char want) { return *at == want; };
-      for (size_t byte = 0; byte < kEdge; ++byte)
-        if (!is(Edge(region) + byte, poison)) Fail("writes beside " + region.name);
+      if (std::memcmp(Edge(region), poisoned, kEdge) != 0) Fail("writes beside " + region.name);
       if (ran && region.role != Role::kRead && region.mask.empty()) continue;
-      for (size_t byte = 0; byte < region.bytes; ++byte) {
-        if (ran && !region.mask.empty() && region.mask[byte]) continue;
-        if (!is(region.begin + byte, region.initial.empty() ? poison : region.initial[byte]))
+      const unsigned char* want = region.initial.empty() ? poisoned : region.initial.data();
+      if (region.bytes == 0 || std::memcmp(region.begin, want, region.bytes) == 0) continue;
+      for (size_t byte = 0; byte < region.bytes; ++byte)
+        if (region.begin[byte] != want[byte] && !(ran && !region.mask.empty() && region.mask[byte]))
           Fail((ran ? "writes to " : "is refused, but writes to ") + region.name);
-      }
     }
   }
 
@@ -122,8 +127,6 @@ class Arena {
   size_t count_ = 0;
   std::array<Region, kSlots> regions_;
 };
-
-inline constexpr unsigned char kPoisons[] = {0xa5, 0x5a};
 
 // Runs a call twice over memory that holds different things at first, and checks what it wrote.
 // `run` gives 0 where the call has run. The results, where it has.

@@ -9,12 +9,12 @@
 
 namespace {
 constexpr size_t kCounters = size_t{1} << 14;
-[[gnu::section("__libfuzzer_extra_counters")]] uint8_t counters[kCounters];
+[[gnu::section("__libfuzzer_extra_counters")]] volatile uint8_t counters[kCounters];
 }  // namespace
 
 extern "C" [[gnu::no_sanitize_address]] void __sanitizer_cov_trace_pc() {
   const auto pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
-  ++counters[(pc ^ pc >> 14) % kCounters];
+  counters[(pc ^ pc >> 14) % kCounters] = 1;  // how often: many more inputs, few other bugs
 }
 
 // Stands in for that of libstdc++: the C door's pool then has as many threads as the stub's.

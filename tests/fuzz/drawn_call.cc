@@ -1,7 +1,9 @@
 #include "tests/fuzz/drawn_call.h"
 
 #include <algorithm>
-#include <cmath>
+#include <array>
+#include <bit>
+#include <limits>
 
 #include "src/ops/registry.h"
 #include "tests/ffi/example_calls.h"
@@ -34,6 +36,20 @@ uint64_t Next(uint64_t& state) {  // Steele, Lea and Flood 2014: SplitMix
   return z ^ z >> 31;
 }
 
+// The bits of a finite number, or of a code.
+uint64_t Number(DType dtype, uint64_t n) {
+  constexpr auto kNumbers = [] {
+    std::array<uint32_t, 16> bits{};
+    for (size_t i = 0; i < bits.size(); ++i)
+      bits[i] = std::bit_cast<uint32_t>(0.25f + 0.125f * static_cast<float>(i));
+    return bits;
+  }();
+  if (dtype == DType::kBool) return n & 1;
+  if (dtype == DType::kF16) return 0x3400 + n % 1024;
+  if (dtype == DType::kBF16) return kNumbers[n % 16] >> 16;
+  return dtype == DType::kF32 ? kNumbers[n % 16] : 0x30 + n % 16;
+}
+
 class Drawer {
  public:
   Drawer(Bytes& bytes, bool dense) : bytes_(bytes), dense_(dense) {}
@@ -51,6 +67,20 @@ class Drawer {
   void Base(const OpInfo& op) {
     constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
     stub::Sizes sizes = stub::SmallSizes();
+    for (const auto& [letter, size] : {std::pair("d", 8),
+                                       {"dv", 8},
+                                       {"head_size", 8},
+                                       {"h", 2},
+                                       {"num_heads", 2},
+                                       {"hk", 1},
+                                       {"heads", 4},
+                                       {"p", 5},
+                                       {"s", 3},
+                                       {"m", 3},
+                                       {"t", 4},
+                                       {"tq", 4},
+                                       {"tk", 5}})
+      sizes[letter] = size;  // smaller: a kernel is to take microseconds
     const size_t head = bytes_.Byte();
     for (size_t i = 0; i < head / 64; ++i) {
       const size_t letter = bytes_.Below(static_cast<size_t>(op.symbols.size()));
@@ -298,24 +328,27 @@ bool IsIndex(const intarsia_tensor& tensor) {
 
 void FillMemory(const DrawnTensor& drawn, std::vector<unsigned char>& memory) {
   uint64_t state = drawn.seed;
+  const int kind = drawn.fill % 4;
   const auto dtype = static_cast<DType>(drawn.tensor.dtype);
   const auto width = static_cast<size_t>(intarsia::Bytes(dtype));
-  for (size_t at = 0; at + width <= memory.size(); at += width) {
-    uint64_t word = drawn.fill % 4 == 0 ? at / width : Next(state);
-    if (IsIndex(drawn.tensor)) {
-      if (drawn.fill % 4 == 0) word += drawn.seed;  // counts up
-      if (drawn.fill % 4 != 0) word = static_cast<uint64_t>(Index(word));
-      if (drawn.fill % 4 == 2) word %= 16;  // within most ranges
-    } else if (drawn.fill % 4 != 3) {       // 3: any bits, NaN and inf among them
-      const float number = 0.25f + 0.125f * static_cast<float>(word % 13);
-      uint32_t bits;
-      std::memcpy(&bits, &number, 4);
-      if (dtype == DType::kF32) word = bits;
-      if (dtype == DType::kBF16) word = bits >> 16;
-      if (dtype == DType::kF16) word = 0x3400 + word % 997;
-      if (width == 1) word = dtype == DType::kBool ? word & 1 : 0x30 + word % 13;
-    } else if (dtype == DType::kBool) {
-      word &= 1;
+  const bool index = IsIndex(drawn.tensor);
+  if (kind == 3 && !index && dtype != DType::kBool) {  // any bits, NaN and inf among them
+    for (size_t at = 0; at < memory.size(); at += 8) {
+      const uint64_t word = Next(state);
+      std::memcpy(memory.data() + at, &word, std::min<size_t>(8, memory.size() - at));
+    }
+    return;
+  }
+  uint64_t counter = 0;
+  for (size_t at = 0; at + width <= memory.size(); at += width, ++counter) {
+    uint64_t word = counter;
+    if (index && kind == 0) {
+      word += drawn.seed;
+    } else if (index) {
+      word = static_cast<uint64_t>(Index(Next(state)));
+      if (kind == 2) word %= 16;  // within most ranges
+    } else {
+      word = Number(dtype, drawn.seed + (kind == 0 ? counter : counter * counter * 7));
     }
     std::memcpy(memory.data() + at, &word, width);
   }
