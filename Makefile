@@ -136,7 +136,7 @@ $(FUZZ_ENV)/.installed: pyproject.toml Makefile | $(VENV)/.installed
 	@touch $@
 
 READERS := gguf safetensors tokenizer config chat_template
-fuzz-readers: $(FUZZ_ENV)/.installed ## fuzz the readers of model files; RUNS=10000 each
+fuzz-readers: build $(FUZZ_ENV)/.installed ## fuzz the readers of model files; RUNS=10000 each
 	for reader in $(READERS); do \
 	  PYTHONPATH=python $(FUZZ_ENV)/bin/python tests/fuzz/readers.py $$reader -runs=$(RUNS) -artifact_prefix=build/$$reader- || exit 1; done
 
