@@ -179,9 +179,11 @@ class ExampleMaker {
         continue;
       }
       int64_t size = term.constant;
-      for (const int symbol : term.factors) size *= SizeOf(op_.symbols.name(symbol));
+      for (const int symbol : term.factors)  // may wrap: a fuzzer's letters have any size
+        __builtin_mul_overflow(size, SizeOf(op_.symbols.name(symbol)), &size);
       if (term.divisor >= 0) size /= std::max<int64_t>(SizeOf(op_.symbols.name(term.divisor)), 1);
-      dims.push_back(size + term.addend);
+      __builtin_add_overflow(size, term.addend, &size);
+      dims.push_back(size);
       axes.push_back(&term);
     }
     return dims;

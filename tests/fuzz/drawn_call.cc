@@ -106,7 +106,7 @@ class Drawer {
       if (rank > 0) tensor.dims[bytes_.Below(rank)] = bytes_.Size();
     } else if (kind == 5) {
       const size_t axis = bytes_.Below(INTARSIA_MAX_RANK);
-      tensor.dims[axis] += bytes_.Byte() & 1 ? 1 : -1;
+      __builtin_add_overflow(tensor.dims[axis], bytes_.Byte() & 1 ? 1 : -1, &tensor.dims[axis]);
     } else if (kind == 6) {
       tensor.dtype = static_cast<int32_t>(bytes_.Below(14)) - 2;
     } else if (kind == 7) {
@@ -138,7 +138,7 @@ class Drawer {
     switch (bytes_.Below(6)) {
       case 0: {  // a part of an array whose `axis` is longer
         uint64_t stride = static_cast<uint64_t>(tensor.strides[axis]) *
-                          static_cast<uint64_t>(tensor.dims[axis] + bytes_.Below(9));
+                          (static_cast<uint64_t>(tensor.dims[axis]) + bytes_.Below(9));
         for (size_t i = axis; i-- > 0; stride *= static_cast<uint64_t>(tensor.dims[i]))
           tensor.strides[i] = static_cast<int64_t>(stride);
         break;

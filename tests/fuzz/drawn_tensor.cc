@@ -51,19 +51,20 @@ std::optional<Extent> ExtentOf(const intarsia_tensor& tensor) {
   if (tensor.dtype < 0 || tensor.dtype > INTARSIA_BOOL || tensor.rank < 0 ||
       tensor.rank > INTARSIA_MAX_RANK)
     return std::nullopt;
+  const std::span<const int64_t> dims(tensor.dims, static_cast<size_t>(tensor.rank));
+  if (std::ranges::any_of(dims, [](int64_t size) { return size < 0; })) return std::nullopt;
+  if (std::ranges::find(dims, 0) != dims.end()) return Extent{};
+  constexpr __int128 kMost = kMostBytes;
   __int128 low = 0, high = 0;
-  bool none = false;
-  for (int i = tensor.rank; i-- > 0;) {
-    if (tensor.dims[i] < 0) return std::nullopt;
-    none |= tensor.dims[i] == 0;
-    if (tensor.dims[i] < 2) continue;
-    const __int128 reach = static_cast<__int128>(tensor.strides[i]) * (tensor.dims[i] - 1);
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i] < 2) continue;
+    const __int128 reach = static_cast<__int128>(tensor.strides[i]) * (dims[i] - 1);
+    if (reach < -kMost || reach > kMost) return std::nullopt;
     (reach < 0 ? low : high) += reach;
   }
-  if (none) return Extent{};
   const int bytes = intarsia::Bytes(static_cast<DType>(tensor.dtype));
   const __int128 all = (high - low + 1) * bytes;
-  if (all > static_cast<__int128>(kMostBytes)) return std::nullopt;
+  if (all > kMost) return std::nullopt;
   // Zero strides make many elements of few bytes.
   int64_t elements = 1;
   for (int i = 0; i < tensor.rank; ++i)
