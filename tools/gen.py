@@ -251,8 +251,8 @@ is given, there is an axis l more: in front, unless the order says where (`p l s
 What is built: `tests/test_ops.py` compares every case with a reference in f64, on each platform of the op and for each T;
 `src/ops/<op>/<op>.py` says what a case is. "XLA's": the platform lacks the op, and its function in `intarsia.jax` is
 XLA's version there. CUDA means every NVIDIA GPU of compute capability 8.0 or newer. Attention and its gradient take
-every head dim there that is a multiple of 8 up to 256. Where a block has 99 KB of shared memory (8.6, 8.9, 12.0: A10, L4,
-L40S, RTX 3090, 4090 and 5090), their tiles are smaller. `intarsia doctor` says which kernels a GPU gets.
+every head dim there that is a multiple of 8 up to 256. The CPU takes the same. Where a block has 99 KB of shared
+memory (8.6, 8.9, 12.x: A10, L4, L40S, RTX 3090, 4090, 5090 and their like), tiles are smaller. `intarsia doctor` says which kernels a GPU gets.
 
 {_table(["op", "CPU", "CUDA", "gradient", "cases"], [_built(op) for op in ops])}
 """

@@ -81,9 +81,10 @@ struct Wgmma;
 #define LIST_96 \
   TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) "%90, %91, %92, " \
                                                                 "%93, %94, %95"
-#define LIST_128                                                         \
-  TEN()                                                                  \
-  TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) \
+#define LIST_128                                                  \
+  TEN()                                                           \
+  TEN(1)                                                          \
+  TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) \
       TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127"
 #define OUT_32 EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
 #define OUT_48 OUT_32, EIGHT(32), EIGHT(40)

@@ -4,7 +4,7 @@
 //
 // kLarge tiles want the 164 KB of shared memory per multiprocessor that A100, H100, H200 and B200
 // have, kSmall ones live with the 100 KB of the others (99 KB per block): compute capabilities 8.6,
-// 8.9 and 12.0.
+// 8.9 and 12.x.
 #pragma once
 #include <algorithm>
 
