@@ -217,7 +217,7 @@ def _test_in_torch(
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=_environment.child(**environment),
+        env=_environment.child(JAX_TRACEBACK_FILTERING="off", **environment),
         capture_output=True,
         text=True,
     )
