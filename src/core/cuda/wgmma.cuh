@@ -81,11 +81,13 @@ struct Wgmma;
 #define LIST_96 \
   TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) "%90, %91, %92, " \
                                                                 "%93, %94, %95"
+// clang-format off: its versions lay this list out in ways that they themselves refuse
 #define LIST_128                                                  \
   TEN()                                                           \
   TEN(1)                                                          \
   TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) \
       TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127"
+// clang-format on
 #define OUT_32 EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
 #define OUT_48 OUT_32, EIGHT(32), EIGHT(40)
 #define OUT_64 OUT_48, EIGHT(48), EIGHT(56)
