@@ -8,9 +8,9 @@
 
 namespace intarsia {
 
-#ifdef INTARSIA_WITH_CUDA
 Status Devices(std::string& text) {
   INTARSIA_RETURN_IF_ERROR(GetConfig().status);
+#ifdef INTARSIA_WITH_CUDA
   std::vector<cuda::FoundDevice> devices;
   INTARSIA_RETURN_IF_ERROR(cuda::AllDevices(devices));
   const auto kernel_json = [](const cuda::KernelChoice& choice) {
@@ -29,14 +29,10 @@ Status Devices(std::string& text) {
         .Json("kernels", json::List(cuda::ChoicesOn(device), kernel_json))
         .Done();
   });
-  return {};
-}
 #else
-Status Devices(std::string& text) {
-  INTARSIA_RETURN_IF_ERROR(GetConfig().status);
   text = "[]";
+#endif
   return {};
 }
-#endif
 
 }  // namespace intarsia

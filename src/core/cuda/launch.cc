@@ -74,29 +74,16 @@ Status LoadDevice(int index, LoadedDevice& device) {
 constexpr int kMaxDevices = 64;
 std::array<std::atomic<const LoadedDevice*>, kMaxDevices> loaded_devices;
 
-Status FindDevice(const LoadedDevice*& device) {
-  int index = 0;
-  INTARSIA_RETURN_IF_ERROR(ToStatus(cudaGetDevice(&index), "cudaGetDevice"));
-  if (index >= kMaxDevices)
-    return Unimplemented(Text("GPU ", index, " is one too many, built for are ", kMaxDevices));
-  device = loaded_devices[index].load(std::memory_order_acquire);
-  if (device) return {};
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  device = loaded_devices[index].load(std::memory_order_acquire);
-  if (device) return {};
-  static std::array<LoadedDevice, kMaxDevices> devices;
-  INTARSIA_RETURN_IF_ERROR(LoadDevice(index, devices[index]));
-  device = &devices[index];
-  loaded_devices[index].store(device, std::memory_order_release);
-  return {};
+// Null if it has not been asked for yet.
+const LoadedDevice* Loaded(int index) {
+  return index < kMaxDevices ? loaded_devices[index].load(std::memory_order_acquire) : nullptr;
 }
 
 // The dynamic shared memory to ask for, so that a device which is held back keeps no more blocks
 // resident than the one that it stands in for.
 int HeldBackSharedBytes(const Kernel& kernel, int bytes, const Device& seen) {
   if (bytes == 0) return bytes;
-  const Device& real = loaded_devices[seen.index].load(std::memory_order_acquire)->real;
+  const Device& real = Loaded(seen.index)->real;
   if (real.shared_bytes_per_sm == seen.shared_bytes_per_sm) return bytes;
   const int fixed = kernel.static_shared_bytes();
   const int resident = std::max(ResidentBlocks(seen, bytes + fixed), 1);
@@ -108,16 +95,30 @@ int HeldBackSharedBytes(const Kernel& kernel, int bytes, const Device& seen) {
 }  // namespace
 
 Status CurrentDevice(const Device*& device) {
-  const LoadedDevice* loaded = nullptr;
-  INTARSIA_RETURN_IF_ERROR(FindDevice(loaded));
+  int index = 0;
+  INTARSIA_RETURN_IF_ERROR(ToStatus(cudaGetDevice(&index), "cudaGetDevice"));
+  if (index >= kMaxDevices)
+    return Unimplemented(Text("GPU ", index, " is one too many, built for are ", kMaxDevices));
+  const LoadedDevice* loaded = Loaded(index);
+  if (!loaded) {
+    static std::mutex mutex;
+    static std::array<LoadedDevice, kMaxDevices> devices;
+    const std::lock_guard lock(mutex);
+    loaded = Loaded(index);  // by the thread that held the mutex?
+    if (!loaded) {
+      INTARSIA_RETURN_IF_ERROR(LoadDevice(index, devices[index]));
+      loaded = &devices[index];
+      loaded_devices[index].store(loaded, std::memory_order_release);
+    }
+  }
   device = &loaded->seen;
   return {};
 }
 
 const Device* LoadedCurrentDevice() {
   int index = 0;
-  if (cudaGetDevice(&index) != cudaSuccess || index >= kMaxDevices) return nullptr;
-  const LoadedDevice* const loaded = loaded_devices[index].load(std::memory_order_acquire);
+  if (cudaGetDevice(&index) != cudaSuccess) return nullptr;
+  const LoadedDevice* const loaded = Loaded(index);
   return loaded ? &loaded->seen : nullptr;
 }
 
