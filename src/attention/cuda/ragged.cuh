@@ -101,17 +101,21 @@ struct Padding {
   int front = 0, back = 0;
 };
 
-// Writes out = 0 and lse = -inf to padding rows first, first + step, ...; all threads of a CTA.
-__device__ inline void FillPadding(const Params& p, const Padding& padding, int first, int step) {
+// Writes out = 0 and lse = -inf to padding rows first, first + step, ...; all threads of a CTA, or
+// `threads` of them, of which this is number `thread`. Unit: of a store, at most a row and aligned.
+template <class Unit = uint16_t>
+__device__ inline void FillPadding(const Params& p, const Padding& padding, int first, int step,
+                                   unsigned thread = threadIdx.x, unsigned threads = blockDim.x) {
   const int count = padding.front + static_cast<int>(p.num_tokens) - padding.back;
   // Zeros are the same in all types; the smallest of out's has two bytes.
   const int64_t halves = p.num_heads * p.cache.v_head_dim * (p.out_dtype == DType::kF32 ? 2 : 1);
+  const int64_t units = halves / static_cast<int>(sizeof(Unit) / 2);
   for (int row = first; row < count; row += step) {
     const int64_t token = row < padding.front ? row : row - padding.front + padding.back;
-    for (int64_t i = threadIdx.x; i < halves; i += blockDim.x)
-      static_cast<uint16_t*>(p.out)[token * halves + i] = 0;
+    for (int64_t i = thread; i < units; i += threads)
+      static_cast<Unit*>(p.out)[token * units + i] = {};
     if (!p.lse) continue;
-    for (int64_t head = threadIdx.x; head < p.num_heads; head += blockDim.x)
+    for (int64_t head = thread; head < p.num_heads; head += threads)
       p.lse[head * p.num_tokens + token] = -INFINITY;
   }
 }

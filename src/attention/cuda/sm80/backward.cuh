@@ -284,12 +284,9 @@ namespace intarsia::attention {
 template <DType kType>
 Status LaunchBackwardOf(const BackwardParams& b, const CudaContext& context, TileSize size,
                         bool aligned) {
-  return BackwardDims::Dispatch(b.forward.head_dim, [&]<int kD>() -> Status {
-    using Large = backward::TileConfig<kType, kD, TileSize::kLarge>;
-    using Small = backward::TileConfig<kType, kD, TileSize::kSmall>;
-    if constexpr (Small::kTiles != Large::kTiles)
-      if (size == TileSize::kSmall) return backward::LaunchShape<Small>(b, context, aligned);
-    return backward::LaunchShape<Large>(b, context, aligned);
+  return BackwardDims::Dispatch(b.forward.head_dim, [&]<int kD>() {
+    return DispatchTiles<backward::TileConfig, kType, kD>(
+        size, [&]<class S>() { return backward::LaunchShape<S>(b, context, aligned); });
   });
 }
 

@@ -298,12 +298,9 @@ namespace intarsia::attention {
 
 template <DType kKeyType>
 Status LaunchDecodeOf(const Params& p, const CudaContext& context, TileSize size, DecodeRows rows) {
-  return DecodeDims::Dispatch(std::max(p.head_dim, p.cache.v_head_dim), [&]<int kD>() -> Status {
-    using Large = decode::TileConfig<kKeyType, kD, TileSize::kLarge>;
-    using Small = decode::TileConfig<kKeyType, kD, TileSize::kSmall>;
-    if constexpr (Small::kTiles != Large::kTiles)
-      if (size == TileSize::kSmall) return decode::LaunchShape<Small>(p, context, rows);
-    return decode::LaunchShape<Large>(p, context, rows);
+  return DecodeDims::Dispatch(std::max(p.head_dim, p.cache.v_head_dim), [&]<int kD>() {
+    return DispatchTiles<decode::TileConfig, kKeyType, kD>(
+        size, [&]<class S>() { return decode::LaunchShape<S>(p, context, rows); });
   });
 }
 

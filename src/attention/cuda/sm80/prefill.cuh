@@ -246,19 +246,6 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
                       RowsAligned(p) && OffsetsFit(p));
 }
 
-// The kernel for a head dim, with large tiles or small ones where these are others.
-template <DType kKeyType, class Dims>
-Status LaunchTile(const Params& p, const CudaContext& context, TileSize size,
-                  const PrefillRows& rows) {
-  return Dims::Dispatch(std::max(p.head_dim, p.cache.v_head_dim), [&]<int kD>() -> Status {
-    using Large = TileConfig<kKeyType, kD, TileSize::kLarge>;
-    using Small = TileConfig<kKeyType, kD, TileSize::kSmall>;
-    if constexpr (Small::kTiles != Large::kTiles)
-      if (size == TileSize::kSmall) return LaunchShape<Small>(p, context, rows);
-    return LaunchShape<Large>(p, context, rows);
-  });
-}
-
 }  // namespace intarsia::attention::prefill
 
 namespace intarsia::attention {
@@ -267,7 +254,10 @@ template <DType kKeyType>
 Status LaunchPrefillOf(const Params& p, const CudaContext& context, TileSize size,
                        PrefillRows rows) {
   using Dims = std::conditional_t<Bytes(kKeyType) == 2, PrefillDims16, PrefillDims>;
-  return prefill::LaunchTile<kKeyType, Dims>(p, context, size, rows);
+  return Dims::Dispatch(std::max(p.head_dim, p.cache.v_head_dim), [&]<int kD>() {
+    return DispatchTiles<prefill::TileConfig, kKeyType, kD>(
+        size, [&]<class S>() { return prefill::LaunchShape<S>(p, context, rows); });
+  });
 }
 
 }  // namespace intarsia::attention

@@ -33,6 +33,17 @@ struct HeadDims {
   }
 };
 
+// launch.operator()<Config>() with small tiles, where they are asked for and others than the large
+// ones. Only such kernels are instantiated.
+template <template <DType, int, TileSize> class Config, DType kType, int kDim, class Launch>
+Status DispatchTiles(TileSize size, Launch&& launch) {
+  using Large = Config<kType, kDim, TileSize::kLarge>;
+  using Small = Config<kType, kDim, TileSize::kSmall>;
+  if constexpr (Small::kTiles != Large::kTiles)
+    if (size == TileSize::kSmall) return launch.template operator()<Small>();
+  return launch.template operator()<Large>();
+}
+
 // Of an element of Q as it is multiplied: fp8 K and V are multiplied in f16.
 constexpr int QueryBytes(DType key_type) { return key_type == kF32 ? 4 : 2; }
 

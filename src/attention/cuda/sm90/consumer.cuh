@@ -30,8 +30,9 @@ class Consumer {
       if (task.kind == Task::kRows)
         Attend(task);
       else
-        FillPaddingRows(p_, task, threadIdx.x - cuda::kWarpgroupThreads,
-                        S::kThreads - cuda::kWarpgroupThreads);
+        FillPadding<uint4>(p_, task.padding, task.first, task.step,
+                           threadIdx.x - cuda::kWarpgroupThreads,
+                           S::kThreads - cuda::kWarpgroupThreads);
       __syncwarp();
       if (threadIdx.x % 32 == 0) shared_.task_empty[place.index].Arrive();
     }

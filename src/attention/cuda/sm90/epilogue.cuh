@@ -62,20 +62,4 @@ __device__ __forceinline__ void WriteRows(const Params& p, const LaunchPlan& pla
   __syncwarp();  // the next task's rows go to the same place
 }
 
-// Writes out = 0 and lse = -inf to rows outside of all sequences.
-__device__ __forceinline__ void FillPaddingRows(const Params& p, const Task& task, int thread,
-                                                int threads) {
-  const Padding& padding = task.padding;
-  const int count = padding.front + static_cast<int>(p.num_tokens) - padding.back;
-  const int64_t units = p.num_heads * p.cache.v_head_dim / 8;
-  for (int row = task.first; row < count; row += task.step) {
-    const int64_t token = row < padding.front ? row : row - padding.front + padding.back;
-    for (int64_t i = thread; i < units; i += threads)
-      static_cast<uint4*>(p.out)[token * units + i] = {};
-    if (!p.lse) continue;
-    for (int64_t head = thread; head < p.num_heads; head += threads)
-      p.lse[head * p.num_tokens + token] = -INFINITY;
-  }
-}
-
 }  // namespace intarsia::attention::sm90
