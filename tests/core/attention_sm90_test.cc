@@ -17,8 +17,9 @@ namespace intarsia {
 namespace {
 
 using attention::sm90::BoxRows;
+using attention::sm90::ClearTiles;
+using attention::sm90::ClearTilesOf;
 using attention::sm90::KeyTiles;
-using attention::sm90::NeedsMask;
 using attention::sm90::Schedule;
 using attention::sm90::StrayRows;
 using attention::sm90::StrayRowsOf;
@@ -162,9 +163,13 @@ TEST(Sm90Tiles, TilesCoverWhatIsVisible) {
       }
     }
   }
-  EXPECT_FALSE(NeedsMask(128, 128, 128, 256));
-  EXPECT_TRUE(NeedsMask(128, 128, 129, 256));
-  EXPECT_TRUE(NeedsMask(128, 128, 128, 255));
+  for (const int begin : {-300, 0, 128, 129, 1000}) {
+    for (const int end : {-10, 0, 127, 128, 255, 256, 257, 1300}) {
+      const ClearTiles clear = ClearTilesOf(begin, end, 128);
+      for (int first = -400; first < 1400; ++first)
+        ASSERT_EQ(clear.Has(first), first >= begin && first + 128 <= end) << begin << " " << end;
+    }
+  }
 }
 
 TEST(Sm90Tiles, StrayRowsAreThoseCopiedBesideTheKeys) {
@@ -190,38 +195,32 @@ TEST(Sm90Tiles, StrayRowsAreThoseCopiedBesideTheKeys) {
 
 TEST(Sm90Tiles, EveryTaskOnce) {
   for (const int heads : {1, 2, 6, 8}) {
-    for (int section = 1; section <= heads; ++section) {
-      if (heads % section) continue;
-      const Schedule schedule{17, heads, section};
-      for (const int ctas : {1, 5, 132}) {
-        std::map<std::pair<int, int>, int> seen;
-        for (int cta = 0; cta < ctas; ++cta) {
-          for (int64_t round = 0;; ++round) {
-            // A CTA ends at the first index that is too large: none later may be a task.
-            const int64_t index = TaskIndex(round, ctas, cta);
-            if (index >= schedule.tasks()) {
-              for (int64_t later = round; later < round + 3; ++later)
-                EXPECT_GE(TaskIndex(later, ctas, cta), schedule.tasks());
-              break;
-            }
-            const Schedule::Task task = schedule.At(static_cast<int>(index));
-            EXPECT_TRUE(task.row_tile >= 0 && task.row_tile < 17 && task.kv_head >= 0 &&
-                        task.kv_head < heads);
-            ++seen[{task.row_tile, task.kv_head}];
+    const Schedule schedule{17, heads};
+    for (const int ctas : {1, 5, 132}) {
+      std::map<std::pair<int, int>, int> seen;
+      for (int cta = 0; cta < ctas; ++cta) {
+        for (int64_t round = 0;; ++round) {
+          // A CTA ends at the first index that is too large: none later may be a task.
+          const int64_t index = TaskIndex(round, ctas, cta);
+          if (index >= schedule.tasks()) {
+            for (int64_t later = round; later < round + 3; ++later)
+              EXPECT_GE(TaskIndex(later, ctas, cta), schedule.tasks());
+            break;
           }
+          const Schedule::Task task = schedule.At(static_cast<int>(index));
+          EXPECT_TRUE(task.row_tile >= 0 && task.row_tile < 17 && task.kv_head >= 0 &&
+                      task.kv_head < heads);
+          ++seen[{task.row_tile, task.kv_head}];
         }
-        EXPECT_EQ(static_cast<int64_t>(seen.size()), schedule.tasks());
-        for (const auto& [task, count] : seen) EXPECT_EQ(count, 1);
       }
+      EXPECT_EQ(static_cast<int64_t>(seen.size()), schedule.tasks());
+      for (const auto& [task, count] : seen) EXPECT_EQ(count, 1);
     }
   }
-  // The heads of a row tile are neighbors, the first row tiles come first, section by section.
-  const Schedule schedule{3, 4, 2};
-  EXPECT_EQ(schedule.At(0).kv_head, 0);
-  EXPECT_EQ(schedule.At(1).kv_head, 1);
-  EXPECT_EQ(schedule.At(1).row_tile, 0);
-  EXPECT_EQ(schedule.At(2).row_tile, 1);
-  EXPECT_EQ(schedule.At(6).kv_head, 2);
+  const Schedule schedule{3, 4};  // the heads of a row tile are neighbors
+  EXPECT_EQ(schedule.At(3).kv_head, 3);
+  EXPECT_EQ(schedule.At(3).row_tile, 0);
+  EXPECT_EQ(schedule.At(4).row_tile, 1);
 }
 
 // The consumer's walk over a paged sequence, on a CPU: boxes of pages, products through

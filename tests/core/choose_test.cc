@@ -16,13 +16,19 @@ constexpr DType kKeyTypes[] = {kF32, kF16, kBF16, kF8E4M3, kF8E5M2};
 
 Params ParamsOf(DType kv, int64_t d, int64_t tokens = 4096, int64_t seqs = 1) {
   Params p;
-  p.dtype = IsFp8(kv) ? kBF16 : kv;
+  p.dtype = p.out_dtype = IsFp8(kv) ? kBF16 : kv;
   p.cache.dtype = kv;
   p.num_tokens = tokens;
   p.num_seqs = seqs;
   p.num_heads = 32;
+  p.q_head_stride = d, p.q_token_stride = p.num_heads * d;
+  p.paged = true;
   p.cache.num_kv_heads = 8;
-  p.head_dim = p.cache.v_head_dim = d;
+  p.cache.num_pages = 256;
+  p.cache.page_size = 16;
+  p.cache.k_strides = {.layer = 0, .page = 16 * 8 * d, .slot = 8 * d, .head = d};
+  p.cache.v_strides = p.cache.k_strides;
+  p.head_dim = p.cache.head_dim = p.cache.v_head_dim = d;
   return p;
 }
 
@@ -123,8 +129,32 @@ TEST(Choose, ReportsWhatALongPromptGets) {
   };
   EXPECT_EQ(kernel("L40S", "prefill bf16 d=128"), "portable, small tiles");
   EXPECT_EQ(kernel("L40S", "prefill bf16 d=64"), "portable, large tiles");
-  EXPECT_EQ(kernel("H200", "prefill bf16 d=128"), "portable, large tiles");
+  EXPECT_EQ(kernel("H200", "prefill bf16 d=128"), "Hopper");
+  EXPECT_EQ(kernel("H200", "prefill f8e4m3fn d=128"), "portable, large tiles");
+  EXPECT_EQ(kernel("B200", "prefill bf16 d=128"), "portable, large tiles");
   EXPECT_EQ(kernel("RTX 4090", "decode f8e4m3fn d=128"), "portable, small tiles");
+}
+
+TEST(Choose, HopperGetsItsOwnPrefill) {
+  const auto name = [](const Params& p, const Device& device = Gpu("H100")) {
+    return std::string_view(Choose(PrefillCandidates(), p, device)->name);
+  };
+  constexpr std::string_view kPortableName = "portable, large tiles";
+  for (const DType type : {kBF16, kF16}) {
+    for (int64_t d = 8; d <= 256; d += 8) EXPECT_EQ(name(ParamsOf(type, d)), "Hopper") << d;
+    EXPECT_EQ(name(ParamsOf(type, 128), cuda::HeldBack(Gpu("H100"), 80)), kPortableName);
+  }
+  for (const DType type : {kF32, kF8E4M3, kF8E5M2})
+    EXPECT_EQ(name(ParamsOf(type, 128)), kPortableName);
+  // What its copies cannot do: pages that are no multiple of 4, rows that do not begin at multiples
+  // of 16 bytes.
+  Params p = ParamsOf(kBF16, 128);
+  p.cache.page_size = 6;
+  EXPECT_EQ(name(p), kPortableName);
+  p.cache.page_size = 4;
+  EXPECT_EQ(name(p), "Hopper");
+  p.q_token_stride += 4;
+  EXPECT_EQ(name(p), kPortableName);
 }
 
 // A kernel for Hopper alone that wants more workspace than the portable one.
@@ -132,8 +162,8 @@ constexpr int64_t kWanted = 1 << 20;
 const Candidate kWithHopper[] = {
     {"sm90", cuda::kHopper, TileSize::kLarge, [](const Params&, const Device&) { return true; },
      [](const Params&) { return kWanted; }},
-    PrefillCandidates()[0],
-    PrefillCandidates()[1]};
+    PrefillCandidates()[1],
+    PrefillCandidates()[2]};
 
 TEST(Choose, TakesAKernelOfItsArchitectureAlone) {
   Params p = ParamsOf(kBF16, 128);

@@ -18,9 +18,10 @@
 namespace intarsia::attention {
 namespace {
 
-// By the tiles that the GPU gets.
+// By the portable tiles that the GPU gets.
 Status Prefill(const Params& p, const CudaContext& context, PrefillRows rows = {}) {
-  const Candidate* const choice = Choose(PrefillCandidates(), p, *context.device);
+  const auto portable = PrefillCandidates().subspan(1);
+  const Candidate* const choice = Choose(portable, p, *context.device);
   return LaunchPrefill(p, context, choice->tiles, rows);
 }
 

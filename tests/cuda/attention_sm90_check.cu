@@ -1,7 +1,7 @@
 // Checks attention/cuda/sm90/prefill.h against an f64 reference on random ragged batches, then
 // times it. On other GPUs than Hopper it says so and checks nothing. Exits with 1 on a failure, 2
 // on a hang. Arguments: "check [cases per d]"; "name [cases per d]", which names each case before
-// it runs; "time"; none for check and time.
+// it runs; "time [part of a case's name]"; none for check and time.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -16,7 +16,6 @@
 namespace intarsia::attention {
 namespace {
 
-// Runs a batch by persistent CTAs and by one CTA a task.
 bool names_cases = false;
 
 bool Check(const Case& c, uint32_t seed, double& worst) {
@@ -28,22 +27,16 @@ bool Check(const Case& c, uint32_t seed, double& worst) {
   const auto includes = [&](int64_t seq) {
     return c.len_q[seq] * (c.h / c.hk) >= c.min_packed_rows;
   };
-  bool passes = true;
-  for (const bool persistent : {true, false}) {
-    passes &= CheckBatch(
-        batch, includes,
-        [&](const Params& p) {
-          if (!sm90::Supports(p)) {
-            std::printf("not supported: %s\n", Describe(c).c_str());
-            std::exit(1);
-          }
-          const sm90::Tuning tuning{.persistent = persistent,
-                                    .section_bytes = persistent ? 1 : 1 << 30};
-          Require(sm90::LaunchPrefill(p, ContextOn(), {c.min_packed_rows, c.fill_padding}, tuning));
-        },
-        worst);
-  }
-  return passes;
+  return CheckBatch(
+      batch, includes,
+      [&](const Params& p) {
+        if (!sm90::Supports(p)) {
+          std::printf("not supported: %s\n", Describe(c).c_str());
+          std::exit(1);
+        }
+        Require(sm90::LaunchPrefill(p, ContextOn(), {c.min_packed_rows, c.fill_padding}));
+      },
+      worst);
 }
 
 Case RandomCase(DType type, int64_t d, std::mt19937& random) {
@@ -113,30 +106,22 @@ bool CheckAll(int cases_per_dim) {
   return failures == 0;
 }
 
-void TimeAll() {
-  const auto time = [](const char* what, const Workload& w) {
-    double us[3];
-    for (int i = 0; i < 3; ++i) {
-      const sm90::Tuning tuning{.persistent = i < 2,
-                                .section_bytes = i == 1 ? int64_t{1} << 40 : int64_t{16} << 20};
-      us[i] = TimeOf(w, [&](const Params& p, const CudaContext& context) {
-        Require(sm90::LaunchPrefill(p, context, {}, tuning));
-      });
-    }
-    const auto rate = [&](int i) { return w.flops() / us[i] * 1e-6; };
-    std::printf(
-        "%-5s %ld x %-6ld %-14s %9.1f us | TFLOP/s %6.1f  one section %6.1f  a CTA a task "
-        "%6.1f\n",
-        std::string(Name(w.q)).c_str(), long(w.b), long(w.len_q), what, us[0], rate(0), rate(1),
-        rate(2));
+void TimeAll(const std::string& only) {
+  const auto time = [&](const char* what, const Workload& w) {
+    const std::string name = Text(Name(w.q), " ", w.b, " x ", w.len_q, " ", what);
+    if (name.find(only) == std::string::npos) return;
+    const double us = TimeOf(w, [&](const Params& p, const CudaContext& context) {
+      Require(sm90::LaunchPrefill(p, context));
+    });
+    std::printf("%-32s %9.1f us  %6.1f TFLOP/s\n", name.c_str(), us, w.flops() / us * 1e-6);
     std::fflush(stdout);
   };
   for (const int64_t n : {512, 1024, 2048, 4096, 8192, 16384, 32768})
     time("page 16", {.b = 1, .len_q = n, .len_k = n});
+  for (const int64_t page : {8, 32, 64, 128})
+    time(Text("page ", page).c_str(), {.b = 1, .len_q = 8192, .len_k = 8192, .page_size = page});
   time("page 16", {.b = 4, .len_q = 4096, .len_k = 4096});
-  time("page 64", {.b = 4, .len_q = 4096, .len_k = 4096, .page_size = 64});
   time("page 128", {.b = 4, .len_q = 4096, .len_k = 4096, .page_size = 128});
-  time("page 8", {.b = 4, .len_q = 4096, .len_k = 4096, .page_size = 8});
   time("dense", {.b = 4, .len_q = 4096, .len_k = 4096, .page_size = 0});
   time("dense, full", {.b = 4, .len_q = 4096, .len_k = 4096, .page_size = 0, .right = -1});
   for (const int64_t d : {64, 96, 192, 256}) {
@@ -154,7 +139,8 @@ void TimeAll() {
 
 int main(int argc, char** argv) {
   const std::string only = argc > 1 ? argv[1] : "";
-  const int cases_per_dim = argc > 2 ? std::atoi(argv[2]) : 12;
+  const std::string then = argc > 2 ? argv[2] : "";
+  const int cases_per_dim = then.empty() || only == "time" ? 12 : std::atoi(then.c_str());
   intarsia::attention::names_cases = only == "name";
   if (const int arch = intarsia::attention::ContextOn().device->arch;
       arch != intarsia::cuda::kHopper) {
@@ -162,6 +148,6 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (only != "time" && !intarsia::attention::CheckAll(cases_per_dim)) return 1;
-  if (only != "check" && only != "name") intarsia::attention::TimeAll();
+  if (only != "check" && only != "name") intarsia::attention::TimeAll(only == "time" ? then : "");
   return 0;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/attention/cuda/sm90/prefill.h"
 #include "src/attention/workspace.h"
 #include "src/core/round.h"
 
@@ -59,6 +60,8 @@ int64_t NoFloats(const Params&) { return 0; }
 constexpr auto kLarge = TileSize::kLarge, kSmall = TileSize::kSmall;
 constexpr const char *kLargeName = "portable, large tiles", *kSmallName = "portable, small tiles";
 constexpr Candidate kPrefill[] = {
+    {"Hopper", cuda::kHopper, kLarge,
+     [](const Params& p, const cuda::Device&) { return sm90::Supports(p); }, &NoFloats},
     {kLargeName, cuda::kPortable, kLarge, &FitsPrefill<kLarge>, &NoFloats},
     {kSmallName, cuda::kPortable, kSmall, &FitsPrefill<kSmall>, &NoFloats}};
 constexpr Candidate kDecode[] = {
@@ -116,13 +119,21 @@ namespace {
 Params LongCall(DType kv, int64_t d) {
   static float workspace = 0;  // only its address counts
   Params p;
-  p.dtype = IsFp8(kv) ? kBF16 : kv;
+  p.dtype = p.out_dtype = IsFp8(kv) ? kBF16 : kv;
   p.cache.dtype = kv;
   p.head_dim = p.cache.v_head_dim = d;
   p.num_tokens = p.max_len_k = 1 << 16;
   p.num_seqs = 1;
   p.num_heads = 32;
+  p.q_head_stride = d, p.q_token_stride = p.num_heads * d;
+  p.paged = true;
   p.cache.num_kv_heads = 8;
+  p.cache.page_size = 16;
+  p.cache.num_pages = p.max_len_k / p.cache.page_size;
+  p.cache.k_strides.head = d;
+  p.cache.k_strides.slot = p.cache.num_kv_heads * d;
+  p.cache.k_strides.page = p.cache.page_size * p.cache.k_strides.slot;
+  p.cache.v_strides = p.cache.k_strides;
   p.workspace = &workspace;
   const auto [splits, floats] = WorkspaceDims(p);
   p.max_splits = splits;

@@ -3,18 +3,29 @@
 #include "src/attention/cuda/choose.h"
 #include "src/attention/cuda/sm80/decode.h"
 #include "src/attention/cuda/sm80/prefill.h"
+#include "src/attention/cuda/sm90/prefill.h"
 #include "src/core/cuda/report.h"
 
 namespace intarsia::attention {
+
+namespace {
+
+Status LaunchPrefillBy(const Candidate& kernel, const Params& params, const CudaContext& context,
+                       const PrefillRows& rows = {}) {
+  return kernel.arch == cuda::kHopper ? sm90::LaunchPrefill(params, context, rows)
+                                      : LaunchPrefill(params, context, kernel.tiles, rows);
+}
+
+}  // namespace
 
 Status Run(const Params& params, const CudaContext& context) {
   if (params.num_tokens == 0 || params.num_heads == 0) return {};
   ForwardChoice choice;
   INTARSIA_RETURN_IF_ERROR(ChooseForward(params, *context.device, choice));
   if (!choice.prefill) return LaunchDecode(params, context, choice.decode->tiles);
-  if (!choice.decode) return LaunchPrefill(params, context, choice.prefill->tiles);
-  INTARSIA_RETURN_IF_ERROR(LaunchPrefill(params, context, choice.prefill->tiles,
-                                         {.min_packed_rows = kMaxDecodeRows + 1}));
+  if (!choice.decode) return LaunchPrefillBy(*choice.prefill, params, context);
+  INTARSIA_RETURN_IF_ERROR(
+      LaunchPrefillBy(*choice.prefill, params, context, {.min_packed_rows = kMaxDecodeRows + 1}));
   return LaunchDecode(params, context, choice.decode->tiles,
                       {.max_packed_rows = kMaxDecodeRows, .fill_padding = false});
 }

@@ -1,5 +1,8 @@
 // What the launches of the forward pass's two kernels, decode.h and prefill.h, have in common.
 #pragma once
+#include <algorithm>
+#include <initializer_list>
+
 #include "src/attention/params.h"
 #include "src/core/dispatch.h"
 
@@ -12,6 +15,24 @@ struct PrefillRows {
   // Whether to write the rows outside of all sequences, too: out = 0, lse = -inf.
   bool fill_padding = true;
 };
+
+// Whether every row of q, K, V and out begins at a multiple of 16 bytes, and K's and V's are whole
+// multiples of 16 bytes.
+inline bool RowsAligned(const Params& p) {
+  const auto aligned = [](DType dtype, const void* data, std::initializer_list<int64_t> strides) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 &&
+           std::ranges::all_of(strides,
+                               [&](int64_t stride) { return stride * Bytes(dtype) % 16 == 0; });
+  };
+  const CacheView& c = p.cache;
+  const auto cache_aligned = [&](const void* data, const CacheStrides& s, int64_t d) {
+    return aligned(c.dtype, data, {s.page, s.slot, s.head, s.layer, d});
+  };
+  return aligned(p.dtype, p.q, {p.q_token_stride, p.q_head_stride}) &&
+         aligned(p.out_dtype, p.out, {c.v_head_dim}) &&
+         cache_aligned(c.k, c.k_strides, p.head_dim) &&
+         cache_aligned(c.v, c.v_strides, c.v_head_dim);
+}
 
 // launch.operator()<kKeyType>(params) by the type of K and V, which q has, too, unless it is fp8,
 // or q is f32; nothing if there is nothing to compute.

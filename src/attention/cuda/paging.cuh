@@ -1,8 +1,6 @@
 // Where keys and values lie in the cache.
 #pragma once
-#include <algorithm>
 #include <bit>
-#include <initializer_list>
 
 #include "src/attention/cuda/ragged.cuh"
 
@@ -95,22 +93,5 @@ class KeyPlaces {
   const Divisor& page_size_;
   const Sequence& sequence_;
 };
-
-// Whether every row of q, K, V and out begins at a multiple of 16 bytes, and K's and V's are whole
-// multiples of 16 bytes.
-inline bool RowsAligned(const Params& p) {
-  const auto aligned = [](DType dtype, const void* data, std::initializer_list<int64_t> strides) {
-    return std::ranges::all_of(
-        strides, [&](int64_t stride) { return cuda::AllAligned16(stride * Bytes(dtype), data); });
-  };
-  const CacheView& c = p.cache;
-  const auto cache_aligned = [&](const void* data, const CacheStrides& s, int64_t d) {
-    return aligned(c.dtype, data, {s.page, s.slot, s.head, s.layer, d});
-  };
-  return aligned(p.dtype, p.q, {p.q_token_stride, p.q_head_stride}) &&
-         aligned(p.out_dtype, p.out, {c.v_head_dim}) &&
-         cache_aligned(c.k, c.k_strides, p.head_dim) &&
-         cache_aligned(c.v, c.v_strides, c.v_head_dim);
-}
 
 }  // namespace intarsia::attention

@@ -43,10 +43,23 @@ struct OwnedItem {
   int end = 0, beyond = 0;
 };
 
-// Finds item number `index` of all, sequence by sequence, `count(seq, tokens, key_begin)` of each;
-// a warp looks at 32 sequences at a time.
-template <class Count>
-__device__ __forceinline__ OwnedItem FindItem(const Params& p, int index, Count count) {
+// Which lane's sequence owns an item, and which of its items that is.
+struct LaneItem {
+  int lane, number;
+};
+// Sequence by sequence. `through`: the items of the lanes up to this one, of which `own` are its.
+struct SequenceOrder {
+  __device__ __forceinline__ LaneItem operator()(int index, int own, int through) const {
+    const int lane = __ffs(__ballot_sync(0xffffffffu, index < through)) - 1;
+    return {lane, index - __shfl_sync(0xffffffffu, through - own, lane)};
+  }
+};
+
+// Finds item number `index` of all, `count(seq, tokens, key_begin)` of each sequence; a warp looks
+// at 32 sequences at a time, whose items are numbered by `order`.
+template <class Count, class Order = SequenceOrder>
+__device__ __forceinline__ OwnedItem FindItem(const Params& p, int index, Count count,
+                                              Order order = {}) {
   const int num_seqs = NumSeqs(p), lane = threadIdx.x % 32;
   int end = FirstToken(p), key_end = FirstKey(p);  // of the sequences looked at
   for (int base = 0; base < num_seqs; base += 32) {
@@ -61,15 +74,17 @@ __device__ __forceinline__ OwnedItem FindItem(const Params& p, int index, Count 
       const int other = __shfl_up_sync(0xffffffffu, through, distance);
       if (lane >= distance) through += other;
     }
-    if (const uint32_t behind = __ballot_sync(0xffffffffu, index < through)) {
-      const int owner = __ffs(behind) - 1, seq = base + owner;
+    const int all = __shfl_sync(0xffffffffu, through, 31);
+    if (index < all) {
+      const LaneItem item = order(index, own, through);
       return {.exists = true,
-              .sequence = SequenceAt(p, seq, __shfl_sync(0xffffffffu, tokens.begin, owner),
-                                     __shfl_sync(0xffffffffu, key_begin, owner)),
-              .number = index - __shfl_sync(0xffffffffu, through - own, owner),
-              .count = __shfl_sync(0xffffffffu, own, owner)};
+              .sequence =
+                  SequenceAt(p, base + item.lane, __shfl_sync(0xffffffffu, tokens.begin, item.lane),
+                             __shfl_sync(0xffffffffu, key_begin, item.lane)),
+              .number = item.number,
+              .count = __shfl_sync(0xffffffffu, own, item.lane)};
     }
-    index -= __shfl_sync(0xffffffffu, through, 31);
+    index -= all;
   }
   return {.end = end, .beyond = index};
 }

@@ -46,6 +46,11 @@ struct RingPlace {
     index = 0;
     parity ^= 1;
   }
+  __device__ __forceinline__ RingPlace After() const {
+    RingPlace next = *this;
+    next.Next();
+    return next;
+  }
 };
 
 // Makes barriers that this thread initialized known to the copy engine.

@@ -40,6 +40,7 @@ class Consumer {
 
  private:
   static constexpr int kScores = S::kTileKeys / 2;
+  using Place = cuda::RingPlace<S::kStages>;
   using Scores = float[kScores];
   using Weights = uint32_t[kScores / 2];
   using Out = float[S::kDv / 2];
@@ -52,12 +53,16 @@ class Consumer {
     if (threadIdx.x % cuda::kWarpgroupThreads == 0) empty.Arrive();
   }
 
+  __device__ __forceinline__ void WaitForKeys(const Place& k) const {
+    shared_.k_full[k.index].Wait(k.parity);
+  }
+
   // s = Q K', in flight afterwards.
-  __device__ __forceinline__ void MultiplyKeys(Scores& s) const {
+  __device__ __forceinline__ void MultiplyKeys(Scores& s, const Place& place) const {
     using M = cuda::Wgmma<S::kTileKeys>;
     const uint32_t q =
         cuda::SharedAddress(shared_.q) + number_ * cuda::kWgmmaRows * cuda::kPanelRowBytes;
-    const uint32_t k = cuda::SharedAddress(shared_.k[k_.index]);
+    const uint32_t k = cuda::SharedAddress(shared_.k[place.index]);
     cuda::WgmmaFence();
     M::template Shared<T, false>(s, cuda::ColumnsSummed(q), cuda::ColumnsSummed(k));
 #pragma unroll
@@ -69,7 +74,7 @@ class Consumer {
   }
   // o += P V, in flight afterwards.
   __device__ __forceinline__ void MultiplyValues(Out& o, const Weights& weights) const {
-    const uint32_t v = cuda::SharedAddress(shared_.v[v_.index]);
+    const uint32_t v = cuda::SharedAddress(shared_.v[place_.index]);
     cuda::WgmmaFence();  // the weights were written since the last one
 #pragma unroll
     for (int step = 0; step < S::kTileKeys / cuda::kWgmmaStep; ++step)
@@ -78,19 +83,27 @@ class Consumer {
     cuda::WgmmaCommit();
   }
 
-  // From products to weights. Returns whether o has to be multiplied by `kept`.
+  // From products to weights, for any tile. Returns whether o has to be multiplied by `kept`.
   __device__ __forceinline__ bool Softmax(Scores& s, const Task& task, int first_key,
                                           uint32_t boxes, Rows& rows, float (&kept)[2]) const {
     if (!logit_.folds()) {
       logit_.Apply(s);
       if (p_.alibi_slopes.data) SubtractAlibi(s, p_, plan_, task, first_key);
     }
-    if (boxes != ~0u ||
-        NeedsMask(first_key, S::kTileKeys, task.seen_by_all.begin, task.seen_by_all.end))
+    if (boxes != ~0u || !task.clear.Has(first_key))
       MaskScores(s, p_, plan_, task, first_key, boxes);
-    const bool moved = FollowMaximum(s, factor_, rows, kept);
-    TakeWeights(s, factor_, rows);
-    return moved;
+    const bool raised = RaiseBases(s, factor_, {0.0f, 0.0f}, rows, kept);
+    SubtractBases(s, factor_, rows);
+    return raised;
+  }
+  // The same for a clear tile after every row has seen a key, which most are.
+  __device__ __forceinline__ bool SoftmaxOfClear(Scores& s, Rows& rows, float (&kept)[2]) const {
+    if (!__any_sync(0xffffffffu, SubtractBases(s, factor_, rows))) return false;
+    const float before[2] = {rows.base[0], rows.base[1]};
+    RaiseBases(s, 1.0f, before, rows, kept);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) s[i] += before[i / 2 % 2] - rows.base[i / 2 % 2];
+    return true;
   }
 
   // o and the sums of the warpgroup's rows over all tiles of keys. While the tensor cores add a
@@ -102,45 +115,54 @@ class Consumer {
     float kept[2];
     {
       Scores s;
-      shared_.k_full[k_.index].Wait(k_.parity);
-      const uint32_t boxes = shared_.boxes[k_.index];
-      MultiplyKeys(s);
+      WaitForKeys(place_);
+      const uint32_t boxes = shared_.boxes[place_.index];
+      MultiplyKeys(s, place_);
       cuda::WgmmaWait<0>();
-      Release(shared_.k_empty[k_.index]);
-      k_.Next();
+      Release(shared_.k_empty[place_.index]);
       Softmax(s, task, first_key, boxes, rows, kept);
+      TakeWeights(s, rows);
       ToOperand<T>(s, weights);
-      if (task.keys.count > 1) shared_.k_full[k_.index].Wait(k_.parity);
+      if (task.keys.count > 1) WaitForKeys(place_.After());
     }
+    // Whether scores are products times a factor, and all rows of the warp have seen a key.
+    bool settled = false;
 #pragma unroll 1
     for (int left = task.keys.count - 1; left > 0; --left) {
       Scores s;
       first_key -= S::kTileKeys;
-      const uint32_t boxes = shared_.boxes[k_.index];
+      const Place keys = place_.After();
+      const uint32_t boxes = shared_.boxes[keys.index];
       cuda::BarrierSync(Turn(number_), kTurnThreads);
-      MultiplyKeys(s);
-      shared_.v_full[v_.index].Wait(v_.parity);
+      MultiplyKeys(s, keys);
+      shared_.v_full[place_.index].Wait(place_.parity);
       MultiplyValues(o, weights);
       cuda::BarrierArrive(Turn(number_ + 1 == S::kConsumers ? 0 : number_ + 1), kTurnThreads);
       cuda::WgmmaWait<1>();
-      Release(shared_.k_empty[k_.index]);
-      k_.Next();
-      const bool moved = Softmax(s, task, first_key, boxes, rows, kept);
-      // This branch stands here to keep the wait behind the exponentials, of which it does not
-      // know.
-      if (left > 1) shared_.k_full[k_.index].Wait(k_.parity);
+      Release(shared_.k_empty[keys.index]);
+      bool raised;
+      if (settled && task.clear.Has(first_key) && boxes == ~0u) {
+        raised = SoftmaxOfClear(s, rows, kept);
+      } else {
+        raised = Softmax(s, task, first_key, boxes, rows, kept);
+        settled = logit_.folds() && !__any_sync(0xffffffffu, rows.unseen());
+      }
+      TakeWeights(s, rows);
+      // ptxas would have the additions of the weights wait for V; a branch that seems to depend on
+      // their sums keeps them in the shadow of the exponentials.
+      if (left > 1 && rows.Summed()) WaitForKeys(keys.After());
       cuda::WgmmaWait<0>();
-      Release(shared_.v_empty[v_.index]);
-      v_.Next();
+      Release(shared_.v_empty[place_.index]);
+      place_ = keys;
       ToOperand<T>(s, weights);
-      if (moved) ScaleRows(o, kept);
+      if (raised) ScaleRows(o, kept);
     }
     if (!S::kOutInQuery) Release(shared_.q_empty);
-    shared_.v_full[v_.index].Wait(v_.parity);
+    shared_.v_full[place_.index].Wait(place_.parity);
     MultiplyValues(o, weights);
     cuda::WgmmaWait<0>();
-    Release(shared_.v_empty[v_.index]);
-    v_.Next();
+    Release(shared_.v_empty[place_.index]);
+    place_ = place_.After();
   }
 
   __device__ __forceinline__ void Attend(const Task& task) {
@@ -160,7 +182,7 @@ class Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int head = RowOf(plan_, task, place.row + 8 * r).head;
-      by[r] = FinishRow(rows.m[r], rows.l[r], SinkOf(p_, head), lse[r]);
+      by[r] = FinishRow(rows.base[r], rows.l[r], SinkOf(p_, head), lse[r]);
     }
     ScaleRows(o, by);
     char* const staged = S::kOutInQuery ? shared_.q : shared_.out;
@@ -180,7 +202,8 @@ class Consumer {
   const int number_;
   const Logit<std::is_same_v<T, __half> ? DType::kF16 : DType::kBF16> logit_;
   const float factor_;
-  cuda::RingPlace<S::kStages> k_, v_;
+  // Of the tile whose K, and later V, comes next: the rings of K and V keep step.
+  Place place_;
   uint32_t q_parity_ = 0;
 };
 

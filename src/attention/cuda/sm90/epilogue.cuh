@@ -8,9 +8,9 @@
 namespace intarsia::attention::sm90 {
 
 // Ends the sums of a row: returns what its o is to be multiplied by.
-__device__ __forceinline__ float FinishRow(float m, float l, float sink, float& lse) {
-  const float top = fmaxf(m, sink), base = BaseOf(top), kept = cuda::Exp2(m - base);
-  l = RowSum(l) * kept + cuda::Exp2(sink - base);
+__device__ __forceinline__ float FinishRow(float base, float l, float sink, float& lse) {
+  const float top = fmaxf(base, sink), kept = cuda::Exp2(base - top);
+  l = RowSum(l) * kept + cuda::Exp2(sink - top);
   lse = l == 0.0f ? -INFINITY : top * kLn2 + logf(l);
   return l == 0.0f ? 0.0f : kept / l;
 }

@@ -8,9 +8,9 @@
 //   l = sum_{j in J} 2^(x_j - m),   o = sum_{j in J} 2^(x_j - m) v_j
 // and in the end out = o / l, lse = (m + log2(l)) * ln(2).
 //
-// One warpgroup is the producer, of which one warp works (producer.cuh); the others are consumers
+// One warpgroup is the producer, of which three warps work (producer.cuh); the others are consumers
 // of 64 rows each (consumer.cuh). Of each tile of keys n:
-//   producer         K_n to shared memory, then V_n+1; the next task's tiles without a pause
+//   producers        K_n and V_n to shared memory; the next task's tiles without a pause
 //   tensor cores     S_n = Q K_n', then o += P_n+1 V_n+1, of one consumer at a time
 //   that consumer    meanwhile m, l and P_n; then its o is scaled if m moved
 //   the other one    the same, half a tile later: the turns go round by named barriers
@@ -46,7 +46,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   __syncthreads();
   if (warp < 4) {
     cuda::ReleaseRegisters<S::kProducerRegisters>();
-    if (warp == 0) Produce<S>(p, maps, plan, shared);
+    if (warp == 0) ProduceKeys<S>(p, maps, plan, shared);
+    if (warp == 1) ProduceValues<S>(p, maps, plan, shared);
+    if (warp == 2) ProduceTasks<S>(p, plan, shared);
   } else {
     cuda::TakeRegisters<S::kConsumerRegisters>();
     Consumer<S, T>(p, plan, shared, warp / 4 - 1).Run();
@@ -74,18 +76,8 @@ inline Status MakeMaps(const Params& p, const LaunchPlan& plan, Maps& maps) {
   return cuda::MakePanelMap(c.dtype, c.v, c.v_head_dim, keys(c.v_strides), maps.v);
 }
 
-// The most heads that divide hk and whose K and V have at most `bytes`.
-inline int SectionHeads(const Params& p, int64_t bytes) {
-  const int64_t head_bytes =
-      std::max<int64_t>(p.max_len_k * (p.head_dim + p.cache.v_head_dim) * Bytes(p.cache.dtype), 1);
-  int64_t heads = std::clamp<int64_t>(bytes / head_bytes, 1, p.num_kv_heads());
-  while (p.num_kv_heads() % heads) --heads;
-  return static_cast<int>(heads);
-}
-
 template <class S, class T>
-Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRows& rows,
-                   const Tuning& tuning) {
+Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRows& rows) {
   const int64_t group = p.num_heads / p.num_kv_heads();
   const int tokens = TokensPerTile(S::kTileRows, static_cast<int>(group));
   const int64_t num_seqs =
@@ -100,13 +92,12 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
                       static_cast<unsigned>(BoxRows(p.paged, p.cache.page_size, S::kTileKeys))),
                   .min_packed_rows = rows.min_packed_rows,
                   .fill_padding = rows.fill_padding,
+                  .token_tile = Divisor(tokens),
                   .page_size = Divisor(p.cache.page_size)};
-  plan.schedule = {static_cast<int>(row_tiles), static_cast<int>(p.num_kv_heads()),
-                   SectionHeads(p, tuning.section_bytes)};
+  plan.schedule = {static_cast<int>(row_tiles), static_cast<int>(p.num_kv_heads())};
   Maps maps;
   INTARSIA_RETURN_IF_ERROR(MakeMaps(p, plan, maps));
-  int64_t ctas = plan.schedule.tasks();
-  if (tuning.persistent) ctas = std::min<int64_t>(ctas, context.device->sms);
+  const int64_t ctas = std::min<int64_t>(plan.schedule.tasks(), context.device->sms);
   const cuda::LaunchConfig config{{ctas}, dim3(S::kThreads), sizeof(Shared<S>)};
   return cuda::Launch(context, kKernel<S, T>, config, p, maps, plan);
 }
@@ -114,18 +105,17 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
 // The compiled shapes, smallest first. The tile of keys is as long as registers and shared memory
 // allow; two consumers of 64 rows.
 template <DType kType>
-Status LaunchPrefillOf(const Params& p, const CudaContext& context, const PrefillRows& rows,
-                       const Tuning& tuning) {
+Status LaunchPrefillOf(const Params& p, const CudaContext& context, const PrefillRows& rows) {
   using T = cuda::DeviceT<kType>;
-  const auto launch = [&]<class S>() { return LaunchShape<S, T>(p, context, rows, tuning); };
+  const auto launch = [&]<class S>() { return LaunchShape<S, T>(p, context, rows); };
   const int64_t d = std::max(p.head_dim, p.cache.v_head_dim);
   if (d <= 64) return launch.template operator()<Shape<64, 64, 128, 2>>();
-  if (d <= 96) return launch.template operator()<Shape<96, 96, 128, 2>>();
+  if (d <= 96) return launch.template operator()<Shape<96, 96, 160, 2>>();
   if (d <= 128) return launch.template operator()<Shape<128, 128, 128, 2>>();
   if (p.head_dim <= 192 && p.cache.v_head_dim <= 128)
     return launch.template operator()<Shape<192, 128, 128, 2>>();
   if (d <= 192) return launch.template operator()<Shape<192, 192, 96, 2>>();
-  return launch.template operator()<Shape<256, 256, 64, 2>>();
+  return launch.template operator()<Shape<256, 256, 80, 2>>();
 }
 
 }  // namespace intarsia::attention::sm90

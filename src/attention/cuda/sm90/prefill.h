@@ -4,26 +4,18 @@
 
 namespace intarsia::attention::sm90 {
 
-// How a launch cuts its work; tuned, and set by benchmarks.
-struct Tuning {
-  bool persistent = true;                     // one CTA a multiprocessor, or one a task
-  int64_t section_bytes = int64_t{16} << 20;  // of K and V, which share the L2 cache
-};
-
 // Whether LaunchPrefill takes these operands, as far as they decide: types, sizes and strides.
 bool Supports(const Params& params);
 
 // Computes the sequences that `rows` says. `params` must be supported.
-Status LaunchPrefill(const Params& params, const CudaContext& context, const PrefillRows& rows = {},
-                     const Tuning& tuning = {});
+Status LaunchPrefill(const Params& params, const CudaContext& context,
+                     const PrefillRows& rows = {});
 
 // Instantiated in prefill_<dtype>_sm90.cu.
 template <DType kType>
-Status LaunchPrefillOf(const Params& params, const CudaContext& context, const PrefillRows& rows,
-                       const Tuning& tuning);
-extern template Status LaunchPrefillOf<kBF16>(const Params&, const CudaContext&, const PrefillRows&,
-                                              const Tuning&);
-extern template Status LaunchPrefillOf<kF16>(const Params&, const CudaContext&, const PrefillRows&,
-                                             const Tuning&);
+Status LaunchPrefillOf(const Params& params, const CudaContext& context, const PrefillRows& rows);
+extern template Status LaunchPrefillOf<kBF16>(const Params&, const CudaContext&,
+                                              const PrefillRows&);
+extern template Status LaunchPrefillOf<kF16>(const Params&, const CudaContext&, const PrefillRows&);
 
 }  // namespace intarsia::attention::sm90

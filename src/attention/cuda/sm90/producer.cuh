@@ -1,9 +1,48 @@
-// The producer: one warp that finds the tasks of its CTA and has the copy engine fetch their tiles.
+// The producers: one warp finds the tasks of its CTA, one has the copy engine fetch Q and K, and
+// one V. K and V apart, since a warp that copies pages of 16 slots is busy with issuing their
+// boxes: each takes some 50 cycles.
 #pragma once
+#include <bit>
+#include <climits>
+
 #include "src/attention/cuda/sm90/shared.cuh"
 #include "src/core/round.h"
 
 namespace intarsia::attention::sm90 {
+
+// Numbers the row tiles of 32 sequences, a lane each, by where they end in the keys: under a causal
+// mask the longest come first, and CTAs that take turns get equal work.
+struct LongestFirst {
+  const LaunchPlan& plan;
+  const int& len_k;  // of the lane's sequence
+
+  // How many of the lane's tiles, from its last one on, end at `key` or behind it.
+  __device__ __forceinline__ int From(int key, int own) const {
+    if (len_k < key) return 0;
+    return min(own, static_cast<int>(plan.token_tile.Divide(len_k - key)) + 1);
+  }
+  __device__ __forceinline__ LaneItem operator()(int index, int own, int) const {
+    if (const uint32_t owners = __ballot_sync(0xffffffffu, own > 0); std::has_single_bit(owners))
+      return {__ffs(owners) - 1, index};
+    const int first = len_k - (own - 1) * plan.tokens_per_tile;
+    int low = __reduce_min_sync(0xffffffffu, own ? first : INT_MAX);
+    int high = __reduce_max_sync(0xffffffffu, own ? len_k : INT_MIN);
+    while (low < high) {  // the largest key with more than `index` tiles
+      const int middle = high - static_cast<int>((static_cast<uint32_t>(high) - low) / 2);
+      if (__reduce_add_sync(0xffffffffu, From(middle, own)) > index)
+        low = middle;
+      else
+        high = middle - 1;
+    }
+    const int through = From(low, own), before = From(low + 1, own);
+    const int rank = index - __reduce_add_sync(0xffffffffu, before);
+    const uint32_t there = __ballot_sync(0xffffffffu, through > before);
+    const uint32_t earlier = there & ((1u << threadIdx.x % 32) - 1);
+    const int lane =
+        __ffs(__ballot_sync(0xffffffffu, through > before && __popc(earlier) == rank)) - 1;
+    return {lane, __shfl_sync(0xffffffffu, before, lane)};
+  }
+};
 
 // Task number `index`, or what to do instead; a warp together.
 template <class S>
@@ -11,12 +50,14 @@ __device__ __forceinline__ Task FindTask(const Params& p, const LaunchPlan& plan
   Task task;
   if (index >= plan.schedule.tasks()) return task;
   const Schedule::Task place = plan.schedule.At(static_cast<int>(index));
-  // The last tile of a sequence comes first: under a causal mask it is the longest one.
-  const OwnedItem found = FindItem(p, place.row_tile, [&](int, const Range& tokens, int) {
+  int len_k = 0;
+  const auto count = [&](int seq, const Range& tokens, int key_begin) {
     const int64_t rows = int64_t{tokens.size()} * plan.group;
-    return rows > 0 && rows >= plan.min_packed_rows ? CeilDiv(tokens.size(), plan.tokens_per_tile)
-                                                    : 0;
-  });
+    if (rows == 0 || rows < plan.min_packed_rows) return 0;
+    len_k = SequenceAt(p, seq, tokens.begin, key_begin).len_k;
+    return CeilDiv(tokens.size(), plan.tokens_per_tile);
+  };
+  const OwnedItem found = FindItem(p, place.row_tile, count, LongestFirst{plan, len_k});
   task.kv_head = place.kv_head;
   if (!found.exists) {
     const int heads = plan.schedule.num_kv_heads;
@@ -33,7 +74,7 @@ __device__ __forceinline__ Task FindTask(const Params& p, const LaunchPlan& plan
   const int first_row = task.first_token * plan.group;
   const VisibleRange keys =
       VisibleToRows(p, task.sequence, first_row, first_row + plan.tokens_per_tile * plan.group - 1);
-  task.seen_by_all = keys.all;
+  task.clear = ClearTilesOf(keys.all.begin, keys.all.end, S::kTileKeys);
   const int64_t layer = p.cache.layer ? *p.cache.layer : 0;
   if (layer >= 0 && layer < p.cache.num_layers)
     task.keys =
@@ -41,49 +82,86 @@ __device__ __forceinline__ Task FindTask(const Params& p, const LaunchPlan& plan
   return task;
 }
 
-// Copies tiles of K and V, a box a lane: where no key lies, a box from outside of the tensor, which
-// is zeros.
 template <class S>
-class KeyLoader {
+__device__ __forceinline__ void ProduceTasks(const Params& p, const LaunchPlan& plan,
+                                             Shared<S>& shared) {
+  cuda::RingPlace<Shared<S>::kTasks> place;
+  for (int64_t round = 0;; ++round) {
+    const auto cta = static_cast<int>(blockIdx.x), num_ctas = static_cast<int>(gridDim.x);
+    const Task task = FindTask<S>(p, plan, TaskIndex(round, num_ctas, cta));
+    if (task.kind == Task::kPadding && !plan.fill_padding) continue;
+    shared.task_empty[place.index].Wait(place.parity ^ 1);
+    if (threadIdx.x % 32 == 0) {
+      shared.tasks[place.index] = task;
+      shared.task_full[place.index].Arrive();
+    }
+    __syncwarp();
+    place.Next();
+    if (task.kind == Task::kEnd) return;
+  }
+}
+
+// Calls work(task) for the tasks of rows; a warp together.
+template <class S, class Work>
+__device__ __forceinline__ void ForEachTask(Shared<S>& shared, Work work) {
+  for (cuda::RingPlace<Shared<S>::kTasks> place;; place.Next()) {
+    shared.task_full[place.index].Wait(place.parity);
+    const Task& task = shared.tasks[place.index];
+    if (task.kind == Task::kEnd) return;
+    if (task.kind == Task::kRows) work(task);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared.task_empty[place.index].Arrive();
+  }
+}
+
+// Walks over the tiles of keys of a task, of which each lane copies a box: where no key lies, one
+// from outside of the tensor, which is zeros.
+template <class S>
+class TileWalk {
  public:
-  __device__ KeyLoader(const Params& p, const Maps& maps, const LaunchPlan& plan, Shared<S>& shared)
+  struct Box {
+    int slot, page;
+  };
+
+  __device__ TileWalk(const Params& p, const LaunchPlan& plan)
       : p_(p),
-        maps_(maps),
         plan_(plan),
-        shared_(shared),
         first_row_(static_cast<int>(threadIdx.x) % 32 * plan.box_rows),
         layer_(p.cache.layer ? *p.cache.layer : 0) {}
 
-  // `load_query` is called once, when the first tile of K is in flight.
-  template <class LoadQuery>
-  __device__ __forceinline__ void Load(const Task& task, LoadQuery load_query) {
-    if (task.keys.count == 0) return load_query();
+  // load(first_key, box, missing) for each tile, from the last to the first; bit i of `missing`:
+  // the tile's box i should hold keys, but its page does not exist.
+  template <class Load>
+  __device__ __forceinline__ void ForEachTile(const Task& task, Load load) const {
     const KeyPlaces places(p_, plan_.page_size, task.sequence);
     int first_key = task.keys.last_key;
-    Lookup next = Find(places, task.sequence, first_key);
-    Box values = {};
-    for (int i = 0; i < task.keys.count; ++i, first_key -= S::kTileKeys) {
+    Lookup next;
+    if (task.keys.count > 0) next = Find(places, task.sequence, first_key);
+    for (int left = task.keys.count; left > 0; --left, first_key -= S::kTileKeys) {
       const bool exists = next.needed && places.Exists(next.place);
-      const Box keys{
+      const Box box{
           exists ? static_cast<int>(next.place.slot) : 0,
           exists ? static_cast<int>(next.place.page_low) : static_cast<int>(p_.cache.num_pages)};
       const uint32_t missing = __ballot_sync(0xffffffffu, next.needed && !exists);
       // Asked for a tile ahead, so that nobody waits for the page table.
-      if (i + 1 < task.keys.count) next = Find(places, task.sequence, first_key - S::kTileKeys);
-      LoadKeys(keys, task.kv_head, missing);
-      if (i == 0)
-        load_query();
-      else
-        LoadValues(values, task, first_key + S::kTileKeys);
-      values = keys;
+      if (left > 1) next = Find(places, task.sequence, first_key - S::kTileKeys);
+      load(first_key, box, missing);
     }
-    LoadValues(values, task, first_key + S::kTileKeys);
+  }
+
+  // The lane's box of every panel.
+  template <int kPanels>
+  __device__ __forceinline__ void Copy(char* tile, const CUtensorMap& map, const Box& box,
+                                       int kv_head, cuda::Barrier& barrier) const {
+    if (first_row_ >= S::kTileKeys) return;
+    for (int panel = 0; panel < kPanels; ++panel) {
+      char* const to = tile + (panel * S::kTileKeys + first_row_) * cuda::kPanelRowBytes;
+      const int32_t at[] = {panel * cuda::kPanelColumns, box.slot, kv_head, box.page, layer_};
+      cuda::CopyBox(to, map, at, barrier);
+    }
   }
 
  private:
-  struct Box {
-    int slot, page;
-  };
   struct Lookup {
     KeyPlace place;
     bool needed = false;  // whether there are keys in the lane's box
@@ -98,104 +176,89 @@ class KeyLoader {
     return lookup;
   }
 
-  // The lane's box of every panel.
-  __device__ __forceinline__ void Copy(char* tile, const CUtensorMap& map, int panels,
-                                       const Box& box, int kv_head, cuda::Barrier& barrier) const {
-    if (first_row_ >= S::kTileKeys) return;
-    for (int panel = 0; panel < panels; ++panel) {
-      char* const to = tile + (panel * S::kTileKeys + first_row_) * cuda::kPanelRowBytes;
-      const int32_t at[] = {panel * cuda::kPanelColumns, box.slot, kv_head, box.page, layer_};
-      cuda::CopyBox(to, map, at, barrier);
-    }
-  }
-
-  __device__ __forceinline__ void LoadKeys(const Box& box, int kv_head, uint32_t missing) {
-    shared_.k_empty[k_.index].Wait(k_.parity ^ 1);
-    cuda::Barrier& full = shared_.k_full[k_.index];
-    if (threadIdx.x % 32 == 0) {
-      shared_.boxes[k_.index] = ~missing;
-      full.ArriveExpecting(S::kKeyBytes);
-    }
-    Copy(shared_.k[k_.index], maps_.k, S::kPanels, box, kv_head, full);
-    k_.Next();
-  }
-
-  __device__ __forceinline__ void LoadValues(const Box& box, const Task& task, int first_key) {
-    shared_.v_empty[v_.index].Wait(v_.parity ^ 1);
-    const StrayRows stray =
-        StrayRowsOf(first_key, task.sequence.len_k, S::kTileKeys, plan_.box_rows);
-    cuda::Barrier& full = shared_.v_full[v_.index];
-    cuda::Barrier& landed = stray.any() ? shared_.v_landed : full;
-    char* const tile = shared_.v[v_.index];
-    if (threadIdx.x % 32 == 0) landed.ArriveExpecting(S::kValueBytes);
-    Copy(tile, maps_.v, S::kValuePanels, box, task.kv_head, landed);
-    if (stray.any()) {
-      landed.Wait(landed_parity_);
-      landed_parity_ ^= 1;
-      Clear(tile, 0, stray.head);
-      Clear(tile, stray.tail, stray.tail_end);
-      cuda::FenceForAsyncReads();
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) full.Arrive();
-    }
-    v_.Next();
-  }
-
-  // A weight of 0 times what lies behind a sequence, a NaN say, would not be 0.
-  __device__ __forceinline__ void Clear(char* tile, int begin, int end) const {
-    constexpr int kUnits = cuda::kPanelRowBytes / 16;
-    for (int i = static_cast<int>(threadIdx.x) % 32; i < (end - begin) * kUnits; i += 32) {
-      for (int panel = 0; panel < S::kValuePanels; ++panel)
-        reinterpret_cast<uint4*>(tile)[(panel * S::kTileKeys + begin) * kUnits + i] = {};
-    }
-  }
-
   const Params& p_;
-  const Maps& maps_;
   const LaunchPlan& plan_;
-  Shared<S>& shared_;
   const int first_row_;  // of the lane's box in a tile
   const int layer_;
-  cuda::RingPlace<S::kStages> k_, v_;
-  uint32_t landed_parity_ = 0;
 };
 
 template <class S>
-__device__ __forceinline__ void Produce(const Params& p, const Maps& maps, const LaunchPlan& plan,
-                                        Shared<S>& shared) {
+__device__ __forceinline__ void ProduceKeys(const Params& p, const Maps& maps,
+                                            const LaunchPlan& plan, Shared<S>& shared) {
   const bool elected = threadIdx.x % 32 == 0;
-  KeyLoader<S> loader(p, maps, plan, shared);
-  cuda::RingPlace<Shared<S>::kTasks> place;
+  const TileWalk<S> walk(p, plan);
+  cuda::RingPlace<S::kStages> k;
   uint32_t q_parity = 0;
-  for (int64_t round = 0;; ++round) {
-    const auto cta = static_cast<int>(blockIdx.x), num_ctas = static_cast<int>(gridDim.x);
-    const Task found = FindTask<S>(p, plan, TaskIndex(round, num_ctas, cta));
-    if (found.kind == Task::kPadding && !plan.fill_padding) continue;
-    shared.task_empty[place.index].Wait(place.parity ^ 1);
-    Task& task = shared.tasks[place.index];  // read from there again: registers are few
-    if (elected) {
-      task = found;
-      shared.task_full[place.index].Arrive();
+  const auto load_query = [&](const Task& task) {
+    shared.q_empty.Wait(q_parity ^ 1);
+    q_parity ^= 1;
+    if (!elected) return;
+    const int rows = plan.tokens_per_tile * plan.group;
+    shared.q_full.ArriveExpecting(rows * cuda::kPanelRowBytes * S::kPanels);
+    for (int panel = 0; panel < S::kPanels; ++panel) {
+      const int32_t at[] = {panel * cuda::kPanelColumns, task.kv_head * plan.group,
+                            task.sequence.tokens.begin + task.first_token};
+      cuda::CopyBox(shared.q + panel * S::kTileRows * cuda::kPanelRowBytes, maps.q, at,
+                    shared.q_full);
     }
-    __syncwarp();
-    place.Next();
-    if (task.kind == Task::kEnd) return;
-    // Consumers neither wait for a Q here nor release one.
-    if (task.kind == Task::kPadding) continue;
-    loader.Load(task, [&] {
-      shared.q_empty.Wait(q_parity ^ 1);
-      q_parity ^= 1;
-      if (!elected) return;
-      const int rows = plan.tokens_per_tile * plan.group;
-      shared.q_full.ArriveExpecting(rows * cuda::kPanelRowBytes * S::kPanels);
-      for (int panel = 0; panel < S::kPanels; ++panel) {
-        const int32_t at[] = {panel * cuda::kPanelColumns, task.kv_head * plan.group,
-                              task.sequence.tokens.begin + task.first_token};
-        cuda::CopyBox(shared.q + panel * S::kTileRows * cuda::kPanelRowBytes, maps.q, at,
-                      shared.q_full);
-      }
-    });
+  };
+  ForEachTask(shared, [&](const Task& task) {
+    if (task.keys.count == 0) load_query(task);
+    walk.ForEachTile(
+        task, [&](int first_key, const typename TileWalk<S>::Box& box, uint32_t missing) {
+          shared.k_empty[k.index].Wait(k.parity ^ 1);
+          cuda::Barrier& full = shared.k_full[k.index];
+          if (elected) {
+            shared.boxes[k.index] = ~missing;
+            full.ArriveExpecting(S::kKeyBytes);
+          }
+          walk.template Copy<S::kPanels>(shared.k[k.index], maps.k, box, task.kv_head, full);
+          k.Next();
+          // The room for Q may be free later than that for K.
+          if (first_key == task.keys.last_key) load_query(task);
+        });
+  });
+}
+
+// A weight of 0 times what lies behind a sequence, a NaN say, would not be 0. A warp together.
+template <class S>
+__device__ __forceinline__ void ClearRows(char* tile, int begin, int end) {
+  constexpr int kUnits = cuda::kPanelRowBytes / 16;
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < (end - begin) * kUnits; i += 32) {
+    for (int panel = 0; panel < S::kValuePanels; ++panel)
+      reinterpret_cast<uint4*>(tile)[(panel * S::kTileKeys + begin) * kUnits + i] = {};
   }
+}
+
+template <class S>
+__device__ __forceinline__ void ProduceValues(const Params& p, const Maps& maps,
+                                              const LaunchPlan& plan, Shared<S>& shared) {
+  const bool elected = threadIdx.x % 32 == 0;
+  const TileWalk<S> walk(p, plan);
+  cuda::RingPlace<S::kStages> v;
+  uint32_t landed_parity = 0;
+  ForEachTask(shared, [&](const Task& task) {
+    walk.ForEachTile(task, [&](int first_key, const typename TileWalk<S>::Box& box, uint32_t) {
+      shared.v_empty[v.index].Wait(v.parity ^ 1);
+      const StrayRows stray =
+          StrayRowsOf(first_key, task.sequence.len_k, S::kTileKeys, plan.box_rows);
+      cuda::Barrier& full = shared.v_full[v.index];
+      cuda::Barrier& landed = stray.any() ? shared.v_landed : full;
+      char* const tile = shared.v[v.index];
+      if (elected) landed.ArriveExpecting(S::kValueBytes);
+      walk.template Copy<S::kValuePanels>(tile, maps.v, box, task.kv_head, landed);
+      if (stray.any()) {
+        landed.Wait(landed_parity);
+        landed_parity ^= 1;
+        ClearRows<S>(tile, 0, stray.head);
+        ClearRows<S>(tile, stray.tail, stray.tail_end);
+        cuda::FenceForAsyncReads();
+        __syncwarp();
+        if (elected) full.Arrive();
+      }
+      v.Next();
+    });
+  });
 }
 
 }  // namespace intarsia::attention::sm90

@@ -14,7 +14,7 @@ struct Task {
   int first_token = 0;  // of the row tile, within the sequence
   int kv_head = 0;
   KeyTiles keys;
-  Range seen_by_all;  // keys
+  ClearTiles clear;
   // kPadding: rows outside of all sequences, of which this task fills every step-th from first on.
   Padding padding;
   int first = 0, step = 1;
@@ -35,6 +35,7 @@ struct LaunchPlan {
   int box_shift = 0;        // log2(box_rows), where a page may be missing
   int64_t min_packed_rows = 1;
   bool fill_padding = true;
+  Divisor token_tile{1};  // tokens_per_tile
   Divisor page_size{1};
 };
 
@@ -46,7 +47,7 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
   alignas(cuda::kSwizzleAtomBytes) char out[S::kOutInQuery ? 16 : S::kOutBytes];
 
   // "full": written for the consumers; "empty": each consumer warpgroup is done with it, or each
-  // consumer warp, of a task.
+  // consumer warp and the producers of K and V, of a task.
   cuda::Barrier q_full, q_empty;
   cuda::Barrier k_full[S::kStages], k_empty[S::kStages];
   cuda::Barrier v_full[S::kStages], v_empty[S::kStages];
@@ -71,7 +72,7 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
     init(v_full, v_empty);
     for (int i = 0; i < kTasks; ++i) {
       task_full[i].Init(1);
-      task_empty[i].Init(4 * S::kConsumers);
+      task_empty[i].Init(4 * S::kConsumers + 2);
     }
     cuda::PublishBarriers();
   }

@@ -1,5 +1,7 @@
 // The online softmax of a consumer: each thread has parts of two rows, r = 0 and 1, eight apart.
 #pragma once
+#include <climits>
+
 #include "src/attention/cuda/fragments.cuh"
 #include "src/attention/cuda/sm90/shared.cuh"
 #include "src/core/cuda/ptx.cuh"
@@ -9,15 +11,22 @@ namespace intarsia::attention::sm90 {
 
 // What a thread's two rows have seen.
 //
-// m need not be the maximum: any number near it gives the same quotient o / l. So it stays where it
-// is until some x exceeds it by kSlack, which happens a few times, early on; most tiles need no
-// reduction over lanes and no rescaling of o (FlashAttention-4, 2025). l sums the thread's own
+// Any base b that is large enough for the weights 2^(x - b) gives the same quotient o / l. So b is
+// kSlack above the largest x of the tile that it was taken from, and stays until some x exceeds it:
+// most tiles look at signs of x - b alone, and need no maximum, no reduction over lanes and no
+// rescaling of o (FlashAttention-4, 2025, keeps its maximum likewise). l sums the thread's own
 // columns until the end.
 struct Rows {
-  static constexpr float kSlack = 8.0f;  // weights are at most 2^kSlack
+  static constexpr float kSlack = 8.0f;  // weights are at most 1, those of a new b at most 2^-8
+  static constexpr float kUnseen =
+      -3e38f;  // the base of a row that has seen no key: x - b is finite
 
-  float m[2] = {-INFINITY, -INFINITY};
+  float base[2] = {kUnseen, kUnseen};
   float l[2] = {0.0f, 0.0f};
+
+  // True: sums are not negative, nor a NaN with a sign.
+  __device__ bool Summed() const { return __float_as_int(l[0] + l[1]) != INT_MIN + 1; }
+  __device__ bool unseen() const { return fminf(base[0], base[1]) == kUnseen; }
 };
 
 // Where a thread's rows are in their tile, and which columns of a tile of keys it has. Computed
@@ -67,8 +76,11 @@ __device__ __forceinline__ void MaskScores(float (&s)[kScores], const Params& p,
   }
   if (boxes == ~0u) return;
 #pragma unroll
-  for (int i = 0; i < kScores; ++i)
-    if (!(boxes >> ((i / 4 * 8 + i % 2 + place.column) >> plan.box_shift) & 1)) s[i] = -INFINITY;
+  for (int i = 0; i < kScores; i += 4) {  // two neighbors of each row, in the same box
+    if (boxes >> ((i * 2 + place.column) >> plan.box_shift) & 1) continue;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[i + e] = -INFINITY;
+  }
 }
 
 template <int kScores>
@@ -91,11 +103,12 @@ __device__ __forceinline__ void SubtractAlibi(float (&s)[kScores], const Params&
   }
 }
 
-// Moves m if the scores ask for it; l follows, and o has to be multiplied by `kept` when the result
-// is true, in all lanes of the warp. `factor` > 0 takes scores to x.
+// Raises the bases if some x = s * factor of the warp exceeds its row's; l follows, and o has to be
+// multiplied by `kept` when the result is true, in all lanes of the warp. s is x - `offset`, times
+// 1 / factor, where factor > 0.
 template <int kScores>
-__device__ __forceinline__ bool FollowMaximum(const float (&s)[kScores], float factor, Rows& rows,
-                                              float (&kept)[2]) {
+__device__ __forceinline__ bool RaiseBases(const float (&s)[kScores], float factor,
+                                           const float (&offset)[2], Rows& rows, float (&kept)[2]) {
   float top[2];
   bool exceeds = false;
 #pragma unroll
@@ -103,35 +116,44 @@ __device__ __forceinline__ bool FollowMaximum(const float (&s)[kScores], float f
     float x = fmaxf(s[2 * r], s[2 * r + 1]);
 #pragma unroll
     for (int i = 4 + 2 * r; i < kScores; i += 4) x = fmaxf(x, fmaxf(s[i], s[i + 1]));
-    top[r] = x * factor;
-    exceeds |= top[r] > rows.m[r] + Rows::kSlack;
+    top[r] = fmaf(x, factor, offset[r]);
+    exceeds |= top[r] > rows.base[r];
   }
   if (!__any_sync(0xffffffffu, exceeds)) return false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float m = RowMaximum(fmaxf(top[r], rows.m[r]));
-    kept[r] = cuda::Exp2(rows.m[r] - BaseOf(m));
-    rows.m[r] = m;
+    const float base = fmaxf(RowMaximum(top[r]) + Rows::kSlack, rows.base[r]);
+    kept[r] = cuda::Exp2(rows.base[r] - base);
+    rows.base[r] = base;
     rows.l[r] *= kept[r];
   }
   return true;
 }
 
-// s becomes 2^(x - m).
+// s becomes x - b. Returns whether some x of the thread exceeds b.
 template <int kScores>
-__device__ __forceinline__ void TakeWeights(float (&s)[kScores], float factor, Rows& rows) {
+__device__ __forceinline__ bool SubtractBases(float (&s)[kScores], float factor, const Rows& rows) {
+  int signs = -1;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float base = BaseOf(rows.m[r]);
-#pragma unroll
-    for (int i = 2 * r; i < kScores; i += 4) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        s[i + e] = cuda::Exp2(fmaf(s[i + e], factor, -base));
-        rows.l[r] += s[i + e];
-      }
-    }
+  for (int i = 0; i < kScores; ++i) {
+    s[i] = fmaf(s[i], factor, -rows.base[i / 2 % 2]);
+    signs &= __float_as_int(s[i]);
   }
+  return signs >= 0;
+}
+
+// s = x - b becomes 2^(x - b). Four sums a thread, for the latency of additions. (Polynomials in
+// place of some exponentials, as in FlashAttention-4, made Hopper slower: they take issue slots.)
+template <int kScores>
+__device__ __forceinline__ void TakeWeights(float (&s)[kScores], Rows& rows) {
+  float sums[4] = {rows.l[0], 0.0f, rows.l[1], 0.0f};
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) {
+    s[i] = cuda::Exp2(s[i]);
+    sums[i % 4] += s[i];
+  }
+  rows.l[0] = sums[0] + sums[1];
+  rows.l[1] = sums[2] + sums[3];
 }
 
 // Neighbors rounded to a pair of T: the registers of operand A.

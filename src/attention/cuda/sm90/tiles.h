@@ -16,7 +16,7 @@ struct Shape {
   static constexpr int kConsumers = kWarpgroups;  // warpgroups of 64 rows each
   static constexpr int kTileRows = 64 * kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kStages = 2;  // tiles of K, and of V, in shared memory
+  static constexpr int kStages = 2;  // tiles of K, and of V, in shared memory: more gain nothing
   static constexpr int kPanels = (kD + 63) / 64, kValuePanels = (kDv + 63) / 64;
   static constexpr int kQueryBytes = kTileRows * kPanels * 128;
   static constexpr int kKeyBytes = kTileKeys * kPanels * 128;
@@ -30,8 +30,8 @@ struct Shape {
   static_assert(kValuePanels <= kPanels);  // so that results fit where Q was
   static_assert(kSharedBytes <= kMaxSharedBytes && kTileKeys % 16 == 0 && kD % 16 == 0);
   // Registers a thread, of 65536: multiples of 8. The producer's are what its code needs.
-  static constexpr int kProducerRegisters = 56;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 224 : 152;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 152;
   // What __launch_bounds__(kThreads, 1) gives a thread at the start. If consumers take more than
   // the producer releases, they wait forever.
   static constexpr int kRegistersAtStart = 65536 / kThreads / 8 * 8;
@@ -72,11 +72,20 @@ INTARSIA_HOST_DEVICE constexpr KeyTiles TilesOf(int begin, int end, int lead, in
   return {last * tile_keys - lead, last - first + 1};
 }
 
-// Whether some row of the tile does not see some key of [first_key, first_key + tile_keys), where
-// all rows see [all_begin, all_end).
-INTARSIA_HOST_DEVICE constexpr bool NeedsMask(int first_key, int tile_keys, int all_begin,
-                                              int all_end) {
-  return first_key < all_begin || first_key + tile_keys > all_end;
+// Tiles of keys that every row of a row tile sees whole: those with first keys in [begin, begin +
+// span], of unsigned numbers so that one comparison says it.
+struct ClearTiles {
+  int begin = 0x7fffffff;  // of no tile
+  uint32_t span = 0;
+
+  INTARSIA_HOST_DEVICE constexpr bool Has(int first_key) const {
+    return static_cast<uint32_t>(first_key) - static_cast<uint32_t>(begin) <= span;
+  }
+};
+// All rows see keys [begin, end).
+INTARSIA_HOST_DEVICE constexpr ClearTiles ClearTilesOf(int begin, int end, int tile_keys) {
+  if (end - begin < tile_keys) return {};
+  return {begin, static_cast<uint32_t>(end - begin - tile_keys)};
 }
 
 // Rows [0, head) and [tail, tail_end) of a tile of V hold what is no key, and was copied.
@@ -95,21 +104,19 @@ INTARSIA_HOST_DEVICE constexpr StrayRows StrayRowsOf(int first_key, int len_k, i
   return rows;
 }
 
-// The tasks of a launch, a row tile and a KV head each, in the order in which they begin. Heads are
-// cut into sections whose K and V stay in the L2 cache; a section ends before the next one begins,
-// and in a section the heads of a row tile are neighbors.
+// The tasks of a launch, a row tile and a KV head each, in the order in which they begin: the heads
+// of a row tile are neighbors.
 struct Schedule {
   int row_tiles = 0;  // that the lengths may make, at most
-  int num_kv_heads = 1, section_heads = 1;
+  int num_kv_heads = 1;
 
   INTARSIA_HOST_DEVICE constexpr int64_t tasks() const { return int64_t{row_tiles} * num_kv_heads; }
   struct Task {
     int row_tile, kv_head;
   };
   INTARSIA_HOST_DEVICE constexpr Task At(int index) const {
-    const int section_tasks = row_tiles * section_heads, section = index / section_tasks;
-    const int within = index - section * section_tasks, row_tile = within / section_heads;
-    return {row_tile, section * section_heads + within - row_tile * section_heads};
+    const int row_tile = index / num_kv_heads;
+    return {row_tile, index - row_tile * num_kv_heads};
   }
 };
 

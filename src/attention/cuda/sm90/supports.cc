@@ -1,0 +1,25 @@
+#include "src/attention/cuda/sm90/prefill.h"
+#include "src/attention/cuda/sm90/tiles.h"
+
+namespace intarsia::attention::sm90 {
+
+// The copy engine reads 16-bit elements as they lie, from rows that begin at multiples of 16 bytes;
+// a lane copies a box of a page, so that small pages would make too many of them.
+bool Supports(const Params& p) {
+  constexpr int64_t kStrideEnd = (int64_t{1} << 40) / 2;  // of a tensor map, in elements
+  const CacheView& c = p.cache;
+  const auto fits = [](int64_t size, int64_t stride) {
+    return size == 1 || (stride > 0 && stride < kStrideEnd);
+  };
+  const auto strides_fit = [&](const CacheStrides& s) {
+    return fits(c.num_layers, s.layer) && fits(c.num_pages, s.page) && fits(c.page_size, s.slot) &&
+           fits(c.num_kv_heads, s.head);
+  };
+  return (p.dtype == kBF16 || p.dtype == kF16) && p.out_dtype == p.dtype && c.dtype == p.dtype &&
+         p.head_dim <= 256 && c.v_head_dim <= 256 && p.num_heads / p.num_kv_heads() <= 128 &&
+         c.num_pages > 0 && c.page_size > 0 && (!p.paged || c.page_size % kMinBoxRows == 0) &&
+         RowsAligned(p) && fits(p.num_tokens, p.q_token_stride) &&
+         fits(p.num_heads, p.q_head_stride) && strides_fit(c.k_strides) && strides_fit(c.v_strides);
+}
+
+}  // namespace intarsia::attention::sm90
