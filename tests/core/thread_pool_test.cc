@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "src/core/context.h"
+#include "tests/core/full.h"
 
 namespace intarsia {
 namespace {
@@ -152,7 +153,7 @@ TEST(INTARSIA_FORKS, WhileOthersCall) {
     callers.emplace_back([&] {
       while (!stop) CallsGlobal(1);
     });
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < (Full() ? 200 : 40); ++i) {
     const int status = InAChild([] { return CallsGlobal(20); });
     EXPECT_EQ(status, 0) << i;
     if (status != 0) break;

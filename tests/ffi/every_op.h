@@ -3,8 +3,10 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <map>
 #include <ostream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "src/ffi/handlers.h"
@@ -36,25 +38,37 @@ class StubFrame : public testing::TestWithParam<Target> {
   XLA_FFI_Handler* execute = GetParam().execute();
   bool on_host = std::string_view(GetParam().handler.platform) == "Host";
 
-  std::vector<Example> Examples(DType type = DType::kF32, const Sizes& sizes = SmallSizes()) const {
-    return ExampleMaker(op, type, sizes).LegalCalls();
+  // Made once: a dozen tests go through them.
+  const std::vector<Example>& Examples(DType type = DType::kF32,
+                                       const Sizes& sizes = SmallSizes()) const {
+    static std::map<std::tuple<const OpInfo*, DType, Sizes>, std::vector<Example>> made;
+    const auto [found, is_new] = made.try_emplace({&op, type, sizes});
+    if (is_new) found->second = ExampleMaker(op, type, sizes).LegalCalls();
+    return found->second;
   }
 
-  // Applies `change` to a legal frame and expects that the call is refused in the form of our
-  // messages.
+  // Applies `change` to the legal frame of an example's call and expects that it is refused in the
+  // form of our messages.
   template <class Change>
   void ExpectRefused(const Call& call, const std::string& what, Change change,
-                     std::string_view mentions = "") const {
-    Memory memory = MakeFrame(op, call);
-    change(memory.frame);
-    const Outcome outcome = Invoke(execute, memory.frame);
-    SCOPED_TRACE(what + " of " + ExampleMaker::Describe(op, call));
-    EXPECT_TRUE(outcome.code == XLA_FFI_Error_Code_INVALID_ARGUMENT ||
-                outcome.code == XLA_FFI_Error_Code_UNIMPLEMENTED)  // legal, but not built
-        << outcome.code << ": " << outcome.message;
-    EXPECT_TRUE(outcome.message.starts_with(Text(op.name, ": "))) << outcome.message;
-    EXPECT_NE(outcome.message.find(mentions), std::string::npos) << outcome.message;
+                     std::string_view mentions = "") {
+    if (framed_ != &call) memory_ = MakeFrame(op, call), framed_ = &call;
+    Frame frame = memory_.frame;  // over the same memory: a refused call writes nothing
+    change(frame);
+    const Outcome outcome = Invoke(execute, frame);
+    // Unimplemented: legal, but not built.
+    if ((outcome.code != XLA_FFI_Error_Code_INVALID_ARGUMENT &&
+         outcome.code != XLA_FFI_Error_Code_UNIMPLEMENTED) ||
+        !outcome.message.starts_with(Text(op.name, ": ")) ||
+        outcome.message.find(mentions) == std::string::npos)
+      ADD_FAILURE() << what << " of " << ExampleMaker::Describe(op, call) << ": got code "
+                    << outcome.code << ", \"" << outcome.message
+                    << "\", expected a refusal that mentions \"" << mentions << "\"";
   }
+
+ private:
+  const Call* framed_ = nullptr;  // that memory_ is of
+  Memory memory_;
 };
 
 // "rms_norm_Host"
