@@ -46,60 +46,128 @@ def why_not(platform: str) -> str | None:
     return None
 
 
+def has_wide_indices(arrays: Arrays) -> bool:
+    return any(x is not None and x.dtype == np.int64 for x in arrays)
+
+
 def wide_indices(arrays: Arrays) -> contextlib.AbstractContextManager:
     """A scope in which JAX keeps int64 operands as they are, if there are any."""
-    if any(x is not None and x.dtype == np.int64 for x in arrays):
-        return jax.enable_x64(True)
-    return contextlib.nullcontext()
+    return jax.enable_x64(True) if has_wide_indices(arrays) else contextlib.nullcontext()
+
+
+Call = tuple[str, Arrays, dict[str, Any]]  # op, operands in spec order, attributes
 
 
 def run(
     op: str, operands: Arrays, attributes: dict[str, Any], platform: str = "cpu"
 ) -> list[np.ndarray]:
-    """The results of an op under jit. What shares a buffer with a result is donated.
+    """The results of an op under jit; see `run_all`."""
+    return run_all([(op, operands, attributes)], platform)[0]
 
-    Other results lie where there was garbage: it is donated, too, and XLA gives a result the buffer of a
-    donated array of its form. (Workspaces are XLA's own; those of `run_native` and of tests/cuda hold garbage.)
+
+def run_all(calls: Sequence[Call], platform: str = "cpu") -> list[list[np.ndarray]]:
+    """The results of each call, of all in one XLA program, since compiling takes most of a call's time.
+
+    What shares a buffer with a result is donated. Other results lie where there was garbage: it is donated, too,
+    and XLA gives a result the buffer of the first donated array of its form. (Workspaces are XLA's own; those of
+    `run_native` and of tests/cuda hold garbage.) Calls with int64 operands are a program of their own.
     """
-    device = jax.devices(platform)[0]
-    shared = donated(op)
-    with wide_indices(operands), jax.default_device(device):
-        step = jax.jit(
-            lambda garbage, *xs: intarsia.jax.call(op, xs, **attributes),
-            donate_argnums=(0, *(1 + i for i in shared)),
-            keep_unused=True,
-        )
-
-        def run_over(fill: int) -> list[np.ndarray]:
-            # A copy, or the device would write into NumPy's memory.
-            arrays = [None if x is None else jax.device_put(np.array(x), device) for x in operands]
-            return [np.asarray(x) for x in step(garbage(op, operands, attributes, fill), *arrays)]
-
-        return _run_over_garbage(op, run_over)
-
-
-def garbage(op: str, operands: Arrays, attributes: dict[str, Any], fill: int) -> list[jax.Array]:
-    """An array of the bytes `fill` for each result that has memory of its own, in XLA's memory."""
-    rows = LIBRARY.infer(op, [tensor(x) for x in operands], attributes)
-    own = [row for row in rows if row and not row.workspace and row.alias is None]
-    found = []
-    for row in own:
-        bits = np.empty(row.shape, _dtypes.numpy_dtype(row.dtype))
-        bits.reshape(-1).view(np.uint8).fill(fill)
-        if bits.size:
-            # A copy by XLA: device_put takes NumPy's memory as it is where it lies aligned, may_alias=False or not.
-            found.append(jnp.copy(jax.device_put(bits)))
+    found: list[list[np.ndarray]] = [[] for _ in calls]
+    for wide in (False, True):
+        at = [i for i, (_, operands, _) in enumerate(calls) if has_wide_indices(operands) == wide]
+        some = [calls[i] for i in at]
+        device = jax.devices(platform)[0]
+        with wide_indices([x for call in some for x in call[1]]), jax.default_device(device):
+            for i, results in zip(at, _run_program(some, device) if some else [], strict=True):
+                found[i] = results
     return found
 
 
-def _run_over_garbage(op: str, run_over: Callable[[int], list[np.ndarray]]) -> list[np.ndarray]:
-    """The results of a run in memory full of a byte; where that does not show, of two runs that must agree."""
+def _run_program(calls: Sequence[Call], device: jax.Device) -> list[list[np.ndarray]]:
+    in_place = [_are_in_place(call) for call in calls]
+
+    def traced(_garbage: list, shared: list, others: list) -> list:
+        results = [
+            intarsia.jax.call(
+                op, [a if b is None else b for a, b in zip(xs, ys, strict=True)], **how
+            )
+            for (op, _, how), xs, ys in zip(calls, shared, others, strict=True)
+        ]
+        # As the donated arrays are ordered, so that each finds its own.
+        return [
+            [
+                [x for x, s in zip(xs, flags, strict=True) if s == last]
+                for xs, flags in zip(results, in_place, strict=True)
+            ]
+            for last in (False, True)
+        ]
+
+    step = jax.jit(traced, donate_argnums=(0, 1), keep_unused=True)
+
+    def run_over(fill: int) -> list[list[np.ndarray]]:
+        shared, others = (
+            [
+                [
+                    # A copy, or the device would write into NumPy's memory.
+                    jax.device_put(np.array(x), device)
+                    if x is not None and (i in donated(op)) == is_shared
+                    else None
+                    for i, x in enumerate(operands)
+                ]
+                for op, operands, _ in calls
+            ]
+            for is_shared in (True, False)
+        )
+        fresh, written = step(garbage(calls, fill), shared, others)
+        return [
+            [np.asarray(next(w if s else f)) for s in flags]
+            for flags, f, w in zip(in_place, map(iter, fresh), map(iter, written), strict=True)
+        ]
+
+    return _run_over_garbage([op for op, _, _ in calls], run_over)
+
+
+def _are_in_place(call: Call) -> list[bool]:
+    """For each result that exists, whether it shares an operand's buffer."""
+    return [row.alias is not None for row in _results_of(call)]
+
+
+def _results_of(call: Call) -> list[_native.Result]:
+    op, operands, attributes = call
+    rows = LIBRARY.infer(op, [tensor(x) for x in operands], attributes)
+    return [row for row in rows if row is not None and not row.workspace]
+
+
+def garbage(calls: Sequence[Call], fill: int) -> list[jax.Array]:
+    """An array of the bytes `fill` for each result that has memory of its own, in XLA's memory."""
+    arrays = []
+    for row in (row for call in calls for row in _results_of(call) if row.alias is None):
+        bits = np.empty(row.shape, _dtypes.numpy_dtype(row.dtype))
+        bits.reshape(-1).view(np.uint8).fill(fill)
+        if bits.size:
+            arrays.append(bits)
+    # Copies by XLA: device_put takes NumPy's memory as it is where it lies aligned, may_alias=False or not.
+    return _copy(arrays)
+
+
+@jax.jit
+def _copy(arrays: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.copy(x) for x in arrays]
+
+
+def _run_over_garbage(
+    ops: Sequence[str], run_over: Callable[[int], list[list[np.ndarray]]]
+) -> list[list[np.ndarray]]:
+    """The results of calls in memory full of a byte; where that does not show, of two runs that must agree."""
     # All bits set is NaN: an element that is not written shows. An integer has none: there, results
     # must not depend on what was in their memory.
     results = run_over(0xFF)
-    if any(np.issubdtype(x.dtype, np.integer) for x in results):
-        for x, y in zip(results, run_over(0x55), strict=True):
-            assert x.tobytes() == y.tobytes(), f"{op}: a result has elements that are not written"
+    if any(np.issubdtype(x.dtype, np.integer) for xs in results for x in xs):
+        for op, xs, ys in zip(ops, results, run_over(0x55), strict=True):
+            for x, y in zip(xs, ys, strict=True):
+                assert x.tobytes() == y.tobytes(), (
+                    f"{op}: a result has elements that are not written"
+                )
     return results
 
 
@@ -121,8 +189,8 @@ def tensor(x: np.ndarray | None) -> _native.Tensor | None:
 def run_native(op: str, operands: Arrays, attributes: dict[str, Any]) -> list[np.ndarray]:
     """The results of an op on the CPU without XLA: no compilation, so this suits many shapes."""
     return _run_over_garbage(
-        op, lambda fill: run_where_they_lie(op, _copies(operands), attributes, fill)
-    )
+        [op], lambda fill: [run_where_they_lie(op, _copies(operands), attributes, fill)]
+    )[0]
 
 
 def _copies(operands: Arrays) -> Arrays:

@@ -94,7 +94,7 @@ def test_results_lie_where_there_was_garbage(platform: str) -> None:
     """What `running.run` relies on: donated arrays that nothing reads become the results' memory."""
     operands = [np.ones((5, 8), np.float32), np.ones((5, 8), np.float32), None]
     with jax.default_device(jax.devices(platform)[0]):
-        garbage = running.garbage("fused_add_rms_norm", operands, {}, fill=0xFF)
+        garbage = running.garbage([("fused_add_rms_norm", operands, {})], fill=0xFF)
         assert np.isnan(np.asarray(garbage[0])).all()
         pointers = {x.unsafe_buffer_pointer() for x in garbage}
         step = jax.jit(

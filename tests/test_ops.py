@@ -1,5 +1,6 @@
 """Every op x case x dtype x platform against the op's own reference in NumPy f64."""
 
+import functools
 import zlib
 
 import jax
@@ -18,30 +19,67 @@ def make(op: str, case: str, dtype: str) -> tuple[list, dict]:
     return support.op_module(op).arguments(rng, support.DTYPES[dtype], **sizes)
 
 
-@pytest.mark.parametrize("dtype", support.DTYPES)
+Results = dict[tuple[str, str], list[np.ndarray]]  # by case and dtype
+
+
+@functools.cache
+def in_one_program(op: str, platform: str) -> Results:
+    """The results of every case in every dtype: one program to compile instead of hundreds."""
+    names = [(case, dtype) for case in support.cases(op, "ci") for dtype in support.DTYPES]
+    calls = [(op, *make(op, case, dtype)) for case, dtype in names]
+    return dict(zip(names, running.run_all(calls, platform), strict=True))
+
+
 @pytest.mark.parametrize(
     ("op", "case", "platform"),
     [row for op, case in CASES for row in running.on_its_platforms(op, case)],
 )
-def test_against_f64(op: str, case: str, dtype: str, platform: str) -> None:
-    operands, attributes = make(op, case, dtype)
-    got = running.run(op, operands, attributes, platform)
-    running.check_against_reference(op, operands, attributes, got, platform)
+def test_against_f64(op: str, case: str, platform: str) -> None:
+    for dtype in support.DTYPES:
+        got = in_one_program(op, platform)[case, dtype]
+        running.check_against_reference(op, *make(op, case, dtype), got, platform)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", support.DTYPES)
 @pytest.mark.parametrize(
     ("op", "case"), [row for row in CASES if support.platforms(row[0]) == ("cpu", "cuda")]
 )
-def test_cpu_and_gpu_agree(op: str, case: str, dtype: str) -> None:
-    operands, attributes = make(op, case, dtype)
-    cpu, gpu = (running.run_any(op, operands, attributes, p) for p in running.PLATFORMS)
-    least = running.least_tolerance(op, operands, "gpu")
-    sums = running.magnitudes(op, operands, attributes, len(cpu))
-    for on_cpu, on_gpu, cancelled in zip(cpu, gpu, sums, strict=True):
-        want = np.asarray(on_cpu, np.float64)
-        running.check(op, on_gpu, want, least=least, cancelled=cancelled)
+def test_cpu_and_gpu_agree(op: str, case: str) -> None:
+    for dtype in support.DTYPES:
+        operands, attributes = make(op, case, dtype)
+        cpu = running.run_native(op, operands, attributes)
+        gpu = in_one_program(op, "gpu")[case, dtype]
+        least = running.least_tolerance(op, operands, "gpu")
+        sums = running.magnitudes(op, operands, attributes, len(cpu))
+        for on_cpu, on_gpu, cancelled in zip(cpu, gpu, sums, strict=True):
+            want = np.asarray(on_cpu, np.float64)
+            running.check(op, on_gpu, want, least=least, cancelled=cancelled)
+
+
+@functools.cache
+def plain_in_one_program(op: str) -> dict[str, list[np.ndarray]]:
+    """By case, what plain XLA computes in f32."""
+    module = support.op_module(op)
+    beyond = support.cases(op, "beyond_plain")
+    found: dict[str, list[np.ndarray]] = {}
+    for wide in (False, True):
+        calls = {
+            case: make(op, case, "f32") for case in support.cases(op, "ci") if case not in beyond
+        }
+        calls = {k: v for k, v in calls.items() if running.has_wide_indices(v[0]) == wide}
+
+        def program(operands: dict[str, list], calls=calls) -> dict[str, list]:
+            hints = getattr(module, "plain_xla_hints", lambda **_: {})
+            return {
+                case: module.plain_xla(
+                    *operands[case], **how, **hints(**support.cases(op, "ci")[case])
+                )
+                for case, (_, how) in calls.items()
+            }
+
+        with jax.enable_x64(wide):
+            found |= jax.jit(program)({case: operands for case, (operands, _) in calls.items()})
+    return found
 
 
 @pytest.mark.parametrize(("op", "case"), CASES)
@@ -49,12 +87,9 @@ def test_plain_xla_computes_the_same(op: str, case: str) -> None:
     """What benchmarks compare with must be a fair opponent; it need not cover every corner."""
     if case in support.cases(op, "beyond_plain"):
         return
-    module = support.op_module(op)
     operands, attributes = make(op, case, "f32")
-    hints = getattr(module, "plain_xla_hints", lambda **_: {})(**support.cases(op, "ci")[case])
-    with running.wide_indices(operands):
-        got = jax.jit(lambda *xs: module.plain_xla(*xs, **attributes, **hints))(*operands)
-    want = module.reference(*map(running.as_f64, operands), **attributes)
+    got = plain_in_one_program(op)[case]
+    want = support.op_module(op).reference(*map(running.as_f64, operands), **attributes)
     sums = running.magnitudes(op, operands, attributes, len(want))
     for result, expected, cancelled in zip(got, want, sums, strict=True):
         running.check(op, np.asarray(result), expected, cancelled=cancelled)

@@ -1,16 +1,21 @@
 """Every op on torchax's tensors, against the op's own reference in f64."""
 
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import intarsia.torchax  # noqa: F401  first: it imports torchax where torch is too new for it, too
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import running
+import support
 import torch
 import torch_running
 import torchax
 from intarsia import xla_ops
-from intarsia.torch._form import Form
+from intarsia.torch._form import Form, as_sequence
 from test_ops import make
 from test_torch_ops import on_each_case, some_dtype
 
@@ -40,8 +45,62 @@ def _back(x: torch.Tensor) -> torch.Tensor:
     return torch_running.to_torch(np.asarray(x.jax()))
 
 
+@functools.cache
+def in_one_program(name: str) -> dict[str, tuple[list, dict, Callable]]:
+    """By case: operands, attributes, and the op as it ran in one program of all cases, of which compiling takes most."""
+    form = next(form for form in torch_running.FORMS if form.name == name)
+    given = {
+        case: make(form.op.name, case, some_dtype(case))
+        for case in support.cases(form.op.name, "ci")
+    }
+
+    def program(arrays: dict[str, list]) -> dict[str, tuple[list, list]]:
+        env, found = torchax.default_env(), {}
+        for case, operands in arrays.items():
+            moved = [None if x is None else env.j2t_iso(x) for x in operands]
+            with env:
+                returned = torch_running.overload(form)(*moved, **given[case][1])
+            found[case] = (
+                [x.jax() for x in as_sequence(returned)],
+                [y.jax() for _, y in _written(form, moved)],
+            )
+        return found
+
+    results = jax.jit(program)({case: operands for case, (operands, _) in given.items()})
+    return {case: (*given[case], _replayed(form, *results[case])) for case in given}
+
+
+def _written(form: Form, operands: Sequence) -> list[tuple[int, Any]]:
+    """The operands that the op writes, with their positions."""
+    rows = zip(form.op.operands, operands, strict=True)
+    return [
+        (i, x) for i, (row, x) in enumerate(rows) if row["name"] in form.written and x is not None
+    ]
+
+
+def _replayed(form: Form, returned: list, written: list) -> Callable:
+    """A function that does to its operands what a program did, and returns what that returned."""
+
+    def call(*operands, **attributes):
+        for (_, x), y in zip(_written(form, operands), written, strict=True):
+            x.copy_(torch_running.to_torch(np.asarray(y)))
+        return [torch_running.to_torch(np.asarray(x)) for x in returned]
+
+    return call
+
+
 @on_each_case
 def test_against_f64(form: Form, case: str) -> None:
+    operands, attributes, call = in_one_program(form.name)[case]
+    tensors = [torch_running.to_torch(x) for x in operands]
+    got = torch_running.results(form, call, tensors, attributes)
+    running.check_against_reference(form.op.name, operands, attributes, got)
+
+
+@pytest.mark.parametrize("form", torch_running.FORMS, ids=lambda form: form.name)
+def test_eagerly(form: Form) -> None:
+    """Each op by itself, on arrays instead of a program's tracers."""
+    (case,) = support.cases(form.op.name, "wire")
     operands, attributes = make(form.op.name, case, some_dtype(case))
     tensors = [torch_running.to_torch(x) for x in operands]
     got = torch_running.results(form, _on_torchax(form), tensors, attributes)
