@@ -2,11 +2,22 @@
 
 import importlib.util
 import os
+import shutil
 
-import hypothesis
-import jax
-import pytest
-import running
+# Before NumPy and torch are imported, here and in the processes that tests start. OpenBLAS' threads spin while they
+# wait: on two cores the references' small matrix products took 20 times the CPU seconds.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# LLVM takes half of compiling plain XLA's programs, and has no part in ours. `make test-full` leaves it on.
+FULL = os.environ.get("INTARSIA_TEST_FULL") == "1"
+if not FULL and shutil.which("nvidia-smi") is None:
+    _flags = ("--xla_backend_optimization_level=0", os.environ.get("XLA_FLAGS", ""))
+    os.environ["XLA_FLAGS"] = " ".join(_flags).strip()
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import pytest  # noqa: E402
+import running  # noqa: E402
 
 # Devices enough for sharding; everything else runs on the first.
 jax.config.update("jax_num_cpu_devices", 8)

@@ -66,6 +66,7 @@ def test_tokens_are_those_of_transformers(smollm2, recorded):
     assert engine.stats.prefill_tokens == sum(len(s["prompt_ids"]) for s in recorded)
 
 
+@pytest.mark.full
 def test_scanned_layers_give_the_tokens_of_transformers(smollm2, recorded):
     engine = Engine(*smollm2, max_num_seqs=5, max_model_len=128, scan_layers=True)
     completions = engine.generate(
@@ -98,6 +99,7 @@ def test_first_logits_are_those_of_transformers(smollm2, recorded, monkeypatch):
         np.testing.assert_allclose(row[first["ids"]], first["values"], atol=5e-4)
 
 
+@pytest.mark.full
 def test_reference_gives_the_tokens_of_transformers(smollm2, recorded):
     prompts = [sequence["prompt_ids"] for sequence in recorded]
     result = reference.generate(*smollm2, prompts, 32)

@@ -29,6 +29,7 @@ def tokens_of(engine, prompts, sampling=GREEDY):
     return [completion.tokens for completion in engine.generate(prompts, sampling)]
 
 
+@pytest.mark.full
 def test_tokens_are_those_of_transformers(gemma3, recorded_gemma3):
     # One prompt is longer than the window of 512, in its decoding, too.
     prompts = [sequence["prompt_ids"] for sequence in recorded_gemma3]
@@ -57,6 +58,7 @@ def test_first_logits_are_those_of_transformers(gemma3, recorded_gemma3):
     np.testing.assert_allclose(logprobs - logprobs[:, :1], values - values[:, :1], atol=1e-3)
 
 
+@pytest.mark.full
 def test_reference_gives_the_tokens_of_transformers(gemma3, recorded_gemma3):
     prompts = [sequence["prompt_ids"] for sequence in recorded_gemma3[:4]]
     result = reference.generate(*gemma3, prompts, 12)

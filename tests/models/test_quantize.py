@@ -196,6 +196,7 @@ def test_biases_are_added(write_directory, hf_config, tiny_weights, prompts):
 
 
 @pytest.mark.parametrize("name", LOG_PERPLEXITY)
+@pytest.mark.full
 def test_perplexity_grows_by_little(request, recorded_passages, name):
     ids = recorded_passages[name]["ids"][:PASSAGE_TOKENS]
     path = request.getfixturevalue(f"{name}_path")

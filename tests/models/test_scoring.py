@@ -32,7 +32,12 @@ def logprobs(tiny, prompts):
     return Engine(*tiny, max_num_seqs=4, max_model_len=64).prompt_logprobs(prompts)
 
 
-@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+on_each_packaged_model = pytest.mark.parametrize(
+    "name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.full)]
+)
+
+
+@on_each_packaged_model
 def test_a_passage_is_as_likely_as_in_transformers(request, recorded_passages, name):
     passage = recorded_passages[name]
     engine = Engine(
@@ -42,7 +47,7 @@ def test_a_passage_is_as_likely_as_in_transformers(request, recorded_passages, n
     assert logprobs.mean(dtype=np.float64) == pytest.approx(passage["mean_logprob"], abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+@on_each_packaged_model
 def test_passages_are_tokenised_as_in_transformers(request, recorded_passages, name):
     tokenizer = request.getfixturevalue(f"{name}_tokenizer")
     text = json.loads((DATA / "passage.json").read_text())["text"]
@@ -82,6 +87,7 @@ def in_bf16(request):
     return request.param, *load_model(path, dtype="bfloat16")
 
 
+@pytest.mark.full
 def test_8_bit_caches_cost_little(in_bf16, recorded_passages):
     name, config, params = in_bf16
     ids = recorded_passages[name]["ids"]
@@ -96,6 +102,7 @@ def test_8_bit_caches_cost_little(in_bf16, recorded_passages):
     assert len(set(perplexities.values())) == 3
 
 
+@pytest.mark.full
 def test_text_from_an_8_bit_cache_is_one_that_the_model_could_have_chosen(in_bf16, request):
     name, config, params = in_bf16
     sequences = request.getfixturevalue({"smollm2": "recorded", "gemma3": "recorded_gemma3"}[name])
