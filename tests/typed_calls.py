@@ -26,6 +26,10 @@ def results_depend_on_a_flag(x: jax.Array, cache: Pair, flag: bool) -> None:
     assert_type(ij.flash_attn_varlen(x, x, x, x, cu_seqlens_k=x), jax.Array)
     assert_type(ij.flash_attn_varlen(x, x, x, x, return_lse=True), Pair)
     assert_type(ij.wire.paged_attention(x, x, None, x, x, x), jax.Array)
+    assert_type(ij.dot_product_attention(x, x, x), jax.Array)
+    assert_type(ij.dot_product_attention(x, x, x, return_residual=True), Pair)
+    assert_type(ij.flash_mha_with_kvcache(x, x, x, cache_seqlens=3), jax.Array)
+    assert_type(ij.flash_mha_with_kvcache(x, x, x, return_softmax_lse=True), Pair)
 
 
 def results_depend_on_an_operand(x: jax.Array, maybe: jax.Array | None) -> None:

@@ -5,7 +5,7 @@ size, p pages, s page size, m pages per sequence, r rotary dim, l layers.
 
 Where things are: `wire` has a function for each op, operand by operand, `_call` makes a custom call of it, `_vmap`, `_grad`, `_shard` and
 `_export` are what JAX's transformations make of it. Functions that say more than the op does, or say it otherwise, have
-modules of their own: `_attention`, `_cache`, `_cascade`, `_exchange`, `_linear`, `_ragged`.
+modules of their own: `_attention`, `_cache`, `_cascade`, `_dot_product`, `_exchange`, `_flash_mha`, `_linear`, `_ragged`.
 """
 
 from intarsia import _native
@@ -17,8 +17,10 @@ from intarsia.jax._attention import flash_attn_varlen, paged_attention
 from intarsia.jax._cache import reshape_and_cache_flash, rotary_embedding_and_cache
 from intarsia.jax._call import call, register
 from intarsia.jax._cascade import cascade_attention
+from intarsia.jax._dot_product import dot_product_attention
 from intarsia.jax._exchange import Exchange, all_reduce_fused_add_rms_norm, make_exchange
 from intarsia.jax._export import export_exemptions
+from intarsia.jax._flash_mha import flash_mha, flash_mha_varlen, flash_mha_with_kvcache
 from intarsia.jax._linear import linear
 from intarsia.jax._ragged import ragged_paged_attention
 from intarsia.jax._shard import ShardedOps, kv_cache_sharding, kv_heads, shard
@@ -50,12 +52,16 @@ __all__ = [
     "all_reduce_fused_add_rms_norm",
     "call",
     "cascade_attention",
+    "dot_product_attention",
     "dynamic_per_token_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
     "dynamic_scaled_int8_quant",
     "export_exemptions",
     "flash_attn_varlen",
     "flash_attn_varlen_backward",
+    "flash_mha",
+    "flash_mha_varlen",
+    "flash_mha_with_kvcache",
     "fused_add_rms_norm",
     "fused_add_rms_norm_static_fp8_quant",
     "gelu_and_mul",
