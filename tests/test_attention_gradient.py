@@ -192,6 +192,14 @@ def test_what_has_no_gradient_says_so():
 
     with pytest.raises(NotImplementedError, match="gradient with block_table is not built"):
         jax.grad(paged)(x["q"])
+    # Where no gradient flows back, each runs.
+    got, out = jax.grad(lambda q: ((q**2).sum(), paged(q)), has_aux=True)(x["q"])
+    np.testing.assert_allclose(got, 2 * x["q"])
+    assert out == paged(x["q"])
+    codes = [jnp.asarray(x[name], jnp.float8_e4m3fn) for name in "qkv"]
+    jax.grad(lambda q: (q.sum(), ours(x, q, *codes[1:])), has_aux=True)(codes[0])
+    pads = np.zeros(3, np.int32)
+    jax.grad(lambda q: (q.sum(), ours(x, q, x["k"], x["v"], leftpad_k=pads)), has_aux=True)(x["q"])
 
 
 # ---------------------------------------------------------------------------- drawn batches

@@ -197,7 +197,51 @@ def test_what_has_no_gradient_says_so() -> None:
     with pytest.raises(NotImplementedError, match=said):
         jax.grad(write)(k)
     with pytest.raises(NotImplementedError, match=said):
-        jax.jit(jax.linearize, static_argnums=0)(write, k)
+        jax.jit(jax.grad(write))(k)
     assert not np.asarray(
         jax.grad(lambda k: write(jax.lax.stop_gradient(k)) + k.sum())(k) - 1
     ).any()
+
+
+def test_what_has_no_gradient_runs_where_none_flows_back() -> None:
+    """In the same function as what is differentiated, as a result beside the loss, and under vmap and remat."""
+    x = np.random.default_rng(0).standard_normal((3, 2, 16)).astype(np.float32)
+    cache, slots = jnp.zeros((3, 4, 2, 16)), jnp.array([1, 2])
+
+    def loss(x):
+        codes, scales = ij.dynamic_scaled_fp8_quant(x)
+        key_cache, _ = ij.reshape_and_cache_flash(x[:2], x[:2], (cache, cache), slots)
+        unused = ij.cascade_attention(
+            x,
+            (cache, cache),
+            jnp.array([0]),
+            4,
+            jnp.array([4]),
+            jnp.array([[1]]),
+            jnp.array([0, 3]),
+        )
+        del unused
+        seen = jax.lax.stop_gradient(key_cache.sum()) * 0
+        return jnp.sum(ij.rms_norm(x) ** 3) + seen, (codes, scales, key_cache)
+
+    def alone(x):
+        return jnp.sum(ij.rms_norm(x) ** 3)
+
+    want = jax.grad(alone)(x)
+    got, (codes, scales, key_cache) = jax.jit(jax.grad(loss, has_aux=True))(x)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    plain = ij.dynamic_scaled_fp8_quant(x)
+    assert np.asarray(codes).tobytes() == np.asarray(plain[0]).tobytes()
+    assert np.array_equal(scales, plain[1]) and np.array_equal(key_cache[0, 1], x[0])
+    remat = jax.grad(jax.checkpoint(lambda x: loss(x)[0]))(x)
+    np.testing.assert_allclose(remat, want, rtol=1e-5)
+
+    def of_one(x):
+        return (
+            jnp.sum(ij.rms_norm(x) ** 3)
+            + ij.static_scaled_fp8_quant(jax.lax.stop_gradient(x), jnp.ones(1))
+            .astype(jnp.float32)
+            .sum()
+        )
+
+    np.testing.assert_allclose(jax.vmap(jax.grad(of_one))(x), want, rtol=1e-5)

@@ -108,15 +108,28 @@ def test_what_has_no_gradient_says_so() -> None:
         q.float().sum().backward()
     starts = torch.tensor([0, 2])
     cache = torch.randn(1, 4, 1, 64)
-    with pytest.raises(NotImplementedError, match="the gradient with block_table is not built"):
-        op.flash_attn_varlen(
-            x[:, None], cache, cache, starts, seqused_k=starts[1:], block_table=starts[None, :1]
-        )
+    paged = op.flash_attn_varlen(
+        x[:, None], cache, cache, starts, seqused_k=starts[1:], block_table=starts[None, :1]
+    )
     slopes = torch.ones(1, requires_grad=True)
-    with pytest.raises(NotImplementedError, match=r"pass alibi_slopes.detach\(\)"):
-        op.flash_attn_varlen(
-            x[:, None], x[:, None], x[:, None], starts, starts, alibi_slopes=slopes
-        )
+    biased = op.flash_attn_varlen(*[x[:, None]] * 3, starts, starts, alibi_slopes=slopes)
+    codes = x[:, None].to(torch.float8_e4m3fn)
+    narrow = op.flash_attn_varlen(codes, codes, codes, starts, starts)
+    wide = torch.randn(2, 1, 192, requires_grad=True)
+    shorter = op.flash_attn_varlen(wide, wide, wide[..., :128], starts, starts)
+    says = {
+        "the gradient with block_table is not built": paged,
+        r"pass alibi_slopes.detach\(\)": biased,
+        "for q in torch.float8_e4m3fn and v in torch.float8_e4m3fn is not built": narrow,
+        "for dv=128 where q has d=192 is not built": shorter,
+    }
+    for text, (out, _) in says.items():
+        assert out.requires_grad and out.isfinite().all()
+        with pytest.raises(NotImplementedError, match=text):
+            out.float().sum().backward()
+    # Nobody asks for it: the forward pass alone, beside something that is differentiated.
+    (x.sum() + 0 * paged[0].detach().sum()).backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
 
 
 def test_writing_a_leaf_is_refused_as_by_torch() -> None:

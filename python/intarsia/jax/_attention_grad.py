@@ -1,5 +1,6 @@
 """The gradient of `flash_attn_varlen`, an op of its own."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -30,15 +31,22 @@ def flash_attn_varlen(
         return wire.flash_attn_varlen(**operands, **attributes)
 
     def forward(primals: Any):
-        _check_differentiable(primals)
-        operands = {name: x and x.value for name, x in primals.items()}
+        operands = _grad.values_of(primals)
+        why_not = _why_not(primals)
+        if why_not:
+            return run(operands), (_Text(why_not), dict.fromkeys(operands))
         out, lse = flash_attn_varlen(
             operands, attributes | {"return_lse": True}, deterministic=deterministic
         )
-        return (out, lse) if attributes["return_lse"] else out, (operands, out, lse)
+        return (out, lse) if attributes["return_lse"] else out, (_Text(None), (operands, out, lse))
 
-    def backward(kept: Any, cotangents: Any):
+    def backward(given: Any, cotangents: Any):
+        why_not, kept = given
         dout, dlse = cotangents if attributes["return_lse"] else (cotangents, None)
+        if why_not.text:
+            if all(isinstance(g, SymbolicZero) for g in jax.tree.leaves((dout, dlse))):
+                return (kept,)
+            raise NotImplementedError(f"flash_attn_varlen: the gradient {why_not.text}")
         operands, out, lse = kept
         return (_gradients(operands, out, lse, dout, dlse, attributes, deterministic),)
 
@@ -46,30 +54,34 @@ def flash_attn_varlen(
     return run(dict(zip(operands, vary_alike(operands.values()), strict=True)))
 
 
-def _check_differentiable(primals: dict[str, Any]) -> None:
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Text:
+    """A text among what the forward pass keeps, which is else arrays."""
+
+    text: str | None
+
+
+def _why_not(primals: dict[str, Any]) -> str | None:
+    """Why these operands have no gradient; None if they have one."""
     for name in ("block_table", "leftpad_k"):
         if primals[name] is not None:
-            raise NotImplementedError(
-                f"flash_attn_varlen: the gradient with {name} is not built; it is for dense k and v"
-            )
+            return f"with {name} is not built; it is for dense k and v"
     if primals["v"] is None:
-        return  # the op says what is missing
+        return None  # the op says what is missing
     q, v = primals["q"].value, primals["v"].value
     if q.dtype.itemsize == 1 or v.dtype != q.dtype:
-        raise NotImplementedError(
-            f"flash_attn_varlen: the gradient for q in {q.dtype} and v in {v.dtype} is not built; "
+        return (
+            f"for q in {q.dtype} and v in {v.dtype} is not built; "
             "it is for f32, f16 and bf16, the same for all"
         )
     if v.shape[-1] != q.shape[-1]:
-        raise NotImplementedError(
-            f"flash_attn_varlen: the gradient for dv={v.shape[-1]} where q has d={q.shape[-1]} is "
-            "not built; it is for equal ones"
+        return (
+            f"for dv={v.shape[-1]} where q has d={q.shape[-1]} is not built; it is for equal ones"
         )
     if primals["alibi_slopes"] is not None and primals["alibi_slopes"].perturbed:
-        raise NotImplementedError(
-            "flash_attn_varlen: the gradient of alibi_slopes is not built; pass "
-            "jax.lax.stop_gradient(alibi_slopes)"
-        )
+        return "of alibi_slopes is not built; pass jax.lax.stop_gradient(alibi_slopes)"
+    return None
 
 
 def _gradients(

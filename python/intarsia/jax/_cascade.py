@@ -145,9 +145,6 @@ def cascade_attention(
     prefix_block_table, cu_seqlens_q = jnp.asarray(prefix_block_table), jnp.asarray(cu_seqlens_q)
     prefix_len = jnp.asarray(prefix_len)
     _check_shapes(prefix_block_table, prefix_len, k_scale=k_scale, v_scale=v_scale)
-    query, kv_cache, sinks, k_scale, v_scale = _undifferentiated(
-        (query, kv_cache, sinks, k_scale, v_scale)
-    )
     options: dict[str, Any] = dict(
         scale=scale,
         softcap=softcap,
@@ -171,12 +168,12 @@ def cascade_attention(
     suffix = _attention.paged_attention(
         query, kv_cache, seqused_k, block_table, cu_seqlens_q, num_seqs, **options
     )
-    out, lse = wire.merge_attn_states(*prefix, *suffix)
+    out, lse = _undifferentiated(wire.merge_attn_states(*prefix, *suffix))
     return (out, lse) if return_lse else out
 
 
 _undifferentiated = _grad.refusing(
-    lambda arrays: arrays,
+    lambda results: results,
     lambda: (
         "cascade_attention: has no gradient, since its keys lie in a paged cache; over dense keys, join "
         "flash_attn_varlen(..., return_lse=True) of each part by merge_attn_states, which have gradients"

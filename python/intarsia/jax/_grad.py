@@ -1,4 +1,5 @@
-"""Reverse-mode differentiation: an op with a rule gets it by `jax.custom_vjp`, any other says that it has none.
+"""Reverse-mode differentiation: an op with a rule gets it by `jax.custom_vjp`, any other says in the backward pass that it has
+none.
 
 The rules are in `_grad_rules.py`.
 """
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.custom_derivatives import SymbolicZero
 
 from intarsia import _native
 
@@ -89,15 +91,25 @@ def differentiable(
 
 
 def refusing(run: Callable[..., Any], why: Callable[[], str]) -> Callable[..., Any]:
-    """A function that raises `why()` where it is differentiated."""
-    function = jax.custom_jvp(run)
+    """A function that raises `why()` where a gradient flows back to it, and not where it only runs."""
+    function = jax.custom_vjp(run)
 
-    @function.defjvp
-    def refuse(primals: Any, tangents: Any):
-        del primals, tangents
+    def forward(*primals: Any):
+        # None has no leaves: a structure of the operands, which `backward` returns for gradients of 0.
+        return run(*values_of(primals)), (None,) * len(primals)
+
+    def backward(none: tuple[None, ...], cotangents: Any):
+        if all(isinstance(g, SymbolicZero) for g in jax.tree.leaves(cotangents)):
+            return none
         raise NotImplementedError(why())
 
+    function.defvjp(forward, backward, symbolic_zeros=True)
     return function
+
+
+def values_of(primals: Any) -> Any:
+    """The arrays of what the forward pass of a `custom_vjp` with `symbolic_zeros` is given."""
+    return jax.tree.map(lambda x: x.value, primals, is_leaf=lambda x: hasattr(x, "perturbed"))
 
 
 def _refusing(

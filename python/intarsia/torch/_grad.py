@@ -24,13 +24,13 @@ class Gradient:
       keep: (operands, results) -> the tensors that the backward pass needs.
       backward: (kept, cotangents of the results, attributes, **what was asked) -> cotangents of the operands in spec
         order, in any float dtype; None for indices and absent operands.
-      check: raises if a call of these (operands, attributes) cannot be differentiated.
+      why_not: why a call of these (operands, attributes) has no gradient; None if it has one.
       ask: () -> what else the backward pass is to be told, beside the attributes, as it is at the forward pass.
     """
 
     keep: Callable[[Tensors, Tensors], Tensors]
     backward: Callable[..., Tensors]
-    check: Callable[[Tensors, dict[str, Any]], None]
+    why_not: Callable[[Tensors, dict[str, Any]], str | None]
     ask: Callable[[], dict[str, Any]]
 
 
@@ -40,13 +40,13 @@ _gradients: dict[str, Gradient] = {}  # by op
 def gradient(
     op: str,
     keep: Callable[[Tensors, Tensors], Tensors] = lambda operands, results: operands,
-    check: Callable[[Tensors, dict[str, Any]], None] = lambda operands, attributes: None,
+    why_not: Callable[[Tensors, dict[str, Any]], str | None] = lambda operands, attributes: None,
     ask: Callable[[], dict[str, Any]] = dict,
 ):
     """Declares the decorated function to be the backward pass of an op."""
 
     def declare(backward: Callable[..., Tensors]):
-        _gradients[op] = Gradient(keep, backward, check, ask)
+        _gradients[op] = Gradient(keep, backward, why_not, ask)
         return backward
 
     return declare
@@ -134,12 +134,13 @@ def _by_rule(form: Form, op: torch._ops.OpOverload, rule: Gradient | None) -> Di
             operands = form.operands(args)
             ctx.attributes = defaults | attributes
             ctx.dtypes = [None if x is None else x.dtype for x in args]
+            ctx.why_not = None
             if rule is not None:
-                rule.check(operands, ctx.attributes)
+                ctx.why_not = rule.why_not(operands, ctx.attributes)
                 ctx.asked = rule.ask()
             with torch._C._AutoDispatchBelowAutograd():
                 output = op.redispatch(keyset, *args, **attributes)
-            if rule is not None:
+            if rule is not None and ctx.why_not is None:
                 ctx.save_for_backward(*rule.keep(operands, as_sequence(output)))
             return output
 
@@ -147,6 +148,8 @@ def _by_rule(form: Form, op: torch._ops.OpOverload, rule: Gradient | None) -> Di
         def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
             if rule is None:
                 raise _has_no_gradient(form)
+            if ctx.why_not is not None:
+                raise NotImplementedError(f"{form.op.name}: the gradient {ctx.why_not}")
             gradients = rule.backward(ctx.saved_tensors, cotangents, ctx.attributes, **ctx.asked)
             of_args = zip(gradients, ctx.dtypes, strict=False)
             return None, None, *(None if x is None else x.to(dtype) for x, dtype in of_args)

@@ -162,29 +162,27 @@ def _merge_attn_states(kept: Tensors, cotangents: Tensors, attributes: dict[str,
 _ATTENTION = [row["name"] for row in _native.main_library().find("flash_attn_varlen").operands]
 
 
-def _check_attention(operands: Tensors, attributes: dict[str, Any]) -> None:
+def _why_not_attention(operands: Tensors, attributes: dict[str, Any]) -> str | None:
     given = dict(zip(_ATTENTION, operands, strict=True))
-    not_built = None
     for name in ("block_table", "leftpad_k"):
         if given[name] is not None:
-            not_built = f"with {name} is not built; it is for dense k and v"
+            return f"with {name} is not built; it is for dense k and v"
     q, v = given["q"], given["v"]
     if v is None:
-        return  # the op says what is missing
+        return None  # the op says what is missing
     if q.dtype.itemsize == 1 or v.dtype != q.dtype:
-        not_built = (
+        return (
             f"for q in {q.dtype} and v in {v.dtype} is not built; it is for float32, float16 and bfloat16, "
             "the same for all"
         )
     if v.shape[-1] != q.shape[-1]:
-        not_built = (
+        return (
             f"for dv={v.shape[-1]} where q has d={q.shape[-1]} is not built; it is for equal ones"
         )
     slopes = given["alibi_slopes"]
     if slopes is not None and slopes.requires_grad:
-        not_built = "of alibi_slopes is not built; pass alibi_slopes.detach()"
-    if not_built:
-        raise NotImplementedError(f"flash_attn_varlen: the gradient {not_built}")
+        return "of alibi_slopes is not built; pass alibi_slopes.detach()"
+    return None
 
 
 _is_deterministic = contextvars.ContextVar("deterministic", default=False)
@@ -203,7 +201,7 @@ def deterministic_attention() -> Iterator[None]:
 @gradient(
     "flash_attn_varlen",
     keep=lambda operands, results: (*operands, *results),
-    check=_check_attention,
+    why_not=_why_not_attention,
     ask=lambda: {"deterministic": _is_deterministic.get()},
 )
 def _flash_attn_varlen(
