@@ -108,6 +108,8 @@ def test_paged_attention(platform, call, data, seed):
     dtype, sizes = call
     sizes |= {
         "sliding_window": data.draw(st.none() | st.integers(1, 70)),
+        "attention_chunk": data.draw(st.just(0) | st.integers(1, 70) | st.just(2**40)),
+        "alibi": data.draw(st.sampled_from([None, None, "head", "sequence"])),
         "num_seqs": data.draw(st.none() | st.integers(-1, len(sizes["lens"]) + 2)),
     }
     module = support.op_module("paged_attention")

@@ -20,6 +20,7 @@ CALLS = [
     ("paged_attention", "e4m3_combined_layers"),
     ("paged_attention", "uint8_as_e5m2_combined"),
     ("paged_attention", "e5m2_softcap_window_sinks"),
+    ("paged_attention", "chunks_and_window"),
 ]
 
 

@@ -114,6 +114,9 @@ Status CheckParams(std::string_view query, const Params& params) {
   for (int64_t side : {params.window_left, params.window_right})
     if (side < -1)
       return InvalidArgument(Text("a window reaches ", side, " keys, expected -1 (all) or more"));
+  if (params.attention_chunk < 0)
+    return InvalidArgument(
+        Text("attention_chunk is ", params.attention_chunk, ", expected 0 (none) or more"));
   return {};
 }
 
@@ -130,6 +133,7 @@ Status FitCounts(Params& params) {
   INTARSIA_RETURN_IF_ERROR(check("pages", params.cache.num_pages));
   params.window_left = std::min(params.window_left, 2 * kMaxCount);
   params.window_right = std::min(params.window_right, 2 * kMaxCount);
+  params.attention_chunk = std::min(params.attention_chunk, kMaxCount);
   return {};
 }
 }  // namespace intarsia::attention

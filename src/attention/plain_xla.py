@@ -29,7 +29,7 @@ def by_head(x, b, hk):
 def attend(
     q, k, v, used, exists, cu_seqlens_q, *, num_seqs=None, scale, left=-1, right=-1, softcap=0.0,
     alibi_slopes=None, sinks=None, leftpad_k=None, q_scale=None, k_scale=None, v_scale=None,
-    dtype=None, max_len_q,
+    dtype=None, chunk=0, max_len_q,
 ):  # fmt: skip
     """K and V already gathered to [b, n, hk, d], `used` of the n taken: scores, mask, softmax, sum.
 
@@ -59,6 +59,9 @@ def attend(
         seen &= distance <= left
     if right >= 0:
         seen &= distance >= -right
+    if chunk > 0:
+        position = jnp.arange(max_len_q) + (len_k - len_q)[:, None]
+        seen &= key[:, None] >= (position // chunk * chunk)[:, :, None]
     scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
     top = lax.stop_gradient(scores.max(axis=-1, keepdims=True))
     sink = -jnp.inf if sinks is None else sinks.reshape(hk, h // hk, 1, 1)

@@ -102,6 +102,11 @@ template <class Int>
     keys.begin = static_cast<Int>(Clamp(position - p.window_left, 0, s.len_k));
   if (p.window_right >= 0)
     keys.end = static_cast<Int>(Clamp(position + p.window_right + 1, 0, s.len_k));
+  if (p.attention_chunk > 0 && position > 0) {
+    const Int own = static_cast<Int>(position);
+    const Int chunk_begin = own - own % static_cast<Int>(p.attention_chunk);
+    if (keys.begin < chunk_begin) keys.begin = chunk_begin;
+  }
   return keys;
 }
 

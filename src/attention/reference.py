@@ -4,6 +4,7 @@ For query i of a sequence with len_q queries and len_k keys, at position i + len
 
     s_ij  = scale * q_scale * k_scale * q_i . k_j, and with softcap: softcap * tanh(s_ij / softcap)
     key j is seen if position - left <= j <= position + right (negative: open) and 0 <= j < len_k
+    and, with chunks of c keys, floor(position / c) * c <= j
     alibi: s_ij -= slope * |position - j|
     z_i   = sum_j exp(s_ij) + exp(sink)
     out_i = v_scale * sum_j exp(s_ij) v_j / z_i;  lse_i = ln z_i
@@ -76,7 +77,7 @@ def dense_keys(k, v, cu_seqlens_k, seqused_k=None, leftpad_k=None):
     return keys
 
 
-def masked_scores(q, k, exists, *, scale, left=-1, right=-1, softcap=0.0, slopes=None):
+def masked_scores(q, k, exists, *, scale, left=-1, right=-1, softcap=0.0, slopes=None, chunk=0):
     """One sequence, k by query head: s [h, i, j], -inf where key j is not seen; ds / d(scale * q . k)."""
     len_q, len_k = len(q), len(k)
     scores = scale * (q.transpose(1, 0, 2) @ k.transpose(1, 2, 0))
@@ -91,6 +92,8 @@ def masked_scores(q, k, exists, *, scale, left=-1, right=-1, softcap=0.0, slopes
         seen = seen & (key >= position - left)
     if right >= 0:
         seen = seen & (key <= position + right)
+    if chunk > 0:
+        seen = seen & (key >= position // chunk * chunk)
     if slopes is not None:
         scores = scores - slopes[:, None, None] * np.abs(position - key)
     return np.where(seen, scores, -np.inf), derivative

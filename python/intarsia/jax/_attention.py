@@ -235,6 +235,8 @@ def paged_attention(
     layout: str | None = None,
     layer: ArrayLike | None = None,
     return_lse: Literal[False] = False,
+    alibi_slopes: ArrayLike | None = None,
+    attention_chunk: int = 0,
 ) -> jax.Array: ...
 
 
@@ -257,6 +259,8 @@ def paged_attention(
     layout: str | None = None,
     layer: ArrayLike | None = None,
     return_lse: Literal[True],
+    alibi_slopes: ArrayLike | None = None,
+    attention_chunk: int = 0,
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
@@ -279,6 +283,8 @@ def paged_attention(
     layout: str | None = None,
     layer: ArrayLike | None = None,
     return_lse: bool,
+    alibi_slopes: ArrayLike | None = None,
+    attention_chunk: int = 0,
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
@@ -300,6 +306,8 @@ def paged_attention(
     layout: str | None = None,
     layer: ArrayLike | None = None,
     return_lse: bool = False,
+    alibi_slopes: ArrayLike | None = None,
+    attention_chunk: int = 0,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Causal attention of a batch's newest queries to a paged KV cache that holds their keys already.
 
@@ -320,6 +328,9 @@ def paged_attention(
       kv_cache_dtype: how a uint8 cache is to be read: "fp8_e4m3" or "fp8_e5m2"; "auto": as its dtype says.
       layout, layer: as in `reshape_and_cache_flash`.
       return_lse: also return the natural log of the sum of exponentials, f32 [h, t].
+      alibi_slopes: f32 [h] or [b, h]; a score, once capped, loses slope * |position - j|.
+      attention_chunk: keys of a chunk (Llama 4); a query at position p sees none before
+        floor(p / attention_chunk) * attention_chunk. 0: no chunks.
 
     Returns:
       out [t, h, d], or (out, lse).
@@ -351,12 +362,14 @@ def paged_attention(
         _as_f32(sinks),
         _cache.scale(k_scale),
         _cache.scale(v_scale),
+        alibi_slopes,
         scale=scale,
         sliding_window=sliding_window,
         softcap=softcap,
         layout=infer_layout("paged_attention", kv_cache, query.shape[-1], layout, layer),
         kv_cache_dtype=kv_cache_dtype,
         return_lse=return_lse,
+        attention_chunk=attention_chunk,
     )
 
 

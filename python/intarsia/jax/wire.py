@@ -679,6 +679,7 @@ def paged_attention(
     sinks: ArrayLike | None = None,
     k_scale: ArrayLike | None = None,
     v_scale: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
     *,
     scale: float | None = None,
     sliding_window: int | None = None,
@@ -686,6 +687,7 @@ def paged_attention(
     layout: str = "NHD",
     return_lse: Literal[False] = False,
     kv_cache_dtype: KvCacheDtype = "auto",
+    attention_chunk: int = 0,
 ) -> jax.Array: ...
 
 
@@ -702,6 +704,7 @@ def paged_attention(
     sinks: ArrayLike | None = None,
     k_scale: ArrayLike | None = None,
     v_scale: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
     *,
     scale: float | None = None,
     sliding_window: int | None = None,
@@ -709,6 +712,7 @@ def paged_attention(
     layout: str = "NHD",
     return_lse: Literal[True],
     kv_cache_dtype: KvCacheDtype = "auto",
+    attention_chunk: int = 0,
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
@@ -725,6 +729,7 @@ def paged_attention(
     sinks: ArrayLike | None = None,
     k_scale: ArrayLike | None = None,
     v_scale: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
     *,
     scale: float | None = None,
     sliding_window: int | None = None,
@@ -732,6 +737,7 @@ def paged_attention(
     layout: str = "NHD",
     return_lse: bool,
     kv_cache_dtype: KvCacheDtype = "auto",
+    attention_chunk: int = 0,
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
@@ -747,6 +753,7 @@ def paged_attention(
     sinks: ArrayLike | None = None,
     k_scale: ArrayLike | None = None,
     v_scale: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
     *,
     scale: float | None = None,
     sliding_window: int | None = None,
@@ -754,6 +761,7 @@ def paged_attention(
     layout: str = "NHD",
     return_lse: bool = False,
     kv_cache_dtype: KvCacheDtype = "auto",
+    attention_chunk: int = 0,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Causal attention over a paged KV cache, for decode and mixed batches.
 
@@ -773,6 +781,8 @@ def paged_attention(
       k_scale: [1] or [hk] or [b, hk], f32: what fp8 keys are to be multiplied by; default 1;
         may be absent.
       v_scale: [1] or [hk] or [b, hk], f32: the same for values; may be absent.
+      alibi_slopes: [h] or [b, h], f32: what a score loses for each key between the query's own
+        and the one it meets; may be absent.
       scale: of the scores; default d ** -0.5.
       sliding_window: keys that a query sees, its own included; default all.
       softcap: softcap * tanh(score / softcap); 0: none.
@@ -781,6 +791,7 @@ def paged_attention(
       return_lse: also return lse.
       kv_cache_dtype: how a cache of dtype u8 is to be read; one of auto, fp8, fp8_e4m3,
         fp8_e5m2.
+      attention_chunk: keys of a chunk: a query sees those of its own alone; 0: all.
 
     Returns:
       out: [t, h, d], T: weighted values.
@@ -808,6 +819,7 @@ def paged_attention(
                 sinks,
                 k_scale,
                 v_scale,
+                alibi_slopes,
             ),
             scale=scale,
             sliding_window=sliding_window,
@@ -815,6 +827,7 @@ def paged_attention(
             layout=layout,
             return_lse=return_lse,
             kv_cache_dtype=kv_cache_dtype,
+            attention_chunk=attention_chunk,
         )
     )
 

@@ -11,11 +11,13 @@ Status PagedAttention::ToParams(attention::Params& params) const {
                                                     value_cache, layer, block_table, seqused_k));
   INTARSIA_RETURN_IF_ERROR(attention::SetScales(params, std::nullopt, k_scale, v_scale));
   params.sinks = sinks ? sinks->as<const float>() : nullptr;
+  params.alibi_slopes = ToScaleView(alibi_slopes);
   params.num_seqs_device = ToIndexVector(num_seqs);
   if (sliding_window && *sliding_window < 1)
     return InvalidArgument(Text("sliding_window is ", *sliding_window, ", expected at least 1"));
   params.window_left = sliding_window ? *sliding_window - 1 : -1;
   params.window_right = 0;
+  params.attention_chunk = attention_chunk;
   attention::SetWorkspace(params, workspace);
   return attention::CheckParams("query", params);
 }

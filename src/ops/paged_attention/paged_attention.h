@@ -11,13 +11,14 @@ struct PagedAttention {
   TensorView query, key_cache;
   Optional value_cache;
   TensorView seqused_k, block_table, cu_seqlens_q;
-  Optional num_seqs, layer, sinks, k_scale, v_scale;
+  Optional num_seqs, layer, sinks, k_scale, v_scale, alibi_slopes;
   std::optional<float> scale;
   std::optional<int64_t> sliding_window;
   float softcap = 0.0f;
   std::string_view layout = "NHD";
   std::string_view kv_cache_dtype = "auto";
   bool return_lse = false;
+  int64_t attention_chunk = 0;
   TensorView out, lse, workspace;
 
   static constexpr auto kSpec = MakeSpec(
@@ -47,6 +48,8 @@ struct PagedAttention {
       In("k_scale", &PagedAttention::k_scale, "1 | hk | b hk", "f32",
          "what fp8 keys are to be multiplied by; default 1"),
       In("v_scale", &PagedAttention::v_scale, "1 | hk | b hk", "f32", "the same for values"),
+      In("alibi_slopes", &PagedAttention::alibi_slopes, "h | b h", "f32",
+         "what a score loses for each key between the query's own and the one it meets"),
       Attr("scale", &PagedAttention::scale, "of the scores; default d ** -0.5"),
       Attr("sliding_window", &PagedAttention::sliding_window,
            "keys that a query sees, its own included; default all"),
@@ -58,6 +61,8 @@ struct PagedAttention {
       Attr("kv_cache_dtype", &PagedAttention::kv_cache_dtype,
            "how a cache of dtype u8 is to be read")
           .OneOf(kKvCacheDTypes),
+      Attr("attention_chunk", &PagedAttention::attention_chunk,
+           "keys of a chunk: a query sees those of its own alone; 0: all"),
       Out("out", &PagedAttention::out, "t h d", "T", "weighted values"),
       Out("lse", &PagedAttention::lse, "h t", "f32", "natural log of the sum of exponentials")
           .When("return_lse"),

@@ -59,6 +59,23 @@ CASES = {
         tags="ci", lens=((1, 5000), (2, 700)), h=16, hk=2, d=64, page=16, sinks=True,
         return_lse=True,
     ),
+    "bloom_alibi": dict(tags="ci", lens=_MIXED, **_SMOLLM2, alibi="head", return_lse=True),
+    "alibi_of_sequences_softcap": dict(
+        tags="ci", lens=((1, 300), (20, 90)), h=4, hk=2, d=64, page=16, alibi="sequence",
+        softcap=3.0, sliding_window=50,
+    ),
+    "llama4_chunks": dict(
+        tags="ci", lens=((1, 700), (70, 200), (20, 40), (0, 3), (9, 4), (33, 64)), h=8, hk=2, d=64, page=16,
+        attention_chunk=32, return_lse=True,
+    ),
+    "chunks_split_decode": dict(
+        tags="ci", lens=((1, 5000), (2, 4098), (5, 1026)), h=8, hk=2, d=128, page=16, kv=_E4M3,
+        scales="head", attention_chunk=1024, return_lse=True,
+    ),
+    "chunks_and_window": dict(
+        tags="ci", lens=((1, 90), (40, 70)), h=4, hk=2, d=64, page=8, attention_chunk=24,
+        sliding_window=10, alibi="head", sinks=True, return_lse=True,
+    ),
     "llama3_8b_decode_64x4096_fp8": dict(
         tags="bench", lens=((1, 4096),) * 64, kv=_E4M3, scales="tensor", **_LLAMA
     ),
@@ -121,12 +138,12 @@ CASES = {
 
 def arguments(
     rng, dtype, *, lens, h, hk, d, page, layout="NHD", layers=None, layer=1, num_seqs=None,
-    padding=0, kv=None, scales=None, sinks=False, index=np.int32, **attributes,
+    padding=0, kv=None, scales=None, sinks=False, alibi=None, index=np.int32, **attributes,
 ):  # fmt: skip
     """Random operands in spec order, and attributes.
 
     `padding`: rows beyond the sequences. `kv`: the dtype of the cache, if not the query's; `scales`:
-    the form of K's and V's, as in random_scale.
+    the form of K's and V's, and `alibi` that of the slopes, as in random_scale.
     """
     lens_q, lens_k = [n for n, _ in lens], [n for _, n in lens]
     cache = attention.paged_cache(
@@ -149,11 +166,13 @@ def arguments(
         attention.starts(lens_q, index), count, cache.layer,
         random_array(rng, (h,), np.float32) if sinks else None,
         *(random_scale(rng, scales, lens, hk) for _ in range(2)),
+        None if alibi is None else 0.1 * random_scale(rng, alibi, lens, h),
     ], attributes | dict(layout=layout)  # fmt: skip
 
 
-def _options(scale, sliding_window, softcap):
+def _options(scale, sliding_window, softcap, attention_chunk):
     return dict(
+        chunk=attention_chunk,
         scale=scale,
         left=-1 if sliding_window is None else sliding_window - 1,
         right=0,
@@ -163,9 +182,9 @@ def _options(scale, sliding_window, softcap):
 
 def reference(
     query, key_cache, value_cache, seqused_k, block_table, cu_seqlens_q, num_seqs=None, layer=None,
-    sinks=None, k_scale=None, v_scale=None,
+    sinks=None, k_scale=None, v_scale=None, alibi_slopes=None,
     *, scale=None, sliding_window=None, softcap=0.0, layout="NHD", kv_cache_dtype="auto",
-    return_lse=False,
+    return_lse=False, attention_chunk=0,
 ):  # fmt: skip
     """The results in spec order. Operands are f64 as stored, uint8 or indices."""
     cache = attention.PagedCache(key_cache, value_cache, block_table, seqused_k, layer)
@@ -177,7 +196,8 @@ def reference(
         k_scale=k_scale,
         v_scale=v_scale,
         sinks=sinks,
-        **_options(scale, sliding_window, softcap),
+        alibi_slopes=alibi_slopes,
+        **_options(scale, sliding_window, softcap, attention_chunk),
     )
     return list(results if return_lse else results[:1])
 
@@ -203,9 +223,9 @@ def plain_xla_hints(*, lens, **_):
 
 def plain_xla(
     query, key_cache, value_cache, seqused_k, block_table, cu_seqlens_q, num_seqs=None, layer=None,
-    sinks=None, k_scale=None, v_scale=None,
+    sinks=None, k_scale=None, v_scale=None, alibi_slopes=None,
     *, scale=None, sliding_window=None, softcap=0.0, layout="NHD", kv_cache_dtype="auto",
-    return_lse=False, max_seqlen_q=None,
+    return_lse=False, attention_chunk=0, max_seqlen_q=None,
 ):  # fmt: skip
     """The same in jax.numpy, as a user without this library would write it: gather, then attend."""
     from intarsia_src.attention import plain_xla
@@ -213,7 +233,8 @@ def plain_xla(
     k, v, exists = plain_xla.gather_pages(
         key_cache, value_cache, block_table, layout, layer, kv_cache_dtype
     )
-    options = _options(query.shape[-1] ** -0.5 if scale is None else scale, sliding_window, softcap)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    options = _options(scale, sliding_window, softcap, attention_chunk)
     results = plain_xla.attend(
         query,
         k,
@@ -225,6 +246,7 @@ def plain_xla(
         sinks=sinks,
         k_scale=k_scale,
         v_scale=v_scale,
+        alibi_slopes=alibi_slopes,
         max_len_q=max_seqlen_q or query.shape[0],
         **options,
     )
