@@ -139,6 +139,8 @@ def test_vmap_is_the_calls_stacked(op: str, case: str, platform: str) -> None:
 
 # Of each op's example, the operands that vmap takes; the others are shared by the whole batch.
 MAPPED = {
+    "convert_fp8": {"x"},
+    "copy_blocks": set(),  # one cache for all
     "dynamic_per_token_scaled_fp8_quant": {"x"},
     "dynamic_scaled_fp8_quant": set(),  # one scale for all
     "dynamic_scaled_int8_quant": {"x"},
@@ -148,6 +150,7 @@ MAPPED = {
     },
     "fused_add_rms_norm": {"x", "residual"},
     "fused_add_rms_norm_static_fp8_quant": {"x", "residual"},
+    "gather_cache": set(),
     "gelu_and_mul": {"x"},
     "gelu_tanh_and_mul": {"x"},
     "linear": {"x"},
@@ -165,6 +168,7 @@ MAPPED = {
     "simple_add": {"a", "b"},
     "static_scaled_fp8_quant": {"x"},
     "static_scaled_int8_quant": {"x"},
+    "swap_blocks": set(),
 }
 
 

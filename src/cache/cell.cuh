@@ -1,4 +1,4 @@
-// What kernels write into a paged cache.
+// What kernels write into a paged cache, and read from it.
 #pragma once
 #include <type_traits>
 
@@ -67,6 +67,20 @@ struct Quantize {
     for (int i = 0; i < kCount; ++i) x.at[i] = ToFloat(in.at[i]);
     if (scale != 1.0f) Divider(scale).Divide(x);
     return FromFloats<F8>(x);
+  }
+};
+
+// A cell out of an fp8 cache: round(scale * x).
+template <class F8, class T, int kCount>
+struct Dequantize {
+  using In = Pack<F8, kCount>;
+  using Out = Pack<T, kCount>;
+  static constexpr int kElements = kCount;
+  static __device__ __forceinline__ Out Stored(const In& in, float scale) {
+    Pack<float, kCount> x = ToFloats(in);
+#pragma unroll
+    for (float& number : x.at) number *= scale;
+    return FromFloats<T>(x);
   }
 };
 

@@ -1,6 +1,7 @@
 // Reads the words of a spec at compile time: names, conditions, dims (dims.h has their grammar) and
 // dtypes. valid_spec.h gives it the fields of an op as rows without types.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <span>
 #include <string_view>
@@ -156,6 +157,9 @@ class SpecChecker {
       num_bound_ = before;
       if (!CheckVariant(row, Next(rest, " | ", more))) return false;
       for (size_t i = before; i < num_bound_; ++i) {
+        const auto* end = all.data() + num_all;
+        if (std::find(static_cast<const std::string_view*>(all.data()), end, bound_[i]) != end)
+          continue;  // another variant binds it, too
         if (num_all == kMostLetters) return Fault(row.name, ": the op has too many letters");
         all[num_all++] = bound_[i];
       }

@@ -28,11 +28,17 @@ def arguments(
     index=np.int32,
     table_dtype=None,
     max_position=MAX_POSITION,
+    sections=None,
+    interleaved=False,
     **attributes,
 ):
-    """Random operands in spec order, and attributes."""
-    positions = rng.integers(0, max_position, tokens).astype(index)
-    if outside:
+    """Random operands in spec order, and attributes. `sections`: pairs of each of a token's positions (M-RoPE)."""
+    shape = tokens if sections is None else (*tokens, len(sections))
+    positions = rng.integers(0, max_position, shape).astype(index)
+    pair_axes = None if sections is None else axes_of_pairs(sections, interleaved).astype(index)
+    if outside and sections is not None:
+        positions[:2], pair_axes[:2] = [[-1], [max_position]], [-1, len(sections)]
+    elif outside:
         positions[..., :4] = [-1, max_position, np.iinfo(index).max, np.iinfo(index).min]
 
     def heads(count):
@@ -44,8 +50,20 @@ def arguments(
         heads(h),
         cos_sin_table(table_dtype or dtype, r or d, max_position),
         heads(hk) if hk else None,
+        pair_axes,
     ]
     return operands, attributes | (dict(head_size=d) if flat else {})
+
+
+def axes_of_pairs(sections, interleaved=False):
+    """Which position each pair takes: section after section, or in turn (Qwen3-VL) while a later section lasts."""
+    if not interleaved:
+        return np.repeat(np.arange(len(sections)), sections)
+    axes = np.zeros(sum(sections), int)
+    for axis, count in enumerate(sections):
+        if axis > 0:
+            axes[axis : count * len(sections) : len(sections)] = axis
+    return axes
 
 
 def reference(
@@ -53,6 +71,7 @@ def reference(
     query,
     cos_sin_cache,
     key=None,
+    pair_axes=None,
     *,
     head_size=None,
     is_neox=True,
@@ -61,10 +80,18 @@ def reference(
 ):
     """The results in spec order. Operands are f64, positions integers."""
     max_position, r = cos_sin_cache.shape
-    inside = (positions >= 0) & (positions < max_position)
-    angles = cos_sin_cache[np.where(inside, positions, 0)]
-    cos = np.where(inside[..., None], angles[..., : r // 2], 1.0)[..., None, :]
-    sin = np.where(inside[..., None], angles[..., r // 2 :], 0.0)[..., None, :]
+    pair = np.arange(r // 2)
+    if pair_axes is None:
+        positions = positions[..., None]
+        of_pairs = np.broadcast_to(positions, (*positions.shape[:-1], r // 2))
+    else:
+        exists = (pair_axes >= 0) & (pair_axes < positions.shape[-1])
+        of_pairs = np.where(exists, positions[..., np.where(exists, pair_axes, 0)], -1)
+    positions = positions[..., 0]
+    inside = (of_pairs >= 0) & (of_pairs < max_position)
+    row = np.where(inside, of_pairs, 0)
+    cos = np.where(inside, cos_sin_cache[row, pair], 1.0)[..., None, :]
+    sin = np.where(inside, cos_sin_cache[row, r // 2 + pair], 0.0)[..., None, :]
     if inverse:
         sin = -sin
 
@@ -86,6 +113,7 @@ def plain_xla(
     query,
     cos_sin_cache,
     key=None,
+    pair_axes=None,
     *,
     head_size=None,
     is_neox=True,
@@ -97,8 +125,16 @@ def plain_xla(
 
     r = cos_sin_cache.shape[1]
     # XLA clamps an index that is outside, so this is right only inside the table.
-    angles = cos_sin_cache[positions].astype(jnp.float32)[..., None, :]
-    cos, sin = jnp.split(angles, 2, axis=-1)
+    if pair_axes is None:
+        angles = cos_sin_cache[positions].astype(jnp.float32)[..., None, :]
+        cos, sin = jnp.split(angles, 2, axis=-1)
+    else:
+        row, pair = positions[..., pair_axes], jnp.arange(r // 2)
+        cos, sin = (
+            cos_sin_cache[row, first + pair].astype(jnp.float32)[..., None, :]
+            for first in (0, r // 2)
+        )
+        positions = positions[..., 0]
     if inverse:
         sin = -sin
 

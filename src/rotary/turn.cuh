@@ -2,6 +2,7 @@
 // to. rotary_embedding.h has the formula.
 #pragma once
 #include "src/core/cuda/vec.cuh"
+#include "src/core/index_vector.h"
 #include "src/core/tensor_view.h"
 
 namespace intarsia::cuda {
@@ -76,6 +77,28 @@ __device__ __forceinline__ Angles<kCount> AnglesOf(const Rotation& a, int64_t po
   }
 }
 
+// The same of pairs that each have a position of their own: number pair_axes[i] of the token's
+// `axes`.
+struct PairPositions {
+  IndexVector positions, pair_axes;
+  int64_t first, axes;  // first: of the token
+};
+template <int kCount>
+__device__ __forceinline__ Angles<kCount> AnglesOf(const Rotation& a, const PairPositions& of,
+                                                   int i) {
+  Angles<kCount> angles;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    const int64_t axis = of.pair_axes.At(i + j);
+    const int64_t position =
+        axis >= 0 && axis < of.axes ? of.positions.At(of.first + axis) : int64_t{-1};
+    const Angles<1> one = AnglesOf<1>(a, position, i + j);
+    angles.cos[j] = one.cos[0];
+    angles.sin[j] = one.sin[0];
+  }
+  return angles;
+}
+
 // Both members of some pairs, turned, and where in the head they belong.
 template <class V>
 struct TurnedPairs {
@@ -83,10 +106,10 @@ struct TurnedPairs {
   int low_at, high_at;
 };
 
-// Turns the pairs i ... i + V::kSize - 1 of a head.
-template <class T, class V>
-__device__ __forceinline__ TurnedPairs<V> Turn(const Rotation& a, const T* in, int64_t position,
-                                               int i) {
+// Turns the pairs i ... i + V::kSize - 1 of a head. Position: int64_t, or PairPositions.
+template <class T, class V, class Position>
+__device__ __forceinline__ TurnedPairs<V> Turn(const Rotation& a, const T* in,
+                                               const Position& position, int i) {
   constexpr int kCount = V::kSize;
   const int low = a.first + (a.is_neox ? i : 2 * i),
             high = a.is_neox ? low + a.r / 2 : low + kCount;

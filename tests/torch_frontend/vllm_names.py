@@ -8,6 +8,7 @@ from typing import Any
 import intarsia.torch  # noqa: F401  defines torch.ops.xla_gpu
 import torch
 from intarsia.torch._form import find
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 xla_gpu = torch.ops.xla_gpu
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
@@ -17,13 +18,13 @@ FP8, INT8 = torch.float8_e4m3fn, torch.int8
 class Call:
     """A call of `namespace::op`, and the values that the arguments of these positions must have afterwards.
 
-    `unused` is an argument that the op does not look at.
+    `unused` are arguments that the op does not look at, or takes from any device.
     """
 
     op: str
     arguments: list[Any]
-    want: dict[int, torch.Tensor]
-    unused: torch.Tensor | None = None
+    want: dict[int, Any]  # tensors, or lists of them
+    unused: tuple[torch.Tensor, ...] = ()
 
     def overload(self) -> torch._ops.OpOverload:
         """torch's op."""
@@ -31,11 +32,13 @@ class Call:
 
     def check(self, device: str) -> None:
         """Calls the op on that device; all else than what it must write stays as it was."""
-        moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in self.arguments]
+        moved = tree_map_only(torch.Tensor, lambda x: x.to(device), self.arguments)
         assert self.overload()(*moved) is None
         for i, (old, new) in enumerate(zip(self.arguments, moved, strict=True)):
-            if isinstance(old, torch.Tensor):
-                same(new.cpu(), self.want.get(i, old), exact=not (device == "xla" and on_gpu()))
+            wanted = tree_leaves(self.want.get(i, old))
+            for x, y in zip(tree_leaves(new), wanted, strict=True):
+                if isinstance(x, torch.Tensor):
+                    same(x.cpu(), y, exact=not (device == "xla" and on_gpu()))
 
 
 def on_gpu() -> bool:
@@ -243,8 +246,70 @@ def reshape_and_cache_flash(codes=torch.float32, kv_cache_dtype="auto", in_bytes
         "_C_cache_ops::reshape_and_cache_flash",
         [key, value, *caches, slots, kv_cache_dtype, scale, scale],
         dict(enumerate(want, 2)),
-        unused=None if codes == FP8 else scale,
+        unused=() if codes == FP8 else (scale,),
     )
+
+
+@case
+def copy_blocks():
+    keys, values = [_x(4, 2, 8), _x(4, 2, 8)], [_x(4, 2, 8), _x(4, 2, 8)]
+    want = [[x.clone() for x in caches] for caches in (keys, values)]
+    for cache in [*want[0], *want[1]]:
+        cache[3], cache[0] = cache[1].clone(), cache[2].clone()
+    mapping = torch.tensor([[1, 3], [2, 0]])
+    return Call("_C_cache_ops::copy_blocks", [keys, values, mapping], dict(enumerate(want)))
+
+
+@case
+def swap_blocks():
+    src, dst = _x(3, 2, 8), _x(5, 2, 8)
+    want = dst.clone()
+    want[4], want[0] = src[2], src[1]
+    mapping = torch.tensor([[2, 4], [1, 0]])
+    return Call("_C_cache_ops::swap_blocks", [src, dst, mapping], {1: want}, (src, mapping))
+
+
+def _gathered():
+    """A cache, a table, where two sequences start, from which slots, and the slots that they have."""
+    table, starts = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32), torch.tensor([0, 3, 7])
+    slots = [12 + 0, 12 + 1, 12 + 2, 8 + 0, 8 + 1, 8 + 2, 8 + 3]  # page * 4 + offset
+    return table, starts.int(), torch.tensor([0, 6], dtype=torch.int32), slots  # 6 is rounded to 4
+
+
+@case
+def cp_gather_cache():
+    cache, dst = _x(4, 4, 2, 8), _x(9, 2, 8)
+    table, starts, first, slots = _gathered()
+    want = torch.cat([cache.flatten(0, 1)[slots], dst[7:]])
+    return Call("_C_cache_ops::cp_gather_cache", [cache, dst, table, starts, 2, first], {1: want})
+
+
+@also("as stored", codes=torch.float32)
+@also("in bytes", in_bytes=True)
+@case
+def gather_and_maybe_dequant_cache(codes=FP8, in_bytes=False):
+    cache, dst, scale = _x(4, 4, 16).to(codes), _x(9, 16), torch.tensor(0.5)
+    table, starts, first, slots = _gathered()
+    found = cache.float().flatten(0, 1)[slots]
+    want = torch.cat([found * 0.5 if codes == FP8 else found, dst[7:]])
+    sequences = torch.tensor([0, 0, 0, 1, 1, 1, 1], dtype=torch.int32)
+    cache = cache.view(torch.uint8) if in_bytes else cache
+    name = "fp8" if codes == FP8 else "auto"
+    arguments = [cache, dst, table, starts, sequences, 7, name, scale, first]
+    unused = (sequences,) if codes == FP8 else (sequences, scale)
+    return Call("_C_cache_ops::gather_and_maybe_dequant_cache", arguments, {1: want}, unused=unused)
+
+
+@also("back", back=True)
+@also("in bytes", in_bytes=True)
+@case
+def convert_fp8(back=False, in_bytes=False):
+    numbers, codes = _x(4, 3, 8), (_x(4, 3, 8) * 3).to(FP8)
+    src, dst = (codes, numbers) if back else (numbers, codes)
+    want = codes.float() * 0.5 if back else (numbers / 0.5).to(FP8)
+    if in_bytes:
+        dst, want = dst.view(torch.uint8), want.view(torch.uint8)
+    return Call("_C_cache_ops::convert_fp8", [dst, src, 0.5, "fp8"], {0: want})
 
 
 @also("without lse", lse=False)

@@ -5,7 +5,8 @@ size, p pages, s page size, m pages per sequence, r rotary dim, l layers.
 
 Where things are: `wire` has a function for each op, operand by operand, `_call` makes a custom call of it, `_vmap`, `_grad`, `_shard` and
 `_export` are what JAX's transformations make of it. Functions that say more than the op does, or say it otherwise, have
-modules of their own: `_attention`, `_cache`, `_cascade`, `_dot_product`, `_exchange`, `_flash_mha`, `_linear`, `_ragged`.
+modules of their own: `_attention`, `_cache`, `_cache_blocks`, `_cascade`, `_dot_product`, `_exchange`, `_flash_mha`, `_linear`, `_ragged`,
+`_rotary`.
 """
 
 from intarsia import _native
@@ -15,6 +16,7 @@ with needed_by("intarsia.jax"):
     from intarsia.jax import _grad_rules, wire  # noqa: F401  the rules declare themselves
 from intarsia.jax._attention import flash_attn_varlen, paged_attention
 from intarsia.jax._cache import reshape_and_cache_flash, rotary_embedding_and_cache
+from intarsia.jax._cache_blocks import copy_blocks, gather_cache, swap_blocks
 from intarsia.jax._call import call, register
 from intarsia.jax._cascade import cascade_attention
 from intarsia.jax._dot_product import dot_product_attention
@@ -23,8 +25,10 @@ from intarsia.jax._export import export_exemptions
 from intarsia.jax._flash_mha import flash_mha, flash_mha_varlen, flash_mha_with_kvcache
 from intarsia.jax._linear import linear
 from intarsia.jax._ragged import ragged_paged_attention
+from intarsia.jax._rotary import multimodal_rotary_embedding
 from intarsia.jax._shard import ShardedOps, kv_cache_sharding, kv_heads, shard
 from intarsia.jax.wire import (
+    convert_fp8,
     dynamic_per_token_scaled_fp8_quant,
     dynamic_scaled_fp8_quant,
     dynamic_scaled_int8_quant,
@@ -52,6 +56,8 @@ __all__ = [
     "all_reduce_fused_add_rms_norm",
     "call",
     "cascade_attention",
+    "convert_fp8",
+    "copy_blocks",
     "dot_product_attention",
     "dynamic_per_token_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
@@ -64,6 +70,7 @@ __all__ = [
     "flash_mha_with_kvcache",
     "fused_add_rms_norm",
     "fused_add_rms_norm_static_fp8_quant",
+    "gather_cache",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "kv_cache_sharding",
@@ -71,6 +78,7 @@ __all__ = [
     "linear",
     "make_exchange",
     "merge_attn_states",
+    "multimodal_rotary_embedding",
     "paged_attention",
     "per_token_group_fp8_quant",
     "ragged_paged_attention",
@@ -87,6 +95,7 @@ __all__ = [
     "simple_add",
     "static_scaled_fp8_quant",
     "static_scaled_int8_quant",
+    "swap_blocks",
     "wire",
 ]
 

@@ -3,10 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
-from intarsia.jax import _attention, _cache, _cascade, _exchange, _linear, _ragged, wire
+from intarsia.jax import (
+    _attention,
+    _cache,
+    _cache_blocks,
+    _cascade,
+    _exchange,
+    _linear,
+    _ragged,
+    wire,
+)
 
 # What says an op otherwise than the wire stands before the wire.
-_HOMES = (_attention, _cache, _cascade, _exchange, _linear, _ragged, wire)
+_HOMES = (_attention, _cache, _cache_blocks, _cascade, _exchange, _linear, _ragged, wire)
 
 
 def function_of(name: str) -> Callable[..., Any]:

@@ -86,18 +86,20 @@ for _name, _act in {
 @gradient("intarsia.rotary_embedding", keep=lambda operands, results, attributes: operands)
 def _rotary_embedding(kept: Any, cotangents: Sequence[jax.Array], attributes: Attributes) -> Arrays:
     """A rotation's transpose is its inverse; the table's cotangent is gathered from every pair."""
-    positions, query, table, key = kept
+    positions, query, table, key, pair_axes = kept
     back = attributes | {"inverse": not attributes.get("inverse", False)}
-    turned: Any = wire.rotary_embedding(positions, cotangents[0], table, *cotangents[1:], **back)
+    d_key = None if key is None else cotangents[1]
+    turned: Any = wire.rotary_embedding(positions, cotangents[0], table, d_key, pair_axes, **back)
     d_query, d_key = turned if key is not None else (turned, None)
     d_table = _table_cotangent(
-        positions, table, (query, key)[: len(cotangents)], cotangents, **attributes
+        positions, pair_axes, table, (query, key)[: len(cotangents)], cotangents, **attributes
     )
-    return None, d_query, d_table, d_key
+    return None, d_query, d_table, d_key, None
 
 
 def _table_cotangent(
     positions: jax.Array,
+    pair_axes: jax.Array | None,
     table: jax.Array,
     heads: Sequence[jax.Array],
     cotangents: Sequence[jax.Array],
@@ -109,19 +111,18 @@ def _table_cotangent(
 ) -> jax.Array:
     """For y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin: d cos = x1 g1 + x2 g2, d sin = x1 g2 - x2 g1."""
     r = table.shape[1]
+    tokens = positions.shape if pair_axes is None else positions.shape[:-1]
 
     def pairs(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        d = x.shape[-1] if x.ndim == positions.ndim + 2 else head_size
-        count = math.prod(x.shape[positions.ndim :]) // d
-        part = _f32(x.reshape(*positions.shape, count, d))[
-            ..., rope_dim_offset : rope_dim_offset + r
-        ]
+        d = x.shape[-1] if x.ndim == len(tokens) + 2 else head_size
+        count = math.prod(x.shape[len(tokens) :]) // d
+        part = _f32(x.reshape(*tokens, count, d))[..., rope_dim_offset : rope_dim_offset + r]
         if not is_neox:
             return part[..., ::2], part[..., 1::2]
         first, second = jnp.split(part, 2, axis=-1)
         return first, second
 
-    d_angles = jnp.zeros((*positions.shape, r), jnp.float32)
+    d_angles = jnp.zeros((*tokens, r), jnp.float32)
     for x, g in zip(heads, cotangents, strict=True):
         (x1, x2), (g1, g2) = pairs(x), pairs(g)
         d_cos, d_sin = x1 * g1 + x2 * g2, x1 * g2 - x2 * g1
@@ -129,7 +130,15 @@ def _table_cotangent(
         d_angles = d_angles + both.sum(axis=-2)
     # A position outside the table turned nothing; a negative one must not count from the back.
     row = jnp.where(positions < 0, table.shape[0], positions)
-    return jnp.zeros(table.shape, jnp.float32).at[row].add(d_angles, mode="drop")
+    d_table = jnp.zeros(table.shape, jnp.float32)
+    if pair_axes is None:
+        return d_table.at[row].add(d_angles, mode="drop")
+    axes = positions.shape[-1]
+    exists = (pair_axes >= 0) & (pair_axes < axes)
+    row = jnp.where(exists, row[..., jnp.where(exists, pair_axes, 0)], table.shape[0])
+    return d_table.at[jnp.concatenate([row, row], axis=-1), jnp.arange(r)].add(
+        d_angles, mode="drop"
+    )
 
 
 @gradient("intarsia.merge_attn_states", keep=lambda operands, results, attributes: operands)

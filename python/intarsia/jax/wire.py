@@ -12,6 +12,8 @@ from intarsia.jax._call import call, one_or_all
 
 __all__ = [
     "all_reduce_fused_add_rms_norm",
+    "convert_fp8",
+    "copy_blocks",
     "dynamic_per_token_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
     "dynamic_scaled_int8_quant",
@@ -19,6 +21,7 @@ __all__ = [
     "flash_attn_varlen_backward",
     "fused_add_rms_norm",
     "fused_add_rms_norm_static_fp8_quant",
+    "gather_cache",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "linear",
@@ -36,8 +39,11 @@ __all__ = [
     "simple_add",
     "static_scaled_fp8_quant",
     "static_scaled_int8_quant",
+    "swap_blocks",
 ]
 
+Axis: TypeAlias = Literal["0", "1", "2"]
+ConvertFp8OutDtype: TypeAlias = Literal["f8e4m3fn", "f8e5m2", "u8", "f32", "f16", "bf16"]
 FlashAttnVarlenOutDtype: TypeAlias = Literal["auto", "f16", "bf16"]
 KvCacheDtype: TypeAlias = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
 LinearOutDtype: TypeAlias = Literal["auto", "f32"]
@@ -90,6 +96,59 @@ def all_reduce_fused_add_rms_norm(
             rounding=rounding,
         )
     )
+
+
+def convert_fp8(
+    x: ArrayLike,
+    *,
+    scale: float = 1,
+    out_dtype: ConvertFp8OutDtype = "f8e4m3fn",
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> jax.Array:
+    """Converts a cache to fp8 or from it.
+
+    Args:
+      x: [...], f32, f16, bf16, f8e4m3fn, f8e5m2, u8: numbers, or fp8 codes.
+      scale: what the codes are to be multiplied by.
+      out_dtype: of the result; one of f8e4m3fn, f8e5m2, u8, f32, f16, bf16.
+      kv_cache_dtype: what an array of dtype u8 holds; one of auto, fp8, fp8_e4m3, fp8_e5m2.
+
+    Returns:
+      out: [...], out_dtype: codes, or numbers.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C_cache_ops::convert_fp8. T is f32, f16 or bf16.
+    """
+    return one_or_all(
+        call("convert_fp8", (x,), scale=scale, out_dtype=out_dtype, kv_cache_dtype=kv_cache_dtype)
+    )
+
+
+def copy_blocks(blocks: ArrayLike, block_mapping: ArrayLike, *, axis: Axis = "0") -> jax.Array:
+    """Copies blocks of a paged cache over others of the same cache.
+
+    Args:
+      blocks: [p, n] with axis=0 or [p, m, n] with axis=0 or [p, k, m, n] with axis=0 or [p, i,
+        k, m, n] with axis=0 or [o, p, n] with axis=1 or [o, p, m, n] with axis=1 or [o, p, k,
+        m, n] with axis=1 or [o, p, i, k, m, n] with axis=1 or [l, o, p, n] with axis=2 or [l,
+        o, p, m, n] with axis=2 or [l, o, p, k, m, n] with axis=2 or [l, o, p, i, k, m, n] with
+        axis=2, T, f8e4m3fn, f8e5m2, u8, i8: a cache of p blocks.
+      block_mapping: [pairs, 2], i32, i64: from which block, to which one; negative: skip.
+      axis: that of the blocks; one of 0, 1, 2.
+
+    Returns:
+      blocks: as blocks, blocks: the same blocks; shares the buffer of blocks.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C_cache_ops::copy_blocks. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("copy_blocks", (blocks, block_mapping), axis=axis))
 
 
 def dynamic_per_token_scaled_fp8_quant(
@@ -568,6 +627,50 @@ def fused_add_rms_norm_static_fp8_quant(
             (x, residual, weight, scale),
             eps=eps,
             rounding=rounding,
+        )
+    )
+
+
+def gather_cache(
+    cache: ArrayLike,
+    dst: ArrayLike,
+    block_table: ArrayLike,
+    cu_seqlens: ArrayLike,
+    seq_starts: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
+    *,
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> jax.Array:
+    """Gathers the keys or values of sequences from a paged cache.
+
+    Args:
+      cache: [p, s, n], f32, f16, bf16, f8e4m3fn, f8e5m2, u8: pages of s slots, each of n
+        elements.
+      dst: [rows, n], f32, f16, bf16, f8e4m3fn, f8e5m2, u8: what is written: the cache's dtype,
+        or that to which its fp8 is converted.
+      block_table: [seqs, m], i32, i64: pages of each sequence.
+      cu_seqlens: [seqs+1], i32, i64: where each sequence starts in dst; never falling.
+      seq_starts: [seqs], i32, i64: each sequence's first slot that is gathered; default 0; may
+        be absent.
+      scale: [1], f32: what fp8 is to be multiplied by; default 1; may be absent.
+      kv_cache_dtype: how a cache of dtype u8 is to be read; one of auto, fp8, fp8_e4m3,
+        fp8_e5m2.
+
+    Returns:
+      dst: as dst, dst: the same rows; shares the buffer of dst.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C_cache_ops::cp_gather_cache and gather_and_maybe_dequant_cache. T is f32,
+        f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "gather_cache",
+            (cache, dst, block_table, cu_seqlens, seq_starts, scale),
+            kv_cache_dtype=kv_cache_dtype,
         )
     )
 
@@ -1091,6 +1194,7 @@ def rotary_embedding(
     query: ArrayLike,
     cos_sin_cache: ArrayLike,
     key: None = None,
+    pair_axes: ArrayLike | None = None,
     *,
     head_size: int | None = None,
     is_neox: bool = True,
@@ -1105,6 +1209,7 @@ def rotary_embedding(
     query: ArrayLike,
     cos_sin_cache: ArrayLike,
     key: ArrayLike,
+    pair_axes: ArrayLike | None = None,
     *,
     head_size: int | None = None,
     is_neox: bool = True,
@@ -1118,6 +1223,7 @@ def rotary_embedding(
     query: ArrayLike,
     cos_sin_cache: ArrayLike,
     key: ArrayLike | None = None,
+    pair_axes: ArrayLike | None = None,
     *,
     head_size: int | None = None,
     is_neox: bool = True,
@@ -1127,11 +1233,14 @@ def rotary_embedding(
     """Rotary position embedding of query and key.
 
     Args:
-      positions: [...], i32, i64: position of each token.
+      positions: [..., axes] with pair_axes or [...] with !pair_axes, i32, i64: position of each
+        token, or several.
       query: [..., h, d] or [..., h*head_size] with head_size, T: query heads.
       cos_sin_cache: [max_pos, r], f32, f16, bf16: cosines, then sines, of r/2 angles a
         position.
       key: [..., hk, d] or [..., hk*head_size] with head_size, T: key heads; may be absent.
+      pair_axes: [pairs], i32, i64: which of a token's positions each of the r/2 pairs takes
+        (M-RoPE); may be absent.
       head_size: d, needed where heads are not an axis of their own.
       is_neox: pairs (i, i + r/2); false: pairs (2i, 2i + 1).
       rope_dim_offset: dimensions of a head before the first pair.
@@ -1151,7 +1260,7 @@ def rotary_embedding(
     return one_or_all(
         call(
             "rotary_embedding",
-            (positions, query, cos_sin_cache, key),
+            (positions, query, cos_sin_cache, key, pair_axes),
             head_size=head_size,
             is_neox=is_neox,
             rope_dim_offset=rope_dim_offset,
@@ -1378,3 +1487,40 @@ def static_scaled_int8_quant(x: ArrayLike, scale: ArrayLike) -> jax.Array:
     Source: vLLM's _C::static_scaled_int8_quant, symmetric. T is f32, f16 or bf16.
     """
     return one_or_all(call("static_scaled_int8_quant", (x, scale)))
+
+
+def swap_blocks(
+    source: ArrayLike,
+    blocks: ArrayLike,
+    from_blocks: ArrayLike,
+    to_blocks: ArrayLike,
+    *,
+    axis: Axis = "0",
+) -> jax.Array:
+    """Copies blocks of a paged cache to blocks of another one.
+
+    Args:
+      source: [ps, n] with axis=0 or [ps, m, n] with axis=0 or [ps, k, m, n] with axis=0 or [ps,
+        i, k, m, n] with axis=0 or [o, ps, n] with axis=1 or [o, ps, m, n] with axis=1 or [o,
+        ps, k, m, n] with axis=1 or [o, ps, i, k, m, n] with axis=1 or [l, o, ps, n] with axis=2
+        or [l, o, ps, m, n] with axis=2 or [l, o, ps, k, m, n] with axis=2 or [l, o, ps, i, k,
+        m, n] with axis=2, T, f8e4m3fn, f8e5m2, u8, i8: a cache of ps blocks.
+      blocks: [p, n] with axis=0 or [p, m, n] with axis=0 or [p, k, m, n] with axis=0 or [p, i,
+        k, m, n] with axis=0 or [o, p, n] with axis=1 or [o, p, m, n] with axis=1 or [o, p, k,
+        m, n] with axis=1 or [o, p, i, k, m, n] with axis=1 or [l, o, p, n] with axis=2 or [l,
+        o, p, m, n] with axis=2 or [l, o, p, k, m, n] with axis=2 or [l, o, p, i, k, m, n] with
+        axis=2, source: that of p blocks that is written.
+      from_blocks: [pairs], i32, i64: from which block of source; negative: skip.
+      to_blocks: [pairs], i32, i64: to which block of blocks; negative: skip.
+      axis: that of the blocks; one of 0, 1, 2.
+
+    Returns:
+      blocks: as blocks, blocks: the same blocks; shares the buffer of blocks.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C_cache_ops::swap_blocks. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("swap_blocks", (source, blocks, from_blocks, to_blocks), axis=axis))

@@ -94,21 +94,22 @@ for _name, _act, _derivative in (
 @gradient("rotary_embedding")
 def _rotary_embedding(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
     """A rotation's transpose is its inverse; the table's cotangent is gathered from every pair."""
-    positions, query, table, key = kept
+    positions, query, table, key, pair_axes = kept
     back = attributes | {"inverse": not attributes["inverse"]}
     g_key = None if key is None else cotangents[1]
     d_query, d_key = _ops.rotary_embedding.functional(
-        positions, cotangents[0], table, g_key, **back
+        positions, cotangents[0], table, g_key, pair_axes, **back
     )
     heads = [(query, cotangents[0])] + ([] if key is None else [(key, g_key)])
     d_table = None
     if table.requires_grad:
-        d_table = _table_cotangent(positions, table, heads, **attributes)
-    return None, d_query, d_table, None if key is None else d_key
+        d_table = _table_cotangent(positions, pair_axes, table, heads, **attributes)
+    return None, d_query, d_table, None if key is None else d_key, None
 
 
 def _table_cotangent(
     positions: torch.Tensor,
+    pair_axes: torch.Tensor | None,
     table: torch.Tensor,
     heads: list[tuple[torch.Tensor, torch.Tensor]],
     *,
@@ -119,24 +120,33 @@ def _table_cotangent(
 ) -> torch.Tensor:
     """For y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin: d cos = x1 g1 + x2 g2, d sin = x1 g2 - x2 g1."""
     max_pos, r = table.shape
+    tokens = positions.shape if pair_axes is None else positions.shape[:-1]
 
     def pairs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        d = x.shape[-1] if x.ndim == positions.ndim + 2 else head_size
-        part = x.float().reshape(*positions.shape, math.prod(x.shape[positions.ndim :]) // d, d)
+        d = x.shape[-1] if x.ndim == len(tokens) + 2 else head_size
+        part = x.float().reshape(*tokens, math.prod(x.shape[len(tokens) :]) // d, d)
         part = part[..., rope_dim_offset : rope_dim_offset + r]
         return part.chunk(2, -1) if is_neox else (part[..., ::2], part[..., 1::2])
 
-    d_angles = torch.zeros(*positions.shape, r, dtype=torch.float32, device=table.device)
+    d_angles = torch.zeros(*tokens, r, dtype=torch.float32, device=table.device)
     for x, g in heads:
         (x1, x2), (g1, g2) = pairs(x), pairs(g)
         d_cos, d_sin = x1 * g1 + x2 * g2, x1 * g2 - x2 * g1
         d_angles = d_angles + torch.cat([d_cos, -d_sin if inverse else d_sin], -1).sum(-2)
+    if pair_axes is None:
+        of_pairs = positions.unsqueeze(-1).expand(*tokens, r // 2)
+    else:
+        exists = (pair_axes >= 0) & (pair_axes < positions.shape[-1])
+        of_pairs = positions[..., torch.where(exists, pair_axes, 0).long()]
+        of_pairs = torch.where(exists, of_pairs, -1)
     # A position outside the table turned nothing.
-    inside = (positions >= 0) & (positions < max_pos)
-    d_angles = torch.where(inside.unsqueeze(-1), d_angles, 0.0).reshape(-1, r)
-    rows = torch.where(inside, positions, 0).reshape(-1).long()
+    inside = (of_pairs >= 0) & (of_pairs < max_pos)
+    d_angles = torch.where(torch.cat([inside, inside], -1), d_angles, 0.0).reshape(-1, r)
+    rows = torch.where(inside, of_pairs, 0).reshape(-1, r // 2).long()
     d_table = torch.zeros(max_pos, r, dtype=torch.float32, device=table.device)
-    return d_table.index_add(0, rows, d_angles)
+    if pair_axes is None:
+        return d_table.index_add(0, rows[:, 0], d_angles)
+    return d_table.scatter_add(0, torch.cat([rows, rows], -1), d_angles)
 
 
 @gradient("merge_attn_states")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from intarsia import _dtypes
 from intarsia.torch import _cache  # and so intarsia.torch, which defines torch.ops.xla_gpu
 
 _xla_gpu = torch.ops.xla_gpu
@@ -213,6 +214,92 @@ def reshape_and_cache_flash(op, *arguments):
 
 
 @_op(
+    "Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor block_mapping",
+    namespace="_C_cache_ops",
+)
+def copy_blocks(op, key_caches, value_caches, block_mapping):
+    for name, caches in (("key_caches", key_caches), ("value_caches", value_caches)):
+        for cache in caches:
+            _xla_gpu.copy_blocks(_flat(op, name, cache, 1), block_mapping)
+
+
+@_op("Tensor src, Tensor! dst, Tensor block_mapping", namespace="_C_cache_ops")
+def swap_blocks(op, src, dst, block_mapping):
+    blocks = _flat(op, "dst", dst, 1)
+    source, target = block_mapping.unbind(1)
+    if src.device != dst.device:  # a host's memory and a GPU's: only what is copied goes over
+        src = src[source.to(src.device)].to(dst.device)
+        source = torch.arange(len(src), device=dst.device)
+    on_device = (x.to(dst.device) for x in (source, target))
+    _xla_gpu.swap_blocks(_flat(op, "src", src, 1), blocks, *on_device)
+
+
+def _first_slots(seq_starts: _Tensor | None, cache: _Tensor, batch_size: int) -> _Tensor | None:
+    """vLLM's kernels round down to whole pages."""
+    if seq_starts is None:
+        return None
+    return seq_starts[:batch_size] // cache.shape[1] * cache.shape[1]
+
+
+@_op(
+    "Tensor src_cache, Tensor! dst, Tensor block_table, Tensor cu_seq_lens, int batch_size, Tensor? seq_starts",
+    namespace="_C_cache_ops",
+)
+def cp_gather_cache(op, src_cache, dst, block_table, cu_seq_lens, batch_size, seq_starts):
+    _xla_gpu.gather_cache(
+        _flat(op, "src_cache", src_cache, 2),
+        _flat(op, "dst", dst, 1),
+        block_table[:batch_size],
+        cu_seq_lens[: batch_size + 1],
+        _first_slots(seq_starts, src_cache, batch_size),
+    )
+
+
+@_op(
+    "Tensor src_cache, Tensor! dst, Tensor block_table, Tensor cu_seq_lens, Tensor token_to_seq, int num_tokens, "
+    "str kv_cache_dtype, Tensor scale, Tensor? seq_starts",
+    namespace="_C_cache_ops",
+)
+def gather_and_maybe_dequant_cache(
+    op,
+    src_cache,
+    dst,
+    block_table,
+    cu_seq_lens,
+    token_to_seq,
+    num_tokens,
+    kv_cache_dtype,
+    scale,
+    seq_starts,
+):
+    del token_to_seq  # which cu_seq_lens says as well
+    batch_size = cu_seq_lens.numel() - 1
+    _xla_gpu.gather_cache(
+        _flat(op, "src_cache", src_cache, 2),
+        _flat(op, "dst", dst, 1)[:num_tokens],
+        block_table[:batch_size],
+        cu_seq_lens,
+        _first_slots(seq_starts, src_cache, batch_size),
+        None if src_cache.dtype == dst.dtype else _one(scale),
+        kv_cache_dtype=kv_cache_dtype,
+    )
+
+
+@_op(
+    "Tensor! dst_cache, Tensor src_cache, float scale, str kv_cache_dtype",
+    namespace="_C_cache_ops",
+)
+def convert_fp8(op, dst_cache, src_cache, scale, kv_cache_dtype):
+    converted = _xla_gpu.convert_fp8(
+        src_cache,
+        scale=scale,
+        out_dtype=_dtypes.name_of(str(dst_cache.dtype).removeprefix("torch.")),
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    _write(op, dst_cache=(dst_cache, converted))
+
+
+@_op(
     "Tensor! output, Tensor!? output_lse, Tensor prefix_output, Tensor prefix_lse, Tensor suffix_output, "
     "Tensor suffix_lse, int? prefill_tokens_with_context=None, Tensor? output_scale=None"
 )
@@ -251,6 +338,13 @@ def _refuse(op: str, **given: Any) -> None:
 def _one(scale: _Tensor | None) -> _Tensor | None:
     """A scale of a whole tensor is one number of any rank in vLLM, and [1] here."""
     return scale.reshape(1) if scale is not None and scale.numel() == 1 else scale
+
+
+def _flat(op: str, name: str, tensor: _Tensor, axes: int) -> _Tensor:
+    """A view of a dense tensor with so many axes, and one of all others."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"{op}: {name} is strided, expected a dense row-major array")
+    return tensor.view(*tensor.shape[:axes], -1 if tensor.numel() else 0)
 
 
 def _of_tokens(scales: _Tensor, given: _Tensor) -> _Tensor:

@@ -5,7 +5,7 @@ namespace intarsia {
 std::optional<int64_t> RotaryEmbedding::TokenStride(const TensorView& heads) const {
   std::optional<int64_t> innermost;
   int64_t even = 0;  // the stride that the next axis has in an even walk
-  for (int axis = positions.rank - 1; axis >= 0; --axis) {
+  for (int axis = token_axes() - 1; axis >= 0; --axis) {
     if (heads.dim(axis) == 1) continue;
     if (!innermost)
       innermost = heads.stride(axis);
@@ -19,7 +19,7 @@ std::optional<int64_t> RotaryEmbedding::TokenStride(const TensorView& heads) con
 Status RotaryEmbedding::Check() const {
   for (const auto& [name, x] : {std::pair("query", &query), std::pair("key", key ? &*key : &query)})
     if (x->size() > 0 && !TokenStride(*x))
-      return InvalidArgument(Text(name, " has ", positions.rank,
+      return InvalidArgument(Text(name, " has ", token_axes(),
                                   " axes of tokens at uneven distances, expected even ones"));
   const int64_t d = head_dim(), r = cos_sin_cache.dim(1);
   if (r % 2 != 0)
@@ -29,7 +29,10 @@ Status RotaryEmbedding::Check() const {
   if (rope_dim_offset < 0 || rope_dim_offset > d - r)
     return InvalidArgument(Text("rope_dim_offset=", rope_dim_offset, " plus r=", r,
                                 " of cos_sin_cache exceeds the head's d=", d));
-  if (key && key->rank == positions.rank + 2 && key->dim(-1) != d)
+  if (pair_axes && pair_axes->dim(0) != r / 2)
+    return InvalidArgument(Text("pair_axes has pairs=", pair_axes->dim(0), ", expected r/2=", r / 2,
+                                " of cos_sin_cache"));
+  if (key && key->rank == token_axes() + 2 && key->dim(-1) != d)
     return InvalidArgument(Text("key has d=", key->dim(-1), " but query has d=", d));
   if (head_size && *head_size != d)
     return InvalidArgument(Text("head_size is ", *head_size, " but query has d=", d));

@@ -26,6 +26,35 @@ CASES = {
     "inverse": dict(tags="ci", tokens=(4,), h=2, hk=1, d=96, inverse=True),
     "odd_pairs": dict(tags="ci", tokens=(3,), h=3, hk=1, d=34, r=22),
     "outside_the_table": dict(tags="ci beyond_plain", tokens=(6,), h=2, hk=1, d=64, outside=True),
+    "qwen2_vl_mrope": dict(
+        tags="ci bench bench_cpu", tokens=(16,), h=28, hk=4, d=128, sections=(16, 24, 24)
+    ),
+    "qwen3_vl_mrope": dict(
+        tags="ci",
+        tokens=(2, 3),
+        h=4,
+        hk=2,
+        d=64,
+        sections=(12, 10, 10),
+        interleaved=True,
+        index=np.int64,
+    ),
+    "mrope_flat_partial": dict(
+        tags="ci",
+        tokens=(5,),
+        h=3,
+        hk=None,
+        d=40,
+        r=22,
+        sections=(5, 6),
+        flat=True,
+        is_neox=False,
+        inverse=True,
+        table_dtype=np.float32,
+    ),
+    "mrope_outside": dict(
+        tags="ci beyond_plain", tokens=(6,), h=2, hk=1, d=64, sections=(16, 16), outside=True
+    ),
     "empty": dict(tags="ci", tokens=(0,), h=2, hk=1, d=64),
 }
 

@@ -20,15 +20,26 @@ struct Arguments {
   RotaryEmbedding::Strides from[2], to[2];
   int heads[2];  // 0: no key
   cuda::Rotation rotation;
-  IndexVector positions;
+  IndexVector positions, pair_axes;  // pair_axes absent: a position a token
+  int64_t num_positions;             // of a token
   int d;
 };
 
+// Where a token's pairs stand.
+template <bool kPairAxes>
+__device__ __forceinline__ auto PositionOf(const Arguments& a, int64_t token) {
+  if constexpr (kPairAxes)
+    return cuda::PairPositions{a.positions, a.pair_axes, token * a.num_positions, a.num_positions};
+  else
+    return a.positions.At(token);
+}
+
 // A block a token.
-template <class T, int kBytes>
+template <class T, int kBytes, bool kPairAxes>
 __global__ void __launch_bounds__(kMaxThreads) RotaryKernel(Arguments a) {
   using V = Vec<T, kBytes>;
-  const int64_t token = blockIdx.x, position = a.positions.At(token);
+  const int64_t token = blockIdx.x;
+  const auto position = PositionOf<kPairAxes>(a, token);
   const int pair_items = cuda::PairItems<V>(a.rotation),
             items = pair_items + (a.d - a.rotation.r) / V::kSize;
   const int total = (a.heads[0] + a.heads[1]) * items;
@@ -53,14 +64,19 @@ __global__ void __launch_bounds__(kMaxThreads) RotaryKernel(Arguments a) {
   }
 }
 
+template <class T, int kBytes, bool kPairAxes>
+const cuda::Kernel kRotaryKernel(
+    "RotaryKernel", reinterpret_cast<const void*>(&RotaryKernel<T, kBytes, kPairAxes>));
+
 template <class T, int kBytes>
-const cuda::Kernel kRotaryKernel("RotaryKernel",
-                                 reinterpret_cast<const void*>(&RotaryKernel<T, kBytes>));
+const cuda::Kernel& KernelFor(const Arguments& a) {
+  return a.pair_axes.data ? kRotaryKernel<T, kBytes, true> : kRotaryKernel<T, kBytes, false>;
+}
 
 }  // namespace
 
 Status RotaryEmbedding::Run(const CudaContext& context) const {
-  const int64_t d = head_dim(), tokens = positions.size(), r = cos_sin_cache.dim(1);
+  const int64_t d = head_dim(), tokens = this->tokens(), r = cos_sin_cache.dim(1);
   if (tokens == 0 || d == 0) return {};
   const Arguments a{.in = {query.data, key ? key->data : nullptr},
                     .out = {query_out.data, key_out.data},
@@ -70,6 +86,8 @@ Status RotaryEmbedding::Run(const CudaContext& context) const {
                               key ? static_cast<int>(key->size() / tokens / d) : 0},
                     .rotation = {cos_sin_cache, rope_dim_offset, is_neox, inverse},
                     .positions = ToIndexVector(positions),
+                    .pair_axes = ToIndexVector(pair_axes),
+                    .num_positions = num_positions(),
                     .d = static_cast<int>(d)};
   return DispatchDType<kF32, kF16, kBF16>("query", query.dtype, [&]<DType kType>() -> Status {
     using T = cuda::DeviceT<kType>;
@@ -83,7 +101,7 @@ Status RotaryEmbedding::Run(const CudaContext& context) const {
     const int64_t items = (a.heads[0] + a.heads[1]) * (r / 2 + d - r) / (aligned ? kVector : 1);
     const auto threads =
         static_cast<unsigned>(std::clamp<int64_t>(RoundUp<int64_t>(items, 32), 32, kMaxThreads));
-    return Launch(context, aligned ? kRotaryKernel<T, 16> : kRotaryKernel<T, kElement>,
+    return Launch(context, aligned ? KernelFor<T, 16>(a) : KernelFor<T, kElement>(a),
                   {{tokens}, dim3(threads)}, a);
   });
 }

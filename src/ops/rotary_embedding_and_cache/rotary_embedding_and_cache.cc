@@ -16,6 +16,7 @@ RotaryEmbedding RotaryEmbeddingAndCache::Rotation(const TensorView& turned_key) 
           .query = Heads(0, *num_heads),
           .cos_sin_cache = cos_sin_cache,
           .key = Heads(*num_heads, num_kv_heads()),
+          .pair_axes = std::nullopt,
           .head_size = std::nullopt,
           .is_neox = is_neox,
           .rope_dim_offset = rope_dim_offset,

@@ -44,7 +44,7 @@ def arguments(
     index=np.int32, is_neox=True, rope_dim_offset=0, **cache,
 ):  # fmt: skip
     """Random operands in spec order, and attributes; `cache` is what reshape_and_cache_flash's cases say."""
-    (positions, query, table, _), _ = rotary.arguments(
+    (positions, query, table, *_), _ = rotary.arguments(
         rng, dtype, tokens=(t,), h=h, hk=None, d=d, r=r, table_dtype=table_dtype,
         max_position=max_position, outside=outside, index=index,
     )  # fmt: skip

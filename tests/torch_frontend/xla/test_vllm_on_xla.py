@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch_xla
 import vllm_names
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -40,11 +41,13 @@ def test_compiled(case):
     @torch.compile(backend="openxla", fullgraph=True)
     def compiled(*arguments):
         op(*arguments)
-        return [arguments[i].float() * 2 for i in call.want]
+        return [x.float() * 2 for i in call.want for x in tree_leaves(arguments[i])]
 
-    moved = [x.to("xla") if isinstance(x, torch.Tensor) else x for x in call.arguments]
-    for new, (i, want) in zip(compiled(*moved), call.want.items(), strict=True):
-        vllm_names.same(moved[i].cpu(), want, exact=not vllm_names.on_gpu())
+    moved = tree_map_only(torch.Tensor, lambda x: x.to("xla"), call.arguments)
+    made = compiled(*moved)
+    written = [x for i in call.want for x in tree_leaves(moved[i])]
+    for new, x, want in zip(made, written, tree_leaves([*call.want.values()]), strict=True):
+        vllm_names.same(x.cpu(), want, exact=not vllm_names.on_gpu())
         vllm_names.same(new.cpu(), want.float() * 2, exact=not vllm_names.on_gpu())
 
 
@@ -91,13 +94,13 @@ def test_a_tensor_of_another_device_is_refused(case):
     op = call.overload()
     message = rf"^{op._schema.name.partition('::')[2]}: \w+ is on (cpu|xla:0)(, expected | but )"
     for i, alone in enumerate(call.arguments):
-        if not isinstance(alone, torch.Tensor) or alone is call.unused:
+        if not isinstance(alone, torch.Tensor) or any(alone is x for x in call.unused):
             continue
-        moved = [x.to("xla") if isinstance(x, torch.Tensor) else x for x in call.arguments]
+        moved = tree_map_only(torch.Tensor, lambda x: x.to("xla"), call.arguments)
         moved[i] = alone.clone()
         with pytest.raises(ValueError, match=message):
             op(*moved)
-        for x, before in zip(moved, call.arguments, strict=True):
+        for x, before in zip(tree_leaves(moved), tree_leaves(call.arguments), strict=True):
             if isinstance(x, torch.Tensor):
                 vllm_names.same(x.cpu(), before)
 
