@@ -21,9 +21,9 @@ using attention::sm90::ClearTiles;
 using attention::sm90::ClearTilesOf;
 using attention::sm90::KeyTiles;
 using attention::sm90::Schedule;
+using attention::sm90::SectionHeads;
 using attention::sm90::StrayRows;
 using attention::sm90::StrayRowsOf;
-using attention::sm90::TaskIndex;
 using attention::sm90::TilesOf;
 using attention::sm90::TokensPerTile;
 
@@ -195,32 +195,66 @@ TEST(Sm90Tiles, StrayRowsAreThoseCopiedBesideTheKeys) {
 
 TEST(Sm90Tiles, EveryTaskOnce) {
   for (const int heads : {1, 2, 6, 8}) {
-    const Schedule schedule{17, heads};
-    for (const int ctas : {1, 5, 132}) {
-      std::map<std::pair<int, int>, int> seen;
-      for (int cta = 0; cta < ctas; ++cta) {
-        for (int64_t round = 0;; ++round) {
-          // A CTA ends at the first index that is too large: none later may be a task.
-          const int64_t index = TaskIndex(round, ctas, cta);
-          if (index >= schedule.tasks()) {
-            for (int64_t later = round; later < round + 3; ++later)
-              EXPECT_GE(TaskIndex(later, ctas, cta), schedule.tasks());
-            break;
+    for (int section = 1; section <= heads; ++section) {
+      if (heads % section) continue;
+      const Schedule schedule{17, heads, section};
+      for (const int ctas : {1, 5, 132}) {
+        std::map<std::pair<int, int>, int> seen;
+        for (int cta = 0; cta < ctas; ++cta) {
+          for (int round = 0;; ++round) {
+            const Schedule::Task task = schedule.At(round, ctas, cta);
+            if (task.kind == Schedule::Task::kEnd) {  // a CTA ends there: none later may be a task
+              for (int later = round; later < round + 3; ++later)
+                EXPECT_EQ(schedule.At(later, ctas, cta).kind, Schedule::Task::kEnd);
+              break;
+            }
+            if (task.kind == Schedule::Task::kNone) continue;
+            EXPECT_TRUE(task.row_tile >= 0 && task.row_tile < 17 && task.kv_head >= 0 &&
+                        task.kv_head < heads);
+            ++seen[{task.row_tile, task.kv_head}];
           }
-          const Schedule::Task task = schedule.At(static_cast<int>(index));
-          EXPECT_TRUE(task.row_tile >= 0 && task.row_tile < 17 && task.kv_head >= 0 &&
-                      task.kv_head < heads);
-          ++seen[{task.row_tile, task.kv_head}];
         }
+        EXPECT_EQ(static_cast<int>(seen.size()), schedule.tasks());
+        for (const auto& [task, count] : seen) EXPECT_EQ(count, 1);
       }
-      EXPECT_EQ(static_cast<int64_t>(seen.size()), schedule.tasks());
-      for (const auto& [task, count] : seen) EXPECT_EQ(count, 1);
     }
   }
-  const Schedule schedule{3, 4};  // the heads of a row tile are neighbors
-  EXPECT_EQ(schedule.At(3).kv_head, 3);
-  EXPECT_EQ(schedule.At(3).row_tile, 0);
-  EXPECT_EQ(schedule.At(4).row_tile, 1);
+  EXPECT_EQ(Schedule{}.At(0, 132, 0).kind, Schedule::Task::kEnd);
+}
+
+// Under a causal mask, row tile t of `tiles` is as heavy as the number of tiles behind it.
+TEST(Sm90Tiles, CtasGetEqualWork) {
+  for (const int tiles : {64, 128, 256, 512}) {
+    for (const int section : {1, 2, 4, 8}) {
+      const Schedule schedule{tiles, 8, section};
+      int64_t most = 0, all = 0;
+      for (int cta = 0; cta < 132; ++cta) {
+        int64_t work = 0;
+        for (int round = 0;; ++round) {
+          const Schedule::Task task = schedule.At(round, 132, cta);
+          if (task.kind == Schedule::Task::kEnd) break;
+          if (task.kind == Schedule::Task::kTask) work += tiles - task.row_tile;
+        }
+        most = std::max(most, work);
+        all += work;
+      }
+      if (tiles * section < 4 * 132) continue;  // sections are longer
+      EXPECT_LT(most * 132, all * 1.05) << tiles << " " << section;
+    }
+  }
+}
+
+TEST(Sm90Tiles, SectionsOfHeads) {
+  const auto heads = [](int num_kv_heads, int row_tiles, float head_bytes) {
+    return SectionHeads({row_tiles, num_kv_heads}, 132, head_bytes, 32e6f);
+  };
+  EXPECT_EQ(heads(8, 2000, 4e6f), 8);
+  EXPECT_EQ(heads(8, 2000, 5e6f), 4);
+  EXPECT_EQ(heads(6, 2000, 10e6f), 3);
+  EXPECT_EQ(heads(7, 2000, 10e6f), 1);
+  EXPECT_EQ(heads(8, 2000, 1e9f), 1);
+  EXPECT_EQ(heads(8, 300, 1e9f), 4);  // eight rounds at least
+  EXPECT_EQ(heads(8, 32, 1e9f), 8);
 }
 
 // The consumer's walk over a paged sequence, on a CPU: boxes of pages, products through

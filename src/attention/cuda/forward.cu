@@ -24,10 +24,16 @@ Status Run(const Params& params, const CudaContext& context) {
   INTARSIA_RETURN_IF_ERROR(ChooseForward(params, *context.device, choice));
   if (!choice.prefill) return LaunchDecode(params, context, choice.decode->tiles);
   if (!choice.decode) return LaunchPrefillBy(*choice.prefill, params, context);
+  Sharing sharing;
+  if (choice.prefill->arch == cuda::kHopper)
+    sharing = {context.device->sms, static_cast<int>(params.num_heads / params.num_kv_heads()),
+               static_cast<int>(params.num_kv_heads())};
   INTARSIA_RETURN_IF_ERROR(
-      LaunchPrefillBy(*choice.prefill, params, context, {.min_packed_rows = kMaxDecodeRows + 1}));
-  return LaunchDecode(params, context, choice.decode->tiles,
-                      {.max_packed_rows = kMaxDecodeRows, .fill_padding = false});
+      LaunchPrefillBy(*choice.prefill, params, context,
+                      {.min_packed_rows = kMaxDecodeRows + 1, .sharing = sharing}));
+  return LaunchDecode(
+      params, context, choice.decode->tiles,
+      {.max_packed_rows = kMaxDecodeRows, .fill_padding = false, .sharing = sharing});
 }
 
 namespace {

@@ -8,12 +8,22 @@
 
 namespace intarsia::attention {
 
+// How a prefill kernel and the decode kernel share a mixed batch on the device, where its lengths
+// are known: the prefill kernel takes short sequences, too, if their keys are few beside the work
+// of each of its CTAs (TakenKeys in ragged.cuh).
+struct Sharing {
+  int ctas = 0;  // of the prefill kernel; 0: it takes no short sequences
+  int group = 1, num_kv_heads = 1;
+};
+
 // Which rows a prefill kernel of any architecture computes.
 struct PrefillRows {
   // Only sequences with len_q * G >= min_packed_rows, where G = h / hk; the others are left alone.
   int64_t min_packed_rows = 1;
   // Whether to write the rows outside of all sequences, too: out = 0, lse = -inf.
   bool fill_padding = true;
+  // sm_90 alone.
+  Sharing sharing = {};
 };
 
 // Whether every row of q, K, V and out begins at a multiple of 16 bytes, and K's and V's are whole

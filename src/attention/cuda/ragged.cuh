@@ -6,8 +6,10 @@
 #pragma once
 #include <cstdint>
 
+#include "src/attention/cuda/forward_launch.h"
 #include "src/attention/ragged.h"
 #include "src/core/cuda/vec.cuh"
+#include "src/core/round.h"
 
 namespace intarsia::attention {
 
@@ -87,6 +89,33 @@ __device__ __forceinline__ OwnedItem FindItem(const Params& p, int index, Count 
     index -= all;
   }
   return {.end = end, .beyond = index};
+}
+
+// Short sequences with up to so many keys are the prefill kernel's: a task no longer than a quarter
+// more than the mean of its CTAs' work makes none of them late (Graham 1969), and spares the decode
+// kernel's launch. A warp together; the same number in all warps and kernels.
+__device__ __forceinline__ int TakenKeys(const Params& p, const Sharing& sharing) {
+  constexpr int kTileRows = 128, kTileKeys = 128;
+  const int num_seqs = NumSeqs(p), lane = threadIdx.x % 32;
+  int end = FirstToken(p), key_end = FirstKey(p);
+  int64_t tiles = 0;
+  for (int base = 0; base < num_seqs; base += 32) {
+    const bool looks = base + lane < num_seqs;
+    const Range tokens = RangeOfLane(looks ? EndOf(p, base + lane) : 0, end);
+    const int key_begin =
+        p.paged ? 0 : RangeOfLane(looks ? KeyEndOf(p, base + lane) : 0, key_end).begin;
+    if (!looks) continue;
+    int64_t keys = SequenceAt(p, base + lane, tokens.begin, key_begin).len_k;
+    if (p.window_right >= 0) keys = max(keys - tokens.size() / 2, int64_t{0});
+    if (p.window_left >= 0) keys = min(keys, p.window_left + kTileKeys);
+    tiles += CeilDiv<int64_t>(int64_t{tokens.size()} * sharing.group, kTileRows) *
+             CeilDiv<int64_t>(keys, kTileKeys);
+  }
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2)
+    tiles += __shfl_xor_sync(0xffffffffu, tiles, distance);
+  const int64_t load = tiles * sharing.num_kv_heads / sharing.ctas;
+  return static_cast<int>(min(load * kTileKeys * 5 / 4, int64_t{kMaxCount}));
 }
 
 // What rows [first, last] of a sequence see: some of them, and all of them.

@@ -78,9 +78,6 @@ struct Wgmma;
 #define LIST_40 TEN() TEN(1) TEN(2) "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
 #define LIST_48 TEN() TEN(1) TEN(2) TEN(3) "%40, %41, %42, %43, %44, %45, %46, %47"
 #define LIST_64 TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60, %61, %62, %63"
-#define LIST_80 \
-  TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) "%70, %71, %72, %73, %74, %75, %76, %77, %78, " \
-                                                  "%79"
 #define LIST_96 \
   TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) "%90, %91, %92, " \
                                                                 "%93, %94, %95"
@@ -94,14 +91,12 @@ struct Wgmma;
 #define OUT_32 EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
 #define OUT_48 OUT_32, EIGHT(32), EIGHT(40)
 #define OUT_64 OUT_48, EIGHT(48), EIGHT(56)
-#define OUT_80 OUT_64, EIGHT(64), EIGHT(72)
 #define OUT_96 OUT_64, EIGHT(64), EIGHT(72), EIGHT(80), EIGHT(88)
 #define OUT_128 OUT_96, EIGHT(96), EIGHT(104), EIGHT(112), EIGHT(120)
 WGMMA(64, LIST_32, "%32", "%33", "%34", "%35", "%36", OUT_32);
 WGMMA(80, LIST_40, "%40", "%41", "%42", "%43", "%44", OUT_32, EIGHT(32));
 WGMMA(96, LIST_48, "%48", "%49", "%50", "%51", "%52", OUT_48);
 WGMMA(128, LIST_64, "%64", "%65", "%66", "%67", "%68", OUT_64);
-WGMMA(160, LIST_80, "%80", "%81", "%82", "%83", "%84", OUT_80);
 WGMMA(192, LIST_96, "%96", "%97", "%98", "%99", "%100", OUT_96);
 WGMMA(256, LIST_128, "%128", "%129", "%130", "%131", "%132", OUT_128);
 #undef TEN
@@ -113,13 +108,11 @@ WGMMA(256, LIST_128, "%128", "%129", "%130", "%131", "%132", OUT_128);
 #undef LIST_40
 #undef LIST_48
 #undef LIST_64
-#undef LIST_80
 #undef LIST_96
 #undef LIST_128
 #undef OUT_32
 #undef OUT_48
 #undef OUT_64
-#undef OUT_80
 #undef OUT_96
 #undef OUT_128
 

@@ -229,13 +229,14 @@ __device__ __forceinline__ void WritePiece(const Params& p, const PieceLayout& l
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, S::kTiles.ctas_per_sm)
     DecodeKernel(const __grid_constant__ Params p, const __grid_constant__ PieceLayout layout,
-                 const Cut cut, const __grid_constant__ Divisor page_size, bool fill_padding,
+                 Cut cut, const __grid_constant__ Divisor page_size, bool fill_padding,
                  bool aligned) {
   extern __shared__ __align__(128) char shared[];
   const int kv_head = blockIdx.x, slice_index = blockIdx.y, num_slices = gridDim.y;
   if (num_slices > 1 && threadIdx.x < PieceLayout::kPiecesPerCta)
     RecordOf(PartialAt(p, layout, slice_index, kv_head, threadIdx.x), layout) = {};
 
+  if (cut.sharing.ctas) cut.taken_keys = TakenKeys(p, cut.sharing);
   const Slice slice = FindSlice<S::kThreads>(p, cut, slice_index, num_slices);
   Sequence sequence = slice.sequence;
   SequenceWork work = slice.work;
@@ -275,7 +276,7 @@ Status LaunchShape(Params p, const CudaContext& context, const DecodeRows& which
   p.cache.num_kv_heads = shape.num_kv_heads;
   const PieceLayout layout = LayoutOfPieces(shape);
   const Cut cut{static_cast<int>(std::min(which.max_packed_rows, kMaxCount) / head_parts),
-                GranuleKeys(shape), static_cast<int>(head_parts)};
+                GranuleKeys(shape), static_cast<int>(head_parts), which.sharing};
   const int64_t ctas = std::min<int64_t>(p.workspace ? p.max_splits : 1, device.sms * resident);
   const int64_t heads = shape.num_kv_heads, num_slices = NumSlices(heads, ctas);
   const int64_t needed = PieceLayout::kPiecesPerCta * layout.floats();

@@ -16,6 +16,8 @@ struct DecodeRows {
   int64_t max_packed_rows = std::numeric_limits<int64_t>::max();
   // Whether to write the rows outside of all sequences, too: out = 0, lse = -inf.
   bool fill_padding = true;
+  // With a prefill kernel that takes some of them.
+  Sharing sharing = {};
 };
 
 // Instantiated in decode_<dtype>.cu.

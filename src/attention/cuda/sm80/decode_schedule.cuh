@@ -13,12 +13,15 @@ struct Cut {
   int max_packed_rows = 0;  // of a sequence
   int granule_keys = 0;
   int head_parts = 0;  // the kernel's num_kv_heads is this many times that of the cache
+  Sharing sharing;
+  int taken_keys = -1;  // sequences with up to so many keys are another kernel's
 };
 
 __device__ __forceinline__ SequenceWork WorkOf(const Params& p, const Sequence& sequence,
                                                const Cut& cut) {
   const int packed_rows = sequence.tokens.size() * GroupSize(p);
-  if (packed_rows == 0 || packed_rows > cut.max_packed_rows) return {};
+  if (packed_rows == 0 || packed_rows > cut.max_packed_rows || sequence.len_k <= cut.taken_keys)
+    return {};
   const Range keys = VisibleToRows(p, sequence, 0, packed_rows - 1).some;
   return {CeilDiv(packed_rows, kTileRows), CeilDiv(max(keys.size(), 0), cut.granule_keys)};
 }

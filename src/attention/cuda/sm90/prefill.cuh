@@ -80,17 +80,21 @@ template <class S, class T>
 Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRows& rows) {
   const int64_t group = p.num_heads / p.num_kv_heads();
   const int tokens = TokensPerTile(S::kTileRows, static_cast<int>(group));
-  const int64_t num_seqs =
-      std::min(p.num_seqs, p.num_tokens * group / std::max<int64_t>(rows.min_packed_rows, 1));
+  const int64_t min_rows = rows.sharing.ctas ? 1 : std::max<int64_t>(rows.min_packed_rows, 1);
+  const int64_t num_seqs = std::min(p.num_seqs, p.num_tokens * group / min_rows);
   // Each sequence has at most one tile that is not full. With padding rows, at least as many tiles
   // are left as would hold them.
   const int64_t row_tiles = (p.num_tokens + (num_seqs + rows.fill_padding) * (tokens - 1)) / tokens;
-  LaunchPlan plan{.group = static_cast<int>(group),
+  // Of a cache of 50 or 60 MB, whose halves may both hold what all multiprocessors read; measured.
+  const float section_bytes = 0.56f * static_cast<float>(context.device->l2_bytes);
+  LaunchPlan plan{.section_bytes = section_bytes,
+                  .group = static_cast<int>(group),
                   .tokens_per_tile = tokens,
                   .box_rows = BoxRows(p.paged, p.cache.page_size, S::kTileKeys),
                   .box_shift = std::countr_zero(
                       static_cast<unsigned>(BoxRows(p.paged, p.cache.page_size, S::kTileKeys))),
                   .min_packed_rows = rows.min_packed_rows,
+                  .sharing = rows.sharing,
                   .fill_padding = rows.fill_padding,
                   .token_tile = Divisor(tokens),
                   .page_size = Divisor(p.cache.page_size)};
@@ -110,7 +114,7 @@ Status LaunchPrefillOf(const Params& p, const CudaContext& context, const Prefil
   const auto launch = [&]<class S>() { return LaunchShape<S, T>(p, context, rows); };
   const int64_t d = std::max(p.head_dim, p.cache.v_head_dim);
   if (d <= 64) return launch.template operator()<Shape<64, 64, 128, 2>>();
-  if (d <= 96) return launch.template operator()<Shape<96, 96, 160, 2>>();
+  if (d <= 96) return launch.template operator()<Shape<96, 96, 128, 2>>();
   if (d <= 128) return launch.template operator()<Shape<128, 128, 128, 2>>();
   if (p.head_dim <= 192 && p.cache.v_head_dim <= 128)
     return launch.template operator()<Shape<192, 128, 128, 2>>();

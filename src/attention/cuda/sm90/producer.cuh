@@ -44,60 +44,95 @@ struct LongestFirst {
   }
 };
 
-// Task number `index`, or what to do instead; a warp together.
+// Finds the tasks of a CTA; a warp together.
 template <class S>
-__device__ __forceinline__ Task FindTask(const Params& p, const LaunchPlan& plan, int64_t index) {
-  Task task;
-  if (index >= plan.schedule.tasks()) return task;
-  const Schedule::Task place = plan.schedule.At(static_cast<int>(index));
-  int len_k = 0;
-  const auto count = [&](int seq, const Range& tokens, int key_begin) {
-    const int64_t rows = int64_t{tokens.size()} * plan.group;
-    if (rows == 0 || rows < plan.min_packed_rows) return 0;
-    len_k = SequenceAt(p, seq, tokens.begin, key_begin).len_k;
-    return CeilDiv(tokens.size(), plan.tokens_per_tile);
-  };
-  const OwnedItem found = FindItem(p, place.row_tile, count, LongestFirst{plan, len_k});
-  task.kv_head = place.kv_head;
-  if (!found.exists) {
-    const int heads = plan.schedule.num_kv_heads;
-    const int spare_tiles = plan.schedule.row_tiles - place.row_tile + found.beyond;
-    task.kind = Task::kPadding;
-    task.padding = {FirstToken(p), found.end};
-    task.first = found.beyond * heads + place.kv_head;
-    task.step = spare_tiles * heads;
-    return task;
+class TaskFinder {
+ public:
+  __device__ TaskFinder(const Params& p, const LaunchPlan& plan)
+      : p_(p), plan_(plan), schedule_(plan.schedule) {
+    if (plan.sharing.ctas) taken_keys_ = TakenKeys(p, plan.sharing);
+    float keys = 0.0f;  // of all row tiles' sequences
+    FindItem(p, INT_MAX, [&](int seq, const Range& tokens, int key_begin) {
+      int len_k = 0;
+      if (CountOf(seq, tokens, key_begin, len_k)) keys += static_cast<float>(len_k);
+      return 0;
+    });
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2)
+      keys += __shfl_xor_sync(0xffffffffu, keys, distance);
+    constexpr float kRowBytes = (S::kD + S::kDv) * 2;
+    schedule_.section_heads =
+        SectionHeads(schedule_, static_cast<int>(gridDim.x), keys * kRowBytes, plan.section_bytes);
   }
-  task.kind = Task::kRows;
-  task.sequence = found.sequence;
-  task.first_token = (found.count - 1 - found.number) * plan.tokens_per_tile;
-  const int first_row = task.first_token * plan.group;
-  const VisibleRange keys =
-      VisibleToRows(p, task.sequence, first_row, first_row + plan.tokens_per_tile * plan.group - 1);
-  task.clear = ClearTilesOf(keys.all.begin, keys.all.end, S::kTileKeys);
-  const int64_t layer = p.cache.layer ? *p.cache.layer : 0;
-  if (layer >= 0 && layer < p.cache.num_layers)
-    task.keys =
-        TilesOf(keys.some.begin, keys.some.end, p.paged ? task.sequence.k_begin : 0, S::kTileKeys);
-  return task;
-}
+
+  // Writes the task of a round to shared memory, all lanes the same; false if the CTA has none.
+  __device__ __forceinline__ bool Find(int round, Task& task) const {
+    const Schedule::Task place =
+        schedule_.At(round, static_cast<int>(gridDim.x), static_cast<int>(blockIdx.x));
+    task.kind = Task::kEnd;
+    if (place.kind != Schedule::Task::kTask) return place.kind == Schedule::Task::kEnd;
+    task.kv_head = place.kv_head;
+    int len_k = 0;
+    const OwnedItem found = FindItem(
+        p_, place.row_tile,
+        [&](int seq, const Range& tokens, int key_begin) {
+          return CountOf(seq, tokens, key_begin, len_k);
+        },
+        LongestFirst{plan_, len_k});
+    if (!found.exists) {
+      const int heads = schedule_.num_kv_heads;
+      const int spare_tiles = schedule_.row_tiles - place.row_tile + found.beyond;
+      task.kind = Task::kPadding;
+      task.padding = {FirstToken(p_), found.end};
+      task.first = found.beyond * heads + place.kv_head;
+      task.step = spare_tiles * heads;
+      return plan_.fill_padding;
+    }
+    task.kind = Task::kRows;
+    task.sequence = found.sequence;
+    const int first_token = (found.count - 1 - found.number) * plan_.tokens_per_tile;
+    task.first_token = first_token;
+    const VisibleRange keys =
+        VisibleToRows(p_, found.sequence, first_token * plan_.group,
+                      (first_token + plan_.tokens_per_tile) * plan_.group - 1);
+    task.clear = ClearTilesOf(keys.all.begin, keys.all.end, S::kTileKeys);
+    const int64_t layer = p_.cache.layer ? *p_.cache.layer : 0;
+    const bool exists = layer >= 0 && layer < p_.cache.num_layers;
+    task.keys = TilesOf(keys.some.begin, exists ? keys.some.end : keys.some.begin,
+                        p_.paged ? found.sequence.k_begin : 0, S::kTileKeys);
+    return true;
+  }
+
+ private:
+  // Row tiles of a sequence, and its keys.
+  __device__ __forceinline__ int CountOf(int seq, const Range& tokens, int key_begin,
+                                         int& len_k) const {
+    const int64_t rows = int64_t{tokens.size()} * plan_.group;
+    if (rows == 0) return 0;
+    len_k = SequenceAt(p_, seq, tokens.begin, key_begin).len_k;
+    if (rows < plan_.min_packed_rows && len_k > taken_keys_) return 0;
+    return CeilDiv(tokens.size(), plan_.tokens_per_tile);
+  }
+
+  const Params& p_;
+  const LaunchPlan& plan_;
+  Schedule schedule_;
+  int taken_keys_ = -1;
+};
 
 template <class S>
 __device__ __forceinline__ void ProduceTasks(const Params& p, const LaunchPlan& plan,
                                              Shared<S>& shared) {
+  const TaskFinder<S> finder(p, plan);
   cuda::RingPlace<Shared<S>::kTasks> place;
-  for (int64_t round = 0;; ++round) {
-    const auto cta = static_cast<int>(blockIdx.x), num_ctas = static_cast<int>(gridDim.x);
-    const Task task = FindTask<S>(p, plan, TaskIndex(round, num_ctas, cta));
-    if (task.kind == Task::kPadding && !plan.fill_padding) continue;
+  for (int round = 0;; ++round) {
+    Task& task = shared.tasks[place.index];
     shared.task_empty[place.index].Wait(place.parity ^ 1);
-    if (threadIdx.x % 32 == 0) {
-      shared.tasks[place.index] = task;
-      shared.task_full[place.index].Arrive();
-    }
+    if (!finder.Find(round, task)) continue;
     __syncwarp();
-    place.Next();
+    if (threadIdx.x % 32 == 0) shared.task_full[place.index].Arrive();
     if (task.kind == Task::kEnd) return;
+    place.Next();
   }
 }
 

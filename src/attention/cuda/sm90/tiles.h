@@ -7,6 +7,8 @@
 
 namespace intarsia::attention::sm90 {
 
+inline constexpr int kMinBoxRows = 4;
+
 // How a kernel for head dims up to kHeadDim (q, K) and kValueDim (V, out) cuts its work. K and V
 // lie in shared memory as panels (wgmma_layout.h), and head dims are filled up to whole panels.
 template <int kHeadDim, int kValueDim, int kKeys, int kWarpgroups>
@@ -40,6 +42,7 @@ struct Shape {
   static_assert(kProducerRegisters % 8 == 0 && kConsumerRegisters % 8 == 0 &&
                 kConsumerRegisters <= 256);
   // A phase of a barrier counts fewer than 2^20 bytes, and a box has at most 256 rows.
+  static_assert(kTileKeys <= 32 * kMinBoxRows);  // a lane of a warp copies a box
   static_assert(kQueryBytes < 1 << 20 && kKeyBytes < 1 << 20 && kTileKeys <= 256 &&
                 kTileRows <= 256);
 };
@@ -57,7 +60,6 @@ INTARSIA_HOST_DEVICE constexpr int BoxRows(bool paged, int64_t page_size, int ti
   const int64_t both = page_size | tile_keys;
   return static_cast<int>(both & -both);
 }
-inline constexpr int kMinBoxRows = 4;  // a lane of a warp copies a box: at most 32 in a tile
 
 // The tiles of keys that a row tile computes, from the right to the left.
 struct KeyTiles {
@@ -104,26 +106,47 @@ INTARSIA_HOST_DEVICE constexpr StrayRows StrayRowsOf(int first_key, int len_k, i
   return rows;
 }
 
-// The tasks of a launch, a row tile and a KV head each, in the order in which they begin: the heads
-// of a row tile are neighbors.
+// The tasks of a launch, a row tile and a KV head each, and the order in which CTAs take them.
+// Heads are cut into sections whose K and V stay in the L2 cache; in a section the heads of a row
+// tile are neighbors, and row tiles get lighter. So every other round goes backward: what a CTA had
+// too much of in one round, it has too little of in the next. A section ends with a round that may
+// leave some CTAs idle, but its tasks are the lightest.
 struct Schedule {
-  int row_tiles = 0;  // that the lengths may make, at most
-  int num_kv_heads = 1;
+  int row_tiles = 0;                        // that the lengths may make, at most
+  int num_kv_heads = 1, section_heads = 1;  // the latter divides the former
 
-  INTARSIA_HOST_DEVICE constexpr int64_t tasks() const { return int64_t{row_tiles} * num_kv_heads; }
+  // Fewer than kMaxCount, as Supports() says.
+  INTARSIA_HOST_DEVICE constexpr int tasks() const { return row_tiles * num_kv_heads; }
   struct Task {
-    int row_tile, kv_head;
+    enum Kind { kEnd, kNone, kTask } kind = kEnd;
+    int row_tile = 0, kv_head = 0;
   };
-  INTARSIA_HOST_DEVICE constexpr Task At(int index) const {
-    const int row_tile = index / num_kv_heads;
-    return {row_tile, index - row_tile * num_kv_heads};
+  INTARSIA_HOST_DEVICE constexpr Task At(int round, int num_ctas, int cta) const {
+    const int section_tasks = row_tiles * section_heads;
+    const int rounds = (section_tasks + num_ctas - 1) / num_ctas;
+    if (rounds == 0) return {};
+    const int section = round / rounds, within = round - section * rounds;
+    if (section * section_heads >= num_kv_heads) return {};
+    const int index = within * num_ctas + (within % 2 ? num_ctas - 1 - cta : cta);
+    if (index >= section_tasks) return {Task::kNone};
+    const int row_tile = index / section_heads;
+    return {Task::kTask, row_tile, section * section_heads + index - row_tile * section_heads};
   }
 };
 
-// The task of a CTA in a round. Tasks get lighter from one to the next, so every other round goes
-// backward: what a CTA had too much of in one round, it has too little of in the next.
-INTARSIA_HOST_DEVICE constexpr int64_t TaskIndex(int64_t round, int num_ctas, int cta) {
-  return round * num_ctas + (round % 2 ? num_ctas - 1 - cta : cta);
+// Heads of a section of that schedule: as many as have at most `bytes` of K and V, of `head_bytes`
+// each, but enough for some rounds of tasks.
+INTARSIA_HOST_DEVICE constexpr int SectionHeads(const Schedule& schedule, int num_ctas,
+                                                float head_bytes, float bytes) {
+  constexpr int kMinRounds = 8;
+  int heads = schedule.num_kv_heads;
+  for (int fewer = heads - 1; fewer > 0 && static_cast<float>(heads) * head_bytes > bytes;
+       --fewer) {
+    if (schedule.num_kv_heads % fewer) continue;
+    if (schedule.row_tiles * fewer < kMinRounds * num_ctas) break;
+    heads = fewer;
+  }
+  return heads;
 }
 
 }  // namespace intarsia::attention::sm90
