@@ -117,6 +117,27 @@ def test_attributes_are_checked_before_they_are_cast() -> None:
     )
 
 
+@pytest.mark.parametrize("eps", [-1.0, float("nan"), float("inf")])
+def test_an_eps_that_is_no_size_is_refused(eps: float) -> None:
+    """In every op that has one."""
+    having = [op for op in support.op_names() if "eps" in attribute_names(op)]
+    assert len(having) >= 6
+    for op in having:
+        ((_, sizes),) = support.cases(op, "wire").items()
+        operands, attributes = support.op_module(op).arguments(
+            np.random.default_rng(0), np.float32, **sizes
+        )
+        message = rf"^{op}: eps is {eps:f}, expected a finite number of at least 0$"
+        with pytest.raises(ValueError, match=message):
+            LIBRARY.infer(op, [running.tensor(x) for x in operands], attributes | {"eps": eps})
+    x = running.tensor(np.ones((2, 8), np.float32))
+    assert LIBRARY.infer("rms_norm", [x], {"eps": 0.0})
+
+
+def attribute_names(op: str) -> list[str]:
+    return [row["name"] for row in LIBRARY.find(op).attributes]
+
+
 def test_an_unknown_op_lists_those_there_are() -> None:
     with pytest.raises(LookupError) as error:
         LIBRARY.infer("rms_nrom", [], {})

@@ -93,7 +93,8 @@ OpInfo MakeOpInfo() {
                                DimsPattern(field.indexes, info.symbols), field.negative_skips});
     } else if constexpr (Field::kKind == FieldKind::kAttribute) {
       info.attributes.push_back({field.name, field.doc, field.one_of, AttrTraits<Member>::kType,
-                                 ToAttrValue(defaults.*(field.member)), field.or_cache_axes});
+                                 ToAttrValue(defaults.*(field.member)), field.or_cache_axes,
+                                 field.not_negative});
     } else if constexpr (Field::kKind == FieldKind::kResult) {
       info.results.push_back({field.name, field.dtype, field.doc, field.alias, field.mutates,
                               field.when, DimsPattern(field.dims, info.symbols), false});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "src/core/cache_layout.h"
 #include "src/core/check_range.h"
@@ -37,6 +38,10 @@ class Checker {
       const AttrValue& value = call_.attributes[i];
       if (const auto* text = std::get_if<std::string_view>(&value))
         INTARSIA_RETURN_IF_ERROR(CheckChoice(info, *text));
+      const auto* real = std::get_if<double>(&value);
+      if (real && info.not_negative && !(*real >= 0 && std::isfinite(*real)))
+        return Invalid(op_, info.name, " is ", std::to_string(*real),
+                       ", expected a finite number of at least 0");
       const auto* number = std::get_if<int64_t>(&value);
       if (!number || info.symbol < 0) continue;
       if (*number < 1) return Invalid(op_, info.name, " is ", *number, ", expected at least 1");
@@ -287,18 +292,32 @@ Status CheckResults(const OpInfo& op, const Call& call, std::span<const Optional
   return CheckWritten(op, call);
 }
 
+static bool IsWritten(const OpInfo& op, const Call& call, int operand) {
+  for (size_t i = 0; i < op.results.size(); ++i)
+    if (call.results[i] && WrittenOperand(op.results[i], call, *call.results[i]) == operand)
+      return true;
+  return false;
+}
+
 Status CheckOverlap(const OpInfo& op, const Call& call) {
   for (size_t i = 0; i < op.results.size(); ++i) {
     const Optional& result = call.results[i];
-    if (!result || WrittenOperand(op.results[i], call, *result) >= 0) continue;
+    if (!result) continue;
+    const int written = WrittenOperand(op.results[i], call, *result);
     for (size_t j = 0; j < op.operands.size(); ++j) {
       const Optional& operand = call.operands[j];
-      if (!operand || !Overlap(*result, *operand)) continue;
+      // Of two that are written CheckResults speaks.
+      if (!operand || static_cast<int>(j) == written || IsWritten(op, call, static_cast<int>(j)) ||
+          !Overlap(*result, *operand))
+        continue;
       const bool same = operand->data == result->data && operand->dtype == result->dtype &&
                         std::ranges::equal(operand->shape(), result->shape());
       if (!same)
-        return Invalid(op, "result ", op.results[i].name, " lies over a part of ",
-                       op.operands[j].name, ", expected memory of its own");
+        return Invalid(
+            op, written < 0 ? "result " : "",
+            written < 0 ? op.results[i].name : op.operands[static_cast<size_t>(written)].name,
+            written < 0 ? " lies" : " is written and lies", " over a part of ", op.operands[j].name,
+            ", expected memory of its own");
     }
   }
   return {};

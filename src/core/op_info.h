@@ -46,6 +46,7 @@ struct AttributeInfo {
   AttrType type;
   AttrValue default_value;  // monostate: none
   bool or_cache_axes = false;
+  bool not_negative = false;
   int symbol = -1;  // that `dims` know it by
 };
 struct ResultInfo {
@@ -128,8 +129,8 @@ Status RunCuda(const OpInfo& op, const Call& call, const CudaContext& context);
 // ones lie where their operands do.
 Status CheckResults(const OpInfo& op, const Call& call, std::span<const Optional> inferred);
 
-// Refuses a result that lies over a part of an operand, as far as dense arrays show it. XLA's
-// buffers never do.
+// Refuses a result, or an operand that is written, that lies over a part of another operand, as far
+// as dense arrays show it. XLA's buffers never do.
 Status CheckOverlap(const OpInfo& op, const Call& call);
 
 // "rms_norm: weight has n=5 but x has n=64"

@@ -62,7 +62,14 @@ struct Attr {
   std::string_view doc;
   std::string_view one_of = {};  // "once|before_weight"
   bool or_cache_axes = false;
+  bool not_negative = false;
 
+  // A float that NaN, infinity and what is below 0 are refused for.
+  constexpr Attr NotNegative() const {
+    Attr copy = *this;
+    copy.not_negative = true;
+    return copy;
+  }
   constexpr Attr OneOf(std::string_view choices) const {
     Attr copy = *this;
     copy.one_of = choices;

@@ -269,7 +269,8 @@ class Invocation {
     if (!writes) return PlaceResults();
     const auto inferred = call_.results;
     INTARSIA_RETURN_IF_ERROR(PlaceResults());
-    return CheckResults(op_, call_, inferred);
+    INTARSIA_RETURN_IF_ERROR(CheckResults(op_, call_, inferred));
+    return CheckOverlap(op_, call_);
   }
 
   Status PlaceResults() {

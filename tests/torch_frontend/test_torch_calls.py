@@ -82,6 +82,13 @@ def test_what_is_written_shares_no_memory() -> None:
         op.reshape_and_cache_flash(key, key, cache, cache, slots)
     torch.testing.assert_close(x, kept, rtol=0, atol=0)
     assert not cache.any()
+    # What is only read may not lie in what is written, either.
+    for weight in (x[0], x[1:].flatten()[-64:]):
+        with pytest.raises(
+            ValueError, match="x is written and lies over a part of weight, expected"
+        ):
+            op.fused_add_rms_norm(x, torch.zeros(5, 64), weight)
+    torch.testing.assert_close(x, kept, rtol=0, atol=0)
     # One cache between the other's elements.
     packed = torch.zeros(2, 4, 2, 128)
     op.reshape_and_cache_flash(key, key * 2, packed[..., :64], packed[..., 64:], slots)

@@ -44,7 +44,7 @@ struct AllReduceFusedAddRmsNorm {
              "what other GPUs write to: a plane whose rows begin with the number of their calls, "
              "less "
              "one, then two planes for each rank; at first all ones"),
-          Attr("eps", &AllReduceFusedAddRmsNorm::eps, "added to the mean square"),
+          Attr("eps", &AllReduceFusedAddRmsNorm::eps, "added to the mean square").NotNegative(),
           Attr("rounding", &AllReduceFusedAddRmsNorm::rounding,
                "\"before_weight\" norms the unrounded sum and rounds to T before the weight")
               .OneOf("once|before_weight"),

@@ -18,7 +18,7 @@ struct FusedAddRmsNorm {
       In("x", &FusedAddRmsNorm::x, "... n", "T", "what a block of the network adds"),
       In("residual", &FusedAddRmsNorm::residual, "... n", "T", "the residual stream"),
       In("weight", &FusedAddRmsNorm::weight, "n", "T|f32", "scale of each column; 1 if absent"),
-      Attr("eps", &FusedAddRmsNorm::eps, "added to the mean square"),
+      Attr("eps", &FusedAddRmsNorm::eps, "added to the mean square").NotNegative(),
       Attr("rounding", &FusedAddRmsNorm::rounding,
            "\"before_weight\" norms the unrounded sum and rounds to T before the weight")
           .OneOf("once|before_weight"),

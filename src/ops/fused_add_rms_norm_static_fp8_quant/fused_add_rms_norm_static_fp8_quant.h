@@ -19,7 +19,7 @@ struct FusedAddRmsNormStaticFp8Quant {
       In("residual", &FusedAddRmsNormStaticFp8Quant::residual, "... n", "T", "the residual stream"),
       In("weight", &FusedAddRmsNormStaticFp8Quant::weight, "n", "T|f32", "scale of each column"),
       In("scale", &FusedAddRmsNormStaticFp8Quant::scale, "1", "f32", "what a code of 1 stands for"),
-      Attr("eps", &FusedAddRmsNormStaticFp8Quant::eps, "added to the mean square"),
+      Attr("eps", &FusedAddRmsNormStaticFp8Quant::eps, "added to the mean square").NotNegative(),
       Attr("rounding", &FusedAddRmsNormStaticFp8Quant::rounding,
            "\"before_weight\" norms the unrounded sum and rounds to T before the weight, too")
           .OneOf("once|before_weight"),

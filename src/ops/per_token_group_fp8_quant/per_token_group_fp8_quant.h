@@ -20,7 +20,8 @@ struct PerTokenGroupFp8Quant {
       In("x", &PerTokenGroupFp8Quant::x, "... n", "T", "rows of numbers"),
       Attr("group_size", &PerTokenGroupFp8Quant::group_size, "how many neighbours share a scale"),
       Attr("eps", &PerTokenGroupFp8Quant::eps,
-           "counts as a group's largest number where that is smaller"),
+           "counts as a group's largest number where that is smaller")
+          .NotNegative(),
       Out("q", &PerTokenGroupFp8Quant::q, "... n", "f8e4m3fn", "codes"),
       Out("scale", &PerTokenGroupFp8Quant::scale, "... n/group_size", "f32",
           "what a code of 1 stands for"));

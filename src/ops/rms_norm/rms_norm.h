@@ -17,7 +17,7 @@ struct RmsNorm {
                "Zhang and Sennrich 2019, arXiv:1910.07467; vLLM's _C::rms_norm",
                In("x", &RmsNorm::x, "... n", "T", "rows to normalise"),
                In("weight", &RmsNorm::weight, "n", "T|f32", "scale of each column; 1 if absent"),
-               Attr("eps", &RmsNorm::eps, "added to the mean square"),
+               Attr("eps", &RmsNorm::eps, "added to the mean square").NotNegative(),
                Attr("rounding", &RmsNorm::rounding,
                     "\"before_weight\" rounds to T before the weight, as Hugging Face's Llama does")
                    .OneOf("once|before_weight"),

@@ -31,7 +31,7 @@ struct RmsNormDynamicPerTokenQuant {
          "counts as a row's largest number where that is larger"),
       In("residual", &RmsNormDynamicPerTokenQuant::residual, "... n", "T",
          "the residual stream, added before the norm"),
-      Attr("eps", &RmsNormDynamicPerTokenQuant::eps, "added to the mean square"),
+      Attr("eps", &RmsNormDynamicPerTokenQuant::eps, "added to the mean square").NotNegative(),
       Attr("quant_dtype", &RmsNormDynamicPerTokenQuant::quant_dtype, "dtype of the codes")
           .OneOf("f8e4m3fn|i8"),
       Attr("rounding", &RmsNormDynamicPerTokenQuant::rounding,

@@ -17,7 +17,7 @@ struct RmsNormStaticFp8Quant {
       In("x", &RmsNormStaticFp8Quant::x, "... n", "T", "rows to normalise"),
       In("weight", &RmsNormStaticFp8Quant::weight, "n", "T|f32", "scale of each column"),
       In("scale", &RmsNormStaticFp8Quant::scale, "1", "f32", "what a code of 1 stands for"),
-      Attr("eps", &RmsNormStaticFp8Quant::eps, "added to the mean square"),
+      Attr("eps", &RmsNormStaticFp8Quant::eps, "added to the mean square").NotNegative(),
       Attr("rounding", &RmsNormStaticFp8Quant::rounding,
            "\"before_weight\" rounds to T before the weight, too, as Hugging Face's Llama does")
           .OneOf("once|before_weight"),
