@@ -77,11 +77,14 @@ $(BIN)/intarsia: pyproject.toml
 demo: build $(MODEL_INSTALLED) ## generate text with a real small model through our custom calls; MODEL=gemma3
 	$(BIN)/intarsia generate --model $(MODEL) $(ARGS)
 
-test: setup-dev ## all tests that this machine can run
+test: setup-dev ## the tests that this machine can run, without the long ones
 	$(MAKE) build CMAKE_ARGS="-DINTARSIA_TESTS=on $(CMAKE_ARGS)"
 	$(if $(filter on,$(CUDA)),$(BIN)/cmake --build $(BUILD) --target cuda_checks)
 	$(if $(filter tests,$(TESTS)),$(BIN)/ctest --test-dir $(BUILD) --output-on-failure)
 	$(BIN)/python -m pytest -q $(TESTS) $(ARGS)
+
+test-full: ## make test with the long tests and grids too (CONTRIBUTING.md lists them)
+	INTARSIA_TEST_FULL=1 $(MAKE) test ARGS="-m '' $(ARGS)"
 
 # vLLM's ops as they are compiled for CPUs, beside the environment: nothing else is to find a package called vllm.
 $(VENV)/vllm: Makefile | $(BIN)/uv
@@ -102,7 +105,7 @@ SANITIZED_TESTS := tests/test_ops.py tests/test_properties.py tests/test_attenti
 test-sanitize-%:
 	$(BIN)/cmake --preset sanitize-$* -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja > $(VENV)/configure.log
 	$(BIN)/cmake --build build/sanitize-$*
-	$(SANITIZER_OPTIONS) $(BIN)/ctest --test-dir build/sanitize-$* --output-on-failure $(if $(filter thread,$*),-E Isa/Simd)
+	$(SANITIZER_OPTIONS) $(if $(filter thread,$*),GTEST_FILTER=-Isa/Simd.*) $(BIN)/ctest --test-dir build/sanitize-$* --output-on-failure
 	$(BIN)/cmake -E copy_directory python build/sanitize-$*/python
 	$(BIN)/cmake -E make_directory build/sanitize-$*/python/intarsia/lib
 	$(BIN)/cmake -E copy build/sanitize-$*/libintarsia.so build/sanitize-$*/python/intarsia/lib/
@@ -233,4 +236,4 @@ format: setup-dev ## format everything
 clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
-.PHONY: help fuzz fuzz-readers setup setup-torch setup-dev build demo test test-sanitize test-torch test-bridge-vllm test-vllm-ops setup-vllm test-vllm setup-vllm-reference test-gpu bench bench-gpu gen check format clean
+.PHONY: help fuzz fuzz-readers setup setup-torch setup-dev build demo test test-full test-sanitize test-torch test-bridge-vllm test-vllm-ops setup-vllm test-vllm setup-vllm-reference test-gpu bench bench-gpu gen check format clean

@@ -16,7 +16,13 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("example", SHOWN)
+LONG = {"torch_compile_llama.py", "torchax_llama.py"}  # they compile a whole model
+
+
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(name, marks=[pytest.mark.full] if name in LONG else []) for name in SHOWN],
+)
 def test_example(example):
     run = subprocess.run(
         [sys.executable, support.ROOT / "examples" / example], capture_output=True, text=True
