@@ -34,8 +34,9 @@ struct Example {
 
 class ExampleMaker {
  public:
-  ExampleMaker(const OpInfo& op, DType type, Sizes sizes)
-      : op_(op), type_(type), sizes_(std::move(sizes)) {}
+  // `lead`: the sizes of "...".
+  ExampleMaker(const OpInfo& op, DType type, Sizes sizes, std::vector<int64_t> lead = {2, 3})
+      : op_(op), type_(type), sizes_(std::move(sizes)), lead_(std::move(lead)) {}
 
   struct Form {
     size_t given;    // bits: which optional operands are
@@ -174,8 +175,8 @@ class ExampleMaker {
     for (const DimsTerm& term : chosen->terms) {
       if (!term.condition.empty() && !conditions.Holds(term.condition)) continue;
       if (term.ellipsis) {
-        dims.insert(dims.end(), {2, 3});
-        axes.insert(axes.end(), 2, nullptr);
+        dims.insert(dims.end(), lead_.begin(), lead_.end());
+        axes.insert(axes.end(), lead_.size(), nullptr);
         continue;
       }
       int64_t size = term.constant;
@@ -220,6 +221,7 @@ class ExampleMaker {
   const OpInfo& op_;
   DType type_;
   Sizes sizes_;
+  std::vector<int64_t> lead_;
 };
 
 }  // namespace intarsia::stub

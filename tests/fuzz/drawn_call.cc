@@ -48,7 +48,7 @@ class Drawer {
       const size_t letter = bytes_.Below(static_cast<size_t>(op.symbols.size()));
       if (op.symbols.size() > 0) sizes[op.symbols.name(static_cast<int>(letter))] = bytes_.Size();
     }
-    const stub::ExampleMaker maker(op, kTypes[head % 3], std::move(sizes));
+    const stub::ExampleMaker maker(op, kTypes[head % 3], std::move(sizes), Lead(head % 64));
     const uint8_t flags = bytes_.Byte();
     const size_t given = size_t{bytes_.Byte()} | size_t{bytes_.Byte()} << 8;
     const stub::Example example =
@@ -60,6 +60,14 @@ class Drawer {
     for (size_t i = 0; i < op.operands.size(); ++i) Operand(example.call.operands[i]);
     for (size_t i = 0; i < op.attributes.size(); ++i)
       Attribute(op.attributes[i], example.call.attributes[i]);
+  }
+
+  // The sizes of "...". Most inputs spend no byte on them.
+  std::vector<int64_t> Lead(size_t choice) {
+    if (choice < 48) return {2, 3};
+    std::vector<int64_t> sizes(bytes_.Below(4));
+    for (int64_t& size : sizes) size = bytes_.Byte() % 8 ? bytes_.Byte() % 5 : bytes_.Size();
+    return sizes;
   }
 
   void Operand(const Optional& view) {
