@@ -30,6 +30,7 @@ from intarsia import _native  # noqa: E402
 from intarsia.jax import call  # noqa: E402
 
 _REPEATS, _IN_FLIGHT = 9, 2
+_ATTEMPTS = 3  # on a busy machine
 _TAG = {"cpu": "bench_cpu", "gpu": "bench"}
 # Enough that neither a GPU's L2 cache nor a CPU's last level holds them.
 _ROTATE_BYTES = {"cpu": 1 << 28, "gpu": 400 << 20}
@@ -65,8 +66,12 @@ class Row:
         return self.xla_us / self.us if self.xla_us else None
 
 
-def _median_seconds(run: Callable[[], object]) -> float:
-    """Of one run, where several are on their way at once: the host works while the device does."""
+class TooNoisyError(Exception):
+    """The machine is too busy for a figure."""
+
+
+def _seconds(run: Callable[[], object]) -> list[float]:
+    """Of runs, of which several are in flight at once: the host works while the device does."""
     for _ in range(3):
         jax.block_until_ready(run())
     times = []
@@ -76,7 +81,28 @@ def _median_seconds(run: Callable[[], object]) -> float:
             last = run()
         jax.block_until_ready(last)
         times.append((time.perf_counter() - start) / _IN_FLIGHT)
-    return statistics.median(times)
+    return times
+
+
+def seconds_per_call(short: list[float], long: list[float], calls: int) -> float:
+    """From runs of programs of `calls` and of twice as many calls.
+
+    Raises:
+      TooNoisyError: half of the runs spread by as much as those calls take.
+    """
+    difference = statistics.median(long) - statistics.median(short)
+    noise = _spread(short) + _spread(long)
+    if difference <= noise:
+        raise TooNoisyError(
+            f"{calls} calls took {1e6 * difference:.1f} us, and runs differ by {1e6 * noise:.1f} us"
+        )
+    return difference / calls
+
+
+def _spread(times: list[float]) -> float:
+    """How far apart the middle half of the times lies."""
+    quarters = statistics.quantiles(times, n=4)
+    return quarters[2] - quarters[0]
 
 
 Operands = Sequence[jax.Array | None]
@@ -128,7 +154,7 @@ def _time_calls(
     written = [{at: jnp.copy(x[at]) for at in aliases if x[at] is not None} for x in sets]
     inputs = [[None if i in aliases else x for i, x in enumerate(one)] for one in sets]
 
-    def program_seconds(calls: int) -> float:
+    def program_seconds(calls: int) -> list[float]:
         operands = [inputs[i % len(inputs)] for i in range(calls)]
 
         def run() -> list:
@@ -136,9 +162,15 @@ def _time_calls(
             written, outs = program(written, operands)
             return [written, outs]
 
-        return _median_seconds(run)
+        return _seconds(run)
 
-    return (program_seconds(2 * calls) - program_seconds(calls)) / calls
+    for attempt in range(_ATTEMPTS):
+        try:
+            return seconds_per_call(program_seconds(calls), program_seconds(2 * calls), calls)
+        except TooNoisyError:
+            if attempt + 1 == _ATTEMPTS:
+                raise
+    raise AssertionError
 
 
 def measure_ceilings(platform: str) -> Ceilings:
@@ -209,7 +241,10 @@ def main() -> None:
     device = jax.devices(args.platform)[0]
     jax.config.update("jax_default_device", device)
     dtype = args.dtype or ("bf16" if args.platform == "gpu" else "f32")
-    ceilings = measure_ceilings(args.platform)
+    try:
+        ceilings = measure_ceilings(args.platform)
+    except TooNoisyError as error:
+        sys.exit(f"too noisy to measure this machine's ceilings: {error}")
     print(
         f"{device.device_kind}, jax {jax.__version__}, intarsia {_native.main_library().version}; "
         f"copy {ceilings.bytes_per_s / 1e9:.0f} GB/s, "
@@ -219,14 +254,19 @@ def main() -> None:
         f"{'op':<24}{'case':<32}{'dtype':<6}{'ours':>13} {'rate':<16} {'share':>6}"
         f"{'XLA':>15} {'ratio':>8}"
     )
-    rows = []
+    rows, refused = [], 0
     platform = {"cpu": "cpu", "gpu": "cuda"}[args.platform]
     for op in args.op or support.op_names(platform):
         for name, case in support.cases(op, _TAG[args.platform]).items():
             if args.case and name not in args.case:
                 continue
-            rows.append(time_case(op, name, case, dtype, ceilings, args.platform))
-            _print(rows[-1])
+            try:
+                rows.append(time_case(op, name, case, dtype, ceilings, args.platform))
+            except TooNoisyError as error:
+                refused += 1
+                print(f"{op:<24}{name:<32}{dtype:<6}too noisy: {error}", flush=True)
+            else:
+                _print(rows[-1])
     if args.json:
         figures = dict(
             device=device.device_kind,
@@ -238,6 +278,8 @@ def main() -> None:
         )
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if refused:
+        sys.exit(f"{refused} cases without a figure: the machine is too busy")
 
 
 if __name__ == "__main__":
