@@ -1,5 +1,6 @@
 """The examples of torch's routes run and show what they promise, each in a process of its own."""
 
+import os
 import subprocess
 import sys
 
@@ -34,3 +35,23 @@ def test_example(example):
 def test_every_example_of_torch_is_run():
     examples = {path.name for path in (support.ROOT / "examples").glob("torch*.py")}
     assert examples == set(SHOWN)
+
+
+def test_decoding_by_torch_alone_needs_no_jax(tmp_path):
+    """As in an environment of `pip install 'intarsia[torch]'`."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util, sys\n"
+        "find_spec = importlib.util.find_spec\n"
+        "gone = ('jax', 'torchax')\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name in gone else find_spec(name, *rest)\n"
+        "sys.modules.update(dict.fromkeys(gone))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, support.ROOT / "examples" / "torch_decode.py"],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{support.ROOT / 'python'}"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "inductor on cpu: the same rows as eager" in run.stdout
+    assert "intarsia: left out, it needs jax and torchax, not installed here" in run.stdout
