@@ -280,6 +280,24 @@ def test_a_wrong_call_fails_while_tracing() -> None:
         ij.rms_norm(jnp.ones((2, 8), jnp.float64))
 
 
+def test_a_layer_may_be_any_integer_in_x64_mode() -> None:
+    """There 0 and jnp.arange(3) are int64; a number beyond int32 stays beyond the layers."""
+    q, k, v, caches, slots, *rest = make_batch("NHD", LAYERS)
+    for layer in (1, LAYERS + 2**32):
+        with jax.enable_x64(True):
+            got = ij.reshape_and_cache_flash(k, v, caches, slots, layer=jnp.asarray(layer))
+            out = ij.paged_attention(q, got, *rest, layer=layer)
+        assert out.shape == q.shape
+        wrote = not np.array_equal(np.asarray(got[0]), caches[0])
+        assert wrote == (layer < LAYERS)
+
+
+def test_programs_and_profiles_name_the_op() -> None:
+    x = np.ones((2, 8), np.float32)
+    text = jax.jit(lambda x: ij.rms_norm(x) + 1).lower(x).compile().as_text()
+    assert re.search(r'custom-call.*op_name="[^"]*/rms_norm/', text)
+
+
 def test_an_unknown_op_lists_those_there_are() -> None:
     with pytest.raises(LookupError, match=r"no op rms_nrom; .*paged_attention.*rms_norm"):
         ij.call("rms_nrom", [jnp.ones((2, 8)), None])

@@ -92,7 +92,7 @@ def call_in_places(
         )
     operands = [*operands, *(None for _ in missing)]
     arrays = [
-        None if x is None else as_array(f"{name}: {row['name']}", x)
+        None if x is None else narrowed(as_array(f"{name}: {row['name']}", x), row["dtype"])
         for x, row in zip(operands, op.operands, strict=True)
     ]
     for x, row in zip(arrays, op.operands, strict=True):
@@ -133,7 +133,8 @@ def _function(
         ]
         first = on_its_platforms(op, arrays[0])
         custom_call = jax.ffi.ffi_call(op.target, types, input_output_aliases=aliases)
-        outputs = custom_call(first, *arrays[1:], **wire)
+        with jax.named_scope(op.name):  # HLO and profiles would say ffi_call of each op
+            outputs = custom_call(first, *arrays[1:], **wire)
         return tuple(x for x, r in zip(outputs, ordered, strict=True) if not r.workspace)
 
     @run.def_vmap
@@ -172,6 +173,14 @@ def as_array(what: str, x: Any) -> jax.Array:
     if wide and not np.array_equal(np.asarray(x), np.asarray(array)):
         raise ValueError(f"{what} has values beyond int32; enable jax_enable_x64 to pass int64")
     return array
+
+
+def narrowed(array: jax.Array, dtype: str) -> jax.Array:
+    """An index as int32 where the op takes no other: in x64 mode the number 0 is int64. What is beyond stays beyond."""
+    if dtype != "i32" or array.dtype != np.int64:
+        return array
+    limits = np.iinfo(np.int32)
+    return jnp.clip(array, limits.min, limits.max).astype(np.int32)
 
 
 def abstract(x: jax.Array | None) -> _native.Tensor | None:
