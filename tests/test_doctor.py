@@ -119,6 +119,22 @@ def test_a_sum_that_fails_is_a_finding_of_one_line(monkeypatch, capsys) -> None:
     assert capsys.readouterr().out == "  FAIL  sum over 8 devices on cpu: first\n"
 
 
+def test_an_error_without_a_text_is_placed(monkeypatch) -> None:
+    """As JAX's assertion where JAX_PLATFORMS names a platform that is not there."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    try:
+        assert not support.ROOT.exists()
+    except AssertionError as error:
+        error.args = ()
+        said = doctor._cause(error)
+    assert re.fullmatch(
+        r"AssertionError: assert not support\.ROOT\.exists\(\) \(.*test_doctor\.py:\d+\); JAX_PLATFORMS is cuda",
+        said,
+    )
+    monkeypatch.delenv("JAX_PLATFORMS")
+    assert doctor._cause(ValueError("first\nsecond")) == "ValueError: first"
+
+
 def test_this_machine_is_well(capsys) -> None:
     if "has no CUDA handlers" in (running.why_not("gpu") or ""):
         pytest.skip("a GPU, but a library built without CUDA, is not well")

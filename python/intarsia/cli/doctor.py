@@ -3,11 +3,13 @@
 import argparse
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -71,11 +73,20 @@ def main(args: argparse.Namespace) -> int:
         try:
             check(report)
         except Exception as error:  # a doctor reports what he finds, whatever it is
-            report.problem(
-                check.__name__.removeprefix("_check_"), f"{type(error).__name__}: {error}"
-            )
+            report.problem(check.__name__.removeprefix("_check_"), _cause(error))
     print("all well" if not report.bad else f"{report.bad} problem(s) found")
     return min(report.bad, 1)
+
+
+def _cause(error: Exception) -> str:
+    """What an error says in a line; where it says nothing, as a bare assertion does, what failed and where."""
+    text = next((line for line in str(error).splitlines() if line.strip()), "")
+    if not text:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{frame.line} ({frame.filename}:{frame.lineno})"
+    chosen = os.environ.get("JAX_PLATFORMS")
+    hint = f"; JAX_PLATFORMS is {chosen}" if chosen else ""
+    return f"{type(error).__name__}: {text}{hint}"
 
 
 def _version(package: str) -> str | None:
