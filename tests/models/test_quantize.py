@@ -389,6 +389,7 @@ def test_the_commands_say_what_the_weights_are_in(write_gguf, tiny_weights, tmp_
     assert "2 layers in float32, linear layers in fp8, 2 steps a program; compiling" in err
     assert "the same in plain jax.numpy, not quantised, without printing" in err
     assert "rms_norm_dynamic_per_token_quant 4" in err
+    assert re.search(r"^ratio +decode \d+\.\d\d times as fast as plain jax\.numpy$", err, re.M)
     assert re.search(r"greedy tokens +(the same \(1 of 1|. of 1 completions equal, . of)", err)
     (tmp_path / "text.txt").write_text("the 123 " * 20)
     assert cli.main(["perplexity", str(tmp_path / "text.txt"), *model]) == 0

@@ -124,7 +124,8 @@ def _generate(args: argparse.Namespace) -> None:
         _say("without printing")
         _say_row("decode", _rate(engine.stats.decode_tokens, engine.stats.decode_seconds))
         limits = [min(args.max_tokens, max_model_len - len(prompt)) for prompt in prompts]
-        _compare(model, prompts, completions, limits, args.kv_cache_dtype)
+        rate = engine.stats.decode_tokens, engine.stats.decode_seconds
+        _compare(model, prompts, completions, limits, args.kv_cache_dtype, rate)
 
 
 class _Printer:
@@ -188,8 +189,12 @@ def _compare(
     completions: Sequence[list[int]],
     limits: Sequence[int],
     kv_cache_dtype: str,
+    decoded: tuple[int, float],
 ) -> None:
+    """Prints what plain jax.numpy does. `decoded`: tokens and seconds of ours."""
     from intarsia.models import reference
+
+    tokens, seconds = decoded
 
     _say("")
     unquantized = ", not quantised" if model.quantize else ""
@@ -201,7 +206,10 @@ def _compare(
     _say_row("compile", f"{result.compile_seconds:.1f} s")
     _say_row("prefill", _rate(sum(map(len, prompts)), result.prefill_seconds))
     _say_row("decode", _rate(result.decode_tokens, result.decode_seconds))
-    expected = [tokens[:limit] for tokens, limit in zip(result.tokens, limits, strict=True)]
+    if seconds and result.decode_seconds and result.decode_tokens:
+        plain = result.decode_tokens / result.decode_seconds
+        _say_row("ratio", f"decode {tokens / seconds / plain:.2f} times as fast as plain jax.numpy")
+    expected = [row[:limit] for row, limit in zip(result.tokens, limits, strict=True)]
     _say_row("greedy tokens", _verdict(expected, completions, model.quantize))
 
 
