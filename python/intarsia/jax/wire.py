@@ -644,9 +644,9 @@ def gather_cache(
     """Gathers the keys or values of sequences from a paged cache.
 
     Args:
-      cache: [p, s, n], f32, f16, bf16, f8e4m3fn, f8e5m2, u8: pages of s slots, each of n
+      cache: [p, s, n], f32, f16, bf16, u8, f8e5m2, f8e4m3fn: pages of s slots, each of n
         elements.
-      dst: [rows, n], f32, f16, bf16, f8e4m3fn, f8e5m2, u8: what is written: the cache's dtype,
+      dst: [rows, n], f32, f16, f8e4m3fn, f8e5m2, u8, bf16: what is written: the cache's dtype,
         or that to which its fp8 is converted.
       block_table: [seqs, m], i32, i64: pages of each sequence.
       cu_seqlens: [seqs+1], i32, i64: where each sequence starts in dst; never falling.

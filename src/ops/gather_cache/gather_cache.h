@@ -19,9 +19,9 @@ struct GatherCache {
   static constexpr auto kSpec = MakeSpec(
       "gather_cache", "Gathers the keys or values of sequences from a paged cache.",
       "vLLM's _C_cache_ops::cp_gather_cache and gather_and_maybe_dequant_cache",
-      In("cache", &GatherCache::cache, "p s n", "f32|f16|bf16|f8e4m3fn|f8e5m2|u8",
+      In("cache", &GatherCache::cache, "p s n", "f32|f16|bf16|u8|f8e5m2|f8e4m3fn",
          "pages of s slots, each of n elements"),
-      In("dst", &GatherCache::dst, "rows n", "f32|f16|bf16|f8e4m3fn|f8e5m2|u8",
+      In("dst", &GatherCache::dst, "rows n", "f32|f16|f8e4m3fn|f8e5m2|u8|bf16",
          "what is written: the cache's dtype, or that to which its fp8 is converted"),
       In("block_table", &GatherCache::block_table, "seqs m", "i32|i64", "pages of each sequence")
           .IndexesOrNegative("p"),
