@@ -144,6 +144,7 @@ MAPPED = {
     "dynamic_per_token_scaled_fp8_quant": {"x"},
     "dynamic_scaled_fp8_quant": set(),  # one scale for all
     "dynamic_scaled_int8_quant": {"x"},
+    "fatrelu_and_mul": {"x"},
     "flash_attn_varlen": {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"},
     "flash_attn_varlen_backward": {
         *("dout", "q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k")
@@ -152,9 +153,13 @@ MAPPED = {
     "fused_add_rms_norm_static_fp8_quant": {"x", "residual"},
     "gather_cache": set(),
     "gelu_and_mul": {"x"},
+    "gelu_fast": {"x"},
+    "gelu_new": {"x"},
+    "gelu_quick": {"x"},
     "gelu_tanh_and_mul": {"x"},
     "linear": {"x"},
     "merge_attn_states": {"prefix_out", "prefix_lse", "suffix_out", "suffix_lse"},
+    "mul_and_silu": {"x"},
     "paged_attention": {"query", "seqused_k", "block_table", "cu_seqlens_q"},
     "per_token_group_fp8_quant": {"x"},
     "reshape_and_cache_flash": set(),  # one cache for all
@@ -165,10 +170,12 @@ MAPPED = {
     "rotary_embedding_and_cache": set(),  # one cache for all
     "silu_and_mul": {"x"},
     "silu_and_mul_quant": {"x"},
+    "silu_and_mul_with_clamp": {"x"},
     "simple_add": {"a", "b"},
     "static_scaled_fp8_quant": {"x"},
     "static_scaled_int8_quant": {"x"},
     "swap_blocks": set(),
+    "swigluoai_and_mul": {"x"},
 }
 
 

@@ -4,6 +4,7 @@
 
 #include "src/activation/constants.h"
 #include "src/core/cuda/ptx.cuh"
+#include "src/core/cuda/vec.cuh"
 #include "src/core/normal_tail.h"
 
 namespace intarsia::cuda {
@@ -51,6 +52,69 @@ template <class T>
 struct GeluTanh {
   __device__ __forceinline__ float operator()(float x) const {
     return TimesSigmoid<T>(x, x * (kGeluTanhLinear + kGeluTanhCubic * (x * x)));
+  }
+};
+
+template <class T>
+struct Logistic {
+  __device__ __forceinline__ float operator()(float x) const {
+    return TimesSigmoid<T>(x, kGeluQuickSlope * x);
+  }
+};
+template <class T>
+struct FatRelu {
+  float threshold;
+  __device__ __forceinline__ float operator()(float x) const { return x <= threshold ? 0.0f : x; }
+};
+
+// NaN stays.
+__device__ __forceinline__ float AtMost(float x, float limit) { return x > limit ? limit : x; }
+__device__ __forceinline__ float Within(float x, float limit) {
+  return x < -limit ? -limit : AtMost(x, limit);
+}
+// To T and back.
+template <class T>
+__device__ __forceinline__ float RoundTo(float x) {
+  return ToFloat(FromFloat<T>(x));
+}
+
+template <class T>
+struct ClampedSilu {
+  float limit, alpha, beta;
+  __device__ __forceinline__ float operator()(float gate, float up) const {
+    const float g = RoundTo<T>(AtMost(gate, limit));
+    return RoundTo<T>(TimesSigmoid<T>(g, alpha * g)) * (Within(up, limit) + beta);
+  }
+};
+template <class T>
+struct SwigluOai {
+  static constexpr bool kMayBeInTurn = true;
+  float alpha, limit;
+  __device__ __forceinline__ float operator()(float gate, float up) const {
+    const float g = AtMost(gate, limit);
+    return TimesSigmoid<T>(g, alpha * g) * (Within(up, limit) + 1.0f);
+  }
+};
+
+template <class T>
+__device__ __forceinline__ float HalfTimesOnePlus(float x, float t) {
+  return RoundTo<T>(RoundTo<T>(0.5f * x) * RoundTo<T>(1.0f + t));
+}
+template <class T>
+struct GeluNewSteps {
+  __device__ __forceinline__ float operator()(float x) const {
+    const float cube = RoundTo<T>(RoundTo<T>(x * x) * x);
+    // By name: in f32 the compiler would make an FMA of product and sum.
+    const float sum = RoundTo<T>(__fadd_rn(x, RoundTo<T>(kGeluCubic * cube)));
+    return HalfTimesOnePlus<T>(x, RoundTo<T>(tanhf(RoundTo<T>(kGeluScale * sum))));
+  }
+};
+template <class T>
+struct GeluFastSteps {
+  __device__ __forceinline__ float operator()(float x) const {
+    const float square = RoundTo<T>(RoundTo<T>(kGeluCubic * x) * x);
+    const float u = RoundTo<T>(RoundTo<T>(kGeluScale * x) * RoundTo<T>(__fadd_rn(1.0f, square)));
+    return HalfTimesOnePlus<T>(x, RoundTo<T>(tanhf(u)));
   }
 };
 

@@ -4,7 +4,10 @@
 
 namespace intarsia {
 
+inline constexpr float kGeluScale = 0.79788456f, kGeluCubic = 0.044715f;  // sqrt(2 / pi)
 inline constexpr float kGeluTanhLinear = 1.5957691216057308f;
-inline constexpr float kGeluTanhCubic = 0.044715f * kGeluTanhLinear;
+inline constexpr float kGeluTanhCubic = kGeluCubic * kGeluTanhLinear;
+// Of GELU by a logistic curve (ibid., section 2).
+inline constexpr float kGeluQuickSlope = 1.702f;
 
 }  // namespace intarsia

@@ -142,13 +142,36 @@ def rms_norm_dynamic_per_token_quant(dtype=FP8, bound=1.5, residual=False):
     )
 
 
-def _activation(op):
-    x = _x(6, 128)
-    return Call(f"_C::{op}", [torch.zeros(6, 64), x], {0: getattr(xla_gpu, op)(x)})
+def _activation(op, numbers=(), n=128, dtype=torch.float32, **attributes):
+    """`numbers` are what vLLM's op takes behind its tensors, `attributes` what that is here."""
+    x = _x(6, n).to(dtype)
+    out = torch.zeros(6, 64, dtype=dtype)
+    return Call(f"_C::{op}", [out, x, *numbers], {0: getattr(xla_gpu, op)(x, **attributes)})
 
 
-for _name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"):
+for _name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "mul_and_silu"):
     case(_activation, _name, op=_name)
+for _name in ("gelu_new", "gelu_fast"):
+    case(_activation, _name, op=_name, n=64, dtype=torch.bfloat16, round_steps=True)
+case(_activation, "gelu_quick", op="gelu_quick", n=64)
+case(_activation, "fatrelu_and_mul", op="fatrelu_and_mul", numbers=(0.25,), threshold=0.25)
+case(_activation, "swigluoai_and_mul", op="swigluoai_and_mul")
+case(
+    _activation,
+    "swigluoai_and_mul clamped",
+    op="swigluoai_and_mul",
+    numbers=(1.5, 0.5),
+    alpha=1.5,
+    limit=0.5,
+)
+for _numbers in ({"limit": 0.5}, {"limit": 0.5, "alpha": 1.5, "beta": 1.0}):
+    case(
+        _activation,
+        f"silu_and_mul_with_clamp by {len(_numbers)} numbers",
+        op="silu_and_mul_with_clamp",
+        numbers=tuple(_numbers.values()),
+        **_numbers,
+    )
 
 
 @case

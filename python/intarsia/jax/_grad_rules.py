@@ -60,27 +60,80 @@ def _fused_add_rms_norm(
     return d_total, d_total, d_weight
 
 
-def _gated_backward(
-    act: Callable[[jax.Array], jax.Array], kept: Any, cotangents: Sequence[jax.Array]
+def _sides(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    first, second = jnp.split(x, 2, axis=-1)
+    return first, second
+
+
+def _turns(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return x[..., ::2], x[..., 1::2]
+
+
+def _silu_clamped(
+    gate: jax.Array,
+    up: jax.Array,
+    limit: float | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+) -> jax.Array:
+    if limit is not None:
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    return gate * jax.nn.sigmoid(alpha * gate) * (up + beta)
+
+
+# Each product of the two operands, or of the two parts of the first as the function beside it finds them.
+_PRODUCTS: dict[str, tuple[Callable[..., jax.Array], Callable[..., Any]]] = {
+    "silu_and_mul": (lambda gate, up: jax.nn.silu(gate) * up, _sides),
+    "gelu_and_mul": (lambda gate, up: jax.nn.gelu(gate, approximate=False) * up, _sides),
+    "gelu_tanh_and_mul": (lambda gate, up: jax.nn.gelu(gate, approximate=True) * up, _sides),
+    "mul_and_silu": (lambda up, gate: up * jax.nn.silu(gate), _sides),
+    "fatrelu_and_mul": (
+        lambda gate, up, threshold=0.0: jnp.where(gate <= threshold, 0, gate) * up,
+        _sides,
+    ),
+    "silu_and_mul_with_clamp": (_silu_clamped, _sides),
+    "swigluoai_and_mul": (
+        lambda gate, up, alpha=1.702, limit=7.0: _silu_clamped(gate, up, limit, alpha, 1.0),
+        _turns,
+    ),
+}
+
+
+def _product_backward(
+    name: str, kept: Any, cotangents: Sequence[jax.Array], attributes: Attributes
 ) -> Arrays:
-    """Cotangents of the gate and of what it multiplies, apart or side by side as they came."""
-    x, up = kept
+    """Cotangents of the parts, apart or in one array as they came."""
+    function, parts = _PRODUCTS[name]
+    x, other = kept
     (g,) = map(_f32, cotangents)
-    gate, other = jnp.split(x, 2, axis=-1) if up is None else (x, up)
-    activated, pull = jax.vjp(act, _f32(gate))
-    (d_gate,) = pull(g * _f32(other))
-    d_other = g * activated
-    return (jnp.concatenate([d_gate, d_other], axis=-1), None) if up is None else (d_gate, d_other)
+
+    def product(x: jax.Array, *other: jax.Array) -> jax.Array:
+        return function(*((x, *other) if other else parts(x)), **attributes)
+
+    given = [_f32(y) for y in (x, other) if y is not None]
+    return (*jax.vjp(product, *given)[1](g), None)[:2]
 
 
-for _name, _act in {
-    "silu_and_mul": jax.nn.silu,
-    "gelu_and_mul": functools.partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh_and_mul": functools.partial(jax.nn.gelu, approximate=True),
-}.items():
-    gradient(f"intarsia.{_name}", keep=lambda operands, results, attributes: operands)(
-        lambda kept, cotangents, attributes, act=_act: _gated_backward(act, kept, cotangents)
-    )
+_ACTIVATIONS = {
+    "gelu_fast": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu_new": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu_quick": lambda x: x * jax.nn.sigmoid(1.702 * x),
+}
+
+
+def _activation_backward(
+    name: str, kept: Any, cotangents: Sequence[jax.Array], attributes: Attributes
+) -> Arrays:
+    """`round_steps` is nothing to a gradient."""
+    (x,), (g,) = kept, map(_f32, cotangents)
+    return tuple(jax.vjp(_ACTIVATIONS[name], _f32(x))[1](g))
+
+
+for _names, _backward in ((_PRODUCTS, _product_backward), (_ACTIVATIONS, _activation_backward)):
+    for _name in _names:
+        gradient(f"intarsia.{_name}", keep=lambda operands, results, attributes: operands)(
+            functools.partial(_backward, _name)
+        )
 
 
 @gradient("intarsia.rotary_embedding", keep=lambda operands, results, attributes: operands)

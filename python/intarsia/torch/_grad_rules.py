@@ -91,6 +91,80 @@ for _name, _act, _derivative in (
     )
 
 
+def _silu_backward(g: torch.Tensor, x: torch.Tensor, alpha: float) -> torch.Tensor:
+    """g times the derivative of x s, s = 1 / (1 + e^(-alpha x)): s + alpha x s (1 - s)."""
+    s = torch.sigmoid(alpha * x)
+    return g * (s + alpha * x * s * (1 - s))
+
+
+@gradient("mul_and_silu")
+def _mul_and_silu(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
+    x, gate = kept
+    (g,) = (y.float() for y in cotangents)
+    other, gate = (y.float() for y in (x.chunk(2, -1) if gate is None else (x, gate)))
+    d_other, d_gate = g * functional.silu(gate), torch.ops.aten.silu_backward(g * other, gate)
+    return (torch.cat([d_other, d_gate], -1), None) if kept[1] is None else (d_other, d_gate)
+
+
+@gradient("fatrelu_and_mul")
+def _fatrelu_and_mul(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
+    threshold = attributes["threshold"]
+    return _gated_backward(
+        lambda gate: gate.where(~(gate <= threshold), 0.0),
+        lambda g, gate: g.where(~(gate <= threshold), 0.0),
+        kept,
+        cotangents,
+    )
+
+
+def _clamped_backward(
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    limit: float | None,
+    alpha: float,
+    beta: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cotangents of gate and up for min(gate, limit) / (1 + e^...) * (up within +-limit + beta)."""
+    limit = math.inf if limit is None else limit
+    clamped, inside = gate.clamp(max=limit), up.clamp(-limit, limit)
+    d_gate = _silu_backward(g * (inside + beta), clamped, alpha).where(gate <= limit, 0.0)
+    d_up = (g * clamped * torch.sigmoid(alpha * clamped)).where(up.abs() <= limit, 0.0)
+    return d_gate, d_up
+
+
+@gradient("silu_and_mul_with_clamp")
+def _silu_and_mul_with_clamp(
+    kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]
+) -> Tensors:
+    x, up = kept
+    parts = [y.float() for y in (x.chunk(2, -1) if up is None else (x, up))]
+    found = _clamped_backward(*parts, cotangents[0].float(), **attributes)
+    return (torch.cat(found, -1), None) if up is None else found
+
+
+@gradient("swigluoai_and_mul")
+def _swigluoai_and_mul(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
+    x, up = kept
+    parts = [y.float() for y in ((x[..., ::2], x[..., 1::2]) if up is None else (x, up))]
+    found = _clamped_backward(*parts, cotangents[0].float(), **attributes, beta=1.0)
+    return (torch.stack(found, -1).reshape(x.shape), None) if up is None else found
+
+
+for _name in ("gelu_fast", "gelu_new"):
+
+    @gradient(_name)
+    def _gelu_tanh(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
+        g, x = cotangents[0].float(), kept[0].float()
+        return (torch.ops.aten.gelu_backward(g, x, approximate="tanh"),)
+
+
+@gradient("gelu_quick")
+def _gelu_quick(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
+    return (_silu_backward(cotangents[0].float(), kept[0].float(), 1.702),)
+
+
 @gradient("rotary_embedding")
 def _rotary_embedding(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
     """A rotation's transpose is its inverse; the table's cotangent is gathered from every pair."""

@@ -112,6 +112,42 @@ def gelu_tanh_and_mul(op, out, input):
     _write(op, out=(out, _xla_gpu.gelu_tanh_and_mul(input)))
 
 
+@_op("Tensor! out, Tensor input")
+def mul_and_silu(op, out, input):
+    _write(op, out=(out, _xla_gpu.mul_and_silu(input)))
+
+
+@_op("Tensor! out, Tensor input, float threshold")
+def fatrelu_and_mul(op, out, input, threshold):
+    _write(op, out=(out, _xla_gpu.fatrelu_and_mul(input, threshold=threshold)))
+
+
+@_op("Tensor! out, Tensor input, float alpha=1.702, float limit=7.0")
+def swigluoai_and_mul(op, out, input, alpha=1.702, limit=7.0):
+    _write(op, out=(out, _xla_gpu.swigluoai_and_mul(input, alpha=alpha, limit=limit)))
+
+
+@_op("Tensor! result, Tensor input, float limit, float alpha=1.0, float beta=0.0")
+def silu_and_mul_with_clamp(op, result, input, limit, alpha=1.0, beta=0.0):
+    product = _xla_gpu.silu_and_mul_with_clamp(input, limit=limit, alpha=alpha, beta=beta)
+    _write(op, result=(result, product))
+
+
+@_op("Tensor! out, Tensor input")
+def gelu_new(op, out, input):
+    _write(op, out=(out, _xla_gpu.gelu_new(input, round_steps=True)))
+
+
+@_op("Tensor! out, Tensor input")
+def gelu_fast(op, out, input):
+    _write(op, out=(out, _xla_gpu.gelu_fast(input, round_steps=True)))
+
+
+@_op("Tensor! out, Tensor input")
+def gelu_quick(op, out, input):
+    _write(op, out=(out, _xla_gpu.gelu_quick(input)))
+
+
 @_op("Tensor! result, Tensor input, Tensor scale")
 def silu_and_mul_quant(op, result, input, scale):
     codes = _xla_gpu.silu_and_mul_quant(input, _one(scale))
