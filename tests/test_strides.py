@@ -82,7 +82,9 @@ def check_scattered(op, operands, attributes, widened, rng, in_place) -> None:
 
 
 def of_rows(info, x):
-    """The axes that may lie apart. Those of a rotary embedding's tokens may only evenly."""
+    """The axes that may lie apart. Those of a rotary embedding's tokens may only evenly, as rows of "even_rows"."""
+    if info["access"] == "even_rows":
+        return {0, x.ndim - 1}
     return range(x.ndim) if info["access"] == "rows" else ()
 
 
@@ -151,6 +153,39 @@ def test_tokens_at_uneven_distances_are_refused() -> None:
     operands = [running.tensor(x) for x in (positions, query, table)]
     with pytest.raises(ValueError, match="query has 4 axes of tokens at uneven distances"):
         running.LIBRARY.infer("rotary_embedding", [*operands, None], {})
+
+
+NORMS = {
+    "rms_norm": [],
+    "fused_add_rms_norm": ["residual"],
+    "fused_add_rms_norm_static_fp8_quant": ["residual"],
+    "rms_norm_dynamic_per_token_quant": ["residual"],
+    "rms_norm_static_fp8_quant": [],
+}
+
+
+@pytest.mark.parametrize("op", NORMS)
+def test_rows_of_a_norm_lie_apart_evenly(op):
+    """A slice of a product, which the norms that write their operands write where it lies."""
+    names = ["x", *NORMS[op]]
+    rng = np.random.default_rng(0)
+    for shape in ((5, 96), (2, 3, 96), (2, 1, 3, 7), (5, 1)):
+        operands, attributes = support.op_module(op).arguments(rng, np.float32, t=5, n=shape[-1])
+        for i, row in enumerate(running.LIBRARY.find(op).operands):
+            if row["name"] in names:
+                operands[i] = rng.standard_normal(shape).astype(np.float32)
+
+        def last(info, x):
+            return {x.ndim - 1} if info["name"] in names else ()
+
+        for in_place in (False, True):
+            check_scattered(op, operands, attributes, last, rng, in_place)
+    apart = running.tensor(rng.standard_normal((2, 5, 8)).astype(np.float32)[:, :3])
+    operands = [
+        apart if row["name"] in names else None for row in running.LIBRARY.find(op).operands
+    ]
+    with pytest.raises(ValueError, match=f"{op}: x has rows at uneven distances, expected even"):
+        running.LIBRARY.infer(op, operands, {})
 
 
 @pytest.mark.parametrize("strides", [(2**62, 8, 1), (2**60, 2**60, 1), (-(2**63), 8, 1)])

@@ -138,7 +138,9 @@ class Checker {
     if (Fits(info.access, operand)) return {};
     if (info.access == Access::kDense)
       return Invalid(op_, info.name, " is strided, expected a dense row-major array");
-    return Invalid(op_, info.name, " has last stride ", operand.stride(-1), ", expected 1");
+    if (!Fits(Access::kRows, operand))
+      return Invalid(op_, info.name, " has last stride ", operand.stride(-1), ", expected 1");
+    return Invalid(op_, info.name, " has rows at uneven distances, expected even ones");
   }
 
   const OpInfo& op_;
@@ -179,7 +181,9 @@ std::string ExpectedDTypes(const OpInfo& op, const OperandInfo& info) {
 
 bool Fits(Access access, const TensorView& operand) {
   if (operand.dense()) return true;
-  return access == Access::kRows && (operand.dim(-1) < 2 || operand.stride(-1) == 1);
+  const bool rows = operand.dim(-1) < 2 || operand.stride(-1) == 1;
+  if (access == Access::kEvenRows) return rows && EvenStride(operand, operand.rank - 1);
+  return access == Access::kRows && rows;
 }
 
 int OpInfo::FindOperand(std::string_view operand) const {

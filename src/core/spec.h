@@ -13,7 +13,11 @@ namespace intarsia {
 
 // What the kernel can take. A front end with strided tensors (torch) makes an input dense when the
 // op needs that; XLA's buffers are always dense.
-enum class Access { kDense, kRows /* last stride is 1 */ };
+enum class Access {
+  kDense,
+  kRows /* last stride is 1 */,
+  kEvenRows /* and all rows lie at one distance */
+};
 
 // What a Call has room for; workspaces count as results.
 inline constexpr size_t kMaxOperands = 20, kMaxAttributes = 16, kMaxResults = 6;

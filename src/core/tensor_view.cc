@@ -57,6 +57,20 @@ Status MakeStrided(void* data, DType dtype, std::span<const int64_t> dims, const
   return {};
 }
 
+std::optional<int64_t> EvenStride(const TensorView& x, int axes) {
+  std::optional<int64_t> innermost;
+  int64_t even = 0;  // the stride that the next axis has in an even walk
+  for (int axis = axes - 1; axis >= 0; --axis) {
+    if (x.dim(axis) == 1) continue;
+    if (!innermost)
+      innermost = x.stride(axis);
+    else if (x.stride(axis) != even)
+      return std::nullopt;
+    even = x.dim(axis) * x.stride(axis);
+  }
+  return innermost.value_or(0);
+}
+
 std::string ShapeText(std::span<const int64_t> dims) {
   std::string text = "[";
   for (size_t i = 0; i < dims.size(); ++i) text += (i ? ", " : "") + std::to_string(dims[i]);

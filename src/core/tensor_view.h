@@ -55,6 +55,13 @@ Status MakeDense(void* data, DType dtype, std::span<const int64_t> dims, TensorV
 Status MakeStrided(void* data, DType dtype, std::span<const int64_t> dims, const int64_t* strides,
                    TensorView& view);
 
+// The distance, in elements, of neighbours in a walk over the first `axes` axes; none if it is not
+// always the same. Axes of one element have no part in it: torch gives them any stride.
+std::optional<int64_t> EvenStride(const TensorView& x, int axes);
+
+// The distance of the rows, all axes but the last, of what lies as Access::kEvenRows says.
+inline int64_t RowStride(const TensorView& x) { return EvenStride(x, x.rank - 1).value_or(0); }
+
 // "[2, 3, 64]"
 std::string ShapeText(std::span<const int64_t> dims);
 

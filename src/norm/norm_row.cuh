@@ -27,18 +27,19 @@ constexpr int kNormThreads = kRowScales ? kMaxRowThreads / 2 : kMaxRowThreads;
 // T is the activations' type, Out that of the result.
 template <class T, class Out>
 struct NormArguments {
-  const T* x;               // [rows, n]
-  const T* residual;        // [rows, n]; null: none
+  const T* x;               // [rows, n], as all whose rows have a stride below
+  const T* residual;        // null: none
   const T* weight;          // [n]; at most one of the two weights is set
   const float* weight_f32;  // [n]
-  Out* out;                 // [rows, n]; may be x
-  T* residual_out;          // [rows, n]: x + residual; may be residual
+  Out* out;                 // may be x
+  T* residual_out;          // x + residual; may be residual
   const float* scale;       // [1], if Out is a code and the scale is given
   float* row_scales;        // [rows], if it is the row's own
   RowRule rule;             // of that
   int64_t rows, n;
   float eps;
-  bool before_weight;  // rounding; see rms_norm.h
+  bool before_weight;                                                  // rounding; see rms_norm.h
+  int64_t x_stride, residual_stride, out_stride, residual_out_stride;  // of rows, in elements
 };
 
 // What a norm is made of; the op fills in what it has.
@@ -118,7 +119,12 @@ struct RowPack {
 template <class T, class Out, int kCount, bool kResidual, bool kRowScales>
 __global__ void __launch_bounds__(kNormThreads<kRowScales>) NormKernel(NormArguments<T, Out> a) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const int64_t start = row * a.n, packs = row < a.rows ? a.n / kCount : 0;
+  const int64_t packs = row < a.rows ? a.n / kCount : 0;
+  a.x += row * a.x_stride, a.out += row * a.out_stride;
+  if constexpr (kResidual) {
+    a.residual += row * a.residual_stride;
+    a.residual_out += row * a.residual_out_stride;
+  }
   const auto at = [&](int k) { return threadIdx.x + static_cast<int64_t>(k) * blockDim.x; };
   RowPack<T, kCount, kResidual> kept[kNormItems], again;
   // f(pack, its number) for those that are kept, then for those that are read again.
@@ -129,26 +135,26 @@ __global__ void __launch_bounds__(kNormThreads<kRowScales>) NormKernel(NormArgum
   };
   const auto for_again = [&](auto f) {
     for (int64_t i = at(kNormItems); i < packs; i += blockDim.x) {
-      again.Load(a, start + i * kCount);
+      again.Load(a, i * kCount);
       f(again, i);
     }
   };
 
-  for_kept([&](auto& pack, int64_t i, int) { pack.Load(a, start + i * kCount); });
+  for_kept([&](auto& pack, int64_t i, int) { pack.Load(a, i * kCount); });
   float squares = 0.0f;
   for_kept([&](auto& pack, int64_t, int) { squares += pack.SumOfSquares(); });
   for_again([&](auto& pack, int64_t) { squares += pack.SumOfSquares(); });
   const float rstd = rsqrtf(ReduceRow<Plus>(squares) / static_cast<float>(a.n) + a.eps);
   const auto normed = [&](const auto& pack, int64_t i) { return pack.Normed(a, i * kCount, rstd); };
   const auto store = [&](int64_t i, const Pack<Out, kCount>& out) {
-    *reinterpret_cast<Pack<Out, kCount>*>(a.out + start + i * kCount) = out;
+    *reinterpret_cast<Pack<Out, kCount>*>(a.out + i * kCount) = out;
   };
 
   if constexpr (kRowScales) {
     Pack<T, kCount> rounded[kNormItems];
     float largest = 0.0f;
     for_kept([&](auto& pack, int64_t i, int k) {
-      pack.StoreSum(a, start + i * kCount);
+      pack.StoreSum(a, i * kCount);
       rounded[k] = FromFloats<T>(normed(pack, i));
       largest = fmaxf(largest, LargestAbs(rounded[k]));
     });
@@ -162,13 +168,13 @@ __global__ void __launch_bounds__(kNormThreads<kRowScales>) NormKernel(NormArgum
     for_kept([&](auto&, int64_t i, int k) { store(i, Quantised<Out>(rounded[k], scaling)); });
     for_again([&](auto& pack, int64_t i) {
       store(i, Quantised<Out>(FromFloats<T>(normed(pack, i)), scaling));
-      pack.StoreSum(a, start + i * kCount);
+      pack.StoreSum(a, i * kCount);
     });
   } else {
     Scaling scaling{1.0f, false};
     if constexpr (sizeof(Out) == 1) scaling.factor = Reciprocal(*a.scale);
     const auto finish = [&](auto& pack, int64_t i) {
-      pack.StoreSum(a, start + i * kCount);
+      pack.StoreSum(a, i * kCount);
       const auto y = normed(pack, i);
       if constexpr (sizeof(Out) == 1)
         store(i, Quantised<Out>(FromFloats<T>(y), scaling));
@@ -193,6 +199,7 @@ NormArguments<T, Out> ArgumentsOf(const Norm& norm) {
                           .eps = norm.eps,
                           .before_weight = norm.rounding == "before_weight"};
   // A row without columns has a scale, too.
+  a.x_stride = RowStride(norm.x), a.out_stride = RowStride(norm.out);
   a.rows = norm.row_scales ? norm.row_scales->size() : a.n == 0 ? 0 : norm.x.size() / a.n;
   if (norm.weight && norm.weight->dtype == kF32)
     a.weight_f32 = norm.weight->as<const float>();
@@ -201,6 +208,8 @@ NormArguments<T, Out> ArgumentsOf(const Norm& norm) {
   if (norm.residual) {
     a.residual = norm.residual->as<const T>();
     a.residual_out = norm.residual_out->as<T>();
+    a.residual_stride = RowStride(*norm.residual);
+    a.residual_out_stride = RowStride(*norm.residual_out);
   }
   if (norm.scale) a.scale = norm.scale->as<const float>();
   if (norm.row_scales) a.row_scales = norm.row_scales->as<float>();
@@ -215,7 +224,10 @@ Status LaunchNorm(const CudaContext& context, const Norm& norm) {
     using Result = std::conditional_t<std::is_void_v<Out>, T, Out>;
     constexpr int kCount = kMaxAccessBytes / sizeof(T);
     const auto a = ArgumentsOf<T, Result>(norm);
-    const bool packed = AllInPacks<kCount>(a.n, a.x, a.out, a.weight, a.residual, a.residual_out);
+    // kCount is a power of two: the union of their bits is a multiple where each stride is one.
+    const int64_t strides = a.x_stride | a.residual_stride | a.out_stride | a.residual_out_stride;
+    const bool packed = strides % kCount == 0 &&
+                        AllInPacks<kCount>(a.n, a.x, a.out, a.weight, a.residual, a.residual_out);
     const dim3 block = RowBlock(*context.device, a.rows, packed ? a.n / kCount : a.n, kNormItems,
                                 kNormThreads<kRowScales>);
     const Grid grid{CeilDiv<int64_t>(a.rows, block.y)};

@@ -103,10 +103,26 @@ def test_tokens_at_uneven_distances_are_refused() -> None:
     torch.testing.assert_close(query, kept, rtol=0, atol=0)
 
 
+def test_rows_at_one_distance_are_written_where_they_lie() -> None:
+    product, stream = torch.randn(7, 96), torch.randn(7, 80)
+    x, residual, weight = product[:, 32:], stream[:, :64], torch.randn(64)
+    kept = product.clone(), stream.clone()
+    want, total = op.fused_add_rms_norm.functional(x, residual, weight)
+    codes = op.fused_add_rms_norm_static_fp8_quant.functional(x, residual, weight, torch.ones(1))
+    got = op.fused_add_rms_norm_static_fp8_quant(x, residual.clone(), weight, torch.ones(1))
+    assert torch.equal(got.view(torch.uint8), codes[0].view(torch.uint8))
+    op.fused_add_rms_norm(x, residual, weight)
+    assert torch.equal(x, want) and torch.equal(residual, total)
+    assert torch.equal(product[:, :32], kept[0][:, :32])
+    assert torch.equal(stream[:, 64:], kept[1][:, 64:])
+
+
 def test_what_is_written_is_refused_rather_than_copied() -> None:
     x = torch.randn(3, 128)
-    with pytest.raises(ValueError, match="x is strided, expected a dense row-major array"):
+    with pytest.raises(ValueError, match="x has last stride 2, expected 1"):
         op.fused_add_rms_norm(x[:, ::2], torch.randn(3, 64))
+    with pytest.raises(ValueError, match="x has rows at uneven distances, expected even ones"):
+        op.fused_add_rms_norm(torch.randn(2, 5, 64)[:, :3], torch.randn(2, 3, 64))
     cache = torch.zeros(1, 4, 2, 64).expand(5, 4, 2, 64)
     key = torch.ones(1, 2, 64)
     slots = torch.tensor([1])

@@ -99,9 +99,10 @@ def rms_norm(dtype=torch.float32, shape=(6, 64), weighted=True):
     return Call("_C::rms_norm", [torch.zeros_like(x), x, w, 1e-5], {0: want})
 
 
+@also("of slices", wide=96)
 @case
-def fused_add_rms_norm():
-    x, r, w = _x(), _x(), _x(64)
+def fused_add_rms_norm(wide=64):
+    x, r, w = _x(6, wide)[:, -64:], _x(6, wide)[:, :64], _x(64)
     want = xla_gpu.fused_add_rms_norm.functional(x, r, w, eps=1e-5)
     return Call("_C::fused_add_rms_norm", [x, r, w, 1e-5], dict(enumerate(want)))
 
@@ -164,13 +165,14 @@ case(
     alpha=1.5,
     limit=0.5,
 )
-for _numbers in ({"limit": 0.5}, {"limit": 0.5, "alpha": 1.5, "beta": 1.0}):
+_clamped = {"limit": 0.5, "alpha": 1.5, "beta": 1.0}
+for _name, _count in (("silu_and_mul_with_clamp", 1), ("silu_and_mul_with_clamp shifted", 3)):
     case(
         _activation,
-        f"silu_and_mul_with_clamp by {len(_numbers)} numbers",
+        _name,
         op="silu_and_mul_with_clamp",
-        numbers=tuple(_numbers.values()),
-        **_numbers,
+        numbers=tuple(_clamped.values())[:_count],
+        **dict(list(_clamped.items())[:_count]),
     )
 
 
@@ -207,12 +209,15 @@ def static_scaled_fp8_quant(scale=(), ours=(1,), groups=(), rows=6):
 
 
 @also("by a scalar", scale=())
+@also("with room for a scale of each token", scale=(6, 1))  # of which vLLM writes the first
 @case
 def dynamic_scaled_fp8_quant(scale=(1,)):
-    x = _x()
+    x, want = _x(), torch.zeros(scale)
     codes, new = xla_gpu.dynamic_scaled_fp8_quant(x)
-    arguments = [_codes(), x, torch.zeros(scale)]
-    return Call("_C::dynamic_scaled_fp8_quant", arguments, {0: codes, 2: new.reshape(scale)})
+    want.reshape(-1)[0] = new[0]
+    return Call(
+        "_C::dynamic_scaled_fp8_quant", [_codes(), x, torch.zeros(scale)], {0: codes, 2: want}
+    )
 
 
 @also("padded", rows=8)

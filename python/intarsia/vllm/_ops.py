@@ -190,6 +190,8 @@ def static_scaled_fp8_quant(op, result, input, scale, group_shape=None):
 @_op("Tensor! result, Tensor input, Tensor! scale")
 def dynamic_scaled_fp8_quant(op, result, input, scale):
     codes, new = _xla_gpu.dynamic_scaled_fp8_quant(input)
+    if scale.ndim == 2 and scale.shape == (input.shape[:-1].numel(), 1):
+        scale = scale[:1]  # one for each token, of which vLLM's kernel writes the first
     if scale.numel() == 1:
         new = new.reshape(scale.shape)
     _write(op, result=(result, codes), scale=(scale, new))

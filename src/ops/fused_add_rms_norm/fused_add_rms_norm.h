@@ -15,8 +15,10 @@ struct FusedAddRmsNorm {
   static constexpr auto kSpec = MakeSpec(
       "fused_add_rms_norm", "Adds the residual stream, then root-mean-square normalisation.",
       "vLLM's _C::fused_add_rms_norm",
-      In("x", &FusedAddRmsNorm::x, "... n", "T", "what a block of the network adds"),
-      In("residual", &FusedAddRmsNorm::residual, "... n", "T", "the residual stream"),
+      In("x", &FusedAddRmsNorm::x, "... n", "T", "what a block of the network adds")
+          .Takes(Access::kEvenRows),
+      In("residual", &FusedAddRmsNorm::residual, "... n", "T", "the residual stream")
+          .Takes(Access::kEvenRows),
       In("weight", &FusedAddRmsNorm::weight, "n", "T|f32", "scale of each column; 1 if absent"),
       Attr("eps", &FusedAddRmsNorm::eps, "added to the mean square").NotNegative(),
       Attr("rounding", &FusedAddRmsNorm::rounding,

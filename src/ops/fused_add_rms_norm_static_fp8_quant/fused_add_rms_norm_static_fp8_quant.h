@@ -15,8 +15,10 @@ struct FusedAddRmsNormStaticFp8Quant {
       "fused_add_rms_norm_static_fp8_quant",
       "Adds the residual stream, then root-mean-square normalisation, quantised by a given scale.",
       "vLLM's _C::fused_add_rms_norm_static_fp8_quant",
-      In("x", &FusedAddRmsNormStaticFp8Quant::x, "... n", "T", "what a block of the network adds"),
-      In("residual", &FusedAddRmsNormStaticFp8Quant::residual, "... n", "T", "the residual stream"),
+      In("x", &FusedAddRmsNormStaticFp8Quant::x, "... n", "T", "what a block of the network adds")
+          .Takes(Access::kEvenRows),
+      In("residual", &FusedAddRmsNormStaticFp8Quant::residual, "... n", "T", "the residual stream")
+          .Takes(Access::kEvenRows),
       In("weight", &FusedAddRmsNormStaticFp8Quant::weight, "n", "T|f32", "scale of each column"),
       In("scale", &FusedAddRmsNormStaticFp8Quant::scale, "1", "f32", "what a code of 1 stands for"),
       Attr("eps", &FusedAddRmsNormStaticFp8Quant::eps, "added to the mean square").NotNegative(),

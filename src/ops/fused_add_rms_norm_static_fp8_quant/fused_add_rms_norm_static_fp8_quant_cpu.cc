@@ -10,12 +10,15 @@ template <>
 Status RunCpu<kIsa>(const FusedAddRmsNormStaticFp8Quant& op, const CpuContext& context) {
   return DispatchDType<kF32, kF16, kBF16>("x", op.x.dtype, [&]<DType kType>() -> Status {
     using T = CpuT<kType>;
-    const int64_t n = op.x.dim(-1);
+    const int64_t n = op.x.dim(-1), x_stride = RowStride(op.x);
+    const int64_t residual_stride = RowStride(op.residual);
+    const int64_t residual_out_stride = RowStride(op.residual_out);
     const NormRow<T> norm(n, op.weight, op.eps, op.rounding);
     const Scaling scaling = GivenScale(*op.scale.as<const float>(), false);
     ForRows(context, Rows(op.x, n), n, [&](int64_t row) {
-      const SumRow<T> sum{op.x.as<const T>() + row * n, op.residual.as<const T>() + row * n,
-                          op.residual_out.as<T>() + row * n};
+      const SumRow<T> sum{op.x.as<const T>() + row * x_stride,
+                          op.residual.as<const T>() + row * residual_stride,
+                          op.residual_out.as<T>() + row * residual_out_stride};
       auto* q = op.q.as<F8E4M3>() + row * n;
       sum.Normed(norm, [&](int64_t i, VecF y, int lanes) {
         StoreN(q + i, scaling(RoundTo(y, T{})), lanes);

@@ -15,7 +15,7 @@ struct RmsNorm {
   static constexpr auto kSpec =
       MakeSpec("rms_norm", "Root-mean-square normalisation over the last axis.",
                "Zhang and Sennrich 2019, arXiv:1910.07467; vLLM's _C::rms_norm",
-               In("x", &RmsNorm::x, "... n", "T", "rows to normalise"),
+               In("x", &RmsNorm::x, "... n", "T", "rows to normalise").Takes(Access::kEvenRows),
                In("weight", &RmsNorm::weight, "n", "T|f32", "scale of each column; 1 if absent"),
                Attr("eps", &RmsNorm::eps, "added to the mean square").NotNegative(),
                Attr("rounding", &RmsNorm::rounding,

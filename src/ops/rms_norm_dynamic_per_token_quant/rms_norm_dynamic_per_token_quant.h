@@ -25,12 +25,14 @@ struct RmsNormDynamicPerTokenQuant {
       "Root-mean-square normalisation, each row quantised by a scale of its own.",
       "vLLM's _C::rms_norm_dynamic_per_token_quant",
       In("x", &RmsNormDynamicPerTokenQuant::x, "... n", "T",
-         "rows to normalise; with residual, what a block of the network adds"),
+         "rows to normalise; with residual, what a block of the network adds")
+          .Takes(Access::kEvenRows),
       In("weight", &RmsNormDynamicPerTokenQuant::weight, "n", "T|f32", "scale of each column"),
       In("scale_ub", &RmsNormDynamicPerTokenQuant::scale_ub, "1", "f32",
          "counts as a row's largest number where that is larger"),
       In("residual", &RmsNormDynamicPerTokenQuant::residual, "... n", "T",
-         "the residual stream, added before the norm"),
+         "the residual stream, added before the norm")
+          .Takes(Access::kEvenRows),
       Attr("eps", &RmsNormDynamicPerTokenQuant::eps, "added to the mean square").NotNegative(),
       Attr("quant_dtype", &RmsNormDynamicPerTokenQuant::quant_dtype, "dtype of the codes")
           .OneOf("f8e4m3fn|i8"),

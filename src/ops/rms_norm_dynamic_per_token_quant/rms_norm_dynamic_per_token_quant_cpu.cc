@@ -11,15 +11,18 @@ template <class Code>
 Status RunRows(const RmsNormDynamicPerTokenQuant& op, const CpuContext& context) {
   return DispatchDType<kF32, kF16, kBF16>("x", op.x.dtype, [&]<DType kType>() -> Status {
     using T = CpuT<kType>;
-    const int64_t n = op.x.dim(-1);
+    const int64_t n = op.x.dim(-1), x_stride = RowStride(op.x);
+    const int64_t residual_stride = op.residual ? RowStride(*op.residual) : 0;
+    const int64_t residual_out_stride = op.residual ? RowStride(op.residual_out) : 0;
     const NormRow<T> norm(n, op.weight, op.eps, op.rounding);
     const RowRule rule = op.Rule();
     ForRows(context, op.scale.size(), n, [&](int64_t row) {
-      const T* x = op.x.as<const T>() + row * n;
+      const T* x = op.x.as<const T>() + row * x_stride;
       Code* q = op.q.as<Code>() + row * n;
       SumRow<T> sum{x};
       if (op.residual)
-        sum = {x, op.residual->as<const T>() + row * n, op.residual_out.as<T>() + row * n};
+        sum = {x, op.residual->as<const T>() + row * residual_stride,
+               op.residual_out.as<T>() + row * residual_out_stride};
       const auto value = [&](int64_t i, int lanes) {
         const VecF unrounded = sum.At(i, lanes);
         return norm.before_weight() ? unrounded : RoundTo(unrounded, T{});

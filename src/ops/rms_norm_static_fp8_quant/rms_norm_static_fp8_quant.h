@@ -14,7 +14,8 @@ struct RmsNormStaticFp8Quant {
   static constexpr auto kSpec = MakeSpec(
       "rms_norm_static_fp8_quant", "Root-mean-square normalisation, quantised by a given scale.",
       "vLLM's _C::rms_norm_static_fp8_quant",
-      In("x", &RmsNormStaticFp8Quant::x, "... n", "T", "rows to normalise"),
+      In("x", &RmsNormStaticFp8Quant::x, "... n", "T", "rows to normalise")
+          .Takes(Access::kEvenRows),
       In("weight", &RmsNormStaticFp8Quant::weight, "n", "T|f32", "scale of each column"),
       In("scale", &RmsNormStaticFp8Quant::scale, "1", "f32", "what a code of 1 stands for"),
       Attr("eps", &RmsNormStaticFp8Quant::eps, "added to the mean square").NotNegative(),

@@ -10,11 +10,11 @@ template <>
 Status RunCpu<kIsa>(const RmsNormStaticFp8Quant& op, const CpuContext& context) {
   return DispatchDType<kF32, kF16, kBF16>("x", op.x.dtype, [&]<DType kType>() -> Status {
     using T = CpuT<kType>;
-    const int64_t n = op.x.dim(-1);
+    const int64_t n = op.x.dim(-1), x_stride = RowStride(op.x);
     const NormRow<T> norm(n, op.weight, op.eps, op.rounding);
     const Scaling scaling = GivenScale(*op.scale.as<const float>(), false);
     ForRows(context, Rows(op.x, n), n, [&](int64_t row) {
-      const T* x = op.x.as<const T>() + row * n;
+      const T* x = op.x.as<const T>() + row * x_stride;
       auto* q = op.q.as<F8E4M3>() + row * n;
       const auto value = [&](int64_t i, int lanes) { return LoadN(x + i, lanes); };
       norm.ForEach(value, norm.Rstd(value), [&](int64_t i, VecF y, int lanes) {

@@ -2,23 +2,9 @@
 
 namespace intarsia {
 
-std::optional<int64_t> RotaryEmbedding::TokenStride(const TensorView& heads) const {
-  std::optional<int64_t> innermost;
-  int64_t even = 0;  // the stride that the next axis has in an even walk
-  for (int axis = token_axes() - 1; axis >= 0; --axis) {
-    if (heads.dim(axis) == 1) continue;
-    if (!innermost)
-      innermost = heads.stride(axis);
-    else if (heads.stride(axis) != even)
-      return std::nullopt;
-    even = heads.dim(axis) * heads.stride(axis);
-  }
-  return innermost.value_or(0);
-}
-
 Status RotaryEmbedding::Check() const {
   for (const auto& [name, x] : {std::pair("query", &query), std::pair("key", key ? &*key : &query)})
-    if (x->size() > 0 && !TokenStride(*x))
+    if (x->size() > 0 && !EvenStride(*x, token_axes()))
       return InvalidArgument(Text(name, " has ", token_axes(),
                                   " axes of tokens at uneven distances, expected even ones"));
   const int64_t d = head_dim(), r = cos_sin_cache.dim(1);

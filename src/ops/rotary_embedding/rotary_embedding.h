@@ -66,13 +66,8 @@ struct RotaryEmbedding {
   };
   Strides StridesOf(const TensorView& heads) const {
     const bool flat = heads.rank == token_axes() + 1;
-    return {TokenStride(heads).value_or(0), flat ? head_dim() : heads.stride(-2)};
+    return {EvenStride(heads, token_axes()).value_or(0), flat ? head_dim() : heads.stride(-2)};
   }
-
- private:
-  // The distance of neighbours in a walk over all token axes; none if it is not always the same.
-  // Axes of one token have no part in it: torch gives them any stride.
-  std::optional<int64_t> TokenStride(const TensorView& heads) const;
 };
 
 }  // namespace intarsia
