@@ -143,6 +143,7 @@ MAPPED = {
     "copy_blocks": set(),  # one cache for all
     "dynamic_per_token_scaled_fp8_quant": {"x"},
     "dynamic_scaled_fp8_quant": set(),  # one scale for all
+    "dynamic_scaled_int8_azp_quant": {"x"},
     "dynamic_scaled_int8_quant": {"x"},
     "fatrelu_and_mul": {"x"},
     "flash_attn_varlen": {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"},
@@ -157,14 +158,19 @@ MAPPED = {
     "gelu_new": {"x"},
     "gelu_quick": {"x"},
     "gelu_tanh_and_mul": {"x"},
+    "layer_norm": {"x"},
+    "layer_norm_dynamic_per_token_quant": {"x"},
+    "layer_norm_static_fp8_quant": {"x"},
     "linear": {"x"},
     "merge_attn_states": {"prefix_out", "prefix_lse", "suffix_out", "suffix_lse"},
     "mul_and_silu": {"x"},
     "paged_attention": {"query", "seqused_k", "block_table", "cu_seqlens_q"},
     "per_token_group_fp8_quant": {"x"},
+    "per_token_group_quant_int8": {"x"},
     "reshape_and_cache_flash": set(),  # one cache for all
     "rms_norm": {"x"},
     "rms_norm_dynamic_per_token_quant": {"x"},
+    "rms_norm_per_block_quant": {"x"},
     "rms_norm_static_fp8_quant": {"x"},
     "rotary_embedding": {"positions", "query", "key"},
     "rotary_embedding_and_cache": set(),  # one cache for all

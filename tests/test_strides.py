@@ -158,6 +158,7 @@ def test_tokens_at_uneven_distances_are_refused() -> None:
 NORMS = {
     "rms_norm": [],
     "fused_add_rms_norm": ["residual"],
+    "layer_norm": [],
     "fused_add_rms_norm_static_fp8_quant": ["residual"],
     "rms_norm_dynamic_per_token_quant": ["residual"],
     "rms_norm_static_fp8_quant": [],

@@ -13,16 +13,20 @@
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
 #include "src/core/round.h"
+#include "src/norm/groups.h"
 #include "src/quant/codes.cuh"
 
 namespace intarsia::cuda {
 namespace {
 
 constexpr int kNormItems = 4;
+// Of a quantised result: given (or there is none), a scale for each row, or for each group of a
+// row's neighbours.
+enum class NormScales { kGiven, kRows, kGroups };
 // Of a block. With scales of rows a thread keeps the rounded numbers, too: 64 registers, all that
 // 1024 threads leave it, would spill.
-template <bool kRowScales>
-constexpr int kNormThreads = kRowScales ? kMaxRowThreads / 2 : kMaxRowThreads;
+template <NormScales kScales>
+constexpr int kNormThreads = kScales == NormScales::kGiven ? kMaxRowThreads : kMaxRowThreads / 2;
 
 // T is the activations' type, Out that of the result.
 template <class T, class Out>
@@ -31,12 +35,14 @@ struct NormArguments {
   const T* residual;        // null: none
   const T* weight;          // [n]; at most one of the two weights is set
   const float* weight_f32;  // [n]
+  const T* bias;            // [n]; of a layer norm, as the weights
+  const float* bias_f32;    // [n]
   Out* out;                 // may be x
   T* residual_out;          // x + residual; may be residual
   const float* scale;       // [1], if Out is a code and the scale is given
-  float* row_scales;        // [rows], if it is the row's own
+  float* row_scales;        // [rows], if it is the row's own; [rows, n / group_size]
   RowRule rule;             // of that
-  int64_t rows, n;
+  int64_t rows, n, group_size;
   float eps;
   bool before_weight;                                                  // rounding; see rms_norm.h
   int64_t x_stride, residual_stride, out_stride, residual_out_stride;  // of rows, in elements
@@ -52,8 +58,16 @@ struct Norm {
   const TensorView* residual = nullptr;
   const TensorView* residual_out = nullptr;
   const TensorView* scale = nullptr;       // one for all
-  const TensorView* row_scales = nullptr;  // the rows' own, a result
+  const TensorView* row_scales = nullptr;  // the rows' own, a result, or their groups'
   RowRule rule = {};
+  Optional bias = {};
+  int64_t group_size = 0;
+};
+
+// What a layer norm takes from each number: its row's mean.
+template <bool kCentred>
+struct Centre {
+  float mean = 0.0f;
 };
 
 // A pack of a row between the two passes: as it was loaded, which takes half the registers of f32,
@@ -88,6 +102,18 @@ struct RowPack {
     for (int j = 0; j < kCount; ++j) squares += At(j) * At(j);
     return squares;
   }
+  __device__ __forceinline__ float Sum() const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) sum += At(j);
+    return sum;
+  }
+  __device__ __forceinline__ float SumOfSquaresAround(float mean) const {
+    float squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) squares += (At(j) - mean) * (At(j) - mean);
+    return squares;
+  }
 
   template <class Out>
   __device__ __forceinline__ void StoreSum(const NormArguments<T, Out>& a, int64_t at) const {
@@ -98,7 +124,8 @@ struct RowPack {
   // The normed numbers, not yet rounded to T.
   template <class Out>
   __device__ __forceinline__ Pack<float, kCount> Normed(const NormArguments<T, Out>& a,
-                                                        int64_t column, float rstd) const {
+                                                        int64_t column, float rstd,
+                                                        Centre<false> = {}) const {
     Pack<T, kCount> weight;
     if (a.weight) weight = *reinterpret_cast<const Pack<T, kCount>*>(a.weight + column);
     Pack<float, kCount> normed;
@@ -112,12 +139,33 @@ struct RowPack {
                                      : 1.0f;
     return normed;
   }
+  template <class Out>
+  __device__ __forceinline__ Pack<float, kCount> Normed(const NormArguments<T, Out>& a,
+                                                        int64_t column, float rstd,
+                                                        Centre<true> centre) const {
+    Pack<T, kCount> weight, bias;
+    if (a.weight) weight = *reinterpret_cast<const Pack<T, kCount>*>(a.weight + column);
+    if (a.bias) bias = *reinterpret_cast<const Pack<T, kCount>*>(a.bias + column);
+    Pack<float, kCount> normed;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      float y = (At(j) - centre.mean) * rstd;
+      y *= a.weight ? ToFloat(weight.at[j]) : a.weight_f32 ? a.weight_f32[column + j] : 1.0f;
+      normed.at[j] = y + (a.bias       ? ToFloat(bias.at[j])
+                          : a.bias_f32 ? a.bias_f32[column + j]
+                                       : 0.0f);
+    }
+    return normed;
+  }
 };
 
+// ReduceRow once more in a kernel.
+struct PlusAgain : Plus {};
+
 // A row a threadIdx.y. kCount: what makes 16 bytes of T, or 1 where alignment or n does not allow
-// that. kRowScales: the result is quantised by scales of its rows.
-template <class T, class Out, int kCount, bool kResidual, bool kRowScales>
-__global__ void __launch_bounds__(kNormThreads<kRowScales>) NormKernel(NormArguments<T, Out> a) {
+// that. kCentred: a layer norm.
+template <class T, class Out, int kCount, bool kResidual, NormScales kScales, bool kCentred>
+__global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArguments<T, Out> a) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const int64_t packs = row < a.rows ? a.n / kCount : 0;
   a.x += row * a.x_stride, a.out += row * a.out_stride;
@@ -141,16 +189,58 @@ __global__ void __launch_bounds__(kNormThreads<kRowScales>) NormKernel(NormArgum
   };
 
   for_kept([&](auto& pack, int64_t i, int) { pack.Load(a, i * kCount); });
+  Centre<kCentred> centre;
   float squares = 0.0f;
-  for_kept([&](auto& pack, int64_t, int) { squares += pack.SumOfSquares(); });
-  for_again([&](auto& pack, int64_t) { squares += pack.SumOfSquares(); });
+  if constexpr (kCentred) {
+    float sum = 0.0f;
+    for_kept([&](auto& pack, int64_t, int) { sum += pack.Sum(); });
+    for_again([&](auto& pack, int64_t) { sum += pack.Sum(); });
+    centre.mean = ReduceRow<PlusAgain>(sum) / static_cast<float>(a.n);
+    for_kept([&](auto& pack, int64_t, int) { squares += pack.SumOfSquaresAround(centre.mean); });
+    for_again([&](auto& pack, int64_t) { squares += pack.SumOfSquaresAround(centre.mean); });
+  } else {
+    for_kept([&](auto& pack, int64_t, int) { squares += pack.SumOfSquares(); });
+    for_again([&](auto& pack, int64_t) { squares += pack.SumOfSquares(); });
+  }
   const float rstd = rsqrtf(ReduceRow<Plus>(squares) / static_cast<float>(a.n) + a.eps);
-  const auto normed = [&](const auto& pack, int64_t i) { return pack.Normed(a, i * kCount, rstd); };
+  const auto normed = [&](const auto& pack, int64_t i) {
+    return pack.Normed(a, i * kCount, rstd, centre);
+  };
   const auto store = [&](int64_t i, const Pack<Out, kCount>& out) {
     *reinterpret_cast<Pack<Out, kCount>*>(a.out + i * kCount) = out;
   };
 
-  if constexpr (kRowScales) {
+  if constexpr (kScales == NormScales::kGroups) {
+    extern __shared__ int group_largest[];  // [blockDim.y, groups], numbers >= 0 by their bits
+    const int64_t groups = a.n / a.group_size;
+    int* const of_row = group_largest + threadIdx.y * groups;
+    for (int64_t g = threadIdx.x; g < groups; g += blockDim.x) of_row[g] = 0;
+    __syncthreads();
+    const auto group = [&](int64_t i) { return of_row + i * kCount / a.group_size; };
+    const auto count = [&](const Pack<T, kCount>& y, int64_t i) {
+      atomicMax(group(i), __float_as_int(LargestAbs(y)));
+      return y;
+    };
+    Pack<T, kCount> rounded[kNormItems];
+    for_kept([&](auto& pack, int64_t i, int k) {
+      pack.StoreSum(a, i * kCount);
+      rounded[k] = count(FromFloats<T>(normed(pack, i)), i);
+    });
+    for_again([&](auto& pack, int64_t i) { count(FromFloats<T>(normed(pack, i)), i); });
+    __syncthreads();
+    const auto quantise = [&](const Pack<T, kCount>& y, int64_t i) {
+      const float largest = __int_as_float(*group(i));
+      store(i, Quantised<Out>(y, RowScaling(a.rule.Of(largest).scaling, largest)));
+    };
+    if (row < a.rows)
+      for (int64_t g = threadIdx.x; g < groups; g += blockDim.x)
+        a.row_scales[row * groups + g] = a.rule.Of(__int_as_float(of_row[g])).scale;
+    for_kept([&](auto&, int64_t i, int k) { quantise(rounded[k], i); });
+    for_again([&](auto& pack, int64_t i) {
+      quantise(FromFloats<T>(normed(pack, i)), i);
+      pack.StoreSum(a, i * kCount);
+    });
+  } else if constexpr (kScales == NormScales::kRows) {
     Pack<T, kCount> rounded[kNormItems];
     float largest = 0.0f;
     for_kept([&](auto& pack, int64_t i, int k) {
@@ -186,9 +276,11 @@ __global__ void __launch_bounds__(kNormThreads<kRowScales>) NormKernel(NormArgum
   }
 }
 
-template <class T, class Out, int kCount, bool kResidual, bool kRowScales>
-const Kernel kNormKernel("NormKernel", reinterpret_cast<const void*>(
-                                           &NormKernel<T, Out, kCount, kResidual, kRowScales>));
+template <class T, class Out, int kCount, bool kResidual, NormScales kScales, bool kCentred>
+const Kernel kNormKernel(
+    "NormKernel",
+    reinterpret_cast<const void*>(&NormKernel<T, Out, kCount, kResidual, kScales, kCentred>),
+    kScales == NormScales::kGroups ? kMaxNormGroups * int{sizeof(int)} : 0);
 
 template <class T, class Out>
 NormArguments<T, Out> ArgumentsOf(const Norm& norm) {
@@ -196,11 +288,18 @@ NormArguments<T, Out> ArgumentsOf(const Norm& norm) {
                           .out = norm.out.as<Out>(),
                           .rule = norm.rule,
                           .n = norm.x.dim(-1),
+                          .group_size = norm.group_size,
                           .eps = norm.eps,
                           .before_weight = norm.rounding == "before_weight"};
   // A row without columns has a scale, too.
   a.x_stride = RowStride(norm.x), a.out_stride = RowStride(norm.out);
-  a.rows = norm.row_scales ? norm.row_scales->size() : a.n == 0 ? 0 : norm.x.size() / a.n;
+  a.rows = norm.row_scales && a.group_size == 0 ? norm.row_scales->size()
+           : a.n == 0                           ? 0
+                                                : norm.x.size() / a.n;
+  if (norm.bias && norm.bias->dtype == kF32)
+    a.bias_f32 = norm.bias->as<const float>();
+  else if (norm.bias)
+    a.bias = norm.bias->as<const T>();
   if (norm.weight && norm.weight->dtype == kF32)
     a.weight_f32 = norm.weight->as<const float>();
   else if (norm.weight)
@@ -217,7 +316,7 @@ NormArguments<T, Out> ArgumentsOf(const Norm& norm) {
 }
 
 // Out is void where the result has the activations' type.
-template <class Out, bool kResidual, bool kRowScales = false>
+template <class Out, bool kResidual, NormScales kScales = NormScales::kGiven, bool kCentred = false>
 Status LaunchNorm(const CudaContext& context, const Norm& norm) {
   return DispatchDType<kF32, kF16, kBF16>("x", norm.x.dtype, [&]<DType kType>() -> Status {
     using T = DeviceT<kType>;
@@ -226,15 +325,17 @@ Status LaunchNorm(const CudaContext& context, const Norm& norm) {
     const auto a = ArgumentsOf<T, Result>(norm);
     // kCount is a power of two: the union of their bits is a multiple where each stride is one.
     const int64_t strides = a.x_stride | a.residual_stride | a.out_stride | a.residual_out_stride;
-    const bool packed = strides % kCount == 0 &&
-                        AllInPacks<kCount>(a.n, a.x, a.out, a.weight, a.residual, a.residual_out);
+    const bool packed =
+        strides % kCount == 0 && a.group_size % kCount == 0 &&
+        AllInPacks<kCount>(a.n, a.x, a.out, a.weight, a.bias, a.residual, a.residual_out);
     const dim3 block = RowBlock(*context.device, a.rows, packed ? a.n / kCount : a.n, kNormItems,
-                                kNormThreads<kRowScales>);
+                                kNormThreads<kScales>);
     const Grid grid{CeilDiv<int64_t>(a.rows, block.y)};
+    const int64_t groups = a.group_size == 0 ? 0 : block.y * (a.n / a.group_size);
     return Launch(context,
-                  packed ? kNormKernel<T, Result, kCount, kResidual, kRowScales>
-                         : kNormKernel<T, Result, 1, kResidual, kRowScales>,
-                  {grid, block}, a);
+                  packed ? kNormKernel<T, Result, kCount, kResidual, kScales, kCentred>
+                         : kNormKernel<T, Result, 1, kResidual, kScales, kCentred>,
+                  {grid, block, static_cast<int>(groups * sizeof(int))}, a);
   });
 }
 

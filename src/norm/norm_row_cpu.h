@@ -37,7 +37,14 @@ class NormRow {
   // use(i, y, lanes) for each register y of value * rstd * weight, not yet rounded to T.
   template <class Value, class Use>
   [[gnu::always_inline]] void ForEach(Value value, float rstd, Use use) const {
-    ForLanes(n_, [&](int64_t i, int lanes) {
+    ForPart(0, n_, value, rstd, use);
+  }
+  // The same for `count` columns from `first` on.
+  template <class Value, class Use>
+  [[gnu::always_inline]] void ForPart(int64_t first, int64_t count, Value value, float rstd,
+                                      Use use) const {
+    ForLanes(count, [&](int64_t of_part, int lanes) {
+      const int64_t i = first + of_part;
       const VecF y = value(i, lanes) * rstd;
       use(i, Weighted(before_weight_ ? RoundTo(y, T{}) : y, i, lanes), lanes);
     });

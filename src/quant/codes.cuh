@@ -8,6 +8,21 @@
 
 namespace intarsia::cuda {
 
+// An int8 that numbers become by rounding toward zero.
+struct TruncatedI8 {
+  int8_t value;
+};
+template <>
+__device__ __forceinline__ TruncatedI8 FromFloat<TruncatedI8>(float x) {
+  return {FromFloat<int8_t>(truncf(x))};
+}
+
+// round(scaled) + azp as f32, which a code of int8 then takes the nearest of. NaN counts as 0.
+__device__ __forceinline__ float Shifted(float scaled, int32_t azp) {
+  const int32_t rounded = min(max(__float2int_rn(scaled), -kLargestTerm), kLargestTerm);
+  return static_cast<float>(rounded + min(max(azp, -kLargestTerm), kLargestTerm));
+}
+
 // max |x|, NaN left out.
 template <class T, int kCount>
 __device__ __forceinline__ float LargestAbs(const Pack<T, kCount>& x) {

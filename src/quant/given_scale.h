@@ -1,7 +1,8 @@
 // Quantisation by scales that are given:
 //   q = clamp(round(x * (1 / scale))) in fp8, clamp(round(x / scale)) in int8
 // with the reciprocal rounded to f32 first. One scale for all, for each column, for each row, or
-// for each group of n/g neighbours in each row.
+// for each group of n/g neighbours in each row. int8 may have a zero point for all, the code that
+// stands for 0: q = clamp(round(x / scale) + azp).
 #pragma once
 #include "src/core/op.h"
 #include "src/quant/scaling.h"
@@ -14,16 +15,10 @@ struct GivenScaleQuant {
   Status Check() const;
 };
 
-consteval auto GivenScaleSpec(std::string_view name, std::string_view summary,
-                              std::string_view source, std::string_view code) {
-  using Op = GivenScaleQuant;
-  return MakeSpec(
-      name, summary, source, In("x", &Op::x, "... n", "T", "numbers"),
-      In("scale", &Op::scale, "1 | n | ... 1 | ... g", "f32",
-         "what a code of 1 stands for: in all of x, in each column, in each row, or in each of g "
-         "equal groups of a row's columns"),
-      Out<TensorView Op::*>{"q", &Op::q, "... n", code, "codes"});
-}
+inline constexpr char kGivenScaleDims[] = "1 | n | ... 1 | ... g";
+inline constexpr char kGivenScaleDoc[] =
+    "what a code of 1 stands for: in all of x, in each column, in each row, or in each of g equal "
+    "groups of a row's columns";
 
 // Where the scale of an element is: data[row * row_stride + column / columns].
 struct GivenScales {

@@ -7,6 +7,7 @@
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
 #include "src/core/round.h"
+#include "src/quant/codes.cuh"
 #include "src/quant/given_scale.h"
 
 namespace intarsia::cuda {
@@ -22,11 +23,13 @@ struct GivenArguments {
   GivenScales scales;
   int64_t rows, n;
   int blocks_per_row;
+  const int32_t* azp;  // [1]; null: none
 };
 
-// q[row, i] = round(x[row, i] * (1 / scale)), or x / scale in int8. A block does blockDim.x packs
-// of each of blockDim.y * kGivenRows rows; a thread stays in its columns, for it may be them that
-// have the scales. The last rows come first: what has just read x left those in the L2 cache.
+// q[row, i] = round(x[row, i] * (1 / scale)), or round(x / scale) + azp in int8. A block does
+// blockDim.x packs of each of blockDim.y * kGivenRows rows; a thread stays in its columns, for it
+// may be them that have the scales. The last rows come first: what has just read x left those in
+// the L2 cache.
 template <class T, class Code, int kCount>
 __global__ void __launch_bounds__(kGivenThreads) GivenScaleKernel(GivenArguments<T, Code> a) {
   constexpr bool kDivide = std::is_same_v<Code, int8_t>;
@@ -64,6 +67,12 @@ __global__ void __launch_bounds__(kGivenThreads) GivenScaleKernel(GivenArguments
 #pragma unroll
     for (int j = 0; j < kCount; ++j)
       scaled.at[j] = Scaling{factors[j], kDivide}(ToFloat(x[k].at[j]));
+    if constexpr (std::is_same_v<Code, int8_t>) {
+      if (a.azp) {
+#pragma unroll
+        for (float& y : scaled.at) y = Shifted(y, *a.azp);
+      }
+    }
     *reinterpret_cast<Pack<Code, kCount>*>(a.q + row(k) * a.n + column) = FromFloats<Code>(scaled);
   }
 }
@@ -73,7 +82,8 @@ const Kernel kGivenScaleKernel("GivenScaleKernel",
                                reinterpret_cast<const void*>(&GivenScaleKernel<T, Code, kCount>));
 
 template <class Code>
-Status LaunchGivenScale(const CudaContext& context, const GivenScaleQuant& op) {
+Status LaunchGivenScale(const CudaContext& context, const GivenScaleQuant& op,
+                        const Optional& azp = {}) {
   return DispatchDType<kF32, kF16, kBF16>("x", op.x.dtype, [&]<DType kType>() -> Status {
     using T = DeviceT<kType>;
     constexpr int kCount = kMaxAccessBytes / sizeof(T);
@@ -93,7 +103,8 @@ Status LaunchGivenScale(const CudaContext& context, const GivenScaleQuant& op) {
                   packed ? kGivenScaleKernel<T, Code, kCount> : kGivenScaleKernel<T, Code, 1>,
                   {grid, dim3(width, height)},
                   GivenArguments<T, Code>{x, q, GivenScales(op.scale, n), rows, n,
-                                          static_cast<int>(blocks_per_row)});
+                                          static_cast<int>(blocks_per_row),
+                                          azp ? azp->as<const int32_t>() : nullptr});
   });
 }
 

@@ -24,6 +24,21 @@ def saturated(x, dtype):
     return codes
 
 
+# What an integer that is added to a zero point counts as at most.
+LARGEST_TERM = 1 << 29
+
+
+def shifted(scaled, azp):
+    """Numbers as int8 around a zero point; NaN counts as 0."""
+    rounded = np.clip(
+        np.rint(np.nan_to_num(scaled, nan=0.0, posinf=1e30, neginf=-1e30)),
+        -LARGEST_TERM,
+        LARGEST_TERM,
+    )
+    terms = rounded.astype(np.int64) + np.clip(azp, -LARGEST_TERM, LARGEST_TERM)
+    return np.clip(terms, -128, 127).astype(np.int8)
+
+
 def reciprocal(scale):
     """1 / scale, but no infinity."""
     with np.errstate(divide="ignore", over="ignore"):
@@ -38,6 +53,22 @@ def given_scale(x, scale, dtype):
         return x / scale if dtype == "i8" else x * reciprocal(scale)
 
 
+def power_of_two_from(x):
+    """2^ceil(log2 x), the logarithm rounded to f32."""
+    exponent = np.ceil(np.log2(x.astype(np.float64)).astype(np.float32))
+    return np.exp2(exponent.astype(np.float64)).astype(x.dtype)
+
+
+def groups(x, group_size):
+    """Rows as groups of neighbours: [..., n / group_size, group_size]."""
+    return x.reshape(*x.shape[:-1], x.shape[-1] // group_size, group_size)
+
+
+def of_groups(x, codes, scale):
+    """The results of a rule for the groups of x, as of its rows."""
+    return [codes.reshape(x.shape), scale[..., 0]]
+
+
 @dataclass(frozen=True)
 class RowRule:
     """How a row's own scale comes about: RowRule of scaling.h."""
@@ -46,13 +77,19 @@ class RowRule:
     apply: str = "divide"
     least_absmax: float = 0.0
     least_scale: float = 0.0
+    power_of_two: bool = False
+    truncate: bool = False  # toward zero, instead of to the nearest
 
     def __call__(self, x, upper=None):
         """(x by the scales of its rows, the scales [..., 1])"""
         a = np.fmax.reduce(np.abs(x), axis=-1, keepdims=True, initial=self.least_absmax)
         a = a.astype(x.dtype) if upper is None else np.fmin(a, upper).astype(x.dtype)
         scale = np.maximum(a / LARGEST[self.dtype], x.dtype.type(self.least_scale))
+        if self.power_of_two:
+            scale = power_of_two_from(scale)
         with np.errstate(all="ignore"):
+            if self.truncate:
+                return np.trunc(x / scale), scale
             if self.apply == "divide":
                 return x / scale, scale
             if self.apply == "reciprocal":
@@ -126,4 +163,7 @@ def xla_rows(x, rule, upper=None):
     a = jnp.max(jnp.abs(f32), axis=-1, keepdims=True, initial=rule.least_absmax)
     a = a if upper is None else jnp.minimum(a, upper)
     scale = jnp.maximum(a / LARGEST[rule.dtype], rule.least_scale)
-    return [xla_codes(f32 / jnp.where(scale == 0, 1, scale), rule.dtype), scale]
+    if rule.power_of_two:
+        scale = jnp.exp2(jnp.ceil(jnp.log2(scale)))
+    scaled = f32 / jnp.where(scale == 0, 1, scale)
+    return [xla_codes(jnp.trunc(scaled) if rule.truncate else scaled, rule.dtype), scale]

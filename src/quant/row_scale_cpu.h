@@ -8,6 +8,17 @@
 namespace intarsia {
 namespace {
 
+// An int8 that numbers become by rounding toward zero.
+struct TruncatedI8 {
+  int8_t value;
+};
+[[gnu::always_inline]] inline VecU8 Round(VecF x, TruncatedI8) {
+  const VecF low = x > -128.0f ? x : Splat(-128.0f);  // of NaN, too
+  const VecF clamped = low < 127.0f ? low : Splat(127.0f);
+  const VecU codes = reinterpret_cast<VecU>(__builtin_convertvector(clamped, VecI));
+  return NarrowToBytes(x == x ? codes & 0xffu : VecU{});
+}
+
 // The largest absolute value of a row, NaN left out.
 template <class T>
 [[gnu::always_inline]] inline float LargestAbs(const T* x, int64_t n) {
@@ -16,7 +27,7 @@ template <class T>
   return Largest(largest);
 }
 
-// Code: F8E4M3 or I8.
+// Code: F8E4M3, I8 or TruncatedI8.
 template <class Code>
 Status RunRowQuant(const RowQuant& op, const CpuContext& context) {
   return DispatchDType<kF32, kF16, kBF16>("x", op.x.dtype, [&]<DType kType>() -> Status {

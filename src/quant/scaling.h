@@ -6,11 +6,15 @@
 // one, and zeros stay 0 under a scale of 0.
 #pragma once
 #include <cfloat>
+#include <string_view>
 
 #include "src/core/index_vector.h"
 #include "src/core/tensor_view.h"
 
 namespace intarsia {
+
+// What an integer that is added to a zero point counts as at most, so that no sum overflows.
+inline constexpr int32_t kLargestTerm = 1 << 29;
 
 inline constexpr float kLargestF8E4M3 = 448.0f, kLargestI8 = 127.0f;
 
@@ -36,9 +40,19 @@ struct Scaling {
   return {divide ? scale : Reciprocal(scale), divide};
 }
 
+// 2^ceil(log2 x) for x > 0, with the logarithm in f32 as in vLLM: what is above a power of two by a
+// few ulp counts as it. An infinity stays one.
+[[gnu::always_inline]] INTARSIA_HOST_DEVICE inline float PowerOfTwoFrom(float x) {
+#ifdef __CUDA_ARCH__
+  return scalbnf(1.0f, static_cast<int>(ceilf(log2f(x))));
+#else
+  return __builtin_exp2f(__builtin_ceilf(static_cast<float>(__builtin_log2(x))));
+#endif
+}
+
 // By the row's own scale, from the largest absolute value in it, NaN left out:
 //   a = min(max(largest absolute value, least_absmax), *upper), scale = max(a / largest,
-//   least_scale)
+//   least_scale), rounded up to a power of two if so wanted
 struct RowRule {
   enum class Apply { kDivide, kReciprocal /* x * (1 / scale) */, kLargest /* x * (largest / a) */ };
 
@@ -46,6 +60,7 @@ struct RowRule {
   Apply apply = Apply::kDivide;
   float least_absmax = 0.0f, least_scale = 0.0f;
   const float* upper = nullptr;  // [1]; null: none
+  bool power_of_two = false;
 
   struct Scaled {
     float scale;
@@ -54,7 +69,9 @@ struct RowRule {
   [[gnu::always_inline]] INTARSIA_HOST_DEVICE Scaled Of(float absmax) const {
     float a = absmax > least_absmax ? absmax : least_absmax;
     if (upper && *upper < a) a = *upper;
-    const float ratio = a / largest, scale = ratio > least_scale ? ratio : least_scale;
+    const float ratio = a / largest;
+    float scale = ratio > least_scale ? ratio : least_scale;
+    if (power_of_two) scale = PowerOfTwoFrom(scale);
     if (apply == Apply::kDivide) return {scale, {scale, true}};
     if (apply == Apply::kReciprocal) return {scale, {Reciprocal(scale), false}};
     return {scale, {a == 0.0f ? 0.0f : largest / a, false}};
@@ -65,6 +82,17 @@ struct RowRule {
 [[gnu::always_inline]] inline RowRule TokenF8Rule(const Optional& scale_ub) {
   return {.least_scale = 1.0f / (kLargestF8E4M3 * 512.0f),
           .upper = scale_ub ? scale_ub->as<const float>() : nullptr};
+}
+
+// Behind a norm: codes are "f8e4m3fn" or "i8".
+[[gnu::always_inline]] inline RowRule NormedRule(std::string_view codes, const Optional& scale_ub) {
+  RowRule rule = TokenF8Rule(scale_ub);
+  if (codes == "i8")
+    rule = {.largest = kLargestI8,
+            .apply = RowRule::Apply::kReciprocal,
+            .least_scale = FLT_EPSILON,
+            .upper = rule.upper};
+  return rule;
 }
 
 }  // namespace intarsia

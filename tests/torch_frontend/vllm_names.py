@@ -143,6 +143,26 @@ def rms_norm_dynamic_per_token_quant(dtype=FP8, bound=1.5, residual=False):
     )
 
 
+@also("int8", dtype=INT8)
+@also("column by column with a residual", residual=True, strided=True)
+@case
+def rms_norm_per_block_quant(dtype=FP8, residual=False, strided=False):
+    x, w, r = _x(2, 3, 64), _x(64), _x(2, 3, 64) if residual else None
+    codes, scales, total = xla_gpu.rms_norm_per_block_quant.functional(
+        x,
+        w,
+        None,
+        r,
+        group_size=16,
+        eps=1e-5,
+        quant_dtype="i8" if dtype == INT8 else "f8e4m3fn",
+    )
+    room = torch.zeros(4, 6).t() if strided else torch.zeros(6, 4)
+    arguments = [torch.zeros_like(x, dtype=dtype), x, w, room, 1e-5, None, r, 16, strided]
+    want = {0: codes, 3: scales.reshape(6, 4)}
+    return Call("_C::rms_norm_per_block_quant", arguments, want | ({6: total} if residual else {}))
+
+
 def _activation(op, numbers=(), n=128, dtype=torch.float32, **attributes):
     """`numbers` are what vLLM's op takes behind its tensors, `attributes` what that is here."""
     x = _x(6, n).to(dtype)
@@ -233,19 +253,31 @@ def dynamic_per_token_scaled_fp8_quant(rows=6, bound=None):
 
 
 @also("column by column", strided=True)  # as DeepGEMM wants it
+@also("by powers of two", ue8m0=True)
 @case
-def per_token_group_fp8_quant(strided=False):
+def per_token_group_fp8_quant(strided=False, ue8m0=False):
     x, scales = _x(), torch.zeros(2, 6).t() if strided else torch.zeros(6, 2)
-    arguments = [x, _codes(), scales, 32, 1e-10, -448.0, 448.0, False]
-    codes, scales = xla_gpu.per_token_group_fp8_quant(x, group_size=32, eps=1e-10)
+    arguments = [x, _codes(), scales, 32, 1e-10, -448.0, 448.0, ue8m0]
+    codes, scales = xla_gpu.per_token_group_fp8_quant(
+        x, group_size=32, eps=1e-10, scale_ue8m0=ue8m0
+    )
     return Call("_C::per_token_group_fp8_quant", arguments, {1: codes, 2: scales})
 
 
 @case
-def static_scaled_int8_quant():
+def per_token_group_quant_int8():
     x = _x()
-    want = xla_gpu.static_scaled_int8_quant(x, _scale())
-    return Call("_C::static_scaled_int8_quant", [_codes(INT8), x, _scale(), None], {0: want})
+    arguments = [x, _codes(INT8), torch.zeros(6, 2), 32, 1e-10, -128.0, 127.0]
+    codes, scales = xla_gpu.per_token_group_quant_int8(x, group_size=32, eps=1e-10)
+    return Call("_C::per_token_group_quant_int8", arguments, {1: codes, 2: scales})
+
+
+@also("around a zero point", azp=-17)
+@case
+def static_scaled_int8_quant(azp=None):
+    x, azp = _x(), None if azp is None else torch.tensor(azp, dtype=torch.int32)
+    want = xla_gpu.static_scaled_int8_quant(x, _scale(), None if azp is None else azp.reshape(1))
+    return Call("_C::static_scaled_int8_quant", [_codes(INT8), x, _scale(), azp], {0: want})
 
 
 @case
@@ -254,6 +286,16 @@ def dynamic_scaled_int8_quant():
     codes, scales = xla_gpu.dynamic_scaled_int8_quant(x)
     arguments = [_codes(INT8), x, torch.zeros(6, 1), None]
     return Call("_C::dynamic_scaled_int8_quant", arguments, {0: codes, 2: scales.reshape(6, 1)})
+
+
+def _asymmetric():
+    x, azp = _x(), torch.zeros(6, 1, dtype=torch.int32)
+    want = xla_gpu.dynamic_scaled_int8_azp_quant(x)
+    arguments = [_codes(INT8), x, torch.zeros(6, 1), azp]
+    return Call("_C::dynamic_scaled_int8_quant", arguments, {0: want[0], 2: want[1], 3: want[2]})
+
+
+case(_asymmetric, "dynamic_scaled_int8_quant asymmetric")
 
 
 @also("fp8", codes=FP8, kv_cache_dtype="fp8", scale=0.5)

@@ -60,6 +60,26 @@ def _fused_add_rms_norm(
     return d_total, d_total, d_weight
 
 
+@gradient("intarsia.layer_norm", keep=lambda operands, results, attributes: operands)
+def _layer_norm(kept: Any, cotangents: Sequence[jax.Array], attributes: Attributes) -> Arrays:
+    """For y = u w + b, u = (x - mean) r, r = (variance + eps)^-1/2:
+
+    dx = r (w g - mean(w g) - u mean(u w g)), dw = sum over rows of u g, db = sum over rows of g.
+    """
+    x, weight, bias = kept
+    x, g = _f32(x), _f32(cotangents[0])
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+    r = lax.rsqrt(variance + attributes.get("eps", 1e-5))
+    u = centred * r
+    scaled = g if weight is None else g * _f32(weight)
+    means = [jnp.mean(y, axis=-1, keepdims=True) for y in (scaled, u * scaled)]
+    rows = tuple(range(x.ndim - 1))
+    d_weight = None if weight is None else jnp.sum(u * g, axis=rows)
+    d_bias = None if bias is None else jnp.sum(g, axis=rows)
+    return r * (scaled - means[0] - u * means[1]), d_weight, d_bias
+
+
 def _sides(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     first, second = jnp.split(x, 2, axis=-1)
     return first, second

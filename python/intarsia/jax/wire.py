@@ -16,6 +16,7 @@ __all__ = [
     "copy_blocks",
     "dynamic_per_token_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
+    "dynamic_scaled_int8_azp_quant",
     "dynamic_scaled_int8_quant",
     "flash_attn_varlen",
     "flash_attn_varlen_backward",
@@ -24,13 +25,18 @@ __all__ = [
     "gather_cache",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
+    "layer_norm",
+    "layer_norm_dynamic_per_token_quant",
+    "layer_norm_static_fp8_quant",
     "linear",
     "merge_attn_states",
     "paged_attention",
     "per_token_group_fp8_quant",
+    "per_token_group_quant_int8",
     "reshape_and_cache_flash",
     "rms_norm",
     "rms_norm_dynamic_per_token_quant",
+    "rms_norm_per_block_quant",
     "rms_norm_static_fp8_quant",
     "rotary_embedding",
     "rotary_embedding_and_cache",
@@ -190,6 +196,26 @@ def dynamic_scaled_fp8_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
     Source: vLLM's _C::dynamic_scaled_fp8_quant. T is f32, f16 or bf16.
     """
     return one_or_all(call("dynamic_scaled_fp8_quant", (x,)))
+
+
+def dynamic_scaled_int8_azp_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Quantises each row to int8 by a scale and a zero point of its own.
+
+    Args:
+      x: [..., n], T: rows of numbers.
+
+    Returns:
+      q: [..., n], i8: codes.
+      scale: [..., 1], f32: what a step of 1 in the codes stands for.
+      azp: [..., 1], i32: the code that stands for 0.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::dynamic_scaled_int8_quant, asymmetric. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("dynamic_scaled_int8_azp_quant", (x,)))
 
 
 def dynamic_scaled_int8_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
@@ -719,6 +745,103 @@ def gelu_tanh_and_mul(x: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
     return one_or_all(call("gelu_tanh_and_mul", (x, up)))
 
 
+def layer_norm(
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    *,
+    eps: float = 1e-05,
+) -> jax.Array:
+    """Layer normalisation over the last axis.
+
+    Args:
+      x: [..., n], T: rows to normalise.
+      weight: [n], T, f32: scale of each column; 1 if absent; may be absent.
+      bias: [n], T, f32: added to each column; 0 if absent; may be absent.
+      eps: added to the variance.
+
+    Returns:
+      out: [..., n], T: normalised rows.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: Ba, Kiros and Hinton 2016, arXiv:1607.06450; torch's layer_norm. T is f32, f16 or
+        bf16.
+    """
+    return one_or_all(call("layer_norm", (x, weight, bias), eps=eps))
+
+
+def layer_norm_dynamic_per_token_quant(
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    scale_ub: ArrayLike | None = None,
+    *,
+    eps: float = 1e-05,
+    quant_dtype: QuantDtype = "f8e4m3fn",
+) -> tuple[jax.Array, jax.Array]:
+    """Layer normalisation, each row quantised by a scale of its own.
+
+    Args:
+      x: [..., n], T: rows to normalise.
+      weight: [n], T, f32: scale of each column; 1 if absent; may be absent.
+      bias: [n], T, f32: added to each column; 0 if absent; may be absent.
+      scale_ub: [1], f32: counts as a row's largest number where that is larger; may be absent.
+      eps: added to the variance.
+      quant_dtype: dtype of the codes; one of f8e4m3fn, i8.
+
+    Returns:
+      q: [..., n], quant_dtype: codes of the normalised rows.
+      scale: [..., 1], f32: what a code of 1 stands for.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: layer_norm, then vLLM's _C::dynamic_per_token_scaled_fp8_quant or its like in
+        int8. T is f32, f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "layer_norm_dynamic_per_token_quant",
+            (x, weight, bias, scale_ub),
+            eps=eps,
+            quant_dtype=quant_dtype,
+        )
+    )
+
+
+def layer_norm_static_fp8_quant(
+    x: ArrayLike,
+    scale: ArrayLike,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    *,
+    eps: float = 1e-05,
+) -> jax.Array:
+    """Layer normalisation, quantised by a given scale.
+
+    Args:
+      x: [..., n], T: rows to normalise.
+      scale: [1], f32: what a code of 1 stands for.
+      weight: [n], T, f32: scale of each column; 1 if absent; may be absent.
+      bias: [n], T, f32: added to each column; 0 if absent; may be absent.
+      eps: added to the variance.
+
+    Returns:
+      q: [..., n], f8e4m3fn: codes of the normalised rows.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: layer_norm and static_scaled_fp8_quant. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("layer_norm_static_fp8_quant", (x, scale, weight, bias), eps=eps))
+
+
 def linear(
     x: ArrayLike, w: ArrayLike, bias: ArrayLike | None = None, *, out_dtype: LinearOutDtype = "auto"
 ) -> jax.Array:
@@ -936,7 +1059,7 @@ def paged_attention(
 
 
 def per_token_group_fp8_quant(
-    x: ArrayLike, *, group_size: int = 128, eps: float = 1e-10
+    x: ArrayLike, *, group_size: int = 128, eps: float = 1e-10, scale_ue8m0: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     """Quantises groups of a row's neighbours to fp8, each by a scale of its own.
 
@@ -944,6 +1067,7 @@ def per_token_group_fp8_quant(
       x: [..., n], T: rows of numbers.
       group_size: how many neighbours share a scale.
       eps: counts as a group's largest number where that is smaller.
+      scale_ue8m0: whether scales are rounded up to powers of two, as E8M0 holds them.
 
     Returns:
       q: [..., n], f8e4m3fn: codes.
@@ -956,7 +1080,38 @@ def per_token_group_fp8_quant(
     Source: vLLM's _C::per_token_group_fp8_quant; DeepSeek-AI 2024, arXiv:2412.19437, section
         3.3. T is f32, f16 or bf16.
     """
-    return one_or_all(call("per_token_group_fp8_quant", (x,), group_size=group_size, eps=eps))
+    return one_or_all(
+        call(
+            "per_token_group_fp8_quant",
+            (x,),
+            group_size=group_size,
+            eps=eps,
+            scale_ue8m0=scale_ue8m0,
+        )
+    )
+
+
+def per_token_group_quant_int8(
+    x: ArrayLike, *, group_size: int = 128, eps: float = 1e-10
+) -> tuple[jax.Array, jax.Array]:
+    """Quantises groups of a row's neighbours to int8, each by a scale of its own.
+
+    Args:
+      x: [..., n], T: rows of numbers.
+      group_size: how many neighbours share a scale.
+      eps: counts as a group's largest number where that is smaller.
+
+    Returns:
+      q: [..., n], i8: codes, rounded toward zero.
+      scale: [..., n/group_size], f32: what a code of 1 stands for.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::per_token_group_quant_int8. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("per_token_group_quant_int8", (x,), group_size=group_size, eps=eps))
 
 
 @overload
@@ -1149,6 +1304,96 @@ def rms_norm_dynamic_per_token_quant(
         call(
             "rms_norm_dynamic_per_token_quant",
             (x, weight, scale_ub, residual),
+            eps=eps,
+            quant_dtype=quant_dtype,
+            rounding=rounding,
+        )
+    )
+
+
+@overload
+def rms_norm_per_block_quant(
+    x: ArrayLike,
+    weight: ArrayLike,
+    scale_ub: ArrayLike | None = None,
+    residual: None = None,
+    *,
+    group_size: int = 128,
+    eps: float = 1e-06,
+    quant_dtype: QuantDtype = "f8e4m3fn",
+    rounding: Rounding = "before_weight",
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def rms_norm_per_block_quant(
+    x: ArrayLike,
+    weight: ArrayLike,
+    scale_ub: ArrayLike | None,
+    residual: ArrayLike,
+    *,
+    group_size: int = 128,
+    eps: float = 1e-06,
+    quant_dtype: QuantDtype = "f8e4m3fn",
+    rounding: Rounding = "before_weight",
+) -> tuple[jax.Array, jax.Array, jax.Array]: ...
+
+
+@overload
+def rms_norm_per_block_quant(
+    x: ArrayLike,
+    weight: ArrayLike,
+    scale_ub: ArrayLike | None = None,
+    *,
+    residual: ArrayLike,
+    group_size: int = 128,
+    eps: float = 1e-06,
+    quant_dtype: QuantDtype = "f8e4m3fn",
+    rounding: Rounding = "before_weight",
+) -> tuple[jax.Array, jax.Array, jax.Array]: ...
+
+
+def rms_norm_per_block_quant(
+    x: ArrayLike,
+    weight: ArrayLike,
+    scale_ub: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
+    *,
+    group_size: int = 128,
+    eps: float = 1e-06,
+    quant_dtype: QuantDtype = "f8e4m3fn",
+    rounding: Rounding = "before_weight",
+) -> tuple[jax.Array, jax.Array] | tuple[jax.Array, jax.Array, jax.Array]:
+    """Root-mean-square normalisation, groups of a row quantised by scales of their own.
+
+    Args:
+      x: [..., n], T: rows to normalise; with residual, what a block of the network adds.
+      weight: [n], T, f32: scale of each column.
+      scale_ub: [1], f32: counts as a group's largest number where that is larger; may be
+        absent.
+      residual: [..., n], T: the residual stream, added before the norm; may be absent.
+      group_size: how many neighbours share a scale.
+      eps: added to the mean square.
+      quant_dtype: dtype of the codes; one of f8e4m3fn, i8.
+      rounding: "before_weight" norms the unrounded sum and rounds to T before the weight, too;
+        one of once, before_weight.
+
+    Returns:
+      q: [..., n], quant_dtype: codes of the normalised rows.
+      scale: [..., n/group_size], f32: what a code of 1 stands for.
+      residual: [..., n], T: x + residual; only with residual.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::rms_norm_per_block_quant. T is f32, f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "rms_norm_per_block_quant",
+            (x, weight, scale_ub, residual),
+            group_size=group_size,
             eps=eps,
             quant_dtype=quant_dtype,
             rounding=rounding,
@@ -1469,13 +1714,16 @@ def static_scaled_fp8_quant(x: ArrayLike, scale: ArrayLike) -> jax.Array:
     return one_or_all(call("static_scaled_fp8_quant", (x, scale)))
 
 
-def static_scaled_int8_quant(x: ArrayLike, scale: ArrayLike) -> jax.Array:
+def static_scaled_int8_quant(
+    x: ArrayLike, scale: ArrayLike, azp: ArrayLike | None = None
+) -> jax.Array:
     """Quantises to int8 by scales that are given.
 
     Args:
       x: [..., n], T: numbers.
       scale: [1] or [n] or [..., 1] or [..., g], f32: what a code of 1 stands for: in all of x,
         in each column, in each row, or in each of g equal groups of a row's columns.
+      azp: [1], i32: the code that stands for 0; 0 if absent; may be absent.
 
     Returns:
       q: [..., n], i8: codes.
@@ -1484,9 +1732,9 @@ def static_scaled_int8_quant(x: ArrayLike, scale: ArrayLike) -> jax.Array:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
         but not built.
 
-    Source: vLLM's _C::static_scaled_int8_quant, symmetric. T is f32, f16 or bf16.
+    Source: vLLM's _C::static_scaled_int8_quant. T is f32, f16 or bf16.
     """
-    return one_or_all(call("static_scaled_int8_quant", (x, scale)))
+    return one_or_all(call("static_scaled_int8_quant", (x, scale, azp)))
 
 
 def swap_blocks(

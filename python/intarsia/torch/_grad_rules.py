@@ -61,6 +61,24 @@ def _fused_add_rms_norm(kept: Tensors, cotangents: Tensors, attributes: dict[str
     return d_total, d_total, d_weight
 
 
+@gradient("layer_norm")
+def _layer_norm(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
+    """For y = u w + b, u = (x - mean) r: dx = r (w g - mean(w g) - u mean(u w g)), dw = sum u g, db = sum g."""
+    x, weight, bias = kept
+    x, g = x.float(), cotangents[0].float()
+    centred = x - x.mean(-1, keepdim=True)
+    r = torch.rsqrt((centred * centred).mean(-1, keepdim=True) + attributes["eps"])
+    u = centred * r
+    scaled = g if weight is None else g * weight.float()
+    means = [y.mean(-1, keepdim=True) for y in (scaled, u * scaled)]
+    d_weight, d_bias = ((y * g).reshape(-1, x.shape[-1]).sum(0) for y in (u, torch.ones_like(u)))
+    return (
+        r * (scaled - means[0] - u * means[1]),
+        None if weight is None else d_weight,
+        None if bias is None else d_bias,
+    )
+
+
 def _gated_backward(
     act: Callable[[torch.Tensor], torch.Tensor],
     act_derivative: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],

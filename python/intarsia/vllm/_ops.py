@@ -94,6 +94,39 @@ def rms_norm_dynamic_per_token_quant(op, result, input, weight, scale, epsilon, 
     _write(op, result=(result, codes), scale=(scale, _of_tokens(scales, scale)))
 
 
+@_op(
+    "Tensor! result, Tensor input, Tensor weight, Tensor! scale, float epsilon, Tensor? scale_ub, Tensor!? residual, "
+    "int group_size, bool is_scale_transposed"
+)
+def rms_norm_per_block_quant(
+    op,
+    result,
+    input,
+    weight,
+    scale,
+    epsilon,
+    scale_ub,
+    residual,
+    group_size,
+    is_scale_transposed,
+):
+    del is_scale_transposed  # which says how `scale` lies in memory: its strides say it, too
+    dtype = torch.int8 if result.dtype == torch.int8 else _FP8
+    rows, n = input.shape[:-1].numel(), input.shape[-1]
+    _rows(op, "result", result, input.shape, dtype, input.device)  # before the residual is written
+    _rows(op, "scale", scale, (rows, n // group_size), torch.float32, input.device)
+    codes, scales = _xla_gpu.rms_norm_per_block_quant(
+        input,
+        weight,
+        _one(scale_ub),
+        residual,
+        group_size=group_size,
+        eps=epsilon,
+        quant_dtype="i8" if dtype == torch.int8 else "f8e4m3fn",
+    )
+    _write(op, result=(result, codes), scale=(scale, scales.reshape(rows, -1)))
+
+
 # ---------------------------------------------------------------------------- activations, rotary
 
 
@@ -216,27 +249,36 @@ def per_token_group_fp8_quant(
 ):
     limit = torch.finfo(_FP8).max
     _refuse(op, fp8_min=(fp8_min, -limit), fp8_max=(fp8_max, limit))
-    _refuse(op, scale_ue8m0=(scale_ue8m0, False))
-    codes, scales = _xla_gpu.per_token_group_fp8_quant(input, group_size=group_size, eps=eps)
+    codes, scales = _xla_gpu.per_token_group_fp8_quant(
+        input, group_size=group_size, eps=eps, scale_ue8m0=scale_ue8m0
+    )
+    _write(op, output_q=(output_q, codes), output_s=(output_s, scales))
+
+
+@_op(
+    "Tensor input, Tensor! output_q, Tensor! output_s, int group_size, float eps, float int8_min, float int8_max"
+)
+def per_token_group_quant_int8(op, input, output_q, output_s, group_size, eps, int8_min, int8_max):
+    _refuse(op, int8_min=(int8_min, -128.0), int8_max=(int8_max, 127.0))
+    codes, scales = _xla_gpu.per_token_group_quant_int8(input, group_size=group_size, eps=eps)
     _write(op, output_q=(output_q, codes), output_s=(output_s, scales))
 
 
 @_op("Tensor! result, Tensor input, Tensor scale, Tensor? azp")
 def static_scaled_int8_quant(op, result, input, scale, azp):
-    _refuse(op, azp=(azp, None))
-    codes = _xla_gpu.static_scaled_int8_quant(input, _one(scale))
+    codes = _xla_gpu.static_scaled_int8_quant(input, _one(scale), _one(azp))
     _write(op, result=(result, codes))
 
 
 @_op("Tensor! result, Tensor input, Tensor! scale, Tensor!? azp")
 def dynamic_scaled_int8_quant(op, result, input, scale, azp):
-    _refuse(op, azp=(azp, None))
-    codes, scales = _xla_gpu.dynamic_scaled_int8_quant(input)
-    _write(
-        op,
-        result=(result, codes),
-        scale=(scale, _of_tokens(scales, scale)),
-    )
+    points = {}
+    if azp is None:
+        codes, scales = _xla_gpu.dynamic_scaled_int8_quant(input)
+    else:
+        codes, scales, found = _xla_gpu.dynamic_scaled_int8_azp_quant(input)
+        points["azp"] = (azp, _of_tokens(found, azp))
+    _write(op, result=(result, codes), scale=(scale, _of_tokens(scales, scale)), **points)
 
 
 # ---------------------------------------------------------------------------- attention

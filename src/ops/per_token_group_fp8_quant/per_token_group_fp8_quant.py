@@ -19,41 +19,44 @@ CASES = {
     "tiny": dict(tags="ci", t=4, n=256, spread=1e-12),
     "large": dict(tags="ci", t=4, n=256, spread=3e4),
     "large_eps": dict(tags="ci", t=4, n=256, eps=0.7),
+    "powers_of_two": dict(tags="ci", t=16, n=1024, scale_ue8m0=True),
+    "powers_of_two_odd": dict(tags="ci", t=3, n=77, group_size=11, scale_ue8m0=True),
+    "powers_of_two_tiny": dict(tags="ci", t=4, n=256, spread=1e-12, scale_ue8m0=True),
     "empty": dict(tags="ci", t=0, n=128),
     "no_columns": dict(tags="ci", t=3, n=0),
 }
 
 
-def arguments(rng, dtype, *, t, n, group_size=128, eps=1e-10, zeros=False, spread=1.0):
+def arguments(
+    rng, dtype, *, t, n, group_size=128, eps=1e-10, scale_ue8m0=False, zeros=False, spread=1.0
+):
     """Random operands in spec order, and attributes."""
     x = quant.numbers(rng, dtype, t, n, zeros=zeros, spread=spread)
-    return [x], dict(group_size=group_size, eps=eps)
+    return [x], dict(group_size=group_size, eps=eps, scale_ue8m0=scale_ue8m0)
 
 
-def _groups(x, group_size):
-    return x.reshape(*x.shape[:-1], x.shape[-1] // group_size, group_size)
+def _rule(eps, scale_ue8m0):
+    if scale_ue8m0:
+        return quant.RowRule(least_absmax=eps, least_scale=1e-10, power_of_two=True)
+    return quant.RowRule(least_absmax=eps)
 
 
-def _results(x, codes, scale):
-    return [codes.reshape(x.shape), scale[..., 0]]
-
-
-def reference(x, *, group_size=128, eps=1e-10):
+def reference(x, *, group_size=128, eps=1e-10, scale_ue8m0=False):
     """The results in spec order, not yet rounded to codes. x is f64."""
-    rule = quant.RowRule(least_absmax=eps)
-    return _results(x, *rule(_groups(x, group_size)))
+    rule = _rule(eps, scale_ue8m0)
+    return quant.of_groups(x, *rule(quant.groups(x, group_size)))
 
 
-def exact(x, *, group_size=128, eps=1e-10):
+def exact(x, *, group_size=128, eps=1e-10, scale_ue8m0=False):
     """The results, to the bit."""
-    rule = quant.RowRule(least_absmax=eps)
-    return _results(x, *rule.exact(_groups(x, group_size)))
+    rule = _rule(eps, scale_ue8m0)
+    return quant.of_groups(x, *rule.exact(quant.groups(x, group_size)))
 
 
 floor = quant.floor
 
 
-def plain_xla(x, *, group_size=128, eps=1e-10):
+def plain_xla(x, *, group_size=128, eps=1e-10, scale_ue8m0=False):
     """The same in jax.numpy, as a user without this library would write it."""
-    rule = quant.RowRule(least_absmax=eps)
-    return _results(x, *quant.xla_rows(_groups(x, group_size), rule))
+    rule = _rule(eps, scale_ue8m0)
+    return quant.of_groups(x, *quant.xla_rows(quant.groups(x, group_size), rule))

@@ -47,16 +47,6 @@ struct RmsNormDynamicPerTokenQuant {
           .Mutates("residual")
           .When("residual"));
 
-  [[gnu::always_inline]] RowRule Rule() const {
-    RowRule rule = TokenF8Rule(scale_ub);
-    if (quant_dtype == "i8")
-      rule = {.largest = kLargestI8,
-              .apply = RowRule::Apply::kReciprocal,
-              .least_scale = FLT_EPSILON,
-              .upper = rule.upper};
-    return rule;
-  }
-
   Status Run(const CpuContext&) const;
   Status Run(const CudaContext&) const;
 };

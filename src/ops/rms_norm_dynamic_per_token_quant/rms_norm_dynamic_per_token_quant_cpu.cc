@@ -15,7 +15,7 @@ Status RunRows(const RmsNormDynamicPerTokenQuant& op, const CpuContext& context)
     const int64_t residual_stride = op.residual ? RowStride(*op.residual) : 0;
     const int64_t residual_out_stride = op.residual ? RowStride(op.residual_out) : 0;
     const NormRow<T> norm(n, op.weight, op.eps, op.rounding);
-    const RowRule rule = op.Rule();
+    const RowRule rule = NormedRule(op.quant_dtype, op.scale_ub);
     ForRows(context, op.scale.size(), n, [&](int64_t row) {
       const T* x = op.x.as<const T>() + row * x_stride;
       Code* q = op.q.as<Code>() + row * n;

@@ -12,12 +12,12 @@ Status RmsNormDynamicPerTokenQuant::Run(const CudaContext& context) const {
                         .residual = residual ? &*residual : nullptr,
                         .residual_out = &residual_out,
                         .row_scales = &scale,
-                        .rule = Rule()};
+                        .rule = NormedRule(quant_dtype, scale_ub)};
   if (q.dtype == kI8)
-    return residual ? cuda::LaunchNorm<int8_t, true, true>(context, norm)
-                    : cuda::LaunchNorm<int8_t, false, true>(context, norm);
-  return residual ? cuda::LaunchNorm<__nv_fp8_e4m3, true, true>(context, norm)
-                  : cuda::LaunchNorm<__nv_fp8_e4m3, false, true>(context, norm);
+    return residual ? cuda::LaunchNorm<int8_t, true, cuda::NormScales::kRows>(context, norm)
+                    : cuda::LaunchNorm<int8_t, false, cuda::NormScales::kRows>(context, norm);
+  return residual ? cuda::LaunchNorm<__nv_fp8_e4m3, true, cuda::NormScales::kRows>(context, norm)
+                  : cuda::LaunchNorm<__nv_fp8_e4m3, false, cuda::NormScales::kRows>(context, norm);
 }
 
 }  // namespace intarsia

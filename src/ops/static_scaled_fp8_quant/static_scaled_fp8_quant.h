@@ -6,9 +6,11 @@
 namespace intarsia {
 
 struct StaticScaledFp8Quant : GivenScaleQuant {
-  static constexpr auto kSpec =
-      GivenScaleSpec("static_scaled_fp8_quant", "Quantises to fp8 by scales that are given.",
-                     "vLLM's _C::static_scaled_fp8_quant", "f8e4m3fn");
+  static constexpr auto kSpec = MakeSpec(
+      "static_scaled_fp8_quant", "Quantises to fp8 by scales that are given.",
+      "vLLM's _C::static_scaled_fp8_quant", In("x", &GivenScaleQuant::x, "... n", "T", "numbers"),
+      In("scale", &GivenScaleQuant::scale, kGivenScaleDims, "f32", kGivenScaleDoc),
+      Out("q", &GivenScaleQuant::q, "... n", "f8e4m3fn", "codes"));
 
   Status Run(const CpuContext&) const;
   Status Run(const CudaContext&) const;

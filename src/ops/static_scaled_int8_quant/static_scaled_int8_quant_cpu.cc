@@ -5,7 +5,7 @@ namespace intarsia {
 
 template <>
 Status RunCpu<kIsa>(const StaticScaledInt8Quant& op, const CpuContext& context) {
-  return RunGivenScale<I8>(op, context);
+  return RunGivenScale<I8>(op, context, op.azp);
 }
 
 }  // namespace intarsia

@@ -4,7 +4,7 @@
 namespace intarsia {
 
 Status StaticScaledInt8Quant::Run(const CudaContext& context) const {
-  return cuda::LaunchGivenScale<int8_t>(context, *this);
+  return cuda::LaunchGivenScale<int8_t>(context, *this, azp);
 }
 
 }  // namespace intarsia
