@@ -216,6 +216,25 @@ def rotary_embedding(shape=(6, -1), keyed=True, is_neox=True):
     return Call("_C::rotary_embedding", [positions, q, k, 16, table, is_neox], want)
 
 
+@also("pairs apart", is_neox=False)
+@case
+def fused_qk_norm_rope(is_neox=True):
+    qkv, table, positions = _x(6, 8 * 16), _x(32, 8), torch.arange(6)
+    weights = _x(16), _x(16)
+    want = xla_gpu.fused_qk_norm_rope.functional(
+        positions,
+        qkv.view(6, 8, 16),
+        table,
+        *weights,
+        num_heads_q=4,
+        num_heads_k=2,
+        eps=1e-5,
+        is_neox=is_neox,
+    )
+    arguments = [qkv, 4, 2, 2, 16, 1e-5, *weights, table, is_neox, positions]
+    return Call("_C::fused_qk_norm_rope", arguments, {0: want.reshape(6, -1)})
+
+
 @also("padded", rows=8)
 @also("tokens", scale=(6,), ours=(6, 1), groups=[(1, -1)])
 @also("channels", scale=(1, 64), ours=(64,), groups=[(-1, 1)])

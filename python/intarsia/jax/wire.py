@@ -18,18 +18,24 @@ __all__ = [
     "dynamic_scaled_fp8_quant",
     "dynamic_scaled_int8_azp_quant",
     "dynamic_scaled_int8_quant",
+    "fatrelu_and_mul",
     "flash_attn_varlen",
     "flash_attn_varlen_backward",
     "fused_add_rms_norm",
     "fused_add_rms_norm_static_fp8_quant",
+    "fused_qk_norm_rope",
     "gather_cache",
     "gelu_and_mul",
+    "gelu_fast",
+    "gelu_new",
+    "gelu_quick",
     "gelu_tanh_and_mul",
     "layer_norm",
     "layer_norm_dynamic_per_token_quant",
     "layer_norm_static_fp8_quant",
     "linear",
     "merge_attn_states",
+    "mul_and_silu",
     "paged_attention",
     "per_token_group_fp8_quant",
     "per_token_group_quant_int8",
@@ -42,10 +48,12 @@ __all__ = [
     "rotary_embedding_and_cache",
     "silu_and_mul",
     "silu_and_mul_quant",
+    "silu_and_mul_with_clamp",
     "simple_add",
     "static_scaled_fp8_quant",
     "static_scaled_int8_quant",
     "swap_blocks",
+    "swigluoai_and_mul",
 ]
 
 Axis: TypeAlias = Literal["0", "1", "2"]
@@ -235,6 +243,31 @@ def dynamic_scaled_int8_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
     Source: vLLM's _C::dynamic_scaled_int8_quant, symmetric. T is f32, f16 or bf16.
     """
     return one_or_all(call("dynamic_scaled_int8_quant", (x,)))
+
+
+def fatrelu_and_mul(
+    x: ArrayLike, up: ArrayLike | None = None, *, threshold: float = 0
+) -> jax.Array:
+    """The gated activation with a ReLU whose threshold is given.
+
+    Args:
+      x: [..., n] with up or [..., 2*n], T: gate and up side by side; the gate alone if up is
+        given.
+      up: [..., n], T: what the gate multiplies, when it is an array of its own, as a sharded
+        last axis needs; may be absent.
+      threshold: what a gate must exceed to pass.
+
+    Returns:
+      out: [..., n], T: the product.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: Kurtz et al. 2020, ICML (FATReLU); vLLM's _C::fatrelu_and_mul. T is f32, f16 or
+        bf16.
+    """
+    return one_or_all(call("fatrelu_and_mul", (x, up), threshold=threshold))
 
 
 @overload
@@ -657,6 +690,53 @@ def fused_add_rms_norm_static_fp8_quant(
     )
 
 
+def fused_qk_norm_rope(
+    positions: ArrayLike,
+    qkv: ArrayLike,
+    cos_sin_cache: ArrayLike,
+    q_weight: ArrayLike,
+    k_weight: ArrayLike,
+    *,
+    num_heads_q: int | None = None,
+    num_heads_k: int | None = None,
+    eps: float = 1e-06,
+    is_neox: bool = True,
+) -> jax.Array:
+    """Root-mean-square normalisation of each head of Q and K, then rotary position embedding.
+
+    Args:
+      positions: [t], i32, i64: position of each token.
+      qkv: [t, heads, d], T: num_heads_q query heads, num_heads_k key heads, and value heads.
+      cos_sin_cache: [max_pos, r], f32, f16, bf16: cosines, then sines, of r/2 angles a
+        position.
+      q_weight: [d], T, f32: scale of a query head's columns.
+      k_weight: [d], T, f32: scale of a key head's columns.
+      num_heads_q: how many heads are queries; needed.
+      num_heads_k: how many heads are keys; needed.
+      eps: added to the mean square.
+      is_neox: pairs (i, i + r/2); false: pairs (2i, 2i + 1).
+
+    Returns:
+      qkv: as qkv, T: normed and turned query and key, and value.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::fused_qk_norm_rope; Qwen3. T is f32, f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "fused_qk_norm_rope",
+            (positions, qkv, cos_sin_cache, q_weight, k_weight),
+            num_heads_q=num_heads_q,
+            num_heads_k=num_heads_k,
+            eps=eps,
+            is_neox=is_neox,
+        )
+    )
+
+
 def gather_cache(
     cache: ArrayLike,
     dst: ArrayLike,
@@ -721,6 +801,65 @@ def gelu_and_mul(x: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
         bf16.
     """
     return one_or_all(call("gelu_and_mul", (x, up)))
+
+
+def gelu_fast(x: ArrayLike, *, round_steps: bool = False) -> jax.Array:
+    """GELU in its tanh form, in other steps than gelu_new.
+
+    Args:
+      x: [...], T: numbers.
+      round_steps: whether each operation is rounded to T, as in vLLM.
+
+    Returns:
+      out: [...], T: their activations.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; vLLM's _C::gelu_fast. T is f32, f16
+        or bf16.
+    """
+    return one_or_all(call("gelu_fast", (x,), round_steps=round_steps))
+
+
+def gelu_new(x: ArrayLike, *, round_steps: bool = False) -> jax.Array:
+    """GELU in its tanh form, as GPT-2 has it.
+
+    Args:
+      x: [...], T: numbers.
+      round_steps: whether each operation is rounded to T, as in vLLM.
+
+    Returns:
+      out: [...], T: their activations.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; vLLM's _C::gelu_new. T is f32, f16 or
+        bf16.
+    """
+    return one_or_all(call("gelu_new", (x,), round_steps=round_steps))
+
+
+def gelu_quick(x: ArrayLike) -> jax.Array:
+    """GELU by a logistic curve, as CLIP has it.
+
+    Args:
+      x: [...], T: numbers.
+
+    Returns:
+      out: [...], T: their activations.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; vLLM's _C::gelu_quick. T is f32, f16
+        or bf16.
+    """
+    return one_or_all(call("gelu_quick", (x,)))
 
 
 def gelu_tanh_and_mul(x: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
@@ -890,6 +1029,27 @@ def merge_attn_states(
         f16 or bf16.
     """
     return one_or_all(call("merge_attn_states", (prefix_out, prefix_lse, suffix_out, suffix_lse)))
+
+
+def mul_and_silu(x: ArrayLike, gate: ArrayLike | None = None) -> jax.Array:
+    """The gated activation of a Llama's MLP, the gate in the second half.
+
+    Args:
+      x: [..., n] with gate or [..., 2*n], T: up and gate side by side; up alone if gate is
+        given.
+      gate: [..., n], T: what is activated, when it is an array of its own, as a sharded last
+        axis needs; may be absent.
+
+    Returns:
+      out: [..., n], T: the product.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::mul_and_silu. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("mul_and_silu", (x, gate)))
 
 
 @overload
@@ -1675,6 +1835,37 @@ def silu_and_mul_quant(x: ArrayLike, scale: ArrayLike, up: ArrayLike | None = No
     return one_or_all(call("silu_and_mul_quant", (x, scale, up)))
 
 
+def silu_and_mul_with_clamp(
+    x: ArrayLike,
+    up: ArrayLike | None = None,
+    *,
+    limit: float | None = None,
+    alpha: float = 1,
+    beta: float = 0,
+) -> jax.Array:
+    """The gated activation of a Llama's MLP, gate and up clamped before it.
+
+    Args:
+      x: [..., n] with up or [..., 2*n], T: gate and up side by side; the gate alone if up is
+        given.
+      up: [..., n], T: what the gate multiplies, when it is an array of its own, as a sharded
+        last axis needs; may be absent.
+      limit: the most that a gate counts as, and the most size of up; no limit if absent.
+      alpha: what the gate's logistic curve is steeper by.
+      beta: added to up.
+
+    Returns:
+      out: [..., n], T: the product.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's _C::silu_and_mul_with_clamp. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("silu_and_mul_with_clamp", (x, up), limit=limit, alpha=alpha, beta=beta))
+
+
 def simple_add(a: ArrayLike, b: ArrayLike) -> jax.Array:
     """Elementwise sum of two arrays of one shape.
 
@@ -1772,3 +1963,28 @@ def swap_blocks(
     Source: vLLM's _C_cache_ops::swap_blocks. T is f32, f16 or bf16.
     """
     return one_or_all(call("swap_blocks", (source, blocks, from_blocks, to_blocks), axis=axis))
+
+
+def swigluoai_and_mul(
+    x: ArrayLike, up: ArrayLike | None = None, *, alpha: float = 1.702, limit: float = 7
+) -> jax.Array:
+    """The gated activation of gpt-oss: clamped, up plus 1, gate and up in turn.
+
+    Args:
+      x: [..., n] with up or [..., 2*n], T: gate and up in turn, a pair for each column; the
+        gate alone if up is given.
+      up: [..., n], T: what the gate multiplies, when it is an array of its own; may be absent.
+      alpha: what the gate's logistic curve is steeper by.
+      limit: the most that a gate counts as, and the most size of up.
+
+    Returns:
+      out: [..., n], T: the product.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: OpenAI 2025, gpt-oss model card, arXiv:2508.10925; vLLM's _C::swigluoai_and_mul. T
+        is f32, f16 or bf16.
+    """
+    return one_or_all(call("swigluoai_and_mul", (x, up), alpha=alpha, limit=limit))

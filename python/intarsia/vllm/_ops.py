@@ -206,6 +206,42 @@ def rotary_embedding(
     )
 
 
+@_op(
+    "Tensor! qkv, int num_heads_q, int num_heads_k, int num_heads_v, int head_dim, float eps, Tensor q_weight, "
+    "Tensor k_weight, Tensor cos_sin_cache, bool is_neox, Tensor position_ids"
+)
+def fused_qk_norm_rope(
+    op,
+    qkv,
+    num_heads_q,
+    num_heads_k,
+    num_heads_v,
+    head_dim,
+    eps,
+    q_weight,
+    k_weight,
+    cos_sin_cache,
+    is_neox,
+    position_ids,
+):
+    heads = num_heads_q + num_heads_k + num_heads_v
+    if qkv.shape[-1] != heads * head_dim:
+        raise ValueError(
+            f"{op}: qkv has shape {list(qkv.shape)}, expected {heads} heads of {head_dim} in its last axis"
+        )
+    _xla_gpu.fused_qk_norm_rope(
+        position_ids,
+        qkv.view(-1, heads, head_dim),
+        cos_sin_cache,
+        q_weight,
+        k_weight,
+        num_heads_q=num_heads_q,
+        num_heads_k=num_heads_k,
+        eps=eps,
+        is_neox=is_neox,
+    )
+
+
 # ---------------------------------------------------------------------------- quantisation
 
 

@@ -1,0 +1,137 @@
+#include <algorithm>
+
+#include "src/core/cuda/launch.h"
+#include "src/core/dispatch.h"
+#include "src/core/index_vector.h"
+#include "src/core/round.h"
+#include "src/ops/fused_qk_norm_rope/fused_qk_norm_rope.h"
+#include "src/rotary/turn.cuh"
+
+namespace intarsia {
+namespace {
+
+using cuda::Pack;
+
+constexpr int kWarps = 4;  // of a block, a head each
+
+struct Strides {
+  int64_t token, head;
+};
+
+struct Arguments {
+  const void* in;  // T [tokens, heads, d]
+  void* out;       // may be in
+  Strides from, to;
+  const void* weights[2];  // of query and key, [d]
+  bool f32_weights[2];
+  int64_t tokens;
+  int heads, q_heads, turned_heads;  // heads: those that a warp has to do with
+  cuda::Rotation rotation;
+  IndexVector positions;
+  int d;
+  float eps;
+};
+
+// A warp a head: normed into shared memory, from where pairs are turned and stored.
+template <class T, int kCount>
+__global__ void __launch_bounds__(kWarps * 32) QkNormRopeKernel(Arguments a) {
+  extern __shared__ float4 normed_heads[];  // [kWarps, d] f32
+  const int64_t number = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int64_t token = number / a.heads;
+  const int head = static_cast<int>(number % a.heads), lane = threadIdx.x % 32;
+  if (token >= a.tokens) return;
+  const T* in = static_cast<const T*>(a.in) + token * a.from.token + head * a.from.head;
+  T* out = static_cast<T*>(a.out) + token * a.to.token + head * a.to.head;
+  using V = Pack<T, kCount>;
+  const int packs = a.d / kCount;
+  if (head >= a.turned_heads) {
+    for (int i = lane; i < packs; i += 32)
+      reinterpret_cast<V*>(out)[i] = reinterpret_cast<const V*>(in)[i];
+    return;
+  }
+
+  float* normed = reinterpret_cast<float*>(normed_heads) + threadIdx.x / 32 * a.d;
+  float squares = 0.0f;
+  for (int i = lane; i < packs; i += 32) {
+    const auto x = cuda::ToFloats(reinterpret_cast<const V*>(in)[i]);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      normed[i * kCount + j] = x.at[j];
+      squares += x.at[j] * x.at[j];
+    }
+  }
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+  const float rstd = rsqrtf(squares / static_cast<float>(a.d) + a.eps);
+  // No a.weights[which]: a run-time index would move the arguments to local memory.
+  const bool is_key = head >= a.q_heads;
+  const void* weights = is_key ? a.weights[1] : a.weights[0];
+  const bool f32 = is_key ? a.f32_weights[1] : a.f32_weights[0];
+  __syncwarp();
+  for (int i = lane; i < a.d; i += 32)
+    normed[i] *= rstd * (f32 ? static_cast<const float*>(weights)[i]
+                             : cuda::ToFloat(static_cast<const T*>(weights)[i]));
+  __syncwarp();
+
+  using F = Pack<float, kCount>;
+  const int64_t position = a.positions.At(token);
+  const int pairs = cuda::PairItems<F>(a.rotation);
+  for (int i = lane; i < pairs + (a.d - a.rotation.r) / kCount; i += 32) {
+    if (i < pairs) {
+      const auto turned = cuda::Turn<float, F>(a.rotation, normed, position, i * kCount);
+      *reinterpret_cast<V*>(out + turned.low_at) = cuda::FromFloats<T>(turned.low);
+      *reinterpret_cast<V*>(out + turned.high_at) = cuda::FromFloats<T>(turned.high);
+    } else {
+      const int column = cuda::CopiedAt<F>(a.rotation, i - pairs);
+      *reinterpret_cast<V*>(out + column) =
+          cuda::FromFloats<T>(*reinterpret_cast<const F*>(normed + column));
+    }
+  }
+}
+
+constexpr int kMaxShared = kWarps * kMaxNormedHeadDim * int{sizeof(float)};
+
+template <class T, int kCount>
+const cuda::Kernel kQkNormRopeKernel("QkNormRopeKernel",
+                                     reinterpret_cast<const void*>(&QkNormRopeKernel<T, kCount>),
+                                     kMaxShared);
+
+}  // namespace
+
+Status FusedQkNormRope::Run(const CudaContext& context) const {
+  const int64_t d = qkv.dim(2);
+  const bool in_place = out.data == qkv.data;  // value heads are where they belong
+  const int64_t heads = in_place ? num_turned() : qkv.dim(1);
+  if (qkv.size() == 0 || heads == 0) return {};
+  const Arguments a{.in = qkv.data,
+                    .out = out.data,
+                    .from = {qkv.stride(0), qkv.stride(1)},
+                    .to = {out.stride(0), out.stride(1)},
+                    .weights = {q_weight.data, k_weight.data},
+                    .f32_weights = {q_weight.dtype == kF32, k_weight.dtype == kF32},
+                    .tokens = qkv.dim(0),
+                    .heads = static_cast<int>(heads),
+                    .q_heads = static_cast<int>(*num_heads_q),
+                    .turned_heads = static_cast<int>(num_turned()),
+                    .rotation = {cos_sin_cache, 0, is_neox, false},
+                    .positions = ToIndexVector(positions),
+                    .d = static_cast<int>(d),
+                    .eps = eps};
+  return DispatchDType<kF32, kF16, kBF16>("qkv", qkv.dtype, [&]<DType kType>() -> Status {
+    using T = cuda::DeviceT<kType>;
+    constexpr int kElement = sizeof(T), kVector = 16 / kElement;
+    const int64_t strides[] = {a.from.token, a.from.head, a.to.token, a.to.head};
+    const bool aligned =
+        a.rotation.InVectors(d, kVector) &&
+        std::ranges::all_of(strides, [&](int64_t stride) { return stride % kVector == 0; }) &&
+        cuda::AllAligned16(d * kElement, a.in, a.out);
+    return Launch(context, aligned ? kQkNormRopeKernel<T, kVector> : kQkNormRopeKernel<T, 1>,
+                  {{CeilDiv<int64_t>(a.tokens * heads, kWarps)},
+                   dim3(kWarps * 32),
+                   static_cast<int>(kWarps * d * int64_t{sizeof(float)})},
+                  a);
+  });
+}
+
+}  // namespace intarsia
