@@ -134,7 +134,7 @@ def _product_backward(
     return (*jax.vjp(product, *given)[1](g), None)[:2]
 
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_fast": functools.partial(jax.nn.gelu, approximate=True),
     "gelu_new": functools.partial(jax.nn.gelu, approximate=True),
     "gelu_quick": lambda x: x * jax.nn.sigmoid(1.702 * x),
