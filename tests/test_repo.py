@@ -28,7 +28,8 @@ LAYERS = {
     "attention": {"core", "attention"},
     "cache": {"core", "cache"},
     "rotary": {"core", "rotary"},
-    "ops": {"core", "quant", "activation", "norm", "attention", "cache", "rotary", "ops"},
+    "matmul": {"core", "matmul"},
+    "ops": {"core", "quant", "activation", "norm", "attention", "cache", "rotary", "matmul", "ops"},
     "ffi": {"core", "ops", "ffi"},
     "pjrt": {"core", "pjrt"},
     "bridge": {"core", "torch", "bridge"},  # a library of its own
