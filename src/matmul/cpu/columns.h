@@ -29,7 +29,10 @@ template <int kRows, int kVecs, class T>
   for (int i = 0; i < kRows * kVecs; ++i)
     s[i / kVecs][i % kVecs] = Load(sums + i / kVecs * sums_row + i % kVecs * kLanes);
   for (int64_t q = 0; q < count; ++q, w += w_row) {
+    // The rows that come next: memory's own prefetching follows no run that jumps from row to row.
     VecF w_q[kVecs];
+#pragma GCC unroll 16
+    for (int v = 0; v < kVecs; ++v) __builtin_prefetch(w + count * w_row + v * kLanes, 0, 2);
 #pragma GCC unroll 16
     for (int v = 0; v < kVecs; ++v)
       w_q[v] = v + 1 < kVecs ? Load(w + v * kLanes) : LoadN(w + v * kLanes, lanes);
