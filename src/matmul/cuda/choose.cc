@@ -1,0 +1,84 @@
+#include "src/matmul/cuda/choose.h"
+
+namespace intarsia::matmul {
+namespace {
+
+bool Aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+// Rows of a group that has some, if all have as many.
+int64_t MeanRows(const GroupedParams& p) {
+  return CeilDiv(p.m(), std::max<int64_t>(std::min(p.groups.count, p.m()), 1));
+}
+
+bool CanStream(const GroupedParams& p) {
+  return Bytes(p.dtype) == 2 && p.k % 8 == 0 && p.n % 8 == 0 && Aligned16(p.x) && Aligned16(p.w);
+}
+
+template <int kRows>
+bool FitsStream(const GroupedParams& p, const cuda::Device&) {
+  return CanStream(p) && MeanRows(p) <= kRows;
+}
+
+// Small tiles where large ones would be half empty, or too few for the GPU.
+bool FitsLargeTiles(const GroupedParams& p, const cuda::Device& device) {
+  const int64_t tiles = CeilDiv<int64_t>(p.m(), 128) * CeilDiv<int64_t>(p.n, TileColumns(p.dtype));
+  return Bytes(p.dtype) == 2 && MeanRows(p) > 64 && tiles >= device.sms;
+}
+bool FitsSmallTiles(const GroupedParams&, const cuda::Device&) { return true; }
+
+constexpr GroupedCandidate kCandidates[] = {
+    {"portable, 8 rows streamed past", cuda::kPortable, GroupedKernel::kStream, 8, &FitsStream<8>},
+    {"portable, 16 rows streamed past", cuda::kPortable, GroupedKernel::kStream, 16,
+     &FitsStream<16>},
+    {"portable, 32 rows streamed past", cuda::kPortable, GroupedKernel::kStream, 32,
+     &FitsStream<32>},
+    {"portable, tiles of 128 rows", cuda::kPortable, GroupedKernel::kTiles, 128, &FitsLargeTiles},
+    {"portable, tiles of 64 rows", cuda::kPortable, GroupedKernel::kTiles, 64, &FitsSmallTiles}};
+
+}  // namespace
+
+std::span<const GroupedCandidate> GroupedCandidates() { return kCandidates; }
+
+bool CanRun(const GroupedCandidate& candidate, const GroupedParams& p, const cuda::Device& device) {
+  if (!cuda::HasImage(candidate.arch, device)) return false;
+  if (candidate.kernel == GroupedKernel::kStream) return CanStream(p);
+  if (candidate.rows == 128 && Bytes(p.dtype) != 2) return false;
+  return TileSharedBytes(p.dtype, candidate.rows) + cuda::kReservedSharedBytes <=
+         device.shared_bytes_per_block;
+}
+
+const GroupedCandidate* Choose(const GroupedParams& p, const cuda::Device& device) {
+  const auto found = std::ranges::find_if(kCandidates, [&](const GroupedCandidate& candidate) {
+    return CanRun(candidate, p, device) && candidate.fits(p, device);
+  });
+  return found == std::end(kCandidates) ? nullptr : found;
+}
+
+int StreamWarps(const GroupedParams& p, int rows, const cuda::Device& device) {
+  // The CTAs if all groups have rows, and the warps that keep memory busy.
+  const int64_t ctas =
+      MostTiles(p.m(), p.groups.count, rows) * CeilDiv<int64_t>(p.n, kStreamColumns);
+  const int64_t wanted = int64_t{device.sms} * 16;
+  int warps = 4;
+  while (warps < 8 && ctas * warps < wanted) warps *= 2;
+  return warps;
+}
+
+std::vector<cuda::KernelChoice> ReportGroupedChoices(const cuda::Device& device) {
+  std::vector<cuda::KernelChoice> choices;
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const int64_t rows : {1, 16, 32, 64, 1024}) {
+      GroupedParams p;
+      p.dtype = p.out_dtype = dtype;
+      p.k = 2048, p.n = 1536, p.x_rows = 128 * rows;
+      p.groups.count = p.groups.all = 128;
+      p.groups.m = 128 * rows;
+      const GroupedCandidate* const choice = Choose(p, device);
+      choices.push_back({Text("grouped product ", Name(dtype), ", rows of a group: ", rows),
+                         choice ? choice->name : "none"});
+    }
+  }
+  return choices;
+}
+
+}  // namespace intarsia::matmul

@@ -1,0 +1,143 @@
+// Which rows and columns a CTA computes. Sizes of groups are on the device alone, so the grid has
+// room for any, and each CTA finds its own part.
+#pragma once
+#include "src/matmul/grouped.h"
+
+namespace intarsia::matmul {
+
+// Rows [row, row + rows) of one group, and a tile of columns. group -1: rows of no group, counted
+// among those alone; they lie before row `covered` and behind the `covered_rows` from there on.
+struct Unit {
+  int group, row, rows, column_tile;
+  int covered, covered_rows;
+
+  // Of the results, the row of no group that is number i of them.
+  __device__ __forceinline__ int RowOfNoGroup(int i) const {
+    return i < covered ? i : i + covered_rows;
+  }
+};
+
+// Of what the lanes before this one have: `add` is associative, 0 its neutral element.
+template <class Add>
+__device__ __forceinline__ uint32_t SumBefore(uint32_t x, Add add, uint32_t& all) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const uint32_t other = __shfl_up_sync(0xffffffffu, x, offset);
+    if (lane >= offset) x = add(x, other);
+  }
+  all = __shfl_sync(0xffffffffu, x, 31);
+  const uint32_t before = __shfl_up_sync(0xffffffffu, x, 1);
+  return lane == 0 ? 0 : before;
+}
+
+// The groups that a lane looks at, neighbours, and where the first of them begins.
+struct LaneGroups {
+  int first, end;
+  uint32_t row;  // m < 2^31, so that the sum of two rows fits
+
+  __device__ __forceinline__ explicit LaneGroups(const GroupSizes& sizes) {
+    const int all = static_cast<int>(sizes.all), each = (all + 31) / 32;
+    first = min(static_cast<int>(threadIdx.x % 32) * each, all);
+    end = min(first + each, all);
+    const auto add = [&](uint32_t a, uint32_t b) {
+      return min(a + b, static_cast<uint32_t>(sizes.m));
+    };
+    uint32_t rows = 0, every;
+    for (int i = first; i < end; ++i) rows = add(rows, static_cast<uint32_t>(sizes.SizeAt(i)));
+    row = SumBefore(rows, add, every);
+  }
+
+  // fn(group, its first row, how many) for each.
+  template <class Fn>
+  __device__ __forceinline__ void ForEach(const GroupSizes& sizes, Fn fn) const {
+    uint32_t begin = row;
+    for (int i = first; i < end; ++i) {
+      const auto stop = static_cast<uint32_t>(sizes.Sum(begin, sizes.SizeAt(i)));
+      fn(i, static_cast<int>(begin), static_cast<int>(stop - begin));
+      begin = stop;
+    }
+  }
+};
+
+// Cuts a group's tiles and the columns into units: kTogether tiles of rows, or what is left, for
+// the first columns, then for the next ones.
+template <int kTileRows, int kTogether>
+__device__ __forceinline__ Unit UnitOfGroup(int group, int row, int rows, int column_tiles,
+                                            int unit) {
+  const int tiles = (rows + kTileRows - 1) / kTileRows;
+  const int together = unit / (kTogether * column_tiles) * kTogether;
+  const int in_step = min(kTogether, tiles - together);
+  const int in_band = unit - together * column_tiles;
+  const int tile = together + in_band % in_step;
+  return {
+      group, row + tile * kTileRows, min(kTileRows, rows - tile * kTileRows), in_band / in_step, 0,
+      0};
+}
+
+// Unit `index` of all, in each lane of the warp that calls it. rows 0: there is none.
+template <int kTileRows, int kTogether>
+__device__ __forceinline__ Unit FindUnit(const GroupSizes& sizes, int column_tiles, int64_t index) {
+  const LaneGroups groups(sizes);
+  const int offset = static_cast<int>(sizes.Offset()), count = static_cast<int>(sizes.count);
+  const auto plus = [](uint32_t a, uint32_t b) { return a + b; };
+  uint32_t tiles = 0, rows_before = 0, rows_here = 0, all_tiles, before, here;
+  groups.ForEach(sizes, [&](int group, int, int rows) {
+    if (group < offset) rows_before += rows;
+    if (group < offset || group >= offset + count) return;
+    rows_here += rows;
+    tiles += (rows + kTileRows - 1) / kTileRows;
+  });
+  const uint32_t first_tile = SumBefore(tiles, plus, all_tiles);
+  SumBefore(rows_before, plus, before);
+  SumBefore(rows_here, plus, here);
+  const int64_t units = int64_t{all_tiles} * column_tiles;
+  if (index >= units) {
+    const int64_t tile = (index - units) / column_tiles;
+    const int64_t left = sizes.m - here - tile * kTileRows;
+    return {-1,
+            static_cast<int>(min(tile * kTileRows, sizes.m)),
+            static_cast<int>(max(min(left, int64_t{kTileRows}), int64_t{0})),
+            static_cast<int>((index - units) % column_tiles),
+            static_cast<int>(before),
+            static_cast<int>(here)};
+  }
+  Unit found{};
+  int64_t first = int64_t{first_tile} * column_tiles;
+  bool is_mine = false;
+  groups.ForEach(sizes, [&](int group, int row, int rows) {
+    if (group < offset || group >= offset + count) return;
+    const int64_t of_group = int64_t{(rows + kTileRows - 1) / kTileRows} * column_tiles;
+    if (index >= first && index < first + of_group) {
+      found = UnitOfGroup<kTileRows, kTogether>(group - offset, row, rows, column_tiles,
+                                                static_cast<int>(index - first));
+      is_mine = true;
+    }
+    first += of_group;
+  });
+  const int from = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, is_mine))) - 1;
+  return {__shfl_sync(0xffffffffu, found.group, from),
+          __shfl_sync(0xffffffffu, found.row, from),
+          __shfl_sync(0xffffffffu, found.rows, from),
+          __shfl_sync(0xffffffffu, found.column_tile, from),
+          0,
+          0};
+}
+
+// The rows of group `index` at hand, in each lane of the warp that calls it.
+__device__ __forceinline__ RowRange FindGroup(const GroupSizes& sizes, int index) {
+  const LaneGroups groups(sizes);
+  const int wanted = static_cast<int>(sizes.Offset()) + index;
+  int row = 0, rows = 0;
+  groups.ForEach(sizes, [&](int group, int begin, int count) {
+    if (group == wanted) row = begin, rows = count;
+  });
+  const bool has = groups.first <= wanted && wanted < groups.end;
+  const unsigned lanes = __ballot_sync(0xffffffffu, has);
+  if (lanes == 0) return {};
+  const int from = __ffs(static_cast<int>(lanes)) - 1;
+  row = __shfl_sync(0xffffffffu, row, from);
+  return {row, row + __shfl_sync(0xffffffffu, rows, from)};
+}
+
+}  // namespace intarsia::matmul
