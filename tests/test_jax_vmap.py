@@ -159,6 +159,8 @@ MAPPED = {
     "gelu_new": {"x"},
     "gelu_quick": {"x"},
     "gelu_tanh_and_mul": {"x"},
+    "grouped_matmul": set(),  # intarsia.jax.grouped_matmul has one
+    "grouped_matmul_weight_gradient": set(),  # its result has no axis for one
     "layer_norm": {"x"},
     "layer_norm_dynamic_per_token_quant": {"x"},
     "layer_norm_static_fp8_quant": {"x"},

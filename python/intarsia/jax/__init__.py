@@ -5,8 +5,8 @@ size, p pages, s page size, m pages per sequence, r rotary dim, l layers.
 
 Where things are: `wire` has a function for each op, operand by operand, `_call` makes a custom call of it, `_vmap`, `_grad`, `_shard` and
 `_export` are what JAX's transformations make of it. Functions that say more than the op does, or say it otherwise, have
-modules of their own: `_attention`, `_cache`, `_cache_blocks`, `_cascade`, `_dot_product`, `_exchange`, `_flash_mha`, `_linear`, `_ragged`,
-`_rotary`.
+modules of their own: `_attention`, `_cache`, `_cache_blocks`, `_cascade`, `_dot_product`, `_exchange`, `_flash_mha`, `_grouped`,
+`_linear`, `_ragged`, `_rotary`.
 """
 
 from intarsia import _native
@@ -23,6 +23,7 @@ from intarsia.jax._dot_product import dot_product_attention
 from intarsia.jax._exchange import Exchange, all_reduce_fused_add_rms_norm, make_exchange
 from intarsia.jax._export import export_exemptions
 from intarsia.jax._flash_mha import flash_mha, flash_mha_varlen, flash_mha_with_kvcache
+from intarsia.jax._grouped import grouped_matmul
 from intarsia.jax._linear import linear
 from intarsia.jax._ragged import ragged_paged_attention
 from intarsia.jax._rotary import multimodal_rotary_embedding
@@ -43,6 +44,7 @@ from intarsia.jax.wire import (
     gelu_new,
     gelu_quick,
     gelu_tanh_and_mul,
+    grouped_matmul_weight_gradient,
     layer_norm,
     layer_norm_dynamic_per_token_quant,
     layer_norm_static_fp8_quant,
@@ -93,6 +95,8 @@ __all__ = [
     "gelu_new",
     "gelu_quick",
     "gelu_tanh_and_mul",
+    "grouped_matmul",
+    "grouped_matmul_weight_gradient",
     "kv_cache_sharding",
     "kv_heads",
     "layer_norm",

@@ -1,0 +1,267 @@
+"""Products of groups of rows, each with a matrix of its own: our op, and XLA's version on platforms without it."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+from intarsia import _native
+from intarsia.jax._call import abstract, as_array, call
+from intarsia.jax._grad import functions_with_gradient
+from intarsia.jax._platforms import with_fallback
+from intarsia.jax._types import refuse_sharded, vary_alike
+
+_NAME, _GRADIENT = "grouped_matmul", "grouped_matmul_weight_gradient"
+_OPERANDS = ("x", "w", "group_sizes", "group_offset", "rows", "bias")
+functions_with_gradient.add(_NAME)
+
+
+def grouped_matmul(
+    x: ArrayLike,
+    w: ArrayLike,
+    group_sizes: ArrayLike,
+    precision: lax.PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: ArrayLike | None = None,
+    *,
+    rows: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    transposed: bool = False,
+) -> jax.Array:
+    """Products of groups of rows, each with a matrix of its own: `jax.lax.ragged_dot` by our kernels.
+
+    `out[r] = x[r] @ w[i] + bias[i]` for row r of group i, summed in f32 and rounded once. Rows 0 ... m - 1 belong to one group
+    after the other, `group_sizes[i]` to group i; rows of no group give 0, without a bias. Sizes are read on the device and may hold
+    anything: a negative one counts as 0, and groups end at row m. It takes part in grad (of x, w and bias), vmap (one call after
+    the other), shard_map and export.
+
+    Args:
+      x: [m, k] T; rows, group after group. With `rows`: [mx, k], in any order.
+      w: [g, k, n] T; a matrix for each group.
+      group_sizes: [g] i32 or i64; rows of each group. With `group_offset` [e], of all groups.
+      precision: as `ragged_dot` has it, and not looked at: sums are f32, and products of f32 keep f32's precision.
+      preferred_element_type: dtype of the result: T, which is the default, or f32 for the sums as they are.
+      group_offset: [1] i32 or i64; which of the e groups w begins with. Rows of groups that w lacks give 0.
+      rows: [m] i32 or i64; which row of x each row takes. An index that is no row of x gives 0, without a bias.
+      bias: [g, n] T; added to the sums before they are rounded.
+      transposed: w is [g, n, k], a row for each result, as checkpoints have it.
+
+    T is one of f32, f16 and bf16.
+
+    Returns:
+      [m, n].
+
+    Raises:
+      ValueError: shapes or dtypes do not fit; the text names the operand, what was got and expected.
+
+    Source: jax.lax.ragged_dot; MegaBlocks (Gale et al. 2022, arXiv:2211.15841).
+
+    Example:
+      >>> x, w = jnp.ones((8, 64)), jnp.ones((3, 64, 32))
+      >>> grouped_matmul(x, w, jnp.array([3, 0, 5])).shape
+      (8, 32)
+    """
+    del precision
+    given = dict(zip(_OPERANDS, (x, w, group_sizes, group_offset, rows, bias), strict=True))
+    arrays = [None if a is None else as_array(f"{_NAME}: {n}", a) for n, a in given.items()]
+    out_dtype = _out_dtype(jnp.asarray(x).dtype, preferred_element_type)
+    form = _Form(tuple(a is not None for a in arrays), transposed, out_dtype)
+    _native.main_library().infer(
+        _NAME, [abstract(a) for a in arrays], form.attributes
+    )  # or it raises
+    for name, array in zip(_OPERANDS, arrays, strict=True):
+        if array is not None:
+            refuse_sharded(f"{_NAME}: {name}", array)
+    return _function(form)(*(a for a in vary_alike(arrays) if a is not None))
+
+
+def _out_dtype(dtype: Any, wanted: DTypeLike | None) -> str:
+    if wanted is None or jnp.dtype(wanted) == dtype:
+        return "auto"
+    if jnp.dtype(wanted) == jnp.float32:
+        return "f32"
+    raise ValueError(
+        f"{_NAME}: preferred_element_type is {jnp.dtype(wanted)}, expected float32 or x's {dtype}"
+    )
+
+
+class _Form(NamedTuple):
+    """What a call is besides its arrays: which operands it has, and its attributes."""
+
+    given: tuple[bool, ...]
+    transposed: bool
+    out_dtype: str
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {"transposed": self.transposed, "out_dtype": self.out_dtype}
+
+    def spread(self, arrays: Sequence[Any], absent: Any = None) -> list[Any]:
+        """The operands in spec order from those that are given."""
+        left = iter(arrays)
+        return [next(left) if is_given else absent for is_given in self.given]
+
+
+@functools.cache
+def _function(form: _Form) -> Callable[..., jax.Array]:
+    """The product as a function of the arrays that are given, with its rules for vmap and grad."""
+    product = one_by_one(lambda *arrays: _product(*arrays, form=form))
+    differentiable = jax.custom_vjp(lambda *arrays: product(*arrays))
+    differentiable.defvjp(
+        lambda *arrays: (product(*arrays), arrays),
+        lambda arrays, d_out: _gradients(form, arrays, d_out),
+    )
+    differentiable.__name__ = _NAME  # type: ignore[attr-defined]  # in XLA's metadata and in profiles
+    return jax.jit(differentiable, inline=True)
+
+
+def one_by_one(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The function, of which vmap makes a loop."""
+    run = jax.custom_batching.custom_vmap(function)
+
+    @run.def_vmap
+    def batched(size: int, is_batched: Sequence[bool], *arrays: jax.Array):
+        del size
+        mapped = [a for a, has in zip(arrays, is_batched, strict=True) if has]
+
+        def member(of_member: Sequence[jax.Array]) -> jax.Array:
+            left = iter(of_member)
+            return run(
+                *(next(left) if has else a for a, has in zip(arrays, is_batched, strict=True))
+            )
+
+        return lax.map(member, mapped), True
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------- the op, and XLA's version
+
+
+def _by_op(*arrays: jax.Array, form: _Form) -> jax.Array:
+    return call(_NAME, form.spread(arrays), **form.attributes)[0]
+
+
+def _by_xla(*arrays: jax.Array, form: _Form) -> jax.Array:
+    x, w, sizes, offset, rows, bias = form.spread(arrays)
+    exists = True
+    if rows is not None:
+        exists = ((rows >= 0) & (rows < x.shape[0]))[:, None]
+        x = jnp.where(exists, x[jnp.clip(rows, 0, max(x.shape[0] - 1, 0))], 0)
+    starts = _starts(sizes, offset, w.shape[0], x.shape[0])
+    out = lax.ragged_dot(
+        jnp.roll(x, -starts[0], 0),
+        w.swapaxes(1, 2) if form.transposed else w,
+        jnp.diff(starts),
+        precision=lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
+        preferred_element_type=jnp.float32
+        if bias is not None or form.out_dtype == "f32"
+        else x.dtype,
+    )
+    out = jnp.roll(out, starts[0], 0)
+    if bias is not None:
+        group = _groups_of_rows(starts, x.shape[0])
+        of_row = jnp.append(bias, jnp.zeros_like(bias[:1]), 0)[group].astype(jnp.float32)
+        out = out + jnp.where(exists, of_row, 0)
+    return out if form.out_dtype == "f32" else out.astype(x.dtype)
+
+
+_product = with_fallback(_NAME, _by_op, _by_xla)
+
+
+def _starts(sizes: jax.Array, offset: jax.Array | None, groups: int, m: int) -> jax.Array:
+    """Where the groups at hand begin, and where the last one ends: [groups + 1], as `src/matmul/groups.h` says."""
+    # Not by a sum: it would overflow.
+    ends = lax.associative_scan(lambda a, b: jnp.minimum(a + b, m), jnp.clip(sizes, 0, m))
+    ends = jnp.append(jnp.zeros(1, ends.dtype), ends)
+    first = 0 if offset is None else jnp.clip(offset[0], -groups, sizes.shape[0])
+    return ends[jnp.clip(first + jnp.arange(groups + 1), 0, sizes.shape[0])]
+
+
+def _groups_of_rows(starts: jax.Array, m: int) -> jax.Array:
+    """The group of each of m rows; one more than there are for a row of no group."""
+    groups = starts.shape[0] - 1
+    row = jnp.arange(m, dtype=starts.dtype)
+    group = jnp.searchsorted(starts, row, side="right") - 1
+    return jnp.where((group < 0) | (row >= starts[-1]), groups, group)
+
+
+# --------------------------------------------------------------------------------------------------------- the gradient
+
+
+def _gradients(form: _Form, arrays: Sequence[jax.Array], d_out: jax.Array) -> tuple[Any, ...]:
+    x, w, sizes, offset, rows, bias = form.spread(arrays)
+    d_out = d_out.astype(x.dtype)
+    taken = x
+    if rows is not None:
+        exists = ((rows >= 0) & (rows < x.shape[0]))[:, None]
+        # A row that takes none of x has no bias, either.
+        d_out = jnp.where(exists, d_out, 0)
+        taken = jnp.where(exists, x[jnp.clip(rows, 0, max(x.shape[0] - 1, 0))], 0)
+    d_taken = grouped_matmul(
+        d_out,
+        w,
+        sizes,
+        None,
+        None if rows is None else jnp.float32,
+        offset,
+        transposed=not form.transposed,
+    )
+    d_x = d_taken
+    if rows is not None:
+        to = jnp.where(rows < 0, x.shape[0], rows)
+        d_x = jnp.zeros(x.shape, jnp.float32).at[to].add(d_taken, mode="drop").astype(x.dtype)
+    left, right = (d_out, taken) if form.transposed else (taken, d_out)
+    d_w = _weight_gradient(left, right, sizes, offset, w.shape[0])
+    d_bias = None
+    if bias is not None:
+        starts = _starts(sizes, offset, w.shape[0], d_out.shape[0])
+        group = _groups_of_rows(starts, d_out.shape[0])
+        d_bias = jax.ops.segment_sum(d_out.astype(jnp.float32), group, w.shape[0] + 1)[:-1]
+        d_bias = d_bias.astype(bias.dtype)
+    every = (d_x, d_w, None, None, None, d_bias)
+    return tuple(d for d, is_given in zip(every, form.given, strict=True) if is_given)
+
+
+def _weight_gradient(
+    x: jax.Array, d_out: jax.Array, sizes: jax.Array, offset: jax.Array | None, groups: int
+) -> jax.Array:
+    arrays = (x, d_out, sizes) if offset is None else (x, d_out, sizes, offset)
+    return one_by_one(functools.partial(_weight_product, groups=groups))(*arrays)
+
+
+def _weights_by_op(*arrays: jax.Array, groups: int) -> jax.Array:
+    if groups == 0:
+        x, d_out = arrays[:2]
+        return jnp.zeros((0, x.shape[1], d_out.shape[1]), x.dtype)
+    return call(_GRADIENT, arrays, num_groups=groups)[0]
+
+
+def _weights_by_xla(
+    x: jax.Array,
+    d_out: jax.Array,
+    sizes: jax.Array,
+    offset: jax.Array | None = None,
+    *,
+    groups: int,
+) -> jax.Array:
+    starts = _starts(sizes, offset, groups, x.shape[0])
+    return lax.ragged_dot_general(
+        jnp.roll(x, -starts[0], 0),
+        jnp.roll(d_out, -starts[0], 0),
+        jnp.diff(starts),
+        lax.RaggedDotDimensionNumbers(
+            dot_dimension_numbers=(([0], [0]), ([], [])),
+            lhs_ragged_dimensions=[0],
+            rhs_group_dimensions=[],
+        ),
+        precision=lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
+        preferred_element_type=x.dtype,
+    )
+
+
+_weight_product = with_fallback(_GRADIENT, _weights_by_op, _weights_by_xla)
