@@ -19,7 +19,7 @@ TOLERANCE = {"f32": 1e-5, "f16": 4e-3, "bf16": 3e-2}
 
 
 def make(op: str, case: str, dtype: str) -> tuple[list, dict, list]:
-    """Operands, attributes, and a cotangent for each result."""
+    """Operands, attributes, and a cotangent for each result that is no integer."""
     rng = np.random.default_rng(zlib.crc32(f"{op} {case} {dtype}".encode()))
     module = support.op_module(op)
     operands, attributes = module.arguments(
@@ -29,12 +29,12 @@ def make(op: str, case: str, dtype: str) -> tuple[list, dict, list]:
     cotangents = [
         rng.standard_normal(row.shape).astype(_dtypes.numpy_dtype(row.dtype))
         for row in results
-        if row is not None and not row.workspace
+        if row is not None and not row.workspace and not row.dtype.startswith("i")
     ]
     return operands, attributes, cotangents
 
 
-def is_float(x: np.ndarray | None) -> bool:
+def is_float(x: np.ndarray | jax.Array | None) -> bool:
     return x is not None and not np.issubdtype(x.dtype, np.integer)
 
 
@@ -46,7 +46,7 @@ def gradients(function, operands: list, cotangents: list) -> list[np.ndarray | N
         every = list(operands)
         for i, x in zip(at, floats, strict=True):
             every[i] = x
-        return tuple(function(*every))
+        return tuple(y for y in function(*every) if is_float(y))
 
     def pull(floats, cotangents):
         return jax.vjp(of_floats, *floats)[1](tuple(cotangents))
@@ -78,7 +78,7 @@ def test_gradient_is_the_slope_of_the_reference(op: str, case: str) -> None:
     rng = np.random.default_rng(1)
 
     def loss(every: list) -> float:
-        results = reference(*every, **attributes)
+        results = filter(is_float, reference(*every, **attributes))
         return sum(
             float(np.sum(np.where(np.isfinite(y), y, 0) * running.as_f64(g)))
             for y, g in zip(results, cotangents, strict=True)

@@ -185,6 +185,7 @@ MAPPED = {
     "static_scaled_int8_quant": {"x"},
     "swap_blocks": set(),
     "swigluoai_and_mul": {"x"},
+    "topk_router": {"logits"},
 }
 
 

@@ -64,6 +64,7 @@ from intarsia.jax.wire import (
     static_scaled_fp8_quant,
     static_scaled_int8_quant,
     swigluoai_and_mul,
+    topk_router,
 )
 
 __all__ = [

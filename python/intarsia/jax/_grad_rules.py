@@ -234,3 +234,25 @@ def _merge_attn_states(
     c = a * b * jnp.sum(g * difference, axis=-1).T
     dx, dy = (w.T[..., None] * g for w in (jnp.where(neither, 1, a), b))
     return dx, a * g_lse + c, dy, b * g_lse - c
+
+
+@gradient(
+    "intarsia.topk_router", keep=lambda operands, results, attributes: (*operands, results[1])
+)
+def _topk_router(kept: Any, cotangents: Sequence[jax.Array], attributes: Attributes) -> Arrays:
+    """Of the weights, for the experts that were chosen."""
+    logits, _, ids = kept
+    score = {
+        "softmax": jax.nn.softmax,
+        "sigmoid": jax.nn.sigmoid,
+        "softplus_sqrt": lambda x: jnp.sqrt(jax.nn.softplus(x)),
+    }[attributes.get("scoring", "softmax")]
+
+    def weights(x: jax.Array) -> jax.Array:
+        chosen = jnp.take_along_axis(score(x), ids, -1)
+        if attributes.get("renormalize", False):
+            chosen = chosen / chosen.sum(-1, keepdims=True)
+        return attributes.get("scale", 1.0) * chosen
+
+    _, pull = jax.vjp(weights, _f32(logits))
+    return *pull(cotangents[0]), None

@@ -63,6 +63,7 @@ KvCacheDtype: TypeAlias = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
 LinearOutDtype: TypeAlias = Literal["auto", "f32"]
 QuantDtype: TypeAlias = Literal["f8e4m3fn", "i8"]
 Rounding: TypeAlias = Literal["once", "before_weight"]
+Scoring: TypeAlias = Literal["softmax", "sigmoid", "softplus_sqrt"]
 
 
 def all_reduce_fused_add_rms_norm(
