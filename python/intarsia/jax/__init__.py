@@ -129,6 +129,7 @@ __all__ = [
     "static_scaled_int8_quant",
     "swap_blocks",
     "swigluoai_and_mul",
+    "topk_router",
     "wire",
 ]
 

@@ -30,6 +30,8 @@ __all__ = [
     "gelu_new",
     "gelu_quick",
     "gelu_tanh_and_mul",
+    "grouped_matmul",
+    "grouped_matmul_weight_gradient",
     "layer_norm",
     "layer_norm_dynamic_per_token_quant",
     "layer_norm_static_fp8_quant",
@@ -54,11 +56,14 @@ __all__ = [
     "static_scaled_int8_quant",
     "swap_blocks",
     "swigluoai_and_mul",
+    "topk_router",
 ]
 
 Axis: TypeAlias = Literal["0", "1", "2"]
 ConvertFp8OutDtype: TypeAlias = Literal["f8e4m3fn", "f8e5m2", "u8", "f32", "f16", "bf16"]
 FlashAttnVarlenOutDtype: TypeAlias = Literal["auto", "f16", "bf16"]
+GroupedMatmulOutDtype: TypeAlias = Literal["auto", "f32"]
+GroupedMatmulWeightGradientOutDtype: TypeAlias = Literal["auto", "f32"]
 KvCacheDtype: TypeAlias = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
 LinearOutDtype: TypeAlias = Literal["auto", "f32"]
 QuantDtype: TypeAlias = Literal["f8e4m3fn", "i8"]
@@ -883,6 +888,92 @@ def gelu_tanh_and_mul(x: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
         f32, f16 or bf16.
     """
     return one_or_all(call("gelu_tanh_and_mul", (x, up)))
+
+
+def grouped_matmul(
+    x: ArrayLike,
+    w: ArrayLike,
+    group_sizes: ArrayLike,
+    group_offset: ArrayLike | None = None,
+    rows: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    *,
+    transposed: bool = False,
+    out_dtype: GroupedMatmulOutDtype = "auto",
+) -> jax.Array:
+    """Products of groups of rows, each with a matrix of its own.
+
+    Args:
+      x: [mx, k] with rows or [m, k] with !rows, T: rows, group after group; with `rows`, in any
+        order.
+      w: [g, n, k] with transposed or [g, k, n] with !transposed, T: a matrix for each group.
+      group_sizes: [e] with group_offset or [g] with !group_offset, i32, i64: rows of each
+        group; a negative size counts as 0, and groups end at row m.
+      group_offset: [1], i32, i64: which of all e groups w begins with; rows of the others give
+        0; may be absent.
+      rows: [m], i32, i64: which row of x each row takes; one without gives 0; may be absent.
+      bias: [g, n], T: added to the sums before they are rounded; may be absent.
+      transposed: w has a row for each result, as checkpoints have it.
+      out_dtype: dtype of the result; auto: that of x; one of auto, f32.
+
+    Returns:
+      out: [m, n], out_dtype: products; 0 in rows behind the last group.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: jax.lax.ragged_dot; MegaBlocks (Gale et al. 2022, arXiv:2211.15841). T is f32, f16
+        or bf16.
+    """
+    return one_or_all(
+        call(
+            "grouped_matmul",
+            (x, w, group_sizes, group_offset, rows, bias),
+            transposed=transposed,
+            out_dtype=out_dtype,
+        )
+    )
+
+
+def grouped_matmul_weight_gradient(
+    x: ArrayLike,
+    d_out: ArrayLike,
+    group_sizes: ArrayLike,
+    group_offset: ArrayLike | None = None,
+    *,
+    num_groups: int | None = None,
+    out_dtype: GroupedMatmulWeightGradientOutDtype = "auto",
+) -> jax.Array:
+    """For each group the product of its rows of x, transposed, and of d_out.
+
+    Args:
+      x: [m, k], T: rows, group after group.
+      d_out: [m, n], T: rows that belong to those of x.
+      group_sizes: [e], i32, i64: rows of each group; a negative size counts as 0, and groups
+        end at row m.
+      group_offset: [1], i32, i64: which of all e groups the result begins with; may be absent.
+      num_groups: groups of the result; default: all.
+      out_dtype: dtype of the result; auto: that of x; one of auto, f32.
+
+    Returns:
+      out: [num_groups, k, n] with num_groups or [e, k, n] with !num_groups, out_dtype:
+        products; 0 for a group without rows.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: jax.lax.ragged_dot_general with a ragged contraction. T is f32, f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "grouped_matmul_weight_gradient",
+            (x, d_out, group_sizes, group_offset),
+            num_groups=num_groups,
+            out_dtype=out_dtype,
+        )
+    )
 
 
 def layer_norm(
@@ -1989,3 +2080,52 @@ def swigluoai_and_mul(
         is f32, f16 or bf16.
     """
     return one_or_all(call("swigluoai_and_mul", (x, up), alpha=alpha, limit=limit))
+
+
+def topk_router(
+    logits: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    top_k: int = 1,
+    scoring: Scoring = "softmax",
+    renormalize: bool = False,
+    num_groups: int = 1,
+    topk_groups: int = 1,
+    scale: float = 1,
+) -> tuple[jax.Array, jax.Array]:
+    """The experts of each token, and their weights.
+
+    Args:
+      logits: [..., e], T: what a token says to each expert.
+      bias: [e], f32: added to the scores where experts are chosen; weights have none of it; may
+        be absent.
+      top_k: experts of a token.
+      scoring: scores from logits; one of softmax, sigmoid, softplus_sqrt.
+      renormalize: weights of a token sum to scale.
+      num_groups: groups of neighbouring experts.
+      topk_groups: groups that a token may choose from.
+      scale: what weights are multiplied by.
+
+    Returns:
+      weights: [..., top_k], f32: weights, the largest score first.
+      ids: [..., top_k], i32: which experts these are.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's topk_softmax, topk_sigmoid, topk_softplus_sqrt and grouped_topk. T is f32,
+        f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "topk_router",
+            (logits, bias),
+            top_k=top_k,
+            scoring=scoring,
+            renormalize=renormalize,
+            num_groups=num_groups,
+            topk_groups=topk_groups,
+            scale=scale,
+        )
+    )
