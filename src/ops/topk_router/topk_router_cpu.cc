@@ -20,7 +20,7 @@ struct Row {
 template <class T>
 void ReadRow(const TopkRouter& op, const T* logits, int64_t e, Row& row) {
   const float* const bias = op.bias ? op.bias->as<const float>() : nullptr;
-  float largest = kNone, sum = 0.0f;
+  float largest = kNone;
   ForLanes(e,
            [&](int64_t i, int lanes) { StoreN(row.scores + i, LoadN(logits + i, lanes), lanes); });
   for (int64_t i = 0; i < e; ++i) {
@@ -45,7 +45,9 @@ void ReadRow(const TopkRouter& op, const T* logits, int64_t e, Row& row) {
     StoreN(row.scores + i, y, lanes);
   });
   if (softmax) {
-    for (int64_t i = 0; i < e; ++i) sum += row.scores[i];
+    VecF sums = {};
+    ForLanes(e, [&](int64_t i, int lanes) { sums += LoadN(row.scores + i, lanes); });
+    const float sum = Sum(sums);
     for (int64_t i = 0; i < e; ++i) row.scores[i] /= sum;
   }
   for (int64_t i = 0; i < e; ++i) {
