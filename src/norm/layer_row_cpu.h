@@ -58,8 +58,11 @@ class LayerRow {
   template <class Use>
   [[gnu::always_inline]] void ForEach(const T* x, const Moments& moments, Use use) const {
     ForLanes(n_, [&](int64_t i, int lanes) {
-      const VecF y = (LoadN(x + i, lanes) - moments.mean) * moments.rstd;
-      use(i, y * weight_.At(i, lanes, 1.0f) + bias_.At(i, lanes, 0.0f), lanes);
+      // All loads first: GCC makes an FMA of product and sum in one basic block alone, and every op
+      // is to round alike.
+      const VecF value = LoadN(x + i, lanes), weight = weight_.At(i, lanes, 1.0f),
+                 bias = bias_.At(i, lanes, 0.0f);
+      use(i, (value - moments.mean) * moments.rstd * weight + bias, lanes);
     });
   }
 

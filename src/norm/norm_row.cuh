@@ -111,7 +111,7 @@ struct RowPack {
   __device__ __forceinline__ float SumOfSquaresAround(float mean) const {
     float squares = 0.0f;
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) squares += (At(j) - mean) * (At(j) - mean);
+    for (int j = 0; j < kCount; ++j) squares = __fmaf_rn(At(j) - mean, At(j) - mean, squares);
     return squares;
   }
 
@@ -149,11 +149,12 @@ struct RowPack {
     Pack<float, kCount> normed;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      float y = (At(j) - centre.mean) * rstd;
-      y *= a.weight ? ToFloat(weight.at[j]) : a.weight_f32 ? a.weight_f32[column + j] : 1.0f;
-      normed.at[j] = y + (a.bias       ? ToFloat(bias.at[j])
-                          : a.bias_f32 ? a.bias_f32[column + j]
-                                       : 0.0f);
+      const float w = a.weight       ? ToFloat(weight.at[j])
+                      : a.weight_f32 ? a.weight_f32[column + j]
+                                     : 1.0f;
+      const float b = a.bias ? ToFloat(bias.at[j]) : a.bias_f32 ? a.bias_f32[column + j] : 0.0f;
+      normed.at[j] =
+          __fmaf_rn((At(j) - centre.mean) * rstd, w, b);  // so that every op rounds alike
     }
     return normed;
   }

@@ -47,20 +47,17 @@ def test_opcheck(op):
 def test_what_is_not_built_is_refused():
     ops = torch.ops._C
     x, codes = torch.randn(6, 64), torch.full((6, 64), 7, dtype=torch.int8)
-    scale, azp = torch.full((6, 1), 7.0), torch.tensor([3], dtype=torch.int32)
-    with pytest.raises(
-        NotImplementedError, match="static_scaled_int8_quant: azp is given, expected None"
-    ):
-        ops.static_scaled_int8_quant(codes, x, torch.tensor([0.1]), azp)
-    with pytest.raises(
-        NotImplementedError, match="dynamic_scaled_int8_quant: azp is given, expected None"
-    ):
-        ops.dynamic_scaled_int8_quant(codes, x, scale, azp)
+    scale = torch.full((6, 2), 7.0)
+    for name, limits in {
+        "int8_min is -127.0, expected -128.0": (-127.0, 127.0),
+        "int8_max is 126.0, expected 127.0": (-128.0, 126.0),
+    }.items():
+        with pytest.raises(NotImplementedError, match=f"per_token_group_quant_int8: {name}"):
+            ops.per_token_group_quant_int8(x, codes, scale, 32, 1e-10, *limits)
     q, s = torch.zeros(6, 64, dtype=FP8), torch.zeros(6, 2)
     for name, options in {
         "fp8_min is -240.0, expected -448.0": (-240.0, 448.0, False),
         "fp8_max is 240.0, expected 448.0": (-448.0, 240.0, False),
-        "scale_ue8m0 is True, expected False": (-448.0, 448.0, True),
     }.items():
         with pytest.raises(NotImplementedError, match=f"per_token_group_fp8_quant: {name}"):
             ops.per_token_group_fp8_quant(x, q, s, 32, 1e-10, *options)
@@ -78,10 +75,36 @@ def test_what_is_not_built_is_refused():
     assert not any(x.float().any() for x in (q, s, out))
 
 
+def test_heads_that_do_not_fit_are_refused():
+    qkv, weight = torch.randn(6, 8 * 16), torch.ones(16)
+    kept = qkv.clone()
+    with pytest.raises(ValueError, match=r"fused_qk_norm_rope: qkv has shape .6, 128., expected 7"):
+        torch.ops._C.fused_qk_norm_rope(
+            qkv, 4, 2, 1, 16, 1e-6, weight, weight, torch.randn(32, 8), True, torch.arange(6)
+        )
+    assert torch.equal(qkv, kept)
+
+
 WRONG_RESULTS = {
     "rms_norm: result has shape .6, 63., expected .6, 64.": (
         "rms_norm",
         lambda x, w: [torch.zeros(6, 63), x, w, 1e-5],
+    ),
+    "dynamic_scaled_int8_quant: azp has dtype torch.int64, expected torch.int32": (
+        "dynamic_scaled_int8_quant",
+        lambda x, w: [
+            torch.zeros(6, 64, dtype=torch.int8),
+            x,
+            torch.zeros(6, 1),
+            torch.zeros(6, 1, dtype=torch.int64),
+        ],
+    ),
+    "rms_norm_per_block_quant: scale has shape .6, 3., expected .6, 4.": (
+        "rms_norm_per_block_quant",
+        lambda x, w: [
+            torch.zeros(6, 64, dtype=FP8),
+            *(x, w, torch.zeros(6, 3), 1e-5, None, None, 16, False),
+        ],
     ),
     "rms_norm: result has shape .5, 64., expected .6, 64.": (
         "rms_norm",

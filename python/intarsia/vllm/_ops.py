@@ -96,7 +96,7 @@ def rms_norm_per_block_quant(
     rows_of(
         op, "result", result, input.shape, dtype, input.device
     )  # before the residual is written
-    rows_of(op, "scale", scale, (rows, n // group_size), torch.float32, input.device)
+    rows_of(op, "scale", scale, (rows, n // max(group_size, 1)), torch.float32, input.device)
     codes, scales = _xla_gpu.rms_norm_per_block_quant(
         input,
         weight,
