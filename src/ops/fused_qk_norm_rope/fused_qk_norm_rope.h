@@ -31,7 +31,7 @@ struct FusedQkNormRope {
       In("k_weight", &FusedQkNormRope::k_weight, "d", "T|f32", "scale of a key head's columns"),
       Attr("num_heads_q", &FusedQkNormRope::num_heads_q, "how many heads are queries; needed"),
       Attr("num_heads_k", &FusedQkNormRope::num_heads_k, "how many heads are keys; needed"),
-      Attr("eps", &FusedQkNormRope::eps, "added to the mean square"),
+      Attr("eps", &FusedQkNormRope::eps, "added to the mean square").NotNegative(),
       Attr("is_neox", &FusedQkNormRope::is_neox, "pairs (i, i + r/2); false: pairs (2i, 2i + 1)"),
       Out("qkv", &FusedQkNormRope::out, "=qkv", "T", "normed and turned query and key, and value")
           .Mutates("qkv"));

@@ -17,7 +17,7 @@ struct LayerNorm {
                In("x", &LayerNorm::x, "... n", "T", "rows to normalise").Takes(Access::kEvenRows),
                In("weight", &LayerNorm::weight, "n", "T|f32", "scale of each column; 1 if absent"),
                In("bias", &LayerNorm::bias, "n", "T|f32", "added to each column; 0 if absent"),
-               Attr("eps", &LayerNorm::eps, "added to the variance"),
+               Attr("eps", &LayerNorm::eps, "added to the variance").NotNegative(),
                Out("out", &LayerNorm::out, "... n", "T", "normalised rows"));
 
   Status Run(const CpuContext&) const;

@@ -25,7 +25,7 @@ struct LayerNormDynamicPerTokenQuant {
          "added to each column; 0 if absent"),
       In("scale_ub", &LayerNormDynamicPerTokenQuant::scale_ub, "1", "f32",
          "counts as a row's largest number where that is larger"),
-      Attr("eps", &LayerNormDynamicPerTokenQuant::eps, "added to the variance"),
+      Attr("eps", &LayerNormDynamicPerTokenQuant::eps, "added to the variance").NotNegative(),
       Attr("quant_dtype", &LayerNormDynamicPerTokenQuant::quant_dtype, "dtype of the codes")
           .OneOf("f8e4m3fn|i8"),
       Out("q", &LayerNormDynamicPerTokenQuant::q, "... n", "quant_dtype",

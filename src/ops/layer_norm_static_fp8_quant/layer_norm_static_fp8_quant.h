@@ -20,7 +20,7 @@ struct LayerNormStaticFp8Quant {
       In("weight", &LayerNormStaticFp8Quant::weight, "n", "T|f32",
          "scale of each column; 1 if absent"),
       In("bias", &LayerNormStaticFp8Quant::bias, "n", "T|f32", "added to each column; 0 if absent"),
-      Attr("eps", &LayerNormStaticFp8Quant::eps, "added to the variance"),
+      Attr("eps", &LayerNormStaticFp8Quant::eps, "added to the variance").NotNegative(),
       Out("q", &LayerNormStaticFp8Quant::q, "... n", "f8e4m3fn", "codes of the normalised rows"));
 
   Status Run(const CpuContext&) const;

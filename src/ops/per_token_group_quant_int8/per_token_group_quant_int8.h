@@ -20,7 +20,8 @@ struct PerTokenGroupQuantInt8 {
       In("x", &PerTokenGroupQuantInt8::x, "... n", "T", "rows of numbers"),
       Attr("group_size", &PerTokenGroupQuantInt8::group_size, "how many neighbours share a scale"),
       Attr("eps", &PerTokenGroupQuantInt8::eps,
-           "counts as a group's largest number where that is smaller"),
+           "counts as a group's largest number where that is smaller")
+          .NotNegative(),
       Out("q", &PerTokenGroupQuantInt8::q, "... n", "i8", "codes, rounded toward zero"),
       Out("scale", &PerTokenGroupQuantInt8::scale, "... n/group_size", "f32",
           "what a code of 1 stands for"));

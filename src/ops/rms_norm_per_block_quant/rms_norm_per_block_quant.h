@@ -30,7 +30,7 @@ struct RmsNormPerBlockQuant {
          "the residual stream, added before the norm")
           .Takes(Access::kEvenRows),
       Attr("group_size", &RmsNormPerBlockQuant::group_size, "how many neighbours share a scale"),
-      Attr("eps", &RmsNormPerBlockQuant::eps, "added to the mean square"),
+      Attr("eps", &RmsNormPerBlockQuant::eps, "added to the mean square").NotNegative(),
       Attr("quant_dtype", &RmsNormPerBlockQuant::quant_dtype, "dtype of the codes")
           .OneOf("f8e4m3fn|i8"),
       Attr("rounding", &RmsNormPerBlockQuant::rounding,
