@@ -1,5 +1,6 @@
 """A library of ops outside of the tree builds, loads beside ours and runs in a program with it."""
 
+import os
 import shutil
 import subprocess
 
@@ -13,19 +14,25 @@ from intarsia.jax import call, simple_add
 
 
 def configure(build, *options):
-    """Configures tests/foreign for the CPU; without CMake the test is skipped."""
+    """Configures a copy of tests/foreign outside of it for the CPU; without CMake the test is skipped."""
     cmake = shutil.which("cmake", path=str(support.ROOT / ".venv/bin")) or shutil.which("cmake")
     if cmake is None:
         pytest.skip("no cmake")
-    source = support.ROOT / "tests" / "foreign"
+    source = build.with_name("project")
+    shutil.copytree(support.ROOT / "tests" / "foreign", source, dirs_exist_ok=True)
     command = [cmake, "-S", source, "-B", build, "-DINTARSIA_CUDA=off", *options]
+    command.append(f"-DINTARSIA_DIR={support.ROOT}")
+    if ccache := shutil.which("ccache"):
+        command.append(f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}")
     return cmake, subprocess.run(command, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """tests/foreign, built for the CPU."""
-    build = tmp_path_factory.mktemp("foreign")
+def library():
+    """tests/foreign, copied and built for the CPU, in a folder that stays: core takes half a minute to compile."""
+    # One for each of pytest's processes.
+    build = support.ROOT / "build" / f"outside{os.environ.get('PYTEST_XDIST_WORKER', '')}" / "build"
+    build.parent.mkdir(parents=True, exist_ok=True)
     cmake, configured = configure(build)
     assert configured.returncode == 0, configured.stdout + configured.stderr
     built = subprocess.run([cmake, "--build", build, "-j2"], capture_output=True, text=True)

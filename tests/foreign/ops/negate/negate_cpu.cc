@@ -1,7 +1,7 @@
+#include "ops/negate/negate.h"
 #include "src/core/cpu/rows.h"
 #include "src/core/cpu/simd.h"
 #include "src/core/dispatch.h"
-#include "tests/foreign/ops/negate/negate.h"
 
 namespace intarsia {
 
