@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import intarsia.jax as ij
 import support
 
 PAGES = ["README.md", "docs/jax.md", "docs/torch.md", "docs/bridge.md", "docs/vllm_ops.md"]
@@ -42,3 +43,13 @@ def test_their_python_runs() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert [f"ran {page}" for page in sources] == re.findall(r"^ran .*", done.stdout, re.M)
+
+
+def test_whoever_passes_indices_reads_how_to_check_them() -> None:
+    pages = [
+        (support.ROOT / name).read_text() for name in ("README.md", "docs/jax.md", "docs/ops.md")
+    ]
+    functions = (ij.paged_attention, ij.flash_attn_varlen, ij.reshape_and_cache_flash)
+    functions += (ij.rotary_embedding_and_cache,)
+    for text in [*pages, *(function.__doc__ for function in functions)]:
+        assert "INTARSIA_CHECK=1" in text

@@ -248,6 +248,9 @@ Layouts of a paged KV cache, by the order of the axes of key_cache, slowest firs
 once each, d last; V stands where the table says for `2*hk`, `2*d` or an axis `2`. When the operand `layer`
 is given, there is an axis l more: in front, unless the order says where (`p l s hk d`).
 
+Elements that are indices ("slots", "pages", "positions") are skipped where they are out of range. With `INTARSIA_CHECK=1` in
+the environment they are errors: `reshape_and_cache_flash: slot_mapping[0] is 99999, expected less than 128 (or negative: skip)`.
+
 What is built: `tests/test_ops.py` compares every case with a reference in f64, on each platform of the op and for each T;
 `src/ops/<op>/<op>.py` says what a case is. "XLA's": the platform lacks the op, and its function in `intarsia.jax` is
 XLA's version there. CUDA means every NVIDIA GPU of compute capability 8.0 or newer. Attention and its gradient take

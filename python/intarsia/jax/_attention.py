@@ -148,7 +148,8 @@ def flash_attn_varlen(
       cu_seqlens_q: int32 or int64 [b + 1], where each sequence starts in q.
       cu_seqlens_k: [b + 1], the same for dense k; ignored when paged.
       seqused_k: [b], keys of each sequence; needed when paged.
-      block_table: [b, m], the pages of each sequence. Keys on a page outside the cache are masked.
+      block_table: [b, m], the pages of each sequence. Keys on a page outside the cache are masked;
+        INTARSIA_CHECK=1 in the environment makes such a page an error.
       max_seqlen_q, max_seqlen_k: ignored; bounds come from shapes, so that growing maxima do not
         change the program.
       scale: of the scores; default d ** -0.5.
@@ -313,9 +314,11 @@ def paged_attention(
 
     Args:
       query: [t, h, d], f32, f16 or bf16; d a multiple of 8 up to 256; h a multiple of hk.
-      kv_cache: as in `reshape_and_cache_flash`.
+      kv_cache: as in `reshape_and_cache_flash`. One array holds K and V: of a pair's key cache alone, half
+        of the heads would be read as values.
       seqused_k: int32 or int64 [b], keys of each sequence, this step's tokens included.
-      block_table: [b, m], the pages of each sequence. Keys on a page outside the cache are masked.
+      block_table: [b, m], the pages of each sequence. Keys on a page outside the cache are masked;
+        INTARSIA_CHECK=1 in the environment makes such a page an error.
       cu_seqlens_q: [b + 1], where each sequence starts in query.
       num_seqs: how many sequences are real, 0 to b: an int, or an array of shape [1], which counts as the nearest
         of these; default all. Rows of the others give 0 and lse -inf, so one compiled program serves any batch up to b.

@@ -70,7 +70,8 @@ def reshape_and_cache_flash(
       kv_cache: a pair (key_cache, value_cache), or one array that holds both; of the dtype of `key`,
         fp8, or uint8 with `kv_cache_dtype`. With `layer`, each has one more axis in front.
       slot_mapping: int32 or int64 [t'], t' <= t: page * s + offset of each of the first t' tokens. A
-        negative slot, or one beyond the cache, is skipped.
+        negative slot, or one beyond the cache, is skipped; INTARSIA_CHECK=1 in the environment makes the
+        latter an error.
       k_scale, v_scale: what fp8 K and V will have to be multiplied by: a number, [1] or [hk] in f32;
         default 1. What is stored is key / k_scale, to nearest even and saturating; NaN stays NaN.
       kv_cache_dtype: what a uint8 cache holds: "fp8_e4m3" or "fp8_e5m2"; "auto": as its dtype says.
@@ -83,7 +84,7 @@ def reshape_and_cache_flash(
         "stacked": [2, p, s, hk, d], K, then V; the default if there is such an axis
         or any other order of these axes, spelled as in "p hk s d" or "p 2 hk s d"; with `layer` it may
         say where the layers stand ("p l s hk d").
-      layer: int32 scalar on the device: the layer of a cache with a layer axis.
+      layer: a number, or an integer scalar on the device: the layer of a cache with a layer axis.
 
     Returns:
       The cache, in the form in which it came.
@@ -175,7 +176,8 @@ def rotary_embedding_and_cache(
     one pass, without turned keys in memory between. In place if the cache is donated to the enclosing jit.
 
     Args:
-      positions: int32 or int64 [t]; position of each token. One outside the table turns nothing.
+      positions: int32 or int64 [t]; position of each token. One outside the table turns nothing;
+        INTARSIA_CHECK=1 makes it an error.
       qkv: [t, num_heads + 2 * hk, d], f32, f16 or bf16: heads of queries, of keys, of values.
       cos_sin_cache: [max_pos, r]: cosines, then sines, of r/2 angles a position.
       kv_cache, slot_mapping, k_scale, v_scale, kv_cache_dtype, layout, layer: as in `reshape_and_cache_flash`.
