@@ -135,6 +135,22 @@ def test_an_error_without_a_text_is_placed(monkeypatch) -> None:
     assert doctor._cause(ValueError("first\nsecond")) == "ValueError: first"
 
 
+def test_kernels_are_a_line_each() -> None:
+    rows = [(f"decode {t} d={d}", "portable") for t in ("bf16", "f32") for d in (64, 128)]
+    rows += [("prefill bf16 d=64", "sm90 prefill"), ("prefill bf16 d=96", "none")]
+    device = {
+        "arch": 90,
+        "shared_bytes_per_block": 227 * 1024,
+        "kernels": [{"call": call, "kernel": kernel} for call, kernel in rows],
+    }
+    assert doctor._kernels_of(device) == [
+        "as sm_90 with 227 KB of shared memory per block",
+        "portable: decode bf16 d=64,128; decode f32 d=64,128",
+        "sm90 prefill: prefill bf16 d=64",
+        "none: prefill bf16 d=96",
+    ]
+
+
 def test_this_machine_is_well(capsys) -> None:
     if "has no CUDA handlers" in (running.why_not("gpu") or ""):
         pytest.skip("a GPU, but a library built without CUDA, is not well")

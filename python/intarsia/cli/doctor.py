@@ -165,17 +165,24 @@ def _check_gpu(report: _Report) -> None:
         if "error" in device:
             report.problem(what, device["error"])
         else:
-            report.ok(what, _kernels_of(device))
+            first, *kernels = _kernels_of(device)
+            report.ok(what, first)
+            for line in kernels:
+                print(f"          {line}")
 
 
-def _kernels_of(device: Mapping[str, Any]) -> str:
-    """The kernels that a GPU gets, and for which calls, in one line."""
-    arch, kilobytes = device["arch"], device["shared_bytes_per_block"] // 1024
-    calls: dict[str, list[str]] = {}
+def _kernels_of(device: Mapping[str, Any]) -> list[str]:
+    """The GPU, then a line for each kernel with the calls that it gets: prefill bf16 d=64,96."""
+    kilobytes = device["shared_bytes_per_block"] // 1024
+    calls: dict[str, dict[str, list[str]]] = {}
     for row in device["kernels"]:
-        calls.setdefault(row["kernel"], []).append(row["call"])
-    chosen = "; ".join(f"{kernel}: {', '.join(of)}" for kernel, of in calls.items())
-    return f"as sm_{arch} with {kilobytes} KB of shared memory per block; {chosen}"
+        call, _, head_dim = row["call"].partition(" d=")
+        calls.setdefault(row["kernel"], {}).setdefault(call, []).append(head_dim)
+    lines = [f"as sm_{device['arch']} with {kilobytes} KB of shared memory per block"]
+    for kernel, of in calls.items():
+        chosen = "; ".join(f"{call} d={','.join(dims)}" for call, dims in of.items())
+        lines.append(f"{kernel}: {chosen}")
+    return lines
 
 
 def _check_jax(report: _Report) -> None:
