@@ -148,7 +148,7 @@ Status Kernel::Load(const Device& device, const Device& real) const {
   const bool held_back =
       max_shared_bytes_ > 0 && device.shared_bytes_per_sm != real.shared_bytes_per_sm;
   const int limit = held_back ? real.shared_bytes_per_block - fixed : max_shared_bytes_;
-  if (limit > 48 * 1024)
+  if (limit + fixed > 48 * 1024)
     INTARSIA_RETURN_IF_ERROR(ToStatus(
         cudaFuncSetAttribute(function_, cudaFuncAttributeMaxDynamicSharedMemorySize, limit),
         name_));

@@ -98,7 +98,9 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
                   .fill_padding = rows.fill_padding,
                   .token_tile = Divisor(tokens),
                   .page_size = Divisor(p.cache.page_size)};
-  plan.schedule = {static_cast<int>(row_tiles), static_cast<int>(p.num_kv_heads())};
+  const auto heads = static_cast<int>(p.num_kv_heads());
+  plan.schedule = {static_cast<int>(row_tiles), heads, heads};
+  plan.has_sections = plan.schedule.tasks() >= 2 * Schedule::kMinRounds * context.device->sms;
   Maps maps;
   INTARSIA_RETURN_IF_ERROR(MakeMaps(p, plan, maps));
   const int64_t ctas = std::min<int64_t>(plan.schedule.tasks(), context.device->sms);

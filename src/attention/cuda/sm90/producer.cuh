@@ -51,7 +51,8 @@ class TaskFinder {
   __device__ TaskFinder(const Params& p, const LaunchPlan& plan)
       : p_(p), plan_(plan), schedule_(plan.schedule) {
     if (plan.sharing.ctas) taken_keys_ = TakenKeys(p, plan.sharing);
-    float keys = 0.0f;  // of all row tiles' sequences
+    if (!plan.has_sections) return;
+    float keys = 0.0f;  // of all sequences with row tiles
     FindItem(p, INT_MAX, [&](int seq, const Range& tokens, int key_begin) {
       int len_k = 0;
       if (CountOf(seq, tokens, key_begin, len_k)) keys += static_cast<float>(len_k);

@@ -28,12 +28,13 @@ struct Maps {
 };
 
 struct LaunchPlan {
-  Schedule schedule;        // section_heads is found on the device
-  float section_bytes = 0;  // of K and V, at most
-  int group = 1;            // G
-  int tokens_per_tile = 1;  // of rows
-  int box_rows = 1;         // of K and V
-  int box_shift = 0;        // log2(box_rows), where a page may be missing
+  Schedule schedule;          // one section, unless has_sections
+  bool has_sections = false;  // section_heads is found on the device, from the lengths
+  float section_bytes = 0;    // of K and V, at most
+  int group = 1;              // G
+  int tokens_per_tile = 1;    // of rows
+  int box_rows = 1;           // of K and V
+  int box_shift = 0;          // log2(box_rows), where a page may be missing
   int64_t min_packed_rows = 1;
   Sharing sharing;
   bool fill_padding = true;

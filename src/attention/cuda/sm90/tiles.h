@@ -114,6 +114,7 @@ INTARSIA_HOST_DEVICE constexpr StrayRows StrayRowsOf(int first_key, int len_k, i
 struct Schedule {
   int row_tiles = 0;                        // that the lengths may make, at most
   int num_kv_heads = 1, section_heads = 1;  // the latter divides the former
+  static constexpr int kMinRounds = 8;      // of a section, if there are several
 
   // Fewer than kMaxCount, as Supports() says.
   INTARSIA_HOST_DEVICE constexpr int tasks() const { return row_tiles * num_kv_heads; }
@@ -138,12 +139,11 @@ struct Schedule {
 // each, but enough for some rounds of tasks.
 INTARSIA_HOST_DEVICE constexpr int SectionHeads(const Schedule& schedule, int num_ctas,
                                                 float head_bytes, float bytes) {
-  constexpr int kMinRounds = 8;
   int heads = schedule.num_kv_heads;
   for (int fewer = heads - 1; fewer > 0 && static_cast<float>(heads) * head_bytes > bytes;
        --fewer) {
     if (schedule.num_kv_heads % fewer) continue;
-    if (schedule.row_tiles * fewer < kMinRounds * num_ctas) break;
+    if (schedule.row_tiles * fewer < Schedule::kMinRounds * num_ctas) break;
     heads = fewer;
   }
   return heads;
