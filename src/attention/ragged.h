@@ -92,7 +92,8 @@ template <class Int>
   return int64_t{token} + s.len_k - s.tokens.size();
 }
 
-// The keys that a token (counted within the sequence) sees; empty ranges may have end < begin.
+// The keys that a token (counted within the sequence) sees through its window; empty ranges may
+// have end < begin.
 template <class Int>
 [[gnu::always_inline]] INTARSIA_HOST_DEVICE inline RangeOf<Int> VisibleKeys(
     const Params& p, const SequenceOf<Int>& s, std::type_identity_t<Int> token) {
@@ -102,6 +103,16 @@ template <class Int>
     keys.begin = static_cast<Int>(Clamp(position - p.window_left, 0, s.len_k));
   if (p.window_right >= 0)
     keys.end = static_cast<Int>(Clamp(position + p.window_right + 1, 0, s.len_k));
+  return keys;
+}
+
+// Those of them in the token's own chunk. Apart from VisibleKeys, since kernels that have no chunks
+// (the gradient's, Hopper's) would spill registers for it.
+template <class Int>
+[[gnu::always_inline]] INTARSIA_HOST_DEVICE inline RangeOf<Int> VisibleKeysOfChunk(
+    const Params& p, const SequenceOf<Int>& s, std::type_identity_t<Int> token) {
+  RangeOf<Int> keys = VisibleKeys(p, s, token);
+  const int64_t position = PositionOf(s, token);
   if (p.attention_chunk > 0 && position > 0) {
     const Int own = static_cast<Int>(position);
     const Int chunk_begin = own - own % static_cast<Int>(p.attention_chunk);

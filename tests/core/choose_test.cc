@@ -153,6 +153,9 @@ TEST(Choose, HopperGetsItsOwnPrefill) {
   EXPECT_EQ(name(p), kPortableName);
   p.cache.page_size = 4;
   EXPECT_EQ(name(p), "Hopper");
+  p.attention_chunk = 64;  // which its softmax does not have
+  EXPECT_EQ(name(p), kPortableName);
+  p.attention_chunk = 0;
   p.q_token_stride += 4;
   EXPECT_EQ(name(p), kPortableName);
 }

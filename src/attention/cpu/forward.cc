@@ -75,9 +75,9 @@ class Plan {
     for (int64_t row = 0; row < rows; row += kTileRows) {
       CpuTile tile{.sequence = sequence, .row = row, .num_rows = std::min(kTileRows, rows - row)};
       const int64_t last_row = row + tile.num_rows - 1;
-      tile.key_begin = VisibleKeys(work.params, sequence, row / work.group).begin;
-      tile.key_end =
-          std::max(tile.key_begin, VisibleKeys(work.params, sequence, last_row / work.group).end);
+      tile.key_begin = VisibleKeysOfChunk(work.params, sequence, row / work.group).begin;
+      tile.key_end = std::max(tile.key_begin,
+                              VisibleKeysOfChunk(work.params, sequence, last_row / work.group).end);
       tiles_.push_back(tile);
       max_tile_rows_ = std::max(max_tile_rows_, tile.num_rows);
     }

@@ -59,7 +59,7 @@ class Panel {
       const int64_t lane_row = row + std::min<int64_t>(lane % kWidth, num_rows - 1);
       const RowPlace place = PlaceOf(work, sequence, head, lane_row);
       const int64_t token = place.token - sequence.tokens.begin;
-      const KeyRange keys = VisibleKeys(work.params, sequence, token);
+      const KeyRange keys = VisibleKeysOfChunk(work.params, sequence, token);
       const int v = lane / kLanes, i = lane % kLanes;
       begins_[v][i] = static_cast<int32_t>(keys.begin);
       ends_[v][i] = static_cast<int32_t>(keys.end);

@@ -42,7 +42,7 @@ __device__ __forceinline__ void Mask(float (&s)[kRowBlocks][kBlocks][4], const P
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Range keys =
-          VisibleKeys(p, sequence, (first_row + cuda::LaneRow(lane, 2 * block + r)) / group);
+          VisibleKeysOfChunk(p, sequence, (first_row + cuda::LaneRow(lane, 2 * block + r)) / group);
       const Bits seen =
           existing & BitsFrom<Bits>(keys.begin - first_key) & ~BitsFrom<Bits>(keys.end - first_key);
       const Bits lane_seen = seen >> cuda::LaneColumn(lane, 0);

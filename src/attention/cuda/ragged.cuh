@@ -118,15 +118,23 @@ __device__ __forceinline__ int TakenKeys(const Params& p, const Sharing& sharing
   return static_cast<int>(min(load * kTileKeys * 5 / 4, int64_t{kMaxCount}));
 }
 
-// What rows [first, last] of a sequence see: some of them, and all of them.
+// What rows [first, last] of a sequence see: some of them, and all of them. kChunks: whether the
+// kernel has chunks of keys.
 struct VisibleRange {
   Range some, all;
 };
+template <bool kChunks = true>
 __device__ __forceinline__ VisibleRange VisibleToRows(const Params& p, const Sequence& s, int first,
                                                       int last) {
   const int group = GroupSize(p), last_token = s.tokens.size() - 1;
-  const Range a = VisibleKeys(p, s, min(first / group, last_token));
-  const Range b = VisibleKeys(p, s, min(last / group, last_token));
+  const auto visible = [&](int row) {
+    const int token = min(row / group, last_token);
+    if constexpr (kChunks)
+      return VisibleKeysOfChunk(p, s, token);
+    else
+      return VisibleKeys(p, s, token);
+  };
+  const Range a = visible(first), b = visible(last);
   return {{a.begin, b.end}, {b.begin, a.end}};
 }
 

@@ -94,8 +94,8 @@ class TaskFinder {
     const int first_token = (found.count - 1 - found.number) * plan_.tokens_per_tile;
     task.first_token = first_token;
     const VisibleRange keys =
-        VisibleToRows(p_, found.sequence, first_token * plan_.group,
-                      (first_token + plan_.tokens_per_tile) * plan_.group - 1);
+        VisibleToRows<false>(p_, found.sequence, first_token * plan_.group,
+                             (first_token + plan_.tokens_per_tile) * plan_.group - 1);
     task.clear = ClearTilesOf(keys.all.begin, keys.all.end, S::kTileKeys);
     const int64_t layer = p_.cache.layer ? *p_.cache.layer : 0;
     const bool exists = layer >= 0 && layer < p_.cache.num_layers;

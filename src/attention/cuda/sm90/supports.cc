@@ -4,7 +4,8 @@
 namespace intarsia::attention::sm90 {
 
 // The copy engine reads 16-bit elements as they lie, from rows that begin at multiples of 16 bytes;
-// a lane copies a box of a page, so that small pages would make too many of them.
+// a lane copies a box of a page, so that small pages would make too many of them. Chunks of keys
+// would make the softmax warps spill registers.
 bool Supports(const Params& p) {
   constexpr int64_t kStrideEnd = (int64_t{1} << 40) / 2;  // of a tensor map, in elements
   const CacheView& c = p.cache;
@@ -16,7 +17,8 @@ bool Supports(const Params& p) {
            fits(c.num_kv_heads, s.head);
   };
   return (p.dtype == kBF16 || p.dtype == kF16) && p.out_dtype == p.dtype && c.dtype == p.dtype &&
-         p.head_dim <= 256 && c.v_head_dim <= 256 && p.num_heads / p.num_kv_heads() <= 128 &&
+         p.attention_chunk == 0 && p.head_dim <= 256 && c.v_head_dim <= 256 &&
+         p.num_heads / p.num_kv_heads() <= 128 &&
          p.num_tokens * p.num_heads + p.num_seqs * p.num_heads < kMaxCount &&  // tasks
          c.num_pages > 0 && c.page_size > 0 && (!p.paged || c.page_size % kMinBoxRows == 0) &&
          RowsAligned(p) && fits(p.num_tokens, p.q_token_stride) &&
