@@ -271,7 +271,7 @@ def swap_blocks():
     want = dst.clone()
     want[4], want[0] = src[2], src[1]
     mapping = torch.tensor([[2, 4], [1, 0]])
-    return Call("_C_cache_ops::swap_blocks", [src, dst, mapping], {1: want}, (src, mapping))
+    return Call("_C_cache_ops::swap_blocks", [src, dst, mapping], {1: want}, (src, dst, mapping))
 
 
 def _gathered():

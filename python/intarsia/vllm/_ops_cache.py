@@ -39,6 +39,13 @@ def swap_blocks(op, src, dst, block_mapping):
     xla_gpu.swap_blocks(flat(op, "src", src, 1), blocks, *on_device)
 
 
+def _check_devices(op: str, dst: Tensor, **given: Tensor | None) -> None:
+    """By vLLM's names, which are not those of the op below."""
+    for name, x in given.items():
+        if x is not None and x.device != dst.device:
+            raise ValueError(f"{op}: {name} is on {x.device}, expected {dst.device}")
+
+
 def _first_slots(seq_starts: Tensor | None, cache: Tensor, batch_size: int) -> Tensor | None:
     """vLLM's kernels round down to whole pages."""
     if seq_starts is None:
@@ -51,6 +58,8 @@ def _first_slots(seq_starts: Tensor | None, cache: Tensor, batch_size: int) -> T
     namespace="_C_cache_ops",
 )
 def cp_gather_cache(op, src_cache, dst, block_table, cu_seq_lens, batch_size, seq_starts):
+    given = {"block_table": block_table, "cu_seq_lens": cu_seq_lens, "seq_starts": seq_starts}
+    _check_devices(op, dst, src_cache=src_cache, **given)
     xla_gpu.gather_cache(
         flat(op, "src_cache", src_cache, 2),
         flat(op, "dst", dst, 1),
@@ -79,13 +88,16 @@ def gather_and_maybe_dequant_cache(
 ):
     del token_to_seq  # which cu_seq_lens says as well
     batch_size = cu_seq_lens.numel() - 1
+    scale = None if src_cache.dtype == dst.dtype else one(scale)
+    given = {"block_table": block_table, "cu_seq_lens": cu_seq_lens, "seq_starts": seq_starts}
+    _check_devices(op, dst, src_cache=src_cache, scale=scale, **given)
     xla_gpu.gather_cache(
         flat(op, "src_cache", src_cache, 2),
         flat(op, "dst", dst, 1)[:num_tokens],
         block_table[:batch_size],
         cu_seq_lens,
         _first_slots(seq_starts, src_cache, batch_size),
-        None if src_cache.dtype == dst.dtype else one(scale),
+        scale,
         kv_cache_dtype=kv_cache_dtype,
     )
 
