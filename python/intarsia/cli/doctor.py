@@ -3,7 +3,6 @@
 import argparse
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import re
 import shutil
@@ -84,7 +83,7 @@ def _cause(error: Exception) -> str:
     if not text:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{frame.line} ({frame.filename}:{frame.lineno})"
-    chosen = os.environ.get("JAX_PLATFORMS")
+    chosen = ",".join(sorted(_environment.jax_platforms()))
     hint = f"; JAX_PLATFORMS is {chosen}" if chosen else ""
     return f"{type(error).__name__}: {text}{hint}"
 
