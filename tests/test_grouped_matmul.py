@@ -141,7 +141,7 @@ def dense(x, w, sizes, rows=None, bias=None, offset=0):
         weights = weights * ((rows >= 0) & (rows < x.shape[0]))[:, None]
         x = x[np.clip(rows, 0, x.shape[0] - 1)]
     out = jnp.einsum("mk,gkn,mg->mn", x, w, weights, precision="highest")
-    return out if bias is None else out + weights @ bias
+    return out if bias is None else out + jnp.matmul(weights, bias, precision="highest")
 
 
 @running.on_each_platform

@@ -41,8 +41,8 @@ TEST(GroupedChoose, FollowsTheRowsOfAGroup) {
   };
   EXPECT_EQ(rows(DType::kBF16, 8, 128), 8);
   EXPECT_EQ(rows(DType::kBF16, 128, 128), 8);
-  EXPECT_EQ(rows(DType::kF16, 128 * 16, 128), 16);
-  EXPECT_EQ(rows(DType::kF16, 128 * 32, 128), 32);
+  EXPECT_EQ(rows(DType::kF16, 128 * 4, 128), 8);
+  EXPECT_EQ(rows(DType::kF16, 128 * 8, 128), 64);
   EXPECT_EQ(rows(DType::kBF16, 128 * 64, 128), 64);
   EXPECT_EQ(rows(DType::kBF16, 128 * 256, 128), 128);
   EXPECT_EQ(rows(DType::kF32, 128 * 256, 128), 64);
@@ -62,8 +62,8 @@ TEST(GroupedChoose, StreamsAlignedRowsAlone) {
 }
 
 TEST(GroupedChoose, MoreWarpsWhereCtasAreFew) {
-  EXPECT_EQ(StreamWarps(ParamsOf(DType::kBF16, 8, 128), 8, Gpu("H200")), 8);
-  EXPECT_EQ(StreamWarps(ParamsOf(DType::kBF16, 128, 128), 8, Gpu("H200")), 4);
+  EXPECT_EQ(StreamWarps(ParamsOf(DType::kBF16, 8, 128), Gpu("H200")), 8);
+  EXPECT_EQ(StreamWarps(ParamsOf(DType::kBF16, 128, 128), Gpu("H200")), 4);
 }
 
 TEST(GroupedChoose, NoGroupsNeedMoreTilesThanTheGridHas) {

@@ -64,7 +64,8 @@ def test_drawn_calls(device, form, b, rows, keys, heads, d, scale, seed):
     gradients = torch.autograd.grad((got * weight.to(device)).sum(), ours)
     expected = torch.autograd.grad((want * weight).sum(), wide)
     for dx, dy in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(dx.double().cpu(), dy, atol=1e-5, rtol=1e-4)
+        # With one key, what scores get is a difference of equal sums of up to 64 products.
+        torch.testing.assert_close(dx.double().cpu(), dy, atol=3e-5, rtol=1e-4)
 
 
 @on_each_device

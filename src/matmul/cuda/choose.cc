@@ -14,9 +14,9 @@ bool CanStream(const GroupedParams& p) {
   return Bytes(p.dtype) == 2 && p.k % 8 == 0 && p.n % 8 == 0 && Aligned16(p.x) && Aligned16(p.w);
 }
 
-template <int kRows>
+// From eight rows a group on, tiles of 64 read weights as fast (docs/facts.md).
 bool FitsStream(const GroupedParams& p, const cuda::Device&) {
-  return CanStream(p) && MeanRows(p) <= kRows;
+  return CanStream(p) && MeanRows(p) <= 4;
 }
 
 // Small tiles where large ones would be half empty, or too few for the GPU.
@@ -27,11 +27,8 @@ bool FitsLargeTiles(const GroupedParams& p, const cuda::Device& device) {
 bool FitsSmallTiles(const GroupedParams&, const cuda::Device&) { return true; }
 
 constexpr GroupedCandidate kCandidates[] = {
-    {"portable, 8 rows streamed past", cuda::kPortable, GroupedKernel::kStream, 8, &FitsStream<8>},
-    {"portable, 16 rows streamed past", cuda::kPortable, GroupedKernel::kStream, 16,
-     &FitsStream<16>},
-    {"portable, 32 rows streamed past", cuda::kPortable, GroupedKernel::kStream, 32,
-     &FitsStream<32>},
+    {"portable, 8 rows streamed past", cuda::kPortable, GroupedKernel::kStream, kStreamRows,
+     &FitsStream},
     {"portable, tiles of 128 rows", cuda::kPortable, GroupedKernel::kTiles, 128, &FitsLargeTiles},
     {"portable, tiles of 64 rows", cuda::kPortable, GroupedKernel::kTiles, 64, &FitsSmallTiles}};
 
@@ -54,10 +51,10 @@ const GroupedCandidate* Choose(const GroupedParams& p, const cuda::Device& devic
   return found == std::end(kCandidates) ? nullptr : found;
 }
 
-int StreamWarps(const GroupedParams& p, int rows, const cuda::Device& device) {
+int StreamWarps(const GroupedParams& p, const cuda::Device& device) {
   // The CTAs if all groups have rows, and the warps that keep memory busy.
   const int64_t ctas =
-      MostTiles(p.m(), p.groups.count, rows) * CeilDiv<int64_t>(p.n, kStreamColumns);
+      MostTiles(p.m(), p.groups.count, kStreamRows) * CeilDiv<int64_t>(p.n, kStreamColumns);
   const int64_t wanted = int64_t{device.sms} * 16;
   int warps = 4;
   while (warps < 8 && ctas * warps < wanted) warps *= 2;

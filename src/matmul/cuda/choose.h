@@ -18,6 +18,7 @@ inline constexpr int kTileWarps = 4, kTileStages = 3;
 inline constexpr int kDepthBytes = 128;
 // Columns of a CTA of the streaming kernel.
 inline constexpr int kStreamColumns = 64;
+inline constexpr int kStreamRows = 8;  // N of mma
 // Row tiles of a group whose CTAs follow each other, so that weights stay in the L2 cache.
 inline constexpr int kTilesTogether = 8;
 
@@ -26,8 +27,8 @@ constexpr int TileSharedBytes(DType dtype, int rows) {
   return kTileStages * (rows + TileColumns(dtype)) * kDepthBytes;
 }
 // Partial sums of each warp; one float more a row, for the banks.
-constexpr int StreamSharedBytes(int rows, int warps) {
-  return warps * rows * (kStreamColumns + 1) * static_cast<int>(sizeof(float));
+constexpr int StreamSharedBytes(int warps) {
+  return warps * kStreamRows * (kStreamColumns + 1) * static_cast<int>(sizeof(float));
 }
 
 // The tiles of rows that groups can need, and one for each tile of rows of no group: a group's last
@@ -60,7 +61,7 @@ bool CanRun(const GroupedCandidate& candidate, const GroupedParams& params,
             const cuda::Device& device);
 
 // Warps that share the sum of a CTA of the streaming kernel: as many as fill the GPU.
-int StreamWarps(const GroupedParams& params, int rows, const cuda::Device& device);
+int StreamWarps(const GroupedParams& params, const cuda::Device& device);
 
 std::vector<cuda::KernelChoice> ReportGroupedChoices(const cuda::Device& device);
 

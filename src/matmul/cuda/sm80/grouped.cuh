@@ -11,12 +11,8 @@ template <DType kType, bool kTransposed>
 Status LaunchOrder(const GroupedParams& p, const CudaContext& context,
                    const GroupedCandidate& candidate) {
   if constexpr (Bytes(kType) == 2) {
-    if (candidate.kernel == GroupedKernel::kStream) {
-      if (candidate.rows == 8) return LaunchStream<StreamConfig<kType, 8, kTransposed>>(p, context);
-      if (candidate.rows == 16)
-        return LaunchStream<StreamConfig<kType, 16, kTransposed>>(p, context);
-      return LaunchStream<StreamConfig<kType, 32, kTransposed>>(p, context);
-    }
+    if (candidate.kernel == GroupedKernel::kStream)
+      return LaunchStream<StreamConfig<kType, kTransposed>>(p, context);
     if (candidate.rows == 128) return LaunchTiles<TileConfig<kType, 128, kTransposed>>(p, context);
   }
   return LaunchTiles<TileConfig<kType, 64, kTransposed>>(p, context);

@@ -1,6 +1,6 @@
 // Grouped products for few rows of a group, bound by the memory that holds the weights:
 //   out[rows of a group, columns] = x[rows taken, :] w[group] + bias.
-// A CTA has up to kTileRows rows of a group and 64 columns; its warps share the sum. Weights are
+// A CTA has up to kStreamRows rows of a group and 64 columns; its warps share the sum. Weights are
 // the A operand of m16n8k16, [columns, sum], and come from memory right into its registers, 16
 // bytes a lane, each once. Rows of x are B, [sum, rows]. Which elements of the sum, and which
 // columns, a lane's places in a fragment stand for is free, as long as A, B and C agree (PTX ISA,
@@ -19,16 +19,16 @@
 
 namespace intarsia::matmul {
 
-template <DType kType, int kTileRows, bool kTransposed>
+template <DType kType, bool kTransposed>
 struct StreamConfig {
   static constexpr DType kDType = kType;
   using M = cuda::Mma<kType>;
   using T = typename M::T;
   static constexpr bool kIsTransposed = kTransposed;
-  static constexpr int kRows = kTileRows, kRowBlocks = kTileRows / 8;
+  static constexpr int kRows = kStreamRows, kRowBlocks = kRows / 8;
   static constexpr int kStep = 32;  // elements of the sum that a warp takes at a time
   static constexpr int kMostWarps = 8;
-  static constexpr int kMostSharedBytes = StreamSharedBytes(kTileRows, kMostWarps);
+  static constexpr int kMostSharedBytes = StreamSharedBytes(kMostWarps);
   // Of a warp: sums[j][block][...] is product j's C for eight rows.
   using Sums = float[4][kRowBlocks][4];
 };
@@ -231,11 +231,11 @@ inline const cuda::Kernel kStreamKernel("GroupedStreamKernel",
 
 template <class S>
 Status LaunchStream(const GroupedParams& p, const CudaContext& context) {
-  const int warps = StreamWarps(p, S::kRows, *context.device);
+  const int warps = StreamWarps(p, *context.device);
   const cuda::LaunchConfig config{
       {MostTiles(p.m(), p.groups.count, S::kRows) * CeilDiv<int64_t>(p.n, kStreamColumns)},
       dim3(static_cast<unsigned>(32 * warps)),
-      StreamSharedBytes(S::kRows, warps)};
+      StreamSharedBytes(warps)};
   return cuda::Launch(context, kStreamKernel<S>, config, p);
 }
 
