@@ -23,6 +23,7 @@
 
 #include "src/core/cache_layout.h"
 #include "src/core/context.h"
+#include "src/core/divisor.h"
 #include "src/core/index_vector.h"
 #include "src/core/scale_view.h"
 #include "src/core/status.h"
@@ -62,10 +63,11 @@ struct Params {
   float scale = 1.0f;
   float softcap = 0.0f;
   int64_t window_left = -1, window_right = -1;  // causal is window_right = 0
-  int64_t attention_chunk = 0;                  // keys; 0: no chunks. Forward, where causal
-  ScaleView q_scale, k_scale, v_scale;          // by sequence and KV head
-  ScaleView alibi_slopes;                       // by sequence and query head
-  const float* sinks = nullptr;                 // [h]
+  Divisor chunk_divisor{1};             // attention_chunk, as FitCounts sets it: for kernels
+  int64_t attention_chunk = 0;          // keys; 0: no chunks. Forward, where causal
+  ScaleView q_scale, k_scale, v_scale;  // by sequence and KV head
+  ScaleView alibi_slopes;               // by sequence and query head
+  const float* sinks = nullptr;         // [h]
 
   // Partial results of split-KV decode: f32 [splits, row_floats].
   float* workspace = nullptr;

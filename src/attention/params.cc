@@ -134,6 +134,7 @@ Status FitCounts(Params& params) {
   params.window_left = std::min(params.window_left, 2 * kMaxCount);
   params.window_right = std::min(params.window_right, 2 * kMaxCount);
   params.attention_chunk = std::min(params.attention_chunk, kMaxCount);
+  params.chunk_divisor = Divisor(std::max<int64_t>(params.attention_chunk, 1));
   return {};
 }
 }  // namespace intarsia::attention

@@ -107,7 +107,7 @@ template <class Int>
 }
 
 // Those of them in the token's own chunk. Apart from VisibleKeys, since kernels that have no chunks
-// (the gradient's, Hopper's) would spill registers for it.
+// (the gradient's, Hopper's) would spill registers for it; and others for a division.
 template <class Int>
 [[gnu::always_inline]] INTARSIA_HOST_DEVICE inline RangeOf<Int> VisibleKeysOfChunk(
     const Params& p, const SequenceOf<Int>& s, std::type_identity_t<Int> token) {
@@ -115,7 +115,13 @@ template <class Int>
   const int64_t position = PositionOf(s, token);
   if (p.attention_chunk > 0 && position > 0) {
     const Int own = static_cast<Int>(position);
-    const Int chunk_begin = own - own % static_cast<Int>(p.attention_chunk);
+    const Int chunk = static_cast<Int>(p.attention_chunk);
+    Int number;
+    if constexpr (sizeof(Int) == sizeof(int32_t))
+      number = static_cast<Int>(p.chunk_divisor.Divide(static_cast<uint32_t>(own)));
+    else
+      number = own / chunk;
+    const Int chunk_begin = number * chunk;
     if (keys.begin < chunk_begin) keys.begin = chunk_begin;
   }
   return keys;

@@ -1,26 +1,10 @@
 // Where keys and values lie in the cache.
 #pragma once
-#include <bit>
 
 #include "src/attention/cuda/ragged.cuh"
+#include "src/core/divisor.h"
 
 namespace intarsia::attention {
-
-// Division by a number that the host knows (Granlund and Montgomery 1994, figure 4.1).
-class Divisor {
- public:
-  explicit Divisor(int64_t n)  // 1 <= n < 2^31
-      : shift_(std::bit_width(static_cast<uint32_t>(n - 1))),
-        multiplier_(static_cast<uint32_t>((((uint64_t{1} << shift_) - n) << 32) / n + 1)) {}
-  // x < 2^31
-  __device__ __forceinline__ uint32_t Divide(uint32_t x) const {
-    return (__umulhi(x, multiplier_) + x) >> shift_;
-  }
-
- private:
-  int shift_;
-  uint32_t multiplier_;
-};
 
 // A key's page and its slot there. The page number is as it lies in memory: nothing is computed
 // from it until it is used, so the load can be asked for long before.
