@@ -61,7 +61,9 @@ def test_scales_may_be_numbers() -> None:
     out, _ = intarsia.jax.paged_attention(
         **arrays | {"k_scale": 0.5, "v_scale": 2.0}, return_lse=True
     )
-    operands[-2:] = np.full(1, 0.5, np.float32), np.full(1, 2, np.float32)
+    names = [operand["name"] for operand in running.LIBRARY.find("paged_attention").operands]
+    operands[names.index("k_scale")] = np.full(1, 0.5, np.float32)
+    operands[names.index("v_scale")] = np.full(1, 2, np.float32)
     want = running.run("paged_attention", operands, attributes)
     assert np.asarray(out).tobytes() == want[0].tobytes()
 

@@ -177,7 +177,7 @@ TEST(Sm90Tiles, StrayRowsAreThoseCopiedBesideTheKeys) {
   for (const int box : {4, 16, 64, 128}) {
     for (int len_k = 0; len_k < 400; ++len_k) {
       for (int first_key = -127; first_key < len_k; first_key += 9) {
-        const StrayRows stray = StrayRowsOf(first_key, len_k, kTile, box);
+        const StrayRows stray = StrayRowsOf(first_key, 0, len_k, kTile, box);
         for (int row = 0; row < kTile; ++row) {
           const int key = first_key + row, box_first = key - row % box;
           const bool copied = box_first < len_k && box_first + box > 0;
@@ -191,6 +191,11 @@ TEST(Sm90Tiles, StrayRowsAreThoseCopiedBesideTheKeys) {
       }
     }
   }
+}
+
+TEST(Sm90Tiles, WhatIsLeftOfAWindowIsStray) {
+  EXPECT_EQ(StrayRowsOf(256, 300, 1000, 128, 16).head, 44);
+  EXPECT_FALSE(StrayRowsOf(384, 300, 1000, 128, 16).any());
 }
 
 TEST(Sm90Tiles, EveryTaskOnce) {
@@ -288,7 +293,7 @@ TEST(Sm90Tiles, ARowTileOfAPagedSequence) {
       return q[static_cast<size_t>(r)][static_cast<size_t>(panel * 64 + c)];
     });
   for (int i = 0, first_key = tiles.last_key; i < tiles.count; ++i, first_key -= kTile) {
-    const StrayRows stray = StrayRowsOf(first_key, kLenK, kTile, box);
+    const StrayRows stray = StrayRowsOf(first_key, 0, kLenK, kTile, box);
     for (int at = 0; at < kTile; at += box) {
       const bool needed = first_key + at < kLenK && first_key + at + box > 0;
       const auto bring = [&](const auto& from, uint32_t to, int panel) {

@@ -49,6 +49,13 @@ TEST(GroupedChoose, FollowsTheRowsOfAGroup) {
   EXPECT_EQ(rows(DType::kF32, 8, 128), 64);
 }
 
+TEST(GroupedChoose, CountsTheRowsOfAllGroups) {
+  GroupedParams p = ParamsOf(DType::kBF16, 128, 16);
+  EXPECT_EQ(Choose(p, Gpu("H200"))->rows, 64);
+  p.groups.all = 128;  // of which 16 are here
+  EXPECT_EQ(Choose(p, Gpu("H200"))->kernel, GroupedKernel::kStream);
+}
+
 TEST(GroupedChoose, StreamsAlignedRowsAlone) {
   const auto kernel = [](int64_t k, int64_t n) {
     return Choose(ParamsOf(DType::kBF16, 8, 8, k, n), Gpu("A100"))->kernel;

@@ -151,7 +151,7 @@ def _by_xla(*arrays: jax.Array, form: _Form) -> jax.Array:
     exists = True
     if rows is not None:
         exists = ((rows >= 0) & (rows < x.shape[0]))[:, None]
-        x = jnp.where(exists, x[jnp.clip(rows, 0, max(x.shape[0] - 1, 0))], 0)
+        x = jnp.where(exists, _taken(x, rows), 0)
     starts = _starts(sizes, offset, w.shape[0], x.shape[0])
     out = lax.ragged_dot(
         jnp.roll(x, -starts[0], 0),
@@ -165,12 +165,19 @@ def _by_xla(*arrays: jax.Array, form: _Form) -> jax.Array:
     out = jnp.roll(out, starts[0], 0)
     if bias is not None:
         group = _groups_of_rows(starts, x.shape[0])
-        of_row = jnp.append(bias, jnp.zeros_like(bias[:1]), 0)[group].astype(jnp.float32)
+        of_row = jnp.append(bias, jnp.zeros((1, bias.shape[1]), bias.dtype), 0)[group].astype(
+            jnp.float32
+        )
         out = out + jnp.where(exists, of_row, 0)
     return out if form.out_dtype == "f32" else out.astype(x.dtype)
 
 
 _product = with_fallback(_NAME, _by_op, _by_xla)
+
+
+def _taken(x: jax.Array, rows: jax.Array) -> jax.Array:
+    """x[rows]; zeros or any row where there is none."""
+    return jnp.append(x, jnp.zeros((1, x.shape[1]), x.dtype), 0)[jnp.clip(rows, 0, x.shape[0])]
 
 
 def _starts(sizes: jax.Array, offset: jax.Array | None, groups: int, m: int) -> jax.Array:
@@ -201,7 +208,7 @@ def _gradients(form: _Form, arrays: Sequence[jax.Array], d_out: jax.Array) -> tu
         exists = ((rows >= 0) & (rows < x.shape[0]))[:, None]
         # A row that takes none of x has no bias, either.
         d_out = jnp.where(exists, d_out, 0)
-        taken = jnp.where(exists, x[jnp.clip(rows, 0, max(x.shape[0] - 1, 0))], 0)
+        taken = jnp.where(exists, _taken(x, rows), 0)
     d_taken = grouped_matmul(
         d_out,
         w,

@@ -1,4 +1,5 @@
-// What the launches of the forward pass's two kernels, decode.h and prefill.h, have in common.
+// What the launches of the forward pass's kernels, sm80/decode.h and {sm80,sm90}/prefill.h, have in
+// common.
 #pragma once
 #include <algorithm>
 #include <initializer_list>

@@ -92,8 +92,9 @@ __device__ __forceinline__ OwnedItem FindItem(const Params& p, int index, Count 
 }
 
 // Short sequences with up to so many keys are the prefill kernel's: a task no longer than a quarter
-// more than the mean of its CTAs' work makes none of them late (Graham 1969), and spares the decode
-// kernel's launch. A warp together; the same number in all warps and kernels.
+// more than the mean of its CTAs' work, had they all sequences, makes none of them late (Graham
+// 1969). An estimate in tiles of 128, as d=128 has. A warp together; the same number in all warps
+// and kernels.
 __device__ __forceinline__ int TakenKeys(const Params& p, const Sharing& sharing) {
   constexpr int kTileRows = 128, kTileKeys = 128;
   const int num_seqs = NumSeqs(p), lane = threadIdx.x % 32;

@@ -5,16 +5,16 @@ namespace {
 
 bool Aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-// Rows of a group that has some, if all have as many.
+// Rows of a group that has some, if all have as many; rows may be of groups that are elsewhere.
 int64_t MeanRows(const GroupedParams& p) {
-  return CeilDiv(p.m(), std::max<int64_t>(std::min(p.groups.count, p.m()), 1));
+  return CeilDiv(p.m(), std::max<int64_t>(std::min(p.groups.all, p.m()), 1));
 }
 
 bool CanStream(const GroupedParams& p) {
   return Bytes(p.dtype) == 2 && p.k % 8 == 0 && p.n % 8 == 0 && Aligned16(p.x) && Aligned16(p.w);
 }
 
-// From eight rows a group on, tiles of 64 read weights as fast (docs/facts.md).
+// With more rows a group, tiles of 64 read weights as fast: eight were measured (docs/facts.md).
 bool FitsStream(const GroupedParams& p, const cuda::Device&) {
   return CanStream(p) && MeanRows(p) <= 4;
 }

@@ -236,7 +236,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kTiles.ctas_per_sm)
   if (num_slices > 1 && threadIdx.x < PieceLayout::kPiecesPerCta)
     RecordOf(PartialAt(p, layout, slice_index, kv_head, threadIdx.x), layout) = {};
 
-  if (cut.sharing.ctas) cut.taken_keys = TakenKeys(p, cut.sharing);
+  // With 16-bit keys alone, as the prefill kernel that shares: others would spill registers.
+  if constexpr (!S::kScaled)
+    if (cut.sharing.ctas) cut.taken_keys = TakenKeys(p, cut.sharing);
   const Slice slice = FindSlice<S::kThreads>(p, cut, slice_index, num_slices);
   Sequence sequence = slice.sequence;
   SequenceWork work = slice.work;

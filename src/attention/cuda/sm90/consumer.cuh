@@ -92,7 +92,7 @@ class Consumer {
     }
     if (boxes != ~0u || !task.clear.Has(first_key))
       MaskScores(s, p_, plan_, task, first_key, boxes);
-    const bool raised = RaiseBases(s, factor_, {0.0f, 0.0f}, rows, kept);
+    const bool raised = RaiseBases<T>(s, factor_, {0.0f, 0.0f}, rows, kept);
     SubtractBases(s, factor_, rows);
     return raised;
   }
@@ -100,7 +100,7 @@ class Consumer {
   __device__ __forceinline__ bool SoftmaxOfClear(Scores& s, Rows& rows, float (&kept)[2]) const {
     if (!__any_sync(0xffffffffu, SubtractBases(s, factor_, rows))) return false;
     const float before[2] = {rows.base[0], rows.base[1]};
-    RaiseBases(s, 1.0f, before, rows, kept);
+    if (!RaiseBases<T>(s, 1.0f, before, rows, kept)) return false;  // equal to b, or a NaN
 #pragma unroll
     for (int i = 0; i < kScores; ++i) s[i] += before[i / 2 % 2] - rows.base[i / 2 % 2];
     return true;

@@ -27,6 +27,20 @@
 
 namespace intarsia::attention::sm90 {
 
+// Rows of Q behind the last token of a tile, where G does not divide it: nobody else writes them,
+// and the tensor cores read them. A CTA together.
+template <class S>
+__device__ __forceinline__ void ClearSpareRows(Shared<S>& shared, int rows) {
+  if (rows == S::kTileRows) return;
+  constexpr int kUnits = cuda::kPanelRowBytes / 16;
+  const int spare = (S::kTileRows - rows) * kUnits;
+  for (int i = static_cast<int>(threadIdx.x); i < S::kPanels * spare; i += S::kThreads) {
+    const int panel = i / spare, unit = i - panel * spare;
+    reinterpret_cast<uint4*>(shared.q)[(panel * S::kTileRows + rows) * kUnits + unit] = {};
+  }
+  cuda::FenceForAsyncReads();
+}
+
 // Grid: any; CTAs share the tasks.
 template <class S, class T>
 __global__ void __launch_bounds__(S::kThreads, 1)
@@ -43,6 +57,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     cuda::PrefetchMap(maps.v);
     shared.InitBarriers();
   }
+  ClearSpareRows<S>(shared, plan.tokens_per_tile * plan.group);
   __syncthreads();
   if (warp < 4) {
     cuda::ReleaseRegisters<S::kProducerRegisters>();

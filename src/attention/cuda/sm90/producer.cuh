@@ -96,6 +96,7 @@ class TaskFinder {
     const VisibleRange keys =
         VisibleToRows<false>(p_, found.sequence, first_token * plan_.group,
                              (first_token + plan_.tokens_per_tile) * plan_.group - 1);
+    task.first_visible = keys.some.begin;
     task.clear = ClearTilesOf(keys.all.begin, keys.all.end, S::kTileKeys);
     const int64_t layer = p_.cache.layer ? *p_.cache.layer : 0;
     const bool exists = layer >= 0 && layer < p_.cache.num_layers;
@@ -276,8 +277,8 @@ __device__ __forceinline__ void ProduceValues(const Params& p, const Maps& maps,
   ForEachTask(shared, [&](const Task& task) {
     walk.ForEachTile(task, [&](int first_key, const typename TileWalk<S>::Box& box, uint32_t) {
       shared.v_empty[v.index].Wait(v.parity ^ 1);
-      const StrayRows stray =
-          StrayRowsOf(first_key, task.sequence.len_k, S::kTileKeys, plan.box_rows);
+      const StrayRows stray = StrayRowsOf(first_key, task.first_visible, task.sequence.len_k,
+                                          S::kTileKeys, plan.box_rows);
       cuda::Barrier& full = shared.v_full[v.index];
       cuda::Barrier& landed = stray.any() ? shared.v_landed : full;
       char* const tile = shared.v[v.index];

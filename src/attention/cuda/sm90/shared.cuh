@@ -15,6 +15,7 @@ struct Task {
   int kv_head = 0;
   KeyTiles keys;
   ClearTiles clear;
+  int first_visible = 0;  // key, of some row
   // kPadding: rows outside of all sequences, of which this task fills every step-th from first on.
   Padding padding;
   int first = 0, step = 1;

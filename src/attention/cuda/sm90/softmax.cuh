@@ -17,7 +17,10 @@ namespace intarsia::attention::sm90 {
 // rescaling of o (FlashAttention-4, 2025, keeps its maximum likewise). l sums the thread's own
 // columns until the end.
 struct Rows {
-  static constexpr float kSlack = 8.0f;  // weights are at most 1, those of a new b at most 2^-8
+  // Of a new base, in powers of two. Weights are at most 1; in f16 they must not be far below,
+  // where small ones would flush to zero.
+  template <class T>
+  static constexpr float kSlack = std::is_same_v<T, __half> ? 1.0f : 8.0f;
   static constexpr float kUnseen =
       -3e38f;  // the base of a row that has seen no key: x - b is finite
 
@@ -106,7 +109,7 @@ __device__ __forceinline__ void SubtractAlibi(float (&s)[kScores], const Params&
 // Raises the bases if some x = s * factor of the warp exceeds its row's; l follows, and o has to be
 // multiplied by `kept` when the result is true, in all lanes of the warp. s is x - `offset`, times
 // 1 / factor, where factor > 0.
-template <int kScores>
+template <class T, int kScores>
 __device__ __forceinline__ bool RaiseBases(const float (&s)[kScores], float factor,
                                            const float (&offset)[2], Rows& rows, float (&kept)[2]) {
   float top[2];
@@ -122,7 +125,7 @@ __device__ __forceinline__ bool RaiseBases(const float (&s)[kScores], float fact
   if (!__any_sync(0xffffffffu, exceeds)) return false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float base = fmaxf(RowMaximum(top[r]) + Rows::kSlack, rows.base[r]);
+    const float base = fmaxf(RowMaximum(top[r]) + Rows::kSlack<T>, rows.base[r]);
     kept[r] = cuda::Exp2(rows.base[r] - base);
     rows.base[r] = base;
     rows.l[r] *= kept[r];

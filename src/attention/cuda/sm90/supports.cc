@@ -20,9 +20,10 @@ bool Supports(const Params& p) {
          p.attention_chunk == 0 && p.head_dim <= 256 && c.v_head_dim <= 256 &&
          p.num_heads / p.num_kv_heads() <= 128 &&
          p.num_tokens * p.num_heads + p.num_seqs * p.num_heads < kMaxCount &&  // tasks
-         c.num_pages > 0 && c.page_size > 0 && (!p.paged || c.page_size % kMinBoxRows == 0) &&
-         RowsAligned(p) && fits(p.num_tokens, p.q_token_stride) &&
-         fits(p.num_heads, p.q_head_stride) && strides_fit(c.k_strides) && strides_fit(c.v_strides);
+         c.num_layers > 0 && c.num_pages > 0 && c.page_size > 0 &&
+         (!p.paged || c.page_size % kMinBoxRows == 0) && RowsAligned(p) &&
+         fits(p.num_tokens, p.q_token_stride) && fits(p.num_heads, p.q_head_stride) &&
+         strides_fit(c.k_strides) && strides_fit(c.v_strides);
 }
 
 }  // namespace intarsia::attention::sm90

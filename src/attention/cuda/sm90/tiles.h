@@ -90,15 +90,17 @@ INTARSIA_HOST_DEVICE constexpr ClearTiles ClearTilesOf(int begin, int end, int t
   return {begin, static_cast<uint32_t>(end - begin - tile_keys)};
 }
 
-// Rows [0, head) and [tail, tail_end) of a tile of V hold what is no key, and was copied.
+// Rows [0, head) and [tail, tail_end) of a tile of V hold what no row of the task sees, left of its
+// window or outside of its sequence, and was copied.
 struct StrayRows {
   int head = 0, tail = 0, tail_end = 0;
   INTARSIA_HOST_DEVICE constexpr bool any() const { return head > 0 || tail < tail_end; }
 };
-INTARSIA_HOST_DEVICE constexpr StrayRows StrayRowsOf(int first_key, int len_k, int tile_keys,
-                                                     int box_rows) {
+// `begin`: the first key that a row sees.
+INTARSIA_HOST_DEVICE constexpr StrayRows StrayRowsOf(int first_key, int begin, int len_k,
+                                                     int tile_keys, int box_rows) {
   StrayRows rows;
-  if (first_key < 0) rows.head = -first_key;
+  if (first_key < begin) rows.head = begin - first_key;
   const int keys = len_k - first_key;  // boxes that begin behind them are not copied
   if (keys >= tile_keys) return rows;
   rows.tail = keys;
