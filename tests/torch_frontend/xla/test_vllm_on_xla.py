@@ -83,7 +83,9 @@ def test_what_is_wrong_is_said_at_the_call():
     ):
         torch.ops._C.rms_norm(out, x, None, 1e-5)
     codes, azp = torch.zeros(6, 64, dtype=torch.int8, device="xla"), torch.zeros(1, device="xla")
-    with pytest.raises(ValueError, match="static_scaled_int8_quant: azp has dtype f32, expected i32"):
+    with pytest.raises(
+        ValueError, match="static_scaled_int8_quant: azp has dtype f32, expected i32"
+    ):
         torch.ops._C.static_scaled_int8_quant(codes, x, azp, azp)
 
 
