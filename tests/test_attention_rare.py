@@ -1,0 +1,90 @@
+"""Attention where an online softmax has its rare cases: maxima that rise by whole steps, one key above all others, an Inf
+or a NaN that only some rows meet. Each would have been wrong in a kernel of ours once."""
+
+import intarsia.jax as ij
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import running
+
+D, LEN_Q, LEN_K = 128, 160, 1280
+
+
+def attend(q, k, v, platform, **options):
+    cu = [np.array([0, x.shape[0]], np.int32) for x in (q, k)]
+    with jax.default_device(jax.devices(platform)[0]):
+        out = ij.flash_attn_varlen(q, k, v, cu[0], cu_seqlens_k=cu[1], is_causal=True, **options)
+    return np.asarray(out, np.float64)
+
+
+def wanted(q, k, v, scale, left=-1):
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    k, v = (np.repeat(x, q.shape[1] // k.shape[1], 1) for x in (k, v))
+    position = np.arange(len(q))[:, None] + len(k) - len(q)
+    key = np.arange(len(k))[None]
+    seen = (key <= position) & ((left < 0) | (key >= position - left))
+    scores = np.where(seen, np.einsum("qhd,khd->hqk", q, k) * scale, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    v = np.where(seen.any(0)[:, None, None], v, 0)
+    return np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v)
+
+
+def check(got, want, dtype):
+    error = np.linalg.norm(got - want) / np.linalg.norm(want)
+    assert error < {jnp.bfloat16: 5e-3, jnp.float16: 1e-3}[dtype], error
+
+
+DTYPES = pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+
+
+@running.on_each_platform
+@DTYPES
+@pytest.mark.parametrize("seed", range(4))
+def test_maxima_that_rise_by_whole_powers_of_two(platform, dtype, seed) -> None:
+    """With a scale of ln 2, whole scores are whole powers: a maximum may rise to just where rescaling begins."""
+    random = np.random.default_rng(seed)
+    q = random.integers(-1, 2, (LEN_Q, 6, D))
+    k = random.integers(-1, 2, (LEN_K, 2, D)) * (random.random((LEN_K, 2, D)) < 0.3)
+    v = random.standard_normal((LEN_K, 2, D))
+    q, k, v = (jnp.asarray(x, dtype) for x in (q, k, v))
+    check(attend(q, k, v, platform, scale=float(np.log(2))), wanted(q, k, v, np.log(2)), dtype)
+
+
+@running.on_each_platform
+@DTYPES
+def test_many_small_weights_beside_a_large_one(platform, dtype) -> None:
+    """The last key's weight is 2^17 times each other's, and its V is 0."""
+    q = jnp.zeros((LEN_Q, 4, D), dtype).at[:, :, 0].set(1)
+    k = jnp.zeros((4 * LEN_K, 2, D), dtype).at[-LEN_Q, :, 0].set(17)
+    v = jnp.ones((4 * LEN_K, 2, D), dtype).at[-LEN_Q].set(0)
+    scale = float(np.log(2))
+    check(attend(q, k, v, platform, scale=scale), wanted(q, k, v, scale), dtype)
+
+
+@running.on_each_platform
+@DTYPES
+@pytest.mark.parametrize("group", [1, 3, 5])
+def test_a_row_with_an_infinity_spoils_no_other(platform, dtype, group) -> None:
+    random = np.random.default_rng(1)
+    q, k, v = (
+        jnp.asarray(random.standard_normal((n, h, D)), dtype)
+        for n, h in ((LEN_Q, 2 * group), (LEN_K, 2), (LEN_K, 2))
+    )
+    spoiled = q.at[77, 0].set(jnp.inf)
+    got = np.delete(attend(spoiled, k, v, platform), 77, 0)
+    check(got, np.delete(wanted(q, k, v, D**-0.5), 77, 0), dtype)
+
+
+@running.on_each_platform
+@DTYPES
+def test_what_lies_left_of_every_window_is_not_read(platform, dtype) -> None:
+    random = np.random.default_rng(2)
+    q, k, v = (
+        jnp.asarray(random.standard_normal((n, h, D)), dtype)
+        for n, h in ((LEN_Q, 4), (LEN_K, 2), (LEN_K, 2))
+    )
+    left = 100
+    unseen = LEN_K - LEN_Q - left
+    got = attend(q, *(x.at[:unseen].set(jnp.nan) for x in (k, v)), platform, window=(left, 0))
+    check(got, wanted(q, k, v, D**-0.5, left), dtype)
