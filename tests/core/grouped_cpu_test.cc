@@ -93,5 +93,24 @@ TEST(GroupedCpu, SizesThatDoNotFitReachNothingElse) {
   }
 }
 
+// Arrays without elements may have any number of groups, and take no memory for them.
+TEST(GroupedCpu, GroupsWithoutElements) {
+  constexpr int64_t kM = 3, kN = 5;
+  const std::vector<int64_t> sizes{1, 1};
+  ThreadPool pool(2);
+  std::vector<float> out = Guarded(kM * kN);
+  GroupedParams p;
+  p.out = out.data();
+  p.n = kN, p.x_rows = kM;
+  p.groups = {.sizes = {sizes.data(), true}, .all = 2, .count = int64_t{1} << 40, .m = kM};
+  ASSERT_TRUE(matmul::Run(p, CpuContext(&pool)).ok());
+  ExpectGuard(out, kM * kN);
+  for (int64_t i = 0; i < kM * kN; ++i) EXPECT_EQ(out[static_cast<size_t>(i)], 0.0f);
+  GroupedGradientParams gradient;
+  gradient.n = kN;
+  gradient.groups = p.groups;
+  EXPECT_TRUE(matmul::Run(gradient, CpuContext(&pool)).ok());
+}
+
 }  // namespace
 }  // namespace intarsia::matmul

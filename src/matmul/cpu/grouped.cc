@@ -27,7 +27,12 @@ std::vector<RowRange> ReadGroups(const GroupSizes& groups) {
 }  // namespace
 
 Status Run(const GroupedParams& params, const CpuContext& context) {
-  const int64_t k = params.k, n = params.n;
+  const int64_t k = params.k, n = params.n, bytes = params.m() * n * Bytes(params.out_dtype);
+  if (bytes == 0) return {};
+  if (k == 0 && !params.bias) {  // w has no elements, so that it may have any number of groups
+    std::memset(params.out, 0, static_cast<size_t>(bytes));
+    return {};
+  }
   std::vector<Group> products;
   RowRange covered;
   for (int64_t i = 0; const RowRange& rows : ReadGroups(params.groups)) {
@@ -67,6 +72,7 @@ Status Run(const GroupedParams& params, const CpuContext& context) {
 
 Status Run(const GroupedGradientParams& params, const CpuContext& context) {
   const int64_t k = params.k, n = params.n;
+  if (k == 0 || n == 0) return {};  // no elements, of any number of groups
   std::vector<Group> products;
   for (int64_t i = 0; const RowRange& rows : ReadGroups(params.groups)) {
     products.push_back({.x = rows.begin * k,
