@@ -102,13 +102,11 @@ class FrameFuzzer {
         break;
       case 4:
         buffers.erase(buffers.begin() + static_cast<std::ptrdiff_t>(which));
-        if (of_results) infos_.erase(infos_.begin() + static_cast<std::ptrdiff_t>(which));
         break;
       default:
         if (buffers.size() >= (of_results ? size_t{INTARSIA_MAX_RESULTS} : op_.operands.size()))
           break;
         buffers.push_back(stub::Buffer(buffer));
-        if (of_results) infos_.push_back(nullptr);
     }
   }
 
@@ -160,8 +158,13 @@ class FrameFuzzer {
       region->initial.resize(region->bytes);
       FillMemory(drawn, region->initial);
     }
+    const auto workspaces = static_cast<size_t>(
+        std::ranges::count_if(infos_, [](const ResultInfo* info) { return info->workspace; }));
     for (size_t i = 0; i < frame_.results.size(); ++i) {
-      const ResultInfo* info = i < infos_.size() ? infos_[i] : nullptr;
+      // By its place, as the handler sees it, whatever an edit made it of: workspaces come last.
+      const bool is_workspace = i + workspaces >= frame_.results.size();
+      const ResultInfo* info =
+          !is_workspace && i + workspaces < infos_.size() ? infos_[i] : nullptr;
       const int alias = info ? Position(info->alias_operand) : -1;
       stub::Buffer& result = frame_.results[i];
       if (alias >= 0 && static_cast<size_t>(alias) < operands.size() &&
@@ -173,7 +176,7 @@ class FrameFuzzer {
       }
       Region* region = Add(result, Text("result ", static_cast<int64_t>(i)), i + 1);
       if (!region) return false;
-      region->role = info && info->workspace ? Role::kWorkspace : Role::kResult;
+      region->role = is_workspace ? Role::kWorkspace : Role::kResult;
     }
     return true;
   }
