@@ -12,6 +12,7 @@
 //   step      reads  arriving         then asks for
 //   S = Q K'  K_n    V_n              K_n+1
 //   O += P V  V_n    K_n+1            V_n+1 (in the place of K_n)
+// or through four: K_n and V_n are read, K_n+1 and V_n+1 on their way, and a tile has one barrier.
 #pragma once
 #include "src/attention/cuda/fragments.cuh"
 #include "src/attention/cuda/rows.cuh"
@@ -115,64 +116,133 @@ __device__ __forceinline__ float LoadQuery(const Params& p, const Tile& tile, in
   }
 }
 
-// o and l of the warp's rows over the keys of the whole tile. `first_row` is the warp's first one.
+// The warp's rows, and what of a tile of K and V each step reads.
 template <class S>
-__device__ __forceinline__ void Attend(const Params& p, const Tile& tile, const KeyPlaces& places,
-                                       int first_row, const Logit<S::kType>& logit, char* shared,
-                                       bool aligned, RowState<S>& state) {
-  using Stream = KeyStream<S>;
-  using Rows = typename S::Rows;
-  const int lane = threadIdx.x % 32, last_row = tile.first_row + S::kTileRows - 1;
-  const Sequence& sequence = tile.sequence;
-  const Range keys = VisibleToRows(p, sequence, tile.first_row, last_row).some;
-  VisibleRange visible = VisibleToRows(p, sequence, first_row, first_row + S::kWarpRows - 1);
-  if (first_row >= sequence.tokens.size() * GroupSize(p)) visible.some.end = 0;
+struct WarpRows {
+  const Params& p;
+  const Tile& tile;
+  const Logit<S::kType>& logit;
+  int first_row;
+  uint32_t q;  // the lane's address
+  VisibleRange visible;
 
+  __device__ __forceinline__ WarpRows(const Params& params, const Tile& row_tile,
+                                      const Logit<S::kType>& logits, int row, const char* shared)
+      : p(params),
+        tile(row_tile),
+        logit(logits),
+        first_row(row),
+        q(cuda::SharedAddress(shared) + (row - row_tile.first_row) * S::QueryRows::kRowBytes +
+          cuda::LaneOffsetA<typename S::QueryRows>(static_cast<int>(threadIdx.x) % 32)),
+        visible(VisibleToRows(params, row_tile.sequence, row, row + S::kWarpRows - 1)) {
+    if (row >= row_tile.sequence.tokens.size() * GroupSize(params)) visible.some.end = 0;
+  }
+
+  // Whether some row sees a key of the tile from `key` on.
+  __device__ bool Computes(int key) const {
+    return key < visible.some.end && key > visible.some.begin - S::kTileKeys;
+  }
+
+  // s = Q K', masked; m follows it.
+  __device__ __forceinline__ void TakeKeys(typename S::Scores& s, RowState<S>& state, int key,
+                                           const char* place) const {
+    const int lane = threadIdx.x % 32;
+    MultiplyKeys<S>(
+        s, q, cuda::SharedAddress(place) + S::M::template LaneOffsetKeys<typename S::Rows>(lane));
+    if (!logit.folds()) {
+      logit.Apply(Flat<S>(s));
+      if (p.alibi_slopes.data) SubtractAlibi(s, p, tile.sequence, tile.kv_head, first_row, key);
+    }
+    const auto existing = KeyStream<S>::Existing(place);
+    const bool all_exist = existing == BitsFrom<typename KeyStream<S>::KeyBits>(0);
+    if (key < visible.all.begin || key + S::kTileKeys > visible.all.end || !all_exist)
+      Mask(s, p, tile.sequence, first_row, key, existing);
+    state.FollowMaximum(s);
+  }
+
+  // o += P V.
+  __device__ __forceinline__ void TakeValues(typename S::Scores& s, RowState<S>& state,
+                                             const char* place) const {
+    const int lane = threadIdx.x % 32;
+    state.AddValues(s, cuda::SharedAddress(place) +
+                           S::M::template LaneOffsetTransposed<typename S::Rows>(lane));
+  }
+};
+
+// o and l of the warp's rows over `keys`, with three places; Q is about to arrive.
+template <class S>
+__device__ __forceinline__ void AttendByThree(KeyStream<S>& stream, const WarpRows<S>& rows,
+                                              Range keys, char* shared, RowState<S>& state) {
   const auto next = [](int place) {
     return place < S::kQueryBytes + 2 * S::kPlaceBytes ? place + S::kPlaceBytes : S::kQueryBytes;
   };
   int k_place = S::kQueryBytes;
-  Stream stream(p, places, tile.rows, keys, aligned);
   if (keys.begin < stream.end()) stream.LoadKeys(shared + k_place, keys.begin);
   cuda::CpAsyncCommit();  // Q is in this group
   if (keys.begin < stream.end()) stream.LoadValues(shared + next(k_place));
   cuda::CpAsyncCommit();
 
-  const uint32_t q = cuda::SharedAddress(shared) +
-                     (first_row - tile.first_row) * S::QueryRows::kRowBytes +
-                     cuda::LaneOffsetA<typename S::QueryRows>(lane);
   for (int key = keys.begin; key < stream.end(); key += S::kTileKeys) {
     const int v_place = next(k_place), free_place = next(v_place), next_key = key + S::kTileKeys;
-    const bool computes = key < visible.some.end && key > visible.some.begin - S::kTileKeys;
+    const bool computes = rows.Computes(key);
     typename S::Scores s;
 
     cuda::CpAsyncWait<1>();
     __syncthreads();  // K is here, and nobody reads the free place any more
     if (next_key < stream.end()) stream.LoadKeys(shared + free_place, next_key);
     cuda::CpAsyncCommit();
-    if (computes) {
-      MultiplyKeys<S>(
-          s, q, cuda::SharedAddress(shared) + k_place + S::M::template LaneOffsetKeys<Rows>(lane));
-      if (!logit.folds()) {
-        logit.Apply(Flat<S>(s));
-        if (p.alibi_slopes.data) SubtractAlibi(s, p, sequence, tile.kv_head, first_row, key);
-      }
-      const auto existing = Stream::Existing(shared + k_place);
-      const bool all_exist = existing == BitsFrom<typename Stream::KeyBits>(0);
-      if (key < visible.all.begin || next_key > visible.all.end || !all_exist)
-        Mask(s, p, sequence, first_row, key, existing);
-      state.FollowMaximum(s);
-    }
+    if (computes) rows.TakeKeys(s, state, key, shared + k_place);
 
     cuda::CpAsyncWait<1>();
     __syncthreads();  // V is here, and nobody reads K any more
     if (next_key < stream.end()) stream.LoadValues(shared + k_place);
     cuda::CpAsyncCommit();
-    if (computes)
-      state.AddValues(s, cuda::SharedAddress(shared) + v_place +
-                             S::M::template LaneOffsetTransposed<Rows>(lane));
+    if (computes) rows.TakeValues(s, state, shared + v_place);
     k_place = free_place;
   }
+}
+
+// The same with four.
+template <class S>
+__device__ __forceinline__ void AttendByFour(KeyStream<S>& stream, const WarpRows<S>& rows,
+                                             Range keys, char* shared, RowState<S>& state) {
+  const auto load = [&](char* places, int key) {
+    if (key < stream.end()) {
+      stream.LoadKeys(places, key);
+      stream.LoadValues(places + S::kPlaceBytes);
+    }
+    cuda::CpAsyncCommit();
+  };
+  char *read = shared + S::kQueryBytes, *arriving = read + 2 * S::kPlaceBytes;
+  load(read, keys.begin);  // Q is in this group
+  for (int key = keys.begin; key < stream.end(); key += S::kTileKeys) {
+    cuda::CpAsyncWait<0>();
+    __syncthreads();  // K and V are here, and nobody reads the others any more
+    load(arriving, key + S::kTileKeys);
+    if (rows.Computes(key)) {
+      typename S::Scores s;
+      rows.TakeKeys(s, state, key, read);
+      rows.TakeValues(s, state, read + S::kPlaceBytes);
+    }
+    char* const was_read = read;
+    read = arriving;
+    arriving = was_read;
+  }
+}
+
+// o and l of the warp's rows over the keys of the whole tile. `first_row` is the warp's first one.
+template <class S>
+__device__ __forceinline__ void Attend(const Params& p, const Tile& tile, const KeyPlaces& places,
+                                       int first_row, const Logit<S::kType>& logit, char* shared,
+                                       bool aligned, RowState<S>& state) {
+  const int last_row = tile.first_row + S::kTileRows - 1;
+  const Range keys = VisibleToRows(p, tile.sequence, tile.first_row, last_row).some;
+  const WarpRows<S> rows(p, tile, logit, first_row, shared);
+  KeyStream<S> stream(p, places, tile.rows, keys, aligned);
+  if constexpr (S::kTiles.places == 4)
+    AttendByFour(stream, rows, keys, shared, state);
+  else
+    AttendByThree(stream, rows, keys, shared, state);
   cuda::CpAsyncWait<0>();
   __syncwarp();  // the warp's rows of Q may now be overwritten, even if there was no key
 }

@@ -37,11 +37,11 @@ struct TileConfig {
   static constexpr int kCopyGroups = kTileKeys / kCopiedKeys;
   static constexpr int kSharingWarps = kWarps / kCopyGroups;
   static constexpr int kKeyBytes = kTileKeys * Rows::kRowBytes;
-  // In shared memory: Q, then three places for a tile of K or V; behind K, which of its keys exist.
+  // In shared memory: Q, then places for a tile of K or V; behind K, which of its keys exist.
   static constexpr int kQueryBytes = kTileRows * QueryRows::kRowBytes;
   static constexpr int kPlaceBytes = PrefillPlaceBytes(kKeyType, kD, kTiles);
   static constexpr int kSharedBytes = PrefillSharedBytes(kKeyType, kD, kTiles);
-  static_assert(kSharedBytes == kQueryBytes + 3 * kPlaceBytes);
+  static_assert(kSharedBytes == kQueryBytes + kTiles.places * kPlaceBytes);
 
   // Of an element of K and V in the cache, where f32's kernel may find fp8.
   static __device__ int KeyBytes(const Params& p) {

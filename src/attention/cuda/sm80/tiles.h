@@ -60,6 +60,7 @@ struct PrefillTiles {
   int row_blocks;   // of 16 rows, per warp
   int keys;         // of K, or of V, per tile
   int ctas_per_sm;  // resident ones that the kernel is built for
+  int places = 3;   // in shared memory, for a tile of K or of V: 3 or 4
   bool operator==(const PrefillTiles&) const = default;
 
   constexpr int rows() const { return 16 * row_blocks * warps; }
@@ -67,7 +68,7 @@ struct PrefillTiles {
 
 // Two blocks of rows a warp halve what it reads from shared memory for each product, while their O,
 // S and P still fit into its registers. Eight warps share the small tile of K, where two CTAs of
-// four would not both be resident.
+// four would not both be resident. Four places save the only CTA one barrier of two.
 constexpr PrefillTiles PrefillTilesOf(DType key_type, int d, TileSize size) {
   const bool f32 = key_type == kF32, wide = d * QueryBytes(key_type) > 512;
   const int row_blocks = !f32 && d <= 128 ? 2 : 1;
@@ -75,9 +76,9 @@ constexpr PrefillTiles PrefillTilesOf(DType key_type, int d, TileSize size) {
                                  ? PrefillTiles{8, row_blocks, 64, 1}
                                  : PrefillTiles{4, row_blocks, f32 ? 32 : 64, wide ? 1 : 2};
   if (size == TileSize::kLarge || d <= 64) return large;
-  if (d == 128 && f32) return {8, row_blocks, 16, 1};
+  if (d == 128 && f32) return {8, row_blocks, 16, 1, 4};
   if (d <= 128 && IsFp8(key_type)) return {4, row_blocks, 32, 2};
-  if (d <= 128) return {8, row_blocks, d == 96 ? 64 : 32, 1};
+  if (d <= 128) return {8, row_blocks, d == 96 ? 64 : 32, 1, 4};
   return {f32 ? 2 : 4, row_blocks, f32 ? 16 : 32, 1};
 }
 
@@ -85,9 +86,10 @@ constexpr PrefillTiles PrefillTilesOf(DType key_type, int d, TileSize size) {
 constexpr int PrefillPlaceBytes(DType key_type, int d, const PrefillTiles& tiles) {
   return tiles.keys * d * Bytes(key_type) + 128;
 }
-// Q, then three places for a tile of K or V.
+// Q, then the places for a tile of K or V.
 constexpr int PrefillSharedBytes(DType key_type, int d, const PrefillTiles& tiles) {
-  return tiles.rows() * d * QueryBytes(key_type) + 3 * PrefillPlaceBytes(key_type, d, tiles);
+  return tiles.rows() * d * QueryBytes(key_type) +
+         tiles.places * PrefillPlaceBytes(key_type, d, tiles);
 }
 
 // ---------------------------------------------------------------------------- decode
