@@ -121,30 +121,40 @@ struct RowPack {
       *reinterpret_cast<Pack<T, kCount>*>(a.residual_out + at) = FromFloats<T>(kept);
   }
 
+  // What Normed multiplies by, if it is of type T. Nothing of the row goes into it, so that it can
+  // be on its way before the row's sum is there.
+  template <class Out>
+  static __device__ __forceinline__ Pack<T, kCount> Weight(const NormArguments<T, Out>& a,
+                                                           int64_t column) {
+    if (a.weight == nullptr) return {};
+    return *reinterpret_cast<const Pack<T, kCount>*>(a.weight + column);
+  }
+
   // The normed numbers, not yet rounded to T.
   template <class Out>
   __device__ __forceinline__ Pack<float, kCount> Normed(const NormArguments<T, Out>& a,
-                                                        int64_t column, float rstd,
+                                                        int64_t column,
+                                                        const Pack<T, kCount>& weight, float rstd,
                                                         Centre<false> = {}) const {
-    Pack<T, kCount> weight;
-    if (a.weight) weight = *reinterpret_cast<const Pack<T, kCount>*>(a.weight + column);
     Pack<float, kCount> normed;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) normed.at[j] = At(j) * rstd;
     if (a.before_weight) normed = Rounded<T>(normed);
+    if (a.weight) {
 #pragma unroll
-    for (int j = 0; j < kCount; ++j)
-      normed.at[j] *= a.weight       ? ToFloat(weight.at[j])
-                      : a.weight_f32 ? a.weight_f32[column + j]
-                                     : 1.0f;
+      for (int j = 0; j < kCount; ++j) normed.at[j] *= ToFloat(weight.at[j]);
+    } else if (a.weight_f32) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) normed.at[j] *= a.weight_f32[column + j];
+    }
     return normed;
   }
   template <class Out>
   __device__ __forceinline__ Pack<float, kCount> Normed(const NormArguments<T, Out>& a,
-                                                        int64_t column, float rstd,
+                                                        int64_t column,
+                                                        const Pack<T, kCount>& weight, float rstd,
                                                         Centre<true> centre) const {
-    Pack<T, kCount> weight, bias;
-    if (a.weight) weight = *reinterpret_cast<const Pack<T, kCount>*>(a.weight + column);
+    Pack<T, kCount> bias;
     if (a.bias) bias = *reinterpret_cast<const Pack<T, kCount>*>(a.bias + column);
     Pack<float, kCount> normed;
 #pragma unroll
@@ -174,38 +184,44 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
     a.residual += row * a.residual_stride;
     a.residual_out += row * a.residual_out_stride;
   }
-  const auto at = [&](int k) { return threadIdx.x + static_cast<int64_t>(k) * blockDim.x; };
+  // Packs that are kept: 32 bits, since a row has at most kNormItems * kMaxRowThreads of them.
+  const auto kept_packs = static_cast<unsigned>(min(packs, int64_t{kNormItems} * kMaxRowThreads));
+  const auto at = [&](int k) { return threadIdx.x + k * blockDim.x; };
   RowPack<T, kCount, kResidual> kept[kNormItems], again;
   // f(pack, its number) for those that are kept, then for those that are read again.
   const auto for_kept = [&](auto f) {
 #pragma unroll
     for (int k = 0; k < kNormItems; ++k)
-      if (at(k) < packs) f(kept[k], at(k), k);
+      if (at(k) < kept_packs) f(kept[k], int64_t{at(k)}, k);
   };
   const auto for_again = [&](auto f) {
     for (int64_t i = at(kNormItems); i < packs; i += blockDim.x) {
       again.Load(a, i * kCount);
-      f(again, i);
+      f(again, i, -1);
     }
   };
 
   for_kept([&](auto& pack, int64_t i, int) { pack.Load(a, i * kCount); });
+  // Of a few rows, which wait for memory, a thread has one pack.
+  Pack<T, kCount> first_weight;
+  if (at(0) < kept_packs) first_weight = kept[0].Weight(a, at(0) * kCount);
   Centre<kCentred> centre;
   float squares = 0.0f;
   if constexpr (kCentred) {
     float sum = 0.0f;
     for_kept([&](auto& pack, int64_t, int) { sum += pack.Sum(); });
-    for_again([&](auto& pack, int64_t) { sum += pack.Sum(); });
+    for_again([&](auto& pack, int64_t, int) { sum += pack.Sum(); });
     centre.mean = ReduceRow<PlusAgain>(sum) / static_cast<float>(a.n);
     for_kept([&](auto& pack, int64_t, int) { squares += pack.SumOfSquaresAround(centre.mean); });
-    for_again([&](auto& pack, int64_t) { squares += pack.SumOfSquaresAround(centre.mean); });
+    for_again([&](auto& pack, int64_t, int) { squares += pack.SumOfSquaresAround(centre.mean); });
   } else {
     for_kept([&](auto& pack, int64_t, int) { squares += pack.SumOfSquares(); });
-    for_again([&](auto& pack, int64_t) { squares += pack.SumOfSquares(); });
+    for_again([&](auto& pack, int64_t, int) { squares += pack.SumOfSquares(); });
   }
   const float rstd = rsqrtf(ReduceRow<Plus>(squares) / static_cast<float>(a.n) + a.eps);
-  const auto normed = [&](const auto& pack, int64_t i) {
-    return pack.Normed(a, i * kCount, rstd, centre);
+  const auto normed = [&](const auto& pack, int64_t i, int k) {
+    return pack.Normed(a, i * kCount, k == 0 ? first_weight : pack.Weight(a, i * kCount), rstd,
+                       centre);
   };
   const auto store = [&](int64_t i, const Pack<Out, kCount>& out) {
     *reinterpret_cast<Pack<Out, kCount>*>(a.out + i * kCount) = out;
@@ -225,9 +241,9 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
     Pack<T, kCount> rounded[kNormItems];
     for_kept([&](auto& pack, int64_t i, int k) {
       pack.StoreSum(a, i * kCount);
-      rounded[k] = count(FromFloats<T>(normed(pack, i)), i);
+      rounded[k] = count(FromFloats<T>(normed(pack, i, k)), i);
     });
-    for_again([&](auto& pack, int64_t i) { count(FromFloats<T>(normed(pack, i)), i); });
+    for_again([&](auto& pack, int64_t i, int k) { count(FromFloats<T>(normed(pack, i, k)), i); });
     __syncthreads();
     const auto quantise = [&](const Pack<T, kCount>& y, int64_t i) {
       const float largest = __int_as_float(*group(i));
@@ -237,8 +253,8 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
       for (int64_t g = threadIdx.x; g < groups; g += blockDim.x)
         a.row_scales[row * groups + g] = a.rule.Of(__int_as_float(of_row[g])).scale;
     for_kept([&](auto&, int64_t i, int k) { quantise(rounded[k], i); });
-    for_again([&](auto& pack, int64_t i) {
-      quantise(FromFloats<T>(normed(pack, i)), i);
+    for_again([&](auto& pack, int64_t i, int k) {
+      quantise(FromFloats<T>(normed(pack, i, k)), i);
       pack.StoreSum(a, i * kCount);
     });
   } else if constexpr (kScales == NormScales::kRows) {
@@ -246,33 +262,33 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
     float largest = 0.0f;
     for_kept([&](auto& pack, int64_t i, int k) {
       pack.StoreSum(a, i * kCount);
-      rounded[k] = FromFloats<T>(normed(pack, i));
+      rounded[k] = FromFloats<T>(normed(pack, i, k));
       largest = fmaxf(largest, LargestAbs(rounded[k]));
     });
-    for_again([&](auto& pack, int64_t i) {
-      largest = fmaxf(largest, LargestAbs(FromFloats<T>(normed(pack, i))));
+    for_again([&](auto& pack, int64_t i, int k) {
+      largest = fmaxf(largest, LargestAbs(FromFloats<T>(normed(pack, i, k))));
     });
     largest = ReduceRow<Larger>(largest);
     const auto of_row = a.rule.Of(largest);
     const RowScaling scaling(of_row.scaling, largest);
     if (threadIdx.x == 0 && row < a.rows) a.row_scales[row] = of_row.scale;
     for_kept([&](auto&, int64_t i, int k) { store(i, Quantised<Out>(rounded[k], scaling)); });
-    for_again([&](auto& pack, int64_t i) {
-      store(i, Quantised<Out>(FromFloats<T>(normed(pack, i)), scaling));
+    for_again([&](auto& pack, int64_t i, int k) {
+      store(i, Quantised<Out>(FromFloats<T>(normed(pack, i, k)), scaling));
       pack.StoreSum(a, i * kCount);
     });
   } else {
     Scaling scaling{1.0f, false};
     if constexpr (sizeof(Out) == 1) scaling.factor = Reciprocal(*a.scale);
-    const auto finish = [&](auto& pack, int64_t i) {
+    const auto finish = [&](auto& pack, int64_t i, int k) {
       pack.StoreSum(a, i * kCount);
-      const auto y = normed(pack, i);
+      const auto y = normed(pack, i, k);
       if constexpr (sizeof(Out) == 1)
         store(i, Quantised<Out>(FromFloats<T>(y), scaling));
       else
         store(i, FromFloats<Out>(y));
     };
-    for_kept([&](auto& pack, int64_t i, int) { finish(pack, i); });
+    for_kept(finish);
     for_again(finish);
   }
 }

@@ -132,7 +132,7 @@ __device__ __forceinline__ void ExchangeRow(const NormArguments<T, T>& a, const 
   for_each([&](int64_t i, int k) {
     kept[k].StoreSum(a, start + i * kCount);
     *reinterpret_cast<Packed*>(a.out + start + i * kCount) =
-        FromFloats<T>(kept[k].Normed(a, i * kCount, rstd));
+        FromFloats<T>(kept[k].Normed(a, i * kCount, kept[k].Weight(a, i * kCount), rstd));
   });
   if (threadIdx.x == 0 && row < a.rows) row_exchange.CountCall();
 }
