@@ -13,7 +13,8 @@ from intarsia import _native
 from intarsia._packages import needed_by
 
 with needed_by("intarsia.jax"):
-    from intarsia.jax import _grad_rules, wire  # noqa: F401  the rules declare themselves
+    # The rules declare themselves.
+    from intarsia.jax import _experts_grad, _grad_rules, wire  # noqa: F401
 from intarsia.jax._attention import flash_attn_varlen, paged_attention
 from intarsia.jax._cache import reshape_and_cache_flash, rotary_embedding_and_cache
 from intarsia.jax._cache_blocks import copy_blocks, gather_cache, swap_blocks
@@ -38,6 +39,7 @@ from intarsia.jax.wire import (
     flash_attn_varlen_backward,
     fused_add_rms_norm,
     fused_add_rms_norm_static_fp8_quant,
+    fused_experts,
     fused_qk_norm_rope,
     gelu_and_mul,
     gelu_fast,
@@ -89,6 +91,7 @@ __all__ = [
     "flash_mha_with_kvcache",
     "fused_add_rms_norm",
     "fused_add_rms_norm_static_fp8_quant",
+    "fused_experts",
     "fused_qk_norm_rope",
     "gather_cache",
     "gelu_and_mul",

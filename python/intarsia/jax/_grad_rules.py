@@ -119,6 +119,12 @@ _PRODUCTS: dict[str, tuple[Callable[..., jax.Array], Callable[..., Any]]] = {
 }
 
 
+def gated_product(name: str, x: jax.Array, **attributes: Any) -> jax.Array:
+    """The op of that name in jax.numpy, of an array with both parts."""
+    function, parts = _PRODUCTS[name]
+    return function(*parts(x), **attributes)
+
+
 def _product_backward(
     name: str, kept: Any, cotangents: Sequence[jax.Array], attributes: Attributes
 ) -> Arrays:

@@ -23,6 +23,7 @@ __all__ = [
     "flash_attn_varlen_backward",
     "fused_add_rms_norm",
     "fused_add_rms_norm_static_fp8_quant",
+    "fused_experts",
     "fused_qk_norm_rope",
     "gather_cache",
     "gelu_and_mul",
@@ -59,6 +60,7 @@ __all__ = [
     "topk_router",
 ]
 
+Activation: TypeAlias = Literal["silu", "gelu_tanh", "swigluoai"]
 Axis: TypeAlias = Literal["0", "1", "2"]
 ConvertFp8OutDtype: TypeAlias = Literal["f8e4m3fn", "f8e5m2", "u8", "f32", "f16", "bf16"]
 FlashAttnVarlenOutDtype: TypeAlias = Literal["auto", "f16", "bf16"]
@@ -692,6 +694,62 @@ def fused_add_rms_norm_static_fp8_quant(
             (x, residual, weight, scale),
             eps=eps,
             rounding=rounding,
+        )
+    )
+
+
+def fused_experts(
+    x: ArrayLike,
+    w1: ArrayLike,
+    w2: ArrayLike,
+    weights: ArrayLike,
+    ids: ArrayLike,
+    w1_bias: ArrayLike | None = None,
+    w2_bias: ArrayLike | None = None,
+    expert_map: ArrayLike | None = None,
+    *,
+    activation: Activation = "silu",
+    limit: float = 7,
+    alpha: float = 1.702,
+    apply_router_weight_on_input: bool = False,
+) -> jax.Array:
+    """The gated MLPs of each token's experts, weighted and summed.
+
+    Args:
+      x: [..., n], T: tokens.
+      w1: [e, 2*i, n], T: gate and up of each expert, a row for each result, as checkpoints have
+        it.
+      w2: [e, n, i], T: the way back of each expert, in the same order.
+      weights: [..., k], f32, T: of each token's experts.
+      ids: [..., k], i32, i64: which experts these are; one that is not there adds nothing.
+      w1_bias: [e, 2*i], T: added to the first product; may be absent.
+      w2_bias: [e, n], T: added to the second product; may be absent.
+      expert_map: [g], i32, i64: the expert of each id, negative where it is elsewhere; default:
+        the id itself; may be absent.
+      activation: gate and up side by side; swigluoai: in turn, as gpt-oss has them; one of
+        silu, gelu_tanh, swigluoai.
+      limit: swigluoai: the most that a gate counts as, and the most size of up.
+      alpha: swigluoai: what its logistic curve is steeper by.
+      apply_router_weight_on_input: weights multiply x, not the results.
+
+    Returns:
+      out: [..., n], T: the weighted sums.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: Shazeer et al. 2017, arXiv:1701.06538; vLLM's fused_experts. T is f32, f16 or
+        bf16.
+    """
+    return one_or_all(
+        call(
+            "fused_experts",
+            (x, w1, w2, weights, ids, w1_bias, w2_bias, expert_map),
+            activation=activation,
+            limit=limit,
+            alpha=alpha,
+            apply_router_weight_on_input=apply_router_weight_on_input,
         )
     )
 

@@ -9,7 +9,8 @@ from intarsia import _native
 from intarsia._packages import needed_by
 
 with needed_by("intarsia.torch"):
-    from intarsia.torch import _attention, _grad_rules  # noqa: F401  the rules declare themselves
+    # The rules declare themselves.
+    from intarsia.torch import _attention, _experts_grad, _grad_rules  # noqa: F401
 from intarsia.torch._register import refuse_names, register
 from intarsia.torch._sdpa import scaled_dot_product_attention
 

@@ -52,6 +52,11 @@ def gradient(
     return declare
 
 
+def rule_of(op: str) -> Gradient:
+    """How an op is differentiated that has a gradient, for the gradients of ops that hold it."""
+    return _gradients[op]
+
+
 # Of a call in which nothing but the kernel of CPU or CUDA tensors comes after autograd. Integers are compared ten times
 # as fast as sets of keys, whose intersection costs 0.4 us.
 _PLAIN = frozenset(

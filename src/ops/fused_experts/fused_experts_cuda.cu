@@ -1,0 +1,277 @@
+// How the pairs are sorted by expert, and what lies between and behind the grouped products.
+#include "src/activation/gated_cuda.cuh"
+#include "src/core/cuda/launch.h"
+#include "src/core/cuda/vec.cuh"
+#include "src/core/dispatch.h"
+#include "src/core/round.h"
+#include "src/ops/fused_experts/pass.h"
+
+namespace intarsia::cuda {
+namespace {
+
+// ------------------------------------------------------------------------------------ the sort
+// A counting sort by one CTA, the same every time: no sum depends on the order of threads. Warp v
+// of those that count has the pairs v * each ... and counts each expert's in counts[v, :]. What
+// the warps before have of an expert, and what all have of those before it, is where its own begin.
+
+constexpr int kMostSortWarps = 32;
+constexpr int kSortBytes = 48 << 10;  // of shared memory, which every GPU has
+
+__device__ __forceinline__ int ExpertOf(const ExpertsPass& pass, int64_t pair, int64_t end) {
+  return pair < end ? static_cast<int>(pass.ExpertOf(pair)) : -1;
+}
+
+// Inclusive.
+__device__ __forceinline__ int SumUpTo(int x) {
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, x, offset);
+    if (static_cast<int>(threadIdx.x % 32) >= offset) x += other;
+  }
+  return x;
+}
+
+// places[p] = how many pairs before p, of the warp's, have its expert; counts[e] = how many have e.
+__device__ __forceinline__ void Count(const ExpertsPass& pass, int64_t begin, int64_t end,
+                                      int* counts) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  for (int64_t first = begin; first < end; first += 32) {
+    const int64_t p = first + lane;
+    const int e = ExpertOf(pass, p, end);
+    const unsigned alike = __match_any_sync(0xffffffffu, e);
+    const int leader = __ffs(static_cast<int>(alike)) - 1;
+    const int before = e >= 0 ? counts[e] : 0;
+    __syncwarp();
+    if (e >= 0) {
+      if (lane == leader) counts[e] = before + __popc(alike);
+      pass.places[p] = before + __popc(alike & ((1u << lane) - 1));
+    } else if (p < end) {
+      pass.places[p] = -1;
+    }
+    __syncwarp();
+  }
+}
+
+__global__ void __launch_bounds__(1024)
+    SortPairsKernel(const __grid_constant__ ExpertsPass pass, int warps) {
+  extern __shared__ int counts[];  // [warps, experts]
+  __shared__ int of_warps[32], carry;
+  const int experts = static_cast<int>(pass.experts), threads = static_cast<int>(blockDim.x);
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  for (int i = thread; i < warps * experts; i += threads) counts[i] = 0;
+  if (thread == 0) carry = 0;
+  __syncthreads();
+  const int64_t each = RoundUp<int64_t>(CeilDiv<int64_t>(pass.pairs(), warps), 32);
+  const int64_t begin = warp * each, end = min(begin + each, pass.pairs());
+  if (warp < warps) Count(pass, begin, end, counts + warp * experts);
+  __syncthreads();
+  for (int first = 0; first < experts; first += threads) {
+    const int e = first + thread;
+    int size = 0;
+    if (e < experts) {
+      for (int v = 0; v < warps; ++v) size += counts[v * experts + e];
+      pass.sizes[e] = size;
+    }
+    const int up_to = SumUpTo(size);
+    if (lane == 31) of_warps[warp] = up_to;
+    __syncthreads();
+    int row = carry + up_to - size;
+    for (int v = 0; v < warp; ++v) row += of_warps[v];
+    __syncthreads();
+    if (thread == threads - 1) carry = row + size;
+    if (e < experts) {
+      for (int v = 0; v < warps; ++v) {
+        const int count = counts[v * experts + e];
+        counts[v * experts + e] = row;
+        row += count;
+      }
+    }
+    __syncthreads();
+  }
+  if (warp >= warps) return;
+  for (int64_t p = begin + lane; p < end; p += 32) {
+    const int e = ExpertOf(pass, p, end);
+    if (e < 0) continue;
+    const int row = counts[warp * experts + e] + pass.places[p];
+    pass.places[p] = row;
+    pass.rows[row] = static_cast<int>(p / pass.k);
+  }
+}
+const Kernel kSortPairsKernel("SortPairsKernel", reinterpret_cast<const void*>(&SortPairsKernel),
+                              kSortBytes);
+
+Status SortOnDevice(const CudaContext& context, const ExpertsPass& pass) {
+  constexpr int64_t kMostExperts = kSortBytes / static_cast<int64_t>(sizeof(int));
+  if (pass.experts > kMostExperts)
+    return Unimplemented(
+        Text("w1 has e=", pass.experts, " experts, built for GPUs are up to ", kMostExperts));
+  const int64_t most =
+      std::min<int64_t>(kMostSortWarps, kMostExperts / std::max<int64_t>(pass.experts, 1));
+  const auto warps =
+      static_cast<int>(std::clamp<int64_t>(CeilDiv<int64_t>(pass.pairs(), 64), 1, most));
+  const int64_t threads = std::max<int64_t>(
+      int64_t{32} * warps, std::min<int64_t>(RoundUp<int64_t>(pass.experts, 32), 1024));
+  const LaunchConfig config{{1},
+                            dim3(static_cast<unsigned>(threads)),
+                            static_cast<int>(sizeof(int)) * warps * static_cast<int>(pass.experts)};
+  return Launch(context, kSortPairsKernel, config, pass, warps);
+}
+
+// ------------------------------------------------------------------------------ the activation
+
+template <class T>
+__device__ __forceinline__ float WeightOf(const ExpertsPass& pass, int64_t pair) {
+  return pass.weights_dtype == DType::kF32 ? static_cast<const float*>(pass.weights)[pair]
+                                           : ToFloat(static_cast<const T*>(pass.weights)[pair]);
+}
+
+// What is between the weights of a pair and its activation: weight * x + bias.
+template <class Activation, class T, int kCount>
+__device__ __forceinline__ Pack<float, kCount> WeightedProduct(const Activation& act,
+                                                               const GateAndUp<T, kCount>& x,
+                                                               float weight,
+                                                               const GateAndUp<T, kCount>* bias) {
+  Pack<float, kCount> product;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    const float gate = weight * ToFloat(x.gate.at[j]) + (bias ? ToFloat(bias->gate.at[j]) : 0.0f);
+    const float up = weight * ToFloat(x.up.at[j]) + (bias ? ToFloat(bias->up.at[j]) : 0.0f);
+    if constexpr (requires { act(0.0f, 0.0f); })
+      product.at[j] = act(gate, up);
+    else
+      product.at[j] = ToFloat(FromFloat<T>(act(gate))) * up;
+  }
+  return product;
+}
+
+// gated[row, :] = act(hidden[row, :]) for the row of each pair. A block does kGatedThreads *
+// kGatedItems vectors of one.
+template <class T, int kCount, template <class> class Activation>
+__global__ void __launch_bounds__(kGatedThreads)
+    ActivatePairsKernel(const __grid_constant__ ExpertsPass pass, Activation<T> act,
+                        int blocks_per_row) {
+  using Act = Activation<T>;
+  constexpr bool kInTurn = requires { Act::kMayBeInTurn; };
+  const int64_t pair = blockIdx.x / blocks_per_row, row = pass.places[pair];
+  if (row < 0) return;
+  const int64_t n = pass.i, vectors = n / kCount, up = kInTurn ? 1 : n;
+  const T* const hidden = static_cast<const T*>(pass.hidden) + row * 2 * n;
+  T* const gated = static_cast<T*>(pass.gated) + row * n;
+  const int64_t first =
+      static_cast<int64_t>(blockIdx.x % blocks_per_row) * kGatedThreads * kGatedItems + threadIdx.x;
+  GateAndUp<T, kCount> x[kGatedItems];
+#pragma unroll
+  for (int k = 0; k < kGatedItems; ++k) {
+    const int64_t i = first + k * kGatedThreads;
+    if (i < vectors) x[k] = LoadBoth<Act, T, kCount>(hidden, hidden + up, kInTurn, i);
+  }
+  const float weight = pass.weights_on_input ? WeightOf<T>(pass, pair) : 1.0f;
+  const T* const bias = pass.weights_on_input && pass.w1_bias
+                            ? static_cast<const T*>(pass.w1_bias) + pass.ExpertOf(pair) * 2 * n
+                            : nullptr;
+#pragma unroll
+  for (int k = 0; k < kGatedItems; ++k) {
+    const int64_t i = first + k * kGatedThreads;
+    if (i >= vectors) break;
+    Pack<float, kCount> product;
+    if (bias) {
+      const auto b = LoadBoth<Act, T, kCount>(bias, bias + up, kInTurn, i);
+      product = WeightedProduct<Act, T, kCount>(act, x[k], weight, &b);
+    } else if (pass.weights_on_input) {
+      product = WeightedProduct<Act, T, kCount>(act, x[k], weight, nullptr);
+    } else {
+      product = Product(act, x[k]);
+    }
+    reinterpret_cast<Pack<T, kCount>*>(gated)[i] = FromFloats<T>(product);
+  }
+}
+template <class T, int kCount, template <class> class Activation>
+const Kernel kActivatePairsKernel(
+    "ActivatePairsKernel",
+    reinterpret_cast<const void*>(&ActivatePairsKernel<T, kCount, Activation>));
+
+template <class T, template <class> class Activation, class... Attributes>
+Status Activate(const CudaContext& context, const ExpertsPass& pass, Attributes... attributes) {
+  constexpr int kCount = kMaxAccessBytes / sizeof(T);
+  const bool packed =
+      AllInPacks<kCount>(pass.i, static_cast<const T*>(pass.hidden),
+                         static_cast<const T*>(pass.gated), static_cast<const T*>(pass.w1_bias));
+  const int64_t vectors = packed ? pass.i / kCount : pass.i;
+  const int64_t blocks_per_row = CeilDiv<int64_t>(vectors, kGatedThreads * kGatedItems);
+  return Launch(
+      context,
+      packed ? kActivatePairsKernel<T, kCount, Activation> : kActivatePairsKernel<T, 1, Activation>,
+      {{pass.pairs() * blocks_per_row}, dim3(kGatedThreads)}, pass, Activation<T>{attributes...},
+      static_cast<int>(blocks_per_row));
+}
+
+// ------------------------------------------------------------------------------------- the sum
+
+constexpr int kSumThreads = 128;
+
+// out[token, :] = sum over j of weight * down[place, :], in the order of j. A block has
+// kSumThreads vectors of one token.
+template <class T, int kCount>
+__global__ void __launch_bounds__(kSumThreads)
+    SumPairsKernel(const __grid_constant__ ExpertsPass pass, int blocks_per_row) {
+  const int64_t token = blockIdx.x / blocks_per_row, vectors = pass.n / kCount;
+  const int64_t i = static_cast<int64_t>(blockIdx.x % blocks_per_row) * kSumThreads + threadIdx.x;
+  if (i >= vectors) return;
+  const auto* const down = static_cast<const Pack<T, kCount>*>(pass.down);
+  Pack<float, kCount> sum = {};
+  const int k = static_cast<int>(pass.k);
+#pragma unroll 4
+  for (int j = 0; j < k; ++j) {
+    const int64_t pair = token * k + j, row = pass.places[pair];
+    if (row < 0) continue;
+    const float weight = pass.weights_on_input ? 1.0f : WeightOf<T>(pass, pair);
+    const Pack<float, kCount> term = ToFloats(down[row * vectors + i]);
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) sum.at[c] += weight * term.at[c];
+  }
+  static_cast<Pack<T, kCount>*>(pass.out)[token * vectors + i] = FromFloats<T>(sum);
+}
+template <class T, int kCount>
+const Kernel kSumPairsKernel("SumPairsKernel",
+                             reinterpret_cast<const void*>(&SumPairsKernel<T, kCount>));
+
+template <class T>
+Status Sum(const CudaContext& context, const ExpertsPass& pass) {
+  constexpr int kCount = kMaxAccessBytes / sizeof(T);
+  const bool packed =
+      AllInPacks<kCount>(pass.n, static_cast<const T*>(pass.down), static_cast<const T*>(pass.out));
+  const int64_t blocks_per_row = CeilDiv<int64_t>(packed ? pass.n / kCount : pass.n, kSumThreads);
+  return Launch(context, packed ? kSumPairsKernel<T, kCount> : kSumPairsKernel<T, 1>,
+                {{pass.tokens * blocks_per_row}, dim3(kSumThreads)}, pass,
+                static_cast<int>(blocks_per_row));
+}
+
+template <class T>
+Status RunPass(const FusedExperts& op, const ExpertsPass& pass, const CudaContext& context) {
+  INTARSIA_RETURN_IF_ERROR(SortOnDevice(context, pass));
+  if (pass.experts == 0) return Sum<T>(context, pass);
+  INTARSIA_RETURN_IF_ERROR(matmul::Run(pass.FirstProduct(), context));
+  if (op.activation == "silu")
+    INTARSIA_RETURN_IF_ERROR((Activate<T, Silu>(context, pass)));
+  else if (op.activation == "gelu_tanh")
+    INTARSIA_RETURN_IF_ERROR((Activate<T, GeluTanh>(context, pass)));
+  else
+    INTARSIA_RETURN_IF_ERROR((Activate<T, SwigluOai>(context, pass, op.alpha, op.limit)));
+  INTARSIA_RETURN_IF_ERROR(matmul::Run(pass.SecondProduct(), context));
+  return Sum<T>(context, pass);
+}
+
+}  // namespace
+}  // namespace intarsia::cuda
+
+namespace intarsia {
+
+Status FusedExperts::Run(const CudaContext& context) const {
+  return DispatchDType<kF32, kF16, kBF16>("x", x.dtype, [&]<DType kType>() -> Status {
+    return ExpertsPasses(*this).ForEach([&](const ExpertsPass& pass) {
+      return cuda::RunPass<cuda::DeviceT<kType>>(*this, pass, context);
+    });
+  });
+}
+
+}  // namespace intarsia
