@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from intarsia.models import Engine, SamplingParams, transformer
-from intarsia.models.parallel import TensorParallel
+from intarsia.models.parallel import ModelParallel
 from intarsia.models.sampling import argmax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -60,7 +60,7 @@ def test_several_steps_a_program_give_the_same_tokens(tiny, settings):
 
 def test_the_likeliest_token_is_that_of_all_logits(tiny):
     """Of rows whose logits are all below 0, that of padding; with the largest on both devices; of NaN."""
-    config = TensorParallel(tiny[0], 2).config
+    config = ModelParallel(tiny[0], 2).config
     assert config.vocab % 2, "there is no padding"
     rng = np.random.default_rng(0)
     table = np.abs(rng.standard_normal((config.vocab, config.hidden), np.float32))

@@ -19,7 +19,7 @@ from intarsia.models.linear import (
     norm_for,
     quantize,
 )
-from intarsia.models.parallel import TensorParallel
+from intarsia.models.parallel import ModelParallel
 from jax.sharding import PartitionSpec as P
 from test_engine import tokens_of
 
@@ -218,7 +218,7 @@ def test_shares_of_a_quantised_weight_are_those_of_the_weight(model, size):
         {role: jnp.asarray(dequantized(layer[role]), jnp.float32) for role in LINEAR_ROLES}
         for layer in quantized["layers"]
     ]
-    parallel = TensorParallel(config, size)
+    parallel = ModelParallel(config, size)
     placed, expected = (
         parallel.place({"layers": x})["layers"] for x in (quantized["layers"], exact)
     )
@@ -228,7 +228,7 @@ def test_shares_of_a_quantised_weight_are_those_of_the_weight(model, size):
             np.testing.assert_allclose(dequantized(layer[role]), wide(weight), rtol=1e-6)
             assert codes.sharding == weight.sharding
             by_rows = role in ("wqkv", "w_gate_up")
-            assert scale.sharding.spec == (P("tensor") if by_rows else P())
+            assert scale.sharding.spec == (P("devices") if by_rows else P())
 
 
 @pytest.mark.parametrize(("size", "scan_layers"), [(2, False), (2, True), (4, False)])

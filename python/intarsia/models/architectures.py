@@ -1,25 +1,22 @@
 """What a model's files say about its hyperparameters: GGUF metadata, or Hugging Face's JSON."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from intarsia.models.config import LayerKind, ModelConfig, Rope
 from intarsia.models.fields import Fields
+from intarsia.models.mixtures import gpt_oss_from_hf, mixtral_from_hf, qwen3_moe_from_hf
+from intarsia.models.ropes import layer_kinds, rope_from_hf, rope_settings, theta_from_hf
 
-# GGUF's general.architecture, and the first of `architectures` in config.json.
+# GGUF's general.architecture.
 GGUF_ARCHITECTURES = ("llama", "qwen2", "gemma3")
-HF_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Gemma3ForCausalLM",
-)
 _GEMMA3 = {
     "activation": "gelu_tanh",
     "qk_norm": True,
     "post_norms": True,
     "norm_in_f32": True,
+    "norms_less_one": True,
     "fits_f16": False,
 }
 # Five layers with a sliding window and a rope base of their own, then one that sees everything.
@@ -45,6 +42,11 @@ def config_from_gguf(
             f"expected one of {', '.join(GGUF_ARCHITECTURES)}"
         )
     fields = Fields(metadata, f"{architecture}.")
+    if fields.has("expert_count") and fields.get("expert_count") != 0:
+        raise ValueError(
+            f"{architecture}.expert_count is {fields.get('expert_count')}, expected none: models with experts are read from "
+            "safetensors alone"
+        )
     hidden, heads = (
         fields.whole("embedding_length"),
         fields.whole("attention.head_count", most=_MOST_LAYERS),
@@ -98,27 +100,32 @@ def config_from_gguf(
 def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     """Builds the configuration from config.json and generation_config.json (empty if absent)."""
     fields = Fields(config)
+    expected = ", ".join(_FROM_HF)
     if not config.get("architectures"):
-        expected = ", ".join(HF_ARCHITECTURES)
         raise ValueError(f"got no architectures, expected one of {expected}")
     architecture = fields.texts("architectures")[0]
-    if architecture not in HF_ARCHITECTURES:
+    if architecture not in _FROM_HF:
+        raise ValueError(f"architecture is {architecture!r}, expected one of {expected}")
+    if quantization := fields.inner("quantization_config"):
+        method = quantization.get("quant_method", None)
         raise ValueError(
-            f"architecture is {architecture!r}, expected one of {', '.join(HF_ARCHITECTURES)}"
+            f"quantization_config.quant_method is {method!r}, which is not supported yet; expected weights in bfloat16, float16 or "
+            "float32, without quantization_config"
         )
     hidden, heads = (
         fields.whole("hidden_size"),
         fields.whole("num_attention_heads", most=_MOST_LAYERS),
     )
     head_dim = fields.whole("head_dim", hidden // heads, most=_LARGEST_HEAD)
-    traits = (_gemma3_from_hf if "Gemma3" in architecture else _llama_from_hf)(fields, head_dim)
+    traits = _FROM_HF[architecture](fields, head_dim)
+    if "intermediate" not in traits:
+        traits["intermediate"] = fields.whole("intermediate_size")
     return ModelConfig(
         hidden=hidden,
         layers=fields.whole("num_hidden_layers", most=_MOST_LAYERS),
         heads=heads,
         kv_heads=fields.whole("num_key_value_heads", heads),
         head_dim=head_dim,
-        intermediate=fields.whole("intermediate_size"),
         vocab=fields.whole("vocab_size"),
         rms_eps=fields.number("rms_norm_eps", 1e-6),
         max_positions=fields.whole("max_position_embeddings", 2048, least=2),
@@ -132,57 +139,63 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
 
 def _llama_from_hf(config: Fields, head_dim: int) -> dict[str, Any]:
     """What Llama, Mistral and Qwen2 say in ways of their own."""
-    _expect(config, "hidden_act", "silu")
+    config.expect("hidden_act", "silu")
     architecture = config.texts("architectures")[0]
     if architecture == "Qwen2ForCausalLM":
-        _expect(config, "use_sliding_window", False)
-    # transformers 5 writes rope_parameters; before it there were rope_theta and rope_scaling.
-    rope = config.inner("rope_parameters") or config.inner("rope_scaling") or Fields({})
-    theta = _theta(rope, config.number("rope_theta", 10000.0, above=0))
+        config.expect("use_sliding_window", False)
+    rope = rope_settings(config)
+    theta = theta_from_hf(rope, config.number("rope_theta", 10000.0, above=0))
     window = config.whole("sliding_window", None) if architecture == "MistralForCausalLM" else None
     return {
-        "layer_kinds": (LayerKind(_rope(rope, theta, head_dim), window),),
+        "layer_kinds": (LayerKind(rope_from_hf(rope, theta, head_dim), window),),
         "qkv_bias": architecture == "Qwen2ForCausalLM",
         "tie_embeddings": config.flag("tie_word_embeddings", False),
     }
 
 
-def _theta(rope: Fields, default: float) -> float:
-    return float(rope.number("rope_theta", default, above=0))
-
-
 def _gemma3_from_hf(config: Fields, head_dim: int) -> dict[str, Any]:
     """What Gemma 3 (text only) says."""
-    _expect(config, "hidden_activation", "gelu_pytorch_tanh")
+    config.expect("hidden_activation", "gelu_pytorch_tanh")
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        _expect(config, key, None)
-    _expect(config, "use_bidirectional_attention", False)
+        config.expect(key, None)
+    config.expect("use_bidirectional_attention", False)
     # transformers 5 writes rope parameters for each type of layer; before it, scaling was only of
     # the layers that see everything.
     none = Fields({})
     ropes = config.inner("rope_parameters") or none
     of_global = ropes.inner("full_attention") or config.inner("rope_scaling") or none
     of_local = ropes.inner("sliding_attention") or none
-    theta = _theta(of_global, config.number("rope_theta", 1e6, above=0))
-    local = _theta(of_local, config.number("rope_local_base_freq", _GEMMA3_LOCAL_THETA, above=0))
+    theta = theta_from_hf(of_global, config.number("rope_theta", 1e6, above=0))
+    local = theta_from_hf(
+        of_local, config.number("rope_local_base_freq", _GEMMA3_LOCAL_THETA, above=0)
+    )
     kinds = {
-        "full_attention": LayerKind(_rope(of_global, theta, head_dim)),
+        "full_attention": LayerKind(rope_from_hf(of_global, theta, head_dim)),
         "sliding_attention": LayerKind(
-            _rope(of_local, local, head_dim), config.whole("sliding_window")
+            rope_from_hf(of_local, local, head_dim), config.whole("sliding_window")
         ),
     }
     period = config.whole("sliding_window_pattern", _GEMMA3_PERIOD, most=_MOST_LAYERS)
     pattern = ["sliding_attention"] * (period - 1) + ["full_attention"]
-    layer_types = config.texts("layer_types", pattern)
-    for kind in set(layer_types) - kinds.keys():
-        expected = " or ".join(kinds)
-        raise ValueError(f"layer type is {kind!r}, expected {expected}")
     return _GEMMA3 | {
-        "layer_kinds": tuple(kinds[kind] for kind in _period(layer_types)),
+        "layer_kinds": layer_kinds(config, kinds, pattern),
         "attention_scale": config.number("query_pre_attn_scalar", 256, above=0) ** -0.5,
         "embed_scale": math.sqrt(config.whole("hidden_size")),
         "tie_embeddings": config.flag("tie_word_embeddings", True),
     }
+
+
+_FROM_HF = {
+    "LlamaForCausalLM": _llama_from_hf,
+    "MistralForCausalLM": _llama_from_hf,
+    "Qwen2ForCausalLM": _llama_from_hf,
+    "Gemma3ForCausalLM": _gemma3_from_hf,
+    "MixtralForCausalLM": mixtral_from_hf,
+    "Qwen3MoeForCausalLM": qwen3_moe_from_hf,
+    "GptOssForCausalLM": gpt_oss_from_hf,
+}
+HF_ARCHITECTURES = tuple(_FROM_HF)
+"""The first of `architectures` in config.json."""
 
 
 def config_to_hf(config: ModelConfig) -> dict[str, Any]:
@@ -191,9 +204,13 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     The keys are those of transformers 4, which later versions understand.
 
     Raises:
-        ValueError: The frequencies of its rope are divided by different numbers: the file that it comes
-            from has lost the parameters by which transformers names such a scaling.
+        ValueError: The model has experts; or the frequencies of its rope are divided by different numbers: the file that it
+            comes from has lost the parameters by which transformers names such a scaling.
     """
+    if config.experts:
+        raise ValueError(
+            "a model with experts is not written yet; its own directory is what others load"
+        )
     said = {
         "hidden_size": config.hidden,
         "num_hidden_layers": config.layers,
@@ -243,46 +260,3 @@ def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
     if len(set(rope.divisors)) > 1:
         raise ValueError("rope: frequencies are divided by different numbers, expected one factor")
     return {"rope_type": "linear", "factor": rope.divisors[0]}
-
-
-def _expect(config: Fields, key: str, expected: Any) -> None:
-    """Raises ValueError unless a setting is absent or has the only value that is supported."""
-    if (got := config.get(key, None)) is not None and got != expected:
-        raise ValueError(f"{key} is {got!r}, expected {expected!r}")
-
-
-def _period(sequence: Sequence[str]) -> Sequence[str]:
-    """The shortest beginning that gives the whole sequence when it is repeated."""
-    for n in range(1, len(sequence)):
-        if all(item == sequence[i % n] for i, item in enumerate(sequence)):
-            return sequence[:n]
-    return sequence
-
-
-def _rope(settings: Fields, theta: float, head_dim: int) -> Rope:
-    """Turns Hugging Face's rope scaling into one divisor a frequency."""
-    kind = settings.text("rope_type", None) or settings.text("type", None) or "default"
-    if kind == "default":
-        return Rope(theta)
-    if kind == "linear":
-        return Rope(theta, (float(settings.number("factor", above=0)),) * (head_dim // 2))
-    if kind != "llama3":
-        raise ValueError(f"rope type is {kind!r}, expected one of default, linear, llama3")
-    # Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, the band between
-    # blended linearly in the number of turns that fit into the original context.
-    factor, low, high = (
-        float(settings.number(key, above=0))
-        for key in ("factor", "low_freq_factor", "high_freq_factor")
-    )
-    if low >= high:
-        raise ValueError(
-            f"low_freq_factor is {low}, expected less than high_freq_factor, which is {high}"
-        )
-    context = settings.whole("original_max_position_embeddings")
-    divisors = []
-    for i in range(0, head_dim, 2):
-        wavelength = 2 * math.pi * theta ** (i / head_dim)
-        turns = context / wavelength
-        kept = min(max((turns - low) / (high - low), 0.0), 1.0)
-        divisors.append(1.0 / (kept + (1.0 - kept) / factor))
-    return Rope(theta, tuple(divisors))

@@ -13,11 +13,13 @@ class Rope:
     Attributes:
         theta: Base of the frequencies.
         divisors: What each of the head_dim / 2 frequencies is divided by, or None. Every supported
-            kind of rope scaling ("linear", "llama3") comes down to this.
+            kind of rope scaling ("linear", "llama3", "yarn") comes down to this, and yarn to the amplitude.
+        amplitude: Factor of the cosines and sines.
     """
 
     theta: float = 10000.0
     divisors: tuple[float, ...] | None = None
+    amplitude: float = 1.0
 
     def table(self, head_dim: int, max_len: int) -> np.ndarray:
         """Returns the cosines and then the sines of every position: f32 [max_len, head_dim].
@@ -29,7 +31,9 @@ class Rope:
         if self.divisors is not None:
             frequencies = frequencies / np.asarray(self.divisors, np.float32)
         angles = np.arange(max_len, dtype=np.float32)[:, None] * frequencies
-        return np.concatenate([np.cos(angles), np.sin(angles)], axis=-1)
+        return np.concatenate([np.cos(angles), np.sin(angles)], axis=-1) * np.float32(
+            self.amplitude
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +50,31 @@ class LayerKind:
 
 
 @dataclasses.dataclass(frozen=True)
+class Experts:
+    """A feed-forward layer of several, of which each token takes a few.
+
+    Attributes:
+        count: Experts E, those of all devices.
+        per_token: Experts k of one token.
+        renormalize: Whether the weights of a token's experts sum to 1.
+        biases: Whether the router and the experts' products have biases (gpt-oss).
+        limit: The most that `swigluoai` takes a gate for.
+    """
+
+    count: int
+    per_token: int
+    renormalize: bool = True
+    biases: bool = False
+    limit: float = 7.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.per_token <= self.count:
+            raise ValueError(
+                f"config: {self.per_token} experts of each token, expected 1 to {self.count}, their number"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """What `transformer.forward` needs to know about a model besides its weights.
 
@@ -57,19 +86,23 @@ class ModelConfig:
         heads: Query heads h.
         kv_heads: Key and value heads hk; divides `heads`.
         head_dim: Width d of one head.
-        intermediate: Width of the gated feed-forward layer.
+        intermediate: Width of the gated feed-forward layer, or of one expert.
         vocab: Rows of the embedding table.
+        experts: What feed-forward layers of experts are like; None where there is one for all tokens.
         layer_kinds: A pattern that repeats over the layers: layer i is of kind i modulo its length.
         rms_eps: Added to the mean square in every norm.
-        activation: Of the gate: `silu` or `gelu_tanh`.
+        activation: Of the gate: `silu` or `gelu_tanh`; for experts `swigluoai` as well.
         attention_scale: Factor of the attention scores; None means head_dim ** -0.5.
         embed_scale: Factor of the embedding where it enters the residual stream.
-        qkv_bias: Whether the q, k and v projections have a bias (Qwen2).
-        qk_norm: Whether every head of query and key is normed before its rotation (Gemma 3).
+        qkv_bias: Whether the q, k and v projections have a bias (Qwen2, gpt-oss).
+        o_bias: Whether the projection of what heads attend to has one (gpt-oss).
+        sinks: Whether each head has a logit without a value beside those of its keys (gpt-oss).
+        qk_norm: Whether every head of query and key is normed before its rotation (Gemma 3, Qwen3).
         post_norms: Whether what attention and feed-forward layer give is normed before it is added
             to the residual stream (Gemma 3).
         norm_in_f32: Whether a norm has f32 weights and rounds once, at its end, as Gemma's does;
             Llama's rounds to the activations' dtype before it multiplies by the weight.
+        norms_less_one: Whether a Hugging Face file holds norms as their difference from 1 (Gemma 3).
         fits_f16: Whether the residual stream stays in float16's range (Gemma 3's does not).
         tie_embeddings: Whether the embedding table is also the output projection.
         max_positions: Longest sequence that the model was trained for.
@@ -77,6 +110,7 @@ class ModelConfig:
         eos_ids: Tokens that end a completion.
         mesh_axis: Where a model is spread over devices, the name of that axis of their mesh; heads,
             kv_heads and intermediate are then those of one device, and its weights a share.
+        heads_spread: Whether, on such a mesh, a device has a share of the heads and not all.
     """
 
     hidden: int
@@ -86,21 +120,26 @@ class ModelConfig:
     head_dim: int
     intermediate: int
     vocab: int
+    experts: Experts | None = None
     layer_kinds: tuple[LayerKind, ...] = (LayerKind(),)
     rms_eps: float = 1e-6
     activation: str = "silu"
     attention_scale: float | None = None
     embed_scale: float = 1.0
     qkv_bias: bool = False
+    o_bias: bool = False
+    sinks: bool = False
     qk_norm: bool = False
     post_norms: bool = False
     norm_in_f32: bool = False
+    norms_less_one: bool = False
     fits_f16: bool = True
     tie_embeddings: bool = False
     max_positions: int = 2048
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     mesh_axis: str | None = None
+    heads_spread: bool = True
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:

@@ -24,7 +24,7 @@ import intarsia.jax
 from intarsia.jax._steps import compile_step, warm_up_runs
 from intarsia.models import transformer
 from intarsia.models.config import ModelConfig
-from intarsia.models.parallel import TensorParallel
+from intarsia.models.parallel import ModelParallel
 from intarsia.models.sampling import Mode, SamplingParams
 from intarsia.models.schedule import (
     PAGE_SIZE,
@@ -94,6 +94,7 @@ class Engine:
             end, up to `decode_steps - 1` steps compute nothing.
         scan_layers: Run the layers under `lax.scan` with one stacked cache: compiles faster.
         tensor_parallel: Devices that the weights and KV heads are spread over; see `parallel.py`.
+        expert_parallel: Devices that a mixture's experts are divided among; with `tensor_parallel`, the same ones.
         kv_cache_dtype: What keys and values are kept in, one of `KV_CACHE_DTYPES`; `auto` keeps
             them as they are.
 
@@ -114,10 +115,12 @@ class Engine:
         decode_steps: int = 1,
         scan_layers: bool = False,
         tensor_parallel: int = 1,
+        expert_parallel: int = 1,
         kv_cache_dtype: str = "auto",
     ) -> None:
         self.stats = Stats()
-        self._parallel = TensorParallel(config, tensor_parallel) if tensor_parallel != 1 else None
+        sizes = (tensor_parallel, expert_parallel)
+        self._parallel = ModelParallel(config, *sizes) if sizes != (1, 1) else None
         if self._parallel:
             config = self._parallel.config
             params = self._parallel.place(params) | self._parallel.exchange(params["embed"].dtype)

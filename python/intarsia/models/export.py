@@ -37,7 +37,7 @@ def export_model(path: str | Path, directory: str | Path, *, dtype: str = "bfloa
     checkpoint, tokenizer = open_checkpoint(path), Tokenizer.from_path(path)
     config = checkpoint.config
     written = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    less_one = config.norm_in_f32  # a Gemma, whose files hold norms so
+    less_one = config.norms_less_one
 
     def tensor(name: str) -> np.ndarray:
         array = checkpoint.read(name).astype(np.float32)

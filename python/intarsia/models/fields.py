@@ -76,6 +76,11 @@ class Fields:
             self._refuse(key, "the id of a token, or a list of them")
         return tuple(map(int, values))
 
+    def expect(self, key: str, only: Any) -> None:
+        """Refuses any value but the one that is supported."""
+        if (got := self.get(key, None)) is not None and got != only:
+            raise ValueError(f"{self._prefix}{key} is {_said(got)}, expected {only!r}")
+
     def inner(self, key: str) -> "Fields | None":
         """The object under a key; None if it is absent or empty."""
         value = self.get(key, None)

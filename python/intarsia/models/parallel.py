@@ -1,9 +1,11 @@
-"""Tensor parallelism: a model's weights and KV heads spread over the devices of a mesh.
+"""Tensor and expert parallelism: a model's weights and KV heads spread over the devices of a mesh.
 
-Every device runs the same step (`jax.shard_map`) on its share of the heads, of the feed-forward
-layer's columns and of the vocabulary, as in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053): two
-sums over the devices a block, one for the embedding, and one gathering, of logits or of the largest of
-each device. XLA's collectives do it, but that GPUs make the sums of few rows themselves (`intarsia.jax.make_exchange`).
+Every device runs the same step (`jax.shard_map`) on the same tokens. Under tensor parallelism it has a share of the heads and of the
+feed-forward layers' columns, as in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053). Under expert parallelism it has some of the
+experts whole, and all heads unless both are asked for. The vocabulary is spread in any case. So there are two sums over the devices
+a block, or one where all devices have all heads; one for the embedding, and one gathering, of logits or of the largest of
+each device. Since every device has every token, none travels to its experts: the sum brings back what they made of it. XLA's
+collectives do all that, but that GPUs make the sums of few rows themselves (`intarsia.jax.make_exchange`).
 """
 
 import dataclasses
@@ -21,58 +23,74 @@ from intarsia.jax import kv_cache_sharding, kv_heads, make_exchange
 from intarsia.models.config import ModelConfig
 from intarsia.models.weights import Params
 
-_AXIS = "tensor"
+_AXIS = "devices"
 EXCHANGE = "exchange"  # in `Params`
 # The axis of each role's array that is spread, seen from the last one; other roles have a copy on
 # every device. Layers may be stacked in front.
-_SPREAD_AXES = {
-    "embed": -2,
-    "lm_head": -2,
-    "wqkv": -2,
-    "bqkv": -1,
-    "wo": -1,
+_OF_VOCABULARY = {"embed": -2, "lm_head": -2}
+_OF_HEADS = {"wqkv": -2, "bqkv": -1, "sinks": -1, "wo": -1, "bo": -1}
+_OF_COLUMNS = {
     "w_gate_up": -2,
     "w_down": -1,
+    "experts_gate_up": -2,
+    "experts_gate_up_bias": -1,
+    "experts_down": -1,
+    "experts_down_bias": -1,
+}
+_OF_EXPERTS = {
+    "experts_gate_up": -3,
+    "experts_gate_up_bias": -2,
+    "experts_down": -3,
+    "experts_down_bias": -2,
 }
 
 
-class TensorParallel:
-    """How a model is spread over `size` devices, the first ones of JAX's default platform.
+class ModelParallel:
+    """How a model is spread over N devices, the first ones of JAX's default platform.
+
+    Args:
+        config: The hyperparameters of the whole model.
+        tensor: Devices that heads and columns are divided among: N or 1.
+        experts: Devices that experts are divided among, which are then whole: N or 1.
 
     Attributes:
-        size: The number of devices N.
+        heads: Devices that heads are divided among.
         config: The hyperparameters of one device's share. KV heads have a copy on N / hk devices
             where there are fewer of them than devices.
 
     Raises:
-        ValueError: There are fewer devices, or heads or columns cannot be divided among them.
+        ValueError: There are fewer devices; heads, columns or experts cannot be divided among them; or the model has no experts.
     """
 
-    def __init__(self, config: ModelConfig, size: int) -> None:
+    def __init__(self, config: ModelConfig, tensor: int, experts: int = 1) -> None:
         devices = jax.devices()
-        if not 1 <= size <= len(devices):
-            raise ValueError(f"tensor_parallel is {size}, expected 1 to {len(devices)} (devices)")
-        h, hk, m = config.heads, config.kv_heads, config.intermediate
-        for what, count in (("heads", h), ("intermediate", m)):
-            if count % size:
-                sizes = [n for n in range(1, h + 1) if h % n == 0 and m % n == 0]
-                raise ValueError(
-                    f"tensor_parallel={size} does not divide {what}={count}; this model takes "
-                    + ", ".join(map(str, sizes))
-                )
-        self.size = size
+        for what, size in (("tensor_parallel", tensor), ("expert_parallel", experts)):
+            if not 1 <= size <= len(devices):
+                raise ValueError(f"{what} is {size}, expected 1 to {len(devices)} (devices)")
+        if experts > 1:
+            _check_experts(config, tensor, experts)
+        columns = 1 if experts > 1 else tensor
+        _check_tensor(config, tensor, columns)
+        self.heads = tensor
         self._whole = config
-        self._mesh = Mesh(np.array(devices[:size]), (_AXIS,))
+        self._size = max(tensor, experts)
+        self._mesh = Mesh(np.array(devices[: self._size]), (_AXIS,))
+        self._axes = _OF_VOCABULARY | (_OF_HEADS if tensor > 1 else {})
+        self._axes |= _OF_EXPERTS if experts > 1 else _OF_COLUMNS
+        hk = config.kv_heads
         self.config = dataclasses.replace(
             config,
-            heads=h // size,
-            kv_heads=kv_heads(hk, self._mesh, _AXIS) // size,
-            intermediate=m // size,
+            heads=config.heads // tensor,
+            kv_heads=kv_heads(hk, self._mesh, _AXIS) // tensor if tensor > 1 else hk,
+            intermediate=config.intermediate // columns,
             mesh_axis=_AXIS,
+            heads_spread=tensor > 1,
         )
 
     def cache_sharding(self, stacked: bool) -> NamedSharding:
         """Of a cache [p, s, hk, d] of all devices' KV heads, copies counted; or [l, p, s, hk, d]."""
+        if self.heads == 1:
+            return NamedSharding(self._mesh, P())
         return kv_cache_sharding(self._mesh, _AXIS, layers=stacked)
 
     def place(self, params: Params) -> Params:
@@ -80,7 +98,7 @@ class TensorParallel:
 
         def put(path: tuple[Any, ...], array: jax.Array) -> jax.Array:
             array = self._side_by_side(_role(path), array)
-            return jax.device_put(array, NamedSharding(self._mesh, _spec(path, array)))
+            return jax.device_put(array, NamedSharding(self._mesh, self._spec(path, array)))
 
         return jax.tree.map_with_path(put, params)
 
@@ -96,7 +114,7 @@ class TensorParallel:
     def spread(self, step: Callable[..., Any], params: Params, caches: Any) -> Callable[..., Any]:
         """Makes a step that runs on every device: (params, caches, *rest) -> (caches, result)."""
         cache_specs = jax.tree.map(lambda array: array.sharding.spec, caches)
-        param_specs = jax.tree.map_with_path(_spec, params)
+        param_specs = jax.tree.map_with_path(self._spec, params)
         on_each = jax.shard_map(
             lambda params, caches, rest: step(params, caches, *rest),
             mesh=self._mesh,
@@ -109,8 +127,11 @@ class TensorParallel:
         return lambda params, caches, *rest: on_each(params, caches, rest)
 
     def _side_by_side(self, role: str, array: jax.Array) -> jax.Array:
-        """Reorders rows so that an equal part of them is what one device needs."""
-        whole, n = self._whole, self.size
+        """Reorders an array so that an equal part of its spread axis is what one device needs."""
+        whole, n = self._whole, self._size
+        axis = self._axes.get(role)
+        if axis is None:
+            return array
         if role in ("wqkv", "bqkv"):
             h, hk, d = whole.heads, whole.kv_heads, whole.head_dim
             heads = array.reshape(h + 2 * hk, d, *array.shape[1:])
@@ -119,24 +140,60 @@ class TensorParallel:
             parts = [query, *(jnp.repeat(x, copies, axis=0) for x in (key, value))]
             parts = [x.reshape(n, -1, *array.shape[1:]) for x in parts]
             return jnp.concatenate(parts, axis=1).reshape(-1, *array.shape[1:])
-        if role == "w_gate_up":
-            parts = [half.reshape(n, -1, *array.shape[1:]) for half in jnp.split(array, 2)]
-            return jnp.concatenate(parts, axis=1).reshape(array.shape)
+        if role == "bo" or (role == "experts_down_bias" and axis == -1):
+            # Devices' shares are summed, so that the first alone adds the bias.
+            return jnp.concatenate([array, *[jnp.zeros_like(array)] * (n - 1)], axis=-1)
+        if "gate_up" in role and axis != _OF_EXPERTS.get(role) and whole.activation != "swigluoai":
+            return self._gate_beside_up(array, axis=1 if whole.experts else 0)
         if role in ("embed", "lm_head"):
             return jnp.pad(array, ((0, -len(array) % n), (0, 0)))
         return array
+
+    def _gate_beside_up(self, array: jax.Array, axis: int) -> jax.Array:
+        """Each device's columns of the gate, and then those of up, where the array has all of the gate's first."""
+        rows = jnp.moveaxis(array, axis, 0)
+        parts = [half.reshape(self._size, -1, *rows.shape[1:]) for half in jnp.split(rows, 2)]
+        return jnp.moveaxis(jnp.concatenate(parts, axis=1).reshape(rows.shape), 0, axis)
+
+    def _spec(self, path: tuple[Any, ...], array: jax.Array) -> P:
+        if _role(path) == EXCHANGE:
+            return P(_AXIS)
+        axis = self._axes.get(_role(path))
+        # A quantised weight's scale runs along its output channels, the last axis but one of the codes.
+        if path[-1] == GetAttrKey("scale"):
+            axis = -1 if axis == -2 else None
+        return P() if axis is None else P(*[None] * (array.ndim + axis), _AXIS)
+
+
+def _check_tensor(config: ModelConfig, tensor: int, columns: int) -> None:
+    """Raises ValueError unless heads divide among `tensor` devices, and columns among `columns`."""
+    h, m = config.heads, config.intermediate
+    for what, count, size in (("heads", h, tensor), ("intermediate", m, columns)):
+        if count % size:
+            sizes = [n for n in range(1, h + 1) if h % n == 0 and (m % n == 0 or columns == 1)]
+            raise ValueError(
+                f"tensor_parallel={tensor} does not divide {what}={count}; this model takes "
+                + ", ".join(map(str, sizes))
+            )
+
+
+def _check_experts(config: ModelConfig, tensor: int, experts: int) -> None:
+    """Raises ValueError unless a model's experts divide among that many devices."""
+    if config.experts is None:
+        raise ValueError(f"expert_parallel is {experts}, expected 1: this model has no experts")
+    if tensor not in (1, experts):
+        raise ValueError(
+            f"tensor_parallel is {tensor}, expected 1 or {experts}, which expert_parallel is"
+        )
+    count = config.experts.count
+    if count % experts:
+        sizes = [n for n in range(1, count + 1) if count % n == 0]
+        raise ValueError(
+            f"expert_parallel={experts} does not divide experts={count}; this model takes "
+            + ", ".join(map(str, sizes))
+        )
 
 
 def _role(path: tuple[Any, ...]) -> str:
     """The name in `Params` of an array, or of the quantised weight that it is a part of."""
     return [key.key for key in path if isinstance(key, DictKey)][-1]
-
-
-def _spec(path: tuple[Any, ...], array: jax.Array) -> P:
-    if _role(path) == EXCHANGE:
-        return P(_AXIS)
-    axis = _SPREAD_AXES.get(_role(path))
-    # A quantised weight's scale runs along its output channels, the last axis but one of the codes.
-    if path[-1] == GetAttrKey("scale"):
-        axis = -1 if axis == -2 else None
-    return P() if axis is None else P(*[None] * (array.ndim + axis), _AXIS)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from intarsia.jax._steps import compile_step, warm_up_runs
-from intarsia.models.config import ModelConfig
+from intarsia.models.config import Experts, ModelConfig
 from intarsia.models.linear import product
 from intarsia.models.sampling import argmax
 from intarsia.models.transformer import KvCache, cache_dtype
@@ -176,17 +176,18 @@ def _forward(
         key_cache = key_cache.at[rows, :, positions].set(key)
         value_cache = value_cache.at[rows, :, positions].set(value)
         new_caches.append((key_cache, value_cache))
+        cached = key_cache, value_cache
         if t > 1:  # A whole prompt sees only itself; the rest of the cache is empty.
-            attended = _attend(config, query, key.swapaxes(1, 2), value.swapaxes(1, 2), seen)
-        else:
-            attended = _attend(config, query, key_cache, value_cache, seen)
+            cached = key.swapaxes(1, 2), value.swapaxes(1, 2)
+        attended = _attend(config, query, *cached, seen, weights.get("sinks"))
         hidden = _linear(attended.reshape(b, t, h * d), weights["wo"])
+        if config.o_bias:
+            hidden = hidden + weights["bo"]
         if config.post_norms:
             hidden = norm(hidden, weights["attention_post_norm"])
         residual = residual + hidden
         hidden = norm(residual, weights["mlp_norm"])
-        gate, up = jnp.split(_linear(hidden, weights["w_gate_up"]), 2, axis=-1)
-        hidden = _linear(_ACTIVATIONS[config.activation](gate) * up, weights["w_down"])
+        hidden = (_experts if config.experts else _mlp)(config, weights, hidden)
         if config.post_norms:
             hidden = norm(hidden, weights["mlp_post_norm"])
         residual = residual + hidden
@@ -194,8 +195,55 @@ def _forward(
     return hidden, new_caches
 
 
+def _mlp(config: ModelConfig, weights: Params, x: jax.Array) -> jax.Array:
+    gate, up = jnp.split(_linear(x, weights["w_gate_up"]), 2, axis=-1)
+    return _linear(_ACTIVATIONS[config.activation](gate) * up, weights["w_down"])
+
+
+def _experts(config: ModelConfig, weights: Params, x: jax.Array) -> jax.Array:
+    """Each token's experts, by `lax.ragged_dot` over rows sorted by expert."""
+    traits, rows = config.experts, x.reshape(-1, x.shape[-1])
+    assert traits is not None
+    k, biases = traits.per_token, traits.biases
+    scores = product(rows, weights["router"], jnp.float32)
+    if biases:
+        scores = scores + weights["router_bias"]
+    shares, ids = jax.lax.top_k(jax.nn.softmax(scores), k)
+    if traits.renormalize:
+        shares = shares / shares.sum(axis=-1, keepdims=True)
+    order = jnp.argsort(ids.reshape(-1), stable=True)
+    expert = ids.reshape(-1)[order]
+    sizes = jnp.bincount(expert, length=traits.count).astype(jnp.int32)
+
+    def multiply(x: jax.Array, role: str) -> jax.Array:
+        precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+        out = jax.lax.ragged_dot(x, weights[role].swapaxes(1, 2), sizes, precision=precision)
+        return out + weights[f"{role}_bias"][expert] if biases else out
+
+    gate_up = multiply(rows[order // k], "experts_gate_up")
+    activated = _gated(config, traits, gate_up)
+    out = multiply(activated, "experts_down")[jnp.argsort(order)].reshape(*ids.shape, -1)
+    summed = jnp.einsum("tkn,tk->tn", out, shares, precision="highest")
+    return summed.astype(x.dtype).reshape(x.shape)
+
+
+def _gated(config: ModelConfig, traits: Experts, gate_up: jax.Array) -> jax.Array:
+    if config.activation != "swigluoai":
+        gate, up = jnp.split(gate_up, 2, axis=-1)
+        return _ACTIVATIONS[config.activation](gate) * up
+    gate, up = gate_up[:, ::2], gate_up[:, 1::2]
+    gate = jnp.minimum(gate, traits.limit)
+    up = jnp.clip(up, -traits.limit, traits.limit)
+    return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
+
+
 def _attend(
-    config: ModelConfig, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array
+    config: ModelConfig,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array,
+    sinks: jax.Array | None,
 ) -> jax.Array:
     """Grouped-query attention over query [b, t, h, d] and key, value [b, hk, keys, d]."""
     b, t, h, d = query.shape
@@ -203,10 +251,15 @@ def _attend(
     key, value = key.astype(query.dtype), value.astype(query.dtype)
     # Queries of one key head are its rows: XLA's batched products are faster that way.
     grouped = query.reshape(b, t, hk, h // hk, d).swapaxes(1, 2).reshape(b, hk, -1, d)
-    mask = jnp.repeat(mask, h // hk, axis=1)[:, None]
+    mask = jnp.repeat(mask, h // hk, axis=1)[:, None]  # rows are token by token, then by head
     scores = jnp.einsum("bkqd,bksd->bkqs", grouped, key, preferred_element_type=jnp.float32)
     scores = scores * (d**-0.5 if config.attention_scale is None else config.attention_scale)
-    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
+    scores = jnp.where(mask, scores, -jnp.inf)
+    if sinks is not None:  # a key of each head without a value
+        sink = jnp.tile(sinks.reshape(hk, -1), (1, t)).astype(jnp.float32)
+        sink = jnp.broadcast_to(sink[None, :, :, None], (*scores.shape[:-1], 1))
+        scores = jnp.concatenate([scores, sink], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., : key.shape[2]]
     attended = jnp.einsum("bkqs,bksd->bkqd", weights.astype(value.dtype), value)
     return attended.reshape(b, hk, t, h // hk, d).swapaxes(1, 2).reshape(b, t, h, d)
 

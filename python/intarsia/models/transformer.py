@@ -2,7 +2,7 @@
 
 Every norm, rotation, activation, cache write and attention is an op of the namespace `ops`
 (`intarsia.jax`, or anything with its functions); linear layers are in `linear.py`, and the embedding is
-jax.numpy. `ModelConfig` says what Llama, Qwen2 and Gemma 3 have different.
+jax.numpy. `ModelConfig` says what Llama, Qwen2, Gemma 3 and mixtures of experts have different.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ from jax import lax
 import intarsia.jax as ij
 from intarsia.models.choices import KV_CACHE_DTYPES
 from intarsia.models.config import LayerKind, ModelConfig, Rope
+from intarsia.models.experts import experts
 from intarsia.models.linear import QuantizedRows, Rows, Shares, Weight, linear, norm_for
-from intarsia.models.parallel import EXCHANGE, TensorParallel
+from intarsia.models.parallel import EXCHANGE, ModelParallel
 from intarsia.models.sampling import argmax
 from intarsia.models.weights import Params
 
@@ -84,11 +85,13 @@ class _Step(NamedTuple):
         residual: jax.Array,
         weight: jax.Array,
         feeds: Weight | None,
+        *,
+        is_share: bool = True,
     ) -> tuple[Rows, jax.Array]:
         """`add_and_norm` of the sum of what the devices have made of a branch, in a model with post norms of that normed."""
         if post_norm is None:
-            return self.add_and_norm(share, residual, weight, feeds, is_share=True)
-        axis = self.config.mesh_axis
+            return self.add_and_norm(share, residual, weight, feeds, is_share=is_share)
+        axis = self.config.mesh_axis if is_share else None
         branch = share if axis is None else lax.psum(share, axis)
         return self.add_and_norm(self.norm(branch, post_norm), residual, weight, feeds)
 
@@ -112,11 +115,11 @@ def make_caches(
     dtype: Any,
     *,
     stacked: bool = False,
-    parallel: TensorParallel | None = None,
+    parallel: ModelParallel | None = None,
 ) -> list[KvCache] | KvCache:
     """Returns empty paged caches: a [p, s, hk, d] pair a layer, or one [l, p, s, hk, d] pair."""
-    size, sharding = (parallel.size, parallel.cache_sharding(stacked)) if parallel else (1, None)
-    shape = (num_pages, page_size, size * config.kv_heads, config.head_dim)
+    shares, sharding = (parallel.heads, parallel.cache_sharding(stacked)) if parallel else (1, None)
+    shape = (num_pages, page_size, shares * config.kv_heads, config.head_dim)
 
     def zeros_pair(shape: tuple[int, ...]) -> KvCache:
         # Two arrays, never one twice: both are donated.
@@ -273,7 +276,8 @@ def _block(
     """
     share, cache = _attention(step, kind, weights, hidden, cache, layer)
     post_norm, norm = weights.get("attention_post_norm"), weights["mlp_norm"]
-    hidden, residual = step.end_branch(share, post_norm, residual, norm, weights["w_gate_up"])
+    feeds, spread = weights.get("w_gate_up"), step.config.heads_spread
+    hidden, residual = step.end_branch(share, post_norm, residual, norm, feeds, is_share=spread)
     share = _mlp(step, weights, hidden)
     post_norm, norm = weights.get("mlp_post_norm"), weights["next_norm"]
     hidden, residual = step.end_branch(share, post_norm, residual, norm, following)
@@ -305,12 +309,18 @@ def _attention(
         query, cache = ops.rotary_embedding_and_cache(
             batch.positions, qkv, table, cache, batch.slots, num_heads=h, layer=layer
         )
-    attended = _attend(step, kind, query, cache, layer)
-    return step.linear(attended.reshape(t, h * d), weights["wo"]), cache
+    attended = _attend(step, kind, query, cache, layer, weights.get("sinks"))
+    out = step.linear(attended.reshape(t, h * d), weights["wo"])
+    return out + weights["bo"] if config.o_bias else out, cache
 
 
 def _attend(
-    step: _Step, kind: LayerKind, query: jax.Array, cache: KvCache, layer: jax.Array | None
+    step: _Step,
+    kind: LayerKind,
+    query: jax.Array,
+    cache: KvCache,
+    layer: jax.Array | None,
+    sinks: jax.Array | None,
 ) -> jax.Array:
     ops, batch = step.ops, step.batch
     scale, window = step.config.attention_scale, kind.sliding_window
@@ -323,6 +333,7 @@ def _attend(
             batch.cu_seqlens_q,
             scale=scale,
             sliding_window=window,
+            sinks=sinks,
             layer=layer,
         )
     return ops.flash_attn_varlen(
@@ -334,12 +345,16 @@ def _attend(
         scale=scale,
         is_causal=True,
         window=(-1, -1) if window is None else (window - 1, 0),
+        sinks=sinks,
         layer=layer,
     )
 
 
 def _mlp(step: _Step, weights: Params, hidden: Rows) -> jax.Array:
     """The gated feed-forward layer, or this device's share of it."""
+    if step.config.experts:
+        assert isinstance(hidden, jax.Array)
+        return experts(step.ops, step.config, weights, hidden, step.batch.slots >= 0)
     activate = getattr(step.ops, f"{step.config.activation}_and_mul")
     activated = activate(step.linear(hidden, weights["w_gate_up"]))
     return step.linear(activated, weights["w_down"])

@@ -23,6 +23,7 @@ from intarsia.models.config import ModelConfig
 from intarsia.models.fields import Fields
 from intarsia.models.files import FileError, read_json, reading
 from intarsia.models.linear import Weight, quantize
+from intarsia.models.mixtures import read_experts
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
 Params = dict[str, Any]
 """Weights by role: `embed` and `lm_head` [vocab, n] (no `lm_head` when tied), `first_norm` [n], and
 `layers`, a list of dicts with `wqkv`, `bqkv` (with `qkv_bias`), `q_norm` and `k_norm` [d] (with
-`qk_norm`), `wo`, `attention_post_norm` (with `post_norms`), `mlp_norm`, `w_gate_up`, `w_down`,
+`qk_norm`), `sinks` [h] (with `sinks`), `wo`, `bo` (with `o_bias`), `attention_post_norm` (with `post_norms`), `mlp_norm`, `w_gate_up`, `w_down`,
 `mlp_post_norm` (with `post_norms`) and `next_norm`, the norm that follows the block (the next block's,
-or the model's last). `wqkv`, `wo`, `w_gate_up` and `w_down` are a `Weight` each (`linear.py`). `TensorParallel.exchange` may
+or the model's last). With `experts` a layer has in the place of `w_gate_up` and `w_down` the arrays `router` [E, n], `experts_gate_up`
+[E, 2i, n] and `experts_down` [E, n, i], and with `experts.biases` one of each role's name and `_bias`, without the last axis. `wqkv`, `wo`, `w_gate_up` and `w_down` are a `Weight` each (`linear.py`). `ModelParallel.exchange` may
 add `exchange`, an `intarsia.jax.Exchange`."""
 
 _GGUF_NAMES = {
@@ -106,6 +108,8 @@ def load_model(
     dtype = jnp.dtype(dtype)
     if dtype == jnp.float16 and not checkpoint.config.fits_f16:
         raise ValueError("dtype is float16, whose range this model leaves; expected bfloat16")
+    if quantize and checkpoint.config.experts:
+        raise ValueError(f"quantize is {quantize!r}, expected None for a model with experts")
     with reading(path):
         return checkpoint.config, _assemble(checkpoint, dtype, quantize, progress)
 
@@ -211,8 +215,8 @@ def _open_directory(path: Path) -> Checkpoint:
         with reading(file, f"tensor {name}"):
             array = opened.get_tensor(name)
             # Gemma's checkpoints hold norms as their difference from 1; GGUF has added it already.
-            norm_of_gemma = config.norm_in_f32 and name.endswith("norm.weight")
-            return array.astype(np.float32) + 1 if norm_of_gemma else array
+            less_one = config.norms_less_one and name.endswith("norm.weight")
+            return array.astype(np.float32) + 1 if less_one else array
 
     return Checkpoint(config, frozenset(names), read)
 
@@ -233,47 +237,63 @@ def _assemble(
     checkpoint: Checkpoint, dtype: np.dtype, quantization: str | None, progress: bool
 ) -> Params:
     """Reads every tensor, checks its shape, and concatenates those that share an input."""
-    config, unread = checkpoint.config, set(checkpoint.names)
-    n, d = config.hidden, config.head_dim
-    h, hk, m = config.heads, config.kv_heads, config.intermediate
+    config, tensors = checkpoint.config, _Tensors(checkpoint, dtype, quantization)
+    params: Params = {"first_norm": jax.device_put(tensors.input_norm(0))}
+    # Closed before an error is printed, which would otherwise stand in the bar's line.
+    with tqdm(
+        range(config.layers), "loading", unit="layer", file=sys.stderr, disable=not progress
+    ) as bar:
+        params["layers"] = [tensors.block(layer) for layer in bar]
+    table = config.vocab, config.hidden
+    params["embed"] = jax.device_put(tensors.read("model.embed_tokens.weight", *table))
+    if not config.tie_embeddings:
+        params["lm_head"] = jax.device_put(tensors.read("lm_head.weight", *table))
+    if tensors.unread:
+        raise ValueError(f"weights: unsupported tensors {', '.join(sorted(tensors.unread)[:5])}")
+    return params
 
-    def read(name: str, *shape: int, dtype: Any = dtype) -> np.ndarray:
-        if name not in checkpoint.names:
+
+class _Tensors:
+    """The tensors of a checkpoint as a model takes them.
+
+    Attributes:
+        unread: Names of those that nothing has asked for.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, dtype: np.dtype, quantization: str | None) -> None:
+        self.unread = set(checkpoint.names)
+        self._checkpoint = checkpoint
+        self._config = checkpoint.config
+        self._dtype = dtype
+        self._quantization = quantization
+
+    def read(self, name: str, *shape: int, dtype: Any = None) -> np.ndarray:
+        """A tensor that has to have a shape, in `dtype` or the model's."""
+        if name not in self._checkpoint.names:
             raise ValueError(f"weights: {name} is missing, expected shape {[*shape]}")
-        array = checkpoint.read(name)
+        array = self._checkpoint.read(name)
         if array.shape != shape:
             raise ValueError(f"weights: {name} has shape {[*array.shape]}, expected {[*shape]}")
-        unread.discard(name)
-        in_f32 = config.norm_in_f32 and name.endswith("norm.weight")
-        return array.astype(np.float32 if in_f32 else dtype)
+        self.unread.discard(name)
+        in_f32 = self._config.norm_in_f32 and name.endswith("norm.weight")
+        return array.astype(np.float32 if in_f32 else dtype or self._dtype)
 
-    def linear(prefix: str, rows_by_name: Mapping[str, int], columns: int) -> Weight:
-        """The layers that share an input as one; quantised from what the file has, rounded once."""
-        kept = dtype if quantization is None else jnp.float32
-        matrices = [
-            read(f"{prefix}{name}_proj.weight", rows, columns, dtype=kept)
-            for name, rows in rows_by_name.items()
-        ]
-        weight = jax.device_put(np.concatenate(matrices))
-        return weight if quantization is None else quantize(weight)
+    def input_norm(self, layer: int) -> np.ndarray:
+        """The norm before a layer, or the model's last."""
+        last = layer == self._config.layers
+        name = "model.norm.weight" if last else f"model.layers.{layer}.input_layernorm.weight"
+        return self.read(name, self._config.hidden)
 
-    def input_norm(layer: int) -> np.ndarray:
-        last = layer == config.layers
-        return read(
-            "model.norm.weight" if last else f"model.layers.{layer}.input_layernorm.weight", n
-        )
-
-    def block(layer: int) -> Params:
-        prefix = f"model.layers.{layer}."
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        qkv = {"q": h * d, "k": hk * d, "v": hk * d}
-        weights = {
-            "wqkv": linear(attention, qkv, n),
-            "wo": linear(attention, {"o": n}, h * d),
-            "w_gate_up": linear(mlp, {"gate": m, "up": m}, n),
-            "w_down": linear(mlp, {"down": n}, m),
-            "next_norm": input_norm(layer + 1),
-        }
+    def block(self, layer: int) -> Params:
+        """A layer's weights by role, on the device."""
+        config, prefix = self._config, f"model.layers.{layer}."
+        weights = self._attention(prefix + "self_attn.")
+        if config.experts:
+            weights |= read_experts(config, self._checkpoint.names, prefix, self.read)
+        else:
+            n, m, mlp = config.hidden, config.intermediate, prefix + "mlp."
+            weights["w_gate_up"] = self._linear(mlp, {"gate": m, "up": m}, n)
+            weights["w_down"] = self._linear(mlp, {"down": n}, m)
         norms = {"mlp_norm": "post_attention_layernorm"}
         if config.post_norms:
             norms = {
@@ -281,23 +301,44 @@ def _assemble(
                 "mlp_norm": "pre_feedforward_layernorm",
                 "mlp_post_norm": "post_feedforward_layernorm",
             }
-        weights |= {role: read(f"{prefix}{name}.weight", n) for role, name in norms.items()}
-        if config.qk_norm:
-            weights |= {role: read(f"{attention}{role}.weight", d) for role in ("q_norm", "k_norm")}
-        if config.qkv_bias:
-            biases = [read(f"{attention}{p}_proj.bias", rows) for p, rows in qkv.items()]
-            weights["bqkv"] = np.concatenate(biases)
+        for role, name in norms.items():
+            weights[role] = self.read(f"{prefix}{name}.weight", config.hidden)
+        weights["next_norm"] = self.input_norm(layer + 1)
         return jax.device_put(weights)
 
-    params: Params = {"first_norm": jax.device_put(input_norm(0))}
-    # Closed before an error is printed, which would otherwise stand in the bar's line.
-    with tqdm(
-        range(config.layers), "loading", unit="layer", file=sys.stderr, disable=not progress
-    ) as bar:
-        params["layers"] = [block(layer) for layer in bar]
-    params["embed"] = jax.device_put(read("model.embed_tokens.weight", config.vocab, n))
-    if not config.tie_embeddings:
-        params["lm_head"] = jax.device_put(read("lm_head.weight", config.vocab, n))
-    if unread:
-        raise ValueError(f"weights: unsupported tensors {', '.join(sorted(unread)[:5])}")
-    return params
+    def _attention(self, prefix: str) -> Params:
+        config = self._config
+        n, d = config.hidden, config.head_dim
+        h, hk = config.heads, config.kv_heads
+        qkv = {"q": h * d, "k": hk * d, "v": hk * d}
+        weights: Params = {
+            "wqkv": self._linear(prefix, qkv, n),
+            "wo": self._linear(prefix, {"o": n}, h * d),
+        }
+        if config.qk_norm:
+            weights |= {
+                role: self.read(f"{prefix}{role}.weight", d) for role in ("q_norm", "k_norm")
+            }
+        if config.qkv_bias:
+            biases = [self.read(f"{prefix}{p}_proj.bias", rows) for p, rows in qkv.items()]
+            weights["bqkv"] = np.concatenate(biases)
+        if config.o_bias:
+            weights["bo"] = self.read(f"{prefix}o_proj.bias", n)
+        if config.sinks:
+            weights["sinks"] = self.read(f"{prefix}sinks", h)
+        return weights
+
+    def _linear(self, prefix: str, rows_by_name: Mapping[str, int], columns: int) -> Weight:
+        """The layers that share an input as one; quantised from what the file has, rounded once."""
+        quantized = self._quantization is not None
+        matrices = [
+            self.read(
+                f"{prefix}{name}_proj.weight",
+                rows,
+                columns,
+                dtype=jnp.float32 if quantized else None,
+            )
+            for name, rows in rows_by_name.items()
+        ]
+        weight = jax.device_put(np.concatenate(matrices))
+        return quantize(weight) if quantized else weight

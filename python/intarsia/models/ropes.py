@@ -1,0 +1,113 @@
+"""Rotary embeddings and kinds of layers as Hugging Face's config.json has them."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from intarsia.models.config import LayerKind, Rope
+from intarsia.models.fields import Fields
+
+_KINDS = ("default", "linear", "llama3", "yarn")
+
+
+def rope_settings(config: Fields) -> Fields:
+    """The rope's parameters: transformers 5 writes rope_parameters; before it there were rope_theta and rope_scaling."""
+    return config.inner("rope_parameters") or config.inner("rope_scaling") or Fields({})
+
+
+def theta_from_hf(rope: Fields, default: float) -> float:
+    """The base of the frequencies."""
+    return float(rope.number("rope_theta", default, above=0))
+
+
+def layer_kinds(
+    config: Fields, kinds: Mapping[str, LayerKind], pattern: Sequence[str]
+) -> tuple[LayerKind, ...]:
+    """The kinds that `layer_types` names, or else `pattern`, as the shortest pattern that repeats."""
+    types = config.texts("layer_types", list(pattern))
+    for kind in set(types) - kinds.keys():
+        raise ValueError(f"layer type is {kind!r}, expected {' or '.join(kinds)}")
+    return tuple(kinds[kind] for kind in _period(types))
+
+
+def _period(sequence: Sequence[str]) -> Sequence[str]:
+    """The shortest beginning that gives the whole sequence when it is repeated."""
+    for n in range(1, len(sequence)):
+        if all(item == sequence[i % n] for i, item in enumerate(sequence)):
+            return sequence[:n]
+    return sequence
+
+
+def rope_from_hf(settings: Fields, theta: float, head_dim: int) -> Rope:
+    """Turns Hugging Face's rope scaling into one divisor for each frequency."""
+    kind = settings.text("rope_type", None) or settings.text("type", None) or "default"
+    if kind == "default":
+        return Rope(theta)
+    if kind == "linear":
+        return Rope(theta, (float(settings.number("factor", above=0)),) * (head_dim // 2))
+    if kind == "llama3":
+        return Rope(theta, _llama3_divisors(settings, theta, head_dim))
+    if kind == "yarn":
+        return _yarn(settings, theta, head_dim)
+    raise ValueError(f"rope type is {kind!r}, expected one of {', '.join(_KINDS)}")
+
+
+def _llama3_divisors(settings: Fields, theta: float, head_dim: int) -> tuple[float, ...]:
+    """Llama 3.1's: long wavelengths are stretched by `factor`, short ones kept.
+
+    The band between is blended linearly in the number of turns that fit into the original context.
+    """
+    factor, low, high = (
+        float(settings.number(key, above=0))
+        for key in ("factor", "low_freq_factor", "high_freq_factor")
+    )
+    if low >= high:
+        raise ValueError(
+            f"low_freq_factor is {low}, expected less than high_freq_factor, which is {high}"
+        )
+    context = settings.whole("original_max_position_embeddings")
+    divisors = []
+    for i in range(0, head_dim, 2):
+        wavelength = 2 * math.pi * theta ** (i / head_dim)
+        turns = context / wavelength
+        kept = min(max((turns - low) / (high - low), 0.0), 1.0)
+        divisors.append(1.0 / (kept + (1.0 - kept) / factor))
+    return tuple(divisors)
+
+
+def _yarn(settings: Fields, theta: float, head_dim: int) -> Rope:
+    """YaRN's (Peng et al. 2023, arXiv:2309.00071): frequencies that turn `beta_fast` times or more in the original context are kept.
+
+    Those that turn `beta_slow` times or less are divided by `factor`. The band between is blended linearly in the frequency's
+    index. Cosines and sines grow with the logarithm of `factor`, which makes softmax sharper.
+    """
+    factor = float(settings.number("factor", above=0))
+    fast, slow = (
+        float(settings.number(key, default, above=0))
+        for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    )
+    if fast < slow:
+        raise ValueError(f"beta_fast is {fast}, expected beta_slow or more, which is {slow}")
+    if theta <= 1:
+        raise ValueError(f"rope_theta is {theta}, expected more than 1 for yarn")
+    context = settings.whole("original_max_position_embeddings")
+
+    def index(turns: float) -> float:
+        return head_dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = index(fast), index(slow)
+    if settings.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = high - low if high != low else 0.001  # as transformers has it
+    divided = [min(max((i - low) / width, 0.0), 1.0) for i in range(head_dim // 2)]
+    divisors = tuple(1.0 / (1.0 - share + share / factor) for share in divided)
+    return Rope(theta, divisors, _yarn_amplitude(settings, factor))
+
+
+def _yarn_amplitude(settings: Fields, factor: float) -> float:
+    def of(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    scales = [settings.number(key, 0.0) for key in ("mscale", "mscale_all_dim")]
+    default = of(scales[0]) / of(scales[1]) if all(scales) else of(1.0)
+    return float(settings.number("attention_factor", default, above=0))
