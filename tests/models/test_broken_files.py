@@ -46,7 +46,7 @@ def load(path: Path) -> None:
     tokenizer.decode(tokenizer.encode("the 123"))
 
 
-def check(path: Path, what: str) -> None:
+def check(path: Path, what: str, load: Callable[[Path], Any] = load) -> None:
     """The model loads, or an error names a file of it."""
     try:
         load(path)

@@ -136,7 +136,10 @@ def test_sliding_window_is_mistral_s_alone(write_directory, tiny_weights, hf_con
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "is 'GPT2LMHeadModel', expected one of Llama"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu'"),
-        ({"rope_scaling": {"rope_type": "dynamic"}}, "'dynamic', expected one of default, linear, ll"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic"}},
+            "'dynamic', expected one of default, linear, ll",
+        ),
         ({"num_key_value_heads": 3}, "heads=4 must be a multiple of kv_heads=3"),
         ({"intermediate_size": 95}, r"gate_proj.weight has shape \[96, 48\], expected \[95, 48\]"),
         ({"num_hidden_layers": 3}, r"layers.2.* is missing, expected shape \[48\]"),

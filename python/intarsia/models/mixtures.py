@@ -100,11 +100,12 @@ def read_experts(
     def matrix(expert: int, name: str, rows: int, columns: int) -> np.ndarray:
         return read(f"{layer}{place}experts.{expert}.{name}.weight", rows, columns)
 
+    router = read(f"{layer}{place}gate.weight", e, n)
     gate_up = [
         np.concatenate([matrix(expert, name, i, n) for name in (gate, up)]) for expert in range(e)
     ]
     return {
-        "router": read(f"{layer}{place}gate.weight", e, n),
+        "router": router,
         "experts_gate_up": np.stack(gate_up),
         "experts_down": np.stack([matrix(expert, down, n, i) for expert in range(e)]),
     }

@@ -1,0 +1,68 @@
+"""Records what transformers makes of the tests' tiny mixtures of experts (tests/models/tiny_mixtures.py).
+
+Writes tests/data/mixtures.json: of each model and prompt the greedy tokens and the log-probability of each token of the prompt
+but its first, in f32 on the CPU. Run it in an environment of its own:
+
+    uv run --no-project --with torch --with transformers --with safetensors tools/record_mixtures.py
+"""
+
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "models"))
+
+import tiny_mixtures  # noqa: E402
+
+MAX_TOKENS = 16
+
+
+def record(model, prompt: list[int]) -> dict:
+    """Generates greedily from one prompt."""
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=MAX_TOKENS,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+            pad_token_id=0,
+        )
+        logprobs = model(ids).logits[0, :-1].float().log_softmax(-1)
+    # How close the runner-up came at each step: the smallest gap bounds the error a test may have.
+    margins = [(top := step[0].topk(2).values)[0].item() - top[1].item() for step in output.logits]
+    return {
+        "tokens": output.sequences[0, ids.shape[1] :].tolist(),
+        "smallest_margin": round(min(margins), 6),
+        "logprobs": logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist(),
+    }
+
+
+def main() -> None:
+    """Writes each model, loads it, and records it."""
+    result = {"transformers": transformers.__version__, "torch": torch.__version__}
+    for name in tiny_mixtures.CONFIGS:
+        with tempfile.TemporaryDirectory() as folder:
+            path = tiny_mixtures.write(Path(folder), name)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                path, dtype=torch.float32, attn_implementation="eager"
+            ).eval()
+        model.generation_config.eos_token_id = None
+        result[name] = [record(model, prompt) for prompt in tiny_mixtures.prompts()]
+        print(name, [sequence["smallest_margin"] for sequence in result[name]])
+    text = re.sub(
+        r"\[[-\d\s,.e]+\]", lambda m: " ".join(m[0].split()), json.dumps(result, indent=1)
+    )
+    (ROOT / "tests" / "data" / "mixtures.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
