@@ -103,6 +103,28 @@ def test_rope_scaling_of_llama3(write_gguf, write_directory, tiny_weights, hf_co
     np.testing.assert_array_equal(gguf_config.rope_tables(64)[0], config.rope_tables(64)[0])
 
 
+@pytest.mark.parametrize(
+    ("change", "divisors", "amplitude"),
+    [
+        ({}, [1, 4 / 3, 2, 4, 4, 4, 4, 4], 1.138629),
+        ({"truncate": False}, [1, 1.40149, 2.34161, 4, 4, 4, 4, 4], 1.138629),
+        ({"mscale": 1.0, "mscale_all_dim": 0.5}, [1, 4 / 3, 2, 4, 4, 4, 4, 4], 1.064822),
+        ({"attention_factor": 1.5, "beta_fast": 4.0, "beta_slow": 0.5}, [1, 1, 4 / 3, 2, 4, 4, 4, 4], 1.5),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rope_scaling_of_yarn(
+    write_directory, tiny_weights, hf_config, change, divisors, amplitude
+):
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    hf_config["rope_scaling"] = scaling | change
+    config, _ = load_model(write_directory(hf_config, tiny_weights))
+    # Unscaled over scaled frequencies, and attention_scaling, in transformers 4.57.
+    np.testing.assert_allclose(config.layer_kinds[0].rope.divisors, divisors, rtol=1e-5)
+    assert config.layer_kinds[0].rope.amplitude == pytest.approx(amplitude, rel=1e-6)
+    assert config.rope_tables(8)[0][0, 0] == pytest.approx(amplitude, rel=1e-6)
+
+
 def test_linear_rope_scaling_stretches_positions(write_directory, tiny_weights, hf_config):
     plain, _ = load_model(write_directory(hf_config, tiny_weights))
     hf_config["rope_scaling"] = {"type": "linear", "factor": 4.0}
