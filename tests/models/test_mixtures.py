@@ -83,6 +83,28 @@ def test_several_devices_and_scanned_layers_give_the_same(
     assert tokens == [sequence["tokens"] for sequence in recorded_mixtures[name]]
 
 
+@pytest.mark.gpu
+@on_each_mixture
+def test_a_gpu_gives_the_tokens_of_transformers(recorded_mixtures, name, tmp_path):
+    with jax.default_device(jax.devices("gpu")[0]):
+        model = load_model(tiny_mixtures.write(tmp_path, name))
+        tokens = tokens_of(engine_of(model).generate(PROMPTS, GREEDY))
+    assert tokens == [sequence["tokens"] for sequence in recorded_mixtures[name]]
+
+
+@pytest.mark.gpu
+@on_each_mixture
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_two_gpus_give_the_tokens_of_transformers(mixtures, recorded_mixtures, name, tensor):
+    if len(jax.devices("gpu")) < 2:
+        pytest.skip("this machine has one GPU")
+    engine = engine_of(mixtures[name], expert_parallel=2, tensor_parallel=tensor)
+    # More than once: XLA launches calls one by one at first, records a graph, and replays that.
+    for _ in range(2):
+        tokens = tokens_of(engine.generate(PROMPTS, GREEDY))
+        assert tokens == [sequence["tokens"] for sequence in recorded_mixtures[name]]
+
+
 @on_each_mixture
 def test_reference_gives_the_tokens_of_transformers(mixtures, recorded_mixtures, name):
     config, params = mixtures[name]
