@@ -1,9 +1,11 @@
 """`intarsia ops`; the other commands have their tests where their subjects have them."""
 
 import json
+import os
 import subprocess
 import sys
 
+import jax
 import pytest
 from intarsia import __version__, _native, cli
 
@@ -55,6 +57,36 @@ def test_no_error_is_an_empty_line(monkeypatch, capsys, error: Exception, text: 
     monkeypatch.setattr(cli.ops, "main", lambda args: (_ for _ in ()).throw(error))
     assert cli.main(["ops"]) == 2
     assert capsys.readouterr().err == f"intarsia ops: {text}\n"
+
+
+def test_an_interrupt_ends_the_line_and_says_nothing(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(cli.ops, "main", lambda args: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert cli.main(["ops"]) == 130
+    assert capsys.readouterr() == ("", "\n")
+
+
+@pytest.mark.parametrize(
+    ("platforms", "arguments", "said"),
+    [
+        ("nowhere", [], "JAX_PLATFORMS=nowhere: JAX has no such device; see intarsia doctor"),
+        ("", ["--device", "cuda"], "--device cuda: JAX has no such device; see intarsia doctor"),
+    ],
+)
+def test_a_platform_that_is_not_there_is_one_line(platforms, arguments, said) -> None:
+    if arguments and any(device.platform == "gpu" for device in jax.devices()):
+        pytest.skip("this machine has a GPU")
+    script = (
+        "import sys; from intarsia.cli import main; sys.exit(main(['generate'] + sys.argv[1:]))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env={**os.environ, "JAX_PLATFORMS": platforms},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == f"intarsia generate: {said}"
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_command_that_is_not_there_names_the_nearest(capsys: pytest.CaptureFixture) -> None:

@@ -60,6 +60,14 @@ def test_rows_beyond_what_is_packed_at_a_time() -> None:
     assert_near(out, reference(x, w))
 
 
+@pytest.mark.parametrize("dtype", support.DTYPES)
+@pytest.mark.parametrize("k", [1, 63, 576, 4095, 4096, 4097, 4113, 9000])
+def test_a_row_alone_over_long_and_odd_sums(dtype: str, k: int) -> None:
+    operands = draw(k, support.DTYPES[dtype], 1, 21, k, True)
+    (out,) = running.run_native("linear", operands, {})
+    running.check_against_reference("linear", operands, {}, [out])
+
+
 def test_a_rounding_once() -> None:
     """Sums that T cannot hold on the way: 2048 + 1 - 2048 in f16, where 2049 is no number."""
     x = np.array([[2048, 1, -2048]], np.float16)

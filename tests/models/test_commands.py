@@ -1,5 +1,6 @@
 """What the commands refuse, before they load a model."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,21 @@ def test_generate(model: Path, capsys: pytest.CaptureFixture, arguments, text: s
     assert cli.main(["generate", *chosen, *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("intarsia generate: ") and text in error and error.count("\n") == 1
+
+
+def test_one_sequence_and_two_beside_the_reference(write_gguf, tiny_weights, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    command = ["generate", "--model", str(write_gguf(tiny_weights)), "--max-tokens", "3"]
+    arguments = ["--dtype", "float32", "--device", "cpu", "--reference"]
+    assert cli.main([*command, "--prompt", "the", *arguments]) == 0
+    rows = capsys.readouterr().err.splitlines()
+    assert any(re.match(r"weights {10}\d+ MB for each token, \d+\.\d GB/s$", row) for row in rows)
+    assert any("one sequence waits for memory" in row for row in rows)
+    # A list of calls is cut between names.
+    calls = next(i for i, row in enumerate(rows) if row.startswith("calls in decode"))
+    assert max(map(len, rows)) <= 70 and re.match(r" {17}\w+ \d", rows[calls + 1])
+    assert cli.main([*command, "--prompt", "the", "--prompt", "a", *arguments]) == 0
+    assert "for each token" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("context", ["0", "1", "-5", "512"])

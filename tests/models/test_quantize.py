@@ -390,6 +390,8 @@ def test_the_commands_say_what_the_weights_are_in(write_gguf, tiny_weights, tmp_
     assert "the same in plain jax.numpy, not quantised, without printing" in err
     assert "rms_norm_dynamic_per_token_quant 4" in err
     assert re.search(r"^ratio +decode \d+\.\d\d times as fast as plain jax\.numpy$", err, re.M)
+    assert re.search(r"^weights +\d MB for each token, \d+\.\d GB/s$", err, re.M)
+    assert "one sequence waits for memory" not in err  # nor does the reference read as little
     assert re.search(r"greedy tokens +(the same \(1 of 1|. of 1 completions equal, . of)", err)
     (tmp_path / "text.txt").write_text("the 123 " * 20)
     assert cli.main(["perplexity", str(tmp_path / "text.txt"), *model]) == 0

@@ -45,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"intarsia {args.command}: {_said(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        print(file=sys.stderr)  # the shell's prompt is to begin a line
         return 130
 
 

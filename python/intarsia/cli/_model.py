@@ -118,8 +118,7 @@ def choose(args: argparse.Namespace) -> Choice:
     devices = max(sizes.values())
     if devices > 1:
         jax.config.update("jax_num_cpu_devices", devices)
-    if args.device != "auto":
-        _choose_device(args.device)
+    _choose_device(args.device)
     from intarsia.models import Tokenizer, find_model
     from intarsia.models.parallel import ModelParallel
     from intarsia.models.weights import open_checkpoint
@@ -134,12 +133,15 @@ def choose(args: argparse.Namespace) -> Choice:
 
 
 def _choose_device(platform: str) -> None:
+    """Starts JAX on the platform, or where it is "auto" on what JAX itself chooses."""
     import jax
 
-    jax.config.update("jax_platforms", platform)
+    chosen = f"--device {platform}"
+    if platform != "auto":
+        jax.config.update("jax_platforms", platform)
+    elif jax.config.jax_platforms:
+        chosen = f"JAX_PLATFORMS={jax.config.jax_platforms}"
     try:
         jax.devices()
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"--device {platform}: JAX has no such device; see intarsia doctor"
-        ) from error
+    except (RuntimeError, AssertionError) as error:  # an assertion where JAX has no such plugin
+        raise ValueError(f"{chosen}: JAX has no such device; see intarsia doctor") from error

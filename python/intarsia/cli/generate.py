@@ -3,7 +3,9 @@
 import argparse
 import operator
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -119,6 +121,11 @@ def _generate(args: argparse.Namespace) -> None:
         completions[output.index].append(output.token)
         printer.push(output.index, output.token, output.finish_reason)
     _summarise(engine, sum(map(len, prompts)))
+    waits = _waits_for_weights(len(prompts))
+    if waits:
+        _say_row(
+            "weights", _reading(model, engine.stats.decode_tokens, engine.stats.decode_seconds)
+        )
     if args.reference:
         # Once more without printing, which the reference does not do either.
         engine.generate(prompts, sampling)
@@ -211,6 +218,9 @@ def _compare(
     if seconds and result.decode_seconds and result.decode_tokens:
         plain = result.decode_tokens / result.decode_seconds
         _say_row("ratio", f"decode {tokens / seconds / plain:.2f} times as fast as plain jax.numpy")
+        if _waits_for_weights(len(prompts)) and model.precision == "float32":
+            _say_row("", "one sequence waits for memory, here as there: try two --prompt,")
+            _say_row("", "or --dtype bfloat16, which halves what it reads")
     expected = [row[:limit] for row, limit in zip(result.tokens, limits, strict=True)]
     _say_row("greedy tokens", _verdict(expected, completions, model.quantize))
 
@@ -232,13 +242,43 @@ def _verdict(
     return f"{counts}; weights in {quantize} may choose others than the reference's, which are not quantised"
 
 
+def _waits_for_weights(sequences: int) -> bool:
+    """Whether decoding does little but read the weights: of one sequence, on a CPU."""
+    import jax
+
+    return sequences == 1 and jax.default_backend() == "cpu"
+
+
+def _reading(model: _model.Model, steps: int, seconds: float) -> str:
+    """What a step of one sequence reads, and how fast."""
+    import jax
+
+    # The embedding gives one row, unless it is the output projection as well.
+    tables = {"embed"} if "lm_head" in model.params else set()
+    read = {name: weight for name, weight in model.params.items() if name not in tables}
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(read))
+    rate = size * steps / seconds if seconds else 0.0
+    return f"{size / 1e6:.0f} MB for each token, {rate / 1e9:.1f} GB/s"
+
+
 def _rate(tokens: int, seconds: float) -> str:
     rate = tokens / seconds if seconds else 0.0
     return f"{tokens} tokens in {seconds:.2f} s, {rate:.1f} tokens/s"
 
 
 def _say_row(label: str, text: str) -> None:
-    _say(f"{label:<17}{text}")
+    """A label and what belongs to it, in as many lines as the terminal needs, cut between words."""
+    width = max(shutil.get_terminal_size((120, 24)).columns, 60)
+    _say(
+        textwrap.fill(
+            text,
+            width,
+            initial_indent=f"{label:<17}",
+            subsequent_indent=" " * 17,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )
 
 
 def _say(text: str) -> None:

@@ -16,6 +16,8 @@ constexpr int kWeightRows = 8;       // at a time
 constexpr int kWidest = 2 * kLanes;  // panel
 // Of a panel and of kWeightRows rows of w at a time: caches hold them.
 constexpr int64_t kPanelSum = 512;
+// The same of a panel of one row.
+constexpr int64_t kRowSum = 4096;
 
 // How a register holds a panel: neighbours along k for each row, and registers for all rows.
 template <int kWidth>
@@ -67,9 +69,20 @@ struct Ahead {
   }
 };
 
+// A register of weights: kCount of f32 over and over, or of 16 bits a register full, widened.
+template <int kCount>
+[[gnu::always_inline]] inline VecF Weights(const float* w) {
+  return Repeat<kCount>(w);
+}
+template <int kCount, class W>
+[[gnu::always_inline]] inline VecF Weights(const W* w) {
+  static_assert(kCount == kLanes);
+  return Load(w);
+}
+
 // sums[r] += panel times row r of w, over `count` of k, a multiple of kLanes.
-template <int kWidth>
-[[gnu::noinline]] void MultiplyPanel(const float* panel, const float* const (&w)[kWeightRows],
+template <int kWidth, class W>
+[[gnu::noinline]] void MultiplyPanel(const float* panel, const W* const (&w)[kWeightRows],
                                      int64_t count, Ahead ahead, float* sums) {
   constexpr int kV = kVecs<kWidth>, kK = kDepth<kWidth>;
   constexpr int kAtOnce = std::min(kWeightRows, kAccumulators / kV);
@@ -86,7 +99,7 @@ template <int kWidth>
         for (int v = 0; v < kV; ++v) x[v] = Load(panel + (q + j) * kWidth + v * kLanes);
 #pragma GCC unroll 16
         for (int r = 0; r < kAtOnce; ++r) {
-          const VecF w_in = Repeat<kK>(w[first + r] + q + j);
+          const VecF w_in = Weights<kK>(w[first + r] + q + j);
 #pragma GCC unroll 16
           for (int v = 0; v < kV; ++v) s[r][v] += w_in * x[v];
         }

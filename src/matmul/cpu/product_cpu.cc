@@ -83,31 +83,42 @@ void RunByRows(const Tile<T, Out>& tile) {
   int64_t used = 0;
   ForPanels(rows, [&]<int kWidth>(int64_t, int64_t) { used += padded * kVecs<kWidth> * kLanes; });
   std::fill(sums, sums + used, 0.0f);
-  for (int64_t q = 0; q < count; q += kPanelSum) {
-    const int64_t part = std::min(kPanelSum, count - q);
+  // A single row meets each weight once, and widens it in a register. Its parts are long runs of
+  // memory; what is left of a register comes last.
+  const bool single = rows == 1;
+  for (int64_t q = 0, part; q < count; q += part) {
+    part = std::min(single ? kRowSum : kPanelSum, count - q);
+    if (single && part > kLanes) part -= part % kLanes;
     const int64_t padded_part = RoundUp<int64_t>(part, kLanes);
     for (int64_t j = 0; j < padded; j += kWeightRows) {
-      const float* w_rows[kWeightRows];
-      const bool as_it_is = std::is_same_v<T, float> && part == padded_part;
-      for (int64_t r = 0; r < kWeightRows; ++r) {
-        const T* row = tile.w + std::min(j + r, columns - 1) * w_row + q;
-        if constexpr (std::is_same_v<T, float>) w_rows[r] = row;
-        if (as_it_is) continue;
-        w_rows[r] = wide + r * kPanelSum;
-        ForLanes(part, [&](int64_t i, int lanes) {
-          Store(wide + r * kPanelSum + i, LoadN(row + i, lanes));
-        });
-      }
+      const T* w_rows[kWeightRows];
+      for (int64_t r = 0; r < kWeightRows; ++r)
+        w_rows[r] = tile.w + std::min(j + r, columns - 1) * w_row + q;
       const Ahead ahead{reinterpret_cast<const char*>(tile.w + (j + kWeightRows) * w_row + q),
                         w_row * static_cast<int64_t>(sizeof(T)),
                         part * static_cast<int64_t>(sizeof(T)),
                         kWeightRows * kLanes * static_cast<int64_t>(sizeof(T))};
-      float* panel_sums = sums;
-      ForPanels(rows, [&]<int kWidth>(int64_t first, int64_t) {
-        MultiplyPanel<kWidth>(tile.block.packed + first * row_floats + q * kWidth, w_rows,
-                              padded_part, ahead, panel_sums + j * kVecs<kWidth> * kLanes);
-        panel_sums += padded * kVecs<kWidth> * kLanes;
-      });
+      const auto multiply = [&]<class W>(const W* const(&weights)[kWeightRows]) {
+        float* panel_sums = sums;
+        ForPanels(rows, [&]<int kWidth>(int64_t first, int64_t) {
+          if constexpr (std::is_same_v<W, float> || kWidth == 1)
+            MultiplyPanel<kWidth>(tile.block.packed + first * row_floats + q * kWidth, weights,
+                                  padded_part, ahead, panel_sums + j * kVecs<kWidth> * kLanes);
+          panel_sums += padded * kVecs<kWidth> * kLanes;
+        });
+      };
+      if (part == padded_part && (std::is_same_v<T, float> || single)) {
+        multiply(w_rows);
+        continue;
+      }
+      const float* wide_rows[kWeightRows];
+      for (int64_t r = 0; r < kWeightRows; ++r) {
+        wide_rows[r] = wide + r * kPanelSum;
+        ForLanes(part, [&](int64_t i, int lanes) {
+          Store(wide + r * kPanelSum + i, LoadN(w_rows[r] + i, lanes));
+        });
+      }
+      multiply(wide_rows);
     }
   }
   const float* panel_sums = sums;
