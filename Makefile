@@ -111,22 +111,21 @@ release-check: ## what .ci/run leaves out: long tests, sanitizers, other version
 	$(MAKE) test-full test-sanitize test-torch test-bridge-vllm test-vllm-ops fuzz-readers
 	$(MAKE) fuzz SECONDS=600
 
-# libFuzzer's runtime is clang's; the compiler stays GCC (tests/fuzz/coverage.cc). A finding leaves the input in build/, and
-# `build/fuzz/tests/fuzz/c_door <that file>` repeats it. FUZZ_PRESET=fuzz-sanitize: under ASan and UBSan, a tenth as fast.
+# libFuzzer's runtime is clang's; the compiler stays GCC (tests/fuzz/coverage.cc). A finding leaves the input in build/findings,
+# and `build/fuzz/tests/fuzz/c_door <that file>` repeats it. FUZZ_PRESET=fuzz-sanitize: under ASan and UBSan, a tenth as fast.
 SECONDS ?= 60
+JOBS ?= 1
 FUZZ_PRESET ?= fuzz
 FUZZERS := c_door ffi_frame
-# Entropic schedules take four fifths of the time where a run takes microseconds.
-FUZZ_OPTIONS := -entropic=0 -max_len=96 -timeout=10 -verbosity=0 -print_final_stats=1
-fuzz: setup ## fuzz the C functions and XLA's frames on the CPU; SECONDS=60 each, FUZZ_PRESET=fuzz-sanitize
+fuzz: setup ## fuzz the C functions and XLA's frames on the CPU; SECONDS=60 each, RUNS=..., JOBS=1, FUZZ_PRESET=fuzz-sanitize
 	@ls /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a > /dev/null 2>&1 \
 	  || (apt-get update -q && apt-get install -yq libclang-rt-14-dev) \
 	  || (echo "make fuzz needs libFuzzer's runtime: install libclang-rt-14-dev (Debian) or its like"; false)
 	$(BIN)/cmake --preset $(FUZZ_PRESET) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja > $(VENV)/configure.log
 	$(BIN)/cmake --build build/$(FUZZ_PRESET) --target fuzzers
-	for fuzzer in $(FUZZERS); do mkdir -p build/corpus/$$fuzzer \
-	  && ASAN_OPTIONS=detect_leaks=0 build/$(FUZZ_PRESET)/tests/fuzz/$$fuzzer $(FUZZ_OPTIONS) -max_total_time=$(SECONDS) \
-	    -artifact_prefix=build/$$fuzzer- build/corpus/$$fuzzer tests/fuzz/corpus/$$fuzzer || exit 1; done
+	for fuzzer in $(FUZZERS); do \
+	  $(BIN)/python tests/fuzz/many.py build/$(FUZZ_PRESET)/tests/fuzz/$$fuzzer tests/fuzz/corpus/$$fuzzer \
+	    --new build/corpus/$$fuzzer --jobs $(JOBS) $(if $(RUNS),--runs $(RUNS),--seconds $(SECONDS)) || exit 1; done
 
 test-gpu: ## the tests that need a GPU, over a library already built; PYTHON: one with jax[cuda13], pytest, hypothesis
 	for check in build/cuda/tests/*_check; do \

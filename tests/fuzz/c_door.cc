@@ -87,6 +87,7 @@ class CDoor {
     if (!region) return true;  // null: refused, or without elements
     const std::optional<Extent> extent = ExtentOf(result);
     if (!extent) return false;
+    if (region->role == Role::kWorkspace) return true;  // another result was laid over it
     region->role = Role::kInPlace;
     if (result.strided && extent->bytes > 0) region->mask = MaskOf(result, *extent);
     return true;

@@ -19,7 +19,3 @@ extern "C" [[gnu::no_sanitize_address]] void __sanitizer_cov_trace_pc() {
 
 // Stands in for that of libstdc++: the C door's pool then has as many threads as the stub's.
 unsigned std::thread::hardware_concurrency() noexcept { return intarsia::fuzz::Threads(); }
-
-// GCC calls these as well; libFuzzer has no use for them.
-extern "C" void __sanitizer_cov_trace_cmpf(float, float) {}
-extern "C" void __sanitizer_cov_trace_cmpd(double, double) {}
