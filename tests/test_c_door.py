@@ -151,3 +151,30 @@ def test_sizes_whose_product_overflows_are_refused(op, operands, given, message)
     with pytest.raises((ValueError, NotImplementedError), match=message) as error:
         LIBRARY.infer(op, rows, given)
     assert str(error.value).startswith(f"{op}: ")
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "given"),
+    [
+        ("copy_blocks", [(2**40, 0, 3), (1, 2)], {"axis": "1"}),
+        (
+            "fused_qk_norm_rope",
+            [(2**40,), (2**40, 0, 8), (5, 8), (8,), (8,)],
+            {"num_heads_q": 0, "num_heads_k": 0},
+        ),
+    ],
+)
+def test_arrays_without_elements_take_no_time(op, shapes, given) -> None:
+    """The fuzzers' findings: each ran for as long as an axis has entries, of nothing."""
+    memory = np.zeros(64, np.int64)
+    rows = LIBRARY.find(op).operands
+    dtypes = [{"block_mapping": "i32", "positions": "i32"}.get(row["name"], "f32") for row in rows]
+    operands = [
+        _native.Tensor(shape, dtype, memory.ctypes.data)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+    results = [
+        _native.Tensor(row.shape, row.dtype, memory.ctypes.data)
+        for row in LIBRARY.infer(op, operands, given)
+    ]
+    LIBRARY.call(op, "Host", operands, given, results, None)

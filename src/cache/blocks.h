@@ -34,8 +34,13 @@ struct BlockCopies {
   int64_t index_stride = 1;  // of both
   int64_t pairs = 0;
 
-  // The arrays. `axis`: one of kAxisChoices.
+  // The arrays. `axis`: one of kAxisChoices. Of those without elements nothing is copied, however
+  // long their other axes are.
   void Set(const TensorView& source, const TensorView& target, std::string_view axis) {
+    if (source.size() == 0 || target.size() == 0) {
+      outer = 0;
+      return;
+    }
     const int at = axis[0] - '0';
     from = source.data;
     to = target.data;

@@ -10,7 +10,6 @@ namespace {
 
 inline Status CopyBlocksOnCpu(const cache::BlockCopies& copies, const CpuContext& context) {
   const int64_t bytes = copies.block_bytes;
-  if (bytes == 0) return {};
   ForRows(context, copies.outer * copies.pairs, bytes / 4, [&](int64_t row) {
     const int64_t outer = row / copies.pairs;
     int64_t from = 0, to = 0;
