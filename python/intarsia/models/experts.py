@@ -8,7 +8,6 @@ from jax import lax
 
 import intarsia.jax as ij
 from intarsia.models.config import ModelConfig
-from intarsia.models.fused_experts import fused_experts
 from intarsia.models.weights import Params
 
 
@@ -30,7 +29,7 @@ def experts(
     if traits.biases:
         logits = logits + weights["router_bias"].astype(jnp.float32)
     shares, ids = ops.topk_router(logits, top_k=traits.per_token, renormalize=traits.renormalize)
-    return fused_experts(
+    return ops.fused_experts(
         hidden,
         weights["experts_gate_up"],
         weights["experts_down"],
