@@ -139,8 +139,8 @@ def _choose_device(platform: str) -> None:
     chosen = f"--device {platform}"
     if platform != "auto":
         jax.config.update("jax_platforms", platform)
-    elif jax.config.jax_platforms:
-        chosen = f"JAX_PLATFORMS={jax.config.jax_platforms}"
+    elif platforms := getattr(jax.config, "jax_platforms", None):  # jax's types lack it
+        chosen = f"JAX_PLATFORMS={platforms}"
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # an assertion where JAX has no such plugin
