@@ -28,24 +28,29 @@ enum class NormScales { kGiven, kRows, kGroups };
 template <NormScales kScales>
 constexpr int kNormThreads = kScales == NormScales::kGiven ? kMaxRowThreads : kMaxRowThreads / 2;
 
-// T is the activations' type, Out that of the result.
+// T is the activations' type, Out that of the result. What a row begins with comes first: a line of
+// the constant cache that is not there yet costs as much as a load from L2.
 template <class T, class Out>
 struct NormArguments {
-  const T* x;               // [rows, n], as all whose rows have a stride below
-  const T* residual;        // null: none
-  const T* weight;          // [n]; at most one of the two weights is set
+  const T* x;        // [rows, n]; rows of all such arrays have a stride
+  int64_t x_stride;  // in elements, as all of them
+  int64_t rows, n;
+  const T* weight;  // [n]; at most one of the two weights is set
+  float eps;
+  bool before_weight;  // rounding; see rms_norm.h
+  const T* residual;   // null: none
+  int64_t residual_stride;
+  Out* out;  // may be x
+  int64_t out_stride;
+  T* residual_out;  // x + residual; may be residual
+  int64_t residual_out_stride;
   const float* weight_f32;  // [n]
-  const T* bias;            // [n]; of a layer norm, as the weights
-  const float* bias_f32;    // [n]
-  Out* out;                 // may be x
-  T* residual_out;          // x + residual; may be residual
   const float* scale;       // [1], if Out is a code and the scale is given
   float* row_scales;        // [rows], if it is the row's own; [rows, n / group_size]
   RowRule rule;             // of that
-  int64_t rows, n, group_size;
-  float eps;
-  bool before_weight;                                                  // rounding; see rms_norm.h
-  int64_t x_stride, residual_stride, out_stride, residual_out_stride;  // of rows, in elements
+  int64_t group_size;
+  const T* bias;          // [n]; of a layer norm, as the weights
+  const float* bias_f32;  // [n]
 };
 
 // What a norm is made of; the op fills in what it has.
@@ -81,11 +86,15 @@ struct RowPack {
 
   template <class Out>
   __device__ __forceinline__ void Load(const NormArguments<T, Out>& a, int64_t at) {
-    const auto x = *reinterpret_cast<const Pack<T, kCount>*>(a.x + at);
+    const auto x = LoadPack(a.x + at);
     if constexpr (!kResidual)
       kept = x;
     else
-      Add(a, x, *reinterpret_cast<const Pack<T, kCount>*>(a.residual + at));
+      Add(a, x, LoadPack(a.residual + at));
+  }
+  // A copy, so that it is one load.
+  static __device__ __forceinline__ Pack<T, kCount> LoadPack(const T* from) {
+    return *reinterpret_cast<const Pack<T, kCount>*>(from);
   }
 
   template <class Out>
@@ -127,7 +136,7 @@ struct RowPack {
   static __device__ __forceinline__ Pack<T, kCount> Weight(const NormArguments<T, Out>& a,
                                                            int64_t column) {
     if (a.weight == nullptr) return {};
-    return *reinterpret_cast<const Pack<T, kCount>*>(a.weight + column);
+    return LoadPack(a.weight + column);
   }
 
   // The normed numbers, not yet rounded to T.
@@ -155,7 +164,7 @@ struct RowPack {
                                                         const Pack<T, kCount>& weight, float rstd,
                                                         Centre<true> centre) const {
     Pack<T, kCount> bias;
-    if (a.bias) bias = *reinterpret_cast<const Pack<T, kCount>*>(a.bias + column);
+    if (a.bias) bias = LoadPack(a.bias + column);
     Pack<float, kCount> normed;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
@@ -174,37 +183,53 @@ struct RowPack {
 struct PlusAgain : Plus {};
 
 // A row a threadIdx.y. kCount: what makes 16 bytes of T, or 1 where alignment or n does not allow
-// that. kCentred: a layer norm.
-template <class T, class Out, int kCount, bool kResidual, NormScales kScales, bool kCentred>
+// that. kItems: packs that a thread keeps; 1 if a row has no more than threads, as rows of a decode
+// step have, whose time is that of fetching the code. kCentred: a layer norm.
+template <class T, class Out, int kCount, int kItems, bool kResidual, NormScales kScales,
+          bool kCentred>
 __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArguments<T, Out> a) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const int64_t packs = row < a.rows ? a.n / kCount : 0;
-  a.x += row * a.x_stride, a.out += row * a.out_stride;
-  if constexpr (kResidual) {
-    a.residual += row * a.residual_stride;
-    a.residual_out += row * a.residual_out_stride;
-  }
-  // Packs that are kept: 32 bits, since a row has at most kNormItems * kMaxRowThreads of them.
-  const auto kept_packs = static_cast<unsigned>(min(packs, int64_t{kNormItems} * kMaxRowThreads));
+  a.x += row * a.x_stride;
+  if constexpr (kResidual) a.residual += row * a.residual_stride;
+  // Packs that are kept: 32 bits, since a row has at most kItems * kMaxRowThreads of them.
+  const auto kept_packs = static_cast<unsigned>(min(packs, int64_t{kItems} * kMaxRowThreads));
   const auto at = [&](int k) { return threadIdx.x + k * blockDim.x; };
-  RowPack<T, kCount, kResidual> kept[kNormItems], again;
+  RowPack<T, kCount, kResidual> kept[kItems], again;
   // f(pack, its number) for those that are kept, then for those that are read again.
   const auto for_kept = [&](auto f) {
 #pragma unroll
-    for (int k = 0; k < kNormItems; ++k)
+    for (int k = 0; k < kItems; ++k)
       if (at(k) < kept_packs) f(kept[k], int64_t{at(k)}, k);
   };
   const auto for_again = [&](auto f) {
-    for (int64_t i = at(kNormItems); i < packs; i += blockDim.x) {
-      again.Load(a, i * kCount);
-      f(again, i, -1);
+    if constexpr (kItems > 1) {
+      for (int64_t i = at(kItems); i < packs; i += blockDim.x) {
+        again.Load(a, i * kCount);
+        f(again, i, -1);
+      }
     }
   };
 
-  for_kept([&](auto& pack, int64_t i, int) { pack.Load(a, i * kCount); });
-  // Of a few rows, which wait for memory, a thread has one pack.
+  if constexpr (kResidual) {  // all loads before the first addition waits for one
+    Pack<T, kCount> x[kItems], residual[kItems];
+    for_kept([&](auto& pack, int64_t i, int k) {
+      x[k] = pack.LoadPack(a.x + i * kCount);
+      residual[k] = pack.LoadPack(a.residual + i * kCount);
+    });
+    for_kept([&](auto& pack, int64_t, int k) { pack.Add(a, x[k], residual[k]); });
+  } else {
+    for_kept([&](auto& pack, int64_t i, int) { pack.Load(a, i * kCount); });
+  }
+  a.out += row * a.out_stride;
+  if constexpr (kResidual) a.residual_out += row * a.residual_out_stride;
+  // With a residual there are no registers for it, but with one pack.
+  constexpr bool kAsksEarly = !kResidual || kItems == 1;
   Pack<T, kCount> first_weight;
-  if (at(0) < kept_packs) first_weight = kept[0].Weight(a, at(0) * kCount);
+  if constexpr (kAsksEarly)
+    if (at(0) < kept_packs) first_weight = kept[0].Weight(a, at(0) * kCount);
+  float given_scale = 1.0f;
+  if constexpr (kScales == NormScales::kGiven && sizeof(Out) == 1) given_scale = *a.scale;
   Centre<kCentred> centre;
   float squares = 0.0f;
   if constexpr (kCentred) {
@@ -220,8 +245,8 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
   }
   const float rstd = rsqrtf(ReduceRow<Plus>(squares) / static_cast<float>(a.n) + a.eps);
   const auto normed = [&](const auto& pack, int64_t i, int k) {
-    return pack.Normed(a, i * kCount, k == 0 ? first_weight : pack.Weight(a, i * kCount), rstd,
-                       centre);
+    const auto weight = kAsksEarly && k == 0 ? first_weight : pack.Weight(a, i * kCount);
+    return pack.Normed(a, i * kCount, weight, rstd, centre);
   };
   const auto store = [&](int64_t i, const Pack<Out, kCount>& out) {
     *reinterpret_cast<Pack<Out, kCount>*>(a.out + i * kCount) = out;
@@ -238,10 +263,10 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
       atomicMax(group(i), __float_as_int(LargestAbs(y)));
       return y;
     };
-    Pack<T, kCount> rounded[kNormItems];
+    Pack<T, kCount> rounded[kItems];
     for_kept([&](auto& pack, int64_t i, int k) {
-      pack.StoreSum(a, i * kCount);
       rounded[k] = count(FromFloats<T>(normed(pack, i, k)), i);
+      pack.StoreSum(a, i * kCount);
     });
     for_again([&](auto& pack, int64_t i, int k) { count(FromFloats<T>(normed(pack, i, k)), i); });
     __syncthreads();
@@ -258,11 +283,11 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
       pack.StoreSum(a, i * kCount);
     });
   } else if constexpr (kScales == NormScales::kRows) {
-    Pack<T, kCount> rounded[kNormItems];
+    Pack<T, kCount> rounded[kItems];
     float largest = 0.0f;
     for_kept([&](auto& pack, int64_t i, int k) {
-      pack.StoreSum(a, i * kCount);
       rounded[k] = FromFloats<T>(normed(pack, i, k));
+      pack.StoreSum(a, i * kCount);
       largest = fmaxf(largest, LargestAbs(rounded[k]));
     });
     for_again([&](auto& pack, int64_t i, int k) {
@@ -279,10 +304,10 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
     });
   } else {
     Scaling scaling{1.0f, false};
-    if constexpr (sizeof(Out) == 1) scaling.factor = Reciprocal(*a.scale);
+    if constexpr (sizeof(Out) == 1) scaling.factor = Reciprocal(given_scale);
     const auto finish = [&](auto& pack, int64_t i, int k) {
-      pack.StoreSum(a, i * kCount);
       const auto y = normed(pack, i, k);
+      pack.StoreSum(a, i * kCount);
       if constexpr (sizeof(Out) == 1)
         store(i, Quantised<Out>(FromFloats<T>(y), scaling));
       else
@@ -293,23 +318,25 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
   }
 }
 
-template <class T, class Out, int kCount, bool kResidual, NormScales kScales, bool kCentred>
-const Kernel kNormKernel(
-    "NormKernel",
-    reinterpret_cast<const void*>(&NormKernel<T, Out, kCount, kResidual, kScales, kCentred>),
-    kScales == NormScales::kGroups ? kMaxNormGroups * int{sizeof(int)} : 0);
+template <class T, class Out, int kCount, int kItems, bool kResidual, NormScales kScales,
+          bool kCentred>
+const Kernel kNormKernel("NormKernel",
+                         reinterpret_cast<const void*>(
+                             &NormKernel<T, Out, kCount, kItems, kResidual, kScales, kCentred>),
+                         kScales == NormScales::kGroups ? kMaxNormGroups * int{sizeof(int)} : 0);
 
 template <class T, class Out>
 NormArguments<T, Out> ArgumentsOf(const Norm& norm) {
   NormArguments<T, Out> a{.x = norm.x.as<const T>(),
-                          .out = norm.out.as<Out>(),
-                          .rule = norm.rule,
+                          .x_stride = RowStride(norm.x),
                           .n = norm.x.dim(-1),
-                          .group_size = norm.group_size,
                           .eps = norm.eps,
-                          .before_weight = norm.rounding == "before_weight"};
+                          .before_weight = norm.rounding == "before_weight",
+                          .out = norm.out.as<Out>(),
+                          .out_stride = RowStride(norm.out),
+                          .rule = norm.rule,
+                          .group_size = norm.group_size};
   // A row without columns has a scale, too.
-  a.x_stride = RowStride(norm.x), a.out_stride = RowStride(norm.out);
   a.rows = norm.row_scales && a.group_size == 0 ? norm.row_scales->size()
            : a.n == 0                           ? 0
                                                 : norm.x.size() / a.n;
@@ -345,14 +372,17 @@ Status LaunchNorm(const CudaContext& context, const Norm& norm) {
     const bool packed =
         strides % kCount == 0 && a.group_size % kCount == 0 &&
         AllInPacks<kCount>(a.n, a.x, a.out, a.weight, a.bias, a.residual, a.residual_out);
-    const dim3 block = RowBlock(*context.device, a.rows, packed ? a.n / kCount : a.n, kNormItems,
-                                kNormThreads<kScales>);
-    const Grid grid{CeilDiv<int64_t>(a.rows, block.y)};
+    const int64_t items = packed ? a.n / kCount : a.n;
+    const dim3 block = RowBlock(*context.device, a.rows, items, kNormItems, kNormThreads<kScales>);
+    const Kernel& kernel =
+        !packed ? kNormKernel<T, Result, 1, kNormItems, kResidual, kScales, kCentred>
+        : items <= block.x
+            ? kNormKernel<T, Result, kCount, 1, kResidual, kScales, kCentred>
+            : kNormKernel<T, Result, kCount, kNormItems, kResidual, kScales, kCentred>;
     const int64_t groups = a.group_size == 0 ? 0 : block.y * (a.n / a.group_size);
-    return Launch(context,
-                  packed ? kNormKernel<T, Result, kCount, kResidual, kScales, kCentred>
-                         : kNormKernel<T, Result, 1, kResidual, kScales, kCentred>,
-                  {grid, block, static_cast<int>(groups * sizeof(int))}, a);
+    return Launch(
+        context, kernel,
+        {{CeilDiv<int64_t>(a.rows, block.y)}, block, static_cast<int>(groups * sizeof(int))}, a);
   });
 }
 
