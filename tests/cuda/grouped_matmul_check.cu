@@ -3,8 +3,7 @@
 // "check [cases]" or "time [tokens]" ask for one half of it.
 #include <functional>
 
-#include "src/matmul/cuda/choose.h"
-#include "src/matmul/cuda/sm80/grouped.h"
+#include "src/matmul/cuda/launch.h"
 #include "tests/cuda/attention_time.cuh"
 
 namespace intarsia::matmul {
@@ -15,12 +14,6 @@ using attention::ContextOn;
 using attention::DeviceArray;
 using attention::Elements;
 using attention::Require;
-
-Status Launch(const GroupedParams& p, const GroupedCandidate& candidate,
-              const CudaContext& context) {
-  return DispatchDType<kF32, kF16, kBF16>(
-      "x", p.dtype, [&]<DType kType>() { return LaunchGroupedOf<kType>(p, context, candidate); });
-}
 
 struct Case {
   DType dtype, out;
@@ -253,7 +246,7 @@ int CheckCase(const Case& c, std::mt19937& random, double& worst) {
     if (!CanRun(candidate, p, *context.device)) continue;
     const auto launch = [&](char* out) {
       p.out = out;
-      return Launch(p, candidate, context);
+      return Launch(p, context, candidate);
     };
     failures += !CheckRun(c, candidate.name, c.m, c.n, launch, row, worst);
   }
@@ -271,10 +264,6 @@ int CheckGradient(Case c, std::mt19937& random, double& worst) {
   p.x = arrays.x_device.data(), p.d_out = d_out_device.data();
   p.k = c.k, p.n = c.n;
   p.groups = arrays.Groups(c);
-  const auto launch = [&](char* out) {
-    p.out = out;
-    return Run(p, ContextOn());
-  };
   const auto row = [&](int64_t i) {
     std::vector<double> want(c.n, 0.0);
     const RowRange rows = ranges[i / c.k];
@@ -283,7 +272,18 @@ int CheckGradient(Case c, std::mt19937& random, double& worst) {
         want[j] += static_cast<double>(arrays.x[r * c.k + i % c.k]) * d_out[r * c.n + j];
     return want;
   };
-  return !CheckRun(c, "gradient", c.groups * c.k, c.n, launch, row, worst);
+  const CudaContext context = ContextOn();
+  int failures = 0;
+  for (const GradientCandidate& candidate : GradientCandidates()) {
+    if (!CanRun(candidate, p, *context.device)) continue;
+    const auto launch = [&](char* out) {
+      p.out = out;
+      return Launch(p, context, candidate);
+    };
+    failures += !CheckRun(c, Text("gradient, ", candidate.name).c_str(), c.groups * c.k, c.n,
+                          launch, row, worst);
+  }
+  return failures;
 }
 
 bool CheckAll(int cases) {

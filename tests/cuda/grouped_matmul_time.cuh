@@ -1,8 +1,7 @@
 // Times the kernels of grouped products for layers of models, bf16: every kernel that can run a
 // call, in a captured graph of calls with different routings, so that they touch different weights.
 #pragma once
-#include "src/matmul/cuda/choose.h"
-#include "src/matmul/cuda/sm80/grouped.h"
+#include "src/matmul/cuda/launch.h"
 #include "tests/cuda/attention_time.cuh"
 
 namespace intarsia::matmul {
@@ -35,6 +34,11 @@ inline std::vector<int64_t> Routed(const Layer& layer, int64_t tokens, bool zipf
     for (int64_t i = 0; i < layer.top; ++i) ++sizes[keys[i].second];
   }
   return sizes;
+}
+
+inline const char* KindOf(GroupedKernel kernel) {
+  if (kernel == GroupedKernel::kStream) return "stream";
+  return kernel == GroupedKernel::kTiles ? "tiles" : "wgmma";
 }
 
 // The median time of a call in microseconds; enqueue(i) is a call with routing i.
@@ -115,10 +119,10 @@ class TimedLayer {
       if (!CanRun(candidate, p, device) || (streams && m > 64 * layer_.groups)) continue;
       const double us = MedianOfGraphs([&](int i, const CudaContext& context) {
         p.groups.sizes = {routings.data() + i * layer_.groups, true};
-        attention::Require(LaunchGroupedOf<kBF16>(p, context, candidate));
+        attention::Require(Launch(p, context, candidate));
       });
       std::printf("  %s%s %d: %.1f us %.2fx", &candidate == choice ? "*" : "",
-                  streams ? "stream" : "tiles", candidate.rows, us, us / floor);
+                  KindOf(candidate.kernel), candidate.rows, us, us / floor);
     }
     std::printf("\n");
     if (!transposed && tokens >= 512) TimeGradient(m, routings.data(), floor);
@@ -135,11 +139,18 @@ class TimedLayer {
     p.x = x_.data(), p.d_out = out_.data(), p.out = d_w_.data();
     p.k = layer_.k, p.n = layer_.n;
     p.groups = {.sizes = {}, .all = layer_.groups, .count = layer_.groups, .m = m, .offset = {}};
-    const double us = MedianOfGraphs([&](int i, const CudaContext& context) {
-      p.groups.sizes = {routings + i * layer_.groups, true};
-      attention::Require(Run(p, context));
-    });
-    std::printf("%46s gradient of w: %.1f us, %.2fx the product's floor\n", "", us, us / floor);
+    const cuda::Device& device = *attention::ContextOn().device;
+    std::printf("%46s gradient of w:", "");
+    for (const GradientCandidate& candidate : GradientCandidates()) {
+      if (!CanRun(candidate, p, device)) continue;
+      const double us = MedianOfGraphs([&](int i, const CudaContext& context) {
+        p.groups.sizes = {routings + i * layer_.groups, true};
+        attention::Require(Launch(p, context, candidate));
+      });
+      std::printf("  %s%s: %.1f us, %.2fx the product's floor",
+                  &candidate == Choose(p, device) ? "*" : "", candidate.name, us, us / floor);
+    }
+    std::printf("\n");
   }
 
   const Layer& layer_;

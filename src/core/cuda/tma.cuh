@@ -97,5 +97,12 @@ __device__ __forceinline__ void StMatrix4(uint32_t shared, const uint32_t (&r)[4
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
+// The same, each matrix transposed: what a lane has of row r goes to column r.
+__device__ __forceinline__ void StMatrix4Transposed(uint32_t shared, const uint32_t (&r)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
+}
 
 }  // namespace intarsia::cuda

@@ -1,13 +1,16 @@
 #include "src/matmul/cuda/choose.h"
 
+#include "src/matmul/cuda/sm90/grouped.h"
+#include "src/matmul/cuda/sm90/tiles.h"
+
 namespace intarsia::matmul {
 namespace {
 
 bool Aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 // Rows of a group that has some, if all have as many; rows may be of groups that are elsewhere.
-int64_t MeanRows(const GroupedParams& p) {
-  return CeilDiv(p.m(), std::max<int64_t>(std::min(p.groups.all, p.m()), 1));
+int64_t MeanRows(const GroupSizes& groups) {
+  return CeilDiv(groups.m, std::max<int64_t>(std::min(groups.all, groups.m), 1));
 }
 
 bool CanStream(const GroupedParams& p) {
@@ -16,39 +19,67 @@ bool CanStream(const GroupedParams& p) {
 
 // With more rows a group, tiles of 64 read weights as fast: eight were measured (docs/facts.md).
 bool FitsStream(const GroupedParams& p, const cuda::Device&) {
-  return CanStream(p) && MeanRows(p) <= 4;
+  return CanStream(p) && MeanRows(p.groups) <= 4;
+}
+
+bool FitsWarpgroups(const GroupedParams& p, const cuda::Device&) {
+  return MeanRows(p.groups) > 16 && p.n >= 128;
 }
 
 // Small tiles where large ones would be half empty, or too few for the GPU.
 bool FitsLargeTiles(const GroupedParams& p, const cuda::Device& device) {
   const int64_t tiles = CeilDiv<int64_t>(p.m(), 128) * CeilDiv<int64_t>(p.n, TileColumns(p.dtype));
-  return Bytes(p.dtype) == 2 && MeanRows(p) > 64 && tiles >= device.sms;
+  return Bytes(p.dtype) == 2 && MeanRows(p.groups) > 64 && tiles >= device.sms;
 }
 bool FitsSmallTiles(const GroupedParams&, const cuda::Device&) { return true; }
 
 constexpr GroupedCandidate kCandidates[] = {
     {"portable, 8 rows streamed past", cuda::kPortable, GroupedKernel::kStream, kStreamRows,
      &FitsStream},
+    {"sm_90, wgmma and TMA", cuda::kHopper, GroupedKernel::kWarpgroups, 160, &FitsWarpgroups},
     {"portable, tiles of 128 rows", cuda::kPortable, GroupedKernel::kTiles, 128, &FitsLargeTiles},
     {"portable, tiles of 64 rows", cuda::kPortable, GroupedKernel::kTiles, 64, &FitsSmallTiles}};
+
+bool FitsGradient(const GroupedGradientParams&, const cuda::Device&) { return true; }
+
+constexpr GradientCandidate kGradients[] = {{"sm_90, wgmma and TMA", cuda::kHopper, &FitsGradient},
+                                            {"portable", cuda::kPortable, &FitsGradient}};
+
+// The first of the candidates that runs the call and is good at it.
+template <class Candidate, class Params>
+const Candidate* FirstOf(std::span<const Candidate> candidates, const Params& p,
+                         const cuda::Device& device) {
+  const auto found = std::ranges::find_if(candidates, [&](const Candidate& candidate) {
+    return CanRun(candidate, p, device) && candidate.fits(p, device);
+  });
+  return found == candidates.end() ? nullptr : &*found;
+}
 
 }  // namespace
 
 std::span<const GroupedCandidate> GroupedCandidates() { return kCandidates; }
+std::span<const GradientCandidate> GradientCandidates() { return kGradients; }
 
 bool CanRun(const GroupedCandidate& candidate, const GroupedParams& p, const cuda::Device& device) {
   if (!cuda::HasImage(candidate.arch, device)) return false;
   if (candidate.kernel == GroupedKernel::kStream) return CanStream(p);
+  if (candidate.kernel == GroupedKernel::kWarpgroups) return sm90::Supports(p);
   if (candidate.rows == 128 && Bytes(p.dtype) != 2) return false;
   return TileSharedBytes(p.dtype, candidate.rows) + cuda::kReservedSharedBytes <=
          device.shared_bytes_per_block;
 }
 
+bool CanRun(const GradientCandidate& candidate, const GroupedGradientParams& p,
+            const cuda::Device& device) {
+  return cuda::HasImage(candidate.arch, device) &&
+         (candidate.arch == cuda::kPortable || sm90::Supports(p));
+}
+
 const GroupedCandidate* Choose(const GroupedParams& p, const cuda::Device& device) {
-  const auto found = std::ranges::find_if(kCandidates, [&](const GroupedCandidate& candidate) {
-    return CanRun(candidate, p, device) && candidate.fits(p, device);
-  });
-  return found == std::end(kCandidates) ? nullptr : found;
+  return FirstOf(GroupedCandidates(), p, device);
+}
+const GradientCandidate* Choose(const GroupedGradientParams& p, const cuda::Device& device) {
+  return FirstOf(GradientCandidates(), p, device);
 }
 
 int StreamWarps(const GroupedParams& p, const cuda::Device& device) {

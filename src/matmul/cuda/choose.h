@@ -38,8 +38,9 @@ constexpr int64_t MostTiles(int64_t m, int64_t groups, int tile_rows) {
 }
 
 enum class GroupedKernel {
-  kTiles,   // rows and columns in shared memory: for many rows of a group
-  kStream,  // weights from memory straight into registers: for few
+  kTiles,       // rows and columns in shared memory: for many rows of a group
+  kStream,      // weights from memory straight into registers: for few
+  kWarpgroups,  // Hopper's: tiles by TMA, products by wgmma
 };
 
 struct GroupedCandidate {
@@ -50,14 +51,24 @@ struct GroupedCandidate {
   bool (*fits)(const GroupedParams&, const cuda::Device&);
 };
 
+struct GradientCandidate {
+  const char* name;  // in reports
+  int arch;
+  bool (*fits)(const GroupedGradientParams&, const cuda::Device&);
+};
+
 // The best first. Tests and checks take them one by one.
 std::span<const GroupedCandidate> GroupedCandidates();
+std::span<const GradientCandidate> GradientCandidates();
 
 // The first that takes the call on the device; null if none does.
 const GroupedCandidate* Choose(const GroupedParams& params, const cuda::Device& device);
+const GradientCandidate* Choose(const GroupedGradientParams& params, const cuda::Device& device);
 
 // Whether a candidate can run the call at all, fast or not.
 bool CanRun(const GroupedCandidate& candidate, const GroupedParams& params,
+            const cuda::Device& device);
+bool CanRun(const GradientCandidate& candidate, const GroupedGradientParams& params,
             const cuda::Device& device);
 
 // Warps that share the sum of a CTA of the streaming kernel: as many as fill the GPU.

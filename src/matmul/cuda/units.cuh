@@ -60,23 +60,33 @@ struct LaneGroups {
   }
 };
 
+// How a group's rows are cut into tiles: all as high as the first, but for the last.
+template <int kTileRows>
+struct EqualTiles {
+  static constexpr int kRows = kTileRows;  // of a tile, at most
+  static INTARSIA_HOST_DEVICE constexpr int Count(int rows) {
+    return (rows + kTileRows - 1) / kTileRows;
+  }
+  // The first row of a tile, or, behind the last tile, `rows`.
+  static INTARSIA_HOST_DEVICE constexpr int Begin(int rows, int tile) {
+    return tile * kTileRows < rows ? tile * kTileRows : rows;
+  }
+};
+
 // Cuts a group's tiles and the columns into units: kTogether tiles of rows, or what is left, for
 // the first columns, then for the next ones.
-template <int kTileRows, int kTogether>
+template <class Tiles, int kTogether>
 __device__ __forceinline__ Unit UnitOfGroup(int group, int row, int rows, int column_tiles,
                                             int unit) {
-  const int tiles = (rows + kTileRows - 1) / kTileRows;
   const int together = unit / (kTogether * column_tiles) * kTogether;
-  const int in_step = min(kTogether, tiles - together);
+  const int in_step = min(kTogether, Tiles::Count(rows) - together);
   const int in_band = unit - together * column_tiles;
-  const int tile = together + in_band % in_step;
-  return {
-      group, row + tile * kTileRows, min(kTileRows, rows - tile * kTileRows), in_band / in_step, 0,
-      0};
+  const int tile = together + in_band % in_step, begin = Tiles::Begin(rows, tile);
+  return {group, row + begin, Tiles::Begin(rows, tile + 1) - begin, in_band / in_step, 0, 0};
 }
 
 // Unit `index` of all, in each lane of the warp that calls it. rows 0: there is none.
-template <int kTileRows, int kTogether>
+template <class Tiles, int kTogether>
 __device__ __forceinline__ Unit FindUnit(const GroupSizes& sizes, int column_tiles, int64_t index) {
   const LaneGroups groups(sizes);
   const int offset = static_cast<int>(sizes.Offset()), count = static_cast<int>(sizes.count);
@@ -86,7 +96,7 @@ __device__ __forceinline__ Unit FindUnit(const GroupSizes& sizes, int column_til
     if (group < offset) rows_before += rows;
     if (group < offset || group >= offset + count) return;
     rows_here += rows;
-    tiles += (rows + kTileRows - 1) / kTileRows;
+    tiles += Tiles::Count(rows);
   });
   const uint32_t first_tile = SumBefore(tiles, plus, all_tiles);
   SumBefore(rows_before, plus, before);
@@ -94,10 +104,10 @@ __device__ __forceinline__ Unit FindUnit(const GroupSizes& sizes, int column_til
   const int64_t units = int64_t{all_tiles} * column_tiles;
   if (index >= units) {
     const int64_t tile = (index - units) / column_tiles;
-    const int64_t left = sizes.m - here - tile * kTileRows;
+    const int64_t left = sizes.m - here - tile * Tiles::kRows;
     return {-1,
-            static_cast<int>(min(tile * kTileRows, sizes.m)),
-            static_cast<int>(max(min(left, int64_t{kTileRows}), int64_t{0})),
+            static_cast<int>(min(tile * Tiles::kRows, sizes.m)),
+            static_cast<int>(max(min(left, int64_t{Tiles::kRows}), int64_t{0})),
             static_cast<int>((index - units) % column_tiles),
             static_cast<int>(before),
             static_cast<int>(here)};
@@ -107,10 +117,10 @@ __device__ __forceinline__ Unit FindUnit(const GroupSizes& sizes, int column_til
   bool is_mine = false;
   groups.ForEach(sizes, [&](int group, int row, int rows) {
     if (group < offset || group >= offset + count) return;
-    const int64_t of_group = int64_t{(rows + kTileRows - 1) / kTileRows} * column_tiles;
+    const int64_t of_group = int64_t{Tiles::Count(rows)} * column_tiles;
     if (index >= first && index < first + of_group) {
-      found = UnitOfGroup<kTileRows, kTogether>(group - offset, row, rows, column_tiles,
-                                                static_cast<int>(index - first));
+      found = UnitOfGroup<Tiles, kTogether>(group - offset, row, rows, column_tiles,
+                                            static_cast<int>(index - first));
       is_mine = true;
     }
     first += of_group;

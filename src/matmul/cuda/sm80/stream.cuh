@@ -205,7 +205,8 @@ __global__ void __launch_bounds__(32 * S::kMostWarps, S::kRowBlocks > 1 ? 1 : 2)
   __shared__ Unit found;
   const int column_tiles = (static_cast<int>(p.n) + kStreamColumns - 1) / kStreamColumns;
   if (threadIdx.x < 32) {
-    const Unit unit = FindUnit<S::kRows, kTilesTogether>(p.groups, column_tiles, blockIdx.x);
+    const Unit unit =
+        FindUnit<EqualTiles<S::kRows>, kTilesTogether>(p.groups, column_tiles, blockIdx.x);
     if (threadIdx.x == 0) found = unit;
   }
   __syncthreads();

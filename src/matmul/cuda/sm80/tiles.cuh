@@ -135,7 +135,8 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   __shared__ Unit found;
   const int column_tiles = (static_cast<int>(p.n) + S::kColumns - 1) / S::kColumns;
   if (threadIdx.x < 32) {
-    const Unit unit = FindUnit<S::kRows, kTilesTogether>(p.groups, column_tiles, blockIdx.x);
+    const Unit unit =
+        FindUnit<EqualTiles<S::kRows>, kTilesTogether>(p.groups, column_tiles, blockIdx.x);
     if (threadIdx.x == 0) found = unit;
   }
   __syncthreads();

@@ -1,0 +1,82 @@
+// Grouped products for Hopper: wgmma fed by TMA,
+//   out[rows of a group, columns] = x[rows taken, :] w[group] + bias.
+//
+// A CTA stays on its multiprocessor and computes one task after another: a tile of a group's rows
+// and of columns. As many row tiles of a group as share columns of w in the L2 cache follow each
+// other. wgmma multiplies w', [columns, sum], with x', [sum, rows]: its rows are whole tiles of
+// columns, and its N follows the rows of the group in steps of 16. So a group with one row more
+// than a tile costs a step more, where a tile with rows for M would cost all of itself.
+//
+// One warpgroup are the producers (producer.cuh), two are consumers (consumer.cuh).
+#pragma once
+#include <algorithm>
+#include <array>
+
+#include "src/core/cuda/launch.h"
+#include "src/core/cuda/tensor_map.h"
+#include "src/matmul/cuda/choose.h"
+#include "src/matmul/cuda/sm90/consumer.cuh"
+#include "src/matmul/cuda/sm90/grouped.h"
+#include "src/matmul/cuda/sm90/producer.cuh"
+
+namespace intarsia::matmul::sm90 {
+
+// Grid: any; CTAs share the tasks.
+template <class S, class T, bool kTransposed>
+__global__ void __launch_bounds__(kThreads, 1)
+    GroupedSm90Kernel(const __grid_constant__ GroupedParams p, const __grid_constant__ Maps maps) {
+  static_assert(sizeof(Shared<S>) <= S::kSharedBytes);
+  extern __shared__ __align__(cuda::kSwizzleAtomBytes) char bytes[];
+  auto& shared = *reinterpret_cast<Shared<S>*>(bytes);
+  // The same in all lanes, and by this the compiler knows it.
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    const int gathering = p.rows.data ? kGatherWarps : 0;
+    shared.stages.Init(1 + gathering, kConsumers);
+    shared.ring.Init(1, 4 * kConsumers + 1 + gathering);
+    cuda::PublishBarriers();
+    cuda::PrefetchMap(maps.w);
+    cuda::PrefetchMap(maps.x);
+  }
+  __syncthreads();
+  if (warp < 4) {
+    cuda::ReleaseRegisters<kProducerRegisters>();
+    if (warp == 0) CopyOperands<S, kTransposed>(p, maps, shared);
+    if (warp == 1) FindTasks<S>(p, shared);
+    if (warp >= 2 && p.rows.data) GatherRows<S, T>(p, shared, threadIdx.x - 64);
+  } else {
+    cuda::TakeRegisters<kConsumerRegisters>();
+    Consumer<S, T, kTransposed>(p, shared, warp / 4 - 1).Run();
+  }
+}
+
+template <class S, class T, bool kTransposed>
+inline const cuda::Kernel kKernel(
+    "GroupedSm90Kernel", reinterpret_cast<const void*>(&GroupedSm90Kernel<S, T, kTransposed>),
+    S::kSharedBytes, cuda::kHopper);
+
+template <class S, class T, bool kTransposed>
+Status LaunchShape(const GroupedParams& p, const CudaContext& context) {
+  using cuda::MapAxis;
+  Maps maps;
+  const int64_t columns = kTransposed ? p.k : p.n, rows = kTransposed ? p.n : p.k;
+  const std::array<MapAxis, 2> axes{
+      {{rows, columns, kTransposed ? S::kColumns : kDepth}, {p.groups.count, rows * columns}}};
+  INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.dtype, p.w, columns, axes, maps.w));
+  const std::array<MapAxis, 1> of_x{{{p.x_rows, p.k, S::kBoxRows}}};
+  INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.dtype, p.x, p.k, of_x, maps.x));
+  const int64_t tasks =
+      MostTiles(p.m(), p.groups.count, S::kRows) * CeilDiv<int64_t>(p.n, S::kColumns);
+  const int64_t ctas = std::min<int64_t>(tasks, context.device->sms);
+  const cuda::LaunchConfig config{{ctas}, dim3(kThreads), S::kSharedBytes};
+  return cuda::Launch(context, kKernel<S, T, kTransposed>, config, p, maps);
+}
+
+template <DType kType>
+Status LaunchGroupedOf(const GroupedParams& p, const CudaContext& context) {
+  using T = cuda::DeviceT<kType>;
+  using S = GroupedShape<2, 10>;
+  return p.transposed ? LaunchShape<S, T, true>(p, context) : LaunchShape<S, T, false>(p, context);
+}
+
+}  // namespace intarsia::matmul::sm90

@@ -1,0 +1,16 @@
+// The kernels of grouped products for Hopper, of bf16 and f16.
+#pragma once
+#include "src/matmul/grouped.h"
+
+namespace intarsia::matmul::sm90 {
+
+// Whether the kernels can run the call at all, fast or not.
+bool Supports(const GroupedParams& params);
+bool Supports(const GroupedGradientParams& params);
+
+template <DType kType>
+Status LaunchGroupedOf(const GroupedParams& params, const CudaContext& context);
+template <DType kType>
+Status LaunchGroupedGradientOf(const GroupedGradientParams& params, const CudaContext& context);
+
+}  // namespace intarsia::matmul::sm90

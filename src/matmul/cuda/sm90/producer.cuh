@@ -1,0 +1,144 @@
+// The producers: one warp finds the tasks of its CTA, one has the copy engine fetch w, and x where
+// its rows follow each other, two copy the rows of x that an index gathers.
+#pragma once
+#include "src/core/cuda/ptx.cuh"
+#include "src/matmul/cuda/rows.cuh"
+#include "src/matmul/cuda/sm90/shared.cuh"
+
+namespace intarsia::matmul::sm90 {
+
+inline constexpr int kGatherWarps = 2;
+// Row tiles of a group whose CTAs follow each other: they share columns of w in the L2 cache.
+inline constexpr int kRowTilesTogether = 16;
+
+// Passed to the kernel by value.
+struct Maps {
+  CUtensorMap x;  // panel, row
+  CUtensorMap w;  // panel, row, group
+};
+
+template <class S>
+__device__ __forceinline__ void FindTasks(const GroupedParams& p, Shared<S>& shared) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int column_tiles = (static_cast<int>(p.n) + S::kColumns - 1) / S::kColumns;
+  int64_t index = blockIdx.x;
+  ProduceTasks(shared, [&] {
+    const Unit unit = FindUnit<typename S::Tiles, kRowTilesTogether>(p.groups, column_tiles, index);
+    index += gridDim.x;
+    constexpr int kRounds = (S::kRows + 31) / 32;
+    int taken[kRounds];
+    const bool gathers = p.rows.data && unit.group >= 0;
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      const int row = 32 * i + lane;
+      taken[i] = gathers && row < unit.rows ? static_cast<int>(RowTaken(p, unit.row + row)) : -1;
+    }
+    return [=](Task<S>& task) {
+      if (lane == 0) {
+        task.unit = unit;
+        task.kind = unit.rows == 0   ? Task<S>::kEnd
+                    : unit.group < 0 ? Task<S>::kZeros
+                                     : Task<S>::kProduct;
+      }
+      if (gathers) {
+#pragma unroll
+        for (int i = 0; i < kRounds; ++i)
+          if (32 * i + lane < S::kRows) task.taken[32 * i + lane] = taken[i];
+      }
+      __syncwarp();
+    };
+  });
+}
+
+template <class S>
+__device__ __forceinline__ int StagesOf(const GroupedParams& p) {
+  return (static_cast<int>(p.k) + kDepth - 1) / kDepth;
+}
+
+// kTransposed: w is [group, n, k], a panel has rows of n; otherwise [group, k, n], and a tile has a
+// panel for each 64 columns.
+template <class S, bool kTransposed>
+__device__ __forceinline__ void CopyOperands(const GroupedParams& p, const Maps& maps,
+                                             Shared<S>& shared) {
+  const bool elected = threadIdx.x % 32 == 0, gathers = p.rows.data;
+  const int stages = StagesOf<S>(p);
+  cuda::RingPlace<S::kStages> place;
+  ForEachTask(shared, [&](const Task<S>& task) {
+    if (task.kind != Task<S>::kProduct) return;
+    const Unit unit = task.unit;
+    const int first_column = unit.column_tile * S::kColumns;
+    const int boxes = gathers ? 0 : (unit.rows + S::kBoxRows - 1) / S::kBoxRows;
+    constexpr int kBoxBytes = S::kBoxRows * cuda::kPanelRowBytes;
+    for (int i = 0; i < stages; ++i, place.Next()) {
+      shared.stages.empty[place.index].Wait(place.parity ^ 1);
+      if (!elected) continue;
+      cuda::Barrier& full = shared.stages.full[place.index];
+      full.ArriveExpecting(S::kWeightBytes + boxes * kBoxBytes);
+      char* const w = shared.w[place.index];
+      if constexpr (kTransposed) {
+        const int32_t at[] = {i * kDepth, first_column, unit.group};
+        cuda::CopyBox(w, maps.w, at, full);
+      } else {
+#pragma unroll
+        for (int panel = 0; panel < S::kColumns / 64; ++panel) {
+          const int32_t at[] = {first_column + 64 * panel, i * kDepth, unit.group};
+          cuda::CopyBox(w + panel * kDepth * cuda::kPanelRowBytes, maps.w, at, full);
+        }
+      }
+      for (int box = 0; box < boxes; ++box) {
+        const int32_t at[] = {i * kDepth, unit.row + box * S::kBoxRows};
+        cuda::CopyBox(shared.x[place.index] + box * kBoxBytes, maps.x, at, full);
+      }
+    }
+  });
+}
+
+// Gathered rows. `thread`: of those of all gathering warps. A stage is full kLag stages after its
+// copies were issued; at most so many stages of a task are open when the next one begins.
+template <class S, class T>
+__device__ __forceinline__ void GatherRows(const GroupedParams& p, Shared<S>& shared, int thread) {
+  constexpr int kLag = 2, kUnits = 8, kPassRows = kGatherWarps * 32 / kUnits;
+  static_assert(kLag < S::kStages && kPassRows == 8);
+  const int unit = thread % kUnits, first_row = thread / kUnits;
+  const int stages = StagesOf<S>(p), k = static_cast<int>(p.k);
+  const T* const x = static_cast<const T*>(p.x) + unit * 8;
+  const int offset = static_cast<int>(cuda::PanelOffset(S::kRows, first_row, unit * 8));
+  cuda::RingPlace<S::kStages> place, open;
+  int in_flight = 0;
+  const auto publish = [&] {
+    cuda::FenceForAsyncReads();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared.stages.full[open.index].Arrive();
+    open.Next();
+    --in_flight;
+  };
+  const auto publish_all = [&] {
+    cuda::CpAsyncWait<0>();
+    while (in_flight > 0) publish();
+  };
+  ForEachTask(shared, [&](const Task<S>& task) {
+    if (task.kind != Task<S>::kProduct) return;
+    const int passes = 2 * S::Tiles::Steps(task.unit.rows);
+    for (int i = 0; i < stages; ++i, place.Next()) {
+      shared.stages.empty[place.index].Wait(place.parity ^ 1);
+      const uint32_t to = cuda::SharedAddress(shared.x[place.index]) + offset;
+      const bool exists = i * kDepth + unit * 8 < k;
+      for (int pass = 0; pass < passes; ++pass) {
+        const int taken = task.taken[pass * kPassRows + first_row];
+        const bool valid = exists && taken >= 0;
+        cuda::CpAsync16(to + pass * kPassRows * cuda::kPanelRowBytes,
+                        valid ? x + taken * p.k + i * kDepth : x, valid);
+      }
+      cuda::CpAsyncCommit();
+      if (++in_flight > kLag) {
+        cuda::CpAsyncWait<kLag>();
+        publish();
+      }
+    }
+    // The next task comes when the one before this is done, which needs all of its stages.
+    if (stages <= kLag) publish_all();
+  });
+  publish_all();
+}
+
+}  // namespace intarsia::matmul::sm90

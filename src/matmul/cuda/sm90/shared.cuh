@@ -1,0 +1,74 @@
+// What the warps of a CTA share: stages of operands, results on their way out, tasks, and the
+// barriers around them.
+#pragma once
+#include "src/core/cuda/tma.cuh"
+#include "src/core/cuda/wgmma_layout.h"
+#include "src/matmul/cuda/sm90/tiles.h"
+#include "src/matmul/cuda/units.cuh"
+
+namespace intarsia::matmul::sm90 {
+
+// Buffers in shared memory and the barriers of a ring of them.
+template <int kPlaces>
+struct Ring {
+  cuda::Barrier full[kPlaces], empty[kPlaces];
+
+  __device__ void Init(int producers, int consumers) {
+    for (int i = 0; i < kPlaces; ++i) {
+      full[i].Init(producers);
+      empty[i].Init(consumers);
+    }
+  }
+};
+
+inline constexpr int kTasks = 2;
+
+template <class S>
+struct Task {
+  enum Kind { kEnd, kProduct, kZeros };
+  Kind kind;
+  Unit unit;
+  // With gathered rows: the row of x that each row takes, or -1.
+  int taken[S::kRows];
+};
+
+template <class S>
+struct alignas(cuda::kSwizzleAtomBytes) Shared {
+  alignas(cuda::kSwizzleAtomBytes) char w[S::kStages][S::kWeightBytes];
+  alignas(cuda::kSwizzleAtomBytes) char x[S::kStages][S::kRowBytes];
+  alignas(cuda::kSwizzleAtomBytes) char staged[kConsumers][2][S::kStagedBytes];
+  Ring<S::kStages> stages;
+  Ring<kTasks> ring;
+  Task<S> tasks[kTasks];
+};
+
+// Calls work(task) for the tasks of a CTA until the end; a warp together. `Work` may be done with
+// the task's data when it returns.
+template <class Shared, class Work>
+__device__ __forceinline__ void ForEachTask(Shared& shared, Work work) {
+  for (cuda::RingPlace<kTasks> place;; place.Next()) {
+    shared.ring.full[place.index].Wait(place.parity);
+    const auto& task = shared.tasks[place.index];
+    if (task.kind == task.kEnd) return;
+    work(task);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared.ring.empty[place.index].Arrive();
+  }
+}
+
+// Writes tasks until find(task) gives the end; a warp together. `find` is called before the place
+// is free, and gives what publishes the task to it.
+template <class Shared, class Find>
+__device__ __forceinline__ void ProduceTasks(Shared& shared, Find find) {
+  for (cuda::RingPlace<kTasks> place;; place.Next()) {
+    const auto write = find();
+    shared.ring.empty[place.index].Wait(place.parity ^ 1);
+    auto& task = shared.tasks[place.index];
+    write(task);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared.ring.full[place.index].Arrive();
+    if (task.kind == task.kEnd) return;
+  }
+}
+
+}  // namespace intarsia::matmul::sm90

@@ -1,0 +1,75 @@
+// The arithmetic of the Hopper kernels' tiles. Host and device, so that tests check it on a CPU.
+#pragma once
+#include <cstdint>
+
+#include "src/core/index_vector.h"  // INTARSIA_HOST_DEVICE
+
+namespace intarsia::matmul::sm90 {
+
+inline constexpr int kConsumers = 2;  // warpgroups that multiply
+inline constexpr int kThreads = 128 * (1 + kConsumers);
+inline constexpr int kDepth = 64;  // elements of the sum in a stage: a row of a panel
+inline constexpr int kMaxSharedBytes = 227 * 1024, kControlBytes = 3 * 1024;
+// Registers a thread, of 65536: multiples of 8. If consumers took more than the producers release,
+// they would wait forever.
+inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+inline constexpr int kRegistersAtStart = 65536 / kThreads / 8 * 8;
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+              (1 + kConsumers) * kRegistersAtStart);
+
+// Rows of a group in tiles of at most kMostSteps steps of kStepRows rows. Tiles of a group differ
+// by at most a step, and only the group's last step may lack rows: the tensor cores compute fewer
+// than kStepRows rows too many a group.
+template <int kMostSteps>
+struct EvenTiles {
+  static constexpr int kStepRows = 16;
+  static constexpr int kRows = kMostSteps * kStepRows;
+
+  static INTARSIA_HOST_DEVICE constexpr int Steps(int rows) {
+    return (rows + kStepRows - 1) / kStepRows;
+  }
+  static INTARSIA_HOST_DEVICE constexpr int Count(int rows) {
+    return (Steps(rows) + kMostSteps - 1) / kMostSteps;
+  }
+  // The first row of a tile, or, behind the last tile, `rows`.
+  static INTARSIA_HOST_DEVICE constexpr int Begin(int rows, int tile) {
+    const int steps = Steps(rows), tiles = Count(rows);
+    const int each = steps / tiles, longer = steps % tiles;
+    const int row = (tile * each + (tile < longer ? tile : longer)) * kStepRows;
+    return row < rows ? row : rows;
+  }
+};
+
+// How the kernel of products cuts its work: a tile has kColumns columns of w and up to kRows rows.
+// Columns of w are the rows of wgmma's result, 64 an instruction, and rows of x its columns, since
+// groups have any number of rows.
+template <int kBlocksOfConsumer, int kMostSteps>
+struct GroupedShape {
+  using Tiles = EvenTiles<kMostSteps>;
+  static constexpr int kBlocks = kBlocksOfConsumer;  // of 64 columns, each consumer's
+  static constexpr int kColumns = 64 * kBlocks * kConsumers;
+  static constexpr int kRows = Tiles::kRows, kSteps = kMostSteps;
+  static constexpr int kBoxRows = 32;  // of x: rows that a copy takes
+  static constexpr int kStages = 4;
+  static constexpr int kWeightBytes = kColumns * kDepth * 2, kRowBytes = kRows * kDepth * 2;
+  // Results on their way out: two times a step of each consumer.
+  static constexpr int kStagedBytes = Tiles::kStepRows * 64 * kBlocks * 2;
+  static constexpr int kSharedBytes =
+      kStages * (kWeightBytes + kRowBytes) + 2 * kConsumers * kStagedBytes + kControlBytes;
+  static_assert(kSharedBytes <= kMaxSharedBytes && kRows % kBoxRows == 0);
+  static_assert(kColumns <= 256);  // a box has at most 256 rows
+};
+
+// How the kernel of the gradient does: a tile is kRows of k times kColumns of n.
+struct GradientShape {
+  static constexpr int kRows = 64 * kConsumers, kColumns = 256;
+  static constexpr int kStages = 4;
+  static constexpr int kBytesX = kRows * kDepth * 2, kBytesD = kColumns * kDepth * 2;
+  static constexpr int kWarps = 4 * kConsumers;
+  static constexpr int kStagedBytes = 16 * 128;  // 16 rows of a panel
+  static constexpr int kSharedBytes =
+      kStages * (kBytesX + kBytesD) + 2 * kWarps * kStagedBytes + kControlBytes;
+  static_assert(kSharedBytes <= kMaxSharedBytes);
+};
+
+}  // namespace intarsia::matmul::sm90

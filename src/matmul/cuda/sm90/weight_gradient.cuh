@@ -1,0 +1,304 @@
+// The gradient of grouped products in their weights, for Hopper: wgmma fed by TMA,
+//   out[g] = x[rows of g, :]^T d_out[rows of g, :].
+//
+// A CTA stays on its multiprocessor and computes one tile of a group's result after another. Both
+// operands lie in shared memory as they do in memory, [rows, columns], and wgmma sums over their
+// rows. The last rows of a group may fill a part of a step of 16: one warp clears the rest, which
+// are rows of the next group, while the stages behind are on their way. Further steps are left out.
+#pragma once
+#include <algorithm>
+#include <array>
+
+#include "src/core/cuda/launch.h"
+#include "src/core/cuda/tensor_map.h"
+#include "src/core/cuda/wgmma.cuh"
+#include "src/matmul/cuda/sm90/consumer.cuh"
+#include "src/matmul/cuda/sm90/grouped.h"
+
+namespace intarsia::matmul::sm90 {
+
+struct GradientMaps {
+  CUtensorMap x, d_out;  // panel, row
+};
+
+struct GradientTask {
+  enum Kind { kEnd, kTile };
+  Kind kind;
+  int group, first_k, first_n;
+  int row, rows;
+
+  __device__ __forceinline__ int Stages() const { return (rows + kDepth - 1) / kDepth; }
+  __device__ __forceinline__ bool HasTail() const { return rows % cuda::kWgmmaStep != 0; }
+};
+
+struct alignas(cuda::kSwizzleAtomBytes) GradientShared {
+  using S = GradientShape;
+  static constexpr int kPanelBytes = kDepth * cuda::kPanelRowBytes;
+  static constexpr int kPanelsX = S::kRows / 64, kPanelsD = S::kColumns / 64;
+
+  char operands[S::kStages][(kPanelsX + kPanelsD) * kPanelBytes];  // panels of x, then of d_out
+  alignas(cuda::kSwizzleAtomBytes) char staged[S::kWarps][2][S::kStagedBytes];
+  Ring<S::kStages> stages;
+  cuda::Barrier cleared[S::kStages];  // tail i of all: number i of kStages
+  Ring<kTasks> ring;
+  GradientTask tasks[kTasks];
+};
+
+// A count of stages or tails as a place in the ring of them.
+struct GradientPlace {
+  int index;
+  uint32_t parity;
+  __device__ __forceinline__ explicit GradientPlace(uint32_t count)
+      : index(count % GradientShape::kStages), parity(count / GradientShape::kStages % 2) {}
+};
+
+__device__ __forceinline__ void FindTiles(const GroupedGradientParams& p, GradientShared& shared) {
+  using S = GradientShape;
+  const int k_tiles = (static_cast<int>(p.k) + S::kRows - 1) / S::kRows;
+  const int n_tiles = (static_cast<int>(p.n) + S::kColumns - 1) / S::kColumns;
+  const int64_t of_group = int64_t{k_tiles} * n_tiles;
+  int64_t index = blockIdx.x;
+  ProduceTasks(shared, [&] {
+    GradientTask task{GradientTask::kEnd};
+    if (const int64_t group = index / of_group; group < p.groups.count) {
+      const RowRange rows = FindGroup(p.groups, static_cast<int>(group));
+      const auto tile = static_cast<int>(index - group * of_group);
+      task = {GradientTask::kTile,          static_cast<int>(group),
+              tile % k_tiles * S::kRows,    tile / k_tiles * S::kColumns,
+              static_cast<int>(rows.begin), static_cast<int>(rows.end - rows.begin)};
+    }
+    index += gridDim.x;
+    return [=](GradientTask& to) {
+      if (threadIdx.x % 32 == 0) to = task;
+      __syncwarp();
+    };
+  });
+}
+
+__device__ __forceinline__ void CopyRowsOfGroups(const GradientMaps& maps, GradientShared& shared) {
+  using Shared = GradientShared;
+  const bool elected = threadIdx.x % 32 == 0;
+  uint32_t count = 0;
+  ForEachTask(shared, [&](const GradientTask& task) {
+    const GradientTask own = task;
+    for (int i = 0; i < own.Stages(); ++i, ++count) {
+      const GradientPlace place(count);
+      shared.stages.empty[place.index].Wait(place.parity ^ 1);
+      if (!elected) continue;
+      cuda::Barrier& full = shared.stages.full[place.index];
+      full.ArriveExpecting(static_cast<int>(sizeof shared.operands[0]));
+      char* const to = shared.operands[place.index];
+      const int row = own.row + i * kDepth;
+#pragma unroll
+      for (int panel = 0; panel < Shared::kPanelsX; ++panel) {
+        const int32_t at[] = {own.first_k + 64 * panel, row};
+        cuda::CopyBox(to + panel * Shared::kPanelBytes, maps.x, at, full);
+      }
+#pragma unroll
+      for (int panel = 0; panel < Shared::kPanelsD; ++panel) {
+        const int32_t at[] = {own.first_n + 64 * panel, row};
+        cuda::CopyBox(to + (Shared::kPanelsX + panel) * Shared::kPanelBytes, maps.d_out, at, full);
+      }
+    }
+  });
+}
+
+// Clears the rows behind the group's last, to the end of their step; a warp together. In both
+// operands, since 0 times NaN or infinity is no 0.
+__device__ __forceinline__ void ClearTails(GradientShared& shared) {
+  using Shared = GradientShared;
+  constexpr int kUnits = cuda::kPanelRowBytes / 16;
+  uint32_t count = 0, tails = 0;
+  ForEachTask(shared, [&](const GradientTask& task) {
+    count += task.Stages();
+    if (!task.HasTail()) return;
+    const GradientPlace place(count - 1);
+    shared.stages.full[place.index].Wait(place.parity);
+    const int begin = task.rows % kDepth, rows = -begin & (cuda::kWgmmaStep - 1);
+    auto* const units = reinterpret_cast<uint4*>(shared.operands[place.index]) + begin * kUnits;
+    for (int i = static_cast<int>(threadIdx.x) % 32; i < rows * kUnits; i += 32) {
+#pragma unroll
+      for (int panel = 0; panel < Shared::kPanelsX + Shared::kPanelsD; ++panel)
+        units[panel * kDepth * kUnits + i] = {};
+    }
+    cuda::FenceForAsyncReads();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared.cleared[tails % GradientShape::kStages].Arrive();
+    ++tails;
+  });
+}
+
+// A warpgroup that computes 64 rows of each tile.
+template <class T>
+class GradientConsumer {
+ public:
+  __device__ __forceinline__ GradientConsumer(const GroupedGradientParams& p,
+                                              GradientShared& shared, int number)
+      : p_(p), shared_(shared), number_(number) {}
+
+  __device__ __forceinline__ void Run() {
+    ForEachTask(shared_, [&](const GradientTask& task) { Compute(task); });
+  }
+
+ private:
+  using S = GradientShape;
+  using Shared = GradientShared;
+  using Sums = float[S::kColumns / 2];
+  static constexpr int kSteps = kDepth / cuda::kWgmmaStep;
+
+  __device__ __forceinline__ void Compute(const GradientTask& task) {
+    Sums sums;
+#pragma unroll
+    for (float& sum : sums) sum = 0.0f;
+    const int stages = task.Stages();
+#pragma unroll 1
+    for (int i = 0; i < stages; ++i, ++count_) {
+      const GradientPlace place(count_);
+      shared_.stages.full[place.index].Wait(place.parity);
+      const int rows = task.rows - i * kDepth;
+      if (rows < kDepth && task.HasTail()) {
+        const GradientPlace tail(tails_++);
+        shared_.cleared[tail.index].Wait(tail.parity);
+      }
+      const uint32_t stage = cuda::SharedAddress(shared_.operands[place.index]);
+      if (rows > kDepth - cuda::kWgmmaStep) {
+        cuda::WgmmaFence();
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) MultiplyStep(stage, step, sums);
+      } else {
+#pragma unroll 1
+        for (int step = 0; step * cuda::kWgmmaStep < rows; ++step) {
+          cuda::WgmmaFence();
+          MultiplyStep(stage, step, sums);
+        }
+      }
+      cuda::WgmmaCommit();
+      cuda::WgmmaWait<1>();
+      if (i > 0) Release(count_ - 1);
+    }
+    cuda::WgmmaWait<0>();
+    if (stages > 0) Release(count_ - 1);
+    if (p_.out_dtype == DType::kF32)
+      StoreFloats(task, sums);
+    else
+      Store(task, sums);
+  }
+
+  __device__ __forceinline__ void MultiplyStep(uint32_t stage, int step, Sums& sums) const {
+    const uint32_t at = stage + cuda::RowStepBytes(step);
+    cuda::Wgmma<S::kColumns>::template Shared<T, true, true, true>(
+        sums, cuda::RowsSummed(at + number_ * Shared::kPanelBytes, kDepth),
+        cuda::RowsSummed(at + Shared::kPanelsX * Shared::kPanelBytes, kDepth));
+  }
+
+  __device__ __forceinline__ void Release(uint32_t count) const {
+    if (threadIdx.x % cuda::kWarpgroupThreads == 0)
+      shared_.stages.empty[GradientPlace(count).index].Arrive();
+  }
+
+  // A warp's 16 rows by way of shared memory, a panel at a time.
+  __device__ __forceinline__ void Store(const GradientTask& task, const Sums& sums) const {
+    using Rows = cuda::SwizzledRows<cuda::kPanelRowBytes>;
+    constexpr int kPassRows = 32 / Rows::kUnits;
+    const int warp = static_cast<int>(threadIdx.x) / 32 - 4, lane = threadIdx.x % 32;
+    const int unit = lane % Rows::kUnits, lane_row = lane / Rows::kUnits;
+    const int row = task.first_k + warp * 16 + lane_row;
+    const int rows = static_cast<int>(p_.k) - row;  // of the result, from the lane's first one on
+    T* const out = static_cast<T*>(p_.out) + (task.group * p_.k + row) * p_.n + unit * 8;
+    __syncwarp();  // the last task's rows are read
+#pragma unroll
+    for (int panel = 0; panel < S::kColumns / 64; ++panel) {
+      char* const staged = shared_.staged[warp][panel % 2];
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        const float* const of_part = sums + panel * 32 + part * 8;
+        const uint32_t pairs[4] = {
+            ToPair<T>(of_part[0], of_part[1]), ToPair<T>(of_part[2], of_part[3]),
+            ToPair<T>(of_part[4], of_part[5]), ToPair<T>(of_part[6], of_part[7])};
+        cuda::StMatrix4(cuda::SharedAddress(staged) + Rows::Offset(lane % 16, 2 * part + lane / 16),
+                        pairs);
+      }
+      __syncwarp();
+      const int column = task.first_n + panel * 64;
+      if (column + unit * 8 >= p_.n) continue;
+#pragma unroll
+      for (int pass = 0; pass < 16 / kPassRows; ++pass) {
+        if (pass * kPassRows < rows)
+          *reinterpret_cast<uint4*>(out + pass * kPassRows * p_.n + column) =
+              *reinterpret_cast<const uint4*>(staged +
+                                              Rows::Offset(pass * kPassRows + lane_row, unit));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void StoreFloats(const GradientTask& task, const Sums& sums) const {
+    const int thread = static_cast<int>(threadIdx.x % cuda::kWarpgroupThreads);
+#pragma unroll
+    for (int i = 0; i < S::kColumns / 2; i += 2) {
+      const int64_t row = task.first_k + number_ * 64 + cuda::AccumulatorRow(thread, i);
+      const int64_t column = task.first_n + cuda::AccumulatorColumn(thread, i);
+      if (row < p_.k && column < p_.n)
+        *reinterpret_cast<float2*>(static_cast<float*>(p_.out) + (task.group * p_.k + row) * p_.n +
+                                   column) = {sums[i], sums[i + 1]};
+    }
+  }
+
+  const GroupedGradientParams& p_;
+  GradientShared& shared_;
+  const int number_;
+  uint32_t count_ = 0, tails_ = 0;
+};
+
+// Grid: any; CTAs share the tiles.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1)
+    GroupedGradientSm90Kernel(const __grid_constant__ GroupedGradientParams p,
+                              const __grid_constant__ GradientMaps maps) {
+  static_assert(sizeof(GradientShared) <= GradientShape::kSharedBytes);
+  extern __shared__ __align__(cuda::kSwizzleAtomBytes) char bytes[];
+  auto& shared = *reinterpret_cast<GradientShared*>(bytes);
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    shared.stages.Init(1, kConsumers);
+    shared.ring.Init(1, 4 * kConsumers + 2);
+    for (cuda::Barrier& cleared : shared.cleared) cleared.Init(1);
+    cuda::PublishBarriers();
+    cuda::PrefetchMap(maps.x);
+    cuda::PrefetchMap(maps.d_out);
+  }
+  __syncthreads();
+  if (warp < 4) {
+    cuda::ReleaseRegisters<kProducerRegisters>();
+    if (warp == 0) CopyRowsOfGroups(maps, shared);
+    if (warp == 1) FindTiles(p, shared);
+    if (warp == 2) ClearTails(shared);
+  } else {
+    cuda::TakeRegisters<kConsumerRegisters>();
+    GradientConsumer<T>(p, shared, warp / 4 - 1).Run();
+  }
+}
+
+template <class T>
+inline const cuda::Kernel kGradientKernel(
+    "GroupedGradientSm90Kernel", reinterpret_cast<const void*>(&GroupedGradientSm90Kernel<T>),
+    GradientShape::kSharedBytes, cuda::kHopper);
+
+template <DType kType>
+Status LaunchGroupedGradientOf(const GroupedGradientParams& p, const CudaContext& context) {
+  using cuda::MapAxis;
+  using S = GradientShape;
+  GradientMaps maps;
+  const auto make = [&](const void* data, int64_t columns, CUtensorMap& map) {
+    const std::array<MapAxis, 1> rows{{{p.groups.m, columns, kDepth}}};
+    return cuda::MakePanelMap(p.dtype, data, columns, rows, map);
+  };
+  INTARSIA_RETURN_IF_ERROR(make(p.x, p.k, maps.x));
+  INTARSIA_RETURN_IF_ERROR(make(p.d_out, p.n, maps.d_out));
+  const int64_t tiles =
+      p.groups.count * CeilDiv<int64_t>(p.k, S::kRows) * CeilDiv<int64_t>(p.n, S::kColumns);
+  const int64_t ctas = std::min<int64_t>(tiles, context.device->sms);
+  const cuda::LaunchConfig config{{ctas}, dim3(kThreads), S::kSharedBytes};
+  return cuda::Launch(context, kGradientKernel<cuda::DeviceT<kType>>, config, p, maps);
+}
+
+}  // namespace intarsia::matmul::sm90
