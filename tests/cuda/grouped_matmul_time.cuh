@@ -111,27 +111,58 @@ class TimedLayer {
     p.k = layer_.k, p.n = layer_.n, p.x_rows = m;
     p.transposed = transposed;
     p.groups = {.sizes = {}, .all = layer_.groups, .count = layer_.groups, .m = m, .offset = {}};
-    const cuda::Device& device = *attention::ContextOn().device;
-    const GroupedCandidate* const choice = Choose(p, device);
-    for (const GroupedCandidate& candidate : GroupedCandidates()) {
-      // Hopeless ones would take most of the time.
-      const bool streams = candidate.kernel == GroupedKernel::kStream;
-      if (!CanRun(candidate, p, device) || (streams && m > 64 * layer_.groups)) continue;
-      const double us = MedianOfGraphs([&](int i, const CudaContext& context) {
-        p.groups.sizes = {routings.data() + i * layer_.groups, true};
-        attention::Require(Launch(p, context, candidate));
-      });
-      std::printf("  %s%s %d: %.1f us %.2fx", &candidate == choice ? "*" : "",
-                  KindOf(candidate.kernel), candidate.rows, us, us / floor);
+    TimeCandidates(p, routings.data(), floor);
+    if (!transposed && tokens >= 512) {
+      TimeGathered(p, tokens, routings.data(), floor, random);
+      TimeGradientOfX(p, routings.data(), floor);
+      TimeGradient(m, routings.data(), floor);
     }
-    std::printf("\n");
-    if (!transposed && tokens >= 512) TimeGradient(m, routings.data(), floor);
     std::fflush(stdout);
   }
 
  private:
   static size_t Elements(int64_t rows, int64_t columns) {
     return static_cast<size_t>(rows * columns * 2);
+  }
+  void TimeCandidates(GroupedParams p, const int64_t* routings, double floor) const {
+    const cuda::Device& device = *attention::ContextOn().device;
+    const GroupedCandidate* const choice = Choose(p, device);
+    for (const GroupedCandidate& candidate : GroupedCandidates()) {
+      // Hopeless ones would take most of the time.
+      const bool hopeless = candidate.kernel == GroupedKernel::kStream
+                                ? p.m() > 64 * layer_.groups
+                                : candidate.kernel == GroupedKernel::kTiles && choice &&
+                                      choice->kernel == GroupedKernel::kWarpgroups &&
+                                      p.m() > 32 * layer_.groups;
+      if (!CanRun(candidate, p, device) || hopeless) continue;
+      const double us = MedianOfGraphs([&](int i, const CudaContext& context) {
+        p.groups.sizes = {routings + i * layer_.groups, true};
+        attention::Require(Launch(p, context, candidate));
+      });
+      std::printf("  %s%s %d: %.1f us %.2fx", &candidate == choice ? "*" : "",
+                  KindOf(candidate.kernel), candidate.rows, us, us / floor);
+    }
+    std::printf("\n");
+  }
+  // Each row takes one of the tokens.
+  void TimeGathered(GroupedParams p, int64_t tokens, const int64_t* routings, double floor,
+                    std::mt19937& random) const {
+    std::vector<int32_t> rows(p.m());
+    for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i % tokens);
+    std::shuffle(rows.begin(), rows.end(), random);
+    const attention::DeviceArray<int32_t> on_device(rows);
+    p.rows = {on_device.data(), false};
+    p.x_rows = tokens;
+    std::printf("%46s gathered:", "");
+    TimeCandidates(p, routings, floor);
+  }
+  // d_out w', as large a product.
+  void TimeGradientOfX(GroupedParams p, const int64_t* routings, double floor) const {
+    std::swap(p.k, p.n);
+    p.x = out_.data(), p.out = d_w_.data();
+    p.transposed = !p.transposed;
+    std::printf("%46s gradient of x:", "");
+    TimeCandidates(p, routings, floor);
   }
   void TimeGradient(int64_t m, const int64_t* routings, double floor) const {
     GroupedGradientParams p;

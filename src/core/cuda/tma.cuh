@@ -19,6 +19,18 @@ class Barrier {
     (void)::cuda::ptx::mbarrier_arrive(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
                                        ::cuda::ptx::space_shared, &state_);
   }
+  // At the barrier in the same place of block `rank` of the cluster. Orders nothing but what this
+  // block does (.cta): a wider scope waits for all writes of the thread, results too.
+  __device__ __forceinline__ void ArriveAt(uint32_t rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.release.cta.shared::cluster.b64 _, [remote];\n"
+        "}" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(&state_))),
+        "r"(rank)
+        : "memory");
+  }
   __device__ __forceinline__ void ArriveExpecting(int bytes) {
     (void)::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
                                                  ::cuda::ptx::space_shared, &state_,
@@ -29,6 +41,13 @@ class Barrier {
   __device__ __forceinline__ void Wait(uint32_t parity) {
     while (!::cuda::ptx::mbarrier_try_wait_parity(&state_, parity)) {
     }
+  }
+  // Arrives when all cp.async of this thread so far are done; the count of the barrier has to
+  // include it. Readers need FenceForAsyncReads of their own before wgmma.
+  __device__ __forceinline__ void ArriveBehindCopies() {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(&state_)))
+                 : "memory");
   }
   __device__ __forceinline__ uint64_t* address() { return &state_; }
 
@@ -68,6 +87,25 @@ __device__ __forceinline__ void CopyBox(void* shared, const CUtensorMap& map,
                                         const int32_t (&coordinates)[kAxes], Barrier& barrier) {
   ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, shared,
                                     &map, coordinates, barrier.address());
+}
+// The same to all blocks of the cluster that `ranks` has a bit for: to the same place in each, and
+// counted by the barrier in the same place.
+template <int kAxes>
+__device__ __forceinline__ void CopyBoxToBlocks(void* shared, const CUtensorMap& map,
+                                                const int32_t (&coordinates)[kAxes],
+                                                Barrier& barrier, uint16_t ranks) {
+  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, shared,
+                                    &map, coordinates, barrier.address(), ranks);
+}
+// Which block of its cluster this one is.
+__device__ __forceinline__ int ClusterRank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+// All threads of the cluster wait for each other. What they wrote to shared memory is seen.
+__device__ __forceinline__ void ClusterSync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 // Fetches a map ahead of its first use.
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {

@@ -25,6 +25,9 @@ bool FitsStream(const GroupedParams& p, const cuda::Device&) {
 bool FitsWarpgroups(const GroupedParams& p, const cuda::Device&) {
   return MeanRows(p.groups) > 16 && p.n >= 128;
 }
+bool FitsPairs(const GroupedParams& p, const cuda::Device& device) {
+  return FitsWarpgroups(p, device) && MeanRows(p.groups) > 96;
+}
 
 // Small tiles where large ones would be half empty, or too few for the GPU.
 bool FitsLargeTiles(const GroupedParams& p, const cuda::Device& device) {
@@ -36,7 +39,10 @@ bool FitsSmallTiles(const GroupedParams&, const cuda::Device&) { return true; }
 constexpr GroupedCandidate kCandidates[] = {
     {"portable, 8 rows streamed past", cuda::kPortable, GroupedKernel::kStream, kStreamRows,
      &FitsStream},
-    {"sm_90, wgmma and TMA", cuda::kHopper, GroupedKernel::kWarpgroups, 160, &FitsWarpgroups},
+    {"sm_90, wgmma and TMA, pairs of CTAs", cuda::kHopper, GroupedKernel::kWarpgroups,
+     sm90::PairedShape::kRows, &FitsPairs},
+    {"sm_90, wgmma and TMA", cuda::kHopper, GroupedKernel::kWarpgroups, sm90::SingleShape::kRows,
+     &FitsWarpgroups},
     {"portable, tiles of 128 rows", cuda::kPortable, GroupedKernel::kTiles, 128, &FitsLargeTiles},
     {"portable, tiles of 64 rows", cuda::kPortable, GroupedKernel::kTiles, 64, &FitsSmallTiles}};
 

@@ -62,23 +62,20 @@ class Consumer {
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
       shared_.stages.full[place_.index].Wait(place_.parity);
+      if (p_.rows.data) cuda::FenceForAsyncReads();  // their copies are no copy engine's
       Multiply<kSteps>(sums);
       cuda::WgmmaWait<1>();
-      if (i > 0) Release(before);
+      if (i > 0) shared_.stages.Release(before.index);
       before = place_;
       place_.Next();
     }
     cuda::WgmmaWait<0>();
-    Release(before);
+    shared_.stages.Release(before.index);
     if (p_.bias) AddBias<kSteps>(task, sums);
     if (p_.out_dtype == DType::kF32)
       StoreFloats<kSteps>(task.unit, sums);
     else
       Store<kSteps>(task.unit, sums);
-  }
-
-  __device__ __forceinline__ void Release(const cuda::RingPlace<S::kStages>& place) const {
-    if (threadIdx.x % cuda::kWarpgroupThreads == 0) shared_.stages.empty[place.index].Arrive();
   }
 
   // The stage at place_, in flight afterwards.

@@ -32,13 +32,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     const int gathering = p.rows.data ? kGatherWarps : 0;
-    shared.stages.Init(1 + gathering, kConsumers);
+    shared.stages.Init(1 + 32 * gathering, kConsumers);
     shared.ring.Init(1, 4 * kConsumers + 1 + gathering);
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.w);
     cuda::PrefetchMap(maps.x);
   }
-  __syncthreads();
+  SyncCtas<S::kCluster>();
   if (warp < 4) {
     cuda::ReleaseRegisters<kProducerRegisters>();
     if (warp == 0) CopyOperands<S, kTransposed>(p, maps, shared);
@@ -48,6 +48,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cuda::TakeRegisters<kConsumerRegisters>();
     Consumer<S, T, kTransposed>(p, shared, warp / 4 - 1).Run();
   }
+  if constexpr (S::kCluster > 1) SyncCtas<S::kCluster>();
 }
 
 template <class S, class T, bool kTransposed>
@@ -66,17 +67,21 @@ Status LaunchShape(const GroupedParams& p, const CudaContext& context) {
   const std::array<MapAxis, 1> of_x{{{p.x_rows, p.k, S::kBoxRows}}};
   INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.dtype, p.x, p.k, of_x, maps.x));
   const int64_t tasks =
-      MostTiles(p.m(), p.groups.count, S::kRows) * CeilDiv<int64_t>(p.n, S::kColumns);
-  const int64_t ctas = std::min<int64_t>(tasks, context.device->sms);
-  const cuda::LaunchConfig config{{ctas}, dim3(kThreads), S::kSharedBytes};
+      MostTiles(p.m(), p.groups.count, S::kRows) * CeilDiv<int64_t>(p.n, S::kCluster * S::kColumns);
+  const cuda::LaunchConfig config{
+      {CtasOf<S>(tasks, *context.device)}, dim3(kThreads), S::kSharedBytes, dim3(S::kCluster)};
   return cuda::Launch(context, kKernel<S, T, kTransposed>, config, p, maps);
 }
 
 template <DType kType>
-Status LaunchGroupedOf(const GroupedParams& p, const CudaContext& context) {
-  using T = cuda::DeviceT<kType>;
-  using S = GroupedShape<2, 10>;
-  return p.transposed ? LaunchShape<S, T, true>(p, context) : LaunchShape<S, T, false>(p, context);
+Status LaunchGroupedOf(const GroupedParams& p, const CudaContext& context, int tile_rows) {
+  const auto launch = [&]<class S>() {
+    using T = cuda::DeviceT<kType>;
+    return p.transposed ? LaunchShape<S, T, true>(p, context)
+                        : LaunchShape<S, T, false>(p, context);
+  };
+  if (tile_rows == PairedShape::kRows) return launch.template operator()<PairedShape>();
+  return launch.template operator()<SingleShape>();
 }
 
 }  // namespace intarsia::matmul::sm90

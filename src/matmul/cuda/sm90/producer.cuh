@@ -7,7 +7,7 @@
 
 namespace intarsia::matmul::sm90 {
 
-inline constexpr int kGatherWarps = 2;
+inline constexpr int kGatherWarps = 2, kGatherThreads = 32 * kGatherWarps;
 // Row tiles of a group whose CTAs follow each other: they share columns of w in the L2 cache.
 inline constexpr int kRowTilesTogether = 16;
 
@@ -20,11 +20,14 @@ struct Maps {
 template <class S>
 __device__ __forceinline__ void FindTasks(const GroupedParams& p, Shared<S>& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int column_tiles = (static_cast<int>(p.n) + S::kColumns - 1) / S::kColumns;
-  int64_t index = blockIdx.x;
+  constexpr int kColumns = S::kCluster * S::kColumns;
+  const int column_tiles = (static_cast<int>(p.n) + kColumns - 1) / kColumns;
+  const int rank = static_cast<int>(blockIdx.x % S::kCluster);
+  int64_t index = blockIdx.x / S::kCluster;
   ProduceTasks(shared, [&] {
-    const Unit unit = FindUnit<typename S::Tiles, kRowTilesTogether>(p.groups, column_tiles, index);
-    index += gridDim.x;
+    Unit unit = FindUnit<typename S::Tiles, kRowTilesTogether>(p.groups, column_tiles, index);
+    unit.column_tile = unit.column_tile * S::kCluster + rank;
+    index += gridDim.x / S::kCluster;
     constexpr int kRounds = (S::kRows + 31) / 32;
     int taken[kRounds];
     const bool gathers = p.rows.data && unit.group >= 0;
@@ -62,6 +65,7 @@ __device__ __forceinline__ void CopyOperands(const GroupedParams& p, const Maps&
                                              Shared<S>& shared) {
   const bool elected = threadIdx.x % 32 == 0, gathers = p.rows.data;
   const int stages = StagesOf<S>(p);
+  const int rank = static_cast<int>(blockIdx.x % S::kCluster);
   cuda::RingPlace<S::kStages> place;
   ForEachTask(shared, [&](const Task<S>& task) {
     if (task.kind != Task<S>::kProduct) return;
@@ -85,60 +89,46 @@ __device__ __forceinline__ void CopyOperands(const GroupedParams& p, const Maps&
           cuda::CopyBox(w + panel * kDepth * cuda::kPanelRowBytes, maps.w, at, full);
         }
       }
-      for (int box = 0; box < boxes; ++box) {
+      for (int box = rank; box < boxes; box += S::kCluster) {
         const int32_t at[] = {i * kDepth, unit.row + box * S::kBoxRows};
-        cuda::CopyBox(shared.x[place.index] + box * kBoxBytes, maps.x, at, full);
+        CopyBoxToCluster<S::kCluster>(shared.x[place.index] + box * kBoxBytes, maps.x, at, full);
       }
     }
   });
 }
 
-// Gathered rows. `thread`: of those of all gathering warps. A stage is full kLag stages after its
-// copies were issued; at most so many stages of a task are open when the next one begins.
+// Gathered rows. `thread`: of those of all gathering warps; each arrives at a full stage.
 template <class S, class T>
 __device__ __forceinline__ void GatherRows(const GroupedParams& p, Shared<S>& shared, int thread) {
-  constexpr int kLag = 2, kUnits = 8, kPassRows = kGatherWarps * 32 / kUnits;
-  static_assert(kLag < S::kStages && kPassRows == 8);
+  constexpr int kUnits = 8, kPassRows = kGatherThreads / kUnits;
+  static_assert(S::Tiles::kStepRows % kPassRows == 0 && kPassRows % 8 == 0);
   const int unit = thread % kUnits, first_row = thread / kUnits;
   const int stages = StagesOf<S>(p), k = static_cast<int>(p.k);
-  const T* const x = static_cast<const T*>(p.x) + unit * 8;
-  const int offset = static_cast<int>(cuda::PanelOffset(S::kRows, first_row, unit * 8));
-  cuda::RingPlace<S::kStages> place, open;
-  int in_flight = 0;
-  const auto publish = [&] {
-    cuda::FenceForAsyncReads();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) shared.stages.full[open.index].Arrive();
-    open.Next();
-    --in_flight;
-  };
-  const auto publish_all = [&] {
-    cuda::CpAsyncWait<0>();
-    while (in_flight > 0) publish();
-  };
+  const uint32_t offset = cuda::PanelOffset(S::kRows, first_row, unit * 8);
+  cuda::RingPlace<S::kStages> place;
   ForEachTask(shared, [&](const Task<S>& task) {
     if (task.kind != Task<S>::kProduct) return;
-    const int passes = 2 * S::Tiles::Steps(task.unit.rows);
-    for (int i = 0; i < stages; ++i, place.Next()) {
+    const int steps = S::Tiles::Steps(task.unit.rows);
+    const int* const taken = task.taken + first_row;
+    const T* x = static_cast<const T*>(p.x) + unit * 8;
+    for (int i = 0; i < stages; ++i, place.Next(), x += kDepth) {
       shared.stages.empty[place.index].Wait(place.parity ^ 1);
       const uint32_t to = cuda::SharedAddress(shared.x[place.index]) + offset;
       const bool exists = i * kDepth + unit * 8 < k;
-      for (int pass = 0; pass < passes; ++pass) {
-        const int taken = task.taken[pass * kPassRows + first_row];
-        const bool valid = exists && taken >= 0;
-        cuda::CpAsync16(to + pass * kPassRows * cuda::kPanelRowBytes,
-                        valid ? x + taken * p.k + i * kDepth : x, valid);
+#pragma unroll 4
+      for (int step = 0; step < steps; ++step) {
+#pragma unroll
+        for (int row = 0; row < S::Tiles::kStepRows; row += kPassRows) {
+          const int at = step * S::Tiles::kStepRows + row, from = taken[at];
+          const bool valid = exists && from >= 0;
+          cuda::CpAsync16(to + at * cuda::kPanelRowBytes,
+                          x + (valid ? static_cast<int64_t>(from) * k : 0), valid);
+        }
       }
-      cuda::CpAsyncCommit();
-      if (++in_flight > kLag) {
-        cuda::CpAsyncWait<kLag>();
-        publish();
-      }
+      shared.stages.full[place.index].ArriveBehindCopies();
     }
-    // The next task comes when the one before this is done, which needs all of its stages.
-    if (stages <= kLag) publish_all();
   });
-  publish_all();
+  cuda::CpAsyncWait<0>();
 }
 
 }  // namespace intarsia::matmul::sm90

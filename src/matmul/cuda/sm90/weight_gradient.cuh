@@ -38,13 +38,13 @@ struct alignas(cuda::kSwizzleAtomBytes) GradientShared {
 
   char operands[S::kStages][(kPanelsX + kPanelsD) * kPanelBytes];  // panels of x, then of d_out
   alignas(cuda::kSwizzleAtomBytes) char staged[S::kWarps][2][S::kStagedBytes];
-  Ring<S::kStages> stages;
-  cuda::Barrier cleared[S::kStages];  // tail i of all: number i of kStages
+  Ring<S::kStages, S::kCluster> stages;
+  cuda::Barrier landed[S::kStages];  // in the place of "full": tail i of all is number i of kStages
   Ring<kTasks> ring;
   GradientTask tasks[kTasks];
 };
 
-// A count of stages or tails as a place in the ring of them.
+// A count of stages or tails, as a place in the ring of them.
 struct GradientPlace {
   int index;
   uint32_t parity;
@@ -54,20 +54,25 @@ struct GradientPlace {
 
 __device__ __forceinline__ void FindTiles(const GroupedGradientParams& p, GradientShared& shared) {
   using S = GradientShape;
-  const int k_tiles = (static_cast<int>(p.k) + S::kRows - 1) / S::kRows;
+  constexpr int kRows = S::kCluster * S::kRows;
+  const int k_tiles = (static_cast<int>(p.k) + kRows - 1) / kRows;
   const int n_tiles = (static_cast<int>(p.n) + S::kColumns - 1) / S::kColumns;
   const int64_t of_group = int64_t{k_tiles} * n_tiles;
-  int64_t index = blockIdx.x;
+  const int rank = static_cast<int>(blockIdx.x % S::kCluster);
+  int64_t index = blockIdx.x / S::kCluster;
   ProduceTasks(shared, [&] {
     GradientTask task{GradientTask::kEnd};
     if (const int64_t group = index / of_group; group < p.groups.count) {
       const RowRange rows = FindGroup(p.groups, static_cast<int>(group));
       const auto tile = static_cast<int>(index - group * of_group);
-      task = {GradientTask::kTile,          static_cast<int>(group),
-              tile % k_tiles * S::kRows,    tile / k_tiles * S::kColumns,
-              static_cast<int>(rows.begin), static_cast<int>(rows.end - rows.begin)};
+      task = {GradientTask::kTile,
+              static_cast<int>(group),
+              tile % k_tiles * kRows + rank * S::kRows,
+              tile / k_tiles * S::kColumns,
+              static_cast<int>(rows.begin),
+              static_cast<int>(rows.end - rows.begin)};
     }
-    index += gridDim.x;
+    index += gridDim.x / S::kCluster;
     return [=](GradientTask& to) {
       if (threadIdx.x % 32 == 0) to = task;
       __syncwarp();
@@ -77,15 +82,20 @@ __device__ __forceinline__ void FindTiles(const GroupedGradientParams& p, Gradie
 
 __device__ __forceinline__ void CopyRowsOfGroups(const GradientMaps& maps, GradientShared& shared) {
   using Shared = GradientShared;
+  constexpr int kCluster = GradientShape::kCluster;
   const bool elected = threadIdx.x % 32 == 0;
-  uint32_t count = 0;
+  const int rank = static_cast<int>(blockIdx.x % kCluster);
+  uint32_t count = 0, tails = 0;
   ForEachTask(shared, [&](const GradientTask& task) {
     const GradientTask own = task;
-    for (int i = 0; i < own.Stages(); ++i, ++count) {
+    const int stages = own.Stages();
+    for (int i = 0; i < stages; ++i, ++count) {
       const GradientPlace place(count);
       shared.stages.empty[place.index].Wait(place.parity ^ 1);
       if (!elected) continue;
-      cuda::Barrier& full = shared.stages.full[place.index];
+      cuda::Barrier& full = i + 1 == stages && own.HasTail()
+                                ? shared.landed[GradientPlace(tails).index]
+                                : shared.stages.full[place.index];
       full.ArriveExpecting(static_cast<int>(sizeof shared.operands[0]));
       char* const to = shared.operands[place.index];
       const int row = own.row + i * kDepth;
@@ -95,9 +105,11 @@ __device__ __forceinline__ void CopyRowsOfGroups(const GradientMaps& maps, Gradi
         cuda::CopyBox(to + panel * Shared::kPanelBytes, maps.x, at, full);
       }
 #pragma unroll
-      for (int panel = 0; panel < Shared::kPanelsD; ++panel) {
+      for (int each = 0; each < Shared::kPanelsD / kCluster; ++each) {
+        const int panel = each * kCluster + rank;
         const int32_t at[] = {own.first_n + 64 * panel, row};
-        cuda::CopyBox(to + (Shared::kPanelsX + panel) * Shared::kPanelBytes, maps.d_out, at, full);
+        CopyBoxToCluster<kCluster>(to + (Shared::kPanelsX + panel) * Shared::kPanelBytes,
+                                   maps.d_out, at, full);
       }
     }
   });
@@ -112,8 +124,8 @@ __device__ __forceinline__ void ClearTails(GradientShared& shared) {
   ForEachTask(shared, [&](const GradientTask& task) {
     count += task.Stages();
     if (!task.HasTail()) return;
-    const GradientPlace place(count - 1);
-    shared.stages.full[place.index].Wait(place.parity);
+    const GradientPlace place(count - 1), tail(tails++);
+    shared.landed[tail.index].Wait(tail.parity);
     const int begin = task.rows % kDepth, rows = -begin & (cuda::kWgmmaStep - 1);
     auto* const units = reinterpret_cast<uint4*>(shared.operands[place.index]) + begin * kUnits;
     for (int i = static_cast<int>(threadIdx.x) % 32; i < rows * kUnits; i += 32) {
@@ -123,8 +135,7 @@ __device__ __forceinline__ void ClearTails(GradientShared& shared) {
     }
     cuda::FenceForAsyncReads();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) shared.cleared[tails % GradientShape::kStages].Arrive();
-    ++tails;
+    if (threadIdx.x % 32 == 0) shared.stages.full[place.index].Arrive();
   });
 }
 
@@ -150,50 +161,46 @@ class GradientConsumer {
     Sums sums;
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
-    const int stages = task.Stages();
+    // The last stage apart, if it has fewer steps.
+    const int stages = (task.rows + cuda::kWgmmaStep - 1) / kDepth;
+    const int steps = (task.rows - stages * kDepth + cuda::kWgmmaStep - 1) / cuda::kWgmmaStep;
 #pragma unroll 1
     for (int i = 0; i < stages; ++i, ++count_) {
-      const GradientPlace place(count_);
-      shared_.stages.full[place.index].Wait(place.parity);
-      const int rows = task.rows - i * kDepth;
-      if (rows < kDepth && task.HasTail()) {
-        const GradientPlace tail(tails_++);
-        shared_.cleared[tail.index].Wait(tail.parity);
-      }
-      const uint32_t stage = cuda::SharedAddress(shared_.operands[place.index]);
-      if (rows > kDepth - cuda::kWgmmaStep) {
-        cuda::WgmmaFence();
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) MultiplyStep(stage, step, sums);
-      } else {
-#pragma unroll 1
-        for (int step = 0; step * cuda::kWgmmaStep < rows; ++step) {
-          cuda::WgmmaFence();
-          MultiplyStep(stage, step, sums);
-        }
-      }
-      cuda::WgmmaCommit();
+      Multiply<kSteps>(sums);
       cuda::WgmmaWait<1>();
       if (i > 0) Release(count_ - 1);
     }
+    if (steps == 1) Multiply<1>(sums);
+    if (steps == 2) Multiply<2>(sums);
+    if (steps == 3) Multiply<3>(sums);
     cuda::WgmmaWait<0>();
     if (stages > 0) Release(count_ - 1);
+    if (steps > 0) Release(count_++);
     if (p_.out_dtype == DType::kF32)
       StoreFloats(task, sums);
     else
       Store(task, sums);
   }
 
-  __device__ __forceinline__ void MultiplyStep(uint32_t stage, int step, Sums& sums) const {
-    const uint32_t at = stage + cuda::RowStepBytes(step);
-    cuda::Wgmma<S::kColumns>::template Shared<T, true, true, true>(
-        sums, cuda::RowsSummed(at + number_ * Shared::kPanelBytes, kDepth),
-        cuda::RowsSummed(at + Shared::kPanelsX * Shared::kPanelBytes, kDepth));
+  // Stage count_, in flight afterwards.
+  template <int kCount>
+  __device__ __forceinline__ void Multiply(Sums& sums) const {
+    const GradientPlace place(count_);
+    shared_.stages.full[place.index].Wait(place.parity);
+    const uint32_t stage = cuda::SharedAddress(shared_.operands[place.index]);
+    cuda::WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < kCount; ++step) {
+      const uint32_t at = stage + cuda::RowStepBytes(step);
+      cuda::Wgmma<S::kColumns>::template Shared<T, true, true, true>(
+          sums, cuda::RowsSummed(at + number_ * Shared::kPanelBytes, kDepth),
+          cuda::RowsSummed(at + Shared::kPanelsX * Shared::kPanelBytes, kDepth));
+    }
+    cuda::WgmmaCommit();
   }
 
   __device__ __forceinline__ void Release(uint32_t count) const {
-    if (threadIdx.x % cuda::kWarpgroupThreads == 0)
-      shared_.stages.empty[GradientPlace(count).index].Arrive();
+    shared_.stages.Release(GradientPlace(count).index);
   }
 
   // A warp's 16 rows by way of shared memory, a panel at a time.
@@ -246,7 +253,7 @@ class GradientConsumer {
   const GroupedGradientParams& p_;
   GradientShared& shared_;
   const int number_;
-  uint32_t count_ = 0, tails_ = 0;
+  uint32_t count_ = 0;
 };
 
 // Grid: any; CTAs share the tiles.
@@ -261,12 +268,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     shared.stages.Init(1, kConsumers);
     shared.ring.Init(1, 4 * kConsumers + 2);
-    for (cuda::Barrier& cleared : shared.cleared) cleared.Init(1);
+    for (cuda::Barrier& landed : shared.landed) landed.Init(1);
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.x);
     cuda::PrefetchMap(maps.d_out);
   }
-  __syncthreads();
+  SyncCtas<GradientShape::kCluster>();
   if (warp < 4) {
     cuda::ReleaseRegisters<kProducerRegisters>();
     if (warp == 0) CopyRowsOfGroups(maps, shared);
@@ -276,6 +283,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cuda::TakeRegisters<kConsumerRegisters>();
     GradientConsumer<T>(p, shared, warp / 4 - 1).Run();
   }
+  SyncCtas<GradientShape::kCluster>();
 }
 
 template <class T>
@@ -294,10 +302,10 @@ Status LaunchGroupedGradientOf(const GroupedGradientParams& p, const CudaContext
   };
   INTARSIA_RETURN_IF_ERROR(make(p.x, p.k, maps.x));
   INTARSIA_RETURN_IF_ERROR(make(p.d_out, p.n, maps.d_out));
-  const int64_t tiles =
-      p.groups.count * CeilDiv<int64_t>(p.k, S::kRows) * CeilDiv<int64_t>(p.n, S::kColumns);
-  const int64_t ctas = std::min<int64_t>(tiles, context.device->sms);
-  const cuda::LaunchConfig config{{ctas}, dim3(kThreads), S::kSharedBytes};
+  const int64_t tasks = p.groups.count * CeilDiv<int64_t>(p.k, S::kCluster * S::kRows) *
+                        CeilDiv<int64_t>(p.n, S::kColumns);
+  const cuda::LaunchConfig config{
+      {CtasOf<S>(tasks, *context.device)}, dim3(kThreads), S::kSharedBytes, dim3(S::kCluster)};
   return cuda::Launch(context, kGradientKernel<cuda::DeviceT<kType>>, config, p, maps);
 }
 
