@@ -42,13 +42,6 @@ class Barrier {
     while (!::cuda::ptx::mbarrier_try_wait_parity(&state_, parity)) {
     }
   }
-  // Arrives when all cp.async of this thread so far are done; the count of the barrier has to
-  // include it. Readers need FenceForAsyncReads of their own before wgmma.
-  __device__ __forceinline__ void ArriveBehindCopies() {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
-                     static_cast<uint32_t>(__cvta_generic_to_shared(&state_)))
-                 : "memory");
-  }
   __device__ __forceinline__ uint64_t* address() { return &state_; }
 
  private:

@@ -48,8 +48,10 @@ constexpr GroupedCandidate kCandidates[] = {
 
 bool FitsGradient(const GroupedGradientParams&, const cuda::Device&) { return true; }
 
-constexpr GradientCandidate kGradients[] = {{"sm_90, wgmma and TMA", cuda::kHopper, &FitsGradient},
-                                            {"portable", cuda::kPortable, &FitsGradient}};
+constexpr GradientCandidate kGradients[] = {
+    {"sm_90, wgmma and TMA, pairs of CTAs", cuda::kHopper, 2, &FitsGradient},
+    {"sm_90, wgmma and TMA", cuda::kHopper, 1, &FitsGradient},
+                                            {"portable", cuda::kPortable, 1, &FitsGradient}};
 
 // The first of the candidates that runs the call and is good at it.
 template <class Candidate, class Params>

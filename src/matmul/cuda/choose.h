@@ -54,6 +54,7 @@ struct GroupedCandidate {
 struct GradientCandidate {
   const char* name;  // in reports
   int arch;
+  int cluster;
   bool (*fits)(const GroupedGradientParams&, const cuda::Device&);
 };
 

@@ -62,7 +62,6 @@ class Consumer {
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
       shared_.stages.full[place_.index].Wait(place_.parity);
-      if (p_.rows.data) cuda::FenceForAsyncReads();  // their copies are no copy engine's
       Multiply<kSteps>(sums);
       cuda::WgmmaWait<1>();
       if (i > 0) shared_.stages.Release(before.index);

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     const int gathering = p.rows.data ? kGatherWarps : 0;
-    shared.stages.Init(1 + 32 * gathering, kConsumers);
+    shared.stages.Init(1 + gathering, kConsumers);
     shared.ring.Init(1, 4 * kConsumers + 1 + gathering);
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.w);

@@ -4,5 +4,5 @@
 namespace intarsia::matmul::sm90 {
 template Status LaunchGroupedOf<DType::kF16>(const GroupedParams&, const CudaContext&, int);
 template Status LaunchGroupedGradientOf<DType::kF16>(const GroupedGradientParams&,
-                                                     const CudaContext&);
+                                                     const CudaContext&, int);
 }  // namespace intarsia::matmul::sm90

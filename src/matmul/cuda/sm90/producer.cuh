@@ -97,7 +97,8 @@ __device__ __forceinline__ void CopyOperands(const GroupedParams& p, const Maps&
   });
 }
 
-// Gathered rows. `thread`: of those of all gathering warps; each arrives at a full stage.
+// Gathered rows. `thread`: of those of all gathering warps. A stage is published when the next
+// one's copies have been issued: nobody waits for copies that are fresh.
 template <class S, class T>
 __device__ __forceinline__ void GatherRows(const GroupedParams& p, Shared<S>& shared, int thread) {
   constexpr int kUnits = 8, kPassRows = kGatherThreads / kUnits;
@@ -106,6 +107,12 @@ __device__ __forceinline__ void GatherRows(const GroupedParams& p, Shared<S>& sh
   const int stages = StagesOf<S>(p), k = static_cast<int>(p.k);
   const uint32_t offset = cuda::PanelOffset(S::kRows, first_row, unit * 8);
   cuda::RingPlace<S::kStages> place;
+  int before = -1;  // the stage to publish
+  const auto publish = [&] {
+    cuda::FenceForAsyncReads();
+    __syncwarp();
+    if (before >= 0 && threadIdx.x % 32 == 0) shared.stages.full[before].Arrive();
+  };
   ForEachTask(shared, [&](const Task<S>& task) {
     if (task.kind != Task<S>::kProduct) return;
     const int steps = S::Tiles::Steps(task.unit.rows);
@@ -125,10 +132,14 @@ __device__ __forceinline__ void GatherRows(const GroupedParams& p, Shared<S>& sh
                           x + (valid ? static_cast<int64_t>(from) * k : 0), valid);
         }
       }
-      shared.stages.full[place.index].ArriveBehindCopies();
+      cuda::CpAsyncCommit();
+      cuda::CpAsyncWait<1>();
+      publish();
+      before = place.index;
     }
   });
   cuda::CpAsyncWait<0>();
+  publish();
 }
 
 }  // namespace intarsia::matmul::sm90

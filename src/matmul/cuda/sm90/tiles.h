@@ -70,8 +70,9 @@ using PairedShape = GroupedShape<1, 16, 2>;
 
 // How the kernel of the gradient does: a tile is kRows of k times kColumns of n. The CTAs of a
 // cluster have neighboring rows and the same columns.
+template <int kClusterCtas>
 struct GradientShape {
-  static constexpr int kCluster = 2;
+  static constexpr int kCluster = kClusterCtas;
   static constexpr int kRows = 64 * kConsumers, kColumns = 256;
   static constexpr int kStages = 4;
   static constexpr int kBytesX = kRows * kDepth * 2, kBytesD = kColumns * kDepth * 2;

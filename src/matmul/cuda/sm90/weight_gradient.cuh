@@ -31,8 +31,8 @@ struct GradientTask {
   __device__ __forceinline__ bool HasTail() const { return rows % cuda::kWgmmaStep != 0; }
 };
 
+template <class S>
 struct alignas(cuda::kSwizzleAtomBytes) GradientShared {
-  using S = GradientShape;
   static constexpr int kPanelBytes = kDepth * cuda::kPanelRowBytes;
   static constexpr int kPanelsX = S::kRows / 64, kPanelsD = S::kColumns / 64;
 
@@ -45,15 +45,17 @@ struct alignas(cuda::kSwizzleAtomBytes) GradientShared {
 };
 
 // A count of stages or tails, as a place in the ring of them.
+template <class S>
 struct GradientPlace {
   int index;
   uint32_t parity;
   __device__ __forceinline__ explicit GradientPlace(uint32_t count)
-      : index(count % GradientShape::kStages), parity(count / GradientShape::kStages % 2) {}
+      : index(count % S::kStages), parity(count / S::kStages % 2) {}
 };
 
-__device__ __forceinline__ void FindTiles(const GroupedGradientParams& p, GradientShared& shared) {
-  using S = GradientShape;
+template <class S>
+__device__ __forceinline__ void FindTiles(const GroupedGradientParams& p,
+                                          GradientShared<S>& shared) {
   constexpr int kRows = S::kCluster * S::kRows;
   const int k_tiles = (static_cast<int>(p.k) + kRows - 1) / kRows;
   const int n_tiles = (static_cast<int>(p.n) + S::kColumns - 1) / S::kColumns;
@@ -80,9 +82,11 @@ __device__ __forceinline__ void FindTiles(const GroupedGradientParams& p, Gradie
   });
 }
 
-__device__ __forceinline__ void CopyRowsOfGroups(const GradientMaps& maps, GradientShared& shared) {
-  using Shared = GradientShared;
-  constexpr int kCluster = GradientShape::kCluster;
+template <class S>
+__device__ __forceinline__ void CopyRowsOfGroups(const GradientMaps& maps,
+                                                 GradientShared<S>& shared) {
+  using Shared = GradientShared<S>;
+  constexpr int kCluster = S::kCluster;
   const bool elected = threadIdx.x % 32 == 0;
   const int rank = static_cast<int>(blockIdx.x % kCluster);
   uint32_t count = 0, tails = 0;
@@ -90,11 +94,11 @@ __device__ __forceinline__ void CopyRowsOfGroups(const GradientMaps& maps, Gradi
     const GradientTask own = task;
     const int stages = own.Stages();
     for (int i = 0; i < stages; ++i, ++count) {
-      const GradientPlace place(count);
+      const GradientPlace<S> place(count);
       shared.stages.empty[place.index].Wait(place.parity ^ 1);
       if (!elected) continue;
       cuda::Barrier& full = i + 1 == stages && own.HasTail()
-                                ? shared.landed[GradientPlace(tails).index]
+                                ? shared.landed[GradientPlace<S>(tails).index]
                                 : shared.stages.full[place.index];
       full.ArriveExpecting(static_cast<int>(sizeof shared.operands[0]));
       char* const to = shared.operands[place.index];
@@ -112,19 +116,21 @@ __device__ __forceinline__ void CopyRowsOfGroups(const GradientMaps& maps, Gradi
                                    maps.d_out, at, full);
       }
     }
+    tails += own.HasTail();
   });
 }
 
 // Clears the rows behind the group's last, to the end of their step; a warp together. In both
 // operands, since 0 times NaN or infinity is no 0.
-__device__ __forceinline__ void ClearTails(GradientShared& shared) {
-  using Shared = GradientShared;
+template <class S>
+__device__ __forceinline__ void ClearTails(GradientShared<S>& shared) {
+  using Shared = GradientShared<S>;
   constexpr int kUnits = cuda::kPanelRowBytes / 16;
   uint32_t count = 0, tails = 0;
   ForEachTask(shared, [&](const GradientTask& task) {
     count += task.Stages();
     if (!task.HasTail()) return;
-    const GradientPlace place(count - 1), tail(tails++);
+    const GradientPlace<S> place(count - 1), tail(tails++);
     shared.landed[tail.index].Wait(tail.parity);
     const int begin = task.rows % kDepth, rows = -begin & (cuda::kWgmmaStep - 1);
     auto* const units = reinterpret_cast<uint4*>(shared.operands[place.index]) + begin * kUnits;
@@ -140,11 +146,11 @@ __device__ __forceinline__ void ClearTails(GradientShared& shared) {
 }
 
 // A warpgroup that computes 64 rows of each tile.
-template <class T>
+template <class S, class T>
 class GradientConsumer {
  public:
   __device__ __forceinline__ GradientConsumer(const GroupedGradientParams& p,
-                                              GradientShared& shared, int number)
+                                              GradientShared<S>& shared, int number)
       : p_(p), shared_(shared), number_(number) {}
 
   __device__ __forceinline__ void Run() {
@@ -152,8 +158,7 @@ class GradientConsumer {
   }
 
  private:
-  using S = GradientShape;
-  using Shared = GradientShared;
+  using Shared = GradientShared<S>;
   using Sums = float[S::kColumns / 2];
   static constexpr int kSteps = kDepth / cuda::kWgmmaStep;
 
@@ -185,7 +190,7 @@ class GradientConsumer {
   // Stage count_, in flight afterwards.
   template <int kCount>
   __device__ __forceinline__ void Multiply(Sums& sums) const {
-    const GradientPlace place(count_);
+    const GradientPlace<S> place(count_);
     shared_.stages.full[place.index].Wait(place.parity);
     const uint32_t stage = cuda::SharedAddress(shared_.operands[place.index]);
     cuda::WgmmaFence();
@@ -200,7 +205,7 @@ class GradientConsumer {
   }
 
   __device__ __forceinline__ void Release(uint32_t count) const {
-    shared_.stages.Release(GradientPlace(count).index);
+    shared_.stages.Release(GradientPlace<S>(count).index);
   }
 
   // A warp's 16 rows by way of shared memory, a panel at a time.
@@ -251,19 +256,19 @@ class GradientConsumer {
   }
 
   const GroupedGradientParams& p_;
-  GradientShared& shared_;
+  GradientShared<S>& shared_;
   const int number_;
   uint32_t count_ = 0;
 };
 
 // Grid: any; CTAs share the tiles.
-template <class T>
+template <class S, class T>
 __global__ void __launch_bounds__(kThreads, 1)
     GroupedGradientSm90Kernel(const __grid_constant__ GroupedGradientParams p,
                               const __grid_constant__ GradientMaps maps) {
-  static_assert(sizeof(GradientShared) <= GradientShape::kSharedBytes);
+  static_assert(sizeof(GradientShared<S>) <= S::kSharedBytes);
   extern __shared__ __align__(cuda::kSwizzleAtomBytes) char bytes[];
-  auto& shared = *reinterpret_cast<GradientShared*>(bytes);
+  auto& shared = *reinterpret_cast<GradientShared<S>*>(bytes);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     shared.stages.Init(1, kConsumers);
@@ -273,7 +278,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cuda::PrefetchMap(maps.x);
     cuda::PrefetchMap(maps.d_out);
   }
-  SyncCtas<GradientShape::kCluster>();
+  SyncCtas<S::kCluster>();
   if (warp < 4) {
     cuda::ReleaseRegisters<kProducerRegisters>();
     if (warp == 0) CopyRowsOfGroups(maps, shared);
@@ -281,20 +286,19 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (warp == 2) ClearTails(shared);
   } else {
     cuda::TakeRegisters<kConsumerRegisters>();
-    GradientConsumer<T>(p, shared, warp / 4 - 1).Run();
+    GradientConsumer<S, T>(p, shared, warp / 4 - 1).Run();
   }
-  SyncCtas<GradientShape::kCluster>();
+  SyncCtas<S::kCluster>();
 }
 
-template <class T>
+template <class S, class T>
 inline const cuda::Kernel kGradientKernel(
-    "GroupedGradientSm90Kernel", reinterpret_cast<const void*>(&GroupedGradientSm90Kernel<T>),
-    GradientShape::kSharedBytes, cuda::kHopper);
+    "GroupedGradientSm90Kernel", reinterpret_cast<const void*>(&GroupedGradientSm90Kernel<S, T>),
+    S::kSharedBytes, cuda::kHopper);
 
-template <DType kType>
-Status LaunchGroupedGradientOf(const GroupedGradientParams& p, const CudaContext& context) {
+template <class S, class T>
+Status LaunchGradient(const GroupedGradientParams& p, const CudaContext& context) {
   using cuda::MapAxis;
-  using S = GradientShape;
   GradientMaps maps;
   const auto make = [&](const void* data, int64_t columns, CUtensorMap& map) {
     const std::array<MapAxis, 1> rows{{{p.groups.m, columns, kDepth}}};
@@ -306,7 +310,15 @@ Status LaunchGroupedGradientOf(const GroupedGradientParams& p, const CudaContext
                         CeilDiv<int64_t>(p.n, S::kColumns);
   const cuda::LaunchConfig config{
       {CtasOf<S>(tasks, *context.device)}, dim3(kThreads), S::kSharedBytes, dim3(S::kCluster)};
-  return cuda::Launch(context, kGradientKernel<cuda::DeviceT<kType>>, config, p, maps);
+  return cuda::Launch(context, kGradientKernel<S, T>, config, p, maps);
+}
+
+template <DType kType>
+Status LaunchGroupedGradientOf(const GroupedGradientParams& p, const CudaContext& context,
+                               int cluster) {
+  using T = cuda::DeviceT<kType>;
+  if (cluster == 2) return LaunchGradient<GradientShape<2>, T>(p, context);
+  return LaunchGradient<GradientShape<1>, T>(p, context);
 }
 
 }  // namespace intarsia::matmul::sm90
