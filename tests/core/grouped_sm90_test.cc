@@ -27,23 +27,14 @@ void CheckTiles(int rows) {
 
 TEST(GroupedSm90, TilesOfAGroupAreEven) {
   for (int rows = 1; rows < 2000; ++rows) {
-    CheckTiles<SingleShape::Tiles>(rows);
-    CheckTiles<PairedShape::Tiles>(rows);
+    CheckTiles<GroupedShape::Tiles>(rows);
+    CheckTiles<EvenTiles<16>>(rows);
   }
   for (const int rows : {(1 << 30) - 1, (1 << 29) + 17})
-    EXPECT_EQ(PairedShape::Tiles::Begin(rows, PairedShape::Tiles::Count(rows)), rows);
+    EXPECT_EQ(GroupedShape::Tiles::Begin(rows, GroupedShape::Tiles::Count(rows)), rows);
 }
 
-TEST(GroupedSm90, AGroupWithoutRowsHasNoTiles) {
-  EXPECT_EQ(SingleShape::Tiles::Count(0), 0);
-}
-
-TEST(GroupedSm90, ClustersAreWhole) {
-  const cuda::Device device{.arch = 90, .sms = 131};
-  EXPECT_EQ(CtasOf<PairedShape>(1000, device), 130);
-  EXPECT_EQ(CtasOf<PairedShape>(3, device), 6);
-  EXPECT_EQ(CtasOf<SingleShape>(1000, device), 131);
-}
+TEST(GroupedSm90, AGroupWithoutRowsHasNoTiles) { EXPECT_EQ(GroupedShape::Tiles::Count(0), 0); }
 
 }  // namespace
 }  // namespace intarsia::matmul::sm90

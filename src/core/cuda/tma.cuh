@@ -19,18 +19,6 @@ class Barrier {
     (void)::cuda::ptx::mbarrier_arrive(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
                                        ::cuda::ptx::space_shared, &state_);
   }
-  // At the barrier in the same place of block `rank` of the cluster. Orders nothing but what this
-  // block does (.cta): a wider scope waits for all writes of the thread, results too.
-  __device__ __forceinline__ void ArriveAt(uint32_t rank) {
-    asm volatile(
-        "{\n"
-        ".reg .b32 remote;\n"
-        "mapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.release.cta.shared::cluster.b64 _, [remote];\n"
-        "}" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(&state_))),
-        "r"(rank)
-        : "memory");
-  }
   __device__ __forceinline__ void ArriveExpecting(int bytes) {
     (void)::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
                                                  ::cuda::ptx::space_shared, &state_,
@@ -81,24 +69,16 @@ __device__ __forceinline__ void CopyBox(void* shared, const CUtensorMap& map,
   ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, shared,
                                     &map, coordinates, barrier.address());
 }
-// The same to all blocks of the cluster that `ranks` has a bit for: to the same place in each, and
-// counted by the barrier in the same place.
-template <int kAxes>
-__device__ __forceinline__ void CopyBoxToBlocks(void* shared, const CUtensorMap& map,
-                                                const int32_t (&coordinates)[kAxes],
-                                                Barrier& barrier, uint16_t ranks) {
-  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, shared,
-                                    &map, coordinates, barrier.address(), ranks);
+// Copies bytes from shared to global memory, 16 bytes aligned and a multiple of 16; as part of the
+// thread's next group of copies.
+__device__ __forceinline__ void CopyOut(void* global, const void* shared, int bytes) {
+  ::cuda::ptx::cp_async_bulk(::cuda::ptx::space_global, ::cuda::ptx::space_shared, global, shared,
+                             static_cast<uint32_t>(bytes));
 }
-// Which block of its cluster this one is.
-__device__ __forceinline__ int ClusterRank() {
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return static_cast<int>(rank);
-}
-// All threads of the cluster wait for each other. What they wrote to shared memory is seen.
-__device__ __forceinline__ void ClusterSync() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+__device__ __forceinline__ void CopyOutCommit() { ::cuda::ptx::cp_async_bulk_commit_group(); }
+// Waits until the thread's groups have read shared memory, all of them.
+__device__ __forceinline__ void WaitForCopiedOut() {
+  ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>());
 }
 // Fetches a map ahead of its first use.
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {

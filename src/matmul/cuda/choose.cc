@@ -25,10 +25,6 @@ bool FitsStream(const GroupedParams& p, const cuda::Device&) {
 bool FitsWarpgroups(const GroupedParams& p, const cuda::Device&) {
   return MeanRows(p.groups) > 16 && p.n >= 128;
 }
-bool FitsPairs(const GroupedParams& p, const cuda::Device& device) {
-  return FitsWarpgroups(p, device) && MeanRows(p.groups) > 96;
-}
-
 // Small tiles where large ones would be half empty, or too few for the GPU.
 bool FitsLargeTiles(const GroupedParams& p, const cuda::Device& device) {
   const int64_t tiles = CeilDiv<int64_t>(p.m(), 128) * CeilDiv<int64_t>(p.n, TileColumns(p.dtype));
@@ -39,9 +35,7 @@ bool FitsSmallTiles(const GroupedParams&, const cuda::Device&) { return true; }
 constexpr GroupedCandidate kCandidates[] = {
     {"portable, 8 rows streamed past", cuda::kPortable, GroupedKernel::kStream, kStreamRows,
      &FitsStream},
-    {"sm_90, wgmma and TMA, pairs of CTAs", cuda::kHopper, GroupedKernel::kWarpgroups,
-     sm90::PairedShape::kRows, &FitsPairs},
-    {"sm_90, wgmma and TMA", cuda::kHopper, GroupedKernel::kWarpgroups, sm90::SingleShape::kRows,
+    {"sm_90, wgmma and TMA", cuda::kHopper, GroupedKernel::kWarpgroups, sm90::GroupedShape::kRows,
      &FitsWarpgroups},
     {"portable, tiles of 128 rows", cuda::kPortable, GroupedKernel::kTiles, 128, &FitsLargeTiles},
     {"portable, tiles of 64 rows", cuda::kPortable, GroupedKernel::kTiles, 64, &FitsSmallTiles}};
@@ -49,9 +43,9 @@ constexpr GroupedCandidate kCandidates[] = {
 bool FitsGradient(const GroupedGradientParams&, const cuda::Device&) { return true; }
 
 constexpr GradientCandidate kGradients[] = {
-    {"sm_90, wgmma and TMA, pairs of CTAs", cuda::kHopper, 2, &FitsGradient},
-    {"sm_90, wgmma and TMA", cuda::kHopper, 1, &FitsGradient},
-                                            {"portable", cuda::kPortable, 1, &FitsGradient}};
+    {"sm_90, wgmma and TMA, 32 rows", cuda::kHopper, 32, &FitsGradient},
+    {"sm_90, wgmma and TMA", cuda::kHopper, 64, &FitsGradient},
+    {"portable", cuda::kPortable, 0, &FitsGradient}};
 
 // The first of the candidates that runs the call and is good at it.
 template <class Candidate, class Params>

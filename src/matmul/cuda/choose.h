@@ -54,7 +54,7 @@ struct GroupedCandidate {
 struct GradientCandidate {
   const char* name;  // in reports
   int arch;
-  int cluster;
+  int depth;
   bool (*fits)(const GroupedGradientParams&, const cuda::Device&);
 };
 

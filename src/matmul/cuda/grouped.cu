@@ -30,7 +30,7 @@ Status Launch(const GroupedParams& params, const CudaContext& context,
               const GroupedCandidate& candidate) {
   if (candidate.arch == cuda::kHopper)
     return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
-      return sm90::LaunchGroupedOf<kType>(params, context, candidate.rows);
+      return sm90::LaunchGroupedOf<kType>(params, context);
     });
   return DispatchDType<kF32, kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
     return LaunchGroupedOf<kType>(params, context, candidate);
@@ -41,7 +41,7 @@ Status Launch(const GroupedGradientParams& params, const CudaContext& context,
               const GradientCandidate& candidate) {
   if (candidate.arch == cuda::kHopper)
     return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
-      return sm90::LaunchGroupedGradientOf<kType>(params, context, candidate.cluster);
+      return sm90::LaunchGroupedGradientOf<kType>(params, context, candidate.depth);
     });
   return DispatchDType<kF32, kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
     return LaunchGroupedGradientOf<kType>(params, context);

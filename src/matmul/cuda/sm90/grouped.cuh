@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cuda::PrefetchMap(maps.w);
     cuda::PrefetchMap(maps.x);
   }
-  SyncCtas<S::kCluster>();
+  __syncthreads();
   if (warp < 4) {
     cuda::ReleaseRegisters<kProducerRegisters>();
     if (warp == 0) CopyOperands<S, kTransposed>(p, maps, shared);
@@ -48,7 +48,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     cuda::TakeRegisters<kConsumerRegisters>();
     Consumer<S, T, kTransposed>(p, shared, warp / 4 - 1).Run();
   }
-  if constexpr (S::kCluster > 1) SyncCtas<S::kCluster>();
 }
 
 template <class S, class T, bool kTransposed>
@@ -67,21 +66,17 @@ Status LaunchShape(const GroupedParams& p, const CudaContext& context) {
   const std::array<MapAxis, 1> of_x{{{p.x_rows, p.k, S::kBoxRows}}};
   INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.dtype, p.x, p.k, of_x, maps.x));
   const int64_t tasks =
-      MostTiles(p.m(), p.groups.count, S::kRows) * CeilDiv<int64_t>(p.n, S::kCluster * S::kColumns);
-  const cuda::LaunchConfig config{
-      {CtasOf<S>(tasks, *context.device)}, dim3(kThreads), S::kSharedBytes, dim3(S::kCluster)};
+      MostTiles(p.m(), p.groups.count, S::kRows) * CeilDiv<int64_t>(p.n, S::kColumns);
+  const int64_t ctas = std::min<int64_t>(tasks, context.device->sms);
+  const cuda::LaunchConfig config{{ctas}, dim3(kThreads), S::kSharedBytes};
   return cuda::Launch(context, kKernel<S, T, kTransposed>, config, p, maps);
 }
 
 template <DType kType>
-Status LaunchGroupedOf(const GroupedParams& p, const CudaContext& context, int tile_rows) {
-  const auto launch = [&]<class S>() {
-    using T = cuda::DeviceT<kType>;
-    return p.transposed ? LaunchShape<S, T, true>(p, context)
-                        : LaunchShape<S, T, false>(p, context);
-  };
-  if (tile_rows == PairedShape::kRows) return launch.template operator()<PairedShape>();
-  return launch.template operator()<SingleShape>();
+Status LaunchGroupedOf(const GroupedParams& p, const CudaContext& context) {
+  using T = cuda::DeviceT<kType>;
+  return p.transposed ? LaunchShape<GroupedShape, T, true>(p, context)
+                      : LaunchShape<GroupedShape, T, false>(p, context);
 }
 
 }  // namespace intarsia::matmul::sm90

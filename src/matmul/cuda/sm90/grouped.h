@@ -8,11 +8,10 @@ namespace intarsia::matmul::sm90 {
 bool Supports(const GroupedParams& params);
 bool Supports(const GroupedGradientParams& params);
 
-// tile_rows: of a compiled shape (tiles.h).
 template <DType kType>
-Status LaunchGroupedOf(const GroupedParams& params, const CudaContext& context, int tile_rows);
+Status LaunchGroupedOf(const GroupedParams& params, const CudaContext& context);
 template <DType kType>
 Status LaunchGroupedGradientOf(const GroupedGradientParams& params, const CudaContext& context,
-                               int cluster);
+                               int depth);
 
 }  // namespace intarsia::matmul::sm90

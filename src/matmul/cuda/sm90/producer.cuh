@@ -20,14 +20,11 @@ struct Maps {
 template <class S>
 __device__ __forceinline__ void FindTasks(const GroupedParams& p, Shared<S>& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  constexpr int kColumns = S::kCluster * S::kColumns;
-  const int column_tiles = (static_cast<int>(p.n) + kColumns - 1) / kColumns;
-  const int rank = static_cast<int>(blockIdx.x % S::kCluster);
-  int64_t index = blockIdx.x / S::kCluster;
+  const int column_tiles = (static_cast<int>(p.n) + S::kColumns - 1) / S::kColumns;
+  int64_t index = blockIdx.x;
   ProduceTasks(shared, [&] {
-    Unit unit = FindUnit<typename S::Tiles, kRowTilesTogether>(p.groups, column_tiles, index);
-    unit.column_tile = unit.column_tile * S::kCluster + rank;
-    index += gridDim.x / S::kCluster;
+    const Unit unit = FindUnit<typename S::Tiles, kRowTilesTogether>(p.groups, column_tiles, index);
+    index += gridDim.x;
     constexpr int kRounds = (S::kRows + 31) / 32;
     int taken[kRounds];
     const bool gathers = p.rows.data && unit.group >= 0;
@@ -65,7 +62,6 @@ __device__ __forceinline__ void CopyOperands(const GroupedParams& p, const Maps&
                                              Shared<S>& shared) {
   const bool elected = threadIdx.x % 32 == 0, gathers = p.rows.data;
   const int stages = StagesOf<S>(p);
-  const int rank = static_cast<int>(blockIdx.x % S::kCluster);
   cuda::RingPlace<S::kStages> place;
   ForEachTask(shared, [&](const Task<S>& task) {
     if (task.kind != Task<S>::kProduct) return;
@@ -89,9 +85,9 @@ __device__ __forceinline__ void CopyOperands(const GroupedParams& p, const Maps&
           cuda::CopyBox(w + panel * kDepth * cuda::kPanelRowBytes, maps.w, at, full);
         }
       }
-      for (int box = rank; box < boxes; box += S::kCluster) {
+      for (int box = 0; box < boxes; ++box) {
         const int32_t at[] = {i * kDepth, unit.row + box * S::kBoxRows};
-        CopyBoxToCluster<S::kCluster>(shared.x[place.index] + box * kBoxBytes, maps.x, at, full);
+        cuda::CopyBox(shared.x[place.index] + box * kBoxBytes, maps.x, at, full);
       }
     }
   });
@@ -104,6 +100,8 @@ __device__ __forceinline__ void GatherRows(const GroupedParams& p, Shared<S>& sh
   constexpr int kUnits = 8, kPassRows = kGatherThreads / kUnits;
   static_assert(S::Tiles::kStepRows % kPassRows == 0 && kPassRows % 8 == 0);
   const int unit = thread % kUnits, first_row = thread / kUnits;
+  constexpr int kCopies = S::kRows / kPassRows;
+  constexpr uint32_t kNone = 0xffffffff;
   const int stages = StagesOf<S>(p), k = static_cast<int>(p.k);
   const uint32_t offset = cuda::PanelOffset(S::kRows, first_row, unit * 8);
   cuda::RingPlace<S::kStages> place;
@@ -115,22 +113,24 @@ __device__ __forceinline__ void GatherRows(const GroupedParams& p, Shared<S>& sh
   };
   ForEachTask(shared, [&](const Task<S>& task) {
     if (task.kind != Task<S>::kProduct) return;
-    const int steps = S::Tiles::Steps(task.unit.rows);
-    const int* const taken = task.taken + first_row;
-    const T* x = static_cast<const T*>(p.x) + unit * 8;
-    for (int i = 0; i < stages; ++i, place.Next(), x += kDepth) {
+    const int copies = S::Tiles::Steps(task.unit.rows) * (S::Tiles::kStepRows / kPassRows);
+    uint32_t from[kCopies];  // rows of x, in units of 16 bytes
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int taken = task.taken[i * kPassRows + first_row];
+      from[i] = taken < 0 ? kNone : static_cast<uint32_t>(taken) * static_cast<uint32_t>(k / 8);
+    }
+    const uint4* x = static_cast<const uint4*>(p.x) + unit;
+    for (int i = 0; i < stages; ++i, place.Next(), x += kUnits) {
       shared.stages.empty[place.index].Wait(place.parity ^ 1);
       const uint32_t to = cuda::SharedAddress(shared.x[place.index]) + offset;
       const bool exists = i * kDepth + unit * 8 < k;
-#pragma unroll 4
-      for (int step = 0; step < steps; ++step) {
 #pragma unroll
-        for (int row = 0; row < S::Tiles::kStepRows; row += kPassRows) {
-          const int at = step * S::Tiles::kStepRows + row, from = taken[at];
-          const bool valid = exists && from >= 0;
-          cuda::CpAsync16(to + at * cuda::kPanelRowBytes,
-                          x + (valid ? static_cast<int64_t>(from) * k : 0), valid);
-        }
+      for (int copy = 0; copy < kCopies; ++copy) {
+        if (copy >= copies) break;
+        const bool valid = exists && from[copy] != kNone;
+        cuda::CpAsync16(to + copy * kPassRows * cuda::kPanelRowBytes, x + (valid ? from[copy] : 0),
+                        valid);
       }
       cuda::CpAsyncCommit();
       cuda::CpAsyncWait<1>();

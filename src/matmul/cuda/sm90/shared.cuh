@@ -8,48 +8,22 @@
 
 namespace intarsia::matmul::sm90 {
 
-// The barriers of a ring of buffers in shared memory. Copies write to all CTAs of a cluster, so a
-// buffer is empty when it is in all of them.
-template <int kPlaces, int kCluster = 1>
+// The barriers of a ring of buffers in shared memory.
+template <int kPlaces>
 struct Ring {
   cuda::Barrier full[kPlaces], empty[kPlaces];
 
   // By a warpgroup.
   __device__ __forceinline__ void Release(int index) {
-    const auto thread = static_cast<uint32_t>(threadIdx.x % 128);
-    if constexpr (kCluster == 1) {
-      if (thread == 0) empty[index].Arrive();
-    } else {
-      if (thread < kCluster) empty[index].ArriveAt(thread);
-    }
+    if (threadIdx.x % 128 == 0) empty[index].Arrive();
   }
-
   __device__ void Init(int producers, int consumers) {
     for (int i = 0; i < kPlaces; ++i) {
       full[i].Init(producers);
-      empty[i].Init(kCluster * consumers);
+      empty[i].Init(consumers);
     }
   }
 };
-
-// Copies a box to all CTAs of a cluster, or to this one if it is alone.
-template <int kCluster, int kAxes>
-__device__ __forceinline__ void CopyBoxToCluster(void* shared, const CUtensorMap& map,
-                                                 const int32_t (&coordinates)[kAxes],
-                                                 cuda::Barrier& barrier) {
-  if constexpr (kCluster == 1)
-    cuda::CopyBox(shared, map, coordinates, barrier);
-  else
-    cuda::CopyBoxToBlocks(shared, map, coordinates, barrier, (1 << kCluster) - 1);
-}
-// Before the first copy, and before the end: a CTA that is gone has no barriers to arrive at.
-template <int kCluster>
-__device__ __forceinline__ void SyncCtas() {
-  if constexpr (kCluster == 1)
-    __syncthreads();
-  else
-    cuda::ClusterSync();
-}
 
 inline constexpr int kTasks = 2;
 
@@ -67,7 +41,7 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
   alignas(cuda::kSwizzleAtomBytes) char w[S::kStages][S::kWeightBytes];
   alignas(cuda::kSwizzleAtomBytes) char x[S::kStages][S::kRowBytes];
   alignas(cuda::kSwizzleAtomBytes) char staged[kConsumers][2][S::kStagedBytes];
-  Ring<S::kStages, S::kCluster> stages;
+  Ring<S::kStages> stages;
   Ring<kTasks> ring;
   Task<S> tasks[kTasks];
 };

@@ -7,6 +7,8 @@ bool Aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer
 
 // Each task reads all sizes anew.
 constexpr int64_t kMostGroups = 4096;
+// Of x: 16 bytes that gathering warps count.
+constexpr int64_t kMostUnits = (int64_t{1} << 32) - 1;
 // Of a tensor map, in 16-bit elements.
 constexpr int64_t kStrideEnd = (int64_t{1} << 40) / 2;
 

@@ -1,9 +1,7 @@
 // The arithmetic of the Hopper kernels' tiles. Host and device, so that tests check it on a CPU.
 #pragma once
-#include <algorithm>
 #include <cstdint>
 
-#include "src/core/cuda/device.h"
 #include "src/core/index_vector.h"  // INTARSIA_HOST_DEVICE
 
 namespace intarsia::matmul::sm90 {
@@ -44,15 +42,12 @@ struct EvenTiles {
 
 // How the kernel of products cuts its work: a tile has kColumns columns of w and up to kRows rows.
 // Columns of w are the rows of wgmma's result, 64 an instruction, and rows of x its columns, since
-// groups have any number of rows. The CTAs of a cluster have neighboring columns and the same rows,
-// which each of them fetches a part of for all.
-template <int kBlocksOfConsumer, int kMostSteps, int kClusterCtas>
+// groups have any number of rows.
 struct GroupedShape {
-  static constexpr int kCluster = kClusterCtas;
-  using Tiles = EvenTiles<kMostSteps>;
-  static constexpr int kBlocks = kBlocksOfConsumer;  // of 64 columns, each consumer's
+  using Tiles = EvenTiles<10>;
+  static constexpr int kBlocks = 2;  // of 64 columns, each consumer's
   static constexpr int kColumns = 64 * kBlocks * kConsumers;
-  static constexpr int kRows = Tiles::kRows, kSteps = kMostSteps;
+  static constexpr int kRows = Tiles::kRows, kSteps = kRows / Tiles::kStepRows;
   static constexpr int kBoxRows = 32;  // of x: rows that a copy takes
   static constexpr int kStages = 4;
   static constexpr int kWeightBytes = kColumns * kDepth * 2, kRowBytes = kRows * kDepth * 2;
@@ -64,29 +59,17 @@ struct GroupedShape {
   static_assert(kColumns <= 256);  // a box has at most 256 rows
 };
 
-// Reads most of w at a time, or the least of x and w together.
-using SingleShape = GroupedShape<2, 10, 1>;
-using PairedShape = GroupedShape<1, 16, 2>;
-
-// How the kernel of the gradient does: a tile is kRows of k times kColumns of n. The CTAs of a
-// cluster have neighboring rows and the same columns.
-template <int kClusterCtas>
+// How the kernel of the gradient does: a tile is kRows of k times kColumns of n.
+template <int kRowsOfStage, int kStagesOfRing>
 struct GradientShape {
-  static constexpr int kCluster = kClusterCtas;
   static constexpr int kRows = 64 * kConsumers, kColumns = 256;
-  static constexpr int kStages = 4;
+  static constexpr int kDepth = kRowsOfStage, kStages = kStagesOfRing;
   static constexpr int kBytesX = kRows * kDepth * 2, kBytesD = kColumns * kDepth * 2;
-  static constexpr int kWarps = 4 * kConsumers;
-  static constexpr int kStagedBytes = 16 * 128;  // 16 rows of a panel
+  // A tile of results on its way out. The banks of eight rows differ.
+  static constexpr int kStagedRowBytes = kColumns * 2 + 16;
   static constexpr int kSharedBytes =
-      kStages * (kBytesX + kBytesD) + 2 * kWarps * kStagedBytes + kControlBytes;
+      kStages * (kBytesX + kBytesD) + kRows * kStagedRowBytes + kControlBytes;
   static_assert(kSharedBytes <= kMaxSharedBytes);
 };
-
-// CTAs that share the tasks of clusters: one a multiprocessor.
-template <class S>
-constexpr int64_t CtasOf(int64_t tasks, const cuda::Device& device) {
-  return std::min<int64_t>(tasks, device.sms / S::kCluster) * S::kCluster;
-}
 
 }  // namespace intarsia::matmul::sm90

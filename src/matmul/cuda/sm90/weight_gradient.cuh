@@ -27,18 +27,21 @@ struct GradientTask {
   int group, first_k, first_n;
   int row, rows;
 
-  __device__ __forceinline__ int Stages() const { return (rows + kDepth - 1) / kDepth; }
+  template <class S>
+  __device__ __forceinline__ int Stages() const {
+    return (rows + S::kDepth - 1) / S::kDepth;
+  }
   __device__ __forceinline__ bool HasTail() const { return rows % cuda::kWgmmaStep != 0; }
 };
 
 template <class S>
 struct alignas(cuda::kSwizzleAtomBytes) GradientShared {
-  static constexpr int kPanelBytes = kDepth * cuda::kPanelRowBytes;
+  static constexpr int kPanelBytes = S::kDepth * cuda::kPanelRowBytes;
   static constexpr int kPanelsX = S::kRows / 64, kPanelsD = S::kColumns / 64;
 
   char operands[S::kStages][(kPanelsX + kPanelsD) * kPanelBytes];  // panels of x, then of d_out
-  alignas(cuda::kSwizzleAtomBytes) char staged[S::kWarps][2][S::kStagedBytes];
-  Ring<S::kStages, S::kCluster> stages;
+  alignas(16) char staged[S::kRows][S::kStagedRowBytes];
+  Ring<S::kStages> stages;
   cuda::Barrier landed[S::kStages];  // in the place of "full": tail i of all is number i of kStages
   Ring<kTasks> ring;
   GradientTask tasks[kTasks];
@@ -56,25 +59,20 @@ struct GradientPlace {
 template <class S>
 __device__ __forceinline__ void FindTiles(const GroupedGradientParams& p,
                                           GradientShared<S>& shared) {
-  constexpr int kRows = S::kCluster * S::kRows;
-  const int k_tiles = (static_cast<int>(p.k) + kRows - 1) / kRows;
+  const int k_tiles = (static_cast<int>(p.k) + S::kRows - 1) / S::kRows;
   const int n_tiles = (static_cast<int>(p.n) + S::kColumns - 1) / S::kColumns;
   const int64_t of_group = int64_t{k_tiles} * n_tiles;
-  const int rank = static_cast<int>(blockIdx.x % S::kCluster);
-  int64_t index = blockIdx.x / S::kCluster;
+  int64_t index = blockIdx.x;
   ProduceTasks(shared, [&] {
     GradientTask task{GradientTask::kEnd};
     if (const int64_t group = index / of_group; group < p.groups.count) {
       const RowRange rows = FindGroup(p.groups, static_cast<int>(group));
       const auto tile = static_cast<int>(index - group * of_group);
-      task = {GradientTask::kTile,
-              static_cast<int>(group),
-              tile % k_tiles * kRows + rank * S::kRows,
-              tile / k_tiles * S::kColumns,
-              static_cast<int>(rows.begin),
-              static_cast<int>(rows.end - rows.begin)};
+      task = {GradientTask::kTile,          static_cast<int>(group),
+              tile % k_tiles * S::kRows,    tile / k_tiles * S::kColumns,
+              static_cast<int>(rows.begin), static_cast<int>(rows.end - rows.begin)};
     }
-    index += gridDim.x / S::kCluster;
+    index += gridDim.x;
     return [=](GradientTask& to) {
       if (threadIdx.x % 32 == 0) to = task;
       __syncwarp();
@@ -86,13 +84,11 @@ template <class S>
 __device__ __forceinline__ void CopyRowsOfGroups(const GradientMaps& maps,
                                                  GradientShared<S>& shared) {
   using Shared = GradientShared<S>;
-  constexpr int kCluster = S::kCluster;
   const bool elected = threadIdx.x % 32 == 0;
-  const int rank = static_cast<int>(blockIdx.x % kCluster);
   uint32_t count = 0, tails = 0;
   ForEachTask(shared, [&](const GradientTask& task) {
     const GradientTask own = task;
-    const int stages = own.Stages();
+    const int stages = own.Stages<S>();
     for (int i = 0; i < stages; ++i, ++count) {
       const GradientPlace<S> place(count);
       shared.stages.empty[place.index].Wait(place.parity ^ 1);
@@ -102,18 +98,16 @@ __device__ __forceinline__ void CopyRowsOfGroups(const GradientMaps& maps,
                                 : shared.stages.full[place.index];
       full.ArriveExpecting(static_cast<int>(sizeof shared.operands[0]));
       char* const to = shared.operands[place.index];
-      const int row = own.row + i * kDepth;
+      const int row = own.row + i * S::kDepth;
 #pragma unroll
       for (int panel = 0; panel < Shared::kPanelsX; ++panel) {
         const int32_t at[] = {own.first_k + 64 * panel, row};
         cuda::CopyBox(to + panel * Shared::kPanelBytes, maps.x, at, full);
       }
 #pragma unroll
-      for (int each = 0; each < Shared::kPanelsD / kCluster; ++each) {
-        const int panel = each * kCluster + rank;
+      for (int panel = 0; panel < Shared::kPanelsD; ++panel) {
         const int32_t at[] = {own.first_n + 64 * panel, row};
-        CopyBoxToCluster<kCluster>(to + (Shared::kPanelsX + panel) * Shared::kPanelBytes,
-                                   maps.d_out, at, full);
+        cuda::CopyBox(to + (Shared::kPanelsX + panel) * Shared::kPanelBytes, maps.d_out, at, full);
       }
     }
     tails += own.HasTail();
@@ -128,16 +122,16 @@ __device__ __forceinline__ void ClearTails(GradientShared<S>& shared) {
   constexpr int kUnits = cuda::kPanelRowBytes / 16;
   uint32_t count = 0, tails = 0;
   ForEachTask(shared, [&](const GradientTask& task) {
-    count += task.Stages();
+    count += task.Stages<S>();
     if (!task.HasTail()) return;
     const GradientPlace<S> place(count - 1), tail(tails++);
     shared.landed[tail.index].Wait(tail.parity);
-    const int begin = task.rows % kDepth, rows = -begin & (cuda::kWgmmaStep - 1);
+    const int begin = task.rows % S::kDepth, rows = -begin & (cuda::kWgmmaStep - 1);
     auto* const units = reinterpret_cast<uint4*>(shared.operands[place.index]) + begin * kUnits;
     for (int i = static_cast<int>(threadIdx.x) % 32; i < rows * kUnits; i += 32) {
 #pragma unroll
       for (int panel = 0; panel < Shared::kPanelsX + Shared::kPanelsD; ++panel)
-        units[panel * kDepth * kUnits + i] = {};
+        units[panel * S::kDepth * kUnits + i] = {};
     }
     cuda::FenceForAsyncReads();
     __syncwarp();
@@ -155,20 +149,21 @@ class GradientConsumer {
 
   __device__ __forceinline__ void Run() {
     ForEachTask(shared_, [&](const GradientTask& task) { Compute(task); });
+    cuda::WaitForCopiedOut();
   }
 
  private:
   using Shared = GradientShared<S>;
   using Sums = float[S::kColumns / 2];
-  static constexpr int kSteps = kDepth / cuda::kWgmmaStep;
+  static constexpr int kSteps = S::kDepth / cuda::kWgmmaStep;
 
   __device__ __forceinline__ void Compute(const GradientTask& task) {
     Sums sums;
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
     // The last stage apart, if it has fewer steps.
-    const int stages = (task.rows + cuda::kWgmmaStep - 1) / kDepth;
-    const int steps = (task.rows - stages * kDepth + cuda::kWgmmaStep - 1) / cuda::kWgmmaStep;
+    const int stages = (task.rows + cuda::kWgmmaStep - 1) / S::kDepth;
+    const int steps = (task.rows - stages * S::kDepth + cuda::kWgmmaStep - 1) / cuda::kWgmmaStep;
 #pragma unroll 1
     for (int i = 0; i < stages; ++i, ++count_) {
       Multiply<kSteps>(sums);
@@ -176,8 +171,10 @@ class GradientConsumer {
       if (i > 0) Release(count_ - 1);
     }
     if (steps == 1) Multiply<1>(sums);
-    if (steps == 2) Multiply<2>(sums);
-    if (steps == 3) Multiply<3>(sums);
+    if constexpr (kSteps > 2) {
+      if (steps == 2) Multiply<2>(sums);
+      if (steps == 3) Multiply<3>(sums);
+    }
     cuda::WgmmaWait<0>();
     if (stages > 0) Release(count_ - 1);
     if (steps > 0) Release(count_++);
@@ -198,8 +195,8 @@ class GradientConsumer {
     for (int step = 0; step < kCount; ++step) {
       const uint32_t at = stage + cuda::RowStepBytes(step);
       cuda::Wgmma<S::kColumns>::template Shared<T, true, true, true>(
-          sums, cuda::RowsSummed(at + number_ * Shared::kPanelBytes, kDepth),
-          cuda::RowsSummed(at + Shared::kPanelsX * Shared::kPanelBytes, kDepth));
+          sums, cuda::RowsSummed(at + number_ * Shared::kPanelBytes, S::kDepth),
+          cuda::RowsSummed(at + Shared::kPanelsX * Shared::kPanelBytes, S::kDepth));
     }
     cuda::WgmmaCommit();
   }
@@ -208,39 +205,29 @@ class GradientConsumer {
     shared_.stages.Release(GradientPlace<S>(count).index);
   }
 
-  // A warp's 16 rows by way of shared memory, a panel at a time.
+  // A warp's 16 rows by way of shared memory. The copy engine writes them while the next tile is
+  // multiplied.
   __device__ __forceinline__ void Store(const GradientTask& task, const Sums& sums) const {
-    using Rows = cuda::SwizzledRows<cuda::kPanelRowBytes>;
-    constexpr int kPassRows = 32 / Rows::kUnits;
     const int warp = static_cast<int>(threadIdx.x) / 32 - 4, lane = threadIdx.x % 32;
-    const int unit = lane % Rows::kUnits, lane_row = lane / Rows::kUnits;
-    const int row = task.first_k + warp * 16 + lane_row;
-    const int rows = static_cast<int>(p_.k) - row;  // of the result, from the lane's first one on
-    T* const out = static_cast<T*>(p_.out) + (task.group * p_.k + row) * p_.n + unit * 8;
+    const uint32_t at = cuda::SharedAddress(shared_.staged[warp * 16 + lane % 16]) + lane / 16 * 16;
+    cuda::WaitForCopiedOut();
     __syncwarp();  // the last task's rows are read
 #pragma unroll
-    for (int panel = 0; panel < S::kColumns / 64; ++panel) {
-      char* const staged = shared_.staged[warp][panel % 2];
-#pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        const float* const of_part = sums + panel * 32 + part * 8;
-        const uint32_t pairs[4] = {
-            ToPair<T>(of_part[0], of_part[1]), ToPair<T>(of_part[2], of_part[3]),
-            ToPair<T>(of_part[4], of_part[5]), ToPair<T>(of_part[6], of_part[7])};
-        cuda::StMatrix4(cuda::SharedAddress(staged) + Rows::Offset(lane % 16, 2 * part + lane / 16),
-                        pairs);
-      }
-      __syncwarp();
-      const int column = task.first_n + panel * 64;
-      if (column + unit * 8 >= p_.n) continue;
-#pragma unroll
-      for (int pass = 0; pass < 16 / kPassRows; ++pass) {
-        if (pass * kPassRows < rows)
-          *reinterpret_cast<uint4*>(out + pass * kPassRows * p_.n + column) =
-              *reinterpret_cast<const uint4*>(staged +
-                                              Rows::Offset(pass * kPassRows + lane_row, unit));
-      }
+    for (int part = 0; part < S::kColumns / 16; ++part) {
+      const float* const of_part = sums + part * 8;
+      const uint32_t pairs[4] = {
+          ToPair<T>(of_part[0], of_part[1]), ToPair<T>(of_part[2], of_part[3]),
+          ToPair<T>(of_part[4], of_part[5]), ToPair<T>(of_part[6], of_part[7])};
+      cuda::StMatrix4(at + part * 32, pairs);
     }
+    cuda::FenceForAsyncReads();
+    __syncwarp();
+    const int64_t row = task.first_k + warp * 16 + lane;
+    if (lane >= 16 || row >= p_.k) return;
+    const int columns = min(S::kColumns, static_cast<int>(p_.n) - task.first_n);
+    cuda::CopyOut(static_cast<T*>(p_.out) + (task.group * p_.k + row) * p_.n + task.first_n,
+                  shared_.staged[warp * 16 + lane], columns * static_cast<int>(sizeof(T)));
+    cuda::CopyOutCommit();
   }
 
   __device__ __forceinline__ void StoreFloats(const GradientTask& task, const Sums& sums) const {
@@ -278,7 +265,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cuda::PrefetchMap(maps.x);
     cuda::PrefetchMap(maps.d_out);
   }
-  SyncCtas<S::kCluster>();
+  __syncthreads();
   if (warp < 4) {
     cuda::ReleaseRegisters<kProducerRegisters>();
     if (warp == 0) CopyRowsOfGroups(maps, shared);
@@ -288,7 +275,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     cuda::TakeRegisters<kConsumerRegisters>();
     GradientConsumer<S, T>(p, shared, warp / 4 - 1).Run();
   }
-  SyncCtas<S::kCluster>();
 }
 
 template <class S, class T>
@@ -301,24 +287,24 @@ Status LaunchGradient(const GroupedGradientParams& p, const CudaContext& context
   using cuda::MapAxis;
   GradientMaps maps;
   const auto make = [&](const void* data, int64_t columns, CUtensorMap& map) {
-    const std::array<MapAxis, 1> rows{{{p.groups.m, columns, kDepth}}};
+    const std::array<MapAxis, 1> rows{{{p.groups.m, columns, S::kDepth}}};
     return cuda::MakePanelMap(p.dtype, data, columns, rows, map);
   };
   INTARSIA_RETURN_IF_ERROR(make(p.x, p.k, maps.x));
   INTARSIA_RETURN_IF_ERROR(make(p.d_out, p.n, maps.d_out));
-  const int64_t tasks = p.groups.count * CeilDiv<int64_t>(p.k, S::kCluster * S::kRows) *
-                        CeilDiv<int64_t>(p.n, S::kColumns);
-  const cuda::LaunchConfig config{
-      {CtasOf<S>(tasks, *context.device)}, dim3(kThreads), S::kSharedBytes, dim3(S::kCluster)};
+  const int64_t tasks =
+      p.groups.count * CeilDiv<int64_t>(p.k, S::kRows) * CeilDiv<int64_t>(p.n, S::kColumns);
+  const int64_t ctas = std::min<int64_t>(tasks, context.device->sms);
+  const cuda::LaunchConfig config{{ctas}, dim3(kThreads), S::kSharedBytes};
   return cuda::Launch(context, kGradientKernel<S, T>, config, p, maps);
 }
 
 template <DType kType>
 Status LaunchGroupedGradientOf(const GroupedGradientParams& p, const CudaContext& context,
-                               int cluster) {
+                               int depth) {
   using T = cuda::DeviceT<kType>;
-  if (cluster == 2) return LaunchGradient<GradientShape<2>, T>(p, context);
-  return LaunchGradient<GradientShape<1>, T>(p, context);
+  if (depth == 32) return LaunchGradient<GradientShape<32, 6>, T>(p, context);
+  return LaunchGradient<GradientShape<64, 3>, T>(p, context);
 }
 
 }  // namespace intarsia::matmul::sm90
