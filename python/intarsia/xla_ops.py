@@ -71,6 +71,7 @@ import intarsia.vllm
 from intarsia import _native
 from intarsia.torch._attention import xla_gpu_paged_attention
 from intarsia.torch._cache import reshape_and_cache_flash
+from intarsia.torch._experts import fused_experts
 
 _ops = torch.ops.xla_gpu
 # What an op is called in the name of its register_..._lowering, where that is not its own name.
@@ -268,6 +269,7 @@ def flash_attn_varlen_func(
 __all__ = [
     *_REGISTRATIONS,
     "flash_attn_varlen_func",
+    "fused_experts",
     "register_ops",
     "reshape_and_cache_flash",
     "rms_norm_xla",

@@ -18,13 +18,14 @@ FP8, INT8 = torch.float8_e4m3fn, torch.int8
 class Call:
     """A call of `namespace::op`, and the values that the arguments of these positions must have afterwards.
 
-    `unused` are arguments that the op does not look at, or takes from any device.
+    `unused` are arguments that the op does not look at, or takes from any device. `returned` is what it returns.
     """
 
     op: str
     arguments: list[Any]
     want: dict[int, Any]  # tensors, or lists of them
     unused: tuple[torch.Tensor, ...] = ()
+    returned: tuple[torch.Tensor, ...] = ()
 
     def overload(self) -> torch._ops.OpOverload:
         """torch's op."""
@@ -33,7 +34,9 @@ class Call:
     def check(self, device: str) -> None:
         """Calls the op on that device; all else than what it must write stays as it was."""
         moved = tree_map_only(torch.Tensor, lambda x: x.to(device), self.arguments)
-        assert self.overload()(*moved) is None
+        made = tree_leaves(self.overload()(*moved) or ())
+        for x, y in zip(made, self.returned, strict=True):
+            same(x.cpu(), y, exact=not (device == "xla" and on_gpu()))
         for i, (old, new) in enumerate(zip(self.arguments, moved, strict=True)):
             wanted = tree_leaves(self.want.get(i, old))
             for x, y in zip(tree_leaves(new), wanted, strict=True):

@@ -1,6 +1,7 @@
 """Calls of vLLM's ops, with what they must write: our op of the same name on CPU tensors, or what vLLM documents."""
 
 import torch
+import vllm_experts  # noqa: F401  whose cases are among these
 from vllm_calls import CASES, FP8, INT8, Call, _codes, _scale, _x, also, case, on_gpu, same, xla_gpu
 
 __all__ = ["CASES", "Call", "on_gpu", "same"]

@@ -1,4 +1,4 @@
-"""How an op of vLLM is declared, and what the functions of `_ops.py` and `_ops_cache.py` do with its arguments."""
+"""How an op of vLLM is declared, and what the functions of `_ops.py`, `_ops_cache.py` and `_ops_experts.py` do with its arguments."""
 
 import functools
 from collections.abc import Callable
@@ -18,21 +18,21 @@ class Op:
     namespace: str
     name: str
     schema: str
-    function: Callable[..., None]
+    function: Callable[..., Any]
 
 
 OPS: list[Op] = []
 
 
 def declare(
-    arguments: str, namespace: str = "_C"
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    arguments: str, namespace: str = "_C", returns: str = "()"
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declares the decorated function, which takes its own name before them, to be the op of that name with these arguments."""
 
-    def bind(function: Callable[..., None]) -> Callable[..., None]:
+    def bind(function: Callable[..., Any]) -> Callable[..., Any]:
         name = function.__name__
         bound = functools.partial(function, name)
-        OPS.append(Op(namespace, name, f"{name}({arguments}) -> ()", bound))
+        OPS.append(Op(namespace, name, f"{name}({arguments}) -> {returns}", bound))
         return function
 
     return bind
@@ -44,6 +44,15 @@ def refuse(op: str, **given: Any) -> None:
         if value is not built and (built is None or value != built):
             got = "given" if isinstance(value, Tensor) else value
             raise NotImplementedError(f"{op}: {name} is {got}, expected {built}")
+
+
+def on_one_device(op: str, **given: Tensor | None) -> None:
+    """Raises if a tensor is on another device than the first: torch would say so of an op of its own."""
+    tensors = {name: x for name, x in given.items() if x is not None}
+    device = next(iter(tensors.values())).device
+    for name, x in tensors.items():
+        if x.device != device:
+            raise ValueError(f"{op}: {name} is on {x.device}, expected {device}")
 
 
 def one(scale: Tensor | None) -> Tensor | None:

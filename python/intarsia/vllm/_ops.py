@@ -7,7 +7,7 @@ default. Like vLLM's, these take more rows than there are results of, and leave 
 
 import torch
 
-from intarsia.vllm import _ops_cache
+from intarsia.vllm import _ops_cache, _ops_experts  # noqa: F401  whose ops are among these
 from intarsia.vllm._declare import (
     FP8,
     OPS,

@@ -1,4 +1,4 @@
-"""Puts the functions of `_ops.py` behind vLLM's names: `torch.ops._C` and `torch.ops._C_cache_ops`."""
+"""Puts the functions of `_ops.py` behind vLLM's names: `torch.ops._C`, `torch.ops._C_cache_ops` and `torch.ops._moe_C`."""
 
 import functools
 import importlib
@@ -65,7 +65,8 @@ def _register(op: _ops.Op, may_define: bool) -> torch.library.Library:
     elif may_define:
         library.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
         kernel = _kernel(op)
-        for key in DISPATCH_KEYS:
+        # What only writes has no result whose shape torch must know.
+        for key in DISPATCH_KEYS if op.schema.endswith("-> ()") else (*DISPATCH_KEYS, "Meta"):
             library.impl(op.name, kernel, key)
     else:
         return library  # this vLLM has no such op
@@ -78,11 +79,11 @@ def _schema(name: str) -> torch.FunctionSchema | None:
     return schemas[0] if schemas else None
 
 
-def _kernel(op: _ops.Op) -> Callable[..., None]:
-    def kernel(*args: Any) -> None:
+def _kernel(op: _ops.Op) -> Callable[..., Any]:
+    def kernel(*args: Any) -> Any:
         # As below a kernel in C++: what these ops write is no function of its old value to autograd.
         with torch._C._AutoDispatchBelowAutograd():
-            op.function(*args)
+            return op.function(*args)
 
     return kernel
 

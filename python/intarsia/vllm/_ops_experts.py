@@ -1,0 +1,242 @@
+"""What vLLM's ops on experts do, `torch.ops._moe_C`: part of `_ops.py`. Schemas: csrc/moe/torch_bindings.cpp.
+
+Where vLLM's kernels take pairs of a token and an expert in the order of atomics, these take them in the order of tokens.
+"""
+
+import torch
+
+from intarsia.vllm._declare import Tensor, declare, on_one_device, refuse, rows_of, write
+from intarsia.vllm._ops_cache import xla_gpu
+
+
+@declare(
+    "Tensor! topk_weights, Tensor! topk_indices, Tensor! token_expert_indices, Tensor gating_output, "
+    "bool renormalize=False, Tensor? bias=None, Tensor? is_padding=None",
+    namespace="_moe_C",
+)
+def topk_softmax(
+    op,
+    topk_weights,
+    topk_indices,
+    token_expert_indices,
+    gating_output,
+    renormalize=False,
+    bias=None,
+    is_padding=None,
+):
+    refuse(op, is_padding=(is_padding, None))
+    on_one_device(op, gating_output=gating_output, bias=bias)
+    tokens, top_k = gating_output.shape[0], topk_weights.shape[-1]
+    weights, ids = xla_gpu.topk_router(
+        gating_output,
+        None if bias is None else bias.float(),
+        top_k=top_k,
+        renormalize=renormalize,
+    )
+    # Pair j of token i is number j * tokens + i.
+    row = torch.arange(tokens, dtype=torch.int32, device=weights.device)[:, None]
+    column = torch.arange(top_k, dtype=torch.int32, device=weights.device)
+    write(
+        op,
+        topk_weights=(topk_weights, weights),
+        topk_indices=(topk_indices, ids.to(topk_indices.dtype)),
+        token_expert_indices=(token_expert_indices, column * tokens + row),
+    )
+
+
+@declare(
+    "Tensor scores, int n_group, int topk_group, int topk, bool renormalize, float routed_scaling_factor, "
+    "Tensor bias, int scoring_func",
+    namespace="_moe_C",
+    returns="(Tensor, Tensor)",
+)
+def grouped_topk(
+    op, scores, n_group, topk_group, topk, renormalize, routed_scaling_factor, bias, scoring_func
+):
+    on_one_device(op, scores=scores, bias=bias)
+    if scoring_func == 0:  # scores as they are
+        return _best_of_groups(
+            scores.float(), n_group, topk_group, topk, renormalize, routed_scaling_factor, bias
+        )
+    refuse(op, scoring_func=(scoring_func, 1))  # sigmoid
+    weights, ids = xla_gpu.topk_router(
+        scores,
+        bias.float(),
+        top_k=topk,
+        scoring="sigmoid",
+        renormalize=renormalize,
+        num_groups=n_group,
+        topk_groups=topk_group,
+        scale=routed_scaling_factor,
+    )
+    return weights, ids
+
+
+def _best_of_groups(scores, n_group, topk_group, topk, renormalize, scale, bias):
+    """The same of numbers that are scores already: sorts that keep equal ones in order choose the lower id."""
+    groups = (scores + bias.float()).unflatten(-1, (n_group, -1))
+    of_groups = groups.topk(min(2, groups.shape[-1]), -1).values.sum(-1)
+    kept = of_groups.sort(descending=True, stable=True).indices[:, :topk_group]
+    is_kept = torch.zeros_like(of_groups, dtype=torch.bool).scatter(1, kept, True)
+    keys = torch.where(is_kept[..., None], groups, float("-inf")).flatten(1)
+    ids = keys.sort(descending=True, stable=True).indices[:, :topk]
+    weights = scores.gather(1, ids)
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights * scale, ids.int()
+
+
+def _is_here(topk_ids: Tensor, experts: int, expert_map: Tensor | None) -> tuple[Tensor, Tensor]:
+    """For each id whether it has an expert here, and which."""
+    known = (topk_ids >= 0) & (topk_ids < experts)
+    found = torch.where(known, topk_ids, 0).long()
+    if expert_map is not None:
+        found = expert_map.long()[found]
+    return known & (found >= 0), found
+
+
+@declare(
+    "Tensor input, Tensor! output, Tensor? topk_ids=None, Tensor? expert_map=None",
+    namespace="_moe_C",
+)
+def moe_sum(op, input, output, topk_ids=None, expert_map=None):
+    on_one_device(op, input=input, topk_ids=topk_ids, expert_map=expert_map)
+    if topk_ids is not None:
+        experts = torch.iinfo(topk_ids.dtype).max if expert_map is None else len(expert_map)
+        here, _ = _is_here(topk_ids, experts, expert_map)
+        input = torch.where(here[..., None], input, 0)
+    write(op, output=(output, input.float().sum(1).to(input.dtype)))
+
+
+@declare(
+    "Tensor topk_ids, int num_experts, int block_size, Tensor! sorted_token_ids, Tensor! experts_ids, "
+    "Tensor! num_tokens_post_pad, Tensor? maybe_expert_map=None, Tensor!? scatter_idx=None",
+    namespace="_moe_C",
+)
+def moe_align_block_size(
+    op,
+    topk_ids,
+    num_experts,
+    block_size,
+    sorted_token_ids,
+    experts_ids,
+    num_tokens_post_pad,
+    maybe_expert_map=None,
+    scatter_idx=None,
+):
+    refuse(op, scatter_idx=(scatter_idx, None))
+    on_one_device(op, topk_ids=topk_ids, maybe_expert_map=maybe_expert_map)
+    pairs, room, device = topk_ids.numel(), sorted_token_ids.numel(), topk_ids.device
+    here, expert = _is_here(topk_ids.reshape(-1), num_experts, maybe_expert_map)
+    expert, order = torch.where(here, expert, num_experts).sort(stable=True)
+    counts = _counts(expert, num_experts)
+    padded = (counts + block_size - 1) // block_size * block_size
+    ends, firsts = padded.cumsum(0), counts.cumsum(0) - counts
+    # The place of a pair: behind the blocks of the experts before, by its number among its own.
+    shift = torch.cat([ends - padded - firsts, firsts.new_full((1,), room + pairs)])
+    place = (torch.arange(pairs, device=device) + shift[expert]).clamp(max=room)
+    sorted_ids = torch.full((room + 1,), pairs, dtype=torch.int32, device=device)
+    sorted_ids = sorted_ids.scatter(0, place, order.int())[:room]
+    block = torch.arange(experts_ids.numel(), device=device) * block_size
+    of_block = (block[:, None] >= ends).sum(1)  # how many experts end before
+    write(
+        op,
+        sorted_token_ids=(sorted_token_ids, sorted_ids),
+        experts_ids=(experts_ids, torch.where(of_block < num_experts, of_block, 0).int()),
+        num_tokens_post_pad=(num_tokens_post_pad, padded.sum().int().reshape(1)),
+    )
+
+
+def _counts(expert: Tensor, experts: int) -> Tensor:
+    """How many have each expert. Not by index_add, at which torch_xla ends the process."""
+    return (expert[:, None] == torch.arange(experts, device=expert.device)).sum(0)
+
+
+@declare(
+    "Tensor input, Tensor topk_ids, Tensor token_expert_indices, Tensor? expert_map, int n_expert, "
+    "int n_local_expert, int topk, int? align_block_size, Tensor! permuted_input, "
+    "Tensor! expert_first_token_offset, Tensor! inv_permuted_idx, Tensor! permuted_idx, Tensor! m_indices",
+    namespace="_moe_C",
+)
+def moe_permute(
+    op,
+    input,
+    topk_ids,
+    token_expert_indices,
+    expert_map,
+    n_expert,
+    n_local_expert,
+    topk,
+    align_block_size,
+    permuted_input,
+    expert_first_token_offset,
+    inv_permuted_idx,
+    permuted_idx,
+    m_indices,
+):
+    del token_expert_indices, m_indices  # 0, 1, 2 ...; read with blocks alone
+    refuse(op, align_block_size=(align_block_size, None))
+    on_one_device(
+        op,
+        input=input,
+        topk_ids=topk_ids,
+        expert_map=expert_map,
+        permuted_input=permuted_input,
+        permuted_idx=permuted_idx,
+    )
+    ids = topk_ids.reshape(-1)
+    here, expert = _is_here(ids, n_expert, expert_map)
+    # Behind all that are here: those of experts elsewhere, by their numbers, and ids that are none.
+    known = (ids >= 0) & (ids < n_expert)
+    elsewhere = torch.where(known, ids.long(), n_expert) + n_local_expert
+    expert, order = torch.where(here, expert, elsewhere).sort(stable=True)
+    ends = _counts(expert.clamp(max=n_local_expert), n_local_expert).cumsum(0)
+    offsets = torch.cat([ends.new_zeros(1), ends])
+    row = torch.arange(len(order), device=ids.device)
+    written = row < offsets[-1]
+    places = torch.empty_like(order).scatter(0, order, row)
+    rows = rows_of(
+        op, "permuted_input", permuted_input, permuted_input.shape, input.dtype, input.device
+    )
+    write(
+        op,
+        permuted_input=(rows, torch.where(written[:, None], input[order // max(topk, 1)], rows)),
+        expert_first_token_offset=(expert_first_token_offset, offsets),
+        inv_permuted_idx=(inv_permuted_idx, places.int().reshape(inv_permuted_idx.shape)),
+        permuted_idx=(permuted_idx, torch.where(written, order.int(), permuted_idx)),
+    )
+
+
+@declare(
+    "Tensor permuted_hidden_states, Tensor topk_weights, Tensor inv_permuted_idx, "
+    "Tensor? expert_first_token_offset, int topk, Tensor! hidden_states",
+    namespace="_moe_C",
+)
+def moe_unpermute(
+    op,
+    permuted_hidden_states,
+    topk_weights,
+    inv_permuted_idx,
+    expert_first_token_offset,
+    topk,
+    hidden_states,
+):
+    on_one_device(
+        op,
+        permuted_hidden_states=permuted_hidden_states,
+        topk_weights=topk_weights,
+        inv_permuted_idx=inv_permuted_idx,
+        expert_first_token_offset=expert_first_token_offset,
+    )
+    place = inv_permuted_idx.reshape(-1, topk).long()
+    terms = permuted_hidden_states[place].float() * topk_weights.float()[..., None]
+    if expert_first_token_offset is not None:  # rows behind the last one hold anything
+        terms = torch.where((place < expert_first_token_offset[-1])[..., None], terms, 0.0)
+    total = terms.sum(1).to(permuted_hidden_states.dtype)
+    write(op, hidden_states=(hidden_states, total))
+
+
+@declare("Tensor input_tensor, Tensor dst2src_map, Tensor! output_tensor", namespace="_moe_C")
+def shuffle_rows(op, input_tensor, dst2src_map, output_tensor):
+    on_one_device(op, input_tensor=input_tensor, dst2src_map=dst2src_map)
+    write(op, output_tensor=(output_tensor, input_tensor[dst2src_map.long()]))
