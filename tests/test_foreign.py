@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import intarsia
 import jax
@@ -10,18 +11,35 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import support
+from intarsia import cli
 from intarsia.jax import call, simple_add
 
 
-def configure(build, *options):
-    """Configures a copy of tests/foreign outside of it for the CPU; without CMake the test is skipped."""
+def find_cmake() -> str:
     cmake = shutil.which("cmake", path=str(support.ROOT / ".venv/bin")) or shutil.which("cmake")
     if cmake is None:
         pytest.skip("no cmake")
+    return cmake
+
+
+def install(prefix) -> Path:
+    """Installs what a wheel has for CMake; the folder of its package files. Nothing is compiled."""
+    cmake, build = find_cmake(), prefix.with_name("configured")
+    for command in (
+        [cmake, "-S", support.ROOT, "-B", build, "-DINTARSIA_CUDA=off"],
+        [cmake, "--install", build, "--prefix", prefix, "--component", "sdk"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return prefix / "intarsia" / "sdk" / "cmake"
+
+
+def configure(build, *options, found=f"-DINTARSIA_DIR={support.ROOT}"):
+    """Configures a copy of tests/foreign outside of it for the CPU; without CMake the test is skipped."""
+    cmake = find_cmake()
     source = build.with_name("project")
     shutil.copytree(support.ROOT / "tests" / "foreign", source, dirs_exist_ok=True)
-    command = [cmake, "-S", source, "-B", build, "-DINTARSIA_CUDA=off", *options]
-    command.append(f"-DINTARSIA_DIR={support.ROOT}")
+    command = [cmake, "-S", source, "-B", build, "-DINTARSIA_CUDA=off", found, *options]
     if ccache := shutil.which("ccache"):
         command.append(f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}")
     return cmake, subprocess.run(command, capture_output=True, text=True)
@@ -29,11 +47,12 @@ def configure(build, *options):
 
 @pytest.fixture(scope="module")
 def library():
-    """tests/foreign, copied and built for the CPU, in a folder that stays: core takes half a minute to compile."""
+    """tests/foreign, copied and built for the CPU by installed sources, in a folder that stays: core takes half a minute."""
     # One for each of pytest's processes.
     build = support.ROOT / "build" / f"outside{os.environ.get('PYTEST_XDIST_WORKER', '')}" / "build"
     build.parent.mkdir(parents=True, exist_ok=True)
-    cmake, configured = configure(build)
+    package = install(build.with_name("installed"))
+    cmake, configured = configure(build, found=f"-Dintarsia_DIR={package}")
     assert configured.returncode == 0, configured.stdout + configured.stderr
     built = subprocess.run([cmake, "--build", build, "-j2"], capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
@@ -56,6 +75,31 @@ def test_a_foreign_library_compiles_no_family_that_it_does_not_name(library, tmp
     _, configured = configure(tmp_path / "unknown", "-DFAMILIES=intention")
     assert configured.returncode != 0
     assert "foreign: there is no family intention" in configured.stderr
+
+
+def test_find_package_finds_the_installed_sources_and_their_version(library) -> None:
+    cache = (library.path.parent / "CMakeCache.txt").read_text()
+    package = library.path.parents[1] / "installed" / "intarsia" / "sdk" / "cmake"
+    assert (
+        f"intarsia_DIR:PATH={package}\n" in cache
+        or f"intarsia_DIR:UNINITIALIZED={package}\n" in cache
+    )
+    assert not list(package.parent.rglob("*.py"))
+    for found in (package, support.ROOT / "cmake"):  # as `intarsia --cmake-dir` says, in a checkout
+        script = f"set(PACKAGE_FIND_VERSION %s)\ninclude({found}/intarsiaConfigVersion.cmake)\n"
+        script += 'message("${PACKAGE_VERSION} ${PACKAGE_VERSION_COMPATIBLE}")\n'
+        for wanted, fits in (("0.1", "ON"), ("99.0", "")):
+            path = library.path.parents[1] / "version.cmake"
+            path.write_text(script % wanted)
+            said = subprocess.run([find_cmake(), "-P", path], capture_output=True, text=True)
+            assert said.stderr.strip() == f"{intarsia.__version__} {fits}".strip()
+
+
+def test_the_command_prints_where_cmake_finds_it(capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--cmake-dir"])
+    assert ended.value.code == 0
+    assert (Path(capsys.readouterr().out.strip()) / "intarsiaConfig.cmake").is_file()
 
 
 def test_a_foreign_op_runs_beside_ours(library) -> None:

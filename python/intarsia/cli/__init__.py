@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from intarsia import __version__
 from intarsia._packages import needed_by
@@ -25,6 +26,12 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one subcommand; returns its exit status. A wrong call is one line on stderr, status 2."""
     parser = argparse.ArgumentParser(prog="intarsia", description=__doc__)
     parser.add_argument("--version", action="version", version=f"intarsia {__version__}")
+    parser.add_argument(
+        "--cmake-dir",
+        action="version",
+        version=str(_cmake_dir()),
+        help="print the folder for -Dintarsia_DIR=..., where find_package(intarsia) looks, and exit",
+    )
     subparsers = parser.add_subparsers(dest="command", required=True)
     for name, (module, summary) in _COMMANDS.items():
         module.add_arguments(subparsers.add_parser(name, help=summary, description=summary))
@@ -47,6 +54,13 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)  # the shell's prompt is to begin a line
         return 130
+
+
+def _cmake_dir() -> Path:
+    """The folder of intarsiaConfig.cmake: in a wheel beside the sources that it brings, or the checkout's."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "sdk" / "cmake"
+    return installed if installed.exists() else package.parents[1] / "cmake"
 
 
 def _said(error: BaseException) -> str:

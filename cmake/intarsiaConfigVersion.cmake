@@ -1,0 +1,12 @@
+# The version is in one file, which is installed beside this one.
+set(version_file ${CMAKE_CURRENT_LIST_DIR}/VERSION)
+if(NOT EXISTS ${version_file})
+  set(version_file ${CMAKE_CURRENT_LIST_DIR}/../python/intarsia/VERSION)
+endif()
+file(STRINGS ${version_file} PACKAGE_VERSION LIMIT_COUNT 1)
+if(PACKAGE_FIND_VERSION VERSION_LESS_EQUAL PACKAGE_VERSION)
+  set(PACKAGE_VERSION_COMPATIBLE ON)
+endif()
+if(PACKAGE_FIND_VERSION VERSION_EQUAL PACKAGE_VERSION)
+  set(PACKAGE_VERSION_EXACT ON)
+endif()
