@@ -15,8 +15,10 @@ struct GivenScaleQuant {
   Status Check() const;
 };
 
-inline constexpr char kGivenScaleDims[] = "1 | n | ... 1 | ... g";
-inline constexpr char kGivenScaleDoc[] =
+// Pointers, since GCC 12 with UBSan does not know in a constant expression that an array is not
+// null.
+inline constexpr const char* kGivenScaleDims = "1 | n | ... 1 | ... g";
+inline constexpr const char* kGivenScaleDoc =
     "what a code of 1 stands for: in all of x, in each column, in each row, or in each of g equal "
     "groups of a row's columns";
 
