@@ -13,7 +13,11 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["intarsia.models"]):
+# atheris instruments nothing that an editable install's finder loads. PYTHONPATH has the package.
+sys.meta_path[:] = [f for f in sys.meta_path if not type(f).__module__.startswith("_editable")]
+with atheris.instrument_imports(include=["intarsia", "gguf", "jinja2"]):
+    import gguf  # noqa: F401
+    import jinja2.sandbox  # noqa: F401
     from intarsia.models import Tokenizer
     from intarsia.models.chat_template import render
     from intarsia.models.weights import open_checkpoint
@@ -150,6 +154,8 @@ def target(reader: str, folder: Path) -> Callable[[bytes], None]:
 
 def main() -> None:
     reader, arguments = sys.argv[1], sys.argv[2:]
+    if "__ATHERIS_INSTRUMENTED__" not in open_checkpoint.__code__.co_consts:
+        sys.exit("the readers are not instrumented, so atheris would try but the smallest inputs")
     scratch = Path(__file__).parents[2] / "build" / "readers" / reader  # atheris never returns
     folder, corpus = scratch / "model", scratch / "corpus"
     shutil.rmtree(scratch, ignore_errors=True)
