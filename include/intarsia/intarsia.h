@@ -61,6 +61,7 @@ typedef enum {
   INTARSIA_I32,
   INTARSIA_I64,
   INTARSIA_BOOL,
+  INTARSIA_F8E8M0FNU,
   INTARSIA_NONE = -1 /* an absent tensor */
 } intarsia_dtype;
 

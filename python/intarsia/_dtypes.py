@@ -32,6 +32,7 @@ DTYPES = (
     DType("i32", "int32", "i32"),
     DType("i64", "int64", "i64"),
     DType("bool", "bool", "i1"),
+    DType("f8e8m0fnu", "float8_e8m0fnu", "f8E8M0FNU"),
 )
 ACTIVATIONS = ("f32", "f16", "bf16")
 """What T may be in a spec."""

@@ -19,7 +19,7 @@
 namespace intarsia {
 namespace {
 
-static_assert(static_cast<int>(DType::kBool) == INTARSIA_BOOL);
+static_assert(static_cast<int>(DType::kF8E8M0) == INTARSIA_F8E8M0FNU);
 static_assert(kMaxRank == INTARSIA_MAX_RANK && kMaxOperands == INTARSIA_MAX_OPERANDS &&
               kMaxResults == INTARSIA_MAX_RESULTS);
 
@@ -53,7 +53,7 @@ Status FindOrExplain(const char* name, const OpInfo*& op) {
 }
 
 Status ToView(const intarsia_tensor& tensor, TensorView& view) {
-  if (tensor.dtype < 0 || tensor.dtype > INTARSIA_BOOL)
+  if (tensor.dtype < 0 || tensor.dtype > INTARSIA_F8E8M0FNU)
     return InvalidArgument(
         Text("has dtype number ", tensor.dtype, ", expected one of intarsia_dtype"));
   if (tensor.rank < 0 || tensor.rank > INTARSIA_MAX_RANK)

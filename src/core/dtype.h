@@ -19,6 +19,7 @@ enum class DType : int32_t {
   kI32,
   kI64,
   kBool,
+  kF8E8M0,
   kOther
 };
 
@@ -26,7 +27,7 @@ struct DTypeRow {
   std::string_view name;
   int bytes;
 };
-inline constexpr std::array<DTypeRow, 11> kDTypes{{{"f32", 4},
+inline constexpr std::array<DTypeRow, 12> kDTypes{{{"f32", 4},
                                                    {"f16", 2},
                                                    {"bf16", 2},
                                                    {"f8e4m3fn", 1},
@@ -36,6 +37,7 @@ inline constexpr std::array<DTypeRow, 11> kDTypes{{{"f32", 4},
                                                    {"i32", 4},
                                                    {"i64", 8},
                                                    {"bool", 1},
+                                                   {"f8e8m0fnu", 1},
                                                    {"unknown", 1}}};
 
 constexpr std::string_view Name(DType t) { return kDTypes[static_cast<size_t>(t)].name; }

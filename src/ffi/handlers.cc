@@ -40,6 +40,8 @@ DType FromXla(ffi::DataType t) {
       return DType::kI32;
     case ffi::S64:
       return DType::kI64;
+    case ffi::F8E8M0FNU:
+      return DType::kF8E8M0;
     case ffi::PRED:
       return DType::kBool;
     default:

@@ -31,6 +31,8 @@ inline XLA_FFI_DataType ToXla(DType dtype) {
       return XLA_FFI_DataType_S64;
     case DType::kBool:
       return XLA_FFI_DataType_PRED;
+    case DType::kF8E8M0:
+      return XLA_FFI_DataType_F8E8M0FNU;
     case DType::kOther:
       break;
   }

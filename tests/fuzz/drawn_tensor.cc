@@ -48,7 +48,7 @@ uint64_t Number(DType dtype, uint64_t n) {
 }  // namespace
 
 std::optional<Extent> ExtentOf(const intarsia_tensor& tensor) {
-  if (tensor.dtype < 0 || tensor.dtype > INTARSIA_BOOL || tensor.rank < 0 ||
+  if (tensor.dtype < 0 || tensor.dtype > INTARSIA_F8E8M0FNU || tensor.rank < 0 ||
       tensor.rank > INTARSIA_MAX_RANK)
     return std::nullopt;
   const std::span<const int64_t> dims(tensor.dims, static_cast<size_t>(tensor.rank));

@@ -6,7 +6,7 @@ size, p pages, s page size, m pages per sequence, r rotary dim, l layers.
 Where things are: `wire` has a function for each op, operand by operand, `_call` makes a custom call of it, `_vmap`, `_grad`, `_shard` and
 `_export` are what JAX's transformations make of it. Functions that say more than the op does, or say it otherwise, have
 modules of their own: `_attention`, `_cache`, `_cache_blocks`, `_cascade`, `_dot_product`, `_exchange`, `_flash_mha`, `_grouped`,
-`_linear`, `_ragged`, `_rotary`.
+`_linear`, `_quantized`, `_ragged`, `_rotary`.
 """
 
 from intarsia import _native
@@ -26,6 +26,7 @@ from intarsia.jax._export import export_exemptions
 from intarsia.jax._flash_mha import flash_mha, flash_mha_varlen, flash_mha_with_kvcache
 from intarsia.jax._grouped import grouped_matmul
 from intarsia.jax._linear import linear
+from intarsia.jax._quantized import linear_packed, linear_quantized
 from intarsia.jax._ragged import ragged_paged_attention
 from intarsia.jax._rotary import multimodal_rotary_embedding
 from intarsia.jax._shard import ShardedOps, kv_cache_sharding, kv_heads, shard
@@ -107,6 +108,8 @@ __all__ = [
     "layer_norm_dynamic_per_token_quant",
     "layer_norm_static_fp8_quant",
     "linear",
+    "linear_packed",
+    "linear_quantized",
     "make_exchange",
     "merge_attn_states",
     "mul_and_silu",

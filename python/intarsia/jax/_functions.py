@@ -11,12 +11,24 @@ from intarsia.jax import (
     _exchange,
     _grouped,
     _linear,
+    _quantized,
     _ragged,
     wire,
 )
 
 # What says an op otherwise than the wire stands before the wire.
-_HOMES = (_attention, _cache, _cache_blocks, _cascade, _exchange, _grouped, _linear, _ragged, wire)
+_HOMES = (
+    _attention,
+    _cache,
+    _cache_blocks,
+    _cascade,
+    _exchange,
+    _grouped,
+    _linear,
+    _quantized,
+    _ragged,
+    wire,
+)
 
 
 def function_of(name: str) -> Callable[..., Any]:

@@ -37,6 +37,7 @@ __all__ = [
     "layer_norm_dynamic_per_token_quant",
     "layer_norm_static_fp8_quant",
     "linear",
+    "linear_quantized",
     "merge_attn_states",
     "mul_and_silu",
     "paged_attention",
@@ -64,13 +65,16 @@ Activation: TypeAlias = Literal["silu", "gelu_tanh", "swigluoai"]
 Axis: TypeAlias = Literal["0", "1", "2"]
 ConvertFp8OutDtype: TypeAlias = Literal["f8e4m3fn", "f8e5m2", "u8", "f32", "f16", "bf16"]
 FlashAttnVarlenOutDtype: TypeAlias = Literal["auto", "f16", "bf16"]
+Format: TypeAlias = Literal["u4", "u4b8", "e2m1", "u5", "u5b16", "u6b32", "i8", "e4m3"]
 GroupedMatmulOutDtype: TypeAlias = Literal["auto", "f32"]
 GroupedMatmulWeightGradientOutDtype: TypeAlias = Literal["auto", "f32"]
 KvCacheDtype: TypeAlias = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
 LinearOutDtype: TypeAlias = Literal["auto", "f32"]
+LinearQuantizedOutDtype: TypeAlias = Literal["auto", "f32"]
 QuantDtype: TypeAlias = Literal["f8e4m3fn", "i8"]
 Rounding: TypeAlias = Literal["once", "before_weight"]
 Scoring: TypeAlias = Literal["softmax", "sigmoid", "softplus_sqrt"]
+ZerosAre: TypeAlias = Literal["points", "minimums"]
 
 
 def all_reduce_fused_add_rms_norm(
@@ -1154,6 +1158,65 @@ def linear(
     Source: torch.nn.functional.linear. T is f32, f16 or bf16.
     """
     return one_or_all(call("linear", (x, w, bias), out_dtype=out_dtype))
+
+
+def linear_quantized(
+    x: ArrayLike,
+    packed: ArrayLike,
+    scales: ArrayLike,
+    zeros: ArrayLike | None = None,
+    outer_scales: ArrayLike | None = None,
+    outer_zeros: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    *,
+    format: Format = "u4",
+    group: int = 0,
+    zeros_are: ZerosAre = "points",
+    out_dtype: LinearQuantizedOutDtype = "auto",
+) -> jax.Array:
+    """A linear layer with weights in 8 bits or less.
+
+    Runs on CPU alone; `intarsia.jax.linear_quantized` is XLA's version on other platforms.
+
+    Args:
+      x: [..., k], T: rows.
+      packed: [c, r, w, 16, 4], u8: codes, tile by tile: 16 results, and r blocks of 32 of the k
+        columns, which take w lines, as many as a code has bits.
+      scales: [c, g, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes are multiplied
+        by.
+      zeros: [c, g, 16], f32, f16, bf16, u8, i8: what is subtracted from codes, or added to
+        their products with scales; may be absent.
+      outer_scales: [1] or [c, o, 16], f32, f16, bf16: what scales are multiplied by; may be
+        absent.
+      outer_zeros: [1] or [c, o, 16], f32, f16, bf16: what minimums are multiplied by; may be
+        absent.
+      bias: [16*c], T: added to the sums before they are rounded; may be absent.
+      format: what a code stands for; one of u4, u4b8, e2m1, u5, u5b16, u6b32, i8, e4m3.
+      group: columns that share a scale: 16 or a multiple of 32; 0: all k of them.
+      zeros_are: points are subtracted from codes, minimums added to their products with scales;
+        one of points, minimums.
+      out_dtype: dtype of the result; auto: that of x; one of auto, f32.
+
+    Returns:
+      out: [..., 16*c], out_dtype: x w^T + bias.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: torch.nn.functional.linear of dequantized weights; ggml's and vLLM's formats. T is
+        f32, f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "linear_quantized",
+            (x, packed, scales, zeros, outer_scales, outer_zeros, bias),
+            format=format,
+            group=group,
+            zeros_are=zeros_are,
+            out_dtype=out_dtype,
+        )
+    )
 
 
 def merge_attn_states(

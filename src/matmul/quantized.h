@@ -1,0 +1,106 @@
+// A linear layer with weights in 8 bits or less:
+//   out[.., j] = sum_i x[.., i] w[j, i] + bias[j],   sums in f32, rounded once,
+// where row j's neighbours of a group share a scale and perhaps a zero:
+//   w[j, i] = s (q[j, i] - z)   zeros are points
+//   w[j, i] = s q[j, i] + z     zeros are minimums, or there are none and z = 0
+// q is the number that a code stands for (Format), s = scales * outer_scales, z = zeros, of
+// minimums times outer_zeros. docs/adr/0018-weights-in-codes.md says why codes lie as they do:
+//
+//   packed  u8 [c, r, bits, 16, 4]: c tiles of 16 rows of w, r blocks of 32 columns, which take
+//           `bits` lines of 16 words of 32 bits, a word for each row. Bits count from a word's
+//           lowest one (byte 0 is the lowest).
+//     4 bits and above:   line l < 4 has the lower 4 bits of columns 8 l ... 8 l + 7
+//     5 bits:             line 4 has the fifth bit of all 32 columns
+//     6 bits:             line 4 + l has the upper 2 bits of columns 16 l ... 16 l + 15
+//     8 bits:             line l has columns 4 l ... 4 l + 3 instead
+//   scales  [c, g, 16]: of each group of each row; zeros likewise
+//   outer_scales, outer_zeros  [c, o, 16]: of g / o groups each; or [1]: of all
+//
+// Codes of columns beyond k are multiplied by 0.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "src/core/context.h"
+#include "src/core/dtype.h"
+#include "src/core/round.h"
+#include "src/core/status.h"
+#include "src/core/tensor_view.h"
+
+namespace intarsia::matmul {
+
+// What a code stands for. vLLM's names: u4b8 is an unsigned code less 8.
+enum class Format { kU4, kU4B8, kE2M1, kU5, kU5B16, kU6B32, kI8, kE4M3 };
+inline constexpr std::string_view kFormatNames = "u4|u4b8|e2m1|u5|u5b16|u6b32|i8|e4m3";
+
+constexpr std::optional<Format> FormatOf(std::string_view name) {
+  std::string_view names = kFormatNames;
+  for (int i = 0;; ++i) {
+    const size_t end = names.find('|');
+    if (names.substr(0, end) == name) return static_cast<Format>(i);
+    if (end == names.npos) return std::nullopt;
+    names.remove_prefix(end + 1);
+  }
+}
+constexpr int64_t BitsOf(Format format) {
+  switch (format) {
+    case Format::kU5:
+    case Format::kU5B16:
+      return 5;
+    case Format::kU6B32:
+      return 6;
+    case Format::kI8:
+    case Format::kE4M3:
+      return 8;
+    default:
+      return 4;
+  }
+}
+
+// Whether groups of 16 are built: nvfp4 has them, and ggml's Q6_K.
+constexpr bool SplitsBlocks(Format format) {
+  return format == Format::kE2M1 || format == Format::kU6B32;
+}
+
+inline constexpr int64_t kTileRows = 16;      // of w, neighbours in a line
+inline constexpr int64_t kBlockColumns = 32;  // of w
+inline constexpr int64_t kLineBytes = 64;
+
+// What a group's scales or zeros are made of: inner times outer.
+struct Factors {
+  const void* data = nullptr;  // absent
+  DType dtype = DType::kF32;
+  const void* outer = nullptr;  // absent, and then 1
+  DType outer_dtype = DType::kF32;
+  int64_t outers = 0;  // of a row; 0: one for all
+};
+
+struct QuantizedParams {
+  DType dtype = DType::kF32, out_dtype = DType::kF32;  // of x and bias; of the result
+  Format format = Format::kU4;
+  const void* x = nullptr;
+  int64_t m = 0, k = 0, tiles = 0;
+  const uint8_t* packed = nullptr;
+  int64_t group = 0, groups = 0;  // columns of a group: 16 or a multiple of 32; groups of a row
+  Factors scales, zeros;
+  bool points = false;
+  const void* bias = nullptr;
+  void* out = nullptr;
+
+  int64_t blocks() const { return CeilDiv(k, kBlockColumns); }
+  int64_t n() const { return tiles * kTileRows; }
+  int64_t tile_bytes() const { return blocks() * BitsOf(format) * kLineBytes; }
+};
+
+// The rows of x that are worked on at a time, as f32 with zeros up to a whole block, and the sums
+// of each of their groups.
+struct QuantizedPass {
+  const QuantizedParams& params;
+  int64_t first, rows;
+  float *x, *sums;  // [rows, blocks * 32], [rows, groups]; sums: null without zeros
+};
+
+Status Run(const QuantizedParams& params, const CpuContext& context);
+
+}  // namespace intarsia::matmul

@@ -1,0 +1,69 @@
+#include "src/ops/linear_quantized/linear_quantized.h"
+
+namespace intarsia {
+namespace {
+
+matmul::Factors ToFactors(const TensorView& inner, const Optional& outer) {
+  matmul::Factors factors{.data = inner.data, .dtype = inner.dtype};
+  if (!outer) return factors;
+  factors.outer = outer->data;
+  factors.outer_dtype = outer->dtype;
+  factors.outers = outer->rank == 1 ? 0 : outer->dim(1);
+  return factors;
+}
+
+}  // namespace
+
+Status LinearQuantized::Check() const {
+  const int64_t k = x.dim(-1), blocks = CeilDiv(k, matmul::kBlockColumns);
+  const int64_t bits = matmul::BitsOf(*matmul::FormatOf(format));
+  if (packed.dim(1) != blocks)
+    return InvalidArgument(Text("packed has r=", packed.dim(1), " blocks of 32 columns, expected ",
+                                blocks, " for k=", k));
+  if (packed.dim(2) != bits)
+    return InvalidArgument(Text("packed has w=", packed.dim(2), " lines a block, expected ", bits,
+                                " for format ", format));
+  if (group < 0 || (group != 16 && group % matmul::kBlockColumns != 0))
+    return InvalidArgument(Text("group is ", group, ", expected 0, 16 or a multiple of 32"));
+  if (group == 16 && !matmul::SplitsBlocks(*matmul::FormatOf(format)))
+    return Unimplemented(
+        Text("group is 16, built for formats e2m1 and u6b32 alone; format is ", format));
+  const int64_t groups = group == 0 ? 1 : CeilDiv(k, group);
+  if (scales.dim(1) != groups)
+    return InvalidArgument(Text("scales has g=", scales.dim(1), " groups, expected ", groups,
+                                " for k=", k, " and group=", group));
+  if (const Optional& outer = outer_scales ? outer_scales : outer_zeros; outer && outer->rank > 1) {
+    if (const int64_t o = outer->dim(1); o == 0 || groups % o != 0)
+      return InvalidArgument(Text(outer_scales ? "outer_scales" : "outer_zeros", " has o=", o,
+                                  ", expected a divisor of the g=", groups, " groups"));
+  }
+  if (outer_zeros && !zeros) return InvalidArgument("outer_zeros is given but zeros is not");
+  if (outer_zeros && zeros_are == "points")
+    return InvalidArgument("outer_zeros is given, expected none where zeros are points");
+  return {};
+}
+
+matmul::QuantizedParams LinearQuantized::ToParams() const {
+  int64_t m = 1;
+  for (int axis = 0; axis + 1 < x.rank; ++axis) m *= x.dim(axis);
+  const int64_t k = x.dim(-1);
+  matmul::QuantizedParams params{.dtype = x.dtype,
+                                 .out_dtype = out.dtype,
+                                 .format = *matmul::FormatOf(format),
+                                 .x = x.data,
+                                 .m = m,
+                                 .k = k,
+                                 .tiles = packed.dim(0),
+                                 .packed = packed.as<const uint8_t>(),
+                                 .groups = scales.dim(1),
+                                 .scales = ToFactors(scales, outer_scales),
+                                 .zeros = {},
+                                 .points = zeros_are == "points",
+                                 .bias = bias ? bias->data : nullptr,
+                                 .out = out.data};
+  params.group = group == 0 ? params.blocks() * matmul::kBlockColumns : group;
+  if (zeros) params.zeros = ToFactors(*zeros, outer_zeros);
+  return params;
+}
+
+}  // namespace intarsia
