@@ -121,7 +121,7 @@ class CDoor {
     for (const DrawnTensor& drawn : call_.operands) {
       const intarsia_tensor& t = drawn.tensor;
       if (t.dtype == INTARSIA_NONE) continue;
-      if (t.strided || t.dtype < 0 || t.dtype > INTARSIA_BOOL || t.rank < 0 ||
+      if (t.strided || t.dtype < 0 || t.dtype > INTARSIA_F8E8M0FNU || t.rank < 0 ||
           t.rank > INTARSIA_MAX_RANK)
         return false;
       if (inferred_ == 0 && !t.data && Elements(t) > 0) return false;
