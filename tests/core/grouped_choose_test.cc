@@ -37,7 +37,7 @@ TEST(GroupedChoose, EveryGpuRunsEveryShape) {
 
 TEST(GroupedChoose, FollowsTheRowsOfAGroup) {
   const auto rows = [](DType dtype, int64_t m, int64_t groups) {
-    return Choose(ParamsOf(dtype, m, groups), Gpu("H200"))->rows;
+    return Choose(ParamsOf(dtype, m, groups), Gpu("A100"))->rows;
   };
   EXPECT_EQ(rows(DType::kBF16, 8, 128), 8);
   EXPECT_EQ(rows(DType::kBF16, 128, 128), 8);
@@ -51,9 +51,66 @@ TEST(GroupedChoose, FollowsTheRowsOfAGroup) {
 
 TEST(GroupedChoose, CountsTheRowsOfAllGroups) {
   GroupedParams p = ParamsOf(DType::kBF16, 128, 16);
-  EXPECT_EQ(Choose(p, Gpu("H200"))->rows, 64);
+  EXPECT_EQ(Choose(p, Gpu("A100"))->rows, 64);
   p.groups.all = 128;  // of which 16 are here
-  EXPECT_EQ(Choose(p, Gpu("H200"))->kernel, GroupedKernel::kStream);
+  EXPECT_EQ(Choose(p, Gpu("A100"))->kernel, GroupedKernel::kStream);
+}
+
+TEST(GroupedChoose, HopperGetsItsOwnKernel) {
+  const cuda::Device h200 = Gpu("H200");
+  const auto arch = [&](const GroupedParams& p, const cuda::Device& device) {
+    return Choose(p, device)->arch;
+  };
+  for (const DType dtype : {DType::kBF16, DType::kF16})
+    for (const int64_t rows : {4, 32, 256, 4096}) {
+      const GroupedParams p = ParamsOf(dtype, 128 * rows, 128);
+      EXPECT_EQ(arch(p, h200), cuda::kHopper) << rows;
+      EXPECT_EQ(arch(p, cuda::HeldBack(h200, 80)), cuda::kPortable) << rows;
+      for (const char* const other : {"A100", "L40S", "B200"})
+        EXPECT_EQ(arch(p, Gpu(other)), cuda::kPortable) << other;
+    }
+  EXPECT_EQ(arch(ParamsOf(DType::kF32, 32768, 128), h200), cuda::kPortable);
+  EXPECT_EQ(arch(ParamsOf(DType::kBF16, 32768, 128, 2044), h200), cuda::kPortable);
+  EXPECT_EQ(arch(ParamsOf(DType::kBF16, 32768, 128, 2048, 1540), h200), cuda::kPortable);
+}
+
+TEST(GroupedChoose, HopperStreamsARowOfAGroup) {
+  const auto kernel = [](int64_t m, int64_t groups, int64_t k, int64_t n) {
+    return Choose(ParamsOf(DType::kBF16, m, groups, k, n), Gpu("H200"))->kernel;
+  };
+  EXPECT_EQ(kernel(8, 128, 2048, 1536), GroupedKernel::kStream);
+  EXPECT_EQ(kernel(2, 8, 4096, 28672), GroupedKernel::kStream);
+  // gpt-oss: 360 CTAs, where the GPU has room for 264.
+  EXPECT_EQ(kernel(4, 32, 2880, 5760), GroupedKernel::kWarpgroups);
+  EXPECT_EQ(kernel(4, 32, 2880, 2880), GroupedKernel::kStream);
+}
+
+TEST(GroupedChoose, RefusesWhatTheCopyEngineCannotRead) {
+  const GroupedCandidate& hopper = GroupedCandidates().front();
+  const cuda::Device h200 = Gpu("H200");
+  ASSERT_EQ(hopper.kernel, GroupedKernel::kWarpgroups);
+  GroupedParams p = ParamsOf(DType::kBF16, 1024, 8);
+  EXPECT_TRUE(CanRun(hopper, p, h200));
+  p.x = reinterpret_cast<const void*>(uintptr_t{8});
+  EXPECT_FALSE(CanRun(hopper, p, h200));
+  p = ParamsOf(DType::kBF16, 1024, 8, int64_t{1} << 20, int64_t{1} << 20);  // strides of 2^41 bytes
+  EXPECT_FALSE(CanRun(hopper, p, h200));
+  EXPECT_FALSE(CanRun(hopper, ParamsOf(DType::kBF16, 0, 8), h200));
+}
+
+TEST(GroupedChoose, HopperGetsItsOwnGradient) {
+  GroupedGradientParams p;
+  p.dtype = p.out_dtype = DType::kBF16;
+  p.k = 2048, p.n = 1536;
+  p.groups.all = p.groups.count = 128;
+  p.groups.m = 4096;
+  EXPECT_EQ(Choose(p, Gpu("H200"))->arch, cuda::kHopper);
+  EXPECT_EQ(Choose(p, Gpu("A100"))->arch, cuda::kPortable);
+  EXPECT_EQ(Choose(p, cuda::HeldBack(Gpu("H200"), 80))->arch, cuda::kPortable);
+  p.groups.m = 0;
+  EXPECT_EQ(Choose(p, Gpu("H200"))->arch, cuda::kPortable);
+  p.groups.m = 4096, p.dtype = p.out_dtype = DType::kF32;
+  EXPECT_EQ(Choose(p, Gpu("H200"))->arch, cuda::kPortable);
 }
 
 TEST(GroupedChoose, StreamsAlignedRowsAlone) {

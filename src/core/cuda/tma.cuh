@@ -69,17 +69,6 @@ __device__ __forceinline__ void CopyBox(void* shared, const CUtensorMap& map,
   ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, shared,
                                     &map, coordinates, barrier.address());
 }
-// Copies bytes from shared to global memory, 16 bytes aligned and a multiple of 16; as part of the
-// thread's next group of copies.
-__device__ __forceinline__ void CopyOut(void* global, const void* shared, int bytes) {
-  ::cuda::ptx::cp_async_bulk(::cuda::ptx::space_global, ::cuda::ptx::space_shared, global, shared,
-                             static_cast<uint32_t>(bytes));
-}
-__device__ __forceinline__ void CopyOutCommit() { ::cuda::ptx::cp_async_bulk_commit_group(); }
-// Waits until the thread's groups have read shared memory, all of them.
-__device__ __forceinline__ void WaitForCopiedOut() {
-  ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>());
-}
 // Fetches a map ahead of its first use.
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

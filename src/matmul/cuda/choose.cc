@@ -22,9 +22,24 @@ bool FitsStream(const GroupedParams& p, const cuda::Device&) {
   return CanStream(p) && MeanRows(p.groups) <= 4;
 }
 
-bool FitsWarpgroups(const GroupedParams& p, const cuda::Device&) {
-  return MeanRows(p.groups) > 16 && p.n >= 128;
+// Whether most of the GPU would wait for the last CTAs of the streaming kernel, of which a
+// multiprocessor has two.
+bool StreamsUnevenly(const GroupedParams& p, const cuda::Device& device) {
+  const int64_t ctas =
+      MostTiles(p.m(), p.groups.count, kStreamRows) * CeilDiv<int64_t>(p.n, kStreamColumns);
+  const int64_t together = int64_t{2} * device.sms;
+  return ctas > together && ctas < together + together / 2;
 }
+
+// Streaming is as good for a row or two of a group, and better where tiles are few (docs/facts.md).
+bool FitsWarpgroups(const GroupedParams& p, const cuda::Device& device) {
+  if (p.n < 128) return false;
+  if (MeanRows(p.groups) > (p.transposed ? 1 : 2)) return true;
+  const int64_t tiles = MostTiles(p.m(), p.groups.count, sm90::GroupedShape::kRows) *
+                        CeilDiv<int64_t>(p.n, sm90::GroupedShape::kColumns);
+  return StreamsUnevenly(p, device) && tiles > device.sms / 2;
+}
+
 // Small tiles where large ones would be half empty, or too few for the GPU.
 bool FitsLargeTiles(const GroupedParams& p, const cuda::Device& device) {
   const int64_t tiles = CeilDiv<int64_t>(p.m(), 128) * CeilDiv<int64_t>(p.n, TileColumns(p.dtype));
@@ -33,19 +48,17 @@ bool FitsLargeTiles(const GroupedParams& p, const cuda::Device& device) {
 bool FitsSmallTiles(const GroupedParams&, const cuda::Device&) { return true; }
 
 constexpr GroupedCandidate kCandidates[] = {
-    {"portable, 8 rows streamed past", cuda::kPortable, GroupedKernel::kStream, kStreamRows,
-     &FitsStream},
     {"sm_90, wgmma and TMA", cuda::kHopper, GroupedKernel::kWarpgroups, sm90::GroupedShape::kRows,
      &FitsWarpgroups},
+    {"portable, 8 rows streamed past", cuda::kPortable, GroupedKernel::kStream, kStreamRows,
+     &FitsStream},
     {"portable, tiles of 128 rows", cuda::kPortable, GroupedKernel::kTiles, 128, &FitsLargeTiles},
     {"portable, tiles of 64 rows", cuda::kPortable, GroupedKernel::kTiles, 64, &FitsSmallTiles}};
 
 bool FitsGradient(const GroupedGradientParams&, const cuda::Device&) { return true; }
 
-constexpr GradientCandidate kGradients[] = {
-    {"sm_90, wgmma and TMA, 32 rows", cuda::kHopper, 32, &FitsGradient},
-    {"sm_90, wgmma and TMA", cuda::kHopper, 64, &FitsGradient},
-    {"portable", cuda::kPortable, 0, &FitsGradient}};
+constexpr GradientCandidate kGradients[] = {{"sm_90, wgmma and TMA", cuda::kHopper, &FitsGradient},
+                                            {"portable", cuda::kPortable, &FitsGradient}};
 
 // The first of the candidates that runs the call and is good at it.
 template <class Candidate, class Params>
@@ -96,17 +109,25 @@ int StreamWarps(const GroupedParams& p, const cuda::Device& device) {
 
 std::vector<cuda::KernelChoice> ReportGroupedChoices(const cuda::Device& device) {
   std::vector<cuda::KernelChoice> choices;
+  constexpr int64_t kGroups = 128, kK = 2048, kN = 1536;
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     for (const int64_t rows : {1, 16, 32, 64, 1024}) {
       GroupedParams p;
       p.dtype = p.out_dtype = dtype;
-      p.k = 2048, p.n = 1536, p.x_rows = 128 * rows;
-      p.groups.count = p.groups.all = 128;
-      p.groups.m = 128 * rows;
+      p.k = kK, p.n = kN, p.x_rows = kGroups * rows;
+      p.groups.count = p.groups.all = kGroups;
+      p.groups.m = kGroups * rows;
       const GroupedCandidate* const choice = Choose(p, device);
       choices.push_back({Text("grouped product ", Name(dtype), ", rows of a group: ", rows),
                          choice ? choice->name : "none"});
     }
+    GroupedGradientParams p;
+    p.dtype = p.out_dtype = dtype;
+    p.k = kK, p.n = kN;
+    p.groups.count = p.groups.all = p.groups.m = kGroups;
+    const GradientCandidate* const choice = Choose(p, device);
+    choices.push_back(
+        {Text("gradient of grouped products ", Name(dtype)), choice ? choice->name : "none"});
   }
   return choices;
 }

@@ -54,7 +54,6 @@ struct GroupedCandidate {
 struct GradientCandidate {
   const char* name;  // in reports
   int arch;
-  int depth;
   bool (*fits)(const GroupedGradientParams&, const cuda::Device&);
 };
 

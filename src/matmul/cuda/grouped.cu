@@ -41,7 +41,7 @@ Status Launch(const GroupedGradientParams& params, const CudaContext& context,
               const GradientCandidate& candidate) {
   if (candidate.arch == cuda::kHopper)
     return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
-      return sm90::LaunchGroupedGradientOf<kType>(params, context, candidate.depth);
+      return sm90::LaunchGroupedGradientOf<kType>(params, context);
     });
   return DispatchDType<kF32, kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
     return LaunchGroupedGradientOf<kType>(params, context);

@@ -11,7 +11,6 @@ bool Supports(const GroupedGradientParams& params);
 template <DType kType>
 Status LaunchGroupedOf(const GroupedParams& params, const CudaContext& context);
 template <DType kType>
-Status LaunchGroupedGradientOf(const GroupedGradientParams& params, const CudaContext& context,
-                               int depth);
+Status LaunchGroupedGradientOf(const GroupedGradientParams& params, const CudaContext& context);
 
 }  // namespace intarsia::matmul::sm90

@@ -4,5 +4,5 @@
 namespace intarsia::matmul::sm90 {
 template Status LaunchGroupedOf<DType::kBF16>(const GroupedParams&, const CudaContext&);
 template Status LaunchGroupedGradientOf<DType::kBF16>(const GroupedGradientParams&,
-                                                      const CudaContext&, int);
+                                                      const CudaContext&);
 }  // namespace intarsia::matmul::sm90

@@ -46,31 +46,33 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
   Task<S> tasks[kTasks];
 };
 
-// Calls work(task) for the tasks of a CTA until the end; a warp together. `Work` may be done with
-// the task's data when it returns.
+// Calls work(task) for the tasks of a CTA until the end; a warp together. `Work` is done with the
+// task's data when it returns.
 template <class Shared, class Work>
 __device__ __forceinline__ void ForEachTask(Shared& shared, Work work) {
-  for (cuda::RingPlace<kTasks> place;; place.Next()) {
-    shared.ring.full[place.index].Wait(place.parity);
-    const auto& task = shared.tasks[place.index];
+  for (uint32_t count = 0;; ++count) {  // one register, where RingPlace has two
+    const uint32_t index = count % kTasks;
+    shared.ring.full[index].Wait(count / kTasks % 2);
+    const auto& task = shared.tasks[index];
     if (task.kind == task.kEnd) return;
     work(task);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) shared.ring.empty[place.index].Arrive();
+    if (threadIdx.x % 32 == 0) shared.ring.empty[index].Arrive();
   }
 }
 
-// Writes tasks until find(task) gives the end; a warp together. `find` is called before the place
-// is free, and gives what publishes the task to it.
+// Writes tasks until find() gives the end; a warp together. `find` is called before the place is
+// free, and gives what writes the task to it.
 template <class Shared, class Find>
 __device__ __forceinline__ void ProduceTasks(Shared& shared, Find find) {
-  for (cuda::RingPlace<kTasks> place;; place.Next()) {
+  for (uint32_t count = 0;; ++count) {
+    const uint32_t index = count % kTasks;
     const auto write = find();
-    shared.ring.empty[place.index].Wait(place.parity ^ 1);
-    auto& task = shared.tasks[place.index];
+    shared.ring.empty[index].Wait(count / kTasks % 2 ^ 1);
+    auto& task = shared.tasks[index];
     write(task);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) shared.ring.full[place.index].Arrive();
+    if (threadIdx.x % 32 == 0) shared.ring.full[index].Arrive();
     if (task.kind == task.kEnd) return;
   }
 }

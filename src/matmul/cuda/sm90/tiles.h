@@ -60,15 +60,14 @@ struct GroupedShape {
 };
 
 // How the kernel of the gradient does: a tile is kRows of k times kColumns of n.
-template <int kRowsOfStage, int kStagesOfRing>
 struct GradientShape {
   static constexpr int kRows = 64 * kConsumers, kColumns = 256;
-  static constexpr int kDepth = kRowsOfStage, kStages = kStagesOfRing;
+  static constexpr int kStages = 4;
   static constexpr int kBytesX = kRows * kDepth * 2, kBytesD = kColumns * kDepth * 2;
-  // A tile of results on its way out. The banks of eight rows differ.
-  static constexpr int kStagedRowBytes = kColumns * 2 + 16;
+  static constexpr int kWarps = 4 * kConsumers;
+  static constexpr int kStagedBytes = 16 * 128;  // 16 rows of a panel
   static constexpr int kSharedBytes =
-      kStages * (kBytesX + kBytesD) + kRows * kStagedRowBytes + kControlBytes;
+      kStages * (kBytesX + kBytesD) + 2 * kWarps * kStagedBytes + kControlBytes;
   static_assert(kSharedBytes <= kMaxSharedBytes);
 };
 

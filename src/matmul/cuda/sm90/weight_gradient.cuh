@@ -27,20 +27,17 @@ struct GradientTask {
   int group, first_k, first_n;
   int row, rows;
 
-  template <class S>
-  __device__ __forceinline__ int Stages() const {
-    return (rows + S::kDepth - 1) / S::kDepth;
-  }
+  __device__ __forceinline__ int Stages() const { return (rows + kDepth - 1) / kDepth; }
   __device__ __forceinline__ bool HasTail() const { return rows % cuda::kWgmmaStep != 0; }
 };
 
-template <class S>
 struct alignas(cuda::kSwizzleAtomBytes) GradientShared {
-  static constexpr int kPanelBytes = S::kDepth * cuda::kPanelRowBytes;
+  using S = GradientShape;
+  static constexpr int kPanelBytes = kDepth * cuda::kPanelRowBytes;
   static constexpr int kPanelsX = S::kRows / 64, kPanelsD = S::kColumns / 64;
 
   char operands[S::kStages][(kPanelsX + kPanelsD) * kPanelBytes];  // panels of x, then of d_out
-  alignas(16) char staged[S::kRows][S::kStagedRowBytes];
+  alignas(cuda::kSwizzleAtomBytes) char staged[S::kWarps][2][S::kStagedBytes];
   Ring<S::kStages> stages;
   cuda::Barrier landed[S::kStages];  // in the place of "full": tail i of all is number i of kStages
   Ring<kTasks> ring;
@@ -48,17 +45,15 @@ struct alignas(cuda::kSwizzleAtomBytes) GradientShared {
 };
 
 // A count of stages or tails, as a place in the ring of them.
-template <class S>
 struct GradientPlace {
   int index;
   uint32_t parity;
   __device__ __forceinline__ explicit GradientPlace(uint32_t count)
-      : index(count % S::kStages), parity(count / S::kStages % 2) {}
+      : index(count % GradientShape::kStages), parity(count / GradientShape::kStages % 2) {}
 };
 
-template <class S>
-__device__ __forceinline__ void FindTiles(const GroupedGradientParams& p,
-                                          GradientShared<S>& shared) {
+__device__ __forceinline__ void FindTiles(const GroupedGradientParams& p, GradientShared& shared) {
+  using S = GradientShape;
   const int k_tiles = (static_cast<int>(p.k) + S::kRows - 1) / S::kRows;
   const int n_tiles = (static_cast<int>(p.n) + S::kColumns - 1) / S::kColumns;
   const int64_t of_group = int64_t{k_tiles} * n_tiles;
@@ -80,25 +75,23 @@ __device__ __forceinline__ void FindTiles(const GroupedGradientParams& p,
   });
 }
 
-template <class S>
-__device__ __forceinline__ void CopyRowsOfGroups(const GradientMaps& maps,
-                                                 GradientShared<S>& shared) {
-  using Shared = GradientShared<S>;
+__device__ __forceinline__ void CopyRowsOfGroups(const GradientMaps& maps, GradientShared& shared) {
+  using Shared = GradientShared;
   const bool elected = threadIdx.x % 32 == 0;
   uint32_t count = 0, tails = 0;
   ForEachTask(shared, [&](const GradientTask& task) {
     const GradientTask own = task;
-    const int stages = own.Stages<S>();
+    const int stages = own.Stages();
     for (int i = 0; i < stages; ++i, ++count) {
-      const GradientPlace<S> place(count);
+      const GradientPlace place(count);
       shared.stages.empty[place.index].Wait(place.parity ^ 1);
       if (!elected) continue;
       cuda::Barrier& full = i + 1 == stages && own.HasTail()
-                                ? shared.landed[GradientPlace<S>(tails).index]
+                                ? shared.landed[GradientPlace(tails).index]
                                 : shared.stages.full[place.index];
       full.ArriveExpecting(static_cast<int>(sizeof shared.operands[0]));
       char* const to = shared.operands[place.index];
-      const int row = own.row + i * S::kDepth;
+      const int row = own.row + i * kDepth;
 #pragma unroll
       for (int panel = 0; panel < Shared::kPanelsX; ++panel) {
         const int32_t at[] = {own.first_k + 64 * panel, row};
@@ -116,22 +109,21 @@ __device__ __forceinline__ void CopyRowsOfGroups(const GradientMaps& maps,
 
 // Clears the rows behind the group's last, to the end of their step; a warp together. In both
 // operands, since 0 times NaN or infinity is no 0.
-template <class S>
-__device__ __forceinline__ void ClearTails(GradientShared<S>& shared) {
-  using Shared = GradientShared<S>;
+__device__ __forceinline__ void ClearTails(GradientShared& shared) {
+  using Shared = GradientShared;
   constexpr int kUnits = cuda::kPanelRowBytes / 16;
   uint32_t count = 0, tails = 0;
   ForEachTask(shared, [&](const GradientTask& task) {
-    count += task.Stages<S>();
+    count += task.Stages();
     if (!task.HasTail()) return;
-    const GradientPlace<S> place(count - 1), tail(tails++);
+    const GradientPlace place(count - 1), tail(tails++);
     shared.landed[tail.index].Wait(tail.parity);
-    const int begin = task.rows % S::kDepth, rows = -begin & (cuda::kWgmmaStep - 1);
+    const int begin = task.rows % kDepth, rows = -begin & (cuda::kWgmmaStep - 1);
     auto* const units = reinterpret_cast<uint4*>(shared.operands[place.index]) + begin * kUnits;
     for (int i = static_cast<int>(threadIdx.x) % 32; i < rows * kUnits; i += 32) {
 #pragma unroll
       for (int panel = 0; panel < Shared::kPanelsX + Shared::kPanelsD; ++panel)
-        units[panel * S::kDepth * kUnits + i] = {};
+        units[panel * kDepth * kUnits + i] = {};
     }
     cuda::FenceForAsyncReads();
     __syncwarp();
@@ -140,54 +132,65 @@ __device__ __forceinline__ void ClearTails(GradientShared<S>& shared) {
 }
 
 // A warpgroup that computes 64 rows of each tile.
-template <class S, class T>
+template <class T>
 class GradientConsumer {
  public:
   __device__ __forceinline__ GradientConsumer(const GroupedGradientParams& p,
-                                              GradientShared<S>& shared, int number)
+                                              GradientShared& shared, int number)
       : p_(p), shared_(shared), number_(number) {}
 
   __device__ __forceinline__ void Run() {
-    ForEachTask(shared_, [&](const GradientTask& task) { Compute(task); });
-    cuda::WaitForCopiedOut();
+    Held held;
+    ForEachTask(shared_, [&](const GradientTask& task) { Compute(task, held); });
+    StoreFrom(0, held);
   }
 
  private:
-  using Shared = GradientShared<S>;
+  using S = GradientShape;
+  using Shared = GradientShared;
   using Sums = float[S::kColumns / 2];
-  static constexpr int kSteps = S::kDepth / cuda::kWgmmaStep;
+  static constexpr int kSteps = kDepth / cuda::kWgmmaStep, kPanels = S::kColumns / 64;
 
-  __device__ __forceinline__ void Compute(const GradientTask& task) {
+  // A tile's rounded results: stored panel by panel while the next tile is multiplied, since
+  // memory takes as long for a tile of few rows as the tensor cores do.
+  struct Held {
+    uint32_t pairs[S::kColumns / 4];
+    T* out = nullptr;  // of the lane's first row and columns of panel 0
+    int rows = 0;      // of the result, from that row on
+    int columns = 0;   // likewise
+  };
+
+  __device__ __forceinline__ void Compute(const GradientTask& task, Held& held) {
     Sums sums;
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
     // The last stage apart, if it has fewer steps.
-    const int stages = (task.rows + cuda::kWgmmaStep - 1) / S::kDepth;
-    const int steps = (task.rows - stages * S::kDepth + cuda::kWgmmaStep - 1) / cuda::kWgmmaStep;
+    const int stages = (task.rows + cuda::kWgmmaStep - 1) / kDepth;
+    const int steps = (task.rows - stages * kDepth + cuda::kWgmmaStep - 1) / cuda::kWgmmaStep;
 #pragma unroll 1
     for (int i = 0; i < stages; ++i, ++count_) {
       Multiply<kSteps>(sums);
       cuda::WgmmaWait<1>();
       if (i > 0) Release(count_ - 1);
+      StoreOne(i, held);
     }
     if (steps == 1) Multiply<1>(sums);
-    if constexpr (kSteps > 2) {
-      if (steps == 2) Multiply<2>(sums);
-      if (steps == 3) Multiply<3>(sums);
-    }
+    if (steps == 2) Multiply<2>(sums);
+    if (steps == 3) Multiply<3>(sums);
+    StoreFrom(stages, held);
     cuda::WgmmaWait<0>();
     if (stages > 0) Release(count_ - 1);
     if (steps > 0) Release(count_++);
     if (p_.out_dtype == DType::kF32)
       StoreFloats(task, sums);
     else
-      Store(task, sums);
+      Hold(task, sums, held);
   }
 
   // Stage count_, in flight afterwards.
   template <int kCount>
   __device__ __forceinline__ void Multiply(Sums& sums) const {
-    const GradientPlace<S> place(count_);
+    const GradientPlace place(count_);
     shared_.stages.full[place.index].Wait(place.parity);
     const uint32_t stage = cuda::SharedAddress(shared_.operands[place.index]);
     cuda::WgmmaFence();
@@ -195,39 +198,69 @@ class GradientConsumer {
     for (int step = 0; step < kCount; ++step) {
       const uint32_t at = stage + cuda::RowStepBytes(step);
       cuda::Wgmma<S::kColumns>::template Shared<T, true, true, true>(
-          sums, cuda::RowsSummed(at + number_ * Shared::kPanelBytes, S::kDepth),
-          cuda::RowsSummed(at + Shared::kPanelsX * Shared::kPanelBytes, S::kDepth));
+          sums, cuda::RowsSummed(at + number_ * Shared::kPanelBytes, kDepth),
+          cuda::RowsSummed(at + Shared::kPanelsX * Shared::kPanelBytes, kDepth));
     }
     cuda::WgmmaCommit();
   }
 
   __device__ __forceinline__ void Release(uint32_t count) const {
-    shared_.stages.Release(GradientPlace<S>(count).index);
+    shared_.stages.Release(GradientPlace(count).index);
   }
 
-  // A warp's 16 rows by way of shared memory. The copy engine writes them while the next tile is
-  // multiplied.
-  __device__ __forceinline__ void Store(const GradientTask& task, const Sums& sums) const {
-    const int warp = static_cast<int>(threadIdx.x) / 32 - 4, lane = threadIdx.x % 32;
-    const uint32_t at = cuda::SharedAddress(shared_.staged[warp * 16 + lane % 16]) + lane / 16 * 16;
-    cuda::WaitForCopiedOut();
-    __syncwarp();  // the last task's rows are read
+  using Rows = cuda::SwizzledRows<cuda::kPanelRowBytes>;
+  static constexpr int kPassRows = 32 / Rows::kUnits;
+
+  __device__ __forceinline__ void Hold(const GradientTask& task, const Sums& sums,
+                                       Held& held) const {
 #pragma unroll
-    for (int part = 0; part < S::kColumns / 16; ++part) {
-      const float* const of_part = sums + part * 8;
-      const uint32_t pairs[4] = {
-          ToPair<T>(of_part[0], of_part[1]), ToPair<T>(of_part[2], of_part[3]),
-          ToPair<T>(of_part[4], of_part[5]), ToPair<T>(of_part[6], of_part[7])};
-      cuda::StMatrix4(at + part * 32, pairs);
+    for (int i = 0; i < S::kColumns / 4; ++i)
+      held.pairs[i] = ToPair<T>(sums[2 * i], sums[2 * i + 1]);
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int row = task.first_k + Warp() * 16 + lane / Rows::kUnits;
+    const int column = task.first_n + lane % Rows::kUnits * 8;
+    held.rows = static_cast<int>(p_.k) - row;
+    held.columns = static_cast<int>(p_.n) - column;
+    held.out = static_cast<T*>(p_.out) + (task.group * p_.k + row) * p_.n + column;
+  }
+
+  // Of the consumers' warps.
+  static __device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / 32 - 4; }
+
+  // A panel of a warp's 16 rows, by way of shared memory.
+  template <int kPanel>
+  __device__ __forceinline__ void StorePanel(const Held& held) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    char* const staged = shared_.staged[Warp()][kPanel % 2];
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      const uint32_t* const pairs = held.pairs + kPanel * 16 + part * 4;
+      cuda::StMatrix4(cuda::SharedAddress(staged) + Rows::Offset(lane % 16, 2 * part + lane / 16),
+                      {pairs[0], pairs[1], pairs[2], pairs[3]});
     }
-    cuda::FenceForAsyncReads();
     __syncwarp();
-    const int64_t row = task.first_k + warp * 16 + lane;
-    if (lane >= 16 || row >= p_.k) return;
-    const int columns = min(S::kColumns, static_cast<int>(p_.n) - task.first_n);
-    cuda::CopyOut(static_cast<T*>(p_.out) + (task.group * p_.k + row) * p_.n + task.first_n,
-                  shared_.staged[warp * 16 + lane], columns * static_cast<int>(sizeof(T)));
-    cuda::CopyOutCommit();
+    if (kPanel * 64 >= held.columns) return;
+#pragma unroll
+    for (int pass = 0; pass < 16 / kPassRows; ++pass) {
+      const int row = pass * kPassRows + lane / Rows::kUnits;
+      if (pass * kPassRows < held.rows)
+        *reinterpret_cast<uint4*>(held.out + pass * kPassRows * p_.n + kPanel * 64) =
+            *reinterpret_cast<const uint4*>(staged + Rows::Offset(row, lane % Rows::kUnits));
+    }
+  }
+  __device__ __forceinline__ void StoreOne(int panel, const Held& held) const {
+    static_assert(kPanels == 4);
+    if (!held.out) return;
+    if (panel == 0) StorePanel<0>(held);
+    if (panel == 1) StorePanel<1>(held);
+    if (panel == 2) StorePanel<2>(held);
+    if (panel == 3) StorePanel<3>(held);
+  }
+  // The panels from one on.
+  __device__ __forceinline__ void StoreFrom(int panel, const Held& held) const {
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i)
+      if (i >= panel) StoreOne(i, held);
   }
 
   __device__ __forceinline__ void StoreFloats(const GradientTask& task, const Sums& sums) const {
@@ -243,19 +276,19 @@ class GradientConsumer {
   }
 
   const GroupedGradientParams& p_;
-  GradientShared<S>& shared_;
+  GradientShared& shared_;
   const int number_;
   uint32_t count_ = 0;
 };
 
 // Grid: any; CTAs share the tiles.
-template <class S, class T>
+template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
     GroupedGradientSm90Kernel(const __grid_constant__ GroupedGradientParams p,
                               const __grid_constant__ GradientMaps maps) {
-  static_assert(sizeof(GradientShared<S>) <= S::kSharedBytes);
+  static_assert(sizeof(GradientShared) <= GradientShape::kSharedBytes);
   extern __shared__ __align__(cuda::kSwizzleAtomBytes) char bytes[];
-  auto& shared = *reinterpret_cast<GradientShared<S>*>(bytes);
+  auto& shared = *reinterpret_cast<GradientShared*>(bytes);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     shared.stages.Init(1, kConsumers);
@@ -273,38 +306,31 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (warp == 2) ClearTails(shared);
   } else {
     cuda::TakeRegisters<kConsumerRegisters>();
-    GradientConsumer<S, T>(p, shared, warp / 4 - 1).Run();
+    GradientConsumer<T>(p, shared, warp / 4 - 1).Run();
   }
 }
 
-template <class S, class T>
+template <class T>
 inline const cuda::Kernel kGradientKernel(
-    "GroupedGradientSm90Kernel", reinterpret_cast<const void*>(&GroupedGradientSm90Kernel<S, T>),
-    S::kSharedBytes, cuda::kHopper);
+    "GroupedGradientSm90Kernel", reinterpret_cast<const void*>(&GroupedGradientSm90Kernel<T>),
+    GradientShape::kSharedBytes, cuda::kHopper);
 
-template <class S, class T>
-Status LaunchGradient(const GroupedGradientParams& p, const CudaContext& context) {
+template <DType kType>
+Status LaunchGroupedGradientOf(const GroupedGradientParams& p, const CudaContext& context) {
   using cuda::MapAxis;
+  using S = GradientShape;
   GradientMaps maps;
   const auto make = [&](const void* data, int64_t columns, CUtensorMap& map) {
-    const std::array<MapAxis, 1> rows{{{p.groups.m, columns, S::kDepth}}};
+    const std::array<MapAxis, 1> rows{{{p.groups.m, columns, kDepth}}};
     return cuda::MakePanelMap(p.dtype, data, columns, rows, map);
   };
   INTARSIA_RETURN_IF_ERROR(make(p.x, p.k, maps.x));
   INTARSIA_RETURN_IF_ERROR(make(p.d_out, p.n, maps.d_out));
-  const int64_t tasks =
+  const int64_t tiles =
       p.groups.count * CeilDiv<int64_t>(p.k, S::kRows) * CeilDiv<int64_t>(p.n, S::kColumns);
-  const int64_t ctas = std::min<int64_t>(tasks, context.device->sms);
+  const int64_t ctas = std::min<int64_t>(tiles, context.device->sms);
   const cuda::LaunchConfig config{{ctas}, dim3(kThreads), S::kSharedBytes};
-  return cuda::Launch(context, kGradientKernel<S, T>, config, p, maps);
-}
-
-template <DType kType>
-Status LaunchGroupedGradientOf(const GroupedGradientParams& p, const CudaContext& context,
-                               int depth) {
-  using T = cuda::DeviceT<kType>;
-  if (depth == 32) return LaunchGradient<GradientShape<32, 6>, T>(p, context);
-  return LaunchGradient<GradientShape<64, 3>, T>(p, context);
+  return cuda::Launch(context, kGradientKernel<cuda::DeviceT<kType>>, config, p, maps);
 }
 
 }  // namespace intarsia::matmul::sm90
