@@ -140,18 +140,18 @@ struct Layer {
       out[j] += (c.on_input ? 1.0 : weights[pair]) * down;
     }
   }
-  double ErrorOf(const Elements& got) const {
-    double off = 0.0, size = 0.0;
-    for (int64_t token = 0; token < c.t; ++token) {
-      std::vector<double> want(c.n, 0.0);
-      for (int64_t j = 0; j < c.k; ++j) AddPair(token * c.k + j, want);
-      for (int64_t j = 0; j < c.n; ++j) {
-        const double difference = got[token * c.n + j] - want[j];
-        off += std::isnan(difference) ? 1e30 : difference * difference;
-        size += want[j] * want[j];
-      }
-    }
-    return std::sqrt(off / (size > 0 ? size : 1.0));
+  // All rows, in f64.
+  std::vector<std::vector<double>> Results() const {
+    const int workers = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    std::vector<std::vector<double>> want(c.t, std::vector<double>(c.n, 0.0));
+    std::vector<std::thread> pool;
+    for (int worker = 0; worker < workers; ++worker)
+      pool.emplace_back([&, worker] {
+        for (int64_t token = worker; token < c.t; token += workers)
+          for (int64_t j = 0; j < c.k; ++j) AddPair(token * c.k + j, want[token]);
+      });
+    for (std::thread& thread : pool) thread.join();
+    return want;
   }
 
   Case c;
@@ -161,6 +161,19 @@ struct Layer {
   attention::DeviceIndices ids_device, map_device;
   FusedExperts op;
 };
+
+// The relative Frobenius error.
+double ErrorOf(const Elements& got, const std::vector<std::vector<double>>& want) {
+  double off = 0.0, size = 0.0;
+  size_t i = 0;
+  for (const std::vector<double>& row : want)
+    for (const double x : row) {
+      const double difference = got[i++] - x;
+      off += std::isnan(difference) ? 1e30 : difference * difference;
+      size += x * x;
+    }
+  return std::sqrt(off / (size > 0 ? size : 1.0));
+}
 
 // Memory with as much before and behind it that no kernel may touch.
 class Guarded {
@@ -193,7 +206,8 @@ bool CheckCase(const Case& c, std::mt19937& random, double& worst) {
   const int64_t floats = op.WorkspaceDims()[1], bytes = c.t * c.n * Bytes(c.dtype);
   std::vector<std::vector<char>> results;
   for (const int64_t share : {1, 1, 2}) {
-    if (share == 2 && c.t < 200) continue;
+    // With half the memory for a token or two, there may be none for one.
+    if (share == 2 && (c.t < 200 || c.k * c.i * c.e == 0)) continue;
     const Guarded out(bytes), workspace(floats / share * 4);
     op.out = View(out.data(), c.dtype, {c.t, c.n});
     op.workspace = View(workspace.data(), kF32, {1, floats / share});
@@ -204,8 +218,9 @@ bool CheckCase(const Case& c, std::mt19937& random, double& worst) {
   }
   bool right = results[0] == results[1];
   if (!right) std::printf("FAILED %s: other bits the second time\n", c.Name().c_str());
+  const std::vector<std::vector<double>> want = layer.Results();
   for (const std::vector<char>& result : results) {
-    const double error = layer.ErrorOf(Elements(c.dtype, result));
+    const double error = ErrorOf(Elements(c.dtype, result), want);
     worst = std::max(worst, error / Tolerance(c.dtype));
     if (error <= Tolerance(c.dtype)) continue;
     std::printf("FAILED %s: error %.2e\n", c.Name().c_str(), error);

@@ -126,7 +126,8 @@ matmul::GroupedParams ExpertsPass::FirstProduct() const {
           .x_rows = tokens,
           .transposed = true,
           .groups = {.sizes = {sizes}, .all = experts, .count = experts, .m = pairs()},
-          .rows = {rows}};
+          .rows = {rows},
+          .overlaps_previous = true};
 }
 
 matmul::GroupedParams ExpertsPass::SecondProduct() const {
@@ -140,7 +141,8 @@ matmul::GroupedParams ExpertsPass::SecondProduct() const {
           .n = n,
           .x_rows = pairs(),
           .transposed = true,
-          .groups = {.sizes = {sizes}, .all = experts, .count = experts, .m = pairs()}};
+          .groups = {.sizes = {sizes}, .all = experts, .count = experts, .m = pairs()},
+          .overlaps_previous = true};
 }
 
 void SortPairs(const ExpertsPass& pass) {

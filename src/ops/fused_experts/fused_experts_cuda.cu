@@ -3,6 +3,7 @@
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
+#include "src/core/divisor.h"
 #include "src/core/round.h"
 #include "src/ops/fused_experts/pass.h"
 
@@ -17,10 +18,6 @@ namespace {
 constexpr int kMostSortWarps = 32;
 constexpr int kSortBytes = 48 << 10;  // of shared memory, which every GPU has
 
-__device__ __forceinline__ int ExpertOf(const ExpertsPass& pass, int64_t pair, int64_t end) {
-  return pair < end ? static_cast<int>(pass.ExpertOf(pair)) : -1;
-}
-
 // Inclusive.
 __device__ __forceinline__ int SumUpTo(int x) {
 #pragma unroll
@@ -31,13 +28,34 @@ __device__ __forceinline__ int SumUpTo(int x) {
   return x;
 }
 
-// places[p] = how many pairs before p, of the warp's, have its expert; counts[e] = how many have e.
-__device__ __forceinline__ void Count(const ExpertsPass& pass, int64_t begin, int64_t end,
-                                      int* counts) {
+// Pairs that a lane asks for at a time, 32 apart.
+constexpr int kSortBatch = 8;
+
+// fn(pair, its expert, its place if there is one already) for the pairs begin ... end - 1, in
+// order, and for each lane of a warp.
+template <bool kHavePlaces, class Fn>
+__device__ __forceinline__ void ForPairs(const ExpertsPass& pass, int begin, int end, Fn fn) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  for (int64_t first = begin; first < end; first += 32) {
-    const int64_t p = first + lane;
-    const int e = ExpertOf(pass, p, end);
+  for (int first = begin; first < end; first += 32 * kSortBatch) {
+    int expert[kSortBatch], place[kSortBatch];
+#pragma unroll
+    for (int i = 0; i < kSortBatch; ++i) {
+      const int p = first + 32 * i + lane;
+      expert[i] = p < end ? static_cast<int>(pass.ExpertOf(p)) : -1;
+      place[i] = kHavePlaces && p < end ? pass.places[p] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kSortBatch; ++i) {
+      if (first + 32 * i >= end) break;
+      fn(first + 32 * i + lane, expert[i], place[i]);
+    }
+  }
+}
+
+// places[p] = how many pairs before p, of the warp's, have its expert; counts[e] = how many have e.
+__device__ __forceinline__ void Count(const ExpertsPass& pass, int begin, int end, int* counts) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  ForPairs<false>(pass, begin, end, [&](int p, int e, int) {
     const unsigned alike = __match_any_sync(0xffffffffu, e);
     const int leader = __ffs(static_cast<int>(alike)) - 1;
     const int before = e >= 0 ? counts[e] : 0;
@@ -49,20 +67,22 @@ __device__ __forceinline__ void Count(const ExpertsPass& pass, int64_t begin, in
       pass.places[p] = -1;
     }
     __syncwarp();
-  }
+  });
 }
 
 __global__ void __launch_bounds__(1024)
-    SortPairsKernel(const __grid_constant__ ExpertsPass pass, int warps) {
+    SortPairsKernel(const __grid_constant__ ExpertsPass pass, Divisor k, int warps) {
   extern __shared__ int counts[];  // [warps, experts]
   __shared__ int of_warps[32], carry;
   const int experts = static_cast<int>(pass.experts), threads = static_cast<int>(blockDim.x);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  LetNextBegin();
   for (int i = thread; i < warps * experts; i += threads) counts[i] = 0;
   if (thread == 0) carry = 0;
   __syncthreads();
-  const int64_t each = RoundUp<int64_t>(CeilDiv<int64_t>(pass.pairs(), warps), 32);
-  const int64_t begin = warp * each, end = min(begin + each, pass.pairs());
+  const int pairs = static_cast<int>(pass.pairs());
+  const int each = RoundUp(CeilDiv(pairs, warps), 32);
+  const int begin = min(warp * each, pairs), end = min(begin + each, pairs);
   if (warp < warps) Count(pass, begin, end, counts + warp * experts);
   __syncthreads();
   for (int first = 0; first < experts; first += threads) {
@@ -89,13 +109,12 @@ __global__ void __launch_bounds__(1024)
     __syncthreads();
   }
   if (warp >= warps) return;
-  for (int64_t p = begin + lane; p < end; p += 32) {
-    const int e = ExpertOf(pass, p, end);
-    if (e < 0) continue;
-    const int row = counts[warp * experts + e] + pass.places[p];
+  ForPairs<true>(pass, begin, end, [&](int p, int e, int place) {
+    if (e < 0) return;
+    const int row = counts[warp * experts + e] + place;
     pass.places[p] = row;
-    pass.rows[row] = static_cast<int>(p / pass.k);
-  }
+    pass.rows[row] = static_cast<int>(k.Divide(p));
+  });
 }
 const Kernel kSortPairsKernel("SortPairsKernel", reinterpret_cast<const void*>(&SortPairsKernel),
                               kSortBytes);
@@ -114,7 +133,8 @@ Status SortOnDevice(const CudaContext& context, const ExpertsPass& pass) {
   const LaunchConfig config{{1},
                             dim3(static_cast<unsigned>(threads)),
                             static_cast<int>(sizeof(int)) * warps * static_cast<int>(pass.experts)};
-  return Launch(context, kSortPairsKernel, config, pass, warps);
+  return Launch(context, kSortPairsKernel, config, pass, Divisor(std::max<int64_t>(pass.k, 1)),
+                warps);
 }
 
 // ------------------------------------------------------------------------------ the activation
@@ -144,7 +164,7 @@ __device__ __forceinline__ Pack<float, kCount> WeightedProduct(const Activation&
   return product;
 }
 
-// gated[row, :] = act(hidden[row, :]) for the row of each pair. A block does kGatedThreads *
+// gated[row, :] = act(hidden[row, :]) for the row of each pair. A thread of a block does
 // kGatedItems vectors of one.
 template <class T, int kCount, template <class> class Activation>
 __global__ void __launch_bounds__(kGatedThreads)
@@ -152,17 +172,20 @@ __global__ void __launch_bounds__(kGatedThreads)
                         int blocks_per_row) {
   using Act = Activation<T>;
   constexpr bool kInTurn = requires { Act::kMayBeInTurn; };
+  LetNextBegin();
+  AwaitPrevious();
   const int64_t pair = blockIdx.x / blocks_per_row, row = pass.places[pair];
   if (row < 0) return;
   const int64_t n = pass.i, vectors = n / kCount, up = kInTurn ? 1 : n;
   const T* const hidden = static_cast<const T*>(pass.hidden) + row * 2 * n;
   T* const gated = static_cast<T*>(pass.gated) + row * n;
+  const int threads = static_cast<int>(blockDim.x);
   const int64_t first =
-      static_cast<int64_t>(blockIdx.x % blocks_per_row) * kGatedThreads * kGatedItems + threadIdx.x;
+      static_cast<int64_t>(blockIdx.x % blocks_per_row) * threads * kGatedItems + threadIdx.x;
   GateAndUp<T, kCount> x[kGatedItems];
 #pragma unroll
   for (int k = 0; k < kGatedItems; ++k) {
-    const int64_t i = first + k * kGatedThreads;
+    const int64_t i = first + k * threads;
     if (i < vectors) x[k] = LoadBoth<Act, T, kCount>(hidden, hidden + up, kInTurn, i);
   }
   const float weight = pass.weights_on_input ? WeightOf<T>(pass, pair) : 1.0f;
@@ -171,7 +194,7 @@ __global__ void __launch_bounds__(kGatedThreads)
                             : nullptr;
 #pragma unroll
   for (int k = 0; k < kGatedItems; ++k) {
-    const int64_t i = first + k * kGatedThreads;
+    const int64_t i = first + k * threads;
     if (i >= vectors) break;
     Pack<float, kCount> product;
     if (bias) {
@@ -198,36 +221,56 @@ Status Activate(const CudaContext& context, const ExpertsPass& pass, Attributes.
                          static_cast<const T*>(pass.gated), static_cast<const T*>(pass.w1_bias));
   const int64_t vectors = packed ? pass.i / kCount : pass.i;
   const int64_t blocks_per_row = CeilDiv<int64_t>(vectors, kGatedThreads * kGatedItems);
+  // As few threads as a row needs, so that none is idle.
+  const int64_t threads =
+      vectors == 0 ? 32
+                   : RoundUp<int64_t>(CeilDiv<int64_t>(vectors, blocks_per_row * kGatedItems), 32);
+  const LaunchConfig config{.grid = {pass.pairs() * blocks_per_row},
+                            .block = dim3(static_cast<unsigned>(threads)),
+                            .overlaps_previous = true};
   return Launch(
       context,
       packed ? kActivatePairsKernel<T, kCount, Activation> : kActivatePairsKernel<T, 1, Activation>,
-      {{pass.pairs() * blocks_per_row}, dim3(kGatedThreads)}, pass, Activation<T>{attributes...},
-      static_cast<int>(blocks_per_row));
+      config, pass, Activation<T>{attributes...}, static_cast<int>(blocks_per_row));
 }
 
 // ------------------------------------------------------------------------------------- the sum
 
 constexpr int kSumThreads = 128;
+constexpr int kSumBatch = 4;  // terms that a thread asks for at a time
 
 // out[token, :] = sum over j of weight * down[place, :], in the order of j. A block has
 // kSumThreads vectors of one token.
 template <class T, int kCount>
 __global__ void __launch_bounds__(kSumThreads)
     SumPairsKernel(const __grid_constant__ ExpertsPass pass, int blocks_per_row) {
+  AwaitPrevious();
   const int64_t token = blockIdx.x / blocks_per_row, vectors = pass.n / kCount;
   const int64_t i = static_cast<int64_t>(blockIdx.x % blocks_per_row) * kSumThreads + threadIdx.x;
   if (i >= vectors) return;
   const auto* const down = static_cast<const Pack<T, kCount>*>(pass.down);
   Pack<float, kCount> sum = {};
   const int k = static_cast<int>(pass.k);
-#pragma unroll 4
-  for (int j = 0; j < k; ++j) {
-    const int64_t pair = token * k + j, row = pass.places[pair];
-    if (row < 0) continue;
-    const float weight = pass.weights_on_input ? 1.0f : WeightOf<T>(pass, pair);
-    const Pack<float, kCount> term = ToFloats(down[row * vectors + i]);
+  for (int first = 0; first < k; first += kSumBatch) {
+    int row[kSumBatch];
+    float weight[kSumBatch];
+    Pack<T, kCount> term[kSumBatch];
 #pragma unroll
-    for (int c = 0; c < kCount; ++c) sum.at[c] += weight * term.at[c];
+    for (int j = 0; j < kSumBatch; ++j) {
+      const int64_t pair = token * k + first + j;
+      row[j] = first + j < k ? pass.places[pair] : -1;
+      weight[j] = first + j < k && !pass.weights_on_input ? WeightOf<T>(pass, pair) : 1.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < kSumBatch; ++j)
+      if (row[j] >= 0) term[j] = down[row[j] * vectors + i];
+#pragma unroll
+    for (int j = 0; j < kSumBatch; ++j) {
+      if (row[j] < 0) continue;
+      const Pack<float, kCount> x = ToFloats(term[j]);
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) sum.at[c] += weight[j] * x.at[c];
+    }
   }
   static_cast<Pack<T, kCount>*>(pass.out)[token * vectors + i] = FromFloats<T>(sum);
 }
@@ -242,8 +285,10 @@ Status Sum(const CudaContext& context, const ExpertsPass& pass) {
       AllInPacks<kCount>(pass.n, static_cast<const T*>(pass.down), static_cast<const T*>(pass.out));
   const int64_t blocks_per_row = CeilDiv<int64_t>(packed ? pass.n / kCount : pass.n, kSumThreads);
   return Launch(context, packed ? kSumPairsKernel<T, kCount> : kSumPairsKernel<T, 1>,
-                {{pass.tokens * blocks_per_row}, dim3(kSumThreads)}, pass,
-                static_cast<int>(blocks_per_row));
+                {.grid = {pass.tokens * blocks_per_row},
+                 .block = dim3(kSumThreads),
+                 .overlaps_previous = true},
+                pass, static_cast<int>(blocks_per_row));
 }
 
 template <class T>

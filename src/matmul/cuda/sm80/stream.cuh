@@ -204,6 +204,8 @@ __global__ void __launch_bounds__(32 * S::kMostWarps, S::kRowBlocks > 1 ? 1 : 2)
   extern __shared__ float partial[];
   __shared__ Unit found;
   const int column_tiles = (static_cast<int>(p.n) + kStreamColumns - 1) / kStreamColumns;
+  cuda::LetNextBegin();
+  cuda::AwaitPrevious();
   if (threadIdx.x < 32) {
     const Unit unit =
         FindUnit<EqualTiles<S::kRows>, kTilesTogether>(p.groups, column_tiles, blockIdx.x);
@@ -234,9 +236,10 @@ template <class S>
 Status LaunchStream(const GroupedParams& p, const CudaContext& context) {
   const int warps = StreamWarps(p, *context.device);
   const cuda::LaunchConfig config{
-      {MostTiles(p.m(), p.groups.count, S::kRows) * CeilDiv<int64_t>(p.n, kStreamColumns)},
-      dim3(static_cast<unsigned>(32 * warps)),
-      StreamSharedBytes(warps)};
+      .grid = {MostTiles(p.m(), p.groups.count, S::kRows) * CeilDiv<int64_t>(p.n, kStreamColumns)},
+      .block = dim3(static_cast<unsigned>(32 * warps)),
+      .shared_bytes = StreamSharedBytes(warps),
+      .overlaps_previous = p.overlaps_previous};
   return cuda::Launch(context, kStreamKernel<S>, config, p);
 }
 
