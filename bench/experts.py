@@ -1,6 +1,7 @@
-"""Times `grouped_matmul` for layers of mixtures of experts beside `jax.lax.ragged_dot`, in one run.
+"""Times `grouped_matmul` for layers of mixtures of experts beside `jax.lax.ragged_dot`, in one run. With --whole it times
+`fused_experts`, the whole layer behind the router, beside the same by `ragged_dot` and by vLLM (`experts_whole.py`).
 
-Usage: experts.py [--platform cpu|gpu] [--layer NAME ...] [--tokens N ...] [--dtype bf16] [--json FILE]
+Usage: experts.py [--whole [--zipf]] [--platform cpu|gpu] [--layer NAME ...] [--tokens N ...] [--dtype bf16] [--json FILE]
 
 A figure is microseconds a call, the least and the median over rounds in which each way has its turn. `floor` is the
 least that a call must take: bytes at the speed of a large sum in the same run, or flops at that of a large product. Each token goes to
@@ -8,6 +9,7 @@ least that a call must take: bytes at the speed of a large sum in the same run, 
 """
 
 import argparse
+import functools
 import json
 import pathlib
 import statistics
@@ -137,7 +139,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, action="append")
     parser.add_argument("--dtype", default=None, help="default: float32 on CPUs, bfloat16 on GPUs")
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--whole", action="store_true", help="the whole layer, fused_experts")
+    parser.add_argument("--zipf", action="store_true", help="of the whole: some experts have most")
     args = parser.parse_args()
+    of_layer = measure
+    if args.whole:
+        import experts_whole
+
+        of_layer = functools.partial(experts_whole.measure, zipf=args.zipf)
     layers, tokens, rounds = DEFAULTS[args.platform]
     dtype = args.dtype or {"cpu": "float32", "gpu": "bfloat16"}[args.platform]
     with jax.default_device(jax.devices(args.platform)[0]):
@@ -152,7 +161,7 @@ def main() -> None:
         rows = []
         for name in args.layer or layers:
             for count in args.tokens or tokens:
-                for row in measure(name, count, dtype, rounds, ceiling):
+                for row in of_layer(name, count, dtype, rounds, ceiling):
                     rows.append(row)
                     print(
                         f"{row.layer:<16}{row.tokens:>7}  {row.way:<18}{row.least_us:>11.1f}"
