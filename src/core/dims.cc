@@ -72,6 +72,22 @@ std::string VariantText(const DimsVariant& variant, const Conditions& conditions
   return "[" + text + "]";
 }
 
+// A condition as a caller reads it: " where layout=combined", " with block_table", " without it".
+std::string ConditionText(std::string_view condition) {
+  if (condition.find('=') != condition.npos) return Text(" where ", condition);
+  const bool absent = condition.starts_with('!');
+  return Text(absent ? " without " : " with ", condition.substr(absent));
+}
+
+// Whether `shape` is what the variant's last two axes would be the other way round: a transposed
+// matrix, whose sizes alone do not tell a reader what is wrong.
+bool LooksTransposed(const DimsVariant& variant, std::span<const int64_t> shape,
+                     std::span<const int64_t> wanted) {
+  return variant.terms.size() == 2 && shape.size() == 2 && shape[0] != shape[1] &&
+         (wanted[0] < 0 || wanted[0] == shape[1]) && (wanted[1] < 0 || wanted[1] == shape[0]) &&
+         (wanted[0] >= 0 || wanted[1] >= 0);
+}
+
 // Whether the axes that a variant gives as plain integers have those sizes; its "..." stands for
 // `rest` axes.
 bool IntegersFit(const DimsVariant& variant, std::span<const int64_t> shape, int64_t rest,
@@ -166,8 +182,7 @@ Status DimsBinding::Match(const DimsPattern& pattern, std::span<const int64_t> s
       if (!Holds(term, conditions)) continue;
       if (!term.ellipsis) {
         Status status = MatchTerm(term, shape[axis++], from);
-        if (!status.ok() && !variant.conditions.empty())
-          status.message += Text(" where ", variant.conditions.front());
+        if (!status.ok()) status.message += WhyText(variant, shape, conditions, from);
         INTARSIA_RETURN_IF_ERROR(std::move(status));
         continue;
       }
@@ -187,6 +202,24 @@ Status DimsBinding::Match(const DimsPattern& pattern, std::span<const int64_t> s
   return NoneFits(pattern, shape, conditions);
 }
 
+std::string DimsBinding::WhyText(const DimsVariant& variant, std::span<const int64_t> shape,
+                                 const Conditions& conditions, std::string_view from) const {
+  std::string text;
+  if (!variant.conditions.empty()) text = ConditionText(variant.conditions.front());
+  // What the axes should be, where another operand has said so.
+  int64_t wanted[2] = {-1, -1};
+  for (size_t i = 0; i < std::min<size_t>(variant.terms.size(), 2); ++i) {
+    const DimsTerm& term = variant.terms[i];
+    if (term.factors.size() != 1 || term.text != symbols_.name(term.factors[0])) return text;
+    const Binding& binding = values_[static_cast<size_t>(term.factors[0])];
+    if (binding.from != from) wanted[i] = binding.value;
+  }
+  if (LooksTransposed(variant, shape, wanted))
+    text +=
+        Text("; its shape is ", ShapeText(shape), ", expected ", VariantText(variant, conditions));
+  return text;
+}
+
 Status DimsBinding::NoneFits(const DimsPattern& pattern, std::span<const int64_t> shape,
                              const Conditions& conditions) const {
   std::string expected;
@@ -195,6 +228,13 @@ Status DimsBinding::NoneFits(const DimsPattern& pattern, std::span<const int64_t
     if (const DimsVariant* variant = Applying(candidate, conditions, spelled))
       expected += (expected.empty() ? "" : " or ") + VariantText(*variant, conditions);
   if (expected.empty()) return InvalidArgument("is given, but must be absent in such a call");
+  // What one more operand or attribute would allow.
+  for (const DimsVariant& candidate : pattern.variants())
+    if (candidate.cache.empty() && candidate.conditions.size() == 1 &&
+        candidate.conditions[0].find_first_of("=!") == std::string::npos &&
+        !Holds(candidate.conditions, conditions))
+      expected +=
+          Text(", or ", VariantText(candidate, conditions), ConditionText(candidate.conditions[0]));
   return InvalidArgument(Text("has shape ", ShapeText(shape), ", expected ", expected));
 }
 

@@ -101,6 +101,9 @@ class DimsBinding {
   // `spelled`.
   const DimsVariant* Applying(const DimsVariant& variant, const Conditions& conditions,
                               std::optional<DimsVariant>& spelled) const;
+  // What to say besides of an axis of the wrong size.
+  std::string WhyText(const DimsVariant& variant, std::span<const int64_t> shape,
+                      const Conditions& conditions, std::string_view from) const;
   // What a shape could have been, where none of the variants fits it.
   Status NoneFits(const DimsPattern& pattern, std::span<const int64_t> shape,
                   const Conditions& conditions) const;

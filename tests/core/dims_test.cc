@@ -192,7 +192,7 @@ TEST(Dims, VariantsByRank) {
   EXPECT_EQ(dims.Match(0, {5}), "");
   EXPECT_EQ(dims.Match(1, {5, 2, 4}, {"flat"}), "");
   EXPECT_EQ(dims.Match(1, {5, 8}, {"flat"}), "");
-  EXPECT_EQ(dims.Match(1, {5, 8}), "has shape [5, 8], expected [... h d]");
+  EXPECT_EQ(dims.Match(1, {5, 8}), "has shape [5, 8], expected [... h d], or [... h*d] with flat");
   EXPECT_EQ(dims.Match(1, {8}, {"flat"}), "has shape [8], expected [... h d] or [... h*d]");
 }
 
@@ -257,6 +257,23 @@ TEST(Dims, AnOrderOfAxesThatTheCallSpells) {
   EXPECT_EQ(dims.Match(2, {6, 4, 3, 16}, {"layout=p s 2*hk d"}),
             "is given, but must be absent in such a call");
   EXPECT_EQ(dims.Evaluate(2, {"layout=hk p s d"}), (Shape{3, 6, 4, 16}));
+}
+
+TEST(Dims, AConditionIsSaidInWords) {
+  Dims dims({"t hk d", "paged: any | !paged: tk hk"});
+  EXPECT_EQ(dims.Match(0, {7, 3, 16}), "");
+  EXPECT_EQ(dims.Match(1, {6, 4}), "has hk=4 but x has hk=3 without paged");
+  EXPECT_EQ(dims.Match(1, {6, 4, 3}), "has shape [6, 4, 3], expected [tk hk], or [any] with paged");
+}
+
+TEST(Dims, ATransposedMatrixIsToldItsForm) {
+  Dims dims({"t k", "n k"});
+  EXPECT_EQ(dims.Match(0, {4, 64}), "");
+  EXPECT_EQ(dims.Match(1, {64, 32}, {}, "w"),
+            "has k=32 but x has k=64; its shape is [64, 32], expected [n k]");
+  Dims others({"t k", "n k"});
+  EXPECT_EQ(others.Match(0, {4, 64}), "");
+  EXPECT_EQ(others.Match(1, {48, 32}, {}, "w"), "has k=32 but x has k=64");
 }
 
 TEST(Dims, EvaluateSaysWhatIsUnknown) {
