@@ -82,7 +82,7 @@ def _docstring(op: _native.Op) -> str:
         lines += [f"    {_where(op)}", ""]
     lines.append("    Args:")
     for operand in op.operands:
-        absent = "; may be absent" if operand["optional"] else ""
+        absent = "; optional" if operand["optional"] else ""
         what = f"{_shape(operand['dims'])}, {_dtype(operand['dtype'])}: {operand['doc']}{absent}."
         lines.append(_doc_entry(operand["name"], what))
     for attribute in op.attributes:
@@ -156,7 +156,7 @@ def _op_page(op: _native.Op) -> str:
             f"`{o['name']}`",
             _shape(o["dims"]),
             _dtype(o["dtype"]),
-            o["doc"] + ("; may be absent" if o["optional"] else ""),
+            o["doc"] + ("; optional" if o["optional"] else ""),
         ]
         for o in op.operands
     ]
@@ -200,9 +200,10 @@ def _built(op: _native.Op) -> list[str]:
     platforms = ["yes" if p in op.platforms else lacking for p in _PLATFORMS]
     if op.name in support.NOT_CALLED_ALONE:
         _, tests = support.NOT_CALLED_ALONE[op.name]
-        cases = f"in `tests/{tests}`"
+        cases = f"[tests](../tests/{tests})"
     else:
-        cases = ", ".join(support.cases(op.name, "ci"))
+        count = len(support.cases(op.name, "ci"))
+        cases = f"[{count}](../src/ops/{op.name}/{op.name}.py)"
     gradient = "yes" if _grad.has_gradient(op) else "no"
     return [f"[`{op.name}`](#{op.name})", *platforms, gradient, cases]
 
@@ -251,8 +252,8 @@ is given, there is an axis l more: in front, unless the order says where (`p l s
 Elements that are indices ("slots", "pages", "positions") are skipped where they are out of range. With `INTARSIA_CHECK=1` in
 the environment they are errors: `reshape_and_cache_flash: slot_mapping[0] is 99999, expected less than 128 (or negative: skip)`.
 
-What is built: `tests/test_ops.py` compares every case with a reference in f64, on each platform of the op and for each T;
-`src/ops/<op>/<op>.py` says what a case is. "XLA's": the platform lacks the op, and its function in `intarsia.jax` is
+What is built: `tests/test_ops.py` compares every case with a reference in f64, on each platform of the op and for each T. CUDA's
+cases run where there is a GPU (`make test-gpu`). The last column counts an op's cases, and links to them. "XLA's": the platform lacks the op, and its function in `intarsia.jax` is
 XLA's version there. CUDA means every NVIDIA GPU of compute capability 8.0 or newer. Attention and its gradient take
 every head dim there that is a multiple of 8 up to 256. The CPU takes the same. Where a block has 99 KB of shared
 memory (8.6, 8.9, 12.x: A10, L4, L40S, RTX 3090, 4090, 5090 and their like), tiles are smaller. `intarsia doctor` says which kernels a GPU gets.
@@ -274,20 +275,18 @@ def readme(ops: list[_native.Op]) -> str:
 
 
 def torch_page(ops: list[_native.Op]) -> str:
-    """tests/torch_frontend/xla/test_routes.py sees to it that each cell's test is parametrised with the op."""
+    """tests/torch_frontend/xla/test_routes.py sees to it that each route's test is parametrised with its ops."""
 
-    def cell(op: _native.Op, route: str) -> str:
-        if support.route_platform(route) not in op.platforms:
-            return "no"
-        if op.name in support.NOT_CALLED_ALONE:
-            return "not tested"
-        return f"[tested](../tests/torch_frontend/{support.TORCH_ROUTES[route].partition('::')[0]})"
+    def row(route: str) -> list[str]:
+        file, _, function = support.TORCH_ROUTES[route].partition("::")
+        platform = support.route_platform(route)
+        lacking = [f"`{op.name}`" for op in ops if platform not in op.platforms]
+        alone = [f"`{name}`" for name in support.NOT_CALLED_ALONE if f"`{name}`" not in lacking]
+        test = f"[`{function}`](../tests/torch_frontend/{file})"
+        return [route, test, ", ".join(lacking) or "none", ", ".join(alone) or "none"]
 
-    rows = [
-        [f"[`{op.name}`](ops.md#{op.name})", *(cell(op, route) for route in support.TORCH_ROUTES)]
-        for op in ops
-    ]
-    return _with_table(ROOT / "docs" / "torch.md", ["op", *support.TORCH_ROUTES], rows)
+    header = ["route", "its test", "ops that the platform lacks", "ops that it leaves out"]
+    return _with_table(ROOT / "docs" / "torch.md", header, list(map(row, support.TORCH_ROUTES)))
 
 
 def main() -> int:

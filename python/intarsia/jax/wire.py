@@ -94,7 +94,7 @@ def all_reduce_fused_add_rms_norm(
     Args:
       x: [..., n], T: this GPU's part of the sum.
       residual: [..., n], T: the residual stream, the same on all.
-      weight: [n], T, f32: scale of each column; 1 if absent; may be absent.
+      weight: [n], T, f32: scale of each column; 1 if absent; optional.
       addresses: [ranks+1, 2], i32: 64-bit addresses: of this GPU's inbox, then of all GPUs' in
         the order of their ranks.
       inbox: [2*ranks+1, max_rows, packs, 4], i32: what other GPUs write to: a plane whose rows
@@ -184,7 +184,7 @@ def dynamic_per_token_scaled_fp8_quant(
 
     Args:
       x: [..., n], T: rows of numbers.
-      scale_ub: [1], f32: counts as a row's largest number where that is larger; may be absent.
+      scale_ub: [1], f32: counts as a row's largest number where that is larger; optional.
 
     Returns:
       q: [..., n], f8e4m3fn: codes.
@@ -266,7 +266,7 @@ def fatrelu_and_mul(
       x: [..., n] with up or [..., 2*n], T: gate and up side by side; the gate alone if up is
         given.
       up: [..., n], T: what the gate multiplies, when it is an array of its own, as a sharded
-        last axis needs; may be absent.
+        last axis needs; optional.
       threshold: what a gate must exceed to pass.
 
     Returns:
@@ -402,23 +402,23 @@ def flash_attn_varlen(
       k: cache pages, by layout or [@key_cache] with block_table or [tk, hk, d] with
         !block_table, T, f8e4m3fn, f8e5m2, u8: keys; paged: the cache.
       v: cache pages, by layout or [@value_cache] with block_table or [tk, hk, dv] with
-        !block_table, k: values; absent if the cache holds both; may be absent.
+        !block_table, k: values; absent if the cache holds both; optional.
       cu_seqlens_q: [b+1], i32, i64: where each sequence starts in q.
       cu_seqlens_k: [any_length] with block_table or [b+1] with !block_table, i32, i64: where
-        each sequence starts in k; ignored when paged; may be absent.
-      seqused_k: [b], i32, i64: keys of each sequence; may be absent.
-      block_table: [b, m], i32, i64: pages of each sequence; may be absent.
-      layer: scalar, i32: which layer of a cache with a leading layer axis; may be absent.
+        each sequence starts in k; ignored when paged; optional.
+      seqused_k: [b], i32, i64: keys of each sequence; optional.
+      block_table: [b, m], i32, i64: pages of each sequence; optional.
+      layer: scalar, i32: which layer of a cache with a leading layer axis; optional.
       alibi_slopes: [h] or [b, h], f32: what a score loses for each key between the query's own
-        and the one it meets; may be absent.
-      sinks: [h], f32: a logit of each head in the denominator, without a value; may be absent.
-      leftpad_k: [b], i32, i64: keys at the start of each sequence that count as not there; may
-        be absent.
+        and the one it meets; optional.
+      sinks: [h], f32: a logit of each head in the denominator, without a value; optional.
+      leftpad_k: [b], i32, i64: keys at the start of each sequence that count as not there;
+        optional.
       q_scale: [1] or [hk] or [b, hk], f32: what fp8 queries are to be multiplied by; default 1;
-        may be absent.
+        optional.
       k_scale: [1] or [hk] or [b, hk], f32: what fp8 keys are to be multiplied by; default 1;
-        may be absent.
-      v_scale: [1] or [hk] or [b, hk], f32: the same for values; may be absent.
+        optional.
+      v_scale: [1] or [hk] or [b, hk], f32: the same for values; optional.
       scale: of the scores; default d ** -0.5.
       is_causal: a query sees no later key.
       window_left: keys seen before the query's own; -1: all.
@@ -579,12 +579,12 @@ def flash_attn_varlen_backward(
       lse: [h, tq], f32: what flash_attn_varlen gave.
       cu_seqlens_q: [b+1], i32, i64: where each sequence starts in q.
       cu_seqlens_k: [b+1], i32, i64: where each sequence starts in k.
-      seqused_k: [b], i32, i64: keys of each sequence, no more than cu_seqlens_k leaves it; may
-        be absent.
+      seqused_k: [b], i32, i64: keys of each sequence, no more than cu_seqlens_k leaves it;
+        optional.
       alibi_slopes: [h] or [b, h], f32: what a score loses for each key between the query's own
-        and the one it meets; may be absent.
-      sinks: [h], f32: a logit of each head in the denominator, without a value; may be absent.
-      dlse: [h, tq], f32: the gradient of lse; may be absent.
+        and the one it meets; optional.
+      sinks: [h], f32: a logit of each head in the denominator, without a value; optional.
+      dlse: [h, tq], f32: the gradient of lse; optional.
       scale: of the scores; default d ** -0.5.
       is_causal: a query sees no later key.
       window_left: keys seen before the query's own; -1: all.
@@ -644,7 +644,7 @@ def fused_add_rms_norm(
     Args:
       x: [..., n], T: what a block of the network adds.
       residual: [..., n], T: the residual stream.
-      weight: [n], T, f32: scale of each column; 1 if absent; may be absent.
+      weight: [n], T, f32: scale of each column; 1 if absent; optional.
       eps: added to the mean square.
       rounding: "before_weight" norms the unrounded sum and rounds to T before the weight; one
         of once, before_weight.
@@ -824,9 +824,9 @@ def gather_cache(
         or that to which its fp8 is converted.
       block_table: [seqs, m], i32, i64: pages of each sequence.
       cu_seqlens: [seqs+1], i32, i64: where each sequence starts in dst; never falling.
-      seq_starts: [seqs], i32, i64: each sequence's first slot that is gathered; default 0; may
-        be absent.
-      scale: [1], f32: what fp8 is to be multiplied by; default 1; may be absent.
+      seq_starts: [seqs], i32, i64: each sequence's first slot that is gathered; default 0;
+        optional.
+      scale: [1], f32: what fp8 is to be multiplied by; default 1; optional.
       kv_cache_dtype: how a cache of dtype u8 is to be read; one of auto, fp8, fp8_e4m3,
         fp8_e5m2.
 
@@ -856,7 +856,7 @@ def gelu_and_mul(x: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
       x: [..., n] with up or [..., 2*n], T: gate and up side by side; the gate alone if up is
         given.
       up: [..., n], T: what the gate multiplies, when it is an array of its own, as a sharded
-        last axis needs; may be absent.
+        last axis needs; optional.
 
     Returns:
       out: [..., n], T: the product.
@@ -937,7 +937,7 @@ def gelu_tanh_and_mul(x: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
       x: [..., n] with up or [..., 2*n], T: gate and up side by side; the gate alone if up is
         given.
       up: [..., n], T: what the gate multiplies, when it is an array of its own, as a sharded
-        last axis needs; may be absent.
+        last axis needs; optional.
 
     Returns:
       out: [..., n], T: the product.
@@ -972,9 +972,9 @@ def grouped_matmul(
       group_sizes: [e] with group_offset or [g] with !group_offset, i32, i64: rows of each
         group; a negative size counts as 0, and groups end at row m.
       group_offset: [1], i32, i64: which of all e groups w begins with; rows of the others give
-        0; may be absent.
-      rows: [m], i32, i64: which row of x each row takes; one without gives 0; may be absent.
-      bias: [g, n], T: added to the sums before they are rounded; may be absent.
+        0; optional.
+      rows: [m], i32, i64: which row of x each row takes; one without gives 0; optional.
+      bias: [g, n], T: added to the sums before they are rounded; optional.
       transposed: w has a row for each result, as checkpoints have it.
       out_dtype: dtype of the result; auto: that of x; one of auto, f32.
 
@@ -1014,7 +1014,7 @@ def grouped_matmul_weight_gradient(
       d_out: [m, n], T: rows that belong to those of x.
       group_sizes: [e], i32, i64: rows of each group; a negative size counts as 0, and groups
         end at row m.
-      group_offset: [1], i32, i64: which of all e groups the result begins with; may be absent.
+      group_offset: [1], i32, i64: which of all e groups the result begins with; optional.
       num_groups: groups of the result; default: all.
       out_dtype: dtype of the result; auto: that of x; one of auto, f32.
 
@@ -1049,8 +1049,8 @@ def layer_norm(
 
     Args:
       x: [..., n], T: rows to normalise.
-      weight: [n], T, f32: scale of each column; 1 if absent; may be absent.
-      bias: [n], T, f32: added to each column; 0 if absent; may be absent.
+      weight: [n], T, f32: scale of each column; 1 if absent; optional.
+      bias: [n], T, f32: added to each column; 0 if absent; optional.
       eps: added to the variance.
 
     Returns:
@@ -1079,9 +1079,9 @@ def layer_norm_dynamic_per_token_quant(
 
     Args:
       x: [..., n], T: rows to normalise.
-      weight: [n], T, f32: scale of each column; 1 if absent; may be absent.
-      bias: [n], T, f32: added to each column; 0 if absent; may be absent.
-      scale_ub: [1], f32: counts as a row's largest number where that is larger; may be absent.
+      weight: [n], T, f32: scale of each column; 1 if absent; optional.
+      bias: [n], T, f32: added to each column; 0 if absent; optional.
+      scale_ub: [1], f32: counts as a row's largest number where that is larger; optional.
       eps: added to the variance.
       quant_dtype: dtype of the codes; one of f8e4m3fn, i8.
 
@@ -1119,8 +1119,8 @@ def layer_norm_static_fp8_quant(
     Args:
       x: [..., n], T: rows to normalise.
       scale: [1], f32: what a code of 1 stands for.
-      weight: [n], T, f32: scale of each column; 1 if absent; may be absent.
-      bias: [n], T, f32: added to each column; 0 if absent; may be absent.
+      weight: [n], T, f32: scale of each column; 1 if absent; optional.
+      bias: [n], T, f32: added to each column; 0 if absent; optional.
       eps: added to the variance.
 
     Returns:
@@ -1145,7 +1145,7 @@ def linear(
     Args:
       x: [..., k], T: rows.
       w: [n, k], T: weights, a row for each result.
-      bias: [n], T: added to the sums before they are rounded; may be absent.
+      bias: [n], T: added to the sums before they are rounded; optional.
       out_dtype: dtype of the result; auto: that of x; one of auto, f32.
 
     Returns:
@@ -1251,7 +1251,7 @@ def mul_and_silu(x: ArrayLike, gate: ArrayLike | None = None) -> jax.Array:
       x: [..., n] with gate or [..., 2*n], T: up and gate side by side; up alone if gate is
         given.
       gate: [..., n], T: what is activated, when it is an array of its own, as a sharded last
-        axis needs; may be absent.
+        axis needs; optional.
 
     Returns:
       out: [..., n], T: the product.
@@ -1368,20 +1368,20 @@ def paged_attention(
       query: [t, h, d], T: queries, sequence after sequence.
       key_cache: cache pages, by layout or [@key_cache], T, f8e4m3fn, f8e5m2, u8: pages of keys,
         or of both.
-      value_cache: cache pages, by layout or [@value_cache], key_cache: pages of values; may be
-        absent.
+      value_cache: cache pages, by layout or [@value_cache], key_cache: pages of values;
+        optional.
       seqused_k: [b], i32, i64: keys of each sequence, this step's included.
       block_table: [b, m], i32, i64: pages of each sequence.
       cu_seqlens_q: [b+1], i32, i64: where each sequence starts in query.
-      num_seqs: [1], i32, i64: how many sequences are real, clamped to 0 to b; default all; may
-        be absent.
-      layer: scalar, i32: which layer of a cache with a leading layer axis; may be absent.
-      sinks: [h], f32: a logit of each head in the denominator, without a value; may be absent.
+      num_seqs: [1], i32, i64: how many sequences are real, clamped to 0 to b; default all;
+        optional.
+      layer: scalar, i32: which layer of a cache with a leading layer axis; optional.
+      sinks: [h], f32: a logit of each head in the denominator, without a value; optional.
       k_scale: [1] or [hk] or [b, hk], f32: what fp8 keys are to be multiplied by; default 1;
-        may be absent.
-      v_scale: [1] or [hk] or [b, hk], f32: the same for values; may be absent.
+        optional.
+      v_scale: [1] or [hk] or [b, hk], f32: the same for values; optional.
       alibi_slopes: [h] or [b, h], f32: what a score loses for each key between the query's own
-        and the one it meets; may be absent.
+        and the one it meets; optional.
       scale: of the scores; default d ** -0.5.
       sliding_window: keys that a query sees, its own included; default all.
       softcap: softcap * tanh(score / softcap); 0: none.
@@ -1539,14 +1539,14 @@ def reshape_and_cache_flash(
       value: [t, hk, d], T: new values.
       key_cache: cache pages, by layout or [@key_cache], T, f8e4m3fn, f8e5m2, u8: pages of keys,
         or of both.
-      value_cache: cache pages, by layout or [@value_cache], key_cache: pages of values; may be
-        absent.
+      value_cache: cache pages, by layout or [@value_cache], key_cache: pages of values;
+        optional.
       slot_mapping: [slots], i32, i64: page * s + offset of each of the first tokens; negative:
         skip.
-      layer: scalar, i32: which layer of a cache with a leading layer axis; may be absent.
+      layer: scalar, i32: which layer of a cache with a leading layer axis; optional.
       k_scale: [1] or [hk], f32: what keys are divided by before they are stored in fp8; default
-        1; may be absent.
-      v_scale: [1] or [hk], f32: the same for values; may be absent.
+        1; optional.
+      v_scale: [1] or [hk], f32: the same for values; optional.
       layout: order of the cache's axes; one of NHD, HND, combined, packed, stacked, or an order
         of axes.
       kv_cache_dtype: what a cache of dtype u8 holds; one of auto, fp8, fp8_e4m3, fp8_e5m2.
@@ -1583,7 +1583,7 @@ def rms_norm(
 
     Args:
       x: [..., n], T: rows to normalise.
-      weight: [n], T, f32: scale of each column; 1 if absent; may be absent.
+      weight: [n], T, f32: scale of each column; 1 if absent; optional.
       eps: added to the mean square.
       rounding: "before_weight" rounds to T before the weight, as Hugging Face's Llama does; one
         of once, before_weight.
@@ -1655,8 +1655,8 @@ def rms_norm_dynamic_per_token_quant(
     Args:
       x: [..., n], T: rows to normalise; with residual, what a block of the network adds.
       weight: [n], T, f32: scale of each column.
-      scale_ub: [1], f32: counts as a row's largest number where that is larger; may be absent.
-      residual: [..., n], T: the residual stream, added before the norm; may be absent.
+      scale_ub: [1], f32: counts as a row's largest number where that is larger; optional.
+      residual: [..., n], T: the residual stream, added before the norm; optional.
       eps: added to the mean square.
       quant_dtype: dtype of the codes; one of f8e4m3fn, i8.
       rounding: "before_weight" norms the unrounded sum and rounds to T before the weight, too;
@@ -1742,9 +1742,8 @@ def rms_norm_per_block_quant(
     Args:
       x: [..., n], T: rows to normalise; with residual, what a block of the network adds.
       weight: [n], T, f32: scale of each column.
-      scale_ub: [1], f32: counts as a group's largest number where that is larger; may be
-        absent.
-      residual: [..., n], T: the residual stream, added before the norm; may be absent.
+      scale_ub: [1], f32: counts as a group's largest number where that is larger; optional.
+      residual: [..., n], T: the residual stream, added before the norm; optional.
       group_size: how many neighbours share a scale.
       eps: added to the mean square.
       quant_dtype: dtype of the codes; one of f8e4m3fn, i8.
@@ -1856,9 +1855,9 @@ def rotary_embedding(
       query: [..., h, d] or [..., h*head_size] with head_size, T: query heads.
       cos_sin_cache: [max_pos, r], f32, f16, bf16: cosines, then sines, of r/2 angles a
         position.
-      key: [..., hk, d] or [..., hk*head_size] with head_size, T: key heads; may be absent.
+      key: [..., hk, d] or [..., hk*head_size] with head_size, T: key heads; optional.
       pair_axes: [pairs], i32, i64: which of a token's positions each of the r/2 pairs takes
-        (M-RoPE); may be absent.
+        (M-RoPE); optional.
       head_size: d, needed where heads are not an axis of their own.
       is_neox: pairs (i, i + r/2); false: pairs (2i, 2i + 1).
       rope_dim_offset: dimensions of a head before the first pair.
@@ -1953,14 +1952,14 @@ def rotary_embedding_and_cache(
         position.
       key_cache: cache pages, by layout or [@key_cache], T, f8e4m3fn, f8e5m2, u8: pages of keys,
         or of both.
-      value_cache: cache pages, by layout or [@value_cache], key_cache: pages of values; may be
-        absent.
+      value_cache: cache pages, by layout or [@value_cache], key_cache: pages of values;
+        optional.
       slot_mapping: [slots], i32, i64: page * s + offset of each of the first tokens; negative:
         skip.
-      layer: scalar, i32: which layer of a cache with a leading layer axis; may be absent.
+      layer: scalar, i32: which layer of a cache with a leading layer axis; optional.
       k_scale: [1] or [hk], f32: what keys are divided by before they are stored in fp8; default
-        1; may be absent.
-      v_scale: [1] or [hk], f32: the same for values; may be absent.
+        1; optional.
+      v_scale: [1] or [hk], f32: the same for values; optional.
       num_heads: how many of the heads are queries; needed.
       is_neox: pairs (i, i + r/2); false: pairs (2i, 2i + 1).
       rope_dim_offset: dimensions of a head before the first pair.
@@ -2011,7 +2010,7 @@ def silu_and_mul(x: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
       x: [..., n] with up or [..., 2*n], T: gate and up side by side; the gate alone if up is
         given.
       up: [..., n], T: what the gate multiplies, when it is an array of its own, as a sharded
-        last axis needs; may be absent.
+        last axis needs; optional.
 
     Returns:
       out: [..., n], T: the product.
@@ -2034,7 +2033,7 @@ def silu_and_mul_quant(x: ArrayLike, scale: ArrayLike, up: ArrayLike | None = No
         given.
       scale: [1], f32: what a code of 1 stands for.
       up: [..., n], T: what the gate multiplies, when it is an array of its own, as a sharded
-        last axis needs; may be absent.
+        last axis needs; optional.
 
     Returns:
       q: [..., n], f8e4m3fn: codes of the product.
@@ -2062,7 +2061,7 @@ def silu_and_mul_with_clamp(
       x: [..., n] with up or [..., 2*n], T: gate and up side by side; the gate alone if up is
         given.
       up: [..., n], T: what the gate multiplies, when it is an array of its own, as a sharded
-        last axis needs; may be absent.
+        last axis needs; optional.
       limit: the most that a gate counts as, and the most size of up; no limit if absent.
       alpha: what the gate's logistic curve is steeper by.
       beta: added to up.
@@ -2127,7 +2126,7 @@ def static_scaled_int8_quant(
       x: [..., n], T: numbers.
       scale: [1] or [n] or [..., 1] or [..., g], f32: what a code of 1 stands for: in all of x,
         in each column, in each row, or in each of g equal groups of a row's columns.
-      azp: [1], i32: the code that stands for 0; 0 if absent; may be absent.
+      azp: [1], i32: the code that stands for 0; 0 if absent; optional.
 
     Returns:
       q: [..., n], i8: codes.
@@ -2186,7 +2185,7 @@ def swigluoai_and_mul(
     Args:
       x: [..., n] with up or [..., 2*n], T: gate and up in turn, a pair for each column; the
         gate alone if up is given.
-      up: [..., n], T: what the gate multiplies, when it is an array of its own; may be absent.
+      up: [..., n], T: what the gate multiplies, when it is an array of its own; optional.
       alpha: what the gate's logistic curve is steeper by.
       limit: the most that a gate counts as, and the most size of up.
 
@@ -2218,8 +2217,8 @@ def topk_router(
 
     Args:
       logits: [..., e], T: what a token says to each expert.
-      bias: [e], f32: added to the scores where experts are chosen; weights have none of it; may
-        be absent.
+      bias: [e], f32: added to the scores where experts are chosen; weights have none of it;
+        optional.
       top_k: experts of a token.
       scoring: scores from logits; one of softmax, sigmoid, softplus_sqrt.
       renormalize: weights of a token sum to scale.
