@@ -16,7 +16,7 @@ import atheris
 # atheris instruments nothing that an editable install's finder loads. PYTHONPATH has the package.
 sys.meta_path[:] = [f for f in sys.meta_path if not type(f).__module__.startswith("_editable")]
 with atheris.instrument_imports(include=["intarsia", "gguf", "jinja2"]):
-    import gguf  # noqa: F401
+    import gguf
     import jinja2.sandbox  # noqa: F401
     from intarsia.models import Tokenizer
     from intarsia.models.chat_template import render
