@@ -20,10 +20,11 @@ TORCH = JAX | {"torch", "torchax"}
 LAYERS = {
     "base": BASE,
     "jax": BASE,
-    "models": JAX,
+    "models": JAX | {"repack"},
     "torch": TORCH,
     "torchax": TORCH,
     "pjrt_plugin": JAX,
+    "repack": BASE,
     "vllm": TORCH,
     "xla_ops": TORCH | {"vllm"},
     "cli": JAX | {"models"},

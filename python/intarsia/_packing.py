@@ -6,6 +6,7 @@ once, as their file is read, on the host. `intarsia.repack` packs the formats of
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,6 +122,29 @@ def from_codes(
     factors = (scales, zeros, outer_scales, outer_zeros)
     packed = _packed(codes, bits)
     return PackedWeight(packed, *map(tiled, factors), rows, columns, format, group, zeros_are)
+
+
+def joined(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
+    """The same rows in fewer weights: neighbours in one format become one where tiles allow."""
+    found: list[PackedWeight] = []
+    for weight in weights:
+        if found and found[-1].rows % TILE_ROWS == 0 and _kind(found[-1]) == _kind(weight):
+            pairs = zip(found[-1].arrays, weight.arrays, strict=True)
+            arrays = [None if a is None else np.concatenate([a, b]) for a, b in pairs]
+            rows = found.pop().rows + weight.rows
+            weight = dataclasses.replace(
+                weight, **dict(zip(ARRAYS, arrays, strict=True)), rows=rows
+            )
+        found.append(weight)
+    return found
+
+
+def _kind(weight: PackedWeight) -> tuple[Any, ...]:
+    """What two weights must share to become one."""
+    of_tiles = [None if a is None else (a.dtype, a.shape[1:]) for a in weight.arrays]
+    # One outer scale for all rows is a weight's own.
+    own = any(a is not None and a.ndim == 1 for a in weight.arrays)
+    return (*of_tiles, weight.columns, *weight.attributes.values(), id(weight) if own else None)
 
 
 def _whole_tiles(array: np.ndarray, columns: int) -> np.ndarray:

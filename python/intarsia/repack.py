@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from intarsia._packing import PackedWeight, codes_of, decoded, factors_of, from_codes
+from intarsia._packing import PackedWeight, codes_of, decoded, factors_of, from_codes, joined
 
 __all__ = [
     "GGUF_TYPES",
@@ -18,6 +18,7 @@ __all__ = [
     "factors_of",
     "from_codes",
     "from_gguf",
+    "joined",
 ]
 
 # --------------------------------------------------------------------------------- GGUF: rows of blocks of bytes

@@ -29,6 +29,8 @@ class Model(NamedTuple):
     @property
     def precision(self) -> str:
         """What its weights are in."""
+        if self.quantize == "file":
+            return f"{self.dtype}, weights in the file's codes"
         return self.dtype + (f", linear layers in {self.quantize}" if self.quantize else "")
 
     def unquantized_params(self) -> dict[str, Any]:
@@ -56,10 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantize",
         "--quantization",
-        choices=QUANTIZATIONS,
-        help="what to keep the weights of linear layers in, and to quantise their inputs to token by "
-        "token (default: neither); embedding and output projection stay in --dtype; not for "
-        "mixtures of experts",
+        choices=("auto", "none", *QUANTIZATIONS),
+        default="auto",
+        help="what weights are kept in. fp8: those of linear layers, whose inputs are quantised token by "
+        "token; embedding and output projection stay in --dtype. file: the codes of a GGUF file. none: "
+        "--dtype. auto, the default: file on one CPU device without --scan-layers, none elsewhere. fp8 "
+        "and file are not for mixtures of experts",
     )
     parser.add_argument(
         "--kv-cache-dtype",
@@ -129,7 +133,12 @@ def choose(args: argparse.Namespace) -> Choice:
     config = open_checkpoint(path).config
     if devices > 1:
         ModelParallel(config, *sizes.values())  # raises if it does not fit
-    return Choice(path, dtype, args.quantize, config, Tokenizer.from_path(path))
+    quantize = {"none": None, "auto": None}.get(args.quantize, args.quantize)
+    # On GPUs there is no kernel for it yet, and stacked layers would be copied at each step.
+    alone = devices == 1 and not getattr(args, "scan_layers", False) and not config.experts
+    if args.quantize == "auto" and on_cpu and alone and path.suffix == ".gguf":
+        quantize = "file"
+    return Choice(path, dtype, quantize, config, Tokenizer.from_path(path))
 
 
 def _choose_device(platform: str) -> None:

@@ -26,7 +26,7 @@ from intarsia.jax._export import export_exemptions
 from intarsia.jax._flash_mha import flash_mha, flash_mha_varlen, flash_mha_with_kvcache
 from intarsia.jax._grouped import grouped_matmul
 from intarsia.jax._linear import linear
-from intarsia.jax._quantized import linear_packed, linear_quantized
+from intarsia.jax._quantized import linear_packed, linear_quantized, take_packed
 from intarsia.jax._ragged import ragged_paged_attention
 from intarsia.jax._rotary import multimodal_rotary_embedding
 from intarsia.jax._shard import ShardedOps, kv_cache_sharding, kv_heads, shard
@@ -135,6 +135,7 @@ __all__ = [
     "static_scaled_int8_quant",
     "swap_blocks",
     "swigluoai_and_mul",
+    "take_packed",
     "topk_router",
     "wire",
 ]

@@ -149,7 +149,7 @@ def _affine(
     return (number - zero) * scale if attributes["zeros_are"] == "points" else number * scale + zero
 
 
-def take_rows(weight: PackedWeight, rows: jax.Array) -> jax.Array:
+def take_packed(weight: PackedWeight, rows: jax.Array) -> jax.Array:
     """Decodes some rows [t] of a weight: f32 [t, columns]. A row beyond the weight is its last one."""
     rows = jnp.clip(rows, 0, weight.rows - 1)
     tile, lane = rows // 16, rows % 16

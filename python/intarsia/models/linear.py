@@ -1,4 +1,4 @@
-"""Linear layers whose weights are as the model's file has them, or quantised to fp8.
+"""Linear layers whose weights are plain arrays, in the codes of the model's file, or quantised to fp8.
 
 This module alone knows which: a `Weight` is either, and `linear` and `norm_for` do what it calls for.
 A quantised layer is vLLM's W8A8 scheme with a scale for each output channel and each token:
@@ -16,13 +16,14 @@ each step. Elsewhere (a CPU, a GPU before compute capability 8.9) XLA widens the
 import dataclasses
 import functools
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 import intarsia.jax as ij
+from intarsia._packing import PackedWeight
 from intarsia.jax._linear import product_by_xla
 
 
@@ -56,7 +57,31 @@ class QuantizedRows:
     dtype: Any
 
 
-Weight = jax.Array | QuantizedWeight
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["parts"], meta_fields=["dtype"])
+@dataclasses.dataclass(frozen=True)
+class PackedMatrix:
+    """A weight [out, in] in the codes that the model's file has.
+
+    Attributes:
+        parts: Rows one after the other, each part in a format of its own.
+        dtype: Of the activations.
+    """
+
+    parts: tuple[PackedWeight, ...]
+    dtype: Any
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in]"""
+        return sum(part.rows for part in self.parts), self.parts[0].columns
+
+    def take(self, rows: jax.Array) -> jax.Array:
+        """Some rows [t] of a matrix of one part: [t, in]."""
+        (part,) = self.parts
+        return ij.take_packed(part, rows).astype(self.dtype)
+
+
+Weight = jax.Array | QuantizedWeight | PackedMatrix
 Rows = jax.Array | QuantizedRows
 
 
@@ -80,11 +105,22 @@ def linear(ops: ModuleType, x: Rows, weight: Weight) -> jax.Array:
     are summed, so no scale has to be agreed upon, and a smaller part has a finer scale.
     """
     if not isinstance(weight, QuantizedWeight):
-        return ij.linear(x, weight)
+        assert isinstance(x, jax.Array)
+        return product_of(x, weight)
     if not isinstance(x, QuantizedRows):
         x = QuantizedRows(*ops.dynamic_per_token_scaled_fp8_quant(x), dtype=x.dtype)
     out = product(x.codes, weight.codes, jnp.float32)
     return (out * x.scale * weight.scale).astype(x.dtype)
+
+
+def product_of(
+    x: jax.Array, weight: jax.Array | PackedMatrix, out_dtype: Literal["auto", "f32"] = "auto"
+) -> jax.Array:
+    """Multiplies rows [t, in] by a weight that leaves them as they are."""
+    if not isinstance(weight, PackedMatrix):
+        return ij.linear(x, weight, out_dtype=out_dtype)
+    outs = [ij.linear_packed(x, part, out_dtype=out_dtype) for part in weight.parts]
+    return outs[0] if len(outs) == 1 else jnp.concatenate(outs, axis=-1)
 
 
 class Shares(NamedTuple):

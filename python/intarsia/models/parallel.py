@@ -21,6 +21,7 @@ from jax.tree_util import DictKey, GetAttrKey
 
 from intarsia.jax import kv_cache_sharding, kv_heads, make_exchange
 from intarsia.models.config import ModelConfig
+from intarsia.models.linear import PackedMatrix
 from intarsia.models.weights import Params
 
 _AXIS = "devices"
@@ -94,7 +95,17 @@ class ModelParallel:
         return kv_cache_sharding(self._mesh, _AXIS, layers=stacked)
 
     def place(self, params: Params) -> Params:
-        """Spreads weights as `load_model` gives them, each device's rows side by side."""
+        """Spreads weights as `load_model` gives them, each device's rows side by side.
+
+        Raises:
+            ValueError: Weights are in the file's codes, whose tiles cannot be cut.
+        """
+        for weight in (params["embed"], *params["layers"][0].values()):
+            if isinstance(weight, PackedMatrix):
+                raise ValueError(
+                    "tensor_parallel: weights are in the file's codes, expected plain arrays: "
+                    "load the model with quantize=None (--quantize none)"
+                )
 
         def put(path: tuple[Any, ...], array: jax.Array) -> jax.Array:
             array = self._side_by_side(_role(path), array)

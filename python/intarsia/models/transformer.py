@@ -17,7 +17,16 @@ import intarsia.jax as ij
 from intarsia.models.choices import KV_CACHE_DTYPES
 from intarsia.models.config import LayerKind, ModelConfig, Rope
 from intarsia.models.experts import experts
-from intarsia.models.linear import QuantizedRows, Rows, Shares, Weight, linear, norm_for
+from intarsia.models.linear import (
+    PackedMatrix,
+    QuantizedRows,
+    Rows,
+    Shares,
+    Weight,
+    linear,
+    norm_for,
+    product_of,
+)
 from intarsia.models.parallel import EXCHANGE, ModelParallel
 from intarsia.models.sampling import argmax
 from intarsia.models.weights import Params
@@ -131,13 +140,24 @@ def make_caches(
 
 
 def stack_layers(params: Params) -> Params:
-    """Returns `params` with one stacked array a role instead of a list of layers."""
+    """Returns `params` with one stacked array a role instead of a list of layers.
+
+    Raises:
+        ValueError: Layers have weights in different formats.
+    """
+    if len({jax.tree.structure(layer) for layer in params["layers"]}) > 1:
+        raise ValueError(
+            "scan_layers: the file's layers have weights in different formats, expected one for all: "
+            "load the model with quantize=None (--quantize none)"
+        )
     return params | {"layers": jax.tree.map(lambda *arrays: jnp.stack(arrays), *params["layers"])}
 
 
 def embed(config: ModelConfig, params: Params, tokens: jax.Array) -> jax.Array:
     """Looks tokens [t] up: [t, n]. A device that has a share of the table finds its own tokens."""
     table = params["embed"]
+    if isinstance(table, PackedMatrix):
+        return table.take(tokens)
     if config.mesh_axis is None:
         return table[tokens]
     row = tokens - lax.axis_index(config.mesh_axis) * len(table)
@@ -176,7 +196,7 @@ def likeliest(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Arr
 
 def _share_of_logits(params: Params, hidden: jax.Array) -> jax.Array:
     table = params.get("lm_head", params["embed"])
-    return ij.linear(hidden, table, out_dtype="f32")
+    return product_of(hidden, table, "f32")
 
 
 def forward(

@@ -22,8 +22,9 @@ from intarsia.models.choices import QUANTIZATIONS
 from intarsia.models.config import ModelConfig
 from intarsia.models.fields import Fields
 from intarsia.models.files import FileError, read_json, reading
-from intarsia.models.linear import Weight, quantize
+from intarsia.models.linear import PackedMatrix, Weight, quantize
 from intarsia.models.mixtures import read_experts
+from intarsia.repack import GGUF_TYPES, PackedWeight, from_gguf, joined
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -73,6 +74,8 @@ class Checkpoint:
     config: ModelConfig
     names: frozenset[str]
     read: Callable[[str], np.ndarray]
+    read_packed: Callable[[str], PackedWeight | None] = lambda name: None
+    """A matrix in the codes of the file; None if they are plain numbers, or in a format that no op reads."""
 
 
 def load_model(
@@ -90,7 +93,8 @@ def load_model(
         dtype: What the weights are converted to: float32, bfloat16 or float16.
         quantize: One of `QUANTIZATIONS`, or None: "fp8" keeps the weights of the linear layers in
             float8_e4m3fn with a scale for each output channel, and they quantise their inputs
-            token by token. Embedding, output projection and norms stay in `dtype`.
+            token by token. Embedding, output projection and norms stay in `dtype`. "file" keeps
+            all matrices in the codes that a GGUF file has them in; activations are in `dtype`.
         progress: Whether to draw a progress bar on stderr.
 
     Returns:
@@ -145,11 +149,20 @@ def _gguf_checkpoint(path: Path, reader: "GGUFReader") -> Checkpoint:
     if metadata.get("general.architecture") != "llama":
         permuted = ()
 
+    def in_order(name: str, rows: np.ndarray) -> np.ndarray:
+        return _unpermute(rows, config.head_dim) if name.endswith(permuted) else rows
+
     def read(name: str) -> np.ndarray:
         tensor = tensors[name]
         with reading(path, f"tensor {tensor.name}"):
-            array = dequantize(tensor.data, tensor.tensor_type)
-            return _unpermute(array, config.head_dim) if name.endswith(permuted) else array
+            return in_order(name, dequantize(tensor.data, tensor.tensor_type))
+
+    def read_packed(name: str) -> PackedWeight | None:
+        tensor = tensors[name]
+        if tensor.tensor_type.name not in GGUF_TYPES:
+            return None
+        with reading(path, f"tensor {tensor.name}"):
+            return from_gguf(in_order(name, tensor.data), tensor.tensor_type.name)
 
     # Llama 3's rope scaling is stored as a tensor of divisors instead of as metadata.
     divisors = tensors.pop("rope_freqs.weight", None)
@@ -163,7 +176,7 @@ def _gguf_checkpoint(path: Path, reader: "GGUFReader") -> Checkpoint:
         qkv_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
         rope_divisors=None if divisors is None else tuple(map(float, divisors.data.ravel())),
     )
-    return Checkpoint(config, frozenset(tensors), read)
+    return Checkpoint(config, frozenset(tensors), read, read_packed)
 
 
 def _hf_name(name: str, names: Mapping[str, str]) -> str:
@@ -245,9 +258,9 @@ def _assemble(
     ) as bar:
         params["layers"] = [tensors.block(layer) for layer in bar]
     table = config.vocab, config.hidden
-    params["embed"] = jax.device_put(tensors.read("model.embed_tokens.weight", *table))
+    params["embed"] = tensors.matrix({"model.embed_tokens.weight": table[0]}, table[1])
     if not config.tie_embeddings:
-        params["lm_head"] = jax.device_put(tensors.read("lm_head.weight", *table))
+        params["lm_head"] = tensors.matrix({"lm_head.weight": table[0]}, table[1])
     if tensors.unread:
         raise ValueError(f"weights: unsupported tensors {', '.join(sorted(tensors.unread)[:5])}")
     return params
@@ -330,15 +343,32 @@ class _Tensors:
 
     def _linear(self, prefix: str, rows_by_name: Mapping[str, int], columns: int) -> Weight:
         """The layers that share an input as one; quantised from what the file has, rounded once."""
-        quantized = self._quantization is not None
+        to_fp8 = self._quantization == "fp8"
+        rows_by_tensor = {f"{prefix}{name}_proj.weight": r for name, r in rows_by_name.items()}
+        weight = self.matrix(rows_by_tensor, columns, jnp.float32 if to_fp8 else None)
+        return quantize(weight) if to_fp8 and isinstance(weight, jax.Array) else weight
+
+    def matrix(
+        self, rows_by_name: Mapping[str, int], columns: int, dtype: Any = None
+    ) -> jax.Array | PackedMatrix:
+        """Rows of tensors one after the other, in the file's codes if that is wanted and all are in codes."""
+        if self._quantization == "file" and (packed := self._packed(rows_by_name, columns)):
+            self.unread.difference_update(rows_by_name)
+            return packed
         matrices = [
-            self.read(
-                f"{prefix}{name}_proj.weight",
-                rows,
-                columns,
-                dtype=jnp.float32 if quantized else None,
-            )
-            for name, rows in rows_by_name.items()
+            self.read(name, rows, columns, dtype=dtype) for name, rows in rows_by_name.items()
         ]
-        weight = jax.device_put(np.concatenate(matrices))
-        return quantize(weight) if quantized else weight
+        return jax.device_put(matrices[0] if len(matrices) == 1 else np.concatenate(matrices))
+
+    def _packed(self, rows_by_name: Mapping[str, int], columns: int) -> PackedMatrix | None:
+        parts = []
+        for name, rows in rows_by_name.items():
+            exists = name in self._checkpoint.names
+            weight = self._checkpoint.read_packed(name) if exists else None
+            if weight is None:
+                return None
+            if weight.shape != (rows, columns):
+                shape = [*weight.shape]
+                raise ValueError(f"weights: {name} has shape {shape}, expected {[rows, columns]}")
+            parts.append(weight)
+        return PackedMatrix(tuple(map(jax.device_put, joined(parts))), jnp.dtype(self._dtype))
