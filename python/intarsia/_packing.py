@@ -6,6 +6,7 @@ once, as their file is read, on the host. `intarsia.repack` packs the formats of
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -130,7 +131,7 @@ def joined(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
     for weight in weights:
         if found and found[-1].rows % TILE_ROWS == 0 and _kind(found[-1]) == _kind(weight):
             pairs = zip(found[-1].arrays, weight.arrays, strict=True)
-            arrays = [None if a is None else np.concatenate([a, b]) for a, b in pairs]
+            arrays = [None if a is None else _concatenated(a, b) for a, b in pairs]
             rows = found.pop().rows + weight.rows
             weight = dataclasses.replace(
                 weight, **dict(zip(ARRAYS, arrays, strict=True)), rows=rows
@@ -139,12 +140,25 @@ def joined(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
     return found
 
 
+def _concatenated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    out = empty((len(a) + len(b), *a.shape[1:]), a.dtype)
+    return np.concatenate([a, b], out=out)
+
+
 def _kind(weight: PackedWeight) -> tuple[Any, ...]:
     """What two weights must share to become one."""
     of_tiles = [None if a is None else (a.dtype, a.shape[1:]) for a in weight.arrays]
     # One outer scale for all rows is a weight's own.
     own = any(a is not None and a.ndim == 1 for a in weight.arrays)
     return (*of_tiles, weight.columns, *weight.attributes.values(), id(weight) if own else None)
+
+
+def empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """An array whose memory a CPU device of JAX takes as it is: it begins at a cache line."""
+    dtype = np.dtype(dtype)
+    memory = np.empty(math.prod(shape) * dtype.itemsize + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    return memory[begin : len(memory) - 64 + begin].view(dtype).reshape(shape)
 
 
 def _whole_tiles(array: np.ndarray, columns: int) -> np.ndarray:
@@ -167,7 +181,7 @@ def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
     blocks = -(-codes.shape[1] // BLOCK_COLUMNS)
     codes = _whole_tiles(codes, blocks * BLOCK_COLUMNS)
     codes = codes.reshape(len(codes), TILE_ROWS, blocks, BLOCK_COLUMNS)
-    packed = np.empty((len(codes), blocks, bits, TILE_ROWS, 4), np.uint8)
+    packed = empty((len(codes), blocks, bits, TILE_ROWS, 4), np.uint8)
 
     def put(first: int, lines: int, planes: np.ndarray) -> None:
         """Bytes of some lines, [c, 16, r, lines * 4]."""

@@ -4,11 +4,22 @@ Each function takes a matrix of one format as NumPy arrays, as the file has them
 changes no number.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 
-from intarsia._packing import PackedWeight, codes_of, decoded, factors_of, from_codes, joined
+from intarsia._packing import (
+    ARRAYS,
+    TILE_ROWS,
+    PackedWeight,
+    codes_of,
+    decoded,
+    empty,
+    factors_of,
+    from_codes,
+    joined,
+)
 
 __all__ = [
     "GGUF_TYPES",
@@ -20,6 +31,9 @@ __all__ = [
     "from_gguf",
     "joined",
 ]
+
+# Of a matrix, so that what lies between file and result takes little memory. A multiple of 16.
+_ROWS_AT_ONCE = 4096
 
 # --------------------------------------------------------------------------------- GGUF: rows of blocks of bytes
 # ggml/src/ggml-common.h has the blocks, ggml/src/ggml-quants.c what they stand for.
@@ -151,4 +165,22 @@ def from_gguf(data: np.ndarray, type: str) -> PackedWeight:
         raise ValueError(
             f"repack: data is {data.dtype} {[*data.shape]}, expected uint8 rows of blocks of {size}"
         )
-    return pack(np.asarray(data).reshape(len(data), -1, size))
+    blocks = np.asarray(data).reshape(len(data), -1, size)
+    if len(blocks) <= _ROWS_AT_ONCE:
+        return pack(blocks)
+    whole: PackedWeight | None = None
+    for first in range(0, len(blocks), _ROWS_AT_ONCE):
+        part = pack(blocks[first : first + _ROWS_AT_ONCE])
+        whole = whole or _room_for(part, len(blocks))
+        for to, of_part in zip(whole.arrays, part.arrays, strict=True):
+            if to is not None:
+                to[first // TILE_ROWS :][: len(of_part)] = of_part
+    assert whole is not None
+    return whole
+
+
+def _room_for(part: PackedWeight, rows: int) -> PackedWeight:
+    """A weight like this one with more rows, whose arrays hold nothing yet."""
+    tiles = -(-rows // TILE_ROWS)
+    arrays = [None if a is None else empty((tiles, *a.shape[1:]), a.dtype) for a in part.arrays]
+    return dataclasses.replace(part, **dict(zip(ARRAYS, arrays, strict=True)), rows=rows)

@@ -150,7 +150,7 @@ def _affine(
 
 
 def take_packed(weight: PackedWeight, rows: jax.Array) -> jax.Array:
-    """Decodes some rows [t] of a weight: f32 [t, columns]. A row beyond the weight is its last one."""
+    """Decodes some rows of a weight: f32 [*rows.shape, columns]. A row beyond the weight is its last one."""
     rows = jnp.clip(rows, 0, weight.rows - 1)
     tile, lane = rows // 16, rows % 16
 
@@ -158,7 +158,7 @@ def take_packed(weight: PackedWeight, rows: jax.Array) -> jax.Array:
         return array if array is None or array.ndim == 1 else array[tile, :, lane]
 
     _, scales, zeros, *outers = weight.arrays
-    codes = row_codes(jnp, weight.packed[tile, :, :, lane])[:, : weight.columns]
+    codes = row_codes(jnp, weight.packed[tile, :, :, lane])[..., : weight.columns]
     return _affine(
         codes, factor(scales), factor(zeros), [factor(a) for a in outers], weight.attributes
     )

@@ -1,6 +1,7 @@
 """Opening GGUF files."""
 
 import functools
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ _MOST_AXES = 4  # of ggml's tensors
 _VALUE_TYPES = frozenset(map(int, GGUFValueType))
 
 
-class _Reader(GGUFReader):
+class Reader(GGUFReader):
     """Cuts the file into plain views: slicing np.memmap itself takes three times as long.
 
     That counts where the header holds a vocabulary, each of whose entries is such a slice: 3 s
@@ -35,7 +36,13 @@ class _Reader(GGUFReader):
 
     @data.setter
     def data(self, mapped: np.memmap) -> None:
+        self._mapped: mmap.mmap = mapped._mmap  # type: ignore[attr-defined]
         self._data = mapped.view(np.ndarray)
+
+    def release(self) -> None:
+        """Gives back the memory of the pages read so far; the file is read again where they are needed."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._mapped.madvise(mmap.MADV_DONTNEED)
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
         end = int(offset) + int(count) * np.dtype(dtype).itemsize
@@ -83,7 +90,7 @@ class _Reader(GGUFReader):
         super()._build_tensors(start_offs, fields)
 
 
-def open_gguf(path: Path) -> GGUFReader:
+def open_gguf(path: Path) -> Reader:
     """Opens a GGUF file; the last one stays open, until another takes its place under its name.
 
     Walking through a vocabulary takes a second or two, and the weights and the tokenizer both
@@ -98,9 +105,9 @@ def open_gguf(path: Path) -> GGUFReader:
 
 
 @functools.lru_cache(maxsize=1)
-def _open(path: Path, state: tuple[int, ...]) -> GGUFReader:
+def _open(path: Path, state: tuple[int, ...]) -> Reader:
     del state  # of the file, to tell it from an earlier one
     with path.open("rb") as file:
         if (magic := file.read(4)) != b"GGUF":
             raise ValueError(f"it begins with {magic!r}, expected b'GGUF'")
-    return _Reader(os.fspath(path))
+    return Reader(os.fspath(path))

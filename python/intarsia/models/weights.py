@@ -27,7 +27,7 @@ from intarsia.models.mixtures import read_experts
 from intarsia.repack import GGUF_TYPES, PackedWeight, from_gguf, joined
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader
+    from intarsia.models.gguf_file import Reader
 
 Params = dict[str, Any]
 """Weights by role: `embed` and `lm_head` [vocab, n] (no `lm_head` when tied), `first_norm` [n], and
@@ -132,7 +132,7 @@ def _open_gguf(path: Path) -> Checkpoint:
         return _gguf_checkpoint(path, reader)
 
 
-def _gguf_checkpoint(path: Path, reader: "GGUFReader") -> Checkpoint:
+def _gguf_checkpoint(path: Path, reader: "Reader") -> Checkpoint:
     from gguf import dequantize
 
     post_norms = any(tensor.name.endswith(".post_ffw_norm.weight") for tensor in reader.tensors)
@@ -162,7 +162,9 @@ def _gguf_checkpoint(path: Path, reader: "GGUFReader") -> Checkpoint:
         if tensor.tensor_type.name not in GGUF_TYPES:
             return None
         with reading(path, f"tensor {tensor.name}"):
-            return from_gguf(in_order(name, tensor.data), tensor.tensor_type.name)
+            weight = from_gguf(in_order(name, tensor.data), tensor.tensor_type.name)
+        reader.release()
+        return weight
 
     # Llama 3's rope scaling is stored as a tensor of divisors instead of as metadata.
     divisors = tensors.pop("rope_freqs.weight", None)

@@ -1,0 +1,100 @@
+"""Models in the codes of their GGUF files: what they are loaded as, the tokens that they make, and what refuses them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from intarsia import cli, repack
+from intarsia.models import Engine, SamplingParams, Tokenizer, find_model, load_model, transformer
+from intarsia.models.linear import PackedMatrix
+from intarsia.models.parallel import ModelParallel
+
+MODELS = ("smollm2", "gemma3")
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    path = find_model(request.param)
+    config, packed = load_model(path, quantize="file")
+    return path, config, packed, load_model(path)[1]
+
+
+def matrices(params) -> dict[str, PackedMatrix]:
+    every = jax.tree.flatten_with_path(params, is_leaf=lambda x: isinstance(x, PackedMatrix))[0]
+    return {jax.tree_util.keystr(path): x for path, x in every if isinstance(x, PackedMatrix)}
+
+
+def test_every_matrix_is_in_codes_and_the_numbers_are_the_files(model) -> None:
+    path, config, packed, plain = model
+    found = matrices(packed)
+    assert len(found) == 4 * config.layers + 1
+    size = sum(part.nbytes for matrix in found.values() for part in matrix.parts)
+    assert size < 1.01 * path.stat().st_size
+    for place, matrix in found.items():
+        (want,) = (
+            x for p, x in jax.tree.leaves_with_path(plain) if jax.tree_util.keystr(p) == place
+        )
+        got = np.concatenate([repack.decoded(part) for part in matrix.parts])
+        np.testing.assert_array_equal(got, want)
+
+
+def test_the_same_embedding_and_logits(model) -> None:
+    _, config, packed, plain = model
+    tokens = jnp.array([0, 7, config.vocab - 1])
+    rows = [
+        jax.jit(transformer.embed, static_argnums=0)(config, p, tokens) for p in (packed, plain)
+    ]
+    np.testing.assert_array_equal(*rows)
+    logits = [transformer.logits(config, p, rows[0]) for p in (packed, plain)]
+    np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-3 * float(jnp.abs(logits[1]).max()))
+
+
+def test_the_same_tokens(model) -> None:
+    path, config, packed, plain = model
+    tokenizer = Tokenizer.from_path(path)
+    prompts = [tokenizer.encode(text) for text in ("The weaver went to the market", "Once")]
+    sampling = SamplingParams(temperature=0.0, max_tokens=16)
+    made = []
+    for params in (packed, plain):
+        engine = Engine(config, params, max_num_seqs=2, max_model_len=64)
+        made.append([c.tokens for c in engine.generate(prompts, sampling)])
+    assert made[0] == made[1]
+    engine = Engine(config, packed, max_num_seqs=2, max_model_len=64)
+    engine.generate(prompts, sampling)
+    calls = engine.custom_calls()["decode"]
+    assert calls["linear_quantized"] > 4 * config.layers and "linear" not in calls
+
+
+def test_layers_in_one_format_may_be_stacked(model) -> None:
+    path, config, packed, _ = model
+    kinds = {jax.tree.structure(layer) for layer in packed["layers"]}
+    if len(kinds) > 1:
+        with pytest.raises(
+            ValueError, match="scan_layers: the file's layers have weights in different"
+        ):
+            Engine(config, packed, scan_layers=True)
+        return
+    prompt = Tokenizer.from_path(path).encode("Once upon a time")
+    sampling = SamplingParams(temperature=0.0, max_tokens=6)
+    made = [
+        Engine(config, packed, max_num_seqs=1, max_model_len=32, scan_layers=scanned).generate(
+            [prompt], sampling
+        )
+        for scanned in (False, True)
+    ]
+    assert made[0] == made[1]
+
+
+def test_spread_weights_are_refused(model) -> None:
+    _, config, packed, _ = model
+    with pytest.raises(ValueError, match="the file's codes, expected plain arrays"):
+        ModelParallel(config, 1, 1).place(packed)
+
+
+def test_the_command_keeps_the_files_codes(capsys) -> None:
+    said = {}
+    for flags in ([], ["--quantize", "none"]):
+        assert cli.main(["generate", "--max-tokens", "2", "--prompt", "Hi", *flags]) == 0
+        said[bool(flags)] = capsys.readouterr().err
+    assert "weights in the file's codes" in said[False] and "linear_quantized" in said[False]
+    assert "weights in the file's codes" not in said[True] and "linear_quantized" not in said[True]

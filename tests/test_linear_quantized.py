@@ -1,0 +1,176 @@
+"""`intarsia.jax.linear_quantized` against f64 of the decoded weights, and as part of JAX's transformations."""
+
+import intarsia.jax as ij
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import running
+import support
+from drawn import DTYPES, SEEDS, check
+from hypothesis import given
+from hypothesis import strategies as st
+from intarsia import repack
+from intarsia_src.matmul import quantized
+from jax import export
+
+OP = "linear_quantized"
+# Around the few rows that codes become numbers in registers for, and blocks of 128 of more.
+ROWS = st.one_of(st.integers(0, 9), st.sampled_from([40, 127, 129, 300]))
+COLUMNS = st.one_of(st.integers(1, 100), st.sampled_from([255, 256, 320, 700]))
+FACTORS = [np.float32, np.float16, ml_dtypes.bfloat16, np.uint8, np.int8]
+SCALES = [*FACTORS, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu]
+OUTERS = FACTORS[:3]
+
+
+def draw(sizes: dict, seed: int = 0, dtype=np.float32) -> tuple[list, dict]:
+    return support.op_module(OP).arguments(np.random.default_rng(seed), dtype, **sizes)
+
+
+@st.composite
+def calls(draw_from):
+    k, format = draw_from(COLUMNS), draw_from(st.sampled_from(sorted(quantized.BITS)))
+    groups = [0, 32, 64, 128] + ([16] if format in quantized.GROUPS_OF_16 else [])
+    group = draw_from(st.sampled_from(groups))
+    zero = draw_from(st.sampled_from([None, *FACTORS]))
+    g = -(-k // group) if group else 1
+    divisors = [i for i in range(1, g + 1) if g % i == 0]
+    sizes = dict(
+        m=draw_from(ROWS),
+        c=draw_from(st.integers(0, 9)),
+        k=k,
+        format=format,
+        group=group,
+        scale=draw_from(st.sampled_from(SCALES)),
+        zero=zero,
+        zeros_are=draw_from(st.sampled_from(["points", "minimums"])),
+        outer=draw_from(st.sampled_from([None, "all", *divisors])),
+        outer_dtype=draw_from(st.sampled_from(OUTERS)),
+        bias=draw_from(st.booleans()),
+    )
+    operands, attributes = draw(sizes, draw_from(SEEDS), support.DTYPES[draw_from(DTYPES)])
+    return operands, attributes | {"out_dtype": draw_from(st.sampled_from(["auto", "f32"]))}
+
+
+@given(calls())
+def test_any_format_size_and_group(call) -> None:
+    check(OP, *call, "cpu")
+
+
+def cases() -> list[str]:
+    return [*support.cases(OP, "ci")]
+
+
+@pytest.mark.parametrize("case", cases())
+def test_other_platforms_get_the_same_from_xla(case) -> None:
+    """The version of platforms without the op, lowered here for the CPU."""
+    operands, attributes = draw(support.cases(OP, "ci")[case])
+    (want,) = support.op_module(OP).plain_xla(*operands, **attributes)
+    got = ij.linear_quantized(*operands, **attributes)
+    assert support.relative_error(got, want) < 2e-6
+    exported = export.export(
+        jax.jit(lambda *a: ij.linear_quantized(*a, **attributes)), platforms=["tpu"]
+    )(*operands)
+    assert "custom_call" not in exported.mlir_module()
+
+
+def test_leading_axes_vmap_and_grad() -> None:
+    operands, attributes = draw(support.cases(OP, "ci")["q4_1_bias"])
+    x, *rest, bias = operands
+    stacked = np.stack([x, 2 * x])
+
+    def layer(x, bias):
+        return ij.linear_quantized(x, *rest, bias, **attributes)
+
+    want = np.stack([layer(x, bias), layer(2 * x, bias)])
+    np.testing.assert_allclose(layer(stacked, bias), want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(jax.vmap(layer, (0, None))(stacked, bias), layer(stacked, bias))
+    mapped = jax.vmap(layer)(stacked, np.stack([bias, bias]))
+    np.testing.assert_allclose(mapped, want, rtol=1e-4, atol=1e-4)
+    weights = quantized.weights(*rest, x.shape[1], **attributes)
+    d_x, d_bias = jax.grad(lambda x, bias: (layer(x, bias) ** 2).sum(), (0, 1))(x, bias)
+    d_out = 2 * np.asarray(layer(x, bias), np.float64)
+    assert support.relative_error(d_x, d_out @ weights) < 1e-5
+    assert support.relative_error(d_bias, d_out.sum(0)) < 1e-5
+
+
+def test_scales_have_a_gradient() -> None:
+    operands, attributes = draw(support.cases(OP, "ci")["int8_channels"])
+    x, packed, scales, *rest = operands
+
+    def loss(scales):
+        return ij.linear_quantized(x, packed, scales, *rest, **attributes).sum()
+
+    numbers = quantized.numbers("i8", packed)
+    want = (x.astype(np.float64) @ numbers.T).sum(0).reshape(scales.shape[0], 1, 16)
+    assert support.relative_error(jax.grad(loss)(scales), want) < 1e-5
+
+
+@pytest.mark.parametrize("m", [1, 3, 8])
+def test_what_is_not_finite_stays_in_its_row_and_column(m) -> None:
+    sizes = support.cases(OP, "ci")["int8_channels"] | {"m": m}
+    operands, attributes = draw(sizes)
+    x, _, scales, *_ = operands
+    x[m // 2, 5], scales[1, 0, 3] = np.nan, np.inf
+    (out,) = running.run_native(OP, operands, attributes)
+    bad = ~np.isfinite(out)
+    assert bad[m // 2].all() and bad[:, 19].all() and bad.sum() == out.shape[1] + m - 1
+
+
+def test_rows_beyond_what_is_packed_at_a_time() -> None:
+    check(OP, *draw(dict(m=1100, c=1, k=64, format="u4", group=32, scale=np.float32)), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"format": "i8"}, r"packed has w=4 lines a block, expected 8 for format i8"),
+        ({"group": 24}, r"group is 24, expected 0, 16 or a multiple of 32"),
+        ({"group": 16}, r"group is 16, built for formats e2m1 and u6b32 alone; format is u4"),
+        ({"group": 64}, r"scales has g=2 groups, expected 1 for k=64 and group=64"),
+        ({"format": "u7"}, r"format"),
+    ],
+)
+def test_wrong_attributes_are_told(change, text) -> None:
+    operands, attributes = draw(support.cases(OP, "ci")["example"])
+    with pytest.raises((ValueError, NotImplementedError), match=text):
+        ij.linear_quantized(*operands, **attributes | change)
+
+
+def test_wrong_operands_are_told() -> None:
+    (x, packed, scales, zeros, *_), attributes = draw(support.cases(OP, "ci")["example"])
+    outer = np.ones((1,), np.float32)
+    with pytest.raises(
+        ValueError, match="packed has r=2 blocks of 32 columns, expected 1 for k=32"
+    ):
+        ij.linear_quantized(x[:, :32], packed, scales, zeros, **attributes)
+    with pytest.raises(ValueError, match="outer_zeros is given but zeros is not"):
+        ij.linear_quantized(x, packed, scales, None, outer, outer, **attributes)
+    with pytest.raises(
+        ValueError, match="outer_zeros is given, expected none where zeros are points"
+    ):
+        points = attributes | {"zeros_are": "points"}
+        ij.linear_quantized(x, packed, scales, zeros, outer, outer, **points)
+    with pytest.raises(
+        ValueError, match="outer_scales has o=3, expected a divisor of the g=2 groups"
+    ):
+        of_three = np.ones((1, 3, 16), np.float32)
+        ij.linear_quantized(x, packed, scales, zeros, of_three, None, **attributes)
+
+
+def test_rows_that_are_no_tile() -> None:
+    """A weight of 37 rows gives 37 results, and rows by their numbers."""
+    rng = np.random.default_rng(5)
+    codes, scales = rng.integers(0, 16, (37, 40)).astype(np.uint8), rng.uniform(0.1, 1, (37, 2))
+    weight = repack.from_codes(codes, scales.astype(np.float16), format="u4b8", group=32)
+    want = repack.decoded(weight)
+    np.testing.assert_array_equal(
+        want, (codes - 8.0).astype(np.float32) * np.repeat(scales.astype(np.float16), 32, 1)[:, :40]
+    )
+    x = rng.standard_normal((2, 40), np.float32)
+    out = jax.jit(ij.linear_packed)(x, weight)
+    assert out.shape == (2, 37)
+    assert support.relative_error(out, x.astype(np.float64) @ want.T) < 1e-6
+    rows = jnp.array([[36, 0], [17, 17]])
+    np.testing.assert_array_equal(jax.jit(ij.take_packed)(weight, rows), want[np.asarray(rows)])
