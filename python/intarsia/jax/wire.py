@@ -726,10 +726,10 @@ def fused_experts(
       w2: [e, n, i], T: the way back of each expert, in the same order.
       weights: [..., k], f32, T: of each token's experts.
       ids: [..., k], i32, i64: which experts these are; one that is not there adds nothing.
-      w1_bias: [e, 2*i], T: added to the first product; may be absent.
-      w2_bias: [e, n], T: added to the second product; may be absent.
+      w1_bias: [e, 2*i], T: added to the first product; optional.
+      w2_bias: [e, n], T: added to the second product; optional.
       expert_map: [g], i32, i64: the expert of each id, negative where it is elsewhere; default:
-        the id itself; may be absent.
+        the id itself; optional.
       activation: gate and up side by side; swigluoai: in turn, as gpt-oss has them; one of
         silu, gelu_tanh, swigluoai.
       limit: swigluoai: the most that a gate counts as, and the most size of up.
@@ -1185,12 +1185,10 @@ def linear_quantized(
       scales: [c, g, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes are multiplied
         by.
       zeros: [c, g, 16], f32, f16, bf16, u8, i8: what is subtracted from codes, or added to
-        their products with scales; may be absent.
-      outer_scales: [1] or [c, o, 16], f32, f16, bf16: what scales are multiplied by; may be
-        absent.
-      outer_zeros: [1] or [c, o, 16], f32, f16, bf16: what minimums are multiplied by; may be
-        absent.
-      bias: [16*c], T: added to the sums before they are rounded; may be absent.
+        their products with scales; optional.
+      outer_scales: [1] or [c, o, 16], f32, f16, bf16: what scales are multiplied by; optional.
+      outer_zeros: [1] or [c, o, 16], f32, f16, bf16: what minimums are multiplied by; optional.
+      bias: [16*c], T: added to the sums before they are rounded; optional.
       format: what a code stands for; one of u4, u4b8, e2m1, u5, u5b16, u6b32, i8, e4m3.
       group: columns that share a scale: 16 or a multiple of 32; 0: all k of them.
       zeros_are: points are subtracted from codes, minimums added to their products with scales;
