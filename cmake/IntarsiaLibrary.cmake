@@ -4,7 +4,7 @@
 # Without OPS_DIR it is the project's own library: src/ops, all families, and the PJRT plugin.
 #
 # An op's files are found by their names: <op>_cpu.cc is compiled once for each instruction set,
-# *_cuda.cu only with CUDA, *_sm90.cu for sm_90a alone. ops.inc is the only list.
+# *.cu only with CUDA, *_sm90.cu for sm_90a alone. ops.inc is the only list.
 get_filename_component(INTARSIA_ROOT ${CMAKE_CURRENT_LIST_DIR}/.. ABSOLUTE)
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
@@ -113,6 +113,7 @@ function(intarsia_add_library name)
     intarsia_compile_options(${name}_sm90 ${name} ${version})
     set_target_properties(${name}_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
     list(APPEND sources $<TARGET_OBJECTS:${name}_sm90>)
+    list(APPEND object_targets ${name}_sm90)
   endif()
 
   foreach(isa ${INTARSIA_ISAS})
@@ -121,7 +122,7 @@ function(intarsia_add_library name)
     target_compile_options(${name}_${isa} PRIVATE ${INTARSIA_FLAGS_${isa}})
     target_compile_definitions(${name}_${isa} PRIVATE INTARSIA_ISA=${isa})
     list(APPEND sources $<TARGET_OBJECTS:${name}_${isa}>)
-    list(APPEND isa_targets ${name}_${isa})
+    list(APPEND object_targets ${name}_${isa})
   endforeach()
 
   add_library(${name} SHARED ${sources})
@@ -129,7 +130,7 @@ function(intarsia_add_library name)
   target_include_directories(${name} PRIVATE ${generated})
   if(arg_OPS_DIR) # so that an op may include its header as "ops/negate/negate.h", wherever the project lies
     get_filename_component(project ${ops_dir} DIRECTORY)
-    foreach(target ${name} ${isa_targets})
+    foreach(target ${name} ${object_targets})
       target_include_directories(${target} PRIVATE ${project})
     endforeach()
   endif()

@@ -138,6 +138,7 @@ def test_an_error_without_a_text_is_placed(monkeypatch) -> None:
 def test_kernels_are_a_line_each() -> None:
     rows = [(f"decode {t} d={d}", "portable") for t in ("bf16", "f32") for d in (64, 128)]
     rows += [("prefill bf16 d=64", "sm90 prefill"), ("prefill bf16 d=96", "none")]
+    rows += [("grouped product bf16, rows of a group: 1", "portable")]
     device = {
         "arch": 90,
         "shared_bytes_per_block": 227 * 1024,
@@ -145,7 +146,7 @@ def test_kernels_are_a_line_each() -> None:
     }
     assert doctor._kernels_of(device) == [
         "as sm_90 with 227 KB of shared memory per block",
-        "portable: decode bf16 d=64,128; decode f32 d=64,128",
+        "portable: decode bf16 d=64,128; decode f32 d=64,128; grouped product bf16, rows of a group: 1",
         "sm90 prefill: prefill bf16 d=64",
         "none: prefill bf16 d=96",
     ]

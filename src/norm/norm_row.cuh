@@ -1,6 +1,7 @@
 // out[row] = (x[row] + residual[row]) / sqrt(mean((x[row] + residual[row])^2) + eps) * weight;
-// without a residual, of x alone. Roundings: rms_norm.h and fused_add_rms_norm.h. As T, or rounded
-// to T and then quantised: by a given scale, or by the row's own.
+// without a residual, of x alone; a layer norm takes the row's mean from x first, and adds a bias.
+// Roundings: rms_norm.h and fused_add_rms_norm.h. As T, or rounded to T and then quantised: by a
+// given scale, by the row's own, or by those of groups of neighbors in a row.
 //
 // A row is read once: its first kNormItems packs a thread stay in registers between the reduction
 // and the scaling. What a longer row has beyond that is read again, from the L2 cache most likely.
@@ -23,8 +24,8 @@ constexpr int kNormItems = 4;
 // Of a quantised result: given (or there is none), a scale for each row, or for each group of a
 // row's neighbours.
 enum class NormScales { kGiven, kRows, kGroups };
-// Of a block. With scales of rows a thread keeps the rounded numbers, too: 64 registers, all that
-// 1024 threads leave it, would spill.
+// Threads of a block, at most. With scales of rows or groups a thread keeps the rounded numbers,
+// too, for which the 64 registers that 1024 threads leave it are not enough.
 template <NormScales kScales>
 constexpr int kNormThreads = kScales == NormScales::kGiven ? kMaxRowThreads : kMaxRowThreads / 2;
 
@@ -46,8 +47,8 @@ struct NormArguments {
   int64_t residual_out_stride;
   const float* weight_f32;  // [n]
   const float* scale;       // [1], if Out is a code and the scale is given
-  float* row_scales;        // [rows], if it is the row's own; [rows, n / group_size]
-  RowRule rule;             // of that
+  float* row_scales;        // [rows], or [rows, n / group_size] with scales of groups
+  RowRule rule;             // from the largest number to its scale
   int64_t group_size;
   const T* bias;          // [n]; of a layer norm, as the weights
   const float* bias_f32;  // [n]
@@ -179,12 +180,12 @@ struct RowPack {
   }
 };
 
-// ReduceRow once more in a kernel.
+// A kernel's second sum: ReduceRow keeps shared memory for each type.
 struct PlusAgain : Plus {};
 
 // A row a threadIdx.y. kCount: what makes 16 bytes of T, or 1 where alignment or n does not allow
-// that. kItems: packs that a thread keeps; 1 if a row has no more than threads, as rows of a decode
-// step have, whose time is that of fetching the code. kCentred: a layer norm.
+// that. kItems: packs that a thread keeps; 1 if a row has no more packs than threads, as in a
+// decode step, whose time is that of fetching the code. kCentred: a layer norm.
 template <class T, class Out, int kCount, int kItems, bool kResidual, NormScales kScales,
           bool kCentred>
 __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArguments<T, Out> a) {
@@ -278,7 +279,7 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
       for (int64_t g = threadIdx.x; g < groups; g += blockDim.x)
         a.row_scales[row * groups + g] = a.rule.Of(__int_as_float(of_row[g])).scale;
     for_kept([&](auto&, int64_t i, int k) { quantise(rounded[k], i); });
-    for_again([&](auto& pack, int64_t i, int k) {
+    for_again([&](auto& pack, int64_t i, int k) {  // sums last: residual_out may be residual
       quantise(FromFloats<T>(normed(pack, i, k)), i);
       pack.StoreSum(a, i * kCount);
     });
@@ -298,7 +299,7 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
     const RowScaling scaling(of_row.scaling, largest);
     if (threadIdx.x == 0 && row < a.rows) a.row_scales[row] = of_row.scale;
     for_kept([&](auto&, int64_t i, int k) { store(i, Quantised<Out>(rounded[k], scaling)); });
-    for_again([&](auto& pack, int64_t i, int k) {
+    for_again([&](auto& pack, int64_t i, int k) {  // sums last, as above
       store(i, Quantised<Out>(FromFloats<T>(normed(pack, i, k)), scaling));
       pack.StoreSum(a, i * kCount);
     });

@@ -167,8 +167,8 @@ Status RunBackward(const BackwardParams& b, const CudaContext& context) {
   INTARSIA_RETURN_IF_ERROR(CheckWorkspace(b));
   if (reinterpret_cast<uintptr_t>(p.workspace) % 16 != 0)
     return InvalidArgument("workspace must begin at a multiple of 16 bytes");
-  TileSize size{};
-  INTARSIA_RETURN_IF_ERROR(ChooseBackward(b, *context.device, size));
+  const Candidate* choice = nullptr;
+  INTARSIA_RETURN_IF_ERROR(ChooseBackward(b, *context.device, choice));
   return DispatchDType<kF32, kF16, kBF16>("q", p.dtype, [&]<DType kType>() -> Status {
     using T = cuda::DeviceT<kType>;
     const bool aligned = Aligned<T>(b);
@@ -179,7 +179,7 @@ Status RunBackward(const BackwardParams& b, const CudaContext& context) {
                                           cuda::GridStride(std::max<int64_t>(rows, 1) * lanes), b,
                                           lanes, aligned));
     if (p.num_tokens > 0 && p.num_heads > 0)
-      INTARSIA_RETURN_IF_ERROR(LaunchBackwardOf<kType>(b, context, size, aligned));
+      INTARSIA_RETURN_IF_ERROR(LaunchBackwardOf<kType>(b, context, choice->tiles, aligned));
     INTARSIA_RETURN_IF_ERROR(cuda::Launch(context, kRoundKernel,
                                           cuda::GridStride(b.query_rows() * p.head_dim / kElements),
                                           b, aligned));

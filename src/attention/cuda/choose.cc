@@ -106,11 +106,9 @@ Status ChooseForward(const Params& params, const cuda::Device& device, ForwardCh
   return ChooseOrExplain("decode", kDecode, params, device, choice.decode);
 }
 
-Status ChooseBackward(const BackwardParams& params, const cuda::Device& device, TileSize& tiles) {
-  const Candidate* choice = nullptr;
-  INTARSIA_RETURN_IF_ERROR(ChooseOrExplain("gradient", kBackward, params.forward, device, choice));
-  tiles = choice->tiles;
-  return {};
+Status ChooseBackward(const BackwardParams& params, const cuda::Device& device,
+                      const Candidate*& choice) {
+  return ChooseOrExplain("gradient", kBackward, params.forward, device, choice);
 }
 
 namespace {

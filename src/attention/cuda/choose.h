@@ -31,8 +31,9 @@ std::span<const Candidate> BackwardCandidates();
 const Candidate* Choose(std::span<const Candidate> candidates, const Params& params,
                         const cuda::Device& device);
 
-// Sequences with up to this many packed rows (len_q * G) go to the decode kernel: the prefill
-// kernel would pad them to its tile and, with few sequences, leave most of the GPU idle.
+// Sequences with up to this many packed rows (len_q * G) go to the decode kernel, unless the
+// prefill kernel takes them (Sharing, forward_launch.h): it would pad them to its tile and, with
+// few sequences, leave most of the GPU idle.
 inline constexpr int64_t kMaxDecodeRows = 64;
 
 // The kernels of a forward pass; in a mixed batch both, and which sequence is long is known on the
@@ -42,7 +43,8 @@ struct ForwardChoice {
   const Candidate* decode = nullptr;
 };
 Status ChooseForward(const Params& params, const cuda::Device& device, ForwardChoice& choice);
-Status ChooseBackward(const BackwardParams& params, const cuda::Device& device, TileSize& tiles);
+Status ChooseBackward(const BackwardParams& params, const cuda::Device& device,
+                      const Candidate*& choice);
 
 // What a GPU gets, for usual dtypes and head dims.
 std::vector<cuda::KernelChoice> ReportChoices(const cuda::Device& device);

@@ -9,7 +9,7 @@
 namespace intarsia::cuda {
 
 struct KernelChoice {
-  std::string call;    // "prefill, bf16, d=128"
+  std::string call;    // "prefill bf16 d=128"
   std::string kernel;  // "portable, small tiles"
 };
 

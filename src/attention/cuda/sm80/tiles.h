@@ -2,9 +2,9 @@
 // memory. Pure numbers, so that the host chooses by them what the kernels are built with, and tests
 // check them for GPUs that they do not have.
 //
-// kLarge tiles want the 164 KB of shared memory per multiprocessor that A100, H100, H200 and B200
-// have, kSmall ones live with the 100 KB of the others (99 KB per block): compute capabilities 8.6,
-// 8.9 and 12.x.
+// kLarge tiles want the 164 KB of shared memory per multiprocessor that A100 has (decode's: the 228
+// KB of H100, H200 and B200); kSmall ones live with the 100 KB of the others (99 KB per block):
+// compute capabilities 8.6, 8.9 and 12.x. Where both fit, choose.cc says which pay.
 #pragma once
 #include <algorithm>
 
