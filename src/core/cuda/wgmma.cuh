@@ -89,21 +89,9 @@ struct Wgmma;
 #define LIST_80 \
   TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) \
   "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define LIST_88 \
-  TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) \
-  "%80, %81, %82, %83, %84, %85, %86, %87"
 #define LIST_96 \
   TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) \
   "%90, %91, %92, %93, %94, %95"
-#define LIST_104 \
-  TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) \
-  "%100, %101, %102, %103"
-#define LIST_112 \
-  TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) \
-  "%110, %111"
-#define LIST_120 \
-  TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) \
-  "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119"
 #define LIST_128 \
   TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) TEN(11) \
   "%120, %121, %122, %123, %124, %125, %126, %127"
@@ -118,12 +106,8 @@ struct Wgmma;
 #define OUT_64 OUT_56, EIGHT(56)
 #define OUT_72 OUT_64, EIGHT(64)
 #define OUT_80 OUT_72, EIGHT(72)
-#define OUT_88 OUT_80, EIGHT(80)
-#define OUT_96 OUT_88, EIGHT(88)
-#define OUT_104 OUT_96, EIGHT(96)
-#define OUT_112 OUT_104, EIGHT(104)
-#define OUT_120 OUT_112, EIGHT(112)
-#define OUT_128 OUT_120, EIGHT(120)
+#define OUT_96 OUT_80, EIGHT(80), EIGHT(88)
+#define OUT_128 OUT_96, EIGHT(96), EIGHT(104), EIGHT(112), EIGHT(120)
 WGMMA(16, LIST_8, "%8", "%9", "%10", "%11", "%12", OUT_8);
 WGMMA(32, LIST_16, "%16", "%17", "%18", "%19", "%20", OUT_16);
 WGMMA(48, LIST_24, "%24", "%25", "%26", "%27", "%28", OUT_24);
@@ -134,11 +118,7 @@ WGMMA(112, LIST_56, "%56", "%57", "%58", "%59", "%60", OUT_56);
 WGMMA(128, LIST_64, "%64", "%65", "%66", "%67", "%68", OUT_64);
 WGMMA(144, LIST_72, "%72", "%73", "%74", "%75", "%76", OUT_72);
 WGMMA(160, LIST_80, "%80", "%81", "%82", "%83", "%84", OUT_80);
-WGMMA(176, LIST_88, "%88", "%89", "%90", "%91", "%92", OUT_88);
 WGMMA(192, LIST_96, "%96", "%97", "%98", "%99", "%100", OUT_96);
-WGMMA(208, LIST_104, "%104", "%105", "%106", "%107", "%108", OUT_104);
-WGMMA(224, LIST_112, "%112", "%113", "%114", "%115", "%116", OUT_112);
-WGMMA(240, LIST_120, "%120", "%121", "%122", "%123", "%124", OUT_120);
 WGMMA(256, LIST_128, "%128", "%129", "%130", "%131", "%132", OUT_128);
 #undef TEN
 #undef EIGHT
@@ -155,11 +135,7 @@ WGMMA(256, LIST_128, "%128", "%129", "%130", "%131", "%132", OUT_128);
 #undef LIST_64
 #undef LIST_72
 #undef LIST_80
-#undef LIST_88
 #undef LIST_96
-#undef LIST_104
-#undef LIST_112
-#undef LIST_120
 #undef LIST_128
 #undef OUT_8
 #undef OUT_16
@@ -171,11 +147,7 @@ WGMMA(256, LIST_128, "%128", "%129", "%130", "%131", "%132", OUT_128);
 #undef OUT_64
 #undef OUT_72
 #undef OUT_80
-#undef OUT_88
 #undef OUT_96
-#undef OUT_104
-#undef OUT_112
-#undef OUT_120
 #undef OUT_128
 
 }  // namespace intarsia::cuda

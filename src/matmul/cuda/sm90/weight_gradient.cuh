@@ -140,27 +140,16 @@ class GradientConsumer {
       : p_(p), shared_(shared), number_(number) {}
 
   __device__ __forceinline__ void Run() {
-    Held held;
-    ForEachTask(shared_, [&](const GradientTask& task) { Compute(task, held); });
-    StoreFrom(0, held);
+    ForEachTask(shared_, [&](const GradientTask& task) { Compute(task); });
   }
 
  private:
   using S = GradientShape;
   using Shared = GradientShared;
   using Sums = float[S::kColumns / 2];
-  static constexpr int kSteps = kDepth / cuda::kWgmmaStep, kPanels = S::kColumns / 64;
+  static constexpr int kSteps = kDepth / cuda::kWgmmaStep;
 
-  // A tile's rounded results: stored panel by panel while the next tile is multiplied, since
-  // memory takes as long for a tile of few rows as the tensor cores do.
-  struct Held {
-    uint32_t pairs[S::kColumns / 4];
-    T* out = nullptr;  // of the lane's first row and columns of panel 0
-    int rows = 0;      // of the result, from that row on
-    int columns = 0;   // likewise
-  };
-
-  __device__ __forceinline__ void Compute(const GradientTask& task, Held& held) {
+  __device__ __forceinline__ void Compute(const GradientTask& task) {
     Sums sums;
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
@@ -172,19 +161,17 @@ class GradientConsumer {
       Multiply<kSteps>(sums);
       cuda::WgmmaWait<1>();
       if (i > 0) Release(count_ - 1);
-      StoreOne(i, held);
     }
     if (steps == 1) Multiply<1>(sums);
     if (steps == 2) Multiply<2>(sums);
     if (steps == 3) Multiply<3>(sums);
-    StoreFrom(stages, held);
     cuda::WgmmaWait<0>();
     if (stages > 0) Release(count_ - 1);
     if (steps > 0) Release(count_++);
     if (p_.out_dtype == DType::kF32)
       StoreFloats(task, sums);
     else
-      Hold(task, sums, held);
+      Store(task, sums);
   }
 
   // Stage count_, in flight afterwards.
@@ -208,59 +195,39 @@ class GradientConsumer {
     shared_.stages.Release(GradientPlace(count).index);
   }
 
-  using Rows = cuda::SwizzledRows<cuda::kPanelRowBytes>;
-  static constexpr int kPassRows = 32 / Rows::kUnits;
-
-  __device__ __forceinline__ void Hold(const GradientTask& task, const Sums& sums,
-                                       Held& held) const {
+  // A warp's 16 rows by way of shared memory, a panel at a time.
+  __device__ __forceinline__ void Store(const GradientTask& task, const Sums& sums) const {
+    using Rows = cuda::SwizzledRows<cuda::kPanelRowBytes>;
+    constexpr int kPassRows = 32 / Rows::kUnits;
+    const int warp = static_cast<int>(threadIdx.x) / 32 - 4, lane = threadIdx.x % 32;
+    const int unit = lane % Rows::kUnits, lane_row = lane / Rows::kUnits;
+    const int row = task.first_k + warp * 16 + lane_row;
+    const int rows = static_cast<int>(p_.k) - row;  // of the result, from the lane's first one on
+    T* const out = static_cast<T*>(p_.out) + (task.group * p_.k + row) * p_.n + unit * 8;
+    __syncwarp();  // the last task's rows are read
 #pragma unroll
-    for (int i = 0; i < S::kColumns / 4; ++i)
-      held.pairs[i] = ToPair<T>(sums[2 * i], sums[2 * i + 1]);
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const int row = task.first_k + Warp() * 16 + lane / Rows::kUnits;
-    const int column = task.first_n + lane % Rows::kUnits * 8;
-    held.rows = static_cast<int>(p_.k) - row;
-    held.columns = static_cast<int>(p_.n) - column;
-    held.out = static_cast<T*>(p_.out) + (task.group * p_.k + row) * p_.n + column;
-  }
-
-  // Of the consumers' warps.
-  static __device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / 32 - 4; }
-
-  // A panel of a warp's 16 rows, by way of shared memory.
-  template <int kPanel>
-  __device__ __forceinline__ void StorePanel(const Held& held) const {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    char* const staged = shared_.staged[Warp()][kPanel % 2];
+    for (int panel = 0; panel < S::kColumns / 64; ++panel) {
+      char* const staged = shared_.staged[warp][panel % 2];
 #pragma unroll
-    for (int part = 0; part < 4; ++part) {
-      const uint32_t* const pairs = held.pairs + kPanel * 16 + part * 4;
-      cuda::StMatrix4(cuda::SharedAddress(staged) + Rows::Offset(lane % 16, 2 * part + lane / 16),
-                      {pairs[0], pairs[1], pairs[2], pairs[3]});
+      for (int part = 0; part < 4; ++part) {
+        const float* const of_part = sums + panel * 32 + part * 8;
+        const uint32_t pairs[4] = {
+            ToPair<T>(of_part[0], of_part[1]), ToPair<T>(of_part[2], of_part[3]),
+            ToPair<T>(of_part[4], of_part[5]), ToPair<T>(of_part[6], of_part[7])};
+        cuda::StMatrix4(cuda::SharedAddress(staged) + Rows::Offset(lane % 16, 2 * part + lane / 16),
+                        pairs);
+      }
+      __syncwarp();
+      const int column = task.first_n + panel * 64;
+      if (column + unit * 8 >= p_.n) continue;
+#pragma unroll
+      for (int pass = 0; pass < 16 / kPassRows; ++pass) {
+        if (pass * kPassRows < rows)
+          *reinterpret_cast<uint4*>(out + pass * kPassRows * p_.n + column) =
+              *reinterpret_cast<const uint4*>(staged +
+                                              Rows::Offset(pass * kPassRows + lane_row, unit));
+      }
     }
-    __syncwarp();
-    if (kPanel * 64 >= held.columns) return;
-#pragma unroll
-    for (int pass = 0; pass < 16 / kPassRows; ++pass) {
-      const int row = pass * kPassRows + lane / Rows::kUnits;
-      if (pass * kPassRows < held.rows)
-        *reinterpret_cast<uint4*>(held.out + pass * kPassRows * p_.n + kPanel * 64) =
-            *reinterpret_cast<const uint4*>(staged + Rows::Offset(row, lane % Rows::kUnits));
-    }
-  }
-  __device__ __forceinline__ void StoreOne(int panel, const Held& held) const {
-    static_assert(kPanels == 4);
-    if (!held.out) return;
-    if (panel == 0) StorePanel<0>(held);
-    if (panel == 1) StorePanel<1>(held);
-    if (panel == 2) StorePanel<2>(held);
-    if (panel == 3) StorePanel<3>(held);
-  }
-  // The panels from one on.
-  __device__ __forceinline__ void StoreFrom(int panel, const Held& held) const {
-#pragma unroll
-    for (int i = 0; i < kPanels; ++i)
-      if (i >= panel) StoreOne(i, held);
   }
 
   __device__ __forceinline__ void StoreFloats(const GradientTask& task, const Sums& sums) const {
