@@ -22,7 +22,6 @@ struct GroupedParams {
   bool transposed = false;
   GroupSizes groups;
   IndexVector rows = {};
-  bool overlaps_previous = false;  // on GPUs: the kernel before may let it begin (launch.h)
 
   int64_t m() const { return groups.m; }
 };

@@ -11,21 +11,6 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// For kernels that LaunchConfig::overlaps_previous is for (PTX ISA, "griddepcontrol"). The first
-// waits until all kernels before this one are done and what they wrote is there; the second lets
-// the next one begin, which waits in turn. Every thread calls it before it touches memory or
-// returns: the next kernel relies on this one having waited for those before.
-__device__ __forceinline__ void AwaitPrevious() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;\n" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void LetNextBegin() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;\n");
-#endif
-}
-
 // Copies 16 bytes to shared memory asynchronously; zeros if !valid (the source is not read then).
 // PTX ISA, "cp.async": the src-size operand.
 __device__ __forceinline__ void CpAsync16(uint32_t shared, const void* global, bool valid) {

@@ -126,8 +126,7 @@ matmul::GroupedParams ExpertsPass::FirstProduct() const {
           .x_rows = tokens,
           .transposed = true,
           .groups = {.sizes = {sizes}, .all = experts, .count = experts, .m = pairs()},
-          .rows = {rows},
-          .overlaps_previous = true};
+          .rows = {rows}};
 }
 
 matmul::GroupedParams ExpertsPass::SecondProduct() const {
@@ -141,8 +140,7 @@ matmul::GroupedParams ExpertsPass::SecondProduct() const {
           .n = n,
           .x_rows = pairs(),
           .transposed = true,
-          .groups = {.sizes = {sizes}, .all = experts, .count = experts, .m = pairs()},
-          .overlaps_previous = true};
+          .groups = {.sizes = {sizes}, .all = experts, .count = experts, .m = pairs()}};
 }
 
 void SortPairs(const ExpertsPass& pass) {

@@ -76,7 +76,6 @@ __global__ void __launch_bounds__(1024)
   __shared__ int of_warps[32], carry;
   const int experts = static_cast<int>(pass.experts), threads = static_cast<int>(blockDim.x);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  LetNextBegin();
   for (int i = thread; i < warps * experts; i += threads) counts[i] = 0;
   if (thread == 0) carry = 0;
   __syncthreads();
@@ -172,8 +171,6 @@ __global__ void __launch_bounds__(kGatedThreads)
                         int blocks_per_row) {
   using Act = Activation<T>;
   constexpr bool kInTurn = requires { Act::kMayBeInTurn; };
-  LetNextBegin();
-  AwaitPrevious();
   const int64_t pair = blockIdx.x / blocks_per_row, row = pass.places[pair];
   if (row < 0) return;
   const int64_t n = pass.i, vectors = n / kCount, up = kInTurn ? 1 : n;
@@ -225,9 +222,7 @@ Status Activate(const CudaContext& context, const ExpertsPass& pass, Attributes.
   const int64_t threads =
       vectors == 0 ? 32
                    : RoundUp<int64_t>(CeilDiv<int64_t>(vectors, blocks_per_row * kGatedItems), 32);
-  const LaunchConfig config{.grid = {pass.pairs() * blocks_per_row},
-                            .block = dim3(static_cast<unsigned>(threads)),
-                            .overlaps_previous = true};
+  const LaunchConfig config{{pass.pairs() * blocks_per_row}, dim3(static_cast<unsigned>(threads))};
   return Launch(
       context,
       packed ? kActivatePairsKernel<T, kCount, Activation> : kActivatePairsKernel<T, 1, Activation>,
@@ -244,7 +239,6 @@ constexpr int kSumBatch = 4;  // terms that a thread asks for at a time
 template <class T, int kCount>
 __global__ void __launch_bounds__(kSumThreads)
     SumPairsKernel(const __grid_constant__ ExpertsPass pass, int blocks_per_row) {
-  AwaitPrevious();
   const int64_t token = blockIdx.x / blocks_per_row, vectors = pass.n / kCount;
   const int64_t i = static_cast<int64_t>(blockIdx.x % blocks_per_row) * kSumThreads + threadIdx.x;
   if (i >= vectors) return;
@@ -285,10 +279,8 @@ Status Sum(const CudaContext& context, const ExpertsPass& pass) {
       AllInPacks<kCount>(pass.n, static_cast<const T*>(pass.down), static_cast<const T*>(pass.out));
   const int64_t blocks_per_row = CeilDiv<int64_t>(packed ? pass.n / kCount : pass.n, kSumThreads);
   return Launch(context, packed ? kSumPairsKernel<T, kCount> : kSumPairsKernel<T, 1>,
-                {.grid = {pass.tokens * blocks_per_row},
-                 .block = dim3(kSumThreads),
-                 .overlaps_previous = true},
-                pass, static_cast<int>(blocks_per_row));
+                {{pass.tokens * blocks_per_row}, dim3(kSumThreads)}, pass,
+                static_cast<int>(blocks_per_row));
 }
 
 template <class T>

@@ -204,8 +204,6 @@ __global__ void __launch_bounds__(32 * S::kMostWarps, S::kRowBlocks > 1 ? 1 : 2)
   extern __shared__ float partial[];
   __shared__ Unit found;
   const int column_tiles = (static_cast<int>(p.n) + kStreamColumns - 1) / kStreamColumns;
-  cuda::LetNextBegin();
-  cuda::AwaitPrevious();
   if (threadIdx.x < 32) {
     const Unit unit =
         FindUnit<EqualTiles<S::kRows>, kTilesTogether>(p.groups, column_tiles, blockIdx.x);
@@ -236,10 +234,9 @@ template <class S>
 Status LaunchStream(const GroupedParams& p, const CudaContext& context) {
   const int warps = StreamWarps(p, *context.device);
   const cuda::LaunchConfig config{
-      .grid = {MostTiles(p.m(), p.groups.count, S::kRows) * CeilDiv<int64_t>(p.n, kStreamColumns)},
-      .block = dim3(static_cast<unsigned>(32 * warps)),
-      .shared_bytes = StreamSharedBytes(warps),
-      .overlaps_previous = p.overlaps_previous};
+      {MostTiles(p.m(), p.groups.count, S::kRows) * CeilDiv<int64_t>(p.n, kStreamColumns)},
+      dim3(static_cast<unsigned>(32 * warps)),
+      StreamSharedBytes(warps)};
   return cuda::Launch(context, kStreamKernel<S>, config, p);
 }
 
