@@ -141,22 +141,35 @@ def test_ids_of_nobody_reach_nothing(platform) -> None:
     running.check(OP, out[1:], in_f64(x, w1, w2, weights, ids)[1:])
 
 
+@pytest.mark.parametrize(
+    ("t", "n", "i", "e", "k"), [(2**33, 0, 4, 3, 0), (5, 0, 4, 2**40, 2), (5, 4, 0, 2**40, 2), (5, 4, 4, 0, 2)]
+)  # fmt: skip
+def test_what_has_no_elements_may_be_of_any_size(t: int, n: int, i: int, e: int, k: int) -> None:
+    shapes = (t, n), (e, 2 * i, n), (e, n, i), (t, k)
+    operands = [np.zeros(shape, np.float32) for shape in shapes]
+    ids = np.zeros((t, k), np.int32)
+    (out,) = running.run_native(OP, [*operands, ids, None, None, None], {})
+    assert out.shape == (t, n) and not out.any()
+
+
 def test_long_prompts_take_several_passes() -> None:
-    """Memory for half of the tokens, or for fewer: the same sums."""
+    """Memory for half of the tokens, or for fewer: the same sums. Less than one token takes is refused."""
     operands = [*layer(5, t=33, e=4), None, None, None]
     want = in_f64(*operands)
     tensors = [running.tensor(x) for x in operands]
     _, whole = running.LIBRARY.infer(OP, tensors, {})
-    for share in (2, 8, 33):
+
+    def run(share: int) -> np.ndarray:
         out = np.full(want.shape, np.nan, np.float32)
         memory = np.full((1, whole.shape[1] // share), np.nan, np.float32)
         results = [running.tensor(x) for x in (out, memory)]
-        if share == 33:  # less than one token takes
-            with pytest.raises(ValueError, match=r"fused_experts: workspace has .* for one token"):
-                running.LIBRARY.call(OP, "Host", tensors, {}, results)
-            break
         running.LIBRARY.call(OP, "Host", tensors, {}, results)
-        running.check(OP, out, want)
+        return out
+
+    for share in (2, 8):
+        running.check(OP, run(share), want)
+    with pytest.raises(ValueError, match=r"fused_experts: workspace has .* for one token"):
+        run(33)
 
 
 def sparse(fraction: float, x, w1, w2, weights, ids):
