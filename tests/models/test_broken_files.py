@@ -22,6 +22,7 @@ VALUES: list[Any] = [
     None, True, -1, 0, 1, 3, 2**31, 2**64, 0.5, float("nan"), 1e300, "", "x", [], [1], ["x"], [[]], {},
     {"a": 1}, {"factor": 0, "rope_type": "llama3"}, {"rope_type": "linear", "factor": "x"},
 ]  # fmt: skip
+UNIGRAM = '{"version": "1.0", "model": {"type": "Unigram", "unk_id": null, "vocab": [["a", 0.0]]}}'
 
 
 @pytest.fixture
@@ -138,6 +139,7 @@ DEEP = "[" * 100_000
         ("model.safetensors.index.json", '{"weight_map": {"a": ".."}}', "it names '..', expected"),
         ("model-0.safetensors", "", "SafetensorError"),
         ("tokenizer.json", "{}", "Exception: "),
+        ("tokenizer.json", UNIGRAM, "Encountered an unknown token"),  # not before a text is encoded
         ("tokenizer_config.json", '{"bos_token": 3}', "bos_token is 3, expected a text"),
         ("tokenizer_config.json", '{"chat_template": 3}', "chat_template is no text"),
         ("tokenizer_config.json", '{"chat_template": [{}]}', "chat_template: KeyError: 'name'"),

@@ -19,6 +19,8 @@ class Tokenizer:
         chat_template: Jinja source, or None if the model has none.
         special_tokens: `bos_token` and `eos_token` as the template may name them.
         add_bos: Whether `encode` puts bos first by itself (a GGUF file says so by a flag).
+        source: The file that it was read from. Some files can be read, but not be used for every text;
+            the error then names the file.
     """
 
     def __init__(
@@ -28,8 +30,10 @@ class Tokenizer:
         chat_template: str | None = None,
         special_tokens: Mapping[str, str] | None = None,
         add_bos: bool = False,
+        source: Path | str = "tokenizer",
     ) -> None:
         self.backend = backend
+        self.source = source
         self.chat_template = chat_template
         self.special_tokens = dict(special_tokens or {})
         self.add_bos = add_bos
@@ -47,7 +51,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Turns plain text into tokens, with the special tokens that the model wants around it."""
-        ids = self.backend.encode(text).ids
+        with reading(self.source):
+            ids = self.backend.encode(text).ids
         if self.add_bos and "bos_token" in self.special_tokens:
             bos = self.backend.token_to_id(self.special_tokens["bos_token"])
             ids = ids if ids[:1] == [bos] else [bos, *ids]
@@ -55,7 +60,9 @@ class Tokenizer:
 
     def encode_chat(self, prompt: str | Sequence[Mapping[str, str]]) -> list[int]:
         """Turns a user's prompt, or a list of messages, into tokens by the chat template."""
-        return self.backend.encode(self.render_chat(prompt), add_special_tokens=False).ids
+        text = self.render_chat(prompt)
+        with reading(self.source):
+            return self.backend.encode(text, add_special_tokens=False).ids
 
     def render_chat(self, prompt: str | Sequence[Mapping[str, str]]) -> str:
         """Returns the text that the chat template makes of a prompt or a list of messages.
@@ -75,7 +82,8 @@ class Tokenizer:
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """Turns tokens into text."""
-        return self.backend.decode(list(tokens), skip_special_tokens=skip_special)
+        with reading(self.source):
+            return self.backend.decode(list(tokens), skip_special_tokens=skip_special)
 
     def stream(self) -> "TextStream":
         """Starts decoding a completion token by token."""
@@ -142,7 +150,7 @@ def _from_directory(path: Path) -> Tokenizer:
     with reading(file):
         # The file's own post-processor adds bos, hence no add_bos here.
         backend = tokenizers.Tokenizer.from_file(str(file))
-    return Tokenizer(backend, chat_template=template, special_tokens=special)
+    return Tokenizer(backend, chat_template=template, special_tokens=special, source=file)
 
 
 def _from_gguf(path: Path) -> Tokenizer:
@@ -151,10 +159,12 @@ def _from_gguf(path: Path) -> Tokenizer:
 
     fields = open_gguf(path).fields
     with reading(path):
-        return _of_fields(fields, build_tokenizer)
+        return _of_fields(path, fields, build_tokenizer)
 
 
-def _of_fields(fields: Mapping[str, Any], build_tokenizer: Callable[..., Any]) -> Tokenizer:
+def _of_fields(
+    path: Path, fields: Mapping[str, Any], build_tokenizer: Callable[..., Any]
+) -> Tokenizer:
     """The tokenizer that GGUF's keys describe."""
 
     def get(key: str, *default: Any) -> Any:
@@ -181,4 +191,5 @@ def _of_fields(fields: Mapping[str, Any], build_tokenizer: Callable[..., Any]) -
         chat_template=template,
         special_tokens={name: token for name, token in special.items() if token is not None},
         add_bos=get("add_bos_token", adds_bos),
+        source=path,
     )
