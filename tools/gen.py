@@ -1,4 +1,4 @@
-"""Writes what derives from the manifest: the functions of intarsia/jax/wire.py and which of them
+"""Writes what derives from the manifest: the functions of intarsia/jax/wire and which of them
 `intarsia.jax` exports, docs/ops.md, and the tables of ops
 in README.md and docs/torch.md.
 
@@ -7,6 +7,7 @@ Usage: gen.py [--check]     --check writes nothing and fails if a file would cha
 
 import argparse
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -27,6 +28,9 @@ HEADER = (
     "Written by tools/gen.py from the library's manifest: edit the op's spec instead (`make gen`)."
 )
 EXPORTS = ROOT / "python/intarsia/jax/__init__.py"
+WIRE = ROOT / "python/intarsia/jax/wire"
+# What an op of several families is called by: the first of these.
+_FAMILIES = ("attention", "rotary", "norm", "matmul", "activation", "cache", "quant")
 _PLATFORMS = {"cpu": "CPU", "cuda": "CUDA"}  # as readers know them
 BEGIN, END = "<!-- ops: written by tools/gen.py -->", "<!-- end of ops -->"
 
@@ -119,15 +123,44 @@ def {op.name}({gen_types.parameters(op, words)}) -> {gen_types.returns(op)}:
 '''
 
 
-def wrappers(ops: list[_native.Op]) -> str:
-    head = f'"""The ops as plain functions, operand by operand as they go over the wire.\n\n{HEADER}\n"""\n\n'
-    head += "from typing import Literal, TypeAlias, overload\n\nimport jax\nfrom jax.typing import ArrayLike\n\n"
+def _family(op: _native.Op) -> str:
+    """The family of src whose headers the op includes; of several, what the op is first of all."""
+    texts = (path.read_text() for path in (ROOT / "src" / "ops" / op.name).iterdir())
+    included = set(re.findall(r'^#include "src/(\w+)/', "\n".join(texts), re.M))
+    return next((family for family in _FAMILIES if family in included), "others")
+
+
+def _wire_module(family: str, ops: list[_native.Op], words: gen_types.Words) -> str:
+    body = "".join(_wrapper(op, words) for op in ops)
+    subject = "no family" if family == "others" else f"the family {family}"
+    head = f'"""Ops of {subject}, operand by operand.\n\n{HEADER}\n"""\n\n'
+    typing = [name for name in ("Literal", "overload") if re.search(rf"\b{name}\b", body)]
+    head += f"from typing import {', '.join(typing)}\n\n" if typing else ""
+    head += "import jax\nfrom jax.typing import ArrayLike\n\n"
     head += "from intarsia.jax._call import call, one_or_all\n"
+    if named := words.of(ops):
+        head += f"from intarsia.jax.wire._words import {', '.join(named)}\n"
+    return _formatted(head + body)
+
+
+def wrappers(ops: list[_native.Op]) -> dict[pathlib.Path, str]:
+    """The package intarsia.jax.wire: a module for each family, their words, and what exports them."""
     words = gen_types.Words(ops)
-    names = "".join(f'    "{op.name}",\n' for op in ops)
-    source = f"{head}\n__all__ = [\n{names}]\n\n{words.aliases()}"
-    source += "".join(_wrapper(op, words) for op in ops)
-    return _formatted(source)
+    families: dict[str, list[_native.Op]] = {}
+    for op in ops:
+        families.setdefault(_family(op), []).append(op)
+    said = '"""The words that attributes take.\n\n' + HEADER + '\n"""\n\n'
+    said += "from typing import Literal, TypeAlias\n\n" + words.aliases()
+    package = f'"""The ops as plain functions, operand by operand as they go over the wire.\n\n{HEADER}\n"""\n\n'
+    for name in words.of(ops):
+        package += f"from intarsia.jax.wire._words import {name} as {name}\n"
+    for family in sorted(families):
+        names = "".join(f"    {op.name},\n" for op in families[family])
+        package += f"from intarsia.jax.wire.{family} import (\n{names})\n"
+    package += "\n__all__ = [\n" + "".join(f'    "{op.name}",\n' for op in ops) + "]\n"
+    sources = {"__init__": _formatted(package), "_words": _formatted(said)}
+    sources |= {name: _wire_module(name, of_it, words) for name, of_it in families.items()}
+    return {WIRE / f"{name}.py": source for name, source in sources.items()}
 
 
 def _formatted(source: str) -> str:
@@ -299,20 +332,26 @@ def main() -> int:
     library = _native.main_library()
     ops = sorted(library.ops.values(), key=lambda op: op.name)
     files = {
-        ROOT / "python/intarsia/jax/wire.py": wrappers(ops),
+        **wrappers(ops),
         EXPORTS: gen_types.exports(EXPORTS, ops),
         ROOT / "docs/ops.md": reference_page(ops, library.manifest["layouts"]),
         ROOT / "README.md": readme(ops),
         ROOT / "docs/torch.md": torch_page(ops),
     }
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
+    gone = sorted({*WIRE.glob("*.py")} - {*files})  # of a family that has no op any more
+    for path in gone:
+        print(f"{'no op is in' if args.check else 'removed'}: {path.relative_to(ROOT)}")
+        if not args.check:
+            path.unlink()
     for path in stale:
         print(f"{'out of date' if args.check else 'wrote'}: {path.relative_to(ROOT)}")
         if not args.check:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(files[path])
-    if stale and args.check:
+    if (stale or gone) and args.check:
         print("run `make gen`")
-    return bool(stale and args.check)
+    return bool((stale or gone) and args.check)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a type checker is told of the functions in intarsia/jax/wire.py: parameters, words, and overloads."""
+"""What a type checker is told of the functions in intarsia/jax/wire: parameters, words, and overloads."""
 
 import ast
 import pathlib
@@ -31,6 +31,10 @@ class Words:
 
     def name(self, op: _native.Op, row: _native.Row) -> str:
         return _camel(f"{op.name}_{row['name']}" if row["name"] in self._differ else row["name"])
+
+    def of(self, ops: Sequence[_native.Op]) -> list[str]:
+        """The names that the functions of some ops mention."""
+        return sorted({self.name(op, row) for op, row in self._rows if op in ops})
 
     def aliases(self) -> str:
         found = {self.name(op, row): row["one_of"].split("|") for op, row in self._rows}

@@ -1,0 +1,242 @@
+"""Ops of the family matmul, operand by operand.
+
+Written by tools/gen.py from the library's manifest: edit the op's spec instead (`make gen`).
+"""
+
+import jax
+from jax.typing import ArrayLike
+
+from intarsia.jax._call import call, one_or_all
+from intarsia.jax.wire._words import (
+    Activation,
+    Format,
+    GroupedMatmulOutDtype,
+    GroupedMatmulWeightGradientOutDtype,
+    LinearOutDtype,
+    LinearQuantizedOutDtype,
+    ZerosAre,
+)
+
+
+def fused_experts(
+    x: ArrayLike,
+    w1: ArrayLike,
+    w2: ArrayLike,
+    weights: ArrayLike,
+    ids: ArrayLike,
+    w1_bias: ArrayLike | None = None,
+    w2_bias: ArrayLike | None = None,
+    expert_map: ArrayLike | None = None,
+    *,
+    activation: Activation = "silu",
+    limit: float = 7,
+    alpha: float = 1.702,
+    apply_router_weight_on_input: bool = False,
+) -> jax.Array:
+    """The gated MLPs of each token's experts, weighted and summed.
+
+    Args:
+      x: [..., n], T: tokens.
+      w1: [e, 2*i, n], T: gate and up of each expert, a row for each result, as checkpoints have
+        it.
+      w2: [e, n, i], T: the way back of each expert, in the same order.
+      weights: [..., k], f32, T: of each token's experts.
+      ids: [..., k], i32, i64: which experts these are; one that is not there adds nothing.
+      w1_bias: [e, 2*i], T: added to the first product; optional.
+      w2_bias: [e, n], T: added to the second product; optional.
+      expert_map: [g], i32, i64: the expert of each id, negative where it is elsewhere; default:
+        the id itself; optional.
+      activation: gate and up side by side; swigluoai: in turn, as gpt-oss has them; one of
+        silu, gelu_tanh, swigluoai.
+      limit: swigluoai: the most that a gate counts as, and the most size of up.
+      alpha: swigluoai: what its logistic curve is steeper by.
+      apply_router_weight_on_input: weights multiply x, not the results.
+
+    Returns:
+      out: [..., n], T: the weighted sums.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: Shazeer et al. 2017, arXiv:1701.06538; vLLM's fused_experts. T is f32, f16 or
+        bf16.
+    """
+    return one_or_all(
+        call(
+            "fused_experts",
+            (x, w1, w2, weights, ids, w1_bias, w2_bias, expert_map),
+            activation=activation,
+            limit=limit,
+            alpha=alpha,
+            apply_router_weight_on_input=apply_router_weight_on_input,
+        )
+    )
+
+
+def grouped_matmul(
+    x: ArrayLike,
+    w: ArrayLike,
+    group_sizes: ArrayLike,
+    group_offset: ArrayLike | None = None,
+    rows: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    *,
+    transposed: bool = False,
+    out_dtype: GroupedMatmulOutDtype = "auto",
+) -> jax.Array:
+    """Products of groups of rows, each with a matrix of its own.
+
+    Args:
+      x: [mx, k] with rows or [m, k] with !rows, T: rows, group after group; with `rows`, in any
+        order.
+      w: [g, n, k] with transposed or [g, k, n] with !transposed, T: a matrix for each group.
+      group_sizes: [e] with group_offset or [g] with !group_offset, i32, i64: rows of each
+        group; a negative size counts as 0, and groups end at row m.
+      group_offset: [1], i32, i64: which of all e groups w begins with; rows of the others give
+        0; optional.
+      rows: [m], i32, i64: which row of x each row takes; one without gives 0; optional.
+      bias: [g, n], T: added to the sums before they are rounded; optional.
+      transposed: w has a row for each result, as checkpoints have it.
+      out_dtype: dtype of the result; auto: that of x; one of auto, f32.
+
+    Returns:
+      out: [m, n], out_dtype: products; 0 in rows behind the last group.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: jax.lax.ragged_dot; MegaBlocks (Gale et al. 2022, arXiv:2211.15841). T is f32, f16
+        or bf16.
+    """
+    return one_or_all(
+        call(
+            "grouped_matmul",
+            (x, w, group_sizes, group_offset, rows, bias),
+            transposed=transposed,
+            out_dtype=out_dtype,
+        )
+    )
+
+
+def grouped_matmul_weight_gradient(
+    x: ArrayLike,
+    d_out: ArrayLike,
+    group_sizes: ArrayLike,
+    group_offset: ArrayLike | None = None,
+    *,
+    num_groups: int | None = None,
+    out_dtype: GroupedMatmulWeightGradientOutDtype = "auto",
+) -> jax.Array:
+    """For each group the product of its rows of x, transposed, and of d_out.
+
+    Args:
+      x: [m, k], T: rows, group after group.
+      d_out: [m, n], T: rows that belong to those of x.
+      group_sizes: [e], i32, i64: rows of each group; a negative size counts as 0, and groups
+        end at row m.
+      group_offset: [1], i32, i64: which of all e groups the result begins with; optional.
+      num_groups: groups of the result; default: all.
+      out_dtype: dtype of the result; auto: that of x; one of auto, f32.
+
+    Returns:
+      out: [num_groups, k, n] with num_groups or [e, k, n] with !num_groups, out_dtype:
+        products; 0 for a group without rows.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: jax.lax.ragged_dot_general with a ragged contraction. T is f32, f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "grouped_matmul_weight_gradient",
+            (x, d_out, group_sizes, group_offset),
+            num_groups=num_groups,
+            out_dtype=out_dtype,
+        )
+    )
+
+
+def linear(
+    x: ArrayLike, w: ArrayLike, bias: ArrayLike | None = None, *, out_dtype: LinearOutDtype = "auto"
+) -> jax.Array:
+    """A linear layer: x w^T, plus a bias.
+
+    Runs on CPU alone; `intarsia.jax.linear` is XLA's version on other platforms.
+
+    Args:
+      x: [..., k], T: rows.
+      w: [n, k], T: weights, a row for each result.
+      bias: [n], T: added to the sums before they are rounded; optional.
+      out_dtype: dtype of the result; auto: that of x; one of auto, f32.
+
+    Returns:
+      out: [..., n], out_dtype: x w^T + bias.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: torch.nn.functional.linear. T is f32, f16 or bf16.
+    """
+    return one_or_all(call("linear", (x, w, bias), out_dtype=out_dtype))
+
+
+def linear_quantized(
+    x: ArrayLike,
+    packed: ArrayLike,
+    scales: ArrayLike,
+    zeros: ArrayLike | None = None,
+    outer_scales: ArrayLike | None = None,
+    outer_zeros: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    *,
+    format: Format = "u4",
+    group: int = 0,
+    zeros_are: ZerosAre = "points",
+    out_dtype: LinearQuantizedOutDtype = "auto",
+) -> jax.Array:
+    """A linear layer with weights in 8 bits or less.
+
+    Runs on CPU alone; `intarsia.jax.linear_quantized` is XLA's version on other platforms.
+
+    Args:
+      x: [..., k], T: rows.
+      packed: [c, r, w, 16, 4], u8: codes, tile by tile: 16 results, and r blocks of 32 of the k
+        columns, which take w lines, as many as a code has bits.
+      scales: [c, g, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes are multiplied
+        by.
+      zeros: [c, g, 16], f32, f16, bf16, u8, i8: what is subtracted from codes, or added to
+        their products with scales; optional.
+      outer_scales: [1] or [c, o, 16], f32, f16, bf16: what scales are multiplied by; optional.
+      outer_zeros: [1] or [c, o, 16], f32, f16, bf16: what minimums are multiplied by; optional.
+      bias: [16*c], T: added to the sums before they are rounded; optional.
+      format: what a code stands for; one of u4, u4b8, e2m1, u5, u5b16, u6b32, i8, e4m3.
+      group: columns that share a scale: 16 or a multiple of 32; 0: all k of them.
+      zeros_are: points are subtracted from codes, minimums added to their products with scales;
+        one of points, minimums.
+      out_dtype: dtype of the result; auto: that of x; one of auto, f32.
+
+    Returns:
+      out: [..., 16*c], out_dtype: x w^T + bias.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: torch.nn.functional.linear of dequantized weights; ggml's and vLLM's formats. T is
+        f32, f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "linear_quantized",
+            (x, packed, scales, zeros, outer_scales, outer_zeros, bias),
+            format=format,
+            group=group,
+            zeros_are=zeros_are,
+            out_dtype=out_dtype,
+        )
+    )
