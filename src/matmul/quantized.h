@@ -58,11 +58,6 @@ constexpr int64_t BitsOf(Format format) {
   }
 }
 
-// Whether groups of 16 are built: nvfp4 has them, and ggml's Q6_K.
-constexpr bool SplitsBlocks(Format format) {
-  return format == Format::kE2M1 || format == Format::kU6B32;
-}
-
 inline constexpr int64_t kTileRows = 16;      // of w, neighbours in a line
 inline constexpr int64_t kBlockColumns = 32;  // of w
 inline constexpr int64_t kLineBytes = 64;

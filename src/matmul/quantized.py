@@ -4,7 +4,6 @@ import ml_dtypes
 import numpy as np
 
 BITS = {"u4": 4, "u4b8": 4, "e2m1": 4, "u5": 5, "u5b16": 5, "u6b32": 6, "i8": 8, "e4m3": 8}
-GROUPS_OF_16 = ("e2m1", "u6b32")
 
 
 def codes(packed: np.ndarray) -> np.ndarray:

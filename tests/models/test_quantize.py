@@ -374,7 +374,7 @@ def test_cublas_multiplies_the_codes(tokens, scan_layers):
 
 def test_unknown_quantisation(write_directory, hf_config, tiny_weights, capsys):
     path = write_directory(hf_config, tiny_weights)
-    with pytest.raises(ValueError, match=r"quantize is 'int4', expected fp8, or None"):
+    with pytest.raises(ValueError, match=r"quantize is 'int4', expected fp8 or file, or None"):
         load_model(path, quantize="int4")
     with pytest.raises(SystemExit):
         cli.main(["generate", "--model", str(path), "--quantize", "int4"])

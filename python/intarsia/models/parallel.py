@@ -100,8 +100,8 @@ class ModelParallel:
         Raises:
             ValueError: Weights are in the file's codes, whose tiles cannot be cut.
         """
-        for weight in (params["embed"], *params["layers"][0].values()):
-            if isinstance(weight, PackedMatrix):
+        for weight in jax.tree.leaves(params, is_leaf=_is_packed):
+            if _is_packed(weight):
                 raise ValueError(
                     "tensor_parallel: weights are in the file's codes, expected plain arrays: "
                     "load the model with quantize=None (--quantize none)"
@@ -203,6 +203,10 @@ def _check_experts(config: ModelConfig, tensor: int, experts: int) -> None:
             f"expert_parallel={experts} does not divide experts={count}; this model takes "
             + ", ".join(map(str, sizes))
         )
+
+
+def _is_packed(weight: Any) -> bool:
+    return isinstance(weight, PackedMatrix)
 
 
 def _role(path: tuple[Any, ...]) -> str:

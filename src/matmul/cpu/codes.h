@@ -1,6 +1,7 @@
 // Codes of weights (matmul/quantized.h) in registers: a register has neighbouring rows of one
 // column. For *_cpu.cc files only.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "src/core/cpu/simd_8bit.h"
@@ -30,6 +31,15 @@ template <int kBias>
   return Bits(x | 0x4b000000u) - (8388608.0f + kBias);
 }
 
+// Bit kFrom, and those above it, moved to bit kTo.
+template <int kFrom, int kTo>
+[[gnu::always_inline]] inline VecU Moved(VecU x) {
+  if constexpr (kFrom < kTo)
+    return x << (kTo - kFrom);
+  else
+    return x >> (kFrom - kTo);
+}
+
 // Numbers by a 4-bit code, in the lowest bits of each lane; AVX-512 looks at no others.
 #if defined(__AVX512F__)
 [[gnu::always_inline]] inline VecF LookUp(const float (&table)[16], VecU codes) {
@@ -45,18 +55,35 @@ inline constexpr float kU4B8Table[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2
 inline constexpr float kE2M1Table[16] = {0,     0.5f,  1,     1.5f,  2,     3,     4,     6,
                                          -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-// The numbers of column kColumn of a block, of the rows of a register.
+// The words of 8 neighbouring columns, a step: four of them make a block.
+inline constexpr int kStepColumns = 8, kBlockSteps = kBlockColumns / kStepColumns;
+
+template <Format kFormat>
+struct StepWords {
+  VecU low, high;  // of 8 bits: columns 0 ... 3 and 4 ... 7; else lower bits, and what 4 lack
+};
+template <Format kFormat>
+[[gnu::always_inline]] inline StepWords<kFormat> WordsOf(const uint8_t* block, int step, int part) {
+  constexpr int64_t kBits = BitsOf(kFormat);
+  if constexpr (kBits == 8) return {Words(block, 2 * step, part), Words(block, 2 * step + 1, part)};
+  const VecU low = Words(block, step, part);
+  if constexpr (kBits == 5) return {low, Words(block, 4, part) >> (8 * step)};
+  if constexpr (kBits == 6) return {low, Words(block, 4 + step / 2, part) >> (16 * (step % 2))};
+  return {low, VecU{}};
+}
+
+// The numbers of column kColumn of a step, of the rows of a register.
 template <Format kFormat, int kColumn>
-[[gnu::always_inline]] inline VecF CodesAt(const uint8_t* block, int part) {
+[[gnu::always_inline]] inline VecF CodesAt(const StepWords<kFormat>& words) {
   constexpr int64_t kBits = BitsOf(kFormat);
   if constexpr (kBits == 8) {
-    const VecU words = Words(block, kColumn / 4, part);
+    const VecU of_four = kColumn < 4 ? words.low : words.high;
     constexpr int kByte = kColumn % 4;
     if constexpr (kFormat == Format::kI8) {
-      const VecI top = reinterpret_cast<VecI>(words << (24 - 8 * kByte));
+      const VecI top = reinterpret_cast<VecI>(of_four << (24 - 8 * kByte));
       return __builtin_convertvector(top >> 24, VecF);
     } else {
-      const VecU code = (words >> (8 * kByte)) & 0xffu, size = code & 0x7fu;
+      const VecU code = (of_four >> (8 * kByte)) & 0xffu, size = code & 0x7fu;
       const VecU sign = (code & 0x80u) << 24;
       // e4m3's bias is 7, f32's 127.
       const VecF normal = Bits((size << 20) + (120u << 23));
@@ -64,20 +91,12 @@ template <Format kFormat, int kColumn>
       return Bits(Bits(size == 0x7fu ? Bits(VecU{} + 0x7fc00000u) : number) | sign);
     }
   } else {
-    const VecU low = Words(block, kColumn / 8, part) >> (4 * (kColumn % 8));
+    const VecU low = words.low >> (4 * kColumn);
     if constexpr (kBits == 5) {
-      const VecU high = Words(block, 4, part);
-      constexpr int kLeft = 4 - kColumn;
-      const VecU fifth =
-          (kLeft >= 0 ? high << (kLeft >= 0 ? kLeft : 0) : high >> (kLeft >= 0 ? 0 : -kLeft)) &
-          0x10u;
+      const VecU fifth = Moved<kColumn, 4>(words.high) & 0x10u;
       return ToFloatsLess < kFormat == Format::kU5B16 ? 16 : 0 > ((low & 0xfu) | fifth);
     } else if constexpr (kBits == 6) {
-      const VecU high = Words(block, 4 + kColumn / 16, part);
-      constexpr int kLeft = 4 - 2 * (kColumn % 16);
-      const VecU upper =
-          (kLeft >= 0 ? high << (kLeft >= 0 ? kLeft : 0) : high >> (kLeft >= 0 ? 0 : -kLeft)) &
-          0x30u;
+      const VecU upper = Moved<2 * kColumn, 4>(words.high) & 0x30u;
       return ToFloatsLess<32>((low & 0xfu) | upper);
     } else {
 #if defined(__AVX512F__)
@@ -105,72 +124,93 @@ template <Format kFormat, int kColumn>
   }
 }
 
-// Some of a register's scales or zeros, which are numbers of the dtype.
-[[gnu::always_inline]] inline VecF LoadFactors(const void* data, DType dtype, int64_t first) {
-  const uint8_t* const bytes = static_cast<const uint8_t*>(data) + first;
+// f32's of e8m0 codes: 2^(code - 127), whose exponent the code is but for the subnormal one of code
+// 0. 255 is NaN.
+[[gnu::always_inline]] inline VecF PowersOf(VecU code) {
+  const VecU bits = code == 0u ? VecU{} + 0x00400000u : code << 23;
+  return Bits(code == 255u ? VecU{} + 0x7fc00000u : bits);
+}
+[[gnu::always_inline]] inline VecU LoadU8(const uint8_t* p) {
+  VecU8 codes;
+  std::memcpy(&codes, p, sizeof codes);
+  return __builtin_convertvector(codes, VecU);
+}
+
+// to[0 ... n), n a multiple of the lanes, as f32.
+[[gnu::noinline]] void Widen(const void* data, DType dtype, int64_t first, int64_t n, float* to) {
+  const auto each = [&](auto load) __attribute__((always_inline)) {
+    for (int64_t i = 0; i < n; i += kLanes) Store(to + i, load(first + i));
+  };
+  const uint8_t* const bytes = static_cast<const uint8_t*>(data);
   switch (dtype) {
     case DType::kF16:
-      return Load(static_cast<const F16*>(data) + first);
+      return each([&](int64_t i) { return Load(static_cast<const F16*>(data) + i); });
     case DType::kBF16:
-      return Load(static_cast<const BF16*>(data) + first);
+      return each([&](int64_t i) { return Load(static_cast<const BF16*>(data) + i); });
     case DType::kF8E4M3:
-      return Load(reinterpret_cast<const F8E4M3*>(bytes));
+      return each([&](int64_t i) { return Load(static_cast<const F8E4M3*>(data) + i); });
     case DType::kI8:
-      return Load(reinterpret_cast<const I8*>(bytes));
+      return each([&](int64_t i) { return Load(static_cast<const I8*>(data) + i); });
     case DType::kU8:
-    case DType::kF8E8M0: {
-      VecU8 codes;
-      std::memcpy(&codes, bytes, sizeof codes);
-      const VecU wide = __builtin_convertvector(codes, VecU);
-      if (dtype == DType::kU8) return ToFloats(wide);
-      // 2^(code - 127): f32's exponent, but that of code 0 is that of a subnormal number. 255 is
-      // NaN.
-      const VecU bits = wide == 0u ? VecU{} + 0x00400000u : wide << 23;
-      return Bits(wide == 255u ? VecU{} + 0x7fc00000u : bits);
-    }
+      return each([&](int64_t i) { return ToFloats(LoadU8(bytes + i)); });
+    case DType::kF8E8M0:
+      return each([&](int64_t i) { return PowersOf(LoadU8(bytes + i)); });
     default:
-      return Load(static_cast<const float*>(data) + first);
+      return each([&](int64_t i) { return Load(static_cast<const float*>(data) + i); });
   }
 }
 
-// Reads the scales or zeros of one tile, group by group.
-class FactorReader {
- public:
-  FactorReader(const Factors& factors, int64_t groups, int64_t tile)
-      : factors_(factors),
-        first_(tile * groups * kTileRows),
-        outer_first_(tile * factors.outers * kTileRows),
-        groups_each_(factors.outers ? groups / factors.outers : 1) {
-    if (factors.outer && !factors.outers) {
-      float one[kLanes] = {};
-      switch (factors.outer_dtype) {
-        case DType::kF16:
-          Store(one, LoadPart(static_cast<const F16*>(factors.outer), 1));
-          break;
-        case DType::kBF16:
-          Store(one, LoadPart(static_cast<const BF16*>(factors.outer), 1));
-          break;
-        default:
-          one[0] = *static_cast<const float*>(factors.outer);
-      }
-      all_ = one[0];
-    }
-  }
-  [[gnu::always_inline]] VecF At(int64_t group, int part) const {
-    const int64_t lane = part * kLanes;
-    const VecF inner =
-        LoadFactors(factors_.data, factors_.dtype, first_ + group * kTileRows + lane);
-    if (!factors_.outer) return inner;
-    if (!factors_.outers) return inner * all_;
-    const int64_t at = outer_first_ + group / groups_each_ * kTileRows + lane;
-    return inner * LoadFactors(factors_.outer, factors_.outer_dtype, at);
-  }
-
- private:
-  const Factors& factors_;
-  int64_t first_, outer_first_, groups_each_;
-  float all_ = 1;
+// What some groups of a tile add to sums of x q: scales, and what sums of x are multiplied by.
+inline constexpr int64_t kGroupsAtOnce = 16;
+struct Affine {
+  alignas(64) float scale[kGroupsAtOnce * kTileRows];
+  alignas(64) float zero[kGroupsAtOnce * kTileRows];
 };
+
+// Factors of `count` groups, [count, 16].
+[[gnu::noinline]] void ReadFactors(const Factors& factors, int64_t groups, int64_t tile,
+                                   int64_t first, int64_t count, float* to) {
+  Widen(factors.data, factors.dtype, (tile * groups + first) * kTileRows, count * kTileRows, to);
+  if (!factors.outer) return;
+  alignas(64) float outer[kTileRows];
+  if (!factors.outers) {
+    float one = 0;
+    switch (factors.outer_dtype) {
+      case DType::kF16:
+        one = LoadPart(static_cast<const F16*>(factors.outer), 1)[0];
+        break;
+      case DType::kBF16:
+        one = LoadPart(static_cast<const BF16*>(factors.outer), 1)[0];
+        break;
+      default:
+        one = *static_cast<const float*>(factors.outer);
+    }
+    for (int64_t i = 0; i < count * kTileRows; i += kLanes) Store(to + i, Load(to + i) * one);
+    return;
+  }
+  const int64_t each = groups / factors.outers;  // groups of an outer factor
+  for (int64_t i = 0, last = -1; i < count; ++i) {
+    const int64_t at = (first + i) / each;
+    if (at != last)
+      Widen(factors.outer, factors.outer_dtype, (tile * factors.outers + at) * kTileRows, kTileRows,
+            outer);
+    last = at;
+    for (int64_t j = 0; j < kTileRows; j += kLanes)
+      Store(to + i * kTileRows + j, Load(to + i * kTileRows + j) * Load(outer + j));
+  }
+}
+[[gnu::noinline]] void ReadAffine(const QuantizedParams& params, int64_t tile, int64_t first,
+                                  int64_t count, Affine& affine) {
+  ReadFactors(params.scales, params.groups, tile, first, count, affine.scale);
+  if (!params.zeros.data) {
+    std::fill_n(affine.zero, count * kTileRows, 0.0f);
+    return;
+  }
+  ReadFactors(params.zeros, params.groups, tile, first, count, affine.zero);
+  if (!params.points) return;
+  for (int64_t i = 0; i < count * kTileRows; i += kLanes)
+    Store(affine.zero + i, -Load(affine.scale + i) * Load(affine.zero + i));
+}
 
 }  // namespace
 }  // namespace intarsia::matmul

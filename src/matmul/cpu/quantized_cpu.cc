@@ -34,93 +34,135 @@ void PackRow(const QuantizedPass& pass, int64_t row) {
   }
 }
 
-// What a group adds to sums of x q: the scale, and what sums of x are multiplied by.
-struct Affine {
-  VecF scale, zero;
-};
-[[gnu::always_inline]] inline Affine AffineAt(const QuantizedParams& params,
-                                              const FactorReader& scales, const FactorReader& zeros,
-                                              int64_t group, int part) {
-  const VecF scale = scales.At(group, part);
-  if (!params.zeros.data) return {scale, VecF{}};
-  const VecF zero = zeros.At(group, part);
-  return {scale, params.points ? -scale * zero : zero};
-}
-
-// Asks for a block ahead of time.
-template <Format kFormat>
-[[gnu::always_inline]] inline void Fetch(const uint8_t* block) {
-  [&]<int... kLine>(std::integer_sequence<int, kLine...>) __attribute__((always_inline)) {
-    (__builtin_prefetch(block + kLine * kLineBytes, 0, 2), ...);
-  }(std::make_integer_sequence<int, BitsOf(kFormat)>());
-}
-
-// sums[chain][row] += x[row, column] q[column] for kCount columns of a block, from kFirst on.
-template <Format kFormat, int kRows, int kChains, int kFirst, int kCount>
-[[gnu::always_inline]] inline void AddColumns(const uint8_t* block, const float* x, int64_t x_row,
-                                              VecF (&sums)[kChains][kRows][kParts]) {
-  const auto add = [&]<int kColumn>() __attribute__((always_inline)) {
+// sums[chain][row] += x[row, column] q[column] for the 8 columns of a step.
+template <Format kFormat, int kRows, int kChains>
+[[gnu::always_inline]] inline void AddStep(const uint8_t* block, int step, const float* x,
+                                           int64_t x_row, VecF (&sums)[kChains][kRows][kParts]) {
 #pragma GCC unroll 4
-    for (int part = 0; part < kParts; ++part) {
-      const VecF q = CodesAt<kFormat, kColumn>(block, part);
+  for (int part = 0; part < kParts; ++part) {
+    const StepWords<kFormat> words = WordsOf<kFormat>(block, step, part);
+    const auto add = [&]<int kColumn>() __attribute__((always_inline)) {
+      const VecF q = CodesAt<kFormat, kColumn>(words);
 #pragma GCC unroll 4
       for (int row = 0; row < kRows; ++row)
         sums[kColumn % kChains][row][part] += Splat(x[row * x_row + kColumn]) * q;
-    }
-  };
-  [&]<int... kColumn>(std::integer_sequence<int, kColumn...>) __attribute__((always_inline)) {
-    (add.template operator()<kFirst + kColumn>(), ...);
-  }(std::make_integer_sequence<int, kCount>());
+    };
+    [&]<int... kColumn>(std::integer_sequence<int, kColumn...>) __attribute__((always_inline)) {
+      (add.template operator()<kColumn>(), ...);
+    }(std::make_integer_sequence<int, kStepColumns>());
+  }
 }
 
-// sums[row] of a tile for a few rows of x: products with codes group by group, times the scale.
+// out[row, 0 ... 15] = the sums of a tile for a few rows of x: products with codes group by group,
+// times the scale.
 template <Format kFormat, int kRows>
 [[gnu::noinline]] void MultiplyTile(const QuantizedPass& pass, int64_t tile, int64_t first_row,
-                                    VecF (&sums)[kRows][kParts]) {
+                                    float* out) {
   constexpr int kChains = std::max(1, 4 / (kRows * kParts));
   constexpr int64_t kBlockBytes = BitsOf(kFormat) * kLineBytes;
   const QuantizedParams& params = pass.params;
   const int64_t padded = params.blocks() * kBlockColumns;
-  const uint8_t* block = params.packed + tile * params.tile_bytes();
-  const FactorReader scales(params.scales, params.groups, tile);
-  const FactorReader zeros(params.zeros, params.groups, tile);
-  const float* x = pass.x + first_row * padded;
+  const uint8_t* const codes = params.packed + tile * params.tile_bytes();
+  const float* const x = pass.x + first_row * padded;
   const float* const x_sums = pass.sums ? pass.sums + first_row * params.groups : nullptr;
-#pragma GCC unroll 16
-  for (int i = 0; i < kRows * kParts; ++i) sums[i / kParts][i % kParts] = VecF{};
+  const int64_t steps = padded / kStepColumns, group_steps = params.group / kStepColumns;
+  VecF sums[kRows][kParts] = {};
+  Affine affine;
   for (int64_t group = 0; group < params.groups; ++group) {
+    const int64_t at = group % kGroupsAtOnce * kTileRows;
+    if (at == 0)
+      ReadAffine(params, tile, group, std::min(kGroupsAtOnce, params.groups - group), affine);
     VecF of_group[kChains][kRows][kParts] = {};
-    if (SplitsBlocks(kFormat) && params.group == 16) {
-      if (group % 2 == 0) {
-        AddColumns<kFormat, kRows, kChains, 0, 16>(block, x, padded, of_group);
-      } else {
-        AddColumns<kFormat, kRows, kChains, 16, 16>(block, x, padded, of_group);
-        block += kBlockBytes;
-        x += kBlockColumns;
-      }
-    } else {
-      const int64_t end = std::min((group + 1) * params.group, padded);
-      for (int64_t column = group * params.group; column < end; column += kBlockColumns) {
-        Fetch<kFormat>(block + kAheadBytes);
-        AddColumns<kFormat, kRows, kChains, 0, kBlockColumns>(block, x, padded, of_group);
-        block += kBlockBytes;
-        x += kBlockColumns;
-      }
+    const int64_t end = std::min((group + 1) * group_steps, steps);
+    for (int64_t step = group * group_steps; step < end; ++step) {
+      const uint8_t* const block = codes + step / kBlockSteps * kBlockBytes;
+      // As many lines as a step has, and the fifth or sixth of a block with its first steps.
+      const uint8_t* const ahead = codes + kAheadBytes + step * (kBlockBytes / kBlockSteps);
+      __builtin_prefetch(ahead, 0, 2);
+      if constexpr (kBlockBytes / kBlockSteps > kLineBytes)
+        __builtin_prefetch(ahead + kLineBytes, 0, 2);
+      AddStep<kFormat, kRows, kChains>(block, static_cast<int>(step % kBlockSteps),
+                                       x + step * kStepColumns, padded, of_group);
     }
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
-      const Affine affine = AffineAt(params, scales, zeros, group, part);
+      const VecF scale = Load(affine.scale + at + part * kLanes);
+      const VecF zero = Load(affine.zero + at + part * kLanes);
 #pragma GCC unroll 4
       for (int row = 0; row < kRows; ++row) {
         VecF sum = of_group[0][row][part];
 #pragma GCC unroll 4
         for (int chain = 1; chain < kChains; ++chain) sum += of_group[chain][row][part];
-        sums[row][part] += affine.scale * sum;
-        if (params.zeros.data)
-          sums[row][part] += affine.zero * Splat(x_sums[row * params.groups + group]);
+        sums[row][part] += scale * sum;
+        if (x_sums) sums[row][part] += zero * Splat(x_sums[row * params.groups + group]);
       }
     }
   }
+#pragma GCC unroll 16
+  for (int i = 0; i < kRows * kParts; ++i) Store(out + i * kLanes, sums[i / kParts][i % kParts]);
+}
+
+// w[column][row] of some blocks of a tile, as numbers; rows are kManyColumns apart.
+template <Format kFormat>
+void DecodeTile(const QuantizedParams& params, int64_t tile, int64_t first_block, int64_t blocks,
+                float* w) {
+  const uint8_t* const codes = params.packed + tile * params.tile_bytes();
+  const int64_t first = first_block * kBlockSteps, end = first + blocks * kBlockSteps;
+  // The last group may end within a block.
+  const auto group_of = [&](int64_t step) {
+    return std::min(step * kStepColumns / params.group, params.groups - 1);
+  };
+  const int64_t first_group = group_of(first);
+  Affine affine;
+  ReadAffine(params, tile, first_group, group_of(end - 1) + 1 - first_group, affine);
+  for (int64_t step = first; step < end; ++step) {
+    const uint8_t* const block = codes + step / kBlockSteps * BitsOf(kFormat) * kLineBytes;
+    const int64_t at = (group_of(step) - first_group) * kTileRows;
+    for (int part = 0; part < kParts; ++part) {
+      const VecF scale = Load(affine.scale + at + part * kLanes);
+      const VecF zero = Load(affine.zero + at + part * kLanes);
+      const StepWords<kFormat> words =
+          WordsOf<kFormat>(block, static_cast<int>(step % kBlockSteps), part);
+      float* const to = w + (step - first) * kStepColumns * kManyColumns + part * kLanes;
+      [&]<int... i>(std::integer_sequence<int, i...>) {
+        (Store(to + i * kManyColumns, scale * CodesAt<kFormat, i>(words) + zero), ...);
+      }(std::make_integer_sequence<int, kStepColumns>());
+    }
+  }
+}
+
+// The code of one format.
+struct Kernels {
+  void (*one_row)(const QuantizedPass&, int64_t tile, int64_t first_row, float* out);
+  void (*two_rows)(const QuantizedPass&, int64_t tile, int64_t first_row, float* out);
+  void (*four_rows)(const QuantizedPass&, int64_t tile, int64_t first_row, float* out);
+  void (*decode)(const QuantizedParams&, int64_t tile, int64_t first_block, int64_t blocks,
+                 float* w);
+};
+template <Format kFormat>
+constexpr Kernels kKernels = {&MultiplyTile<kFormat, 1>, &MultiplyTile<kFormat, 2>,
+                              &MultiplyTile<kFormat, 4>, &DecodeTile<kFormat>};
+
+const Kernels& KernelsFor(Format format) {
+  switch (format) {
+    case Format::kU4:
+      return kKernels<Format::kU4>;
+    case Format::kU4B8:
+      return kKernels<Format::kU4B8>;
+    case Format::kE2M1:
+      return kKernels<Format::kE2M1>;
+    case Format::kU5:
+      return kKernels<Format::kU5>;
+    case Format::kU5B16:
+      return kKernels<Format::kU5B16>;
+    case Format::kU6B32:
+      return kKernels<Format::kU6B32>;
+    case Format::kI8:
+      return kKernels<Format::kI8>;
+    case Format::kE4M3:
+      break;
+  }
+  return kKernels<Format::kE4M3>;
 }
 
 // out[row, column ...] = sums + bias.
@@ -132,53 +174,27 @@ template <class T, class Out>
         bias ? sums + Load(bias + column) : sums);
 }
 
-template <Format kFormat, class T, class Out, int kRows = kFewRows>
-void RunFewRows(const QuantizedPass& pass, int64_t tile, int64_t first_row = 0) {
-  if (first_row + kRows <= pass.rows) {
-    VecF sums[kRows][kParts];
-    MultiplyTile<kFormat, kRows>(pass, tile, first_row, sums);
-    for (int row = 0; row < kRows; ++row)
-      for (int part = 0; part < kParts; ++part)
-        Finish<T, Out>(pass.params, sums[row][part], pass.first + first_row + row,
-                       tile * kTileRows + part * kLanes);
-    first_row += kRows;
-  }
-  if constexpr (kRows > 1) {
-    if (first_row < pass.rows) RunFewRows<kFormat, T, Out, kRows / 2>(pass, tile, first_row);
-  }
-}
-
-// w[column][row] of some blocks of a tile, as numbers; rows are kManyColumns apart.
-template <Format kFormat>
-[[gnu::noinline]] void Decode(const QuantizedParams& params, int64_t tile, int64_t first_block,
-                              int64_t blocks, float* w) {
-  const FactorReader scales(params.scales, params.groups, tile);
-  const FactorReader zeros(params.zeros, params.groups, tile);
-  for (int64_t b = first_block; b < first_block + blocks; ++b) {
-    const uint8_t* const block =
-        params.packed + tile * params.tile_bytes() + b * BitsOf(kFormat) * kLineBytes;
-    for (int part = 0; part < kParts; ++part) {
-      float* const to = w + (b - first_block) * kBlockColumns * kManyColumns + part * kLanes;
-      const auto half = [&]<int kFirst, int kCount>(const Affine& affine) {
-        [&]<int... i>(std::integer_sequence<int, i...>) {
-          (Store(to + (kFirst + i) * kManyColumns,
-                 affine.scale * CodesAt<kFormat, kFirst + i>(block, part) + affine.zero),
-           ...);
-        }(std::make_integer_sequence<int, kCount>());
-      };
-      const int64_t group = b * kBlockColumns / params.group;
-      const Affine affine = AffineAt(params, scales, zeros, group, part);
-      half.template operator()<0, 16>(affine);
-      const bool another = SplitsBlocks(kFormat) && params.group == 16 && group + 1 < params.groups;
-      half.template operator()<16, 16>(another ? AffineAt(params, scales, zeros, group + 1, part)
-                                               : affine);
-    }
+// Few rows of x: codes become numbers in registers.
+template <class T, class Out>
+void RunFewRows(const QuantizedPass& pass, const Kernels& kernels, int64_t tile) {
+  for (int64_t row = 0, rows = 0; row < pass.rows; row += rows) {
+    const int64_t left = pass.rows - row;
+    rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    const auto multiply = rows == 4   ? kernels.four_rows
+                          : rows == 2 ? kernels.two_rows
+                                      : kernels.one_row;
+    alignas(64) float sums[kFewRows * kTileRows];
+    multiply(pass, tile, row, sums);
+    for (int64_t i = 0; i < rows * kTileRows; i += kLanes)
+      Finish<T, Out>(pass.params, Load(sums + i), pass.first + row + i / kTileRows,
+                     tile * kTileRows + i % kTileRows);
   }
 }
 
 // Many rows of x: a few tiles' numbers at a time are written down for all of them.
-template <Format kFormat, class T, class Out>
-void RunManyRows(const QuantizedPass& pass, int64_t first_row, int64_t rows, int64_t first_tile) {
+template <class T, class Out>
+void RunManyRows(const QuantizedPass& pass, const Kernels& kernels, int64_t first_row, int64_t rows,
+                 int64_t first_tile) {
   const QuantizedParams& params = pass.params;
   const int64_t padded = params.blocks() * kBlockColumns;
   const int64_t tiles = std::min(kManyTiles, params.tiles - first_tile);
@@ -188,7 +204,7 @@ void RunManyRows(const QuantizedPass& pass, int64_t first_row, int64_t rows, int
   for (int64_t b = 0; b < params.blocks(); b += kManyBlocks) {
     const int64_t blocks = std::min(kManyBlocks, params.blocks() - b);
     for (int64_t tile = 0; tile < tiles; ++tile)
-      Decode<kFormat>(params, first_tile + tile, b, blocks, w + tile * kTileRows);
+      kernels.decode(params, first_tile + tile, b, blocks, w + tile * kTileRows);
     MultiplyColumns({pass.x + first_row * padded + b * kBlockColumns, padded, 1}, rows, w,
                     kManyColumns, blocks * kBlockColumns, tiles * kTileRows, sums, kManyColumns);
   }
@@ -198,9 +214,10 @@ void RunManyRows(const QuantizedPass& pass, int64_t first_row, int64_t rows, int
                      first_tile * kTileRows + column);
 }
 
-template <Format kFormat, class T, class Out>
+template <class T, class Out>
 void RunAll(const QuantizedPass& pass, const CpuContext& context) {
   const QuantizedParams& params = pass.params;
+  const Kernels& kernels = KernelsFor(params.format);
   if (pass.rows <= kFewRows) {
     for (int64_t row = 0; row < pass.rows; ++row) PackRow<T>(pass, row);
     // Few enough tiles that all threads are busy, and enough to be worth a thread's wake-up.
@@ -208,7 +225,7 @@ void RunAll(const QuantizedPass& pass, const CpuContext& context) {
     const int64_t each = std::max(worth, params.tiles / (4 * context.num_threads()));
     context.ParallelFor(CeilDiv(params.tiles, each), [&](int64_t i) {
       const int64_t end = std::min(params.tiles, (i + 1) * each);
-      for (int64_t tile = i * each; tile < end; ++tile) RunFewRows<kFormat, T, Out>(pass, tile);
+      for (int64_t tile = i * each; tile < end; ++tile) RunFewRows<T, Out>(pass, kernels, tile);
     });
     return;
   }
@@ -216,31 +233,9 @@ void RunAll(const QuantizedPass& pass, const CpuContext& context) {
   const int64_t columns = CeilDiv(params.tiles, kManyTiles), rows = CeilDiv(pass.rows, kManyRows);
   context.ParallelFor(columns * rows, [&](int64_t i) {
     const int64_t first = i % rows * kManyRows;
-    RunManyRows<kFormat, T, Out>(pass, first, std::min(kManyRows, pass.rows - first),
-                                 i / rows * kManyTiles);
+    RunManyRows<T, Out>(pass, kernels, first, std::min(kManyRows, pass.rows - first),
+                        i / rows * kManyTiles);
   });
-}
-
-template <class T, class Out>
-void RunFormat(const QuantizedPass& pass, const CpuContext& context) {
-  switch (pass.params.format) {
-    case Format::kU4:
-      return RunAll<Format::kU4, T, Out>(pass, context);
-    case Format::kU4B8:
-      return RunAll<Format::kU4B8, T, Out>(pass, context);
-    case Format::kE2M1:
-      return RunAll<Format::kE2M1, T, Out>(pass, context);
-    case Format::kU5:
-      return RunAll<Format::kU5, T, Out>(pass, context);
-    case Format::kU5B16:
-      return RunAll<Format::kU5B16, T, Out>(pass, context);
-    case Format::kU6B32:
-      return RunAll<Format::kU6B32, T, Out>(pass, context);
-    case Format::kI8:
-      return RunAll<Format::kI8, T, Out>(pass, context);
-    case Format::kE4M3:
-      return RunAll<Format::kE4M3, T, Out>(pass, context);
-  }
 }
 
 }  // namespace
@@ -252,9 +247,9 @@ Status RunCpu<kIsa>(const matmul::QuantizedPass& pass, const CpuContext& context
   return DispatchDType<kF32, kF16, kBF16>("x", params.dtype, [&]<DType kType>() -> Status {
     using T = CpuT<kType>;
     if (params.out_dtype == kType)
-      matmul::RunFormat<T, T>(pass, context);
+      matmul::RunAll<T, T>(pass, context);
     else
-      matmul::RunFormat<T, float>(pass, context);
+      matmul::RunAll<T, float>(pass, context);
     return {};
   });
 }

@@ -25,9 +25,6 @@ Status LinearQuantized::Check() const {
                                 " for format ", format));
   if (group < 0 || (group != 16 && group % matmul::kBlockColumns != 0))
     return InvalidArgument(Text("group is ", group, ", expected 0, 16 or a multiple of 32"));
-  if (group == 16 && !matmul::SplitsBlocks(*matmul::FormatOf(format)))
-    return Unimplemented(
-        Text("group is 16, built for formats e2m1 and u6b32 alone; format is ", format));
   const int64_t groups = group == 0 ? 1 : CeilDiv(k, group);
   if (scales.dim(1) != groups)
     return InvalidArgument(Text("scales has g=", scales.dim(1), " groups, expected ", groups,
