@@ -41,7 +41,7 @@ def test_generate(model: Path, capsys: pytest.CaptureFixture, arguments, text: s
 def test_one_sequence_and_two_beside_the_reference(write_gguf, tiny_weights, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "70")
     command = ["generate", "--model", str(write_gguf(tiny_weights)), "--max-tokens", "3"]
-    arguments = ["--dtype", "float32", "--device", "cpu", "--reference"]
+    arguments = ["--dtype", "float32", "--quantize", "none", "--device", "cpu", "--reference"]
     assert cli.main([*command, "--prompt", "the", *arguments]) == 0
     rows = capsys.readouterr().err.splitlines()
     assert any(re.match(r"weights {10}\d+ MB for each token, \d+\.\d GB/s$", row) for row in rows)
