@@ -1,8 +1,11 @@
 """`intarsia.repack`: each format against its definition, to the bit, and back."""
 
 import gguf
+import intarsia.jax as ij
+import ml_dtypes
 import numpy as np
 import pytest
+import support
 from drawn import SEEDS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,3 +104,134 @@ def test_what_does_not_fit_is_told() -> None:
         repack.from_codes(
             np.full((1, 32), 16, np.uint8), np.ones((1, 1), np.float32), format="u4", group=32
         )
+
+
+# ------------------------------------------------------------------------------- formats of checkpoints
+
+
+def draw_codes(bits: int, rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 1 << bits, (rows, columns)).astype(np.uint8)
+
+
+def words_of(codes: np.ndarray, bits: int, places=None) -> np.ndarray:
+    """Numbers along the last axis in i32 words, written as the packers of these formats do: one by one."""
+    each = 32 // bits
+    words = np.zeros((codes.shape[0], -(-codes.shape[1] // each)), np.uint32)
+    for i in range(codes.shape[1]):
+        place = i % each if places is None else places[i % each]
+        words[:, i // each] |= codes[:, i].astype(np.uint32) << np.uint32(bits * place)
+    return words.view(np.int32)
+
+
+def scales_of(rows: int, groups: int, dtype=np.float16) -> np.ndarray:
+    return np.random.default_rng(9).uniform(0.01, 1, (rows, groups)).astype(dtype)
+
+
+def expanded(factors: np.ndarray, columns: int) -> np.ndarray:
+    return np.repeat(factors.astype(np.float32), columns // factors.shape[1], axis=1)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_awq(groups) -> None:
+    rows, columns = 48, 128
+    codes, zeros, scales = (
+        draw_codes(4, rows, columns),
+        draw_codes(4, rows, groups, 1),
+        scales_of(rows, groups),
+    )
+    order = [0, 4, 1, 5, 2, 6, 3, 7]
+    weight = repack.from_awq(words_of(codes.T, 4, order), words_of(zeros.T, 4, order), scales.T)
+    want = (codes - expanded(zeros, columns)) * expanded(scales, columns)
+    np.testing.assert_array_equal(repack.decoded(weight), want)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("less_one", [False, True])
+def test_gptq(bits, less_one) -> None:
+    rows, columns, groups = 40, 96, 3
+    codes, scales = draw_codes(bits, rows, columns), scales_of(rows, groups)
+    zeros = np.maximum(draw_codes(bits, rows, groups, 1), 1)
+    qweight = words_of(codes, bits).T
+    qzeros = words_of((zeros - less_one).T, bits)
+    weight = repack.from_gptq(
+        qweight, qzeros, scales.T, np.arange(columns) // 32, bits=bits, zeros_less_one=less_one
+    )
+    want = (codes - expanded(zeros, columns)) * expanded(scales, columns)
+    np.testing.assert_array_equal(repack.decoded(weight), want)
+    symmetric = repack.from_gptq(qweight, None, scales.T, bits=bits)
+    want = (codes - np.float32(1 << (bits - 1))) * expanded(scales, columns)
+    np.testing.assert_array_equal(repack.decoded(symmetric), want)
+    with pytest.raises(NotImplementedError, match="act-order"):
+        repack.from_gptq(qweight, qzeros, scales.T, np.arange(columns)[::-1] // 32, bits=bits)
+    largest = words_of(np.full((groups, rows), (1 << bits) - 1), bits)
+    with pytest.raises(ValueError, match=f"qzeros has {1 << bits}, expected less than {1 << bits}"):
+        repack.from_gptq(qweight, largest, scales.T, bits=bits)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_compressed_tensors(bits) -> None:
+    rows, columns, groups = 24, 64, 2
+    codes, scales = draw_codes(bits, rows, columns), scales_of(rows, groups)
+    zeros = draw_codes(bits, rows, groups, 1)
+    packed = words_of(codes, bits)
+    weight = repack.from_compressed_tensors(packed, scales, words_of(zeros.T, bits).T, bits=bits)
+    want = (codes - expanded(zeros, columns)) * expanded(scales, columns)
+    np.testing.assert_array_equal(repack.decoded(weight), want)
+    symmetric = repack.from_compressed_tensors(packed, scales[:, :1], bits=bits)
+    want = (codes - np.float32(1 << (bits - 1))) * expanded(scales[:, :1], columns)
+    np.testing.assert_array_equal(repack.decoded(symmetric), want)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (20,), (20, 1), (20, 3)])
+def test_int8_and_fp8(shape) -> None:
+    rng = np.random.default_rng(2)
+    scale = rng.uniform(0.1, 1, shape).astype(np.float32)
+    codes = rng.integers(-128, 128, (20, 96)).astype(np.int8)
+    numbers = rng.standard_normal((20, 96)).astype(ml_dtypes.float8_e4m3fn)
+    by = expanded(
+        np.broadcast_to(
+            scale.reshape(-1, max(scale.size // 20, 1)), (20, max(scale.size // 20, 1))
+        ),
+        96,
+    )
+    np.testing.assert_array_equal(repack.decoded(repack.from_int8(codes, scale)), codes * by)
+    np.testing.assert_array_equal(
+        repack.decoded(repack.from_fp8(numbers, scale)), numbers.astype(np.float32) * by
+    )
+
+
+def test_fp8_in_blocks() -> None:
+    """Blocks of 128 by 128, of which the last ones are smaller."""
+    rng = np.random.default_rng(3)
+    numbers = rng.standard_normal((200, 320)).astype(ml_dtypes.float8_e4m3fn)
+    scale = rng.uniform(0.1, 1, (2, 3)).astype(np.float32)
+    weight = repack.from_fp8(numbers, scale, block=(128, 128))
+    by = np.repeat(np.repeat(scale, 128, 0)[:200], 128, 1)[:, :320]
+    np.testing.assert_array_equal(repack.decoded(weight), numbers.astype(np.float32) * by)
+    x = rng.standard_normal((3, 320), np.float32)
+    assert support.relative_error(ij.linear_packed(x, weight), x @ repack.decoded(weight).T) < 2e-6
+
+
+def test_mxfp4_and_nvfp4() -> None:
+    codes = draw_codes(4, 20, 96)
+    packed = codes[:, ::2] | codes[:, 1::2] << 4
+    numbers = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    powers = np.random.default_rng(4).integers(100, 140, (20, 3)).astype(np.uint8)
+    want = numbers * expanded(2.0 ** (powers.astype(np.float32) - 127), 96)
+    for blocks in (packed, packed.reshape(20, 3, 16)):
+        np.testing.assert_array_equal(repack.decoded(repack.from_mxfp4(blocks, powers)), want)
+    scales = scales_of(20, 6, ml_dtypes.float8_e4m3fn)
+    of_all = np.float32(0.25)
+    want = numbers * expanded(scales.astype(np.float32) * of_all, 96)
+    for weight in (
+        repack.from_nvfp4(packed, scales, of_all),
+        repack.from_nvfp4(packed, scales, 1 / of_all, divides=True),
+    ):
+        np.testing.assert_array_equal(repack.decoded(weight), want)
+        x = np.random.default_rng(5).standard_normal((2, 96), np.float32)
+        assert support.relative_error(ij.linear_packed(x, weight), x @ want.T) < 2e-6
+
+
+def test_groups_that_columns_do_not_share_evenly_are_told() -> None:
+    with pytest.raises(ValueError, match="96 columns, expected a multiple of the 5 groups"):
+        repack.from_int8(np.zeros((4, 96), np.int8), np.ones((4, 5), np.float32))

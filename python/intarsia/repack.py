@@ -5,7 +5,7 @@ changes no number.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -27,8 +27,15 @@ __all__ = [
     "codes_of",
     "decoded",
     "factors_of",
+    "from_awq",
     "from_codes",
+    "from_compressed_tensors",
+    "from_fp8",
     "from_gguf",
+    "from_gptq",
+    "from_int8",
+    "from_mxfp4",
+    "from_nvfp4",
     "joined",
 ]
 
@@ -184,3 +191,187 @@ def _room_for(part: PackedWeight, rows: int) -> PackedWeight:
     tiles = -(-rows // TILE_ROWS)
     arrays = [None if a is None else empty((tiles, *a.shape[1:]), a.dtype) for a in part.arrays]
     return dataclasses.replace(part, **dict(zip(ARRAYS, arrays, strict=True)), rows=rows)
+
+
+# --------------------------------------------------------------------------------- AWQ, GPTQ, compressed-tensors
+
+# Which 4 bits of a word AWQ keeps each of 8 neighbours in (AutoAWQ, awq/utils/packing_utils.py).
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def _fields(words: np.ndarray, bits: int, places: Sequence[int] | None = None) -> np.ndarray:
+    """The numbers of `bits` bits in i32 words [rows, w], the lowest first: u8 [rows, w * 32 / bits]."""
+    shifts = bits * np.arange(32 // bits) if places is None else bits * np.asarray(places)
+    fields = words.view(np.uint32)[..., None] >> shifts.astype(np.uint32)
+    return (fields & ((1 << bits) - 1)).astype(np.uint8).reshape(len(words), -1)
+
+
+def _group_of(columns: int, groups: int) -> int:
+    """Columns of a group, where all columns are shared evenly by groups; 0: of one."""
+    if groups == 1:
+        return 0
+    if columns % groups:
+        raise ValueError(f"repack: {columns} columns, expected a multiple of the {groups} groups")
+    return columns // groups
+
+
+def _rows_first(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array.T)
+
+
+def from_awq(qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray) -> PackedWeight:
+    """Packs a matrix of AWQ's "gemm" form, in 4 bits with zero points.
+
+    Args:
+        qweight: [columns, rows / 8] i32.
+        qzeros: [g, rows / 8] i32.
+        scales: [g, rows].
+    """
+    codes, zeros = (_rows_first(_fields(words, 4, _AWQ_PLACES)) for words in (qweight, qzeros))
+    group = _group_of(codes.shape[1], len(scales))
+    return from_codes(codes, _rows_first(scales), zeros, format="u4", group=group)
+
+
+def from_gptq(
+    qweight: np.ndarray,
+    qzeros: np.ndarray | None,
+    scales: np.ndarray,
+    g_idx: np.ndarray | None = None,
+    *,
+    bits: int = 4,
+    zeros_less_one: bool = True,
+) -> PackedWeight:
+    """Packs a matrix of GPTQ, in 4 or 8 bits.
+
+    Args:
+        qweight: [columns * bits / 32, rows] i32.
+        qzeros: [g, rows * bits / 32] i32, or None for symmetric weights, whose zero points are half of the range.
+        scales: [g, rows].
+        g_idx: [columns], the group of each column, which must be in order: act-order is not supported.
+        bits: Of a code.
+        zeros_less_one: Whether zero points are kept less 1, as in version 1 of the format.
+
+    Raises:
+        NotImplementedError: Columns are not in the order of their groups.
+        ValueError: A zero point has no code.
+    """
+    codes = _fields(_rows_first(qweight), bits)
+    group = _group_of(codes.shape[1], len(scales))
+    if g_idx is not None and (g_idx != np.arange(codes.shape[1]) // (group or len(g_idx))).any():
+        raise NotImplementedError("repack: g_idx puts columns out of order (act-order)")
+    zeros = None
+    if qzeros is not None:
+        wide = _rows_first(_fields(qzeros, bits)).astype(np.int32) + zeros_less_one
+        if wide.max(initial=0) >> bits:
+            raise ValueError(f"repack: qzeros has {wide.max()}, expected less than {1 << bits}")
+        zeros = wide.astype(np.uint8)
+    return _of_integers(codes, _rows_first(scales), zeros, bits, group)
+
+
+def _of_integers(
+    codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, bits: int, group: int
+) -> PackedWeight:
+    """Unsigned codes and zero points; without these they are symmetric around half of the range."""
+    if bits == 4:
+        return from_codes(
+            codes, scales, zeros, format="u4b8" if zeros is None else "u4", group=group
+        )
+    # 128 less, of both: two's complement.
+    if zeros is not None:
+        zeros = (zeros ^ 128).view(np.int8)
+    return from_codes(codes ^ 128, scales, zeros, format="i8", group=group)
+
+
+def from_compressed_tensors(
+    weight_packed: np.ndarray,
+    weight_scale: np.ndarray,
+    weight_zero_point: np.ndarray | None = None,
+    *,
+    bits: int = 4,
+    columns: int | None = None,
+) -> PackedWeight:
+    """Packs a matrix of compressed-tensors' `pack-quantized`, in 4 or 8 bits.
+
+    Args:
+        weight_packed: [rows, columns * bits / 32] i32.
+        weight_scale: [rows, g].
+        weight_zero_point: [rows * bits / 32, g] i32.
+        bits: Of a code.
+        columns: If they do not fill the words.
+    """
+    codes = np.ascontiguousarray(_fields(weight_packed, bits)[:, :columns])
+    zeros = None
+    if weight_zero_point is not None:
+        of_rows = _fields(_rows_first(weight_zero_point), bits)
+        zeros = _rows_first(of_rows)[: len(codes)]
+    group = _group_of(codes.shape[1], weight_scale.shape[1])
+    return _of_integers(codes, weight_scale, zeros, bits, group)
+
+
+# --------------------------------------------------------------------------------- numbers of 8 and 4 bits
+
+
+def _columns_of_scales(weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Scales of a tensor [] or [1], of rows [rows] or [rows, 1], or of groups [rows, g], as [rows, g]."""
+    rows = len(weight)
+    if scale.size == 1:
+        return np.broadcast_to(scale.reshape(1, 1), (rows, 1))
+    return scale.reshape(rows, -1)
+
+
+def from_int8(weight: np.ndarray, scale: np.ndarray) -> PackedWeight:
+    """Packs int8 [rows, columns] with scales of the tensor, of rows, or of groups [rows, g]."""
+    scales = _columns_of_scales(weight, scale)
+    group = _group_of(weight.shape[1], scales.shape[1])
+    return from_codes(weight, scales, format="i8", group=group)
+
+
+def from_fp8(
+    weight: np.ndarray, scale: np.ndarray, *, block: tuple[int, int] | None = None
+) -> PackedWeight:
+    """Packs float8_e4m3fn [rows, columns].
+
+    Args:
+        weight: The matrix.
+        scale: What codes are multiplied by: of the tensor, of rows, of groups [rows, g]; with `block`
+            `weight_scale_inv` [ceil(rows / block[0]), ceil(columns / block[1])].
+        block: Rows and columns that share a scale, 128 by 128 in DeepSeek's checkpoints.
+    """
+    if block is None:
+        scales = _columns_of_scales(weight, scale)
+        group = _group_of(weight.shape[1], scales.shape[1])
+    else:
+        scales, group = np.repeat(scale, block[0], axis=0)[: len(weight)], block[1]
+    return from_codes(weight, scales, format="e4m3", group=group)
+
+
+def _pairs(packed: np.ndarray) -> np.ndarray:
+    """Codes of 4 bits, two in a byte, the lower half first."""
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
+
+
+def from_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> PackedWeight:
+    """Packs e2m1 codes [rows, columns / 2] or [rows, columns / 32, 16] u8 with e8m0 scales [rows, columns / 32], as u8 or as such."""
+    import ml_dtypes
+
+    powers = scales.view(ml_dtypes.float8_e8m0fnu)
+    codes = _pairs(blocks.view(np.uint8).reshape(len(blocks), -1))
+    return from_codes(codes, powers, format="e2m1", group=32)
+
+
+def from_nvfp4(
+    weight: np.ndarray, scales: np.ndarray, global_scale: np.ndarray, *, divides: bool = False
+) -> PackedWeight:
+    """Packs e2m1 codes [rows, columns / 2] u8 with e4m3 scales [rows, columns / 16] and an f32 scale of all.
+
+    Args:
+        weight: Codes.
+        scales: Of 16 columns each.
+        global_scale: What scales are multiplied by, ModelOpt's `weight_scale_2`; with `divides` what they are
+            divided by, compressed-tensors' `weight_global_scale`.
+        divides: See there.
+    """
+    outer = np.asarray(global_scale, np.float32).reshape(1)
+    if divides:
+        outer = 1 / outer
+    return from_codes(_pairs(weight), scales, None, outer, format="e2m1", group=16)
