@@ -20,7 +20,7 @@ with atheris.instrument_imports(include=["intarsia", "gguf", "jinja2"]):
     import jinja2.sandbox  # noqa: F401
     from intarsia.models import Tokenizer
     from intarsia.models.chat_template import render
-    from intarsia.models.weights import open_checkpoint
+    from intarsia.models.checkpoint import open_checkpoint
 
 REFUSALS = (ValueError, OSError, NotImplementedError, MemoryError)
 CONFIG = {

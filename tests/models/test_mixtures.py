@@ -17,10 +17,10 @@ from conftest import DATA
 from intarsia import cli
 from intarsia.models import Engine, SamplingParams, Tokenizer, export_model, load_model, reference
 from intarsia.models.architectures import config_to_hf
+from intarsia.models.checkpoint import open_checkpoint
 from intarsia.models.config import LayerKind
 from intarsia.models.experts import experts
 from intarsia.models.parallel import ModelParallel
-from intarsia.models.weights import open_checkpoint
 from safetensors.numpy import save_file
 from test_broken_files import check, mutated_json
 from test_engine import tokens_of

@@ -124,8 +124,8 @@ def choose(args: argparse.Namespace) -> Choice:
         jax.config.update("jax_num_cpu_devices", devices)
     _choose_device(args.device)
     from intarsia.models import Tokenizer, find_model
+    from intarsia.models.checkpoint import open_checkpoint
     from intarsia.models.parallel import ModelParallel
-    from intarsia.models.weights import open_checkpoint
 
     path = find_model(args.model)
     on_cpu = jax.default_backend() == "cpu"

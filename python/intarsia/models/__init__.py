@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 from intarsia.models.choices import EXPORT_DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS
 
 if TYPE_CHECKING:
+    from intarsia.models.checkpoint import open_checkpoint
     from intarsia.models.config import ModelConfig
     from intarsia.models.engine import Completion, Engine, perplexity
     from intarsia.models.export import export_model
     from intarsia.models.packages import find_model
+    from intarsia.models.parallel import ModelParallel
     from intarsia.models.sampling import SamplingParams
     from intarsia.models.tokenizer import Tokenizer
     from intarsia.models.weights import load_model
@@ -31,11 +33,13 @@ _HOMES = {
     "Completion": "engine",
     "Engine": "engine",
     "ModelConfig": "config",
+    "ModelParallel": "parallel",
     "SamplingParams": "sampling",
     "Tokenizer": "tokenizer",
     "export_model": "export",
     "find_model": "packages",
     "load_model": "weights",
+    "open_checkpoint": "checkpoint",
     "perplexity": "engine",
 }
 __all__ = [
@@ -45,11 +49,13 @@ __all__ = [
     "Completion",
     "Engine",
     "ModelConfig",
+    "ModelParallel",
     "SamplingParams",
     "Tokenizer",
     "export_model",
     "find_model",
     "load_model",
+    "open_checkpoint",
     "perplexity",
 ]
 

@@ -95,6 +95,8 @@ class Engine:
         scan_layers: Run the layers under `lax.scan` with one stacked cache: compiles faster.
         tensor_parallel: Devices that the weights and KV heads are spread over; see `parallel.py`.
         expert_parallel: Devices that a mixture's experts are divided among; with `tensor_parallel`, the same ones.
+        parallel: In the place of these two, what `load_model` spread the weights by. Where its devices are those
+            of several processes, each of them makes the same calls and gets the same results.
         kv_cache_dtype: What keys and values are kept in, one of `KV_CACHE_DTYPES`; `auto` keeps
             them as they are.
 
@@ -116,14 +118,20 @@ class Engine:
         scan_layers: bool = False,
         tensor_parallel: int = 1,
         expert_parallel: int = 1,
+        parallel: ModelParallel | None = None,
         kv_cache_dtype: str = "auto",
     ) -> None:
         self.stats = Stats()
         sizes = (tensor_parallel, expert_parallel)
-        self._parallel = ModelParallel(config, *sizes) if sizes != (1, 1) else None
-        if self._parallel:
-            config = self._parallel.config
-            params = self._parallel.place(params) | self._parallel.exchange(params["embed"].dtype)
+        if parallel and sizes != (1, 1):
+            raise ValueError("engine: parallel is given, expected no sizes beside it")
+        if not parallel and sizes != (1, 1):
+            parallel = ModelParallel(config, *sizes)
+            params = parallel.place(params)
+        self._parallel = parallel
+        if parallel:
+            config = parallel.config
+            params = params | parallel.exchange(params["embed"].dtype)
         self._config = config
         self._ops = ops or intarsia.jax
         self._params = transformer.stack_layers(params) if scan_layers else params

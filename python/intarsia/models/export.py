@@ -9,9 +9,9 @@ from safetensors.numpy import save_file
 from tokenizers import processors
 
 from intarsia.models.architectures import config_to_hf
+from intarsia.models.checkpoint import open_checkpoint
 from intarsia.models.choices import EXPORT_DTYPES
 from intarsia.models.tokenizer import Tokenizer
-from intarsia.models.weights import open_checkpoint
 
 _SAID = ("config.json", "generation_config.json", "tokenizer_config.json")
 FILES = ("model.safetensors", "tokenizer.json", *_SAID)

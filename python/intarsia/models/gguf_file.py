@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
+from gguf import (
+    GGML_QUANT_SIZES,
+    GGMLQuantizationType,
+    GGUFReader,
+    GGUFValueType,
+    dequantize,
+)
 
 from intarsia.models.files import reading
 
@@ -111,3 +117,15 @@ def _open(path: Path, state: tuple[int, ...]) -> Reader:
         if (magic := file.read(4)) != b"GGUF":
             raise ValueError(f"it begins with {magic!r}, expected b'GGUF'")
     return Reader(os.fspath(path))
+
+
+def read_part(tensor: Any, index: tuple[slice, ...]) -> np.ndarray:
+    """Reads a part of a tensor's matrix, in float32: rows, and of their columns the blocks that hold them."""
+    rows, columns = index
+    block, size = GGML_QUANT_SIZES[tensor.tensor_type]
+    first, last = columns.start // block, -(-columns.stop // block)
+    codes = tensor.data
+    per_block = size // codes.itemsize
+    part = np.ascontiguousarray(codes[rows, first * per_block : last * per_block])
+    values = dequantize(part, tensor.tensor_type)
+    return values[:, columns.start - first * block : columns.stop - first * block]

@@ -128,4 +128,5 @@ def _read_gpt_oss(
 
 
 def _transposed(matrices: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(matrices.swapaxes(1, 2))
+    swapped = matrices.swapaxes(1, 2)
+    return np.ascontiguousarray(swapped) if isinstance(swapped, np.ndarray) else swapped

@@ -9,7 +9,7 @@ collectives do all that, but that GPUs make the sums of few rows themselves (`in
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from jax.tree_util import DictKey, GetAttrKey
 
 from intarsia.jax import kv_cache_sharding, kv_heads, make_exchange
 from intarsia.models.config import ModelConfig
+from intarsia.models.lazy import LazyArray
 from intarsia.models.linear import PackedMatrix
 from intarsia.models.weights import Params
 
@@ -47,12 +48,13 @@ _OF_EXPERTS = {
 
 
 class ModelParallel:
-    """How a model is spread over N devices, the first ones of JAX's default platform.
+    """How a model is spread over N devices, perhaps of several processes, all of which then make the same calls.
 
     Args:
         config: The hyperparameters of the whole model.
         tensor: Devices that heads and columns are divided among: N or 1.
         experts: Devices that experts are divided among, which are then whole: N or 1.
+        devices: The N devices, and perhaps more; those of JAX's default platform if None.
 
     Attributes:
         heads: Devices that heads are divided among.
@@ -63,8 +65,14 @@ class ModelParallel:
         ValueError: There are fewer devices; heads, columns or experts cannot be divided among them; or the model has no experts.
     """
 
-    def __init__(self, config: ModelConfig, tensor: int, experts: int = 1) -> None:
-        devices = jax.devices()
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensor: int,
+        experts: int = 1,
+        devices: Sequence[jax.Device] | None = None,
+    ) -> None:
+        devices = jax.devices() if devices is None else devices
         for what, size in (("tensor_parallel", tensor), ("expert_parallel", experts)):
             if not 1 <= size <= len(devices):
                 raise ValueError(f"{what} is {size}, expected 1 to {len(devices)} (devices)")
@@ -97,6 +105,8 @@ class ModelParallel:
     def place(self, params: Params) -> Params:
         """Spreads weights as `load_model` gives them, each device's rows side by side.
 
+        What is lazy is read here, by each process for its own devices.
+
         Raises:
             ValueError: Weights are in the file's codes, whose tiles cannot be cut.
         """
@@ -107,9 +117,11 @@ class ModelParallel:
                     "load the model with quantize=None (--quantize none)"
                 )
 
-        def put(path: tuple[Any, ...], array: jax.Array) -> jax.Array:
-            array = self._side_by_side(_role(path), array)
-            return jax.device_put(array, NamedSharding(self._mesh, self._spec(path, array)))
+        def put(path: tuple[Any, ...], array: jax.Array | np.ndarray | LazyArray) -> jax.Array:
+            sharding = NamedSharding(self._mesh, self._spec(path, array))
+            if isinstance(array, LazyArray):
+                return self._read(_role(path), array, sharding)
+            return self._put(self._side_by_side(_role(path), jnp.asarray(array)), sharding)
 
         return jax.tree.map_with_path(put, params)
 
@@ -120,7 +132,8 @@ class ModelParallel:
 
     def copy(self, arrays: Any) -> Any:
         """Puts a copy of each array onto every device, so that no step has to."""
-        return jax.device_put(arrays, NamedSharding(self._mesh, P()))
+        everywhere = NamedSharding(self._mesh, P())
+        return jax.tree.map(lambda array: self._put(array, everywhere), arrays)
 
     def spread(self, step: Callable[..., Any], params: Params, caches: Any) -> Callable[..., Any]:
         """Makes a step that runs on every device: (params, caches, *rest) -> (caches, result)."""
@@ -136,6 +149,29 @@ class ModelParallel:
             check_vma=False,
         )
         return lambda params, caches, *rest: on_each(params, caches, rest)
+
+    def _put(self, array: jax.Array, sharding: NamedSharding) -> jax.Array:
+        if sharding.is_fully_addressable:
+            return jax.device_put(array, sharding)
+        # `device_put` would first compare the processes' arrays, in a collective for each.
+        values = np.asarray(array)
+        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+    def _read(self, role: str, array: LazyArray, sharding: NamedSharding) -> jax.Array:
+        """Reads an array's parts for this process's devices, in the order of `_side_by_side`."""
+        axis = self._axes.get(role)
+        if axis is None:
+            return self._put(np.asarray(array), sharding)
+        # What has to lie where is found out with numbers in the place of rows, of which 0 is none.
+        numbers = jnp.arange(1, array.shape[axis] + 1)
+        shape = [1] * array.ndim
+        shape[axis] = -1
+        places = np.asarray(self._side_by_side(role, numbers.reshape(shape))).reshape(-1) - 1
+        whole = list(array.shape)
+        whole[axis] = len(places)
+        return jax.make_array_from_callback(
+            tuple(whole), sharding, lambda index: array.take(places[index[axis]], axis)
+        )
 
     def _side_by_side(self, role: str, array: jax.Array) -> jax.Array:
         """Reorders an array so that an equal part of its spread axis is what one device needs."""
@@ -212,3 +248,4 @@ def _is_packed(weight: Any) -> bool:
 def _role(path: tuple[Any, ...]) -> str:
     """The name in `Params` of an array, or of the quantised weight that it is a part of."""
     return [key.key for key in path if isinstance(key, DictKey)][-1]
+

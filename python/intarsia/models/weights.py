@@ -6,9 +6,8 @@ input (q, k, v and gate, up) are concatenated, so that each is one matrix produc
 a tied embedding table then serves as the output projection without being transposed.
 """
 
-import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from intarsia.models.architectures import config_from_gguf, config_from_hf
+from intarsia.models.checkpoint import Checkpoint, open_checkpoint
 from intarsia.models.choices import QUANTIZATIONS
 from intarsia.models.config import ModelConfig
-from intarsia.models.fields import Fields
-from intarsia.models.files import FileError, read_json, reading
+from intarsia.models.files import reading
+from intarsia.models.lazy import LazyArray
 from intarsia.models.linear import PackedMatrix, Weight, quantize
 from intarsia.models.mixtures import read_experts
-from intarsia.repack import GGUF_TYPES, PackedWeight, from_gguf, joined
+from intarsia.repack import joined
 
 if TYPE_CHECKING:
-    from intarsia.models.gguf_file import Reader
+    from intarsia.models.parallel import ModelParallel
 
 Params = dict[str, Any]
 """Weights by role: `embed` and `lm_head` [vocab, n] (no `lm_head` when tied), `first_norm` [n], and
@@ -38,45 +37,6 @@ or the model's last). With `experts` a layer has in the place of `w_gate_up` and
 [E, 2i, n] and `experts_down` [E, n, i], and with `experts.biases` one of each role's name and `_bias`, without the last axis. `wqkv`, `wo`, `w_gate_up` and `w_down` are a `Weight` each (`linear.py`). `ModelParallel.exchange` may
 add `exchange`, an `intarsia.jax.Exchange`."""
 
-_GGUF_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-# Where blocks end with norms of their own, Hugging Face's post_attention_layernorm is one of them.
-_GGUF_POST_NORM_NAMES = _GGUF_NAMES | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """An opened model file: its configuration and a reader of tensors by Hugging Face name.
-
-    The reader raises ValueError, OSError or NotImplementedError, with the names of file and tensor.
-
-    Gemma's norms are read as what rows are multiplied by, wherever the file holds them less 1.
-    """
-
-    config: ModelConfig
-    names: frozenset[str]
-    read: Callable[[str], np.ndarray]
-    read_packed: Callable[[str], PackedWeight | None] = lambda name: None
-    """A matrix in the codes of the file; None if they are plain numbers, or in a format that no op reads."""
-
 
 def load_model(
     path: str | Path,
@@ -84,8 +44,9 @@ def load_model(
     dtype: Any = "float32",
     quantize: str | None = None,
     progress: bool = False,
+    parallel: "ModelParallel | None" = None,
 ) -> tuple[ModelConfig, Params]:
-    """Loads a model onto jax's default device.
+    """Loads a model onto jax's default device, or spreads it over several.
 
     Args:
         path: A .gguf file (any quantisation that the `gguf` package can expand), or a directory
@@ -96,6 +57,8 @@ def load_model(
             token by token. Embedding, output projection and norms stay in `dtype`. "file" keeps
             all matrices in the codes that a GGUF file has them in; activations are in `dtype`.
         progress: Whether to draw a progress bar on stderr.
+        parallel: How to spread the weights, for an `Engine` that is given the same. A process reads what
+            its own devices hold: of matrices their part, unless `quantize` is set, and vectors whole.
 
     Returns:
         The configuration and the weights; `Params` describes their layout.
@@ -115,154 +78,30 @@ def load_model(
     if quantize and checkpoint.config.experts:
         raise ValueError(f"quantize is {quantize!r}, expected None for a model with experts")
     with reading(path):
-        return checkpoint.config, _assemble(checkpoint, dtype, quantize, progress)
-
-
-def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Opens a .gguf file or a Hugging Face directory without reading its tensors."""
-    path = Path(path)
-    return _open_directory(path) if path.is_dir() else _open_gguf(path)
-
-
-def _open_gguf(path: Path) -> Checkpoint:
-    from intarsia.models.gguf_file import open_gguf
-
-    reader = open_gguf(path)
-    with reading(path):
-        return _gguf_checkpoint(path, reader)
-
-
-def _gguf_checkpoint(path: Path, reader: "Reader") -> Checkpoint:
-    from gguf import dequantize
-
-    post_norms = any(tensor.name.endswith(".post_ffw_norm.weight") for tensor in reader.tensors)
-    names = _GGUF_POST_NORM_NAMES if post_norms else _GGUF_NAMES
-    tensors = {_hf_name(tensor.name, names): tensor for tensor in reader.tensors}
-    # The vocabulary is the tokenizer's business, and slow to read.
-    metadata = {
-        key: field.contents()
-        for key, field in reader.fields.items()
-        if not key.startswith("tokenizer.") or key.endswith("_id")
-    }
-
-    permuted: tuple[str, ...] = ("q_proj.weight", "k_proj.weight")
-    if metadata.get("general.architecture") != "llama":
-        permuted = ()
-
-    def in_order(name: str, rows: np.ndarray) -> np.ndarray:
-        return _unpermute(rows, config.head_dim) if name.endswith(permuted) else rows
-
-    def read(name: str) -> np.ndarray:
-        tensor = tensors[name]
-        with reading(path, f"tensor {tensor.name}"):
-            return in_order(name, dequantize(tensor.data, tensor.tensor_type))
-
-    def read_packed(name: str) -> PackedWeight | None:
-        tensor = tensors[name]
-        if tensor.tensor_type.name not in GGUF_TYPES:
-            return None
-        with reading(path, f"tensor {tensor.name}"):
-            weight = from_gguf(in_order(name, tensor.data), tensor.tensor_type.name)
-        reader.release()
-        return weight
-
-    # Llama 3's rope scaling is stored as a tensor of divisors instead of as metadata.
-    divisors = tensors.pop("rope_freqs.weight", None)
-    embedding = tensors.get("model.embed_tokens.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise ValueError("tensor token_embd.weight is missing, or no matrix")
-    config = config_from_gguf(
-        metadata,
-        vocab=int(embedding.shape[1]),
-        tie_embeddings="lm_head.weight" not in tensors,
-        qkv_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
-        rope_divisors=None if divisors is None else tuple(map(float, divisors.data.ravel())),
-    )
-    return Checkpoint(config, frozenset(tensors), read, read_packed)
-
-
-def _hf_name(name: str, names: Mapping[str, str]) -> str:
-    """Translates `blk.3.attn_q.weight` into `model.layers.3.self_attn.q_proj.weight`."""
-    stem, _, kind = name.rpartition(".")
-    if stem.startswith("blk.") and stem.count(".") > 1:
-        _, layer, stem = stem.split(".", 2)
-        return f"model.layers.{layer}.{names.get(stem, stem)}.{kind}"
-    return f"{names.get(stem, stem)}.{kind}"
-
-
-def _unpermute(weight: np.ndarray, head_dim: int) -> np.ndarray:
-    """Undoes GGUF's reordering of the rows of llama's q and k.
-
-    GGUF stores them for rope on neighbouring pairs (2i, 2i + 1); the checkpoint, and so this
-    model and transformers, pair (i, i + d/2).
-    """
-    if weight.ndim != 2 or weight.shape[0] % head_dim:
-        raise ValueError(f"its shape is {[*weight.shape]}, expected heads of {head_dim} rows")
-    rows, columns = weight.shape
-    pairs = weight.reshape(rows // head_dim, head_dim // 2, 2, columns)
-    return pairs.swapaxes(1, 2).reshape(rows, columns)
-
-
-def _open_directory(path: Path) -> Checkpoint:
-    from safetensors import safe_open
-
-    config_json = read_json(path / "config.json")
-    if not config_json:
-        raise FileNotFoundError(f"model directory {path} has no config.json, or an empty one")
-    generation = read_json(path / "generation_config.json")
-    with reading(path / "config.json"):
-        config = config_from_hf(config_json, {})
-    with reading(path / "generation_config.json"):
-        if "eos_token_id" in generation:
-            eos_ids = Fields(generation).tokens("eos_token_id")
-            config = dataclasses.replace(config, eos_ids=eos_ids)
-    homes: dict[str, Any] = {}
-    for file in _shards(path):
-        with reading(file):
-            opened = safe_open(file, "numpy")
-            homes |= {name: (file, opened) for name in opened.keys()}  # noqa: SIM118 (no dict)
-    names = {name for name in homes if not name.endswith("rotary_emb.inv_freq")}
-    if config.tie_embeddings:
-        names.discard("lm_head.weight")
-
-    def read(name: str) -> np.ndarray:
-        file, opened = homes[name]
-        with reading(file, f"tensor {name}"):
-            array = opened.get_tensor(name)
-            # Gemma's checkpoints hold norms as their difference from 1; GGUF has added it already.
-            less_one = config.norms_less_one and name.endswith("norm.weight")
-            return array.astype(np.float32) + 1 if less_one else array
-
-    return Checkpoint(config, frozenset(names), read)
-
-
-def _shards(path: Path) -> list[Path]:
-    """The files of a directory's tensors: those that its index names, which lie beside it."""
-    index = path / "model.safetensors.index.json"
-    said = read_json(index).get("weight_map", {})
-    if not isinstance(said, dict) or not all(isinstance(name, str) for name in said.values()):
-        raise FileError(f"{index}: weight_map is not an object of files by tensor")
-    for name in said.values():
-        if name != Path(name).name or name in ("", ".."):
-            raise FileError(f"{index}: it names {name!r}, expected a file of its own folder")
-    return [path / name for name in sorted({*said.values()}) or ["model.safetensors"]]
+        return checkpoint.config, _assemble(checkpoint, dtype, quantize, progress, parallel)
 
 
 def _assemble(
-    checkpoint: Checkpoint, dtype: np.dtype, quantization: str | None, progress: bool
+    checkpoint: Checkpoint,
+    dtype: np.dtype,
+    quantization: str | None,
+    progress: bool,
+    parallel: "ModelParallel | None",
 ) -> Params:
     """Reads every tensor, checks its shape, and concatenates those that share an input."""
-    config, tensors = checkpoint.config, _Tensors(checkpoint, dtype, quantization)
-    params: Params = {"first_norm": jax.device_put(tensors.input_norm(0))}
+    config, tensors = checkpoint.config, _Tensors(checkpoint, dtype, quantization, parallel)
+    params: Params = tensors.put({"first_norm": tensors.input_norm(0)})
     # Closed before an error is printed, which would otherwise stand in the bar's line.
     with tqdm(
         range(config.layers), "loading", unit="layer", file=sys.stderr, disable=not progress
     ) as bar:
         params["layers"] = [tensors.block(layer) for layer in bar]
     table = config.vocab, config.hidden
-    params["embed"] = tensors.matrix({"model.embed_tokens.weight": table[0]}, table[1])
+    params |= tensors.put(
+        {"embed": tensors.matrix({"model.embed_tokens.weight": table[0]}, table[1])}
+    )
     if not config.tie_embeddings:
-        params["lm_head"] = tensors.matrix({"lm_head.weight": table[0]}, table[1])
+        params |= tensors.put({"lm_head": tensors.matrix({"lm_head.weight": table[0]}, table[1])})
     if tensors.unread:
         raise ValueError(f"weights: unsupported tensors {', '.join(sorted(tensors.unread)[:5])}")
     return params
@@ -273,9 +112,18 @@ class _Tensors:
 
     Attributes:
         unread: Names of those that nothing has asked for.
+        put: Puts arrays by role where they belong.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: np.dtype, quantization: str | None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: np.dtype,
+        quantization: str | None,
+        parallel: "ModelParallel | None",
+    ) -> None:
+        self.put = parallel.place if parallel else jax.device_put
+        self._cuts = parallel is not None and quantization is None
         self.unread = set(checkpoint.names)
         self._checkpoint = checkpoint
         self._config = checkpoint.config
@@ -286,7 +134,8 @@ class _Tensors:
         """A tensor that has to have a shape, in `dtype` or the model's."""
         if name not in self._checkpoint.names:
             raise ValueError(f"weights: {name} is missing, expected shape {[*shape]}")
-        array = self._checkpoint.read(name)
+        cut = self._cuts and len(shape) > 1
+        array = self._checkpoint.lazy(name) if cut else self._checkpoint.read(name)
         if array.shape != shape:
             raise ValueError(f"weights: {name} has shape {[*array.shape]}, expected {[*shape]}")
         self.unread.discard(name)
@@ -319,7 +168,7 @@ class _Tensors:
         for role, name in norms.items():
             weights[role] = self.read(f"{prefix}{name}.weight", config.hidden)
         weights["next_norm"] = self.input_norm(layer + 1)
-        return jax.device_put(weights)
+        return self.put(weights)
 
     def _attention(self, prefix: str) -> Params:
         config = self._config
@@ -360,7 +209,8 @@ class _Tensors:
         matrices = [
             self.read(name, rows, columns, dtype=dtype) for name, rows in rows_by_name.items()
         ]
-        return jax.device_put(matrices[0] if len(matrices) == 1 else np.concatenate(matrices))
+        matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
+        return matrix if isinstance(matrix, LazyArray) else jax.device_put(matrix)
 
     def _packed(self, rows_by_name: Mapping[str, int], columns: int) -> PackedMatrix | None:
         parts = []

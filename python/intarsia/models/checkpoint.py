@@ -1,0 +1,212 @@
+"""Opens a model's files, GGUF or a Hugging Face directory: its configuration, and tensors by Hugging Face's names."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from intarsia.models.architectures import config_from_gguf, config_from_hf
+from intarsia.models.config import ModelConfig
+from intarsia.models.fields import Fields
+from intarsia.models.files import FileError, read_json, reading
+from intarsia.models.lazy import Index, LazyArray
+from intarsia.repack import GGUF_TYPES, PackedWeight, from_gguf
+
+if TYPE_CHECKING:
+    from intarsia.models.gguf_file import Reader
+
+_GGUF_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# Where blocks end with norms of their own, Hugging Face's post_attention_layernorm is one of them.
+_GGUF_POST_NORM_NAMES = _GGUF_NAMES | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """An opened model file: its configuration and a reader of tensors by Hugging Face name.
+
+    The reader raises ValueError, OSError or NotImplementedError, with the names of file and tensor.
+
+    Gemma's norms are read as what rows are multiplied by, wherever the file holds them less 1.
+    """
+
+    config: ModelConfig
+    names: frozenset[str]
+    read: Callable[[str], np.ndarray]
+    lazy: Callable[[str], LazyArray]
+    """A matrix, or several of a tensor, of which a part is read later."""
+    read_packed: Callable[[str], PackedWeight | None] = lambda name: None
+    """A matrix in the codes of the file; None if they are plain numbers, or in a format that no op reads."""
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Opens a .gguf file or a Hugging Face directory without reading its tensors."""
+    path = Path(path)
+    return _open_directory(path) if path.is_dir() else _open_gguf(path)
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    from intarsia.models.gguf_file import open_gguf
+
+    reader = open_gguf(path)
+    with reading(path):
+        return _gguf_checkpoint(path, reader)
+
+
+def _gguf_checkpoint(path: Path, reader: "Reader") -> Checkpoint:
+    from gguf import dequantize
+
+    from intarsia.models.gguf_file import read_part
+
+    post_norms = any(tensor.name.endswith(".post_ffw_norm.weight") for tensor in reader.tensors)
+    names = _GGUF_POST_NORM_NAMES if post_norms else _GGUF_NAMES
+    tensors = {_hf_name(tensor.name, names): tensor for tensor in reader.tensors}
+    # The vocabulary is the tokenizer's business, and slow to read.
+    metadata = {
+        key: field.contents()
+        for key, field in reader.fields.items()
+        if not key.startswith("tokenizer.") or key.endswith("_id")
+    }
+
+    permuted: tuple[str, ...] = ("q_proj.weight", "k_proj.weight")
+    if metadata.get("general.architecture") != "llama":
+        permuted = ()
+
+    def in_order(name: str, rows: np.ndarray) -> np.ndarray:
+        return _unpermute(rows, config.head_dim) if name.endswith(permuted) else rows
+
+    def read(name: str) -> np.ndarray:
+        tensor = tensors[name]
+        with reading(path, f"tensor {tensor.name}"):
+            return in_order(name, dequantize(tensor.data, tensor.tensor_type))
+
+    def read_packed(name: str) -> PackedWeight | None:
+        tensor = tensors[name]
+        if tensor.tensor_type.name not in GGUF_TYPES:
+            return None
+        with reading(path, f"tensor {tensor.name}"):
+            weight = from_gguf(in_order(name, tensor.data), tensor.tensor_type.name)
+        reader.release()
+        return weight
+
+    def lazy(name: str) -> LazyArray:
+        tensor = tensors[name]
+
+        def cut(index: Index) -> np.ndarray:
+            with reading(path, f"tensor {tensor.name}"):
+                array = read_part(tensor, index)
+                return _unpermute(array, config.head_dim) if name.endswith(permuted) else array
+
+        return LazyArray([int(size) for size in reversed(tensor.shape)], cut)
+
+    # Llama 3's rope scaling is stored as a tensor of divisors instead of as metadata.
+    divisors = tensors.pop("rope_freqs.weight", None)
+    embedding = tensors.get("model.embed_tokens.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ValueError("tensor token_embd.weight is missing, or no matrix")
+    config = config_from_gguf(
+        metadata,
+        vocab=int(embedding.shape[1]),
+        tie_embeddings="lm_head.weight" not in tensors,
+        qkv_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
+        rope_divisors=None if divisors is None else tuple(map(float, divisors.data.ravel())),
+    )
+    return Checkpoint(config, frozenset(tensors), read, lazy, read_packed)
+
+
+def _hf_name(name: str, names: Mapping[str, str]) -> str:
+    """Translates `blk.3.attn_q.weight` into `model.layers.3.self_attn.q_proj.weight`."""
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("blk.") and stem.count(".") > 1:
+        _, layer, stem = stem.split(".", 2)
+        return f"model.layers.{layer}.{names.get(stem, stem)}.{kind}"
+    return f"{names.get(stem, stem)}.{kind}"
+
+
+def _unpermute(weight: np.ndarray, head_dim: int) -> np.ndarray:
+    """Undoes GGUF's reordering of the rows of llama's q and k.
+
+    GGUF stores them for rope on neighbouring pairs (2i, 2i + 1); the checkpoint, and so this
+    model and transformers, pair (i, i + d/2).
+    """
+    if weight.ndim != 2 or weight.shape[0] % head_dim:
+        raise ValueError(f"its shape is {[*weight.shape]}, expected heads of {head_dim} rows")
+    rows, columns = weight.shape
+    pairs = weight.reshape(rows // head_dim, head_dim // 2, 2, columns)
+    return pairs.swapaxes(1, 2).reshape(rows, columns)
+
+
+def _open_directory(path: Path) -> Checkpoint:
+    from safetensors import safe_open
+
+    config_json = read_json(path / "config.json")
+    if not config_json:
+        raise FileNotFoundError(f"model directory {path} has no config.json, or an empty one")
+    generation = read_json(path / "generation_config.json")
+    with reading(path / "config.json"):
+        config = config_from_hf(config_json, {})
+    with reading(path / "generation_config.json"):
+        if "eos_token_id" in generation:
+            eos_ids = Fields(generation).tokens("eos_token_id")
+            config = dataclasses.replace(config, eos_ids=eos_ids)
+    homes: dict[str, Any] = {}
+    for file in _shards(path):
+        with reading(file):
+            opened = safe_open(file, "numpy")
+            homes |= {name: (file, opened) for name in opened.keys()}  # noqa: SIM118 (no dict)
+    names = {name for name in homes if not name.endswith("rotary_emb.inv_freq")}
+    if config.tie_embeddings:
+        names.discard("lm_head.weight")
+
+    def read(name: str) -> np.ndarray:
+        file, opened = homes[name]
+        with reading(file, f"tensor {name}"):
+            array = opened.get_tensor(name)
+            # Gemma's checkpoints hold norms as their difference from 1; GGUF has added it already.
+            less_one = config.norms_less_one and name.endswith("norm.weight")
+            return array.astype(np.float32) + 1 if less_one else array
+
+    def lazy(name: str) -> LazyArray:
+        file, opened = homes[name]
+        with reading(file, f"tensor {name}"):
+            view = opened.get_slice(name)
+
+        def cut(index: Index) -> np.ndarray:
+            with reading(file, f"tensor {name}"):
+                return view[index]
+
+        return LazyArray(view.get_shape(), cut)
+
+    return Checkpoint(config, frozenset(names), read, lazy)
+
+
+def _shards(path: Path) -> list[Path]:
+    """The files of a directory's tensors: those that its index names, which lie beside it."""
+    index = path / "model.safetensors.index.json"
+    said = read_json(index).get("weight_map", {})
+    if not isinstance(said, dict) or not all(isinstance(name, str) for name in said.values()):
+        raise FileError(f"{index}: weight_map is not an object of files by tensor")
+    for name in said.values():
+        if name != Path(name).name or name in ("", ".."):
+            raise FileError(f"{index}: it names {name!r}, expected a file of its own folder")
+    return [path / name for name in sorted({*said.values()}) or ["model.safetensors"]]
