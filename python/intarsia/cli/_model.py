@@ -4,11 +4,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from intarsia.cli import _processes
 from intarsia.models import KV_CACHE_DTYPES, QUANTIZATIONS
 from intarsia.models.packages import PACKAGES
 
 if TYPE_CHECKING:
-    from intarsia.models import ModelConfig, Tokenizer
+    from intarsia.models import ModelConfig, ModelParallel, Tokenizer
 
 
 class Model(NamedTuple):
@@ -20,6 +21,7 @@ class Model(NamedTuple):
     config: "ModelConfig"
     params: dict[str, Any]
     tokenizer: "Tokenizer"
+    parallel: "ModelParallel | None"
 
     @property
     def name(self) -> str:
@@ -34,10 +36,12 @@ class Model(NamedTuple):
         return self.dtype + (f", linear layers in {self.quantize}" if self.quantize else "")
 
     def unquantized_params(self) -> dict[str, Any]:
-        """The weights in `dtype`, read again if they were quantised."""
+        """The weights in `dtype`, whole, read again if they were quantised or spread."""
         from intarsia.models import load_model
 
-        return load_model(self.path, dtype=self.dtype)[1] if self.quantize else self.params
+        if not self.quantize and not self.parallel:
+            return self.params
+        return load_model(self.path, dtype=self.dtype)[1]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="devices to divide the experts of a mixture among (default: %(default)s); --tensor-parallel N "
         "beside it divides heads and KV cache among the same devices, which otherwise have all of them",
     )
+    _processes.add_arguments(parser)
 
 
 class Choice(NamedTuple):
@@ -100,19 +105,26 @@ class Choice(NamedTuple):
     quantize: str | None
     config: "ModelConfig"
     tokenizer: "Tokenizer"
+    parallel: "ModelParallel | None"
 
     def load(self) -> Model:
-        """Loads its weights onto the device."""
+        """Loads its weights onto the device, or spreads them over several."""
         from intarsia.models import load_model
 
         config, params = load_model(
-            self.path, dtype=self.dtype, quantize=self.quantize, progress=True
+            self.path,
+            dtype=self.dtype,
+            quantize=self.quantize,
+            progress=True,
+            parallel=self.parallel,
         )
-        return Model(self.path, self.dtype, self.quantize, config, params, self.tokenizer)
+        return Model(
+            self.path, self.dtype, self.quantize, config, params, self.tokenizer, self.parallel
+        )
 
 
-def choose(args: argparse.Namespace) -> Choice:
-    """Finds the model that the flags name, and the device; what does not fit is refused at once."""
+def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
+    """Finds the model that the flags name, and the devices; what does not fit is refused at once."""
     import jax
 
     sizes = {"--tensor-parallel": args.tensor_parallel, "--expert-parallel": args.expert_parallel}
@@ -120,25 +132,25 @@ def choose(args: argparse.Namespace) -> Choice:
         if size < 1:
             raise ValueError(f"{flag} is {size}, expected 1 or more")
     devices = max(sizes.values())
-    if devices > 1:
-        jax.config.update("jax_num_cpu_devices", devices)
+    local = share.local_devices(devices)
+    if devices > 1 or share.processes:
+        jax.config.update("jax_num_cpu_devices", local)
     _choose_device(args.device)
-    from intarsia.models import Tokenizer, find_model
+    of_replica = share.devices(devices)
+    from intarsia.models import ModelParallel, Tokenizer, find_model
     from intarsia.models.checkpoint import open_checkpoint
-    from intarsia.models.parallel import ModelParallel
 
     path = find_model(args.model)
     on_cpu = jax.default_backend() == "cpu"
     dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(args.dtype, args.dtype)
     config = open_checkpoint(path).config
-    if devices > 1:
-        ModelParallel(config, *sizes.values())  # raises if it does not fit
+    parallel = ModelParallel(config, *sizes.values(), of_replica) if devices > 1 else None
     quantize = {"none": None, "auto": None}.get(args.quantize, args.quantize)
     # On GPUs there is no kernel for it yet, and stacked layers would be copied at each step.
     alone = devices == 1 and not getattr(args, "scan_layers", False) and not config.experts
     if args.quantize == "auto" and on_cpu and alone and path.suffix == ".gguf":
         quantize = "file"
-    return Choice(path, dtype, quantize, config, Tokenizer.from_path(path))
+    return Choice(path, dtype, quantize, config, Tokenizer.from_path(path), parallel)
 
 
 def _choose_device(platform: str) -> None:

@@ -1,18 +1,20 @@
 """`intarsia generate`: text from a small language model, through the library's own kernels."""
 
 import argparse
+import dataclasses
 import operator
 import os
+import secrets
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from intarsia.cli import _model
+from intarsia.cli import _model, _processes
 
 if TYPE_CHECKING:
-    from intarsia.models import Engine, Tokenizer
+    from intarsia.models import Engine, SamplingParams, Tokenizer
 
 _DEFAULT_PROMPTS = (
     "Explain in two sentences why the sky is blue.",
@@ -65,17 +67,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Generates; texts go to stdout, everything else to stderr."""
-    _generate(args)
+    with _processes.joined(args, "generate") as share:
+        _generate(args, share)
     return 0
 
 
-def _generate(args: argparse.Namespace) -> None:
+def _generate(args: argparse.Namespace, share: _processes.Share) -> None:
     from intarsia.models import Engine, SamplingParams
     from intarsia.models.engine import check_limits
     from intarsia.models.schedule import check_prompt
 
     if args.reference and args.temperature != 0:
         raise ValueError(f"--reference needs --temperature 0, got {args.temperature}")
+    if args.reference and share.processes:
+        raise ValueError(f"--reference needs one process, got {share.processes.count}")
     sampling = SamplingParams(
         temperature=args.temperature,
         top_k=args.top_k,
@@ -83,7 +88,7 @@ def _generate(args: argparse.Namespace) -> None:
         seed=args.seed,
         max_tokens=args.max_tokens,
     )
-    choice = _model.choose(args)
+    choice = _model.choose(args, share)
     config, tokenizer = choice.config, choice.tokenizer
     plain = args.no_chat_template or tokenizer.chat_template is None
     texts = args.prompt or list(_DEFAULT_TEXTS if plain else _DEFAULT_PROMPTS)
@@ -96,16 +101,18 @@ def _generate(args: argparse.Namespace) -> None:
     check_limits(config, max_model_len, args.decode_steps)
     for index, prompt in enumerate(prompts):
         check_prompt(index, prompt, max_model_len)
+    own = share.of(range(len(prompts)))
+    share.stage("loading")
     model = choice.load()
+    share.meet("loaded")
     engine = Engine(
         config,
         model.params,
-        max_num_seqs=len(prompts),
+        max_num_seqs=len(own),
         max_model_len=max_model_len,
         decode_steps=args.decode_steps,
         scan_layers=args.scan_layers,
-        tensor_parallel=args.tensor_parallel,
-        expert_parallel=args.expert_parallel,
+        parallel=model.parallel,
         kv_cache_dtype=args.kv_cache_dtype,
     )
     kept = "" if args.kv_cache_dtype == "auto" else f", KV cache in {args.kv_cache_dtype}"
@@ -117,9 +124,17 @@ def _generate(args: argparse.Namespace) -> None:
     )
     printer = _Printer(tokenizer, texts)
     completions: list[list[int]] = [[] for _ in prompts]
-    for output in engine.stream(prompts, sampling):
-        completions[output.index].append(output.token)
-        printer.push(output.index, output.token, output.finish_reason)
+    ends: list[str | None] = [None for _ in prompts]
+    share.stage("compiling and generating")
+    for output in engine.stream([prompts[i] for i in own], _seeded(sampling, own, share)):
+        index = own[output.index]
+        completions[index].append(output.token)
+        ends[index] = output.finish_reason
+        printer.push(index, output.token, output.finish_reason)
+        share.progress()
+    for others in share.gather("completions", [(i, completions[i], ends[i]) for i in own])[1:]:
+        for index, tokens, end in others:
+            printer.push_all(index, tokens, end)
     _summarise(engine, sum(map(len, prompts)))
     waits = _waits_for_weights(len(prompts))
     if waits:
@@ -135,6 +150,16 @@ def _generate(args: argparse.Namespace) -> None:
         limits = [min(args.max_tokens, max_model_len - len(prompt)) for prompt in prompts]
         rate = engine.stats.decode_tokens, engine.stats.decode_seconds
         _compare(model, prompts, completions, limits, args.kv_cache_dtype, rate)
+
+
+def _seeded(
+    sampling: "SamplingParams", own: Sequence[int], share: _processes.Share
+) -> "SamplingParams | list[SamplingParams]":
+    """Sampling for each prompt, with seeds that all processes agree on."""
+    if sampling.seed is not None or share.processes is None:
+        return sampling
+    seed = share.agree("seed", secrets.randbits(32))
+    return [dataclasses.replace(sampling, seed=(seed + index) & 0xFFFFFFFF) for index in own]
 
 
 class _Printer:
@@ -158,6 +183,11 @@ class _Printer:
             self._done[index] = True
         if index == self._live:
             self._flush()
+
+    def push_all(self, index: int, tokens: Sequence[int], finish_reason: str | None) -> None:
+        """Takes a whole completion."""
+        for place, token in enumerate(tokens, 1):
+            self.push(index, token, finish_reason if place == len(tokens) else None)
 
     def _begin_next(self) -> None:
         self._live += 1

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from intarsia.cli import _model
+from intarsia.cli import _model, _processes
 
 _CONTEXT = 2048
 
@@ -24,7 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Scores; the result goes to stdout."""
     text = _read(args.text)
-    choice = _model.choose(args)
+    with _processes.joined(args, "perplexity") as share:
+        _score(args, text, share)
+    return 0
+
+
+def _score(args: argparse.Namespace, text: str, share: _processes.Share) -> None:
+    choice = _model.choose(args, share)
+    import numpy as np
+
     from intarsia.models import Engine, perplexity
 
     tokens, limit = choice.tokenizer.encode(text), choice.config.max_positions
@@ -34,23 +42,29 @@ def main(args: argparse.Namespace) -> int:
     pieces = [tokens[i : i + context] for i in range(0, len(tokens), context)]
     if len(tokens) < 2:
         raise ValueError(f"the text has {len(tokens)} tokens, expected 2 or more")
+    own = share.of(pieces)
+    share.stage("loading")
     model = choice.load()
+    share.meet("loaded")
     engine = Engine(
         model.config,
         model.params,
         max_num_seqs=1,
         max_model_len=max(map(len, pieces)) + 1,
-        tensor_parallel=args.tensor_parallel,
-        expert_parallel=args.expert_parallel,
+        parallel=model.parallel,
         kv_cache_dtype=args.kv_cache_dtype,
     )
-    logprobs = engine.prompt_logprobs(pieces)
+    share.stage("compiling and scoring")
+    scored = [values.tolist() for values in engine.prompt_logprobs(own)]
+    parts = share.gather("logprobs", scored)
+    if not share.prints:
+        return
+    logprobs = [np.asarray(values, np.float32) for part in parts for values in part]
     cache = model.dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
     print(
         f"perplexity {perplexity(logprobs):.4f} of {sum(map(len, logprobs))} tokens "
         f"({model.name} in {model.precision}, KV cache in {cache})"
     )
-    return 0
 
 
 def _read(name: str) -> str:

@@ -239,6 +239,10 @@ class Engine:
         ]
         for request in requests:
             self._allocator.check_capacity(request)
+            if self._parallel and self._parallel.spans_processes and not request.is_repeatable:
+                raise ValueError(
+                    f"prompt {request.index}: seed is None, expected the same number in each process"
+                )
         return requests
 
     def _schedule(self, requests: list[Request]) -> contextlib.closing[Schedule]:

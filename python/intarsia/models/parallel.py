@@ -96,6 +96,11 @@ class ModelParallel:
             heads_spread=tensor > 1,
         )
 
+    @property
+    def spans_processes(self) -> bool:
+        """Whether some of the devices are another process's."""
+        return any(d.process_index != jax.process_index() for d in self._mesh.devices.flat)
+
     def cache_sharding(self, stacked: bool) -> NamedSharding:
         """Of a cache [p, s, hk, d] of all devices' KV heads, copies counted; or [l, p, s, hk, d]."""
         if self.heads == 1:

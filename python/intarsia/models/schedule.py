@@ -57,6 +57,11 @@ class Request:
     finished: bool = False
 
     @property
+    def is_repeatable(self) -> bool:
+        """Whether its random choices, if any, are fixed."""
+        return self.params.temperature == 0 or self.params.seed is not None
+
+    @property
     def num_pages(self) -> int:
         """Pages for the whole request; its last token is never fed, so it needs no slot."""
         return -(-(len(self.prompt) + self.limit - 1) // PAGE_SIZE)

@@ -1,0 +1,369 @@
+"""Several processes that run one model: JAX's distributed runtime, bounded in time and with words for what went wrong.
+
+JAX's coordinator, in process 0, knows who is there: a process that sends it no heartbeats has died. JAX would end the
+others with a stack trace that names nobody, so here they are recoverable tasks (`jax_enable_recoverability`), which a
+thread asks about and ends. Addresses are chosen here too, since JAX's coordinator listens on all interfaces by
+default, and gloo on whatever the host's name resolves to.
+"""
+
+import contextlib
+import dataclasses
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.extend.backend import register_backend_factory
+
+_PREFIX = "intarsia/"  # of keys and barriers in the coordinator's store
+_POLL_SECONDS = 1.0
+_FAREWELL_SECONDS = 5
+_DAY_SECONDS = 24 * 3600
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How long processes wait for each other, in seconds.
+
+    Attributes:
+        start: For all of them to have connected to the coordinator.
+        heartbeat: For a sign of life, before a process counts as dead.
+        stall: For this process to get any further.
+    """
+
+    start: int = 300
+    heartbeat: int = 30
+    stall: int = 600
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if value < 1:
+                raise ValueError(f"the {name} limit is {value} s, expected 1 or more")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Which of how many processes this is, and where they meet.
+
+    Attributes:
+        coordinator: HOST:PORT of process 0.
+        count: Processes.
+        index: This one's.
+        devices: Those of the host that this process uses, by index; all if None.
+    """
+
+    coordinator: str
+    count: int
+    index: int
+    devices: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        host, _, port = self.coordinator.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"the coordinator is {self.coordinator!r}, expected HOST:PORT")
+        if self.count < 1:
+            raise ValueError(f"the number of processes is {self.count}, expected 1 or more")
+        if not 0 <= self.index < self.count:
+            raise ValueError(f"the process is {self.index}, expected 0 to {self.count - 1}")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, _, port = self.coordinator.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+def detect_place(method: str | None = None, timeout: int = 300) -> Place:
+    """What JAX reads in the environment of Slurm, Open MPI or Kubernetes.
+
+    Args:
+        method: One of JAX's `cluster_detection_method`; if None, the first that applies.
+        timeout: Seconds that JAX may wait for the cluster's answers.
+
+    Raises:
+        ValueError: There is no such environment.
+    """
+    from jax._src.clusters import ClusterEnv
+
+    given = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    found = ClusterEnv.auto_detect_unset_distributed_params(
+        given, None, None, None, method, timeout
+    )
+    coordinator, count, index, devices = found
+    if coordinator is None or count is None or index is None:
+        raise ValueError(
+            "JAX finds no Slurm, Open MPI or Kubernetes job in the environment; name the coordinator, the "
+            "number of processes and this process's number"
+        )
+    return Place(coordinator, count, index, list(devices) if devices is not None else None)
+
+
+def join(
+    place: Place,
+    limits: Limits | None = None,
+    *,
+    listen: str | None = None,
+    say: Callable[[str], None] | None = None,
+) -> "Processes":
+    """Makes this process one of several, before JAX has touched a device.
+
+    Args:
+        place: Which one, and where they meet.
+        limits: Of time.
+        listen: The address of this host at which the coordinator, in process 0, and gloo, in all, listen; if
+            None, the coordinator listens where `place` says and gloo at the address that faces it.
+        say: Prints the line that says why the process ends; on stderr if None.
+
+    Raises:
+        OSError: The coordinator's port is in use, or the address is none of this host.
+        TimeoutError: There is no coordinator.
+    """
+    limits = limits or Limits()
+    say = say or _print_line
+    name = f"process {place.index} of {place.count}"
+    deadline = time.monotonic() + limits.start
+    bind = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") if listen is None else None
+    bind = bind or _joined(listen or place.address[0], place.address[1])
+    if place.index == 0:
+        _check_free(name, bind)
+    else:
+        _wait_for_coordinator(name, place, limits.start)
+    own = listen or _facing(place.address)
+    jax.config.update("jax_enable_recoverability", True)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    register_backend_factory("cpu", lambda: _cpu_client(own), priority=0, fail_quietly=False)
+    with _bounded(
+        max(deadline - time.monotonic(), 1),
+        lambda: say(
+            f"{name}: fewer than {place.count} processes connected to the coordinator at {place.coordinator} within "
+            f"{limits.start} s"
+        ),
+    ):
+        jax.distributed.initialize(
+            place.coordinator,
+            num_processes=place.count,
+            process_id=place.index,
+            local_device_ids=place.devices,
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=bind,
+            initialization_timeout=limits.start + _FAREWELL_SECONDS,
+            heartbeat_timeout_seconds=limits.heartbeat,
+            shutdown_timeout_seconds=_FAREWELL_SECONDS,
+        )
+    return Processes(place, limits, say)
+
+
+class Processes:
+    """This process and the others.
+
+    Attributes:
+        index: This one's number.
+        count: How many there are.
+    """
+
+    def __init__(self, place: Place, limits: Limits, say: Callable[[str], None]) -> None:
+        from jax._src import distributed
+
+        self.index, self.count = place.index, place.count
+        self._limits, self._say = limits, say
+        self._client: Any = distributed.global_state.client
+        self._over, self._ending = threading.Event(), threading.Lock()
+        self._moved: float | None = time.monotonic()
+        self._threads = [
+            threading.Thread(target=target, daemon=True)
+            for target in (self._watch_words, self._watch_lives)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def name(self) -> str:
+        """As messages have it."""
+        return f"process {self.index} of {self.count}"
+
+    def stage(self, text: str) -> None:
+        """Says what this process does from now on, for the case that it stalls."""
+        self.progress()
+        self._client.key_value_set(f"{_PREFIX}stage/{self.index}", text, allow_overwrite=True)
+
+    def progress(self) -> None:
+        """Says that this process got further."""
+        self._moved = time.monotonic()
+
+    def meet(self, what: str) -> None:
+        """Waits for the others to get here: no collective then waits for a process that is not there yet."""
+        self.stage(what)
+        self._moved = None  # whoever is late has a limit of its own
+        self._client.wait_at_barrier(_PREFIX + what, _DAY_SECONDS * 1000)
+        self.progress()
+
+    def gather(self, what: str, value: str) -> list[str]:
+        """Brings a value of each process to process 0, through the coordinator; nothing elsewhere."""
+        key = f"{_PREFIX}{what}/"
+        self._client.key_value_set(f"{key}{self.index}", value)
+        self.meet(what)
+        if self.index:
+            return []
+        return [self._client.key_value_try_get(f"{key}{i}") for i in range(self.count)]
+
+    def share(self, what: str, value: str) -> str:
+        """Brings a value of process 0 to each process."""
+        if self.index == 0:
+            self._client.key_value_set(_PREFIX + what, value)
+        self.meet(f"{what} is shared")
+        return self._client.key_value_try_get(_PREFIX + what)
+
+    def finish(self) -> None:
+        """Waits for the others to end as well."""
+        self.meet("end")
+        self._over.set()
+        jax.distributed.shutdown()
+        for thread in self._threads:
+            thread.join(_FAREWELL_SECONDS)
+
+    def fail(self, error: BaseException, status: int = 1) -> None:
+        """Ends this process with a line about an error, and the others with one about this process."""
+        text = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, KeyboardInterrupt):
+            text = "interrupted"
+        elif isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in text:
+            # Most likely another one died, and whoever watches lives will end this one with its number.
+            time.sleep(self._limits.heartbeat + _FAREWELL_SECONDS)
+        self._end(text, status, tell=True)
+
+    def _end(self, text: str, status: int, *, tell: bool = False) -> None:
+        """Prints a line and ends the process, after those who can have heard of it."""
+        if not self._ending.acquire(blocking=False):
+            time.sleep(2 * _FAREWELL_SECONDS)  # another thread does it
+        self._say(f"{self.name}: {text}")
+        with contextlib.suppress(Exception):
+            if tell:
+                self._client.key_value_set(f"{_PREFIX}failed", f"{self.index} {text}")
+            # Process 0 has the store that the others read the line from.
+            self._client.wait_at_barrier(f"{_PREFIX}failed", _FAREWELL_SECONDS * 1000)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        os._exit(status)
+
+    def _watch_words(self) -> None:
+        """Ends this process when another one says that it failed, or when this one gets no further."""
+        while not self._over.is_set():
+            try:
+                said = self._client.blocking_key_value_get(
+                    f"{_PREFIX}failed", int(_POLL_SECONDS * 1000)
+                )
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    self._over.wait(_POLL_SECONDS)  # JAX ends a process whose coordinator is gone
+            else:
+                index, _, text = said.partition(" ")
+                if int(index) != self.index:
+                    self._end(f"ended, since process {index} failed: {text}", 1)
+                return
+            moved, limit = self._moved, self._limits.stall
+            if moved is not None and time.monotonic() - moved > limit:
+                self._end(f"no progress for {limit} s; {self._stages()}", 1, tell=True)
+
+    def _watch_lives(self) -> None:
+        """Ends this process when the coordinator has missed another one's heartbeats."""
+        everyone = list(range(self.count))
+        while True:
+            try:
+                dead = sorted({*everyone} - {*self._client.get_live_nodes(everyone)})
+            except jax.errors.JaxRuntimeError:
+                if self._over.wait(_POLL_SECONDS):
+                    return
+                continue
+            if dead and not self._over.is_set():
+                who = ", ".join(f"process {index}" for index in dead)
+                self._end(f"ended, since {who} sent no heartbeat for {self._limits.heartbeat} s", 1)
+            if self._over.wait(_POLL_SECONDS):
+                return
+
+    def _stages(self) -> str:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            stages = self._client.key_value_dir_get(f"{_PREFIX}stage/")
+            said = {int(key.rsplit("/", 1)[1]): text for key, text in stages}
+            return ", ".join(f"process {i} is at {text!r}" for i, text in sorted(said.items()))
+        return "the coordinator is gone"
+
+
+def _check_free(name: str, bind: str) -> None:
+    """Raises OSError if the coordinator cannot listen there: gRPC would share the port (SO_REUSEPORT), or end the process."""
+    host, _, port = bind.rpartition(":")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        raise OSError(
+            f"{name}: the coordinator cannot listen on {bind}: {error.strerror}"
+        ) from None
+
+
+def _wait_for_coordinator(name: str, place: Place, seconds: int) -> None:
+    """Waits for a coordinator to listen: JAX would end the process with a stack trace."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            with socket.create_connection(place.address, timeout=max(1, seconds)):
+                return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                text = f"{name}: no coordinator at {place.coordinator} within {seconds} s: {error}"
+                raise TimeoutError(text) from None
+        time.sleep(min(0.2, seconds))
+
+
+def _facing(address: tuple[str, int]) -> str:
+    """This host's address on the way to another."""
+    family, kind, _, _, where = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(where)  # of UDP: nothing is sent
+        return probe.getsockname()[0]
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _cpu_client(hostname: str) -> Any:
+    """JAX's client of the CPU, whose gloo listens at an address, which JAX has no setting for."""
+    from jax._src import distributed, xla_bridge
+    from jaxlib import _jax
+
+    collectives = _jax.make_gloo_tcp_collectives(
+        distributed_client=distributed.global_state.client, hostname=hostname
+    )
+    return xla_bridge.make_cpu_client(collectives)
+
+
+@contextlib.contextmanager
+def _bounded(seconds: float, say: Callable[[], None]) -> Iterator[None]:
+    """Ends the process if what is inside takes longer: JAX's own limits end it with a stack trace."""
+    done = threading.Event()
+
+    def watch() -> None:
+        if not done.wait(seconds):
+            say()
+            os._exit(1)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _print_line(line: str) -> None:
+    os.write(2, f"{line}\n".encode())  # wherever `sys.stderr` goes

@@ -1,0 +1,322 @@
+"""Several processes with JAX's distributed runtime: the tokens of one, a part of the file each, and ends in bounded time."""
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from intarsia import cli
+from intarsia.cli import _processes
+from intarsia.models.processes import Limits, Place, detect_place
+
+BOUND = 120  # s, of a machine that has other things to do
+PROMPTS = ("the", "hello 123", "12")
+COMMAND = "import sys; from intarsia.cli import main; sys.exit(main())"
+LIBRARY = """
+import dataclasses, json, sys
+from pathlib import Path
+from intarsia.models import Engine, ModelParallel, SamplingParams, load_model, weights
+from intarsia.models.lazy import LazyArray
+from intarsia.models.processes import Limits, Place, join
+
+path, address, count, index = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+processes = join(Place(address, count, index), Limits(start=60, heartbeat=10))
+read = []
+
+def counted(array):
+    read.append(array.nbytes)
+    return array
+
+def opened(path, open=weights.open_checkpoint):
+    checkpoint = open(path)
+    def lazy(name):
+        array = checkpoint.lazy(name)
+        return LazyArray(array.shape, lambda index: counted(array[index]))
+    return dataclasses.replace(checkpoint, read=lambda name: counted(checkpoint.read(name)), lazy=lazy)
+
+weights.open_checkpoint = opened
+parallel = ModelParallel(opened(path).config, count)
+config, params = load_model(path, parallel=parallel)
+processes.meet("loaded")
+engine = Engine(config, params, parallel=parallel, max_num_seqs=2, max_model_len=64)
+sampling = SamplingParams(temperature=1.0, top_k=20, seed=3, max_tokens=8, ignore_eos=True)
+tokens = [x.tokens for x in engine.generate([[5, 9, 200], [7]], sampling)]
+try:
+    engine.generate([[5]], SamplingParams(temperature=1.0))
+except ValueError as error:
+    refused = str(error)
+print(json.dumps([sum(read), tokens, refused, index]))
+processes.finish()
+"""
+
+
+@pytest.fixture
+def model(write_gguf, tiny_weights) -> Path:
+    """The tiny model's file."""
+    return write_gguf(tiny_weights)
+
+
+@pytest.fixture
+def address():
+    """Where a coordinator may listen."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.fixture
+def start():
+    """Starts a Python process; ends what is left of them."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(*command: str) -> subprocess.Popen:
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            )
+            stack.callback(_end, process)
+            return process
+
+        yield begin
+
+
+@pytest.fixture
+def generate(start, model, address):
+    """Starts `intarsia generate` as one of several processes."""
+
+    def begin(count: int, index: int, *arguments: str) -> subprocess.Popen:
+        texts = [flag for text in PROMPTS for flag in ("--prompt", text)]
+        settings = ["--model", str(model), "--no-chat-template", "--quantize", "none", *texts]
+        place = ["--coordinator-address", address, "--num-processes", str(count)]
+        command = ["-c", COMMAND, "generate", *settings, *place, "--process-id", str(index)]
+        return start(*command, "--max-tokens", "8", *arguments)
+
+    return begin
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    process.stderr.close()
+
+
+def _ends(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
+    """Their exit statuses, and what they printed."""
+    ends = []
+    for process in processes:
+        out, err = process.communicate(timeout=BOUND)
+        ends.append((process.returncode, out, err))
+    return ends
+
+
+def _said(err: str) -> list[str]:
+    return [line for line in err.splitlines() if line.startswith("intarsia generate: ")]
+
+
+@pytest.mark.parametrize(
+    ("count", "arguments"),
+    [
+        (2, "--tensor-parallel 2"),
+        (2, "--data-parallel 2"),
+        (2, "--tensor-parallel 4 --decode-steps 3"),
+        (4, "--tensor-parallel 2 --data-parallel 2"),
+    ],
+)
+def test_tokens_are_those_of_one_process(generate, model, capsys, count, arguments) -> None:
+    texts = [flag for text in PROMPTS for flag in ("--prompt", text)]
+    command = ["generate", "--model", str(model), "--no-chat-template", "--quantize", "none"]
+    assert cli.main([*command, *texts, "--device", "cpu", "--max-tokens", "8"]) == 0
+    expected = capsys.readouterr().out
+    ends = _ends([generate(count, i, *arguments.split()) for i in range(count)])
+    assert [status for status, _, _ in ends] == [0] * count, ends
+    assert ends[0][1] == expected
+    assert all(out == "" for _, out, _ in ends[1:])
+    assert all("device " not in err and "loading" not in err for _, _, err in ends[1:])
+
+
+def test_perplexity_is_that_of_one_process(start, model, address, capsys, tmp_path) -> None:
+    (tmp_path / "text").write_text("hello the world 123 " * 6)
+    command = ["perplexity", str(tmp_path / "text"), "--model", str(model), "--context", "32"]
+    command += ["--quantize", "none"]
+    assert cli.main([*command, "--device", "cpu"]) == 0
+    expected = capsys.readouterr().out
+    flags = ["--coordinator", address, "--num-processes", "2", "--data-parallel", "2"]
+    ends = _ends(
+        [start("-c", COMMAND, *command, *flags, "--process-id", str(i)) for i in range(2)]
+    )
+    assert [end[:2] for end in ends] == [(0, expected), (0, "")]
+
+
+def test_a_process_reads_its_part(start, model, address, tiny_weights) -> None:
+    """Of matrices half, but that two devices have an even number of rows of the vocabulary; vectors whole."""
+    ends = _ends([start("-c", LIBRARY, str(model), address, "2", str(i)) for i in range(2)])
+    assert [status for status, _, _ in ends] == [0, 0], ends
+    said = [json.loads(out.splitlines()[-1]) for _, out, _ in ends]
+    whole = sum(array.nbytes for array in tiny_weights.values())
+    vectors = sum(array.nbytes for array in tiny_weights.values() if array.ndim == 1)
+    row = tiny_weights["model.embed_tokens.weight"][0].nbytes
+    half = vectors + (whole - vectors) / 2
+    assert sum(read for read, *_ in said) == pytest.approx(2 * half, abs=2 * row)
+    assert all(read == pytest.approx(half, abs=row) for read, *_ in said)
+    assert said[0][1] == said[1][1] and len(said[0][1][0]) == 8
+    assert said[0][2] == "prompt 0: seed is None, expected the same number in each process"
+
+
+def _wait_for(processes: list[subprocess.Popen], text: str) -> None:
+    """Waits until process 0 has printed a text."""
+    deadline, seen, pipe = time.monotonic() + BOUND, b"", processes[0].stderr.fileno()
+    while text.encode() not in seen:
+        assert time.monotonic() < deadline and processes[0].poll() is None, seen
+        if select.select([pipe], [], [], 1)[0]:
+            seen += os.read(pipe, 4096)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_dies_or_hangs_ends_all(generate, how) -> None:
+    limits = ["--heartbeat-timeout", "4", "--max-tokens", "400", "--max-model-len", "500"]
+    processes = [generate(2, i, "--tensor-parallel", "2", *limits) for i in range(2)]
+    _wait_for(processes, "compiling")
+    processes[1].send_signal(how)
+    begin = time.monotonic()
+    [(status, _, err)] = _ends(processes[:1])
+    assert time.monotonic() - begin < 30
+    line = "process 0 of 2: ended, since process 1 sent no heartbeat for 4 s"
+    assert (status, _said(err)) == (1, [f"intarsia generate: {line}"])
+    processes[1].send_signal(signal.SIGCONT)
+    assert processes[1].wait(BOUND) != 0
+
+
+def test_without_its_coordinator_a_process_ends(generate) -> None:
+    limits = ["--heartbeat-timeout", "4", "--max-tokens", "400", "--max-model-len", "500"]
+    processes = [generate(2, i, "--tensor-parallel", "2", *limits) for i in range(2)]
+    _wait_for(processes, "compiling")
+    processes[0].kill()
+    begin = time.monotonic()
+    [(status, _, err)] = _ends(processes[1:])
+    assert time.monotonic() - begin < 30 and status != 0
+    assert "leader" in err or "process 1 of 2" in err
+
+
+def test_an_error_of_one_process_is_everyones(generate, tmp_path) -> None:
+    begin = time.monotonic()
+    other = ["--model", str(tmp_path / "nosuch.gguf")]
+    ends = _ends([generate(2, 0, "--tensor-parallel", "2"), generate(2, 1, *other)])
+    assert time.monotonic() - begin < 60
+    text = f"model '{tmp_path}/nosuch.gguf' is neither"
+    assert ends[0][0] == 1 and ends[1][0] == 2
+    [said], [own] = _said(ends[0][2]), _said(ends[1][2])
+    assert f"process 0 of 2: ended, since process 1 failed: {text}" in said
+    assert f"process 1 of 2: {text}" in own
+
+
+def test_nobody_comes(generate, address) -> None:
+    """There is no coordinator; there is one and nobody else; its port is in use."""
+    [(status, _, err)] = _ends([generate(2, 1, "--start-timeout", "1")])
+    assert status == 2 and err.count("\n") == 1
+    assert f"process 1 of 2: no coordinator at {address} within 1 s: " in err
+    [(status, _, err)] = _ends([generate(2, 0, "--start-timeout", "2")])
+    assert status == 1 and err == (
+        "intarsia generate: process 0 of 2: fewer than 2 processes connected to the coordinator at "
+        f"{address} within 2 s\n"
+    )
+    host, port = address.split(":")
+    with socket.create_server((host, int(port))):
+        [(status, _, err)] = _ends([generate(2, 0)])
+    assert status == 2 and err == (
+        f"intarsia generate: process 0 of 2: the coordinator cannot listen on {address}: Address already in use\n"
+    )
+
+
+def test_addresses_that_are_listened_at(start, address) -> None:
+    """Never all interfaces: neither the coordinator's port nor gloo's."""
+    script = """
+import sys, jax, jax.numpy as jnp
+from jax.experimental import multihost_utils
+from intarsia.models.processes import Place, join
+index = int(sys.argv[2])
+processes = join(Place(sys.argv[1], 2, index), listen=f"127.0.0.{2 + index}" if index else None)
+multihost_utils.process_allgather(jnp.ones(1))
+inodes = set()
+import os
+for fd in os.listdir("/proc/self/fd"):
+    try:
+        inodes.add(os.readlink(f"/proc/self/fd/{fd}"))
+    except OSError:
+        pass
+for table in ("tcp", "tcp6"):
+    for line in open(f"/proc/net/{table}").read().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+            print("listens", fields[1].split(":")[0][-8:])
+processes.finish()
+"""
+    ends = _ends([start("-c", script, address, str(i)) for i in range(2)])
+    assert [status for status, _, _ in ends] == [0, 0], ends
+    found = [{*re.findall(r"listens (\w+)", out)} for _, out, _ in ends]
+    assert found == [{"0100007F"}, {"0300007F"}]
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ("--num-processes 2", "missing: --coordinator-address, --process-id"),
+        ("--data-parallel 2", "--data-parallel is 2, expected 1: there is one process"),
+        (
+            "--coordinator 10.0.0.1 --num-processes 2 --process-id 0",
+            "'10.0.0.1', expected HOST:PORT",
+        ),
+        ("--coordinator h:1 --num-processes 2 --process-id 2", "the process is 2, expected 0 to 1"),
+        ("--coordinator h:1 --num-processes 0 --process-id 0", "is 0, expected 1 or more"),
+        (
+            "--coordinator h:1 --num-processes 3 --process-id 0 --data-parallel 2",
+            "expected a divisor of 3",
+        ),
+        (
+            "--coordinator h:1 --num-processes 2 --process-id 0 --stall-timeout 0",
+            "stall limit is 0 s",
+        ),
+        ("--distributed --process-id 0", "--distributed finds --process-id by itself"),
+        ("--distributed", "JAX finds no Slurm, Open MPI or Kubernetes job"),
+    ],
+)
+def test_flags_that_do_not_fit(model, capsys, flags, text) -> None:
+    assert cli.main(["generate", "--model", str(model), *flags.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("intarsia generate: ") and text in error and error.count("\n") == 1
+
+
+def test_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"JOB_ID": "7", "STEP_NODELIST": "node[3-4]", "NTASKS": "2", "PROCID": "1"}
+    for name, value in (variables | {"LOCALID": "0"}).items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert detect_place() == Place("node3:61447", 2, 1, [0])
+    assert Place("[::1]:5", 1, 0).address == ("::1", 5)
+
+
+def test_limits() -> None:
+    with pytest.raises(ValueError, match="the heartbeat limit is 0 s, expected 1 or more"):
+        Limits(heartbeat=0)
+
+
+@pytest.mark.parametrize("count", range(2, 9))
+def test_prompts_are_divided_without_rest(count) -> None:
+    for replicas in range(1, count + 1):
+        shares = [_processes.Share(None, replicas, i).of(range(count)) for i in range(replicas)]
+        assert [x for share in shares for x in share] == [*range(count)]
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    with pytest.raises(
+        ValueError, match=f"--data-parallel is {count + 1}, expected at most {count}"
+    ):
+        _processes.Share(None, count + 1, 0).of(range(count))
