@@ -2,6 +2,7 @@
 
 Usage: decode.py [--tensor-parallel 1 2] [--sequences 16] [--context 4096] [--new-tokens 64] [--layers 32]
                  [--decode-steps 1]
+       decode.py --tensor-parallel 2 --coordinator-address HOST:PORT --num-processes 2 --process-id 0 (docs/scaling.md)
 
 For each number of devices: the time of a decode step and its floor (every weight, key and value of
 a device read once), tokens a second, and the collectives of the compiled step with their shapes;
@@ -21,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "python"))
-from intarsia.models import Engine, ModelConfig, SamplingParams
+from intarsia.cli import _processes
+from intarsia.models import Engine, ModelConfig, ModelParallel, SamplingParams
 from intarsia.models.config import LayerKind, Rope
 
 _PROFILED_STEPS = 8
@@ -78,11 +80,11 @@ def random_params(config: ModelConfig) -> dict:
     }
 
 
-def floor_seconds(config: ModelConfig, args: argparse.Namespace, devices: int) -> float:
+def floor_seconds(config: ModelConfig, sequences: int, context: int, devices: int) -> float:
     """Reading a device's share of weights (but the embedding) and of K and V once."""
     n, d, h, hk = config.hidden, config.head_dim, config.heads, config.kv_heads
     block = n * (2 * h + 2 * hk) * d + 3 * n * config.intermediate
-    cache = 2 * args.sequences * args.context * hk * d
+    cache = 2 * sequences * context * hk * d
     elements = config.layers * (block + cache) + config.vocab * n
     return 2 * elements / devices / _BYTES_PER_SECOND
 
@@ -119,29 +121,42 @@ def profile(engine: Engine, prompts: list[list[int]], sampling: SamplingParams) 
     return [f"{ns / step:7.3f} ms {name}" for name, ns in spent.most_common(16)]
 
 
-def measure(config: ModelConfig, params: dict, args: argparse.Namespace, devices: int) -> float:
+def measure(
+    config: ModelConfig,
+    params: dict,
+    args: argparse.Namespace,
+    devices: int,
+    share: _processes.Share,
+) -> float:
     """Prints one row; returns tokens a second."""
     rng = np.random.default_rng(0)
     length = args.context - args.new_tokens
     prompts = rng.integers(0, config.vocab, (args.sequences, length)).tolist()
+    prompts = list(share.of(prompts))
+    parallel = None
+    if devices > 1:
+        parallel = ModelParallel(config, devices, devices=share.devices(devices))
+        params = parallel.place(params)
+    share.meet(f"{devices} devices")
     engine = Engine(
         config,
         params,
-        max_num_seqs=args.sequences,
+        max_num_seqs=len(prompts),
         max_model_len=args.context,
         prefill_tokens=4096,
         decode_steps=args.decode_steps,
-        tensor_parallel=devices,
+        parallel=parallel,
     )
     sampling = SamplingParams(temperature=0.0, max_tokens=args.new_tokens, ignore_eos=True)
     engine.generate(prompts, sampling)
     stats = engine.stats
     programs = -(-(args.new_tokens - 1) // args.decode_steps)
     step = stats.decode_seconds / (programs * args.decode_steps)
-    rate = stats.decode_tokens / stats.decode_seconds
-    floor = floor_seconds(config, args, devices)
+    rates = share.gather(f"rate of {devices}", stats.decode_tokens / stats.decode_seconds)
+    rate = sum(rates)
+    floor = floor_seconds(config, len(prompts), args.context, devices)
     print(
-        f"{devices} device(s): decode step {step * 1e3:.2f} ms (floor {floor * 1e3:.2f}), "
+        f"{devices} device(s){'' if share.replicas == 1 else f', {share.replicas} times'}: decode step {step * 1e3:.2f} ms (floor {floor * 1e3:.2f}), "
         f"{rate:.0f} tokens/s; prefill {stats.prefill_tokens / stats.prefill_seconds:.0f} tokens/s; "
         f"compiled in {stats.compile_seconds:.0f} s\n  collectives: {collectives(engine)}",
         flush=True,
@@ -161,16 +176,27 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--decode-steps", type=int, default=1, help="of one program")
     parser.add_argument("--profile", action="store_true")
+    _processes.add_arguments(parser)
     args = parser.parse_args()
     if args.profile and args.decode_steps != 1:
         parser.error("--profile counts single steps: leave --decode-steps at 1")
+    with _processes.joined(args, "decode.py") as share:
+        run(args, share)
+
+
+def run(args: argparse.Namespace, share: _processes.Share) -> None:
+    """Measures each number of devices."""
+    if share.processes:
+        jax.config.update("jax_num_cpu_devices", share.local_devices(max(args.tensor_parallel)))
     config = llama3_8b(args.layers)
     params = random_params(config)
     print(
         f"{jax.devices()[0].device_kind}: {args.sequences} sequences of {args.context} tokens, bf16"
     )
-    rates = [measure(config, params, args, devices) for devices in args.tensor_parallel]
+    rates = [measure(config, params, args, devices, share) for devices in args.tensor_parallel]
     for devices, rate in zip(args.tensor_parallel[1:], rates[1:], strict=True):
+        if not share.prints:
+            return
         print(f"{devices} devices: {rate / rates[0]:.2f} times {args.tensor_parallel[0]}")
 
 

@@ -83,7 +83,7 @@ def start():
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"JAX_PLATFORMS": "cpu"},
+                env=os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"},
             )
             stack.callback(_end, process)
             return process
@@ -153,9 +153,7 @@ def test_perplexity_is_that_of_one_process(start, model, address, capsys, tmp_pa
     assert cli.main([*command, "--device", "cpu"]) == 0
     expected = capsys.readouterr().out
     flags = ["--coordinator", address, "--num-processes", "2", "--data-parallel", "2"]
-    ends = _ends(
-        [start("-c", COMMAND, *command, *flags, "--process-id", str(i)) for i in range(2)]
-    )
+    ends = _ends([start("-c", COMMAND, *command, *flags, "--process-id", str(i)) for i in range(2)])
     assert [end[:2] for end in ends] == [(0, expected), (0, "")]
 
 
@@ -211,8 +209,8 @@ def test_without_its_coordinator_a_process_ends(generate) -> None:
 
 def test_an_error_of_one_process_is_everyones(generate, tmp_path) -> None:
     begin = time.monotonic()
-    other = ["--model", str(tmp_path / "nosuch.gguf")]
-    ends = _ends([generate(2, 0, "--tensor-parallel", "2"), generate(2, 1, *other)])
+    both, other = ["--tensor-parallel", "2"], ["--model", str(tmp_path / "nosuch.gguf")]
+    ends = _ends([generate(2, 0, *both), generate(2, 1, *both, *other)])
     assert time.monotonic() - begin < 60
     text = f"model '{tmp_path}/nosuch.gguf' is neither"
     assert ends[0][0] == 1 and ends[1][0] == 2
@@ -266,6 +264,24 @@ processes.finish()
     assert [status for status, _, _ in ends] == [0, 0], ends
     found = [{*re.findall(r"listens (\w+)", out)} for _, out, _ in ends]
     assert found == [{"0100007F"}, {"0300007F"}]
+
+
+def test_a_process_that_gets_no_further_says_so(start, address) -> None:
+    script = """
+import sys, time
+from intarsia.models.processes import Limits, Place, join
+index = int(sys.argv[2])
+processes = join(Place(sys.argv[1], 2, index), Limits(stall=2))
+if index:
+    processes.stage("asleep")
+    time.sleep(100)
+processes.meet("awake")
+"""
+    ends = _ends([start("-c", script, address, str(i)) for i in range(2)])
+    text = "no progress for 2 s; process 0 is at 'awake', process 1 is at 'asleep'"
+    assert [status for status, _, _ in ends] == [1, 1]
+    assert f"process 1 of 2: {text}\n" in ends[1][2]
+    assert f"process 0 of 2: ended, since process 1 failed: {text}\n" in ends[0][2]
 
 
 @pytest.mark.parametrize(

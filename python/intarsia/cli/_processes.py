@@ -156,14 +156,14 @@ class Share(NamedTuple):
 
 
 @contextlib.contextmanager
-def joined(args: argparse.Namespace, command: str) -> Iterator[Share]:
+def joined(args: argparse.Namespace, program: str) -> Iterator[Share]:
     """Runs what is inside in one of several processes, if flags ask for them; its errors end them all."""
     place = _place(args)
     if place is None:
         yield Share()
         return
-    # Of the log, lines that say why a process is ended: ours say the rest. Before jax is imported.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import jax
+
     from intarsia.models.processes import Limits, join
 
     replicas = args.data_parallel
@@ -171,14 +171,13 @@ def joined(args: argparse.Namespace, command: str) -> Iterator[Share]:
         raise ValueError(
             f"--data-parallel is {replicas}, expected a divisor of {place.count}: the number of processes"
         )
-    prefix = f"intarsia {command}: "
     limits = Limits(args.start_timeout, args.heartbeat_timeout, args.stall_timeout)
     with _only_the_first_prints(place.index):
         processes = join(
             place,
             limits,
             listen=args.listen,
-            say=lambda line: _write_line(prefix + line),
+            say=lambda line: _write_line(f"{program}: {line}"),
         )
         try:
             yield Share(processes, replicas, place.index * replicas // place.count)
@@ -188,7 +187,8 @@ def joined(args: argparse.Namespace, command: str) -> Iterator[Share]:
         except _REFUSALS as error:
             processes.fail(error, 2)
         except BaseException as error:
-            _write_line(traceback.format_exc())
+            if not isinstance(error, jax.errors.JaxRuntimeError):
+                _write_line(traceback.format_exc())
             processes.fail(error)
 
 
@@ -205,6 +205,8 @@ def _place(args: argparse.Namespace) -> "Place | None":
                 f"--data-parallel is {args.data_parallel}, expected 1: there is one process (docs/scaling.md)"
             )
         return None
+    # XLA's log reads this when jax is imported: it is left to say why it aborts, and our lines say the rest.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from intarsia.models.processes import Place, detect_place
 
     if args.distributed:

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Generates; texts go to stdout, everything else to stderr."""
-    with _processes.joined(args, "generate") as share:
+    with _processes.joined(args, "intarsia generate") as share:
         _generate(args, share)
     return 0
 

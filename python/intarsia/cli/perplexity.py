@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Scores; the result goes to stdout."""
     text = _read(args.text)
-    with _processes.joined(args, "perplexity") as share:
+    with _processes.joined(args, "intarsia perplexity") as share:
         _score(args, text, share)
     return 0
 

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,10 @@ from jax.extend.backend import register_backend_factory
 _PREFIX = "intarsia/"  # of keys and barriers in the coordinator's store
 _POLL_SECONDS = 1.0
 _FAREWELL_SECONDS = 5
+_PARTING_SECONDS = 0.5
 _DAY_SECONDS = 24 * 3600
+# In errors of collectives and of the coordinator's clients, which name no process.
+_OF_PEERS = ("Gloo", "NCCL", "UNAVAILABLE", "CANCELLED", "ABORTED")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +176,7 @@ class Processes:
         self._client: Any = distributed.global_state.client
         self._over, self._ending = threading.Event(), threading.Lock()
         self._moved: float | None = time.monotonic()
+        self._names = 0
         self._threads = [
             threading.Thread(target=target, daemon=True)
             for target in (self._watch_words, self._watch_lives)
@@ -198,45 +202,63 @@ class Processes:
         """Waits for the others to get here: no collective then waits for a process that is not there yet."""
         self.stage(what)
         self._moved = None  # whoever is late has a limit of its own
-        self._client.wait_at_barrier(_PREFIX + what, _DAY_SECONDS * 1000)
+        self._client.wait_at_barrier(self._new(what), _DAY_SECONDS * 1000)
         self.progress()
 
     def gather(self, what: str, value: str) -> list[str]:
         """Brings a value of each process to process 0, through the coordinator; nothing elsewhere."""
-        key = f"{_PREFIX}{what}/"
-        self._client.key_value_set(f"{key}{self.index}", value)
+        key = self._new(what)
+        self._client.key_value_set(f"{key}/{self.index}", value)
         self.meet(what)
         if self.index:
             return []
-        return [self._client.key_value_try_get(f"{key}{i}") for i in range(self.count)]
+        return [self._client.key_value_try_get(f"{key}/{i}") for i in range(self.count)]
 
     def share(self, what: str, value: str) -> str:
         """Brings a value of process 0 to each process."""
+        key = self._new(what)
         if self.index == 0:
-            self._client.key_value_set(_PREFIX + what, value)
-        self.meet(f"{what} is shared")
-        return self._client.key_value_try_get(_PREFIX + what)
+            self._client.key_value_set(key, value)
+        self.meet(what)
+        return self._client.key_value_try_get(key)
+
+    def _new(self, what: str) -> str:
+        """A name for a key or a barrier, the same in each process that makes the same calls."""
+        self._names += 1
+        return f"{_PREFIX}{self._names}/{what}"
 
     def finish(self) -> None:
         """Waits for the others to end as well."""
         self.meet("end")
         self._over.set()
+        if self.index == 0:
+            self._wait_for_goodbyes()
         jax.distributed.shutdown()
         for thread in self._threads:
             thread.join(_FAREWELL_SECONDS)
+
+    def _wait_for_goodbyes(self) -> None:
+        """Waits for the others to leave the coordinator: JAX aborts who finds it gone, even on the way out."""
+        deadline = time.monotonic() + self._limits.heartbeat
+        while time.monotonic() < deadline:
+            if len(self._client.get_live_nodes(list(range(self.count)))) == 1:
+                return
+            time.sleep(0.05)
 
     def fail(self, error: BaseException, status: int = 1) -> None:
         """Ends this process with a line about an error, and the others with one about this process."""
         text = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, KeyboardInterrupt):
             text = "interrupted"
-        elif isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in text:
+        elif any(word in text for word in _OF_PEERS):
             # Most likely another one died, and whoever watches lives will end this one with its number.
             time.sleep(self._limits.heartbeat + _FAREWELL_SECONDS)
         self._end(text, status, tell=True)
 
-    def _end(self, text: str, status: int, *, tell: bool = False) -> None:
-        """Prints a line and ends the process, after those who can have heard of it."""
+    def _end(
+        self, text: str, status: int, *, tell: bool = False, alive: Sequence[int] | None = None
+    ) -> None:
+        """Prints a line and ends the process, after those who are alive have had time to hear of it."""
         if not self._ending.acquire(blocking=False):
             time.sleep(2 * _FAREWELL_SECONDS)  # another thread does it
         self._say(f"{self.name}: {text}")
@@ -244,9 +266,14 @@ class Processes:
             if tell:
                 self._client.key_value_set(f"{_PREFIX}failed", f"{self.index} {text}")
             # Process 0 has the store that the others read the line from.
-            self._client.wait_at_barrier(f"{_PREFIX}failed", _FAREWELL_SECONDS * 1000)
+            barrier = f"{_PREFIX}failed", _FAREWELL_SECONDS * 1000
+            self._client.wait_at_barrier(*barrier, process_ids=alive)
         with contextlib.suppress(Exception):
             sys.stdout.flush()
+        if self.index == 0:
+            time.sleep(
+                _PARTING_SECONDS
+            )  # the others go first, whom JAX aborts without a coordinator
         os._exit(status)
 
     def _watch_words(self) -> None:
@@ -273,14 +300,15 @@ class Processes:
         everyone = list(range(self.count))
         while True:
             try:
-                dead = sorted({*everyone} - {*self._client.get_live_nodes(everyone)})
+                alive = sorted(self._client.get_live_nodes(everyone))
             except jax.errors.JaxRuntimeError:
                 if self._over.wait(_POLL_SECONDS):
                     return
                 continue
-            if dead and not self._over.is_set():
-                who = ", ".join(f"process {index}" for index in dead)
-                self._end(f"ended, since {who} sent no heartbeat for {self._limits.heartbeat} s", 1)
+            if len(alive) < self.count and not self._over.is_set():
+                dead = (f"process {index}" for index in everyone if index not in alive)
+                text = f"ended, since {', '.join(dead)} sent no heartbeat for {self._limits.heartbeat} s"
+                self._end(text, 1, alive=alive)
             if self._over.wait(_POLL_SECONDS):
                 return
 
