@@ -1,6 +1,5 @@
-#include "src/core/cpu/simd_8bit.h"
-#include "src/core/dispatch.h"
 #include "src/norm/layer_row_cpu.h"
+#include "src/norm/quant_row_cpu.h"
 #include "src/ops/layer_norm_dynamic_per_token_quant/layer_norm_dynamic_per_token_quant.h"
 
 namespace intarsia {
@@ -16,20 +15,17 @@ Status RunRows(const LayerNormDynamicPerTokenQuant& op, const CpuContext& contex
     const RowRule rule = NormedRule(op.quant_dtype, op.scale_ub);
     ForRows(context, op.scale.size(), n, [&](int64_t row) {
       const T* x = op.x.as<const T>() + row * x_stride;
-      Code* q = op.q.as<Code>() + row * n;
       const auto moments = norm.Of(x);
-      VecF largest = {};
-      norm.ForEach(x, moments, [&](int64_t, VecF y, int lanes) {
-        // Behind the end of a row stands its mean's norm.
-        T part[kLanes];
-        Store(part, y);
-        largest = Max(Abs(LoadN(part, lanes)), largest);
-      });
-      const auto [scale, scaling] = rule.Of(Largest(largest));
-      op.scale.as<float>()[row] = scale;
-      norm.ForEach(x, moments, [&, scaling = scaling](int64_t i, VecF y, int lanes) {
-        StoreN(q + i, scaling(RoundTo(y, T{})), lanes);
-      });
+      QuantizeRow<T>(
+          {1, n}, rule, op.q.as<Code>() + row * n, op.scale.as<float>() + row,
+          [&](int64_t, int64_t, auto use) { norm.ForEach(x, moments, use); },
+          [](VecF y, int lanes) {
+            // Behind the end of a row stands its mean's norm.
+            T part[kLanes];
+            Store(part, y);
+            return LoadN(part, lanes);
+          },
+          [](int64_t, int) {});
     });
     return {};
   });
