@@ -11,7 +11,8 @@ namespace intarsia {
 namespace matmul {
 namespace {
 
-constexpr int kFewRows = 4;            // of x: codes become numbers in registers
+// Up to so many rows of x, codes become numbers in registers, anew for every four rows.
+constexpr int kFewRows = kLanes >= 16 ? 16 : 4;
 constexpr int64_t kAheadBytes = 1024;  // of a tile, asked for before they are needed
 constexpr int64_t kManyRows = 128;     // of x at a time, beyond that
 constexpr int64_t kManyTiles = 4, kManyColumns = kManyTiles * kTileRows, kManyBlocks = 2;
@@ -183,7 +184,7 @@ void RunFewRows(const QuantizedPass& pass, const Kernels& kernels, int64_t tile)
     const auto multiply = rows == 4   ? kernels.four_rows
                           : rows == 2 ? kernels.two_rows
                                       : kernels.one_row;
-    alignas(64) float sums[kFewRows * kTileRows];
+    alignas(64) float sums[4 * kTileRows];
     multiply(pass, tile, row, sums);
     for (int64_t i = 0; i < rows * kTileRows; i += kLanes)
       Finish<T, Out>(pass.params, Load(sums + i), pass.first + row + i / kTileRows,
