@@ -1,7 +1,9 @@
 """Writes a model as a Hugging Face directory, which vLLM and transformers load."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -62,7 +64,8 @@ def export_model(path: str | Path, directory: str | Path, *, dtype: str = "bfloa
         "chat_template": tokenizer.chat_template,
         **tokenizer.special_tokens,
     }
-    for name, content in zip(_SAID, (said_of_model, tokens, said_of_tokenizer), strict=True):
+    contents: tuple[Mapping[str, Any], ...] = (said_of_model, tokens, said_of_tokenizer)
+    for name, content in zip(_SAID, contents, strict=True):
         said = {key: value for key, value in content.items() if value is not None}
         (directory / name).write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
     # safetensors makes its file for the owner alone; it gets the mode that the umask gave the others.
