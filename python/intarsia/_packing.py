@@ -79,6 +79,19 @@ class PackedWeight:
         """Operands 1 to 5 of `linear_quantized`."""
         return self.packed, self.scales, self.zeros, self.outer_scales, self.outer_zeros
 
+    def with_arrays(self, arrays: Sequence[Any], rows: int) -> "PackedWeight":
+        """The same with other arrays, and the number of rows that these have."""
+        packed, scales, zeros, outer_scales, outer_zeros = arrays
+        return dataclasses.replace(
+            self,
+            packed=packed,
+            scales=scales,
+            zeros=zeros,
+            outer_scales=outer_scales,
+            outer_zeros=outer_zeros,
+            rows=rows,
+        )
+
     @property
     def attributes(self) -> dict[str, Any]:
         """Attributes of `linear_quantized`."""
@@ -120,9 +133,18 @@ def from_codes(
     def tiled(array: np.ndarray | None) -> np.ndarray | None:
         return array if array is None or array.ndim == 1 else _tiled(array)
 
-    factors = (scales, zeros, outer_scales, outer_zeros)
-    packed = _packed(codes, bits)
-    return PackedWeight(packed, *map(tiled, factors), rows, columns, format, group, zeros_are)
+    return PackedWeight(
+        _packed(codes, bits),
+        tiled(scales),
+        tiled(zeros),
+        tiled(outer_scales),
+        tiled(outer_zeros),
+        rows,
+        columns,
+        format,
+        group,
+        zeros_are,
+    )
 
 
 def joined(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
@@ -133,9 +155,7 @@ def joined(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
             pairs = zip(found[-1].arrays, weight.arrays, strict=True)
             arrays = [None if a is None else _concatenated(a, b) for a, b in pairs]
             rows = found.pop().rows + weight.rows
-            weight = dataclasses.replace(
-                weight, **dict(zip(ARRAYS, arrays, strict=True)), rows=rows
-            )
+            weight = weight.with_arrays(arrays, rows)
         found.append(weight)
     return found
 

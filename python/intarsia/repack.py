@@ -4,13 +4,11 @@ Each function takes a matrix of one format as NumPy arrays, as the file has them
 changes no number.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from intarsia._packing import (
-    ARRAYS,
     TILE_ROWS,
     PackedWeight,
     codes_of,
@@ -190,7 +188,7 @@ def _room_for(part: PackedWeight, rows: int) -> PackedWeight:
     """A weight like this one with more rows, whose arrays hold nothing yet."""
     tiles = -(-rows // TILE_ROWS)
     arrays = [None if a is None else empty((tiles, *a.shape[1:]), a.dtype) for a in part.arrays]
-    return dataclasses.replace(part, **dict(zip(ARRAYS, arrays, strict=True)), rows=rows)
+    return part.with_arrays(arrays, rows)
 
 
 # --------------------------------------------------------------------------------- AWQ, GPTQ, compressed-tensors
@@ -373,5 +371,5 @@ def from_nvfp4(
     """
     outer = np.asarray(global_scale, np.float32).reshape(1)
     if divides:
-        outer = 1 / outer
+        outer = np.reciprocal(outer)
     return from_codes(_pairs(weight), scales, None, outer, format="e2m1", group=16)

@@ -16,6 +16,10 @@ constexpr std::array kDTypeNames = {
     "uint64",         "complex32", "complex64", "complex128",    "float8_e4m3fnuz",
     "float8_e5m2fnuz"};
 
+// Of float8_e8m0fnu in c10/core/ScalarType.h, whose numbers never change: torch 2.9 has the dtype
+// without a C function that gives it.
+constexpr int32_t kE8M0Number = 44;
+
 Functions functions{};
 std::array<int32_t, kDTypeNames.size()> dtype_numbers;  // of those names; -1: torch has none
 
@@ -65,12 +69,12 @@ Status FindAll() {
     if (!Find(torch, Text("aoti_torch_dtype_", kDTypeNames[i]).c_str(), number))
       Find(torch, Text("torch_dtype_", kDTypeNames[i]).c_str(),
            number);  // those added from 2.10 on
-    dtype_numbers[i] = number ? number() : -1;
-    if (i < std::size(functions.dtype_numbers)) functions.dtype_numbers[i] = dtype_numbers[i];
-    // torch 2.9 has e8m0 without a C function that gives its number.
-    const bool is_needed =
-        i < std::size(functions.dtype_numbers) && static_cast<DType>(i) != DType::kF8E8M0;
-    if (is_needed && !number) missing = kDTypeNames[i];
+    const bool is_e8m0 = static_cast<DType>(i) == DType::kF8E8M0;
+    dtype_numbers[i] = number ? number() : is_e8m0 ? kE8M0Number : -1;
+    if (i < std::size(functions.dtype_numbers)) {
+      functions.dtype_numbers[i] = dtype_numbers[i];
+      if (!number && !is_e8m0) missing = kDTypeNames[i];
+    }
   }
   if (missing)
     return Unimplemented(Text("this torch has no ", missing, "; expected torch 2.9 or newer"));

@@ -84,9 +84,20 @@ def linear_quantized(
     return _function(form)(*(a for a in vary_alike(arrays) if a is not None))
 
 
-def linear_packed(x: ArrayLike, weight: PackedWeight, **settings: Any) -> jax.Array:
-    """`linear_quantized` with a `PackedWeight`; its result has as many columns as the weight has rows."""
-    out = linear_quantized(x, *weight.arrays, **weight.attributes, **settings)
+def linear_packed(
+    x: ArrayLike,
+    weight: PackedWeight,
+    bias: ArrayLike | None = None,
+    *,
+    out_dtype: wire.LinearQuantizedOutDtype = "auto",
+) -> jax.Array:
+    """`linear_quantized` with a `PackedWeight`.
+
+    Its result has as many columns as the weight has rows; `bias` is for whole tiles of 16.
+    """
+    packed, scales, zeros, outer_scales, outer_zeros = weight.arrays
+    operands = (packed, scales, zeros, outer_scales, outer_zeros, bias)
+    out = linear_quantized(x, *operands, **weight.attributes, out_dtype=out_dtype)
     return out if out.shape[-1] == weight.rows else out[..., : weight.rows]
 
 
@@ -182,7 +193,8 @@ def _decoded(columns: int, arrays: Sequence[Any], attributes: dict[str, Any]) ->
 
 def by_xla(x: jax.Array, *arrays: Any, out_dtype: str = "auto", **attributes: Any) -> jax.Array:
     """The same in plain JAX."""
-    *factors, bias = [*arrays, *[None] * (6 - len(arrays))]
+    given: list[Any] = [*arrays, *[None] * (6 - len(arrays))]
+    *factors, bias = given
     w = _decoded(x.shape[-1], factors, {"group": 0, "zeros_are": "points"} | attributes)
     out = product_by_xla(x.astype(jnp.float32), w, ((x.ndim - 1,), (1,)), jnp.float32)
     out = out if bias is None else out + bias.astype(jnp.float32)
