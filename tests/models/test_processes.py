@@ -131,7 +131,8 @@ def _said(err: str) -> list[str]:
         (2, "--tensor-parallel 2"),
         (2, "--data-parallel 2"),
         (2, "--tensor-parallel 4 --decode-steps 3"),
-        (4, "--tensor-parallel 2 --data-parallel 2"),
+        pytest.param(4, "--tensor-parallel 4", marks=pytest.mark.full),
+        pytest.param(4, "--tensor-parallel 2 --data-parallel 2", marks=pytest.mark.full),
     ],
 )
 def test_tokens_are_those_of_one_process(generate, model, capsys, count, arguments) -> None:

@@ -144,7 +144,11 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
     on_cpu = jax.default_backend() == "cpu"
     dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(args.dtype, args.dtype)
     config = open_checkpoint(path).config
-    parallel = ModelParallel(config, *sizes.values(), of_replica) if devices > 1 else None
+    parallel = (
+        ModelParallel(config, args.tensor_parallel, args.expert_parallel, of_replica)
+        if devices > 1
+        else None
+    )
     quantize = {"none": None, "auto": None}.get(args.quantize, args.quantize)
     # On GPUs there is no kernel for it yet, and stacked layers would be copied at each step.
     alone = devices == 1 and not getattr(args, "scan_layers", False) and not config.experts

@@ -21,7 +21,7 @@ from jax.tree_util import DictKey, GetAttrKey
 
 from intarsia.jax import kv_cache_sharding, kv_heads, make_exchange
 from intarsia.models.config import ModelConfig
-from intarsia.models.lazy import LazyArray
+from intarsia.models.lazy import Index, LazyArray
 from intarsia.models.linear import PackedMatrix
 from intarsia.models.weights import Params
 
@@ -155,7 +155,7 @@ class ModelParallel:
         )
         return lambda params, caches, *rest: on_each(params, caches, rest)
 
-    def _put(self, array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    def _put(self, array: jax.Array | np.ndarray, sharding: NamedSharding) -> jax.Array:
         if sharding.is_fully_addressable:
             return jax.device_put(array, sharding)
         # `device_put` would first compare the processes' arrays, in a collective for each.
@@ -174,9 +174,12 @@ class ModelParallel:
         places = np.asarray(self._side_by_side(role, numbers.reshape(shape))).reshape(-1) - 1
         whole = list(array.shape)
         whole[axis] = len(places)
-        return jax.make_array_from_callback(
-            tuple(whole), sharding, lambda index: array.take(places[index[axis]], axis)
-        )
+
+        def read(index: Index | None) -> np.ndarray:
+            assert index is not None  # as it is of arrays
+            return array.take(places[index[axis]], axis)
+
+        return jax.make_array_from_callback(tuple(whole), sharding, read)
 
     def _side_by_side(self, role: str, array: jax.Array) -> jax.Array:
         """Reorders an array so that an equal part of its spread axis is what one device needs."""
@@ -207,7 +210,7 @@ class ModelParallel:
         parts = [half.reshape(self._size, -1, *rows.shape[1:]) for half in jnp.split(rows, 2)]
         return jnp.moveaxis(jnp.concatenate(parts, axis=1).reshape(rows.shape), 0, axis)
 
-    def _spec(self, path: tuple[Any, ...], array: jax.Array) -> P:
+    def _spec(self, path: tuple[Any, ...], array: jax.Array | np.ndarray | LazyArray) -> P:
         if _role(path) == EXCHANGE:
             return P(_AXIS)
         axis = self._axes.get(_role(path))
@@ -253,4 +256,3 @@ def _is_packed(weight: Any) -> bool:
 def _role(path: tuple[Any, ...]) -> str:
     """The name in `Params` of an array, or of the quantised weight that it is a part of."""
     return [key.key for key in path if isinstance(key, DictKey)][-1]
-

@@ -130,8 +130,8 @@ class _Tensors:
         self._dtype = dtype
         self._quantization = quantization
 
-    def read(self, name: str, *shape: int, dtype: Any = None) -> np.ndarray:
-        """A tensor that has to have a shape, in `dtype` or the model's."""
+    def read(self, name: str, *shape: int, dtype: Any = None) -> Any:
+        """A tensor that has to have a shape, in `dtype` or the model's: NumPy's or lazy."""
         if name not in self._checkpoint.names:
             raise ValueError(f"weights: {name} is missing, expected shape {[*shape]}")
         cut = self._cuts and len(shape) > 1
@@ -199,10 +199,8 @@ class _Tensors:
         weight = self.matrix(rows_by_tensor, columns, jnp.float32 if to_fp8 else None)
         return quantize(weight) if to_fp8 and isinstance(weight, jax.Array) else weight
 
-    def matrix(
-        self, rows_by_name: Mapping[str, int], columns: int, dtype: Any = None
-    ) -> jax.Array | PackedMatrix:
-        """Rows of tensors one after the other, in the file's codes if that is wanted and all are in codes."""
+    def matrix(self, rows_by_name: Mapping[str, int], columns: int, dtype: Any = None) -> Any:
+        """Rows of tensors one after the other: in the file's codes if that is wanted and all are in codes, on the device, or lazy."""
         if self._quantization == "file" and (packed := self._packed(rows_by_name, columns)):
             self.unread.difference_update(rows_by_name)
             return packed
