@@ -271,9 +271,7 @@ class Processes:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
         if self.index == 0:
-            time.sleep(
-                _PARTING_SECONDS
-            )  # the others go first, whom JAX aborts without a coordinator
+            time.sleep(_PARTING_SECONDS)  # JAX aborts whom the coordinator leaves behind
         os._exit(status)
 
     def _watch_words(self) -> None:
@@ -305,7 +303,8 @@ class Processes:
                 if self._over.wait(_POLL_SECONDS):
                     return
                 continue
-            if len(alive) < self.count and not self._over.is_set():
+            # One that left after all had met at the end may be seen before this process's main thread goes on.
+            if len(alive) < self.count and not self._over.wait(_POLL_SECONDS):
                 dead = (f"process {index}" for index in everyone if index not in alive)
                 text = f"ended, since {', '.join(dead)} sent no heartbeat for {self._limits.heartbeat} s"
                 self._end(text, 1, alive=alive)
