@@ -46,8 +46,9 @@ INTARSIA_HOST_DEVICE constexpr uint32_t ColumnStepBytes(int panel_rows, int k) {
   return static_cast<uint32_t>(k / 4 * panel_rows * kPanelRowBytes + k % 4 * 32);
 }
 
-// A panel tile as an operand whose rows are summed over ("MN-major"): A transposed, B as it is. The leading offset goes
-// from panel to panel, the stride from 8 rows to the next. Step k covers rows 16 k ... 16 k + 15.
+// A panel tile as an operand whose rows are summed over ("MN-major"): A transposed, B as it is. The
+// leading offset goes from panel to panel, the stride from 8 rows to the next. Step k covers rows
+// 16 k ... 16 k + 15.
 INTARSIA_HOST_DEVICE constexpr uint64_t RowsSummed(uint32_t address, int panel_rows) {
   return MatrixDescriptor(address, static_cast<uint32_t>(panel_rows * kPanelRowBytes),
                           kSwizzleAtomBytes);
