@@ -160,7 +160,8 @@ Status Kernel::CheckLoaded(const Device& device) const {
   if (loaded_.load(std::memory_order_relaxed) & uint64_t{1} << device.index) return {};
   if (!HasImage(arch_, device))
     return Unimplemented(Text(name_, " is built for compute capability ", Capability(arch_),
-                              " alone, GPU ", device.index, " has ", Capability(device.machine_code)));
+                              " alone, GPU ", device.index, " has ",
+                              Capability(device.machine_code)));
   return Unimplemented(Text(name_, " needs ", max_shared_bytes_ + static_shared_bytes_.load(),
                             " bytes of shared memory per block, GPU ", device.index, " has ",
                             device.shared_bytes_per_block));
