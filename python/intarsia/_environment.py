@@ -43,6 +43,21 @@ def hides_gpus() -> bool:
     return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
 
 
+def jax_coordinator() -> str | None:
+    """Where JAX's processes meet, for a cluster whose own variables do not say it."""
+    return os.environ.get("JAX_COORDINATOR_ADDRESS")
+
+
+def jax_coordinator_bind() -> str | None:
+    """The address at which JAX's coordinator listens."""
+    return os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
+
+
+def quiet_xla_log() -> None:
+    """For JAX's import: XLA's log says why it aborts, and no more."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
 # ---------------------------------------------------------------------------- of torch_xla
 
 

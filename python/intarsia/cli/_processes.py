@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from intarsia import _environment
+
 if TYPE_CHECKING:
     import jax
 
@@ -205,8 +207,7 @@ def _place(args: argparse.Namespace) -> "Place | None":
                 f"--data-parallel is {args.data_parallel}, expected 1: there is one process (docs/scaling.md)"
             )
         return None
-    # XLA's log reads this when jax is imported: it is left to say why it aborts, and our lines say the rest.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    _environment.quiet_xla_log()  # our lines say the rest
     from intarsia.models.processes import Place, detect_place
 
     if args.distributed:

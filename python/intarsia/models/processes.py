@@ -19,6 +19,8 @@ from typing import Any
 import jax
 from jax.extend.backend import register_backend_factory
 
+from intarsia import _environment
+
 _PREFIX = "intarsia/"  # of keys and barriers in the coordinator's store
 _POLL_SECONDS = 1.0
 _FAREWELL_SECONDS = 5
@@ -92,7 +94,7 @@ def detect_place(method: str | None = None, timeout: int = 300) -> Place:
     """
     from jax._src.clusters import ClusterEnv
 
-    given = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    given = _environment.jax_coordinator()
     found = ClusterEnv.auto_detect_unset_distributed_params(
         given, None, None, None, method, timeout
     )
@@ -129,7 +131,7 @@ def join(
     say = say or _print_line
     name = f"process {place.index} of {place.count}"
     deadline = time.monotonic() + limits.start
-    bind = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") if listen is None else None
+    bind = _environment.jax_coordinator_bind() if listen is None else None
     bind = bind or _joined(listen or place.address[0], place.address[1])
     if place.index == 0:
         _check_free(name, bind)

@@ -9,7 +9,7 @@ a tied embedding table then serves as the output projection without being transp
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,6 @@ from intarsia.models.linear import PackedMatrix, Weight, quantize
 from intarsia.models.mixtures import read_experts
 from intarsia.repack import joined
 
-if TYPE_CHECKING:
-    from intarsia.models.parallel import ModelParallel
-
 Params = dict[str, Any]
 """Weights by role: `embed` and `lm_head` [vocab, n] (no `lm_head` when tied), `first_norm` [n], and
 `layers`, a list of dicts with `wqkv`, `bqkv` (with `qkv_bias`), `q_norm` and `k_norm` [d] (with
@@ -38,13 +35,19 @@ or the model's last). With `experts` a layer has in the place of `w_gate_up` and
 add `exchange`, an `intarsia.jax.Exchange`."""
 
 
+class Placement(Protocol):
+    """What puts weights onto devices, as `ModelParallel` does."""
+
+    def place(self, params: Params) -> Params: ...
+
+
 def load_model(
     path: str | Path,
     *,
     dtype: Any = "float32",
     quantize: str | None = None,
     progress: bool = False,
-    parallel: "ModelParallel | None" = None,
+    parallel: Placement | None = None,
 ) -> tuple[ModelConfig, Params]:
     """Loads a model onto jax's default device, or spreads it over several.
 
@@ -86,7 +89,7 @@ def _assemble(
     dtype: np.dtype,
     quantization: str | None,
     progress: bool,
-    parallel: "ModelParallel | None",
+    parallel: Placement | None,
 ) -> Params:
     """Reads every tensor, checks its shape, and concatenates those that share an input."""
     config, tensors = checkpoint.config, _Tensors(checkpoint, dtype, quantization, parallel)
@@ -120,7 +123,7 @@ class _Tensors:
         checkpoint: Checkpoint,
         dtype: np.dtype,
         quantization: str | None,
-        parallel: "ModelParallel | None",
+        parallel: Placement | None,
     ) -> None:
         self.put = parallel.place if parallel else jax.device_put
         self._cuts = parallel is not None and quantization is None
