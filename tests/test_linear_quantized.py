@@ -128,9 +128,9 @@ def test_rows_beyond_what_is_packed_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"format": "i8"}, r"packed has w=4 lines a block, expected 8 for format i8"),
+        ({"format": "i8"}, r"packed has shape \[1, 2, 4, 16, 4\], expected \[c kb 8 16 4\]"),
         ({"group": 24}, r"group is 24, expected 0, 16 or a multiple of 32"),
-        ({"group": 64}, r"scales has g=2 groups, expected 1 for k=64 and group=64"),
+        ({"group": 64}, r"scales has kg=2 groups, expected 1 for k=64 and group=64"),
         ({"format": "u7"}, r"format"),
     ],
 )
@@ -144,7 +144,7 @@ def test_wrong_operands_are_told() -> None:
     (x, packed, scales, zeros, *_), attributes = draw(support.cases(OP, "ci")["example"])
     outer = np.ones((1,), np.float32)
     with pytest.raises(
-        ValueError, match="packed has r=2 blocks of 32 columns, expected 1 for k=32"
+        ValueError, match="packed has kb=2 blocks of 32 columns, expected 1 for k=32"
     ):
         ij.linear_quantized(x[:, :32], packed, scales, zeros, **attributes)
     with pytest.raises(ValueError, match="outer_zeros is given but zeros is not"):
@@ -155,7 +155,7 @@ def test_wrong_operands_are_told() -> None:
         points = attributes | {"zeros_are": "points"}
         ij.linear_quantized(x, packed, scales, zeros, outer, outer, **points)
     with pytest.raises(
-        ValueError, match="outer_scales has o=3, expected a divisor of the g=2 groups"
+        ValueError, match="outer_scales has ko=3, expected a divisor of the kg=2 groups"
     ):
         of_three = np.ones((1, 3, 16), np.float32)
         ij.linear_quantized(x, packed, scales, zeros, of_three, None, **attributes)

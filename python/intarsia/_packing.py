@@ -43,10 +43,10 @@ class PackedWeight:
     """A matrix of weights [rows, columns], for each result a row, as `linear_quantized` takes it.
 
     Attributes:
-        packed: Codes, u8 [c, r, bits, 16, 4]; `src/matmul/quantized.h` says which bit is where.
-        scales: [c, g, 16], of each group of each row.
+        packed: Codes, u8 [c, kb, bits, 16, 4]; `src/matmul/quantized.h` says which bit is where.
+        scales: [c, kg, 16], of each group of each row.
         zeros: The same, or None.
-        outer_scales, outer_zeros: What those are multiplied by, [c, o, 16] or [1], or None.
+        outer_scales, outer_zeros: What those are multiplied by, [c, ko, 16] or [1], or None.
         rows, columns: Of the matrix; tiles have 16 rows, the last one perhaps fewer.
         format: One of `FORMATS`.
         group: Columns that share a scale; 0: all.
@@ -192,12 +192,12 @@ def _whole_tiles(array: np.ndarray, columns: int) -> np.ndarray:
 
 
 def _tiled(array: np.ndarray) -> np.ndarray:
-    """[rows, g] as [c, g, 16]."""
+    """[rows, kg] as [c, kg, 16]."""
     return np.ascontiguousarray(_whole_tiles(array, array.shape[1]).swapaxes(1, 2))
 
 
 def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes [rows, columns] as [c, r, bits, 16, 4]."""
+    """Codes [rows, columns] as [c, kb, bits, 16, 4]."""
     blocks = -(-codes.shape[1] // BLOCK_COLUMNS)
     codes = _whole_tiles(codes, blocks * BLOCK_COLUMNS)
     codes = codes.reshape(len(codes), TILE_ROWS, blocks, BLOCK_COLUMNS)

@@ -34,6 +34,12 @@ namespace intarsia::matmul {
 enum class Format { kU4, kU4B8, kE2M1, kU5, kU5B16, kU6B32, kI8, kE4M3 };
 inline constexpr std::string_view kFormatNames = "u4|u4b8|e2m1|u5|u5b16|u6b32|i8|e4m3";
 
+// The shape of codes in specs, with BitsOf(format) lines a block.
+inline constexpr const char* kPackedDims =
+    "format=u4: c kb 4 16 4 | format=u4b8: c kb 4 16 4 | format=e2m1: c kb 4 16 4 | "
+    "format=u5: c kb 5 16 4 | format=u5b16: c kb 5 16 4 | format=u6b32: c kb 6 16 4 | "
+    "format=i8: c kb 8 16 4 | format=e4m3: c kb 8 16 4";
+
 constexpr std::optional<Format> FormatOf(std::string_view name) {
   std::string_view names = kFormatNames;
   for (int i = 0;; ++i) {

@@ -53,9 +53,9 @@ def linear_quantized(
     Args:
       x: [..., k] T; rows.
       packed: [c, r, w, 16, 4] u8; codes of c tiles of 16 results, r = ceil(k / 32), and w is a code's bits.
-      scales: [c, g, 16] f32, f16, bf16, u8, i8, float8_e4m3fn or float8_e8m0fnu; of each group.
-      zeros: [c, g, 16] f32, f16, bf16, u8 or i8.
-      outer_scales: [1], or [c, o, 16] of g / o groups each; f32, f16 or bf16. What scales are multiplied by.
+      scales: [c, kg, 16] f32, f16, bf16, u8, i8, float8_e4m3fn or float8_e8m0fnu; of each group.
+      zeros: [c, kg, 16] f32, f16, bf16, u8 or i8.
+      outer_scales: [1], or [c, ko, 16] of kg / ko groups each; f32, f16 or bf16. What scales are multiplied by.
       outer_zeros: the same for minimums.
       bias: [16 * c] T.
       format: what a code stands for: u4, u5 itself; u4b8, u5b16, u6b32 itself less 8, 16, 32; i8, e4m3, e2m1 a number.

@@ -16,23 +16,19 @@ matmul::Factors ToFactors(const TensorView& inner, const Optional& outer) {
 
 Status LinearQuantized::Check() const {
   const int64_t k = x.dim(-1), blocks = CeilDiv(k, matmul::kBlockColumns);
-  const int64_t bits = matmul::BitsOf(*matmul::FormatOf(format));
   if (packed.dim(1) != blocks)
-    return InvalidArgument(Text("packed has r=", packed.dim(1), " blocks of 32 columns, expected ",
+    return InvalidArgument(Text("packed has kb=", packed.dim(1), " blocks of 32 columns, expected ",
                                 blocks, " for k=", k));
-  if (packed.dim(2) != bits)
-    return InvalidArgument(Text("packed has w=", packed.dim(2), " lines a block, expected ", bits,
-                                " for format ", format));
   if (group < 0 || (group != 16 && group % matmul::kBlockColumns != 0))
     return InvalidArgument(Text("group is ", group, ", expected 0, 16 or a multiple of 32"));
   const int64_t groups = group == 0 ? 1 : CeilDiv(k, group);
   if (scales.dim(1) != groups)
-    return InvalidArgument(Text("scales has g=", scales.dim(1), " groups, expected ", groups,
+    return InvalidArgument(Text("scales has kg=", scales.dim(1), " groups, expected ", groups,
                                 " for k=", k, " and group=", group));
   if (const Optional& outer = outer_scales ? outer_scales : outer_zeros; outer && outer->rank > 1) {
     if (const int64_t o = outer->dim(1); o == 0 || groups % o != 0)
-      return InvalidArgument(Text(outer_scales ? "outer_scales" : "outer_zeros", " has o=", o,
-                                  ", expected a divisor of the g=", groups, " groups"));
+      return InvalidArgument(Text(outer_scales ? "outer_scales" : "outer_zeros", " has ko=", o,
+                                  ", expected a divisor of the kg=", groups, " groups"));
   }
   if (outer_zeros && !zeros) return InvalidArgument("outer_zeros is given but zeros is not");
   if (outer_zeros && zeros_are == "points")

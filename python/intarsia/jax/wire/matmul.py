@@ -205,14 +205,18 @@ def linear_quantized(
 
     Args:
       x: [..., k], T: rows.
-      packed: [c, r, w, 16, 4], u8: codes, tile by tile: 16 results, and r blocks of 32 of the k
-        columns, which take w lines, as many as a code has bits.
-      scales: [c, g, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes are multiplied
-        by.
-      zeros: [c, g, 16], f32, f16, bf16, u8, i8: what is subtracted from codes, or added to
+      packed: [c, kb, 4, 16, 4] with format=u4 or [c, kb, 4, 16, 4] with format=u4b8 or [c, kb,
+        4, 16, 4] with format=e2m1 or [c, kb, 5, 16, 4] with format=u5 or [c, kb, 5, 16, 4] with
+        format=u5b16 or [c, kb, 6, 16, 4] with format=u6b32 or [c, kb, 8, 16, 4] with format=i8
+        or [c, kb, 8, 16, 4] with format=e4m3, u8: codes, tile by tile: 16 results, and kb
+        blocks of 32 of the k columns, which take a line for each bit of a code.
+      scales: [c, kg, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes are
+        multiplied by.
+      zeros: [c, kg, 16], f32, f16, bf16, u8, i8: what is subtracted from codes, or added to
         their products with scales; optional.
-      outer_scales: [1] or [c, o, 16], f32, f16, bf16: what scales are multiplied by; optional.
-      outer_zeros: [1] or [c, o, 16], f32, f16, bf16: what minimums are multiplied by; optional.
+      outer_scales: [1] or [c, ko, 16], f32, f16, bf16: what scales are multiplied by; optional.
+      outer_zeros: [1] or [c, ko, 16], f32, f16, bf16: what minimums are multiplied by;
+        optional.
       bias: [16*c], T: added to the sums before they are rounded; optional.
       format: what a code stands for; one of u4, u4b8, e2m1, u5, u5b16, u6b32, i8, e4m3.
       group: columns that share a scale: 16 or a multiple of 32; 0: all k of them.
