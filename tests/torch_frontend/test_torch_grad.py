@@ -3,9 +3,11 @@
 import itertools
 
 import intarsia.jax
+import jax
 import numpy as np
 import pytest
 import test_jax_grad
+import test_ops
 import torch
 import torch_running
 from intarsia.torch import _grad
@@ -62,6 +64,28 @@ def test_as_in_jax(form: Form, case: str, device: str) -> None:
             size = np.linalg.norm(wanted)
             error = np.linalg.norm(next(got).detach().cpu().numpy() - wanted)
             assert error <= 1e-5 * size + 1e-7 * wanted.size**0.5
+
+
+def test_linear_quantized() -> None:
+    """As in JAX in x and bias; the weights' factors have none."""
+    operands, attributes = test_ops.make("linear_quantized", "q4_1_bias", "f32")
+    cotangent = np.random.default_rng(0).standard_normal(
+        (*operands[0].shape[:-1], operands[-1].size), np.float32
+    )
+    _, backward = jax.vjp(
+        lambda x, bias: intarsia.jax.linear_quantized(x, *operands[1:-1], bias, **attributes),
+        operands[0], operands[-1],
+    )  # fmt: skip
+    tensors = [None if x is None else torch_running.to_torch(x) for x in operands]
+    tensors[0].requires_grad_(), tensors[-1].requires_grad_()
+    out = op.linear_quantized(*tensors, **attributes)
+    got = torch.autograd.grad(out, (tensors[0], tensors[-1]), torch.from_numpy(cotangent))
+    for x, wanted in zip(got, backward(cotangent), strict=True):
+        np.testing.assert_allclose(x.numpy(), wanted, rtol=1e-5, atol=1e-5)
+
+    tensors[2].requires_grad_()
+    with pytest.raises(NotImplementedError, match="scales and zeros have no gradient"):
+        op.linear_quantized(*tensors, **attributes).sum().backward()
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -10,7 +10,7 @@ from intarsia._packages import needed_by
 
 with needed_by("intarsia.torch"):
     # The rules declare themselves.
-    from intarsia.torch import _attention, _experts_grad, _grad_rules  # noqa: F401
+    from intarsia.torch import _attention, _experts_grad, _grad_rules, _product_grad  # noqa: F401
 from intarsia.torch._register import refuse_names, register
 from intarsia.torch._sdpa import scaled_dot_product_attention
 

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import pytest
 import running
 import support
@@ -27,6 +28,8 @@ def test_against_f64(name: str) -> None:
         support.cases(form.op.name, "ci"), itertools.cycle(support.DTYPES), strict=False
     ):
         operands, attributes = test_ops.make(form.op.name, case, dtype)
+        if any(x is not None and x.dtype == ml_dtypes.float8_e8m0fnu for x in operands):
+            continue  # torch_xla has no tensors of it
         tensors = [None if x is None else torch_running.to_torch(x).to("xla") for x in operands]
         returned = torch_running.overload(form)(*tensors, **attributes)
         calls.append((operands, attributes, tensors, returned))
