@@ -69,20 +69,18 @@ class Side:
 
     def __init__(self, checkout: pathlib.Path, platform: str, spec_of: Callable | None = None):
         """`spec_of` gives the op that cases are written for, where that may not be this library's."""
-        self.spec_of = spec_of
         self.native, self.platform = load(checkout), platform
         self.dtypes = sys.modules["intarsia._dtypes"]
         self.library, self.device = self.native.main_library(), {"gpu": "cuda"}.get(platform, "cpu")
+        self.spec_of = spec_of or self.library.find
 
     def tensor(self, x: np.ndarray, memory: torch.Tensor) -> Any:
         return self.native.Tensor(x.shape, self.dtypes.name_of(x.dtype), memory.data_ptr())
 
     def known(self, op: str, arrays: list, attributes: dict[str, Any]) -> tuple[list[int], dict]:
         """A call's operands, by number, and attributes without what this library lacks and the call leaves out."""
-        mine = next((row for row in self.library.manifest["ops"] if row["name"] == op), None)
-        if self.spec_of is None or mine is None:
-            return list(range(len(arrays))), attributes
-        spec, names = self.spec_of(op), {x["name"] for x in mine["operands"] + mine["attributes"]}
+        spec, mine = self.spec_of(op), self.library.ops[op]
+        names = {row["name"] for row in mine.operands + mine.attributes}
         default = {row["name"]: row["default"] for row in spec.attributes}
         return (
             [
@@ -284,8 +282,9 @@ def main() -> int:
     lacks = [op for op in ops if op not in old.library.ops]
     if lacks:
         print("not in the old library:", ", ".join(lacks))
+        ops = [op for op in ops if op not in lacks]
     rows = []
-    for case in cases([op for op in ops if op not in lacks], args.platform, args.bits, args.ragged):
+    for case in cases(ops, args.platform, args.bits, args.ragged):
         compare = compare_bits if args.bits else lambda *x: compare_times(*x, args.rounds)
         row = dict(op=case[0], case=case[1]) | compare(old, new, case)
         rows.append(row)
