@@ -166,7 +166,7 @@ def joined(args: argparse.Namespace, program: str) -> Iterator[Share]:
         return
     import jax
 
-    from intarsia.models.processes import Limits, join
+    from intarsia.models.processes import Limits, join, print_line
 
     replicas = args.data_parallel
     if replicas < 1 or place.count % replicas:
@@ -179,7 +179,7 @@ def joined(args: argparse.Namespace, program: str) -> Iterator[Share]:
             place,
             limits,
             listen=args.listen,
-            say=lambda line: _write_line(f"{program}: {line}"),
+            say=lambda line: print_line(f"{program}: {line}"),
         )
         try:
             yield Share(processes, replicas, place.index * replicas // place.count)
@@ -190,7 +190,7 @@ def joined(args: argparse.Namespace, program: str) -> Iterator[Share]:
             processes.fail(error, 2)
         except BaseException as error:
             if not isinstance(error, jax.errors.JaxRuntimeError):
-                _write_line(traceback.format_exc())
+                print_line(traceback.format_exc())
             processes.fail(error)
 
 
@@ -240,7 +240,3 @@ def _only_the_first_prints(index: int) -> Iterator[None]:
     finally:
         os.dup2(own, 1)
         os.close(own)
-
-
-def _write_line(line: str) -> None:
-    os.write(2, f"{line}\n".encode())  # whatever `sys.stderr` is

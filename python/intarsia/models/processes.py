@@ -128,7 +128,7 @@ def join(
         TimeoutError: There is no coordinator.
     """
     limits = limits or Limits()
-    say = say or _print_line
+    say = say or print_line
     name = f"process {place.index} of {place.count}"
     deadline = time.monotonic() + limits.start
     bind = _environment.jax_coordinator_bind() if listen is None else None
@@ -394,5 +394,6 @@ def _bounded(seconds: float, say: Callable[[], None]) -> Iterator[None]:
         watcher.join()
 
 
-def _print_line(line: str) -> None:
-    os.write(2, f"{line}\n".encode())  # wherever `sys.stderr` goes
+def print_line(line: str) -> None:
+    """On stderr, wherever `sys.stderr` goes."""
+    os.write(2, f"{line}\n".encode())
