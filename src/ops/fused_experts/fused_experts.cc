@@ -115,6 +115,10 @@ ExpertsPass ExpertsPasses::At(int64_t first) const {
           .out = const_cast<void*>(Beyond(op_.out, first * n))};
 }
 
+matmul::GroupSizes ExpertsPass::Groups() const {
+  return {.sizes = {sizes}, .all = experts, .count = experts, .m = pairs()};
+}
+
 matmul::GroupedParams ExpertsPass::FirstProduct() const {
   return {.dtype = dtype,
           .out_dtype = dtype,
@@ -126,7 +130,7 @@ matmul::GroupedParams ExpertsPass::FirstProduct() const {
           .n = 2 * i,
           .x_rows = tokens,
           .transposed = true,
-          .groups = {.sizes = {sizes}, .all = experts, .count = experts, .m = pairs()},
+          .groups = Groups(),
           .rows = {rows}};
 }
 
@@ -141,7 +145,7 @@ matmul::GroupedParams ExpertsPass::SecondProduct() const {
           .n = n,
           .x_rows = pairs(),
           .transposed = true,
-          .groups = {.sizes = {sizes}, .all = experts, .count = experts, .m = pairs()}};
+          .groups = Groups()};
 }
 
 void SortPairs(const ExpertsPass& pass) {

@@ -39,6 +39,7 @@ struct ExpertsPass {
     return id >= 0 && id < experts ? id : -1;
   }
 
+  matmul::GroupSizes Groups() const;  // of both products
   matmul::GroupedParams FirstProduct() const;
   matmul::GroupedParams SecondProduct() const;
 };
