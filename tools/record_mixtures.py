@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from record_reference_tokens import greedy
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "models"))
@@ -26,22 +27,12 @@ MAX_TOKENS = 16
 def record(model, prompt: list[int]) -> dict:
     """Generates greedily from one prompt."""
     ids = torch.tensor([prompt])
+    tokens, margin, _ = greedy(model, ids, MAX_TOKENS, pad_token_id=0)
     with torch.inference_mode():
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=MAX_TOKENS,
-            do_sample=False,
-            return_dict_in_generate=True,
-            output_logits=True,
-            pad_token_id=0,
-        )
         logprobs = model(ids).logits[0, :-1].float().log_softmax(-1)
-    # How close the runner-up came at each step: the smallest gap bounds the error a test may have.
-    margins = [(top := step[0].topk(2).values)[0].item() - top[1].item() for step in output.logits]
     return {
-        "tokens": output.sequences[0, ids.shape[1] :].tolist(),
-        "smallest_margin": round(min(margins), 6),
+        "tokens": tokens,
+        "smallest_margin": margin,
         "logprobs": logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist(),
     }
 

@@ -34,6 +34,23 @@ TEXT_PROMPTS = (
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
 
 
+def greedy(model, ids: torch.Tensor, max_tokens: int, **settings) -> tuple[list[int], float, tuple]:
+    """A prompt's continuation, the least by which a token of it led the runner-up, and the logits of each step."""
+    with torch.inference_mode():
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+            **settings,
+        )
+    # How close the runner-up came at each step: the smallest gap bounds the error a test may have.
+    margins = [(top := step[0].topk(2).values)[0].item() - top[1].item() for step in output.logits]
+    return output.sequences[0, ids.shape[1] :].tolist(), round(min(margins), 6), output.logits
+
+
 def record(model, tokenizer, prompt: str, max_tokens: int) -> dict:
     """Generates greedily from one prompt; returns its ids, continuation and first logits."""
     chat = {}
@@ -44,26 +61,15 @@ def record(model, tokenizer, prompt: str, max_tokens: int) -> dict:
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
     else:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
-    with torch.inference_mode():
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-    new_tokens = output.sequences[0, ids.shape[1] :].tolist()
-    # How close the runner-up came at each step: the smallest gap bounds the error a test may have.
-    margins = [(top := step[0].topk(2).values)[0].item() - top[1].item() for step in output.logits]
-    first = output.logits[0][0].float().topk(5)
+    new_tokens, margin, logits = greedy(model, ids, max_tokens)
+    first = logits[0][0].float().topk(5)
     return {
         "prompt": prompt,
         **chat,
         "prompt_ids": ids[0].tolist(),
         "tokens": new_tokens,
         "text": tokenizer.decode(new_tokens, skip_special_tokens=True),
-        "smallest_margin": round(min(margins), 6),
+        "smallest_margin": margin,
         "first_logits": {"ids": first.indices.tolist(), "values": first.values.tolist()},
     }
 
