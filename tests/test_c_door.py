@@ -162,12 +162,17 @@ def test_sizes_whose_product_overflows_are_refused(op, operands, given, message)
             [(2**40,), (2**40, 0, 8), (5, 8), (8,), (8,)],
             {"num_heads_q": 0, "num_heads_k": 0},
         ),
+        (
+            "rotary_embedding",
+            [(2**40,), (2**40, 0, 8), (5, 8), (2**40, 0, 8)],
+            {},
+        ),
     ],
 )
 def test_arrays_without_elements_take_no_time(op, shapes, given) -> None:
     """The fuzzers' findings: each ran for as long as an axis has entries, of nothing."""
     memory = np.zeros(64, np.int64)
-    rows = LIBRARY.find(op).operands
+    rows = LIBRARY.find(op).operands[: len(shapes)]
     dtypes = [{"block_mapping": "i32", "positions": "i32"}.get(row["name"], "f32") for row in rows]
     operands = [
         _native.Tensor(shape, dtype, memory.ctypes.data)

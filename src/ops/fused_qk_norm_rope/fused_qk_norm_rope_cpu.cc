@@ -12,7 +12,6 @@ template <class T, class C>
 Status RunHeads(const FusedQkNormRope& op, const CpuContext& context) {
   const int64_t tokens = op.qkv.dim(0), heads = op.qkv.dim(1), d = op.qkv.dim(2);
   const int64_t r = op.cos_sin_cache.dim(1);
-  if (op.qkv.size() == 0) return {};  // of any number of tokens
   const NormRow<T> q_norm(d, op.q_weight, op.eps, "once"), k_norm(d, op.k_weight, op.eps, "once");
   const IndexVector positions = ToIndexVector(op.positions);
   ForRows(context, tokens, heads * d, [&](int64_t token) {
