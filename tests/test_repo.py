@@ -285,6 +285,13 @@ def build_folder() -> pathlib.Path | None:
     return None
 
 
+def test_make_echoes_commands_only_if_asked() -> None:
+    """On a terminal its own lines are to be seen, and commands of 200 columns are not."""
+    make = ("make", "--directory", str(ROOT), "--print-data-base", "--dry-run", "help")
+    assert ".SILENT:" in run(*make).splitlines()
+    assert ".SILENT:" not in run(*make, "VERBOSE=1").splitlines()
+
+
 def test_exported_symbols_are_those_of_the_header() -> None:
     symbols = run("nm", "--dynamic", "--defined-only", str(_native.main_library().path))
     exported = {line.split()[-1].split("@")[0] for line in symbols.splitlines()}
