@@ -98,6 +98,16 @@ TEST(GroupedChoose, RefusesWhatTheCopyEngineCannotRead) {
   EXPECT_FALSE(CanRun(hopper, ParamsOf(DType::kBF16, 0, 8), h200));
 }
 
+TEST(GroupedChoose, NamesSayTheArchitectureAsAttentionsDo) {
+  const auto expect = [](std::string_view name, int arch) {
+    EXPECT_TRUE(name.starts_with(arch == cuda::kHopper ? "Hopper" : "portable")) << name;
+  };
+  for (const GroupedCandidate& candidate : GroupedCandidates())
+    expect(candidate.name, candidate.arch);
+  for (const GradientCandidate& candidate : GradientCandidates())
+    expect(candidate.name, candidate.arch);
+}
+
 TEST(GroupedChoose, HopperGetsItsOwnGradient) {
   GroupedGradientParams p;
   p.dtype = p.out_dtype = DType::kBF16;

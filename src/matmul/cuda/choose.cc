@@ -48,7 +48,7 @@ bool FitsLargeTiles(const GroupedParams& p, const cuda::Device& device) {
 bool FitsSmallTiles(const GroupedParams&, const cuda::Device&) { return true; }
 
 constexpr GroupedCandidate kCandidates[] = {
-    {"sm_90, wgmma and TMA", cuda::kHopper, GroupedKernel::kWarpgroups, sm90::GroupedShape::kRows,
+    {"Hopper", cuda::kHopper, GroupedKernel::kWarpgroups, sm90::GroupedShape::kRows,
      &FitsWarpgroups},
     {"portable, 8 rows streamed past", cuda::kPortable, GroupedKernel::kStream, kStreamRows,
      &FitsStream},
@@ -57,7 +57,7 @@ constexpr GroupedCandidate kCandidates[] = {
 
 bool FitsGradient(const GroupedGradientParams&, const cuda::Device&) { return true; }
 
-constexpr GradientCandidate kGradients[] = {{"sm_90, wgmma and TMA", cuda::kHopper, &FitsGradient},
+constexpr GradientCandidate kGradients[] = {{"Hopper", cuda::kHopper, &FitsGradient},
                                             {"portable", cuda::kPortable, &FitsGradient}};
 
 // The first of the candidates that runs the call and is good at it.
