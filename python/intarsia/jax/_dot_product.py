@@ -141,26 +141,15 @@ def dot_product_attention(
     shape = q.shape
     q, k, v = (jnp.expand_dims(x, 0) if x.ndim == 3 else x for x in (q, k, v))
     _check(q, k, v)
-    b, t, _, d = q.shape
     left, right = _window(local_window_size)
-    # A side that no pair of the arrays reaches beyond is open.
-    left = left if left is not None and left < t - 1 else None
-    right = 0 if is_causal else right
-    right = right if right is not None and right < k.shape[1] - 1 else None
-    lengths = {
-        "query_seq_lengths": (query_seq_lengths, t),
-        "key_value_seq_lengths": (key_value_seq_lengths, k.shape[1]),
-    }
     rows, keys = (
-        size if x is None else jnp.clip(_lengths(name, x, b), 0, size)
-        for name, (x, size) in lengths.items()
+        _count(name, lengths, x)
+        for name, lengths, x in (
+            ("query_seq_lengths", query_seq_lengths, q),
+            ("key_value_seq_lengths", key_value_seq_lengths, k),
+        )
     )
-    if scale is None:
-        scale = max(d, 1) ** -0.5
-    if isinstance(rows, int) and isinstance(keys, int):
-        out, lse = _attend_fixed(q, k, v, rows, keys, left, right, scale)
-    else:
-        out, lse = _attend_ragged(q, k, v, rows, keys, left, right, scale)
+    out, lse = _attend(q, k, v, rows, keys, left, 0 if is_causal else right, scale)
     out = out.reshape(shape)
     if not return_residual:
         return out
@@ -196,13 +185,38 @@ def _window(size: Window) -> tuple[int | None, int | None]:
     return left, right
 
 
-def _lengths(name: str, lengths: ArrayLike, b: int) -> jax.Array:
+def _count(name: str, lengths: ArrayLike | None, x: jax.Array) -> Count:
+    """Rows of each member of x, as `lengths` says: a number if it says nothing."""
+    b, size = x.shape[:2]
+    if lengths is None:
+        return size
     lengths = as_array(f"{_NAME}: {name}", lengths)
     if lengths.shape != (b,) or lengths.dtype != jnp.int32:
         raise ValueError(
             f"{_NAME}: {name} is {lengths.dtype} {list(lengths.shape)}, expected int32 [{b}]"
         )
-    return lengths
+    return jnp.clip(lengths, 0, size)
+
+
+def _attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    rows: Count,
+    keys: Count,
+    left: int | None,
+    right: int | None,
+    scale: float | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Rows i to keys from i - left to i + right; None: all."""
+    # A side that no pair of the arrays reaches beyond is open.
+    left = left if left is not None and left < q.shape[1] - 1 else None
+    right = right if right is not None and right < k.shape[1] - 1 else None
+    if scale is None:
+        scale = max(q.shape[3], 1) ** -0.5
+    if isinstance(rows, int) and isinstance(keys, int):
+        return _attend_fixed(q, k, v, rows, keys, left, right, scale)
+    return _attend_ragged(q, k, v, rows, keys, left, right, scale)
 
 
 def _attend_fixed(
