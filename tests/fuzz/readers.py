@@ -5,6 +5,7 @@ make fuzz-readers RUNS=10000
 """
 
 import json
+import random
 import shutil
 import struct
 import sys
@@ -83,14 +84,21 @@ def gguf(folder: Path) -> bytes:
     return path.read_bytes()
 
 
-def tokenizer() -> bytes:
+def tokenizers() -> list[bytes]:
+    """One of bytes, as Llama's, and one of words with every part that a file may have."""
     from tokenizers import Tokenizer as Backend
-    from tokenizers import models, pre_tokenizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-    backend = Backend(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.add_special_tokens(["<a>"])
-    return backend.to_str().encode()
+    by_bytes = Backend(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    by_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    by_bytes.add_special_tokens(["<a>"])
+    words = Backend(models.Unigram([("<u>", 0.0), ("a", -1.0), ("b", -2.0)], 0, byte_fallback=True))
+    words.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "_")])
+    words.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    words.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    words.post_processor = processors.TemplateProcessing("<a> $A", special_tokens=[("<a>", 3)])
+    words.add_special_tokens(["<a>"])
+    return [backend.to_str().encode() for backend in (by_bytes, words)]
 
 
 def seeds(reader: str, folder: Path) -> list[bytes]:
@@ -99,11 +107,65 @@ def seeds(reader: str, folder: Path) -> list[bytes]:
     if reader == "safetensors":
         return [safetensors()]
     if reader == "tokenizer":
-        return [tokenizer()]
+        return tokenizers()
     if reader == "config":
         configs = [CONFIG, *(CONFIG | {"rope_scaling": s} for s in SCALINGS), CONFIG | GEMMA]
         return [json.dumps(config).encode() for config in configs]
     return [template.encode() for template in TEMPLATES]
+
+
+# What a field of another model, or of a broken one, may be.
+VALUES = [
+    None, True, False, 0, 1, -1, 2, 0.5, -0.0, 1e308, float("nan"), float("inf"), 2**31, 2**63, 10**400,
+    "", "x", "a b", "\ud800", "F32", "BF16", "I4", [], [0], [[]], [None], {}, {"type": "BPE"}, {"": 0},
+]  # fmt: skip
+
+
+def mutate_json(value: object, draw: random.Random) -> object:
+    """The value with one of its parts replaced, left out, doubled or renamed."""
+    inner = list(value.items()) if isinstance(value, dict) else None
+    if isinstance(value, list):
+        inner = list(enumerate(value))
+    if not inner or draw.random() < 0.1:
+        return draw.choice(VALUES)
+    index = draw.randrange(len(inner))
+    key, part = inner[index]
+    what = draw.random()
+    if what < 0.1:
+        del inner[index]
+    elif what < 0.2:
+        inner.append((f"{key}{draw.choice(['', '_', '0', ' '])}", part))
+    elif what < 0.25:
+        inner[index] = key, draw.choice(inner)[1]
+    else:
+        inner[index] = key, mutate_json(part, draw)
+    return dict(inner) if isinstance(value, dict) else [part for _, part in inner]
+
+
+def mutator(reader: str, seeds: list[bytes]) -> Callable[[bytes, int, int], bytes]:
+    """Half of the inputs of a JSON reader: another tree, which bytes changed one by one hardly ever become."""
+    skip = 8 if reader == "safetensors" else 0  # the length of the header
+    # Parsers in Rust, of whose branches atheris learns nothing: the corpus is soon the shortest file.
+    unseen = reader in ("safetensors", "tokenizer")
+
+    def mutate(data: bytes, max_size: int, seed: int) -> bytes:
+        draw = random.Random(seed)
+        if unseen and draw.random() < 0.5:
+            data = draw.choice(seeds)
+        if reader in ("gguf", "chat_template") or draw.random() < 0.5:
+            return atheris.Mutate(data, max_size)
+        end = skip + int.from_bytes(data[:skip], "little") if skip else len(data)
+        try:
+            tree = json.loads(data[skip:end])
+            for _ in range(draw.randint(1, 3)):
+                tree = mutate_json(tree, draw)
+            text = json.dumps(tree).encode()
+        except (ValueError, RecursionError):
+            return atheris.Mutate(data, max_size)
+        head = struct.pack("<Q", len(text)) if skip else b""
+        return (head + text + data[end:])[:max_size]
+
+    return mutate
 
 
 def check(path: Path, read: Callable[[], object]) -> None:
@@ -161,12 +223,17 @@ def main() -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     folder.mkdir(parents=True)
     corpus.mkdir()
-    for i, seed in enumerate(seeds(reader, folder)):
+    inputs = seeds(reader, folder)
+    for i, seed in enumerate(inputs):
         (corpus / str(i)).write_bytes(seed)
     given = ["-timeout=30", "-rss_limit_mb=3000", "-max_len=4096", "-entropic=0", *arguments]
     if not any(Path(argument).is_file() for argument in arguments):
         given.append(str(corpus))
-    atheris.Setup([sys.argv[0], *given], target(reader, folder))
+    atheris.Setup(
+        [sys.argv[0], *given],
+        target(reader, folder),
+        custom_mutator=mutator(reader, inputs),
+    )
     atheris.Fuzz()
 
 
