@@ -110,6 +110,8 @@ setup-vllm: setup-dev build ## make .venv/vllm-serve: vLLM 0.33 and what goes wi
 	$(NOX) vllm-serve -- --setup
 test-vllm: setup-dev build ## our plugin in vLLM's engine and server on the CPU, against recorded tokens of vLLM's own CPU backend
 	$(NOX) vllm-serve $(POSARGS)
+test-vllm-full: setup-dev build ## that, and servers on several hosts, in Ray, and what becomes of them when something fails
+	$(NOX) vllm-serve -- -m '' $(ARGS)
 setup-vllm-reference: setup-dev ## make .venv/vllm-reference: vLLM 0.32 with its own CPU backend, 6 GB
 	$(NOX) vllm-reference
 test-sanitize: test-sanitize-address test-sanitize-thread ## the CPU's tests under ASan, UBSan and TSan
@@ -119,7 +121,7 @@ fuzz-readers: setup-dev build ## fuzz the readers of model files; RUNS=10000 eac
 	RUNS=$(RUNS) $(NOX) fuzz
 
 release-check: ## what .ci/run leaves out: long tests, sanitizers, other versions of torch and vLLM, more fuzzing
-	$(MAKE) test-full test-sanitize test-torch test-bridge-vllm test-vllm-ops fuzz-readers
+	$(MAKE) test-full test-sanitize test-torch test-bridge-vllm test-vllm-ops test-vllm-full fuzz-readers
 	$(MAKE) fuzz SECONDS=600
 
 # libFuzzer's runtime is clang's; the compiler stays GCC (tests/fuzz/coverage.cc). A finding leaves the input in build/findings,
@@ -170,4 +172,4 @@ clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
 .PHONY: help setup setup-torch setup-dev build demo test test-full test-torch test-bridge-vllm test-vllm-ops setup-vllm test-vllm \
-  setup-vllm-reference test-sanitize fuzz-readers release-check fuzz test-gpu bench bench-gpu docs gen check format clean
+  test-vllm-full setup-vllm-reference test-sanitize fuzz-readers release-check fuzz test-gpu bench bench-gpu docs gen check format clean

@@ -93,3 +93,14 @@ def spawn_workers() -> str | None:
     asked = os.environ.get(WORKER_START, "spawn")
     os.environ[WORKER_START] = "spawn"
     return None if asked == "spawn" else asked
+
+
+def vllm_host() -> str | None:
+    """The address of this host that vLLM was told to listen at, for other hosts."""
+    return os.environ.get("VLLM_HOST_IP") or None
+
+
+def listen_at(address: str, interface: str) -> None:
+    """Has vLLM's queues listen at one address, and torch's gloo at the interface that has it, unless another is given."""
+    os.environ["VLLM_HOST_IP"] = address
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -46,28 +46,27 @@ def test_jax_sees_the_workers_own_gpu(monkeypatch, device, seen):
     assert options.get("visible_devices") == seen
 
 
-# 127.0.0.1 in /proc/net/tcp, and as gRPC has it in tcp6.
-LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
-
 MEETING = """
 import json, os, socket
 import jax
 from jaxlib import _jax
+from intarsia.models.processes import Limits
 from intarsia.vllm import parallel
 
 jax.config.update("jax_platforms", "cpu")
 told = {}
 
-def in_the_meantime(port):
+def in_the_meantime(own):
     "Between rank 0's choice of a port and its use others look for one, too."
+    address, port = own
     told["port"] = port
     with socket.socket() as other:
         try:
-            other.bind(("127.0.0.1", port))
+            other.bind((address, port))
             told["free"] = True
         except OSError:
             told["free"] = False
-    return port
+    return [own]
 
 make_gloo = _jax.make_gloo_tcp_collectives
 
@@ -82,26 +81,33 @@ def listening():
     return sorted({row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes})
 
 _jax.make_gloo_tcp_collectives = make
-parallel.initialize(1, 0, in_the_meantime)
+parallel.initialize(0, in_the_meantime, ADDRESS, Limits(), print)
 told["processes"] = jax.process_count()
 told["listening"] = listening()
-socket.create_connection(("127.0.0.1", told["port"])).close()
+socket.create_connection((ADDRESS, told["port"])).close()
+parallel.leave()
 print(json.dumps(told))
 """
 
 
-def test_ranks_meet_at_a_port_that_is_kept_for_them():
+@pytest.mark.parametrize(("address", "last"), [("127.0.0.1", "01"), ("127.0.0.2", "02")])
+def test_ranks_meet_at_a_port_that_is_kept_for_them(address, last):
     """In a process of its own: JAX's is initialised once."""
     run = subprocess.run(
-        [sys.executable, "-c", MEETING], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", f"ADDRESS = {address!r}\n{MEETING}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert run.returncode == 0, run.stderr
     told = json.loads(run.stdout.splitlines()[-1])
     assert told["free"] is False
     assert told["processes"] == 1
     # Of gloo as of the coordinator: nobody else on the network is to reach them.
-    assert told["gloo"] == "127.0.0.1"
-    assert told["listening"] and set(told["listening"]) <= LOOPBACK
+    assert told["gloo"] == address
+    # As /proc/net/tcp has it, and as gRPC has it in tcp6.
+    expected = {f"{last}00007F", f"0000000000000000FFFF0000{last}00007F"}
+    assert told["listening"] and set(told["listening"]) <= expected
 
 
 @pytest.fixture

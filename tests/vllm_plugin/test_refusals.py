@@ -39,9 +39,13 @@ QUANTISED = {
         (
             {},
             {"distributed_executor_backend": "external_launcher"},
-            "executors (--distributed-executor-backend) other than mp: external_launcher",
+            "executors (--distributed-executor-backend) other than mp and ray: external_launcher",
         ),
-        ({}, {"data_parallel_size": 2}, "data parallelism (--data-parallel-size): 2"),
+        (
+            MIXTRAL,
+            {"data_parallel_size": 2},
+            "experts across engines (--data-parallel-size of a mixture): 2, expected 1",
+        ),
         ({}, {"runner": "pooling"}, "models that do not generate (--runner pooling)"),
         ({}, {"cpu_offload_gb": 1}, "weights on the host (--cpu-offload-gb)"),
         ({}, {"enable_prompt_embeds": True}, "embeddings as prompts (--enable-prompt-embeds)"),

@@ -84,24 +84,35 @@ def flags(options: Mapping[str, Any]) -> list[str]:
     def said(value: Any) -> Any:
         return json.dumps(value) if isinstance(value, dict) else value
 
-    return [f"--{name.replace('_', '-')}={said(value)}" for name, value in options.items()]
+    rows = [(f"--{name.replace('_', '-')}", value) for name, value in options.items()]
+    return [name if value is True else f"{name}={said(value)}" for name, value in rows]
 
 
 class Server:
-    """`vllm serve`, as a user starts it."""
+    """`vllm serve`, as a user starts it.
 
-    def __init__(self, model: Path, log: Path, **changes: Any):
+    Args:
+      model: its directory.
+      log: the file that gets what the server prints.
+      at: the host that it runs on, of `vllm_nodes`; this one if None.
+      changes: its options; True is a flag without a value.
+    """
+
+    def __init__(self, model: Path, log: Path, at: Any = None, **changes: Any):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self.address = f"http://127.0.0.1:{self.port}"
+        host = at.address if at else "127.0.0.1"
+        self.address = f"http://{host}:{changes.get('port', self.port)}"
         self._log = log
-        options = {"dtype": "float32", "host": "127.0.0.1", "port": self.port} | SIZES | changes
+        options = {"dtype": "float32", "host": host, "port": self.port} | SIZES | changes
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
         with log.open("wb") as out:
             # A session of its own, so that whatever is left can be ended as one.
+            command += ["--served-model-name=model", *flags(options)]
             self.process = subprocess.Popen(
-                [*command, "--served-model-name=model", *flags(options)],
+                at.command(*command) if at else command,
+                env=os.environ | (at.environment() if at else {}),
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -195,3 +206,26 @@ def serving(model: Path, log: Path, **changes: Any) -> Iterator[Server]:
         yield server
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def nodes(made: Sequence[Any], model: Path, folder: Path, **changes: Any) -> Iterator[list[Server]]:
+    """A server with ranks on each of several hosts of `vllm_nodes`; the first answers, if it starts."""
+    common = {
+        "distributed_executor_backend": "mp",
+        "api_server_count": 1,
+        "additional_config": FEW_PROGRAMS,
+    }
+    if len(made) > 1:
+        common |= {"nnodes": len(made), "master_addr": made[0].address}
+    servers: list[Server] = []
+    try:
+        for i, host in enumerate(made):
+            own = {"node_rank": i} if len(made) > 1 else {}
+            if i:
+                common |= {"headless": True, "api_server_count": 0}
+            servers.append(Server(model, folder / f"log{i}", host, **common | own | changes))
+        yield servers
+    finally:
+        for server in reversed(servers):
+            server.stop()

@@ -9,7 +9,6 @@ default, and gloo on whatever the host's name resolves to.
 import contextlib
 import dataclasses
 import os
-import socket
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ import jax
 from jax.extend.backend import register_backend_factory
 
 from intarsia import _environment
+from intarsia.models import addresses
 
 _PREFIX = "intarsia/"  # of keys and barriers in the coordinator's store
 _POLL_SECONDS = 1.0
@@ -113,6 +113,8 @@ def join(
     *,
     listen: str | None = None,
     say: Callable[[str], None] | None = None,
+    names: Sequence[str] | None = None,
+    reserved: bool = False,
 ) -> "Processes":
     """Makes this process one of several, before JAX has touched a device.
 
@@ -122,6 +124,8 @@ def join(
         listen: The address of this host at which the coordinator, in process 0, and gloo, in all, listen; if
             None, the coordinator listens where `place` says and gloo at the address that faces it.
         say: Prints the line that says why the process ends; on stderr if None.
+        names: What lines call each process; its number if None.
+        reserved: Whether the coordinator's port is kept for it by a socket of this process, in process 0.
 
     Raises:
         OSError: The coordinator's port is in use, or the address is none of this host.
@@ -129,15 +133,17 @@ def join(
     """
     limits = limits or Limits()
     say = say or print_line
-    name = f"process {place.index} of {place.count}"
+    names = names or [f"process {i}" for i in range(place.count)]
+    name = f"{names[place.index]} of {place.count}"
     deadline = time.monotonic() + limits.start
     bind = _environment.jax_coordinator_bind() if listen is None else None
-    bind = bind or _joined(listen or place.address[0], place.address[1])
+    bind = bind or addresses.joined(listen or place.address[0], place.address[1])
     if place.index == 0:
-        _check_free(name, bind)
+        if not reserved:
+            addresses.check_free(name, bind)
     else:
-        _wait_for_coordinator(name, place, limits.start)
-    own = listen or _facing(place.address)
+        addresses.wait_for_coordinator(name, place.address, limits.start)
+    own = listen or addresses.facing(place.address)
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     register_backend_factory("cpu", lambda: _cpu_client(own), priority=0, fail_quietly=False)
@@ -159,7 +165,7 @@ def join(
             heartbeat_timeout_seconds=limits.heartbeat,
             shutdown_timeout_seconds=_FAREWELL_SECONDS,
         )
-    return Processes(place, limits, say)
+    return Processes(place, limits, say, names)
 
 
 class Processes:
@@ -170,14 +176,18 @@ class Processes:
         count: How many there are.
     """
 
-    def __init__(self, place: Place, limits: Limits, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, place: Place, limits: Limits, say: Callable[[str], None], names: Sequence[str]
+    ) -> None:
         from jax._src import distributed
 
         self.index, self.count = place.index, place.count
+        self._called = names
         self._limits, self._say = limits, say
         self._client: Any = distributed.global_state.client
         self._over, self._ending = threading.Event(), threading.Lock()
         self._moved: float | None = time.monotonic()
+        self._at = self._told = ""
         self._names = 0
         self._threads = [
             threading.Thread(target=target, daemon=True)
@@ -189,16 +199,31 @@ class Processes:
     @property
     def name(self) -> str:
         """As messages have it."""
-        return f"process {self.index} of {self.count}"
+        return f"{self._called[self.index]} of {self.count}"
 
     def stage(self, text: str) -> None:
         """Says what this process does from now on, for the case that it stalls."""
+        self.mark(text)
+        self._tell_stage()
+
+    def mark(self, text: str) -> None:
+        """The same at no cost: the others hear of it within a second or two, if it is still true then."""
+        self._at = text
         self.progress()
-        self._client.key_value_set(f"{_PREFIX}stage/{self.index}", text, allow_overwrite=True)
 
     def progress(self) -> None:
         """Says that this process got further."""
         self._moved = time.monotonic()
+
+    def rest(self) -> None:
+        """Says that this process has nothing to do, for however long."""
+        self._at, self._moved = "rest", None
+
+    def _tell_stage(self) -> None:
+        text = self._at
+        if text != self._told:
+            self._client.key_value_set(f"{_PREFIX}stage/{self.index}", text, allow_overwrite=True)
+            self._told = text
 
     def meet(self, what: str) -> None:
         """Waits for the others to get here: no collective then waits for a process that is not there yet."""
@@ -247,6 +272,20 @@ class Processes:
                 return
             time.sleep(0.05)
 
+    def leave(self, seconds: float) -> None:
+        """Ends this process's part, whether or not the others end theirs, of which it tells them."""
+        self._over.set()
+        try:
+            self._client.wait_at_barrier(f"{_PREFIX}leave", int(seconds * 1000))
+        except jax.errors.JaxRuntimeError:  # some go on, or have died
+            with contextlib.suppress(Exception):
+                self._client.key_value_set(f"{_PREFIX}failed", f"{self.index} was told to end")
+                time.sleep(_PARTING_SECONDS)
+        if self.index == 0:
+            time.sleep(_PARTING_SECONDS)  # JAX aborts whom the coordinator leaves behind
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.distributed.shutdown()
+
     def fail(self, error: BaseException, status: int = 1) -> None:
         """Ends this process with a line about an error, and the others with one about this process."""
         text = " ".join(str(error).split()) or type(error).__name__
@@ -289,8 +328,10 @@ class Processes:
             else:
                 index, _, text = said.partition(" ")
                 if int(index) != self.index:
-                    self._end(f"ended, since process {index} failed: {text}", 1)
+                    self._end(f"ended, since {self._called[int(index)]} failed: {text}", 1)
                 return
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                self._tell_stage()
             moved, limit = self._moved, self._limits.stall
             if moved is not None and time.monotonic() - moved > limit:
                 self._end(f"no progress for {limit} s; {self._stages()}", 1, tell=True)
@@ -307,7 +348,7 @@ class Processes:
                 continue
             # One that left after all had met at the end may be seen before this process's main thread goes on.
             if len(alive) < self.count and not self._over.wait(_POLL_SECONDS):
-                dead = (f"process {index}" for index in everyone if index not in alive)
+                dead = (self._called[index] for index in everyone if index not in alive)
                 text = f"ended, since {', '.join(dead)} sent no heartbeat for {self._limits.heartbeat} s"
                 self._end(text, 1, alive=alive)
             if self._over.wait(_POLL_SECONDS):
@@ -317,51 +358,10 @@ class Processes:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             stages = self._client.key_value_dir_get(f"{_PREFIX}stage/")
             said = {int(key.rsplit("/", 1)[1]): text for key, text in stages}
-            return ", ".join(f"process {i} is at {text!r}" for i, text in sorted(said.items()))
+            return ", ".join(
+                f"{self._called[i]} is at {text!r}" for i, text in sorted(said.items())
+            )
         return "the coordinator is gone"
-
-
-def _check_free(name: str, bind: str) -> None:
-    """Raises OSError if the coordinator cannot listen there: gRPC would share the port (SO_REUSEPORT), or end the process."""
-    host, _, port = bind.rpartition(":")
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM
-        )[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen()
-    except OSError as error:
-        raise OSError(
-            f"{name}: the coordinator cannot listen on {bind}: {error.strerror}"
-        ) from None
-
-
-def _wait_for_coordinator(name: str, place: Place, seconds: int) -> None:
-    """Waits for a coordinator to listen: JAX would end the process with a stack trace."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            with socket.create_connection(place.address, timeout=max(1, seconds)):
-                return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                text = f"{name}: no coordinator at {place.coordinator} within {seconds} s: {error}"
-                raise TimeoutError(text) from None
-        time.sleep(min(0.2, seconds))
-
-
-def _facing(address: tuple[str, int]) -> str:
-    """This host's address on the way to another."""
-    family, kind, _, _, where = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(where)  # of UDP: nothing is sent
-        return probe.getsockname()[0]
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _cpu_client(hostname: str) -> Any:

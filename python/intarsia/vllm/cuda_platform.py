@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm.platforms.interface import DeviceCapability
@@ -41,6 +41,8 @@ class XlaCudaPlatform(XlaPlatform):
     dispatch_key = "CUDA"
     dist_backend = "nccl"
     ray_device_key = "GPU"
+    # A GPU has one number to Ray, vLLM, torch and JAX only if each process sees all.
+    ray_noset_device_env_vars: ClassVar[list[str]] = ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
     device_control_env_var = "CUDA_VISIBLE_DEVICES"
     worker = "intarsia.vllm.worker.XlaGpuWorker"
 

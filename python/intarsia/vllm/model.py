@@ -20,7 +20,7 @@ from intarsia.vllm import caches as kv
 from intarsia.vllm.attention import TracedMetadata
 from intarsia.vllm.batch import BatchLayout, StepShape, bucket, buckets
 from intarsia.vllm.compat import import_torchax
-from intarsia.vllm.parallel import Ranks
+from intarsia.vllm.parallel import Ranks, mark
 from intarsia.vllm.programs import Programs
 
 _, _ENVIRONMENT = import_torchax()
@@ -162,7 +162,9 @@ class XlaModel(torch.nn.Module):
 
     def _run(self, shape: StepShape, vector: torch.Tensor) -> torch.Tensor:
         args = (self._state, self._pools, self._ranks.stacked(_to_jax(vector)))
-        hidden, self._pools = self._step(shape, *args)(*args)
+        program = self._step(shape, *args)
+        mark("in the step's program")
+        hidden, self._pools = program(*args)
         return torch.from_dlpack(self._ranks.own(hidden))
 
     def _step(self, shape: StepShape, *args: Any) -> jax.stages.Compiled:
@@ -177,6 +179,7 @@ class XlaModel(torch.nn.Module):
             hidden = torch.nn.functional.pad(hidden, (0, 0, 0, size - rows))
         args = (self._state, self._ranks.stacked(_to_jax(hidden)))
         program = self.programs.get(f"logits of {size} rows", self._trace_logits, *args)
+        mark("in the program of the logits")
         return torch.from_dlpack(self._ranks.own(program(*args)))[:rows]
 
     # ------------------------------------------------------------------ tracing

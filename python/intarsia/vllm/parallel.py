@@ -5,24 +5,25 @@ along the first axis, and a step is a `shard_map` over it whose body is what vLL
 """
 
 import hashlib
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
-from jax.extend.backend import register_backend_factory
 from jax.sharding import NamedSharding, PartitionSpec
 
-_HOST = "127.0.0.1"
-"""Where ranks meet: all of them are on one host, and nothing that they listen on asks who connects."""
+from intarsia.models import addresses
+from intarsia.models.processes import Limits, Place, Processes, join
+
 AXIS = "tp"
 """The mesh's axis of ranks."""
-_FAREWELL_SECONDS = 5
-"""How long a rank that ends waits for the others to end. JAX would give one that is dead 5 minutes, in which nothing but
-SIGKILL ends the rank that waits: it would outlive a server that is gone."""
+_FAREWELL_SECONDS = 2
+"""How long a rank that ends waits for the others to end. vLLM kills a worker that takes more than 5 (
+VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS)."""
+_processes: Processes | None = None
+"""Those of this process's ranks, if there are several."""
 
 
 def see_only(device: torch.device) -> None:
@@ -35,54 +36,57 @@ def see_only(device: torch.device) -> None:
         jax.config.update("jax_cuda_visible_devices", str(device.index))
 
 
-def initialize(size: int, rank: int, broadcast: Callable[[Any], Any]) -> None:
+def initialize(
+    rank: int,
+    gather: Callable[[Any], list[Any]],
+    address: str,
+    limits: Limits,
+    say: Callable[[str], None],
+) -> Processes:
     """Makes the ranks' JAX processes one, before any of them touches a device.
 
     Args:
-      size: ranks, all on this host.
-      rank: this process's.
-      broadcast: gives every rank what rank 0 calls it with.
+      rank: This process's.
+      gather: Gives every rank what each calls it with.
+      address: Where this one listens.
+      limits: How long they wait for each other.
+      say: Logs why a rank ends.
     """
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # As JAX registers it, but for the address of gloo's sockets.
-    register_backend_factory("cpu", _cpu_client, priority=0, fail_quietly=False)
-    with _reserved_port() if rank == 0 else nullcontext(0) as reserved:
-        address = f"{_HOST}:{broadcast(reserved)}"
-        jax.distributed.initialize(
-            address,
-            num_processes=size,
-            process_id=rank,
-            coordinator_bind_address=address,
-            cluster_detection_method="deactivate",  # or Slurm's variables would choose a GPU
-            shutdown_timeout_seconds=_FAREWELL_SECONDS,
+    global _processes
+    with addresses.reserved_port(address) if rank == 0 else nullcontext(0) as port:
+        met = gather((address, port))
+        several = len({host for host, _ in met}) > 1
+        names = [f"rank {i}" + several * f" at {host}" for i, (host, _) in enumerate(met)]
+        _processes = join(
+            Place(addresses.joined(*met[0]), len(met), rank),
+            limits,
+            listen=address,
+            say=say,
+            names=names,
+            reserved=True,
         )
+    _processes.rest()
+    return _processes
 
 
-def _cpu_client() -> Any:
-    """JAX's client of the CPU, its collectives on the loopback device alone.
-
-    Where JAX makes gloo, it names no host, and gloo's sockets then listen on whatever address the host's name resolves to.
-    """
-    from jax._src import distributed, xla_bridge
-    from jaxlib import _jax
-
-    collectives = _jax.make_gloo_tcp_collectives(
-        distributed_client=distributed.global_state.client, hostname=_HOST
-    )
-    return xla_bridge.make_cpu_client(collectives)
+def mark(text: str) -> None:
+    """Says what this rank does, for the case that it gets no further."""
+    if _processes is not None:
+        _processes.mark(text)
 
 
-@contextmanager
-def _reserved_port() -> Iterator[int]:
-    """A port that stays free for JAX's coordinator, which ends the process where it finds its port taken.
+def rest() -> None:
+    """Says that this rank has nothing to do."""
+    if _processes is not None:
+        _processes.rest()
 
-    A socket that is bound, and does not listen, keeps the port from all but those of this user who set SO_REUSEPORT, as
-    gRPC's servers do (https://grpc.github.io/grpc/core/group__grpc__arg__keys.html, `grpc.so_reuseport`); the coordinator is one.
-    """
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind((_HOST, 0))
-        yield holder.getsockname()[1]
+
+def leave() -> None:
+    """Ends this rank's part."""
+    global _processes
+    if _processes is not None:
+        processes, _processes = _processes, None
+        processes.leave(_FAREWELL_SECONDS)
 
 
 class Ranks:

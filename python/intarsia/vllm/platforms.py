@@ -141,7 +141,7 @@ class XlaPlatform(Platform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        from intarsia.vllm import settings
+        from intarsia.vllm import hosts, settings
         from intarsia.vllm.refusals import refuse
 
         refuse(vllm_config)
@@ -155,6 +155,8 @@ class XlaPlatform(Platform):
         if cls.device_type == "cpu":
             settings.schedule_synchronously(vllm_config)
         settings.replace_start_of_processes()
+        hosts.limits(vllm_config)
+        hosts.choose(parallel)
         if not vllm_config.cache_config.user_specified_block_size:
             vllm_config.cache_config.block_size = 16
 
@@ -173,8 +175,18 @@ class XlaCpuPlatform(XlaPlatform):
     device_name = device_type = "cpu"
     dispatch_key = "CPU"
     dist_backend = "gloo"
+    ray_device_key = "CPU"
     device_control_env_var = "INTARSIA_VISIBLE_CPUS"  # vLLM wants one; nothing reads it
     worker = "intarsia.vllm.worker.XlaCpuWorker"
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        super().check_and_update_config(vllm_config)
+        parallel = vllm_config.parallel_config
+        if parallel.distributed_executor_backend == "ray":
+            from intarsia.vllm.ray_executor import XlaRayExecutor
+
+            parallel.distributed_executor_backend = XlaRayExecutor
 
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:

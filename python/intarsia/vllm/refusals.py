@@ -26,10 +26,8 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
         yield "speculative decoding (--speculative-config)"
     for size, option in (
         (parallel.pipeline_parallel_size, "pipeline parallelism (--pipeline-parallel-size)"),
-        (parallel.data_parallel_size, "data parallelism (--data-parallel-size)"),
         (parallel.prefill_context_parallel_size, "prefill context parallelism"),
         (parallel.decode_context_parallel_size, "decode context parallelism"),
-        (parallel.nnodes, "several hosts (--nnodes)"),
     ):
         if size > 1:
             yield f"{option}: {size}, expected 1"
@@ -37,8 +35,17 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
         yield "expert parallelism (--enable-expert-parallel)"
     if parallel.enable_dbo or parallel.ubatch_size:
         yield "batches in parts (--enable-dbo, --ubatch-size)"
-    if parallel.distributed_executor_backend not in (None, "uni", "mp"):
-        yield f"executors (--distributed-executor-backend) other than mp: {parallel.distributed_executor_backend}"
+    if parallel.data_parallel_size > 1 and parallel.is_moe_model:
+        yield (
+            f"experts across engines (--data-parallel-size of a mixture): {parallel.data_parallel_size}, expected 1"
+        )
+    if not parallel.use_ray and parallel.distributed_executor_backend not in (None, "uni", "mp"):
+        yield (
+            "executors (--distributed-executor-backend) other than mp and ray: "
+            f"{parallel.distributed_executor_backend}"
+        )
+    if parallel.data_parallel_size > 1 and parallel.data_parallel_backend != "mp":
+        yield f"engines that Ray starts (--data-parallel-backend {parallel.data_parallel_backend}), expected mp"
     if getattr(parallel, "assigned_physical_gpu_ids", None):  # new in 0.33
         yield "a choice of GPUs by --device-ids, expected CUDA_VISIBLE_DEVICES"
     if config.kv_transfer_config is not None or config.ec_transfer_config is not None:

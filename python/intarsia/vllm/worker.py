@@ -1,7 +1,8 @@
 """vLLM's worker: one process for each device, which owns a runner."""
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import psutil
@@ -15,7 +16,7 @@ from vllm.v1.sample.ops import topk_topp_sampler
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.worker_base import CompilationTimes
 
-from intarsia.vllm import parallel
+from intarsia.vllm import hosts, parallel
 from intarsia.vllm.sampling import use_draw
 
 logger = init_logger("vllm.intarsia.worker")
@@ -29,8 +30,26 @@ _CPU_CACHE_BYTES = 4 * _GIB
 """As vLLM's own CPU backend takes where nothing is said."""
 
 
+@contextmanager
+def _at_work(text: str) -> Iterator[None]:
+    """What a rank does, while it has something to do."""
+    parallel.mark(text)
+    try:
+        yield
+    finally:
+        parallel.rest()
+
+
 class XlaGpuWorker(Worker):
     """A worker on an NVIDIA GPU."""
+
+    def init_device(self) -> None:
+        with self._meeting():
+            super().init_device()
+
+    def _meeting(self) -> AbstractContextManager:
+        limit = hosts.limits(self.vllm_config).start
+        return hosts.meeting(self.parallel_config, self.rank, limit)
 
     def _init_workspace_and_model_runner(self) -> None:
         # Nothing may have touched a JAX device before.
@@ -40,10 +59,37 @@ class XlaGpuWorker(Worker):
 
     def _join_ranks(self) -> None:
         """Makes the workers' JAX processes one."""
-        size = self.parallel_config.tensor_parallel_size
-        if size > 1:
+        if self.parallel_config.tensor_parallel_size > 1:
             group = get_tp_group()
-            parallel.initialize(size, self.rank, lambda x: group.broadcast_object(x, src=0))
+
+            def gather(own: Any) -> list[Any]:
+                met = [None] * group.world_size
+                torch.distributed.all_gather_object(met, own, group=group.cpu_group)
+                return met
+
+            parallel.initialize(
+                self.rank,
+                gather,
+                hosts.own_address(self.parallel_config),
+                hosts.limits(self.vllm_config),
+                lambda line: logger.error("intarsia-vllm: %s", line),
+            )
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        with _at_work("before the step's program"):
+            return super().execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        with _at_work("sampling"):
+            return super().sample_tokens(grammar_output)
+
+    def execute_dummy_batch(self) -> None:
+        with _at_work("before the step's program"):
+            super().execute_dummy_batch()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        parallel.leave()
 
     def _make_model_runner(self) -> Any:
         # Now, and not above: it imports torchax, which makes an array.
@@ -115,13 +161,14 @@ class XlaCpuWorker(XlaGpuWorker):
         # Where there is Triton (beside a GPU that is not used, say), vLLM's sampler takes it for tensors of any device.
         topk_topp_sampler.HAS_TRITON = False
         use_draw()
-        init_worker_distributed_environment(
-            self.vllm_config,
-            self.rank,
-            self.distributed_init_method,
-            self.local_rank,
-            current_platform.dist_backend,
-        )
+        with self._meeting():
+            init_worker_distributed_environment(
+                self.vllm_config,
+                self.rank,
+                self.distributed_init_method,
+                self.local_rank,
+                current_platform.dist_backend,
+            )
         set_random_seed(self.model_config.seed)
         self._init_workspace_and_model_runner()
 
@@ -135,5 +182,5 @@ class XlaCpuWorker(XlaGpuWorker):
             return given
         if envs.VLLM_CPU_KVCACHE_SPACE:
             return int(envs.VLLM_CPU_KVCACHE_SPACE * _GIB)
-        ranks = self.parallel_config.tensor_parallel_size
+        ranks = self.parallel_config.local_world_size
         return min(_CPU_CACHE_BYTES, psutil.virtual_memory().available // (4 * ranks))

@@ -1,0 +1,83 @@
+"""Addresses of this host and of others: what listens where, and what can be reached."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+
+def check_free(name: str, bind: str) -> None:
+    """Raises OSError if the coordinator cannot listen there: gRPC would share the port (SO_REUSEPORT), or end the process."""
+    host, _, port = bind.rpartition(":")
+    try:
+        listening(host, int(port)).close()
+    except OSError as error:
+        raise OSError(
+            f"{name}: the coordinator cannot listen on {bind}: {error.strerror}"
+        ) from None
+
+
+def wait_for_coordinator(name: str, address: tuple[str, int], seconds: int) -> None:
+    """Waits for a coordinator to listen: JAX would end the process with a stack trace."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            with socket.create_connection(address, timeout=max(1, seconds)):
+                return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                text = f"{name}: no coordinator at {joined(*address)} within {seconds} s: {error}"
+                raise TimeoutError(text) from None
+        time.sleep(min(0.2, seconds))
+
+
+def facing(address: tuple[str, int]) -> str:
+    """This host's address on the way to another."""
+    family, kind, _, _, where = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(where)  # of UDP: nothing is sent
+        return probe.getsockname()[0]
+
+
+def joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@contextlib.contextmanager
+def reserved_port(host: str) -> Iterator[int]:
+    """A port that stays free for JAX's coordinator, which ends the process where it finds its port taken.
+
+    A socket that is bound, and does not listen, keeps the port from all but those of this user who set SO_REUSEPORT, as
+    gRPC's servers do (https://grpc.github.io/grpc/core/group__grpc__arg__keys.html, `grpc.so_reuseport`); the coordinator is one.
+    """
+    with _bound(host, 0, socket.SO_REUSEPORT) as holder:
+        yield holder.getsockname()[1]
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens at one address of this host.
+
+    Raises:
+      OSError: The port is in use, or the address is none of this host.
+    """
+    holder = _bound(host, port, socket.SO_REUSEADDR)
+    try:
+        holder.listen(1024)
+    except OSError:
+        holder.close()
+        raise
+    return holder
+
+
+def _bound(host: str, port: int, option: int) -> socket.socket:
+    family, kind, _, _, address = socket.getaddrinfo(
+        host.strip("[]"), port, type=socket.SOCK_STREAM
+    )[0]
+    holder = socket.socket(family, kind)
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, option, 1)
+        holder.bind(address)
+    except OSError:
+        holder.close()
+        raise
+    return holder

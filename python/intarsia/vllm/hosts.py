@@ -1,0 +1,162 @@
+"""Which of a host's addresses vLLM's ranks listen at, and how long they wait for each other.
+
+On one host all meet at the loopback device. Between hosts, vLLM takes whatever address its way to the internet has, or all;
+torch's gloo what the host's name resolves to, and torch's store all. Here they take the one on the way to --master-addr.
+"""
+
+import datetime
+import importlib
+import ipaddress
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+from vllm import envs
+from vllm.config import ParallelConfig, VllmConfig
+
+from intarsia import _environment
+from intarsia.models import addresses
+from intarsia.models.processes import Limits
+
+# torch.distributed has a function of that name, too.
+_rendezvous = importlib.import_module("torch.distributed.rendezvous")
+
+LOOPBACK = "127.0.0.1"
+_DISTRIBUTED_SECONDS = 600
+"""For torch's messages between ranks, where nothing is said: torch's 1800 for gloo is longer than anybody waits."""
+_OF_A_STEP = 0.9
+"""Of vLLM's limit for a step: ranks are to say where they are before vLLM ends them."""
+_SETTINGS = {"start_timeout": "start", "heartbeat_timeout": "heartbeat"}
+"""In --additional-config, and of `Limits`."""
+
+
+def limits(config: VllmConfig) -> Limits:
+    """How long ranks wait for each other."""
+    given = {
+        field: config.additional_config[name]
+        for name, field in _SETTINGS.items()
+        if name in (config.additional_config or {})
+    }
+    for name, field in _SETTINGS.items():
+        if field in given and not isinstance(given[field], int):
+            raise ValueError(
+                f"intarsia-vllm: {name} is {given[field]!r}, expected a number of seconds"
+            )
+    step = max(1, int(_OF_A_STEP * envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS))
+    return Limits(**given | {"stall": step})
+
+
+def choose(parallel: ParallelConfig) -> None:
+    """Decides for this process, and those it starts, what to listen at.
+
+    Raises:
+      ValueError: The address is all of them, or one that other hosts cannot reach.
+    """
+    if parallel.nnodes == 1:
+        return
+    master = (parallel.master_addr, parallel.master_port)
+    own = _environment.vllm_host() or addresses.facing(master)
+    _check(own, parallel.master_addr)
+    _environment.listen_at(own, interface_of(own))
+    if parallel.distributed_timeout_seconds is None:
+        parallel.distributed_timeout_seconds = _DISTRIBUTED_SECONDS
+    if parallel.cpu_distributed_timeout_seconds is None:
+        parallel.cpu_distributed_timeout_seconds = parallel.distributed_timeout_seconds
+
+
+def own_address(parallel: ParallelConfig) -> str:
+    """Where this process listens for ranks on other hosts, if there are any, else for those on this one."""
+    if parallel.use_ray:
+        import ray
+
+        return ray.util.get_node_ip_address()
+    if parallel.nnodes_within_dp == 1:
+        return LOOPBACK
+    return _environment.vllm_host() or LOOPBACK
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface that has an address, or its network.
+
+    Raises:
+      ValueError: There is none.
+    """
+    wanted = ipaddress.ip_address(address)
+    for name, rows in psutil.net_if_addrs().items():
+        for row in rows:
+            if row.family in (socket.AF_INET, socket.AF_INET6) and _has(row, wanted):
+                return name
+    raise ValueError(
+        f"intarsia-vllm: {address} is none of this host's addresses; VLLM_HOST_IP names one"
+    )
+
+
+def _has(row: Any, wanted: Any) -> bool:
+    own = ipaddress.ip_address(row.address.partition("%")[0])
+    # Each address of 127.0.0.0/8 is this host's.
+    return own == wanted or (
+        own.is_loopback and wanted.is_loopback and own.version == wanted.version
+    )
+
+
+def _check(own: str, master: str) -> None:
+    if ipaddress.ip_address(own).is_unspecified:
+        raise ValueError(
+            f"intarsia-vllm: VLLM_HOST_IP is {own}, which is all interfaces, expected one address of this host"
+        )
+    asked_for_loopback = master == "localhost" or _is_loopback(master)
+    if _is_loopback(own) and not asked_for_loopback:
+        raise ValueError(
+            f"intarsia-vllm: --master-addr {master} means {own} on this host, which no other host reaches: give an IP "
+            "address, or VLLM_HOST_IP"
+        )
+
+
+def _is_loopback(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).is_loopback
+    except ValueError:
+        return False
+
+
+@contextmanager
+def meeting(parallel: ParallelConfig, rank: int, limit: int) -> Iterator[None]:
+    """Has torch's store, while ranks on several hosts meet at it, listen at --master-addr alone, and wait so long.
+
+    Raises:
+      OSError: Its port is in use.
+      TimeoutError: Nobody listens there.
+    """
+    if parallel.use_ray or parallel.nnodes_within_dp == 1:
+        yield
+        return
+    host, port = parallel.master_addr, parallel.master_port
+    name = f"rank {rank} at {own_address(parallel)}"
+    if rank == 0:
+        try:
+            holder = addresses.listening(host, port)
+        except OSError as error:
+            raise OSError(
+                f"intarsia-vllm: {name} cannot listen on {addresses.joined(host, port)} (--master-addr, --master-port): "
+                f"{error.strerror}"
+            ) from None
+    else:
+        addresses.wait_for_coordinator(f"intarsia-vllm: {name}", (host, port), limit)
+    make = _rendezvous.TCPStore
+
+    def make_there(**given: Any) -> Any:
+        usual = given["timeout"]
+        given["timeout"] = datetime.timedelta(seconds=limit)
+        if given["is_master"]:
+            given["master_listen_fd"] = holder.detach()
+        store = make(**given)
+        store.set_timeout(usual)
+        return store
+
+    _rendezvous.TCPStore = make_there
+    try:
+        yield
+    finally:
+        _rendezvous.TCPStore = make

@@ -1,0 +1,129 @@
+"""What ranks on several hosts listen at, and how long they wait: decided before any of them starts."""
+
+import os
+import re
+import socket
+import time
+
+import pytest
+
+pytest.importorskip("vllm")
+pytest.importorskip("psutil")
+
+import torch
+from intarsia.models.processes import Limits
+from intarsia.vllm import hosts
+from vllm.config import ParallelConfig
+from vllm.utils.network_utils import get_distributed_init_method
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Sets variables, and takes back what the code sets."""
+    for name in ("VLLM_HOST_IP", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "x")
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def two_hosts(**options):
+    return ParallelConfig(
+        tensor_parallel_size=2, nnodes=2, distributed_executor_backend="mp", **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "master", "own"),
+    [
+        (None, "127.0.0.1", "127.0.0.1"),
+        (None, "localhost", "127.0.0.1"),
+        ("127.0.0.2", "127.0.0.1", "127.0.0.2"),
+    ],
+)
+def test_ranks_listen_where_they_face_the_master(environment, given, master, own):
+    if given:
+        environment.setenv("VLLM_HOST_IP", given)
+    parallel = two_hosts(master_addr=master)
+    hosts.choose(parallel)
+    assert os.environ["VLLM_HOST_IP"] == own
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    assert hosts.own_address(parallel) == own
+    assert parallel.distributed_timeout_seconds == parallel.cpu_distributed_timeout_seconds == 600
+
+
+def test_one_host_stays_on_loopback(environment):
+    environment.setenv("VLLM_HOST_IP", "192.0.2.1")
+    parallel = ParallelConfig(tensor_parallel_size=2, distributed_executor_backend="mp")
+    hosts.choose(parallel)
+    assert hosts.own_address(parallel) == "127.0.0.1"
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("0.0.0.0", "VLLM_HOST_IP is 0.0.0.0, which is all interfaces"),
+        ("::", "VLLM_HOST_IP is ::, which is all interfaces"),
+        ("192.0.2.1", "192.0.2.1 is none of this host's addresses"),
+    ],
+)
+def test_addresses_that_are_refused(environment, given, message):
+    environment.setenv("VLLM_HOST_IP", given)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        hosts.choose(two_hosts(master_addr="127.0.0.1"))
+
+
+def test_a_name_that_means_loopback_is_refused(environment):
+    """As Debian writes a host's own name into /etc/hosts."""
+    environment.setattr(hosts.addresses, "facing", lambda address: "127.0.1.1")
+    with pytest.raises(ValueError, match=r"--master-addr host0 means 127\.0\.1\.1 on this host"):
+        hosts.choose(two_hosts(master_addr="host0"))
+
+
+def test_limits_are_settings(configured, environment):
+    environment.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "50")
+    config = configured(additional_config={"start_timeout": 7, "heartbeat_timeout": 5})
+    assert hosts.limits(config) == Limits(start=7, heartbeat=5, stall=45)
+
+
+def test_a_limit_is_a_number(configured):
+    with pytest.raises(Exception, match="heartbeat_timeout is '5', expected a number of seconds"):
+        configured(additional_config={"heartbeat_timeout": "5"})
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def meet(parallel, rank, limit):
+    method = get_distributed_init_method(parallel.master_addr, parallel.master_port)
+    with hosts.meeting(parallel, rank, limit):
+        torch.distributed.init_process_group("gloo", method, world_size=2, rank=rank)
+
+
+def test_a_port_in_use_is_named(environment):
+    parallel = two_hosts(master_addr="127.0.0.1", master_port=free_port())
+    hosts.choose(parallel)
+    with (
+        hosts.addresses.listening("127.0.0.1", parallel.master_port),
+        pytest.raises(OSError, match=r"rank 0 at 127\.0\.0\.1 cannot listen on 127\.0\.0\.1:\d+"),
+    ):
+        meet(parallel, 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("rank", "error"),
+    [
+        (1, r"rank 1 at 127\.0\.0\.1: no coordinator at 127\.0\.0\.1:\d+ within 2 s"),
+        (0, "1/2 clients joined"),
+    ],
+)
+def test_a_host_that_never_comes_is_not_waited_for_long(environment, rank, error):
+    parallel = two_hosts(master_addr="127.0.0.1", master_port=free_port())
+    hosts.choose(parallel)
+    start = time.monotonic()
+    with pytest.raises(Exception, match=error):
+        meet(parallel, rank, 2)
+    assert time.monotonic() - start < 30

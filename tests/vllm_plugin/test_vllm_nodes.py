@@ -1,0 +1,51 @@
+"""Ranks and replicas on several hosts serve what one process does, and listen at the addresses that were chosen."""
+
+import re
+
+import httpx
+import pytest
+import vllm_models
+from vllm_nodes import hosts
+from vllm_running import nodes, recorded
+
+MODEL = "llama"
+CASES = {
+    "TP 2": (2, {"tensor_parallel_size": 2}),
+    "TP 4": (2, {"tensor_parallel_size": 4}),
+    "DP 2": (2, {"data_parallel_size": 2}),
+    "TP 2 x DP 2": (2, {"tensor_parallel_size": 2, "data_parallel_size": 2}),
+    "one host, DP 2": (1, {"data_parallel_size": 2}),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(name, marks=pytest.mark.full) if i else name for i, name in enumerate(CASES)],
+)
+def test_tokens_are_those_of_one_process(model, tmp_path, case):
+    count, options = CASES[case]
+    with hosts(count) as made, nodes(made, model(MODEL), tmp_path, **options) as servers:
+        servers[0].wait_until_ready()
+        expected = [sequence["tokens"] for sequence in recorded(MODEL)]
+        with servers[0].client() as client:
+            for _ in range(options.get("data_parallel_size", 1)):
+                answer = client.completions.create(
+                    model="model",
+                    prompt=list(vllm_models.PROMPTS),
+                    max_tokens=vllm_models.MAX_TOKENS,
+                    temperature=0,
+                    extra_body={"ignore_eos": True, "return_token_ids": True},
+                )
+                assert [choice.token_ids for choice in answer.choices] == expected
+        served = re.findall(
+            r'vllm:request_success_total{.*?engine="(\d)".*?} (\S+)',
+            httpx.get(f"{servers[0].address}/metrics").text,
+        )
+        busy = {int(engine) for engine, requests in served if float(requests)}
+        assert busy == set(range(options.get("data_parallel_size", 1)))
+        if made[0].namespace:
+            for host in made:
+                own = "".join(f"{int(x):02X}" for x in reversed(host.address.split(".")))
+                here = {own, "0100007F", "0000000000000000FFFF0000" + own}
+                here.add("0000000000000000FFFF00000100007F")
+                assert host.listening() <= here
