@@ -127,3 +127,14 @@ def test_a_host_that_never_comes_is_not_waited_for_long(environment, rank, error
     with pytest.raises(Exception, match=error):
         meet(parallel, rank, 2)
     assert time.monotonic() - start < 30
+
+
+def test_a_rank_does_not_join_another_run(environment):
+    """Whose rank 0 holds the port that its own rank 0 was refused."""
+    port = free_port()
+    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store.add("intarsia/rank/1", 1)
+    parallel = two_hosts(master_addr="127.0.0.1", master_port=port)
+    hosts.choose(parallel)
+    with pytest.raises(OSError, match=r"met another run at 127\.0\.0\.1:\d+, which has a rank 1"):
+        meet(parallel, 1, 5)

@@ -167,14 +167,14 @@ class Server:
         process.kill()
         self.wait_for_the_end(stream)
 
-    def wait_for_the_end(self, stream: Any) -> None:
+    def wait_for_the_end(self, stream: Any, seconds: float = 60) -> None:
         """Returns when a server that has lost a process has told the client of an answer, and ended."""
         import openai
 
         with pytest.raises(openai.APIError):
             for _ in stream:
                 pass
-        assert self.process.wait(timeout=60) is not None
+        assert self.process.wait(timeout=seconds) is not None
 
     def wait_until_it_says(self, text: str, seconds: float = 30) -> None:
         """Returns when the text is in the log."""

@@ -153,6 +153,11 @@ def meeting(parallel: ParallelConfig, rank: int, limit: int) -> Iterator[None]:
             given["master_listen_fd"] = holder.detach()
         store = make(**given)
         store.set_timeout(usual)
+        if store.add(f"intarsia/rank/{rank}", 1) > 1:
+            raise OSError(
+                f"intarsia-vllm: {name} met another run at {addresses.joined(host, port)}, which has a rank {rank}: give each "
+                "run a --master-port"
+            )
         return store
 
     _rendezvous.TCPStore = make_there

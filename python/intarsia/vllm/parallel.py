@@ -23,7 +23,9 @@ _FAREWELL_SECONDS = 2
 """How long a rank that ends waits for the others to end. vLLM kills a worker that takes more than 5 (
 VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS)."""
 _processes: Processes | None = None
-"""Those of this process's ranks, if there are several."""
+"""The ranks, if there are several."""
+_addresses: list[str] = []
+"""Theirs, if they are on several hosts."""
 
 
 def see_only(device: torch.device) -> None:
@@ -56,6 +58,7 @@ def initialize(
     with addresses.reserved_port(address) if rank == 0 else nullcontext(0) as port:
         met = gather((address, port))
         several = len({host for host, _ in met}) > 1
+        _addresses[:] = [host for host, _ in met] if several else []
         names = [f"rank {i}" + several * f" at {host}" for i, (host, _) in enumerate(met)]
         _processes = join(
             Place(addresses.joined(*met[0]), len(met), rank),
@@ -79,6 +82,15 @@ def rest() -> None:
     """Says that this rank has nothing to do."""
     if _processes is not None:
         _processes.rest()
+
+
+def blame(error: Exception) -> str:
+    """The ranks of the host that an error of a collective names; empty if it names none."""
+    if _processes is None:
+        return ""
+    text, own = str(error), _processes.index
+    there = [i for i, host in enumerate(_addresses) if i != own and f"[{host}]" in text]
+    return " or ".join(f"rank {i} at {_addresses[i]}" for i in there)
 
 
 def leave() -> None:

@@ -36,6 +36,10 @@ def _at_work(text: str) -> Iterator[None]:
     parallel.mark(text)
     try:
         yield
+    except Exception as error:
+        if blamed := parallel.blame(error):
+            logger.error("intarsia-vllm: this rank lost %s: %s", blamed, error)
+        raise
     finally:
         parallel.rest()
 
