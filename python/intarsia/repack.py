@@ -18,10 +18,12 @@ from intarsia._packing import (
     from_codes,
     joined,
 )
+from intarsia._rounding import round_to_nearest
 
 __all__ = [
     "GGUF_TYPES",
     "PackedWeight",
+    "check_order",
     "codes_of",
     "decoded",
     "factors_of",
@@ -35,6 +37,7 @@ __all__ = [
     "from_mxfp4",
     "from_nvfp4",
     "joined",
+    "round_to_nearest",
 ]
 
 # Of a matrix, so that what lies between file and result takes little memory. A multiple of 16.
@@ -255,8 +258,8 @@ def from_gptq(
     """
     codes = _fields(_rows_first(qweight), bits)
     group = _group_of(codes.shape[1], len(scales))
-    if g_idx is not None and (g_idx != np.arange(codes.shape[1]) // (group or len(g_idx))).any():
-        raise NotImplementedError("repack: g_idx puts columns out of order (act-order)")
+    if g_idx is not None:
+        check_order(g_idx, codes.shape[1], group)
     zeros = None
     if qzeros is not None:
         wide = _rows_first(_fields(qzeros, bits)).astype(np.int32) + zeros_less_one
@@ -264,6 +267,12 @@ def from_gptq(
             raise ValueError(f"repack: qzeros has {wide.max()}, expected less than {1 << bits}")
         zeros = wide.astype(np.uint8)
     return _of_integers(codes, _rows_first(scales), zeros, bits, group)
+
+
+def check_order(g_idx: np.ndarray, columns: int, group: int) -> None:
+    """Raises NotImplementedError unless columns are in the order of their groups."""
+    if not np.array_equal(g_idx, np.arange(columns) // (group or columns)):
+        raise NotImplementedError("repack: g_idx puts columns out of order (act-order)")
 
 
 def _of_integers(
@@ -317,11 +326,14 @@ def _columns_of_scales(weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return scale.reshape(rows, -1)
 
 
-def from_int8(weight: np.ndarray, scale: np.ndarray) -> PackedWeight:
-    """Packs int8 [rows, columns] with scales of the tensor, of rows, or of groups [rows, g]."""
+def from_int8(
+    weight: np.ndarray, scale: np.ndarray, zeros: np.ndarray | None = None
+) -> PackedWeight:
+    """Packs int8 [rows, columns] with scales, and int8 zero points, of the tensor, of rows, or of groups [rows, g]."""
     scales = _columns_of_scales(weight, scale)
     group = _group_of(weight.shape[1], scales.shape[1])
-    return from_codes(weight, scales, format="i8", group=group)
+    zeros = zeros if zeros is None else _columns_of_scales(weight, zeros)
+    return from_codes(weight, scales, zeros, format="i8", group=group)
 
 
 def from_fp8(

@@ -65,9 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "none", *QUANTIZATIONS),
         default="auto",
         help="what weights are kept in. fp8: those of linear layers, whose inputs are quantised token by "
-        "token; embedding and output projection stay in --dtype. file: the codes of a GGUF file. none: "
-        "--dtype. auto, the default: file on one CPU device without --scan-layers, none elsewhere. fp8 "
-        "and file are not for mixtures of experts",
+        "token. int8, int4: the same layers, in groups of 128 columns or what divides them. Embedding and "
+        "output projection stay in --dtype. file: the codes of the file, a GGUF one or a directory in AWQ, GPTQ, "
+        "compressed-tensors, fp8 or mxfp4. none: --dtype. auto, the default: file on one CPU device "
+        "without --scan-layers, none elsewhere",
     )
     parser.add_argument(
         "--kv-cache-dtype",
@@ -143,7 +144,8 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
     path = find_model(args.model)
     on_cpu = jax.default_backend() == "cpu"
     dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(args.dtype, args.dtype)
-    config = open_checkpoint(path).config
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.config
     parallel = (
         ModelParallel(config, args.tensor_parallel, args.expert_parallel, of_replica)
         if devices > 1
@@ -152,7 +154,7 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
     quantize = {"none": None, "auto": None}.get(args.quantize, args.quantize)
     # On GPUs there is no kernel for it yet, and stacked layers would be copied at each step.
     alone = devices == 1 and not getattr(args, "scan_layers", False) and not config.experts
-    if args.quantize == "auto" and on_cpu and alone and path.suffix == ".gguf":
+    if args.quantize == "auto" and on_cpu and alone and checkpoint.has_codes:
         quantize = "file"
     return Choice(path, dtype, quantize, config, Tokenizer.from_path(path), parallel)
 

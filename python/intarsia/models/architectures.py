@@ -106,12 +106,6 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
     architecture = fields.texts("architectures")[0]
     if architecture not in _FROM_HF:
         raise ValueError(f"architecture is {architecture!r}, expected one of {expected}")
-    if quantization := fields.inner("quantization_config"):
-        method = quantization.get("quant_method", None)
-        raise ValueError(
-            f"quantization_config.quant_method is {method!r}, which is not supported yet; expected weights in bfloat16, float16 or "
-            "float32, without quantization_config"
-        )
     hidden, heads = (
         fields.whole("hidden_size"),
         fields.whole("num_attention_heads", most=_MOST_LAYERS),

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from intarsia.models.config import ModelConfig
 from intarsia.models.fields import Fields
 from intarsia.models.files import FileError, read_json, reading
 from intarsia.models.lazy import Index, LazyArray
-from intarsia.repack import GGUF_TYPES, PackedWeight, from_gguf
+from intarsia.models.quantized_files import Scheme, Tensors, scheme_from_hf
+from intarsia.models.safetensors_file import SafetensorsFile
+from intarsia.repack import GGUF_TYPES, PackedWeight, decoded, from_gguf
 
 if TYPE_CHECKING:
     from intarsia.models.gguf_file import Reader
@@ -55,8 +57,10 @@ class Checkpoint:
     read: Callable[[str], np.ndarray]
     lazy: Callable[[str], LazyArray]
     """A matrix, or several of a tensor, of which a part is read later."""
-    read_packed: Callable[[str], PackedWeight | None] = lambda name: None
-    """A matrix in the codes of the file; None if they are plain numbers, or in a format that no op reads."""
+    read_packed: Callable[[str], "PackedWeight | list[PackedWeight] | None"] = lambda name: None
+    """A matrix in the codes of the file, or stacked ones; None if they are plain numbers, or in a format that no op reads."""
+    has_codes: bool = False
+    """Whether there may be such matrices."""
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -131,7 +135,7 @@ def _gguf_checkpoint(path: Path, reader: "Reader") -> Checkpoint:
         qkv_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
         rope_divisors=None if divisors is None else tuple(map(float, divisors.data.ravel())),
     )
-    return Checkpoint(config, frozenset(tensors), read, lazy, read_packed)
+    return Checkpoint(config, frozenset(tensors), read, lazy, read_packed, True)
 
 
 def _hf_name(name: str, names: Mapping[str, str]) -> str:
@@ -157,47 +161,63 @@ def _unpermute(weight: np.ndarray, head_dim: int) -> np.ndarray:
 
 
 def _open_directory(path: Path) -> Checkpoint:
-    from safetensors import safe_open
-
     config_json = read_json(path / "config.json")
     if not config_json:
         raise FileNotFoundError(f"model directory {path} has no config.json, or an empty one")
     generation = read_json(path / "generation_config.json")
     with reading(path / "config.json"):
         config = config_from_hf(config_json, {})
+        scheme = scheme_from_hf(Fields(config_json))
     with reading(path / "generation_config.json"):
         if "eos_token_id" in generation:
             eos_ids = Fields(generation).tokens("eos_token_id")
             config = dataclasses.replace(config, eos_ids=eos_ids)
-    homes: dict[str, Any] = {}
-    for file in _shards(path):
-        with reading(file):
-            opened = safe_open(file, "numpy")
-            homes |= {name: (file, opened) for name in opened.keys()}  # noqa: SIM118 (no dict)
-    names = {name for name in homes if not name.endswith("rotary_emb.inv_freq")}
+    homes = {name: file for file in map(SafetensorsFile, _shards(path)) for name in file.names}
+    return _directory_checkpoint(config, scheme, homes)
+
+
+def _directory_checkpoint(
+    config: ModelConfig, scheme: Scheme | None, homes: dict[str, SafetensorsFile]
+) -> Checkpoint:
+    stems = scheme.stems(homes) if scheme else {}
+    of_codes = (
+        {stem + ending for stem in stems.values() for ending in scheme.endings} if scheme else set()
+    )
+    names = {name for name in homes if not name.endswith("rotary_emb.inv_freq")} - of_codes
+    names |= set(stems)
     if config.tie_embeddings:
         names.discard("lm_head.weight")
 
+    def read_tensor(name: str) -> np.ndarray:
+        return homes[name].read(name)
+
+    def read_packed(name: str) -> PackedWeight | list[PackedWeight] | None:
+        if scheme is None or name not in stems:
+            return None
+        stem = stems[name]
+        file = next(homes[stem + e].path for e in scheme.markers if stem + e in homes)
+        with reading(file, name):
+            return scheme.pack(Tensors(stem, homes, read_tensor))
+
     def read(name: str) -> np.ndarray:
-        file, opened = homes[name]
-        with reading(file, f"tensor {name}"):
-            array = opened.get_tensor(name)
-            # Gemma's checkpoints hold norms as their difference from 1; GGUF has added it already.
-            less_one = config.norms_less_one and name.endswith("norm.weight")
-            return array.astype(np.float32) + 1 if less_one else array
+        weight = read_packed(name)
+        if isinstance(weight, PackedWeight):
+            return decoded(weight)
+        if weight is not None:
+            # Stacked matrices are [in, out] where they are plain.
+            return np.stack([decoded(of_one) for of_one in weight]).swapaxes(1, 2)
+        array = homes[name].read(name)
+        # Gemma's checkpoints hold norms as their difference from 1; GGUF has added it already.
+        less_one = config.norms_less_one and name.endswith("norm.weight")
+        return array.astype(np.float32) + 1 if less_one else array
 
     def lazy(name: str) -> LazyArray:
-        file, opened = homes[name]
-        with reading(file, f"tensor {name}"):
-            view = opened.get_slice(name)
+        if name not in stems:
+            return homes[name].lazy(name)
+        whole = read(name)
+        return LazyArray(whole.shape, lambda index: whole[index])
 
-        def cut(index: Index) -> np.ndarray:
-            with reading(file, f"tensor {name}"):
-                return view[index]
-
-        return LazyArray(view.get_shape(), cut)
-
-    return Checkpoint(config, frozenset(names), read, lazy)
+    return Checkpoint(config, frozenset(names), read, lazy, read_packed, scheme is not None)
 
 
 def _shards(path: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 KV_CACHE_DTYPES = {"auto": None, "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """What keys and values can be kept in, by vLLM's names; `auto` is the dtype that they come in."""
-QUANTIZATIONS = ("fp8", "file")
-"""What weights can be in: linear layers quantised to fp8, or all as the file has them."""
+QUANTIZATIONS = ("fp8", "int8", "int4", "file")
+"""What weights can be in: linear layers quantised as they are loaded, or all as the file has them."""
 EXPORT_DTYPES = ("bfloat16", "float16", "float32")
 """What `export_model` can write weights in; the first is its default."""

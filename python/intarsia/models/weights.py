@@ -23,7 +23,7 @@ from intarsia.models.files import reading
 from intarsia.models.lazy import LazyArray
 from intarsia.models.linear import PackedMatrix, Weight, quantize
 from intarsia.models.mixtures import read_experts
-from intarsia.repack import joined
+from intarsia.repack import PackedWeight, joined, round_to_nearest
 
 Params = dict[str, Any]
 """Weights by role: `embed` and `lm_head` [vocab, n] (no `lm_head` when tied), `first_norm` [n], and
@@ -53,12 +53,15 @@ def load_model(
 
     Args:
         path: A .gguf file (any quantisation that the `gguf` package can expand), or a directory
-            with config.json and model.safetensors (or its shards and their index).
+            with config.json and model.safetensors (or its shards and their index), whose weights may be
+            in codes of `quantized_files.QUANT_METHODS`.
         dtype: What the weights are converted to: float32, bfloat16 or float16.
         quantize: One of `QUANTIZATIONS`, or None: "fp8" keeps the weights of the linear layers in
             float8_e4m3fn with a scale for each output channel, and they quantise their inputs
-            token by token. Embedding, output projection and norms stay in `dtype`. "file" keeps
-            all matrices in the codes that a GGUF file has them in; activations are in `dtype`.
+            token by token. "int8" and "int4" round them to the nearest code of that many bits, with a scale for
+            each group of 128 columns, or of fewer where 128 do not divide a row; inputs stay as they are. Embedding,
+            output projection and norms stay in `dtype` in all three. "file" keeps all matrices in the codes
+            that the file has them in; activations are in `dtype`.
         progress: Whether to draw a progress bar on stderr.
         parallel: How to spread the weights, for an `Engine` that is given the same. A process reads what
             its own devices hold: of matrices their part, unless `quantize` is set, and vectors whole.
@@ -197,28 +200,36 @@ class _Tensors:
 
     def _linear(self, prefix: str, rows_by_name: Mapping[str, int], columns: int) -> Weight:
         """The layers that share an input as one; quantised from what the file has, rounded once."""
-        to_fp8 = self._quantization == "fp8"
         rows_by_tensor = {f"{prefix}{name}_proj.weight": r for name, r in rows_by_name.items()}
-        weight = self.matrix(rows_by_tensor, columns, jnp.float32 if to_fp8 else None)
-        return quantize(weight) if to_fp8 and isinstance(weight, jax.Array) else weight
+        if self._quantization in (None, "file"):
+            return self.matrix(rows_by_tensor, columns)
+        weight = self._plain(rows_by_tensor, columns, np.float32)
+        if self._quantization == "fp8":
+            return quantize(jnp.asarray(weight))
+        packed = round_to_nearest(weight, bits=4 if self._quantization == "int4" else 8)
+        return PackedMatrix((jax.device_put(packed),), jnp.dtype(self._dtype))
 
-    def matrix(self, rows_by_name: Mapping[str, int], columns: int, dtype: Any = None) -> Any:
+    def matrix(self, rows_by_name: Mapping[str, int], columns: int) -> Any:
         """Rows of tensors one after the other: in the file's codes if that is wanted and all are in codes, on the device, or lazy."""
         if self._quantization == "file" and (packed := self._packed(rows_by_name, columns)):
             self.unread.difference_update(rows_by_name)
             return packed
+        matrix = self._plain(rows_by_name, columns)
+        return matrix if isinstance(matrix, LazyArray) else jax.device_put(matrix)
+
+    def _plain(self, rows_by_name: Mapping[str, int], columns: int, dtype: Any = None) -> Any:
+        """Rows of tensors one after the other: NumPy's or lazy."""
         matrices = [
             self.read(name, rows, columns, dtype=dtype) for name, rows in rows_by_name.items()
         ]
-        matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
-        return matrix if isinstance(matrix, LazyArray) else jax.device_put(matrix)
+        return matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
 
     def _packed(self, rows_by_name: Mapping[str, int], columns: int) -> PackedMatrix | None:
         parts = []
         for name, rows in rows_by_name.items():
             exists = name in self._checkpoint.names
             weight = self._checkpoint.read_packed(name) if exists else None
-            if weight is None:
+            if not isinstance(weight, PackedWeight):
                 return None
             if weight.shape != (rows, columns):
                 shape = [*weight.shape]

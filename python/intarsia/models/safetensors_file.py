@@ -1,0 +1,77 @@
+"""Opening safetensors files, and reading tensors from them without keeping the file in memory."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors import safe_open
+
+from intarsia.models.files import reading
+from intarsia.models.lazy import Index, LazyArray
+
+_DTYPES = {
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+    "I8": np.int8,
+    "U16": np.uint16,
+    "I16": np.int16,
+    "U32": np.uint32,
+    "I32": np.int32,
+    "U64": np.uint64,
+    "I64": np.int64,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F32": np.float32,
+    "F64": np.float64,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+}
+
+
+class SafetensorsFile:
+    """An open file, checked by the safetensors package.
+
+    Tensors are read by plain reads: what that package maps stays in the process's memory beside its copy, and
+    NumPy has no names for its 8-bit floats.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with reading(path):
+            self._opened = safe_open(path, "numpy")
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(size))
+        header.pop("__metadata__", None)
+        self._tensors: dict[str, dict[str, Any]] = header
+        self._begin = 8 + size
+
+    @property
+    def names(self) -> list[str]:
+        """Of its tensors."""
+        return list(self._tensors)
+
+    def read(self, name: str) -> np.ndarray:
+        """A whole tensor."""
+        said = self._tensors[name]
+        with reading(self.path, f"tensor {name}"):
+            if said["dtype"] not in _DTYPES:
+                raise ValueError(f"its dtype is {said['dtype']}, which is not supported")
+            dtype, shape = np.dtype(_DTYPES[said["dtype"]]), said["shape"]
+            count, (begin, _) = int(np.prod(shape, dtype=np.int64)), said["data_offsets"]
+            array = np.fromfile(self.path, dtype, count, offset=self._begin + begin)
+            return array.reshape(shape)
+
+    def lazy(self, name: str) -> LazyArray:
+        """A tensor of which parts are read later."""
+        with reading(self.path, f"tensor {name}"):
+            view = self._opened.get_slice(name)
+
+        def cut(index: Index) -> np.ndarray:
+            with reading(self.path, f"tensor {name}"):
+                return view[index]
+
+        return LazyArray(view.get_shape(), cut)

@@ -1,0 +1,120 @@
+"""`--quantize int8` and `int4`: codes nearest to a checkpoint's plain numbers, and what is left of a model's quality."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from intarsia import cli, repack
+from intarsia._rounding import group_for
+from intarsia.models import Engine, SamplingParams, load_model, perplexity
+from intarsia.models.linear import PackedMatrix
+
+ROLES = ("wqkv", "wo", "w_gate_up", "w_down")
+PASSAGE = Path(__file__).resolve().parents[1] / "data" / "passage.json"
+PASSAGE_TOKENS = 300
+# The logarithm grew by 0.007 and 0.20 (standard errors 0.004 and 0.05).
+LOG_PERPLEXITY = {"int8": 0.02, "int4": 0.35}
+
+
+@pytest.mark.parametrize(
+    ("columns", "group"), [(4096, 128), (576, 64), (96, 32), (48, 16), (40, 32), (8, 32)]
+)
+def test_groups_divide_rows_where_they_can(columns, group) -> None:
+    assert group_for(columns) == group
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("columns", [256, 48, 40])
+def test_codes_are_the_nearest(bits, columns) -> None:
+    """Half a step away; a step, where the code opposite to the largest number would be needed."""
+    rng = np.random.default_rng(bits)
+    sizes = 10.0 ** rng.uniform(-3, 2, (37, 1))
+    weight = (rng.standard_normal((37, columns)) * sizes).astype(np.float32)
+    weight[5, :16] = 0
+    weight[6] = 0
+    packed = repack.round_to_nearest(weight, bits)
+    assert packed.shape == weight.shape and packed.format == {4: "u4b8", 8: "i8"}[bits]
+    scales = repack.factors_of(packed)[0]
+    assert scales is not None and scales.dtype == np.float16
+    steps = np.repeat(np.abs(scales.astype(np.float64)), packed.group, axis=1)[:, :columns]
+    got, most = repack.decoded(packed), (1 << (bits - 1)) - 1
+    reached = np.abs(got) > (most - 0.5) * steps
+    error = np.abs(got - weight)
+    assert (error <= np.where(reached, 1.01, 0.5 + 1e-6) * steps).all()
+    assert not got[6].any() and not np.isnan(got).any()
+    # All codes are in use: the largest number of a group is the lowest one.
+    codes = repack.codes_of(packed)
+    lowest = 0 if bits == 4 else 128
+    assert (codes[0] == lowest).any()
+
+
+def test_many_rows_are_rounded_as_few_are() -> None:
+    weight = np.random.default_rng(1).standard_normal((4100, 32)).astype(np.float32)
+    whole = repack.decoded(repack.round_to_nearest(weight, 4))
+    np.testing.assert_array_equal(
+        whole[4090:], repack.decoded(repack.round_to_nearest(weight[4090:], 4))
+    )
+
+
+@pytest.mark.parametrize("worst", [np.nan, np.inf, 1e7])
+def test_what_has_no_scale_is_refused(worst) -> None:
+    weight = np.ones((2, 32), np.float32)
+    weight[1, 3] = worst
+    with pytest.raises(ValueError, match="beyond 16-bit scales"):
+        repack.round_to_nearest(weight, 4)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["directory", "gguf"])
+def test_linear_layers_are_in_codes(
+    write_directory, write_gguf, hf_config, tiny_weights, kind, quantize
+):
+    path = write_gguf(tiny_weights) if kind == "gguf" else write_directory(hf_config, tiny_weights)
+    config, plain = load_model(path)
+    _, params = load_model(path, quantize=quantize)
+    bits = int(quantize.removeprefix("int"))
+    decoded = dict(plain)
+    decoded["layers"] = [dict(layer) for layer in plain["layers"]]
+    for whole, layer, numbers in zip(
+        plain["layers"], params["layers"], decoded["layers"], strict=True
+    ):
+        for role in ROLES:
+            assert isinstance(layer[role], PackedMatrix)
+            (part,) = layer[role].parts
+            numbers[role] = repack.decoded(part)
+            want = repack.decoded(repack.round_to_nearest(np.asarray(whole[role]), bits))
+            np.testing.assert_array_equal(numbers[role], want)
+    np.testing.assert_array_equal(params["embed"], plain["embed"])
+    made = []
+    for given in (params, decoded):
+        engine = Engine(config, given, max_num_seqs=1, max_model_len=32)
+        sampling = SamplingParams(temperature=0.0, max_tokens=8)
+        made.append([c.tokens for c in engine.generate([[5, 9, 200]], sampling)])
+    assert made[0] == made[1]
+
+
+def test_a_models_quality(smollm2_path, smollm2_tokenizer) -> None:
+    tokens = smollm2_tokenizer.encode(json.loads(PASSAGE.read_text())["text"])[:PASSAGE_TOKENS]
+    logs = {}
+    for quantize in (None, "int8", "int4"):
+        config, params = load_model(smollm2_path, quantize=quantize)
+        engine = Engine(config, params, max_num_seqs=1, max_model_len=PASSAGE_TOKENS + 1)
+        logs[quantize] = np.log(perplexity(engine.prompt_logprobs([tokens])))
+    for quantize, most in LOG_PERPLEXITY.items():
+        assert 0 < logs[quantize] - logs[None] < most, logs
+
+
+def test_the_command_says_what_layers_are_in(write_gguf, tiny_weights, capsys) -> None:
+    command = [
+        "generate",
+        "--model",
+        str(write_gguf(tiny_weights)),
+        "--prompt",
+        "the",
+        "--max-tokens",
+        "2",
+    ]
+    assert cli.main([*command, "--quantize", "int4"]) == 0
+    said = capsys.readouterr().err
+    assert "linear layers in int4" in said and "linear_quantized" in said
