@@ -79,8 +79,10 @@ class PackedWeight:
         """Operands 1 to 5 of `linear_quantized`."""
         return self.packed, self.scales, self.zeros, self.outer_scales, self.outer_zeros
 
-    def with_arrays(self, arrays: Sequence[Any], rows: int) -> "PackedWeight":
-        """The same with other arrays, and the number of rows that these have."""
+    def with_arrays(
+        self, arrays: Sequence[Any], rows: int, columns: int | None = None
+    ) -> "PackedWeight":
+        """The same with other arrays, and the numbers of rows and perhaps columns that these have."""
         packed, scales, zeros, outer_scales, outer_zeros = arrays
         return dataclasses.replace(
             self,
@@ -90,6 +92,7 @@ class PackedWeight:
             outer_scales=outer_scales,
             outer_zeros=outer_zeros,
             rows=rows,
+            columns=self.columns if columns is None else columns,
         )
 
     @property

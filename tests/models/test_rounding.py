@@ -1,5 +1,6 @@
 """`--quantize int8` and `int4`: codes nearest to a checkpoint's plain numbers, and what is left of a model's quality."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from intarsia import cli, repack
 from intarsia._rounding import group_for
-from intarsia.models import Engine, SamplingParams, load_model, perplexity
+from intarsia.models import Engine, ModelParallel, SamplingParams, load_model, perplexity
 from intarsia.models.linear import PackedMatrix
 
 ROLES = ("wqkv", "wo", "w_gate_up", "w_down")
@@ -118,3 +119,67 @@ def test_the_command_says_what_layers_are_in(write_gguf, tiny_weights, capsys) -
     assert cli.main([*command, "--quantize", "int4"]) == 0
     said = capsys.readouterr().err
     assert "linear layers in int4" in said and "linear_quantized" in said
+
+
+# ------------------------------------------------------------------------------- several devices
+
+
+@pytest.fixture
+def divisible(write_directory, hf_config, tiny_weights):
+    """The tiny model with feed-forward layers of 128 columns, of which two devices get whole blocks."""
+    rng = np.random.default_rng(4)
+    for name, w in tiny_weights.items():
+        if ".mlp." in name:
+            shape = [128 if size == 96 else size for size in w.shape]
+            tiny_weights[name] = (rng.standard_normal(shape) / 6).astype(np.float32)
+    return write_directory(hf_config | {"intermediate_size": 128}, tiny_weights)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_codes_are_divided_among_devices(divisible, scan_layers) -> None:
+    """Two devices have the same codes, half of them each, and choose the same tokens."""
+    config, whole = load_model(divisible, quantize="int4")
+    parallel = ModelParallel(config, 2)
+    params = load_model(divisible, quantize="int4", parallel=parallel)[1]
+    made = []
+    sampling = SamplingParams(temperature=0.0, max_tokens=8)
+    for given, devices in ((whole, None), (params, parallel)):
+        engine = Engine(
+            config,
+            given,
+            max_num_seqs=2,
+            max_model_len=32,
+            parallel=devices,
+            scan_layers=scan_layers,
+        )
+        made.append([c.tokens for c in engine.generate([[5, 9, 200], [7]], sampling)])
+    assert made[0] == made[1]
+    for role in ROLES:
+        (part,) = params["layers"][0][role].parts
+        for array in (part.packed, part.scales):
+            pieces = {tuple(map(str, shard.index)) for shard in array.addressable_shards}
+            assert len(pieces) == (1 if array.shape[1] == 1 and role in ("wo", "w_down") else 2)
+        assert (
+            sum(shard.data.nbytes for shard in part.packed.addressable_shards) == part.packed.nbytes
+        )
+
+
+def test_what_devices_would_cut_is_refused(
+    write_directory, hf_config, tiny_weights, tmp_path
+) -> None:
+    path = write_directory(hf_config, tiny_weights)
+    config, whole = load_model(path, quantize="int4")
+    with pytest.raises(
+        ValueError, match=r"w_down is in the file's codes, .* 2 devices would cut its blocks of 32"
+    ):
+        ModelParallel(config, 2).place(whole)
+    with pytest.raises(
+        ValueError, match=r"wqkv is in the file's codes, .* 4 devices would cut its tiles of 16"
+    ):
+        ModelParallel(dataclasses.replace(config, heads=8, kv_heads=4, head_dim=8), 4).place(
+            {"wqkv": whole["layers"][0]["wqkv"]}
+        )
+    rows = np.random.default_rng(0).standard_normal((16, 192)).astype(np.float32)
+    matrix = PackedMatrix((repack.round_to_nearest(rows, 4, group=128),), np.dtype("float32"))
+    with pytest.raises(ValueError, match=r"w_down .* 2 devices would cut its groups of 128 columns"):
+        ModelParallel(config, 2).place({"w_down": matrix})

@@ -23,6 +23,7 @@ from intarsia.jax import kv_cache_sharding, kv_heads, make_exchange
 from intarsia.models.config import ModelConfig
 from intarsia.models.lazy import Index, LazyArray
 from intarsia.models.linear import PackedMatrix
+from intarsia.models.parallel_codes import OF_CODES, cut_matrix, spec_of_codes
 from intarsia.models.weights import Params
 
 _AXIS = "devices"
@@ -113,22 +114,28 @@ class ModelParallel:
         What is lazy is read here, by each process for its own devices.
 
         Raises:
-            ValueError: Weights are in the file's codes, whose tiles cannot be cut.
+            ValueError: Weights are in codes whose tiles, blocks or groups would have to be cut.
         """
-        for weight in jax.tree.leaves(params, is_leaf=_is_packed):
-            if _is_packed(weight):
-                raise ValueError(
-                    "tensor_parallel: weights are in the file's codes, expected plain arrays: "
-                    "load the model with quantize=None (--quantize none)"
-                )
+
+        def cut(path: tuple[Any, ...], weight: Any) -> Any:
+            if not isinstance(weight, PackedMatrix):
+                return weight
+            role = _role(path)
+            return cut_matrix(
+                role, weight, self._axes.get(role), self._size, self._rows_side_by_side
+            )
 
         def put(path: tuple[Any, ...], array: jax.Array | np.ndarray | LazyArray) -> jax.Array:
             sharding = NamedSharding(self._mesh, self._spec(path, array))
             if isinstance(array, LazyArray):
                 return self._read(_role(path), array, sharding)
+            if path[-1] in OF_CODES:
+                return self._put(array, sharding)
             return self._put(self._side_by_side(_role(path), jnp.asarray(array)), sharding)
 
-        return jax.tree.map_with_path(put, params)
+        return jax.tree.map_with_path(
+            put, jax.tree.map_with_path(cut, params, is_leaf=lambda x: isinstance(x, PackedMatrix))
+        )
 
     def exchange(self, dtype: Any) -> Params:
         """What `forward` sums rows of the residual stream through, if devices can write to each other's memory."""
@@ -167,11 +174,9 @@ class ModelParallel:
         axis = self._axes.get(role)
         if axis is None:
             return self._put(np.asarray(array), sharding)
-        # What has to lie where is found out with numbers in the place of rows, of which 0 is none.
-        numbers = jnp.arange(1, array.shape[axis] + 1)
         shape = [1] * array.ndim
-        shape[axis] = -1
-        places = np.asarray(self._side_by_side(role, numbers.reshape(shape))).reshape(-1) - 1
+        shape[axis] = array.shape[axis]
+        places = self._rows_side_by_side(role, shape)
         whole = list(array.shape)
         whole[axis] = len(places)
 
@@ -180,6 +185,11 @@ class ModelParallel:
             return array.take(places[index[axis]], axis)
 
         return jax.make_array_from_callback(tuple(whole), sharding, read)
+
+    def _rows_side_by_side(self, role: str, shape: Sequence[int]) -> np.ndarray:
+        """Which index of an array's one axis that is not 1 lies where in the order of `_side_by_side`; -1: none."""
+        numbers = jnp.arange(1, max(shape) + 1).reshape(shape)  # 0 stands for padding
+        return np.asarray(self._side_by_side(role, numbers)).reshape(-1) - 1
 
     def _side_by_side(self, role: str, array: jax.Array) -> jax.Array:
         """Reorders an array so that an equal part of its spread axis is what one device needs."""
@@ -214,6 +224,8 @@ class ModelParallel:
         if _role(path) == EXCHANGE:
             return P(_AXIS)
         axis = self._axes.get(_role(path))
+        if path[-1] in OF_CODES:
+            return spec_of_codes(path[-1].name, array, axis, _AXIS)
         # A quantised weight's scale runs along its output channels, the last axis but one of the codes.
         if path[-1] == GetAttrKey("scale"):
             axis = -1 if axis == -2 else None
@@ -247,10 +259,6 @@ def _check_experts(config: ModelConfig, tensor: int, experts: int) -> None:
             f"expert_parallel={experts} does not divide experts={count}; this model takes "
             + ", ".join(map(str, sizes))
         )
-
-
-def _is_packed(weight: Any) -> bool:
-    return isinstance(weight, PackedMatrix)
 
 
 def _role(path: tuple[Any, ...]) -> str:

@@ -232,9 +232,11 @@ def _compressed_tensors(said: Fields) -> Scheme:
             f"config_groups has blocks of {sorted(map(str, blocks))}, expected one size"
         )
     block = next(iter(blocks), None)
-    endings = (".weight", ".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_shape")
-    endings += (".weight_g_idx", ".weight_global_scale", ".input_scale", ".input_global_scale")
-    endings += (".input_zero_point",)
+    endings = (
+        *(".weight", ".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_shape"),
+        *(".weight_g_idx", ".weight_global_scale"),
+        *(".input_scale", ".input_global_scale", ".input_zero_point"),
+    )
     return Scheme((".weight_scale",), endings, lambda tensors: _pack_compressed(tensors, block))
 
 
