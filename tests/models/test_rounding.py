@@ -181,5 +181,7 @@ def test_what_devices_would_cut_is_refused(
         )
     rows = np.random.default_rng(0).standard_normal((16, 192)).astype(np.float32)
     matrix = PackedMatrix((repack.round_to_nearest(rows, 4, group=128),), np.dtype("float32"))
-    with pytest.raises(ValueError, match=r"w_down .* 2 devices would cut its groups of 128 columns"):
+    with pytest.raises(
+        ValueError, match=r"w_down .* 2 devices would cut its groups of 128 columns"
+    ):
         ModelParallel(config, 2).place({"w_down": matrix})
