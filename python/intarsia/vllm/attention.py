@@ -25,6 +25,7 @@ import intarsia.jax as ops
 from intarsia.vllm.batch import Group
 from intarsia.vllm.caches import KvCache, TracedCaches
 from intarsia.vllm.capabilities import DTYPES, FP8_CACHES
+from intarsia.vllm.operands import operand_of
 
 
 @dataclass
@@ -58,6 +59,10 @@ class XlaGpuNativeAttentionBackend(AttentionBackend):
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
         return [MultipleOf(8)]
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
 
     @classmethod
     def supports_sliding_window(cls) -> bool:
@@ -98,6 +103,7 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
         logits_soft_cap: float | None = None,
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
         **others: Any,
     ) -> None:
         _refuse(
@@ -114,6 +120,7 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
         self.kv_cache_dtype = kv_cache_dtype
         self.logits_soft_cap = logits_soft_cap or 0.0
         self.alibi_slopes = alibi_slopes
+        self.sinks = sinks
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
 
     def do_kv_cache_update(
@@ -156,12 +163,13 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
         # paged_attention knows no ALiBi.
         decode = attn_metadata.decode and self.alibi_slopes is None
         attend = self.forward_decode if decode else self.forward_prefill
-        out = attend(interop.jax_view(query), cache, attn_metadata.group, self._fp8(layer))
+        options = self._fp8(layer) | self._sinks()
+        out = attend(interop.jax_view(query), cache, attn_metadata.group, options)
         output.copy_(interop.torch_view(out.reshape(output.shape)))
         return output
 
     def forward_prefill(
-        self, query: jax.Array, cache: KvCache, group: Group, fp8: dict[str, Any]
+        self, query: jax.Array, cache: KvCache, group: Group, options: dict[str, Any]
     ) -> jax.Array:
         """Any number of tokens a request: query [t, h, d], out the same."""
         window = (-1, -1) if self.sliding_window is None else (self.sliding_window - 1, 0)
@@ -178,11 +186,11 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
             alibi_slopes=None
             if self.alibi_slopes is None
             else jnp.asarray(self.alibi_slopes, jnp.float32),
-            **fp8,
+            **options,
         )
 
     def forward_decode(
-        self, query: jax.Array, cache: KvCache, group: Group, fp8: dict[str, Any]
+        self, query: jax.Array, cache: KvCache, group: Group, options: dict[str, Any]
     ) -> jax.Array:
         """One token a request: query [t, h, d], out the same."""
         return ops.paged_attention(
@@ -194,8 +202,16 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
             scale=self.scale,
             sliding_window=self.sliding_window,
             softcap=self.logits_soft_cap,
-            **fp8,
+            **options,
         )
+
+    def _sinks(self) -> dict[str, Any]:
+        """What the ops need to know of an attention's sinks."""
+        if self.sinks is None:
+            return {}
+        from torchax import interop
+
+        return {"sinks": interop.jax_view(operand_of(self.sinks, "attention: sinks"))}
 
     def _fp8(self, layer: Any) -> dict[str, Any]:
         """What the ops need to know of a cache in fp8; nothing of another."""

@@ -13,6 +13,7 @@ from vllm import ir
 from vllm.model_executor.layers import activation
 from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 import intarsia.jax as ops
@@ -163,6 +164,22 @@ def _register_rotary(base: type[RotaryEmbedding]) -> None:
 
 
 _register_rotary(RotaryEmbedding)
+
+
+@MRotaryEmbedding.register_oot
+class XlaMRotaryEmbedding(_XlaRotary, MRotaryEmbedding):
+    """Positions of several axes, which are one in text."""
+
+    def forward_oot(
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if positions.ndim > 1 or offsets is not None:
+            return self.forward_native(positions, query, key, offsets)
+        return super().forward_oot(positions, query, key)
 
 
 # ---------------------------------------------------------------------------- tensor parallelism

@@ -5,8 +5,8 @@ the two traced functions.
 """
 
 import functools
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from intarsia.vllm import caches as kv
 from intarsia.vllm.attention import TracedMetadata
 from intarsia.vllm.batch import BatchLayout, StepShape, bucket, buckets
 from intarsia.vllm.compat import import_torchax
+from intarsia.vllm.operands import traced
 from intarsia.vllm.parallel import Ranks, mark
 from intarsia.vllm.programs import Programs
 
@@ -126,6 +127,9 @@ class XlaModel(torch.nn.Module):
             raise NotImplementedError(
                 f"XlaModel: a step with {['inputs_embeds', *others]}, expected token ids alone"
             )
+        if positions.ndim > 1:
+            # An axis each for time, height and width: without images, which are refused, all are alike.
+            positions = positions[0]
         metadata = get_forward_context().attn_metadata
         if metadata is None:  # a run of vLLM's to measure memory
             shape = (len(input_ids), self._config.model_config.get_hidden_size())
@@ -221,15 +225,19 @@ class XlaModel(torch.nn.Module):
         ):
             return interop.jax_view(self.inner.compute_logits(interop.torch_view(hidden)))
 
-    def _traced_weights(self, state: Any) -> AbstractContextManager[None]:
+    @contextmanager
+    def _traced_weights(self, state: Any) -> Iterator[None]:
         """The model with a program's operands for its tensors, which it gets back at the end.
 
         `torch.func.functional_call` gives them back in the wrong order where modules are shared, as rotary embeddings
         are by layers, and by vLLM's other models in the process: what was traced would stay in them.
         """
-        return torch.nn.utils.stateless._reparametrize_module(
-            self.inner, interop.torch_view(state), tie_weights=True, stack_weights=True
+        operands = interop.torch_view(state)
+        swapped = torch.nn.utils.stateless._reparametrize_module(
+            self.inner, operands, tie_weights=True, stack_weights=True
         )
+        with swapped, traced(self.__dict__["_tensors"], operands):
+            yield
 
     # ------------------------------------------------------------------ ahead of time
 

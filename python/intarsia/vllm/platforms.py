@@ -18,7 +18,6 @@ _environment.default_to_first_runner()
 # Fields of vLLM's AttentionSelectorConfig (versions have more or fewer of them) that our kernels have no form for.
 _REFUSED = (
     "use_mla",
-    "has_sink",
     "use_sparse",
     "use_mm_prefix",
     "use_per_head_quant_scales",
@@ -70,6 +69,7 @@ class XlaPlatform(Platform):
     @classmethod
     def import_ir_kernels(cls) -> None:
         super().import_ir_kernels()
+        import intarsia.vllm.experts
         import intarsia.vllm.layers  # noqa: F401
 
     @classmethod

@@ -71,10 +71,8 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
         yield f"models that do not generate (--runner {model.runner_type})"
     if model.is_encoder_decoder:
         yield "encoder-decoder models"
-    if model.is_multimodal_model:
-        yield f"multimodal models ({_name(config)})"
-    if model.is_moe:
-        yield f"mixtures of experts ({_name(config)}: {model.get_num_experts()} experts)"
+    if model.is_multimodal_model and model.supports_multimodal_inputs:
+        yield f"multimodal inputs ({_name(config)}; its text half: --language-model-only)"
     if model.is_hybrid or model.is_attention_free or model.has_inner_state:
         yield f"models with recurrent layers ({_name(config)})"
     if model.use_mla:
