@@ -1,17 +1,12 @@
-"""Models as small as they can be that have what a family of models has: its head's dimension, routing and layers.
+"""Families of models, each as small as it can be with what vLLM's layers see of it: head's dimension, routing, layers.
 
-Their weights are random, by transformers' own model, which also says what their tokens are.
+`family_models.py` makes models of them, and says what their tokens are.
 """
 
-import json
-import zlib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
-_BASE = {
+BASE = {
     "vocab_size": 512,
     "hidden_size": 256,
     "intermediate_size": 256,
@@ -24,6 +19,25 @@ _BASE = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
+_HEAD = {"head_dim": 128}
+_BOTH = ["sliding_attention", "full_attention"]
+_TEXT_ONLY = {"language_model_only": True}
+_VISION = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+_QWEN_VISION = {
+    "depth": 1,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "out_hidden_size": 256,
+    "deepstack_visual_indexes": [0],
+    "fullatt_block_indexes": [0],
+}
+_DENSE_FIRST = ["dense", "sparse"]
 
 
 class Family(NamedTuple):
@@ -32,27 +46,58 @@ class Family(NamedTuple):
     kind: str
     """transformers' model type."""
     config: Mapping[str, Any]
-    """What config.json has beside `_BASE`."""
+    """What config.json has of the language model beside `BASE`."""
     options: Mapping[str, Any] = {}
     """Of vLLM's engine."""
-    text: str = ""
-    """Where the language model's part of the configuration is, in a model of several."""
+    around: Mapping[str, Any] | None = None
+    """What config.json has beside the language model, where that is a part of it."""
 
 
-FAMILIES = {
+def _rope(theta: float, **others: Any) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": theta} | others
+
+
+_DENSE = {
+    "seed_oss": Family("seed_oss", _HEAD | {"attention_bias": True}),
+    "phi3": Family("phi3", {"hidden_size": 512}),
+    "phi4_mini": Family(
+        "phi3",
+        {
+            "hidden_size": 512,
+            "original_max_position_embeddings": 512,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0 + 0.01 * i for i in range(48)],
+                "long_factor": [1.0 + 0.1 * i for i in range(48)],
+                "original_max_position_embeddings": 512,
+            },
+        },
+    ),
+    "glm": Family("glm", _HEAD | {"attention_bias": True}),
+    "granite": Family(
+        "granite",
+        {
+            "attention_multiplier": 0.015625,
+            "embedding_multiplier": 12.0,
+            "logits_scaling": 8.0,
+            "residual_multiplier": 0.22,
+        },
+    ),
+}
+_EXPERTS = {
     "qwen3_moe": Family(
         "qwen3_moe",
-        {
-            "head_dim": 128,
+        _HEAD
+        | {
             "num_experts": 128,
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 64,
             "norm_topk_prob": True,
         },
     ),
-    "mixtral": Family(
-        "mixtral", {"head_dim": 128, "num_local_experts": 8, "num_experts_per_tok": 2}
-    ),
+    "mixtral": Family("mixtral", _HEAD | {"num_local_experts": 8, "num_experts_per_tok": 2}),
     "gpt_oss": Family(
         "gpt_oss",
         {
@@ -60,7 +105,7 @@ FAMILIES = {
             "num_local_experts": 32,
             "num_experts_per_tok": 4,
             "sliding_window": 32,
-            "layer_types": ["sliding_attention", "full_attention"],
+            "layer_types": _BOTH,
             "initial_context_length": 512,
             "rope_parameters": {
                 "rope_type": "yarn",
@@ -73,114 +118,183 @@ FAMILIES = {
             },
         },
     ),
+    "glm4_moe": Family(
+        "glm4_moe",
+        _HEAD
+        | {
+            "moe_intermediate_size": 64,
+            "n_routed_experts": 128,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 2.5,
+            "num_nextn_predict_layers": 0,
+        },
+    ),
+    "ernie4_5_moe": Family(
+        "ernie4_5_moe",
+        _HEAD
+        | {
+            "hidden_size": 512,
+            "moe_intermediate_size": 64,
+            "moe_layer_end_index": 1,
+            "rope_parameters": _rope(500000.0),
+        },
+    ),
+    "minimax_m2": Family(
+        "minimax_m2",
+        _HEAD
+        | {
+            "intermediate_size": 64,
+            "num_local_experts": 256,
+            "rope_parameters": _rope(5000000.0, partial_rotary_factor=0.5),
+        },
+    ),
+    "hunyuan_v1_moe": Family(
+        "hunyuan_v1_moe",
+        _HEAD | {"intermediate_size": 64, "num_experts": 64, "moe_topk": 8},
+    ),
+    "hy_v3": Family(
+        "hy_v3",
+        _HEAD | {"moe_intermediate_size": 64, "num_experts": 192, "mlp_layer_types": _DENSE_FIRST},
+    ),
+    "afmoe": Family(
+        "afmoe",
+        _HEAD
+        | {
+            "moe_intermediate_size": 64,
+            "num_experts": 64,
+            "num_shared_experts": 1,
+            "sliding_window": 32,
+            "layer_types": _BOTH,
+            "route_scale": 2.5,
+            "mup_enabled": True,
+        },
+    ),
+    "laguna": Family(
+        "laguna",
+        _HEAD
+        | {
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64,
+            "num_experts": 64,
+            "num_attention_heads_per_layer": [4, 4],
+            "sliding_window": 32,
+            "layer_types": _BOTH,
+            "mlp_layer_types": _DENSE_FIRST,
+            "moe_routed_scaling_factor": 2.5,
+        },
+    ),
+    "mellum": Family(
+        "mellum",
+        _HEAD
+        | {
+            "moe_intermediate_size": 64,
+            "sliding_window": 32,
+            "layer_types": _BOTH,
+            "mlp_layer_types": ["sparse", "sparse"],
+        },
+    ),
+    "beam": Family(
+        "beam",
+        _HEAD
+        | {
+            "moe_intermediate_size": 64,
+            "sliding_window": 32,
+            "layer_types": _BOTH,
+            "mlp_layer_types": _DENSE_FIRST,
+        },
+    ),
+    "llama4_text": Family(
+        "llama4_text",
+        _HEAD
+        | {
+            "intermediate_size": 64,
+            "intermediate_size_mlp": 64,
+            "moe_layers": [0, 1],
+            "no_rope_layers": [1, 0],
+            "layer_types": ["chunked_attention", "full_attention"],
+        },
+    ),
 }
-
-
-def prompts() -> list[list[int]]:
-    """Token ids: short ones, and one that comes in several chunks."""
-    random = np.random.default_rng(7)
-    return [[int(t) for t in random.integers(3, 512, n)] for n in (5, 17, 90)]
-
-
-def make(name: str, directory: Path) -> Path:
-    """Writes a family's model."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    family = FAMILIES[name]
-    config = AutoConfig.for_model(family.kind, **{**_BASE, **family.config})
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter, tensor in model.named_parameters():
-            tensor.copy_(torch.from_numpy(_random(parameter, tuple(tensor.shape))))
-        for buffer, tensor in model.named_buffers():
-            if buffer.endswith("e_score_correction_bias"):
-                tensor.copy_(torch.from_numpy(_random(buffer, tuple(tensor.shape))))
-    model.save_pretrained(directory)
-    return directory
-
-
-def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """So wide that greedy choices are clear."""
-    array = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)
-    if "norm" in name and name.endswith("weight"):
-        return 1 + 0.1 * array
-    if len(shape) == 1:
-        return 0.3 * array
-    if "embed" in name:
-        return 0.5 * array
-    return array * (1.5 / np.sqrt(shape[-1]))
-
-
-def reference(directory: Path, steps: int) -> Iterator[tuple[list[int], list[float]]]:
-    """What transformers makes of each prompt, greedily: tokens, and how far the second choice stands behind."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    for prompt in prompts():
-        ids, margins = list(prompt), []
-        with torch.no_grad():
-            for _ in range(steps):
-                logits = model(torch.tensor([ids])).logits[0, -1]
-                best = logits.topk(2)
-                ids.append(int(best.indices[0]))
-                margins.append(float(best.values[0] - best.values[1]))
-        yield ids[len(prompt) :], margins
-
-
-def served(directory: Path, steps: int, **options: Any) -> Any:
-    """What vLLM makes of them."""
-    from vllm_running import engine, greedy
-
-    sizes = {
-        "max_model_len": 256,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
-        "kv_cache_memory_bytes": 8 << 20,
-        "additional_config": {"request_buckets": [4], "token_buckets": [64]},
-        "skip_tokenizer_init": True,
-    }
-    with engine(directory, **sizes | options) as llm:
-        texts = [{"prompt_token_ids": ids} for ids in prompts()]
-        sampling = greedy(max_tokens=steps, detokenize=False)
-        tokens = [
-            list(x.outputs[0].token_ids) for x in llm.generate(texts, sampling, use_tqdm=False)
-        ]
-        return tokens, llm.collective_rpc("xla_programs")
-
-
-if __name__ == "__main__":
-    import os
-    import sys
-    import tempfile
-    import time
-
-    os.environ |= {
-        "HF_HUB_OFFLINE": "1",
-        "JAX_PLATFORMS": "cpu",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-    }
-    for name in sys.argv[1:]:
-        with tempfile.TemporaryDirectory() as root:
-            start = time.perf_counter()
-            directory = make(name, Path(root) / name)
-            expected = list(reference(directory, 12))
-            middle = time.perf_counter()
-            tokens, programs = served(directory, 12, **FAMILIES[name].options)
-            print(
-                name,
-                [t == e[0] for t, e in zip(tokens, expected)],
-                min(m for e in expected for m in e[1]),
-                "make",
-                middle - start,
-                "serve",
-                time.perf_counter() - middle,
-            )
-            if not all(t == e[0] for t, e in zip(tokens, expected)):
-                print(tokens, [e[0] for e in expected])
-            print(json.dumps(programs[0]["custom_calls"]))
+_WRAPPED = {
+    "qwen2_5_vl": Family(
+        "qwen2_5_vl",
+        {
+            "hidden_size": 512,
+            "rope_parameters": _rope(1e6, mrope_section=[16, 24, 24]),
+            "layer_types": ["full_attention"] * 2,
+        },
+        _TEXT_ONLY,
+        {"vision_config": _QWEN_VISION | {"out_hidden_size": 512}},
+    ),
+    "qwen3_vl": Family(
+        "qwen3_vl",
+        _HEAD | {"rope_parameters": _rope(5e6, mrope_section=[24, 20, 20], mrope_interleaved=True)},
+        _TEXT_ONLY,
+        {"vision_config": _QWEN_VISION},
+    ),
+    "qwen3_vl_moe": Family(
+        "qwen3_vl_moe",
+        _HEAD
+        | {
+            "rope_parameters": _rope(5e6, mrope_section=[24, 20, 20], mrope_interleaved=True),
+            "num_experts": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+        },
+        _TEXT_ONLY,
+        {"vision_config": _QWEN_VISION},
+    ),
+    "glm4v": Family(
+        "glm4v",
+        {
+            "hidden_size": 512,
+            "rope_parameters": _rope(1e4, partial_rotary_factor=0.5, mrope_section=[8, 12, 12]),
+        },
+        _TEXT_ONLY,
+        {"vision_config": _QWEN_VISION | {"out_hidden_size": 512}},
+    ),
+    "glm4v_moe": Family(
+        "glm4v_moe",
+        _HEAD
+        | {
+            "moe_intermediate_size": 64,
+            "rope_parameters": _rope(1e4, partial_rotary_factor=0.5, mrope_section=[8, 12, 12]),
+        },
+        _TEXT_ONLY,
+        {"vision_config": _QWEN_VISION},
+    ),
+    "internvl": Family(
+        "internvl",
+        {"model_type": "qwen3", "layer_types": ["full_attention"] * 2} | _HEAD,
+        _TEXT_ONLY,
+        {"vision_config": _VISION},
+    ),
+    "mistral3": Family(
+        "mistral3",
+        {"model_type": "ministral3"} | _HEAD,
+        _TEXT_ONLY,
+        {"vision_config": _VISION | {"head_dim": 32}},
+    ),
+    "muse_glimmer": Family(
+        "muse_glimmer",
+        _HEAD | {"sliding_window": 32, "layer_types": _BOTH, "layer_rope_theta": [10000.0, 0]},
+        _TEXT_ONLY,
+        {"vision_config": _VISION},
+    ),
+    "gemma3": Family(
+        "gemma3",
+        {
+            "head_dim": 128,
+            "query_pre_attn_scalar": 168,
+            "sliding_window": 32,
+            "layer_types": _BOTH,
+            "tie_word_embeddings": True,
+        },
+        _TEXT_ONLY,
+        {"vision_config": _VISION},
+    ),
+}
+FAMILIES = _DENSE | _EXPERTS | _WRAPPED

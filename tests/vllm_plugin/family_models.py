@@ -1,0 +1,154 @@
+"""Models of `families.FAMILIES` with random weights: made, asked of transformers, and asked of vLLM with our plugin.
+
+cd tests/vllm_plugin && PYTHONPATH=.. python family_models.py qwen3_moe gemma3    # by hand, in the environment of make test-vllm
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+from families import BASE, FAMILIES, Family
+
+STEPS = 12
+"""How many tokens each prompt is given."""
+
+
+class Answer(NamedTuple):
+    """What a prompt is continued with."""
+
+    tokens: list[int]
+    margins: list[float]
+    """How far each token's logit is before the second best one's."""
+
+
+def prompts() -> list[list[int]]:
+    """Token ids: two short prompts, and one that comes in two chunks and is longer than any sliding window."""
+    random = np.random.default_rng(7)
+    return [[int(t) for t in random.integers(3, 512, n)] for n in (5, 17, 90)]
+
+
+def make(name: str, directory: Path) -> Path:
+    """Writes a family's model."""
+    import torch
+
+    config = _config(FAMILIES[name])
+    torch.manual_seed(0)
+    model = _class(FAMILIES[name]).from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter, tensor in model.state_dict().items():
+            if tensor.is_floating_point() and "inv_freq" not in parameter:
+                tensor.copy_(torch.from_numpy(_random(parameter, tuple(tensor.shape))))
+    model.tie_weights()
+    model.save_pretrained(directory)
+    return directory
+
+
+def _config(family: Family) -> Any:
+    from transformers import AutoConfig
+
+    text = {**BASE, **family.config}
+    if family.around is None:
+        return AutoConfig.for_model(family.kind, **text)
+    tied = text["tie_word_embeddings"]
+    around = {"tie_word_embeddings": tied} | dict(family.around)
+    return AutoConfig.for_model(family.kind, text_config=text, **around)
+
+
+def _class(family: Family) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForCausalLM if family.around is None else AutoModelForImageTextToText
+
+
+def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """So wide that greedy choices are clear."""
+    array = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)
+    if "norm" in name and name.endswith("weight"):
+        return 1 + 0.1 * array
+    if len(shape) < 2:
+        return 0.3 * array
+    if "embed" in name:
+        return 0.5 * array
+    return array * (1.5 / np.sqrt(shape[-1]))
+
+
+def by_transformers(name: str, directory: Path) -> list[Answer]:
+    """What transformers continues the prompts with, greedily."""
+    import torch
+
+    model = _class(FAMILIES[name]).from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    )
+    model.eval()
+    return [_continued(model, prompt) for prompt in prompts()]
+
+
+def _continued(model: Any, prompt: list[int]) -> Answer:
+    import torch
+
+    ids, margins = list(prompt), []
+    for _ in range(STEPS):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
+        best = logits.topk(2)
+        ids.append(int(best.indices[0]))
+        margins.append(float(best.values[0] - best.values[1]))
+    return Answer(ids[len(prompt) :], margins)
+
+
+def by_vllm(name: str, directory: Path) -> tuple[list[list[int]], dict[str, dict[str, int]]]:
+    """What vLLM continues them with, and how often each of our ops stands in each program."""
+    from vllm.model_executor.models import registry
+    from vllm_running import engine, greedy
+
+    sizes = {
+        "max_model_len": 256,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "kv_cache_memory_bytes": 8 << 20,
+        "additional_config": {"request_buckets": [4], "token_buckets": [64]},
+        "skip_tokenizer_init": True,
+    }
+    with (
+        # Where vLLM asks a process of its own what a model's class can do, and imports itself there once more.
+        patch.object(registry, "_run_in_subprocess", lambda function: function()),
+        engine(directory, **sizes | dict(FAMILIES[name].options)) as llm,
+    ):
+        texts = [{"prompt_token_ids": ids} for ids in prompts()]
+        sampling = greedy(max_tokens=STEPS, detokenize=False)
+        requests = llm.generate(texts, sampling, use_tqdm=False)
+        [programs] = llm.collective_rpc("xla_programs")
+    return [list(x.outputs[0].token_ids) for x in requests], programs["custom_calls"]
+
+
+def _try(name: str) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        start = time.perf_counter()
+        directory = make(name, Path(root) / name)
+        answers = by_transformers(name, directory)
+        middle = time.perf_counter()
+        tokens, calls = by_vllm(name, directory)
+    wanted = [answer.tokens for answer in answers]
+    margin = min(m for answer in answers for m in answer.margins)
+    verdict = "same" if tokens == wanted else f"{tokens} for {wanted}"
+    seconds = middle - start, time.perf_counter() - middle
+    print(name, verdict, f"{margin:.4f}", *(f"{s:.0f} s" for s in seconds), json.dumps(calls))
+
+
+if __name__ == "__main__":
+    os.environ |= {"HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", "VLLM_NO_USAGE_STATS": "1"}
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    for asked in sys.argv[1:]:
+        try:
+            _try(asked)
+        except Exception:
+            print(asked, "failed:", *traceback.format_exc().splitlines()[-5:], sep="\n  ")
+        sys.stdout.flush()
