@@ -51,6 +51,8 @@ class Family(NamedTuple):
     """Of vLLM's engine."""
     around: Mapping[str, Any] | None = None
     """What config.json has beside the language model, where that is a part of it."""
+    form: str = ""
+    """Of the checkpoint's weights, one of `family_weights.FORMS`; by default transformers' own, in f32."""
 
 
 def _rope(theta: float, **others: Any) -> dict[str, Any]:
@@ -144,8 +146,14 @@ _EXPERTS = {
         "minimax_m2",
         _HEAD
         | {
-            "intermediate_size": 64,
+            "intermediate_size": 128,
             "num_local_experts": 256,
+            "rotary_dim": 64,
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "num_mtp_modules": 0,
             "rope_parameters": _rope(5000000.0, partial_rotary_factor=0.5),
         },
     ),
@@ -155,7 +163,16 @@ _EXPERTS = {
     ),
     "hy_v3": Family(
         "hy_v3",
-        _HEAD | {"moe_intermediate_size": 64, "num_experts": 192, "mlp_layer_types": _DENSE_FIRST},
+        _HEAD
+        | {
+            "moe_intermediate_size": 64,
+            "num_experts": 192,
+            "mlp_layer_types": _DENSE_FIRST,
+            "first_k_dense_replace": 1,
+            "expert_hidden_dim": 64,
+            "route_norm": True,
+            "qk_norm": True,
+        },
     ),
     "afmoe": Family(
         "afmoe",
@@ -167,6 +184,10 @@ _EXPERTS = {
             "sliding_window": 32,
             "layer_types": _BOTH,
             "route_scale": 2.5,
+            "route_norm": True,
+            "score_func": "sigmoid",
+            "n_group": 1,
+            "topk_group": 1,
             "mup_enabled": True,
         },
     ),
@@ -246,11 +267,13 @@ _WRAPPED = {
         },
         _TEXT_ONLY,
         {"vision_config": _QWEN_VISION},
+        "transposed",
     ),
     "glm4v": Family(
         "glm4v",
         {
             "hidden_size": 512,
+            "attention_bias": True,
             "rope_parameters": _rope(1e4, partial_rotary_factor=0.5, mrope_section=[8, 12, 12]),
         },
         _TEXT_ONLY,
@@ -261,6 +284,8 @@ _WRAPPED = {
         _HEAD
         | {
             "moe_intermediate_size": 64,
+            "use_qk_norm": False,
+            "attention_bias": True,
             "rope_parameters": _rope(1e4, partial_rotary_factor=0.5, mrope_section=[8, 12, 12]),
         },
         _TEXT_ONLY,
@@ -282,7 +307,7 @@ _WRAPPED = {
         "muse_glimmer",
         _HEAD | {"sliding_window": 32, "layer_types": _BOTH, "layer_rope_theta": [10000.0, 0]},
         _TEXT_ONLY,
-        {"vision_config": _VISION},
+        {"vision_config": _VISION, "out_hidden_size": 256},
     ),
     "gemma3": Family(
         "gemma3",
@@ -297,4 +322,10 @@ _WRAPPED = {
         {"vision_config": _VISION},
     ),
 }
-FAMILIES = _DENSE | _EXPERTS | _WRAPPED
+_QUANTISED = {
+    "gpt_oss_mxfp4": _EXPERTS["gpt_oss"]._replace(form="mxfp4"),
+    "minimax_m2_fp8": _EXPERTS["minimax_m2"]._replace(form="fp8_block"),
+    "qwen3_fp8": Family("qwen3", _HEAD, form="fp8_block"),
+    "mistral3_fp8": _WRAPPED["mistral3"]._replace(form="fp8_tensor"),
+}
+FAMILIES = _DENSE | _EXPERTS | _WRAPPED | _QUANTISED

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import numpy as np
 from families import BASE, FAMILIES, Family
+from family_weights import rewrite
 
 STEPS = 12
 """How many tokens each prompt is given."""
@@ -35,8 +36,8 @@ def prompts() -> list[list[int]]:
     return [[int(t) for t in random.integers(3, 512, n)] for n in (5, 17, 90)]
 
 
-def make(name: str, directory: Path) -> Path:
-    """Writes a family's model."""
+def make(name: str, directory: Path) -> None:
+    """Writes a family's model: in `model` as vLLM is given it, in `reference` as transformers is."""
     import torch
 
     config = _config(FAMILIES[name])
@@ -47,8 +48,11 @@ def make(name: str, directory: Path) -> Path:
             if tensor.is_floating_point() and "inv_freq" not in parameter:
                 tensor.copy_(torch.from_numpy(_random(parameter, tuple(tensor.shape))))
     model.tie_weights()
-    model.save_pretrained(directory)
-    return directory
+    model.save_pretrained(directory / "reference")
+    if FAMILIES[name].form:
+        rewrite(directory / "reference", directory / "model", FAMILIES[name].form)
+    else:
+        (directory / "model").symlink_to(directory / "reference")
 
 
 def _config(family: Family) -> Any:
@@ -88,7 +92,7 @@ def by_transformers(name: str, directory: Path, continued: list[list[int]]) -> l
     import torch
 
     model = _class(FAMILIES[name]).from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
+        directory / "reference", dtype=torch.float32, attn_implementation="eager"
     )
     model.eval()
     answers = []
@@ -117,7 +121,7 @@ def by_vllm(name: str, directory: Path) -> tuple[list[list[int]], dict[str, dict
     with (
         # Where vLLM asks a process of its own what a model's class can do, and imports itself there once more.
         patch.object(registry, "_run_in_subprocess", lambda function: function()),
-        engine(directory, **sizes | dict(FAMILIES[name].options)) as llm,
+        engine(directory / "model", **sizes | dict(FAMILIES[name].options)) as llm,
     ):
         texts = [{"prompt_token_ids": ids} for ids in prompts()]
         sampling = greedy(max_tokens=STEPS, detokenize=False)
@@ -129,7 +133,8 @@ def by_vllm(name: str, directory: Path) -> tuple[list[list[int]], dict[str, dict
 def _try(name: str) -> None:
     with tempfile.TemporaryDirectory() as root:
         start = time.process_time()
-        directory = make(name, Path(root) / name)
+        directory = Path(root) / name
+        make(name, directory)
         made = time.process_time()
         tokens, calls = by_vllm(name, directory)
         ran = time.process_time()

@@ -24,6 +24,7 @@ from intarsia.jax._experts import experts_by_products
 from intarsia.vllm.compat import is_traced
 from intarsia.vllm.layers import call_jax
 from intarsia.vllm.operands import operand_of
+from intarsia.vllm.replacing import replace
 
 _SCORINGS = {"softmax": "softmax", "sigmoid": "sigmoid", "sqrtsoftplus": "softplus_sqrt"}
 """vLLM's names of what scores are made by, and ours."""
@@ -102,7 +103,6 @@ def _route_in_groups(
 
 def _replace_routing(router: type, ours: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Lets a router of vLLM's, which is not made to be replaced, choose by our op in a program."""
-    theirs = router._compute_routing
 
     def compute(
         self: Any,
@@ -114,7 +114,7 @@ def _replace_routing(router: type, ours: Callable[..., tuple[torch.Tensor, torch
         function = ours if is_traced(router_logits) else theirs
         return function(self, hidden_states, router_logits, *args, **named)
 
-    router._compute_routing = compute
+    theirs = replace(router, "_compute_routing", compute)
 
 
 for _router, _ours in (
@@ -134,7 +134,7 @@ def _forward_in_sight(self: moe_runner.MoERunner) -> Callable[..., Any]:
     return moe_runner._moe_forward_shared if shared else moe_runner._moe_forward
 
 
-moe_runner.MoERunner._select_forward = _forward_in_sight
+replace(moe_runner.MoERunner, "_select_forward", _forward_in_sight)
 
 
 # ---------------------------------------------------------------------------- experts

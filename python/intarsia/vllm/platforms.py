@@ -69,8 +69,8 @@ class XlaPlatform(Platform):
     @classmethod
     def import_ir_kernels(cls) -> None:
         super().import_ir_kernels()
-        import intarsia.vllm.experts
-        import intarsia.vllm.layers  # noqa: F401
+        import intarsia.vllm.quantized
+        import intarsia.vllm.quantized_experts  # noqa: F401  and with it the experts and the layers
 
     @classmethod
     def get_default_ir_op_priority(cls, vllm_config: Any) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vllm.config import VllmConfig
 
-from intarsia.vllm.capabilities import DTYPES, FP8_CACHES, LARGEST_HEAD
+from intarsia.vllm.capabilities import DTYPES, FP8_CACHES, LARGEST_HEAD, QUANTISATIONS
 
 
 def refuse(config: VllmConfig) -> None:
@@ -77,8 +77,9 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
         yield f"models with recurrent layers ({_name(config)})"
     if model.use_mla:
         yield f"multi-head latent attention ({_name(config)})"
-    if model.quantization is not None:
-        yield f"quantised weights ({model.quantization})"
+    if model.quantization not in (None, *QUANTISATIONS):
+        expected = ", ".join(QUANTISATIONS)
+        yield f"quantised weights ({model.quantization}), expected one of {expected}"
     if model.enable_prompt_embeds:
         yield "embeddings as prompts (--enable-prompt-embeds)"
     if model.enable_sleep_mode:

@@ -4,8 +4,9 @@ import torch
 import torch.nn.functional as F
 from vllm.v1.sample.ops import topk_topp_sampler
 
+from intarsia.vllm.replacing import replace
+
 _BLOCK = 256
-_REPLACED = "random_sample"
 
 
 def use_draw() -> None:
@@ -14,11 +15,7 @@ def use_draw() -> None:
     Raises:
       RuntimeError: this vLLM has no such function.
     """
-    if not hasattr(topk_topp_sampler, _REPLACED):
-        raise RuntimeError(
-            f"{topk_topp_sampler.__name__}: got no {_REPLACED}, expected it as in vLLM 0.32 and 0.33"
-        )
-    setattr(topk_topp_sampler, _REPLACED, draw)
+    replace(topk_topp_sampler, "random_sample", draw)
 
 
 def draw(

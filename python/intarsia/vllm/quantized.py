@@ -1,0 +1,106 @@
+"""vLLM's quantised linear layers by `linear_quantized`.
+
+Weights keep their codes; activations stay in the model's dtype, whatever a checkpoint says of them. Each class is a kernel of
+vLLM's registry for platforms out of its tree.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.model_executor.kernels.linear import register_linear_kernel
+from vllm.model_executor.kernels.linear.scaled_mm import (
+    Fp8BlockScaledMMLinearKernel,
+    FP8ScaledMMLinearKernel,
+)
+from vllm.model_executor.layers.quantization import fp8
+from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+    compressed_tensors_w8a8_fp8,
+)
+from vllm.platforms import PlatformEnum
+
+from intarsia import repack
+from intarsia.vllm.capabilities import DTYPES
+from intarsia.vllm.packed_layers import apply_packed, as_numpy, pack
+from intarsia.vllm.replacing import replace
+
+
+class _Kernel:
+    """What all of them say."""
+
+    config: Any
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        return True, None
+
+    @classmethod
+    def can_implement(cls, config: Any) -> tuple[bool, str | None]:
+        return True, None
+
+    def apply_weights(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return apply_packed(layer, x, bias)
+
+
+class XlaFp8Kernel(_Kernel, FP8ScaledMMLinearKernel):
+    """Weights in fp8 with a scale of all, or of each row."""
+
+    def __init__(self, config: Any, layer_param_names: list[str]) -> None:
+        self.config, self.layer_param_names = config, layer_param_names
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        weight = as_numpy(layer.weight.t())  # vLLM has it transposed
+        packed = repack.from_fp8(weight, as_numpy(layer.weight_scale))
+        pack(layer, packed, self.layer_param_names)
+
+    def apply_scaled_mm(self, **_: Any) -> torch.Tensor:
+        raise NotImplementedError("fp8: activations are not quantised")
+
+
+class XlaFp8BlockKernel(_Kernel, Fp8BlockScaledMMLinearKernel):
+    """Weights in fp8 with a scale of each block, 128 by 128."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.weight_group_shape = config.weight_quant_key.scale.group_shape
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        params = self._get_layer_params(layer)
+        block = (self.weight_group_shape.row, self.weight_group_shape.col)
+        packed = repack.from_fp8(
+            as_numpy(params.weight), as_numpy(params.block_scale).astype(np.float32), block=block
+        )
+        pack(layer, packed, ["weight", params.block_scale_attr, "input_scale", "input_scale_ub"])
+
+    def apply_block_scaled_mm(self, *_: Any, **__: Any) -> torch.Tensor:
+        raise NotImplementedError("fp8: activations are not quantised")
+
+
+def scales_of_rows(
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    logical_widths: list[int],
+    input_scale: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """In the place of vLLM's `process_fp8_weight_tensor_strategy`, which rounds layers in one to a common scale.
+
+    Their scales, of each row, change no number.
+
+    Returns:
+      The weight [k, n], its scales [n, 1], and the activations' scale.
+    """
+    widths = torch.tensor(logical_widths, device=weight_scale.device)
+    scales = weight_scale.reshape(-1)
+    if scales.numel() == 1:
+        scales = scales.expand(len(logical_widths))
+    rows = scales.repeat_interleave(widths)[:, None].contiguous()
+    return weight.t(), rows, None if input_scale is None else input_scale.max()
+
+
+for _kind, _kernel in (("fp8", XlaFp8Kernel), ("fp8_block", XlaFp8BlockKernel)):
+    register_linear_kernel(_kernel, PlatformEnum.OOT, _kind)
+for _module in (fp8, compressed_tensors_w8a8_fp8):
+    replace(_module, "process_fp8_weight_tensor_strategy", scales_of_rows)
+fp8.Fp8Config.get_supported_act_dtypes = classmethod(lambda cls: DTYPES)

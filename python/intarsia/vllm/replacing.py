@@ -1,0 +1,16 @@
+"""What vLLM makes no place for, put in the place of its own."""
+
+from typing import Any
+
+
+def replace(owner: Any, name: str, ours: Any) -> Any:
+    """Lets vLLM find something of ours under a name of a module's or class's; returns what was there.
+
+    Raises:
+      RuntimeError: this vLLM has no such name.
+    """
+    theirs = getattr(owner, name, None)
+    if theirs is None:
+        raise RuntimeError(f"{owner.__name__}: got no {name}, expected it as in vLLM 0.32 and 0.33")
+    setattr(owner, name, ours)
+    return theirs
