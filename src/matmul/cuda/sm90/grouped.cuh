@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     const int gathering = p.rows.data ? kGatherWarps : 0;
     shared.stages.Init(1 + gathering, kConsumers);
-    shared.ring.Init(1, 4 * kConsumers + 1 + gathering);
+    shared.ring.Init(32, 32 * (4 * kConsumers + 1 + gathering));
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.w);
     cuda::PrefetchMap(maps.x);

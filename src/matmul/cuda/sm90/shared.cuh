@@ -25,6 +25,8 @@ struct Ring {
   }
 };
 
+// The barriers of tasks count lanes, each of which arrives when its own reads or writes are done:
+// racecheck follows no order from one lane to another's arrival.
 inline constexpr int kTasks = 2;
 
 template <class S>
@@ -57,7 +59,7 @@ __device__ __forceinline__ void ForEachTask(Shared& shared, Work work) {
     if (task.kind == task.kEnd) return;
     work(task);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) shared.ring.empty[index].Arrive();
+    shared.ring.empty[index].Arrive();
   }
 }
 
@@ -72,7 +74,7 @@ __device__ __forceinline__ void ProduceTasks(Shared& shared, Find find) {
     auto& task = shared.tasks[index];
     write(task);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) shared.ring.full[index].Arrive();
+    shared.ring.full[index].Arrive();
     if (task.kind == task.kEnd) return;
   }
 }

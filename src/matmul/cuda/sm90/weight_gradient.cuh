@@ -219,10 +219,10 @@ class GradientConsumer {
       }
       __syncwarp();
       const int column = task.first_n + panel * 64;
-      if (column + unit * 8 >= p_.n) continue;
+      const bool has_column = column + unit * 8 < p_.n;
 #pragma unroll
       for (int pass = 0; pass < 16 / kPassRows; ++pass) {
-        if (pass * kPassRows < rows)
+        if (has_column && pass * kPassRows < rows)
           *reinterpret_cast<uint4*>(out + pass * kPassRows * p_.n + column) =
               *reinterpret_cast<const uint4*>(staged +
                                               Rows::Offset(pass * kPassRows + lane_row, unit));
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     shared.stages.Init(1, kConsumers);
-    shared.ring.Init(1, 4 * kConsumers + 2);
+    shared.ring.Init(32, 32 * (4 * kConsumers + 2));
     for (cuda::Barrier& landed : shared.landed) landed.Init(1);
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.x);
