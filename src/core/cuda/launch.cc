@@ -152,6 +152,7 @@ Status Kernel::Load(const Device& device, const Device& real) const {
     INTARSIA_RETURN_IF_ERROR(ToStatus(
         cudaFuncSetAttribute(function_, cudaFuncAttributeMaxDynamicSharedMemorySize, limit),
         name_));
+  if (attributes.ptxVersion >= 90) awaits_.fetch_or(uint64_t{1} << device.index);
   loaded_.fetch_or(uint64_t{1} << device.index);
   return {};
 }
@@ -217,7 +218,7 @@ Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Lau
     attributes[launch.numAttrs].id = cudaLaunchAttributeClusterDimension;
     attributes[launch.numAttrs++].val.clusterDim = {c.x, c.y, c.z};
   }
-  if (config.overlaps_previous) {
+  if (config.overlaps_previous && kernel.AwaitsPrevious(device)) {
     attributes[launch.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[launch.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }

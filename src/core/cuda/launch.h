@@ -26,6 +26,11 @@ class Kernel {
   // so if not. `real`: the current device, not held back.
   Status Load(const Device& device, const Device& real) const;
   Status CheckLoaded(const Device& device) const;
+  // Whether the code that the device runs can wait for the kernel before it (AwaitPrevious in
+  // ptx.cuh): what was compiled for an older architecture does not.
+  bool AwaitsPrevious(const Device& device) const {
+    return awaits_.load(std::memory_order_relaxed) >> device.index & 1;
+  }
   // Static shared memory of a block; known once a device has loaded the kernel.
   int static_shared_bytes() const { return static_shared_bytes_; }
 
@@ -36,7 +41,7 @@ class Kernel {
   int arch_;
   const Kernel* next_;  // registered before this one
   mutable std::atomic<int> static_shared_bytes_{0};
-  mutable std::atomic<uint64_t> loaded_{0};  // bit i: on device i
+  mutable std::atomic<uint64_t> loaded_{0}, awaits_{0};  // bit i: on device i
 };
 
 // A context on a stream of the current device.
@@ -54,8 +59,9 @@ struct LaunchConfig {
   dim3 block;
   int shared_bytes = 0;
   dim3 cluster = {1, 1, 1};  // blocks that share a cluster; from sm_90 on
-  // Programmatic dependent launch, from sm_90 on: the kernel may begin while the one before it on
-  // the stream ends, and waits for it by griddepcontrol.wait (PTX ISA).
+  // Programmatic dependent launch, from sm_90 on and ignored before: the kernel may begin while the
+  // one before it on the stream ends. It calls AwaitPrevious (ptx.cuh) before it reads what that
+  // one wrote.
   bool overlaps_previous = false;
 };
 

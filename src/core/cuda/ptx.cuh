@@ -11,6 +11,22 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// For kernels that LaunchConfig::overlaps_previous is for (PTX ISA, "griddepcontrol"). The first
+// waits until the kernel before this one is done and what it wrote is visible. After the second the
+// next kernel may begin, as soon as all blocks of this one have called it or ended. Kernels before
+// this one are done by then if each thread calls AwaitPrevious first, or if this one was launched
+// without overlaps_previous.
+__device__ __forceinline__ void AwaitPrevious() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void LetNextBegin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+
 // Copies 16 bytes to shared memory asynchronously; zeros if !valid (the source is not read then).
 // PTX ISA, "cp.async": the src-size operand.
 __device__ __forceinline__ void CpAsync16(uint32_t shared, const void* global, bool valid) {

@@ -13,6 +13,8 @@ namespace {
 // reads all weights, so that only long prompts should take several.
 constexpr int64_t kMostBytes = int64_t{1} << 30;
 constexpr int64_t kAlignment = 256;
+// Numbers of a row, and pairs, that are counted with 32 bits.
+constexpr int64_t kMostAlone = int64_t{1} << 20;
 
 int64_t TokensOf(const FusedExperts& op) {
   if (op.x.size() == 0) return 0;  // also of any number of tokens without elements
@@ -146,6 +148,18 @@ matmul::GroupedParams ExpertsPass::SecondProduct() const {
           .x_rows = pairs(),
           .transposed = true,
           .groups = Groups()};
+}
+
+bool IsOfFewTokens(const ExpertsPass& p) {
+  const auto aligned = [](const void* pointer) {
+    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+  };
+  // Of a token's experts, at most one in sixteen is another token's, too: if all are drawn alike.
+  const bool is_few = p.tokens == 1 || (p.tokens - 1) * p.k * 8 <= p.experts;
+  return is_few && Bytes(p.dtype) == 2 && !p.weights_on_input && p.k > 0 && p.experts > 0 &&
+         p.n > 0 && p.i > 0 && p.n % 8 == 0 && p.i % 8 == 0 && p.n < kMostAlone &&
+         p.i < kMostAlone && p.pairs() < kMostAlone && aligned(p.x) && aligned(p.w1) &&
+         aligned(p.w2) && aligned(p.gated);
 }
 
 void SortPairs(const ExpertsPass& pass) {

@@ -5,6 +5,7 @@
 #include "src/core/dispatch.h"
 #include "src/core/divisor.h"
 #include "src/core/round.h"
+#include "src/ops/fused_experts/few_tokens.cuh"
 #include "src/ops/fused_experts/pass.h"
 
 namespace intarsia::cuda {
@@ -283,8 +284,16 @@ Status Sum(const CudaContext& context, const ExpertsPass& pass) {
                 static_cast<int>(blocks_per_row));
 }
 
-template <class T>
+template <DType kType>
 Status RunPass(const FusedExperts& op, const ExpertsPass& pass, const CudaContext& context) {
+  using T = DeviceT<kType>;
+  if constexpr (Bytes(kType) == 2) {
+    if (IsOfFewTokens(pass)) {
+      if (op.activation == "silu") return RunFewTokens<kType, Silu>(context, pass);
+      if (op.activation == "gelu_tanh") return RunFewTokens<kType, GeluTanh>(context, pass);
+      return RunFewTokens<kType, SwigluOai>(context, pass, op.alpha, op.limit);
+    }
+  }
   INTARSIA_RETURN_IF_ERROR(SortOnDevice(context, pass));
   if (pass.experts == 0) return Sum<T>(context, pass);
   INTARSIA_RETURN_IF_ERROR(matmul::Run(pass.FirstProduct(), context));
@@ -305,9 +314,8 @@ namespace intarsia {
 
 Status FusedExperts::Run(const CudaContext& context) const {
   return DispatchDType<kF32, kF16, kBF16>("x", x.dtype, [&]<DType kType>() -> Status {
-    return ExpertsPasses(*this).ForEach([&](const ExpertsPass& pass) {
-      return cuda::RunPass<cuda::DeviceT<kType>>(*this, pass, context);
-    });
+    return ExpertsPasses(*this).ForEach(
+        [&](const ExpertsPass& pass) { return cuda::RunPass<kType>(*this, pass, context); });
   });
 }
 

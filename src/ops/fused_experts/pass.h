@@ -44,6 +44,10 @@ struct ExpertsPass {
   matmul::GroupedParams SecondProduct() const;
 };
 
+// Whether a pass is one of few tokens, whose pairs seldom share an expert: then a pair alone reads
+// its expert's weights, and pairs need no sort.
+bool IsOfFewTokens(const ExpertsPass& pass);
+
 // The sort, on the host.
 void SortPairs(const ExpertsPass& pass);
 
