@@ -89,9 +89,9 @@ struct QuantizedParams {
   const void* bias = nullptr;
   void* out = nullptr;
 
-  int64_t blocks() const { return CeilDiv(k, kBlockColumns); }
-  int64_t n() const { return tiles * kTileRows; }
-  int64_t tile_bytes() const { return blocks() * BitsOf(format) * kLineBytes; }
+  constexpr int64_t blocks() const { return CeilDiv(k, kBlockColumns); }
+  constexpr int64_t n() const { return tiles * kTileRows; }
+  constexpr int64_t tile_bytes() const { return blocks() * BitsOf(format) * kLineBytes; }
 };
 
 // The rows of x that are worked on at a time, as f32 with zeros up to a whole block, and the sums
@@ -103,5 +103,6 @@ struct QuantizedPass {
 };
 
 Status Run(const QuantizedParams& params, const CpuContext& context);
+Status Run(const QuantizedParams& params, const CudaContext& context);
 
 }  // namespace intarsia::matmul

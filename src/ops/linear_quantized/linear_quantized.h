@@ -43,11 +43,11 @@ struct LinearQuantized {
           Attr("out_dtype", &LinearQuantized::out_dtype, "dtype of the result; auto: that of x")
               .OneOf("auto|f32"),
           Out("out", &LinearQuantized::out, "... 16*c", "out_dtype", "x w^T + bias"))
-          .Separable("c")
-          .On(Platform::kCpu);
+          .Separable("c");
 
   Status Check() const;
   Status Run(const CpuContext&) const;
+  Status Run(const CudaContext&) const;
 
   matmul::QuantizedParams ToParams() const;
 };

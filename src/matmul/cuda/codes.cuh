@@ -1,0 +1,130 @@
+// Codes of weights (matmul/quantized.h) as operands of the tensor cores. Every number that a code
+// stands for is one of f16 and of bf16, so decoding is exact.
+#pragma once
+#include "src/core/cuda/fp8.cuh"
+#include "src/core/cuda/vec.cuh"
+#include "src/matmul/quantized.h"
+
+namespace intarsia::matmul {
+
+// f32's x is the sum of three bf16 numbers, each multiplied by codes in bf16.
+constexpr DType CodeType(DType x) { return x == DType::kF16 ? DType::kF16 : DType::kBF16; }
+
+// Four neighbouring codes of a row. Of 8 bits: `low` has them. Else two bytes of `low` have their
+// lower 4 bits, and the lowest bits of `high` the others, code by code.
+struct FourCodes {
+  uint32_t low, high;
+};
+
+namespace decoding {
+
+template <DType kType>
+__device__ __forceinline__ uint32_t Subtract(uint32_t x, float y) {
+  using Pair = cuda::PairOf<cuda::DeviceT<kType>>;
+  Pair a;
+  memcpy(&a, &x, sizeof a);
+  Pair b;
+  b.x = b.y = cuda::FromFloat<cuda::DeviceT<kType>>(y);
+  a = __hsub2(a, b);
+  memcpy(&x, &a, sizeof x);
+  return x;
+}
+template <DType kType>
+__device__ __forceinline__ uint32_t Multiply(uint32_t x, float y) {
+  using Pair = cuda::PairOf<cuda::DeviceT<kType>>;
+  Pair a;
+  memcpy(&a, &x, sizeof a);
+  Pair b;
+  b.x = b.y = cuda::FromFloat<cuda::DeviceT<kType>>(y);
+  a = __hmul2(a, b);
+  memcpy(&x, &a, sizeof x);
+  return x;
+}
+// A pair of f16 as one of kType, which holds both numbers exactly.
+template <DType kType>
+__device__ __forceinline__ uint32_t FromF16(uint32_t x) {
+  if constexpr (kType == DType::kF16) return x;
+  __half2 a;
+  memcpy(&a, &x, sizeof a);
+  const __nv_bfloat162 b = __float22bfloat162_rn(__half22float2(a));
+  memcpy(&x, &b, sizeof x);
+  return x;
+}
+
+// Upper bits of codes 2j and 2j + 1, above the lower 4 of each half.
+template <int kBits, int kPair>
+__device__ __forceinline__ uint32_t UpperBits(uint32_t high) {
+  if constexpr (kBits == 5)
+    return (high << (4 - 2 * kPair) & 0x10u) | (high << (19 - 2 * kPair) & 0x100000u);
+  if constexpr (kBits == 6)
+    return (high << (4 - 4 * kPair) & 0x30u) | (high << (18 - 4 * kPair) & 0x300000u);
+  return 0;
+}
+
+// Codes 2 kPair and 2 kPair + 1 of less than 8 bits; `shifted` is low >> 4. An integer in the
+// lowest bits of a number's mantissa is its distance from 2^10 (f16) or 2^7 (bf16): one operation
+// makes it a number and takes the bias with it (Kim et al., "Who Says Elephants Can't Run", 2022).
+template <Format kFormat, DType kType, int kByte, int kPair>
+__device__ __forceinline__ uint32_t DecodePair(const FourCodes& codes, uint32_t shifted) {
+  constexpr int kBits = static_cast<int>(BitsOf(kFormat)), kAt = kByte + kPair;
+  constexpr bool kHalf = kType == DType::kF16;
+  // Byte kAt of both: the lower half's lowest bits are one code, the upper half's the next.
+  const uint32_t spread = __byte_perm(codes.low, shifted, kAt | (4 + kAt) << 8);
+  if constexpr (kFormat == Format::kE2M1) {
+    // Exponent and mantissa where kType has them; what the biases differ by is a factor.
+    constexpr int kShift = kHalf ? 9 : 6;
+    const uint32_t bits = (spread << 12 & 0x80008000u) | (spread << kShift & 0x70007u << kShift);
+    return Multiply<kType>(bits, kHalf ? 0x1p14f : 0x1p126f);
+  } else {
+    constexpr uint32_t kOne = kHalf ? 0x64006400u : 0x43004300u;
+    constexpr float kBias = kFormat == Format::kU4B8    ? 8.0f
+                            : kFormat == Format::kU5B16 ? 16.0f
+                            : kFormat == Format::kU6B32 ? 32.0f
+                                                        : 0.0f;
+    const uint32_t bits = (spread & 0x000f000fu) | UpperBits<kBits, kPair>(codes.high) | kOne;
+    return Subtract<kType>(bits, (kHalf ? 1024.0f : 128.0f) + kBias);
+  }
+}
+
+}  // namespace decoding
+
+// pairs[j]: the numbers of codes 2j, in the lower half, and 2j + 1. kByte: the first of low's
+// bytes.
+template <Format kFormat, DType kType, int kByte = 0>
+__device__ __forceinline__ void Decode(const FourCodes& codes, uint32_t (&pairs)[2]) {
+  using namespace decoding;
+  if constexpr (kFormat == Format::kE4M3) {
+    uint32_t low, high;
+    cuda::Fp8ToF16<DType::kF8E4M3>(__byte_perm(codes.low, 0, 0x3120), low, high);
+    pairs[0] = FromF16<kType>(low), pairs[1] = FromF16<kType>(high);
+  } else if constexpr (kFormat == Format::kI8) {
+    const uint32_t biased = codes.low ^ 0x80808080u;  // plus 128
+    constexpr uint32_t kOne = 0x64646464u;            // in the upper byte: 1024
+    const uint32_t low = __byte_perm(biased, kOne, 0x4140);
+    const uint32_t high = __byte_perm(biased, kOne, 0x4342);
+    pairs[0] = FromF16<kType>(Subtract<DType::kF16>(low, 1152.0f));
+    pairs[1] = FromF16<kType>(Subtract<DType::kF16>(high, 1152.0f));
+  } else {
+    const uint32_t shifted = codes.low >> 4;
+    pairs[0] = DecodePair<kFormat, kType, kByte, 0>(codes, shifted);
+    pairs[1] = DecodePair<kFormat, kType, kByte, 1>(codes, shifted);
+  }
+}
+
+// Codes of columns 16 step + 4c ... + 3 of a block, of one row of a tile. `block`: its first line.
+template <Format kFormat>
+__device__ __forceinline__ FourCodes LoadFour(const char* block, int row, int step, int c) {
+  constexpr int kBits = static_cast<int>(BitsOf(kFormat)), kLine = static_cast<int>(kLineBytes);
+  const char* const words = block + 4 * row;
+  if constexpr (kBits == 8)
+    return {*reinterpret_cast<const uint32_t*>(words + (4 * step + c) * kLine), 0};
+  const uint32_t low =
+      *reinterpret_cast<const uint16_t*>(words + (2 * step + c / 2) * kLine + c % 2 * 2);
+  if constexpr (kBits == 5)
+    return {low, *reinterpret_cast<const uint32_t*>(words + 4 * kLine) >> (16 * step + 4 * c)};
+  if constexpr (kBits == 6)
+    return {low, *reinterpret_cast<const uint8_t*>(words + (4 + step) * kLine + c)};
+  return {low, 0};
+}
+
+}  // namespace intarsia::matmul

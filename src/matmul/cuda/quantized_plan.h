@@ -1,0 +1,40 @@
+// How a product with weights in codes is cut into CTAs: a pure function of shapes and of the GPU,
+// since a captured graph replays the choice.
+#pragma once
+#include "src/core/cuda/device.h"
+#include "src/matmul/quantized.h"
+
+namespace intarsia::matmul {
+
+// Columns of w, hence of x, that warps take at a time: a stage of their ring.
+inline constexpr int kStageColumns = 128;
+inline constexpr int kMostWarps = 8;  // of a CTA
+// The most shared memory that a CTA may have on every GPU from sm_80 on.
+inline constexpr int kMostSharedBytes = 96 * 1024;
+
+// What kernels are instances of.
+struct QuantizedShape {
+  int rows;   // of x: 8, or a multiple of 16
+  int tiles;  // of w, of a warp
+  constexpr int stages() const { return rows == 8 ? 4 : 3; }
+};
+
+struct QuantizedPlan {
+  QuantizedShape shape{};
+  // Whether lanes take codes of 16 columns at a time: any groups. Else those of 32, which groups of
+  // 32, 64 and multiples of 128 allow: a word a lane, where codes have 4 bits.
+  bool fine = true;
+  int tile_warps = 1, k_warps = 1;      // warps side by side, and those that share a sum
+  int splits = 1;                       // CTAs of a cluster that share a sum
+  int stage_groups = 0;                 // groups that a stage can meet
+  int scale_bytes = 0, zero_bytes = 0;  // of a group of a tile
+  int stage_bytes = 0;                  // of the ring of tile_warps warps
+  int shared_bytes = 0;
+  bool aligned = false;  // whether operands can be copied 16 bytes at a time
+
+  constexpr int64_t cta_tiles() const { return int64_t{tile_warps} * shape.tiles; }
+};
+
+QuantizedPlan PlanFor(const QuantizedParams& params, const cuda::Device& device);
+
+}  // namespace intarsia::matmul

@@ -1,0 +1,162 @@
+// The kernel of products with weights in codes, and which instance of it a plan asks for.
+#pragma once
+#include "src/matmul/cuda/sm80/quantized.cuh"
+#include "src/matmul/cuda/sm80/quantized.h"
+
+namespace intarsia::matmul {
+
+// Adds sums of all warps and all CTAs of the cluster, in this order, and stores the results.
+// `sums`: [k_warps, rows, columns + 1] in shared memory, of each CTA.
+template <class S>
+__device__ __forceinline__ void StoreSums(const QuantizedParams& p, const QuantizedPlan& plan,
+                                          float* sums, int first_row, int64_t first_column) {
+  using T = typename S::T;
+  const int columns = static_cast<int>(plan.cta_tiles() * kTileRows), pitch = columns + 1;
+  const int rows = min(S::kRows, static_cast<int>(p.m) - first_row);
+  const int ctas = cuda::ClusterSize(), rank = cuda::ClusterRank();
+  __syncthreads();
+  if (ctas > 1) {
+    for (int i = static_cast<int>(threadIdx.x); i < rows * columns;
+         i += static_cast<int>(blockDim.x)) {
+      const int at = i / columns * pitch + i % columns;
+      for (int warp = 1; warp < plan.k_warps; ++warp)
+        sums[at] += sums[warp * S::kRows * pitch + at];
+    }
+    cuda::ClusterSync();
+  }
+  for (int i = static_cast<int>(threadIdx.x) + rank * static_cast<int>(blockDim.x);
+       i < rows * columns; i += static_cast<int>(blockDim.x) * ctas) {
+    const int row = i / columns, at = row * pitch + i % columns;
+    const int64_t column = first_column + i % columns;
+    if (column >= p.n()) continue;
+    float sum = 0.0f;
+    if (ctas > 1) {
+      for (int cta = 0; cta < ctas; ++cta) sum += cuda::LoadFromBlock(sums + at, cta);
+    } else {
+      for (int warp = 0; warp < plan.k_warps; ++warp) sum += sums[warp * S::kRows * pitch + at];
+    }
+    if (p.bias) sum += cuda::ToFloat(static_cast<const T*>(p.bias)[column]);
+    const int64_t to = (first_row + row) * p.n() + column;
+    if (p.out_dtype == DType::kF32)
+      static_cast<float*>(p.out)[to] = sum;
+    else
+      static_cast<T*>(p.out)[to] = cuda::FromFloat<T>(sum);
+  }
+  if (ctas > 1) cuda::ClusterSync();  // nobody reads this block's memory any more
+}
+
+// Grid: tiles of columns, tiles of rows, splits, which are a cluster.
+template <class S>
+__global__ void __launch_bounds__(32 * kMostWarps, S::kMinBlocks)
+    QuantizedKernel(const __grid_constant__ QuantizedParams p,
+                    const __grid_constant__ QuantizedPlan plan) {
+  extern __shared__ __align__(128) char shared[];
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const int k_warp = warp / plan.tile_warps, tile_warp = warp % plan.tile_warps;
+  const int64_t first_of_cta = blockIdx.x * plan.cta_tiles();
+  const int64_t first_tile = first_of_cta + tile_warp * S::kTiles;
+  const int first_row = static_cast<int>(blockIdx.y) * S::kRows;
+  const CodeStream<S> stream(p, plan, first_row, first_tile, tile_warp);
+  CodeProduct<S> product(p, stream, first_tile);
+
+  // This ring's stages: begin + j * k_warps.
+  const int all = (static_cast<int>(p.k) + kStageColumns - 1) / kStageColumns;
+  const int begin = all * static_cast<int>(blockIdx.z) / plan.splits + k_warp;
+  const int end = all * (static_cast<int>(blockIdx.z) + 1) / plan.splits;
+  const int count = end > begin ? (end - begin + plan.k_warps - 1) / plan.k_warps : 0;
+  char* const ring = shared + k_warp * S::kStages * plan.stage_bytes;
+  const auto load = [&](int place, int j) {
+    if (j < count) stream.Load(ring + place * plan.stage_bytes, begin + j * plan.k_warps);
+    cuda::CpAsyncCommit();
+  };
+#pragma unroll
+  for (int j = 0; j < S::kStages - 1; ++j) load(j, j);
+  for (int j = 0, place = 0; j < count; ++j) {
+    cuda::CpAsyncWait<S::kStages - 2>();
+    // Stage j is here, and nobody reads stage j - 1 any more.
+    if (plan.tile_warps == 1)
+      __syncwarp();
+    else
+      cuda::BarrierSync(1 + k_warp, 32 * plan.tile_warps);
+    load(place == 0 ? S::kStages - 1 : place - 1, j + S::kStages - 1);
+    product.AddStage(ring + place * plan.stage_bytes, begin + j * plan.k_warps);
+    place = place + 1 == S::kStages ? 0 : place + 1;
+  }
+  cuda::CpAsyncWait<0>();
+  __syncthreads();  // the ring becomes room for sums
+  auto* const sums = reinterpret_cast<float*>(shared);
+  const int pitch = static_cast<int>(plan.cta_tiles() * kTileRows) + 1;
+#pragma unroll
+  for (int t = 0; t < S::kTiles; ++t) {
+#pragma unroll
+    for (int n = 0; n < S::kRowBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = 8 * n + lane % 4 * 2 + e % 2;
+        const int column = (tile_warp * S::kTiles + t) * 16 + lane / 4 * 2 + e / 2;
+        sums[(k_warp * S::kRows + row) * pitch + column] = product.Sums(t, n)[e];
+      }
+    }
+  }
+  StoreSums<S>(p, plan, sums, first_row, first_of_cta * kTileRows);
+}
+
+template <class S>
+inline const cuda::Kernel kQuantizedKernel("QuantizedKernel",
+                                           reinterpret_cast<const void*>(&QuantizedKernel<S>),
+                                           kMostSharedBytes);
+
+template <class S>
+Status LaunchQuantized(const QuantizedParams& p, const QuantizedPlan& plan,
+                       const CudaContext& context) {
+  cuda::LaunchConfig config{
+      {CeilDiv(p.tiles, plan.cta_tiles()), CeilDiv<int64_t>(p.m, S::kRows), plan.splits},
+      dim3(static_cast<unsigned>(32 * plan.tile_warps * plan.k_warps)),
+      plan.shared_bytes};
+  config.cluster.z = static_cast<unsigned>(plan.splits);
+  return cuda::Launch(context, kQuantizedKernel<S>, config, p, plan);
+}
+
+template <DType kType, Format kFormat>
+Status LaunchFormat(const QuantizedParams& p, const QuantizedPlan& plan,
+                    const CudaContext& context) {
+  if constexpr (kType != DType::kF32 &&
+                (kFormat == Format::kU4 || kFormat == Format::kU4B8 || kFormat == Format::kE2M1)) {
+    if (!plan.fine) {
+      if (plan.shape.rows == 8)
+        return LaunchQuantized<QuantizedConfig<kType, kFormat, false, 8, 1>>(p, plan, context);
+      if (plan.shape.rows == 16)
+        return LaunchQuantized<QuantizedConfig<kType, kFormat, false, 16, 2>>(p, plan, context);
+      return LaunchQuantized<QuantizedConfig<kType, kFormat, false, 32, 2>>(p, plan, context);
+    }
+  }
+  if (plan.shape.rows == 8)
+    return LaunchQuantized<QuantizedConfig<kType, kFormat, true, 8, 1>>(p, plan, context);
+  return LaunchQuantized<QuantizedConfig<kType, kFormat, true, 32, 2>>(p, plan, context);
+}
+
+template <DType kType>
+Status LaunchQuantizedOf(const QuantizedParams& p, const QuantizedPlan& plan,
+                         const CudaContext& context) {
+  switch (p.format) {
+    case Format::kU4:
+      return LaunchFormat<kType, Format::kU4>(p, plan, context);
+    case Format::kU4B8:
+      return LaunchFormat<kType, Format::kU4B8>(p, plan, context);
+    case Format::kE2M1:
+      return LaunchFormat<kType, Format::kE2M1>(p, plan, context);
+    case Format::kU5:
+      return LaunchFormat<kType, Format::kU5>(p, plan, context);
+    case Format::kU5B16:
+      return LaunchFormat<kType, Format::kU5B16>(p, plan, context);
+    case Format::kU6B32:
+      return LaunchFormat<kType, Format::kU6B32>(p, plan, context);
+    case Format::kI8:
+      return LaunchFormat<kType, Format::kI8>(p, plan, context);
+    case Format::kE4M3:
+      break;
+  }
+  return LaunchFormat<kType, Format::kE4M3>(p, plan, context);
+}
+
+}  // namespace intarsia::matmul

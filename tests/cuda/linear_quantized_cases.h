@@ -1,0 +1,204 @@
+// Random products with weights in codes: operands on the host, and the f64 reference, which reads
+// codes bit by bit as matmul/quantized.h lays them out.
+#pragma once
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "src/core/cuda/vec.cuh"
+#include "src/core/dispatch.h"
+#include "src/matmul/quantized.h"
+
+namespace intarsia::matmul {
+
+struct QuantizedCase {
+  DType dtype = kBF16, out = kBF16;
+  Format format = Format::kU4;
+  int64_t m = 1, c = 1, k = 128, group = 128;
+  DType scale = kF16, zero = DType::kOther, outer = DType::kOther;  // kOther: there are none
+  int64_t outers = 0;                                               // 0: one for all
+  bool points = true, bias = false;
+  int64_t shift = 0;  // elements by which x is off 16 bytes
+
+  int64_t groups() const { return CeilDiv(k, group); }
+  std::string Name() const {
+    return Text(intarsia::Name(dtype), " format ", static_cast<int>(format), " m ", m, " c ", c,
+                " k ", k, " group ", group, " scales ", intarsia::Name(scale), " zeros ",
+                intarsia::Name(zero), points ? " points" : " minimums", " outers ",
+                intarsia::Name(outer), " ", outers, bias ? " bias" : "", " shift ", shift);
+  }
+};
+
+inline QuantizedCase RandomQuantizedCase(std::mt19937& random) {
+  const auto pick = [&](std::initializer_list<int64_t> values) {
+    return values.begin()[random() % values.size()];
+  };
+  const auto type = [&](std::initializer_list<DType> types) {
+    return types.begin()[random() % types.size()];
+  };
+  QuantizedCase c;
+  c.dtype = type({kF32, kF16, kBF16});
+  c.out = random() % 3 && c.dtype != kF16 ? c.dtype : kF32;  // f16's range is too small
+  c.format = static_cast<Format>(random() % 8);
+  c.m = pick({1, 2, 5, 8, 9, 16, 17, 33, 70, 150});
+  c.c = pick({1, 2, 3, 8, 9, 33, 70});
+  c.k = pick({16, 32, 64, 96, 100, 128, 136, 256, 320, 576, 1000, 2048, 4104});
+  c.group = pick({16, 32, 32, 64, 96, 128, 128, 160, 256, 4128});
+  const auto factor = {kF32, kF16, kBF16, DType::kU8, kI8};
+  c.scale = type({kF32, kF16, kBF16, DType::kU8, kI8, kF8E4M3, DType::kF8E8M0});
+  if (random() % 2) c.zero = type(factor);
+  if (random() % 3 == 0) {
+    c.outer = type({kF32, kF16, kBF16});
+    for (int64_t o = c.groups(); o > 0 && !c.outers; --o)
+      if (c.groups() % o == 0 && random() % 2) c.outers = o;
+  }
+  c.points = random() % 2;
+  c.bias = random() % 2;
+  if (random() % 5 == 0) c.shift = pick({1, 4, 3});
+  return c;
+}
+
+// An array of elements of any type that factors have, and what they are.
+class FactorArray {
+ public:
+  FactorArray() = default;
+  FactorArray(DType dtype, int64_t size, double low, double high, std::mt19937& random)
+      : dtype_(dtype), bits_(size * Bytes(dtype)), values_(size) {
+    for (int64_t i = 0; i < size; ++i)
+      Set(i, static_cast<float>(low + (high - low) * (random() % 4096) / 4096.0));
+  }
+  void Set(int64_t i, float x) {
+    const auto put = [&](auto bits, float value) {
+      std::memcpy(&bits_[i * sizeof bits], &bits, sizeof bits);
+      values_[i] = value;
+    };
+    switch (dtype_) {
+      case DType::kF16:
+        return put(__half(x), static_cast<float>(__half(x)));
+      case DType::kBF16:
+        return put(__nv_bfloat16(x), static_cast<float>(__nv_bfloat16(x)));
+      case DType::kF8E4M3:
+        return put(__nv_fp8_e4m3(x), static_cast<float>(__nv_fp8_e4m3(x)));
+      case DType::kU8:
+        return put(static_cast<uint8_t>(std::abs(x) * 15), std::floor(std::abs(x) * 15));
+      case DType::kI8:
+        return put(static_cast<int8_t>(x * 31), std::trunc(x * 31));
+      case DType::kF8E8M0: {
+        const int exponent = static_cast<int>(std::abs(x) * 6) - 4;
+        return put(static_cast<uint8_t>(127 + exponent), std::ldexp(1.0f, exponent));
+      }
+      default:
+        return put(x, x);
+    }
+  }
+  bool empty() const { return bits_.empty(); }
+  const std::vector<char>& bits() const { return bits_; }
+  double operator[](int64_t i) const { return values_[i]; }
+
+ private:
+  DType dtype_ = kF32;
+  std::vector<char> bits_;
+  std::vector<float> values_;
+};
+
+struct QuantizedOperands {
+  QuantizedOperands(const QuantizedCase& c, std::mt19937& random)
+      : c(c),
+        x(c.dtype, c.m * c.k + c.shift, -1, 1, random),
+        packed(c.c * CeilDiv(c.k, kBlockColumns) * BitsOf(c.format) * kLineBytes),
+        scales(c.scale, c.c * c.groups() * kTileRows, 0.1, 1, random) {
+    for (char& byte : packed) byte = static_cast<char>(random());
+    if (c.format == Format::kE4M3)
+      for (char& byte : packed) byte = (byte & 0x7f) == 0x7f ? char{1} : byte;
+    if (c.zero != DType::kOther)
+      zeros = FactorArray(c.zero, c.c * c.groups() * kTileRows, -1, 1, random);
+    if (c.bias) bias = FactorArray(c.dtype, c.c * kTileRows, -1, 1, random);
+    if (c.outer == DType::kOther) return;
+    const int64_t size = c.outers ? c.c * c.outers * kTileRows : 1;
+    outer_scales = FactorArray(c.outer, size, 0.1, 1, random);
+    if (!zeros.empty() && !c.points) outer_zeros = FactorArray(c.outer, size, -1, 1, random);
+  }
+
+  // What the code of a row and column of the weights stands for.
+  double Number(int64_t row, int64_t column) const {
+    const int64_t bits = BitsOf(c.format), blocks = CeilDiv(c.k, kBlockColumns);
+    const int64_t block = (row / kTileRows * blocks + column / kBlockColumns) * bits * kLineBytes;
+    const int at = static_cast<int>(column % kBlockColumns);
+    const auto word = [&](int64_t line) {
+      uint32_t found;
+      std::memcpy(&found, &packed[block + line * kLineBytes + row % kTileRows * 4], 4);
+      return found;
+    };
+    if (bits == 8) {
+      const auto code = static_cast<uint8_t>(word(at / 4) >> 8 * (at % 4));
+      if (c.format == Format::kI8) return static_cast<int8_t>(code);
+      __nv_fp8_e4m3 number;
+      std::memcpy(&number, &code, 1);
+      return static_cast<float>(number);
+    }
+    int code = word(at / 8) >> 4 * (at % 8) & 15;
+    if (bits == 5) code |= (word(4) >> at & 1) << 4;
+    if (bits == 6) code |= (word(4 + at / 16) >> 2 * (at % 16) & 3) << 4;
+    if (c.format == Format::kE2M1) {
+      constexpr double kSizes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+      return code & 8 ? -kSizes[code & 7] : kSizes[code];
+    }
+    return code - (c.format == Format::kU4B8    ? 8
+                   : c.format == Format::kU5B16 ? 16
+                   : c.format == Format::kU6B32 ? 32
+                                                : 0);
+  }
+  // A row of the weights; `size`: of what is added up for each of them.
+  void Row(int64_t row, std::vector<double>& w, std::vector<double>& size) const {
+    for (int64_t i = 0; i < c.k; ++i) {
+      const int64_t group = i / c.group, tile = row / kTileRows, in_tile = row % kTileRows;
+      const int64_t at = (tile * c.groups() + group) * kTileRows + in_tile;
+      const auto times = [&](const FactorArray& outer) {
+        if (outer.empty()) return 1.0;
+        if (!c.outers) return outer[0];
+        const int64_t of = group / (c.groups() / c.outers);
+        return outer[(tile * c.outers + of) * kTileRows + in_tile];
+      };
+      const double scale = scales[at] * times(outer_scales), number = Number(row, i);
+      double zero = zeros.empty() ? 0.0 : zeros[at] * times(outer_zeros);
+      if (c.points) zero *= -scale;
+      w[i] = scale * number + zero;
+      size[i] = std::abs(scale * number) + std::abs(zero);
+    }
+  }
+
+  const QuantizedCase c;
+  FactorArray x;
+  std::vector<char> packed;
+  FactorArray scales, zeros, outer_scales, outer_zeros, bias;
+};
+
+// The worst error of results, as a share of what is allowed; NaN where one is missing.
+inline double WorstError(const QuantizedOperands& o, const std::vector<float>& out) {
+  const QuantizedCase& c = o.c;
+  const double rounding = c.out == kF32 ? 0x1p-23 : c.out == kF16 ? 0x1p-10 : 0x1p-7;
+  std::vector<double> w(c.k), size(c.k);
+  double worst = 0.0;
+  for (int64_t row = 0; row < c.c * kTileRows; ++row) {
+    o.Row(row, w, size);
+    for (int64_t i = 0; i < c.m; ++i) {
+      double want = o.bias.empty() ? 0.0 : o.bias[row], sum = std::abs(want);
+      for (int64_t j = 0; j < c.k; ++j) {
+        const double x = o.x[c.shift + i * c.k + j];
+        want += x * w[j];
+        sum += std::abs(x) * size[j];
+      }
+      // Sums of products are f32, with a tensor core's truncation.
+      const double allowed = 0x1p-20 * sum + rounding * std::abs(want) + 1e-30;
+      const double error = std::abs(out[i * c.c * kTileRows + row] - want) / allowed;
+      if (!(error <= worst)) worst = error;
+      if (std::isnan(error)) return error;
+    }
+  }
+  return worst;
+}
+
+}  // namespace intarsia::matmul
