@@ -47,6 +47,6 @@ def _activation(
     alpha: float = 1.702,
 ) -> tuple[Callable[[jax.Array], jax.Array], bool]:
     """The gate as a function, and where the weights go."""
-    settings = {"alpha": alpha, "limit": limit} if activation == "swigluoai" else {}
+    settings: Attributes = {"alpha": alpha, "limit": limit} if activation == "swigluoai" else {}
     product = functools.partial(gated_product, _PRODUCTS[activation], **settings)
     return product, apply_router_weight_on_input
