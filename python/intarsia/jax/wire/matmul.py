@@ -201,8 +201,6 @@ def linear_quantized(
 ) -> jax.Array:
     """A linear layer with weights in 8 bits or less.
 
-    Runs on CPU alone; `intarsia.jax.linear_quantized` is XLA's version on other platforms.
-
     Args:
       x: [..., k], T: rows.
       packed: [c, kb, 4, 16, 4] with format=u4 or [c, kb, 4, 16, 4] with format=u4b8 or [c, kb,
