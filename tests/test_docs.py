@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -53,3 +54,20 @@ def test_whoever_passes_indices_reads_how_to_check_them() -> None:
     functions += (ij.rotary_embedding_and_cache,)
     for text in [*pages, *(function.__doc__ for function in functions)]:
         assert "INTARSIA_CHECK=1" in text
+
+
+def test_the_copy_of_an_op_is_named_throughout(tmp_path) -> None:
+    """CONTRIBUTING's first commands leave no name of the op that was copied, and no line without a statement."""
+    ops = tmp_path / "src" / "ops"
+    shutil.copytree(support.ROOT / "src" / "ops" / "simple_add", ops / "simple_add")
+    text = (support.ROOT / "CONTRIBUTING.md").read_text()
+    commands = re.search(r"```sh\n(.*?)```", text, re.S)[1]
+    subprocess.run(["sh", "-e", "-c", commands], cwd=tmp_path, check=True)
+    copied = sorted((ops / "my_op").iterdir())
+    assert [path.name for path in copied] == [
+        *("my_op.h", "my_op.py", "my_op_cpu.cc", "my_op_cuda.cu")
+    ]
+    for path in copied:
+        text = path.read_text()
+        assert not re.search("simple_?add|AlsoTarget", text, re.I), path
+        assert not re.search(r"^\s*;$", text, re.M), path

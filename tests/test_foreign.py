@@ -103,9 +103,10 @@ def test_the_command_prints_where_cmake_finds_it(capsys) -> None:
 
 
 def test_a_foreign_op_runs_beside_ours(library) -> None:
-    assert (library.version, list(library.ops)) == ("1.2.3", ["negate"])
+    assert (library.version, list(library.ops)) == ("1.2.3", ["negate", "row_norm"])
     assert library.find("negate").platforms == ("cpu",)
-    assert {handler.target for handler in library.handlers()} == {"foreign.negate"}
+    targets = {handler.target for handler in library.handlers()}
+    assert targets == {"foreign.negate", "foreign.row_norm"}
     x = np.linspace(-2, 2, 37, dtype=np.float32)
 
     @jax.jit
@@ -122,8 +123,53 @@ def test_a_foreign_op_runs_beside_ours(library) -> None:
     gpu = jax.jit(program).trace(x)
     with pytest.raises(NotImplementedError, match="negate: runs on cpu, not in a program for cuda"):
         gpu.lower(lowering_platforms=("cuda",))
-    with pytest.raises(LookupError, match=r"no op rms_norm; libforeign.so has negate"):
+    with pytest.raises(LookupError, match=r"no op rms_norm; libforeign.so has negate, row_norm"):
         call("rms_norm", [x], library=library)
+
+
+def check_row_norm(library) -> None:
+    rng = np.random.default_rng(0)
+    norm = jax.jit(lambda x: call("row_norm", [x], library=library)[0])
+    for shape in ((2, 8), (3, 5, 37), (300, 576), (5, 1), (5, 0), (0, 8), (2, 20000)):
+        for dtype in (jnp.float32, jnp.float16, jnp.bfloat16):
+            x = rng.standard_normal(shape).astype(dtype)
+            want = np.sqrt((x.astype(np.float64) ** 2).sum(-1))
+            got = np.asarray(norm(x))
+            assert got.dtype == dtype
+            within = 2e-6 if dtype == jnp.float32 else 1.01 * jnp.finfo(dtype).eps / 2
+            np.testing.assert_allclose(got.astype(np.float64), want, rtol=within)
+
+
+def test_a_reduction_outside_of_the_tree(library) -> None:
+    check_row_norm(library)
+
+
+def find_nvcc() -> str:
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if nvcc is None:
+        pytest.skip("no nvcc")
+    return nvcc
+
+
+def test_its_cuda_half_compiles(tmp_path) -> None:
+    options = (f"-DCMAKE_CUDA_COMPILER={find_nvcc()}", "-DCMAKE_CUDA_ARCHITECTURES=80-real")
+    cmake, configured = configure(tmp_path / "build", "-DINTARSIA_CUDA=on", *options)
+    assert configured.returncode == 0, configured.stdout + configured.stderr
+    target = "ops/row_norm/row_norm_cuda.cu.o"  # of CMake's Makefiles, for each object
+    command = [cmake, "--build", tmp_path / "build", "--target", target]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+
+
+@pytest.mark.gpu
+def test_its_cuda_half_runs(tmp_path) -> None:
+    options = (f"-DCMAKE_CUDA_COMPILER={find_nvcc()}", "-DCMAKE_CUDA_ARCHITECTURES=native")
+    cmake, configured = configure(tmp_path / "build", "-DINTARSIA_CUDA=on", *options)
+    assert configured.returncode == 0, configured.stdout + configured.stderr
+    command = [cmake, "--build", tmp_path / "build", "-j", str(os.cpu_count())]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    check_row_norm(intarsia.load_ops(tmp_path / "build" / "libforeign.so"))
 
 
 def test_a_foreign_op_in_torch(library) -> None:
