@@ -153,6 +153,7 @@ MAPPED = {
     "fused_add_rms_norm": {"x", "residual"},
     "fused_add_rms_norm_static_fp8_quant": {"x", "residual"},
     "fused_experts": {"x", "weights", "ids"},
+    "fused_experts_quantized": {"x", "weights", "ids"},
     "fused_qk_norm_rope": {"positions", "qkv"},
     "gather_cache": set(),
     "gelu_and_mul": {"x"},
@@ -161,6 +162,7 @@ MAPPED = {
     "gelu_quick": {"x"},
     "gelu_tanh_and_mul": {"x"},
     "grouped_matmul": set(),  # intarsia.jax.grouped_matmul has one
+    "grouped_matmul_quantized": set(),  # its groups lie in one result
     "grouped_matmul_weight_gradient": set(),  # its result has no axis for one
     "layer_norm": {"x"},
     "layer_norm_dynamic_per_token_quant": {"x"},

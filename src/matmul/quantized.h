@@ -27,6 +27,7 @@
 #include "src/core/round.h"
 #include "src/core/status.h"
 #include "src/core/tensor_view.h"
+#include "src/matmul/groups.h"
 
 namespace intarsia::matmul {
 
@@ -34,11 +35,12 @@ namespace intarsia::matmul {
 enum class Format { kU4, kU4B8, kE2M1, kU5, kU5B16, kU6B32, kI8, kE4M3 };
 inline constexpr std::string_view kFormatNames = "u4|u4b8|e2m1|u5|u5b16|u6b32|i8|e4m3";
 
-// The shape of codes in specs, with BitsOf(format) lines a block.
-inline constexpr const char* kPackedDims =
-    "format=u4: c kb 4 16 4 | format=u4b8: c kb 4 16 4 | format=e2m1: c kb 4 16 4 | "
-    "format=u5: c kb 5 16 4 | format=u5b16: c kb 5 16 4 | format=u6b32: c kb 6 16 4 | "
-    "format=i8: c kb 8 16 4 | format=e4m3: c kb 8 16 4";
+// The shape of codes in specs, with BitsOf(format) lines a block; `axes` are those before the
+// lines.
+#define INTARSIA_PACKED_DIMS(axes)                                                             \
+  "format=u4: " axes " 4 16 4 | format=u4b8: " axes " 4 16 4 | format=e2m1: " axes             \
+  " 4 16 4 | format=u5: " axes " 5 16 4 | format=u5b16: " axes " 5 16 4 | format=u6b32: " axes \
+  " 6 16 4 | format=i8: " axes " 8 16 4 | format=e4m3: " axes " 8 16 4"
 
 constexpr std::optional<Format> FormatOf(std::string_view name) {
   std::string_view names = kFormatNames;
@@ -81,6 +83,7 @@ struct QuantizedParams {
   DType dtype = DType::kF32, out_dtype = DType::kF32;  // of x and bias; of the result
   Format format = Format::kU4;
   const void* x = nullptr;
+  IndexVector rows = {};  // absent, or which row of x each of the m rows takes; on CPUs alone
   int64_t m = 0, k = 0, tiles = 0;
   const uint8_t* packed = nullptr;
   int64_t group = 0, groups = 0;  // columns of a group: 16 or a multiple of 32; groups of a row
@@ -89,6 +92,7 @@ struct QuantizedParams {
   const void* bias = nullptr;
   void* out = nullptr;
 
+  int64_t RowOf(int64_t i) const { return rows.data ? rows.At(i) : i; }
   constexpr int64_t blocks() const { return CeilDiv(k, kBlockColumns); }
   constexpr int64_t n() const { return tiles * kTileRows; }
   constexpr int64_t tile_bytes() const { return blocks() * BitsOf(format) * kLineBytes; }
@@ -104,5 +108,26 @@ struct QuantizedPass {
 
 Status Run(const QuantizedParams& params, const CpuContext& context);
 Status Run(const QuantizedParams& params, const CudaContext& context);
+
+// Products of groups of rows (groups.h), each with a matrix of its own, of which `each` has the
+// first: they lie one after the other in packed, scales, zeros, and bias [groups.count, n]. Rows
+// are those of grouped.h: one of no group gives 0, and so does one that takes no row of x.
+struct QuantizedGroupsParams {
+  QuantizedParams each;  // x [x_rows, k], out [groups.m, n]; m is each group's own
+  int64_t x_rows = 0;
+  GroupSizes groups;
+};
+Status Run(const QuantizedGroupsParams& params, const CpuContext& context);
+
+// What a spec cannot say of a matrix's sizes: its blocks and groups are those of its columns.
+struct NamedSize {
+  std::string_view name;
+  int64_t size;
+};
+struct SizeOfOperand {
+  std::string_view operand, letter;
+  int64_t size;
+};
+Status CheckColumns(SizeOfOperand blocks, SizeOfOperand groups, NamedSize columns, NamedSize group);
 
 }  // namespace intarsia::matmul

@@ -64,3 +64,31 @@ def weights(
     if zeros_are == "points":
         zero = -zero * scale
     return kept(q * scale) + kept(zero)
+
+
+def matrices(packed, scales, zeros, columns, format, group, zeros_are, absolute=False):
+    """`weights` of stacked matrices, [g, 16 c, columns]."""
+    parts = zip(packed, scales, [None] * len(packed) if zeros is None else zeros, strict=True)
+    return np.stack(
+        [weights(p, s, z, None, None, columns, format, group, zeros_are, absolute) for p, s, z in parts]
+    )  # fmt: skip
+
+
+def draw_matrices(rng, lead, columns, format, group, scale, zero=None, size=1.0):
+    """Codes, scales and zeros of random matrices [*lead tiles, columns], whose numbers are about `size`."""
+    groups = -(-columns // group) if group else 1
+    packed = rng.integers(0, 256, (*lead, -(-columns // 32), BITS[format], 16, 4)).astype(np.uint8)
+    if format == "e4m3":
+        packed[packed & 127 == 127] = 0  # NaN
+    largest = {"e2m1": 3.0, "i8": 75.0, "e4m3": 200.0}.get(format, 2.0 ** (BITS[format] - 2))
+    scales = (rng.uniform(0.3, 1, (*lead, groups, 16)) * size / largest).astype(scale)
+    if zero is None:
+        return packed, scales, None
+    return packed, scales, rng.integers(0, 1 << BITS[format], (*lead, groups, 16)).astype(zero)
+
+
+def bytes_of(rows, columns, format, group, scale, zero=None):
+    """Of a matrix's codes, scales and zeros."""
+    factors = np.dtype(scale).itemsize + (0 if zero is None else np.dtype(zero).itemsize)
+    groups = -(-columns // group) if group else 1
+    return rows * columns * BITS[format] // 8 + rows * groups * factors

@@ -188,6 +188,18 @@ def _decoded(columns: int, arrays: Sequence[Any], attributes: dict[str, Any]) ->
     return _affine(codes, factor(scales), factor(zeros), [factor(a) for a in outers], attributes)
 
 
+def decoded_stack(
+    columns: int, packed: jax.Array, scales: jax.Array, zeros: jax.Array | None, **attributes: Any
+) -> jax.Array:
+    """The weights of stacked matrices, f32 [g, 16 * c, columns]."""
+    whole = {"group": 0, "zeros_are": "points"} | attributes
+
+    def decode(packed: jax.Array, scales: jax.Array, zeros: jax.Array | None) -> jax.Array:
+        return _decoded(columns, (packed, scales, zeros, None, None), whole)
+
+    return jax.vmap(decode)(packed, scales, zeros)
+
+
 # ------------------------------------------------------------------------------------------- the op, and XLA's version
 
 

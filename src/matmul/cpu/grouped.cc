@@ -4,27 +4,9 @@
 #include <vector>
 
 #include "src/matmul/cpu/product.h"
+#include "src/matmul/cpu/row_ranges.h"
 
 namespace intarsia::matmul {
-namespace {
-
-// The rows of each group at hand; they follow each other.
-std::vector<RowRange> ReadGroups(const GroupSizes& groups) {
-  std::vector<RowRange> ranges(static_cast<size_t>(groups.count));
-  const int64_t first = groups.Offset();
-  int64_t begin = 0;
-  for (int64_t i = 0; i < first; ++i) begin = groups.Sum(begin, groups.SizeAt(i));
-  for (int64_t i = 0; i < groups.count; ++i) {
-    const int64_t group = first + i;
-    const bool exists = group >= 0 && group < groups.all;
-    const int64_t end = exists ? groups.Sum(begin, groups.SizeAt(group)) : begin;
-    ranges[static_cast<size_t>(i)] = {begin, end};
-    begin = end;
-  }
-  return ranges;
-}
-
-}  // namespace
 
 Status Run(const GroupedParams& params, const CpuContext& context) {
   const int64_t k = params.k, n = params.n, bytes = params.m() * n * Bytes(params.out_dtype);

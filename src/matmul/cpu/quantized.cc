@@ -5,11 +5,27 @@
 
 #include "src/core/cpu/aligned_floats.h"
 #include "src/core/cpu/isa.h"
+#include "src/matmul/cpu/row_ranges.h"
 
 namespace intarsia::matmul {
 namespace {
 
 constexpr int64_t kMostRows = 512;  // of x, at a time
+
+const void* Beyond(const void* data, int64_t bytes) {
+  return data ? static_cast<const char*>(data) + bytes : nullptr;
+}
+
+// The matrix behind `i` others of these sizes.
+QuantizedParams MatrixAt(const QuantizedParams& first, int64_t i) {
+  const int64_t factors = i * first.tiles * first.groups * kTileRows;
+  QuantizedParams params = first;
+  params.packed += i * first.tiles * first.tile_bytes();
+  params.scales.data = Beyond(first.scales.data, factors * Bytes(first.scales.dtype));
+  params.zeros.data = Beyond(first.zeros.data, factors * Bytes(first.zeros.dtype));
+  params.bias = Beyond(first.bias, i * first.n() * Bytes(first.dtype));
+  return params;
+}
 
 }  // namespace
 
@@ -24,6 +40,62 @@ Status Run(const QuantizedParams& params, const CpuContext& context) {
     INTARSIA_RETURN_IF_ERROR(RunOnCpu(pass, context));
   }
   return {};
+}
+
+Status Run(const QuantizedGroupsParams& params, const CpuContext& context) {
+  const QuantizedParams& each = params.each;
+  const int64_t m = params.groups.m, row_bytes = each.n() * Bytes(each.out_dtype);
+  if (m * row_bytes == 0) return {};
+  char* const out = static_cast<char*>(each.out);
+  const auto clear = [&](int64_t begin, int64_t end) {
+    if (begin < end)
+      std::memset(out + begin * row_bytes, 0, static_cast<size_t>((end - begin) * row_bytes));
+  };
+  const auto exists = [&](int64_t row) {
+    if (!each.rows.data) return true;
+    const int64_t from = each.rows.At(row);
+    return from >= 0 && from < params.x_rows;
+  };
+  if (each.k == 0 && each.groups == 0 && !each.bias) {  // no elements, of any number of groups
+    clear(0, m);
+    return {};
+  }
+  int64_t done = 0, i = 0;
+  for (const RowRange& rows : ReadGroups(params.groups)) {
+    QuantizedParams matrix = MatrixAt(each, i++);
+    clear(done, rows.begin);
+    done = std::max(done, rows.end);
+    // Runs of rows that take some of x.
+    for (int64_t begin = rows.begin; begin < rows.end;) {
+      int64_t end = begin;
+      while (end < rows.end && exists(end)) ++end;
+      matrix.m = end - begin;
+      matrix.rows.data = Beyond(each.rows.data, begin * (each.rows.wide ? 8 : 4));
+      matrix.x = each.rows.data ? each.x : Beyond(each.x, begin * each.k * Bytes(each.dtype));
+      matrix.out = out + begin * row_bytes;
+      INTARSIA_RETURN_IF_ERROR(Run(matrix, context));
+      for (begin = end; begin < rows.end && !exists(begin); ++begin) clear(begin, begin + 1);
+    }
+  }
+  clear(done, m);
+  return {};
+}
+
+Status CheckColumns(SizeOfOperand blocks, SizeOfOperand groups, NamedSize columns,
+                    NamedSize group) {
+  const int64_t k = columns.size, expected = CeilDiv(k, kBlockColumns);
+  if (blocks.size != expected)
+    return InvalidArgument(Text(blocks.operand, " has ", blocks.letter, "=", blocks.size,
+                                " blocks of 32 columns, expected ", expected, " for ", columns.name,
+                                "=", k));
+  if (group.size < 0 || (group.size != 16 && group.size % kBlockColumns != 0))
+    return InvalidArgument(
+        Text(group.name, " is ", group.size, ", expected 0, 16 or a multiple of 32"));
+  const int64_t parts = group.size == 0 ? 1 : CeilDiv(k, group.size);
+  if (groups.size == parts) return {};
+  return InvalidArgument(Text(groups.operand, " has ", groups.letter, "=", groups.size,
+                              " groups, expected ", parts, " for ", columns.name, "=", k, " and ",
+                              group.name, "=", group.size));
 }
 
 }  // namespace intarsia::matmul

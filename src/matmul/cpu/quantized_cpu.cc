@@ -22,7 +22,8 @@ template <class T>
 void PackRow(const QuantizedPass& pass, int64_t row) {
   const QuantizedParams& params = pass.params;
   const int64_t k = params.k, padded = params.blocks() * kBlockColumns;
-  const T* const from = static_cast<const T*>(params.x) + (pass.first + row) * k;
+  const int64_t at = pass.first + row;
+  const T* const from = static_cast<const T*>(params.x) + params.RowOf(at) * k;
   float* const to = pass.x + row * padded;
   ForLanes(k, [&](int64_t i, int lanes) { StoreN(to + i, LoadN(from + i, lanes), lanes); });
   std::fill(to + k, to + padded, 0.0f);

@@ -15,16 +15,10 @@ matmul::Factors ToFactors(const TensorView& inner, const Optional& outer) {
 }  // namespace
 
 Status LinearQuantized::Check() const {
-  const int64_t k = x.dim(-1), blocks = CeilDiv(k, matmul::kBlockColumns);
-  if (packed.dim(1) != blocks)
-    return InvalidArgument(Text("packed has kb=", packed.dim(1), " blocks of 32 columns, expected ",
-                                blocks, " for k=", k));
-  if (group < 0 || (group != 16 && group % matmul::kBlockColumns != 0))
-    return InvalidArgument(Text("group is ", group, ", expected 0, 16 or a multiple of 32"));
-  const int64_t groups = group == 0 ? 1 : CeilDiv(k, group);
-  if (scales.dim(1) != groups)
-    return InvalidArgument(Text("scales has kg=", scales.dim(1), " groups, expected ", groups,
-                                " for k=", k, " and group=", group));
+  const int64_t groups = scales.dim(1);
+  INTARSIA_RETURN_IF_ERROR(matmul::CheckColumns({"packed", "kb", packed.dim(1)},
+                                                {"scales", "kg", groups}, {"k", x.dim(-1)},
+                                                {"group", group}));
   if (const Optional& outer = outer_scales ? outer_scales : outer_zeros; outer && outer->rank > 1) {
     if (const int64_t o = outer->dim(1); o == 0 || groups % o != 0)
       return InvalidArgument(Text(outer_scales ? "outer_scales" : "outer_zeros", " has ko=", o,

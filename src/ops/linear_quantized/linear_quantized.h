@@ -20,7 +20,7 @@ struct LinearQuantized {
           "linear_quantized", "A linear layer with weights in 8 bits or less.",
           "torch.nn.functional.linear of dequantized weights; ggml's and vLLM's formats",
           In("x", &LinearQuantized::x, "... k", "T", "rows"),
-          In("packed", &LinearQuantized::packed, matmul::kPackedDims, "u8",
+          In("packed", &LinearQuantized::packed, INTARSIA_PACKED_DIMS("c kb"), "u8",
              "codes, tile by tile: 16 results, and kb blocks of 32 of the k columns, which take a "
              "line for each bit of a code"),
           In("scales", &LinearQuantized::scales, "c kg 16", "f32|f16|bf16|u8|i8|f8e4m3fn|f8e8m0fnu",

@@ -10,6 +10,9 @@ from intarsia.jax.wire._words import FlashAttnVarlenOutDtype as FlashAttnVarlenO
 from intarsia.jax.wire._words import Format as Format
 from intarsia.jax.wire._words import GroupedMatmulOutDtype as GroupedMatmulOutDtype
 from intarsia.jax.wire._words import (
+    GroupedMatmulQuantizedOutDtype as GroupedMatmulQuantizedOutDtype,
+)
+from intarsia.jax.wire._words import (
     GroupedMatmulWeightGradientOutDtype as GroupedMatmulWeightGradientOutDtype,
 )
 from intarsia.jax.wire._words import KvCacheDtype as KvCacheDtype
@@ -46,7 +49,9 @@ from intarsia.jax.wire.cache import (
 )
 from intarsia.jax.wire.matmul import (
     fused_experts,
+    fused_experts_quantized,
     grouped_matmul,
+    grouped_matmul_quantized,
     grouped_matmul_weight_gradient,
     linear,
     linear_quantized,
@@ -98,6 +103,7 @@ __all__ = [
     "fused_add_rms_norm",
     "fused_add_rms_norm_static_fp8_quant",
     "fused_experts",
+    "fused_experts_quantized",
     "fused_qk_norm_rope",
     "gather_cache",
     "gelu_and_mul",
@@ -106,6 +112,7 @@ __all__ = [
     "gelu_quick",
     "gelu_tanh_and_mul",
     "grouped_matmul",
+    "grouped_matmul_quantized",
     "grouped_matmul_weight_gradient",
     "layer_norm",
     "layer_norm_dynamic_per_token_quant",

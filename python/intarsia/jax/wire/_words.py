@@ -11,6 +11,7 @@ ConvertFp8OutDtype: TypeAlias = Literal["f8e4m3fn", "f8e5m2", "u8", "f32", "f16"
 FlashAttnVarlenOutDtype: TypeAlias = Literal["auto", "f16", "bf16"]
 Format: TypeAlias = Literal["u4", "u4b8", "e2m1", "u5", "u5b16", "u6b32", "i8", "e4m3"]
 GroupedMatmulOutDtype: TypeAlias = Literal["auto", "f32"]
+GroupedMatmulQuantizedOutDtype: TypeAlias = Literal["auto", "f32"]
 GroupedMatmulWeightGradientOutDtype: TypeAlias = Literal["auto", "f32"]
 KvCacheDtype: TypeAlias = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
 LinearOutDtype: TypeAlias = Literal["auto", "f32"]

@@ -11,6 +11,7 @@ from intarsia.jax.wire._words import (
     Activation,
     Format,
     GroupedMatmulOutDtype,
+    GroupedMatmulQuantizedOutDtype,
     GroupedMatmulWeightGradientOutDtype,
     LinearOutDtype,
     LinearQuantizedOutDtype,
@@ -74,6 +75,108 @@ def fused_experts(
     )
 
 
+def fused_experts_quantized(
+    x: ArrayLike,
+    w1: ArrayLike,
+    w1_scales: ArrayLike,
+    w2: ArrayLike,
+    w2_scales: ArrayLike,
+    weights: ArrayLike,
+    ids: ArrayLike,
+    w1_zeros: ArrayLike | None = None,
+    w2_zeros: ArrayLike | None = None,
+    w1_bias: ArrayLike | None = None,
+    w2_bias: ArrayLike | None = None,
+    expert_map: ArrayLike | None = None,
+    *,
+    format: Format = "u4",
+    w1_group: int = 0,
+    w2_group: int = 0,
+    zeros_are: ZerosAre = "points",
+    activation: Activation = "silu",
+    limit: float = 7,
+    alpha: float = 1.702,
+    apply_router_weight_on_input: bool = False,
+) -> jax.Array:
+    """The gated MLPs of each token's experts, with weights in 8 bits or less.
+
+    Runs on CPU alone; a program for another platform is refused.
+
+    Args:
+      x: [..., 16*u], T: tokens.
+      w1: [e, c, nb, 4, 16, 4] with format=u4 or [e, c, nb, 4, 16, 4] with format=u4b8 or [e, c,
+        nb, 4, 16, 4] with format=e2m1 or [e, c, nb, 5, 16, 4] with format=u5 or [e, c, nb, 5,
+        16, 4] with format=u5b16 or [e, c, nb, 6, 16, 4] with format=u6b32 or [e, c, nb, 8, 16,
+        4] with format=i8 or [e, c, nb, 8, 16, 4] with format=e4m3, u8: codes of gate and up of
+        each expert, as in linear_quantized.
+      w1_scales: [e, c, ng, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes of w1
+        are multiplied by.
+      w2: [e, u, ib, 4, 16, 4] with format=u4 or [e, u, ib, 4, 16, 4] with format=u4b8 or [e, u,
+        ib, 4, 16, 4] with format=e2m1 or [e, u, ib, 5, 16, 4] with format=u5 or [e, u, ib, 5,
+        16, 4] with format=u5b16 or [e, u, ib, 6, 16, 4] with format=u6b32 or [e, u, ib, 8, 16,
+        4] with format=i8 or [e, u, ib, 8, 16, 4] with format=e4m3, u8: codes of the way back of
+        each expert, of 8*c columns.
+      w2_scales: [e, u, ig, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes of w2
+        are multiplied by.
+      weights: [..., k], f32, T: of each token's experts.
+      ids: [..., k], i32, i64: which experts these are; one that is not there adds nothing.
+      w1_zeros: [e, c, ng, 16], f32, f16, bf16, u8, i8: what is subtracted from codes of w1, or
+        added to their products with scales; optional.
+      w2_zeros: [e, u, ig, 16], f32, f16, bf16, u8, i8: the same of w2; optional.
+      w1_bias: [e, 16*c], T: added to the first product; optional.
+      w2_bias: [e, 16*u], T: added to the second product; optional.
+      expert_map: [g], i32, i64: the expert of each id, negative where it is elsewhere; default:
+        the id itself; optional.
+      format: what a code stands for; one of u4, u4b8, e2m1, u5, u5b16, u6b32, i8, e4m3.
+      w1_group: columns of w1 that share a scale: 16 or a multiple of 32; 0: all of them.
+      w2_group: the same of w2.
+      zeros_are: points are subtracted from codes, minimums added to their products with scales;
+        one of points, minimums.
+      activation: gate and up side by side; swigluoai: in turn, as gpt-oss has them; one of
+        silu, gelu_tanh, swigluoai.
+      limit: swigluoai: the most that a gate counts as, and the most size of up.
+      alpha: swigluoai: what its logistic curve is steeper by.
+      apply_router_weight_on_input: weights multiply x, not the results.
+
+    Returns:
+      out: [..., 16*u], T: the weighted sums.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: fused_experts of dequantized weights; gpt-oss's mxfp4, vLLM's int4 and int8
+        experts. T is f32, f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "fused_experts_quantized",
+            (
+                x,
+                w1,
+                w1_scales,
+                w2,
+                w2_scales,
+                weights,
+                ids,
+                w1_zeros,
+                w2_zeros,
+                w1_bias,
+                w2_bias,
+                expert_map,
+            ),
+            format=format,
+            w1_group=w1_group,
+            w2_group=w2_group,
+            zeros_are=zeros_are,
+            activation=activation,
+            limit=limit,
+            alpha=alpha,
+            apply_router_weight_on_input=apply_router_weight_on_input,
+        )
+    )
+
+
 def grouped_matmul(
     x: ArrayLike,
     w: ArrayLike,
@@ -115,6 +218,71 @@ def grouped_matmul(
             "grouped_matmul",
             (x, w, group_sizes, group_offset, rows, bias),
             transposed=transposed,
+            out_dtype=out_dtype,
+        )
+    )
+
+
+def grouped_matmul_quantized(
+    x: ArrayLike,
+    packed: ArrayLike,
+    scales: ArrayLike,
+    group_sizes: ArrayLike,
+    zeros: ArrayLike | None = None,
+    group_offset: ArrayLike | None = None,
+    rows: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    *,
+    format: Format = "u4",
+    group: int = 0,
+    zeros_are: ZerosAre = "points",
+    out_dtype: GroupedMatmulQuantizedOutDtype = "auto",
+) -> jax.Array:
+    """Products of groups of rows, each with a matrix of its own in 8 bits or less.
+
+    Runs on CPU alone; a program for another platform is refused.
+
+    Args:
+      x: [mx, k] with rows or [m, k] with !rows, T: rows, group after group; with `rows`, in any
+        order.
+      packed: [g, c, kb, 4, 16, 4] with format=u4 or [g, c, kb, 4, 16, 4] with format=u4b8 or
+        [g, c, kb, 4, 16, 4] with format=e2m1 or [g, c, kb, 5, 16, 4] with format=u5 or [g, c,
+        kb, 5, 16, 4] with format=u5b16 or [g, c, kb, 6, 16, 4] with format=u6b32 or [g, c, kb,
+        8, 16, 4] with format=i8 or [g, c, kb, 8, 16, 4] with format=e4m3, u8: codes of a matrix
+        for each group, as in linear_quantized.
+      scales: [g, c, kg, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes are
+        multiplied by.
+      group_sizes: [e] with group_offset or [g] with !group_offset, i32, i64: rows of each
+        group; a negative size counts as 0, and groups end at row m.
+      zeros: [g, c, kg, 16], f32, f16, bf16, u8, i8: what is subtracted from codes, or added to
+        their products with scales; optional.
+      group_offset: [1], i32, i64: which of all e groups the matrices begin with; rows of the
+        others give 0; optional.
+      rows: [m], i32, i64: which row of x each row takes; one without gives 0; optional.
+      bias: [g, 16*c], T: added to the sums before they are rounded; optional.
+      format: what a code stands for; one of u4, u4b8, e2m1, u5, u5b16, u6b32, i8, e4m3.
+      group: columns that share a scale: 16 or a multiple of 32; 0: all k of them.
+      zeros_are: points are subtracted from codes, minimums added to their products with scales;
+        one of points, minimums.
+      out_dtype: dtype of the result; auto: that of x; one of auto, f32.
+
+    Returns:
+      out: [m, 16*c], out_dtype: products; 0 in rows behind the last group.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: grouped_matmul of dequantized weights; vLLM's and gpt-oss's formats. T is f32, f16
+        or bf16.
+    """
+    return one_or_all(
+        call(
+            "grouped_matmul_quantized",
+            (x, packed, scales, group_sizes, zeros, group_offset, rows, bias),
+            format=format,
+            group=group,
+            zeros_are=zeros_are,
             out_dtype=out_dtype,
         )
     )
