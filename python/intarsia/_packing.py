@@ -163,6 +163,33 @@ def joined(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
     return found
 
 
+def stacked(weights: Sequence[PackedWeight]) -> PackedWeight:
+    """Matrices of one form side by side: each array has an axis in front, for the matrix.
+
+    Raises:
+        ValueError: They differ in form, or have rows beyond their whole tiles.
+    """
+    first = weights[0]
+    for weight in weights:
+        if _kind(weight)[:-1] != _kind(first)[:-1] or weight.rows != first.rows:
+            raise ValueError(
+                f"experts are in {weight.format} {[*weight.shape]} in groups of {weight.group} beside {first.format} "
+                f"{[*first.shape]} in groups of {first.group}, expected one form for all"
+            )
+    if first.rows % TILE_ROWS:
+        raise ValueError(f"experts have {first.rows} rows, expected a multiple of {TILE_ROWS}")
+    arrays = [
+        None if a[0] is None else _stacked(a)
+        for a in zip(*(w.arrays for w in weights), strict=True)
+    ]
+    return first.with_arrays(arrays, first.rows)
+
+
+def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    out = empty((len(arrays), *arrays[0].shape), arrays[0].dtype)
+    return np.stack(arrays, out=out)
+
+
 def _concatenated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     out = empty((len(a) + len(b), *a.shape[1:]), a.dtype)
     return np.concatenate([a, b], out=out)

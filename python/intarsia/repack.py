@@ -17,6 +17,7 @@ from intarsia._packing import (
     factors_of,
     from_codes,
     joined,
+    stacked,
 )
 from intarsia._rounding import round_to_nearest
 
@@ -38,6 +39,7 @@ __all__ = [
     "from_nvfp4",
     "joined",
     "round_to_nearest",
+    "stacked",
 ]
 
 # Of a matrix, so that what lies between file and result takes little memory. A multiple of 16.

@@ -260,7 +260,7 @@ def packed(
         config["config_groups"]["group_0"]["weights"]["block_structure"] = [group, group]
     tensors, numbers = {}, {}
     for name, w in weights.items():
-        if not name.endswith("_proj.weight"):
+        if not name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")):
             tensors[name] = w
             continue
         made, numbers[name] = pack(w, group)

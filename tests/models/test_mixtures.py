@@ -241,7 +241,7 @@ def test_what_a_mixture_cannot_be(tmp_path):
     with pytest.raises(ValueError, match="dtype is float16, whose range this model leaves"):
         load_model(path, dtype="float16")
     with pytest.raises(
-        ValueError, match="quantize is 'fp8', expected None for a model with experts"
+        ValueError, match="quantize is 'fp8', expected None for a model with experts, or 'int8'"
     ):
         load_model(path, quantize="fp8")
 
@@ -302,7 +302,10 @@ def test_the_command_generates(directory, capsys):
 def test_the_command_refuses_in_a_line(directory, capsys, tmp_path):
     for arguments, text in (
         (["--expert-parallel", "0"], "--expert-parallel is 0, expected 1 or more"),
-        (["--quantize", "fp8"], "quantize is 'fp8', expected None for a model with experts"),
+        (
+            ["--quantize", "fp8"],
+            "quantize is 'fp8', expected None for a model with experts, or 'int8', 'int4' or 'file'",
+        ),
     ):
         assert cli.main(["generate", "--model", str(directory), *arguments]) == 2
         assert capsys.readouterr().err == f"intarsia generate: {text}\n"

@@ -77,7 +77,7 @@ def prompts() -> list[list[int]]:
     return [rng.integers(2, VOCAB, length).tolist() for length in (3, 40, 1, 17)]
 
 
-def weights(name: str) -> dict[str, np.ndarray]:
+def weights(name: str, hidden: int = HIDDEN) -> dict[str, np.ndarray]:
     """Random weights by Hugging Face name; so wide that greedy choices are clear."""
     rng = np.random.default_rng(7)
 
@@ -88,7 +88,7 @@ def weights(name: str) -> dict[str, np.ndarray]:
     def vector(*shape: int, mean: float = 0.0) -> np.ndarray:
         return (mean + 0.3 * rng.standard_normal(shape)).astype(np.float32)
 
-    d, n, i, e = HEAD_DIM, HIDDEN, INTERMEDIATE, EXPERTS
+    d, n, i, e = HEAD_DIM, hidden, INTERMEDIATE, EXPERTS
     made = {
         "model.embed_tokens.weight": matrix(VOCAB, n) * 4,
         "lm_head.weight": matrix(VOCAB, n) * 2,

@@ -153,7 +153,7 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
     )
     quantize = {"none": None, "auto": None}.get(args.quantize, args.quantize)
     # On GPUs there is no kernel for it yet, and stacked layers would be copied at each step.
-    alone = devices == 1 and not getattr(args, "scan_layers", False) and not config.experts
+    alone = devices == 1 and not getattr(args, "scan_layers", False)
     if args.quantize == "auto" and on_cpu and alone and checkpoint.has_codes:
         quantize = "file"
     return Choice(path, dtype, quantize, config, Tokenizer.from_path(path), parallel)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import intarsia.jax as ij
+from intarsia._packing import PackedWeight
 from intarsia.models.config import ModelConfig
 from intarsia.models.weights import Params
 
@@ -29,17 +30,28 @@ def experts(
     if traits.biases:
         logits = logits + weights["router_bias"].astype(jnp.float32)
     shares, ids = ops.topk_router(logits, top_k=traits.per_token, renormalize=traits.renormalize)
-    return ops.fused_experts(
-        hidden,
-        weights["experts_gate_up"],
-        weights["experts_down"],
-        shares,
-        jnp.where(is_token[:, None], ids, -1),
-        activation=config.activation,
-        w1_bias=weights.get("experts_gate_up_bias"),
-        w2_bias=weights.get("experts_down_bias"),
-        limit=traits.limit,
-        expert_map=_places(config, traits.count, len(weights["experts_down"])),
+    w1, w2 = weights["experts_gate_up"], weights["experts_down"]
+    in_codes = isinstance(w1, PackedWeight)
+    here = len(w1.packed if in_codes else w1)
+    routed = (shares, jnp.where(is_token[:, None], ids, -1))
+    settings = {
+        "activation": config.activation,
+        "w1_bias": weights.get("experts_gate_up_bias"),
+        "w2_bias": weights.get("experts_down_bias"),
+        "limit": traits.limit,
+        "expert_map": _places(config, traits.count, here),
+    }
+    if not in_codes:
+        return ops.fused_experts(hidden, w1, w2, *routed, **settings)
+    return ops.fused_experts_quantized(
+        *(hidden, w1.packed, w1.scales, w2.packed, w2.scales, *routed),
+        w1_zeros=w1.zeros,
+        w2_zeros=w2.zeros,
+        format=w1.format,
+        w1_group=w1.group,
+        w2_group=w2.group,
+        zeros_are=w1.zeros_are,
+        **settings,
     )
 
 

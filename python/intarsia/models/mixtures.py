@@ -8,6 +8,7 @@ import numpy as np
 from intarsia.models.config import Experts, LayerKind, ModelConfig
 from intarsia.models.fields import Fields
 from intarsia.models.ropes import layer_kinds, rope_from_hf, rope_settings, theta_from_hf
+from intarsia.repack import PackedWeight, joined, round_to_nearest, stacked
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Where a layer's router and experts are, and an expert's gate, up and down projection. gpt-oss has one tensor for
@@ -109,6 +110,71 @@ def read_experts(
         "experts_gate_up": np.stack(gate_up),
         "experts_down": np.stack([matrix(expert, down, n, i) for expert in range(e)]),
     }
+
+
+def read_packed_experts(
+    config: ModelConfig,
+    names: Collection[str],
+    layer: str,
+    read: Callable[..., np.ndarray],
+    read_packed: Callable[..., Any],
+) -> dict[str, Any] | None:
+    """`read_experts` with matrices in the file's codes, stacked; None if they are plain numbers.
+
+    Args:
+        config, names, layer, read: As there.
+        read_packed: Reads a tensor of a name and the shape of one matrix: a weight or several, None for plain numbers.
+    """
+    assert config.experts is not None
+    e, n, i = config.experts.count, config.hidden, config.intermediate
+    if config.experts.biases:
+        place = layer + _GPT_OSS_PLACE
+        gate_up = read_packed(f"{place}experts.gate_up_proj", 2 * i, n, e)
+        down = read_packed(f"{place}experts.down_proj", n, i, e)
+        if gate_up is None or down is None:
+            return None
+        return _checked_codes(gate_up, down) | {
+            "router": read(f"{place}router.weight", e, n),
+            "router_bias": read(f"{place}router.bias", e),
+            "experts_gate_up_bias": read(f"{place}experts.gate_up_proj_bias", e, 2 * i),
+            "experts_down_bias": read(f"{place}experts.down_proj_bias", e, n),
+        }
+    place = next((p for p in _PLACES if f"{layer}{p}gate.weight" in names), "mlp.")
+    gate, up, down = _PLACES[place]
+
+    def matrix(expert: int, name: str, rows: int, columns: int) -> Any:
+        return read_packed(f"{layer}{place}experts.{expert}.{name}.weight", rows, columns)
+
+    if matrix(0, gate, i, n) is None:
+        return None
+    pairs = [joined([matrix(x, gate, i, n), matrix(x, up, i, n)]) for x in range(e)]
+    if any(len(pair) > 1 for pair in pairs):
+        raise ValueError(
+            f"{layer}{place}experts: gate and up are in forms of their own, or cut a tile of 16 rows"
+        )
+    downs = [matrix(x, down, n, i) for x in range(e)]
+    return _checked_codes([pair[0] for pair in pairs], downs) | {
+        "router": read(f"{layer}{place}gate.weight", e, n)
+    }
+
+
+def _checked_codes(gate_up: list[PackedWeight], down: list[PackedWeight]) -> dict[str, Any]:
+    """Stacks the matrices; refuses what `fused_experts_quantized` does not take."""
+    made = {"experts_gate_up": stacked(gate_up), "experts_down": stacked(down)}
+    first, second = made.values()
+    if first.outer_scales is not None:
+        raise NotImplementedError("experts have scales of scales (nvfp4), which is not supported")
+    if (first.format, first.zeros_are) != (second.format, second.zeros_are):
+        raise ValueError(f"experts are in {first.format} and {second.format}, expected one format")
+    return made
+
+
+def round_experts(arrays: dict[str, np.ndarray], bits: int, dtype: Any) -> dict[str, Any]:
+    """What `read_experts` gives, in f32, with matrices rounded to codes of 8 or 4 bits, and the rest in a dtype."""
+    matrices = ("experts_gate_up", "experts_down")
+    rounded = {role: [round_to_nearest(w, bits) for w in arrays[role]] for role in matrices}
+    others = {role: a.astype(dtype) for role, a in arrays.items() if role not in matrices}
+    return _checked_codes(*rounded.values()) | others
 
 
 def _read_gpt_oss(

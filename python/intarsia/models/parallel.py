@@ -19,11 +19,17 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import DictKey, GetAttrKey
 
+from intarsia._packing import PackedWeight
 from intarsia.jax import kv_cache_sharding, kv_heads, make_exchange
 from intarsia.models.config import ModelConfig
 from intarsia.models.lazy import Index, LazyArray
 from intarsia.models.linear import PackedMatrix
-from intarsia.models.parallel_codes import OF_CODES, cut_matrix, spec_of_codes
+from intarsia.models.parallel_codes import (
+    OF_CODES,
+    check_experts,
+    cut_matrix,
+    spec_of_codes,
+)
 from intarsia.models.weights import Params
 
 _AXIS = "devices"
@@ -118,9 +124,11 @@ class ModelParallel:
         """
 
         def cut(path: tuple[Any, ...], weight: Any) -> Any:
+            role = _role(path)
+            if isinstance(weight, PackedWeight):
+                return check_experts(role, weight, self._axes.get(role))
             if not isinstance(weight, PackedMatrix):
                 return weight
-            role = _role(path)
             return cut_matrix(
                 role, weight, self._axes.get(role), self._size, self._rows_side_by_side
             )
@@ -133,9 +141,7 @@ class ModelParallel:
                 return self._put(array, sharding)
             return self._put(self._side_by_side(_role(path), jnp.asarray(array)), sharding)
 
-        return jax.tree.map_with_path(
-            put, jax.tree.map_with_path(cut, params, is_leaf=lambda x: isinstance(x, PackedMatrix))
-        )
+        return jax.tree.map_with_path(put, jax.tree.map_with_path(cut, params, is_leaf=_is_packed))
 
     def exchange(self, dtype: Any) -> Params:
         """What `forward` sums rows of the residual stream through, if devices can write to each other's memory."""
@@ -259,6 +265,10 @@ def _check_experts(config: ModelConfig, tensor: int, experts: int) -> None:
             f"expert_parallel={experts} does not divide experts={count}; this model takes "
             + ", ".join(map(str, sizes))
         )
+
+
+def _is_packed(weight: Any) -> bool:
+    return isinstance(weight, PackedMatrix | PackedWeight)
 
 
 def _role(path: tuple[Any, ...]) -> str:

@@ -12,7 +12,7 @@ from intarsia.models.linear import PackedMatrix
 
 OF_CODES = tuple(map(GetAttrKey, ARRAYS))
 """Last keys of paths to a packed weight's arrays."""
-_ROWS, _COLUMNS = -2, -1
+_EXPERTS, _ROWS, _COLUMNS = -3, -2, -1
 
 
 def cut_matrix(
@@ -43,6 +43,13 @@ def cut_matrix(
     else:
         parts = [_cut_rows(role, matrix.parts, size, order)]
     return PackedMatrix(tuple(parts), matrix.dtype)
+
+
+def check_experts(role: str, experts: PackedWeight, axis: int | None) -> PackedWeight:
+    """Stacked experts, which go to devices whole."""
+    if axis not in (None, _EXPERTS):
+        _refuse(role, "experts in codes are divided by --expert-parallel alone")
+    return experts
 
 
 def _refuse(role: str, why: str) -> None:
@@ -91,6 +98,8 @@ def spec_of_codes(name: str, array: Any, axis: int | None, mesh_axis: str) -> P:
     if axis is None or array.ndim < own:
         return P()
     lead = array.ndim - own
+    if axis == _EXPERTS:
+        return P(*[None] * (lead - 1), mesh_axis)
     at = lead if axis == _ROWS else lead + 1
     # One group is everybody's.
     return P() if axis == _COLUMNS and array.shape[at] == 1 else P(*[None] * at, mesh_axis)

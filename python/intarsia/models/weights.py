@@ -6,6 +6,7 @@ input (q, k, v and gate, up) are concatenated, so that each is one matrix produc
 a tied embedding table then serves as the output projection without being transposed.
 """
 
+import functools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,8 +23,10 @@ from intarsia.models.config import ModelConfig
 from intarsia.models.files import reading
 from intarsia.models.lazy import LazyArray
 from intarsia.models.linear import PackedMatrix, Weight, quantize
-from intarsia.models.mixtures import read_experts
+from intarsia.models.mixtures import read_experts, read_packed_experts, round_experts
 from intarsia.repack import PackedWeight, joined, round_to_nearest
+
+_BITS = {"int8": 8, "int4": 4}  # of what is rounded here
 
 Params = dict[str, Any]
 """Weights by role: `embed` and `lm_head` [vocab, n] (no `lm_head` when tied), `first_norm` [n], and
@@ -31,7 +34,7 @@ Params = dict[str, Any]
 `qk_norm`), `sinks` [h] (with `sinks`), `wo`, `bo` (with `o_bias`), `attention_post_norm` (with `post_norms`), `mlp_norm`, `w_gate_up`, `w_down`,
 `mlp_post_norm` (with `post_norms`) and `next_norm`, the norm that follows the block (the next block's,
 or the model's last). With `experts` a layer has in the place of `w_gate_up` and `w_down` the arrays `router` [E, n], `experts_gate_up`
-[E, 2i, n] and `experts_down` [E, n, i], and with `experts.biases` one of each role's name and `_bias`, without the last axis. `wqkv`, `wo`, `w_gate_up` and `w_down` are a `Weight` each (`linear.py`). `ModelParallel.exchange` may
+[E, 2i, n] and `experts_down` [E, n, i] (or a stacked `PackedWeight` each), and with `experts.biases` one of each role's name and `_bias`, without the last axis. `wqkv`, `wo`, `w_gate_up` and `w_down` are a `Weight` each (`linear.py`). `ModelParallel.exchange` may
 add `exchange`, an `intarsia.jax.Exchange`."""
 
 
@@ -81,8 +84,10 @@ def load_model(
     dtype = jnp.dtype(dtype)
     if dtype == jnp.float16 and not checkpoint.config.fits_f16:
         raise ValueError("dtype is float16, whose range this model leaves; expected bfloat16")
-    if quantize and checkpoint.config.experts:
-        raise ValueError(f"quantize is {quantize!r}, expected None for a model with experts")
+    if quantize == "fp8" and checkpoint.config.experts:
+        raise ValueError(
+            "quantize is 'fp8', expected None for a model with experts, or 'int8', 'int4' or 'file'"
+        )
     with reading(path):
         return checkpoint.config, _assemble(checkpoint, dtype, quantize, progress, parallel)
 
@@ -159,7 +164,7 @@ class _Tensors:
         config, prefix = self._config, f"model.layers.{layer}."
         weights = self._attention(prefix + "self_attn.")
         if config.experts:
-            weights |= read_experts(config, self._checkpoint.names, prefix, self.read)
+            weights |= self._experts(prefix)
         else:
             n, m, mlp = config.hidden, config.intermediate, prefix + "mlp."
             weights["w_gate_up"] = self._linear(mlp, {"gate": m, "up": m}, n)
@@ -175,6 +180,20 @@ class _Tensors:
             weights[role] = self.read(f"{prefix}{name}.weight", config.hidden)
         weights["next_norm"] = self.input_norm(layer + 1)
         return self.put(weights)
+
+    def _experts(self, prefix: str) -> Params:
+        """A layer's router and experts, those in codes on the device."""
+        config, names = self._config, self._checkpoint.names
+        if self._quantization in _BITS:
+            wide = read_experts(
+                config, names, prefix, functools.partial(self.read, dtype=np.float32)
+            )
+            return round_experts(wide, _BITS[self._quantization], self._dtype)
+        if self._quantization == "file":
+            made = read_packed_experts(config, names, prefix, self.read, self._packed_tensor)
+            if made is not None:
+                return made
+        return read_experts(config, names, prefix, self.read)
 
     def _attention(self, prefix: str) -> Params:
         config = self._config
@@ -206,13 +225,12 @@ class _Tensors:
         weight = self._plain(rows_by_tensor, columns, np.float32)
         if self._quantization == "fp8":
             return quantize(jnp.asarray(weight))
-        packed = round_to_nearest(weight, bits=4 if self._quantization == "int4" else 8)
+        packed = round_to_nearest(weight, _BITS[self._quantization])
         return PackedMatrix((jax.device_put(packed),), jnp.dtype(self._dtype))
 
     def matrix(self, rows_by_name: Mapping[str, int], columns: int) -> Any:
         """Rows of tensors one after the other: in the file's codes if that is wanted and all are in codes, on the device, or lazy."""
         if self._quantization == "file" and (packed := self._packed(rows_by_name, columns)):
-            self.unread.difference_update(rows_by_name)
             return packed
         matrix = self._plain(rows_by_name, columns)
         return matrix if isinstance(matrix, LazyArray) else jax.device_put(matrix)
@@ -227,12 +245,24 @@ class _Tensors:
     def _packed(self, rows_by_name: Mapping[str, int], columns: int) -> PackedMatrix | None:
         parts = []
         for name, rows in rows_by_name.items():
-            exists = name in self._checkpoint.names
-            weight = self._checkpoint.read_packed(name) if exists else None
+            weight = self._packed_tensor(name, rows, columns)
             if not isinstance(weight, PackedWeight):
                 return None
-            if weight.shape != (rows, columns):
-                shape = [*weight.shape]
-                raise ValueError(f"weights: {name} has shape {shape}, expected {[rows, columns]}")
             parts.append(weight)
         return PackedMatrix(tuple(map(jax.device_put, joined(parts))), jnp.dtype(self._dtype))
+
+    def _packed_tensor(self, name: str, rows: int, columns: int, count: int | None = None) -> Any:
+        """A matrix in the file's codes, or `count` stacked ones as a list; None if they are plain numbers, or missing."""
+        if name not in self._checkpoint.names:
+            return None
+        weight = self._checkpoint.read_packed(name)
+        if weight is None:
+            return None
+        several = isinstance(weight, list)
+        shape = [len(weight), *weight[0].shape] if isinstance(weight, list) else [*weight.shape]
+        expected = [rows, columns] if count is None else [count, rows, columns]
+        if shape != expected:
+            raise ValueError(f"weights: {name} has shape {shape}, expected {expected}")
+        if several == (count is not None):
+            self.unread.discard(name)
+        return weight

@@ -1,0 +1,173 @@
+"""Mixtures whose experts are in codes: gpt-oss in mxfp4, others in AWQ and compressed-tensors, and plain ones rounded to int4 and int8."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import packers
+import pytest
+import tiny_mixtures
+from intarsia import cli, repack
+from intarsia.models import Engine, ModelParallel, SamplingParams, Tokenizer, load_model
+from test_engine import tokens_of
+
+HIDDEN = 64  # whole blocks of 32
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+PROMPTS = [[5, 9, 200, 31], [7]]
+ROLES = ("experts_gate_up", "experts_down")
+
+
+def write(path: Path, name: str, form: str | None) -> tuple[Path, dict[str, np.ndarray]]:
+    """Writes a tiny mixture, in mxfp4 if it is gpt-oss, else in a format of `packers`, or plain."""
+    weights = tiny_mixtures.weights(name, HIDDEN)
+    config: dict[str, Any] = tiny_mixtures.CONFIGS[name] | {"hidden_size": HIDDEN}
+    numbers: dict[str, np.ndarray] = {}
+    if form == "mxfp4":
+        weights, said, numbers = packers.pack_gpt_oss(weights)
+        config["quantization_config"] = said
+    elif form:
+        weights, said, numbers = packers.packed(weights, form, 32)
+        config["quantization_config"] = said
+    (path / "config.json").write_text(json.dumps(config))
+    packers.save(weights, path / "model.safetensors")
+    return path, numbers
+
+
+def decoded(params: Any) -> Any:
+    """The same weights as plain numbers."""
+    layers = []
+    for layer in params["layers"]:
+        plain = dict(layer)
+        for role in ROLES:
+            plain[role] = np.stack([repack.decoded(one) for one in ones_of(layer[role])])
+        layers.append(plain)
+    return params | {"layers": layers}
+
+
+def ones_of(stack: repack.PackedWeight) -> list[repack.PackedWeight]:
+    """Each matrix of a stack by itself."""
+    count = len(stack.packed)
+    return [
+        stack.with_arrays([None if a is None else a[e] for a in stack.arrays], stack.rows)
+        for e in range(count)
+    ]
+
+
+def check_generates_alike(config: Any, packed: Any, plain: Any) -> None:
+    made = []
+    for params in (packed, plain):
+        engine = Engine(config, params, max_num_seqs=2, max_model_len=32)
+        made.append(tokens_of(engine.generate(PROMPTS, GREEDY)))
+        calls = engine.custom_calls()["decode"]
+        assert calls.get("fused_experts_quantized", 0) == (config.layers if params is packed else 0)
+        assert calls.get("fused_experts", 0) == (0 if params is packed else config.layers)
+    assert made[0] == made[1]
+
+
+def test_gpt_oss_in_mxfp4(tmp_path) -> None:
+    """Codes stand for what the packer says, stay codes, and give the tokens of plain numbers."""
+    path, numbers = write(tmp_path, "gpt_oss", "mxfp4")
+    config, packed = load_model(path, quantize="file")
+    _, plain = load_model(path)
+    for layer, weights in enumerate(packed["layers"]):
+        for role, name in zip(ROLES, ("gate_up_proj", "down_proj"), strict=True):
+            want = numbers[f"model.layers.{layer}.mlp.experts.{name}"].swapaxes(1, 2)
+            stack = weights[role]
+            assert stack.format == "e2m1" and stack.group == 32
+            np.testing.assert_array_equal(
+                np.stack([repack.decoded(one) for one in ones_of(stack)]), want
+            )
+            np.testing.assert_array_equal(plain["layers"][layer][role], want)
+    check_generates_alike(config, packed, plain)
+
+
+@pytest.mark.parametrize(("name", "form"), [("qwen3_moe", "ct_w4a16"), ("mixtral", "awq")])
+def test_others_in_formats_of_matrices(tmp_path, name, form) -> None:
+    path, _ = write(tmp_path, name, form)
+    config, packed = load_model(path, quantize="file")
+    check_generates_alike(config, packed, load_model(path)[1])
+
+
+@pytest.mark.parametrize("quantize", ["int4", "int8"])
+def test_plain_experts_are_rounded(tmp_path, quantize) -> None:
+    path, _ = write(tmp_path, "qwen3_moe", None)
+    config, params = load_model(path, quantize=quantize)
+    plain = load_model(path)[1]
+    for layer, rounded in zip(plain["layers"], params["layers"], strict=True):
+        for role in ROLES:
+            for matrix, one in zip(layer[role], ones_of(rounded[role]), strict=True):
+                want = repack.round_to_nearest(np.asarray(matrix), int(quantize[3:]))
+                np.testing.assert_array_equal(repack.decoded(one), repack.decoded(want))
+    check_generates_alike(config, params, decoded(params))
+
+
+def test_experts_in_codes_are_divided_whole(tmp_path) -> None:
+    path, _ = write(tmp_path, "gpt_oss", "mxfp4")
+    config, packed = load_model(path, quantize="file")
+    one = Engine(config, packed, max_num_seqs=2, max_model_len=32)
+    parallel = ModelParallel(config, 1, 4)
+    params = load_model(path, quantize="file", parallel=parallel)[1]
+    four = Engine(config, params, max_num_seqs=2, max_model_len=32, parallel=parallel)
+    assert tokens_of(one.generate(PROMPTS, GREEDY)) == tokens_of(four.generate(PROMPTS, GREEDY))
+    array = params["layers"][0]["experts_down"].packed
+    assert {s.data.shape[0] for s in array.addressable_shards} == {tiny_mixtures.EXPERTS // 4}
+    with pytest.raises(
+        ValueError, match=r"experts_down is in .* divided by --expert-parallel alone"
+    ):
+        ModelParallel(config, 2).place({"experts_down": packed["layers"][0]["experts_down"]})
+
+
+def _change(path: Path, name: str, change: Any) -> None:
+    from intarsia.models.safetensors_file import SafetensorsFile
+
+    file = SafetensorsFile(path / "model.safetensors")
+    tensors = {n: file.read(n) for n in file.names}
+    tensors[name] = np.ascontiguousarray(change(tensors[name]))
+    packers.save(tensors, path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "text"),
+    [
+        ("gate_up_proj_blocks", lambda a: a[1:], r"gate_up_proj_scales has shape \[8, 64, 2\], expected \[7, 64, 2\]"),
+        ("down_proj_scales", lambda a: a.astype(np.float32), "down_proj_scales is float32, expected uint8"),
+        ("down_proj_blocks", lambda a: a[..., :8], r"down_proj_blocks has shape \[8, 64, 1, 8\], expected \[8, 64, 1, 16\]"),
+    ],
+)  # fmt: skip
+def test_broken_experts_are_refused(tmp_path, name, change, text) -> None:
+    path, _ = write(tmp_path, "gpt_oss", "mxfp4")
+    _change(path, f"model.layers.0.mlp.experts.{name}", change)
+    with pytest.raises(ValueError, match=text) as said:
+        load_model(path, quantize="file")
+    assert str(said.value).startswith(str(path)) and "\n" not in str(said.value)
+
+
+def test_experts_of_two_forms_are_refused() -> None:
+    rows = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32)
+    four, eight = (repack.round_to_nearest(rows, bits) for bits in (4, 8))
+    with pytest.raises(ValueError, match=r"experts are in i8 \[16, 64\] .* beside u4b8"):
+        repack.stacked([four, eight])
+    with pytest.raises(ValueError, match="experts have 12 rows, expected a multiple of 16"):
+        repack.stacked([repack.round_to_nearest(rows[:12], 4)])
+
+
+def test_the_command(tmp_path, write_gguf, tiny_weights, capsys) -> None:
+    tokenizer = Tokenizer.from_path(write_gguf(tiny_weights))
+    folder = tmp_path / "gpt-oss"
+    folder.mkdir()
+    path, _ = write(folder, "gpt_oss", "mxfp4")
+    tokenizer.backend.save(str(path / "tokenizer.json"))
+    command = [
+        "generate",
+        "--model",
+        str(path),
+        "--prompt",
+        "the",
+        "--max-tokens",
+        "2",
+        "--no-chat-template",
+    ]
+    assert cli.main(command) == 0
+    said = capsys.readouterr().err
+    assert "weights in the file's codes" in said and "fused_experts_quantized" in said
