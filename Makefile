@@ -110,7 +110,7 @@ setup-vllm: setup-dev build ## make .venv/vllm-serve: vLLM 0.33 and what goes wi
 	$(NOX) vllm-serve -- --setup
 test-vllm: setup-dev build ## our plugin in vLLM's engine and server on the CPU, against recorded tokens of vLLM's own CPU backend
 	$(NOX) vllm-serve $(POSARGS)
-test-vllm-full: setup-dev build ## that, and servers on several hosts, in Ray, and what becomes of them when something fails
+test-vllm-full: setup-dev build ## that, and a model of every family, servers on several hosts, in Ray, and what becomes of them when something fails
 	$(NOX) vllm-serve -- -m '' $(ARGS)
 setup-vllm-reference: setup-dev ## make .venv/vllm-reference: vLLM 0.32 with its own CPU backend, 6 GB
 	$(NOX) vllm-reference
@@ -153,6 +153,7 @@ bench-gpu: ## the same on the GPU; PYTHON as for test-gpu
 
 docs: setup-dev build ## rewrite the wrappers and the docs that derive from the ops' specs
 	$(BIN)/python tools/gen.py
+	$(BIN)/python tools/support.py
 
 gen: docs ## that, and record an exported program of each new op
 	$(BIN)/python tools/record_exports.py
@@ -162,6 +163,7 @@ check: setup-dev build ## formatting, lint, types, generated files
 	$(BIN)/python -m mypy
 	git ls-files --cached --others --exclude-standard '*.h' '*.c' '*.cc' '*.cu' '*.cuh' ':!third_party' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python tools/gen.py --check
+	$(BIN)/python tools/support.py --check
 	$(BIN)/python tools/record_exports.py --check
 
 format: setup-dev ## format everything

@@ -98,7 +98,7 @@ _KNOWN = {
     "nvidia/NVIDIA-Nemotron-Nano-9B-v2": "NemotronHForCausalLM",
     "openbmb/MiniCPM5-1B": "LlamaForCausalLM",
     "pfnet/plamo-3-nict-31b-base": "Plamo3ForCausalLM",
-    "reflection/Beam-1.0-501B-A23B-NVFP4": "BeamForCausalLM",
+    "reflection/Beam-1.0-501B-A23B": "BeamForCausalLM",
     "zai-org/Glyph": "Glm4vForConditionalGeneration",
     "zai-org/glm-4-9b-hf": "GlmForCausalLM",
 }

@@ -40,6 +40,39 @@ _QWEN_VISION = {
 _DENSE_FIRST = ["dense", "sparse"]
 
 
+ARCHITECTURES = {
+    "afmoe": ("AfmoeForCausalLM",),
+    "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM",),
+    "gemma3": ("Gemma3ForConditionalGeneration",),
+    "glm": ("GlmForCausalLM",),
+    "glm4_moe": ("Glm4MoeForCausalLM",),
+    "glm4v": ("Glm4vForConditionalGeneration",),
+    "glm4v_moe": ("Glm4vMoeForConditionalGeneration",),
+    "gpt_oss": ("GptOssForCausalLM",),
+    "granite": ("GraniteForCausalLM",),
+    "hunyuan_v1_moe": ("HunYuanMoEV1ForCausalLM",),
+    "hy_v3": ("HYV3ForCausalLM",),
+    "internvl": ("InternVLForConditionalGeneration",),
+    "laguna": ("LagunaForCausalLM",),
+    "llama": ("LlamaForCausalLM",),
+    "mellum": ("MellumForCausalLM",),
+    "mimo_v2_flash": ("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"),
+    "minimax_m2": ("MiniMaxM2ForCausalLM",),
+    "mistral3": ("Mistral3ForConditionalGeneration",),
+    "mixtral": ("MixtralForCausalLM",),
+    "muse_glimmer": ("MuseGlimmerForConditionalGeneration", "MuseGlimmerForCausalLM"),
+    "phi3": ("Phi3ForCausalLM",),
+    "qwen2": ("Qwen2ForCausalLM",),
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),
+    "qwen3": ("Qwen3ForCausalLM",),
+    "qwen3_moe": ("Qwen3MoeForCausalLM",),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration",),
+    "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",),
+    "seed_oss": ("SeedOssForCausalLM",),
+}
+"""vLLM's classes that stand for a model type of transformers', the first as the test's config.json names it."""
+
+
 class Family(NamedTuple):
     """One kind of model."""
 
@@ -54,12 +87,36 @@ class Family(NamedTuple):
     form: str = ""
     """Of the checkpoint's weights, one of `family_weights.FORMS`; by default transformers' own, in f32."""
 
+    zeros: str = ""
+    """A part of the names of tensors that are 0."""
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """vLLM's classes that the family shows to be served."""
+        return ARCHITECTURES[self.kind]
+
 
 def _rope(theta: float, **others: Any) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": theta} | others
 
 
 _DENSE = {
+    "llama": Family(
+        "llama",
+        _HEAD
+        | {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 256,
+            }
+        },
+    ),
+    "qwen2": Family("qwen2", {"hidden_size": 512, "rope_parameters": _rope(1e6)}),
+    "qwen3": Family("qwen3", _HEAD | {"rope_parameters": _rope(1e6)}),
     "seed_oss": Family("seed_oss", _HEAD | {"attention_bias": True}),
     "phi3": Family("phi3", {"hidden_size": 512}),
     "phi4_mini": Family(
@@ -204,6 +261,32 @@ _EXPERTS = {
             "mlp_layer_types": _DENSE_FIRST,
             "moe_routed_scaling_factor": 2.5,
         },
+        zeros="e_score_correction_bias",  # which vLLM 0.33 does not load from this model's files
+    ),
+    "mimo_v2_flash": Family(
+        "mimo_v2_flash",
+        {
+            "head_dim": 192,
+            "v_head_dim": 128,
+            "swa_head_dim": 192,
+            "swa_v_head_dim": 128,
+            "swa_num_attention_heads": 4,
+            "swa_num_key_value_heads": 2,
+            "moe_intermediate_size": 128,
+            "n_routed_experts": 64,
+            "sliding_window": 32,
+            "sliding_window_size": 32,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "hybrid_layer_pattern": [0, 1],
+            "mlp_layer_types": _DENSE_FIRST,
+            "moe_layer_freq": [0, 1],
+            "add_swa_attention_sink_bias": True,
+            "layernorm_epsilon": 1e-6,
+            "rope_theta": 5000000.0,
+            "swa_rope_theta": 10000.0,
+            "partial_rotary_factor": 0.334,
+            "scoring_func": "sigmoid",
+        },
     ),
     "mellum": Family(
         "mellum",
@@ -213,27 +296,6 @@ _EXPERTS = {
             "sliding_window": 32,
             "layer_types": _BOTH,
             "mlp_layer_types": ["sparse", "sparse"],
-        },
-    ),
-    "beam": Family(
-        "beam",
-        _HEAD
-        | {
-            "moe_intermediate_size": 64,
-            "sliding_window": 32,
-            "layer_types": _BOTH,
-            "mlp_layer_types": _DENSE_FIRST,
-        },
-    ),
-    "llama4_text": Family(
-        "llama4_text",
-        _HEAD
-        | {
-            "intermediate_size": 64,
-            "intermediate_size_mlp": 64,
-            "moe_layers": [0, 1],
-            "no_rope_layers": [1, 0],
-            "layer_types": ["chunked_attention", "full_attention"],
         },
     ),
 }
@@ -324,6 +386,7 @@ _WRAPPED = {
 }
 _QUANTISED = {
     "gpt_oss_mxfp4": _EXPERTS["gpt_oss"]._replace(form="mxfp4"),
+    "mimo_v2_flash_fp8": _EXPERTS["mimo_v2_flash"]._replace(form="fp8_block"),
     "minimax_m2_fp8": _EXPERTS["minimax_m2"]._replace(form="fp8_block"),
     "qwen3_fp8": Family("qwen3", _HEAD, form="fp8_block"),
     "mistral3_fp8": _WRAPPED["mistral3"]._replace(form="fp8_tensor"),

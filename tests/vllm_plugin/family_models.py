@@ -23,11 +23,11 @@ STEPS = 12
 
 
 class Answer(NamedTuple):
-    """What a prompt is continued with."""
+    """What transformers says behind each part of a continued prompt."""
 
     tokens: list[int]
-    margin: float
-    """How far a token's logit is before the second best one's, where that is least."""
+    deficits: list[float]
+    """How far the logit of the token that came is behind the best one's."""
 
 
 def prompts() -> list[list[int]]:
@@ -46,7 +46,9 @@ def make(name: str, directory: Path) -> None:
     with torch.no_grad():
         for parameter, tensor in model.state_dict().items():
             if tensor.is_floating_point() and "inv_freq" not in parameter:
-                tensor.copy_(torch.from_numpy(_random(parameter, tuple(tensor.shape))))
+                array = _random(parameter, tuple(tensor.shape))
+                zeros = FAMILIES[name].zeros
+                tensor.copy_(torch.from_numpy(array * (not zeros or zeros not in parameter)))
     model.tie_weights()
     model.save_pretrained(directory / "reference")
     if FAMILIES[name].form:
@@ -99,9 +101,10 @@ def by_transformers(name: str, directory: Path, continued: list[list[int]]) -> l
     for prompt, tokens in zip(prompts(), continued, strict=True):
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([prompt + tokens[:-1]])).logits[0]
-        best = logits[len(prompt) - 1 :].topk(2)
-        margin = float((best.values[:, 0] - best.values[:, 1]).min())
-        answers.append(Answer(best.indices[:, 0].tolist(), margin))
+        rows = logits[len(prompt) - 1 :]
+        best = rows.max(-1)
+        taken = rows[torch.arange(len(tokens)), torch.tensor(tokens)]
+        answers.append(Answer(best.indices.tolist(), (best.values - taken).tolist()))
     return answers
 
 
@@ -142,8 +145,8 @@ def _try(name: str) -> None:
     wanted = [answer.tokens for answer in answers]
     verdict = "same" if tokens == wanted else f"{tokens} for {wanted}"
     seconds = made - start, ran - made, time.process_time() - ran
-    margin = min(answer.margin for answer in answers)
-    print(name, verdict, f"{margin:.4f}", *(f"{s:.0f} s" for s in seconds), json.dumps(calls))
+    behind = max(max(answer.deficits) for answer in answers)
+    print(name, verdict, f"{behind:.4f}", *(f"{s:.0f} s" for s in seconds), json.dumps(calls))
 
 
 if __name__ == "__main__":

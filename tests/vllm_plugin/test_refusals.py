@@ -5,27 +5,15 @@ import pytest
 import vllm_models
 from vllm_running import FEW_PROGRAMS, engine, greedy, logprobs, recorded, tokens
 
-MIXTRAL = {
-    "architectures": ["MixtralForCausalLM"],
-    "model_type": "mixtral",
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-}
-QUANTISED = {
-    "quantization_config": {
-        "quant_method": "fp8",
-        "activation_scheme": "dynamic",
-        "weight_block_size": None,
-    }
+AWQ = {
+    "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 }
 
 
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        (MIXTRAL, {}, "mixtures of experts (MixtralForCausalLM: 4 experts)"),
-        (QUANTISED, {"dtype": "bfloat16"}, "quantised weights (fp8)"),
-        ({}, {"quantization": "fp8", "dtype": "bfloat16"}, "quantised weights (fp8)"),
+        (AWQ, {"dtype": "float16"}, "quantised weights (auto_awq), expected one of fp8"),
         ({"head_dim": 512}, {}, "heads of 512, expected a multiple of 8 up to 256"),
         ({"head_dim": 20}, {}, "heads of 20"),
         ({}, {"enable_lora": True}, "LoRA (--enable-lora)"),

@@ -135,8 +135,13 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
         from torchax import interop
 
         metadata: TracedMetadata = get_forward_context().attn_metadata[layer.layer_name]
+        keys, values = interop.jax_view((key, value))
+        # A head's value may have fewer numbers than its key; the cache has as many of both (`runner`).
+        if narrower := keys.shape[-1] - values.shape[-1]:
+            values = jnp.pad(values, ((0, 0), (0, 0), (0, narrower)))
         cache = ops.reshape_and_cache_flash(
-            *interop.jax_view((key, value)),
+            keys,
+            values,
             metadata.caches.read(layer.layer_name),
             metadata.group.slot_mapping,
             **self._fp8(layer),
@@ -165,7 +170,8 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
         attend = self.forward_decode if decode else self.forward_prefill
         options = self._fp8(layer) | self._sinks()
         out = attend(interop.jax_view(query), cache, attn_metadata.group, options)
-        output.copy_(interop.torch_view(out.reshape(output.shape)))
+        values = output.numel() // (out.shape[0] * out.shape[1])  # numbers of a head's value
+        output.copy_(interop.torch_view(out[..., :values].reshape(output.shape)))
         return output
 
     def forward_prefill(

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import torch
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.forward_context import get_forward_context, set_forward_context
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -202,6 +202,7 @@ class XlaModel(torch.nn.Module):
         with (
             torch.inference_mode(False),
             torch.no_grad(),
+            set_current_vllm_config(self._config),  # which layers made in a forward pass ask for
             set_forward_context(
                 metadata, self._config, num_tokens=shape.tokens, slot_mapping=slots
             ),
@@ -220,6 +221,7 @@ class XlaModel(torch.nn.Module):
         with (
             torch.inference_mode(False),
             torch.no_grad(),
+            set_current_vllm_config(self._config),  # which layers made in a forward pass ask for
             _ENVIRONMENT,
             self._traced_weights(state),
         ):

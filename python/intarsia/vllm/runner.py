@@ -1,5 +1,6 @@
 """vLLM's model runner with our model in it: batches, block tables, sampling and grammars stay vLLM's."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -35,6 +36,16 @@ class XlaGpuModelRunner(GPUModelRunner):
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         super().reload_weights(*args, **kwargs)
         self.model.take_weights()
+
+    def get_kv_cache_spec(self) -> dict[str, Any]:
+        """vLLM's, with values as wide as keys: our kernels take no others, and the values are filled up with zeros."""
+        specs = super().get_kv_cache_spec()
+        return {
+            name: dataclasses.replace(spec, head_size_v=spec.head_size)
+            if getattr(spec, "head_size_v", 0) < getattr(spec, "head_size", 0)
+            else spec
+            for name, spec in specs.items()
+        }
 
     def initialize_kv_cache_tensors(
         self,

@@ -1,0 +1,42 @@
+"""docs/support.md is what tools/support.py makes of vLLM's recipes and of the tests of its families of models."""
+
+import json
+import subprocess
+import sys
+
+import support
+
+sys.path.insert(0, str(support.ROOT / "tests" / "vllm_plugin"))
+
+from families import ARCHITECTURES, FAMILIES
+
+RECIPES = json.loads((support.ROOT / "tools" / "recipes.json").read_text())["models"]
+
+
+def test_the_page_and_the_readme_are_up_to_date() -> None:
+    tool = support.ROOT / "tools" / "support.py"
+    done = subprocess.run([sys.executable, tool, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_family_has_a_recipe_or_stands_for_models_without_one() -> None:
+    named = {recipe["architecture"] for recipe in RECIPES}
+    without = {kind for kind, names in ARCHITECTURES.items() if not named & set(names)}
+    # Models that people run, for which vLLM has no recipe, or one that names another class.
+    assert without <= {"internvl", "mixtral", "qwen3_vl"}, without
+    assert {family.kind for family in FAMILIES.values()} == set(ARCHITECTURES)
+
+
+def test_a_model_is_served_in_no_precision_that_its_recipe_lacks() -> None:
+    page = (support.ROOT / "docs" / "support.md").read_text()
+    listed = {recipe["model"]: recipe["precisions"] for recipe in RECIPES}
+    rows = [
+        line.split(" | ")
+        for line in page.splitlines()
+        if line.removeprefix("| ").split(" | ")[0] in listed
+    ]
+    assert len(rows) == len(RECIPES)
+    for model, _, precisions, reason, tests in ([cell.strip(" |") for cell in row] for row in rows):
+        assert bool(precisions) != bool(reason), model
+        assert bool(precisions) == bool(tests), model
+        assert set(filter(None, precisions.split(", "))) <= set(listed[model]), model

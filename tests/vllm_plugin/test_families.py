@@ -1,0 +1,45 @@
+"""A small model of each family gives the tokens that transformers gives. docs/support.md counts on it."""
+
+import json
+import os
+from pathlib import Path
+
+import family_models
+import pytest
+import vllm_running  # noqa: F401  which skips all where there is no vLLM
+from families import FAMILIES
+
+SHORT = ("gpt_oss_mxfp4", "glm4_moe", "minimax_m2_fp8", "qwen3_vl_moe", "mistral3_fp8")
+"""What runs always: routers by softmax, groups and bias; sinks; weights in 8 and 4 bits; a wrapper's text. The others run where
+INTARSIA_TEST_FULL=1 is set, as `make test-vllm-full` sets it."""
+_FULL = os.environ.get("INTARSIA_TEST_FULL") == "1"
+_TOLERANCE = 2e-3
+"""Of a logit: choices this close may go either way."""
+
+_EXPERTS = ("moe", "mixtral", "gpt_oss", "hy_v3", "afmoe", "laguna", "mellum", "beam", "minimax")
+
+
+@pytest.mark.parametrize("name", FAMILIES if _FULL else SHORT)
+def test_tokens_are_those_of_transformers(_environment: None, tmp_path: Path, name: str) -> None:
+    family = FAMILIES[name]
+    family_models.make(name, tmp_path)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["architectures"] == [family.architectures[0]]
+    tokens, calls = family_models.by_vllm(name, tmp_path)
+    for of_prompt, answer in zip(
+        tokens, family_models.by_transformers(name, tmp_path, tokens), strict=True
+    ):
+        assert max(answer.deficits) < _TOLERANCE, (of_prompt, answer.tokens)
+    assert len({t for of_prompt in tokens for t in of_prompt}) > 10, "nothing was chosen"
+    steps = [ops for program, ops in calls.items() if " step of " in program]
+    assert len(steps) == 2
+    for ops in steps:
+        assert ops.get("fused_experts", 0) > 0 or not any(x in name for x in _EXPERTS)
+        assert ops.get("linear_quantized", 0) > 0 or "fp8" not in family.form
+
+
+def test_families_are_named_once() -> None:
+    """An architecture of two families is that of different forms of weights or different facts."""
+    assert set(SHORT) <= set(FAMILIES)
+    shown = [(f.kind, f.form, json.dumps(f.config, sort_keys=True)) for f in FAMILIES.values()]
+    assert len(set(shown)) == len(shown)

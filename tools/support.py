@@ -1,0 +1,198 @@
+"""Writes docs/support.md: which of the models that vLLM has recipes for the plugin serves, and what stands in the way of the others.
+
+Served is a model whose architecture a family of tests/vllm_plugin/families.py has, in a precision that its recipe lists: that family's
+test shows that a small one gives transformers' tokens.
+
+    .venv/bin/python tools/support.py [--check]
+"""
+
+import collections
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "vllm_plugin"))
+
+from families import FAMILIES  # noqa: E402
+
+PAGE = ROOT / "docs" / "support.md"
+README = ROOT / "README.md"
+RECIPES = ROOT / "tools" / "recipes.json"
+
+RECURRENT = "recurrent layers"
+LATENT = "multi-head latent attention"
+SPARSE = "sparse attention"
+WIDE = "heads of 512"
+NARROW = "heads whose values are narrower than their keys"
+CHUNKED = "attention in chunks of a context"
+INPUT = "inputs other than text, which are what the model is for"
+POOLING = "models that do not generate"
+ENCODER = "encoder-decoder models"
+DIFFUSION = "diffusion models"
+TRITON = "layers that are Triton kernels"
+UNTESTED = "no test yet"
+UNKNOWN = "no public configuration"
+
+BLOCKED = {
+    "BailingMoeV2_5ForCausalLM": RECURRENT,
+    "BailingMoeV3ForCausalLM": RECURRENT,
+    "BailingMoeV3VLForConditionalGeneration": RECURRENT,
+    "BeamForCausalLM": TRITON,
+    "D3ForSequenceClassification": RECURRENT,
+    "DeepseekV32ForCausalLM": SPARSE,
+    "DeepseekV3ForCausalLM": LATENT,
+    "DeepseekV41ForCausalLM": SPARSE,
+    "DeepseekV4ForCausalLM": SPARSE,
+    "DeepseekV4ForConditionalGeneration": SPARSE,
+    "DiffusionGemmaForBlockDiffusion": DIFFUSION,
+    "Gemma4ForCausalLM": WIDE,
+    "Gemma4UnifiedForConditionalGeneration": WIDE,
+    "Glm5NextForCausalLM": SPARSE,
+    "GlmMoeDsaForCausalLM": SPARSE,
+    "HYV4ForCausalLM": SPARSE,
+    "InternS2PreviewForConditionalGeneration": RECURRENT,
+    "JinaEmbeddingsV5Model": POOLING,
+    "JinaVLForSequenceClassification": POOLING,
+    "KimiK25ForConditionalGeneration": LATENT,
+    "KimiK3ForConditionalGeneration": RECURRENT,
+    "KimiLinearForCausalLM": RECURRENT,
+    "Lfm2ForCausalLM": RECURRENT,
+    "Lfm2MoeForCausalLM": RECURRENT,
+    "Lfm2VlForConditionalGeneration": RECURRENT,
+    "Llama4ForConditionalGeneration": CHUNKED,
+    "MiMoV2FlashForCausalLM": NARROW,
+    "MiMoV2ForCausalLM": NARROW,
+    "MiniCPMV4_6ForConditionalGeneration": RECURRENT,
+    "MiniMaxM3SparseForCausalLM": SPARSE,
+    "MistralLarge3ForCausalLM": LATENT,
+    "NemotronHForCausalLM": RECURRENT,
+    "NemotronH_Nano_Omni_Reasoning_V3": RECURRENT,
+    "NemotronH_Nano_VL_V2": RECURRENT,
+    "Qwen3NextForCausalLM": RECURRENT,
+    "Qwen3_5ForConditionalGeneration": RECURRENT,
+    "Qwen3_5MoeForConditionalGeneration": RECURRENT,
+    "PaddleOCRVLForConditionalGeneration": INPUT,
+    "MossTranscribeDiarizeForConditionalGeneration": INPUT,
+    "Qwen3ASRForConditionalGeneration": INPUT,
+    "UnlimitedOCRForCausalLM": INPUT,
+    "DeepseekOCR2ForCausalLM": INPUT,
+    "DeepseekOCRForCausalLM": INPUT,
+    "VoxtralRealtimeGeneration": INPUT,
+    "HunYuanVLForConditionalGeneration": INPUT,
+    "GlmAsrForConditionalGeneration": INPUT,
+    "GlmOcrForConditionalGeneration": INPUT,
+    "WhisperForConditionalGeneration": ENCODER,
+}
+"""What the plugin refuses of an architecture that has no family."""
+
+_PRECISIONS = {
+    "": "bf16",
+    "transposed": "bf16",
+    "fp8_block": "fp8",
+    "fp8_tensor": "fp8",
+    "mxfp4": "mxfp4",
+}
+"""The precision, in the words of recipes, that a family's form of weights shows; numbers as they are count as bf16."""
+
+_HEAD = """# Models
+
+vLLM {version} ships recipes for {count} models. The plugin serves **{served}** of them: a small model of the same architecture, with its
+head's dimension, its routing and its form of weights, gives the tokens that transformers gives (`tests/vllm_plugin/families.py`,
+`make test-vllm-full`). Of those, {text_only} are the language half of models that also take images, with `--language-model-only`.
+
+`tools/support.py` writes this page from `tools/recipes.json` and the table of those tests. The list is of vLLM's source distribution
+(sha256 `{sha256}`). What says nothing of its configuration in public counts as not served.
+
+| what stands in the way | models |
+|---|---|
+{reasons}
+
+Every model runs on one device, and with `--tensor-parallel-size` where that divides its heads and KV heads. Activations stay in the
+model's dtype: codes of 8 and 4 bits are those of weights alone.
+
+| model | architecture | served in | or refused because of | test |
+|---|---|---|---|---|
+{rows}
+"""
+
+
+class Row(NamedTuple):
+    """What is said of a model."""
+
+    model: str
+    architecture: str
+    precisions: tuple[str, ...]
+    """In which it is served."""
+    reason: str
+    """Why it is not."""
+    families: tuple[str, ...]
+    """Whose tests show that it is."""
+
+
+def _row(recipe: dict[str, Any]) -> Row:
+    architecture = recipe["architecture"]
+    found = {name: f for name, f in FAMILIES.items() if architecture in f.architectures}
+    shown = {name: _PRECISIONS[f.form] for name, f in found.items()}
+    shown = {name: p for name, p in shown.items() if p in recipe["precisions"]}
+    if shown:
+        precisions = tuple(dict.fromkeys(sorted(shown.values())))
+        return Row(recipe["model"], architecture, precisions, "", tuple(shown))
+    if architecture is None:
+        return Row(recipe["model"], "unknown", (), UNKNOWN, ())
+    reason = BLOCKED.get(architecture)
+    if reason is None:
+        listed = ", ".join(recipe["precisions"])
+        reason = f"weights in {listed} alone" if found else UNTESTED
+    return Row(recipe["model"], architecture, (), reason, ())
+
+
+def table() -> tuple[dict[str, str], list[Row]]:
+    """Where the recipes are from, and what is said of each model."""
+    recipes = json.loads(RECIPES.read_text())
+    return recipes["source"], [_row(recipe) for recipe in recipes["models"]]
+
+
+def page() -> str:
+    """docs/support.md."""
+    source, rows = table()
+    reasons = collections.Counter(row.reason for row in rows if row.reason)
+    served = [row for row in rows if row.precisions]
+    text_only = sum("language_model_only" in FAMILIES[row.families[0]].options for row in served)
+    return _HEAD.format(
+        version=source["version"],
+        sha256=source["sha256"],
+        count=len(rows),
+        served=len(served),
+        text_only=text_only,
+        reasons="\n".join(f"| {reason} | {n} |" for reason, n in reasons.most_common()),
+        rows="\n".join(
+            f"| {r.model} | {r.architecture} | {', '.join(r.precisions)} | {r.reason} | {', '.join(r.families)} |"
+            for r in rows
+        ),
+    )
+
+
+def readme() -> str:
+    """README.md with the figure of the page in it."""
+    source, rows = table()
+    served = sum(bool(row.precisions) for row in rows)
+    said = f"Of the {len(rows)} models that vLLM {source['version']} has recipes for, it serves {served} "
+    text, found = re.subn(
+        r"Of the \d+ models that vLLM [\d.]+ has recipes for, it serves \d+ ",
+        said,
+        README.read_text(),
+    )
+    if found != 1:
+        sys.exit("README.md does not say how many of the models are served")
+    return text
+
+
+if __name__ == "__main__":
+    for file, text in ((PAGE, page()), (README, readme())):
+        if "--check" not in sys.argv:
+            file.write_text(text)
+        elif file.read_text() != text:
+            sys.exit(f"{file.name} is not what tools/support.py writes: run it")
