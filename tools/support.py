@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "vllm_plugin"))
 
-from families import FAMILIES  # noqa: E402
+from families import ARCHITECTURES, FAMILIES  # noqa: E402
 
 PAGE = ROOT / "docs" / "support.md"
 README = ROOT / "README.md"
@@ -91,8 +91,13 @@ BLOCKED = {
 _PRECISIONS = {
     "": "bf16",
     "transposed": "bf16",
+    "awq": "int4",
+    "ct_fp8": "fp8",
+    "ct_int4": "int4",
+    "ct_int8": "int8",
     "fp8_block": "fp8",
     "fp8_tensor": "fp8",
+    "gptq": "int4",
     "mxfp4": "mxfp4",
 }
 """The precision, in the words of recipes, that a family's form of weights shows; numbers as they are count as bf16."""
@@ -134,7 +139,7 @@ class Row(NamedTuple):
 
 def _row(recipe: dict[str, Any]) -> Row:
     architecture = recipe["architecture"]
-    found = {name: f for name, f in FAMILIES.items() if architecture in f.architectures}
+    found = {name: f for name, f in FAMILIES.items() if architecture in ARCHITECTURES[f.kind]}
     shown = {name: _PRECISIONS[f.form] for name, f in found.items()}
     shown = {name: p for name, p in shown.items() if p in recipe["precisions"]}
     if shown:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
-from families import BASE, FAMILIES, Family
+from families import FAMILIES
+from family import BASE, Family
 from family_weights import rewrite
 
 STEPS = 12
@@ -156,5 +157,5 @@ if __name__ == "__main__":
         try:
             _try(asked)
         except Exception:
-            print(asked, "failed:", *traceback.format_exc().splitlines()[-5:], sep="\n  ")
+            print(asked, "failed:", *traceback.format_exc().splitlines()[-40:], sep="\n  ")
         sys.stdout.flush()

@@ -81,6 +81,102 @@ def mxfp4(name: str, tensor: torch.Tensor) -> Written:
     return written, matrices.transpose(1, 2).contiguous()
 
 
+def _in_integers(
+    tensor: torch.Tensor, group: int, largest: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Symmetric codes [rows, columns], scales [rows, groups], and what they stand for."""
+    groups = tensor.reshape(len(tensor), -1, group)
+    scale = groups.abs().amax(-1, keepdim=True) / largest
+    codes = torch.round(groups / scale)
+    return (codes.reshape(tensor.shape), scale[..., 0], (codes * scale).reshape(tensor.shape))
+
+
+def _words(
+    codes: torch.Tensor, dim: int, places: tuple[int, ...] = tuple(range(8))
+) -> torch.Tensor:
+    """Eight codes of 4 bits in an i32, along a dimension; `places` says where in it each of them is."""
+    codes = codes.to(torch.int64).movedim(dim, -1)
+    parts = codes.reshape(*codes.shape[:-1], -1, 8) << (4 * torch.tensor(places))
+    words = parts.sum(-1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32).movedim(-1, dim)
+
+
+def _of(name: str, suffix: str) -> str:
+    return name.removesuffix("weight") + suffix
+
+
+def ct_int4(name: str, tensor: torch.Tensor) -> Written:
+    """compressed-tensors' pack-quantized: 4 bits in groups of 128."""
+    if not _is_linear(name, tensor):
+        return {name: tensor}, tensor
+    codes, scale, numbers = _in_integers(tensor, 128, 7)
+    return {
+        _of(name, "weight_packed"): _words(codes + 8, 1).contiguous(),
+        _of(name, "weight_scale"): scale.contiguous(),
+        _of(name, "weight_shape"): torch.tensor(tensor.shape),
+    }, numbers
+
+
+def ct_int8(name: str, tensor: torch.Tensor) -> Written:
+    """compressed-tensors' int8 with a scale of each row; activations are not quantised here."""
+    if not _is_linear(name, tensor):
+        return {name: tensor}, tensor
+    codes, scale, numbers = _in_integers(tensor, tensor.shape[1], 127)
+    return {name: codes.to(torch.int8), name + "_scale": scale.contiguous()}, numbers
+
+
+def ct_fp8(name: str, tensor: torch.Tensor) -> Written:
+    """compressed-tensors' fp8 with a scale of each row."""
+    if not _is_linear(name, tensor):
+        return {name: tensor}, tensor
+    scale = tensor.abs().amax(1, keepdim=True) / _LARGEST_E4M3
+    codes, numbers = _in_e4m3(tensor, scale)
+    return {name: codes, name + "_scale": scale}, numbers
+
+
+def gptq(name: str, tensor: torch.Tensor) -> Written:
+    """GPTQ's 4 bits in groups of 128, symmetric."""
+    if not _is_linear(name, tensor):
+        return {name: tensor}, tensor
+    codes, scale, numbers = _in_integers(tensor, 128, 7)
+    groups, rows = scale.shape[1], len(tensor)
+    return {
+        _of(name, "qweight"): _words((codes + 8).t(), 0).contiguous(),
+        _of(name, "qzeros"): _words(torch.full((groups, rows), 7), 1).contiguous(),
+        _of(name, "scales"): scale.t().contiguous(),
+        _of(name, "g_idx"): torch.arange(tensor.shape[1], dtype=torch.int32) // 128,
+    }, numbers
+
+
+def awq(name: str, tensor: torch.Tensor) -> Written:
+    """AWQ's 4 bits in groups of 128 with zero points, here all 8, and its order of nibbles."""
+    if not _is_linear(name, tensor):
+        return {name: tensor}, tensor
+    codes, scale, numbers = _in_integers(tensor, 128, 7)
+    order = (0, 4, 1, 5, 2, 6, 3, 7)
+    zeros = torch.full((scale.shape[1], len(tensor)), 8)
+    return {
+        _of(name, "qweight"): _words((codes + 8).t(), 1, order).contiguous(),
+        _of(name, "qzeros"): _words(zeros, 1, order).contiguous(),
+        _of(name, "scales"): scale.t().contiguous(),
+    }, numbers
+
+
+def _compressed_tensors(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> Any:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
+
+
+def _said(bits: int, kind: str, strategy: str, **others: Any) -> dict[str, Any]:
+    return {"num_bits": bits, "type": kind, "symmetric": True, "strategy": strategy} | others
+
+
 FORMS: dict[str, tuple[Callable[[str, torch.Tensor], Written], dict[str, Any]]] = {
     "transposed": (transposed, {}),
     "fp8_block": (
@@ -89,6 +185,38 @@ FORMS: dict[str, tuple[Callable[[str, torch.Tensor], Written], dict[str, Any]]] 
     ),
     "fp8_tensor": (fp8_tensor, {"quant_method": "fp8", "activation_scheme": "static"}),
     "mxfp4": (mxfp4, {"quant_method": "mxfp4"}),
+    "ct_int4": (
+        ct_int4,
+        _compressed_tensors("pack-quantized", _said(4, "int", "group", group_size=128), None),
+    ),
+    "ct_int8": (
+        ct_int8,
+        _compressed_tensors(
+            "int-quantized", _said(8, "int", "channel"), _said(8, "int", "token", dynamic=True)
+        ),
+    ),
+    "ct_fp8": (
+        ct_fp8,
+        _compressed_tensors(
+            "float-quantized",
+            _said(8, "float", "channel"),
+            _said(8, "float", "token", dynamic=True),
+        ),
+    ),
+    "gptq": (
+        gptq,
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    ),
+    "awq": (
+        awq,
+        {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": 128,
+            "zero_point": True,
+            "version": "gemm",
+        },
+    ),
 }
 """By name: the function, and what config.json says of it."""
 

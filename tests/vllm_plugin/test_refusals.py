@@ -5,15 +5,13 @@ import pytest
 import vllm_models
 from vllm_running import FEW_PROGRAMS, engine, greedy, logprobs, recorded, tokens
 
-AWQ = {
-    "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
-}
+QUANTISED = {"quantization_config": {"quant_method": "torchao", "quant_type": "int8wo"}}
 
 
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        (AWQ, {"dtype": "float16"}, "quantised weights (auto_awq), expected one of fp8"),
+        (QUANTISED, {"dtype": "bfloat16"}, "quantised weights (torchao), expected one of auto_awq"),
         ({"head_dim": 512}, {}, "heads of 512, expected a multiple of 8 up to 256"),
         ({"head_dim": 20}, {}, "heads of 20"),
         ({}, {"enable_lora": True}, "LoRA (--enable-lora)"),

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import torch
 from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.attention import chunked_local_attention
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionImpl,
@@ -26,6 +27,7 @@ from intarsia.vllm.batch import Group
 from intarsia.vllm.caches import KvCache, TracedCaches
 from intarsia.vllm.capabilities import DTYPES, FP8_CACHES
 from intarsia.vllm.operands import operand_of
+from intarsia.vllm.replacing import replace
 
 
 @dataclass
@@ -169,6 +171,9 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
         decode = attn_metadata.decode and self.alibi_slopes is None
         attend = self.forward_decode if decode else self.forward_prefill
         options = self._fp8(layer) | self._sinks()
+        if chunk := getattr(layer, "attention_chunk_size", 0):
+            options["attention_chunk"] = chunk  # which flash_attn_varlen does not know
+            attend = self.forward_decode
         out = attend(interop.jax_view(query), cache, attn_metadata.group, options)
         values = output.numel() // (out.shape[0] * out.shape[1])  # numbers of a head's value
         output.copy_(interop.torch_view(out[..., :values].reshape(output.shape)))
@@ -237,3 +242,11 @@ def _refuse(**given: tuple[Any, Any]) -> None:
     for name, (value, expected) in given.items():
         if value != expected:
             raise NotImplementedError(f"attention: {name} is {value!r}, expected {expected!r}")
+
+
+# vLLM would have each chunk be a request of its own, with a block table of its own; our kernels know of chunks.
+replace(
+    chunked_local_attention,
+    "create_chunked_local_attention_backend",
+    lambda underlying_attn_backend, attention_chunk_size: underlying_attn_backend,
+)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -119,7 +120,7 @@ def _layer_specs(config: KVCacheConfig, shared_layers: Container[str]) -> dict[s
 
 
 def _layer_cache(name: str, pool: str, spec: Any) -> LayerCache:
-    supported = type(spec) in (FullAttentionSpec, SlidingWindowSpec)
+    supported = type(spec) in (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
     if not supported or isinstance(spec, MLAAttentionSpec) or spec.head_size_v != spec.head_size:
         raise NotImplementedError(
             f"KV cache: layer {name} has {spec}, expected full or sliding attention with heads of one size"

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.model_executor.kernels.linear import register_linear_kernel
+from vllm.model_executor.kernels.linear import MPLinearKernel, register_linear_kernel
 from vllm.model_executor.kernels.linear.scaled_mm import (
     Fp8BlockScaledMMLinearKernel,
     FP8ScaledMMLinearKernel,
+    Int8ScaledMMLinearKernel,
 )
-from vllm.model_executor.layers.quantization import fp8
+from vllm.model_executor.layers.quantization import auto_awq, auto_gptq, fp8
 from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
     compressed_tensors_w8a8_fp8,
 )
@@ -91,16 +92,78 @@ def scales_of_rows(
     Returns:
       The weight [k, n], its scales [n, 1], and the activations' scale.
     """
-    widths = torch.tensor(logical_widths, device=weight_scale.device)
-    scales = weight_scale.reshape(-1)
-    if scales.numel() == 1:
-        scales = scales.expand(len(logical_widths))
-    rows = scales.repeat_interleave(widths)[:, None].contiguous()
+    rows = _of_rows(weight_scale, logical_widths)
     return weight.t(), rows, None if input_scale is None else input_scale.max()
 
 
-for _kind, _kernel in (("fp8", XlaFp8Kernel), ("fp8_block", XlaFp8BlockKernel)):
+def _of_rows(scales: torch.Tensor, widths: list[int]) -> torch.Tensor:
+    """Scales of layers in one, or one of all, as those of their rows [n, 1]."""
+    scales = scales.reshape(-1)
+    if scales.numel() == 1:
+        scales = scales.expand(len(widths))
+    return scales.repeat_interleave(torch.tensor(widths, device=scales.device))[:, None]
+
+
+class XlaIntegerKernel(_Kernel, MPLinearKernel):
+    """Weights in 4 or 8 bits by groups, packed as compressed-tensors or GPTQ pack them."""
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 0
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        names = [self.w_q_name, self.w_s_name, self.w_zp_name]
+        words, scales, zeros = self._get_weight_params(layer)
+        bits = self.config.weight_type.size_bits
+        points = as_numpy(zeros) if self.config.zero_points else None
+        if words.packed_dim == words.input_dim == 0:
+            packed = repack.from_gptq(as_numpy(words), points, as_numpy(scales), bits=bits)
+        else:
+            columns = self.config.partition_weight_shape[0]
+            packed = repack.from_compressed_tensors(
+                as_numpy(words), as_numpy(scales), points, bits=bits, columns=columns
+            )
+        pack(layer, packed, [name for name in names if name])
+
+
+class XlaInt8Kernel(_Kernel, Int8ScaledMMLinearKernel):
+    """Weights in int8 with a scale of all, or of each row."""
+
+    def __init__(self, config: Any, layer_param_names: list[str]) -> None:
+        self.config, self.layer_param_names = config, layer_param_names
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        weight, scales, *_ = self._get_layer_params(layer)
+        if scales.numel() not in (1, len(weight)):  # of layers in one
+            scales = _of_rows(scales, layer.logical_widths)
+        packed = repack.from_int8(as_numpy(weight), as_numpy(scales))
+        pack(layer, packed, self.layer_param_names)
+
+
+class XlaAwqLinearMethod(auto_awq.AutoAWQLinearMethod):
+    """AWQ's 4 bits with zero points."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        names = ["qweight", "qzeros", "scales"]
+        pack(layer, repack.from_awq(*(as_numpy(getattr(layer, x)) for x in names)), names)
+
+    def apply(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return apply_packed(layer, x, bias)
+
+
+for _kind, _kernel in (
+    ("fp8", XlaFp8Kernel),
+    ("fp8_block", XlaFp8BlockKernel),
+    ("int8", XlaInt8Kernel),
+    ("mp", XlaIntegerKernel),
+):
     register_linear_kernel(_kernel, PlatformEnum.OOT, _kind)
 for _module in (fp8, compressed_tensors_w8a8_fp8):
     replace(_module, "process_fp8_weight_tensor_strategy", scales_of_rows)
-fp8.Fp8Config.get_supported_act_dtypes = classmethod(lambda cls: DTYPES)
+replace(auto_awq, "AutoAWQLinearMethod", XlaAwqLinearMethod)
+# Of what Marlin, one of vLLM's kernels, takes.
+replace(auto_gptq, "verify_marlin_supported", lambda **_: None)
+for _config in (fp8.Fp8Config, auto_awq.AutoAWQConfig, auto_gptq.AutoGPTQConfig):
+    replace(_config, "get_supported_act_dtypes", classmethod(lambda cls: DTYPES))

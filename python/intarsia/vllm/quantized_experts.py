@@ -103,4 +103,4 @@ class XlaGptOssMxfp4MoEMethod(_Decoded, mxfp4.GptOssMxfp4MoEMethod):
 
 replace(fp8, "Fp8MoEMethod", XlaFp8MoEMethod)
 replace(mxfp4, "GptOssMxfp4MoEMethod", XlaGptOssMxfp4MoEMethod)
-mxfp4.Mxfp4Config.get_supported_act_dtypes = classmethod(lambda cls: DTYPES)
+replace(mxfp4.Mxfp4Config, "get_supported_act_dtypes", classmethod(lambda cls: DTYPES))

@@ -1,0 +1,162 @@
+"""The language half of models that also take images."""
+
+from family import BOTH, DENSE_FIRST, HEAD, Family, rope
+
+_TEXT_ONLY = {"language_model_only": True}
+_VISION = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+_QWEN_VISION = {
+    "depth": 1,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "out_hidden_size": 256,
+    "deepstack_visual_indexes": [0],
+    "fullatt_block_indexes": [0],
+}
+WRAPPED = {
+    "qwen2_5_vl": Family(
+        "qwen2_5_vl",
+        {
+            "hidden_size": 512,
+            "rope_parameters": rope(1e6, mrope_section=[16, 24, 24]),
+            "layer_types": ["full_attention"] * 2,
+        },
+        _TEXT_ONLY,
+        {"vision_config": _QWEN_VISION | {"out_hidden_size": 512}},
+    ),
+    "qwen3_vl": Family(
+        "qwen3_vl",
+        HEAD | {"rope_parameters": rope(5e6, mrope_section=[24, 20, 20], mrope_interleaved=True)},
+        _TEXT_ONLY,
+        {"vision_config": _QWEN_VISION},
+    ),
+    "qwen3_vl_moe": Family(
+        "qwen3_vl_moe",
+        HEAD
+        | {
+            "rope_parameters": rope(5e6, mrope_section=[24, 20, 20], mrope_interleaved=True),
+            "num_experts": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+        },
+        _TEXT_ONLY,
+        {"vision_config": _QWEN_VISION},
+        "transposed",
+    ),
+    "glm4v": Family(
+        "glm4v",
+        {
+            "hidden_size": 512,
+            "attention_bias": True,
+            "rope_parameters": rope(1e4, partial_rotary_factor=0.5, mrope_section=[8, 12, 12]),
+        },
+        _TEXT_ONLY,
+        {"vision_config": _QWEN_VISION | {"out_hidden_size": 512}},
+    ),
+    "glm4v_moe": Family(
+        "glm4v_moe",
+        HEAD
+        | {
+            "moe_intermediate_size": 64,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "rope_parameters": rope(1e4, partial_rotary_factor=0.5, mrope_section=[8, 12, 12]),
+        },
+        _TEXT_ONLY,
+        {"vision_config": _QWEN_VISION},
+    ),
+    "internvl": Family(
+        "internvl",
+        {"model_type": "qwen3", "layer_types": ["full_attention"] * 2} | HEAD,
+        _TEXT_ONLY,
+        {"vision_config": _VISION},
+    ),
+    "mistral3": Family(
+        "mistral3",
+        {"model_type": "ministral3"} | HEAD,
+        _TEXT_ONLY,
+        {"vision_config": _VISION | {"head_dim": 32}},
+    ),
+    "muse_glimmer": Family(
+        "muse_glimmer",
+        HEAD | {"sliding_window": 32, "layer_types": BOTH, "layer_rope_theta": [10000.0, 0]},
+        _TEXT_ONLY,
+        {"vision_config": _VISION, "out_hidden_size": 256},
+    ),
+    "llama4": Family(
+        "llama4",
+        HEAD
+        | {
+            "intermediate_size": 64,
+            "intermediate_size_mlp": 64,
+            "moe_layers": [0, 1],
+            "no_rope_layers": [1, 0],
+            "layer_types": ["chunked_attention", "full_attention"],
+            "attention_chunk_size": 64,
+            "for_llm_compressor": False,
+        },
+        _TEXT_ONLY,
+        {
+            "vision_config": _VISION
+            | {"vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64}
+        },
+        "transposed",
+    ),
+    "step3p7": Family(
+        "step3p7",
+        HEAD
+        | {
+            "n_routed_experts": 64,
+            "moe_intermediate_size": 64,
+            "share_expert_dim": 64,
+            "mlp_layer_types": DENSE_FIRST,
+            "layer_types": BOTH,
+            "sliding_window": 32,
+            "moe_router_scaling_factor": 3.0,
+            "rope_theta": 10000.0,
+            "rope_parameters": {
+                "full_attention": rope(10000.0),
+                "sliding_attention": rope(10000.0),
+            },
+            "need_fp32_gate": True,
+            "norm_expert_weight": True,
+            "use_moe_router_bias": True,
+            "use_head_wise_attn_gate": True,
+        },
+        _TEXT_ONLY,
+        {"vision_config": {"width": 64, "layers": 1, "heads": 2}},
+    ),
+    "ernie4_5_vl_moe": Family(
+        "ernie4_5_vl_moe",
+        HEAD
+        | {
+            "hidden_size": 512,
+            "moe_intermediate_size": [64, 64],
+            "mlp_layer_types": DENSE_FIRST,
+            "moe_layer_start_index": [1, 1],
+            "moe_layer_end_index": [1, 1],
+            "rope_parameters": rope(500000.0, mrope_section=[22, 22, 20]),
+        },
+        _TEXT_ONLY,
+        {"vision_config": {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2}},
+    ),
+    "gemma3": Family(
+        "gemma3",
+        {
+            "head_dim": 128,
+            "query_pre_attn_scalar": 168,
+            "sliding_window": 32,
+            "layer_types": BOTH,
+            "tie_word_embeddings": True,
+        },
+        _TEXT_ONLY,
+        {"vision_config": _VISION},
+    ),
+}
