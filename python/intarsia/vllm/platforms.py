@@ -178,6 +178,8 @@ class XlaCpuPlatform(XlaPlatform):
     ray_device_key = "CPU"
     device_control_env_var = "INTARSIA_VISIBLE_CPUS"  # vLLM wants one; nothing reads it
     worker = "intarsia.vllm.worker.XlaCpuWorker"
+    ranks_here = 1
+    """Those of this process's model on this host."""
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
@@ -187,6 +189,11 @@ class XlaCpuPlatform(XlaPlatform):
             from intarsia.vllm.ray_executor import XlaRayExecutor
 
             parallel.distributed_executor_backend = XlaRayExecutor
+
+    @classmethod
+    def device_count(cls) -> int:
+        """By which vLLM's queues tell what ranks share a host's memory."""
+        return cls.ranks_here
 
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:

@@ -17,6 +17,7 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from intarsia.vllm import hosts, parallel
+from intarsia.vllm.platforms import XlaCpuPlatform
 from intarsia.vllm.sampling import use_draw
 
 logger = init_logger("vllm.intarsia.worker")
@@ -162,6 +163,7 @@ class XlaCpuWorker(XlaGpuWorker):
 
     def init_device(self) -> None:
         self.device = torch.device("cpu")
+        XlaCpuPlatform.ranks_here = self.parallel_config.local_world_size
         # Where there is Triton (beside a GPU that is not used, say), vLLM's sampler takes it for tensors of any device.
         topk_topp_sampler.HAS_TRITON = False
         use_draw()

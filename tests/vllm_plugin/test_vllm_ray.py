@@ -1,0 +1,54 @@
+"""Ranks as actors on a Ray cluster of two nodes, which are processes of this machine."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import vllm_models
+from vllm_running import FEW_PROGRAMS, SIZES, recorded
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.full
+
+MODEL = "llama"
+DRIVER = """
+import json, os, sys
+import ray
+from ray.cluster_utils import Cluster
+
+model, ranks, prompts, options = sys.argv[1], int(sys.argv[2]), *map(json.loads, sys.argv[3:])
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": ranks // 2})
+cluster.add_node(num_cpus=ranks // 2)
+ray.init(address=cluster.address)
+cluster.wait_for_nodes()
+from vllm import LLM, SamplingParams
+
+llm = LLM(model, distributed_executor_backend="ray", tensor_parallel_size=ranks, **options)
+sampling = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+answers = llm.generate(prompts, sampling, use_tqdm=False)
+executor = llm.llm_engine.engine_core.engine_core.model_executor
+print(json.dumps([
+    [list(answer.outputs[0].token_ids) for answer in answers],
+    len({handle.node_id for handle in executor.ray_worker_handles}),
+    type(executor).__name__,
+]))
+llm.llm_engine.engine_core.shutdown()
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_on_two_nodes_give_the_tokens_of_one(model, ranks, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    options = SIZES | {"dtype": "float32", "additional_config": FEW_PROGRAMS}
+    arguments = [str(model(MODEL)), str(ranks), *map(json.dumps, (vllm_models.PROMPTS, options))]
+    run = subprocess.run(
+        [sys.executable, "-c", DRIVER, *arguments], capture_output=True, text=True, timeout=900
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    tokens, nodes, executor = json.loads(run.stdout.splitlines()[-1])
+    assert tokens == [sequence["tokens"] for sequence in recorded(MODEL)]
+    assert (nodes, executor) == (2, "XlaRayExecutor")
