@@ -144,10 +144,13 @@ class XlaPlatform(Platform):
         from intarsia.vllm import hosts, settings
         from intarsia.vllm.refusals import refuse
 
+        parallel = vllm_config.parallel_config
+        if parallel.data_parallel_rank_local is not None and not parallel.use_ray:
+            # vLLM numbers a replica's GPUs for platforms whose workers see no others; ours count from the host's first.
+            parallel.assigned_physical_gpu_ids = None
         refuse(vllm_config)
         if vllm_config.use_v2_model_runner:
             raise NotImplementedError("intarsia-vllm: VLLM_USE_V2_MODEL_RUNNER=1, expected 0")
-        parallel = vllm_config.parallel_config
         if parallel.worker_cls == "auto":
             parallel.worker_cls = cls.worker
         parallel.disable_custom_all_reduce = True
