@@ -110,6 +110,23 @@ def test_ranks_meet_at_a_port_that_is_kept_for_them(address, last):
     assert told["listening"] and set(told["listening"]) <= expected
 
 
+@pytest.mark.parametrize(
+    ("error", "blamed"),
+    [
+        (
+            "Gloo AllReduce failed: Connection closed by peer [10.0.0.2]:4177",
+            "rank 2 at 10.0.0.2 or rank 3 at 10.0.0.2",
+        ),
+        ("Gloo AllReduce failed: Connection closed by peer [10.0.0.1]:4177", "rank 0 at 10.0.0.1"),
+        ("out of memory", ""),
+    ],
+)
+def test_an_error_of_a_collective_names_the_ranks_that_were_lost(monkeypatch, error, blamed):
+    monkeypatch.setattr(parallel, "_processes", SimpleNamespace(index=1))
+    monkeypatch.setattr(parallel, "_addresses", ["10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"])
+    assert parallel.blame(RuntimeError(error)) == blamed
+
+
 @pytest.fixture
 def two_ranks(monkeypatch):
     """Lets vLLM's layers be made as a rank of two makes them, without another process."""

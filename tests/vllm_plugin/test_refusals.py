@@ -57,6 +57,19 @@ def test_the_same_model_is_taken_without_those(configured):
     assert config.parallel_config.worker_cls == "intarsia.vllm.worker.XlaCpuWorker"
 
 
+def test_a_replica_counts_gpus_from_the_hosts_first(configured):
+    """vLLM makes an engine's configuration again, with the numbers of its GPUs, as if --device-ids had been given."""
+    config = configured(data_parallel_size=2)
+    config.parallel_config.data_parallel_rank_local = 1
+    config.parallel_config.assigned_physical_gpu_ids = [1]
+    config.__post_init__()
+    assert config.parallel_config.assigned_physical_gpu_ids is None
+    config.parallel_config.data_parallel_rank_local = None
+    config.parallel_config.assigned_physical_gpu_ids = [1]
+    with pytest.raises(NotImplementedError, match="a choice of GPUs by --device-ids"):
+        config.__post_init__()
+
+
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", "fp8_e5m2"])
 def test_a_cache_in_fp8(model, kv_cache_dtype):
     """Half a bf16's bytes: log-probabilities move a little, and the text stays what it was about."""
