@@ -5,6 +5,12 @@ import pytest
 import vllm_models
 from vllm_running import FEW_PROGRAMS, engine, greedy, logprobs, recorded, tokens
 
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 QUANTISED = {"quantization_config": {"quant_method": "torchao", "quant_type": "int8wo"}}
 
 
