@@ -2,6 +2,7 @@
 
 import torch
 import vllm_experts  # noqa: F401  whose cases are among these
+import vllm_quantized  # noqa: F401
 from vllm_calls import CASES, FP8, INT8, Call, _codes, _scale, _x, also, case, on_gpu, same, xla_gpu
 
 __all__ = ["CASES", "Call", "on_gpu", "same"]

@@ -1,4 +1,4 @@
-"""How an op of vLLM is declared, and what the functions of `_ops.py`, `_ops_cache.py` and `_ops_experts.py` do with its arguments."""
+"""How an op of vLLM is declared, and what the functions of `_ops.py`, `_ops_cache.py`, `_ops_experts.py` and `_ops_quantized.py` do with its arguments."""
 
 import functools
 from collections.abc import Callable

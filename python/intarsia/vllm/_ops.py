@@ -7,7 +7,11 @@ default. Like vLLM's, these take more rows than there are results of, and leave 
 
 import torch
 
-from intarsia.vllm import _ops_cache, _ops_experts  # noqa: F401  whose ops are among these
+from intarsia.vllm import (  # whose ops are among these
+    _ops_cache,
+    _ops_experts,  # noqa: F401
+    _ops_quantized,  # noqa: F401
+)
 from intarsia.vllm._declare import (
     FP8,
     OPS,

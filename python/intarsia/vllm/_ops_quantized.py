@@ -1,0 +1,160 @@
+"""What vLLM's products with weights in codes do: part of `_ops.py`. Schemas: csrc/torch_bindings.cpp and csrc/cpu/torch_bindings.cpp.
+
+They get the weights anew at every call, as the checkpoint or vLLM has packed them, so codes are decoded here, in f32, and
+multiplied by torch's product, which XLA fuses. `intarsia.jax.linear_quantized` reads codes that were packed once.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from intarsia.vllm._declare import FP8, Tensor, declare, on_one_device, refuse, write
+
+# Which 4 bits of a word AWQ keeps each of 8 neighbours in (AutoAWQ, awq/utils/packing_utils.py).
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def _fields(words: Tensor, bits: int, places: Sequence[int] | None = None) -> Tensor:
+    """The numbers of `bits` bits in i32 words [..., w], the lowest first: f32 [..., w * 32 / bits]."""
+    order = range(32 // bits) if places is None else places
+    shifts = torch.tensor([bits * place for place in order], dtype=torch.int32, device=words.device)
+    return ((words[..., None] >> shifts) & ((1 << bits) - 1)).flatten(-2).float()
+
+
+def _of_columns(factors: Tensor, columns: int) -> Tensor:
+    """Factors [g, n] of groups of the `columns` rows of [columns, n]."""
+    return factors.repeat_interleave(columns // factors.shape[0], 0)
+
+
+def _check(op: str, **given: tuple[Tensor, tuple[int, ...], Sequence[torch.dtype]]) -> None:
+    """Raises if a tensor has another shape than it must have, or none of some dtypes."""
+    on_one_device(op, **{name: tensor for name, (tensor, _, _) in given.items()})
+    for name, (tensor, shape, dtypes) in given.items():
+        if tensor.dtype not in dtypes:
+            said = " or ".join(map(str, dtypes))
+            raise ValueError(f"{op}: {name} has dtype {tensor.dtype}, expected {said}")
+        if tensor.shape != shape:
+            raise ValueError(f"{op}: {name} has shape {[*tensor.shape]}, expected {[*shape]}")
+
+
+_INT, _ANY = (torch.int32,), (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _groups_of(op: str, scales: Tensor, columns: int) -> int:
+    """How many groups scales [g, n] have."""
+    groups = scales.shape[0] if scales.ndim == 2 else 0
+    if groups == 0 or columns % groups:
+        raise ValueError(f"{op}: scales has shape {[*scales.shape]}, expected groups of {columns}")
+    return groups
+
+
+def _awq(op: str, words: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    columns, packed = words.shape
+    groups = _groups_of(op, scales, columns)
+    _check(
+        op,
+        qweight=(words, (columns, packed), _INT),
+        scales=(scales, (groups, 8 * packed), _ANY),
+        zeros=(zeros, (groups, packed), _INT),
+    )
+    codes, points = (_fields(words, 4, _AWQ_PLACES) for words in (words, zeros))
+    points, by = _of_columns(points, columns), _of_columns(scales.float(), columns)
+    return (codes - points) * by
+
+
+@declare(
+    "Tensor _kernel, Tensor _scaling_factors, Tensor _zeros, SymInt split_k_iters, int thx, int thy",
+    returns="Tensor",
+)
+def awq_dequantize(op, _kernel, _scaling_factors, _zeros, split_k_iters, thx, thy):
+    del split_k_iters, thx, thy  # of a launch
+    return _awq(op, _kernel, _scaling_factors, _zeros).to(_scaling_factors.dtype)
+
+
+@declare(
+    "Tensor _in_feats, Tensor _kernel, Tensor _scaling_factors, Tensor _zeros, SymInt split_k_iters",
+    returns="Tensor",
+)
+def awq_gemm(op, _in_feats, _kernel, _scaling_factors, _zeros, split_k_iters):
+    del split_k_iters
+    on_one_device(op, _in_feats=_in_feats, _kernel=_kernel)
+    weights = _awq(op, _kernel, _scaling_factors, _zeros)
+    return (_in_feats.float() @ weights).to(_in_feats.dtype)
+
+
+@declare(
+    "Tensor a, Tensor b_q_weight, Tensor b_gptq_qzeros, Tensor b_gptq_scales, Tensor b_g_idx, bool use_exllama, "
+    "bool use_v2_format, int bit",
+    returns="Tensor",
+)
+def gptq_gemm(
+    op, a, b_q_weight, b_gptq_qzeros, b_gptq_scales, b_g_idx, use_exllama, use_v2_format, bit
+):
+    # Exllama's order of codes is what gptq_shuffle makes of them.
+    refuse(op, use_exllama=(use_exllama, False))
+    if bit not in (2, 4, 8):
+        raise NotImplementedError(f"{op}: bit is {bit}, expected 2, 4 or 8")
+    columns, n = b_q_weight.shape[0] * 32 // bit, b_q_weight.shape[1]
+    groups = _groups_of(op, b_gptq_scales, columns)
+    _check(
+        op,
+        b_q_weight=(b_q_weight, (columns * bit // 32, n), _INT),
+        b_gptq_qzeros=(b_gptq_qzeros, (groups, n * bit // 32), _INT),
+        b_gptq_scales=(b_gptq_scales, (groups, n), _ANY),
+        a=(a, (a.shape[0], columns), _ANY),
+    )
+    codes = _fields(b_q_weight.t(), bit).t()
+    points, scales = _fields(b_gptq_qzeros, bit), b_gptq_scales.float()
+    if not use_v2_format:
+        points = points + 1
+    if b_g_idx.numel() == 0:
+        points, scales = _of_columns(points, columns), _of_columns(scales, columns)
+    else:  # the group of each column, in any order
+        _check(op, b_g_idx=(b_g_idx, (columns,), (torch.int32, torch.int64)))
+        points, scales = points[b_g_idx.long()], scales[b_g_idx.long()]
+    return (a.float() @ ((codes - points) * scales)).to(a.dtype)
+
+
+@declare("Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias")
+def cutlass_scaled_mm(op, out, a, b, a_scales, b_scales, bias):
+    (m, k), n = a.shape, b.shape[1]
+    _check(op, a=(a, (m, k), (torch.int8, FP8)), b=(b, (k, n), (a.dtype,)))
+    on_one_device(op, a=a, a_scales=a_scales, b_scales=b_scales, bias=bias)
+    for name, scales, count in (("a_scales", a_scales, m), ("b_scales", b_scales, n)):
+        if scales.numel() not in (1, count) or scales.dtype != torch.float32:
+            raise NotImplementedError(
+                f"{op}: {name} has shape {[*scales.shape]} and dtype {scales.dtype}, expected 1 or {count} of float32"
+            )
+    total = (a.float() @ b.float()) * a_scales.reshape(-1, 1) * b_scales.reshape(1, -1)
+    if bias is not None:
+        total = total + bias.float()
+    write(op, out=(out, total.to(out.dtype)))
+
+
+@declare(
+    "Tensor input, Tensor q_weight, Tensor! output, Tensor scales, Tensor? zeros, Tensor? g_idx, Tensor? bias, "
+    "SymInt pack_factor, str isa_hint"
+)
+def cpu_gemm_wna16(op, input, q_weight, output, scales, zeros, g_idx, bias, pack_factor, isa_hint):
+    del isa_hint  # codes lie alike for all
+    refuse(op, pack_factor=(pack_factor, 8), g_idx=(g_idx, None))
+    m, columns = input.shape
+    groups, n = _groups_of(op, scales, columns), scales.shape[1]
+    # Blocks of 16 results, which have two words a column.
+    given = {
+        "input": (input, (m, columns), _ANY),
+        "q_weight": (q_weight, (n // 16, 2 * columns), _INT),
+        "scales": (scales, (groups, n), _ANY),
+    }
+    if zeros is not None:
+        given["zeros"] = (zeros, (groups, n // 8), _INT)
+    if bias is not None:
+        given["bias"] = (bias, (n,), _ANY)
+    _check(op, **given)
+    codes = _fields(q_weight.reshape(n // 16, columns, 2), 4)  # [n / 16, columns, 16]
+    codes = codes.transpose(0, 1).reshape(columns, n)
+    points = 8.0 if zeros is None else _of_columns(_fields(zeros, 4), columns)
+    total = input.float() @ ((codes - points) * _of_columns(scales.float(), columns))
+    if bias is not None:
+        total = total + bias.float()
+    write(op, output=(output, total.to(output.dtype)))
