@@ -94,3 +94,11 @@ def test_a_command_that_is_not_there_names_the_nearest(capsys: pytest.CaptureFix
         with pytest.raises(SystemExit):
             cli.main([word])
         assert capsys.readouterr().err.rstrip("\n").endswith(said.rstrip("\n"))
+
+
+def test_an_option_that_is_not_there_names_the_nearest(capsys: pytest.CaptureFixture) -> None:
+    for word, said in (("--modle", ", did you mean --model?"), ("--xyzzy", "")):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["generate", word, "x"])
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.endswith(f"unrecognized arguments: {word} x{said}\n")

@@ -3,6 +3,8 @@
 import importlib.metadata
 import importlib.util
 import re
+import subprocess
+import sys
 import tomllib
 
 import jax
@@ -133,6 +135,21 @@ def test_an_error_without_a_text_is_placed(monkeypatch) -> None:
     )
     monkeypatch.delenv("JAX_PLATFORMS")
     assert doctor._cause(ValueError("first\nsecond")) == "ValueError: first"
+
+
+def test_another_process_says_what_failed_and_where(monkeypatch) -> None:
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    done = subprocess.run(
+        [sys.executable, "-c", "import textwrap\nassert textwrap is None"],
+        capture_output=True,
+        text=True,
+    )
+    said = doctor._cause_of_traceback(done.stderr)
+    assert said.startswith('AssertionError: File "<string>", line 2')
+    assert "\n" not in said
+    assert doctor._cause_of_traceback("a\nImportError: no x\n") == "ImportError: no x"
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    assert doctor._cause_of_traceback("exit 3") == "exit 3; JAX_PLATFORMS is cuda"
 
 
 def test_kernels_are_a_line_each() -> None:

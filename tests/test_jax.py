@@ -296,6 +296,7 @@ def test_programs_and_profiles_name_the_op() -> None:
     x = np.ones((2, 8), np.float32)
     text = jax.jit(lambda x: ij.rms_norm(x) + 1).lower(x).compile().as_text()
     assert re.search(r'custom-call.*op_name="[^"]*/rms_norm/', text)
+    assert "name=rms_norm" in str(jax.make_jaxpr(ij.rms_norm)(x))
 
 
 def test_an_unknown_op_lists_those_there_are() -> None:

@@ -39,7 +39,13 @@ def main(argv: list[str] | None = None) -> int:
     if given and not given[0].startswith("-") and given[0] not in _COMMANDS:
         known = ", ".join(_COMMANDS)
         parser.error(f"no command {given[0]}, expected {known}{did_you_mean(given[0], _COMMANDS)}")
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(given)
+    if unknown:
+        command = subparsers.choices[args.command]
+        known = [option for action in command._actions for option in action.option_strings]
+        command.error(
+            f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(unknown[0], known)}"
+        )
     try:
         with needed_by("the command"):
             status = _COMMANDS[args.command][0].main(args) or 0

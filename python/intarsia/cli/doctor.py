@@ -83,9 +83,21 @@ def _cause(error: Exception) -> str:
     if not text:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{frame.line} ({frame.filename}:{frame.lineno})"
+    return f"{type(error).__name__}: {text}{_platforms_chosen()}"
+
+
+def _platforms_chosen() -> str:
     chosen = ",".join(sorted(_environment.jax_platforms()))
-    hint = f"; JAX_PLATFORMS is {chosen}" if chosen else ""
-    return f"{type(error).__name__}: {text}{hint}"
+    return f"; JAX_PLATFORMS is {chosen}" if chosen else ""
+
+
+def _cause_of_traceback(text: str) -> str:
+    """The same of what another process left on stderr."""
+    *above, last = text.strip().splitlines() or ["no output"]
+    if last.endswith("Error"):  # a bare assertion: what failed, and where
+        places = [i for i, line in enumerate(above) if line.lstrip().startswith('File "')]
+        last = " ".join([f"{last}:", *(line.strip() for line in above[places[-1] :][:2])])
+    return last + _platforms_chosen()
 
 
 def _version(package: str) -> str | None:
@@ -239,7 +251,7 @@ def _test_in_torch(
         text=True,
     )
     if done.returncode:
-        report.problem(what, (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1])
+        report.problem(what, _cause_of_traceback(done.stderr or f"exit {done.returncode}"))
         return
     _judge(report, f"rms_norm by {what}", float(done.stdout.splitlines()[-1]))
 

@@ -61,8 +61,9 @@ def _score(args: argparse.Namespace, text: str, share: _processes.Share) -> None
         return
     logprobs = [np.asarray(values, np.float32) for part in parts for values in part]
     cache = model.dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+    count = sum(map(len, logprobs))
     print(
-        f"perplexity {perplexity(logprobs):.4f} of {sum(map(len, logprobs))} tokens "
+        f"perplexity {perplexity(logprobs):.4f} of {count} token{'s' * (count != 1)} "
         f"({model.name} in {model.precision}, KV cache in {cache})"
     )
 

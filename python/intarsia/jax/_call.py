@@ -126,7 +126,6 @@ def _function(
     aliases = {given.index(r.alias): i for i, r in enumerate(ordered) if r.alias is not None}
     wire = _wire_attributes(op, present, dict(attributes))
 
-    @jax.custom_batching.custom_vmap
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         types = [
             result_type(r.shape, _dtypes.numpy_dtype(r.dtype), like=arrays[0]) for r in ordered
@@ -137,7 +136,10 @@ def _function(
             outputs = custom_call(first, *arrays[1:], **wire)
         return tuple(x for x, r in zip(outputs, ordered, strict=True) if not r.workspace)
 
-    @run.def_vmap
+    run.__name__ = op.name  # in jaxprs
+    mapped = jax.custom_batching.custom_vmap(run)
+
+    @mapped.def_vmap
     def batched(size: int, is_batched: Sequence[bool], *arrays: jax.Array):
         def spread(values: Sequence[Any], absent: Any) -> list[Any]:
             left = iter(values)
@@ -153,7 +155,7 @@ def _function(
         )
         return outs, (True,) * len(outs)
 
-    function = differentiable(op, run, present, dict(attributes))
+    function = differentiable(op, mapped, present, dict(attributes))
     function.__name__ = op.name  # in XLA's metadata and in profiles
     return jax.jit(function, inline=True)  # traced once a shape; inlined where it is called
 
