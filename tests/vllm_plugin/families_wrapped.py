@@ -107,7 +107,6 @@ WRAPPED = {
             "vision_config": _VISION
             | {"vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64}
         },
-        "transposed",
     ),
     "step3p7": Family(
         "step3p7",
@@ -131,7 +130,7 @@ WRAPPED = {
             "use_head_wise_attn_gate": True,
         },
         _TEXT_ONLY,
-        {"vision_config": {"width": 64, "layers": 1, "heads": 2}},
+        {"vision_config": {"width": 64, "layers": 1, "heads": 2, "output_dim": 64}},
     ),
     "ernie4_5_vl_moe": Family(
         "ernie4_5_vl_moe",
@@ -145,7 +144,16 @@ WRAPPED = {
             "rope_parameters": rope(500000.0, mrope_section=[22, 22, 20]),
         },
         _TEXT_ONLY,
-        {"vision_config": {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2}},
+        {
+            "vision_config": {
+                "embed_dim": 64,
+                "mlp_ratio": 1,
+                "depth": 1,
+                "hidden_size": 64,
+                "intermediate_size": 64,
+                "num_heads": 2,
+            }
+        },
     ),
     "gemma3": Family(
         "gemma3",

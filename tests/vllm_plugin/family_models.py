@@ -44,18 +44,24 @@ def make(name: str, directory: Path) -> None:
     config = _config(FAMILIES[name])
     torch.manual_seed(0)
     model = _class(FAMILIES[name]).from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter, tensor in model.state_dict().items():
-            if tensor.is_floating_point() and "inv_freq" not in parameter:
-                array = _random(parameter, tuple(tensor.shape))
-                zeros = FAMILIES[name].zeros
-                tensor.copy_(torch.from_numpy(array * (not zeros or zeros not in parameter)))
-    model.tie_weights()
+    randomize(model, FAMILIES[name].zeros)
     model.save_pretrained(directory / "reference")
     if FAMILIES[name].form:
         rewrite(directory / "reference", directory / "model", FAMILIES[name].form)
     else:
         (directory / "model").symlink_to(directory / "reference")
+
+
+def randomize(model: Any, zeros: str = "") -> None:
+    """Gives a model weights that depend on nothing but their names; 0 to those whose names have `zeros` in them."""
+    import torch
+
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if tensor.is_floating_point() and "inv_freq" not in name:
+                array = _random(name, tuple(tensor.shape))
+                tensor.copy_(torch.from_numpy(array * (not zeros or zeros not in name)))
+    model.tie_weights()
 
 
 def _config(family: Family) -> Any:
@@ -93,10 +99,13 @@ def by_transformers(name: str, directory: Path, continued: list[list[int]]) -> l
     If it says the same, it would have continued them so: each token is the best one behind those before it.
     """
     import torch
+    from vllm.config import VllmConfig, set_current_vllm_config
 
-    model = _class(FAMILIES[name]).from_pretrained(
-        directory / "reference", dtype=torch.float32, attn_implementation="eager"
-    )
+    # Where vLLM serves a model by transformers' classes, it has decorated them to ask for a configuration.
+    with set_current_vllm_config(VllmConfig()):
+        model = _class(FAMILIES[name]).from_pretrained(
+            directory / "reference", dtype=torch.float32, attn_implementation="eager"
+        )
     model.eval()
     answers = []
     for prompt, tokens in zip(prompts(), continued, strict=True):

@@ -71,6 +71,23 @@ class XlaGpuNativeAttentionBackend(AttentionBackend):
         return True
 
 
+class XlaNarrowValuesBackend(XlaGpuNativeAttentionBackend):
+    """The same for layers that choose a backend by themselves, since their values are narrower than their keys."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "TRITON_ATTN_DIFFKV"  # the one that such layers take of vLLM's where FlashAttention's is not
+
+    @classmethod
+    def is_supported_on_current_device(cls, **_: Any) -> bool:
+        """What is asked of FlashAttention's."""
+        return False
+
+    @classmethod
+    def set_head_size_v(cls, size: int) -> None:
+        """Layers say themselves how wide their values are."""
+
+
 class XlaGpuMetadataBuilder(AttentionMetadataBuilder[CommonAttentionMetadata]):
     """Hands on what all backends are given: it has all that our kernels need."""
 

@@ -69,8 +69,14 @@ class XlaPlatform(Platform):
     @classmethod
     def import_ir_kernels(cls) -> None:
         super().import_ir_kernels()
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
         import intarsia.vllm.quantized
         import intarsia.vllm.quantized_experts  # noqa: F401  and with it the experts and the layers
+
+        path = "intarsia.vllm.attention.XlaNarrowValuesBackend"
+        for name in ("FLASH_ATTN_DIFFKV", "TRITON_ATTN_DIFFKV"):
+            register_backend(AttentionBackendEnum[name], path)
 
     @classmethod
     def get_default_ir_op_priority(cls, vllm_config: Any) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.model_executor.kernels.linear import MPLinearKernel, register_linear_kernel
+from vllm.model_executor.kernels import linear as kernels
+from vllm.model_executor.kernels.linear import MPLinearKernel
 from vllm.model_executor.kernels.linear.scaled_mm import (
     Fp8BlockScaledMMLinearKernel,
     FP8ScaledMMLinearKernel,
@@ -153,13 +154,10 @@ class XlaAwqLinearMethod(auto_awq.AutoAWQLinearMethod):
         return apply_packed(layer, x, bias)
 
 
-for _kind, _kernel in (
-    ("fp8", XlaFp8Kernel),
-    ("fp8_block", XlaFp8BlockKernel),
-    ("int8", XlaInt8Kernel),
-    ("mp", XlaIntegerKernel),
-):
-    register_linear_kernel(_kernel, PlatformEnum.OOT, _kind)
+for _kind, _kernel in (("fp8", XlaFp8Kernel), ("int8", XlaInt8Kernel), ("mp", XlaIntegerKernel)):
+    kernels.register_linear_kernel(_kernel, PlatformEnum.OOT, _kind)
+# A kind of its own in 0.33, which 0.32 does not know by name.
+kernels._POSSIBLE_FP8_BLOCK_KERNELS[PlatformEnum.OOT] = [XlaFp8BlockKernel]
 for _module in (fp8, compressed_tensors_w8a8_fp8):
     replace(_module, "process_fp8_weight_tensor_strategy", scales_of_rows)
 replace(auto_awq, "AutoAWQLinearMethod", XlaAwqLinearMethod)
