@@ -75,6 +75,23 @@ def test_a_replica_counts_gpus_from_the_hosts_first(configured):
         config.__post_init__()
 
 
+def test_replicas_balanced_by_hosts_are_taken(configured):
+    options = {
+        "data_parallel_size": 4,
+        "data_parallel_size_local": 2,
+        "data_parallel_start_rank": 2,
+    }
+    parallel = configured(**options, data_parallel_hybrid_lb=True).parallel_config
+    assert parallel.data_parallel_hybrid_lb and not parallel.data_parallel_external_lb
+    assert (parallel.data_parallel_rank, parallel.data_parallel_size_local) == (2, 2)
+
+
+def test_replicas_balanced_by_others_are_servers_of_their_own(configured):
+    """vLLM's own refusal, which docs/scaling.md tells."""
+    with pytest.raises(ValueError, match="do not support external data parallel mode"):
+        configured(data_parallel_size=2, data_parallel_rank=1)
+
+
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", "fp8_e5m2"])
 def test_a_cache_in_fp8(model, kv_cache_dtype):
     """Half a bf16's bytes: log-probabilities move a little, and the text stays what it was about."""

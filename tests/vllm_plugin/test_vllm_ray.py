@@ -18,8 +18,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 model, ranks, prompts, options = sys.argv[1], int(sys.argv[2]), *map(json.loads, sys.argv[3:])
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": ranks // 2})
-cluster.add_node(num_cpus=ranks // 2)
+node = {"num_cpus": ranks // 2, "object_store_memory": 80 << 20}
+cluster = Cluster(initialize_head=True, head_node_args=node)
+cluster.add_node(**node)
 ray.init(address=cluster.address)
 cluster.wait_for_nodes()
 from vllm import LLM, SamplingParams

@@ -118,7 +118,7 @@ class Server:
                 start_new_session=True,
             )
 
-    def wait_until_ready(self, seconds: float = 400) -> None:
+    def wait_until_ready(self, seconds: float = 900) -> None:
         """Returns when the server answers."""
         deadline = time.monotonic() + seconds
         while not self.is_healthy():
@@ -191,7 +191,7 @@ class Server:
         """Ends the server as an operator does; returns its exit status."""
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(timeout=30)
+            return self.process.wait(timeout=90)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
