@@ -18,7 +18,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 model, ranks, prompts, options = sys.argv[1], int(sys.argv[2]), *map(json.loads, sys.argv[3:])
-node = {"num_cpus": ranks // 2, "object_store_memory": 80 << 20}
+node = {"num_cpus": ranks // 2, "object_store_memory": 80 << 20, "include_dashboard": False}
 cluster = Cluster(initialize_head=True, head_node_args=node)
 cluster.add_node(**node)
 ray.init(address=cluster.address)
