@@ -29,7 +29,7 @@ llm = LLM(model, distributed_executor_backend="ray", tensor_parallel_size=ranks,
 sampling = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 answers = llm.generate(prompts, sampling, use_tqdm=False)
 executor = llm.llm_engine.engine_core.engine_core.model_executor
-print(json.dumps([
+print("told", json.dumps([
     [list(answer.outputs[0].token_ids) for answer in answers],
     len({handle.node_id for handle in executor.ray_worker_handles}),
     type(executor).__name__,
@@ -50,6 +50,7 @@ def test_ranks_on_two_nodes_give_the_tokens_of_one(model, ranks, monkeypatch):
         [sys.executable, "-c", DRIVER, *arguments], capture_output=True, text=True, timeout=900
     )
     assert run.returncode == 0, run.stderr[-4000:]
-    tokens, nodes, executor = json.loads(run.stdout.splitlines()[-1])
+    [told] = [line for line in run.stdout.splitlines() if line.startswith("told ")]
+    tokens, nodes, executor = json.loads(told.removeprefix("told "))
     assert tokens == [sequence["tokens"] for sequence in recorded(MODEL)]
     assert (nodes, executor) == (2, "XlaRayExecutor")
