@@ -16,7 +16,7 @@ MODEL = "llama"
 HEARTBEAT, START = 10, 20
 OPTIONS = {
     "tensor_parallel_size": 2,
-    "additional_config": FEW_PROGRAMS | {"heartbeat_timeout": HEARTBEAT, "start_timeout": START},
+    "additional_config": FEW_PROGRAMS | {"heartbeat_timeout": HEARTBEAT},
 }
 BOUND = 180  # s, of a machine that has other things to do
 
@@ -131,7 +131,9 @@ def test_a_partition_during_the_start(made, model, tmp_path):
     if made[0].namespace is None:
         pytest.skip("no network namespaces: a host cannot be cut off")
     made[1].cut()
-    with nodes(made, model(MODEL), tmp_path, **OPTIONS) as servers:
+    soon = FEW_PROGRAMS | {"start_timeout": START}
+    options = OPTIONS | {"additional_config": soon}
+    with nodes(made, model(MODEL), tmp_path, **options) as servers:
         everything = []
         while any(server.process.poll() is None for server in servers):
             everything += [p for s in servers for p in family(s.process.pid) if p not in everything]
