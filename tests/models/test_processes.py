@@ -190,7 +190,9 @@ def test_a_process_that_dies_or_hangs_ends_all(generate, how) -> None:
     processes[1].send_signal(how)
     begin = time.monotonic()
     [(status, _, err)] = _ends(processes[:1])
-    assert time.monotonic() - begin < 30
+    seconds = time.monotonic() - begin
+    print(f"\n{how.name}: known after {seconds:.1f} s")
+    assert seconds < 30
     line = "process 0 of 2: ended, since process 1 sent no heartbeat for 4 s"
     assert (status, _said(err)) == (1, [f"intarsia generate: {line}"])
     processes[1].send_signal(signal.SIGCONT)
@@ -204,7 +206,9 @@ def test_without_its_coordinator_a_process_ends(generate) -> None:
     processes[0].kill()
     begin = time.monotonic()
     [(status, _, err)] = _ends(processes[1:])
-    assert time.monotonic() - begin < 30 and status != 0
+    seconds = time.monotonic() - begin
+    print(f"\ncoordinator: known after {seconds:.1f} s")
+    assert seconds < 30 and status != 0
     assert "leader" in err or "process 1 of 2" in err
 
 

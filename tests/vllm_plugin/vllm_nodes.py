@@ -2,15 +2,12 @@
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
 import psutil
-
-_NUMBERS = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +60,10 @@ def hosts(count: int) -> Iterator[Sequence[Host]]:
     if not can_make_namespaces():
         yield [Host(f"127.0.0.{i + 1}") for i in range(count)]
         return
-    number = os.getpid() % 200 + next(_NUMBERS)
-    bridge, network = f"ib{number}", f"10.77.{number % 256}"
+    number = next(n for n in range(1, 255) if _added(f"ib{n}"))
+    bridge, network = f"ib{number}", f"10.77.{number}"
     made = [Host(f"{network}.{i + 1}", f"ih{number}-{i}", f"iv{number}-{i}") for i in range(count)]
     with contextlib.ExitStack() as stack:
-        _ip("link", "add", bridge, "type", "bridge")
         stack.callback(_ip, "link", "del", bridge)
         _ip("addr", "add", f"{network}.254/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
@@ -84,6 +80,12 @@ def hosts(count: int) -> Iterator[Sequence[Host]]:
 
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)
+
+
+def _added(bridge: str) -> bool:
+    """Whether the bridge is new: another run of the tests may have its own."""
+    command = ["ip", "link", "add", bridge, "type", "bridge"]
+    return not subprocess.run(command, capture_output=True, check=False).returncode
 
 
 def family(pid: int) -> list[psutil.Process]:
