@@ -25,7 +25,7 @@ LAYERS = {
     "torchax": TORCH,
     "pjrt_plugin": JAX,
     "repack": BASE,
-    "vllm": TORCH,
+    "vllm": TORCH | {"models", "repack"},
     "xla_ops": TORCH | {"vllm"},
     "cli": JAX | {"models"},
 }
