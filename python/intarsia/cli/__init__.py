@@ -42,9 +42,9 @@ def main(argv: list[str] | None = None) -> int:
     args, unknown = parser.parse_known_args(given)
     if unknown:
         command = subparsers.choices[args.command]
-        known = [option for action in command._actions for option in action.option_strings]
+        options = [option for action in command._actions for option in action.option_strings]
         command.error(
-            f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(unknown[0], known)}"
+            f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(unknown[0], options)}"
         )
     try:
         with needed_by("the command"):
