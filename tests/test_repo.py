@@ -28,7 +28,7 @@ LAYERS = {
     "attention": {"core", "attention"},
     "cache": {"core", "cache"},
     "rotary": {"core", "rotary"},
-    "matmul": {"core", "matmul"},
+    "matmul": {"core", "activation", "matmul"},
     "ops": {"core", "quant", "activation", "norm", "attention", "cache", "rotary", "matmul", "ops"},
     "ffi": {"core", "ops", "ffi"},
     "pjrt": {"core", "pjrt"},

@@ -5,6 +5,7 @@
 //   out[g, :, :] = sum over the rows r of group g of x[r, :]^T d_out[r, :].
 // Sums are f32, rounded once.
 #pragma once
+#include "src/activation/gating.h"
 #include "src/core/context.h"
 #include "src/core/dtype.h"
 #include "src/core/status.h"
@@ -12,18 +13,30 @@
 
 namespace intarsia::matmul {
 
+// What a product on a GPU may not read before the kernel ahead of it on the stream is done. Kernels
+// that cannot begin early take no notice.
+enum class Await {
+  kNothing,  // it begins behind that kernel
+  kAll,
+  kRows,  // of x; everything else is there, and kernels further ahead are done
+};
+
 struct GroupedParams {
   DType dtype = DType::kF32, out_dtype = DType::kF32;  // the result's: dtype, or f32
   const void* x = nullptr;                             // [x_rows, k]
   const void* w = nullptr;                             // [count, k, n], or transposed [count, n, k]
   const void* bias = nullptr;                          // [count, n], or null
-  void* out = nullptr;                                 // [m, n]
+  void* out = nullptr;                                 // [m, columns()]
   int64_t k = 0, n = 0, x_rows = 0;
   bool transposed = false;
   GroupSizes groups;
   IndexVector rows = {};
+  // With it, w gives a gate and an up for each of n / 2 results, both rounded to `dtype`.
+  Gating gating = {};
+  Await await = Await::kNothing;
 
-  int64_t m() const { return groups.m; }
+  INTARSIA_HOST_DEVICE int64_t m() const { return groups.m; }
+  INTARSIA_HOST_DEVICE int64_t columns() const { return gating.is_there ? n / 2 : n; }
 };
 
 struct GroupedGradientParams {

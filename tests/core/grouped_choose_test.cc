@@ -85,6 +85,19 @@ TEST(GroupedChoose, HopperStreamsARowOfAGroup) {
   EXPECT_EQ(kernel(4, 32, 2880, 2880), GroupedKernel::kStream);
 }
 
+TEST(GroupedChoose, GatesResultsOfFewRows) {
+  const auto choice = [](int64_t m, bool transposed) {
+    GroupedParams p = ParamsOf(DType::kBF16, m, 128);
+    p.gating = Gating::Of("silu", 0.0f, 0.0f);
+    p.transposed = transposed;
+    return Choose(p, Gpu("H200"));
+  };
+  ASSERT_TRUE(choice(128, true));
+  EXPECT_EQ(choice(128, true)->kernel, GroupedKernel::kStream);
+  EXPECT_FALSE(choice(128, false));
+  EXPECT_FALSE(choice(128 * 32, true));
+}
+
 TEST(GroupedChoose, RefusesWhatTheCopyEngineCannotRead) {
   const GroupedCandidate& hopper = GroupedCandidates().front();
   const cuda::Device h200 = Gpu("H200");

@@ -9,6 +9,7 @@
 namespace intarsia::matmul {
 
 Status Run(const GroupedParams& params, const CpuContext& context) {
+  if (params.gating.is_there) return Internal("a product with gates runs on GPUs alone");
   const int64_t k = params.k, n = params.n, bytes = params.m() * n * Bytes(params.out_dtype);
   if (bytes == 0) return {};
   if (k == 0 && !params.bias) {  // w has no elements, so that it may have any number of groups

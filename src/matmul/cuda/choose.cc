@@ -77,8 +77,10 @@ std::span<const GradientCandidate> GradientCandidates() { return kGradients; }
 
 bool CanRun(const GroupedCandidate& candidate, const GroupedParams& p, const cuda::Device& device) {
   if (!cuda::HasImage(candidate.arch, device)) return false;
-  if (candidate.kernel == GroupedKernel::kStream) return CanStream(p);
   if (candidate.kernel == GroupedKernel::kWarpgroups) return sm90::Supports(p);
+  if (candidate.kernel == GroupedKernel::kStream)
+    return CanStream(p) && (!p.gating.is_there || (p.transposed && p.out_dtype == p.dtype));
+  if (p.gating.is_there) return false;
   if (candidate.rows == 128 && Bytes(p.dtype) != 2) return false;
   return TileSharedBytes(p.dtype, candidate.rows) + cuda::kReservedSharedBytes <=
          device.shared_bytes_per_block;

@@ -28,6 +28,7 @@ Status NoKernel(DType dtype, const cuda::Device& device) {
 
 Status Launch(const GroupedParams& params, const CudaContext& context,
               const GroupedCandidate& candidate) {
+  INTARSIA_RETURN_IF_ERROR(FitCounts(params.m(), params.k, params.n, params.groups));
   if (candidate.arch == cuda::kHopper)
     return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
       return sm90::LaunchGroupedOf<kType>(params, context);
@@ -39,6 +40,7 @@ Status Launch(const GroupedParams& params, const CudaContext& context,
 
 Status Launch(const GroupedGradientParams& params, const CudaContext& context,
               const GradientCandidate& candidate) {
+  INTARSIA_RETURN_IF_ERROR(FitCounts(params.groups.m, params.k, params.n, params.groups));
   if (candidate.arch == cuda::kHopper)
     return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
       return sm90::LaunchGroupedGradientOf<kType>(params, context);
@@ -49,13 +51,11 @@ Status Launch(const GroupedGradientParams& params, const CudaContext& context,
 }
 
 Status Run(const GroupedParams& params, const CudaContext& context) {
-  INTARSIA_RETURN_IF_ERROR(FitCounts(params.m(), params.k, params.n, params.groups));
   const GroupedCandidate* const choice = Choose(params, *context.device);
   return choice ? Launch(params, context, *choice) : NoKernel(params.dtype, *context.device);
 }
 
 Status Run(const GroupedGradientParams& params, const CudaContext& context) {
-  INTARSIA_RETURN_IF_ERROR(FitCounts(params.groups.m, params.k, params.n, params.groups));
   const GradientCandidate* const choice = Choose(params, *context.device);
   return choice ? Launch(params, context, *choice) : NoKernel(params.dtype, *context.device);
 }

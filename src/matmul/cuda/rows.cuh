@@ -34,12 +34,12 @@ __device__ __forceinline__ void StorePair(void* out, DType dtype, int64_t index,
 // Zeros in rows of no group, by all threads of the block.
 __device__ __forceinline__ void ClearRows(const GroupedParams& p, const Unit& unit,
                                           int first_column, int columns) {
-  const int n = static_cast<int>(p.n), end = min(columns, n - first_column);
+  const int n = static_cast<int>(p.columns()), end = min(columns, n - first_column);
   for (int i = static_cast<int>(threadIdx.x); i < unit.rows * columns;
        i += static_cast<int>(blockDim.x)) {
     const int column = i % columns, row = unit.RowOfNoGroup(unit.row + i / columns);
     if (column < end)
-      StorePair(p.out, p.out_dtype, row * p.n + first_column + column, 1, 0.0f, 0.0f);
+      StorePair(p.out, p.out_dtype, int64_t{row} * n + first_column + column, 1, 0.0f, 0.0f);
   }
 }
 

@@ -136,6 +136,13 @@ matmul::GroupedParams ExpertsPass::FirstProduct() const {
           .rows = {rows}};
 }
 
+matmul::GroupedParams ExpertsPass::GatedProduct(const Gating& gating) const {
+  matmul::GroupedParams p = FirstProduct();
+  p.gating = gating;
+  p.out = gated;
+  return p;
+}
+
 matmul::GroupedParams ExpertsPass::SecondProduct() const {
   return {.dtype = dtype,
           .out_dtype = dtype,

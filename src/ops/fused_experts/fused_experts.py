@@ -17,6 +17,12 @@ CASES = {
     "gelu_of_one_token": dict(
         tags="ci", t=1, n=72, i=40, e=8, k=2, activation="gelu_tanh", weights="T"
     ),
+    "one_token_of_gpt_oss": dict(
+        tags="ci beyond_plain", t=1, n=40, i=24, e=6, k=4, activation="swigluoai", biases=True
+    ),
+    "two_tokens_of_many_experts": dict(
+        tags="ci beyond_plain", t=2, n=64, i=48, e=128, k=8, routing="hostile", biases=True
+    ),
     "some_experts": dict(tags="ci beyond_plain", t=14, n=32, i=24, e=3, k=2, g=8, biases=True),
     "ids_of_nobody": dict(tags="ci beyond_plain", t=12, n=24, i=16, e=5, k=3, routing="hostile"),
     "weights_on_input": dict(

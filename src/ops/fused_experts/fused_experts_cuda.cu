@@ -5,6 +5,7 @@
 #include "src/core/dispatch.h"
 #include "src/core/divisor.h"
 #include "src/core/round.h"
+#include "src/matmul/cuda/launch.h"
 #include "src/ops/fused_experts/few_tokens.cuh"
 #include "src/ops/fused_experts/pass.h"
 
@@ -29,50 +30,42 @@ __device__ __forceinline__ int SumUpTo(int x) {
   return x;
 }
 
-// Pairs that a lane asks for at a time, 32 apart.
+// Pairs of a warp, 32 apart for each lane: their experts, or -1, and their places among the warp's
+// pairs of the same expert.
 constexpr int kSortBatch = 8;
+struct SortBatch {
+  static constexpr int kPairs = 32 * kSortBatch;
+  int expert[kSortBatch], place[kSortBatch];
 
-// fn(pair, its expert, its place if there is one already) for the pairs begin ... end - 1, in
-// order, and for each lane of a warp.
-template <bool kHavePlaces, class Fn>
-__device__ __forceinline__ void ForPairs(const ExpertsPass& pass, int begin, int end, Fn fn) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  for (int first = begin; first < end; first += 32 * kSortBatch) {
-    int expert[kSortBatch], place[kSortBatch];
-#pragma unroll
-    for (int i = 0; i < kSortBatch; ++i) {
-      const int p = first + 32 * i + lane;
-      expert[i] = p < end ? static_cast<int>(pass.ExpertOf(p)) : -1;
-      place[i] = kHavePlaces && p < end ? pass.places[p] : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < kSortBatch; ++i) {
-      if (first + 32 * i >= end) break;
-      fn(first + 32 * i + lane, expert[i], place[i]);
-    }
+  __device__ __forceinline__ void LoadExperts(const ExpertsPass& pass, int first, int end) {
+    ForEach(first, end,
+            [&](int p, int i) { expert[i] = p < end ? static_cast<int>(pass.ExpertOf(p)) : -1; });
   }
-}
-
-// places[p] = how many pairs before p, of the warp's, have its expert; counts[e] = how many have e.
-__device__ __forceinline__ void Count(const ExpertsPass& pass, int begin, int end, int* counts) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  ForPairs<false>(pass, begin, end, [&](int p, int e, int) {
-    const unsigned alike = __match_any_sync(0xffffffffu, e);
-    const int leader = __ffs(static_cast<int>(alike)) - 1;
-    const int before = e >= 0 ? counts[e] : 0;
-    __syncwarp();
-    if (e >= 0) {
-      if (lane == leader) counts[e] = before + __popc(alike);
-      pass.places[p] = before + __popc(alike & ((1u << lane) - 1));
-    } else if (p < end) {
-      pass.places[p] = -1;
-    }
-    __syncwarp();
-  });
-}
+  // counts[e]: the warp's pairs of expert e so far.
+  __device__ __forceinline__ void Count(int first, int end, int* counts) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    ForEach(first, end, [&](int, int i) {
+      const int e = expert[i];
+      const unsigned alike = __match_any_sync(0xffffffffu, e);
+      const int before = e >= 0 ? counts[e] : 0;
+      __syncwarp();
+      if (e >= 0 && lane == __ffs(static_cast<int>(alike)) - 1) counts[e] = before + __popc(alike);
+      place[i] = before + __popc(alike & ((1u << lane) - 1));
+      __syncwarp();
+    });
+  }
+  // fn(pair, i) for the lane's pairs from `first` on, some of which may lie behind `end`.
+  template <class Fn>
+  static __device__ __forceinline__ void ForEach(int first, int end, Fn fn) {
+#pragma unroll
+    for (int i = 0; i < kSortBatch; ++i)
+      if (first + 32 * i < end) fn(first + 32 * i + static_cast<int>(threadIdx.x % 32), i);
+  }
+};
 
 __global__ void __launch_bounds__(1024)
     SortPairsKernel(const __grid_constant__ ExpertsPass pass, Divisor k, int warps) {
+  LetNextBegin();
   extern __shared__ int counts[];  // [warps, experts]
   __shared__ int of_warps[32], carry;
   const int experts = static_cast<int>(pass.experts), threads = static_cast<int>(blockDim.x);
@@ -83,7 +76,16 @@ __global__ void __launch_bounds__(1024)
   const int pairs = static_cast<int>(pass.pairs());
   const int each = RoundUp(CeilDiv(pairs, warps), 32);
   const int begin = min(warp * each, pairs), end = min(begin + each, pairs);
-  if (warp < warps) Count(pass, begin, end, counts + warp * experts);
+  const bool in_registers = each <= SortBatch::kPairs;  // all pairs of the warp
+  SortBatch batch;
+  for (int at = begin; at < end; at += SortBatch::kPairs) {
+    batch.LoadExperts(pass, at, end);
+    batch.Count(at, end, counts + warp * experts);
+    if (!in_registers)
+      batch.ForEach(at, end, [&](int p, int i) {
+        if (p < end) pass.places[p] = batch.place[i];
+      });
+  }
   __syncthreads();
   for (int first = 0; first < experts; first += threads) {
     const int e = first + thread;
@@ -108,13 +110,19 @@ __global__ void __launch_bounds__(1024)
     }
     __syncthreads();
   }
-  if (warp >= warps) return;
-  ForPairs<true>(pass, begin, end, [&](int p, int e, int place) {
-    if (e < 0) return;
-    const int row = counts[warp * experts + e] + place;
-    pass.places[p] = row;
-    pass.rows[row] = static_cast<int>(k.Divide(p));
-  });
+  for (int at = begin; at < end; at += SortBatch::kPairs) {
+    if (!in_registers) {
+      batch.LoadExperts(pass, at, end);
+      batch.ForEach(at, end, [&](int p, int i) { batch.place[i] = p < end ? pass.places[p] : 0; });
+    }
+    batch.ForEach(at, end, [&](int p, int i) {
+      if (p >= end) return;
+      const int e = batch.expert[i];
+      const int row = e < 0 ? -1 : counts[warp * experts + e] + batch.place[i];
+      pass.places[p] = row;
+      if (row >= 0) pass.rows[row] = static_cast<int>(k.Divide(p));
+    });
+  }
 }
 const Kernel kSortPairsKernel("SortPairsKernel", reinterpret_cast<const void*>(&SortPairsKernel),
                               kSortBytes);
@@ -172,6 +180,8 @@ __global__ void __launch_bounds__(kGatedThreads)
                         int blocks_per_row) {
   using Act = Activation<T>;
   constexpr bool kInTurn = requires { Act::kMayBeInTurn; };
+  AwaitPrevious();
+  LetNextBegin();
   const int64_t pair = blockIdx.x / blocks_per_row, row = pass.places[pair];
   if (row < 0) return;
   const int64_t n = pass.i, vectors = n / kCount, up = kInTurn ? 1 : n;
@@ -223,7 +233,9 @@ Status Activate(const CudaContext& context, const ExpertsPass& pass, Attributes.
   const int64_t threads =
       vectors == 0 ? 32
                    : RoundUp<int64_t>(CeilDiv<int64_t>(vectors, blocks_per_row * kGatedItems), 32);
-  const LaunchConfig config{{pass.pairs() * blocks_per_row}, dim3(static_cast<unsigned>(threads))};
+  const LaunchConfig config{.grid = {pass.pairs() * blocks_per_row},
+                            .block = dim3(static_cast<unsigned>(threads)),
+                            .overlaps_previous = true};
   return Launch(
       context,
       packed ? kActivatePairsKernel<T, kCount, Activation> : kActivatePairsKernel<T, 1, Activation>,
@@ -240,6 +252,7 @@ constexpr int kSumBatch = 4;  // terms that a thread asks for at a time
 template <class T, int kCount>
 __global__ void __launch_bounds__(kSumThreads)
     SumPairsKernel(const __grid_constant__ ExpertsPass pass, int blocks_per_row) {
+  AwaitPrevious();
   const int64_t token = blockIdx.x / blocks_per_row, vectors = pass.n / kCount;
   const int64_t i = static_cast<int64_t>(blockIdx.x % blocks_per_row) * kSumThreads + threadIdx.x;
   if (i >= vectors) return;
@@ -280,8 +293,40 @@ Status Sum(const CudaContext& context, const ExpertsPass& pass) {
       AllInPacks<kCount>(pass.n, static_cast<const T*>(pass.down), static_cast<const T*>(pass.out));
   const int64_t blocks_per_row = CeilDiv<int64_t>(packed ? pass.n / kCount : pass.n, kSumThreads);
   return Launch(context, packed ? kSumPairsKernel<T, kCount> : kSumPairsKernel<T, 1>,
-                {{pass.tokens * blocks_per_row}, dim3(kSumThreads)}, pass,
-                static_cast<int>(blocks_per_row));
+                {.grid = {pass.tokens * blocks_per_row},
+                 .block = dim3(kSumThreads),
+                 .overlaps_previous = true},
+                pass, static_cast<int>(blocks_per_row));
+}
+
+template <class T>
+Status Activate(const FusedExperts& op, const ExpertsPass& pass, const CudaContext& context) {
+  if (op.activation == "silu") return Activate<T, Silu>(context, pass);
+  if (op.activation == "gelu_tanh") return Activate<T, GeluTanh>(context, pass);
+  return Activate<T, SwigluOai>(context, pass, op.alpha, op.limit);
+}
+
+// gated[r, :] = act(hidden[r, :]) of the first product, within the same kernel if one is chosen
+// that can. Where kernels allow it, each begins while the one before it ends.
+template <class T>
+Status MultiplyFirst(const FusedExperts& op, const ExpertsPass& pass, const CudaContext& context) {
+  matmul::GroupedParams gated = pass.GatedProduct(Gating::Of(op.activation, op.limit, op.alpha));
+  gated.await = matmul::Await::kAll;
+  const matmul::GroupedCandidate* const kernel = matmul::Choose(gated, *context.device);
+  if (kernel && !pass.weights_on_input) return matmul::Launch(gated, context, *kernel);
+  matmul::GroupedParams product = pass.FirstProduct();
+  product.await = matmul::Await::kAll;
+  INTARSIA_RETURN_IF_ERROR(matmul::Run(product, context));
+  return Activate<T>(op, pass, context);
+}
+
+// Both products: the second one begins with its weights.
+template <class T>
+Status Multiply(const FusedExperts& op, const ExpertsPass& pass, const CudaContext& context) {
+  INTARSIA_RETURN_IF_ERROR(MultiplyFirst<T>(op, pass, context));
+  matmul::GroupedParams product = pass.SecondProduct();
+  product.await = matmul::Await::kRows;
+  return matmul::Run(product, context);
 }
 
 template <DType kType>
@@ -295,15 +340,7 @@ Status RunPass(const FusedExperts& op, const ExpertsPass& pass, const CudaContex
     }
   }
   INTARSIA_RETURN_IF_ERROR(SortOnDevice(context, pass));
-  if (pass.experts == 0) return Sum<T>(context, pass);
-  INTARSIA_RETURN_IF_ERROR(matmul::Run(pass.FirstProduct(), context));
-  if (op.activation == "silu")
-    INTARSIA_RETURN_IF_ERROR((Activate<T, Silu>(context, pass)));
-  else if (op.activation == "gelu_tanh")
-    INTARSIA_RETURN_IF_ERROR((Activate<T, GeluTanh>(context, pass)));
-  else
-    INTARSIA_RETURN_IF_ERROR((Activate<T, SwigluOai>(context, pass, op.alpha, op.limit)));
-  INTARSIA_RETURN_IF_ERROR(matmul::Run(pass.SecondProduct(), context));
+  if (pass.experts > 0) INTARSIA_RETURN_IF_ERROR(Multiply<T>(op, pass, context));
   return Sum<T>(context, pass);
 }
 

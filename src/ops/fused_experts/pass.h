@@ -7,6 +7,7 @@
 //   sum       out[t, :] = sum over j of weights[t, j] down[places[t k + j], :].
 // `down` lies where `hidden` was. Each platform has its own sort, activate and sum.
 #pragma once
+#include "src/activation/gating.h"
 #include "src/matmul/grouped.h"
 #include "src/ops/fused_experts/fused_experts.h"
 
@@ -41,6 +42,7 @@ struct ExpertsPass {
 
   matmul::GroupSizes Groups() const;  // of both products
   matmul::GroupedParams FirstProduct() const;
+  matmul::GroupedParams GatedProduct(const Gating& gating) const;  // with the activation
   matmul::GroupedParams SecondProduct() const;
 };
 

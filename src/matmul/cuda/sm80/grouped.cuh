@@ -11,8 +11,11 @@ template <DType kType, bool kTransposed>
 Status LaunchOrder(const GroupedParams& p, const CudaContext& context,
                    const GroupedCandidate& candidate) {
   if constexpr (Bytes(kType) == 2) {
-    if (candidate.kernel == GroupedKernel::kStream)
+    if (candidate.kernel == GroupedKernel::kStream) {
+      if constexpr (kTransposed)
+        if (p.gating.is_there) return LaunchStream<StreamConfig<kType, true, true>>(p, context);
       return LaunchStream<StreamConfig<kType, kTransposed>>(p, context);
+    }
     if (candidate.rows == 128) return LaunchTiles<TileConfig<kType, 128, kTransposed>>(p, context);
   }
   return LaunchTiles<TileConfig<kType, 64, kTransposed>>(p, context);

@@ -11,7 +11,12 @@
 //     Product j: A's row r is column 8r + 2j, row r + 8 is 8r + 2j + 1.
 //   w [n, k]: a step is 32 of k. Lane has columns 16j + r and 16j + r + 8, each with 8c ... 8c + 7.
 //     Product j: A's row r is column 16j + r. A step makes two products of it.
+//   w [n, k] with a gate and an up for each result: instead of columns 16j + r and 16j + r + 8,
+//   gate
+//     and up of result 8j + r.
+// Warps take steps in turn, so that they read neighboring memory at the same time.
 #pragma once
+#include "src/activation/gating.cuh"
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/mma.cuh"
 #include "src/matmul/cuda/choose.h"
@@ -19,8 +24,11 @@
 
 namespace intarsia::matmul {
 
-template <DType kType, bool kTransposed>
+template <DType kType, bool kTransposed, bool kGated = false>
 struct StreamConfig {
+  static_assert(kTransposed || !kGated);
+  static constexpr bool kIsGated = kGated;
+  static constexpr int kResults = kGated ? kStreamColumns / 2 : kStreamColumns;  // of a CTA
   static constexpr DType kDType = kType;
   using M = cuda::Mma<kType>;
   using T = typename M::T;
@@ -58,12 +66,18 @@ class WeightStream {
   using T = typename S::T;
 
   __device__ __forceinline__ WeightStream(const GroupedParams& p, const Unit& unit)
-      : k_(static_cast<int>(p.k)), n_(static_cast<int>(p.n)) {
+      : k_(static_cast<int>(p.k)), n_(static_cast<int>(p.columns())) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     c_ = lane % 4;
-    column_ = unit.column_tile * kStreamColumns + (S::kIsTransposed ? lane / 4 : lane / 4 * 8);
-    w_ = static_cast<const T*>(p.w) + unit.group * p.k * p.n +
-         (S::kIsTransposed ? column_ * p.k + 8 * c_ : column_ + 4 * c_ * p.n);
+    column_ = unit.column_tile * S::kResults + (S::kIsTransposed ? lane / 4 : lane / 4 * 8);
+    w_ = static_cast<const T*>(p.w) + unit.group * p.k * p.n;
+    if constexpr (S::kIsGated) {
+      w_ += (p.gating.in_turn ? 2 * column_ : column_) * p.k + 8 * c_;
+      apart_ = p.gating.in_turn ? p.k : n_ * p.k;
+      step_ = p.gating.in_turn ? 16 * p.k : 8 * p.k;
+    } else {
+      w_ += S::kIsTransposed ? column_ * p.k + 8 * c_ : column_ + 4 * c_ * p.n;
+    }
 #pragma unroll
     for (int i = 0; i < S::kRowBlocks; ++i) {
       const int row = 8 * i + lane / 4;
@@ -73,18 +87,21 @@ class WeightStream {
   }
 
   // Elements first ... first + kStep - 1 of the sum; those from k on are zeros.
-  __device__ __forceinline__ void Load(int first, StreamPart<S>& part) const {
+  __device__ __forceinline__ void LoadWeights(int first, StreamPart<S>& part) const {
     constexpr uint4 kZeros = {0, 0, 0, 0};
-    if constexpr (S::kIsTransposed) {
+    if constexpr (S::kIsGated) {
+      const bool exists = first + 8 * c_ < k_;
+#pragma unroll
+      for (int i = 0; i < 8; ++i)  // gates and ups of results 8 (i / 2) on
+        part.w[i] = exists && column_ + i / 2 * 8 < n_
+                        ? LoadOnce16(w_ + i / 2 * step_ + i % 2 * apart_ + first)
+                        : kZeros;
+    } else if constexpr (S::kIsTransposed) {
       const bool exists = first + 8 * c_ < k_;
 #pragma unroll
       for (int i = 0; i < 8; ++i)  // columns 8i on
         part.w[i] =
             exists && column_ + 8 * i < n_ ? LoadOnce16(w_ + int64_t{8} * i * k_ + first) : kZeros;
-#pragma unroll
-      for (int i = 0; i < S::kRowBlocks; ++i)
-        part.x[i] =
-            exists && x_[i] ? *reinterpret_cast<const uint4*>(x_[i] + first + 8 * c_) : kZeros;
     } else {
       const bool exists = column_ < n_;
 #pragma unroll
@@ -92,6 +109,17 @@ class WeightStream {
         const int row = first + i / 4 * 16 + i % 4;
         part.w[i] = exists && row + 4 * c_ < k_ ? LoadOnce16(w_ + int64_t{row} * n_) : kZeros;
       }
+    }
+  }
+  __device__ __forceinline__ void LoadRows(int first, StreamPart<S>& part) const {
+    constexpr uint4 kZeros = {0, 0, 0, 0};
+    if constexpr (S::kIsTransposed) {
+      const bool exists = first + 8 * c_ < k_;
+#pragma unroll
+      for (int i = 0; i < S::kRowBlocks; ++i)
+        part.x[i] =
+            exists && x_[i] ? *reinterpret_cast<const uint4*>(x_[i] + first + 8 * c_) : kZeros;
+    } else {
 #pragma unroll
       for (int i = 0; i < S::kRowBlocks; ++i) {
         uint2 x[2] = {};
@@ -108,6 +136,7 @@ class WeightStream {
  private:
   const int k_, n_;
   int c_, column_;
+  int64_t apart_ = 0, step_ = 0;  // from a gate to its up, and to the gate 8 results on
   const T* w_;
   const T* x_[S::kRowBlocks];  // null: there is no such row
 };
@@ -141,15 +170,21 @@ __device__ __forceinline__ void MultiplyPart(const StreamPart<S>& part, typename
   }
 }
 
-// The sums of elements [begin, end) of k; the next part is on its way while one is multiplied.
+// The sums of every stride-th element of k from `begin` on, kStep of them each; the next part is in
+// flight while one is multiplied. `awaits`: rows come from the kernel before this one.
 template <class S>
 __device__ __forceinline__ void StreamWeights(const WeightStream<S>& stream, int begin, int end,
-                                              typename S::Sums& sums) {
-  if (begin >= end) return;
+                                              int stride, bool awaits, typename S::Sums& sums) {
   StreamPart<S> now, next;
-  stream.Load(begin, now);
-  for (int first = begin; first < end; first += S::kStep) {
-    if (first + S::kStep < end) stream.Load(first + S::kStep, next);
+  if (begin < end) stream.LoadWeights(begin, now);
+  if (awaits) cuda::AwaitPrevious();
+  if (begin >= end) return;
+  stream.LoadRows(begin, now);
+  for (int first = begin; first < end; first += stride) {
+    if (first + stride < end) {
+      stream.LoadWeights(first + stride, next);
+      stream.LoadRows(first + stride, next);
+    }
     MultiplyPart<S>(now, sums);
     now = next;
   }
@@ -196,6 +231,35 @@ __device__ __forceinline__ void StoreResults(const GroupedParams& p, const Unit&
   }
 }
 
+// The same, with gates and ups: eight columns of gates, then their ups.
+template <class S>
+__device__ __forceinline__ void StoreGated(const GroupedParams& p, const Unit& unit,
+                                           const float* shared, int warps) {
+  using T = typename S::T;
+  const int n = static_cast<int>(p.columns());
+  const T* const bias = p.bias ? static_cast<const T*>(p.bias) + unit.group * p.n : nullptr;
+  for (int i = static_cast<int>(threadIdx.x); i < unit.rows * S::kResults;
+       i += static_cast<int>(blockDim.x)) {
+    const int row = i / S::kResults, in_tile = i % S::kResults;
+    const int column = unit.column_tile * S::kResults + in_tile;
+    if (column >= n) continue;
+    const bool has_bias = bias && RowTaken(p, unit.row + row) >= 0;
+    float both[2];
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      float sum = 0.0f;
+      for (int warp = 0; warp < warps; ++warp)
+        sum += shared[(warp * S::kRows + row) * (kStreamColumns + 1) + in_tile / 8 * 16 + part * 8 +
+                      in_tile % 8];
+      if (has_bias)
+        sum += cuda::ToFloat(bias[p.gating.in_turn ? 2 * column + part : part * n + column]);
+      both[part] = cuda::RoundTo<T>(sum);
+    }
+    static_cast<T*>(p.out)[int64_t{unit.row + row} * n + column] =
+        cuda::FromFloat<T>(cuda::Gate<T>(p.gating, both[0], both[1]));
+  }
+}
+
 // Grid: as many tiles as groups can need times tiles of columns. n and k are multiples of 8, and x
 // and w aligned.
 template <class S>
@@ -203,7 +267,9 @@ __global__ void __launch_bounds__(32 * S::kMostWarps, S::kRowBlocks > 1 ? 1 : 2)
     GroupedStreamKernel(const __grid_constant__ GroupedParams p) {
   extern __shared__ float partial[];
   __shared__ Unit found;
-  const int column_tiles = (static_cast<int>(p.n) + kStreamColumns - 1) / kStreamColumns;
+  const int column_tiles = (static_cast<int>(p.columns()) + S::kResults - 1) / S::kResults;
+  if (p.await != Await::kRows) cuda::AwaitPrevious();
+  cuda::LetNextBegin();
   if (threadIdx.x < 32) {
     const Unit unit =
         FindUnit<EqualTiles<S::kRows>, kTilesTogether>(p.groups, column_tiles, blockIdx.x);
@@ -212,17 +278,21 @@ __global__ void __launch_bounds__(32 * S::kMostWarps, S::kRowBlocks > 1 ? 1 : 2)
   __syncthreads();
   const Unit unit = found;
   if (unit.group < 0) {
-    ClearRows(p, unit, unit.column_tile * kStreamColumns, kStreamColumns);
+    if (p.await == Await::kRows) cuda::AwaitPrevious();
+    ClearRows(p, unit, unit.column_tile * S::kResults, S::kResults);
     return;
   }
   const int warp = static_cast<int>(threadIdx.x / 32), warps = static_cast<int>(blockDim.x / 32);
   const int steps = (static_cast<int>(p.k) + S::kStep - 1) / S::kStep;
   typename S::Sums sums = {};
-  StreamWeights<S>(WeightStream<S>(p, unit), steps * warp / warps * S::kStep,
-                   steps * (warp + 1) / warps * S::kStep, sums);
+  StreamWeights<S>(WeightStream<S>(p, unit), warp * S::kStep, steps * S::kStep, warps * S::kStep,
+                   p.await == Await::kRows, sums);
   StorePart<S>(partial + warp * S::kRows * (kStreamColumns + 1), sums);
   __syncthreads();
-  StoreResults<S>(p, unit, partial, warps);
+  if constexpr (S::kIsGated)
+    StoreGated<S>(p, unit, partial, warps);
+  else
+    StoreResults<S>(p, unit, partial, warps);
 }
 
 template <class S>
@@ -233,10 +303,11 @@ inline const cuda::Kernel kStreamKernel("GroupedStreamKernel",
 template <class S>
 Status LaunchStream(const GroupedParams& p, const CudaContext& context) {
   const int warps = StreamWarps(p, *context.device);
-  const cuda::LaunchConfig config{
-      {MostTiles(p.m(), p.groups.count, S::kRows) * CeilDiv<int64_t>(p.n, kStreamColumns)},
-      dim3(static_cast<unsigned>(32 * warps)),
-      StreamSharedBytes(warps)};
+  const cuda::LaunchConfig config{.grid = {MostTiles(p.m(), p.groups.count, S::kRows) *
+                                           CeilDiv<int64_t>(p.columns(), S::kResults)},
+                                  .block = dim3(static_cast<unsigned>(32 * warps)),
+                                  .shared_bytes = StreamSharedBytes(warps),
+                                  .overlaps_previous = p.await != Await::kNothing};
   return cuda::Launch(context, kStreamKernel<S>, config, p);
 }
 

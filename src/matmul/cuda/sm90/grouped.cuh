@@ -1,13 +1,16 @@
 // Grouped products for Hopper: wgmma fed by TMA,
 //   out[rows of a group, columns] = x[rows taken, :] w[group] + bias.
 //
-// A CTA stays on its multiprocessor and computes one task after another: a tile of a group's rows
-// and of columns. As many row tiles of a group as share columns of w in the L2 cache follow each
-// other. wgmma multiplies w', [columns, sum], with x', [sum, rows]: its rows are whole tiles of
-// columns, and its N follows the rows of the group in steps of 16. So a group with one row more
-// than a tile costs a step more, where a tile with rows for M would cost all of itself.
+// A CTA stays on its multiprocessor and computes one task after another: a tile
+// of a group's rows and of columns. As many row tiles of a group as share
+// columns of w in the L2 cache follow each other. wgmma multiplies w',
+// [columns, sum], with x', [sum, rows]: its rows are whole tiles of columns,
+// and its N follows the rows of the group in steps of 16. So a group with one
+// row more than a tile costs a step more, where a tile with rows for M would
+// cost all of itself.
 //
-// One warpgroup are the producers (producer.cuh), two are consumers (consumer.cuh).
+// One warpgroup are the producers (producer.cuh), two are consumers
+// (consumer.cuh).
 #pragma once
 #include <algorithm>
 #include <array>
@@ -38,6 +41,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     cuda::PrefetchMap(maps.w);
     cuda::PrefetchMap(maps.x);
   }
+  if (p.await != Await::kRows) cuda::AwaitPrevious();
+  cuda::LetNextBegin();  // which finds room where a CTA of this one has ended
   __syncthreads();
   if (warp < 4) {
     cuda::ReleaseRegisters<kProducerRegisters>();
@@ -68,7 +73,10 @@ Status LaunchShape(const GroupedParams& p, const CudaContext& context) {
   const int64_t tasks =
       MostTiles(p.m(), p.groups.count, S::kRows) * CeilDiv<int64_t>(p.n, S::kColumns);
   const int64_t ctas = std::min<int64_t>(tasks, context.device->sms);
-  const cuda::LaunchConfig config{{ctas}, dim3(kThreads), S::kSharedBytes};
+  const cuda::LaunchConfig config{.grid = {ctas},
+                                  .block = dim3(kThreads),
+                                  .shared_bytes = S::kSharedBytes,
+                                  .overlaps_previous = p.await != Await::kNothing};
   return cuda::Launch(context, kKernel<S, T, kTransposed>, config, p, maps);
 }
 

@@ -1,5 +1,6 @@
-// The producers: one warp finds the tasks of its CTA, one has the copy engine fetch w, and x where
-// its rows follow each other, two copy the rows of x that an index gathers.
+// The producers: one warp finds the tasks of its CTA, one has the copy engine
+// fetch w, and x where its rows follow each other, two copy the rows of x that
+// an index gathers.
 #pragma once
 #include "src/core/cuda/ptx.cuh"
 #include "src/matmul/cuda/rows.cuh"
@@ -8,7 +9,8 @@
 namespace intarsia::matmul::sm90 {
 
 inline constexpr int kGatherWarps = 2, kGatherThreads = 32 * kGatherWarps;
-// Row tiles of a group whose CTAs follow each other: they share columns of w in the L2 cache.
+// Row tiles of a group whose CTAs follow each other: they share columns of w in
+// the L2 cache.
 inline constexpr int kRowTilesTogether = 16;
 
 // Passed to the kernel by value.
@@ -55,18 +57,36 @@ __device__ __forceinline__ int StagesOf(const GroupedParams& p) {
   return (static_cast<int>(p.k) + kDepth - 1) / kDepth;
 }
 
-// kTransposed: w is [group, n, k], a panel has rows of n; otherwise [group, k, n], and a tile has a
-// panel for each 64 columns.
+// kTransposed: w is [group, n, k], a panel has rows of n; otherwise [group, k,
+// n], and a tile has a panel for each 64 columns.
+template <class S, bool kTransposed>
+__device__ __forceinline__ void CopyWeights(const Maps& maps, char* w, const Unit& unit, int row,
+                                            cuda::Barrier& full) {
+  const int first_column = unit.column_tile * S::kColumns;
+  if constexpr (kTransposed) {
+    const int32_t at[] = {row, first_column, unit.group};
+    cuda::CopyBox(w, maps.w, at, full);
+  } else {
+#pragma unroll
+    for (int panel = 0; panel < S::kColumns / 64; ++panel) {
+      const int32_t at[] = {first_column + 64 * panel, row, unit.group};
+      cuda::CopyBox(w + panel * kDepth * cuda::kPanelRowBytes, maps.w, at, full);
+    }
+  }
+}
+
+// Where rows of x come later than the weights (Await::kRows), weights of the
+// first stages are in flight meanwhile.
 template <class S, bool kTransposed>
 __device__ __forceinline__ void CopyOperands(const GroupedParams& p, const Maps& maps,
                                              Shared<S>& shared) {
   const bool elected = threadIdx.x % 32 == 0, gathers = p.rows.data;
   const int stages = StagesOf<S>(p);
   cuda::RingPlace<S::kStages> place;
+  int awaited = p.await == Await::kRows ? min(S::kStages, stages) : 0;  // stages without x
   ForEachTask(shared, [&](const Task<S>& task) {
     if (task.kind != Task<S>::kProduct) return;
     const Unit unit = task.unit;
-    const int first_column = unit.column_tile * S::kColumns;
     const int boxes = gathers ? 0 : (unit.rows + S::kBoxRows - 1) / S::kBoxRows;
     constexpr int kBoxBytes = S::kBoxRows * cuda::kPanelRowBytes;
     for (int i = 0; i < stages; ++i, place.Next()) {
@@ -74,27 +94,27 @@ __device__ __forceinline__ void CopyOperands(const GroupedParams& p, const Maps&
       if (!elected) continue;
       cuda::Barrier& full = shared.stages.full[place.index];
       full.ArriveExpecting(S::kWeightBytes + boxes * kBoxBytes);
-      char* const w = shared.w[place.index];
-      if constexpr (kTransposed) {
-        const int32_t at[] = {i * kDepth, first_column, unit.group};
-        cuda::CopyBox(w, maps.w, at, full);
-      } else {
-#pragma unroll
-        for (int panel = 0; panel < S::kColumns / 64; ++panel) {
-          const int32_t at[] = {first_column + 64 * panel, i * kDepth, unit.group};
-          cuda::CopyBox(w + panel * kDepth * cuda::kPanelRowBytes, maps.w, at, full);
+      CopyWeights<S, kTransposed>(maps, shared.w[place.index], unit, i * kDepth, full);
+      if (i + 1 < awaited) continue;
+      if (awaited > 0) cuda::AwaitPrevious();
+      // The first task's stages are those of the ring, in order.
+      for (int stage = awaited > 0 ? 0 : i; stage <= i; ++stage) {
+        const int index = awaited > 0 ? stage : place.index;
+        for (int box = 0; box < boxes; ++box) {
+          const int32_t at[] = {stage * kDepth, unit.row + box * S::kBoxRows};
+          cuda::CopyBox(shared.x[index] + box * kBoxBytes, maps.x, at, shared.stages.full[index]);
         }
       }
-      for (int box = 0; box < boxes; ++box) {
-        const int32_t at[] = {i * kDepth, unit.row + box * S::kBoxRows};
-        cuda::CopyBox(shared.x[place.index] + box * kBoxBytes, maps.x, at, full);
-      }
+      awaited = 0;
     }
   });
+  cuda::AwaitPrevious();  // without a task, too: behind this kernel the one
+                          // before it is done
 }
 
-// Gathered rows. `thread`: of those of all gathering warps. A stage is published when the next
-// one's copies have been issued: nobody waits for copies that are fresh.
+// Gathered rows. `thread`: of those of all gathering warps. A stage is
+// published when the next one's copies have been issued: nobody waits for
+// copies that are fresh.
 template <class S, class T>
 __device__ __forceinline__ void GatherRows(const GroupedParams& p, Shared<S>& shared, int thread) {
   constexpr int kUnits = 8, kPassRows = kGatherThreads / kUnits;
@@ -105,6 +125,7 @@ __device__ __forceinline__ void GatherRows(const GroupedParams& p, Shared<S>& sh
   const int stages = StagesOf<S>(p), k = static_cast<int>(p.k);
   const uint32_t offset = cuda::PanelOffset(S::kRows, first_row, unit * 8);
   cuda::RingPlace<S::kStages> place;
+  cuda::AwaitPrevious();
   int before = -1;  // the stage to publish
   const auto publish = [&] {
     cuda::FenceForAsyncReads();

@@ -1,0 +1,48 @@
+// Which passes of fused_experts need no sort.
+#include <gtest/gtest.h>
+
+#include "src/ops/fused_experts/pass.h"
+
+namespace intarsia {
+namespace {
+
+ExpertsPass PassOf(int64_t tokens, int64_t k, int64_t experts) {
+  ExpertsPass pass;
+  pass.dtype = pass.weights_dtype = DType::kBF16;
+  pass.tokens = tokens, pass.k = k, pass.experts = experts;
+  pass.n = 2048, pass.i = 768;
+  return pass;
+}
+
+TEST(FusedExperts, OneTokenSharesNoExpert) {
+  for (const auto& [k, experts] : {std::pair{8, 128}, {4, 32}, {2, 8}, {1, 1}, {3, 2}})
+    EXPECT_TRUE(IsOfFewTokens(PassOf(1, k, experts))) << k << " of " << experts;
+}
+
+TEST(FusedExperts, FewTokensShareFewExperts) {
+  EXPECT_TRUE(IsOfFewTokens(PassOf(3, 8, 128)));
+  EXPECT_FALSE(IsOfFewTokens(PassOf(4, 8, 128)));
+  EXPECT_TRUE(IsOfFewTokens(PassOf(2, 4, 32)));
+  EXPECT_FALSE(IsOfFewTokens(PassOf(2, 2, 8)));
+}
+
+TEST(FusedExperts, OtherPassesAreSorted) {
+  const auto without = [](auto change) {
+    ExpertsPass pass = PassOf(1, 8, 128);
+    change(pass);
+    return IsOfFewTokens(pass);
+  };
+  EXPECT_TRUE(without([](ExpertsPass&) {}));
+  EXPECT_FALSE(without([](ExpertsPass& p) { p.dtype = DType::kF32; }));
+  EXPECT_FALSE(without([](ExpertsPass& p) { p.weights_on_input = true; }));
+  EXPECT_FALSE(without([](ExpertsPass& p) { p.tokens = 0; }));
+  EXPECT_FALSE(without([](ExpertsPass& p) { p.k = 0; }));
+  EXPECT_FALSE(without([](ExpertsPass& p) { p.experts = 0; }));
+  EXPECT_FALSE(without([](ExpertsPass& p) { p.n = 2044; }));
+  EXPECT_FALSE(without([](ExpertsPass& p) { p.i = 764; }));
+  EXPECT_FALSE(without([](ExpertsPass& p) { p.i = int64_t{1} << 20; }));
+  EXPECT_FALSE(without([](ExpertsPass& p) { p.w2 = reinterpret_cast<const void*>(8); }));
+}
+
+}  // namespace
+}  // namespace intarsia
