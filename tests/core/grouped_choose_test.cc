@@ -86,16 +86,18 @@ TEST(GroupedChoose, HopperStreamsARowOfAGroup) {
 }
 
 TEST(GroupedChoose, GatesResultsOfFewRows) {
-  const auto choice = [](int64_t m, bool transposed) {
-    GroupedParams p = ParamsOf(DType::kBF16, m, 128);
+  const auto choice = [](int64_t tokens, bool transposed) {
+    GroupedParams p = ParamsOf(DType::kBF16, 8 * tokens, 128);
+    p.x_rows = tokens;
     p.gating = Gating::Of("silu", 0.0f, 0.0f);
     p.transposed = transposed;
     return Choose(p, Gpu("H200"));
   };
-  ASSERT_TRUE(choice(128, true));
-  EXPECT_EQ(choice(128, true)->kernel, GroupedKernel::kStream);
-  EXPECT_FALSE(choice(128, false));
-  EXPECT_FALSE(choice(128 * 32, true));
+  ASSERT_TRUE(choice(16, true));
+  EXPECT_EQ(choice(16, true)->kernel, GroupedKernel::kStream);
+  EXPECT_FALSE(choice(16, false));
+  EXPECT_FALSE(choice(64, true));
+  EXPECT_FALSE(choice(512, true));
 }
 
 TEST(GroupedChoose, RefusesWhatTheCopyEngineCannotRead) {

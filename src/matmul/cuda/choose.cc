@@ -19,7 +19,9 @@ bool CanStream(const GroupedParams& p) {
 
 // With more rows a group, tiles of 64 read weights as fast: eight were measured (docs/facts.md).
 bool FitsStream(const GroupedParams& p, const cuda::Device&) {
-  return CanStream(p) && MeanRows(p.groups) <= 4;
+  // With gates each row of x is in a group once, as a rule: more rows of x are more than two tiles.
+  const bool few_tiles = !p.gating.is_there || p.x_rows <= 2 * kStreamRows;
+  return CanStream(p) && few_tiles && MeanRows(p.groups) <= 4;
 }
 
 // Whether most of the GPU would wait for the last CTAs of the streaming kernel, of which a

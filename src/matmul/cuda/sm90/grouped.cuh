@@ -1,16 +1,13 @@
 // Grouped products for Hopper: wgmma fed by TMA,
 //   out[rows of a group, columns] = x[rows taken, :] w[group] + bias.
 //
-// A CTA stays on its multiprocessor and computes one task after another: a tile
-// of a group's rows and of columns. As many row tiles of a group as share
-// columns of w in the L2 cache follow each other. wgmma multiplies w',
-// [columns, sum], with x', [sum, rows]: its rows are whole tiles of columns,
-// and its N follows the rows of the group in steps of 16. So a group with one
-// row more than a tile costs a step more, where a tile with rows for M would
-// cost all of itself.
+// A CTA stays on its multiprocessor and computes one task after another: a tile of a group's rows
+// and of columns. As many row tiles of a group as share columns of w in the L2 cache follow each
+// other. wgmma multiplies w', [columns, sum], with x', [sum, rows]: its rows are whole tiles of
+// columns, and its N follows the rows of the group in steps of 16. So a group with one row more
+// than a tile costs a step more, where a tile with rows for M would cost all of itself.
 //
-// One warpgroup are the producers (producer.cuh), two are consumers
-// (consumer.cuh).
+// One warpgroup are the producers (producer.cuh), two are consumers (consumer.cuh).
 #pragma once
 #include <algorithm>
 #include <array>

@@ -1,6 +1,5 @@
-// The producers: one warp finds the tasks of its CTA, one has the copy engine
-// fetch w, and x where its rows follow each other, two copy the rows of x that
-// an index gathers.
+// The producers: one warp finds the tasks of its CTA, one has the copy engine fetch w, and x where
+// its rows follow each other, two copy the rows of x that an index gathers.
 #pragma once
 #include "src/core/cuda/ptx.cuh"
 #include "src/matmul/cuda/rows.cuh"
@@ -9,8 +8,7 @@
 namespace intarsia::matmul::sm90 {
 
 inline constexpr int kGatherWarps = 2, kGatherThreads = 32 * kGatherWarps;
-// Row tiles of a group whose CTAs follow each other: they share columns of w in
-// the L2 cache.
+// Row tiles of a group whose CTAs follow each other: they share columns of w in the L2 cache.
 inline constexpr int kRowTilesTogether = 16;
 
 // Passed to the kernel by value.
@@ -57,8 +55,8 @@ __device__ __forceinline__ int StagesOf(const GroupedParams& p) {
   return (static_cast<int>(p.k) + kDepth - 1) / kDepth;
 }
 
-// kTransposed: w is [group, n, k], a panel has rows of n; otherwise [group, k,
-// n], and a tile has a panel for each 64 columns.
+// kTransposed: w is [group, n, k], a panel has rows of n; otherwise [group, k, n], and a tile has a
+// panel for each 64 columns.
 template <class S, bool kTransposed>
 __device__ __forceinline__ void CopyWeights(const Maps& maps, char* w, const Unit& unit, int row,
                                             cuda::Barrier& full) {
@@ -75,8 +73,8 @@ __device__ __forceinline__ void CopyWeights(const Maps& maps, char* w, const Uni
   }
 }
 
-// Where rows of x come later than the weights (Await::kRows), weights of the
-// first stages are in flight meanwhile.
+// Where rows of x come later than the weights (Await::kRows), weights of the first stages are in
+// flight meanwhile.
 template <class S, bool kTransposed>
 __device__ __forceinline__ void CopyOperands(const GroupedParams& p, const Maps& maps,
                                              Shared<S>& shared) {
@@ -108,13 +106,11 @@ __device__ __forceinline__ void CopyOperands(const GroupedParams& p, const Maps&
       awaited = 0;
     }
   });
-  cuda::AwaitPrevious();  // without a task, too: behind this kernel the one
-                          // before it is done
+  cuda::AwaitPrevious();  // without a task, too: behind this kernel the one before it is done
 }
 
-// Gathered rows. `thread`: of those of all gathering warps. A stage is
-// published when the next one's copies have been issued: nobody waits for
-// copies that are fresh.
+// Gathered rows. `thread`: of those of all gathering warps. A stage is published when the next
+// one's copies have been issued: nobody waits for copies that are fresh.
 template <class S, class T>
 __device__ __forceinline__ void GatherRows(const GroupedParams& p, Shared<S>& shared, int thread) {
   constexpr int kUnits = 8, kPassRows = kGatherThreads / kUnits;

@@ -12,8 +12,8 @@ constexpr int64_t kMostUnits = (int64_t{1} << 32) - 1;
 // Of a tensor map, in 16-bit elements.
 constexpr int64_t kStrideEnd = (int64_t{1} << 40) / 2;
 
-// The copy engine reads rows that begin at multiples of 16 bytes; results are
-// written 16 bytes at a time.
+// The copy engine reads rows that begin at multiples of 16 bytes; results are written 16 bytes at a
+// time.
 bool SupportsRows(DType dtype, int64_t k, int64_t n, const GroupSizes& groups) {
   return (dtype == DType::kBF16 || dtype == DType::kF16) && k > 0 && n > 0 && k % 8 == 0 &&
          n % 8 == 0 && groups.m > 0 && groups.count > 0 && groups.all <= kMostGroups &&
