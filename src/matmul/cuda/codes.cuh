@@ -64,14 +64,14 @@ __device__ __forceinline__ uint32_t UpperBits(uint32_t high) {
 // Codes 2 kPair and 2 kPair + 1 of less than 8 bits; `shifted` is low >> 4. An integer in the
 // lowest bits of a number's mantissa is its distance from 2^10 (f16) or 2^7 (bf16): one operation
 // makes it a number and takes the bias with it (Kim et al., "Who Says Elephants Can't Run", 2022).
-template <Format kFormat, DType kType, int kByte, int kPair>
+template <Format kFormat, DType kType, int kByte, int kPair, bool kBiased>
 __device__ __forceinline__ uint32_t DecodePair(const FourCodes& codes, uint32_t shifted) {
   constexpr int kBits = static_cast<int>(BitsOf(kFormat)), kAt = kByte + kPair;
   constexpr bool kHalf = kType == DType::kF16;
   // Byte kAt of both: the lower half's lowest bits are one code, the upper half's the next.
   const uint32_t spread = __byte_perm(codes.low, shifted, kAt | (4 + kAt) << 8);
   if constexpr (kFormat == Format::kE2M1) {
-    // Exponent and mantissa where kType has them; what the biases differ by is a factor.
+    // Sign, exponent and mantissa where kType has them; what the biases differ by is a factor.
     constexpr int kShift = kHalf ? 9 : 6;
     const uint32_t bits = (spread << 12 & 0x80008000u) | (spread << kShift & 0x70007u << kShift);
     return Multiply<kType>(bits, kHalf ? 0x1p14f : 0x1p126f);
@@ -82,6 +82,7 @@ __device__ __forceinline__ uint32_t DecodePair(const FourCodes& codes, uint32_t 
                             : kFormat == Format::kU6B32 ? 32.0f
                                                         : 0.0f;
     const uint32_t bits = (spread & 0x000f000fu) | UpperBits<kBits, kPair>(codes.high) | kOne;
+    if constexpr (kBiased) return bits;
     return Subtract<kType>(bits, (kHalf ? 1024.0f : 128.0f) + kBias);
   }
 }
@@ -89,8 +90,8 @@ __device__ __forceinline__ uint32_t DecodePair(const FourCodes& codes, uint32_t 
 }  // namespace decoding
 
 // pairs[j]: the numbers of codes 2j, in the lower half, and 2j + 1. kByte: the first of low's
-// bytes.
-template <Format kFormat, DType kType, int kByte = 0>
+// bytes. kBiased: integers of less than 8 bits keep what the format and the mantissa add to them.
+template <Format kFormat, DType kType, int kByte = 0, bool kBiased = false>
 __device__ __forceinline__ void Decode(const FourCodes& codes, uint32_t (&pairs)[2]) {
   using namespace decoding;
   if constexpr (kFormat == Format::kE4M3) {
@@ -106,8 +107,8 @@ __device__ __forceinline__ void Decode(const FourCodes& codes, uint32_t (&pairs)
     pairs[1] = FromF16<kType>(Subtract<DType::kF16>(high, 1152.0f));
   } else {
     const uint32_t shifted = codes.low >> 4;
-    pairs[0] = DecodePair<kFormat, kType, kByte, 0>(codes, shifted);
-    pairs[1] = DecodePair<kFormat, kType, kByte, 1>(codes, shifted);
+    pairs[0] = DecodePair<kFormat, kType, kByte, 0, kBiased>(codes, shifted);
+    pairs[1] = DecodePair<kFormat, kType, kByte, 1, kBiased>(codes, shifted);
   }
 }
 

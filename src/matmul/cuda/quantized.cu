@@ -11,8 +11,13 @@ Status Run(const QuantizedParams& params, const CudaContext& context) {
     return Unimplemented(Text("m=", params.m, ", k=", params.k, ", n=", params.n(),
                               ": on GPUs each is built below ", kLimit));
   if (params.m == 0 || params.tiles == 0) return {};
+  const QuantizedPlan plan = PlanFor(params, *context.device);
+  if (plan.kernel != QuantizedKernelKind::kAny)
+    return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
+      return LaunchStreamOf<kType>(params, plan, context);
+    });
   return DispatchDType<kF32, kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
-    return LaunchQuantizedOf<kType>(params, PlanFor(params, *context.device), context);
+    return LaunchQuantizedOf<kType>(params, plan, context);
   });
 }
 

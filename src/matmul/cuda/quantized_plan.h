@@ -19,7 +19,22 @@ struct QuantizedShape {
   constexpr int stages() const { return rows == 8 ? 4 : 3; }
 };
 
+// kAny: codes, factors and x through shared memory, for groups of any kind. kStream and
+// kWideStream: from memory right into registers, with groups that end with a block of 32 columns,
+// or with a stage.
+enum class QuantizedKernelKind { kAny, kStream, kWideStream };
+
+inline constexpr int kMostSplits = 8;        // CTAs of a portable cluster
+inline constexpr int kStreamCodesWarps = 4;  // of a CTA of the streaming kernels
+
+// Columns that a warp of the streaming kernels takes at a time: what registers hold twice or
+// thrice.
+constexpr int StreamStageColumns(Format format, bool wide) {
+  return wide && BitsOf(format) == 4 ? 128 : 64;
+}
+
 struct QuantizedPlan {
+  QuantizedKernelKind kernel = QuantizedKernelKind::kAny;
   QuantizedShape shape{};
   // Whether lanes take codes of 16 columns at a time: any groups. Else those of 32, which groups of
   // 32, 64 and multiples of 128 allow: a word a lane, where codes have 4 bits.

@@ -18,12 +18,10 @@
 // factors as they lie in memory, by cp.async. k_warps such rings, of each CTA of a cluster, take
 // stages in turn. Sums are added in a fixed order.
 #pragma once
-#include "src/core/cuda/cluster.cuh"
-#include "src/core/cuda/launch.h"
 #include "src/core/cuda/mma.cuh"
 #include "src/matmul/cuda/codes.cuh"
 #include "src/matmul/cuda/factors.cuh"
-#include "src/matmul/cuda/quantized_plan.h"
+#include "src/matmul/cuda/quantized_store.cuh"
 
 namespace intarsia::matmul {
 

@@ -8,4 +8,9 @@ template <DType kType>
 Status LaunchQuantizedOf(const QuantizedParams& params, const QuantizedPlan& plan,
                          const CudaContext& context);
 
+// For few rows of x in f16 or bf16.
+template <DType kType>
+Status LaunchStreamOf(const QuantizedParams& params, const QuantizedPlan& plan,
+                      const CudaContext& context);
+
 }  // namespace intarsia::matmul

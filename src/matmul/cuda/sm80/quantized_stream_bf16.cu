@@ -1,0 +1,8 @@
+#include "src/matmul/cuda/sm80/quantized_stream.cuh"
+
+namespace intarsia::matmul {
+
+template Status LaunchStreamOf<DType::kBF16>(const QuantizedParams&, const QuantizedPlan&,
+                                             const CudaContext&);
+
+}  // namespace intarsia::matmul
