@@ -108,30 +108,6 @@ WRAPPED = {
             | {"vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64}
         },
     ),
-    "step3p7": Family(
-        "step3p7",
-        HEAD
-        | {
-            "n_routed_experts": 64,
-            "moe_intermediate_size": 64,
-            "share_expert_dim": 64,
-            "mlp_layer_types": DENSE_FIRST,
-            "layer_types": BOTH,
-            "sliding_window": 32,
-            "moe_router_scaling_factor": 3.0,
-            "rope_theta": 10000.0,
-            "rope_parameters": {
-                "full_attention": rope(10000.0),
-                "sliding_attention": rope(10000.0),
-            },
-            "need_fp32_gate": True,
-            "norm_expert_weight": True,
-            "use_moe_router_bias": True,
-            "use_head_wise_attn_gate": True,
-        },
-        _TEXT_ONLY,
-        {"vision_config": {"width": 64, "layers": 1, "heads": 2, "output_dim": 64}},
-    ),
     "ernie4_5_vl_moe": Family(
         "ernie4_5_vl_moe",
         HEAD
@@ -145,6 +121,12 @@ WRAPPED = {
         },
         _TEXT_ONLY,
         {
+            "pixel_hidden_size": 64,
+            "im_patch_id": 500,
+            "spatial_conv_size": 2,
+            "temporal_conv_size": 2,
+            "use_temporal_conv": True,
+            "hidden_size": 512,
             "vision_config": {
                 "embed_dim": 64,
                 "mlp_ratio": 1,
@@ -152,7 +134,7 @@ WRAPPED = {
                 "hidden_size": 64,
                 "intermediate_size": 64,
                 "num_heads": 2,
-            }
+            },
         },
     ),
     "gemma3": Family(

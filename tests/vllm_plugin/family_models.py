@@ -93,16 +93,19 @@ def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return array * (1.5 / np.sqrt(shape[-1]))
 
 
-def by_transformers(name: str, directory: Path, continued: list[list[int]]) -> list[Answer]:
+def by_transformers(
+    name: str, directory: Path, continued: list[list[int]], config: Any
+) -> list[Answer]:
     """What transformers says, greedily, behind each part of the prompts with these continuations.
 
-    If it says the same, it would have continued them so: each token is the best one behind those before it.
+    If it says the same, it would have continued them so: each token is the best one behind those before it. `config` is the
+    engine's, which has run.
     """
     import torch
-    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.config import set_current_vllm_config
 
     # Where vLLM serves a model by transformers' classes, it has decorated them to ask for a configuration.
-    with set_current_vllm_config(VllmConfig()):
+    with set_current_vllm_config(config):
         model = _class(FAMILIES[name]).from_pretrained(
             directory / "reference", dtype=torch.float32, attn_implementation="eager"
         )
@@ -118,8 +121,18 @@ def by_transformers(name: str, directory: Path, continued: list[list[int]]) -> l
     return answers
 
 
-def by_vllm(name: str, directory: Path) -> tuple[list[list[int]], dict[str, dict[str, int]]]:
-    """What vLLM continues them with, and how often each of our ops stands in each program."""
+class Run(NamedTuple):
+    """What vLLM did with the prompts."""
+
+    tokens: list[list[int]]
+    custom_calls: dict[str, dict[str, int]]
+    """How often each of our ops stands in each program."""
+    config: Any
+    """The engine's."""
+
+
+def by_vllm(name: str, directory: Path, **options: Any) -> Run:
+    """Continues them by vLLM."""
     from vllm.model_executor.models import registry
     from vllm_running import engine, greedy
 
@@ -134,13 +147,15 @@ def by_vllm(name: str, directory: Path) -> tuple[list[list[int]], dict[str, dict
     with (
         # Where vLLM asks a process of its own what a model's class can do, and imports itself there once more.
         patch.object(registry, "_run_in_subprocess", lambda function: function()),
-        engine(directory / "model", **sizes | dict(FAMILIES[name].options)) as llm,
+        engine(directory / "model", **sizes | dict(FAMILIES[name].options) | options) as llm,
     ):
         texts = [{"prompt_token_ids": ids} for ids in prompts()]
         sampling = greedy(max_tokens=STEPS, detokenize=False)
         requests = llm.generate(texts, sampling, use_tqdm=False)
-        [programs] = llm.collective_rpc("xla_programs")
-    return [list(x.outputs[0].token_ids) for x in requests], programs["custom_calls"]
+        programs, *_ = llm.collective_rpc("xla_programs")
+        config = llm.llm_engine.vllm_config
+    tokens = [list(x.outputs[0].token_ids) for x in requests]
+    return Run(tokens, programs["custom_calls"], config)
 
 
 def _try(name: str) -> None:
@@ -149,9 +164,9 @@ def _try(name: str) -> None:
         directory = Path(root) / name
         make(name, directory)
         made = time.process_time()
-        tokens, calls = by_vllm(name, directory)
+        tokens, calls, config = by_vllm(name, directory)
         ran = time.process_time()
-        answers = by_transformers(name, directory, tokens)
+        answers = by_transformers(name, directory, tokens, config)
     wanted = [answer.tokens for answer in answers]
     verdict = "same" if tokens == wanted else f"{tokens} for {wanted}"
     seconds = made - start, ran - made, time.process_time() - ran

@@ -14,7 +14,19 @@ SHORT = ("gpt_oss_mxfp4", "glm4_moe", "minimax_m2_fp8", "qwen3_vl_moe", "mistral
 _TOLERANCE = 2e-3
 """Of a logit: choices this close may go either way."""
 
-_EXPERTS = ("moe", "mixtral", "gpt_oss", "hy_v3", "afmoe", "laguna", "mellum", "beam", "minimax")
+_EXPERTS = [
+    "moe",
+    "mixtral",
+    "gpt_oss",
+    "hy_v3",
+    "afmoe",
+    "laguna",
+    "mellum",
+    "minimax",
+    "mimo",
+    "llama4",
+]
+"""What the names of those with experts have in them."""
 
 
 @pytest.mark.parametrize(
@@ -26,17 +38,20 @@ def test_tokens_are_those_of_transformers(_environment: None, tmp_path: Path, na
     family_models.make(name, tmp_path)
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["architectures"] == [ARCHITECTURES[family.kind][0]]
-    tokens, calls = family_models.by_vllm(name, tmp_path)
+    tokens, calls, engine = family_models.by_vllm(name, tmp_path)
     for of_prompt, answer in zip(
-        tokens, family_models.by_transformers(name, tmp_path, tokens), strict=True
+        tokens, family_models.by_transformers(name, tmp_path, tokens, engine), strict=True
     ):
         assert max(answer.deficits) < _TOLERANCE, (of_prompt, answer.tokens)
     assert len({t for of_prompt in tokens for t in of_prompt}) > 10, "nothing was chosen"
     steps = [ops for program, ops in calls.items() if " step of " in program]
     assert len(steps) == 2
+    experts = any(x in name for x in _EXPERTS)
+    coded = family.form not in ("", "transposed")
     for ops in steps:
-        assert ops.get("fused_experts", 0) > 0 or not any(x in name for x in _EXPERTS)
-        assert ops.get("linear_quantized", 0) > 0 or "fp8" not in family.form
+        assert ("fused_experts" in ops) == (experts and not coded)
+        assert ("fused_experts_quantized" in ops) == (experts and coded)
+        assert ("linear_quantized" in ops) == (coded and family.form != "mxfp4")
 
 
 def test_families_are_named_once() -> None:
@@ -44,3 +59,17 @@ def test_families_are_named_once() -> None:
     assert set(SHORT) <= set(FAMILIES)
     shown = [(f.kind, f.form, json.dumps(f.config, sort_keys=True)) for f in FAMILIES.values()]
     assert len(set(shown)) == len(shown)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("experts_whole", [False, True], ids=["shares", "whole"])
+def test_two_ranks_divide_the_experts(
+    _environment: None, tmp_path: Path, experts_whole: bool
+) -> None:
+    """Each rank has a share of every expert, or half of the experts as they are."""
+    name = "qwen3_moe"
+    family_models.make(name, tmp_path)
+    options = {"tensor_parallel_size": 2, "enable_expert_parallel": experts_whole}
+    tokens, _, engine = family_models.by_vllm(name, tmp_path, **options)
+    for answer in family_models.by_transformers(name, tmp_path, tokens, engine):
+        assert max(answer.deficits) < _TOLERANCE

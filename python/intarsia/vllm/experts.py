@@ -28,7 +28,7 @@ from intarsia.vllm.replacing import replace
 
 _SCORINGS = {"softmax": "softmax", "sigmoid": "sigmoid", "sqrtsoftplus": "softplus_sqrt"}
 """vLLM's names of what scores are made by, and ours."""
-_BY_OP = {
+BY_OP = {
     MoEActivation.SILU: "silu",
     MoEActivation.GELU_TANH: "gelu_tanh",
     MoEActivation.SWIGLUOAI: "swigluoai",
@@ -183,12 +183,12 @@ def run_experts(
     """What a layer of vLLM's `RoutedExperts` does: x and the result are [t, n]."""
     operands = (x, w1, w2, weights, ids, w1_bias, w2_bias, layer.expert_map)
     on_input = layer.apply_router_weight_on_input
-    if layer.activation in _BY_OP and layer.swiglu_limit is None:
+    if layer.activation in BY_OP and layer.swiglu_limit is None:
 
         def run(*arrays: jax.Array | None) -> jax.Array:
             return ops.fused_experts(
                 *arrays,
-                activation=_BY_OP[layer.activation],
+                activation=BY_OP[layer.activation],
                 apply_router_weight_on_input=on_input,
             )
     else:
@@ -237,5 +237,5 @@ def _activation(layer: Any) -> Callable[[jax.Array], jax.Array]:
         return gated(lambda gate, up: jnp.minimum(jax.nn.silu(gate), 7.0) * jnp.clip(up, -7.0, 7.0))
     raise NotImplementedError(
         f"experts: activation {kind.value}, expected one of "
-        f"{', '.join(x.value for x in (*_BY_OP, *plain, MoEActivation.GELU))}, swigluoai_uninterleave, swiglustep"
+        f"{', '.join(x.value for x in (*BY_OP, *plain, MoEActivation.GELU))}, swigluoai_uninterleave, swiglustep"
     )

@@ -1,6 +1,7 @@
 """Quantised weights of vLLM's layers in the layout of `linear_quantized`: packed once loaded, and the product with them."""
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,21 +29,57 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def pack(layer: torch.nn.Module, weight: PackedWeight, instead_of: Sequence[str]) -> None:
-    """Gives a layer a packed weight in the place of the parameters that it was loaded into."""
+def pack(
+    layer: torch.nn.Module, weight: PackedWeight, instead_of: Sequence[str], name: str = ""
+) -> None:
+    """Gives a layer a packed weight in the place of the parameters that it was loaded into.
+
+    Args:
+      layer: of vLLM's.
+      weight: the same numbers.
+      instead_of: parameters that it no longer needs.
+      name: which of a layer's several weights this is.
+    """
     device = next(layer.parameters()).device
-    for name in instead_of:
-        if getattr(layer, name, None) is not None:
-            delattr(layer, name)
+    for old in instead_of:
+        if getattr(layer, old, None) is not None:
+            delattr(layer, old)
     dtypes = {}
-    for name, array in zip(ARRAYS, weight.arrays, strict=True):
+    for part, array in zip(ARRAYS, weight.arrays, strict=True):
         if array is None:
             continue
-        dtypes[name] = array.dtype
+        dtypes[part] = array.dtype
         bits = array if array.dtype == np.float32 else array.view(_BITS[array.dtype.itemsize])
         tensor = torch.from_numpy(np.ascontiguousarray(bits)).to(device)
-        layer.register_parameter(_OURS + name, torch.nn.Parameter(tensor, requires_grad=False))
-    layer.packed_form = (dtypes, weight.rows, weight.columns, weight.attributes)
+        parameter = torch.nn.Parameter(tensor, requires_grad=False)
+        layer.register_parameter(_OURS + name + part, parameter)
+    form = PackedForm(dtypes, weight.rows, weight.columns, weight.attributes)
+    setattr(layer, _OURS + name + "form", form)
+
+
+class PackedForm(NamedTuple):
+    """What is known of a packed weight beside its arrays."""
+
+    dtypes: dict[str, np.dtype]
+    """Of the arrays that it has."""
+    rows: int
+    columns: int
+    attributes: dict[str, Any]
+
+    def weight(self, bits: Sequence[jax.Array]) -> PackedWeight:
+        """The weight, within a program, from the arrays as they were handed over."""
+        given = {
+            part: jax.lax.bitcast_convert_type(array, dtype)
+            for (part, dtype), array in zip(self.dtypes.items(), bits, strict=True)
+        }
+        arrays = [given.get(part) for part in ARRAYS]
+        return PackedWeight(*arrays, self.rows, self.columns, **self.attributes)
+
+
+def packed_parts(layer: torch.nn.Module, name: str = "") -> tuple[PackedForm, list[torch.Tensor]]:
+    """A layer's packed weight: its form and its arrays."""
+    form = getattr(layer, _OURS + name + "form")
+    return form, [getattr(layer, _OURS + name + part) for part in form.dtypes]
 
 
 def apply_packed(
@@ -51,16 +88,11 @@ def apply_packed(
     """x w^T, plus a bias, in x's dtype."""
     if not is_traced(x):
         raise NotImplementedError(f"{type(layer).__name__}: packed weights outside of a program")
-    dtypes, rows, columns, attributes = layer.packed_form
+    form, parts = packed_parts(layer)
 
     def run(x: jax.Array, bias: jax.Array | None, *bits: jax.Array) -> jax.Array:
-        given = {
-            name: jax.lax.bitcast_convert_type(array, dtype)
-            for (name, dtype), array in zip(dtypes.items(), bits, strict=True)
-        }
-        arrays = [given.get(name) for name in ARRAYS]
         if bias is not None:
-            bias = jnp.pad(bias.astype(x.dtype), (0, -rows % TILE_ROWS))
-        return ops.linear_packed(x, PackedWeight(*arrays, rows, columns, **attributes), bias)
+            bias = jnp.pad(bias.astype(x.dtype), (0, -form.rows % TILE_ROWS))
+        return ops.linear_packed(x, form.weight(bits), bias)
 
-    return call_jax(run, x, bias, *(getattr(layer, _OURS + name) for name in dtypes))
+    return call_jax(run, x, bias, *parts)

@@ -1,21 +1,27 @@
-"""vLLM's quantised experts: their codes are kept, and decoded within a step's program for the layer that needs them.
+"""vLLM's quantised experts: codes are read by our op on CPUs, and decoded within a step's program elsewhere.
 
 Activations stay in the model's dtype, whatever a checkpoint says of them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
 from vllm.model_executor.layers.quantization import fp8, mxfp4
 
+import intarsia.jax as ops
+from intarsia import repack
+from intarsia._packing import TILE_ROWS, PackedWeight
 from intarsia.jax._quantized import numbers
 from intarsia.vllm.capabilities import DTYPES
-from intarsia.vllm.experts import run_experts
+from intarsia.vllm.experts import BY_OP, run_experts
 from intarsia.vllm.layers import call_jax
+from intarsia.vllm.packed_layers import as_numpy, pack, packed_parts
 from intarsia.vllm.replacing import replace
 
 
@@ -39,12 +45,13 @@ def _decoded_mxfp4(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array
     return (numbers(pairs, "e2m1") * jnp.repeat(powers, 32, axis=-1)).astype(dtype)
 
 
-class _Decoded(FusedMoEMethodBase):
-    """Experts whose matrices are decoded where they are used."""
+class _InCodes(FusedMoEMethodBase):
+    """Experts whose matrices stay codes: `fused_experts_quantized` reads them on CPUs, elsewhere they are decoded where they are used."""
 
     _scale: str
     """What the names of scales end with."""
     _decode: Any
+    """Codes and scales as matrices, within a program."""
 
     @property
     def is_monolithic(self) -> bool:
@@ -52,6 +59,25 @@ class _Decoded(FusedMoEMethodBase):
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
         """None of vLLM's kernels is configured."""
+
+    def _repack(self, codes: np.ndarray, scales: np.ndarray) -> PackedWeight:
+        """The matrix of one expert."""
+        raise NotImplementedError
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        form = layer.activation in BY_OP and layer.swiglu_limit is None
+        sizes = [getattr(layer, f"{name}_weight").shape[1] for name in ("w13", "w2")]
+        if not form or jax.default_backend() != "cpu" or any(n % TILE_ROWS for n in sizes):
+            for name in ("w13_weight", "w2_weight"):  # DLPack does not know them by their dtype
+                codes = getattr(layer, name).data.view(torch.uint8)
+                delattr(layer, name)
+                layer.register_parameter(name, torch.nn.Parameter(codes, requires_grad=False))
+            return
+        for name in ("w13", "w2"):
+            old = [f"{name}_weight", f"{name}_{self._scale}"]
+            codes, scales = (as_numpy(getattr(layer, x)) for x in old)
+            each = [self._repack(*pair) for pair in zip(codes, scales, strict=True)]
+            pack(layer, repack.stacked(each), old, name)
 
     def apply(
         self,
@@ -62,19 +88,59 @@ class _Decoded(FusedMoEMethodBase):
         shared_experts: Any,
         shared_experts_input: torch.Tensor | None,
     ) -> torch.Tensor:
-        def decoded(name: str) -> torch.Tensor:
-            codes = getattr(layer, f"{name}_weight")
-            scales = getattr(layer, f"{name}_{self._scale}")
-            dtype = jnp.dtype(str(x.dtype).removeprefix("torch."))
-            return call_jax(lambda c, s: type(self)._decode(c, s, dtype), codes, scales)
-
         biases = [getattr(layer, f"{name}_bias", None) for name in ("w13", "w2")]
         biases = [bias if bias is None else bias.to(x.dtype) for bias in biases]
-        matrices = decoded("w13"), decoded("w2")
-        return run_experts(layer, x, topk_weights, topk_ids, *matrices, *biases)
+        if hasattr(layer, "w13_weight"):
+            matrices = [self._decoded(layer, name, x.dtype) for name in ("w13", "w2")]
+            return run_experts(layer, x, topk_weights, topk_ids, *matrices, *biases)
+        return _run_packed(layer, x, topk_weights, topk_ids, biases)
+
+    def _decoded(self, layer: Any, name: str, dtype: torch.dtype) -> torch.Tensor:
+        codes = getattr(layer, f"{name}_weight")
+        scales = getattr(layer, f"{name}_{self._scale}")
+        wanted = jnp.dtype(str(dtype).removeprefix("torch."))
+        return call_jax(lambda c, s: type(self)._decode(c, s, wanted), codes, scales)
 
 
-class XlaFp8MoEMethod(_Decoded, fp8.Fp8MoEMethod):
+def _run_packed(
+    layer: Any,
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    biases: Sequence[torch.Tensor | None],
+) -> torch.Tensor:
+    """What a layer of vLLM's `RoutedExperts` does, with weights in codes."""
+    first, first_bits = packed_parts(layer, "w13")
+    second, second_bits = packed_parts(layer, "w2")
+
+    def run(
+        x: jax.Array, weights: jax.Array, ids: jax.Array, *others: jax.Array | None
+    ) -> jax.Array:
+        w1_bias, w2_bias, expert_map, *bits = others
+        w1, w2 = first.weight(bits[: len(first_bits)]), second.weight(bits[len(first_bits) :])
+        return ops.fused_experts_quantized(
+            x,
+            w1.packed,
+            w1.scales,
+            w2.packed,
+            w2.scales,
+            weights,
+            ids,
+            w1_bias=w1_bias,
+            w2_bias=w2_bias,
+            expert_map=expert_map,
+            format=w1.format,
+            w1_group=w1.group,
+            w2_group=w2.group,
+            activation=BY_OP[layer.activation],
+            apply_router_weight_on_input=layer.apply_router_weight_on_input,
+        )
+
+    bits = *first_bits, *second_bits
+    return call_jax(run, x, weights, ids, *biases, layer.expert_map, *bits)
+
+
+class XlaFp8MoEMethod(_InCodes, fp8.Fp8MoEMethod):
     """In fp8, with a scale of each expert's matrices or of blocks."""
 
     _decode = staticmethod(_decoded_fp8)
@@ -83,17 +149,18 @@ class XlaFp8MoEMethod(_Decoded, fp8.Fp8MoEMethod):
     def _scale(self) -> str:
         return self.weight_scale_name
 
-    def process_weights_after_loading(self, layer: Any) -> None:
-        for name in ("w13_weight", "w2_weight"):
-            codes = getattr(layer, name).data.view(torch.uint8)
-            delattr(layer, name)
-            layer.register_parameter(name, torch.nn.Parameter(codes, requires_grad=False))
+    def _repack(self, codes: np.ndarray, scales: np.ndarray) -> PackedWeight:
+        if self.block_quant:
+            return repack.from_fp8(codes, scales, block=tuple(self.moe_block_shape))
+        of_rows = np.repeat(scales.reshape(-1), len(codes) // scales.size)
+        return repack.from_fp8(codes, of_rows)
 
 
-class XlaGptOssMxfp4MoEMethod(_Decoded, mxfp4.GptOssMxfp4MoEMethod):
+class XlaGptOssMxfp4MoEMethod(_InCodes, mxfp4.GptOssMxfp4MoEMethod):
     """In mxfp4, as gpt-oss has them."""
 
     _decode, _scale = staticmethod(_decoded_mxfp4), "weight_scale"
+    _repack = staticmethod(repack.from_mxfp4)
 
     def __init__(self, moe: Any) -> None:
         FusedMoEMethodBase.__init__(self, moe)
