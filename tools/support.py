@@ -29,7 +29,6 @@ WIDE = "heads of 512"
 NARROW = "heads whose values are narrower than their keys"
 CHUNKED = "attention in chunks of a context"
 INPUT = "inputs other than text, which are what the model is for"
-POOLING = "models that do not generate"
 ENCODER = "encoder-decoder models"
 DIFFUSION = "diffusion models"
 TRITON = "layers that are Triton kernels"
@@ -54,8 +53,7 @@ BLOCKED = {
     "GlmMoeDsaForCausalLM": SPARSE,
     "HYV4ForCausalLM": SPARSE,
     "InternS2PreviewForConditionalGeneration": RECURRENT,
-    "JinaEmbeddingsV5Model": POOLING,
-    "JinaVLForSequenceClassification": POOLING,
+    "JinaVLForSequenceClassification": INPUT,
     "KimiK25ForConditionalGeneration": LATENT,
     "KimiK3ForConditionalGeneration": RECURRENT,
     "KimiLinearForCausalLM": RECURRENT,
