@@ -23,7 +23,6 @@ ARCHITECTURES = {
     "laguna": ("LagunaForCausalLM",),
     "llama": ("LlamaForCausalLM",),
     "llama4": ("Llama4ForConditionalGeneration",),
-    "ernie4_5_vl_moe": ("Ernie4_5_VLMoeForConditionalGeneration",),
     "mellum": ("MellumForCausalLM",),
     "mimo_v2_flash": ("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"),
     "minimax_m2": ("MiniMaxM2ForCausalLM",),

@@ -108,35 +108,6 @@ WRAPPED = {
             | {"vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64}
         },
     ),
-    "ernie4_5_vl_moe": Family(
-        "ernie4_5_vl_moe",
-        HEAD
-        | {
-            "hidden_size": 512,
-            "moe_intermediate_size": [64, 64],
-            "mlp_layer_types": DENSE_FIRST,
-            "moe_layer_start_index": [1, 1],
-            "moe_layer_end_index": [1, 1],
-            "rope_parameters": rope(500000.0, mrope_section=[22, 22, 20]),
-        },
-        _TEXT_ONLY,
-        {
-            "pixel_hidden_size": 64,
-            "im_patch_id": 500,
-            "spatial_conv_size": 2,
-            "temporal_conv_size": 2,
-            "use_temporal_conv": True,
-            "hidden_size": 512,
-            "vision_config": {
-                "embed_dim": 64,
-                "mlp_ratio": 1,
-                "depth": 1,
-                "hidden_size": 64,
-                "intermediate_size": 64,
-                "num_heads": 2,
-            },
-        },
-    ),
     "gemma3": Family(
         "gemma3",
         {
