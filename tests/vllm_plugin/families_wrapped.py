@@ -1,6 +1,6 @@
 """The language half of models that also take images."""
 
-from family import BOTH, DENSE_FIRST, HEAD, Family, rope
+from family import BOTH, HEAD, Family, rope
 
 _TEXT_ONLY = {"language_model_only": True}
 _VISION = {
