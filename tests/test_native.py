@@ -216,7 +216,7 @@ def test_call_agrees_with_the_custom_call(op: str) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def in_a_process_of_its_own(code: str, **environment: str) -> str:
+def process_of_its_own(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     # With this process' own paths: its library may be one built for a sanitizer.
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment
     site = ["-S"] if sys.flags.no_site else []
@@ -224,7 +224,11 @@ def in_a_process_of_its_own(code: str, **environment: str) -> str:
         [sys.executable, *site, "-c", code], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
+
+
+def in_a_process_of_its_own(code: str, **environment: str) -> str:
+    return process_of_its_own(code, **environment).stdout
 
 
 OUT_OF_RANGE = """
@@ -272,6 +276,24 @@ def test_indices_are_checked_on_demand() -> None:
 def test_instruction_set_can_be_held_back() -> None:
     code = "from intarsia import _native; print(_native.main_library().manifest['isa'])"
     assert in_a_process_of_its_own(code, INTARSIA_ISA="avx2").strip() in ("avx2", "generic")
+
+
+LOGGED = """
+import numpy as np, running
+running.run_native("simple_add", [np.ones((2, 3), np.float32)] * 2, {})
+x = np.ones((2, 8), np.float32)
+running.run_native("rms_norm", [x, x[0]], {"eps": 1e-5})
+"""
+
+
+def test_calls_are_logged_on_demand() -> None:
+    """INTARSIA_LOG=1 in the environment: a line on stderr for each call, before it runs."""
+    assert "intarsia:" not in process_of_its_own(LOGGED).stderr
+    said = process_of_its_own(LOGGED, INTARSIA_LOG="1").stderr
+    add, norm = [line for line in said.splitlines() if "intarsia:" in line]
+    assert add == "intarsia: simple_add on cpu: a f32[2, 3], b f32[2, 3], -> out f32[2, 3]"
+    assert norm.startswith("intarsia: rms_norm on cpu: x f32[2, 8], weight f32[8], eps 1e-05, ")
+    assert norm.endswith("-> out f32[2, 8]")
 
 
 ADD = """

@@ -1,6 +1,6 @@
 """The environment variables that the Python side reads or sets, and nothing else of ours does.
 
-The library reads its own (`INTARSIA_CHECK`, `INTARSIA_ISA`, `INTARSIA_ARCH`) in src/core/config.cc. When a variable is set is
+The library reads its own (`INTARSIA_CHECK`, `INTARSIA_LOG`, `INTARSIA_ISA`, `INTARSIA_ARCH`) in src/core/config.cc. When a variable is set is
 up to the caller: those that others read once must be there before that.
 """
 

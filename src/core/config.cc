@@ -32,6 +32,7 @@ const Config& GetConfig() {
   static const Config config = [] {
     Config read;
     read.check_indices = GetOneOf({"0", "1"}, "INTARSIA_CHECK", read.status) == "1";
+    read.log_calls = GetOneOf({"0", "1"}, "INTARSIA_LOG", read.status) == "1";
     read.isa = GetOneOf({"avx2", "avx512"}, "INTARSIA_ISA", read.status);
     const std::string_view arch = GetOneOf({"80", "86", "89", "90"}, "INTARSIA_ARCH", read.status);
     std::from_chars(arch.data(), arch.data() + arch.size(), read.arch);

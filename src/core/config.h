@@ -9,6 +9,7 @@ namespace intarsia {
 
 struct Config {
   bool check_indices = false;  // INTARSIA_CHECK=1: an index out of range is an error, not skipped
+  bool log_calls = false;      // INTARSIA_LOG=1: each call is a line on stderr before it runs
   std::string_view isa;        // INTARSIA_ISA=avx2: no better instruction set than this one
   int arch = 0;   // INTARSIA_ARCH=80: no newer kernels than compute capability 8.0's; 0: the GPU's
   Status status;  // of reading them: each call fails where a value has no meaning

@@ -7,6 +7,7 @@
 #include "src/core/cache_layout.h"
 #include "src/core/check_range.h"
 #include "src/core/config.h"
+#include "src/core/log_call.h"
 #ifdef INTARSIA_WITH_CUDA
 #include "src/core/cuda/device.h"
 #endif
@@ -357,6 +358,7 @@ Status Lacks(const OpInfo& op, Platform platform) {
 
 Status RunCpu(const OpInfo& op, const Call& call, const CpuContext& context) {
   if (!op.run_cpu) return Lacks(op, Platform::kCpu);
+  if (GetConfig().log_calls) LogCall(op, call, Platform::kCpu);
   INTARSIA_RETURN_IF_ERROR(CheckIndices(op, call, context));
   return op.run_cpu(call, context);
 }
@@ -364,6 +366,7 @@ Status RunCpu(const OpInfo& op, const Call& call, const CpuContext& context) {
 Status RunCuda(const OpInfo& op, const Call& call, const CudaContext& context) {
   if (!op.platforms.Has(Platform::kCuda)) return Lacks(op, Platform::kCuda);
   if (!op.run_cuda) return Unimplemented(Text(op.name, ": this library was built without CUDA"));
+  if (GetConfig().log_calls) LogCall(op, call, Platform::kCuda);
   CudaContext on_device = context;
 #ifdef INTARSIA_WITH_CUDA
   if (!on_device.device)

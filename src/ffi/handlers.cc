@@ -250,8 +250,11 @@ XLA_FFI_Error* ExecuteCuda(XLA_FFI_CallFrame* frame) {
                   return RunCuda(op, call, CudaContext{stream});
                 });
               },
-              // Index checks read device memory on the host, which no graph can hold.
-              {GetConfig().check_indices ? ffi::Traits{} : ffi::Traits::kCmdBufferCompatible})
+              // Index checks read device memory on the host, which no graph can hold; a graph would
+              // log only the call that it records.
+              {GetConfig().check_indices || GetConfig().log_calls
+                   ? ffi::Traits{}
+                   : ffi::Traits::kCmdBufferCompatible})
           .release();
   return handler->Call(frame);
 }
