@@ -35,7 +35,6 @@ TEST(FusedExperts, OtherPassesAreSorted) {
   EXPECT_TRUE(without([](ExpertsPass&) {}));
   EXPECT_FALSE(without([](ExpertsPass& p) { p.dtype = DType::kF32; }));
   EXPECT_FALSE(without([](ExpertsPass& p) { p.weights_on_input = true; }));
-  EXPECT_FALSE(without([](ExpertsPass& p) { p.tokens = 0; }));
   EXPECT_FALSE(without([](ExpertsPass& p) { p.k = 0; }));
   EXPECT_FALSE(without([](ExpertsPass& p) { p.experts = 0; }));
   EXPECT_FALSE(without([](ExpertsPass& p) { p.n = 2044; }));

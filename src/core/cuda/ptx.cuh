@@ -45,6 +45,15 @@ __device__ __forceinline__ void CpAsyncWait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
+// 16 bytes that are read once.
+__device__ __forceinline__ uint4 LoadOnce16(const void* from) {
+  uint4 x;
+  asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+      : "l"(from));
+  return x;
+}
+
 // 16 bytes that another GPU may write or read, past the caches that it does not see; no order with
 // other accesses. PTX ISA, "Memory Consistency Model": .relaxed.sys.
 __device__ __forceinline__ uint4 LoadFromPeer16(const void* global) {

@@ -23,15 +23,6 @@ constexpr int kFewUpWarps = 4;               // that share a sum
 constexpr int kFewDownWarps = 8;             // that share the experts of a token, and their sums
 constexpr int kFewUpColumns = kFewRows / 2;  // of gated: a row of w is a gate or an up
 
-// 16 bytes that are read once.
-__device__ __forceinline__ uint4 LoadWeights16(const void* from) {
-  uint4 x;
-  asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-      : "l"(from));
-  return x;
-}
-
 // Products of 16 rows of w with one vector, by a warp, of every stride-th step of the sum from
 // `first` on. Lane's rows: lane / 4, which begins at `low`, and lane / 4 + 8, at `high`.
 template <DType kType>
@@ -80,8 +71,8 @@ class FewRows {
     for (int half = 0; half < 2; ++half) {
       const int at = ElementOf(index, half);
       const bool exists = at + Column() < size_;
-      steps_[place].low[half] = exists ? LoadWeights16(low_ + at) : kNone;
-      steps_[place].high[half] = exists ? LoadWeights16(high_ + at) : kNone;
+      steps_[place].low[half] = exists ? LoadOnce16(low_ + at) : kNone;
+      steps_[place].high[half] = exists ? LoadOnce16(high_ + at) : kNone;
     }
   }
   __device__ __forceinline__ void LoadVector(int place, int index) {

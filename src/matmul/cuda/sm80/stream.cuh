@@ -41,14 +41,6 @@ struct StreamConfig {
   using Sums = float[4][kRowBlocks][4];
 };
 
-// 16 bytes that are read once.
-__device__ __forceinline__ uint4 LoadOnce16(const void* from) {
-  uint4 x;
-  asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-      : "l"(from));
-  return x;
-}
 __device__ __forceinline__ uint32_t At(const uint4& x, int i) {
   return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
@@ -94,20 +86,21 @@ class WeightStream {
 #pragma unroll
       for (int i = 0; i < 8; ++i)  // gates and ups of results 8 (i / 2) on
         part.w[i] = exists && column_ + i / 2 * 8 < n_
-                        ? LoadOnce16(w_ + i / 2 * step_ + i % 2 * apart_ + first)
+                        ? cuda::LoadOnce16(w_ + i / 2 * step_ + i % 2 * apart_ + first)
                         : kZeros;
     } else if constexpr (S::kIsTransposed) {
       const bool exists = first + 8 * c_ < k_;
 #pragma unroll
       for (int i = 0; i < 8; ++i)  // columns 8i on
-        part.w[i] =
-            exists && column_ + 8 * i < n_ ? LoadOnce16(w_ + int64_t{8} * i * k_ + first) : kZeros;
+        part.w[i] = exists && column_ + 8 * i < n_
+                        ? cuda::LoadOnce16(w_ + int64_t{8} * i * k_ + first)
+                        : kZeros;
     } else {
       const bool exists = column_ < n_;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {  // two times 16 of the sum
         const int row = first + i / 4 * 16 + i % 4;
-        part.w[i] = exists && row + 4 * c_ < k_ ? LoadOnce16(w_ + int64_t{row} * n_) : kZeros;
+        part.w[i] = exists && row + 4 * c_ < k_ ? cuda::LoadOnce16(w_ + int64_t{row} * n_) : kZeros;
       }
     }
   }
