@@ -6,6 +6,16 @@
 
 namespace intarsia::cuda {
 
+// Whether this code knows clusters: that for older GPUs, compiled from PTX for a newer one, does
+// not.
+__device__ constexpr bool HasClusters() {
+#if __CUDA_ARCH__ >= 900
+  return true;
+#else
+  return false;
+#endif
+}
+
 // Which block of its cluster this one is, and how many there are.
 __device__ __forceinline__ int ClusterRank() {
   uint32_t rank = 0;

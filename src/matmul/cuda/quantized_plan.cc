@@ -81,8 +81,10 @@ void PlanStream(const QuantizedParams& p, const cuda::Device& device, QuantizedP
   plan.tile_warps = p.m <= 16 ? 1 : 2;
   plan.k_warps = kStreamCodesWarps / plan.tile_warps;
   while (plan.k_warps > 1 && plan.k_warps / 2 >= stages) plan.k_warps /= 2;
-  const bool few = p.m > 8 && p.m <= 16;
-  Split(p, stages, few ? device.sms * int64_t{7} / 5 : int64_t{2} * device.sms, device, plan);
+  const int64_t wanted = p.m <= 8    ? device.sms * int64_t{3} / 2
+                         : p.m <= 16 ? device.sms * int64_t{7} / 5
+                                     : int64_t{2} * device.sms;
+  Split(p, stages, wanted, device, plan);
   plan.shared_bytes = SumBytes(plan);
 }
 

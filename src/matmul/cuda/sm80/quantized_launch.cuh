@@ -21,8 +21,9 @@ __global__ void __launch_bounds__(32 * kMostWarps, S::kMinBlocks)
 
   // This ring's stages: begin + j * k_warps.
   const int all = (static_cast<int>(p.k) + kStageColumns - 1) / kStageColumns;
-  const int begin = all * static_cast<int>(blockIdx.z) / plan.splits + k_warp;
-  const int end = all * (static_cast<int>(blockIdx.z) + 1) / plan.splits;
+  const int split = static_cast<int>(blockIdx.z), splits = cuda::HasClusters() ? plan.splits : 1;
+  if (split >= splits) return;
+  const int begin = all * split / splits + k_warp, end = all * (split + 1) / splits;
   const int count = end > begin ? (end - begin + plan.k_warps - 1) / plan.k_warps : 0;
   char* const ring = shared + k_warp * S::kStages * plan.stage_bytes;
   const auto load = [&](int place, int j) {

@@ -286,8 +286,10 @@ __global__ void __launch_bounds__(32 * kStreamCodesWarps, S::kMinBlocks)
   StreamedProduct<S> product(p);
 
   constexpr int kColumns = StreamOfCodes<S>::kStageColumns;
-  const int all = (static_cast<int>(p.k) + kColumns - 1) / kColumns, split = blockIdx.z;
-  const int begin = all * split / plan.splits + k_warp, end = all * (split + 1) / plan.splits;
+  const int all = (static_cast<int>(p.k) + kColumns - 1) / kColumns;
+  const int split = static_cast<int>(blockIdx.z), splits = cuda::HasClusters() ? plan.splits : 1;
+  if (split >= splits) return;
+  const int begin = all * split / splits + k_warp, end = all * (split + 1) / splits;
   StreamCodesPart<S> parts[S::kStages];
 #pragma unroll
   for (int j = 0; j < S::kStages; ++j)

@@ -1,0 +1,72 @@
+// How products with weights in codes are cut on each GPU; no GPU is needed.
+#include "src/matmul/cuda/quantized_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/core/gpus.h"
+
+namespace intarsia::matmul {
+namespace {
+
+using cuda::Gpu;
+using cuda::kGpus;
+
+QuantizedParams ParamsOf(int64_t m, int64_t n, int64_t k, int64_t group) {
+  QuantizedParams p;
+  p.dtype = p.out_dtype = DType::kBF16;
+  p.format = Format::kU4B8;
+  p.m = m, p.k = k, p.tiles = n / kTileRows;
+  p.group = group, p.groups = CeilDiv(k, group);
+  alignas(16) static char memory[16];
+  p.scales = {.data = memory, .dtype = DType::kF16};
+  return p;
+}
+
+TEST(QuantizedPlan, EveryGpuHasRoom) {
+  for (const auto& [name, device] : kGpus)
+    for (const Format format : {Format::kU4, Format::kE2M1, Format::kU6B32, Format::kI8})
+      for (const DType dtype : {DType::kF32, DType::kBF16})
+        for (const int64_t m : {1, 8, 9, 17, 300})
+          for (const int64_t group : {16, 32, 96, 128, 4096}) {
+            QuantizedParams p = ParamsOf(m, 4096, 4096, group);
+            p.format = format, p.dtype = dtype;
+            p.zeros = p.scales;
+            p.scales.dtype = DType::kF32;
+            const QuantizedPlan plan = PlanFor(p, device);
+            EXPECT_LE(plan.shared_bytes, kMostSharedBytes) << name << " m " << m;
+            EXPECT_LT(plan.shared_bytes, device.shared_bytes_per_block) << name << " m " << m;
+            EXPECT_GE(plan.tile_warps * plan.k_warps, 1) << name << " m " << m;
+            EXPECT_LE(plan.tile_warps * plan.k_warps, kMostWarps) << name << " m " << m;
+          }
+}
+
+TEST(QuantizedPlan, CtasShareSumsWhereGpusHaveClusters) {
+  const QuantizedParams p = ParamsOf(1, 4096, 14336, 128);
+  EXPECT_EQ(PlanFor(p, Gpu("A100")).splits, 1);
+  EXPECT_EQ(PlanFor(p, Gpu("RTX 4090")).splits, 1);
+  EXPECT_EQ(PlanFor(p, Gpu("H200")).splits, 2);
+  EXPECT_EQ(PlanFor(p, cuda::HeldBack(Gpu("H200"), 80)).splits, 1);
+  EXPECT_EQ(PlanFor(ParamsOf(1, 28672, 4096, 128), Gpu("H200")).splits, 1);
+  EXPECT_EQ(PlanFor(ParamsOf(1, 4096, 128, 128), Gpu("H200")).splits, 1);  // a stage alone
+}
+
+TEST(QuantizedPlan, StreamsWhatItCan) {
+  const auto kernel = [](const QuantizedParams& p) { return PlanFor(p, Gpu("H200")).kernel; };
+  QuantizedParams p = ParamsOf(1, 4096, 4096, 128);
+  EXPECT_EQ(kernel(p), QuantizedKernelKind::kWideStream);
+  EXPECT_EQ(kernel(ParamsOf(1, 4096, 4096, 32)), QuantizedKernelKind::kStream);
+  EXPECT_EQ(kernel(ParamsOf(1, 4096, 4096, 16)), QuantizedKernelKind::kAny);
+  EXPECT_EQ(kernel(ParamsOf(1, 4096, 4097, 128)),
+            QuantizedKernelKind::kAny);  // rows of x unaligned
+  p.format = Format::kU5;
+  EXPECT_EQ(kernel(p), QuantizedKernelKind::kAny);
+  p = ParamsOf(1, 4096, 4096, 128);
+  p.dtype = DType::kF32;
+  EXPECT_EQ(kernel(p), QuantizedKernelKind::kAny);
+  p = ParamsOf(1, 4096, 4096, 128);
+  p.scales.outer = p.scales.data;
+  EXPECT_EQ(kernel(p), QuantizedKernelKind::kAny);
+}
+
+}  // namespace
+}  // namespace intarsia::matmul
