@@ -169,6 +169,7 @@ MAPPED = {
     "layer_norm_static_fp8_quant": {"x"},
     "linear": {"x"},
     "linear_quantized": {"x"},
+    "linear_quantized_int8": {"x"},
     "merge_attn_states": {"prefix_out", "prefix_lse", "suffix_out", "suffix_lse"},
     "mul_and_silu": {"x"},
     "paged_attention": {"query", "seqused_k", "block_table", "cu_seqlens_q"},

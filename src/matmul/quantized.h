@@ -91,6 +91,9 @@ struct QuantizedParams {
   bool points = false;
   const void* bias = nullptr;
   void* out = nullptr;
+  // Whether each 32 numbers of a row of x are rounded to int8 first: q = x / s to the nearest, s =
+  // max |x| / 127; on CPUs alone.
+  bool int8_activations = false;
 
   int64_t RowOf(int64_t i) const { return rows.data ? rows.At(i) : i; }
   constexpr int64_t blocks() const { return CeilDiv(k, kBlockColumns); }
@@ -104,6 +107,10 @@ struct QuantizedPass {
   const QuantizedParams& params;
   int64_t first, rows;
   float *x, *sums;  // [rows, blocks * 32], [rows, groups]; sums: null without zeros
+  // Of x in int8, for each block: codes, scales, and sums of codes; null where x is as it is.
+  int8_t* codes = nullptr;
+  float* code_scales = nullptr;
+  int32_t* code_sums = nullptr;
 };
 
 Status Run(const QuantizedParams& params, const CpuContext& context);

@@ -252,11 +252,17 @@ def _compare(
             _say_row("", "one sequence waits for memory, here as there: try two --prompt,")
             _say_row("", "or --dtype bfloat16, which halves what it reads")
     expected = [row[:limit] for row, limit in zip(result.tokens, limits, strict=True)]
-    _say_row("greedy tokens", _verdict(expected, completions, model.quantize))
+    _say_row(
+        "greedy tokens",
+        _verdict(expected, completions, model.quantize, model.activations == "int8"),
+    )
 
 
 def _verdict(
-    expected: Sequence[list[int]], completions: Sequence[list[int]], quantize: str | None
+    expected: Sequence[list[int]],
+    completions: Sequence[list[int]],
+    quantize: str | None,
+    in_int8: bool,
 ) -> str:
     """How far the completions are those of the reference, and what to think of it."""
     equal = sum(map(operator.eq, expected, completions))
@@ -267,9 +273,10 @@ def _verdict(
         len(os.path.commonprefix(pair)) for pair in zip(expected, completions, strict=True)
     )
     counts += f", {common} of {sum(map(len, expected))} tokens before they part"
-    if quantize in (None, "file"):
+    if quantize in (None, "file") and not in_int8:
         return f"different ({counts})"
-    return f"{counts}; weights in {quantize} may choose others than the reference's, which are not quantised"
+    what = "activations in int8" if in_int8 else f"weights in {quantize}"
+    return f"{counts}; {what} may choose others than the reference's, which are not quantised"
 
 
 def _waits_for_weights(sequences: int) -> bool:

@@ -16,7 +16,12 @@ Importing this package loads neither jax nor a tokenizer library; the names abov
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from intarsia.models.choices import EXPORT_DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS
+from intarsia.models.choices import (
+    ACTIVATIONS,
+    EXPORT_DTYPES,
+    KV_CACHE_DTYPES,
+    QUANTIZATIONS,
+)
 
 if TYPE_CHECKING:
     from intarsia.models.checkpoint import open_checkpoint
@@ -43,6 +48,7 @@ _HOMES = {
     "perplexity": "engine",
 }
 __all__ = [
+    "ACTIVATIONS",
     "EXPORT_DTYPES",
     "KV_CACHE_DTYPES",
     "QUANTIZATIONS",

@@ -57,7 +57,11 @@ class QuantizedRows:
     dtype: Any
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["parts"], meta_fields=["dtype"])
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["parts"],
+    meta_fields=["dtype", "int8_activations"],
+)
 @dataclasses.dataclass(frozen=True)
 class PackedMatrix:
     """A weight [out, in] in the codes that the model's file has.
@@ -65,10 +69,12 @@ class PackedMatrix:
     Attributes:
         parts: Rows one after the other, each part in a format of its own.
         dtype: Of the activations.
+        int8_activations: Whether products round them to int8, 32 neighbours at a time.
     """
 
     parts: tuple[PackedWeight, ...]
     dtype: Any
+    int8_activations: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -119,8 +125,16 @@ def product_of(
     """Multiplies rows [t, in] by a weight that leaves them as they are."""
     if not isinstance(weight, PackedMatrix):
         return ij.linear(x, weight, out_dtype=out_dtype)
-    outs = [ij.linear_packed(x, part, out_dtype=out_dtype) for part in weight.parts]
+    if weight.int8_activations:
+        outs = [_product_in_int8(x, part, out_dtype) for part in weight.parts]
+    else:
+        outs = [ij.linear_packed(x, part, out_dtype=out_dtype) for part in weight.parts]
     return outs[0] if len(outs) == 1 else jnp.concatenate(outs, axis=-1)
+
+
+def _product_in_int8(x: jax.Array, part: PackedWeight, out_dtype: Literal["auto", "f32"]) -> Any:
+    out = ij.linear_quantized_int8(x, *part.arrays, **part.attributes, out_dtype=out_dtype)
+    return out[..., : part.rows]
 
 
 class Shares(NamedTuple):

@@ -42,7 +42,7 @@ def cut_matrix(
         parts = [_cut_columns(role, part, size) for part in matrix.parts]
     else:
         parts = [_cut_rows(role, matrix.parts, size, order)]
-    return PackedMatrix(tuple(parts), matrix.dtype)
+    return PackedMatrix(tuple(parts), matrix.dtype, matrix.int8_activations)
 
 
 def check_experts(role: str, experts: PackedWeight, axis: int | None) -> PackedWeight:

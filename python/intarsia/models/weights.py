@@ -6,6 +6,7 @@ input (q, k, v and gate, up) are concatenated, so that each is one matrix produc
 a tied embedding table then serves as the output projection without being transposed.
 """
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from intarsia.models.checkpoint import Checkpoint, open_checkpoint
-from intarsia.models.choices import QUANTIZATIONS
+from intarsia.models.choices import ACTIVATIONS, QUANTIZATIONS
 from intarsia.models.config import ModelConfig
 from intarsia.models.files import reading
 from intarsia.models.lazy import LazyArray
@@ -51,6 +52,7 @@ def load_model(
     quantize: str | None = None,
     progress: bool = False,
     parallel: Placement | None = None,
+    activations: str = "auto",
 ) -> tuple[ModelConfig, Params]:
     """Loads a model onto jax's default device, or spreads it over several.
 
@@ -68,6 +70,8 @@ def load_model(
         progress: Whether to draw a progress bar on stderr.
         parallel: How to spread the weights, for an `Engine` that is given the same. A process reads what
             its own devices hold: of matrices their part, unless `quantize` is set, and vectors whole.
+        activations: One of `ACTIVATIONS`: "int8" rounds what products with weights in codes multiply, 32 neighbours at a
+            time, on CPUs. Experts take theirs as they are.
 
     Returns:
         The configuration and the weights; `Params` describes their layout.
@@ -80,6 +84,13 @@ def load_model(
     if quantize not in (None, *QUANTIZATIONS):
         expected = " or ".join(QUANTIZATIONS)
         raise ValueError(f"quantize is {quantize!r}, expected {expected}, or None")
+    if activations not in ACTIVATIONS:
+        raise ValueError(f"activations is {activations!r}, expected {' or '.join(ACTIVATIONS)}")
+    in_int8 = activations == "int8"
+    if in_int8 and quantize not in (*_BITS, "file"):
+        raise ValueError(
+            f"activations is 'int8' beside quantize={quantize!r}, expected weights in codes: int8, int4 or file"
+        )
     checkpoint = open_checkpoint(path)
     dtype = jnp.dtype(dtype)
     if dtype == jnp.float16 and not checkpoint.config.fits_f16:
@@ -89,7 +100,17 @@ def load_model(
             "quantize is 'fp8', expected None for a model with experts, or 'int8', 'int4' or 'file'"
         )
     with reading(path):
-        return checkpoint.config, _assemble(checkpoint, dtype, quantize, progress, parallel)
+        params = _assemble(checkpoint, dtype, quantize, progress, parallel)
+    return checkpoint.config, _with_int8_activations(params) if in_int8 else params
+
+
+def _with_int8_activations(params: Params) -> Params:
+    def change(weight: Any) -> Any:
+        if not isinstance(weight, PackedMatrix):
+            return weight
+        return dataclasses.replace(weight, int8_activations=True)
+
+    return jax.tree.map(change, params, is_leaf=lambda x: isinstance(x, PackedMatrix))
 
 
 def _assemble(

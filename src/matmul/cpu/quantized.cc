@@ -34,9 +34,18 @@ Status Run(const QuantizedParams& params, const CpuContext& context) {
   const int64_t rows = std::min(params.m, kMostRows);
   const int64_t row_floats = params.blocks() * kBlockColumns;
   const AlignedFloats memory = MakeAligned(rows * (row_floats + params.groups));
+  // Codes, four to a float, scales and sums of each block.
+  const int64_t blocks = rows * params.blocks();
+  const AlignedFloats of_codes =
+      MakeAligned(params.int8_activations ? blocks * (kBlockColumns / 4 + 2) : 0);
   for (int64_t first = 0; first < params.m; first += rows) {
-    const QuantizedPass pass{params, first, std::min(rows, params.m - first), memory.get(),
-                             params.zeros.data ? memory.get() + rows * row_floats : nullptr};
+    QuantizedPass pass{params, first, std::min(rows, params.m - first), memory.get(),
+                       params.zeros.data ? memory.get() + rows * row_floats : nullptr};
+    if (params.int8_activations) {
+      pass.codes = reinterpret_cast<int8_t*>(of_codes.get());
+      pass.code_scales = of_codes.get() + blocks * (kBlockColumns / 4);
+      pass.code_sums = reinterpret_cast<int32_t*>(pass.code_scales + blocks);
+    }
     INTARSIA_RETURN_IF_ERROR(RunOnCpu(pass, context));
   }
   return {};

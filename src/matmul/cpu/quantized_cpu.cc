@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "src/core/cpu/rows.h"
 #include "src/core/dispatch.h"
 #include "src/matmul/cpu/codes.h"
+#include "src/matmul/cpu/codes_int8.h"
 #include "src/matmul/cpu/columns.h"
 #include "src/matmul/quantized.h"
 
@@ -17,6 +19,34 @@ constexpr int64_t kAheadBytes = 1024;  // of a tile, asked for before they are n
 constexpr int64_t kManyRows = 128;     // of x at a time, beyond that
 constexpr int64_t kManyTiles = 4, kManyColumns = kManyTiles * kTileRows, kManyBlocks = 2;
 
+// Rounds a row of x to int8, block by block: codes, and the numbers that they stand for. A block
+// with NaN or an infinity becomes NaN.
+void RoundRow(const QuantizedPass& pass, int64_t row, float* x) {
+  const int64_t blocks = pass.params.blocks();
+  for (int64_t block = 0; block < blocks; ++block, x += kBlockColumns) {
+    float largest = 0, nan = 0;
+    for (int64_t i = 0; i < kBlockColumns; ++i) {
+      largest = std::max(largest, std::fabs(x[i]));
+      nan += x[i] * 0.0f;  // which is no number if x is none, or infinite
+    }
+    const float scale = largest / 127.0f + nan;
+    const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    int8_t* const codes = pass.codes + (row * blocks + block) * kBlockColumns;
+    int32_t sum = 0;
+    for (int64_t i = 0; i < kBlockColumns; ++i) {
+      const float code = std::nearbyint(std::clamp(x[i] * inverse, -127.0f, 127.0f));
+      const auto byte = static_cast<int8_t>(code == code ? code : 0.0f);
+      const int64_t place =
+          i / kStepColumns * kStepColumns + PlaceInStep(pass.params.format, i % kStepColumns);
+      codes[place] = byte;
+      sum += byte;
+      x[i] = static_cast<float>(byte) * scale;
+    }
+    pass.code_scales[row * blocks + block] = scale;
+    pass.code_sums[row * blocks + block] = sum;
+  }
+}
+
 // Rows of x as f32, and the sums of their groups.
 template <class T>
 void PackRow(const QuantizedPass& pass, int64_t row) {
@@ -27,6 +57,7 @@ void PackRow(const QuantizedPass& pass, int64_t row) {
   float* const to = pass.x + row * padded;
   ForLanes(k, [&](int64_t i, int lanes) { StoreN(to + i, LoadN(from + i, lanes), lanes); });
   std::fill(to + k, to + padded, 0.0f);
+  if (pass.codes) RoundRow(pass, row, to);
   if (!pass.sums) return;
   for (int64_t group = 0; group < params.groups; ++group) {
     VecF sum{};
@@ -140,10 +171,28 @@ struct Kernels {
   void (*four_rows)(const QuantizedPass&, int64_t tile, int64_t first_row, float* out);
   void (*decode)(const QuantizedParams&, int64_t tile, int64_t first_block, int64_t blocks,
                  float* w);
+  // Of a row in int8; null where that is no faster.
+  void (*int8_row)(const QuantizedPass&, int64_t tile, int64_t row, float* out);
 };
 template <Format kFormat>
+constexpr auto Int8Row() -> decltype(Kernels::int8_row) {
+#if defined(__AVX512F__)
+  if constexpr (HasBytes(kFormat)) return &MultiplyTileInt8<kFormat>;
+#endif
+  return nullptr;
+}
+template <Format kFormat>
 constexpr Kernels kKernels = {&MultiplyTile<kFormat, 1>, &MultiplyTile<kFormat, 2>,
-                              &MultiplyTile<kFormat, 4>, &DecodeTile<kFormat>};
+                              &MultiplyTile<kFormat, 4>, &DecodeTile<kFormat>, Int8Row<kFormat>()};
+
+// The kernel for rows in int8, if this call can take it.
+auto Int8RowFor(const QuantizedPass& pass, const Kernels& kernels) -> decltype(Kernels::int8_row) {
+#if defined(__AVX512F__)
+  if (pass.codes && pass.params.group % kBlockColumns == 0 && HasVnni()) return kernels.int8_row;
+#endif
+  (void)pass, (void)kernels;
+  return nullptr;
+}
 
 const Kernels& KernelsFor(Format format) {
   switch (format) {
@@ -179,10 +228,12 @@ template <class T, class Out>
 // Few rows of x: codes become numbers in registers.
 template <class T, class Out>
 void RunFewRows(const QuantizedPass& pass, const Kernels& kernels, int64_t tile) {
+  const auto int8_row = Int8RowFor(pass, kernels);
   for (int64_t row = 0, rows = 0; row < pass.rows; row += rows) {
-    const int64_t left = pass.rows - row;
+    const int64_t left = int8_row ? 1 : pass.rows - row;
     rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-    const auto multiply = rows == 4   ? kernels.four_rows
+    const auto multiply = int8_row    ? int8_row
+                          : rows == 4 ? kernels.four_rows
                           : rows == 2 ? kernels.two_rows
                                       : kernels.one_row;
     alignas(64) float sums[4 * kTileRows];

@@ -17,6 +17,7 @@ from intarsia.jax.wire._words import (
 )
 from intarsia.jax.wire._words import KvCacheDtype as KvCacheDtype
 from intarsia.jax.wire._words import LinearOutDtype as LinearOutDtype
+from intarsia.jax.wire._words import LinearQuantizedInt8OutDtype as LinearQuantizedInt8OutDtype
 from intarsia.jax.wire._words import LinearQuantizedOutDtype as LinearQuantizedOutDtype
 from intarsia.jax.wire._words import QuantDtype as QuantDtype
 from intarsia.jax.wire._words import Rounding as Rounding
@@ -55,6 +56,7 @@ from intarsia.jax.wire.matmul import (
     grouped_matmul_weight_gradient,
     linear,
     linear_quantized,
+    linear_quantized_int8,
 )
 from intarsia.jax.wire.norm import (
     all_reduce_fused_add_rms_norm,
@@ -119,6 +121,7 @@ __all__ = [
     "layer_norm_static_fp8_quant",
     "linear",
     "linear_quantized",
+    "linear_quantized_int8",
     "merge_attn_states",
     "mul_and_silu",
     "paged_attention",

@@ -14,6 +14,7 @@ from intarsia.jax.wire._words import (
     GroupedMatmulQuantizedOutDtype,
     GroupedMatmulWeightGradientOutDtype,
     LinearOutDtype,
+    LinearQuantizedInt8OutDtype,
     LinearQuantizedOutDtype,
     ZerosAre,
 )
@@ -403,6 +404,66 @@ def linear_quantized(
     return one_or_all(
         call(
             "linear_quantized",
+            (x, packed, scales, zeros, outer_scales, outer_zeros, bias),
+            format=format,
+            group=group,
+            zeros_are=zeros_are,
+            out_dtype=out_dtype,
+        )
+    )
+
+
+def linear_quantized_int8(
+    x: ArrayLike,
+    packed: ArrayLike,
+    scales: ArrayLike,
+    zeros: ArrayLike | None = None,
+    outer_scales: ArrayLike | None = None,
+    outer_zeros: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    *,
+    format: Format = "u4",
+    group: int = 0,
+    zeros_are: ZerosAre = "points",
+    out_dtype: LinearQuantizedInt8OutDtype = "auto",
+) -> jax.Array:
+    """A linear layer of x in int8 with weights in 8 bits or less.
+
+    Runs on CPU alone; a program for another platform is refused.
+
+    Args:
+      x: [..., k], T: rows, rounded to int8 in blocks of 32.
+      packed: [c, kb, 4, 16, 4] with format=u4 or [c, kb, 4, 16, 4] with format=u4b8 or [c, kb,
+        4, 16, 4] with format=e2m1 or [c, kb, 5, 16, 4] with format=u5 or [c, kb, 5, 16, 4] with
+        format=u5b16 or [c, kb, 6, 16, 4] with format=u6b32 or [c, kb, 8, 16, 4] with format=i8
+        or [c, kb, 8, 16, 4] with format=e4m3, u8: codes, tile by tile: 16 results, and kb
+        blocks of 32 of the k columns, which take a line for each bit of a code.
+      scales: [c, kg, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes are
+        multiplied by.
+      zeros: [c, kg, 16], f32, f16, bf16, u8, i8: what is subtracted from codes, or added to
+        their products with scales; optional.
+      outer_scales: [1] or [c, ko, 16], f32, f16, bf16: what scales are multiplied by; optional.
+      outer_zeros: [1] or [c, ko, 16], f32, f16, bf16: what minimums are multiplied by;
+        optional.
+      bias: [16*c], T: added to the sums before they are rounded; optional.
+      format: what a code stands for; one of u4, u4b8, e2m1, u5, u5b16, u6b32, i8, e4m3.
+      group: columns that share a scale: 16 or a multiple of 32; 0: all k of them.
+      zeros_are: points are subtracted from codes, minimums added to their products with scales;
+        one of points, minimums.
+      out_dtype: dtype of the result; auto: that of x; one of auto, f32.
+
+    Returns:
+      out: [..., 16*c], out_dtype: x w^T + bias.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: ggml's products of blocks (ggml_vec_dot_q4_1_q8_1). T is f32, f16 or bf16.
+    """
+    return one_or_all(
+        call(
+            "linear_quantized_int8",
             (x, packed, scales, zeros, outer_scales, outer_zeros, bias),
             format=format,
             group=group,
