@@ -62,14 +62,9 @@ def test_families_are_named_once() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("experts_whole", [False, True], ids=["shares", "whole"])
-def test_two_ranks_divide_the_experts(
-    _environment: None, tmp_path: Path, experts_whole: bool
-) -> None:
-    """Each rank has a share of every expert, or half of the experts as they are."""
+def test_two_ranks_share_every_expert(_environment: None, tmp_path: Path) -> None:
     name = "qwen3_moe"
     family_models.make(name, tmp_path)
-    options = {"tensor_parallel_size": 2, "enable_expert_parallel": experts_whole}
-    tokens, _, engine = family_models.by_vllm(name, tmp_path, **options)
+    tokens, _, engine = family_models.by_vllm(name, tmp_path, tensor_parallel_size=2)
     for answer in family_models.by_transformers(name, tmp_path, tokens, engine):
         assert max(answer.deficits) < _TOLERANCE

@@ -31,8 +31,8 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
     ):
         if size > 1:
             yield f"{option}: {size}, expected 1"
-    if parallel.enable_eplb:
-        yield "experts that move between ranks (--enable-eplb)"
+    if parallel.enable_expert_parallel:
+        yield "expert parallelism (--enable-expert-parallel)"
     if parallel.enable_dbo or parallel.ubatch_size:
         yield "batches in parts (--enable-dbo, --ubatch-size)"
     if parallel.data_parallel_size > 1 and parallel.is_moe_model:
