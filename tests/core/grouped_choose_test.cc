@@ -69,6 +69,12 @@ TEST(GroupedChoose, HopperGetsItsOwnKernel) {
       for (const char* const other : {"A100", "L40S", "B200"})
         EXPECT_EQ(arch(p, Gpu(other)), cuda::kPortable) << other;
     }
+  const int32_t row = 0;
+  GroupedParams gathered = ParamsOf(DType::kBF16, 32768, 128, 4096);
+  gathered.rows = {&row};
+  EXPECT_EQ(arch(gathered, h200), cuda::kHopper);
+  gathered.x_rows = int64_t{1} << 24;  // 2^33 bytes a column of 8: more places than 32 bits count
+  EXPECT_EQ(arch(gathered, h200), cuda::kPortable);
   EXPECT_EQ(arch(ParamsOf(DType::kF32, 32768, 128), h200), cuda::kPortable);
   EXPECT_EQ(arch(ParamsOf(DType::kBF16, 32768, 128, 2044), h200), cuda::kPortable);
   EXPECT_EQ(arch(ParamsOf(DType::kBF16, 32768, 128, 2048, 1540), h200), cuda::kPortable);

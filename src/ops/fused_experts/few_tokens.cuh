@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(32 * kFewDownWarps, 2)
         weights[its] = pass.weights_dtype == DType::kF32
                            ? static_cast<const float*>(pass.weights)[pair]
                            : ToFloat(static_cast<const T*>(pass.weights)[pair]);
-      if (begin == 0) AwaitPrevious();
+      AwaitPrevious();  // costs nothing once it has returned
       rows.Multiply(static_cast<const T*>(pass.gated) + pair * pass.i, sums);
       StoreFew(partial[warp], sums);
     }

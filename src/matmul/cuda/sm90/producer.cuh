@@ -128,8 +128,16 @@ __device__ __forceinline__ void GatherRows(const GroupedParams& p, Shared<S>& sh
     __syncwarp();
     if (before >= 0 && threadIdx.x % 32 == 0) shared.stages.full[before].Arrive();
   };
+  const auto publish_last = [&] {
+    cuda::CpAsyncWait<0>();
+    publish();
+    before = -1;
+  };
   ForEachTask(shared, [&](const Task<S>& task) {
-    if (task.kind != Task<S>::kProduct) return;
+    if (task.kind != Task<S>::kProduct) {
+      publish_last();  // no stage follows to do it, and the next task waits for the consumers
+      return;
+    }
     const int copies = S::Tiles::Steps(task.unit.rows) * (S::Tiles::kStepRows / kPassRows);
     uint32_t from[kCopies];  // rows of x, in units of 16 bytes
 #pragma unroll
@@ -155,8 +163,7 @@ __device__ __forceinline__ void GatherRows(const GroupedParams& p, Shared<S>& sh
       before = place.index;
     }
   });
-  cuda::CpAsyncWait<0>();
-  publish();
+  publish_last();
 }
 
 }  // namespace intarsia::matmul::sm90
