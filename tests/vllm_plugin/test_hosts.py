@@ -73,6 +73,15 @@ def test_addresses_that_are_refused(environment, given, message):
         hosts.choose(two_hosts(master_addr="127.0.0.1"))
 
 
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+def test_no_run_meets_at_all_interfaces(environment, address):
+    with pytest.raises(ValueError, match=f"--master-addr is {address}, which is all interfaces"):
+        hosts.choose(two_hosts(master_addr=address))
+    replicas = ParallelConfig(data_parallel_size=2, data_parallel_master_ip=address)
+    with pytest.raises(ValueError, match="--data-parallel-address is"):
+        hosts.choose(replicas)
+
+
 def test_a_name_that_means_loopback_is_refused(environment):
     """As Debian writes a host's own name into /etc/hosts."""
     environment.setattr(hosts.addresses, "facing", lambda address: "127.0.1.1")

@@ -135,7 +135,9 @@ def test_a_partition_during_the_start(made, model, tmp_path):
     options = OPTIONS | {"additional_config": soon}
     with nodes(made, model(MODEL), tmp_path, **options) as servers:
         everything = []
+        deadline = time.monotonic() + 5 * BOUND
         while any(server.process.poll() is None for server in servers):
+            assert time.monotonic() < deadline, servers[0].log()[-4000:]
             everything += [p for s in servers for p in family(s.process.pid) if p not in everything]
             time.sleep(1)
         assert all(server.process.returncode for server in servers)

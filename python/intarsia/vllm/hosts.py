@@ -54,6 +54,14 @@ def choose(parallel: ParallelConfig) -> None:
     Raises:
       ValueError: The address is all of them, or one that other hosts cannot reach.
     """
+    meets = {"--master-addr": parallel.master_addr} if parallel.nnodes > 1 else {}
+    if parallel.data_parallel_size > 1:
+        meets["--data-parallel-address"] = parallel.data_parallel_master_ip
+    for option, address in meets.items():
+        if address in ("0.0.0.0", "::", "[::]"):
+            raise ValueError(
+                f"intarsia-vllm: {option} is {address}, which is all interfaces, expected one address of the first host"
+            )
     if parallel.nnodes == 1:
         return
     master = (parallel.master_addr, parallel.master_port)
