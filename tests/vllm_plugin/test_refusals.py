@@ -38,6 +38,7 @@ QUANTISED = {"quantization_config": {"quant_method": "torchao", "quant_type": "i
             {"data_parallel_size": 2},
             "experts across engines (--data-parallel-size of a mixture): 2, expected 1",
         ),
+        ({}, {"runner": "pooling"}, "models that do not generate (--runner pooling)"),
         ({}, {"cpu_offload_gb": 1}, "weights on the host (--cpu-offload-gb)"),
         ({}, {"enable_prompt_embeds": True}, "embeddings as prompts (--enable-prompt-embeds)"),
         ({}, {"kv_cache_dtype": "nvfp4"}, "--kv-cache-dtype nvfp4 for torch.float32"),

@@ -67,8 +67,8 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
 
 def _of_the_model(config: VllmConfig) -> Iterator[str]:
     model, cache = config.model_config, config.cache_config
-    if model.runner_type not in ("generate", "pooling"):
-        yield f"models that neither generate nor pool (--runner {model.runner_type})"
+    if model.runner_type != "generate":
+        yield f"models that do not generate (--runner {model.runner_type})"
     if model.is_encoder_decoder:
         yield "encoder-decoder models"
     if model.is_multimodal_model and model.supports_multimodal_inputs:
