@@ -198,8 +198,8 @@ class Guarded {
 
 double Tolerance(DType dtype) { return dtype == kF32 ? 5e-6 : dtype == kF16 ? 2e-3 : 1.6e-2; }
 
-// More tiles than any GPU has multiprocessors, the last of them rows of no expert: a CTA of Hopper's
-// product gathers rows, and then has none to gather.
+// More tiles than any GPU has multiprocessors, the last of them rows of no expert: a CTA of
+// Hopper's product gathers rows, and then has none to gather.
 Case LongCase(DType dtype) {
   return {.dtype = dtype,
           .weights_dtype = kF32,

@@ -101,6 +101,16 @@ Case RandomCase(DType dtype, std::mt19937& random) {
   return c;
 }
 
+// More tiles than any GPU has multiprocessors, the last of them rows of no group: a CTA of Hopper's
+// kernel gathers rows, and then has none to gather.
+Case LongCase(DType dtype) {
+  Case c{.dtype = dtype, .out = dtype};
+  c.m = 26000, c.k = 128, c.n = 136, c.groups = c.all = 8, c.mx = 300;
+  c.transposed = true, c.bias = false;
+  c.sizes.assign(8, 2500);
+  return c;
+}
+
 Elements RandomElements(DType dtype, int64_t size, uint64_t seed) {
   Elements x(dtype, static_cast<size_t>(size));
   attention::Normal normal(seed);
@@ -304,6 +314,7 @@ bool CheckAll(int cases) {
       failures += CheckCase(RandomCase(dtype, random), random, forward);
       failures += CheckGradient(RandomCase(dtype, random), random, gradient);
     }
+    failures += CheckCase(LongCase(dtype), random, forward);
     std::printf("%-5s worst error, of the tolerance: products %.2f, gradients %.2f\n",
                 std::string(Name(dtype)).c_str(), forward, gradient);
   }
