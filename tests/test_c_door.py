@@ -76,6 +76,18 @@ def test_infer_refuses_null_and_absurd_counts(changed, message) -> None:
     assert message in said()
 
 
+def test_call_refuses_what_is_not_aligned() -> None:
+    """A GPU would stop for good at such an address."""
+    memory = bytearray(X.nbytes + 4)
+    between = np.frombuffer(memory, np.uint8, X.nbytes, offset=2).view(np.float32).reshape(X.shape)
+    want = " lies {} bytes beyond a multiple of 4, expected one, as f32 has"
+    beyond = between.ctypes.data % 4
+    assert call((X, between), (np.zeros_like(X),)) == 3
+    assert "b" + want.format(beyond) in said()
+    assert call((X, X), (between,)) == 3
+    assert "result out" + want.format(beyond) in said() and not any(memory)
+
+
 def test_call_refuses_null() -> None:
     out = np.zeros_like(X)
     assert call((X, X), (out,)) == 0 and (out == 2).all()

@@ -126,7 +126,7 @@ Status ReadCall(const OpInfo& op, const intarsia_tensor* operands, size_t num_op
   return ReadTensors(op, "operands", operands, num_operands, op.operands, call.operands);
 }
 
-// Whether all that has elements has an address.
+// Whether all that has elements has an address, a multiple of an element's size.
 template <class Fields>
 Status CheckAddresses(const OpInfo& op, std::string_view what, const Fields& fields,
                       std::span<const Optional> tensors) {
@@ -134,6 +134,14 @@ Status CheckAddresses(const OpInfo& op, std::string_view what, const Fields& fie
     if (tensors[i] && !tensors[i]->data && tensors[i]->size() > 0)
       return Invalid(op, what, fields[i].name, " has shape ", ShapeText(tensors[i]->shape()),
                      " and data null, expected an address");
+  for (size_t i = 0; i < fields.size(); ++i) {
+    if (!tensors[i] || tensors[i]->size() == 0) continue;
+    const auto bytes = static_cast<uintptr_t>(Bytes(tensors[i]->dtype));
+    if (const auto beyond = reinterpret_cast<uintptr_t>(tensors[i]->data) % bytes)
+      return Invalid(op, what, fields[i].name, " lies ", static_cast<int64_t>(beyond),
+                     " bytes beyond a multiple of ", static_cast<int64_t>(bytes),
+                     ", expected one, as ", Name(tensors[i]->dtype), " has");
+  }
   return {};
 }
 

@@ -43,5 +43,22 @@ TEST(FusedExperts, OtherPassesAreSorted) {
   EXPECT_FALSE(without([](ExpertsPass& p) { p.w2 = reinterpret_cast<const void*>(8); }));
 }
 
+TEST(FusedExperts, DescribedArraysMayBeOfAnySize) {
+  FusedExperts op;
+  const auto view = [](std::vector<int64_t> dims) {
+    TensorView x;
+    EXPECT_TRUE(MakeDense(nullptr, DType::kF32, dims, x).ok());
+    return x;
+  };
+  constexpr int64_t kMany = int64_t{1} << 50;
+  op.x = view({kMany, 64});
+  op.ids = op.weights = view({kMany, 512});
+  op.w1 = view({8, 128, 64});
+  op.w2 = view({8, 64, 64});
+  const int64_t bytes = 4 * op.WorkspaceDims()[1];
+  EXPECT_GT(bytes, int64_t{1} << 29);
+  EXPECT_LE(bytes, int64_t{1} << 30);
+}
+
 }  // namespace
 }  // namespace intarsia

@@ -29,6 +29,14 @@ int64_t ExpertsOf(const FusedExperts& op) {
   return n == 0 || (i == 0 && !op.w2_bias) ? 0 : op.w1.dim(0);
 }
 
+// The product of sizes, or more bytes than any memory has: arrays that were only described may be
+// of any size.
+int64_t Times(int64_t a, int64_t b) {
+  constexpr int64_t kMost = int64_t{1} << 58;
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? kMost : std::min(product, kMost);
+}
+
 // Where the parts of a pass's memory begin, in bytes.
 struct Memory {
   int64_t sizes, rows, places, hidden, gated, end;
@@ -40,14 +48,14 @@ struct Memory {
       at += RoundUp(bytes, kAlignment);
       return begin;
     };
-    const int64_t experts = ExpertsOf(op), pairs = tokens * op.ids.dim(-1);
+    const int64_t experts = ExpertsOf(op), pairs = Times(tokens, op.ids.dim(-1));
     const int64_t n = op.w2.dim(1), i = op.w2.dim(2);
-    const int64_t elements = experts == 0 ? 0 : pairs * Bytes(op.x.dtype);
+    const int64_t bytes = experts == 0 ? 0 : Times(pairs, Bytes(op.x.dtype));
     sizes = take(4 * experts);
-    rows = take(4 * pairs);
-    places = take(4 * pairs);
-    hidden = take(elements * std::max(2 * i, n));
-    gated = take(elements * i);
+    rows = take(Times(4, pairs));
+    places = take(Times(4, pairs));
+    hidden = take(Times(bytes, std::max(Times(2, i), n)));
+    gated = take(Times(bytes, i));
     end = at;
   }
 };

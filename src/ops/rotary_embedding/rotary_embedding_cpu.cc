@@ -44,7 +44,7 @@ void TurnHeads(const RotaryEmbedding& op, const CpuContext& context, const Tenso
     for (int64_t head = 0; head < heads; ++head) {
       const T* x = in.as<const T>() + token * from.token + head * from.head;
       T* out = result.as<T>() + token * to.token + head * to.head;
-      if (out != x) std::memcpy(out, x, static_cast<size_t>(d) * sizeof(T));
+      if (out != x) std::memmove(out, x, static_cast<size_t>(d) * sizeof(T));
       (op.is_neox ? TurnNeox<T> : TurnGptj<T>)(x + first, angles, r / 2, out + first);
     }
   });
