@@ -148,7 +148,8 @@ def measure(
         parallel=parallel,
     )
     sampling = SamplingParams(temperature=0.0, max_tokens=args.new_tokens, ignore_eos=True)
-    engine.generate(prompts, sampling)
+    for _ in engine.stream(prompts, sampling):
+        share.progress()
     stats = engine.stats
     programs = -(-(args.new_tokens - 1) // args.decode_steps)
     step = stats.decode_seconds / (programs * args.decode_steps)

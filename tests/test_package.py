@@ -21,13 +21,14 @@ LAYERS = {
     "base": BASE,
     "jax": BASE,
     "models": JAX | {"repack"},
+    "processes": BASE,
     "torch": TORCH,
     "torchax": TORCH,
     "pjrt_plugin": JAX,
     "repack": BASE,
-    "vllm": TORCH | {"models", "repack"},
+    "vllm": TORCH | {"processes", "repack"},
     "xla_ops": TORCH | {"vllm"},
-    "cli": JAX | {"models"},
+    "cli": JAX | {"models", "processes"},
 }
 
 

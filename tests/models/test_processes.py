@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from intarsia import cli
 from intarsia.cli import _processes
-from intarsia.models.processes import Limits, Place, detect_place
+from intarsia.processes import Limits, Place, detect_place, join
 
 BOUND = 120  # s, of a machine that has other things to do
 PROMPTS = ("the", "hello 123", "12")
@@ -25,7 +25,7 @@ import dataclasses, json, sys
 from pathlib import Path
 from intarsia.models import Engine, ModelParallel, SamplingParams, load_model, weights
 from intarsia.models.lazy import LazyArray
-from intarsia.models.processes import Limits, Place, join
+from intarsia.processes import Limits, Place, join
 
 path, address, count, index = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 processes = join(Place(address, count, index), Limits(start=60, heartbeat=10))
@@ -247,7 +247,7 @@ def test_addresses_that_are_listened_at(start, address) -> None:
     script = """
 import sys, jax, jax.numpy as jnp
 from jax.experimental import multihost_utils
-from intarsia.models.processes import Place, join
+from intarsia.processes import Place, join
 index = int(sys.argv[2])
 processes = join(Place(sys.argv[1], 2, index), listen=f"127.0.0.{2 + index}" if index else None)
 multihost_utils.process_allgather(jnp.ones(1))
@@ -274,7 +274,7 @@ processes.finish()
 def test_a_process_that_gets_no_further_says_so(start, address) -> None:
     script = """
 import sys, time
-from intarsia.models.processes import Limits, Place, join
+from intarsia.processes import Limits, Place, join
 index = int(sys.argv[2])
 processes = join(Place(sys.argv[1], 2, index), Limits(stall=2))
 if index:
@@ -324,6 +324,14 @@ def test_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"SLURM_{name}", value)
     assert detect_place() == Place("node3:61447", 2, 1, [0])
     assert Place("[::1]:5", 1, 0).address == ("::1", 5)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_nothing_meets_or_listens_at_all_interfaces(host: str) -> None:
+    with pytest.raises(ValueError, match=r"the coordinator is .*, which is all interfaces"):
+        Place(f"{host}:29400", 2, 0)
+    with pytest.raises(ValueError, match=r"the address to listen at is .*, which is all interf"):
+        join(Place("127.0.0.1:29400", 2, 0), listen=host)
 
 
 def test_limits() -> None:

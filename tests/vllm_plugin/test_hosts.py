@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 pytest.importorskip("psutil")
 
 import torch
-from intarsia.models.processes import Limits
+from intarsia.processes import Limits
 from intarsia.vllm import hosts
 from vllm.config import ParallelConfig
 from vllm.utils.network_utils import get_distributed_init_method

@@ -50,7 +50,7 @@ MEETING = """
 import json, os, socket
 import jax
 from jaxlib import _jax
-from intarsia.models.processes import Limits
+from intarsia.processes import Limits
 from intarsia.vllm import parallel
 
 jax.config.update("jax_platforms", "cpu")

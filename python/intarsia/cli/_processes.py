@@ -14,7 +14,7 @@ from intarsia import _environment
 if TYPE_CHECKING:
     import jax
 
-    from intarsia.models.processes import Place, Processes
+    from intarsia.processes import Place, Processes
 
 _METHODS = ("auto", "slurm", "ompi", "mpi4py")
 _REFUSALS = (ValueError, OSError, ImportError, NotImplementedError, MemoryError)
@@ -166,7 +166,7 @@ def joined(args: argparse.Namespace, program: str) -> Iterator[Share]:
         return
     import jax
 
-    from intarsia.models.processes import Limits, join, print_line
+    from intarsia.processes import Limits, join, print_line
 
     replicas = args.data_parallel
     if replicas < 1 or place.count % replicas:
@@ -208,7 +208,7 @@ def _place(args: argparse.Namespace) -> "Place | None":
             )
         return None
     _environment.quiet_xla_log()  # our lines say the rest
-    from intarsia.models.processes import Place, detect_place
+    from intarsia.processes import Place, detect_place
 
     if args.distributed:
         if len(missing) < len(given):

@@ -55,7 +55,7 @@ def _score(args: argparse.Namespace, text: str, share: _processes.Share) -> None
         kv_cache_dtype=args.kv_cache_dtype,
     )
     share.stage("compiling and scoring")
-    scored = [values.tolist() for values in engine.prompt_logprobs(own)]
+    scored = [values.tolist() for values in engine.prompt_logprobs(own, share.progress)]
     parts = share.gather("logprobs", scored)
     if not share.prints:
         return

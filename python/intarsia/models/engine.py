@@ -185,14 +185,13 @@ class Engine:
             if requests:
                 yield from self._run(schedule, requests)
 
-    def prompt_logprobs(self, prompts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    def prompt_logprobs(
+        self, prompts: Sequence[Sequence[int]], progress: Callable[[], None] = lambda: None
+    ) -> list[np.ndarray]:
         """Returns the log-probability of each token of each prompt but its first.
 
-        The prompts go through prefill and the paged cache in chunks, as they do to be continued, so
-        this measures what that costs in accuracy: of the cache's dtype, say.
-
-        Raises:
-            ValueError, MemoryError: As `stream`.
+        The prompts go through prefill and the paged cache in chunks, as they do to be continued, so this measures what
+        that costs in accuracy: of the cache's dtype, say. `progress` is called after each chunk. Raises as `stream` does.
         """
         requests = self._make_requests(prompts, SamplingParams(temperature=0.0, max_tokens=1))
         logprobs = [np.zeros(len(prompt) - 1, np.float32) for prompt in prompts]
@@ -215,6 +214,7 @@ class Engine:
                     logprobs[request.index][place] = np.asarray(values)[rows]
                 for row in np.flatnonzero(chunk.completes).tolist():
                     schedule.release(row)
+                progress()
 
     def _on_all_devices(self, arrays: Any) -> Any:
         return self._parallel.copy(arrays) if self._parallel else arrays

@@ -17,8 +17,7 @@ from vllm import envs
 from vllm.config import ParallelConfig, VllmConfig
 
 from intarsia import _environment
-from intarsia.models import addresses
-from intarsia.models.processes import Limits
+from intarsia.processes import Limits, addresses
 
 # torch.distributed has a function of that name, too.
 _rendezvous = importlib.import_module("torch.distributed.rendezvous")
@@ -58,10 +57,7 @@ def choose(parallel: ParallelConfig) -> None:
     if parallel.data_parallel_size > 1:
         meets["--data-parallel-address"] = parallel.data_parallel_master_ip
     for option, address in meets.items():
-        if address in ("0.0.0.0", "::", "[::]"):
-            raise ValueError(
-                f"intarsia-vllm: {option} is {address}, which is all interfaces, expected one address of the first host"
-            )
+        addresses.refuse_all_interfaces(f"intarsia-vllm: {option}", address)
     if parallel.nnodes == 1:
         return
     master = (parallel.master_addr, parallel.master_port)
@@ -110,10 +106,7 @@ def _has(row: Any, wanted: Any) -> bool:
 
 
 def _check(own: str, master: str) -> None:
-    if ipaddress.ip_address(own).is_unspecified:
-        raise ValueError(
-            f"intarsia-vllm: VLLM_HOST_IP is {own}, which is all interfaces, expected one address of this host"
-        )
+    addresses.refuse_all_interfaces("intarsia-vllm: VLLM_HOST_IP", own)
     asked_for_loopback = master == "localhost" or _is_loopback(master)
     if _is_loopback(own) and not asked_for_loopback:
         raise ValueError(

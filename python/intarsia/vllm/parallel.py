@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
-from intarsia.models import addresses
-from intarsia.models.processes import Limits, Place, Processes, join
+from intarsia.processes import Limits, Place, Processes, addresses, join
 
 AXIS = "tp"
 """The mesh's axis of ranks."""

@@ -13,7 +13,7 @@ from vllm.v1.executor import ray_executor_v2
 from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
 
 from intarsia import _environment
-from intarsia.models import addresses
+from intarsia.processes import addresses
 from intarsia.vllm import hosts
 
 

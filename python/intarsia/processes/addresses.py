@@ -1,9 +1,22 @@
 """Addresses of this host and of others: what listens where, and what can be reached."""
 
 import contextlib
+import ipaddress
 import socket
 import time
 from collections.abc import Iterator
+
+
+def refuse_all_interfaces(what: str, host: str) -> None:
+    """Raises ValueError for 0.0.0.0 and the like: whoever reaches a port of a run may disturb it."""
+    try:
+        everywhere = ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:  # a name
+        return
+    if everywhere:
+        raise ValueError(
+            f"{what} is {host}, which is all interfaces, expected one address of a host"
+        )
 
 
 def check_free(name: str, bind: str) -> None:
@@ -22,7 +35,8 @@ def wait_for_coordinator(name: str, address: tuple[str, int], seconds: int) -> N
     deadline = time.monotonic() + seconds
     while True:
         try:
-            with socket.create_connection(address, timeout=max(1, seconds)):
+            left = deadline - time.monotonic()
+            with socket.create_connection(address, timeout=min(5, max(1, left))):
                 return
         except OSError as error:
             if time.monotonic() > deadline:

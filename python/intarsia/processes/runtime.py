@@ -7,7 +7,6 @@ default, and gloo on whatever the host's name resolves to.
 """
 
 import contextlib
-import dataclasses
 import os
 import sys
 import threading
@@ -19,7 +18,8 @@ import jax
 from jax.extend.backend import register_backend_factory
 
 from intarsia import _environment
-from intarsia.models import addresses
+from intarsia.processes import addresses
+from intarsia.processes.place import Limits, Place
 
 _PREFIX = "intarsia/"  # of keys and barriers in the coordinator's store
 _POLL_SECONDS = 1.0
@@ -28,83 +28,6 @@ _PARTING_SECONDS = 0.5
 _DAY_SECONDS = 24 * 3600
 # In errors of collectives and of the coordinator's clients, which name no process.
 _OF_PEERS = ("Gloo", "NCCL", "UNAVAILABLE", "CANCELLED", "ABORTED")
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """How long processes wait for each other, in seconds.
-
-    Attributes:
-        start: For all of them to have connected to the coordinator.
-        heartbeat: For a sign of life, before a process counts as dead.
-        stall: For this process to get any further.
-    """
-
-    start: int = 300
-    heartbeat: int = 30
-    stall: int = 600
-
-    def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if value < 1:
-                raise ValueError(f"the {name} limit is {value} s, expected 1 or more")
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Which of how many processes this is, and where they meet.
-
-    Attributes:
-        coordinator: HOST:PORT of process 0.
-        count: Processes.
-        index: This one's.
-        devices: Those of the host that this process uses, by index; all if None.
-    """
-
-    coordinator: str
-    count: int
-    index: int
-    devices: list[int] | None = None
-
-    def __post_init__(self) -> None:
-        host, _, port = self.coordinator.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"the coordinator is {self.coordinator!r}, expected HOST:PORT")
-        if self.count < 1:
-            raise ValueError(f"the number of processes is {self.count}, expected 1 or more")
-        if not 0 <= self.index < self.count:
-            raise ValueError(f"the process is {self.index}, expected 0 to {self.count - 1}")
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port."""
-        host, _, port = self.coordinator.rpartition(":")
-        return host.strip("[]"), int(port)
-
-
-def detect_place(method: str | None = None, timeout: int = 300) -> Place:
-    """What JAX reads in the environment of Slurm, Open MPI or Kubernetes.
-
-    Args:
-        method: One of JAX's `cluster_detection_method`; if None, the first that applies.
-        timeout: Seconds that JAX may wait for the cluster's answers.
-
-    Raises:
-        ValueError: There is no such environment.
-    """
-    from jax._src.clusters import ClusterEnv
-
-    given = _environment.jax_coordinator()
-    found = ClusterEnv.auto_detect_unset_distributed_params(
-        given, None, None, None, method, timeout
-    )
-    coordinator, count, index, devices = found
-    if coordinator is None or count is None or index is None:
-        raise ValueError(
-            "JAX finds no Slurm, Open MPI or Kubernetes job in the environment; name the coordinator, the "
-            "number of processes and this process's number"
-        )
-    return Place(coordinator, count, index, list(devices) if devices is not None else None)
 
 
 def join(
@@ -128,9 +51,12 @@ def join(
         reserved: Whether the coordinator's port is kept for it by a socket of this process, in process 0.
 
     Raises:
+        ValueError: It is to listen on all interfaces.
         OSError: The coordinator's port is in use, or the address is none of this host.
         TimeoutError: There is no coordinator.
     """
+    if listen:
+        addresses.refuse_all_interfaces("the address to listen at", listen)
     limits = limits or Limits()
     say = say or print_line
     names = names or [f"process {i}" for i in range(place.count)]
@@ -258,8 +184,12 @@ class Processes:
         """Waits for the others to end as well."""
         self.meet("end")
         self._over.set()
+        self._client.key_value_set(
+            f"{_PREFIX}done/{self.index}", ""
+        )  # a slower one need not miss it
         if self.index == 0:
-            self._wait_for_goodbyes()
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the work is done
+                self._wait_for_goodbyes()
         jax.distributed.shutdown()
         for thread in self._threads:
             thread.join(_FAREWELL_SECONDS)
@@ -346,13 +276,21 @@ class Processes:
                 if self._over.wait(_POLL_SECONDS):
                     return
                 continue
-            # One that left after all had met at the end may be seen before this process's main thread goes on.
-            if len(alive) < self.count and not self._over.wait(_POLL_SECONDS):
-                dead = (self._called[index] for index in everyone if index not in alive)
-                text = f"ended, since {', '.join(dead)} sent no heartbeat for {self._limits.heartbeat} s"
+            gone = [index for index in everyone if index not in alive]
+            if gone and not self._over.wait(_POLL_SECONDS) and (dead := self._not_done(gone)):
+                called = ", ".join(self._called[index] for index in dead)
+                text = f"ended, since {called} sent no heartbeat for {self._limits.heartbeat} s"
                 self._end(text, 1, alive=alive)
             if self._over.wait(_POLL_SECONDS):
                 return
+
+    def _not_done(self, gone: list[int]) -> list[int]:
+        """Those that did not leave after all had met at the end; this one's main thread may lag behind them."""
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            keys = self._client.key_value_dir_get(f"{_PREFIX}done/")
+            done = {int(key.rsplit("/", 1)[1]) for key, _ in keys}
+            return [index for index in gone if index not in done]
+        return gone
 
     def _stages(self) -> str:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
