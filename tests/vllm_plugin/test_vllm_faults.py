@@ -98,7 +98,7 @@ def test_a_rank_dies_and_one_stops_after_a_new_start(made, model, tmp_path):
         lose(
             servers,
             stopped.suspend,
-            "slow rank",
+            "stopped rank",
             says=rf"rank 1 at \S+ sent no heartbeat for {HEARTBEAT} s",
             resume=lambda: stopped.send_signal(signal.SIGCONT),
         )
