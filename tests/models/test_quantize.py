@@ -374,11 +374,11 @@ def test_cublas_multiplies_the_codes(tokens, scan_layers):
 
 def test_unknown_quantisation(write_directory, hf_config, tiny_weights, capsys):
     path = write_directory(hf_config, tiny_weights)
-    with pytest.raises(ValueError, match=r"quantize is 'int4', expected fp8 or file, or None"):
-        load_model(path, quantize="int4")
+    with pytest.raises(ValueError, match=r"quantize is 'int3', expected fp8 or int8 or int4 or file, or None"):
+        load_model(path, quantize="int3")
     with pytest.raises(SystemExit):
-        cli.main(["generate", "--model", str(path), "--quantize", "int4"])
-    assert "invalid choice: 'int4'" in capsys.readouterr().err
+        cli.main(["generate", "--model", str(path), "--quantize", "int3"])
+    assert "invalid choice: 'int3'" in capsys.readouterr().err
 
 
 def test_the_commands_say_what_the_weights_are_in(write_gguf, tiny_weights, tmp_path, capsys):

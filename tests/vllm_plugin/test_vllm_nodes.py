@@ -2,11 +2,12 @@
 
 import re
 
-import httpx
 import pytest
 import vllm_models
 from vllm_nodes import hosts
 from vllm_running import nodes, recorded
+
+httpx = pytest.importorskip("httpx")  # of vLLM
 
 MODEL = "llama"
 CASES = {

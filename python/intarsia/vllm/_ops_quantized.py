@@ -17,8 +17,9 @@ _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 def _fields(words: Tensor, bits: int, places: Sequence[int] | None = None) -> Tensor:
     """The numbers of `bits` bits in i32 words [..., w], the lowest first: f32 [..., w * 32 / bits]."""
     order = range(32 // bits) if places is None else places
-    shifts = torch.tensor([bits * place for place in order], dtype=torch.int32, device=words.device)
-    return ((words[..., None] >> shifts) & ((1 << bits) - 1)).flatten(-2).float()
+    shifts = torch.tensor([bits * place for place in order], dtype=torch.int64, device=words.device)
+    unsigned = words[..., None].long() & 0xFFFFFFFF  # torch_xla shifts by a division, which rounds toward 0
+    return ((unsigned >> shifts) & ((1 << bits) - 1)).flatten(-2).float()
 
 
 def _of_columns(factors: Tensor, columns: int) -> Tensor:

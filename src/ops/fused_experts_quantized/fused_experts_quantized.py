@@ -13,7 +13,8 @@ _AWQ = dict(format="u4", group=32, scale=np.float16, zero=np.uint8)
 _INT8 = dict(format="i8", group=0, scale=np.float32)
 # t tokens of 16 u numbers, of which each has k of e experts with 8 c columns; the rest as in fused_experts.
 CASES = {
-    "example": dict(tags="ci wire", t=3, u=2, c=4, e=4, k=2, **_MXFP4),
+    "example": dict(tags="ci wire", t=3, u=2, c=4, e=4, k=2, **_INT4),
+    "mxfp4": dict(tags="ci", t=3, u=2, c=4, e=4, k=2, **_MXFP4),
     "gpt_oss_like": dict(
         tags="ci beyond_plain", t=9, u=4, c=8, e=6, k=4, activation="swigluoai", biases=True, **_MXFP4
     ),

@@ -11,7 +11,8 @@ _AWQ = dict(format="u4", group=32, scale=np.float16, zero=np.uint8)
 # m rows of g groups, whose matrices have c tiles of 16 results and k columns. `e`: groups in all, `offset`: the first at hand;
 # `mx`: rows of x.
 CASES = {
-    "example": dict(tags="ci wire", m=8, k=64, c=1, g=3, sizes=(3, 0, 5), **_MXFP4),
+    "example": dict(tags="ci wire", m=8, k=128, c=1, g=3, sizes=(3, 0, 5), **_INT4),
+    "mxfp4": dict(tags="ci", m=8, k=64, c=1, g=3, sizes=(3, 0, 5), **_MXFP4),
     "gathered_with_bias": dict(
         tags="ci beyond_plain", m=24, k=64, c=3, g=4, sizes="balanced", mx=6, bias=True, **_INT4
     ),

@@ -54,7 +54,7 @@ CASES = {
     "smollm2_gate_up_32": dict(tags="bench_cpu", m=32, c=192, k=576, **_Q4_1),
     "smollm2_gate_up_512": dict(tags="bench_cpu", m=512, c=192, k=576, **_Q4_1),
     "smollm2_logits_1": dict(tags="bench_cpu", m=1, c=3072, k=576, **_Q8_0),
-    "llama3_8b_wo_1": dict(tags="bench_cpu", m=1, c=256, k=4096, **_AWQ),
+    "llama3_8b_wo_1": dict(tags="bench_cpu bench", m=1, c=256, k=4096, **_AWQ),
 }
 
 
