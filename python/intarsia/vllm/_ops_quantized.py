@@ -93,6 +93,7 @@ def gptq_gemm(
 ):
     # Exllama's order of codes is what gptq_shuffle makes of them.
     refuse(op, use_exllama=(use_exllama, False))
+    on_one_device(op, a=a, b_g_idx=b_g_idx)
     if bit not in (2, 4, 8):
         raise NotImplementedError(f"{op}: bit is {bit}, expected 2, 4 or 8")
     columns, n = b_q_weight.shape[0] * 32 // bit, b_q_weight.shape[1]
