@@ -374,7 +374,9 @@ def test_cublas_multiplies_the_codes(tokens, scan_layers):
 
 def test_unknown_quantisation(write_directory, hf_config, tiny_weights, capsys):
     path = write_directory(hf_config, tiny_weights)
-    with pytest.raises(ValueError, match=r"quantize is 'int3', expected fp8 or int8 or int4 or file, or None"):
+    with pytest.raises(
+        ValueError, match=r"quantize is 'int3', expected fp8 or int8 or int4 or file, or None"
+    ):
         load_model(path, quantize="int3")
     with pytest.raises(SystemExit):
         cli.main(["generate", "--model", str(path), "--quantize", "int3"])

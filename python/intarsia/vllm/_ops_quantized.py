@@ -18,7 +18,9 @@ def _fields(words: Tensor, bits: int, places: Sequence[int] | None = None) -> Te
     """The numbers of `bits` bits in i32 words [..., w], the lowest first: f32 [..., w * 32 / bits]."""
     order = range(32 // bits) if places is None else places
     shifts = torch.tensor([bits * place for place in order], dtype=torch.int64, device=words.device)
-    unsigned = words[..., None].long() & 0xFFFFFFFF  # torch_xla shifts by a division, which rounds toward 0
+    unsigned = (
+        words[..., None].long() & 0xFFFFFFFF
+    )  # torch_xla shifts by a division, which rounds toward 0
     return ((unsigned >> shifts) & ((1 << bits) - 1)).flatten(-2).float()
 
 
