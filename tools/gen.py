@@ -125,7 +125,7 @@ def {op.name}({gen_types.parameters(op, words)}) -> {gen_types.returns(op)}:
 
 def _family(op: _native.Op) -> str:
     """The family of src whose headers the op includes; of several, what the op is first of all."""
-    texts = (path.read_text() for path in (ROOT / "src" / "ops" / op.name).iterdir())
+    texts = (path.read_text() for path in (ROOT / "src" / "ops" / op.name).glob(f"{op.name}*"))
     included = set(re.findall(r'^#include "src/(\w+)/', "\n".join(texts), re.M))
     return next((family for family in _FAMILIES if family in included), "others")
 
