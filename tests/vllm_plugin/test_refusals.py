@@ -17,7 +17,11 @@ QUANTISED = {"quantization_config": {"quant_method": "experts_int8"}}
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        (QUANTISED, {"dtype": "bfloat16"}, "quantised weights (experts_int8), expected one of auto_awq"),
+        (
+            QUANTISED,
+            {"dtype": "bfloat16"},
+            "quantised weights (experts_int8), expected one of auto_awq",
+        ),
         ({"head_dim": 512}, {}, "heads of 512, expected a multiple of 8 up to 256"),
         ({"head_dim": 20}, {}, "heads of 20"),
         ({}, {"enable_lora": True}, "LoRA (--enable-lora)"),
