@@ -9,8 +9,8 @@ def replace(owner: Any, name: str, ours: Any) -> Any:
     Raises:
       RuntimeError: this vLLM has no such name.
     """
-    theirs = getattr(owner, name, None)
-    if theirs is None:
+    if not hasattr(owner, name):
         raise RuntimeError(f"{owner.__name__}: got no {name}, expected it as in vLLM 0.32 and 0.33")
+    theirs = getattr(owner, name)
     setattr(owner, name, ours)
     return theirs
