@@ -5,7 +5,7 @@ namespace intarsia {
 
 template <>
 Status RunCpu<kIsa>(const LinearQuantizedInt8& op, const CpuContext& context) {
-  matmul::QuantizedParams params = op.Plain().ToParams();
+  matmul::QuantizedParams params = op.ToParams();
   params.int8_activations = true;
   return matmul::Run(params, context);  // which chooses the instruction set itself
 }

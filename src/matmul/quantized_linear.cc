@@ -1,4 +1,4 @@
-#include "src/ops/linear_quantized/linear_quantized.h"
+#include "src/matmul/quantized_linear.h"
 
 namespace intarsia {
 namespace {
@@ -14,7 +14,7 @@ matmul::Factors ToFactors(const TensorView& inner, const Optional& outer) {
 
 }  // namespace
 
-Status LinearQuantized::Check() const {
+Status QuantizedLinear::Check() const {
   const int64_t groups = scales.dim(1);
   INTARSIA_RETURN_IF_ERROR(matmul::CheckColumns({"packed", "kb", packed.dim(1)},
                                                 {"scales", "kg", groups}, {"k", x.dim(-1)},
@@ -30,7 +30,7 @@ Status LinearQuantized::Check() const {
   return {};
 }
 
-matmul::QuantizedParams LinearQuantized::ToParams() const {
+matmul::QuantizedParams QuantizedLinear::ToParams() const {
   int64_t m = 1;
   for (int axis = 0; axis + 1 < x.rank; ++axis) m *= x.dim(axis);
   const int64_t k = x.dim(-1);
