@@ -130,12 +130,11 @@ Status ReadCall(const OpInfo& op, const intarsia_tensor* operands, size_t num_op
 template <class Fields>
 Status CheckAddresses(const OpInfo& op, std::string_view what, const Fields& fields,
                       std::span<const Optional> tensors) {
-  for (size_t i = 0; i < fields.size(); ++i)
-    if (tensors[i] && !tensors[i]->data && tensors[i]->size() > 0)
-      return Invalid(op, what, fields[i].name, " has shape ", ShapeText(tensors[i]->shape()),
-                     " and data null, expected an address");
   for (size_t i = 0; i < fields.size(); ++i) {
     if (!tensors[i] || tensors[i]->size() == 0) continue;
+    if (!tensors[i]->data)
+      return Invalid(op, what, fields[i].name, " has shape ", ShapeText(tensors[i]->shape()),
+                     " and data null, expected an address");
     const auto bytes = static_cast<uintptr_t>(Bytes(tensors[i]->dtype));
     if (const auto beyond = reinterpret_cast<uintptr_t>(tensors[i]->data) % bytes)
       return Invalid(op, what, fields[i].name, " lies ", static_cast<int64_t>(beyond),
