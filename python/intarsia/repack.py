@@ -199,7 +199,7 @@ def _room_for(part: PackedWeight, rows: int) -> PackedWeight:
 # --------------------------------------------------------------------------------- AWQ, GPTQ, compressed-tensors
 
 # Which 4 bits of a word AWQ keeps each of 8 neighbours in (AutoAWQ, awq/utils/packing_utils.py).
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def _fields(words: np.ndarray, bits: int, places: Sequence[int] | None = None) -> np.ndarray:
@@ -230,7 +230,7 @@ def from_awq(qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray) -> Pac
         qzeros: [g, rows / 8] i32.
         scales: [g, rows].
     """
-    codes, zeros = (_rows_first(_fields(words, 4, _AWQ_PLACES)) for words in (qweight, qzeros))
+    codes, zeros = (_rows_first(_fields(words, 4, AWQ_PLACES)) for words in (qweight, qzeros))
     group = _group_of(codes.shape[1], len(scales))
     return from_codes(codes, _rows_first(scales), zeros, format="u4", group=group)
 

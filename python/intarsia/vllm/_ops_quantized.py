@@ -8,10 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
+from intarsia.repack import AWQ_PLACES
 from intarsia.vllm._declare import FP8, Tensor, declare, on_one_device, refuse, write
-
-# Which 4 bits of a word AWQ keeps each of 8 neighbours in (AutoAWQ, awq/utils/packing_utils.py).
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def _fields(words: Tensor, bits: int, places: Sequence[int] | None = None) -> Tensor:
@@ -60,7 +58,7 @@ def _awq(op: str, words: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         scales=(scales, (groups, 8 * packed), _ANY),
         zeros=(zeros, (groups, packed), _INT),
     )
-    codes, points = (_fields(words, 4, _AWQ_PLACES) for words in (words, zeros))
+    codes, points = (_fields(words, 4, AWQ_PLACES) for words in (words, zeros))
     points, by = _of_columns(points, columns), _of_columns(scales.float(), columns)
     return (codes - points) * by
 
