@@ -10,6 +10,7 @@ from drawn import SEEDS
 from hypothesis import given
 from hypothesis import strategies as st
 from intarsia import repack
+from packed_words import words_of
 
 # Bytes of a block, and where its f16 numbers lie.
 BLOCKS = {
@@ -111,16 +112,6 @@ def test_what_does_not_fit_is_told() -> None:
 
 def draw_codes(bits: int, rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 1 << bits, (rows, columns)).astype(np.uint8)
-
-
-def words_of(codes: np.ndarray, bits: int, places=None) -> np.ndarray:
-    """Numbers along the last axis in i32 words, written as the packers of these formats do: one by one."""
-    each = 32 // bits
-    words = np.zeros((codes.shape[0], -(-codes.shape[1] // each)), np.uint32)
-    for i in range(codes.shape[1]):
-        place = i % each if places is None else places[i % each]
-        words[:, i // each] |= codes[:, i].astype(np.uint32) << np.uint32(bits * place)
-    return words.view(np.int32)
 
 
 def scales_of(rows: int, groups: int, dtype=np.float16) -> np.ndarray:

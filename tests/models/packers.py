@@ -8,20 +8,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from packed_words import words_of
 
 Made = tuple[dict[str, np.ndarray], np.ndarray]
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # AutoAWQ, awq/utils/packing_utils.py
-
-
-def words_of(codes: np.ndarray, bits: int, places=None) -> np.ndarray:
-    """Numbers along the last axis in i32 words, written as the packers of these formats do: one by one."""
-    each = 32 // bits
-    words = np.zeros((codes.shape[0], -(-codes.shape[1] // each)), np.uint32)
-    for i in range(codes.shape[1]):
-        place = i % each if places is None else places[i % each]
-        words[:, i // each] |= codes[:, i].astype(np.uint32) << np.uint32(bits * place)
-    return words.view(np.int32)
 
 
 def _grouped(w: np.ndarray, group: int) -> np.ndarray:

@@ -1,21 +1,12 @@
 """Decoders of text: dense, and with experts."""
 
 from family import BOTH, DENSE_FIRST, HEAD, Family, rope
+from vllm_models import LLAMA3_ROPE
 
 DENSE = {
     "llama": Family(
         "llama",
-        HEAD
-        | {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 500000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 256,
-            }
-        },
+        HEAD | {"rope_parameters": LLAMA3_ROPE},
     ),
     "qwen2": Family("qwen2", {"hidden_size": 512, "rope_parameters": rope(1e6)}),
     "qwen3": Family("qwen3", HEAD | {"rope_parameters": rope(1e6)}),

@@ -31,7 +31,7 @@ _SIZES = {
     "eos_token_id": 2,
     "pad_token_id": 2,
 }
-_LLAMA3_ROPE = {
+LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
     "factor": 8.0,
@@ -40,7 +40,7 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 256,
 }
 TINY: dict[str, dict[str, Any]] = {
-    "llama": {"head_dim": 64, "rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": False},
+    "llama": {"head_dim": 64, "rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False},
     "qwen2": {"tie_word_embeddings": False},
     "qwen3": {"head_dim": 64, "tie_word_embeddings": True},
     "gemma3_text": {
