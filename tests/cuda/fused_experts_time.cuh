@@ -133,9 +133,10 @@ class TimedExperts {
   attention::DeviceArray<char> w1_, w2_, x_, out_, weights_, workspace_;
 };
 
-// `only` > 0: this number of tokens alone.
-inline void TimeAll(int64_t only) {
+// `only` > 0: this number of tokens alone; models whose names begin with `name`.
+inline void TimeAll(int64_t only, std::string_view name) {
   for (const TimedModel& model : kModels) {
+    if (!std::string_view(model.name).starts_with(name)) continue;
     const TimedExperts timed(model, only ? only : 4096);
     for (const int64_t tokens : {1, 16, 64, 512, 4096}) {
       if (only && tokens != only) continue;

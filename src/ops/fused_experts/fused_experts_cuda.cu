@@ -1,149 +1,16 @@
-// How the pairs are sorted by expert, and what lies between and behind the grouped products.
+// What lies between and behind the grouped products.
 #include "src/activation/gated_cuda.cuh"
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
-#include "src/core/divisor.h"
 #include "src/core/round.h"
 #include "src/matmul/cuda/launch.h"
 #include "src/ops/fused_experts/few_tokens.cuh"
 #include "src/ops/fused_experts/pass.h"
+#include "src/ops/fused_experts/sort_pairs.cuh"
 
 namespace intarsia::cuda {
 namespace {
-
-// ------------------------------------------------------------------------------------ the sort
-// A counting sort by one CTA, the same every time: no sum depends on the order of threads. Warp v
-// of those that count has the pairs v * each ... and counts each expert's in counts[v, :]. What
-// the warps before have of an expert, and what all have of those before it, is where its own begin.
-
-constexpr int kMostSortWarps = 32;
-constexpr int kSortBytes = 48 << 10;  // of shared memory, which every GPU has
-
-// Inclusive.
-__device__ __forceinline__ int SumUpTo(int x) {
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, x, offset);
-    if (static_cast<int>(threadIdx.x % 32) >= offset) x += other;
-  }
-  return x;
-}
-
-// Pairs of a warp, 32 apart for each lane: their experts, or -1, and their places among the warp's
-// pairs of the same expert.
-constexpr int kSortBatch = 8;
-struct SortBatch {
-  static constexpr int kPairs = 32 * kSortBatch;
-  int expert[kSortBatch], place[kSortBatch];
-
-  __device__ __forceinline__ void LoadExperts(const ExpertsPass& pass, int first, int end) {
-    ForEach(first, end,
-            [&](int p, int i) { expert[i] = p < end ? static_cast<int>(pass.ExpertOf(p)) : -1; });
-  }
-  // counts[e]: the warp's pairs of expert e so far.
-  __device__ __forceinline__ void Count(int first, int end, int* counts) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    ForEach(first, end, [&](int, int i) {
-      const int e = expert[i];
-      const unsigned alike = __match_any_sync(0xffffffffu, e);
-      const int before = e >= 0 ? counts[e] : 0;
-      __syncwarp();
-      if (e >= 0 && lane == __ffs(static_cast<int>(alike)) - 1) counts[e] = before + __popc(alike);
-      place[i] = before + __popc(alike & ((1u << lane) - 1));
-      __syncwarp();
-    });
-  }
-  // fn(pair, i) for the lane's pairs from `first` on, some of which may lie behind `end`.
-  template <class Fn>
-  static __device__ __forceinline__ void ForEach(int first, int end, Fn fn) {
-#pragma unroll
-    for (int i = 0; i < kSortBatch; ++i)
-      if (first + 32 * i < end) fn(first + 32 * i + static_cast<int>(threadIdx.x % 32), i);
-  }
-};
-
-__global__ void __launch_bounds__(1024)
-    SortPairsKernel(const __grid_constant__ ExpertsPass pass, Divisor k, int warps) {
-  LetNextBegin();
-  extern __shared__ int counts[];  // [warps, experts]
-  __shared__ int of_warps[32], carry;
-  const int experts = static_cast<int>(pass.experts), threads = static_cast<int>(blockDim.x);
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  for (int i = thread; i < warps * experts; i += threads) counts[i] = 0;
-  if (thread == 0) carry = 0;
-  __syncthreads();
-  const int pairs = static_cast<int>(pass.pairs());
-  const int each = RoundUp(CeilDiv(pairs, warps), 32);
-  const int begin = min(warp * each, pairs), end = min(begin + each, pairs);
-  const bool in_registers = each <= SortBatch::kPairs;  // all pairs of the warp
-  SortBatch batch;
-  for (int at = begin; at < end; at += SortBatch::kPairs) {
-    batch.LoadExperts(pass, at, end);
-    batch.Count(at, end, counts + warp * experts);
-    if (!in_registers)
-      batch.ForEach(at, end, [&](int p, int i) {
-        if (p < end) pass.places[p] = batch.place[i];
-      });
-  }
-  __syncthreads();
-  for (int first = 0; first < experts; first += threads) {
-    const int e = first + thread;
-    int size = 0;
-    if (e < experts) {
-      for (int v = 0; v < warps; ++v) size += counts[v * experts + e];
-      pass.sizes[e] = size;
-    }
-    const int up_to = SumUpTo(size);
-    if (lane == 31) of_warps[warp] = up_to;
-    __syncthreads();
-    int row = carry + up_to - size;
-    for (int v = 0; v < warp; ++v) row += of_warps[v];
-    __syncthreads();
-    if (thread == threads - 1) carry = row + size;
-    if (e < experts) {
-      for (int v = 0; v < warps; ++v) {
-        const int count = counts[v * experts + e];
-        counts[v * experts + e] = row;
-        row += count;
-      }
-    }
-    __syncthreads();
-  }
-  for (int at = begin; at < end; at += SortBatch::kPairs) {
-    if (!in_registers) {
-      batch.LoadExperts(pass, at, end);
-      batch.ForEach(at, end, [&](int p, int i) { batch.place[i] = p < end ? pass.places[p] : 0; });
-    }
-    batch.ForEach(at, end, [&](int p, int i) {
-      if (p >= end) return;
-      const int e = batch.expert[i];
-      const int row = e < 0 ? -1 : counts[warp * experts + e] + batch.place[i];
-      pass.places[p] = row;
-      if (row >= 0) pass.rows[row] = static_cast<int>(k.Divide(p));
-    });
-  }
-}
-const Kernel kSortPairsKernel("SortPairsKernel", reinterpret_cast<const void*>(&SortPairsKernel),
-                              kSortBytes);
-
-Status SortOnDevice(const CudaContext& context, const ExpertsPass& pass) {
-  constexpr int64_t kMostExperts = kSortBytes / static_cast<int64_t>(sizeof(int));
-  if (pass.experts > kMostExperts)
-    return Unimplemented(
-        Text("w1 has e=", pass.experts, " experts, built for GPUs are up to ", kMostExperts));
-  const int64_t most =
-      std::min<int64_t>(kMostSortWarps, kMostExperts / std::max<int64_t>(pass.experts, 1));
-  const auto warps =
-      static_cast<int>(std::clamp<int64_t>(CeilDiv<int64_t>(pass.pairs(), 64), 1, most));
-  const int64_t threads = std::max<int64_t>(
-      int64_t{32} * warps, std::min<int64_t>(RoundUp<int64_t>(pass.experts, 32), 1024));
-  const LaunchConfig config{{1},
-                            dim3(static_cast<unsigned>(threads)),
-                            static_cast<int>(sizeof(int)) * warps * static_cast<int>(pass.experts)};
-  return Launch(context, kSortPairsKernel, config, pass, Divisor(std::max<int64_t>(pass.k, 1)),
-                warps);
-}
 
 // ------------------------------------------------------------------------------ the activation
 
