@@ -60,10 +60,11 @@ struct GroupedShape {
 };
 
 // How the kernel of the gradient does: a tile is kRows of k times kColumns of n.
+inline constexpr int kStageRows = 64;  // of a group, which are summed
 struct GradientShape {
   static constexpr int kRows = 64 * kConsumers, kColumns = 256;
   static constexpr int kStages = 4;
-  static constexpr int kBytesX = kRows * kDepth * 2, kBytesD = kColumns * kDepth * 2;
+  static constexpr int kBytesX = kRows * kStageRows * 2, kBytesD = kColumns * kStageRows * 2;
   static constexpr int kWarps = 4 * kConsumers;
   static constexpr int kStagedBytes = 16 * 128;  // 16 rows of a panel
   static constexpr int kSharedBytes =

@@ -3,8 +3,10 @@
 //
 // A CTA stays on its multiprocessor and computes one tile of a group's result after another. Both
 // operands lie in shared memory as they do in memory, [rows, columns], and wgmma sums over their
-// rows. The last rows of a group may fill a part of a step of 16: one warp clears the rest, which
-// are rows of the next group, while the stages behind are on their way. Further steps are left out.
+// rows. Consumers take turns: one multiplies while the other stores. Large groups come first, so
+// that CTAs end together. The last rows of a group may fill a part of a step of 16: one warp clears
+// the rest, which are rows of the next group, while the stages behind are on their way. Further
+// steps are left out.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -27,21 +29,52 @@ struct GradientTask {
   int group, first_k, first_n;
   int row, rows;
 
-  __device__ __forceinline__ int Stages() const { return (rows + kDepth - 1) / kDepth; }
+  __device__ __forceinline__ int Stages() const { return (rows + kStageRows - 1) / kStageRows; }
   __device__ __forceinline__ bool HasTail() const { return rows % cuda::kWgmmaStep != 0; }
+};
+
+// Groups by their sizes, the largest first; as they are numbered where they are many.
+struct GroupOrder {
+  static constexpr int kMost = 256;
+  int sizes[kMost];
+  uint16_t at[kMost];
+
+  // By all threads, which wait for each other before and behind it.
+  __device__ __forceinline__ void LoadSizes(const GroupSizes& groups) {
+    if (groups.count > kMost) return;
+    for (int i = static_cast<int>(threadIdx.x); i < groups.count; i += kThreads) {
+      const int64_t group = groups.Offset() + i;
+      sizes[i] = group < 0 || group >= groups.all ? 0 : static_cast<int>(groups.SizeAt(group));
+    }
+  }
+  __device__ __forceinline__ void Sort(const GroupSizes& groups) {
+    const int count = static_cast<int>(groups.count);
+    if (count > kMost) return;
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+      int rank = 0;
+      for (int j = 0; j < count; ++j)
+        rank += sizes[j] > sizes[i] || (sizes[j] == sizes[i] && j < i);
+      at[rank] = static_cast<uint16_t>(i);
+    }
+  }
+  __device__ __forceinline__ int GroupAt(const GroupSizes& groups, int64_t rank) const {
+    return groups.count > kMost ? static_cast<int>(rank) : at[rank];
+  }
 };
 
 struct alignas(cuda::kSwizzleAtomBytes) GradientShared {
   using S = GradientShape;
-  static constexpr int kPanelBytes = kDepth * cuda::kPanelRowBytes;
+  static constexpr int kPanelBytes = kStageRows * cuda::kPanelRowBytes;
   static constexpr int kPanelsX = S::kRows / 64, kPanelsD = S::kColumns / 64;
 
   char operands[S::kStages][(kPanelsX + kPanelsD) * kPanelBytes];  // panels of x, then of d_out
   alignas(cuda::kSwizzleAtomBytes) char staged[S::kWarps][2][S::kStagedBytes];
   Ring<S::kStages> stages;
   cuda::Barrier landed[S::kStages];  // in the place of "full": tail i of all is number i of kStages
+  cuda::Barrier turns[kConsumers][4];  // of each warp
   Ring<kTasks> ring;
   GradientTask tasks[kTasks];
+  GroupOrder order;
 };
 
 // A count of stages or tails, as a place in the ring of them.
@@ -57,17 +90,21 @@ __device__ __forceinline__ void FindTiles(const GroupedGradientParams& p, Gradie
   const int k_tiles = (static_cast<int>(p.k) + S::kRows - 1) / S::kRows;
   const int n_tiles = (static_cast<int>(p.n) + S::kColumns - 1) / S::kColumns;
   const int64_t of_group = int64_t{k_tiles} * n_tiles;
-  int64_t index = blockIdx.x;
+  int64_t first = 0;  // of a round: a tile for each CTA, forward and back in turn
+  bool forward = true;
   ProduceTasks(shared, [&] {
     GradientTask task{GradientTask::kEnd};
-    if (const int64_t group = index / of_group; group < p.groups.count) {
-      const RowRange rows = FindGroup(p.groups, static_cast<int>(group));
-      const auto tile = static_cast<int>(index - group * of_group);
-      task = {GradientTask::kTile,          static_cast<int>(group),
+    const int64_t index = first + (forward ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+    if (const int64_t rank = index / of_group; rank < p.groups.count) {
+      const int group = shared.order.GroupAt(p.groups, rank);
+      const RowRange rows = FindGroup(p.groups, group);
+      const auto tile = static_cast<int>(index - rank * of_group);
+      task = {GradientTask::kTile,          group,
               tile % k_tiles * S::kRows,    tile / k_tiles * S::kColumns,
               static_cast<int>(rows.begin), static_cast<int>(rows.end - rows.begin)};
     }
-    index += gridDim.x;
+    first += gridDim.x;
+    forward = !forward;
     return [=](GradientTask& to) {
       if (threadIdx.x % 32 == 0) to = task;
       __syncwarp();
@@ -91,7 +128,7 @@ __device__ __forceinline__ void CopyRowsOfGroups(const GradientMaps& maps, Gradi
                                 : shared.stages.full[place.index];
       full.ArriveExpecting(static_cast<int>(sizeof shared.operands[0]));
       char* const to = shared.operands[place.index];
-      const int row = own.row + i * kDepth;
+      const int row = own.row + i * kStageRows;
 #pragma unroll
       for (int panel = 0; panel < Shared::kPanelsX; ++panel) {
         const int32_t at[] = {own.first_k + 64 * panel, row};
@@ -118,12 +155,12 @@ __device__ __forceinline__ void ClearTails(GradientShared& shared) {
     if (!task.HasTail()) return;
     const GradientPlace place(count - 1), tail(tails++);
     shared.landed[tail.index].Wait(tail.parity);
-    const int begin = task.rows % kDepth, rows = -begin & (cuda::kWgmmaStep - 1);
+    const int begin = task.rows % kStageRows, rows = -begin & (cuda::kWgmmaStep - 1);
     auto* const units = reinterpret_cast<uint4*>(shared.operands[place.index]) + begin * kUnits;
     for (int i = static_cast<int>(threadIdx.x) % 32; i < rows * kUnits; i += 32) {
 #pragma unroll
       for (int panel = 0; panel < Shared::kPanelsX + Shared::kPanelsD; ++panel)
-        units[panel * kDepth * kUnits + i] = {};
+        units[panel * kStageRows * kUnits + i] = {};
     }
     cuda::FenceForAsyncReads();
     __syncwarp();
@@ -147,24 +184,28 @@ class GradientConsumer {
   using S = GradientShape;
   using Shared = GradientShared;
   using Sums = float[S::kColumns / 2];
-  static constexpr int kSteps = kDepth / cuda::kWgmmaStep;
+  static constexpr int kSteps = kStageRows / cuda::kWgmmaStep;
 
   __device__ __forceinline__ void Compute(const GradientTask& task) {
     Sums sums;
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
     // The last stage apart, if it has fewer steps.
-    const int stages = (task.rows + cuda::kWgmmaStep - 1) / kDepth;
-    const int steps = (task.rows - stages * kDepth + cuda::kWgmmaStep - 1) / cuda::kWgmmaStep;
+    const int stages = (task.rows + cuda::kWgmmaStep - 1) / kStageRows;
+    const int steps = (task.rows - stages * kStageRows + cuda::kWgmmaStep - 1) / cuda::kWgmmaStep;
+    const int last_of_turn = min(task.Stages(), S::kStages) - 1;
+    AwaitTurn();
 #pragma unroll 1
     for (int i = 0; i < stages; ++i, ++count_) {
       Multiply<kSteps>(sums);
+      if (i == last_of_turn) PassTurn();
       cuda::WgmmaWait<1>();
       if (i > 0) Release(count_ - 1);
     }
     if (steps == 1) Multiply<1>(sums);
     if (steps == 2) Multiply<2>(sums);
     if (steps == 3) Multiply<3>(sums);
+    if (last_of_turn >= stages || last_of_turn < 0) PassTurn();
     cuda::WgmmaWait<0>();
     if (stages > 0) Release(count_ - 1);
     if (steps > 0) Release(count_++);
@@ -172,6 +213,19 @@ class GradientConsumer {
       StoreFloats(task, sums);
     else
       Store(task, sums);
+  }
+
+  // The tensor cores are one consumer's for as many stages as there are places: the other one
+  // stays so far behind, and stores its tile when this one multiplies the next. Each warp takes
+  // turns with the other consumer's warp of its rank: warps of a consumer that waited for each
+  // other took 6% longer.
+  __device__ __forceinline__ void AwaitTurn() {
+    shared_.turns[number_][threadIdx.x / 32 % 4].Wait(turn_ ^ (number_ == 0 ? 1 : 0));
+    turn_ ^= 1;
+    __syncwarp();  // a lane that still waited would miss a turn that passed and came back
+  }
+  __device__ __forceinline__ void PassTurn() const {
+    if (threadIdx.x % 32 == 0) shared_.turns[1 - number_][threadIdx.x / 32 % 4].Arrive();
   }
 
   // Stage count_, in flight afterwards.
@@ -185,8 +239,8 @@ class GradientConsumer {
     for (int step = 0; step < kCount; ++step) {
       const uint32_t at = stage + cuda::RowStepBytes(step);
       cuda::Wgmma<S::kColumns>::template Shared<T, true, true, true>(
-          sums, cuda::RowsSummed(at + number_ * Shared::kPanelBytes, kDepth),
-          cuda::RowsSummed(at + Shared::kPanelsX * Shared::kPanelBytes, kDepth));
+          sums, cuda::RowsSummed(at + number_ * Shared::kPanelBytes, kStageRows),
+          cuda::RowsSummed(at + Shared::kPanelsX * Shared::kPanelBytes, kStageRows));
     }
     cuda::WgmmaCommit();
   }
@@ -245,7 +299,7 @@ class GradientConsumer {
   const GroupedGradientParams& p_;
   GradientShared& shared_;
   const int number_;
-  uint32_t count_ = 0;
+  uint32_t count_ = 0, turn_ = 0;
 };
 
 // Grid: any; CTAs share the tiles.
@@ -261,10 +315,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     shared.stages.Init(1, kConsumers);
     shared.ring.Init(32, 32 * (4 * kConsumers + 2));
     for (cuda::Barrier& landed : shared.landed) landed.Init(1);
+    for (auto& of_consumer : shared.turns)
+      for (cuda::Barrier& turn : of_consumer) turn.Init(1);
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.x);
     cuda::PrefetchMap(maps.d_out);
   }
+  shared.order.LoadSizes(p.groups);
+  __syncthreads();
+  shared.order.Sort(p.groups);
   __syncthreads();
   if (warp < 4) {
     cuda::ReleaseRegisters<kProducerRegisters>();
@@ -288,7 +347,7 @@ Status LaunchGroupedGradientOf(const GroupedGradientParams& p, const CudaContext
   using S = GradientShape;
   GradientMaps maps;
   const auto make = [&](const void* data, int64_t columns, CUtensorMap& map) {
-    const std::array<MapAxis, 1> rows{{{p.groups.m, columns, kDepth}}};
+    const std::array<MapAxis, 1> rows{{{p.groups.m, columns, kStageRows}}};
     return cuda::MakePanelMap(p.dtype, data, columns, rows, map);
   };
   INTARSIA_RETURN_IF_ERROR(make(p.x, p.k, maps.x));
