@@ -56,6 +56,20 @@ TEST(GroupedChoose, CountsTheRowsOfAllGroups) {
   EXPECT_EQ(Choose(p, Gpu("A100"))->kernel, GroupedKernel::kStream);
 }
 
+TEST(GroupedChoose, NarrowTilesWhereWideOnesReachPastTheLastColumn) {
+  const auto rows = [](int64_t m, int64_t n, bool transposed, std::string_view gpu = "H200") {
+    GroupedParams p = ParamsOf(DType::kBF16, m, 32, 2880, n);
+    p.transposed = transposed;
+    p.gating.is_there = transposed;
+    return Choose(p, Gpu(gpu))->rows;
+  };
+  EXPECT_EQ(rows(64, 5760, true), 32);
+  EXPECT_EQ(rows(512, 5760, true), 32);
+  EXPECT_EQ(rows(64, 6144, true), kStreamRows) << "whole tiles of 256 columns";
+  EXPECT_EQ(rows(512, 5760, false), 160) << "w [k, n]";
+  EXPECT_EQ(rows(64, 5760, true, "A100"), kStreamRows);
+}
+
 TEST(GroupedChoose, HopperGetsItsOwnKernel) {
   const cuda::Device h200 = Gpu("H200");
   const auto arch = [&](const GroupedParams& p, const cuda::Device& device) {
@@ -107,9 +121,9 @@ TEST(GroupedChoose, GatesResultsOfFewRows) {
 }
 
 TEST(GroupedChoose, RefusesWhatTheCopyEngineCannotRead) {
-  const GroupedCandidate& hopper = GroupedCandidates().front();
+  const GroupedCandidate& hopper =
+      *std::ranges::find(GroupedCandidates(), 160, &GroupedCandidate::rows);
   const cuda::Device h200 = Gpu("H200");
-  ASSERT_EQ(hopper.kernel, GroupedKernel::kWarpgroups);
   GroupedParams p = ParamsOf(DType::kBF16, 1024, 8);
   EXPECT_TRUE(CanRun(hopper, p, h200));
   p.x = reinterpret_cast<const void*>(uintptr_t{8});

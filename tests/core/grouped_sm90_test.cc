@@ -28,6 +28,7 @@ void CheckTiles(int rows) {
 TEST(GroupedSm90, TilesOfAGroupAreEven) {
   for (int rows = 1; rows < 2000; ++rows) {
     CheckTiles<GroupedShape::Tiles>(rows);
+    CheckTiles<NarrowShape::Tiles>(rows);
     CheckTiles<EvenTiles<16>>(rows);
   }
   for (const int rows : {(1 << 30) - 1, (1 << 29) + 17})

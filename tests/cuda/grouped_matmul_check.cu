@@ -233,6 +233,28 @@ bool CheckRun(const Case& c, const char* kernel, int64_t rows, int64_t n,
                 results[0].bits() == results[1].bits(), worst);
 }
 
+// What gates and ups become: both rounded before they meet.
+std::vector<double> Gated(const Case& c, std::string_view activation,
+                          const std::vector<double>& columns) {
+  const int64_t n = c.n / 2;
+  Elements rounded(c.dtype, static_cast<size_t>(c.n));
+  for (int64_t i = 0; i < c.n; ++i) rounded.Set(static_cast<size_t>(i), columns[i]);
+  std::vector<double> results(n);
+  for (int64_t i = 0; i < n; ++i) {
+    const bool in_turn = activation == "swigluoai";
+    double gate = rounded[static_cast<size_t>(in_turn ? 2 * i : i)];
+    double up = rounded[static_cast<size_t>(in_turn ? 2 * i + 1 : i + n)];
+    double slope = activation == "silu" ? 1.0 : 2.0 * std::sqrt(2.0 / M_PI);
+    if (activation == "gelu_tanh") slope *= 1.0 + 0.044715 * gate * gate;
+    if (in_turn) {
+      gate = gate > 7.0 ? 7.0 : gate, up = (up > 7.0 ? 7.0 : up < -7.0 ? -7.0 : up) + 1.0;
+      slope = 1.702;  // a NaN stays one
+    }
+    results[i] = gate / (1.0 + std::exp(-slope * gate)) * up;
+  }
+  return results;
+}
+
 int CheckCase(const Case& c, std::mt19937& random, double& worst) {
   const Arrays arrays(c, random);
   const std::vector<RowRange> ranges = RangesOf(c);
@@ -268,6 +290,19 @@ int CheckCase(const Case& c, std::mt19937& random, double& worst) {
       return Launch(p, context, candidate);
     };
     failures += !CheckRun(c, candidate.name, c.m, c.n, launch, row, worst);
+  }
+  if (c.n % 2 != 0 || c.out != c.dtype) return failures;
+  const std::string_view activation = std::array{"silu", "gelu_tanh", "swigluoai"}[random() % 3];
+  p.gating = Gating::Of(activation, 7.0f, 1.702f);
+  const auto gated = [&](int64_t r) { return Gated(c, activation, row(r)); };
+  for (const GroupedCandidate& candidate : GroupedCandidates()) {
+    if (!CanRun(candidate, p, *context.device)) continue;
+    const auto launch = [&](char* out) {
+      p.out = out;
+      return Launch(p, context, candidate);
+    };
+    failures += !CheckRun(c, Text(candidate.name, ", ", activation).c_str(), c.m, c.n / 2, launch,
+                          gated, worst);
   }
   return failures;
 }

@@ -17,6 +17,14 @@ bool CanStream(const GroupedParams& p) {
   return Bytes(p.dtype) == 2 && p.k % 8 == 0 && p.n % 8 == 0 && Aligned16(p.x) && Aligned16(p.w);
 }
 
+// Where wide tiles would reach past the last column, narrow ones read weights 2% faster
+// (docs/facts.md), as long as a group needs few of them.
+bool FitsNarrow(const GroupedParams& p, const cuda::Device&) {
+  const int64_t rows = MeanRows(p.groups);
+  return p.transposed && p.n > sm90::NarrowShape::kColumns &&
+         p.n % sm90::GroupedShape::kColumns != 0 && rows >= 2 && rows <= 16;
+}
+
 // With more rows a group, tiles of 64 read weights as fast: eight were measured (docs/facts.md).
 bool FitsStream(const GroupedParams& p, const cuda::Device&) {
   // With gates each row of x is in a group once, as a rule: more rows of x are more than two tiles.
@@ -50,6 +58,8 @@ bool FitsLargeTiles(const GroupedParams& p, const cuda::Device& device) {
 bool FitsSmallTiles(const GroupedParams&, const cuda::Device&) { return true; }
 
 constexpr GroupedCandidate kCandidates[] = {
+    {"Hopper, narrow tiles", cuda::kHopper, GroupedKernel::kWarpgroups, sm90::NarrowShape::kRows,
+     &FitsNarrow},
     {"Hopper", cuda::kHopper, GroupedKernel::kWarpgroups, sm90::GroupedShape::kRows,
      &FitsWarpgroups},
     {"portable, 8 rows streamed past", cuda::kPortable, GroupedKernel::kStream, kStreamRows,
@@ -79,7 +89,10 @@ std::span<const GradientCandidate> GradientCandidates() { return kGradients; }
 
 bool CanRun(const GroupedCandidate& candidate, const GroupedParams& p, const cuda::Device& device) {
   if (!cuda::HasImage(candidate.arch, device)) return false;
-  if (candidate.kernel == GroupedKernel::kWarpgroups) return sm90::Supports(p);
+  if (candidate.kernel == GroupedKernel::kWarpgroups) {
+    const bool is_narrow = candidate.rows == sm90::NarrowShape::kRows;
+    return (is_narrow ? p.transposed : !p.gating.is_there) && sm90::Supports(p);
+  }
   if (candidate.kernel == GroupedKernel::kStream)
     return CanStream(p) && (!p.gating.is_there || (p.transposed && p.out_dtype == p.dtype));
   if (p.gating.is_there) return false;

@@ -31,7 +31,7 @@ Status Launch(const GroupedParams& params, const CudaContext& context,
   INTARSIA_RETURN_IF_ERROR(FitCounts(params.m(), params.k, params.n, params.groups));
   if (candidate.arch == cuda::kHopper)
     return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
-      return sm90::LaunchGroupedOf<kType>(params, context);
+      return sm90::LaunchGroupedOf<kType>(params, context, candidate.rows);
     });
   return DispatchDType<kF32, kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
     return LaunchGroupedOf<kType>(params, context, candidate);

@@ -2,6 +2,7 @@
 #pragma once
 #include <utility>
 
+#include "src/activation/gating.cuh"
 #include "src/core/cuda/ptx.cuh"
 #include "src/core/cuda/swizzle.cuh"
 #include "src/core/cuda/wgmma.cuh"
@@ -19,7 +20,7 @@ __device__ __forceinline__ uint32_t ToPair(float low, float high) {
   return bits;
 }
 
-template <class S, class T, bool kTransposed>
+template <class S, class T, bool kTransposed, bool kGated>
 class Consumer {
  public:
   __device__ __forceinline__ Consumer(const GroupedParams& p, Shared<S>& shared, int number)
@@ -37,6 +38,8 @@ class Consumer {
 
  private:
   static constexpr int kStepRows = S::Tiles::kStepRows;
+  // From a block of 64 columns to the next: rows of a panel, or a panel.
+  static constexpr int kBlockBytes = (kTransposed ? 64 : S::kDepth) * cuda::kPanelRowBytes;
   // Of one block of 64 columns: its products with kSteps steps of rows.
   template <int kSteps>
   using Sums = float[S::kBlocks][kSteps * kStepRows / 2];
@@ -57,7 +60,7 @@ class Consumer {
 #pragma unroll
       for (float& sum : of_block) sum = 0.0f;
     }
-    const int stages = (static_cast<int>(p_.k) + kDepth - 1) / kDepth;
+    const int stages = StagesOf<S>(p_);
     auto before = place_;
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
@@ -71,7 +74,9 @@ class Consumer {
     cuda::WgmmaWait<0>();
     shared_.stages.Release(before.index);
     if (p_.bias) AddBias<kSteps>(task, sums);
-    if (p_.out_dtype == DType::kF32)
+    if constexpr (kGated)
+      StoreGated<kSteps>(task.unit, sums);
+    else if (p_.out_dtype == DType::kF32)
       StoreFloats<kSteps>(task.unit, sums);
     else
       Store<kSteps>(task.unit, sums);
@@ -80,20 +85,19 @@ class Consumer {
   // The stage at place_, in flight afterwards.
   template <int kSteps>
   __device__ __forceinline__ void Multiply(Sums<kSteps>& sums) const {
-    const uint32_t w = cuda::SharedAddress(shared_.w[place_.index]) +
-                       number_ * S::kBlocks * 64 * cuda::kPanelRowBytes;
+    const uint32_t w =
+        cuda::SharedAddress(shared_.w[place_.index]) + number_ * S::kBlocks * kBlockBytes;
     const uint32_t x = cuda::SharedAddress(shared_.x[place_.index]);
     cuda::WgmmaFence();
 #pragma unroll
-    for (int step = 0; step < kDepth / cuda::kWgmmaStep; ++step) {
+    for (int step = 0; step < S::kDepth / cuda::kWgmmaStep; ++step) {
       const uint64_t rows = cuda::ColumnsSummed(x + cuda::ColumnStepBytes(S::kRows, step));
 #pragma unroll
       for (int block = 0; block < S::kBlocks; ++block) {
-        // 64 rows of the one panel, or a panel with as many columns: as many bytes.
-        const uint32_t panel = w + block * 64 * cuda::kPanelRowBytes;
+        const uint32_t panel = w + block * kBlockBytes;
         const uint64_t columns =
             kTransposed ? cuda::ColumnsSummed(panel + cuda::ColumnStepBytes(S::kColumns, step))
-                        : cuda::RowsSummed(panel + cuda::RowStepBytes(step), kDepth);
+                        : cuda::RowsSummed(panel + cuda::RowStepBytes(step), S::kDepth);
         cuda::Wgmma<kSteps * kStepRows>::template Shared<T, true, !kTransposed>(sums[block],
                                                                                 columns, rows);
       }
@@ -112,11 +116,11 @@ class Consumer {
   template <int kSteps>
   __device__ __forceinline__ void AddBias(const Task<S>& task, Sums<kSteps>& sums) const {
     const T* const bias = static_cast<const T*>(p_.bias) + task.unit.group * p_.n;
-    const int first = FirstColumn(task.unit) + cuda::AccumulatorRow(Thread(), 0);
+    const int first = cuda::AccumulatorRow(Thread(), 0);
     float of_column[S::kBlocks][2];
 #pragma unroll
     for (int i = 0; i < 2 * S::kBlocks; ++i) {
-      const int column = first + i / 2 * 64 + i % 2 * 8;
+      const int column = ColumnOf(task.unit, first + i / 2 * 64 + i % 2 * 8);
       of_column[i / 2][i % 2] = column < p_.n ? cuda::ToFloat(bias[column]) : 0.0f;
     }
 #pragma unroll
@@ -128,12 +132,82 @@ class Consumer {
     }
   }
 
+  // The column of w, of n, that row i of the consumer's part of a tile is; n and more: none.
+  __device__ __forceinline__ int ColumnOf(const Unit& unit, int i) const {
+    if (!kGated || p_.gating.in_turn) return FirstColumn(unit) + i;
+    constexpr int kGates = 32 * S::kBlocks;
+    const int n = static_cast<int>(p_.columns());
+    const int result = FirstColumn(unit) / 2 + i % kGates;
+    return result < n ? result + i / kGates * n : 2 * n;
+  }
+
+  // A step of rows to shared memory, where columns of a row follow each other.
+  using Rows = cuda::SwizzledRows<64 * S::kBlocks * 2>;
+  template <int kSteps>
+  __device__ __forceinline__ char* StageRows(const Sums<kSteps>& sums, int step) const {
+    const int warp = Thread() / 32, lane = Thread() % 32;
+    char* const staged = shared_.staged[number_][step % 2];
+#pragma unroll
+    for (int block = 0; block < S::kBlocks; ++block) {
+      const float* const of_step = sums[block] + step * 8;
+      const uint32_t pairs[4] = {
+          ToPair<T>(of_step[0], of_step[1]), ToPair<T>(of_step[2], of_step[3]),
+          ToPair<T>(of_step[4], of_step[5]), ToPair<T>(of_step[6], of_step[7])};
+      const int row = lane / 16 * 8 + lane % 8, at = block * 8 + warp * 2 + lane / 8 % 2;
+      cuda::StMatrix4Transposed(cuda::SharedAddress(staged) + Rows::Offset(row, at), pairs);
+    }
+    cuda::BarrierSync(1 + number_, cuda::kWarpgroupThreads);
+    return staged;
+  }
+
+  // Eight results of eight gates and as many ups, or of pairs in turn.
+  __device__ __forceinline__ uint4 Gated(const uint4& first, const uint4& second) const {
+    cuda::Pack<T, 8> x, y, results;
+    memcpy(&x, &first, 16);
+    memcpy(&y, &second, 16);
+    const bool in_turn = p_.gating.in_turn;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const cuda::Pack<T, 8>& of_pair = i < 4 ? x : y;
+      const T gate = in_turn ? of_pair.at[i % 4 * 2] : x.at[i];
+      const T up = in_turn ? of_pair.at[i % 4 * 2 + 1] : y.at[i];
+      results.at[i] =
+          cuda::FromFloat<T>(cuda::Gate<T>(p_.gating, cuda::ToFloat(gate), cuda::ToFloat(up)));
+    }
+    uint4 bits;
+    memcpy(&bits, &results, 16);
+    return bits;
+  }
+
+  // Gates and ups are rounded to T before they meet, as the contract of `gating` says.
+  template <int kSteps>
+  __device__ __forceinline__ void StoreGated(const Unit& unit, const Sums<kSteps>& sums) const {
+    constexpr int kUnits = Rows::kUnits / 2;  // of results, 8 each
+    const int n = static_cast<int>(p_.columns()), row = Thread() / kUnits, at = Thread() % kUnits;
+    const int column = FirstColumn(unit) / 2 + at * 8;
+    const bool in_turn = p_.gating.in_turn;
+    uint4* const out =
+        reinterpret_cast<uint4*>(static_cast<T*>(p_.out) + int64_t{unit.row} * n + column);
+    cuda::BarrierSync(1 + number_, cuda::kWarpgroupThreads);  // the last task's rows are read
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const char* const staged = StageRows<kSteps>(sums, step);
+      const int of_tile = step * kStepRows + row;
+      if (row < kStepRows && of_tile < unit.rows && column < n) {
+        const int first = in_turn ? 2 * at : at, second = in_turn ? 2 * at + 1 : at + kUnits;
+        out[of_tile * (n / 8)] =
+            Gated(*reinterpret_cast<const uint4*>(staged + Rows::Offset(row, first)),
+                  *reinterpret_cast<const uint4*>(staged + Rows::Offset(row, second)));
+      }
+      __syncwarp();  // for the barrier ahead, which wants whole warps
+    }
+  }
+
   // Rows of results by way of shared memory, where they are transposed: a step at a time.
   template <int kSteps>
   __device__ __forceinline__ void Store(const Unit& unit, const Sums<kSteps>& sums) const {
-    using Rows = cuda::SwizzledRows<64 * S::kBlocks * 2>;
     constexpr int kPassRows = cuda::kWarpgroupThreads / Rows::kUnits;
-    const int thread = Thread(), warp = thread / 32, lane = thread % 32;
+    const int thread = Thread();
     const int n = static_cast<int>(p_.n), first_column = FirstColumn(unit);
     const int unit_of_row = thread % Rows::kUnits, row_of_pass = thread / Rows::kUnits;
     const bool has_column = first_column + unit_of_row * 8 < n;
@@ -142,17 +216,7 @@ class Consumer {
     cuda::BarrierSync(1 + number_, cuda::kWarpgroupThreads);  // the last task's rows are read
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      char* const staged = shared_.staged[number_][step % 2];
-#pragma unroll
-      for (int block = 0; block < S::kBlocks; ++block) {
-        const float* const of_step = sums[block] + step * 8;
-        const uint32_t pairs[4] = {
-            ToPair<T>(of_step[0], of_step[1]), ToPair<T>(of_step[2], of_step[3]),
-            ToPair<T>(of_step[4], of_step[5]), ToPair<T>(of_step[6], of_step[7])};
-        const int row = lane / 16 * 8 + lane % 8, at = block * 8 + warp * 2 + lane / 8 % 2;
-        cuda::StMatrix4Transposed(cuda::SharedAddress(staged) + Rows::Offset(row, at), pairs);
-      }
-      cuda::BarrierSync(1 + number_, cuda::kWarpgroupThreads);
+      const char* const staged = StageRows<kSteps>(sums, step);
 #pragma unroll
       for (int pass = 0; pass < kStepRows / kPassRows; ++pass) {
         const int row = pass * kPassRows + row_of_pass, of_tile = step * kStepRows + row;
@@ -180,13 +244,14 @@ class Consumer {
 
   // Zeros in rows of no group, by all consumers, 16 bytes a thread.
   __device__ __forceinline__ void ClearRows(const Unit& unit) const {
-    const int each = p_.out_dtype == DType::kF32 ? 4 : 8, parts = S::kColumns / each;
-    const int first_column = unit.column_tile * S::kColumns;
+    constexpr int kResults = kGated ? S::kColumns / 2 : S::kColumns;
+    const int each = p_.out_dtype == DType::kF32 ? 4 : 8, parts = kResults / each;
+    const int64_t n = p_.columns();
     for (int i = static_cast<int>(threadIdx.x) - cuda::kWarpgroupThreads; i < unit.rows * parts;
          i += kConsumers * cuda::kWarpgroupThreads) {
-      const int column = first_column + i % parts * each;
+      const int column = unit.column_tile * kResults + i % parts * each;
       const int64_t row = unit.RowOfNoGroup(unit.row + i / parts);
-      if (column < p_.n) static_cast<uint4*>(p_.out)[(row * p_.n + column) / each] = {};
+      if (column < n) static_cast<uint4*>(p_.out)[(row * n + column) / each] = {};
     }
   }
 

@@ -1,5 +1,6 @@
 // Grouped products for Hopper: wgmma fed by TMA,
-//   out[rows of a group, columns] = x[rows taken, :] w[group] + bias.
+//   out[rows of a group, columns] = x[rows taken, :] w[group] + bias,
+// or, with gates, the results of gates and ups among these columns.
 //
 // A CTA stays on its multiprocessor and computes one task after another: a tile of a group's rows
 // and of columns. As many row tiles of a group as share columns of w in the L2 cache follow each
@@ -22,7 +23,7 @@
 namespace intarsia::matmul::sm90 {
 
 // Grid: any; CTAs share the tasks.
-template <class S, class T, bool kTransposed>
+template <class S, class T, bool kTransposed, bool kGated>
 __global__ void __launch_bounds__(kThreads, 1)
     GroupedSm90Kernel(const __grid_constant__ GroupedParams p, const __grid_constant__ Maps maps) {
   static_assert(sizeof(Shared<S>) <= S::kSharedBytes);
@@ -43,27 +44,29 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   if (warp < 4) {
     cuda::ReleaseRegisters<kProducerRegisters>();
-    if (warp == 0) CopyOperands<S, kTransposed>(p, maps, shared);
+    if (warp == 0) CopyOperands<S, kTransposed, kGated>(p, maps, shared);
     if (warp == 1) FindTasks<S>(p, shared);
     if (warp >= 2 && p.rows.data) GatherRows<S, T>(p, shared, threadIdx.x - 64);
   } else {
     cuda::TakeRegisters<kConsumerRegisters>();
-    Consumer<S, T, kTransposed>(p, shared, warp / 4 - 1).Run();
+    Consumer<S, T, kTransposed, kGated>(p, shared, warp / 4 - 1).Run();
   }
 }
 
-template <class S, class T, bool kTransposed>
+template <class S, class T, bool kTransposed, bool kGated>
 inline const cuda::Kernel kKernel(
-    "GroupedSm90Kernel", reinterpret_cast<const void*>(&GroupedSm90Kernel<S, T, kTransposed>),
-    S::kSharedBytes, cuda::kHopper);
+    "GroupedSm90Kernel",
+    reinterpret_cast<const void*>(&GroupedSm90Kernel<S, T, kTransposed, kGated>), S::kSharedBytes,
+    cuda::kHopper);
 
-template <class S, class T, bool kTransposed>
+template <class S, class T, bool kTransposed, bool kGated = false>
 Status LaunchShape(const GroupedParams& p, const CudaContext& context) {
   using cuda::MapAxis;
   Maps maps;
   const int64_t columns = kTransposed ? p.k : p.n, rows = kTransposed ? p.n : p.k;
   const std::array<MapAxis, 2> axes{
-      {{rows, columns, kTransposed ? S::kColumns : kDepth}, {p.groups.count, rows * columns}}};
+      {{rows, columns, kTransposed ? kBoxColumns<S, kGated> : S::kDepth},
+       {p.groups.count, rows * columns}}};
   INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.dtype, p.w, columns, axes, maps.w));
   const std::array<MapAxis, 1> of_x{{{p.x_rows, p.k, S::kBoxRows}}};
   INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.dtype, p.x, p.k, of_x, maps.x));
@@ -74,12 +77,15 @@ Status LaunchShape(const GroupedParams& p, const CudaContext& context) {
                                   .block = dim3(kThreads),
                                   .shared_bytes = S::kSharedBytes,
                                   .overlaps_previous = p.await != Await::kNothing};
-  return cuda::Launch(context, kKernel<S, T, kTransposed>, config, p, maps);
+  return cuda::Launch(context, kKernel<S, T, kTransposed, kGated>, config, p, maps);
 }
 
 template <DType kType>
-Status LaunchGroupedOf(const GroupedParams& p, const CudaContext& context) {
+Status LaunchGroupedOf(const GroupedParams& p, const CudaContext& context, int tile_rows) {
   using T = cuda::DeviceT<kType>;
+  if (tile_rows == NarrowShape::kRows)
+    return p.gating.is_there ? LaunchShape<NarrowShape, T, true, true>(p, context)
+                             : LaunchShape<NarrowShape, T, true>(p, context);
   return p.transposed ? LaunchShape<GroupedShape, T, true>(p, context)
                       : LaunchShape<GroupedShape, T, false>(p, context);
 }

@@ -9,7 +9,7 @@ bool Supports(const GroupedParams& params);
 bool Supports(const GroupedGradientParams& params);
 
 template <DType kType>
-Status LaunchGroupedOf(const GroupedParams& params, const CudaContext& context);
+Status LaunchGroupedOf(const GroupedParams& params, const CudaContext& context, int tile_rows);
 template <DType kType>
 Status LaunchGroupedGradientOf(const GroupedGradientParams& params, const CudaContext& context);
 

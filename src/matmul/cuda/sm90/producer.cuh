@@ -50,32 +50,46 @@ __device__ __forceinline__ void FindTasks(const GroupedParams& p, Shared<S>& sha
   });
 }
 
-template <class S>
-__device__ __forceinline__ int StagesOf(const GroupedParams& p) {
-  return (static_cast<int>(p.k) + kDepth - 1) / kDepth;
-}
+// Rows of w in a copy where it is transposed: with gates those of one consumer, or its ups.
+template <class S, bool kGated>
+inline constexpr int kBoxColumns = kGated ? S::kColumns / (2 * kConsumers) : S::kColumns;
 
 // kTransposed: w is [group, n, k], a panel has rows of n; otherwise [group, k, n], and a tile has a
-// panel for each 64 columns.
-template <class S, bool kTransposed>
-__device__ __forceinline__ void CopyWeights(const Maps& maps, char* w, const Unit& unit, int row,
-                                            cuda::Barrier& full) {
+// panel for each 64 columns. kGated: each consumer has its gates and then their ups, or both in
+// turn, as they lie in w.
+template <class S, bool kTransposed, bool kGated>
+__device__ __forceinline__ void CopyWeights(const GroupedParams& p, const Maps& maps, char* w,
+                                            const Unit& unit, int row, cuda::Barrier& full) {
   const int first_column = unit.column_tile * S::kColumns;
-  if constexpr (kTransposed) {
-    const int32_t at[] = {row, first_column, unit.group};
-    cuda::CopyBox(w, maps.w, at, full);
-  } else {
+  if constexpr (kGated) {
+    constexpr int kBox = kBoxColumns<S, true>;
+    const int to_up = static_cast<int>(p.columns());
 #pragma unroll
-    for (int panel = 0; panel < S::kColumns / 64; ++panel) {
-      const int32_t at[] = {first_column + 64 * panel, row, unit.group};
-      cuda::CopyBox(w + panel * kDepth * cuda::kPanelRowBytes, maps.w, at, full);
+    for (int panel = 0; panel < S::kPanels; ++panel) {
+#pragma unroll
+      for (int i = 0; i < 2 * kConsumers; ++i) {
+        const int column = p.gating.in_turn ? first_column + i * kBox
+                                            : first_column / 2 + i / 2 * kBox + i % 2 * to_up;
+        const int32_t at[] = {row + 64 * panel, column, unit.group};
+        cuda::CopyBox(w + (panel * S::kColumns + i * kBox) * cuda::kPanelRowBytes, maps.w, at,
+                      full);
+      }
     }
+    return;
+  }
+  constexpr int kCount = kTransposed ? S::kPanels : S::kColumns / 64;
+  constexpr int kBytes = (kTransposed ? S::kColumns : S::kDepth) * cuda::kPanelRowBytes;
+#pragma unroll
+  for (int panel = 0; panel < kCount; ++panel) {
+    const int32_t at[] = {kTransposed ? row + 64 * panel : first_column + 64 * panel,
+                          kTransposed ? first_column : row, unit.group};
+    cuda::CopyBox(w + panel * kBytes, maps.w, at, full);
   }
 }
 
 // Where rows of x come later than the weights (Await::kRows), weights of the first stages are in
 // flight meanwhile.
-template <class S, bool kTransposed>
+template <class S, bool kTransposed, bool kGated>
 __device__ __forceinline__ void CopyOperands(const GroupedParams& p, const Maps& maps,
                                              Shared<S>& shared) {
   const bool elected = threadIdx.x % 32 == 0, gathers = p.rows.data;
@@ -91,16 +105,23 @@ __device__ __forceinline__ void CopyOperands(const GroupedParams& p, const Maps&
       shared.stages.empty[place.index].Wait(place.parity ^ 1);
       if (!elected) continue;
       cuda::Barrier& full = shared.stages.full[place.index];
-      full.ArriveExpecting(S::kWeightBytes + boxes * kBoxBytes);
-      CopyWeights<S, kTransposed>(maps, shared.w[place.index], unit, i * kDepth, full);
+      full.ArriveExpecting(S::kWeightBytes + boxes * S::kPanels * kBoxBytes);
+      CopyWeights<S, kTransposed, kGated>(p, maps, shared.w[place.index], unit, i * S::kDepth,
+                                          full);
       if (i + 1 < awaited) continue;
       if (awaited > 0) cuda::AwaitPrevious();
       // The first task's stages are those of the ring, in order.
       for (int stage = awaited > 0 ? 0 : i; stage <= i; ++stage) {
         const int index = awaited > 0 ? stage : place.index;
         for (int box = 0; box < boxes; ++box) {
-          const int32_t at[] = {stage * kDepth, unit.row + box * S::kBoxRows};
-          cuda::CopyBox(shared.x[index] + box * kBoxBytes, maps.x, at, shared.stages.full[index]);
+#pragma unroll
+          for (int panel = 0; panel < S::kPanels; ++panel) {
+            const int32_t at[] = {stage * S::kDepth + panel * kPanelDepth,
+                                  unit.row + box * S::kBoxRows};
+            cuda::CopyBox(
+                shared.x[index] + panel * S::kRows * cuda::kPanelRowBytes + box * kBoxBytes, maps.x,
+                at, shared.stages.full[index]);
+          }
         }
       }
       awaited = 0;
@@ -146,16 +167,20 @@ __device__ __forceinline__ void GatherRows(const GroupedParams& p, Shared<S>& sh
       from[i] = taken < 0 ? kNone : static_cast<uint32_t>(taken) * static_cast<uint32_t>(k / 8);
     }
     const uint4* x = static_cast<const uint4*>(p.x) + unit;
-    for (int i = 0; i < stages; ++i, place.Next(), x += kUnits) {
+    for (int i = 0; i < stages; ++i, place.Next()) {
       shared.stages.empty[place.index].Wait(place.parity ^ 1);
-      const uint32_t to = cuda::SharedAddress(shared.x[place.index]) + offset;
-      const bool exists = i * kDepth + unit * 8 < k;
 #pragma unroll
-      for (int copy = 0; copy < kCopies; ++copy) {
-        if (copy >= copies) break;
-        const bool valid = exists && from[copy] != kNone;
-        cuda::CpAsync16(to + copy * kPassRows * cuda::kPanelRowBytes, x + (valid ? from[copy] : 0),
-                        valid);
+      for (int panel = 0; panel < S::kPanels; ++panel, x += kUnits) {
+        const uint32_t to = cuda::SharedAddress(shared.x[place.index]) + offset +
+                            panel * S::kRows * cuda::kPanelRowBytes;
+        const bool exists = i * S::kDepth + panel * kPanelDepth + unit * 8 < k;
+#pragma unroll
+        for (int copy = 0; copy < kCopies; ++copy) {
+          if (copy >= copies) break;
+          const bool valid = exists && from[copy] != kNone;
+          cuda::CpAsync16(to + copy * kPassRows * cuda::kPanelRowBytes,
+                          x + (valid ? from[copy] : 0), valid);
+        }
       }
       cuda::CpAsyncCommit();
       cuda::CpAsyncWait<1>();

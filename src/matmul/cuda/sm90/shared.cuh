@@ -48,6 +48,12 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
   Task<S> tasks[kTasks];
 };
 
+// Of the sum.
+template <class S>
+__device__ __forceinline__ int StagesOf(const GroupedParams& p) {
+  return (static_cast<int>(p.k) + S::kDepth - 1) / S::kDepth;
+}
+
 // Calls work(task) for the tasks of a CTA until the end; a warp together. `Work` is done with the
 // task's data when it returns.
 template <class Shared, class Work>

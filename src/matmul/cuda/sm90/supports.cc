@@ -23,7 +23,7 @@ bool SupportsRows(DType dtype, int64_t k, int64_t n, const GroupSizes& groups) {
 }  // namespace
 
 bool Supports(const GroupedParams& p) {
-  if (p.gating.is_there) return false;
+  if (p.gating.is_there && (!p.transposed || p.out_dtype != p.dtype || p.n % 16 != 0)) return false;
   if (p.rows.data && p.x_rows > kMostUnits / (p.k / 8 + 1)) return false;
   return SupportsRows(p.dtype, p.k, p.n, p.groups) && p.x_rows > 0 && p.x_rows < int64_t{1} << 31 &&
          p.k * p.n < kStrideEnd && Aligned16(p.x) && Aligned16(p.w) && Aligned16(p.out);

@@ -8,7 +8,7 @@ namespace intarsia::matmul::sm90 {
 
 inline constexpr int kConsumers = 2;  // warpgroups that multiply
 inline constexpr int kThreads = 128 * (1 + kConsumers);
-inline constexpr int kDepth = 64;  // elements of the sum in a stage: a row of a panel
+inline constexpr int kPanelDepth = 64;  // elements of the sum in a row of a panel
 inline constexpr int kMaxSharedBytes = 227 * 1024, kControlBytes = 3 * 1024;
 // Registers a thread, of 65536: multiples of 8. If consumers took more than the producers release,
 // they would wait forever.
@@ -40,16 +40,18 @@ struct EvenTiles {
   }
 };
 
-// How the kernel of products cuts its work: a tile has kColumns columns of w and up to kRows rows.
-// Columns of w are the rows of wgmma's result, 64 an instruction, and rows of x its columns, since
-// groups have any number of rows.
-struct GroupedShape {
-  using Tiles = EvenTiles<10>;
-  static constexpr int kBlocks = 2;  // of 64 columns, each consumer's
+// How the kernel of products cuts its work: a tile has kColumns columns of w and up to kRows rows,
+// a stage kDepth elements of the sum. Columns of w are the rows of wgmma's result, 64 an
+// instruction, and rows of x its columns, since groups have any number of rows.
+template <int kMostSteps, int kBlocksEach, int kPanelsEach, int kStageCount, int kBoxOfX>
+struct GroupedShapeOf {
+  using Tiles = EvenTiles<kMostSteps>;
+  static constexpr int kBlocks = kBlocksEach;  // of 64 columns, each consumer's
   static constexpr int kColumns = 64 * kBlocks * kConsumers;
   static constexpr int kRows = Tiles::kRows, kSteps = kRows / Tiles::kStepRows;
-  static constexpr int kBoxRows = 32;  // of x: rows that a copy takes
-  static constexpr int kStages = 4;
+  static constexpr int kPanels = kPanelsEach, kDepth = kPanels * kPanelDepth;
+  static constexpr int kBoxRows = kBoxOfX;  // of x: rows that a copy takes
+  static constexpr int kStages = kStageCount;
   static constexpr int kWeightBytes = kColumns * kDepth * 2, kRowBytes = kRows * kDepth * 2;
   // Results on their way out: two times a step of each consumer.
   static constexpr int kStagedBytes = Tiles::kStepRows * 64 * kBlocks * 2;
@@ -58,6 +60,9 @@ struct GroupedShape {
   static_assert(kSharedBytes <= kMaxSharedBytes && kRows % kBoxRows == 0);
   static_assert(kColumns <= 256);  // a box has at most 256 rows
 };
+using GroupedShape = GroupedShapeOf<10, 2, 1, 4, 32>;
+// For groups of few rows, bound by the memory that holds w [n, k]: 256 neighboring bytes of a row.
+using NarrowShape = GroupedShapeOf<2, 1, 2, 5, 16>;
 
 // How the kernel of the gradient does: a tile is kRows of k times kColumns of n.
 inline constexpr int kStageRows = 64;  // of a group, which are summed
