@@ -5,7 +5,8 @@ Usage: experts.py [--whole [--zipf]] [--platform cpu|gpu] [--layer NAME ...] [--
 
 A figure is microseconds a call, the least and the median over rounds in which each way has its turn. `floor` is the
 least that a call must take: bytes at the speed of a large sum in the same run, or flops at that of a large product. Each token goes to
-`top` experts drawn evenly. Inputs are random, and change from call to call, so that no cache holds the weights.
+`top` experts drawn evenly. Inputs are random, and change from call to call, so that no cache holds the weights. "a dot an expert" has
+the first round's sizes in its program, and could not have others.
 """
 
 import argparse
@@ -75,6 +76,17 @@ def ways() -> dict[str, Callable[..., jax.Array]]:
     }
 
 
+def loop_of_dots(sizes: np.ndarray) -> Callable[..., jax.Array]:
+    """A product an expert, as a program that knows the sizes at compile time may have it."""
+    ends = np.cumsum(sizes).tolist()
+
+    def run(x: jax.Array, w: jax.Array, wt: jax.Array, of_round: jax.Array) -> jax.Array:
+        rows = zip([0, *ends[:-1]], ends, range(len(ends)), strict=True)
+        return jnp.concatenate([x[a:b] @ w[i] for a, b, i in rows if b > a])
+
+    return run
+
+
 def sizes_of(layer: Layer, tokens: int, rng: np.random.Generator) -> np.ndarray:
     """Rows of each expert; one for each where there are as many rows as experts."""
     if tokens * layer.top == layer.experts:
@@ -118,8 +130,9 @@ def measure(
     touched = statistics.mean(int((s > 0).sum()) for s in sizes)
     moved = x.itemsize * (touched * k * n + m * (k + n))
     floor = max(moved / ceiling[0], 2 * m * k * n / ceiling[1])
-    times: dict[str, list[float]] = {way: [] for way in ways()}
-    jitted = {way: jax.jit(function) for way, function in ways().items()}
+    functions = ways() | {"a dot an expert": loop_of_dots(np.asarray(sizes[0]))}
+    jitted = {way: jax.jit(function) for way, function in functions.items()}
+    times: dict[str, list[float]] = {way: [] for way in jitted}
     for function in jitted.values():
         jax.block_until_ready(function(x, w[0], wt[0], sizes[0]))
     for i in range(rounds):
