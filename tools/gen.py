@@ -288,7 +288,7 @@ the environment they are errors: `reshape_and_cache_flash: slot_mapping[0] is 99
 What is built: `tests/test_ops.py` compares every case with a reference in f64, on each platform of the op and for each T. CUDA's
 cases run where there is a GPU (`make test-gpu`). The last column counts an op's cases, and links to them. "XLA's": the platform lacks the op, and its function in `intarsia.jax` is
 XLA's version there. CUDA means every NVIDIA GPU of compute capability 8.0 or newer. Attention and its gradient take
-every head dim there that is a multiple of 8 up to 256, on the CPU too. V has K's head dim, or 128 beside 192 in the forward pass. Where
+every head dim there that is a multiple of 8 up to 256, on the CPU too, whose forward pass goes up to 512. V has K's head dim, or 128 beside 192 in the forward pass. Where
 a block has 99 KB of shared memory (8.6, 8.9, 12.x: A10, L4, L40S, RTX 3090, 4090, 5090 and their like), tiles are smaller wherever
 the large ones do not fit often enough. `intarsia doctor` says which kernels a GPU gets.
 

@@ -8,6 +8,9 @@ namespace intarsia::attention {
 Status CheckBackward(const BackwardParams& params) {
   const Params& p = params.forward;
   INTARSIA_RETURN_IF_ERROR(CheckParams("q", p));
+  if (p.head_dim > kMaxTiledHeadDim)
+    return Unimplemented(
+        Text("q has d=", p.head_dim, "; built for the gradient are up to ", kMaxTiledHeadDim));
   if (p.cache.v_head_dim != p.head_dim)
     return Unimplemented(Text("v has dv=", p.cache.v_head_dim, " where q has d=", p.head_dim,
                               "; built are equal ones"));

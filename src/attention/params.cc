@@ -103,8 +103,9 @@ Status CheckParams(std::string_view query, const Params& params) {
   INTARSIA_RETURN_IF_ERROR(CheckDTypes(query, params));
   if (hk == 0 || h % hk != 0)
     return InvalidArgument(Text(query, " has h=", h, ", expected a multiple of hk=", hk));
-  if (d % 8 != 0 || d == 0 || d > 256)
-    return Unimplemented(Text(query, " has d=", d, "; built are multiples of 8 up to 256"));
+  if (d % 8 != 0 || d == 0 || d > kMaxHeadDim)
+    return Unimplemented(Text(query, " has d=", d, "; built are multiples of 8 up to ", kMaxHeadDim,
+                              " on CPUs and ", kMaxTiledHeadDim, " on CUDA"));
   if (dv != d && !(d == 192 && dv == 128))
     return Unimplemented(Text("v has dv=", dv, " where ", query, " has d=", d,
                               "; built are equal ones, and d=192 with dv=128"));

@@ -31,8 +31,12 @@ Status SetScales(Params& params, const Optional& q_scale, const Optional& k_scal
 
 void SetWorkspace(Params& params, const TensorView& workspace);
 
-// What the kernels ask: h % hk == 0, dtypes that go together, d a multiple of 8 up to 256 and V's
-// head dim the same (or 192 and 128), softcap and windows that mean something.
+// Heads of at most as many numbers. CUDA's kernels and the gradient are built for the second;
+// the CPU's forward pass takes tiles of any width.
+inline constexpr int64_t kMaxHeadDim = 512, kMaxTiledHeadDim = 256;
+
+// What the kernels ask: h % hk == 0, dtypes that go together, d a multiple of 8 up to kMaxHeadDim
+// and V's head dim the same (or 192 and 128), softcap and windows that mean something.
 Status CheckParams(std::string_view query, const Params& params);
 
 // What the CUDA kernels ask beyond that, since they count in 32 bits; narrows windows so that a

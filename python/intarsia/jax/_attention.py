@@ -142,7 +142,7 @@ def flash_attn_varlen(
     sinks: the sink), a row beyond cu_seqlens_q[b] gives 0 and lse -inf.
 
     Args:
-      q: [t, h, d], f32, f16, bf16 or fp8 (with K and V of the same type); d a multiple of 8 up to 256; h a multiple of hk.
+      q: [t, h, d], f32, f16, bf16 or fp8 (with K and V of the same type); d a multiple of 8 up to 256, on CPUs up to 512; h a multiple of hk.
       k, v: dense [tk, hk, d] (or v [tk, hk, 128] where d is 192), of q's dtype or fp8; or, with `block_table`, the paged caches as in `reshape_and_cache_flash`
         (v=None where one array holds both).
       cu_seqlens_q: int32 or int64 [b + 1], where each sequence starts in q.
@@ -313,7 +313,7 @@ def paged_attention(
     """Causal attention of a batch's newest queries to a paged KV cache that holds their keys already.
 
     Args:
-      query: [t, h, d], f32, f16 or bf16; d a multiple of 8 up to 256; h a multiple of hk.
+      query: [t, h, d], f32, f16 or bf16; d a multiple of 8 up to 256, on CPUs up to 512; h a multiple of hk.
       kv_cache: as in `reshape_and_cache_flash`. One array holds K and V: of a pair's key cache alone, half
         of the heads would be read as values.
       seqused_k: int32 or int64 [b], keys of each sequence, this step's tokens included.

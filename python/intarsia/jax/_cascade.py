@@ -110,7 +110,7 @@ def cascade_attention(
     prefix's part of them would differ from sequence to sequence.
 
     Args:
-      query: [t, h, d], f32, f16 or bf16; d a multiple of 8 up to 256; h a multiple of hk.
+      query: [t, h, d], f32, f16 or bf16; d a multiple of 8 up to 256, on CPUs up to 512; h a multiple of hk.
       kv_cache: as in `reshape_and_cache_flash`; holds the prefix and all sequences.
       prefix_block_table: int32 or int64 [m'], the pages of the prefix, in any number.
       prefix_len: keys of the prefix, an int or an array of one; the last page need not be full. With
