@@ -16,56 +16,50 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "vllm_plugin"))
 
-from families import ARCHITECTURES, FAMILIES  # noqa: E402
+from families import FAMILIES, POOLING, architectures  # noqa: E402
 
 PAGE = ROOT / "docs" / "support.md"
 README = ROOT / "README.md"
 RECIPES = ROOT / "tools" / "recipes.json"
 
 RECURRENT = "recurrent layers"
-LATENT = "multi-head latent attention"
 SPARSE = "sparse attention"
-WIDE = "heads of 512"
-NARROW = "heads whose values are narrower than their keys"
-CHUNKED = "attention in chunks of a context"
 INPUT = "inputs other than text, which are what the model is for"
 ENCODER = "encoder-decoder models"
 DIFFUSION = "diffusion models"
-TRITON = "layers that are Triton kernels"
+KERNELS = "layers that are Triton or CUTLASS kernels"
 UNTESTED = "no test yet"
 UNKNOWN = "no public configuration"
+
+TESTED = FAMILIES | POOLING
+"""By name of a test."""
 
 BLOCKED = {
     "BailingMoeV2_5ForCausalLM": RECURRENT,
     "BailingMoeV3ForCausalLM": RECURRENT,
     "BailingMoeV3VLForConditionalGeneration": RECURRENT,
-    "BeamForCausalLM": TRITON,
+    "BeamForCausalLM": KERNELS,
     "D3ForSequenceClassification": RECURRENT,
     "DeepseekV32ForCausalLM": SPARSE,
-    "DeepseekV3ForCausalLM": LATENT,
     "DeepseekV41ForCausalLM": SPARSE,
     "DeepseekV4ForCausalLM": SPARSE,
     "DeepseekV4ForConditionalGeneration": SPARSE,
     "DiffusionGemmaForBlockDiffusion": DIFFUSION,
-    "Gemma4ForCausalLM": WIDE,
-    "Gemma4UnifiedForConditionalGeneration": WIDE,
+    "Dots3NoteForCausalLM": SPARSE,
+    "FlintForCausalLM": KERNELS,
     "Glm5NextForCausalLM": SPARSE,
     "GlmMoeDsaForCausalLM": SPARSE,
     "HYV4ForCausalLM": SPARSE,
+    "InklingForCausalLM": KERNELS,
     "InternS2PreviewForConditionalGeneration": RECURRENT,
     "JinaVLForSequenceClassification": INPUT,
-    "KimiK25ForConditionalGeneration": LATENT,
     "KimiK3ForConditionalGeneration": RECURRENT,
     "KimiLinearForCausalLM": RECURRENT,
     "Lfm2ForCausalLM": RECURRENT,
     "Lfm2MoeForCausalLM": RECURRENT,
     "Lfm2VlForConditionalGeneration": RECURRENT,
-    "Llama4ForConditionalGeneration": CHUNKED,
-    "MiMoV2FlashForCausalLM": NARROW,
-    "MiMoV2ForCausalLM": NARROW,
     "MiniCPMV4_6ForConditionalGeneration": RECURRENT,
     "MiniMaxM3SparseForCausalLM": SPARSE,
-    "MistralLarge3ForCausalLM": LATENT,
     "NemotronHForCausalLM": RECURRENT,
     "NemotronH_Nano_Omni_Reasoning_V3": RECURRENT,
     "NemotronH_Nano_VL_V2": RECURRENT,
@@ -75,6 +69,7 @@ BLOCKED = {
     "PaddleOCRVLForConditionalGeneration": INPUT,
     "MossTranscribeDiarizeForConditionalGeneration": INPUT,
     "Qwen3ASRForConditionalGeneration": INPUT,
+    "Step5ForConditionalGeneration": SPARSE,
     "UnlimitedOCRForCausalLM": INPUT,
     "DeepseekOCR2ForCausalLM": INPUT,
     "DeepseekOCRForCausalLM": INPUT,
@@ -96,6 +91,7 @@ _PRECISIONS = {
     "fp8_block": "fp8",
     "fp8_tensor": "fp8",
     "gptq": "int4",
+    "kimi_int4": "int4",
     "mxfp4": "mxfp4",
 }
 """The precision, in the words of recipes, that a family's form of weights shows; numbers as they are count as bf16."""
@@ -104,7 +100,9 @@ _HEAD = """# Models
 
 vLLM {version} ships recipes for {count} models. The plugin serves **{served}** of them: a small model of the same architecture, with its
 head's dimension, its routing and its form of weights, gives the tokens that transformers gives (`tests/vllm_plugin/families.py`,
-`make test-vllm-full`). Of those, {text_only} are the language half of models that also take images, with `--language-model-only`.
+`make test-vllm-full`). transformers has some of them by another name (`family_checkpoints.py`), and lacks K2 Horizon, whose reference is
+our own (`family_k2_horizon.py`). Of those served, {text_only} are the language half of models that also take images, with
+`--language-model-only`.
 
 `tools/support.py` writes this page from `tools/recipes.json` and the table of those tests. The list is of vLLM's source distribution
 (sha256 `{sha256}`). What says nothing of its configuration in public counts as not served.
@@ -137,7 +135,7 @@ class Row(NamedTuple):
 
 def _row(recipe: dict[str, Any]) -> Row:
     architecture = recipe["architecture"]
-    found = {name: f for name, f in FAMILIES.items() if architecture in ARCHITECTURES[f.kind]}
+    found = {name: f for name, f in TESTED.items() if architecture in architectures(f)}
     shown = {name: _PRECISIONS[f.form] for name, f in found.items()}
     shown = {name: p for name, p in shown.items() if p in recipe["precisions"]}
     if shown:
@@ -163,7 +161,7 @@ def page() -> str:
     source, rows = table()
     reasons = collections.Counter(row.reason for row in rows if row.reason)
     served = [row for row in rows if row.precisions]
-    text_only = sum("language_model_only" in FAMILIES[row.families[0]].options for row in served)
+    text_only = sum("language_model_only" in TESTED[row.families[0]].options for row in served)
     return _HEAD.format(
         version=source["version"],
         sha256=source["sha256"],

@@ -88,6 +88,11 @@ def default_to_first_runner() -> None:
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
 
+def default_to_plain_heads() -> None:
+    """Our kernels have no form for a cache of latents. To be called before any configuration is made."""
+    os.environ.setdefault("VLLM_MLA_DISABLE", "1")
+
+
 def spawn_workers() -> str | None:
     """Has vLLM spawn its workers. Returns the other way that was asked for, if one was."""
     asked = os.environ.get(WORKER_START, "spawn")

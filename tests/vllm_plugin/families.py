@@ -3,14 +3,20 @@
 `family_models.py` makes models of them, and says what their tokens are.
 """
 
+from families_latent import LATENT
+from families_own import OWN
 from families_text import DENSE, EXPERTS
+from families_wide import WIDE
 from families_wrapped import WRAPPED
 from family import HEAD, Family
 
 ARCHITECTURES = {
     "afmoe": ("AfmoeForCausalLM",),
+    "deepseek_v3": ("DeepseekV3ForCausalLM",),
     "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM",),
     "gemma3": ("Gemma3ForConditionalGeneration",),
+    "gemma4_text": ("Gemma4ForCausalLM",),
+    "gemma4_unified": ("Gemma4UnifiedForConditionalGeneration",),
     "glm": ("GlmForCausalLM",),
     "glm4_moe": ("Glm4MoeForCausalLM",),
     "glm4v": ("Glm4vForConditionalGeneration",),
@@ -53,4 +59,14 @@ _QUANTISED = {
     "qwen3_fp8": Family("qwen3", HEAD, form="fp8_block"),
     "mistral3_fp8": WRAPPED["mistral3"]._replace(form="fp8_tensor"),
 }
-FAMILIES = DENSE | EXPERTS | WRAPPED | _QUANTISED
+FAMILIES = DENSE | EXPERTS | OWN | LATENT | WIDE | WRAPPED | _QUANTISED
+
+POOLING = {
+    "jina_v5": Family("qwen3", HEAD, architecture="JinaEmbeddingsV5Model"),
+}
+"""Those of `test_pooling.py`."""
+
+
+def architectures(family: Family) -> tuple[str, ...]:
+    """vLLM's classes of a family."""
+    return (family.architecture,) if family.architecture else ARCHITECTURES[family.kind]

@@ -2,7 +2,7 @@
 
 from family import BOTH, HEAD, Family, rope
 
-_TEXT_ONLY = {"language_model_only": True}
+TEXT_ONLY = {"language_model_only": True}
 _VISION = {
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -26,13 +26,13 @@ WRAPPED = {
             "rope_parameters": rope(1e6, mrope_section=[16, 24, 24]),
             "layer_types": ["full_attention"] * 2,
         },
-        _TEXT_ONLY,
+        TEXT_ONLY,
         {"vision_config": _QWEN_VISION | {"out_hidden_size": 512}},
     ),
     "qwen3_vl": Family(
         "qwen3_vl",
         HEAD | {"rope_parameters": rope(5e6, mrope_section=[24, 20, 20], mrope_interleaved=True)},
-        _TEXT_ONLY,
+        TEXT_ONLY,
         {"vision_config": _QWEN_VISION},
     ),
     "qwen3_vl_moe": Family(
@@ -46,7 +46,7 @@ WRAPPED = {
             "moe_intermediate_size": 64,
             "norm_topk_prob": True,
         },
-        _TEXT_ONLY,
+        TEXT_ONLY,
         {"vision_config": _QWEN_VISION},
         "transposed",
     ),
@@ -57,7 +57,7 @@ WRAPPED = {
             "attention_bias": True,
             "rope_parameters": rope(1e4, partial_rotary_factor=0.5, mrope_section=[8, 12, 12]),
         },
-        _TEXT_ONLY,
+        TEXT_ONLY,
         {"vision_config": _QWEN_VISION | {"out_hidden_size": 512}},
     ),
     "glm4v_moe": Family(
@@ -69,25 +69,25 @@ WRAPPED = {
             "attention_bias": True,
             "rope_parameters": rope(1e4, partial_rotary_factor=0.5, mrope_section=[8, 12, 12]),
         },
-        _TEXT_ONLY,
+        TEXT_ONLY,
         {"vision_config": _QWEN_VISION},
     ),
     "internvl": Family(
         "internvl",
         {"model_type": "qwen3", "layer_types": ["full_attention"] * 2} | HEAD,
-        _TEXT_ONLY,
+        TEXT_ONLY,
         {"vision_config": _VISION},
     ),
     "mistral3": Family(
         "mistral3",
         {"model_type": "ministral3"} | HEAD,
-        _TEXT_ONLY,
+        TEXT_ONLY,
         {"vision_config": _VISION | {"head_dim": 32}},
     ),
     "muse_glimmer": Family(
         "muse_glimmer",
         HEAD | {"sliding_window": 32, "layer_types": BOTH, "layer_rope_theta": [10000.0, 0]},
-        _TEXT_ONLY,
+        TEXT_ONLY,
         {"vision_config": _VISION, "out_hidden_size": 256},
     ),
     "llama4": Family(
@@ -102,7 +102,7 @@ WRAPPED = {
             "attention_chunk_size": 64,
             "for_llm_compressor": False,
         },
-        _TEXT_ONLY,
+        TEXT_ONLY,
         {
             "vision_config": _VISION
             | {"vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64}
@@ -117,7 +117,7 @@ WRAPPED = {
             "layer_types": BOTH,
             "tie_word_embeddings": True,
         },
-        _TEXT_ONLY,
+        TEXT_ONLY,
         {"vision_config": _VISION},
     ),
 }

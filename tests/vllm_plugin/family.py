@@ -38,6 +38,9 @@ class Family(NamedTuple):
     zeros: str = ""
     """A part of the names of tensors that are 0."""
 
+    architecture: str = ""
+    """vLLM's class, where transformers has the model's mathematics by another name: one of `family_checkpoints.OWN`."""
+
 
 def rope(theta: float, **others: Any) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": theta} | others

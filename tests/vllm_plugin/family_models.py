@@ -17,6 +17,7 @@ from unittest.mock import patch
 import numpy as np
 from families import FAMILIES
 from family import BASE, Family
+from family_checkpoints import restate
 from family_weights import rewrite
 
 STEPS = 12
@@ -41,15 +42,18 @@ def make(name: str, directory: Path) -> None:
     """Writes a family's model: in `model` as vLLM is given it, in `reference` as transformers is."""
     import torch
 
-    config = _config(FAMILIES[name])
+    family = FAMILIES[name]
     torch.manual_seed(0)
-    model = _class(FAMILIES[name]).from_config(config, dtype=torch.float32)
-    randomize(model, FAMILIES[name].zeros)
+    model = _class(family).from_config(_config(family), dtype=torch.float32)
+    randomize(model, family.zeros)
     model.save_pretrained(directory / "reference")
-    if FAMILIES[name].form:
-        rewrite(directory / "reference", directory / "model", FAMILIES[name].form)
-    else:
+    if family.form:
+        rewrite(directory / "reference", directory / "model", family.form)
+    elif not family.architecture:
         (directory / "model").symlink_to(directory / "reference")
+    if family.architecture:
+        checkpoint = "model" if family.form else "reference"
+        restate(directory / checkpoint, directory / "model", family.architecture)
 
 
 def randomize(model: Any, zeros: str = "") -> None:
@@ -78,6 +82,8 @@ def _config(family: Family) -> Any:
 def _class(family: Family) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    if family.kind == "k2_horizon":
+        import family_k2_horizon  # noqa: F401  which makes it known to transformers
     return AutoModelForCausalLM if family.around is None else AutoModelForImageTextToText
 
 

@@ -35,18 +35,19 @@ def _in_e4m3(tensor: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def fp8_block(name: str, tensor: torch.Tensor) -> Written:
-    """DeepSeek's form: e4m3, and an f32 scale of each 128 by 128."""
+    """DeepSeek's form: e4m3, and an f32 scale of each 128 by 128; the last ones may be smaller."""
     if not _is_linear(name, tensor):
         return {name: tensor}, tensor
     rows, columns = tensor.shape
-    blocks = tensor.reshape(rows // 128, 128, columns // 128, 128)
+    whole = torch.nn.functional.pad(tensor, (0, -columns % 128, 0, -rows % 128))
+    blocks = whole.reshape(len(whole) // 128, 128, -1, 128)
     scale = blocks.abs().amax((1, 3), keepdim=True) / _LARGEST_E4M3
     codes, numbers = _in_e4m3(blocks, scale)
     written = {
-        name: codes.reshape(tensor.shape),
-        name + "_scale_inv": scale.reshape(rows // 128, columns // 128),
+        name: codes.reshape(whole.shape)[:rows, :columns].contiguous(),
+        name + "_scale_inv": scale[:, 0, :, 0].contiguous(),
     }
-    return written, numbers.reshape(tensor.shape)
+    return written, numbers.reshape(whole.shape)[:rows, :columns].contiguous()
 
 
 def fp8_tensor(name: str, tensor: torch.Tensor) -> Written:
@@ -117,6 +118,20 @@ def ct_int4(name: str, tensor: torch.Tensor) -> Written:
     }, numbers
 
 
+def kimi_int4(name: str, tensor: torch.Tensor) -> Written:
+    """The same for experts alone, in groups of 32, with scales in bf16."""
+    if ".experts." not in name or not _is_linear(name, tensor):
+        return {name: tensor}, tensor
+    groups = tensor.reshape(len(tensor), -1, 32)
+    scale = (groups.abs().amax(-1, keepdim=True) / 7).bfloat16().float()
+    codes = torch.round(groups / scale).clamp(-8, 7)
+    return {
+        _of(name, "weight_packed"): _words(codes.reshape(tensor.shape) + 8, 1).contiguous(),
+        _of(name, "weight_scale"): scale[..., 0].bfloat16(),
+        _of(name, "weight_shape"): torch.tensor(tensor.shape),
+    }, (codes * scale).reshape(tensor.shape)
+
+
 def ct_int8(name: str, tensor: torch.Tensor) -> Written:
     """compressed-tensors' int8 with a scale of each row; activations are not quantised here."""
     if not _is_linear(name, tensor):
@@ -162,13 +177,15 @@ def awq(name: str, tensor: torch.Tensor) -> Written:
     }, numbers
 
 
-def _compressed_tensors(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> Any:
+def _compressed_tensors(
+    form: str, weights: dict[str, Any], inputs: dict[str, Any] | None, *kept: str
+) -> Any:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {
         "quant_method": "compressed-tensors",
         "format": form,
         "quantization_status": "compressed",
-        "ignore": ["lm_head"],
+        "ignore": ["lm_head", *kept],
         "config_groups": {"group_0": group},
     }
 
@@ -188,6 +205,19 @@ FORMS: dict[str, tuple[Callable[[str, torch.Tensor], Written], dict[str, Any]]] 
     "ct_int4": (
         ct_int4,
         _compressed_tensors("pack-quantized", _said(4, "int", "group", group_size=128), None),
+    ),
+    "kimi_int4": (
+        kimi_int4,
+        _compressed_tensors(
+            "pack-quantized",
+            _said(4, "int", "group", group_size=32),
+            None,
+            *(
+                "re:.*self_attn.*",
+                "re:.*shared_experts.*",
+                "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+            ),
+        ),
     ),
     "ct_int8": (
         ct_int8,
@@ -221,6 +251,24 @@ FORMS: dict[str, tuple[Callable[[str, torch.Tensor], Written], dict[str, Any]]] 
 """By name: the function, and what config.json says of it."""
 
 
+def _of_each_expert(
+    function: Callable[[str, torch.Tensor], Written], name: str, tensor: torch.Tensor
+) -> Written:
+    """Experts that transformers has in one tensor, as checkpoints have them."""
+    folder, _, parts = name.rpartition("experts.")
+    names = ("gate_proj", "up_proj") if parts == "gate_up_proj" else (parts,)
+    written, numbers = {}, []
+    for i, expert in enumerate(tensor):
+        each = zip(names, expert.chunk(len(names)), strict=True)
+        done = [function(f"{folder}experts.{i}.{x}.weight", y.contiguous()) for x, y in each]
+        written |= {k: v for part, _ in done for k, v in part.items()}
+        numbers.append(torch.cat([y for _, y in done]))
+    return written, torch.stack(numbers)
+
+
+_IN_ONE_TENSOR = ("experts.gate_up_proj", "experts.down_proj")
+
+
 def rewrite(reference: Path, checkpoint: Path, form: str) -> None:
     """Writes a checkpoint in a form, and the reference anew, with the numbers that its codes stand for."""
     from safetensors.torch import load_file, save_file
@@ -229,7 +277,10 @@ def rewrite(reference: Path, checkpoint: Path, form: str) -> None:
     shutil.copytree(reference, checkpoint)
     written, numbers = {}, {}
     for name, tensor in load_file(reference / "model.safetensors").items():
-        in_form, numbers[name] = function(name, tensor)
+        one = name.endswith(_IN_ONE_TENSOR) and function not in (transposed, mxfp4)
+        in_form, numbers[name] = (
+            _of_each_expert(function, name, tensor) if one else function(name, tensor)
+        )
         written |= in_form
     save_file(numbers, reference / "model.safetensors", metadata={"format": "pt"})
     save_file(written, checkpoint / "model.safetensors", metadata={"format": "pt"})

@@ -4,6 +4,7 @@ import importlib.metadata
 import subprocess
 import sys
 import tomllib
+import types
 
 import numpy as np
 import pytest
@@ -75,6 +76,20 @@ def test_torchax_leaves_the_accelerator_alone() -> None:
     compat.import_torchax()
     assert torch._C._get_privateuse1_backend_name() == "privateuseone"
     assert not hasattr(torch, "jax")
+
+
+def test_the_kernel_is_replaced_beside_modules_that_do_not_bear_to_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm.v1.worker import block_table
+
+    module = types.ModuleType("hostile")
+    module.library = type("Library", (), {"__dict__": property(lambda self: object())})()
+    monkeypatch.setitem(sys.modules, "hostile", module)
+    kernel = block_table.ComputeSlotMappingKernel.kernel
+    monkeypatch.setattr(block_table.ComputeSlotMappingKernel, "kernel", staticmethod(kernel))
+    platforms.XlaCpuPlatform.register_triton_kernel_overrides()
+    assert block_table.ComputeSlotMappingKernel.kernel.func is platforms.compute_slot_mapping
 
 
 def test_slot_mapping() -> None:

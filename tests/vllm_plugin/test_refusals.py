@@ -22,8 +22,9 @@ QUANTISED = {"quantization_config": {"quant_method": "experts_int8"}}
             {"dtype": "bfloat16"},
             "quantised weights (experts_int8), expected one of auto_awq",
         ),
-        ({"head_dim": 512}, {}, "heads of 512, expected a multiple of 8 up to 256"),
-        ({"head_dim": 20}, {}, "heads of 20"),
+        ({"index_topk": 64}, {}, "sparse attention (LlamaForCausalLM)"),
+        ({"head_dim": 520}, {}, "heads of 520 on cpu, expected a multiple of 8 up to 512"),
+        ({"head_dim": 20}, {}, "heads of 20 on cpu"),
         ({}, {"enable_lora": True}, "LoRA (--enable-lora)"),
         (
             {},
@@ -42,7 +43,6 @@ QUANTISED = {"quantization_config": {"quant_method": "experts_int8"}}
             {"data_parallel_size": 2},
             "experts across engines (--data-parallel-size of a mixture): 2, expected 1",
         ),
-        ({}, {"runner": "pooling"}, "models that do not generate (--runner pooling)"),
         ({}, {"cpu_offload_gb": 1}, "weights on the host (--cpu-offload-gb)"),
         ({}, {"enable_prompt_embeds": True}, "embeddings as prompts (--enable-prompt-embeds)"),
         ({}, {"kv_cache_dtype": "nvfp4"}, "--kv-cache-dtype nvfp4 for torch.float32"),
@@ -59,6 +59,21 @@ def test_refused_at_start(configured, changes, options, message):
         configured(changes, **options)
     assert "intarsia-vllm does not support " in str(error.value)
     assert message in str(error.value)
+
+
+def test_latents_are_refused(configured, monkeypatch):
+    """Heads take their place unless a user asks for them."""
+    changes = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+    }
+    assert configured(changes).model_config.get_head_size() == 192
+    monkeypatch.setenv("VLLM_MLA_DISABLE", "0")
+    with pytest.raises(Exception, match="caches of latents"):
+        configured(changes)
 
 
 def test_the_same_model_is_taken_without_those(configured):

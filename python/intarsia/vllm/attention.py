@@ -13,6 +13,7 @@ import torch
 from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import chunked_local_attention
+from vllm.model_executor.models import config as models
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionImpl,
@@ -261,6 +262,8 @@ def _refuse(**given: tuple[Any, Any]) -> None:
             raise NotImplementedError(f"attention: {name} is {value!r}, expected {expected!r}")
 
 
+# vLLM would choose among its own kernels by the sizes of heads, as if --attention-backend had been given.
+replace(models.Gemma4Config, "verify_and_update_config", staticmethod(lambda vllm_config: None))
 # vLLM would have each chunk be a request of its own, with a block table of its own; our kernels know of chunks.
 replace(
     chunked_local_attention,

@@ -6,7 +6,7 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 """Of activations."""
 FP8_CACHES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
 """vLLM's names of caches in fp8, which it types as uint8, and ours."""
-LARGEST_HEAD = 256
-"""A head's largest dimension; all are multiples of 8."""
+LARGEST_HEADS = {"cpu": 512, "cuda": 256}
+"""A head's largest dimension, by the platform's kind of device; all are multiples of 8."""
 QUANTISATIONS = ("auto_awq", "auto_gptq", "compressed-tensors", "fp8", "gpt_oss_mxfp4")
 """vLLM's names of quantised checkpoints that are served."""

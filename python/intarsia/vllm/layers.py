@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import torch
-from vllm import ir
+from vllm import _custom_ops, ir
 from vllm.model_executor.layers import activation
 from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
@@ -19,6 +19,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 import intarsia.jax as ops
 from intarsia.vllm.compat import is_traced
 from intarsia.vllm.parallel import AXIS
+from intarsia.vllm.replacing import replace
 
 PROVIDER = "intarsia"
 """Our name among the providers of vLLM's IR."""
@@ -58,6 +59,10 @@ def _rounding(x: jax.Array, weight: jax.Array | None) -> str:
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> torch.Tensor:
+    return _normed(x, weight, epsilon)
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
     def run(x: jax.Array, weight: jax.Array | None) -> jax.Array:
         return ops.rms_norm(x, weight, eps=epsilon, rounding=_rounding(x, weight))
 
@@ -84,6 +89,19 @@ def fused_add_rms_norm(
         )
 
     return call_jax(run, x, x_residual, weight)
+
+
+def _rms_norm_into(
+    out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor | None, epsilon: float
+) -> None:
+    """vLLM's compiled op by name, which some models call instead of a layer."""
+    if is_traced(input):
+        out.copy_(_normed(input, weight, epsilon))
+    else:
+        _by_vllm(out, input, weight, epsilon)
+
+
+_by_vllm = replace(_custom_ops, "rms_norm", _rms_norm_into)
 
 
 # ---------------------------------------------------------------------------- activations

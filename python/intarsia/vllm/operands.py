@@ -25,12 +25,17 @@ def traced(tensors: Mapping[str, torch.Tensor], operands: Mapping[str, Any]) -> 
 
 
 def operand_of(tensor: torch.Tensor, what: str) -> Any:
-    """The operand for one of the model's own parameters or buffers.
+    """The operand for one of the model's own parameters or buffers, or for a part of one.
 
     Raises:
       NotImplementedError: it is none of them, and would be a constant of the program; `what` names it.
     """
     found = _TRACED.get().get(id(tensor))
+    if found is None and tensor._base is not None and tensor.is_contiguous():
+        whole = _TRACED.get().get(id(tensor._base))
+        if whole is not None and tensor._base.is_contiguous():
+            start = tensor.storage_offset() - tensor._base.storage_offset()
+            found = whole.reshape(-1)[start : start + tensor.numel()].reshape(tensor.shape)
     if found is None:
         raise NotImplementedError(f"{what} is no parameter of the model, expected one")
     return found

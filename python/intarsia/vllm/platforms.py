@@ -1,5 +1,7 @@
 """vLLM's platform: the CPU by XLA. `cuda_platform` is the one for NVIDIA GPUs."""
 
+import sys
+import types
 from typing import Any
 
 import psutil
@@ -9,11 +11,14 @@ from vllm.platforms.interface import Platform, PlatformEnum
 from intarsia import _environment
 from intarsia.vllm.capabilities import DTYPES
 from intarsia.vllm.compat import check_vllm_version
+from intarsia.vllm.replacing import replace
 
 check_vllm_version()
 
 # vLLM's second runner needs Triton, and is not the one that ours derives from. Asked for before any configuration is made.
 _environment.default_to_first_runner()
+# Latents are taken apart into every head's keys and values, which the cache holds: right, and larger (docs/vllm.md).
+_environment.default_to_plain_heads()
 
 # Fields of vLLM's AttentionSelectorConfig (versions have more or fewer of them) that our kernels have no form for.
 _REFUSED = (
@@ -71,6 +76,8 @@ class XlaPlatform(Platform):
         super().import_ir_kernels()
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
+        import intarsia.vllm.attention
+        import intarsia.vllm.compressed_experts
         import intarsia.vllm.quantized
         import intarsia.vllm.quantized_experts  # noqa: F401  and with it the experts and the layers
 
@@ -171,11 +178,19 @@ class XlaPlatform(Platform):
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
-        from vllm.triton_utils.dispatcher import register_kernels
+        import vllm.v1.worker.block_table  # noqa: F401  the kernel's own module, before it is looked for
+        from vllm.triton_utils import dispatcher
 
-        register_kernels(
-            {"vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping}
-        )
+        # vLLM looks for holders of the kernel in every module. Not all things in them bear to be looked at: llvmlite's
+        # library has an attribute of any name.
+        own = {name: x for name, x in sys.modules.items() if name.startswith("vllm.")}
+        everywhere = replace(dispatcher, "sys", types.SimpleNamespace(modules=own))
+        try:
+            dispatcher.register_kernels(
+                {"vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping}
+            )
+        finally:
+            dispatcher.sys = everywhere
 
 
 class XlaCpuPlatform(XlaPlatform):

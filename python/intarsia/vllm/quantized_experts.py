@@ -45,7 +45,7 @@ def _decoded_mxfp4(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array
     return (numbers(pairs, "e2m1") * jnp.repeat(powers, 32, axis=-1)).astype(dtype)
 
 
-class _InCodes(FusedMoEMethodBase):
+class ExpertsInCodes(FusedMoEMethodBase):
     """Experts whose matrices stay codes: `fused_experts_quantized` reads them on CPUs, elsewhere they are decoded where they are used."""
 
     _scale: str
@@ -99,7 +99,7 @@ class _InCodes(FusedMoEMethodBase):
         codes = getattr(layer, f"{name}_weight")
         scales = getattr(layer, f"{name}_{self._scale}")
         wanted = jnp.dtype(str(dtype).removeprefix("torch."))
-        return call_jax(lambda c, s: type(self)._decode(c, s, wanted), codes, scales)
+        return call_jax(lambda c, s: self._decode(c, s, wanted), codes, scales)
 
 
 def _run_packed(
@@ -140,7 +140,7 @@ def _run_packed(
     return call_jax(run, x, weights, ids, *biases, layer.expert_map, *bits)
 
 
-class XlaFp8MoEMethod(_InCodes, fp8.Fp8MoEMethod):
+class XlaFp8MoEMethod(ExpertsInCodes, fp8.Fp8MoEMethod):
     """In fp8, with a scale of each expert's matrices or of blocks."""
 
     _decode = staticmethod(_decoded_fp8)
@@ -156,7 +156,7 @@ class XlaFp8MoEMethod(_InCodes, fp8.Fp8MoEMethod):
         return repack.from_fp8(codes, of_rows)
 
 
-class XlaGptOssMxfp4MoEMethod(_InCodes, mxfp4.GptOssMxfp4MoEMethod):
+class XlaGptOssMxfp4MoEMethod(ExpertsInCodes, mxfp4.GptOssMxfp4MoEMethod):
     """In mxfp4, as gpt-oss has them."""
 
     _decode, _scale = staticmethod(_decoded_mxfp4), "weight_scale"

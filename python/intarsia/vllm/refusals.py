@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 
-from intarsia.vllm.capabilities import DTYPES, FP8_CACHES, LARGEST_HEAD, QUANTISATIONS
+from intarsia.vllm.capabilities import DTYPES, FP8_CACHES, LARGEST_HEADS, QUANTISATIONS
 
 
 def refuse(config: VllmConfig) -> None:
@@ -67,8 +68,8 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
 
 def _of_the_model(config: VllmConfig) -> Iterator[str]:
     model, cache = config.model_config, config.cache_config
-    if model.runner_type != "generate":
-        yield f"models that do not generate (--runner {model.runner_type})"
+    if model.runner_type not in ("generate", "pooling"):
+        yield f"models that neither generate nor pool (--runner {model.runner_type})"
     if model.is_encoder_decoder:
         yield "encoder-decoder models"
     if model.is_multimodal_model and model.supports_multimodal_inputs:
@@ -76,7 +77,9 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
     if model.is_hybrid or model.is_attention_free or model.has_inner_state:
         yield f"models with recurrent layers ({_name(config)})"
     if model.use_mla:
-        yield f"multi-head latent attention ({_name(config)})"
+        yield f"caches of latents ({_name(config)}, VLLM_MLA_DISABLE=0), expected VLLM_MLA_DISABLE=1"
+    if getattr(model.hf_text_config, "index_topk", None) is not None:
+        yield f"sparse attention ({_name(config)})"
     if model.quantization not in (None, *QUANTISATIONS):
         expected = ", ".join(QUANTISATIONS)
         yield f"quantised weights ({model.quantization}), expected one of {expected}"
@@ -86,9 +89,9 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
         yield "sleep mode (--enable-sleep-mode)"
     if model.dtype not in DTYPES:
         yield f"activations in {model.dtype}"
-    head = model.get_head_size()
-    if head % 8 or head > LARGEST_HEAD:
-        yield f"heads of {head}, expected a multiple of 8 up to {LARGEST_HEAD}"
+    head, device = model.get_head_size(), current_platform.device_type
+    if head % 8 or head > LARGEST_HEADS[device]:
+        yield f"heads of {head} on {device}, expected a multiple of 8 up to {LARGEST_HEADS[device]}"
     kept_as_they_are = ("auto", str(model.dtype).removeprefix("torch."))
     if cache.cache_dtype not in (*kept_as_they_are, *FP8_CACHES):
         expected = ", ".join(("auto", *FP8_CACHES))

@@ -1,0 +1,80 @@
+"""Experts of compressed-tensors' checkpoints in integers of 4 or 8 bits by groups, as Kimi's are.
+
+Read as those of `quantized_experts`: by our op on CPUs, decoded within a step's program elsewhere.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_wna16 as wna16,
+)
+
+from intarsia import repack
+from intarsia._packing import PackedWeight
+from intarsia.vllm.quantized_experts import ExpertsInCodes
+from intarsia.vllm.replacing import replace
+
+
+def _decoded_nibbles(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
+    """Matrices [e, n, k] from pairs of codes u8 [e, n, k / 2], the lower half first, less 8, and scales [e, n, groups]."""
+    pairs = jnp.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
+    return _scaled(pairs.astype(jnp.float32) - 8, scales, dtype)
+
+
+def _decoded_bytes(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
+    """Matrices [e, n, k] from codes u8 [e, n, k], less 128, and scales [e, n, groups]."""
+    return _scaled(codes.astype(jnp.float32) - 128, scales, dtype)
+
+
+def _scaled(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
+    group = codes.shape[-1] // scales.shape[-1]
+    return (codes * jnp.repeat(scales.astype(jnp.float32), group, axis=-1)).astype(dtype)
+
+
+_DECODED = {4: _decoded_nibbles, 8: _decoded_bytes}
+"""By bits of a code."""
+
+
+class XlaCompressedIntegerMoEMethod(ExpertsInCodes, wna16.CompressedTensorsWNA16MoEMethod):
+    """In 4 or 8 bits with a scale of each row or group, and no zero points."""
+
+    _scale = "weight_scale"
+
+    def __init__(
+        self, weight_quant: Any, input_quant: Any, moe: Any, layer_name: str | None = None
+    ) -> None:
+        FusedMoEMethodBase.__init__(self, moe)
+        if weight_quant.num_bits not in _DECODED or not weight_quant.symmetric:
+            raise NotImplementedError(
+                f"experts: compressed-tensors' integers in {weight_quant.num_bits} bits, "
+                f"symmetric: {weight_quant.symmetric}, expected 4 or 8 bits without zero points"
+            )
+        # What vLLM's own asks its list of kernels for, none of which is meant for this platform.
+        self.weight_quant, self.input_quant = weight_quant, input_quant
+        self.symmetric, self.num_bits = True, weight_quant.num_bits
+        self.packed_factor = wna16.Fraction(32, self.num_bits)
+        self.strategy, self.group_size = weight_quant.strategy, weight_quant.group_size or -1
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        for name in ("w13", "w2"):
+            words = getattr(layer, f"{name}_weight_packed")
+            delattr(layer, f"{name}_weight_packed")
+            delattr(layer, f"{name}_weight_shape")
+            layer.register_parameter(
+                f"{name}_weight", torch.nn.Parameter(words.data, requires_grad=False)
+            )
+        super().process_weights_after_loading(layer)
+
+    def _repack(self, codes: np.ndarray, scales: np.ndarray) -> PackedWeight:
+        return repack.from_compressed_tensors(codes, scales, bits=self.num_bits)
+
+    def _decode(self, codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
+        return _DECODED[self.num_bits](codes, scales, dtype)
+
+
+replace(wna16, "CompressedTensorsWNA16MoEMethod", XlaCompressedIntegerMoEMethod)
