@@ -62,6 +62,7 @@ class XlaModel(torch.nn.Module):
         self._pools: kv.Pools = {}
         self._group_of: dict[str, int] = {}
         self._zeroes_blocks = False
+        self._generates = config.model_config.runner_type == "generate"
         self.take_weights()
 
     def __getattr__(self, name: str) -> Any:
@@ -253,7 +254,7 @@ class XlaModel(torch.nn.Module):
             for _ in range(_warm_up_runs(shape.tokens)):
                 self._run(shape, vector)
         model = self._config.model_config
-        for size in reversed(self.decode_sizes):
+        for size in reversed(self.decode_sizes) if self._generates else ():
             hidden = torch.zeros(size, model.get_hidden_size(), dtype=model.dtype, device=device)
             for _ in range(max(1, _warm_up_runs(size))):
                 self._logits(hidden)
@@ -277,7 +278,9 @@ class XlaModel(torch.nn.Module):
         rows, columns = self.decode_sizes[-1], self._config.model_config.get_hidden_size()
         dtype = str(self._config.model_config.dtype).removeprefix("torch.")
         hidden = self._ranks.abstract((rows, columns), dtype)
-        used = [self.programs.compile(self._trace_logits, self._state, hidden)]
+        used = []
+        if self._generates:
+            used.append(self.programs.compile(self._trace_logits, self._state, hidden))
         for shape in (self._mixed(self.mixed_sizes[-1]), StepShape(rows, rows, decode=True)):
             step = functools.partial(self._trace_step, shape)
             vector = self._ranks.abstract((self._layout.size(shape),), "int32")
