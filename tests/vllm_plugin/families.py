@@ -5,6 +5,7 @@
 
 from families_latent import LATENT
 from families_own import OWN
+from families_recurrent import RECURRENT
 from families_text import DENSE, EXPERTS
 from families_wide import WIDE
 from families_wrapped import WRAPPED
@@ -27,6 +28,9 @@ ARCHITECTURES = {
     "hy_v3": ("HYV3ForCausalLM",),
     "internvl": ("InternVLForConditionalGeneration",),
     "laguna": ("LagunaForCausalLM",),
+    "lfm2": ("Lfm2ForCausalLM",),
+    "lfm2_moe": ("Lfm2MoeForCausalLM",),
+    "lfm2_vl": ("Lfm2VlForConditionalGeneration",),
     "llama": ("LlamaForCausalLM",),
     "llama4": ("Llama4ForConditionalGeneration",),
     "mellum": ("MellumForCausalLM",),
@@ -59,7 +63,7 @@ _QUANTISED = {
     "qwen3_fp8": Family("qwen3", HEAD, form="fp8_block"),
     "mistral3_fp8": WRAPPED["mistral3"]._replace(form="fp8_tensor"),
 }
-FAMILIES = DENSE | EXPERTS | OWN | LATENT | WIDE | WRAPPED | _QUANTISED
+FAMILIES = DENSE | EXPERTS | OWN | LATENT | RECURRENT | WIDE | WRAPPED | _QUANTISED
 
 POOLING = {
     "jina_v5": Family("qwen3", HEAD, architecture="JinaEmbeddingsV5Model"),

@@ -16,6 +16,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
+    MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
@@ -26,7 +27,9 @@ from intarsia.vllm.parallel import Ranks
 
 KvCache = tuple[jax.Array, jax.Array]
 Pools = dict[str, KvCache]
-"""A pair of arrays (keys, values), each [blocks, block size, KV heads, head size], by the name of their first layer."""
+"""A pair of arrays (keys, values), each [blocks, block size, KV heads, head size], by the name of their first layer.
+
+A state of a layer without keys and values is a page, too: the array of keys has its first numbers."""
 
 _BLOCKS_AT_ONCE = 64
 """How many blocks a program zeroes or copies."""
@@ -36,8 +39,8 @@ class LayerCache(NamedTuple):
     """Where a layer's keys and values are, and how the layer sees a pool's pages."""
 
     pool: str
-    page: tuple[int, int, int]
-    """Block size, KV heads, head size."""
+    page: tuple[int, ...]
+    """Block size, KV heads, head size; of a layer with a state how many numbers either array has for it."""
     dtype: Any
 
 
@@ -120,6 +123,8 @@ def _layer_specs(config: KVCacheConfig, shared_layers: Container[str]) -> dict[s
 
 
 def _layer_cache(name: str, pool: str, spec: Any) -> LayerCache:
+    if isinstance(spec, MambaSpec):
+        return LayerCache(pool, _page_of_a_state(name, spec), _dtype(spec.dtypes[0]))
     supported = type(spec) in (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
     if not supported or isinstance(spec, MLAAttentionSpec) or spec.head_size_v != spec.head_size:
         raise NotImplementedError(
@@ -127,8 +132,23 @@ def _layer_cache(name: str, pool: str, spec: Any) -> LayerCache:
         )
     if spec.page_size_padded is not None:
         raise NotImplementedError(f"KV cache: layer {name} has padded pages, expected none")
-    dtype = _dtypes.numpy_dtype(_dtypes.name_of(str(spec.dtype).removeprefix("torch.")))
-    return LayerCache(pool, (spec.block_size, spec.num_kv_heads, spec.head_size), dtype)
+    page = (spec.block_size, spec.num_kv_heads, spec.head_size)
+    return LayerCache(pool, page, _dtype(spec.dtype))
+
+
+def _page_of_a_state(name: str, spec: MambaSpec) -> tuple[int]:
+    """Half of a page's numbers."""
+    pair = 2 * spec.dtypes[0].itemsize
+    if len(spec.shapes) != 1 or spec.page_size_bytes % pair:
+        raise NotImplementedError(
+            f"KV cache: layer {name} has {spec}, expected one state in pages of an even size"
+        )
+    return (spec.page_size_bytes // pair,)
+
+
+def _dtype(dtype: Any) -> Any:
+    """NumPy's."""
+    return _dtypes.numpy_dtype(_dtypes.name_of(str(dtype).removeprefix("torch.")))
 
 
 class TracedCaches:

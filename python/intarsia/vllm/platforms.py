@@ -74,16 +74,22 @@ class XlaPlatform(Platform):
     @classmethod
     def import_ir_kernels(cls) -> None:
         super().import_ir_kernels()
-        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+        from vllm.v1.attention.backends.registry import (
+            AttentionBackendEnum,
+            MambaAttentionBackendEnum,
+            register_backend,
+        )
 
-        import intarsia.vllm.attention
         import intarsia.vllm.compressed_experts
         import intarsia.vllm.quantized
-        import intarsia.vllm.quantized_experts  # noqa: F401  and with it the experts and the layers
+        import intarsia.vllm.quantized_experts  # and with it the experts and the layers
+        import intarsia.vllm.short_conv  # noqa: F401  and with it attention
 
         path = "intarsia.vllm.attention.XlaNarrowValuesBackend"
         for name in ("FLASH_ATTN_DIFFKV", "TRITON_ATTN_DIFFKV"):
             register_backend(AttentionBackendEnum[name], path)
+        path = "intarsia.vllm.short_conv.XlaShortConvBackend"
+        register_backend(MambaAttentionBackendEnum.SHORT_CONV, path, is_mamba=True)
 
     @classmethod
     def get_default_ir_op_priority(cls, vllm_config: Any) -> Any:

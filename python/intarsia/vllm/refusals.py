@@ -5,7 +5,13 @@ from collections.abc import Iterator
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
-from intarsia.vllm.capabilities import DTYPES, FP8_CACHES, LARGEST_HEADS, QUANTISATIONS
+from intarsia.vllm.capabilities import (
+    DTYPES,
+    FP8_CACHES,
+    LARGEST_HEADS,
+    QUANTISATIONS,
+    SHORT_CONVOLUTIONS,
+)
 
 
 def refuse(config: VllmConfig) -> None:
@@ -32,8 +38,8 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
     ):
         if size > 1:
             yield f"{option}: {size}, expected 1"
-    if parallel.enable_expert_parallel:
-        yield "expert parallelism (--enable-expert-parallel)"
+    if parallel.enable_expert_parallel and parallel.enable_eplb:
+        yield "experts that move among ranks (--enable-eplb)"
     if parallel.enable_dbo or parallel.ubatch_size:
         yield "batches in parts (--enable-dbo, --ubatch-size)"
     if parallel.data_parallel_size > 1 and parallel.is_moe_model:
@@ -74,7 +80,8 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
         yield "encoder-decoder models"
     if model.is_multimodal_model and model.supports_multimodal_inputs:
         yield f"multimodal inputs ({_name(config)}; its text half: --language-model-only)"
-    if model.is_hybrid or model.is_attention_free or model.has_inner_state:
+    recurrent = model.is_hybrid or model.is_attention_free or model.has_inner_state
+    if recurrent and not set(model.architectures) <= set(SHORT_CONVOLUTIONS):
         yield f"models with recurrent layers ({_name(config)})"
     if model.use_mla:
         yield f"caches of latents ({_name(config)}, VLLM_MLA_DISABLE=0), expected VLLM_MLA_DISABLE=1"
