@@ -51,9 +51,12 @@ def test_families_are_named_once() -> None:
 
 
 @pytest.mark.full
-def test_two_ranks_share_every_expert(_environment: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole", [False, True], ids=["every_expert", "experts"])
+def test_two_ranks_share(_environment: None, tmp_path: Path, whole: bool) -> None:
+    """A part of every expert each, or whole experts (`--enable-expert-parallel`)."""
     name = "qwen3_moe"
     family_models.make(name, tmp_path)
-    tokens, _, engine = family_models.by_vllm(name, tmp_path, tensor_parallel_size=2)
+    options = {"tensor_parallel_size": 2, "enable_expert_parallel": whole}
+    tokens, _, engine = family_models.by_vllm(name, tmp_path, **options)
     for answer in family_models.by_transformers(name, tmp_path, tokens, engine):
         assert max(answer.deficits) < _TOLERANCE
