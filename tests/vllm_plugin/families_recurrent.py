@@ -1,7 +1,7 @@
-"""Layers with a state: short convolutions beside attention."""
+"""Layers with a state: short convolutions and gated delta nets, beside attention."""
 
 from families_wrapped import TEXT_ONLY
-from family import Family
+from family import Family, rope
 
 _LFM2 = {
     "num_hidden_layers": 4,
@@ -18,7 +18,52 @@ _DENSE = {
     "conv_dim": 256,
     "conv_dim_out": 256,
 }
+_DELTA = {
+    "head_dim": 256,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_EXPERTS = {
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}
+_OF_TEXT = rope(1e7, partial_rotary_factor=0.25)
+_OF_IMAGES = _OF_TEXT | {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
+_VISION = {
+    "depth": 1,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "out_hidden_size": 256,
+    "deepstack_visual_indexes": [],
+}
+_LARGE = {"kv_cache_memory_bytes": 64 << 20}  # a state is as large as many tokens
 RECURRENT = {
+    "qwen3_next": Family(
+        "qwen3_next",
+        _DELTA | _EXPERTS | {"num_experts_per_tok": 10, "rope_parameters": _OF_TEXT},
+        _LARGE,
+    ),
+    "qwen3_5": Family(
+        "qwen3_5",
+        _DELTA | {"rope_parameters": _OF_IMAGES},
+        TEXT_ONLY | _LARGE,
+        {"vision_config": _VISION},
+    ),
+    "qwen3_5_moe": Family(
+        "qwen3_5_moe",
+        _DELTA | _EXPERTS | {"rope_parameters": _OF_IMAGES},
+        TEXT_ONLY | _LARGE,
+        {"vision_config": _VISION},
+    ),
     "lfm2": Family("lfm2", _LFM2 | _DENSE),
     "lfm2_moe": Family(
         "lfm2_moe",

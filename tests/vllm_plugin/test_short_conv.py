@@ -19,7 +19,8 @@ def _whole(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.nda
 @pytest.mark.parametrize("taps", [2, 3, 4])
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
 def test_chunks_give_what_the_whole_gives(taps: int, biased: bool) -> None:
-    from intarsia.vllm.short_conv import convolve, read_states, write_states
+    from intarsia.vllm.short_conv import convolve
+    from intarsia.vllm.states import Form, read_states, write_states
 
     random, n = np.random.default_rng(taps), 8
     weight = random.standard_normal((n, taps)).astype(np.float32)
@@ -40,10 +41,10 @@ def test_chunks_give_what_the_whole_gives(taps: int, biased: bool) -> None:
         )
         rows = [x[a:b] for x, a, b in zip(inputs, done, behind, strict=True)]
         x = np.concatenate([*rows, np.zeros((3, n), np.float32)])
-        states = read_states(pages, group, (taps - 1, n), np.float32)
-        states = read_states(pages, group, (taps - 1, n), np.float32)
+        [states] = read_states(pages, group, [Form((taps - 1, n), np.float32)])
+        [states] = read_states(pages, group, [Form((taps - 1, n), np.float32)])
         y, states = convolve(x, weight, bias, states, starts)
-        pages = write_states(pages, group, states)
+        pages = write_states(pages, group, [states])
         for i, (a, b) in enumerate(itertools.pairwise(starts[:5])):
             found[i].append(np.asarray(y)[a:b])
         done = behind

@@ -139,9 +139,10 @@ def _layer_cache(name: str, pool: str, spec: Any) -> LayerCache:
 def _page_of_a_state(name: str, spec: MambaSpec) -> tuple[int]:
     """Half of a page's numbers."""
     pair = 2 * spec.dtypes[0].itemsize
-    if len(spec.shapes) != 1 or spec.page_size_bytes % pair:
+    odd = any(dtype.itemsize % spec.dtypes[0].itemsize for dtype in spec.dtypes)
+    if odd or spec.page_size_bytes % pair:
         raise NotImplementedError(
-            f"KV cache: layer {name} has {spec}, expected one state in pages of an even size"
+            f"KV cache: layer {name} has {spec}, expected pages and states of whole pairs of {spec.dtypes[0]}"
         )
     return (spec.page_size_bytes // pair,)
 

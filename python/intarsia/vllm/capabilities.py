@@ -8,7 +8,14 @@ FP8_CACHES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
 """vLLM's names of caches in fp8, which it types as uint8, and ours."""
 LARGEST_HEADS = {"cpu": 512, "cuda": 256}
 """A head's largest dimension, by the platform's kind of device; all are multiples of 8."""
-SHORT_CONVOLUTIONS = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration")
-"""vLLM's classes of models whose only recurrent layers are short convolutions."""
+RECURRENT = (
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
+    "Lfm2VlForConditionalGeneration",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+)
+"""vLLM's classes of models whose recurrent layers are short convolutions or gated delta nets."""
 QUANTISATIONS = ("auto_awq", "auto_gptq", "compressed-tensors", "fp8", "gpt_oss_mxfp4")
 """vLLM's names of quantised checkpoints that are served."""

@@ -81,15 +81,15 @@ class XlaPlatform(Platform):
         )
 
         import intarsia.vllm.compressed_experts
+        import intarsia.vllm.gated_delta  # and with it short convolutions and attention
         import intarsia.vllm.quantized
-        import intarsia.vllm.quantized_experts  # and with it the experts and the layers
-        import intarsia.vllm.short_conv  # noqa: F401  and with it attention
+        import intarsia.vllm.quantized_experts  # noqa: F401  and with it the experts and the layers
 
         path = "intarsia.vllm.attention.XlaNarrowValuesBackend"
         for name in ("FLASH_ATTN_DIFFKV", "TRITON_ATTN_DIFFKV"):
             register_backend(AttentionBackendEnum[name], path)
-        path = "intarsia.vllm.short_conv.XlaShortConvBackend"
-        register_backend(MambaAttentionBackendEnum.SHORT_CONV, path, is_mamba=True)
+        for kind in (MambaAttentionBackendEnum.SHORT_CONV, MambaAttentionBackendEnum.GDN_ATTN):
+            register_backend(kind, "intarsia.vllm.states.XlaStatesBackend", is_mamba=True)
 
     @classmethod
     def get_default_ir_op_priority(cls, vllm_config: Any) -> Any:

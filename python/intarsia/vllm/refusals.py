@@ -10,7 +10,7 @@ from intarsia.vllm.capabilities import (
     FP8_CACHES,
     LARGEST_HEADS,
     QUANTISATIONS,
-    SHORT_CONVOLUTIONS,
+    RECURRENT,
 )
 
 
@@ -81,7 +81,7 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
     if model.is_multimodal_model and model.supports_multimodal_inputs:
         yield f"multimodal inputs ({_name(config)}; its text half: --language-model-only)"
     recurrent = model.is_hybrid or model.is_attention_free or model.has_inner_state
-    if recurrent and not set(model.architectures) <= set(SHORT_CONVOLUTIONS):
+    if recurrent and not set(model.architectures) <= set(RECURRENT):
         yield f"models with recurrent layers ({_name(config)})"
     if model.use_mla:
         yield f"caches of latents ({_name(config)}, VLLM_MLA_DISABLE=0), expected VLLM_MLA_DISABLE=1"

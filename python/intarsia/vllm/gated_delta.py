@@ -1,0 +1,163 @@
+"""Gated delta nets (Qwen 3.5's and Qwen3-Next's linear attention) as part of an XLA program.
+
+A head's state S [dk, dv] becomes exp(g) S + k (beta (v - (exp(g) S)^T k))^T at each token, whose output is S^T q. Keys and queries have
+length 1, queries are divided by sqrt(dk). Everything is in f32.
+"""
+
+import jax
+import jax.numpy as jnp
+import torch
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
+
+from intarsia.vllm.attention import TracedMetadata
+from intarsia.vllm.short_conv import convolve, request_of_token
+from intarsia.vllm.states import Form, read_states, write_states
+
+_CHUNK = 16
+"""Tokens of a request that are taken at once, a power of two."""
+_EPSILON = 1e-6
+"""Added to the square of a key's or query's length."""
+
+
+@QwenGatedDeltaNetAttention.register_oot
+class XlaGatedDeltaNet(QwenGatedDeltaNetAttention):
+    """One layer. Its tensors are those of a program that is being traced."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        from torchax import interop
+
+        mixed, _ = self.in_proj_qkvz(hidden_states)
+        gates, _ = self.in_proj_ba(hidden_states)
+        if self.gqa_interleaved_layout:
+            q, k, v, z, b, a = self.fix_query_key_value_ordering(mixed, gates)
+            qkv = torch.cat([x.flatten(1) for x in (q, k, v)], dim=-1)
+        else:
+            values = self.value_dim // self.tp_size
+            qkv, z = mixed.split([mixed.shape[1] - values, values], dim=-1)
+            z = z.reshape(len(z), -1, self.head_v_dim)
+            b, a = self.split_ba(gates)
+        out = self._core(*(interop.jax_view(x) for x in (qkv, b, a)))
+        return self._output_projection(interop.torch_view(out), z)
+
+    def _core(self, qkv: jax.Array, b: jax.Array, a: jax.Array) -> jax.Array:
+        """Convolution and recurrence: qkv [t, n], b and a [t, h], the result [t, h, dv]."""
+        from torchax import interop
+
+        metadata: TracedMetadata = get_forward_context().attn_metadata[self.prefix]
+        caches, group = metadata.caches, metadata.group
+        pages = caches.read(self.prefix)
+        weight = interop.jax_view(self.conv1d.weight)[:, 0]
+        heads, key_heads = b.shape[1], self.num_k_heads // self.tp_size
+        dtypes = [jnp.dtype(str(x).removeprefix("torch.")) for x in self.get_state_dtype()]
+        forms = [
+            Form((weight.shape[1] - 1, weight.shape[0]), dtypes[0]),
+            Form((heads, self.head_k_dim, self.head_v_dim), dtypes[1]),
+        ]
+        inputs, states = read_states(pages, group, forms)
+        starts = group.cu_seqlens_q
+        mixed, inputs = convolve(qkv, weight, None, inputs.astype(qkv.dtype), starts)
+        mixed = jax.nn.silu(mixed.astype(jnp.float32))
+        of_keys = key_heads * self.head_k_dim
+        q, k, v = jnp.split(mixed, [of_keys, 2 * of_keys], axis=-1)
+        each = heads // key_heads
+        q, k = (
+            jnp.repeat(_of_length_1(x.reshape(len(x), key_heads, -1)), each, axis=1) for x in (q, k)
+        )
+        log_decay, dt_bias = (
+            interop.jax_view(x).astype(jnp.float32) for x in (self.A_log, self.dt_bias)
+        )
+        g = -jnp.exp(log_decay) * jax.nn.softplus(a.astype(jnp.float32) + dt_bias)
+        beta = jax.nn.sigmoid(b.astype(jnp.float32))
+        operands = (q * self.head_k_dim**-0.5, k, v.reshape(len(v), heads, -1), g, beta)
+        with jax.default_matmul_precision("highest"):
+            states = states.astype(jnp.float32)
+            if metadata.decode:
+                out, states = one_token_each(*operands, states)
+            else:
+                out, states = in_chunks(*operands, states, starts)
+        new = [inputs.astype(dtypes[0]), states.astype(dtypes[1])]
+        caches.write(self.prefix, write_states(pages, group, new))
+        return out.astype(qkv.dtype)
+
+
+def _of_length_1(x: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + _EPSILON)
+
+
+def one_token_each(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    g: jax.Array,
+    beta: jax.Array,
+    states: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """A token for each request: q, k [r, h, dk], v [r, h, dv], g, beta [r, h], states [r, h, dk, dv] and the new ones."""
+    decayed = states * jnp.exp(g)[..., None, None]
+    seen = jnp.einsum("rhkv,rhk->rhv", decayed, k)
+    new = decayed + k[..., None] * (beta[..., None] * (v - seen))[..., None, :]
+    return jnp.einsum("rhkv,rhk->rhv", new, q), new
+
+
+def in_chunks(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    g: jax.Array,
+    beta: jax.Array,
+    states: jax.Array,
+    starts: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Any number of tokens a request: q, k [t, h, dk], v [t, h, dv], g, beta [t, h], states [r, h, dk, dv] and the new ones.
+
+    Within a chunk the recurrence is a triangular system (the WY form, https://arxiv.org/abs/2412.06464 section 3.3), and from chunk to chunk
+    a loop. Each chunk is of one request, filled up by tokens that change nothing.
+    """
+    tokens, requests = len(q), len(states)
+    request, place = request_of_token(starts, tokens)
+    of_request = -(-(starts[1:] - starts[:-1]) // _CHUNK)
+    ends = jnp.cumsum(of_request)
+    chunks = tokens // _CHUNK + min(requests, tokens)  # at most
+    is_token = place < (starts[1:] - starts[:-1])[request]
+    chunk = jnp.where(is_token, (ends - of_request)[request] + place // _CHUNK, chunks)
+    where = chunk, place % _CHUNK
+
+    def spread(x: jax.Array) -> jax.Array:
+        """[t, h, ...] as [chunks, h, tokens of a chunk, ...]."""
+        empty = jnp.zeros((chunks, _CHUNK, *x.shape[1:]), x.dtype)
+        return jnp.moveaxis(empty.at[where].set(x, mode="drop"), 1, 2)
+
+    owner = jnp.searchsorted(ends, jnp.arange(chunks), side="right").clip(0, requests - 1)
+
+    def step(states: jax.Array, one: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        owner, *operands = one
+        out, new = _chunk(*operands, states[owner])
+        return states.at[owner].set(new), out
+
+    states, out = jax.lax.scan(step, states, (owner, *map(spread, (q, k, v, g, beta))))
+    return jnp.moveaxis(out, 2, 1).at[where].get(mode="clip"), states
+
+
+def _chunk(
+    q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array, state: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """q, k [h, c, dk], v [h, c, dv], g, beta [h, c], state [h, dk, dv]: outputs [h, c, dv], and the state behind them."""
+    total = jnp.cumsum(g, axis=-1)
+    before = jnp.tril(jnp.ones((_CHUNK, _CHUNK), bool))
+    # Masked first: what lies above the diagonal may overflow.
+    decay = jnp.exp(jnp.where(before, total[:, :, None] - total[:, None, :], -jnp.inf))
+    product = jnp.einsum("hik,hjk->hij", k * beta[..., None], k)
+    lower = -product * decay * jnp.tril(jnp.ones((_CHUNK, _CHUNK)), -1)
+    # (1 - lower)^-1, since a power of it as high as the chunk is long is 0.
+    inverse, power = jnp.eye(_CHUNK) + lower, lower
+    for _ in range(_CHUNK.bit_length() - 2):
+        power = power @ power
+        inverse = inverse + inverse @ power
+    from_before = jnp.einsum("hik,hkv->hiv", k * jnp.exp(total)[..., None], state)
+    new = inverse @ (beta[..., None] * (v - from_before))
+    scores = jnp.einsum("hik,hjk->hij", q, k) * decay
+    out = jnp.einsum("hik,hkv->hiv", q * jnp.exp(total)[..., None], state) + scores @ new
+    left = jnp.exp(total[:, -1:] - total)
+    state = state * jnp.exp(total[:, -1])[:, None, None]
+    return out, state + jnp.einsum("hik,hiv->hkv", k * left[..., None], new)
