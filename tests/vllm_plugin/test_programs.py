@@ -1,5 +1,7 @@
 """What is compiled is counted, and what is compiled while serving is told of."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ pytest.importorskip("vllm")
 
 import intarsia
 import intarsia.jax as ops
-from intarsia.vllm import programs
+from intarsia.vllm import parallel, programs, worker
 from intarsia.vllm.parallel import Ranks
 
 
@@ -44,3 +46,34 @@ def test_what_is_compiled_late_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     jax.jit(lambda x: x * scale + 5)(x)  # none of ours
     assert told.compiled_since_seal > counted
     assert told.late == ["late"]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What ranks have said of their work; while the last word is "rest", nobody ends them for being slow."""
+    said: list[str] = []
+    rank = SimpleNamespace(mark=said.append, rest=lambda: said.append("rest"))
+    monkeypatch.setattr(parallel, "_processes", rank)
+    return said
+
+
+def test_compiling_may_take_long(clock: list[str]) -> None:
+    """Longer than a step: ranks that compile after their first run ended themselves."""
+    parallel.mark("in the step's program")
+
+    def function(x: jax.Array) -> jax.Array:
+        clock.append("traced")
+        return x
+
+    programs.Programs(Ranks(1)).get("it", function, jnp.ones(2))
+    assert clock == ["in the step's program", "rest", "traced"]
+
+
+def test_the_first_request_may_be_long_in_coming(clock: list[str]) -> None:
+    """Ranks that had warmed up counted as stalled until then, and ended a server that nobody asked for 270 s."""
+    one = object.__new__(worker.XlaGpuWorker)
+    warm_up = SimpleNamespace(compile_ahead=lambda device: parallel.mark("in the step's program"))
+    one.model_config = SimpleNamespace(enforce_eager=False, seed=0)
+    one.model_runner, one.device = SimpleNamespace(model=warm_up), None
+    one.compile_or_warm_up_model()
+    assert clock == ["in the step's program", "rest"]

@@ -12,7 +12,7 @@ from vllm import envs
 from vllm.logger import init_logger
 
 from intarsia.jax._steps import compile_step
-from intarsia.vllm.parallel import Ranks
+from intarsia.vllm.parallel import Ranks, rest
 
 logger = init_logger("vllm.intarsia.programs")  # vLLM shows only loggers below its own
 
@@ -63,6 +63,7 @@ class Programs:
         self, function: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()
     ) -> jax.stages.Compiled:
         """Compiles a function of a rank's arrays; `args` are arrays, or their types, over all ranks."""
+        rest()  # large programs take longer to compile than any step may take to run
         spread = self._ranks.spread(function, *args)
         lowered = jax.jit(spread, donate_argnums=donate).lower(*args)
         if self._ranks.size > 1:

@@ -139,6 +139,7 @@ class XlaGpuWorker(Worker):
         start = time.perf_counter()
         if not self.model_config.enforce_eager:  # else what is needed is compiled while serving
             self.model_runner.model.compile_ahead(self.device)
+            parallel.rest()  # the first request may be long in coming
         set_random_seed(self.model_config.seed)
         return CompilationTimes(language_model=time.perf_counter() - start, encoder=0.0)
 
