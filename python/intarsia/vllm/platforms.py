@@ -160,7 +160,7 @@ class XlaPlatform(Platform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        from intarsia.vllm import hosts, settings
+        from intarsia.vllm import hosts, replicas, settings
         from intarsia.vllm.refusals import refuse
 
         parallel = vllm_config.parallel_config
@@ -177,8 +177,10 @@ class XlaPlatform(Platform):
         if cls.device_type == "cpu":
             settings.schedule_synchronously(vllm_config)
         settings.replace_start_of_processes()
-        hosts.limits(vllm_config)
+        limits = hosts.limits(vllm_config)
         hosts.choose(parallel)
+        if parallel.data_parallel_size > 1:
+            replicas.watch_engines(limits.start)
         if not vllm_config.cache_config.user_specified_block_size:
             vllm_config.cache_config.block_size = 16
 

@@ -3,6 +3,8 @@
 They run in every process that imports vLLM, most of which never touch a device: JAX is not imported here.
 """
 
+import sys
+
 from intarsia import _environment
 
 
@@ -26,6 +28,11 @@ def register() -> None:
 
     if isinstance(current_platform, XlaPlatform):
         current_platform.import_ir_kernels()
+        # An engine's own process has it. Ranks do without: it would take a second to import.
+        if "vllm.v1.engine.core" in sys.modules:
+            from intarsia.vllm import replicas
+
+            replicas.watch_servers()
 
 
 def _wants_cuda() -> bool:
