@@ -147,3 +147,24 @@ def test_a_rank_does_not_join_another_run(environment):
     hosts.choose(parallel)
     with pytest.raises(OSError, match=r"met another run at 127\.0\.0\.1:\d+, which has a rank 1"):
         meet(parallel, 1, 5)
+
+
+def test_rays_ranks_meet_at_rays_address(monkeypatch):
+    """And at no other of the host, on GPUs as well."""
+    pytest.importorskip("ray")
+    from intarsia.vllm import ray_executor
+    from intarsia.vllm.platforms import XlaCpuPlatform, XlaPlatform
+
+    executors = [
+        getattr(ray_executor, of.ray_executor)._worker for of in (XlaPlatform, XlaCpuPlatform)
+    ]
+    assert executors == [ray_executor.XlaRayWorkerProc, ray_executor.XlaCpuRayWorkerProc]
+    monkeypatch.setattr(ray_executor.ray.util, "get_node_ip_address", lambda: "127.0.0.2")
+    for kind in executors:
+        rank = object.__new__(kind)
+        rank._parallel_config = two_hosts(master_addr="127.0.0.1")
+        host, port = rank.create_dist_init_method().removeprefix("tcp://").split(":")
+        assert host == "127.0.0.2"
+        socket.create_connection((host, int(port))).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", int(port)))

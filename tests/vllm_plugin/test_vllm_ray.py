@@ -53,4 +53,4 @@ def test_ranks_on_two_nodes_give_the_tokens_of_one(model, ranks, monkeypatch):
     [told] = [line for line in run.stdout.splitlines() if line.startswith("told ")]
     tokens, nodes, executor = json.loads(told.removeprefix("told "))
     assert tokens == [sequence["tokens"] for sequence in recorded(MODEL)]
-    assert (nodes, executor) == (2, "XlaRayExecutor")
+    assert (nodes, executor) == (2, "XlaCpuRayExecutor")

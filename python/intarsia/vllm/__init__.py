@@ -2,7 +2,8 @@
 
 - As vLLM's plugin: with `intarsia-vllm`, `vllm serve MODEL` runs every step as an XLA program (docs/vllm.md).
   `plugin` has the entry points. From there `platforms` (`cuda_platform`) checks what was asked for (`refusals`, `settings`)
-  against what there is (`capabilities`) and names the worker (`worker`), one for each device (`parallel`, `communicator`), on whichever host (`hosts`, `ray_executor`);
+  against what there is (`capabilities`) and names the worker (`worker`), one for each device (`parallel`, `communicator`), on whichever host
+  (`hosts`, `ray_executor`, `replicas`);
   on CPUs it draws tokens (`sampling`). Its runner (`runner`) has vLLM's model (`model`) as XLA programs (`programs`) of a
   step's numbers (`batch`) and the KV caches (`caches`), traced through torchax (`compat`) with our layers (`layers`) and
   attention (`attention`).

@@ -66,6 +66,7 @@ class XlaPlatform(Platform):
     simple_compile_backend = "eager"
     supported_dtypes = DTYPES
     worker: str
+    ray_executor = "XlaRayExecutor"
 
     @classmethod
     def import_kernels(cls) -> None:
@@ -181,6 +182,10 @@ class XlaPlatform(Platform):
         hosts.choose(parallel)
         if parallel.data_parallel_size > 1:
             replicas.watch_engines(limits.start)
+        if parallel.distributed_executor_backend == "ray":
+            from intarsia.vllm import ray_executor
+
+            parallel.distributed_executor_backend = getattr(ray_executor, cls.ray_executor)
         if not vllm_config.cache_config.user_specified_block_size:
             vllm_config.cache_config.block_size = 16
 
@@ -210,17 +215,9 @@ class XlaCpuPlatform(XlaPlatform):
     ray_device_key = "CPU"
     device_control_env_var = "INTARSIA_VISIBLE_CPUS"  # vLLM wants one; nothing reads it
     worker = "intarsia.vllm.worker.XlaCpuWorker"
+    ray_executor = "XlaCpuRayExecutor"
     ranks_here = 1
     """Those of this process's model on this host."""
-
-    @classmethod
-    def check_and_update_config(cls, vllm_config: Any) -> None:
-        super().check_and_update_config(vllm_config)
-        parallel = vllm_config.parallel_config
-        if parallel.distributed_executor_backend == "ray":
-            from intarsia.vllm.ray_executor import XlaRayExecutor
-
-            parallel.distributed_executor_backend = XlaRayExecutor
 
     @classmethod
     def device_count(cls) -> int:

@@ -1,10 +1,11 @@
-"""vLLM's Ray executor where ranks are on CPUs.
+"""vLLM's Ray executor, whose ranks meet at Ray's address of a host: vLLM's own store listens at all.
 
-Ray counts CPUs as it counts GPUs, so placement is vLLM's: a CPU for each rank. But it gives an actor no CPU by number, which is
-what vLLM's workers ask for, and vLLM has no setting for another way: `_worker` stands where the executor makes its actors.
+On CPUs there is more to it. Ray counts CPUs as it counts GPUs, so placement is vLLM's: a CPU for each rank. But it gives an actor
+no CPU by number, which is what vLLM's workers ask for. vLLM has no setting for another worker: `_worker` stands where the executor
+makes its actors.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 from vllm.distributed.utils import create_tcp_store
@@ -21,7 +22,7 @@ class XlaRayWorkerProc(RayWorkerProc):
     """A rank in a Ray actor."""
 
     def create_dist_init_method(self) -> str:
-        """Where ranks meet: at Ray's address of this host. vLLM's would listen at all."""
+        """Where ranks meet."""
         host = ray.util.get_node_ip_address()
         holder = addresses.listening(host, 0)
         port = holder.getsockname()[1]
@@ -37,29 +38,45 @@ class XlaRayWorkerProc(RayWorkerProc):
         )
         return get_distributed_init_method(host, port)
 
+    def initialize_worker(self, *args: Any, **kwargs: Any) -> None:
+        """Starts the rank, with its collectives at Ray's address of this host."""
+        own = ray.util.get_node_ip_address()
+        _environment.listen_at(own, hosts.interface_of(own))
+        super().initialize_worker(*args, **kwargs)
+
+
+class XlaCpuRayWorkerProc(XlaRayWorkerProc):
+    """A rank on a CPU."""
+
     def get_node_and_physical_gpu_ids(self) -> tuple[str, list[int]]:
         """The host, and no GPU."""
         return ray.get_runtime_context().get_node_id(), []
 
     def initialize_worker(self, *args: Any, **kwargs: Any) -> None:
-        """Starts the rank, with its collectives at Ray's address of this host."""
-        own = ray.util.get_node_ip_address()
-        _environment.listen_at(own, hosts.interface_of(own))
+        """Starts the rank, which has no GPU."""
         kwargs["assigned_physical_gpu_ids"] = None
         super().initialize_worker(*args, **kwargs)
 
 
 class XlaRayExecutor(RayExecutorV2):
-    """vLLM's own, but for what its actors are asked."""
+    """vLLM's own, but for its actors."""
 
-    @staticmethod
-    def _get_actor_resource_kwargs() -> dict[str, Any]:
-        return {"num_gpus": 0}  # its CPU is in the placement group's bundle
+    _worker: ClassVar[type[XlaRayWorkerProc]] = XlaRayWorkerProc
 
     def _init_executor(self) -> None:
         theirs = ray_executor_v2.RayWorkerProc
-        ray_executor_v2.RayWorkerProc = XlaRayWorkerProc
+        ray_executor_v2.RayWorkerProc = self._worker
         try:
             super()._init_executor()
         finally:
             ray_executor_v2.RayWorkerProc = theirs
+
+
+class XlaCpuRayExecutor(XlaRayExecutor):
+    """Where ranks are on CPUs."""
+
+    _worker = XlaCpuRayWorkerProc
+
+    @staticmethod
+    def _get_actor_resource_kwargs() -> dict[str, Any]:
+        return {"num_gpus": 0}  # its CPU is in the placement group's bundle
