@@ -5,7 +5,7 @@ import time
 
 import pytest
 import vllm_models
-from vllm_running import FEW_PROGRAMS, recorded, serving
+from vllm_running import FEW_PROGRAMS, complete, recorded, serving
 
 openai = pytest.importorskip("openai")  # of vLLM
 
@@ -27,19 +27,6 @@ def client(server):
         yield client
 
 
-def complete(client, prompt, *, max_tokens=24, extra_body=None, **options):
-    """A greedy completion; vLLM's own options stand in `extra_body`."""
-    extra = {"ignore_eos": True, "return_token_ids": True} | (extra_body or {})
-    return client.completions.create(
-        model="model",
-        prompt=prompt,
-        max_tokens=max_tokens,
-        temperature=0,
-        extra_body=extra,
-        **options,
-    )
-
-
 def answers(client) -> bool:
     """Whether the server still gives what it should."""
     return complete(client, STORY).choices[0].token_ids == EXPECTED[1]
@@ -53,7 +40,7 @@ def wait_for(condition, seconds=30) -> None:
 
 
 def test_completions(client):
-    answer = complete(client, list(vllm_models.PROMPTS), logprobs=1)
+    answer = complete(client, logprobs=1)
     assert [choice.token_ids for choice in answer.choices] == EXPECTED
     told = recorded(vllm_models.SMOLLM2)
     for choice, sequence in zip(answer.choices, told, strict=True):

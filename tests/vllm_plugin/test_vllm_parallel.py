@@ -7,8 +7,7 @@ import pytest
 pytest.importorskip("psutil")
 
 import psutil
-import vllm_models
-from vllm_running import FEW_PROGRAMS, recorded, serving
+from vllm_running import FEW_PROGRAMS, begun, complete, recorded, serving
 
 MODEL = "gemma3_text"
 """Sliding windows, whose layers share caches with the others; norms of heads; an embedding that is the output's, too."""
@@ -25,14 +24,7 @@ def server(model, tmp_path_factory):
 def test_two_ranks_give_the_tokens_of_one(server):
     expected = recorded(MODEL)
     with server.client() as client:
-        answer = client.completions.create(
-            model="model",
-            prompt=list(vllm_models.PROMPTS),
-            max_tokens=vllm_models.MAX_TOKENS,
-            temperature=0,
-            logprobs=1,
-            extra_body={"ignore_eos": True, "return_token_ids": True},
-        )
+        answer = complete(client, logprobs=1)
     assert [choice.token_ids for choice in answer.choices] == [s["tokens"] for s in expected]
     for choice, sequence in zip(answer.choices, expected, strict=True):
         assert choice.logprobs.token_logprobs == pytest.approx(sequence["logprobs"], abs=1e-3)
@@ -51,15 +43,7 @@ def test_a_worker_that_is_killed_ends_the_server(server):
     rank_0, rank_1 = server.children("VLLM::Worker")
     [engine_core] = server.children("VLLM::EngineCore")
     with server.client() as client:
-        stream = client.completions.create(
-            model="model",
-            prompt=vllm_models.PROMPTS[1],
-            max_tokens=400,
-            temperature=0,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        next(iter(stream))
+        stream = begun(client)
         rank_1.kill()
         server.wait_until_it_says("died unexpectedly")
         with contextlib.suppress(psutil.NoSuchProcess):

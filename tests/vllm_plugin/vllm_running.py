@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import support
+import vllm_models
 
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("no vLLM; make test-vllm has an environment with one", allow_module_level=True)
@@ -76,6 +78,33 @@ def logprobs(requests: Sequence[Any]) -> list[list[float]]:
         [step[token].logprob for token, step in zip(c.token_ids, c.logprobs, strict=True)]
         for c in (request.outputs[0] for request in requests)
     ]
+
+
+def complete(
+    client: Any,
+    prompt: str | Sequence[str] = vllm_models.PROMPTS,
+    *,
+    max_tokens: int = vllm_models.MAX_TOKENS,
+    extra_body: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """A greedy completion, by default the recorded ones; vLLM's own options stand in `extra_body`."""
+    extra = {"ignore_eos": True, "return_token_ids": True} | dict(extra_body or {})
+    return client.completions.create(
+        model="model",
+        prompt=prompt if isinstance(prompt, str) else list(prompt),
+        max_tokens=max_tokens,
+        temperature=0,
+        extra_body=extra,
+        **options,
+    )
+
+
+def begun(client: Any, tokens: int = 400) -> Any:
+    """A stream that goes on, its first token there."""
+    answer = complete(client, vllm_models.PROMPTS[1], max_tokens=tokens, stream=True)
+    next(iter(answer))
+    return answer
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
@@ -143,6 +172,21 @@ class Server:
             base_url=f"{self.address}/v1", api_key="none", max_retries=0, timeout=120
         )
 
+    def tokens(self) -> list[list[int]]:
+        """Of the answers to `vllm_models.PROMPTS`."""
+        with self.client() as client:
+            return [choice.token_ids for choice in complete(client).choices]
+
+    def busy(self) -> set[int]:
+        """The engines that have answered requests."""
+        import httpx
+
+        served = re.findall(
+            r'vllm:request_success_total{.*?engine="(\d)".*?} (\S+)',
+            httpx.get(f"{self.address}/metrics").text,
+        )
+        return {int(engine) for engine, requests in served if float(requests)}
+
     def metrics(self) -> dict[str, float]:
         """What /metrics says, by name, without labels; counts of several labels are added up."""
         import httpx
@@ -169,13 +213,17 @@ class Server:
 
     def wait_for_the_end(self, stream: Any, seconds: float = 60) -> None:
         """Returns when a server that has lost a process has told the client of an answer, and ended."""
+        self.hear_of_the_end(stream)
+        assert self.process.wait(timeout=seconds) is not None
+
+    def hear_of_the_end(self, stream: Any) -> None:
+        """Returns when the client of an answer has been told that it does not go on."""
         import openai
 
         with pytest.raises(openai.APIError) as error:
             for _ in stream:
                 pass
         assert not isinstance(error.value, openai.APITimeoutError), "only the client gave up"
-        assert self.process.wait(timeout=seconds) is not None
 
     def wait_until_it_says(self, text: str, seconds: float = 30) -> None:
         """Returns when the text is in the log."""
