@@ -1,0 +1,77 @@
+"""Replicas of a model: who balances requests among them, and what becomes of servers and clients when one is gone."""
+
+import contextlib
+
+import pytest
+from vllm_faults import HEARTBEAT, lose
+from vllm_nodes import hosts
+from vllm_running import FEW_PROGRAMS, Server, nodes, recorded
+
+pytestmark = pytest.mark.full
+
+MODEL = "llama"
+TOKENS = [sequence["tokens"] for sequence in recorded(MODEL)]
+LIMITS = {"additional_config": FEW_PROGRAMS | {"heartbeat_timeout": HEARTBEAT}}
+GONE = rf"this server ends, since replica 1 is gone, or sent no heartbeat for {HEARTBEAT} s"
+
+
+@pytest.mark.parametrize("fault", ["killed", "stopped"])
+def test_a_replica_on_the_same_host_is_lost(model, tmp_path, fault):
+    """With an API server a replica, as vLLM has them by default."""
+    options = LIMITS | {"data_parallel_size": 2, "api_server_count": 2}
+    with hosts(1) as made, nodes(made, model(MODEL), tmp_path, **options) as servers:
+        servers[0].wait_until_ready()
+        assert servers[0].tokens() == TOKENS
+        [replica] = servers[0].children("VLLM::EngineCore_DP1")
+        lose(
+            servers,
+            replica.kill if fault == "killed" else replica.suspend,
+            f"{fault} replica",
+            says={0: GONE if fault == "stopped" else ""},
+            clients=4,
+            resume=(lambda: None) if fault == "killed" else replica.resume,
+        )
+
+
+def test_a_host_with_a_replica_is_cut_off(model, tmp_path):
+    """Each side ends what it has: no process is left, and none is told by anybody outside."""
+    with hosts(2) as made:
+        if made[0].namespace is None:
+            pytest.skip("no network namespaces: a host cannot be cut off")
+        options = LIMITS | {"data_parallel_size": 2}
+        with nodes(made, model(MODEL), tmp_path, **options) as servers:
+            servers[0].wait_until_ready()
+            lose(
+                servers,
+                made[1].cut,
+                "host of a replica cut off",
+                says={0: GONE, 1: r"replica 1 ends, since the server at tcp://\S+ is gone"},
+                clients=2,
+            )
+
+
+def test_hybrid_balancing(model, tmp_path):
+    """Each host's server has its own replicas, and goes on without the other host."""
+    with hosts(2) as made, contextlib.ExitStack() as stack:
+        if made[0].namespace is None:
+            pytest.skip("no network namespaces: a host cannot be cut off")
+        servers = []
+        for i, host in enumerate(made):
+            options = LIMITS | {
+                "distributed_executor_backend": "mp",
+                "api_server_count": 1,
+                "data_parallel_size": 4,
+                "data_parallel_size_local": 2,
+                "data_parallel_start_rank": 2 * i,
+                "data_parallel_hybrid_lb": True,
+                "data_parallel_address": made[0].address,
+            }
+            servers.append(Server(model(MODEL), tmp_path / f"log{i}", host, **options))
+            stack.callback(servers[i].stop)
+        for i, server in enumerate(servers):
+            server.wait_until_ready()
+            assert [server.tokens() for _ in range(2)] == [TOKENS] * 2
+            assert server.busy() == {2 * i, 2 * i + 1}
+        made[0].cut()  # with the coordinator
+        for _ in range(4):
+            assert servers[1].tokens() == TOKENS
