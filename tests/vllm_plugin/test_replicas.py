@@ -21,6 +21,7 @@ from vllm.v1.engine.utils import CoreEngine, CoreEngineLaunch
 from vllm.v1.serial_utils import MsgpackEncoder
 
 LIMIT = 2
+STARTED = 240  # s for a process that imports vLLM on a busy machine
 HALF = """
 import sys, time
 import zmq
@@ -155,6 +156,12 @@ def test_a_server_says_which_replica_it_lost_and_ends(address, said):
                 engines[-1].send(b"here")
                 await server.recv_multipart()
             replicas._watch_connections(client)
+            stray = theirs.socket(zmq.DEALER)
+            stray.connect(address)
+            stray.send(b"here")
+            await server.recv_multipart()
+            stray.close(linger=0)
+            assert not await asyncio.to_thread(client.ended.wait, 1)
             engines[1].close(linger=0)
             assert await asyncio.to_thread(client.ended.wait, 10)
             assert client.resources.engine_dead
@@ -192,10 +199,14 @@ def test_an_engine_ends_when_its_server_is_gone(context, address):
     server = context.socket(zmq.ROUTER)
     server.bind(address)
     command = [sys.executable, "-W", "ignore", "-c", ENGINE, address]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as engine:
+    engine = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        assert server.poll(STARTED * 1000), "the engine did not connect"
         server.recv_multipart()
         server.close(linger=0)
-        told = engine.communicate(timeout=60)[0].decode()
+        told = engine.communicate(timeout=STARTED)[0].decode()
+    finally:
+        engine.kill()
     assert engine.returncode == 1
     assert f"replica 1 ends, since the server at {address} is gone" in told
     assert "EXECUTOR_FAILED" in told

@@ -27,7 +27,7 @@ def test_a_replica_on_the_same_host_is_lost(model, tmp_path, fault):
             servers,
             replica.kill if fault == "killed" else replica.suspend,
             f"{fault} replica",
-            says={0: GONE if fault == "stopped" else ""},
+            says={0: GONE if fault == "stopped" else f"EngineCore_DP1 died unexpectedly|{GONE}"},
             clients=4,
             resume=(lambda: None) if fault == "killed" else replica.resume,
         )

@@ -59,7 +59,7 @@ def heartbeats(limit: int) -> dict[int, int]:
 
 
 def when_broken(socket: zmq.Socket, then: Callable[[], None]) -> None:
-    """Calls a function, in a thread of its own, when one of a socket's connections that stood breaks."""
+    """Calls a function, in a thread of its own, whenever one of a socket's connections that stood breaks."""
     address = f"inproc://intarsia-{id(socket)}"
     socket.monitor(address, zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED | _FAILED)
     # Not `get_monitor_socket`, which makes one for asyncio where the socket's context is for it.
@@ -76,7 +76,6 @@ def when_broken(socket: zmq.Socket, then: Callable[[], None]) -> None:
                     failed -= 1
                 else:
                     then()
-                    return
 
     threading.Thread(target=watch, daemon=True, name="IntarsiaReplicas").start()
 
@@ -177,9 +176,11 @@ def _watch_connections(client: Any) -> None:
 
 def _end_server(client: Any, loop: asyncio.AbstractEventLoop | None, limit: int) -> None:
     """As vLLM's own monitor of processes does it."""
-    if client is None or not client._finalizer.alive or client.resources.engine_dead:
+    if client is None or _ends(client):
         return
-    gone = [] if loop is None else _ask(client, loop)
+    gone = None if loop is None else _ask(client, loop)
+    if gone == [] or _ends(client):  # it was no engine's connection, or the server is being stopped
+        return
     named = "replica " + " and replica ".join(map(str, gone)) if gone else "a replica"
     logger.error(
         "intarsia-vllm: this server ends, since %s is gone, or sent no heartbeat for %d s",
@@ -193,13 +194,17 @@ def _end_server(client: Any, loop: asyncio.AbstractEventLoop | None, limit: int)
     client.shutdown()
 
 
-def _ask(client: Any, loop: asyncio.AbstractEventLoop) -> list[int]:
-    """Which engines are gone, by the loop whose thread may use the socket."""
-    with contextlib.suppress(TimeoutError):
-        return asyncio.run_coroutine_threadsafe(_unreachable(client), loop).result(
-            2 * _SECONDS_TO_ASK
-        )
-    return []
+def _ends(client: Any) -> bool:
+    return client.resources.engine_dead or not client._finalizer.alive
+
+
+def _ask(client: Any, loop: asyncio.AbstractEventLoop) -> list[int] | None:
+    """Which engines are gone, by the loop whose thread may use the socket; None if it does not answer."""
+    # It may be busy, or have closed the socket.
+    with contextlib.suppress(TimeoutError, RuntimeError, zmq.ZMQError):
+        asked = asyncio.run_coroutine_threadsafe(_unreachable(client), loop)
+        return asked.result(2 * _SECONDS_TO_ASK)
+    return None
 
 
 async def _unreachable(client: Any) -> list[int]:
