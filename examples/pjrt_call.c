@@ -18,7 +18,7 @@
 
 enum { kRows = 2, kColumns = 8 };
 
-// What docs/ops.md has for each op. Bit 0 of `present` says that the optional operand weight is
+// What docs/ops has for each op. Bit 0 of `present` says that the optional operand weight is
 // given.
 static const char kProgram[] =
     "func.func @main(%x: tensor<2x8xf32>, %weight: tensor<8xf32>) -> tensor<2x8xf32> {\n"

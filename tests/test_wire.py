@@ -1,4 +1,4 @@
-"""docs/ops.md shows the StableHLO of each op's call; here XLA runs it without any of our Python."""
+"""docs/ops shows the StableHLO of each op's call; here XLA runs it without any of our Python."""
 
 import re
 
@@ -17,8 +17,9 @@ from jaxlib.mlir import ir
 
 
 def snippets() -> dict[str, str]:
-    """The ```mlir block of each section of docs/ops.md."""
-    sections = re.split(r"^## ", (support.ROOT / "docs" / "ops.md").read_text(), flags=re.M)[1:]
+    """The ```mlir block of each section of docs/ops."""
+    pages = sorted((support.ROOT / "docs" / "ops").glob("*.md"))
+    sections = [s for page in pages for s in re.split(r"^## ", page.read_text(), flags=re.M)[1:]]
     blocks = {
         s.splitlines()[0].strip(): re.findall(r"```mlir\n(.*?)```", s, re.S) for s in sections
     }

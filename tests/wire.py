@@ -1,4 +1,4 @@
-"""A call of an op as StableHLO text, with sizes of its first case: for docs/ops.md and its test."""
+"""A call of an op as StableHLO text, with sizes of its first case: for docs/ops and its tests."""
 
 import dataclasses
 

@@ -179,7 +179,11 @@ def flash_attn_varlen(
     Source: FlashAttention-2, arXiv:2307.08691.
 
     Example:
-      >>> out = flash_attn_varlen(q, k, v, cu_seqlens, cu_seqlens_k=cu_seqlens, is_causal=True)
+      >>> q, k = jnp.ones((7, 4, 64)), jnp.ones((7, 2, 64))  # sequences of 5 and 2 tokens
+      >>> ends = jnp.array([0, 5, 7])
+      >>> out = flash_attn_varlen(q, k, k, ends, cu_seqlens_k=ends, is_causal=True)
+      >>> print(jax.typeof(out))
+      float32[7,4,64]
     """
     del max_seqlen_q, max_seqlen_k
     q = as_array("flash_attn_varlen: q", q)
@@ -344,7 +348,12 @@ def paged_attention(
     Source: PagedAttention, arXiv:2309.06180; torch_xla's `ragged_paged_attention`.
 
     Example:
-      >>> out = paged_attention(query, caches, seqused_k, block_table, cu_seqlens_q)
+      >>> query = jnp.ones((2, 4, 64))  # one token of each of two sequences
+      >>> caches = jnp.zeros((8, 16, 2, 64)), jnp.ones((8, 16, 2, 64))  # [pages, slots, hk, d]
+      >>> lengths, table = jnp.array([5, 18]), jnp.array([[3, 0], [1, 6]])
+      >>> out = paged_attention(query, caches, lengths, table, jnp.array([0, 1, 2]))
+      >>> print(jax.typeof(out))
+      float32[2,4,64]
     """
     query = as_array("paged_attention: query", query)
     key_cache, value_cache = split("paged_attention", kv_cache)

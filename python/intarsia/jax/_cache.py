@@ -95,8 +95,13 @@ def reshape_and_cache_flash(
     Source: vLLM's `_C_cache_ops::reshape_and_cache_flash`.
 
     Example:
-      >>> step = jax.jit(reshape_and_cache_flash, donate_argnums=2)
-      >>> caches = step(key, value, caches, slot_mapping)
+      >>> key = value = jnp.ones((2, 2, 64))  # [t, hk, d]
+      >>> caches = jnp.zeros((8, 16, 2, 64)), jnp.zeros((8, 16, 2, 64))
+      >>> slots = jnp.array([3 * 16 + 4, -1])  # page * page size + place; a negative one is skipped
+      >>> write = jax.jit(reshape_and_cache_flash, donate_argnums=2)
+      >>> key_cache, value_cache = write(key, value, caches, slots)
+      >>> print(key_cache[3, 4].min(), key_cache.sum())
+      1.0 128.0
     """
     op = "reshape_and_cache_flash"
     key_cache, value_cache = split(op, kv_cache)
@@ -194,7 +199,13 @@ def rotary_embedding_and_cache(
     Source: `rotary_embedding` and `reshape_and_cache_flash`; AITER's `fused_qk_rope_reshape_and_cache`.
 
     Example:
-      >>> query, caches = rotary_embedding_and_cache(positions, qkv, table, caches, slots, num_heads=32)
+      >>> qkv = jnp.ones((2, 4 + 2 + 2, 64))  # two tokens: 4 query heads, then those of K and V
+      >>> caches = jnp.zeros((8, 16, 2, 64)), jnp.zeros((8, 16, 2, 64))
+      >>> angles = jnp.ones((32, 64))  # cos and sin of 32 positions
+      >>> positions, slots = jnp.array([4, 17]), jnp.array([52, 97])
+      >>> query, caches = rotary_embedding_and_cache(positions, qkv, angles, caches, slots, num_heads=4)
+      >>> print(query.shape)
+      (2, 4, 64)
     """
     op = "rotary_embedding_and_cache"
     key_cache, value_cache = split(op, kv_cache)

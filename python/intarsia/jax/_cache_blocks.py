@@ -44,7 +44,11 @@ def copy_blocks(kv_cache: KvCacheLike, block_mapping: ArrayLike, *, axis: int = 
     Source: vLLM's `_C_cache_ops::copy_blocks`.
 
     Example:
-      >>> caches = jax.jit(copy_blocks, donate_argnums=0)(caches, jnp.array([[3, 7]]))
+      >>> cache = jnp.zeros((8, 16, 2, 64)).at[3].set(1)  # [pages, slots, hk, d]
+      >>> fork = jax.jit(copy_blocks, donate_argnums=0)
+      >>> cache = fork(cache, jnp.array([[3, 7]]))  # page 3 over page 7
+      >>> print(cache[7].min())
+      1.0
     """
     if isinstance(kv_cache, tuple | list):
         return tuple(copy_blocks(x, block_mapping, axis=axis) for x in kv_cache)  # type: ignore[return-value]
@@ -91,7 +95,11 @@ def swap_blocks(
     Source: vLLM's `_C_cache_ops::swap_blocks`.
 
     Example:
-      >>> caches = jax.jit(swap_blocks, donate_argnums=1)(swapped_out, caches, jnp.array([[0, 7]]))
+      >>> source, cache = jnp.ones((4, 16, 2, 64)), jnp.zeros((8, 16, 2, 64))
+      >>> swap = jax.jit(swap_blocks, donate_argnums=1)
+      >>> cache = swap(source, cache, jnp.array([[0, 7]]))
+      >>> print(cache[7].min(), cache[6].max())
+      1.0 0.0
     """
     if isinstance(kv_cache, tuple | list):
         if not isinstance(source, tuple | list) or len(source) != len(kv_cache):
@@ -142,7 +150,11 @@ def gather_cache(
     Source: vLLM's `_C_cache_ops::cp_gather_cache` and `gather_and_maybe_dequant_cache`.
 
     Example:
-      >>> keys = gather_cache(key_cache, block_table, cu_seqlens, num_tokens=512, dtype=jnp.bfloat16)
+      >>> cache = jnp.zeros((8, 16, 2, 64)).at[4].set(1)  # [pages, slots, hk, d]
+      >>> table, ends = jnp.array([[2, 4]]), jnp.array([0, 20])  # one sequence of 20 tokens
+      >>> keys = gather_cache(cache, table, ends, num_tokens=20)
+      >>> print(keys.shape, keys[15].max(), keys[16].max())
+      (20, 2, 64) 0.0 1.0
     """
     cache = as_array("gather_cache: cache", cache)
     if cache.ndim < 3:

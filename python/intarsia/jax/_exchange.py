@@ -138,7 +138,14 @@ def all_reduce_fused_add_rms_norm(
     Source: vLLM's pass `fuse_allreduce_rms`.
 
     Example:
-      >>> out, residual = all_reduce_fused_add_rms_norm(x, residual, weight, axis_name="model", exchange=exchange)
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], "model")
+      >>> part, all_of_it = jax.P("model"), jax.P()
+      >>> def end_branch(x, residual):
+      ...     return all_reduce_fused_add_rms_norm(x[0], residual, axis_name="model")
+      >>> end = jax.shard_map(end_branch, mesh=mesh, in_specs=(part, all_of_it), out_specs=all_of_it)
+      >>> out, residual = jax.jit(end)(jnp.ones((1, 4, 64)), jnp.ones((4, 64)))
+      >>> print(residual.max())
+      2.0
     """
     settings = {"eps": eps, "rounding": rounding}
     operands = (x, residual) if weight is None else (x, residual, weight)

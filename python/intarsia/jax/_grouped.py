@@ -62,8 +62,8 @@ def grouped_matmul(
 
     Example:
       >>> x, w = jnp.ones((8, 64)), jnp.ones((3, 64, 32))
-      >>> grouped_matmul(x, w, jnp.array([3, 0, 5])).shape
-      (8, 32)
+      >>> print(jax.typeof(grouped_matmul(x, w, jnp.array([3, 0, 5]))))
+      float32[8,32]
     """
     del precision
     given = dict(zip(_OPERANDS, (x, w, group_sizes, group_offset, rows, bias), strict=True))

@@ -48,8 +48,8 @@ def linear(
 
     Example:
       >>> x, w = jnp.ones((2, 64)), jnp.ones((32, 64))
-      >>> linear(x, w).shape
-      (2, 32)
+      >>> print(jax.typeof(linear(x, w)))
+      float32[2,32]
     """
     given = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
     arrays = [as_array(f"{_NAME}: {name}", value) for name, value in given.items()]

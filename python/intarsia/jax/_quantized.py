@@ -70,6 +70,13 @@ def linear_quantized(
 
     Raises:
       ValueError: shapes or dtypes do not fit; the text names the operand, what was got and expected.
+
+    Example:
+      >>> packed = jnp.full((1, 2, 4, 16, 4), 0x11, jnp.uint8)  # 16 rows of 64 codes, each 1
+      >>> scales = jnp.full((1, 1, 16), 0.5)
+      >>> out = linear_quantized(jnp.ones((2, 64)), packed, scales)
+      >>> print(out.shape, out[0, 0])
+      (2, 16) 32.0
     """
     given = dict(
         zip(_OPERANDS, (x, packed, scales, zeros, outer_scales, outer_zeros, bias), strict=True)

@@ -3,7 +3,7 @@
 import numpy as np
 from intarsia_src.norm import reference as norms
 
-# "ci": run by every test run; "bench": timed; "wire": the example of docs/ops.md.
+# "ci": run by every test run; "bench": timed; "wire": the example of docs/ops.
 CASES = norms.CASES | {
     "example": dict(tags="ci wire", t=2, n=8),
     "hugging_face": dict(tags="ci", t=7, n=576, rounding="before_weight"),

@@ -30,6 +30,12 @@ def fatrelu_and_mul(
 
     Source: Kurtz et al. 2020, ICML (FATReLU); vLLM's _C::fatrelu_and_mul. T is f32, f16 or
         bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 128))
+      >>> out = fatrelu_and_mul(x)
+      >>> print(jax.typeof(out))
+      float32[2,64]
     """
     return one_or_all(call("fatrelu_and_mul", (x, up), threshold=threshold))
 
@@ -52,6 +58,12 @@ def gelu_and_mul(x: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
 
     Source: Shazeer 2020, arXiv:2002.05202 (GEGLU); vLLM's _C::gelu_and_mul. T is f32, f16 or
         bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 128))
+      >>> out = gelu_and_mul(x)
+      >>> print(jax.typeof(out))
+      float32[2,64]
     """
     return one_or_all(call("gelu_and_mul", (x, up)))
 
@@ -72,6 +84,12 @@ def gelu_fast(x: ArrayLike, *, round_steps: bool = False) -> jax.Array:
 
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; vLLM's _C::gelu_fast. T is f32, f16
         or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> out = gelu_fast(x)
+      >>> print(jax.typeof(out))
+      float32[2,64]
     """
     return one_or_all(call("gelu_fast", (x,), round_steps=round_steps))
 
@@ -92,6 +110,12 @@ def gelu_new(x: ArrayLike, *, round_steps: bool = False) -> jax.Array:
 
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; vLLM's _C::gelu_new. T is f32, f16 or
         bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> out = gelu_new(x)
+      >>> print(jax.typeof(out))
+      float32[2,64]
     """
     return one_or_all(call("gelu_new", (x,), round_steps=round_steps))
 
@@ -111,6 +135,12 @@ def gelu_quick(x: ArrayLike) -> jax.Array:
 
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; vLLM's _C::gelu_quick. T is f32, f16
         or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> out = gelu_quick(x)
+      >>> print(jax.typeof(out))
+      float32[2,64]
     """
     return one_or_all(call("gelu_quick", (x,)))
 
@@ -133,6 +163,12 @@ def gelu_tanh_and_mul(x: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
 
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; vLLM's _C::gelu_tanh_and_mul. T is
         f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 128))
+      >>> out = gelu_tanh_and_mul(x)
+      >>> print(jax.typeof(out))
+      float32[2,64]
     """
     return one_or_all(call("gelu_tanh_and_mul", (x, up)))
 
@@ -154,6 +190,12 @@ def mul_and_silu(x: ArrayLike, gate: ArrayLike | None = None) -> jax.Array:
         but not built.
 
     Source: vLLM's _C::mul_and_silu. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 128))
+      >>> out = mul_and_silu(x)
+      >>> print(jax.typeof(out))
+      float32[2,64]
     """
     return one_or_all(call("mul_and_silu", (x, gate)))
 
@@ -176,6 +218,12 @@ def silu_and_mul(x: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
 
     Source: Shazeer 2020, arXiv:2002.05202 (SwiGLU); vLLM's _C::silu_and_mul. T is f32, f16 or
         bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 128))
+      >>> out = silu_and_mul(x)
+      >>> print(jax.typeof(out))
+      float32[2,64]
     """
     return one_or_all(call("silu_and_mul", (x, up)))
 
@@ -198,6 +246,13 @@ def silu_and_mul_quant(x: ArrayLike, scale: ArrayLike, up: ArrayLike | None = No
         but not built.
 
     Source: vLLM's _C::silu_and_mul_quant. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 128))
+      >>> scale = jnp.ones((1,))
+      >>> q = silu_and_mul_quant(x, scale)
+      >>> print(jax.typeof(q))
+      float8_e4m3fn[2,64]
     """
     return one_or_all(call("silu_and_mul_quant", (x, scale, up)))
 
@@ -229,6 +284,12 @@ def silu_and_mul_with_clamp(
         but not built.
 
     Source: vLLM's _C::silu_and_mul_with_clamp. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 128))
+      >>> out = silu_and_mul_with_clamp(x)
+      >>> print(jax.typeof(out))
+      float32[2,64]
     """
     return one_or_all(call("silu_and_mul_with_clamp", (x, up), limit=limit, alpha=alpha, beta=beta))
 
@@ -254,5 +315,11 @@ def swigluoai_and_mul(
 
     Source: OpenAI 2025, gpt-oss model card, arXiv:2508.10925; vLLM's _C::swigluoai_and_mul. T
         is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 128))
+      >>> out = swigluoai_and_mul(x)
+      >>> print(jax.typeof(out))
+      float32[2,64]
     """
     return one_or_all(call("swigluoai_and_mul", (x, up), alpha=alpha, limit=limit))

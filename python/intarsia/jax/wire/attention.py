@@ -172,6 +172,16 @@ def flash_attn_varlen(
 
     Source: Dao 2023, arXiv:2307.08691; flash_attn_varlen_func of FlashAttention. T is f32,
         f16 or bf16.
+
+    Example:
+      >>> q = jnp.ones((5, 4, 64))
+      >>> k = jnp.ones((9, 2, 64))
+      >>> v = jnp.ones((9, 2, 64))
+      >>> cu_seqlens_q = jnp.array([0, 3, 5], jnp.int32)
+      >>> cu_seqlens_k = jnp.array([0, 3, 9], jnp.int32)
+      >>> out = wire.flash_attn_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, is_causal=True)
+      >>> print(jax.typeof(out))
+      float32[5,4,64]
     """
     return one_or_all(
         call(
@@ -333,6 +343,19 @@ def flash_attn_varlen_backward(
         but not built.
 
     Source: Dao 2023, arXiv:2307.08691, algorithm 2. T is f32, f16 or bf16.
+
+    Example:
+      >>> dout = jnp.ones((5, 4, 64))
+      >>> q = jnp.ones((5, 4, 64))
+      >>> k = jnp.ones((9, 2, 64))
+      >>> v = jnp.ones((9, 2, 64))
+      >>> out = jnp.ones((5, 4, 64))
+      >>> lse = jnp.ones((4, 5))
+      >>> cu_seqlens_q = jnp.array([0, 3, 5], jnp.int32)
+      >>> cu_seqlens_k = jnp.array([0, 3, 9], jnp.int32)
+      >>> dq, dk, dv = flash_attn_varlen_backward(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, is_causal=True)
+      >>> print(jax.typeof(dq), jax.typeof(dk), jax.typeof(dv))
+      float32[5,4,64] float32[9,2,64] float32[9,2,64]
     """
     return one_or_all(
         call(
@@ -498,6 +521,17 @@ def paged_attention(
 
     Source: Kwon et al. 2023, arXiv:2309.06180; torch_xla's ragged_paged_attention. T is f32,
         f16 or bf16.
+
+    Example:
+      >>> query = jnp.ones((3, 4, 64))
+      >>> key_cache = jnp.zeros((5, 4, 2, 64))
+      >>> value_cache = jnp.zeros((5, 4, 2, 64))
+      >>> seqused_k = jnp.array([7, 2], jnp.int32)
+      >>> block_table = jnp.array([[ 4, 1, 4], [ 2, 0, -1]], jnp.int32)
+      >>> cu_seqlens_q = jnp.array([0, 1, 3], jnp.int32)
+      >>> out = wire.paged_attention(query, key_cache, value_cache, seqused_k, block_table, cu_seqlens_q)
+      >>> print(jax.typeof(out))
+      float32[3,4,64]
     """
     return one_or_all(
         call(

@@ -35,6 +35,12 @@ def convert_fp8(
         but not built.
 
     Source: vLLM's _C_cache_ops::convert_fp8. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> out = convert_fp8(x)
+      >>> print(jax.typeof(out))
+      float8_e4m3fn[2,64]
     """
     return one_or_all(
         call("convert_fp8", (x,), scale=scale, out_dtype=out_dtype, kv_cache_dtype=kv_cache_dtype)
@@ -61,6 +67,13 @@ def copy_blocks(blocks: ArrayLike, block_mapping: ArrayLike, *, axis: Axis = "0"
         but not built.
 
     Source: vLLM's _C_cache_ops::copy_blocks. T is f32, f16 or bf16.
+
+    Example:
+      >>> blocks = jnp.ones((6, 4, 2, 8))
+      >>> block_mapping = jnp.array([[5, 3], [5, 2]], jnp.int32)
+      >>> blocks = wire.copy_blocks(blocks, block_mapping)
+      >>> print(jax.typeof(blocks))
+      float32[6,4,2,8]
     """
     return one_or_all(call("copy_blocks", (blocks, block_mapping), axis=axis))
 
@@ -99,6 +112,15 @@ def gather_cache(
 
     Source: vLLM's _C_cache_ops::cp_gather_cache and gather_and_maybe_dequant_cache. T is f32,
         f16 or bf16.
+
+    Example:
+      >>> cache = jnp.zeros((4, 4, 64))
+      >>> dst = jnp.ones((5, 64))
+      >>> block_table = jnp.array([[ 2, -1], [ 0, -1]], jnp.int32)
+      >>> cu_seqlens = jnp.array([0, 3, 5], jnp.int32)
+      >>> dst = wire.gather_cache(cache, dst, block_table, cu_seqlens)
+      >>> print(jax.typeof(dst))
+      float32[5,64]
     """
     return one_or_all(
         call(
@@ -183,6 +205,16 @@ def reshape_and_cache_flash(
         but not built.
 
     Source: vLLM's _C_cache_ops::reshape_and_cache_flash. T is f32, f16 or bf16.
+
+    Example:
+      >>> key = jnp.ones((3, 2, 64))
+      >>> value = jnp.ones((3, 2, 64))
+      >>> key_cache = jnp.zeros((3, 4, 2, 64))
+      >>> value_cache = jnp.zeros((3, 4, 2, 64))
+      >>> slot_mapping = jnp.array([ 2, 11, 7], jnp.int32)
+      >>> key_cache, value_cache = wire.reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping)
+      >>> print(jax.typeof(key_cache), jax.typeof(value_cache))
+      float32[3,4,2,64] float32[3,4,2,64]
     """
     return one_or_all(
         call(
@@ -227,5 +259,14 @@ def swap_blocks(
         but not built.
 
     Source: vLLM's _C_cache_ops::swap_blocks. T is f32, f16 or bf16.
+
+    Example:
+      >>> source = jnp.ones((4, 4, 2, 8))
+      >>> blocks = jnp.ones((6, 4, 2, 8))
+      >>> from_blocks = jnp.array([0, 0], jnp.int32)
+      >>> to_blocks = jnp.array([3, 2], jnp.int32)
+      >>> blocks = wire.swap_blocks(source, blocks, from_blocks, to_blocks)
+      >>> print(jax.typeof(blocks))
+      float32[6,4,2,8]
     """
     return one_or_all(call("swap_blocks", (source, blocks, from_blocks, to_blocks), axis=axis))

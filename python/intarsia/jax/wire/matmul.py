@@ -63,6 +63,16 @@ def fused_experts(
 
     Source: Shazeer et al. 2017, arXiv:1701.06538; vLLM's fused_experts. T is f32, f16 or
         bf16.
+
+    Example:
+      >>> x = jnp.ones((3, 16))
+      >>> w1 = jnp.ones((4, 48, 16))
+      >>> w2 = jnp.ones((4, 16, 24))
+      >>> weights = jnp.ones((3, 2))
+      >>> ids = jnp.array([[3, 2], [2, 3], [3, 0]], jnp.int32)
+      >>> out = fused_experts(x, w1, w2, weights, ids)
+      >>> print(jax.typeof(out))
+      float32[3,16]
     """
     return one_or_all(
         call(
@@ -148,6 +158,18 @@ def fused_experts_quantized(
 
     Source: fused_experts of dequantized weights; gpt-oss's mxfp4, vLLM's int4 and int8
         experts. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((3, 32))
+      >>> w1 = jnp.zeros((4, 4, 1, 4, 16, 4), jnp.uint8)
+      >>> w1_scales = jnp.ones((4, 4, 1, 16), jnp.float16)
+      >>> w2 = jnp.zeros((4, 2, 1, 4, 16, 4), jnp.uint8)
+      >>> w2_scales = jnp.ones((4, 2, 1, 16), jnp.float16)
+      >>> weights = jnp.ones((3, 2))
+      >>> ids = jnp.array([[3, 2], [2, 3], [3, 0]], jnp.int32)
+      >>> out = fused_experts_quantized(x, w1, w1_scales, w2, w2_scales, weights, ids, format='u4b8', w1_group=32, w2_group=32)
+      >>> print(jax.typeof(out))
+      float32[3,32]
     """
     return one_or_all(
         call(
@@ -213,6 +235,14 @@ def grouped_matmul(
 
     Source: jax.lax.ragged_dot; MegaBlocks (Gale et al. 2022, arXiv:2211.15841). T is f32, f16
         or bf16.
+
+    Example:
+      >>> x = jnp.ones((8, 32))
+      >>> w = jnp.ones((3, 32, 16))
+      >>> group_sizes = jnp.array([3, 0, 5], jnp.int32)
+      >>> out = wire.grouped_matmul(x, w, group_sizes)
+      >>> print(jax.typeof(out))
+      float32[8,16]
     """
     return one_or_all(
         call(
@@ -276,6 +306,15 @@ def grouped_matmul_quantized(
 
     Source: grouped_matmul of dequantized weights; vLLM's and gpt-oss's formats. T is f32, f16
         or bf16.
+
+    Example:
+      >>> x = jnp.ones((8, 128))
+      >>> packed = jnp.zeros((3, 1, 4, 4, 16, 4), jnp.uint8)
+      >>> scales = jnp.ones((3, 1, 2, 16), jnp.float16)
+      >>> group_sizes = jnp.array([3, 0, 5], jnp.int32)
+      >>> out = grouped_matmul_quantized(x, packed, scales, group_sizes, format='u4b8', group=64)
+      >>> print(jax.typeof(out))
+      float32[8,16]
     """
     return one_or_all(
         call(
@@ -318,6 +357,14 @@ def grouped_matmul_weight_gradient(
         but not built.
 
     Source: jax.lax.ragged_dot_general with a ragged contraction. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((8, 32))
+      >>> d_out = jnp.ones((8, 16))
+      >>> group_sizes = jnp.array([3, 0, 5], jnp.int32)
+      >>> out = grouped_matmul_weight_gradient(x, d_out, group_sizes)
+      >>> print(jax.typeof(out))
+      float32[3,32,16]
     """
     return one_or_all(
         call(
@@ -350,6 +397,14 @@ def linear(
         but not built.
 
     Source: torch.nn.functional.linear. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> w = jnp.ones((16, 64))
+      >>> bias = jnp.ones((16,))
+      >>> out = wire.linear(x, w, bias)
+      >>> print(jax.typeof(out))
+      float32[2,16]
     """
     return one_or_all(call("linear", (x, w, bias), out_dtype=out_dtype))
 
@@ -400,6 +455,15 @@ def linear_quantized(
 
     Source: torch.nn.functional.linear of dequantized weights; ggml's and vLLM's formats. T is
         f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> packed = jnp.zeros((1, 2, 4, 16, 4), jnp.uint8)
+      >>> scales = jnp.ones((1, 2, 16), jnp.float16)
+      >>> zeros = jnp.ones((1, 2, 16), jnp.float16)
+      >>> out = wire.linear_quantized(x, packed, scales, zeros, group=32, zeros_are='minimums')
+      >>> print(jax.typeof(out))
+      float32[2,16]
     """
     return one_or_all(
         call(
@@ -460,6 +524,15 @@ def linear_quantized_int8(
         but not built.
 
     Source: ggml's products of blocks (ggml_vec_dot_q4_1_q8_1). T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> packed = jnp.zeros((1, 2, 4, 16, 4), jnp.uint8)
+      >>> scales = jnp.ones((1, 2, 16), jnp.float16)
+      >>> zeros = jnp.ones((1, 2, 16), jnp.float16)
+      >>> out = linear_quantized_int8(x, packed, scales, zeros, group=32, zeros_are='minimums')
+      >>> print(jax.typeof(out))
+      float32[2,16]
     """
     return one_or_all(
         call(

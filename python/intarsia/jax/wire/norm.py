@@ -86,6 +86,14 @@ def fused_add_rms_norm(
         but not built.
 
     Source: vLLM's _C::fused_add_rms_norm. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> residual = jnp.ones((2, 64))
+      >>> weight = jnp.ones((64,))
+      >>> out, residual = fused_add_rms_norm(x, residual, weight, eps=1e-05)
+      >>> print(jax.typeof(out), jax.typeof(residual))
+      float32[2,64] float32[2,64]
     """
     return one_or_all(call("fused_add_rms_norm", (x, residual, weight), eps=eps, rounding=rounding))
 
@@ -119,6 +127,15 @@ def fused_add_rms_norm_static_fp8_quant(
         but not built.
 
     Source: vLLM's _C::fused_add_rms_norm_static_fp8_quant. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> residual = jnp.ones((2, 64))
+      >>> weight = jnp.ones((64,))
+      >>> scale = jnp.ones((1,))
+      >>> q, residual = fused_add_rms_norm_static_fp8_quant(x, residual, weight, scale, eps=1e-05)
+      >>> print(jax.typeof(q), jax.typeof(residual))
+      float8_e4m3fn[2,64] float32[2,64]
     """
     return one_or_all(
         call(
@@ -154,6 +171,14 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton 2016, arXiv:1607.06450; torch's layer_norm. T is f32, f16 or
         bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 8))
+      >>> weight = jnp.ones((8,))
+      >>> bias = jnp.ones((8,))
+      >>> out = layer_norm(x, weight, bias)
+      >>> print(jax.typeof(out))
+      float32[2,8]
     """
     return one_or_all(call("layer_norm", (x, weight, bias), eps=eps))
 
@@ -187,6 +212,14 @@ def layer_norm_dynamic_per_token_quant(
 
     Source: layer_norm, then vLLM's _C::dynamic_per_token_scaled_fp8_quant or its like in
         int8. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> weight = jnp.ones((64,))
+      >>> bias = jnp.ones((64,))
+      >>> q, scale = layer_norm_dynamic_per_token_quant(x, weight, bias)
+      >>> print(jax.typeof(q), jax.typeof(scale))
+      float8_e4m3fn[2,64] float32[2,1]
     """
     return one_or_all(
         call(
@@ -223,6 +256,15 @@ def layer_norm_static_fp8_quant(
         but not built.
 
     Source: layer_norm and static_scaled_fp8_quant. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> scale = jnp.ones((1,))
+      >>> weight = jnp.ones((64,))
+      >>> bias = jnp.ones((64,))
+      >>> q = layer_norm_static_fp8_quant(x, scale, weight, bias)
+      >>> print(jax.typeof(q))
+      float8_e4m3fn[2,64]
     """
     return one_or_all(call("layer_norm_static_fp8_quant", (x, scale, weight, bias), eps=eps))
 
@@ -252,6 +294,13 @@ def rms_norm(
 
     Source: Zhang and Sennrich 2019, arXiv:1910.07467; vLLM's _C::rms_norm. T is f32, f16 or
         bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 8))
+      >>> weight = jnp.ones((8,))
+      >>> out = rms_norm(x, weight, eps=1e-05)
+      >>> print(jax.typeof(out))
+      float32[2,8]
     """
     return one_or_all(call("rms_norm", (x, weight), eps=eps, rounding=rounding))
 
@@ -327,6 +376,13 @@ def rms_norm_dynamic_per_token_quant(
         but not built.
 
     Source: vLLM's _C::rms_norm_dynamic_per_token_quant. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> weight = jnp.ones((64,))
+      >>> q, scale = rms_norm_dynamic_per_token_quant(x, weight, eps=1e-05)
+      >>> print(jax.typeof(q), jax.typeof(scale))
+      float8_e4m3fn[2,64] float32[2,1]
     """
     return one_or_all(
         call(
@@ -415,6 +471,13 @@ def rms_norm_per_block_quant(
         but not built.
 
     Source: vLLM's _C::rms_norm_per_block_quant. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> weight = jnp.ones((64,))
+      >>> q, scale = rms_norm_per_block_quant(x, weight, eps=1e-05, group_size=16)
+      >>> print(jax.typeof(q), jax.typeof(scale))
+      float8_e4m3fn[2,64] float32[2,4]
     """
     return one_or_all(
         call(
@@ -454,6 +517,14 @@ def rms_norm_static_fp8_quant(
         but not built.
 
     Source: vLLM's _C::rms_norm_static_fp8_quant. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> weight = jnp.ones((64,))
+      >>> scale = jnp.ones((1,))
+      >>> q = rms_norm_static_fp8_quant(x, weight, scale, eps=1e-05)
+      >>> print(jax.typeof(q))
+      float8_e4m3fn[2,64]
     """
     return one_or_all(
         call("rms_norm_static_fp8_quant", (x, weight, scale), eps=eps, rounding=rounding)

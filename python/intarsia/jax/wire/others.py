@@ -31,6 +31,15 @@ def merge_attn_states(
 
     Source: FlashInfer, arXiv:2501.01005, section 2.2; vLLM's _C::merge_attn_states. T is f32,
         f16 or bf16.
+
+    Example:
+      >>> prefix_out = jnp.ones((2, 4, 8))
+      >>> prefix_lse = jnp.ones((4, 2))
+      >>> suffix_out = jnp.ones((2, 4, 8))
+      >>> suffix_lse = jnp.ones((4, 2))
+      >>> out, lse = merge_attn_states(prefix_out, prefix_lse, suffix_out, suffix_lse)
+      >>> print(jax.typeof(out), jax.typeof(lse))
+      float32[2,4,8] float32[4,2]
     """
     return one_or_all(call("merge_attn_states", (prefix_out, prefix_lse, suffix_out, suffix_lse)))
 
@@ -50,6 +59,13 @@ def simple_add(a: ArrayLike, b: ArrayLike) -> jax.Array:
         but not built.
 
     Source: the smallest op there is. T is f32, f16 or bf16.
+
+    Example:
+      >>> a = jnp.ones((2, 64))
+      >>> b = jnp.ones((2, 64))
+      >>> out = simple_add(a, b)
+      >>> print(jax.typeof(out))
+      float32[2,64]
     """
     return one_or_all(call("simple_add", (a, b)))
 
@@ -88,6 +104,12 @@ def topk_router(
 
     Source: vLLM's topk_softmax, topk_sigmoid, topk_softplus_sqrt and grouped_topk. T is f32,
         f16 or bf16.
+
+    Example:
+      >>> logits = jnp.ones((3, 8))
+      >>> weights, ids = topk_router(logits, top_k=2, renormalize=True)
+      >>> print(jax.typeof(weights), jax.typeof(ids))
+      float32[3,2] int32[3,2]
     """
     return one_or_all(
         call(

@@ -27,6 +27,12 @@ def dynamic_per_token_scaled_fp8_quant(
         but not built.
 
     Source: vLLM's _C::dynamic_per_token_scaled_fp8_quant. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> q, scale = dynamic_per_token_scaled_fp8_quant(x)
+      >>> print(jax.typeof(q), jax.typeof(scale))
+      float8_e4m3fn[2,64] float32[2,1]
     """
     return one_or_all(call("dynamic_per_token_scaled_fp8_quant", (x, scale_ub)))
 
@@ -46,6 +52,12 @@ def dynamic_scaled_fp8_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
         but not built.
 
     Source: vLLM's _C::dynamic_scaled_fp8_quant. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> q, scale = dynamic_scaled_fp8_quant(x)
+      >>> print(jax.typeof(q), jax.typeof(scale))
+      float8_e4m3fn[2,64] float32[1]
     """
     return one_or_all(call("dynamic_scaled_fp8_quant", (x,)))
 
@@ -66,6 +78,12 @@ def dynamic_scaled_int8_azp_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array, j
         but not built.
 
     Source: vLLM's _C::dynamic_scaled_int8_quant, asymmetric. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> q, scale, azp = dynamic_scaled_int8_azp_quant(x)
+      >>> print(jax.typeof(q), jax.typeof(scale), jax.typeof(azp))
+      int8[2,64] float32[2,1] int32[2,1]
     """
     return one_or_all(call("dynamic_scaled_int8_azp_quant", (x,)))
 
@@ -85,6 +103,12 @@ def dynamic_scaled_int8_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
         but not built.
 
     Source: vLLM's _C::dynamic_scaled_int8_quant, symmetric. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> q, scale = dynamic_scaled_int8_quant(x)
+      >>> print(jax.typeof(q), jax.typeof(scale))
+      int8[2,64] float32[2,1]
     """
     return one_or_all(call("dynamic_scaled_int8_quant", (x,)))
 
@@ -110,6 +134,12 @@ def per_token_group_fp8_quant(
 
     Source: vLLM's _C::per_token_group_fp8_quant; DeepSeek-AI 2024, arXiv:2412.19437, section
         3.3. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> q, scale = per_token_group_fp8_quant(x, group_size=16)
+      >>> print(jax.typeof(q), jax.typeof(scale))
+      float8_e4m3fn[2,64] float32[2,4]
     """
     return one_or_all(
         call(
@@ -141,6 +171,12 @@ def per_token_group_quant_int8(
         but not built.
 
     Source: vLLM's _C::per_token_group_quant_int8. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> q, scale = per_token_group_quant_int8(x, group_size=16)
+      >>> print(jax.typeof(q), jax.typeof(scale))
+      int8[2,64] float32[2,4]
     """
     return one_or_all(call("per_token_group_quant_int8", (x,), group_size=group_size, eps=eps))
 
@@ -161,6 +197,13 @@ def static_scaled_fp8_quant(x: ArrayLike, scale: ArrayLike) -> jax.Array:
         but not built.
 
     Source: vLLM's _C::static_scaled_fp8_quant. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> scale = jnp.ones((1,))
+      >>> q = static_scaled_fp8_quant(x, scale)
+      >>> print(jax.typeof(q))
+      float8_e4m3fn[2,64]
     """
     return one_or_all(call("static_scaled_fp8_quant", (x, scale)))
 
@@ -184,5 +227,12 @@ def static_scaled_int8_quant(
         but not built.
 
     Source: vLLM's _C::static_scaled_int8_quant. T is f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> scale = jnp.ones((1,))
+      >>> q = static_scaled_int8_quant(x, scale)
+      >>> print(jax.typeof(q))
+      int8[2,64]
     """
     return one_or_all(call("static_scaled_int8_quant", (x, scale, azp)))

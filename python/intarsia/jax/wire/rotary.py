@@ -46,6 +46,16 @@ def fused_qk_norm_rope(
         but not built.
 
     Source: vLLM's _C::fused_qk_norm_rope; Qwen3. T is f32, f16 or bf16.
+
+    Example:
+      >>> positions = jnp.array([13, 10], jnp.int32)
+      >>> qkv = jnp.ones((2, 8, 16))
+      >>> cos_sin_cache = jnp.zeros((16, 16))
+      >>> q_weight = jnp.ones((16,))
+      >>> k_weight = jnp.ones((16,))
+      >>> qkv = fused_qk_norm_rope(positions, qkv, cos_sin_cache, q_weight, k_weight, num_heads_q=4, num_heads_k=2, eps=1e-05)
+      >>> print(jax.typeof(qkv))
+      float32[2,8,16]
     """
     return one_or_all(
         call(
@@ -127,6 +137,15 @@ def rotary_embedding(
 
     Source: Su et al. 2021, arXiv:2104.09864; vLLM's _C::rotary_embedding. T is f32, f16 or
         bf16.
+
+    Example:
+      >>> positions = jnp.array([13, 10], jnp.int32)
+      >>> query = jnp.ones((2, 4, 64))
+      >>> cos_sin_cache = jnp.zeros((16, 64))
+      >>> key = jnp.ones((2, 2, 64))
+      >>> query, key = rotary_embedding(positions, query, cos_sin_cache, key)
+      >>> print(jax.typeof(query), jax.typeof(key))
+      float32[2,4,64] float32[2,2,64]
     """
     return one_or_all(
         call(
@@ -233,6 +252,17 @@ def rotary_embedding_and_cache(
 
     Source: rotary_embedding and reshape_and_cache_flash in one; AITER's
         fused_qk_rope_reshape_and_cache. T is f32, f16 or bf16.
+
+    Example:
+      >>> positions = jnp.array([13, 10, 8], jnp.int32)
+      >>> qkv = jnp.ones((3, 8, 64))
+      >>> cos_sin_cache = jnp.zeros((16, 64))
+      >>> key_cache = jnp.zeros((3, 4, 2, 64))
+      >>> value_cache = jnp.zeros((3, 4, 2, 64))
+      >>> slot_mapping = jnp.array([ 1, 11, 0], jnp.int32)
+      >>> query, key_cache, value_cache = wire.rotary_embedding_and_cache(positions, qkv, cos_sin_cache, key_cache, value_cache, slot_mapping, num_heads=4)
+      >>> print(jax.typeof(query), jax.typeof(key_cache), jax.typeof(value_cache))
+      float32[3,4,64] float32[3,4,2,64] float32[3,4,2,64]
     """
     return one_or_all(
         call(

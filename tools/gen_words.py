@@ -1,0 +1,87 @@
+"""What tools/gen.py and its modules share: an op's spec in words, and text in form."""
+
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from intarsia import _native
+from intarsia.jax import _platforms
+
+ROOT = pathlib.Path(__file__).parent.parent
+HEADER = (
+    "Written by tools/gen.py from the library's manifest: edit the op's spec instead (`make gen`)."
+)
+# What an op of several families is called by: the first of these.
+FAMILIES = ("attention", "rotary", "norm", "matmul", "activation", "cache", "quant")
+PLATFORMS = {"cpu": "CPU", "cuda": "CUDA"}  # as readers know them
+
+
+def shape(dims: str) -> str:
+    """A spec's dims for readers: `[t, h, d]`; `by layout` for a cache."""
+    if dims.startswith("="):
+        return f"as {dims[1:]}"
+    if "layout=" in dims:
+        paged = "cache pages, by layout"
+        rest = [v for v in dims.split(" | ") if "layout=" not in v]
+        return " or ".join([paged, *map(shape, rest)])
+    variants = []
+    for variant in dims.split(" | "):
+        condition, _, terms = variant.rpartition(": ")
+        text = "[" + ", ".join(terms.split()) + "]" if terms else "scalar"
+        variants.append(f"{text} with {condition}" if condition else text)
+    return " or ".join(variants)
+
+
+def dtype(rule: str) -> str:
+    return rule.replace("|", ", ")
+
+
+def choices(attribute: Mapping[str, Any]) -> str:
+    other = ", or an order of axes" if attribute["or_cache_axes"] else ""
+    return f"; one of {dtype(attribute['one_of'])}{other}" if attribute["one_of"] else ""
+
+
+def results(op: _native.Op) -> list[Mapping[str, Any]]:
+    return [r for r in op.results if not r["workspace"]]
+
+
+def is_everywhere(op: _native.Op) -> bool:
+    return set(op.platforms) == set(PLATFORMS)
+
+
+def where(op: _native.Op) -> str:
+    """What is said of an op that some platform lacks."""
+    alone = f"Runs on {', '.join(PLATFORMS[p] for p in op.platforms)} alone"
+    if _platforms.has_fallback(op):
+        return f"{alone}; `intarsia.jax.{op.name}` is XLA's version on other platforms."
+    return f"{alone}; a program for another platform is refused."
+
+
+def family(op: _native.Op) -> str:
+    """The family of src whose headers the op includes; of several, what the op is first of all."""
+    texts = (path.read_text() for path in (ROOT / "src" / "ops" / op.name).glob(f"{op.name}*"))
+    included = set(re.findall(r'^#include "src/(\w+)/', "\n".join(texts), re.M))
+    return next((name for name in FAMILIES if name in included), "others")
+
+
+def formatted(source: str) -> str:
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "format",
+        "--config",
+        str(ROOT / "pyproject.toml"),
+        "-",
+    ]
+    return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
