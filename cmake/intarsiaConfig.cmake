@@ -1,2 +1,23 @@
-# find_package(intarsia) gives intarsia_add_library(); `intarsia --cmake-dir` prints where this file is.
-include(${CMAKE_CURRENT_LIST_DIR}/IntarsiaLibrary.cmake)
+# find_package(intarsia) gives
+#   intarsia::intarsia       the library and its header, for hosts in C and C++; there where a built library is found
+#   intarsia_add_library()   for libraries of ops of your own; there where the sources are
+# in three layouts: a checkout, a wheel (`intarsia --cmake-dir` prints where this file is), and what
+# `cmake --install BUILD --component host` makes.
+if(EXISTS ${CMAKE_CURRENT_LIST_DIR}/IntarsiaLibrary.cmake)
+  include(${CMAKE_CURRENT_LIST_DIR}/IntarsiaLibrary.cmake)
+endif()
+
+if(NOT TARGET intarsia::intarsia)
+  foreach(place "../python/intarsia/lib;../include" "../../lib;../../include" "../..;../../../include")
+    list(GET place 0 lib)
+    list(GET place 1 include)
+    get_filename_component(library ${CMAKE_CURRENT_LIST_DIR}/${lib}/libintarsia.so ABSOLUTE)
+    get_filename_component(include ${CMAKE_CURRENT_LIST_DIR}/${include} ABSOLUTE)
+    if(EXISTS ${library} AND EXISTS ${include}/intarsia/intarsia.h)
+      add_library(intarsia::intarsia SHARED IMPORTED)
+      set_target_properties(intarsia::intarsia PROPERTIES IMPORTED_LOCATION ${library}
+                            INTERFACE_INCLUDE_DIRECTORIES ${include})
+      break()
+    endif()
+  endforeach()
+endif()
