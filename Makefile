@@ -151,12 +151,19 @@ bench: setup-dev build ## our ops against plain XLA, on the CPU, about 3 minutes
 bench-gpu: ## the same on the GPU; PYTHON as for test-gpu
 	PYTHONPATH=python $(PYTHON) bench/ops.py --platform gpu $(ARGS)
 
-docs: setup-dev build ## rewrite the wrappers and the docs that derive from the ops' specs
+gen: setup-dev build ## rewrite the wrappers and the pages that derive from the ops' specs; record an exported program of each new op
 	$(BIN)/python tools/gen.py
 	$(BIN)/python tools/support.py
-
-gen: docs ## that, and record an exported program of each new op
 	$(BIN)/python tools/record_exports.py
+
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/uv
+	echo "installing mkdocs-material into $(VENV) (40 MB)"
+	$(EXTRAS) --extra docs
+	touch $@
+
+docs: $(VENV)/.installed-docs ## build the documentation site into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	echo "built build/site/index.html"
 
 check: setup-dev build ## formatting, lint, types, generated files
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

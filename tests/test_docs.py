@@ -12,7 +12,27 @@ import intarsia.jax as ij
 import support
 
 # The page that asks for eight devices comes first, since JAX counts them once.
-PAGES = ["docs/jax.md", "README.md", "docs/torch.md", "docs/bridge.md", "docs/vllm_ops.md"]
+PAGES = [
+    "docs/jax.md",
+    "README.md",
+    "docs/torch.md",
+    "docs/bridge.md",
+    "docs/vllm_ops.md",
+    "docs/concepts.md",
+    "docs/profiling.md",
+    "docs/start/jax.md",
+    "docs/start/torch.md",
+    "docs/migrate/vllm.md",
+    "docs/migrate/flashinfer.md",
+    "docs/migrate/flash_attn.md",
+    "docs/migrate/pallas.md",
+    "docs/migrate/ragged_dot.md",
+]
+# Whose programs run elsewhere.
+OTHERS = {
+    "docs/troubleshooting.md": "tests/test_troubleshooting.py",
+    "docs/start/torch_xla.md": "tests/torch_frontend/xla/test_xla_docs.py",
+}
 
 
 # Runs each page, given as JSON {name: source}, in a module of its own; the last line on stderr is of the page that failed.
@@ -28,6 +48,19 @@ def blocks(page: str) -> str:
     found = re.findall(r"^```python\n(.*?)^```", (support.ROOT / page).read_text(), re.S | re.M)
     assert found, page
     return "\n".join(found)
+
+
+def test_every_page_with_python_is_run() -> None:
+    """Python that is not a program, such as a signature or half a call, is marked `py`."""
+    pages = {
+        path.relative_to(support.ROOT).as_posix() for path in support.ROOT.glob("docs/**/*.md")
+    }
+    pages = {page for page in pages if not page.startswith(("docs/ops/", "docs/adr/"))}
+    with_python = {page for page in pages if "\n```python\n" in (support.ROOT / page).read_text()}
+    with_python -= {"docs/scaling.md"}  # several processes take part in its program
+    assert with_python == {page for page in [*PAGES, *OTHERS] if page.startswith("docs/")}
+    for page, test in OTHERS.items():
+        assert page.removeprefix("docs/").split("/")[-1] in (support.ROOT / test).read_text(), page
 
 
 def test_their_python_runs() -> None:

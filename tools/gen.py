@@ -1,5 +1,5 @@
 """Writes what derives from the manifest: the functions of intarsia/jax/wire and which of them
-`intarsia.jax` exports, docs/ops.md and docs/ops, and the tables of ops in README.md and docs/torch.md.
+`intarsia.jax` exports, docs/ops.md and docs/ops, docs/matrices.md, and the tables of ops in README.md and docs/torch.md.
 
 Usage: gen.py [--check]     --check writes nothing and fails if a file would change.
 """
@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "python"))
 sys.path.insert(0, str(ROOT / "tests"))
 
 import gen_examples  # noqa: E402
+import gen_matrices  # noqa: E402
 import gen_pages  # noqa: E402
 import gen_types  # noqa: E402
 import gen_words  # noqa: E402
@@ -150,6 +151,7 @@ def main() -> int:
         **wrappers(ops),
         EXPORTS: gen_types.exports(EXPORTS, ops),
         **gen_pages.pages(ops, library.manifest["layouts"]),
+        ROOT / "docs/matrices.md": gen_matrices.page(ops),
         ROOT / "README.md": readme(ops),
         ROOT / "docs/torch.md": torch_page(ops),
     }

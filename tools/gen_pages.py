@@ -96,11 +96,11 @@ def signature(op: _native.Op) -> str:
         parameters += [_parameter(a, d) for a, d in pairs]
     returned = ast.unparse(node.returns) if node.returns else ""
     one_line = f"intarsia.jax.{op.name}({', '.join(parameters)}) -> {returned}"
-    if len(one_line) <= 88:
+    if len(one_line) <= 80:
         return one_line
     lines, line = [f"intarsia.jax.{op.name}("], "   "
     for parameter in parameters:
-        if len(line) + len(parameter) > 84:
+        if len(line) + len(parameter) > 76:
             lines.append(line)
             line = "   "
         line += f" {parameter},"
