@@ -154,6 +154,7 @@ bench-gpu: ## the same on the GPU; PYTHON as for test-gpu
 gen: setup-dev build ## rewrite the wrappers and the pages that derive from the ops' specs; record an exported program of each new op
 	$(BIN)/python tools/gen.py
 	$(BIN)/python tools/support.py
+	$(BIN)/python tools/speed.py
 	$(BIN)/python tools/record_exports.py
 
 $(VENV)/.installed-docs: pyproject.toml | $(BIN)/uv
@@ -171,6 +172,7 @@ check: setup-dev build ## formatting, lint, types, generated files
 	git ls-files --cached --others --exclude-standard '*.h' '*.c' '*.cc' '*.cu' '*.cuh' ':!third_party' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python tools/gen.py --check
 	$(BIN)/python tools/support.py --check
+	$(BIN)/python tools/speed.py --check
 	$(BIN)/python tools/record_exports.py --check
 
 format: setup-dev ## format everything

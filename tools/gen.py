@@ -1,5 +1,5 @@
 """Writes what derives from the manifest: the functions of intarsia/jax/wire and which of them
-`intarsia.jax` exports, docs/ops.md and docs/ops, docs/matrices.md, and the tables of ops in README.md and docs/torch.md.
+`intarsia.jax` exports, docs/ops.md and docs/ops, docs/matrices.md, and the table in docs/torch.md.
 
 Usage: gen.py [--check]     --check writes nothing and fails if a file would change.
 """
@@ -119,11 +119,6 @@ def _with_table(page: pathlib.Path, header: list[str], rows: list[list[str]]) ->
     return f"{before}{BEGIN}\n{gen_words.table(header, rows)}\n{END}{rest.split(END)[1]}"
 
 
-def readme(ops: list[_native.Op]) -> str:
-    rows = [[f"[`{op.name}`](docs/ops.md#{op.name})", op.summary] for op in ops]
-    return _with_table(ROOT / "README.md", ["op", "what it does"], rows)
-
-
 def torch_page(ops: list[_native.Op]) -> str:
     """tests/torch_frontend/xla/test_routes.py sees to it that each route's test is parametrised with its ops."""
 
@@ -152,7 +147,6 @@ def main() -> int:
         EXPORTS: gen_types.exports(EXPORTS, ops),
         **gen_pages.pages(ops, library.manifest["layouts"]),
         ROOT / "docs/matrices.md": gen_matrices.page(ops),
-        ROOT / "README.md": readme(ops),
         ROOT / "docs/torch.md": torch_page(ops),
     }
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]

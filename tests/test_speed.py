@@ -1,0 +1,41 @@
+"""README's table of speeds and its plot are what tools/speed.py makes of bench/results."""
+
+import json
+import re
+import sys
+
+import support
+
+sys.path.insert(0, str(support.ROOT / "tools"))
+
+import speed
+
+RESULTS = support.ROOT / "bench" / "results"
+
+
+def test_readme_and_plot_are_written_from_the_results() -> None:
+    assert speed.README.read_text() == speed.readme()
+    assert speed.PLOT.read_text() == speed.plot()
+
+
+def test_a_ratio_above_1_means_that_ours_is_faster() -> None:
+    faster = {row.peer: speed.ratio(row) for row in speed.ROWS}
+    ours, theirs = speed.figures(next(row for row in speed.ROWS if row.is_rate))
+    assert (ours > theirs) == (faster["llama.cpp"] > 1)
+    (write,) = [row for row in speed.ROWS if row.what.startswith("KV cache write")]
+    rows = json.loads((RESULTS / "h200.json").read_text())["rows"]
+    (row,) = [r for r in rows if write.row.items() <= r.items()]
+    assert speed.ratio(write) == row["xla_us"] / row["us"] == row["ratio"]
+
+
+def test_what_is_slower_than_a_peer_is_in_the_table() -> None:
+    """A table of speeds without a loss would not be believed, and should not be."""
+    ratios = [float(x) for x in re.findall(r"\| ([\d.]+)x \|", speed.table())]
+    assert len(ratios) == len(speed.ROWS) and min(ratios) < 1 < max(ratios)
+    assert ratios == sorted(ratios, reverse=True)
+
+
+def test_each_file_says_where_its_figures_are_from() -> None:
+    for row in speed.ROWS:
+        data = json.loads((RESULTS / f"{row.file}.json").read_text())
+        assert {"device", "date", "command"} <= data.keys(), row.file
