@@ -60,7 +60,7 @@ TEST(GroupedChoose, NarrowTilesWhereWideOnesReachPastTheLastColumn) {
   const auto rows = [](int64_t m, int64_t n, bool transposed, std::string_view gpu = "H200") {
     GroupedParams p = ParamsOf(DType::kBF16, m, 32, 2880, n);
     p.transposed = transposed;
-    p.gating.is_there = transposed;
+    p.gating.is_there = transposed, p.x_rows = m / 4;
     return Choose(p, Gpu(gpu))->rows;
   };
   EXPECT_EQ(rows(64, 5760, true), 32);
