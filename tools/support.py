@@ -24,6 +24,7 @@ RECIPES = ROOT / "tools" / "recipes.json"
 
 RECURRENT = "recurrent layers"
 SPARSE = "sparse attention"
+BOTH_WAYS = "attention in both directions"
 INPUT = "inputs other than text, which are what the model is for"
 ENCODER = "encoder-decoder models"
 DIFFUSION = "diffusion models"
@@ -39,7 +40,7 @@ BLOCKED = {
     "BailingMoeV3ForCausalLM": RECURRENT,
     "BailingMoeV3VLForConditionalGeneration": RECURRENT,
     "BeamForCausalLM": KERNELS,
-    "D3ForSequenceClassification": RECURRENT,
+    "D3ForSequenceClassification": BOTH_WAYS,
     "DeepseekV32ForCausalLM": SPARSE,
     "DeepseekV41ForCausalLM": SPARSE,
     "DeepseekV4ForCausalLM": SPARSE,
@@ -51,13 +52,10 @@ BLOCKED = {
     "GlmMoeDsaForCausalLM": SPARSE,
     "HYV4ForCausalLM": SPARSE,
     "InklingForCausalLM": KERNELS,
-    "InternS2PreviewForConditionalGeneration": RECURRENT,
     "JinaVLForSequenceClassification": INPUT,
     "KimiK3ForConditionalGeneration": RECURRENT,
     "KimiLinearForCausalLM": RECURRENT,
-    "MiniCPMV4_6ForConditionalGeneration": RECURRENT,
     "MiniMaxM3SparseForCausalLM": SPARSE,
-    "NemotronHForCausalLM": RECURRENT,
     "NemotronH_Nano_Omni_Reasoning_V3": RECURRENT,
     "NemotronH_Nano_VL_V2": RECURRENT,
     "PaddleOCRVLForConditionalGeneration": INPUT,

@@ -46,7 +46,27 @@ _VISION = {
     "deepstack_visual_indexes": [],
 }
 _LARGE = {"kv_cache_memory_bytes": 64 << 20}  # a state is as large as many tokens
+_NEMOTRON = {
+    "head_dim": 128,
+    "ssm_state_size": 128,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 64,
+    "n_groups": 2,
+    "conv_kernel": 4,
+    "use_conv_bias": True,
+}
+_NEMOTRON_EXPERTS = _NEMOTRON | {
+    "hybrid_override_pattern": "MEM*E",
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 64,
+    "moe_shared_expert_intermediate_size": 128,
+    "routed_scaling_factor": 2.5,
+}
 RECURRENT = {
+    "nemotron_h": Family("nemotron_h", _NEMOTRON | {"hybrid_override_pattern": "M-M*-"}, _LARGE),
+    "nemotron_h_moe": Family("nemotron_h", _NEMOTRON_EXPERTS, _LARGE),
+    "nemotron_h_latent": Family("nemotron_h", _NEMOTRON_EXPERTS | {"moe_latent_size": 128}, _LARGE),
     "qwen3_next": Family(
         "qwen3_next",
         _DELTA | _EXPERTS | {"num_experts_per_tok": 10, "rope_parameters": _OF_TEXT},
@@ -63,6 +83,27 @@ RECURRENT = {
         _DELTA | _EXPERTS | {"rope_parameters": _OF_IMAGES},
         TEXT_ONLY | _LARGE,
         {"vision_config": _VISION},
+    ),
+    "minicpmv4_6": Family(
+        "minicpmv4_6",
+        {"model_type": "qwen3_5_text"} | _DELTA | {"rope_parameters": _OF_IMAGES},
+        TEXT_ONLY | _LARGE,
+        {
+            "vision_config": {
+                "hidden_size": 64,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "insert_layer_id": 1,
+            }
+        },
+    ),
+    "intern_s2": Family(
+        "qwen3_5_moe",
+        _DELTA | _EXPERTS | {"rope_parameters": _OF_IMAGES},
+        TEXT_ONLY | _LARGE | {"trust_remote_code": True},
+        {"vision_config": _VISION},
+        architecture="InternS2PreviewForConditionalGeneration",
     ),
     "lfm2": Family("lfm2", _LFM2 | _DENSE),
     "lfm2_moe": Family(

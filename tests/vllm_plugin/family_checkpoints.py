@@ -277,6 +277,7 @@ OWN = {
     "InternS1ForConditionalGeneration": Own(
         "interns1", {r"^model\.": "model.language_model."}, _intern_s1, remote=True
     ),
+    "InternS2PreviewForConditionalGeneration": Own("interns2_preview", {}, remote=True),
     "InternVLChatModel": Own(
         "internvl_chat",
         {r"^": "language_model."},

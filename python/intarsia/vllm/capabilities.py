@@ -9,13 +9,16 @@ FP8_CACHES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
 LARGEST_HEADS = {"cpu": 512, "cuda": 256}
 """A head's largest dimension, by the platform's kind of device; all are multiples of 8."""
 RECURRENT = (
+    "InternS2PreviewForConditionalGeneration",
     "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM",
     "Lfm2VlForConditionalGeneration",
+    "MiniCPMV4_6ForConditionalGeneration",
+    "NemotronHForCausalLM",
     "Qwen3NextForCausalLM",
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
 )
-"""vLLM's classes of models whose recurrent layers are short convolutions or gated delta nets."""
+"""vLLM's classes of models whose recurrent layers are short convolutions, gated delta nets or Mamba 2's."""
 QUANTISATIONS = ("auto_awq", "auto_gptq", "compressed-tensors", "fp8", "gpt_oss_mxfp4")
 """vLLM's names of quantised checkpoints that are served."""

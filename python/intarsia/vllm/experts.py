@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router import FusedTopKBiasRouter
 from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter
 from vllm.model_executor.layers.fused_moe.router.grouped_topk_router import GroupedTopKRouter
@@ -138,6 +139,18 @@ replace(moe_runner.MoERunner, "_select_forward", _forward_in_sight)
 
 
 # ---------------------------------------------------------------------------- experts
+
+
+def _post_init(self: FusedMoEConfig) -> None:
+    """With vLLM's last check left out, which takes experts without gates on its own platforms alone."""
+    try:
+        _their_post_init(self)
+    except NotImplementedError as error:
+        if "is_act_and_mul" not in str(error):
+            raise
+
+
+_their_post_init = replace(FusedMoEConfig, "__post_init__", _post_init)
 
 
 @UnquantizedFusedMoEMethod.register_oot

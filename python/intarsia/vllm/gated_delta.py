@@ -11,11 +11,10 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 
 from intarsia.vllm.attention import TracedMetadata
-from intarsia.vllm.short_conv import convolve, request_of_token
+from intarsia.vllm.chunks import CHUNK, over_chunks
+from intarsia.vllm.short_conv import convolve
 from intarsia.vllm.states import Form, read_states, write_states
 
-_CHUNK = 16
-"""Tokens of a request that are taken at once, a power of two."""
 _EPSILON = 1e-6
 """Added to the square of a key's or query's length."""
 
@@ -111,32 +110,9 @@ def in_chunks(
 ) -> tuple[jax.Array, jax.Array]:
     """Any number of tokens a request: q, k [t, h, dk], v [t, h, dv], g, beta [t, h], states [r, h, dk, dv] and the new ones.
 
-    Within a chunk the recurrence is a triangular system (the WY form, https://arxiv.org/abs/2412.06464 section 3.3), and from chunk to chunk
-    a loop. Each chunk is of one request, filled up by tokens that change nothing.
+    Within a chunk the recurrence is a triangular system (the WY form, https://arxiv.org/abs/2412.06464 section 3.3).
     """
-    tokens, requests = len(q), len(states)
-    request, place = request_of_token(starts, tokens)
-    of_request = -(-(starts[1:] - starts[:-1]) // _CHUNK)
-    ends = jnp.cumsum(of_request)
-    chunks = tokens // _CHUNK + min(requests, tokens)  # at most
-    is_token = place < (starts[1:] - starts[:-1])[request]
-    chunk = jnp.where(is_token, (ends - of_request)[request] + place // _CHUNK, chunks)
-    where = chunk, place % _CHUNK
-
-    def spread(x: jax.Array) -> jax.Array:
-        """[t, h, ...] as [chunks, h, tokens of a chunk, ...]."""
-        empty = jnp.zeros((chunks, _CHUNK, *x.shape[1:]), x.dtype)
-        return jnp.moveaxis(empty.at[where].set(x, mode="drop"), 1, 2)
-
-    owner = jnp.searchsorted(ends, jnp.arange(chunks), side="right").clip(0, requests - 1)
-
-    def step(states: jax.Array, one: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-        owner, *operands = one
-        out, new = _chunk(*operands, states[owner])
-        return states.at[owner].set(new), out
-
-    states, out = jax.lax.scan(step, states, (owner, *map(spread, (q, k, v, g, beta))))
-    return jnp.moveaxis(out, 2, 1).at[where].get(mode="clip"), states
+    return over_chunks(_chunk, (q, k, v, g, beta), states, starts)
 
 
 def _chunk(
@@ -144,14 +120,14 @@ def _chunk(
 ) -> tuple[jax.Array, jax.Array]:
     """q, k [h, c, dk], v [h, c, dv], g, beta [h, c], state [h, dk, dv]: outputs [h, c, dv], and the state behind them."""
     total = jnp.cumsum(g, axis=-1)
-    before = jnp.tril(jnp.ones((_CHUNK, _CHUNK), bool))
+    before = jnp.tril(jnp.ones((CHUNK, CHUNK), bool))
     # Masked first: what lies above the diagonal may overflow.
     decay = jnp.exp(jnp.where(before, total[:, :, None] - total[:, None, :], -jnp.inf))
     product = jnp.einsum("hik,hjk->hij", k * beta[..., None], k)
-    lower = -product * decay * jnp.tril(jnp.ones((_CHUNK, _CHUNK)), -1)
+    lower = -product * decay * jnp.tril(jnp.ones((CHUNK, CHUNK)), -1)
     # (1 - lower)^-1, since a power of it as high as the chunk is long is 0.
-    inverse, power = jnp.eye(_CHUNK) + lower, lower
-    for _ in range(_CHUNK.bit_length() - 2):
+    inverse, power = jnp.eye(CHUNK) + lower, lower
+    for _ in range(CHUNK.bit_length() - 2):
         power = power @ power
         inverse = inverse + inverse @ power
     from_before = jnp.einsum("hik,hkv->hiv", k * jnp.exp(total)[..., None], state)

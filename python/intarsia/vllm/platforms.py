@@ -83,14 +83,16 @@ class XlaPlatform(Platform):
 
         import intarsia.vllm.compressed_experts
         import intarsia.vllm.gated_delta  # and with it short convolutions and attention
+        import intarsia.vllm.mamba2
         import intarsia.vllm.quantized
         import intarsia.vllm.quantized_experts  # noqa: F401  and with it the experts and the layers
 
         path = "intarsia.vllm.attention.XlaNarrowValuesBackend"
         for name in ("FLASH_ATTN_DIFFKV", "TRITON_ATTN_DIFFKV"):
             register_backend(AttentionBackendEnum[name], path)
-        for kind in (MambaAttentionBackendEnum.SHORT_CONV, MambaAttentionBackendEnum.GDN_ATTN):
-            register_backend(kind, "intarsia.vllm.states.XlaStatesBackend", is_mamba=True)
+        path = "intarsia.vllm.states.XlaStatesBackend"
+        for name in ("SHORT_CONV", "GDN_ATTN", "MAMBA2"):
+            register_backend(MambaAttentionBackendEnum[name], path, is_mamba=True)
 
     @classmethod
     def get_default_ir_op_priority(cls, vllm_config: Any) -> Any:

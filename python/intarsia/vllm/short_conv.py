@@ -10,6 +10,7 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.short_conv import ShortConv
 
 from intarsia.vllm.attention import TracedMetadata
+from intarsia.vllm.chunks import request_of_token
 from intarsia.vllm.states import Form, read_states, write_states
 
 
@@ -33,13 +34,6 @@ class XlaShortConv(ShortConv):
         caches.write(self.prefix, write_states(pages, group, [states]))
         rows, _ = self.out_proj(interop.torch_view(behind * mixed))
         output.copy_(rows)
-
-
-def request_of_token(starts: jax.Array, tokens: int) -> tuple[jax.Array, jax.Array]:
-    """Of each of a batch's tokens: its request (the last one for padding), and its place among that one's tokens."""
-    at = jnp.arange(tokens, dtype=jnp.int32)
-    request = jnp.searchsorted(starts[1:], at, side="right").clip(0, len(starts) - 2)
-    return request, at - starts[request]
 
 
 def convolve(
