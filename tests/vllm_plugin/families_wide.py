@@ -43,7 +43,8 @@ WIDE = {
     ),
     "gemma4_unified": Family(
         "gemma4_unified",
-        {k: v for k, v in _GEMMA4.items() if "per_layer_input" not in k},
+        {k: v for k, v in _GEMMA4.items() if "per_layer_input" not in k}
+        | {"num_hidden_layers": 4, "layer_types": BOTH * 2},
         {"language_model_only": True},
         {
             "vision_config": {"mm_embed_dim": 64, "num_soft_tokens": 4},

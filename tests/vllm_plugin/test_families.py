@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import family_models
 import pytest
@@ -47,17 +48,29 @@ def test_tokens_are_those_of_transformers(_environment: None, tmp_path: Path, na
 def test_families_are_named_once() -> None:
     """An architecture of two families is that of different forms of weights or different facts."""
     assert set(SHORT) <= set(FAMILIES)
-    shown = [(f.kind, f.form, json.dumps(f.config, sort_keys=True)) for f in FAMILIES.values()]
+    shown = [
+        (architectures(f), f.form, json.dumps(f.config, sort_keys=True)) for f in FAMILIES.values()
+    ]
     assert len(set(shown)) == len(shown)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("whole", [False, True], ids=["every_expert", "experts"])
-def test_two_ranks_share(_environment: None, tmp_path: Path, whole: bool) -> None:
-    """A part of every expert each, or whole experts (`--enable-expert-parallel`)."""
-    name = "qwen3_moe"
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qwen3_moe", {}),
+        ("qwen3_moe", {"enable_expert_parallel": True}),
+        ("deepseek_v3_fp8", {}),
+        ("qwen3_5", {}),
+    ],
+    ids=["every_expert", "experts", "latents", "states"],
+)
+def test_two_ranks_share(
+    _environment: None, tmp_path: Path, name: str, options: dict[str, Any]
+) -> None:
+    """A part of every expert each, or whole experts; heads that are made of latents; states of heads."""
     family_models.make(name, tmp_path)
-    options = {"tensor_parallel_size": 2, "enable_expert_parallel": whole}
-    tokens, _, engine = family_models.by_vllm(name, tmp_path, **options)
+    two = {"tensor_parallel_size": 2} | options
+    tokens, _, engine = family_models.by_vllm(name, tmp_path, **two)
     for answer in family_models.by_transformers(name, tmp_path, tokens, engine):
         assert max(answer.deficits) < _TOLERANCE

@@ -56,6 +56,7 @@ def test_embeddings_are_the_last_tokens_states(_environment: None, tmp_path: Pat
     _check_embeddings(_make("Qwen3ForCausalLM", tmp_path).model, tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("labels", [1, 3], ids=["reranks", "classifies"])
 def test_scores(_environment: None, tmp_path: Path, labels: int) -> None:
     import torch
@@ -70,6 +71,7 @@ def test_scores(_environment: None, tmp_path: Path, labels: int) -> None:
         np.testing.assert_allclose(probabilities, expected.numpy(), atol=1e-4)
 
 
+@pytest.mark.full
 def test_jina_v5_embeds_with_a_tasks_adapter(_environment: None, tmp_path: Path) -> None:
     """jina-embeddings-v5-text-small: a Qwen 3 without a head, and low-rank differences for each task."""
     import torch

@@ -11,6 +11,11 @@ MIXTRAL = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
 }
+LFM2 = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "layer_types": ["conv", "full_attention"] * 2,
+}
 QUANTISED = {"quantization_config": {"quant_method": "experts_int8"}}
 
 
@@ -22,6 +27,7 @@ QUANTISED = {"quantization_config": {"quant_method": "experts_int8"}}
             {"dtype": "bfloat16"},
             "quantised weights (experts_int8), expected one of auto_awq",
         ),
+        (LFM2, {"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8 beside recurrent layers"),
         ({"index_topk": 64}, {}, "sparse attention (LlamaForCausalLM)"),
         ({"head_dim": 520}, {}, "heads of 520 on cpu, expected a multiple of 8 up to 512"),
         ({"head_dim": 20}, {}, "heads of 20 on cpu"),

@@ -83,6 +83,8 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
     recurrent = model.is_hybrid or model.is_attention_free or model.has_inner_state
     if recurrent and not set(model.architectures) <= set(RECURRENT):
         yield f"models with recurrent layers ({_name(config)})"
+    elif recurrent and cache.cache_dtype in FP8_CACHES:
+        yield f"--kv-cache-dtype {cache.cache_dtype} beside recurrent layers, whose states share its pages"
     if model.use_mla:
         yield f"caches of latents ({_name(config)}, VLLM_MLA_DISABLE=0), expected VLLM_MLA_DISABLE=1"
     if getattr(model.hf_text_config, "index_topk", None) is not None:
