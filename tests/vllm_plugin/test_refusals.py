@@ -67,19 +67,24 @@ def test_refused_at_start(configured, changes, options, message):
     assert message in str(error.value)
 
 
+DEEPSEEK = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+}
+
+
+def test_latents_become_heads(configured):
+    assert configured(DEEPSEEK).model_config.get_head_size() == 192
+
+
 def test_latents_are_refused(configured, monkeypatch):
     """Heads take their place unless a user asks for them."""
-    changes = {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        "kv_lora_rank": 64,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-    }
-    assert configured(changes).model_config.get_head_size() == 192
     monkeypatch.setenv("VLLM_MLA_DISABLE", "0")
     with pytest.raises(Exception, match="caches of latents"):
-        configured(changes)
+        configured(DEEPSEEK)
 
 
 def test_the_same_model_is_taken_without_those(configured):
