@@ -71,6 +71,8 @@ def hosts(count: int) -> Iterator[Sequence[Host]]:
             _ip("netns", "add", host.namespace)
             stack.callback(_ip, "netns", "del", host.namespace)
             _ip(*f"link add {host._link} type veth peer name eth0 netns {host.namespace}".split())
+            # Connections that nobody answers keep a namespace, and its link, for a minute after its end.
+            stack.callback(_ip, "link", "del", host._link)
             _ip(*f"link set {host._link} master {bridge} up".split())
             _ip("-n", host.namespace, *f"addr add {host.address}/24 dev eth0".split())
             _ip("-n", host.namespace, "link", "set", "eth0", "up")
