@@ -76,7 +76,7 @@ def rotary_embedding(positions, query, table, key):
     return turn(query), turn(key)
 
 
-# ---------------------------------------------------------------------------- quantisation
+# ---------------------------------------------------------------------------- quantization
 
 
 def codes(x, scale, dtype=torch.float8_e4m3fn):
@@ -101,8 +101,8 @@ def dynamic_scaled_fp8_quant(x):
 
 
 def per_token_group_fp8_quant(x):
-    quantised, scale = by_rows(x.unflatten(-1, (-1, 128)))
-    return quantised.flatten(-2), scale[..., 0]
+    quantized, scale = by_rows(x.unflatten(-1, (-1, 128)))
+    return quantized.flatten(-2), scale[..., 0]
 
 
 def fused_add_rms_norm_static_fp8_quant(x, residual, weight, scale):

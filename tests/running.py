@@ -272,9 +272,9 @@ def check(
     assert error <= tolerance, f"{op}: {what} in {dtype} is off by {error:.2e} > {tolerance:.2e}"
 
 
-# Most elements of an 8-bit result have the reference's code; this share may have a neighbour of it,
+# Most elements of an 8-bit result have the reference's code; this share may have a neighbor of it,
 # as numbers that are rounded to T on the way come near a tie.
-_NEIGHBOURS = 0.2
+_NEIGHBORS = 0.2
 
 
 def check_codes(what: str, got: np.ndarray, want: np.ndarray) -> None:
@@ -286,11 +286,11 @@ def check_codes(what: str, got: np.ndarray, want: np.ndarray) -> None:
     distance = distance[~is_nan]
     assert distance.max(initial=0) <= 1, f"{what} is off by {distance.max()} codes"
     off = np.count_nonzero(distance)
-    assert off <= _NEIGHBOURS * got.size + 3, f"{what}: {off} codes of {got.size} are neighbours"
+    assert off <= _NEIGHBORS * got.size + 3, f"{what}: {off} codes of {got.size} are neighbors"
 
 
 def _ordinals(x: np.ndarray) -> np.ndarray:
-    """Integers in the order of the numbers, one apart for neighbours."""
+    """Integers in the order of the numbers, one apart for neighbors."""
     if np.issubdtype(x.dtype, np.integer):
         return x.astype(np.int32)
     bits = x.view(np.uint8).astype(np.int32)

@@ -75,10 +75,10 @@ def test_gated_activations_by_columns() -> None:
     both = P("data", "model")
     sharded = ij.shard(ij.silu_and_mul, mesh, tokens="data", columns="model")
     check("silu_and_mul", mesh, ij.silu_and_mul, sharded, {"x": (gate, both), "up": (up, both)})
-    quantised = ij.shard(ij.silu_and_mul_quant, mesh, tokens="data", columns="model")
+    quantized = ij.shard(ij.silu_and_mul_quant, mesh, tokens="data", columns="model")
     (codes,) = run(
         mesh,
-        quantised,
+        quantized,
         {"x": (gate, both), "scale": (np.ones(1, np.float32), P()), "up": (up, both)},
     )
     want = np.asarray(ij.silu_and_mul_quant(gate, np.ones(1, np.float32), up))

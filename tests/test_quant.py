@@ -1,4 +1,4 @@
-"""Quantisation to the bit: every code, every f16 and bf16, NaN and infinities, drawn shapes; fused ops as pairs."""
+"""Quantization to the bit: every code, every f16 and bf16, NaN and infinities, drawn shapes; fused ops as pairs."""
 
 import ml_dtypes
 import numpy as np
@@ -73,7 +73,7 @@ def test_every_number_has_its_nearest_code(op: str, dtype: str, platform: str) -
 
 @running.on_each_platform
 def test_every_code_is_kept(platform: str) -> None:
-    """Quantising what the codes stand for gives the codes again."""
+    """Quantizing what the codes stand for gives the codes again."""
     codes = np.arange(256, dtype=np.uint8)
     codes = codes[(codes & 0x7F) != 0x7F].view(F8)
     x = codes.astype(np.float32) * np.float32(0.25)

@@ -83,7 +83,7 @@ def test_many_rows_are_packed_in_parts() -> None:
     np.testing.assert_array_equal(repack.decoded(weight), want)
 
 
-def test_neighbours_in_one_format_become_one() -> None:
+def test_neighbors_in_one_format_become_one() -> None:
     parts = [repack.from_gguf(blocks_of("Q5_0", rows, 2, rows), "Q5_0") for rows in (32, 16, 5)]
     other = repack.from_gguf(blocks_of("Q8_0", 16, 2, 0), "Q8_0")
     merged = repack.joined([*parts, other, parts[0]])

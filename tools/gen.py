@@ -120,7 +120,7 @@ def _with_table(page: pathlib.Path, header: list[str], rows: list[list[str]]) ->
 
 
 def torch_page(ops: list[_native.Op]) -> str:
-    """tests/torch_frontend/xla/test_routes.py sees to it that each route's test is parametrised with its ops."""
+    """tests/torch_frontend/xla/test_routes.py sees to it that each route's test is parametrized with its ops."""
 
     def row(route: str) -> list[str]:
         file, _, function = support.TORCH_ROUTES[route].partition("::")

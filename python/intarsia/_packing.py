@@ -151,7 +151,7 @@ def from_codes(
 
 
 def joined(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
-    """The same rows in fewer weights: neighbours in one format become one where tiles allow."""
+    """The same rows in fewer weights: neighbors in one format become one where tiles allow."""
     found: list[PackedWeight] = []
     for weight in weights:
         if found and found[-1].rows % TILE_ROWS == 0 and _kind(found[-1]) == _kind(weight):

@@ -1,4 +1,4 @@
-"""The quantised weights of checkpoints, packed as `intarsia.jax.linear_quantized` takes them.
+"""The quantized weights of checkpoints, packed as `intarsia.jax.linear_quantized` takes them.
 
 Each function takes a matrix of one format as NumPy arrays, as the file has them, and returns a `PackedWeight`. It moves bits and
 changes no number.
@@ -198,7 +198,7 @@ def _room_for(part: PackedWeight, rows: int) -> PackedWeight:
 
 # --------------------------------------------------------------------------------- AWQ, GPTQ, compressed-tensors
 
-# Which 4 bits of a word AWQ keeps each of 8 neighbours in (AutoAWQ, awq/utils/packing_utils.py).
+# Which 4 bits of a word AWQ keeps each of 8 neighbors in (AutoAWQ, awq/utils/packing_utils.py).
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 

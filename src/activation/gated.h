@@ -1,7 +1,7 @@
 // A gated activation, the middle of a gated MLP:
 //   out = round_T(act(gate)) * up, rounded to T, with act in f32.
 // Equal to the two ops one after the other. An op of this family is a name for its `act`, which may
-// have attributes; it may also quantise the product by a given scale.
+// have attributes; it may also quantize the product by a given scale.
 #pragma once
 #include <utility>
 
@@ -55,7 +55,7 @@ struct GatedRows {
   int64_t n, rows, gate_stride;
   const T* up;
   int64_t up_stride;
-  bool in_turn;  // then the neighbours of both are two elements apart
+  bool in_turn;  // then the neighbors of both are two elements apart
 };
 
 }  // namespace intarsia

@@ -43,7 +43,7 @@ template <class Activation, class T>
     return RoundTo(act(x.gate), t) * x.up;
 }
 
-// Code: the type of a quantised product, which then has a scale; void: T.
+// Code: the type of a quantized product, which then has a scale; void: T.
 template <class Activation, class Code = void>
 Status RunGated(const GatedActivation& op, const CpuContext& context,
                 const TensorView* scale = nullptr, Activation act = {},

@@ -16,7 +16,7 @@ namespace {
 constexpr int kGatedThreads = 128;
 constexpr int kGatedItems = 2;  // vectors a thread has on their way at once
 
-// Gate and up of kCount neighbours.
+// Gate and up of kCount neighbors.
 template <class T, int kCount>
 struct GateAndUp {
   Pack<T, kCount> gate, up;
@@ -101,7 +101,7 @@ template <class T, class Out, int kCount, template <class> class Activation>
 const Kernel kGatedKernel("GatedKernel",
                           reinterpret_cast<const void*>(&GatedKernel<T, Out, kCount, Activation>));
 
-// Code: the type of a quantised product, which then has a scale; void: T. The attributes are
+// Code: the type of a quantized product, which then has a scale; void: T. The attributes are
 // Activation's members.
 template <template <class> class Activation, class Code = void, class... Attributes>
 Status LaunchGated(const CudaContext& context, const GatedActivation& op,

@@ -34,7 +34,7 @@ namespace intarsia::attention {
 // Plain data, passed to CUDA kernels by value. Strides are in elements; the last one is always 1.
 struct Params {
   DType dtype = DType::kOther;      // of q; that of K and V is cache.dtype
-  DType out_dtype = DType::kOther;  // q's, but for quantised q
+  DType out_dtype = DType::kOther;  // q's, but for quantized q
   const void* q = nullptr;          // [t, h, d]
   int64_t q_token_stride = 0, q_head_stride = 0;
   void* out = nullptr;   // [t, h, v_head_dim], dense

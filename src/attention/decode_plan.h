@@ -7,7 +7,7 @@
 // kItemOverhead empty granules (what it costs to begin and to end an item, in granules' time), form
 // the work line; slice i of the line is [i * payload, (i + 1) * payload). Every KV head has the
 // same line, and a CTA computes one slice for one head: so all CTAs have the same amount to do,
-// however skewed the lengths are, and those of neighbouring heads read the same pages at the same
+// however skewed the lengths are, and those of neighboring heads read the same pages at the same
 // time. What a CTA computes of an item is a piece: final if the item lies in one slice, else a
 // partial result that a second kernel combines.
 //

@@ -105,7 +105,7 @@ class Checker {
           std::get<std::string_view>(call_.attributes[static_cast<size_t>(rule.attribute)]));
     if (rule.listed) return static_cast<DType>(std::countr_zero(rule.listed));
     if (rule.operand >= 0) return call_.operands[static_cast<size_t>(rule.operand)]->dtype;
-    return type_ == DType::kOther ? DType::kBF16 : type_;  // no operand is a T: all are quantised
+    return type_ == DType::kOther ? DType::kBF16 : type_;  // no operand is a T: all are quantized
   }
 
   Status CheckChoice(const AttributeInfo& info, std::string_view text) const {

@@ -1,4 +1,4 @@
-// Scales of quantised operands, and other f32 numbers that there is one of for a tensor, for each
+// Scales of quantized operands, and other f32 numbers that there is one of for a tensor, for each
 // head, or for each head of each sequence.
 #pragma once
 #include <cstdint>

@@ -55,7 +55,7 @@ Status MakeDense(void* data, DType dtype, std::span<const int64_t> dims, TensorV
 Status MakeStrided(void* data, DType dtype, std::span<const int64_t> dims, const int64_t* strides,
                    TensorView& view);
 
-// The distance, in elements, of neighbours in a walk over the first `axes` axes; none if it is not
+// The distance, in elements, of neighbors in a walk over the first `axes` axes; none if it is not
 // always the same. Axes of one element have no part in it: torch gives them any stride.
 std::optional<int64_t> EvenStride(const TensorView& x, int axes);
 

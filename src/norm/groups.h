@@ -1,4 +1,4 @@
-// Groups of a row's neighbours that are quantised by scales of their own, behind a norm.
+// Groups of a row's neighbors that are quantized by scales of their own, behind a norm.
 #pragma once
 
 namespace intarsia {

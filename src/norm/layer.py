@@ -30,8 +30,8 @@ def arguments(rng, dtype, *, t, n, weight="T", bias="T", offset=0.0):
 
 def normed(x, weight, bias, eps):
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis, in f64."""
-    centred = x - np.mean(x, axis=-1, keepdims=True)
-    y = centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    centered = x - np.mean(x, axis=-1, keepdims=True)
+    y = centered / np.sqrt(np.mean(centered * centered, axis=-1, keepdims=True) + eps)
     y = y if weight is None else y * weight
     return y if bias is None else y + bias
 
@@ -48,7 +48,7 @@ def xla_normed(x, weight, bias, eps):
     from jax import lax
 
     f32 = x.astype(jnp.float32)
-    centred = f32 - jnp.mean(f32, axis=-1, keepdims=True)
-    y = centred * lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    centered = f32 - jnp.mean(f32, axis=-1, keepdims=True)
+    y = centered * lax.rsqrt(jnp.mean(centered * centered, axis=-1, keepdims=True) + eps)
     y = y if weight is None else y * weight
     return (y if bias is None else y + bias).astype(x.dtype)

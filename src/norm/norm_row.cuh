@@ -1,6 +1,6 @@
 // out[row] = (x[row] + residual[row]) / sqrt(mean((x[row] + residual[row])^2) + eps) * weight;
 // without a residual, of x alone; a layer norm takes the row's mean from x first, and adds a bias.
-// Roundings: rms_norm.h and fused_add_rms_norm.h. As T, or rounded to T and then quantised: by a
+// Roundings: rms_norm.h and fused_add_rms_norm.h. As T, or rounded to T and then quantized: by a
 // given scale, by the row's own, or by those of groups of neighbors in a row.
 //
 // A row is read once: its first kNormItems packs a thread stay in registers between the reduction
@@ -21,8 +21,8 @@ namespace intarsia::cuda {
 namespace {
 
 constexpr int kNormItems = 4;
-// Of a quantised result: given (or there is none), a scale for each row, or for each group of a
-// row's neighbours.
+// Of a quantized result: given (or there is none), a scale for each row, or for each group of a
+// row's neighbors.
 enum class NormScales { kGiven, kRows, kGroups };
 // Threads of a block, at most. With scales of rows or groups a thread keeps the rounded numbers,
 // too, for which the 64 registers that 1024 threads leave it are not enough.
@@ -71,8 +71,8 @@ struct Norm {
 };
 
 // What a layer norm takes from each number: its row's mean.
-template <bool kCentred>
-struct Centre {
+template <bool kCentered>
+struct Center {
   float mean = 0.0f;
 };
 
@@ -145,7 +145,7 @@ struct RowPack {
   __device__ __forceinline__ Pack<float, kCount> Normed(const NormArguments<T, Out>& a,
                                                         int64_t column,
                                                         const Pack<T, kCount>& weight, float rstd,
-                                                        Centre<false> = {}) const {
+                                                        Center<false> = {}) const {
     Pack<float, kCount> normed;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) normed.at[j] = At(j) * rstd;
@@ -163,7 +163,7 @@ struct RowPack {
   __device__ __forceinline__ Pack<float, kCount> Normed(const NormArguments<T, Out>& a,
                                                         int64_t column,
                                                         const Pack<T, kCount>& weight, float rstd,
-                                                        Centre<true> centre) const {
+                                                        Center<true> center) const {
     Pack<T, kCount> bias;
     if (a.bias) bias = LoadPack(a.bias + column);
     Pack<float, kCount> normed;
@@ -174,7 +174,7 @@ struct RowPack {
                                      : 1.0f;
       const float b = a.bias ? ToFloat(bias.at[j]) : a.bias_f32 ? a.bias_f32[column + j] : 0.0f;
       normed.at[j] =
-          __fmaf_rn((At(j) - centre.mean) * rstd, w, b);  // so that every op rounds alike
+          __fmaf_rn((At(j) - center.mean) * rstd, w, b);  // so that every op rounds alike
     }
     return normed;
   }
@@ -185,9 +185,9 @@ struct PlusAgain : Plus {};
 
 // A row a threadIdx.y. kCount: what makes 16 bytes of T, or 1 where alignment or n does not allow
 // that. kItems: packs that a thread keeps; 1 if a row has no more packs than threads, as in a
-// decode step, whose time is that of fetching the code. kCentred: a layer norm.
+// decode step, whose time is that of fetching the code. kCentered: a layer norm.
 template <class T, class Out, int kCount, int kItems, bool kResidual, NormScales kScales,
-          bool kCentred>
+          bool kCentered>
 __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArguments<T, Out> a) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const int64_t packs = row < a.rows ? a.n / kCount : 0;
@@ -231,15 +231,15 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
     if (at(0) < kept_packs) first_weight = kept[0].Weight(a, at(0) * kCount);
   float given_scale = 1.0f;
   if constexpr (kScales == NormScales::kGiven && sizeof(Out) == 1) given_scale = *a.scale;
-  Centre<kCentred> centre;
+  Center<kCentered> center;
   float squares = 0.0f;
-  if constexpr (kCentred) {
+  if constexpr (kCentered) {
     float sum = 0.0f;
     for_kept([&](auto& pack, int64_t, int) { sum += pack.Sum(); });
     for_again([&](auto& pack, int64_t, int) { sum += pack.Sum(); });
-    centre.mean = ReduceRow<PlusAgain>(sum) / static_cast<float>(a.n);
-    for_kept([&](auto& pack, int64_t, int) { squares += pack.SumOfSquaresAround(centre.mean); });
-    for_again([&](auto& pack, int64_t, int) { squares += pack.SumOfSquaresAround(centre.mean); });
+    center.mean = ReduceRow<PlusAgain>(sum) / static_cast<float>(a.n);
+    for_kept([&](auto& pack, int64_t, int) { squares += pack.SumOfSquaresAround(center.mean); });
+    for_again([&](auto& pack, int64_t, int) { squares += pack.SumOfSquaresAround(center.mean); });
   } else {
     for_kept([&](auto& pack, int64_t, int) { squares += pack.SumOfSquares(); });
     for_again([&](auto& pack, int64_t, int) { squares += pack.SumOfSquares(); });
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
   const float rstd = rsqrtf(ReduceRow<Plus>(squares) / static_cast<float>(a.n) + a.eps);
   const auto normed = [&](const auto& pack, int64_t i, int k) {
     const auto weight = kAsksEarly && k == 0 ? first_weight : pack.Weight(a, i * kCount);
-    return pack.Normed(a, i * kCount, weight, rstd, centre);
+    return pack.Normed(a, i * kCount, weight, rstd, center);
   };
   const auto store = [&](int64_t i, const Pack<Out, kCount>& out) {
     *reinterpret_cast<Pack<Out, kCount>*>(a.out + i * kCount) = out;
@@ -271,16 +271,16 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
     });
     for_again([&](auto& pack, int64_t i, int k) { count(FromFloats<T>(normed(pack, i, k)), i); });
     __syncthreads();
-    const auto quantise = [&](const Pack<T, kCount>& y, int64_t i) {
+    const auto quantize = [&](const Pack<T, kCount>& y, int64_t i) {
       const float largest = __int_as_float(*group(i));
-      store(i, Quantised<Out>(y, RowScaling(a.rule.Of(largest).scaling, largest)));
+      store(i, Quantized<Out>(y, RowScaling(a.rule.Of(largest).scaling, largest)));
     };
     if (row < a.rows)
       for (int64_t g = threadIdx.x; g < groups; g += blockDim.x)
         a.row_scales[row * groups + g] = a.rule.Of(__int_as_float(of_row[g])).scale;
-    for_kept([&](auto&, int64_t i, int k) { quantise(rounded[k], i); });
+    for_kept([&](auto&, int64_t i, int k) { quantize(rounded[k], i); });
     for_again([&](auto& pack, int64_t i, int k) {  // sums last: residual_out may be residual
-      quantise(FromFloats<T>(normed(pack, i, k)), i);
+      quantize(FromFloats<T>(normed(pack, i, k)), i);
       pack.StoreSum(a, i * kCount);
     });
   } else if constexpr (kScales == NormScales::kRows) {
@@ -298,9 +298,9 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
     const auto of_row = a.rule.Of(largest);
     const RowScaling scaling(of_row.scaling, largest);
     if (threadIdx.x == 0 && row < a.rows) a.row_scales[row] = of_row.scale;
-    for_kept([&](auto&, int64_t i, int k) { store(i, Quantised<Out>(rounded[k], scaling)); });
+    for_kept([&](auto&, int64_t i, int k) { store(i, Quantized<Out>(rounded[k], scaling)); });
     for_again([&](auto& pack, int64_t i, int k) {  // sums last, as above
-      store(i, Quantised<Out>(FromFloats<T>(normed(pack, i, k)), scaling));
+      store(i, Quantized<Out>(FromFloats<T>(normed(pack, i, k)), scaling));
       pack.StoreSum(a, i * kCount);
     });
   } else {
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
       const auto y = normed(pack, i, k);
       pack.StoreSum(a, i * kCount);
       if constexpr (sizeof(Out) == 1)
-        store(i, Quantised<Out>(FromFloats<T>(y), scaling));
+        store(i, Quantized<Out>(FromFloats<T>(y), scaling));
       else
         store(i, FromFloats<Out>(y));
     };
@@ -320,10 +320,10 @@ __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArgument
 }
 
 template <class T, class Out, int kCount, int kItems, bool kResidual, NormScales kScales,
-          bool kCentred>
+          bool kCentered>
 const Kernel kNormKernel("NormKernel",
                          reinterpret_cast<const void*>(
-                             &NormKernel<T, Out, kCount, kItems, kResidual, kScales, kCentred>),
+                             &NormKernel<T, Out, kCount, kItems, kResidual, kScales, kCentered>),
                          kScales == NormScales::kGroups ? kMaxNormGroups * int{sizeof(int)} : 0);
 
 template <class T, class Out>
@@ -361,7 +361,8 @@ NormArguments<T, Out> ArgumentsOf(const Norm& norm) {
 }
 
 // Out is void where the result has the activations' type.
-template <class Out, bool kResidual, NormScales kScales = NormScales::kGiven, bool kCentred = false>
+template <class Out, bool kResidual, NormScales kScales = NormScales::kGiven,
+          bool kCentered = false>
 Status LaunchNorm(const CudaContext& context, const Norm& norm) {
   return DispatchDType<kF32, kF16, kBF16>("x", norm.x.dtype, [&]<DType kType>() -> Status {
     using T = DeviceT<kType>;
@@ -376,10 +377,10 @@ Status LaunchNorm(const CudaContext& context, const Norm& norm) {
     const int64_t items = packed ? a.n / kCount : a.n;
     const dim3 block = RowBlock(*context.device, a.rows, items, kNormItems, kNormThreads<kScales>);
     const Kernel& kernel =
-        !packed ? kNormKernel<T, Result, 1, kNormItems, kResidual, kScales, kCentred>
+        !packed ? kNormKernel<T, Result, 1, kNormItems, kResidual, kScales, kCentered>
         : items <= block.x
-            ? kNormKernel<T, Result, kCount, 1, kResidual, kScales, kCentred>
-            : kNormKernel<T, Result, kCount, kNormItems, kResidual, kScales, kCentred>;
+            ? kNormKernel<T, Result, kCount, 1, kResidual, kScales, kCentered>
+            : kNormKernel<T, Result, kCount, kNormItems, kResidual, kScales, kCentered>;
     const int64_t groups = a.group_size == 0 ? 0 : block.y * (a.n / a.group_size);
     return Launch(
         context, kernel,

@@ -79,7 +79,7 @@ class RowScaling {
 
 // The codes of numbers that go through a Scaling or RowScaling.
 template <class Code, class T, int kCount, class Scales>
-__device__ __forceinline__ Pack<Code, kCount> Quantised(const Pack<T, kCount>& x,
+__device__ __forceinline__ Pack<Code, kCount> Quantized(const Pack<T, kCount>& x,
                                                         const Scales& scaling) {
   Pack<float, kCount> scaled = ToFloats(x);
   if constexpr (std::is_same_v<Scales, RowScaling>) {

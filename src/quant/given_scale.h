@@ -1,7 +1,7 @@
-// Quantisation by scales that are given:
+// Quantization by scales that are given:
 //   q = clamp(round(x * (1 / scale))) in fp8, clamp(round(x / scale)) in int8
 // with the reciprocal rounded to f32 first. One scale for all, for each column, for each row, or
-// for each group of n/g neighbours in each row. int8 may have a zero point for all, the code that
+// for each group of n/g neighbors in each row. int8 may have a zero point for all, the code that
 // stands for 0: q = clamp(round(x / scale) + azp).
 #pragma once
 #include "src/core/op.h"
@@ -26,7 +26,7 @@ inline constexpr const char* kGivenScaleDoc =
 struct GivenScales {
   const float* data;
   int64_t row_stride;
-  int64_t columns;  // neighbours with one scale
+  int64_t columns;  // neighbors with one scale
 
   // Of rows of n > 0 elements.
   [[gnu::always_inline]] GivenScales(const TensorView& scale, int64_t n)

@@ -20,7 +20,7 @@ CASES = quant.CASES | {
 
 @dataclass(frozen=True)
 class GivenScale:
-    """An op that quantises to `code` by scales of a tensor, of columns, rows or groups."""
+    """An op that quantizes to `code` by scales of a tensor, of columns, rows or groups."""
 
     code: str
 

@@ -1,4 +1,4 @@
-// Quantisation by given scales on the CPU. For <op>_cpu.cc files only, like simd.h.
+// Quantization by given scales on the CPU. For <op>_cpu.cc files only, like simd.h.
 #pragma once
 #include <type_traits>
 

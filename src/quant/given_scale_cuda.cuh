@@ -1,4 +1,4 @@
-// Quantisation by given scales on CUDA. Each op's file makes the kernels of its codes.
+// Quantization by given scales on CUDA. Each op's file makes the kernels of its codes.
 #pragma once
 #include <algorithm>
 #include <bit>

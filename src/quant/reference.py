@@ -1,4 +1,4 @@
-"""What the quantising ops compute, in NumPy: in f64, or to the bit where all is f32.
+"""What the quantizing ops compute, in NumPy: in f64, or to the bit where all is f32.
 
 All functions keep the precision of x. What they return as numbers is not yet rounded to codes.
 """
@@ -60,7 +60,7 @@ def power_of_two_from(x):
 
 
 def groups(x, group_size):
-    """Rows as groups of neighbours: [..., n / group_size, group_size]."""
+    """Rows as groups of neighbors: [..., n / group_size, group_size]."""
     return x.reshape(*x.shape[:-1], x.shape[-1] // group_size, group_size)
 
 
@@ -109,7 +109,7 @@ NORM_I8 = RowRule("i8", "reciprocal", least_scale=float(np.finfo(np.float32).eps
 
 # ---------------------------------------------------------------------------- operands and benchmarks
 
-# Rows of models' activations; n is what is quantised at once.
+# Rows of models' activations; n is what is quantized at once.
 CASES = {
     "example": dict(tags="ci wire", t=2, n=64),
     "llama3_8b_decode": dict(tags="ci bench bench_cpu", t=16, n=4096),

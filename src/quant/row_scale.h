@@ -1,4 +1,4 @@
-// Quantisation of rows by scales of their own, which come from the largest absolute value in each:
+// Quantization of rows by scales of their own, which come from the largest absolute value in each:
 // see RowRule in scaling.h.
 #pragma once
 #include "src/core/op.h"

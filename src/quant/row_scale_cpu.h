@@ -1,4 +1,4 @@
-// Quantisation of rows by their own scales on the CPU. For <op>_cpu.cc files only, like simd.h.
+// Quantization of rows by their own scales on the CPU. For <op>_cpu.cc files only, like simd.h.
 #pragma once
 #include "src/core/cpu/rows.h"
 #include "src/core/cpu/simd_8bit.h"

@@ -1,4 +1,4 @@
-// Quantisation of rows by their own scales on CUDA. Each op's file makes the kernels of its codes.
+// Quantization of rows by their own scales on CUDA. Each op's file makes the kernels of its codes.
 #pragma once
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/rows.cuh"
@@ -22,7 +22,7 @@ struct RowQuantArguments {
 };
 
 // A row a threadIdx.y; its first kRowQuantItems packs a thread stay in registers between the search
-// for the largest and the quantisation. What a longer row has beyond that is read again.
+// for the largest and the quantization. What a longer row has beyond that is read again.
 template <class T, class Code, int kCount>
 __global__ void __launch_bounds__(kMaxRowThreads) RowQuantKernel(RowQuantArguments<T, Code> a) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -46,9 +46,9 @@ __global__ void __launch_bounds__(kMaxRowThreads) RowQuantKernel(RowQuantArgumen
   if (threadIdx.x == 0 && row < a.rows) a.scales[row] = of_row.scale;
 #pragma unroll
   for (int k = 0; k < kRowQuantItems; ++k)
-    if (at(k) < packs) q[at(k)] = Quantised<Code>(kept[k], scaling);
+    if (at(k) < packs) q[at(k)] = Quantized<Code>(kept[k], scaling);
   for (int64_t i = at(kRowQuantItems); i < packs; i += blockDim.x)
-    q[i] = Quantised<Code>(x[i], scaling);
+    q[i] = Quantized<Code>(x[i], scaling);
 }
 
 template <class T, class Code, int kCount>

@@ -1,7 +1,7 @@
 // From numbers to codes of 8 bits, and the scales that undo it: x is about code * scale.
 //
 // The order of operations is vLLM's, op by op (csrc/quantization, 2026-08), so that the codes are
-// its codes: where it multiplies by a reciprocal, a division would give a neighbour now and then.
+// its codes: where it multiplies by a reciprocal, a division would give a neighbor now and then.
 // Two things differ, both where vLLM's clamp turns a NaN into the largest fp8 code: a NaN stays
 // one, and zeros stay 0 under a scale of 0.
 #pragma once

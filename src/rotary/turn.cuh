@@ -129,7 +129,7 @@ __device__ __forceinline__ TurnedPairs<V> Turn(const Rotation& a, const T* in,
     if (a.is_neox) {
       turn(x.at[j], y.at[j], j);
     } else {
-      // x and y are 2 * kCount neighbours: pair j is elements 2j and 2j + 1 of them together.
+      // x and y are 2 * kCount neighbors: pair j is elements 2j and 2j + 1 of them together.
       const auto of_both = [&](int i) -> float& { return i < kCount ? x.at[i] : y.at[i - kCount]; };
       turn(of_both(2 * j), of_both(2 * j + 1), j);
     }

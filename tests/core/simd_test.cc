@@ -152,7 +152,7 @@ void ExpectStores(const SimdFunctions& simd, const Half& half, const std::vector
 }
 
 TEST_P(Simd, StoresToNearestEven) {
-  // Every half, every tie between neighbours, and what lies next to a tie: denormals, infinities,
+  // Every half, every tie between neighbors, and what lies next to a tie: denormals, infinities,
   // NaN.
   for (const Half& half : kHalves) {
     std::vector<float> x;

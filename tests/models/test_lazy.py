@@ -58,7 +58,7 @@ def test_mixtures(tmp_path, name, sizes) -> None:
     _check(expected, got)
 
 
-def test_quantised_weights_are_those_of_the_whole(write_directory, hf_config, tiny_weights) -> None:
+def test_quantized_weights_are_those_of_the_whole(write_directory, hf_config, tiny_weights) -> None:
     path = write_directory(hf_config, tiny_weights)
     config, whole = load_model(path, quantize="fp8")
     parallel = ModelParallel(config, 2)

@@ -30,7 +30,7 @@ TOLERANCE = {"float32": 2e-6, "float16": 4e-4, "bfloat16": 4e-3}
 F8_ERROR = 6e-2
 # Tokens of the passage that perplexity is measured over: enough, and quick. Its logarithm grew by
 # 0.037 and 0.002 (standard errors 0.017 and 0.013); what is above that is room for sums in another
-# order, which move activations to neighbouring codes.
+# order, which move activations to neighboring codes.
 PASSAGE_TOKENS = 300
 LOG_PERPLEXITY = {"smollm2": 0.06, "gemma3": 0.03}
 
@@ -93,14 +93,14 @@ def test_sums_of_codes_do_not_overflow():
     assert (wide(got) == 3 * 5 * 4096).all()  # in codes 448 * 448 * 4096, far above float16
 
 
-def test_an_unquantised_layer_is_the_plain_product(layer):
+def test_an_unquantized_layer_is_the_plain_product(layer):
     weight, rows = map(jnp.asarray, layer)
     assert (linear(None, rows, weight) == intarsia.jax.linear(rows, weight)).all()
 
 
 @pytest.mark.parametrize("rounding", ["once", "before_weight"])
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_norm_gives_a_quantised_layer_the_codes_that_it_would_make(layer, rounding, fused):
+def test_a_norm_gives_a_quantized_layer_the_codes_that_it_would_make(layer, rounding, fused):
     _, rows = layer
     x, residual = (jnp.asarray(rows, jnp.bfloat16), jnp.asarray(rows[::-1], jnp.bfloat16))
     norm_weight = jnp.linspace(0.5, 2, 80, dtype=jnp.float32)
@@ -144,7 +144,7 @@ def _engine(config, params, **settings):
     return Engine(config, params, **({"max_num_seqs": 3, "max_model_len": 64} | settings))
 
 
-def test_loading_quantises_the_linear_layers_and_nothing_else(
+def test_loading_quantizes_the_linear_layers_and_nothing_else(
     write_directory, hf_config, tiny_weights
 ):
     path = write_directory(hf_config, tiny_weights)
@@ -212,7 +212,7 @@ def test_perplexity_grows_by_little(request, recorded_passages, name):
 
 
 @pytest.mark.parametrize("size", [2, 4])  # two KV heads: with four devices, each has two copies
-def test_shares_of_a_quantised_weight_are_those_of_the_weight(model, size):
+def test_shares_of_a_quantized_weight_are_those_of_the_weight(model, size):
     config, _, quantized = model
     exact = [
         {role: jnp.asarray(dequantized(layer[role]), jnp.float32) for role in LINEAR_ROLES}
@@ -327,7 +327,7 @@ def _shapes_of_a_step(config: ModelConfig, tokens: int, scan_layers: bool):
 
 
 def compiled_step(tokens: int, scan_layers: bool, device: jax.Device | None = None) -> str:
-    """The optimised HLO of a decode step; a device is enough, or its description."""
+    """The optimized HLO of a decode step; a device is enough, or its description."""
     config = LLAMA3_8B
     operands = _shapes_of_a_step(config, tokens, scan_layers)
     if device is not None:
@@ -372,7 +372,7 @@ def test_cublas_multiplies_the_codes(tokens, scan_layers):
 # ---------------------------------------------------------------------------- commands
 
 
-def test_unknown_quantisation(write_directory, hf_config, tiny_weights, capsys):
+def test_unknown_quantization(write_directory, hf_config, tiny_weights, capsys):
     path = write_directory(hf_config, tiny_weights)
     with pytest.raises(
         ValueError, match=r"quantize is 'int3', expected fp8 or int8 or int4 or file, or None"
@@ -389,7 +389,7 @@ def test_the_commands_say_what_the_weights_are_in(write_gguf, tiny_weights, tmp_
     assert cli.main(["generate", *model, *arguments]) == 0
     err = capsys.readouterr().err
     assert "2 layers in float32, linear layers in fp8, 2 steps a program; compiling" in err
-    assert "the same in plain jax.numpy, not quantised, without printing" in err
+    assert "the same in plain jax.numpy, not quantized, without printing" in err
     assert "rms_norm_dynamic_per_token_quant 4" in err
     assert re.search(r"^ratio +decode \d+\.\d\d times as fast as plain jax\.numpy$", err, re.M)
     assert re.search(r"^weights +\d MB for each token, \d+\.\d GB/s$", err, re.M)

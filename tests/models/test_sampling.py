@@ -76,7 +76,7 @@ def test_temperature_divides_the_logits(temperature):
     assert_close(frequencies(temperature=temperature), expected / expected.sum())
 
 
-def test_top_k_keeps_the_likeliest_and_renormalises():
+def test_top_k_keeps_the_likeliest_and_renormalizes():
     expected = np.array([0.4, 0, 0.3, 0, 0]) / 0.7
     assert_close(frequencies(top_k=2), expected)
 

@@ -48,7 +48,7 @@ def test_a_passage_is_as_likely_as_in_transformers(request, recorded_passages, n
 
 
 @on_each_packaged_model
-def test_passages_are_tokenised_as_in_transformers(request, recorded_passages, name):
+def test_passages_are_tokenized_as_in_transformers(request, recorded_passages, name):
     tokenizer = request.getfixturevalue(f"{name}_tokenizer")
     text = json.loads((DATA / "passage.json").read_text())["text"]
     assert tokenizer.encode(text) == recorded_passages[name]["ids"]

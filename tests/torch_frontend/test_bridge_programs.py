@@ -375,7 +375,7 @@ def test_the_library_runs_no_plan_that_reaches_beyond_it(
 
 @by_both_ways
 def test_an_op_that_gives_what_it_writes_another_form(via: str) -> None:
-    """XLA's result would not have what the op wrote: it would be uninitialised, or as it was."""
+    """XLA's result would not have what the op wrote: it would be uninitialized, or as it was."""
     mm = bridge.op("aten::mm.out", via=via)
     for shape in ((100, 100), (3, 5)):
         out = jax.ShapeDtypeStruct(shape, jnp.float32)

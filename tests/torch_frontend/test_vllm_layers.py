@@ -128,7 +128,7 @@ def test_rotary_layer(is_neox):
         close(x, y)
 
 
-def test_fp8_quantisation():
+def test_fp8_quantization():
     if len(torch.ops._C.dynamic_per_token_scaled_fp8_quant.default._schema.arguments) == 0:
         pytest.skip("this vLLM has no fp8")
     from vllm._custom_ops import scaled_fp8_quant

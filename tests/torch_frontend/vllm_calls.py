@@ -54,7 +54,7 @@ def on_gpu() -> bool:
 
 
 _LAST_DIGITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # relative
-_A_CODE = 3e-2  # a neighbouring code here and there
+_A_CODE = 3e-2  # a neighboring code here and there
 
 
 def same(got: torch.Tensor, want: torch.Tensor, exact: bool = True) -> None:

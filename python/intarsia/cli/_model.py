@@ -40,7 +40,7 @@ class Model(NamedTuple):
         )
 
     def unquantized_params(self) -> dict[str, Any]:
-        """The weights in `dtype`, whole, read again if they were quantised or spread."""
+        """The weights in `dtype`, whole, read again if they were quantized or spread."""
         from intarsia.models import load_model
 
         if not self.quantize and not self.parallel:
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quantization",
         choices=("auto", "none", *QUANTIZATIONS),
         default="auto",
-        help="what weights are kept in. fp8: those of linear layers, whose inputs are quantised token by "
+        help="what weights are kept in. fp8: those of linear layers, whose inputs are quantized token by "
         "token. int8, int4: the same layers, in groups of 128 columns or what divides them. Embedding and "
         "output projection stay in --dtype. file: the codes of the file, a GGUF one or a directory in AWQ, GPTQ, "
         "compressed-tensors, fp8 or mxfp4. none: --dtype. auto, the default: file on one CPU device "

@@ -135,7 +135,7 @@ def _generate(args: argparse.Namespace, share: _processes.Share) -> None:
     for others in share.gather("completions", [(i, completions[i], ends[i]) for i in own])[1:]:
         for index, tokens, end in others:
             printer.push_all(index, tokens, end)
-    _summarise(engine, sum(map(len, prompts)))
+    _summarize(engine, sum(map(len, prompts)))
     waits = _waits_for_weights(len(prompts))
     if waits:
         _say_row(
@@ -206,7 +206,7 @@ class _Printer:
             self._begin_next()
 
 
-def _summarise(engine: "Engine", prompt_tokens: int) -> None:
+def _summarize(engine: "Engine", prompt_tokens: int) -> None:
     import jax
 
     stats, device = engine.stats, jax.devices()[0]
@@ -236,7 +236,7 @@ def _compare(
     tokens, seconds = decoded
 
     _say("")
-    unquantized = ", not quantised" if model.quantize == "fp8" else ""
+    unquantized = ", not quantized" if model.quantize == "fp8" else ""
     _say(f"the same in plain jax.numpy{unquantized}, without printing; compiling")
     params = model.unquantized_params()
     result = reference.generate(
@@ -276,7 +276,7 @@ def _verdict(
     if quantize in (None, "file") and not in_int8:
         return f"different ({counts})"
     what = "activations in int8" if in_int8 else f"weights in {quantize}"
-    return f"{counts}; {what} may choose others than the reference's, which are not quantised"
+    return f"{counts}; {what} may choose others than the reference's, which are not quantized"
 
 
 def _waits_for_weights(sequences: int) -> bool:

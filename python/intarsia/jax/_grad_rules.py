@@ -68,10 +68,10 @@ def _layer_norm(kept: Any, cotangents: Sequence[jax.Array], attributes: Attribut
     """
     x, weight, bias = kept
     x, g = _f32(x), _f32(cotangents[0])
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+    centered = x - jnp.mean(x, axis=-1, keepdims=True)
+    variance = jnp.mean(centered * centered, axis=-1, keepdims=True)
     r = lax.rsqrt(variance + attributes.get("eps", 1e-5))
-    u = centred * r
+    u = centered * r
     scaled = g if weight is None else g * _f32(weight)
     means = [jnp.mean(y, axis=-1, keepdims=True) for y in (scaled, u * scaled)]
     rows = tuple(range(x.ndim - 1))

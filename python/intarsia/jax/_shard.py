@@ -136,7 +136,7 @@ class _Cut:
     Attributes:
       spec: the mesh axis of each of its axes.
       pick: (axis, elements, sharers) if every device is given the whole and takes so many elements of this
-        axis, the same ones for groups of `sharers` neighbours.
+        axis, the same ones for groups of `sharers` neighbors.
     """
 
     spec: tuple[AxisName | None, ...]

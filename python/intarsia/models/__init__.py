@@ -1,4 +1,4 @@
-"""Llama-like models, Gemma 3 and mixtures of experts on Intarsia's kernels: loading, tokenising and batched generation.
+"""Llama-like models, Gemma 3 and mixtures of experts on Intarsia's kernels: loading, tokenizing and batched generation.
 
     from intarsia.models import Engine, SamplingParams, Tokenizer, find_model, load_model
 

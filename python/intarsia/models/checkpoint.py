@@ -150,7 +150,7 @@ def _hf_name(name: str, names: Mapping[str, str]) -> str:
 def _unpermute(weight: np.ndarray, head_dim: int) -> np.ndarray:
     """Undoes GGUF's reordering of the rows of llama's q and k.
 
-    GGUF stores them for rope on neighbouring pairs (2i, 2i + 1); the checkpoint, and so this
+    GGUF stores them for rope on neighboring pairs (2i, 2i + 1); the checkpoint, and so this
     model and transformers, pair (i, i + d/2).
     """
     if weight.ndim != 2 or weight.shape[0] % head_dim:

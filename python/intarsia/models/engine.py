@@ -161,7 +161,7 @@ class Engine:
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams | Sequence[SamplingParams] = _DEFAULT_SAMPLING,
     ) -> list[Completion]:
-        """Generates completions of tokenised prompts; `sampling` is one for all or one for each."""
+        """Generates completions of tokenized prompts; `sampling` is one for all or one for each."""
         completions = [Completion() for _ in prompts]
         for output in self.stream(prompts, sampling):
             completions[output.index].tokens.append(output.token)

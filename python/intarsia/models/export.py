@@ -24,7 +24,7 @@ def export_model(path: str | Path, directory: str | Path, *, dtype: str = "bfloa
     """Writes a model as config.json, generation_config.json, model.safetensors and its tokenizer.
 
     Args:
-        path: A .gguf file, whose weights are dequantised, or a directory as `load_model` takes it.
+        path: A .gguf file, whose weights are dequantized, or a directory as `load_model` takes it.
         directory: Where to write; made if it is not there. Files of these names are overwritten.
         dtype: What the weights are written in, one of `EXPORT_DTYPES`.
 

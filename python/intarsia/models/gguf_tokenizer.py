@@ -72,7 +72,7 @@ def _byte_level(get: Get, tokens: Sequence[str], types: Sequence[int]) -> tokeni
 def _sentencepiece(get: Get, tokens: Sequence[str], types: Sequence[int]) -> tokenizers.Tokenizer:
     """SentencePiece's BPE over characters, bytes where it has no character: Llama 2, Gemma.
 
-    The file has a score for each piece in place of merges: of all neighbours that form a piece,
+    The file has a score for each piece in place of merges: of all neighbors that form a piece,
     those of the highest score are joined first. So a piece's score ranks all merges that form it.
     """
     scores = {

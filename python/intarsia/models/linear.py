@@ -1,7 +1,7 @@
-"""Linear layers whose weights are plain arrays, in the codes of the model's file, or quantised to fp8.
+"""Linear layers whose weights are plain arrays, in the codes of the model's file, or quantized to fp8.
 
 This module alone knows which: a `Weight` is either, and `linear` and `norm_for` do what it calls for.
-A quantised layer is vLLM's W8A8 scheme with a scale for each output channel and each token:
+A quantized layer is vLLM's W8A8 scheme with a scale for each output channel and each token:
 
     out[t, o] = (sum over i of x_codes[t, i] * w_codes[o, i]) * x_scale[t] * w_scale[o]
 
@@ -49,7 +49,7 @@ class QuantizedRows:
     Attributes:
         codes: [t, in], float8_e4m3fn.
         scale: What a code of 1 stands for in each row, f32 [t, 1].
-        dtype: What they were quantised from, and what a linear layer makes of them.
+        dtype: What they were quantized from, and what a linear layer makes of them.
     """
 
     codes: jax.Array
@@ -69,7 +69,7 @@ class PackedMatrix:
     Attributes:
         parts: Rows one after the other, each part in a format of its own.
         dtype: Of the activations.
-        int8_activations: Whether products round them to int8, 32 neighbours at a time.
+        int8_activations: Whether products round them to int8, 32 neighbors at a time.
     """
 
     parts: tuple[PackedWeight, ...]
@@ -92,7 +92,7 @@ Rows = jax.Array | QuantizedRows
 
 
 def quantize(weight: jax.Array) -> QuantizedWeight:
-    """Quantises a weight [out, in], best in f32, with a scale for each output channel."""
+    """Quantizes a weight [out, in], best in f32, with a scale for each output channel."""
     codes, scale = ij.dynamic_per_token_scaled_fp8_quant(weight)
     return QuantizedWeight(codes, scale[:, 0])
 
@@ -105,8 +105,8 @@ def product(x: jax.Array, weight: jax.Array, dtype: Any = None) -> jax.Array:
 def linear(ops: ModuleType, x: Rows, weight: Weight) -> jax.Array:
     """Applies a linear layer to rows [t, in]: [t, out] in the dtype of the activations.
 
-    A quantised layer takes rows in either form, and quantises those that come unquantised. Where the
-    input is spread over devices (tensor parallelism's wo and w_down), each device quantises its part
+    A quantized layer takes rows in either form, and quantizes those that come unquantized. Where the
+    input is spread over devices (tensor parallelism's wo and w_down), each device quantizes its part
     of a row by that part's own largest number, as vLLM does: its product is scaled before the parts
     are summed, so no scale has to be agreed upon, and a smaller part has a finer scale.
     """

@@ -232,7 +232,7 @@ class ModelParallel:
         axis = self._axes.get(_role(path))
         if path[-1] in OF_CODES:
             return spec_of_codes(path[-1].name, array, axis, _AXIS)
-        # A quantised weight's scale runs along its output channels, the last axis but one of the codes.
+        # A quantized weight's scale runs along its output channels, the last axis but one of the codes.
         if path[-1] == GetAttrKey("scale"):
             axis = -1 if axis == -2 else None
         return P() if axis is None else P(*[None] * (array.ndim + axis), _AXIS)
@@ -272,5 +272,5 @@ def _is_packed(weight: Any) -> bool:
 
 
 def _role(path: tuple[Any, ...]) -> str:
-    """The name in `Params` of an array, or of the quantised weight that it is a part of."""
+    """The name in `Params` of an array, or of the quantized weight that it is a part of."""
     return [key.key for key in path if isinstance(key, DictKey)][-1]

@@ -92,7 +92,7 @@ def sample(logits: jax.Array, settings: SamplingState, step: jax.Array, *, mode:
 def argmax(x: jax.Array) -> jax.Array:
     """Index of the first largest element of each row of [b, n], int32 [b].
 
-    Two plain reductions: XLA on the CPU vectorises those, but not jnp.argmax's pair reduction
+    Two plain reductions: XLA on the CPU vectorizes those, but not jnp.argmax's pair reduction
     (2 to 3 times slower at 49152 columns).
     """
     columns = lax.broadcasted_iota(jnp.int32, x.shape, 1)

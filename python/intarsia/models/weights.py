@@ -57,12 +57,12 @@ def load_model(
     """Loads a model onto jax's default device, or spreads it over several.
 
     Args:
-        path: A .gguf file (any quantisation that the `gguf` package can expand), or a directory
+        path: A .gguf file (any quantization that the `gguf` package can expand), or a directory
             with config.json and model.safetensors (or its shards and their index), whose weights may be
             in codes of `quantized_files.QUANT_METHODS`.
         dtype: What the weights are converted to: float32, bfloat16 or float16.
         quantize: One of `QUANTIZATIONS`, or None: "fp8" keeps the weights of the linear layers in
-            float8_e4m3fn with a scale for each output channel, and they quantise their inputs
+            float8_e4m3fn with a scale for each output channel, and they quantize their inputs
             token by token. "int8" and "int4" round them to the nearest code of that many bits, with a scale for
             each group of 128 columns, or of fewer where 128 do not divide a row; inputs stay as they are. Embedding,
             output projection and norms stay in `dtype` in all three. "file" keeps all matrices in the codes
@@ -70,14 +70,14 @@ def load_model(
         progress: Whether to draw a progress bar on stderr.
         parallel: How to spread the weights, for an `Engine` that is given the same. A process reads what
             its own devices hold: of matrices their part, unless `quantize` is set, and vectors whole.
-        activations: One of `ACTIVATIONS`: "int8" rounds what products with weights in codes multiply, 32 neighbours at a
+        activations: One of `ACTIVATIONS`: "int8" rounds what products with weights in codes multiply, 32 neighbors at a
             time, on CPUs. Experts take theirs as they are.
 
     Returns:
         The configuration and the weights; `Params` describes their layout.
 
     Raises:
-        ValueError: The architecture, a tensor, the dtype or the quantisation is not supported, or a
+        ValueError: The architecture, a tensor, the dtype or the quantization is not supported, or a
             tensor has a wrong shape.
         FileNotFoundError: The path holds no model.
     """
@@ -239,7 +239,7 @@ class _Tensors:
         return weights
 
     def _linear(self, prefix: str, rows_by_name: Mapping[str, int], columns: int) -> Weight:
-        """The layers that share an input as one; quantised from what the file has, rounded once."""
+        """The layers that share an input as one; quantized from what the file has, rounded once."""
         rows_by_tensor = {f"{prefix}{name}_proj.weight": r for name, r in rows_by_name.items()}
         if self._quantization in (None, "file"):
             return self.matrix(rows_by_tensor, columns)

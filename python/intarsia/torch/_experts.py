@@ -28,7 +28,7 @@ def fused_experts(
       inplace: the result is written over hidden_states, which is returned.
       activation: its name, or a member of vLLM's MoEActivation: silu, gelu_tanh or swigluoai.
       global_num_experts: not looked at: expert_map has that many numbers.
-      quant_config: vLLM's, of which w1_bias and w2_bias are taken; one with quantised weights is refused.
+      quant_config: vLLM's, of which w1_bias and w2_bias are taken; one with quantized weights is refused.
       allow_deep_gemm, allow_cutlass_block_scaled_grouped_gemm: not looked at.
       The others: as in `torch.ops.xla_gpu.fused_experts`.
 

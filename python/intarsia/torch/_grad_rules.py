@@ -81,9 +81,9 @@ def _layer_norm(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) 
     """For y = u w + b, u = (x - mean) r: dx = r (w g - mean(w g) - u mean(u w g)), dw = sum u g, db = sum g."""
     x, weight, bias = kept
     x, g = x.float(), cotangents[0].float()
-    centred = x - x.mean(-1, keepdim=True)
-    r = torch.rsqrt((centred * centred).mean(-1, keepdim=True) + attributes["eps"])
-    u = centred * r
+    centered = x - x.mean(-1, keepdim=True)
+    r = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + attributes["eps"])
+    u = centered * r
     scaled = g if weight is None else g * weight.float()
     means = [y.mean(-1, keepdim=True) for y in (scaled, u * scaled)]
     d_weight, d_bias = ((y * g).reshape(-1, x.shape[-1]).sum(0) for y in (u, torch.ones_like(u)))

@@ -34,7 +34,7 @@ struct KeyBlock {
 };
 
 // Walks the keys [begin, end) of one sequence and KV head run by run: the keys of a run lie in
-// neighbouring slots of one page. Pages that do not exist are passed over.
+// neighboring slots of one page. Pages that do not exist are passed over.
 template <class T>
 class KeyWalk {
  public:
@@ -47,7 +47,7 @@ class KeyWalk {
   const KeyBlock<T>& run() const { return run_; }
 
   // Asks for the first keys of the run: K into the L1 cache, V, which comes later, into L2. The
-  // hardware follows a stream to the end of a 4 KiB page at most, and neighbouring keys of a head
+  // hardware follows a stream to the end of a 4 KiB page at most, and neighboring keys of a head
   // are often that far apart. Inlined by force: GCC drops calls of a function that does nothing
   // else.
   [[gnu::always_inline]] void Prefetch() const {

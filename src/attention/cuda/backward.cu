@@ -16,7 +16,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kElements = 8;  // a thread's; d is a multiple
 
-// Eight neighbouring elements as f32 and back.
+// Eight neighboring elements as f32 and back.
 template <class T>
 __device__ __forceinline__ void Load8(float (&x)[kElements], const T* from, bool aligned) {
   constexpr int kSize = cuda::Vec<T>::kSize;

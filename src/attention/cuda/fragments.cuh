@@ -1,7 +1,7 @@
 // What attention does to scores in C fragments of the tensor cores (mma.cuh), which a lane has in
 // its registers: blocks of 16 rows x 8 * kBlocks keys, where s[block][n][2 * r + i] is the score of
 // row LaneRow(lane, 2 * block + r) and key LaneColumn(lane, n) + i. A row belongs to four
-// neighbouring lanes.
+// neighboring lanes.
 #pragma once
 #include "src/attention/cuda/scores.cuh"
 #include "src/core/cuda/mma.cuh"

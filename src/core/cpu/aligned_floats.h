@@ -14,7 +14,7 @@ struct AlignedDelete {
 };
 using AlignedFloats = std::unique_ptr<float[], AlignedDelete>;
 
-// Not initialised.
+// Not initialized.
 inline AlignedFloats MakeAligned(int64_t n) {
   return AlignedFloats(new (std::align_val_t{kAlignFloats * 4}) float[static_cast<size_t>(n)]);
 }

@@ -13,7 +13,7 @@ namespace intarsia {
 
 enum class Isa { kGeneric, kAvx2, kAvx512 };
 
-// Each <op>_cpu.cc specialises this for its op and for kIsa of simd.h.
+// Each <op>_cpu.cc specializes this for its op and for kIsa of simd.h.
 template <Isa isa, class Op>
 Status RunCpu(const Op& op, const CpuContext& context);
 

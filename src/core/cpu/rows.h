@@ -12,7 +12,7 @@ namespace {
 
 inline constexpr int64_t kTileElements = 16384;  // enough work to be worth a thread's wake-up
 
-// fn(row) for each row; neighbouring rows stay on one thread.
+// fn(row) for each row; neighboring rows stay on one thread.
 template <class Fn>
 void ForRows(const CpuContext& context, int64_t rows, int64_t row_elements, Fn fn) {
   const int64_t rows_per_tile = kTileElements / std::max<int64_t>(row_elements, 1) + 1;

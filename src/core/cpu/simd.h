@@ -252,7 +252,7 @@ template <int kDistance>
     return __builtin_shufflevector(a, b, (kLane & kDistance ? kLanes + kLane : kLane)...);
   }(std::make_integer_sequence<int, kLanes>());
 }
-// Sums over groups of kCount neighbouring lanes, a power of two: lane i of the result is the sum of
+// Sums over groups of kCount neighboring lanes, a power of two: lane i of the result is the sum of
 // the group of x[i % kCount] that lane i is in. x is overwritten. Halves the registers as often as
 // there are bits in a lane's number within its group: two registers become one that has the partial
 // sums of both.

@@ -1,4 +1,4 @@
-// Eight neighbouring elements of a row, on their way through registers from global to shared
+// Eight neighboring elements of a row, on their way through registers from global to shared
 // memory, where a row cannot be copied as it lies.
 #pragma once
 #include "src/core/cuda/vec.cuh"

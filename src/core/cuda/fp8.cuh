@@ -8,7 +8,7 @@
 
 namespace intarsia::cuda {
 
-// Bytes 1 and 3 of e4m3 as f16, in integer arithmetic (after Marlin's dequantisation; IST-DASLab
+// Bytes 1 and 3 of e4m3 as f16, in integer arithmetic (after Marlin's dequantization; IST-DASLab
 // 2024). With its bits where f16 has them, a number is 2^-8 of what it was, subnormal ones, too,
 // since f16's exponent has a bias of 15 and e4m3's of 7. `nan` has bit 7 of a byte set if that
 // byte is NaN, which comes out as 480: one more bit of the exponent makes it f16's NaN.

@@ -120,7 +120,7 @@ __device__ __forceinline__ void BarrierSync(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Adds to two neighbouring numbers, 8 bytes aligned.
+// Adds to two neighboring numbers, 8 bytes aligned.
 __device__ __forceinline__ void AtomicAdd2(float* to, float x, float y) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};\n" ::"l"(to), "f"(x), "f"(y)

@@ -83,7 +83,7 @@ __device__ __forceinline__ int8_t FromFloat<int8_t>(float x) {
 // The bytes that one instruction can load or store, at most.
 inline constexpr int kMaxAccessBytes = 16;
 
-// kCount neighbouring elements, loaded and stored at once, or 16 bytes at a time. Operands of one
+// kCount neighboring elements, loaded and stored at once, or 16 bytes at a time. Operands of one
 // kernel that differ in width share the count: bf16 in 16 bytes is fp8 in 8.
 template <class T, int kCount>
 struct alignas(kCount * sizeof(T) < kMaxAccessBytes ? kCount * sizeof(T) : kMaxAccessBytes) Pack {

@@ -30,7 +30,7 @@ struct AllReduceFusedAddRmsNorm {
   static constexpr auto kSpec =
       MakeSpec(
           "all_reduce_fused_add_rms_norm",
-          "Sums over GPUs, adds the residual stream, then root-mean-square normalisation.",
+          "Sums over GPUs, adds the residual stream, then root-mean-square normalization.",
           "vLLM's pass fuse_allreduce_rms",
           In("x", &AllReduceFusedAddRmsNorm::x, "... n", "T", "this GPU's part of the sum"),
           In("residual", &AllReduceFusedAddRmsNorm::residual, "... n", "T",
@@ -48,7 +48,7 @@ struct AllReduceFusedAddRmsNorm {
           Attr("rounding", &AllReduceFusedAddRmsNorm::rounding,
                "\"before_weight\" norms the unrounded sum and rounds to T before the weight")
               .OneOf("once|before_weight"),
-          Out("out", &AllReduceFusedAddRmsNorm::out, "... n", "T", "normalised rows"),
+          Out("out", &AllReduceFusedAddRmsNorm::out, "... n", "T", "normalized rows"),
           Out("residual", &AllReduceFusedAddRmsNorm::residual_out, "... n", "T", "sum + residual"))
           .On(Platform::kCuda);
 

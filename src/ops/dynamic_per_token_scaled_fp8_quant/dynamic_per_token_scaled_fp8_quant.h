@@ -13,7 +13,7 @@ struct DynamicPerTokenScaledFp8Quant {
   TensorView q, scale;
 
   static constexpr auto kSpec = MakeSpec(
-      "dynamic_per_token_scaled_fp8_quant", "Quantises each row to fp8 by a scale of its own.",
+      "dynamic_per_token_scaled_fp8_quant", "Quantizes each row to fp8 by a scale of its own.",
       "vLLM's _C::dynamic_per_token_scaled_fp8_quant",
       In("x", &DynamicPerTokenScaledFp8Quant::x, "... n", "T", "rows of numbers"),
       In("scale_ub", &DynamicPerTokenScaledFp8Quant::scale_ub, "1", "f32",

@@ -12,7 +12,7 @@ struct DynamicScaledFp8Quant {
 
   static constexpr RowRule kRule{.apply = RowRule::Apply::kReciprocal};
   static constexpr auto kSpec = MakeSpec(
-      "dynamic_scaled_fp8_quant", "Quantises to fp8 by one scale that x itself gives.",
+      "dynamic_scaled_fp8_quant", "Quantizes to fp8 by one scale that x itself gives.",
       "vLLM's _C::dynamic_scaled_fp8_quant",
       In("x", &DynamicScaledFp8Quant::x, "...", "T", "numbers"),
       Out("q", &DynamicScaledFp8Quant::q, "...", "f8e4m3fn", "codes"),

@@ -13,7 +13,7 @@ struct DynamicScaledInt8AzpQuant {
 
   static constexpr auto kSpec = MakeSpec(
       "dynamic_scaled_int8_azp_quant",
-      "Quantises each row to int8 by a scale and a zero point of its own.",
+      "Quantizes each row to int8 by a scale and a zero point of its own.",
       "vLLM's _C::dynamic_scaled_int8_quant, asymmetric",
       In("x", &DynamicScaledInt8AzpQuant::x, "... n", "T", "rows of numbers"),
       Out("q", &DynamicScaledInt8AzpQuant::q, "... n", "i8", "codes"),

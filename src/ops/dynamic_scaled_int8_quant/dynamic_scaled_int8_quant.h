@@ -11,7 +11,7 @@ struct DynamicScaledInt8Quant {
   TensorView x, q, scale;
 
   static constexpr auto kSpec = MakeSpec(
-      "dynamic_scaled_int8_quant", "Quantises each row to int8 by a scale of its own.",
+      "dynamic_scaled_int8_quant", "Quantizes each row to int8 by a scale of its own.",
       "vLLM's _C::dynamic_scaled_int8_quant, symmetric",
       In("x", &DynamicScaledInt8Quant::x, "... n", "T", "rows of numbers"),
       Out("q", &DynamicScaledInt8Quant::q, "... n", "i8", "codes"),

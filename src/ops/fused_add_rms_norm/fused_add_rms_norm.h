@@ -13,7 +13,7 @@ struct FusedAddRmsNorm {
   TensorView out, residual_out;
 
   static constexpr auto kSpec = MakeSpec(
-      "fused_add_rms_norm", "Adds the residual stream, then root-mean-square normalisation.",
+      "fused_add_rms_norm", "Adds the residual stream, then root-mean-square normalization.",
       "vLLM's _C::fused_add_rms_norm",
       In("x", &FusedAddRmsNorm::x, "... n", "T", "what a block of the network adds")
           .Takes(Access::kEvenRows),
@@ -24,7 +24,7 @@ struct FusedAddRmsNorm {
       Attr("rounding", &FusedAddRmsNorm::rounding,
            "\"before_weight\" norms the unrounded sum and rounds to T before the weight")
           .OneOf("once|before_weight"),
-      Out("out", &FusedAddRmsNorm::out, "... n", "T", "normalised rows").Mutates("x"),
+      Out("out", &FusedAddRmsNorm::out, "... n", "T", "normalized rows").Mutates("x"),
       Out("residual", &FusedAddRmsNorm::residual_out, "... n", "T", "x + residual")
           .Mutates("residual"));
 

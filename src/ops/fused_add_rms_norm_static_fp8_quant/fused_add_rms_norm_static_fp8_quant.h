@@ -13,7 +13,7 @@ struct FusedAddRmsNormStaticFp8Quant {
 
   static constexpr auto kSpec = MakeSpec(
       "fused_add_rms_norm_static_fp8_quant",
-      "Adds the residual stream, then root-mean-square normalisation, quantised by a given scale.",
+      "Adds the residual stream, then root-mean-square normalization, quantized by a given scale.",
       "vLLM's _C::fused_add_rms_norm_static_fp8_quant",
       In("x", &FusedAddRmsNormStaticFp8Quant::x, "... n", "T", "what a block of the network adds")
           .Takes(Access::kEvenRows),
@@ -26,7 +26,7 @@ struct FusedAddRmsNormStaticFp8Quant {
            "\"before_weight\" norms the unrounded sum and rounds to T before the weight, too")
           .OneOf("once|before_weight"),
       Out("q", &FusedAddRmsNormStaticFp8Quant::q, "... n", "f8e4m3fn",
-          "codes of the normalised rows"),
+          "codes of the normalized rows"),
       Out("residual", &FusedAddRmsNormStaticFp8Quant::residual_out, "... n", "T", "x + residual")
           .Mutates("residual"));
 

@@ -18,7 +18,7 @@ struct FusedQkNormRope {
 
   static constexpr auto kSpec = MakeSpec(
       "fused_qk_norm_rope",
-      "Root-mean-square normalisation of each head of Q and K, then rotary position embedding.",
+      "Root-mean-square normalization of each head of Q and K, then rotary position embedding.",
       "vLLM's _C::fused_qk_norm_rope; Qwen3",
       In("positions", &FusedQkNormRope::positions, "t", "i32|i64", "position of each token")
           .Indexes("max_pos"),

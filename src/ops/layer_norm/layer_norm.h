@@ -12,13 +12,13 @@ struct LayerNorm {
   TensorView out;
 
   static constexpr auto kSpec =
-      MakeSpec("layer_norm", "Layer normalisation over the last axis.",
+      MakeSpec("layer_norm", "Layer normalization over the last axis.",
                "Ba, Kiros and Hinton 2016, arXiv:1607.06450; torch's layer_norm",
-               In("x", &LayerNorm::x, "... n", "T", "rows to normalise").Takes(Access::kEvenRows),
+               In("x", &LayerNorm::x, "... n", "T", "rows to normalize").Takes(Access::kEvenRows),
                In("weight", &LayerNorm::weight, "n", "T|f32", "scale of each column; 1 if absent"),
                In("bias", &LayerNorm::bias, "n", "T|f32", "added to each column; 0 if absent"),
                Attr("eps", &LayerNorm::eps, "added to the variance").NotNegative(),
-               Out("out", &LayerNorm::out, "... n", "T", "normalised rows"));
+               Out("out", &LayerNorm::out, "... n", "T", "normalized rows"));
 
   Status Run(const CpuContext&) const;
   Status Run(const CudaContext&) const;

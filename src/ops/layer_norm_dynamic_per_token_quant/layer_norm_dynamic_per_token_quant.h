@@ -15,9 +15,9 @@ struct LayerNormDynamicPerTokenQuant {
 
   static constexpr auto kSpec = MakeSpec(
       "layer_norm_dynamic_per_token_quant",
-      "Layer normalisation, each row quantised by a scale of its own.",
+      "Layer normalization, each row quantized by a scale of its own.",
       "layer_norm, then vLLM's _C::dynamic_per_token_scaled_fp8_quant or its like in int8",
-      In("x", &LayerNormDynamicPerTokenQuant::x, "... n", "T", "rows to normalise")
+      In("x", &LayerNormDynamicPerTokenQuant::x, "... n", "T", "rows to normalize")
           .Takes(Access::kEvenRows),
       In("weight", &LayerNormDynamicPerTokenQuant::weight, "n", "T|f32",
          "scale of each column; 1 if absent"),
@@ -29,7 +29,7 @@ struct LayerNormDynamicPerTokenQuant {
       Attr("quant_dtype", &LayerNormDynamicPerTokenQuant::quant_dtype, "dtype of the codes")
           .OneOf("f8e4m3fn|i8"),
       Out("q", &LayerNormDynamicPerTokenQuant::q, "... n", "quant_dtype",
-          "codes of the normalised rows"),
+          "codes of the normalized rows"),
       Out("scale", &LayerNormDynamicPerTokenQuant::scale, "... 1", "f32",
           "what a code of 1 stands for"));
 

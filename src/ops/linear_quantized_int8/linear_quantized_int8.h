@@ -1,4 +1,4 @@
-// linear_quantized of x rounded to int8: of each 32 neighbours q = x / s to the nearest integer,
+// linear_quantized of x rounded to int8: of each 32 neighbors q = x / s to the nearest integer,
 // with s = max |x| / 127. Products of a block are sums of integers, and exact.
 #pragma once
 #include "src/matmul/quantized_linear.h"

@@ -14,7 +14,7 @@ arguments, floor = plain.arguments, plain.floor
 
 
 def rounded_x(x):
-    """Numbers that codes of x stand for: of each 32 neighbours, by a scale of f32."""
+    """Numbers that codes of x stand for: of each 32 neighbors, by a scale of f32."""
     k = x.shape[-1]
     whole = np.zeros((*x.shape[:-1], -(-k // 32) * 32))
     whole[..., :k] = x

@@ -1,4 +1,4 @@
-// Of each group of group_size neighbours: scale = max(max |x|, eps) / 448, NaN left out; q = x /
+// Of each group of group_size neighbors: scale = max(max |x|, eps) / 448, NaN left out; q = x /
 // scale as f8e4m3fn. With scale_ue8m0 the scale is rounded up to a power of two, of 1e-10 at least.
 // NaN stays NaN; an infinity makes the scale infinite, finite numbers 0 and itself NaN.
 #pragma once
@@ -16,10 +16,10 @@ struct PerTokenGroupFp8Quant {
 
   static constexpr auto kSpec = MakeSpec(
       "per_token_group_fp8_quant",
-      "Quantises groups of a row's neighbours to fp8, each by a scale of its own.",
+      "Quantizes groups of a row's neighbors to fp8, each by a scale of its own.",
       "vLLM's _C::per_token_group_fp8_quant; DeepSeek-AI 2024, arXiv:2412.19437, section 3.3",
       In("x", &PerTokenGroupFp8Quant::x, "... n", "T", "rows of numbers"),
-      Attr("group_size", &PerTokenGroupFp8Quant::group_size, "how many neighbours share a scale"),
+      Attr("group_size", &PerTokenGroupFp8Quant::group_size, "how many neighbors share a scale"),
       Attr("eps", &PerTokenGroupFp8Quant::eps,
            "counts as a group's largest number where that is smaller")
           .NotNegative(),

@@ -1,4 +1,4 @@
-// Of each group of group_size neighbours: scale = max(max |x|, eps) / 127, NaN left out; q = x /
+// Of each group of group_size neighbors: scale = max(max |x|, eps) / 127, NaN left out; q = x /
 // scale, rounded toward zero as in vLLM. NaN becomes 0; an infinity makes the scale infinite, and 0
 // of all numbers of its group, itself too.
 #pragma once
@@ -15,10 +15,10 @@ struct PerTokenGroupQuantInt8 {
 
   static constexpr auto kSpec = MakeSpec(
       "per_token_group_quant_int8",
-      "Quantises groups of a row's neighbours to int8, each by a scale of its own.",
+      "Quantizes groups of a row's neighbors to int8, each by a scale of its own.",
       "vLLM's _C::per_token_group_quant_int8",
       In("x", &PerTokenGroupQuantInt8::x, "... n", "T", "rows of numbers"),
-      Attr("group_size", &PerTokenGroupQuantInt8::group_size, "how many neighbours share a scale"),
+      Attr("group_size", &PerTokenGroupQuantInt8::group_size, "how many neighbors share a scale"),
       Attr("eps", &PerTokenGroupQuantInt8::eps,
            "counts as a group's largest number where that is smaller")
           .NotNegative(),

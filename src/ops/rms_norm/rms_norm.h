@@ -13,15 +13,15 @@ struct RmsNorm {
   TensorView out;
 
   static constexpr auto kSpec =
-      MakeSpec("rms_norm", "Root-mean-square normalisation over the last axis.",
+      MakeSpec("rms_norm", "Root-mean-square normalization over the last axis.",
                "Zhang and Sennrich 2019, arXiv:1910.07467; vLLM's _C::rms_norm",
-               In("x", &RmsNorm::x, "... n", "T", "rows to normalise").Takes(Access::kEvenRows),
+               In("x", &RmsNorm::x, "... n", "T", "rows to normalize").Takes(Access::kEvenRows),
                In("weight", &RmsNorm::weight, "n", "T|f32", "scale of each column; 1 if absent"),
                Attr("eps", &RmsNorm::eps, "added to the mean square").NotNegative(),
                Attr("rounding", &RmsNorm::rounding,
                     "\"before_weight\" rounds to T before the weight, as Hugging Face's Llama does")
                    .OneOf("once|before_weight"),
-               Out("out", &RmsNorm::out, "... n", "T", "normalised rows"))
+               Out("out", &RmsNorm::out, "... n", "T", "normalized rows"))
           .AlsoTarget("vllm_rms_norm_cuda");
 
   Status Run(const CpuContext&) const;

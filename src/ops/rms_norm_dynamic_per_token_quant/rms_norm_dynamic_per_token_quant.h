@@ -22,10 +22,10 @@ struct RmsNormDynamicPerTokenQuant {
 
   static constexpr auto kSpec = MakeSpec(
       "rms_norm_dynamic_per_token_quant",
-      "Root-mean-square normalisation, each row quantised by a scale of its own.",
+      "Root-mean-square normalization, each row quantized by a scale of its own.",
       "vLLM's _C::rms_norm_dynamic_per_token_quant",
       In("x", &RmsNormDynamicPerTokenQuant::x, "... n", "T",
-         "rows to normalise; with residual, what a block of the network adds")
+         "rows to normalize; with residual, what a block of the network adds")
           .Takes(Access::kEvenRows),
       In("weight", &RmsNormDynamicPerTokenQuant::weight, "n", "T|f32", "scale of each column"),
       In("scale_ub", &RmsNormDynamicPerTokenQuant::scale_ub, "1", "f32",
@@ -40,7 +40,7 @@ struct RmsNormDynamicPerTokenQuant {
            "\"before_weight\" norms the unrounded sum and rounds to T before the weight, too")
           .OneOf("once|before_weight"),
       Out("q", &RmsNormDynamicPerTokenQuant::q, "... n", "quant_dtype",
-          "codes of the normalised rows"),
+          "codes of the normalized rows"),
       Out("scale", &RmsNormDynamicPerTokenQuant::scale, "... 1", "f32",
           "what a code of 1 stands for"),
       Out("residual", &RmsNormDynamicPerTokenQuant::residual_out, "... n", "T", "x + residual")

@@ -1,4 +1,4 @@
-// As rms_norm_dynamic_per_token_quant, but for each group of group_size neighbours in a row a scale
+// As rms_norm_dynamic_per_token_quant, but for each group of group_size neighbors in a row a scale
 // of its own, from the group's largest number.
 #pragma once
 #include "src/core/op.h"
@@ -18,10 +18,10 @@ struct RmsNormPerBlockQuant {
 
   static constexpr auto kSpec = MakeSpec(
       "rms_norm_per_block_quant",
-      "Root-mean-square normalisation, groups of a row quantised by scales of their own.",
+      "Root-mean-square normalization, groups of a row quantized by scales of their own.",
       "vLLM's _C::rms_norm_per_block_quant",
       In("x", &RmsNormPerBlockQuant::x, "... n", "T",
-         "rows to normalise; with residual, what a block of the network adds")
+         "rows to normalize; with residual, what a block of the network adds")
           .Takes(Access::kEvenRows),
       In("weight", &RmsNormPerBlockQuant::weight, "n", "T|f32", "scale of each column"),
       In("scale_ub", &RmsNormPerBlockQuant::scale_ub, "1", "f32",
@@ -29,14 +29,14 @@ struct RmsNormPerBlockQuant {
       In("residual", &RmsNormPerBlockQuant::residual, "... n", "T",
          "the residual stream, added before the norm")
           .Takes(Access::kEvenRows),
-      Attr("group_size", &RmsNormPerBlockQuant::group_size, "how many neighbours share a scale"),
+      Attr("group_size", &RmsNormPerBlockQuant::group_size, "how many neighbors share a scale"),
       Attr("eps", &RmsNormPerBlockQuant::eps, "added to the mean square").NotNegative(),
       Attr("quant_dtype", &RmsNormPerBlockQuant::quant_dtype, "dtype of the codes")
           .OneOf("f8e4m3fn|i8"),
       Attr("rounding", &RmsNormPerBlockQuant::rounding,
            "\"before_weight\" norms the unrounded sum and rounds to T before the weight, too")
           .OneOf("once|before_weight"),
-      Out("q", &RmsNormPerBlockQuant::q, "... n", "quant_dtype", "codes of the normalised rows"),
+      Out("q", &RmsNormPerBlockQuant::q, "... n", "quant_dtype", "codes of the normalized rows"),
       Out("scale", &RmsNormPerBlockQuant::scale, "... n/group_size", "f32",
           "what a code of 1 stands for"),
       Out("residual", &RmsNormPerBlockQuant::residual_out, "... n", "T", "x + residual")

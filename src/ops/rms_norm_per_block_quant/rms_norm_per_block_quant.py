@@ -36,7 +36,7 @@ def arguments(rng, dtype, *, t, n, weight="T", residual=False, upper=None, **att
     return [x, w, bound, added if residual else None], dict(eps=1e-5, **attributes)
 
 
-def _quantised(y, scale_ub, group_size, quant_dtype):
+def _quantized(y, scale_ub, group_size, quant_dtype):
     codes, scale = _RULES[quant_dtype](quant.groups(y, group_size), scale_ub)
     return quant.of_groups(y, codes, scale)
 
@@ -55,7 +55,7 @@ def reference(
     """The results in spec order, codes not yet rounded. Operands are f64."""
     del rounding
     total = x if residual is None else x + residual
-    results = _quantised(norms.normed(total, weight, eps), scale_ub, group_size, quant_dtype)
+    results = _quantized(norms.normed(total, weight, eps), scale_ub, group_size, quant_dtype)
     return results if residual is None else [*results, total]
 
 
@@ -72,7 +72,7 @@ def rounded(
 ):
     """As reference, with the roundings to T; None: no different."""
     y = norms.rounded(x, weight, eps, rounding, residual).astype(np.float64)
-    results = _quantised(y, scale_ub, group_size, quant_dtype)
+    results = _quantized(y, scale_ub, group_size, quant_dtype)
     return results if residual is None else [*results, None]
 
 

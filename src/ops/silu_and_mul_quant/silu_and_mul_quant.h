@@ -10,7 +10,7 @@ struct SiluAndMulQuant : GatedActivation {
 
   static constexpr auto kSpec =
       MakeSpec("silu_and_mul_quant",
-               "The gated activation of a Llama's MLP, quantised by a given scale.",
+               "The gated activation of a Llama's MLP, quantized by a given scale.",
                "vLLM's _C::silu_and_mul_quant",
                In("x", &GatedActivation::x, "up: ... n | ... 2*n", "T",
                   "gate and up side by side; the gate alone if up is given"),

@@ -7,7 +7,7 @@ namespace intarsia {
 
 struct StaticScaledFp8Quant : GivenScaleQuant {
   static constexpr auto kSpec = MakeSpec(
-      "static_scaled_fp8_quant", "Quantises to fp8 by scales that are given.",
+      "static_scaled_fp8_quant", "Quantizes to fp8 by scales that are given.",
       "vLLM's _C::static_scaled_fp8_quant", In("x", &GivenScaleQuant::x, "... n", "T", "numbers"),
       In("scale", &GivenScaleQuant::scale, kGivenScaleDims, "f32", kGivenScaleDoc),
       Out("q", &GivenScaleQuant::q, "... n", "f8e4m3fn", "codes"));

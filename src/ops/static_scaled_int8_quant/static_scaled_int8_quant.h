@@ -9,7 +9,7 @@ struct StaticScaledInt8Quant : GivenScaleQuant {
   Optional azp;
 
   static constexpr auto kSpec = MakeSpec(
-      "static_scaled_int8_quant", "Quantises to int8 by scales that are given.",
+      "static_scaled_int8_quant", "Quantizes to int8 by scales that are given.",
       "vLLM's _C::static_scaled_int8_quant", In("x", &GivenScaleQuant::x, "... n", "T", "numbers"),
       In("scale", &GivenScaleQuant::scale, kGivenScaleDims, "f32", kGivenScaleDoc),
       In("azp", &StaticScaledInt8Quant::azp, "1", "i32", "the code that stands for 0; 0 if absent"),

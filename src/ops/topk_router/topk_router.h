@@ -2,7 +2,7 @@
 //   s = softmax(logits), or sigmoid(logits), or sqrt(softplus(logits)), by element;
 //   ids: the top_k largest of s + bias, the largest first, a tie to the lower id;
 //   weights = scale * s[ids], or scale * s[ids] / sum s[ids] with `renormalize`.
-// With num_groups > 1 only the experts of topk_groups groups count: neighbours make a group, whose
+// With num_groups > 1 only the experts of topk_groups groups count: neighbors make a group, whose
 // score is its largest s, or with a bias the sum of its two largest s + bias; again a tie goes to
 // the lower group (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). Without a bias logits are
 // compared in the place of s, which grows with them, so that no rounding makes a tie. NaN is the
@@ -32,7 +32,7 @@ struct TopkRouter {
       Attr("scoring", &TopkRouter::scoring, "scores from logits")
           .OneOf("softmax|sigmoid|softplus_sqrt"),
       Attr("renormalize", &TopkRouter::renormalize, "weights of a token sum to scale"),
-      Attr("num_groups", &TopkRouter::num_groups, "groups of neighbouring experts"),
+      Attr("num_groups", &TopkRouter::num_groups, "groups of neighboring experts"),
       Attr("topk_groups", &TopkRouter::topk_groups, "groups that a token may choose from"),
       Attr("scale", &TopkRouter::scale, "what weights are multiplied by"),
       Out("weights", &TopkRouter::weights, "... top_k", "f32", "weights, the largest score first"),

@@ -229,7 +229,7 @@ def silu_and_mul(x: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
 
 
 def silu_and_mul_quant(x: ArrayLike, scale: ArrayLike, up: ArrayLike | None = None) -> jax.Array:
-    """The gated activation of a Llama's MLP, quantised by a given scale.
+    """The gated activation of a Llama's MLP, quantized by a given scale.
 
     Args:
       x: [..., n] with up or [..., 2*n], T: gate and up side by side; the gate alone if up is

@@ -22,7 +22,7 @@ def all_reduce_fused_add_rms_norm(
     eps: float = 1e-06,
     rounding: Rounding = "once",
 ) -> tuple[jax.Array, jax.Array]:
-    """Sums over GPUs, adds the residual stream, then root-mean-square normalisation.
+    """Sums over GPUs, adds the residual stream, then root-mean-square normalization.
 
     Runs on CUDA alone; `intarsia.jax.all_reduce_fused_add_rms_norm` is XLA's version on other platforms.
 
@@ -40,7 +40,7 @@ def all_reduce_fused_add_rms_norm(
         of once, before_weight.
 
     Returns:
-      out: [..., n], T: normalised rows.
+      out: [..., n], T: normalized rows.
       residual: [..., n], T: sum + residual.
 
     Raises:
@@ -67,7 +67,7 @@ def fused_add_rms_norm(
     eps: float = 1e-06,
     rounding: Rounding = "once",
 ) -> tuple[jax.Array, jax.Array]:
-    """Adds the residual stream, then root-mean-square normalisation.
+    """Adds the residual stream, then root-mean-square normalization.
 
     Args:
       x: [..., n], T: what a block of the network adds.
@@ -78,7 +78,7 @@ def fused_add_rms_norm(
         of once, before_weight.
 
     Returns:
-      out: [..., n], T: normalised rows.
+      out: [..., n], T: normalized rows.
       residual: [..., n], T: x + residual.
 
     Raises:
@@ -107,7 +107,7 @@ def fused_add_rms_norm_static_fp8_quant(
     eps: float = 1e-06,
     rounding: Rounding = "once",
 ) -> tuple[jax.Array, jax.Array]:
-    """Adds the residual stream, then root-mean-square normalisation, quantised by a given scale.
+    """Adds the residual stream, then root-mean-square normalization, quantized by a given scale.
 
     Args:
       x: [..., n], T: what a block of the network adds.
@@ -119,7 +119,7 @@ def fused_add_rms_norm_static_fp8_quant(
         one of once, before_weight.
 
     Returns:
-      q: [..., n], f8e4m3fn: codes of the normalised rows.
+      q: [..., n], f8e4m3fn: codes of the normalized rows.
       residual: [..., n], T: x + residual.
 
     Raises:
@@ -154,16 +154,16 @@ def layer_norm(
     *,
     eps: float = 1e-05,
 ) -> jax.Array:
-    """Layer normalisation over the last axis.
+    """Layer normalization over the last axis.
 
     Args:
-      x: [..., n], T: rows to normalise.
+      x: [..., n], T: rows to normalize.
       weight: [n], T, f32: scale of each column; 1 if absent; optional.
       bias: [n], T, f32: added to each column; 0 if absent; optional.
       eps: added to the variance.
 
     Returns:
-      out: [..., n], T: normalised rows.
+      out: [..., n], T: normalized rows.
 
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
@@ -192,10 +192,10 @@ def layer_norm_dynamic_per_token_quant(
     eps: float = 1e-05,
     quant_dtype: QuantDtype = "f8e4m3fn",
 ) -> tuple[jax.Array, jax.Array]:
-    """Layer normalisation, each row quantised by a scale of its own.
+    """Layer normalization, each row quantized by a scale of its own.
 
     Args:
-      x: [..., n], T: rows to normalise.
+      x: [..., n], T: rows to normalize.
       weight: [n], T, f32: scale of each column; 1 if absent; optional.
       bias: [n], T, f32: added to each column; 0 if absent; optional.
       scale_ub: [1], f32: counts as a row's largest number where that is larger; optional.
@@ -203,7 +203,7 @@ def layer_norm_dynamic_per_token_quant(
       quant_dtype: dtype of the codes; one of f8e4m3fn, i8.
 
     Returns:
-      q: [..., n], quant_dtype: codes of the normalised rows.
+      q: [..., n], quant_dtype: codes of the normalized rows.
       scale: [..., 1], f32: what a code of 1 stands for.
 
     Raises:
@@ -239,17 +239,17 @@ def layer_norm_static_fp8_quant(
     *,
     eps: float = 1e-05,
 ) -> jax.Array:
-    """Layer normalisation, quantised by a given scale.
+    """Layer normalization, quantized by a given scale.
 
     Args:
-      x: [..., n], T: rows to normalise.
+      x: [..., n], T: rows to normalize.
       scale: [1], f32: what a code of 1 stands for.
       weight: [n], T, f32: scale of each column; 1 if absent; optional.
       bias: [n], T, f32: added to each column; 0 if absent; optional.
       eps: added to the variance.
 
     Returns:
-      q: [..., n], f8e4m3fn: codes of the normalised rows.
+      q: [..., n], f8e4m3fn: codes of the normalized rows.
 
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
@@ -276,17 +276,17 @@ def rms_norm(
     eps: float = 1e-06,
     rounding: Rounding = "once",
 ) -> jax.Array:
-    """Root-mean-square normalisation over the last axis.
+    """Root-mean-square normalization over the last axis.
 
     Args:
-      x: [..., n], T: rows to normalise.
+      x: [..., n], T: rows to normalize.
       weight: [n], T, f32: scale of each column; 1 if absent; optional.
       eps: added to the mean square.
       rounding: "before_weight" rounds to T before the weight, as Hugging Face's Llama does; one
         of once, before_weight.
 
     Returns:
-      out: [..., n], T: normalised rows.
+      out: [..., n], T: normalized rows.
 
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
@@ -354,10 +354,10 @@ def rms_norm_dynamic_per_token_quant(
     quant_dtype: QuantDtype = "f8e4m3fn",
     rounding: Rounding = "before_weight",
 ) -> tuple[jax.Array, jax.Array] | tuple[jax.Array, jax.Array, jax.Array]:
-    """Root-mean-square normalisation, each row quantised by a scale of its own.
+    """Root-mean-square normalization, each row quantized by a scale of its own.
 
     Args:
-      x: [..., n], T: rows to normalise; with residual, what a block of the network adds.
+      x: [..., n], T: rows to normalize; with residual, what a block of the network adds.
       weight: [n], T, f32: scale of each column.
       scale_ub: [1], f32: counts as a row's largest number where that is larger; optional.
       residual: [..., n], T: the residual stream, added before the norm; optional.
@@ -367,7 +367,7 @@ def rms_norm_dynamic_per_token_quant(
         one of once, before_weight.
 
     Returns:
-      q: [..., n], quant_dtype: codes of the normalised rows.
+      q: [..., n], quant_dtype: codes of the normalized rows.
       scale: [..., 1], f32: what a code of 1 stands for.
       residual: [..., n], T: x + residual; only with residual.
 
@@ -448,21 +448,21 @@ def rms_norm_per_block_quant(
     quant_dtype: QuantDtype = "f8e4m3fn",
     rounding: Rounding = "before_weight",
 ) -> tuple[jax.Array, jax.Array] | tuple[jax.Array, jax.Array, jax.Array]:
-    """Root-mean-square normalisation, groups of a row quantised by scales of their own.
+    """Root-mean-square normalization, groups of a row quantized by scales of their own.
 
     Args:
-      x: [..., n], T: rows to normalise; with residual, what a block of the network adds.
+      x: [..., n], T: rows to normalize; with residual, what a block of the network adds.
       weight: [n], T, f32: scale of each column.
       scale_ub: [1], f32: counts as a group's largest number where that is larger; optional.
       residual: [..., n], T: the residual stream, added before the norm; optional.
-      group_size: how many neighbours share a scale.
+      group_size: how many neighbors share a scale.
       eps: added to the mean square.
       quant_dtype: dtype of the codes; one of f8e4m3fn, i8.
       rounding: "before_weight" norms the unrounded sum and rounds to T before the weight, too;
         one of once, before_weight.
 
     Returns:
-      q: [..., n], quant_dtype: codes of the normalised rows.
+      q: [..., n], quant_dtype: codes of the normalized rows.
       scale: [..., n/group_size], f32: what a code of 1 stands for.
       residual: [..., n], T: x + residual; only with residual.
 
@@ -499,10 +499,10 @@ def rms_norm_static_fp8_quant(
     eps: float = 1e-06,
     rounding: Rounding = "once",
 ) -> jax.Array:
-    """Root-mean-square normalisation, quantised by a given scale.
+    """Root-mean-square normalization, quantized by a given scale.
 
     Args:
-      x: [..., n], T: rows to normalise.
+      x: [..., n], T: rows to normalize.
       weight: [n], T, f32: scale of each column.
       scale: [1], f32: what a code of 1 stands for.
       eps: added to the mean square.
@@ -510,7 +510,7 @@ def rms_norm_static_fp8_quant(
         does; one of once, before_weight.
 
     Returns:
-      q: [..., n], f8e4m3fn: codes of the normalised rows.
+      q: [..., n], f8e4m3fn: codes of the normalized rows.
 
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,

@@ -90,7 +90,7 @@ def topk_router(
       top_k: experts of a token.
       scoring: scores from logits; one of softmax, sigmoid, softplus_sqrt.
       renormalize: weights of a token sum to scale.
-      num_groups: groups of neighbouring experts.
+      num_groups: groups of neighboring experts.
       topk_groups: groups that a token may choose from.
       scale: what weights are multiplied by.
 

@@ -12,7 +12,7 @@ from intarsia.jax._call import call, one_or_all
 def dynamic_per_token_scaled_fp8_quant(
     x: ArrayLike, scale_ub: ArrayLike | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Quantises each row to fp8 by a scale of its own.
+    """Quantizes each row to fp8 by a scale of its own.
 
     Args:
       x: [..., n], T: rows of numbers.
@@ -38,7 +38,7 @@ def dynamic_per_token_scaled_fp8_quant(
 
 
 def dynamic_scaled_fp8_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Quantises to fp8 by one scale that x itself gives.
+    """Quantizes to fp8 by one scale that x itself gives.
 
     Args:
       x: [...], T: numbers.
@@ -63,7 +63,7 @@ def dynamic_scaled_fp8_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
 
 
 def dynamic_scaled_int8_azp_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Quantises each row to int8 by a scale and a zero point of its own.
+    """Quantizes each row to int8 by a scale and a zero point of its own.
 
     Args:
       x: [..., n], T: rows of numbers.
@@ -89,7 +89,7 @@ def dynamic_scaled_int8_azp_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array, j
 
 
 def dynamic_scaled_int8_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Quantises each row to int8 by a scale of its own.
+    """Quantizes each row to int8 by a scale of its own.
 
     Args:
       x: [..., n], T: rows of numbers.
@@ -116,11 +116,11 @@ def dynamic_scaled_int8_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
 def per_token_group_fp8_quant(
     x: ArrayLike, *, group_size: int = 128, eps: float = 1e-10, scale_ue8m0: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """Quantises groups of a row's neighbours to fp8, each by a scale of its own.
+    """Quantizes groups of a row's neighbors to fp8, each by a scale of its own.
 
     Args:
       x: [..., n], T: rows of numbers.
-      group_size: how many neighbours share a scale.
+      group_size: how many neighbors share a scale.
       eps: counts as a group's largest number where that is smaller.
       scale_ue8m0: whether scales are rounded up to powers of two, as E8M0 holds them.
 
@@ -155,11 +155,11 @@ def per_token_group_fp8_quant(
 def per_token_group_quant_int8(
     x: ArrayLike, *, group_size: int = 128, eps: float = 1e-10
 ) -> tuple[jax.Array, jax.Array]:
-    """Quantises groups of a row's neighbours to int8, each by a scale of its own.
+    """Quantizes groups of a row's neighbors to int8, each by a scale of its own.
 
     Args:
       x: [..., n], T: rows of numbers.
-      group_size: how many neighbours share a scale.
+      group_size: how many neighbors share a scale.
       eps: counts as a group's largest number where that is smaller.
 
     Returns:
@@ -182,7 +182,7 @@ def per_token_group_quant_int8(
 
 
 def static_scaled_fp8_quant(x: ArrayLike, scale: ArrayLike) -> jax.Array:
-    """Quantises to fp8 by scales that are given.
+    """Quantizes to fp8 by scales that are given.
 
     Args:
       x: [..., n], T: numbers.
@@ -211,7 +211,7 @@ def static_scaled_fp8_quant(x: ArrayLike, scale: ArrayLike) -> jax.Array:
 def static_scaled_int8_quant(
     x: ArrayLike, scale: ArrayLike, azp: ArrayLike | None = None
 ) -> jax.Array:
-    """Quantises to int8 by scales that are given.
+    """Quantizes to int8 by scales that are given.
 
     Args:
       x: [..., n], T: numbers.

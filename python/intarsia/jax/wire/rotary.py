@@ -24,7 +24,7 @@ def fused_qk_norm_rope(
     eps: float = 1e-06,
     is_neox: bool = True,
 ) -> jax.Array:
-    """Root-mean-square normalisation of each head of Q and K, then rotary position embedding.
+    """Root-mean-square normalization of each head of Q and K, then rotary position embedding.
 
     Args:
       positions: [t], i32, i64: position of each token.

@@ -56,7 +56,7 @@ __device__ __forceinline__ void WriteRows(const Params& p, const Tile& tile, int
 #pragma unroll
       for (int n = 0; n < S::kD / 8; n += kBlocks) {
         const int column = 8 * n + lane % 4 * kColumns;
-        if constexpr (S::kFp8) {  // four neighbouring lanes write 32 bytes or more
+        if constexpr (S::kFp8) {  // four neighboring lanes write 32 bytes or more
           const float o[4] = {state.o[block][n][2 * r], state.o[block][n + 1][2 * r],
                               state.o[block][n][2 * r + 1], state.o[block][n + 1][2 * r + 1]};
           if (exists && column < dv)
