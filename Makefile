@@ -166,10 +166,11 @@ docs: $(VENV)/.installed-docs ## build the documentation site into build/site; a
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	echo "built build/site/index.html"
 
-check: setup-dev build ## formatting, lint, types, generated files
+check: setup-dev build ## formatting, lint, types, prose, generated files
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/python -m mypy
 	git ls-files --cached --others --exclude-standard '*.h' '*.c' '*.cc' '*.cu' '*.cuh' ':!third_party' | xargs $(BIN)/clang-format --dry-run --Werror
+	$(BIN)/python tools/prose.py
 	$(BIN)/python tools/gen.py --check
 	$(BIN)/python tools/support.py --check
 	$(BIN)/python tools/speed.py --check
