@@ -93,9 +93,12 @@ def percentile(values: list[int], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def pages(root: Path = ROOT) -> list[str]:
-    found = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("plugins/**/*.md")]
-    return sorted(path.relative_to(root).as_posix() for path in found)
+def pages() -> list[str]:
+    known = spelling.listed("*.md")
+    found = [name for name in known if "/" not in name and (ROOT / name).is_file()]
+    for folder in ("docs", "plugins"):
+        found += [path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.md")]
+    return sorted(found)
 
 
 def _lengths(page: str, text: str) -> Iterator[str]:

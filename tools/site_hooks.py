@@ -18,6 +18,7 @@ PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "reporting.md",
 }
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 _FENCED = re.compile(r"^(```+)[^\n]*\n.*?^\1[ \t]*$", re.S | re.M)

@@ -88,13 +88,16 @@ def british(text: str) -> Iterator[tuple[int, str, str]]:
                 yield number, word.strip(), american(word).strip()
 
 
+def listed(*options: str) -> set[str]:
+    """The names that git knows."""
+    command = ["git", "-C", str(ROOT), "ls-files", *options]
+    return {*subprocess.check_output(command, text=True).splitlines()}
+
+
 def files() -> list[Path]:
-    """The project's texts, new ones included."""
-    listed = subprocess.check_output(
-        ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"],
-        text=True,
-    )
-    names = [name for name in listed.splitlines() if not name.startswith((*NOT_OURS, *LATER))]
+    """The project's texts: those that git has, and new ones in its folders."""
+    new = {name for name in listed("--others", "--exclude-standard") if "/" in name}
+    names = [n for n in sorted(listed() | new) if not n.startswith((*NOT_OURS, *LATER))]
     found = [ROOT / name for name in names if Path(name).suffix in SUFFIXES]
     return [path for path in found if path.is_file()]
 
