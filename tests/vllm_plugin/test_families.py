@@ -60,7 +60,7 @@ def test_families_are_named_once() -> None:
     [
         ("qwen3_moe", {}),
         ("qwen3_moe", {"enable_expert_parallel": True}),
-        ("deepseek_v3_fp8", {}),
+        ("kimi_k2_int4", {}),
         ("qwen3_5", {}),
     ],
     ids=["every_expert", "experts", "latents", "states"],
