@@ -30,6 +30,10 @@ class Barrier {
     while (!::cuda::ptx::mbarrier_try_wait_parity(&state_, parity)) {
     }
   }
+  // Whether that phase has ended.
+  __device__ __forceinline__ bool Ended(uint32_t parity) {
+    return ::cuda::ptx::mbarrier_test_wait_parity(&state_, parity);
+  }
   __device__ __forceinline__ uint64_t* address() { return &state_; }
 
  private:

@@ -31,6 +31,24 @@ __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// A matrix descriptor that is the same in all lanes, as the compiler knows by the shuffle: the
+// products of a loop then take theirs by additions in uniform registers.
+class Descriptor {
+ public:
+  __device__ __forceinline__ explicit Descriptor(uint64_t descriptor)
+      : low_(__shfl_sync(0xffffffffu, static_cast<uint32_t>(descriptor), 0)),
+        high_(static_cast<uint32_t>(descriptor >> 32)) {}
+  // So many bytes further on, a multiple of 16.
+  __device__ __forceinline__ uint64_t At(uint32_t bytes) const {
+    uint64_t descriptor;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low_ + bytes / 16), "r"(high_));
+    return descriptor;
+  }
+
+ private:
+  uint32_t low_, high_;
+};
+
 // D[64 x kN] (+)= A[64 x 16] B[16 x kN] for one kN.
 //   Shared<T, kAdd, kRowsA, kRowsB>(d, a, b): descriptors by RowsSummed where kRows is set, by
 //                             ColumnsSummed where it is not; without kAdd, D is replaced

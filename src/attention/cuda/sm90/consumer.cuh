@@ -40,7 +40,7 @@ class Consumer {
 
  private:
   static constexpr int kScores = S::kTileKeys / 2;
-  using Place = cuda::RingPlace<S::kStages>;
+  using KeyPlace = cuda::RingPlace<S::kKeyStages>;
   using Scores = float[kScores];
   using Weights = uint32_t[kScores / 2];
   using Out = float[S::kDv / 2];
@@ -53,36 +53,77 @@ class Consumer {
     if (threadIdx.x % cuda::kWarpgroupThreads == 0) empty.Arrive();
   }
 
-  __device__ __forceinline__ void WaitForKeys(const Place& k) const {
+  // Of Q and K, which a warp may read again without the others (MultiplyKeysAlone).
+  __device__ __forceinline__ void ReleaseByWarp(cuda::Barrier& empty) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) empty.Arrive();
+  }
+  __device__ __forceinline__ uint32_t QueryRows() const {
+    return cuda::SharedAddress(shared_.q) + number_ * cuda::kWgmmaRows * cuda::kPanelRowBytes;
+  }
+
+  __device__ __forceinline__ void WaitForKeys(const KeyPlace& k) const {
     shared_.k_full[k.index].Wait(k.parity);
   }
 
   // s = Q K', in flight afterwards.
-  __device__ __forceinline__ void MultiplyKeys(Scores& s, const Place& place) const {
+  __device__ __forceinline__ void MultiplyKeys(Scores& s, const KeyPlace& place) const {
     using M = cuda::Wgmma<S::kTileKeys>;
-    const uint32_t q =
-        cuda::SharedAddress(shared_.q) + number_ * cuda::kWgmmaRows * cuda::kPanelRowBytes;
-    const uint32_t k = cuda::SharedAddress(shared_.k[place.index]);
+    const cuda::Descriptor q(cuda::ColumnsSummed(QueryRows())),
+        k(cuda::ColumnsSummed(cuda::SharedAddress(shared_.k[place.index])));
     cuda::WgmmaFence();
-    M::template Shared<T, false>(s, cuda::ColumnsSummed(q), cuda::ColumnsSummed(k));
+    M::template Shared<T, false>(s, q.At(0), k.At(0));
 #pragma unroll
     for (int step = 1; step < S::kD / cuda::kWgmmaStep; ++step)
-      M::template Shared<T, true>(
-          s, cuda::ColumnsSummed(q + cuda::ColumnStepBytes(S::kTileRows, step)),
-          cuda::ColumnsSummed(k + cuda::ColumnStepBytes(S::kTileKeys, step)));
+      M::template Shared<T, true>(s, q.At(cuda::ColumnStepBytes(S::kTileRows, step)),
+                                  k.At(cuda::ColumnStepBytes(S::kTileKeys, step)));
     cuda::WgmmaCommit();
+  }
+  // The same of this warp's rows, by this warp alone, which no other waits for.
+  __device__ __forceinline__ void MultiplyKeysAlone(Scores& s, const KeyPlace& place) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int row = static_cast<int>(threadIdx.x) / 32 * 16 - cuda::kWarpgroupThreads / 32 * 16;
+    const uint32_t q = cuda::SharedAddress(shared_.q);
+    const uint32_t k = cuda::SharedAddress(shared_.k[place.index]);
+#pragma unroll
+    for (float& x : s) x = 0.0f;
+#pragma unroll 1
+    for (int column = 0; column < S::kD; column += cuda::kWgmmaStep) {
+      uint32_t a[4];
+      cuda::LdMatrix4(a,
+                      q + cuda::PanelOffset(S::kTileRows, row + lane % 16, column + lane / 16 * 8));
+#pragma unroll
+      for (int key = 0; key < S::kTileKeys; key += 16) {
+        uint32_t b[4];
+        cuda::LdMatrix4(b, k + cuda::PanelOffset(S::kTileKeys, key + lane % 8 + lane / 16 * 8,
+                                                 column + lane / 8 % 2 * 8));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          auto& c = reinterpret_cast<float(&)[4]>(s[key / 2 + 4 * half]);
+          if constexpr (std::is_same_v<T, __half>)
+            cuda::MmaF16(c, a, b[2 * half], b[2 * half + 1]);
+          else
+            cuda::MmaBF16(c, a, b[2 * half], b[2 * half + 1]);
+        }
+      }
+    }
   }
   // o += P V, in flight afterwards.
   __device__ __forceinline__ void MultiplyValues(Out& o, const Weights& weights) const {
-    const uint32_t v = cuda::SharedAddress(shared_.v[place_.index]);
+    const cuda::Descriptor v(
+        cuda::RowsSummed(cuda::SharedAddress(shared_.v[v_.index]), S::kTileKeys));
     cuda::WgmmaFence();  // the weights were written since the last one
 #pragma unroll
     for (int step = 0; step < S::kTileKeys / cuda::kWgmmaStep; ++step)
-      cuda::Wgmma<S::kDv>::template Registers<T>(
-          o, weights + 4 * step, cuda::RowsSummed(v + cuda::RowStepBytes(step), S::kTileKeys));
+      cuda::Wgmma<S::kDv>::template Registers<T>(o, weights + 4 * step,
+                                                 v.At(cuda::RowStepBytes(step)));
     cuda::WgmmaCommit();
   }
 
+  // Whether scores are products times a factor, and all rows of the warp have seen a key.
+  __device__ __forceinline__ bool Settled(const Rows& rows) const {
+    return logit_.folds() && !__any_sync(0xffffffffu, rows.unseen());
+  }
   // From products to weights, for any tile. Returns whether o has to be multiplied by `kept`.
   __device__ __forceinline__ bool Softmax(Scores& s, const Task& task, int first_key,
                                           uint32_t boxes, Rows& rows, float (&kept)[2]) const {
@@ -92,17 +133,26 @@ class Consumer {
     }
     if (boxes != ~0u || !task.clear.Has(first_key))
       MaskScores(s, p_, plan_, task, first_key, boxes);
-    const bool raised = RaiseBases<T>(s, factor_, {0.0f, 0.0f}, rows, kept);
-    SubtractBases(s, factor_, rows);
+    const bool raised = RaiseBases<T>(s, factor_, rows, kept);
+    float sums[4] = {};
+    WeighByBases<0, kScores>(s, factor_, rows, sums);
+    rows.Add(sums);
     return raised;
   }
-  // The same for a clear tile after every row has seen a key, which most are.
-  __device__ __forceinline__ bool SoftmaxOfClear(Scores& s, Rows& rows, float (&kept)[2]) const {
-    if (!__any_sync(0xffffffffu, SubtractBases(s, factor_, rows))) return false;
-    const float before[2] = {rows.base[0], rows.base[1]};
-    if (!RaiseBases<T>(s, 1.0f, before, rows, kept)) return false;  // equal to b, or a NaN
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) s[i] += before[i / 2 % 2] - rows.base[i / 2 % 2];
+  // The weights of a clear tile after every row has seen a key, which most are, and the end of the
+  // products in flight. False if some weight would be too large, or a NaN: s is lost then.
+  __device__ __forceinline__ bool WeighClear(Scores& s, Rows& rows, Weights& weights) const {
+    // The tensor cores are done with the last weights by then, so that the first of these are
+    // rounded in the shadow of the last exponentials.
+    constexpr int kFirst = kScores / 16 * 12;
+    float sums[4] = {};
+    WeighByBases<0, kFirst>(s, factor_, rows, sums);
+    if (!rows.Fit(sums)) return false;
+    cuda::WgmmaWait<0>();
+    WeighByBases<kFirst, kScores>(s, factor_, rows, sums);
+    ToOperand<T>(s, weights);
+    if (!rows.Fit(sums)) return false;
+    rows.Add(sums);
     return true;
   }
 
@@ -113,56 +163,57 @@ class Consumer {
     int first_key = task.keys.last_key;
     Weights weights;
     float kept[2];
+    bool settled;
     {
       Scores s;
-      WaitForKeys(place_);
-      const uint32_t boxes = shared_.boxes[place_.index];
-      MultiplyKeys(s, place_);
+      WaitForKeys(k_);
+      const uint32_t boxes = shared_.boxes[k_.index];
+      MultiplyKeys(s, k_);
       cuda::WgmmaWait<0>();
-      Release(shared_.k_empty[place_.index]);
+      ReleaseByWarp(shared_.k_empty[k_.index]);
+      k_.Next();
       Softmax(s, task, first_key, boxes, rows, kept);
-      TakeWeights(s, rows);
+      settled = Settled(rows);
       ToOperand<T>(s, weights);
-      if (task.keys.count > 1) WaitForKeys(place_.After());
+      if (task.keys.count > 1) WaitForKeys(k_);
     }
-    // Whether scores are products times a factor, and all rows of the warp have seen a key.
-    bool settled = false;
 #pragma unroll 1
     for (int left = task.keys.count - 1; left > 0; --left) {
       Scores s;
       first_key -= S::kTileKeys;
-      const Place keys = place_.After();
-      const uint32_t boxes = shared_.boxes[keys.index];
+      const uint32_t boxes = shared_.boxes[k_.index];
+      const bool clear = settled && boxes == ~0u && task.clear.Has(first_key);
       cuda::BarrierSync(Turn(number_), kTurnThreads);
-      MultiplyKeys(s, keys);
-      shared_.v_full[place_.index].Wait(place_.parity);
+      MultiplyKeys(s, k_);
+      shared_.v_full[v_.index].Wait(v_.parity);
       MultiplyValues(o, weights);
       cuda::BarrierArrive(Turn(number_ + 1 == S::kConsumers ? 0 : number_ + 1), kTurnThreads);
+      // Asked in the shadow of the products; it takes a while.
+      const KeyPlace next = k_.After();
+      const bool next_came = left == 1 || shared_.k_full[next.index].Ended(next.parity);
       cuda::WgmmaWait<1>();
-      Release(shared_.k_empty[keys.index]);
-      bool raised;
-      if (settled && task.clear.Has(first_key) && boxes == ~0u) {
-        raised = SoftmaxOfClear(s, rows, kept);
-      } else {
+      bool raised = false;
+      if (!clear || !WeighClear(s, rows, weights)) {
+        if (clear) MultiplyKeysAlone(s, k_);
         raised = Softmax(s, task, first_key, boxes, rows, kept);
-        settled = logit_.folds() && !__any_sync(0xffffffffu, rows.unseen());
+        settled = Settled(rows);
+        cuda::WgmmaWait<0>();
+        ToOperand<T>(s, weights);
       }
-      TakeWeights(s, rows);
-      // ptxas would have the additions of the weights wait for V; a branch that seems to depend on
-      // their sums keeps them in the shadow of the exponentials.
-      if (left > 1 && rows.Summed()) WaitForKeys(keys.After());
-      cuda::WgmmaWait<0>();
-      Release(shared_.v_empty[place_.index]);
-      place_ = keys;
-      ToOperand<T>(s, weights);
+      cuda::WgmmaWait<0>();  // long ago in both branches, which ptxas does not see
+      ReleaseByWarp(shared_.k_empty[k_.index]);
+      Release(shared_.v_empty[v_.index]);
+      k_ = next;
+      v_.Next();
       if (raised) ScaleRows(o, kept);
+      if (!next_came) WaitForKeys(k_);
     }
-    if (!S::kOutInQuery) Release(shared_.q_empty);
-    shared_.v_full[place_.index].Wait(place_.parity);
+    if (!S::kOutInQuery) ReleaseByWarp(shared_.q_empty);
+    shared_.v_full[v_.index].Wait(v_.parity);
     MultiplyValues(o, weights);
     cuda::WgmmaWait<0>();
-    Release(shared_.v_empty[place_.index]);
-    place_ = place_.After();
+    Release(shared_.v_empty[v_.index]);
+    v_.Next();
   }
 
   __device__ __forceinline__ void Attend(const Task& task) {
@@ -175,7 +226,7 @@ class Consumer {
     if (task.keys.count > 0)
       AddTiles(task, rows, o);
     else if (!S::kOutInQuery)
-      Release(shared_.q_empty);
+      ReleaseByWarp(shared_.q_empty);
 
     const ThreadPlace place;
     float lse[2], by[2];
@@ -192,7 +243,7 @@ class Consumer {
     if constexpr (S::kOutInQuery) {
       cuda::FenceForAsyncReads();
       cuda::BarrierSync(Turn(S::kConsumers) + number_, cuda::kWarpgroupThreads);
-      Release(shared_.q_empty);
+      ReleaseByWarp(shared_.q_empty);
     }
   }
 
@@ -202,8 +253,9 @@ class Consumer {
   const int number_;
   const Logit<std::is_same_v<T, __half> ? DType::kF16 : DType::kBF16> logit_;
   const float factor_;
-  // Of the tile whose K, and later V, comes next: the rings of K and V keep step.
-  Place place_;
+  // Of the tiles that come next.
+  KeyPlace k_;
+  cuda::RingPlace<S::kValueStages> v_;
   uint32_t q_parity_ = 0;
 };
 

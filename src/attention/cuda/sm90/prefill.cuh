@@ -124,13 +124,14 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
 }
 
 // The compiled shapes, smallest first. The tile of keys is as long as registers and shared memory
-// allow; two consumers of 64 rows.
+// allow. At d=64 a third consumer keeps the exponentials going, which bound it; at larger ones it
+// would have too few registers.
 template <DType kType>
 Status LaunchPrefillOf(const Params& p, const CudaContext& context, const PrefillRows& rows) {
   using T = cuda::DeviceT<kType>;
   const auto launch = [&]<class S>() { return LaunchShape<S, T>(p, context, rows); };
   const int64_t d = std::max(p.head_dim, p.cache.v_head_dim);
-  if (d <= 64) return launch.template operator()<Shape<64, 64, 128, 2>>();
+  if (d <= 64) return launch.template operator()<Shape<64, 64, 96, 3>>();
   if (d <= 96) return launch.template operator()<Shape<96, 96, 128, 2>>();
   if (d <= 128) return launch.template operator()<Shape<128, 128, 128, 2>>();
   if (p.head_dim <= 192 && p.cache.v_head_dim <= 128)

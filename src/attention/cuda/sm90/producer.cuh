@@ -224,7 +224,7 @@ __device__ __forceinline__ void ProduceKeys(const Params& p, const Maps& maps,
                                             const LaunchPlan& plan, Shared<S>& shared) {
   const bool elected = threadIdx.x % 32 == 0;
   const TileWalk<S> walk(p, plan);
-  cuda::RingPlace<S::kStages> k;
+  cuda::RingPlace<S::kKeyStages> k;
   uint32_t q_parity = 0;
   const auto load_query = [&](const Task& task) {
     shared.q_empty.Wait(q_parity ^ 1);
@@ -272,7 +272,7 @@ __device__ __forceinline__ void ProduceValues(const Params& p, const Maps& maps,
                                               const LaunchPlan& plan, Shared<S>& shared) {
   const bool elected = threadIdx.x % 32 == 0;
   const TileWalk<S> walk(p, plan);
-  cuda::RingPlace<S::kStages> v;
+  cuda::RingPlace<S::kValueStages> v;
   uint32_t landed_parity = 0;
   ForEachTask(shared, [&](const Task& task) {
     walk.ForEachTile(task, [&](int first_key, const typename TileWalk<S>::Box& box, uint32_t) {

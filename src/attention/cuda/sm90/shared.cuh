@@ -46,34 +46,34 @@ struct LaunchPlan {
 template <class S>
 struct alignas(cuda::kSwizzleAtomBytes) Shared {
   alignas(cuda::kSwizzleAtomBytes) char q[S::kQueryBytes];
-  alignas(cuda::kSwizzleAtomBytes) char k[S::kStages][S::kKeyBytes];
-  alignas(cuda::kSwizzleAtomBytes) char v[S::kStages][S::kValueBytes];
+  alignas(cuda::kSwizzleAtomBytes) char k[S::kKeyStages][S::kKeyBytes];
+  alignas(cuda::kSwizzleAtomBytes) char v[S::kValueStages][S::kValueBytes];
   alignas(cuda::kSwizzleAtomBytes) char out[S::kOutInQuery ? 16 : S::kOutBytes];
 
-  // "full": written for the consumers; "empty": each consumer warpgroup is done with it, or each
-  // consumer warp and the producers of K and V, of a task.
+  // "full": written for the consumers; "empty": each consumer warp is done with Q or K, each
+  // consumer warpgroup with V, each consumer warp and the producers of K and V with a task.
   cuda::Barrier q_full, q_empty;
-  cuda::Barrier k_full[S::kStages], k_empty[S::kStages];
-  cuda::Barrier v_full[S::kStages], v_empty[S::kStages];
+  cuda::Barrier k_full[S::kKeyStages], k_empty[S::kKeyStages];
+  cuda::Barrier v_full[S::kValueStages], v_empty[S::kValueStages];
   cuda::Barrier v_landed;  // a tile of V that the producer has to clean before it is full
   static constexpr int kTasks = 2;
   cuda::Barrier task_full[kTasks], task_empty[kTasks];
   Task tasks[kTasks];
-  uint32_t boxes[S::kStages];  // bit i: whether box i of a tile of K exists
+  uint32_t boxes[S::kKeyStages];  // bit i: whether box i of a tile of K exists
 
   // By one thread, before any other uses them.
   __device__ void InitBarriers() {
-    const auto init = [](auto& full, auto& empty) {
+    const auto init = [](auto& full, auto& empty, int readers) {
       for (int i = 0; i < static_cast<int>(sizeof full / sizeof full[0]); ++i) {
         full[i].Init(1);
-        empty[i].Init(S::kConsumers);
+        empty[i].Init(readers);
       }
     };
     q_full.Init(1);
-    q_empty.Init(S::kConsumers);
+    q_empty.Init(4 * S::kConsumers);
     v_landed.Init(1);
-    init(k_full, k_empty);
-    init(v_full, v_empty);
+    init(k_full, k_empty, 4 * S::kConsumers);
+    init(v_full, v_empty, S::kConsumers);
     for (int i = 0; i < kTasks; ++i) {
       task_full[i].Init(1);
       task_empty[i].Init(4 * S::kConsumers + 2);

@@ -1,7 +1,5 @@
 // The online softmax of a consumer: each thread has parts of two rows, r = 0 and 1, eight apart.
 #pragma once
-#include <climits>
-
 #include "src/attention/cuda/fragments.cuh"
 #include "src/attention/cuda/sm90/shared.cuh"
 #include "src/core/cuda/ptx.cuh"
@@ -11,24 +9,34 @@ namespace intarsia::attention::sm90 {
 
 // What a thread's two rows have seen.
 //
-// Any base b that is large enough for the weights 2^(x - b) gives the same quotient o / l. So b is
-// kSlack above the largest x of the tile that it was taken from, and stays until some x exceeds it:
-// most tiles look at signs of x - b alone, and need no maximum, no reduction over lanes and no
-// rescaling of o (FlashAttention-4, 2025, keeps its maximum likewise). l sums the thread's own
-// columns until the end.
+// Any base b gives the same quotient o / l, if the weights 2^(x - b) are not too large. So b is
+// kSlack above the largest x of the tile that it was taken from, and stays until weights exceed
+// kMostWeight: most tiles look at the sums of their weights alone, and need no maximum, no
+// reduction over lanes and no rescaling of o (FlashAttention-4, 2025, keeps its maximum likewise).
+// l sums the thread's own columns until the end.
 struct Rows {
-  // Of a new base, in powers of two. Weights are at most 1; in f16 they must not be far below,
+  // Of a new base, in powers of two: room for larger x. In f16 weights must not be far below 1,
   // where small ones would flush to zero.
   template <class T>
   static constexpr float kSlack = std::is_same_v<T, __half> ? 1.0f : 8.0f;
+  // Of a thread in a tile, together: finite in f16, too.
+  static constexpr float kMostWeight = 256.0f;
   static constexpr float kUnseen =
       -3e38f;  // the base of a row that has seen no key: x - b is finite
 
   float base[2] = {kUnseen, kUnseen};
   float l[2] = {0.0f, 0.0f};
 
-  // True: sums are not negative, nor a NaN with a sign.
-  __device__ bool Summed() const { return __float_as_int(l[0] + l[1]) != INT_MIN + 1; }
+  // Whether a tile's weights, whose sums these are, may stay, in all lanes of the warp: none is too
+  // large, or a NaN. ptxas cannot move the sums behind the branch on the result.
+  static __device__ __forceinline__ bool Fit(const float (&sums)[4]) {
+    const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    return !__any_sync(0xffffffffu, !(sum <= kMostWeight));
+  }
+  __device__ __forceinline__ void Add(const float (&sums)[4]) {
+    l[0] += sums[0] + sums[1];
+    l[1] += sums[2] + sums[3];
+  }
   __device__ bool unseen() const { return fminf(base[0], base[1]) == kUnseen; }
 };
 
@@ -107,11 +115,10 @@ __device__ __forceinline__ void SubtractAlibi(float (&s)[kScores], const Params&
 }
 
 // Raises the bases if some x = s * factor of the warp exceeds its row's; l follows, and o has to be
-// multiplied by `kept` when the result is true, in all lanes of the warp. s is x - `offset`, times
-// 1 / factor, where factor > 0.
+// multiplied by `kept` when the result is true, in all lanes of the warp.
 template <class T, int kScores>
-__device__ __forceinline__ bool RaiseBases(const float (&s)[kScores], float factor,
-                                           const float (&offset)[2], Rows& rows, float (&kept)[2]) {
+__device__ __forceinline__ bool RaiseBases(const float (&s)[kScores], float factor, Rows& rows,
+                                           float (&kept)[2]) {
   float top[2];
   bool exceeds = false;
 #pragma unroll
@@ -119,7 +126,7 @@ __device__ __forceinline__ bool RaiseBases(const float (&s)[kScores], float fact
     float x = fmaxf(s[2 * r], s[2 * r + 1]);
 #pragma unroll
     for (int i = 4 + 2 * r; i < kScores; i += 4) x = fmaxf(x, fmaxf(s[i], s[i + 1]));
-    top[r] = fmaf(x, factor, offset[r]);
+    top[r] = x * factor;
     exceeds |= top[r] > rows.base[r];
   }
   if (!__any_sync(0xffffffffu, exceeds)) return false;
@@ -133,30 +140,17 @@ __device__ __forceinline__ bool RaiseBases(const float (&s)[kScores], float fact
   return true;
 }
 
-// s becomes x - b. Returns whether some x of the thread exceeds b.
-template <int kScores>
-__device__ __forceinline__ bool SubtractBases(float (&s)[kScores], float factor, const Rows& rows) {
-  int signs = -1;
+// Products kFrom ... kTo - 1 become weights by the bases as they are; `sums` gets their sums, four
+// a thread for the latency of additions. (Polynomials in place of some exponentials, as in
+// FlashAttention-4, made Hopper slower: they take issue slots.)
+template <int kFrom, int kTo, int kScores>
+__device__ __forceinline__ void WeighByBases(float (&s)[kScores], float factor, const Rows& rows,
+                                             float (&sums)[4]) {
 #pragma unroll
-  for (int i = 0; i < kScores; ++i) {
-    s[i] = fmaf(s[i], factor, -rows.base[i / 2 % 2]);
-    signs &= __float_as_int(s[i]);
-  }
-  return signs >= 0;
-}
-
-// s = x - b becomes 2^(x - b). Four sums a thread, for the latency of additions. (Polynomials in
-// place of some exponentials, as in FlashAttention-4, made Hopper slower: they take issue slots.)
-template <int kScores>
-__device__ __forceinline__ void TakeWeights(float (&s)[kScores], Rows& rows) {
-  float sums[4] = {rows.l[0], 0.0f, rows.l[1], 0.0f};
-#pragma unroll
-  for (int i = 0; i < kScores; ++i) {
-    s[i] = cuda::Exp2(s[i]);
+  for (int i = kFrom; i < kTo; ++i) {
+    s[i] = cuda::Exp2(fmaf(s[i], factor, -rows.base[i / 2 % 2]));
     sums[i % 4] += s[i];
   }
-  rows.l[0] = sums[0] + sums[1];
-  rows.l[1] = sums[2] + sums[3];
 }
 
 // Neighbors rounded to a pair of T: the registers of operand A.

@@ -18,14 +18,22 @@ struct Shape {
   static constexpr int kConsumers = kWarpgroups;  // warpgroups of 64 rows each
   static constexpr int kTileRows = 64 * kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kStages = 2;  // tiles of K, and of V, in shared memory: more gain nothing
   static constexpr int kPanels = (kD + 63) / 64, kValuePanels = (kDv + 63) / 64;
   static constexpr int kQueryBytes = kTileRows * kPanels * 128;
   static constexpr int kKeyBytes = kTileKeys * kPanels * 128;
   static constexpr int kValueBytes = kTileKeys * kValuePanels * 128;
   static constexpr int kOutBytes = kTileRows * kValuePanels * 128;
-  static constexpr int kTileBytes = kQueryBytes + kStages * (kKeyBytes + kValueBytes);
   static constexpr int kMaxSharedBytes = 227 * 1024, kControlBytes = 1024;
+  // Tiles of V, and of K, in shared memory. A consumer keeps a tile of K until it has its weights,
+  // longer than the tensor cores do.
+  static constexpr int kValueStages = 2;
+  static constexpr int kKeyStages =
+      kQueryBytes + kOutBytes + 3 * kKeyBytes + kValueStages * kValueBytes + kControlBytes <=
+              kMaxSharedBytes
+          ? 3
+          : 2;
+  static constexpr int kTileBytes =
+      kQueryBytes + kKeyStages * kKeyBytes + kValueStages * kValueBytes;
   // Whether results are staged where Q was: with a place of their own, the next Q comes earlier.
   static constexpr bool kOutInQuery = kTileBytes + kOutBytes + kControlBytes > kMaxSharedBytes;
   static constexpr int kSharedBytes = kTileBytes + (kOutInQuery ? 0 : kOutBytes) + kControlBytes;
