@@ -22,6 +22,7 @@
 #include <optional>
 #include <string_view>
 
+#include "src/activation/gating.h"
 #include "src/core/context.h"
 #include "src/core/dtype.h"
 #include "src/core/round.h"
@@ -123,8 +124,29 @@ struct QuantizedGroupsParams {
   QuantizedParams each;  // x [x_rows, k], out [groups.m, n]; m is each group's own
   int64_t x_rows = 0;
   GroupSizes groups;
+  // What follows is for GPUs alone. Whether the kernel may begin while the one before it ends.
+  bool overlaps = false;
+  // With it a matrix gives a gate and an up for each of n / 2 results, both rounded to x's type.
+  Gating gating = {};
+  // With it each row is a group of its own: row r has the matrix ids.Of(r), or no result, and takes
+  // row r / share of x; `groups` says how many rows and matrices there are, `rows` is absent.
+  struct Ids {
+    IndexVector ids = {}, map = {};  // map: absent, or the matrix of each of `mapped` ids
+    int64_t mapped = 0, share = 0;   // share 0: absent
+    int32_t* places = nullptr;       // absent, or where r is put, or -1 if it has no result
+
+    // Which of `count` matrices a row has, or -1.
+    INTARSIA_HOST_DEVICE int64_t Of(int64_t row, int64_t count) const {
+      int64_t id = ids.At(row);
+      if (map.data) id = id >= 0 && id < mapped ? map.At(id) : -1;
+      return id >= 0 && id < count ? id : -1;
+    }
+  } by_id = {};
 };
 Status Run(const QuantizedGroupsParams& params, const CpuContext& context);
+Status Run(const QuantizedGroupsParams& params, const CudaContext& context);
+// Whether the kernel on the device makes gates and ups results.
+bool CanGate(const QuantizedGroupsParams& params, const CudaContext& context);
 
 // What a spec cannot say of a matrix's sizes: its blocks and groups are those of its columns.
 struct NamedSize {

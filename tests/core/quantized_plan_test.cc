@@ -65,7 +65,31 @@ TEST(QuantizedPlan, StreamsWhatItCan) {
   EXPECT_EQ(kernel(p), QuantizedKernelKind::kAny);
   p = ParamsOf(1, 4096, 4096, 128);
   p.scales.outer = p.scales.data;
-  EXPECT_EQ(kernel(p), QuantizedKernelKind::kAny);
+  EXPECT_EQ(kernel(p), QuantizedKernelKind::kWideStream);
+  p.zeros = p.scales;
+  EXPECT_EQ(kernel(p), QuantizedKernelKind::kAny);  // u4b8 has a point of its own
+  p.format = Format::kU4;
+  EXPECT_EQ(kernel(p), QuantizedKernelKind::kWideStream);
+}
+
+TEST(QuantizedPlan, StreamsWithinSharedMemory) {
+  for (const auto& [name, device] : kGpus)
+    for (const Format format : {Format::kU4, Format::kU4B8, Format::kE2M1, Format::kI8})
+      for (const int64_t m : {1, 3, 8, 9, 17, 64, 300})
+        for (const int64_t k : {32, 4096, 28672})
+          for (const int64_t group : {32, 128}) {
+            QuantizedParams p = ParamsOf(m, 4096, k, group);
+            p.format = format;
+            const QuantizedPlan plan = PlanFor(p, device);
+            ASSERT_NE(plan.kernel, QuantizedKernelKind::kAny);
+            EXPECT_LE(plan.shared_bytes, kMostSharedBytes) << name << " m " << m << " k " << k;
+            EXPECT_GE(1 << plan.row_shift, std::min<int64_t>(m, plan.shape.rows));
+            // A lane's registers hold as many stages as a chunk has for each warp, or a part of
+            // them.
+            const int of_warp = plan.chunk_stages / plan.k_warps;
+            EXPECT_EQ(of_warp % StreamStages(plan.shape.rows), 0) << name << " m " << m;
+            EXPECT_EQ(plan.chunk_stages % plan.k_warps, 0) << name << " m " << m;
+          }
 }
 
 }  // namespace

@@ -1,10 +1,15 @@
 // Checks the kernels of products with weights in codes against f64 on random operands, then times
-// them for layers of models. Needs a GPU. Exits with 1 on a failure. Arguments: "check [cases]" or
-// "time [formats [least [most]]]" ask for one half of it, and rows of x from least to most.
+// them for layers of models. Needs a GPU. Exits with 1 on a failure. Arguments: "check [cases]",
+// "groups [cases]", "layers [cases]", "time [formats [least [most]]]" and "experts" ask for a part:
+// linear layers, groups of rows, layers of experts; times of linear layers with rows of x from
+// least to most, and of the experts of Qwen3-30B-A3B and gpt-oss-20b.
 #include "src/matmul/cuda/quantized_plan.h"
 #include "tests/cuda/attention_batch.cuh"
+#include "tests/cuda/grouped_quantized_cases.cuh"
 #include "tests/cuda/linear_quantized_cases.h"
 #include "tests/cuda/linear_quantized_time.cuh"
+#include "tests/cuda/quantized_experts_cases.cuh"
+#include "tests/cuda/quantized_experts_time.cuh"
 
 namespace intarsia::matmul {
 namespace {
@@ -106,18 +111,33 @@ bool CheckAll(int cases) {
   return failures == 0;
 }
 
+bool CheckGroups(int cases) {
+  std::mt19937 random(20261124);
+  int failures = 0;
+  double worst = 0.0;
+  for (int i = 0; i < cases; ++i) failures += !CheckQuantizedGroups(random, worst);
+  std::printf("%d products of groups, %d failures, worst error %.2f of the tolerance\n", cases,
+              failures, worst);
+  return failures == 0;
+}
+
 }  // namespace
 }  // namespace intarsia::matmul
 
 int main(int argc, char** argv) {
   using namespace intarsia::matmul;
   const std::string only = argc > 1 ? argv[1] : "";
-  if (only != "time" && !CheckAll(argc > 2 ? std::atoi(argv[2]) : 400)) return 1;
   const auto argument = [&](int i, long otherwise) {
-    return argc > i && only == "time" ? std::atol(argv[i]) : otherwise;
+    return argc > i ? std::atol(argv[i]) : otherwise;
   };
-  if (only != "check")
+  const auto wanted = [&](const char* name) { return only.empty() || only == name; };
+  const int cases = static_cast<int>(argument(2, 400));
+  if (wanted("check") && !CheckAll(cases)) return 1;
+  if (wanted("groups") && !CheckGroups(cases)) return 1;
+  if (wanted("layers") && !intarsia::CheckQuantizedExperts(cases)) return 1;
+  if (wanted("time"))
     TimeQuantized(static_cast<int>(argument(2, std::size(kTimedFormats))), argument(3, 1),
                   argument(4, 1 << 20));
+  if (wanted("experts")) intarsia::TimeQuantizedExperts();
   return 0;
 }

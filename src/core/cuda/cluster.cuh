@@ -40,6 +40,14 @@ __device__ __forceinline__ void ClusterSync() {
 #endif
 }
 
+// Waits for all threads of the cluster, whose reads of each other's shared memory are done.
+__device__ __forceinline__ void ClusterSyncReads() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;\n" ::
+                   : "memory");
+#endif
+}
+
 // *pointer, which points into shared memory, in the block of this rank.
 __device__ __forceinline__ float LoadFromBlock(const float* pointer, int rank) {
 #if __CUDA_ARCH__ >= 900

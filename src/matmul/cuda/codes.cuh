@@ -51,6 +51,12 @@ __device__ __forceinline__ uint32_t FromF16(uint32_t x) {
   return x;
 }
 
+// (x & mask) | ones, in one instruction: compilers make two where both are constants.
+__device__ __forceinline__ uint32_t Masked(uint32_t x, uint32_t mask, uint32_t ones) {
+  asm("lop3.b32 %0, %0, %1, %2, 0xea;\n" : "+r"(x) : "r"(mask), "r"(ones));
+  return x;
+}
+
 // Upper bits of codes 2j and 2j + 1, above the lower 4 of each half.
 template <int kBits, int kPair>
 __device__ __forceinline__ uint32_t UpperBits(uint32_t high) {
@@ -81,7 +87,7 @@ __device__ __forceinline__ uint32_t DecodePair(const FourCodes& codes, uint32_t 
                             : kFormat == Format::kU5B16 ? 16.0f
                             : kFormat == Format::kU6B32 ? 32.0f
                                                         : 0.0f;
-    const uint32_t bits = (spread & 0x000f000fu) | UpperBits<kBits, kPair>(codes.high) | kOne;
+    const uint32_t bits = Masked(spread, 0x000f000fu, kOne) | UpperBits<kBits, kPair>(codes.high);
     if constexpr (kBiased) return bits;
     return Subtract<kType>(bits, (kHalf ? 1024.0f : 128.0f) + kBias);
   }
@@ -109,6 +115,31 @@ __device__ __forceinline__ void Decode(const FourCodes& codes, uint32_t (&pairs)
     const uint32_t shifted = codes.low >> 4;
     pairs[0] = DecodePair<kFormat, kType, kByte, 0, kBiased>(codes, shifted);
     pairs[1] = DecodePair<kFormat, kType, kByte, 1, kBiased>(codes, shifted);
+  }
+}
+
+// The eight 4-bit codes of a word, as pairs[j]: codes j, in the lower half, and j + 4. They are
+// four times 4 bits apart, so that pairs need shifts and masks alone. kBiased: as above.
+template <Format kFormat, DType kType, bool kBiased>
+__device__ __forceinline__ void DecodeSpread(uint32_t word, uint32_t (&pairs)[4]) {
+  using namespace decoding;
+  static_assert(BitsOf(kFormat) == 4);
+  constexpr bool kHalf = kType == DType::kF16;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if constexpr (kFormat == Format::kE2M1) {
+      // The sign from bit 3 of a code to bit 15, the others to where kType's exponent ends.
+      constexpr int kUp = kHalf ? 9 : 6;
+      const int up = kUp - 4 * j;
+      const uint32_t size = up >= 0 ? word << up : word >> -up;
+      const uint32_t bits = (word << (12 - 4 * j) & 0x80008000u) | (size & 0x70007u << kUp);
+      pairs[j] = Multiply<kType>(bits, kHalf ? 0x1p14f : 0x1p126f);
+    } else {
+      constexpr uint32_t kOne = kHalf ? 0x64006400u : 0x43004300u;
+      const uint32_t bits = Masked(word >> 4 * j, 0x000f000fu, kOne);
+      constexpr float kBias = (kHalf ? 1024.0f : 128.0f) + (kFormat == Format::kU4B8 ? 8.0f : 0.0f);
+      pairs[j] = kBiased ? bits : Subtract<kType>(bits, kBias);
+    }
   }
 }
 

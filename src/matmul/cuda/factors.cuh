@@ -37,26 +37,30 @@ __device__ __forceinline__ float2 LoadPair(const void* data, DType dtype, int64_
   }
 }
 
+// What the factors of one group for rows `row` and `row` + 1 of a tile are multiplied by.
+__device__ __forceinline__ float2 OuterOf(const Factors& factors, int64_t tile, int group,
+                                          int groups, int row) {
+  if (factors.outers == 0) {
+    const auto* const bytes = static_cast<const char*>(factors.outer);
+    const float one = factors.outer_dtype == DType::kF32 ? *reinterpret_cast<const float*>(bytes)
+                      : factors.outer_dtype == DType::kF16
+                          ? cuda::ToFloat(*reinterpret_cast<const __half*>(bytes))
+                          : cuda::ToFloat(*reinterpret_cast<const __nv_bfloat16*>(bytes));
+    return make_float2(one, one);
+  }
+  const int outers = static_cast<int>(factors.outers);
+  const int at = min(group, groups - 1) / (groups / outers);
+  return LoadPair<false>(factors.outer, factors.outer_dtype,
+                         (tile * outers + at) * kTileRows + row);
+}
+
 // The factors of one group for rows `row` and `row` + 1 of a tile; `inner` has those of the tile's
 // group, [16].
 __device__ __forceinline__ float2 FactorsOf(const Factors& factors, const char* inner, int64_t tile,
                                             int group, int groups, int row) {
-  float2 found = LoadPair<true>(inner, factors.dtype, row);
+  const float2 found = LoadPair<true>(inner, factors.dtype, row);
   if (!factors.outer) return found;
-  float2 outer;
-  if (factors.outers == 0) {
-    const auto* const bytes = static_cast<const char*>(factors.outer);
-    outer.x = factors.outer_dtype == DType::kF32 ? *reinterpret_cast<const float*>(bytes)
-              : factors.outer_dtype == DType::kF16
-                  ? cuda::ToFloat(*reinterpret_cast<const __half*>(bytes))
-                  : cuda::ToFloat(*reinterpret_cast<const __nv_bfloat16*>(bytes));
-    outer.y = outer.x;
-  } else {
-    const int outers = static_cast<int>(factors.outers);
-    const int at = min(group, groups - 1) / (groups / outers);
-    outer =
-        LoadPair<false>(factors.outer, factors.outer_dtype, (tile * outers + at) * kTileRows + row);
-  }
+  const float2 outer = OuterOf(factors, tile, group, groups, row);
   return make_float2(found.x * outer.x, found.y * outer.y);
 }
 

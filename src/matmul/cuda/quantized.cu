@@ -4,12 +4,21 @@
 
 namespace intarsia::matmul {
 
+namespace {
+
+// Kernels count rows, columns and groups with 32 bits.
+constexpr int64_t kLimit = int64_t{1} << 30;
+
+Status FitCounts(int64_t m, const QuantizedParams& p) {
+  if (m < kLimit && p.k < kLimit && p.n() < kLimit) return {};
+  return Unimplemented(
+      Text("m=", m, ", k=", p.k, ", n=", p.n(), ": on GPUs each is built below ", kLimit));
+}
+
+}  // namespace
+
 Status Run(const QuantizedParams& params, const CudaContext& context) {
-  // Kernels count rows, columns and groups with 32 bits.
-  constexpr int64_t kLimit = int64_t{1} << 30;
-  if (params.m >= kLimit || params.k >= kLimit || params.n() >= kLimit)
-    return Unimplemented(Text("m=", params.m, ", k=", params.k, ", n=", params.n(),
-                              ": on GPUs each is built below ", kLimit));
+  INTARSIA_RETURN_IF_ERROR(FitCounts(params.m, params));
   if (params.m == 0 || params.tiles == 0) return {};
   const QuantizedPlan plan = PlanFor(params, *context.device);
   if (plan.kernel != QuantizedKernelKind::kAny)
@@ -18,6 +27,24 @@ Status Run(const QuantizedParams& params, const CudaContext& context) {
     });
   return DispatchDType<kF32, kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
     return LaunchQuantizedOf<kType>(params, plan, context);
+  });
+}
+
+bool CanGate(const QuantizedGroupsParams& params, const CudaContext& context) {
+  // Tiles of gates and of ups side by side are the streaming kernel's.
+  return params.each.out_dtype == params.each.dtype && params.each.tiles % 2 == 0 &&
+         (params.gating.in_turn ||
+          PlanForGroups(params, *context.device).kernel != QuantizedKernelKind::kAny);
+}
+
+Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
+  INTARSIA_RETURN_IF_ERROR(FitCounts(params.groups.m, params.each));
+  if (params.groups.all >= kLimit || params.groups.count >= kLimit)
+    return Unimplemented(Text(params.groups.all, " groups: on GPUs they are built below ", kLimit));
+  if (params.groups.m == 0 || params.each.tiles == 0) return {};
+  const QuantizedPlan plan = PlanForGroups(params, *context.device);
+  return DispatchDType<kF32, kF16, kBF16>("x", params.each.dtype, [&]<DType kType>() {
+    return LaunchGroupedCodesOf<kType>(params, plan, context);
   });
 }
 

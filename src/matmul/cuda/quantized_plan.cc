@@ -29,14 +29,12 @@ int FactorBytes(const Factors& factors) {
 // Whether a kernel that streams codes past rows of x takes the call, and which.
 QuantizedKernelKind StreamFor(const QuantizedParams& p, const QuantizedPlan& plan) {
   const bool format = BitsOf(p.format) == 4 || BitsOf(p.format) == 8;
-  if (!format || p.dtype == DType::kF32 || !plan.aligned || p.scales.outer || p.zeros.outer ||
-      p.k == 0 || p.group % kBlockColumns != 0)
+  if (!format || p.dtype == DType::kF32 || !plan.aligned || p.k == 0 ||
+      p.group % kBlockColumns != 0 || (p.zeros.data && !StreamsZeros(p.format)))
     return QuantizedKernelKind::kAny;
-  if (p.format != Format::kE2M1 && p.group % StreamStageColumns(p.format, true) == 0)
-    return QuantizedKernelKind::kWideStream;
-  const int most = 2 * static_cast<int>(kTileRows);  // registers hold factors of many groups
-  return plan.scale_bytes <= most && plan.zero_bytes <= most ? QuantizedKernelKind::kStream
-                                                             : QuantizedKernelKind::kAny;
+  return p.format != Format::kE2M1 && p.group % StreamStageColumns(p.format) == 0
+             ? QuantizedKernelKind::kWideStream
+             : QuantizedKernelKind::kStream;
 }
 
 // Partial sums of each warp, with one more column for the banks.
@@ -72,20 +70,60 @@ void Split(const QuantizedParams& p, int64_t stages, int64_t wanted, const cuda:
     plan.splits *= 2;
 }
 
+// Halves the warps until `fits`.
+template <class Fits>
+void Shrink(QuantizedPlan& plan, Fits fits) {
+  while (!fits()) {
+    if (plan.k_warps > 1)
+      plan.k_warps /= 2;
+    else
+      plan.tile_warps /= 2;
+  }
+}
+
+// How many CTAs share a sum, and how many tiles of columns each has, as measured for layers of a
+// Llama of 8 billion parameters (docs/facts.md).
+void ShareStream(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
+  const bool clusters = device.arch >= cuda::kHopper;
+  const int64_t steps = CeilDiv<int64_t>(p.k, kStageColumns);
+  const auto share = [&](int tile_warps, int k_warps) {
+    plan.tile_warps = tile_warps, plan.k_warps = k_warps;
+  };
+  const auto split = [&](auto more) {
+    while (clusters && plan.splits < kMostSplits &&
+           steps >= int64_t{2} * plan.splits * plan.k_warps && more())
+      plan.splits *= 2;
+  };
+  // Few columns: eight CTAs for each 256 of them do not fill the GPU.
+  const bool few_columns = CeilDiv<int64_t>(p.tiles, 16) * kMostSplits <= device.sms;
+  if (p.m <= 2) {
+    share(1, CeilDiv<int64_t>(p.tiles, 2) < device.sms ? 8 : 4);
+    split([&] {
+      return Ctas(p, plan) * plan.splits < device.sms &&
+             steps >= int64_t{14} * plan.splits * plan.k_warps;
+    });
+  } else if (p.m <= 8) {
+    share(2, 2);
+    split([&] { return plan.splits == 1 || steps >= int64_t{14} * plan.splits * plan.k_warps; });
+  } else if (p.m <= 16 && few_columns) {
+    share(2, 4);
+    split([&] { return plan.splits == 1; });
+  } else if (p.m <= 16) {
+    // Zeros and groups of a block take registers, which have room for more CTAs if these are
+    // smaller.
+    share(plan.kernel == QuantizedKernelKind::kStream || StreamsZeros(p.format) ? 4 : 8, 1);
+    split([&] { return 2 * Ctas(p, plan) * plan.splits < 3 * device.sms; });
+  } else {
+    share(few_columns ? 4 : 8, 1);
+    split([&] { return few_columns || 2 * Ctas(p, plan) * plan.splits <= device.sms; });
+  }
+  while (plan.k_warps > 1 && plan.k_warps / 2 >= steps) plan.k_warps /= 2;
+}
+
 void PlanStream(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
-  plan.shape = {p.m <= 8 ? 8 : 16, 2};
-  const bool wide = plan.kernel == QuantizedKernelKind::kWideStream;
-  const int64_t stages = CeilDiv<int64_t>(p.k, StreamStageColumns(p.format, wide));
-  // Rows of x are read once for all tiles of a CTA, which pays for many of them alone. CTAs for
-  // each multiprocessor: docs/facts.md.
-  plan.tile_warps = p.m <= 16 ? 1 : 2;
-  plan.k_warps = kStreamCodesWarps / plan.tile_warps;
-  while (plan.k_warps > 1 && plan.k_warps / 2 >= stages) plan.k_warps /= 2;
-  const int64_t wanted = p.m <= 8    ? device.sms * int64_t{3} / 2
-                         : p.m <= 16 ? device.sms * int64_t{7} / 5
-                                     : int64_t{2} * device.sms;
-  Split(p, stages, wanted, device, plan);
-  plan.shared_bytes = SumBytes(plan);
+  plan.shape = {p.m <= 8 ? 8 : p.m <= 16 ? 16 : StreamMostRows(p.format, plan.kernel), 2};
+  ShareStream(p, device, plan);
+  Shrink(plan, [&] { return FitStream(p, plan); });
 }
 
 void PlanAny(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
@@ -105,28 +143,85 @@ void PlanAny(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan
   }
   plan.k_warps = kMostWarps / plan.tile_warps;
   while (plan.k_warps > 1 && plan.k_warps / 2 >= stages) plan.k_warps /= 2;
-  while (!Fit(p, rows, plan)) {
-    if (plan.k_warps > 1)
-      plan.k_warps /= 2;
-    else
-      plan.tile_warps /= 2;
-  }
+  Shrink(plan, [&] { return Fit(p, rows, plan); });
   Split(p, stages, int64_t{2} * device.sms, device, plan);
 }
 
-}  // namespace
-
-QuantizedPlan PlanFor(const QuantizedParams& p, const cuda::Device& device) {
+// Factors, alignment and the kernel that takes the call.
+QuantizedPlan BeginPlan(const QuantizedParams& p) {
   QuantizedPlan plan;
   plan.scale_bytes = FactorBytes(p.scales);
   plan.zero_bytes = FactorBytes(p.zeros);
   plan.aligned = p.k * Bytes(p.dtype) % 16 == 0 && Aligned16(p.x) && Aligned16(p.packed) &&
                  Aligned16(p.scales.data) && Aligned16(p.zeros.data);
   plan.kernel = StreamFor(p, plan);
+  return plan;
+}
+
+}  // namespace
+
+bool FitStream(const QuantizedParams& p, QuantizedPlan& plan) {
+  const int columns = StreamStageColumns(p.format);
+  const int rows = static_cast<int>(std::min<int64_t>(p.m, plan.shape.rows));
+  plan.row_shift = 0;
+  while (1 << plan.row_shift < rows) ++plan.row_shift;
+  const int groups =
+      plan.kernel == QuantizedKernelKind::kWideStream ? 1 : columns / int{kBlockColumns};
+  const int cta_columns = static_cast<int>(plan.cta_tiles() * kTileRows);
+  const int factors = (StreamsZeros(p.format) ? 2 : 1) * cta_columns;
+  const int of_stage = rows * columns * Bytes(p.dtype) + groups * 4 * factors;
+  const int of_rows = rows * 64;  // what keeps rows in different banks
+  // Warps take stages in turn, and each as many as its registers hold.
+  const int quantum = StreamStages(plan.shape.rows) * plan.k_warps;
+  const int64_t stages = CeilDiv(CeilDiv<int64_t>(p.k, columns), int64_t{plan.splits});
+  const int room = plan.shape.rows <= 16 ? kMostSharedBytes / 2 : kMostSharedBytes;
+  const int whole = static_cast<int>(std::min<int64_t>(RoundUp<int64_t>(stages, quantum), 1 << 16));
+  int chunks = 1;
+  plan.chunk_stages = whole;
+  if (of_rows + int64_t{whole} * of_stage > room) {
+    chunks = 2;
+    plan.chunk_stages = std::max((room / 2 - of_rows) / of_stage / quantum, 1) * quantum;
+  }
+  plan.chunk_bytes = of_rows + plan.chunk_stages * of_stage;
+  plan.shared_bytes = std::max(chunks * plan.chunk_bytes, SumBytes(plan));
+  return plan.shared_bytes <= kMostSharedBytes;
+}
+
+QuantizedPlan PlanFor(const QuantizedParams& p, const cuda::Device& device) {
+  QuantizedPlan plan = BeginPlan(p);
   if (plan.kernel != QuantizedKernelKind::kAny)
     PlanStream(p, device, plan);
   else
     PlanAny(p, device, plan);
+  return plan;
+}
+
+QuantizedPlan PlanForGroups(const QuantizedGroupsParams& params, const cuda::Device& device) {
+  QuantizedParams p = params.each;
+  p.m = params.groups.m;
+  QuantizedPlan plan = BeginPlan(p);
+  const bool streams = plan.kernel != QuantizedKernelKind::kAny;
+  if (params.by_id.share) p.m = 1;
+  const int64_t with_rows = std::clamp<int64_t>(std::min(params.groups.all, p.m), 1, p.m);
+  const int64_t mean = CeilDiv(p.m, with_rows);
+  const int64_t here =
+      params.by_id.share ? params.groups.m : std::min(with_rows, params.groups.count);
+  plan.fine = true;
+  plan.stage_groups = StageGroups(p.group);
+  plan.shape = streams ? QuantizedShape{mean <= 8 ? 8 : StreamMostRows(p.format, plan.kernel), 2}
+                       : QuantizedShape{mean <= 8 ? 8 : 32, mean <= 8 ? 1 : 2};
+  // Rows of x are read once for all tiles of a CTA.
+  plan.tile_warps = mean <= 2 ? 1 : mean <= 8 ? 2 : 8;
+  plan.k_warps = kMostWarps / plan.tile_warps;
+  // Where registers have room for one CTA of most warps alone, there is room for more that are
+  // smaller.
+  if (plan.kernel == QuantizedKernelKind::kStream && plan.k_warps > 1) plan.k_warps /= 2;
+  if (here * CeilDiv(p.tiles, plan.cta_tiles()) > 2 * device.sms && plan.k_warps > 1)
+    plan.k_warps /= 2;
+  const int64_t steps = CeilDiv<int64_t>(p.k, kStageColumns);
+  while (plan.k_warps > 1 && plan.k_warps / 2 >= steps) plan.k_warps /= 2;
+  const int rows = static_cast<int>(std::min<int64_t>(p.m, plan.shape.rows));
+  Shrink(plan, [&] { return streams ? FitStream(p, plan) : Fit(p, rows, plan); });
   return plan;
 }
 

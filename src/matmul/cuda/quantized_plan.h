@@ -20,18 +20,24 @@ struct QuantizedShape {
 };
 
 // kAny: codes, factors and x through shared memory, for groups of any kind. kStream and
-// kWideStream: from memory right into registers, with groups that end with a block of 32 columns,
-// or with a stage.
+// kWideStream: codes from memory right into registers, with groups that end with a block of 32
+// columns, or with a stage.
 enum class QuantizedKernelKind { kAny, kStream, kWideStream };
 
-inline constexpr int kMostSplits = 8;        // CTAs of a portable cluster
-inline constexpr int kStreamCodesWarps = 4;  // of a CTA of the streaming kernels
+inline constexpr int kMostSplits = 8;  // CTAs of a portable cluster
 
-// Columns that a warp of the streaming kernels takes at a time: what registers hold twice or
-// thrice.
-constexpr int StreamStageColumns(Format format, bool wide) {
-  return wide && BitsOf(format) == 4 ? 128 : 64;
+// Columns that a warp of the streaming kernels takes at a time, and how many times as many its
+// registers hold.
+constexpr int StreamStageColumns(Format format) { return BitsOf(format) == 4 ? 128 : 64; }
+// Zeros take registers for sums of x, and integers without a point of their own have them, as a
+// rule.
+constexpr bool StreamsZeros(Format format) { return format == Format::kU4; }
+// Rows of x of a CTA, where there are many: what registers have room for.
+constexpr int StreamMostRows(Format format, QuantizedKernelKind kernel) {
+  const bool wide = kernel == QuantizedKernelKind::kWideStream;
+  return StreamsZeros(format) ? (wide ? 32 : 16) : wide ? 64 : 32;
 }
+constexpr int StreamStages(int rows) { return rows == 8 ? 3 : 2; }
 
 struct QuantizedPlan {
   QuantizedKernelKind kernel = QuantizedKernelKind::kAny;
@@ -45,11 +51,20 @@ struct QuantizedPlan {
   int scale_bytes = 0, zero_bytes = 0;  // of a group of a tile
   int stage_bytes = 0;                  // of the ring of tile_warps warps
   int shared_bytes = 0;
+  // Of the streaming kernels: a chunk of stages whose x and factors are in shared memory, which has
+  // two where one is not all; and the rows of x as a power of two.
+  int chunk_stages = 0, chunk_bytes = 0, row_shift = 0;
   bool aligned = false;  // whether operands can be copied 16 bytes at a time
 
   constexpr int64_t cta_tiles() const { return int64_t{tile_warps} * shape.tiles; }
 };
 
+// Sets what follows from rows, warps and splits of a streaming plan, and says whether that fits.
+bool FitStream(const QuantizedParams& params, QuantizedPlan& plan);
+
 QuantizedPlan PlanFor(const QuantizedParams& params, const cuda::Device& device);
+
+// For groups of rows. Their sizes are on the device alone; a plan goes by their mean.
+QuantizedPlan PlanForGroups(const QuantizedGroupsParams& params, const cuda::Device& device);
 
 }  // namespace intarsia::matmul

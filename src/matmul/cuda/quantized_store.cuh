@@ -9,43 +9,59 @@
 namespace intarsia::matmul {
 
 // Adds sums of all warps and all CTAs of the cluster, in this order, and stores the results.
-// `sums`: [k_warps, rows, columns + 1] in shared memory, of each CTA.
-template <class S>
+// `sums`: [k_warps, rows, columns + 1] in shared memory, of each CTA. has_bias(row): whether a
+// result of the row has one.
+template <class S, class HasBias>
 __device__ __forceinline__ void StoreSums(const QuantizedParams& p, const QuantizedPlan& plan,
-                                          float* sums, int first_row, int64_t first_column) {
+                                          float* sums, int first_row, int64_t first_column,
+                                          HasBias has_bias) {
   using T = typename S::T;
+  // A power of two: warps side by side, and tiles of each.
   const int columns = static_cast<int>(plan.cta_tiles() * kTileRows), pitch = columns + 1;
+  const int shift = 31 - __clz(columns), threads = static_cast<int>(blockDim.x);
   const int rows = min(S::kRows, static_cast<int>(p.m) - first_row);
   const int ctas = cuda::ClusterSize(), rank = cuda::ClusterRank();
   __syncthreads();
   if (ctas > 1) {
-    for (int i = static_cast<int>(threadIdx.x); i < rows * columns;
-         i += static_cast<int>(blockDim.x)) {
-      const int at = i / columns * pitch + i % columns;
-      for (int warp = 1; warp < plan.k_warps; ++warp)
-        sums[at] += sums[warp * S::kRows * pitch + at];
+    if (plan.k_warps > 1) {
+      for (int i = static_cast<int>(threadIdx.x); i < rows * columns; i += threads) {
+        const int at = (i >> shift) * pitch + (i & (columns - 1));
+        for (int warp = 1; warp < plan.k_warps; ++warp)
+          sums[at] += sums[warp * S::kRows * pitch + at];
+      }
     }
     cuda::ClusterSync();
   }
-  for (int i = static_cast<int>(threadIdx.x) + rank * static_cast<int>(blockDim.x);
-       i < rows * columns; i += static_cast<int>(blockDim.x) * ctas) {
-    const int row = i / columns, at = row * pitch + i % columns;
-    const int64_t column = first_column + i % columns;
+  for (int i = static_cast<int>(threadIdx.x) + rank * threads; i < rows * columns;
+       i += threads * ctas) {
+    const int row = i >> shift, in_cta = i & (columns - 1), at = row * pitch + in_cta;
+    const int64_t column = first_column + in_cta;
     if (column >= p.n()) continue;
     float sum = 0.0f;
     if (ctas > 1) {
-      for (int cta = 0; cta < ctas; ++cta) sum += cuda::LoadFromBlock(sums + at, cta);
+      float parts[kMostSplits];  // all asked for at once
+#pragma unroll
+      for (int cta = 0; cta < kMostSplits; ++cta)
+        parts[cta] = cta < ctas ? cuda::LoadFromBlock(sums + at, cta) : 0.0f;
+#pragma unroll
+      for (int cta = 0; cta < kMostSplits; ++cta) sum += parts[cta];
     } else {
       for (int warp = 0; warp < plan.k_warps; ++warp) sum += sums[warp * S::kRows * pitch + at];
     }
-    if (p.bias) sum += cuda::ToFloat(static_cast<const T*>(p.bias)[column]);
+    if (p.bias && has_bias(row)) sum += cuda::ToFloat(static_cast<const T*>(p.bias)[column]);
     const int64_t to = (first_row + row) * p.n() + column;
     if (p.out_dtype == DType::kF32)
       static_cast<float*>(p.out)[to] = sum;
     else
       static_cast<T*>(p.out)[to] = cuda::FromFloat<T>(sum);
   }
-  if (ctas > 1) cuda::ClusterSync();  // nobody reads this block's memory any more
+  if (ctas > 1) cuda::ClusterSyncReads();  // nobody reads this block's memory any more
+}
+
+template <class S>
+__device__ __forceinline__ void StoreSums(const QuantizedParams& p, const QuantizedPlan& plan,
+                                          float* sums, int first_row, int64_t first_column) {
+  StoreSums<S>(p, plan, sums, first_row, first_column, [](int) { return true; });
 }
 
 inline cuda::LaunchConfig ConfigOf(const QuantizedParams& p, const QuantizedPlan& plan) {

@@ -6,10 +6,13 @@
 namespace intarsia::matmul {
 
 // The row of x that row `row` of the results takes, or -1.
+__device__ __forceinline__ int64_t RowTaken(const IndexVector& rows, int64_t x_rows, int row) {
+  if (!rows.data) return row;
+  const int64_t taken = rows.At(row);
+  return taken >= 0 && taken < x_rows ? taken : -1;
+}
 __device__ __forceinline__ int64_t RowTaken(const GroupedParams& p, int row) {
-  if (!p.rows.data) return row;
-  const int64_t taken = p.rows.At(row);
-  return taken >= 0 && taken < p.x_rows ? taken : -1;
+  return RowTaken(p.rows, p.x_rows, row);
 }
 
 // out[index], out[index + 1] = x, y as far as there are columns for them.
@@ -31,16 +34,20 @@ __device__ __forceinline__ void StorePair(void* out, DType dtype, int64_t index,
     store(static_cast<__nv_bfloat16*>(out) + index);
 }
 
-// Zeros in rows of no group, by all threads of the block.
-__device__ __forceinline__ void ClearRows(const GroupedParams& p, const Unit& unit,
+// Zeros in rows of no group, by all threads of the block; `out` has rows of n elements.
+__device__ __forceinline__ void ClearRows(void* out, DType dtype, int n, const Unit& unit,
                                           int first_column, int columns) {
-  const int n = static_cast<int>(p.columns()), end = min(columns, n - first_column);
+  const int end = min(columns, n - first_column);
   for (int i = static_cast<int>(threadIdx.x); i < unit.rows * columns;
        i += static_cast<int>(blockDim.x)) {
     const int column = i % columns, row = unit.RowOfNoGroup(unit.row + i / columns);
     if (column < end)
-      StorePair(p.out, p.out_dtype, int64_t{row} * n + first_column + column, 1, 0.0f, 0.0f);
+      StorePair(out, dtype, int64_t{row} * n + first_column + column, 1, 0.0f, 0.0f);
   }
+}
+__device__ __forceinline__ void ClearRows(const GroupedParams& p, const Unit& unit,
+                                          int first_column, int columns) {
+  ClearRows(p.out, p.out_dtype, static_cast<int>(p.columns()), unit, first_column, columns);
 }
 
 }  // namespace intarsia::matmul

@@ -59,18 +59,14 @@ __device__ __forceinline__ int RowUnit(int row, int unit) {
   return unit ^ ((row & 1) << 2 | (row & 2));
 }
 
-// The ring of the warps that share rows of x: what each of them copies.
-template <class S>
+// The ring of the warps that share rows of x: what each of them copies. row_of(row): the row of x;
+// null: zeros.
+template <class S, class RowOf>
 class CodeStream {
  public:
   __device__ __forceinline__ CodeStream(const QuantizedParams& p, const QuantizedPlan& plan,
-                                        int first_row, int64_t first_tile, int warp)
-      : p_(p),
-        plan_(plan),
-        rows_(min(S::kRows, static_cast<int>(p.m) - first_row)),
-        warp_(warp),
-        x_(static_cast<const char*>(p.x) + first_row * p.k * int64_t{sizeof(typename S::T)}),
-        first_tile_(first_tile) {}
+                                        int rows, int64_t first_tile, int warp, RowOf row_of)
+      : p_(p), plan_(plan), rows_(rows), warp_(warp), first_tile_(first_tile), row_of_(row_of) {}
 
   // Columns 128 i on.
   __device__ __forceinline__ void Load(char* stage, int i) const {
@@ -88,8 +84,7 @@ class CodeStream {
   __device__ __forceinline__ char* CodesAt(char* stage, int t) const {
     const int tile_bytes =
         S::kCodeBytes + plan_.stage_groups * (plan_.scale_bytes + plan_.zero_bytes);
-    const int rows = min(S::kRows, static_cast<int>(p_.m));
-    return stage + rows * S::kRowBytes + (warp_ * S::kTiles + t) * tile_bytes;
+    return stage + rows_ * S::kRowBytes + (warp_ * S::kTiles + t) * tile_bytes;
   }
   __device__ __forceinline__ char* ScalesAt(char* stage, int t, int group = 0) const {
     return CodesAt(stage, t) + S::kCodeBytes + group * plan_.scale_bytes;
@@ -107,9 +102,11 @@ class CodeStream {
     const int first = i * kStageColumns, row_bytes = (static_cast<int>(p_.k) - first) * kBytes;
     for (int at = 32 * warp_ + Lane(); at < rows_ * kUnits; at += threads) {
       const int row = at / kUnits, unit = at % kUnits, bytes = min(row_bytes - 16 * unit, 16);
-      const char* const from = x_ + (row * p_.k + first) * kBytes + 16 * unit;
-      CopySome16(stage + row * S::kRowBytes + 16 * RowUnit(row, unit), bytes > 0 ? from : x_, bytes,
-                 plan_.aligned);
+      const auto* const from = reinterpret_cast<const char*>(row_of_(row));
+      const bool exists = from && bytes > 0;
+      CopySome16(stage + row * S::kRowBytes + 16 * RowUnit(row, unit),
+                 exists ? from + first * kBytes + 16 * unit : static_cast<const char*>(p_.x),
+                 exists ? bytes : 0, plan_.aligned);
     }
   }
   __device__ __forceinline__ void LoadCodes(char* codes, int64_t tile, int i) const {
@@ -139,8 +136,8 @@ class CodeStream {
   const QuantizedParams& p_;
   const QuantizedPlan& plan_;
   const int rows_, warp_;
-  const char* const x_;
   const int64_t first_tile_;
+  const RowOf row_of_;
 };
 
 // x as B operands: four columns of a lane's row, in each of its parts.
@@ -174,12 +171,12 @@ struct QuantizedSums {
                        x[S::kRowBlocks] = {};
 };
 
-template <class S>
+template <class S, class Stream>
 class CodeProduct {
  public:
   using M = typename S::M;
 
-  __device__ __forceinline__ CodeProduct(const QuantizedParams& p, const CodeStream<S>& stream,
+  __device__ __forceinline__ CodeProduct(const QuantizedParams& p, const Stream& stream,
                                          int64_t first_tile)
       : p_(p),
         stream_(stream),
@@ -340,7 +337,7 @@ class CodeProduct {
   }
 
   const QuantizedParams& p_;
-  const CodeStream<S>& stream_;
+  const Stream& stream_;
   const int64_t first_tile_;
   const int r_, c_;
   QuantizedSums<S> sums_;

@@ -13,4 +13,9 @@ template <DType kType>
 Status LaunchStreamOf(const QuantizedParams& params, const QuantizedPlan& plan,
                       const CudaContext& context);
 
+// Of groups of rows, by a plan for them (PlanForGroups).
+template <DType kType>
+Status LaunchGroupedCodesOf(const QuantizedGroupsParams& params, const QuantizedPlan& plan,
+                            const CudaContext& context);
+
 }  // namespace intarsia::matmul

@@ -1,4 +1,4 @@
-#include "src/matmul/cuda/sm80/quantized_stream.cuh"
+#include "src/matmul/cuda/sm80/quantized_stream_kernel.cuh"
 
 namespace intarsia::matmul {
 

@@ -1,0 +1,130 @@
+// Random products of groups of rows with weights in codes, checked against f64. The matrices of all
+// groups are one long matrix (linear_quantized_cases.h), of which each group has some tiles.
+#pragma once
+#include "src/matmul/cuda/quantized_plan.h"
+#include "tests/cuda/attention_batch.cuh"
+#include "tests/cuda/linear_quantized_cases.h"
+
+namespace intarsia::matmul {
+
+struct QuantizedGroupsCase {
+  QuantizedCase all;  // c: tiles of all matrices; m: rows of x
+  int64_t count = 1, experts = 1, offset = 0, rows = 0;
+  std::vector<int32_t> sizes, taken;  // taken: empty, or which row of x each row has
+  std::string Name() const {
+    return Text(count, " of ", experts, " groups from ", offset, " on, rows ", rows,
+                taken.empty() ? "" : ", gathered", ": ", all.Name());
+  }
+};
+
+inline QuantizedGroupsCase RandomQuantizedGroups(std::mt19937& random) {
+  QuantizedGroupsCase g;
+  g.all = RandomQuantizedCase(random);
+  g.all.outer = DType::kOther, g.all.outers = 0;
+  g.all.k = std::min<int64_t>(g.all.k, 1000);
+  const int64_t tiles = 1 + random() % 9;
+  g.count = 1 + random() % 7, g.experts = g.count;
+  if (random() % 3 == 0) {
+    g.experts += random() % 4;
+    g.offset = static_cast<int64_t>(random() % (g.experts + 2)) - 1;
+  }
+  g.all.c = tiles * g.count;
+  g.rows = 1 + random() % (random() % 3 ? 40 : 300);
+  g.all.m = g.rows;
+  for (int64_t i = 0; i < g.experts; ++i)
+    g.sizes.push_back(static_cast<int32_t>(random() % (2 * g.rows / g.experts + 2)) - 1);
+  if (random() % 2) {
+    g.all.m = 1 + random() % 20;
+    for (int64_t i = 0; i < g.rows; ++i)
+      g.taken.push_back(static_cast<int32_t>(random() % (g.all.m + 2)) - 1);
+  }
+  return g;
+}
+
+// The worst error of results, as a share of what is allowed.
+inline double WorstGroupedError(const QuantizedGroupsCase& g, const QuantizedOperands& o,
+                                const std::vector<float>& out) {
+  const QuantizedCase& c = o.c;
+  const int64_t n = c.c / g.count * kTileRows;
+  const double rounding = c.out == kF32 ? 0x1p-23 : c.out == kF16 ? 0x1p-10 : 0x1p-7;
+  std::vector<int64_t> group_of(g.rows, -1);
+  int64_t at = 0;
+  for (int64_t i = 0; i < g.experts; ++i)
+    for (int32_t j = 0; j < g.sizes[i] && at < g.rows; ++j) group_of[at++] = i - g.offset;
+  std::vector<double> w(c.k), size(c.k);
+  double worst = 0.0;
+  const auto check = [&](int64_t row, int64_t column, double want, double sum) {
+    const double allowed =
+        (c.dtype == kF32 ? 0x1p-20 : 0x1p-17) * sum + rounding * std::abs(want) + 1e-30;
+    const double error = std::abs(out[row * n + column] - want) / allowed;
+    if (!(error <= worst)) worst = error;
+  };
+  for (int64_t r = 0; r < g.rows; ++r) {
+    const int64_t taken = g.taken.empty() ? r : g.taken[r];
+    if (group_of[r] >= 0 && group_of[r] < g.count && taken >= 0 && taken < c.m) continue;
+    for (int64_t column = 0; column < n; ++column) check(r, column, 0.0, 0.0);
+  }
+  for (int64_t row = 0; row < c.c * kTileRows; ++row) {
+    o.Row(row, w, size);
+    for (int64_t r = 0; r < g.rows; ++r) {
+      const int64_t taken = g.taken.empty() ? r : g.taken[r];
+      if (group_of[r] != row / n || taken < 0 || taken >= c.m) continue;
+      double want = o.bias.empty() ? 0.0 : o.bias[row], sum = std::abs(want);
+      for (int64_t j = 0; j < c.k; ++j) {
+        const double x = o.x[c.shift + taken * c.k + j];
+        want += x * w[j];
+        sum += std::abs(x) * size[j];
+      }
+      check(r, row % n, want, sum);
+    }
+  }
+  return worst;
+}
+
+inline bool CheckQuantizedGroups(std::mt19937& random, double& worst) {
+  using attention::DeviceArray;
+  const QuantizedGroupsCase g = RandomQuantizedGroups(random);
+  const QuantizedOperands o(g.all, random);
+  const QuantizedCase& c = o.c;
+  const DeviceArray<char> x(o.x.bits()), packed(o.packed), scales(o.scales.bits()),
+      zeros(o.zeros.bits()), bias(o.bias.bits());
+  const DeviceArray<int32_t> sizes(g.sizes), taken(g.taken),
+      offset(std::vector<int32_t>{static_cast<int32_t>(g.offset)});
+  DeviceArray<char> out(g.rows * (c.c / g.count) * kTileRows * Bytes(c.out));
+  QuantizedGroupsParams p;
+  p.each.dtype = c.dtype, p.each.out_dtype = c.out, p.each.format = c.format;
+  p.each.x = x.data() + c.shift * Bytes(c.dtype);
+  p.each.k = c.k, p.each.tiles = c.c / g.count;
+  p.each.packed = reinterpret_cast<const uint8_t*>(packed.data());
+  p.each.group = c.group, p.each.groups = c.groups();
+  p.each.scales = {.data = scales.data(), .dtype = c.scale};
+  if (!o.zeros.empty()) p.each.zeros = {.data = zeros.data(), .dtype = c.zero};
+  p.each.points = c.points;
+  if (c.bias) p.each.bias = bias.data();
+  p.each.out = out.data();
+  if (!g.taken.empty()) p.each.rows = {taken.data(), false};
+  p.x_rows = c.m;
+  p.groups = {.sizes = {sizes.data(), false}, .all = g.experts, .count = g.count, .m = g.rows};
+  if (g.experts > g.count || g.offset) p.groups.offset = {offset.data(), false};
+  const auto run = [&] {
+    out.Poison();
+    attention::Require(Run(p, attention::ContextOn()));
+    attention::Await(nullptr, g.Name(), 20);
+    return out.ToHost();
+  };
+  const std::vector<char> bits = run();
+  const attention::Elements elements(c.out, bits);
+  const double error =
+      WorstGroupedError(g, o, {elements.values(), elements.values() + bits.size() / Bytes(c.out)});
+  if (!(error <= 1.0) || run() != bits) {
+    const QuantizedPlan plan = PlanForGroups(p, *attention::ContextOn().device);
+    std::printf("FAILED %s: error %.2f, kernel %d, rows %d, warps %d x %d\n", g.Name().c_str(),
+                error, static_cast<int>(plan.kernel), plan.shape.rows, plan.tile_warps,
+                plan.k_warps);
+    return false;
+  }
+  worst = std::max(worst, error);
+  return true;
+}
+
+}  // namespace intarsia::matmul

@@ -1,0 +1,198 @@
+// Random layers of experts with weights in codes, bf16, checked against f64 with the op's
+// roundings.
+#pragma once
+#include <array>
+
+#include "src/ops/fused_experts_quantized/fused_experts_quantized.h"
+#include "tests/cuda/attention_batch.cuh"
+#include "tests/cuda/linear_quantized_cases.h"
+
+namespace intarsia {
+
+// All matrices of a layer, one below the other, decoded.
+struct DecodedExperts {
+  explicit DecodedExperts(const matmul::QuantizedOperands& o) : columns(o.c.k) {
+    std::vector<double> row(columns), size(columns);
+    for (int64_t i = 0; i < o.c.c * matmul::kTileRows; ++i) {
+      o.Row(i, row, size);
+      w.insert(w.end(), row.begin(), row.end());
+    }
+  }
+  double Times(int64_t row, const double* x, double& size) const {
+    double sum = 0.0;
+    for (int64_t j = 0; j < columns; ++j) {
+      sum += w[row * columns + j] * x[j];
+      size += std::abs(w[row * columns + j] * x[j]);
+    }
+    return sum;
+  }
+  int64_t columns;
+  std::vector<double> w;
+};
+
+inline double RoundedToBF16(double x) {
+  return static_cast<float>(__nv_bfloat16(static_cast<float>(x)));
+}
+inline double GatedBy(std::string_view activation, double gate, double up) {
+  if (activation == "swigluoai") {
+    gate = std::min(gate, 7.0), up = std::clamp(up, -7.0, 7.0);
+    return gate / (1.0 + std::exp(-1.702 * gate)) * (up + 1.0);
+  }
+  const double slope =
+      activation == "silu" ? 1.0 : 2.0 * std::sqrt(2.0 / M_PI) * (1.0 + 0.044715 * gate * gate);
+  return RoundedToBF16(gate / (1.0 + std::exp(-gate * slope))) * up;
+}
+
+class QuantizedExpertsCase {
+ public:
+  explicit QuantizedExpertsCase(std::mt19937& random) {
+    const auto pick = [&](std::initializer_list<int64_t> values) {
+      return values.begin()[random() % values.size()];
+    };
+    t_ = pick({1, 1, 2, 5, 20}), k_ = pick({1, 2, 4}), e_ = pick({4, 9, 40});
+    n_ = pick({16, 64, 144, 256}), i_ = pick({16, 48, 128});
+    activation_ = std::array{"silu", "gelu_tanh", "swigluoai"}[random() % 3];
+    on_input_ = random() % 6 == 0;
+    matmul::QuantizedCase c;
+    c.format = std::array{matmul::Format::kU4, matmul::Format::kU4B8, matmul::Format::kE2M1,
+                          matmul::Format::kI8, matmul::Format::kU5}[random() % 5];
+    c.group = pick({16, 32, 128}), c.scale = kF16, c.bias = random() % 2;
+    if (c.format == matmul::Format::kU4) c.zero = DType::kU8;
+    first_ = c, second_ = c;
+    first_.c = e_ * 2 * i_ / 16, first_.k = n_, first_.m = t_;
+    second_.c = e_ * n_ / 16, second_.k = i_, second_.m = 1;
+    for (int64_t p = 0; p < t_ * k_; ++p) {
+      ids_.push_back(static_cast<int32_t>(random() % (e_ + 1)) - (random() % 8 == 0));
+      weights_.push_back(static_cast<float>(random() % 256) / 256.0f);
+    }
+  }
+
+  std::string Name() const {
+    return Text("t ", t_, " k ", k_, " e ", e_, " n ", n_, " i ", i_, " ", activation_,
+                on_input_ ? " on input: " : ": ", first_.Name());
+  }
+
+  // The worst error, as a share of what is allowed.
+  double Error(std::mt19937& random) const {
+    using attention::DeviceArray;
+    const matmul::QuantizedOperands w1(first_, random), w2(second_, random);
+    const DeviceArray<char> x(w1.x.bits()), packed1(w1.packed), scales1(w1.scales.bits()),
+        zeros1(w1.zeros.bits()), bias1(w1.bias.bits()), packed2(w2.packed),
+        scales2(w2.scales.bits()), zeros2(w2.zeros.bits()), bias2(w2.bias.bits());
+    const DeviceArray<float> weights(weights_);
+    const DeviceArray<int32_t> ids(ids_);
+    DeviceArray<char> out(2 * t_ * n_);
+    FusedExpertsQuantized op;
+    const auto codes = [&](const DeviceArray<char>& from, int64_t rows, int64_t columns) {
+      return View(
+          from.data(), DType::kU8,
+          {e_, rows / 16, CeilDiv<int64_t>(columns, 32), matmul::BitsOf(first_.format), 16, 4});
+    };
+    const auto factors = [&](const DeviceArray<char>& from, DType dtype, int64_t rows,
+                             int64_t columns) {
+      return View(from.data(), dtype, {e_, rows / 16, CeilDiv(columns, first_.group), 16});
+    };
+    op.x = View(x.data(), kBF16, {t_, n_});
+    op.w1 = codes(packed1, 2 * i_, n_), op.w1_scales = factors(scales1, kF16, 2 * i_, n_);
+    op.w2 = codes(packed2, n_, i_), op.w2_scales = factors(scales2, kF16, n_, i_);
+    if (first_.zero != DType::kOther) {
+      op.w1_zeros = factors(zeros1, DType::kU8, 2 * i_, n_);
+      op.w2_zeros = factors(zeros2, DType::kU8, n_, i_);
+    }
+    if (first_.bias) {
+      op.w1_bias = View(bias1.data(), kBF16, {e_, 2 * i_});
+      op.w2_bias = View(bias2.data(), kBF16, {e_, n_});
+    }
+    op.weights = View(weights.data(), kF32, {t_, k_});
+    op.ids = View(ids.data(), DType::kI32, {t_, k_});
+    op.format = FormatName(), op.w1_group = op.w2_group = first_.group;
+    op.activation = activation_, op.apply_router_weight_on_input = on_input_;
+    op.out = View(out.data(), kBF16, {t_, n_});
+    const int64_t floats = op.WorkspaceDims()[1];
+    const DeviceArray<char> workspace(4 * floats);
+    op.workspace = View(workspace.data(), kF32, {1, floats});
+    out.Poison();
+    attention::Require(op.Run(attention::ContextOn()));
+    attention::Await(nullptr, Name(), 20);
+    return Worst(w1, w2, attention::Elements(kBF16, out.ToHost()));
+  }
+
+ private:
+  std::string_view FormatName() const {
+    std::string_view names = matmul::kFormatNames;
+    while (matmul::FormatOf(names.substr(0, names.find('|'))) != first_.format)
+      names.remove_prefix(names.find('|') + 1);
+    return names.substr(0, names.find('|'));
+  }
+  static TensorView View(const void* data, DType dtype, std::vector<int64_t> dims) {
+    TensorView view;
+    attention::Require(MakeDense(const_cast<void*>(data), dtype, dims, view));
+    return view;
+  }
+  double Worst(const matmul::QuantizedOperands& w1, const matmul::QuantizedOperands& w2,
+               const attention::Elements& out) const {
+    const DecodedExperts up(w1), down(w2);
+    const bool in_turn = activation_ == "swigluoai";
+    double worst = 0.0;
+    std::vector<double> x(n_), hidden(2 * i_), gated(i_), sum(n_), size(n_);
+    for (int64_t t = 0; t < t_; ++t) {
+      std::fill(sum.begin(), sum.end(), 0.0);
+      std::fill(size.begin(), size.end(), 1e-30);
+      for (int64_t j = 0; j < n_; ++j) x[j] = w1.x[t * n_ + j];
+      for (int64_t j = 0; j < k_; ++j) {
+        const int64_t e = ids_[t * k_ + j];
+        const double weight = weights_[t * k_ + j];
+        if (e < 0 || e >= e_) continue;
+        for (int64_t c = 0; c < 2 * i_; ++c) {
+          double ignored = 0.0;
+          const double bias = first_.bias ? w1.bias[e * 2 * i_ + c] : 0.0;
+          const double product = up.Times(e * 2 * i_ + c, x.data(), ignored);
+          hidden[c] =
+              on_input_ ? weight * RoundedToBF16(product) + bias : RoundedToBF16(product + bias);
+        }
+        for (int64_t c = 0; c < i_; ++c)
+          gated[c] = RoundedToBF16(GatedBy(activation_, hidden[in_turn ? 2 * c : c],
+                                           hidden[in_turn ? 2 * c + 1 : i_ + c]));
+        for (int64_t c = 0; c < n_; ++c) {
+          double of_sum = 0.0;
+          const double bias = second_.bias ? w2.bias[e * n_ + c] : 0.0;
+          const double product = RoundedToBF16(down.Times(e * n_ + c, gated.data(), of_sum) + bias);
+          sum[c] += (on_input_ ? 1.0 : weight) * product;
+          size[c] += of_sum + std::abs(bias);
+        }
+      }
+      for (int64_t c = 0; c < n_; ++c) {
+        const double error = std::abs(out.values()[t * n_ + c] - sum[c]) / (0x1p-6 * size[c]);
+        if (!(error <= worst)) worst = error;
+        if (std::isnan(error)) return error;
+      }
+    }
+    return worst;
+  }
+
+  int64_t t_, k_, e_, n_, i_;
+  std::string_view activation_;
+  bool on_input_;
+  matmul::QuantizedCase first_, second_;
+  std::vector<int32_t> ids_;
+  std::vector<float> weights_;
+};
+
+inline bool CheckQuantizedExperts(int cases) {
+  std::mt19937 random(20261125);
+  int failures = 0;
+  double worst = 0.0;
+  for (int i = 0; i < cases; ++i) {
+    const QuantizedExpertsCase layer(random);
+    const double error = layer.Error(random);
+    worst = std::max(worst, error);
+    if (error <= 1.0) continue;
+    ++failures;
+    std::printf("FAILED %s: error %.2f\n", layer.Name().c_str(), error);
+  }
+  std::printf("%d layers of experts, %d failures, worst error %.2f of the tolerance\n", cases,
+              failures, worst);
+  return failures == 0;
+}
+
+}  // namespace intarsia

@@ -1,0 +1,121 @@
+// Times fused_experts_quantized for layers of models, bf16, in a captured graph of calls with
+// different routings, so that they touch different weights. Floor: the codes and factors of the
+// experts that have a token, once, at the memory's bandwidth.
+#pragma once
+#include <set>
+
+#include "src/ops/fused_experts_quantized/fused_experts_quantized.h"
+#include "tests/cuda/fused_experts_time.cuh"
+#include "tests/cuda/linear_quantized_time.cuh"
+
+namespace intarsia {
+
+struct TimedCodes {
+  const char *name, *format;
+  int64_t group;
+  DType scale;
+};
+inline constexpr TimedCodes kTimedCodes[] = {{"int4, 128", "u4b8", 128, kF16},
+                                             {"mxfp4", "e2m1", 32, DType::kF8E8M0}};
+
+// Bytes whose bits make small numbers of every type.
+inline void FillCodes(void* to, int64_t bytes) {
+  matmul::FillBytes<<<1024, 256>>>(static_cast<uint32_t*>(to), bytes / 4, 0x37773777u);
+}
+
+class TimedQuantizedExperts {
+ public:
+  TimedQuantizedExperts(const TimedModel& model, const TimedCodes& codes, int64_t most)
+      : model_(model),
+        codes_(codes),
+        w1_(Codes(2 * model.i, model.n)),
+        w1_scales_(Scales(2 * model.i, model.n)),
+        w2_(Codes(model.n, model.i)),
+        w2_scales_(Scales(model.n, model.i)),
+        x_(2 * most * model.n),
+        out_(2 * most * model.n),
+        weights_(2 * most * model.k),
+        workspace_(4 * OpFor(most).WorkspaceDims()[1]) {
+    FillCodes(w1_.data(), Codes(2 * model.i, model.n));
+    FillCodes(w1_scales_.data(), Scales(2 * model.i, model.n));
+    FillCodes(w2_.data(), Codes(model.n, model.i));
+    FillCodes(w2_scales_.data(), Scales(model.n, model.i));
+    attention::FillRandom(kBF16, x_.data(), most * model.n);
+    attention::FillRandom(kBF16, weights_.data(), most * model.k);
+    attention::Require(cudaDeviceSynchronize());
+  }
+
+  void Time(int64_t tokens) const {
+    using matmul::kRoutings;
+    std::mt19937 random(static_cast<uint32_t>(tokens));
+    std::vector<int64_t> all;
+    double touched = 0.0;
+    for (int i = 0; i < kRoutings; ++i) {
+      const std::vector<int64_t> ids = RoutedIds(model_, tokens, false, random);
+      touched += static_cast<double>(std::set<int64_t>(ids.begin(), ids.end()).size());
+      all.insert(all.end(), ids.begin(), ids.end());
+    }
+    const attention::DeviceIndices routings(all, false);
+    FusedExpertsQuantized op = OpFor(tokens);
+    const double us = matmul::MedianOfGraphs([&](int i, const CudaContext& context) {
+      op.ids.data = routings.n.data() + i * tokens * model_.k;
+      attention::Require(op.Run(context));
+    });
+    const double each =
+        static_cast<double>(Codes(2 * model_.i, model_.n) + Scales(2 * model_.i, model_.n) +
+                            Codes(model_.n, model_.i) + Scales(model_.n, model_.i)) /
+        static_cast<double>(model_.e);
+    const double floor = touched / kRoutings * each / matmul::kBytesPerUs;
+    std::printf("%-14s %-9s %5ld tokens: floor %7.1f us: %7.1f us %.2fx\n", model_.name,
+                codes_.name, long(tokens), floor, us, us / floor);
+    std::fflush(stdout);
+  }
+
+ private:
+  int64_t Codes(int64_t rows, int64_t columns) const { return model_.e * rows * columns / 2; }
+  int64_t Groups(int64_t columns) const { return CeilDiv(columns, codes_.group); }
+  int64_t Scales(int64_t rows, int64_t columns) const {
+    return model_.e * rows * Groups(columns) * Bytes(codes_.scale);
+  }
+  static TensorView View(const void* data, DType dtype, std::vector<int64_t> dims) {
+    TensorView view;
+    attention::Require(MakeDense(const_cast<void*>(data), dtype, dims, view));
+    return view;
+  }
+  FusedExpertsQuantized OpFor(int64_t tokens) const {
+    FusedExpertsQuantized op;
+    const auto& [name, e, k, n, i, activation] = model_;
+    const auto matrices = [&](const attention::DeviceArray<char>& from, int64_t rows,
+                              int64_t size) {
+      return View(from.data(), DType::kU8, {e, rows / 16, CeilDiv<int64_t>(size, 32), 4, 16, 4});
+    };
+    const auto scales = [&](const attention::DeviceArray<char>& from, int64_t rows, int64_t size) {
+      return View(from.data(), codes_.scale, {e, rows / 16, Groups(size), 16});
+    };
+    op.x = View(x_.data(), kBF16, {tokens, n});
+    op.w1 = matrices(w1_, 2 * i, n), op.w1_scales = scales(w1_scales_, 2 * i, n);
+    op.w2 = matrices(w2_, n, i), op.w2_scales = scales(w2_scales_, n, i);
+    op.weights = View(weights_.data(), kBF16, {tokens, k});
+    op.ids = View(nullptr, DType::kI32, {tokens, k});
+    op.format = codes_.format;
+    op.w1_group = op.w2_group = codes_.group;
+    op.activation = activation;
+    op.out = View(out_.data(), kBF16, {tokens, n});
+    op.workspace = View(workspace_.data(), kF32, {1, static_cast<int64_t>(op.WorkspaceDims()[1])});
+    return op;
+  }
+
+  const TimedModel& model_;
+  const TimedCodes& codes_;
+  attention::DeviceArray<char> w1_, w1_scales_, w2_, w2_scales_, x_, out_, weights_, workspace_;
+};
+
+inline void TimeQuantizedExperts() {
+  for (const TimedModel& model : std::span(kModels).first(2))
+    for (const TimedCodes& codes : kTimedCodes) {
+      const TimedQuantizedExperts timed(model, codes, 64);
+      for (const int64_t tokens : {1, 16, 64}) timed.Time(tokens);
+    }
+}
+
+}  // namespace intarsia
