@@ -8,6 +8,7 @@
 #include "src/ops/fused_experts/few_tokens.cuh"
 #include "src/ops/fused_experts/pass.h"
 #include "src/ops/fused_experts/sort_pairs.cuh"
+#include "src/ops/fused_experts/steps_cuda.h"
 
 namespace intarsia::cuda {
 namespace {
@@ -212,6 +213,26 @@ Status RunPass(const FusedExperts& op, const ExpertsPass& pass, const CudaContex
 }
 
 }  // namespace
+
+Status RunExperts(const FusedExperts& op, const CudaContext& context, const ExpertsSteps& steps) {
+  return DispatchDType<kF32, kF16, kBF16>("x", op.x.dtype, [&]<DType kType>() -> Status {
+    using T = DeviceT<kType>;
+    return ExpertsPasses(op).ForEach([&](const ExpertsPass& pass) -> Status {
+      if (IsOfFewTokens(pass) && steps.first_gates(pass)) {
+        INTARSIA_RETURN_IF_ERROR(steps.few_pairs(pass));
+        return Sum<T>(context, pass);
+      }
+      INTARSIA_RETURN_IF_ERROR(SortOnDevice(context, pass));
+      if (pass.experts > 0) {
+        INTARSIA_RETURN_IF_ERROR(steps.first(pass));
+        if (!steps.first_gates(pass)) INTARSIA_RETURN_IF_ERROR(Activate<T>(op, pass, context));
+        INTARSIA_RETURN_IF_ERROR(steps.second(pass));
+      }
+      return Sum<T>(context, pass);
+    });
+  });
+}
+
 }  // namespace intarsia::cuda
 
 namespace intarsia {

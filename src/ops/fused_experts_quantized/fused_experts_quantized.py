@@ -29,7 +29,7 @@ CASES = {
         apply_router_weight_on_input=True, **_MXFP4,
     ),
     "gpt_oss_20b_4": dict(
-        tags="bench_cpu beyond_plain", t=4, u=180, c=360, e=32, k=4, activation="swigluoai", biases=True, **_MXFP4
+        tags="bench_cpu bench beyond_plain", t=4, u=180, c=360, e=32, k=4, activation="swigluoai", biases=True, **_MXFP4
     ),
 }  # fmt: skip
 

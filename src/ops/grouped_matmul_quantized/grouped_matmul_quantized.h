@@ -51,11 +51,11 @@ struct GroupedMatmulQuantized {
               .OneOf("auto|f32"),
           Out("out", &GroupedMatmulQuantized::out, "m 16*c", "out_dtype",
               "products; 0 in rows behind the last group"))
-          .Separable("c")
-          .On(Platform::kCpu);
+          .Separable("c");
 
   Status Check() const;
   Status Run(const CpuContext&) const;
+  Status Run(const CudaContext&) const;
 
   matmul::QuantizedGroupsParams ToParams() const;
 };

@@ -28,7 +28,7 @@ CASES = {
         tags="ci", m=64, k=80, c=3, g=16, sizes="zipf", out_dtype="f32",
         format="i8", group=0, scale=np.float32,
     ),
-    "gpt_oss_20b_4": dict(tags="bench_cpu", m=16, k=2880, c=360, g=32, sizes="balanced", **_MXFP4),
+    "gpt_oss_20b_4": dict(tags="bench_cpu bench", m=16, k=2880, c=360, g=32, sizes="balanced", **_MXFP4),
 }  # fmt: skip
 
 

@@ -111,8 +111,6 @@ def fused_experts_quantized(
 ) -> jax.Array:
     """The gated MLPs of each token's experts, with weights in 8 bits or less.
 
-    Runs on CPU alone; a program for another platform is refused.
-
     Args:
       x: [..., 16*u], T: tokens.
       w1: [e, c, nb, 4, 16, 4] with format=u4 or [e, c, nb, 4, 16, 4] with format=u4b8 or [e, c,
@@ -270,8 +268,6 @@ def grouped_matmul_quantized(
     out_dtype: GroupedMatmulQuantizedOutDtype = "auto",
 ) -> jax.Array:
     """Products of groups of rows, each with a matrix of its own in 8 bits or less.
-
-    Runs on CPU alone; a program for another platform is refused.
 
     Args:
       x: [mx, k] with rows or [m, k] with !rows, T: rows, group after group; with `rows`, in any
