@@ -18,7 +18,7 @@ namespace intarsia::matmul {
 enum class Await {
   kNothing,  // it begins behind that kernel
   kAll,
-  kRows,  // of x; everything else is there, and kernels further ahead are done
+  kRows,  // of x, nor write results; everything else is there, kernels further ahead are done
 };
 
 struct GroupedParams {

@@ -1,6 +1,6 @@
 // A linear layer with weights in 8 bits or less:
 //   out[.., j] = sum_i x[.., i] w[j, i] + bias[j],   sums in f32, rounded once,
-// where row j's neighbours of a group share a scale and perhaps a zero:
+// where row j's neighbors of a group share a scale and perhaps a zero:
 //   w[j, i] = s (q[j, i] - z)   zeros are points
 //   w[j, i] = s q[j, i] + z     zeros are minimums, or there are none and z = 0
 // q is the number that a code stands for (Format), s = scales * outer_scales, z = zeros, of
@@ -67,7 +67,7 @@ constexpr int64_t BitsOf(Format format) {
   }
 }
 
-inline constexpr int64_t kTileRows = 16;      // of w, neighbours in a line
+inline constexpr int64_t kTileRows = 16;      // of w, neighbors in a line
 inline constexpr int64_t kBlockColumns = 32;  // of w
 inline constexpr int64_t kLineBytes = 64;
 
@@ -84,7 +84,7 @@ struct QuantizedParams {
   DType dtype = DType::kF32, out_dtype = DType::kF32;  // of x and bias; of the result
   Format format = Format::kU4;
   const void* x = nullptr;
-  IndexVector rows = {};  // absent, or which row of x each of the m rows takes; on CPUs alone
+  IndexVector rows = {};  // absent, or which row of x each row takes; on GPUs of groups alone
   int64_t m = 0, k = 0, tiles = 0;
   const uint8_t* packed = nullptr;
   int64_t group = 0, groups = 0;  // columns of a group: 16 or a multiple of 32; groups of a row

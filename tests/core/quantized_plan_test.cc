@@ -40,6 +40,23 @@ TEST(QuantizedPlan, EveryGpuHasRoom) {
           }
 }
 
+TEST(QuantizedPlan, GroupsOfAnyNumberOfRowsHaveRoom) {
+  for (const auto& [name, device] : kGpus)
+    for (const Format format : {Format::kU4, Format::kE2M1, Format::kU6B32, Format::kI8})
+      for (const int64_t m : {0, 1, 64, 4096})
+        for (const int64_t group : {16, 32, 128}) {
+          QuantizedGroupsParams p;
+          p.each = ParamsOf(m, 4096, 4096, group);
+          p.each.format = format;
+          p.groups.all = p.groups.count = 32;
+          p.groups.m = m;
+          const QuantizedPlan plan = PlanForGroups(p, device);
+          EXPECT_LT(plan.shared_bytes, device.shared_bytes_per_block) << name << " m " << m;
+          EXPECT_GE(plan.tile_warps, 1) << name << " m " << m;
+          EXPECT_LE(plan.tile_warps * plan.k_warps, kMostWarps) << name << " m " << m;
+        }
+}
+
 TEST(QuantizedPlan, CtasShareSumsWhereGpusHaveClusters) {
   const QuantizedParams p = ParamsOf(1, 4096, 14336, 128);
   EXPECT_EQ(PlanFor(p, Gpu("A100")).splits, 1);

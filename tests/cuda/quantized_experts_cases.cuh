@@ -49,7 +49,7 @@ class QuantizedExpertsCase {
     const auto pick = [&](std::initializer_list<int64_t> values) {
       return values.begin()[random() % values.size()];
     };
-    t_ = pick({1, 1, 2, 5, 20}), k_ = pick({1, 2, 4}), e_ = pick({4, 9, 40});
+    t_ = pick({1, 1, 2, 5, 20}), k_ = pick({0, 1, 2, 4}), e_ = pick({4, 9, 40});
     n_ = pick({16, 64, 144, 256}), i_ = pick({16, 48, 128});
     activation_ = std::array{"silu", "gelu_tanh", "swigluoai"}[random() % 3];
     on_input_ = random() % 6 == 0;

@@ -1,4 +1,4 @@
-// Codes of weights (matmul/quantized.h) in registers: a register has neighbouring rows of one
+// Codes of weights (matmul/quantized.h) in registers: a register has neighboring rows of one
 // column. For *_cpu.cc files only.
 #pragma once
 #include <algorithm>
@@ -55,7 +55,7 @@ inline constexpr float kU4B8Table[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2
 inline constexpr float kE2M1Table[16] = {0,     0.5f,  1,     1.5f,  2,     3,     4,     6,
                                          -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-// The words of 8 neighbouring columns, a step: four of them make a block.
+// The words of 8 neighboring columns, a step: four of them make a block.
 inline constexpr int kStepColumns = 8, kBlockSteps = kBlockColumns / kStepColumns;
 
 template <Format kFormat>

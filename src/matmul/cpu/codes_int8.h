@@ -1,5 +1,5 @@
 // Products of a row of x in int8 with weights in codes, by AVX-512's sums of four products of bytes
-// (VPDPBUSD): a lane has a row of w, and its word the codes of neighbouring columns. Codes become
+// (VPDPBUSD): a lane has a row of w, and its word the codes of neighboring columns. Codes become
 // unsigned bytes, kBias too large; what that adds to a sum is kBias times the sum of x's codes. For
 // *_cpu.cc files only.
 #pragma once

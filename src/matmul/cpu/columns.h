@@ -1,4 +1,4 @@
-// Products with weights that lie column by column, [k, n]: a register holds neighbouring columns,
+// Products with weights that lie column by column, [k, n]: a register holds neighboring columns,
 // and an element of x meets all of them. Rows of w are read as they lie, a few of them at a time
 // for all columns of a tile, since memory gives long runs fastest. For *_cpu.cc files only.
 #pragma once

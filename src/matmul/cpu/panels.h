@@ -1,6 +1,6 @@
 // Products with weights that lie row by row, [n, k]: a few rows of x are packed into panels. A
 // panel of `width` rows is what a register (two, for the widest) multiplies at once: f32 [k /
-// depth, width, depth], where depth is how many neighbours along k a register has room for beside
+// depth, width, depth], where depth is how many neighbors along k a register has room for beside
 // so many rows. So a few rows fill registers, too, each weight is loaded once for the whole panel,
 // and no sum goes across lanes before the end. For *_cpu.cc files only.
 #pragma once
@@ -19,7 +19,7 @@ constexpr int64_t kPanelSum = 512;
 // The same of a panel of one row.
 constexpr int64_t kRowSum = 4096;
 
-// How a register holds a panel: neighbours along k for each row, and registers for all rows.
+// How a register holds a panel: neighbors along k for each row, and registers for all rows.
 template <int kWidth>
 constexpr int kDepth = kWidth < kLanes ? kLanes / kWidth : 1;
 template <int kWidth>

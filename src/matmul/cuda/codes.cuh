@@ -10,7 +10,7 @@ namespace intarsia::matmul {
 // f32's x is the sum of three bf16 numbers, each multiplied by codes in bf16.
 constexpr DType CodeType(DType x) { return x == DType::kF16 ? DType::kF16 : DType::kBF16; }
 
-// Four neighbouring codes of a row. Of 8 bits: `low` has them. Else two bytes of `low` have their
+// Four neighboring codes of a row. Of 8 bits: `low` has them. Else two bytes of `low` have their
 // lower 4 bits, and the lowest bits of `high` the others, code by code.
 struct FourCodes {
   uint32_t low, high;

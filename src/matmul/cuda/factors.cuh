@@ -1,4 +1,4 @@
-// Scales and zeros of groups, as f32, for neighbouring rows of a tile.
+// Scales and zeros of groups, as f32, for neighboring rows of a tile.
 #pragma once
 #include "src/core/cuda/vec.cuh"
 #include "src/matmul/quantized.h"

@@ -42,6 +42,8 @@ Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
   if (params.groups.all >= kLimit || params.groups.count >= kLimit)
     return Unimplemented(Text(params.groups.all, " groups: on GPUs they are built below ", kLimit));
   if (params.groups.m == 0 || params.each.tiles == 0) return {};
+  if (params.each.scales.outer || params.each.zeros.outer)
+    return Unimplemented("groups of rows with outer factors: on GPUs they are not built");
   const QuantizedPlan plan = PlanForGroups(params, *context.device);
   return DispatchDType<kF32, kF16, kBF16>("x", params.each.dtype, [&]<DType kType>() {
     return LaunchGroupedCodesOf<kType>(params, plan, context);

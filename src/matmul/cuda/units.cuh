@@ -31,7 +31,7 @@ __device__ __forceinline__ uint32_t SumBefore(uint32_t x, Add add, uint32_t& all
   return lane == 0 ? 0 : before;
 }
 
-// The groups that a lane looks at, neighbours, and where the first of them begins.
+// The groups that a lane looks at, neighbors, and where the first of them begins.
 struct LaneGroups {
   int first, end;
   uint32_t row;  // m < 2^31, so that the sum of two rows fits

@@ -193,7 +193,8 @@ template <class T>
 Status Multiply(const FusedExperts& op, const ExpertsPass& pass, const CudaContext& context) {
   INTARSIA_RETURN_IF_ERROR(MultiplyFirst<T>(op, pass, context));
   matmul::GroupedParams product = pass.SecondProduct();
-  product.await = matmul::Await::kRows;
+  // Without columns in between no kernel ran since the sort, which this one then waits for.
+  product.await = pass.i > 0 ? matmul::Await::kRows : matmul::Await::kAll;
   return matmul::Run(product, context);
 }
 

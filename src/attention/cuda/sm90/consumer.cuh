@@ -157,7 +157,7 @@ class Consumer {
   }
 
   // o and the sums of the warpgroup's rows over all tiles of keys. While the tensor cores add a
-  // tile of V, this warpgroup computes the weights of the next tile; and while it does, the other
+  // tile of V, this warpgroup computes the weights of the next tile; and while it does, another
   // one has its turn on the tensor cores.
   __device__ __forceinline__ void AddTiles(const Task& task, Rows& rows, Out& o) {
     int first_key = task.keys.last_key;

@@ -2,7 +2,7 @@
 //   out[row, column] = sum_i x[row, i] w[column, i] + bias[column]      (matmul/quantized.h)
 // for groups of 32 columns and multiples of it. As in quantized.cuh codes are the A operand of
 // m16n8k16, [columns of the result, sum], and rows of x are B. A warp has two tiles of w. With r =
-// lane / 4 and c = lane % 4 a lane has four neighbouring rows of tile r / 4 and, of 32 columns, 8c
+// lane / 4 and c = lane % 4 a lane has four neighboring rows of tile r / 4 and, of 32 columns, 8c
 // ... 8c + 7: 16 bytes for 4-bit codes. The first two of its rows are A's rows r and r + 8 of one
 // product, the others those of a second.
 //

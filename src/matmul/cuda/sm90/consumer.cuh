@@ -244,6 +244,7 @@ class Consumer {
 
   // Zeros in rows of no group, by all consumers, 16 bytes a thread.
   __device__ __forceinline__ void ClearRows(const Unit& unit) const {
+    if (p_.await == Await::kRows) cuda::AwaitPrevious();  // which may read what lies there
     constexpr int kResults = kGated ? S::kColumns / 2 : S::kColumns;
     const int each = p_.out_dtype == DType::kF32 ? 4 : 8, parts = kResults / each;
     const int64_t n = p_.columns();

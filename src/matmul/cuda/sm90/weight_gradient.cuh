@@ -3,10 +3,9 @@
 //
 // A CTA stays on its multiprocessor and computes one tile of a group's result after another. Both
 // operands lie in shared memory as they do in memory, [rows, columns], and wgmma sums over their
-// rows. Consumers take turns: one multiplies while the other stores. Large groups come first, so
-// that CTAs end together. The last rows of a group may fill a part of a step of 16: one warp clears
-// the rest, which are rows of the next group, while the stages behind are on their way. Further
-// steps are left out.
+// rows. Large groups come first, so that CTAs end together. The last rows of a group may fill a
+// part of a step of 16: one warp clears the rest, which are rows of the next group, while the
+// stages behind are on their way. Further steps are left out.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -71,7 +70,6 @@ struct alignas(cuda::kSwizzleAtomBytes) GradientShared {
   alignas(cuda::kSwizzleAtomBytes) char staged[S::kWarps][2][S::kStagedBytes];
   Ring<S::kStages> stages;
   cuda::Barrier landed[S::kStages];  // in the place of "full": tail i of all is number i of kStages
-  cuda::Barrier turns[kConsumers][4];  // of each warp
   Ring<kTasks> ring;
   GradientTask tasks[kTasks];
   GroupOrder order;
@@ -193,19 +191,15 @@ class GradientConsumer {
     // The last stage apart, if it has fewer steps.
     const int stages = (task.rows + cuda::kWgmmaStep - 1) / kStageRows;
     const int steps = (task.rows - stages * kStageRows + cuda::kWgmmaStep - 1) / cuda::kWgmmaStep;
-    const int last_of_turn = min(task.Stages(), S::kStages) - 1;
-    AwaitTurn();
 #pragma unroll 1
     for (int i = 0; i < stages; ++i, ++count_) {
       Multiply<kSteps>(sums);
-      if (i == last_of_turn) PassTurn();
       cuda::WgmmaWait<1>();
       if (i > 0) Release(count_ - 1);
     }
     if (steps == 1) Multiply<1>(sums);
     if (steps == 2) Multiply<2>(sums);
     if (steps == 3) Multiply<3>(sums);
-    if (last_of_turn >= stages || last_of_turn < 0) PassTurn();
     cuda::WgmmaWait<0>();
     if (stages > 0) Release(count_ - 1);
     if (steps > 0) Release(count_++);
@@ -213,19 +207,6 @@ class GradientConsumer {
       StoreFloats(task, sums);
     else
       Store(task, sums);
-  }
-
-  // The tensor cores are one consumer's for as many stages as there are places: the other one
-  // stays so far behind, and stores its tile when this one multiplies the next. Each warp takes
-  // turns with the other consumer's warp of its rank: warps of a consumer that waited for each
-  // other took 6% longer.
-  __device__ __forceinline__ void AwaitTurn() {
-    shared_.turns[number_][threadIdx.x / 32 % 4].Wait(turn_ ^ (number_ == 0 ? 1 : 0));
-    turn_ ^= 1;
-    __syncwarp();  // a lane that still waited would miss a turn that passed and came back
-  }
-  __device__ __forceinline__ void PassTurn() const {
-    if (threadIdx.x % 32 == 0) shared_.turns[1 - number_][threadIdx.x / 32 % 4].Arrive();
   }
 
   // Stage count_, in flight afterwards.
@@ -299,7 +280,7 @@ class GradientConsumer {
   const GroupedGradientParams& p_;
   GradientShared& shared_;
   const int number_;
-  uint32_t count_ = 0, turn_ = 0;
+  uint32_t count_ = 0;
 };
 
 // Grid: any; CTAs share the tiles.
@@ -315,8 +296,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     shared.stages.Init(1, kConsumers);
     shared.ring.Init(32, 32 * (4 * kConsumers + 2));
     for (cuda::Barrier& landed : shared.landed) landed.Init(1);
-    for (auto& of_consumer : shared.turns)
-      for (cuda::Barrier& turn : of_consumer) turn.Init(1);
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.x);
     cuda::PrefetchMap(maps.d_out);
