@@ -103,7 +103,7 @@ our own (`family_k2_horizon.py`). Of those served, {text_only} are the language 
 |---|---|
 {reasons}
 
-Every model runs on one device, and with `--tensor-parallel-size` where that divides its heads and KV heads. Activations stay in the
+Each of these small models runs on one device, and with `--tensor-parallel-size` where that divides its heads and KV heads. Activations stay in the
 model's dtype: codes of 8 and 4 bits are those of weights alone.
 
 | model | architecture | served in | or refused because of | test |

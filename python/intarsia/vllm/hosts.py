@@ -39,7 +39,7 @@ def limits(config: VllmConfig) -> Limits:
         if name in (config.additional_config or {})
     }
     for name, field in _SETTINGS.items():
-        if field in given and not isinstance(given[field], int):
+        if field in given and type(given[field]) is not int:  # True is no second
             raise ValueError(
                 f"intarsia-vllm: {name} is {given[field]!r}, expected a number of seconds"
             )

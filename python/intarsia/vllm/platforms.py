@@ -1,5 +1,6 @@
 """vLLM's platform: the CPU by XLA. `cuda_platform` is the one for NVIDIA GPUs."""
 
+import multiprocessing
 import sys
 import types
 from typing import Any
@@ -167,7 +168,9 @@ class XlaPlatform(Platform):
         from intarsia.vllm.refusals import refuse
 
         parallel = vllm_config.parallel_config
-        if parallel.data_parallel_rank_local is not None and not parallel.use_ray:
+        # Of a process that vLLM started for an engine: the user's own are refused in the one that started it.
+        of_replica = parallel.data_parallel_size > 1 or multiprocessing.parent_process() is not None
+        if parallel.data_parallel_rank_local is not None and of_replica and not parallel.use_ray:
             # vLLM numbers a replica's GPUs for platforms whose workers see no others; ours count from the host's first.
             parallel.assigned_physical_gpu_ids = None
         refuse(vllm_config)

@@ -53,7 +53,7 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
         )
     if parallel.data_parallel_size > 1 and parallel.data_parallel_backend != "mp":
         yield f"engines that Ray starts (--data-parallel-backend {parallel.data_parallel_backend}), expected mp"
-    if getattr(parallel, "assigned_physical_gpu_ids", None):  # new in 0.33
+    if parallel.assigned_physical_gpu_ids:
         yield "a choice of GPUs by --device-ids, expected CUDA_VISIBLE_DEVICES"
     if config.kv_transfer_config is not None or config.ec_transfer_config is not None:
         yield "KV connectors (--kv-transfer-config)"

@@ -37,6 +37,8 @@ _SECONDS_TO_END = 10
 """How long its step may go on then."""
 _SECONDS_TO_ASK = 2
 """For a server to find which engine has no connection any more."""
+_SECONDS_TO_LOOK = 0.2
+"""Between looks at what replicas do while they start."""
 _FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -214,15 +216,20 @@ async def _unreachable(client: Any) -> list[int]:
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     nothing = (EngineCoreRequestType.ABORT.value, *client.encoder.encode([]))
     gone: list[int] = []
-    # The word that a connection broke may be here before the socket has dropped it.
-    while not gone and time.monotonic() < deadline:
-        for rank, identity in zip(client.engine_ranks_managed, client.core_engines, strict=True):
-            try:
-                socket.send_multipart((identity, *nothing), zmq.NOBLOCK)
-            except zmq.ZMQError as error:
-                if error.errno == zmq.EHOSTUNREACH:
-                    gone.append(rank)
-        await asyncio.sleep(0.1)
+    try:
+        # The word that a connection broke may be here before the socket has dropped it.
+        while not gone and time.monotonic() < deadline:
+            for rank, identity in zip(
+                client.engine_ranks_managed, client.core_engines, strict=True
+            ):
+                try:
+                    socket.send_multipart((identity, *nothing), zmq.NOBLOCK)
+                except zmq.ZMQError as error:
+                    if error.errno == zmq.EHOSTUNREACH:
+                        gone.append(rank)
+            await asyncio.sleep(0.1)
+    finally:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
     return gone
 
 
@@ -255,23 +262,25 @@ class _Overdue:
 @contextlib.contextmanager
 def _overdue(engines: Sequence[Any], states: Any) -> Iterator[_Overdue]:
     limit, ready = _start_seconds, envs.VLLM_ENGINE_READY_TIMEOUT_S
-    bounds = (
-        (limit, {states.NEW}, f"did not connect within {limit} s (start_timeout)"),
-        (
-            ready,
-            {states.NEW, states.CONNECTED},
-            f"not ready within {ready} s (VLLM_ENGINE_READY_TIMEOUT_S)",
-        ),
-    )
-    start, over = time.monotonic(), threading.Event()
+    bounds = {
+        states.NEW: (limit, f"did not connect within {limit} s (start_timeout)"),
+        states.CONNECTED: (ready, f"not ready within {ready} s (VLLM_ENGINE_READY_TIMEOUT_S)"),
+    }
+    # Since when an engine has been seen in a state: each has its time from the one before.
+    since: dict[tuple[bytes, Any], float] = {}
+    over = threading.Event()
     told = _Overdue()
 
     def watch() -> None:
-        for seconds, waiting, what in sorted(bounds, key=lambda bound: bound[0]):
-            if over.wait(max(0, start + seconds - time.monotonic())):
-                return
-            late = [e for e in engines if not e.local and e.state in waiting]
-            if late:
+        while not over.wait(_SECONDS_TO_LOOK):
+            now = time.monotonic()
+            for state, (seconds, what) in bounds.items():
+                waiting = [e for e in engines if not e.local and e.state == state]
+                late = [
+                    e for e in waiting if now - since.setdefault((e.identity, state), now) > seconds
+                ]
+                if not late:
+                    continue
                 numbers = (int.from_bytes(e.identity, "little") for e in late)
                 name = "replica " + " and replica ".join(map(str, numbers))
                 logger.error("intarsia-vllm: %s %s", name, what)
