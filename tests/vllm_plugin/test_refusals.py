@@ -100,12 +100,16 @@ def test_a_replica_counts_gpus_from_the_hosts_first(configured):
     config.parallel_config.assigned_physical_gpu_ids = [1]
     config.__post_init__()
     assert config.parallel_config.assigned_physical_gpu_ids is None
-    one = configured()
-    one.parallel_config.data_parallel_rank_local = 0
-    one.parallel_config.assigned_physical_gpu_ids = [1]
-    with pytest.raises(NotImplementedError, match="a choice of GPUs by --device-ids"):
-        one.__post_init__()
     config.parallel_config.data_parallel_rank_local = None
+    config.parallel_config.assigned_physical_gpu_ids = [1]
+    with pytest.raises(NotImplementedError, match="a choice of GPUs by --device-ids"):
+        config.__post_init__()
+
+
+def test_a_choice_of_gpus_is_refused_for_one_engine(configured):
+    """Whose number among replicas vLLM sets, too."""
+    config = configured()
+    config.parallel_config.data_parallel_rank_local = 0
     config.parallel_config.assigned_physical_gpu_ids = [1]
     with pytest.raises(NotImplementedError, match="a choice of GPUs by --device-ids"):
         config.__post_init__()
