@@ -16,6 +16,20 @@ def request_of_token(starts: jax.Array, tokens: int) -> tuple[jax.Array, jax.Arr
     return request, at - starts[request]
 
 
+def decays(g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What a chunk's tokens leave of a state, by the logarithms g [h, c] of each one's factor.
+
+    Returns:
+      Of what came with token j, behind token i: [h, i, j], 0 where j comes later. Of the state before the chunk, behind token i: [h, i].
+      Of what came with token j, behind the chunk: [h, j].
+    """
+    total = jnp.cumsum(g, axis=-1)
+    before = jnp.tril(jnp.ones((CHUNK, CHUNK), bool))
+    # Masked first: what lies above the diagonal may overflow.
+    between = jnp.exp(jnp.where(before, total[:, :, None] - total[:, None, :], -jnp.inf))
+    return between, jnp.exp(total), jnp.exp(total[:, -1:] - total)
+
+
 def over_chunks(
     function: Callable[..., tuple[jax.Array, jax.Array]],
     operands: Sequence[jax.Array],

@@ -7,13 +7,10 @@ length 1, queries are divided by sqrt(dk). Everything is in f32.
 import jax
 import jax.numpy as jnp
 import torch
-from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 
-from intarsia.vllm.attention import TracedMetadata
-from intarsia.vllm.chunks import CHUNK, over_chunks
-from intarsia.vllm.short_conv import convolve
-from intarsia.vllm.states import Form, read_states, write_states
+from intarsia.vllm.chunks import CHUNK, decays
+from intarsia.vllm.recurrence import Recurrence
 
 _EPSILON = 1e-6
 """Added to the square of a key's or query's length."""
@@ -43,22 +40,10 @@ class XlaGatedDeltaNet(QwenGatedDeltaNetAttention):
         """Convolution and recurrence: qkv [t, n], b and a [t, h], the result [t, h, dv]."""
         from torchax import interop
 
-        metadata: TracedMetadata = get_forward_context().attn_metadata[self.prefix]
-        caches, group = metadata.caches, metadata.group
-        pages = caches.read(self.prefix)
-        weight = interop.jax_view(self.conv1d.weight)[:, 0]
         heads, key_heads = b.shape[1], self.num_k_heads // self.tp_size
-        dtypes = [jnp.dtype(str(x).removeprefix("torch.")) for x in self.get_state_dtype()]
-        forms = [
-            Form((weight.shape[1] - 1, weight.shape[0]), dtypes[0]),
-            Form((heads, self.head_k_dim, self.head_v_dim), dtypes[1]),
-        ]
-        inputs, states = read_states(pages, group, forms)
-        starts = group.cu_seqlens_q
-        mixed, inputs = convolve(qkv, weight, None, inputs.astype(qkv.dtype), starts)
-        mixed = jax.nn.silu(mixed.astype(jnp.float32))
+        layer = Recurrence(self, qkv, (heads, self.head_k_dim, self.head_v_dim))
         of_keys = key_heads * self.head_k_dim
-        q, k, v = jnp.split(mixed, [of_keys, 2 * of_keys], axis=-1)
+        q, k, v = jnp.split(layer.inner, [of_keys, 2 * of_keys], axis=-1)
         each = heads // key_heads
         q, k = (
             jnp.repeat(_of_length_1(x.reshape(len(x), key_heads, -1)), each, axis=1) for x in (q, k)
@@ -69,15 +54,7 @@ class XlaGatedDeltaNet(QwenGatedDeltaNetAttention):
         g = -jnp.exp(log_decay) * jax.nn.softplus(a.astype(jnp.float32) + dt_bias)
         beta = jax.nn.sigmoid(b.astype(jnp.float32))
         operands = (q * self.head_k_dim**-0.5, k, v.reshape(len(v), heads, -1), g, beta)
-        with jax.default_matmul_precision("highest"):
-            states = states.astype(jnp.float32)
-            if metadata.decode:
-                out, states = one_token_each(*operands, states)
-            else:
-                out, states = in_chunks(*operands, states, starts)
-        new = [inputs.astype(dtypes[0]), states.astype(dtypes[1])]
-        caches.write(self.prefix, write_states(pages, group, new))
-        return out.astype(qkv.dtype)
+        return layer.run(operands, one_token_each, chunk).astype(qkv.dtype)
 
 
 def _of_length_1(x: jax.Array) -> jax.Array:
@@ -99,30 +76,14 @@ def one_token_each(
     return jnp.einsum("rhkv,rhk->rhv", new, q), new
 
 
-def in_chunks(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    g: jax.Array,
-    beta: jax.Array,
-    states: jax.Array,
-    starts: jax.Array,
+def chunk(
+    q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array, state: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Any number of tokens a request: q, k [t, h, dk], v [t, h, dv], g, beta [t, h], states [r, h, dk, dv] and the new ones.
+    """q, k [h, c, dk], v [h, c, dv], g, beta [h, c], state [h, dk, dv]: outputs [h, c, dv], and the state behind them.
 
     Within a chunk the recurrence is a triangular system (the WY form, https://arxiv.org/abs/2412.06464 section 3.3).
     """
-    return over_chunks(_chunk, (q, k, v, g, beta), states, starts)
-
-
-def _chunk(
-    q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array, state: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """q, k [h, c, dk], v [h, c, dv], g, beta [h, c], state [h, dk, dv]: outputs [h, c, dv], and the state behind them."""
-    total = jnp.cumsum(g, axis=-1)
-    before = jnp.tril(jnp.ones((CHUNK, CHUNK), bool))
-    # Masked first: what lies above the diagonal may overflow.
-    decay = jnp.exp(jnp.where(before, total[:, :, None] - total[:, None, :], -jnp.inf))
+    decay, since, left = decays(g)
     product = jnp.einsum("hik,hjk->hij", k * beta[..., None], k)
     lower = -product * decay * jnp.tril(jnp.ones((CHUNK, CHUNK)), -1)
     # (1 - lower)^-1, since a power of it as high as the chunk is long is 0.
@@ -130,10 +91,9 @@ def _chunk(
     for _ in range(CHUNK.bit_length() - 2):
         power = power @ power
         inverse = inverse + inverse @ power
-    from_before = jnp.einsum("hik,hkv->hiv", k * jnp.exp(total)[..., None], state)
+    from_before = jnp.einsum("hik,hkv->hiv", k * since[..., None], state)
     new = inverse @ (beta[..., None] * (v - from_before))
     scores = jnp.einsum("hik,hjk->hij", q, k) * decay
-    out = jnp.einsum("hik,hkv->hiv", q * jnp.exp(total)[..., None], state) + scores @ new
-    left = jnp.exp(total[:, -1:] - total)
-    state = state * jnp.exp(total[:, -1])[:, None, None]
+    out = jnp.einsum("hik,hkv->hiv", q * since[..., None], state) + scores @ new
+    state = state * since[:, -1, None, None]
     return out, state + jnp.einsum("hik,hiv->hkv", k * left[..., None], new)

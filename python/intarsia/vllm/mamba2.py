@@ -6,13 +6,10 @@ A head's state S [p, n] becomes exp(dt A) S + dt x B^T at each token, whose outp
 import jax
 import jax.numpy as jnp
 import torch
-from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 
-from intarsia.vllm.attention import TracedMetadata
-from intarsia.vllm.chunks import CHUNK, over_chunks
-from intarsia.vllm.short_conv import convolve
-from intarsia.vllm.states import Form, read_states, write_states
+from intarsia.vllm.chunks import decays
+from intarsia.vllm.recurrence import Recurrence
 
 
 @MambaMixer2.register_oot
@@ -37,38 +34,17 @@ class XlaMambaMixer2(MambaMixer2):
         """Convolution and recurrence: mixed [t, n], dt [t, h], the result [t, h * p]."""
         from torchax import interop
 
-        metadata: TracedMetadata = get_forward_context().attn_metadata[self.prefix]
-        caches, group = metadata.caches, metadata.group
-        pages = caches.read(self.prefix)
-        weight = interop.jax_view(self.conv1d.weight)[:, 0]
-        bias = None if self.conv1d.bias is None else interop.jax_view(self.conv1d.bias)
         heads, groups = dt.shape[1], self.n_groups // self.tp_size
-        dtypes = [jnp.dtype(str(x).removeprefix("torch.")) for x in self.get_state_dtype()]
-        forms = [
-            Form((weight.shape[1] - 1, weight.shape[0]), dtypes[0]),
-            Form((heads, self.head_dim, self.ssm_state_size), dtypes[1]),
-        ]
-        inputs, states = read_states(pages, group, forms)
-        starts = group.cu_seqlens_q
-        inner, inputs = convolve(mixed, weight, bias, inputs.astype(mixed.dtype), starts)
-        inner = jax.nn.silu(inner.astype(jnp.float32))
+        layer = Recurrence(self, mixed, (heads, self.head_dim, self.ssm_state_size))
         of_heads, of_groups = heads * self.head_dim, groups * self.ssm_state_size
-        x, b, c = jnp.split(inner, [of_heads, of_heads + of_groups], axis=-1)
+        x, b, c = jnp.split(layer.inner, [of_heads, of_heads + of_groups], axis=-1)
         x = x.reshape(len(x), heads, -1)
         b, c = (jnp.repeat(y.reshape(len(y), groups, -1), heads // groups, axis=1) for y in (b, c))
         decay, skip, dt_bias = (
             interop.jax_view(y).astype(jnp.float32) for y in (self.A, self.D, self.dt_bias)
         )
         dt = jax.nn.softplus(dt.astype(jnp.float32) + dt_bias)
-        with jax.default_matmul_precision("highest"):
-            operands = dt[..., None] * x, b, c, dt * decay
-            states = states.astype(jnp.float32)
-            if metadata.decode:
-                out, states = one_token_each(*operands, states)
-            else:
-                out, states = over_chunks(_chunk, operands, states, starts)
-        new = [inputs.astype(dtypes[0]), states.astype(dtypes[1])]
-        caches.write(self.prefix, write_states(pages, group, new))
+        out = layer.run((dt[..., None] * x, b, c, dt * decay), one_token_each, chunk)
         return (out + skip[:, None] * x).reshape(len(out), -1).astype(mixed.dtype)
 
 
@@ -80,16 +56,12 @@ def one_token_each(
     return jnp.einsum("rhpn,rhn->rhp", new, c), new
 
 
-def _chunk(
+def chunk(
     x: jax.Array, b: jax.Array, c: jax.Array, g: jax.Array, state: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """x [h, t, p], b, c [h, t, n], g [h, t], state [h, p, n]: outputs [h, t, p], and the state behind them."""
-    total = jnp.cumsum(g, axis=-1)
-    before = jnp.tril(jnp.ones((CHUNK, CHUNK), bool))
-    # Masked first: what lies above the diagonal may overflow.
-    decay = jnp.exp(jnp.where(before, total[:, :, None] - total[:, None, :], -jnp.inf))
+    decay, since, left = decays(g)
     scores = jnp.einsum("hin,hjn->hij", c, b) * decay
-    out = jnp.einsum("hin,hpn->hip", c * jnp.exp(total)[..., None], state) + scores @ x
-    left = jnp.exp(total[:, -1:] - total)
-    state = state * jnp.exp(total[:, -1])[:, None, None]
+    out = jnp.einsum("hin,hpn->hip", c * since[..., None], state) + scores @ x
+    state = state * since[:, -1, None, None]
     return out, state + jnp.einsum("hip,hin->hpn", x * left[..., None], b)
