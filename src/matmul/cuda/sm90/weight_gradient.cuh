@@ -5,7 +5,7 @@
 // operands lie in shared memory as they do in memory, [rows, columns], and wgmma sums over their
 // rows. Large groups come first, so that CTAs end together. The last rows of a group may fill a
 // part of a step of 16: one warp clears the rest, which are rows of the next group, while the
-// stages behind are on their way. Further steps are left out.
+// stages behind are on their way. Further steps are neither copied nor computed.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -18,8 +18,12 @@
 
 namespace intarsia::matmul::sm90 {
 
+// Of rows of a panel: a whole stage, or one step of it.
+struct RowsMaps {
+  CUtensorMap stage, step;
+};
 struct GradientMaps {
-  CUtensorMap x, d_out;  // panel, row
+  RowsMaps x, d_out;
 };
 
 struct GradientTask {
@@ -30,6 +34,11 @@ struct GradientTask {
 
   __device__ __forceinline__ int Stages() const { return (rows + kStageRows - 1) / kStageRows; }
   __device__ __forceinline__ bool HasTail() const { return rows % cuda::kWgmmaStep != 0; }
+  // Steps of a stage, at most all that it has room for.
+  __device__ __forceinline__ int Steps(int stage) const {
+    const int left = rows - stage * kStageRows;
+    return (min(left, kStageRows) + cuda::kWgmmaStep - 1) / cuda::kWgmmaStep;
+  }
 };
 
 // Groups by their sizes, the largest first; as they are numbered where they are many.
@@ -110,8 +119,24 @@ __device__ __forceinline__ void FindTiles(const GroupedGradientParams& p, Gradie
   });
 }
 
+// Copies rows of a stage to its panels, each by the map of its operand.
+__device__ __forceinline__ void CopyPanels(const CUtensorMap& x, const CUtensorMap& d_out,
+                                           const GradientTask& task, int row, char* to,
+                                           cuda::Barrier& full) {
+  using Shared = GradientShared;
+#pragma unroll
+  for (int panel = 0; panel < Shared::kPanelsX + Shared::kPanelsD; ++panel) {
+    const bool of_x = panel < Shared::kPanelsX;
+    const int column =
+        of_x ? task.first_k + 64 * panel : task.first_n + 64 * (panel - Shared::kPanelsX);
+    const int32_t at[] = {column, row};
+    cuda::CopyBox(to + panel * Shared::kPanelBytes, of_x ? x : d_out, at, full);
+  }
+}
+
 __device__ __forceinline__ void CopyRowsOfGroups(const GradientMaps& maps, GradientShared& shared) {
   using Shared = GradientShared;
+  constexpr int kStepBytes = cuda::kWgmmaStep * cuda::kPanelRowBytes;
   const bool elected = threadIdx.x % 32 == 0;
   uint32_t count = 0, tails = 0;
   ForEachTask(shared, [&](const GradientTask& task) {
@@ -124,19 +149,17 @@ __device__ __forceinline__ void CopyRowsOfGroups(const GradientMaps& maps, Gradi
       cuda::Barrier& full = i + 1 == stages && own.HasTail()
                                 ? shared.landed[GradientPlace(tails).index]
                                 : shared.stages.full[place.index];
-      full.ArriveExpecting(static_cast<int>(sizeof shared.operands[0]));
+      const int row = own.row + i * kStageRows, steps = own.Steps(i);
       char* const to = shared.operands[place.index];
-      const int row = own.row + i * kStageRows;
-#pragma unroll
-      for (int panel = 0; panel < Shared::kPanelsX; ++panel) {
-        const int32_t at[] = {own.first_k + 64 * panel, row};
-        cuda::CopyBox(to + panel * Shared::kPanelBytes, maps.x, at, full);
+      full.ArriveExpecting(steps * kStepBytes * (Shared::kPanelsX + Shared::kPanelsD));
+      if (steps == kStageRows / cuda::kWgmmaStep) {
+        CopyPanels(maps.x.stage, maps.d_out.stage, own, row, to, full);
+        continue;
       }
-#pragma unroll
-      for (int panel = 0; panel < Shared::kPanelsD; ++panel) {
-        const int32_t at[] = {own.first_n + 64 * panel, row};
-        cuda::CopyBox(to + (Shared::kPanelsX + panel) * Shared::kPanelBytes, maps.d_out, at, full);
-      }
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step)
+        CopyPanels(maps.x.step, maps.d_out.step, own, row + step * cuda::kWgmmaStep,
+                   to + step * kStepBytes, full);
     }
     tails += own.HasTail();
   });
@@ -189,8 +212,7 @@ class GradientConsumer {
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
     // The last stage apart, if it has fewer steps.
-    const int stages = (task.rows + cuda::kWgmmaStep - 1) / kStageRows;
-    const int steps = (task.rows - stages * kStageRows + cuda::kWgmmaStep - 1) / cuda::kWgmmaStep;
+    const int stages = (task.rows + cuda::kWgmmaStep - 1) / kStageRows, steps = task.Steps(stages);
 #pragma unroll 1
     for (int i = 0; i < stages; ++i, ++count_) {
       Multiply<kSteps>(sums);
@@ -297,8 +319,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     shared.ring.Init(32, 32 * (4 * kConsumers + 2));
     for (cuda::Barrier& landed : shared.landed) landed.Init(1);
     cuda::PublishBarriers();
-    cuda::PrefetchMap(maps.x);
-    cuda::PrefetchMap(maps.d_out);
+    cuda::PrefetchMap(maps.x.stage);
+    cuda::PrefetchMap(maps.d_out.stage);
   }
   shared.order.LoadSizes(p.groups);
   __syncthreads();
@@ -325,9 +347,11 @@ Status LaunchGroupedGradientOf(const GroupedGradientParams& p, const CudaContext
   using cuda::MapAxis;
   using S = GradientShape;
   GradientMaps maps;
-  const auto make = [&](const void* data, int64_t columns, CUtensorMap& map) {
-    const std::array<MapAxis, 1> rows{{{p.groups.m, columns, kStageRows}}};
-    return cuda::MakePanelMap(p.dtype, data, columns, rows, map);
+  const auto make = [&](const void* data, int64_t columns, RowsMaps& to) -> Status {
+    const std::array<MapAxis, 1> stage{{{p.groups.m, columns, kStageRows}}};
+    const std::array<MapAxis, 1> step{{{p.groups.m, columns, cuda::kWgmmaStep}}};
+    INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.dtype, data, columns, stage, to.stage));
+    return cuda::MakePanelMap(p.dtype, data, columns, step, to.step);
   };
   INTARSIA_RETURN_IF_ERROR(make(p.x, p.k, maps.x));
   INTARSIA_RETURN_IF_ERROR(make(p.d_out, p.n, maps.d_out));
