@@ -1,7 +1,7 @@
 """Times `grouped_matmul` for layers of mixtures of experts beside `jax.lax.ragged_dot`, in one run. With --whole it times
 `fused_experts`, the whole layer behind the router, beside the same by `ragged_dot` and by vLLM (`experts_whole.py`).
 
-Usage: experts.py [--whole [--zipf]] [--platform cpu|gpu] [--layer NAME ...] [--tokens N ...] [--dtype bf16] [--json FILE]
+Usage: experts.py [--whole [--zipf]] [--platform cpu|gpu] [--layer NAME ...] [--tokens N ...] [--dtype bfloat16] [--json FILE]
 
 A figure is microseconds a call, the least and the median over rounds in which each way has its turn. `floor` is the
 least that a call must take: bytes at the speed of a large sum in the same run, or flops at that of a large product. Each token goes to

@@ -1,20 +1,22 @@
-"""Writes how fast the library is beside its peers, from bench/results/*.json: the table in README.md, and docs/img/speed.svg.
+"""Writes how fast the library is beside its peers, from bench/results/*.json: the table in README.md, and plots in docs/img.
 
     .venv/bin/python tools/speed.py [--check]
 
 A row of ROWS names a measurement; the numbers are those of its file. `--check` writes nothing and fails if a file would change.
+speed.svg has a bar for each of ROWS, experts.svg one for each layer of experts that was timed beside vLLM.
 """
 
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-PLOT = ROOT / "docs" / "img" / "speed.svg"
+PLOTS = ROOT / "docs" / "img"
 BEGIN, END = "<!-- speed: written by tools/speed.py -->", "<!-- end of speed -->"
 
 
@@ -38,9 +40,9 @@ def _op(what: str, file: str, op: str, case: str) -> Row:
     return Row(what, "H200", "plain XLA", file, {"op": op, "case": case}, "us", "xla_us")
 
 
-def _experts(layer: str, tokens: int) -> Row:
-    row = {"layer": layer, "tokens": tokens, "routing": "balanced"}
-    what = f"experts of {layer}, {tokens} token{'s' * (tokens > 1)}"
+def _experts(layer: str, tokens: int, routing: str = "balanced", what: str = "") -> Row:
+    row = {"layer": layer, "tokens": tokens, "routing": routing}
+    what = what or f"experts of {layer}, {tokens} token{'s' * (tokens > 1)}"
     return Row(what, "H200", "vLLM 0.26, Triton", "h200_experts", row, "ours_us", "vllm_us")
 
 
@@ -143,12 +145,24 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def plot() -> str:
-    """A bar a row from 1 to its ratio, on a logarithmic axis, as SVG."""
-    rows = sorted(ROWS, key=ratio, reverse=True)
+def experts() -> list[Row]:
+    """A row for each layer, count of tokens and routing."""
+    timed = json.loads((ROOT / "bench" / "results" / "h200_experts.json").read_text())["rows"]
+    return [
+        _experts(
+            r["layer"],
+            r["tokens"],
+            r["routing"],
+            f"{r['layer']}, {r['tokens']} token{'s' * (r['tokens'] > 1)}, {r['routing']}",
+        )
+        for r in timed
+    ]
+
+
+def plot(title: str, rows: Sequence[Row], low: float, high: float) -> str:
+    """A bar a row from 1 to its ratio, on a logarithmic axis from `low` to `high`, as SVG."""
     left, right, top, step = 400, 340, 44, 24
     width, height = left + right + 60, top + step * len(rows) + 12
-    low, high = 0.25, 32.0
 
     def x(value: float) -> float:
         return left + right * math.log(value / low) / math.log(high / low)
@@ -157,9 +171,9 @@ def plot() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="13">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        '<text x="12" y="20" font-size="15" font-weight="bold" fill="#333333">Speed beside a peer</text>',
+        f'<text x="12" y="20" font-size="15" font-weight="bold" fill="#333333">{title}</text>',
     ]
-    for tick in (0.25, 0.5, 1, 2, 4, 8, 16, 32):
+    for tick in (2.0**i for i in range(round(math.log2(low)), round(math.log2(high)) + 1)):
         color = "#333333" if tick == 1 else "#dddddd"
         parts.append(
             f'<line x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{top - 6}" y2="{height - 8}" stroke="{color}"/>'
@@ -189,15 +203,27 @@ def readme() -> str:
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
 
 
+def files() -> dict[Path, str]:
+    """What this program writes."""
+    best_first = sorted(ROWS, key=ratio, reverse=True)
+    return {
+        README: readme(),
+        PLOTS / "speed.svg": plot("Speed beside a peer", best_first, 0.25, 32),
+        PLOTS / "experts.svg": plot("fused_experts beside vLLM's, bf16", experts(), 0.5, 2),
+    }
+
+
 def main() -> int:
-    files = {README: readme(), PLOT: plot()}
-    stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
+    written = files()
+    stale = [
+        path for path, text in written.items() if not path.exists() or path.read_text() != text
+    ]
     for path in stale:
         if "--check" in sys.argv:
             print(f"out of date: {path.relative_to(ROOT)}: run `make gen`")
         else:
             path.parent.mkdir(exist_ok=True)
-            path.write_text(files[path])
+            path.write_text(written[path])
     return int(bool(stale) and "--check" in sys.argv)
 
 
