@@ -93,6 +93,11 @@ def default_to_plain_heads() -> None:
     os.environ.setdefault("VLLM_MLA_DISABLE", "1")
 
 
+def leave_humming_unbuilt() -> None:
+    """Kernels that vLLM has for CUDA, and our layers replace: each process that imports them starts two that build or load them."""
+    os.environ.setdefault("HUMMING_DISABLE_PARALLEL_BUILD", "1")
+
+
 def spawn_workers() -> str | None:
     """Has vLLM spawn its workers. Returns the other way that was asked for, if one was."""
     asked = os.environ.get(WORKER_START, "spawn")

@@ -55,6 +55,26 @@ def test_without_plugins_vllm_is_as_it_was() -> None:
     assert run.stdout.split() == ["False", "False", "False"]
 
 
+def test_kernels_that_are_replaced_are_not_built() -> None:
+    """Importing humming starts two processes that build or load its kernels, in each process of vLLM's."""
+    pytest.importorskip("humming")
+    code = """
+import subprocess
+from vllm.platforms import current_platform
+
+class Popen(subprocess.Popen):
+    def __init__(self, command, *args, **given):
+        print("started" if "import humming" in str(command) else "")
+        super().__init__(command, *args, **given)
+
+current_platform.device_type
+subprocess.Popen = Popen
+import humming
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "started" not in run.stdout
+
+
 @pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.0.0"])
 def test_another_vllm_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "__version__", version)

@@ -15,6 +15,7 @@ pytest.importorskip("vllm")
 
 import zmq
 import zmq.asyncio
+from intarsia.processes import Limits
 from intarsia.vllm import replicas
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.utils import CoreEngine, CoreEngineLaunch
@@ -69,6 +70,17 @@ def broken(socket):
     event = threading.Event()
     replicas.when_broken(socket, event.set)
     return event
+
+
+def test_a_limit_that_no_heartbeat_can_say_is_refused():
+    """Before an engine starts. libzmq takes what fits into 16 bits of tenths of a second."""
+    with zmq.Context() as context:
+        for option, value in replicas.heartbeats(6553).items():
+            context.setsockopt(option, value)
+            assert context.socket(zmq.DEALER).getsockopt(option) == value
+    text = "heartbeat_timeout is 6554 s, expected at most 6553 with --data-parallel-size"
+    with pytest.raises(ValueError, match=text):
+        replicas.watch_engines(Limits(heartbeat=6554))
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
@@ -216,7 +228,7 @@ def test_a_replica_that_never_comes_is_not_waited_for_long(context, address, sai
     """vLLM alone waits for it without end."""
     from vllm.v1.engine import utils
 
-    replicas.watch_engines(1)
+    replicas.watch_engines(Limits(start=1))
     socket = context.socket(zmq.ROUTER)
     socket.bind(address)
     engines = [CoreEngine(0, local=True), CoreEngine(1, local=False)]

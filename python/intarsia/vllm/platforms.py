@@ -20,6 +20,7 @@ check_vllm_version()
 _environment.default_to_first_runner()
 # Latents are taken apart into every head's keys and values, which the cache holds: right, and larger (docs/vllm.md).
 _environment.default_to_plain_heads()
+_environment.leave_humming_unbuilt()
 
 # Fields of vLLM's AttentionSelectorConfig (versions have more or fewer of them) that our kernels have no form for.
 _REFUSED = (
@@ -186,7 +187,7 @@ class XlaPlatform(Platform):
         limits = hosts.limits(vllm_config)
         hosts.choose(parallel)
         if parallel.data_parallel_size > 1:
-            replicas.watch_engines(limits.start)
+            replicas.watch_engines(limits)
         if parallel.distributed_executor_backend == "ray":
             from intarsia.vllm import ray_executor
 

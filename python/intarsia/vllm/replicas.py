@@ -22,6 +22,7 @@ from vllm.logger import init_logger
 from vllm.v1.engine import EngineCoreRequestType
 from zmq.utils.monitor import recv_monitor_message
 
+from intarsia.processes import Limits
 from intarsia.vllm import hosts
 from intarsia.vllm.replacing import replace
 
@@ -30,7 +31,7 @@ logger = init_logger("vllm.intarsia.replicas")
 _BEATS = 3
 """Heartbeats in the time after which one that is silent counts as gone."""
 _LONGEST = 6553
-"""Seconds that fit into a heartbeat's message."""
+"""Seconds that a heartbeat's message can say: tenths of a second in 16 bits (ZMTP 3.1, `PING`)."""
 _SECONDS_TO_STOP = 3
 """How long an engine whose server is gone waits for vLLM to stop it: a server that is stopped goes first."""
 _SECONDS_TO_END = 10
@@ -50,8 +51,15 @@ _start_seconds = 0
 
 
 def heartbeats(limit: int) -> dict[int, int]:
-    """ZeroMQ's options, in ms, with which both ends of a connection give it up after `limit` seconds of silence."""
-    limit = min(limit, _LONGEST)
+    """ZeroMQ's options, in ms, with which both ends of a connection give it up after `limit` seconds of silence.
+
+    Raises:
+      ValueError: A heartbeat cannot say so long a time.
+    """
+    if limit > _LONGEST:
+        raise ValueError(
+            f"intarsia-vllm: heartbeat_timeout is {limit} s, expected at most {_LONGEST} with --data-parallel-size"
+        )
     every = 1000 * limit // _BEATS
     return {
         zmq.HEARTBEAT_IVL: every,
@@ -133,14 +141,18 @@ def _end_engine(engine: Any, server: str, limit: int) -> None:
 # ---------------------------------------------------------------------------- servers
 
 
-def watch_engines(start: int) -> None:
+def watch_engines(limits: Limits) -> None:
     """Has each server in front of several engines end when one of them is gone. For processes of servers.
 
     Args:
-      start: Seconds for engines on other hosts to connect, for which vLLM has no limit.
+      limits: `start` is for engines on other hosts to connect, for which vLLM has no limit.
+
+    Raises:
+      ValueError: The limit of heartbeats is too long for them.
     """
     global _start_seconds
-    _start_seconds = start
+    heartbeats(limits.heartbeat)  # now, and not in an engine that has loaded the model
+    _start_seconds = limits.start
     _replace_those_of_servers()
 
 
