@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import support
 from intarsia import cli
 from intarsia.cli import _processes
 from intarsia.processes import Limits, Place, detect_place, join
@@ -55,6 +56,25 @@ except ValueError as error:
     refused = str(error)
 print(json.dumps([sum(read), tokens, refused, index]))
 processes.finish()
+"""
+# bench/decode.py with a small model; tells its tokens on stderr at the end.
+BENCH = """
+import dataclasses, json, sys
+sys.path.insert(0, sys.argv.pop(1))
+import decode
+
+shape = {"hidden": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "intermediate": 128, "vocab": 256}
+whole, stream, told = decode.llama3_8b, decode.Engine.stream, {}
+decode.llama3_8b = lambda layers: dataclasses.replace(whole(layers), **shape)
+
+def heard(self, *args):
+    for output in stream(self, *args):
+        told.setdefault(output.index, []).append(output.token)
+        yield output
+
+decode.Engine.stream = heard
+decode.main()
+print("told", json.dumps([told[i] for i in sorted(told)]), file=sys.stderr)
 """
 
 
@@ -156,6 +176,38 @@ def test_perplexity_is_that_of_one_process(start, model, address, capsys, tmp_pa
     flags = ["--coordinator", address, "--num-processes", "2", "--data-parallel", "2"]
     ends = _ends([start("-c", COMMAND, *command, *flags, "--process-id", str(i)) for i in range(2)])
     assert [end[:2] for end in ends] == [(0, expected), (0, "")]
+
+
+@pytest.mark.parametrize(
+    ("count", "arguments"),
+    [
+        (2, "--tensor-parallel 2"),
+        pytest.param(2, "--data-parallel 2", marks=pytest.mark.full),
+        pytest.param(4, "--tensor-parallel 4", marks=pytest.mark.full),
+        pytest.param(4, "--tensor-parallel 2 --data-parallel 2", marks=pytest.mark.full),
+    ],
+)
+def test_the_benchmark_decodes_the_tokens_of_one_process(start, address, count, arguments) -> None:
+    sizes = "--layers 2 --sequences 4 --context 24 --new-tokens 8".split()
+    command = ["-c", BENCH, str(support.ROOT / "bench"), *sizes]
+    [(status, _, err)] = _ends([start(*command)])
+    assert status == 0, err
+    expected = _told(err)
+    assert len(expected) == 4 and all(len(tokens) == 8 for tokens in expected)
+    place = ["--coordinator-address", address, "--num-processes", str(count), *arguments.split()]
+    ends = _ends([start(*command, *place, "--process-id", str(i)) for i in range(count)])
+    assert [status for status, _, _ in ends] == [0] * count, ends
+    replicas = 2 if "data" in arguments else 1
+    firsts = ends[:: count // replicas]
+    assert [tokens for _, _, err in firsts for tokens in _told(err)] == expected
+    assert ("all-reduce" in ends[0][1]) == ("tensor" in arguments)
+    assert (f", {replicas} times: decode step" in ends[0][1]) == (replicas > 1)
+    assert all(out == "" for _, out, _ in ends[1:])
+
+
+def _told(err: str) -> list[list[int]]:
+    [line] = [line for line in err.splitlines() if line.startswith("told ")]
+    return json.loads(line.removeprefix("told "))
 
 
 def test_a_process_reads_its_part(start, model, address, tiny_weights) -> None:
