@@ -20,6 +20,12 @@ from intarsia.processes import Limits, Place, detect_place, join
 
 BOUND = 120  # s, of a machine that has other things to do
 PROMPTS = ("the", "hello 123", "12")
+DIVISIONS = [
+    (2, "--tensor-parallel 2"),
+    (2, "--data-parallel 2"),
+    pytest.param(4, "--tensor-parallel 4", marks=pytest.mark.full),
+    pytest.param(4, "--tensor-parallel 2 --data-parallel 2", marks=pytest.mark.full),
+]
 COMMAND = "import sys; from intarsia.cli import main; sys.exit(main())"
 LIBRARY = """
 import dataclasses, json, sys
@@ -147,13 +153,7 @@ def _said(err: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("count", "arguments"),
-    [
-        (2, "--tensor-parallel 2"),
-        (2, "--data-parallel 2"),
-        (2, "--tensor-parallel 4 --decode-steps 3"),
-        pytest.param(4, "--tensor-parallel 4", marks=pytest.mark.full),
-        pytest.param(4, "--tensor-parallel 2 --data-parallel 2", marks=pytest.mark.full),
-    ],
+    [*DIVISIONS, (2, "--tensor-parallel 4 --decode-steps 3")],
 )
 def test_tokens_are_those_of_one_process(generate, model, capsys, count, arguments) -> None:
     texts = [flag for text in PROMPTS for flag in ("--prompt", text)]
@@ -178,17 +178,9 @@ def test_perplexity_is_that_of_one_process(start, model, address, capsys, tmp_pa
     assert [end[:2] for end in ends] == [(0, expected), (0, "")]
 
 
-@pytest.mark.parametrize(
-    ("count", "arguments"),
-    [
-        (2, "--tensor-parallel 2"),
-        pytest.param(2, "--data-parallel 2", marks=pytest.mark.full),
-        pytest.param(4, "--tensor-parallel 4", marks=pytest.mark.full),
-        pytest.param(4, "--tensor-parallel 2 --data-parallel 2", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize(("count", "arguments"), DIVISIONS)
 def test_the_benchmark_decodes_the_tokens_of_one_process(start, address, count, arguments) -> None:
-    sizes = "--layers 2 --sequences 4 --context 24 --new-tokens 8".split()
+    sizes = ["--layers", "2", "--sequences", "4", "--context", "24", "--new-tokens", "8"]
     command = ["-c", BENCH, str(support.ROOT / "bench"), *sizes]
     [(status, _, err)] = _ends([start(*command)])
     assert status == 0, err
