@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 import support
 from intarsia import cli
-from intarsia.cli import _processes
-from intarsia.processes import Limits, Place, detect_place, join
 
 BOUND = 120  # s, of a machine that has other things to do
 PROMPTS = ("the", "hello 123", "12")
@@ -331,65 +329,3 @@ processes.meet("awake")
     assert [status for status, _, _ in ends] == [1, 1]
     assert f"process 1 of 2: {text}\n" in ends[1][2]
     assert f"process 0 of 2: ended, since process 1 failed: {text}\n" in ends[0][2]
-
-
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        ("--num-processes 2", "missing: --coordinator-address, --process-id"),
-        ("--data-parallel 2", "--data-parallel is 2, expected 1: there is one process"),
-        (
-            "--coordinator 10.0.0.1 --num-processes 2 --process-id 0",
-            "'10.0.0.1', expected HOST:PORT",
-        ),
-        ("--coordinator h:1 --num-processes 2 --process-id 2", "the process is 2, expected 0 to 1"),
-        ("--coordinator h:1 --num-processes 0 --process-id 0", "is 0, expected 1 or more"),
-        (
-            "--coordinator h:1 --num-processes 3 --process-id 0 --data-parallel 2",
-            "expected a divisor of 3",
-        ),
-        (
-            "--coordinator h:1 --num-processes 2 --process-id 0 --stall-timeout 0",
-            "stall limit is 0 s",
-        ),
-        ("--distributed --process-id 0", "--distributed finds --process-id by itself"),
-        ("--distributed", "JAX finds no Slurm, Open MPI or Kubernetes job"),
-    ],
-)
-def test_flags_that_do_not_fit(model, capsys, flags, text) -> None:
-    assert cli.main(["generate", "--model", str(model), *flags.split()]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("intarsia generate: ") and text in error and error.count("\n") == 1
-
-
-def test_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {"JOB_ID": "7", "STEP_NODELIST": "node[3-4]", "NTASKS": "2", "PROCID": "1"}
-    for name, value in (variables | {"LOCALID": "0"}).items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    assert detect_place() == Place("node3:61447", 2, 1, [0])
-    assert Place("[::1]:5", 1, 0).address == ("::1", 5)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
-def test_nothing_meets_or_listens_at_all_interfaces(host: str) -> None:
-    with pytest.raises(ValueError, match=r"the coordinator is .*, which is all interfaces"):
-        Place(f"{host}:29400", 2, 0)
-    with pytest.raises(ValueError, match=r"the address to listen at is .*, which is all interf"):
-        join(Place("127.0.0.1:29400", 2, 0), listen=host)
-
-
-def test_limits() -> None:
-    with pytest.raises(ValueError, match="the heartbeat limit is 0 s, expected 1 or more"):
-        Limits(heartbeat=0)
-
-
-@pytest.mark.parametrize("count", range(2, 9))
-def test_prompts_are_divided_without_rest(count) -> None:
-    for replicas in range(1, count + 1):
-        shares = [_processes.Share(None, replicas, i).of(range(count)) for i in range(replicas)]
-        assert [x for share in shares for x in share] == [*range(count)]
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    with pytest.raises(
-        ValueError, match=f"--data-parallel is {count + 1}, expected at most {count}"
-    ):
-        _processes.Share(None, count + 1, 0).of(range(count))
