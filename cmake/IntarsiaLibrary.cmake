@@ -22,6 +22,8 @@ else()
   set(INTARSIA_FLAGS_kGeneric "")
 endif()
 
+option(INTARSIA_MANYLINUX "Bind to symbols of glibc 2.28, as wheels do, whichever glibc is here" OFF)
+
 function(intarsia_compile_options target name version)
   set_target_properties(${target} PROPERTIES CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF
                         POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden
@@ -51,6 +53,18 @@ function(intarsia_link_options name)
     target_link_options(${name} PRIVATE -static-libstdc++ -Wl,--exclude-libs,ALL -Wl,-z,defs
                         -Wl,--version-script=${exports})
     set_target_properties(${name} PROPERTIES LINK_DEPENDS ${exports})
+  endif()
+  if(INTARSIA_MANYLINUX)
+    set(older ${INTARSIA_ROOT}/cmake/older_glibc.cc)
+    target_sources(${name} PRIVATE ${older})
+    file(STRINGS ${older} rows REGEX "^[^#]*INTARSIA_(OLDER|OLDER_AT|INSTEAD)\\(")
+    foreach(row ${rows})
+      string(REGEX REPLACE ".*INTARSIA_[A-Z_]+\\(([a-z_0-9]+)[,)].*" "-Wl,--wrap=\\1" wrap "${row}")
+      target_link_options(${name} PRIVATE ${wrap})
+    endforeach()
+    # The older symbols lie in libraries of their own where glibc is older than 2.34.
+    target_link_options(${name} PRIVATE -Wl,--gc-sections -Wl,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2 -l:librt.so.1
+                        -Wl,--as-needed)
   endif()
 endfunction()
 

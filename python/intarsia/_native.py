@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import importlib.util
 import json
 import numbers
 import pathlib
@@ -326,10 +327,29 @@ def _op(row: Mapping[str, Any]) -> Op:
 
 @functools.cache
 def main_library() -> Library:
-    """The library that this package was built with."""
-    path = pathlib.Path(__file__).parent / "lib" / "libintarsia.so"
+    """The library of the distribution intarsia-cuda13 where that is installed, else the one of this package.
+
+    Raises:
+      ImportError: there is none, or intarsia-cuda13 is of another version than this package.
+    """
+    folder = pathlib.Path(__file__).parent
+    half = importlib.util.find_spec("intarsia_cuda13")
+    if half is None:
+        return _library_in(folder, "run `make build`, or install the wheel")
+    version = (folder / "VERSION").read_text().strip()
+    remedy = f"pip install --force-reinstall intarsia-cuda13=={version}"
+    library = _library_in(pathlib.Path(str(half.origin)).parent, remedy)
+    if library.version != version:
+        raise ImportError(
+            f"intarsia-cuda13 {library.version} is installed beside intarsia {version}, expected one version: {remedy}"
+        )
+    return library
+
+
+def _library_in(folder: pathlib.Path, remedy: str) -> Library:
+    path = folder / "lib" / "libintarsia.so"
     if not path.exists():
-        raise ImportError(f"{path} does not exist: run `make build`, or install the wheel")
+        raise ImportError(f"{path} does not exist: {remedy}")
     return Library(path)
 
 
