@@ -121,7 +121,7 @@ fuzz-readers: setup-dev build ## fuzz the readers of model files; RUNS=10000 eac
 	RUNS=$(RUNS) $(NOX) fuzz
 
 release-check: ## what .ci/run leaves out: long tests, sanitizers, other versions of torch and vLLM, more fuzzing
-	$(MAKE) test-full test-sanitize test-torch test-bridge-vllm test-vllm-ops test-vllm-full fuzz-readers
+	$(MAKE) test-full test-wheels test-sanitize test-torch test-bridge-vllm test-vllm-ops test-vllm-full fuzz-readers
 	$(MAKE) fuzz SECONDS=600
 
 # libFuzzer's runtime is clang's; the compiler stays GCC (tests/fuzz/coverage.cc). A finding leaves the input in build/findings,
@@ -162,6 +162,21 @@ $(VENV)/.installed-docs: pyproject.toml | $(BIN)/uv
 	$(EXTRAS) --extra docs
 	touch $@
 
+$(VENV)/.installed-release: pyproject.toml | $(VENV)/.installed
+	echo "installing auditwheel and what else makes a release into $(VENV)"
+	$(EXTRAS) --extra release
+	touch $@
+
+WHEELS := build/dist
+wheel: $(VENV)/.installed-release ## wheels and sdists into build/dist; with CUDA=on intarsia-cuda13 too, for WHEEL_ARCHITECTURES or all
+	$(BIN)/python tools/wheels.py $(WHEELS) $(if $(filter on,$(CUDA)),--cuda) $(if $(WHEEL_ARCHITECTURES),--architectures "$(WHEEL_ARCHITECTURES)")
+
+release: wheel ## make wheel, checksums, an SBOM and notes, if version, changelog and tree are ready; publishes nothing
+	$(BIN)/python tools/release.py $(WHEELS)
+
+test-wheels: wheel $(VENV)/.installed-dev ## the wheel in empty environments, with the oldest and the newest JAX and torch, and the sdist
+	$(NOX) wheels sdist $(POSARGS)
+
 docs: $(VENV)/.installed-docs ## build the documentation site into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	echo "built build/site/index.html"
@@ -184,4 +199,4 @@ clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
 .PHONY: help setup setup-torch setup-dev build demo test test-full test-torch test-bridge-vllm test-vllm-ops setup-vllm test-vllm \
-  test-vllm-full setup-vllm-reference test-sanitize fuzz-readers release-check fuzz test-gpu bench bench-gpu docs gen check format clean
+  test-vllm-full setup-vllm-reference test-sanitize fuzz-readers wheel release test-wheels release-check fuzz test-gpu bench bench-gpu docs gen check format clean

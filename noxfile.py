@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import nox
 
@@ -137,6 +138,40 @@ def fuzz_readers(session: nox.Session) -> None:
             f"-artifact_prefix=build/{reader}-",
             env={"PYTHONPATH": "python"},
         )
+
+
+@nox.session
+@nox.parametrize("versions", ["oldest", "newest"], ids=["oldest", "newest"])
+def wheels(session: nox.Session, versions: str) -> None:
+    """The wheel in build/dist beside the oldest and the newest JAX and torch that we support."""
+    pins = nox.project.dependency_groups(PROJECT, f"wheels-{versions}")
+    (wheel,) = (ROOT / "build" / "dist").glob("intarsia-*.whl")
+    session.install("--reinstall-package", "intarsia", "--compile-bytecode", str(wheel), *pins)
+    session.install("pytest", "hypothesis")
+    # Not in the checkout, whose sources would stand in the wheel's place.
+    with session.chdir(session.create_tmp()):
+        session.run("python", str(ROOT / "tests" / "wheels" / "check_wheel.py"), str(ROOT))
+    pytest = ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default")
+    files = ("tests/test_jax_export.py", "tests/test_wire.py")
+    session.run(*pytest, "-o", "pythonpath=tests", *files, *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def sdist(session: nox.Session) -> None:
+    """The sdist in build/dist makes the same wheel, without a network."""
+    folder = ROOT / "build" / "sdist"
+    shutil.rmtree(folder, ignore_errors=True)
+    (archive,) = (ROOT / "build" / "dist").glob("intarsia-*.tar.gz")
+    shutil.unpack_archive(archive, folder, filter="data")
+    (source,) = folder.iterdir()
+    build = (str(TOOLS / "uv"), "build", "--offline", "--no-build-isolation", "--wheel")
+    build = (*build, "--python", str(TOOLS / "python"), "--out-dir", str(folder))
+    path = {"PATH": f"{TOOLS}:{os.environ['PATH']}"}
+    session.run(*build, "-C", "build-dir=build/wheel", str(source), env=path, external=True)
+    wheels = [*folder.glob("*.whl"), *(ROOT / "build" / "dist").glob("intarsia-*.whl")]
+    made, released = ({*zipfile.ZipFile(wheel).namelist()} for wheel in wheels)
+    if lacking := {name for name in released - made if not name.endswith("/")}:
+        session.error(f"the sdist's wheel lacks {', '.join(sorted(lacking))}")
 
 
 SANITIZED_TESTS = [

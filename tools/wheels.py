@@ -25,7 +25,7 @@ def run(*command: object, **variables: str) -> None:
 
 def build(source: pathlib.Path, folder: pathlib.Path, *settings: str) -> None:
     """The sdist and the wheel of a source tree, by its own backend, without a network."""
-    base = (TOOLS / "uv", "build", "--quiet", "--offline", "--no-build-isolation")
+    base = (TOOLS / "uv", "build", "--offline", "--no-build-isolation")
     base = (*base, "--python", sys.executable, "--out-dir", folder)
     run(*base, "--sdist", source)
     configured = [part for setting in settings for part in ("-C", setting)]
