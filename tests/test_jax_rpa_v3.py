@@ -1,0 +1,164 @@
+"""`intarsia.jax.rpa_v3` against v3's contract, computed sequence by sequence, and by the calls of engines written for TPUs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import running
+from intarsia.jax.rpa_v3 import ragged_paged_attention
+
+
+def packing(dtype) -> int:
+    return 4 // jnp.dtype(dtype).itemsize
+
+
+def batch(dtype, h=4, hk=2, d=64, wide=128, cache_dtype=None, seed=0):
+    """Three real sequences of four: a decode step, a whole prompt, a chunk; and three rows of padding."""
+    rng = np.random.default_rng(seed)
+    cache_dtype = cache_dtype or dtype
+    lens_q, lens_k = np.array([1, 5, 7, 0]), np.array([19, 5, 16, 3], np.int32)
+    pages, page, m, parts = 20, 8, 4, packing(cache_dtype)
+    room = -(-2 * hk // parts)
+    cache = np.zeros((pages, page, room * parts, wide), np.float32)
+    cache[:, :, : 2 * hk, :d] = rng.standard_normal((pages, page, 2 * hk, d))
+    q, k, v = (rng.standard_normal((16, n, d)).astype(np.float32) for n in (h, hk, hk))
+    table = rng.permutation(pages)[: 4 * m].astype(np.int32)
+    starts = np.concatenate([[0], np.cumsum(lens_q)]).astype(np.int32)
+    cache = jnp.asarray(cache.reshape(pages, page, room, parts, wide), cache_dtype)
+    arrays = (
+        jnp.asarray(q, dtype),
+        jnp.asarray(k, cache_dtype),
+        jnp.asarray(v, cache_dtype),
+        cache,
+    )
+    return *arrays, *map(jnp.asarray, (lens_k, table, starts, np.array([1, 1, 3], np.int32)))
+
+
+def expected(
+    operands,
+    sm_scale=1.0,
+    sliding_window=None,
+    soft_cap=None,
+    k_scale=1.0,
+    v_scale=1.0,
+    update=True,
+):
+    """out of the real rows, and the cache, in f64."""
+    q, k, v, cache, lens, table, starts, distribution = (np.asarray(x.astype(jnp.float32) if x.dtype.itemsize < 4 else x) for x in operands)  # fmt: skip
+    hk, d, page = k.shape[1], k.shape[2], cache.shape[1]
+    flat = cache.reshape(*cache.shape[:2], -1, cache.shape[-1]).copy()
+    table = table.reshape(len(lens), -1)
+    out = np.zeros(q.shape)
+    for i in range(distribution[-1]):
+        rows = range(starts[i], starts[i + 1])
+        for place, row in enumerate(rows, lens[i] - len(rows)):
+            if update:
+                cell = flat[table[i, place // page], place % page]
+                cell[: 2 * hk : 2, :d], cell[1 : 2 * hk : 2, :d] = k[row], v[row]
+        seen = flat[table[i]].reshape(-1, *flat.shape[2:])[: lens[i]].astype(np.float64)
+        for place, row in enumerate(rows, lens[i] - len(rows)):
+            first = 0 if sliding_window is None else max(0, place + 1 - sliding_window)
+            for head in range(q.shape[1]):
+                pair = head * hk // q.shape[1]
+                keys, vals = (seen[first : place + 1, 2 * pair + j, :d] for j in (0, 1))
+                scores = keys @ q[row, head] * sm_scale * k_scale
+                if soft_cap:
+                    scores = soft_cap * np.tanh(scores / soft_cap)
+                weights = np.exp(scores - scores.max())
+                out[row, head] = weights @ vals / weights.sum() * v_scale
+    return out, flat.reshape(cache.shape)
+
+
+OPTIONS = [
+    {},
+    {"sm_scale": 0.125, "sliding_window": 4},
+    {"sm_scale": 0.2, "soft_cap": 5.0},
+    {"sm_scale": 0.125, "k_scale": 0.5, "v_scale": 3.0},
+]
+
+
+@pytest.mark.parametrize(("dtype", "hk"), [(jnp.float32, 2), (jnp.bfloat16, 1), (jnp.bfloat16, 2)])
+def test_it_computes_what_v3_does(dtype, hk: int) -> None:
+    operands = batch(dtype, hk=hk)
+    run = jax.jit(lambda *xs: [ragged_paged_attention(*xs, **options) for options in OPTIONS])
+    for (out, cache), options in zip(run(*operands), OPTIONS, strict=True):
+        want, want_cache = expected(operands, **options)
+        running.check("paged_attention", np.asarray(out), want)
+        np.testing.assert_array_equal(np.asarray(cache, np.float32), want_cache)
+        assert out.dtype == dtype and not np.asarray(out)[13:].any()
+
+
+def test_fp8_caches_and_padded_heads() -> None:
+    """A cache of bytes has four heads in a word, two of them padding here; queries in 8 bits too."""
+    operands = batch(jnp.bfloat16, hk=1, cache_dtype=jnp.float8_e4m3fn)
+    assert operands[3].shape[2:] == (1, 4, 128)
+    scales = {"sm_scale": 0.125, "k_scale": 0.5, "v_scale": 2.0}
+    out, cache = ragged_paged_attention(*operands, **scales)
+    want, want_cache = expected(operands, **scales)
+    running.check("paged_attention", np.asarray(out), want)
+    np.testing.assert_array_equal(np.asarray(cache, np.float32), want_cache)
+    rounded = (operands[0] / 0.5).astype(jnp.float8_e4m3fn).astype(jnp.bfloat16)
+    want, _ = expected((rounded, *operands[1:]), **scales | {"sm_scale": 0.0625})
+    out, _ = ragged_paged_attention(*operands, **scales, q_scale=0.5, out_dtype=jnp.float32)
+    running.check("paged_attention", np.asarray(out.astype(jnp.bfloat16)), want)
+    assert out.dtype == jnp.float32
+
+
+def test_layers_that_share_a_cache_do_not_write() -> None:
+    operands = batch(jnp.float32)
+    out, cache = ragged_paged_attention(*operands, sm_scale=0.125, update_kv_cache=False)
+    running.check("paged_attention", np.asarray(out), expected(operands, 0.125, update=False)[0])
+    np.testing.assert_array_equal(cache, operands[3])
+
+
+def test_an_engine_written_for_tpus_runs() -> None:
+    """Its step: layers hand on one donated cache each, all options by name, the tuning ones as on a TPU."""
+
+    def step(layers, caches, x, metadata):
+        done = []
+        for layer, cache in zip(layers, caches, strict=True):
+            q, k, v = (jnp.einsum("tn,nhd->thd", x, w) for w in layer["qkv"])
+            out, cache = ragged_paged_attention(
+                q, k, v, cache, *metadata,
+                sm_scale=64**-0.5, sliding_window=None, soft_cap=None, q_scale=None, k_scale=None, v_scale=None,
+                chunk_prefill_size=None, d_block_sizes=(1, 128, 1, 128), m_block_sizes=None, vmem_limit_bytes=100 << 20,
+            )  # fmt: skip
+            x = x + jnp.einsum("thd,hdn->tn", out, layer["o"])
+            done.append(cache)
+        return x, done
+
+    _, _, _, cache, *metadata = batch(jnp.float32, h=4, hk=2)
+    rng = np.random.default_rng(1)
+    weight = lambda *shape: jnp.asarray(0.1 * rng.standard_normal(shape), jnp.float32)  # noqa: E731
+    layers = [
+        {"qkv": [weight(32, n, 64) for n in (4, 2, 2)], "o": weight(4, 64, 32)} for _ in range(2)
+    ]
+    x = weight(16, 32)
+    want, want_caches = np.asarray(x, np.float64), []
+    for layer in layers:
+        qkv = [jnp.einsum("tn,nhd->thd", jnp.asarray(want, jnp.float32), w) for w in layer["qkv"]]
+        out, after = expected((*qkv, cache, *metadata), sm_scale=64**-0.5)
+        want_caches.append(after)
+        want = want + np.einsum("thd,hdn->tn", out, np.asarray(layer["o"]))
+    caches = [jnp.copy(cache) for _ in layers]
+    places = [c.unsafe_buffer_pointer() for c in caches]
+    got, caches = jax.jit(step, donate_argnums=1)(layers, caches, x, metadata)
+    assert [c.unsafe_buffer_pointer() for c in caches] == places
+    np.testing.assert_allclose(got, want, atol=1e-4)
+    for cache, after in zip(caches, want_caches, strict=True):
+        np.testing.assert_allclose(cache, after, atol=1e-4)
+
+
+def test_what_it_refuses() -> None:
+    operands = batch(jnp.float32)
+    with pytest.raises(NotImplementedError, match="use_causal_mask is False, only True is built"):
+        ragged_paged_attention(*operands, use_causal_mask=False)
+    with pytest.raises(ValueError, match="soft_cap is 0, expected None"):
+        ragged_paged_attention(*operands, soft_cap=0)
+    q, k, v, cache, *rest = operands
+    with pytest.raises(
+        ValueError, match="has 2 heads of 128, expected an even number of at least 4"
+    ):
+        ragged_paged_attention(q, k, v, cache[:, :, :2], *rest)
+    with pytest.raises(ValueError, match=r"expected \[t, h, d\]"):
+        ragged_paged_attention(q, k, v, cache[:, :, 0], *rest)
