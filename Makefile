@@ -181,6 +181,9 @@ docs: $(VENV)/.installed-docs ## build the documentation site into build/site; a
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	echo "built build/site/index.html"
 
+notebooks: setup-dev build ## run the notebooks of examples/notebooks, into build/notebooks/*.ipynb
+	$(BIN)/jupytext --quiet --execute --set-kernel python3 --to ipynb --output-dir build/notebooks examples/notebooks/*.py
+
 check: setup-dev build ## formatting, lint, types, prose, generated files
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/python -m mypy
@@ -199,4 +202,4 @@ clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
 .PHONY: help setup setup-torch setup-dev build demo test test-full test-torch test-bridge-vllm test-vllm-ops setup-vllm test-vllm \
-  test-vllm-full setup-vllm-reference test-sanitize fuzz-readers wheel release test-wheels release-check fuzz test-gpu bench bench-gpu docs gen check format clean
+  test-vllm-full setup-vllm-reference test-sanitize fuzz-readers wheel release test-wheels release-check fuzz test-gpu bench bench-gpu docs notebooks gen check format clean

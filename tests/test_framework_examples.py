@@ -69,6 +69,7 @@ assert losses[-1] < 0.7 * losses[0] and min(losses) == losses[-1], losses
 """
 
 
+@pytest.mark.full
 def test_keras() -> None:
     """In a process of its own: Keras reads its backend when it is imported."""
     if importlib.util.find_spec("keras") is None:
