@@ -95,7 +95,8 @@ def test_find_package_finds_the_installed_sources_and_their_version(library) -> 
             assert said.stderr.strip() == f"{intarsia.__version__} {fits}".strip()
 
 
-def test_the_command_prints_where_cmake_finds_it(capsys) -> None:
+def test_the_command_prints_where_cmake_finds_it(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "12")  # argparse would break a longer path
     with pytest.raises(SystemExit) as ended:
         cli.main(["--cmake-dir"])
     assert ended.value.code == 0

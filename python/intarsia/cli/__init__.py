@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 from intarsia import __version__
 from intarsia._packages import needed_by
@@ -22,14 +23,22 @@ _COMMANDS = {
 }
 
 
+class _PrintCmakeDir(argparse.Action):
+    """As argparse's "version", which breaks a long path into lines."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(_cmake_dir())
+        parser.exit()
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs one subcommand; returns its exit status. A wrong call is one line on stderr, status 2."""
     parser = argparse.ArgumentParser(prog="intarsia", description=__doc__)
     parser.add_argument("--version", action="version", version=f"intarsia {__version__}")
     parser.add_argument(
         "--cmake-dir",
-        action="version",
-        version=str(_cmake_dir()),
+        action=_PrintCmakeDir,
+        nargs=0,
         help="print the folder for -Dintarsia_DIR=..., where find_package(intarsia) looks, and exit",
     )
     subparsers = parser.add_subparsers(dest="command", required=True)
