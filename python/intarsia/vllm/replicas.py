@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import zmq
@@ -195,10 +195,9 @@ def _end_server(client: Any, loop: asyncio.AbstractEventLoop | None, limit: int)
     gone = None if loop is None else _ask(client, loop)
     if gone == [] or _ends(client):  # it was no engine's connection, or the server is being stopped
         return
-    named = "replica " + " and replica ".join(map(str, gone)) if gone else "a replica"
     logger.error(
         "intarsia-vllm: this server ends, since %s is gone, or sent no heartbeat for %d s",
-        named,
+        _called(gone) if gone else "a replica",
         limit,
     )
     client.resources.engine_dead = True
@@ -206,6 +205,10 @@ def _end_server(client: Any, loop: asyncio.AbstractEventLoop | None, limit: int)
         # One of several servers, which the process that started them watches by their exit status.
         threading.Thread(target=_fail_at_the_end, name="IntarsiaReplicasEnd").start()
     client.shutdown()
+
+
+def _called(ranks: Iterable[int]) -> str:
+    return " and ".join(f"replica {rank}" for rank in ranks)
 
 
 def _ends(client: Any) -> bool:
@@ -293,8 +296,7 @@ def _overdue(engines: Sequence[Any], states: Any) -> Iterator[_Overdue]:
                 ]
                 if not late:
                     continue
-                numbers = (int.from_bytes(e.identity, "little") for e in late)
-                name = "replica " + " and replica ".join(map(str, numbers))
+                name = _called(int.from_bytes(e.identity, "little") for e in late)
                 logger.error("intarsia-vllm: %s %s", name, what)
                 told.tell(name)
                 return
