@@ -114,6 +114,15 @@ test-vllm-full: setup-dev build ## that, and a model of every family, servers on
 	$(NOX) vllm-serve -- -m '' $(ARGS)
 setup-vllm-reference: setup-dev ## make .venv/vllm-reference: vLLM 0.32 with its own CPU backend, 6 GB
 	$(NOX) vllm-reference
+# Not a part of release-check: qemu takes a hundred times as long as the machine it plays.
+test-arm: setup ## the C++ tests for aarch64, by a cross compiler and qemu; GTEST_FILTER=... for a part
+	which aarch64-linux-gnu-g++ qemu-aarch64-static > /dev/null && ls /usr/src/googletest > /dev/null \
+	  || (apt-get update -q && apt-get install -yq g++-aarch64-linux-gnu qemu-user-static googletest) \
+	  || (echo "make test-arm needs a cross compiler, qemu-user-static and googletest"; false)
+	$(BIN)/cmake --preset aarch64 -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja > $(VENV)/configure.log
+	$(BIN)/cmake --build build/aarch64
+	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure
+
 test-sanitize: test-sanitize-address test-sanitize-thread ## the CPU's tests under ASan, UBSan and TSan
 test-sanitize-%: setup-dev
 	$(NOX) "sanitize($*)" $(POSARGS)
@@ -202,4 +211,4 @@ clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
 .PHONY: help setup setup-torch setup-dev build demo test test-full test-torch test-bridge-vllm test-vllm-ops setup-vllm test-vllm \
-  test-vllm-full setup-vllm-reference test-sanitize fuzz-readers wheel release test-wheels release-check fuzz test-gpu bench bench-gpu docs notebooks gen check format clean
+  test-vllm-full setup-vllm-reference test-sanitize test-arm fuzz-readers wheel release test-wheels release-check fuzz test-gpu bench bench-gpu docs notebooks gen check format clean

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "src/attention/cpu/forward.h"
+#include "src/core/native_f16.h"
 
 namespace intarsia::attention {
 namespace {
@@ -52,7 +53,7 @@ class Array {
   double Get(int64_t i) const { return Read(dtype_, bytes_.data(), i); }
   void Set(int64_t i, double x) {
     const float f = static_cast<float>(x);
-    const _Float16 half = static_cast<_Float16>(f);
+    const NativeF16 half = static_cast<NativeF16>(f);
     const uint16_t bf16 = FloatToBF16(f);
     const uint8_t fp8 = DoubleToFp8(dtype_, x);
     const void* from = dtype_ == DType::kF32    ? static_cast<const void*>(&f)
@@ -64,7 +65,7 @@ class Array {
   }
   static double Read(DType dtype, const void* data, int64_t i) {
     if (dtype == DType::kF32) return static_cast<const float*>(data)[i];
-    if (dtype == DType::kF16) return static_cast<double>(static_cast<const _Float16*>(data)[i]);
+    if (dtype == DType::kF16) return static_cast<double>(static_cast<const NativeF16*>(data)[i]);
     if (IsFp8(dtype)) return Fp8ToDouble(dtype, static_cast<const uint8_t*>(data)[i]);
     const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(data)[i]) << 16;
     float f;

@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "src/core/native_f16.h"
 #include "tests/core/simd_fixture.h"
 
 namespace intarsia {
@@ -138,7 +139,7 @@ TEST_P(Simd8Bit, StoresEveryF16AndBF16AndASweepOfF32) {
   for (const Type& type : Types()) {
     std::vector<float> x;
     for (uint32_t bits = 0; bits < 65536; ++bits) {
-      x.push_back(static_cast<float>(std::bit_cast<_Float16>(static_cast<uint16_t>(bits))));
+      x.push_back(static_cast<float>(std::bit_cast<NativeF16>(static_cast<uint16_t>(bits))));
       x.push_back(std::bit_cast<float>(bits << 16));
     }
     for (uint64_t bits = 0; bits < (uint64_t{1} << 32); bits += 10007)

@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "src/core/native_f16.h"
 #include "tests/core/full.h"
 #include "tests/core/simd_fixture.h"
 
@@ -17,9 +18,9 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 float FromBits(uint32_t bits) { return std::bit_cast<float>(bits); }
 
-float ScalarFromF16(uint16_t bits) { return static_cast<float>(std::bit_cast<_Float16>(bits)); }
+float ScalarFromF16(uint16_t bits) { return static_cast<float>(std::bit_cast<NativeF16>(bits)); }
 float ScalarFromBF16(uint16_t bits) { return FromBits(static_cast<uint32_t>(bits) << 16); }
-uint16_t ScalarToF16(float x) { return std::bit_cast<uint16_t>(static_cast<_Float16>(x)); }
+uint16_t ScalarToF16(float x) { return std::bit_cast<uint16_t>(static_cast<NativeF16>(x)); }
 uint16_t ScalarToBF16(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   const uint32_t low = bits & 0xffff, high = bits >> 16;

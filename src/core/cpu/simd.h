@@ -8,6 +8,7 @@
 
 #include "src/core/cpu/isa.h"
 #include "src/core/dtype.h"
+#include "src/core/native_f16.h"
 #include "src/core/normal_tail.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -101,7 +102,7 @@ using CpuT = typename CpuType<kType>::type;
   VecF x;
   for (int i = 0; i < kLanes; ++i) {
     const uint16_t b = bits[i];
-    _Float16 h;
+    NativeF16 h;
     std::memcpy(&h, &b, 2);
     x[i] = static_cast<float>(h);
   }
@@ -163,7 +164,7 @@ template <int kCount>
 #else
   VecU16 bits;
   for (int i = 0; i < kLanes; ++i) {
-    const _Float16 h = static_cast<_Float16>(x[i]);
+    const NativeF16 h = static_cast<NativeF16>(x[i]);
     uint16_t b;
     std::memcpy(&b, &h, 2);
     bits[i] = b;
