@@ -1,12 +1,11 @@
 #include "src/matmul/cuda/choose.h"
 
+#include "src/core/aligned.h"
 #include "src/matmul/cuda/sm90/grouped.h"
 #include "src/matmul/cuda/sm90/tiles.h"
 
 namespace intarsia::matmul {
 namespace {
-
-bool Aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 // Rows of a group that has some, if all have as many; rows may be of groups that are elsewhere.
 int64_t MeanRows(const GroupSizes& groups) {
@@ -14,7 +13,8 @@ int64_t MeanRows(const GroupSizes& groups) {
 }
 
 bool CanStream(const GroupedParams& p) {
-  return Bytes(p.dtype) == 2 && p.k % 8 == 0 && p.n % 8 == 0 && Aligned16(p.x) && Aligned16(p.w);
+  return Bytes(p.dtype) == 2 && p.k % 8 == 0 && p.n % 8 == 0 && IsAligned16(p.x) &&
+         IsAligned16(p.w);
 }
 
 // Where wide tiles would reach past the last column, narrow ones read weights 2% faster

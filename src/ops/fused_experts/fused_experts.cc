@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "src/core/aligned.h"
 #include "src/core/round.h"
 #include "src/ops/fused_experts/pass.h"
 
@@ -166,15 +167,12 @@ matmul::GroupedParams ExpertsPass::SecondProduct() const {
 }
 
 bool IsOfFewTokens(const ExpertsPass& p) {
-  const auto aligned = [](const void* pointer) {
-    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-  };
   // Of a token's experts, at most one in sixteen is another token's, too: if all are drawn alike.
   const bool is_few = p.tokens == 1 || (p.tokens - 1) * p.k * 8 <= p.experts;
   return is_few && Bytes(p.dtype) == 2 && !p.weights_on_input && p.k > 0 && p.experts > 0 &&
          p.n > 0 && p.i > 0 && p.n % 8 == 0 && p.i % 8 == 0 && p.n < kMostAlone &&
-         p.i < kMostAlone && p.pairs() < kMostAlone && aligned(p.x) && aligned(p.w1) &&
-         aligned(p.w2) && aligned(p.gated);
+         p.i < kMostAlone && p.pairs() < kMostAlone && IsAligned16(p.x) && IsAligned16(p.w1) &&
+         IsAligned16(p.w2) && IsAligned16(p.gated);
 }
 
 void SortPairs(const ExpertsPass& pass) {

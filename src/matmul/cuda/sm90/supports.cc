@@ -1,9 +1,8 @@
+#include "src/core/aligned.h"
 #include "src/matmul/cuda/sm90/grouped.h"
 
 namespace intarsia::matmul::sm90 {
 namespace {
-
-bool Aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 // Each task reads all sizes anew.
 constexpr int64_t kMostGroups = 4096;
@@ -26,12 +25,12 @@ bool Supports(const GroupedParams& p) {
   if (p.gating.is_there && (!p.transposed || p.out_dtype != p.dtype || p.n % 16 != 0)) return false;
   if (p.rows.data && p.x_rows > kMostUnits / (p.k / 8 + 1)) return false;
   return SupportsRows(p.dtype, p.k, p.n, p.groups) && p.x_rows > 0 && p.x_rows < int64_t{1} << 31 &&
-         p.k * p.n < kStrideEnd && Aligned16(p.x) && Aligned16(p.w) && Aligned16(p.out);
+         p.k * p.n < kStrideEnd && IsAligned16(p.x) && IsAligned16(p.w) && IsAligned16(p.out);
 }
 
 bool Supports(const GroupedGradientParams& p) {
-  return SupportsRows(p.dtype, p.k, p.n, p.groups) && Aligned16(p.x) && Aligned16(p.d_out) &&
-         Aligned16(p.out);
+  return SupportsRows(p.dtype, p.k, p.n, p.groups) && IsAligned16(p.x) && IsAligned16(p.d_out) &&
+         IsAligned16(p.out);
 }
 
 }  // namespace intarsia::matmul::sm90
