@@ -188,25 +188,9 @@ Status LaunchGroupedFormat(const QuantizedGroupsParams& p, const QuantizedPlan& 
 template <DType kType>
 Status LaunchGroupedCodesOf(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
                             const CudaContext& context) {
-  switch (p.each.format) {
-    case Format::kU4:
-      return LaunchGroupedFormat<kType, Format::kU4>(p, plan, context);
-    case Format::kU4B8:
-      return LaunchGroupedFormat<kType, Format::kU4B8>(p, plan, context);
-    case Format::kE2M1:
-      return LaunchGroupedFormat<kType, Format::kE2M1>(p, plan, context);
-    case Format::kU5:
-      return LaunchGroupedFormat<kType, Format::kU5>(p, plan, context);
-    case Format::kU5B16:
-      return LaunchGroupedFormat<kType, Format::kU5B16>(p, plan, context);
-    case Format::kU6B32:
-      return LaunchGroupedFormat<kType, Format::kU6B32>(p, plan, context);
-    case Format::kI8:
-      return LaunchGroupedFormat<kType, Format::kI8>(p, plan, context);
-    case Format::kE4M3:
-      break;
-  }
-  return LaunchGroupedFormat<kType, Format::kE4M3>(p, plan, context);
+  return DispatchFormat(p.each.format, [&]<Format kFormat>() {
+    return LaunchGroupedFormat<kType, kFormat>(p, plan, context);
+  });
 }
 
 }  // namespace intarsia::matmul

@@ -1,5 +1,6 @@
 // The kernel of products with weights in codes, and which instance of it a plan asks for.
 #pragma once
+#include "src/matmul/cuda/formats.h"
 #include "src/matmul/cuda/sm80/quantized.cuh"
 #include "src/matmul/cuda/sm80/quantized.h"
 
@@ -110,25 +111,8 @@ Status LaunchFormat(const QuantizedParams& p, const QuantizedPlan& plan,
 template <DType kType>
 Status LaunchQuantizedOf(const QuantizedParams& p, const QuantizedPlan& plan,
                          const CudaContext& context) {
-  switch (p.format) {
-    case Format::kU4:
-      return LaunchFormat<kType, Format::kU4>(p, plan, context);
-    case Format::kU4B8:
-      return LaunchFormat<kType, Format::kU4B8>(p, plan, context);
-    case Format::kE2M1:
-      return LaunchFormat<kType, Format::kE2M1>(p, plan, context);
-    case Format::kU5:
-      return LaunchFormat<kType, Format::kU5>(p, plan, context);
-    case Format::kU5B16:
-      return LaunchFormat<kType, Format::kU5B16>(p, plan, context);
-    case Format::kU6B32:
-      return LaunchFormat<kType, Format::kU6B32>(p, plan, context);
-    case Format::kI8:
-      return LaunchFormat<kType, Format::kI8>(p, plan, context);
-    case Format::kE4M3:
-      break;
-  }
-  return LaunchFormat<kType, Format::kE4M3>(p, plan, context);
+  return DispatchFormat(
+      p.format, [&]<Format kFormat>() { return LaunchFormat<kType, kFormat>(p, plan, context); });
 }
 
 }  // namespace intarsia::matmul

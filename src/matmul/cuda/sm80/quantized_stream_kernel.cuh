@@ -1,5 +1,6 @@
 // The streaming kernel of products with weights in codes, and which instance a plan asks for.
 #pragma once
+#include "src/matmul/cuda/formats.h"
 #include "src/matmul/cuda/quantized_store.cuh"
 #include "src/matmul/cuda/sm80/quantized.h"
 #include "src/matmul/cuda/sm80/quantized_stream.cuh"
@@ -136,18 +137,9 @@ Status LaunchStreamFormat(const QuantizedParams& p, const QuantizedPlan& plan,
 template <DType kType>
 Status LaunchStreamOf(const QuantizedParams& p, const QuantizedPlan& plan,
                       const CudaContext& context) {
-  switch (p.format) {
-    case Format::kU4:
-      return LaunchStreamFormat<kType, Format::kU4>(p, plan, context);
-    case Format::kU4B8:
-      return LaunchStreamFormat<kType, Format::kU4B8>(p, plan, context);
-    case Format::kE2M1:
-      return LaunchStreamFormat<kType, Format::kE2M1>(p, plan, context);
-    case Format::kI8:
-      return LaunchStreamFormat<kType, Format::kI8>(p, plan, context);
-    default:
-      return LaunchStreamFormat<kType, Format::kE4M3>(p, plan, context);
-  }
+  return DispatchStreamed(p.format, [&]<Format kFormat>() {
+    return LaunchStreamFormat<kType, kFormat>(p, plan, context);
+  });
 }
 
 }  // namespace intarsia::matmul
