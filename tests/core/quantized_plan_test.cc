@@ -11,6 +11,11 @@ namespace {
 using cuda::Gpu;
 using cuda::kGpus;
 
+bool IsResident(const QuantizedPlan& plan) {
+  return plan.kernel == QuantizedKernelKind::kResident ||
+         plan.kernel == QuantizedKernelKind::kWideResident;
+}
+
 QuantizedParams ParamsOf(int64_t m, int64_t n, int64_t k, int64_t group) {
   QuantizedParams p;
   p.dtype = p.out_dtype = DType::kBF16;
@@ -33,10 +38,34 @@ TEST(QuantizedPlan, EveryGpuHasRoom) {
             p.zeros = p.scales;
             p.scales.dtype = DType::kF32;
             const QuantizedPlan plan = PlanFor(p, device);
-            EXPECT_LE(plan.shared_bytes, kMostSharedBytes) << name << " m " << m;
-            EXPECT_LT(plan.shared_bytes, device.shared_bytes_per_block) << name << " m " << m;
+            EXPECT_LE(plan.shared_bytes, IsResident(plan) ? kMostResidentBytes : kMostSharedBytes)
+                << name << " m " << m;
+            EXPECT_LE(plan.shared_bytes, device.shared_bytes_per_block) << name << " m " << m;
             EXPECT_GE(plan.tile_warps * plan.k_warps, 1) << name << " m " << m;
-            EXPECT_LE(plan.tile_warps * plan.k_warps, kMostWarps) << name << " m " << m;
+            EXPECT_LE(plan.tile_warps * plan.k_warps,
+                      IsResident(plan) ? kMostResidentWarps : kMostWarps)
+                << name << " m " << m;
+          }
+}
+
+// Each warp of the resident kernel has a piece of each tile of its team, and each CTA a tile.
+TEST(QuantizedPlan, ResidentWarpsHaveWork) {
+  for (const Format format : {Format::kU4, Format::kU4B8, Format::kE2M1, Format::kI8})
+    for (const int64_t m : {1, 2, 3, 8, 9, 16})
+      for (const int64_t n : {16, 48, 4096, 6144, 28672})
+        for (const int64_t k : {8, 128, 136, 1000, 4096, 14336, 40000})
+          for (const int64_t group : {32, 64, 128}) {
+            QuantizedParams p = ParamsOf(m, n, k, group);
+            p.format = format;
+            const QuantizedPlan plan = PlanFor(p, Gpu("H200"));
+            if (!IsResident(plan)) continue;
+            const int64_t pieces = CeilDiv<int64_t>(k, kStageColumns);
+            EXPECT_GE(pieces / plan.splits, plan.k_warps) << "m " << m << " n " << n << " k " << k;
+            EXPECT_GE(plan.slice_pieces, CeilDiv<int64_t>(pieces, plan.splits));
+            EXPECT_GE(plan.strips, 1);
+            EXPECT_LE(plan.strips, p.tiles);
+            EXPECT_EQ(plan.kernel == QuantizedKernelKind::kWideResident,
+                      group == 128 && format != Format::kE2M1);
           }
 }
 
@@ -61,17 +90,21 @@ TEST(QuantizedPlan, CtasShareSumsWhereGpusHaveClusters) {
   const QuantizedParams p = ParamsOf(1, 4096, 14336, 128);
   EXPECT_EQ(PlanFor(p, Gpu("A100")).splits, 1);
   EXPECT_EQ(PlanFor(p, Gpu("RTX 4090")).splits, 1);
-  EXPECT_EQ(PlanFor(p, Gpu("H200")).splits, 2);
+  EXPECT_EQ(PlanFor(ParamsOf(16, 4096, 4096, 128), Gpu("H200")).splits, 2);
   EXPECT_EQ(PlanFor(p, cuda::HeldBack(Gpu("H200"), 80)).splits, 1);
-  EXPECT_EQ(PlanFor(ParamsOf(1, 28672, 4096, 128), Gpu("H200")).splits, 1);
+  EXPECT_EQ(PlanFor(ParamsOf(1, 4096, 4096, 128), Gpu("H200")).splits, 1);
   EXPECT_EQ(PlanFor(ParamsOf(1, 4096, 128, 128), Gpu("H200")).splits, 1);  // a stage alone
 }
 
 TEST(QuantizedPlan, StreamsWhatItCan) {
   const auto kernel = [](const QuantizedParams& p) { return PlanFor(p, Gpu("H200")).kernel; };
   QuantizedParams p = ParamsOf(1, 4096, 4096, 128);
-  EXPECT_EQ(kernel(p), QuantizedKernelKind::kWideStream);
-  EXPECT_EQ(kernel(ParamsOf(1, 4096, 4096, 32)), QuantizedKernelKind::kStream);
+  EXPECT_EQ(PlanFor(p, Gpu("A100")).kernel, QuantizedKernelKind::kWideStream);
+  EXPECT_EQ(kernel(ParamsOf(17, 4096, 4096, 128)), QuantizedKernelKind::kWideStream);
+  EXPECT_EQ(kernel(ParamsOf(17, 4096, 4096, 32)), QuantizedKernelKind::kStream);
+  EXPECT_EQ(kernel(ParamsOf(16, 4096, 65536, 128)), QuantizedKernelKind::kWideStream);  // x is long
+  EXPECT_EQ(kernel(p), QuantizedKernelKind::kWideResident);
+  EXPECT_EQ(kernel(ParamsOf(1, 4096, 4096, 32)), QuantizedKernelKind::kResident);
   EXPECT_EQ(kernel(ParamsOf(1, 4096, 4096, 16)), QuantizedKernelKind::kAny);
   EXPECT_EQ(kernel(ParamsOf(1, 4096, 4097, 128)),
             QuantizedKernelKind::kAny);  // rows of x unaligned
@@ -82,11 +115,11 @@ TEST(QuantizedPlan, StreamsWhatItCan) {
   EXPECT_EQ(kernel(p), QuantizedKernelKind::kAny);
   p = ParamsOf(1, 4096, 4096, 128);
   p.scales.outer = p.scales.data;
-  EXPECT_EQ(kernel(p), QuantizedKernelKind::kWideStream);
+  EXPECT_EQ(kernel(p), QuantizedKernelKind::kWideResident);
   p.zeros = p.scales;
   EXPECT_EQ(kernel(p), QuantizedKernelKind::kAny);  // u4b8 has a point of its own
   p.format = Format::kU4;
-  EXPECT_EQ(kernel(p), QuantizedKernelKind::kWideStream);
+  EXPECT_EQ(kernel(p), QuantizedKernelKind::kWideResident);
 }
 
 TEST(QuantizedPlan, StreamsWithinSharedMemory) {
@@ -99,6 +132,7 @@ TEST(QuantizedPlan, StreamsWithinSharedMemory) {
             p.format = format;
             const QuantizedPlan plan = PlanFor(p, device);
             ASSERT_NE(plan.kernel, QuantizedKernelKind::kAny);
+            if (IsResident(plan)) continue;
             EXPECT_LE(plan.shared_bytes, kMostSharedBytes) << name << " m " << m << " k " << k;
             EXPECT_GE(1 << plan.row_shift, std::min<int64_t>(m, plan.shape.rows));
             // A lane's registers hold as many stages as a chunk has for each warp, or a part of

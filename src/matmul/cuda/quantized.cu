@@ -1,6 +1,7 @@
 #include "src/core/dispatch.h"
 #include "src/matmul/cuda/quantized_plan.h"
 #include "src/matmul/cuda/sm80/quantized.h"
+#include "src/matmul/cuda/sm90/resident.h"
 
 namespace intarsia::matmul {
 
@@ -23,6 +24,9 @@ Status Run(const QuantizedParams& params, const CudaContext& context) {
   const QuantizedPlan plan = PlanFor(params, *context.device);
   if (plan.kernel != QuantizedKernelKind::kAny)
     return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
+      if (plan.kernel == QuantizedKernelKind::kResident ||
+          plan.kernel == QuantizedKernelKind::kWideResident)
+        return sm90::LaunchResidentOf<kType>(params, plan, context);
       return LaunchStreamOf<kType>(params, plan, context);
     });
   return DispatchDType<kF32, kF16, kBF16>("x", params.dtype, [&]<DType kType>() {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
+#include "src/core/aligned.h"
+
 namespace intarsia::matmul {
 namespace {
-
-bool Aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 // A kernel for groups of 32 columns and more is built for formats that files of 4 bits have.
 bool FitsCoarse(const QuantizedParams& p) {
@@ -68,6 +68,85 @@ void Split(const QuantizedParams& p, int64_t stages, int64_t wanted, const cuda:
   while (device.arch >= cuda::kHopper && plan.splits < kMostSplits &&
          Ctas(p, plan) * plan.splits < wanted && stages >= int64_t{4} * plan.splits * plan.k_warps)
     plan.splits *= 2;
+}
+
+// Groups of a piece of 128 columns.
+int PieceGroups(const QuantizedPlan& plan) {
+  return plan.kernel == QuantizedKernelKind::kWideResident ? 1 : kStageColumns / int{kBlockColumns};
+}
+
+int ResidentBytes(const QuantizedParams& p, const QuantizedPlan& plan) {
+  const int rows = static_cast<int>(std::min<int64_t>(p.m, plan.shape.rows));
+  const int groups = PieceGroups(plan);
+  const int64_t tiles = CeilDiv<int64_t>(p.tiles, plan.strips);
+  const int64_t ring = int64_t{plan.tile_warps * plan.k_warps} *
+                       ResidentDepth(p.format, plan.shape.rows) * plan.slot_bytes;
+  const int64_t x = int64_t{rows} * (plan.slice_pieces * 2 * kStageColumns + kResidentPad);
+  const int64_t sums = int64_t{plan.slice_pieces} * groups * plan.shape.rows * 4;
+  const int64_t parts =
+      int64_t{2} * plan.tile_warps * plan.k_warps * plan.shape.rows * kResidentPitch * 4;
+  const int64_t results = plan.splits > 1 ? tiles * rows * kTileRows * 4 : 0;
+  return static_cast<int>(std::min<int64_t>(ring + x + sums + parts + results, 1 << 30));
+}
+
+// Sets what follows from warps and splits, and says whether that fits.
+bool FitResident(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
+  const int64_t pieces = CeilDiv<int64_t>(p.k, kStageColumns);
+  while (plan.splits > 1 && plan.splits * plan.k_warps > pieces) plan.splits /= 2;
+  while (plan.k_warps > pieces) plan.k_warps /= 2;
+  plan.slice_pieces = static_cast<int>(CeilDiv<int64_t>(pieces, plan.splits));
+  plan.slot_bytes = static_cast<int>(kStageColumns * kTileRows * BitsOf(p.format) / 8) +
+                    PieceGroups(plan) * (plan.scale_bytes + plan.zero_bytes);
+  // A CTA for each multiprocessor, and as many tiles for each, or one less.
+  const int64_t most = std::max(device.sms / plan.splits, 1);
+  plan.strips = static_cast<int>(CeilDiv(p.tiles, CeilDiv(p.tiles, most)));
+  plan.shared_bytes = ResidentBytes(p, plan);
+  return plan.shared_bytes <= kMostResidentBytes;
+}
+
+// Makes `plan`, a streaming kernel's, one of Hopper's kernel for few rows, if that takes the call.
+// Warps and splits are the fastest ones of layers of a Llama of 8 billion parameters
+// (docs/facts.md).
+bool PlanResident(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
+  if (plan.kernel == QuantizedKernelKind::kAny || p.m > kMostResidentRows ||
+      !cuda::HasImage(cuda::kHopper, device) || device.shared_bytes_per_block < kMostResidentBytes)
+    return false;
+  // Where the streaming kernel was as fast, or faster.
+  if (p.format == Format::kU4 && p.m > 2 && p.m <= 8) return false;
+  if (p.format == Format::kE4M3 && p.m > 8) return false;
+  QuantizedPlan resident = plan;
+  resident.kernel = p.group % kStageColumns == 0 && p.format != Format::kE2M1
+                        ? QuantizedKernelKind::kWideResident
+                        : QuantizedKernelKind::kResident;
+  resident.shape = {p.m <= 8 ? 8 : 16, 1};
+  const bool four_bits = BitsOf(p.format) == 4;
+  const int64_t tiles = CeilDiv<int64_t>(p.tiles, device.sms);  // of a CTA
+  const auto share = [&](int tile_warps, int k_warps, int splits) {
+    resident.tile_warps = tile_warps, resident.k_warps = k_warps, resident.splits = splits;
+  };
+  if (p.m <= 8) {
+    const bool plain =
+        resident.kernel == QuantizedKernelKind::kWideResident && p.format == Format::kU4B8;
+    if (plain && tiles >= 8)
+      share(16, 1, 2);
+    else if (p.m > 2)
+      share(2, 8, 2);
+    else if (tiles == 3)
+      share(3, 5, 1);
+    else
+      share(2, 8, 1);
+  } else if (tiles >= 8) {
+    four_bits ? share(14, 1, 2) : share(2, 4, 1);
+  } else {
+    share(2, four_bits ? 8 : 4, 2);
+  }
+  if (!FitResident(p, device, resident)) {
+    if (p.m > 2 || resident.splits > 1) return false;
+    resident.splits = 2;
+    if (!FitResident(p, device, resident)) return false;
+  }
+  plan = resident;
+  return true;
 }
 
 // Halves the warps until `fits`.
@@ -152,8 +231,8 @@ QuantizedPlan BeginPlan(const QuantizedParams& p) {
   QuantizedPlan plan;
   plan.scale_bytes = FactorBytes(p.scales);
   plan.zero_bytes = FactorBytes(p.zeros);
-  plan.aligned = p.k * Bytes(p.dtype) % 16 == 0 && Aligned16(p.x) && Aligned16(p.packed) &&
-                 Aligned16(p.scales.data) && Aligned16(p.zeros.data);
+  plan.aligned = p.k * Bytes(p.dtype) % 16 == 0 && IsAligned16(p.x) && IsAligned16(p.packed) &&
+                 IsAligned16(p.scales.data) && IsAligned16(p.zeros.data);
   plan.kernel = StreamFor(p, plan);
   return plan;
 }
@@ -189,6 +268,7 @@ bool FitStream(const QuantizedParams& p, QuantizedPlan& plan) {
 
 QuantizedPlan PlanFor(const QuantizedParams& p, const cuda::Device& device) {
   QuantizedPlan plan = BeginPlan(p);
+  if (PlanResident(p, device, plan)) return plan;
   if (plan.kernel != QuantizedKernelKind::kAny)
     PlanStream(p, device, plan);
   else

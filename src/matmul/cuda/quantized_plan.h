@@ -22,7 +22,8 @@ struct QuantizedShape {
 // kAny: codes, factors and x through shared memory, for groups of any kind. kStream and
 // kWideStream: codes from memory right into registers, with groups that end with a block of 32
 // columns, or with a stage.
-enum class QuantizedKernelKind { kAny, kStream, kWideStream };
+// kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
+enum class QuantizedKernelKind { kAny, kStream, kWideStream, kResident, kWideResident };
 
 inline constexpr int kMostSplits = 8;  // CTAs of a portable cluster
 
@@ -39,6 +40,16 @@ constexpr int StreamMostRows(Format format, QuantizedKernelKind kernel) {
 }
 constexpr int StreamStages(int rows) { return rows == 8 ? 3 : 2; }
 
+// Of the resident kernels: warps of a CTA, pieces of 128 columns of a tile in a warp's ring, what
+// rows of x and of sums are apart for the banks, and a CTA's shared memory on Hopper.
+inline constexpr int kMostResidentWarps = 16;
+constexpr int ResidentDepth(Format format, int rows) {
+  return BitsOf(format) == 4 ? (rows == 8 ? 8 : 6) : rows == 8 ? 5 : 4;
+}
+inline constexpr int kResidentPad = 64, kResidentPitch = static_cast<int>(kTileRows) + 4;
+inline constexpr int kMostResidentBytes = 227 * 1024;
+inline constexpr int kMostResidentRows = 16;  // of x
+
 struct QuantizedPlan {
   QuantizedKernelKind kernel = QuantizedKernelKind::kAny;
   QuantizedShape shape{};
@@ -54,6 +65,9 @@ struct QuantizedPlan {
   // Of the streaming kernels: a chunk of stages whose x and factors are in shared memory, which has
   // two where one is not all; and the rows of x as a power of two.
   int chunk_stages = 0, chunk_bytes = 0, row_shift = 0;
+  // Of the resident kernels: CTAs side by side, pieces of a CTA's part of the sum, and the bytes of
+  // one in a ring.
+  int strips = 0, slice_pieces = 0, slot_bytes = 0;
   bool aligned = false;  // whether operands can be copied 16 bytes at a time
 
   constexpr int64_t cta_tiles() const { return int64_t{tile_warps} * shape.tiles; }

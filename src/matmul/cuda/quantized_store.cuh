@@ -8,6 +8,30 @@
 
 namespace intarsia::matmul {
 
+// out[row, column], rounded once; has_bias: whether it has one.
+template <class T>
+__device__ __forceinline__ void StoreResult(const QuantizedParams& p, int64_t row, int64_t column,
+                                            float sum, bool has_bias) {
+  if (p.bias && has_bias) sum += cuda::ToFloat(static_cast<const T*>(p.bias)[column]);
+  const int64_t to = row * p.n() + column;
+  if (p.out_dtype == DType::kF32)
+    static_cast<float*>(p.out)[to] = sum;
+  else
+    static_cast<T*>(p.out)[to] = cuda::FromFloat<T>(sum);
+}
+
+// The sum of what all CTAs of a cluster have at a place in shared memory, in their order.
+__device__ __forceinline__ float SumOfCluster(const float* at, int ctas) {
+  float parts[kMostSplits];  // all asked for at once
+#pragma unroll
+  for (int cta = 0; cta < kMostSplits; ++cta)
+    parts[cta] = cta < ctas ? cuda::LoadFromBlock(at, cta) : 0.0f;
+  float sum = 0.0f;
+#pragma unroll
+  for (int cta = 0; cta < kMostSplits; ++cta) sum += parts[cta];
+  return sum;
+}
+
 // Adds sums of all warps and all CTAs of the cluster, in this order, and stores the results.
 // `sums`: [k_warps, rows, columns + 1] in shared memory, of each CTA. has_bias(row): whether a
 // result of the row has one.
@@ -38,22 +62,11 @@ __device__ __forceinline__ void StoreSums(const QuantizedParams& p, const Quanti
     const int64_t column = first_column + in_cta;
     if (column >= p.n()) continue;
     float sum = 0.0f;
-    if (ctas > 1) {
-      float parts[kMostSplits];  // all asked for at once
-#pragma unroll
-      for (int cta = 0; cta < kMostSplits; ++cta)
-        parts[cta] = cta < ctas ? cuda::LoadFromBlock(sums + at, cta) : 0.0f;
-#pragma unroll
-      for (int cta = 0; cta < kMostSplits; ++cta) sum += parts[cta];
-    } else {
-      for (int warp = 0; warp < plan.k_warps; ++warp) sum += sums[warp * S::kRows * pitch + at];
-    }
-    if (p.bias && has_bias(row)) sum += cuda::ToFloat(static_cast<const T*>(p.bias)[column]);
-    const int64_t to = (first_row + row) * p.n() + column;
-    if (p.out_dtype == DType::kF32)
-      static_cast<float*>(p.out)[to] = sum;
+    if (ctas > 1)
+      sum = SumOfCluster(sums + at, ctas);
     else
-      static_cast<T*>(p.out)[to] = cuda::FromFloat<T>(sum);
+      for (int warp = 0; warp < plan.k_warps; ++warp) sum += sums[warp * S::kRows * pitch + at];
+    StoreResult<T>(p, first_row + row, column, sum, has_bias(row));
   }
   if (ctas > 1) cuda::ClusterSyncReads();  // nobody reads this block's memory any more
 }
