@@ -86,6 +86,20 @@ TEST(QuantizedPlan, GroupsOfAnyNumberOfRowsHaveRoom) {
         }
 }
 
+// As fast as measured for the first products of Qwen3-30B-A3B (docs/facts.md).
+TEST(QuantizedPlan, ManyGroupsOfFewRowsHaveSmallCtas) {
+  QuantizedGroupsParams p;
+  p.each = ParamsOf(0, 1536, 2048, 128);
+  p.groups.all = p.groups.count = 128;
+  p.groups.m = 128;
+  const QuantizedPlan many = PlanForGroups(p, Gpu("H200"));
+  EXPECT_EQ(many.tile_warps, 4);
+  EXPECT_EQ(many.k_warps, 1);
+  p.groups.m = 8;
+  p.by_id.share = 8;
+  EXPECT_GT(PlanForGroups(p, Gpu("H200")).k_warps, 1);  // few CTAs: warps share sums
+}
+
 TEST(QuantizedPlan, CtasShareSumsWhereGpusHaveClusters) {
   const QuantizedParams p = ParamsOf(1, 4096, 14336, 128);
   EXPECT_EQ(PlanFor(p, Gpu("A100")).splits, 1);

@@ -298,6 +298,11 @@ QuantizedPlan PlanForGroups(const QuantizedGroupsParams& params, const cuda::Dev
   if (plan.kernel == QuantizedKernelKind::kStream && plan.k_warps > 1) plan.k_warps /= 2;
   if (here * CeilDiv(p.tiles, plan.cta_tiles()) > 2 * device.sms && plan.k_warps > 1)
     plan.k_warps /= 2;
+  // Enough CTAs of few warps, each with its own sums, begin and end one beside the other.
+  constexpr int kTeam = 4;
+  const int64_t small_ctas = here * CeilDiv<int64_t>(p.tiles, kTeam * plan.shape.tiles);
+  if (streams && mean <= 8 && small_ctas > 2 * device.sms)
+    plan.tile_warps = kTeam, plan.k_warps = 1;
   const int64_t steps = CeilDiv<int64_t>(p.k, kStageColumns);
   while (plan.k_warps > 1 && plan.k_warps / 2 >= steps) plan.k_warps /= 2;
   const int rows = static_cast<int>(std::min<int64_t>(p.m, plan.shape.rows));
