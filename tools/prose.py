@@ -28,7 +28,6 @@ WIDTH = 140
 NOT_MEASURED = {
     "docs/facts.md": "figures with their commands, one after the other",
     "docs/scaling.md": "is being rewritten",
-    "docs/vllm.md": "is being rewritten",
     "docs/support.md": "a table, written by tools/support.py",
 }
 

@@ -56,7 +56,7 @@ ARCHITECTURES = {
 """vLLM's classes that stand for a model type of transformers', the first as the test's config.json names it."""
 
 
-_QUANTISED = {
+_QUANTIZED = {
     "gpt_oss_mxfp4": EXPERTS["gpt_oss"]._replace(form="mxfp4"),
     "mimo_v2_flash_fp8": EXPERTS["mimo_v2_flash"]._replace(form="fp8_block"),
     "minimax_m2_fp8": EXPERTS["minimax_m2"]._replace(form="fp8_block"),
@@ -68,7 +68,7 @@ _QUANTISED = {
     "qwen3_fp8": Family("qwen3", HEAD, form="fp8_block"),
     "mistral3_fp8": WRAPPED["mistral3"]._replace(form="fp8_tensor"),
 }
-FAMILIES = DENSE | EXPERTS | OWN | LATENT | RECURRENT | WIDE | WRAPPED | _QUANTISED
+FAMILIES = DENSE | EXPERTS | OWN | LATENT | RECURRENT | WIDE | WRAPPED | _QUANTIZED
 
 POOLING = {
     "jina_v5": Family("qwen3", HEAD, architecture="JinaEmbeddingsV5Model"),

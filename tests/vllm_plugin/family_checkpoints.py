@@ -92,8 +92,8 @@ def _plamo3_numbers(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mistral_large_3(config: Config) -> Config:
-    quantised = {k: v for k, v in config.items() if k == "quantization_config"}
-    config = config["text_config"] | quantised
+    quantized = {k: v for k, v in config.items() if k == "quantization_config"}
+    config = config["text_config"] | quantized
     rope = config["rope_parameters"]
     del rope["partial_rotary_factor"]
     return config | {

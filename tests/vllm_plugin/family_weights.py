@@ -51,7 +51,7 @@ def fp8_block(name: str, tensor: torch.Tensor) -> Written:
 
 
 def fp8_tensor(name: str, tensor: torch.Tensor) -> Written:
-    """e4m3 with one scale, and one of activations, which are not quantised here."""
+    """e4m3 with one scale, and one of activations, which are not quantized here."""
     if not _is_linear(name, tensor):
         return {name: tensor}, tensor
     scale = tensor.abs().max() / _LARGEST_E4M3
@@ -133,7 +133,7 @@ def kimi_int4(name: str, tensor: torch.Tensor) -> Written:
 
 
 def ct_int8(name: str, tensor: torch.Tensor) -> Written:
-    """compressed-tensors' int8 with a scale of each row; activations are not quantised here."""
+    """compressed-tensors' int8 with a scale of each row; activations are not quantized here."""
     if not _is_linear(name, tensor):
         return {name: tensor}, tensor
     codes, scale, numbers = _in_integers(tensor, tensor.shape[1], 127)

@@ -92,7 +92,7 @@ print(json.dumps(told))
 
 @pytest.mark.parametrize(("address", "last"), [("127.0.0.1", "01"), ("127.0.0.2", "02")])
 def test_ranks_meet_at_a_port_that_is_kept_for_them(address, last):
-    """In a process of its own: JAX's is initialised once."""
+    """In a process of its own: JAX's is initialized once."""
     run = subprocess.run(
         [sys.executable, "-c", f"ADDRESS = {address!r}\n{MEETING}"],
         capture_output=True,

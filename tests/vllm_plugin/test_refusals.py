@@ -16,16 +16,16 @@ LFM2 = {
     "model_type": "lfm2",
     "layer_types": ["conv", "full_attention"] * 2,
 }
-QUANTISED = {"quantization_config": {"quant_method": "experts_int8"}}
+QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
 
 
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
         (
-            QUANTISED,
+            QUANTIZED,
             {"dtype": "bfloat16"},
-            "quantised weights (experts_int8), expected one of auto_awq",
+            "quantized weights (experts_int8), expected one of auto_awq",
         ),
         (LFM2, {"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8 beside recurrent layers"),
         ({"index_topk": 64}, {}, "sparse attention (LlamaForCausalLM)"),

@@ -228,7 +228,7 @@ def fused_qk_norm_rope(
     )
 
 
-# ---------------------------------------------------------------------------- quantisation
+# ---------------------------------------------------------------------------- quantization
 
 
 @declare("Tensor! result, Tensor input, Tensor scale, (int, int)? group_shape=None")

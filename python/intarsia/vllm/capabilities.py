@@ -20,5 +20,5 @@ RECURRENT = (
     "Qwen3_5MoeForConditionalGeneration",
 )
 """vLLM's classes of models whose recurrent layers are short convolutions, gated delta nets or Mamba 2's."""
-QUANTISATIONS = ("auto_awq", "auto_gptq", "compressed-tensors", "fp8", "gpt_oss_mxfp4")
-"""vLLM's names of quantised checkpoints that are served."""
+QUANTIZATIONS = ("auto_awq", "auto_gptq", "compressed-tensors", "fp8", "gpt_oss_mxfp4")
+"""vLLM's names of quantized checkpoints that are served."""

@@ -1,4 +1,4 @@
-"""Quantised weights of vLLM's layers in the layout of `linear_quantized`: packed once loaded, and the product with them."""
+"""Quantized weights of vLLM's layers in the layout of `linear_quantized`: packed once loaded, and the product with them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""vLLM's quantised linear layers by `linear_quantized`.
+"""vLLM's quantized linear layers by `linear_quantized`.
 
 Weights keep their codes; activations stay in the model's dtype, whatever a checkpoint says of them. Each class is a kernel of
 vLLM's registry for platforms out of its tree.
@@ -58,7 +58,7 @@ class XlaFp8Kernel(_Kernel, FP8ScaledMMLinearKernel):
         pack(layer, packed, self.layer_param_names)
 
     def apply_scaled_mm(self, **_: Any) -> torch.Tensor:
-        raise NotImplementedError("fp8: activations are not quantised")
+        raise NotImplementedError("fp8: activations are not quantized")
 
 
 class XlaFp8BlockKernel(_Kernel, Fp8BlockScaledMMLinearKernel):
@@ -77,7 +77,7 @@ class XlaFp8BlockKernel(_Kernel, Fp8BlockScaledMMLinearKernel):
         pack(layer, packed, ["weight", params.block_scale_attr, "input_scale", "input_scale_ub"])
 
     def apply_block_scaled_mm(self, *_: Any, **__: Any) -> torch.Tensor:
-        raise NotImplementedError("fp8: activations are not quantised")
+        raise NotImplementedError("fp8: activations are not quantized")
 
 
 def scales_of_rows(

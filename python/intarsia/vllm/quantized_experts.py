@@ -1,4 +1,4 @@
-"""vLLM's quantised experts: codes are read by our op on CPUs, and decoded within a step's program elsewhere.
+"""vLLM's quantized experts: codes are read by our op on CPUs, and decoded within a step's program elsewhere.
 
 Activations stay in the model's dtype, whatever a checkpoint says of them.
 """

@@ -9,7 +9,7 @@ from intarsia.vllm.capabilities import (
     DTYPES,
     FP8_CACHES,
     LARGEST_HEADS,
-    QUANTISATIONS,
+    QUANTIZATIONS,
     RECURRENT,
 )
 
@@ -89,9 +89,9 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
         yield f"caches of latents ({_name(config)}, VLLM_MLA_DISABLE=0), expected VLLM_MLA_DISABLE=1"
     if getattr(model.hf_text_config, "index_topk", None) is not None:
         yield f"sparse attention ({_name(config)})"
-    if model.quantization not in (None, *QUANTISATIONS):
-        expected = ", ".join(QUANTISATIONS)
-        yield f"quantised weights ({model.quantization}), expected one of {expected}"
+    if model.quantization not in (None, *QUANTIZATIONS):
+        expected = ", ".join(QUANTIZATIONS)
+        yield f"quantized weights ({model.quantization}), expected one of {expected}"
     if model.enable_prompt_embeds:
         yield "embeddings as prompts (--enable-prompt-embeds)"
     if model.enable_sleep_mode:

@@ -47,7 +47,7 @@ def _say_what_has_no_effect(config: VllmConfig) -> None:
         )
     if config.optimization_level != _default_of(VllmConfig, "optimization_level"):
         logger.warning_once(
-            "intarsia-vllm: --optimization-level %d has no effect: each step is an XLA program, optimised as XLA does",
+            "intarsia-vllm: --optimization-level %d has no effect: each step is an XLA program, optimized as XLA does",
             config.optimization_level,
         )
 
