@@ -28,6 +28,21 @@ QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
             "quantized weights (experts_int8), expected one of auto_awq",
         ),
         (LFM2, {"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8 beside recurrent layers"),
+        (
+            LFM2,
+            {"enable_prefix_caching": True},
+            "prefixes of recurrent layers (--enable-prefix-caching)",
+        ),
+        (
+            LFM2,
+            {"mamba_cache_dtype": "bfloat16"},
+            "--mamba-cache-dtype bfloat16, expected auto or float32",
+        ),
+        (
+            LFM2,
+            {"mamba_ssm_cache_dtype": "float16"},
+            "--mamba-ssm-cache-dtype float16, expected at least as many bits as float32",
+        ),
         ({"index_topk": 64}, {}, "sparse attention (LlamaForCausalLM)"),
         ({"head_dim": 520}, {}, "heads of 520 on cpu, expected a multiple of 8 up to 512"),
         ({"head_dim": 20}, {}, "heads of 20 on cpu"),
@@ -91,6 +106,14 @@ def test_the_same_model_is_taken_without_those(configured):
     """Or the refusals above might be of anything."""
     config = configured()
     assert config.parallel_config.worker_cls == "intarsia.vllm.worker.XlaCpuWorker"
+
+
+def test_a_model_with_states_is_taken_without_those(configured):
+    """And without prefix caching, vLLM's default for such models, too."""
+    assert configured(LFM2).cache_config.enable_prefix_caching is False
+    assert configured().cache_config.enable_prefix_caching is True
+    states = {"mamba_cache_dtype": "bfloat16", "mamba_ssm_cache_dtype": "float32"}
+    assert configured(LFM2, dtype="bfloat16", **states).cache_config.mamba_cache_mode == "none"
 
 
 def test_a_replica_counts_gpus_from_the_hosts_first(configured):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import torch
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
@@ -83,8 +84,8 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
     recurrent = model.is_hybrid or model.is_attention_free or model.has_inner_state
     if recurrent and not set(model.architectures) <= set(RECURRENT):
         yield f"models with recurrent layers ({_name(config)})"
-    elif recurrent and cache.cache_dtype in FP8_CACHES:
-        yield f"--kv-cache-dtype {cache.cache_dtype} beside recurrent layers, whose states share its pages"
+    elif recurrent:
+        yield from _of_states(config)
     if model.use_mla:
         yield f"caches of latents ({_name(config)}, VLLM_MLA_DISABLE=0), expected VLLM_MLA_DISABLE=1"
     if getattr(model.hf_text_config, "index_topk", None) is not None:
@@ -101,10 +102,29 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
     head, device = model.get_head_size(), current_platform.device_type
     if head % 8 or head > LARGEST_HEADS[device]:
         yield f"heads of {head} on {device}, expected a multiple of 8 up to {LARGEST_HEADS[device]}"
-    kept_as_they_are = ("auto", str(model.dtype).removeprefix("torch."))
+    kept_as_they_are = ("auto", _dtype(config))
     if cache.cache_dtype not in (*kept_as_they_are, *FP8_CACHES):
         expected = ", ".join(("auto", *FP8_CACHES))
         yield f"--kv-cache-dtype {cache.cache_dtype} for {model.dtype}, expected one of {expected}"
+
+
+def _of_states(config: VllmConfig) -> Iterator[str]:
+    """What recurrent layers lack: their states lie in pages of the KV cache."""
+    cache = config.cache_config
+    if cache.cache_dtype in FP8_CACHES:
+        yield f"--kv-cache-dtype {cache.cache_dtype} beside recurrent layers, whose states share its pages"
+    if cache.enable_prefix_caching:
+        yield "prefixes of recurrent layers (--enable-prefix-caching), expected --no-enable-prefix-caching"
+    own = _dtype(config)
+    if cache.mamba_cache_dtype not in ("auto", own):
+        yield f"--mamba-cache-dtype {cache.mamba_cache_dtype}, expected auto or {own}"
+    of_states = getattr(torch, cache.mamba_ssm_cache_dtype, config.model_config.dtype)
+    if of_states.itemsize < config.model_config.dtype.itemsize:
+        yield f"--mamba-ssm-cache-dtype {cache.mamba_ssm_cache_dtype}, expected at least as many bits as {own}"
+
+
+def _dtype(config: VllmConfig) -> str:
+    return str(config.model_config.dtype).removeprefix("torch.")
 
 
 def _name(config: VllmConfig) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from vllm.logger import init_logger
+from vllm.config import ModelConfig
 from vllm.model_executor.models import config as models
 from vllm.v1.attention.backend import AttentionBackend
 
@@ -17,8 +17,6 @@ from intarsia.vllm.attention import XlaGpuMetadataBuilder
 from intarsia.vllm.batch import Group
 from intarsia.vllm.caches import KvCache
 from intarsia.vllm.replacing import replace
-
-logger = init_logger("vllm.intarsia.states")
 
 
 class Form(NamedTuple):
@@ -85,13 +83,21 @@ def _as_bits(rows: jax.Array, dtype: Any) -> jax.Array:
     return jax.lax.bitcast_convert_type(rows, dtype).reshape(len(rows), -1)
 
 
-def _without_prefix_caching(cls: type, vllm_config: Any) -> None:
+def _without_prefixes(cls: type, vllm_config: Any) -> None:
     """vLLM would keep states of prefixes, and copy them among its own tensors, of which there are none."""
     cache = vllm_config.cache_config
-    if cache.enable_prefix_caching:
-        logger.info_once("intarsia-vllm: no prefix caching of models with recurrent states")
-    cache.enable_prefix_caching, cache.mamba_cache_mode = False, "none"
+    cache.mamba_cache_mode = "none"
     cache.mamba_block_size = vllm_config.model_config.max_model_len
 
 
-replace(models.MambaModelConfig, "verify_and_update_config", classmethod(_without_prefix_caching))
+replace(models.MambaModelConfig, "verify_and_update_config", classmethod(_without_prefixes))
+
+
+def _supports_prefixes(model: ModelConfig) -> bool:
+    """vLLM's default: with it, who has prefix caching beside states has asked for it, and is refused."""
+    return not (model.is_hybrid or model.has_inner_state) and _vllms_default.fget(model)
+
+
+_vllms_default: Any = replace(
+    ModelConfig, "is_prefix_caching_supported", property(_supports_prefixes)
+)
