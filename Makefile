@@ -160,6 +160,9 @@ bench: setup-dev build ## our ops against plain XLA, on the CPU, about 3 minutes
 bench-gpu: ## the same on the GPU; PYTHON as for test-gpu
 	PYTHONPATH=python $(PYTHON) bench/ops.py --platform gpu $(ARGS)
 
+bench-vllm: setup-vllm setup-vllm-reference ## the plugin against vLLM's own CPU backend, about 8 minutes; ARGS="--weights int4 --requests 32"
+	$(BIN)/python bench/vllm_throughput.py $(ARGS)
+
 gen: setup-dev build ## rewrite the wrappers and the pages that derive from the ops' specs; record an exported program of each new op
 	$(BIN)/python tools/gen.py
 	$(BIN)/python tools/support.py
@@ -211,4 +214,5 @@ clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
 .PHONY: help setup setup-torch setup-dev build demo test test-full test-torch test-bridge-vllm test-vllm-ops setup-vllm test-vllm \
-  test-vllm-full setup-vllm-reference test-sanitize test-arm fuzz-readers wheel release test-wheels release-check fuzz test-gpu bench bench-gpu docs notebooks gen check format clean
+  test-vllm-full setup-vllm-reference test-sanitize test-arm fuzz-readers wheel release test-wheels release-check fuzz test-gpu bench bench-gpu bench-vllm \
+  docs notebooks gen check format clean
