@@ -209,6 +209,7 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path, help="where to write the rows")
     parser.add_argument("--keep", type=pathlib.Path, help="a folder for models and logs, kept")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # engines are ended, too
     from intarsia.models import export_model, find_model
 
     with tempfile.TemporaryDirectory() as folder:

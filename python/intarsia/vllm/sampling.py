@@ -40,7 +40,8 @@ def draw(
     for row, generator in generators.items():
         numbers[row] = torch.rand(2, dtype=torch.float64, generator=generator)
     padding = -size % _BLOCK
-    blocks = F.pad(probs, (0, padding)).view(rows, (size + padding) // _BLOCK, _BLOCK)
+    padded = F.pad(probs, (0, padding)) if padding else probs
+    blocks = padded.view(rows, (size + padding) // _BLOCK, _BLOCK)
     block = _invert(blocks.sum(-1, dtype=torch.float64), numbers[:, :1])
     weights = blocks[torch.arange(rows), block].double()
     return (block * _BLOCK + _invert(weights, numbers[:, 1:])).clamp(max=size - 1)

@@ -17,6 +17,7 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from intarsia.vllm import hosts, parallel
+from intarsia.vllm.memory import keep_freed_memory
 from intarsia.vllm.platforms import XlaCpuPlatform
 from intarsia.vllm.sampling import use_draw
 
@@ -168,6 +169,7 @@ class XlaCpuWorker(XlaGpuWorker):
         # Where there is Triton (beside a GPU that is not used, say), vLLM's sampler takes it for tensors of any device.
         topk_topp_sampler.HAS_TRITON = False
         use_draw()
+        keep_freed_memory()
         with self._meeting():
             init_worker_distributed_environment(
                 self.vllm_config,
