@@ -17,6 +17,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from intarsia.jax._steps import warm_up_runs
 from intarsia.vllm import caches as kv
+from intarsia.vllm import scopes
 from intarsia.vllm.attention import TracedMetadata
 from intarsia.vllm.batch import BatchLayout, StepShape, bucket, buckets
 from intarsia.vllm.compat import import_torchax
@@ -239,7 +240,11 @@ class XlaModel(torch.nn.Module):
         swapped = torch.nn.utils.stateless._reparametrize_module(
             self.inner, operands, tie_weights=True, stack_weights=True
         )
-        with swapped, traced(self.__dict__["_tensors"], operands):
+        with (
+            swapped,
+            traced(self.__dict__["_tensors"], operands),
+            scopes.of_modules(self.inner),
+        ):
             yield
 
     # ------------------------------------------------------------------ ahead of time

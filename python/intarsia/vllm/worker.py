@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import jax
 import psutil
 import torch
 from vllm import envs
@@ -92,6 +93,16 @@ class XlaGpuWorker(Worker):
     def execute_dummy_batch(self) -> None:
         with _at_work("before the step's program"):
             super().execute_dummy_batch()
+
+    def profile(self, is_start: bool = True, *args: Any, **given: Any) -> None:
+        """Of /start_profile and /stop_profile: JAX's trace, for torch's own knows nothing of XLA's programs."""
+        config = self.profiler_config
+        if config is None or config.profiler != "torch":
+            super().profile(is_start, *args, **given)
+        elif is_start:
+            jax.profiler.start_trace(config.torch_profiler_dir)
+        else:
+            jax.profiler.stop_trace()
 
     def shutdown(self) -> None:
         super().shutdown()
