@@ -105,6 +105,16 @@ def spawn_workers() -> str | None:
     return None if asked == "spawn" else asked
 
 
+def metrics_folder() -> str | None:
+    """Where processes of a server keep counts for it (`keep_metrics_in`)."""
+    return os.environ.get("INTARSIA_METRICS_FOLDER")
+
+
+def keep_metrics_in(folder: str) -> None:
+    """For this process and those that it starts."""
+    os.environ["INTARSIA_METRICS_FOLDER"] = folder
+
+
 def vllm_host() -> str | None:
     """The address of this host that vLLM was told to listen at, for other hosts."""
     return os.environ.get("VLLM_HOST_IP") or None

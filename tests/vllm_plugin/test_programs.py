@@ -1,5 +1,6 @@
 """What is compiled is counted, and what is compiled while serving is told of."""
 
+import pathlib
 from types import SimpleNamespace
 
 import jax
@@ -11,7 +12,7 @@ pytest.importorskip("vllm")
 
 import intarsia
 import intarsia.jax as ops
-from intarsia.vllm import parallel, programs, worker
+from intarsia.vllm import metrics, parallel, programs, worker
 from intarsia.vllm.parallel import Ranks
 
 
@@ -46,6 +47,23 @@ def test_what_is_compiled_late_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     jax.jit(lambda x: x * scale + 5)(x)  # none of ours
     assert told.compiled_since_seal > counted
     assert told.late == ["late"]
+
+
+def test_programs_of_all_processes_are_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """As /metrics tells them: those of a process that has ended, too."""
+    monkeypatch.setenv("INTARSIA_METRICS_FOLDER", str(tmp_path))
+    (tmp_path / "1.counts").write_text("3 1")
+    told = programs.Programs(Ranks(1))
+    told.get("early", jnp.sin, jnp.ones(2))
+    told.seal()
+    told.get("late", jnp.cos, jnp.ones(2))
+    counts = metrics.Counts(SimpleNamespace(name=str(tmp_path)))
+    assert [(x.name, x.samples[0].value) for x in counts.collect()] == [
+        ("intarsia_xla_programs", 3 + 2),
+        ("intarsia_xla_programs_late", 1 + 1),
+    ]
 
 
 @pytest.fixture

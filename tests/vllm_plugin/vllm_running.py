@@ -193,8 +193,8 @@ class Server:
 
         found: dict[str, float] = {}
         for line in httpx.get(f"{self.address}/metrics").text.splitlines():
-            if line.startswith("vllm:"):
-                name, value = line.split("{")[0], float(line.rsplit(" ", 1)[1])
+            if line.startswith(("vllm:", "intarsia_")):
+                name, value = re.split("[{ ]", line)[0], float(line.rsplit(" ", 1)[1])
                 found[name] = found.get(name, 0) + value
         return found
 

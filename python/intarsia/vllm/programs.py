@@ -12,6 +12,7 @@ from vllm import envs
 from vllm.logger import init_logger
 
 from intarsia.jax._steps import compile_step
+from intarsia.vllm import metrics
 from intarsia.vllm.parallel import Ranks, rest
 
 logger = init_logger("vllm.intarsia.programs")  # vLLM shows only loggers below its own
@@ -100,4 +101,5 @@ class Programs:
         if self._sealed_at is not None:
             self.late.append(name)
             logger.warning("XLA program: %s was compiled while serving", name)
+        metrics.tell(len(self.custom_calls), len(self.late))
         return compiled

@@ -1,0 +1,56 @@
+"""Prometheus counters of XLA programs, beside vLLM's own in /metrics.
+
+A program is compiled in an engine's process or a rank's, and /metrics is the server's. So the server makes a folder, each of those
+processes keeps its counts in a file there, and the server adds them up when it is asked. Processes on other hosts are not counted.
+"""
+
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from intarsia import _environment
+
+_TEXTS = {
+    "intarsia_xla_programs": "XLA programs compiled, or read from the cache of programs.",
+    "intarsia_xla_programs_late": "XLA programs compiled while serving: a request waited for each.",
+}
+"""Of the counters, in the order in which a file has them."""
+
+
+@functools.cache
+def serve_counts() -> None:
+    """In the process of `vllm serve`, adds the counters to what /metrics tells."""
+    if _environment.metrics_folder() is None and "vllm.entrypoints.cli.serve" in sys.modules:
+        folder = tempfile.TemporaryDirectory(prefix="intarsia-metrics-")
+        _environment.keep_metrics_in(folder.name)
+        REGISTRY.register(Counts(folder))
+
+
+class Counts(Collector):
+    """The sums of all files of a folder, which lives as long as this."""
+
+    def __init__(self, folder: tempfile.TemporaryDirectory):
+        self._folder = folder
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        rows = [file.read_text().split() for file in Path(self._folder.name).glob("*.counts")]
+        for column, (name, text) in enumerate(_TEXTS.items()):
+            yield CounterMetricFamily(name, text, value=sum(int(row[column]) for row in rows))
+
+
+def tell(compiled: int, late: int) -> None:
+    """Says what this process has compiled so far, if there is a server that asks."""
+    folder = _environment.metrics_folder()
+    if folder is None or not os.path.isdir(folder):
+        return
+    file = Path(folder, f"{os.getpid()}.counts")
+    unfinished = file.with_suffix(".new")
+    unfinished.write_text(f"{compiled} {late}")
+    unfinished.replace(file)
