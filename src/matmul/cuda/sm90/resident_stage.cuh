@@ -16,7 +16,6 @@ struct ResidentConfig {
   static constexpr int kRows = kRowsOfX, kRowBlocks = kRows / 8;
   static constexpr int kBits = static_cast<int>(BitsOf(kFormat));
   static constexpr bool kSpread = kBits == 4;
-  static constexpr int kWords = kBits / 4;  // of a lane, a row and a block
   static constexpr int kBlocks = kStageColumns / static_cast<int>(kBlockColumns);  // of a piece
   static constexpr int kBlockBytes = kBits * static_cast<int>(kLineBytes);
   static constexpr int kPieceBytes = kBlocks * kBlockBytes;
