@@ -6,11 +6,13 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "src/attention/cuda/sm90/prefill.h"
+#include "src/attention/workspace.h"
 #include "tests/cuda/attention_time.cuh"
 
 namespace intarsia::attention {
@@ -18,12 +20,29 @@ namespace {
 
 bool names_cases = false;
 
+// Room for pieces of tasks, full of NaN.
+class Workspace {
+ public:
+  explicit Workspace(const Params& p) : dims_(WorkspaceDims(p)), data_(dims_[0] * dims_[1]) {
+    data_.Poison();
+  }
+  void AddTo(Params& p) const {
+    p.workspace = data_.data();
+    p.max_splits = dims_[0], p.workspace_floats = dims_[1];
+  }
+
+ private:
+  std::array<int64_t, 2> dims_;
+  DeviceArray<float> data_;
+};
+
 bool Check(const Case& c, uint32_t seed, double& worst) {
   if (names_cases) {
     std::printf("%s\n", Describe(c).c_str());
     std::fflush(stdout);
   }
   const Batch batch(c, seed);
+  std::optional<Workspace> workspace;  // until the kernel has ended
   const auto includes = [&](int64_t seq) {
     return c.len_q[seq] * (c.h / c.hk) >= c.min_packed_rows;
   };
@@ -34,7 +53,9 @@ bool Check(const Case& c, uint32_t seed, double& worst) {
           std::printf("not supported: %s\n", Describe(c).c_str());
           std::exit(1);
         }
-        Require(sm90::LaunchPrefill(p, ContextOn(), {c.min_packed_rows, c.fill_padding}));
+        Params params = p;
+        if (c.min_packed_rows == 1) workspace.emplace(p).AddTo(params);
+        Require(sm90::LaunchPrefill(params, ContextOn(), {c.min_packed_rows, c.fill_padding}));
       },
       worst);
 }
@@ -56,6 +77,25 @@ Case RandomCase(DType type, int64_t d, std::mt19937& random) {
   if (random() % 4) c.window_right = pick({0, 0, 0, 5});
   if (random() % 3 == 0) c.window_left = pick({0, 1, 20, 100});
   c.min_packed_rows = pick({1, 1, 1, 65});
+  DrawVariants(c, random);
+  c.unaligned = false;
+  return c;
+}
+
+// Few rows over many keys, whose tasks are cut into pieces.
+Case LongCase(DType type, int64_t d, std::mt19937& random) {
+  const auto pick = [&](std::initializer_list<int64_t> values) {
+    return values.begin()[random() % values.size()];
+  };
+  Case c{.dtype = type, .kv = type, .d = d};
+  c.hk = pick({1, 2});
+  c.h = c.hk * pick({1, 4, 7});
+  c.len_q = {pick({65, 70, 100}), pick({0, 1, 5})};
+  c.len_k = {pick({3000, 4100}), pick({2, 70, 1500, 6000})};
+  c.padding = pick({0, 3, 70});
+  c.page_size = pick({0, 16, 64});
+  if (random() % 2) c.window_right = pick({0, 3});
+  if (random() % 4 == 0) c.window_left = pick({100, 2500});
   DrawVariants(c, random);
   c.unaligned = false;
   return c;
@@ -99,6 +139,8 @@ bool CheckAll(int cases_per_dim) {
       c.q_size = 30.0f;
       failed += !Check(c, 18, worst);
       count += 3;
+      for (int i = 0; i < cases_per_dim; ++i, ++count)
+        failed += !Check(LongCase(type, d, random), random(), worst);
       failures += failed;
       std::printf("%-5s d %-4ld worst relative error %.2e, failures %d\n",
                   std::string(Name(type)).c_str(), long(d), worst, failed);
@@ -113,9 +155,13 @@ void TimeAll(const std::string& only) {
   const auto time = [&](const char* what, const Workload& w) {
     const std::string name = Text(Name(w.q), " ", w.b, " x ", w.len_q, " ", what);
     if (name.find(only) == std::string::npos) return;
-    const double us = TimeOf(w, [&](const Params& p, const CudaContext& context) {
-      Require(sm90::LaunchPrefill(p, context));
-    });
+    std::optional<Workspace> workspace;
+    const double us = TimeOf(
+        w,
+        [&](const Params& p, const CudaContext& context) {
+          Require(sm90::LaunchPrefill(p, context));
+        },
+        [&](Params& p) { workspace.emplace(p).AddTo(p); });
     std::printf("%-32s %9.1f us  %6.1f TFLOP/s\n", name.c_str(), us, w.flops() / us * 1e-6);
     std::fflush(stdout);
   };
@@ -134,6 +180,21 @@ void TimeAll(const std::string& only) {
   time("dense, 192/128",
        {.b = 1, .len_q = 8192, .len_k = 8192, .d = 192, .page_size = 0, .dv = 128});
   time("window 4096", {.b = 1, .len_q = 32768, .len_k = 32768, .left = 4095});
+  const auto mixed = [&](const char* what, int64_t prompts, int64_t prompt_q, int64_t prompt_k,
+                         int64_t rows, int64_t len_q, int64_t len_k) {
+    time(what, {.b = rows,
+                .len_q = len_q,
+                .len_k = len_k,
+                .prompts = prompts,
+                .prompt_q = prompt_q,
+                .prompt_k = prompt_k});
+  };
+  mixed("mixed 2x2k+8x1k", 2, 2048, 2048, 8, 1, 1024);
+  mixed("mixed 4x1k+16x2k", 4, 1024, 1024, 16, 1, 2048);
+  mixed("mixed 2x4k+32x1k", 2, 4096, 4096, 32, 1, 1024);
+  mixed("chunk 1k on 32k + 32x4k", 1, 1024, 32768, 32, 1, 4096);
+  mixed("speculative 16x5 on 4k", 0, 0, 0, 16, 5, 4096);
+  for (const int64_t rows : {64, 256, 1024}) mixed("chunk on 32k", 0, 0, 0, 1, rows, 32768);
   time("f16, page 16", {.q = kF16, .kv = kF16, .b = 4, .len_q = 4096, .len_k = 4096});
 }
 

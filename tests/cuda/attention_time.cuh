@@ -30,21 +30,35 @@ struct Workload {
   DType q = kBF16, kv = kBF16;
   int64_t b = 1, len_q = 1, len_k = 1, h = 32, hk = 8, d = 128, page_size = 16;  // 0: dense
   int64_t left = -1, right = 0, dv = 0;                                          // 0: d
-  int64_t longest = 0;  // > 0: keys of the first sequence
+  int64_t longest = 0;                              // > 0: keys of the first sequence
+  int64_t prompts = 0, prompt_q = 0, prompt_k = 0;  // further sequences, in front of the others
+
+  int64_t num_seqs() const { return b + prompts; }
+  int64_t RowsOf(int64_t seq) const { return seq < prompts ? prompt_q : len_q; }
+  int64_t rows() const { return b * len_q + prompts * prompt_q; }
 
   int64_t v_dim() const { return dv ? dv : d; }
-  int64_t KeysOf(int64_t seq) const { return seq == 0 && longest ? longest : len_k; }
-  int64_t keys() const { return (b - 1) * len_k + KeysOf(0); }
+  int64_t KeysOf(int64_t seq) const {
+    if (seq < prompts) return prompt_k;
+    return seq == 0 && longest ? longest : len_k;
+  }
+  int64_t keys() const {
+    int64_t keys = 0;
+    for (int64_t seq = 0; seq < num_seqs(); ++seq) keys += KeysOf(seq);
+    return keys;
+  }
   DType out() const { return IsFp8(q) ? kBF16 : q; }
   double bytes() const {
     return static_cast<double>(keys() * hk * (d + v_dim()) * Bytes(kv)) +
-           static_cast<double>(b * len_q * h * (d * Bytes(q) + v_dim() * Bytes(out())));
+           static_cast<double>(rows() * h * (d * Bytes(q) + v_dim() * Bytes(out())));
   }
   double flops() const {
     const double seen = left >= 0    ? std::min<double>(left + 1, len_k)
                         : right == 0 ? len_k - (len_q - 1) / 2.0
                                      : static_cast<double>(len_k);
-    return 2.0 * b * len_q * seen * h * (d + v_dim());
+    const double of_prompts =
+        static_cast<double>(prompts) * prompt_q * (prompt_k - (prompt_q - 1) / 2.0);
+    return 2.0 * (static_cast<double>(b) * len_q * seen + of_prompts) * h * (d + v_dim());
   }
 };
 
@@ -99,12 +113,14 @@ inline double TimeOf(
     const std::function<void(Params&)>& prepare = [](Params&) {}) {
   const int64_t page = w.page_size ? w.page_size : w.keys();
   const auto pages_of = [&](int64_t seq) { return (w.KeysOf(seq) + page - 1) / page; };
-  const int64_t m = std::max(pages_of(0), (w.len_k + page - 1) / page);
-  std::vector<int64_t> seqused, cu_q{0}, cu_k{0}, table(w.b * m);
+  const int64_t b = w.num_seqs();
+  int64_t m = 0;
+  for (int64_t seq = 0; seq < b; ++seq) m = std::max(m, pages_of(seq));
+  std::vector<int64_t> seqused, cu_q{0}, cu_k{0}, table(b * m);
   int64_t num_pages = 0;
-  for (int64_t seq = 0; seq < w.b; ++seq) {
+  for (int64_t seq = 0; seq < b; ++seq) {
     seqused.push_back(w.KeysOf(seq));
-    cu_q.push_back(cu_q.back() + w.len_q);
+    cu_q.push_back(cu_q.back() + w.RowsOf(seq));
     cu_k.push_back(cu_k.back() + w.KeysOf(seq));
     num_pages += pages_of(seq);
   }
@@ -112,10 +128,10 @@ inline double TimeOf(
   std::vector<int64_t> pages(num_pages);
   std::iota(pages.begin(), pages.end(), 0);
   std::shuffle(pages.begin(), pages.end(), std::mt19937(1));
-  for (int64_t seq = 0, next = 0; w.page_size && seq < w.b; ++seq)
+  for (int64_t seq = 0, next = 0; w.page_size && seq < b; ++seq)
     for (int64_t i = 0; i < pages_of(seq); ++i) table[seq * m + i] = pages[next++];
 
-  const int64_t rows = w.b * w.len_q * w.h, slots = num_pages * page * w.hk, bytes = Bytes(w.kv);
+  const int64_t rows = w.rows() * w.h, slots = num_pages * page * w.hk, bytes = Bytes(w.kv);
   const int64_t v_at = slots * w.d * bytes, copy = v_at + slots * w.v_dim() * bytes;
   const int64_t copies = std::max<int64_t>(2, static_cast<int64_t>(4.5e8 / copy) + 1);
   const DeviceIndices cu_q_device(cu_q, false), cu_k_device(cu_k, false),
@@ -135,8 +151,8 @@ inline double TimeOf(
            .q_token_stride = w.h * w.d,
            .q_head_stride = w.d,
            .out = out.data()};
-  p.num_tokens = w.b * w.len_q;
-  p.num_seqs = w.b;
+  p.num_tokens = w.rows();
+  p.num_seqs = b;
   p.num_heads = w.h;
   p.head_dim = w.d;
   p.max_len_k = w.page_size ? m * page : w.keys();

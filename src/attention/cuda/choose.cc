@@ -97,8 +97,7 @@ const Candidate* Choose(std::span<const Candidate> candidates, const Params& par
 }
 
 Status ChooseForward(const Params& params, const cuda::Device& device, ForwardChoice& choice) {
-  const int64_t packed_rows = params.num_tokens * (params.num_heads / params.num_kv_heads());
-  const bool only_short = params.num_tokens <= params.num_seqs || packed_rows <= kMaxDecodeRows;
+  const bool only_short = OnlyShort(params);
   const bool only_long = !only_short && params.num_seqs == 1;
   if (!only_short)
     INTARSIA_RETURN_IF_ERROR(ChooseOrExplain("prefill", kPrefill, params, device, choice.prefill));

@@ -31,10 +31,8 @@ std::span<const Candidate> BackwardCandidates();
 const Candidate* Choose(std::span<const Candidate> candidates, const Params& params,
                         const cuda::Device& device);
 
-// Sequences with up to this many packed rows (len_q * G) go to the decode kernel, unless the
-// prefill kernel takes them (Sharing, forward_launch.h): it would pad them to its tile and, with
-// few sequences, leave most of the GPU idle.
-inline constexpr int64_t kMaxDecodeRows = 64;
+// Short sequences (workspace.h) go to the decode kernel, unless the prefill kernel takes them: a
+// portable one would pad them to its tile and, with few sequences, leave most of the GPU idle.
 
 // The kernels of a forward pass; in a mixed batch both, and which sequence is long is known on the
 // device alone, so each takes its own. Null: not needed.

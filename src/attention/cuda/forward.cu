@@ -24,8 +24,12 @@ Status Run(const Params& params, const CudaContext& context) {
   INTARSIA_RETURN_IF_ERROR(ChooseForward(params, *context.device, choice));
   if (!choice.prefill) return LaunchDecode(params, context, choice.decode->tiles);
   if (!choice.decode) return LaunchPrefillBy(*choice.prefill, params, context);
+  const bool on_hopper = choice.prefill->arch == cuda::kHopper;
+  // One launch for all: it cuts what would make one of its CTAs late.
+  if (on_hopper && (!WantsPieces(params) || sm90::HasRoomForPieces(params, context.device->sms)))
+    return LaunchPrefillBy(*choice.prefill, params, context);
   Sharing sharing;
-  if (choice.prefill->arch == cuda::kHopper)
+  if (on_hopper)
     sharing = {context.device->sms, static_cast<int>(params.num_heads / params.num_kv_heads()),
                static_cast<int>(params.num_kv_heads())};
   INTARSIA_RETURN_IF_ERROR(

@@ -58,18 +58,19 @@ class Consumer {
     __syncwarp();
     if (threadIdx.x % 32 == 0) empty.Arrive();
   }
-  __device__ __forceinline__ uint32_t QueryRows() const {
-    return cuda::SharedAddress(shared_.q) + number_ * cuda::kWgmmaRows * cuda::kPanelRowBytes;
+  // Of this consumer, or of the first one.
+  __device__ __forceinline__ uint32_t QueryRows(int number) const {
+    return cuda::SharedAddress(shared_.q) + number * cuda::kWgmmaRows * cuda::kPanelRowBytes;
   }
 
   __device__ __forceinline__ void WaitForKeys(const KeyPlace& k) const {
     shared_.k_full[k.index].Wait(k.parity);
   }
 
-  // s = Q K', in flight afterwards.
-  __device__ __forceinline__ void MultiplyKeys(Scores& s, const KeyPlace& place) const {
+  // s = Q K' of a consumer's rows, in flight afterwards.
+  __device__ __forceinline__ void MultiplyKeys(Scores& s, const KeyPlace& place, int number) const {
     using M = cuda::Wgmma<S::kTileKeys>;
-    const cuda::Descriptor q(cuda::ColumnsSummed(QueryRows())),
+    const cuda::Descriptor q(cuda::ColumnsSummed(QueryRows(number))),
         k(cuda::ColumnsSummed(cuda::SharedAddress(shared_.k[place.index])));
     cuda::WgmmaFence();
     M::template Shared<T, false>(s, q.At(0), k.At(0));
@@ -168,7 +169,7 @@ class Consumer {
       Scores s;
       WaitForKeys(k_);
       const uint32_t boxes = shared_.boxes[k_.index];
-      MultiplyKeys(s, k_);
+      MultiplyKeys(s, k_, number_);
       cuda::WgmmaWait<0>();
       ReleaseByWarp(shared_.k_empty[k_.index]);
       k_.Next();
@@ -184,7 +185,7 @@ class Consumer {
       const uint32_t boxes = shared_.boxes[k_.index];
       const bool clear = settled && boxes == ~0u && task.clear.Has(first_key);
       cuda::BarrierSync(Turn(number_), kTurnThreads);
-      MultiplyKeys(s, k_);
+      MultiplyKeys(s, k_, number_);
       shared_.v_full[v_.index].Wait(v_.parity);
       MultiplyValues(o, weights);
       cuda::BarrierArrive(Turn(number_ + 1 == S::kConsumers ? 0 : number_ + 1), kTurnThreads);
@@ -216,6 +217,96 @@ class Consumer {
     v_.Next();
   }
 
+  // The same of a task of few rows: this consumer's tiles, every kFewConsumers-th. Memory bounds
+  // such tasks, so that nothing overlaps but the consumers. Whoever does not read a tile waits for
+  // it all the same, since nobody may release what is yet to come.
+  __device__ __forceinline__ void AddOwnTiles(const Task& task, Rows& rows, Out& o) {
+    int first_key = task.keys.last_key;
+    bool passes = false;  // whether a tile of V is to be passed over
+#pragma unroll 1
+    for (int i = 0; i < task.keys.count; ++i, first_key -= S::kTileKeys) {
+      WaitForKeys(k_);
+      if (i % kFewConsumers == number_) {
+        Scores s;
+        Weights weights;
+        float kept[2];
+        const uint32_t boxes = shared_.boxes[k_.index];
+        MultiplyKeys(s, k_, 0);
+        cuda::WgmmaWait<0>();
+        ReleaseByWarp(shared_.k_empty[k_.index]);
+        if (Softmax(s, task, first_key, boxes, rows, kept)) ScaleRows(o, kept);
+        ToOperand<T>(s, weights);
+        if (passes) PassValues();
+        passes = false;
+        shared_.v_full[v_.index].Wait(v_.parity);
+        MultiplyValues(o, weights);
+        cuda::WgmmaWait<0>();
+        Release(shared_.v_empty[v_.index]);
+        v_.Next();
+      } else {
+        ReleaseByWarp(shared_.k_empty[k_.index]);
+        passes = number_ < kFewConsumers;
+        if (!passes) PassValues();
+      }
+      k_.Next();
+    }
+    if (passes) PassValues();
+  }
+  __device__ __forceinline__ void PassValues() {
+    shared_.v_full[v_.index].Wait(v_.parity);
+    Release(shared_.v_empty[v_.index]);
+    v_.Next();
+  }
+
+  // Adds up what the consumers of a task of few rows have: the first one gets it, and its result is
+  // true.
+  __device__ __forceinline__ bool GatherFew(Rows& rows, Out& o) {
+    if (!S::kOutInQuery || number_ >= kFewConsumers) ReleaseByWarp(shared_.q_empty);
+    if (number_ >= kFewConsumers) return false;
+    const auto sync = [] {
+      cuda::BarrierSync(Turn(2 * S::kConsumers), kFewConsumers * cuda::kWarpgroupThreads);
+    };
+    const int thread = static_cast<int>(threadIdx.x) % cuda::kWarpgroupThreads;
+    const int row = cuda::AccumulatorRow(thread, 0);
+    float* const out = shared_.few_out();
+    sync();  // both are done with Q, and the first one with its last results
+    if (number_ == 1) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float l = RowSum(rows.l[r]);
+        if (thread % 4) continue;
+        shared_.few_base[row + 8 * r] = rows.base[r];
+        shared_.few_l[row + 8 * r] = l;
+      }
+#pragma unroll
+      for (int i = 0; i < S::kDv / 2; ++i) out[i * cuda::kWarpgroupThreads + thread] = o[i];
+    }
+    sync();
+    if (number_ == 0) {
+      float other[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float theirs = shared_.few_base[row + 8 * r], base = fmaxf(rows.base[r], theirs);
+        const float kept = cuda::Exp2(rows.base[r] - base);
+        other[r] = cuda::Exp2(theirs - base);
+        // l is summed over the lanes of a row later.
+        rows.l[r] = rows.l[r] * kept + (thread % 4 ? 0.0f : shared_.few_l[row + 8 * r] * other[r]);
+        rows.base[r] = base;
+#pragma unroll
+        for (int i = 2 * r; i < S::kDv / 2; i += 4) o[i] *= kept, o[i + 1] *= kept;
+      }
+#pragma unroll
+      for (int i = 0; i < S::kDv / 2; ++i)
+        o[i] += out[i * cuda::kWarpgroupThreads + thread] * other[i / 2 % 2];
+    }
+    sync();  // results may go there now
+    if (S::kOutInQuery && number_ != 0) {
+      cuda::FenceForAsyncReads();
+      ReleaseByWarp(shared_.q_empty);
+    }
+    return number_ == 0;
+  }
+
   __device__ __forceinline__ void Attend(const Task& task) {
     Rows rows;
     Out o;
@@ -223,23 +314,32 @@ class Consumer {
     for (float& x : o) x = 0.0f;
     shared_.q_full.Wait(q_parity_);
     q_parity_ ^= 1;
-    if (task.keys.count > 0)
+    if (task.few) {
+      AddOwnTiles(task, rows, o);
+      if (!GatherFew(rows, o)) return;
+    } else if (task.keys.count > 0) {
       AddTiles(task, rows, o);
-    else if (!S::kOutInQuery)
+    } else if (!S::kOutInQuery) {
       ReleaseByWarp(shared_.q_empty);
+    }
 
-    const ThreadPlace place;
+    const ThreadPlace place(task.few);
     float lse[2], by[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int head = RowOf(plan_, task, place.row + 8 * r).head;
-      by[r] = FinishRow(rows.base[r], rows.l[r], SinkOf(p_, head), lse[r]);
+      // A sink counts once, where pieces become one.
+      const float sink = task.piece_place < 0 ? SinkOf(p_, head) : -INFINITY;
+      by[r] = FinishRow(rows.base[r], rows.l[r], sink, lse[r]);
     }
     ScaleRows(o, by);
     char* const staged = S::kOutInQuery ? shared_.q : shared_.out;
     if constexpr (S::kOutInQuery)  // all warps have read their rows of Q
       cuda::BarrierSync(Turn(S::kConsumers) + number_, cuda::kWarpgroupThreads);
-    WriteRows<S, T>(p_, plan_, task, o, lse, staged);
+    if (task.piece_place < 0)
+      WriteRows<S, T>(p_, plan_, task, o, lse, staged);
+    else
+      LeavePiece<S>(plan_, task, number_ * cuda::kWgmmaRows, o, lse);
     if constexpr (S::kOutInQuery) {
       cuda::FenceForAsyncReads();
       cuda::BarrierSync(Turn(S::kConsumers) + number_, cuda::kWarpgroupThreads);

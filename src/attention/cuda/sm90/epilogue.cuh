@@ -25,6 +25,24 @@ struct StagedRows {
   }
 };
 
+// Leaves the rows of a warpgroup, of which the first one is `first_row`, as a partial result.
+template <class S>
+__device__ __forceinline__ void LeavePiece(const LaunchPlan& plan, const Task& task, int first_row,
+                                           const float (&o)[S::kDv / 2], const float (&lse)[2]) {
+  float* const piece = plan.pieces.At(static_cast<int>(blockIdx.x), task.piece_place);
+  int thread = static_cast<int>(threadIdx.x) % cuda::kWarpgroupThreads;
+  asm volatile("" : "+r"(thread));  // as in ThreadPlace
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = first_row + cuda::AccumulatorRow(thread, 0) + 8 * r;
+    float* const to = piece + row * S::kDv + cuda::AccumulatorColumn(thread, 0);
+#pragma unroll
+    for (int i = 2 * r; i < S::kDv / 2; i += 4)
+      *reinterpret_cast<float2*>(to + i / 4 * 8) = {o[i], o[i + 1]};
+    if (thread % 4 == 0) piece[plan.pieces.room.lse_offset() + row] = lse[r];
+  }
+}
+
 // Writes the rows of a warpgroup. `staged` has room for those of all, as panels.
 template <class S, class T>
 __device__ __forceinline__ void WriteRows(const Params& p, const LaunchPlan& plan, const Task& task,

@@ -22,6 +22,7 @@
 #include "src/attention/cuda/sm90/consumer.cuh"
 #include "src/attention/cuda/sm90/prefill.h"
 #include "src/attention/cuda/sm90/producer.cuh"
+#include "src/attention/workspace.h"
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/tensor_map.h"
 
@@ -56,6 +57,12 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     cuda::PrefetchMap(maps.k);
     cuda::PrefetchMap(maps.v);
     shared.InitBarriers();
+  }
+  if (warp == 2) {
+    if (plan.pieces.data)
+      FindSlice(p, plan, shared.slice);
+    else if (threadIdx.x % 32 == 0)
+      shared.slice = {};
   }
   ClearSpareRows<S>(shared, plan.tokens_per_tile * plan.group);
   __syncthreads();
@@ -113,14 +120,19 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
                   .fill_padding = rows.fill_padding,
                   .token_tile = Divisor(tokens),
                   .page_size = Divisor(p.cache.page_size)};
+  const bool cuts =
+      rows.sharing.ctas == 0 && WantsPieces(p) && HasRoomForPieces(p, context.device->sms);
+  if (cuts) plan.pieces = {p.workspace, {S::kTileRows, S::kDv}};
   const auto heads = static_cast<int>(p.num_kv_heads());
   plan.schedule = {static_cast<int>(row_tiles), heads, heads};
   plan.has_sections = plan.schedule.tasks() >= 2 * Schedule::kMinRounds * context.device->sms;
   Maps maps;
   INTARSIA_RETURN_IF_ERROR(MakeMaps(p, plan, maps));
-  const int64_t ctas = std::min<int64_t>(plan.schedule.tasks(), context.device->sms);
+  const int64_t sms = context.device->sms;
+  const int64_t ctas = cuts ? sms : std::min<int64_t>(plan.schedule.tasks(), sms);
   const cuda::LaunchConfig config{{ctas}, dim3(S::kThreads), sizeof(Shared<S>)};
-  return cuda::Launch(context, kKernel<S, T>, config, p, maps, plan);
+  INTARSIA_RETURN_IF_ERROR(cuda::Launch(context, kKernel<S, T>, config, p, maps, plan));
+  return cuts ? LaunchCombinePieces(p, plan.pieces, ctas, context) : Status();
 }
 
 // The compiled shapes, smallest first. The tile of keys is as long as registers and shared memory

@@ -7,6 +7,10 @@ namespace intarsia::attention::sm90 {
 // Whether LaunchPrefill takes these operands, as far as they decide: types, sizes and strides.
 bool Supports(const Params& params);
 
+// Whether such a call's workspace has room for the pieces of so many CTAs. The kernel then takes
+// short sequences over any number of keys, too.
+bool HasRoomForPieces(const Params& params, int64_t ctas);
+
 // Computes the sequences that `rows` says. `params` must be supported.
 Status LaunchPrefill(const Params& params, const CudaContext& context,
                      const PrefillRows& rows = {});

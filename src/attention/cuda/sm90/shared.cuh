@@ -1,6 +1,7 @@
 // What the warps of a CTA share: tiles, the barriers around them, and the tasks.
 #pragma once
 #include "src/attention/cuda/paging.cuh"
+#include "src/attention/cuda/sm90/combine.h"
 #include "src/attention/cuda/sm90/tiles.h"
 #include "src/core/cuda/tma.cuh"
 #include "src/core/cuda/wgmma_layout.h"
@@ -16,9 +17,29 @@ struct Task {
   KeyTiles keys;
   ClearTiles clear;
   int first_visible = 0;  // key, of some row
+  // At most kFewRows rows: the first kFewConsumers consumers compute the same ones, each its part
+  // of the tiles of keys.
+  bool few = false;
+  int piece_place = -1;  // of this CTA, where a partial result goes; -1: the result is whole
   // kPadding: rows outside of all sequences, of which this task fills every step-th from first on.
   Padding padding;
   int first = 0, step = 1;
+};
+
+// What is left of the CTA's slice of the line of tasks, while there is one (line.h).
+struct OwnSlice {
+  Line line;
+  int kv_head = 0, at = 0;  // where it goes on, in the line of that head
+  int left = 0;             // of its cost
+  int skipped = 0;          // by what it is shorter than others, as the last one is
+
+  // The warp together, with what all lanes have read.
+  __device__ __forceinline__ void Advance(int from, int rest, int head, int by) {
+    const bool ends = from + by >= line.head;
+    kv_head = ends ? head + 1 : head;
+    at = ends ? 0 : from + by;
+    left = rest - by;
+  }
 };
 
 // Passed to the kernel by value.
@@ -39,6 +60,7 @@ struct LaunchPlan {
   int64_t min_packed_rows = 1;
   Sharing sharing;
   bool fill_padding = true;
+  Pieces pieces;          // no data: no task is cut
   Divisor token_tile{1};  // tokens_per_tile
   Divisor page_size{1};
 };
@@ -59,7 +81,13 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
   static constexpr int kTasks = 2;
   cuda::Barrier task_full[kTasks], task_empty[kTasks];
   Task tasks[kTasks];
+  OwnSlice slice;
   uint32_t boxes[S::kKeyStages];  // bit i: whether box i of a tile of K exists
+  // A task of few rows: what its second consumer hands to the first. Its o lies where results do.
+  float few_base[kFewRows], few_l[kFewRows];
+  __device__ __forceinline__ float* few_out() {
+    return reinterpret_cast<float*>(S::kOutInQuery ? q : out);
+  }
 
   // By one thread, before any other uses them.
   __device__ void InitBarriers() {

@@ -46,11 +46,12 @@ struct Rows {
 struct ThreadPlace {
   int row, column;  // the first of each
 
-  __device__ __forceinline__ ThreadPlace() {
+  // `few`: the consumers have the same rows.
+  __device__ __forceinline__ explicit ThreadPlace(bool few) {
     int thread = static_cast<int>(threadIdx.x);
     asm volatile("" : "+r"(thread));
-    row = thread / cuda::kWarpgroupThreads * cuda::kWgmmaRows - cuda::kWgmmaRows +
-          cuda::AccumulatorRow(thread % cuda::kWarpgroupThreads, 0);
+    row = cuda::AccumulatorRow(thread % cuda::kWarpgroupThreads, 0);
+    if (!few) row += (thread / cuda::kWarpgroupThreads - 1) * cuda::kWgmmaRows;
     column = cuda::AccumulatorColumn(thread, 0);
   }
 };
@@ -69,7 +70,7 @@ template <int kScores>
 __device__ __forceinline__ void MaskScores(float (&s)[kScores], const Params& p,
                                            const LaunchPlan& plan, const Task& task, int first_key,
                                            uint32_t boxes) {
-  const ThreadPlace place;
+  const ThreadPlace place(task.few);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const TileRow row = RowOf(plan, task, place.row + 8 * r);
@@ -98,7 +99,7 @@ template <int kScores>
 __device__ __forceinline__ void SubtractAlibi(float (&s)[kScores], const Params& p,
                                               const LaunchPlan& plan, const Task& task,
                                               int first_key) {
-  const ThreadPlace place;
+  const ThreadPlace place(task.few);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const TileRow row = RowOf(plan, task, place.row + 8 * r);

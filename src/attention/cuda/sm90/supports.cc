@@ -1,3 +1,4 @@
+#include "src/attention/cuda/sm90/line.h"
 #include "src/attention/cuda/sm90/prefill.h"
 #include "src/attention/cuda/sm90/tiles.h"
 
@@ -24,6 +25,13 @@ bool Supports(const Params& p) {
          (!p.paged || c.page_size % kMinBoxRows == 0) && RowsAligned(p) &&
          fits(p.num_tokens, p.q_token_stride) && fits(p.num_heads, p.q_head_stride) &&
          strides_fit(c.k_strides) && strides_fit(c.v_strides);
+}
+
+bool HasRoomForPieces(const Params& p, int64_t ctas) {
+  const int64_t floats =
+      ctas * PieceRoom::kPlaces * LargestPiece(p.head_dim, p.cache.v_head_dim).floats();
+  return p.workspace && reinterpret_cast<uintptr_t>(p.workspace) % 16 == 0 &&
+         p.max_splits * p.workspace_floats >= floats;
 }
 
 }  // namespace intarsia::attention::sm90

@@ -8,6 +8,8 @@
 namespace intarsia::attention::sm90 {
 
 inline constexpr int kMinBoxRows = 4;
+// Of a task of few rows: at most so many, by so many consumers.
+inline constexpr int kFewRows = 64, kFewConsumers = 2;
 
 // How a kernel for head dims up to kHeadDim (q, K) and kValueDim (V, out) cuts its work. K and V
 // lie in shared memory as panels (wgmma_layout.h), and head dims are filled up to whole panels.
@@ -38,10 +40,12 @@ struct Shape {
   static constexpr bool kOutInQuery = kTileBytes + kOutBytes + kControlBytes > kMaxSharedBytes;
   static constexpr int kSharedBytes = kTileBytes + (kOutInQuery ? 0 : kOutBytes) + kControlBytes;
   static_assert(kValuePanels <= kPanels);  // so that results fit where Q was
+  static_assert(kFewRows * kDv * 4 <= (kOutInQuery ? kQueryBytes : kOutBytes) &&
+                kFewConsumers <= kConsumers);
   static_assert(kSharedBytes <= kMaxSharedBytes && kTileKeys % 16 == 0 && kD % 16 == 0);
   // Registers a thread, of 65536: multiples of 8. The producer's are what its code needs.
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 152;
+  static constexpr int kProducerRegisters = 56;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 224 : 152;
   // What __launch_bounds__(kThreads, 1) gives a thread at the start. If consumers take more than
   // the producer releases, they wait forever.
   static constexpr int kRegistersAtStart = 65536 / kThreads / 8 * 8;

@@ -1,0 +1,159 @@
+// How the tasks of a launch are cut into equal slices, where whole tasks would leave CTAs idle: few
+// rows over many keys, say. Pure functions, so that tests check them on a CPU.
+//
+// A task is a row tile of a sequence and a KV head. Its cost counts keys, and what its ends cost as
+// keys. All tasks laid end to end, head after head, form a line; slice i is
+//   [i * payload, (i + 1) * payload),
+// and a CTA computes one slice. The tiles of keys of a task that lie in a slice are a piece. A task
+// of several pieces leaves partial results, which CombinePieces adds up (combine.h).
+//
+// Source: FlashMLA's tile scheduler (DeepSeek 2025), as for decode (decode_plan.h).
+#pragma once
+#include <cstdint>
+
+#include "src/core/index_vector.h"  // INTARSIA_HOST_DEVICE
+
+namespace intarsia::attention::sm90 {
+
+inline constexpr int kLineTileKeys = 128;
+// Of a task's two ends, of one of few rows, and of a piece beside the others of its task: measured.
+inline constexpr int kEndCost = 3 * kLineTileKeys, kFewEndCost = 2 * kLineTileKeys;
+inline constexpr int kPieceCost = 4 * kLineTileKeys;
+// A slice that is shorter costs more to combine than it saves.
+inline constexpr int kMinSlice = 6 * kLineTileKeys;
+// A cut leaves so many tiles on both sides, or is moved to the task's end.
+inline constexpr int kMinPieceTiles = 2;
+// Of a head's tasks, so that kernels count them in 32 bits.
+inline constexpr int64_t kMaxHeadLine = int64_t{1} << 30;
+
+// The tasks of a sequence and a head: number t costs first + step * t.
+struct LineTasks {
+  int count = 0, first = 0, step = 0;
+
+  INTARSIA_HOST_DEVICE constexpr int CostOf(int t) const { return first + step * t; }
+  INTARSIA_HOST_DEVICE constexpr int64_t Before(int t) const {
+    return int64_t{t} * first + int64_t{step} * t * (t - 1) / 2;
+  }
+  INTARSIA_HOST_DEVICE constexpr int64_t total() const { return Before(count); }
+  // How many cost at least so much.
+  INTARSIA_HOST_DEVICE constexpr int CountFrom(int64_t cost) const {
+    if (cost <= first) return count;
+    if (step == 0) return 0;
+    const int64_t fewer = (cost - first + step - 1) / step;
+    return fewer < count ? static_cast<int>(count - fewer) : 0;
+  }
+  // The task at a position below total().
+  INTARSIA_HOST_DEVICE constexpr int At(int64_t position) const {
+    int low = 0, high = count - 1;
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (Before(middle) <= position)
+        low = middle;
+      else
+        high = middle - 1;
+    }
+    return low;
+  }
+};
+
+// What is known of a sequence: its tokens and keys, and its window, where negative means open.
+// An estimate where a mask is not causal; results do not depend on it.
+INTARSIA_HOST_DEVICE constexpr LineTasks LineTasksOf(int tokens, int len_k, int64_t left,
+                                                     int64_t right, int tokens_per_tile, bool few) {
+  if (tokens <= 0) return {};
+  LineTasks tasks;
+  tasks.count = (tokens + tokens_per_tile - 1) / tokens_per_tile;
+  if (left < 0 && right == 0) {
+    const int first = len_k - tokens + (tokens < tokens_per_tile ? tokens : tokens_per_tile);
+    tasks.first = first > 0 ? first : 0;
+    tasks.step = tokens_per_tile;
+  } else {
+    const int64_t span = left + right + 1 + tokens_per_tile;
+    tasks.first = left >= 0 && right >= 0 && span < len_k ? static_cast<int>(span) : len_k;
+  }
+  if (few) tasks.first /= 2;
+  tasks.first += few ? kFewEndCost : kEndCost;
+  return tasks;
+}
+
+// All tasks of a launch.
+struct Line {
+  int head = 0;  // the cost of a head's tasks
+  int num_heads = 1;
+  int slices = 0, payload = 0;  // no slices: tasks are whole
+};
+
+// The line, if slices of it are better than whole tasks, for so many CTAs. `head`: the cost of a
+// head's tasks; `longest`: a task's; `long_tasks`: how many of a head cost nearly as much.
+INTARSIA_HOST_DEVICE constexpr Line DrawLine(int64_t head, int num_heads, int64_t longest,
+                                             int64_t long_tasks, int ctas) {
+  if (head <= 0 || head >= kMaxHeadLine) return {};
+  const int64_t total = head * num_heads, most = total / kMinSlice;
+  const int slices = most < 1 ? 1 : most < ctas ? static_cast<int>(most) : ctas;
+  const int64_t payload = (total + slices - 1) / slices;
+  const int64_t whole = (long_tasks * num_heads + ctas - 1) / ctas * longest;
+  if (whole * 10 <= (payload + kPieceCost) * 11 || payload >= kMaxHeadLine) return {};
+  return {static_cast<int>(head), num_heads, slices, static_cast<int>(payload)};
+}
+
+// Where a task of so many tiles of keys is cut `offset` behind its beginning on the line. (Floats
+// rather than 64-bit division, for which the kernel has no registers; all CTAs compute the same.)
+INTARSIA_HOST_DEVICE constexpr int CutAt(int offset, int cost, int tiles) {
+  if (offset <= 0) return 0;
+  if (offset >= cost) return tiles;
+  const float share = static_cast<float>(offset) / static_cast<float>(cost);
+  const int cut = static_cast<int>(share * static_cast<float>(tiles));
+  if (tiles < 2 * kMinPieceTiles) return 2 * cut < tiles ? 0 : tiles;
+  if (cut < kMinPieceTiles) return 0;
+  return tiles - cut < kMinPieceTiles ? tiles : cut;
+}
+
+// What a slice has of a task: tiles [begin, end) of its keys, counted from the left; perhaps none.
+struct LinePiece {
+  int begin = 0, end = 0;
+  int first_slice = 0, count = 1;  // of all the slices from the first piece to the last
+};
+
+// `passed`: how far behind the task's beginning the slice begins; negative if it begins before.
+INTARSIA_HOST_DEVICE constexpr LinePiece PieceOf(int payload, int slice, int passed, int cost,
+                                                 int tiles) {
+  LinePiece piece;
+  piece.begin = CutAt(passed, cost, tiles);
+  piece.end = CutAt(passed + payload, cost, tiles);
+  int first = slice, begin = passed;  // of slice `first`
+  while (begin > 0 && CutAt(begin, cost, tiles) > 0) begin -= payload, --first;
+  int last = slice, end = passed + payload;
+  while (end < cost && CutAt(end, cost, tiles) < tiles) end += payload, ++last;
+  piece.first_slice = first;
+  piece.count = last - first + 1;
+  return piece;
+}
+
+// Partial results in the workspace: each slice has room for two, of a task that an earlier slice
+// began (place 0), and of one that later slices go on with (place 1).
+struct PieceRecord {
+  int pieces = 0;  // of the task; fewer than 2: nothing to add up
+  int first_slice = 0, first_token = 0, rows = 0, kv_head = 0;
+  int unused[3] = {};
+};
+struct PieceRoom {
+  int rows = 0, columns = 0;
+  static constexpr int kPlaces = 2;
+  INTARSIA_HOST_DEVICE constexpr int64_t lse_offset() const { return int64_t{rows} * columns; }
+  INTARSIA_HOST_DEVICE constexpr int64_t record_offset() const { return lse_offset() + rows; }
+  INTARSIA_HOST_DEVICE constexpr int64_t floats() const {
+    return record_offset() + static_cast<int64_t>(sizeof(PieceRecord) / sizeof(float));
+  }
+};
+// The largest that the tiles for such head dims (prefill.cuh) leave.
+constexpr PieceRoom LargestPiece(int64_t head_dim, int64_t v_head_dim) {
+  const int64_t d = head_dim > v_head_dim ? head_dim : v_head_dim;
+  if (d <= 64) return {192, 64};
+  return {128, d <= 128 || (head_dim <= 192 && v_head_dim <= 128) ? 128 : d <= 192 ? 192 : 256};
+}
+// A workspace has room for the pieces of so many CTAs.
+inline constexpr int64_t kMaxLineCtas = 160;
+// The slice's place for a piece.
+INTARSIA_HOST_DEVICE constexpr int PlaceOfPiece(bool first) { return first ? 1 : 0; }
+
+}  // namespace intarsia::attention::sm90
