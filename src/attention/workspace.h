@@ -22,15 +22,15 @@ inline decode::StaticShape ShapeOf(const Params& params) {
 // packed rows (len_q * G) are short.
 inline constexpr int64_t kMaxDecodeRows = 64;
 inline bool OnlyShort(const Params& p) {
-  return p.num_tokens <= p.num_seqs ||
-         p.num_tokens * (p.num_heads / p.num_kv_heads()) <= kMaxDecodeRows;
+  if (p.num_tokens <= p.num_seqs || p.num_kv_heads() <= 0) return true;
+  return p.num_tokens * (p.num_heads / p.num_kv_heads()) <= kMaxDecodeRows;
 }
 
 // Whether tasks of Hopper's prefill may be worth cutting into pieces (cuda/sm90/line.h): some
 // sequence may have many more keys than there are rows to fill a GPU.
 inline bool WantsPieces(const Params& p) {
   constexpr int64_t kFewKeys = 2048;
-  return (p.dtype == kBF16 || p.dtype == kF16) && p.cache.dtype == p.dtype &&
+  return (p.dtype == DType::kBF16 || p.dtype == DType::kF16) && p.cache.dtype == p.dtype &&
          std::max(p.head_dim, p.cache.v_head_dim) <= 256 && p.num_heads > 0 && !OnlyShort(p) &&
          p.max_len_k >= kFewKeys && (p.num_seqs > 1 || p.max_len_k >= 4 * p.num_tokens);
 }
