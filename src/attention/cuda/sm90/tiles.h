@@ -44,8 +44,8 @@ struct Shape {
                 kFewConsumers <= kConsumers);
   static_assert(kSharedBytes <= kMaxSharedBytes && kTileKeys % 16 == 0 && kD % 16 == 0);
   // Registers a thread, of 65536: multiples of 8. The producer's are what its code needs.
-  static constexpr int kProducerRegisters = 56;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 224 : 152;
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 56;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 152;
   // What __launch_bounds__(kThreads, 1) gives a thread at the start. If consumers take more than
   // the producer releases, they wait forever.
   static constexpr int kRegistersAtStart = 65536 / kThreads / 8 * 8;
