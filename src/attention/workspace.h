@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "src/attention/attention.h"
-#include "src/attention/cuda/sm90/line.h"
 #include "src/attention/decode_plan.h"
+#include "src/attention/prefill_line.h"
 
 namespace intarsia::attention {
 
@@ -26,7 +26,7 @@ inline bool OnlyShort(const Params& p) {
   return p.num_tokens * (p.num_heads / p.num_kv_heads()) <= kMaxDecodeRows;
 }
 
-// Whether tasks of Hopper's prefill may be worth cutting into pieces (cuda/sm90/line.h): some
+// Whether tasks of Hopper's prefill may be worth cutting into pieces (prefill_line.h): some
 // sequence may have many more keys than there are rows to fill a GPU.
 inline bool WantsPieces(const Params& p) {
   constexpr int64_t kFewKeys = 2048;

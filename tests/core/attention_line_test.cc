@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/attention/cuda/sm90/line.h"
+#include "src/attention/prefill_line.h"
 #include "src/attention/workspace.h"
 
 namespace intarsia {

@@ -1,9 +1,9 @@
-// Partial results of tasks that were cut into pieces (line.h), and how they become one. With lse_i
-// and out_i the results of the disjoint sets of keys i,
+// Partial results of tasks that were cut into pieces (prefill_line.h), and how they become one.
+// With lse_i and out_i the results of the disjoint sets of keys i,
 //   lse = ln (e^sink + sum_i e^lse_i),   out = sum_i e^(lse_i - lse) out_i.
 #pragma once
 #include "src/attention/attention.h"
-#include "src/attention/cuda/sm90/line.h"
+#include "src/attention/prefill_line.h"
 
 namespace intarsia::attention::sm90 {
 

@@ -26,7 +26,7 @@ struct Task {
   int first = 0, step = 1;
 };
 
-// What is left of the CTA's slice of the line of tasks, while there is one (line.h).
+// What is left of the CTA's slice of the line of tasks, while there is one (prefill_line.h).
 struct OwnSlice {
   Line line;
   int kv_head = 0, at = 0;  // where it goes on, in the line of that head

@@ -1,6 +1,6 @@
-#include "src/attention/cuda/sm90/line.h"
 #include "src/attention/cuda/sm90/prefill.h"
 #include "src/attention/cuda/sm90/tiles.h"
+#include "src/attention/prefill_line.h"
 
 namespace intarsia::attention::sm90 {
 

@@ -1,5 +1,5 @@
 // Finds the tasks of a CTA: whole ones in the order of Schedule (tiles.h), or the pieces of its
-// slice of the line of all tasks (line.h).
+// slice of the line of all tasks (prefill_line.h).
 #pragma once
 #include <bit>
 #include <climits>
@@ -51,8 +51,8 @@ __device__ __forceinline__ LineTasks LineTasksOfLane(const Params& p, const Laun
                      size * plan.group <= kFewRows);
 }
 
-// Finds the CTA's slice of the line of all tasks, if there is to be one (line.h); a warp together,
-// before it gives up its registers. The line is the same in all CTAs.
+// Finds the CTA's slice of the line of all tasks, if there is to be one (prefill_line.h); a warp
+// together, before it gives up its registers. The line is the same in all CTAs.
 __device__ __forceinline__ void FindSlice(const Params& p, const LaunchPlan& plan,
                                           OwnSlice& slice) {
   const int number = static_cast<int>(blockIdx.x);
