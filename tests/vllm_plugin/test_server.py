@@ -1,11 +1,14 @@
 """`vllm serve` with SmolLM2, as its clients see it: API server and engine core are processes of their own."""
 
+import os
+import re
+import signal
 import threading
 import time
 
 import pytest
 import vllm_models
-from vllm_running import FEW_PROGRAMS, complete, recorded, serving
+from vllm_running import FEW_PROGRAMS, begun, complete, recorded, serving
 
 openai = pytest.importorskip("openai")  # of vLLM
 
@@ -19,6 +22,31 @@ def server(model, tmp_path_factory):
     log = tmp_path_factory.mktemp("server") / "log"
     with serving(model(vllm_models.SMOLLM2), log, additional_config=FEW_PROGRAMS) as running:
         yield running
+
+
+def test_the_start_warns_of_nothing(server):
+    """The first test: what is logged until a server answers that was asked for nothing unusual."""
+    warned = re.compile(r"WARNING|ERROR|Warning: |^[WE]\d{4} |Traceback")
+    # torch 2.14 to vLLM 0.33, before a platform is asked for: three names that are to change.
+    early = re.compile(r"torch/(_opaque_base|_library/opaque_object)\.py:\d+\] .* is deprecated")
+    lines = [line for line in server.log().splitlines() if warned.search(line)]
+    assert [line for line in lines if not early.search(line)] == []
+
+
+def test_ctrl_c_ends_a_server_in_the_middle_of_an_answer(model, tmp_path):
+    """A terminal sends SIGINT to every process of its group."""
+    few = {"request_buckets": [1], "token_buckets": [32]}
+    with serving(
+        model(vllm_models.SMOLLM2), tmp_path / "log", additional_config=few, max_num_seqs=2
+    ) as server:
+        with server.client() as client:
+            stream = begun(client)
+            os.killpg(server.process.pid, signal.SIGINT)
+            server.process.wait(timeout=60)
+            stream.close()
+        told = server.log().split("Application startup complete")[1]
+        assert "Traceback" not in told and "EngineDeadError" not in told and "force" not in told
+        assert not server.is_healthy()
 
 
 @pytest.fixture
@@ -83,6 +111,12 @@ def test_metrics_count(server, client):
     assert grown["vllm:request_success_total"] == 2
     assert grown["vllm:prefix_cache_hits_total"] >= 192
     assert after["vllm:kv_cache_usage_perc"] == 0
+
+
+def test_metrics_count_programs(server):
+    counts = server.metrics()
+    assert counts["intarsia_xla_programs_total"] == server.log().count("XLA program: ")
+    assert counts["intarsia_xla_programs_late_total"] == 0
 
 
 def test_a_schema_binds_a_streamed_chat(client):

@@ -13,6 +13,9 @@ def platform() -> str:
 
     On a machine with an NVIDIA GPU that is the GPU, unless JAX_PLATFORMS or CUDA_VISIBLE_DEVICES says otherwise.
     """
+    from intarsia.vllm import log_filters
+
+    log_filters.leave_out()
     name = "cuda_platform.XlaCudaPlatform" if _wants_cuda() else "platforms.XlaCpuPlatform"
     return f"intarsia.vllm.{name}"
 
@@ -24,10 +27,13 @@ def register() -> None:
     """
     from vllm.platforms import current_platform
 
+    from intarsia.vllm import ending, metrics
     from intarsia.vllm.platforms import XlaPlatform
 
     if isinstance(current_platform, XlaPlatform):
         current_platform.import_ir_kernels()
+        ending.leave_interrupts_to_the_server()
+        metrics.serve_counts()
         # An engine's own process has it. Ranks do without: it would take a second to import.
         if "vllm.v1.engine.core" in sys.modules:
             from intarsia.vllm import replicas
