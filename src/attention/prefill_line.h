@@ -16,7 +16,8 @@
 namespace intarsia::attention::sm90 {
 
 inline constexpr int kLineTileKeys = 128;
-// Of a task's two ends, of one of few rows, and of a piece beside the others of its task: estimates.
+// Of a task's two ends, of one of few rows, and of a piece beside the others of its task:
+// estimates.
 inline constexpr int kEndCost = 3 * kLineTileKeys, kFewEndCost = 2 * kLineTileKeys;
 inline constexpr int kPieceCost = 4 * kLineTileKeys;
 // A slice that is shorter costs more to combine than it saves.
