@@ -111,7 +111,13 @@ def test_the_same_model_is_taken_without_those(configured):
 def test_a_model_with_states_is_taken_without_those(configured):
     """And without prefix caching, vLLM's default for such models, too."""
     assert configured(LFM2).cache_config.enable_prefix_caching is False
+
+
+def test_prefix_caching_is_the_default_of_other_models(configured):
     assert configured().cache_config.enable_prefix_caching is True
+
+
+def test_the_dtypes_that_states_have_are_taken(configured):
     states = {"mamba_cache_dtype": "bfloat16", "mamba_ssm_cache_dtype": "float32"}
     assert configured(LFM2, dtype="bfloat16", **states).cache_config.mamba_cache_mode == "none"
 

@@ -141,7 +141,10 @@ class Server:
             command += ["--served-model-name=model", *flags(options)]
             self.process = subprocess.Popen(
                 at.command(*command) if at else command,
-                env=os.environ | (at.environment() if at else {}),
+                # A server asks for an engine of its own process, whatever `engine` above set for this one.
+                env=os.environ
+                | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+                | (at.environment() if at else {}),
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
