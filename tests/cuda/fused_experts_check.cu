@@ -1,6 +1,6 @@
 // Checks fused_experts against f64 on random layers and hostile ids, then times it for layers of
 // models. Needs a GPU. Exits with 1 on a failure. Arguments: "check [cases]" or "time [tokens
-// [model]]" ask for one half of it.
+// [model]]" ask for one half of it; "router" times topk_router alone.
 #include <functional>
 
 #include "src/ops/fused_experts/pass.h"
@@ -273,10 +273,15 @@ bool CheckAll(int cases) {
 }  // namespace intarsia
 
 #include "tests/cuda/fused_experts_time.cuh"
+#include "tests/cuda/topk_router_time.cuh"
 
 int main(int argc, char** argv) {
   using namespace intarsia;
   const std::string only = argc > 1 ? argv[1] : "";
+  if (only == "router") {
+    TimeRouters();
+    return 0;
+  }
   if (only != "time" && !CheckAll(argc == 3 ? std::atoi(argv[2]) : 80)) return 1;
   if (only != "check") TimeAll(argc > 2 ? std::atol(argv[2]) : 0, argc > 3 ? argv[3] : "");
   return 0;

@@ -41,37 +41,61 @@ inline const char* KindOf(GroupedKernel kernel) {
   return kernel == GroupedKernel::kTiles ? "tiles" : "wgmma";
 }
 
-// The median time of a call in microseconds; enqueue(i) is a call with routing i.
-inline double MedianOfGraphs(const std::function<void(int, const CudaContext&)>& enqueue) {
-  cudaStream_t stream;
-  attention::Require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  const CudaContext context = attention::ContextOn(stream);
-  enqueue(0, context);
-  attention::Await(stream, "a first call", 20);
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  attention::Require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < kRoutings; ++i) enqueue(i, context);
-  attention::Require(cudaStreamEndCapture(stream, &graph));
-  attention::Require(cudaGraphInstantiate(&executable, graph, 0));
-  cudaEvent_t begin, end;
-  attention::Require(cudaEventCreate(&begin));
-  attention::Require(cudaEventCreate(&end));
-  std::vector<double> times;
-  for (int replay = 0; replay < 7; ++replay) {
-    float milliseconds = 0.0f;
-    attention::Require(cudaEventRecord(begin, stream));
-    attention::Require(cudaGraphLaunch(executable, stream));
-    attention::Require(cudaEventRecord(end, stream));
-    attention::Await(stream, "timed calls", 60);
-    attention::Require(cudaEventElapsedTime(&milliseconds, begin, end));
-    if (replay >= 2) times.push_back(milliseconds * 1e3 / kRoutings);
+// A captured graph of calls; enqueue(i) is a call with routing i.
+class TimedGraph {
+ public:
+  explicit TimedGraph(const std::function<void(int, const CudaContext&)>& enqueue) {
+    attention::Require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    const CudaContext context = attention::ContextOn(stream_);
+    enqueue(0, context);
+    attention::Await(stream_, "a first call", 20);
+    attention::Require(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < kRoutings; ++i) enqueue(i, context);
+    attention::Require(cudaStreamEndCapture(stream_, &graph_));
+    attention::Require(cudaGraphInstantiate(&executable_, graph_, 0));
+    attention::Require(cudaEventCreate(&begin_));
+    attention::Require(cudaEventCreate(&end_));
   }
-  attention::Require(cudaGraphExecDestroy(executable));
-  attention::Require(cudaGraphDestroy(graph));
-  attention::Require(cudaStreamDestroy(stream));
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  ~TimedGraph() {
+    attention::Require(cudaEventDestroy(begin_));
+    attention::Require(cudaEventDestroy(end_));
+    attention::Require(cudaGraphExecDestroy(executable_));
+    attention::Require(cudaGraphDestroy(graph_));
+    attention::Require(cudaStreamDestroy(stream_));
+  }
+  TimedGraph(const TimedGraph&) = delete;
+  TimedGraph& operator=(const TimedGraph&) = delete;
+
+  // Replays it, and notes the time of a call.
+  void Replay() {
+    float milliseconds = 0.0f;
+    attention::Require(cudaEventRecord(begin_, stream_));
+    attention::Require(cudaGraphLaunch(executable_, stream_));
+    attention::Require(cudaEventRecord(end_, stream_));
+    attention::Await(stream_, "timed calls", 60);
+    attention::Require(cudaEventElapsedTime(&milliseconds, begin_, end_));
+    times_.push_back(milliseconds * 1e3 / kRoutings);
+  }
+  // In microseconds, without the first `skipped` replays.
+  double Median(size_t skipped) const {
+    std::vector<double> times(times_.begin() + skipped, times_.end());
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraph_t graph_;
+  cudaGraphExec_t executable_;
+  cudaEvent_t begin_, end_;
+  std::vector<double> times_;
+};
+
+// The median time of a call in microseconds.
+inline double MedianOfGraphs(const std::function<void(int, const CudaContext&)>& enqueue) {
+  TimedGraph graph(enqueue);
+  for (int replay = 0; replay < 7; ++replay) graph.Replay();
+  return graph.Median(2);
 }
 
 // One layer with its weights on the GPU.
@@ -115,7 +139,7 @@ class TimedLayer {
     if (!transposed && tokens >= 512) {
       TimeGathered(p, tokens, routings.data(), floor, random);
       TimeGradientOfX(p, routings.data(), floor);
-      TimeGradient(m, routings.data(), floor);
+      TimeGradient(p, routings.data(), floor);
     }
     std::fflush(stdout);
   }
@@ -164,24 +188,45 @@ class TimedLayer {
     std::printf("%46s gradient of x:", "");
     TimeCandidates(p, routings, floor);
   }
-  void TimeGradient(int64_t m, const int64_t* routings, double floor) const {
+  void TimeGradient(GroupedParams product, const int64_t* routings, double floor) const {
     GroupedGradientParams p;
     p.dtype = p.out_dtype = kBF16;
     p.x = x_.data(), p.d_out = out_.data(), p.out = d_w_.data();
     p.k = layer_.k, p.n = layer_.n;
-    p.groups = {.sizes = {}, .all = layer_.groups, .count = layer_.groups, .m = m, .offset = {}};
+    p.groups = product.groups;
     const cuda::Device& device = *attention::ContextOn().device;
+    const GradientCandidate* const choice = Choose(p, device);
     std::printf("%46s gradient of w:", "");
     for (const GradientCandidate& candidate : GradientCandidates()) {
       if (!CanRun(candidate, p, device)) continue;
-      const double us = MedianOfGraphs([&](int i, const CudaContext& context) {
+      const auto enqueue = [&](int i, const CudaContext& context) {
         p.groups.sizes = {routings + i * layer_.groups, true};
         attention::Require(Launch(p, context, candidate));
-      });
-      std::printf("  %s%s: %.1f us, %.2fx the product's floor",
-                  &candidate == Choose(p, device) ? "*" : "", candidate.name, us, us / floor);
+      };
+      const double us = MedianOfGraphs(enqueue);
+      std::printf("  %s%s: %.1f us, %.2fx the product's floor", &candidate == choice ? "*" : "",
+                  candidate.name, us, us / floor);
+      if (&candidate == choice) TimeInTurns(product, routings, enqueue);
     }
     std::printf("\n");
+  }
+  // A GPU that did nothing before runs the first calls at a higher clock, and one that is hot keeps
+  // to its power limit. So both take turns until the clock has settled.
+  void TimeInTurns(GroupedParams product, const int64_t* routings,
+                   const std::function<void(int, const CudaContext&)>& gradient) const {
+    const GroupedCandidate* const choice = Choose(product, *attention::ContextOn().device);
+    TimedGraph ours(gradient), forward([&](int i, const CudaContext& context) {
+      product.groups.sizes = {routings + i * layer_.groups, true};
+      attention::Require(Launch(product, context, *choice));
+    });
+    constexpr int kTurns = 40, kSettling = 15;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      forward.Replay();
+      ours.Replay();
+    }
+    const double us = ours.Median(kSettling), of_product = forward.Median(kSettling);
+    std::printf(" (in turns with the product %.1f and %.1f us, %.1f%% of its rate)", us, of_product,
+                100.0 * of_product / us);
   }
 
   const Layer& layer_;
