@@ -1,5 +1,9 @@
 """Which of several processes this is, and what each has to do: decided, or refused, before any of them starts."""
 
+import socket
+import sys
+from pathlib import Path
+
 import pytest
 from intarsia import cli
 from intarsia.cli import _processes
@@ -55,6 +59,97 @@ def test_places_of_launchers(monkeypatch: pytest.MonkeyPatch, variables, place) 
         monkeypatch.setenv(*row.split("="))
     assert detect_place() == place
     assert Place("[::1]:5", 1, 0).address == ("::1", 5)
+
+
+# A cluster's Python packages, of which JAX asks what environment variables do not tell.
+PACKAGES = {
+    "kubernetes": """
+from types import SimpleNamespace as Row
+
+class ApiException(Exception):
+    status, reason = 403, "Forbidden"
+
+def listed(*rows):
+    return Row(items=list(rows))
+
+own = Row(kind="Job", controller=True)
+meta = Row(name="run-1-x", labels={"job-name": "run"}, owner_references=[own])
+pod = Row(metadata=meta, spec=Row(subdomain="pods"))
+job = Row(metadata=Row(name="run", labels={}), spec=Row(parallelism=2))
+
+class CoreV1Api:
+    def list_namespaced_pod(self, namespace, field_selector):
+        if namespace != "models":
+            raise ApiException
+        return listed(pod) if field_selector.startswith("status.podIP=127.") else listed()
+
+class BatchV1Api:
+    def read_namespaced_job(self, name, namespace):
+        return {("run", "models"): job}[name, namespace]
+
+config = Row(load_incluster_config=lambda: None)
+client = Row(CoreV1Api=CoreV1Api, BatchV1Api=BatchV1Api, exceptions=Row(ApiException=ApiException))
+""",
+    "mpi4py": """
+class Communicator:
+    def __init__(self, rank):
+        self.Get_rank, self.Get_size = lambda: rank, lambda: 2
+
+    def bcast(self, value, root):
+        return "node3:61447" if value == "None" and root == 0 else value
+
+    def Split_type(self, kind):
+        return Communicator({"shared": 0}[kind])
+
+class MPI:
+    COMM_WORLD, COMM_TYPE_SHARED = Communicator(1), "shared"
+""",
+}
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Lets one of `PACKAGES` be imported."""
+
+    def put(name: str) -> None:
+        (tmp_path / f"{name}.py").write_text(PACKAGES[name])
+        monkeypatch.syspath_prepend(tmp_path)
+
+    yield put
+    for name in PACKAGES:
+        sys.modules.pop(name, None)
+
+
+def test_a_pod_of_a_job_finds_its_place(monkeypatch: pytest.MonkeyPatch, package) -> None:
+    """An indexed Job behind a headless service: by the API what is the job's, by a variable which pod this is."""
+    from jax._src.clusters import K8sCluster
+
+    variables = {"HOSTNAME": "localhost", "KUBERNETES_SERVICE_HOST": "192.0.2.1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    # The first is a file of a pod, the others keep what they find, and the last name is the service's to resolve.
+    monkeypatch.setattr(K8sCluster, "_namespace", lambda: "models")
+    for name in ("_pod", "_job", "_controller"):
+        uncached = getattr(K8sCluster, name).__func__.__wrapped__
+        monkeypatch.setattr(K8sCluster, name, classmethod(uncached))
+    asked = []
+    address = socket.gethostbyname("localhost")
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: asked.append(name) or address)
+    package("kubernetes")
+    with pytest.raises(RuntimeError, match='completionMode: "Indexed"'):
+        detect_place()
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    assert detect_place() == Place("run-0.pods:55527", 2, 1, None)
+    assert "run-0.pods" in asked  # until the first pod is there
+    monkeypatch.setenv("JAX_COORDINATOR_PORT", "29400")
+    assert detect_place().address == ("run-0.pods", 29400)
+
+
+def test_mpi4py_is_asked_where_it_is_named(package) -> None:
+    package("mpi4py")
+    with pytest.raises(ValueError, match="JAX finds no Slurm, Open MPI or Kubernetes job"):
+        detect_place()
+    assert detect_place("mpi4py") == Place("node3:61447", 2, 1, [0])
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])

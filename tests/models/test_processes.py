@@ -24,6 +24,12 @@ DIVISIONS = [
     pytest.param(4, "--tensor-parallel 4", marks=pytest.mark.full),
     pytest.param(4, "--tensor-parallel 2 --data-parallel 2", marks=pytest.mark.full),
 ]
+# What each sets for process I of two, whose first is on HOST.
+LAUNCHERS = {
+    "slurm": "SLURM_JOB_ID=7 SLURM_STEP_NODELIST=HOST SLURM_NTASKS=2 SLURM_PROCID=I SLURM_LOCALID=I",
+    "ompi": "OMPI_MCA_orte_hnp_uri=1531576320.0;tcp://HOST:34911 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=I "
+    "OMPI_COMM_WORLD_LOCAL_RANK=I",
+}
 COMMAND = "import sys; from intarsia.cli import main; sys.exit(main())"
 LIBRARY = """
 import dataclasses, json, sys
@@ -101,13 +107,15 @@ def start():
     """Starts a Python process; ends what is left of them."""
     with contextlib.ExitStack() as stack:
 
-        def begin(*command: str) -> subprocess.Popen:
+        def begin(*command: str, **environment: str) -> subprocess.Popen:
             process = subprocess.Popen(
                 [sys.executable, *command],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"},
+                env=os.environ
+                | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+                | environment,
             )
             stack.callback(_end, process)
             return process
@@ -117,16 +125,34 @@ def start():
 
 @pytest.fixture
 def generate(start, model, address):
-    """Starts `intarsia generate` as one of several processes."""
+    """Starts `intarsia generate` as one of several processes, placed by flags or as by a launcher."""
 
-    def begin(count: int, index: int, *arguments: str) -> subprocess.Popen:
+    def begin(
+        count: int, index: int, *arguments: str, launcher: str | None = None
+    ) -> subprocess.Popen:
         texts = [flag for text in PROMPTS for flag in ("--prompt", text)]
         settings = ["--model", str(model), "--no-chat-template", "--quantize", "none", *texts]
         place = ["--coordinator-address", address, "--num-processes", str(count)]
-        command = ["-c", COMMAND, "generate", *settings, *place, "--process-id", str(index)]
-        return start(*command, "--max-tokens", "8", *arguments)
+        place += ["--process-id", str(index)]
+        environment = {}
+        if launcher:
+            place, (host, port) = ["--distributed"], address.split(":")
+            said = LAUNCHERS[launcher].replace("HOST", host).replace("=I", f"={index}")
+            environment = dict(row.split("=") for row in said.split())
+            environment["JAX_COORDINATOR_PORT"] = port  # JAX's choice may be taken on this machine
+        command = ["-c", COMMAND, "generate", *settings, *place, "--max-tokens", "8"]
+        return start(*command, *arguments, **environment)
 
     return begin
+
+
+@pytest.fixture
+def one_process(model, capsys) -> str:
+    """What one process prints."""
+    texts = [flag for text in PROMPTS for flag in ("--prompt", text)]
+    command = ["generate", "--model", str(model), "--no-chat-template", "--quantize", "none"]
+    assert cli.main([*command, *texts, "--device", "cpu", "--max-tokens", "8"]) == 0
+    return capsys.readouterr().out
 
 
 def _end(process: subprocess.Popen) -> None:
@@ -153,16 +179,19 @@ def _said(err: str) -> list[str]:
     ("count", "arguments"),
     [*DIVISIONS, (2, "--tensor-parallel 4 --decode-steps 3")],
 )
-def test_tokens_are_those_of_one_process(generate, model, capsys, count, arguments) -> None:
-    texts = [flag for text in PROMPTS for flag in ("--prompt", text)]
-    command = ["generate", "--model", str(model), "--no-chat-template", "--quantize", "none"]
-    assert cli.main([*command, *texts, "--device", "cpu", "--max-tokens", "8"]) == 0
-    expected = capsys.readouterr().out
+def test_tokens_are_those_of_one_process(generate, one_process, count, arguments) -> None:
     ends = _ends([generate(count, i, *arguments.split()) for i in range(count)])
     assert [status for status, _, _ in ends] == [0] * count, ends
-    assert ends[0][1] == expected
+    assert ends[0][1] == one_process
     assert all(out == "" for _, out, _ in ends[1:])
     assert all("device " not in err and "loading" not in err for _, _, err in ends[1:])
+
+
+@pytest.mark.parametrize("launcher", ["slurm", pytest.param("ompi", marks=pytest.mark.full)])
+def test_a_launchers_variables_are_a_place(generate, one_process, launcher) -> None:
+    arguments = ("--tensor-parallel", "2")
+    ends = _ends([generate(2, i, *arguments, launcher=launcher) for i in range(2)])
+    assert [end[:2] for end in ends] == [(0, one_process), (0, "")], ends
 
 
 def test_perplexity_is_that_of_one_process(start, model, address, capsys, tmp_path) -> None:
