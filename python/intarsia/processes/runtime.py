@@ -114,7 +114,7 @@ class Processes:
         self._over, self._ending = threading.Event(), threading.Lock()
         self._moved: float | None = time.monotonic()
         self._at = self._told = ""
-        self._names = 0
+        self._made = 0  # keys and barriers
         self._threads = [
             threading.Thread(target=target, daemon=True)
             for target in (self._watch_words, self._watch_lives)
@@ -177,16 +177,15 @@ class Processes:
 
     def _new(self, what: str) -> str:
         """A name for a key or a barrier, the same in each process that makes the same calls."""
-        self._names += 1
-        return f"{_PREFIX}{self._names}/{what}"
+        self._made += 1
+        return f"{_PREFIX}{self._made}/{what}"
 
     def finish(self) -> None:
         """Waits for the others to end as well."""
         self.meet("end")
         self._over.set()
-        self._client.key_value_set(
-            f"{_PREFIX}done/{self.index}", ""
-        )  # a slower one need not miss it
+        done = f"{_PREFIX}done/{self.index}"
+        self._client.key_value_set(done, "")  # a slower one need not miss it
         if self.index == 0:
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # the work is done
                 self._wait_for_goodbyes()

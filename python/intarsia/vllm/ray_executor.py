@@ -16,6 +16,7 @@ from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
 from intarsia import _environment
 from intarsia.processes import addresses
 from intarsia.vllm import hosts
+from intarsia.vllm.replacing import replace
 
 
 class XlaRayWorkerProc(RayWorkerProc):
@@ -64,8 +65,7 @@ class XlaRayExecutor(RayExecutorV2):
     _worker: ClassVar[type[XlaRayWorkerProc]] = XlaRayWorkerProc
 
     def _init_executor(self) -> None:
-        theirs = ray_executor_v2.RayWorkerProc
-        ray_executor_v2.RayWorkerProc = self._worker
+        theirs = replace(ray_executor_v2, "RayWorkerProc", self._worker)
         try:
             super()._init_executor()
         finally:
