@@ -155,10 +155,25 @@ def test_replicas_balanced_by_hosts_are_taken(configured):
     assert (parallel.data_parallel_rank, parallel.data_parallel_size_local) == (2, 2)
 
 
-def test_replicas_balanced_by_others_are_servers_of_their_own(configured):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"data_parallel_rank": 1},
+        {"data_parallel_external_lb": True, "data_parallel_rank": 0},
+        {"data_parallel_external_lb": True, "nnodes": 2, "node_rank": 1},
+    ],
+)
+def test_replicas_balanced_by_others_are_servers_of_their_own(configured, options):
     """vLLM's own refusal, which docs/scaling.md tells."""
     with pytest.raises(ValueError, match="do not support external data parallel mode"):
-        configured(data_parallel_size=2, data_parallel_rank=1)
+        configured(data_parallel_size=2, **options)
+
+
+def test_a_host_with_one_replica_is_a_server_of_its_own(configured):
+    """vLLM would change hybrid to external balancing, and fail when the model is loaded."""
+    options = {"data_parallel_size_local": 1, "data_parallel_start_rank": 1}
+    with pytest.raises(Exception, match="external balancing of a dense model's replicas"):
+        configured(data_parallel_size=2, data_parallel_hybrid_lb=True, **options)
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", "fp8_e5m2"])

@@ -266,11 +266,7 @@ def serving(model: Path, log: Path, **changes: Any) -> Iterator[Server]:
 @contextlib.contextmanager
 def nodes(made: Sequence[Any], model: Path, folder: Path, **changes: Any) -> Iterator[list[Server]]:
     """A server with ranks on each of several hosts of `vllm_nodes`; the first answers, if it starts."""
-    common = {
-        "distributed_executor_backend": "mp",
-        "api_server_count": 1,
-        "additional_config": FEW_PROGRAMS,
-    }
+    common = {"api_server_count": 1, "additional_config": FEW_PROGRAMS}
     if len(made) > 1:
         common |= {"nnodes": len(made), "master_addr": made[0].address}
     servers: list[Server] = []

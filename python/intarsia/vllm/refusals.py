@@ -47,6 +47,12 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
         yield (
             f"experts across engines (--data-parallel-size of a mixture): {parallel.data_parallel_size}, expected 1"
         )
+    elif parallel.data_parallel_size > 1 and parallel.data_parallel_external_lb:
+        # vLLM's own refusal comes before it makes this of hybrid balancing with one engine a host.
+        yield (
+            "external balancing of a dense model's replicas (--data-parallel-size-local 1), expected a server for each "
+            "without --data-parallel-size"
+        )
     if not parallel.use_ray and parallel.distributed_executor_backend not in (None, "uni", "mp"):
         yield (
             "executors (--distributed-executor-backend) other than mp and ray: "
