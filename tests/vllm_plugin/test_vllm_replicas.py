@@ -58,7 +58,6 @@ def test_hybrid_balancing(model, tmp_path):
         servers = []
         for i, host in enumerate(made):
             options = LIMITS | {
-                "distributed_executor_backend": "mp",
                 "api_server_count": 1,
                 "data_parallel_size": 4,
                 "data_parallel_size_local": 2,
@@ -75,3 +74,28 @@ def test_hybrid_balancing(model, tmp_path):
         made[0].cut()  # with the coordinator
         for _ in range(4):
             assert servers[1].tokens() == TOKENS
+
+
+def test_external_balancing(model, tmp_path):
+    """Servers of their own, one a host: whatever is in front takes those whose /health answers."""
+    with hosts(2) as made, contextlib.ExitStack() as stack:
+        servers = []
+        for i, host in enumerate(made):
+            servers.append(Server(model(MODEL), tmp_path / f"log{i}", host, **LIMITS))
+            stack.callback(servers[i].stop)
+
+        def answer():
+            """From the first that is healthy, which goes to the end of the line."""
+            server = next(server for server in line if server.is_healthy())
+            line.append(line.pop(line.index(server)))
+            assert server.tokens() == TOKENS
+            return servers.index(server)
+
+        for server in servers:
+            server.wait_until_ready()
+        line = [*servers]
+        assert [answer() for _ in range(4)] == [0, 1, 0, 1]
+        assert [server.busy() for server in servers] == [{0}, {0}]
+        [engine] = servers[0].children("VLLM::EngineCore")
+        lose(servers[:1], engine.kill, "server killed, of two", says={0: "EngineCore"})
+        assert [answer() for _ in range(2)] == [1, 1]
