@@ -30,8 +30,11 @@ inline bool OnlyShort(const Params& p) {
 // sequence may have many more keys than there are rows to fill a GPU.
 inline bool WantsPieces(const Params& p) {
   constexpr int64_t kFewKeys = 2048;
-  return (p.dtype == DType::kBF16 || p.dtype == DType::kF16) && p.cache.dtype == p.dtype &&
-         std::max(p.head_dim, p.cache.v_head_dim) <= 256 && p.num_heads > 0 && !OnlyShort(p) &&
+  const int64_t d = std::max(p.head_dim, p.cache.v_head_dim);
+  const bool fits = p.dtype == DType::kBF16 || p.dtype == DType::kF16 ? d <= 256
+                    : p.dtype == DType::kF8E4M3                       ? d <= 128
+                                                                      : false;
+  return fits && p.cache.dtype == p.dtype && p.num_heads > 0 && !OnlyShort(p) &&
          p.max_len_k >= kFewKeys && (p.num_seqs > 1 || p.max_len_k >= 4 * p.num_tokens);
 }
 

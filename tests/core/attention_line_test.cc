@@ -91,6 +91,11 @@ TEST(AttentionLine, AWorkspaceHasRoomForPieces) {
   const auto [splits, floats] = attention::WorkspaceDims(p);
   EXPECT_GE(splits * floats, kMaxLineCtas * PieceRoom::kPlaces * LargestPiece(128, 128).floats());
   EXPECT_EQ(floats % 4, 0);
+  p.dtype = p.cache.dtype = DType::kF8E4M3;
+  EXPECT_TRUE(attention::WantsPieces(p));
+  p.dtype = DType::kBF16;  // which the portable kernel takes
+  EXPECT_FALSE(attention::WantsPieces(p));
+  p.cache.dtype = DType::kBF16;
   p.max_len_k = 128;  // a prompt without a past
   EXPECT_FALSE(attention::WantsPieces(p));
   p.max_len_k = 32768, p.num_tokens = p.num_seqs = 16;  // decode alone

@@ -26,6 +26,7 @@ using attention::sm90::StrayRows;
 using attention::sm90::StrayRowsOf;
 using attention::sm90::TilesOf;
 using attention::sm90::TokensPerTile;
+using attention::sm90::TransposedRow;
 
 // Shared memory whose 16-bit elements are numbers; -1: never written.
 class SharedMemory {
@@ -196,6 +197,24 @@ TEST(Sm90Tiles, StrayRowsAreThoseCopiedBesideTheKeys) {
 TEST(Sm90Tiles, WhatIsLeftOfAWindowIsStray) {
   EXPECT_EQ(StrayRowsOf(256, 300, 1000, 128, 16).head, 44);
   EXPECT_FALSE(StrayRowsOf(384, 300, 1000, 128, 16).any());
+}
+
+TEST(Sm90Tiles, TransposedColumnsComeBackToTheirThreads) {
+  for (int parity = 0; parity < 2; ++parity) {
+    std::set<int> banks;  // rows of a matrix of stmatrix must differ in their place
+    for (int column = parity; column < 16; column += 2) banks.insert(TransposedRow(column) % 8);
+    EXPECT_EQ(banks.size(), 8u);
+  }
+  // Registers i and i + 3, for i = 1 and 3, change places behind the sums.
+  for (int column = 0; column < 16; ++column) {
+    for (int thread = 0; thread < 4; ++thread) {
+      for (int i = 0; i < 8; ++i) {
+        const int sorted = i == 1 || i == 3 ? i + 3 : i == 4 || i == 6 ? i - 3 : i;
+        if (cuda::AccumulatorColumn(thread, i) != TransposedRow(column)) continue;
+        EXPECT_EQ(cuda::AccumulatorColumn(thread, sorted), column);
+      }
+    }
+  }
 }
 
 TEST(Sm90Tiles, EveryTaskOnce) {

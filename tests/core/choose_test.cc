@@ -146,6 +146,14 @@ TEST(Choose, HopperGetsItsOwnPrefill) {
   }
   for (const DType type : {kF32, kF8E4M3, kF8E5M2})
     EXPECT_EQ(name(ParamsOf(type, 128)), kPortableName);
+  Params codes = ParamsOf(kF8E4M3, 128);  // with q in e4m3, too, as far as f32 sums have room
+  codes.dtype = kF8E4M3;
+  EXPECT_EQ(name(codes), "Hopper");
+  codes.head_dim = codes.cache.v_head_dim = 192;
+  EXPECT_EQ(name(codes), kPortableName);
+  codes = ParamsOf(kF8E5M2, 128);
+  codes.dtype = kF8E5M2;
+  EXPECT_EQ(name(codes), kPortableName);
   // What its copies cannot do: pages that are no multiple of 4, rows that do not begin at multiples
   // of 16 bytes.
   Params p = ParamsOf(kBF16, 128);

@@ -180,9 +180,19 @@ struct Errors {
   double relative() const { return std::sqrt(ref2 > 0 ? out2 / ref2 : out2); }
 };
 
+// What errors may be: of out, relative, and of lse.
+struct Bounds {
+  double out, lse;
+};
+inline Bounds BoundsOf(const Case& c) {
+  const DType out = c.out_dtype();
+  return {out == kF32 ? 1e-5 : out == kF16 ? 1e-3 : 6e-3, c.dtype == kF32 ? 5e-5 : 2e-4};
+}
+
 // Runs `launch` on poisoned results and compares them. `includes` says which sequences it computes.
 template <class Includes, class Launch>
-bool CheckBatch(const Batch& batch, const Includes& includes, const Launch& launch, double& worst) {
+bool CheckBatch(const Batch& batch, const Includes& includes, const Launch& launch, double& worst,
+                const Bounds& bounds) {
   const Case& c = batch.c;
   OnDevice device(batch);
   device.out.Poison();
@@ -216,14 +226,17 @@ bool CheckBatch(const Batch& batch, const Includes& includes, const Launch& laun
   for (std::thread& thread : pool) thread.join();
   Errors e;
   for (const Errors& part : errors) e.Add(part);
-  const double bound = c.out_dtype() == kF32 ? 1e-5 : c.out_dtype() == kF16 ? 1e-3 : 6e-3;
-  const double lse_bound = c.dtype == kF32 ? 5e-5 : 2e-4;
-  const bool passes = e.relative() <= bound && e.lse <= lse_bound && e.wrong == 0;
+  const bool passes = e.relative() <= bounds.out && e.lse <= bounds.lse && e.wrong == 0;
   worst = std::max(worst, e.relative());
   if (!passes)
     std::printf("FAIL %s: error %.2e, lse %.2e, wrong %ld\n", Describe(c).c_str(), e.relative(),
                 e.lse, long(e.wrong));
   return passes;
+}
+
+template <class Includes, class Launch>
+bool CheckBatch(const Batch& batch, const Includes& includes, const Launch& launch, double& worst) {
+  return CheckBatch(batch, includes, launch, worst, BoundsOf(batch.c));
 }
 
 // Types of q and of K and V that go together.

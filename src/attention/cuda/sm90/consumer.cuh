@@ -1,8 +1,9 @@
 // A consumer: a warpgroup that computes 64 rows of each task of its CTA.
 #pragma once
 #include "src/attention/cuda/sm90/epilogue.cuh"
+#include "src/attention/cuda/sm90/fp8.cuh"
 #include "src/attention/cuda/sm90/softmax.cuh"
-#include "src/core/cuda/wgmma.cuh"
+#include "src/core/cuda/wgmma_e4m3.cuh"
 
 namespace intarsia::attention::sm90 {
 
@@ -39,11 +40,17 @@ class Consumer {
   }
 
  private:
+  // Of operands of products; T is that of results.
+  using Element = std::conditional_t<S::kFp8, __nv_fp8_e4m3, T>;
+  template <int kN>
+  using Product = std::conditional_t<S::kFp8, cuda::WgmmaE4M3<kN>, cuda::Wgmma<kN>>;
+  static constexpr int kStep = cuda::kWgmmaStep * 2 / S::kBytes;  // elements that one sums over
   static constexpr int kScores = S::kTileKeys / 2;
   using KeyPlace = cuda::RingPlace<S::kKeyStages>;
   using Scores = float[kScores];
-  using Weights = uint32_t[kScores / 2];
+  using Weights = uint32_t[kScores * S::kBytes / 4];
   using Out = float[S::kDv / 2];
+  using Sums = OutSums<S>;
   static constexpr int kTurnThreads = 2 * cuda::kWarpgroupThreads;
 
   // Barrier 0 is __syncthreads'.
@@ -69,15 +76,15 @@ class Consumer {
 
   // s = Q K' of a consumer's rows, in flight afterwards.
   __device__ __forceinline__ void MultiplyKeys(Scores& s, const KeyPlace& place, int number) const {
-    using M = cuda::Wgmma<S::kTileKeys>;
+    using M = Product<S::kTileKeys>;
     const cuda::Descriptor q(cuda::ColumnsSummed(QueryRows(number))),
         k(cuda::ColumnsSummed(cuda::SharedAddress(shared_.k[place.index])));
     cuda::WgmmaFence();
-    M::template Shared<T, false>(s, q.At(0), k.At(0));
+    M::template Shared<Element, false>(s, q.At(0), k.At(0));
 #pragma unroll
-    for (int step = 1; step < S::kD / cuda::kWgmmaStep; ++step)
-      M::template Shared<T, true>(s, q.At(cuda::ColumnStepBytes(S::kTileRows, step)),
-                                  k.At(cuda::ColumnStepBytes(S::kTileKeys, step)));
+    for (int step = 1; step < S::kD / kStep; ++step)
+      M::template Shared<Element, true>(s, q.At(cuda::ColumnStepBytes(S::kTileRows, step)),
+                                        k.At(cuda::ColumnStepBytes(S::kTileKeys, step)));
     cuda::WgmmaCommit();
   }
   // The same of this warp's rows, by this warp alone, which no other waits for.
@@ -89,7 +96,7 @@ class Consumer {
 #pragma unroll
     for (float& x : s) x = 0.0f;
 #pragma unroll 1
-    for (int column = 0; column < S::kD; column += cuda::kWgmmaStep) {
+    for (int column = 0; column < S::kD * S::kBytes / 2; column += cuda::kWgmmaStep) {
       uint32_t a[4];
       cuda::LdMatrix4(a,
                       q + cuda::PanelOffset(S::kTileRows, row + lane % 16, column + lane / 16 * 8));
@@ -101,7 +108,9 @@ class Consumer {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           auto& c = reinterpret_cast<float(&)[4]>(s[key / 2 + 4 * half]);
-          if constexpr (std::is_same_v<T, __half>)
+          if constexpr (S::kFp8)
+            cuda::MmaE4M3(c, a, b[2 * half], b[2 * half + 1]);
+          else if constexpr (std::is_same_v<T, __half>)
             cuda::MmaF16(c, a, b[2 * half], b[2 * half + 1]);
           else
             cuda::MmaBF16(c, a, b[2 * half], b[2 * half + 1]);
@@ -111,13 +120,15 @@ class Consumer {
   }
   // o += P V, in flight afterwards.
   __device__ __forceinline__ void MultiplyValues(Out& o, const Weights& weights) const {
-    const cuda::Descriptor v(
-        cuda::RowsSummed(cuda::SharedAddress(shared_.v[v_.index]), S::kTileKeys));
+    const uint32_t tile = cuda::SharedAddress(shared_.v[v_.index]);
+    const cuda::Descriptor v(S::kFp8 ? cuda::ColumnsSummed(tile)
+                                     : cuda::RowsSummed(tile, S::kTileKeys));
     cuda::WgmmaFence();  // the weights were written since the last one
 #pragma unroll
-    for (int step = 0; step < S::kTileKeys / cuda::kWgmmaStep; ++step)
-      cuda::Wgmma<S::kDv>::template Registers<T>(o, weights + 4 * step,
-                                                 v.At(cuda::RowStepBytes(step)));
+    for (int step = 0; step < S::kTileKeys / kStep; ++step) {
+      const uint32_t at = S::kFp8 ? cuda::ColumnStepBytes(S::kDv, step) : cuda::RowStepBytes(step);
+      Product<S::kDv>::template Registers<Element>(o, weights + 4 * step, v.At(at));
+    }
     cuda::WgmmaCommit();
   }
 
@@ -134,11 +145,17 @@ class Consumer {
     }
     if (boxes != ~0u || !task.clear.Has(first_key))
       MaskScores(s, p_, plan_, task, first_key, boxes);
-    const bool raised = RaiseBases<T>(s, factor_, rows, kept);
+    const bool raised = RaiseBases<Element>(s, factor_, rows, kept);
     float sums[4] = {};
     WeighByBases<0, kScores>(s, factor_, rows, sums);
     rows.Add(sums);
     return raised;
+  }
+  // To operand A; false if fp8 has no room for some weight.
+  static __device__ __forceinline__ bool Round(const Scores& s, Weights& weights) {
+    if constexpr (S::kFp8) return !ToCodes(s, weights);
+    if constexpr (!S::kFp8) ToOperand<T>(s, weights);
+    return true;
   }
   // The weights of a clear tile after every row has seen a key, which most are, and the end of the
   // products in flight. False if some weight would be too large, or a NaN: s is lost then.
@@ -148,11 +165,11 @@ class Consumer {
     constexpr int kFirst = kScores / 16 * 12;
     float sums[4] = {};
     WeighByBases<0, kFirst>(s, factor_, rows, sums);
-    if (!rows.Fit(sums)) return false;
+    if (!S::kFp8 && !rows.Fit(sums)) return false;
     cuda::WgmmaWait<0>();
     WeighByBases<kFirst, kScores>(s, factor_, rows, sums);
-    ToOperand<T>(s, weights);
-    if (!rows.Fit(sums)) return false;
+    const bool fits = Round(s, weights);
+    if (!(S::kFp8 ? fits : rows.Fit(sums))) return false;
     rows.Add(sums);
     return true;
   }
@@ -162,6 +179,7 @@ class Consumer {
   // one has its turn on the tensor cores.
   __device__ __forceinline__ void AddTiles(const Task& task, Rows& rows, Out& o) {
     int first_key = task.keys.last_key;
+    Sums sums(shared_, number_);
     Weights weights;
     float kept[2];
     bool settled;
@@ -175,7 +193,7 @@ class Consumer {
       k_.Next();
       Softmax(s, task, first_key, boxes, rows, kept);
       settled = Settled(rows);
-      ToOperand<T>(s, weights);
+      Round(s, weights);
       if (task.keys.count > 1) WaitForKeys(k_);
     }
 #pragma unroll 1
@@ -199,14 +217,17 @@ class Consumer {
         raised = Softmax(s, task, first_key, boxes, rows, kept);
         settled = Settled(rows);
         cuda::WgmmaWait<0>();
-        ToOperand<T>(s, weights);
+        Round(s, weights);
       }
       cuda::WgmmaWait<0>();  // long ago in both branches, which ptxas does not see
       ReleaseByWarp(shared_.k_empty[k_.index]);
       Release(shared_.v_empty[v_.index]);
       k_ = next;
       v_.Next();
-      if (raised) ScaleRows(o, kept);
+      if (raised) Rescale(o, sums, kept);
+      if constexpr (S::kFp8) {
+        if (left % Sums::kTiles == 0) sums.Take(o);
+      }
       if (!next_came) WaitForKeys(k_);
     }
     if (!S::kOutInQuery) ReleaseByWarp(shared_.q_empty);
@@ -215,6 +236,11 @@ class Consumer {
     cuda::WgmmaWait<0>();
     Release(shared_.v_empty[v_.index]);
     v_.Next();
+    if constexpr (S::kFp8) sums.AddTo(o);
+  }
+  static __device__ __forceinline__ void Rescale(Out& o, Sums& sums, const float (&by)[2]) {
+    ScaleRows(o, by);
+    if constexpr (S::kFp8) sums.Scale(by);
   }
 
   // The same of a task of few rows: this consumer's tiles, every kFewConsumers-th. Memory bounds
@@ -223,6 +249,7 @@ class Consumer {
   __device__ __forceinline__ void AddOwnTiles(const Task& task, Rows& rows, Out& o) {
     int first_key = task.keys.last_key;
     bool passes = false;  // whether a tile of V is to be passed over
+    Sums sums(shared_, number_);
 #pragma unroll 1
     for (int i = 0; i < task.keys.count; ++i, first_key -= S::kTileKeys) {
       WaitForKeys(k_);
@@ -234,8 +261,11 @@ class Consumer {
         MultiplyKeys(s, k_, 0);
         cuda::WgmmaWait<0>();
         ReleaseByWarp(shared_.k_empty[k_.index]);
-        if (Softmax(s, task, first_key, boxes, rows, kept)) ScaleRows(o, kept);
-        ToOperand<T>(s, weights);
+        if (Softmax(s, task, first_key, boxes, rows, kept)) Rescale(o, sums, kept);
+        if constexpr (S::kFp8) {
+          if (i >= Sums::kTiles && i % Sums::kTiles < kFewConsumers) sums.Take(o);
+        }
+        Round(s, weights);
         if (passes) PassValues();
         passes = false;
         shared_.v_full[v_.index].Wait(v_.parity);
@@ -251,6 +281,7 @@ class Consumer {
       k_.Next();
     }
     if (passes) PassValues();
+    if constexpr (S::kFp8) sums.AddTo(o);
   }
   __device__ __forceinline__ void PassValues() {
     shared_.v_full[v_.index].Wait(v_.parity);
@@ -312,6 +343,10 @@ class Consumer {
     Out o;
 #pragma unroll
     for (float& x : o) x = 0.0f;
+    if constexpr (S::kFp8) {
+      logit_ = {p_, ScoreScale(p_, task.sequence.index, task.kv_head)};
+      factor_ = logit_.factor();
+    }
     shared_.q_full.Wait(q_parity_);
     q_parity_ ^= 1;
     if (task.few) {
@@ -323,6 +358,7 @@ class Consumer {
       ReleaseByWarp(shared_.q_empty);
     }
 
+    if constexpr (S::kFp8) SortColumns(o);
     const ThreadPlace place(task.few);
     float lse[2], by[2];
 #pragma unroll
@@ -331,6 +367,7 @@ class Consumer {
       // A sink counts once, where pieces become one.
       const float sink = task.piece_place < 0 ? SinkOf(p_, head) : -INFINITY;
       by[r] = FinishRow(rows.base[r], rows.l[r], sink, lse[r]);
+      if constexpr (S::kFp8) by[r] *= p_.v_scale.At(task.sequence.index, task.kv_head);
     }
     ScaleRows(o, by);
     char* const staged = S::kOutInQuery ? shared_.q : shared_.out;
@@ -351,8 +388,8 @@ class Consumer {
   const LaunchPlan& plan_;
   Shared<S>& shared_;
   const int number_;
-  const Logit<std::is_same_v<T, __half> ? DType::kF16 : DType::kBF16> logit_;
-  const float factor_;
+  Logit<std::is_same_v<T, __half> ? DType::kF16 : DType::kBF16> logit_;  // in fp8 of the task
+  float factor_;
   // Of the tiles that come next.
   KeyPlace k_;
   cuda::RingPlace<S::kValueStages> v_;

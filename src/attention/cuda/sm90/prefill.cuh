@@ -8,7 +8,8 @@
 //   l = sum_{j in J} 2^(x_j - m),   o = sum_{j in J} 2^(x_j - m) v_j
 // and in the end out = o / l, lse = (m + log2(l)) * ln(2).
 //
-// One warpgroup is the producer, of which three warps work (producer.cuh); the others are consumers
+// One warpgroup is the producer, of which three warps work (producer.cuh), in e4m3 four
+// (transpose.cuh); the others are consumers
 // of 64 rows each (consumer.cuh). Of each tile of keys n:
 //   producers        K_n and V_n to shared memory; the next task's tiles without a pause
 //   tensor cores     S_n = Q K_n', then o += P_n+1 V_n+1, of one consumer at a time
@@ -22,6 +23,7 @@
 #include "src/attention/cuda/sm90/consumer.cuh"
 #include "src/attention/cuda/sm90/prefill.h"
 #include "src/attention/cuda/sm90/producer.cuh"
+#include "src/attention/cuda/sm90/transpose.cuh"
 #include "src/attention/workspace.h"
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/tensor_map.h"
@@ -69,8 +71,13 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   if (warp < 4) {
     cuda::ReleaseRegisters<S::kProducerRegisters>();
     if (warp == 0) ProduceKeys<S>(p, maps, plan, shared);
-    if (warp == 1) ProduceValues<S>(p, maps, plan, shared);
     if (warp == 2) ProduceTasks<S>(p, plan, shared);
+    if constexpr (S::kFp8) {
+      if (warp == 1) CopyValues<S>(p, maps, plan, shared);
+      if (warp == 3) TransposeValues<S>(plan, shared);
+    } else {
+      if (warp == 1) ProduceValues<S>(p, maps, plan, shared);
+    }
   } else {
     cuda::TakeRegisters<S::kConsumerRegisters>();
     Consumer<S, T>(p, plan, shared, warp / 4 - 1).Run();
@@ -137,7 +144,14 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
 
 // The compiled shapes, smallest first. The tile of keys is as long as registers and shared memory
 // allow. At d=64 a third consumer keeps the exponentials going, which bound it; at larger ones it
-// would have too few registers.
+// would have too few registers. In e4m3, kOut is the results' type.
+template <DType kOut>
+Status LaunchE4M3Of(const Params& p, const CudaContext& context, const PrefillRows& rows) {
+  using T = cuda::DeviceT<kOut>;
+  if (std::max(p.head_dim, p.cache.v_head_dim) <= 64)
+    return LaunchShape<Shape<64, 64, 128, 2, 1>, T>(p, context, rows);
+  return LaunchShape<Shape<128, 128, 128, 2, 1>, T>(p, context, rows);
+}
 template <DType kType>
 Status LaunchPrefillOf(const Params& p, const CudaContext& context, const PrefillRows& rows) {
   using T = cuda::DeviceT<kType>;

@@ -1,4 +1,5 @@
-// Attention of tiles of many query rows on Hopper, sm_90a: what attention.h says, for bf16 and f16.
+// Attention of tiles of many query rows on Hopper, sm_90a: what attention.h says, for bf16,
+// f16 and e4m3.
 #pragma once
 #include "src/attention/cuda/forward_launch.h"
 
@@ -21,5 +22,11 @@ Status LaunchPrefillOf(const Params& params, const CudaContext& context, const P
 extern template Status LaunchPrefillOf<kBF16>(const Params&, const CudaContext&,
                                               const PrefillRows&);
 extern template Status LaunchPrefillOf<kF16>(const Params&, const CudaContext&, const PrefillRows&);
+
+// q, K and V in e4m3, by the type of the results. Instantiated in prefill_e4m3_<dtype>_sm90.cu.
+template <DType kOut>
+Status LaunchE4M3Of(const Params& params, const CudaContext& context, const PrefillRows& rows);
+extern template Status LaunchE4M3Of<kBF16>(const Params&, const CudaContext&, const PrefillRows&);
+extern template Status LaunchE4M3Of<kF16>(const Params&, const CudaContext&, const PrefillRows&);
 
 }  // namespace intarsia::attention::sm90

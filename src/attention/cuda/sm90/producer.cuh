@@ -77,7 +77,7 @@ class TileWalk {
     if (first_row_ >= S::kTileKeys) return;
     for (int panel = 0; panel < kPanels; ++panel) {
       char* const to = tile + (panel * S::kTileKeys + first_row_) * cuda::kPanelRowBytes;
-      const int32_t at[] = {panel * cuda::kPanelColumns, box.slot, kv_head, box.page, layer_};
+      const int32_t at[] = {panel * S::kPanelColumns, box.slot, kv_head, box.page, layer_};
       cuda::CopyBox(to, map, at, barrier);
     }
   }
@@ -117,7 +117,7 @@ __device__ __forceinline__ void ProduceKeys(const Params& p, const Maps& maps,
     const int rows = plan.tokens_per_tile * plan.group;
     shared.q_full.ArriveExpecting(rows * cuda::kPanelRowBytes * S::kPanels);
     for (int panel = 0; panel < S::kPanels; ++panel) {
-      const int32_t at[] = {panel * cuda::kPanelColumns, task.kv_head * plan.group,
+      const int32_t at[] = {panel * S::kPanelColumns, task.kv_head * plan.group,
                             task.sequence.tokens.begin + task.first_token};
       cuda::CopyBox(shared.q + panel * S::kTileRows * cuda::kPanelRowBytes, maps.q, at,
                     shared.q_full);
@@ -151,6 +151,24 @@ __device__ __forceinline__ void ClearRows(char* tile, int begin, int end) {
   }
 }
 
+// In e4m3, for the warp that transposes them.
+template <class S>
+__device__ __forceinline__ void CopyValues(const Params& p, const Maps& maps,
+                                           const LaunchPlan& plan, Shared<S>& shared) {
+  const TileWalk<S> walk(p, plan);
+  cuda::RingPlace<S::kRawStages> raw;
+  ForEachTask(shared, [&](const Task& task) {
+    walk.ForEachTile(task, [&](int, const typename TileWalk<S>::Box& box, uint32_t) {
+      shared.raw_empty[raw.index].Wait(raw.parity ^ 1);
+      cuda::Barrier& full = shared.raw_full[raw.index];
+      if (threadIdx.x % 32 == 0) full.ArriveExpecting(S::kCopiedValueBytes);
+      walk.template Copy<S::kValuePanels>(shared.fp8.raw[raw.index], maps.v, box, task.kv_head,
+                                          full);
+      raw.Next();
+    });
+  });
+}
+
 template <class S>
 __device__ __forceinline__ void ProduceValues(const Params& p, const Maps& maps,
                                               const LaunchPlan& plan, Shared<S>& shared) {
@@ -166,7 +184,7 @@ __device__ __forceinline__ void ProduceValues(const Params& p, const Maps& maps,
       cuda::Barrier& full = shared.v_full[v.index];
       cuda::Barrier& landed = stray.any() ? shared.v_landed : full;
       char* const tile = shared.v[v.index];
-      if (elected) landed.ArriveExpecting(S::kValueBytes);
+      if (elected) landed.ArriveExpecting(S::kCopiedValueBytes);
       walk.template Copy<S::kValuePanels>(tile, maps.v, box, task.kv_head, landed);
       if (stray.any()) {
         landed.Wait(landed_parity);

@@ -65,18 +65,30 @@ struct LaunchPlan {
   Divisor page_size{1};
 };
 
+// What fp8 takes beyond the others: tiles of V as they are copied, and sums of o.
+template <class S, bool kFp8 = S::kFp8>
+struct Fp8Shared {};
+template <class S>
+struct alignas(cuda::kSwizzleAtomBytes) Fp8Shared<S, true> {
+  char raw[S::kRawStages][S::kCopiedValueBytes];
+  float4 sums[S::kConsumers][S::kDv / 8][128];  // by thread
+};
+
 template <class S>
 struct alignas(cuda::kSwizzleAtomBytes) Shared {
   alignas(cuda::kSwizzleAtomBytes) char q[S::kQueryBytes];
   alignas(cuda::kSwizzleAtomBytes) char k[S::kKeyStages][S::kKeyBytes];
   alignas(cuda::kSwizzleAtomBytes) char v[S::kValueStages][S::kValueBytes];
   alignas(cuda::kSwizzleAtomBytes) char out[S::kOutInQuery ? 16 : S::kOutBytes];
+  [[no_unique_address]] Fp8Shared<S> fp8;
 
   // "full": written for the consumers; "empty": each consumer warp is done with Q or K, each
-  // consumer warpgroup with V, each consumer warp and the producers of K and V with a task.
+  // consumer warpgroup with V, each consumer warp and the producers of K and V with a task. In fp8
+  // all lanes of the warp that transposes V arrive: at "full" of V, and at "empty" of raw tiles.
   cuda::Barrier q_full, q_empty;
   cuda::Barrier k_full[S::kKeyStages], k_empty[S::kKeyStages];
   cuda::Barrier v_full[S::kValueStages], v_empty[S::kValueStages];
+  cuda::Barrier raw_full[S::kFp8 ? S::kRawStages : 1], raw_empty[S::kFp8 ? S::kRawStages : 1];
   cuda::Barrier v_landed;  // a tile of V that the producer has to clean before it is full
   static constexpr int kTasks = 2;
   cuda::Barrier task_full[kTasks], task_empty[kTasks];
@@ -91,9 +103,9 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
 
   // By one thread, before any other uses them.
   __device__ void InitBarriers() {
-    const auto init = [](auto& full, auto& empty, int readers) {
+    const auto init = [](auto& full, auto& empty, int readers, int writers = 1) {
       for (int i = 0; i < static_cast<int>(sizeof full / sizeof full[0]); ++i) {
-        full[i].Init(1);
+        full[i].Init(writers);
         empty[i].Init(readers);
       }
     };
@@ -101,10 +113,11 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
     q_empty.Init(4 * S::kConsumers);
     v_landed.Init(1);
     init(k_full, k_empty, 4 * S::kConsumers);
-    init(v_full, v_empty, S::kConsumers);
+    init(v_full, v_empty, S::kConsumers, S::kFp8 ? 32 : 1);
+    if constexpr (S::kFp8) init(raw_full, raw_empty, 32);
     for (int i = 0; i < kTasks; ++i) {
       task_full[i].Init(1);
-      task_empty[i].Init(4 * S::kConsumers + 2);
+      task_empty[i].Init(4 * S::kConsumers + (S::kFp8 ? 3 : 2));
     }
     cuda::PublishBarriers();
   }

@@ -1,11 +1,16 @@
 // The online softmax of a consumer: each thread has parts of two rows, r = 0 and 1, eight apart.
 #pragma once
+#include <cuda_fp8.h>
+
 #include "src/attention/cuda/fragments.cuh"
 #include "src/attention/cuda/sm90/shared.cuh"
 #include "src/core/cuda/ptx.cuh"
 #include "src/core/cuda/wgmma.cuh"
 
 namespace intarsia::attention::sm90 {
+
+template <class T>
+inline constexpr bool kIsE4M3 = std::is_same_v<T, __nv_fp8_e4m3>;
 
 // What a thread's two rows have seen.
 //
@@ -16,9 +21,14 @@ namespace intarsia::attention::sm90 {
 // l sums the thread's own columns until the end.
 struct Rows {
   // Of a new base, in powers of two: room for larger x. In f16 weights must not be far below 1,
-  // where small ones would flush to zero.
+  // where small ones would flush to zero; in e4m3 they are as large as later ones, kRoom more, may
+  // be.
   template <class T>
-  static constexpr float kSlack = std::is_same_v<T, __half> ? 1.0f : 8.0f;
+  static constexpr float kSlack = std::is_same_v<T, __half> ? 1.0f
+                                  : kIsE4M3<T>              ? -5.0f
+                                                            : 8.0f;
+  template <class T>
+  static constexpr float kRoom = kIsE4M3<T> ? 7.5f : 0.0f;
   // Of a thread in a tile, together: finite in f16, too.
   static constexpr float kMostWeight = 256.0f;
   static constexpr float kUnseen =
@@ -128,7 +138,7 @@ __device__ __forceinline__ bool RaiseBases(const float (&s)[kScores], float fact
 #pragma unroll
     for (int i = 4 + 2 * r; i < kScores; i += 4) x = fmaxf(x, fmaxf(s[i], s[i + 1]));
     top[r] = x * factor;
-    exceeds |= top[r] > rows.base[r];
+    exceeds |= top[r] > rows.base[r] + Rows::kRoom<T>;
   }
   if (!__any_sync(0xffffffffu, exceeds)) return false;
 #pragma unroll

@@ -13,39 +13,52 @@ inline constexpr int kFewRows = 64, kFewConsumers = 2;
 
 // How a kernel for head dims up to kHeadDim (q, K) and kValueDim (V, out) cuts its work. K and V
 // lie in shared memory as panels (wgmma_layout.h), and head dims are filled up to whole panels.
-template <int kHeadDim, int kValueDim, int kKeys, int kWarpgroups>
+// Elements of q, K and V have kElementBytes: 2, or 1 in e4m3. Then V comes raw, and is transposed
+// for the tensor cores (transpose.cuh).
+template <int kHeadDim, int kValueDim, int kKeys, int kWarpgroups, int kElementBytes = 2>
 struct Shape {
   static constexpr int kD = kHeadDim, kDv = kValueDim;
+  static constexpr int kBytes = kElementBytes;
+  static constexpr bool kFp8 = kBytes == 1;
+  static constexpr int kPanelColumns = 128 / kBytes;
   static constexpr int kTileKeys = kKeys;
   static constexpr int kConsumers = kWarpgroups;  // warpgroups of 64 rows each
   static constexpr int kTileRows = 64 * kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kPanels = (kD + 63) / 64, kValuePanels = (kDv + 63) / 64;
+  static constexpr int kPanels = (kD * kBytes + 127) / 128;
+  static constexpr int kValuePanels = (kDv * kBytes + 127) / 128;
   static constexpr int kQueryBytes = kTileRows * kPanels * 128;
   static constexpr int kKeyBytes = kTileKeys * kPanels * 128;
-  static constexpr int kValueBytes = kTileKeys * kValuePanels * 128;
-  static constexpr int kOutBytes = kTileRows * kValuePanels * 128;
+  static constexpr int kCopiedValueBytes = kTileKeys * kValuePanels * 128;
+  // Transposed, a tile of V has a panel of kDv rows.
+  static constexpr int kValueBytes = kFp8 ? kDv * 128 : kCopiedValueBytes;
+  static constexpr int kOutBytes = kTileRows * ((kDv + 63) / 64) * 128;
   static constexpr int kMaxSharedBytes = 227 * 1024, kControlBytes = 1024;
   // Tiles of V, and of K, in shared memory. A consumer keeps a tile of K until it has its weights,
   // longer than the tensor cores do.
-  static constexpr int kValueStages = 2;
-  static constexpr int kKeyStages =
-      kQueryBytes + kOutBytes + 3 * kKeyBytes + kValueStages * kValueBytes + kControlBytes <=
-              kMaxSharedBytes
-          ? 3
-          : 2;
+  static constexpr int kValueStages = 2, kRawStages = kFp8 ? 2 : 0;
+  // Sums of o over many tiles of keys, in f32 (OutSums in fp8.cuh).
+  static constexpr int kSumBytes = kFp8 ? kTileRows * kDv * 4 : 0;
+  static constexpr int kFp8Bytes = kRawStages * kCopiedValueBytes + kSumBytes;
+  static constexpr int kKeyStages = kQueryBytes + kOutBytes + 3 * kKeyBytes +
+                                                kValueStages * kValueBytes + kFp8Bytes +
+                                                kControlBytes <=
+                                            kMaxSharedBytes
+                                        ? 3
+                                        : 2;
   static constexpr int kTileBytes =
-      kQueryBytes + kKeyStages * kKeyBytes + kValueStages * kValueBytes;
+      kQueryBytes + kKeyStages * kKeyBytes + kValueStages * kValueBytes + kFp8Bytes;
   // Whether results are staged where Q was: with a place of their own, the next Q comes earlier.
   static constexpr bool kOutInQuery = kTileBytes + kOutBytes + kControlBytes > kMaxSharedBytes;
   static constexpr int kSharedBytes = kTileBytes + (kOutInQuery ? 0 : kOutBytes) + kControlBytes;
   static_assert(kValuePanels <= kPanels);  // so that results fit where Q was
+  static_assert(!kFp8 || (!kOutInQuery && kTileKeys == 128 && kConsumers == 2 && kPanels == 1));
   static_assert(kFewRows * kDv * 4 <= (kOutInQuery ? kQueryBytes : kOutBytes) &&
                 kFewConsumers <= kConsumers);
   static_assert(kSharedBytes <= kMaxSharedBytes && kTileKeys % 16 == 0 && kD % 16 == 0);
   // Registers a thread, of 65536: multiples of 8. The producer's are what its code needs.
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 56;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 152;
+  static constexpr int kProducerRegisters = kFp8 ? 56 : kConsumers == 2 ? 40 : 56;
+  static constexpr int kConsumerRegisters = kFp8 ? 224 : kConsumers == 2 ? 232 : 152;
   // What __launch_bounds__(kThreads, 1) gives a thread at the start. If consumers take more than
   // the producer releases, they wait forever.
   static constexpr int kRegistersAtStart = 65536 / kThreads / 8 * 8;
@@ -63,6 +76,13 @@ struct Shape {
 // token * G + g.
 INTARSIA_HOST_DEVICE constexpr int TokensPerTile(int tile_rows, int group) {
   return tile_rows / group;
+}
+
+// Of transposed V in e4m3 (transpose.cuh): the row of a column, of 16. Even columns come first, so
+// that the eight rows that a matrix of stmatrix has lie in different banks, and in an order such
+// that a thread's columns of o are those that it has in 16-bit types (SortColumns in fp8.cuh).
+INTARSIA_HOST_DEVICE constexpr int TransposedRow(int column) {
+  return column % 2 * 8 + column / 2 % 4 * 2 + column / 8;
 }
 
 // Rows of one box of K or V: the largest power of two that divides a page and a tile of keys, so
