@@ -1,8 +1,10 @@
 """What a rank does before and within a program: its device, the ranks' meeting place, layers that have shares."""
 
+import contextlib
 import json
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import jax
@@ -108,6 +110,52 @@ def test_ranks_meet_at_a_port_that_is_kept_for_them(address, last):
     # As /proc/net/tcp has it, and as gRPC has it in tcp6.
     expected = {f"{last}00007F", f"0000000000000000FFFF0000{last}00007F"}
     assert told["listening"] and set(told["listening"]) <= expected
+
+
+RESTING = """
+import json, sys, threading
+import jax
+from intarsia.processes import Limits
+from intarsia.vllm import parallel
+
+jax.config.update("jax_platforms", "cpu")
+rank, met, heartbeat = int(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+
+def gather(own):
+    met.insert(rank, own)
+    print(json.dumps(own), flush=True)
+    return [tuple(address) for address in met]
+
+say = lambda line: print(line, flush=True)
+parallel.initialize(rank, gather, f"127.0.0.{rank + 1}", Limits(heartbeat=heartbeat), say)
+print(jax.process_count(), flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_rank_that_dies_while_nothing_runs_is_missed():
+    heartbeat = 4
+
+    def start(rank, other):
+        arguments = [str(rank), json.dumps([other]), str(heartbeat)]
+        command = [sys.executable, "-c", RESTING, *arguments]
+        return stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+
+    with contextlib.ExitStack() as stack:
+        ranks = [start(0, ["127.0.0.2", 0])]
+        stack.callback(lambda: [rank.kill() for rank in ranks])
+        ranks.append(start(1, json.loads(ranks[0].stdout.readline())))
+        ranks[1].stdout.readline()
+        assert [rank.stdout.readline() for rank in ranks] == ["2\n"] * 2
+        ranks[1].kill()
+        begin = time.monotonic()
+        said, _ = ranks[0].communicate(timeout=120)
+        seconds = time.monotonic() - begin
+        print(f"\nrank that rests: known after {seconds:.1f} s")
+        assert said == (
+            "rank 0 at 127.0.0.1 of 2: ended, since rank 1 at 127.0.0.2 sent no heartbeat for 4 s\n"
+        )
+        assert ranks[0].returncode == 1
 
 
 @pytest.mark.parametrize(
