@@ -286,8 +286,12 @@ def test_without_its_coordinator_a_process_ends(generate) -> None:
 def test_an_error_of_one_process_is_everyones(generate, tmp_path) -> None:
     begin = time.monotonic()
     both, other = ["--tensor-parallel", "2"], ["--model", str(tmp_path / "nosuch.gguf")]
-    ends = _ends([generate(2, 0, *both), generate(2, 1, *both, *other)])
+    processes = [generate(2, 0, *both), generate(2, 1, *both, *other)]
+    processes[1].wait(BOUND)
+    ended = time.monotonic()
+    ends = _ends(processes)
     assert time.monotonic() - begin < 60
+    print(f"\nan error: known {time.monotonic() - ended:.1f} s after the process had ended")
     text = f"model '{tmp_path}/nosuch.gguf' is neither"
     assert ends[0][0] == 1 and ends[1][0] == 2
     [said], [own] = _said(ends[0][2]), _said(ends[1][2])

@@ -7,8 +7,8 @@ import time
 import psutil
 import pytest
 from vllm_faults import BOUND, HEARTBEAT, lose, worker
-from vllm_nodes import family, hosts
-from vllm_running import FEW_PROGRAMS, nodes, recorded
+from vllm_hosts import hosts
+from vllm_running import FEW_PROGRAMS, family, recorded, started_on
 
 pytestmark = pytest.mark.full
 
@@ -50,7 +50,7 @@ def test_a_rank_dies_and_one_is_slow_and_stops_after_a_new_start(made, model, tm
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
-    with nodes(made, model(MODEL), first, **OPTIONS) as servers:
+    with started_on(made, model(MODEL), first, **OPTIONS) as servers:
         servers[0].wait_until_ready()
         port = servers[0].port
         lose(
@@ -59,7 +59,7 @@ def test_a_rank_dies_and_one_is_slow_and_stops_after_a_new_start(made, model, tm
             "killed process",
             says={0: r"this rank lost rank 1 at \S+:|rank 1 at \S+ sent no heartbeat"},
         )
-    with nodes(made, model(MODEL), second, **OPTIONS | {"port": port}) as servers:
+    with started_on(made, model(MODEL), second, **OPTIONS | {"port": port}) as servers:
         servers[0].wait_until_ready()
         usual, slowest = answer(servers[0]), 0.0
         other = worker(servers[1])
@@ -89,9 +89,9 @@ def test_a_port_in_use_and_a_host_that_is_gone(made, model, tmp_path):
         for process in family(servers[1].process.pid):
             process.kill()
 
-    with nodes(made, model(MODEL), first, **OPTIONS) as servers:
+    with started_on(made, model(MODEL), first, **OPTIONS) as servers:
         servers[0].wait_until_ready()
-        with nodes(made, model(MODEL), second, **OPTIONS) as others:
+        with started_on(made, model(MODEL), second, **OPTIONS) as others:
             assert all(other.process.wait(timeout=5 * BOUND) for other in others)
             assert re.search(r"rank 0 at \S+ cannot listen on \S+:29501", others[0].log())
             assert re.search(r"rank 1 at \S+ met another run", others[1].log())
@@ -106,7 +106,7 @@ def test_a_partition_during_the_start(made, model, tmp_path):
     made[1].cut()
     soon = FEW_PROGRAMS | {"start_timeout": START}
     options = OPTIONS | {"additional_config": soon}
-    with nodes(made, model(MODEL), tmp_path, **options) as servers:
+    with started_on(made, model(MODEL), tmp_path, **options) as servers:
         everything = []
         deadline = time.monotonic() + 5 * BOUND
         while any(server.process.poll() is None for server in servers):

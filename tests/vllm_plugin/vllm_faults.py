@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import psutil
-from vllm_nodes import family
-from vllm_running import Server, begun
+from vllm_running import Server, begun, family
 
 HEARTBEAT = 10  # s, and the limit of the servers in the tests
 BOUND = 180  # s, of a machine that has other things to do
@@ -16,7 +15,7 @@ BOUND = 180  # s, of a machine that has other things to do
 
 def worker(server: Server) -> Any:
     """The one rank of a host."""
-    [found] = [p for p in family(server.process.pid) if "VLLM::Worker" in " ".join(p.cmdline())]
+    [found] = server.children("VLLM::Worker")
     return found
 
 

@@ -117,13 +117,24 @@ def flags(options: Mapping[str, Any]) -> list[str]:
     return [name if value is True else f"{name}={said(value)}" for name, value in rows]
 
 
+def family(pid: int) -> list[Any]:
+    """A process and its descendants, as psutil.Process; none if it has ended."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
 class Server:
     """`vllm serve`, as a user starts it.
 
     Args:
       model: its directory.
       log: the file that gets what the server prints.
-      at: the host that it runs on, of `vllm_nodes`; this one if None.
+      at: the host that it runs on, of `vllm_hosts`; this one if None.
       changes: its options; True is a flag without a value.
     """
 
@@ -203,10 +214,8 @@ class Server:
 
     def children(self, title: str) -> list[Any]:
         """The server's descendants whose name begins so, as psutil.Process."""
-        import psutil
-
-        family = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in family if " ".join(child.cmdline()).startswith(title)]
+        found = family(self.process.pid)
+        return [child for child in found if " ".join(child.cmdline()).startswith(title)]
 
     def lose(self, process: Any, stream: Any) -> None:
         """Kills one of the processes in the middle of an answer: the client gets an error, and the server ends."""
@@ -215,9 +224,15 @@ class Server:
         self.wait_for_the_end(stream)
 
     def wait_for_the_end(self, stream: Any, seconds: float = 60) -> None:
-        """Returns when a server that has lost a process has told the client of an answer, and ended."""
+        """Returns when a server that has just lost a process has told the client of an answer, and ended."""
+        start = time.monotonic()
         assert self.breaks_off(stream)
+        known = time.monotonic() - start
         assert self.process.wait(timeout=seconds) is not None
+        ended = time.monotonic() - start
+        print(
+            f"\none host: the client knew after {known:.1f} s; the server had ended after {ended:.1f} s"
+        )
 
     def breaks_off(self, stream: Any) -> bool:
         """Reads an answer to its end; whether that is an error that the server told."""
@@ -264,8 +279,10 @@ def serving(model: Path, log: Path, **changes: Any) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def nodes(made: Sequence[Any], model: Path, folder: Path, **changes: Any) -> Iterator[list[Server]]:
-    """A server with ranks on each of several hosts of `vllm_nodes`; the first answers, if it starts."""
+def started_on(
+    made: Sequence[Any], model: Path, folder: Path, **changes: Any
+) -> Iterator[list[Server]]:
+    """A server with ranks on each of several hosts of `vllm_hosts`, not waited for; the first will answer."""
     common = {"api_server_count": 1, "additional_config": FEW_PROGRAMS}
     if len(made) > 1:
         common |= {"nnodes": len(made), "master_addr": made[0].address}

@@ -1,8 +1,8 @@
 """Ranks and replicas on several hosts serve what one process does, and listen at the addresses that were chosen."""
 
 import pytest
-from vllm_nodes import hosts
-from vllm_running import nodes, recorded
+from vllm_hosts import hosts
+from vllm_running import recorded, started_on
 
 MODEL = "llama"
 CASES = {
@@ -20,7 +20,7 @@ CASES = {
 )
 def test_tokens_are_those_of_one_process(model, tmp_path, case):
     count, options = CASES[case]
-    with hosts(count) as made, nodes(made, model(MODEL), tmp_path, **options) as servers:
+    with hosts(count) as made, started_on(made, model(MODEL), tmp_path, **options) as servers:
         servers[0].wait_until_ready()
         expected = [sequence["tokens"] for sequence in recorded(MODEL)]
         for _ in range(options.get("data_parallel_size", 1)):

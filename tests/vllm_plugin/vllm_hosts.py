@@ -7,8 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
-import psutil
-
 
 @dataclasses.dataclass(frozen=True)
 class Host:
@@ -88,12 +86,3 @@ def _added(bridge: str) -> bool:
     """Whether the bridge is new: another run of the tests may have its own."""
     command = ["ip", "link", "add", bridge, "type", "bridge"]
     return not subprocess.run(command, capture_output=True, check=False).returncode
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """A process and its descendants."""
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
