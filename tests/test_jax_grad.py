@@ -1,6 +1,8 @@
 """The ops' gradients against finite differences of the f64 references and against autodiff of plain XLA."""
 
+import functools
 import zlib
+from collections.abc import Callable
 
 import intarsia.jax as ij
 import jax
@@ -38,25 +40,42 @@ def is_float(x: np.ndarray | jax.Array | None) -> bool:
     return x is not None and not np.issubdtype(x.dtype, np.integer)
 
 
-def gradients(function, operands: list, cotangents: list) -> list[np.ndarray | None]:
-    """By operand, in spec order; None for indices and absent ones."""
-    at = [i for i, x in enumerate(operands) if is_float(x)]
+Name = tuple[str, str]  # case, dtype
+Gradients = dict[
+    Name, list[np.ndarray | None]
+]  # by operand, in spec order; None for indices and absent ones
+
+
+def gradients(calls: dict[Name, tuple[Callable, list, list]]) -> Gradients:
+    """Of a function, its operands and cotangents each: all in one program, since compiling takes most of the time."""
+    found: Gradients = {}
+    for wide in (False, True):
+        some = {k: v for k, v in calls.items() if running.has_wide_indices(v[1]) == wide}
+
+        def program(floats: dict, cotangents: dict, some=some) -> dict:
+            return {
+                name: pull(function, operands, floats[name], cotangents[name])
+                for name, (function, operands, _) in some.items()
+            }
+
+        floats = {k: [x for x in operands if is_float(x)] for k, (_, operands, _) in some.items()}
+        with jax.enable_x64(wide):
+            results = jax.jit(program)(floats, {k: v[2] for k, v in some.items()})
+        for name, (_, operands, _) in some.items():
+            arrays = iter(results[name])
+            found[name] = [np.asarray(next(arrays)) if is_float(x) else None for x in operands]
+    return found
+
+
+def pull(function: Callable, operands: list, floats: list, cotangents: list) -> tuple:
+    """The cotangents of the operands that are no indices."""
 
     def of_floats(*floats):
-        every = list(operands)
-        for i, x in zip(at, floats, strict=True):
-            every[i] = x
+        given = iter(floats)
+        every = [next(given) if is_float(x) else x for x in operands]
         return tuple(y for y in function(*every) if is_float(y))
 
-    def pull(floats, cotangents):
-        return jax.vjp(of_floats, *floats)[1](tuple(cotangents))
-
-    with running.wide_indices(operands):
-        found = jax.jit(pull)([operands[i] for i in at], cotangents)
-    every = [None] * len(operands)
-    for i, x in zip(at, found, strict=True):
-        every[i] = np.asarray(x)
-    return every
+    return jax.vjp(of_floats, *floats)[1](tuple(cotangents))
 
 
 def norm(arrays: list[np.ndarray]) -> float:
@@ -64,15 +83,50 @@ def norm(arrays: list[np.ndarray]) -> float:
     return float(np.sqrt(sum(np.sum(running.as_f64(x) ** 2) for x in arrays)))
 
 
-def ours(op: str, operands: list, attributes: dict, cotangents: list) -> list[np.ndarray | None]:
-    return gradients(lambda *xs: ij.call(op, xs, **attributes), operands, cotangents)
+def in_every_run(op: str) -> tuple[Name, ...]:
+    """What is compared with plain XLA's: the slope of the reference is that of every case."""
+    return tuple(("example", dtype) for dtype in support.DTYPES)
+
+
+def in_test_full(op: str) -> tuple[Name, ...]:
+    return tuple((case, "f32") for case in support.cases(op, "ci") if case != "example")
+
+
+@functools.cache
+def ours(op: str, platform: str) -> Gradients:
+    def call(attributes: dict) -> Callable:
+        return lambda *xs: ij.call(op, xs, **attributes)
+
+    calls = {name: make(op, *name) for name in (*in_every_run(op), *in_test_full(op))}
+    with jax.default_device(jax.devices(platform)[0]):
+        return gradients({k: (call(how), xs, gs) for k, (xs, how, gs) in calls.items()})
+
+
+def beyond_plain(op: str) -> set[str]:
+    return {*support.cases(op, "beyond_plain"), *support.cases(op, "beyond_autodiff")}
+
+
+@functools.cache
+def plain(op: str, names: tuple[Name, ...]) -> Gradients:
+    """Autodiff's, in f32 throughout: in a narrower type it would round at every step."""
+
+    def call(attributes: dict) -> Callable:
+        return lambda *xs: support.op_module(op).plain_xla(*xs, **attributes)
+
+    calls = {}
+    for name in names:
+        if name[0] not in beyond_plain(op):
+            operands, attributes, cotangents = make(op, *name)
+            wide = [x.astype(np.float32) if is_float(x) else x for x in operands]
+            calls[name] = call(attributes), wide, [g.astype(np.float32) for g in cotangents]
+    return gradients(calls)
 
 
 @pytest.mark.parametrize(("op", "case"), CASES)
 def test_gradient_is_the_slope_of_the_reference(op: str, case: str) -> None:
     """Along random directions, by central differences in f64."""
     operands, attributes, cotangents = make(op, case, "f32")
-    found = ours(op, operands, attributes, cotangents)
+    found = ours(op, "cpu")[case, "f32"]
     wide = [running.as_f64(x) for x in operands]
     reference = support.op_module(op).reference
     rng = np.random.default_rng(1)
@@ -102,37 +156,23 @@ def test_gradient_is_the_slope_of_the_reference(op: str, case: str) -> None:
             assert abs(got - slope) <= 2e-5 * size, (i, got, slope)
 
 
-def in_test_full(row):
-    return pytest.param(*row.values, marks=[*row.marks, pytest.mark.full])
-
-
 @pytest.mark.parametrize(
     ("op", "case", "dtype", "platform"),
     [
-        # The slope of the reference, above, is that of every case.
-        row if case == "example" else in_test_full(row)
-        for op, case in CASES
-        for row in running.on_its_platforms(op, case, "f32")
-    ]
-    + [
-        row
+        pytest.param(*row.values, marks=[*row.marks, *marks])
         for op in OPS
-        for dtype in ("f16", "bf16")
-        for row in running.on_its_platforms(op, "example", dtype)
+        for names, marks in ((in_every_run(op), []), (in_test_full(op), [pytest.mark.full]))
+        for name in names
+        for row in running.on_its_platforms(op, *name)
     ],
 )
 def test_gradient_is_that_of_plain_xla(op: str, case: str, dtype: str, platform: str) -> None:
-    if case in {*support.cases(op, "beyond_plain"), *support.cases(op, "beyond_autodiff")}:
+    if case in beyond_plain(op):
         return
-    operands, attributes, cotangents = make(op, case, dtype)
-    with jax.default_device(jax.devices(platform)[0]):
-        found = ours(op, operands, attributes, cotangents)
-    # In f32 throughout: in a narrower type autodiff would round at every step.
-    wide = [x.astype(np.float32) if is_float(x) else x for x in operands]
-    plain = support.op_module(op).plain_xla
-    want = gradients(
-        lambda *xs: plain(*xs, **attributes), wide, [g.astype(np.float32) for g in cotangents]
-    )
+    operands, _, cotangents = make(op, case, dtype)
+    found = ours(op, platform)[case, dtype]
+    names = in_every_run(op) if case == "example" else in_test_full(op)
+    want = plain(op, names)[case, dtype]
     for i, (gradient, expected) in enumerate(zip(found, want, strict=True)):
         if expected is not None:
             assert gradient.dtype == operands[i].dtype
