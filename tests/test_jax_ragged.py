@@ -75,6 +75,7 @@ def test_a_soft_cap_of_zero_is_refused_as_there() -> None:
         ij.ragged_paged_attention(*batch(jnp.float32), soft_cap=0.0)
 
 
+@pytest.mark.full
 def test_the_example_gives_the_tokens_of_the_reference() -> None:
     def reference(*operands, sm_scale, **tuning):
         del tuning

@@ -1,5 +1,6 @@
 """vmap of a call is the calls one by one, stacked; what cannot be mapped says so."""
 
+import functools
 import re
 import zlib
 
@@ -54,10 +55,8 @@ def kinds_of_cases(op: str) -> list[str]:
 CASES = [(op, case) for op in OPS for case in kinds_of_cases(op)]
 
 
-def call_mapped(
-    op: str, calls: list[list], attributes: dict, mapped: set[str], axis: int = 0, run: bool = True
-):
-    """The op mapped over the operands of these names; the others are those of the first call."""
+def map_call(op: str, calls: list[list], attributes: dict, mapped: set[str], axis: int = 0):
+    """The op mapped over the operands of these names, and operands for it; the others are those of the first call."""
     names = [row["name"] for row in running.LIBRARY.find(op).operands]
     present = [i for i, x in enumerate(calls[0]) if x is not None]
     axes, arrays = [], []
@@ -76,11 +75,14 @@ def call_mapped(
             operands[i] = x
         return ij.call(op, operands, **attributes)
 
+    return jax.vmap(function, axes), arrays
+
+
+def call_mapped(op: str, calls: list[list], attributes: dict, mapped: set[str], axis: int = 0):
+    """The results of the mapped op."""
+    function, arrays = map_call(op, calls, attributes, mapped, axis)
     with running.wide_indices(arrays):
-        step = jax.jit(jax.vmap(function, axes))
-        if not run:
-            return step.trace(*arrays)
-        return [np.asarray(x) for x in step(*arrays)]
+        return [np.asarray(x) for x in jax.jit(function)(*arrays)]
 
 
 def one_by_one(op: str, calls: list[list], attributes: dict, mapped: set[str]) -> list[np.ndarray]:
@@ -105,7 +107,9 @@ def can_be_mapped(op: str, calls: list[list], attributes: dict) -> set[str]:
     mapped = {row["name"] for row, x in zip(rows, calls[0], strict=True) if x is not None}
     while mapped:
         try:
-            call_mapped(op, calls, attributes, mapped, run=False)
+            function, arrays = map_call(op, calls, attributes, mapped)
+            with running.wide_indices(arrays):
+                jax.jit(function).trace(*arrays)
         except NotImplementedError as error:
             assert str(error).startswith(f"{op}: ")
             shared = re.match(rf"{op}: (\w+) \[.*\] is shared by the whole batch", str(error))
@@ -118,6 +122,28 @@ def can_be_mapped(op: str, calls: list[list], attributes: dict) -> set[str]:
     return mapped
 
 
+@functools.cache
+def mapped_of(op: str, case: str) -> set[str]:
+    return can_be_mapped(op, *members(op, case))
+
+
+@functools.cache
+def mapped_in_one_program(op: str, platform: str) -> dict[str, list]:
+    """The results by case, of those that can be mapped."""
+    found: dict[str, list] = {}
+    cases = [case for case in kinds_of_cases(op) if mapped_of(op, case)]
+    calls = {case: map_call(op, *members(op, case), mapped_of(op, case), axis=1) for case in cases}
+    for wide in (False, True):
+        some = {k: v for k, v in calls.items() if running.has_wide_indices(v[1]) == wide}
+
+        def program(operands: dict[str, list], some=some) -> dict[str, list]:
+            return {case: function(*operands[case]) for case, (function, _) in some.items()}
+
+        with jax.enable_x64(wide), jax.default_device(jax.devices(platform)[0]):
+            found |= jax.jit(program)({case: arrays for case, (_, arrays) in some.items()})
+    return found
+
+
 @pytest.mark.parametrize(
     ("op", "case", "platform"),
     [row for op, case in CASES for row in running.on_its_platforms(op, case)],
@@ -125,12 +151,11 @@ def can_be_mapped(op: str, calls: list[list], attributes: dict) -> set[str]:
 def test_vmap_is_the_calls_stacked(op: str, case: str, platform: str) -> None:
     """The calls one by one are made on the CPU, without XLA."""
     calls, attributes = members(op, case)
-    mapped = can_be_mapped(op, calls, attributes)
+    mapped = mapped_of(op, case)
     if not mapped:
         return
     want = one_by_one(op, calls, attributes, mapped)
-    with jax.default_device(jax.devices(platform)[0]):
-        got = call_mapped(op, calls, attributes, mapped, axis=1)
+    got = map(np.asarray, mapped_in_one_program(op, platform)[case])
     least = running.least_tolerance(op, calls[0], platform)
     for result, expected in zip(got, want, strict=True):
         assert result.dtype == expected.dtype
