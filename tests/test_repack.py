@@ -1,6 +1,5 @@
 """`intarsia.repack`: each format against its definition, to the bit, and back."""
 
-import gguf
 import intarsia.jax as ij
 import ml_dtypes
 import numpy as np
@@ -11,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from intarsia import repack
 from packed_words import words_of
+
+gguf = pytest.importorskip("gguf", reason="pip install intarsia[models] has it")
 
 # Bytes of a block, and where its f16 numbers lie.
 BLOCKS = {

@@ -23,7 +23,7 @@ def on_cuda(operands) -> list[torch.Tensor | None]:
 def test_against_f64(form: Form, case: str) -> None:
     operands, attributes = make(form.op.name, case, some_dtype(case))
     got = torch_running.results(form, torch_running.overload(form), on_cuda(operands), attributes)
-    running.check_against_reference(form.op.name, operands, attributes, got)
+    running.check_against_reference(form.op.name, operands, attributes, got, "gpu")
 
 
 @pytest.mark.parametrize("backend", ["inductor", "intarsia"])
@@ -36,7 +36,7 @@ def test_compiled(form: Form, backend: str) -> None:
     function = torch_running.overload(form)
     compiled = torch.compile(lambda *x, **k: function(*x, **k), backend=backend, fullgraph=True)
     got = torch_running.results(form, compiled, on_cuda(operands), attributes)
-    running.check_against_reference(form.op.name, operands, attributes, got)
+    running.check_against_reference(form.op.name, operands, attributes, got, "gpu")
 
 
 def decode_operands() -> list[torch.Tensor]:
