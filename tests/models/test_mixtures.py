@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import support
 import tiny_mixtures
-from conftest import DATA
 from intarsia import cli
 from intarsia.models import Engine, SamplingParams, Tokenizer, export_model, load_model, reference
 from intarsia.models.architectures import config_to_hf
@@ -42,7 +42,7 @@ def mixtures(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(scope="module")
 def recorded_mixtures() -> dict[str, Any]:
     """What transformers made of them; see tools/record_mixtures.py."""
-    return json.loads((DATA / "mixtures.json").read_text())
+    return json.loads((support.ROOT / "tests" / "data" / "mixtures.json").read_text())
 
 
 def engine_of(model, **settings) -> Engine:

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from conftest import DATA
+import support
 from intarsia import cli
 from intarsia.models import (
     KV_CACHE_DTYPES,
@@ -50,7 +50,7 @@ def test_a_passage_is_as_likely_as_in_transformers(request, recorded_passages, n
 @on_each_packaged_model
 def test_passages_are_tokenized_as_in_transformers(request, recorded_passages, name):
     tokenizer = request.getfixturevalue(f"{name}_tokenizer")
-    text = json.loads((DATA / "passage.json").read_text())["text"]
+    text = json.loads((support.ROOT / "tests" / "data" / "passage.json").read_text())["text"]
     assert tokenizer.encode(text) == recorded_passages[name]["ids"]
 
 
