@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from intarsia.jax._grouped import grouped_matmul
+from intarsia.jax._grouped import grouped_matmul, sums_of_groups
 
 
 def experts_by_products(
@@ -71,7 +71,7 @@ def by_products(
         hidden = product(rows, w1, preferred_element_type=jnp.float32)
         hidden = hidden * _permuted(shares, order, places)
         if w1_bias is not None:
-            hidden = hidden + _of_rows(w1_bias, experts, order)
+            hidden = hidden + _of_rows(w1_bias, experts[order], sizes)
         shares = jnp.ones_like(shares)
     else:
         hidden = product(rows, w1, bias=w1_bias).astype(jnp.float32)
@@ -81,9 +81,22 @@ def by_products(
     return terms.reshape(t, k, -1).sum(1)
 
 
-def _of_rows(bias: jax.Array, experts: jax.Array, order: jax.Array) -> jax.Array:
+@jax.custom_vjp
+def _of_rows(bias: jax.Array, experts: jax.Array, sizes: jax.Array) -> jax.Array:
+    """f32 [m, j]: each row's bias, of experts in ascending order, 0 behind the last; `sizes` has each expert's rows."""
+    del sizes
     none = jnp.zeros((1, bias.shape[1]), bias.dtype)
-    return jnp.append(bias, none, 0)[experts[order]].astype(jnp.float32)
+    return jnp.append(bias, none, 0)[experts].astype(jnp.float32)
+
+
+def _d_bias(kept: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, None, None]:
+    bias, sizes = kept
+    return sums_of_groups(g.astype(bias.dtype), sizes, None, bias.shape[0]), None, None
+
+
+_of_rows.defvjp(
+    lambda bias, experts, sizes: (_of_rows(bias, experts, sizes), (bias, sizes)), _d_bias
+)
 
 
 @jax.custom_vjp

@@ -13,6 +13,7 @@ from intarsia import _native
 from intarsia.jax._call import abstract, as_array, call
 from intarsia.jax._grad import functions_with_gradient
 from intarsia.jax._platforms import with_fallback
+from intarsia.jax._segments import sums_of_rows
 from intarsia.jax._types import refuse_sharded, vary_alike
 
 _NAME, _GRADIENT = "grouped_matmul", "grouped_matmul_weight_gradient"
@@ -44,7 +45,8 @@ def grouped_matmul(
       w: [g, k, n] T; a matrix for each group.
       group_sizes: [g] i32 or i64; rows of each group. With `group_offset` [e], of all groups.
       precision: as `ragged_dot` has it, and not looked at: sums are f32, and products of f32 keep f32's precision.
-      preferred_element_type: dtype of the result: T, which is the default, or f32 for the sums as they are.
+      preferred_element_type: dtype of the result: T, which is the default, or f32 for the sums as they are. Its cotangent is
+        rounded to T.
       group_offset: [1] i32 or i64; which of the e groups w begins with. Rows of groups that w lacks give 0.
       rows: [m] i32 or i64; which row of x each row takes. An index that is no row of x gives 0, without a bias.
       bias: [g, n] T; added to the sums before they are rounded.
@@ -220,16 +222,12 @@ def _gradients(form: _Form, arrays: Sequence[jax.Array], d_out: jax.Array) -> tu
     )
     d_x = d_taken
     if rows is not None:
-        to = jnp.where(rows < 0, x.shape[0], rows)
-        d_x = jnp.zeros(x.shape, jnp.float32).at[to].add(d_taken, mode="drop").astype(x.dtype)
+        d_x = sums_of_rows(d_taken, rows, x.shape[0]).astype(x.dtype)
     left, right = (d_out, taken) if form.transposed else (taken, d_out)
     d_w = _weight_gradient(left, right, sizes, offset, w.shape[0])
     d_bias = None
     if bias is not None:
-        starts = _starts(sizes, offset, w.shape[0], d_out.shape[0])
-        group = _groups_of_rows(starts, d_out.shape[0])
-        d_bias = jax.ops.segment_sum(d_out.astype(jnp.float32), group, w.shape[0] + 1)[:-1]
-        d_bias = d_bias.astype(bias.dtype)
+        d_bias = sums_of_groups(d_out, sizes, offset, w.shape[0]).astype(bias.dtype)
     every = (d_x, d_w, None, None, None, d_bias)
     return tuple(d for d, is_given in zip(every, form.given, strict=True) if is_given)
 
@@ -239,6 +237,16 @@ def _weight_gradient(
 ) -> jax.Array:
     arrays = (x, d_out, sizes) if offset is None else (x, d_out, sizes, offset)
     return one_by_one(functools.partial(_weight_product, groups=groups))(*arrays)
+
+
+def sums_of_groups(
+    rows: jax.Array, sizes: jax.Array, offset: jax.Array | None, groups: int
+) -> jax.Array:
+    """[groups, n] T from rows [m, n] T: each group's rows added, in an order that no schedule changes."""
+    # The product with ones. Eight columns of them are 16 bytes and more, which kernels load at once.
+    ones = jnp.ones((rows.shape[0], 8), rows.dtype)
+    ones, rows = (a for a in vary_alike((ones, rows)) if a is not None)
+    return _weight_gradient(ones, rows, sizes, offset, groups)[:, 0]
 
 
 def _weights_by_op(*arrays: jax.Array, groups: int) -> jax.Array:

@@ -1,0 +1,57 @@
+"""Sums of rows in an order that no schedule changes: on GPUs, XLA's scatters add floats by atomics, in any order."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# In both functions indices stand behind a barrier: XLA on GPUs would compute them anew, cumsum included, for each number of a row.
+
+_FAN_IN = 8  # Rows that one pass adds: most routers choose as many experts or fewer, for whom one pass is enough.
+
+
+def sums_of_rows(values: jax.Array, owners: jax.Array, count: int) -> jax.Array:
+    """[count, n] from values [m, n]: row o is the sum of the rows whose owner is o, in a tree of fixed shape.
+
+    Args:
+      owners: [m] integer, in any order; a row of an owner that is none of 0 ... count - 1 counts nowhere.
+    """
+    if values.shape[0] == 0 or count == 0:
+        return jnp.zeros((count, values.shape[1]), values.dtype)
+    known = jnp.where((owners >= 0) & (owners < count), owners, count)
+    lengths = jnp.bincount(known, length=count + 1)[:-1]
+    values, lengths = _pass(values, lengths, jnp.argsort(known, stable=True))
+    values, lengths = lax.while_loop(
+        lambda left: jnp.any(left[1] > 1), lambda left: _pass(*left), (values, lengths)
+    )
+    first = jnp.clip(jnp.cumsum(lengths) - lengths, 0, values.shape[0] - 1)
+    first = lax.optimization_barrier(first)
+    return jnp.where((lengths > 0)[:, None], values[first], 0)
+
+
+def _pass(
+    values: jax.Array, lengths: jax.Array, order: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Rows of each owner added by eights: what is left of them, and how many each owner has now.
+
+    Args:
+      values: [m, n], one owner after the other; with `order` [m] row r stands for values[order[r]].
+      lengths: [count]; rows of each owner.
+    """
+    m, count = values.shape[0], lengths.shape[0]
+    left = -(-lengths // _FAN_IN)
+    # An owner's last rows leave at most one more than their share. Later passes repeat, so their shapes must not shrink.
+    rows = m if order is None else min(m, m // _FAN_IN + count)
+    owner = jnp.repeat(jnp.arange(count), left, total_repeat_length=rows)
+    ends, ends_left = jnp.cumsum(lengths), jnp.cumsum(left)
+    of_owner = jnp.arange(rows) - (ends_left - left)[owner]
+    first = (ends - lengths)[owner] + of_owner * _FAN_IN
+    place = first + jnp.arange(_FAN_IN)[:, None]
+    exists = place < ends[owner]  # nowhere behind the last owner's rows
+    # Where there is none, the eight's first again, which a GPU has in its cache.
+    at = jnp.clip(jnp.where(exists, place, first), 0, m - 1)
+    at = at if order is None else order[at]
+    at, exists = lax.optimization_barrier((at, exists))
+    terms = [jnp.where(e[:, None], values[a], 0) for a, e in zip(at, exists, strict=True)]
+    return functools.reduce(jnp.add, terms), left
