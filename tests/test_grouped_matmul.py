@@ -109,25 +109,39 @@ def test_stands_in_for_ragged_dot(dtype, wanted, platform) -> None:
     running.check(OP, np.asarray(got), np.asarray(want).astype(np.float64), least=least)
 
 
+SIZES = {
+    "balanced": (10, 10, 10, 10),
+    "zipf": (19, 10, 6, 5),
+    "one takes all": (0, 0, 40, 0),
+    "sum below m": (7, 0, 21, 5),
+    "none": (0, 0, 0, 0),
+}
+
+
 @running.on_each_platform
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("transposed", [False, True])
-def test_gradients_are_those_of_ragged_dot(transposed, platform) -> None:
-    x, w, sizes = parts(2)
+def test_values_and_gradients_are_those_of_ragged_dot(transposed, sizes, platform) -> None:
+    x, w, sizes = parts(2, sizes=sizes)
     weight = np.asarray(w.swapaxes(1, 2)) if transposed else w
 
     def ours(x, w):
-        return jnp.sin(ij.grouped_matmul(x, w, sizes, transposed=transposed)).sum()
+        return ij.grouped_matmul(x, w, sizes, transposed=transposed)
 
     def xlas(x, w):
-        return jnp.sin(lax.ragged_dot(x, w, sizes, lax.Precision.HIGHEST)).sum()
+        return lax.ragged_dot(x, w, sizes, lax.Precision.HIGHEST)
+
+    def value_and_gradients(function, x, w):
+        out, pull = jax.vjp(function, x, w)
+        return out, *pull(jnp.cos(out))
 
     with jax.default_device(jax.devices(platform)[0]):
-        got = jax.jit(jax.grad(ours, (0, 1)))(x, weight)
-        want = jax.jit(jax.grad(xlas, (0, 1)))(x, w)
-    d_w = got[1].swapaxes(1, 2) if transposed else got[1]
-    for ours_, theirs in ((got[0], want[0]), (d_w, want[1])):
-        np.testing.assert_allclose(ours_, theirs, rtol=1e-4, atol=1e-4)
-    assert not np.asarray(d_w[1]).any()  # a group without rows
+        out, d_x, d_w = jax.jit(lambda *a: value_and_gradients(ours, *a))(x, weight)
+        want = jax.jit(lambda *a: value_and_gradients(xlas, *a))(x, w)
+    d_w = d_w.swapaxes(1, 2) if transposed else d_w
+    for got, wanted in zip((out, d_x, d_w), want, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+    assert not np.asarray(d_w)[sizes == 0].any()
 
 
 def dense(x, w, sizes, rows=None, bias=None, offset=0):
