@@ -165,7 +165,7 @@ class XlaPlatform(Platform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        from intarsia.vllm import hosts, replicas, settings
+        from intarsia.vllm import ending, hosts, replicas, settings
         from intarsia.vllm.refusals import refuse
 
         parallel = vllm_config.parallel_config
@@ -184,6 +184,7 @@ class XlaPlatform(Platform):
         if cls.device_type == "cpu":
             settings.schedule_synchronously(vllm_config)
         settings.replace_start_of_processes()
+        ending.tell_clients()
         limits = hosts.limits(vllm_config)
         hosts.choose(parallel)
         if parallel.data_parallel_size > 1:
