@@ -60,4 +60,28 @@ Status MakePanelMap(DType dtype, const void* data, int64_t columns, std::span<co
   return Internal(Text("cuTensorMapEncodeTiled: CUresult ", static_cast<int>(result)));
 }
 
+Status MakeWordMap(const void* data, int64_t words, int box, std::span<const MapAxis> axes,
+                   CUtensorMap& map) {
+  constexpr size_t kMaxAxes = 5;
+  Encode encode = nullptr;
+  INTARSIA_RETURN_IF_ERROR(FindEncode(encode));
+  if (axes.empty() || axes.size() >= kMaxAxes)
+    return Internal(Text("a tensor map of ", axes.size() + 1, " axes"));
+  cuuint64_t sizes[kMaxAxes] = {static_cast<cuuint64_t>(words)}, strides[kMaxAxes - 1] = {};
+  cuuint32_t boxes[kMaxAxes] = {static_cast<cuuint32_t>(box)}, steps[kMaxAxes] = {1};
+  for (size_t i = 0; i < axes.size(); ++i) {
+    sizes[i + 1] = static_cast<cuuint64_t>(axes[i].size);
+    strides[i] = static_cast<cuuint64_t>(axes[i].stride * 4);
+    boxes[i + 1] = static_cast<cuuint32_t>(axes[i].box);
+    steps[i + 1] = 1;
+  }
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT32, static_cast<cuuint32_t>(axes.size() + 1),
+             const_cast<void*>(data), sizes, strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result == CUDA_SUCCESS) return {};
+  return Internal(Text("cuTensorMapEncodeTiled: CUresult ", static_cast<int>(result)));
+}
+
 }  // namespace intarsia::cuda

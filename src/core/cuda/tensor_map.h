@@ -22,5 +22,8 @@ struct MapAxis {
 // Addresses and strides are multiples of 16 bytes, and every size is at least 1.
 Status MakePanelMap(DType dtype, const void* data, int64_t columns, std::span<const MapAxis> axes,
                     CUtensorMap& map);
+// A map of words of 32 bits, which boxes have as they lie: `box` neighbors, at most 256.
+Status MakeWordMap(const void* data, int64_t words, int box, std::span<const MapAxis> axes,
+                   CUtensorMap& map);
 
 }  // namespace intarsia::cuda

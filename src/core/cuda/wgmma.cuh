@@ -53,6 +53,7 @@ class Descriptor {
 //   Shared<T, kAdd, kRowsA, kRowsB>(d, a, b): descriptors by RowsSummed where kRows is set, by
 //                             ColumnsSummed where it is not; without kAdd, D is replaced
 //   Registers<T>(d, a, b):    a is four registers of pairs, b a descriptor by RowsSummed; adds
+//   RegistersColumns<T, kAdd>(d, a, b):  the same with b by ColumnsSummed
 template <int kN>
 struct Wgmma;
 
@@ -69,9 +70,9 @@ struct Wgmma;
                : __VA_ARGS__                                                                     \
                : "l"(from), "l"(descriptor), "n"(kAdd ? 1 : 0), "n"(kRowsA ? 1 : 0),             \
                  "n"(kRowsB ? 1 : 0))
-#define REGISTERS(n, type, list, a, b, ...)                                                       \
+#define REGISTERS(n, type, list, a, b, add, rows_b, ...)                                          \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" list "}, {" a \
-               "}, " b ", 1, 1, 1, 1;"                                                            \
+               "}, " b ", " add ", 1, 1, " rows_b ";"                                             \
                : __VA_ARGS__                                                                      \
                : "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]), "l"(descriptor))
 #define WGMMA(n, list, a0, a1, a2, a3, a4, ...)                                               \
@@ -89,9 +90,23 @@ struct Wgmma;
     static __device__ __forceinline__ void Registers(float (&d)[n / 2], const uint32_t* from, \
                                                      uint64_t descriptor) {                   \
       if constexpr (std::is_same_v<T, __half>)                                                \
-        REGISTERS(n, "f16", list, a0 ", " a1 ", " a2 ", " a3, a4, __VA_ARGS__);               \
+        REGISTERS(n, "f16", list, a0 ", " a1 ", " a2 ", " a3, a4, "1", "1", __VA_ARGS__);     \
       else                                                                                    \
-        REGISTERS(n, "bf16", list, a0 ", " a1 ", " a2 ", " a3, a4, __VA_ARGS__);              \
+        REGISTERS(n, "bf16", list, a0 ", " a1 ", " a2 ", " a3, a4, "1", "1", __VA_ARGS__);    \
+    }                                                                                         \
+    template <class T, bool kAdd>                                                             \
+    static __device__ __forceinline__ void RegistersColumns(float (&d)[n / 2],                \
+                                                            const uint32_t* from,             \
+                                                            uint64_t descriptor) {            \
+      constexpr bool kHalf = std::is_same_v<T, __half>;                                       \
+      if constexpr (kHalf && kAdd)                                                            \
+        REGISTERS(n, "f16", list, a0 ", " a1 ", " a2 ", " a3, a4, "1", "0", __VA_ARGS__);     \
+      if constexpr (kHalf && !kAdd)                                                           \
+        REGISTERS(n, "f16", list, a0 ", " a1 ", " a2 ", " a3, a4, "0", "0", __VA_ARGS__);     \
+      if constexpr (!kHalf && kAdd)                                                           \
+        REGISTERS(n, "bf16", list, a0 ", " a1 ", " a2 ", " a3, a4, "1", "0", __VA_ARGS__);    \
+      if constexpr (!kHalf && !kAdd)                                                          \
+        REGISTERS(n, "bf16", list, a0 ", " a1 ", " a2 ", " a3, a4, "0", "0", __VA_ARGS__);    \
     }                                                                                         \
   }
 // clang-format off: its versions lay these lists out in ways that they themselves refuse

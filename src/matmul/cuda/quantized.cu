@@ -2,6 +2,7 @@
 #include "src/matmul/cuda/quantized_plan.h"
 #include "src/matmul/cuda/sm80/quantized.h"
 #include "src/matmul/cuda/sm90/resident.h"
+#include "src/matmul/cuda/sm90/warpgroups.h"
 
 namespace intarsia::matmul {
 
@@ -24,6 +25,8 @@ Status Run(const QuantizedParams& params, const CudaContext& context) {
   const QuantizedPlan plan = PlanFor(params, *context.device);
   if (plan.kernel != QuantizedKernelKind::kAny)
     return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
+      if (plan.kernel == QuantizedKernelKind::kWarpgroups)
+        return sm90::LaunchWarpgroupsOf<kType>(params, plan, context);
       if (plan.kernel == QuantizedKernelKind::kResident ||
           plan.kernel == QuantizedKernelKind::kWideResident)
         return sm90::LaunchResidentOf<kType>(params, plan, context);

@@ -7,6 +7,9 @@
 namespace intarsia::matmul {
 namespace {
 
+// Of x, below which another kernel is the faster one (docs/facts.md).
+constexpr int64_t kLeastWarpgroupsRows = 9;
+
 // A kernel for groups of 32 columns and more is built for formats that files of 4 bits have.
 bool FitsCoarse(const QuantizedParams& p) {
   const bool format =
@@ -149,6 +152,30 @@ bool PlanResident(const QuantizedParams& p, const cuda::Device& device, Quantize
   return true;
 }
 
+// Makes `plan` one of Hopper's kernel by wgmma, if that takes the call.
+bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
+  if (plan.kernel != QuantizedKernelKind::kWideStream || p.format != Format::kU4B8 ||
+      p.m < kLeastWarpgroupsRows || p.k % kStageColumns != 0 || p.zeros.data || p.scales.outer ||
+      Bytes(p.scales.dtype) == 1 || !cuda::HasImage(cuda::kHopper, device) ||
+      device.shared_bytes_per_block < kMostResidentBytes)
+    return false;
+  QuantizedPlan found = plan;
+  found.kernel = QuantizedKernelKind::kWarpgroups;
+  found.shape = {p.m <= 16 ? 16 : p.m <= 32 ? 32 : 64, kWarpgroupsTiles};
+  // CTAs of a cluster have two stages each. Larger clusters than pairs find room for all of their
+  // CTAs on three quarters of the multiprocessors; on more, some of them waited for a second turn.
+  constexpr int64_t kMostWarpgroupsSplits = 6;
+  const int64_t ctas = RowTiles(p, found) * CeilDiv<int64_t>(p.tiles, kWarpgroupsTiles);
+  const int64_t pairs = std::min<int64_t>(device.sms / ctas, 2);
+  const int64_t splits = std::max(pairs, int64_t{device.sms} * 3 / 4 / ctas);
+  found.splits = static_cast<int>(
+      std::max<int64_t>(std::min({kMostWarpgroupsSplits, splits, p.k / (2 * kStageColumns)}), 1));
+  // Other kernels have more CTAs for a small matrix.
+  if (ctas * found.splits < device.sms / 2) return false;
+  plan = found;
+  return true;
+}
+
 // Halves the warps until `fits`.
 template <class Fits>
 void Shrink(QuantizedPlan& plan, Fits fits) {
@@ -268,7 +295,7 @@ bool FitStream(const QuantizedParams& p, QuantizedPlan& plan) {
 
 QuantizedPlan PlanFor(const QuantizedParams& p, const cuda::Device& device) {
   QuantizedPlan plan = BeginPlan(p);
-  if (PlanResident(p, device, plan)) return plan;
+  if (PlanWarpgroups(p, device, plan) || PlanResident(p, device, plan)) return plan;
   if (plan.kernel != QuantizedKernelKind::kAny)
     PlanStream(p, device, plan);
   else

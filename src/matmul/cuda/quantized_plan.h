@@ -23,7 +23,15 @@ struct QuantizedShape {
 // kWideStream: codes from memory right into registers, with groups that end with a block of 32
 // columns, or with a stage.
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
-enum class QuantizedKernelKind { kAny, kStream, kWideStream, kResident, kWideResident };
+// kWarpgroups: by wgmma, for 4-bit codes with groups that end with a stage, and many rows.
+enum class QuantizedKernelKind {
+  kAny,
+  kStream,
+  kWideStream,
+  kResident,
+  kWideResident,
+  kWarpgroups
+};
 
 inline constexpr int kMostSplits = 8;  // CTAs of a portable cluster
 
@@ -49,6 +57,10 @@ constexpr int ResidentDepth(Format format, int rows) {
 inline constexpr int kResidentPad = 64, kResidentPitch = static_cast<int>(kTileRows) + 4;
 inline constexpr int kMostResidentBytes = 227 * 1024;
 inline constexpr int kMostResidentRows = 16;  // of x
+
+// Of kWarpgroups: tiles of w of a CTA, and stages in flight.
+inline constexpr int kWarpgroupsTiles = 16;
+constexpr int WarpgroupsStages(int rows) { return rows <= 32 ? 8 : 6; }
 
 struct QuantizedPlan {
   QuantizedKernelKind kernel = QuantizedKernelKind::kAny;

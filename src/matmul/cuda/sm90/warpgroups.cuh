@@ -1,0 +1,209 @@
+// Products with weights in 4-bit codes by wgmma:
+//   out[row, column] = sum_i x[row, i] w[column, i] + bias[column]      (matmul/quantized.h)
+// for groups of 128 columns and multiples of it, without zeros.
+//
+// One thread has the copy engine fetch codes, scales and rows of x, a stage of 128 columns at a
+// time. Two warpgroups decode codes into registers, which are wgmma's A: 64 rows of w at a time,
+// two times. B are rows of x as they lie in memory. A stage's sums are a group's, or part of one:
+// its scale multiplies them in f32.
+//
+// Codes in registers, fed by copies ahead of them, are Marlin's design (Frantar et al., 2024), on
+// wgmma Machete's. A lane of an A fragment has columns 2c, 2c + 1, 2c + 8 and 2c + 9 of 16, of
+// rows r and r + 8, in whose place are rows 2r and 2r + 1 of a tile: byte c of two neighboring
+// lines of codes, in 8 bytes of each line.
+#pragma once
+#include "src/core/cuda/tma.cuh"
+#include "src/core/cuda/wgmma.cuh"
+#include "src/matmul/cuda/codes.cuh"
+#include "src/matmul/cuda/quantized_plan.h"
+#include "src/matmul/cuda/sm90/shared.cuh"
+
+namespace intarsia::matmul::sm90 {
+
+template <DType kType_, int kRows_>
+struct WarpgroupsConfig {
+  static constexpr DType kType = kType_;
+  using T = cuda::DeviceT<kType>;
+  static constexpr int kRows = kRows_;  // of x
+  static constexpr int kHalves = 2;     // of a consumer's rows of w
+  static constexpr int kTiles = kConsumers * kHalves * 4;
+  static constexpr int kXBytes = kRows * kStageColumns * 2;
+  static constexpr int kTileBytes = kStageColumns * static_cast<int>(kTileRows) / 2;
+  static constexpr int kStages = WarpgroupsStages(kRows);
+  static constexpr int kPitch = kTiles * static_cast<int>(kTileRows) + 4;  // of sums, for the banks
+};
+static_assert(WarpgroupsConfig<DType::kBF16, 16>::kTiles == kWarpgroupsTiles);
+
+template <class S>
+struct alignas(cuda::kSwizzleAtomBytes) WarpgroupsShared {
+  struct Stage {
+    alignas(cuda::kSwizzleAtomBytes) char x[S::kXBytes];
+    alignas(cuda::kSwizzleAtomBytes) char codes[S::kTiles][S::kTileBytes];
+  };
+  union {
+    Stage stages[S::kStages];
+    float sums[S::kRows * S::kPitch];  // when all stages are read
+  };
+  alignas(128) char scales[S::kStages][S::kTiles * 4 * kTileRows];  // one after the other
+  Ring<S::kStages> ring;
+};
+
+// What a CTA computes: stages [begin, end) of the sum, for tiles from first_tile on.
+struct WarpgroupsTask {
+  int64_t first_tile;
+  int tiles, first_row, begin, end;
+};
+
+struct WarpgroupsMaps {
+  CUtensorMap x, codes, scales;
+};
+
+// By one thread. Boxes end with zeros where x, or w, ends.
+template <class S>
+__device__ __forceinline__ void CopyStages(const QuantizedParams& p, const QuantizedPlan& plan,
+                                           const WarpgroupsMaps& maps, const WarpgroupsTask& task,
+                                           WarpgroupsShared<S>& shared) {
+  const int stages_of_group = static_cast<int>(p.group) / kStageColumns;
+  const int tile = static_cast<int>(task.first_tile);
+  cuda::RingPlace<S::kStages> place;
+  for (int i = task.begin; i < task.end; ++i, place.Next()) {
+    auto& full = shared.ring.full[place.index];
+    auto& stage = shared.stages[place.index];
+    shared.ring.empty[place.index].Wait(place.parity ^ 1);
+    full.ArriveExpecting(S::kXBytes + S::kTiles * (S::kTileBytes + plan.scale_bytes));
+    cuda::CopyBox<2>(stage.codes, maps.codes, {i * (S::kTileBytes / 4), tile}, full);
+    cuda::CopyBox<3>(shared.scales[place.index], maps.scales, {0, i / stages_of_group, tile}, full);
+#pragma unroll
+    for (int panel = 0; panel < 2; ++panel)
+      cuda::CopyBox<2>(stage.x + panel * (S::kXBytes / 2), maps.x,
+                       {i * kStageColumns + panel * cuda::kPanelColumns, task.first_row}, full);
+  }
+}
+
+// A warpgroup that computes 128 rows of w.
+template <class S>
+class WarpgroupsProduct {
+ public:
+  static constexpr int kSums = S::kRows / 2;
+  static constexpr int kSteps = kStageColumns / cuda::kWgmmaStep;
+  using M = cuda::Wgmma<S::kRows>;
+
+  __device__ __forceinline__ WarpgroupsProduct(const QuantizedParams& p, const WarpgroupsTask& task,
+                                               WarpgroupsShared<S>& shared, int number)
+      : p_(p), task_(task), shared_(shared) {
+    const int thread = static_cast<int>(threadIdx.x % cuda::kWarpgroupThreads), lane = thread % 32;
+    r_ = lane / 4, c_ = lane % 4;
+    tile_ = number * S::kHalves * 4 + thread / 32;
+    bytes_ = (c_ | (4 + c_) << 4) * 0x101;
+  }
+
+  // Products of the first half are in flight while the other one is decoded.
+  __device__ __forceinline__ void Run() {
+    float group[S::kHalves][kSums];
+    uint32_t a[S::kHalves][kSteps][4];
+    cuda::RingPlace<S::kStages> place;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) all_[0][i] = all_[1][i] = 0.0f;
+#pragma unroll 1
+    for (int i = task_.begin; i < task_.end; ++i, place.Next()) {
+      shared_.ring.full[place.index].Wait(place.parity);
+      Decode(place.index, 0, a[0]);
+      Multiply(place.index, a[0], group[0]);
+      Decode(place.index, 1, a[1]);
+      Multiply(place.index, a[1], group[1]);
+      const float2 scales[S::kHalves] = {ScalesOf(place.index, 0), ScalesOf(place.index, 1)};
+      cuda::WgmmaWait<1>();
+      AddScaled(scales[0], group[0], all_[0]);
+      cuda::WgmmaWait<0>();
+      Release(place.index);
+      AddScaled(scales[1], group[1], all_[1]);
+    }
+  }
+
+  // store(tile of the CTA, row of it, row of x, sum of that row and of the next one of the tile)
+  template <class Store>
+  __device__ __forceinline__ void ForEachPair(Store store) const {
+#pragma unroll
+    for (int half = 0; half < S::kHalves; ++half)
+#pragma unroll
+      for (int i = 0; i < kSums; i += 4)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          store(tile_ + 4 * half, 2 * r_, 2 * i + 2 * c_ + e, all_[half][i + e],
+                all_[half][i + 2 + e]);
+  }
+
+ private:
+  // 64 rows of w, of which a warp has a tile.
+  __device__ __forceinline__ void Decode(int stage, int half, uint32_t (&a)[kSteps][4]) const {
+    const char* const codes = shared_.stages[stage].codes[tile_ + 4 * half] + 8 * r_;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const auto line = [&](int l) {
+        return *reinterpret_cast<const uint2*>(codes + (2 * step + l) * kLineBytes);
+      };
+      const uint2 low = line(0), high = line(1);
+      Pairs(low.x, high.x, a[step][0], a[step][2]);
+      Pairs(low.y, high.y, a[step][1], a[step][3]);
+    }
+    // Decoded before the first product begins, not between products.
+#pragma unroll
+    for (auto& of_step : a)
+#pragma unroll
+      for (uint32_t& pair : of_step) asm volatile("" : "+r"(pair)::"memory");
+  }
+  // The pairs of byte c of two words.
+  __device__ __forceinline__ void Pairs(uint32_t first, uint32_t second, uint32_t& low,
+                                        uint32_t& high) const {
+    constexpr bool kHalf = S::kType == DType::kF16;
+    constexpr uint32_t kOne = kHalf ? 0x64006400u : 0x43004300u;
+    constexpr float kBias = kHalf ? 1032.0f : 136.0f;
+    const uint32_t twice = __byte_perm(first, second, bytes_);
+    const uint32_t apart = (twice & 0x0000ffffu) | (twice >> 4 & 0xffff0000u);
+    low = decoding::Subtract<S::kType>(decoding::Masked(apart, 0x000f000fu, kOne), kBias);
+    high = decoding::Subtract<S::kType>(decoding::Masked(apart >> 8, 0x000f000fu, kOne), kBias);
+  }
+  // In flight afterwards, as a group of its own.
+  __device__ __forceinline__ void Multiply(int stage, const uint32_t (&a)[kSteps][4],
+                                           float (&sums)[kSums]) const {
+    const uint64_t x = cuda::ColumnsSummed(cuda::SharedAddress(shared_.stages[stage].x));
+    using T = typename S::T;
+    cuda::WgmmaFence();
+    M::template RegistersColumns<T, false>(sums, a[0], x);
+#pragma unroll
+    for (int step = 1; step < kSteps; ++step)
+      M::template RegistersColumns<T, true>(sums, a[step],
+                                            x + cuda::ColumnStepBytes(S::kRows, step) / 16);
+    cuda::WgmmaCommit();
+  }
+  // Of two neighboring rows; those of a tile that is not there are not stored.
+  __device__ __forceinline__ float2 ScalesOf(int stage, int half) const {
+    const int pair_of_all = (tile_ + 4 * half) * static_cast<int>(kTileRows) / 2 + r_;
+    if (p_.scales.dtype == DType::kF32)
+      return reinterpret_cast<const float2*>(shared_.scales[stage])[pair_of_all];
+    const uint32_t pair = reinterpret_cast<const uint32_t*>(shared_.scales[stage])[pair_of_all];
+    if (p_.scales.dtype == DType::kBF16)
+      return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    __half2 halves;
+    memcpy(&halves, &pair, sizeof halves);
+    return __half22float2(halves);
+  }
+  static __device__ __forceinline__ void AddScaled(float2 scale, const float (&group)[kSums],
+                                                   float (&all)[kSums]) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) all[i] += (i / 2 % 2 ? scale.y : scale.x) * group[i];
+  }
+  __device__ __forceinline__ void Release(int stage) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared_.ring.empty[stage].Arrive();
+  }
+
+  const QuantizedParams& p_;
+  const WarpgroupsTask& task_;
+  WarpgroupsShared<S>& shared_;
+  int r_, c_, tile_;
+  uint32_t bytes_;
+  float all_[S::kHalves][kSums];
+};
+
+}  // namespace intarsia::matmul::sm90
