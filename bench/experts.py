@@ -150,11 +150,19 @@ def main() -> None:
     parser.add_argument("--platform", choices=["cpu", "gpu"], default="cpu")
     parser.add_argument("--layer", choices=LAYERS, action="append")
     parser.add_argument("--tokens", type=int, action="append")
-    parser.add_argument("--dtype", default=None, help="default: float32 on CPUs, bfloat16 on GPUs")
+    parser.add_argument(
+        "--dtype",
+        choices=["float32", "float16", "bfloat16"],
+        help="default: float32 on CPUs, bfloat16 on GPUs",
+    )
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--whole", action="store_true", help="the whole layer, fused_experts")
     parser.add_argument("--zipf", action="store_true", help="of the whole: some experts have most")
     args = parser.parse_args()
+    if args.zipf and not args.whole:
+        parser.error("--zipf takes --whole")
+    if few := [count for count in args.tokens or [] if count < 1]:
+        parser.error(f"--tokens is {few[0]}, expected 1 or more")
     of_layer = measure
     if args.whole:
         import experts_whole
