@@ -12,7 +12,8 @@ from drawn import SEEDS
 from hypothesis import given
 from hypothesis import strategies as st
 from intarsia.jax._segments import sums_of_rows
-from sharded import normal
+from jax import P, lax
+from sharded import DEVICES, mesh_of, normal
 
 # Around passes of eight, and few, as every size compiles.
 ROWS, COUNTS = st.sampled_from([0, 1, 8, 9, 65, 600]), st.sampled_from([0, 1, 5, 20])
@@ -33,6 +34,33 @@ def test_vmap_is_the_sums_one_by_one() -> None:
     got = jax.vmap(lambda v, o: sums_of_rows(v, o, 7))(values, owners)
     for member, v, o in zip(got, values, owners, strict=True):
         np.testing.assert_array_equal(member, sums_of_rows(v, o, 7))
+
+
+@pytest.mark.parametrize("of_x", [P(), P(None, "x")], ids=["x is one for all", "x differs"])
+def test_gradients_within_shard_map(of_x: P) -> None:
+    """Each device takes rows of its own."""
+    mesh = mesh_of(x=DEVICES)
+    rows = np.random.default_rng(1).integers(-1, 5, (DEVICES, 40)).astype(np.int32)
+    x, w, bias = normal(4, 6 * (DEVICES if of_x else 1)), normal(3, 6, 7), normal(3, 7)
+
+    def each(x, w, bias, rows):
+        out = ij.grouped_matmul(x, w, jnp.array([20, 0, 17]), rows=rows, bias=bias)
+        return (out**2).sum()
+
+    def sharded(x, w, bias):
+        def local(x, w, bias, rows):
+            return lax.psum(each(x, w, bias, rows[0]), "x")
+
+        specs = (of_x, P(), P(), P("x"))
+        return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P())(x, w, bias, rows)
+
+    def whole(x, w, bias):
+        parts = jnp.split(x, DEVICES, 1) if of_x else [x] * DEVICES
+        return sum(each(part, w, bias, own) for part, own in zip(parts, rows, strict=True))
+
+    got = jax.jit(jax.grad(sharded, (0, 1, 2)))(x, w, bias)
+    want = jax.jit(jax.grad(whole, (0, 1, 2)))(x, w, bias)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), got, want)
 
 
 def test_a_number_that_is_none_stays_with_its_owner() -> None:
