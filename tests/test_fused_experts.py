@@ -297,3 +297,15 @@ def test_by_products_with_an_activation_of_ones_own() -> None:
 
     got = experts_by_products(x, w1, w2, shares, ids, activate=activate)
     np.testing.assert_allclose(got, ij.fused_experts(x, w1, w2, shares, ids), atol=1e-4)
+
+
+def test_a_shared_expert_is_one_more_of_weight_1() -> None:
+    """As docs/jax.md has it: behind the others, in every token's ids; or a dense MLP beside."""
+    x, w1, w2, weights, ids = layer(21)
+    e, t = len(w1) - 1, len(x)  # the last one is shared
+    ids %= e
+    more = np.full((t, 1), e, np.int32), np.ones((t, 1), np.float32)
+    got = ij.fused_experts(x, w1, w2, np.append(weights, more[1], 1), np.append(ids, more[0], 1))
+    dense = ij.silu_and_mul(x @ w1[e].T) @ w2[e].T
+    want = ij.fused_experts(x, w1[:e], w2[:e], weights, ids) + dense
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -282,3 +282,82 @@ def test_the_bare_op_names_the_function_with_a_gradient() -> None:
     x, w, sizes = parts(8)
     with pytest.raises(NotImplementedError, match=r"intarsia.jax.grouped_matmul has one"):
         jax.grad(lambda x: ij.wire.grouped_matmul(x, w, sizes).sum())(x)
+
+
+@running.on_each_platform
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("dtype", support.DTYPES)
+def test_products_scattered_with_weights(dtype, weighted, platform) -> None:
+    """Some to a row that nobody else has, many to one, and two to none."""
+    x, w, sizes = parts(5)
+    x, w = (a.astype(support.DTYPES[dtype]) for a in (x, w))
+    owners = np.array([-1, 9, *np.arange(38) ** 2 % 9], np.int32)
+    gates = np.random.default_rng(6).random(40, np.float32) if weighted else None
+    x[0] = np.nan  # of which no row of the result gets anything
+    call = jax.jit(ij.grouped_matmul, static_argnames="num_out_rows")
+    with jax.default_device(jax.devices(platform)[0]):
+        got = call(x, w, sizes, out_rows=owners, out_weights=gates, num_out_rows=9)
+    products = np.zeros((40, w.shape[2]))
+    for i, (end, size) in enumerate(zip(np.cumsum(sizes), sizes, strict=True)):
+        products[end - size : end] = x[end - size : end].astype(np.float64) @ w[i].astype(float)
+    want = np.zeros((9, w.shape[2]))
+    for product, owner, gate in zip(
+        products, owners, np.ones(40) if gates is None else gates, strict=True
+    ):
+        if 0 <= owner < 9:
+            want[owner] += gate * product
+    assert got.dtype == x.dtype
+    running.check(OP, np.asarray(got), want)
+
+
+def test_gradients_of_scattered_products() -> None:
+    x, w, sizes = parts(7)
+    owners = jnp.array(np.arange(40) % 7 - 1)
+    gates = normal(40)
+
+    def of(scatter):
+        return jax.grad(lambda *floats: (scatter(*floats) ** 3).sum(), (0, 1, 2))(x, w, gates)
+
+    def ours(x, w, gates):
+        return ij.grouped_matmul(x, w, sizes, out_rows=owners, out_weights=gates, num_out_rows=6)
+
+    def xlas(x, w, gates):
+        products = lax.ragged_dot(x, w, sizes, lax.Precision.HIGHEST) * gates[:, None]
+        return jnp.zeros((6, 20)).at[jnp.where(owners < 0, 6, owners)].add(products, mode="drop")
+
+    for got, want in zip(of(ours), of(xlas), strict=True):
+        assert support.relative_error(np.asarray(got), np.asarray(want)) < 1e-5
+
+
+def test_scattered_products_under_vmap_and_shard_map() -> None:
+    x, w, sizes = parts(8)
+    owners, gates = np.arange(40, dtype=np.int32) % 6, normal(DEVICES, 40)
+
+    def each(gates):
+        return ij.grouped_matmul(x, w, sizes, out_rows=owners, out_weights=gates, num_out_rows=6)
+
+    want = np.stack([each(own) for own in gates])
+    np.testing.assert_allclose(jax.vmap(each)(gates), want, rtol=1e-5, atol=1e-5)
+    sharded = jax.shard_map(
+        lambda own: each(own[0])[None], mesh=mesh_of(x=DEVICES), in_specs=P("x"), out_specs=P("x")
+    )
+    np.testing.assert_array_equal(jax.jit(sharded)(gates), want)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_out_rows": 4}, "num_out_rows is given without out_rows"),
+        ({"out_weights": np.ones(40)}, "out_weights is given without out_rows"),
+        ({"out_rows": np.zeros(40, np.int32)}, "num_out_rows is None, expected the rows of the result"),
+        ({"out_rows": np.zeros(39, np.int32), "num_out_rows": 4}, r"out_rows is int32\[39\], expected integer \[40\]"),
+        (
+            {"out_rows": np.zeros(40, np.int32), "out_weights": np.zeros(40, np.int32), "num_out_rows": 4},
+            r"out_weights is int32\[40\], expected floating \[40\]",
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_scatters(options, text) -> None:
+    x, w, sizes = parts(9)
+    with pytest.raises(ValueError, match=f"grouped_matmul: {text}"):
+        ij.grouped_matmul(x, w, sizes, **options)

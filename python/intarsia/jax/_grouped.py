@@ -13,7 +13,7 @@ from intarsia import _native
 from intarsia.jax._call import abstract, as_array, call
 from intarsia.jax._grad import functions_with_gradient
 from intarsia.jax._platforms import with_fallback
-from intarsia.jax._segments import sums_of_rows
+from intarsia.jax._segments import sums_of_rows, weighted_sums_of_rows
 from intarsia.jax._types import refuse_sharded, vary_alike
 
 _NAME, _GRADIENT = "grouped_matmul", "grouped_matmul_weight_gradient"
@@ -32,6 +32,9 @@ def grouped_matmul(
     rows: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     transposed: bool = False,
+    out_rows: ArrayLike | None = None,
+    out_weights: ArrayLike | None = None,
+    num_out_rows: int | None = None,
 ) -> jax.Array:
     """Products of groups of rows, each with a matrix of its own: `jax.lax.ragged_dot` by our kernels.
 
@@ -51,11 +54,15 @@ def grouped_matmul(
       rows: [m] i32 or i64; which row of x each row takes. An index that is no row of x gives 0, without a bias.
       bias: [g, n] T; added to the sums before they are rounded.
       transposed: w is [g, n, k], a row for each result, as checkpoints have it.
+      out_rows: [m] i32 or i64; which row of the result each product is added to. Products of an index that is no row of the result
+        are dropped. They are added in f32, in an order that no schedule changes.
+      out_weights: [m] float; what each product is multiplied by before. The default is 1.
+      num_out_rows: rows of the result, mo; with out_rows only, and required there.
 
     T is one of f32, f16 and bf16.
 
     Returns:
-      [m, n].
+      [m, n]; with `out_rows` [mo, n].
 
     Raises:
       ValueError: shapes or dtypes do not fit; the text names the operand, what was got and expected.
@@ -68,9 +75,21 @@ def grouped_matmul(
       float32[8,32]
     """
     del precision
+    out_dtype = _out_dtype(jnp.asarray(x).dtype, preferred_element_type)
+    if out_rows is None and (out_weights is not None or num_out_rows is not None):
+        name = "num_out_rows" if out_weights is None else "out_weights"
+        raise ValueError(f"{_NAME}: {name} is given without out_rows, expected both or neither")
+    if out_rows is not None:
+        products = grouped_matmul(
+            *(x, w, group_sizes, None, jnp.float32, group_offset),
+            rows=rows,
+            bias=bias,
+            transposed=transposed,
+        )
+        out = _scattered(products, out_rows, out_weights, num_out_rows)
+        return out if out_dtype == "f32" else out.astype(jnp.asarray(x).dtype)
     given = dict(zip(_OPERANDS, (x, w, group_sizes, group_offset, rows, bias), strict=True))
     arrays = [None if a is None else as_array(f"{_NAME}: {n}", a) for n, a in given.items()]
-    out_dtype = _out_dtype(jnp.asarray(x).dtype, preferred_element_type)
     form = _Form(tuple(a is not None for a in arrays), transposed, out_dtype)
     _native.main_library().infer(
         _NAME, [abstract(a) for a in arrays], form.attributes
@@ -79,6 +98,30 @@ def grouped_matmul(
         if array is not None:
             refuse_sharded(f"{_NAME}: {name}", array)
     return _function(form)(*(a for a in vary_alike(arrays) if a is not None))
+
+
+def _scattered(
+    products: jax.Array, out_rows: ArrayLike, out_weights: ArrayLike | None, count: int | None
+) -> jax.Array:
+    """Products [m, n] f32, each times its weight, added to the rows of the result that they belong to."""
+    m = products.shape[0]
+    if count is None or count < 0:
+        raise ValueError(f"{_NAME}: num_out_rows is {count}, expected the rows of the result")
+    owners = as_array(f"{_NAME}: out_rows", out_rows)
+    weights = jnp.ones(m, jnp.float32)
+    if out_weights is not None:
+        weights = as_array(f"{_NAME}: out_weights", out_weights)
+    for name, array, kind in (
+        ("out_rows", owners, jnp.integer),
+        ("out_weights", weights, jnp.floating),
+    ):
+        if array.shape != (m,) or not jnp.issubdtype(array.dtype, kind):
+            got = f"{array.dtype}{list(array.shape)}"
+            raise ValueError(f"{_NAME}: {name} is {got}, expected {kind.__name__} [{m}]")
+    products, owners, weights = (
+        a for a in vary_alike((products, owners, weights.astype(jnp.float32))) if a is not None
+    )
+    return weighted_sums_of_rows(products, owners, weights, count)
 
 
 def _out_dtype(dtype: Any, wanted: DTypeLike | None) -> str:

@@ -55,3 +55,33 @@ def _pass(
     at, exists = lax.optimization_barrier((at, exists))
     terms = [jnp.where(e[:, None], values[a], 0) for a, e in zip(at, exists, strict=True)]
     return functools.reduce(jnp.add, terms), left
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def weighted_sums_of_rows(
+    values: jax.Array, owners: jax.Array, weights: jax.Array, count: int
+) -> jax.Array:
+    """[count, n] from values [m, n]: row o is the sum of weights[r] * values[r] over the rows r whose owner is o.
+
+    Differentiable in values and weights [m]; the gradients gather, so they have the same bits at every run, too.
+    """
+    counts = ((owners >= 0) & (owners < count))[:, None]
+    # Chosen, not multiplied by 0: a row that counts nowhere may hold NaN.
+    return sums_of_rows(jnp.where(counts, weights[:, None] * values, 0), owners, count)
+
+
+def _weighted_forward(values: jax.Array, owners: jax.Array, weights: jax.Array, count: int):
+    return weighted_sums_of_rows(values, owners, weights, count), (values, owners, weights)
+
+
+def _weighted_backward(count: int, saved: tuple[jax.Array, jax.Array, jax.Array], d_out: jax.Array):
+    values, owners, weights = saved
+    counts = ((owners >= 0) & (owners < count))[:, None]
+    padded = jnp.append(d_out, jnp.zeros((1, d_out.shape[1]), d_out.dtype), 0)
+    of_row = padded[jnp.clip(owners, 0, count)]
+    d_values = jnp.where(counts, weights[:, None] * of_row, 0)
+    d_weights = jnp.where(counts, values * of_row, 0).sum(1)
+    return d_values, None, d_weights
+
+
+weighted_sums_of_rows.defvjp(_weighted_forward, _weighted_backward)
