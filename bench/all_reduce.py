@@ -26,7 +26,7 @@ from intarsia.jax._steps import compile_step
 
 _AXIS = "model"
 _NVLINK = 450e9
-_MEMORY = 4.2e12  # bytes a second, what copies on an H200 reach (docs/facts.md)
+_MEMORY = 4.2e12  # bytes a second, what copies on an H200 reach (docs/notebook/ops.md)
 _RUNS = 51
 _WARM_UP_SECONDS = 0.5
 

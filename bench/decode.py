@@ -27,7 +27,7 @@ from intarsia.models import Engine, ModelConfig, ModelParallel, SamplingParams
 from intarsia.models.config import LayerKind, Rope
 
 _PROFILED_STEPS = 8
-_BYTES_PER_SECOND = 4.2e12  # what copies on an H200 reach (docs/facts.md)
+_BYTES_PER_SECOND = 4.2e12  # what copies on an H200 reach (docs/notebook/ops.md)
 
 
 def llama3_8b(layers: int) -> ModelConfig:

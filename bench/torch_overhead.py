@@ -3,7 +3,7 @@
 Usage: torch_overhead.py [--device cpu|cuda] [--torch-ops LIBRARY] [--rounds 300] [--calls 300] [--columns 8]
 
 On a GPU calls are only launched, and the figure is what a launch costs the caller. LIBRARY: one with vLLM's
-`_C::rms_norm`, which writes into a tensor of the caller's; docs/facts.md says how to get one for the CPU. For a GPU it is
+`_C::rms_norm`, which writes into a tensor of the caller's; docs/notebook/torch.md says how to get one for the CPU. For a GPU it is
 `vllm/_C_stable_libtorch.abi3.so` of vLLM's wheel, or `vllm/_C.abi3.so` of an older one.
 """
 

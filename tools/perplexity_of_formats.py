@@ -1,4 +1,4 @@
-"""Prints the perplexity of tests/data/passage.json for SmolLM2 in each format of weights, beside f32, as a table for docs/facts.md.
+"""Prints the perplexity of tests/data/passage.json for SmolLM2 in each format of weights, beside f32, as a table for docs/notebook/accuracy.md.
 
 The packers of the tests (tests/models/packers.py) write the formats, by rounding to nearest; groups have 64 columns (576 = 9 * 64):
 

@@ -24,9 +24,9 @@ import spelling
 ROOT = Path(__file__).resolve().parents[1]
 P90, LONGEST, COMMAS = 26, 40, 12
 WIDTH = 140
-# Pages whose sentences are not measured, and why. Links, names and spelling are checked there too.
+# Pages, or folders of pages, whose sentences are not measured, and why. Links, names and spelling are checked there too.
 NOT_MEASURED = {
-    "docs/facts.md": "figures with their commands, one after the other",
+    "docs/notebook/": "figures with their commands, one after the other",
     "docs/scaling.md": "is being rewritten",
     "docs/support.md": "a table, written by tools/support.py",
 }
@@ -37,6 +37,10 @@ _POOLED = ("docs/adr/", "docs/ops/")
 # Where a sentence ends: the next one may begin with code, or with a name that is written small.
 _NAMES = "vLLM|torch|torchax|torch_xla|jax|jaxlib|nox|pip|mkdocs|dynamo"
 _END = re.compile(rf"(?<=[.!?])[)\"'*]* +(?=[\"'(*\[]*(?:[A-Z0-9`]|(?:{_NAMES})\b))")
+
+
+def _is_measured(page: str) -> bool:
+    return not page.startswith(tuple(NOT_MEASURED))
 
 
 class Sentence(NamedTuple):
@@ -101,7 +105,7 @@ def pages() -> list[str]:
 
 
 def _lengths(page: str, text: str) -> Iterator[str]:
-    if page in NOT_MEASURED:
+    if not _is_measured(page):
         return
     found = sentences(text)
     for s in found:
@@ -117,7 +121,7 @@ def _lengths(page: str, text: str) -> Iterator[str]:
 def _widths(page: str, text: str) -> Iterator[str]:
     generated = "Written by tools/" in text[:400]
     for number, line in enumerate(without_code(text).splitlines(), 1):
-        is_prose = not line.lstrip().startswith("|") and not generated and page not in NOT_MEASURED
+        is_prose = not line.lstrip().startswith("|") and not generated and _is_measured(page)
         if len(line) > WIDTH and is_prose:
             yield f"{page}:{number}: {len(line)} columns, at most {WIDTH}"
 
@@ -161,7 +165,7 @@ def words(revision: str | None) -> None:
     print(f"{'page':44} sentences  median  p90  most  commas p90")
     for page, text in _read(revision).items():
         found = sentences(text)
-        if page in NOT_MEASURED or not found:
+        if not _is_measured(page) or not found:
             continue
         every += found
         _row(page, found)

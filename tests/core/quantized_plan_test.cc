@@ -86,7 +86,7 @@ TEST(QuantizedPlan, GroupsOfAnyNumberOfRowsHaveRoom) {
         }
 }
 
-// As fast as measured for the first products of Qwen3-30B-A3B (docs/facts.md).
+// As fast as measured for the first products of Qwen3-30B-A3B (docs/notebook/weights_in_codes.md).
 TEST(QuantizedPlan, ManyGroupsOfFewRowsHaveSmallCtas) {
   QuantizedGroupsParams p;
   p.each = ParamsOf(0, 1536, 2048, 128);
@@ -157,7 +157,8 @@ TEST(QuantizedPlan, StreamsWithinSharedMemory) {
           }
 }
 
-// As fast as measured for the layers of a Llama of 8 billion parameters (docs/facts.md).
+// As fast as measured for the layers of a Llama of 8 billion parameters
+// (docs/notebook/weights_in_codes.md).
 TEST(QuantizedPlan, WarpgroupsTakeManyRowsOfLargeMatrices) {
   const auto plan = [](QuantizedParams p) { return PlanFor(p, Gpu("H200")); };
   const auto kernel = [&](const QuantizedParams& p) { return plan(p).kernel; };

@@ -13,7 +13,7 @@ struct Layer {
 inline constexpr Layer kLayers[] = {{"Qwen3-30B-A3B", 128, 8, 2048, 1536},
                                     {"gpt-oss-20b", 32, 4, 2880, 5760},
                                     {"Mixtral 8x7B", 8, 2, 4096, 28672}};
-// Of one H200 (docs/facts.md).
+// Of one H200 (docs/notebook/ops.md).
 inline constexpr double kBytesPerUs = 4.2e6, kFlopsPerUs = 697e6;
 inline constexpr int kRoutings = 10;
 

@@ -107,7 +107,7 @@ inline double TimeQuantizedCall(const TimedFormat& f, const TimedLinear& l, int6
 
 // `formats`: the first so many; `least` and `most`: rows of x.
 inline void TimeQuantized(int formats, int64_t least, int64_t most) {
-  constexpr double kBytesPerUs = 4.2e6;  // of one H200 (docs/facts.md)
+  constexpr double kBytesPerUs = 4.2e6;  // of one H200 (docs/notebook/ops.md)
   for (const TimedFormat& format : std::span(kTimedFormats).first(formats)) {
     for (const int64_t m : {1, 4, 8, 16, 32, 64, 256}) {
       if (m < least || m > most) continue;

@@ -167,7 +167,7 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
         else None
     )
     quantize = {"none": None, "auto": None}.get(args.quantize, args.quantize)
-    # On GPUs prompts of many rows are slower in codes (docs/facts.md); stacked layers would be copied at each step.
+    # On GPUs prompts of many rows are slower in codes (docs/notebook/weights_in_codes.md); stacked layers would be copied at each step.
     alone = devices == 1 and not getattr(args, "scan_layers", False)
     if args.quantize == "auto" and on_cpu and alone and checkpoint.has_codes:
         quantize = "file"

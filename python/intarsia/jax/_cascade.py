@@ -106,7 +106,7 @@ def cascade_attention(
     the prefix (a system prompt, the document that all questions are about) is read once for the
     whole batch instead of once a sequence: all queries attend to it as one long sequence without a
     mask, then each sequence's queries to its own keys, and `merge_attn_states` joins the results.
-    When that pays, docs/facts.md has measured. There is no sliding window and no alibi: the
+    When that pays, docs/notebook/decode.md has measured. There is no sliding window and no alibi: the
     prefix's part of them would differ from sequence to sequence.
 
     Args:

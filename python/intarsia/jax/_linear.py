@@ -91,7 +91,7 @@ def _by_xla(x: jax.Array, w: jax.Array, *bias: jax.Array, out_dtype: str) -> jax
 def _by_op(*arrays: jax.Array, out_dtype: str) -> jax.Array:
     x = arrays[0]
     if x.size == x.shape[-1] and x.dtype == jnp.float32:
-        # XLA has a kernel of its own for one row, a little faster than ours (docs/facts.md).
+        # XLA has a kernel of its own for one row, a little faster than ours (docs/notebook/cpu.md).
         return _by_xla(*arrays, out_dtype=out_dtype)
     return call(_NAME, arrays, out_dtype=out_dtype)[0]
 

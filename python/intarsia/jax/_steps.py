@@ -22,7 +22,7 @@ def _on_gpus() -> dict[str, str | bool]:
     """With jax 0.12: what XLA records in CUDA graphs by default, and its kernels for collectives.
 
     Those it would launch between graphs and on other streams: 8 us each, 9% of a decode step on two
-    H200s (docs/facts.md). An option replaces XLA's list, so it is given only where that list is known,
+    H200s (docs/notebook/two_gpus.md). An option replaces XLA's list, so it is given only where that list is known,
     and it goes before XLA_FLAGS, so a list given there is left alone.
     """
     known = (0, 12) <= jax.__version_info__ < (0, 13)

@@ -146,7 +146,7 @@ def op(
       via: who calls the dispatcher when the program runs. "c": torch's C functions, without Python. They pass tensors,
         int, float, bool, dtypes, and from torch 2.10 on strings and lists; not numbers of any type (`Scalar`), nor
         results other than tensors, or lists of them. "python": Python, which passes those too, and drops results that are
-        no tensors, at the price of the GIL: some 10 us a call more (docs/facts.md). Neither passes a device, layout,
+        no tensors, at the price of the GIL: some 10 us a call more (docs/notebook/torch.md). Neither passes a device, layout,
         memory format, generator or complex number: such an argument must be None.
       capturable: that the op may become part of a CUDA graph: it only enqueues work on the current stream, and what it
         enqueues depends on shapes and on arguments other than tensors alone. While XLA captures, Python calls the op,

@@ -13,7 +13,7 @@ import torch
 from intarsia._torchax_import import missing_ops_are_named, no_device_is_renamed
 
 VLLM_VERSIONS = ("0.32", "0.33")
-"""Minor versions of vLLM that the plugin runs with: CI has 0.33, 0.32 ran on a GPU (docs/facts.md)."""
+"""Minor versions of vLLM that the plugin runs with: CI has 0.33, 0.32 ran on a GPU (docs/notebook/vllm.md)."""
 
 
 _LINEAR_DTYPES = ("float32", "float16", "bfloat16")

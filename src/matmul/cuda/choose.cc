@@ -18,14 +18,15 @@ bool CanStream(const GroupedParams& p) {
 }
 
 // Where wide tiles would reach past the last column, narrow ones read weights 2% faster
-// (docs/facts.md), as long as a group needs few of them.
+// (docs/notebook/grouped.md), as long as a group needs few of them.
 bool FitsNarrow(const GroupedParams& p, const cuda::Device&) {
   const int64_t rows = MeanRows(p.groups);
   return p.transposed && p.n > sm90::NarrowShape::kColumns &&
          p.n % sm90::GroupedShape::kColumns != 0 && rows >= 2 && rows <= 16;
 }
 
-// With more rows a group, tiles of 64 read weights as fast: eight were measured (docs/facts.md).
+// With more rows a group, tiles of 64 read weights as fast: eight were measured
+// (docs/notebook/grouped.md).
 bool FitsStream(const GroupedParams& p, const cuda::Device&) {
   // With gates each row of x is in a group once, as a rule: more rows of x are more than two tiles.
   const bool few_tiles = !p.gating.is_there || p.x_rows <= 2 * kStreamRows;
@@ -41,7 +42,8 @@ bool StreamsUnevenly(const GroupedParams& p, const cuda::Device& device) {
   return ctas > together && ctas < together + together / 2;
 }
 
-// Streaming is as good for a row or two of a group, and better where tiles are few (docs/facts.md).
+// Streaming is as good for a row or two of a group, and better where tiles are few
+// (docs/notebook/grouped.md).
 bool FitsWarpgroups(const GroupedParams& p, const cuda::Device& device) {
   if (p.n < 128) return false;
   if (MeanRows(p.groups) > (p.transposed ? 1 : 2)) return true;

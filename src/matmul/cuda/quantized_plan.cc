@@ -7,7 +7,7 @@
 namespace intarsia::matmul {
 namespace {
 
-// Of x, below which another kernel is the faster one (docs/facts.md).
+// Of x, below which another kernel is the faster one (docs/notebook/weights_in_codes.md).
 constexpr int64_t kLeastWarpgroupsRows = 9;
 
 // A kernel for groups of 32 columns and more is built for formats that files of 4 bits have.
@@ -109,7 +109,7 @@ bool FitResident(const QuantizedParams& p, const cuda::Device& device, Quantized
 
 // Makes `plan`, a streaming kernel's, one of Hopper's kernel for few rows, if that takes the call.
 // Warps and splits are the fastest ones of layers of a Llama of 8 billion parameters
-// (docs/facts.md).
+// (docs/notebook/weights_in_codes.md).
 bool PlanResident(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
   if (plan.kernel == QuantizedKernelKind::kAny || p.m > kMostResidentRows ||
       !cuda::HasImage(cuda::kHopper, device) || device.shared_bytes_per_block < kMostResidentBytes)
@@ -188,7 +188,7 @@ void Shrink(QuantizedPlan& plan, Fits fits) {
 }
 
 // How many CTAs share a sum, and how many tiles of columns each has, as measured for layers of a
-// Llama of 8 billion parameters (docs/facts.md).
+// Llama of 8 billion parameters (docs/notebook/weights_in_codes.md).
 void ShareStream(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
   const bool clusters = device.arch >= cuda::kHopper;
   const int64_t steps = CeilDiv<int64_t>(p.k, kStageColumns);
