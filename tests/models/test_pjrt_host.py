@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 import support
 from intarsia.models import Engine, SamplingParams, Tokenizer, find_model
@@ -22,31 +23,53 @@ def run(*command: object) -> subprocess.CompletedProcess:
     return done
 
 
+# Of each of JAX's platforms: a package with a plugin, and the plugin's file.
+PLUGINS = {
+    "cpu": ("lammps_jax_pjrt_cpu", "pjrt_c_api_cpu_plugin.so"),
+    "cuda": ("jax_plugins.xla_cuda13", "xla_cuda_plugin.so"),
+}
+
+
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory):
-    """The program with the plugin for CPUs: a function of the folder with the model, to its output."""
-    plugin = importlib.util.find_spec("lammps_jax_pjrt_cpu")
-    if plugin is None or not HEADERS.exists():
-        pytest.skip("no lammps-jax-pjrt-cpu, or none of XLA's headers (make setup-dev)")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not HEADERS.exists():
+        pytest.skip("none of XLA's headers (make setup-dev)")
     folder = tmp_path_factory.mktemp("host")
     found = f"-Dintarsia_DIR={support.ROOT / 'cmake'}"
     run(find_cmake(), "-S", EXAMPLE, "-B", folder, found, f"-DPJRT_INCLUDE={HEADERS}")
     run(find_cmake(), "--build", folder)
-    library = Path(plugin.submodule_search_locations[0], "pjrt_c_api_cpu_plugin.so")
-    return lambda model: run(folder / "host", library, model)
+    return folder / "host"
 
 
-def test_it_says_what_the_engine_says(host, tiny, tmp_path: Path) -> None:
+@pytest.fixture
+def platform() -> str:
+    return "cpu"
+
+
+@pytest.fixture
+def host(program: Path, platform: str):
+    """The program with a platform's plugin: a function of the folder with the model, to its output."""
+    package, library = PLUGINS[platform]
+    plugin = importlib.util.find_spec(package)
+    if plugin is None:
+        pytest.skip(f"no {package}")
+    path = Path(plugin.submodule_search_locations[0], library)
+    return lambda model: run(program, path, model)
+
+
+@pytest.mark.parametrize("platform", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_it_says_what_the_engine_says(host, platform: str, tiny, tmp_path: Path) -> None:
     config, params = tiny
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]
-    export = runpy.run_path(str(EXAMPLE / "export_model.py"))
-    operands = export["arrays_of"](config, params, prompt, TOKENS)
-    export["write"](tmp_path, config, operands, TOKENS, "cpu")
-    done = host(tmp_path)
     length = len(prompt) + TOKENS
-    engine = Engine(config, params, max_num_seqs=1, max_model_len=length)
     sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS)
-    [completion] = engine.generate([prompt], sampling)
+    with jax.default_device(jax.devices(platform)[0]):
+        export = runpy.run_path(str(EXAMPLE / "export_model.py"))
+        operands = export["arrays_of"](config, params, prompt, TOKENS)
+        export["write"](tmp_path, config, operands, TOKENS, platform)
+        engine = Engine(config, params, max_num_seqs=1, max_model_len=length)
+        [completion] = engine.generate([prompt], sampling)
+    done = host(tmp_path)
     assert list(map(int, done.stdout.split())) == completion.tokens
     assert done.stderr == f"{2 * config.layers} caches, 0 of them moved\n"
 
