@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
 import support
 from intarsia import cli
@@ -128,17 +129,17 @@ def generate(start, model, address):
     """Starts `intarsia generate` as one of several processes, placed by flags or as by a launcher."""
 
     def begin(
-        count: int, index: int, *arguments: str, launcher: str | None = None
+        count: int, index: int, *arguments: str, launcher: str | None = None, **environment: str
     ) -> subprocess.Popen:
         texts = [flag for text in PROMPTS for flag in ("--prompt", text)]
         settings = ["--model", str(model), "--no-chat-template", "--quantize", "none", *texts]
         place = ["--coordinator-address", address, "--num-processes", str(count)]
         place += ["--process-id", str(index)]
-        environment = {}
+        place = place if count > 1 else []
         if launcher:
             place, (host, port) = ["--distributed"], address.split(":")
             said = LAUNCHERS[launcher].replace("HOST", host).replace("=I", f"={index}")
-            environment = dict(row.split("=") for row in said.split())
+            environment |= dict(row.split("=") for row in said.split())
             environment["JAX_COORDINATOR_PORT"] = port  # JAX's choice may be taken on this machine
         command = ["-c", COMMAND, "generate", *settings, *place, "--max-tokens", "8"]
         return start(*command, *arguments, **environment)
@@ -148,7 +149,7 @@ def generate(start, model, address):
 
 @pytest.fixture
 def one_process(model, capsys) -> str:
-    """What one process prints."""
+    """What one process prints: this one, which takes less time than another."""
     texts = [flag for text in PROMPTS for flag in ("--prompt", text)]
     command = ["generate", "--model", str(model), "--no-chat-template", "--quantize", "none"]
     assert cli.main([*command, *texts, "--device", "cpu", "--max-tokens", "8"]) == 0
@@ -192,6 +193,19 @@ def test_a_launchers_variables_are_a_place(generate, one_process, launcher) -> N
     arguments = ("--tensor-parallel", "2")
     ends = _ends([generate(2, i, *arguments, launcher=launcher) for i in range(2)])
     assert [end[:2] for end in ends] == [(0, one_process), (0, "")], ends
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("division", ["--tensor-parallel", "--data-parallel"])
+def test_a_process_a_gpu_gives_the_tokens_of_a_cpu(generate, division) -> None:
+    if len(jax.devices("gpu")) < 2:
+        pytest.skip("this machine has one GPU")
+    arguments = (division, "2", "--dtype", "float32")
+    own = [{"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": str(i)} for i in range(2)]
+    [(status, expected, err)] = _ends([generate(1, 0)])
+    assert status == 0 and len(expected.splitlines()) > len(PROMPTS), err
+    ends = _ends([generate(2, i, *arguments, **own[i]) for i in range(2)])
+    assert [end[:2] for end in ends] == [(0, expected), (0, "")], ends
 
 
 def test_perplexity_is_that_of_one_process(start, model, address, capsys, tmp_path) -> None:
