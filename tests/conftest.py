@@ -30,10 +30,16 @@ hypothesis.settings.register_profile("thorough", max_examples=3000, **_SETTINGS)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
-# The model runner's tests need the extra [models]; a GPU machine that runs the ops' tests may lack it.
-_MODEL_PACKAGES = ("gguf", "jinja2", "safetensors", "tokenizers", "tqdm")
-_missing = [name for name in _MODEL_PACKAGES if importlib.util.find_spec(name) is None]
-collect_ignore = ["models"] if _missing else []
+# What folders of tests need; a GPU machine that runs the ops' tests may lack it.
+_NEEDED = {
+    "models": ("gguf", "jinja2", "safetensors", "tokenizers", "tqdm"),
+    "vllm_plugin": ("vllm",),
+}
+_missing = {
+    folder: [name for name in names if importlib.util.find_spec(name) is None]
+    for folder, names in _NEEDED.items()
+}
+collect_ignore = [folder for folder, names in _missing.items() if names]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Not in the header, which `-q` suppresses."""
-    lines = [f"tests/models left out: no {', '.join(_missing)}"] if _missing else []
+    lines = [f"tests/{x} left out: no {', '.join(_missing[x])}" for x in collect_ignore]
     for platform in running.PLATFORMS:
         reason = running.why_not(platform)
         if reason:

@@ -2,10 +2,13 @@
 
 import importlib.util
 import json
+import os
+import pathlib
 import subprocess
 import sys
 
 import pytest
+import support
 from intarsia import _packages
 
 # What is done, the package that it lacks, who says so, what is to be installed, and what must be there for it to get so
@@ -76,6 +79,19 @@ for i, (statement, package) in {cases}:
     sys.modules.update(hidden)
 """
 
+# A plugin of pytest's, in whose process some packages are not installed.
+LACKING = """
+import sys
+from importlib.machinery import PathFinder
+
+class Lacks:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return None if name.partition(".")[0] in {names} else PathFinder.find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Lacks
+"""
+
 
 def lacking(case: tuple) -> list[str]:
     return [name for name in case[-1] if importlib.util.find_spec(name) is None]
@@ -133,3 +149,22 @@ def test_what_is_no_missing_package_stays_what_it_is(raised: ImportError) -> Non
     with pytest.raises(ImportError) as error, _packages.needed_by("a part"):
         raise raised
     assert error.value is raised
+
+
+def test_tests_for_a_gpu_are_collected_with_jax_pytest_and_hypothesis_alone(
+    tmp_path: pathlib.Path,
+) -> None:
+    names = "torch torchax torch_xla vllm psutil gguf jinja2 safetensors tokenizers transformers"
+    (tmp_path / "lacking.py").write_text(LACKING.format(names=names.split()))
+    command = [sys.executable, "-m", "pytest", "-p", "lacking", "--collect-only", "-q", "-m", "gpu"]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", support.ROOT / "tests"],
+        cwd=support.ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    for folder in ("models", "torch_frontend", "vllm_plugin"):
+        assert f"tests/{folder} left out: no " in done.stdout
+    assert "test_ops.py::" in done.stdout
