@@ -14,6 +14,8 @@ _ENVIRONMENTS = {
     "vllm-serve": "`make test-vllm`, and so CI",
     "vllm-ops": "`make test-vllm-ops`",
     "vllm-cpu-ops": "`make test-bridge-vllm`",
+    "wheels-oldest": "`make test-wheels`, the oldest",
+    "wheels-newest": "`make test-wheels`, the newest",
     "vllm-reference": "recorded the tokens that `make test-vllm` compares with",
     "fuzz": "`make fuzz-readers`",
 }
@@ -26,7 +28,7 @@ def _pins() -> list[list[str]]:
     rows = [[f"`{pin}`" for pin in torch_xla if "==" in pin]]
     found = [["`make test`, and so CI", ", ".join(rows[0])]]
     for group, runs in _ENVIRONMENTS.items():
-        pins = [f"`{pin}`" for pin in project["dependency-groups"][group] if isinstance(pin, str)]
+        pins = [f"`{pin}`" for pin in project["dependency-groups"][group] if "==" in pin]
         found.append([runs, ", ".join(pins)])
     return found
 

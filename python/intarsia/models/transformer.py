@@ -97,7 +97,7 @@ class _Step(NamedTuple):
         *,
         is_share: bool = True,
     ) -> tuple[Rows, jax.Array]:
-        """`add_and_norm` of the sum of what the devices have made of a branch, in a model with post norms of that normed."""
+        """`add_and_norm` of a branch summed over the devices, and normed first in a model with post norms."""
         if post_norm is None:
             return self.add_and_norm(share, residual, weight, feeds, is_share=is_share)
         axis = self.config.mesh_axis if is_share else None

@@ -41,7 +41,7 @@ class Programs:
     """The programs of one runner.
 
     Attributes:
-      custom_calls: how often each of our ops stands in each program, by what the program is for.
+      custom_calls: a count of each of our ops, by what the program is for.
       late: what was compiled after `seal`: nothing, or a bucket is missing.
     """
 

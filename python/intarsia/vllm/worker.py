@@ -159,7 +159,7 @@ class XlaGpuWorker(Worker):
         """What was compiled: for `LLM.collective_rpc("xla_programs")`, and the curious.
 
         Returns:
-          custom_calls: by program, how often each of our ops stands in it.
+          custom_calls: by program, a count of each of our ops.
           late: programs compiled after those of the start; empty with --enforce-eager, which compiles none then.
           compilations: how often XLA has compiled anything since; 0 with --enforce-eager.
         """
