@@ -314,7 +314,7 @@ def test_an_error_of_one_process_is_everyones(generate, tmp_path) -> None:
 
 
 def test_nobody_comes(generate, address) -> None:
-    """There is no coordinator; there is one and nobody else; its port is in use."""
+    """There is no coordinator; there is one and nobody else; something else has its port."""
     [(status, _, err)] = _ends([generate(2, 1, "--start-timeout", "1")])
     assert status == 2 and err.count("\n") == 1
     assert f"process 1 of 2: no coordinator at {address} within 1 s: " in err
@@ -324,11 +324,38 @@ def test_nobody_comes(generate, address) -> None:
         f"{address} within 2 s\n"
     )
     host, port = address.split(":")
-    with socket.create_server((host, int(port))):
-        [(status, _, err)] = _ends([generate(2, 0)])
-    assert status == 2 and err == (
-        f"intarsia generate: process 0 of 2: the coordinator cannot listen on {address}: Address already in use\n"
-    )
+    with socket.create_server((host, int(port))) as stranger:
+        lost = generate(2, 1)
+        stranger.accept()[0].close()
+        ends = _ends([generate(2, 0), lost])
+    assert [(status, _said(err)) for status, _, err in ends] == [
+        (2, [f"intarsia generate: process {i} of 2: {text}"])
+        for i, text in enumerate(
+            (
+                f"the coordinator cannot listen on {address}: Address already in use",
+                f"no coordinator at {address}: something else listens there",
+            )
+        )
+    ]
+
+
+def test_another_run_at_a_port_in_use_is_turned_away(generate, address, one_process) -> None:
+    """JAX's coordinator would take its process 1 for a restart, and end the first run."""
+    arguments = ("--tensor-parallel", "2", "--max-tokens", "400", "--max-model-len", "500")
+    processes = [generate(2, i, *arguments) for i in range(2)]
+    _wait_for(processes, "compiling")
+    others = [generate(2, 0), generate(2, 1), generate(3, 2)]
+    ends = _ends(others)
+    assert [status for status, _, _ in ends] == [2, 2, 2], ends
+    texts = [
+        f"process 0 of 2: the coordinator cannot listen on {address}: Address already in use",
+        f"process 1 of 2: met another run at {address}, which has a process 1: give each run a port",
+        f"process 2 of 3: the run at {address} has 2 processes, expected 3",
+    ]
+    assert [_said(err) for _, _, err in ends] == [[f"intarsia generate: {text}"] for text in texts]
+    ends = _ends(processes)
+    assert [status for status, _, _ in ends] == [0, 0], ends
+    assert all(text in ends[0][1] for text in one_process.replace(" [...]", "").splitlines())
 
 
 def test_addresses_that_are_listened_at(start, address) -> None:

@@ -19,25 +19,17 @@ def refuse_all_interfaces(what: str, host: str) -> None:
         )
 
 
-def check_free(name: str, bind: str) -> None:
-    """Raises OSError if the coordinator cannot listen there: gRPC would share the port (SO_REUSEPORT), or end the process."""
-    host, _, port = bind.rpartition(":")
-    try:
-        listening(host, int(port)).close()
-    except OSError as error:
-        raise OSError(
-            f"{name}: the coordinator cannot listen on {bind}: {error.strerror}"
-        ) from None
+def connected(name: str, address: tuple[str, int], seconds: int) -> socket.socket:
+    """A connection to a coordinator, once it listens: JAX would end the process with a stack trace.
 
-
-def wait_for_coordinator(name: str, address: tuple[str, int], seconds: int) -> None:
-    """Waits for a coordinator to listen: JAX would end the process with a stack trace."""
+    Raises:
+      TimeoutError: It does not.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:
             left = deadline - time.monotonic()
-            with socket.create_connection(address, timeout=min(5, max(1, left))):
-                return
+            return socket.create_connection(address, timeout=min(5, max(1, left)))
         except OSError as error:
             if time.monotonic() > deadline:
                 text = f"{name}: no coordinator at {joined(*address)} within {seconds} s: {error}"

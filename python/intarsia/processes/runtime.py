@@ -18,7 +18,7 @@ import jax
 from jax.extend.backend import register_backend_factory
 
 from intarsia import _environment
-from intarsia.processes import addresses
+from intarsia.processes import addresses, door
 from intarsia.processes.place import Limits, Place
 
 _PREFIX = "intarsia/"  # of keys and barriers in the coordinator's store
@@ -64,24 +64,20 @@ def join(
     deadline = time.monotonic() + limits.start
     bind = _environment.jax_coordinator_bind() if listen is None else None
     bind = bind or addresses.joined(listen or place.address[0], place.address[1])
-    if place.index == 0:
-        if not reserved:
-            addresses.check_free(name, bind)
-    else:
-        addresses.wait_for_coordinator(name, place.address, limits.start)
     own = listen or addresses.facing(place.address)
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     register_backend_factory("cpu", lambda: _cpu_client(own), priority=0, fail_quietly=False)
-    with _bounded(
-        max(deadline - time.monotonic(), 1),
-        lambda: say(
-            f"{name}: fewer than {place.count} processes connected to the coordinator at {place.coordinator} within "
-            f"{limits.start} s"
-        ),
+    late = (
+        f"{name}: fewer than {place.count} processes connected to the coordinator at {place.coordinator} within "
+        f"{limits.start} s"
+    )
+    with (
+        _met(name, place, bind, limits.start, reserved) as (coordinator, bind),
+        _bounded(max(deadline - time.monotonic(), 1), lambda: say(late)),
     ):
         jax.distributed.initialize(
-            place.coordinator,
+            coordinator,
             num_processes=place.count,
             process_id=place.index,
             local_device_ids=place.devices,
@@ -92,6 +88,25 @@ def join(
             shutdown_timeout_seconds=_FAREWELL_SECONDS,
         )
     return Processes(place, limits, say, names)
+
+
+@contextlib.contextmanager
+def _met(
+    name: str, place: Place, bind: str, seconds: int, reserved: bool
+) -> Iterator[tuple[str, str]]:
+    """The coordinator's address, and the one at which it listens, on a port that is kept for it meanwhile."""
+    if reserved:
+        if place.index:
+            addresses.connected(name, place.address, seconds).close()
+        yield place.coordinator, bind
+        return
+    host = bind.rpartition(":")[0]
+    with addresses.reserved_port(host) if place.index == 0 else contextlib.nullcontext(0) as port:
+        if place.index == 0:
+            door.keep(name, bind, place.count, port)
+        else:
+            port = door.ask(name, place, seconds)
+        yield addresses.joined(place.address[0], port), f"{host}:{port}"
 
 
 class Processes:

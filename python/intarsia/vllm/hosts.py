@@ -144,7 +144,7 @@ def meeting(parallel: ParallelConfig, rank: int, limit: int) -> Iterator[None]:
                 f"{error.strerror}"
             ) from None
     else:
-        addresses.wait_for_coordinator(f"intarsia-vllm: {name}", (host, port), limit)
+        addresses.connected(f"intarsia-vllm: {name}", (host, port), limit).close()
     make = _rendezvous.TCPStore
 
     def make_there(**given: Any) -> Any:

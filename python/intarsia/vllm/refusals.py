@@ -58,6 +58,11 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
             "executors (--distributed-executor-backend) other than mp and ray: "
             f"{parallel.distributed_executor_backend}"
         )
+    if parallel.data_parallel_size > 1 and parallel.use_ray:
+        yield (
+            "replicas of ranks in Ray (--data-parallel-size with --distributed-executor-backend ray): "
+            f"{parallel.data_parallel_size}, expected 1"
+        )
     if parallel.data_parallel_size > 1 and parallel.data_parallel_backend != "mp":
         yield f"engines that Ray starts (--data-parallel-backend {parallel.data_parallel_backend}), expected mp"
     if parallel.assigned_physical_gpu_ids:
