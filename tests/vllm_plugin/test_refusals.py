@@ -64,6 +64,16 @@ QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
             {"data_parallel_size": 2},
             "experts across engines (--data-parallel-size of a mixture): 2, expected 1",
         ),
+        (
+            {},
+            {"data_parallel_size": 2, "distributed_executor_backend": "ray"},
+            "replicas of ranks in Ray (--data-parallel-size with --distributed-executor-backend ray): 2",
+        ),
+        (
+            {},
+            {"data_parallel_size": 2, "data_parallel_backend": "ray"},
+            "engines that Ray starts (--data-parallel-backend ray), expected mp",
+        ),
         ({}, {"cpu_offload_gb": 1}, "weights on the host (--cpu-offload-gb)"),
         ({}, {"enable_prompt_embeds": True}, "embeddings as prompts (--enable-prompt-embeds)"),
         ({}, {"kv_cache_dtype": "nvfp4"}, "--kv-cache-dtype nvfp4 for torch.float32"),

@@ -18,6 +18,7 @@ OPTIONS = {
     "tensor_parallel_size": 2,
     "additional_config": FEW_PROGRAMS | {"heartbeat_timeout": HEARTBEAT},
 }
+LOST_SERVER = "the JAX distributed service detected fatal errors"  # in the words of JAX
 TOKENS = [sequence["tokens"] for sequence in recorded(MODEL)]
 
 
@@ -98,6 +99,28 @@ def test_a_port_in_use_and_a_host_that_is_gone(made, model, tmp_path):
         answer(servers[0])
         says = {0: rf"rank 1 at \S+ sent no heartbeat for {HEARTBEAT} s"}
         lose(servers, lose_power, "killed node", says=says)
+
+
+def test_the_host_with_the_server_is_gone(made, model, tmp_path):
+    """Clients have lost who answers; what is left on the other host ends."""
+    if made[0].namespace is None:
+        pytest.skip("no network namespaces: a host cannot be cut off")
+    with started_on(made, model(MODEL), tmp_path, **OPTIONS) as servers:
+        servers[0].wait_until_ready()
+        left = family(servers[1].process.pid)
+        start = time.monotonic()
+        made[0].cut()
+        for process in family(servers[0].process.pid):
+            process.kill()
+        servers[1].process.wait(timeout=BOUND)
+        ended = time.monotonic() - start
+        _, left = psutil.wait_procs(left, timeout=BOUND)
+        assert left == []
+        assert re.search(LOST_SERVER, servers[1].log()), servers[1].log()[-4000:]
+        gone = time.monotonic() - start
+        print(
+            f"\nthe server's host: the other had ended after {ended:.1f} s, all of it after {gone:.1f} s"
+        )
 
 
 def test_a_partition_during_the_start(made, model, tmp_path):

@@ -4,9 +4,10 @@ import json
 import subprocess
 import sys
 
+import psutil
 import pytest
 import vllm_models
-from vllm_running import FEW_PROGRAMS, SIZES, recorded
+from vllm_running import FEW_PROGRAMS, SIZES, Server, begun, recorded
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.full
@@ -54,3 +55,41 @@ def test_ranks_on_two_nodes_give_the_tokens_of_one(model, ranks, monkeypatch):
     tokens, nodes, executor = json.loads(told.removeprefix("told "))
     assert tokens == [sequence["tokens"] for sequence in recorded(MODEL)]
     assert (nodes, executor) == (2, "XlaCpuRayExecutor")
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Two nodes of a CPU each, which `vllm serve` finds."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    node = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=node)
+    made.add_node(**node)
+    monkeypatch.setenv("RAY_ADDRESS", made.address)
+    yield made
+    made.shutdown()
+
+
+def test_a_server_serves_and_ends_when_a_rank_dies(cluster, model, tmp_path):
+    server = Server(
+        model(MODEL),
+        tmp_path / "log",
+        distributed_executor_backend="ray",
+        tensor_parallel_size=2,
+        additional_config=FEW_PROGRAMS,
+    )
+    try:
+        server.wait_until_ready()
+        assert server.tokens() == [sequence["tokens"] for sequence in recorded(MODEL)]
+        ranks = [p for p in psutil.process_iter() if "RayWorkerProc" in "".join(p.cmdline())]
+        assert len(ranks) == 2
+        with server.client() as client:
+            stream = begun(client)
+            ranks[1].kill()
+            server.wait_for_the_end(stream)
+        _, left = psutil.wait_procs(ranks, timeout=60)
+        assert left == []
+        assert "died unexpectedly" in server.log()
+    finally:
+        server.stop()

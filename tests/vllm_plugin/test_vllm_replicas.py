@@ -72,6 +72,7 @@ def test_hybrid_balancing(model, tmp_path):
             server.wait_until_ready()
             assert [server.tokens() for _ in range(2)] == [TOKENS] * 2
             assert server.busy() == {2 * i, 2 * i + 1}
+        assert [host.listening_elsewhere() for host in made] == [set()] * 2
         start = time.monotonic()
         made[0].cut()  # with the coordinator
         assert servers[1].tokens() == TOKENS

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
+_MAPPED = "0000000000000000FFFF0000"  # before an IPv4 address in IPv6
+
 
 @dataclasses.dataclass(frozen=True)
 class Host:
@@ -34,8 +36,14 @@ class Host:
         """Takes the host off the network."""
         _ip("link", "set", self._link, "down")
 
-    def listening(self) -> set[str]:
-        """The addresses at which processes of the host listen for TCP, as hex digits of /proc/net/tcp."""
+    def listening_elsewhere(self) -> set[str]:
+        """The addresses, other than its own and loopback, at which processes of the host listen for TCP."""
+        own = "".join(f"{int(x):02X}" for x in reversed(self.address.split(".")))
+        expected = {own, "0100007F", f"{_MAPPED}{own}", f"{_MAPPED}0100007F"}
+        return self._listening() - expected
+
+    def _listening(self) -> set[str]:
+        """As hex digits of /proc/net/tcp."""
         code = "print(open('/proc/self/net/tcp').read() + open('/proc/self/net/tcp6').read())"
         text = subprocess.check_output(self.command("python3", "-c", code), text=True)
         rows = [row.split() for row in text.splitlines()]

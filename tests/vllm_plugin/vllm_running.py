@@ -228,6 +228,7 @@ class Server:
         start = time.monotonic()
         assert self.breaks_off(stream)
         known = time.monotonic() - start
+        assert known < 30
         assert self.process.wait(timeout=seconds) is not None
         ended = time.monotonic() - start
         print(
