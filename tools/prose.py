@@ -27,7 +27,6 @@ WIDTH = 140
 # Pages, or folders of pages, whose sentences are not measured, and why. Links, names and spelling are checked there too.
 NOT_MEASURED = {
     "docs/notebook/": "figures with their commands, one after the other",
-    "docs/scaling.md": "is being rewritten",
     "docs/support.md": "a table, written by tools/support.py",
 }
 
