@@ -89,6 +89,41 @@ def test_a_name_that_means_loopback_is_refused(environment):
         hosts.choose(two_hosts(master_addr="host0"))
 
 
+def replicas(local, address):
+    """Of four on hosts that share no replica."""
+    return ParallelConfig(
+        data_parallel_size=4, data_parallel_size_local=local, data_parallel_master_ip=address
+    )
+
+
+@pytest.mark.parametrize("local", [0, 2])
+def test_replicas_on_other_hosts_do_not_meet_at_loopback(environment, local):
+    """A server whose host has no replica would wait there for all of them."""
+    environment.setattr(hosts.addresses, "facing", lambda address: "127.0.1.1")
+    message = (
+        r"--data-parallel-address host0 means 127\.0\.1\.1 on this host, .*: give an IP address$"
+    )
+    with pytest.raises(ValueError, match=message):
+        hosts.choose(replicas(local, "host0"))
+
+
+@pytest.mark.parametrize(
+    ("local", "address", "means"),
+    [
+        (4, "host0", "127.0.1.1"),
+        (2, "host0", "192.0.2.1"),
+        (2, "127.0.0.1", "127.0.0.1"),
+        (2, "localhost", "127.0.0.1"),
+    ],
+)
+def test_replicas_meet_at_loopback_on_one_host_or_if_it_is_asked_for(
+    environment, local, address, means
+):
+    environment.setattr(hosts.addresses, "facing", lambda address: means)
+    hosts.choose(replicas(local, address))
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
 def test_limits_are_settings(configured, environment):
     environment.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "50")
     config = configured(additional_config={"start_timeout": 7, "heartbeat_timeout": 5})

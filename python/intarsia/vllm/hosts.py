@@ -58,11 +58,17 @@ def choose(parallel: ParallelConfig) -> None:
         meets["--data-parallel-address"] = parallel.data_parallel_master_ip
     for option, address in meets.items():
         addresses.refuse_all_interfaces(f"intarsia-vllm: {option}", address)
+    if parallel.data_parallel_size_local < parallel.data_parallel_size:  # some are on other hosts
+        servers = (parallel.data_parallel_master_ip, parallel.data_parallel_rpc_port)
+        option = f"--data-parallel-address {servers[0]}"
+        _refuse_loopback(option, servers[0], addresses.facing(servers), "give an IP address")
     if parallel.nnodes == 1:
         return
     master = (parallel.master_addr, parallel.master_port)
     own = _environment.vllm_host() or addresses.facing(master)
-    _check(own, parallel.master_addr)
+    addresses.refuse_all_interfaces("intarsia-vllm: VLLM_HOST_IP", own)
+    option = f"--master-addr {parallel.master_addr}"
+    _refuse_loopback(option, parallel.master_addr, own, "give an IP address, or VLLM_HOST_IP")
     _environment.listen_at(own, interface_of(own))
     if parallel.distributed_timeout_seconds is None:
         parallel.distributed_timeout_seconds = _DISTRIBUTED_SECONDS
@@ -105,13 +111,12 @@ def _has(row: Any, wanted: Any) -> bool:
     )
 
 
-def _check(own: str, master: str) -> None:
-    addresses.refuse_all_interfaces("intarsia-vllm: VLLM_HOST_IP", own)
-    asked_for_loopback = master == "localhost" or _is_loopback(master)
-    if _is_loopback(own) and not asked_for_loopback:
+def _refuse_loopback(option: str, given: str, own: str, remedy: str) -> None:
+    """Raises ValueError for an address of this host that was not asked for, and that no other host reaches."""
+    asked_for = given == "localhost" or _is_loopback(given)
+    if _is_loopback(own) and not asked_for:
         raise ValueError(
-            f"intarsia-vllm: --master-addr {master} means {own} on this host, which no other host reaches: give an IP "
-            "address, or VLLM_HOST_IP"
+            f"intarsia-vllm: {option} means {own} on this host, which no other host reaches: {remedy}"
         )
 
 
