@@ -8,6 +8,8 @@ import shutil
 # wait: on two cores the references' small matrix products took 20 times the CPU seconds.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Several processes of tests may share a GPU, and torch be in them.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # LLVM takes half of compiling plain XLA's programs, and has no part in ours. `make test-full` leaves it on.
 FULL = os.environ.get("INTARSIA_TEST_FULL") == "1"
 if not FULL and shutil.which("nvidia-smi") is None:
