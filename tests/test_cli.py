@@ -89,6 +89,16 @@ def test_a_platform_that_is_not_there_is_one_line(platforms, arguments, said) ->
     assert "Traceback" not in ended.stderr
 
 
+def test_a_device_that_cannot_start_has_its_reason(monkeypatch, capsys) -> None:
+    def full() -> None:
+        raise RuntimeError("Unable to initialize backend 'cuda': INTERNAL:\n out of memory")
+
+    monkeypatch.setattr(jax, "devices", full)
+    assert cli.main(["generate", "--prompt", "x"]) == 2
+    [line] = [x for x in capsys.readouterr().err.splitlines() if "out of memory" in x]
+    assert line.endswith("'cuda': INTERNAL: out of memory; see intarsia doctor")
+
+
 def test_a_command_that_is_not_there_names_the_nearest(capsys: pytest.CaptureFixture) -> None:
     for word, said in (("genrate", ", did you mean generate?"), ("xyzzy", "doctor\n")):
         with pytest.raises(SystemExit):

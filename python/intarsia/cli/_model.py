@@ -189,4 +189,7 @@ def _choose_device(platform: str) -> None:
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # an assertion where JAX has no such plugin
-        raise ValueError(f"{chosen}: JAX has no such device; see intarsia doctor") from error
+        why = " ".join(str(error).split())
+        if isinstance(error, AssertionError) or "list of known backends" in why:
+            why = "JAX has no such device"
+        raise ValueError(f"{chosen}: {why}; see intarsia doctor") from error
