@@ -3,7 +3,6 @@
 import zlib
 
 import numpy as np
-import pytest
 import torch
 import torch_running
 from intarsia.torch._form import Form
