@@ -50,7 +50,7 @@ def page(ops: list[_native.Op]) -> str:
     users += [[f"`{name}`", ", ".join(f"`{p}`" for p in extras[name])] for name in ("torch",)]
     return f"""# Platforms and versions
 
-{HEADER}
+<!-- {HEADER} -->
 
 Linux alone, Python {bounds["requires-python"].lstrip(">=")} or newer. [The table of ops](ops.md#what-is-built) says which op runs where.
 

@@ -149,7 +149,7 @@ def _family_page(family: str, ops: list[_native.Op]) -> str:
         ["op", "what it does"], [[f"[`{op.name}`](#{op.name})", op.summary] for op in ops]
     )
     intro = (
-        f"# {_TITLES[family]}\n\n{HEADER}\n\n"
+        f"# {_TITLES[family]}\n\n<!-- {HEADER} -->\n\n"
         "Shape letters, dtypes and what is built where: [Ops](../ops.md).\n\n"
     )
     return intro + summaries + "\n\n" + "\n\n".join(map(_op_section, ops)) + "\n"
@@ -194,7 +194,7 @@ def _index(ops: list[_native.Op], layouts: list[Mapping[str, Any]]) -> str:
     families = ", ".join(f"[{_TITLES[f]}](ops/{f}.md)" for f in _TITLES if f in named)
     return f"""# Ops
 
-{HEADER}
+<!-- {HEADER} -->
 
 Each family has a page: {families}. An op runs on the CPU ("Host" for XLA) and on NVIDIA GPUs ("CUDA") under one target name. The
 table says where one does not.
