@@ -6,7 +6,7 @@ import time
 
 import psutil
 import pytest
-from vllm_faults import BOUND, HEARTBEAT, lose, worker
+from vllm_faults import BOUND, HEARTBEAT, cut_off, lose, worker
 from vllm_hosts import hosts
 from vllm_running import FEW_PROGRAMS, family, recorded, started_on
 
@@ -18,7 +18,10 @@ OPTIONS = {
     "tensor_parallel_size": 2,
     "additional_config": FEW_PROGRAMS | {"heartbeat_timeout": HEARTBEAT},
 }
-LOST_SERVER = "the JAX distributed service detected fatal errors"  # in the words of JAX
+SILENT = rf"rank 1 at \S+ sent no heartbeat for {HEARTBEAT} s"
+NO_COORDINATOR = (
+    "the JAX distributed service detected fatal errors"  # JAX's words, for it was with rank 0
+)
 TOKENS = [sequence["tokens"] for sequence in recorded(MODEL)]
 
 
@@ -27,6 +30,21 @@ def made():
     """Two hosts."""
     with hosts(2) as both:
         yield both
+
+
+@pytest.fixture
+def apart(made):
+    """Two hosts that can be cut off."""
+    if made[0].namespace is None:
+        pytest.skip("no network namespaces: a host cannot be cut off")
+    return made
+
+
+def lose_power(host, server):
+    """What a host does not do as it goes: it ends no connection."""
+    host.cut()
+    for process in family(server.process.pid):
+        process.kill()
 
 
 def answer(server):
@@ -48,10 +66,7 @@ def slow_for(process, seconds):
 
 def test_a_rank_dies_and_one_is_slow_and_stops_after_a_new_start(made, model, tmp_path):
     """The new start is at once, on the same ports."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    second.mkdir()
-    with started_on(made, model(MODEL), first, **OPTIONS) as servers:
+    with started_on(made, model(MODEL), tmp_path / "first", **OPTIONS) as servers:
         servers[0].wait_until_ready()
         port = servers[0].port
         lose(
@@ -60,7 +75,8 @@ def test_a_rank_dies_and_one_is_slow_and_stops_after_a_new_start(made, model, tm
             "killed process",
             says={0: r"this rank lost rank 1 at \S+:|rank 1 at \S+ sent no heartbeat"},
         )
-    with started_on(made, model(MODEL), second, **OPTIONS | {"port": port}) as servers:
+    options = OPTIONS | {"port": port}
+    with started_on(made, model(MODEL), tmp_path / "second", **options) as servers:
         servers[0].wait_until_ready()
         usual, slowest = answer(servers[0]), 0.0
         other = worker(servers[1])
@@ -69,67 +85,66 @@ def test_a_rank_dies_and_one_is_slow_and_stops_after_a_new_start(made, model, tm
         while slow.is_alive():
             slowest = max(slowest, answer(servers[0]))
         print(f"\nslow rank: answers take up to {slowest:.1f} s instead of {usual:.1f}")
+        lose(servers, other.suspend, "stopped rank", says={0: SILENT}, resume=other.resume)
+
+
+def test_the_first_rank_dies_and_its_host_is_cut_off_after_a_new_start(apart, model, tmp_path):
+    """With rank 0 goes the coordinator; a host that is cut off lives, and ends what it has."""
+    with started_on(apart, model(MODEL), tmp_path / "first", **OPTIONS) as servers:
+        servers[0].wait_until_ready()
+        port = servers[0].port
         lose(
             servers,
-            other.suspend,
-            "stopped rank",
-            says={0: rf"rank 1 at \S+ sent no heartbeat for {HEARTBEAT} s"},
-            resume=other.resume,
+            lambda: worker(servers[0]).kill(),
+            "killed rank 0",
+            says={0: "VllmWorker-0 died unexpectedly", 1: NO_COORDINATOR},
         )
-
-
-def test_a_port_in_use_and_a_host_that_is_gone(made, model, tmp_path):
-    if made[0].namespace is None:
-        pytest.skip("no network namespaces: a host cannot be cut off")
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    second.mkdir()
-
-    def lose_power():
-        made[1].cut()
-        for process in family(servers[1].process.pid):
-            process.kill()
-
-    with started_on(made, model(MODEL), first, **OPTIONS) as servers:
+    options = OPTIONS | {"port": port}
+    with started_on(apart, model(MODEL), tmp_path / "second", **options) as servers:
         servers[0].wait_until_ready()
-        with started_on(made, model(MODEL), second, **OPTIONS) as others:
+        answer(servers[0])
+        cut_off(servers, apart[0].cut, "cut off the server", says={0: SILENT, 1: NO_COORDINATOR})
+
+
+def test_a_port_in_use_and_a_host_that_is_gone(apart, model, tmp_path):
+    with started_on(apart, model(MODEL), tmp_path / "first", **OPTIONS) as servers:
+        servers[0].wait_until_ready()
+        with started_on(apart, model(MODEL), tmp_path / "second", **OPTIONS) as others:
             assert all(other.process.wait(timeout=5 * BOUND) for other in others)
             assert re.search(r"rank 0 at \S+ cannot listen on \S+:29501", others[0].log())
             assert re.search(r"rank 1 at \S+ met another run", others[1].log())
         answer(servers[0])
-        says = {0: rf"rank 1 at \S+ sent no heartbeat for {HEARTBEAT} s"}
-        lose(servers, lose_power, "killed node", says=says)
-
-
-def test_the_host_with_the_server_is_gone(made, model, tmp_path):
-    """Clients have lost who answers; what is left on the other host ends."""
-    if made[0].namespace is None:
-        pytest.skip("no network namespaces: a host cannot be cut off")
-    with started_on(made, model(MODEL), tmp_path, **OPTIONS) as servers:
-        servers[0].wait_until_ready()
-        left = family(servers[1].process.pid)
-        start = time.monotonic()
-        made[0].cut()
-        for process in family(servers[0].process.pid):
-            process.kill()
-        servers[1].process.wait(timeout=BOUND)
-        ended = time.monotonic() - start
-        _, left = psutil.wait_procs(left, timeout=BOUND)
-        assert left == []
-        assert re.search(LOST_SERVER, servers[1].log()), servers[1].log()[-4000:]
-        gone = time.monotonic() - start
-        print(
-            f"\nthe server's host: the other had ended after {ended:.1f} s, all of it after {gone:.1f} s"
+        lose(
+            servers,
+            lambda: lose_power(apart[1], servers[1]),
+            "killed node",
+            says={0: SILENT},
         )
 
 
-def test_a_partition_during_the_start(made, model, tmp_path):
-    if made[0].namespace is None:
-        pytest.skip("no network namespaces: a host cannot be cut off")
-    made[1].cut()
+def test_the_host_with_the_server_is_gone_and_comes_back(apart, model, tmp_path):
+    """Clients have lost who answers; what is left on the other host ends, and a new start serves."""
+    with started_on(apart, model(MODEL), tmp_path / "first", **OPTIONS) as servers:
+        servers[0].wait_until_ready()
+        port = servers[0].port
+        cut_off(
+            servers,
+            lambda: lose_power(apart[0], servers[0]),
+            "killed node of the server",
+            says={1: NO_COORDINATOR},
+        )
+    apart[0].mend()
+    options = OPTIONS | {"port": port}
+    with started_on(apart, model(MODEL), tmp_path / "second", **options) as servers:
+        servers[0].wait_until_ready()
+        answer(servers[0])
+
+
+def test_a_partition_during_the_start(apart, model, tmp_path):
+    apart[1].cut()
     soon = FEW_PROGRAMS | {"start_timeout": START}
     options = OPTIONS | {"additional_config": soon}
-    with started_on(made, model(MODEL), tmp_path, **options) as servers:
+    with started_on(apart, model(MODEL), tmp_path, **options) as servers:
         everything = []
         deadline = time.monotonic() + 5 * BOUND
         while any(server.process.poll() is None for server in servers):

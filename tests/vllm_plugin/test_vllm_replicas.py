@@ -29,7 +29,8 @@ def test_a_replica_on_the_same_host_is_lost(model, tmp_path, fault):
             replica.kill if fault == "killed" else replica.suspend,
             f"{fault} replica",
             says={0: GONE if fault == "stopped" else f"EngineCore_DP1 died unexpectedly|{GONE}"},
-            clients=4,
+            clients=[0, 1],
+            lost=1,
             resume=(lambda: None) if fault == "killed" else replica.resume,
         )
 
@@ -47,7 +48,8 @@ def test_a_host_with_a_replica_is_cut_off(model, tmp_path):
                 made[1].cut,
                 "host of a replica cut off",
                 says={0: GONE, 1: r"replica 1 ends, since the server at tcp://\S+ is gone"},
-                clients=2,
+                clients=[0, 1],
+                lost=1,
             )
 
 

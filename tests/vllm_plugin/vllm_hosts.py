@@ -36,6 +36,10 @@ class Host:
         """Takes the host off the network."""
         _ip("link", "set", self._link, "down")
 
+    def mend(self) -> None:
+        """Brings it back."""
+        _ip("link", "set", self._link, "up")
+
     def listening_elsewhere(self) -> set[str]:
         """The addresses, other than its own and loopback, at which processes of the host listen for TCP."""
         own = "".join(f"{int(x):02X}" for x in reversed(self.address.split(".")))

@@ -100,9 +100,15 @@ def complete(
     )
 
 
-def begun(client: Any, tokens: int = 400) -> Any:
-    """A stream that goes on, its first token there."""
-    answer = complete(client, vllm_models.PROMPTS[1], max_tokens=tokens, stream=True)
+def begun(client: Any, tokens: int = 400, replica: int = 0) -> Any:
+    """A stream that goes on, its first token there; the replica is asked for by vLLM's header."""
+    answer = complete(
+        client,
+        vllm_models.PROMPTS[1],
+        max_tokens=tokens,
+        stream=True,
+        extra_headers={"X-data-parallel-rank": str(replica)},
+    )
     next(iter(answer))
     return answer
 
@@ -223,13 +229,18 @@ class Server:
         process.kill()
         self.wait_for_the_end(stream)
 
-    def wait_for_the_end(self, stream: Any, seconds: float = 60) -> None:
-        """Returns when a server that has just lost a process has told the client of an answer, and ended."""
-        start = time.monotonic()
-        assert self.breaks_off(stream)
+    def wait_for_the_end(self, stream: Any, since: float | None = None) -> None:
+        """Returns when a server that has just lost a process has told the client of an answer, and ended.
+
+        Args:
+          stream: the answer.
+          since: when the process was lost, as time.monotonic() says it; now if None.
+        """
+        start = time.monotonic() if since is None else since
+        assert self.breaks_off(stream), "the answer was whole, expected an error"
         known = time.monotonic() - start
-        assert known < 30
-        assert self.process.wait(timeout=seconds) is not None
+        assert known < 30, f"the client knew after {known:.1f} s, expected less than 30"
+        assert self.process.wait(timeout=60) is not None
         ended = time.monotonic() - start
         print(
             f"\none host: the client knew after {known:.1f} s; the server had ended after {ended:.1f} s"
@@ -283,7 +294,11 @@ def serving(model: Path, log: Path, **changes: Any) -> Iterator[Server]:
 def started_on(
     made: Sequence[Any], model: Path, folder: Path, **changes: Any
 ) -> Iterator[list[Server]]:
-    """A server with ranks on each of several hosts of `vllm_hosts`, not waited for; the first will answer."""
+    """A server with ranks on each of several hosts of `vllm_hosts`, not waited for; the first will answer.
+
+    The folder, which is made if it is not there, gets what each host prints.
+    """
+    folder.mkdir(exist_ok=True)
     common = {"api_server_count": 1, "additional_config": FEW_PROGRAMS}
     if len(made) > 1:
         common |= {"nnodes": len(made), "master_addr": made[0].address}
