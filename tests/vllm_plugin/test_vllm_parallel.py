@@ -1,6 +1,7 @@
 """Tensor parallelism: two ranks, each a process with its share of heads, serve what one does."""
 
 import contextlib
+import time
 
 import pytest
 
@@ -44,10 +45,11 @@ def test_a_worker_that_is_killed_ends_the_server(server):
     [engine_core] = server.children("VLLM::EngineCore")
     with server.client() as client:
         stream = begun(client)
+        start = time.monotonic()
         rank_1.kill()
-        server.wait_until_it_says("died unexpectedly")
+        server.wait_until_it_says("VllmWorker-1 died unexpectedly")
         with contextlib.suppress(psutil.NoSuchProcess):
             engine_core.kill()
-        server.wait_for_the_end(stream)
+        server.wait_for_the_end(stream, since=start)
     _, alive = psutil.wait_procs([rank_0, rank_1], timeout=30)
     assert alive == []
