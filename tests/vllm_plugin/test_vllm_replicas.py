@@ -19,7 +19,7 @@ GONE = rf"this server ends, since replica 1 is gone, or sent no heartbeat for {H
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
 def test_a_replica_on_the_same_host_is_lost(model, tmp_path, fault):
     """With an API server a replica, as vLLM has them by default."""
-    options = LIMITS | {"data_parallel_size": 2, "api_server_count": 2}
+    options = LIMITS | {"data_parallel_size": 2, "api_server_count": 2, "max_model_len": 2048}
     with hosts(1) as made, started_on(made, model(MODEL), tmp_path, **options) as servers:
         servers[0].wait_until_ready()
         assert servers[0].tokens() == TOKENS
@@ -29,8 +29,9 @@ def test_a_replica_on_the_same_host_is_lost(model, tmp_path, fault):
             replica.kill if fault == "killed" else replica.suspend,
             f"{fault} replica",
             says={0: GONE if fault == "stopped" else f"EngineCore_DP1 died unexpectedly|{GONE}"},
-            clients=[0, 1],
+            clients=[0, 1, 0, 1],
             lost=1,
+            tokens=2000,
             resume=(lambda: None) if fault == "killed" else replica.resume,
         )
 

@@ -28,6 +28,7 @@ def lose(
     says: Mapping[int, str],
     clients: Sequence[int] = (0,),
     lost: int = 0,
+    tokens: int = 400,
     resume: Callable[[], Any] = lambda: None,
 ) -> None:
     """Has a fault happen in the middle of answers: clients hear of it, the servers end, and nothing is left.
@@ -39,16 +40,15 @@ def lose(
       fault: Makes it happen.
       what: It is called.
       says: What a server's log has to match in the end.
-      clients: The replica that each client asks, one after the other. What is lost comes last: answers before may be whole.
+      clients: The replica that each client asks, one after the other.
       lost: The replica that is lost, or has lost a rank.
+      tokens: Of each answer: the first is not to be whole before the last has begun.
       resume: What is to go on, for it to end.
     """
     everything = _running(servers)
     with contextlib.ExitStack() as stack:
-        streams = [
-            (begun(stack.enter_context(servers[0].client()), replica=replica), replica)
-            for replica in clients
-        ]
+        made = [(stack.enter_context(servers[0].client()), replica) for replica in clients]
+        streams = [(begun(client, tokens, replica), replica) for client, replica in made]
         start = time.monotonic()
         fault()
         told = [servers[0].breaks_off(stream) for stream, replica in streams if replica == lost]
