@@ -40,16 +40,15 @@ template <int kWidth = kWidest, class Fn>
   }
 }
 
-// row(i): row i of x, of k elements; null stands for zeros.
-template <int kWidth, class RowFn>
-void PackPanel(RowFn row, int64_t rows, int64_t k, float* panel) {
+// load(i, q, lanes): elements q ... q + lanes - 1 of row i, of k; the other lanes are 0.
+template <int kWidth, class LoadFn>
+void PackPanel(LoadFn load, int64_t k, float* panel) {
   constexpr int kK = kDepth<kWidth>;
   for (int64_t q = 0; q < k; q += kLanes) {
     const int lanes = static_cast<int>(std::min<int64_t>(kLanes, k - q));
     for (int i = 0; i < kWidth; ++i) {
-      const auto* const from = i < rows ? row(i) : nullptr;
       float part[kLanes];
-      Store(part, from ? LoadN(from + q, lanes) : VecF{});
+      Store(part, load(i, q, lanes));
       for (int j = 0; j < kLanes; j += kK)
         std::memcpy(panel + (q + j) * kWidth + i * kK, part + j, kK * sizeof(float));
     }
