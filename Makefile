@@ -167,6 +167,7 @@ gen: setup-dev build ## rewrite the wrappers and the pages that derive from the 
 	$(BIN)/python tools/gen.py
 	$(BIN)/python tools/support.py
 	$(BIN)/python tools/speed.py
+	$(BIN)/python tools/tables.py
 	$(BIN)/python tools/record_exports.py
 
 $(VENV)/.installed-docs: pyproject.toml | $(BIN)/uv
@@ -204,6 +205,7 @@ check: setup-dev build ## formatting, lint, types, prose, generated files
 	$(BIN)/python tools/gen.py --check
 	$(BIN)/python tools/support.py --check
 	$(BIN)/python tools/speed.py --check
+	$(BIN)/python tools/tables.py --check
 	$(BIN)/python tools/record_exports.py --check
 
 format: setup-dev ## format everything

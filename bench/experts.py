@@ -11,7 +11,6 @@ the first round's sizes in its program, and could not have others.
 
 import argparse
 import functools
-import json
 import pathlib
 import statistics
 import sys
@@ -26,6 +25,7 @@ from jax import lax
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "python"))
 import intarsia.jax as ij
+import record
 
 
 @dataclass(frozen=True)
@@ -190,16 +190,14 @@ def main() -> None:
                         flush=True,
                     )
     if args.json:
-        command = "python bench/experts.py " + " ".join(sys.argv[1:])
-        found = {
-            "device": jax.devices(args.platform)[0].device_kind,
-            "jax": jax.__version__,
-            "date": time.strftime("%Y-%m-%d"),
-            "command": command,
-            "ceilings": {"bytes_per_s": ceiling[0], "flops_per_s": ceiling[1]},
-            "rows": [asdict(row) for row in rows],
-        }
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        record.write(
+            args.json,
+            [asdict(row) for row in rows],
+            device=jax.devices(args.platform)[0].device_kind,
+            versions={"jax": jax.__version__},
+            command="python bench/experts.py " + " ".join(sys.argv[1:]),
+            ceilings={"bytes_per_s": ceiling[0], "flops_per_s": ceiling[1]},
+        )
 
 
 if __name__ == "__main__":

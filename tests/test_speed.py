@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import pathlib
 import re
 import subprocess
 import sys
@@ -10,10 +11,13 @@ import pytest
 import support
 
 sys.path.insert(0, str(support.ROOT / "tools"))
+sys.path.insert(0, str(support.ROOT / "bench"))
 
+import record
 import speed
 
 RESULTS = support.ROOT / "bench" / "results"
+FILES = sorted(RESULTS.glob("*.json"))
 
 
 def test_readme_and_plots_are_written_from_the_results() -> None:
@@ -38,14 +42,36 @@ def test_what_is_slower_than_a_peer_is_in_the_table() -> None:
     assert ratios == sorted(ratios, reverse=True)
 
 
-def test_each_file_says_where_its_figures_are_from() -> None:
-    for file in RESULTS.glob("*.json"):
-        data = json.loads(file.read_text())
-        for part in (data, *(x for x in data.values() if isinstance(x, dict) and "rows" in x)):
-            assert datetime.date.fromisoformat(part["date"]), file
-            assert re.fullmatch("[0-9a-f]{7,}", part["commit"]), file
-        assert data["device"] and data["command"], file
-        assert {"driver", "jax", "note"} & data.keys(), f"{file}: no version"
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_each_file_says_where_its_figures_are_from(file: pathlib.Path) -> None:
+    data = json.loads(file.read_text())
+    for name in ("device", "date", "versions", "commit", "command"):
+        assert data[name] or (data[name] is None and data[f"{name}_unknown"]), name
+    assert all(isinstance(version, str) for version in data["versions"].values())
+    assert "driver" in data["versions"] or "CPU" in data["device"]
+    for run in (data, *data.get("history", [])):
+        assert datetime.date.fromisoformat(run["date"])
+        assert run["commit"] is None or re.fullmatch("[0-9a-f]{7,}", run["commit"])
+        assert run["rows"]
+    dates = [run["date"] for run in (data, *data.get("history", []))]
+    assert dates == sorted(dates, reverse=True), "the newest run comes first"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_file_has_a_line_for_each_row(file: pathlib.Path) -> None:
+    assert file.read_text() == record.as_text(json.loads(file.read_text()))
+
+
+def test_a_new_run_keeps_the_ones_before(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "new.json"
+    facts = {"device": "a CPU", "command": "python bench/ops.py"}
+    for us in (3.0, 2.0, 1.0):
+        record.write(file, [{"us": us}], versions={"jax": str(us)}, **facts)
+    data = json.loads(file.read_text())
+    assert data["rows"] == [{"us": 1.0}]
+    assert [run["rows"][0]["us"] for run in data["history"]] == [2.0, 3.0]
+    assert data["history"][1]["versions"]["jax"] == "3.0"
+    assert all(run["date"] == data["date"] for run in data["history"])
 
 
 def test_commits_of_figures_exist() -> None:
@@ -53,7 +79,7 @@ def test_commits_of_figures_exist() -> None:
     shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True)
     if shallow.stdout.strip() != b"false":
         pytest.skip("not a checkout with its history")
-    text = "".join(file.read_text() for file in RESULTS.glob("*.json"))
+    text = "".join(file.read_text() for file in FILES)
     commits = {*re.findall('"commit": "(.*)"', text)}
     found = subprocess.run([*git, "rev-list", "--no-walk", *commits], capture_output=True)
     assert found.returncode == 0 and len(found.stdout.split()) == len(commits), found.stderr

