@@ -19,6 +19,7 @@ from intarsia import cli
 
 BOUND = 120  # s, of a machine that has other things to do
 PROMPTS = ("the", "hello 123", "12")
+LONG = ("--tensor-parallel", "2", "--max-tokens", "400", "--max-model-len", "500")
 DIVISIONS = [
     (2, "--tensor-parallel 2"),
     (2, "--data-parallel 2"),
@@ -133,9 +134,8 @@ def generate(start, model, address):
     ) -> subprocess.Popen:
         texts = [flag for text in PROMPTS for flag in ("--prompt", text)]
         settings = ["--model", str(model), "--no-chat-template", "--quantize", "none", *texts]
-        place = ["--coordinator-address", address, "--num-processes", str(count)]
-        place += ["--process-id", str(index)]
-        place = place if count > 1 else []
+        place = ["--coordinator-address", address, "--num-processes", str(count), "--process-id"]
+        place = [*place, str(index)] if count > 1 else []
         if launcher:
             place, (host, port) = ["--distributed"], address.split(":")
             said = LAUNCHERS[launcher].replace("HOST", host).replace("=I", f"={index}")
@@ -269,8 +269,7 @@ def _wait_for(processes: list[subprocess.Popen], text: str) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_dies_or_hangs_ends_all(generate, how) -> None:
-    limits = ["--heartbeat-timeout", "4", "--max-tokens", "400", "--max-model-len", "500"]
-    processes = [generate(2, i, "--tensor-parallel", "2", *limits) for i in range(2)]
+    processes = [generate(2, i, *LONG, "--heartbeat-timeout", "4") for i in range(2)]
     _wait_for(processes, "compiling")
     processes[1].send_signal(how)
     begin = time.monotonic()
@@ -285,8 +284,7 @@ def test_a_process_that_dies_or_hangs_ends_all(generate, how) -> None:
 
 
 def test_without_its_coordinator_a_process_ends(generate) -> None:
-    limits = ["--heartbeat-timeout", "4", "--max-tokens", "400", "--max-model-len", "500"]
-    processes = [generate(2, i, "--tensor-parallel", "2", *limits) for i in range(2)]
+    processes = [generate(2, i, *LONG, "--heartbeat-timeout", "4") for i in range(2)]
     _wait_for(processes, "compiling")
     processes[0].kill()
     begin = time.monotonic()
@@ -328,24 +326,19 @@ def test_nobody_comes(generate, address) -> None:
         lost = generate(2, 1)
         stranger.accept()[0].close()
         ends = _ends([generate(2, 0), lost])
-    assert [(status, _said(err)) for status, _, err in ends] == [
-        (2, [f"intarsia generate: process {i} of 2: {text}"])
-        for i, text in enumerate(
-            (
-                f"the coordinator cannot listen on {address}: Address already in use",
-                f"no coordinator at {address}: something else listens there",
-            )
-        )
-    ]
+    texts = (
+        f"the coordinator cannot listen on {address}: Address already in use",
+        f"no coordinator at {address}: something else listens there",
+    )
+    said = [[f"intarsia generate: process {i} of 2: {text}"] for i, text in enumerate(texts)]
+    assert [(status, _said(err)) for status, _, err in ends] == [(2, line) for line in said]
 
 
 def test_another_run_at_a_port_in_use_is_turned_away(generate, address, one_process) -> None:
     """JAX's coordinator would take its process 1 for a restart, and end the first run."""
-    arguments = ("--tensor-parallel", "2", "--max-tokens", "400", "--max-model-len", "500")
-    processes = [generate(2, i, *arguments) for i in range(2)]
+    processes = [generate(2, i, *LONG) for i in range(2)]
     _wait_for(processes, "compiling")
-    others = [generate(2, 0), generate(2, 1), generate(3, 2)]
-    ends = _ends(others)
+    ends = _ends([generate(2, 0), generate(2, 1), generate(3, 2)])
     assert [status for status, _, _ in ends] == [2, 2, 2], ends
     texts = [
         f"process 0 of 2: the coordinator cannot listen on {address}: Address already in use",
