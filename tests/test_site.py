@@ -20,9 +20,12 @@ import site_hooks
         ("README.md", "[a](docs/ops.md) [b](LICENSE)", "[a](ops.md) [b](source/LICENSE.md)"),
         ("README.md", "[a](https://docs.jax.dev/x) [b](#ops)", None),
         ("docs/jax.md", "```python\nx[0](../README.md)\n```\n", None),
+        ("docs/design.md", "So:\n- a\n  b\n- c\n", "So:\n\n- a\n  b\n- c\n"),
+        ("docs/design.md", "1. a\n2. b\n\n  c\n- d\n", "1. a\n2. b\n\n  c\n\n- d\n"),
+        ("docs/design.md", "```sh\na\n- b\n```\n", None),
     ],
 )
-def test_links(source: str, text: str, expected: str | None) -> None:
+def test_links_and_lists(source: str, text: str, expected: str | None) -> None:
     assert site_hooks.rewritten(source, text) == (text if expected is None else expected)
 
 

@@ -44,11 +44,11 @@ def test_each_file_of_results_has_a_table() -> None:
     [
         (
             "f kind=x case us fa3_us/us",
-            "| case | ours, us | FlashAttention-3 / ours |\n|---|---:|---:|\n| a | 1.50 | 2.00 |\n| b | 1234 |  |",
+            "| case | ours, us | FA3 / ours |\n|---|---:|---:|\n| a | 1.50 | 2.00 |\n| b | 1234 |  |",
         ),
         (
             "f case~^a kind fa3_us",
-            "| kind | FlashAttention-3, us |\n|---|---:|\n| x | 2.00, 4.00 |\n| y |  |",
+            "| kind | FA3, us |\n|---|---:|\n| x | 2.00, 4.00 |\n| y |  |",
         ),
         (
             "f case us across:kind",

@@ -21,6 +21,7 @@ PAGES = {
     "SECURITY.md": "reporting.md",
 }
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
+_ITEM = re.compile(r" {0,3}(?:[-*]|\d+\.) ")
 _FENCED = re.compile(r"^(```+)[^\n]*\n.*?^\1[ \t]*$", re.S | re.M)
 _LANGUAGES = {".py": "python", ".h": "cpp", ".cc": "cpp", ".cu": "cpp", ".c": "c", ".json": "json"}
 _log = logging.getLogger("mkdocs.plugins.site_hooks")
@@ -41,8 +42,24 @@ def in_site(path: str) -> str:
     return PAGES.get(path, f"source/{path}.md")
 
 
+def _apart(text: str) -> str:
+    """The text with a blank line before each list: mkdocs takes one right behind a paragraph for a part of it."""
+    lines, in_paragraph = [], False
+    for line in text.split("\n"):
+        is_item = _ITEM.match(line) is not None
+        if is_item and in_paragraph:
+            lines.append("")
+        lines.append(line)
+        begins = not lines[-2].strip() if len(lines) > 1 else True
+        if not line.strip() or is_item:
+            in_paragraph = False
+        elif begins:
+            in_paragraph = not line.startswith(("#", "|", "<"))
+    return "\n".join(lines)
+
+
 def rewritten(source: str, text: str) -> str:
-    """The text of a page of the repository with its links as the site has them."""
+    """The text of a page of the repository as the site has it: its links, and its lists."""
     here = posixpath.dirname(in_site(source))
 
     def link(match: re.Match[str]) -> str:
@@ -57,9 +74,9 @@ def rewritten(source: str, text: str) -> str:
 
     parts, end = [], 0
     for block in _FENCED.finditer(text):  # code has brackets of its own
-        parts += [_LINK.sub(link, text[end : block.start()]), block[0]]
+        parts += [_apart(_LINK.sub(link, text[end : block.start()])), block[0]]
         end = block.end()
-    return "".join([*parts, _LINK.sub(link, text[end:])])
+    return "".join([*parts, _apart(_LINK.sub(link, text[end:]))])
 
 
 def linked(source: str, text: str) -> set[str]:

