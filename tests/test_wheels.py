@@ -1,8 +1,10 @@
 """How intarsia finds the library of intarsia-cuda13, and what a release asks for. `make test-wheels` installs the wheels."""
 
 import importlib
+import re
 import runpy
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,17 @@ def test_a_half_without_its_library_is_refused(half) -> None:
     text = r"intarsia_cuda13/lib/libintarsia\.so does not exist: pip install --force-reinstall"
     with pytest.raises(ImportError, match=text):
         find()
+
+
+def test_the_guide_lists_the_versions_that_wheels_are_tried_with() -> None:
+    groups = tomllib.loads((support.ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    text = (support.ROOT / "docs" / "start" / "install.md").read_text()
+    rows = re.findall(r"^\| `intarsia` \| .*`make test-wheels` \|$", text, re.M)
+    assert len(rows) == 2
+    for row, group in zip(rows, ("wheels-oldest", "wheels-newest"), strict=True):
+        pins = dict(pin.split("==") for pin in groups[group] if "==" in pin)
+        assert pins["jax"] == pins["jaxlib"]
+        assert f"| {pins['jax']} | {pins['torch']} |" in row
 
 
 CHANGELOG = (
