@@ -7,12 +7,14 @@ address that the run was given, tells each number once where the coordinator is,
 import contextlib
 import socket
 import threading
+import time
 
 from intarsia.processes import addresses
 from intarsia.processes.place import Place
 
 _SECONDS = 5  # for a line
 _LONGEST = 64  # bytes of a line
+_PAUSE_SECONDS = 0.1
 
 
 def keep(name: str, bind: str, count: int, port: int) -> None:
@@ -61,10 +63,13 @@ def ask(name: str, place: Place, seconds: int) -> int:
 
 def _answer_all(holder: socket.socket, come: set[int], count: int, port: int) -> None:
     while True:
-        with contextlib.suppress(OSError):
+        try:
             connection, _ = holder.accept()
-            answer = (connection, come, count, port)
-            threading.Thread(target=_answer, args=answer, daemon=True).start()
+        except OSError:  # there are no more file descriptors, say
+            time.sleep(_PAUSE_SECONDS)
+            continue
+        answer = (connection, come, count, port)
+        threading.Thread(target=_answer, args=answer, daemon=True).start()
 
 
 def _answer(connection: socket.socket, come: set[int], count: int, port: int) -> None:
@@ -76,9 +81,10 @@ def _answer(connection: socket.socket, come: set[int], count: int, port: int) ->
         elif index in come:
             said = "taken"
         else:
-            come.add(index)
             said = f"port {port}"
         connection.sendall(f"{said}\n".encode())
+        if said.startswith("port"):
+            come.add(index)
 
 
 def _line(connection: socket.socket) -> str:
