@@ -163,7 +163,7 @@ bench-gpu: ## the same on the GPU; PYTHON as for test-gpu
 bench-vllm: setup-vllm setup-vllm-reference ## the plugin against vLLM's own CPU backend, about 8 minutes; ARGS="--weights int4 --requests 32"
 	$(BIN)/python bench/vllm_throughput.py $(ARGS)
 
-gen: setup-dev build ## rewrite the wrappers and the pages that derive from the ops' specs; record an exported program of each new op
+gen: setup-dev build ## rewrite the wrappers and the pages that derive from the ops' specs and bench/results; record an exported program of each new op
 	$(BIN)/python tools/gen.py
 	$(BIN)/python tools/support.py
 	$(BIN)/python tools/speed.py
