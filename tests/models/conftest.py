@@ -8,6 +8,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import started
+from intarsia import cli
 from intarsia.models import Tokenizer, find_model, load_model
 from intarsia.models.packages import PACKAGES
 from safetensors.numpy import save_file
@@ -351,3 +353,41 @@ def smollm2_tokenizer(smollm2_path: Path) -> Tokenizer:
 def gemma3_tokenizer(gemma3_path: Path) -> Tokenizer:
     """Gemma 3's tokenizer."""
     return Tokenizer.from_path(gemma3_path)
+
+
+@pytest.fixture
+def tiny_model(write_gguf, tiny_weights) -> Path:
+    """The tiny model's file."""
+    return write_gguf(tiny_weights)
+
+
+@pytest.fixture
+def address() -> str:
+    """Where a coordinator may listen."""
+    return started.free_address()
+
+
+@pytest.fixture
+def start():
+    """Starts a Python process; ends what is left of them."""
+    with started.starting() as begin:
+        yield begin
+
+
+@pytest.fixture
+def generate(start, tiny_model, address):
+    """Starts `intarsia generate` as one of several processes, placed by flags or as by a launcher."""
+
+    def begin(count: int, index: int, *more: str, launcher: str | None = None, **variables: str):
+        flags, own = started.place(address, count, index, launcher)
+        command = ["-c", started.COMMAND, *started.arguments(tiny_model), *flags, *more]
+        return start(*command, **own, **variables)
+
+    return begin
+
+
+@pytest.fixture
+def one_process(tiny_model, capsys) -> str:
+    """What one process prints: this one, which takes less time than another."""
+    assert cli.main([*started.arguments(tiny_model), "--device", "cpu"]) == 0
+    return capsys.readouterr().out

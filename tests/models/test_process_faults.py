@@ -1,0 +1,140 @@
+"""Faults of several processes: which line and status each ends with, how soon, and what a new start does."""
+
+import signal
+import socket
+import time
+
+import pytest
+import started
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_dies_or_hangs_ends_all(generate, how) -> None:
+    processes = [generate(2, i, *started.LONG, "--heartbeat-timeout", "4") for i in range(2)]
+    started.wait_for(processes, "compiling")
+    processes[1].send_signal(how)
+    begin = time.monotonic()
+    [(status, _, err)] = started.ends(processes[:1])
+    seconds = time.monotonic() - begin
+    print(f"\n{how.name}: known after {seconds:.1f} s")
+    assert seconds < 30
+    line = "process 0 of 2: ended, since process 1 sent no heartbeat for 4 s"
+    assert (status, started.said(err)) == (1, [f"intarsia generate: {line}"])
+    processes[1].send_signal(signal.SIGCONT)
+    assert processes[1].wait(started.BOUND) != 0
+
+
+def test_without_its_coordinator_a_process_ends(generate) -> None:
+    processes = [generate(2, i, *started.LONG, "--heartbeat-timeout", "4") for i in range(2)]
+    started.wait_for(processes, "compiling")
+    processes[0].kill()
+    begin = time.monotonic()
+    [(status, _, err)] = started.ends(processes[1:])
+    seconds = time.monotonic() - begin
+    print(f"\ncoordinator: known after {seconds:.1f} s")
+    assert seconds < 30 and status != 0
+    assert "leader" in err or "process 1 of 2" in err
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_new_start_after_a_fault_gives_the_tokens(generate, one_process, killed) -> None:
+    """At the same address and at once, while what is left of the old run still waits for the one that was killed."""
+    old = [generate(2, i, *started.LONG, "--heartbeat-timeout", "4") for i in range(2)]
+    started.wait_for(old, "compiling")
+    old[killed].kill()
+    if killed:
+        old[0].wait(started.BOUND)  # it has the address as long as it lives
+    ends = started.ends([generate(2, i, "--tensor-parallel", "2") for i in range(2)])
+    assert [end[:2] for end in ends] == [(0, one_process), (0, "")], ends
+    assert all(status != 0 for status, _, _ in started.ends(old))
+
+
+@pytest.mark.full
+def test_a_slow_process_delays_all_and_changes_no_token(generate, one_process) -> None:
+    """From its compilation on it runs a tenth of the time."""
+    processes = [generate(2, i, "--tensor-parallel", "2") for i in range(2)]
+    started.wait_for(processes, "compiling")
+    while processes[0].poll() is None:
+        processes[1].send_signal(signal.SIGSTOP)
+        time.sleep(0.45)
+        processes[1].send_signal(signal.SIGCONT)
+        time.sleep(0.05)
+    ends = started.ends(processes)
+    assert [end[:2] for end in ends] == [(0, one_process), (0, "")], ends
+
+
+def test_an_error_of_one_process_is_everyones(generate, tmp_path) -> None:
+    begin = time.monotonic()
+    both, other = ["--tensor-parallel", "2"], ["--model", str(tmp_path / "nosuch.gguf")]
+    processes = [generate(2, 0, *both), generate(2, 1, *both, *other)]
+    processes[1].wait(started.BOUND)
+    ended = time.monotonic()
+    ends = started.ends(processes)
+    assert time.monotonic() - begin < 60
+    print(f"\nan error: known {time.monotonic() - ended:.1f} s after the process had ended")
+    text = f"model '{tmp_path}/nosuch.gguf' is neither"
+    assert ends[0][0] == 1 and ends[1][0] == 2
+    [said], [own] = started.said(ends[0][2]), started.said(ends[1][2])
+    assert f"process 0 of 2: ended, since process 1 failed: {text}" in said
+    assert f"process 1 of 2: {text}" in own
+
+
+def test_nobody_comes(generate, address) -> None:
+    """There is no coordinator; there is one and nobody else; something else has its port."""
+    [(status, _, err)] = started.ends([generate(2, 1, "--start-timeout", "1")])
+    assert status == 2 and err.count("\n") == 1
+    assert f"process 1 of 2: no coordinator at {address} within 1 s: " in err
+    [(status, _, err)] = started.ends([generate(2, 0, "--start-timeout", "2")])
+    assert status == 1 and err == (
+        "intarsia generate: process 0 of 2: fewer than 2 processes connected to the coordinator at "
+        f"{address} within 2 s\n"
+    )
+    host, port = address.split(":")
+    with socket.create_server((host, int(port))) as stranger:
+        lost = generate(2, 1)
+        stranger.accept()[0].close()
+        ends = started.ends([generate(2, 0), lost])
+    texts = (
+        f"the coordinator cannot listen on {address}: Address already in use",
+        f"no coordinator at {address}: something else listens there",
+    )
+    said = [[f"intarsia generate: process {i} of 2: {text}"] for i, text in enumerate(texts)]
+    assert [(status, started.said(err)) for status, _, err in ends] == [(2, line) for line in said]
+
+
+def test_another_run_at_a_port_in_use_is_turned_away(generate, address, one_process) -> None:
+    """JAX's coordinator would take its process 1 for a restart, and end the first run."""
+    processes = [generate(2, i, *started.LONG) for i in range(2)]
+    started.wait_for(processes, "compiling")
+    ends = started.ends([generate(2, 0), generate(2, 1), generate(3, 2)])
+    assert [status for status, _, _ in ends] == [2, 2, 2], ends
+    texts = [
+        f"process 0 of 2: the coordinator cannot listen on {address}: Address already in use",
+        f"process 1 of 2: met another run at {address}, which has a process 1: give each run a port",
+        f"process 2 of 3: the run at {address} has 2 processes, expected 3",
+    ]
+    assert [started.said(err) for _, _, err in ends] == [
+        [f"intarsia generate: {text}"] for text in texts
+    ]
+    ends = started.ends(processes)
+    assert [status for status, _, _ in ends] == [0, 0], ends
+    assert all(text in ends[0][1] for text in one_process.replace(" [...]", "").splitlines())
+
+
+def test_a_process_that_gets_no_further_says_so(start, address) -> None:
+    script = """
+import sys, time
+from intarsia.processes import Limits, Place, join
+index = int(sys.argv[2])
+processes = join(Place(sys.argv[1], 2, index), Limits(stall=2))
+if index:
+    processes.stage("asleep")
+    time.sleep(100)
+processes.meet("awake")
+"""
+    ends = started.ends([start("-c", script, address, str(i)) for i in range(2)])
+    text = "no progress for 2 s; process 0 is at 'awake', process 1 is at 'asleep'"
+    assert [status for status, _, _ in ends] == [1, 1]
+    assert f"process 1 of 2: {text}\n" in ends[1][2]
+    assert f"process 0 of 2: ended, since process 1 failed: {text}\n" in ends[0][2]
