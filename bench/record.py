@@ -62,7 +62,12 @@ def after(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(path: pathlib.Path, rows: list[dict[str, Any]], **facts: Any) -> None:
-    """Writes `rows` with the facts of this run: `device`, `versions`, `command`, and whatever else there is to say."""
+    """Writes `rows` with the facts of this run: `device`, `versions`, `command`, and whatever else there is to say.
+
+    A run without a row leaves the file as it is.
+    """
+    if not rows:
+        return
     if driver := _driver():
         facts["versions"] = {"driver": driver} | facts["versions"]
     new = facts | {"date": time.strftime("%Y-%m-%d")} | _commit() | {"rows": rows}
