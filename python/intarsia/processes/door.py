@@ -30,8 +30,7 @@ def keep(name: str, bind: str, count: int, port: int) -> None:
         raise OSError(
             f"{name}: the coordinator cannot listen on {bind}: {error.strerror}"
         ) from None
-    come: set[int] = set()
-    threading.Thread(target=_answer_all, args=(holder, come, count, port), daemon=True).start()
+    threading.Thread(target=_answer_all, args=(holder, count, port), daemon=True).start()
 
 
 def ask(name: str, place: Place, seconds: int) -> int:
@@ -61,30 +60,35 @@ def ask(name: str, place: Place, seconds: int) -> int:
     raise TimeoutError(f"{name}: no coordinator at {where}: something else listens there")
 
 
-def _answer_all(holder: socket.socket, come: set[int], count: int, port: int) -> None:
+def _answer_all(holder: socket.socket, count: int, port: int) -> None:
+    come: set[int] = set()
+    lock = threading.Lock()  # or two of a number could come at once
     while True:
         try:
             connection, _ = holder.accept()
         except OSError:  # there are no more file descriptors, say
             time.sleep(_PAUSE_SECONDS)
             continue
-        answer = (connection, come, count, port)
+        answer = (connection, come, lock, count, port)
         threading.Thread(target=_answer, args=answer, daemon=True).start()
 
 
-def _answer(connection: socket.socket, come: set[int], count: int, port: int) -> None:
+def _answer(
+    connection: socket.socket, come: set[int], lock: threading.Lock, count: int, port: int
+) -> None:
     with connection, contextlib.suppress(OSError, ValueError):
         connection.settimeout(_SECONDS)
         index, expected = map(int, _line(connection).split())
-        if expected != count or not 0 < index < count:
-            said = f"count {count}"
-        elif index in come:
-            said = "taken"
-        else:
-            said = f"port {port}"
-        connection.sendall(f"{said}\n".encode())
-        if said.startswith("port"):
-            come.add(index)
+        with lock:
+            if expected != count or not 0 < index < count:
+                said = f"count {count}"
+            elif index in come:
+                said = "taken"
+            else:
+                said = f"port {port}"
+            connection.sendall(f"{said}\n".encode())
+            if said.startswith("port"):
+                come.add(index)
 
 
 def _line(connection: socket.socket) -> str:
