@@ -61,36 +61,35 @@ CASES = [
         (),
     ),
 ]
-PROGRAM = """
-import importlib.abc, json, sys
+# Some packages are not installed in the process that runs this: those of the list `lacked`, empty at first.
+LACKS = """
+import sys
+from importlib.machinery import PathFinder
 
-class Hides(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == package:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+lacked = []
 
-sys.meta_path.insert(0, Hides())
-for i, (statement, package) in {cases}:
-    hidden = {{name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == package}}
+class Lacks(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in lacked else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Lacks
+"""
+PROGRAM = (
+    LACKS
+    + """
+import json
+
+for i, (statement, package) in json.loads(sys.argv[1]):
+    lacked[:] = [package]
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == package}
     try:
         exec(statement)
     except ModuleNotFoundError as error:
         print(json.dumps([i, str(error)]))
     sys.modules.update(hidden)
 """
-
-# A plugin of pytest's, in whose process some packages are not installed.
-LACKING = """
-import sys
-from importlib.machinery import PathFinder
-
-class Lacks:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        return None if name.partition(".")[0] in {names} else PathFinder.find_spec(name, path, target)
-
-sys.meta_path[sys.meta_path.index(PathFinder)] = Lacks
-"""
+)
 
 
 def lacking(case: tuple) -> list[str]:
@@ -101,8 +100,8 @@ def lacking(case: tuple) -> list[str]:
 def said() -> dict[int, str]:
     """The errors of the cases that can be had here."""
     cases = [(i, case[:2]) for i, case in enumerate(CASES) if not lacking(case)]
-    program = PROGRAM.format(cases=cases)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    command = [sys.executable, "-c", PROGRAM, json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(map(json.loads, done.stdout.splitlines()))
 
@@ -155,7 +154,7 @@ def test_tests_for_a_gpu_are_collected_with_jax_pytest_and_hypothesis_alone(
     tmp_path: pathlib.Path,
 ) -> None:
     names = "torch torchax torch_xla vllm psutil gguf jinja2 safetensors tokenizers transformers"
-    (tmp_path / "lacking.py").write_text(LACKING.format(names=names.split()))
+    (tmp_path / "lacking.py").write_text(f"{LACKS}lacked += {names.split()}\n")
     command = [sys.executable, "-m", "pytest", "-p", "lacking", "--collect-only", "-q", "-m", "gpu"]
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider", support.ROOT / "tests"],
