@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
+import generated
+
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PLOTS = ROOT / "docs" / "img"
@@ -215,19 +217,5 @@ def files() -> dict[Path, str]:
     }
 
 
-def main() -> int:
-    written = files()
-    stale = [
-        path for path, text in written.items() if not path.exists() or path.read_text() != text
-    ]
-    for path in stale:
-        if "--check" in sys.argv:
-            print(f"out of date: {path.relative_to(ROOT)}: run `make gen`")
-        else:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(written[path])
-    return int(bool(stale) and "--check" in sys.argv)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated.write_or_check(files()))

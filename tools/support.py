@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "vllm_plugin"))
 
+import generated  # noqa: E402
 from families import FAMILIES, POOLING, architectures  # noqa: E402
 
 PAGE = ROOT / "docs" / "support.md"
@@ -184,8 +185,4 @@ def readme() -> str:
 
 
 if __name__ == "__main__":
-    for file, text in ((PAGE, page()), (README, readme())):
-        if "--check" not in sys.argv:
-            file.write_text(text)
-        elif file.read_text() != text:
-            sys.exit(f"{file.name} is not what tools/support.py writes: run it")
+    sys.exit(generated.write_or_check({PAGE: page(), README: readme()}))

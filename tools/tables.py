@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import generated
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "notebook"
 RESULTS = ROOT / "bench" / "results"
@@ -215,19 +217,10 @@ def written(text: str) -> str:
     return BLOCK.sub(block, text)
 
 
-def main() -> int:
-    stale = []
-    for page in sorted(PAGES.glob("*.md")):
-        text = page.read_text()
-        if (new := written(text)) != text:
-            stale.append(page)
-            if "--check" not in sys.argv:
-                page.write_text(new)
-    if "--check" in sys.argv:
-        for page in stale:
-            print(f"out of date: {page.relative_to(ROOT)}: run `make gen`")
-    return int(bool(stale) and "--check" in sys.argv)
+def files() -> dict[Path, str]:
+    """The pages."""
+    return {page: written(page.read_text()) for page in sorted(PAGES.glob("*.md"))}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated.write_or_check(files()))
