@@ -70,7 +70,8 @@ template <int kCount>
                                                  reinterpret_cast<__m512bh>(b)));
 }
 
-// sums[r] += panel times row r of w, over `count` pairs, a multiple of kLanes.
+// sums[r] += panel times row r of w, over `count` pairs, a multiple of kLanes. The loops are those
+// of panels.h: GCC inlines no instructions of another target into a template that both could share.
 template <int kWidth>
 [[gnu::noinline, gnu::target("avx512bf16")]] void MultiplyPanel(const float* panel,
                                                                 const Pair* const (&w)[kWeightRows],
