@@ -45,6 +45,12 @@ def facing(address: tuple[str, int]) -> str:
         return probe.getsockname()[0]
 
 
+def split(address: str) -> tuple[str, str]:
+    """Host, without brackets, and port of HOST:PORT, unchecked."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), port
+
+
 def joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -23,7 +23,7 @@ def keep(name: str, bind: str, count: int, port: int) -> None:
     Raises:
       OSError: The port of `bind` is in use, or its host is none of this host's addresses.
     """
-    host, _, number = bind.rpartition(":")
+    host, number = addresses.split(bind)
     try:
         holder = addresses.listening(host, int(number))
     except OSError as error:

@@ -43,7 +43,7 @@ class Place:
     devices: list[int] | None = None
 
     def __post_init__(self) -> None:
-        host, _, port = self.coordinator.rpartition(":")
+        host, port = addresses.split(self.coordinator)
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f"the coordinator is {self.coordinator!r}, expected HOST:PORT")
         addresses.refuse_all_interfaces("the coordinator", host)
@@ -55,8 +55,8 @@ class Place:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port."""
-        host, _, port = self.coordinator.rpartition(":")
-        return host.strip("[]"), int(port)
+        host, port = addresses.split(self.coordinator)
+        return host, int(port)
 
 
 def detect_place(method: str | None = None, timeout: int = 300) -> Place:

@@ -48,7 +48,8 @@ def join(
             None, the coordinator listens where `place` says and gloo at the address that faces it.
         say: Prints the line that says why the process ends; on stderr if None.
         names: What lines call each process; its number if None.
-        reserved: Whether the coordinator's port is kept for it by a socket of this process, in process 0.
+        reserved: Whether process 0 keeps the coordinator's port by a socket of its own. Then all know the port, and nobody
+            asks at the door.
 
     Raises:
         ValueError: It is to listen on all interfaces.
@@ -100,13 +101,14 @@ def _met(
             addresses.connected(name, place.address, seconds).close()
         yield place.coordinator, bind
         return
-    host = bind.rpartition(":")[0]
-    with addresses.reserved_port(host) if place.index == 0 else contextlib.nullcontext(0) as port:
-        if place.index == 0:
-            door.keep(name, bind, place.count, port)
-        else:
-            port = door.ask(name, place, seconds)
-        yield addresses.joined(place.address[0], port), f"{host}:{port}"
+    coordinator = place.address[0]
+    if place.index:
+        yield addresses.joined(coordinator, door.ask(name, place, seconds)), bind
+        return
+    host, _ = addresses.split(bind)
+    with addresses.reserved_port(host) as port:
+        door.keep(name, bind, place.count, port)
+        yield addresses.joined(coordinator, port), addresses.joined(host, port)
 
 
 class Processes:
