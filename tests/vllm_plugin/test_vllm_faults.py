@@ -8,7 +8,7 @@ import psutil
 import pytest
 from vllm_faults import BOUND, HEARTBEAT, cut_off, lose, worker
 from vllm_hosts import hosts
-from vllm_running import FEW_PROGRAMS, family, recorded, started_on
+from vllm_running import FEW_PROGRAMS, family, recorded, serving_on, started_on
 
 pytestmark = pytest.mark.full
 
@@ -66,8 +66,7 @@ def slow_for(process, seconds):
 
 def test_a_rank_dies_and_one_is_slow_and_stops_after_a_new_start(made, model, tmp_path):
     """The new start is at once, on the same ports."""
-    with started_on(made, model(MODEL), tmp_path / "first", **OPTIONS) as servers:
-        servers[0].wait_until_ready()
+    with serving_on(made, model(MODEL), tmp_path / "first", **OPTIONS) as servers:
         port = servers[0].port
         lose(
             servers,
@@ -76,8 +75,7 @@ def test_a_rank_dies_and_one_is_slow_and_stops_after_a_new_start(made, model, tm
             says={0: r"this rank lost rank 1 at \S+:|rank 1 at \S+ sent no heartbeat"},
         )
     options = OPTIONS | {"port": port}
-    with started_on(made, model(MODEL), tmp_path / "second", **options) as servers:
-        servers[0].wait_until_ready()
+    with serving_on(made, model(MODEL), tmp_path / "second", **options) as servers:
         usual, slowest = answer(servers[0]), 0.0
         other = worker(servers[1])
         slow = threading.Thread(target=slow_for, args=(other, 2 * HEARTBEAT))
@@ -90,8 +88,7 @@ def test_a_rank_dies_and_one_is_slow_and_stops_after_a_new_start(made, model, tm
 
 def test_the_first_rank_dies_and_its_host_is_cut_off_after_a_new_start(apart, model, tmp_path):
     """With rank 0 goes the coordinator; a host that is cut off lives, and ends what it has."""
-    with started_on(apart, model(MODEL), tmp_path / "first", **OPTIONS) as servers:
-        servers[0].wait_until_ready()
+    with serving_on(apart, model(MODEL), tmp_path / "first", **OPTIONS) as servers:
         port = servers[0].port
         lose(
             servers,
@@ -100,15 +97,13 @@ def test_the_first_rank_dies_and_its_host_is_cut_off_after_a_new_start(apart, mo
             says={0: "VllmWorker-0 died unexpectedly", 1: NO_COORDINATOR},
         )
     options = OPTIONS | {"port": port}
-    with started_on(apart, model(MODEL), tmp_path / "second", **options) as servers:
-        servers[0].wait_until_ready()
+    with serving_on(apart, model(MODEL), tmp_path / "second", **options) as servers:
         answer(servers[0])
         cut_off(servers, apart[0].cut, "cut off the server", says={0: SILENT, 1: NO_COORDINATOR})
 
 
 def test_a_port_in_use_and_a_host_that_is_gone(apart, model, tmp_path):
-    with started_on(apart, model(MODEL), tmp_path / "first", **OPTIONS) as servers:
-        servers[0].wait_until_ready()
+    with serving_on(apart, model(MODEL), tmp_path / "first", **OPTIONS) as servers:
         with started_on(apart, model(MODEL), tmp_path / "second", **OPTIONS) as others:
             assert all(other.process.wait(timeout=5 * BOUND) for other in others)
             assert re.search(r"rank 0 at \S+ cannot listen on \S+:29501", others[0].log())
@@ -124,8 +119,7 @@ def test_a_port_in_use_and_a_host_that_is_gone(apart, model, tmp_path):
 
 def test_the_host_with_the_server_is_gone_and_comes_back(apart, model, tmp_path):
     """Clients have lost who answers; what is left on the other host ends, and a new start serves."""
-    with started_on(apart, model(MODEL), tmp_path / "first", **OPTIONS) as servers:
-        servers[0].wait_until_ready()
+    with serving_on(apart, model(MODEL), tmp_path / "first", **OPTIONS) as servers:
         port = servers[0].port
         cut_off(
             servers,
@@ -135,8 +129,7 @@ def test_the_host_with_the_server_is_gone_and_comes_back(apart, model, tmp_path)
         )
     apart[0].mend()
     options = OPTIONS | {"port": port}
-    with started_on(apart, model(MODEL), tmp_path / "second", **options) as servers:
-        servers[0].wait_until_ready()
+    with serving_on(apart, model(MODEL), tmp_path / "second", **options) as servers:
         answer(servers[0])
 
 

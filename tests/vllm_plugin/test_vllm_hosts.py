@@ -2,7 +2,7 @@
 
 import pytest
 from vllm_hosts import hosts
-from vllm_running import recorded, started_on
+from vllm_running import recorded, serving_on
 
 MODEL = "llama"
 CASES = {
@@ -20,8 +20,7 @@ CASES = {
 )
 def test_tokens_are_those_of_one_process(model, tmp_path, case):
     count, options = CASES[case]
-    with hosts(count) as made, started_on(made, model(MODEL), tmp_path, **options) as servers:
-        servers[0].wait_until_ready()
+    with hosts(count) as made, serving_on(made, model(MODEL), tmp_path, **options) as servers:
         expected = [sequence["tokens"] for sequence in recorded(MODEL)]
         for _ in range(options.get("data_parallel_size", 1)):
             assert servers[0].tokens() == expected

@@ -6,7 +6,7 @@ import time
 import pytest
 from vllm_faults import HEARTBEAT, lose
 from vllm_hosts import hosts
-from vllm_running import FEW_PROGRAMS, Server, recorded, started_on
+from vllm_running import FEW_PROGRAMS, Server, recorded, serving_on
 
 pytestmark = pytest.mark.full
 
@@ -20,8 +20,7 @@ GONE = rf"this server ends, since replica 1 is gone, or sent no heartbeat for {H
 def test_a_replica_on_the_same_host_is_lost(model, tmp_path, fault):
     """With an API server a replica, as vLLM has them by default."""
     options = LIMITS | {"data_parallel_size": 2, "api_server_count": 2, "max_model_len": 2048}
-    with hosts(1) as made, started_on(made, model(MODEL), tmp_path, **options) as servers:
-        servers[0].wait_until_ready()
+    with hosts(1) as made, serving_on(made, model(MODEL), tmp_path, **options) as servers:
         assert servers[0].tokens() == TOKENS
         [replica] = servers[0].children("VLLM::EngineCore_DP1")
         lose(
@@ -42,8 +41,7 @@ def test_a_host_with_a_replica_is_cut_off(model, tmp_path):
         if made[0].namespace is None:
             pytest.skip("no network namespaces: a host cannot be cut off")
         options = LIMITS | {"data_parallel_size": 2}
-        with started_on(made, model(MODEL), tmp_path, **options) as servers:
-            servers[0].wait_until_ready()
+        with serving_on(made, model(MODEL), tmp_path, **options) as servers:
             lose(
                 servers,
                 made[1].cut,

@@ -313,3 +313,13 @@ def started_on(
     finally:
         for server in reversed(servers):
             server.stop()
+
+
+@contextlib.contextmanager
+def serving_on(
+    made: Sequence[Any], model: Path, folder: Path, **changes: Any
+) -> Iterator[list[Server]]:
+    """What `started_on` starts, once the first answers."""
+    with started_on(made, model, folder, **changes) as servers:
+        servers[0].wait_until_ready()
+        yield servers
