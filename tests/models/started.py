@@ -49,7 +49,7 @@ def free_address() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-def arguments(model: Path) -> list[str]:
+def arguments(model: Path | str) -> list[str]:
     """Of the command that all of them are to run, and one process beside them."""
     texts = [flag for text in PROMPTS for flag in ("--prompt", text)]
     settings = ["--no-chat-template", "--quantize", "none", "--max-tokens", "8"]
@@ -57,7 +57,7 @@ def arguments(model: Path) -> list[str]:
 
 
 def place(
-    address: str, count: int, index: int, launcher: str | None
+    address: str, count: int, index: int, launcher: str | None = None
 ) -> tuple[list[str], dict[str, str]]:
     """The flags, and what a launcher sets in their stead."""
     if launcher:

@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import subprocess
 import time
 
 import pytest
@@ -64,16 +65,22 @@ def test_a_slow_process_delays_all_and_changes_no_token(generate, one_process) -
     assert [end[:2] for end in ends] == [(0, one_process), (0, "")], ends
 
 
-def test_an_error_of_one_process_is_everyones(generate, tmp_path) -> None:
+def test_an_error_of_one_process_is_everyones(start, tiny_model, address, tmp_path) -> None:
+    """The same command in two folders, of which one lacks the model."""
+    command = f"import os; os.chdir(os.environ['FOLDER']); {started.COMMAND}"
+    (empty := tmp_path / "empty").mkdir()
     begin = time.monotonic()
-    both, other = ["--tensor-parallel", "2"], ["--model", str(tmp_path / "nosuch.gguf")]
-    processes = [generate(2, 0, *both), generate(2, 1, *both, *other)]
+    processes = []
+    for i, folder in enumerate((tiny_model.parent, empty)):
+        flags, _ = started.place(address, 2, i)
+        arguments = [*started.arguments(tiny_model.name), *flags, "--tensor-parallel", "2"]
+        processes.append(start("-c", command, *arguments, FOLDER=str(folder)))
     processes[1].wait(started.BOUND)
     ended = time.monotonic()
     ends = started.ends(processes)
     assert time.monotonic() - begin < 60
     print(f"\nan error: known {time.monotonic() - ended:.1f} s after the process had ended")
-    text = f"model '{tmp_path}/nosuch.gguf' is neither"
+    text = f"model '{tiny_model.name}' is neither"
     assert ends[0][0] == 1 and ends[1][0] == 2
     [said], [own] = started.said(ends[0][2]), started.said(ends[1][2])
     assert f"process 0 of 2: ended, since process 1 failed: {text}" in said
@@ -94,32 +101,38 @@ def test_nobody_comes(generate, address) -> None:
     with socket.create_server((host, int(port))) as stranger:
         lost = generate(2, 1)
         stranger.accept()[0].close()
-        ends = started.ends([generate(2, 0), lost])
-    texts = (
-        f"the coordinator cannot listen on {address}: Address already in use",
-        f"no coordinator at {address}: something else listens there",
-    )
-    said = [[f"intarsia generate: process {i} of 2: {text}"] for i, text in enumerate(texts)]
-    assert [(status, started.said(err)) for status, _, err in ends] == [(2, line) for line in said]
+        texts = [
+            f"process 0 of 2: the coordinator cannot listen on {address}: Address already in use",
+            f"process 1 of 2: no coordinator at {address}: something else listens there",
+        ]
+        _check_refusals([generate(2, 0), lost], texts)
 
 
 def test_another_run_at_a_port_in_use_is_turned_away(generate, address, one_process) -> None:
-    """JAX's coordinator would take its process 1 for a restart, and end the first run."""
-    processes = [generate(2, i, *started.LONG) for i in range(2)]
+    """JAX's coordinator would take its process 1 for a restart, and end the first run; or for the first run's, if it comes first."""
+    processes = [generate(2, 0, *started.LONG)]
+    early = [generate(2, 1), generate(3, 2, *started.LONG)]
+    texts = [
+        f"process 1 of 2: met another run at {address}, which differs in max_model_len, max_tokens, tensor_parallel: "
+        "give each run a port, and all its processes the same command",
+        f"process 2 of 3: the run at {address} has 2 processes, expected 3",
+    ]
+    _check_refusals(early, texts)
+    processes.append(generate(2, 1, *started.LONG))
     started.wait_for(processes, "compiling")
-    ends = started.ends([generate(2, 0), generate(2, 1), generate(3, 2)])
-    assert [status for status, _, _ in ends] == [2, 2, 2], ends
     texts = [
         f"process 0 of 2: the coordinator cannot listen on {address}: Address already in use",
         f"process 1 of 2: met another run at {address}, which has a process 1: give each run a port",
-        f"process 2 of 3: the run at {address} has 2 processes, expected 3",
     ]
-    assert [started.said(err) for _, _, err in ends] == [
-        [f"intarsia generate: {text}"] for text in texts
-    ]
+    _check_refusals([generate(2, i, *started.LONG) for i in range(2)], texts)
     ends = started.ends(processes)
     assert [status for status, _, _ in ends] == [0, 0], ends
     assert all(text in ends[0][1] for text in one_process.replace(" [...]", "").splitlines())
+
+
+def _check_refusals(processes: list[subprocess.Popen], texts: list[str]) -> None:
+    ends = [(status, started.said(err)) for status, _, err in started.ends(processes)]
+    assert ends == [(2, [f"intarsia generate: {text}"]) for text in texts]
 
 
 def test_a_process_that_gets_no_further_says_so(start, address) -> None:

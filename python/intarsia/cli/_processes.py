@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from intarsia.processes import Place, Processes
 
 _METHODS = ("auto", "slurm", "ompi", "mpi4py")
+# Flags that a process may have to itself; the others are the run's.
+_OWN = {
+    *("coordinator_address", "num_processes", "process_id", "distributed", "listen"),
+    *("start_timeout", "heartbeat_timeout", "stall_timeout"),
+}
 _REFUSALS = (ValueError, OSError, ImportError, NotImplementedError, MemoryError)
 T = TypeVar("T")
 
@@ -215,12 +221,23 @@ def _place(args: argparse.Namespace) -> "Place | None":
             present = ", ".join(flag for flag in given if flag not in missing)
             raise ValueError(f"--distributed finds {present} by itself, expected no such flag")
         method = None if args.distributed == "auto" else args.distributed
-        return detect_place(method, args.start_timeout)
-    if missing:
+        place = detect_place(method, args.start_timeout)
+    elif missing:
         raise ValueError(
             f"several processes need {', '.join(given)}; missing: {', '.join(missing)}"
         )
-    return Place(*given.values())
+    else:
+        place = Place(*given.values())
+    return dataclasses.replace(place, run=_common(args))
+
+
+def _common(args: argparse.Namespace) -> dict[str, str]:
+    """The flags that must be the same in all processes, as text."""
+    return {
+        name: json.dumps(value, default=str)
+        for name, value in vars(args).items()
+        if name not in _OWN
+    }
 
 
 @contextlib.contextmanager

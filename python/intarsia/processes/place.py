@@ -1,6 +1,7 @@
 """Which of how many processes this is, where they meet, and how long they wait for each other."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from intarsia import _environment
 from intarsia.processes import addresses
@@ -35,12 +36,15 @@ class Place:
         count: Processes.
         index: This one's.
         devices: Those of the host that this process uses, by index; all if None.
+        run: What all processes have in common, by name, such as the flags of their command. Process 0 turns away
+            others: they are of another run.
     """
 
     coordinator: str
     count: int
     index: int
     devices: list[int] | None = None
+    run: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         host, port = addresses.split(self.coordinator)

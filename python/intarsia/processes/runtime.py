@@ -107,7 +107,7 @@ def _met(
         return
     host, _ = addresses.split(bind)
     with addresses.reserved_port(host) as port:
-        door.keep(name, bind, place.count, port)
+        door.keep(name, bind, place, port)
         yield addresses.joined(coordinator, port), addresses.joined(host, port)
 
 
