@@ -1,14 +1,13 @@
-"""Several processes that run one model: JAX's distributed runtime, bounded in time and with words for what went wrong.
+"""Joins the processes that run one model, and brings values from one to another: JAX's distributed runtime, bounded in time.
 
-JAX's coordinator, in process 0, knows who is there: a process that sends it no heartbeats has died. JAX would end the
-others with a stack trace that names nobody, so here they are recoverable tasks (`jax_enable_recoverability`), which a
-thread asks about and ends. Addresses are chosen here too, since JAX's coordinator listens on all interfaces by
-default, and gloo on whatever the host's name resolves to.
+JAX's coordinator, in process 0, knows who is there: a process that sends it no heartbeats has died. JAX would end the others with a
+stack trace that names nobody, so here they are recoverable tasks (`jax_enable_recoverability`), which `endings.py` asks about and ends.
+Addresses are chosen here too, since JAX's coordinator listens on all interfaces by default, and gloo on whatever the host's name
+resolves to.
 """
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,15 +18,12 @@ from jax.extend.backend import register_backend_factory
 
 from intarsia import _environment
 from intarsia.processes import addresses, door
+from intarsia.processes.endings import FAREWELL_SECONDS, Endings
+from intarsia.processes.peers import PREFIX, Peers
 from intarsia.processes.place import Limits, Place
+from intarsia.processes.progress import Progress
 
-_PREFIX = "intarsia/"  # of keys and barriers in the coordinator's store
-_POLL_SECONDS = 1.0
-_FAREWELL_SECONDS = 5
-_PARTING_SECONDS = 0.5
 _DAY_SECONDS = 24 * 3600
-# In errors of collectives and of the coordinator's clients, which name no process.
-_OF_PEERS = ("Gloo", "NCCL", "UNAVAILABLE", "CANCELLED", "ABORTED")
 
 
 def join(
@@ -84,9 +80,9 @@ def join(
             local_device_ids=place.devices,
             cluster_detection_method="deactivate",
             coordinator_bind_address=bind,
-            initialization_timeout=limits.start + _FAREWELL_SECONDS,
+            initialization_timeout=limits.start + FAREWELL_SECONDS,
             heartbeat_timeout_seconds=limits.heartbeat,
-            shutdown_timeout_seconds=_FAREWELL_SECONDS,
+            shutdown_timeout_seconds=FAREWELL_SECONDS,
         )
     return Processes(place, limits, say, names)
 
@@ -125,53 +121,35 @@ class Processes:
         from jax._src import distributed
 
         self.index, self.count = place.index, place.count
-        self._called = names
-        self._limits, self._say = limits, say
         self._client: Any = distributed.global_state.client
-        self._over, self._ending = threading.Event(), threading.Lock()
-        self._moved: float | None = time.monotonic()
-        self._at = self._told = ""
+        peers = Peers(self._client, place.index, names)
+        self.name = peers.name
+        self._progress = Progress(peers)
+        self._endings = Endings(peers, self._progress, limits, say)
         self._made = 0  # keys and barriers
-        self._threads = [
-            threading.Thread(target=target, daemon=True)
-            for target in (self._watch_words, self._watch_lives)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    @property
-    def name(self) -> str:
-        """As messages have it."""
-        return f"{self._called[self.index]} of {self.count}"
 
     def stage(self, text: str) -> None:
         """Says what this process does from now on, for the case that it stalls."""
-        self.mark(text)
-        self._tell_stage()
+        self._progress.mark(text)
+        self._progress.tell()
 
     def mark(self, text: str) -> None:
         """The same at no cost: the others hear of it within a second or two, if it is still true then."""
-        self._at = text
-        self.progress()
+        self._progress.mark(text)
 
     def progress(self) -> None:
         """Says that this process got further."""
-        self._moved = time.monotonic()
+        self._progress.move()
 
     def rest(self) -> None:
         """Says that this process has nothing to do, for however long."""
-        self._at, self._moved = "rest", None
-
-    def _tell_stage(self) -> None:
-        text = self._at
-        if text != self._told:
-            self._client.key_value_set(f"{_PREFIX}stage/{self.index}", text, allow_overwrite=True)
-            self._told = text
+        self._progress.mark("rest")
+        self._progress.wait()
 
     def meet(self, what: str) -> None:
         """Waits for the others to get here: no collective then waits for a process that is not there yet."""
         self.stage(what)
-        self._moved = None  # whoever is late has a limit of its own
+        self._progress.wait()
         self._client.wait_at_barrier(self._new(what), _DAY_SECONDS * 1000)
         self.progress()
 
@@ -195,127 +173,20 @@ class Processes:
     def _new(self, what: str) -> str:
         """A name for a key or a barrier, the same in each process that makes the same calls."""
         self._made += 1
-        return f"{_PREFIX}{self._made}/{what}"
+        return f"{PREFIX}{self._made}/{what}"
 
     def finish(self) -> None:
         """Waits for the others to end as well."""
         self.meet("end")
-        self._over.set()
-        done = f"{_PREFIX}done/{self.index}"
-        self._client.key_value_set(done, "")  # a slower one need not miss it
-        if self.index == 0:
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the work is done
-                self._wait_for_goodbyes()
-        jax.distributed.shutdown()
-        for thread in self._threads:
-            thread.join(_FAREWELL_SECONDS)
-
-    def _wait_for_goodbyes(self) -> None:
-        """Waits for the others to leave the coordinator: JAX aborts who finds it gone, even on the way out."""
-        deadline = time.monotonic() + self._limits.heartbeat
-        while time.monotonic() < deadline:
-            if len(self._client.get_live_nodes(list(range(self.count)))) == 1:
-                return
-            time.sleep(0.05)
+        self._endings.finish()
 
     def leave(self, seconds: float) -> None:
         """Ends this process's part, whether or not the others end theirs, of which it tells them."""
-        self._over.set()
-        try:
-            self._client.wait_at_barrier(f"{_PREFIX}leave", int(seconds * 1000))
-        except jax.errors.JaxRuntimeError:  # some go on, or have died
-            with contextlib.suppress(Exception):
-                self._client.key_value_set(f"{_PREFIX}failed", f"{self.index} was told to end")
-                time.sleep(_PARTING_SECONDS)
-        if self.index == 0:
-            time.sleep(_PARTING_SECONDS)  # JAX aborts whom the coordinator leaves behind
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            jax.distributed.shutdown()
+        self._endings.leave(seconds)
 
     def fail(self, error: BaseException, status: int = 1) -> None:
         """Ends this process with a line about an error, and the others with one about this process."""
-        text = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, KeyboardInterrupt):
-            text = "interrupted"
-        elif any(word in text for word in _OF_PEERS):
-            # Most likely another one died, and whoever watches lives will end this one with its number.
-            time.sleep(self._limits.heartbeat + _FAREWELL_SECONDS)
-        self._end(text, status, tell=True)
-
-    def _end(
-        self, text: str, status: int, *, tell: bool = False, alive: Sequence[int] | None = None
-    ) -> None:
-        """Prints a line and ends the process, after those who are alive have had time to hear of it."""
-        if not self._ending.acquire(blocking=False):
-            time.sleep(2 * _FAREWELL_SECONDS)  # another thread does it
-        self._say(f"{self.name}: {text}")
-        with contextlib.suppress(Exception):
-            if tell:
-                self._client.key_value_set(f"{_PREFIX}failed", f"{self.index} {text}")
-            # Process 0 has the store that the others read the line from.
-            barrier = f"{_PREFIX}failed", _FAREWELL_SECONDS * 1000
-            self._client.wait_at_barrier(*barrier, process_ids=alive)
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-        if self.index == 0:
-            time.sleep(_PARTING_SECONDS)  # JAX aborts whom the coordinator leaves behind
-        os._exit(status)
-
-    def _watch_words(self) -> None:
-        """Ends this process when another one says that it failed, or when this one gets no further."""
-        while not self._over.is_set():
-            try:
-                said = self._client.blocking_key_value_get(
-                    f"{_PREFIX}failed", int(_POLL_SECONDS * 1000)
-                )
-            except jax.errors.JaxRuntimeError as error:
-                if "DEADLINE_EXCEEDED" not in str(error):
-                    self._over.wait(_POLL_SECONDS)  # JAX ends a process whose coordinator is gone
-            else:
-                index, _, text = said.partition(" ")
-                if int(index) != self.index:
-                    self._end(f"ended, since {self._called[int(index)]} failed: {text}", 1)
-                return
-            with contextlib.suppress(jax.errors.JaxRuntimeError):
-                self._tell_stage()
-            moved, limit = self._moved, self._limits.stall
-            if moved is not None and time.monotonic() - moved > limit:
-                self._end(f"no progress for {limit} s; {self._stages()}", 1, tell=True)
-
-    def _watch_lives(self) -> None:
-        """Ends this process when the coordinator has missed another one's heartbeats."""
-        everyone = list(range(self.count))
-        while True:
-            try:
-                alive = sorted(self._client.get_live_nodes(everyone))
-            except jax.errors.JaxRuntimeError:
-                if self._over.wait(_POLL_SECONDS):
-                    return
-                continue
-            gone = [index for index in everyone if index not in alive]
-            if gone and not self._over.wait(_POLL_SECONDS) and (dead := self._not_done(gone)):
-                called = ", ".join(self._called[index] for index in dead)
-                text = f"ended, since {called} sent no heartbeat for {self._limits.heartbeat} s"
-                self._end(text, 1, alive=alive)
-            if self._over.wait(_POLL_SECONDS):
-                return
-
-    def _not_done(self, gone: list[int]) -> list[int]:
-        """Those that did not leave after all had met at the end; this one's main thread may lag behind them."""
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            keys = self._client.key_value_dir_get(f"{_PREFIX}done/")
-            done = {int(key.rsplit("/", 1)[1]) for key, _ in keys}
-            return [index for index in gone if index not in done]
-        return gone
-
-    def _stages(self) -> str:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            stages = self._client.key_value_dir_get(f"{_PREFIX}stage/")
-            said = {int(key.rsplit("/", 1)[1]): text for key, text in stages}
-            return ", ".join(
-                f"{self._called[i]} is at {text!r}" for i, text in sorted(said.items())
-            )
-        return "the coordinator is gone"
+        self._endings.fail(error, status)
 
 
 def _cpu_client(hostname: str) -> Any:
