@@ -2,12 +2,14 @@
 
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import started
 from intarsia import cli
 from intarsia.cli import _processes
-from intarsia.processes import Limits, Place, detect_place, join
+from intarsia.processes import Limits, Place, detect_place, door, join
 
 
 @pytest.mark.parametrize(
@@ -158,6 +160,30 @@ def test_nothing_meets_or_listens_at_all_interfaces(host: str) -> None:
         Place(f"{host}:29400", 2, 0)
     with pytest.raises(ValueError, match=r"the address to listen at is .*, which is all interf"):
         join(Place("127.0.0.1:29400", 2, 0), listen=host)
+
+
+def test_a_door_lets_each_process_of_its_run_in_once() -> None:
+    where = started.free_address()
+    first = Place(where, 3, 0, run={"prompt": "a", "seed": "1"})
+    door.keep("process 0", where, first, 1234)
+    with socket.create_connection(first.address) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\n")
+        assert stranger.recv(64) == b""
+    for run, names in (
+        ({"prompt": "b", "seed": "1"}, "prompt"),
+        ({"seed": "2", "more": ""}, "more, prompt, seed"),
+        ({}, "prompt, seed"),
+    ):
+        with pytest.raises(
+            OSError, match=f"process 2: met another run at .*, which differs in {names}:"
+        ):
+            door.ask("process 2", replace(first, index=2, run=run), 5)
+    with pytest.raises(OSError, match=r"the run at .* has 3 processes, expected 4"):
+        door.ask("process 3", replace(first, index=3, count=4), 5)
+    for index in (1, 2):
+        assert door.ask("", replace(first, index=index), 5) == 1234
+        with pytest.raises(OSError, match=f"met another run at .*, which has a process {index}:"):
+            door.ask("", replace(first, index=index), 5)
 
 
 def test_limits() -> None:
