@@ -10,11 +10,13 @@ import hashlib
 import json
 import socket
 import threading
+import time
 
 from intarsia.processes import addresses
 from intarsia.processes.place import Place
 
 _SECONDS = 5  # for a line
+_PAUSE_SECONDS = 0.1  # where the door cannot be opened
 _LONGEST = 1 << 14  # bytes of a line
 
 
