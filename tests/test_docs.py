@@ -10,6 +10,7 @@ import sys
 
 import intarsia.jax as ij
 import support
+from intarsia import _native
 
 # The page that asks for eight devices comes first, since JAX counts them once.
 PAGES = [
@@ -80,13 +81,20 @@ def test_their_python_runs() -> None:
 
 
 def test_whoever_passes_indices_reads_how_to_check_them() -> None:
-    pages = [
-        (support.ROOT / name).read_text() for name in ("README.md", "docs/jax.md", "docs/ops.md")
+    texts = {
+        name: (support.ROOT / name).read_text()
+        for name in ("README.md", "docs/jax.md", "docs/ops.md")
+    }
+    checked = [
+        op.name
+        for op in _native.main_library().ops.values()
+        if any(row["indexes"] for row in op.operands)
     ]
-    functions = (ij.paged_attention, ij.flash_attn_varlen, ij.reshape_and_cache_flash)
-    functions += (ij.rotary_embedding_and_cache,)
-    for text in [*pages, *(function.__doc__ for function in functions)]:
-        assert "INTARSIA_CHECK=1" in text
+    assert "rotary_embedding" in checked and "rms_norm" not in checked
+    for op in checked:
+        texts |= {f"{home.__name__}.{op}": getattr(home, op).__doc__ for home in (ij, ij.wire)}
+    texts["intarsia.jax.multimodal_rotary_embedding"] = ij.multimodal_rotary_embedding.__doc__
+    assert [name for name, text in texts.items() if "INTARSIA_CHECK=1" not in text] == []
 
 
 def test_the_copy_of_an_op_is_named_throughout(tmp_path) -> None:

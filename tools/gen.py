@@ -52,6 +52,8 @@ def _docstring(op: _native.Op) -> str:
         when = f"; only with {result['when']}" if result["when"] else ""
         what = f"{gen_words.shape(result['dims'])}, {gen_words.dtype(result['dtype'])}: {result['doc']}{alias}{when}."
         lines.append(_doc_entry(result["name"], what))
+    if checked := gen_words.checked(op):
+        lines += ["", textwrap.fill(checked, 96, initial_indent=" " * 4, subsequent_indent=" " * 4)]
     lines += [
         "",
         "    Raises:",

@@ -60,6 +60,17 @@ def where(op: _native.Op) -> str:
     return f"{alone}; a program for another platform is refused."
 
 
+def checked(op: _native.Op) -> str:
+    """What becomes of indices out of range; empty if the op has no operand of indices."""
+    ranges = [
+        f"{row['name']} ({'below' if row['negative_skips'] else 'from 0, below'} {row['indexes']})"
+        for row in op.operands
+        if row["indexes"]
+    ]
+    said = "Indices out of range are skipped; INTARSIA_CHECK=1 in the environment makes them errors"
+    return f"{said}: {', '.join(ranges)}." if ranges else ""
+
+
 def family(op: _native.Op) -> str:
     """The family of src whose headers the op includes; of several, what the op is first of all."""
     texts = (path.read_text() for path in (ROOT / "src" / "ops" / op.name).glob(f"{op.name}*"))

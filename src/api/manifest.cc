@@ -35,6 +35,8 @@ std::string OperandJson(const OperandInfo& operand) {
       .String("dtype", operand.dtype)
       .Bool("optional", operand.optional)
       .String("access", kAccess[static_cast<int>(operand.access)])
+      .String("indexes", operand.indexes.text())
+      .Bool("negative_skips", operand.negative_skips)
       .String("doc", operand.doc)
       .Done();
 }

@@ -31,7 +31,8 @@ def copy_blocks(kv_cache: KvCacheLike, block_mapping: ArrayLike, *, axis: int = 
     Args:
       kv_cache: one array, or a pair, with one to four axes behind that of pages; f32, f16, bf16, fp8, uint8 or int8.
       block_mapping: int32 or int64 [pairs, 2]: from which page, to which one. A pair with a page that is not there is
-        skipped. A page must not be written twice, nor be read and written.
+        skipped; INTARSIA_CHECK=1 in the environment makes a page beyond the cache an error. A page must not be
+        written twice, nor be read and written.
       axis: the axis of pages: 0 of layouts "NHD", "HND", "combined" and "packed", 1 of "stacked", and one
         more with an axis of layers in front, all of which are copied.
 
@@ -83,7 +84,8 @@ def swap_blocks(
       source: what is copied from: one array, or a pair.
       kv_cache: what is written: the same but for the number of pages.
       block_mapping: int32 or int64 [pairs, 2]: from which page of source, to which one of kv_cache. A pair with a page that
-        is not there is skipped. A page must not be written twice.
+        is not there is skipped; INTARSIA_CHECK=1 in the environment makes a page beyond the cache an error. A page
+        must not be written twice.
       axis: the axis of pages, as in `copy_blocks`.
 
     Returns:
@@ -142,7 +144,8 @@ def gather_cache(
       dtype: of the result; default: the cache's, whose elements are then copied as they are.
 
     Returns:
-      [num_tokens, ...]. Rows that are of no sequence, or on a page outside the cache, are 0.
+      [num_tokens, ...]. Rows that are of no sequence, or on a page outside the cache, are 0;
+      INTARSIA_CHECK=1 in the environment makes a page beyond the cache an error.
 
     Raises:
       ValueError: shapes or dtypes do not fit.

@@ -51,7 +51,8 @@ def grouped_matmul(
       preferred_element_type: dtype of the result: T, which is the default, or f32 for the sums as they are. Its cotangent is
         rounded to T.
       group_offset: [1] i32 or i64; which of the e groups w begins with. Rows of groups that w lacks give 0.
-      rows: [m] i32 or i64; which row of x each row takes. An index that is no row of x gives 0, without a bias.
+      rows: [m] i32 or i64; which row of x each row takes. An index that is no row of x gives 0, without a bias;
+        INTARSIA_CHECK=1 in the environment makes one beyond x an error.
       bias: [g, n] T; added to the sums before they are rounded.
       transposed: w is [g, n, k], a row for each result, as checkpoints have it.
       out_rows: [m] i32 or i64; which row of the result each product is added to. Products of an index that is no row of the result

@@ -60,7 +60,8 @@ def multimodal_rotary_embedding(
     """`rotary_embedding` of tokens with several positions each: in time, height and width of Qwen-VL's M-RoPE.
 
     Args:
-      positions: int32 or int64 [axes, ...]: [3, t] as vLLM has them.
+      positions: int32 or int64 [axes, ...]: [3, t] as vLLM has them. One outside the table turns nothing;
+        INTARSIA_CHECK=1 in the environment makes it an error.
       query: [..., h, d], or with `head_size` [..., h * d]; f32, f16 or bf16.
       cos_sin_cache: [max_pos, r]: cosines, then sines, of r/2 angles a position.
       key: as query, with heads of its own; default: none.

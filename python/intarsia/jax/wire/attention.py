@@ -166,6 +166,9 @@ def flash_attn_varlen(
         values.
       lse: [h, tq], f32: natural log of the sum of exponentials; only with return_lse.
 
+    Indices out of range are skipped; INTARSIA_CHECK=1 in the environment makes them errors:
+    block_table (below p), layer (from 0, below l).
+
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
         but not built.
@@ -514,6 +517,9 @@ def paged_attention(
     Returns:
       out: [t, h, d], T: weighted values.
       lse: [h, t], f32: natural log of the sum of exponentials; only with return_lse.
+
+    Indices out of range are skipped; INTARSIA_CHECK=1 in the environment makes them errors:
+    block_table (below p), layer (from 0, below l).
 
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,

@@ -62,6 +62,9 @@ def copy_blocks(blocks: ArrayLike, block_mapping: ArrayLike, *, axis: Axis = "0"
     Returns:
       blocks: as blocks, blocks: the same blocks; shares the buffer of blocks.
 
+    Indices out of range are skipped; INTARSIA_CHECK=1 in the environment makes them errors:
+    block_mapping (below p).
+
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
         but not built.
@@ -105,6 +108,9 @@ def gather_cache(
 
     Returns:
       dst: as dst, dst: the same rows; shares the buffer of dst.
+
+    Indices out of range are skipped; INTARSIA_CHECK=1 in the environment makes them errors:
+    block_table (below p).
 
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
@@ -200,6 +206,9 @@ def reshape_and_cache_flash(
       value_cache: as value_cache, value_cache: the same pages; shares the buffer of
         value_cache; only with value_cache.
 
+    Indices out of range are skipped; INTARSIA_CHECK=1 in the environment makes them errors:
+    slot_mapping (below p*s), layer (from 0, below l).
+
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
         but not built.
@@ -253,6 +262,9 @@ def swap_blocks(
 
     Returns:
       blocks: as blocks, blocks: the same blocks; shares the buffer of blocks.
+
+    Indices out of range are skipped; INTARSIA_CHECK=1 in the environment makes them errors:
+    from_blocks (below ps), to_blocks (below p).
 
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,

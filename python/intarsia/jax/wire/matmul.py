@@ -227,6 +227,9 @@ def grouped_matmul(
     Returns:
       out: [m, n], out_dtype: products; 0 in rows behind the last group.
 
+    Indices out of range are skipped; INTARSIA_CHECK=1 in the environment makes them errors:
+    rows (below mx).
+
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
         but not built.
@@ -295,6 +298,9 @@ def grouped_matmul_quantized(
 
     Returns:
       out: [m, 16*c], out_dtype: products; 0 in rows behind the last group.
+
+    Indices out of range are skipped; INTARSIA_CHECK=1 in the environment makes them errors:
+    rows (below mx).
 
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,

@@ -41,6 +41,9 @@ def fused_qk_norm_rope(
     Returns:
       qkv: as qkv, T: normed and turned query and key, and value.
 
+    Indices out of range are skipped; INTARSIA_CHECK=1 in the environment makes them errors:
+    positions (from 0, below max_pos).
+
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
         but not built.
@@ -130,6 +133,9 @@ def rotary_embedding(
     Returns:
       query: as query, T: turned query.
       key: as key, T: turned key; only with key.
+
+    Indices out of range are skipped; INTARSIA_CHECK=1 in the environment makes them errors:
+    positions (from 0, below max_pos), pair_axes (from 0, below axes).
 
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
@@ -245,6 +251,9 @@ def rotary_embedding_and_cache(
       key_cache: as key_cache, key_cache: the same pages; shares the buffer of key_cache.
       value_cache: as value_cache, value_cache: the same pages; shares the buffer of
         value_cache; only with value_cache.
+
+    Indices out of range are skipped; INTARSIA_CHECK=1 in the environment makes them errors:
+    positions (from 0, below max_pos), slot_mapping (below p*s), layer (from 0, below l).
 
     Raises:
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
