@@ -61,3 +61,13 @@ def test_a_snippet_with_an_attribute_of_the_future_is_refused() -> None:
     )
     with pytest.raises(Exception, match="rms_norm: unknown attribute zeal; exported by a newer"):
         execute(text, [x for x in call.operands if x is not None], "cpu")
+
+
+def test_an_op_without_an_example_is_told_where_it_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = support.op_module("rms_norm").CASES
+    untagged = {name: case | {"tags": "ci"} for name, case in cases.items()}
+    monkeypatch.setattr(support.op_module("rms_norm"), "CASES", untagged)
+    with pytest.raises(
+        AssertionError, match=r"rms_norm: 0 cases .* in src/ops/rms_norm/rms_norm\.py"
+    ):
+        wire.example(_native.main_library().find("rms_norm"))

@@ -21,7 +21,10 @@ def example(op: _native.Op) -> WireCall:
     """A small f32 call from the op's own module: its one case with the tag `wire`."""
     module = support.op_module(op.name)
     sizes = support.cases(op.name, "wire")
-    assert len(sizes) == 1, f"{op.name}: {len(sizes)} cases have the tag wire, expected one"
+    assert len(sizes) == 1, (
+        f"{op.name}: {len(sizes)} cases have the tag wire, expected one: "
+        f'"tags": "wire ci" of a small case of CASES in src/ops/{op.name}/{op.name}.py'
+    )
     (case,) = sizes.values()
     operands, attributes = module.arguments(np.random.default_rng(0), np.float32, **case)
     tensors = [
