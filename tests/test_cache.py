@@ -57,6 +57,24 @@ def test_a_form_that_no_layout_has_or_two_have(shape, layer, why) -> None:
     assert str(error.value).endswith("; pass layout=")
 
 
+def test_a_key_cache_alone_is_refused_or_taken_for_both() -> None:
+    """One array of even heads is "combined", which the promised call passes without a word."""
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((2, 4, D)).astype(np.float32)
+    cache = rng.standard_normal((P, S, 4, D)).astype(np.float32)
+    rest = np.array([13, 4]), np.array([[4, 0], [2, 9]]), np.array([0, 1, 2])
+    as_pair = cache[:, :, 0::2], cache[:, :, 1::2]
+    want = ij.paged_attention(q, as_pair, *rest)
+    np.testing.assert_array_equal(ij.paged_attention(q, cache, *rest), want)
+    refused = r"paged_attention: kv_cache has shape .*whose 3 heads are not K and V .* are a pair"
+    with pytest.raises(ValueError, match=refused):
+        ij.paged_attention(q, cache[:, :, :3], *rest)
+    with pytest.raises(ValueError, match=r"flash_attn_varlen: kv_cache has shape .*whose 3 heads"):
+        ij.flash_attn_varlen(
+            q, cache[:, :, :3], None, rest[2], seqused_k=rest[0], block_table=rest[1]
+        )
+
+
 def test_a_layout_without_a_name() -> None:
     """FlashInfer's HND, with the layers behind the pages."""
     rng = np.random.default_rng(0)

@@ -43,6 +43,12 @@ def infer_layout(op: str, kv_cache: Any, head_dim: int, layout: str | None, laye
     if len(shape) == lead + 4 and shape[-1] == 2 * head_dim:
         return "packed"
     if len(shape) == lead + 4 and shape[-1] == head_dim:
+        # The form of a pair's key cache, too, and where its heads are even nothing tells which it is.
+        if shape[-2] % 2:
+            raise ValueError(
+                f"{op}: kv_cache has shape {tuple(shape)}, whose {shape[-2]} heads are not K and V in turn; "
+                "a key cache and its value cache are a pair, (key_cache, value_cache)"
+            )
         return "combined"
     raise refuse(f"which no layout with heads of {head_dim} has")
 

@@ -144,7 +144,7 @@ def flash_attn_varlen(
     Args:
       q: [t, h, d], f32, f16, bf16 or fp8 (with K and V of the same type); d a multiple of 8 up to 256, on CPUs up to 512; h a multiple of hk.
       k, v: dense [tk, hk, d] (or v [tk, hk, 128] where d is 192), of q's dtype or fp8; or, with `block_table`, the paged caches as in `reshape_and_cache_flash`
-        (v=None where one array holds both).
+        (v=None where one array holds both, and there alone: a pair's key cache without v is read as "combined").
       cu_seqlens_q: int32 or int64 [b + 1], where each sequence starts in q.
       cu_seqlens_k: [b + 1], the same for dense k; ignored when paged.
       seqused_k: [b], keys of each sequence; needed when paged.
@@ -318,8 +318,8 @@ def paged_attention(
 
     Args:
       query: [t, h, d], f32, f16 or bf16; d a multiple of 8 up to 256, on CPUs up to 512; h a multiple of hk.
-      kv_cache: as in `reshape_and_cache_flash`. One array holds K and V: of a pair's key cache alone, half
-        of the heads would be read as values.
+      kv_cache: as in `reshape_and_cache_flash`. One array holds K and V. Do not pass a pair's key cache alone: its
+        shape [p, s, hk, d] is that of a "combined" cache, so half of its heads are read as values.
       seqused_k: int32 or int64 [b], keys of each sequence, this step's tokens included.
       block_table: [b, m], the pages of each sequence. Keys on a page outside the cache are masked;
         INTARSIA_CHECK=1 in the environment makes such a page an error.
