@@ -21,8 +21,8 @@ from jax.sharding import PartitionSpec as P
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "python"))
 from intarsia._dtypes import numpy_dtype
+from intarsia._steps import compile_step
 from intarsia.jax import Exchange, all_reduce_fused_add_rms_norm, make_exchange
-from intarsia.jax._steps import compile_step
 
 _AXIS = "model"
 _NVLINK = 450e9

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from intarsia.jax._steps import _on_gpus, compile_step
+from intarsia._steps import _on_gpus, compile_step
 
 
 def test_a_step_compiles_with_its_settings() -> None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from intarsia.jax._steps import warm_up_runs
+from intarsia._steps import warm_up_runs
 from intarsia.models import (
     KV_CACHE_DTYPES,
     Engine,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from intarsia import cli
-from intarsia.jax._steps import compile_step
+from intarsia._steps import compile_step
 from intarsia.models import Engine, ModelConfig, SamplingParams, load_model, perplexity, transformer
 from intarsia.models.linear import (
     QuantizedRows,

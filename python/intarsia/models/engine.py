@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import intarsia.jax
-from intarsia.jax._steps import compile_step, warm_up_runs
+from intarsia._steps import compile_step, warm_up_runs
 from intarsia.models import transformer
 from intarsia.models.config import ModelConfig
 from intarsia.models.parallel import ModelParallel

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from intarsia.jax._steps import compile_step, warm_up_runs
+from intarsia._steps import compile_step, warm_up_runs
 from intarsia.models.config import Experts, ModelConfig
 from intarsia.models.linear import product
 from intarsia.models.sampling import argmax

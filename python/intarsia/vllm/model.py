@@ -15,7 +15,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.forward_context import get_forward_context, set_forward_context
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from intarsia.jax._steps import warm_up_runs
+from intarsia._steps import warm_up_runs
 from intarsia.vllm import caches as kv
 from intarsia.vllm import scopes
 from intarsia.vllm.attention import TracedMetadata

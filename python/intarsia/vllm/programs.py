@@ -11,7 +11,7 @@ import jax
 from vllm import envs
 from vllm.logger import init_logger
 
-from intarsia.jax._steps import compile_step
+from intarsia._steps import compile_step
 from intarsia.vllm import metrics
 from intarsia.vllm.parallel import Ranks, rest
 
