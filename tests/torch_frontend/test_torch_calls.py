@@ -71,6 +71,18 @@ def test_query_and_key_are_turned_within_a_product(flat: bool) -> None:
     torch.testing.assert_close(qkv, torch.cat(whole, dim=-1), rtol=0, atol=0)
 
 
+def test_positions_of_several_axes_are_passed_transposed() -> None:
+    """M-RoPE as docs/torch.md spells it; JAX's function takes [axes, t] and sections."""
+    query, key, table = torch.randn(16, 4, 64), torch.randn(16, 2, 64), torch.randn(32, 64)
+    positions, sections = torch.randint(32, (3, 16)), (16, 8, 8)
+    arrays = [x.numpy().copy() for x in (positions.int(), query, table, key)]
+    want = intarsia.jax.multimodal_rotary_embedding(*arrays, sections=sections)
+    pair_axes = torch.arange(3).repeat_interleave(torch.tensor(sections))
+    op.rotary_embedding(positions.T, query, table, key, pair_axes)
+    for got, expected in zip((query, key), want, strict=True):
+        np.testing.assert_array_equal(got.numpy(), expected)
+
+
 def test_what_is_written_shares_no_memory() -> None:
     x, cache, slots = torch.randn(5, 64), torch.zeros(2, 4, 2, 64), torch.tensor([1])
     kept, key = x.clone(), torch.ones(1, 2, 64)
