@@ -8,6 +8,7 @@ from intarsia.torch import (
     _grad_rules,  # noqa: F401  the rules of the activations declare themselves
 )
 from intarsia.torch._grad import Tensors, gradient, rule_of
+from intarsia.torch._segments import numbers_of_rows, sums_of_groups
 
 _ops = torch.ops.xla_gpu
 _PRODUCTS = {
@@ -30,8 +31,7 @@ def _fused_experts(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any
     experts = _experts_of(ids, e, expert_map).reshape(-1)
     experts, order = experts.sort(stable=True)
     places = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=x.device))
-    sizes = torch.zeros(e + 1, dtype=torch.int32, device=x.device)
-    sizes = sizes.index_add(0, experts, torch.ones_like(experts, dtype=torch.int32))[:-1]
+    sizes = numbers_of_rows(experts, e)
     tokens = order // max(k, 1)
     taken, g = (y.reshape(-1, x.shape[-1])[tokens] for y in (x, cotangents[0].float()))
     share = weights.float().reshape(-1)[order][:, None]
@@ -40,8 +40,7 @@ def _fused_experts(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any
         return _ops.grouped_matmul(rows.to(t), w, sizes, **options)
 
     def of_groups(rows: torch.Tensor) -> torch.Tensor:
-        sums = torch.zeros(e + 1, rows.shape[1], device=x.device)
-        return sums.index_add(0, experts, rows.float())[:-1]
+        return sums_of_groups(rows.float(), experts, sizes, None, e)
 
     def weight_gradient(rows: torch.Tensor, taken: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         if e == 0:

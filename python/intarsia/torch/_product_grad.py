@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from intarsia.torch._grad import Tensors, gradient
+from intarsia.torch._segments import sums_of_groups, sums_of_rows
 
 _ops = torch.ops.xla_gpu
 
@@ -48,7 +49,8 @@ def _grouped_matmul(kept: Tensors, cotangents: Tensors, attributes: dict[str, An
     f32 = "f32" if rows is not None else "auto"
     d_x = _ops.grouped_matmul(g, w, sizes, offset, transposed=not transposed, out_dtype=f32)
     if rows is not None:
-        d_x = torch.zeros(x.shape, device=x.device).index_add(0, index, torch.where(exists, d_x, 0))
+        owners = torch.where(exists[:, 0], index, x.shape[0])
+        d_x = sums_of_rows(d_x, owners, x.shape[0])
     left, right = (g, taken) if transposed else (taken, g)
     d_w = torch.zeros_like(w)
     if w.shape[0]:
@@ -56,8 +58,7 @@ def _grouped_matmul(kept: Tensors, cotangents: Tensors, attributes: dict[str, An
     d_bias = None
     if bias is not None:
         group = _groups_of_rows(sizes, offset, w.shape[0], g.shape[0])
-        d_bias = torch.zeros(w.shape[0] + 1, g.shape[1], device=g.device)
-        d_bias = d_bias.index_add(0, group, g.float())[:-1]
+        d_bias = sums_of_groups(g, group, sizes, offset, w.shape[0])
     return d_x, d_w, None, None, None, d_bias
 
 
