@@ -1,4 +1,4 @@
-"""vLLM's op names on CPU tensors, without vLLM; and with one that is importable, which is then left its own."""
+"""vLLM's op names on CPU and CUDA tensors, without vLLM; and with one that is importable, which is then left its own."""
 
 import os
 import pathlib
@@ -8,6 +8,7 @@ import sys
 import intarsia.vllm
 import pytest
 import torch
+import torch_running
 import vllm_names
 from intarsia.vllm import _ops, _register
 
@@ -30,9 +31,10 @@ def test_every_name_has_a_case():
     assert called == {f"{op.namespace}::{op.name}" for op in _ops.OPS}
 
 
+@torch_running.on_each_device
 @pytest.mark.parametrize("case", vllm_names.CASES)
-def test_same_as_our_op(case):
-    vllm_names.CASES[case]().check("cpu")
+def test_same_as_our_op(case, device):
+    vllm_names.CASES[case]().check(device)
 
 
 @pytest.mark.parametrize("op", sorted({name.split()[0] for name in vllm_names.CASES}))

@@ -36,12 +36,16 @@ class Call:
         moved = tree_map_only(torch.Tensor, lambda x: x.to(device), self.arguments)
         made = [x for x in tree_leaves(self.overload()(*moved)) if x is not None]
         for x, y in zip(made, self.returned, strict=True):
-            same(x.cpu(), y, exact=not (device == "xla" and on_gpu()))
+            same(x.cpu(), y, exact=not _is_gpu(device))
         for i, (old, new) in enumerate(zip(self.arguments, moved, strict=True)):
             wanted = tree_leaves(self.want.get(i, old))
             for x, y in zip(tree_leaves(new), wanted, strict=True):
                 if isinstance(x, torch.Tensor):
-                    same(x.cpu(), y, exact=not (device == "xla" and on_gpu()))
+                    same(x.cpu(), y, exact=not _is_gpu(device))
+
+
+def _is_gpu(device: str) -> bool:
+    return device == "cuda" or (device == "xla" and on_gpu())
 
 
 def on_gpu() -> bool:
