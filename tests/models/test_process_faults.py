@@ -97,6 +97,10 @@ def test_nobody_comes(generate, address) -> None:
         "intarsia generate: process 0 of 2: fewer than 2 processes connected to the coordinator at "
         f"{address} within 2 s\n"
     )
+    nowhere = ["--coordinator-address", "nowhere.invalid:29400", "--num-processes", "2"]
+    [(status, _, err)] = started.ends([generate(2, 1, *nowhere, "--start-timeout", "1")])
+    assert status == 2 and err.count("\n") == 1
+    assert "process 1 of 2: no coordinator at nowhere.invalid:29400 within 1 s: " in err
     host, port = address.split(":")
     with socket.create_server((host, int(port))) as stranger:
         lost = generate(2, 1)
@@ -128,6 +132,23 @@ def test_another_run_at_a_port_in_use_is_turned_away(generate, address, one_proc
     ends = started.ends(processes)
     assert [status for status, _, _ in ends] == [0, 0], ends
     assert all(text in ends[0][1] for text in one_process.replace(" [...]", "").splitlines())
+
+
+@pytest.mark.parametrize(
+    ("bind", "text"),
+    [
+        (
+            "0.0.0.0:29400",
+            "the host of {} is 0.0.0.0, which is all interfaces, expected one address of a host",
+        ),
+        ("29400", "{} is '29400', expected HOST:PORT"),
+    ],
+    ids=["everywhere", "port"],
+)
+def test_where_the_coordinator_may_not_listen(start, address, bind, text) -> None:
+    flags, _ = started.place(address, 2, 0)
+    process = start("-c", started.COMMAND, "generate", *flags, JAX_COORDINATOR_BIND_ADDRESS=bind)
+    _check_refusals([process], [text.format("JAX_COORDINATOR_BIND_ADDRESS")])
 
 
 def _check_refusals(processes: list[subprocess.Popen], texts: list[str]) -> None:

@@ -4,7 +4,10 @@ import contextlib
 import ipaddress
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 
 def refuse_all_interfaces(what: str, host: str) -> None:
@@ -25,24 +28,41 @@ def connected(name: str, address: tuple[str, int], seconds: int) -> socket.socke
     Raises:
       TimeoutError: It does not.
     """
+    return until(
+        lambda left: socket.create_connection(address, timeout=min(5, max(1, left))),
+        name,
+        address,
+        seconds,
+    )
+
+
+def facing(address: tuple[str, int]) -> str:
+    """This host's address on the way to another.
+
+    Raises:
+      OSError: The other's name has no address, or no way leads there.
+    """
+    family, kind, _, _, where = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(where)  # of UDP: nothing is sent
+        return probe.getsockname()[0]
+
+
+def until(attempt: Callable[[float], _T], name: str, address: tuple[str, int], seconds: int) -> _T:
+    """What `attempt`, given the seconds left, returns when it raises no OSError: for what needs a coordinator.
+
+    Raises:
+      TimeoutError: It always does.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:
-            left = deadline - time.monotonic()
-            return socket.create_connection(address, timeout=min(5, max(1, left)))
+            return attempt(deadline - time.monotonic())
         except OSError as error:
             if time.monotonic() > deadline:
                 text = f"{name}: no coordinator at {joined(*address)} within {seconds} s: {error}"
                 raise TimeoutError(text) from None
         time.sleep(min(0.2, seconds))
-
-
-def facing(address: tuple[str, int]) -> str:
-    """This host's address on the way to another."""
-    family, kind, _, _, where = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(where)  # of UDP: nothing is sent
-        return probe.getsockname()[0]
 
 
 def split(address: str) -> tuple[str, str]:

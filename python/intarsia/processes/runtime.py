@@ -52,16 +52,15 @@ def join(
         OSError: The coordinator's port is in use, or the address is none of this host.
         TimeoutError: There is no coordinator.
     """
-    if listen:
-        addresses.refuse_all_interfaces("the address to listen at", listen)
     limits = limits or Limits()
     say = say or print_line
     names = names or [f"process {i}" for i in range(place.count)]
     name = f"{names[place.index]} of {place.count}"
     deadline = time.monotonic() + limits.start
-    bind = _environment.jax_coordinator_bind() if listen is None else None
-    bind = bind or addresses.joined(listen or place.address[0], place.address[1])
-    own = listen or addresses.facing(place.address)
+    bind = _bind(place, listen)
+    own = listen or addresses.until(
+        lambda _: addresses.facing(place.address), name, place.address, limits.start
+    )
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     register_backend_factory("cpu", lambda: _cpu_client(own), priority=0, fail_quietly=False)
@@ -85,6 +84,20 @@ def join(
             shutdown_timeout_seconds=FAREWELL_SECONDS,
         )
     return Processes(place, limits, say, names)
+
+
+def _bind(place: Place, listen: str | None) -> str:
+    """Where the coordinator listens."""
+    if listen:
+        addresses.refuse_all_interfaces("the address to listen at", listen)
+        return addresses.joined(listen, place.address[1])
+    if bind := _environment.jax_coordinator_bind():
+        host, port = addresses.split(bind)
+        if not (host and port.isdecimal()):
+            raise ValueError(f"JAX_COORDINATOR_BIND_ADDRESS is {bind!r}, expected HOST:PORT")
+        addresses.refuse_all_interfaces("the host of JAX_COORDINATOR_BIND_ADDRESS", host)
+        return bind
+    return addresses.joined(*place.address)
 
 
 @contextlib.contextmanager
