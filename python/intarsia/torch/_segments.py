@@ -62,6 +62,7 @@ def sums_of_groups(
 
 
 def numbers_of_rows(owners: torch.Tensor, count: int) -> torch.Tensor:
-    """int32 [count]: how many rows each owner has."""
+    """int32 [count]: how many rows each owner has; owners as `sums_of_rows` takes them."""
+    # Not by index_add, at which torch_xla ends the process where owners come from a sort.
     numbers = torch.zeros(count + 1, dtype=torch.int32, device=owners.device)
-    return numbers.index_add(0, owners, torch.ones_like(owners, dtype=torch.int32))[:-1]
+    return numbers.scatter_add(0, owners, torch.ones_like(owners, dtype=torch.int32))[:-1]

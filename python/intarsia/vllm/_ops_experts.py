@@ -5,6 +5,7 @@ Where vLLM's kernels take pairs of a token and an expert in the order of atomics
 
 import torch
 
+from intarsia.torch._segments import numbers_of_rows
 from intarsia.vllm._declare import Tensor, declare, on_one_device, refuse, rows_of, write
 from intarsia.vllm._ops_cache import xla_gpu
 
@@ -129,7 +130,7 @@ def moe_align_block_size(
     pairs, room, device = topk_ids.numel(), sorted_token_ids.numel(), topk_ids.device
     here, expert = _is_here(topk_ids.reshape(-1), num_experts, maybe_expert_map)
     expert, order = torch.where(here, expert, num_experts).sort(stable=True)
-    counts = _counts(expert, num_experts)
+    counts = numbers_of_rows(expert, num_experts)
     padded = (counts + block_size - 1) // block_size * block_size
     ends, firsts = padded.cumsum(0), counts.cumsum(0) - counts
     # The place of a pair: behind the blocks of the experts before, by its number among its own.
@@ -145,11 +146,6 @@ def moe_align_block_size(
         experts_ids=(experts_ids, torch.where(of_block < num_experts, of_block, 0).int()),
         num_tokens_post_pad=(num_tokens_post_pad, padded.sum().int().reshape(1)),
     )
-
-
-def _counts(expert: Tensor, experts: int) -> Tensor:
-    """How many have each expert. Not by index_add, at which torch_xla ends the process."""
-    return (expert[:, None] == torch.arange(experts, device=expert.device)).sum(0)
 
 
 @declare(
@@ -190,7 +186,7 @@ def moe_permute(
     known = (ids >= 0) & (ids < n_expert)
     elsewhere = torch.where(known, ids.long(), n_expert) + n_local_expert
     expert, order = torch.where(here, expert, elsewhere).sort(stable=True)
-    ends = _counts(expert.clamp(max=n_local_expert), n_local_expert).cumsum(0)
+    ends = numbers_of_rows(expert.clamp(max=n_local_expert), n_local_expert).cumsum(0)
     offsets = torch.cat([ends.new_zeros(1), ends])
     row = torch.arange(len(order), device=ids.device)
     written = row < offsets[-1]
