@@ -56,7 +56,7 @@ def layer(seed: int, t: int = 12, n: int = 24, i: int = 16, e: int = 6, k: int =
     draw = np.random.default_rng(seed)
     shapes = (t, n), (e, 2 * i, n), (e, n, i)
     x, w1, w2 = (draw.standard_normal(s, np.float32) / s[-1] ** 0.5 for s in shapes)
-    ids = np.argsort(draw.random((t, e)), axis=-1)[:, :k].astype(np.int32)
+    ids = np.argsort(draw.random((t, e or k)), axis=-1)[:, :k].astype(np.int32)
     return x, w1, w2, draw.uniform(0.2, 1, (t, k)).astype(np.float32), ids
 
 
@@ -197,9 +197,10 @@ def dense(x, w1, w2, weights, ids, w1_bias, w2_bias, activation, on_input):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("on_input", [False, True])
-def test_gradients(activation: str, on_input: bool) -> None:
-    x, w1, w2, weights, ids = sparse(0.2, *layer(7))
-    floats = x, w1, w2, weights, normal(6, 32), normal(6, 24)
+@pytest.mark.parametrize("sizes", [{}, *({axis: 0} for axis in "tniek")], ids=str)
+def test_gradients(activation: str, on_input: bool, sizes: dict[str, int]) -> None:
+    x, w1, w2, weights, ids = sparse(0.2, *layer(7, **sizes))
+    floats = x, w1, w2, weights, normal(*w1.shape[:2]), normal(*w2.shape[:2])
     attributes = {"activation": activation, "apply_router_weight_on_input": on_input}
 
     def ours(x, w1, w2, weights, *biases):

@@ -63,7 +63,7 @@ def by_products(
     places = jnp.zeros_like(order).at[order].set(jnp.arange(t * k, dtype=order.dtype))
     sizes = jnp.bincount(experts, length=w1.shape[0] + 1)[:-1].astype(jnp.int32)
     product = functools.partial(grouped_matmul, group_sizes=sizes, transposed=True)
-    pairs = jnp.broadcast_to(x[:, None], (t, k, x.shape[1])).reshape(t * k, -1)
+    pairs = jnp.broadcast_to(x[:, None], (t, k, x.shape[1])).reshape(t * k, x.shape[1])
     rows = _permuted(pairs, order, places)
     shares = weights.astype(jnp.float32).reshape(-1, 1)
     if apply_router_weight_on_input:
@@ -78,7 +78,7 @@ def by_products(
     gated = activate(hidden).astype(x.dtype)
     down = _permuted(product(gated, w2, bias=w2_bias), places, order)
     terms = shares * down.astype(jnp.float32)
-    return terms.reshape(t, k, -1).sum(1)
+    return terms.reshape(t, k, w2.shape[1]).sum(1)
 
 
 @jax.custom_vjp

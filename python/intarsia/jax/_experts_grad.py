@@ -1,6 +1,7 @@
 """The gradient of `fused_experts`: that of the same computation by grouped products, which are run again for it."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ _PRODUCTS = {
 @gradient("intarsia.fused_experts", keep=lambda operands, results, attributes: operands)
 def _fused_experts(kept: Any, cotangents: Sequence[jax.Array], attributes: Attributes) -> Arrays:
     x, w1, w2, weights, ids, w1_bias, w2_bias, expert_map = kept
-    k, n = ids.shape[-1], x.shape[-1]
+    t, k, n = math.prod(ids.shape[:-1]), ids.shape[-1], x.shape[-1]
     experts = experts_of(ids, w1.shape[0], expert_map).reshape(-1)
     activate, on_input = _activation(**attributes)
     given = [a for a in (w1_bias, w2_bias) if a is not None]
@@ -31,9 +32,9 @@ def _fused_experts(kept: Any, cotangents: Sequence[jax.Array], attributes: Attri
         first, second = (next(left) if b is not None else None for b in (w1_bias, w2_bias))
         return by_products(x, w1, w2, weights, experts, first, second, activate, on_input)
 
-    tokens, shares = x.reshape(-1, n), weights.reshape(-1, k)
+    tokens, shares = x.reshape(t, n), weights.reshape(t, k)
     _, pull = jax.vjp(experts_again, tokens, w1, w2, shares, *given)
-    d_x, d_w1, d_w2, d_weights, *d_biases = pull(cotangents[0].reshape(-1, n).astype(jnp.float32))
+    d_x, d_w1, d_w2, d_weights, *d_biases = pull(cotangents[0].reshape(t, n).astype(jnp.float32))
     left = iter(d_biases)
     d_first, d_second = (next(left) if b is not None else None for b in (w1_bias, w2_bias))
     d_x, d_weights = d_x.reshape(x.shape), d_weights.reshape(weights.shape)
