@@ -121,6 +121,16 @@ def test_grouped_matmul(transposed: bool, gathers: bool, offset: int | None) -> 
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+def test_grouped_matmul_of_no_rows() -> None:
+    """Rows that take of an x without any give 0, and no gradient."""
+    x, w, bias = torch.randn(0, 6), torch.randn(2, 6, 8), torch.randn(2, 8)
+    tensors = [a.requires_grad_() for a in (x, w, bias)]
+    out = op.grouped_matmul(x, w, torch.tensor([1, 2]), None, torch.tensor([0, -1, 3]), bias)
+    assert out.shape == (3, 8) and not out.any()
+    got = torch.autograd.grad(out.sum(), tensors)
+    assert all(torch.equal(g, torch.zeros_like(a)) for g, a in zip(got, tensors, strict=True))
+
+
 @pytest.mark.parametrize("return_lse", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention(return_lse: bool, causal: bool) -> None:

@@ -127,6 +127,42 @@ def test_compiled(make: Callable) -> None:
         assert (got - want).norm() <= 1e-5 * want.norm()
 
 
+def experts_one_by_one(on_input, x, w1, w2, weights, ids, w1_bias, w2_bias) -> torch.Tensor:
+    """The layer pair by pair, with silu."""
+    out = []
+    for token, shares, experts in zip(x, weights, ids.tolist(), strict=True):
+        total = torch.zeros_like(token)
+        for share, e in zip(shares, experts, strict=True):
+            if 0 <= e < len(w1):
+                before, behind = (share, 1) if on_input else (1, share)
+                gate, up = (before * (w1[e] @ token) + w1_bias[e]).chunk(2)
+                gated = torch.nn.functional.silu(gate) * up
+                total = total + behind * (w2[e] @ gated + w2_bias[e])
+        out.append(total)
+    return torch.stack(out) if out else x.new_zeros(x.shape)
+
+
+@pytest.mark.parametrize("on_input", [False, True])
+@pytest.mark.parametrize("sizes", [{}, *({axis: 0} for axis in "tniek")], ids=str)
+def test_experts_of_any_size(sizes: dict[str, int], on_input: bool) -> None:
+    t, n, i, e, k = (({"t": 5, "n": 8, "i": 6, "e": 3, "k": 2} | sizes)[axis] for axis in "tniek")
+    ids = torch.arange(t * k).reshape(t, k) ** 2 % 5 - 1
+    shapes = ((t, n), (e, 2 * i, n), (e, n, i), (t, k), (e, 2 * i), (e, n))
+    floats = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    x, w1, w2, weights, *biases = floats
+    given = x, w1, w2, weights, ids, *biases
+    out = op.fused_experts(*given, apply_router_weight_on_input=on_input)
+    want_out = experts_one_by_one(on_input, *given)
+    torch.testing.assert_close(out, want_out, rtol=1e-4, atol=1e-4)
+    got = torch.autograd.grad((out**2).sum(), floats)
+    if want_out.requires_grad:
+        options = {"allow_unused": True, "materialize_grads": True}
+        want = torch.autograd.grad((want_out**2).sum(), floats, **options)
+    else:
+        want = [torch.zeros_like(x) for x in floats]
+    torch.testing.assert_close(got, tuple(want), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.gpu
 @each_loss
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

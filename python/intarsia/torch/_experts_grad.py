@@ -1,5 +1,6 @@
 """The gradient of `fused_experts`: by grouped products, those of the forward pass run again."""
 
+import math
 from typing import Any
 
 import torch
@@ -32,8 +33,8 @@ def _fused_experts(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any
     experts, order = experts.sort(stable=True)
     places = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=x.device))
     sizes = numbers_of_rows(experts, e)
-    tokens = order // max(k, 1)
-    taken, g = (y.reshape(-1, x.shape[-1])[tokens] for y in (x, cotangents[0].float()))
+    rows = math.prod(x.shape[:-1]), x.shape[-1]
+    taken, g = (y.reshape(rows)[order // max(k, 1)] for y in (x, cotangents[0].float()))
     share = weights.float().reshape(-1)[order][:, None]
 
     def product(rows: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -51,7 +52,7 @@ def _fused_experts(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any
         raw = product(taken, w1, transposed=True, out_dtype="f32")
         hidden = raw * share
         if w1_bias is not None:
-            none = torch.zeros_like(w1_bias[:1])
+            none = w1_bias.new_zeros(1, w1_bias.shape[1])
             hidden = hidden + torch.cat([w1_bias, none])[experts].float()
     else:
         hidden = product(taken, w1, bias=w1_bias, transposed=True).float()

@@ -42,15 +42,14 @@ def _grouped_matmul(kept: Tensors, cotangents: Tensors, attributes: dict[str, An
     x, w, sizes, offset, rows, bias = kept
     g, taken, transposed = cotangents[0].to(x.dtype), x, attributes["transposed"]
     if rows is not None:
-        exists = ((rows >= 0) & (rows < x.shape[0]))[:, None]
-        index = rows.clamp(0, max(x.shape[0] - 1, 0)).long()
-        g = torch.where(exists, g, 0)  # a row that takes none of x has no bias, either
-        taken = torch.where(exists, x[index], 0)
+        exists = (rows >= 0) & (rows < x.shape[0])
+        index = torch.where(exists, rows, x.shape[0]).long()
+        g = torch.where(exists[:, None], g, 0)  # a row that takes none of x has no bias, either
+        taken = torch.cat([x, x.new_zeros(1, x.shape[1])])[index]
     f32 = "f32" if rows is not None else "auto"
     d_x = _ops.grouped_matmul(g, w, sizes, offset, transposed=not transposed, out_dtype=f32)
     if rows is not None:
-        owners = torch.where(exists[:, 0], index, x.shape[0])
-        d_x = sums_of_rows(d_x, owners, x.shape[0])
+        d_x = sums_of_rows(d_x, index, x.shape[0])
     left, right = (g, taken) if transposed else (taken, g)
     d_w = torch.zeros_like(w)
     if w.shape[0]:
