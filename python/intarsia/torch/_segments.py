@@ -29,10 +29,8 @@ def sums_of_rows(rows: torch.Tensor, owners: torch.Tensor, count: int) -> torch.
     """
 
     def add(rows: torch.Tensor) -> torch.Tensor:
-        if rows.device.type not in (
-            "cpu",
-            "cuda",
-        ):  # XLA's tensors, for whom torch has no such reduction
+        # torch_xla lacks such a reduction. XLA's scatter takes its place, in any order on a GPU, as docs/torch.md says.
+        if rows.device.type not in ("cpu", "cuda"):
             return rows.new_zeros(count + 1, rows.shape[1]).index_add(0, owners, rows)[:-1]
         order = owners.sort(stable=True).indices
         lengths = numbers_of_rows(owners, count)
