@@ -48,6 +48,10 @@ def test_in_place() -> None:
     [
         ({"activation": Activation.GELU}, "activation is 'gelu', expected one of silu, gelu_tanh"),
         ({"quant_config": types.SimpleNamespace(w1_scale=torch.ones(1))}, "has w1_scale, expected"),
+        *(
+            ({"quant_config": types.SimpleNamespace(**{name: 7.0})}, f"has {name}, expected")
+            for name in ("gemm1_clamp_limit", "gemm1_alpha", "gemm1_beta")
+        ),
     ],
 )
 def test_what_is_not_built_is_refused(options, message: str) -> None:

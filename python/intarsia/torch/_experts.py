@@ -5,6 +5,11 @@ from typing import Any
 import torch
 
 _BUILT = ("silu", "gelu_tanh", "swigluoai")
+# What vLLM's quant_config may have, and what is expected in its place.
+_NOT_BUILT = dict.fromkeys(("quant_dtype", "w1_scale", "w2_scale"), "weights as they are")
+_NOT_BUILT |= dict.fromkeys(
+    ("gemm1_clamp_limit", "gemm1_alpha", "gemm1_beta"), "the activation as it is"
+)
 
 
 def fused_experts(
@@ -28,7 +33,8 @@ def fused_experts(
       inplace: the result is written over hidden_states, which is returned.
       activation: its name, or a member of vLLM's MoEActivation: silu, gelu_tanh or swigluoai.
       global_num_experts: not looked at: expert_map has that many numbers.
-      quant_config: vLLM's, of which w1_bias and w2_bias are taken; one with quantized weights is refused.
+      quant_config: vLLM's, of which w1_bias and w2_bias are taken; one with quantized weights, or with settings of the
+        activation (gemm1_...), is refused.
       allow_deep_gemm, allow_cutlass_block_scaled_grouped_gemm: not looked at.
       The others: as in `torch.ops.xla_gpu.fused_experts`.
 
@@ -41,10 +47,10 @@ def fused_experts(
         raise NotImplementedError(
             f"fused_experts: activation is {name!r}, expected one of {', '.join(_BUILT)}"
         )
-    for scale in ("quant_dtype", "w1_scale", "w2_scale"):
-        if getattr(quant_config, scale, None) is not None:
+    for setting, wanted in _NOT_BUILT.items():
+        if getattr(quant_config, setting, None) is not None:
             raise NotImplementedError(
-                f"fused_experts: quant_config has {scale}, expected weights as they are"
+                f"fused_experts: quant_config has {setting}, expected {wanted}"
             )
     out = torch.ops.xla_gpu.fused_experts(
         hidden_states,
