@@ -13,11 +13,14 @@ from intarsia import _native
 from intarsia.jax._call import abstract, as_array, call
 from intarsia.jax._grad import functions_with_gradient
 from intarsia.jax._platforms import with_fallback
-from intarsia.jax._segments import sums_of_rows, weighted_sums_of_rows
+from intarsia.jax._segments import add_weighted_rows, sums_of_rows, weighted_sums_of_rows
 from intarsia.jax._types import refuse_sharded, vary_alike
 
 _NAME, _GRADIENT = "grouped_matmul", "grouped_matmul_weight_gradient"
 _OPERANDS = ("x", "w", "group_sizes", "group_offset", "rows", "bias")
+# f32 products that are made before they are added to rows of the result: memory is bounded, and the L2 caches of large GPUs, of
+# 50 MB, still hold them when they are added. Rows are sorted by group, so slices of this length read few matrices twice.
+_SLICE_BYTES = 32 << 20
 functions_with_gradient.add(_NAME)
 
 
@@ -56,7 +59,8 @@ def grouped_matmul(
       bias: [g, n] T; added to the sums before they are rounded.
       transposed: w is [g, n, k], a row for each result, as checkpoints have it.
       out_rows: [m] i32 or i64; which row of the result each product is added to. Products of an index that is no row of the result
-        are dropped. They are added in f32, in an order that no schedule changes.
+        are dropped. They are added in f32, in an order that no schedule changes, slice by slice: 32 MB of them exist at once,
+        and in a gradient all of them.
       out_weights: [m] float; what each product is multiplied by before. The default is 1.
       num_out_rows: rows of the result, mo; with out_rows only, and required there.
 
@@ -80,32 +84,32 @@ def grouped_matmul(
     if out_rows is None and (out_weights is not None or num_out_rows is not None):
         name = "num_out_rows" if out_weights is None else "out_weights"
         raise ValueError(f"{_NAME}: {name} is given without out_rows, expected both or neither")
-    if out_rows is not None:
-        products = grouped_matmul(
-            *(x, w, group_sizes, None, jnp.float32, group_offset),
-            rows=rows,
-            bias=bias,
-            transposed=transposed,
-        )
-        out = _scattered(products, out_rows, out_weights, num_out_rows)
-        return out if out_dtype == "f32" else out.astype(jnp.asarray(x).dtype)
     given = dict(zip(_OPERANDS, (x, w, group_sizes, group_offset, rows, bias), strict=True))
     arrays = [None if a is None else as_array(f"{_NAME}: {n}", a) for n, a in given.items()]
-    form = _Form(tuple(a is not None for a in arrays), transposed, out_dtype)
+    product_dtype = out_dtype if out_rows is None else "f32"
+    form = _Form(tuple(a is not None for a in arrays), transposed, product_dtype)
     _native.main_library().infer(
         _NAME, [abstract(a) for a in arrays], form.attributes
     )  # or it raises
     for name, array in zip(_OPERANDS, arrays, strict=True):
         if array is not None:
             refuse_sharded(f"{_NAME}: {name}", array)
-    return _function(form)(*(a for a in vary_alike(arrays) if a is not None))
+    if out_rows is None:
+        return _function(form)(*(a for a in vary_alike(arrays) if a is not None))
+    out = _scattered(form, arrays, out_rows, out_weights, num_out_rows)
+    return out if out_dtype == "f32" else out.astype(jnp.asarray(x).dtype)
 
 
 def _scattered(
-    products: jax.Array, out_rows: ArrayLike, out_weights: ArrayLike | None, count: int | None
+    form: "_Form",
+    arrays: Sequence[Any],
+    out_rows: ArrayLike,
+    out_weights: ArrayLike | None,
+    count: int | None,
 ) -> jax.Array:
-    """Products [m, n] f32, each times its weight, added to the rows of the result that they belong to."""
-    m = products.shape[0]
+    """Products in f32, each times its weight, added to the rows of the result that they belong to: [count, n] f32."""
+    x, w, _, _, rows, _ = arrays
+    m, n = (x if rows is None else rows).shape[0], w.shape[1 if form.transposed else 2]
     if count is None or count < 0:
         raise ValueError(f"{_NAME}: num_out_rows is {count}, expected the rows of the result")
     owners = as_array(f"{_NAME}: out_rows", out_rows)
@@ -119,10 +123,10 @@ def _scattered(
         if array.shape != (m,) or not jnp.issubdtype(array.dtype, kind):
             got = f"{array.dtype}{list(array.shape)}"
             raise ValueError(f"{_NAME}: {name} is {got}, expected {kind.__name__} [{m}]")
-    products, owners, weights = (
-        a for a in vary_alike((products, owners, weights.astype(jnp.float32))) if a is not None
-    )
-    return weighted_sums_of_rows(products, owners, weights, count)
+    longest = max(256, _SLICE_BYTES // (4 * max(n, 1)) // 256 * 256)
+    slices = -(-m // longest)
+    given = vary_alike((owners, weights.astype(jnp.float32), *arrays))
+    return _scattering(form, count, slices)(*(a for a in given if a is not None))
 
 
 def _out_dtype(dtype: Any, wanted: DTypeLike | None) -> str:
@@ -163,6 +167,67 @@ def _function(form: _Form) -> Callable[..., jax.Array]:
     )
     differentiable.__name__ = _NAME  # type: ignore[attr-defined]  # in XLA's metadata and in profiles
     return jax.jit(differentiable, inline=True)
+
+
+@functools.cache
+def _scattering(form: _Form, count: int, slices: int) -> Callable[..., jax.Array]:
+    """[count, n] f32 as a function of out_rows, weights and the arrays that are given, with its rules for vmap and grad."""
+
+    def whole(owners: jax.Array, weights: jax.Array, *arrays: jax.Array) -> jax.Array:
+        return weighted_sums_of_rows(_function(form)(*arrays), owners, weights, count)
+
+    if slices <= 1:
+        return whole
+    run = one_by_one(functools.partial(_by_slices, form, count, slices))
+    differentiable = jax.custom_vjp(lambda *arrays: run(*arrays))
+
+    def gradients(arrays: Sequence[jax.Array], d_out: jax.Array) -> tuple[Any, ...]:
+        # The gradient of a weight takes the products once more. XLA leaves them out where nobody asks for it.
+        every = jax.vjp(whole, *arrays)[1](d_out)
+        return tuple(
+            d if jnp.issubdtype(a.dtype, jnp.floating) else None
+            for d, a in zip(every, arrays, strict=True)
+        )
+
+    differentiable.defvjp(lambda *arrays: (run(*arrays), arrays), gradients)
+    return jax.jit(differentiable, inline=True)
+
+
+def _by_slices(
+    form: _Form,
+    count: int,
+    slices: int,
+    owners: jax.Array,
+    weights: jax.Array,
+    *arrays: jax.Array,
+) -> jax.Array:
+    """The products of one slice of rows after the other, in a loop: no more of them exist at once."""
+    x, w, sizes, offset, rows, bias = form.spread(arrays)
+    m, n = owners.shape[0], w.shape[1 if form.transposed else 2]
+    length = -(-m // slices // 256) * 256  # alike, and of whole tiles
+    if rows is None:
+        # By index: a slice of x would be copied, which is more than the products where k is large.
+        rows = jnp.arange(m, dtype=jnp.int32)
+    owners = jnp.where((owners >= 0) & (owners < count), owners, count)
+    # Rows behind the last one are in no group, take no row of x and count nowhere.
+    rows, owners, weights = (
+        jnp.pad(a, (0, slices * length - m), constant_values=filler).reshape(slices, length)
+        for a, filler in ((rows, -1), (owners, count), (weights, 0))
+    )
+    ends = _ends(sizes, m)
+    of_slice = form._replace(given=(*form.given[:4], True, form.given[5]))
+
+    def add(sums: jax.Array, part: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        start, rows, owners, weights = part
+        # No group begins in a slice but at its first row or where another ends, so sizes say where each of them is.
+        sizes = jnp.diff(jnp.clip(ends - start, 0, length))
+        given = (a for a in (x, w, sizes, offset, rows, bias) if a is not None)
+        return add_weighted_rows(sums, _product(*given, form=of_slice), owners, weights), None
+
+    starts = jnp.arange(slices, dtype=ends.dtype) * length
+    none = jnp.zeros((count, n), jnp.float32)
+    none, starts, rows, _ = (a for a in vary_alike((none, starts, rows, x)) if a is not None)
+    return lax.scan(add, none, (starts, rows, owners, weights))[0]
 
 
 def one_by_one(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -228,11 +293,16 @@ def _taken(x: jax.Array, rows: jax.Array) -> jax.Array:
 
 def _starts(sizes: jax.Array, offset: jax.Array | None, groups: int, m: int) -> jax.Array:
     """Where the groups at hand begin, and where the last one ends: [groups + 1], as `src/matmul/groups.h` says."""
-    # Not by a sum: it would overflow.
-    ends = lax.associative_scan(lambda a, b: jnp.minimum(a + b, m), jnp.clip(sizes, 0, m))
-    ends = jnp.append(jnp.zeros(1, ends.dtype), ends)
+    ends = _ends(sizes, m)
     first = 0 if offset is None else jnp.clip(offset[0], -groups, sizes.shape[0])
     return ends[jnp.clip(first + jnp.arange(groups + 1), 0, sizes.shape[0])]
+
+
+def _ends(sizes: jax.Array, m: int) -> jax.Array:
+    """Where each of all groups ends, behind a 0: [e + 1]."""
+    # Not by a sum: it would overflow.
+    ends = lax.associative_scan(lambda a, b: jnp.minimum(a + b, m), jnp.clip(sizes, 0, m))
+    return jnp.append(jnp.zeros(1, ends.dtype), ends)
 
 
 def _groups_of_rows(starts: jax.Array, m: int) -> jax.Array:

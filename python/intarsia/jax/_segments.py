@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# In both functions indices stand behind a barrier: XLA on GPUs would compute them anew, cumsum included, for each number of a row.
+# In all functions indices stand behind a barrier: XLA on GPUs would compute them anew, cumsum included, for each number of a row.
 
 _FAN_IN = 8  # Rows that one pass adds: most routers choose as many experts or fewer, for whom one pass is enough.
 
@@ -55,6 +55,27 @@ def _pass(
     at, exists = lax.optimization_barrier((at, exists))
     terms = [jnp.where(e[:, None], values[a], 0) for a, e in zip(at, exists, strict=True)]
     return functools.reduce(jnp.add, terms), left
+
+
+def add_weighted_rows(
+    sums: jax.Array, values: jax.Array, owners: jax.Array, weights: jax.Array
+) -> jax.Array:
+    """Sums [count, n] with weights[r] * values[r] added to row owners[r], for values of [m, n]; in place within a loop.
+
+    It takes memory for some [m, n], however many sums there are. Without a gradient.
+    """
+    count, m = sums.shape[0], values.shape[0]
+    if count <= m:
+        return sums + weighted_sums_of_rows(values, owners, weights, count)
+    known = jnp.where((owners >= 0) & (owners < count), owners, count)
+    # Owners by number, in their order: no more of them than values.
+    met, number = jnp.unique(known, return_inverse=True, size=m, fill_value=count)
+    number = jnp.where(known < count, number, m)
+    met = jnp.where(met < count, met, count + jnp.arange(m, dtype=met.dtype))
+    met, number = lax.optimization_barrier((met, number))
+    added = weighted_sums_of_rows(values, number, weights, m)
+    # No row twice, so that XLA needs no atomics, and the order of a row's sums is that of the calls.
+    return sums.at[met].add(added, mode="drop", indices_are_sorted=True, unique_indices=True)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
