@@ -186,7 +186,8 @@ def moe_permute(
     known = (ids >= 0) & (ids < n_expert)
     elsewhere = torch.where(known, ids.long(), n_expert) + n_local_expert
     expert, order = torch.where(here, expert, elsewhere).sort(stable=True)
-    ends = numbers_of_rows(expert.clamp(max=n_local_expert), n_local_expert).cumsum(0)
+    counts = numbers_of_rows(expert.clamp(max=n_local_expert), n_local_expert)
+    ends = counts.cumsum(0, dtype=torch.int64)  # said, for torch_xla leaves it i32
     offsets = torch.cat([ends.new_zeros(1), ends])
     row = torch.arange(len(order), device=ids.device)
     written = row < offsets[-1]
