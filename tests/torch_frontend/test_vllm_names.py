@@ -146,6 +146,19 @@ def test_what_does_not_fit_is_refused(message):
         assert x is y or (torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y)
 
 
+@pytest.mark.parametrize("choice", [(3, 1, 1), (0, 1, 1), (4, 5, 1), (4, 0, 1), (4, 2, 5)])
+def test_groups_that_do_not_fit_are_refused(choice):
+    """Of scores by the same words as of logits."""
+    texts = []
+    for scoring_func in (0, 1):
+        with pytest.raises(ValueError, match=r"topk_router: .* expected") as error:
+            torch.ops._moe_C.grouped_topk(
+                torch.randn(2, 8), *choice, False, 1.0, torch.randn(8), scoring_func
+            )
+        texts.append(str(error.value))
+    assert texts[0] == texts[1]
+
+
 def test_a_strided_view_is_written_where_it_lies():
     both, x = torch.zeros(6, 2, 64), torch.randn(6, 64)
     torch.ops._C.rms_norm(both[:, 1], x, None, 1e-5)

@@ -27,10 +27,14 @@ def topk_softmax(dtype=torch.float32, ids=torch.int32, renormalize=False, biased
     )
 
 
+@also("of scores with NaN", scoring_func=0, renormalize=False, scale=2.0, has_nan=True)
 @also("of scores", scoring_func=0, renormalize=False, scale=2.0)
 @case
-def grouped_topk(scoring_func=1, renormalize=True, scale=2.5):
+def grouped_topk(scoring_func=1, renormalize=True, scale=2.5, has_nan=False):
     logits, bias = _x(6, 8), _x(8)
+    if has_nan:  # one, a group's, those of all but a group, all
+        for row, columns in enumerate(([3], [2, 3], [0, 1, 2, 3, 6, 7], range(8))):
+            logits[row, list(columns)] = float("nan")
     options = {"renormalize": renormalize, "num_groups": 4, "topk_groups": 2, "scale": scale}
     weights, ids = xla_gpu.topk_router(logits, bias, top_k=3, scoring="sigmoid", **options)
     scores = logits if scoring_func else logits.sigmoid()

@@ -75,16 +75,41 @@ def grouped_topk(
 
 def _best_of_groups(scores, n_group, topk_group, topk, renormalize, scale, bias):
     """The same of numbers that are scores already: sorts that keep equal ones in order choose the lower id."""
-    groups = (scores + bias.float()).unflatten(-1, (n_group, -1))
-    of_groups = groups.topk(min(2, groups.shape[-1]), -1).values.sum(-1)
-    kept = of_groups.sort(descending=True, stable=True).indices[:, :topk_group]
-    is_kept = torch.zeros_like(of_groups, dtype=torch.bool).scatter(1, kept, True)
-    keys = torch.where(is_kept[..., None], groups, float("-inf")).flatten(1)
-    ids = keys.sort(descending=True, stable=True).indices[:, :topk]
+    _check_groups(scores.shape[-1], n_group, topk_group, topk)
+    each = scores.shape[-1] // n_group
+    keys = _nan_last(scores + bias.float())
+    groups = keys.unflatten(-1, (n_group, each))
+    of_groups = _nan_last(groups.topk(min(2, each), -1).values.sum(-1))  # of both infinities: NaN
+    kept = of_groups.sort(descending=True, stable=True).indices[:, :topk_group].sort().values
+    # No other group's expert is looked at, so that none ties with a kept one of -inf.
+    candidates = (kept[..., None] * each + torch.arange(each, device=keys.device)).flatten(1)
+    order = keys.gather(1, candidates).sort(descending=True, stable=True).indices[:, :topk]
+    ids = candidates.gather(1, order)
     weights = scores.gather(1, ids)
-    if renormalize:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return weights * scale, ids.int()
+    factor = scale / weights.sum(-1, keepdim=True) if renormalize else scale
+    return weights * factor, ids.int()
+
+
+def _check_groups(experts, n_group, topk_group, topk):
+    """Raises what `topk_router` does, in its words."""
+    if n_group < 1 or experts % n_group:
+        raise ValueError(
+            f"topk_router: num_groups is {n_group}, expected a divisor of the e={experts} experts"
+        )
+    if not 1 <= topk_group <= n_group:
+        raise ValueError(
+            f"topk_router: topk_groups is {topk_group}, expected 1 to num_groups={n_group}"
+        )
+    most = topk_group * (experts // n_group)
+    if not 1 <= topk <= most:
+        raise ValueError(
+            f"topk_router: top_k is {topk}, expected 1 to {most}, the experts of "
+            f"{topk_group} of {n_group} groups"
+        )
+
+
+def _nan_last(keys: Tensor) -> Tensor:
+    return torch.where(keys.isnan(), float("-inf"), keys)
 
 
 def _is_here(topk_ids: Tensor, experts: int, expert_map: Tensor | None) -> tuple[Tensor, Tensor]:
