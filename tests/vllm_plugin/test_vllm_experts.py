@@ -65,3 +65,42 @@ def test_an_activation_that_is_not_there() -> None:
     )
     with pytest.raises(NotImplementedError, match="experts: activation situ, expected one of silu"):
         _activation(layer)
+
+
+@pytest.mark.parametrize("limit", [None, LIMIT])
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", "swigluoai"])
+def test_only_silu_has_a_limit(kind: str, limit: float | None, monkeypatch) -> None:
+    """vLLM's two others of the op ignore it."""
+    import intarsia.jax as ops
+    import test_fused_experts
+    from intarsia.vllm import experts
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+
+    layer = types.SimpleNamespace(
+        activation=MoEActivation(kind),
+        swiglu_limit=limit,
+        swiglu_alpha=None,
+        swiglu_beta=None,
+        expert_map=None,
+        apply_router_weight_on_input=False,
+    )
+    monkeypatch.setattr(experts, "call_jax", lambda run, *operands: run(*operands))
+    x, w1, w2, weights, ids = test_fused_experts.layer(3)
+    x *= 20  # beyond the limit
+    got = experts.run_experts(layer, x, weights, ids, w1, w2, None, None)
+    plain = ops.fused_experts(x, w1, w2, weights, ids, activation=kind)
+    assert np.array_equal(got, plain) == (kind != "silu" or limit is None)
+
+
+def test_an_activation_that_needs_a_limit() -> None:
+    from intarsia.vllm.experts import _activation
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+
+    layer = types.SimpleNamespace(
+        activation=MoEActivation.SWIGLUOAI_UNINTERLEAVE,
+        swiglu_limit=None,
+        swiglu_alpha=1.7,
+        swiglu_beta=1.0,
+    )
+    with pytest.raises(ValueError, match="experts: activation swigluoai_uninterleave without a sw"):
+        _activation(layer)

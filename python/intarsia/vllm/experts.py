@@ -183,6 +183,12 @@ class XlaUnquantizedFusedMoEMethod(UnquantizedFusedMoEMethod):
         )
 
 
+def has_form(layer: Any) -> bool:
+    """Whether `fused_experts` has a layer's activation. vLLM ignores a limit of those of its names but silu."""
+    limited = layer.activation is MoEActivation.SILU and layer.swiglu_limit is not None
+    return layer.activation in BY_OP and not limited
+
+
 def run_experts(
     layer: Any,
     x: torch.Tensor,
@@ -196,7 +202,7 @@ def run_experts(
     """What a layer of vLLM's `RoutedExperts` does: x and the result are [t, n]."""
     operands = (x, w1, w2, weights, ids, w1_bias, w2_bias, layer.expert_map)
     on_input = layer.apply_router_weight_on_input
-    if layer.activation in BY_OP and layer.swiglu_limit is None:
+    if has_form(layer):
 
         def run(*arrays: jax.Array | None) -> jax.Array:
             return ops.fused_experts(
@@ -240,6 +246,10 @@ def _activation(layer: Any) -> Callable[[jax.Array], jax.Array]:
     if kind in (MoEActivation.SILU, MoEActivation.SWIGLUOAI_UNINTERLEAVE):
         if kind is MoEActivation.SILU:
             alpha, beta = 1.0, 0.0
+        if limit is None:
+            raise ValueError(
+                f"experts: activation {kind.value} without a swiglu_limit, expected one"
+            )
 
         def clamped(gate: jax.Array, up: jax.Array) -> jax.Array:
             gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)

@@ -19,7 +19,7 @@ from intarsia import repack
 from intarsia._packing import TILE_ROWS, PackedWeight
 from intarsia.jax._quantized import numbers
 from intarsia.vllm.capabilities import DTYPES
-from intarsia.vllm.experts import BY_OP, run_experts
+from intarsia.vllm.experts import BY_OP, has_form, run_experts
 from intarsia.vllm.layers import call_jax
 from intarsia.vllm.packed_layers import as_numpy, pack, packed_parts
 from intarsia.vllm.replacing import replace
@@ -65,9 +65,12 @@ class ExpertsInCodes(FusedMoEMethodBase):
         raise NotImplementedError
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        form = layer.activation in BY_OP and layer.swiglu_limit is None
         sizes = [getattr(layer, f"{name}_weight").shape[1] for name in ("w13", "w2")]
-        if not form or jax.default_backend() != "cpu" or any(n % TILE_ROWS for n in sizes):
+        if (
+            not has_form(layer)
+            or jax.default_backend() != "cpu"
+            or any(n % TILE_ROWS for n in sizes)
+        ):
             for name in ("w13_weight", "w2_weight"):  # DLPack does not know them by their dtype
                 codes = getattr(layer, name).data.view(torch.uint8)
                 delattr(layer, name)
