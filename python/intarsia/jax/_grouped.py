@@ -116,13 +116,14 @@ def _scattered(
     weights = jnp.ones(m, jnp.float32)
     if out_weights is not None:
         weights = as_array(f"{_NAME}: out_weights", out_weights)
-    for name, array, kind in (
-        ("out_rows", owners, jnp.integer),
-        ("out_weights", weights, jnp.floating),
+    indexes = owners.dtype in (jnp.int32, jnp.int64)  # others may not hold num_out_rows
+    for name, array, fits, wanted in (
+        ("out_rows", owners, indexes, "int32 or int64"),
+        ("out_weights", weights, jnp.issubdtype(weights.dtype, jnp.floating), "floating"),
     ):
-        if array.shape != (m,) or not jnp.issubdtype(array.dtype, kind):
+        if array.shape != (m,) or not fits:
             got = f"{array.dtype}{list(array.shape)}"
-            raise ValueError(f"{_NAME}: {name} is {got}, expected {kind.__name__} [{m}]")
+            raise ValueError(f"{_NAME}: {name} is {got}, expected {wanted} [{m}]")
     longest = max(256, _SLICE_BYTES // (4 * max(n, 1)) // 256 * 256)
     slices = -(-m // longest)
     given = vary_alike((owners, weights.astype(jnp.float32), *arrays))
