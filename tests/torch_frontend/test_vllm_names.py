@@ -159,6 +159,14 @@ def test_groups_that_do_not_fit_are_refused(choice):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("name", ["moe_align_block_size", "moe_permute"])
+def test_a_map_of_too_few_experts_is_refused(name):
+    call = vllm_names.CASES[f"{name} with a map"]()
+    short = [x[:7] if isinstance(x, torch.Tensor) and len(x) == 8 else x for x in call.arguments]
+    with pytest.raises(ValueError, match=f"{name}: the expert map has 7 experts, expected 8"):
+        call.overload()(*short)
+
+
 def test_a_strided_view_is_written_where_it_lies():
     both, x = torch.zeros(6, 2, 64), torch.randn(6, 64)
     torch.ops._C.rms_norm(both[:, 1], x, None, 1e-5)

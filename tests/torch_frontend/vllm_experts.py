@@ -62,6 +62,7 @@ def moe_sum(dtype=torch.float32, ids=None, expert_map=None):
     return Call("_moe_C::moe_sum", arguments, {1: want})
 
 
+@also("with a map of anything", ids=NOBODY, expert_map=[-(2**31), 7, 8, 0, 2**31 - 1, 3, -1, 2])
 @also("with a map", ids=NOBODY, expert_map=MAP)
 @also("of nobody", ids=NOBODY, dtype=torch.int64)
 @case

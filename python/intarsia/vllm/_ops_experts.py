@@ -112,11 +112,17 @@ def _nan_last(keys: Tensor) -> Tensor:
     return torch.where(keys.isnan(), float("-inf"), keys)
 
 
-def _is_here(topk_ids: Tensor, experts: int, expert_map: Tensor | None) -> tuple[Tensor, Tensor]:
+def _is_here(
+    op: str, topk_ids: Tensor, experts: int, expert_map: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """For each id whether it has an expert here, and which."""
     known = (topk_ids >= 0) & (topk_ids < experts)
     found = torch.where(known, topk_ids, 0).long()
-    if expert_map is not None:
+    if expert_map is not None and experts:
+        if len(expert_map) < experts:
+            raise ValueError(
+                f"{op}: the expert map has {len(expert_map)} experts, expected {experts}"
+            )
         found = expert_map.long()[found]
     return known & (found >= 0), found
 
@@ -129,7 +135,7 @@ def moe_sum(op, input, output, topk_ids=None, expert_map=None):
     on_one_device(op, input=input, topk_ids=topk_ids, expert_map=expert_map)
     if topk_ids is not None:
         experts = torch.iinfo(topk_ids.dtype).max if expert_map is None else len(expert_map)
-        here, _ = _is_here(topk_ids, experts, expert_map)
+        here, _ = _is_here(op, topk_ids, experts, expert_map)
         input = torch.where(here[..., None], input, 0)
     write(op, output=(output, input.float().sum(1).to(input.dtype)))
 
@@ -153,7 +159,8 @@ def moe_align_block_size(
     refuse(op, scatter_idx=(scatter_idx, None))
     on_one_device(op, topk_ids=topk_ids, maybe_expert_map=maybe_expert_map)
     pairs, room, device = topk_ids.numel(), sorted_token_ids.numel(), topk_ids.device
-    here, expert = _is_here(topk_ids.reshape(-1), num_experts, maybe_expert_map)
+    here, expert = _is_here(op, topk_ids.reshape(-1), num_experts, maybe_expert_map)
+    here = here & (expert < num_experts)  # a map may say anything
     expert, order = torch.where(here, expert, num_experts).sort(stable=True)
     counts = numbers_of_rows(expert, num_experts)
     padded = (counts + block_size - 1) // block_size * block_size
@@ -206,7 +213,8 @@ def moe_permute(
         permuted_idx=permuted_idx,
     )
     ids = topk_ids.reshape(-1)
-    here, expert = _is_here(ids, n_expert, expert_map)
+    here, expert = _is_here(op, ids, n_expert, expert_map)
+    here = here & (expert < n_local_expert)
     # Behind all that are here: those of experts elsewhere, by their numbers, and ids that are none.
     known = (ids >= 0) & (ids < n_expert)
     elsewhere = torch.where(known, ids.long(), n_expert) + n_local_expert
