@@ -1,7 +1,12 @@
 """Which of several processes this is, and what each has to do: decided, or refused, before any of them starts."""
 
+import contextlib
+import itertools
+import json
 import socket
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +14,7 @@ import pytest
 import started
 from intarsia import cli
 from intarsia.cli import _processes
-from intarsia.processes import Limits, Place, detect_place, door, join
+from intarsia.processes import Limits, Place, addresses, detect_place, door, join
 
 
 @pytest.mark.parametrize(
@@ -20,6 +25,10 @@ from intarsia.processes import Limits, Place, detect_place, door, join
         (
             "--coordinator 10.0.0.1 --num-processes 2 --process-id 0",
             "'10.0.0.1', expected HOST:PORT",
+        ),
+        (
+            "--coordinator h:² --num-processes 2 --process-id 0",
+            "the coordinator is 'h:²', expected HOST:PORT",
         ),
         ("--coordinator h:1 --num-processes 2 --process-id 2", "the process is 2, expected 0 to 1"),
         ("--coordinator h:1 --num-processes 0 --process-id 0", "is 0, expected 1 or more"),
@@ -162,13 +171,23 @@ def test_nothing_meets_or_listens_at_all_interfaces(host: str) -> None:
         join(Place("127.0.0.1:29400", 2, 0), listen=host)
 
 
+def opened(count: int, **run: str) -> Place:
+    """Of process 0, whose door is open, and whose coordinator has port 1234."""
+    first = Place(started.free_address(), count, 0, run=run)
+    door.keep("process 0", first.address, first, 1234)
+    return first
+
+
+def ask(place: Place, seconds: int = 5) -> int:
+    return door.ask(f"process {place.index}", place, addresses.Deadline(seconds))
+
+
 def test_a_door_lets_each_process_of_its_run_in_once() -> None:
-    where = started.free_address()
-    first = Place(where, 3, 0, run={"prompt": "a", "seed": "1"})
-    door.keep("process 0", where, first, 1234)
-    with socket.create_connection(first.address) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\n")
-        assert stranger.recv(64) == b""
+    first = opened(3, prompt="a", seed="1")
+    for said in (b"GET / HTTP/1.1\n", b"[" * 10000 + b"\n"):
+        with socket.create_connection(first.address) as stranger:
+            stranger.sendall(said)
+            assert stranger.recv(64) == b""
     for run, names in (
         ({"prompt": "b", "seed": "1"}, "prompt"),
         ({"seed": "2", "more": ""}, "more, prompt, seed"),
@@ -177,13 +196,87 @@ def test_a_door_lets_each_process_of_its_run_in_once() -> None:
         with pytest.raises(
             OSError, match=f"process 2: met another run at .*, which differs in {names}:"
         ):
-            door.ask("process 2", replace(first, index=2, run=run), 5)
+            ask(replace(first, index=2, run=run))
     with pytest.raises(OSError, match=r"the run at .* has 3 processes, expected 4"):
-        door.ask("process 3", replace(first, index=3, count=4), 5)
+        ask(replace(first, index=3, count=4))
     for index in (1, 2):
-        assert door.ask("", replace(first, index=index), 5) == 1234
-        with pytest.raises(OSError, match=f"met another run at .*, which has a process {index}:"):
-            door.ask("", replace(first, index=index), 5)
+        assert ask(replace(first, index=index)) == 1234
+        with pytest.raises(
+            OSError,
+            match=f"met another run at .*, which has a process {index}, or it was started twice:",
+        ):
+            ask(replace(first, index=index))
+
+
+def test_a_process_whose_answer_was_lost_asks_again() -> None:
+    first = opened(2)
+    for token, answer in (("a", b"port 1234\n"), ("a", b"port 1234\n"), ("b", b"taken\n")):
+        with socket.create_connection(first.address) as connection:
+            connection.sendall(f"{json.dumps([1, 2, {}, token])}\n".encode())
+            assert connection.recv(64) == answer
+
+
+@contextlib.contextmanager
+def answering(*answers: bytes):
+    """The place of process 1, where something closes each connection after the next of these, and then repeats the last."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asked = []
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                for said in itertools.chain(answers, itertools.repeat(answers[-1])):
+                    with listener.accept()[0] as connection:
+                        asked.append(connection.recv(1 << 14))
+                        connection.sendall(said)
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield Place(f"127.0.0.1:{listener.getsockname()[1]}", 2, 1), asked
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_door_that_does_not_answer_is_asked_until_the_limit() -> None:
+    with answering(b"", b"po", b"port 7\n") as (place, asked):
+        assert ask(place) == 7
+    assert len(asked) == 3 and len({*asked}) == 1
+    with (
+        answering(b"") as (place, _),
+        pytest.raises(TimeoutError, match=r"within 1 s: what listens there does not answer$"),
+    ):
+        ask(place, 1)
+
+
+@pytest.mark.parametrize("said", [b"SSH-2.0\r\n", b"port SSH\n", b"port 0\n", b"port 70000\n"])
+def test_something_else_at_the_doors_port_is_told_apart(said) -> None:
+    with (
+        answering(said) as (place, _),
+        pytest.raises(OSError, match=r"no coordinator at .*: something else listens there$"),
+    ):
+        ask(place)
+
+
+def test_a_line_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a part of it comes."""
+    monkeypatch.setattr(door, "_SECONDS", 0.5)
+    first = opened(2)
+    begin = time.monotonic()
+    with socket.create_connection(first.address) as stranger, pytest.raises(OSError):
+        while time.monotonic() < begin + 5:
+            stranger.sendall(b"x")
+            time.sleep(0.1)
+    assert time.monotonic() < begin + 3
+
+
+def test_a_door_stays_open_where_there_are_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, start, failed = opened(2), threading.Thread.start, []
+
+    def fail_once(thread: threading.Thread) -> None:
+        if not failed:
+            failed.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_once)
+    assert ask(replace(first, index=1)) == 1234 and failed
 
 
 def test_limits() -> None:

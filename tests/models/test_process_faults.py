@@ -103,11 +103,11 @@ def test_nobody_comes(generate, address) -> None:
     assert "process 1 of 2: no coordinator at nowhere.invalid:29400 within 1 s: " in err
     host, port = address.split(":")
     with socket.create_server((host, int(port))) as stranger:
-        lost = generate(2, 1)
+        lost = generate(2, 1, "--start-timeout", "2")
         stranger.accept()[0].close()
         texts = [
             f"process 0 of 2: the coordinator cannot listen on {address}: Address already in use",
-            f"process 1 of 2: no coordinator at {address}: something else listens there",
+            f"process 1 of 2: no coordinator at {address} within 2 s: what listens there does not answer",
         ]
         _check_refusals([generate(2, 0), lost], texts)
 
@@ -126,7 +126,8 @@ def test_another_run_at_a_port_in_use_is_turned_away(generate, address, one_proc
     started.wait_for(processes, "compiling")
     texts = [
         f"process 0 of 2: the coordinator cannot listen on {address}: Address already in use",
-        f"process 1 of 2: met another run at {address}, which has a process 1: give each run a port",
+        f"process 1 of 2: met another run at {address}, which has a process 1, or it was started twice: "
+        "give each run a port, and start each of its processes once",
     ]
     _check_refusals([generate(2, i, *started.LONG) for i in range(2)], texts)
     ends = started.ends(processes)
@@ -142,8 +143,10 @@ def test_another_run_at_a_port_in_use_is_turned_away(generate, address, one_proc
             "the host of {} is 0.0.0.0, which is all interfaces, expected one address of a host",
         ),
         ("29400", "{} is '29400', expected HOST:PORT"),
+        ("127.0.0.1:0", "{} is '127.0.0.1:0', expected HOST:PORT"),
+        ("127.0.0.1:99999", "{} is '127.0.0.1:99999', expected HOST:PORT"),
     ],
-    ids=["everywhere", "port"],
+    ids=["everywhere", "port", "any", "large"],
 )
 def test_where_the_coordinator_may_not_listen(start, address, bind, text) -> None:
     flags, _ = started.place(address, 2, 0)

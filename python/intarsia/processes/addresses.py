@@ -22,18 +22,39 @@ def refuse_all_interfaces(what: str, host: str) -> None:
         )
 
 
-def connected(name: str, address: tuple[str, int], seconds: int) -> socket.socket:
+class Deadline:
+    """The end of so many seconds from now on.
+
+    Attributes:
+        seconds: So many.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds, 0 or less when it is over."""
+        return self._end - time.monotonic()
+
+
+def connected(name: str, address: tuple[str, int], deadline: Deadline) -> socket.socket:
     """A connection to a coordinator, once it listens: JAX would end the process with a stack trace.
 
     Raises:
       TimeoutError: It does not.
     """
-    return until(
-        lambda left: socket.create_connection(address, timeout=min(5, max(1, left))),
-        name,
-        address,
-        seconds,
-    )
+    return until(lambda: connect(address, deadline), name, address, deadline)
+
+
+def connect(address: tuple[str, int], deadline: Deadline) -> socket.socket:
+    """One attempt at that.
+
+    Raises:
+      OSError: It has failed.
+    """
+    return socket.create_connection(address, timeout=min(5, max(1, deadline.left)))
 
 
 def facing(address: tuple[str, int]) -> str:
@@ -48,27 +69,38 @@ def facing(address: tuple[str, int]) -> str:
         return probe.getsockname()[0]
 
 
-def until(attempt: Callable[[float], _T], name: str, address: tuple[str, int], seconds: int) -> _T:
-    """What `attempt`, given the seconds left, returns when it raises no OSError: for what needs a coordinator.
+def until(attempt: Callable[[], _T], name: str, address: tuple[str, int], deadline: Deadline) -> _T:
+    """What `attempt` returns when it raises no OSError: for what needs a coordinator.
 
     Raises:
       TimeoutError: It always does.
     """
-    deadline = time.monotonic() + seconds
     while True:
         try:
-            return attempt(deadline - time.monotonic())
+            return attempt()
         except OSError as error:
-            if time.monotonic() > deadline:
-                text = f"{name}: no coordinator at {joined(*address)} within {seconds} s: {error}"
+            if deadline.left <= 0:
+                within = f"within {deadline.seconds} s: {error}"
+                text = f"{name}: no coordinator at {joined(*address)} {within}"
                 raise TimeoutError(text) from None
-        time.sleep(min(0.2, seconds))
+        time.sleep(min(0.2, deadline.seconds))
 
 
-def split(address: str) -> tuple[str, str]:
-    """Host, without brackets, and port of HOST:PORT, unchecked."""
+def parse(what: str, address: str) -> tuple[str, int]:
+    """Host, without brackets, and port of HOST:PORT.
+
+    Raises:
+      ValueError: It is something else.
+    """
     host, _, port = address.rpartition(":")
-    return host.strip("[]"), port
+    if not host or not is_port(port):
+        raise ValueError(f"{what} is {address!r}, expected HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def is_port(text: str) -> bool:
+    """Whether a text is the number of a port that others can be told."""
+    return text.isdecimal() and 0 < int(text) < 65536
 
 
 def joined(host: str, port: int) -> str:

@@ -1,13 +1,14 @@
 """Where the processes of a run meet before JAX's coordinator.
 
 JAX's coordinator takes a second process of a number for a restart of the first, whose run then ends. So process 0 listens at the
-address that the run was given, tells each number once where the coordinator is, and turns away whoever comes from another run: one
-whose number is taken, or whose command is another (`Place.run`).
+address that the run was given, tells one process of each number where the coordinator is, and turns away whoever comes from another run:
+one whose number is taken, or whose command is another (`Place.run`).
 """
 
 import contextlib
 import hashlib
 import json
+import secrets
 import socket
 import threading
 import time
@@ -16,46 +17,47 @@ from intarsia.processes import addresses
 from intarsia.processes.place import Place
 
 _SECONDS = 5  # for a line
-_PAUSE_SECONDS = 0.1  # where the door cannot be opened
+_PAUSE_SECONDS = 0.1  # where there are no more threads or file descriptors
 _LONGEST = 1 << 14  # bytes of a line
 
 
-def keep(name: str, bind: str, place: Place, port: int) -> None:
+def keep(name: str, bind: tuple[str, int], place: Place, port: int) -> None:
     """Tells the other processes the coordinator's port, as long as this one lives.
 
     Raises:
       OSError: The port of `bind` is in use, or its host is none of this host's addresses.
     """
-    host, number = addresses.split(bind)
     try:
-        holder = addresses.listening(host, int(number))
+        holder = addresses.listening(*bind)
     except OSError as error:
         raise OSError(
-            f"{name}: the coordinator cannot listen on {bind}: {error.strerror}"
+            f"{name}: the coordinator cannot listen on {addresses.joined(*bind)}: {error.strerror}"
         ) from None
     door = _Door(place, port)
     threading.Thread(target=door.answer_all, args=(holder,), daemon=True).start()
 
 
-def ask(name: str, place: Place, seconds: int) -> int:
+def ask(name: str, place: Place, deadline: addresses.Deadline) -> int:
     """The coordinator's port, which process 0 tells when it is there.
 
     Raises:
       TimeoutError: Nobody listens there, or nobody that answers.
-      OSError: It is another run's.
+      OSError: It is another run's, or something else.
     """
     where = place.coordinator
-    connection = addresses.connected(name, place.address, seconds)
-    with connection:
-        connection.settimeout(_SECONDS)
-        try:
-            connection.sendall(
-                f"{json.dumps([place.index, place.count, _marks(place)])}\n".encode()
-            )
-            word, _, rest = _line(connection).partition(" ")
-        except OSError:
-            word = ""
-    if word == "port":
+    token = secrets.token_hex(8)  # an answer may be lost: who asks again is no other process
+    question = f"{json.dumps([place.index, place.count, _marks(place), token])}\n".encode()
+
+    def attempt() -> str:
+        with addresses.connect(place.address, deadline) as connection:
+            try:
+                connection.sendall(question)
+                return _line(connection, min(_SECONDS, max(1, deadline.left)))
+            except OSError:  # process 0 is busy or ends, or it is not process 0
+                raise OSError("what listens there does not answer") from None
+
+    word, _, rest = addresses.until(attempt, name, place.address, deadline).partition(" ")
+    if word == "port" and addresses.is_port(rest):
         return int(rest)
     if word == "count":
         raise OSError(f"{name}: the run at {where} has {rest} processes, expected {place.count}")
@@ -66,9 +68,10 @@ def ask(name: str, place: Place, seconds: int) -> int:
         )
     if word == "taken":
         raise OSError(
-            f"{name}: met another run at {where}, which has a process {place.index}: give each run a port"
+            f"{name}: met another run at {where}, which has a process {place.index}, or it was started twice: give "
+            "each run a port, and start each of its processes once"
         )
-    raise TimeoutError(f"{name}: no coordinator at {where}: something else listens there")
+    raise OSError(f"{name}: no coordinator at {where}: something else listens there")
 
 
 class _Door:
@@ -77,37 +80,42 @@ class _Door:
     def __init__(self, place: Place, port: int) -> None:
         self._place, self._port = place, port
         self._marks = _marks(place)
-        self._come: set[int] = set()
+        self._come: dict[int, str] = {}  # the token of each
         self._lock = threading.Lock()
 
     def answer_all(self, holder: socket.socket) -> None:
         while True:
             try:
                 connection, _ = holder.accept()
-            except OSError:  # there are no more file descriptors, say
+            except OSError:
                 time.sleep(_PAUSE_SECONDS)
                 continue
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            try:
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            except RuntimeError:
+                connection.close()  # whoever it is asks again
+                time.sleep(_PAUSE_SECONDS)
 
     def _answer(self, connection: socket.socket) -> None:
         # Whoever sends something else gets no answer.
-        with connection, contextlib.suppress(OSError, ValueError, TypeError):
-            connection.settimeout(_SECONDS)
-            index, count, marks = json.loads(_line(connection))
+        with (
+            connection,
+            contextlib.suppress(OSError, ValueError, TypeError, RecursionError),
+        ):
+            index, count, marks, token = json.loads(_line(connection, _SECONDS))
             with self._lock:  # or two of a number could come at once
-                said = self._said(index, count, dict(marks))
-                connection.sendall(f"{said}\n".encode())
-                if said.startswith("port"):
-                    self._come.add(index)
+                said = self._said(index, count, dict(marks), token)
+            connection.settimeout(_SECONDS)
+            connection.sendall(f"{said}\n".encode())
 
-    def _said(self, index: int, count: int, marks: dict[str, str]) -> str:
+    def _said(self, index: int, count: int, marks: dict[str, str], token: str) -> str:
         expected = self._place.count
         if count != expected or not 0 < index < count:
             return f"count {expected}"
         names = sorted({*marks, *self._marks})
         if differ := [name for name in names if marks.get(name) != self._marks.get(name)]:
             return f"differs {', '.join(differ)}"
-        return "taken" if index in self._come else f"port {self._port}"
+        return f"port {self._port}" if self._come.setdefault(index, token) == token else "taken"
 
 
 def _marks(place: Place) -> dict[str, str]:
@@ -117,8 +125,18 @@ def _marks(place: Place) -> dict[str, str]:
     }
 
 
-def _line(connection: socket.socket) -> str:
-    text = b""
-    while not text.endswith(b"\n") and len(text) < _LONGEST and (more := connection.recv(_LONGEST)):
+def _line(connection: socket.socket, seconds: float) -> str:
+    """What the other end says, without its end of a line.
+
+    Raises:
+      OSError: It has not said a line in time.
+    """
+    text, deadline = b"", addresses.Deadline(seconds)
+    while not text.endswith(b"\n") and len(text) < _LONGEST:
+        if (left := deadline.left) <= 0:
+            raise TimeoutError("no line")
+        connection.settimeout(left)
+        if not (more := connection.recv(_LONGEST)):
+            raise ConnectionError("no line")
         text += more
     return text.decode("ascii", "replace").strip()

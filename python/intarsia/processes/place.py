@@ -47,10 +47,7 @@ class Place:
     run: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        host, port = addresses.split(self.coordinator)
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"the coordinator is {self.coordinator!r}, expected HOST:PORT")
-        addresses.refuse_all_interfaces("the coordinator", host)
+        addresses.refuse_all_interfaces("the coordinator", self.address[0])
         if self.count < 1:
             raise ValueError(f"the number of processes is {self.count}, expected 1 or more")
         if not 0 <= self.index < self.count:
@@ -59,8 +56,7 @@ class Place:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port."""
-        host, port = addresses.split(self.coordinator)
-        return host, int(port)
+        return addresses.parse("the coordinator", self.coordinator)
 
 
 def detect_place(method: str | None = None, timeout: int = 300) -> Place:

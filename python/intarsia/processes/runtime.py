@@ -9,7 +9,6 @@ resolves to.
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -56,10 +55,10 @@ def join(
     say = say or print_line
     names = names or [f"process {i}" for i in range(place.count)]
     name = f"{names[place.index]} of {place.count}"
-    deadline = time.monotonic() + limits.start
+    deadline = addresses.Deadline(limits.start)
     bind = _bind(place, listen)
     own = listen or addresses.until(
-        lambda _: addresses.facing(place.address), name, place.address, limits.start
+        lambda: addresses.facing(place.address), name, place.address, deadline
     )
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -69,8 +68,8 @@ def join(
         f"{limits.start} s"
     )
     with (
-        _met(name, place, bind, limits.start, reserved) as (coordinator, bind),
-        _bounded(max(deadline - time.monotonic(), 1), lambda: say(late)),
+        _met(name, place, bind, deadline, reserved) as (coordinator, bind),
+        _bounded(max(deadline.left, 1), lambda: say(late)),
     ):
         jax.distributed.initialize(
             coordinator,
@@ -86,38 +85,35 @@ def join(
     return Processes(place, limits, say, names)
 
 
-def _bind(place: Place, listen: str | None) -> str:
-    """Where the coordinator listens."""
+def _bind(place: Place, listen: str | None) -> tuple[str, int]:
+    """Where process 0 listens."""
     if listen:
         addresses.refuse_all_interfaces("the address to listen at", listen)
-        return addresses.joined(listen, place.address[1])
+        return listen.strip("[]"), place.address[1]
     if bind := _environment.jax_coordinator_bind():
-        host, port = addresses.split(bind)
-        if not (host and port.isdecimal()):
-            raise ValueError(f"JAX_COORDINATOR_BIND_ADDRESS is {bind!r}, expected HOST:PORT")
+        host, port = addresses.parse("JAX_COORDINATOR_BIND_ADDRESS", bind)
         addresses.refuse_all_interfaces("the host of JAX_COORDINATOR_BIND_ADDRESS", host)
-        return bind
-    return addresses.joined(*place.address)
+        return host, port
+    return place.address
 
 
 @contextlib.contextmanager
 def _met(
-    name: str, place: Place, bind: str, seconds: int, reserved: bool
+    name: str, place: Place, bind: tuple[str, int], deadline: addresses.Deadline, reserved: bool
 ) -> Iterator[tuple[str, str]]:
     """The coordinator's address, and the one at which it listens, on a port that is kept for it meanwhile."""
+    host = place.address[0]
     if reserved:
         if place.index:
-            addresses.connected(name, place.address, seconds).close()
-        yield place.coordinator, bind
-        return
-    coordinator = place.address[0]
-    if place.index:
-        yield addresses.joined(coordinator, door.ask(name, place, seconds)), bind
-        return
-    host, _ = addresses.split(bind)
-    with addresses.reserved_port(host) as port:
-        door.keep(name, bind, place, port)
-        yield addresses.joined(coordinator, port), addresses.joined(host, port)
+            addresses.connected(name, place.address, deadline).close()
+        yield place.coordinator, addresses.joined(*bind)
+    elif place.index:
+        port = door.ask(name, place, deadline)
+        yield addresses.joined(host, port), addresses.joined(bind[0], port)
+    else:
+        with addresses.reserved_port(bind[0]) as port:
+            door.keep(name, bind, place, port)
+            yield addresses.joined(host, port), addresses.joined(bind[0], port)
 
 
 class Processes:

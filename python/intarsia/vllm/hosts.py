@@ -138,6 +138,7 @@ def meeting(parallel: ParallelConfig, rank: int, limit: int) -> Iterator[None]:
     if parallel.use_ray or parallel.nnodes_within_dp == 1:
         yield
         return
+    deadline = addresses.Deadline(limit)
     host, port = parallel.master_addr, parallel.master_port
     name = f"rank {rank} at {own_address(parallel)}"
     if rank == 0:
@@ -149,12 +150,12 @@ def meeting(parallel: ParallelConfig, rank: int, limit: int) -> Iterator[None]:
                 f"{error.strerror}"
             ) from None
     else:
-        addresses.connected(f"intarsia-vllm: {name}", (host, port), limit).close()
+        addresses.connected(f"intarsia-vllm: {name}", (host, port), deadline).close()
     make = _rendezvous.TCPStore
 
     def make_there(**given: Any) -> Any:
         usual = given["timeout"]
-        given["timeout"] = datetime.timedelta(seconds=limit)
+        given["timeout"] = datetime.timedelta(seconds=max(deadline.left, 1))
         if given["is_master"]:
             given["master_listen_fd"] = holder.detach()
         store = make(**given)
