@@ -163,12 +163,25 @@ def test_mpi4py_is_asked_where_it_is_named(package) -> None:
     assert detect_place("mpi4py") == Place("node3:61447", 2, 1, [0])
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "0", "0x0", "0.0", "[::ffff:0.0.0.0]"])
 def test_nothing_meets_or_listens_at_all_interfaces(host: str) -> None:
     with pytest.raises(ValueError, match=r"the coordinator is .*, which is all interfaces"):
         Place(f"{host}:29400", 2, 0)
     with pytest.raises(ValueError, match=r"the address to listen at is .*, which is all interf"):
         join(Place("127.0.0.1:29400", 2, 0), listen=host)
+
+
+def test_a_name_of_all_interfaces_is_not_listened_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a line of /etc/hosts may have it."""
+    look_up = socket.getaddrinfo
+    names = {"everywhere": "0.0.0.0"}
+
+    def found(host: str, *args, **given):
+        return look_up(host if given.get("flags") else names.get(host, host), *args, **given)
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    with pytest.raises(ValueError, match=r"everywhere is 0\.0\.0\.0, which is all interfaces"):
+        addresses.listening("everywhere", 0)
 
 
 def opened(count: int, **run: str) -> Place:

@@ -13,10 +13,14 @@ _T = TypeVar("_T")
 def refuse_all_interfaces(what: str, host: str) -> None:
     """Raises ValueError for 0.0.0.0 and the like: whoever reaches a port of a run may disturb it."""
     try:
-        everywhere = ipaddress.ip_address(host.strip("[]")).is_unspecified
-    except ValueError:  # a name
+        # The system takes 0 and 0x0 for addresses, too. Names are looked up when they are listened at.
+        found = socket.getaddrinfo(host.strip("[]"), None, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
         return
-    if everywhere:
+    address = ipaddress.ip_address(found[0][4][0])
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address
+    if address.is_unspecified:
         raise ValueError(
             f"{what} is {host}, which is all interfaces, expected one address of a host"
         )
@@ -123,6 +127,7 @@ def listening(host: str, port: int) -> socket.socket:
 
     Raises:
       OSError: The port is in use, or the address is none of this host.
+      ValueError: It is all of them.
     """
     holder = _bound(host, port, socket.SO_REUSEADDR)
     try:
@@ -137,6 +142,7 @@ def _bound(host: str, port: int, option: int) -> socket.socket:
     family, kind, _, _, address = socket.getaddrinfo(
         host.strip("[]"), port, type=socket.SOCK_STREAM
     )[0]
+    refuse_all_interfaces(f"the address of {host}", str(address[0]))
     holder = socket.socket(family, kind)
     try:
         holder.setsockopt(socket.SOL_SOCKET, option, 1)

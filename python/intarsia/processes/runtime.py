@@ -68,7 +68,7 @@ def join(
         f"{limits.start} s"
     )
     with (
-        _met(name, place, bind, deadline, reserved) as (coordinator, bind),
+        _met(name, place, bind, deadline, reserved) as (coordinator, bound),
         _bounded(max(deadline.left, 1), lambda: say(late)),
     ):
         jax.distributed.initialize(
@@ -77,7 +77,7 @@ def join(
             process_id=place.index,
             local_device_ids=place.devices,
             cluster_detection_method="deactivate",
-            coordinator_bind_address=bind,
+            coordinator_bind_address=bound,
             initialization_timeout=limits.start + FAREWELL_SECONDS,
             heartbeat_timeout_seconds=limits.heartbeat,
             shutdown_timeout_seconds=FAREWELL_SECONDS,
