@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,6 +131,12 @@ def _run_program(calls: Sequence[Call], device: jax.Device) -> list[list[np.ndar
 def _are_in_place(call: Call) -> list[bool]:
     """For each result that exists, whether it shares an operand's buffer."""
     return [row.alias is not None for row in _results_of(call)]
+
+
+def bytes_of_results(op: str, operands: Arrays, attributes: dict[str, Any]) -> int:
+    """What the results take that exist, workspaces aside."""
+    rows = _results_of((op, operands, attributes))
+    return sum(math.prod(row.shape) * _dtypes.numpy_dtype(row.dtype).itemsize for row in rows)
 
 
 def _results_of(call: Call) -> list[_native.Result]:

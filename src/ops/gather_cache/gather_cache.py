@@ -102,10 +102,11 @@ def reference(
     return [_gather(cache, dst, block_table, cu_seqlens, seq_starts)]
 
 
-def floor(dtype_bytes, *, lens, n, kv=None, kv_cache_dtype="auto", **_):
+def floor(dtype_bytes, *, lens, n, kv=None, same=None, kv_cache_dtype="auto", **_):
     """The least a call must do: (bytes moved, flops)."""
-    stored_bytes = 1 if kv or kv_cache_dtype != "auto" else dtype_bytes
-    return sum(lens) * n * (dtype_bytes + stored_bytes), 0
+    result_bytes = np.dtype(same).itemsize if same else dtype_bytes
+    stored_bytes = 1 if kv or kv_cache_dtype != "auto" else result_bytes
+    return sum(lens) * n * (result_bytes + stored_bytes), 0
 
 
 def plain_xla(

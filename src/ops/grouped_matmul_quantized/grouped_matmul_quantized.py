@@ -103,12 +103,13 @@ def magnitudes(x, packed, scales, group_sizes, zeros, offset, rows, bias, **attr
 
 
 def floor(
-    dtype_bytes, *, m, k, c, g, sizes, format, scale, group, zero=None, e=None, offset=None, **_
-):
+    dtype_bytes, *, m, k, c, g, sizes, format, scale, group, zero=None, e=None, offset=None, mx=None, **_
+):  # fmt: skip
     """The least a call must do: (bytes moved, flops)."""
     rows, touched = groups_of.covered(groups_of.sizes_of(sizes, m, e or g), m, g, offset or 0)
     of_matrix = quantized.bytes_of(16 * c, k, format, group, scale, zero)
-    return touched * of_matrix + dtype_bytes * (rows * k + m * 16 * c), 32 * rows * k * c
+    taken = rows if mx is None else min(rows, mx)
+    return touched * of_matrix + dtype_bytes * (taken * k + m * 16 * c), 32 * rows * k * c
 
 
 def plain_xla(x, packed, scales, group_sizes, zeros, *absent, out_dtype="auto", **attributes):
