@@ -5,8 +5,10 @@ import socket
 import subprocess
 import time
 
+import jax
 import pytest
 import started
+from intarsia.processes import Limits, endings
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -85,6 +87,17 @@ def test_an_error_of_one_process_is_everyones(start, tiny_model, address, tmp_pa
     [said], [own] = started.said(ends[0][2]), started.said(ends[1][2])
     assert f"process 0 of 2: ended, since process 1 failed: {text}" in said
     assert f"process 1 of 2: {text}" in own
+
+
+def test_only_an_error_of_a_collective_waits_for_word_of_another(monkeypatch) -> None:
+    slept, own = [], object.__new__(endings.Endings)
+    own._limits = Limits(heartbeat=7)
+    monkeypatch.setattr(endings.time, "sleep", slept.append)
+    monkeypatch.setattr(endings.Endings, "_end", lambda *args, **given: None)
+    own.fail(ValueError("/models/NCCL/x.gguf is no file"), 2)
+    assert not slept
+    own.fail(jax.errors.JaxRuntimeError("Gloo AllReduce failed"), 1)
+    assert slept == [12]
 
 
 def test_nobody_comes(generate, address) -> None:

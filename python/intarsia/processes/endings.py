@@ -20,7 +20,7 @@ FAREWELL_SECONDS = 5
 _POLL_SECONDS = 1.0
 _PARTING_SECONDS = 0.5
 _FAILED = f"{PREFIX}failed"  # a key: who failed first, and why
-# In errors of collectives and of the coordinator's clients, which name no process.
+# In XLA's errors of collectives and of the coordinator's clients, which name no process.
 _OF_PEERS = ("Gloo", "NCCL", "UNAVAILABLE", "CANCELLED", "ABORTED")
 
 
@@ -75,7 +75,7 @@ class Endings:
         text = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, KeyboardInterrupt):
             text = "interrupted"
-        elif any(word in text for word in _OF_PEERS):
+        elif isinstance(error, jax.errors.JaxRuntimeError) and any(x in text for x in _OF_PEERS):
             # Most likely another one died, and whoever watches lives will end this one with its number.
             time.sleep(self._limits.heartbeat + FAREWELL_SECONDS)
         self._end(text, status, tell=True)
