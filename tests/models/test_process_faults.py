@@ -105,10 +105,10 @@ def test_nobody_comes(generate, address) -> None:
     [(status, _, err)] = started.ends([generate(2, 1, "--start-timeout", "1")])
     assert status == 2 and err.count("\n") == 1
     assert f"process 1 of 2: no coordinator at {address} within 1 s: " in err
-    [(status, _, err)] = started.ends([generate(2, 0, "--start-timeout", "2")])
+    [(status, _, err)] = started.ends([generate(4, 0, "--start-timeout", "2")])
     assert status == 1 and err == (
-        "intarsia generate: process 0 of 2: fewer than 2 processes connected to the coordinator at "
-        f"{address} within 2 s\n"
+        "intarsia generate: process 0 of 4: fewer than 4 processes connected to the coordinator at "
+        f"{address} within 2 s; missing: process 1, process 2, process 3\n"
     )
     nowhere = ["--coordinator-address", "nowhere.invalid:29400", "--num-processes", "2"]
     [(status, _, err)] = started.ends([generate(2, 1, *nowhere, "--start-timeout", "1")])

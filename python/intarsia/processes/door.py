@@ -21,7 +21,7 @@ _PAUSE_SECONDS = 0.1  # where there are no more threads or file descriptors
 _LONGEST = 1 << 14  # bytes of a line
 
 
-def keep(name: str, bind: tuple[str, int], place: Place, port: int) -> None:
+def keep(name: str, bind: tuple[str, int], place: Place, port: int) -> "Door":
     """Tells the other processes the coordinator's port, as long as this one lives.
 
     Raises:
@@ -33,8 +33,9 @@ def keep(name: str, bind: tuple[str, int], place: Place, port: int) -> None:
         raise OSError(
             f"{name}: the coordinator cannot listen on {addresses.joined(*bind)}: {error.strerror}"
         ) from None
-    door = _Door(place, port)
+    door = Door(place, port)
     threading.Thread(target=door.answer_all, args=(holder,), daemon=True).start()
+    return door
 
 
 def ask(name: str, place: Place, deadline: addresses.Deadline) -> int:
@@ -74,7 +75,7 @@ def ask(name: str, place: Place, deadline: addresses.Deadline) -> int:
     raise OSError(f"{name}: no coordinator at {where}: something else listens there")
 
 
-class _Door:
+class Door:
     """Process 0's, which knows who came."""
 
     def __init__(self, place: Place, port: int) -> None:
@@ -82,6 +83,10 @@ class _Door:
         self._marks = _marks(place)
         self._come: dict[int, str] = {}  # the token of each
         self._lock = threading.Lock()
+
+    def missing(self) -> list[int]:
+        """The processes that have not come."""
+        return [i for i in range(1, self._place.count) if i not in self._come]
 
     def answer_all(self, holder: socket.socket) -> None:
         while True:

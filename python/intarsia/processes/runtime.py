@@ -63,13 +63,13 @@ def join(
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     register_backend_factory("cpu", lambda: _cpu_client(own), priority=0, fail_quietly=False)
-    late = (
+    late = (  # JAX's coordinator does not say who is missing
         f"{name}: fewer than {place.count} processes connected to the coordinator at {place.coordinator} within "
         f"{limits.start} s"
     )
     with (
-        _met(name, place, bind, deadline, reserved) as (coordinator, bound),
-        _bounded(max(deadline.left, 1), lambda: say(late)),
+        _met(name, place, bind, deadline, reserved) as (coordinator, bound, missing),
+        _bounded(max(deadline.left, 1), lambda: say(late + _named(missing(), names))),
     ):
         jax.distributed.initialize(
             coordinator,
@@ -100,20 +100,26 @@ def _bind(place: Place, listen: str | None) -> tuple[str, int]:
 @contextlib.contextmanager
 def _met(
     name: str, place: Place, bind: tuple[str, int], deadline: addresses.Deadline, reserved: bool
-) -> Iterator[tuple[str, str]]:
-    """The coordinator's address, and the one at which it listens, on a port that is kept for it meanwhile."""
+) -> Iterator[tuple[str, str, Callable[[], list[int]]]]:
+    """The coordinator's address, the one at which it listens, on a port that is kept for it meanwhile, and who has not come, where
+    that is known.
+    """
     host = place.address[0]
     if reserved:
         if place.index:
             addresses.connected(name, place.address, deadline).close()
-        yield place.coordinator, addresses.joined(*bind)
+        yield place.coordinator, addresses.joined(*bind), list
     elif place.index:
         port = door.ask(name, place, deadline)
-        yield addresses.joined(host, port), addresses.joined(bind[0], port)
+        yield addresses.joined(host, port), addresses.joined(bind[0], port), list
     else:
         with addresses.reserved_port(bind[0]) as port:
-            door.keep(name, bind, place, port)
-            yield addresses.joined(host, port), addresses.joined(bind[0], port)
+            missing = door.keep(name, bind, place, port).missing
+            yield addresses.joined(host, port), addresses.joined(bind[0], port), missing
+
+
+def _named(missing: Sequence[int], names: Sequence[str]) -> str:
+    return f"; missing: {', '.join(names[i] for i in missing)}" if missing else ""
 
 
 class Processes:
