@@ -86,7 +86,7 @@ def test_equal_shares_of_a_cut_layer_are_the_layer(platform) -> None:
 
 @running.on_each_platform
 def test_is_the_ops_that_it_fuses(platform) -> None:
-    """Sorted by hand, two grouped products and the activation between them: the same bits."""
+    """Sorted by hand, two grouped products and the activation between them: on the CPU the same bits."""
     x, w1, w2, weights, ids = (
         a.astype(support.DTYPES["bf16"]) if a.ndim == 3 or a.shape[-1] == 24 else a
         for a in layer(2)
@@ -104,7 +104,10 @@ def test_is_the_ops_that_it_fuses(platform) -> None:
     want = np.zeros(x.shape, np.float32)
     for j in range(k):
         want += weights[:, j : j + 1] * terms.reshape(*ids.shape, -1)[:, j]
-    np.testing.assert_allclose(np.asarray(got, np.float32), want, rtol=2**-8, atol=1e-6)
+    if platform == "cpu":
+        np.testing.assert_array_equal(got, want.astype(got.dtype))
+    else:  # whose products have other tiles where they apply the activation themselves
+        np.testing.assert_allclose(np.asarray(got, np.float32), want, rtol=2**-8, atol=1e-6)
 
 
 @running.on_each_platform

@@ -67,7 +67,7 @@ def by_products(
     rows = _permuted(pairs, order, places)
     shares = weights.astype(jnp.float32).reshape(-1, 1)
     if apply_router_weight_on_input:
-        # In f32, as the op has it; the bias comes behind.
+        # In f32, where the op rounds to T; the bias comes behind.
         hidden = product(rows, w1, preferred_element_type=jnp.float32)
         hidden = hidden * _permuted(shares, order, places)
         if w1_bias is not None:

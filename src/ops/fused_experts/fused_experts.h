@@ -4,8 +4,8 @@
 // where `act` makes i numbers of the 2i of gate and up: silu(gate) up and gelu_tanh(gate) up, gate
 // in the first i columns and silu(gate) rounded to T, and that of swigluoai_and_mul, gate and up in
 // turn. Each term is rounded to T before it is weighted; the sum over j is f32, from the first on,
-// rounded once. With apply_router_weight_on_input x is weighted instead, in f32 behind the product:
-// weights[t, j] (x[t, :] w1[e]^T) + w1_bias[e], where the product alone is rounded to T.
+// rounded once. With apply_router_weight_on_input the first product is weighted instead, behind its
+// rounding and before the bias, in f32: weights[t, j] round_T(x[t, :] w1[e]^T) + w1_bias[e].
 //
 // The expert of an id is the id itself, or expert_map[id]. One that is none of [0, e) adds nothing,
 // and so does an id outside of the map.
