@@ -80,6 +80,12 @@ def _experts(config: Fields, count: str, **traits: Any) -> Experts:
     return Experts(number, config.whole("num_experts_per_tok", most=number), **traits)
 
 
+def _place_of(names: Collection[str], layer: str) -> tuple[str, tuple[str, str, str]]:
+    """What the names of a layer's router and experts begin with, and those of an expert's gate, up and down."""
+    place = next((p for p in _PLACES if f"{layer}{p}gate.weight" in names), "mlp.")
+    return layer + place, _PLACES[place]
+
+
 def read_experts(
     config: ModelConfig, names: Collection[str], layer: str, read: Callable[..., np.ndarray]
 ) -> dict[str, np.ndarray]:
@@ -95,13 +101,12 @@ def read_experts(
     if config.experts.biases:
         return _read_gpt_oss(config, layer + _GPT_OSS_PLACE, read)
     e, n, i = config.experts.count, config.hidden, config.intermediate
-    place = next((p for p in _PLACES if f"{layer}{p}gate.weight" in names), "mlp.")
-    gate, up, down = _PLACES[place]
+    place, (gate, up, down) = _place_of(names, layer)
 
     def matrix(expert: int, name: str, rows: int, columns: int) -> np.ndarray:
-        return read(f"{layer}{place}experts.{expert}.{name}.weight", rows, columns)
+        return read(f"{place}experts.{expert}.{name}.weight", rows, columns)
 
-    router = read(f"{layer}{place}gate.weight", e, n)
+    router = read(f"{place}gate.weight", e, n)
     gate_up = [
         np.concatenate([matrix(expert, name, i, n) for name in (gate, up)]) for expert in range(e)
     ]
@@ -133,28 +138,22 @@ def read_packed_experts(
         down = read_packed(f"{place}experts.down_proj", n, i, e)
         if gate_up is None or down is None:
             return None
-        return _checked_codes(gate_up, down) | {
-            "router": read(f"{place}router.weight", e, n),
-            "router_bias": read(f"{place}router.bias", e),
-            "experts_gate_up_bias": read(f"{place}experts.gate_up_proj_bias", e, 2 * i),
-            "experts_down_bias": read(f"{place}experts.down_proj_bias", e, n),
-        }
-    place = next((p for p in _PLACES if f"{layer}{p}gate.weight" in names), "mlp.")
-    gate, up, down = _PLACES[place]
+        return _checked_codes(gate_up, down) | _gpt_oss_others(config, place, read)
+    place, (gate, up, down) = _place_of(names, layer)
 
     def matrix(expert: int, name: str, rows: int, columns: int) -> Any:
-        return read_packed(f"{layer}{place}experts.{expert}.{name}.weight", rows, columns)
+        return read_packed(f"{place}experts.{expert}.{name}.weight", rows, columns)
 
     if matrix(0, gate, i, n) is None:
         return None
     pairs = [joined([matrix(x, gate, i, n), matrix(x, up, i, n)]) for x in range(e)]
     if any(len(pair) > 1 for pair in pairs):
         raise ValueError(
-            f"{layer}{place}experts: gate and up are in forms of their own, or cut a tile of 16 rows"
+            f"{place}experts: gate and up are in forms of their own, or cut a tile of 16 rows"
         )
     downs = [matrix(x, down, n, i) for x in range(e)]
     return _checked_codes([pair[0] for pair in pairs], downs) | {
-        "router": read(f"{layer}{place}gate.weight", e, n)
+        "router": read(f"{place}gate.weight", e, n)
     }
 
 
@@ -183,12 +182,22 @@ def _read_gpt_oss(
     """Its matrices are [in, out] in the file, and gate and up take turns in its columns."""
     assert config.experts is not None
     e, n, i = config.experts.count, config.hidden, config.intermediate
+    return _gpt_oss_others(config, place, read) | {
+        "experts_gate_up": _transposed(read(f"{place}experts.gate_up_proj", e, n, 2 * i)),
+        "experts_down": _transposed(read(f"{place}experts.down_proj", e, i, n)),
+    }
+
+
+def _gpt_oss_others(
+    config: ModelConfig, place: str, read: Callable[..., np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The router, and all biases."""
+    assert config.experts is not None
+    e, n, i = config.experts.count, config.hidden, config.intermediate
     return {
         "router": read(f"{place}router.weight", e, n),
         "router_bias": read(f"{place}router.bias", e),
-        "experts_gate_up": _transposed(read(f"{place}experts.gate_up_proj", e, n, 2 * i)),
         "experts_gate_up_bias": read(f"{place}experts.gate_up_proj_bias", e, 2 * i),
-        "experts_down": _transposed(read(f"{place}experts.down_proj", e, i, n)),
         "experts_down_bias": read(f"{place}experts.down_proj_bias", e, n),
     }
 
