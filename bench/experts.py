@@ -3,10 +3,11 @@
 
 Usage: experts.py [--whole [--zipf]] [--platform cpu|gpu] [--layer NAME ...] [--tokens N ...] [--dtype bfloat16] [--json FILE]
 
-A figure is microseconds a call, the least and the median over rounds in which each way has its turn. `floor` is the
-least that a call must take: bytes at the speed of a large sum in the same run, or flops at that of a large product. Each token goes to
-`top` experts drawn evenly. Inputs are random, and change from call to call, so that no cache holds the weights. "a dot an expert" has
-the first round's sizes in its program, and could not have others.
+A figure is microseconds a call, the least and the median over rounds in which each way has its turn. `floor` is a call's bytes at the
+speed of a large sum in the same run, or its flops at that of a large product, whichever takes longer: a call whose weights lie in a
+cache takes less. Each token goes to `top` experts drawn evenly. Inputs are random. Without --whole, two copies of weights of less than
+1 GiB take turns, and each round has sizes of its own; "a dot an expert" has the first round's in its program, and could not have
+others. With --whole the weights are the same in every call, and on GPUs a figure is the mean of calls that differ in their routing.
 """
 
 import argparse

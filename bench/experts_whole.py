@@ -66,8 +66,6 @@ def measure(
     """All ways in turn, `rounds` times."""
     e, k, n, i, act = LAYERS[name]
     rng = np.random.default_rng(tokens)
-    calls = CALLS if jax.devices()[0].platform == "gpu" else 1
-    routings = [routed(rng, tokens, e, k, zipf) for _ in range(calls)]
     seeds = jax.random.split(jax.random.key(tokens), 3)
     shapes = (tokens, n), (e, 2 * i, n), (e, n, i)
     x, w1, w2 = (
@@ -75,11 +73,13 @@ def measure(
         for s, shape in zip(seeds, shapes, strict=True)
     )
     weights = jnp.full((tokens, k), 1 / k, jnp.float32)
+    calls = CALLS if x.device.platform == "gpu" else 1
+    routings = [routed(rng, tokens, e, k, zipf) for _ in range(calls)]
     touched = statistics.mean(len(np.unique(ids)) for ids in routings)
     moved = x.dtype.itemsize * (touched * 3 * n * i + 2 * tokens * n)
     floor = max(moved / ceiling[0], 6 * tokens * k * n * i / ceiling[1])
     ids = [jnp.asarray(one) for one in routings]
-    times: dict[str, list[float]] = {}
+    ways: dict[str, Callable[[], float]] = {}  # seconds a call
     for way, function in (("ours", ours), ("ragged_dot", by_ragged_dot)):
 
         def every(x, w1, w2, weights, ids, function=function):
@@ -87,12 +87,18 @@ def measure(
 
         step = jax.jit(every)
         jax.block_until_ready(step(x, w1, w2, weights, ids))
-        times[way] = [
-            seconds(lambda f=step: f(x, w1, w2, weights, ids)) / calls for _ in range(rounds)
-        ]
-    if calls > 1:
+
+        def once(step=step) -> float:
+            return seconds(lambda: step(x, w1, w2, weights, ids)) / calls
+
+        ways[way] = once
+    if calls > 1 and dtype == "bfloat16":
         arrays = [np.asarray(a.astype(jnp.float32)) for a in (x, w1, w2, weights)]
-        times |= in_torch(arrays, routings, act, rounds)
+        ways |= in_torch(arrays, routings, act)
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, run in ways.items():
+            times[way].append(run())
     return [
         Row(name, tokens, dtype, way, 1e6 * min(t), 1e6 * statistics.median(t), 1e6 * floor)
         for way, t in times.items()
@@ -100,9 +106,9 @@ def measure(
 
 
 def in_torch(
-    arrays: list[np.ndarray], routings: list[np.ndarray], act: str, rounds: int
-) -> dict[str, list[float]]:
-    """Seconds a call of ours in torch and of vLLM's, each in a CUDA graph, bf16; nothing without vLLM."""
+    arrays: list[np.ndarray], routings: list[np.ndarray], act: str
+) -> dict[str, Callable[[], float]]:
+    """What times ours in torch and vLLM's, each in a CUDA graph, bf16; nothing without vLLM."""
     try:
         import torch
         from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -114,7 +120,7 @@ def in_torch(
     x, w1, w2 = (torch.from_numpy(a).cuda().bfloat16() for a in arrays[:3])
     weights = torch.from_numpy(arrays[3]).cuda()
     ids = [torch.from_numpy(one).cuda() for one in routings]
-    ways: dict[str, Callable[..., Any]] = {
+    ways = {
         "ours, torch": lambda one: torch.ops.xla_gpu.fused_experts(
             x, w1, w2, weights, one, activation=act
         ),
@@ -122,11 +128,11 @@ def in_torch(
             x, w1, w2, weights, one, activation=MoEActivation.from_str(act)
         ),
     }
-    return {way: graph_seconds(run, ids, rounds) for way, run in ways.items()}
+    return {way: graph_timer(run, ids) for way, run in ways.items()}
 
 
-def graph_seconds(run: Callable[..., Any], ids: list[Any], rounds: int) -> list[float]:
-    """Seconds a call, of a CUDA graph with a call for each routing."""
+def graph_timer(run: Callable[..., Any], ids: list[Any]) -> Callable[[], float]:
+    """Gives seconds a call, of a CUDA graph with a call for each routing."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -134,15 +140,19 @@ def graph_seconds(run: Callable[..., Any], ids: list[Any], rounds: int) -> list[
         for one in ids[:2]:
             run(one)
     torch.cuda.synchronize()
-    graph, found = torch.cuda.CUDAGraph(), []
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for one in ids:
             run(one)
-    for _ in range(rounds + 2):
+
+    def once(_kept=run) -> float:  # its arrays, which the graph reads
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
-        found.append(begin.elapsed_time(end) * 1e-3 / len(ids))
-    return found[2:]
+        return begin.elapsed_time(end) * 1e-3 / len(ids)
+
+    for _ in range(2):
+        once()
+    return once

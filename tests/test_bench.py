@@ -1,7 +1,9 @@
-"""bench/ops.py refuses a figure rather than print what noise made of it."""
+"""bench/ops.py refuses a figure rather than print what noise made of it; ways that bench/experts.py compares take turns."""
 
 import importlib.util
+import itertools
 
+import jax
 import pytest
 import support
 
@@ -25,3 +27,22 @@ def test_noise_gives_none(short: list[float], long: list[float]) -> None:
     """Neither a negative time nor one that the next run would not show."""
     with pytest.raises(bench.TooNoisyError, match=r"calls took .* us, and runs differ by .* us"):
         bench.seconds_per_call(short, long, 4)
+
+
+def test_ways_of_a_layer_take_turns(monkeypatch) -> None:
+    """On the platform that is asked for, where a program is one call: it may not be JAX's first."""
+    monkeypatch.syspath_prepend(support.ROOT / "bench")
+    import experts_whole
+
+    clock = itertools.count()
+
+    def seconds(run) -> int:
+        run()
+        return next(clock)
+
+    monkeypatch.setitem(experts_whole.LAYERS, "tiny", (4, 2, 8, 8, "silu"))
+    monkeypatch.setattr(experts_whole, "seconds", seconds)
+    with jax.default_device(jax.devices("cpu")[0]):
+        rows = experts_whole.measure("tiny", 3, "float32", 3, (1.0, 1.0))
+    figures = [(row.way, row.least_us, row.median_us) for row in rows]
+    assert figures == [("ours", 0, 2e6), ("ragged_dot", 1e6, 3e6)]
