@@ -3,12 +3,14 @@
 import signal
 import socket
 import subprocess
+import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import pytest
 import started
-from intarsia.processes import Limits, endings
+from intarsia.processes import Limits, endings, progress
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -188,3 +190,52 @@ processes.meet("awake")
     assert [status for status, _, _ in ends] == [1, 1]
     assert f"process 1 of 2: {text}\n" in ends[1][2]
     assert f"process 0 of 2: ended, since process 1 failed: {text}\n" in ends[0][2]
+
+
+def test_processes_that_wait_at_different_meetings_say_so(start, address) -> None:
+    """And not those of which one is late, or has met the others and goes on."""
+    script = """
+import sys, time
+from intarsia.processes import Limits, Place, join
+index = int(sys.argv[2])
+processes = join(Place(sys.argv[1], 2, index), Limits(stall=3))
+if index:
+    for _ in range(5):
+        time.sleep(1)
+        processes.progress()
+processes.meet("first")
+if index:
+    for _ in range(5):
+        time.sleep(1)
+        processes.progress()
+processes.meet("second" if index else "last")
+"""
+    ends = started.ends([start("-c", script, address, str(i)) for i in range(2)])
+    text = "no progress for 3 s: processes wait for each other; process 0 at '2/last', process 1 at '2/second'"
+    assert [status for status, _, _ in ends] == [1, 1]
+    assert all(text in err for _, _, err in ends), ends
+
+
+def test_the_store_has_the_newest_of_what_two_threads_tell() -> None:
+    """Of which the first is held up on its way there."""
+    told, held, go = [], threading.Event(), threading.Event()
+
+    def put(what: str, text: str) -> None:
+        if "old" in text:
+            held.set()
+            go.wait(10)
+        told.append(text)
+
+    own = progress.Progress(SimpleNamespace(put=put))
+    own.mark("old")
+    first = threading.Thread(target=own.tell)
+    first.start()
+    held.wait(10)
+    own.mark("new")
+    second = threading.Thread(target=own.tell)
+    second.start()
+    second.join(0.5)
+    go.set()
+    first.join()
+    second.join()
+    assert "new" in told[-1]

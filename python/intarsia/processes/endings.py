@@ -115,9 +115,13 @@ class Endings:
                 if int(index) != self._peers.index:
                     self._end(f"ended, since {self._peers.names[int(index)]} failed: {text}", 1)
                 return
+            limit = self._limits.stall
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 self._progress.tell()
-            if self._progress.stalls(limit := self._limits.stall):
+                if apart := self._progress.apart(limit):
+                    text = f"no progress for {limit} s: processes wait for each other; {apart}"
+                    self._end(text, 1, tell=True)
+            if self._progress.stalls(limit):
                 self._end(f"no progress for {limit} s; {self._progress.of_all()}", 1, tell=True)
 
     def _watch_lives(self) -> None:

@@ -163,9 +163,10 @@ class Processes:
 
     def meet(self, what: str) -> None:
         """Waits for the others to get here: no collective then waits for a process that is not there yet."""
-        self.stage(what)
-        self._progress.wait()
-        self._client.wait_at_barrier(self._new(what), _DAY_SECONDS * 1000)
+        barrier = self._new(what)
+        self._progress.meet(what, barrier.removeprefix(PREFIX))
+        self._progress.tell()
+        self._client.wait_at_barrier(barrier, _DAY_SECONDS * 1000)
         self.progress()
 
     def gather(self, what: str, value: str) -> list[str]:
