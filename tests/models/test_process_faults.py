@@ -60,7 +60,9 @@ def test_a_slow_process_delays_all_and_changes_no_token(generate, one_process) -
     """From its compilation on it runs a tenth of the time."""
     processes = [generate(2, i, "--tensor-parallel", "2") for i in range(2)]
     started.wait_for(processes, "compiling")
+    deadline = time.monotonic() + started.BOUND
     while processes[0].poll() is None:
+        assert time.monotonic() < deadline, "process 0 has not ended"
         processes[1].send_signal(signal.SIGSTOP)
         time.sleep(0.45)
         processes[1].send_signal(signal.SIGCONT)

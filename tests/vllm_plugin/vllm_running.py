@@ -134,6 +134,12 @@ def family(pid: int) -> list[Any]:
         return []
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Server:
     """`vllm serve`, as a user starts it.
 
@@ -145,11 +151,9 @@ class Server:
     """
 
     def __init__(self, model: Path, log: Path, at: Any = None, **changes: Any):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = changes.get("port") or _free_port()
         host = at.address if at else "127.0.0.1"
-        self.address = f"http://{host}:{changes.get('port', self.port)}"
+        self.address = f"http://{host}:{self.port}"
         self._log = log
         options = {"dtype": "float32", "host": host, "port": self.port} | SIZES | changes
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
@@ -303,16 +307,15 @@ def started_on(
     if len(made) > 1:
         common |= {"nnodes": len(made), "master_addr": made[0].address}
     servers: list[Server] = []
-    try:
+    with contextlib.ExitStack() as stack:  # each is stopped, whatever comes of the others
         for i, host in enumerate(made):
             own = {"node_rank": i} if len(made) > 1 else {}
             if i:
                 common |= {"headless": True, "api_server_count": 0}
-            servers.append(Server(model, folder / f"log{i}", host, **common | own | changes))
+            server = Server(model, folder / f"log{i}", host, **common | own | changes)
+            stack.callback(server.stop)
+            servers.append(server)
         yield servers
-    finally:
-        for server in reversed(servers):
-            server.stop()
 
 
 @contextlib.contextmanager
