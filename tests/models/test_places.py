@@ -51,6 +51,11 @@ def test_flags_that_do_not_fit(write_gguf, tiny_weights, capsys, flags, text) ->
     assert error.startswith("intarsia generate: ") and text in error and error.count("\n") == 1
 
 
+def test_several_processes_do_not_share_stdin(capsys) -> None:
+    assert cli.main(["perplexity", "-", "--coordinator", "h:1", "--num-processes", "2"]) == 2
+    assert "the text is -, expected a file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("variables", "place"),
     [

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import jax
 import pytest
@@ -122,9 +123,18 @@ def test_perplexity_is_that_of_one_process(start, tiny_model, address, capsys, t
     assert cli.main([*command, "--device", "cpu"]) == 0
     expected = capsys.readouterr().out
     flags = ["--coordinator", address, "--num-processes", "2", "--data-parallel", "2"]
-    ends = started.ends(
-        [start("-c", started.COMMAND, *command, *flags, "--process-id", str(i)) for i in range(2)]
-    )
+    command[1] = "text"
+    (other := tmp_path / "other").mkdir()
+    (other / "text").write_text("hello the world 123 " * 7)
+
+    def begin(folder: Path, index: int) -> subprocess.Popen:
+        code = f"import os; os.chdir({str(folder)!r}); {started.COMMAND}"
+        return start("-c", code, *command, *flags, "--process-id", str(index))
+
+    first = begin(tmp_path, 0)
+    [(status, _, err)] = started.ends([begin(other, 1)])
+    assert status == 2 and "differs in contents: " in err
+    ends = started.ends([first, begin(tmp_path, 1)])
     assert [end[:2] for end in ends] == [(0, expected), (0, "")]
 
 

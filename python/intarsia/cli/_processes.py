@@ -163,10 +163,18 @@ class Share(NamedTuple):
             self.processes.progress()
 
 
+def asked_for(args: argparse.Namespace) -> bool:
+    """Whether flags ask for several processes."""
+    return bool(args.distributed) or any(value is not None for value in _given(args).values())
+
+
 @contextlib.contextmanager
-def joined(args: argparse.Namespace, program: str) -> Iterator[Share]:
-    """Runs what is inside in one of several processes, if flags ask for them; its errors end them all."""
-    place = _place(args)
+def joined(args: argparse.Namespace, program: str, **common: str) -> Iterator[Share]:
+    """Runs what is inside in one of several processes, if flags ask for them; its errors end them all.
+
+    `common` are texts that are the same in all of them, beside their flags.
+    """
+    place = _place(args, common)
     if place is None:
         yield Share()
         return
@@ -200,14 +208,19 @@ def joined(args: argparse.Namespace, program: str) -> Iterator[Share]:
             processes.fail(error)
 
 
-def _place(args: argparse.Namespace) -> "Place | None":
-    given = {
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags of a place."""
+    return {
         "--coordinator-address": args.coordinator_address,
         "--num-processes": args.num_processes,
         "--process-id": args.process_id,
     }
+
+
+def _place(args: argparse.Namespace, common: dict[str, str]) -> "Place | None":
+    given = _given(args)
     missing = [flag for flag, value in given.items() if value is None]
-    if len(missing) == len(given) and not args.distributed:
+    if not asked_for(args):
         if args.data_parallel != 1:
             raise ValueError(
                 f"--data-parallel is {args.data_parallel}, expected 1: there is one process (docs/scaling.md)"
@@ -228,7 +241,7 @@ def _place(args: argparse.Namespace) -> "Place | None":
         )
     else:
         place = Place(*given.values())
-    return dataclasses.replace(place, run=_common(args))
+    return dataclasses.replace(place, run=_common(args) | common)
 
 
 def _common(args: argparse.Namespace) -> dict[str, str]:

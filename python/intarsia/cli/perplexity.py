@@ -11,7 +11,7 @@ _CONTEXT = 2048
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
-    parser.add_argument("text", help="a file of text; - reads stdin")
+    parser.add_argument("text", help="a file of text; - reads stdin, in one process")
     _model.add_arguments(parser)
     parser.add_argument(
         "--context",
@@ -23,8 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Scores; the result goes to stdout."""
+    if args.text == "-" and _processes.asked_for(args):
+        raise ValueError("the text is -, expected a file: each of several processes reads it")
     text = _read(args.text)
-    with _processes.joined(args, "intarsia perplexity") as share:
+    with _processes.joined(args, "intarsia perplexity", contents=text) as share:
         _score(args, text, share)
     return 0
 
