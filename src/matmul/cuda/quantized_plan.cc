@@ -8,7 +8,7 @@ namespace intarsia::matmul {
 namespace {
 
 // Of x, below which another kernel is the faster one (docs/notebook/weights_in_codes.md).
-constexpr int64_t kLeastWarpgroupsRows = 9;
+constexpr int64_t kLeastWarpgroupsRows = 4;
 
 // A kernel for groups of 32 columns and more is built for formats that files of 4 bits have.
 bool FitsCoarse(const QuantizedParams& p) {
@@ -161,7 +161,7 @@ bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, Quanti
     return false;
   QuantizedPlan found = plan;
   found.kernel = QuantizedKernelKind::kWarpgroups;
-  found.shape = {p.m <= 16 ? 16 : p.m <= 32 ? 32 : 64, kWarpgroupsTiles};
+  found.shape = {p.m <= 8 ? 8 : p.m <= 16 ? 16 : p.m <= 32 ? 32 : 64, kWarpgroupsTiles};
   // CTAs of a cluster have two stages each. Larger clusters than pairs find room for all of their
   // CTAs on three quarters of the multiprocessors; on more, some of them waited for a second turn.
   constexpr int64_t kMostWarpgroupsSplits = 6;

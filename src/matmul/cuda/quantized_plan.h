@@ -23,7 +23,8 @@ struct QuantizedShape {
 // kWideStream: codes from memory right into registers, with groups that end with a block of 32
 // columns, or with a stage.
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
-// kWarpgroups: by wgmma, for 4-bit codes with groups that end with a stage, and many rows.
+// kWarpgroups: by wgmma, or by mma.sync up to 8 rows, for 4-bit codes with groups that end with a
+// stage.
 enum class QuantizedKernelKind {
   kAny,
   kStream,

@@ -3,15 +3,17 @@
 // for groups of 128 columns and multiples of it, without zeros.
 //
 // One thread has the copy engine fetch codes, scales and rows of x, a stage of 128 columns at a
-// time. Two warpgroups decode codes into registers, which are wgmma's A: 64 rows of w at a time,
-// two times. B are rows of x as they lie in memory. A stage's sums are a group's, or part of one:
-// its scale multiplies them in f32.
+// time. Warpgroups decode codes into registers, which are wgmma's A: 64 rows of w at a time. B are
+// rows of x as they lie in memory. A stage's sums are a group's, or part of one: its scale
+// multiplies them in f32. Up to 8 rows of x take mma.sync instead, whose fragments of A are a
+// warp's part of wgmma's.
 //
 // Codes in registers, fed by copies ahead of them, are Marlin's design (Frantar et al., 2024), on
 // wgmma Machete's. A lane of an A fragment has columns 2c, 2c + 1, 2c + 8 and 2c + 9 of 16, of
 // rows r and r + 8, in whose place are rows 2r and 2r + 1 of a tile: byte c of two neighboring
 // lines of codes, in 8 bytes of each line.
 #pragma once
+#include "src/core/cuda/mma.cuh"
 #include "src/core/cuda/tma.cuh"
 #include "src/core/cuda/wgmma.cuh"
 #include "src/matmul/cuda/codes.cuh"
@@ -25,14 +27,24 @@ struct WarpgroupsConfig {
   static constexpr DType kType = kType_;
   using T = cuda::DeviceT<kType>;
   static constexpr int kRows = kRows_;  // of x
-  static constexpr int kHalves = 2;     // of a consumer's rows of w
-  static constexpr int kTiles = kConsumers * kHalves * 4;
+  // Whether warps multiply by mma.sync, of which 8 rows take half as many as 16.
+  static constexpr bool kByWarps = kRows == 8;
+  // Of a warpgroup's rows of w. Registers of one leave room for more warps; two share what is read
+  // of x.
+  static constexpr int kHalves = kRows == 16 || kRows == 32 ? 1 : 2;
+  static constexpr int kTiles = kWarpgroupsTiles;
+  static constexpr int kMultiplying = kTiles / (4 * kHalves);  // warpgroups
+  static constexpr int kMultipliers = kMultiplying * cuda::kWarpgroupThreads;
+  static constexpr int kThreads = kMultipliers + cuda::kWarpgroupThreads;
+  // The copying warpgroup gives registers to those that multiply.
+  static constexpr int kAtStart = 65536 / kThreads / 8 * 8, kCopying = 40;
+  static constexpr int kMultiplyingRegisters =
+      (kAtStart + (kAtStart - kCopying) / kMultiplying) / 8 * 8;
   static constexpr int kXBytes = kRows * kStageColumns * 2;
   static constexpr int kTileBytes = kStageColumns * static_cast<int>(kTileRows) / 2;
   static constexpr int kStages = WarpgroupsStages(kRows);
   static constexpr int kPitch = kTiles * static_cast<int>(kTileRows) + 4;  // of sums, for the banks
 };
-static_assert(WarpgroupsConfig<DType::kBF16, 16>::kTiles == kWarpgroupsTiles);
 
 template <class S>
 struct alignas(cuda::kSwizzleAtomBytes) WarpgroupsShared {
@@ -86,7 +98,10 @@ class WarpgroupsProduct {
  public:
   static constexpr int kSums = S::kRows / 2;
   static constexpr int kSteps = kStageColumns / cuda::kWgmmaStep;
-  using M = cuda::Wgmma<S::kRows>;
+  using M = cuda::Wgmma<S::kByWarps ? 16 : S::kRows>;
+  // The greatest power of two of the type, and what its smallest step is, times that.
+  static constexpr float kMost = S::kType == DType::kF16 ? 0x1p15f : 0x1p127f;
+  static constexpr float kUnit = S::kType == DType::kF16 ? 0x1p-9f : 0x1p-6f;
 
   __device__ __forceinline__ WarpgroupsProduct(const QuantizedParams& p, const WarpgroupsTask& task,
                                                WarpgroupsShared<S>& shared, int number)
@@ -95,28 +110,47 @@ class WarpgroupsProduct {
     r_ = lane / 4, c_ = lane % 4;
     tile_ = number * S::kHalves * 4 + thread / 32;
     bytes_ = (c_ | (4 + c_) << 4) * 0x101;
+    // The bits above k's are 0. Were it a constant, ptxas would put it into a register for each
+    // use.
+    up_ = PairBits(kMost, kMost / 16) + static_cast<uint32_t>(p.k >> 32);
   }
 
-  // Products of the first half are in flight while the other one is decoded.
+  // Products of a half are in flight while the next one is decoded.
   __device__ __forceinline__ void Run() {
     float group[S::kHalves][kSums];
     uint32_t a[S::kHalves][kSteps][4];
     cuda::RingPlace<S::kStages> place;
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) all_[0][i] = all_[1][i] = 0.0f;
+    for (auto& of_half : all_)
+#pragma unroll
+      for (float& sum : of_half) sum = 0.0f;
 #pragma unroll 1
     for (int i = task_.begin; i < task_.end; ++i, place.Next()) {
       shared_.ring.full[place.index].Wait(place.parity);
-      Decode(place.index, 0, a[0]);
-      Multiply(place.index, a[0], group[0]);
-      Decode(place.index, 1, a[1]);
-      Multiply(place.index, a[1], group[1]);
-      const float2 scales[S::kHalves] = {ScalesOf(place.index, 0), ScalesOf(place.index, 1)};
-      cuda::WgmmaWait<1>();
-      AddScaled(scales[0], group[0], all_[0]);
-      cuda::WgmmaWait<0>();
+      if constexpr (S::kByWarps) {
+#pragma unroll
+        for (int half = 0; half < S::kHalves; ++half) Decode(place.index, half, a[half]);
+        MultiplyByWarps(place.index, a, group);
+      } else {
+#pragma unroll
+        for (int half = 0; half < S::kHalves; ++half) {
+          Decode(place.index, half, a[half]);
+          // Decoded before the first product begins, not between products.
+#pragma unroll
+          for (auto& of_step : a[half])
+#pragma unroll
+            for (uint32_t& pair : of_step) asm volatile("" : "+r"(pair)::"memory");
+          Multiply(place.index, a[half], group[half]);
+        }
+      }
+      float2 scales[S::kHalves];
+#pragma unroll
+      for (int half = 0; half < S::kHalves; ++half) scales[half] = ScalesOf(place.index, half);
+      if constexpr (!S::kByWarps && S::kHalves == 2) cuda::WgmmaWait<1>();
+      if constexpr (S::kHalves == 2) AddScaled(scales[0], group[0], all_[0]);
+      if constexpr (!S::kByWarps) cuda::WgmmaWait<0>();
       Release(place.index);
-      AddScaled(scales[1], group[1], all_[1]);
+      AddScaled(scales[S::kHalves - 1], group[S::kHalves - 1], all_[S::kHalves - 1]);
     }
   }
 
@@ -146,22 +180,56 @@ class WarpgroupsProduct {
       Pairs(low.x, high.x, a[step][0], a[step][2]);
       Pairs(low.y, high.y, a[step][1], a[step][3]);
     }
-    // Decoded before the first product begins, not between products.
-#pragma unroll
-    for (auto& of_step : a)
-#pragma unroll
-      for (uint32_t& pair : of_step) asm volatile("" : "+r"(pair)::"memory");
   }
-  // The pairs of byte c of two words.
+  // The pairs of byte c of two words, each number less 8, times kUnit. Four bits of a number whose
+  // exponent is 0 or 1 count its smallest steps, in bits 4 to 7 sixteen at a time: one operation
+  // scales both halves of a pair, each by its power of two, and takes the 8 with it.
   __device__ __forceinline__ void Pairs(uint32_t first, uint32_t second, uint32_t& low,
                                         uint32_t& high) const {
-    constexpr bool kHalf = S::kType == DType::kF16;
-    constexpr uint32_t kOne = kHalf ? 0x64006400u : 0x43004300u;
-    constexpr float kBias = kHalf ? 1032.0f : 136.0f;
     const uint32_t twice = __byte_perm(first, second, bytes_);
-    const uint32_t apart = (twice & 0x0000ffffu) | (twice >> 4 & 0xffff0000u);
-    low = decoding::Subtract<S::kType>(decoding::Masked(apart, 0x000f000fu, kOne), kBias);
-    high = decoding::Subtract<S::kType>(decoding::Masked(apart >> 8, 0x000f000fu, kOne), kBias);
+    low = Number(twice & 0x00f0000fu);
+    high = Number(twice >> 8 & 0x00f0000fu);
+  }
+  __device__ __forceinline__ uint32_t Number(uint32_t bits) const {
+    const uint32_t eight = PairBits(-8 * kUnit, -8 * kUnit);
+    if constexpr (S::kType == DType::kF16)
+      asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(bits) : "r"(up_), "r"(eight));
+    else
+      asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(bits) : "r"(up_), "r"(eight));
+    return bits;
+  }
+  static __device__ __forceinline__ uint32_t PairBits(float low, float high) {
+    cuda::PairOf<typename S::T> pair;
+    pair.x = cuda::FromFloat<typename S::T>(low), pair.y = cuda::FromFloat<typename S::T>(high);
+    uint32_t bits;
+    memcpy(&bits, &pair, sizeof bits);
+    return bits;
+  }
+  // One ldmatrix loads 32 columns of the 8 rows of x. The copy engine swaps 16 bytes of a row of a
+  // panel by the row's number.
+  __device__ __forceinline__ void MultiplyByWarps(int stage,
+                                                  const uint32_t (&a)[S::kHalves][kSteps][4],
+                                                  float (&sums)[S::kHalves][kSums]) const {
+    const int lane = static_cast<int>(threadIdx.x % 32), row = lane % 8;
+    const uint32_t x = cuda::SharedAddress(shared_.stages[stage].x) + row * 128;
+#pragma unroll
+    for (auto& of_half : sums)
+#pragma unroll
+      for (float& sum : of_half) sum = 0.0f;
+#pragma unroll
+    for (int step = 0; step < kSteps; step += 2) {
+      const int panel = step / (kSteps / 2), unit = 2 * (step % (kSteps / 2)) + lane / 8;
+      uint32_t b[4];
+      cuda::LdMatrix4(b, x + panel * (S::kXBytes / 2) + (unit ^ row) * 16);
+#pragma unroll
+      for (int half = 0; half < S::kHalves; ++half)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t(&of)[4] = a[half][step + i];
+          cuda::Mma<S::kType>::MultiplyAdd(sums[half], {{of[0], of[1], of[2], of[3]}},
+                                           {{b[2 * i], b[2 * i + 1]}});
+        }
+    }
   }
   // In flight afterwards, as a group of its own.
   __device__ __forceinline__ void Multiply(int stage, const uint32_t (&a)[kSteps][4],
@@ -176,8 +244,12 @@ class WarpgroupsProduct {
                                             x + cuda::ColumnStepBytes(S::kRows, step) / 16);
     cuda::WgmmaCommit();
   }
-  // Of two neighboring rows; those of a tile that is not there are not stored.
+  // Of two neighboring rows, over kUnit; those of a tile that is not there are not stored.
   __device__ __forceinline__ float2 ScalesOf(int stage, int half) const {
+    const float2 scales = StoredScales(stage, half);
+    return make_float2(scales.x / kUnit, scales.y / kUnit);
+  }
+  __device__ __forceinline__ float2 StoredScales(int stage, int half) const {
     const int pair_of_all = (tile_ + 4 * half) * static_cast<int>(kTileRows) / 2 + r_;
     if (p_.scales.dtype == DType::kF32)
       return reinterpret_cast<const float2*>(shared_.scales[stage])[pair_of_all];
@@ -202,7 +274,7 @@ class WarpgroupsProduct {
   const WarpgroupsTask& task_;
   WarpgroupsShared<S>& shared_;
   int r_, c_, tile_;
-  uint32_t bytes_;
+  uint32_t bytes_, up_;
   float all_[S::kHalves][kSums];
 };
 

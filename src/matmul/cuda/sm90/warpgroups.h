@@ -1,4 +1,4 @@
-// Hopper's kernel of products with 4-bit codes and 9 rows of x or more.
+// Hopper's kernel of products with 4-bit codes and 4 rows of x or more.
 #pragma once
 #include "src/matmul/cuda/quantized_plan.h"
 

@@ -10,9 +10,6 @@
 
 namespace intarsia::matmul::sm90 {
 
-inline constexpr int kWarpgroupsConsumers = kConsumers * cuda::kWarpgroupThreads;
-inline constexpr int kWarpgroupsThreads = kWarpgroupsConsumers + cuda::kWarpgroupThreads;
-
 // Adds the sums of a cluster's CTAs in their order.
 template <class S>
 __device__ __forceinline__ void StoreCluster(const QuantizedParams& p, const WarpgroupsTask& task,
@@ -21,8 +18,8 @@ __device__ __forceinline__ void StoreCluster(const QuantizedParams& p, const War
   const int ctas = cuda::ClusterSize(), rank = cuda::ClusterRank();
   const int rows = min(S::kRows, static_cast<int>(p.m) - task.first_row);
   cuda::ClusterSync();
-  for (int i = static_cast<int>(threadIdx.x) + rank * kWarpgroupsThreads; i < rows * kColumns;
-       i += kWarpgroupsThreads * ctas) {
+  for (int i = static_cast<int>(threadIdx.x) + rank * S::kThreads; i < rows * kColumns;
+       i += S::kThreads * ctas) {
     const int row = i / kColumns, column = i % kColumns;
     if (column < task.tiles * static_cast<int>(kTileRows))
       StoreResult<typename S::T>(p, task.first_row + row, task.first_tile * kTileRows + column,
@@ -33,7 +30,7 @@ __device__ __forceinline__ void StoreCluster(const QuantizedParams& p, const War
 
 // Grid: kTiles tiles of w each, tiles of rows, splits, which are a cluster.
 template <class S>
-__global__ void __launch_bounds__(kWarpgroupsThreads, 1)
+__global__ void __launch_bounds__(S::kThreads, 1)
     WarpgroupsCodesKernel(const __grid_constant__ QuantizedParams p,
                           const __grid_constant__ QuantizedPlan plan,
                           const __grid_constant__ WarpgroupsMaps maps) {
@@ -49,7 +46,7 @@ __global__ void __launch_bounds__(kWarpgroupsThreads, 1)
       .begin = all * split / splits,
       .end = all * (split + 1) / splits};
   if (threadIdx.x == 0) {
-    shared.ring.Init(1, kWarpgroupsConsumers / 32);
+    shared.ring.Init(1, S::kMultipliers / 32);
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.x), cuda::PrefetchMap(maps.codes), cuda::PrefetchMap(maps.scales);
   }
@@ -58,14 +55,14 @@ __global__ void __launch_bounds__(kWarpgroupsThreads, 1)
   cuda::LetNextBegin();
   // The same in all lanes, and by this the compiler knows it.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-  if (warp >= kWarpgroupsConsumers / 32) {
-    cuda::ReleaseRegisters<kProducerRegisters>();
-    if (threadIdx.x == kWarpgroupsConsumers) CopyStages<S>(p, plan, maps, task, shared);
+  if (warp >= S::kMultipliers / 32) {
+    cuda::ReleaseRegisters<S::kCopying>();
+    if (threadIdx.x == S::kMultipliers) CopyStages<S>(p, plan, maps, task, shared);
     __syncwarp();
     if (splits == 1) return;
     __syncthreads();
   } else {
-    cuda::TakeRegisters<kConsumerRegisters>();
+    cuda::TakeRegisters<S::kMultiplyingRegisters>();
     WarpgroupsProduct<S> product(p, task, shared, warp / 4);
     product.Run();
     const int rows = min(S::kRows, static_cast<int>(p.m) - task.first_row);
@@ -111,7 +108,7 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
       cuda::MakeWordMap(p.scales.data, scales, static_cast<int>(scales), groups, maps.scales));
   cuda::LaunchConfig config{
       {CeilDiv<int64_t>(p.tiles, S::kTiles), CeilDiv<int64_t>(p.m, S::kRows), plan.splits},
-      dim3(kWarpgroupsThreads),
+      dim3(S::kThreads),
       static_cast<int>(sizeof(WarpgroupsShared<S>))};
   config.cluster.z = static_cast<unsigned>(plan.splits);
   config.overlaps_previous = true;
@@ -121,6 +118,7 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
 template <DType kType>
 Status LaunchWarpgroupsOf(const QuantizedParams& p, const QuantizedPlan& plan,
                           const CudaContext& context) {
+  if (plan.shape.rows == 8) return LaunchWarpgroups<WarpgroupsConfig<kType, 8>>(p, plan, context);
   if (plan.shape.rows == 16) return LaunchWarpgroups<WarpgroupsConfig<kType, 16>>(p, plan, context);
   if (plan.shape.rows == 32) return LaunchWarpgroups<WarpgroupsConfig<kType, 32>>(p, plan, context);
   return LaunchWarpgroups<WarpgroupsConfig<kType, 64>>(p, plan, context);
