@@ -1,5 +1,6 @@
 """What ranks on several hosts listen at, and how long they wait: decided before any of them starts."""
 
+import json
 import os
 import re
 import socket
@@ -141,9 +142,9 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def meet(parallel, rank, limit):
+def meet(parallel, rank, limit, **run):
     method = get_distributed_init_method(parallel.master_addr, parallel.master_port)
-    with hosts.meeting(parallel, rank, limit):
+    with hosts.meeting(parallel, rank, limit, run):
         torch.distributed.init_process_group("gloo", method, world_size=2, rank=rank)
 
 
@@ -161,7 +162,7 @@ def test_a_port_in_use_is_named(environment):
     ("rank", "error"),
     [
         (1, r"rank 1 at 127\.0\.0\.1: no coordinator at 127\.0\.0\.1:\d+ within 2 s"),
-        (0, "1/2 clients joined"),
+        (0, r"rank 0 at 127\.0\.0\.1: fewer than 2 ranks came within 2 s; missing: rank 1"),
     ],
 )
 def test_a_host_that_never_comes_is_not_waited_for_long(environment, rank, error):
@@ -173,15 +174,28 @@ def test_a_host_that_never_comes_is_not_waited_for_long(environment, rank, error
     assert time.monotonic() - start < 30
 
 
-def test_a_rank_does_not_join_another_run(environment):
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [({}, "has a rank 1, or it was started twice"), ({"model": "b"}, "differs in model: give")],
+)
+def test_a_rank_does_not_join_another_run(environment, changes, error):
     """Whose rank 0 holds the port that its own rank 0 was refused."""
     port = free_port()
     store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    store.add("intarsia/rank/1", 1)
+    store.set("intarsia/run", json.dumps({"model": "a"}))
+    if not changes:
+        store.add("intarsia/rank/1", 1)
     parallel = two_hosts(master_addr="127.0.0.1", master_port=port)
     hosts.choose(parallel)
-    with pytest.raises(OSError, match=r"met another run at 127\.0\.0\.1:\d+, which has a rank 1"):
-        meet(parallel, 1, 5)
+    with pytest.raises(OSError, match=rf"met another run at 127\.0\.0\.1:\d+, which {error}"):
+        meet(parallel, 1, 5, **{"model": "a"} | changes)
+    assert store.check(["intarsia/rank/1"]) is (not changes)  # its own rank 1 may still come
+
+
+def test_what_ranks_have_in_common(configured):
+    run = hosts.run_of(configured(max_num_seqs=3))
+    assert all(type(value) is str for value in run.values())
+    assert (run["dtype"], run["max_num_seqs"]) == ("torch.float32", "3")
 
 
 def test_rays_ranks_meet_at_rays_address(monkeypatch):

@@ -7,12 +7,14 @@ torch's gloo what the host's name resolves to, and torch's store all. Here they 
 import datetime
 import importlib
 import ipaddress
+import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import psutil
+import torch
 from vllm import envs
 from vllm.config import ParallelConfig, VllmConfig
 
@@ -29,6 +31,8 @@ _OF_A_STEP = 0.9
 """Of vLLM's limit for a step: ranks are to say where they are before vLLM ends them."""
 _SETTINGS = {"start_timeout": "start", "heartbeat_timeout": "heartbeat"}
 """In --additional-config, and of `Limits`."""
+_RUN, _RANK = "intarsia/run", "intarsia/rank/"
+"""In torch's store: what ranks have in common, and which have come."""
 
 
 def limits(config: VllmConfig) -> Limits:
@@ -127,44 +131,69 @@ def _is_loopback(text: str) -> bool:
         return False
 
 
+def run_of(config: VllmConfig) -> dict[str, str]:
+    """What all ranks of a run have in common, as text: enough to tell runs apart whose programs or results differ."""
+    of, cache, parallel, scheduler = (
+        config.model_config,
+        config.cache_config,
+        config.parallel_config,
+        config.scheduler_config,
+    )
+    values = {
+        "model": of.model,
+        "revision": of.revision,
+        "dtype": of.dtype,
+        "quantization": of.quantization,
+        "max_model_len": of.max_model_len,
+        "seed": of.seed,
+        "kv_cache_dtype": cache.cache_dtype,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "nnodes": parallel.nnodes,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
 @contextmanager
-def meeting(parallel: ParallelConfig, rank: int, limit: int) -> Iterator[None]:
+def meeting(
+    parallel: ParallelConfig, rank: int, limit: int, run: Mapping[str, str]
+) -> Iterator[None]:
     """Has torch's store, while ranks on several hosts meet at it, listen at --master-addr alone, and wait so long.
 
+    Args:
+      run: What all ranks have in common; one that has something else is of another run.
+
     Raises:
-      OSError: Its port is in use.
-      TimeoutError: Nobody listens there.
+      OSError: Its port is in use, or another run's.
+      TimeoutError: Nobody listens there, or not all come.
     """
     if parallel.use_ray or parallel.nnodes_within_dp == 1:
         yield
         return
     deadline = addresses.Deadline(limit)
     host, port = parallel.master_addr, parallel.master_port
-    name = f"rank {rank} at {own_address(parallel)}"
+    name = f"intarsia-vllm: rank {rank} at {own_address(parallel)}"
     if rank == 0:
         try:
             holder = addresses.listening(host, port)
         except OSError as error:
             raise OSError(
-                f"intarsia-vllm: {name} cannot listen on {addresses.joined(host, port)} (--master-addr, --master-port): "
-                f"{error.strerror}"
+                f"{name} cannot listen on {addresses.joined(host, port)} (--master-addr, --master-port): {error.strerror}"
             ) from None
     else:
-        addresses.connected(f"intarsia-vllm: {name}", (host, port), deadline).close()
+        addresses.connected(name, (host, port), deadline).close()
     make = _rendezvous.TCPStore
 
     def make_there(**given: Any) -> Any:
         usual = given["timeout"]
-        given["timeout"] = datetime.timedelta(seconds=max(deadline.left, 1))
+        given |= {"timeout": _left(deadline), "wait_for_workers": False}
         if given["is_master"]:
             given["master_listen_fd"] = holder.detach()
         store = make(**given)
+        _enter(store, f"{name} met another run at {addresses.joined(host, port)}", rank, run)
+        _wait_for_all(store, name, given["world_size"], deadline)
         store.set_timeout(usual)
-        if store.add(f"intarsia/rank/{rank}", 1) > 1:
-            raise OSError(
-                f"intarsia-vllm: {name} met another run at {addresses.joined(host, port)}, which has a rank {rank}: give each "
-                "run a --master-port"
-            )
         return store
 
     _rendezvous.TCPStore = make_there
@@ -172,3 +201,35 @@ def meeting(parallel: ParallelConfig, rank: int, limit: int) -> Iterator[None]:
         yield
     finally:
         _rendezvous.TCPStore = make
+
+
+def _enter(store: Any, met_another: str, rank: int, run: Mapping[str, str]) -> None:
+    """Tells the others that a rank has come, if it is of their run: rank 0's."""
+    if rank == 0:
+        store.set(_RUN, json.dumps(dict(run)))
+    theirs = json.loads(store.get(_RUN))
+    names = sorted({*theirs, *run})
+    if differ := [name for name in names if theirs.get(name) != run.get(name)]:
+        raise OSError(
+            f"{met_another}, which differs in {', '.join(differ)}: give each run a --master-port, and all its hosts the "
+            "same options"
+        )
+    if store.add(f"{_RANK}{rank}", 1) > 1:
+        raise OSError(
+            f"{met_another}, which has a rank {rank}, or it was started twice: give each run a --master-port"
+        )
+
+
+def _wait_for_all(store: Any, name: str, count: int, deadline: addresses.Deadline) -> None:
+    keys = {f"{_RANK}{rank}": f"rank {rank}" for rank in range(count)}
+    try:
+        store.wait([*keys], _left(deadline))
+    except torch.distributed.DistStoreError:
+        missing = [called for key, called in keys.items() if not store.check([key])]
+        raise TimeoutError(
+            f"{name}: fewer than {count} ranks came within {deadline.seconds} s; missing: {', '.join(missing)}"
+        ) from None
+
+
+def _left(deadline: addresses.Deadline) -> datetime.timedelta:
+    return datetime.timedelta(seconds=max(deadline.left, 1))

@@ -55,8 +55,8 @@ class XlaGpuWorker(Worker):
             super().init_device()
 
     def _meeting(self) -> AbstractContextManager:
-        limit = hosts.limits(self.vllm_config).start
-        return hosts.meeting(self.parallel_config, self.rank, limit)
+        limit, run = hosts.limits(self.vllm_config).start, hosts.run_of(self.vllm_config)
+        return hosts.meeting(self.parallel_config, self.rank, limit, run)
 
     def _init_workspace_and_model_runner(self) -> None:
         # Nothing may have touched a JAX device before.
