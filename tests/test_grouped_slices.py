@@ -202,11 +202,11 @@ def test_gradients_under_vmap_and_shard_map() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "chosen", "k", "n", "experts"),
-    [(2048, 8, 768, 2048, 128), (28672, 2, 14336, 4096, 8)],
+    [(131072, 8, 768, 2048, 128), (131072, 2, 14336, 4096, 8)],
     ids=["Qwen3", "Mixtral"],
 )
 def test_memory_is_bounded(tokens, chosen, k, n, experts, monkeypatch) -> None:
-    """Beside the sums less than 64 MB, where all products are 134 and 940. Compiled, not run."""
+    """Beside the sums less than 1.1 GB, where all products are 8.6 and 4.3. Compiled, not run."""
     monkeypatch.undo()
     m, of = tokens * chosen, jax.ShapeDtypeStruct
     index, w = of((m,), jnp.int32), of((experts, k, n), jnp.bfloat16)
@@ -219,4 +219,4 @@ def test_memory_is_bounded(tokens, chosen, k, n, experts, monkeypatch) -> None:
     compiled = jax.jit(product).lower(*shapes, of((m,), jnp.float32)).compile()
     memory = compiled.memory_analysis()
     assert memory is not None
-    assert memory.temp_size_in_bytes < 4 * tokens * n + (64 << 20)
+    assert memory.temp_size_in_bytes < 4 * tokens * n + (1 << 30)

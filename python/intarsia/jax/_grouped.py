@@ -18,9 +18,10 @@ from intarsia.jax._types import refuse_sharded, vary_alike
 
 _NAME, _GRADIENT = "grouped_matmul", "grouped_matmul_weight_gradient"
 _OPERANDS = ("x", "w", "group_sizes", "group_offset", "rows", "bias")
-# f32 products that are made before they are added to rows of the result: memory is bounded, and the L2 caches of large GPUs, of
-# 50 MB, still hold them when they are added. Rows are sorted by group, so slices of this length read few matrices twice.
-_SLICE_BYTES = 32 << 20
+# f32 products that are made before they are added to rows of the result. Memory is bounded, and most calls have one slice: each
+# takes some 0.15 ms of launches and waits more on an H200 (docs/notebook/grouped.md). Rows are sorted by group, so slices read few
+# matrices twice.
+_SLICE_BYTES = 512 << 20
 functions_with_gradient.add(_NAME)
 
 
@@ -59,7 +60,7 @@ def grouped_matmul(
       bias: [g, n] T; added to the sums before they are rounded.
       transposed: w is [g, n, k], a row for each result, as checkpoints have it.
       out_rows: [m] i32 or i64; which row of the result each product is added to. Products of an index that is no row of the result
-        are dropped. They are added in f32, in an order that no schedule changes, slice by slice: 32 MB of them exist at once,
+        are dropped. They are added in f32, in an order that no schedule changes, slice by slice: 512 MB of them exist at once,
         and in a gradient all of them.
       out_weights: [m] float; what each product is multiplied by before. The default is 1.
       num_out_rows: rows of the result, mo; with out_rows only, and required there.
