@@ -1,13 +1,14 @@
 """Times `grouped_matmul` for layers of mixtures of experts beside `jax.lax.ragged_dot`, in one run. With --whole it times
 `fused_experts`, the whole layer behind the router, beside the same by `ragged_dot` and by vLLM (`experts_whole.py`).
 
-Usage: experts.py [--whole [--zipf]] [--platform cpu|gpu] [--layer NAME ...] [--tokens N ...] [--dtype bfloat16] [--json FILE]
+Usage: experts.py [--whole] [--zipf] [--platform cpu|gpu] [--layer NAME ...] [--tokens N ...] [--dtype bfloat16] [--json FILE]
 
 A figure is microseconds a call, the least and the median over rounds in which each way has its turn. `floor` is a call's bytes at the
 speed of a large sum in the same run, or its flops at that of a large product, whichever takes longer: a call whose weights lie in a
-cache takes less. Each token goes to `top` experts drawn evenly. Inputs are random. Without --whole, two copies of weights of less than
-1 GiB take turns, and each round has sizes of its own; "a dot an expert" has the first round's in its program, and could not have
-others. With --whole the weights are the same in every call, and on GPUs a figure is the mean of calls that differ in their routing.
+cache takes less. Each token goes to `top` experts, drawn evenly, or as 1 : 1/2 : 1/3 ... with --zipf. Inputs are random. Without
+--whole, two copies of weights of less than 1 GiB take turns, and each round has sizes of its own; "a dot an expert" has the first
+round's in its program, and could not have others. With --whole the weights are the same in every call, and on GPUs a figure is the mean
+of calls that differ in their routing.
 """
 
 import argparse
@@ -88,11 +89,18 @@ def loop_of_dots(sizes: np.ndarray) -> Callable[..., jax.Array]:
     return run
 
 
-def sizes_of(layer: Layer, tokens: int, rng: np.random.Generator) -> np.ndarray:
+def routed(rng: np.random.Generator, tokens: int, e: int, k: int, zipf: bool) -> np.ndarray:
+    """Which experts each token has: all alike, or as 1 : 1/2 : 1/3 ..."""
+    shares = rng.permutation(1 / np.arange(1, e + 1)) if zipf else np.ones(e)
+    keys = np.log(shares) + rng.gumbel(size=(tokens, e))
+    return np.argsort(-keys, axis=-1)[:, :k].astype(np.int32)
+
+
+def sizes_of(layer: Layer, tokens: int, rng: np.random.Generator, zipf: bool) -> np.ndarray:
     """Rows of each expert; one for each where there are as many rows as experts."""
-    if tokens * layer.top == layer.experts:
+    if tokens * layer.top == layer.experts and not zipf:
         return np.ones(layer.experts, np.int32)
-    chosen = np.argsort(rng.random((tokens, layer.experts)), axis=1)[:, : layer.top]
+    chosen = routed(rng, tokens, layer.experts, layer.top, zipf)
     return np.bincount(chosen.ravel(), minlength=layer.experts).astype(np.int32)
 
 
@@ -116,7 +124,12 @@ def ceilings() -> tuple[float, float]:
 
 
 def measure(
-    name: str, tokens: int, dtype: str, rounds: int, ceiling: tuple[float, float]
+    name: str,
+    tokens: int,
+    dtype: str,
+    rounds: int,
+    ceiling: tuple[float, float],
+    zipf: bool = False,
 ) -> list[Row]:
     """All ways in turn, `rounds` times."""
     layer, rng = LAYERS[name], np.random.default_rng(tokens)
@@ -127,7 +140,7 @@ def measure(
     copies = 2 if g * k * n * x.itemsize < 1 << 30 else 1
     w = [jax.random.normal(s, (g, k, n), dtype) for s in jax.random.split(seeds[1], copies)]
     wt = [a.swapaxes(1, 2).copy() for a in w]
-    sizes = [jnp.asarray(sizes_of(layer, tokens, rng)) for _ in range(rounds)]
+    sizes = [jnp.asarray(sizes_of(layer, tokens, rng, zipf)) for _ in range(rounds)]
     touched = statistics.mean(int((s > 0).sum()) for s in sizes)
     moved = x.itemsize * (touched * k * n + m * (k + n))
     floor = max(moved / ceiling[0], 2 * m * k * n / ceiling[1])
@@ -158,17 +171,16 @@ def main() -> None:
     )
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--whole", action="store_true", help="the whole layer, fused_experts")
-    parser.add_argument("--zipf", action="store_true", help="of the whole: some experts have most")
+    parser.add_argument("--zipf", action="store_true", help="some experts have most rows")
     args = parser.parse_args()
-    if args.zipf and not args.whole:
-        parser.error("--zipf takes --whole")
     if few := [count for count in args.tokens or [] if count < 1]:
         parser.error(f"--tokens is {few[0]}, expected 1 or more")
     of_layer = measure
     if args.whole:
         import experts_whole
 
-        of_layer = functools.partial(experts_whole.measure, zipf=args.zipf)
+        of_layer = experts_whole.measure
+    of_layer = functools.partial(of_layer, zipf=args.zipf)
     layers, tokens, rounds = DEFAULTS[args.platform]
     dtype = args.dtype or {"cpu": "float32", "gpu": "bfloat16"}[args.platform]
     with jax.default_device(jax.devices(args.platform)[0]):

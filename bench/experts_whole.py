@@ -10,7 +10,7 @@ import intarsia.jax as ij
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experts import Row, seconds
+from experts import Row, routed, seconds
 from jax import lax
 
 # Experts, experts of a token, n, i, activation. smollm2_cut: SmolLM2-135M's MLP as 8 experts.
@@ -46,13 +46,6 @@ def by_ragged_dot(
     down = lax.ragged_dot(gated, w2.swapaxes(1, 2), sizes)
     terms = jnp.zeros_like(down).at[order].set(down).reshape(*ids.shape, -1)
     return (terms * weights[..., None].astype(terms.dtype)).sum(1)
-
-
-def routed(rng: np.random.Generator, tokens: int, e: int, k: int, zipf: bool) -> np.ndarray:
-    """Which experts each token has: all alike, or as 1 : 1/2 : 1/3 ..."""
-    shares = rng.permutation(1 / np.arange(1, e + 1)) if zipf else np.ones(e)
-    keys = np.log(shares) + rng.gumbel(size=(tokens, e))
-    return np.argsort(-keys, axis=-1)[:, :k].astype(np.int32)
 
 
 def measure(
