@@ -194,6 +194,27 @@ processes.meet("awake")
     assert f"process 0 of 2: ended, since process 1 failed: {text}\n" in ends[0][2]
 
 
+def test_an_error_in_the_context_ends_all_and_its_end_waits(start, address) -> None:
+    script = """
+import sys, time
+from intarsia.processes import Place, join
+with join(Place(sys.argv[1], 2, int(sys.argv[2])), names=["first", "second"]) as processes:
+    processes.meet("begun")
+    if sys.argv[2] == "1":
+        time.sleep(1)
+        if sys.argv[3] == "fails":
+            raise LookupError("of this one")
+print("over")
+"""
+    both = [start("-c", script, address, str(i), "ends") for i in range(2)]
+    assert [end[:2] for end in started.ends(both)] == [(0, "over\n")] * 2
+    ends = started.ends([start("-c", script, address, str(i), "fails") for i in range(2)])
+    assert [end[:2] for end in ends] == [(1, "")] * 2
+    assert "first of 2: ended, since second failed: of this one\n" in ends[0][2]
+    assert "LookupError: of this one\n" in ends[1][2]
+    assert "second of 2: of this one\n" in ends[1][2]
+
+
 def test_processes_that_wait_at_different_meetings_say_so(start, address) -> None:
     """And not those of which one is late, or has met the others and goes on."""
     script = """

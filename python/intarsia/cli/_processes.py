@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -178,8 +177,6 @@ def joined(args: argparse.Namespace, program: str, **common: str) -> Iterator[Sh
     if place is None:
         yield Share()
         return
-    import jax
-
     from intarsia.processes import Limits, join, print_line
 
     replicas = args.data_parallel
@@ -195,17 +192,11 @@ def joined(args: argparse.Namespace, program: str, **common: str) -> Iterator[Sh
             listen=args.listen,
             say=lambda line: print_line(f"{program}: {line}"),
         )
-        try:
-            yield Share(processes, replicas, place.index * replicas // place.count)
-            processes.finish()
-        except KeyboardInterrupt as error:
-            processes.fail(error, 130)
-        except _REFUSALS as error:
-            processes.fail(error, 2)
-        except BaseException as error:
-            if not isinstance(error, jax.errors.JaxRuntimeError):
-                print_line(traceback.format_exc())
-            processes.fail(error)
+        with processes:
+            try:
+                yield Share(processes, replicas, place.index * replicas // place.count)
+            except _REFUSALS as error:
+                processes.fail(error, 2)
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:

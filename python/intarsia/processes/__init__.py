@@ -2,9 +2,8 @@
 
 from intarsia.processes import Limits, Place, join
 
-processes = join(Place("10.0.0.1:1234", count=2, index=0), Limits(start=60))
-...  # jax.devices() has those of both
-processes.finish()
+with join(Place("10.0.0.1:1234", count=2, index=0), Limits(start=60)):
+    ...  # jax.devices() has those of both
 """
 
 from intarsia.processes.place import Limits, Place, detect_place

@@ -9,6 +9,7 @@ resolves to.
 import contextlib
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -125,6 +126,8 @@ def _named(missing: Sequence[int], names: Sequence[str]) -> str:
 class Processes:
     """This process and the others.
 
+    As a context, it waits at its end for the others. An error inside ends them all.
+
     Attributes:
         index: This one's number.
         count: How many there are.
@@ -142,6 +145,24 @@ class Processes:
         self._progress = Progress(peers)
         self._endings = Endings(peers, self._progress, limits, say)
         self._made = 0  # keys and barriers
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            try:
+                self.finish()
+                return
+            except BaseException as late:
+                error = late
+        if isinstance(error, KeyboardInterrupt):
+            self.fail(error, 130)
+        if not isinstance(
+            error, jax.errors.JaxRuntimeError
+        ):  # whose trace says nothing of what happened elsewhere
+            print_line("".join(traceback.format_exception(error)))
+        self.fail(error)
 
     def stage(self, text: str) -> None:
         """Says what this process does from now on, for the case that it stalls."""
