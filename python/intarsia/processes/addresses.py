@@ -49,7 +49,7 @@ def connected(name: str, address: tuple[str, int], deadline: Deadline) -> socket
     Raises:
       TimeoutError: It does not.
     """
-    return until(lambda: connect(address, deadline), name, address, deadline)
+    return retry(lambda: connect(address, deadline), name, address, deadline)
 
 
 def connect(address: tuple[str, int], deadline: Deadline) -> socket.socket:
@@ -73,7 +73,7 @@ def facing(address: tuple[str, int]) -> str:
         return probe.getsockname()[0]
 
 
-def until(attempt: Callable[[], _T], name: str, address: tuple[str, int], deadline: Deadline) -> _T:
+def retry(attempt: Callable[[], _T], name: str, address: tuple[str, int], deadline: Deadline) -> _T:
     """What `attempt` returns when it raises no OSError: for what needs a coordinator.
 
     Raises:
@@ -85,7 +85,7 @@ def until(attempt: Callable[[], _T], name: str, address: tuple[str, int], deadli
         except OSError as error:
             if deadline.left <= 0:
                 within = f"within {deadline.seconds} s: {error}"
-                text = f"{name}: no coordinator at {joined(*address)} {within}"
+                text = f"{name}: no coordinator at {host_port(*address)} {within}"
                 raise TimeoutError(text) from None
         time.sleep(min(0.2, deadline.seconds))
 
@@ -107,7 +107,7 @@ def is_port(text: str) -> bool:
     return text.isdecimal() and 0 < int(text) < 65536
 
 
-def joined(host: str, port: int) -> str:
+def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -31,7 +31,7 @@ def keep(name: str, bind: tuple[str, int], place: Place, port: int) -> "Door":
         holder = addresses.listening(*bind)
     except OSError as error:
         raise OSError(
-            f"{name}: the coordinator cannot listen on {addresses.joined(*bind)}: {error.strerror}"
+            f"{name}: the coordinator cannot listen on {addresses.host_port(*bind)}: {error.strerror}"
         ) from None
     door = Door(place, port)
     threading.Thread(target=door.answer_all, args=(holder,), daemon=True).start()
@@ -57,7 +57,7 @@ def ask(name: str, place: Place, deadline: addresses.Deadline) -> int:
             except OSError:  # process 0 is busy or ends, or it is not process 0
                 raise OSError("what listens there does not answer") from None
 
-    word, _, rest = addresses.until(attempt, name, place.address, deadline).partition(" ")
+    word, _, rest = addresses.retry(attempt, name, place.address, deadline).partition(" ")
     if word == "port" and addresses.is_port(rest):
         return int(rest)
     if word == "count":

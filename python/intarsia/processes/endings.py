@@ -16,9 +16,14 @@ from intarsia.processes.peers import PREFIX, Peers
 from intarsia.processes.place import Limits
 from intarsia.processes.progress import Progress
 
-FAREWELL_SECONDS = 5
+# How long ends take, which those who wait for them must allow for:
+# - an end with a line (`Endings._end`): up to FAREWELL + PARTING, 5.5 s. An engine of vLLM's gives its ranks 10 s for that
+#   (intarsia/vllm/replicas.py, `_SECONDS_TO_END`).
+# - `Endings.leave`: its own seconds and up to 2 PARTING. vLLM kills a worker after 5 s, so its ranks take 2 s
+#   (intarsia/vllm/parallel.py, `_FAREWELL_SECONDS`).
+FAREWELL_SECONDS = 5  # for the others to hear of this end
 _POLL_SECONDS = 1.0
-_PARTING_SECONDS = 0.5
+_PARTING_SECONDS = 0.5  # for the others to go before process 0
 _FAILED = f"{PREFIX}failed"  # a key: who failed first, and why
 # In XLA's errors of collectives and of the coordinator's clients, which name no process.
 _OF_PEERS = ("Gloo", "NCCL", "UNAVAILABLE", "CANCELLED", "ABORTED")

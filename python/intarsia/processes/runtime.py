@@ -33,7 +33,7 @@ def join(
     listen: str | None = None,
     say: Callable[[str], None] | None = None,
     names: Sequence[str] | None = None,
-    reserved: bool = False,
+    port_known: bool = False,
 ) -> "Processes":
     """Makes this process one of several, before JAX has touched a device.
 
@@ -44,8 +44,8 @@ def join(
             None, the coordinator listens where `place` says and gloo at the address that faces it.
         say: Prints the line that says why the process ends; on stderr if None.
         names: What lines call each process; its number if None.
-        reserved: Whether process 0 keeps the coordinator's port by a socket of its own. Then all know the port, and nobody
-            asks at the door.
+        port_known: Whether all know the coordinator's port, which process 0 keeps by a socket of its own. Then nobody asks at
+            the door.
 
     Raises:
         ValueError: It is to listen on all interfaces.
@@ -57,8 +57,8 @@ def join(
     names = names or [f"process {i}" for i in range(place.count)]
     name = f"{names[place.index]} of {place.count}"
     deadline = addresses.Deadline(limits.start)
-    bind = _bind(place, listen)
-    own = listen or addresses.until(
+    bind = _bind_address(place, listen)
+    own = listen or addresses.retry(
         lambda: addresses.facing(place.address), name, place.address, deadline
     )
     jax.config.update("jax_enable_recoverability", True)
@@ -69,7 +69,7 @@ def join(
         f"{limits.start} s"
     )
     with (
-        _met(name, place, bind, deadline, reserved) as (coordinator, bound, missing),
+        _meeting_point(name, place, bind, deadline, port_known) as (coordinator, bound, missing),
         _bounded(max(deadline.left, 1), lambda: say(late + _named(missing(), names))),
     ):
         jax.distributed.initialize(
@@ -86,7 +86,7 @@ def join(
     return Processes(place, limits, say, names)
 
 
-def _bind(place: Place, listen: str | None) -> tuple[str, int]:
+def _bind_address(place: Place, listen: str | None) -> tuple[str, int]:
     """Where process 0 listens."""
     if listen:
         addresses.refuse_all_interfaces("the address to listen at", listen)
@@ -99,24 +99,24 @@ def _bind(place: Place, listen: str | None) -> tuple[str, int]:
 
 
 @contextlib.contextmanager
-def _met(
-    name: str, place: Place, bind: tuple[str, int], deadline: addresses.Deadline, reserved: bool
+def _meeting_point(
+    name: str, place: Place, bind: tuple[str, int], deadline: addresses.Deadline, port_known: bool
 ) -> Iterator[tuple[str, str, Callable[[], list[int]]]]:
     """The coordinator's address, the one at which it listens, on a port that is kept for it meanwhile, and who has not come, where
     that is known.
     """
     host = place.address[0]
-    if reserved:
+    if port_known:
         if place.index:
             addresses.connected(name, place.address, deadline).close()
-        yield place.coordinator, addresses.joined(*bind), list
+        yield place.coordinator, addresses.host_port(*bind), list
     elif place.index:
         port = door.ask(name, place, deadline)
-        yield addresses.joined(host, port), addresses.joined(bind[0], port), list
+        yield addresses.host_port(host, port), addresses.host_port(bind[0], port), list
     else:
         with addresses.reserved_port(bind[0]) as port:
             missing = door.keep(name, bind, place, port).missing
-            yield addresses.joined(host, port), addresses.joined(bind[0], port), missing
+            yield addresses.host_port(host, port), addresses.host_port(bind[0], port), missing
 
 
 def _named(missing: Sequence[int], names: Sequence[str]) -> str:

@@ -179,7 +179,7 @@ def meeting(
             holder = addresses.listening(host, port)
         except OSError as error:
             raise OSError(
-                f"{name} cannot listen on {addresses.joined(host, port)} (--master-addr, --master-port): {error.strerror}"
+                f"{name} cannot listen on {addresses.host_port(host, port)} (--master-addr, --master-port): {error.strerror}"
             ) from None
     else:
         addresses.connected(name, (host, port), deadline).close()
@@ -191,7 +191,7 @@ def meeting(
         if given["is_master"]:
             given["master_listen_fd"] = holder.detach()
         store = make(**given)
-        _enter(store, f"{name} met another run at {addresses.joined(host, port)}", rank, run)
+        _enter(store, f"{name} met another run at {addresses.host_port(host, port)}", rank, run)
         _wait_for_all(store, name, given["world_size"], deadline)
         store.set_timeout(usual)
         return store

@@ -19,8 +19,8 @@ from intarsia.processes import Limits, Place, Processes, addresses, join
 AXIS = "tp"
 """The mesh's axis of ranks."""
 _FAREWELL_SECONDS = 2
-"""How long a rank that ends waits for the others to end. vLLM kills a worker that takes more than 5 (
-VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS)."""
+"""How long a rank that ends waits for the others to end (intarsia/processes/endings.py). vLLM kills a worker that takes more
+than 5 (VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS)."""
 _processes: Processes | None = None
 """The ranks, if there are several."""
 _addresses: list[str] = []
@@ -60,12 +60,12 @@ def initialize(
         _addresses[:] = [host for host, _ in met] if several else []
         names = [f"rank {i}" + several * f" at {host}" for i, (host, _) in enumerate(met)]
         _processes = join(
-            Place(addresses.joined(*met[0]), len(met), rank),
+            Place(addresses.host_port(*met[0]), len(met), rank),
             limits,
             listen=address,
             say=say,
             names=names,
-            reserved=True,
+            port_known=True,
         )
     _processes.rest()
     return _processes

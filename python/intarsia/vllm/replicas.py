@@ -35,7 +35,7 @@ _LONGEST = 6553
 _SECONDS_TO_STOP = 3
 """How long an engine whose server is gone waits for vLLM to stop it: a server that is stopped goes first."""
 _SECONDS_TO_END = 10
-"""How long its step may go on then."""
+"""How long its step may go on then, and its ranks may take to end (intarsia/processes/endings.py)."""
 _SECONDS_TO_ASK = 2
 """For a server to find which engine has no connection any more."""
 _SECONDS_TO_LOOK = 0.2
