@@ -48,7 +48,7 @@ struct FusedExperts {
            "swigluoai: the most that a gate counts as, and the most size of up"),
       Attr("alpha", &FusedExperts::alpha, "swigluoai: what its logistic curve is steeper by"),
       Attr("apply_router_weight_on_input", &FusedExperts::apply_router_weight_on_input,
-           "weights multiply x, not the results"),
+           "weights multiply the first product, before its bias, not the results"),
       Out("out", &FusedExperts::out, "... n", "T", "the weighted sums"),
       Workspace("workspace", &FusedExperts::workspace));
 

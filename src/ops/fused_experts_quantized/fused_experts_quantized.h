@@ -58,7 +58,7 @@ struct FusedExpertsQuantized {
       Attr("alpha", &FusedExpertsQuantized::alpha,
            "swigluoai: what its logistic curve is steeper by"),
       Attr("apply_router_weight_on_input", &FusedExpertsQuantized::apply_router_weight_on_input,
-           "weights multiply x, not the results"),
+           "weights multiply the first product, before its bias, not the results"),
       Out("out", &FusedExpertsQuantized::out, "... 16*u", "T", "the weighted sums"),
       Workspace("workspace", &FusedExpertsQuantized::workspace));
 

@@ -52,7 +52,8 @@ def fused_experts(
         silu, gelu_tanh, swigluoai.
       limit: swigluoai: the most that a gate counts as, and the most size of up.
       alpha: swigluoai: what its logistic curve is steeper by.
-      apply_router_weight_on_input: weights multiply x, not the results.
+      apply_router_weight_on_input: weights multiply the first product, before its bias, not the
+        results.
 
     Returns:
       out: [..., n], T: the weighted sums.
@@ -145,7 +146,8 @@ def fused_experts_quantized(
         silu, gelu_tanh, swigluoai.
       limit: swigluoai: the most that a gate counts as, and the most size of up.
       alpha: swigluoai: what its logistic curve is steeper by.
-      apply_router_weight_on_input: weights multiply x, not the results.
+      apply_router_weight_on_input: weights multiply the first product, before its bias, not the
+        results.
 
     Returns:
       out: [..., 16*u], T: the weighted sums.
