@@ -123,7 +123,8 @@ def test_nobody_comes(generate, address) -> None:
         lost = generate(2, 1, "--start-timeout", "2")
         stranger.accept()[0].close()
         texts = [
-            f"process 0 of 2: the coordinator cannot listen on {address}: Address already in use",
+            f"process 0 of 2: the coordinator cannot listen on {address}: Address already in use: "
+            "another run may be there; give each run a port",
             f"process 1 of 2: no coordinator at {address} within 2 s: what listens there does not answer",
         ]
         _check_refusals([generate(2, 0), lost], texts)
@@ -142,7 +143,8 @@ def test_another_run_at_a_port_in_use_is_turned_away(generate, address, one_proc
     processes.append(generate(2, 1, *started.LONG))
     started.wait_for(processes, "compiling")
     texts = [
-        f"process 0 of 2: the coordinator cannot listen on {address}: Address already in use",
+        f"process 0 of 2: the coordinator cannot listen on {address}: Address already in use: "
+        "another run may be there; give each run a port",
         f"process 1 of 2: met another run at {address}, which has a process 1, or it was started twice: "
         "give each run a port, and start each of its processes once",
     ]

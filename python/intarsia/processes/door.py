@@ -6,6 +6,7 @@ one whose number is taken, or whose command is another (`Place.run`).
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import secrets
@@ -30,8 +31,10 @@ def keep(name: str, bind: tuple[str, int], place: Place, port: int) -> "Door":
     try:
         holder = addresses.listening(*bind)
     except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
+        advice = ": another run may be there; give each run a port" if in_use else ""
         raise OSError(
-            f"{name}: the coordinator cannot listen on {addresses.host_port(*bind)}: {error.strerror}"
+            f"{name}: the coordinator cannot listen on {addresses.host_port(*bind)}: {error.strerror}{advice}"
         ) from None
     door = Door(place, port)
     threading.Thread(target=door.answer_all, args=(holder,), daemon=True).start()
