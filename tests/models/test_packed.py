@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import started
 from intarsia import cli, repack
 from intarsia.models import Engine, SamplingParams, Tokenizer, find_model, load_model, transformer
 from intarsia.models.linear import PackedMatrix
@@ -98,3 +99,12 @@ def test_the_command_keeps_the_files_codes(capsys) -> None:
         said[bool(flags)] = capsys.readouterr().err
     assert "weights in the file's codes" in said[False] and "linear_quantized" in said[False]
     assert "weights in the file's codes" not in said[True] and "linear_quantized" not in said[True]
+    assert "widened" not in said[False] + said[True]
+
+
+def test_the_command_says_that_several_devices_widen_the_files_codes(start) -> None:
+    flags = ["--tensor-parallel", "3", "--max-tokens", "2", "--prompt", "Hi"]
+    [(status, _, said)] = started.ends([start("-c", started.COMMAND, "generate", *flags)])
+    assert status == 0, said
+    assert "the file's codes are widened to float32, since 3 devices share the weights" in said
+    assert "weights in the file's codes" not in said and "linear_quantized" not in said

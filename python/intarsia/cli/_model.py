@@ -110,7 +110,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Choice(NamedTuple):
-    """A model that was found, opened and checked against the flags, but not loaded."""
+    """A model that was found, opened and checked against the flags, but not loaded.
+
+    `widened` says that its file's codes become `dtype` since several devices share the weights.
+    """
 
     path: Path
     dtype: str
@@ -119,6 +122,7 @@ class Choice(NamedTuple):
     tokenizer: "Tokenizer"
     parallel: "ModelParallel | None"
     activations: str
+    widened: bool
 
     def load(self) -> Model:
         """Loads its weights onto the device, or spreads them over several."""
@@ -168,13 +172,15 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
     )
     quantize = {"none": None, "auto": None}.get(args.quantize, args.quantize)
     # On GPUs prompts of many rows are slower in codes (docs/notebook/weights_in_codes.md); stacked layers would be copied at each step.
-    alone = devices == 1 and not getattr(args, "scan_layers", False)
-    if args.quantize == "auto" and on_cpu and alone and checkpoint.has_codes:
+    unrolled = not getattr(args, "scan_layers", False)
+    in_codes = args.quantize == "auto" and on_cpu and unrolled and checkpoint.has_codes
+    if in_codes and devices == 1:
         quantize = "file"
     if args.activations == "int8" and not on_cpu:
         raise ValueError(f"--activations is int8, expected auto on {jax.default_backend()}")
     tokenizer = Tokenizer.from_path(path)
-    return Choice(path, dtype, quantize, config, tokenizer, parallel, args.activations)
+    widened = in_codes and devices > 1
+    return Choice(path, dtype, quantize, config, tokenizer, parallel, args.activations, widened)
 
 
 def _choose_device(platform: str) -> None:

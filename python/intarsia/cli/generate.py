@@ -122,6 +122,11 @@ def _generate(args: argparse.Namespace, share: _processes.Share) -> None:
     _say(
         f"{model.name}: {config.layers} layers in {model.precision}{kept}{spread}{grouped}; compiling"
     )
+    if choice.widened:
+        _say(
+            f"the file's codes are widened to {model.dtype}, since {devices} devices share the weights: "
+            "a token reads more memory"
+        )
     printer = _Printer(tokenizer, texts)
     completions: list[list[int]] = [[] for _ in prompts]
     ends: list[str | None] = [None for _ in prompts]
