@@ -94,7 +94,7 @@ def vllm_ops(session: nox.Session) -> None:
 
 @nox.session(name="vllm-serve")
 def vllm_serve(session: nox.Session) -> None:
-    """Our plugin in vLLM's engine and server on the CPU (7 GB). `-- --setup` makes the environment alone."""
+    """Our plugin in vLLM's engine and server on the CPU (10 GB). `-- --setup` makes the environment alone."""
     # vLLM asks for a certifi newer than what there may be; any will do.
     overrides = pathlib.Path(session.create_tmp(), "overrides.txt")
     overrides.write_text("certifi\n")

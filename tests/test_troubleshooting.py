@@ -19,6 +19,7 @@ WITHOUT = {
     "rms_norm: torch_xla's device is CPU": "needs a process with another device",
     "cannot load the PJRT plugin": "needs a process with another device",
     "model '/tmp/nomodel' is neither": "tests/models/test_weights.py raises it",
+    "Address already in use": "tests/models/test_process_faults.py raises it",
 }
 COMMON = "import jax, jax.numpy as jnp, intarsia.jax as ij\n"
 # Runs programs given as JSON {message: program}, each in a module of its own, and prints what they raise as such.
