@@ -115,18 +115,7 @@ def _generate(args: argparse.Namespace, share: _processes.Share) -> None:
         parallel=model.parallel,
         kv_cache_dtype=args.kv_cache_dtype,
     )
-    kept = "" if args.kv_cache_dtype == "auto" else f", KV cache in {args.kv_cache_dtype}"
-    devices = max(args.tensor_parallel, args.expert_parallel)
-    spread = "" if devices == 1 else f", on {devices} devices"
-    grouped = "" if args.decode_steps == 1 else f", {args.decode_steps} steps a program"
-    _say(
-        f"{model.name}: {config.layers} layers in {model.precision}{kept}{spread}{grouped}; compiling"
-    )
-    if choice.widened:
-        _say(
-            f"the file's codes are widened to {model.dtype}, since {devices} devices share the weights: "
-            "a token reads more memory"
-        )
+    _say_what_runs(args, choice, model)
     printer = _Printer(tokenizer, texts)
     completions: list[list[int]] = [[] for _ in prompts]
     ends: list[str | None] = [None for _ in prompts]
@@ -155,6 +144,21 @@ def _generate(args: argparse.Namespace, share: _processes.Share) -> None:
         limits = [min(args.max_tokens, max_model_len - len(prompt)) for prompt in prompts]
         rate = engine.stats.decode_tokens, engine.stats.decode_seconds
         _compare(model, prompts, completions, limits, args.kv_cache_dtype, rate)
+
+
+def _say_what_runs(args: argparse.Namespace, choice: _model.Choice, model: _model.Model) -> None:
+    kept = "" if args.kv_cache_dtype == "auto" else f", KV cache in {args.kv_cache_dtype}"
+    devices = max(args.tensor_parallel, args.expert_parallel)
+    spread = "" if devices == 1 else f", on {devices} devices"
+    grouped = "" if args.decode_steps == 1 else f", {args.decode_steps} steps a program"
+    _say(
+        f"{model.name}: {choice.config.layers} layers in {model.precision}{kept}{spread}{grouped}; compiling"
+    )
+    if choice.widened:
+        _say(
+            f"the file's codes are widened to {model.dtype}, since {devices} devices share the weights: "
+            "a token reads more memory"
+        )
 
 
 def _seeded(
