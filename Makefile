@@ -69,7 +69,14 @@ $(PJRT_HEADER): | $(BIN)/uv
 	  $(patsubst %,$(VENV)/tensorflow/tensorflow/include/xla/pjrt/c/%,pjrt_c_api.h $(@F))
 	rm -r $(VENV)/tensorflow
 
-setup-dev: setup $(VENV)/.installed-dev $(PJRT_HEADER) $(VENV)/.installed-model-smollm2 $(VENV)/.installed-model-gemma3
+# The code of a caller of TPU kernels (tests/test_tpu_inference.py), in no environment: it asks for a TPU's libraries.
+TPU_INFERENCE := $(VENV)/tpu-inference/.installed
+$(TPU_INFERENCE): pyproject.toml | $(BIN)/uv
+	echo "putting the files of tpu-inference into $(VENV) (11 MB)"
+	$(UV) --no-deps --target $(@D) --group tpu-inference
+	touch $@
+
+setup-dev: setup $(VENV)/.installed-dev $(PJRT_HEADER) $(TPU_INFERENCE) $(VENV)/.installed-model-smollm2 $(VENV)/.installed-model-gemma3
 
 build: setup ## build the library, and make `intarsia` importable from .venv
 	echo "building $(BUILD)"

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import running
+from intarsia.jax import rpa_v3, rpa_v3_hd64
 from intarsia.jax.rpa_v3 import ragged_paged_attention
+from intarsia.jax.rpa_v3_hd64 import ragged_paged_attention_hd64
 
 
 def packing(dtype) -> int:
@@ -42,6 +44,8 @@ def expected(
     k_scale=1.0,
     v_scale=1.0,
     update=True,
+    use_causal_mask=True,
+    sinks=None,
 ):
     """out of the real rows, and the cache, in f64."""
     q, k, v, cache, lens, table, starts, distribution = (np.asarray(x.astype(jnp.float32) if x.dtype.itemsize < 4 else x) for x in operands)  # fmt: skip
@@ -59,13 +63,15 @@ def expected(
         for place, row in enumerate(rows, lens[i] - len(rows)):
             first = 0 if sliding_window is None else max(0, place + 1 - sliding_window)
             for head in range(q.shape[1]):
+                last = place + 1 if use_causal_mask else lens[i]
                 pair = head * hk // q.shape[1]
-                keys, vals = (seen[first : place + 1, 2 * pair + j, :d] for j in (0, 1))
+                keys, vals = (seen[first:last, 2 * pair + j, :d] for j in (0, 1))
                 scores = keys @ q[row, head] * sm_scale * k_scale
                 if soft_cap:
                     scores = soft_cap * np.tanh(scores / soft_cap)
                 weights = np.exp(scores - scores.max())
-                out[row, head] = weights @ vals / weights.sum() * v_scale
+                total = weights.sum() + (0 if sinks is None else np.exp(sinks[head] - scores.max()))
+                out[row, head] = weights @ vals / total * v_scale
     return out, flat.reshape(cache.shape)
 
 
@@ -74,6 +80,8 @@ OPTIONS = [
     {"sm_scale": 0.125, "sliding_window": 4},
     {"sm_scale": 0.2, "soft_cap": 5.0},
     {"sm_scale": 0.125, "k_scale": 0.5, "v_scale": 3.0},
+    {"sm_scale": 0.125, "use_causal_mask": False},
+    {"sm_scale": 0.125, "use_causal_mask": False, "sliding_window": 4},
 ]
 
 
@@ -102,6 +110,42 @@ def test_fp8_caches_and_padded_heads() -> None:
     out, _ = ragged_paged_attention(*operands, **scales, q_scale=0.5, out_dtype=jnp.float32)
     running.check("paged_attention", np.asarray(out.astype(jnp.bfloat16)), want)
     assert out.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(("dtype", "hk"), [(jnp.float32, 2), (jnp.bfloat16, 1)])
+def test_heads_of_64_with_sinks(dtype, hk: int) -> None:
+    """A head's K and V share 128 numbers of kernel_hd64's cache, which lie as heads of K and V in turn do."""
+    q, k, v, _, *metadata = batch(dtype, hk=hk)
+    shape = rpa_v3_hd64.get_kv_cache_shape(20, 8, hk, 64, dtype)
+    cache = np.zeros((20, 8, shape[2] * shape[3], 128), np.float32)
+    cache[:, :, :hk] = np.random.default_rng(1).standard_normal((20, 8, hk, 128))
+    cache = jnp.asarray(cache.reshape(shape), dtype)
+    sinks = jnp.array([1.0, -1.0, 0.5, 3.0])
+    options = {"sm_scale": 0.125, "sliding_window": 6, "soft_cap": 5.0}
+    run = jax.jit(lambda *xs: ragged_paged_attention_hd64(*xs, **options, debug_mode=False))
+    out, after = run(q, k, v, cache, *metadata, sinks)
+    operands = (q, k, v, cache.reshape(20, 8, -1, 2, 64), *metadata)
+    want, want_cache = expected(operands, **options, sinks=sinks)
+    running.check("paged_attention", np.asarray(out), want)
+    np.testing.assert_array_equal(np.asarray(after, np.float32), want_cache.reshape(shape))
+    assert out.dtype == dtype and out.shape == q.shape
+
+
+def test_shapes_of_caches() -> None:
+    assert rpa_v3.get_kv_cache_shape(20, 8, 1, 64, jnp.float32) == (20, 8, 2, 1, 128)
+    assert rpa_v3.get_kv_cache_shape(20, 8, 3, 192, jnp.bfloat16) == (20, 8, 3, 2, 256)
+    assert rpa_v3.get_kv_cache_shape(20, 8, 1, 128, jnp.float8_e4m3fn) == (20, 8, 1, 4, 128)
+    assert rpa_v3_hd64.get_kv_cache_shape(20, 8, 3, 64, jnp.bfloat16) == (20, 8, 2, 2, 128)
+
+
+def test_starts_of_no_real_sequence_may_be_any() -> None:
+    *operands, starts, distribution = batch(jnp.float32)
+    for use_causal_mask in (True, False):
+        options = {"use_causal_mask": use_causal_mask}
+        want = ragged_paged_attention(*operands, starts, distribution, **options)
+        got = ragged_paged_attention(*operands, starts.at[-1].set(1), distribution, **options)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 def test_layers_that_share_a_cache_do_not_write() -> None:
@@ -151,8 +195,6 @@ def test_an_engine_written_for_tpus_runs() -> None:
 
 def test_what_it_refuses() -> None:
     operands = batch(jnp.float32)
-    with pytest.raises(NotImplementedError, match="use_causal_mask is False, only True is built"):
-        ragged_paged_attention(*operands, use_causal_mask=False)
     with pytest.raises(ValueError, match="soft_cap is 0, expected None"):
         ragged_paged_attention(*operands, soft_cap=0)
     q, k, v, cache, *rest = operands
@@ -162,3 +204,7 @@ def test_what_it_refuses() -> None:
         ragged_paged_attention(q, k, v, cache[:, :, :2], *rest)
     with pytest.raises(ValueError, match=r"expected \[t, h, d\]"):
         ragged_paged_attention(q, k, v, cache[:, :, 0], *rest)
+    with pytest.raises(ValueError, match=r"expected \[t, h, 64\] and \[p, s, c, packing, 128\]"):
+        ragged_paged_attention_hd64(q[..., :32], k, v, cache, *rest)
+    with pytest.raises(ValueError, match="actual_head_dim is 128, expected 64"):
+        rpa_v3_hd64.get_kv_cache_shape(20, 8, 2, 128, jnp.float32)

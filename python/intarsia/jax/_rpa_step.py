@@ -1,0 +1,118 @@
+"""What the kernels of `rpa_v3` and `rpa_v3_hd64` do."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+
+from intarsia.jax._attention import flash_attn_varlen, paged_attention
+from intarsia.jax._cache import reshape_and_cache_flash
+from intarsia.jax._call import as_array
+
+_OP = "ragged_paged_attention"
+
+
+def heads_in_word(dtype: DTypeLike) -> int:
+    return 4 // jnp.dtype(dtype).itemsize
+
+
+def step(
+    queries: ArrayLike,
+    keys: ArrayLike,
+    values: ArrayLike,
+    kv_cache: ArrayLike,
+    kv_lens: ArrayLike,
+    page_indices: ArrayLike,
+    cu_q_lens: ArrayLike,
+    distribution: ArrayLike,
+    *,
+    use_causal_mask: bool = True,
+    update_kv_cache: bool = True,
+    sm_scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    out_dtype: DTypeLike | None = None,
+    q_scale: float | None,
+    k_scale: float | None,
+    v_scale: float | None,
+    sinks: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """What both of tpu-inference's kernels do. sinks: [h], a logit of each head without a value."""
+    if soft_cap == 0:
+        raise ValueError(f"{_OP}: soft_cap is 0, expected None or a number above 0")
+    named: dict[str, Any] = dict(queries=queries, keys=keys, values=values, kv_cache=kv_cache)
+    q, k, v, cache = (as_array(f"{_OP}: {name}", x) for name, x in named.items())
+    lens = jnp.asarray(kv_lens)
+    heads, dim, pairs = _sizes(q, k, v, cache)
+    table = jnp.asarray(page_indices).reshape(lens.shape[0], -1)
+    num_seqs = jnp.asarray(distribution)[-1:]
+    # Numbers behind those of real sequences may be any.
+    starts = jnp.asarray(cu_q_lens)
+    starts = jnp.where(jnp.arange(starts.shape[0]) > num_seqs, starts[num_seqs], starts)
+    flat = cache.reshape(*cache.shape[:2], 2 * pairs, cache.shape[-1])
+    if update_kv_cache:
+        slots = _slots(q.shape[0], cache.shape[1], lens, table, starts, num_seqs[0])
+        k_row, v_row = (_padded(x.astype(q.dtype), pairs, cache.shape[-1]) for x in (k, v))
+        flat = reshape_and_cache_flash(k_row, v_row, flat, slots, layout="combined")
+    scale = sm_scale * (1.0 if k_scale is None else k_scale)
+    if q_scale is not None:
+        limits = jnp.finfo(cache.dtype)
+        rounded = jnp.clip(q / q_scale, float(limits.min), float(limits.max)).astype(cache.dtype)
+        q, scale = rounded.astype(q.dtype), scale * q_scale
+    all_heads = heads // k.shape[1] * pairs
+    q = _padded(q, all_heads, cache.shape[-1])
+    options: dict[str, Any] = dict(
+        scale=scale,
+        softcap=0.0 if soft_cap is None else soft_cap,
+        sinks=None if sinks is None else jnp.pad(sinks, (0, all_heads - heads)),
+        layout="combined",
+    )
+    if use_causal_mask:
+        out = paged_attention(
+            q, flat, lens, table, starts, num_seqs, sliding_window=sliding_window, **options
+        )
+    else:
+        window = (-1 if sliding_window is None else sliding_window - 1, -1)
+        out = flash_attn_varlen(
+            q, flat, None, starts, seqused_k=lens, block_table=table, window=window, **options
+        )
+    out = out[:, :heads, :dim]
+    out = out if v_scale is None else out * v_scale
+    return out.astype(out_dtype or q.dtype), flat.reshape(cache.shape)
+
+
+def _sizes(q: jax.Array, k: jax.Array, v: jax.Array, cache: jax.Array) -> tuple[int, int, int]:
+    """Query heads, head dim, and pairs of heads in the cache, those of padding included."""
+    if cache.ndim != 5 or q.ndim != 3 or k.ndim != 3 or v.shape != k.shape:
+        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, cache))
+        expected = "[t, h, d], [t, hk, d] twice and [p, s, c, packing, D]"
+        raise ValueError(f"{_OP}: shapes are {shapes}, expected {expected}")
+    room = cache.shape[2] * cache.shape[3]
+    if room % 2 or room < 2 * k.shape[1] or cache.shape[4] < k.shape[2]:
+        raise ValueError(
+            f"{_OP}: kv_cache has {room} heads of {cache.shape[4]}, expected an even number of at least "
+            f"{2 * k.shape[1]} heads of at least {k.shape[2]}"
+        )
+    return q.shape[1], q.shape[2], room // 2
+
+
+def _slots(
+    tokens: int,
+    page_size: int,
+    lens: jax.Array,
+    table: jax.Array,
+    starts: jax.Array,
+    num_seqs: jax.Array,
+) -> jax.Array:
+    """The slot of each token, a sequence's last keys; -1 for those of no real sequence. [t]"""
+    token = jnp.arange(tokens)
+    row = jnp.searchsorted(starts[1:], token, side="right")
+    last = jnp.minimum(row, lens.shape[0] - 1)
+    place = lens[last] - starts[last + 1] + token
+    slot = table[last, place // page_size] * page_size + place % page_size
+    return jnp.where((row < num_seqs) & (place >= 0), slot, -1)
+
+
+def _padded(x: jax.Array, heads: int, dim: int) -> jax.Array:
+    return jnp.pad(x, ((0, 0), (0, heads - x.shape[1]), (0, dim - x.shape[2])))

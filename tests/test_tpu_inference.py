@@ -1,0 +1,60 @@
+"""tpu-inference, vLLM's backend for TPUs, on our kernels: its attention and its layers run with one import changed."""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+import support
+
+PACKAGE = support.ROOT / ".venv" / "tpu-inference"
+KERNELS = "tpu_inference.kernels.ragged_paged_attention.v3"
+ABSENT = ("torch", "torchax", "torchvision", "transformers", "vllm")
+
+
+class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """A module of any name for what is not to be imported."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ABSENT:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        return mock.MagicMock(__name__=spec.name, __path__=[])
+
+    def exec_module(self, module):
+        pass
+
+
+def prepare(folder: str) -> None:
+    """Makes the package in the folder importable, and its modules of kernels ours; nothing else of it changes."""
+    sys.meta_path.insert(0, StandIns())
+    sys.path.append(folder)
+    importlib.import_module(KERNELS)
+    for theirs, ours in {"kernel": "rpa_v3", "kernel_hd64": "rpa_v3_hd64"}.items():
+        sys.modules[f"{KERNELS}.{theirs}"] = importlib.import_module(f"intarsia.jax.{ours}")
+
+
+def test_its_attention_runs_on_our_kernels() -> None:
+    """In a process of its own, where stand-ins are there for torch, vLLM and Transformers.
+
+    The package's `attention_interface.attention`, its `LlamaAttention` and its `Attention` are called as they are, on batches
+    of prompts, of decode steps and of both; on two devices, with 8-bit caches, windows, caps and sinks too. Modules of the
+    package that read weights or tell of the platform import the three; none of the functions that run here calls them.
+    """
+    if not PACKAGE.exists():
+        pytest.skip(f"no {PACKAGE.relative_to(support.ROOT)}: make setup-dev puts it there")
+    pytest.importorskip("flax")
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
+    }
+    code = "import sys, test_tpu_inference as t; t.prepare(sys.argv[1]); import tpu_inference_calls as c; c.main()"
+    command = [sys.executable, "-c", code, PACKAGE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
