@@ -69,14 +69,14 @@ $(PJRT_HEADER): | $(BIN)/uv
 	  $(patsubst %,$(VENV)/tensorflow/tensorflow/include/xla/pjrt/c/%,pjrt_c_api.h $(@F))
 	rm -r $(VENV)/tensorflow
 
-# The code of a caller of TPU kernels (tests/test_tpu_inference.py), in no environment: it asks for a TPU's libraries.
-TPU_INFERENCE := $(VENV)/tpu-inference/.installed
-$(TPU_INFERENCE): pyproject.toml | $(BIN)/uv
-	echo "putting the files of tpu-inference into $(VENV) (11 MB)"
-	$(UV) --no-deps --target $(@D) --group tpu-inference
+# The code of callers of our functions, in no environment: it asks for a TPU's libraries, or for a newer Python.
+CALLERS := $(VENV)/maxtext/.installed $(VENV)/tpu-inference/.installed
+$(CALLERS): $(VENV)/%/.installed: pyproject.toml | $(BIN)/uv
+	echo "putting the files of $* into $(VENV) (40 MB or less)"
+	$(UV) --python-version 3.12 --no-deps --target $(@D) --group $*
 	touch $@
 
-setup-dev: setup $(VENV)/.installed-dev $(PJRT_HEADER) $(TPU_INFERENCE) $(VENV)/.installed-model-smollm2 $(VENV)/.installed-model-gemma3
+setup-dev: setup $(VENV)/.installed-dev $(PJRT_HEADER) $(CALLERS) $(VENV)/.installed-model-smollm2 $(VENV)/.installed-model-gemma3
 
 build: setup ## build the library, and make `intarsia` importable from .venv
 	echo "building $(BUILD)"

@@ -4,7 +4,7 @@
     import maxtext_attention
     AttentionOp.cudnn_flash_attention = maxtext_attention.cudnn_flash_attention
 
-The method's arguments are MaxText's (src/MaxText/layers/attention_op.py). Packed sequences become a ragged batch, so what lies
+The method's arguments are MaxText 0.2's; older ones call it without `segment_positions` and `sinks`. Packed sequences become a ragged batch, so what lies
 between them costs nothing; MaxText's own kernel builds a mask.
 """
 
@@ -19,7 +19,9 @@ def cudnn_flash_attention(
     key: jax.Array,
     value: jax.Array,
     decoder_segment_ids: jax.Array | None,
+    segment_positions: jax.Array | None = None,
     model_mode: str = "train",
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Causal attention of [b, s, h, d] to [b, s, hk, d]; MaxText scales query beforehand. Segment 0 is padding, which gives 0."""
     if self.attention_type.value not in ("global", "local_sliding"):
@@ -39,6 +41,7 @@ def cudnn_flash_attention(
         scale=1.0,
         window=(keys - 1, 0) if keys else (-1, -1),
         softcap=self.attn_logits_soft_cap or 0.0,
+        sinks=sinks,
     )
     return jnp.where(ids[..., None, None] > 0, out.reshape(b, s, h, d), 0)
 

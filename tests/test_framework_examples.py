@@ -82,7 +82,7 @@ def test_keras() -> None:
 
 @pytest.mark.parametrize("kind", ["global", "local_sliding"])
 def test_maxtext(kind: str) -> None:
-    """Called as MaxText's AttentionOp calls its method: by position, the model mode by name."""
+    """Called as in older MaxTexts, without positions and sinks; test_maxtext.py has the AttentionOp of a newer one."""
     module = runpy.run_path(str(EXAMPLES / "maxtext_attention.py"))
     op = SimpleNamespace(
         attention_type=SimpleNamespace(value=kind), sliding_window_size=3, attn_logits_soft_cap=None

@@ -1,14 +1,12 @@
 """tpu-inference, vLLM's backend for TPUs, on our kernels: its attention and its layers run with one import changed."""
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import os
 import subprocess
 import sys
-from unittest import mock
 
 import pytest
+import stand_ins
 import support
 
 PACKAGE = support.ROOT / ".venv" / "tpu-inference"
@@ -16,24 +14,9 @@ KERNELS = "tpu_inference.kernels.ragged_paged_attention.v3"
 ABSENT = ("torch", "torchax", "torchvision", "transformers", "vllm")
 
 
-class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """A module of any name for what is not to be imported."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ABSENT:
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec):
-        return mock.MagicMock(__name__=spec.name, __path__=[])
-
-    def exec_module(self, module):
-        pass
-
-
 def prepare(folder: str) -> None:
     """Makes the package in the folder importable, and its modules of kernels ours; nothing else of it changes."""
-    sys.meta_path.insert(0, StandIns())
-    sys.path.append(folder)
+    stand_ins.put(folder, ABSENT)
     importlib.import_module(KERNELS)
     for theirs, ours in {"kernel": "rpa_v3", "kernel_hd64": "rpa_v3_hd64"}.items():
         sys.modules[f"{KERNELS}.{theirs}"] = importlib.import_module(f"intarsia.jax.{ours}")
