@@ -25,7 +25,7 @@ def test_its_attention_runs_on_our_kernels() -> None:
     pytest.importorskip("flax")
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONPATH": os.pathsep.join([str(support.ROOT / "tests"), *sys.path]),
     }
     code = "import sys, stand_ins, test_maxtext as t; stand_ins.put(sys.argv[1], t.ABSENT); import maxtext_calls as c; c.main()"
     command = [sys.executable, "-c", code, PACKAGE]

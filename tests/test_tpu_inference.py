@@ -34,7 +34,7 @@ def test_its_attention_runs_on_our_kernels() -> None:
     pytest.importorskip("flax")
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONPATH": os.pathsep.join([str(support.ROOT / "tests"), *sys.path]),
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
     }
     code = "import sys, test_tpu_inference as t; t.prepare(sys.argv[1]); import tpu_inference_calls as c; c.main()"
