@@ -206,5 +206,12 @@ def test_what_it_refuses() -> None:
         ragged_paged_attention(q, k, v, cache[:, :, 0], *rest)
     with pytest.raises(ValueError, match=r"expected \[t, h, 64\] and \[p, s, c, packing, 128\]"):
         ragged_paged_attention_hd64(q[..., :32], k, v, cache, *rest)
+    with pytest.raises(ValueError, match=r"expected \[t, h, d\]"):
+        ragged_paged_attention(q, k[..., :32], v[..., :32], cache, *rest)
+    op, q, k, v = "ragged_paged_attention_hd64", q[..., :64], k[..., :64], v[..., :64]
+    with pytest.raises(ValueError, match=f"{op}: kv_cache has 1 heads, expected at least the 2 of"):
+        ragged_paged_attention_hd64(q, k, v, cache[:, :, :1, :1], *rest)
+    with pytest.raises(ValueError, match=f"{op}: soft_cap is 0"):
+        ragged_paged_attention_hd64(q, k, v, cache, *rest, soft_cap=0)
     with pytest.raises(ValueError, match="actual_head_dim is 128, expected 64"):
         rpa_v3_hd64.get_kv_cache_shape(20, 8, 2, 128, jnp.float32)

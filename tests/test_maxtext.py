@@ -1,10 +1,6 @@
 """MaxText's own AttentionOp computes what it should with examples/maxtext_attention.py put into it."""
 
-import os
-import subprocess
-import sys
-
-import pytest
+import stand_ins
 import support
 
 PACKAGE = support.ROOT / ".venv" / "maxtext"
@@ -20,14 +16,5 @@ def test_its_attention_runs_on_our_kernels() -> None:
 
     `AttentionOp` is called as MaxText's layers call it, on packed sequences with padding; none of what it calls needs one.
     """
-    if not PACKAGE.exists():
-        pytest.skip(f"no {PACKAGE.relative_to(support.ROOT)}: make setup-dev puts it there")
-    pytest.importorskip("flax")
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(support.ROOT / "tests"), *sys.path]),
-    }
-    code = "import sys, stand_ins, test_maxtext as t; stand_ins.put(sys.argv[1], t.ABSENT); import maxtext_calls as c; c.main()"
-    command = [sys.executable, "-c", code, PACKAGE]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    put = "import stand_ins, test_maxtext as t; stand_ins.put(sys.argv[1], t.ABSENT)"
+    stand_ins.run(PACKAGE, f"{put}; import maxtext_calls as c; c.main()")

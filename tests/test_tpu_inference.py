@@ -2,10 +2,8 @@
 
 import importlib
 import os
-import subprocess
 import sys
 
-import pytest
 import stand_ins
 import support
 
@@ -29,15 +27,8 @@ def test_its_attention_runs_on_our_kernels() -> None:
     of prompts, of decode steps and of both; on two devices, with 8-bit caches, windows, caps and sinks too. Modules of the
     package that read weights or tell of the platform import the three; none of the functions that run here calls them.
     """
-    if not PACKAGE.exists():
-        pytest.skip(f"no {PACKAGE.relative_to(support.ROOT)}: make setup-dev puts it there")
-    pytest.importorskip("flax")
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(support.ROOT / "tests"), *sys.path]),
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
-    }
-    code = "import sys, test_tpu_inference as t; t.prepare(sys.argv[1]); import tpu_inference_calls as c; c.main()"
-    command = [sys.executable, "-c", code, PACKAGE]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    stand_ins.run(
+        PACKAGE,
+        "import test_tpu_inference as t; t.prepare(sys.argv[1]); import tpu_inference_calls as c; c.main()",
+        XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
+    )

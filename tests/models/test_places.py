@@ -192,7 +192,7 @@ def test_a_name_of_all_interfaces_is_not_listened_at(monkeypatch: pytest.MonkeyP
 def opened(count: int, **run: str) -> Place:
     """Of process 0, whose door is open, and whose coordinator has port 1234."""
     first = Place(started.free_address(), count, 0, run=run)
-    kept = door.keep("process 0", first.address, first, 1234)
+    kept = door.keep(door.listen("process 0", first.address), first, 1234)
     assert kept.missing() == [*range(1, count)]
     return first
 

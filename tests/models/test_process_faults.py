@@ -109,6 +109,9 @@ def test_nobody_comes(generate, address) -> None:
     [(status, _, err)] = started.ends([generate(2, 1, "--start-timeout", "1")])
     assert status == 2 and err.count("\n") == 1
     assert f"process 1 of 2: no coordinator at {address} within 1 s: " in err
+    elsewhere = ["--coordinator-address", "192.0.2.1:29400", "--start-timeout", "2"]
+    text = "process 0 of 2: the coordinator cannot listen on 192.0.2.1:29400: Cannot assign requested address"
+    _check_refusals([generate(2, 0, *elsewhere)], [text])
     [(status, _, err)] = started.ends([generate(4, 0, "--start-timeout", "2")])
     assert status == 1 and err == (
         "intarsia generate: process 0 of 4: fewer than 4 processes connected to the coordinator at "
@@ -206,10 +209,16 @@ with join(Place(sys.argv[1], 2, int(sys.argv[2])), names=["first", "second"]) as
         time.sleep(1)
         if sys.argv[3] == "fails":
             raise LookupError("of this one")
+        if sys.argv[3].isdigit():
+            sys.exit(int(sys.argv[3]))
 print("over")
 """
     both = [start("-c", script, address, str(i), "ends") for i in range(2)]
     assert [end[:2] for end in started.ends(both)] == [(0, "over\n")] * 2
+    both = [start("-c", script, address, str(i), "0") for i in range(2)]
+    assert [end[:2] for end in started.ends(both)] == [(0, "over\n"), (0, "")]
+    ends = started.ends([start("-c", script, address, str(i), "3") for i in range(2)])
+    assert [end[:2] for end in ends] == [(1, ""), (3, "")]
     ends = started.ends([start("-c", script, address, str(i), "fails") for i in range(2)])
     assert [end[:2] for end in ends] == [(1, "")] * 2
     assert "first of 2: ended, since second failed: of this one\n" in ends[0][2]

@@ -16,6 +16,7 @@ from intarsia.processes import Limits
 from intarsia.vllm import hosts
 from vllm.config import ParallelConfig
 from vllm.utils.network_utils import get_distributed_init_method
+from vllm_running import free_port
 
 
 @pytest.fixture
@@ -136,12 +137,6 @@ def test_a_limit_is_a_number(configured):
         configured(additional_config={"heartbeat_timeout": "5"})
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def meet(parallel, rank, limit, **run):
     method = get_distributed_init_method(parallel.master_addr, parallel.master_port)
     with hosts.meeting(parallel, rank, limit, run):
@@ -193,9 +188,11 @@ def test_a_rank_does_not_join_another_run(environment, changes, error):
 
 
 def test_what_ranks_have_in_common(configured):
-    run = hosts.run_of(configured(max_num_seqs=3))
+    additional = {"token_buckets": [8], "start_timeout": 60}  # a limit of time may differ
+    run = hosts.run_of(configured(max_num_seqs=3, additional_config=additional))
     assert all(type(value) is str for value in run.values())
     assert (run["dtype"], run["max_num_seqs"]) == ("torch.float32", "3")
+    assert run["additional_config"] == "[('token_buckets', [8])]"
 
 
 def test_rays_ranks_meet_at_rays_address(monkeypatch):

@@ -134,7 +134,7 @@ def family(pid: int) -> list[Any]:
         return []
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -151,7 +151,7 @@ class Server:
     """
 
     def __init__(self, model: Path, log: Path, at: Any = None, **changes: Any):
-        self.port = changes.get("port") or _free_port()
+        self.port = changes.get("port") or free_port()
         host = at.address if at else "127.0.0.1"
         self.address = f"http://{host}:{self.port}"
         self._log = log

@@ -10,14 +10,13 @@ from intarsia.jax._attention import flash_attn_varlen, paged_attention
 from intarsia.jax._cache import reshape_and_cache_flash
 from intarsia.jax._call import as_array
 
-_OP = "ragged_paged_attention"
-
 
 def heads_in_word(dtype: DTypeLike) -> int:
     return 4 // jnp.dtype(dtype).itemsize
 
 
 def step(
+    op: str,
     queries: ArrayLike,
     keys: ArrayLike,
     values: ArrayLike,
@@ -38,13 +37,13 @@ def step(
     v_scale: float | None,
     sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """What both of tpu-inference's kernels do. sinks: [h], a logit of each head without a value."""
+    """What both of tpu-inference's kernels do, for errors called `op`. sinks: [h], a logit of each head without a value."""
     if soft_cap == 0:
-        raise ValueError(f"{_OP}: soft_cap is 0, expected None or a number above 0")
+        raise ValueError(f"{op}: soft_cap is 0, expected None or a number above 0")
     named: dict[str, Any] = dict(queries=queries, keys=keys, values=values, kv_cache=kv_cache)
-    q, k, v, cache = (as_array(f"{_OP}: {name}", x) for name, x in named.items())
+    q, k, v, cache = (as_array(f"{op}: {name}", x) for name, x in named.items())
     lens = jnp.asarray(kv_lens)
-    heads, dim, pairs = _sizes(q, k, v, cache)
+    heads, dim, pairs = _sizes(op, q, k, v, cache)
     table = jnp.asarray(page_indices).reshape(lens.shape[0], -1)
     num_seqs = jnp.asarray(distribution)[-1:]
     # Numbers behind those of real sequences may be any.
@@ -82,16 +81,19 @@ def step(
     return out.astype(out_dtype or q.dtype), flat.reshape(cache.shape)
 
 
-def _sizes(q: jax.Array, k: jax.Array, v: jax.Array, cache: jax.Array) -> tuple[int, int, int]:
+def _sizes(
+    op: str, q: jax.Array, k: jax.Array, v: jax.Array, cache: jax.Array
+) -> tuple[int, int, int]:
     """Query heads, head dim, and pairs of heads in the cache, those of padding included."""
-    if cache.ndim != 5 or q.ndim != 3 or k.ndim != 3 or v.shape != k.shape:
+    fits = q.ndim == k.ndim == 3 and q.shape[2] == k.shape[2] and v.shape == k.shape
+    if cache.ndim != 5 or not fits:
         shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, cache))
         expected = "[t, h, d], [t, hk, d] twice and [p, s, c, packing, D]"
-        raise ValueError(f"{_OP}: shapes are {shapes}, expected {expected}")
+        raise ValueError(f"{op}: shapes are {shapes}, expected {expected}")
     room = cache.shape[2] * cache.shape[3]
     if room % 2 or room < 2 * k.shape[1] or cache.shape[4] < k.shape[2]:
         raise ValueError(
-            f"{_OP}: kv_cache has {room} heads of {cache.shape[4]}, expected an even number of at least "
+            f"{op}: kv_cache has {room} heads of {cache.shape[4]}, expected an even number of at least "
             f"{2 * k.shape[1]} heads of at least {k.shape[2]}"
         )
     return q.shape[1], q.shape[2], room // 2

@@ -75,6 +75,7 @@ def ragged_paged_attention(
     del skip_kv_mask, mask_value, chunk_prefill_size, d_block_sizes, p_block_sizes, m_block_sizes
     del vmem_limit_bytes, debug_mode, disable_bounds_checks, disable_semaphore_checks
     return step(
+        "ragged_paged_attention",
         *(queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution),
         use_causal_mask=use_causal_mask,
         update_kv_cache=update_kv_cache,

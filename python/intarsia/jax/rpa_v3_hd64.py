@@ -62,9 +62,15 @@ def ragged_paged_attention_hd64(
     if cache.ndim != 5 or cache.shape[4] != 128 or q.shape[-1] != 64:
         shapes = f"queries {list(q.shape)} and kv_cache {list(cache.shape)}"
         raise ValueError(f"{_OP}: {shapes}, expected [t, h, 64] and [p, s, c, packing, 128]")
+    heads, room = jnp.shape(keys)[1:2], cache.shape[2] * cache.shape[3]
+    if heads and room < heads[0]:
+        raise ValueError(
+            f"{_OP}: kv_cache has {room} heads, expected at least the {heads[0]} of keys"
+        )
     # K and V side by side lie as heads of K and V in turn do.
     in_turn = cache.reshape(*cache.shape[:2], -1, 2, 64)
     out, in_turn = step(
+        _OP,
         *(q, keys, values, in_turn, kv_lens, page_indices, cu_q_lens, distribution),
         sm_scale=sm_scale,
         sliding_window=sliding_window,

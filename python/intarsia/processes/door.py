@@ -22,20 +22,24 @@ _PAUSE_SECONDS = 0.1  # where there are no more threads or file descriptors
 _LONGEST = 1 << 14  # bytes of a line
 
 
-def keep(name: str, bind: tuple[str, int], place: Place, port: int) -> "Door":
-    """Tells the other processes the coordinator's port, as long as this one lives.
+def listen(name: str, bind: tuple[str, int]) -> socket.socket:
+    """Opens the door of process 0.
 
     Raises:
       OSError: The port of `bind` is in use, or its host is none of this host's addresses.
     """
     try:
-        holder = addresses.listening(*bind)
+        return addresses.listening(*bind)
     except OSError as error:
         in_use = error.errno == errno.EADDRINUSE
         advice = ": another run may be there; give each run a port" if in_use else ""
         raise OSError(
             f"{name}: the coordinator cannot listen on {addresses.host_port(*bind)}: {error.strerror}{advice}"
         ) from None
+
+
+def keep(holder: socket.socket, place: Place, port: int) -> "Door":
+    """Tells the other processes the coordinator's port, as long as this one lives."""
     door = Door(place, port)
     threading.Thread(target=door.answer_all, args=(holder,), daemon=True).start()
     return door

@@ -92,9 +92,10 @@ class Endings:
         if not self._ending.acquire(blocking=False):
             time.sleep(2 * FAREWELL_SECONDS)  # another thread does it
         self._say(f"{self._peers.name}: {text}")
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # another one was first
             if tell:
                 self._client.key_value_set(_FAILED, f"{self._peers.index} {text}")
+        with contextlib.suppress(Exception):
             # Process 0 has the store that the others read the line from.
             self._client.wait_at_barrier(_FAILED, FAREWELL_SECONDS * 1000, process_ids=alive)
         with contextlib.suppress(Exception):

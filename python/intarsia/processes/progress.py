@@ -18,7 +18,7 @@ class Progress:
         self._moved: float | None = time.monotonic()
         self._at = self._meeting = self._told = ""
         self._telling = threading.Lock()  # or the store might keep the older of two texts
-        self._meetings: dict[int, str] = {}  # of all, while each waits at one
+        self._meetings: dict[int, str] = {}  # where those wait that do, when last asked
         self._apart_since = time.monotonic()
 
     def mark(self, text: str) -> None:

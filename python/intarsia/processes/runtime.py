@@ -52,6 +52,7 @@ def join(
         OSError: The coordinator's port is in use, or the address is none of this host.
         TimeoutError: There is no coordinator.
     """
+    listen = listen and listen.strip("[]")
     limits = limits or Limits()
     say = say or print_line
     names = names or [f"process {i}" for i in range(place.count)]
@@ -90,7 +91,7 @@ def _bind_address(place: Place, listen: str | None) -> tuple[str, int]:
     """Where process 0 listens."""
     if listen:
         addresses.refuse_all_interfaces("the address to listen at", listen)
-        return listen.strip("[]"), place.address[1]
+        return listen, place.address[1]
     if bind := _environment.jax_coordinator_bind():
         host, port = addresses.parse("JAX_COORDINATOR_BIND_ADDRESS", bind)
         addresses.refuse_all_interfaces("the host of JAX_COORDINATOR_BIND_ADDRESS", host)
@@ -114,8 +115,9 @@ def _meeting_point(
         port = door.ask(name, place, deadline)
         yield addresses.host_port(host, port), addresses.host_port(bind[0], port), list
     else:
+        holder = door.listen(name, bind)
         with addresses.reserved_port(bind[0]) as port:
-            missing = door.keep(name, bind, place, port).missing
+            missing = door.keep(holder, place, port).missing
             yield addresses.host_port(host, port), addresses.host_port(bind[0], port), missing
 
 
@@ -150,7 +152,7 @@ class Processes:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
             try:
                 self.finish()
                 return
@@ -158,6 +160,8 @@ class Processes:
                 error = late
         if isinstance(error, KeyboardInterrupt):
             self.fail(error, 130)
+        if isinstance(error, SystemExit):
+            self.fail(error, error.code if isinstance(error.code, int) else 1)
         if not isinstance(
             error, jax.errors.JaxRuntimeError
         ):  # whose trace says nothing of what happened elsewhere

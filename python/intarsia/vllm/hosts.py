@@ -139,15 +139,20 @@ def run_of(config: VllmConfig) -> dict[str, str]:
         config.parallel_config,
         config.scheduler_config,
     )
+    overrides = of.hf_overrides if isinstance(of.hf_overrides, dict) else {}
+    additional = {k: v for k, v in (config.additional_config or {}).items() if k not in _SETTINGS}
     values = {
         "model": of.model,
         "revision": of.revision,
+        "hf_overrides": sorted(overrides.items()),
+        "additional_config": sorted(additional.items()),
         "dtype": of.dtype,
         "quantization": of.quantization,
         "max_model_len": of.max_model_len,
         "seed": of.seed,
         "kv_cache_dtype": cache.cache_dtype,
         "tensor_parallel_size": parallel.tensor_parallel_size,
+        "expert_parallel": parallel.enable_expert_parallel,
         "nnodes": parallel.nnodes,
         "max_num_seqs": scheduler.max_num_seqs,
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
