@@ -159,7 +159,7 @@ TEST(QuantizedPlan, StreamsWithinSharedMemory) {
 
 // As fast as measured for the layers of a Llama of 8 billion parameters
 // (docs/notebook/weights_in_codes.md).
-TEST(QuantizedPlan, WarpgroupsTakeManyRowsOfLargeMatrices) {
+TEST(QuantizedPlan, WarpgroupsTakeRowsOfLargeMatrices) {
   const auto plan = [](QuantizedParams p) { return PlanFor(p, Gpu("H200")); };
   const auto kernel = [&](const QuantizedParams& p) { return plan(p).kernel; };
   EXPECT_EQ(plan(ParamsOf(16, 4096, 4096, 128)).splits, 6);
@@ -168,7 +168,10 @@ TEST(QuantizedPlan, WarpgroupsTakeManyRowsOfLargeMatrices) {
   EXPECT_EQ(plan(ParamsOf(256, 4096, 14336, 128)).splits, 2);
   constexpr auto kWarpgroups = QuantizedKernelKind::kWarpgroups;
   EXPECT_EQ(kernel(ParamsOf(9, 4096, 4096, 256)), kWarpgroups);
-  EXPECT_NE(kernel(ParamsOf(8, 4096, 4096, 128)), kWarpgroups);
+  EXPECT_EQ(kernel(ParamsOf(4, 4096, 4096, 128)), kWarpgroups);
+  EXPECT_EQ(plan(ParamsOf(8, 4096, 4096, 128)).shape.rows, 8);
+  EXPECT_EQ(plan(ParamsOf(9, 4096, 4096, 128)).shape.rows, 16);
+  EXPECT_NE(kernel(ParamsOf(3, 4096, 4096, 128)), kWarpgroups);
   EXPECT_NE(kernel(ParamsOf(64, 4096, 4096, 64)), kWarpgroups);
   EXPECT_NE(kernel(ParamsOf(64, 2048, 2048, 128)), kWarpgroups);  // CTAs would be few
   EXPECT_NE(PlanFor(ParamsOf(64, 4096, 4096, 128), Gpu("A100")).kernel, kWarpgroups);
