@@ -15,7 +15,7 @@ import threading
 import time
 
 from intarsia.processes import addresses
-from intarsia.processes.place import Place
+from intarsia.processes.place import Place, differing
 
 _SECONDS = 5  # for a line
 _PAUSE_SECONDS = 0.1  # where there are no more threads or file descriptors
@@ -124,8 +124,7 @@ class Door:
         expected = self._place.count
         if count != expected or not 0 < index < count:
             return f"count {expected}"
-        names = sorted({*marks, *self._marks})
-        if differ := [name for name in names if marks.get(name) != self._marks.get(name)]:
+        if differ := differing(marks, self._marks):
             return f"differs {', '.join(differ)}"
         return f"port {self._port}" if self._come.setdefault(index, token) == token else "taken"
 

@@ -59,6 +59,11 @@ class Place:
         return addresses.parse("the coordinator", self.coordinator)
 
 
+def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """The names of what two runs do not have alike."""
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+
+
 def detect_place(method: str | None = None, timeout: int = 300) -> Place:
     """What JAX reads in the environment of Slurm, Open MPI or Kubernetes.
 

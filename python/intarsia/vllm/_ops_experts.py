@@ -75,7 +75,12 @@ def grouped_topk(
 
 def _best_of_groups(scores, n_group, topk_group, topk, renormalize, scale, bias):
     """The same of numbers that are scores already: sorts that keep equal ones in order choose the lower id."""
-    _check_groups(scores.shape[-1], n_group, topk_group, topk)
+    xla_gpu.topk_router(  # which checks the sizes, and computes nothing
+        *(x.to("meta") for x in (scores, bias.float())),
+        top_k=topk,
+        num_groups=n_group,
+        topk_groups=topk_group,
+    )
     each = scores.shape[-1] // n_group
     keys = _nan_last(scores + bias.float())
     groups = keys.unflatten(-1, (n_group, each))
@@ -88,24 +93,6 @@ def _best_of_groups(scores, n_group, topk_group, topk, renormalize, scale, bias)
     weights = scores.gather(1, ids)
     factor = scale / weights.sum(-1, keepdim=True) if renormalize else scale
     return weights * factor, ids.int()
-
-
-def _check_groups(experts, n_group, topk_group, topk):
-    """Raises what `topk_router` does, in its words."""
-    if n_group < 1 or experts % n_group:
-        raise ValueError(
-            f"topk_router: num_groups is {n_group}, expected a divisor of the e={experts} experts"
-        )
-    if not 1 <= topk_group <= n_group:
-        raise ValueError(
-            f"topk_router: topk_groups is {topk_group}, expected 1 to num_groups={n_group}"
-        )
-    most = topk_group * (experts // n_group)
-    if not 1 <= topk <= most:
-        raise ValueError(
-            f"topk_router: top_k is {topk}, expected 1 to {most}, the experts of "
-            f"{topk_group} of {n_group} groups"
-        )
 
 
 def _nan_last(keys: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from vllm.config import ParallelConfig, VllmConfig
 
 from intarsia import _environment
 from intarsia.processes import Limits, addresses
+from intarsia.processes.place import differing
 
 # torch.distributed has a function of that name, too.
 _rendezvous = importlib.import_module("torch.distributed.rendezvous")
@@ -212,9 +213,7 @@ def _enter(store: Any, met_another: str, rank: int, run: Mapping[str, str]) -> N
     """Tells the others that a rank has come, if it is of their run: rank 0's."""
     if rank == 0:
         store.set(_RUN, json.dumps(dict(run)))
-    theirs = json.loads(store.get(_RUN))
-    names = sorted({*theirs, *run})
-    if differ := [name for name in names if theirs.get(name) != run.get(name)]:
+    if differ := differing(json.loads(store.get(_RUN)), run):
         raise OSError(
             f"{met_another}, which differs in {', '.join(differ)}: give each run a --master-port, and all its hosts the "
             "same options"
