@@ -4,8 +4,8 @@
     import maxtext_attention
     AttentionOp.cudnn_flash_attention = maxtext_attention.cudnn_flash_attention
 
-The method's arguments are MaxText 0.2's; older ones call it without `segment_positions` and `sinks`. Packed sequences become a ragged batch, so what lies
-between them costs nothing; MaxText's own kernel builds a mask.
+The method's arguments are MaxText 0.2's; older ones call it without `segment_positions` and `sinks`. Packed sequences become a ragged
+batch, so what lies between them costs nothing; MaxText's own kernel builds a mask.
 """
 
 import intarsia.jax as ij

@@ -15,8 +15,8 @@
 #pragma once
 #include "src/core/cuda/mma.cuh"
 #include "src/core/cuda/tma.cuh"
+#include "src/core/cuda/vec.cuh"
 #include "src/core/cuda/wgmma.cuh"
-#include "src/matmul/cuda/codes.cuh"
 #include "src/matmul/cuda/quantized_plan.h"
 #include "src/matmul/cuda/sm90/shared.cuh"
 
@@ -98,7 +98,7 @@ class WarpgroupsProduct {
  public:
   static constexpr int kSums = S::kRows / 2;
   static constexpr int kSteps = kStageColumns / cuda::kWgmmaStep;
-  using M = cuda::Wgmma<S::kByWarps ? 16 : S::kRows>;
+  using M = cuda::Wgmma<S::kRows>;
   // The greatest power of two of the type, and what its smallest step is, times that.
   static constexpr float kMost = S::kType == DType::kF16 ? 0x1p15f : 0x1p127f;
   static constexpr float kUnit = S::kType == DType::kF16 ? 0x1p-9f : 0x1p-6f;
