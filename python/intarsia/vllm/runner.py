@@ -68,7 +68,7 @@ class XlaGpuModelRunner(GPUModelRunner):
 
     def _update_states(self, scheduler_output: Any) -> Any:
         # vLLM zeroes new blocks, then copies blocks among its own tensors, of which there are none. Its scheduler does not
-        # ask for copies with what is supported (docs/vllm.md).
+        # ask for copies with what is supported (docs/adr/0021).
         result = super()._update_states(scheduler_output)
         if scheduler_output.kv_cache_block_copies:
             self.model.copy_blocks([tuple(pair) for pair in scheduler_output.kv_cache_block_copies])
