@@ -136,15 +136,16 @@ def flash_attn_varlen(
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Attention of every query of a ragged batch to the keys of its sequence.
 
-    Query i of a sequence stands at position i + len_k - len_q (bottom-right alignment) and sees the
-    keys from position - window[0] to position + window[1]; -1 leaves a side open; causal closes the
-    right one. len_k counts the keys behind leftpad_k. A row that sees nothing gives 0 and lse -inf (with
-    sinks: the sink), a row beyond cu_seqlens_q[b] gives 0 and lse -inf.
+    Query i of a sequence is at position i + len_k - len_q (bottom-right alignment). It sees the keys from
+    position - window[0] to position + window[1]; -1 leaves a side open, and causal closes the right one.
+    len_k counts the keys behind leftpad_k. A row that sees nothing gives 0 and lse -inf (with sinks: the
+    sink). A row beyond cu_seqlens_q[b] gives 0 and lse -inf.
 
     Args:
-      q: [t, h, d], f32, f16, bf16 or fp8 (with K and V of the same type); d a multiple of 8 up to 256, on CPUs up to 512; h a multiple of hk.
-      k, v: dense [tk, hk, d] (or v [tk, hk, 128] where d is 192), of q's dtype or fp8; or, with `block_table`, the paged caches as in `reshape_and_cache_flash`
-        (v=None where one array holds both, and there alone: a pair's key cache without v is read as "combined").
+      q: [t, h, d], f32, f16, bf16, or fp8 with K and V of the same type. d is a multiple of 8 up to 256, on CPUs up to 512;
+        h is a multiple of hk.
+      k, v: dense [tk, hk, d] (or v [tk, hk, 128] where d is 192), of q's dtype or fp8. With `block_table`: the paged caches as in
+        `reshape_and_cache_flash`. Pass v=None only where one array holds both: a pair's key cache without v is read as "combined".
       cu_seqlens_q: int32 or int64 [b + 1], where each sequence starts in q.
       cu_seqlens_k: [b + 1], the same for dense k; ignored when paged.
       seqused_k: [b], keys of each sequence; needed when paged.
