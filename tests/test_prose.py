@@ -1,4 +1,4 @@
-"""tools/prose.py sees what it is for: long sentences, spelling, dead links, names that are not there."""
+"""tools/prose.py sees what it is for: long sentences, also of docstrings, spelling, dead links, names that are not there."""
 
 import sys
 
@@ -43,6 +43,54 @@ def test_a_long_sentence_is_named() -> None:
     page = ("A" + " word" * prose.P90 + ". A short one. ") * 10
     (said,) = prose._lengths("README.md", page)
     assert "a tenth of the sentences" in said
+
+
+MODULE = '''"""A module. Two sentences here."""
+
+def public(x):
+    """One sentence, over
+    two lines.
+
+    Args:
+      x: [t, n] with rows or [n] with !rows,
+        T: rows. What goes on is
+        a sentence as well.
+      a, b: two of them.
+
+    Returns:
+        The result. It has more.
+
+    Example:
+      >>> public(1)  # No. Prose.
+
+    A last one.
+
+    >>> public(2)
+    """
+    def nested():
+        """Not looked at."""
+
+def _private():
+    """Not looked at."""
+
+class Public:
+    def method(self):
+        """Of a class."""
+'''
+
+
+def test_sentences_of_docstrings_are_those_of_what_is_public() -> None:
+    of_functions = [(4, 5), (8, 1), (8, 8), (11, 3), (14, 2), (14, 3), (19, 3), (31, 3)]
+    found = prose.docstring_sentences(MODULE, "_module.py")
+    assert [(s.line, s.words) for s in found] == of_functions
+    found = prose.docstring_sentences(MODULE, "module.py")
+    assert [(s.line, s.words) for s in found] == [(1, 2), (1, 3), *of_functions]
+
+
+def test_a_long_sentence_of_a_docstring_is_named() -> None:
+    source = f'"""Short. A{" word" * prose.LONGEST}."""'
+    (said,) = prose._long("a.py", prose.docstring_sentences(source, "a.py"))
+    assert said.startswith(f"a.py:1: {prose.LONGEST + 1} words")
 
 
 def test_wide_lines_are_named() -> None:
@@ -114,4 +162,5 @@ def test_dead_links_are_named() -> None:
 
 def test_words_of_an_older_revision_can_be_told(capsys) -> None:
     prose.words(None)
-    assert "all of these" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "all of these" in said and "public docstrings" in said

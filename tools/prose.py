@@ -3,8 +3,9 @@
     python tools/prose.py                      what is wrong, one line each; exit status 1 if something is
     python tools/prose.py --words [REVISION]   words a sentence of each page, as it is or as it was
 
-Sentences are those of paragraphs and lists in README, CONTRIBUTING, CHANGELOG, docs/ and plugins/, without tables, headings and code. A
-page's 90th percentile may have 26 words, and no sentence more than 40: what American manuals of such libraries have is 17 to 26.
+Sentences are those of paragraphs and lists in README, CONTRIBUTING, CHANGELOG, docs/ and plugins/, without tables, headings and code, and
+those of public docstrings (`prose_docstrings`). The 90th percentile of a page, or of a module's docstrings, may have 26 words, and no
+sentence more than 40: what American manuals of such libraries have is 17 to 26.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import prose_docstrings
 import prose_names
 import spelling
 
@@ -36,6 +38,10 @@ _POOLED = ("docs/adr/", "docs/ops/")
 # Where a sentence ends: the next one may begin with code, or with a name that is written small.
 _NAMES = "vLLM|torch|torchax|torch_xla|jax|jaxlib|nox|pip|mkdocs|dynamo"
 _END = re.compile(rf"(?<=[.!?])[)\"'*]* +(?=[\"'(*\[]*(?:[A-Z0-9`]|(?:{_NAMES})\b))")
+
+
+# What --words reads of a revision.
+_READ = re.compile(r"\w+\.md|(docs|plugins)/.*\.md|python/intarsia/.*\.py")
 
 
 def _is_measured(page: str) -> bool:
@@ -107,14 +113,23 @@ def _lengths(page: str, text: str) -> Iterator[str]:
     if not _is_measured(page):
         return
     found = sentences(text)
+    yield from _long(page, found)
+    if not page.startswith(_POOLED):
+        yield from _often_long(page, found)
+
+
+def _long(name: str, found: list[Sentence]) -> Iterator[str]:
     for s in found:
         if s.words > LONGEST:
-            yield f"{page}:{s.line}: {s.words} words, at most {LONGEST}: {s.text[:70]}..."
+            yield f"{name}:{s.line}: {s.words} words, at most {LONGEST}: {s.text[:70]}..."
         elif s.text.count(",") > COMMAS:
-            yield f"{page}:{s.line}: {s.text.count(',')} commas, at most {COMMAS}: {s.text[:70]}..."
-    is_page = len(found) >= 10 and not page.startswith(_POOLED)
-    if is_page and (p90 := percentile([s.words for s in found], 0.9)) > P90:
-        yield f"{page}: a tenth of the sentences have {p90} words or more, expected at most {P90}"
+            yield f"{name}:{s.line}: {s.text.count(',')} commas, at most {COMMAS}: {s.text[:70]}..."
+
+
+def _often_long(name: str, found: list[Sentence]) -> Iterator[str]:
+    """Of a page: a few sentences tell nothing."""
+    if len(found) >= 10 and (p90 := percentile([s.words for s in found], 0.9)) > P90:
+        yield f"{name}: a tenth of the sentences have {p90} words or more, expected at most {P90}"
 
 
 def _widths(page: str, text: str) -> Iterator[str]:
@@ -123,6 +138,23 @@ def _widths(page: str, text: str) -> Iterator[str]:
         is_prose = not line.lstrip().startswith("|") and not generated and _is_measured(page)
         if len(line) > WIDTH and is_prose:
             yield f"{page}:{number}: {len(line)} columns, at most {WIDTH}"
+
+
+def docstring_sentences(source: str, module: str) -> list[Sentence]:
+    """The sentences of a module's public docstrings."""
+    return [
+        Sentence(first + s.line - 1, s.text)
+        for first, text in prose_docstrings.public(source, module)
+        for s in sentences(prose_docstrings.as_page(text))
+    ]
+
+
+def _docstrings() -> Iterator[str]:
+    for path in prose_docstrings.files(ROOT):
+        name = path.relative_to(ROOT).as_posix()
+        found = docstring_sentences(path.read_text(), path.name)
+        yield from _long(name, found)
+        yield from _often_long(name, found)
 
 
 def problems() -> list[str]:
@@ -138,6 +170,7 @@ def problems() -> list[str]:
         p90 = percentile([s.words for text in texts for s in sentences(text)], 0.9)
         if p90 > P90:
             found.append(f"{folder}: a tenth of the sentences have {p90} words or more")
+    found += _docstrings()
     for path in spelling.files():
         name = path.relative_to(ROOT)
         for line, word, better in spelling.british(path.read_text()):
@@ -149,10 +182,11 @@ def problems() -> list[str]:
 
 def _read(revision: str | None) -> dict[str, str]:
     if revision is None:
-        return {page: (ROOT / page).read_text() for page in pages()}
+        modules = [path.relative_to(ROOT).as_posix() for path in prose_docstrings.files(ROOT)]
+        return {name: (ROOT / name).read_text() for name in [*pages(), *modules]}
     git = ["git", "-C", str(ROOT)]
     names = subprocess.check_output([*git, "ls-tree", "-r", "--name-only", revision], text=True)
-    wanted = [n for n in names.splitlines() if re.fullmatch(r"\w+\.md|(docs|plugins)/.*\.md", n)]
+    wanted = [n for n in names.splitlines() if re.fullmatch(_READ, n)]
     return {
         n: subprocess.check_output([*git, "show", f"{revision}:{n}"], text=True) for n in wanted
     }
@@ -161,14 +195,16 @@ def _read(revision: str | None) -> dict[str, str]:
 def words(revision: str | None) -> None:
     """Prints words and commas a sentence: the median, the 90th percentile and the most."""
     every: list[Sentence] = []
+    of_modules: list[Sentence] = []
     print(f"{'page':44} sentences  median  p90  most  commas p90")
     for page, text in _read(revision).items():
-        found = sentences(text)
-        if not _is_measured(page) or not found:
-            continue
-        every += found
-        _row(page, found)
+        if page.endswith(".py"):
+            of_modules += docstring_sentences(text, Path(page).name)
+        elif _is_measured(page) and (found := sentences(text)):
+            every += found
+            _row(page, found)
     _row("all of these", every)
+    _row("public docstrings", of_modules)
 
 
 def _row(name: str, found: list[Sentence]) -> None:
