@@ -57,8 +57,8 @@ def no_device_is_renamed() -> Iterator[None]:
     """torchax renames torch's PrivateUse1 device to "jax".
 
     From then on `torch.accelerator`, pinned memory and dynamo take that for the accelerator of the process, on a machine
-    with CUDA too: `torch.compile` fails with "PyTorch is not linked with support for jax devices", and vLLM's worker dies
-    at its first synchronization.
+    with CUDA too. Then `torch.compile` fails with "PyTorch is not linked with support for jax devices", and vLLM's worker
+    dies at its first synchronization.
     """
     rename, register = torch.utils.rename_privateuse1_backend, torch._register_device_module
     torch.utils.rename_privateuse1_backend = torch._register_device_module = lambda *_: None

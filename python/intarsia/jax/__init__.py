@@ -3,10 +3,9 @@
 Shape letters in all docstrings: b sequences, t tokens, h query heads, hk KV heads, d head dim, n hidden
 size, p pages, s page size, m pages per sequence, r rotary dim, l layers.
 
-Where things are: `wire` has a function for each op, operand by operand, `_call` makes a custom call of it, `_vmap`, `_grad`, `_shard` and
-`_export` are what JAX's transformations make of it. Functions that say more than the op does, or say it otherwise, have
-modules of their own: `_attention`, `_cache`, `_cache_blocks`, `_cascade`, `_dot_product`, `_exchange`, `_flash_mha`, `_grouped`,
-`_linear`, `_quantized`, `_ragged`, `_rotary`.
+Where things are: `wire` has a function for each op, operand by operand. `_call` makes a custom call of it. `_vmap`, `_grad`, `_shard`
+and `_export` define what JAX's transformations make of it. Functions with another form than the op have modules of their own, such as
+`_attention`, `_cache` and `_linear`.
 """
 
 from intarsia import _native

@@ -75,15 +75,13 @@ def reshape_and_cache_flash(
       k_scale, v_scale: what fp8 K and V will have to be multiplied by: a number, [1] or [hk] in f32;
         default 1. What is stored is key / k_scale, to nearest even and saturating; NaN stays NaN.
       kv_cache_dtype: what a uint8 cache holds: "fp8_e4m3" or "fp8_e5m2"; "auto": as its dtype says.
-      layout: default: by the form of `kv_cache`. Of a pair:
-        "NHD": [p, s, hk, d]; the default
-        "HND": [p, hk, s, d]
-        of one array:
-        "combined": [p, s, 2 * hk, d], K in even and V in odd heads; the default
-        "packed": [p, s, hk, 2 * d], each head's V behind its K; the default if the last axis says so
-        "stacked": [2, p, s, hk, d], K, then V; the default if there is such an axis
-        or any other order of these axes, spelled as in "p hk s d" or "p 2 hk s d"; with `layer` it may
-        say where the layers stand ("p l s hk d").
+      layout: the order of axes. The default depends on the form of `kv_cache`.
+        A pair: "NHD", the default, is [p, s, hk, d]; "HND" is [p, hk, s, d].
+        One array: "combined", the default, is [p, s, 2 * hk, d], K in even and V in odd heads.
+        One array with rows of two heads: "packed" is [p, s, hk, 2 * d], each head's V behind its K.
+        One array with an axis more, of size 2: "stacked" is [2, p, s, hk, d], K, then V.
+        Any other order of these axes is spelled as in "p hk s d" or "p 2 hk s d". With `layer` it may
+        say where the layers are ("p l s hk d").
       layer: a number, or an integer scalar on the device: the layer of a cache with a layer axis.
 
     Returns:

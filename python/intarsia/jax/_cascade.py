@@ -102,12 +102,12 @@ def cascade_attention(
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Causal attention of a batch's newest queries, where all sequences begin with the same keys.
 
-    What `paged_attention` computes for sequences of the prefix's pages followed by their own. But
-    the prefix (a system prompt, the document that all questions are about) is read once for the
-    whole batch instead of once a sequence: all queries attend to it as one long sequence without a
-    mask, then each sequence's queries to its own keys, and `merge_attn_states` joins the results.
-    When that pays, docs/notebook/decode.md has measured. There is no sliding window and no alibi: the
-    prefix's part of them would differ from sequence to sequence.
+    The result is that of `paged_attention` for sequences of the prefix's pages followed by their own. But
+    the prefix (a system prompt, a document that all questions are about) is read once for the whole
+    batch, not once for each sequence. All queries attend to it as one long sequence without a mask, then
+    each sequence's queries to its own keys, and `merge_attn_states` joins the results. When that pays is
+    measured in docs/notebook/decode.md. There is no sliding window and no ALiBi: the prefix's part of
+    them would differ from sequence to sequence.
 
     Args:
       query: [t, h, d], f32, f16 or bf16; d a multiple of 8 up to 256, on CPUs up to 512; h a multiple of hk.

@@ -86,8 +86,8 @@ def dot_product_attention(
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """`jax.nn.dot_product_attention`, argument by argument, by our attention op.
 
-    Causal and windows are aligned at the top left, as there and unlike `flash_attn_varlen`: query i sees keys
-    from i - left to i + right, whatever T and S are. A query that sees no key gives 0 and residual -inf; XLA's version
+    Causal and windows are aligned at the top left, as there and unlike `flash_attn_varlen`. Query i sees keys from
+    i - left to i + right, whatever T and S are. A query that sees no key gives 0 and residual -inf; XLA's version
     gives it the mean of all values.
 
     Args:
@@ -98,7 +98,7 @@ def dot_product_attention(
       is_causal: query i sees no key behind key i.
       query_seq_lengths: int32 [b]; rows from there on give 0.
       key_value_seq_lengths: int32 [b]; keys from there on are not seen. With a causal mask or a window the op is
-        then called twice: for rows that see all keys on their right, and for the rows before them.
+        then called twice, once for rows that see all keys on their right.
       local_window_size: (left, right) or one number for both.
       implementation: None: our op. "xla" or "cudnn": `jax.nn.dot_product_attention` itself, for what is refused here.
       return_residual: also return the log of the sum of exponentials, [b, T, h] or [T, h] in query's dtype, without

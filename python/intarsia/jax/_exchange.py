@@ -31,18 +31,18 @@ class Exchange:
     """The inboxes of a mesh's devices, through which those of one axis hand each other rows.
 
     Both arrays are cut along their first axis, a part for each device: for `jax.shard_map` the spec of an exchange is
-    `jax.P(mesh.axis_names)`. Programs write into the inboxes without saying so, and keep count in them. So
+    `jax.P(mesh.axis_names)`. Programs write into the inboxes without saying so, and keep count in them. So:
 
-    - make an exchange an argument of the function that is jitted. What it closes over would be a constant of the
-      program, with addresses that live no longer than the exchange;
-    - keep it for as long as such a program may run, donate it to none, and take none from a program's results:
-      the addresses are those of this very array;
-    - programs with collectives, these among them, must come to all devices in the same order, as they do when one
-      thread calls them, and in a program each call must depend on the one before.
+    - Make an exchange an argument of the function that is jitted. What it closes over would be a constant of the
+      program, with addresses that live no longer than the exchange.
+    - Keep it for as long as such a program may run. Donate it to none, and take none from a program's results: the
+      addresses are those of this very array.
+    - Programs with collectives, these among them, must come to all devices in the same order, as they do when one
+      thread calls them. In a program each call must depend on the one before.
 
     Attributes:
-      addresses: i32; of a device [ranks + 1, 2], ranks being the size of the axis: 64 bits for its own inbox,
-        then for those of the devices that it sums with.
+      addresses: i32; of a device [ranks + 1, 2], ranks being the size of the axis. The first 64 bits are for its own
+        inbox, the others for those of the devices that it sums with.
       inbox: i32; of a device [2 * ranks + 1, max_rows, packs of 16 bytes, 4].
       axis: the mesh axis.
     """
@@ -113,8 +113,8 @@ def all_reduce_fused_add_rms_norm(
     """`fused_add_rms_norm` of the sum of x over a mesh axis: what ends a branch under tensor parallelism.
 
     `residual' = psum(x) + residual; out = rms_norm(residual') * weight`, where the sum is rounded to T. To be called
-    within `jax.shard_map`. In a program for GPUs with an exchange, calls of up to its max_rows rows of whole 16 bytes are
-    one kernel, in which each GPU writes its rows into the others' memory. Everything else is `lax.psum` and
+    within `jax.shard_map`. In a program for GPUs with an exchange, a call of up to its max_rows rows of whole 16 bytes
+    is one kernel: each GPU writes its rows into the others' memory. Everything else is `lax.psum` and
     `fused_add_rms_norm`, as is what has to be differentiated: give that no exchange.
 
     Args:

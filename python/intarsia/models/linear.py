@@ -5,12 +5,14 @@ A quantized layer is vLLM's W8A8 scheme with a scale for each output channel and
 
     out[t, o] = (sum over i of x_codes[t, i] * w_codes[o, i]) * x_scale[t] * w_scale[o]
 
-The sum is one `dot_general` of fp8 codes into f32, without scales inside it: the only form with
-scales that are not scalars which XLA's GemmRewriter turns into cuBLASLt's fp8 matrix product
-(`__cublas$lt$matmul$f8`; xla/service/gpu/transforms/gemm_rewriter.cc, `MatchFp8Param` and
-`CreateF8CustomCall`), and exact, since scales are constant along the sum. cuBLASLt wants rows of
-codes on both sides, which [out, in] weights are, and sides in multiples of 16: XLA pads others at
-each step. Elsewhere (a CPU, a GPU before compute capability 8.9) XLA widens the codes.
+The sum is one `dot_general` of fp8 codes into f32, without scales inside it. That is exact, since scales
+are constant along the sum. With scales that are not scalars, it is the only form that XLA's GemmRewriter
+turns into cuBLASLt's fp8 matrix product, `__cublas$lt$matmul$f8`: see `MatchFp8Param` and
+`CreateF8CustomCall` in XLA's gemm_rewriter.cc.
+
+The operands of cuBLASLt are rows of codes on both sides, which [out, in] weights are, with sizes in
+multiples of 16. XLA pads others at each step. Elsewhere (a CPU, a GPU before compute capability 8.9) XLA
+widens the codes.
 """
 
 import dataclasses
@@ -106,9 +108,9 @@ def linear(ops: ModuleType, x: Rows, weight: Weight) -> jax.Array:
     """Applies a linear layer to rows [t, in]: [t, out] in the dtype of the activations.
 
     A quantized layer takes rows in either form, and quantizes those that come unquantized. Where the
-    input is spread over devices (tensor parallelism's wo and w_down), each device quantizes its part
-    of a row by that part's own largest number, as vLLM does: its product is scaled before the parts
-    are summed, so no scale has to be agreed upon, and a smaller part has a finer scale.
+    input is spread over devices (tensor parallelism's wo and w_down), each device quantizes its part of a
+    row by that part's own largest number, as vLLM does. Its product is scaled before the parts are
+    summed. So devices need not agree upon a scale, and a smaller part has a finer scale.
     """
     if not isinstance(weight, QuantizedWeight):
         assert isinstance(x, jax.Array)

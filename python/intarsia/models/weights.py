@@ -1,9 +1,9 @@
 """Loads a model, from a GGUF file or a Hugging Face directory, into jax arrays.
 
-Both kinds of file are read through Hugging Face's tensor names; the projections that share an
-input (q, k, v and gate, up) are concatenated, so that each is one matrix product. Matrices stay
-[out, in] as the files have them: on a CPU, XLA multiplies by either layout at the same speed, and
-a tied embedding table then serves as the output projection without being transposed.
+Both kinds of file are read through Hugging Face's tensor names. The projections that share an
+input (q, k, v and gate, up) are concatenated into one matrix product. Matrices stay [out, in] as the
+files have them: on a CPU, XLA multiplies by either layout at the same speed. A tied embedding table
+then serves as the output projection without being transposed.
 """
 
 import dataclasses
@@ -57,16 +57,17 @@ def load_model(
     """Loads a model onto jax's default device, or spreads it over several.
 
     Args:
-        path: A .gguf file (any quantization that the `gguf` package can expand), or a directory
-            with config.json and model.safetensors (or its shards and their index), whose weights may be
-            in codes of `quantized_files.QUANT_METHODS`.
+        path: A .gguf file, or a directory with config.json and model.safetensors (or its shards and
+            their index). A .gguf file has any quantization that the `gguf` package can expand, a
+            directory those of `quantized_files.QUANT_METHODS`.
         dtype: What the weights are converted to: float32, bfloat16 or float16.
-        quantize: One of `QUANTIZATIONS`, or None: "fp8" keeps the weights of the linear layers in
-            float8_e4m3fn with a scale for each output channel, and they quantize their inputs
-            token by token. "int8" and "int4" round them to the nearest code of that many bits, with a scale for
-            each group of 128 columns, or of fewer where 128 do not divide a row; inputs stay as they are. Embedding,
-            output projection and norms stay in `dtype` in all three. "file" keeps all matrices in the codes
-            that the file has them in; activations are in `dtype`.
+        quantize: One of `QUANTIZATIONS`, or None for `dtype`.
+            With "fp8" linear layers keep weights in float8_e4m3fn with a scale for each output channel,
+            and quantize their inputs token by token.
+            With "int8" and "int4" they round weights to the nearest code of that many bits, with a scale
+            for each group of 128 columns, or of fewer where 128 do not divide a row. Inputs stay in `dtype`.
+            In all three, embedding, output projection and norms stay in `dtype`.
+            With "file" all matrices keep the codes of the file; activations are in `dtype`.
         progress: Whether to draw a progress bar on stderr.
         parallel: How to spread the weights, for an `Engine` that is given the same. A process reads what
             its own devices hold: of matrices their part, unless `quantize` is set, and vectors whole.

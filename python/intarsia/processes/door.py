@@ -1,8 +1,8 @@
 """Where the processes of a run meet before JAX's coordinator.
 
 JAX's coordinator takes a second process of a number for a restart of the first, whose run then ends. So process 0 listens at the
-address that the run was given, tells one process of each number where the coordinator is, and turns away whoever comes from another run:
-one whose number is taken, or whose command is another (`Place.run`).
+address that the run was given. It tells one process of each number where the coordinator is. Whoever comes from another run is turned
+away: its number is taken, or its command is another (`Place.run`).
 """
 
 import contextlib

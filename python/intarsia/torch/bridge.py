@@ -143,13 +143,13 @@ def op(
 
     Args:
       name: "namespace::op", with ".overload" where it has several; or `torch.ops.namespace.op`.
-      via: who calls the dispatcher when the program runs. "c": torch's C functions, without Python. They pass tensors,
-        int, float, bool, dtypes, and from torch 2.10 on strings and lists; not numbers of any type (`Scalar`), nor
-        results other than tensors, or lists of them. "python": Python, which passes those too, and drops results that are
-        no tensors, at the price of the GIL: some 10 us a call more (docs/notebook/torch.md). Neither passes a device, layout,
-        memory format, generator or complex number: such an argument must be None.
-      capturable: that the op may become part of a CUDA graph: it only enqueues work on the current stream, and what it
-        enqueues depends on shapes and on arguments other than tensors alone. While XLA captures, Python calls the op,
+      via: who calls the dispatcher when the program runs. With "c" torch's C functions do, without Python. They pass tensors,
+        int, float, bool, dtypes, and from torch 2.10 on strings and lists. They do not pass numbers of any type (`Scalar`),
+        nor results other than tensors or lists of them. With "python" Python does: it passes those too, and drops results
+        that are no tensors. It takes the GIL, some 10 us a call more (docs/notebook/torch.md). Neither passes a device,
+        layout, memory format, generator or complex number: such an argument must be None.
+      capturable: that the op may become part of a CUDA graph. Such an op only enqueues work on the current stream, and what
+        it enqueues depends only on shapes and on arguments that are no tensors. While XLA captures, Python calls the op,
         whose memory then comes from a pool of the graphs; a replay runs no Python.
       outputs: which of the op's results are wanted, by number; the others are dropped. Default: all that are tensors.
       results: shapes and dtypes of the results wanted, for an op that has no fake kernel to tell. Of a list of tensors

@@ -2,11 +2,11 @@
 
 - As vLLM's plugin: with `intarsia-vllm`, `vllm serve MODEL` runs every step as an XLA program (docs/vllm.md).
   `plugin` has the entry points. From there `platforms` (`cuda_platform`) checks what was asked for (`refusals`, `settings`)
-  against what there is (`capabilities`) and names the worker (`worker`), one for each device (`parallel`, `communicator`). On
-  several hosts, `hosts` says what ranks listen at, `ray_executor` starts them where Ray places them, and `replicas` watches
-  engines and servers for each other. `ending` tells clients of a server's end. On CPUs `sampling` draws tokens. A worker's runner (`runner`) has vLLM's model (`model`)
-  as XLA programs (`programs`) of a step's numbers (`batch`) and the KV caches (`caches`), traced through torchax (`compat`)
-  with our layers (`layers`) and attention (`attention`).
+  against `capabilities`. It names the worker (`worker`), one for each device (`parallel`, `communicator`). On several hosts,
+  `hosts` says what ranks listen at, `ray_executor` starts them where Ray places them, and `replicas` watches engines and
+  servers for each other. `ending` tells clients of a server's end. On CPUs `sampling` draws tokens. A worker's runner
+  (`runner`) has vLLM's model (`model`) as XLA programs (`programs`). They take a step's numbers (`batch`) and the KV caches
+  (`caches`). torchax (`compat`) traces them with our layers (`layers`) and attention (`attention`).
 - vLLM's own op names, on tensors that vLLM's kernels do not know: those of torch_xla (docs/vllm_ops.md).
 
 import intarsia.vllm
