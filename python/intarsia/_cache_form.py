@@ -17,8 +17,8 @@ def split(op: str, kv_cache: Any) -> tuple[Any, Any]:
 def infer_layout(op: str, kv_cache: Any, head_dim: int, layout: str | None, layer: Any) -> str:
     """The layout as given, or by the cache's form, rank and last axis.
 
-    A pair is "NHD". One array is "packed" if its rows are two heads long, "stacked" if it has an axis
-    more than the others, of size 2, in front of the pages, and else "combined".
+    A pair is "NHD". One array is "stacked" if it has one more axis, of size 2, in front of the pages. It is
+    "packed" if its rows are two heads long, and otherwise "combined".
     """
     if layout is not None:
         return layout

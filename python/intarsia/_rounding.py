@@ -16,8 +16,8 @@ def group_for(columns: int) -> int:
 def round_to_nearest(weight: np.ndarray, bits: int, group: int | None = None) -> PackedWeight:
     """Rounds a matrix to codes of 8 or 4 bits, with an f16 scale for each group of columns.
 
-    A group's number of the largest magnitude becomes the code of that magnitude which has no opposite (-128, -8), as in ggml's Q4_0: so
-    none is cut off, and all codes are in use.
+    A group's number of the largest magnitude becomes the code that has no opposite (-128, -8), as in ggml's Q4_0. So none is cut off, and
+    all codes are in use.
 
     Args:
         weight: [rows, columns] f32.

@@ -208,8 +208,8 @@ def flash_mha_with_kvcache(
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """`flash_mha_with_kvcache` of flash-attn3-jax: attention of new queries to a KV cache, contiguous or paged.
 
-    The cache is not changed. Keys and values that come with k and v are put behind cache_seqlens in a copy of it: a model
-    that keeps its cache calls `reshape_and_cache_flash` and then this function without k and v.
+    The cache is not changed: k and v are put behind cache_seqlens in a copy of it. A model that keeps its cache calls
+    `reshape_and_cache_flash`, and then this function without k and v.
 
     Args:
       q: [b, l, h, d], f32, f16 or bf16; d up to 256, h a multiple of hk.

@@ -29,8 +29,8 @@ def linear(
     """A linear layer: x w^T, plus a bias.
 
     `out[.., j] = sum_i x[.., i] w[j, i] + bias[j]`, summed in f32 and rounded once. In a program for a CPU it is one
-    custom call, but for a single row in f32; for any other platform XLA's product, in full precision for f32. It takes part in vmap, grad
-    (whose products are XLA's), shard_map and export.
+    custom call, unless x is a single row in f32. That row, and any other platform, takes XLA's product, in full precision
+    for f32. It takes part in vmap, grad (whose products are XLA's), shard_map and export.
 
     Args:
       x: [..., k] T; rows.

@@ -46,9 +46,9 @@ def linear_quantized(
     """A linear layer with weights in 8 bits or less: x w^T, plus a bias.
 
     `w = scales * (q - zeros)`, or `scales * q + zeros` where zeros are minimums; q is what a code stands for. `intarsia.repack` makes
-    the operands from the formats of checkpoints, and says how they lie. Sums are f32 and rounded once. In a program for a CPU or an NVIDIA GPU it is
-    one custom call, in which codes become numbers in registers; for any other platform XLA's product with decoded weights. It takes
-    part in vmap, grad, shard_map and export.
+    the operands from the formats of checkpoints, and says how they lie. Sums are f32 and rounded once. In a program for a CPU or an
+    NVIDIA GPU it is one custom call, in which codes become numbers in registers. On any other platform it is XLA's product with decoded
+    weights. It takes part in vmap, grad, shard_map and export.
 
     Args:
       x: [..., k] T; rows.

@@ -198,8 +198,8 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     The keys are those of transformers 4, which later versions understand.
 
     Raises:
-        ValueError: The model has experts; or the frequencies of its rope are divided by different numbers: the file that it
-            comes from has lost the parameters by which transformers names such a scaling.
+        ValueError: The model has experts, or the frequencies of its rope are divided by different numbers. The file of such a
+            model has lost the parameters by which transformers names the scaling.
     """
     if config.experts:
         raise ValueError(

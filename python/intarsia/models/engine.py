@@ -1,8 +1,8 @@
 """Batched generation with a paged KV cache: one program of a prefill step and one of decode steps.
 
 The decode loop lives on the device: each step takes the tokens, lengths and end marks that the step
-before it left there. The host dispatches programs and reads tokens one program behind, so that the
-device waits for it only where a program takes the host longer; then one can make several steps
+before it left there. The host dispatches programs and reads tokens one program behind. So the device
+waits only where a program takes the host longer; then let one program make several steps
 (`decode_steps`).
 """
 

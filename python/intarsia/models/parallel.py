@@ -2,10 +2,10 @@
 
 Every device runs the same step (`jax.shard_map`) on the same tokens. Under tensor parallelism it has a share of the heads and of the
 feed-forward layers' columns, as in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053). Under expert parallelism it has some of the
-experts whole, and all heads unless both are asked for. The vocabulary is spread in any case. So there are two sums over the devices
-a block, or one where all devices have all heads; one for the embedding, and one gathering, of logits or of the largest of
-each device. Since every device has every token, none travels to its experts: the sum brings back what they made of it. XLA's
-collectives do all that, but that GPUs make the sums of few rows themselves (`intarsia.jax.make_exchange`).
+experts whole, and all heads unless both are asked for. The vocabulary is spread in any case. So each block has two sums over the
+devices, or one where all devices have all heads. The embedding has one more, and one gather collects logits, or each device's
+largest. Since every device has every token, none travels to its experts: the sum brings back what they made of it. XLA's
+collectives do all that, except that GPUs make the sums of few rows themselves (`intarsia.jax.make_exchange`).
 """
 
 import dataclasses

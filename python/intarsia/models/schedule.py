@@ -105,8 +105,8 @@ class PageAllocator:
 class Schedule:
     """Assigns requests to the rows of the batch and decides what each step computes.
 
-    A request's pages, for its prompt and all its new tokens, are reserved when it gets a row, so a
-    running request never has to be put off; requests that do not fit wait until others end.
+    A request gets the pages for its prompt and all its new tokens together with its row. So a running
+    request is never preempted, and requests that do not fit wait until others end.
 
     Args:
         requests: The requests in order of arrival.

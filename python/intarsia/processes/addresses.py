@@ -115,8 +115,8 @@ def host_port(host: str, port: int) -> str:
 def reserved_port(host: str) -> Iterator[int]:
     """A port that stays free for JAX's coordinator, which ends the process where it finds its port taken.
 
-    A socket that is bound, and does not listen, keeps the port from all but those of this user who set SO_REUSEPORT, as
-    gRPC's servers do (https://grpc.github.io/grpc/core/group__grpc__arg__keys.html, `grpc.so_reuseport`); the coordinator is one.
+    A socket that is bound, and does not listen, keeps the port from all but those of this user who set SO_REUSEPORT. gRPC's
+    servers do (https://grpc.github.io/grpc/core/group__grpc__arg__keys.html, `grpc.so_reuseport`), and the coordinator is one.
     """
     with _bound(host, 0, socket.SO_REUSEPORT) as holder:
         yield holder.getsockname()[1]

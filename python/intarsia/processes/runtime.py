@@ -40,8 +40,8 @@ def join(
     Args:
         place: Which one, and where they meet.
         limits: Of time.
-        listen: The address of this host at which the coordinator, in process 0, and gloo, in all, listen; if
-            None, the coordinator listens where `place` says and gloo at the address that faces it.
+        listen: The address of this host at which gloo listens, and in process 0 the coordinator. If None, the
+            coordinator listens where `place` says, and gloo at the address that faces it.
         say: Prints the line that says why the process ends; on stderr if None.
         names: What lines call each process; its number if None.
         port_known: Whether all know the coordinator's port, which process 0 keeps by a socket of its own. Then nobody asks at

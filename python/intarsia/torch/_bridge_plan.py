@@ -223,8 +223,8 @@ def shifted(entry: Entry, by: int) -> Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A plan as it was read. `returns` says for each return of the schema which result it becomes: a number, None, or,
-    for a list of tensors, a list of these, at whose end MORE stands for any number that are dropped."""
+    """A plan as it was read. `returns` says for each return of the schema which result it becomes: a number or None. A list of
+    tensors has a list of these, at whose end MORE stands for any number that are dropped."""
 
     op: torch._ops.OpOverload
     python: bool

@@ -1,7 +1,7 @@
 """The paged KV caches: JAX arrays that every step takes, donated, and gives back.
 
 vLLM plans them as regions of one allocation. Layers of different KV cache groups (full and sliding attention) can be given
-the same region, since a block belongs to one group at a time; here they share a pair of arrays, their `pool`.
+the same region, since a block belongs to one group at a time. Here they share a pair of arrays, their `pool`.
 """
 
 import math
