@@ -35,12 +35,22 @@
       ".type __wrap_" #name ", %function\n"                                     \
       "__wrap_" #name ": " INTARSIA_JUMP " intarsia_older_" #name INTARSIA_PLT "\n" \
       ".size __wrap_" #name ", . - __wrap_" #name "\n.popsection\n")
+
+// The same for a symbol that glibc 2.28 has under another name.
+#define INTARSIA_RENAMED(name, older)                                           \
+  asm(".pushsection .text.__wrap_" #name ",\"ax\",%progbits\n"                  \
+      ".globl __wrap_" #name "\n.hidden __wrap_" #name "\n"                     \
+      ".type __wrap_" #name ", %function\n"                                     \
+      "__wrap_" #name ": " INTARSIA_JUMP " " #older INTARSIA_PLT "\n"            \
+      ".size __wrap_" #name ", . - __wrap_" #name "\n.popsection\n")
 // clang-format on
 #define INTARSIA_OLDER(name) INTARSIA_OLDER_AT(name, INTARSIA_FIRST)
 
-// libm, 2.27 to 2.29: the same functions; the older ones set errno as well.
+// libm, 2.27 to 2.38: the same functions; the older ones set errno as well.
 INTARSIA_OLDER(exp);
 INTARSIA_OLDER(exp2);
+INTARSIA_OLDER(fmod);
+INTARSIA_OLDER(fmodf);
 INTARSIA_OLDER(log);
 INTARSIA_OLDER(log2);
 INTARSIA_OLDER(pow);
@@ -92,6 +102,14 @@ INTARSIA_OLDER(sem_trywait);
 INTARSIA_OLDER(sem_wait);
 INTARSIA_OLDER(shm_open);
 INTARSIA_OLDER(shm_unlink);
+
+// 2.38, which reads "0b" as a prefix of base 2: no number that we or libstdc++ read has one.
+INTARSIA_RENAMED(__isoc23_sscanf, sscanf);
+INTARSIA_RENAMED(__isoc23_strtol, strtol);
+INTARSIA_RENAMED(__isoc23_strtoll, strtoll);
+INTARSIA_RENAMED(__isoc23_strtoul, strtoul);
+INTARSIA_RENAMED(__isoc23_strtoull, strtoull);
+INTARSIA_RENAMED(__isoc23_vsscanf, vsscanf);
 
 // What 2.28 lacks under any version.
 #define INTARSIA_INSTEAD(name) __wrap_##name
