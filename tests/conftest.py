@@ -1,5 +1,6 @@
 """Which platforms are tested, and hypothesis' profiles."""
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -10,9 +11,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Several processes of tests may share a GPU, and torch be in them.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-# LLVM takes half of compiling plain XLA's programs, and has no part in ours. `make test-full` leaves it on.
+# torch asks in three processes which vector instructions work, each time that inductor is there first; those the CPU lists do.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# Half of compiling plain XLA's programs is optimizing, and its newer emitters take twice the time of the older ones. Neither
+# has a part in ours. `make test-full` leaves both on.
 FULL = os.environ.get("INTARSIA_TEST_FULL") == "1"
-if not FULL and shutil.which("nvidia-smi") is None:
+QUICK = not FULL and shutil.which("nvidia-smi") is None
+if QUICK:
     _flags = ("--xla_backend_optimization_level=0", os.environ.get("XLA_FLAGS", ""))
     os.environ["XLA_FLAGS"] = " ".join(_flags).strip()
 
@@ -23,6 +28,10 @@ import running  # noqa: E402
 
 # Devices enough for sharding; everything else runs on the first.
 jax.config.update("jax_num_cpu_devices", 8)
+if QUICK:  # JAX reads its flags when the backend starts; torch_xla in another process would not know this one
+    with pytest.MonkeyPatch.context() as _patch:
+        _patch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"] + " --xla_cpu_use_fusion_emitters=false")
+        jax.devices("cpu")
 
 _SETTINGS = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("default", max_examples=60, **_SETTINGS)
@@ -73,6 +82,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             lines.append(f"intarsia on {platform}: tested on {', '.join(kinds)}")
     for line in lines:
         terminalreporter.write_line(line)
+
+
+def pytest_collection_finish() -> None:
+    """The modules stay; the garbage collector, which JAX's programs call often, need not look at them each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
