@@ -316,7 +316,8 @@ def test_gradients_of_scattered_products() -> None:
     gates = normal(40)
 
     def of(scatter):
-        return jax.grad(lambda *floats: (scatter(*floats) ** 3).sum(), (0, 1, 2))(x, w, gates)
+        loss = lambda *floats: (scatter(*floats) ** 3).sum()  # noqa: E731
+        return jax.jit(jax.grad(loss, (0, 1, 2)))(x, w, gates)
 
     def ours(x, w, gates):
         return ij.grouped_matmul(x, w, sizes, out_rows=owners, out_weights=gates, num_out_rows=6)
@@ -333,6 +334,7 @@ def test_scattered_products_under_vmap_and_shard_map() -> None:
     x, w, sizes = parts(8)
     owners, gates = np.arange(40, dtype=np.int32) % 6, normal(DEVICES, 40)
 
+    @jax.jit
     def each(gates):
         return ij.grouped_matmul(x, w, sizes, out_rows=owners, out_weights=gates, num_out_rows=6)
 
