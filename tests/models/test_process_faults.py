@@ -10,10 +10,13 @@ from types import SimpleNamespace
 import jax
 import pytest
 import started
+from intarsia import cli
 from intarsia.processes import Limits, endings, progress
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.full)]
+)
 def test_a_process_that_dies_or_hangs_ends_all(generate, how) -> None:
     processes = [generate(2, i, *started.LONG, "--heartbeat-timeout", "4") for i in range(2)]
     started.wait_for(processes, "compiling")
@@ -29,6 +32,7 @@ def test_a_process_that_dies_or_hangs_ends_all(generate, how) -> None:
     assert processes[1].wait(started.BOUND) != 0
 
 
+@pytest.mark.full
 def test_without_its_coordinator_a_process_ends(generate) -> None:
     processes = [generate(2, i, *started.LONG, "--heartbeat-timeout", "4") for i in range(2)]
     started.wait_for(processes, "compiling")
@@ -104,6 +108,7 @@ def test_only_an_error_of_a_collective_waits_for_word_of_another(monkeypatch) ->
     assert slept == [12]
 
 
+@pytest.mark.full
 def test_nobody_comes(generate, address) -> None:
     """There is no coordinator; there is one and nobody else; something else has its port."""
     [(status, _, err)] = started.ends([generate(2, 1, "--start-timeout", "1")])
@@ -133,6 +138,7 @@ def test_nobody_comes(generate, address) -> None:
         _check_refusals([generate(2, 0), lost], texts)
 
 
+@pytest.mark.full
 def test_another_run_at_a_port_in_use_is_turned_away(generate, address, one_process) -> None:
     """JAX's coordinator would take its process 1 for a restart, and end the first run; or for the first run's, if it comes first."""
     processes = [generate(2, 0, *started.LONG)]
@@ -170,10 +176,12 @@ def test_another_run_at_a_port_in_use_is_turned_away(generate, address, one_proc
     ],
     ids=["everywhere", "port", "any", "large"],
 )
-def test_where_the_coordinator_may_not_listen(start, address, bind, text) -> None:
+def test_where_the_coordinator_may_not_listen(monkeypatch, capsys, address, bind, text) -> None:
     flags, _ = started.place(address, 2, 0)
-    process = start("-c", started.COMMAND, "generate", *flags, JAX_COORDINATOR_BIND_ADDRESS=bind)
-    _check_refusals([process], [text.format("JAX_COORDINATOR_BIND_ADDRESS")])
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", bind)
+    assert cli.main(["generate", *flags]) == 2
+    [line] = started.said(capsys.readouterr().err)
+    assert line == f"intarsia generate: {text.format('JAX_COORDINATOR_BIND_ADDRESS')}"
 
 
 def _check_refusals(processes: list[subprocess.Popen], texts: list[str]) -> None:
@@ -199,6 +207,7 @@ processes.meet("awake")
     assert f"process 0 of 2: ended, since process 1 failed: {text}\n" in ends[0][2]
 
 
+@pytest.mark.full
 def test_an_error_in_the_context_ends_all_and_its_end_waits(start, address) -> None:
     script = """
 import sys, time
@@ -226,6 +235,7 @@ print("over")
     assert "second of 2: of this one\n" in ends[1][2]
 
 
+@pytest.mark.full
 def test_processes_that_wait_at_different_meetings_say_so(start, address) -> None:
     """And not those of which one is late, or has met the others and goes on."""
     script = """

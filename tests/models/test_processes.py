@@ -13,7 +13,7 @@ from intarsia import cli
 
 DIVISIONS = [
     (2, "--tensor-parallel 2"),
-    (2, "--data-parallel 2"),
+    pytest.param(2, "--data-parallel 2", marks=pytest.mark.full),
     pytest.param(4, "--tensor-parallel 4", marks=pytest.mark.full),
     pytest.param(4, "--tensor-parallel 2 --data-parallel 2", marks=pytest.mark.full),
 ]
@@ -79,6 +79,7 @@ def test_tokens_are_those_of_one_process(generate, one_process, count, arguments
     _check_tokens([generate(count, i, *arguments.split()) for i in range(count)], one_process)
 
 
+@pytest.mark.full
 def test_tokens_between_two_addresses(generate, address, one_process) -> None:
     """As between two hosts: each process listens at an address of its own. Several steps a program, besides."""
     port = address.split(":")[1]
@@ -116,6 +117,7 @@ def test_a_process_a_gpu_gives_the_tokens_of_a_cpu(generate, division) -> None:
     assert [end[:2] for end in ends] == [(0, expected), (0, "")], ends
 
 
+@pytest.mark.full
 def test_perplexity_is_that_of_one_process(start, tiny_model, address, capsys, tmp_path) -> None:
     (tmp_path / "text").write_text("hello the world 123 " * 6)
     command = ["perplexity", str(tmp_path / "text"), "--model", str(tiny_model), "--context", "32"]
@@ -138,6 +140,7 @@ def test_perplexity_is_that_of_one_process(start, tiny_model, address, capsys, t
     assert [end[:2] for end in ends] == [(0, expected), (0, "")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("count", "arguments"), DIVISIONS)
 def test_the_benchmark_decodes_the_tokens_of_one_process(start, address, count, arguments) -> None:
     sizes = ["--layers", "2", "--sequences", "4", "--context", "24", "--new-tokens", "8"]
@@ -162,6 +165,7 @@ def _told(err: str) -> list[list[int]]:
     return json.loads(line.removeprefix("told "))
 
 
+@pytest.mark.full
 def test_a_process_reads_its_part(start, tiny_model, address, tiny_weights) -> None:
     """Of matrices half, but that two devices have an even number of rows of the vocabulary; vectors whole."""
     ends = started.ends(
