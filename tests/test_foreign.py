@@ -1,5 +1,6 @@
 """A library of ops outside of the tree builds, loads beside ours and runs in a program with it."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -48,17 +49,20 @@ def configure(build, *options, found=f"-DINTARSIA_DIR={support.ROOT}"):
 @pytest.fixture(scope="module")
 def library():
     """tests/foreign, copied and built for the CPU by installed sources, in a folder that stays: core takes half a minute."""
-    # One for each of pytest's processes.
-    build = support.ROOT / "build" / f"outside{os.environ.get('PYTEST_XDIST_WORKER', '')}" / "build"
+    build = support.ROOT / "build" / "outside" / "build"
     build.parent.mkdir(parents=True, exist_ok=True)
-    package = install(build.with_name("installed"))
-    # What is tested here is no speed, and optimizing takes most of a compiler's time.
-    options = ("-DCMAKE_CXX_FLAGS_RELEASE=-O0",)
-    cmake, configured = configure(build, *options, found=f"-Dintarsia_DIR={package}")
-    assert configured.returncode == 0, configured.stdout + configured.stderr
-    built = subprocess.run([cmake, "--build", build, "-j2"], capture_output=True, text=True)
-    assert built.returncode == 0, built.stdout + built.stderr
-    return intarsia.load_ops(build / "libforeign.so")
+    with (build.parent / "lock").open(
+        "w"
+    ) as lock:  # of pytest's processes one builds, and the others find it done
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        package = install(build.with_name("installed"))
+        # What is tested here is no speed, and optimizing takes most of a compiler's time.
+        options = ("-DCMAKE_CXX_FLAGS_RELEASE=-O0",)
+        cmake, configured = configure(build, *options, found=f"-Dintarsia_DIR={package}")
+        assert configured.returncode == 0, configured.stdout + configured.stderr
+        built = subprocess.run([cmake, "--build", build, "-j2"], capture_output=True, text=True)
+        assert built.returncode == 0, built.stdout + built.stderr
+        return intarsia.load_ops(build / "libforeign.so")
 
 
 def test_a_foreign_library_compiles_no_family_that_it_does_not_name(library, tmp_path) -> None:
