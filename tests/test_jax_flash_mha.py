@@ -1,5 +1,7 @@
 """The functions of flash-attn3-jax against a reference in NumPy f64, with that project's alignment: at the bottom right."""
 
+import functools
+
 import intarsia.jax as ij
 import jax
 import jax.numpy as jnp
@@ -55,7 +57,7 @@ def test_flash_mha(platform, data, is_causal, window, seed):
     q, k, v = normal(seed, (b, n, hk * group, d), (b, m, hk, d), (b, m, hk, d))
     options = {"is_causal": is_causal}
     with jax.default_device(jax.devices(platform)[0]):
-        got = ij.flash_mha(q, k, v, window_size=window, **options)
+        got = jax.jit(lambda *x: ij.flash_mha(*x, window_size=window, **options))(q, k, v)
     check(
         got, np.stack([attend(*x, window=window, **options)[0] for x in zip(q, k, v, strict=True)])
     )
@@ -138,11 +140,11 @@ def test_flash_mha_with_kvcache(platform, data, is_causal, window, seed):
         given_arrays |= {"k": k, "v": v}
     if rotate:
         given_arrays |= {"rotary_cos": cos, "rotary_sin": sin}
+    step = functools.partial(
+        ij.flash_mha_with_kvcache, is_causal=is_causal, window_size=window, return_softmax_lse=True
+    )
     with jax.default_device(jax.devices(platform)[0]):
-        out, lse = ij.flash_mha_with_kvcache(
-            q, k_cache, v_cache, **given_arrays,
-            is_causal=is_causal, window_size=window, return_softmax_lse=True,
-        )  # fmt: skip
+        out, lse = jax.jit(step)(q, k_cache, v_cache, **given_arrays)
     local = is_causal or window != (-1, -1)
     for i in range(b):
         at = lengths[i] + np.arange(max(n, new))
