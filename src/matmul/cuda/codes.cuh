@@ -118,30 +118,106 @@ __device__ __forceinline__ void Decode(const FourCodes& codes, uint32_t (&pairs)
   }
 }
 
-// The eight 4-bit codes of a word, as pairs[j]: codes j, in the lower half, and j + 4. They are
-// four times 4 bits apart, so that pairs need shifts and masks alone. kBiased: as above.
-template <Format kFormat, DType kType, bool kBiased>
-__device__ __forceinline__ void DecodeSpread(uint32_t word, uint32_t (&pairs)[4]) {
-  using namespace decoding;
-  static_assert(BitsOf(kFormat) == 4);
-  constexpr bool kHalf = kType == DType::kF16;
+// Pairs of unsigned 4-bit codes without shifts. Bits of a number whose exponent is 0 or 1 count its
+// smallest steps, bits 4 to 7 sixteen at a time: one operation scales both halves of a pair, each
+// by its power of two, and takes the format's bias with it. It makes kUnit times what codes stand
+// for.
+template <Format kFormat, DType kType>
+class CountedSteps {
+ public:
+  static constexpr float kUnit = kType == DType::kF16 ? 0x1p-9f : 0x1p-6f;
+  // `zero`: what the compiler does not know to be 0. It would put a constant into a register for
+  // each use.
+  __device__ __forceinline__ explicit CountedSteps(uint32_t zero)
+      : up_(PairBits(kMost, kMost / 16) + zero), swapped_(PairBits(kMost / 16, kMost) + zero) {}
+
+  // Codes in the lowest bits of the lower half and in bits 4 to 7 of the upper half.
+  __device__ __forceinline__ uint32_t Pair(uint32_t x) const {
+    return Scaled(x & 0x00f0000fu, up_);
+  }
+  // In bits 4 to 7 of the lower half and in the lowest bits of the upper half.
+  __device__ __forceinline__ uint32_t SwappedPair(uint32_t x) const {
+    return Scaled(x & 0x000f00f0u, swapped_);
+  }
+
+ private:
+  // The greatest power of two of the type. Its smallest step, times that, is kUnit.
+  static constexpr float kMost = kType == DType::kF16 ? 0x1p15f : 0x1p127f;
+
+  static __device__ __forceinline__ uint32_t PairBits(float low, float high) {
+    cuda::PairOf<cuda::DeviceT<kType>> pair;
+    pair.x = cuda::FromFloat<cuda::DeviceT<kType>>(low);
+    pair.y = cuda::FromFloat<cuda::DeviceT<kType>>(high);
+    uint32_t bits;
+    memcpy(&bits, &pair, sizeof bits);
+    return bits;
+  }
+  static __device__ __forceinline__ uint32_t Scaled(uint32_t steps, uint32_t up) {
+    constexpr float kBias = kFormat == Format::kU4B8 ? -8 * kUnit : 0.0f;
+    const uint32_t bias = PairBits(kBias, kBias);
+    if constexpr (kType == DType::kF16)
+      asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(steps) : "r"(up), "r"(bias));
+    else
+      asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(steps) : "r"(up), "r"(bias));
+    return steps;
+  }
+
+  uint32_t up_, swapped_;
+};
+
+// The eight 4-bit codes of a word as pairs that need shifts and masks alone, and what else has
+// eight columns in the order of the pairs. Numbers are kUnit times what codes stand for. Codes of
+// other sizes are not spread.
+template <Format kFormat, DType kType>
+struct SpreadCodes {
+  static constexpr float kUnit = 1.0f;
+  __device__ __forceinline__ explicit SpreadCodes(uint32_t) {}
+};
+
+template <Format kFormat, DType kType>
+  requires(kFormat == Format::kU4 || kFormat == Format::kU4B8)
+class SpreadCodes<kFormat, kType> {
+ public:
+  static constexpr float kUnit = CountedSteps<kFormat, kType>::kUnit;
+  __device__ __forceinline__ explicit SpreadCodes(uint32_t zero) : steps_(zero) {}
+
+  __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[4]) const {
+    pairs[0] = steps_.Pair(word), pairs[1] = steps_.SwappedPair(word);
+    pairs[2] = steps_.Pair(word >> 8), pairs[3] = steps_.SwappedPair(word >> 8);
+  }
+  // Columns 0 and 5, 1 and 4, 2 and 7, 3 and 6.
+  static __device__ __forceinline__ uint4 InOrder(const uint4& x) {
+    return {__byte_perm(x.x, x.z, 0x7610), __byte_perm(x.x, x.z, 0x5432),
+            __byte_perm(x.y, x.w, 0x7610), __byte_perm(x.y, x.w, 0x5432)};
+  }
+
+ private:
+  CountedSteps<kFormat, kType> steps_;
+};
+
+template <DType kType>
+class SpreadCodes<Format::kE2M1, kType> {
+ public:
+  static constexpr float kUnit = 1.0f;
+  __device__ __forceinline__ explicit SpreadCodes(uint32_t) {}
+
+  // The sign from bit 3 of a code to bit 15, the others to where kType's exponent ends.
+  __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[4]) const {
+    constexpr int kUp = kType == DType::kF16 ? 9 : 6;
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if constexpr (kFormat == Format::kE2M1) {
-      // The sign from bit 3 of a code to bit 15, the others to where kType's exponent ends.
-      constexpr int kUp = kHalf ? 9 : 6;
+    for (int j = 0; j < 4; ++j) {
       const int up = kUp - 4 * j;
       const uint32_t size = up >= 0 ? word << up : word >> -up;
       const uint32_t bits = (word << (12 - 4 * j) & 0x80008000u) | (size & 0x70007u << kUp);
-      pairs[j] = Multiply<kType>(bits, kHalf ? 0x1p14f : 0x1p126f);
-    } else {
-      constexpr uint32_t kOne = kHalf ? 0x64006400u : 0x43004300u;
-      const uint32_t bits = Masked(word >> 4 * j, 0x000f000fu, kOne);
-      constexpr float kBias = (kHalf ? 1024.0f : 128.0f) + (kFormat == Format::kU4B8 ? 8.0f : 0.0f);
-      pairs[j] = kBiased ? bits : Subtract<kType>(bits, kBias);
+      pairs[j] = decoding::Multiply<kType>(bits, kType == DType::kF16 ? 0x1p14f : 0x1p126f);
     }
   }
-}
+  // Columns j and j + 4.
+  static __device__ __forceinline__ uint4 InOrder(const uint4& x) {
+    return {__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632),
+            __byte_perm(x.y, x.w, 0x5410), __byte_perm(x.y, x.w, 0x7632)};
+  }
+};
 
 // Codes of columns 16 step + 4c ... + 3 of a block, of one row of a tile. `block`: its first line.
 template <Format kFormat>

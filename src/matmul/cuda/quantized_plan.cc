@@ -7,8 +7,9 @@
 namespace intarsia::matmul {
 namespace {
 
-// Of x, below which another kernel is the faster one (docs/notebook/weights_in_codes.md).
-constexpr int64_t kLeastWarpgroupsRows = 4;
+// Of x, below which another kernel is the faster one, but for matrices with so many tiles a
+// multiprocessor (docs/notebook/weights_in_codes.md).
+constexpr int64_t kLeastWarpgroupsRows = 4, kManyTiles = 8;
 
 // A kernel for groups of 32 columns and more is built for formats that files of 4 bits have.
 bool FitsCoarse(const QuantizedParams& p) {
@@ -85,7 +86,8 @@ int ResidentBytes(const QuantizedParams& p, const QuantizedPlan& plan) {
   const int64_t ring = int64_t{plan.tile_warps * plan.k_warps} *
                        ResidentDepth(p.format, plan.shape.rows) * plan.slot_bytes;
   const int64_t x = int64_t{rows} * (plan.slice_pieces * 2 * kStageColumns + kResidentPad);
-  const int64_t sums = int64_t{plan.slice_pieces} * groups * plan.shape.rows * 4;
+  const int64_t sums =
+      StreamsZeros(p.format) ? int64_t{plan.slice_pieces} * groups * plan.shape.rows * 4 : 0;
   const int64_t parts =
       int64_t{2} * plan.tile_warps * plan.k_warps * plan.shape.rows * kResidentPitch * 4;
   const int64_t results = plan.splits > 1 ? tiles * rows * kTileRows * 4 : 0;
@@ -130,7 +132,7 @@ bool PlanResident(const QuantizedParams& p, const cuda::Device& device, Quantize
   if (p.m <= 8) {
     const bool plain =
         resident.kernel == QuantizedKernelKind::kWideResident && p.format == Format::kU4B8;
-    if (plain && tiles >= 8)
+    if (plain && tiles >= kManyTiles)
       share(16, 1, 2);
     else if (p.m > 2)
       share(2, 8, 2);
@@ -138,7 +140,7 @@ bool PlanResident(const QuantizedParams& p, const cuda::Device& device, Quantize
       share(3, 5, 1);
     else
       share(2, 8, 1);
-  } else if (tiles >= 8) {
+  } else if (tiles >= kManyTiles) {
     four_bits ? share(14, 1, 2) : share(2, 4, 1);
   } else {
     share(2, four_bits ? 8 : 4, 2);
@@ -155,10 +157,10 @@ bool PlanResident(const QuantizedParams& p, const cuda::Device& device, Quantize
 // Makes `plan` one of Hopper's kernel by wgmma, if that takes the call.
 bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
   if (plan.kernel != QuantizedKernelKind::kWideStream || p.format != Format::kU4B8 ||
-      p.m < kLeastWarpgroupsRows || p.k % kStageColumns != 0 || p.zeros.data || p.scales.outer ||
-      Bytes(p.scales.dtype) == 1 || !cuda::HasImage(cuda::kHopper, device) ||
-      device.shared_bytes_per_block < kMostResidentBytes)
+      p.k % kStageColumns != 0 || p.zeros.data || p.scales.outer || Bytes(p.scales.dtype) == 1 ||
+      !cuda::HasImage(cuda::kHopper, device) || device.shared_bytes_per_block < kMostResidentBytes)
     return false;
+  if (p.m < kLeastWarpgroupsRows && p.tiles < kManyTiles * device.sms) return false;
   QuantizedPlan found = plan;
   found.kernel = QuantizedKernelKind::kWarpgroups;
   found.shape = {p.m <= 8 ? 8 : p.m <= 16 ? 16 : p.m <= 32 ? 32 : 64, kWarpgroupsTiles};

@@ -23,7 +23,7 @@ struct QuantizedShape {
 // kWideStream: codes from memory right into registers, with groups that end with a block of 32
 // columns, or with a stage.
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
-// kWarpgroups: by wgmma, or by mma.sync up to 8 rows, for 4-bit codes with groups that end with a
+// kWarpgroups: by wgmma, or by mma.sync up to 16 rows, for 4-bit codes with groups that end with a
 // stage.
 enum class QuantizedKernelKind {
   kAny,
@@ -59,9 +59,10 @@ inline constexpr int kResidentPad = 64, kResidentPitch = static_cast<int>(kTileR
 inline constexpr int kMostResidentBytes = 227 * 1024;
 inline constexpr int kMostResidentRows = 16;  // of x
 
-// Of kWarpgroups: tiles of w of a CTA, and stages in flight.
+// Of kWarpgroups: tiles of w of a CTA, and stages in flight. Those of up to 16 rows leave room for
+// a second CTA.
 inline constexpr int kWarpgroupsTiles = 16;
-constexpr int WarpgroupsStages(int rows) { return rows <= 32 ? 8 : 6; }
+constexpr int WarpgroupsStages(int rows) { return rows <= 16 ? 5 : rows <= 32 ? 8 : 6; }
 
 struct QuantizedPlan {
   QuantizedKernelKind kernel = QuantizedKernelKind::kAny;

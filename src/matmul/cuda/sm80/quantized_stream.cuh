@@ -9,10 +9,10 @@
 // What else a warp needs is in shared memory, put there once for all warps of a CTA: rows of x, and
 // scales and zeros as f32.
 //
-// Decoding is what a warp does most. Where rows are few, bf16's integers keep the 128 that put them
+// Decoding is what a warp does most. With 8 rows at most, pairs of codes are those that shifts and
+// masks give (SpreadCodes), and x follows them. With 16, bf16's integers keep the 128 that put them
 // into the mantissa: sum x (q + 128) less 128 sum x, and sum x is the product with a matrix of
-// ones. With 8 rows at most, pairs of codes are those that shifts and masks give (DecodeSpread),
-// and x follows them.
+// ones.
 //
 // Rows of x that there are not are copies of the last one: nobody reads their results.
 #pragma once
@@ -41,7 +41,7 @@ struct StreamCodesConfig {
   static constexpr int kGroupColumns = kGroupBlocks * static_cast<int>(kBlockColumns);
   static constexpr int kStages = StreamStages(kRows);  // in registers
   static constexpr int kBlockBytes = static_cast<int>(BitsOf(kFormat) * kLineBytes);
-  static constexpr bool kBiased = kX == DType::kBF16 && kWideGroups && kRows <= 16 &&
+  static constexpr bool kBiased = kX == DType::kBF16 && kWideGroups && kRows == 16 &&
                                   (kFormat == Format::kU4 || kFormat == Format::kU4B8);
   static constexpr bool kZeros = StreamsZeros(kFormat);
   static constexpr float kBias = kFormat == Format::kU4B8 ? 136.0f : 128.0f;
@@ -267,8 +267,12 @@ class StreamedProduct {
  public:
   using M = typename S::M;
   using Fragment = float[4];
+  using Spread = std::conditional_t<S::kSpread, SpreadCodes<S::kFormat, S::kType>,
+                                    SpreadCodes<Format::kI8, S::kType>>;
 
-  __device__ __forceinline__ StreamedProduct(int rows, int pitch, int tile_warp) {
+  // `zero`: as for SpreadCodes.
+  __device__ __forceinline__ StreamedProduct(int rows, int pitch, int tile_warp, uint32_t zero)
+      : spread_(zero) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     r_ = lane / 4, c_ = lane % 4;
     column_ = tile_warp * 2 * static_cast<int>(kTileRows) + 4 * r_;
@@ -300,9 +304,7 @@ class StreamedProduct {
 #pragma unroll
         for (int n = 0; n < S::kTogether; ++n) {
           x[n] = *reinterpret_cast<const uint4*>(block + x_[first + n]);
-          if constexpr (S::kSpread)
-            x[n] = {__byte_perm(x[n].x, x[n].z, 0x5410), __byte_perm(x[n].x, x[n].z, 0x7632),
-                    __byte_perm(x[n].y, x[n].w, 0x5410), __byte_perm(x[n].y, x[n].w, 0x7632)};
+          if constexpr (S::kSpread) x[n] = Spread::InOrder(x[n]);
         }
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
@@ -328,10 +330,10 @@ class StreamedProduct {
 
  private:
   // Eight codes of a row, as B has them: two pairs a step.
-  static __device__ __forceinline__ void Eight(const uint4 (&w)[S::kWords], int row,
-                                               uint32_t (&pairs)[4]) {
+  __device__ __forceinline__ void Eight(const uint4 (&w)[S::kWords], int row,
+                                        uint32_t (&pairs)[4]) const {
     if constexpr (S::kSpread) {
-      DecodeSpread<S::kFormat, S::kType, S::kBiased>(WordOf(w[0], row), pairs);
+      spread_.Decode(WordOf(w[0], row), pairs);
     } else {
       uint32_t low[2], high[2];
       if constexpr (S::kWords == 2) {
@@ -377,13 +379,14 @@ class StreamedProduct {
           float sum = group_[0][half][n][e];
           if constexpr (S::kChains > 1) sum += group_[1][half][n][e];
           if constexpr (S::kBiased) sum -= S::kBias * sums_of_x_[n][e % 2];
-          all_[half][n][e] += scale[column] * sum;
+          all_[half][n][e] += scale[column] / Spread::kUnit * sum;
           if constexpr (S::kZeros) all_[half][n][e] += zero[column] * sums_of_x_[n][e % 2];
         }
       }
     }
   }
 
+  const Spread spread_;
   int r_, c_, column_, x_[S::kRowBlocks];
   Fragment all_[2][S::kRowBlocks] = {}, group_[S::kChains][2][S::kRowBlocks],
            sums_of_x_[S::kRowBlocks];

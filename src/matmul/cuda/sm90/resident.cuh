@@ -10,10 +10,8 @@
 // As in quantized.cuh codes are the A operand of m16n8k16 and rows of x are B. With r = lane / 4
 // and c = lane % 4 a lane has rows 2r and 2r + 1 of a tile in the place of A's rows r and r + 8,
 // and of 32 columns 8c ... 8c + 7: a word of 4-bit codes a row. Pairs of these are those that
-// shifts and masks give (DecodeSpread); x in shared memory lies in their order.
-//
-// bf16's integers keep the 128 that put them into the mantissa: sum x (q + 128) less 128 sum x.
-// Sums of x over each group are made once a CTA, for zeros, too.
+// shifts and masks give (SpreadCodes); x in shared memory lies in their order. Sums of x over each
+// group, for zeros, are made once a CTA.
 #pragma once
 #include "src/matmul/cuda/codes.cuh"
 #include "src/matmul/cuda/factors.cuh"
@@ -27,11 +25,16 @@ class ResidentProduct {
  public:
   using M = typename S::M;
   using Fragment = float[4];
+  using Spread = SpreadCodes<S::kFormat, S::kType>;
 
   __device__ __forceinline__ ResidentProduct(const QuantizedParams& p, const QuantizedPlan& plan,
                                              const ResidentTask& task,
                                              const ResidentMemory<S>& memory)
-      : p_(p), plan_(plan), task_(task), memory_(memory) {
+      : p_(p),
+        plan_(plan),
+        task_(task),
+        memory_(memory),
+        spread_(static_cast<uint32_t>(p.k >> 32)) {  // k has no such bits
     const int lane = static_cast<int>(threadIdx.x % 32);
     r_ = lane / 4, c_ = lane % 4;
     const int unit = S::kBits == 4 ? (4 * c_ + r_ / 2) ^ (c_ & 2) : 8 * c_ + (r_ / 2 ^ 2 * c_);
@@ -97,8 +100,8 @@ class ResidentProduct {
                                         uint32_t (&high)[4]) const {
     const uint2 words = *reinterpret_cast<const uint2*>(block + codes_);
     if constexpr (S::kSpread) {
-      DecodeSpread<S::kFormat, S::kType, S::kBiased>(words.x, low);
-      DecodeSpread<S::kFormat, S::kType, S::kBiased>(words.y, high);
+      spread_.Decode(words.x, low);
+      spread_.Decode(words.y, high);
     } else {
       const uint2 next = *reinterpret_cast<const uint2*>(block + next_codes_);
       uint32_t pairs[2];
@@ -126,7 +129,7 @@ class ResidentProduct {
                                    static_cast<int>(p_.groups), 2 * r_);
       return make_float2(found.x * outer.x, found.y * outer.y);
     };
-    const float2 scale = factor(task_.scales, factors + in_piece * plan_.scale_bytes);
+    float2 scale = factor(task_.scales, factors + in_piece * plan_.scale_bytes);
     float2 zero = {0.0f, 0.0f};
     if constexpr (S::kZeros) {
       if (task_.zeros.data)
@@ -134,20 +137,20 @@ class ResidentProduct {
                       factors + S::kGroups * plan_.scale_bytes + in_piece * plan_.zero_bytes);
       if (p_.points) zero = make_float2(-scale.x * zero.x, -scale.y * zero.y);
     }
+    scale = make_float2(scale.x / Spread::kUnit, scale.y / Spread::kUnit);
     const float* const sums =
         memory_.sums_of_x + (piece * S::kGroups + in_piece) * S::kRows + 2 * c_;
 #pragma unroll
     for (int n = 0; n < S::kRowBlocks; ++n) {
       float2 of_x = {0.0f, 0.0f};
-      if constexpr (S::kSumsOfX) of_x = *reinterpret_cast<const float2*>(sums + 8 * n);
+      if constexpr (S::kZeros) of_x = *reinterpret_cast<const float2*>(sums + 8 * n);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float sum = group[0][n][e];
         if constexpr (S::kChains > 1) sum += group[1][n][e];
-        const float x = e % 2 ? of_x.y : of_x.x;
-        if constexpr (S::kBiased) sum -= S::kBias * x;
         all_[n][e] += (e < 2 ? scale.x : scale.y) * sum;
-        if constexpr (S::kZeros) all_[n][e] += (e < 2 ? zero.x : zero.y) * x;
+        if constexpr (S::kZeros)
+          all_[n][e] += (e < 2 ? zero.x : zero.y) * (e % 2 ? of_x.y : of_x.x);
       }
     }
   }
@@ -156,6 +159,7 @@ class ResidentProduct {
   const QuantizedPlan& plan_;
   const ResidentTask& task_;
   const ResidentMemory<S>& memory_;
+  const Spread spread_;
   int r_, c_, codes_, next_codes_, x_[S::kRowBlocks];
   Fragment all_[S::kRowBlocks];
 };

@@ -2,6 +2,7 @@
 #pragma once
 #include "src/core/cuda/mma.cuh"
 #include "src/core/cuda/vec.cuh"
+#include "src/matmul/cuda/codes.cuh"
 #include "src/matmul/cuda/quantized_plan.h"
 
 namespace intarsia::matmul::sm90 {
@@ -22,11 +23,7 @@ struct ResidentConfig {
   static constexpr int kGroupBlocks = kWideGroups ? kBlocks : 1;
   static constexpr int kGroups = kBlocks / kGroupBlocks;  // of a piece
   static constexpr int kDepth = ResidentDepth(kFormat, kRows);
-  static constexpr bool kBiased =
-      kX == DType::kBF16 && (kFormat == Format::kU4 || kFormat == Format::kU4B8);
   static constexpr bool kZeros = StreamsZeros(kFormat);
-  static constexpr bool kSumsOfX = kBiased || kZeros;
-  static constexpr float kBias = kFormat == Format::kU4B8 ? 136.0f : 128.0f;
   static constexpr int kChains = kRows == 8 ? 2 : 1;  // of products that wait for each other
 };
 
@@ -72,7 +69,7 @@ struct ResidentMemory {
     ring = shared;
     x = ring + warps * S::kDepth * slot_bytes;
     sums_of_x = reinterpret_cast<float*>(x + task.rows * pitch);
-    parts = sums_of_x + (S::kSumsOfX ? plan.slice_pieces * S::kGroups * S::kRows : 0);
+    parts = sums_of_x + (S::kZeros ? plan.slice_pieces * S::kGroups * S::kRows : 0);
     results = parts + 2 * warps * S::kRows * kResidentPitch;
   }
   int pitch, slot_bytes;
@@ -105,11 +102,11 @@ class ResidentRows {
 
   // Of what this thread copied, which has come: the order of a lane's columns, and sums of groups.
   __device__ __forceinline__ void Finish() const {
-    if constexpr (!S::kSpread && !S::kSumsOfX) return;
+    if constexpr (!S::kSpread) return;
     ForUnits([&](int row, int unit, bool there) {
       uint4 x = {0, 0, 0, 0};
       if (there) x = *reinterpret_cast<const uint4*>(At(row, unit));
-      if constexpr (S::kSumsOfX) {
+      if constexpr (S::kZeros) {
         float sum = (Sum(x.x) + Sum(x.y)) + (Sum(x.z) + Sum(x.w));
         constexpr int kUnits = 4 * S::kGroupBlocks;  // of a group: lanes side by side
 #pragma unroll
@@ -117,9 +114,8 @@ class ResidentRows {
         if (there && unit % kUnits == 0) memory_.sums_of_x[unit / kUnits * S::kRows + row] = sum;
       }
       if constexpr (S::kSpread) {
-        x = {__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632),
-             __byte_perm(x.y, x.w, 0x5410), __byte_perm(x.y, x.w, 0x7632)};
-        if (there) *reinterpret_cast<uint4*>(At(row, unit)) = x;
+        if (there)
+          *reinterpret_cast<uint4*>(At(row, unit)) = SpreadCodes<S::kFormat, S::kType>::InOrder(x);
       }
     });
   }

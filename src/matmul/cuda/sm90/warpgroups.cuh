@@ -3,20 +3,26 @@
 // for groups of 128 columns and multiples of it, without zeros.
 //
 // One thread has the copy engine fetch codes, scales and rows of x, a stage of 128 columns at a
-// time. Warpgroups decode codes into registers, which are wgmma's A: 64 rows of w at a time. B are
-// rows of x as they lie in memory. A stage's sums are a group's, or part of one: its scale
-// multiplies them in f32. Up to 8 rows of x take mma.sync instead, whose fragments of A are a
-// warp's part of wgmma's.
+// time. A stage's sums are a group's, or part of one: its scale multiplies them in f32.
+//
+// More than 16 rows of x: warpgroups decode codes into registers, which are wgmma's A, 64 rows of w
+// at a time. B are rows of x as they lie in memory. A lane of A has columns 2c, 2c + 1, 2c + 8 and
+// 2c + 9 of 16, of rows r and r + 8, in whose place are rows 2r and 2r + 1 of a tile: byte c of two
+// neighboring lines of codes, in 8 bytes of each line.
+//
+// Up to 16 rows: mma.sync, with lanes' columns as resident.cuh has them, which takes half as many
+// instructions. wgmma with A in registers takes as long for 8 rows as for 32. Shared memory and
+// registers have room for a second CTA, so that the next kernel's CTAs are there when this one
+// ends.
 //
 // Codes in registers, fed by copies ahead of them, are Marlin's design (Frantar et al., 2024), on
-// wgmma Machete's. A lane of an A fragment has columns 2c, 2c + 1, 2c + 8 and 2c + 9 of 16, of
-// rows r and r + 8, in whose place are rows 2r and 2r + 1 of a tile: byte c of two neighboring
-// lines of codes, in 8 bytes of each line.
+// wgmma Machete's.
 #pragma once
 #include "src/core/cuda/mma.cuh"
 #include "src/core/cuda/tma.cuh"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/cuda/wgmma.cuh"
+#include "src/matmul/cuda/codes.cuh"
 #include "src/matmul/cuda/quantized_plan.h"
 #include "src/matmul/cuda/sm90/shared.cuh"
 
@@ -27,15 +33,15 @@ struct WarpgroupsConfig {
   static constexpr DType kType = kType_;
   using T = cuda::DeviceT<kType>;
   static constexpr int kRows = kRows_;  // of x
-  // Whether warps multiply by mma.sync, of which 8 rows take half as many as 16.
-  static constexpr bool kByWarps = kRows == 8;
+  // Whether warps multiply by mma.sync.
+  static constexpr bool kByWarps = kRows <= 16;
   // Of a warpgroup's rows of w. Registers of one leave room for more warps; two share what is read
   // of x.
-  static constexpr int kHalves = kRows == 16 || kRows == 32 ? 1 : 2;
+  static constexpr int kHalves = kRows == 32 ? 1 : 2;
   static constexpr int kTiles = kWarpgroupsTiles;
   static constexpr int kMultiplying = kTiles / (4 * kHalves);  // warpgroups
   static constexpr int kMultipliers = kMultiplying * cuda::kWarpgroupThreads;
-  static constexpr int kThreads = kMultipliers + cuda::kWarpgroupThreads;
+  static constexpr int kThreads = kMultipliers + (kByWarps ? 32 : cuda::kWarpgroupThreads);
   // The copying warpgroup gives registers to those that multiply.
   static constexpr int kAtStart = 65536 / kThreads / 8 * 8, kCopying = 40;
   static constexpr int kMultiplyingRegisters =
@@ -99,20 +105,20 @@ class WarpgroupsProduct {
   static constexpr int kSums = S::kRows / 2;
   static constexpr int kSteps = kStageColumns / cuda::kWgmmaStep;
   using M = cuda::Wgmma<S::kRows>;
-  // The greatest power of two of the type, and what its smallest step is, times that.
-  static constexpr float kMost = S::kType == DType::kF16 ? 0x1p15f : 0x1p127f;
-  static constexpr float kUnit = S::kType == DType::kF16 ? 0x1p-9f : 0x1p-6f;
+  using Steps = CountedSteps<Format::kU4B8, S::kType>;
+  using Spread = SpreadCodes<Format::kU4B8, S::kType>;
 
   __device__ __forceinline__ WarpgroupsProduct(const QuantizedParams& p, const WarpgroupsTask& task,
                                                WarpgroupsShared<S>& shared, int number)
-      : p_(p), task_(task), shared_(shared) {
+      : p_(p),
+        task_(task),
+        shared_(shared),
+        steps_(static_cast<uint32_t>(p.k >> 32)),  // k has no such bits
+        spread_(static_cast<uint32_t>(p.k >> 32)) {
     const int thread = static_cast<int>(threadIdx.x % cuda::kWarpgroupThreads), lane = thread % 32;
     r_ = lane / 4, c_ = lane % 4;
     tile_ = number * S::kHalves * 4 + thread / 32;
     bytes_ = (c_ | (4 + c_) << 4) * 0x101;
-    // The bits above k's are 0. Were it a constant, ptxas would put it into a register for each
-    // use.
-    up_ = PairBits(kMost, kMost / 16) + static_cast<uint32_t>(p.k >> 32);
   }
 
   // Products of a half are in flight while the next one is decoded.
@@ -128,9 +134,7 @@ class WarpgroupsProduct {
     for (int i = task_.begin; i < task_.end; ++i, place.Next()) {
       shared_.ring.full[place.index].Wait(place.parity);
       if constexpr (S::kByWarps) {
-#pragma unroll
-        for (int half = 0; half < S::kHalves; ++half) Decode(place.index, half, a[half]);
-        MultiplyByWarps(place.index, a, group);
+        MultiplyByWarps(place.index, group);
       } else {
 #pragma unroll
         for (int half = 0; half < S::kHalves; ++half) {
@@ -181,54 +185,46 @@ class WarpgroupsProduct {
       Pairs(low.y, high.y, a[step][1], a[step][3]);
     }
   }
-  // The pairs of byte c of two words, each number less 8, times kUnit. Four bits of a number whose
-  // exponent is 0 or 1 count its smallest steps, in bits 4 to 7 sixteen at a time: one operation
-  // scales both halves of a pair, each by its power of two, and takes the 8 with it.
+  // The pairs of byte c of two words.
   __device__ __forceinline__ void Pairs(uint32_t first, uint32_t second, uint32_t& low,
                                         uint32_t& high) const {
     const uint32_t twice = __byte_perm(first, second, bytes_);
-    low = Number(twice & 0x00f0000fu);
-    high = Number(twice >> 8 & 0x00f0000fu);
+    low = steps_.Pair(twice), high = steps_.Pair(twice >> 8);
   }
-  __device__ __forceinline__ uint32_t Number(uint32_t bits) const {
-    const uint32_t eight = PairBits(-8 * kUnit, -8 * kUnit);
-    if constexpr (S::kType == DType::kF16)
-      asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(bits) : "r"(up_), "r"(eight));
-    else
-      asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(bits) : "r"(up_), "r"(eight));
-    return bits;
-  }
-  static __device__ __forceinline__ uint32_t PairBits(float low, float high) {
-    cuda::PairOf<typename S::T> pair;
-    pair.x = cuda::FromFloat<typename S::T>(low), pair.y = cuda::FromFloat<typename S::T>(high);
-    uint32_t bits;
-    memcpy(&bits, &pair, sizeof bits);
-    return bits;
-  }
-  // One ldmatrix loads 32 columns of the 8 rows of x. The copy engine swaps 16 bytes of a row of a
-  // panel by the row's number.
+  // As resident.cuh has it: a lane has columns 8c ... 8c + 7 of 32, of two rows of w and of a row
+  // of x for each 8. The copy engine swaps 16 bytes of a row of a panel by the row's number.
   __device__ __forceinline__ void MultiplyByWarps(int stage,
-                                                  const uint32_t (&a)[S::kHalves][kSteps][4],
                                                   float (&sums)[S::kHalves][kSums]) const {
-    const int lane = static_cast<int>(threadIdx.x % 32), row = lane % 8;
-    const uint32_t x = cuda::SharedAddress(shared_.stages[stage].x) + row * 128;
+    using M = cuda::Mma<S::kType>;
+    const char* const x = shared_.stages[stage].x + r_ * 128;
 #pragma unroll
     for (auto& of_half : sums)
 #pragma unroll
       for (float& sum : of_half) sum = 0.0f;
 #pragma unroll
-    for (int step = 0; step < kSteps; step += 2) {
-      const int panel = step / (kSteps / 2), unit = 2 * (step % (kSteps / 2)) + lane / 8;
-      uint32_t b[4];
-      cuda::LdMatrix4(b, x + panel * (S::kXBytes / 2) + (unit ^ row) * 16);
+    for (int block = 0; block < kStageColumns / 32; ++block) {
+      typename M::B of_x[S::kRows / 8][2];
 #pragma unroll
-      for (int half = 0; half < S::kHalves; ++half)
+      for (int n = 0; n < S::kRows / 8; ++n) {
+        const int unit = block % 2 * 4 + c_;
+        const uint4 pairs = Spread::InOrder(*reinterpret_cast<const uint4*>(
+            x + block / 2 * (S::kXBytes / 2) + n * 1024 + (unit ^ r_) * 16));
+        of_x[n][0] = {{pairs.x, pairs.y}}, of_x[n][1] = {{pairs.z, pairs.w}};
+      }
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const uint32_t(&of)[4] = a[half][step + i];
-          cuda::Mma<S::kType>::MultiplyAdd(sums[half], {{of[0], of[1], of[2], of[3]}},
-                                           {{b[2 * i], b[2 * i + 1]}});
-        }
+      for (int half = 0; half < S::kHalves; ++half) {
+        const uint2 words = *reinterpret_cast<const uint2*>(
+            shared_.stages[stage].codes[tile_ + 4 * half] + (4 * block + c_) * kLineBytes + 8 * r_);
+        uint32_t low[4], high[4];
+        spread_.Decode(words.x, low), spread_.Decode(words.y, high);
+#pragma unroll
+        for (int step = 0; step < 2; ++step)
+#pragma unroll
+          for (int n = 0; n < S::kRows / 8; ++n)
+            M::MultiplyAdd(reinterpret_cast<float(&)[4]>(sums[half][4 * n]),
+                           {{low[2 * step], high[2 * step], low[2 * step + 1], high[2 * step + 1]}},
+                           of_x[n][step]);
+      }
     }
   }
   // In flight afterwards, as a group of its own.
@@ -244,10 +240,10 @@ class WarpgroupsProduct {
                                             x + cuda::ColumnStepBytes(S::kRows, step) / 16);
     cuda::WgmmaCommit();
   }
-  // Of two neighboring rows, over kUnit; those of a tile that is not there are not stored.
+  // Of two neighboring rows; those of a tile that is not there are not stored.
   __device__ __forceinline__ float2 ScalesOf(int stage, int half) const {
     const float2 scales = StoredScales(stage, half);
-    return make_float2(scales.x / kUnit, scales.y / kUnit);
+    return make_float2(scales.x / Steps::kUnit, scales.y / Steps::kUnit);
   }
   __device__ __forceinline__ float2 StoredScales(int stage, int half) const {
     const int pair_of_all = (tile_ + 4 * half) * static_cast<int>(kTileRows) / 2 + r_;
@@ -273,8 +269,10 @@ class WarpgroupsProduct {
   const QuantizedParams& p_;
   const WarpgroupsTask& task_;
   WarpgroupsShared<S>& shared_;
+  const Steps steps_;
+  const Spread spread_;
   int r_, c_, tile_;
-  uint32_t bytes_, up_;
+  uint32_t bytes_;
   float all_[S::kHalves][kSums];
 };
 

@@ -30,7 +30,7 @@ __device__ __forceinline__ void StoreCluster(const QuantizedParams& p, const War
 
 // Grid: kTiles tiles of w each, tiles of rows, splits, which are a cluster.
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, 1)
+__global__ void __launch_bounds__(S::kThreads, S::kByWarps ? 2 : 1)
     WarpgroupsCodesKernel(const __grid_constant__ QuantizedParams p,
                           const __grid_constant__ QuantizedPlan plan,
                           const __grid_constant__ WarpgroupsMaps maps) {
@@ -56,13 +56,13 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   // The same in all lanes, and by this the compiler knows it.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp >= S::kMultipliers / 32) {
-    cuda::ReleaseRegisters<S::kCopying>();
+    if constexpr (!S::kByWarps) cuda::ReleaseRegisters<S::kCopying>();
     if (threadIdx.x == S::kMultipliers) CopyStages<S>(p, plan, maps, task, shared);
     __syncwarp();
     if (splits == 1) return;
     __syncthreads();
   } else {
-    cuda::TakeRegisters<S::kMultiplyingRegisters>();
+    if constexpr (!S::kByWarps) cuda::TakeRegisters<S::kMultiplyingRegisters>();
     WarpgroupsProduct<S> product(p, task, shared, warp / 4);
     product.Run();
     const int rows = min(S::kRows, static_cast<int>(p.m) - task.first_row);
