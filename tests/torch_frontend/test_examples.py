@@ -1,4 +1,4 @@
-"""The examples of torch's routes run and show what they promise, each in a process of its own."""
+"""The examples of torch's routes run and show what they promise."""
 
 import os
 import subprocess
@@ -15,16 +15,33 @@ SHOWN = {
     "torch_vllm_ops.py": "vLLM's op names on xla:0: as on the CPU",
     "torch_op_in_jax.py": "rows written: [5, 30]\nin place: True",
 }
-
-
 LONG = {"torch_compile_llama.py", "torchax_llama.py"}  # they compile a whole model
+# Runs the examples whose names it is given. torch, torch_xla and JAX are imported once: that is most of an example's time.
+TOGETHER = """
+import runpy, sys
+folder, *names = sys.argv[1:]
+sys.path.insert(0, folder)
+for name in names:
+    runpy.run_path(f"{folder}/{name}", run_name="__main__")
+"""
 
 
-@pytest.mark.parametrize(
-    "example",
-    [pytest.param(name, marks=[pytest.mark.full] if name in LONG else []) for name in SHOWN],
-)
+def test_short_examples():
+    short = [name for name in SHOWN if name not in LONG]
+    run = subprocess.run(
+        [sys.executable, "-c", TOGETHER, support.ROOT / "examples", *short],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    for name in short:
+        assert SHOWN[name] in run.stdout, name
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("example", SHOWN)
 def test_example(example):
+    """In a process of its own, as a reader starts it."""
     run = subprocess.run(
         [sys.executable, support.ROOT / "examples" / example], capture_output=True, text=True
     )
@@ -37,6 +54,7 @@ def test_every_example_of_torch_is_run():
     assert examples == set(SHOWN)
 
 
+@pytest.mark.full
 def test_decoding_by_torch_alone_needs_no_jax(tmp_path):
     """As in an environment of `pip install 'intarsia[torch]'`."""
     (tmp_path / "sitecustomize.py").write_text(

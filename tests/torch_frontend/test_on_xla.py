@@ -15,6 +15,8 @@ FOLDER = pathlib.Path(__file__).parent / "xla"
 @pytest.mark.skipif("PJRT_DEVICE" in os.environ, reason="this is such a process")
 def test_on_xla() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER)]
+    if os.environ.get("INTARSIA_TEST_FULL") == "1":
+        command += ["-m", ""]
     done = subprocess.run(
         command, env=os.environ | {"PJRT_DEVICE": "INTARSIA"}, capture_output=True, text=True
     )

@@ -14,6 +14,7 @@ def ops_of(test: str) -> set[str]:
     file, _, function = test.partition("::")
     marks = getattr(importlib.import_module(pathlib.Path(file).stem), function).pytestmark
     rows = [row for mark in marks if mark.name == "parametrize" for row in mark.args[1]]
+    rows = [getattr(row, "values", row) for row in rows]  # of pytest.param
     values = [value for row in rows for value in (row if isinstance(row, tuple) else (row,))]
     return {value.op.name for value in values if isinstance(value, Form)}
 

@@ -150,7 +150,9 @@ def test_an_expanded_cache_is_refused(compiled: bool, pages: int) -> None:
     assert not cache.cpu().any()
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, pytest.param(torch.inference_mode, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "openxla"])
 @pytest.mark.parametrize("how", ["select", "unbind", "split", "chunk"])
 def test_two_parts_of_one_cache_are_written(how: str, compiled: bool, mode: type) -> None:
