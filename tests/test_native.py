@@ -207,16 +207,16 @@ def test_a_strided_operand_that_an_op_cannot_take_is_refused() -> None:
         LIBRARY.infer("simple_add", [running.tensor(x)] * 2, {})
 
 
-@pytest.mark.parametrize("op", support.op_names("cpu"))
-def test_call_agrees_with_the_custom_call(op: str) -> None:
-    """The same kernels with and without XLA, to the bit."""
-    module = support.op_module(op)
-    (sizes,) = support.cases(op, "wire").values()
-    operands, attributes = module.arguments(np.random.default_rng(0), np.float32, **sizes)
-    direct = running.run_native(op, operands, attributes)
-    inside = running.run(op, operands, attributes)
-    for a, b in zip(direct, inside, strict=True):
-        np.testing.assert_array_equal(a, b)
+def test_calls_agree_with_the_custom_calls() -> None:
+    """The same kernels with and without XLA, to the bit: each op's example, all in one program."""
+    calls = []
+    for op in support.op_names("cpu"):
+        (sizes,) = support.cases(op, "wire").values()
+        rng = np.random.default_rng(0)
+        calls.append((op, *support.op_module(op).arguments(rng, np.float32, **sizes)))
+    for call, inside in zip(calls, running.run_all(calls), strict=True):
+        for a, b in zip(running.run_native(*call), inside, strict=True):
+            np.testing.assert_array_equal(a, b, err_msg=call[0])
 
 
 def process_of_its_own(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
