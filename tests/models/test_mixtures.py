@@ -65,14 +65,19 @@ def test_tokens_are_those_of_transformers(mixtures, recorded_mixtures, name):
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("mixtral", {"tensor_parallel": 2}),
-        ("mixtral", {"expert_parallel": 8}),
         ("mixtral", {"expert_parallel": 2, "tensor_parallel": 2}),
         ("qwen3_moe", {"scan_layers": True}),
-        ("qwen3_moe", {"expert_parallel": 4}),
-        ("gpt_oss", {"scan_layers": True, "expert_parallel": 2}),
-        ("gpt_oss", {"tensor_parallel": 4}),
         ("gpt_oss", {"tensor_parallel": 4, "expert_parallel": 4, "decode_steps": 3}),
+        *(
+            pytest.param(*row, marks=pytest.mark.full)
+            for row in (
+                ("mixtral", {"tensor_parallel": 2}),
+                ("mixtral", {"expert_parallel": 8}),
+                ("qwen3_moe", {"expert_parallel": 4}),
+                ("gpt_oss", {"scan_layers": True, "expert_parallel": 2}),
+                ("gpt_oss", {"tensor_parallel": 4}),
+            )
+        ),
     ],
     ids=str,
 )
@@ -105,6 +110,7 @@ def test_two_gpus_give_the_tokens_of_transformers(mixtures, recorded_mixtures, n
         assert tokens == [sequence["tokens"] for sequence in recorded_mixtures[name]]
 
 
+@pytest.mark.full
 @on_each_mixture
 def test_reference_gives_the_tokens_of_transformers(mixtures, recorded_mixtures, name):
     config, params = mixtures[name]
@@ -356,6 +362,7 @@ def smollm2_in_experts(smollm2_path, tmp_path_factory):
     return loaded
 
 
+@pytest.mark.full
 def test_smollm2_in_experts_gives_the_tokens_of_smollm2(
     smollm2_in_experts, recorded, recorded_passages
 ):
