@@ -1,10 +1,13 @@
 """Hosts in C++: the library is found by CMake and pkg-config, and shows what the list says."""
 
+import ctypes
+import importlib.util
 import json
 import platform
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import intarsia
@@ -94,3 +97,16 @@ def test_needed_libraries_are_listed() -> None:
     needed = set(re.findall(r"NEEDED +(\S+)", run("objdump", "-p", _native.main_library().path)))
     loader = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
     assert needed - {loader.get(platform.machine())} <= set(listed["needed"])
+
+
+def test_threads_may_register_with_a_plugin_again() -> None:
+    found = importlib.util.find_spec("lammps_jax_pjrt_cpu")
+    if found is None:
+        pytest.skip("no lammps-jax-pjrt-cpu")
+    plugin = ctypes.CDLL(str(Path(found.origin).with_name("pjrt_c_api_cpu_plugin.so")))
+    plugin.GetPjrtApi.restype = ctypes.c_void_p
+    api = ctypes.c_void_p(plugin.GetPjrtApi())
+    register = ctypes.CDLL(str(_native.main_library().path)).intarsia_register_with_pjrt
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(lambda _: register(api), range(64))) == {0}
+    assert register(None) != 0
