@@ -10,14 +10,12 @@ from intarsia.models import Engine, SamplingParams, Tokenizer, find_model, load_
 from intarsia.models.linear import PackedMatrix
 from intarsia.models.parallel import ModelParallel
 
-MODELS = ("smollm2", "gemma3")
 
-
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["smollm2", pytest.param("gemma3", marks=pytest.mark.full)])
 def model(request):
     path = find_model(request.param)
     config, packed = load_model(path, quantize="file")
-    return path, config, packed, load_model(path)[1]
+    return path, config, packed, request.getfixturevalue(request.param)[1]
 
 
 def matrices(params) -> dict[str, PackedMatrix]:
@@ -102,6 +100,7 @@ def test_the_command_keeps_the_files_codes(capsys) -> None:
     assert "widened" not in said[False] + said[True]
 
 
+@pytest.mark.full
 def test_the_command_says_that_several_devices_widen_the_files_codes(start) -> None:
     flags = ["--tensor-parallel", "3", "--max-tokens", "2", "--prompt", "Hi"]
     [(status, _, said)] = started.ends([start("-c", started.COMMAND, "generate", *flags)])
