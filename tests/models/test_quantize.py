@@ -144,6 +144,13 @@ def _engine(config, params, **settings):
     return Engine(config, params, **({"max_num_seqs": 3, "max_model_len": 64} | settings))
 
 
+@pytest.fixture(scope="module")
+def logprobs(model, prompts):
+    """Of the prompts on one device: the model's, and its own in fp8."""
+    config, *both = model
+    return [np.concatenate(_engine(config, params).prompt_logprobs(prompts)) for params in both]
+
+
 def test_loading_quantizes_the_linear_layers_and_nothing_else(
     write_directory, hf_config, tiny_weights
 ):
@@ -163,10 +170,11 @@ def test_loading_quantizes_the_linear_layers_and_nothing_else(
 @pytest.mark.parametrize(
     "settings", [{}, {"scan_layers": True}, {"prefill_tokens": 16}, {"max_num_seqs": 1}], ids=str
 )
-def test_probabilities_stay_near_however_the_step_is_built(model, prompts, settings):
-    config, params, quantized = model
-    exact = np.concatenate(_engine(config, params).prompt_logprobs(prompts))
-    got = np.concatenate(_engine(config, quantized, **settings).prompt_logprobs(prompts))
+def test_probabilities_stay_near_however_the_step_is_built(model, prompts, logprobs, settings):
+    config, _, quantized = model
+    exact, got = logprobs
+    if settings:
+        got = np.concatenate(_engine(config, quantized, **settings).prompt_logprobs(prompts))
     difference = np.linalg.norm(got - exact) / np.linalg.norm(exact)
     assert 1e-3 < difference < 0.15
 
@@ -232,21 +240,13 @@ def test_shares_of_a_quantized_weight_are_those_of_the_weight(model, size):
 
 
 @pytest.mark.parametrize(("size", "scan_layers"), [(2, False), (2, True), (4, False)])
-def test_several_devices_stay_near_one(model, prompts, size, scan_layers):
-    config, params, quantized = model
-    exact, whole, spread = (
-        _engine(config, weights, **settings)
-        for weights, settings in (
-            (params, {}),
-            (quantized, {}),
-            (quantized, {"tensor_parallel": size, "scan_layers": scan_layers}),
-        )
-    )
-    logprobs = [
-        np.concatenate(engine.prompt_logprobs(prompts)) for engine in (exact, whole, spread)
-    ]
+def test_several_devices_stay_near_one(model, prompts, logprobs, size, scan_layers):
+    config, _, quantized = model
+    exact, whole = logprobs
+    spread = _engine(config, quantized, tensor_parallel=size, scan_layers=scan_layers)
+    got = np.concatenate(spread.prompt_logprobs(prompts))
     # Parts of a row have scales of their own: other codes than on one device, and no worse ones.
-    errors = [np.linalg.norm(values - logprobs[0]) for values in logprobs[1:]]
+    errors = [np.linalg.norm(values - exact) for values in (whole, got)]
     assert 0 < errors[1] < 1.5 * errors[0]
     if not scan_layers:
         [text] = [executable.as_text() for executable in spread._executables.values()]
