@@ -44,6 +44,7 @@ def calls(draw, paged):
         "sinks": draw(st.booleans()),
         "return_lse": draw(st.booleans()),
         "kv": draw(st.sampled_from([None, None, E4M3, E5M2])),
+        "attention_chunk": draw(st.just(0) | st.integers(1, 70) | st.just(2**40)),
     }
     if sizes["kv"]:
         sizes["scales"] = draw(st.none() | FORMS)
@@ -108,7 +109,6 @@ def test_paged_attention(platform, call, data, seed):
     dtype, sizes = call
     sizes |= {
         "sliding_window": data.draw(st.none() | st.integers(1, 70)),
-        "attention_chunk": data.draw(st.just(0) | st.integers(1, 70) | st.just(2**40)),
         "alibi": data.draw(st.sampled_from([None, None, "head", "sequence"])),
         "num_seqs": data.draw(st.none() | st.integers(-1, len(sizes["lens"]) + 2)),
     }

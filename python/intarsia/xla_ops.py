@@ -140,6 +140,7 @@ def flash_attn_varlen_func(
     q_scale: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    attention_chunk: int = 0,
 ) -> torch.Tensor: ...
 
 
@@ -168,6 +169,7 @@ def flash_attn_varlen_func(
     q_scale: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    attention_chunk: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, None]: ...
 
 
@@ -196,6 +198,7 @@ def flash_attn_varlen_func(
     q_scale: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    attention_chunk: int = 0,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]: ...
 
 
@@ -223,6 +226,7 @@ def flash_attn_varlen_func(
     q_scale: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    attention_chunk: int = 0,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]:
     """FlashAttention's function of that name: q [tq, h, d], k and v [tk, hk, d], or with `block_table` a paged cache.
 
@@ -232,6 +236,7 @@ def flash_attn_varlen_func(
       window_size: keys seen to the left and to the right of the query's own; -1: all.
       deterministic: the gradient has the same bits at every run, on a GPU at some cost.
       return_attn_probs: returns (out, softmax_lse [h, tq], None).
+      attention_chunk: as in FlashAttention-3, keys of a chunk, of which a query sees its own alone; 0: all. Not in the gradient.
       The others: as in `torch.ops.xla_gpu.flash_attn_varlen`.
 
     Returns:
@@ -262,6 +267,7 @@ def flash_attn_varlen_func(
         k_scale,
         v_scale,
         deterministic=deterministic,
+        attention_chunk=attention_chunk,
     )
     return (out, softmax_lse, None) if return_attn_probs else out
 

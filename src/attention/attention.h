@@ -4,7 +4,7 @@
 //   if softcap > 0: s = softcap * tanh(s / softcap)
 //   query i of a sequence stands at position i + len_k - len_q and sees key j if
 //     position - left <= j <= position + right  (left, right < 0: open)  and  0 <= j < len_k
-//     and, with chunks of c keys, floor(position / c) * c <= j
+//     and, with chunks of c keys, floor(position / c) == floor(j / c)
 //   alibi: s -= slope * |position - j|
 //   z_i = sum_j exp(s_ij) + exp(sink)
 //   out_i = v_scale * sum_j exp(s_ij) v_j / z_i
@@ -64,7 +64,7 @@ struct Params {
   float softcap = 0.0f;
   int64_t window_left = -1, window_right = -1;  // causal is window_right = 0
   Divisor chunk_divisor{1};             // attention_chunk, as FitCounts sets it: for kernels
-  int64_t attention_chunk = 0;          // keys; 0: no chunks. Forward, where causal
+  int64_t attention_chunk = 0;          // keys; 0: no chunks. Not in the gradient
   ScaleView q_scale, k_scale, v_scale;  // by sequence and KV head
   ScaleView alibi_slopes;               // by sequence and query head
   const float* sinks = nullptr;         // [h]

@@ -61,7 +61,7 @@ def attend(
         seen &= distance >= -right
     if chunk > 0:
         position = jnp.arange(max_len_q) + (len_k - len_q)[:, None]
-        seen &= key[:, None] >= (position // chunk * chunk)[:, :, None]
+        seen &= key[:, None] // chunk == (position // chunk)[:, :, None]
     scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
     top = lax.stop_gradient(scores.max(axis=-1, keepdims=True))
     sink = -jnp.inf if sinks is None else sinks.reshape(hk, h // hk, 1, 1)

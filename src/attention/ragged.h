@@ -106,14 +106,17 @@ template <class Int>
   return keys;
 }
 
-// Those of them in the token's own chunk. Apart from VisibleKeys, since kernels that have no chunks
-// (the gradient's, Hopper's) would spill registers for it; and others for a division.
+// Those of them in the token's own chunk; none at a position below 0. Apart from VisibleKeys, since
+// kernels that have no chunks (the gradient's, Hopper's) would spill registers for it; and others
+// for a division.
 template <class Int>
 [[gnu::always_inline]] INTARSIA_HOST_DEVICE inline RangeOf<Int> VisibleKeysOfChunk(
     const Params& p, const SequenceOf<Int>& s, std::type_identity_t<Int> token) {
   RangeOf<Int> keys = VisibleKeys(p, s, token);
   const int64_t position = PositionOf(s, token);
-  if (p.attention_chunk > 0 && position > 0) {
+  if (p.attention_chunk > 0 && position < 0) {
+    keys.end = 0;
+  } else if (p.attention_chunk > 0) {
     const Int own = static_cast<Int>(position);
     const Int chunk = static_cast<Int>(p.attention_chunk);
     Int number;
@@ -123,6 +126,7 @@ template <class Int>
       number = own / chunk;
     const Int chunk_begin = number * chunk;
     if (keys.begin < chunk_begin) keys.begin = chunk_begin;
+    if (keys.end > chunk_begin + chunk) keys.end = chunk_begin + chunk;
   }
   return keys;
 }

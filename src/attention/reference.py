@@ -4,7 +4,7 @@ For query i of a sequence with len_q queries and len_k keys, at position i + len
 
     s_ij  = scale * q_scale * k_scale * q_i . k_j, and with softcap: softcap * tanh(s_ij / softcap)
     key j is seen if position - left <= j <= position + right (negative: open) and 0 <= j < len_k
-    and, with chunks of c keys, floor(position / c) * c <= j
+    and, with chunks of c keys, floor(position / c) == floor(j / c)
     alibi: s_ij -= slope * |position - j|
     z_i   = sum_j exp(s_ij) + exp(sink)
     out_i = v_scale * sum_j exp(s_ij) v_j / z_i;  lse_i = ln z_i
@@ -93,7 +93,7 @@ def masked_scores(q, k, exists, *, scale, left=-1, right=-1, softcap=0.0, slopes
     if right >= 0:
         seen = seen & (key <= position + right)
     if chunk > 0:
-        seen = seen & (key >= position // chunk * chunk)
+        seen = seen & (key // chunk == position // chunk)
     if slopes is not None:
         scores = scores - slopes[:, None, None] * np.abs(position - key)
     return np.where(seen, scores, -np.inf), derivative

@@ -179,6 +179,33 @@ def test_flash_attn_varlen_op_paged() -> None:
     torch.testing.assert_close((got, lse), tuple(want), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_chunks_of_keys(causal: bool) -> None:
+    """FlashAttention-3's attention_chunk, against torch's own attention: the last query stands at the last key."""
+    starts_q, starts_k, chunk = [0, 5, 6, 12], [0, 13, 17, 23], 4
+    q, k, v = torch.randn(12, 4, 16), torch.randn(23, 2, 16), torch.randn(23, 2, 16)
+    cu_q, cu_k = torch.tensor(starts_q, dtype=torch.int32), torch.tensor(starts_k)
+    out = xla_ops.flash_attn_varlen_func(
+        q, k, v, cu_q, cu_k, 6, 13, causal=causal, attention_chunk=chunk
+    )
+    bounds = zip(itertools.pairwise(starts_q), itertools.pairwise(starts_k), strict=True)
+    for (a, b), (begin, end) in bounds:
+        position = torch.arange(b - a)[:, None] + (end - begin) - (b - a)
+        key = torch.arange(end - begin)
+        seen = position // chunk == key // chunk
+        if causal:
+            seen &= key <= position
+        want = torch.nn.functional.scaled_dot_product_attention(
+            q[a:b].transpose(0, 1),
+            *(x[begin:end].transpose(0, 1) for x in (k, v)),
+            seen,
+            enable_gqa=True,
+        )
+        torch.testing.assert_close(out[a:b], want.transpose(0, 1))
+    with pytest.raises(ValueError, match="attention_chunk is -1, expected 0"):
+        xla_ops.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 6, 13, attention_chunk=-1)
+
+
 def test_flash_attn_varlen_func() -> None:
     """Against torch's own attention, sequence by sequence."""
     starts, h, hk, d = [0, 5, 5, 12], 4, 2, 16

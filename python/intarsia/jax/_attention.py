@@ -41,6 +41,7 @@ def flash_attn_varlen(
     layer: ArrayLike | None = None,
     return_lse: Literal[False] = False,
     deterministic: bool = False,
+    attention_chunk: int = 0,
 ) -> jax.Array: ...
 
 
@@ -72,6 +73,7 @@ def flash_attn_varlen(
     layer: ArrayLike | None = None,
     return_lse: Literal[True],
     deterministic: bool = False,
+    attention_chunk: int = 0,
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
@@ -103,6 +105,7 @@ def flash_attn_varlen(
     layer: ArrayLike | None = None,
     return_lse: bool,
     deterministic: bool = False,
+    attention_chunk: int = 0,
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
@@ -133,6 +136,7 @@ def flash_attn_varlen(
     layer: ArrayLike | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
+    attention_chunk: int = 0,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Attention of every query of a ragged batch to the keys of its sequence.
 
@@ -168,6 +172,8 @@ def flash_attn_varlen(
       layout, layer: of a paged cache, as in `reshape_and_cache_flash`.
       return_lse: also return the natural log of the sum of exponentials, f32 [h, t].
       deterministic: the gradient has the same bits at every run, on a GPU at some cost.
+      attention_chunk: keys of a chunk (Llama 4); a query at position p sees only those from
+        floor(p / attention_chunk) * attention_chunk to the next multiple. 0: no chunks. Not in the gradient.
 
     Returns:
       out [t, h, d] (with a dense v of another head dim [t, h, dv]), or (out, lse). With dense k and v,
@@ -218,6 +224,7 @@ def flash_attn_varlen(
         kv_cache_dtype=kv_cache_dtype,
         out_dtype=out_dtype,
         return_lse=return_lse,
+        attention_chunk=attention_chunk,
     )
     return _attention_grad.flash_attn_varlen(operands, attributes, deterministic=deterministic)
 

@@ -32,7 +32,7 @@ def flash_attn_varlen(
 
     def forward(primals: Any):
         operands = _grad.values_of(primals)
-        why_not = _why_not(primals)
+        why_not = _why_not(primals, attributes)
         if why_not:
             return run(operands), (_Text(why_not), dict.fromkeys(operands))
         out, lse = flash_attn_varlen(
@@ -62,11 +62,13 @@ class _Text:
     text: str | None
 
 
-def _why_not(primals: dict[str, Any]) -> str | None:
-    """Why these operands have no gradient; None if they have one."""
+def _why_not(primals: dict[str, Any], attributes: dict[str, Any]) -> str | None:
+    """Why this call has no gradient; None if it has one."""
     for name in ("block_table", "leftpad_k"):
         if primals[name] is not None:
             return f"with {name} is not built; it is for dense k and v"
+    if chunk := attributes["attention_chunk"]:
+        return f"with attention_chunk={chunk} is not built; it is for 0"
     if primals["v"] is None:
         return None  # the op says what is missing
     q, v = primals["q"].value, primals["v"].value

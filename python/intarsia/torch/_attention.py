@@ -24,8 +24,8 @@ SCHEMAS = {
         "SymInt max_seqlen_k, float? softmax_scale=None, bool is_causal=False, int window_left=-1, "
         "int window_right=-1, float softcap=0.0, Tensor? seqused_k=None, Tensor? block_table=None, "
         "Tensor? alibi_slopes=None, Tensor? leftpad_k=None, Tensor? sinks=None, Tensor? q_scale=None, "
-        'Tensor? k_scale=None, Tensor? v_scale=None, *, str kv_cache_dtype="auto", bool deterministic=False) '
-        "-> (Tensor, Tensor)"
+        'Tensor? k_scale=None, Tensor? v_scale=None, *, str kv_cache_dtype="auto", bool deterministic=False, '
+        "int attention_chunk=0) -> (Tensor, Tensor)"
     ),
     **{
         f"xla_gpu::paged_attention.{overload}": (
@@ -90,10 +90,12 @@ def flash_attn_varlen_op(
     *,
     kv_cache_dtype: str = "auto",
     deterministic: bool = False,
+    attention_chunk: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The op of that name. max_seqlen_q and max_seqlen_k are not looked at: bounds come from shapes.
 
     deterministic: the gradient has the same bits at every run, on a GPU at some cost.
+    attention_chunk: keys of a chunk. A query sees those of its own chunk alone. 0: all. There is no gradient then.
     """
     del max_seqlen_q, max_seqlen_k
     paged = block_table is not None
@@ -122,6 +124,7 @@ def flash_attn_varlen_op(
             else "NHD",
             kv_cache_dtype=kv_cache_dtype,
             return_lse=True,
+            attention_chunk=attention_chunk,
         )
 
 

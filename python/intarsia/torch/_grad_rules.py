@@ -284,6 +284,8 @@ def _why_not_attention(operands: Tensors, attributes: dict[str, Any]) -> str | N
     for name in ("block_table", "leftpad_k"):
         if given[name] is not None:
             return f"with {name} is not built; it is for dense k and v"
+    if chunk := attributes["attention_chunk"]:
+        return f"with attention_chunk={chunk} is not built; it is for 0"
     q, v = given["q"], given["v"]
     if v is None:
         return None  # the op says what is missing

@@ -185,13 +185,12 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
 
         _refuse(output_scale=(output_scale, None), output_block_scale=(output_block_scale, None))
         cache = attn_metadata.caches.read(layer.layer_name)
-        # paged_attention knows no ALiBi.
+        # forward_decode hands over no ALiBi.
         decode = attn_metadata.decode and self.alibi_slopes is None
         attend = self.forward_decode if decode else self.forward_prefill
         options = self._fp8(layer) | self._sinks()
         if chunk := getattr(layer, "attention_chunk_size", 0):
-            options["attention_chunk"] = chunk  # which flash_attn_varlen does not know
-            attend = self.forward_decode
+            options["attention_chunk"] = chunk
         out = attend(interop.jax_view(query), cache, attn_metadata.group, options)
         values = output.numel() // (out.shape[0] * out.shape[1])  # numbers of a head's value
         output.copy_(interop.torch_view(out[..., :values].reshape(output.shape)))

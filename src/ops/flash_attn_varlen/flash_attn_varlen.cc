@@ -24,6 +24,7 @@ Status FlashAttnVarlen::ToParams(attention::Params& params) const {
   }
   params.window_left = window_left;
   params.window_right = is_causal ? 0 : window_right;
+  params.attention_chunk = attention_chunk;
   INTARSIA_RETURN_IF_ERROR(attention::SetScales(params, q_scale, k_scale, v_scale));
   params.alibi_slopes = ToScaleView(alibi_slopes);
   params.sinks = sinks ? sinks->as<const float>() : nullptr;

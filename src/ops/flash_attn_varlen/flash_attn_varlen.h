@@ -21,6 +21,7 @@ struct FlashAttnVarlen {
   std::string_view kv_cache_dtype = "auto";
   std::string_view out_dtype = "auto";
   bool return_lse = false;
+  int64_t attention_chunk = 0;
   TensorView out, lse, workspace;
 
   static constexpr auto kSpec = MakeSpec(
@@ -74,6 +75,8 @@ struct FlashAttnVarlen {
           .OneOf(kKvCacheDTypes),
       Attr("out_dtype", &FlashAttnVarlen::out_dtype, "of out if q is fp8; \"auto\" is bf16")
           .OneOf("auto|f16|bf16"),
+      Attr("attention_chunk", &FlashAttnVarlen::attention_chunk,
+           "keys of a chunk: a query sees those of its own alone; 0: all"),
       Out("out", &FlashAttnVarlen::out, "block_table: tq h d | !block_table: tq h dv", "out_dtype",
           "weighted values"),
       Out("lse", &FlashAttnVarlen::lse, "h tq", "f32", "natural log of the sum of exponentials")

@@ -161,6 +161,21 @@ CASES = {
         tags="ci", lens=((40, 70), (90, 90), (1, 200)), h=16, hk=1, d=128, softcap=30.0,
         window_left=20, window_right=7, return_lse=True,
     ),
+    "llama4_chunks": dict(
+        tags="ci", lens=((1, 700), *_MIXED, (70, 200)), h=8, hk=2, d=64, is_causal=True,
+        attention_chunk=32, return_lse=True,
+    ),
+    "chunks_both_ways": dict(
+        tags="ci", lens=_MIXED, **_SMOLLM2, attention_chunk=24, padding=3, return_lse=True
+    ),
+    "chunks_and_window": dict(
+        tags="ci", lens=_MIXED, **_SMOLLM2, leftpad=True, used=True, alibi="head", sinks=True,
+        attention_chunk=24, window_left=10, window_right=5, return_lse=True,
+    ),
+    "chunks_paged_split": dict(
+        tags="ci", lens=((1, 5000), (2, 4098), (5, 1026)), h=8, hk=2, d=128, page=16, kv=_E4M3,
+        scales="head", attention_chunk=1024, return_lse=True,
+    ),
     **{
         f"{layout}_{kind}": dict(
             tags="ci", lens=_MIXED, **_SMOLLM2, page=16, layout=layout, layers=layers,
@@ -242,17 +257,19 @@ def arguments(
     ], attributes  # fmt: skip
 
 
-def _options(scale, is_causal, window_left, window_right, softcap):
+def _options(scale, is_causal, window_left, window_right, softcap, attention_chunk):
     if is_causal:
         window_right = 0
-    return dict(scale=scale, left=window_left, right=window_right, softcap=softcap)
+    return dict(
+        scale=scale, left=window_left, right=window_right, softcap=softcap, chunk=attention_chunk
+    )
 
 
 def reference(
     q, k, v, cu_seqlens_q, cu_seqlens_k=None, seqused_k=None, block_table=None, layer=None,
     alibi_slopes=None, sinks=None, leftpad_k=None, q_scale=None, k_scale=None, v_scale=None,
     *, scale=None, is_causal=False, window_left=-1, window_right=-1, softcap=0.0, layout="NHD",
-    kv_cache_dtype="auto", out_dtype="auto", return_lse=False,
+    kv_cache_dtype="auto", out_dtype="auto", return_lse=False, attention_chunk=0,
 ):  # fmt: skip
     """The results in spec order. Operands are f64 as stored, uint8 or indices."""
     del out_dtype
@@ -271,7 +288,7 @@ def reference(
         q_scale=q_scale,
         k_scale=k_scale,
         v_scale=v_scale,
-        **_options(scale, is_causal, window_left, window_right, softcap),
+        **_options(scale, is_causal, window_left, window_right, softcap, attention_chunk),
     )
     return list(results if return_lse else results[:1])
 
@@ -307,7 +324,8 @@ def plain_xla(
     q, k, v, cu_seqlens_q, cu_seqlens_k=None, seqused_k=None, block_table=None, layer=None,
     alibi_slopes=None, sinks=None, leftpad_k=None, q_scale=None, k_scale=None, v_scale=None,
     *, scale=None, is_causal=False, window_left=-1, window_right=-1, softcap=0.0, layout="NHD",
-    kv_cache_dtype="auto", out_dtype="auto", return_lse=False, max_seqlen_q=None, max_seqlen_k=None,
+    kv_cache_dtype="auto", out_dtype="auto", return_lse=False, attention_chunk=0,
+    max_seqlen_q=None, max_seqlen_k=None,
 ):  # fmt: skip
     """The same in jax.numpy, as a user without this library would write it: gather and pad."""
     import jax.numpy as jnp
@@ -340,6 +358,6 @@ def plain_xla(
         v_scale=v_scale,
         dtype=dtype,
         max_len_q=max_seqlen_q or q.shape[0],
-        **_options(scale, is_causal, window_left, window_right, softcap),
+        **_options(scale, is_causal, window_left, window_right, softcap, attention_chunk),
     )
     return list(results if return_lse else results[:1])

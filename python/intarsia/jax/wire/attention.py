@@ -38,6 +38,7 @@ def flash_attn_varlen(
     return_lse: Literal[False] = False,
     kv_cache_dtype: KvCacheDtype = "auto",
     out_dtype: FlashAttnVarlenOutDtype = "auto",
+    attention_chunk: int = 0,
 ) -> jax.Array: ...
 
 
@@ -67,6 +68,7 @@ def flash_attn_varlen(
     return_lse: Literal[True],
     kv_cache_dtype: KvCacheDtype = "auto",
     out_dtype: FlashAttnVarlenOutDtype = "auto",
+    attention_chunk: int = 0,
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
@@ -96,6 +98,7 @@ def flash_attn_varlen(
     return_lse: bool,
     kv_cache_dtype: KvCacheDtype = "auto",
     out_dtype: FlashAttnVarlenOutDtype = "auto",
+    attention_chunk: int = 0,
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
@@ -124,6 +127,7 @@ def flash_attn_varlen(
     return_lse: bool = False,
     kv_cache_dtype: KvCacheDtype = "auto",
     out_dtype: FlashAttnVarlenOutDtype = "auto",
+    attention_chunk: int = 0,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Attention over a ragged batch, its keys and values dense or in a paged cache.
 
@@ -160,6 +164,7 @@ def flash_attn_varlen(
       kv_cache_dtype: how a cache of dtype u8 is to be read; one of auto, fp8, fp8_e4m3,
         fp8_e5m2.
       out_dtype: of out if q is fp8; "auto" is bf16; one of auto, f16, bf16.
+      attention_chunk: keys of a chunk: a query sees those of its own alone; 0: all.
 
     Returns:
       out: [tq, h, d] with block_table or [tq, h, dv] with !block_table, out_dtype: weighted
@@ -214,6 +219,7 @@ def flash_attn_varlen(
             return_lse=return_lse,
             kv_cache_dtype=kv_cache_dtype,
             out_dtype=out_dtype,
+            attention_chunk=attention_chunk,
         )
     )
 
