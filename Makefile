@@ -55,6 +55,12 @@ $(VENV)/.installed-dev: pyproject.toml Makefile | $(VENV)/.installed
 	  || (echo "make test needs GoogleTest: install libgtest-dev (Debian) or its like"; false)
 	touch $@
 
+# The formatters alone, for who changes a line of C++.
+$(VENV)/.installed-lint: pyproject.toml | $(BIN)/uv
+	echo "installing ruff, mypy and clang-format into $(VENV) (60 MB)"
+	$(EXTRAS) --extra lint
+	touch $@
+
 setup: $(VENV)/.installed ## make .venv and install what the library and the commands need
 
 setup-torch: build ## install torch 2.9, torch_xla, torchax and transformers into .venv: 6 GB, minutes
@@ -98,7 +104,7 @@ demo: build $(MODEL_INSTALLED) ## generate text with a real small model through 
 test: setup-dev ## the tests that this machine can run, without the long ones
 	$(MAKE) build CMAKE_ARGS="-DINTARSIA_TESTS=on $(CMAKE_ARGS)"
 	$(if $(filter on,$(CUDA)),$(BIN)/cmake --build $(BUILD) --target cuda_checks)
-	$(if $(filter tests,$(TESTS)),$(BIN)/ctest --test-dir $(BUILD) --output-on-failure)
+	$(if $(filter tests,$(TESTS)$(findstring -k,$(ARGS))),$(BIN)/ctest --test-dir $(BUILD) --output-on-failure)
 	$(BIN)/python -m pytest -q $(TESTS) $(ARGS)
 
 test-full: ## make test with the long tests and grids too (CONTRIBUTING.md lists them)
@@ -215,7 +221,7 @@ check: setup-dev build ## formatting, lint, types, prose, generated files
 	$(BIN)/python tools/tables.py --check
 	$(BIN)/python tools/record_exports.py --check
 
-format: setup-dev ## format everything
+format: $(VENV)/.installed-lint ## format everything
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 	git ls-files --cached --others --exclude-standard '*.h' '*.c' '*.cc' '*.cu' '*.cuh' ':!third_party' | xargs $(BIN)/clang-format -i
 

@@ -292,6 +292,23 @@ def test_make_echoes_commands_only_if_asked() -> None:
     assert ".SILENT:" not in run(*make, "VERBOSE=1").splitlines()
 
 
+def planned(target: str, *variables: str) -> str:
+    """What make would run, in an environment with nothing installed."""
+    return run("make", "--directory", str(ROOT), "-n", target, "VENV=/nowhere", *variables)
+
+
+def test_formatting_needs_the_formatters_alone() -> None:
+    commands = planned("format")
+    assert "--extra lint" in commands and "clang-format -i" in commands
+    assert "--extra test" not in commands and "--preset" not in commands
+
+
+def test_a_part_of_the_tests_runs_no_others() -> None:
+    assert "bin/ctest" in planned("test", "CUDA=off")
+    for part in ("TESTS=tests/test_wire.py", "ARGS=-k wire"):
+        assert "bin/ctest" not in planned("test", "CUDA=off", part)
+
+
 def test_exported_symbols_are_those_of_the_header() -> None:
     symbols = run("nm", "--dynamic", "--defined-only", str(_native.main_library().path))
     exported = {line.split()[-1].split("@")[0] for line in symbols.splitlines()}
