@@ -195,3 +195,47 @@ def test_arrays_without_elements_take_no_time(op, shapes, given) -> None:
         for row in LIBRARY.infer(op, operands, given)
     ]
     LIBRARY.call(op, "Host", operands, given, results, None)
+
+
+def without_memory(op, shapes, **given):
+    """Runs a call in which every array without elements has no address; the results that have some."""
+    memory = {}
+    names = [row["name"] for row in LIBRARY.find(op).operands]
+
+    def row(name, shape, dtype):
+        if not np.prod(shape):
+            return _native.Tensor(shape, dtype, None)
+        memory[name] = np.zeros(shape, np.int32 if dtype == "i32" else np.float32)
+        return _native.Tensor(shape, dtype, memory[name].ctypes.data)
+
+    operands = [row(n, *shapes[n]) if n in shapes else None for n in names]
+    results = []
+    for i, found in enumerate(LIBRARY.infer(op, operands, given)):
+        if found is not None and found.alias is not None:
+            results.append(operands[found.alias])
+        else:
+            results.append(found and row(f"result {i}", found.shape, found.dtype))
+    LIBRARY.call(op, "Host", operands, given, results, None)
+    return [memory[f"result {i}"] for i in range(len(results)) if f"result {i}" in memory]
+
+
+STARTS = {"cu_seqlens_q": ((3,), "i32"), "cu_seqlens_k": ((3,), "i32")}
+CACHES = ("key_cache", "value_cache")
+
+
+def test_arrays_without_elements_need_no_address() -> None:
+    """What is added to a null pointer, make test-sanitize reports."""
+    for heads, d, slots in ((0, 8, 4), (2, 0, 4), (2, 8, 0)):
+        kv = ((3, heads, d), "f32")
+        cache = {name: ((2, 5, slots, heads, d), "f32") for name in CACHES}
+        tokens = {"key": kv, "value": kv, "slot_mapping": ((3,), "i32"), "layer": ((), "i32")}
+        assert without_memory("reshape_and_cache_flash", tokens | cache) == []
+    dense = {"q": ((3, 4, 8), "f32"), "k": ((0, 2, 8), "f32"), "v": ((0, 2, 8), "f32")} | STARTS
+    (out,) = without_memory("flash_attn_varlen", dense)[:1]
+    assert out.shape == (3, 4, 8) and not out.any()
+    paged = {"query": ((3, 4, 8), "f32"), "seqused_k": ((2,), "i32"), "layer": ((), "i32")}
+    paged |= {"block_table": ((2, 0), "i32"), "cu_seqlens_q": ((3,), "i32")}
+    for pages, layers in ((0, 3), (5, 0)):
+        cache = {name: ((layers, pages, 4, 2, 8), "f32") for name in CACHES}
+        (out,) = without_memory("paged_attention", paged | cache)[:1]
+        assert not out.any()
