@@ -179,6 +179,8 @@ def test_what_has_no_gradient_says_so():
 
     with pytest.raises(NotImplementedError, match="gradient with leftpad_k is not built"):
         grad(leftpad_k=np.zeros(3, np.int32))
+    with pytest.raises(NotImplementedError, match="gradient with attention_chunk=4 is not built"):
+        grad(attention_chunk=4)
     with pytest.raises(NotImplementedError, match="gradient of alibi_slopes is not built"):
         jax.grad(lambda s: ours(x, x["q"], x["k"], x["v"], alibi_slopes=s).sum())(np.ones(4, "f4"))
     with pytest.raises(NotImplementedError, match="gradient for dv=128 where q has d=192"):
@@ -203,8 +205,10 @@ def test_what_has_no_gradient_says_so():
     assert out == paged(x["q"])
     codes = [jnp.asarray(x[name], jnp.float8_e4m3fn) for name in "qkv"]
     jax.grad(lambda q: (q.sum(), ours(x, q, *codes[1:])), has_aux=True)(codes[0])
-    pads = np.zeros(3, np.int32)
-    jax.grad(lambda q: (q.sum(), ours(x, q, x["k"], x["v"], leftpad_k=pads)), has_aux=True)(x["q"])
+    for option in ({"leftpad_k": np.zeros(3, np.int32)}, {"attention_chunk": 4}):
+        jax.grad(lambda q, o=option: (q.sum(), ours(x, q, x["k"], x["v"], **o)), has_aux=True)(
+            x["q"]
+        )
 
 
 # ---------------------------------------------------------------------------- drawn batches

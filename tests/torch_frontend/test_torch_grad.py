@@ -176,12 +176,14 @@ def test_what_has_no_gradient_says_so() -> None:
     )
     slopes = torch.ones(1, requires_grad=True)
     biased = op.flash_attn_varlen(*[x[:, None]] * 3, starts, starts, alibi_slopes=slopes)
+    chunked = op.flash_attn_varlen(*[x[:, None]] * 3, starts, starts, attention_chunk=4)
     codes = x[:, None].to(torch.float8_e4m3fn)
     narrow = op.flash_attn_varlen(codes, codes, codes, starts, starts)
     wide = torch.randn(2, 1, 192, requires_grad=True)
     shorter = op.flash_attn_varlen(wide, wide, wide[..., :128], starts, starts)
     says = {
         "the gradient with block_table is not built": paged,
+        "the gradient with attention_chunk=4 is not built": chunked,
         r"pass alibi_slopes.detach\(\)": biased,
         "for q in torch.float8_e4m3fn and v in torch.float8_e4m3fn is not built": narrow,
         "for dv=128 where q has d=192 is not built": shorter,
