@@ -143,10 +143,13 @@ def fuzz_readers(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("versions", ["oldest", "newest"], ids=["oldest", "newest"])
 def wheels(session: nox.Session, versions: str) -> None:
-    """The wheel in build/dist beside the oldest and the newest JAX and torch that we support."""
+    """The wheels in build/dist beside the oldest and the newest JAX and torch that we support."""
     pins = nox.project.dependency_groups(PROJECT, f"wheels-{versions}")
     (wheel,) = (ROOT / "build" / "dist").glob("intarsia-*.whl")
-    session.install("--reinstall-package", "intarsia", "--compile-bytecode", str(wheel), *pins)
+    both = (wheel, *(ROOT / "build" / "dist").glob("intarsia_cuda13-*.whl"))
+    ours = ("intarsia", "intarsia-cuda13")
+    session.run_install("uv", "pip", "uninstall", "-q", *ours, external=True, success_codes=[0, 2])
+    session.install("--compile-bytecode", *map(str, both), *pins)
     session.install("pytest", "hypothesis")
     # Not in the checkout, whose sources would stand in the wheel's place.
     with session.chdir(session.create_tmp()):

@@ -65,7 +65,9 @@ def main() -> None:
     check_torch()
     seconds = min(float(run(sys.executable, "-c", IMPORT)) for _ in range(5))
     assert seconds * 1000 < MILLISECONDS, f"import took {seconds * 1000:.0f} ms"
-    folder = run(pathlib.Path(sys.executable).parent / "intarsia", "--cmake-dir").strip()
+    command = pathlib.Path(sys.executable).parent / "intarsia"
+    assert run(command, "doctor").endswith("all well\n")
+    folder = run(command, "--cmake-dir").strip()
     assert (pathlib.Path(folder) / "intarsiaConfig.cmake").exists()
     print(f"{library.path.parents[1].name} {library.version}: import {seconds * 1000:.0f} ms")
 
