@@ -147,6 +147,9 @@ bool CallsGlobal(int times) {
 
 // The child inherits the mutex as another thread of the parent left it.
 TEST(INTARSIA_FORKS, WhileOthersCall) {
+#if defined(INTARSIA_EMULATED)
+  GTEST_SKIP() << "qemu's own locks hang in a child that inherits them held";
+#endif
   std::atomic<bool> stop{false};
   std::vector<std::thread> callers;
   for (int i = 0; i < 4; ++i)
