@@ -1,5 +1,6 @@
 """What torch itself checks of an op, and the ops in graphs that torch compiles."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,12 @@ from test_ops import make
 on_each_form = pytest.mark.parametrize(
     "form", torch_running.FORMS, ids=[form.name for form in torch_running.FORMS]
 )
+
+
+# But in `make test-full` without the one that compiles: test_compiled_is_eager asks for more.
+OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor"]
+if os.environ.get("INTARSIA_TEST_FULL") == "1":
+    OPCHECKS.append("test_aot_dispatch_dynamic")
 
 
 def example(form: Form, dtype: str = "f32") -> tuple[list[torch.Tensor | None], dict[str, Any]]:
@@ -29,11 +36,11 @@ def test_opcheck(form: Form, device: str) -> None:
         pytest.skip(f"{form.op.name} runs on {', '.join(form.op.platforms)}")
     operands, attributes = example(form)
     operands = tuple(None if x is None else x.to(device) for x in operands)
-    torch.library.opcheck(torch_running.overload(form), operands, attributes)
+    torch.library.opcheck(torch_running.overload(form), operands, attributes, test_utils=OPCHECKS)
 
 
 @on_each_form
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.full), True])
 def test_compiled_is_eager(form: Form, dynamic: bool) -> None:
     """In one graph, by inductor; the caller's tensors are written."""
     torch.compiler.reset()
