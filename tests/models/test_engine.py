@@ -118,7 +118,7 @@ def test_engine_and_reference_agree(tiny, engine, prompts):
     assert tokens_of(completions) == reference.generate(*tiny, prompts, 12).tokens
 
 
-@pytest.mark.parametrize("prefill_tokens", [16, 32])
+@pytest.mark.parametrize("prefill_tokens", [16, pytest.param(32, marks=pytest.mark.full)])
 def test_prompts_in_chunks_give_what_whole_ones_give(
     make_engine, prompts, greedy_tokens, prefill_tokens
 ):
@@ -163,7 +163,7 @@ def test_biases_of_qwen2(write_directory, hf_config, tiny_weights, prompts):
     assert tokens_of(completions) == reference.generate(config, params, prompts, 12).tokens
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.full)])
 def test_half_precision_stays_near_full(
     write_directory, hf_config, tiny_weights, prompts, greedy_tokens, dtype
 ):
@@ -173,7 +173,9 @@ def test_half_precision_stays_near_full(
     assert sum(first) >= 4
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize(
+    "kv_cache_dtype", ["fp8_e4m3", pytest.param("fp8_e5m2", marks=pytest.mark.full)]
+)
 def test_8_bit_cache_under_both_kinds_of_layers_and_in_the_reference(
     tiny, make_engine, prompts, greedy_tokens, kv_cache_dtype
 ):
@@ -323,7 +325,11 @@ def test_steps_run_on_the_library_and_copy_no_cache(make_engine, prompts, kv_cac
         assert not copies
 
 
-@pytest.mark.parametrize("settings", [{}, {"scan_layers": True}, {"max_num_seqs": 2}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{"scan_layers": True}, {"max_num_seqs": 2}, pytest.param({}, marks=pytest.mark.full)],
+    ids=str,
+)
 def test_several_steps_a_program_give_the_same_tokens(
     make_engine, prompts, greedy_tokens, settings
 ):

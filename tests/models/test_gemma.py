@@ -39,6 +39,7 @@ def test_tokens_are_those_of_transformers(gemma3, recorded_gemma3):
     assert tokens == [sequence["tokens"][:24] for sequence in recorded_gemma3]
 
 
+@pytest.mark.full
 def test_scanned_layers_give_the_tokens_of_transformers(gemma3, recorded_gemma3):
     prompts = [sequence["prompt_ids"] for sequence in recorded_gemma3[:4]]
     engine = Engine(*gemma3, max_num_seqs=4, max_model_len=64, scan_layers=True)

@@ -27,8 +27,10 @@ def _check(expected, got):
         np.testing.assert_array_equal(a, b, err_msg=str(path))
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("kind", ["directory", "gguf"])
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("directory", 2), ("gguf", 4), *(pytest.param(*row, marks=pytest.mark.full) for row in (("directory", 4), ("gguf", 2)))],
+)  # fmt: skip
 def test_llama(write_directory, write_gguf, hf_config, tiny_weights, kind, size) -> None:
     gguf = kind == "gguf"
     path = write_gguf(tiny_weights) if gguf else write_directory(hf_config, tiny_weights)

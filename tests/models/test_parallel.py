@@ -26,8 +26,10 @@ def _engine(model, **kwargs):
     return Engine(*model, max_num_seqs=3, max_model_len=64, **kwargs)
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("size", "scan_layers"),
+    [(2, True), (4, False), *(pytest.param(*row, marks=pytest.mark.full) for row in ((2, False), (4, True)))],
+)  # fmt: skip
 def test_tokens_are_those_of_one_device(tiny, whole, size, scan_layers):
     # Two KV heads: with four devices, each head has a copy on two of them.
     engine = _engine(tiny, tensor_parallel=size, scan_layers=scan_layers)
@@ -48,7 +50,10 @@ def test_sampling_is_that_of_one_device(tiny):
 
 @pytest.mark.parametrize(
     "settings",
-    [SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_k=20, seed=3)],
+    [
+        pytest.param(SamplingParams(temperature=0.0), marks=pytest.mark.full),
+        SamplingParams(temperature=1.0, top_k=20, seed=3),
+    ],
     ids=["greedy", "at random"],
 )
 def test_several_steps_a_program_give_the_same_tokens(tiny, settings):

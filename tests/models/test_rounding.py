@@ -95,6 +95,7 @@ def test_linear_layers_are_in_codes(
     assert made[0] == made[1]
 
 
+@pytest.mark.full
 def test_a_models_quality(smollm2_path, smollm2_tokenizer) -> None:
     tokens = smollm2_tokenizer.encode(json.loads(PASSAGE.read_text())["text"])[:PASSAGE_TOKENS]
     logs = {}
