@@ -44,6 +44,7 @@ for y in run.call(x):
 """
 
 
+@pytest.mark.full
 def test_an_exported_program_runs_elsewhere(tmp_path: pathlib.Path) -> None:
     """In a process that has not traced it: what a persistent compilation cache does as well."""
     checks = [jax.export.DisabledSafetyCheck.custom_call(target) for target in bridge.TARGETS]
