@@ -146,7 +146,9 @@ void RunByRows(const Tile<T, Out>& tile) {
   // W: what weights lie as.
   using W = std::conditional_t<std::is_same_v<Unit, Pair>, Pair, T>;
   const int64_t columns = tile.columns, count = tile.count, rows = tile.block.rows;
-  const int64_t padded = RoundUp<int64_t>(columns, kLanes), w_row = tile.product.w_row;
+  // MultiplyPanel adds to kWeightRows columns at a time, which may be more than a register's.
+  const int64_t padded = RoundUp<int64_t>(columns, std::max(kLanes, kWeightRows));
+  const int64_t w_row = tile.product.w_row;
   const int64_t units = Units<Unit>(count), row_floats = PackedRow(tile.product, units);
   alignas(64) float sums[kSumFloats];
   alignas(64) Unit wide[kWeightRows * kPanelSum];
