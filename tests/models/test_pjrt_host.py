@@ -71,8 +71,10 @@ def test_it_says_what_the_engine_says(host, platform: str, tiny, tmp_path: Path)
         [completion] = engine.generate([prompt], sampling)
     done = host(tmp_path)
     assert list(map(int, done.stdout.split())) == completion.tokens
-    # Where others have the GPU's memory, XLA says that it begins with less.
-    assert done.stderr.splitlines()[-1] == f"{2 * config.layers} caches, 0 of them moved"
+    said = done.stderr.splitlines()
+    if platform == "cuda":
+        said = said[-1:]  # where others have the GPU's memory, XLA says that it begins with less
+    assert said == [f"{2 * config.layers} caches, 0 of them moved"]
 
 
 def test_it_says_what_stands_in_the_way(host, tmp_path: Path) -> None:
