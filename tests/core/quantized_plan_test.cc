@@ -172,7 +172,8 @@ TEST(QuantizedPlan, WarpgroupsTakeRowsOfLargeMatrices) {
   EXPECT_EQ(plan(ParamsOf(8, 4096, 4096, 128)).shape.rows, 8);
   EXPECT_EQ(plan(ParamsOf(9, 4096, 4096, 128)).shape.rows, 16);
   EXPECT_NE(kernel(ParamsOf(3, 4096, 4096, 128)), kWarpgroups);
-  EXPECT_EQ(kernel(ParamsOf(1, 28672, 4096, 128)), kWarpgroups);
+  EXPECT_EQ(kernel(ParamsOf(1, 16896, 4096, 128)), kWarpgroups);  // 8 tiles a multiprocessor
+  EXPECT_NE(kernel(ParamsOf(1, 16880, 4096, 128)), kWarpgroups);
   EXPECT_NE(kernel(ParamsOf(64, 4096, 4096, 64)), kWarpgroups);
   EXPECT_NE(kernel(ParamsOf(64, 2048, 2048, 128)), kWarpgroups);  // CTAs would be few
   EXPECT_NE(PlanFor(ParamsOf(64, 4096, 4096, 128), Gpu("A100")).kernel, kWarpgroups);

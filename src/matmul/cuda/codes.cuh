@@ -118,7 +118,12 @@ __device__ __forceinline__ void Decode(const FourCodes& codes, uint32_t (&pairs)
   }
 }
 
-// Pairs of unsigned 4-bit codes without shifts. Bits of a number whose exponent is 0 or 1 count its
+// 0, which the compiler does not know: it would put a constant into a register for each use.
+__device__ __forceinline__ uint32_t OpaqueZero(const QuantizedParams& p) {
+  return static_cast<uint32_t>(p.k >> 32);  // k is below 2^30
+}
+
+// Pairs of unsigned 4-bit codes where they lie. Bits of a number whose exponent is 0 or 1 count its
 // smallest steps, bits 4 to 7 sixteen at a time: one operation scales both halves of a pair, each
 // by its power of two, and takes the format's bias with it. It makes kUnit times what codes stand
 // for.
@@ -126,10 +131,9 @@ template <Format kFormat, DType kType>
 class CountedSteps {
  public:
   static constexpr float kUnit = kType == DType::kF16 ? 0x1p-9f : 0x1p-6f;
-  // `zero`: what the compiler does not know to be 0. It would put a constant into a register for
-  // each use.
-  __device__ __forceinline__ explicit CountedSteps(uint32_t zero)
-      : up_(PairBits(kMost, kMost / 16) + zero), swapped_(PairBits(kMost / 16, kMost) + zero) {}
+  __device__ __forceinline__ explicit CountedSteps(uint32_t opaque_zero)
+      : up_(PairBits(kMost, kMost / 16) + opaque_zero),
+        swapped_(PairBits(kMost / 16, kMost) + opaque_zero) {}
 
   // Codes in the lowest bits of the lower half and in bits 4 to 7 of the upper half.
   __device__ __forceinline__ uint32_t Pair(uint32_t x) const {
@@ -165,9 +169,9 @@ class CountedSteps {
   uint32_t up_, swapped_;
 };
 
-// The eight 4-bit codes of a word as pairs that need shifts and masks alone, and what else has
-// eight columns in the order of the pairs. Numbers are kUnit times what codes stand for. Codes of
-// other sizes are not spread.
+// A word's eight 4-bit codes as four pairs, in whatever order is the cheapest. InOrder puts eight
+// columns of x into it. Numbers are kUnit times what codes stand for. Codes of other sizes are not
+// spread: of those there is kUnit alone.
 template <Format kFormat, DType kType>
 struct SpreadCodes {
   static constexpr float kUnit = 1.0f;
@@ -179,7 +183,7 @@ template <Format kFormat, DType kType>
 class SpreadCodes<kFormat, kType> {
  public:
   static constexpr float kUnit = CountedSteps<kFormat, kType>::kUnit;
-  __device__ __forceinline__ explicit SpreadCodes(uint32_t zero) : steps_(zero) {}
+  __device__ __forceinline__ explicit SpreadCodes(uint32_t opaque_zero) : steps_(opaque_zero) {}
 
   __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[4]) const {
     pairs[0] = steps_.Pair(word), pairs[1] = steps_.SwappedPair(word);

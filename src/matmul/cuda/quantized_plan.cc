@@ -7,9 +7,14 @@
 namespace intarsia::matmul {
 namespace {
 
-// Of x, below which another kernel is the faster one, but for matrices with so many tiles a
-// multiprocessor (docs/notebook/weights_in_codes.md).
-constexpr int64_t kLeastWarpgroupsRows = 4, kManyTiles = 8;
+// Of x, below which another kernel than kWarpgroups is the faster one, but for large matrices
+// (docs/notebook/weights_in_codes.md).
+constexpr int64_t kLeastWarpgroupsRows = 4;
+
+// Tiles that keep each multiprocessor busy without a cut of the sum.
+bool HasManyTiles(const QuantizedParams& p, const cuda::Device& device) {
+  return p.tiles >= int64_t{8} * device.sms;
+}
 
 // A kernel for groups of 32 columns and more is built for formats that files of 4 bits have.
 bool FitsCoarse(const QuantizedParams& p) {
@@ -125,6 +130,7 @@ bool PlanResident(const QuantizedParams& p, const cuda::Device& device, Quantize
                         : QuantizedKernelKind::kResident;
   resident.shape = {p.m <= 8 ? 8 : 16, 1};
   const bool four_bits = BitsOf(p.format) == 4;
+  const bool many_tiles = HasManyTiles(p, device);
   const int64_t tiles = CeilDiv<int64_t>(p.tiles, device.sms);  // of a CTA
   const auto share = [&](int tile_warps, int k_warps, int splits) {
     resident.tile_warps = tile_warps, resident.k_warps = k_warps, resident.splits = splits;
@@ -132,7 +138,7 @@ bool PlanResident(const QuantizedParams& p, const cuda::Device& device, Quantize
   if (p.m <= 8) {
     const bool plain =
         resident.kernel == QuantizedKernelKind::kWideResident && p.format == Format::kU4B8;
-    if (plain && tiles >= kManyTiles)
+    if (plain && many_tiles)
       share(16, 1, 2);
     else if (p.m > 2)
       share(2, 8, 2);
@@ -140,7 +146,7 @@ bool PlanResident(const QuantizedParams& p, const cuda::Device& device, Quantize
       share(3, 5, 1);
     else
       share(2, 8, 1);
-  } else if (tiles >= kManyTiles) {
+  } else if (many_tiles) {
     four_bits ? share(14, 1, 2) : share(2, 4, 1);
   } else {
     share(2, four_bits ? 8 : 4, 2);
@@ -154,13 +160,13 @@ bool PlanResident(const QuantizedParams& p, const cuda::Device& device, Quantize
   return true;
 }
 
-// Makes `plan` one of Hopper's kernel by wgmma, if that takes the call.
+// Makes `plan` one of kWarpgroups, if that takes the call.
 bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
   if (plan.kernel != QuantizedKernelKind::kWideStream || p.format != Format::kU4B8 ||
       p.k % kStageColumns != 0 || p.zeros.data || p.scales.outer || Bytes(p.scales.dtype) == 1 ||
       !cuda::HasImage(cuda::kHopper, device) || device.shared_bytes_per_block < kMostResidentBytes)
     return false;
-  if (p.m < kLeastWarpgroupsRows && p.tiles < kManyTiles * device.sms) return false;
+  if (p.m < kLeastWarpgroupsRows && !HasManyTiles(p, device)) return false;
   QuantizedPlan found = plan;
   found.kernel = QuantizedKernelKind::kWarpgroups;
   found.shape = {p.m <= 8 ? 8 : p.m <= 16 ? 16 : p.m <= 32 ? 32 : 64, kWarpgroupsTiles};

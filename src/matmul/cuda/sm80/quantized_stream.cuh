@@ -9,10 +9,9 @@
 // What else a warp needs is in shared memory, put there once for all warps of a CTA: rows of x, and
 // scales and zeros as f32.
 //
-// Decoding is what a warp does most. With 8 rows at most, pairs of codes are those that shifts and
-// masks give (SpreadCodes), and x follows them. With 16, bf16's integers keep the 128 that put them
-// into the mantissa: sum x (q + 128) less 128 sum x, and sum x is the product with a matrix of
-// ones.
+// Decoding is what a warp does most. With 8 rows at most, x follows the order of SpreadCodes. With
+// 16, bf16's integers keep the 128 that put them into the mantissa: sum x (q + 128) less 128 sum x,
+// and sum x is the product with a matrix of ones.
 //
 // Rows of x that there are not are copies of the last one: nobody reads their results.
 #pragma once
@@ -267,12 +266,13 @@ class StreamedProduct {
  public:
   using M = typename S::M;
   using Fragment = float[4];
+  // Of codes that are not spread there is no more than kUnit.
   using Spread = std::conditional_t<S::kSpread, SpreadCodes<S::kFormat, S::kType>,
                                     SpreadCodes<Format::kI8, S::kType>>;
 
-  // `zero`: as for SpreadCodes.
-  __device__ __forceinline__ StreamedProduct(int rows, int pitch, int tile_warp, uint32_t zero)
-      : spread_(zero) {
+  __device__ __forceinline__ StreamedProduct(int rows, int pitch, int tile_warp,
+                                             uint32_t opaque_zero)
+      : spread_(opaque_zero) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     r_ = lane / 4, c_ = lane % 4;
     column_ = tile_warp * 2 * static_cast<int>(kTileRows) + 4 * r_;

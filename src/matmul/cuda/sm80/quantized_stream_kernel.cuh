@@ -19,8 +19,7 @@ __device__ __forceinline__ float* MultiplyCodes(const QuantizedParams& p, const 
   const auto buffer = [&](int chunk) {
     return StagedCodes<S>(shared + (chunk & 1) * plan.chunk_bytes, plan, task.rows);
   };
-  StreamedProduct<S> product(task.rows, buffer(0).pitch, tile_warp,
-                             static_cast<uint32_t>(p.k >> 32));  // k has no such bits
+  StreamedProduct<S> product(task.rows, buffer(0).pitch, tile_warp, OpaqueZero(p));
   // What all warps wait for comes first.
   const int first_end = min(task.begin + plan.chunk_stages, task.end);
   stager.Issue(buffer(0), task.begin, first_end);

@@ -9,9 +9,9 @@
 //
 // As in quantized.cuh codes are the A operand of m16n8k16 and rows of x are B. With r = lane / 4
 // and c = lane % 4 a lane has rows 2r and 2r + 1 of a tile in the place of A's rows r and r + 8,
-// and of 32 columns 8c ... 8c + 7: a word of 4-bit codes a row. Pairs of these are those that
-// shifts and masks give (SpreadCodes); x in shared memory lies in their order. Sums of x over each
-// group, for zeros, are made once a CTA.
+// and of 32 columns 8c ... 8c + 7: a word of 4-bit codes a row. x in shared memory lies in
+// the order of their pairs (SpreadCodes). Sums of x over each group, for zeros, are made once a
+// CTA.
 #pragma once
 #include "src/matmul/cuda/codes.cuh"
 #include "src/matmul/cuda/factors.cuh"
@@ -30,11 +30,7 @@ class ResidentProduct {
   __device__ __forceinline__ ResidentProduct(const QuantizedParams& p, const QuantizedPlan& plan,
                                              const ResidentTask& task,
                                              const ResidentMemory<S>& memory)
-      : p_(p),
-        plan_(plan),
-        task_(task),
-        memory_(memory),
-        spread_(static_cast<uint32_t>(p.k >> 32)) {  // k has no such bits
+      : p_(p), plan_(plan), task_(task), memory_(memory), spread_(OpaqueZero(p)) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     r_ = lane / 4, c_ = lane % 4;
     const int unit = S::kBits == 4 ? (4 * c_ + r_ / 2) ^ (c_ & 2) : 8 * c_ + (r_ / 2 ^ 2 * c_);

@@ -102,22 +102,22 @@ class ResidentRows {
 
   // Of what this thread copied, which has come: the order of a lane's columns, and sums of groups.
   __device__ __forceinline__ void Finish() const {
-    if constexpr (!S::kSpread) return;
-    ForUnits([&](int row, int unit, bool there) {
-      uint4 x = {0, 0, 0, 0};
-      if (there) x = *reinterpret_cast<const uint4*>(At(row, unit));
-      if constexpr (S::kZeros) {
-        float sum = (Sum(x.x) + Sum(x.y)) + (Sum(x.z) + Sum(x.w));
-        constexpr int kUnits = 4 * S::kGroupBlocks;  // of a group: lanes side by side
+    if constexpr (S::kSpread) {
+      ForUnits([&](int row, int unit, bool there) {
+        uint4 x = {0, 0, 0, 0};
+        if (there) x = *reinterpret_cast<const uint4*>(At(row, unit));
+        if constexpr (S::kZeros) {
+          float sum = (Sum(x.x) + Sum(x.y)) + (Sum(x.z) + Sum(x.w));
+          constexpr int kUnits = 4 * S::kGroupBlocks;  // of a group: lanes side by side
 #pragma unroll
-        for (int step = 1; step < kUnits; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-        if (there && unit % kUnits == 0) memory_.sums_of_x[unit / kUnits * S::kRows + row] = sum;
-      }
-      if constexpr (S::kSpread) {
+          for (int step = 1; step < kUnits; step *= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, step);
+          if (there && unit % kUnits == 0) memory_.sums_of_x[unit / kUnits * S::kRows + row] = sum;
+        }
         if (there)
           *reinterpret_cast<uint4*>(At(row, unit)) = SpreadCodes<S::kFormat, S::kType>::InOrder(x);
-      }
-    });
+      });
+    }
   }
 
  private:

@@ -1,4 +1,4 @@
-// Products with weights in 4-bit codes by wgmma:
+// Products with weights in 4-bit codes by wgmma, or mma.sync for few rows:
 //   out[row, column] = sum_i x[row, i] w[column, i] + bias[column]      (matmul/quantized.h)
 // for groups of 128 columns and multiples of it, without zeros.
 //
@@ -10,10 +10,9 @@
 // 2c + 9 of 16, of rows r and r + 8, in whose place are rows 2r and 2r + 1 of a tile: byte c of two
 // neighboring lines of codes, in 8 bytes of each line.
 //
-// Up to 16 rows: mma.sync, with lanes' columns as resident.cuh has them, which takes half as many
-// instructions. wgmma with A in registers takes as long for 8 rows as for 32. Shared memory and
-// registers have room for a second CTA, so that the next kernel's CTAs are there when this one
-// ends.
+// Up to 16 rows: mma.sync, with lanes' columns as resident.cuh has them, since wgmma with A in
+// registers takes as long for 8 rows as for 32. Shared memory and registers have room for a second
+// CTA, so that the next kernel's CTAs are there when this one ends.
 //
 // Codes in registers, fed by copies ahead of them, are Marlin's design (Frantar et al., 2024), on
 // wgmma Machete's.
@@ -42,7 +41,7 @@ struct WarpgroupsConfig {
   static constexpr int kMultiplying = kTiles / (4 * kHalves);  // warpgroups
   static constexpr int kMultipliers = kMultiplying * cuda::kWarpgroupThreads;
   static constexpr int kThreads = kMultipliers + (kByWarps ? 32 : cuda::kWarpgroupThreads);
-  // The copying warpgroup gives registers to those that multiply.
+  // The copying warpgroup gives registers to those that multiply, unless kByWarps.
   static constexpr int kAtStart = 65536 / kThreads / 8 * 8, kCopying = 40;
   static constexpr int kMultiplyingRegisters =
       (kAtStart + (kAtStart - kCopying) / kMultiplying) / 8 * 8;
@@ -110,11 +109,7 @@ class WarpgroupsProduct {
 
   __device__ __forceinline__ WarpgroupsProduct(const QuantizedParams& p, const WarpgroupsTask& task,
                                                WarpgroupsShared<S>& shared, int number)
-      : p_(p),
-        task_(task),
-        shared_(shared),
-        steps_(static_cast<uint32_t>(p.k >> 32)),  // k has no such bits
-        spread_(static_cast<uint32_t>(p.k >> 32)) {
+      : p_(p), task_(task), shared_(shared), steps_(OpaqueZero(p)), spread_(OpaqueZero(p)) {
     const int thread = static_cast<int>(threadIdx.x % cuda::kWarpgroupThreads), lane = thread % 32;
     r_ = lane / 4, c_ = lane % 4;
     tile_ = number * S::kHalves * 4 + thread / 32;
@@ -195,7 +190,7 @@ class WarpgroupsProduct {
   // of x for each 8. The copy engine swaps 16 bytes of a row of a panel by the row's number.
   __device__ __forceinline__ void MultiplyByWarps(int stage,
                                                   float (&sums)[S::kHalves][kSums]) const {
-    using M = cuda::Mma<S::kType>;
+    using OfWarp = cuda::Mma<S::kType>;
     const char* const x = shared_.stages[stage].x + r_ * 128;
 #pragma unroll
     for (auto& of_half : sums)
@@ -203,7 +198,7 @@ class WarpgroupsProduct {
       for (float& sum : of_half) sum = 0.0f;
 #pragma unroll
     for (int block = 0; block < kStageColumns / 32; ++block) {
-      typename M::B of_x[S::kRows / 8][2];
+      typename OfWarp::B of_x[S::kRows / 8][2];
 #pragma unroll
       for (int n = 0; n < S::kRows / 8; ++n) {
         const int unit = block % 2 * 4 + c_;
@@ -221,9 +216,10 @@ class WarpgroupsProduct {
         for (int step = 0; step < 2; ++step)
 #pragma unroll
           for (int n = 0; n < S::kRows / 8; ++n)
-            M::MultiplyAdd(reinterpret_cast<float(&)[4]>(sums[half][4 * n]),
-                           {{low[2 * step], high[2 * step], low[2 * step + 1], high[2 * step + 1]}},
-                           of_x[n][step]);
+            OfWarp::MultiplyAdd(
+                reinterpret_cast<float(&)[4]>(sums[half][4 * n]),
+                {{low[2 * step], high[2 * step], low[2 * step + 1], high[2 * step + 1]}},
+                of_x[n][step]);
       }
     }
   }
