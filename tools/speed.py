@@ -137,7 +137,10 @@ def _times(value: float) -> str:
 
 def table() -> str:
     """The rows as Markdown, the greatest ratio first."""
-    lines = ["| workload | times as fast | ours | the peer's | peer | on |", "|---|---:|---:|---:|---|---|"]
+    lines = [
+        "| workload | times as fast | ours | the peer's | peer | on |",
+        "|---|---:|---:|---:|---|---|",
+    ]
     for row in sorted(ROWS, key=ratio, reverse=True):
         ours, theirs = _figures(figures(row), row.is_rate)
         source = f"[{row.peer}](bench/results/{row.file}.json)"
