@@ -2,8 +2,10 @@
 
 import contextlib
 import functools
+import importlib.util
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import intarsia.jax
@@ -20,6 +22,14 @@ PLATFORMS = ("cpu", "gpu")
 on_each_platform = pytest.mark.parametrize(
     "platform", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
 )
+
+
+def cpu_plugin() -> Path:
+    """A PJRT plugin for the CPU, for what takes its path."""
+    spec = importlib.util.find_spec("lammps_jax_pjrt_cpu")
+    if not spec:
+        pytest.skip("no plugin for the CPU; the extra [torch-xla] brings it")
+    return Path(spec.origin).parent / "pjrt_c_api_cpu_plugin.so"
 
 
 def on_its_platforms(op: str, *values: Any) -> list:

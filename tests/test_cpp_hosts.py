@@ -1,7 +1,6 @@
 """Hosts in C++: the library is found by CMake and pkg-config, and shows what the list says."""
 
 import ctypes
-import importlib.util
 import json
 import platform
 import re
@@ -14,6 +13,7 @@ import intarsia
 import pytest
 import support
 from intarsia import _native
+from running import cpu_plugin
 from test_foreign import find_cmake
 from test_repo import build_folder
 
@@ -100,10 +100,7 @@ def test_needed_libraries_are_listed() -> None:
 
 
 def test_threads_may_register_with_a_plugin_again() -> None:
-    found = importlib.util.find_spec("lammps_jax_pjrt_cpu")
-    if found is None:
-        pytest.skip("no lammps-jax-pjrt-cpu")
-    plugin = ctypes.CDLL(str(Path(found.origin).with_name("pjrt_c_api_cpu_plugin.so")))
+    plugin = ctypes.CDLL(str(cpu_plugin()))
     plugin.GetPjrtApi.restype = ctypes.c_void_p
     api = ctypes.c_void_p(plugin.GetPjrtApi())
     register = ctypes.CDLL(str(_native.main_library().path)).intarsia_register_with_pjrt

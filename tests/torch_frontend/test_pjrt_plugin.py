@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from intarsia import _native
+from running import cpu_plugin
 
 LIBRARY = _native.main_library().path.resolve()
 
@@ -32,13 +33,6 @@ def python(program: str, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
-
-
-def cpu_plugin() -> pathlib.Path:
-    spec = importlib.util.find_spec("lammps_jax_pjrt_cpu")
-    if not spec:
-        pytest.skip("no plugin for the CPU; the extra [torch-xla] brings it")
-    return pathlib.Path(spec.origin).parent / "pjrt_c_api_cpu_plugin.so"
 
 
 # As a caller does who checks nothing but errors: PJRT_Plugin_Initialize, then the error's text.
