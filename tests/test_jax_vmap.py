@@ -207,6 +207,7 @@ MAPPED = {
     "rms_norm_static_fp8_quant": {"x"},
     "rotary_embedding": {"positions", "query", "key"},
     "rotary_embedding_and_cache": set(),  # one cache for all
+    "scaled_matmul": {"x", "x_scales"},
     "silu_and_mul": {"x"},
     "silu_and_mul_quant": {"x"},
     "silu_and_mul_with_clamp": {"x"},

@@ -160,8 +160,8 @@ struct InPairs {
     return {_mm512_load_si512(at), _mm512_load_si512(at + kLanes)};
   }
 };
-[[gnu::noinline]] InPairs PackWeights(const BF16* w, int64_t w_row, int64_t count, int64_t columns,
-                                      float* to) {
+[[gnu::noinline, maybe_unused]] InPairs PackWeights(const BF16* w, int64_t w_row, int64_t count,
+                                                    int64_t columns, float* to) {
   const InPairs packed{to, count};
   for (int64_t q = 0; q < count; q += 2, w += 2 * w_row, to += kPairColumns) {
     float* at = to;

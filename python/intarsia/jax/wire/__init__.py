@@ -21,6 +21,7 @@ from intarsia.jax.wire._words import LinearQuantizedInt8OutDtype as LinearQuanti
 from intarsia.jax.wire._words import LinearQuantizedOutDtype as LinearQuantizedOutDtype
 from intarsia.jax.wire._words import QuantDtype as QuantDtype
 from intarsia.jax.wire._words import Rounding as Rounding
+from intarsia.jax.wire._words import ScaledMatmulOutDtype as ScaledMatmulOutDtype
 from intarsia.jax.wire._words import Scoring as Scoring
 from intarsia.jax.wire._words import ZerosAre as ZerosAre
 from intarsia.jax.wire.activation import (
@@ -57,6 +58,7 @@ from intarsia.jax.wire.matmul import (
     linear,
     linear_quantized,
     linear_quantized_int8,
+    scaled_matmul,
 )
 from intarsia.jax.wire.norm import (
     all_reduce_fused_add_rms_norm,
@@ -134,6 +136,7 @@ __all__ = [
     "rms_norm_static_fp8_quant",
     "rotary_embedding",
     "rotary_embedding_and_cache",
+    "scaled_matmul",
     "silu_and_mul",
     "silu_and_mul_quant",
     "silu_and_mul_with_clamp",

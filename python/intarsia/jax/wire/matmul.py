@@ -16,6 +16,7 @@ from intarsia.jax.wire._words import (
     LinearOutDtype,
     LinearQuantizedInt8OutDtype,
     LinearQuantizedOutDtype,
+    ScaledMatmulOutDtype,
     ZerosAre,
 )
 
@@ -548,3 +549,47 @@ def linear_quantized_int8(
             out_dtype=out_dtype,
         )
     )
+
+
+def scaled_matmul(
+    x: ArrayLike,
+    w: ArrayLike,
+    x_scales: ArrayLike,
+    w_scales: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    out_dtype: ScaledMatmulOutDtype = "bf16",
+) -> jax.Array:
+    """A linear layer of codes of 8 bits, fp8 or int8, each with scales.
+
+    Args:
+      x: [..., k], f8e4m3fn, i8: codes, row by row.
+      w: [n, k], x: codes of weights, a row for each result.
+      x_scales: [1] or [..., kb], f32: what codes of x are multiplied by: one for all, or for
+        each row one (kb = 1) or one for each 128 columns.
+      w_scales: [1] or [n] or [nb, wb], f32: what codes of w are multiplied by: one for all, one
+        for each row, or one for each 128 rows and 128 columns.
+      bias: [n], f32, f16, bf16: added to the sums before they are rounded; optional.
+      out_dtype: dtype of the result; one of bf16, f16, f32.
+
+    Returns:
+      out: [..., n], out_dtype: x w^T + bias, of the numbers.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: vLLM's cutlass_scaled_mm; DeepSeek-AI 2024, arXiv:2412.19437, section 3.3. T is
+        f32, f16 or bf16.
+
+    Example:
+      >>> x = jnp.zeros((2, 64), jnp.int8)
+      >>> w = jnp.zeros((16, 64), jnp.int8)
+      >>> x_scales = jnp.ones((2, 1))
+      >>> w_scales = jnp.ones((16,))
+      >>> bias = jnp.ones((16,))
+      >>> out = scaled_matmul(x, w, x_scales, w_scales, bias, out_dtype='f32')
+      >>> print(jax.typeof(out))
+      float32[2,16]
+    """
+    return one_or_all(call("scaled_matmul", (x, w, x_scales, w_scales, bias), out_dtype=out_dtype))
