@@ -1,0 +1,5 @@
+#include "src/matmul/cuda/sm90/scaled.cuh"
+
+namespace intarsia::matmul::sm90 {
+template Status LaunchScaledOf<DType::kF8E4M3>(const ScaledParams&, const CudaContext&);
+}  // namespace intarsia::matmul::sm90
