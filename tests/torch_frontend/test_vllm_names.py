@@ -167,6 +167,25 @@ def test_a_map_of_too_few_experts_is_refused(name):
         call.overload()(*short)
 
 
+WRONG_SCALES = {
+    r"a_scales has shape .5, 2. and dtype torch.float32, expected 1, 5 or .5, 3.": (0, (5, 2)),
+    r"b_scales has shape .2, 3. and dtype torch.float32, expected 1, 200 or .3, 2.": (1, (2, 3)),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_SCALES)
+def test_scales_that_do_not_fit_are_refused(message):
+    which, shape = WRONG_SCALES[message]
+    a, b, out = torch.ones(5, 300).to(FP8), torch.ones(200, 300).to(FP8).t(), torch.zeros(5, 200)
+    scales = [torch.ones(5, 3), torch.ones(3, 2)]
+    scales[which] = torch.ones(shape)
+    with pytest.raises(NotImplementedError, match=f"cutlass_scaled_mm: {message}"):
+        torch.ops._C.cutlass_scaled_mm(out, a, b, *scales, None)
+    with pytest.raises(ValueError, match=r"cutlass_scaled_mm: out has dtype torch\.int8, expected"):
+        torch.ops._C.cutlass_scaled_mm(out.to(torch.int8), a, b, torch.ones(1), torch.ones(1), None)
+    assert not out.any()
+
+
 def test_a_strided_view_is_written_where_it_lies():
     both, x = torch.zeros(6, 2, 64), torch.randn(6, 64)
     torch.ops._C.rms_norm(both[:, 1], x, None, 1e-5)

@@ -73,17 +73,48 @@ def gptq_gemm(columns=64, n=32, groups=2, bits=4, v2=False, order=False):
 
 @also("int8 with a bias", dtype=INT8, biased=True)
 @also("one scale of each", whole=True)
+@also("in f16", out=torch.float16)
 @case
-def cutlass_scaled_mm(dtype=FP8, biased=False, whole=False, m=5, n=32, k=48):
+def cutlass_scaled_mm(dtype=FP8, biased=False, whole=False, out=torch.float32, m=5, n=32, k=48):
     a, b = (torch.randint(-4, 5, shape).to(dtype) for shape in ((m, k), (n, k)))
     b = b.t()  # column-major
     a_scales, b_scales = (_scales(1, 1), _scales(1, 1)) if whole else (_scales(m, 1), _scales(1, n))
     bias = _numbers(n) if biased else None
     want = (a.double() @ b.double()) * a_scales.double() * b_scales.double()
-    want = (want + (bias.double() if biased else 0)).float()
-    return Call(
-        "_C::cutlass_scaled_mm", [torch.zeros(m, n), a, b, a_scales, b_scales, bias], {0: want}
-    )
+    want = (want + (bias.double() if biased else 0)).to(out)
+    arguments = [torch.zeros(m, n, dtype=out), a, b, a_scales, b_scales, bias]
+    return Call("_C::cutlass_scaled_mm", arguments, {0: want})
+
+
+def scaled_mm_of_blocks(m=5, n=200, k=300, column_major=False):
+    """As vLLM's layers of DeepSeek's blocks call it."""
+    a, b = (torch.randint(-4, 5, shape).to(FP8) for shape in ((m, k), (n, k)))
+    a_scales, b_scales = _scales(m, -(-k // 128)), _scales(-(-n // 128), -(-k // 128))
+    if column_major:
+        a_scales = a_scales.t().contiguous().t()
+    x = a.double() * a_scales.double().repeat_interleave(128, 1)[:, :k]
+    by = b_scales.double().repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+    want = (x @ (b.double() * by).t()).float()
+    arguments = [torch.zeros(m, n), a, b.t(), a_scales, b_scales.t(), None]
+    return Call("_C::cutlass_scaled_mm", arguments, {0: want})
+
+
+case(scaled_mm_of_blocks, "cutlass_scaled_mm of blocks")
+case(scaled_mm_of_blocks, "cutlass_scaled_mm of blocks, column-major", column_major=True)
+
+
+@also("of a tensor", of_tokens=False)
+@case
+def cutlass_scaled_mm_azp(of_tokens=True, m=5, n=32, k=48):
+    a, b = (torch.randint(-128, 128, shape).to(INT8) for shape in ((m, k), (k, n)))
+    azp = torch.randint(-128, 128, (m, 1) if of_tokens else (1, 1)).int()
+    a_scales, b_scales, bias = _scales(m if of_tokens else 1, 1), _scales(1, n), _numbers(n)
+    sums = b.int().sum(0, keepdim=True).int()
+    want = ((a.double() - azp) @ b.double()) * a_scales.double() * b_scales.double()
+    adj = sums if of_tokens else sums * azp
+    arguments = [torch.zeros(m, n), a, b.t().contiguous().t(), a_scales, b_scales]
+    arguments += [adj, azp if of_tokens else None, bias]
+    return Call("_C::cutlass_scaled_mm_azp", arguments, {0: (want + bias.double()).float()})
 
 
 @also("with zero points and a bias", pointed=True)

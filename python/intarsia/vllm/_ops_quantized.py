@@ -1,15 +1,18 @@
 """What vLLM's products with weights in codes do: part of `_ops.py`. Schemas: csrc/torch_bindings.cpp and csrc/cpu/torch_bindings.cpp.
 
-They get the weights anew at every call, as the checkpoint or vLLM has packed them, so codes are decoded here, in f32, and
-multiplied by torch's product, which XLA fuses. `intarsia.jax.linear_quantized` reads codes that were packed once.
+They get the weights anew at every call, as the checkpoint or vLLM has packed them. Codes of 8 bits with codes are our op
+`scaled_matmul`, which reads them as they are. Others are decoded here, in f32, and multiplied by torch's product, which XLA
+fuses; `intarsia.jax.linear_quantized` reads codes that were packed once.
 """
 
 from collections.abc import Sequence
 
 import torch
 
+from intarsia import _dtypes
 from intarsia.repack import AWQ_PLACES
 from intarsia.vllm._declare import FP8, Tensor, declare, on_one_device, refuse, write
+from intarsia.vllm._ops_cache import xla_gpu
 
 
 def _fields(words: Tensor, bits: int, places: Sequence[int] | None = None) -> Tensor:
@@ -117,17 +120,84 @@ def gptq_gemm(
     return (a.float() @ ((codes - points) * scales)).to(a.dtype)
 
 
-@declare("Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias")
-def cutlass_scaled_mm(op, out, a, b, a_scales, b_scales, bias):
+_BLOCK = 128  # columns of a, and rows and columns of b, that share a scale
+
+
+def _scaled_mm(
+    op: str,
+    dtype: torch.dtype,
+    a: Tensor,
+    b: Tensor,
+    a_scales: Tensor,
+    b_scales: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    """a b of codes with scales, by our op, whose weights are b^T: b is column-major, so that nothing is copied."""
     (m, k), n = a.shape, b.shape[1]
     _check(op, a=(a, (m, k), (torch.int8, FP8)), b=(b, (k, n), (a.dtype,)))
     on_one_device(op, a=a, a_scales=a_scales, b_scales=b_scales, bias=bias)
+    kb, nb = -(-k // _BLOCK), -(-n // _BLOCK)
+    # As in vLLM: what can be scales of rows on both sides is.
+    rows = a_scales.numel() in (1, m) and b_scales.numel() in (1, n)
+    a_scales = _scales_of(op, "a_scales", a_scales, (m, 1), (m, kb), rows)
+    b_scales = _scales_of(op, "b_scales", b_scales, (n,), (kb, nb), rows)
+    arrays = [a, b.t(), a_scales, b_scales.t() if b_scales.ndim == 2 else b_scales]
+    return xla_gpu.scaled_matmul(
+        *(x.contiguous() for x in arrays), bias, out_dtype=_name_of(op, dtype)
+    )
+
+
+def _scales_of(
+    op: str,
+    name: str,
+    scales: Tensor,
+    rows: tuple[int, ...],
+    blocks: tuple[int, int],
+    by_rows: bool,
+) -> Tensor:
+    """Scales as [1], in the shape of those of rows, or [*blocks]."""
+    count = rows[0]
+    if scales.dtype == torch.float32:
+        if scales.numel() == 1:
+            return scales.reshape(1)
+        if scales.shape == blocks and not by_rows:
+            return scales
+        if scales.numel() == count:
+            return scales.reshape(rows)
+    raise NotImplementedError(
+        f"{op}: {name} has shape {[*scales.shape]} and dtype {scales.dtype}, "
+        f"expected 1, {count} or {[*blocks]} of float32"
+    )
+
+
+def _name_of(op: str, dtype: torch.dtype) -> str:
+    if dtype not in _ANY:
+        raise ValueError(f"{op}: out has dtype {dtype}, expected {' or '.join(map(str, _ANY))}")
+    return _dtypes.name_of(str(dtype).removeprefix("torch."))
+
+
+@declare("Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias")
+def cutlass_scaled_mm(op, out, a, b, a_scales, b_scales, bias):
+    write(op, out=(out, _scaled_mm(op, out.dtype, a, b, a_scales, b_scales, bias)))
+
+
+@declare(
+    "Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor azp_adj, Tensor? azp, Tensor? bias"
+)
+def cutlass_scaled_mm_azp(op, out, a, b, a_scales, b_scales, azp_adj, azp, bias):
+    # sa sb (a b - azp azp_adj), where azp_adj is the sums of b's columns, or those times the tensor's azp.
+    m, n = a.shape[0], b.shape[1]
+    given = {"azp_adj": (azp_adj.reshape(-1), (n,), _INT)}
+    if azp is not None:
+        given["azp"] = (azp.reshape(-1), (m,), _INT)
+    _check(op, a=(a, (m, a.shape[1]), (torch.int8,)), **given)
     for name, scales, count in (("a_scales", a_scales, m), ("b_scales", b_scales, n)):
-        if scales.numel() not in (1, count) or scales.dtype != torch.float32:
-            raise NotImplementedError(
-                f"{op}: {name} has shape {[*scales.shape]} and dtype {scales.dtype}, expected 1 or {count} of float32"
-            )
-    total = (a.float() @ b.float()) * a_scales.reshape(-1, 1) * b_scales.reshape(1, -1)
+        if scales.numel() not in (1, count):
+            raise ValueError(f"{op}: {name} has shape {[*scales.shape]}, expected 1 or {count}")
+    ones = torch.ones(1, device=a.device)
+    sums = _scaled_mm(op, torch.float32, a, b, ones, ones, None).int()
+    less = azp_adj.reshape(1, n) * (1 if azp is None else azp.reshape(m, 1))
+    total = (sums - less).float() * a_scales.reshape(-1, 1) * b_scales.reshape(1, -1)
     if bias is not None:
         total = total + bias.float()
     write(op, out=(out, total.to(out.dtype)))
