@@ -1,7 +1,8 @@
-"""`intarsia.jax.scaled_matmul` against f64 of the numbers that its codes stand for."""
+"""`intarsia.jax.scaled_matmul` against f64 of the numbers that its codes stand for; `linear_w8a8`, which makes codes of x."""
 
 import intarsia.jax as ij
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import support
 from drawn import DTYPES, SEEDS, check
 from hypothesis import given
 from hypothesis import strategies as st
+from intarsia import _dtypes
 
 OP = "scaled_matmul"
 FP8 = ml_dtypes.float8_e4m3fn
@@ -143,3 +145,101 @@ def test_wrong_out_dtype_is_told() -> None:
     operands, _ = draw(m=4, n=16, k=32)
     with pytest.raises(ValueError, match=f'{OP}: out_dtype is "f64", expected one of bf16.f16.f32'):
         ij.scaled_matmul(*operands, out_dtype="f64")  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------- linear_w8a8
+
+N, K = 48, 256
+W8A8 = [(FP8, 0), (FP8, 128), (np.int8, 0), (np.int8, 128)]
+
+
+def layer(codes, dtype=np.float32) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """x, codes of w and their scales, and a bias."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((2, 5, K)).astype(dtype)
+    w = rng.standard_normal((N, K))
+    scales = np.abs(w).max(1) / (127 if codes is np.int8 else 448)
+    w = w / scales[:, None]
+    w = (np.rint(w) if codes is np.int8 else w).astype(codes)
+    return x, w, scales.astype(np.float32), rng.standard_normal(N).astype(dtype)
+
+
+def rounding(codes, out: np.dtype) -> float:
+    """What rounding x to codes, by a scale of each row or group, changes of results, and rounding these."""
+    return (0.015 if codes is np.int8 else 0.035) + support.TOLERANCE[_dtypes.name_of(out)]
+
+
+@running.on_each_platform
+@pytest.mark.parametrize(("codes", "group"), W8A8)
+def test_w8a8_is_the_layer_but_for_x_rounded(platform: str, codes, group: int) -> None:
+    def program(operands):
+        return [ij.linear_w8a8(*o[:3], bias=o[3], group=group) for o in operands]
+
+    layers = [layer(codes, dtype) for dtype in support.DTYPES.values()]
+    with jax.default_device(jax.devices(platform)[0]):
+        results = jax.jit(program)(layers)
+    for (x, w, scales, bias), out in zip(layers, results, strict=True):
+        assert out.dtype == x.dtype and out.shape == (2, 5, N)
+        want = x.astype(np.float64) @ (w.astype(np.float64) * scales[:, None]).T + bias
+        assert support.relative_error(out, want) < rounding(codes, x.dtype)
+
+
+@running.on_each_platform
+@pytest.mark.parametrize(("codes", "group"), W8A8)
+def test_w8a8_is_exactly_of_the_codes(platform: str, codes, group: int) -> None:
+    """Against f64 of the codes that our ops make."""
+    x, w, scales, _ = layer(codes)
+    ops = {
+        (FP8, 0): (ij.dynamic_per_token_scaled_fp8_quant, {}),
+        (FP8, 128): (ij.per_token_group_fp8_quant, {"group_size": 128}),
+        (np.int8, 0): (ij.dynamic_scaled_int8_quant, {}),
+        (np.int8, 128): (ij.per_token_group_quant_int8, {"group_size": 128}),
+    }
+    quantize, how = ops[codes, group]
+
+    def program(x):
+        return ij.linear_w8a8(x, w, scales, group=group), *quantize(x, **how)
+
+    with jax.default_device(jax.devices(platform)[0]):
+        out, *of_x = map(np.asarray, jax.jit(program)(x))
+    (want,) = support.op_module(OP).reference(
+        *map(running.as_f64, (of_x[0], w, of_x[1], scales)), None
+    )
+    running.check(OP, out, want)
+
+
+@running.on_each_platform
+@pytest.mark.parametrize("codes", CODES)
+def test_w8a8_by_given_scales(platform: str, codes) -> None:
+    x, w, scales, _ = layer(codes)
+    given = np.abs(x).max() / (127 if codes is np.int8 else 448)
+    with jax.default_device(jax.devices(platform)[0]):
+        of_all, of_one, of_rows = jax.jit(
+            lambda x: (
+                ij.linear_w8a8(x, w, scales, x_scales=given),
+                ij.linear_w8a8(x, w, scales, x_scales=jnp.full(1, given)),
+                ij.linear_w8a8(x, w, scales, x_scales=jnp.full((2, 5, 1), given)),
+            )
+        )(x)
+    want = x.astype(np.float64) @ (w.astype(np.float64) * scales[:, None]).T
+    assert support.relative_error(of_all, want) < rounding(codes, x.dtype)
+    np.testing.assert_array_equal(of_all, of_one)
+    np.testing.assert_array_equal(of_all, of_rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"x": np.ones((2, K), np.int8)}, "linear_w8a8: x has dtype i8, expected f32, f16 or bf16"),
+        ({"w": np.ones((N, K), np.float32)}, "linear_w8a8: w has dtype f32, expected f8e4m3fn or i8"),
+        ({"w": np.ones((N, K + 1), FP8)}, "scaled_matmul: w has k=257 but x has k=256"),
+        ({"group": 64}, "linear_w8a8: group is 64, expected 0 or 128"),
+        ({"group": 128, "x_scales": np.ones(1, np.float32)}, "linear_w8a8: group is 128, expected 0 where x_scales is given"),
+        ({"group": 128, "x": np.ones((2, 200), np.float32)}, "per_token_group_fp8_quant: .*200"),
+    ],
+)  # fmt: skip
+def test_what_w8a8_does_not_take_is_told(change, text) -> None:
+    x, w, scales, _ = layer(FP8)
+    given = {"x": x, "w": w, "w_scales": scales} | change
+    with pytest.raises(ValueError, match=text):
+        ij.linear_w8a8(**given)

@@ -29,6 +29,7 @@ from intarsia.jax._quantized import linear_packed, linear_quantized, take_packed
 from intarsia.jax._ragged import ragged_paged_attention
 from intarsia.jax._rotary import multimodal_rotary_embedding
 from intarsia.jax._shard import ShardedOps, kv_cache_sharding, kv_heads, shard
+from intarsia.jax._w8a8 import linear_w8a8
 from intarsia.jax.wire import (
     convert_fp8,
     dynamic_per_token_scaled_fp8_quant,
@@ -116,6 +117,7 @@ __all__ = [
     "linear_packed",
     "linear_quantized",
     "linear_quantized_int8",
+    "linear_w8a8",
     "make_exchange",
     "merge_attn_states",
     "mul_and_silu",
