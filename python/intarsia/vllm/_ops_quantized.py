@@ -186,6 +186,9 @@ def cutlass_scaled_mm(op, out, a, b, a_scales, b_scales, bias):
 )
 def cutlass_scaled_mm_azp(op, out, a, b, a_scales, b_scales, azp_adj, azp, bias):
     # sa sb (a b - azp azp_adj), where azp_adj is the sums of b's columns, or those times the tensor's azp.
+    on_one_device(
+        op, a=a, a_scales=a_scales, b_scales=b_scales, azp_adj=azp_adj, azp=azp, bias=bias
+    )
     m, n = a.shape[0], b.shape[1]
     given = {"azp_adj": (azp_adj.reshape(-1), (n,), _INT)}
     if azp is not None:
