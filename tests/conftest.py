@@ -28,9 +28,14 @@ import running  # noqa: E402
 
 # Devices enough for sharding; everything else runs on the first.
 jax.config.update("jax_num_cpu_devices", 8)
-if QUICK:  # JAX reads its flags when the backend starts; torch_xla in another process would not know this one
+if QUICK:  # JAX reads these as its backend starts; torch_xla in another process knows them not
+    _flags = (
+        os.environ["XLA_FLAGS"],
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",  # for each part LLVM is set up anew
+    )
     with pytest.MonkeyPatch.context() as _patch:
-        _patch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"] + " --xla_cpu_use_fusion_emitters=false")
+        _patch.setenv("XLA_FLAGS", " ".join(_flags))
         jax.devices("cpu")
 
 _SETTINGS = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
@@ -85,9 +90,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """The modules stay; the garbage collector, which JAX's programs call often, need not look at them each time."""
+    """The modules stay; the garbage collector need not look at them each time, nor after every 700 new objects."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 10, 10)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
