@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import intarsia.jax as ij
 import jax
 import jax.numpy as jnp
+import native_calls
 import numpy as np
 import pytest
 import running
@@ -237,7 +238,7 @@ def test_quotients_next_to_a_tie_are_rounded_as_a_division_rounds(stored, platfo
 def run_far(op, operands, attributes, platform) -> list:
     """Results of an op on arrays too large to copy; on a CPU, only what is touched of them exists."""
     if platform == "cpu":
-        return running.run_where_they_lie(op, operands, attributes)
+        return native_calls.run_where_they_lie(op, operands, attributes)
     step = jax.jit(lambda *xs: ij.call(op, xs, **attributes), donate_argnums=running.donated(op))
     return list(step(*operands))
 

@@ -235,7 +235,7 @@ def in_a_process_of_its_own(code: str, **environment: str) -> str:
 
 
 OUT_OF_RANGE = """
-import numpy as np, running, support
+import numpy as np, native_calls, support
 
 # op, operand, an index that is out of its range, where
 CALLS = [
@@ -249,12 +249,12 @@ for op, operand, index, place in CALLS:
     (sizes,) = support.cases(op, "wire").values()
     module = support.op_module(op)
     operands, attributes = module.arguments(np.random.default_rng(0), np.float32, **sizes)
-    names = [row["name"] for row in running.LIBRARY.find(op).operands]
+    names = [row["name"] for row in native_calls.LIBRARY.find(op).operands]
     indices = operands[names.index(operand)]
     indices[...] = 0
     indices.flat[place] = index
     try:
-        running.run_native(op, operands, attributes)
+        native_calls.run_native(op, operands, attributes)
         print(op, "skips it")
     except ValueError as error:
         print(error)
@@ -282,10 +282,11 @@ def test_instruction_set_can_be_held_back() -> None:
 
 
 LOGGED = """
-import numpy as np, running
-running.run_native("simple_add", [np.ones((2, 3), np.float32)] * 2, {})
+import numpy as np
+from native_calls import run_native
+run_native("simple_add", [np.ones((2, 3), np.float32)] * 2, {})
 x = np.ones((2, 8), np.float32)
-running.run_native("rms_norm", [x, x[0]], {"eps": 1e-5})
+run_native("rms_norm", [x, x[0]], {"eps": 1e-5})
 """
 
 
@@ -299,7 +300,6 @@ def test_calls_are_logged_on_demand() -> None:
     assert norm.endswith("-> out f32[2, 8]")
 
 
-# Without JAX, whose import takes most of a process's time.
 ADD = """
 import numpy as np
 from intarsia import _native
