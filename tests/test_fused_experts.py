@@ -1,5 +1,6 @@
 """`intarsia.jax.fused_experts` against NumPy in f64, and as part of JAX's transformations."""
 
+import functools
 import itertools
 
 import intarsia.jax as ij
@@ -258,7 +259,7 @@ def test_shard_map_with_experts_on_each_device() -> None:
         return jnp.sin(ij.fused_experts(x, w1, w2, weights, ids)).sum()
 
     got = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3)))(x, w1, w2, weights)
-    want = jax.value_and_grad(whole, (0, 1, 2, 3))(x, w1, w2, weights)
+    want = jax.jit(jax.value_and_grad(whole, (0, 1, 2, 3)))(x, w1, w2, weights)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), got, want)
 
 
@@ -308,7 +309,7 @@ def test_by_products_with_an_activation_of_ones_own() -> None:
         gate, up = jnp.split(hidden, 2, axis=-1)
         return jax.nn.silu(gate) * up
 
-    got = experts_by_products(x, w1, w2, shares, ids, activate=activate)
+    got = jax.jit(functools.partial(experts_by_products, activate=activate))(x, w1, w2, shares, ids)
     np.testing.assert_allclose(got, ij.fused_experts(x, w1, w2, shares, ids), atol=1e-4)
 
 

@@ -198,7 +198,7 @@ def test_positions_have_float0_tangents() -> None:
         turned, turned_key = ij.rotary_embedding(positions, query, table, key, **attributes)
         return jnp.sum(turned) + jnp.sum(turned_key)
 
-    found = jax.grad(loss, argnums=(0, 1), allow_int=True)(*operands[:4])
+    found = jax.jit(jax.grad(loss, argnums=(0, 1), allow_int=True))(*operands[:4])
     assert found[0].dtype == jax.dtypes.float0 and found[0].shape == operands[0].shape
     assert found[1].dtype == np.float32
 
@@ -229,7 +229,7 @@ def test_second_derivatives() -> None:
     plain = support.op_module("rms_norm").plain_xla
 
     def hessian(norm):
-        return jax.jacrev(jax.grad(lambda x: jnp.sum(norm(x) ** 3)))(x)
+        return jax.jit(jax.jacrev(jax.grad(lambda x: jnp.sum(norm(x) ** 3))))(x)
 
     want = hessian(lambda x: plain(x)[0])
     assert support.relative_error(hessian(ij.rms_norm), want) < 1e-5
@@ -276,13 +276,13 @@ def test_what_has_no_gradient_runs_where_none_flows_back() -> None:
     def alone(x):
         return jnp.sum(ij.rms_norm(x) ** 3)
 
-    want = jax.grad(alone)(x)
+    want = jax.jit(jax.grad(alone))(x)
     got, (codes, scales, key_cache) = jax.jit(jax.grad(loss, has_aux=True))(x)
     np.testing.assert_allclose(got, want, rtol=1e-5)
     plain = ij.dynamic_scaled_fp8_quant(x)
     assert np.asarray(codes).tobytes() == np.asarray(plain[0]).tobytes()
     assert np.array_equal(scales, plain[1]) and np.array_equal(key_cache[0, 1], x[0])
-    remat = jax.grad(jax.checkpoint(lambda x: loss(x)[0]))(x)
+    remat = jax.jit(jax.grad(jax.checkpoint(lambda x: loss(x)[0])))(x)
     np.testing.assert_allclose(remat, want, rtol=1e-5)
 
     def of_one(x):
@@ -293,4 +293,4 @@ def test_what_has_no_gradient_runs_where_none_flows_back() -> None:
             .sum()
         )
 
-    np.testing.assert_allclose(jax.vmap(jax.grad(of_one))(x), want, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(jax.vmap(jax.grad(of_one)))(x), want, rtol=1e-5)
