@@ -36,6 +36,12 @@ collect_ignore_glob = list(_LEFT_OUT) if HAS_TORCH else ["test_*.py"]
 
 # Inductor would start a process for each core, and import torch in each.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# A graph of sizes that may change has guards; as C++ each takes g++ a second. `make test-full` leaves that on.
+if HAS_TORCH and os.environ.get("INTARSIA_TEST_FULL") != "1":
+    import torch._dynamo.config as dynamo
+
+    if hasattr(dynamo, "enable_cpp_symbolic_shape_guards"):
+        dynamo.enable_cpp_symbolic_shape_guards = False
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
