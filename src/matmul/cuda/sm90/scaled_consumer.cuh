@@ -61,6 +61,7 @@ class ScaledConsumer {
     work_.ForEachTile([&](int row, int column) {
       first_row_ = row + number_ * 64 * S::kHalves;
       first_column_ = column;
+      LoadScales();
       Sums<float> sums;
       if constexpr (kExact) {
         Sums<int32_t> exact = {};
@@ -97,46 +98,64 @@ class ScaledConsumer {
     return min(row, static_cast<int>(p_.m) - 1);
   }
 
-  // Scales of one block after another, as they are in memory: products would wait for them.
+  // Scales of one block after another for a thread's rows, which are those of four lanes. So each
+  // lane has those of every fourth block, and they are asked for four blocks ahead.
   class Factors {
    public:
     __device__ __forceinline__ explicit Factors(const ScaledConsumer& c)
-        : w_(c.p_.w_scales.block
-                 ? &c.p_.w_scales.data[c.first_column_ / kScaleBlock * c.p_.w_scales.row]
+        : lane_(Thread() % 4),
+          blocks_(static_cast<int>(c.p_.blocks())),
+          w_(c.p_.w_scales.block
+                 ? c.p_.w_scales.data + c.first_column_ / kScaleBlock * c.p_.w_scales.row
                  : nullptr),
           x_step_(c.p_.x_scales.block) {
 #pragma unroll
-      for (int i = 0; i < 2 * S::kHalves; ++i)
+      for (int i = 0; i < kRowsEach; ++i)
         x_[i] = c.p_.x_scales.data + c.RowOf(i / 2, i % 2) * c.p_.x_scales.row;
     }
+    // Before the first of blocks b ... b + 3.
     __device__ __forceinline__ void Load(int b) {
-      of_w_ = w_ ? w_[b] : 1.0f;
+      const int of_lane = min(b + lane_, blocks_ - 1);
+      of_w_ = w_ ? w_[of_lane] : 1.0f;
 #pragma unroll
-      for (int i = 0; i < 2 * S::kHalves; ++i) of_x_[i] = x_[i][b * x_step_];
+      for (int i = 0; i < kRowsEach; ++i) of_x_[i] = x_[i][of_lane * x_step_];
     }
-    __device__ __forceinline__ float At(int half, int i) const {
-      return of_w_ * of_x_[2 * half + i];
+    // At it, and then Load may fetch those of the next four.
+    __device__ __forceinline__ void Take() {
+#pragma unroll
+      for (int i = 0; i < kRowsEach; ++i) now_[i] = of_w_ * of_x_[i];
+    }
+    // Of block b + i.
+    __device__ __forceinline__ float At(int i, int half, int row) const {
+      return __shfl_sync(0xffffffffu, now_[2 * half + row], i, 4);
     }
 
    private:
-    const float *w_, *x_[2 * S::kHalves];
+    static constexpr int kRowsEach = 2 * S::kHalves;
+    const int lane_, blocks_;
+    const float *w_, *x_[kRowsEach];
     const int64_t x_step_;
-    float of_w_, of_x_[2 * S::kHalves];
+    float of_w_, of_x_[kRowsEach], now_[kRowsEach];
   };
 
   // sums = those of all blocks, each made by itself.
   __device__ __forceinline__ void AddBlocks(Sums<float>& sums) {
 #pragma unroll
     for (int i = 0; i < S::kHalves * kCount; ++i) sums[i / kCount][i % kCount] = 0.0f;
-    std::conditional_t<kScaled, Factors, ScaledConsumer&> next(*this);
-    if constexpr (kScaled) next.Load(work_.begin);
+    std::conditional_t<kScaled, Factors, ScaledConsumer&> scales(*this);
+    if constexpr (kScaled) scales.Load(work_.begin);
 #pragma unroll 1
     for (int b = work_.begin; b < work_.end; ++b, place_.Next()) {
       [[maybe_unused]] float factors[S::kHalves][2];
       if constexpr (kScaled) {
+        const int i = (b - work_.begin) % 4;
+        if (i == 0) {
+          scales.Take();
+          scales.Load(b + 4);
+        }
 #pragma unroll
-        for (int i = 0; i < 2 * S::kHalves; ++i) factors[i / 2][i % 2] = next.At(i / 2, i % 2);
-        next.Load(min(b + 1, work_.end - 1));  // on their way while this block is multiplied
+        for (int row = 0; row < 2 * S::kHalves; ++row)
+          factors[row / 2][row % 2] = scales.At(i, row / 2, row % 2);
       }
       shared_.full[place_.index].Wait(place_.parity);
 #pragma unroll
@@ -245,32 +264,30 @@ class ScaledConsumer {
     }
   }
 
+  // Asks for what Scale needs: a thread for one column, and for its rows.
+  __device__ __forceinline__ void LoadScales() {
+    const int column = min(first_column_ + Thread(), static_cast<int>(p_.n) - 1);
+    of_column_ = {OfColumn(column), BiasAt(p_, column)};
+#pragma unroll
+    for (int i = 0; i < 2 * S::kHalves; ++i) of_rows_[i] = OfRow(RowOf(i / 2, i % 2));
+  }
   // Scales that all blocks have, and the bias.
   __device__ __forceinline__ void Scale(Sums<float>& sums) const {
-    float of_rows[S::kHalves][2];
+    auto* const columns = reinterpret_cast<float2*>(shared_.staged[number_]);
+    cuda::BarrierSync(1 + number_, cuda::kWarpgroupThreads);  // the last tile's rows are read
+    columns[Thread()] = of_column_;
+    cuda::BarrierSync(1 + number_, cuda::kWarpgroupThreads);
 #pragma unroll
-    for (int i = 0; i < 2 * S::kHalves; ++i) of_rows[i / 2][i % 2] = OfRow(RowOf(i / 2, i % 2));
-    constexpr int kAtOnce = 8;  // columns, whose loads do not wait for each other
+    for (int i = 0; i < kCount; i += i % 2 == 0 ? 1 : 3) {  // each column of a thread once
+      const float2 of_column = columns[cuda::AccumulatorColumn(Thread(), i)];
 #pragma unroll
-    for (int first = 0; first < kCount / 2; first += kAtOnce) {
-      float of_columns[kAtOnce], bias[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int column = min(first_column_ + cuda::AccumulatorColumn(Thread(), Place(first + i)),
-                               static_cast<int>(p_.n) - 1);
-        of_columns[i] = OfColumn(column);
-        bias[i] = BiasAt(p_, column);
-      }
-#pragma unroll
-      for (int i = 0; i < S::kHalves * 2 * kAtOnce; ++i) {
-        const int half = i / (2 * kAtOnce), row = i / kAtOnce % 2, column = i % kAtOnce;
-        float& sum = sums[half][Place(first + column) + 2 * row];
-        sum = sum * (of_rows[half][row] * of_columns[column]) + bias[column];
+      for (int row = 0; row < 2 * S::kHalves; ++row) {
+        float& sum = sums[row / 2][i + row % 2 * 2];
+        sum = sum * (of_rows_[row] * of_column.x) + of_column.y;
       }
     }
+    cuda::BarrierSync(1 + number_, cuda::kWarpgroupThreads);
   }
-  // Where a thread's i-th column is in its first row.
-  __device__ __forceinline__ static constexpr int Place(int i) { return i / 2 * 4 + i % 2; }
 
   __device__ __forceinline__ void Store(int half, const float (&sums)[kCount]) const {
     if (p_.out_dtype == DType::kF32)
@@ -329,6 +346,8 @@ class ScaledConsumer {
   ScaledShared<S>& shared_;
   const int number_, splits_;
   int first_row_ = 0, first_column_ = 0;  // of a tile, the consumer's
+  float2 of_column_;
+  float of_rows_[2 * S::kHalves];
   cuda::RingPlace<S::kStages> place_;
 };
 
