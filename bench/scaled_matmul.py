@@ -1,0 +1,146 @@
+"""Times `scaled_matmul` on a GPU beside torch's own scaled products (cuBLASLt and CUTLASS), in one run.
+
+Usage: scaled_matmul.py [--size M N K ...] [--json FILE]
+
+A figure is microseconds a call, the median over rounds in which each way has its turn, of calls in a CUDA graph that meet different
+weights, more than the L2 cache holds. Codes are those of normal numbers. Ways of torch: `torch._scaled_mm` with scales of tensors, rows
+or blocks, and `torch._int_mm`, which gives int32 and has no scales. `bf16` is torch's product of as many bf16 numbers.
+"""
+
+import argparse
+import pathlib
+import statistics
+import sys
+from collections.abc import Callable
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "python"))
+import intarsia.torch  # noqa: F401  registers the ops
+import record
+
+# DeepSeek-V3's products of 4096 tokens; the linear layers of a Llama of 8 billion parameters.
+SIZES = [
+    (4096, 4096, 7168),
+    (4096, 7168, 4096),
+    (4096, 28672, 4096),
+    (512, 4096, 4096),
+    (64, 28672, 4096),
+    (64, 4096, 4096),
+    (16, 28672, 4096),
+    (1, 28672, 4096),
+    (1, 4096, 4096),
+]
+ROUNDS, COLD_BYTES, BLOCK = 7, 2e8, 128
+
+
+def blocks(size: int) -> int:
+    return -(-size // BLOCK)
+
+
+def codes(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    numbers = torch.randn(shape, device="cuda")
+    if dtype == torch.int8:
+        return (numbers * 40).round().clamp(-127, 127).to(dtype)
+    return (numbers * 8).to(dtype)
+
+
+def ways(m: int, n: int, k: int, copies: int) -> dict[str, Callable[[int], object]]:
+    """Each way as a function of which copy of the weights it takes."""
+    fp8, i8, ours = torch.float8_e4m3fn, torch.int8, torch.ops.xla_gpu.scaled_matmul
+
+    def scales(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, device="cuda") * 0.01 + 0.001
+
+    x8, xi = codes(fp8, m, k), codes(i8, m, k)
+    w8 = [codes(fp8, n, k) for _ in range(copies)]
+    wi = [codes(i8, n, k) for _ in range(copies)]
+    one, rows, columns = scales(1), scales(m, 1), scales(n)
+    of_x, of_w = scales(m, blocks(k)), scales(blocks(n), blocks(k))
+    # torch wants scales of blocks of x one token after the other.
+    of_x_t = of_x.t().contiguous().t()
+    scaled = torch._scaled_mm
+    found = {
+        "fp8 tensors: ours": lambda i: ours(x8, w8[i], one, one),
+        "fp8 tensors: torch": lambda i: scaled(
+            x8, w8[i].t(), one[0], one[0], out_dtype=torch.bfloat16, use_fast_accum=True
+        ),
+        "fp8 rows: ours": lambda i: ours(x8, w8[i], rows, columns),
+        "fp8 rows: torch": lambda i: scaled(
+            x8, w8[i].t(), rows, columns[None], out_dtype=torch.bfloat16, use_fast_accum=True
+        ),
+        "fp8 blocks: ours": lambda i: ours(x8, w8[i], of_x, of_w),
+        "fp8 blocks: torch": lambda i: scaled(
+            x8, w8[i].t(), of_x_t, of_w.t(), out_dtype=torch.bfloat16
+        ),
+        "int8 rows: ours": lambda i: ours(xi, wi[i], rows, columns),
+        "int8 rows: torch, no scales": lambda i: torch._int_mm(xi, wi[i].t()),
+    }
+    xb, wb = x8.bfloat16(), [w.bfloat16() for w in w8]
+    return found | {"bf16: torch": lambda i: xb @ wb[i].t()}
+
+
+def captured(way: Callable[[int], object], copies: int) -> tuple[torch.cuda.CUDAGraph, int]:
+    calls = max(copies, 10)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        way(0)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for i in range(calls):
+            way(i % copies)
+    return graph, calls
+
+
+def medians(found: dict[str, Callable[[int], object]], copies: int) -> dict[str, float]:
+    """Microseconds a call of each way that this torch has for the sizes."""
+    graphs = {}
+    for name, way in found.items():
+        try:
+            graphs[name] = captured(way, copies)
+        except RuntimeError as error:
+            print(f"  {name}: {str(error).splitlines()[0][:110]}")
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for turn in range(ROUNDS + 1):
+        for name, (graph, calls) in graphs.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if turn:
+                times[name].append(begin.elapsed_time(end) * 1e3 / calls)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", type=int, nargs=3, action="append", metavar=("M", "N", "K"))
+    parser.add_argument("--json", type=pathlib.Path, help="file of bench/results to write")
+    args = parser.parse_args()
+    rows = []
+    for m, n, k in args.size or SIZES:
+        print(f"{m} x {n} x {k}", flush=True)
+        copies = int(COLD_BYTES / (n * k)) + 1
+        for name, us in medians(ways(m, n, k, copies), copies).items():
+            rows.append(
+                {"m": m, "n": n, "k": k, "way": name, "us": round(us, 1),
+                 "tflops": round(2e-6 * m * n * k / us), "tb_s": round(1e-6 * n * k / us, 2)}
+            )  # fmt: skip
+            print(f"  {name:28} {us:9.1f} us {rows[-1]['tflops']:6} T/s {rows[-1]['tb_s']:6} TB/s")
+        torch.cuda.empty_cache()
+    if args.json:
+        record.write(
+            args.json,
+            rows,
+            device=torch.cuda.get_device_name(),
+            versions={"torch": torch.__version__},
+            command=" ".join(["python", *sys.argv]),
+        )
+
+
+if __name__ == "__main__":
+    main()
