@@ -169,7 +169,13 @@ def test_kernels_are_a_line_each() -> None:
     ]
 
 
-def test_this_machine_is_well(capsys) -> None:
+@pytest.mark.parametrize(
+    "left_out", [["_check_torch_xla"], pytest.param([], marks=pytest.mark.full)], ids=str
+)
+def test_this_machine_is_well(monkeypatch, capsys, left_out: list[str]) -> None:
+    """In `make test-full` torch_xla too, which takes as long to import as all other tests of this file."""
+    for check in left_out:
+        monkeypatch.setattr(doctor, check, lambda report: None)
     if "has no CUDA handlers" in (running.why_not("gpu") or ""):
         pytest.skip("a GPU, but a library built without CUDA, is not well")
     healthy = doctor.main(None) == 0

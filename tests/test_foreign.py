@@ -158,6 +158,7 @@ def find_nvcc() -> str:
     return nvcc
 
 
+@pytest.mark.full
 def test_its_cuda_half_compiles(tmp_path) -> None:
     options = (f"-DCMAKE_CUDA_COMPILER={find_nvcc()}", "-DCMAKE_CUDA_ARCHITECTURES=80-real")
     cmake, configured = configure(tmp_path / "build", "-DINTARSIA_CUDA=on", *options)

@@ -150,6 +150,7 @@ def test_what_is_no_missing_package_stays_what_it_is(raised: ImportError) -> Non
     assert error.value is raised
 
 
+@pytest.mark.full
 def test_tests_for_a_gpu_are_collected_with_jax_pytest_and_hypothesis_alone(
     tmp_path: pathlib.Path,
 ) -> None:

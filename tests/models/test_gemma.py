@@ -47,9 +47,13 @@ def test_scanned_layers_give_the_tokens_of_transformers(gemma3, recorded_gemma3)
     assert tokens == [sequence["tokens"][:12] for sequence in recorded_gemma3[:4]]
 
 
-def test_first_logits_are_those_of_transformers(gemma3, recorded_gemma3):
+@pytest.mark.parametrize("quantize", ["file", pytest.param("none", marks=pytest.mark.full)])
+def test_first_logits_are_those_of_transformers(request, gemma3_path, recorded_gemma3, quantize):
+    """By the file's codes, too: the numbers that they stand for take ten times as long to load."""
+    in_codes = quantize == "file"
+    model = load_model(gemma3_path, quantize="file") if in_codes else request.getfixturevalue("gemma3")  # fmt: skip
     sequences = recorded_gemma3[:4]
-    engine = Engine(*gemma3, max_num_seqs=4, max_model_len=64)
+    engine = Engine(*model, max_num_seqs=4, max_model_len=64)
     values = np.array([sequence["first_logits"]["values"] for sequence in sequences])
     logprobs = np.zeros_like(values)
     for rank in range(values.shape[1]):

@@ -13,9 +13,9 @@ from intarsia import cli
 
 DIVISIONS = [
     (2, "--tensor-parallel 2"),
-    pytest.param(2, "--data-parallel 2", marks=pytest.mark.full),
-    pytest.param(4, "--tensor-parallel 4", marks=pytest.mark.full),
-    pytest.param(4, "--tensor-parallel 2 --data-parallel 2", marks=pytest.mark.full),
+    (2, "--data-parallel 2"),
+    (4, "--tensor-parallel 4"),
+    (4, "--tensor-parallel 2 --data-parallel 2"),
 ]
 LIBRARY = """
 import dataclasses, json, sys
@@ -74,8 +74,10 @@ print("told", json.dumps([told[i] for i in sorted(told)]), file=sys.stderr)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("count", "arguments"), DIVISIONS)
 def test_tokens_are_those_of_one_process(generate, one_process, count, arguments) -> None:
+    """Of processes that flags place; of those that a launcher places, test_a_launchers_variables_are_a_place in every run."""
     _check_tokens([generate(count, i, *arguments.split()) for i in range(count)], one_process)
 
 

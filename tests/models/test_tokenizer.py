@@ -125,6 +125,7 @@ SENTENCEPIECE_IDS = {
 }
 
 
+@pytest.mark.full  # reading Gemma's 262,144 pieces takes 8 s
 @pytest.mark.parametrize("text", SENTENCEPIECE_IDS)
 def test_pieces_are_those_of_sentencepiece(gemma3_tokenizer, text):
     bos, *ids = gemma3_tokenizer.encode(text)
@@ -133,6 +134,7 @@ def test_pieces_are_those_of_sentencepiece(gemma3_tokenizer, text):
     assert gemma3_tokenizer.decode([bos, *ids]) == text
 
 
+@pytest.mark.full
 def test_gemma_texts_are_those_of_transformers(gemma3_tokenizer, recorded_gemma3):
     for sequence in recorded_gemma3:
         assert gemma3_tokenizer.encode(sequence["prompt"]) == sequence["prompt_ids"]
@@ -140,9 +142,18 @@ def test_gemma_texts_are_those_of_transformers(gemma3_tokenizer, recorded_gemma3
     assert gemma3_tokenizer.chat_template is None
 
 
-def test_streamed_bytes_of_sentencepiece_are_whole_characters(gemma3_tokenizer):
-    stream = gemma3_tokenizer.stream()
-    pieces = [stream.push(token) for token in gemma3_tokenizer.encode(MULTI_BYTE)]
+@pytest.fixture(params=["tiny", pytest.param("gemma3", marks=pytest.mark.full)])
+def of_pieces(request, write_gguf, tiny_weights) -> Tokenizer:
+    """A tokenizer of SentencePiece's pieces."""
+    if request.param == "gemma3":
+        return request.getfixturevalue("gemma3_tokenizer")
+    settings = {"tokenizer": "llama", "pre": "default", "add_space_prefix": False}
+    return Tokenizer.from_path(write_gguf(tiny_weights, **settings))
+
+
+def test_streamed_bytes_of_sentencepiece_are_whole_characters(of_pieces):
+    stream = of_pieces.stream()
+    pieces = [stream.push(token) for token in of_pieces.encode(MULTI_BYTE)]
     assert "".join(pieces) + stream.finish() == MULTI_BYTE
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
     assert pieces.count("") >= 3  # The last emoji but one token is bytes.
