@@ -9,7 +9,6 @@ or blocks, and `torch._int_mm`, which gives int32 and has no scales. `bf16` is t
 
 import argparse
 import pathlib
-import statistics
 import sys
 from collections.abc import Callable
 
@@ -18,6 +17,7 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "python"))
 import intarsia.torch  # noqa: F401  registers the ops
 import record
+from torch_graphs import medians
 
 # DeepSeek-V3's products of 4096 tokens; the linear layers of a Llama of 8 billion parameters.
 SIZES = [
@@ -31,7 +31,7 @@ SIZES = [
     (1, 28672, 4096),
     (1, 4096, 4096),
 ]
-ROUNDS, COLD_BYTES, BLOCK = 7, 2e8, 128
+COLD_BYTES, BLOCK = 2e8, 128
 
 
 def blocks(size: int) -> int:
@@ -78,40 +78,6 @@ def ways(m: int, n: int, k: int, copies: int) -> dict[str, Callable[[int], objec
     }
     xb, wb = x8.bfloat16(), [w.bfloat16() for w in w8]
     return found | {"bf16: torch": lambda i: xb @ wb[i].t()}
-
-
-def captured(way: Callable[[int], object], copies: int) -> tuple[torch.cuda.CUDAGraph, int]:
-    calls = max(copies, 10)
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        way(0)
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for i in range(calls):
-            way(i % copies)
-    return graph, calls
-
-
-def medians(found: dict[str, Callable[[int], object]], copies: int) -> dict[str, float]:
-    """Microseconds a call of each way that this torch has for the sizes."""
-    graphs = {}
-    for name, way in found.items():
-        try:
-            graphs[name] = captured(way, copies)
-        except RuntimeError as error:
-            print(f"  {name}: {str(error).splitlines()[0][:110]}")
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for turn in range(ROUNDS + 1):
-        for name, (graph, calls) in graphs.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            if turn:
-                times[name].append(begin.elapsed_time(end) * 1e3 / calls)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def main() -> None:
