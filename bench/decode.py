@@ -1,12 +1,12 @@
 """Times decoding of a Llama-3-8B-shaped model with random weights, on one device and on several.
 
 Usage: decode.py [--tensor-parallel 1 2] [--sequences 16] [--context 4096] [--new-tokens 64] [--layers 32]
-                 [--decode-steps 1]
+                 [--decode-steps 1] [--quantize fp8|int8|int4]
        decode.py --tensor-parallel 2 --coordinator-address HOST:PORT --num-processes 2 --process-id 0 (docs/scaling.md)
 
 For each number of devices: the time of a decode step and its floor (every weight, key and value of
 a device read once), tokens a second, and the collectives of the compiled step with their shapes;
-with --profile, also where the time of a step goes.
+with --profile, also where the time of a step goes. With --quantize linear layers have random codes.
 """
 
 import argparse
@@ -22,9 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "python"))
+from intarsia._packing import BLOCK_COLUMNS, TILE_ROWS, PackedWeight
 from intarsia.cli import _processes
 from intarsia.models import Engine, ModelConfig, ModelParallel, SamplingParams
 from intarsia.models.config import LayerKind, Rope
+from intarsia.models.linear import PackedMatrix, Weight, quantize
 
 _PROFILED_STEPS = 8
 _BYTES_PER_SECOND = 4.2e12  # what copies on an H200 reach (docs/notebook/ops.md)
@@ -46,8 +48,8 @@ def llama3_8b(layers: int) -> ModelConfig:
     )
 
 
-def random_params(config: ModelConfig) -> dict:
-    """Weights of the sizes that training gives, bf16, made on the device."""
+def random_params(config: ModelConfig, quantization: str | None) -> dict:
+    """Weights of the sizes that training gives, bf16 or in codes, made on the device."""
     n, d, m = config.hidden, config.head_dim, config.intermediate
     keys = iter(jax.random.split(jax.random.key(0), 4 * config.layers + 2))
 
@@ -58,15 +60,22 @@ def random_params(config: ModelConfig) -> dict:
     def matrix(rows: int, columns: int):
         return draw(next(keys), rows, columns)
 
+    def linear(rows: int, columns: int) -> Weight:
+        if quantization is None:
+            return matrix(rows, columns)
+        if quantization == "fp8":
+            return quantize(matrix(rows, columns))
+        return in_codes(next(keys), rows, columns, {"int8": 8, "int4": 4}[quantization])
+
     def norm():
         return jnp.ones(n, jnp.bfloat16)
 
     layers = [
         {
-            "wqkv": matrix((config.heads + 2 * config.kv_heads) * d, n),
-            "wo": matrix(n, config.heads * d),
-            "w_gate_up": matrix(2 * m, n),
-            "w_down": matrix(n, m),
+            "wqkv": linear((config.heads + 2 * config.kv_heads) * d, n),
+            "wo": linear(n, config.heads * d),
+            "w_gate_up": linear(2 * m, n),
+            "w_down": linear(n, m),
             "mlp_norm": norm(),
             "next_norm": norm(),
         }
@@ -80,13 +89,24 @@ def random_params(config: ModelConfig) -> dict:
     }
 
 
-def floor_seconds(config: ModelConfig, sequences: int, context: int, devices: int) -> float:
+def in_codes(key: jax.Array, rows: int, columns: int, bits: int, group: int = 128) -> PackedMatrix:
+    """A random matrix in the form of `intarsia._rounding`."""
+    tiles = rows // TILE_ROWS, columns // BLOCK_COLUMNS
+    packed = jax.random.bits(key, (*tiles, bits, TILE_ROWS, 4), jnp.uint8)
+    scale = columns**-0.5 / (1 << (bits - 2))
+    scales = jnp.full((tiles[0], columns // group, TILE_ROWS), scale, jnp.float16)
+    form = "u4b8" if bits == 4 else "i8"
+    part = PackedWeight(packed, scales, None, None, None, rows, columns, form, group)
+    return PackedMatrix((part,), jnp.dtype(jnp.bfloat16))
+
+
+def floor_seconds(
+    config: ModelConfig, params: dict, sequences: int, context: int, devices: int
+) -> float:
     """Reading a device's share of weights (but the embedding) and of K and V once."""
-    n, d, h, hk = config.hidden, config.head_dim, config.heads, config.kv_heads
-    block = n * (2 * h + 2 * hk) * d + 3 * n * config.intermediate
-    cache = 2 * sequences * context * hk * d
-    elements = config.layers * (block + cache) + config.vocab * n
-    return 2 * elements / devices / _BYTES_PER_SECOND
+    weights = sum(x.nbytes for x in jax.tree.leaves(params)) - params["embed"].nbytes
+    cache = 4 * config.layers * sequences * context * config.kv_heads * config.head_dim
+    return (weights + cache) / devices / _BYTES_PER_SECOND
 
 
 def collectives(engine: Engine) -> str:
@@ -133,7 +153,7 @@ def measure(
     length = args.context - args.new_tokens
     prompts = rng.integers(0, config.vocab, (args.sequences, length)).tolist()
     prompts = list(share.of(prompts))
-    parallel = None
+    parallel, whole = None, params
     if devices > 1:
         parallel = ModelParallel(config, devices, devices=share.devices(devices))
         params = parallel.place(params)
@@ -155,7 +175,7 @@ def measure(
     step = stats.decode_seconds / (programs * args.decode_steps)
     rates = share.gather(f"rate of {devices}", stats.decode_tokens / stats.decode_seconds)
     rate = sum(rates)
-    floor = floor_seconds(config, len(prompts), args.context, devices)
+    floor = floor_seconds(config, whole, len(prompts), args.context, devices)
     print(
         f"{devices} device(s){'' if share.replicas == 1 else f', {share.replicas} times'}: decode step {step * 1e3:.2f} ms (floor {floor * 1e3:.2f}), "
         f"{rate:.0f} tokens/s; prefill {stats.prefill_tokens / stats.prefill_seconds:.0f} tokens/s; "
@@ -176,6 +196,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--decode-steps", type=int, default=1, help="of one program")
+    parser.add_argument("--quantize", choices=("fp8", "int8", "int4"), help="linear layers")
     parser.add_argument("--profile", action="store_true")
     _processes.add_arguments(parser)
     args = parser.parse_args()
@@ -190,9 +211,10 @@ def run(args: argparse.Namespace, share: _processes.Share) -> None:
     if share.processes:
         jax.config.update("jax_num_cpu_devices", share.local_devices(max(args.tensor_parallel)))
     config = llama3_8b(args.layers)
-    params = random_params(config)
+    params = random_params(config, args.quantize)
     print(
-        f"{jax.devices()[0].device_kind}: {args.sequences} sequences of {args.context} tokens, bf16"
+        f"{jax.devices()[0].device_kind}: {args.sequences} sequences of {args.context} tokens, "
+        f"{args.quantize or 'bf16'}"
     )
     rates = [measure(config, params, args, devices, share) for devices in args.tensor_parallel]
     for devices, rate in zip(args.tensor_parallel[1:], rates[1:], strict=True):

@@ -5,14 +5,7 @@ A quantized layer is vLLM's W8A8 scheme with a scale for each output channel and
 
     out[t, o] = (sum over i of x_codes[t, i] * w_codes[o, i]) * x_scale[t] * w_scale[o]
 
-The sum is one `dot_general` of fp8 codes into f32, without scales inside it. That is exact, since scales
-are constant along the sum. With scales that are not scalars, it is the only form that XLA's GemmRewriter
-turns into cuBLASLt's fp8 matrix product, `__cublas$lt$matmul$f8`: see `MatchFp8Param` and
-`CreateF8CustomCall` in XLA's gemm_rewriter.cc.
-
-The operands of cuBLASLt are rows of codes on both sides, which [out, in] weights are, with sizes in
-multiples of 16. XLA pads others at each step. Elsewhere (a CPU, a GPU before compute capability 8.9) XLA
-widens the codes.
+Codes lie row by row, as `intarsia.jax.scaled_matmul` takes them: its scales multiply f32 sums, which are rounded once.
 """
 
 import dataclasses
@@ -25,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import intarsia.jax as ij
+from intarsia import _dtypes
 from intarsia._packing import PackedWeight
 from intarsia.jax._linear import product_by_xla
 
@@ -117,8 +111,9 @@ def linear(ops: ModuleType, x: Rows, weight: Weight) -> jax.Array:
         return product_of(x, weight)
     if not isinstance(x, QuantizedRows):
         x = QuantizedRows(*ops.dynamic_per_token_scaled_fp8_quant(x), dtype=x.dtype)
-    out = product(x.codes, weight.codes, jnp.float32)
-    return (out * x.scale * weight.scale).astype(x.dtype)
+    return ij.scaled_matmul(
+        x.codes, weight.codes, x.scale, weight.scale, out_dtype=_dtypes.name_of(x.dtype)
+    )
 
 
 def product_of(
