@@ -4,6 +4,11 @@
 #include "src/matmul/cuda/sm90/scaled.h"
 
 namespace intarsia::matmul {
+namespace {
+
+const cuda::ChoiceReport kReport(&ReportScaledChoices);
+
+}  // namespace
 
 Status Launch(const ScaledParams& p, const CudaContext& context, ScaledKernel kernel) {
   // Kernels count rows and columns with 32 bits.

@@ -1,7 +1,6 @@
 #include "src/matmul/cuda/scaled_choice.h"
 
 #include "src/core/aligned.h"
-#include "src/core/cuda/report.h"
 #include "src/matmul/cuda/sm90/scaled.h"
 
 namespace intarsia::matmul {
@@ -11,17 +10,6 @@ namespace {
 bool HasAlignedRows(const ScaledParams& p) {
   return p.k > 0 && p.k % 16 == 0 && IsAligned16(p.x) && IsAligned16(p.w);
 }
-
-std::vector<cuda::KernelChoice> ReportChoices(const cuda::Device& device) {
-  std::vector<cuda::KernelChoice> choices;
-  for (const int64_t rows : {1, 32, 4096}) {
-    const ScaledParams p{.m = rows, .n = 4096, .k = 4096};
-    choices.push_back(
-        {Text("product of codes, rows: ", rows), std::string(Name(Choose(p, device)))});
-  }
-  return choices;
-}
-const cuda::ChoiceReport kReport(&ReportChoices);
 
 }  // namespace
 
@@ -66,6 +54,16 @@ ScaledKernel Choose(const ScaledParams& p, const cuda::Device& device) {
   const int64_t most = has_hopper && is_large ? kMostStreamedRows / 2 : kMostStreamedRows;
   if (p.m <= most && CanRun(ScaledKernel::kStream, p, device)) return ScaledKernel::kStream;
   return has_hopper ? ScaledKernel::kWarpgroups : ScaledKernel::kTiles;
+}
+
+std::vector<cuda::KernelChoice> ReportScaledChoices(const cuda::Device& device) {
+  std::vector<cuda::KernelChoice> choices;
+  for (const int64_t rows : {1, 32, 4096}) {
+    const ScaledParams p{.m = rows, .n = 4096, .k = 4096};
+    choices.push_back(
+        {Text("product of codes, rows: ", rows), std::string(Name(Choose(p, device)))});
+  }
+  return choices;
 }
 
 }  // namespace intarsia::matmul

@@ -2,8 +2,10 @@
 // the kernels one by one.
 #pragma once
 #include <string_view>
+#include <vector>
 
 #include "src/core/cuda/device.h"
+#include "src/core/cuda/report.h"
 #include "src/matmul/scaled.h"
 
 namespace intarsia::matmul {
@@ -22,6 +24,7 @@ std::string_view Name(ScaledKernel kernel);
 bool CanRun(ScaledKernel kernel, const ScaledParams& params, const cuda::Device& device);
 ScaledKernel Choose(const ScaledParams& params, const cuda::Device& device);
 Status Launch(const ScaledParams& params, const CudaContext& context, ScaledKernel kernel);
+std::vector<cuda::KernelChoice> ReportScaledChoices(const cuda::Device& device);
 
 // Rows of x of the kernel that streams.
 inline constexpr int kMostStreamedRows = 16;
