@@ -14,7 +14,10 @@ constexpr int64_t kMostRows = 4 * kBlockRows;  // of x, at a time
 Status Run(const ScaledParams& params, const CpuContext& context) {
   if (params.m == 0 || params.n == 0) return {};
   const int64_t rows = std::min(params.m, kMostRows), blocks = CeilDiv(rows, kBlockRows);
-  const AlignedFloats packed = MakeAligned(blocks * ScaledPass::PackedFloats(params));
+  const int64_t whole = (blocks - 1) * kBlockRows;  // rows of all blocks but the last
+  const AlignedFloats packed =
+      MakeAligned((blocks - 1) * ScaledPass::PackedFloats(params, kBlockRows) +
+                  ScaledPass::PackedFloats(params, rows - whole));
   const AlignedFloats scales = MakeAligned(blocks * ScaledPass::ScaleFloats(params));
   for (int64_t first = 0; first < params.m; first += rows)
     INTARSIA_RETURN_IF_ERROR(RunOnCpu(

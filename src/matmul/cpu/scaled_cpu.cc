@@ -40,7 +40,7 @@ struct Block {
 };
 Block BlockOf(const ScaledPass& pass, int64_t i) {
   return {i * kBlockRows, std::min(kBlockRows, pass.rows - i * kBlockRows),
-          pass.packed + i * ScaledPass::PackedFloats(pass.params),
+          pass.packed + i * ScaledPass::PackedFloats(pass.params, kBlockRows),
           pass.scales + i * ScaledPass::ScaleFloats(pass.params)};
 }
 template <class Unit>
@@ -107,9 +107,10 @@ struct Tile {
 template <class T>
 Tile<T> TileAt(const ScaledParams& params, int64_t first, int64_t columns) {
   const BlockScales scales = OfBlocks(params, params.w_scales);
-  Tile<T> tile{static_cast<const T*>(params.w) + first * params.k, params.k, columns,
-               RoundUp<int64_t>(columns, kLeastColumns),           {},       scales.block};
-  for (int64_t j = 0; j < tile.padded; ++j)
+  const T* const w = static_cast<const T*>(params.w) + first * params.k;
+  const int64_t padded = RoundUp<int64_t>(columns, kLeastColumns);
+  Tile<T> tile{w, params.k, columns, padded, {}, scales.block};
+  for (int64_t j = 0; j < padded; ++j)
     tile.w_scales[j] = scales.data + (first + std::min(j, columns - 1)) / scales.rows * scales.row;
   return tile;
 }

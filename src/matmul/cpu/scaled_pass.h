@@ -12,8 +12,8 @@ namespace intarsia::matmul {
 inline constexpr int64_t kMostLanes = kBlockRows + 3 * kAlignFloats;
 
 // Rows of x that are packed at the same time. A block of kBlockRows has panels of its numbers
-// (panels.h), and of each block of columns, if those
-// have scales, the scale of each lane of its sums.
+// (panels.h), and of each block of columns, if those have scales, the scale of each lane of its
+// sums.
 struct ScaledPass {
   const ScaledParams& params;
   int64_t first, rows;
@@ -24,10 +24,10 @@ struct ScaledPass {
   static int64_t Scales(const ScaledParams& params) {
     return params.has_blocks() ? params.blocks() : 1;
   }
-  // Floats of a block of rows. A panel may be a third wider than the rows in it; a float has room
-  // for every kind of unit.
-  static int64_t PackedFloats(const ScaledParams& params) {
-    return (kBlockRows + kBlockRows / 3) * Columns(params);
+  // Floats of a block of at most kBlockRows rows. A panel may be a third wider than the rows in it;
+  // a float has room for every kind of unit.
+  static int64_t PackedFloats(const ScaledParams& params, int64_t rows) {
+    return (rows + rows / 3) * Columns(params);
   }
   static int64_t ScaleFloats(const ScaledParams& params) { return Scales(params) * kMostLanes; }
 };
