@@ -13,13 +13,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # torch asks in three processes which vector instructions work, each time that inductor is there first; those the CPU lists do.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-# Half of compiling plain XLA's programs is optimizing, and its newer emitters take twice the time of the older ones. Neither
-# has a part in ours. `make test-full` leaves both on.
+# Half of compiling plain XLA's programs is optimizing, its newer emitters take twice the time of the older ones, and for each
+# part of a program LLVM is set up anew. None has a part in ours. `make test-full` leaves all on.
 FULL = os.environ.get("INTARSIA_TEST_FULL") == "1"
 QUICK = not FULL and shutil.which("nvidia-smi") is None
 if QUICK:
-    _flags = ("--xla_backend_optimization_level=0", os.environ.get("XLA_FLAGS", ""))
-    os.environ["XLA_FLAGS"] = " ".join(_flags).strip()
+    _flags = ("--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1")
+    os.environ["XLA_FLAGS"] = " ".join((*_flags, os.environ.get("XLA_FLAGS", ""))).strip()
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
@@ -28,14 +28,9 @@ import running  # noqa: E402
 
 # Devices enough for sharding; everything else runs on the first.
 jax.config.update("jax_num_cpu_devices", 8)
-if QUICK:  # JAX reads these as its backend starts; torch_xla in another process knows them not
-    _flags = (
-        os.environ["XLA_FLAGS"],
-        "--xla_cpu_use_fusion_emitters=false",
-        "--xla_cpu_parallel_codegen_split_count=1",  # for each part LLVM is set up anew
-    )
+if QUICK:  # JAX reads its flags when the backend starts; torch_xla in another process would not know this one
     with pytest.MonkeyPatch.context() as _patch:
-        _patch.setenv("XLA_FLAGS", " ".join(_flags))
+        _patch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"] + " --xla_cpu_use_fusion_emitters=false")
         jax.devices("cpu")
 
 _SETTINGS = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
