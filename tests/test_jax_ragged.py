@@ -2,8 +2,6 @@
 
 import inspect
 import runpy
-import subprocess
-import sys
 
 import intarsia.jax as ij
 import jax
@@ -87,7 +85,6 @@ def test_the_example_gives_the_tokens_of_the_reference() -> None:
     assert generate(2) == want
 
 
-def test_the_example_runs() -> None:
-    done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("tokens, then [") == 3
+def test_the_example_runs(capsys) -> None:
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert capsys.readouterr().out.count("tokens, then [") == 3
