@@ -53,14 +53,10 @@ def test_the_same_tokens(model) -> None:
     tokenizer = Tokenizer.from_path(path)
     prompts = [tokenizer.encode(text) for text in ("The weaver went to the market", "Once")]
     sampling = SamplingParams(temperature=0.0, max_tokens=16)
-    made = []
-    for params in (packed, plain):
-        engine = Engine(config, params, max_num_seqs=2, max_model_len=64)
-        made.append([c.tokens for c in engine.generate(prompts, sampling)])
+    engines = [Engine(config, p, max_num_seqs=2, max_model_len=64) for p in (packed, plain)]
+    made = [[c.tokens for c in engine.generate(prompts, sampling)] for engine in engines]
     assert made[0] == made[1]
-    engine = Engine(config, packed, max_num_seqs=2, max_model_len=64)
-    engine.generate(prompts, sampling)
-    calls = engine.custom_calls()["decode"]
+    calls = engines[0].custom_calls()["decode"]
     assert calls["linear_quantized"] > 4 * config.layers and "linear" not in calls
 
 
