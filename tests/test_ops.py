@@ -19,15 +19,26 @@ def make(op: str, case: str, dtype: str) -> tuple[list, dict]:
     return support.op_module(op).arguments(rng, support.DTYPES[dtype], **sizes)
 
 
-Results = dict[tuple[str, str], list[np.ndarray]]  # by case and dtype
+Name = tuple[str, str]  # case and dtype
+Results = dict[Name, list[np.ndarray]]
+
+
+@functools.lru_cache(maxsize=1)  # of the op whose cases are tested one after the other
+def calls_of(op: str) -> dict[Name, tuple[list, dict]]:
+    """Operands and attributes of every case in every dtype."""
+    return {
+        (case, dtype): make(op, case, dtype)
+        for case in support.cases(op, "ci")
+        for dtype in support.DTYPES
+    }
 
 
 @functools.cache
 def in_one_program(op: str, platform: str) -> Results:
     """The results of every case in every dtype: one program to compile instead of hundreds."""
-    names = [(case, dtype) for case in support.cases(op, "ci") for dtype in support.DTYPES]
-    calls = [(op, *make(op, case, dtype)) for case, dtype in names]
-    return dict(zip(names, running.run_all(calls, platform), strict=True))
+    calls = calls_of(op)
+    results = running.run_all([(op, *call) for call in calls.values()], platform)
+    return dict(zip(calls, results, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +48,7 @@ def in_one_program(op: str, platform: str) -> Results:
 def test_against_f64(op: str, case: str, platform: str) -> None:
     for dtype in support.DTYPES:
         got = in_one_program(op, platform)[case, dtype]
-        running.check_against_reference(op, *make(op, case, dtype), got, platform)
+        running.check_against_reference(op, *calls_of(op)[case, dtype], got, platform)
 
 
 @pytest.mark.gpu
