@@ -82,6 +82,21 @@ def cases(op: str, tag: str) -> dict[str, dict]:
     }
 
 
+@functools.cache
+def kinds_of_cases(op: str) -> list[str]:
+    """A "ci" case of each kind: of the same words, flags and dtypes, and with the same sizes given, whatever these are."""
+    found: dict[tuple, str] = {}
+    for name, case in cases(op, "ci").items():
+        found.setdefault(tuple((k, _kind(v)) for k, v in sorted(case.items())), name)
+    return list(found.values())
+
+
+def _kind(value: object) -> object:
+    if isinstance(value, tuple):
+        return tuple, len(value)
+    return type(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:
     """Frobenius norm of the difference over that of `want`; inf where exactly one of them is finite."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)

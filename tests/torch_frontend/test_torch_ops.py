@@ -12,10 +12,16 @@ from intarsia.torch._form import Form
 from test_ops import make
 
 
-def on_each_case_of(forms: list[Form]) -> pytest.MarkDecorator:
-    rows = [(form, case) for form in forms for case in support.cases(form.op.name, "ci")]
-    ids = [f"{form.name}-{case}" for form, case in rows]
-    return pytest.mark.parametrize(("form", "case"), rows, ids=ids)
+def on_each_case_of(forms: list[Form], kinds: bool = False) -> pytest.MarkDecorator:
+    """With `kinds`, all but a case of each kind is left to `make test-full`."""
+    rows = []
+    for form in forms:
+        every = support.cases(form.op.name, "ci")
+        in_every_run = support.kinds_of_cases(form.op.name) if kinds else every
+        for case in every:
+            marks = [] if case in in_every_run else [pytest.mark.full]
+            rows.append(pytest.param(form, case, marks=marks, id=f"{form.name}-{case}"))
+    return pytest.mark.parametrize(("form", "case"), rows)
 
 
 on_each_case = on_each_case_of(torch_running.FORMS)

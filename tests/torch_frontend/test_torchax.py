@@ -17,7 +17,7 @@ import torchax
 from intarsia import xla_ops
 from intarsia.torch._form import Form, as_sequence
 from test_ops import make
-from test_torch_ops import on_each_case, some_dtype
+from test_torch_ops import on_each_case_of, some_dtype
 from torchax.ops import mappings
 
 
@@ -53,13 +53,14 @@ def lacks_a_type(call: tuple[list, dict]) -> bool:
 
 
 @functools.cache
-def in_one_program(name: str) -> dict[str, tuple[list, dict, Callable]]:
-    """By case: operands, attributes, and the op as it ran in one program of all cases, of which compiling takes most."""
+def in_one_program(name: str, in_every_run: bool) -> dict[str, tuple[list, dict, Callable]]:
+    """By case: operands, attributes, and the op as it ran in one program of all cases in every run, or all others."""
     form = next(form for form in torch_running.FORMS if form.name == name)
     given = {
         case: call
         for case in support.cases(form.op.name, "ci")
-        if not lacks_a_type(call := make(form.op.name, case, some_dtype(case)))
+        if (case in support.kinds_of_cases(form.op.name)) == in_every_run
+        and not lacks_a_type(call := make(form.op.name, case, some_dtype(case)))
     }
 
     def program(arrays: dict[str, list]) -> dict[str, tuple[list, list]]:
@@ -97,11 +98,12 @@ def _replayed(form: Form, returned: list, written: list) -> Callable:
     return call
 
 
-@on_each_case
+@on_each_case_of(torch_running.FORMS, kinds=True)
 def test_against_f64(form: Form, case: str) -> None:
-    if case not in in_one_program(form.name):
+    program = in_one_program(form.name, case in support.kinds_of_cases(form.op.name))
+    if case not in program:
         pytest.skip("torchax has no tensors of an operand's dtype")
-    operands, attributes, call = in_one_program(form.name)[case]
+    operands, attributes, call = program[case]
     tensors = [torch_running.to_torch(x) for x in operands]
     got = torch_running.results(form, call, tensors, attributes)
     running.check_against_reference(form.op.name, operands, attributes, got)

@@ -19,14 +19,18 @@ def _given(returned: Any) -> Callable[..., Any]:
     return lambda *_, **__: returned
 
 
+@pytest.mark.parametrize("in_every_run", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", FORMS)
-def test_against_f64(name: str) -> None:
-    """All cases in one program, which is compiled once; their dtypes take turns."""
+def test_against_f64(name: str, in_every_run: bool) -> None:
+    """A case of each kind, or all others, in one program, which is compiled once; their dtypes take turns."""
     form = FORMS[name]
+    kinds = support.kinds_of_cases(form.op.name)
     calls = []
     for case, dtype in zip(
         support.cases(form.op.name, "ci"), itertools.cycle(support.DTYPES), strict=False
     ):
+        if (case in kinds) != in_every_run:
+            continue
         operands, attributes = test_ops.make(form.op.name, case, dtype)
         if any(x is not None and x.dtype == ml_dtypes.float8_e8m0fnu for x in operands):
             continue  # torch_xla has no tensors of it
