@@ -5,7 +5,6 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import types
@@ -126,25 +125,6 @@ except NotImplementedError as error: print(error)
     assert refused == (
         "rms_norm: torch_xla's device is CPU, whose plugin has no such op; set PJRT_DEVICE=INTARSIA"
     )
-
-
-def test_a_program_runs_on_the_device_and_copies_no_cache(tmp_path: pathlib.Path) -> None:
-    """Two caches of one size, in the order in which XLA by itself would swap them."""
-    program = f"""{USER}
-import intarsia.torch
-key_cache, value_cache = (torch.zeros(4, 16, 2, 64).to("xla") for _ in range(2))
-new, slots = torch.ones(3, 2, 64).to("xla"), torch.tensor([1, 2, 3]).to("xla")
-torch.ops.xla_gpu.reshape_and_cache_flash(new, new, key_cache, value_cache, slots)
-torch_xla.sync(wait=True)
-print(int(key_cache.cpu().sum()))
-"""
-    flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
-    said = python(program, PJRT_DEVICE="INTARSIA", XLA_FLAGS=flags).splitlines()
-    assert said == ["INTARSIA 1", "10", str(3 * 2 * 64)]
-    modules = [path.read_text() for path in tmp_path.glob("*after_optimizations.txt")]
-    (module,) = (text for text in modules if "intarsia.reshape_and_cache_flash" in text)
-    assert len(re.findall(r"\{\d\}: \(\d, \{\}, may-alias\)", module.splitlines()[0])) == 2
-    assert " copy(" not in module
 
 
 # ---------------------------------------------------------------------------- the choice of a plugin

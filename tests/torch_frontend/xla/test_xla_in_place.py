@@ -1,5 +1,8 @@
 """Caches are written where they lie: the same buffer before and after, whatever their order in the program."""
 
+import os
+import pathlib
+import re
 from collections.abc import Callable
 
 import intarsia.torch  # noqa: F401  torch.ops.xla_gpu
@@ -55,6 +58,28 @@ def test_writes_keep_the_buffers(order: str, compiled: bool) -> None:
         assert torch.equal(got.cpu(), want)
         for name, x in plain.items():
             assert torch.equal(caches[name].cpu(), x), name
+
+
+def test_a_program_runs_on_the_device_and_copies_no_cache() -> None:
+    """Two caches of one size, in the order in which XLA by itself would swap them."""
+    folder = re.search(r"--xla_dump_to=(\S+)", os.environ.get("XLA_FLAGS", ""))
+    if not folder:
+        pytest.skip("test_on_xla.py has XLA write its modules")
+    assert xm.xla_device_hw(torch_xla.device()) == "INTARSIA"
+    assert torch_xla.runtime.global_device_count() == 1
+    assert torch.arange(5, device="xla").sum().item() == 10
+    tokens, pages = 5, 11  # sizes that no other test has
+    key_cache, value_cache = (torch.zeros(pages, 16, 2, 64).to("xla") for _ in range(2))
+    new = torch.ones(tokens, 2, 64).to("xla")
+    slots = torch.arange(tokens).to("xla")
+    torch.ops.xla_gpu.reshape_and_cache_flash(new, new, key_cache, value_cache, slots)
+    torch_xla.sync(wait=True)
+    assert key_cache.cpu().sum() == tokens * 2 * 64
+    files = pathlib.Path(folder[1]).glob("*after_optimizations.txt")
+    modules = [text for file in files if f"f32[{pages},16,2,64]" in (text := file.read_text())]
+    (module,) = (text for text in modules if "intarsia.reshape_and_cache_flash" in text)
+    assert len(re.findall(r"\{\d\}: \(\d, \{\}, may-alias\)", module.splitlines()[0])) == 2
+    assert " copy(" not in module
 
 
 def test_a_copy_of_a_cache_stays_what_it_was() -> None:
