@@ -97,6 +97,17 @@ def test_large_sums_of_int8(platform: str) -> None:
     assert support.relative_error(out, want) < 1e-6
 
 
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("scales", [("tensor", "channel"), ("block", "block")])
+@pytest.mark.parametrize("m", [1, 16, 130])
+def test_cpus_sum_in_f32(codes, scales, m: int) -> None:
+    """The op's tolerance is for the 14 bits of Hopper's sums."""
+    operands, _ = draw(m=m, n=136, k=2000, codes=codes, x_scales=scales[0], w_scales=scales[1])
+    (out,) = running.run_any(OP, operands, {"out_dtype": "f32"}, "cpu")
+    (want,) = support.op_module(OP).reference(*map(running.as_f64, operands))
+    assert support.relative_error(out, want) < 2e-6
+
+
 def test_leading_axes_and_vmap() -> None:
     (x, w, x_scales, w_scales, bias), attributes = draw(
         m=6, n=32, k=256, x_scales="block", w_scales="block", bias=True
