@@ -38,6 +38,7 @@ UNITS = {
 NAMES = {
     "": "ours",
     "fa3": "FA3",
+    "marlin": "Marlin",
     "through_cpu": "through the CPU",
     "top_k": "top k",
     "vllm": "vLLM",
