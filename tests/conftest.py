@@ -30,7 +30,7 @@ import running  # noqa: E402
 jax.config.update("jax_num_cpu_devices", 8)
 if QUICK:  # JAX reads its flags when the backend starts; torch_xla in another process would not know this one
     with pytest.MonkeyPatch.context() as _patch:
-        _patch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"] + " --xla_cpu_use_fusion_emitters=false")
+        _patch.setenv("XLA_FLAGS", running.flags_of_jax())
         jax.devices("cpu")
 
 _SETTINGS = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}

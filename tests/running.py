@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.util
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,14 @@ PLATFORMS = ("cpu", "gpu")
 on_each_platform = pytest.mark.parametrize(
     "platform", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
 )
+
+
+def flags_of_jax() -> str:
+    """XLA_FLAGS for a process with JAX and without torch_xla, which knows fewer. tests/conftest.py says why these."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "--xla_backend_optimization_level=0" not in flags:
+        return flags
+    return f"{flags} --xla_cpu_use_fusion_emitters=false"
 
 
 def cpu_plugin() -> Path:

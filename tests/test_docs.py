@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import intarsia.jax as ij
+import running
 import support
 from intarsia import _native
 
@@ -72,7 +73,7 @@ def test_their_python_runs() -> None:
     done = subprocess.run(
         [sys.executable, "-c", RUNNER],
         input=json.dumps(sources),
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": running.flags_of_jax()},
         capture_output=True,
         text=True,
     )

@@ -1,9 +1,9 @@
 """tpu-inference, vLLM's backend for TPUs, on our kernels: its attention and its layers run with one import changed."""
 
 import importlib
-import os
 import sys
 
+import running
 import stand_ins
 import support
 
@@ -30,5 +30,5 @@ def test_its_attention_runs_on_our_kernels() -> None:
     stand_ins.run(
         PACKAGE,
         "import test_tpu_inference as t; t.prepare(sys.argv[1]); import tpu_inference_calls as c; c.main()",
-        XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
+        XLA_FLAGS=f"{running.flags_of_jax()} --xla_force_host_platform_device_count=2",
     )

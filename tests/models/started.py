@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import running
+
 BOUND = 120  # s, of a machine that has other things to do
 PROMPTS = ("the", "hello 123", "12")
 LONG = ("--tensor-parallel", "2", "--max-tokens", "400", "--max-model-len", "500")
@@ -29,6 +31,7 @@ def starting() -> Iterator[Callable[..., subprocess.Popen]]:
 
         def begin(*command: str, **environment: str) -> subprocess.Popen:
             usual = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+            usual["XLA_FLAGS"] = running.flags_of_jax()
             process = subprocess.Popen(
                 [sys.executable, *command],
                 stdout=subprocess.PIPE,
