@@ -176,7 +176,7 @@ def test_gradients_with_rows_bias_and_offset(offset, platform) -> None:
 
     with jax.default_device(jax.devices(platform)[0]):
         got = jax.jit(jax.value_and_grad(ours, (0, 1, 2)))(x, w, bias)
-        want = jax.value_and_grad(wanted, (0, 1, 2))(x, w, bias)
+        want = jax.jit(jax.value_and_grad(wanted, (0, 1, 2)))(x, w, bias)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-2), got, want)
 
 
@@ -225,7 +225,7 @@ def test_vmap_is_the_calls_one_by_one() -> None:
         for i in range(3):
             member = [a[i] if axis == 0 else a for a, axis in zip(given, axes, strict=True)]
             np.testing.assert_array_equal(got[i], ij.grouped_matmul(*member))
-    of_gradients = jax.vmap(jax.grad(lambda w, x, s: ij.grouped_matmul(x, w, s).sum()))
+    of_gradients = jax.jit(jax.vmap(jax.grad(lambda w, x, s: ij.grouped_matmul(x, w, s).sum())))
     assert of_gradients(ws, xs, sizes).shape == ws.shape
 
 
@@ -246,7 +246,7 @@ def test_shard_map_with_experts_on_each_device() -> None:
         return jnp.sin(ij.grouped_matmul(x, w, sizes)).sum()
 
     got = jax.jit(jax.value_and_grad(loss, (0, 1)))(x, w)
-    want = jax.value_and_grad(whole, (0, 1))(x, w)
+    want = jax.jit(jax.value_and_grad(whole, (0, 1)))(x, w)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, want)
 
 

@@ -126,7 +126,7 @@ def test_a_step_by_heads(hk: int, layout: str) -> None:
     out, caches = compiled(*arrays)
     after = [c.addressable_shards[3].data.unsafe_buffer_pointer() for c in jax.tree.leaves(caches)]
     assert before == after
-    want_out, want_caches = step(ij)(
+    want_out, want_caches = jax.jit(step(ij))(
         positions, query, key, value, jax.tree.map(np.array, full), slots, lens, table, starts
     )
     running.check("paged_attention", np.asarray(out), np.asarray(want_out, np.float64))
