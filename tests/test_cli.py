@@ -69,7 +69,14 @@ def test_an_interrupt_ends_the_line_and_says_nothing(monkeypatch, capsys) -> Non
     ("platforms", "arguments", "said"),
     [
         ("nowhere", [], "JAX_PLATFORMS=nowhere: JAX has no such device; see intarsia doctor"),
-        ("", ["--device", "cuda"], "--device cuda: JAX has no such device; see intarsia doctor"),
+        pytest.param(
+            *(
+                "",
+                ["--device", "cuda"],
+                "--device cuda: JAX has no such device; see intarsia doctor",
+            ),
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_platform_that_is_not_there_is_one_line(platforms, arguments, said) -> None:

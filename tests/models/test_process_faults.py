@@ -189,6 +189,7 @@ def _check_refusals(processes: list[subprocess.Popen], texts: list[str]) -> None
     assert ends == [(2, [f"intarsia generate: {text}"]) for text in texts]
 
 
+@pytest.mark.full
 def test_a_process_that_gets_no_further_says_so(start, address) -> None:
     script = """
 import sys, time

@@ -113,6 +113,7 @@ except RuntimeError as error: print(error)
     assert "intarsia: cannot load the PJRT plugin: /no/such.so" in text
 
 
+@pytest.mark.full
 def test_leaves_other_devices_alone() -> None:
     """torch_xla asks every installed plugin to load, whatever the device."""
     program = f"""{USER}
