@@ -48,19 +48,30 @@ def test_the_same_embedding_and_logits(model) -> None:
     np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-3 * float(jnp.abs(logits[1]).max()))
 
 
-def test_the_same_tokens(model) -> None:
-    path, config, packed, plain = model
+@pytest.fixture(scope="module")
+def from_codes(model) -> tuple[Engine, list[list[int]]]:
+    """An engine with the file's codes, and what it says."""
+    path, config, packed, _ = model
+    engine = Engine(config, packed, max_num_seqs=2, max_model_len=64)
+    return engine, greedy_tokens(engine, path)
+
+
+def greedy_tokens(engine: Engine, path, count: int = 16) -> list[list[int]]:
     tokenizer = Tokenizer.from_path(path)
     prompts = [tokenizer.encode(text) for text in ("The weaver went to the market", "Once")]
-    sampling = SamplingParams(temperature=0.0, max_tokens=16)
-    engines = [Engine(config, p, max_num_seqs=2, max_model_len=64) for p in (packed, plain)]
-    made = [[c.tokens for c in engine.generate(prompts, sampling)] for engine in engines]
-    assert made[0] == made[1]
-    calls = engines[0].custom_calls()["decode"]
+    sampling = SamplingParams(temperature=0.0, max_tokens=count)
+    return [completion.tokens for completion in engine.generate(prompts, sampling)]
+
+
+def test_the_same_tokens(model, from_codes) -> None:
+    path, config, _, plain = model
+    engine, tokens = from_codes
+    assert tokens == greedy_tokens(Engine(config, plain, max_num_seqs=2, max_model_len=64), path)
+    calls = engine.custom_calls()["decode"]
     assert calls["linear_quantized"] > 4 * config.layers and "linear" not in calls
 
 
-def test_layers_in_one_format_may_be_stacked(model) -> None:
+def test_layers_in_one_format_may_be_stacked(model, request) -> None:
     path, config, packed, _ = model
     kinds = {jax.tree.structure(layer) for layer in packed["layers"]}
     if len(kinds) > 1:
@@ -69,15 +80,9 @@ def test_layers_in_one_format_may_be_stacked(model) -> None:
         ):
             Engine(config, packed, scan_layers=True)
         return
-    prompt = Tokenizer.from_path(path).encode("Once upon a time")
-    sampling = SamplingParams(temperature=0.0, max_tokens=6)
-    made = [
-        Engine(config, packed, max_num_seqs=1, max_model_len=32, scan_layers=scanned).generate(
-            [prompt], sampling
-        )
-        for scanned in (False, True)
-    ]
-    assert made[0] == made[1]
+    engine = Engine(config, packed, max_num_seqs=2, max_model_len=64, scan_layers=True)
+    _, tokens = request.getfixturevalue("from_codes")
+    assert greedy_tokens(engine, path, 6) == [of_prompt[:6] for of_prompt in tokens]
 
 
 def test_spread_weights_are_refused(model) -> None:
@@ -86,14 +91,15 @@ def test_spread_weights_are_refused(model) -> None:
         ModelParallel(config, 1, 1).place(packed)
 
 
-def test_the_command_keeps_the_files_codes(capsys) -> None:
-    said = {}
-    for flags in ([], ["--quantize", "none"]):
-        assert cli.main(["generate", "--max-tokens", "2", "--prompt", "Hi", *flags]) == 0
-        said[bool(flags)] = capsys.readouterr().err
-    assert "weights in the file's codes" in said[False] and "linear_quantized" in said[False]
-    assert "weights in the file's codes" not in said[True] and "linear_quantized" not in said[True]
-    assert "widened" not in said[False] + said[True]
+@pytest.mark.parametrize(
+    "flags", [[], pytest.param(["--quantize", "none"], marks=pytest.mark.full)], ids=" ".join
+)
+def test_the_command_keeps_the_files_codes(capsys, flags) -> None:
+    assert cli.main(["generate", "--max-tokens", "2", "--prompt", "Hi", *flags]) == 0
+    said = capsys.readouterr().err
+    for text in ("weights in the file's codes", "linear_quantized"):
+        assert (text in said) == (not flags)
+    assert "widened" not in said
 
 
 @pytest.mark.full
