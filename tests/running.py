@@ -288,6 +288,9 @@ def check_against_reference(
     """Asserts that all results are right, to the bit where the contract says so."""
     module = support.op_module(op)
     want = module.reference(*map(as_f64, operands), **attributes)
+    assert isinstance(want, list | tuple), (
+        f"{op}.py: reference gives {type(want)}, expected a list with an array a result"
+    )
     if hasattr(module, "rounded"):  # with the roundings to T that show in codes
         models = module.rounded(*operands, **attributes)
         want = [w if m is None else m for w, m in zip(want, models, strict=True)]

@@ -298,8 +298,19 @@ def test_make_echoes_commands_only_if_asked() -> None:
 
 
 def planned(target: str, *variables: str) -> str:
-    """What make would run, in an environment with nothing installed."""
-    return run("make", "--directory", str(ROOT), "-n", target, "VENV=/nowhere", *variables)
+    """What make would run, in an environment with nothing installed, and not as a part of this make."""
+    outer = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "TESTS", "ARGS")
+    return run(
+        "env",
+        *(f"--unset={name}" for name in outer),
+        "make",
+        "--directory",
+        str(ROOT),
+        "-n",
+        target,
+        "VENV=/nowhere",
+        *variables,
+    )
 
 
 def test_formatting_needs_the_formatters_alone() -> None:

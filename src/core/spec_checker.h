@@ -17,8 +17,10 @@ namespace intarsia {
 struct FieldRow {
   FieldKind kind{};
   std::string_view name{}, dims{}, dtype{}, indexes{}, one_of{}, alias{}, mutates{}, when{};
-  bool optional = false;                                        // operands
-  bool is_integer = false, is_string = false, is_flag = false;  // attributes
+  bool optional = false;  // operands
+  // Attributes; has_type: one that the wire knows.
+  bool has_type = false, is_integer = false, is_real = false, is_string = false, is_flag = false;
+  bool not_negative = false;
 };
 
 class SpecChecker {
@@ -93,9 +95,17 @@ class SpecChecker {
     if (!IsName(row.name)) return Fault("\"", row.name, "\" is no name: a-z, 0-9 and _");
     if (row.kind == FieldKind::kAttribute && row.name == "present")
       return Fault("present: the wire has an attribute of that name for every op");
+    if (row.kind == FieldKind::kAttribute && !CheckType(row)) return false;
     for (size_t j = 0; j < i; ++j)
       if (rows_[j].name == row.name && IsParameter(rows_[j].kind) == IsParameter(row.kind))
         return Fault(row.name, ": two fields have that name");
+    return true;
+  }
+
+  constexpr bool CheckType(const FieldRow& row) {
+    if (!row.has_type)
+      return Fault(row.name, ": its type is none of float, int64_t, bool and std::string_view");
+    if (row.not_negative && !row.is_real) return Fault(row.name, ": NotNegative() is for floats");
     return true;
   }
 

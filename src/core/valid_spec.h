@@ -66,6 +66,10 @@ constexpr bool kTakes = []<size_t... i>(std::index_sequence<i...>) {
   return requires { Struct{(void(i), AnyMember<Struct>{})...}; };
 }(std::make_index_sequence<kCount>{});
 
+// Whether a member has the type, or may be without it.
+template <class Member, class Type>
+constexpr bool kIs = std::is_same_v<Member, Type> || std::is_same_v<Member, std::optional<Type>>;
+
 template <class Op>
 constexpr auto RowsOf() {
   constexpr size_t kCount = std::tuple_size_v<decltype(Op::kSpec.fields)>;
@@ -86,10 +90,13 @@ constexpr auto RowsOf() {
       row.when = field.when;
     }
     row.optional = std::is_same_v<Member, Optional>;
+    if constexpr (requires { field.not_negative; }) row.not_negative = field.not_negative;
     row.is_flag = std::is_same_v<Member, bool>;
     row.is_string = std::is_same_v<Member, std::string_view>;
-    row.is_integer =
-        std::is_same_v<Member, int64_t> || std::is_same_v<Member, std::optional<int64_t>>;
+    row.is_integer = kIs<Member, int64_t>;
+    row.is_real = kIs<Member, float>;
+    row.has_type =
+        row.is_integer || row.is_real || kIs<Member, bool> || kIs<Member, std::string_view>;
   });
   return rows;
 }

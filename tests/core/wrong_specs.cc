@@ -139,6 +139,31 @@ struct TooMuch : Members {
 };
 static_assert(kValidSpec<TooMuch>);
 
+// fault: no_type: eps: its type is none of float, int64_t, bool and std::string_view
+struct NoType {
+  TensorView x, out;
+  double eps = 0;
+  static constexpr auto kSpec = MakeSpec(
+      "no_type", "An op for tests.", "nowhere", In("x", &NoType::x, "n", "T", "numbers"),
+      Attr("eps", &NoType::eps, "a number"), Out("out", &NoType::out, "=x", "T", "the same"));
+  Status Run(const CpuContext&) const;
+  Status Run(const CudaContext&) const;
+};
+static_assert(kValidSpec<NoType>);
+
+// fault: no_float: group: NotNegative() is for floats
+struct NoFloat {
+  TensorView x, out;
+  int64_t group = 0;
+  static constexpr auto kSpec =
+      MakeSpec("no_float", "An op for tests.", "nowhere", In("x", &NoFloat::x, "n", "T", "numbers"),
+               Attr("group", &NoFloat::group, "columns").NotNegative(),
+               Out("out", &NoFloat::out, "=x", "T", "the same"));
+  Status Run(const CpuContext&) const;
+  Status Run(const CudaContext&) const;
+};
+static_assert(kValidSpec<NoFloat>);
+
 // fault: no_workspace_dims: scratch: the struct has no WorkspaceDims() const
 struct NoWorkspaceDims : Members {
   TensorView scratch;
