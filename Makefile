@@ -101,10 +101,12 @@ $(BIN)/intarsia: pyproject.toml
 demo: build $(MODEL_INSTALLED) ## generate text with a real small model through our custom calls; MODEL=gemma3
 	$(BIN)/intarsia generate --model $(MODEL) $(ARGS)
 
+# Nothing where a part of the tests is asked for, which has none in C++.
+ALL_TESTS = $(filter tests,$(TESTS)$(findstring -k,$(ARGS)))
 test: setup-dev ## the tests that this machine can run, without the long ones
-	$(MAKE) build CMAKE_ARGS="-DINTARSIA_TESTS=on $(CMAKE_ARGS)"
-	$(if $(filter on,$(CUDA)),$(BIN)/cmake --build $(BUILD) --target cuda_checks)
-	$(if $(filter tests,$(TESTS)$(findstring -k,$(ARGS))),$(BIN)/ctest --test-dir $(BUILD) --output-on-failure)
+	$(MAKE) build CMAKE_ARGS="$(if $(ALL_TESTS),-DINTARSIA_TESTS=on) $(CMAKE_ARGS)"
+	$(if $(and $(ALL_TESTS),$(filter on,$(CUDA))),$(BIN)/cmake --build $(BUILD) --target cuda_checks)
+	$(if $(ALL_TESTS),$(BIN)/ctest --test-dir $(BUILD) --output-on-failure)
 	$(BIN)/python -m pytest -q $(TESTS) $(ARGS)
 
 test-full: ## make test with the long tests and grids too (CONTRIBUTING.md lists them)
