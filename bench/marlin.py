@@ -91,6 +91,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--torch-ops", required=True, help="vLLM's library")
+    parser.add_argument("--vllm", default="0.32.0", help="the wheel's version, for --json")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 64, 128, 256])
     parser.add_argument("--json", type=pathlib.Path, help="file of bench/results to write")
     args = parser.parse_args()
@@ -121,7 +122,7 @@ def main() -> None:
             args.json,
             rows,
             device=torch.cuda.get_device_name(),
-            versions={"torch": torch.__version__, "vllm": "0.32.0"},
+            versions={"torch": torch.__version__, "vllm": args.vllm},
             command=" ".join(["python", *sys.argv]),
         )
 

@@ -92,9 +92,10 @@ def main() -> None:
         print(f"{m} x {n} x {k}", flush=True)
         copies = int(COLD_BYTES / (n * k)) + 1
         for name, us in medians(ways(m, n, k, copies), copies).items():
+            w_bytes = n * k * (2 if name.startswith("bf16") else 1)
             rows.append(
                 {"m": m, "n": n, "k": k, "way": name, "us": round(us, 1),
-                 "tflops": round(2e-6 * m * n * k / us), "tb_s": round(1e-6 * n * k / us, 2)}
+                 "tflops": round(2e-6 * m * n * k / us), "tb_s": round(1e-6 * w_bytes / us, 2)}
             )  # fmt: skip
             print(f"  {name:28} {us:9.1f} us {rows[-1]['tflops']:6} T/s {rows[-1]['tb_s']:6} TB/s")
         torch.cuda.empty_cache()

@@ -77,7 +77,7 @@ def test_nan_stays_in_its_row_and_column(platform: str, m: int, scales) -> None:
 
 @running.on_each_platform
 def test_rows_of_int8_do_not_depend_on_the_batch(platform: str) -> None:
-    """Sums of integers are exact, and take their scales at once."""
+    """Sums of integers are exact, and take their scales at once, while f32 holds them: those of 1023 columns."""
     (x, w, x_scales, *others), attributes = draw(m=37, n=48, k=900, codes=np.int8)
     (all_rows,) = running.run_any(OP, [x, w, x_scales, *others], attributes, platform)
     for rows in (slice(0, 1), slice(5, 9), slice(12, 31)):
@@ -95,6 +95,21 @@ def test_large_sums_of_int8(platform: str) -> None:
     (out,) = running.run_any(OP, [x, w, ones, ones, None], {"out_dtype": "f32"}, platform)
     want = x.astype(np.float64) @ w.T.astype(np.float64)
     assert support.relative_error(out, want) < 1e-6
+
+
+@pytest.mark.parametrize("codes", CODES)
+def test_a_last_block_of_rows_with_the_most_lanes(codes) -> None:
+    """117 rows behind 128 make panels of 144 lanes, where registers have 16; wide tiles of w."""
+    operands, attributes = draw(m=245, n=4096, k=1040, codes=codes)
+    check(OP, operands, attributes, "cpu")
+
+
+@running.on_each_platform
+@pytest.mark.parametrize("w_scales", ["tensor", "channel", "block"])
+def test_no_columns_have_no_blocks(platform: str, w_scales: str) -> None:
+    operands, attributes = draw(m=3, n=24, k=0, x_scales="block", w_scales=w_scales, bias=True)
+    assert operands[2].shape == (3, 0)
+    check(OP, operands, attributes, platform)
 
 
 @pytest.mark.parametrize("codes", CODES)

@@ -4,7 +4,9 @@
 // where b matters to sums of blocks alone: scales of a row, or of all, are the same in each block.
 //   int8: p is exact, a sum of integers.
 //   e4m3: products are exact, sums in f32. Hopper's tensor cores keep some 14 bits of a sum; they
-//   add up one block, or kUnscaledBlocks of them, and f32 arithmetic adds up what they give.
+//   add up one block, and f32 arithmetic adds up blocks.
+// Blocks are added in an order that the shape decides. On GPUs int8's are added in f32, too, but in
+// Hopper's kernel without scales of blocks.
 #pragma once
 #include <cstdint>
 

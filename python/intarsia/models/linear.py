@@ -101,7 +101,7 @@ def product(x: jax.Array, weight: jax.Array, dtype: Any = None) -> jax.Array:
 def linear(ops: ModuleType, x: Rows, weight: Weight) -> jax.Array:
     """Applies a linear layer to rows [t, in]: [t, out] in the dtype of the activations.
 
-    A quantized layer takes rows in either form, and quantizes those that come unquantized. Where the
+    A quantized layer takes rows in either form, and quantizes those that come unquantized. Its product is `intarsia.jax`'s whatever `ops` are. Where the
     input is spread over devices (tensor parallelism's wo and w_down), each device quantizes its part of a
     row by that part's own largest number, as vLLM does. Its product is scaled before the parts are
     summed. So devices need not agree upon a scale, and a smaller part has a finer scale.

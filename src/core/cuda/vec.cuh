@@ -91,6 +91,11 @@ struct alignas(kCount * sizeof(T) < kMaxAccessBytes ? kCount * sizeof(T) : kMaxA
   T at[kCount];
 };
 
+// One of the four words, by a number that is known when code is compiled.
+__device__ __forceinline__ uint32_t WordOf(const uint4& x, int i) {
+  return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
+}
+
 // Two numbers of 16 bits, as instructions take them.
 template <class T>
 using PairOf = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;

@@ -55,14 +55,4 @@ WGMMA(128, LIST_64, "%64", "%65", "%66", "%67", "%68", OUT_32, EIGHT(32), EIGHT(
 #undef LIST_64
 #undef OUT_32
 
-// c[16x8] += a[16x32] b[32x8]. Layouts: PTX ISA, "mma.m16n8k32".
-__device__ __forceinline__ void MmaE4M3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                        uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 }  // namespace intarsia::cuda

@@ -28,7 +28,7 @@ constexpr int kVecs = kWidth < kLanes ? 1 : kWidth / kLanes;
 // fn.operator()<width>(first row, rows) for the panels of some rows: the widest ones, then ever
 // narrower ones; one is as wide as the rows that are left, or up to a third wider.
 template <int kWidth = kWidest, class Fn>
-[[gnu::always_inline]] inline void ForPanels(int64_t rows, Fn fn, int64_t first = 0) {
+[[gnu::always_inline]] constexpr void ForPanels(int64_t rows, Fn fn, int64_t first = 0) {
   if constexpr (kWidth == kWidest)
     for (; first + kWidth <= rows; first += kWidth) fn.template operator()<kWidth>(first, kWidth);
   if (4 * (rows - first) >= 3 * kWidth) {

@@ -10,11 +10,11 @@ namespace intarsia {
 namespace matmul {
 namespace {
 
-constexpr int64_t kSumFloats = 8192;  // of a tile
 constexpr int64_t kLeastColumns = std::max(kLanes, kWeightRows);
 constexpr int64_t kMostColumns = 64;                // of a tile: rows of w
 constexpr int64_t kCachedBytes = int64_t{1} << 17;  // of packed rows that a core keeps
-constexpr int64_t kExactColumns = 65536;            // whose sums of products of int8 fit 32 bits
+// Whose sums of products of int8 fit 32 bits, and end with a part.
+constexpr int64_t kExactColumns = 65536;
 
 template <class T>
 constexpr bool kIsInt = std::is_same_v<T, I8>;
@@ -22,8 +22,9 @@ constexpr bool kIsInt = std::is_same_v<T, I8>;
 template <class T>
 using SumOf = std::conditional_t<kIsInt<T>, int32_t, float>;
 
-// Scales of rows alone, or of all, wait for the sums of all columns: results of int8 then are the
-// same in every batch. Where blocks have scales, each block takes those of its row and its own.
+// Scales of rows alone, or of all, wait for the sums of all columns. Results of int8 then are the
+// same in every batch while f32 holds a lane's sum, below 2^24. Where blocks have scales, each
+// block takes those of its row and its own.
 constexpr float kOne = 1.0f;
 constexpr BlockScales kOnes{&kOne};
 BlockScales OfBlocks(const ScaledParams& params, const BlockScales& scales) {
@@ -49,11 +50,19 @@ int64_t RowUnits(const ScaledParams& params) {
 }
 
 // Lanes of sums that the panels of so many rows have, for each row of w.
-int64_t LanesOf(int64_t rows) {
+constexpr int64_t LanesOf(int64_t rows) {
   int64_t lanes = 0;
   ForPanels(rows, [&]<int kWidth>(int64_t, int64_t) { lanes += kVecs<kWidth> * kLanes; });
   return lanes;
 }
+
+// 117 rows have more than 128 where a register has 16 lanes.
+consteval bool LanesFit() {
+  for (int64_t rows = 1; rows <= kBlockRows; ++rows)
+    if (LanesOf(rows) > kMostLanes) return false;
+  return true;
+}
+static_assert(LanesFit());
 
 // Rows of units, one block of columns each, as a panel.
 template <int kWidth>
@@ -199,8 +208,8 @@ void Multiply(const ScaledPass& pass, const Block& block, int64_t column, int64_
               float* results) {
   const ScaledParams& params = pass.params;
   const Tile<T> tile = TileAt<T>(params, column, columns);
-  alignas(64) SumOf<T> sums[kSumFloats];
-  alignas(64) float totals[kSumFloats];
+  alignas(64) SumOf<T> sums[kMostLanes * kMostColumns];
+  alignas(64) float totals[kMostLanes * kMostColumns];
   const int64_t used = LanesOf(block.rows) * tile.padded;
   std::fill(sums, sums + used, SumOf<T>{});
   std::fill(totals, totals + used, 0.0f);
@@ -227,9 +236,8 @@ template <class Unit>
 int64_t TileColumns(const ScaledPass& pass, int num_threads) {
   const int64_t rows = std::min(pass.rows, kBlockRows), blocks = CeilDiv(pass.rows, kBlockRows);
   if (rows * RowUnits<Unit>(pass.params) * 4 <= kCachedBytes) return kLeastColumns;
-  const int64_t room = std::min(kMostColumns, kSumFloats / LanesOf(rows));
   const int64_t shared = pass.params.n * blocks / (4 * num_threads);
-  return std::clamp(shared, kLeastColumns, room) / kLeastColumns * kLeastColumns;
+  return std::clamp(shared, kLeastColumns, kMostColumns) / kLeastColumns * kLeastColumns;
 }
 
 template <class T, class Unit>

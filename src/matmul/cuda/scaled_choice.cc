@@ -16,7 +16,8 @@ bool HasAlignedRows(const ScaledParams& p) {
 namespace sm90 {
 // Results are stored 16 bytes at a time, and sums of all blocks of int8 have 32 bits.
 bool Supports(const ScaledParams& p) {
-  constexpr int64_t kMostSummed = (int64_t{1} << 31) / (128 * 128) - 1;
+  constexpr int64_t kLargestCode = 128;
+  constexpr int64_t kMostSummed = (int64_t{1} << 31) / (kLargestCode * kLargestCode) - 1;
   return HasAlignedRows(p) && p.n % 8 == 0 && IsAligned16(p.out) &&
          (p.dtype != DType::kI8 || p.has_blocks() || p.k <= kMostSummed);
 }
@@ -38,8 +39,8 @@ bool CanRun(ScaledKernel kernel, const ScaledParams& p, const cuda::Device& devi
   switch (kernel) {
     case ScaledKernel::kWarpgroups:
       return cuda::HasImage(cuda::kHopper, device) && sm90::Supports(p);
-    case ScaledKernel::kStream:
-      return HasAlignedRows(p);
+    case ScaledKernel::kStream:  // whose grid has rows as its y
+      return HasAlignedRows(p) && p.m <= 65535 * kMostStreamedRows / 2;
     case ScaledKernel::kTiles:
       break;
   }

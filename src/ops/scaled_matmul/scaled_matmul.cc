@@ -7,13 +7,13 @@ Status ScaledMatmul::Check() const {
   const int64_t row_blocks = CeilDiv<int64_t>(w.dim(0), matmul::kScaleBlock);
   const int64_t kb = x_scales.dim(-1);
   if (kb != 1 && kb != blocks)
-    return InvalidArgument(Text("x_scales has kb=", kb, ", expected 1, or ", blocks,
-                                " blocks of 128 for k=", x.dim(-1)));
+    return InvalidArgument(Text("x_scales has kb=", kb, ", expected 1, or ", blocks, " blocks of ",
+                                matmul::kScaleBlock, " for k=", x.dim(-1)));
   if (w_scales.rank < 2) return {};
   if (w_scales.dim(0) != row_blocks || w_scales.dim(1) != blocks)
     return InvalidArgument(Text("w_scales has [nb wb]=[", w_scales.dim(0), " ", w_scales.dim(1),
-                                "], expected [", row_blocks, " ", blocks,
-                                "], blocks of 128 for n=", w.dim(0), ", k=", w.dim(1)));
+                                "], expected [", row_blocks, " ", blocks, "], blocks of ",
+                                matmul::kScaleBlock, " for n=", w.dim(0), ", k=", w.dim(1)));
   return {};
 }
 
@@ -30,7 +30,7 @@ matmul::ScaledParams ScaledMatmul::ToParams() const {
   params.x_scales.data = x_scales.as<const float>();
   const int64_t kb = x_scales.dim(-1);
   if (x_scales.rank > 1 || x.rank == 1) params.x_scales.row = kb;
-  if (kb > 1) params.x_scales.block = 1;
+  if (kb != 1) params.x_scales.block = 1;  // of no block where k is 0
   params.w_scales.data = w_scales.as<const float>();
   if (w_scales.rank == 2)
     params.w_scales = {params.w_scales.data, w_scales.dim(1), 1, matmul::kScaleBlock};

@@ -24,6 +24,7 @@ CASES = {
     "one_column": dict(tags="ci", m=2, n=3, k=1),
     "many_rows": dict(tags="ci", m=140, n=72, k=160, **_BLOCKS),
     "no_rows": dict(tags="ci", m=0, n=16, k=32),
+    "one_block": dict(tags="ci", m=4, n=130, k=100, w_scales="block", bias=True),
     "no_columns": dict(tags="ci", m=2, n=16, k=0, bias=True),
     "deepseek_v3_4096": dict(tags="bench", m=4096, n=4096, k=7168, **_BLOCKS),
     "deepseek_v3_16": dict(tags="bench", m=16, n=4096, k=7168, **_BLOCKS),

@@ -209,10 +209,6 @@ class CodesStager {
   const int thread_, threads_, unit_, row_, stage_;
 };
 
-__device__ __forceinline__ uint32_t WordOf(const uint4& x, int i) {
-  return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
-}
-
 // 16 bytes that are read once, behind AwaitPrevious.
 __device__ __forceinline__ uint4 LoadCodes16(const char* from) {
   uint4 x;
@@ -310,7 +306,8 @@ class StreamedProduct {
         for (int step = 0; step < 2; ++step) {
 #pragma unroll
           for (int n = 0; n < S::kTogether; ++n) {
-            const typename M::B of_x = {{WordOf(x[n], 2 * step), WordOf(x[n], 2 * step + 1)}};
+            const typename M::B of_x = {
+                {cuda::WordOf(x[n], 2 * step), cuda::WordOf(x[n], 2 * step + 1)}};
 #pragma unroll
             for (int half = 0; half < 2; ++half)
               M::MultiplyAdd(group_[step % S::kChains][half][first + n], a[half][step], of_x);
@@ -333,15 +330,15 @@ class StreamedProduct {
   __device__ __forceinline__ void Eight(const uint4 (&w)[S::kWords], int row,
                                         uint32_t (&pairs)[4]) const {
     if constexpr (S::kSpread) {
-      spread_.Decode(WordOf(w[0], row), pairs);
+      spread_.Decode(cuda::WordOf(w[0], row), pairs);
     } else {
       uint32_t low[2], high[2];
       if constexpr (S::kWords == 2) {
-        Decode<S::kFormat, S::kType>({WordOf(w[0], row), 0}, low);
-        Decode<S::kFormat, S::kType>({WordOf(w[1], row), 0}, high);
+        Decode<S::kFormat, S::kType>({cuda::WordOf(w[0], row), 0}, low);
+        Decode<S::kFormat, S::kType>({cuda::WordOf(w[1], row), 0}, high);
       } else {
-        Decode<S::kFormat, S::kType, 0, S::kBiased>({WordOf(w[0], row), 0}, low);
-        Decode<S::kFormat, S::kType, 2, S::kBiased>({WordOf(w[0], row), 0}, high);
+        Decode<S::kFormat, S::kType, 0, S::kBiased>({cuda::WordOf(w[0], row), 0}, low);
+        Decode<S::kFormat, S::kType, 2, S::kBiased>({cuda::WordOf(w[0], row), 0}, high);
       }
       pairs[0] = low[0], pairs[1] = low[1], pairs[2] = high[0], pairs[3] = high[1];
     }

@@ -2,7 +2,6 @@
 #pragma once
 #include "src/core/cuda/fp8.cuh"
 #include "src/core/cuda/ptx.cuh"
-#include "src/core/cuda/wgmma_e4m3.cuh"  // MmaE4M3
 #include "src/core/dtype.h"
 
 namespace intarsia::matmul {
@@ -17,11 +16,7 @@ struct CodeMma<DType::kI8> {
   using Sum = int32_t;
   static __device__ __forceinline__ void MultiplyAdd(Sum (&c)[4], const uint32_t (&a)[4],
                                                      uint32_t b0, uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};\n"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    cuda::MmaS8(c, a, b0, b1);
   }
 };
 

@@ -34,10 +34,6 @@ struct ScaledStep {
   uint4 w[2 * S::kColumnPairs], x[S::kRowBlocks];
 };
 
-__device__ __forceinline__ uint32_t WordOf(const uint4& x, int i) {
-  return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
-}
-
 // What a lane reads: its columns of its rows of w and of x, zeros where there are none.
 template <class S>
 class CodeStream {
@@ -79,12 +75,12 @@ __device__ __forceinline__ void MultiplyStep(
 #pragma unroll
     for (int i = 0; i < S::kColumnPairs; ++i) {
       const uint4 &low = step.w[2 * i], &high = step.w[2 * i + 1];
-      const uint32_t a[4] = {WordOf(low, 2 * half), WordOf(high, 2 * half),
-                             WordOf(low, 2 * half + 1), WordOf(high, 2 * half + 1)};
+      const uint32_t a[4] = {cuda::WordOf(low, 2 * half), cuda::WordOf(high, 2 * half),
+                             cuda::WordOf(low, 2 * half + 1), cuda::WordOf(high, 2 * half + 1)};
 #pragma unroll
       for (int j = 0; j < S::kRowBlocks; ++j)
-        S::Mma::MultiplyAdd(part[i][j], a, WordOf(step.x[j], 2 * half),
-                            WordOf(step.x[j], 2 * half + 1));
+        S::Mma::MultiplyAdd(part[i][j], a, cuda::WordOf(step.x[j], 2 * half),
+                            cuda::WordOf(step.x[j], 2 * half + 1));
     }
   }
 }

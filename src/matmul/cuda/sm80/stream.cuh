@@ -41,10 +41,6 @@ struct StreamConfig {
   using Sums = float[4][kRowBlocks][4];
 };
 
-__device__ __forceinline__ uint32_t At(const uint4& x, int i) {
-  return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
-}
-
 // What a lane has of kStep elements of the sum.
 template <class S>
 struct StreamPart {
@@ -145,18 +141,19 @@ __device__ __forceinline__ void MultiplyPart(const StreamPart<S>& part, typename
       typename M::A a;
       if constexpr (S::kIsTransposed) {
         const uint4 &low = part.w[2 * j], &high = part.w[2 * j + 1];
-        a = {
-            {At(low, 2 * half), At(high, 2 * half), At(low, 2 * half + 1), At(high, 2 * half + 1)}};
+        a = {{cuda::WordOf(low, 2 * half), cuda::WordOf(high, 2 * half),
+              cuda::WordOf(low, 2 * half + 1), cuda::WordOf(high, 2 * half + 1)}};
       } else {
         const uint4* const w = part.w + 4 * half;
-        a = {{__byte_perm(At(w[0], j), At(w[1], j), 0x5410),
-              __byte_perm(At(w[0], j), At(w[1], j), 0x7632),
-              __byte_perm(At(w[2], j), At(w[3], j), 0x5410),
-              __byte_perm(At(w[2], j), At(w[3], j), 0x7632)}};
+        a = {{__byte_perm(cuda::WordOf(w[0], j), cuda::WordOf(w[1], j), 0x5410),
+              __byte_perm(cuda::WordOf(w[0], j), cuda::WordOf(w[1], j), 0x7632),
+              __byte_perm(cuda::WordOf(w[2], j), cuda::WordOf(w[3], j), 0x5410),
+              __byte_perm(cuda::WordOf(w[2], j), cuda::WordOf(w[3], j), 0x7632)}};
       }
 #pragma unroll
       for (int i = 0; i < S::kRowBlocks; ++i) {
-        const typename M::B b = {{At(part.x[i], 2 * half), At(part.x[i], 2 * half + 1)}};
+        const typename M::B b = {
+            {cuda::WordOf(part.x[i], 2 * half), cuda::WordOf(part.x[i], 2 * half + 1)}};
         M::MultiplyAdd(sums[j][i], a, b);
       }
     }

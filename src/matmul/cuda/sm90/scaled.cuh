@@ -5,7 +5,8 @@
 // products, or scales and adds them up, the tensor cores work for the other. So the sum of a block
 // goes to registers of its own, and f32 arithmetic adds up blocks, as in DeepSeek-AI 2024,
 // arXiv:2412.19437, section 3.3.2. Sums of int8 are exact: without scales of blocks they stay where
-// they are. Where tiles are few, CTAs of a cluster share the blocks of each sum.
+// they are until the CTA's last block. Where tiles are few, CTAs of a cluster share the blocks of
+// each sum.
 #pragma once
 #include <algorithm>
 #include <array>

@@ -61,7 +61,7 @@ class ScaledConsumer {
     work_.ForEachTile([&](int row, int column) {
       first_row_ = row + number_ * 64 * S::kHalves;
       first_column_ = column;
-      LoadScales();
+      if (splits_ == 1) LoadScales();
       Sums<float> sums;
       if constexpr (kExact) {
         Sums<int32_t> exact = {};
@@ -142,7 +142,7 @@ class ScaledConsumer {
   __device__ __forceinline__ void AddBlocks(Sums<float>& sums) {
 #pragma unroll
     for (int i = 0; i < S::kHalves * kCount; ++i) sums[i / kCount][i % kCount] = 0.0f;
-    std::conditional_t<kScaled, Factors, ScaledConsumer&> scales(*this);
+    std::conditional_t<kScaled, Factors, ScaledConsumer&> scales(*this);  // a reference: unused
     if constexpr (kScaled) scales.Load(work_.begin);
 #pragma unroll 1
     for (int b = work_.begin; b < work_.end; ++b, place_.Next()) {
@@ -224,12 +224,9 @@ class ScaledConsumer {
       cuda::WgmmaE4M3<S::kColumns>::template Shared<__nv_fp8_e4m3, kAdd>(part, x, w);
   }
 
-  // What the whole sum in a column is multiplied by, beside its row's.
-  __device__ __forceinline__ float OfColumn(int column) const {
-    return p_.w_scales.block == 0 ? p_.w_scales.data[column * p_.w_scales.row] : 1.0f;
-  }
+  // What the whole sum in a row is multiplied by: kScaled, x's scales were those of blocks.
   __device__ __forceinline__ float OfRow(int row) const {
-    return kScaled ? 1.0f : p_.x_scales.data[row * p_.x_scales.row];
+    return kScaled ? 1.0f : p_.x_scales.At(row, 0);
   }
 
   // Sums of all CTAs of the cluster, in their order, meet where x was, of which nothing is left.
@@ -255,10 +252,12 @@ class ScaledConsumer {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
           const int row = first_row_ + cuda::AccumulatorRow(Thread(), i + e);
-          if (row >= p_.m || column >= n) continue;  // n is even
-          StorePair(p_.out, p_.out_dtype, int64_t{row} * n + column, n - column,
-                    of_all[e] * (OfRow(row) * OfColumn(column)) + BiasAt(p_, column),
-                    of_all[e + 1] * (OfRow(row) * OfColumn(column + 1)) + BiasAt(p_, column + 1));
+          if (row >= p_.m || column >= n) continue;  // n is a multiple of 8 (Supports)
+          StorePair(
+              p_.out, p_.out_dtype, int64_t{row} * n + column, n - column,
+              of_all[e] * (OfRow(row) * OfAllBlocks(p_.w_scales, column)) + BiasAt(p_, column),
+              of_all[e + 1] * (OfRow(row) * OfAllBlocks(p_.w_scales, column + 1)) +
+                  BiasAt(p_, column + 1));
         }
       }
     }
@@ -267,7 +266,7 @@ class ScaledConsumer {
   // Asks for what Scale needs: a thread for one column, and for its rows.
   __device__ __forceinline__ void LoadScales() {
     const int column = min(first_column_ + Thread(), static_cast<int>(p_.n) - 1);
-    of_column_ = {OfColumn(column), BiasAt(p_, column)};
+    of_column_ = {OfAllBlocks(p_.w_scales, column), BiasAt(p_, column)};
 #pragma unroll
     for (int i = 0; i < 2 * S::kHalves; ++i) of_rows_[i] = OfRow(RowOf(i / 2, i % 2));
   }
