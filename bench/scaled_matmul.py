@@ -74,7 +74,7 @@ def ways(m: int, n: int, k: int, copies: int) -> dict[str, Callable[[int], objec
             x8, w8[i].t(), of_x_t, of_w.t(), out_dtype=torch.bfloat16
         ),
         "int8 rows: ours": lambda i: ours(xi, wi[i], rows, columns),
-        "int8 rows: torch, no scales": lambda i: torch._int_mm(xi, wi[i].t()),
+        "int8 rows: torch": lambda i: torch._int_mm(xi, wi[i].t()),
     }
     xb, wb = x8.bfloat16(), [w.bfloat16() for w in w8]
     return found | {"bf16: torch": lambda i: xb @ wb[i].t()}
@@ -91,13 +91,15 @@ def main() -> None:
     for m, n, k in args.size or SIZES:
         print(f"{m} x {n} x {k}", flush=True)
         copies = int(COLD_BYTES / (n * k)) + 1
-        for name, us in medians(ways(m, n, k, copies), copies).items():
-            w_bytes = n * k * (2 if name.startswith("bf16") else 1)
-            rows.append(
-                {"m": m, "n": n, "k": k, "way": name, "us": round(us, 1),
-                 "tflops": round(2e-6 * m * n * k / us), "tb_s": round(1e-6 * w_bytes / us, 2)}
-            )  # fmt: skip
-            print(f"  {name:28} {us:9.1f} us {rows[-1]['tflops']:6} T/s {rows[-1]['tb_s']:6} TB/s")
+        us = medians(ways(m, n, k, copies), copies)
+        for codes_of in dict.fromkeys(name.split(":")[0] for name in us if "ours" in name):
+            ours, theirs = us[f"{codes_of}: ours"], us.get(f"{codes_of}: torch")
+            row = {"size": f"{m} x {n} x {k}", "codes": codes_of, "us": round(ours, 1)}
+            row["tflop_per_s"] = round(2e-6 * m * n * k / ours)
+            row["torch_us"] = None if theirs is None else round(theirs, 1)
+            row["bf16_us"] = round(us["bf16: torch"], 1)
+            rows.append(row)
+            print(" ", row)
         torch.cuda.empty_cache()
     if args.json:
         record.write(

@@ -37,6 +37,7 @@ UNITS = {
 }
 NAMES = {
     "": "ours",
+    "bf16": "bf16",
     "fa3": "FA3",
     "marlin": "Marlin",
     "through_cpu": "through the CPU",

@@ -1,6 +1,5 @@
 """Linear layers in fp8: what they compute, what is left of a model's quality, and what is compiled."""
 
-import dataclasses
 import functools
 import re
 
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import running
 from intarsia import cli
 from intarsia._steps import compile_step
 from intarsia.models import Engine, ModelConfig, SamplingParams, load_model, perplexity, transformer
@@ -326,46 +326,20 @@ def _shapes_of_a_step(config: ModelConfig, tokens: int, scan_layers: bool):
     return params, caches, (array(1024, d, dtype=jnp.float32),), batch
 
 
-def compiled_step(tokens: int, scan_layers: bool, device: jax.Device | None = None) -> str:
-    """The optimized HLO of a decode step; a device is enough, or its description."""
-    config = LLAMA3_8B
-    operands = _shapes_of_a_step(config, tokens, scan_layers)
-    if device is not None:
-        sharding = jax.sharding.SingleDeviceSharding(device)
-        operands = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), operands
-        )
-    step = functools.partial(transformer.forward, intarsia.jax, config, decode=True)
-    # Where it may, XLA times Triton's fp8 product, too, and takes what is faster.
-    options = {"xla_gpu_enable_triton_gemm": False}
-    return jax.jit(step, donate_argnums=1).lower(*operands).compile(options).as_text()
-
-
-def test_on_a_cpu_weights_are_widened_one_after_the_other():
-    small = {"hidden": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "intermediate": 512}
-    room = {}
-    for layers in (2, 6):
-        config = dataclasses.replace(LLAMA3_8B, **small, vocab=64, layers=layers)
-        operands = _shapes_of_a_step(config, 1, scan_layers=False)
-        step = functools.partial(transformer.forward, intarsia.jax, config, decode=True)
-        compiled = compile_step(jax.jit(step, donate_argnums=1).lower(*operands))
-        room[layers] = compiled.memory_analysis().temp_size_in_bytes
-    in_f32 = 4 * 3 * config.hidden * config.intermediate
-    assert room[6] - room[2] < in_f32 / 10
-    assert room[2] < 2 * in_f32
-
-
-@pytest.mark.gpu
+@running.on_each_platform
 @pytest.mark.parametrize("scan_layers", [False, True])
-@pytest.mark.parametrize("tokens", [16, 512])
-def test_cublas_multiplies_the_codes(tokens, scan_layers):
-    device = jax.devices("gpu")[0]
-    if float(device.compute_capability) < 8.9:
-        pytest.skip(f"compute capability {device.compute_capability}, fp8 needs 8.9")
-    text = compiled_step(tokens, scan_layers, device)
-    layers = 1 if scan_layers else LLAMA3_8B.layers
-    calls = re.findall(r"= \((\w+)\[.*custom_call_target=\"__cublas\$lt\$matmul\$f8\"", text)
-    assert calls == ["f32"] * 4 * layers
+def test_products_take_the_codes(platform: str, scan_layers: bool) -> None:
+    """In the optimized decode step no weight is widened."""
+    config = LLAMA3_8B
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices(platform)[0])
+    operands = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        _shapes_of_a_step(config, 16, scan_layers),
+    )
+    step = functools.partial(transformer.forward, intarsia.jax, config, decode=True)
+    text = compile_step(jax.jit(step, donate_argnums=1).lower(*operands)).as_text()
+    layers = 1 if scan_layers else config.layers
+    assert text.count('custom_call_target="intarsia.scaled_matmul"') == 4 * layers
     assert not re.search(r"(bf16|f16|f32)\[(6144,4096|4096,4096|28672,4096|4096,14336)\]", text)
 
 

@@ -61,7 +61,8 @@ def test_as_in_jax(form: Form, case: str, device: str) -> None:
         if x is not None and x.requires_grad:
             size = np.linalg.norm(wanted)
             error = np.linalg.norm(next(got).detach().cpu().numpy() - wanted)
-            assert error <= 1e-5 * size + 1e-7 * wanted.size**0.5
+            # Terms of a row of one column cancel, whose roundings stay: some 1e-7 each.
+            assert error <= 1e-5 * size + 5e-7 * wanted.size**0.5
 
 
 def test_linear_quantized() -> None:
