@@ -101,8 +101,9 @@ TEST_P(StubFrame, WrongRank) {
   for (const Example& example : Examples()) {
     const size_t operands = MakeFrame(op, example.call).frame.operands.size();
     for (size_t i = 0; i < operands; ++i) {
+      // Not of size 1: one scale for all may also be that of the only block.
       ExpectRefused(example.call, "one axis more",
-                    [&](Frame& frame) { frame.operands[i].dims.push_back(1); });
+                    [&](Frame& frame) { frame.operands[i].dims.push_back(5); });
       ExpectRefused(
           example.call, "rank 9", [&](Frame& frame) { frame.operands[i].dims.assign(9, 1); },
           "rank 9");
