@@ -8,6 +8,12 @@ int64_t TensorView::size() const {
   return n;
 }
 
+int64_t TensorView::rows() const {
+  int64_t n = 1;
+  for (int i = 0; i + 1 < rank; ++i) n *= dim(i);
+  return n;
+}
+
 bool TensorView::dense() const {
   int64_t expected = 1;
   for (int i = rank - 1; i >= 0; --i) {

@@ -31,7 +31,8 @@ struct TensorView {
     return strides[static_cast<size_t>(axis < 0 ? rank + axis : axis)];
   }
   int64_t size() const;
-  bool dense() const;  // row-major without gaps
+  int64_t rows() const;  // of all axes but the last
+  bool dense() const;    // row-major without gaps
   std::span<const int64_t> shape() const { return {dims.data(), static_cast<size_t>(rank)}; }
   bool same_strides(const TensorView& other) const {
     return rank == other.rank &&

@@ -31,14 +31,12 @@ Status QuantizedLinear::Check() const {
 }
 
 matmul::QuantizedParams QuantizedLinear::ToParams() const {
-  int64_t m = 1;
-  for (int axis = 0; axis + 1 < x.rank; ++axis) m *= x.dim(axis);
   const int64_t k = x.dim(-1);
   matmul::QuantizedParams params{.dtype = x.dtype,
                                  .out_dtype = out.dtype,
                                  .format = *matmul::FormatOf(format),
                                  .x = x.data,
-                                 .m = m,
+                                 .m = x.rows(),
                                  .k = k,
                                  .tiles = packed.dim(0),
                                  .packed = packed.as<const uint8_t>(),

@@ -19,9 +19,7 @@ constexpr int64_t kMostAlone = int64_t{1} << 20;
 
 int64_t TokensOf(const FusedExperts& op) {
   if (op.x.size() == 0) return 0;  // also of any number of tokens without elements
-  int64_t tokens = 1;
-  for (int axis = 0; axis + 1 < op.ids.rank; ++axis) tokens *= op.ids.dim(axis);
-  return tokens;
+  return op.ids.rows();
 }
 
 // Experts that can add something: weights without elements may be of any number.

@@ -7,9 +7,7 @@ namespace intarsia {
 template <>
 Status RunCpu<kIsa>(const Linear& op, const CpuContext& context) {
   const int64_t n = op.w.dim(0), k = op.w.dim(1);
-  int64_t m = 1;
-  for (int axis = 0; axis + 1 < op.x.rank; ++axis) m *= op.x.dim(axis);
-  const matmul::Group all{.rows = m, .count = k};
+  const matmul::Group all{.rows = op.x.rows(), .count = k};
   return matmul::Run({.dtype = op.x.dtype,
                       .out_dtype = op.out.dtype,
                       .x = op.x.data,

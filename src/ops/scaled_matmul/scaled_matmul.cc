@@ -22,11 +22,10 @@ matmul::ScaledParams ScaledMatmul::ToParams() const {
                               .out_dtype = out.dtype,
                               .x = x.data,
                               .w = w.data,
-                              .m = 1,
+                              .m = x.rows(),
                               .n = w.dim(0),
                               .k = w.dim(1),
                               .out = out.data};
-  for (int axis = 0; axis + 1 < x.rank; ++axis) params.m *= x.dim(axis);
   params.x_scales.data = x_scales.as<const float>();
   const int64_t kb = x_scales.dim(-1);
   if (x_scales.rank > 1 || x.rank == 1) params.x_scales.row = kb;
