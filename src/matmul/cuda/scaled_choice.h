@@ -47,4 +47,10 @@ struct ScaledTiles {
   }
 };
 
+// Of S::kRows rows of x and S::kColumns rows of w.
+template <class S>
+INTARSIA_HOST_DEVICE constexpr ScaledTiles TilesOf(const ScaledParams& p) {
+  return {CeilDiv<int64_t>(p.m, S::kRows), CeilDiv<int64_t>(p.n, S::kColumns)};
+}
+
 }  // namespace intarsia::matmul

@@ -111,8 +111,7 @@ __global__ void __launch_bounds__(32 * ScaledTile::kWarps, kType == DType::kI8 ?
   extern __shared__ __align__(128) char shared[];
   cuda::AwaitPrevious();
   cuda::LetNextBegin();
-  const ScaledTiles tiles{CeilDiv<int64_t>(p.m, S::kRows), CeilDiv<int64_t>(p.n, S::kColumns)};
-  const ScaledTiles::Place place = tiles.At(blockIdx.x);
+  const ScaledTiles::Place place = TilesOf<S>(p).At(blockIdx.x);
   const int row = static_cast<int>(place.row_tile) * S::kRows;
   const int column = static_cast<int>(place.column_tile) * S::kColumns;
   const int warp = static_cast<int>(threadIdx.x / 32);
@@ -145,11 +144,9 @@ inline const cuda::Kernel kScaledTileKernel("ScaledTileKernel",
 
 template <DType kType>
 Status LaunchScaledTilesOf(const ScaledParams& p, const CudaContext& context) {
-  const bool aligned = p.k % 16 == 0 && cuda::AllAligned16(p.k, p.x, p.w) &&
+  const bool aligned = cuda::AllAligned16(p.k, p.x, p.w) &&
                        std::max(p.m, p.n) * p.k < int64_t{1} << 36;  // offsets in CopyRows
-  const int64_t tiles =
-      CeilDiv<int64_t>(p.m, ScaledTile::kRows) * CeilDiv<int64_t>(p.n, ScaledTile::kColumns);
-  const cuda::LaunchConfig config{.grid = {tiles},
+  const cuda::LaunchConfig config{.grid = {TilesOf<ScaledTile>(p).count()},
                                   .block = dim3(32 * ScaledTile::kWarps),
                                   .shared_bytes = ScaledTile::kSharedBytes,
                                   .overlaps_previous = true};

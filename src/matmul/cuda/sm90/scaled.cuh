@@ -81,11 +81,6 @@ inline const cuda::Kernel kScaledKernel(
     "ScaledSm90Kernel", reinterpret_cast<const void*>(&ScaledSm90Kernel<S, kType, kScaled>),
     S::kSharedBytes, cuda::kHopper);
 
-template <class S>
-int64_t TilesOf(const ScaledParams& p) {
-  return CeilDiv<int64_t>(p.m, S::kRows) * CeilDiv<int64_t>(p.n, S::kColumns);
-}
-
 // How many CTAs share the blocks of each sum, so that all multiprocessors have work.
 template <class S>
 int SplitsOf(const ScaledParams& p, int64_t tiles, const cuda::Device& device) {
@@ -104,7 +99,7 @@ Status LaunchScaledShape(const ScaledParams& p, const CudaContext& context) {
   const std::array<MapAxis, 1> of_x{{{p.m, p.k, S::kRows}}}, of_w{{{p.n, p.k, S::kColumns}}};
   INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.dtype, p.x, p.k, of_x, maps.x));
   INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.dtype, p.w, p.k, of_w, maps.w));
-  const int64_t tiles = TilesOf<S>(p);
+  const int64_t tiles = TilesOf<S>(p).count();
   const int splits = SplitsOf<S>(p, tiles, *context.device);
   const int64_t ctas = splits > 1
                            ? tiles * splits
@@ -125,9 +120,9 @@ Status LaunchScaledOf(const ScaledParams& p, const CudaContext& context) {
   };
   // The largest tiles, of which almost every multiprocessor has one.
   const int64_t enough = int64_t{3} * context.device->sms / 4;
-  if (p.m > MiddleScaledShape::kRows && TilesOf<LargeScaledShape>(p) >= enough)
+  if (p.m > MiddleScaledShape::kRows && TilesOf<LargeScaledShape>(p).count() >= enough)
     return launch.template operator()<LargeScaledShape>();
-  if (p.m > SmallScaledShape::kRows && TilesOf<MiddleScaledShape>(p) >= enough)
+  if (p.m > SmallScaledShape::kRows && TilesOf<MiddleScaledShape>(p).count() >= enough)
     return launch.template operator()<MiddleScaledShape>();
   return launch.template operator()<SmallScaledShape>();
 }

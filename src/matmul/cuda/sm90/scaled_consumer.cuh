@@ -29,9 +29,7 @@ struct ScaledWork {
   int begin, end;
 
   __device__ __forceinline__ ScaledWork(const ScaledParams& p, int splits)
-      : tiles{CeilDiv<int64_t>(p.m, S::kRows), CeilDiv<int64_t>(p.n, S::kColumns)},
-        first(blockIdx.x / splits),
-        stride(gridDim.x / splits) {
+      : tiles(TilesOf<S>(p)), first(blockIdx.x / splits), stride(gridDim.x / splits) {
     const int blocks = static_cast<int>(p.blocks()), rank = static_cast<int>(blockIdx.x) % splits;
     begin = blocks * rank / splits;
     end = blocks * (rank + 1) / splits;
