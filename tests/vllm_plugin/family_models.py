@@ -90,7 +90,7 @@ def _class(family: Family) -> Any:
 def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """So wide that greedy choices are clear."""
     array = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)
-    if "norm" in name and name.endswith("weight"):
+    if "norm" in name.lower() and name.endswith("weight"):
         return 1 + 0.1 * array
     if len(shape) < 2:
         return 0.3 * array

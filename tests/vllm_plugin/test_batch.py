@@ -59,8 +59,21 @@ def test_a_batch_comes_out_as_it_went_in(lengths: list[int], widths: list[int], 
         np.testing.assert_array_equal(got.slot_mapping, padded(put.slot_mapping, shape.tokens, -1))
 
 
-def test_padding_alone_writes_nothing() -> None:
-    shape, layout = StepShape(8, 4, decode=False), BatchLayout([3, 2])
+@pytest.mark.parametrize("given", [True, False])
+def test_tokens_have_types_where_a_model_takes_them(given: bool) -> None:
+    types = torch.tensor([0, 0, 1, 0, 1])
+    shape, layout = StepShape(8, 2, decode=False), BatchLayout([1], typed=True)
+    ids = torch.arange(5)
+    vector = layout.pack(shape, ids, ids, [group([3, 2], 0, 1, 0)], types if given else None)
+    step = layout.unpack(shape, jax.dlpack.from_dlpack(vector))
+    expected = types.tolist() if given else [0] * 5
+    assert step.token_types.tolist() == [*expected, 0, 0, 0]
+    assert step.groups[0].cu_seqlens_q.tolist() == [0, 3, 5]
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_padding_alone_writes_nothing(typed: bool) -> None:
+    shape, layout = StepShape(8, 4, decode=False), BatchLayout([3, 2], typed)
     vector = layout.padding(shape, torch.device("cpu"))
     step = layout.unpack(shape, jax.dlpack.from_dlpack(vector))
     for one in step.groups:

@@ -39,8 +39,14 @@ def test_every_batch_fits() -> None:
     assert all(n <= bucket(found, n) < max(2 * n, 17) for n in range(1, 301))
 
 
-@pytest.mark.parametrize("name", ["inputs_embeds", "token_type_ids"])
+@pytest.mark.parametrize("name", ["inputs_embeds", "lookback_token_ids"])
 def test_a_step_of_more_than_token_ids_is_refused(name: str) -> None:
     ids = torch.zeros(4, dtype=torch.int32)
     with pytest.raises(NotImplementedError, match=f"a step with .*{name}.*, expected token ids"):
         model.XlaModel.forward(None, ids, ids, **{name: torch.zeros(4, 8)})
+
+
+def test_types_of_tokens_are_refused_by_a_model_without() -> None:
+    ids = torch.zeros(4, dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="types of tokens, which the model does not take"):
+        model.XlaModel.forward(SimpleNamespace(_typed=False), ids, ids, token_type_ids=ids)

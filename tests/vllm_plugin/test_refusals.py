@@ -16,6 +16,8 @@ LFM2 = {
     "model_type": "lfm2",
     "layer_types": ["conv", "full_attention"] * 2,
 }
+BERT = {"architectures": ["BertModel"], "model_type": "bert"}
+WHOLE = {"max_num_batched_tokens": 512}  # prompts, which vLLM asks for
 QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
 
 
@@ -42,6 +44,26 @@ QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
             LFM2,
             {"mamba_ssm_cache_dtype": "float16"},
             "--mamba-ssm-cache-dtype float16, expected at least as many bits as float32",
+        ),
+        (
+            BERT,
+            WHOLE | {"enable_chunked_prefill": True},
+            "chunks of prompts (--enable-chunked-prefill) with attention in both directions",
+        ),
+        (
+            BERT,
+            WHOLE | {"enable_prefix_caching": True},
+            "prefixes of prompts (--enable-prefix-caching)",
+        ),
+        (
+            BERT,
+            WHOLE | {"long_prefill_token_threshold": 64},
+            "parts of prompts (--long-prefill-token-threshold)",
+        ),
+        (
+            BERT,
+            WHOLE | {"kv_cache_dtype": "fp8"},
+            "--kv-cache-dtype fp8 with attention in both directions",
         ),
         ({"index_topk": 64}, {}, "sparse attention (LlamaForCausalLM)"),
         ({"head_dim": 520}, {}, "heads of 520 on cpu, expected a multiple of 8 up to 512"),
@@ -116,6 +138,10 @@ def test_the_same_model_is_taken_without_those(configured):
     """Or the refusals above might be of anything."""
     config = configured()
     assert config.parallel_config.worker_cls == "intarsia.vllm.worker.XlaCpuWorker"
+
+
+def test_an_encoder_is_taken_without_those(configured):
+    assert configured(BERT, **WHOLE).model_config.attn_type == "encoder_only"
 
 
 def test_a_model_with_states_is_taken_without_those(configured):

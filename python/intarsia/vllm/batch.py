@@ -41,6 +41,7 @@ class Step(NamedTuple):
 
     input_ids: jax.Array
     positions: jax.Array
+    token_types: jax.Array
     groups: list[Group]
 
 
@@ -49,14 +50,17 @@ class BatchLayout:
 
     Args:
       widths: pages of a request at its longest, in each KV cache group.
+      typed: whether tokens have types, as in pairs of texts.
     """
 
-    def __init__(self, widths: Sequence[int]):
+    def __init__(self, widths: Sequence[int], typed: bool = False):
         self._widths = list(widths)
+        self._typed = typed
 
     def _sizes(self, shape: StepShape) -> Iterator[int]:
         yield shape.tokens  # input_ids
         yield shape.tokens  # positions
+        yield shape.tokens if self._typed else 0  # token_types
         yield shape.requests + 1  # cu_seqlens_q
         yield shape.requests  # seqused_k
         for width in self._widths:
@@ -73,6 +77,7 @@ class BatchLayout:
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         groups: Sequence[Any],
+        token_types: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The vector of a batch, in new memory on the batch's device.
 
@@ -80,12 +85,15 @@ class BatchLayout:
           shape: a shape that the batch fits into.
           input_ids, positions: [t].
           groups: vLLM's CommonAttentionMetadata of each KV cache group.
+          token_types: [t], if tokens have types; 0 by default.
         """
         vector = torch.zeros(self.size(shape), dtype=torch.int32, device=input_ids.device)
-        ids, places, starts, lengths, *rest = vector.split(list(self._sizes(shape)))
+        ids, places, types, starts, lengths, *rest = vector.split(list(self._sizes(shape)))
         tokens, requests = groups[0].num_actual_tokens, groups[0].num_reqs
         ids[:tokens] = input_ids[:tokens]
         places[:tokens] = positions[:tokens]
+        if token_types is not None:
+            types[:tokens] = token_types[:tokens]
         starts[: requests + 1] = groups[0].query_start_loc[: requests + 1]
         starts[requests + 1 :] = tokens
         lengths[:requests] = groups[0].seq_lens[:requests]
@@ -99,7 +107,7 @@ class BatchLayout:
     def padding(self, shape: StepShape, device: torch.device) -> torch.Tensor:
         """The vector of a step without tokens, which writes nothing."""
         vector = torch.zeros(self.size(shape), dtype=torch.int32, device=device)
-        for slots in vector.split(list(self._sizes(shape)))[5::2]:
+        for slots in vector.split(list(self._sizes(shape)))[6::2]:
             slots.fill_(-1)
         return vector
 
@@ -109,12 +117,12 @@ class BatchLayout:
         for size in self._sizes(shape):
             parts.append(jax.lax.slice(vector, (start,), (start + size,)))
             start += size
-        ids, places, starts, lengths, *rest = parts
+        ids, places, types, starts, lengths, *rest = parts
         groups = [
             Group(starts, lengths, table.reshape(shape.requests, width), slots)
             for table, slots, width in zip(rest[::2], rest[1::2], self._widths, strict=True)
         ]
-        return Step(ids, places, groups)
+        return Step(ids, places, types, groups)
 
 
 def buckets(smallest: int, largest: int) -> list[int]:

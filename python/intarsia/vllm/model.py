@@ -5,6 +5,7 @@ the two traced functions.
 """
 
 import functools
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ import jax
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.forward_context import get_forward_context, set_forward_context
+from vllm.v1.attention.backend import AttentionType
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from intarsia._steps import warm_up_runs
@@ -62,8 +64,13 @@ class XlaModel(torch.nn.Module):
         self._plan: kv.CachePlan | None = None
         self._pools: kv.Pools = {}
         self._group_of: dict[str, int] = {}
+        layers = config.compilation_config.static_forward_context.items()
+        self._encoders = [
+            name for name, x in layers if getattr(x, "attn_type", "") == AttentionType.ENCODER_ONLY
+        ]
         self._zeroes_blocks = False
         self._generates = config.model_config.runner_type == "generate"
+        self._typed = "token_type_ids" in inspect.signature(inner.forward).parameters
         self.take_weights()
 
     def __getattr__(self, name: str) -> Any:
@@ -89,12 +96,15 @@ class XlaModel(torch.nn.Module):
         self, config: KVCacheConfig, shared_layers: Mapping[str, str], widths: list[int]
     ) -> None:
         self._plan = kv.CachePlan(config, shared_layers)
-        self._layout = BatchLayout(widths)
+        self._layout = BatchLayout(widths, self._typed)
         self._group_of = {
             name: i for i, group in enumerate(config.kv_cache_groups) for name in group.layer_names
         }
         for name, other in shared_layers.items():
             self._group_of.setdefault(name, self._group_of[other])
+        # vLLM gives those without a cache a group when it makes the caches; to compile for before, any group will do.
+        for name in self._encoders:
+            self._group_of.setdefault(name, 0)
 
     def zero_blocks(self, ids: list[int]) -> None:
         """Zeroes blocks in every layer."""
@@ -122,6 +132,7 @@ class XlaModel(torch.nn.Module):
         positions: torch.Tensor | None = None,
         intermediate_tensors: Any = None,
         inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
         **others: Any,
     ) -> torch.Tensor:
         """The final hidden states [t, n] of the batch in vLLM's forward context."""
@@ -129,6 +140,8 @@ class XlaModel(torch.nn.Module):
             raise NotImplementedError(
                 f"XlaModel: a step with {['inputs_embeds', *others]}, expected token ids alone"
             )
+        if token_type_ids is not None and not self._typed:
+            raise NotImplementedError("XlaModel: types of tokens, which the model does not take")
         if positions.ndim > 1:
             # An axis each for time, height and width: without images, which are refused, all are alike.
             positions = positions[0]
@@ -140,7 +153,7 @@ class XlaModel(torch.nn.Module):
             )
         groups = [metadata[name] for name in self._first_layers()]
         shape = self._shape(groups[0])
-        vector = self._layout.pack(shape, input_ids, positions, groups)
+        vector = self._layout.pack(shape, input_ids, positions, groups, token_type_ids)
         return self._run(shape, vector)[: len(input_ids)]
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -158,7 +171,7 @@ class XlaModel(torch.nn.Module):
 
     def _shape(self, metadata: Any) -> StepShape:
         tokens, requests = metadata.num_actual_tokens, metadata.num_reqs
-        if metadata.max_query_len == 1:
+        if metadata.max_query_len == 1 and self._generates:
             size = bucket(self.decode_sizes, requests)
             return StepShape(size, size, decode=True)
         return self._mixed(bucket(self.mixed_sizes, tokens))
@@ -211,11 +224,13 @@ class XlaModel(torch.nn.Module):
             _ENVIRONMENT,
             self._traced_weights(state),
         ):
+            types = {"token_type_ids": interop.torch_view(step.token_types)} if self._typed else {}
             hidden = self.inner(
                 input_ids=interop.torch_view(step.input_ids),
                 positions=interop.torch_view(step.positions),
                 intermediate_tensors=None,
                 inputs_embeds=None,
+                **types,
             )
         return interop.jax_view(hidden), caches.pools
 
@@ -252,7 +267,8 @@ class XlaModel(torch.nn.Module):
     def compile_ahead(self, device: torch.device) -> None:
         """Compiles every program that a step can need, the largest first, and runs it until it is as fast as it gets."""
         shapes = [self._mixed(n) for n in self.mixed_sizes]
-        shapes += [StepShape(n, n, decode=True) for n in self.decode_sizes]
+        if self._generates:
+            shapes += [StepShape(n, n, decode=True) for n in self.decode_sizes]
         for shape in reversed(shapes):
             vector = self._layout.padding(shape, device)
             self._step(shape, self._state, self._pools, self._ranks.stacked(_to_jax(vector)))
@@ -265,7 +281,8 @@ class XlaModel(torch.nn.Module):
                 self._logits(hidden)
         if self._zeroes_blocks:
             self.zero_blocks([-1])
-        self.copy_blocks([(-1, -1)])
+        if self._pools:
+            self.copy_blocks([(-1, -1)])
         self.programs.seal()
 
     def temporary_bytes(self, specs: Mapping[str, Any], shared_layers: Mapping[str, str]) -> int:
@@ -283,10 +300,11 @@ class XlaModel(torch.nn.Module):
         rows, columns = self.decode_sizes[-1], self._config.model_config.get_hidden_size()
         dtype = str(self._config.model_config.dtype).removeprefix("torch.")
         hidden = self._ranks.abstract((rows, columns), dtype)
-        used = []
+        used, shapes = [], [self._mixed(self.mixed_sizes[-1])]
         if self._generates:
             used.append(self.programs.compile(self._trace_logits, self._state, hidden))
-        for shape in (self._mixed(self.mixed_sizes[-1]), StepShape(rows, rows, decode=True)):
+            shapes.append(StepShape(rows, rows, decode=True))
+        for shape in shapes:
             step = functools.partial(self._trace_step, shape)
             vector = self._ranks.abstract((self._layout.size(shape),), "int32")
             used.append(self.programs.compile(step, self._state, pools, vector, donate=(1,)))

@@ -118,6 +118,8 @@ class XlaPlatform(Platform):
         refused = [name for name in _REFUSED if getattr(attn_selector_config, name, False)]
         if refused:
             raise NotImplementedError(f"intarsia-vllm: attention with {', '.join(refused)}")
+        if attn_selector_config.attn_type == "encoder_only":
+            return "intarsia.vllm.encoder.XlaEncoderBackend"
         path = "intarsia.vllm.attention.XlaGpuNativeAttentionBackend"
         register_backend(AttentionBackendEnum.CUSTOM, path)
         return AttentionBackendEnum.CUSTOM.get_path()

@@ -97,6 +97,8 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
         yield f"models with recurrent layers ({_name(config)})"
     elif recurrent:
         yield from _of_states(config)
+    if model.attn_type == "encoder_only":
+        yield from of_whole_prompts(config)
     if model.use_mla:
         yield f"caches of latents ({_name(config)}, VLLM_MLA_DISABLE=0), expected VLLM_MLA_DISABLE=1"
     if getattr(model.hf_text_config, "index_topk", None) is not None:
@@ -117,6 +119,21 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
     if cache.cache_dtype not in (*kept_as_they_are, *FP8_CACHES):
         expected = ", ".join(("auto", *FP8_CACHES))
         yield f"--kv-cache-dtype {cache.cache_dtype} for {model.dtype}, expected one of {expected}"
+
+
+def of_whole_prompts(config: VllmConfig) -> Iterator[str]:
+    """What would take prompts apart whose tokens attend to later ones, too."""
+    scheduler, cache = config.scheduler_config, config.cache_config
+    given = {
+        "chunks of prompts (--enable-chunked-prefill)": scheduler.enable_chunked_prefill,
+        "parts of prompts (--long-prefill-token-threshold)": scheduler.long_prefill_token_threshold,
+        "prefixes of prompts (--enable-prefix-caching)": cache.enable_prefix_caching,
+    }
+    for what, value in given.items():
+        if value:
+            yield f"{what} with attention in both directions, expected whole prompts"
+    if cache.cache_dtype not in ("auto", _dtype(config)):
+        yield f"--kv-cache-dtype {cache.cache_dtype} with attention in both directions, which has no cache"
 
 
 def _of_states(config: VllmConfig) -> Iterator[str]:

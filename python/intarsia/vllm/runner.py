@@ -56,6 +56,8 @@ class XlaGpuModelRunner(GPUModelRunner):
         """Allocates the caches as JAX arrays. vLLM gets none to bind: only our programs touch them."""
         tables = self.input_batch.block_table.block_tables
         widths = [table.max_num_blocks_per_req for table in tables]
+        # The last group may be one of layers without a cache (`encoder`), for which vLLM makes a table of one column.
+        widths += [1] * (len(kv_cache_config.kv_cache_groups) - len(tables))
         self.model.make_caches(kv_cache_config, self.shared_kv_cache_layers, widths)
         self.kv_caches.clear()
         return {}
