@@ -25,7 +25,6 @@ RECIPES = ROOT / "tools" / "recipes.json"
 
 RECURRENT = "recurrent layers"
 SPARSE = "sparse attention"
-BOTH_WAYS = "attention in both directions"
 INPUT = "inputs other than text, which are what the model is for"
 ENCODER = "encoder-decoder models"
 DIFFUSION = "diffusion models"
@@ -41,7 +40,6 @@ BLOCKED = {
     "BailingMoeV3ForCausalLM": RECURRENT,
     "BailingMoeV3VLForConditionalGeneration": RECURRENT,
     "BeamForCausalLM": KERNELS,
-    "D3ForSequenceClassification": BOTH_WAYS,
     "DeepseekV32ForCausalLM": SPARSE,
     "DeepseekV41ForCausalLM": SPARSE,
     "DeepseekV4ForCausalLM": SPARSE,
@@ -92,10 +90,10 @@ _PRECISIONS = {
 _HEAD = """# Models
 
 vLLM {version} ships recipes for {count} models. The plugin serves **{served}** of them: a small model of the same architecture, with its
-head's dimension, its routing and its form of weights, gives the tokens that transformers gives (`tests/vllm_plugin/families.py`,
-`make test-vllm-full`). transformers has some of them by another name (`family_checkpoints.py`), and lacks K2 Horizon, whose reference is
-our own (`family_k2_horizon.py`). Of those served, {text_only} are the language half of models that also take images, with
-`--language-model-only`.
+head's dimension, its routing and its form of weights, gives the tokens or scores that transformers gives
+(`tests/vllm_plugin/families.py`, `make test-vllm-full`). transformers has some of them by another name (`family_checkpoints.py`), and
+lacks K2 Horizon, whose reference is our own (`family_k2_horizon.py`). Of those served, {text_only} are the language half of models that
+also take images, with `--language-model-only`.
 
 `tools/support.py` writes this page from `tools/recipes.json` and the table of those tests. The list is of vLLM's source distribution
 (sha256 `{sha256}`). What says nothing of its configuration in public counts as not served.

@@ -5,7 +5,7 @@
 
 from families_latent import LATENT
 from families_own import OWN
-from families_recurrent import RECURRENT
+from families_recurrent import D3, RECURRENT
 from families_text import DENSE, EXPERTS
 from families_wide import WIDE
 from families_wrapped import WRAPPED
@@ -71,9 +71,10 @@ _QUANTIZED = {
 FAMILIES = DENSE | EXPERTS | OWN | LATENT | RECURRENT | WIDE | WRAPPED | _QUANTIZED
 
 POOLING = {
+    "d3": D3,
     "jina_v5": Family("qwen3", HEAD, architecture="JinaEmbeddingsV5Model"),
 }
-"""Those of `test_pooling.py`."""
+"""Those of `test_pooling.py` and `test_encoders.py`."""
 
 
 def architectures(family: Family) -> tuple[str, ...]:

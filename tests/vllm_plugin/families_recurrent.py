@@ -133,3 +133,11 @@ RECURRENT = {
         },
     ),
 }
+_QWEN3_5 = RECURRENT["qwen3_5"]
+D3 = _QWEN3_5._replace(
+    config=_QWEN3_5.config
+    | {"layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"]},
+    architecture="D3ForSequenceClassification",
+)
+"""Full attention in both directions, delta nets that stay causal. Two layers of attention: the last token is the same by the last
+one, either way."""

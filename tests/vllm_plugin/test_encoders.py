@@ -1,5 +1,6 @@
 """Encoders: embeddings, classes and scores of pairs are transformers'."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +9,8 @@ import family_checkpoints
 import family_models
 import numpy as np
 import pytest
-from vllm_running import engine
+from families import POOLING
+from vllm_running import engine, serving
 
 SIZES = {
     "max_model_len": 128,
@@ -34,6 +36,8 @@ LOCAL = {
     "cls_token_id": 1,
     "sep_token_id": 2,
 }
+QUERY = "w3 w17 w40 w5"
+DOCUMENTS = ["w7 w8 w9", "w40 w41 w42 w43 w44 w45", "w99"]
 PROMPTS = [{"prompt_token_ids": ids} for ids in family_models.prompts()]
 
 
@@ -54,7 +58,7 @@ EMBEDDING = {
         "xlm-roberta", "XLMRobertaModel", {"position_embedding_type": "absolute"}
     ),
     "roberta_last": Encoder("roberta", "RobertaModel", pooling="LAST"),
-    "modernbert": Encoder("modernbert", "ModernBertModel", LOCAL),
+    "modernbert": Encoder("modernbert", "ModernBertModel", LOCAL, "MEAN"),
     "embedding_gemma": Encoder(
         "gemma3_text",
         "Gemma3TextModel",
@@ -101,6 +105,42 @@ def _pooled(states: Any, how: str) -> np.ndarray:
     """Of length 1."""
     one = {"CLS": states[0], "LAST": states[-1], "MEAN": states.mean(0)}[how]
     return (one / one.norm()).numpy()
+
+
+def _write_tokenizer_of_pairs(directory: Path) -> None:
+    """Words w3 to w99; the second text's tokens are of another type."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    ids = {"<unk>": 0, "<cls>": 1, "<sep>": 2} | {f"w{i}": i for i in range(3, 100)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<cls> $A <sep>",
+        pair="<cls> $A <sep> $B:1 <sep>:1",
+        special_tokens=[("<cls>", 1), ("<sep>", 2)],
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        pad_token="<unk>",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    ).save_pretrained(directory)
+
+
+def _scores_by_transformers(model: Any, directory: Path) -> list[float]:
+    """Of the query beside each document."""
+    import torch
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    scores = []
+    for document in DOCUMENTS:
+        pair = tokenizer(QUERY, document, return_tensors="pt")
+        assert set(pair["token_type_ids"][0].tolist()) == {0, 1}
+        with torch.no_grad():
+            scores.append(float(model(**pair).logits.sigmoid()))
+    return scores
 
 
 def _states(model: Any) -> list[np.ndarray]:
@@ -158,3 +198,80 @@ def test_classes(_environment: None, tmp_path: Path, name: str) -> None:
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([prompt])).logits[0]
         np.testing.assert_allclose(probabilities, logits.softmax(-1).numpy(), atol=1e-4)
+
+
+def test_scores_of_pairs(_environment: None, tmp_path: Path) -> None:
+    """Texts whose types differ, and which come in one step."""
+    model = _make(CLASSIFYING["bert"], tmp_path, num_labels=1)
+    _write_tokenizer_of_pairs(tmp_path)
+    with engine(tmp_path, **SIZES) as llm:
+        found = [x.outputs.score for x in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]
+    np.testing.assert_allclose(found, _scores_by_transformers(model, tmp_path), atol=1e-4)
+    assert np.ptp(found) > 0.01, "all pairs are alike"
+
+
+@pytest.mark.full
+def test_a_server_embeds_and_reranks(_environment: None, tmp_path: Path) -> None:
+    """By a model of embeddings, whose scores are their products."""
+    import httpx
+    import torch
+    from transformers import AutoTokenizer
+
+    model = _make(EMBEDDING["bert"], tmp_path)
+    _write_tokenizer_of_pairs(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    with torch.no_grad():
+        states = [
+            model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, 0].numpy()
+            for text in (QUERY, *DOCUMENTS)
+        ]
+    query, *documents = _of_length_1(np.stack(states))
+    with serving(tmp_path, tmp_path / "log", **SIZES) as server:
+        with server.client() as client:
+            answer = client.embeddings.create(model="model", input=DOCUMENTS)
+        asked = {"model": "model", "query": QUERY, "documents": DOCUMENTS}
+        ranked = httpx.post(f"{server.address}/rerank", json=asked, timeout=60).json()["results"]
+    np.testing.assert_allclose([x.embedding for x in answer.data], documents, atol=1e-4)
+    scores = {x["index"]: x["relevance_score"] for x in ranked}
+    expected = np.stack(documents) @ query
+    assert list(scores) == np.argsort(-expected).tolist()
+    np.testing.assert_allclose([scores[i] for i in range(3)], expected, atol=1e-4)
+
+
+@pytest.mark.full
+def test_d3_attends_in_both_directions(_environment: None, tmp_path: Path, monkeypatch) -> None:
+    """Decision 3.0: a Qwen 3.5 whose full attention is not causal, with a readout of the last token's codes."""
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+    from transformers.models.qwen3_5 import modeling_qwen3_5
+
+    family = POOLING["d3"]
+    model = transformers.Qwen3_5Model(family_models._config(family)).eval()
+    family_models.randomize(model)
+    model.save_pretrained(tmp_path)
+    family_checkpoints.write_tokenizer(tmp_path)
+    readout = torch.randn(3, 256, generator=torch.Generator().manual_seed(0)) / 16
+    save_file({"weight": readout}, tmp_path / "readout.safetensors")
+    decision = {
+        "format_version": 1,
+        "attention_mode": "noncausal_full_attention",
+        "codes": ["A", "B", "C"],
+        "token_ids": [3, 4, 5],
+    }
+    (tmp_path / "decision_config.json").write_text(json.dumps(decision))
+    with engine(tmp_path, **SIZES | family.options) as llm:
+        found = [x.outputs.probs for x in llm.classify(PROMPTS, use_tqdm=False)]
+        architecture = llm.llm_engine.vllm_config.model_config.architecture
+        [needed] = llm.collective_rpc(_temporary_bytes)
+    assert architecture == family.architecture and needed > 0
+    monkeypatch.setattr(modeling_qwen3_5, "create_causal_mask", lambda **_: None)
+    model.set_attn_implementation("eager")
+    for states, logits in zip(_states(model), found, strict=True):
+        np.testing.assert_allclose(logits, states[-1] @ readout.numpy().T, atol=1e-4)
+
+
+def _temporary_bytes(worker: Any) -> int:
+    """What a worker on a GPU asks before there are caches."""
+    runner = worker.model_runner
+    return runner.model.temporary_bytes(runner.get_kv_cache_spec(), runner.shared_kv_cache_layers)

@@ -9,6 +9,7 @@ FP8_CACHES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
 LARGEST_HEADS = {"cpu": 512, "cuda": 256}
 """A head's largest dimension, by the platform's kind of device; all are multiples of 8."""
 RECURRENT = (
+    "D3ForSequenceClassification",
     "InternS2PreviewForConditionalGeneration",
     "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM",
