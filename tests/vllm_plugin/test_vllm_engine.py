@@ -42,9 +42,8 @@ def test_the_programs_are_made_of_our_ops(smollm2):
         assert ops == ({} if one_row else {"linear": 4 * LAYERS}) | {
             attention: LAYERS,
             "fused_add_rms_norm": 2 * LAYERS,
-            "reshape_and_cache_flash": LAYERS,
             "rms_norm": 1,
-            "rotary_embedding": LAYERS,
+            "rotary_embedding_and_cache": LAYERS,
             "silu_and_mul": LAYERS,
         }
 

@@ -28,6 +28,7 @@ from intarsia.vllm.batch import Group
 from intarsia.vllm.caches import KvCache, TracedCaches
 from intarsia.vllm.capabilities import DTYPES, FP8_CACHES
 from intarsia.vllm.operands import operand_of
+from intarsia.vllm.products import Turned
 from intarsia.vllm.replacing import replace
 
 
@@ -142,6 +143,8 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
         self.alibi_slopes = alibi_slopes
         self.sinks = sinks
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.turned: Turned | None = None  # while a layer is called whose rotation is left to us
+        self._query: jax.Array | None = None
 
     def do_kv_cache_update(
         self,
@@ -155,6 +158,9 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
         from torchax import interop
 
         metadata: TracedMetadata = get_forward_context().attn_metadata[layer.layer_name]
+        if self.turned is not None:
+            self._turn_and_write(layer, self.turned, metadata)
+            return
         keys, values = interop.jax_view((key, value))
         # A head's value may have fewer numbers than its key; the cache has as many of both (`runner`).
         if narrower := keys.shape[-1] - values.shape[-1]:
@@ -164,6 +170,25 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
             values,
             metadata.caches.read(layer.layer_name),
             metadata.group.slot_mapping,
+            **self._fp8(layer),
+        )
+        metadata.caches.write(layer.layer_name, cache)
+
+    def _turn_and_write(self, layer: Any, turned: Turned, metadata: TracedMetadata) -> None:
+        """Turns queries and keys as well: the turned ones that vLLM hands over are then nobody's, and not computed."""
+        from torchax import interop
+
+        positions, whole, table = interop.jax_view(
+            (turned.positions, turned.product.whole, turned.table)
+        )
+        self._query, cache = ops.rotary_embedding_and_cache(
+            positions.reshape(-1),
+            whole.reshape(len(whole), -1, self.head_size),
+            table,
+            metadata.caches.read(layer.layer_name),
+            metadata.group.slot_mapping,
+            num_heads=self.num_heads,
+            is_neox=turned.is_neox,
             **self._fp8(layer),
         )
         metadata.caches.write(layer.layer_name, cache)
@@ -191,7 +216,8 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
         options = self._fp8(layer) | self._sinks()
         if chunk := getattr(layer, "attention_chunk_size", 0):
             options["attention_chunk"] = chunk
-        out = attend(interop.jax_view(query), cache, attn_metadata.group, options)
+        queries = interop.jax_view(query) if self.turned is None else self._query
+        out = attend(queries, cache, attn_metadata.group, options)
         values = output.numel() // (out.shape[0] * out.shape[1])  # numbers of a head's value
         output.copy_(interop.torch_view(out[..., :values].reshape(output.shape)))
         return output

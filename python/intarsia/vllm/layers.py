@@ -19,6 +19,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 import intarsia.jax as ops
 from intarsia.vllm.compat import is_traced
 from intarsia.vllm.parallel import AXIS
+from intarsia.vllm.products import mark_turned
 from intarsia.vllm.replacing import replace
 
 PROVIDER = "intarsia"
@@ -163,7 +164,9 @@ class _XlaRotary:
                 return turned.reshape(query.shape), None
             return turned[0].reshape(query.shape), turned[1].reshape(key.shape)
 
-        return call_jax(run, positions, query, self.cos_sin_cache, key)
+        turned = call_jax(run, positions, query, self.cos_sin_cache, key)
+        mark_turned(positions, (query, key), turned, self.cos_sin_cache, self.is_neox_style)
+        return turned
 
 
 def _heads(x: jax.Array, head_size: int) -> jax.Array:
