@@ -3,11 +3,12 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from intarsia._steps import _on_gpus, compile_step
+from intarsia._steps import _graphs, compile_step
 
 
-def test_a_step_compiles_with_its_settings() -> None:
-    compiled = compile_step(jax.jit(lambda x: 2 * x).lower(jnp.ones(3)))
+@pytest.mark.parametrize("tokens", [1, 64])
+def test_a_step_compiles_with_its_settings(tokens: int) -> None:
+    compiled = compile_step(jax.jit(lambda x: 2 * x).lower(jnp.ones(3)), tokens)
     assert compiled(jnp.ones(3)).tolist() == [2, 2, 2]
 
 
@@ -23,5 +24,5 @@ def test_a_step_compiles_with_its_settings() -> None:
 def test_graphs_on_gpus_hold_collectives(monkeypatch, version, flags, chosen) -> None:
     monkeypatch.setattr(jax, "__version_info__", version)
     monkeypatch.setenv("XLA_FLAGS", flags)
-    kinds = _on_gpus().get("xla_gpu_enable_command_buffer", "")
+    kinds = _graphs().get("xla_gpu_enable_command_buffer", "")
     assert ("COLLECTIVES_KERNEL" in kinds) == chosen

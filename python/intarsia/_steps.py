@@ -11,14 +11,21 @@ _GRAPHS = "xla_gpu_enable_command_buffer"
 _ON_CPUS: dict[str, str | bool] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
-def compile_step(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compiles a step with XLA's settings for transformers."""
+# XLA takes Triton for products that are a little faster by it when it tries them, one after the other on an idle GPU. In
+# a step of Llama-8B with 64 tokens and more cuBLASLt's are faster (docs/notebook/vllm.md).
+_BY_CUBLAS: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
+_FEWEST_BY_CUBLAS = 64
+
+
+def compile_step(lowered: jax.stages.Lowered, tokens: int = 1) -> jax.stages.Compiled:
+    """Compiles a step of so many tokens with XLA's settings for transformers."""
     devices = jax.devices()
     several_gpus = devices[0].platform == "gpu" and len(devices) > 1
-    return lowered.compile(_ON_CPUS | (_on_gpus() if several_gpus else {}))
+    products = _BY_CUBLAS if tokens >= _FEWEST_BY_CUBLAS else {}
+    return lowered.compile(_ON_CPUS | products | (_graphs() if several_gpus else {}))
 
 
-def _on_gpus() -> dict[str, str | bool]:
+def _graphs() -> dict[str, str | bool]:
     """With jax 0.12: what XLA records in CUDA graphs by default, and its kernels for collectives.
 
     Those it would launch between graphs and on other streams: 8 us each, 9% of a decode step on two

@@ -187,9 +187,10 @@ class XlaModel(torch.nn.Module):
         return torch.from_dlpack(self._ranks.own(hidden))
 
     def _step(self, shape: StepShape, *args: Any) -> jax.stages.Compiled:
-        return self.programs.get(
-            shape, functools.partial(self._trace_step, shape), *args, donate=(1,)
-        )
+        return self.programs.get(*self._traceable(shape), *args, donate=(1,), tokens=shape.tokens)
+
+    def _traceable(self, shape: StepShape) -> tuple[StepShape, Any]:
+        return shape, functools.partial(self._trace_step, shape)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = len(hidden)
@@ -269,9 +270,12 @@ class XlaModel(torch.nn.Module):
         shapes = [self._mixed(n) for n in self.mixed_sizes]
         if self._generates:
             shapes += [StepShape(n, n, decode=True) for n in self.decode_sizes]
-        for shape in reversed(shapes):
-            vector = self._layout.padding(shape, device)
-            self._step(shape, self._state, self._pools, self._ranks.stacked(_to_jax(vector)))
+        vectors = {shape: self._layout.padding(shape, device) for shape in reversed(shapes)}
+        for shape, vector in vectors.items():
+            args = (self._state, self._pools, self._ranks.stacked(_to_jax(vector)))
+            self.programs.begin(*self._traceable(shape), *args, donate=(1,), tokens=shape.tokens)
+        self.programs.await_all()
+        for shape, vector in vectors.items():
             for _ in range(_warm_up_runs(shape.tokens)):
                 self._run(shape, vector)
         model = self._config.model_config
@@ -307,7 +311,10 @@ class XlaModel(torch.nn.Module):
         for shape in shapes:
             step = functools.partial(self._trace_step, shape)
             vector = self._ranks.abstract((self._layout.size(shape),), "int32")
-            used.append(self.programs.compile(step, self._state, pools, vector, donate=(1,)))
+            program = self.programs.compile(
+                step, self._state, pools, vector, donate=(1,), tokens=shape.tokens
+            )
+            used.append(program)
         sizes = [program.memory_analysis() for program in used]
         return max(x.temp_size_in_bytes for x in sizes) + sum(
             x.output_size_in_bytes - x.alias_size_in_bytes for x in sizes

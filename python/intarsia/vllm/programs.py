@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -48,28 +49,67 @@ class Programs:
     def __init__(self, ranks: Ranks):
         self._ranks = ranks
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+        # One at a time: XLA times kernels on the GPU while it compiles.
+        self._thread = ThreadPoolExecutor(1, "compile")
+        self._begun: dict[Hashable, Future[jax.stages.Compiled]] = {}
         self._sealed_at: int | None = None
         self.custom_calls: dict[str, dict[str, int]] = {}
         self.late: list[str] = []
 
     def get(
-        self, key: Hashable, function: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()
+        self,
+        key: Hashable,
+        function: Callable[..., Any],
+        *args: Any,
+        donate: tuple[int, ...] = (),
+        tokens: int = 1,
     ) -> jax.stages.Compiled:
         """The program of that key, compiled for the types of these arguments if it is not there."""
         if key not in self._compiled:
-            self._compiled[key] = self._compile(str(key), function, args, donate)
+            self.begin(key, function, *args, donate=donate, tokens=tokens)
+            self._compiled[key] = self._begun.pop(key).result()
         return self._compiled[key]
 
+    def begin(
+        self,
+        key: Hashable,
+        function: Callable[..., Any],
+        *args: Any,
+        donate: tuple[int, ...] = (),
+        tokens: int = 1,
+    ) -> None:
+        """Lets XLA compile what `get` is going to be asked for, while the caller traces the next program."""
+        if key not in self._begun:
+            lowered = self._lower(function, args, donate)
+            self._begun[key] = self._thread.submit(self._compile, str(key), lowered, tokens)
+
     def compile(
-        self, function: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        donate: tuple[int, ...] = (),
+        tokens: int = 1,
     ) -> jax.stages.Compiled:
-        """Compiles a function of a rank's arrays; `args` are arrays, or their types, over all ranks."""
+        """Compiles a function of a rank's arrays; `args` are arrays, or their types, over all ranks.
+
+        tokens: of a step that it is.
+        """
+        return compile_step(self._lower(function, args, donate), tokens)
+
+    def await_all(self) -> None:
+        """Waits for what has begun."""
+        for key in list(self._begun):
+            self._compiled[key] = self._begun.pop(key).result()
+
+    def _lower(
+        self, function: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]
+    ) -> jax.stages.Lowered:
         rest()  # large programs take longer to compile than any step may take to run
         spread = self._ranks.spread(function, *args)
         lowered = jax.jit(spread, donate_argnums=donate).lower(*args)
         if self._ranks.size > 1:
             self._ranks.agree(lowered.as_text())
-        return compile_step(lowered)
+        return lowered
 
     def seal(self) -> None:
         """Says that from now on nothing should be compiled."""
@@ -80,11 +120,9 @@ class Programs:
         """How many programs XLA has compiled in this process since `seal`, ours or not."""
         return 0 if self._sealed_at is None else _compilations - self._sealed_at
 
-    def _compile(
-        self, name: str, function: Callable[..., Any], args: Any, donate: tuple[int, ...]
-    ) -> jax.stages.Compiled:
+    def _compile(self, name: str, lowered: jax.stages.Lowered, tokens: int) -> jax.stages.Compiled:
         start = time.perf_counter()
-        compiled = self.compile(function, *args, donate=donate)
+        compiled = compile_step(lowered, tokens)
         seconds = time.perf_counter() - start
         text = compiled.as_text()
         calls = collections.Counter(_OURS.findall(text))
