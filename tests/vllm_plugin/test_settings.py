@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from intarsia.vllm import settings
-from vllm.config import CompilationMode, CUDAGraphMode
+from jax._src import xla_bridge
+from vllm.config import CompilationMode, CUDAGraphMode, ParallelConfig
 
 
 @pytest.fixture
@@ -85,12 +86,25 @@ def test_a_cpu_schedules_synchronously(configured, said):
     assert "a CPU runs" in said.infos[-1] and said.warnings == []
 
 
-def test_processes_are_spawned(monkeypatch, said):
+@pytest.mark.parametrize(
+    ("options", "begun", "spawned"),
+    [
+        ({}, False, False),
+        ({}, True, True),
+        ({"tensor_parallel_size": 2}, False, True),
+        ({"data_parallel_size": 2}, False, True),
+    ],
+)
+def test_processes_are_spawned(monkeypatch, said, options, begun, spawned):
+    """But for an only engine, before JAX has threads: it is forked, as vLLM does it."""
     name = "VLLM_WORKER_MULTIPROC_METHOD"
+    monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: begun)
     monkeypatch.delenv(name, raising=False)
-    settings.replace_start_of_processes()
-    assert os.environ[name] == "spawn" and said.warnings == []
+    parallel = ParallelConfig(**options)
+    settings.replace_start_of_processes(parallel)
+    assert os.environ.get(name) == ("spawn" if spawned else None) and said.warnings == []
     monkeypatch.setenv(name, "fork")
-    settings.replace_start_of_processes()
-    assert os.environ[name] == "spawn"
-    assert said.warnings == [f"intarsia-vllm: {name}=fork has no effect, spawn is used"]
+    settings.replace_start_of_processes(parallel)
+    assert os.environ[name] == ("spawn" if spawned else "fork")
+    overridden = [f"intarsia-vllm: {name}=fork has no effect, spawn is used"]
+    assert said.warnings == (overridden if spawned else [])

@@ -185,7 +185,7 @@ class XlaPlatform(Platform):
         # Nothing waits on the host for a step on a GPU; a CPU runs the step itself.
         if cls.device_type == "cpu":
             settings.schedule_synchronously(vllm_config)
-        settings.replace_start_of_processes()
+        settings.replace_start_of_processes(parallel)
         ending.tell_clients()
         limits = hosts.limits(vllm_config)
         hosts.choose(parallel)

@@ -6,7 +6,13 @@ import enum
 import json
 from typing import Any
 
-from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode, VllmConfig
+from vllm.config import (
+    CompilationConfig,
+    CompilationMode,
+    CUDAGraphMode,
+    ParallelConfig,
+    VllmConfig,
+)
 from vllm.logger import init_logger
 
 from intarsia import _environment
@@ -65,8 +71,16 @@ def schedule_synchronously(config: VllmConfig) -> None:
     config.scheduler_config.async_scheduling = False
 
 
-def replace_start_of_processes() -> None:
-    """Has vLLM spawn its workers: threads of JAX and a fork do not go together."""
+def replace_start_of_processes(parallel: ParallelConfig) -> None:
+    """Has vLLM spawn its processes, unless the engine is the only one, and JAX has not begun in this one.
+
+    Threads of JAX and a fork do not go together. Before they are there, a fork saves the engine all imports.
+    """
+    from jax._src import xla_bridge
+
+    alone = parallel.world_size == parallel.data_parallel_size == 1 and not parallel.use_ray
+    if alone and not xla_bridge.backends_are_initialized():
+        return
     asked = _environment.spawn_workers()
     if asked is not None:
         logger.warning_once(
