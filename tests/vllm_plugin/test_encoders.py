@@ -72,6 +72,11 @@ EMBEDDING = {
         "MEAN",
     ),
 }
+LABELING = {
+    "bert": Encoder("bert", "BertForTokenClassification"),
+    "roberta": Encoder("roberta", "RobertaForTokenClassification"),
+    "modernbert": Encoder("modernbert", "ModernBertForTokenClassification", LOCAL),
+}
 CLASSIFYING = {
     "bert": Encoder("bert", "BertForSequenceClassification"),
     "roberta": Encoder("roberta", "RobertaForSequenceClassification"),
@@ -200,11 +205,27 @@ def test_classes(_environment: None, tmp_path: Path, name: str) -> None:
         np.testing.assert_allclose(probabilities, logits.softmax(-1).numpy(), atol=1e-4)
 
 
-def test_scores_of_pairs(_environment: None, tmp_path: Path) -> None:
+@pytest.mark.full
+@pytest.mark.parametrize("name", LABELING)
+def test_classes_of_tokens(_environment: None, tmp_path: Path, name: str) -> None:
+    """Whose step ends in the classes, not in states."""
+    import torch
+
+    model = _make(LABELING[name], tmp_path, num_labels=5)
+    with engine(tmp_path, **SIZES) as llm:
+        requests = llm.encode(PROMPTS, pooling_task="token_classify", use_tqdm=False)
+    for prompt, request in zip(family_models.prompts(), requests, strict=True):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt])).logits[0]
+        np.testing.assert_allclose(request.outputs.data, logits.softmax(-1), atol=1e-4)
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_scores_of_pairs(_environment: None, tmp_path: Path, ranks: int) -> None:
     """Texts whose types differ, and which come in one step."""
     model = _make(CLASSIFYING["bert"], tmp_path, num_labels=1)
     _write_tokenizer_of_pairs(tmp_path)
-    with engine(tmp_path, **SIZES) as llm:
+    with engine(tmp_path, **SIZES, tensor_parallel_size=ranks) as llm:
         found = [x.outputs.score for x in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]
     np.testing.assert_allclose(found, _scores_by_transformers(model, tmp_path), atol=1e-4)
     assert np.ptp(found) > 0.01, "all pairs are alike"

@@ -65,6 +65,11 @@ QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
             WHOLE | {"kv_cache_dtype": "fp8"},
             "--kv-cache-dtype fp8 with attention in both directions",
         ),
+        (
+            BERT | {"architectures": ["ModernBertModel"]},
+            WHOLE | {"tensor_parallel_size": 2},
+            "ModernBERT on several ranks (--tensor-parallel-size): 2, expected 1",
+        ),
         ({"index_topk": 64}, {}, "sparse attention (LlamaForCausalLM)"),
         ({"head_dim": 520}, {}, "heads of 520 on cpu, expected a multiple of 8 up to 512"),
         ({"head_dim": 20}, {}, "heads of 20 on cpu"),
@@ -142,6 +147,23 @@ def test_the_same_model_is_taken_without_those(configured):
 
 def test_an_encoder_is_taken_without_those(configured):
     assert configured(BERT, **WHOLE).model_config.attn_type == "encoder_only"
+
+
+def test_layers_ask_for_whole_prompts_themselves(configured):
+    """Whatever vLLM takes the model for: here a decoder, with chunks and prefixes."""
+    from intarsia.vllm.encoder import XlaEncoderMetadataBuilder
+
+    with pytest.raises(NotImplementedError, match=r"chunks of prompts .*; prefixes of prompts"):
+        XlaEncoderMetadataBuilder(None, ["layer"], configured(), None)
+
+
+@pytest.mark.parametrize("name", ["alibi_slopes", "kv_sharing_target_layer_name", "sinks"])
+def test_attention_in_both_directions_lacks_some_arguments(name):
+    from intarsia.vllm.encoder import XlaEncoderAttention
+
+    XlaEncoderAttention(2, 64, 1.0)
+    with pytest.raises(NotImplementedError, match=f"in both directions with {name}, expected none"):
+        XlaEncoderAttention(2, 64, 1.0, **{name: "given"})
 
 
 def test_a_model_with_states_is_taken_without_those(configured):

@@ -6,7 +6,7 @@
   `hosts` says what ranks listen at, `ray_executor` starts them where Ray places them, and `replicas` watches engines and
   servers for each other. `ending` tells clients of a server's end. On CPUs `sampling` draws tokens. A worker's runner
   (`runner`) has vLLM's model (`model`) as XLA programs (`programs`). They take a step's numbers (`batch`) and the KV caches
-  (`caches`). torchax (`compat`) traces them with our layers (`layers`) and attention (`attention`).
+  (`caches`). torchax (`compat`) traces them with our layers (`layers`) and attention (`attention`, `encoder`).
 - vLLM's own op names, on tensors that vLLM's kernels do not know: those of torch_xla (docs/vllm_ops.md).
 
 import intarsia.vllm

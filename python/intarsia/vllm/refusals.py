@@ -99,6 +99,10 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
         yield from _of_states(config)
     if model.attn_type == "encoder_only":
         yield from of_whole_prompts(config)
+    ranks = config.parallel_config.tensor_parallel_size
+    if ranks > 1 and any("ModernBert" in name for name in model.architectures):
+        # vLLM's layer splits a rank's product as if all heads were in it.
+        yield f"ModernBERT on several ranks (--tensor-parallel-size): {ranks}, expected 1"
     if model.use_mla:
         yield f"caches of latents ({_name(config)}, VLLM_MLA_DISABLE=0), expected VLLM_MLA_DISABLE=1"
     if getattr(model.hf_text_config, "index_topk", None) is not None:
