@@ -11,7 +11,7 @@ import torch
 from intarsia.vllm import layers
 from intarsia.vllm.compat import import_torchax
 from vllm import ir
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import VllmConfig, get_cached_compilation_config, set_current_vllm_config
 from vllm.model_executor.layers.activation import GeluAndMul, MulAndSilu, SiluAndMul
 from vllm.model_executor.layers.layernorm import LayerNorm
 from vllm.model_executor.layers.rotary_embedding import get_rope
@@ -81,6 +81,24 @@ def test_activations(layer, call: str, dtype: torch.dtype) -> None:
         got.float(), expected.float(), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
     )
     torch.testing.assert_close(module.forward_oot(x), module.forward_native(x))  # torch's tensors
+
+
+@pytest.mark.parametrize(
+    ("asked", "on"),
+    [
+        (["all", "-silu_and_mul"], {"GeluAndMul"}),
+        (["none", "+silu_and_mul"], {"SiluAndMul"}),
+        (["all", "-rotary_embedding"], {"SiluAndMul", "GeluAndMul"}),
+    ],
+    ids=str,
+)
+def test_custom_ops_go_by_vllms_names(asked: list[str], on: set[str]) -> None:
+    get_cached_compilation_config.cache_clear()
+    with set_current_vllm_config(VllmConfig(compilation_config={"custom_ops": asked})):
+        rope = get_rope(32, 128, rope_parameters=ROPES["llama"], dtype=torch.float32)
+        assert rope.enabled() == ("all" in asked and "-rotary_embedding" not in asked)
+        assert {x.__name__ for x in (SiluAndMul, GeluAndMul) if x().enabled()} == on
+    get_cached_compilation_config.cache_clear()
 
 
 ROPES = {

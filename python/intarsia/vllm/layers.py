@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import torch
 from vllm import _custom_ops, ir
+from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers import activation
 from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
@@ -108,7 +109,18 @@ _by_vllm = replace(_custom_ops, "rms_norm", _rms_norm_into)
 # ---------------------------------------------------------------------------- activations
 
 
-@activation.SiluAndMul.register_oot
+def _in_place_of(theirs: type[CustomOp]) -> Callable[[type[CustomOp]], type[CustomOp]]:
+    """Registers a layer for one of vLLM's, by whose name --compilation-config's `custom_ops` goes on to mean it."""
+
+    def register(ours: type[CustomOp]) -> type[CustomOp]:
+        theirs.register_oot(ours)
+        ours.name = theirs.name  # which vLLM has just made the class's name
+        return ours
+
+    return register
+
+
+@_in_place_of(activation.SiluAndMul)
 class XlaSiluAndMul(activation.SiluAndMul):
     """silu(gate) * up."""
 
@@ -116,7 +128,7 @@ class XlaSiluAndMul(activation.SiluAndMul):
         return call_jax(ops.silu_and_mul, x) if is_traced(x) else self.forward_native(x)
 
 
-@activation.MulAndSilu.register_oot
+@_in_place_of(activation.MulAndSilu)
 class XlaMulAndSilu(activation.MulAndSilu):
     """up * silu(gate), the halves the other way round."""
 
@@ -127,7 +139,7 @@ class XlaMulAndSilu(activation.MulAndSilu):
         return call_jax(lambda x: ops.silu_and_mul(x[..., half:], x[..., :half]), x)
 
 
-@activation.GeluAndMul.register_oot
+@_in_place_of(activation.GeluAndMul)
 class XlaGeluAndMul(activation.GeluAndMul):
     """gelu(gate) * up, in either form of gelu."""
 
@@ -178,7 +190,7 @@ def _register_rotary(base: type[RotaryEmbedding]) -> None:
     """Replaces a class, and those below it, that turns as `RotaryEmbedding` does (other tables, the same turning)."""
     if base.forward_native is RotaryEmbedding.forward_native:
         ours = type(f"Xla{base.__name__}", (_XlaRotary, base), {"__module__": __name__})
-        base.register_oot(ours)
+        _in_place_of(base)(ours)
     for derived in base.__subclasses__():
         if derived.__module__ != __name__:
             _register_rotary(derived)
@@ -187,7 +199,7 @@ def _register_rotary(base: type[RotaryEmbedding]) -> None:
 _register_rotary(RotaryEmbedding)
 
 
-@MRotaryEmbedding.register_oot
+@_in_place_of(MRotaryEmbedding)
 class XlaMRotaryEmbedding(_XlaRotary, MRotaryEmbedding):
     """Positions of several axes, which are one in text."""
 
