@@ -104,3 +104,20 @@ def test_an_activation_that_needs_a_limit() -> None:
     )
     with pytest.raises(ValueError, match="experts: activation swigluoai_uninterleave without a sw"):
         _activation(layer)
+
+
+@pytest.mark.parametrize("form", ["AWQ", "GPTQ"])
+def test_experts_in_a_form_that_is_not_there(form: str) -> None:
+    import intarsia.vllm.quantized_experts  # noqa: F401  which refuses them
+    from vllm.model_executor.layers.quantization import auto_awq, auto_gptq
+    from vllm.scalar_type import scalar_types
+
+    method, said = {
+        "AWQ": (auto_awq.AutoAWQMoEMethod, {"weight_bits": 4, "zero_point": True}),
+        "GPTQ": (
+            auto_gptq.AutoGPTQMoEMethod,
+            {"quant_type": scalar_types.uint4b8, "is_sym": True},
+        ),
+    }[form]
+    with pytest.raises(NotImplementedError, match=f"does not support experts in {form}, expected"):
+        method(types.SimpleNamespace(**said), types.SimpleNamespace())

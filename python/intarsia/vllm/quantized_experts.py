@@ -3,7 +3,7 @@
 Activations stay in the model's dtype, whatever a checkpoint says of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
-from vllm.model_executor.layers.quantization import fp8, mxfp4
+from vllm.model_executor.layers.quantization import auto_awq, auto_gptq, fp8, mxfp4
 
 import intarsia.jax as ops
 from intarsia import repack
@@ -171,6 +171,19 @@ class XlaGptOssMxfp4MoEMethod(ExpertsInCodes, mxfp4.GptOssMxfp4MoEMethod):
         self.weight_dtype, self.mxfp4_backend = "gpt_oss_mxfp4", Mxfp4MoeBackend.NONE
 
 
+def _refused(form: str) -> Callable[..., Any]:
+    """In place of vLLM's choice of a kernel, which says only that there is none."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(
+            f"intarsia-vllm does not support experts in {form}, expected fp8, mxfp4 or compressed-tensors' integers"
+        )
+
+    return refuse
+
+
+replace(auto_awq, "select_wna16_moe_backend", _refused("AWQ"))
+replace(auto_gptq, "select_wna16_moe_backend", _refused("GPTQ"))
 replace(fp8, "Fp8MoEMethod", XlaFp8MoEMethod)
 replace(mxfp4, "GptOssMxfp4MoEMethod", XlaGptOssMxfp4MoEMethod)
 replace(mxfp4.Mxfp4Config, "get_supported_act_dtypes", classmethod(lambda cls: DTYPES))
