@@ -32,15 +32,20 @@ def group(lengths: list[int], computed: int, width: int, seed: int) -> SimpleNam
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=6),
     widths=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     more=st.integers(0, 5),
+    again=st.booleans(),
 )
-def test_a_batch_comes_out_as_it_went_in(lengths: list[int], widths: list[int], more: int) -> None:
+def test_a_batch_comes_out_as_it_went_in(
+    lengths: list[int], widths: list[int], more: int, again: bool
+) -> None:
+    """In new memory, and in that of an earlier batch."""
     tokens, requests = sum(lengths), len(lengths)
     shape = StepShape(tokens + more, requests + more, decode=False)
     groups = [group(lengths, 7, width, i) for i, width in enumerate(widths)]
     ids, positions = torch.arange(tokens) + 50, torch.arange(tokens) + 7
     layout = BatchLayout(widths)
-    vector = layout.pack(shape, ids, positions, groups)
-    assert vector.shape == (layout.size(shape),)
+    into = torch.full((layout.size(shape),), 9, dtype=torch.int32) if again else None
+    vector = layout.pack(shape, ids, positions, groups, into=into)
+    assert vector is into if again else vector.shape == (layout.size(shape),)
     step = layout.unpack(shape, jax.dlpack.from_dlpack(vector))
 
     def padded(x: torch.Tensor, rows: int, value: int) -> np.ndarray:

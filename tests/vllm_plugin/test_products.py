@@ -7,7 +7,6 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
-
 from intarsia.vllm import products
 
 HEAD = 16

@@ -78,16 +78,21 @@ class BatchLayout:
         positions: torch.Tensor,
         groups: Sequence[Any],
         token_types: torch.Tensor | None = None,
+        *,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The vector of a batch, in new memory on the batch's device.
+        """The vector of a batch, on the batch's device.
 
         Args:
           shape: a shape that the batch fits into.
           input_ids, positions: [t].
           groups: vLLM's CommonAttentionMetadata of each KV cache group.
           token_types: [t], if tokens have types; 0 by default.
+          into: the vector of an earlier batch of that shape, whose memory it takes; by default new memory.
         """
-        vector = torch.zeros(self.size(shape), dtype=torch.int32, device=input_ids.device)
+        if into is None:
+            into = torch.empty(self.size(shape), dtype=torch.int32, device=input_ids.device)
+        vector = into.zero_()
         ids, places, types, starts, lengths, *rest = vector.split(list(self._sizes(shape)))
         tokens, requests = groups[0].num_actual_tokens, groups[0].num_reqs
         ids[:tokens] = input_ids[:tokens]

@@ -83,11 +83,11 @@ class XlaPlatform(Platform):
             register_backend,
         )
 
+        # Other recurrences are the workers': what vLLM's import asks Triton for a device, and CUDA would have begun.
         import intarsia.vllm.compressed_experts
-        import intarsia.vllm.gated_delta  # and with it short convolutions and attention
-        import intarsia.vllm.mamba2
         import intarsia.vllm.quantized
-        import intarsia.vllm.quantized_experts  # noqa: F401  and with it the experts and the layers
+        import intarsia.vllm.quantized_experts  # and with it the experts and the layers
+        import intarsia.vllm.short_conv  # noqa: F401  and with it attention and states
 
         path = "intarsia.vllm.attention.XlaNarrowValuesBackend"
         for name in ("FLASH_ATTN_DIFFKV", "TRITON_ATTN_DIFFKV"):
