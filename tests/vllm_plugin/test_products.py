@@ -16,7 +16,7 @@ def turned(whole: torch.Tensor, sizes: tuple[int, ...]) -> tuple[Any, Any, Any]:
     """What a model gives to `Attention`: turned queries and keys, and values."""
     query, key, value = products._split(whole, sizes, -1)
     results = query.clone(), key.clone()
-    products.mark_turned(torch.arange(3), (query, key), results, torch.ones(8, HEAD), True)
+    products.mark_turned(torch.arange(3), (query, key), results, torch.ones(8, HEAD), True, HEAD)
     return *results, value
 
 
@@ -36,6 +36,35 @@ def test_parts_of_one_product() -> None:
 )
 def test_what_the_op_cannot_take(sizes: tuple[int, ...]) -> None:
     assert products._turned_of(*turned(torch.randn(3, 8 * HEAD), sizes), HEAD) is None
+
+
+def test_a_rotation_of_other_heads() -> None:
+    whole = torch.randn(3, 8 * HEAD)
+    assert products._turned_of(*turned(whole, (4 * HEAD, 2 * HEAD, 2 * HEAD)), HEAD // 2) is None
+
+
+@pytest.mark.parametrize("changed", range(4))
+def test_a_program_that_changes_a_part(changed: int) -> None:
+    """Queries, keys, values or none of them, in place, between rotation and attention."""
+    import jax
+    import jax.numpy as jnp
+    from intarsia.vllm.compat import import_torchax
+
+    _, environment = import_torchax()
+    from torchax import interop
+
+    found = []
+
+    def step(whole: jax.Array) -> jax.Array:
+        with environment:
+            given = turned(interop.torch_view(whole), (4 * HEAD, 2 * HEAD, 2 * HEAD))
+            if changed < 3:
+                given[changed].mul_(2)
+            found.append(products._turned_of(*given, HEAD))
+        return whole
+
+    jax.make_jaxpr(step)(jnp.ones((3, 8 * HEAD)))
+    assert (found[0] is None) == (changed < 3)
 
 
 def test_anything_done_in_between() -> None:
@@ -58,5 +87,5 @@ def test_a_rotation_of_normed_queries_says_nothing() -> None:
     query, key, value = products._split(torch.randn(3, 8 * HEAD), (4 * HEAD, 2 * HEAD, 2 * HEAD), 1)
     for given in ((query * 2, key), (query, key * 2), (key, query), (query, None)):
         results = given[0].clone(), key.clone()
-        products.mark_turned(torch.arange(3), given, results, torch.ones(8, HEAD), True)
+        products.mark_turned(torch.arange(3), given, results, torch.ones(8, HEAD), True, HEAD)
         assert products._turned_of(*results, value, HEAD) is None

@@ -177,7 +177,8 @@ class _XlaRotary:
             return turned[0].reshape(query.shape), turned[1].reshape(key.shape)
 
         turned = call_jax(run, positions, query, self.cos_sin_cache, key)
-        mark_turned(positions, (query, key), turned, self.cos_sin_cache, self.is_neox_style)
+        by = (self.cos_sin_cache, self.is_neox_style, self.head_size)
+        mark_turned(positions, (query, key), turned, *by)
         return turned
 
 

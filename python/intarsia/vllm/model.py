@@ -281,6 +281,7 @@ class XlaModel(torch.nn.Module):
             args = (self._state, self._pools, self._ranks.stacked(_to_jax(vector)))
             self.programs.begin(*self._traceable(shape), *args, donate=(1,), tokens=shape.tokens)
         self.programs.await_all()
+        self._vectors |= vectors
         for shape, vector in vectors.items():
             for _ in range(_warm_up_runs(shape.tokens)):
                 self._run(shape, vector)

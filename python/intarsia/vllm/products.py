@@ -2,7 +2,8 @@
 
 Most of vLLM's models split what `QKVParallelLinear` gives, turn queries and keys, and call `Attention`. While a step is
 traced, a part says what it is a part of, and a turned part what it was turned by. A model that does anything else in between
-(norms of queries and keys) makes new tensors, which say nothing, and then the two ops do it.
+(norms of queries and keys) makes new tensors, which say nothing, or changes a tensor, whose word no longer counts: then the two
+ops do it.
 """
 
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ class Turned:
     positions: torch.Tensor
     table: torch.Tensor
     is_neox: bool
+    head_size: int
 
 
 @QKVParallelLinear.register_oot
@@ -54,8 +56,23 @@ def _split(whole: torch.Tensor, sizes: int | Sequence[int], dim: int) -> tuple[t
     if dim in (-1, 1) and len(parts) == 3:
         product = Product(whole, tuple(part.shape[1] for part in parts))
         for i, part in enumerate(parts):
-            setattr(part, _PART, (product, i))
+            _say(part, _PART, product, i)
     return parts
+
+
+def _value(x: torch.Tensor) -> Any:
+    """What a tensor is at the moment: another object once it was changed in place."""
+    return x.jax() if is_traced(x) else x
+
+
+def _say(x: torch.Tensor, name: str, source: Any, index: int) -> None:
+    setattr(x, name, (source, index, _value(x)))
+
+
+def _said(x: Any, name: str) -> tuple[Any, int]:
+    """What a tensor is number `index` of, if it says so and is what it was then."""
+    source, index, value = getattr(x, name, (None, 0, None))
+    return (source, index) if source is not None and _value(x) is value else (None, 0)
 
 
 def mark_turned(
@@ -64,26 +81,27 @@ def mark_turned(
     turned: tuple[torch.Tensor, torch.Tensor | None],
     table: torch.Tensor,
     is_neox: bool,
+    head_size: int,
 ) -> None:
     """Lets turned queries and keys say so, if they were a product's."""
-    product, _ = getattr(given[0], _PART, (None, 0))
-    if product is None or [getattr(x, _PART, None) for x in given] != [(product, 0), (product, 1)]:
+    product, _ = _said(given[0], _PART)
+    if product is None or [_said(x, _PART) for x in given] != [(product, 0), (product, 1)]:
         return
+    by = Turned(product, positions, table, is_neox, head_size)
     for i, x in enumerate(turned):
-        setattr(x, _TURNED, (Turned(product, positions, table, is_neox), i))
+        _say(x, _TURNED, by, i)
 
 
 def _turned_of(query: Any, key: Any, value: Any, head_size: int) -> Turned | None:
     """What turned a layer's queries and keys, if all three are parts of one product in heads of one size."""
-    turned, at = getattr(query, _TURNED, (None, 0))
-    of_key, key_at = getattr(key, _TURNED, (None, 0))
-    if turned is None or of_key is None or (at, key_at) != (0, 1):
+    turned, at = _said(query, _TURNED)
+    if turned is None or at != 0 or _said(key, _TURNED) != (turned, 1):
         return None
     product = turned.product
-    whole = of_key.product is product and getattr(value, _PART, None) == (product, 2)
     _, keys, values = product.sizes
     in_heads = keys == values and all(size % head_size == 0 for size in product.sizes)
-    return turned if whole and in_heads else None
+    fits = in_heads and turned.head_size == head_size
+    return turned if fits and _said(value, _PART) == (product, 2) else None
 
 
 def _attend(
