@@ -11,9 +11,9 @@ _GRAPHS = "xla_gpu_enable_command_buffer"
 _ON_CPUS: dict[str, str | bool] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
-# XLA takes Triton for products that are a little faster by it when it tries them, one after the other on an idle GPU. In
-# a step of Llama-8B with 64 tokens and more cuBLASLt's are faster (docs/notebook/vllm.md).
-_BY_CUBLAS: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
+# XLA times products alone, on an idle GPU, and takes Triton for some. In a whole step of Llama-8B with 64 tokens and more
+# cuBLASLt's are faster (docs/notebook/vllm.md).
+_TRITON = "xla_gpu_enable_triton_gemm"
 _FEWEST_BY_CUBLAS = 64
 
 
@@ -21,7 +21,9 @@ def compile_step(lowered: jax.stages.Lowered, tokens: int = 1) -> jax.stages.Com
     """Compiles a step of so many tokens with XLA's settings for transformers."""
     devices = jax.devices()
     several_gpus = devices[0].platform == "gpu" and len(devices) > 1
-    products = _BY_CUBLAS if tokens >= _FEWEST_BY_CUBLAS else {}
+    # An option goes before XLA_FLAGS, so what is asked for there is left alone.
+    by_cublas = tokens >= _FEWEST_BY_CUBLAS and _TRITON not in _environment.xla_flags()
+    products: dict[str, str | bool] = {_TRITON: False} if by_cublas else {}
     return lowered.compile(_ON_CPUS | products | (_graphs() if several_gpus else {}))
 
 

@@ -159,7 +159,10 @@ class XlaModel(torch.nn.Module):
         vector = self._layout.pack(
             shape, input_ids, positions, groups, token_type_ids, into=self._vectors.get(shape)
         )
-        self._vectors[shape] = vector
+        if (
+            shape.decode
+        ):  # others are large, and their steps keep the GPU busy for longer than the host needs
+            self._vectors[shape] = vector
         return self._run(shape, vector)[: len(input_ids)]
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -281,7 +284,7 @@ class XlaModel(torch.nn.Module):
             args = (self._state, self._pools, self._ranks.stacked(_to_jax(vector)))
             self.programs.begin(*self._traceable(shape), *args, donate=(1,), tokens=shape.tokens)
         self.programs.await_all()
-        self._vectors |= vectors
+        self._vectors |= {shape: vector for shape, vector in vectors.items() if shape.decode}
         for shape, vector in vectors.items():
             for _ in range(_warm_up_runs(shape.tokens)):
                 self._run(shape, vector)

@@ -83,7 +83,8 @@ class XlaPlatform(Platform):
             register_backend,
         )
 
-        # Other recurrences are the workers': what vLLM's import asks Triton for a device, and CUDA would have begun.
+        # Other recurrences are imported by workers: importing vLLM's asks Triton for a device, which begins CUDA, and then
+        # nothing can be forked.
         import intarsia.vllm.compressed_experts
         import intarsia.vllm.quantized
         import intarsia.vllm.quantized_experts  # and with it the experts and the layers

@@ -47,7 +47,7 @@ class XlaQKVParallelLinear(QKVParallelLinear):
         output = super().forward(input_)
         whole = output[0] if isinstance(output, tuple) else output
         if is_traced(whole) and whole.ndim == 2:
-            whole.split = lambda sizes, dim=0: _split(whole, sizes, dim)
+            whole.split = lambda split_size, dim=0: _split(whole, split_size, dim)
         return output
 
 
@@ -116,7 +116,7 @@ def _attend(
     try:
         return _by_vllm(self, query, key, value, *args, **options)
     finally:
-        self.impl.turned = None
+        self.impl.turned = self.impl._query = None
 
 
 _by_vllm = replace(Attention, "forward", _attend)

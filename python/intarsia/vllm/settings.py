@@ -75,6 +75,7 @@ def replace_start_of_processes(parallel: ParallelConfig) -> None:
     """Has vLLM spawn its processes, unless the engine is the only one, and JAX has not begun in this one.
 
     Threads of JAX and a fork do not go together. Before they are there, a fork saves the engine all imports.
+    `vllm serve` has asked for spawn by then.
     """
     from jax._src import xla_bridge
 

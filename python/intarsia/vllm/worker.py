@@ -17,8 +17,9 @@ from vllm.v1.sample.ops import topk_topp_sampler
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.worker_base import CompilationTimes
 
+# Both are imported only where there is a model (`XlaPlatform.import_ir_kernels`).
 import intarsia.vllm.gated_delta
-import intarsia.vllm.mamba2  # noqa: F401  which, and that before, only a process with a model imports (`XlaPlatform`)
+import intarsia.vllm.mamba2  # noqa: F401
 from intarsia.vllm import hosts, parallel
 from intarsia.vllm.memory import keep_freed_memory
 from intarsia.vllm.platforms import XlaCpuPlatform
