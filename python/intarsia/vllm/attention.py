@@ -93,6 +93,8 @@ class XlaNarrowValuesBackend(XlaGpuNativeAttentionBackend):
 class XlaGpuMetadataBuilder(AttentionMetadataBuilder[CommonAttentionMetadata]):
     """Hands on what all backends are given: it has all that our kernels need."""
 
+    causal_only = True
+
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
     ):
@@ -104,12 +106,12 @@ class XlaGpuMetadataBuilder(AttentionMetadataBuilder[CommonAttentionMetadata]):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> CommonAttentionMetadata:
-        if common_attn_metadata.causal is not True:
+        if self.causal_only and common_attn_metadata.causal is not True:
             raise NotImplementedError("attention: a batch is not causal, expected a decoder's")
         return common_attn_metadata
 
 
-class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
+class XlaAttention(AttentionImpl[TracedMetadata]):
     """One layer's attention. Its tensors are those of a program that is being traced."""
 
     def __init__(
@@ -127,14 +129,7 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
         sinks: torch.Tensor | None = None,
         **others: Any,
     ) -> None:
-        _refuse(
-            attn_type=(attn_type, AttentionType.DECODER),
-            **{k: (v, None) for k, v in others.items()},
-        )
-        if alibi_slopes is not None and get_tensor_model_parallel_world_size() > 1:
-            raise NotImplementedError(
-                "attention: ALiBi under tensor parallelism: each rank's program would have its own slopes"
-            )
+        self._attn_type, self._others = attn_type, others
         self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
         self.num_kv_heads = num_kv_heads or num_heads
         self.sliding_window = sliding_window
@@ -143,6 +138,53 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
         self.alibi_slopes = alibi_slopes
         self.sinks = sinks
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        kv_cache: torch.Tensor,
+        attn_metadata: TracedMetadata,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Writes what `attend` gives to `output`."""
+        from torchax import interop
+
+        _refuse(output_scale=(output_scale, None), output_block_scale=(output_block_scale, None))
+        out = self.attend(layer, query, key, value, attn_metadata)
+        values = output.numel() // (out.shape[0] * out.shape[1])  # numbers of a head's value
+        output.copy_(interop.torch_view(out[..., :values].reshape(output.shape)))
+        return output
+
+    def attend(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        metadata: TracedMetadata,
+    ) -> jax.Array:
+        """The results [t, h, d] of query, key and value [t, h, d]."""
+        raise NotImplementedError
+
+
+class XlaGpuPagedAttention(XlaAttention):
+    """Causal attention to a paged KV cache."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        _refuse(
+            attn_type=(self._attn_type, AttentionType.DECODER),
+            **{k: (v, None) for k, v in self._others.items()},
+        )
+        if self.alibi_slopes is not None and get_tensor_model_parallel_world_size() > 1:
+            raise NotImplementedError(
+                "attention: ALiBi under tensor parallelism: each rank's program would have its own slopes"
+            )
         self.turned: Turned | None = None  # while a layer is called whose rotation is left to us
         self._query: jax.Array | None = None
 
@@ -193,34 +235,26 @@ class XlaGpuPagedAttention(AttentionImpl[TracedMetadata]):
         )
         metadata.caches.write(layer.layer_name, cache)
 
-    def forward(
+    def attend(
         self,
         layer: Any,
         query: torch.Tensor,
         key: torch.Tensor | None,
         value: torch.Tensor | None,
-        kv_cache: torch.Tensor,
-        attn_metadata: TracedMetadata,
-        output: torch.Tensor,
-        output_scale: torch.Tensor | None = None,
-        output_block_scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        metadata: TracedMetadata,
+    ) -> jax.Array:
         """Attends to the cache, which has this step's keys and values."""
         from torchax import interop
 
-        _refuse(output_scale=(output_scale, None), output_block_scale=(output_block_scale, None))
-        cache = attn_metadata.caches.read(layer.layer_name)
+        cache = metadata.caches.read(layer.layer_name)
         # forward_decode hands over no ALiBi.
-        decode = attn_metadata.decode and self.alibi_slopes is None
+        decode = metadata.decode and self.alibi_slopes is None
         attend = self.forward_decode if decode else self.forward_prefill
         options = self._fp8(layer) | self._sinks()
         if chunk := getattr(layer, "attention_chunk_size", 0):
             options["attention_chunk"] = chunk
         queries = interop.jax_view(query) if self.turned is None else self._query
-        out = attend(queries, cache, attn_metadata.group, options)
-        values = output.numel() // (out.shape[0] * out.shape[1])  # numbers of a head's value
-        output.copy_(interop.torch_view(out[..., :values].reshape(output.shape)))
-        return output
+        return attend(queries, cache, metadata.group, options)
 
     def forward_prefill(
         self, query: jax.Array, cache: KvCache, group: Group, options: dict[str, Any]

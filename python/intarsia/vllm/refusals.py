@@ -1,6 +1,6 @@
 """What the plugin does not do, refused when vLLM starts: nothing is to run wrongly in silence."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from vllm.config import VllmConfig
@@ -20,8 +20,13 @@ def refuse(config: VllmConfig) -> None:
     found = [*_of_the_engine(config)]
     if config.model_config is not None:
         found += _of_the_model(config)
-    if found:
-        raise NotImplementedError("intarsia-vllm does not support " + "; ".join(found))
+    refuse_all(found)
+
+
+def refuse_all(found: Iterable[str]) -> None:
+    """Raises NotImplementedError, with all that was found, if anything was."""
+    if reasons := [*found]:
+        raise NotImplementedError("intarsia-vllm does not support " + "; ".join(reasons))
 
 
 def _of_the_engine(config: VllmConfig) -> Iterator[str]:
