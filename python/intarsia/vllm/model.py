@@ -6,7 +6,7 @@ the two traced functions.
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,8 +68,8 @@ class XlaModel(torch.nn.Module):
         self._encoders = [
             name for name, x in layers if getattr(x, "attn_type", "") == AttentionType.ENCODER_ONLY
         ]
-        # Each at one address: XLA records a graph anew for another, 0.8 ms of the host's for 48 layers. torch's stream waits
-        # for a step's result, and so does what is written there next.
+        # Of decode steps, each at one address: XLA records a graph anew for another, 0.8 ms of the host's for 48 layers. torch's
+        # stream waits for a step's result, and so does what is written there next. Vectors of other steps are large.
         self._vectors: dict[StepShape, torch.Tensor] = {}
         self._zeroes_blocks = False
         self._generates = config.model_config.runner_type == "generate"
@@ -159,10 +159,6 @@ class XlaModel(torch.nn.Module):
         vector = self._layout.pack(
             shape, input_ids, positions, groups, token_type_ids, into=self._vectors.get(shape)
         )
-        if (
-            shape.decode
-        ):  # others are large, and their steps keep the GPU busy for longer than the host needs
-            self._vectors[shape] = vector
         return self._run(shape, vector)[: len(input_ids)]
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -189,17 +185,21 @@ class XlaModel(torch.nn.Module):
         return StepShape(tokens, min(tokens, self.decode_sizes[-1]), decode=False)
 
     def _run(self, shape: StepShape, vector: torch.Tensor) -> torch.Tensor:
-        args = (self._state, self._pools, self._ranks.stacked(_to_jax(vector)))
-        program = self._step(shape, *args)
+        if shape.decode:
+            self._vectors[shape] = vector
+        args = self._operands(vector)
+        program = self._with_step(self.programs.get, shape, *args)
         mark("in the step's program")
         hidden, self._pools = program(*args)
         return torch.from_dlpack(self._ranks.own(hidden))
 
-    def _step(self, shape: StepShape, *args: Any) -> jax.stages.Compiled:
-        return self.programs.get(*self._traceable(shape), *args, donate=(1,), tokens=shape.tokens)
+    def _operands(self, vector: torch.Tensor) -> tuple[Any, kv.Pools, Any]:
+        return self._state, self._pools, self._ranks.stacked(_to_jax(vector))
 
-    def _traceable(self, shape: StepShape) -> tuple[StepShape, Any]:
-        return shape, functools.partial(self._trace_step, shape)
+    def _with_step(self, take: Callable[..., Any], shape: StepShape, *args: Any) -> Any:
+        """`Programs.get` or `begin` of a step's program."""
+        step = functools.partial(self._trace_step, shape)
+        return take(shape, step, *args, donate=(1,), tokens=shape.tokens)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = len(hidden)
@@ -279,13 +279,13 @@ class XlaModel(torch.nn.Module):
         shapes = [self._mixed(n) for n in self.mixed_sizes]
         if self._generates:
             shapes += [StepShape(n, n, decode=True) for n in self.decode_sizes]
-        vectors = {shape: self._layout.padding(shape, device) for shape in reversed(shapes)}
-        for shape, vector in vectors.items():
-            args = (self._state, self._pools, self._ranks.stacked(_to_jax(vector)))
-            self.programs.begin(*self._traceable(shape), *args, donate=(1,), tokens=shape.tokens)
+        shapes.reverse()
+        for shape in shapes:
+            operands = self._operands(self._layout.padding(shape, device))
+            self._with_step(self.programs.begin, shape, *operands)
         self.programs.await_all()
-        self._vectors |= {shape: vector for shape, vector in vectors.items() if shape.decode}
-        for shape, vector in vectors.items():
+        for shape in shapes:
+            vector = self._layout.padding(shape, device)
             for _ in range(_warm_up_runs(shape.tokens)):
                 self._run(shape, vector)
         model = self._config.model_config

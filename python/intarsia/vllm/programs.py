@@ -48,27 +48,19 @@ class Programs:
 
     def __init__(self, ranks: Ranks):
         self._ranks = ranks
-        self._compiled: dict[Hashable, jax.stages.Compiled] = {}
         # One at a time: XLA times kernels on the GPU while it compiles.
         self._thread = ThreadPoolExecutor(1, "compile")
-        self._begun: dict[Hashable, Future[jax.stages.Compiled]] = {}
+        self._programs: dict[Hashable, Future[jax.stages.Compiled]] = {}
         self._sealed_at: int | None = None
         self.custom_calls: dict[str, dict[str, int]] = {}
         self.late: list[str] = []
 
     def get(
-        self,
-        key: Hashable,
-        function: Callable[..., Any],
-        *args: Any,
-        donate: tuple[int, ...] = (),
-        tokens: int = 1,
+        self, key: Hashable, function: Callable[..., Any], *args: Any, **options: Any
     ) -> jax.stages.Compiled:
-        """The program of that key, compiled for the types of these arguments if it is not there."""
-        if key not in self._compiled:
-            self.begin(key, function, *args, donate=donate, tokens=tokens)
-            self._compiled[key] = self._begun.pop(key).result()
-        return self._compiled[key]
+        """The program of that key, which is begun if it is not there; the arguments are those of `begin`."""
+        self.begin(key, function, *args, **options)
+        return self._programs[key].result()
 
     def begin(
         self,
@@ -78,10 +70,20 @@ class Programs:
         donate: tuple[int, ...] = (),
         tokens: int = 1,
     ) -> None:
-        """Lets XLA compile what `get` is going to be asked for, while the caller traces the next program."""
-        if key not in self._begun:
+        """Lets XLA compile what `get` is going to be asked for, while the caller traces the next program.
+
+        Args:
+          function, args: as in `compile`; the program is for the types of these arguments.
+          tokens: of a step that it is.
+        """
+        if key not in self._programs:
             lowered = self._lower(function, args, donate)
-            self._begun[key] = self._thread.submit(self._compile, str(key), lowered, tokens)
+            self._programs[key] = self._thread.submit(self._compile, str(key), lowered, tokens)
+
+    def await_all(self) -> None:
+        """Waits for what has begun."""
+        for program in self._programs.values():
+            program.result()
 
     def compile(
         self,
@@ -95,11 +97,6 @@ class Programs:
         tokens: of a step that it is.
         """
         return compile_step(self._lower(function, args, donate), tokens)
-
-    def await_all(self) -> None:
-        """Waits for what has begun."""
-        for key in list(self._begun):
-            self._compiled[key] = self._begun.pop(key).result()
 
     def _lower(
         self, function: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]
