@@ -118,12 +118,6 @@ def _make(encoder: Encoder, directory: Path, **config: Any) -> Any:
     return model.eval()
 
 
-def _pooled(states: Any, how: str) -> np.ndarray:
-    """Of length 1."""
-    one = {"CLS": states[0], "LAST": states[-1], "MEAN": states.mean(0)}[how]
-    return (one / one.norm()).numpy()
-
-
 def _write_tokenizer_of_pairs(directory: Path) -> None:
     """Words w3 to w99; the second text's tokens are of another type."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
