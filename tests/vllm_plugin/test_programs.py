@@ -1,6 +1,8 @@
 """What is compiled is counted, and what is compiled while serving is told of."""
 
 import pathlib
+import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import jax
@@ -14,6 +16,7 @@ import intarsia
 import intarsia.jax as ops
 from intarsia.vllm import metrics, parallel, programs, worker
 from intarsia.vllm.parallel import Ranks
+from vllm import distributed
 
 
 def test_what_is_compiled_late_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +67,23 @@ def test_programs_of_all_processes_are_counted(
         ("intarsia_xla_programs", 3 + 2),
         ("intarsia_xla_programs_late", 1 + 1),
     ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_no_rank_serves_before_all_have_compiled(
+    monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    """A rank with a warm cache waited in a step's collective, which has a timeout, for one that still compiled."""
+    told = programs.Programs(Ranks(1))
+    told._ranks.size = ranks  # after the mesh of one, which is all that there is here
+    met: list[bool] = []
+    compiled = Future()
+    told._programs["it"] = compiled
+    barrier = SimpleNamespace(barrier=lambda: met.append(compiled.done()))
+    monkeypatch.setattr(distributed, "get_tp_group", lambda: barrier)
+    threading.Timer(0.2, compiled.set_result, [None]).start()
+    told.await_all()
+    assert met == [True] * (ranks > 1)
 
 
 @pytest.fixture

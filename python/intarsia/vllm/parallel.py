@@ -139,6 +139,13 @@ class Ranks:
                 "tensor parallelism: this model's layers compute something else on each rank, expected one program for all"
             )
 
+    def meet(self) -> None:
+        """Returns when every rank has called it."""
+        from vllm.distributed import get_tp_group
+
+        if self.size > 1:
+            get_tp_group().barrier()
+
     def abstract(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         """An array as `stacked` would return it, without data."""
         if self._mesh is None:

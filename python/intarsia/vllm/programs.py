@@ -81,9 +81,10 @@ class Programs:
             self._programs[key] = self._thread.submit(self._compile, str(key), lowered, tokens)
 
     def await_all(self) -> None:
-        """Waits for what has begun."""
+        """Waits for what has begun, on every rank: one that reads programs from disk would wait in a step for those that compile."""
         for program in self._programs.values():
             program.result()
+        self._ranks.meet()
 
     def compile(
         self,
