@@ -2,8 +2,11 @@
 
 import pathlib
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +87,64 @@ def test_no_rank_serves_before_all_have_compiled(
     threading.Timer(0.2, compiled.set_result, [None]).start()
     told.await_all()
     assert met == [True] * (ranks > 1)
+
+
+def _failing(first: threading.Event, tried: list[int]) -> Callable[..., Any]:
+    """Of XLA: the first program is compiled once the event is set, the second not at all, and others are."""
+
+    def compile_step(lowered: Any, tokens: int) -> Any:
+        tried.append(tokens)
+        assert first.wait(60)
+        if tokens == 2:
+            raise MemoryError("no room for 2")
+        return lowered.compile()
+
+    return compile_step
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_a_program_that_fails_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, waiting: bool
+) -> None:
+    """With others queued behind it, or while the next is traced: none of them is compiled before the process can end."""
+    first, tried = threading.Event(), []
+    monkeypatch.setattr(programs, "compile_step", _failing(first, tried))
+    told = programs.Programs(Ranks(1))
+    for n in range(1, 4 + waiting):
+        told.begin(n, jnp.sin, jnp.ones(n), tokens=n)
+    if not waiting:
+
+        def traced(x: jax.Array) -> jax.Array:
+            first.set()
+            told._thread.submit(int).result(60)  # all before it is done
+            return x
+
+        with pytest.raises(MemoryError, match="no room for 2"):
+            told.begin("last", traced, jnp.ones(9), tokens=9)
+    first.set()
+    with pytest.raises(MemoryError, match="no room for 2"):
+        told.await_all()
+    told._thread.shutdown()  # as a process does at its end
+    assert tried == [1, 2]
+
+
+def test_a_program_that_cannot_be_traced_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, tried = threading.Event(), []
+    monkeypatch.setattr(programs, "compile_step", _failing(first, tried))
+    told = programs.Programs(Ranks(1))
+    for n in (1, 3, 4):
+        told.begin(n, jnp.sin, jnp.ones(n), tokens=n)
+    while not tried:  # the first is taken up
+        time.sleep(0.01)
+
+    def refuse(x: jax.Array) -> jax.Array:
+        raise NotImplementedError("heads of 7")
+
+    with pytest.raises(NotImplementedError, match="heads of 7"):
+        told.begin("last", refuse, jnp.ones(9))
+    first.set()
+    told._thread.shutdown()
+    assert tried == [1]
 
 
 @pytest.fixture

@@ -76,15 +76,33 @@ class Programs:
           function, args: as in `compile`; the program is for the types of these arguments.
           tokens: of a step that it is.
         """
-        if key not in self._programs:
+        if key in self._programs:
+            return
+        try:
             lowered = self._lower(function, args, donate)
-            self._programs[key] = self._thread.submit(self._compile, str(key), lowered, tokens)
+            self._raise_failure()
+        except BaseException:
+            self._cancel()
+            raise
+        self._programs[key] = self._thread.submit(self._compile, str(key), lowered, tokens)
 
     def await_all(self) -> None:
         """Waits for what has begun, on every rank: one that reads programs from disk would wait in a step for those that compile."""
-        for program in self._programs.values():
+        for program in [*self._programs.values()]:
             program.result()
         self._ranks.meet()
+
+    def _raise_failure(self) -> None:
+        """Raises the error of a program that could not be compiled."""
+        for program in [*self._programs.values()]:
+            if program.done():
+                program.result()
+
+    def _cancel(self) -> None:
+        """Has none compiled that waits: a process ends, and tells why, when its threads have nothing more to do."""
+        for key, program in [*self._programs.items()]:
+            if program.cancel():
+                del self._programs[key]
 
     def compile(
         self,
@@ -120,7 +138,11 @@ class Programs:
 
     def _compile(self, name: str, lowered: jax.stages.Lowered, tokens: int) -> jax.stages.Compiled:
         start = time.perf_counter()
-        compiled = compile_step(lowered, tokens)
+        try:
+            compiled = compile_step(lowered, tokens)
+        except BaseException:
+            self._cancel()  # here, before this thread takes the next
+            raise
         seconds = time.perf_counter() - start
         text = compiled.as_text()
         calls = collections.Counter(_OURS.findall(text))
