@@ -56,6 +56,11 @@ ARCHITECTURES = {
 """vLLM's classes that stand for a model type of transformers', the first as the test's config.json names it."""
 
 
+_GROUPED = Family(
+    "qwen3_moe",
+    HEAD | {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128},
+)
+"""With experts whose matrices are whole groups of 128."""
 _QUANTIZED = {
     "gpt_oss_mxfp4": EXPERTS["gpt_oss"]._replace(form="mxfp4"),
     "mimo_v2_flash_fp8": EXPERTS["mimo_v2_flash"]._replace(form="fp8_block"),
@@ -66,6 +71,8 @@ _QUANTIZED = {
     "qwen3_int4": DENSE["qwen3"]._replace(form="ct_int4"),
     "qwen2_gptq": DENSE["qwen2"]._replace(form="gptq"),
     "qwen3_fp8": Family("qwen3", HEAD, form="fp8_block"),
+    "qwen3_moe_awq": _GROUPED._replace(form="awq"),
+    "qwen3_moe_gptq": _GROUPED._replace(form="gptq"),
     "mistral3_fp8": WRAPPED["mistral3"]._replace(form="fp8_tensor"),
 }
 FAMILIES = DENSE | EXPERTS | OWN | LATENT | RECURRENT | WIDE | WRAPPED | _QUANTIZED

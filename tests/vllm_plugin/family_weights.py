@@ -164,17 +164,20 @@ def gptq(name: str, tensor: torch.Tensor) -> Written:
 
 
 def awq(name: str, tensor: torch.Tensor) -> Written:
-    """AWQ's 4 bits in groups of 128 with zero points, here all 8, and its order of nibbles."""
+    """AWQ's 4 bits in groups of 128 with zero points, and its order of nibbles."""
     if not _is_linear(name, tensor):
         return {name: tensor}, tensor
-    codes, scale, numbers = _in_integers(tensor, 128, 7)
+    groups = tensor.reshape(len(tensor), -1, 128)
+    lowest = groups.amin(-1, keepdim=True)
+    scale = (groups.amax(-1, keepdim=True) - lowest) / 15
+    zero = torch.round(-lowest / scale).clamp(0, 15)
+    codes = (torch.round(groups / scale) + zero).clamp(0, 15)
     order = (0, 4, 1, 5, 2, 6, 3, 7)
-    zeros = torch.full((scale.shape[1], len(tensor)), 8)
     return {
-        _of(name, "qweight"): _words((codes + 8).t(), 1, order).contiguous(),
-        _of(name, "qzeros"): _words(zeros, 1, order).contiguous(),
-        _of(name, "scales"): scale.t().contiguous(),
-    }, numbers
+        _of(name, "qweight"): _words(codes.reshape(tensor.shape).t(), 1, order).contiguous(),
+        _of(name, "qzeros"): _words(zero[..., 0].t(), 1, order).contiguous(),
+        _of(name, "scales"): scale[..., 0].t().contiguous(),
+    }, ((codes - zero) * scale).reshape(tensor.shape)
 
 
 def _compressed_tensors(

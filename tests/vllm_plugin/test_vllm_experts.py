@@ -106,18 +106,70 @@ def test_an_activation_that_needs_a_limit() -> None:
         _activation(layer)
 
 
-@pytest.mark.parametrize("form", ["AWQ", "GPTQ"])
-def test_experts_in_a_form_that_is_not_there(form: str) -> None:
-    import intarsia.vllm.quantized_experts  # noqa: F401  which refuses them
-    from vllm.model_executor.layers.quantization import auto_awq, auto_gptq
-    from vllm.scalar_type import scalar_types
+def _words(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.integers(-(1 << 31), 1 << 31, shape).astype(np.int32)
 
-    method, said = {
-        "AWQ": (auto_awq.AutoAWQMoEMethod, {"weight_bits": 4, "zero_point": True}),
-        "GPTQ": (
-            auto_gptq.AutoGPTQMoEMethod,
-            {"quant_type": scalar_types.uint4b8, "is_sym": True},
-        ),
+
+@pytest.mark.parametrize(("form", "bits"), [("awq", 4), ("gptq", 4), ("gptq", 8)])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_words_are_decoded_as_they_are_packed(form: str, bits: int, groups: int) -> None:
+    """Within a step's program, for GPUs, and for the op on CPUs."""
+    from intarsia import repack
+    from intarsia.vllm import word_experts
+
+    rng, (experts, columns, rows) = np.random.default_rng(0), (2, 96, 32)
+    scales = rng.uniform(0.5, 2, (experts, groups, rows)).astype(np.float32)
+    if form == "awq":
+        method = object.__new__(word_experts.XlaAwqMoEMethod)
+        zeros = _words(rng, experts, groups, rows // 8)
+        parts = [_words(rng, experts, columns, rows // 8), zeros, scales]
+    else:
+        method = object.__new__(word_experts.XlaGptqMoEMethod)
+        method.__dict__["quant_config"] = types.SimpleNamespace(weight_bits=bits)
+        parts = [_words(rng, experts, columns * bits // 32, rows), scales]
+    packed = [repack.decoded(method._repack(*expert)) for expert in zip(*parts, strict=True)]
+    assert packed[0].shape == (rows, columns) and len(np.unique(packed[0])) > 100
+    np.testing.assert_allclose(method._decode(*parts, np.float32), np.stack(packed), rtol=1e-6)
+
+
+def _method(form: str, **changes: object) -> object:
+    """What vLLM's configuration of a checkpoint makes of a layer of experts."""
+    import intarsia.vllm.word_experts  # noqa: F401  which puts ours in the place of vLLM's
+    import torch
+    from vllm.model_executor.layers.fused_moe import RoutedExperts
+    from vllm.model_executor.layers.quantization import auto_awq, auto_gptq
+
+    kind, said = {
+        "awq": (auto_awq.AutoAWQConfig, {"zero_point": True}),
+        "gptq": (auto_gptq.AutoGPTQConfig, {"desc_act": False, "sym": True}),
     }[form]
-    with pytest.raises(NotImplementedError, match=f"does not support experts in {form}, expected"):
-        method(types.SimpleNamespace(**said), types.SimpleNamespace())
+    said |= {"quant_method": form, "bits": 4, "group_size": 128}
+    layer = RoutedExperts.__new__(RoutedExperts)
+    torch.nn.Module.__init__(layer)
+    layer.moe_config = types.SimpleNamespace()  # which no kernel of vLLM's takes
+    return kind.from_config(said | changes).get_quant_method(layer, "experts")
+
+
+@pytest.mark.parametrize(
+    ("form", "changes"),
+    [
+        ("awq", {}),
+        ("awq", {"group_size": 48}),
+        ("gptq", {}),
+        ("gptq", {"bits": 8, "group_size": -1}),
+    ],
+)
+def test_experts_in_words_are_ours(form: str, changes: dict[str, object]) -> None:
+    """Never vLLM's `MoeWNA16Method`, whose kernels are Triton's."""
+    from intarsia.vllm import word_experts
+
+    ours = {"awq": word_experts.XlaAwqMoEMethod, "gptq": word_experts.XlaGptqMoEMethod}
+    assert type(_method(form, **changes)) is ours[form]
+
+
+def test_experts_in_words_that_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="experts: AWQ without zero points, expected"):
+        _method("awq", zero_point=False)
+    for form in ("awq", "gptq"):
+        with pytest.raises(NotImplementedError, match=r"groups of 128 .* of 256 and 64 on a rank"):
+            _method(form).create_weights(None, 8, 256, 64, None)

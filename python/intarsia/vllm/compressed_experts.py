@@ -43,7 +43,7 @@ _DECODED = {4: _decoded_nibbles, 8: _decoded_bytes}
 class XlaCompressedIntegerMoEMethod(ExpertsInCodes, wna16.CompressedTensorsWNA16MoEMethod):
     """In 4 or 8 bits with a scale of each row or group, and no zero points."""
 
-    _scale = "weight_scale"
+    _parts = ("weight", "weight_scale")
 
     def __init__(
         self, weight_quant: Any, input_quant: Any, moe: Any, layer_name: str | None = None

@@ -88,7 +88,8 @@ class XlaPlatform(Platform):
         import intarsia.vllm.compressed_experts
         import intarsia.vllm.quantized
         import intarsia.vllm.quantized_experts  # and with it the experts and the layers
-        import intarsia.vllm.short_conv  # noqa: F401  and with it attention and states
+        import intarsia.vllm.short_conv  # and with it attention and states
+        import intarsia.vllm.word_experts  # noqa: F401
 
         path = "intarsia.vllm.attention.XlaNarrowValuesBackend"
         for name in ("FLASH_ATTN_DIFFKV", "TRITON_ATTN_DIFFKV"):

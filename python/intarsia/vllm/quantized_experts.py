@@ -3,7 +3,7 @@
 Activations stay in the model's dtype, whatever a checkpoint says of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
-from vllm.model_executor.layers.quantization import auto_awq, auto_gptq, fp8, mxfp4
+from vllm.model_executor.layers.quantization import fp8, mxfp4
 
 import intarsia.jax as ops
 from intarsia import repack
@@ -48,10 +48,10 @@ def _decoded_mxfp4(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array
 class ExpertsInCodes(FusedMoEMethodBase):
     """Experts whose matrices stay codes: `fused_experts_quantized` reads them on CPUs, elsewhere they are decoded where they are used."""
 
-    _scale: str
-    """What the names of scales end with."""
+    _parts: tuple[str, ...]
+    """What the names of a matrix's parameters end with, the codes' first."""
     _decode: Any
-    """Codes and scales as matrices, within a program."""
+    """These parameters as matrices of a dtype, within a program."""
 
     @property
     def is_monolithic(self) -> bool:
@@ -60,26 +60,30 @@ class ExpertsInCodes(FusedMoEMethodBase):
     def get_fused_moe_quant_config(self, layer: Any) -> None:
         """None of vLLM's kernels is configured."""
 
-    def _repack(self, codes: np.ndarray, scales: np.ndarray) -> PackedWeight:
+    def _repack(self, *parts: np.ndarray) -> PackedWeight:
         """The matrix of one expert."""
         raise NotImplementedError
 
+    def _rows(self, layer: Any, name: str) -> int:
+        """Of each expert's matrix."""
+        return getattr(layer, f"{name}_weight").shape[1]
+
+    def _hand_over(self, layer: Any) -> None:
+        """Lets codes be bytes: DLPack does not know them by their dtype."""
+        for name in ("w13_weight", "w2_weight"):
+            codes = getattr(layer, name).data.view(torch.uint8)
+            delattr(layer, name)
+            layer.register_parameter(name, torch.nn.Parameter(codes, requires_grad=False))
+
     def process_weights_after_loading(self, layer: Any) -> None:
-        sizes = [getattr(layer, f"{name}_weight").shape[1] for name in ("w13", "w2")]
-        if (
-            not has_form(layer)
-            or jax.default_backend() != "cpu"
-            or any(n % TILE_ROWS for n in sizes)
-        ):
-            for name in ("w13_weight", "w2_weight"):  # DLPack does not know them by their dtype
-                codes = getattr(layer, name).data.view(torch.uint8)
-                delattr(layer, name)
-                layer.register_parameter(name, torch.nn.Parameter(codes, requires_grad=False))
+        tiled = not any(self._rows(layer, name) % TILE_ROWS for name in ("w13", "w2"))
+        if not (tiled and has_form(layer) and jax.default_backend() == "cpu"):
+            self._hand_over(layer)
             return
         for name in ("w13", "w2"):
-            old = [f"{name}_weight", f"{name}_{self._scale}"]
-            codes, scales = (as_numpy(getattr(layer, x)) for x in old)
-            each = [self._repack(*pair) for pair in zip(codes, scales, strict=True)]
+            old = [f"{name}_{part}" for part in self._parts]
+            parts = (as_numpy(getattr(layer, x)) for x in old)
+            each = [self._repack(*expert) for expert in zip(*parts, strict=True)]
             pack(layer, repack.stacked(each), old, name)
 
     def apply(
@@ -93,16 +97,15 @@ class ExpertsInCodes(FusedMoEMethodBase):
     ) -> torch.Tensor:
         biases = [getattr(layer, f"{name}_bias", None) for name in ("w13", "w2")]
         biases = [bias if bias is None else bias.to(x.dtype) for bias in biases]
-        if hasattr(layer, "w13_weight"):
+        if hasattr(layer, f"w13_{self._parts[0]}"):
             matrices = [self._decoded(layer, name, x.dtype) for name in ("w13", "w2")]
             return run_experts(layer, x, topk_weights, topk_ids, *matrices, *biases)
         return _run_packed(layer, x, topk_weights, topk_ids, biases)
 
     def _decoded(self, layer: Any, name: str, dtype: torch.dtype) -> torch.Tensor:
-        codes = getattr(layer, f"{name}_weight")
-        scales = getattr(layer, f"{name}_{self._scale}")
+        parts = [getattr(layer, f"{name}_{part}") for part in self._parts]
         wanted = jnp.dtype(str(dtype).removeprefix("torch."))
-        return call_jax(lambda c, s: self._decode(c, s, wanted), codes, scales)
+        return call_jax(lambda *parts: self._decode(*parts, wanted), *parts)
 
 
 def _run_packed(
@@ -129,10 +132,13 @@ def _run_packed(
             w2.scales,
             weights,
             ids,
+            w1.zeros,
+            w2.zeros,
             w1_bias=w1_bias,
             w2_bias=w2_bias,
             expert_map=expert_map,
             format=w1.format,
+            zeros_are=w1.zeros_are,
             w1_group=w1.group,
             w2_group=w2.group,
             activation=BY_OP[layer.activation],
@@ -149,8 +155,8 @@ class XlaFp8MoEMethod(ExpertsInCodes, fp8.Fp8MoEMethod):
     _decode = staticmethod(_decoded_fp8)
 
     @property
-    def _scale(self) -> str:
-        return self.weight_scale_name
+    def _parts(self) -> tuple[str, ...]:
+        return "weight", self.weight_scale_name
 
     def _repack(self, codes: np.ndarray, scales: np.ndarray) -> PackedWeight:
         if self.block_quant:
@@ -162,7 +168,7 @@ class XlaFp8MoEMethod(ExpertsInCodes, fp8.Fp8MoEMethod):
 class XlaGptOssMxfp4MoEMethod(ExpertsInCodes, mxfp4.GptOssMxfp4MoEMethod):
     """In mxfp4, as gpt-oss has them."""
 
-    _decode, _scale = staticmethod(_decoded_mxfp4), "weight_scale"
+    _decode, _parts = staticmethod(_decoded_mxfp4), ("weight", "weight_scale")
     _repack = staticmethod(repack.from_mxfp4)
 
     def __init__(self, moe: Any) -> None:
@@ -171,19 +177,6 @@ class XlaGptOssMxfp4MoEMethod(ExpertsInCodes, mxfp4.GptOssMxfp4MoEMethod):
         self.weight_dtype, self.mxfp4_backend = "gpt_oss_mxfp4", Mxfp4MoeBackend.NONE
 
 
-def _refused(form: str) -> Callable[..., Any]:
-    """In place of vLLM's choice of a kernel, which says only that there is none."""
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise NotImplementedError(
-            f"intarsia-vllm does not support experts in {form}, expected fp8, mxfp4 or compressed-tensors' integers"
-        )
-
-    return refuse
-
-
-replace(auto_awq, "select_wna16_moe_backend", _refused("AWQ"))
-replace(auto_gptq, "select_wna16_moe_backend", _refused("GPTQ"))
 replace(fp8, "Fp8MoEMethod", XlaFp8MoEMethod)
 replace(mxfp4, "GptOssMxfp4MoEMethod", XlaGptOssMxfp4MoEMethod)
 replace(mxfp4.Mxfp4Config, "get_supported_act_dtypes", classmethod(lambda cls: DTYPES))
