@@ -48,17 +48,19 @@ QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
         (
             BERT,
             WHOLE | {"enable_chunked_prefill": True},
-            "chunks of prompts (--enable-chunked-prefill) with attention in both directions",
+            "chunks of prompts (--enable-chunked-prefill) with attention in both directions, "
+            "expected --no-enable-chunked-prefill",
         ),
         (
             BERT,
             WHOLE | {"enable_prefix_caching": True},
-            "prefixes of prompts (--enable-prefix-caching)",
+            "prefixes of prompts (--enable-prefix-caching) with attention in both directions, "
+            "expected --no-enable-prefix-caching",
         ),
         (
             BERT,
             WHOLE | {"long_prefill_token_threshold": 64},
-            "parts of prompts (--long-prefill-token-threshold)",
+            "parts of prompts (--long-prefill-token-threshold 64) with attention in both directions, expected 0",
         ),
         (
             BERT,

@@ -133,14 +133,26 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
 def of_whole_prompts(config: VllmConfig) -> Iterator[str]:
     """What would take prompts apart whose tokens attend to later ones, too."""
     scheduler, cache = config.scheduler_config, config.cache_config
-    given = {
-        "chunks of prompts (--enable-chunked-prefill)": scheduler.enable_chunked_prefill,
-        "parts of prompts (--long-prefill-token-threshold)": scheduler.long_prefill_token_threshold,
-        "prefixes of prompts (--enable-prefix-caching)": cache.enable_prefix_caching,
-    }
-    for what, value in given.items():
+    given = [
+        (
+            "chunks of prompts (--enable-chunked-prefill)",
+            scheduler.enable_chunked_prefill,
+            "--no-enable-chunked-prefill",
+        ),
+        (
+            f"parts of prompts (--long-prefill-token-threshold {scheduler.long_prefill_token_threshold})",
+            scheduler.long_prefill_token_threshold,
+            "0",
+        ),
+        (
+            "prefixes of prompts (--enable-prefix-caching)",
+            cache.enable_prefix_caching,
+            "--no-enable-prefix-caching",
+        ),
+    ]
+    for what, value, expected in given:
         if value:
-            yield f"{what} with attention in both directions, expected whole prompts"
+            yield f"{what} with attention in both directions, expected {expected}"
     if cache.cache_dtype not in ("auto", _dtype(config)):
         yield f"--kv-cache-dtype {cache.cache_dtype} with attention in both directions, which has no cache"
 
