@@ -8,7 +8,8 @@ pytest.importorskip("vllm")
 
 import torch
 from intarsia.vllm import model
-from intarsia.vllm.batch import bucket
+from intarsia.vllm.batch import BatchLayout, bucket
+from intarsia.vllm.parallel import Ranks
 
 
 def sizes(option: str, largest: int, **given: object) -> list[int]:
@@ -50,3 +51,63 @@ def test_types_of_tokens_are_refused_by_a_model_without() -> None:
     ids = torch.zeros(4, dtype=torch.int32)
     with pytest.raises(NotImplementedError, match="types of tokens, which the model does not take"):
         model.XlaModel.forward(SimpleNamespace(_typed=False), ids, ids, token_type_ids=ids)
+
+
+def _batch(lengths: list[int], first: int) -> SimpleNamespace:
+    """What vLLM's CommonAttentionMetadata has, and the token ids, from `first` on."""
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    tokens = int(starts[-1])
+    return SimpleNamespace(
+        ids=torch.arange(first, first + tokens),
+        num_actual_tokens=tokens,
+        num_reqs=len(lengths),
+        max_query_len=max(lengths),
+        query_start_loc=starts,
+        seq_lens=torch.tensor(lengths) + first,
+        block_table_tensor=torch.full((len(lengths), 2), first),
+        slot_mapping=torch.arange(tokens) + first,
+    )
+
+
+def test_a_decode_steps_vector_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At one address, while each step gets its own batch, a smaller one after a larger one too; other steps have vectors of
+    their own."""
+    one = model.XlaModel.__new__(model.XlaModel)
+    torch.nn.Module.__init__(one)
+    given = []
+
+    def get(shape, step, *args, **options):
+        def run(state, pools, vector):
+            given.append((shape, vector.unsafe_buffer_pointer()))
+            return vector[:, None] * 1.0, pools
+
+        return run
+
+    attributes = {
+        "_typed": False,
+        "_generates": True,
+        "_ranks": Ranks(1),
+        "_state": {},
+        "_pools": {},
+        "_vectors": {},
+        "_layout": BatchLayout([2]),
+        "_group_of": {"layer": 0},
+        "decode_sizes": [4],
+        "mixed_sizes": [8],
+        "programs": SimpleNamespace(get=get),
+    }
+    one.__dict__.update(attributes)
+    answers = []
+    for lengths, first in (([1, 1, 1], 5), ([3, 2], 40), ([1], 70), ([1, 1], 90)):
+        batch = _batch(lengths, first)
+        context = SimpleNamespace(attn_metadata={"layer": batch})
+        monkeypatch.setattr(model, "get_forward_context", lambda context=context: context)
+        shape = one._shape(batch)
+        hidden = one.forward(batch.ids, batch.ids + 1)
+        fresh = one._layout.pack(shape, batch.ids, batch.ids + 1, [batch])
+        answers.append((hidden, fresh[: len(batch.ids), None].float()))
+    for hidden, fresh in answers:  # the earlier ones, too, are as they were
+        torch.testing.assert_close(hidden, fresh)
+    decode = [at for shape, at in given if shape.decode]
+    assert len(given) == 4 and len(decode) == 3 and len({*decode}) == 1
+    assert [shape for shape in one._vectors] == [shape for shape, _ in given[:1]]
