@@ -218,15 +218,11 @@ class XlaGpuPagedAttention(XlaAttention):
 
     def _turn_and_write(self, layer: Any, turned: Turned, metadata: TracedMetadata) -> None:
         """Turns queries and keys as well: the turned ones that vLLM hands over are then nobody's, and not computed."""
-        from torchax import interop
-
-        positions, whole, table = interop.jax_view(
-            (turned.positions, turned.product.whole, turned.table)
-        )
+        whole = turned.product.whole
         self._query, cache = ops.rotary_embedding_and_cache(
-            positions.reshape(-1),
+            turned.positions.reshape(-1),
             whole.reshape(len(whole), -1, self.head_size),
-            table,
+            turned.table,
             metadata.caches.read(layer.layer_name),
             metadata.group.slot_mapping,
             num_heads=self.num_heads,

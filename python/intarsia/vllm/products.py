@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import torch
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import QKVParallelLinear
@@ -22,9 +23,9 @@ _PART, _TURNED = "_intarsia_part", "_intarsia_turned"
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Queries, keys and values [t, numbers], one after the other."""
+    """Queries, keys and values [t, numbers], one after the other, as they were when they were split."""
 
-    whole: torch.Tensor
+    whole: jax.Array
     sizes: tuple[int, ...]
 
 
@@ -33,8 +34,8 @@ class Turned:
     """What turned the queries and keys of a product."""
 
     product: Product
-    positions: torch.Tensor
-    table: torch.Tensor
+    positions: jax.Array
+    table: jax.Array
     is_neox: bool
     head_size: int
 
@@ -54,7 +55,7 @@ class XlaQKVParallelLinear(QKVParallelLinear):
 def _split(whole: torch.Tensor, sizes: int | Sequence[int], dim: int) -> tuple[torch.Tensor, ...]:
     parts = torch.Tensor.split(whole, sizes, dim)
     if dim in (-1, 1) and len(parts) == 3:
-        product = Product(whole, tuple(part.shape[1] for part in parts))
+        product = Product(_value(whole), tuple(part.shape[1] for part in parts))
         for i, part in enumerate(parts):
             _say(part, _PART, product, i)
     return parts
@@ -87,7 +88,7 @@ def mark_turned(
     product, _ = _said(given[0], _PART)
     if product is None or [_said(x, _PART) for x in given] != [(product, 0), (product, 1)]:
         return
-    by = Turned(product, positions, table, is_neox, head_size)
+    by = Turned(product, _value(positions), _value(table), is_neox, head_size)
     for i, x in enumerate(turned):
         _say(x, _TURNED, by, i)
 
