@@ -41,6 +41,7 @@ ARCHITECTURES = {
     "mixtral": ("MixtralForCausalLM",),
     "muse_glimmer": ("MuseGlimmerForConditionalGeneration", "MuseGlimmerForCausalLM"),
     "nemotron_h": ("NemotronHForCausalLM",),
+    "olmoe": ("OlmoeForCausalLM",),
     "phi3": ("Phi3ForCausalLM",),
     "qwen2": ("Qwen2ForCausalLM",),
     "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),

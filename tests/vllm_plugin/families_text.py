@@ -70,6 +70,10 @@ EXPERTS = {
             },
         },
     ),
+    "olmoe": Family(
+        "olmoe",
+        {"hidden_size": 512, "num_experts": 16, "num_experts_per_tok": 4},
+    ),
     "glm4_moe": Family(
         "glm4_moe",
         HEAD

@@ -15,6 +15,13 @@ SHORT = ("gpt_oss_mxfp4", "glm4_moe", "minimax_m2_fp8", "qwen3_vl_moe", "mistral
 _TOLERANCE = 2e-3
 """Of a logit: choices this close may go either way."""
 
+_NORMED_BY_HEAD = (
+    *("qwen3", "qwen3_int4", "qwen3_fp8", "qwen3_moe", "qwen3_moe_awq", "qwen3_moe_gptq"),
+    *("qwen3_vl", "qwen3_vl_moe", "internvl", "internvl3_5", "intern_s1", "gemma3", "glm4_moe"),
+    *("hy_v3", "afmoe", "laguna", "ring_fp8", "param2", "plamo3", "step3p5", "step3p7"),
+)
+"""Families that norm each head of queries and keys before they turn them, and nothing else of the product. OLMoE and MiniMax norm all
+heads as one, Hunyuan after the turn, Gemma 4 values, too, and Qwen 3.5's product has gates."""
 _EXPERTS_ALONE = ("mxfp4", "kimi_int4")
 """Forms of weights that linear layers do not have."""
 
@@ -39,6 +46,7 @@ def test_tokens_are_those_of_transformers(_environment: None, tmp_path: Path, na
     experts = any(("moe" in key or "experts" in key) and x for key, x in family.config.items())
     coded = family.form not in ("", "transposed")
     for ops in steps:
+        assert ("fused_qk_norm_rope" in ops) == (name in _NORMED_BY_HEAD)
         whole = "fused_experts" in ops or "grouped_matmul" in ops  # the latter with clamped gates
         assert whole == (experts and not coded)
         assert ("fused_experts_quantized" in ops) == (experts and coded)

@@ -14,6 +14,27 @@ def test_the_models_are_those_that_were_recorded(model):
     assert digests == recorded_digests, "NumPy or gguf gives other weights: record anew"
 
 
+_NORMS = {"qwen3": 1, "gemma3_text": 1 + 2 * 4}
+"""A step's norms that are by themselves, of models that norm each head; others have the last one alone. Norms behind a sum are the
+sum's."""
+
+
+def check_attention(llm, name: str) -> None:
+    """Each layer norms heads, turns them and writes to the cache by two ops at most, besides what attends."""
+    layers = llm.llm_engine.model_config.hf_config.num_hidden_layers
+    expected = {"rms_norm": _NORMS.get(name, 1), "rotary_embedding_and_cache": layers}
+    if name in _NORMS:
+        expected["fused_qk_norm_rope"] = layers
+    attending = ("norm", "rotary", "cache")
+    [programs] = llm.collective_rpc("xla_programs")
+    steps = [ops for program, ops in programs["custom_calls"].items() if " step of " in program]
+    assert len(steps) > 2
+    for ops in steps:
+        found = {op: n for op, n in ops.items() if any(word in op for word in attending)}
+        found.pop("fused_add_rms_norm")
+        assert found == expected
+
+
 @pytest.mark.parametrize("name", vllm_models.MODELS)
 def test_greedy_tokens_and_logprobs(model, name):
     expected = recorded(name)
@@ -24,6 +45,7 @@ def test_greedy_tokens_and_logprobs(model, name):
         np.testing.assert_allclose(
             logprobs(requests), [sequence["logprobs"] for sequence in expected], atol=1e-3
         )
+        check_attention(llm, name)
 
 
 def test_bf16(model):

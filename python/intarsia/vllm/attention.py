@@ -217,12 +217,30 @@ class XlaGpuPagedAttention(XlaAttention):
         metadata.caches.write(layer.layer_name, cache)
 
     def _turn_and_write(self, layer: Any, turned: Turned, metadata: TracedMetadata) -> None:
-        """Turns queries and keys as well: the turned ones that vLLM hands over are then nobody's, and not computed."""
-        whole = turned.product.whole
-        self._query, cache = ops.rotary_embedding_and_cache(
+        """Norms and turns queries and keys as well: those that vLLM hands over are then nobody's, and not computed."""
+        whole, table = turned.product.whole, turned.table
+        positions, heads = (
             turned.positions.reshape(-1),
             whole.reshape(len(whole), -1, self.head_size),
-            turned.table,
+        )
+        if turned.norms is not None:
+            of_query, of_key = turned.norms
+            heads = ops.fused_qk_norm_rope(
+                positions,
+                heads,
+                table,
+                of_query.weight,
+                of_key.weight,
+                num_heads_q=self.num_heads,
+                num_heads_k=self.num_kv_heads,
+                eps=of_query.eps,
+                is_neox=turned.is_neox,
+            )
+            table = table[:, :0]  # nothing is left to turn
+        self._query, cache = ops.rotary_embedding_and_cache(
+            positions,
+            heads,
+            table,
             metadata.caches.read(layer.layer_name),
             metadata.group.slot_mapping,
             num_heads=self.num_heads,

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 import intarsia.jax as ops
 from intarsia.vllm.compat import is_traced
 from intarsia.vllm.parallel import AXIS
-from intarsia.vllm.products import mark_turned
+from intarsia.vllm.products import mark_normed, mark_turned
 from intarsia.vllm.replacing import replace
 
 PROVIDER = "intarsia"
@@ -68,7 +68,10 @@ def _normed(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> tor
     def run(x: jax.Array, weight: jax.Array | None) -> jax.Array:
         return ops.rms_norm(x, weight, eps=epsilon, rounding=_rounding(x, weight))
 
-    return call_jax(run, x, weight)
+    normed = call_jax(run, x, weight)
+    if weight is not None and is_traced(weight):
+        mark_normed(x, normed, weight, epsilon)
+    return normed
 
 
 @ir.ops.fused_add_rms_norm.register_impl(
