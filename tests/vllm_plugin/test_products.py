@@ -45,6 +45,17 @@ def test_a_rotation_of_other_heads() -> None:
     assert products._turned_of(*turned(whole, SIZES), HEAD // 2) is None
 
 
+def test_a_rotation_of_something_else_than_tokens() -> None:
+    """Each head with a position of its own."""
+    query, key, value = products._split(torch.randn(3, 3 * HEAD), (HEAD,) * 3, -1)
+    for n in (3, 9):
+        results = query.clone(), key.clone()
+        products.mark_turned(
+            torch.arange(n), (query, key), results, torch.ones(8, HEAD), True, HEAD
+        )
+        assert (products._turned_of(*results, value, HEAD) is not None) == (n == 3)
+
+
 @pytest.mark.parametrize("changed", range(5))
 def test_a_program_that_changes_a_part(changed: int) -> None:
     """Queries, keys, values, the product or none of them, in place, between rotation and attention. To torch parts change with the
@@ -175,7 +186,8 @@ def test_a_large_product_is_normed_apart(
     normed = [norm(x.reshape(tokens, -1, 128), weight) for x in parts]
     for given, known in ((parts, True), (normed, together)):
         results = [x.view(x.shape) for x in given]
-        products.mark_turned(torch.arange(3), given, results, torch.ones(8, 128), True, 128)
+        positions = torch.arange(tokens)
+        products.mark_turned(positions, given, results, torch.ones(8, 128), True, 128)
         assert (products._turned_of(*results, value, 128) is not None) == known
 
 

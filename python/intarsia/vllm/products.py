@@ -1,9 +1,9 @@
 """Norms of heads, rotation and write to the cache together, where queries, keys and values are parts of one product.
 
 Most of vLLM's models split what `QKVParallelLinear` gives, norm each head of queries and keys or do not, turn them, and call
-`Attention`. While a step is traced, a part says what it is a part of, a normed part what it was normed by, and a turned part what
-it was turned by. Other shapes of the same numbers say the same. A model that does anything else in between makes new tensors, which
-say nothing, or changes a tensor, whose word no longer counts: then an op does each of these things.
+`Attention`. While a step is traced, a part says what it is a part of. A normed part says what normed it, and a turned part what turned
+it. Other shapes of the same numbers say the same. Anything else that a model does in between makes new tensors, which say nothing.
+Or it changes a tensor, whose word no longer counts. Then an op does each of these things.
 """
 
 import math
@@ -160,7 +160,9 @@ def _turned_of(query: Any, key: Any, value: Any, head_size: int) -> Turned | Non
     product = turned.product
     _, keys, values = product.sizes
     in_heads = keys == values and all(size % head_size == 0 for size in product.sizes)
-    fits = in_heads and turned.head_size == head_size and (turned.norms is None or _pays(product))
+    of_tokens = math.prod(turned.positions.shape) == product.whole.shape[0]
+    fits = in_heads and of_tokens and turned.head_size == head_size
+    fits = fits and (turned.norms is None or _pays(product))
     return turned if fits and _said(value, _PART) == (product, 2) else None
 
 
