@@ -44,6 +44,7 @@ struct LaneGroups {
       return min(a + b, static_cast<uint32_t>(sizes.m));
     };
     uint32_t rows = 0, every;
+#pragma unroll 4
     for (int i = first; i < end; ++i) rows = add(rows, static_cast<uint32_t>(sizes.SizeAt(i)));
     row = SumBefore(rows, add, every);
   }
@@ -85,54 +86,81 @@ __device__ __forceinline__ Unit UnitOfGroup(int group, int row, int rows, int co
   return {group, row + begin, Tiles::Begin(rows, tile + 1) - begin, in_band / in_step, 0, 0};
 }
 
-// Unit `index` of all, in each lane of the warp that calls it. rows 0: there is none.
+// Finds units; a warp together.
 template <class Tiles, int kTogether>
-__device__ __forceinline__ Unit FindUnit(const GroupSizes& sizes, int column_tiles, int64_t index) {
-  const LaneGroups groups(sizes);
-  const int offset = static_cast<int>(sizes.Offset()), count = static_cast<int>(sizes.count);
-  const auto plus = [](uint32_t a, uint32_t b) { return a + b; };
-  uint32_t tiles = 0, rows_before = 0, rows_here = 0, all_tiles, before, here;
-  groups.ForEach(sizes, [&](int group, int, int rows) {
-    if (group < offset) rows_before += rows;
-    if (group < offset || group >= offset + count) return;
-    rows_here += rows;
-    tiles += Tiles::Count(rows);
-  });
-  const uint32_t first_tile = SumBefore(tiles, plus, all_tiles);
-  SumBefore(rows_before, plus, before);
-  SumBefore(rows_here, plus, here);
-  const int64_t units = int64_t{all_tiles} * column_tiles;
-  if (index >= units) {
-    const int64_t tile = (index - units) / column_tiles;
-    const int64_t left = sizes.m - here - tile * Tiles::kRows;
-    return {-1,
-            static_cast<int>(min(tile * Tiles::kRows, sizes.m)),
-            static_cast<int>(max(min(left, int64_t{Tiles::kRows}), int64_t{0})),
-            static_cast<int>((index - units) % column_tiles),
-            static_cast<int>(before),
-            static_cast<int>(here)};
+class UnitFinder {
+ public:
+  __device__ __forceinline__ UnitFinder(const GroupSizes& sizes, int column_tiles)
+      : sizes_(sizes),
+        column_tiles_(column_tiles),
+        groups_(sizes),
+        offset_(static_cast<int>(sizes.Offset())),
+        end_(offset_ + static_cast<int>(sizes.count)) {
+    const auto plus = [](uint32_t a, uint32_t b) { return a + b; };
+    uint32_t tiles = 0, before = 0, here = 0;
+    groups_.ForEach(sizes, [&](int group, int, int rows) {
+      if (group < offset_) before += rows;
+      if (!IsHere(group)) return;
+      here += rows;
+      tiles += Tiles::Count(rows);
+    });
+    first_tile_ = SumBefore(tiles, plus, all_tiles_);
+    SumBefore(before, plus, before_);
+    SumBefore(here, plus, here_);
   }
-  Unit found{};
-  int64_t first = int64_t{first_tile} * column_tiles;
-  bool is_mine = false;
-  groups.ForEach(sizes, [&](int group, int row, int rows) {
-    if (group < offset || group >= offset + count) return;
-    const int64_t of_group = int64_t{Tiles::Count(rows)} * column_tiles;
-    if (index >= first && index < first + of_group) {
-      found = UnitOfGroup<Tiles, kTogether>(group - offset, row, rows, column_tiles,
-                                            static_cast<int>(index - first));
-      is_mine = true;
+
+  __device__ __forceinline__ int64_t Units() const {
+    const auto others = static_cast<uint32_t>(sizes_.m) - here_;
+    return (int64_t{all_tiles_} + (others + Tiles::kRows - 1) / Tiles::kRows) * column_tiles_;
+  }
+  // Unit `index` of all, in each lane. rows 0: there is none.
+  __device__ __forceinline__ Unit Find(int64_t index) const {
+    const int64_t units = int64_t{all_tiles_} * column_tiles_;
+    if (index >= units) {
+      const int64_t tile = (index - units) / column_tiles_;
+      const int64_t left = sizes_.m - here_ - tile * Tiles::kRows;
+      return {-1,
+              static_cast<int>(min(tile * Tiles::kRows, sizes_.m)),
+              static_cast<int>(max(min(left, int64_t{Tiles::kRows}), int64_t{0})),
+              static_cast<int>((index - units) % column_tiles_),
+              static_cast<int>(before_),
+              static_cast<int>(here_)};
     }
-    first += of_group;
-  });
-  const int from = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, is_mine))) - 1;
-  return {__shfl_sync(0xffffffffu, found.group, from),
-          __shfl_sync(0xffffffffu, found.row, from),
-          __shfl_sync(0xffffffffu, found.rows, from),
-          __shfl_sync(0xffffffffu, found.column_tile, from),
-          0,
-          0};
-}
+    Unit found{};
+    int64_t first = int64_t{first_tile_} * column_tiles_;
+    bool is_mine = false;
+    groups_.ForEach(sizes_, [&](int group, int row, int rows) {
+      if (!IsHere(group)) return;
+      const int64_t of_group = int64_t{Tiles::Count(rows)} * column_tiles_;
+      if (index >= first && index < first + of_group) {
+        found = UnitOfGroup<Tiles, kTogether>(group - offset_, row, rows, column_tiles_,
+                                              static_cast<int>(index - first));
+        is_mine = true;
+      }
+      first += of_group;
+    });
+    const int from = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, is_mine))) - 1;
+    return {__shfl_sync(0xffffffffu, found.group, from),
+            __shfl_sync(0xffffffffu, found.row, from),
+            __shfl_sync(0xffffffffu, found.rows, from),
+            __shfl_sync(0xffffffffu, found.column_tile, from),
+            0,
+            0};
+  }
+
+ private:
+  __device__ __forceinline__ bool IsHere(int group) const {
+    return group >= offset_ && group < end_;
+  }
+
+  const GroupSizes& sizes_;
+  const int column_tiles_;
+  const LaneGroups groups_;
+  const int offset_, end_;
+  // Tiles of the lanes before this one, and of all; rows before those of the groups at hand, and
+  // theirs.
+  uint32_t first_tile_, all_tiles_, before_, here_;
+};
 
 // The rows of group `index` at hand, in each lane of the warp that calls it.
 __device__ __forceinline__ RowRange FindGroup(const GroupSizes& sizes, int index) {

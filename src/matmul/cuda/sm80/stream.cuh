@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(32 * S::kMostWarps, S::kRowBlocks > 1 ? 1 : 2)
   cuda::LetNextBegin();
   if (threadIdx.x < 32) {
     const Unit unit =
-        FindUnit<EqualTiles<S::kRows>, kTilesTogether>(p.groups, column_tiles, blockIdx.x);
+        UnitFinder<EqualTiles<S::kRows>, kTilesTogether>(p.groups, column_tiles).Find(blockIdx.x);
     if (threadIdx.x == 0) found = unit;
   }
   __syncthreads();

@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   const int column_tiles = (static_cast<int>(p.n) + S::kColumns - 1) / S::kColumns;
   if (threadIdx.x < 32) {
     const Unit unit =
-        FindUnit<EqualTiles<S::kRows>, kTilesTogether>(p.groups, column_tiles, blockIdx.x);
+        UnitFinder<EqualTiles<S::kRows>, kTilesTogether>(p.groups, column_tiles).Find(blockIdx.x);
     if (threadIdx.x == 0) found = unit;
   }
   __syncthreads();

@@ -21,9 +21,10 @@ template <class S>
 __device__ __forceinline__ void FindTasks(const GroupedParams& p, Shared<S>& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int column_tiles = (static_cast<int>(p.n) + S::kColumns - 1) / S::kColumns;
+  const UnitFinder<typename S::Tiles, kRowTilesTogether> finder(p.groups, column_tiles);
   int64_t index = blockIdx.x;
   ProduceTasks(shared, [&] {
-    const Unit unit = FindUnit<typename S::Tiles, kRowTilesTogether>(p.groups, column_tiles, index);
+    const Unit unit = finder.Find(index);
     index += gridDim.x;
     constexpr int kRounds = (S::kRows + 31) / 32;
     int taken[kRounds];
