@@ -205,14 +205,21 @@ class SpreadCodes<Format::kE2M1, kType> {
   static constexpr float kUnit = 1.0f;
   __device__ __forceinline__ explicit SpreadCodes(uint32_t) {}
 
-  // The sign from bit 3 of a code to bit 15, the others to where kType's exponent ends.
+  // The sign goes from bit 3 of a code to bit 15, the others to where kType's exponent ends. In
+  // bf16 one product moves all four: integer units are what kernels wait for, and it is not theirs.
   __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[4]) const {
     constexpr int kUp = kType == DType::kF16 ? 9 : 6;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int up = kUp - 4 * j;
-      const uint32_t size = up >= 0 ? word << up : word >> -up;
-      const uint32_t bits = (word << (12 - 4 * j) & 0x80008000u) | (size & 0x70007u << kUp);
+      uint32_t bits;
+      if constexpr (kType == DType::kBF16) {
+        const uint32_t codes = (j < 2 ? word : word >> 8) & (j % 2 ? 0x00f000f0u : 0x000f000fu);
+        bits = codes * (j % 2 ? 0x104u : 0x1040u) & (0x80008000u | 0x70007u << kUp);
+      } else {
+        const int up = kUp - 4 * j;
+        const uint32_t size = up >= 0 ? word << up : word >> -up;
+        bits = (word << (12 - 4 * j) & 0x80008000u) | (size & 0x70007u << kUp);
+      }
       pairs[j] = decoding::Multiply<kType>(bits, kType == DType::kF16 ? 0x1p14f : 0x1p126f);
     }
   }

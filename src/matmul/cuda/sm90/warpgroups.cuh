@@ -10,19 +10,19 @@
 // 2c + 9 of 16, of rows r and r + 8, in whose place are rows 2r and 2r + 1 of a tile: byte c of two
 // neighboring lines of codes, in 8 bytes of each line.
 //
-// Up to 16 rows: mma.sync, with lanes' columns as resident.cuh has them, since wgmma with A in
-// registers takes as long for 8 rows as for 32. Shared memory and registers have room for a second
+// Up to 16 rows: mma.sync (codes_block.cuh), since wgmma with A in registers takes as long for 8
+// rows as for 32. Shared memory and registers have room for a second
 // CTA, so that the next kernel's CTAs are there when this one ends.
 //
 // Codes in registers, fed by copies ahead of them, are Marlin's design (Frantar et al., 2024), on
 // wgmma Machete's.
 #pragma once
-#include "src/core/cuda/mma.cuh"
 #include "src/core/cuda/tma.cuh"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/cuda/wgmma.cuh"
 #include "src/matmul/cuda/codes.cuh"
 #include "src/matmul/cuda/quantized_plan.h"
+#include "src/matmul/cuda/sm90/codes_block.cuh"
 #include "src/matmul/cuda/sm90/shared.cuh"
 
 namespace intarsia::matmul::sm90 {
@@ -105,11 +105,11 @@ class WarpgroupsProduct {
   static constexpr int kSteps = kStageColumns / cuda::kWgmmaStep;
   using M = cuda::Wgmma<S::kRows>;
   using Steps = CountedSteps<Format::kU4B8, S::kType>;
-  using Spread = SpreadCodes<Format::kU4B8, S::kType>;
+  using Block = CodesBlock<Format::kU4B8, S::kType, S::kRows, S::kHalves>;
 
   __device__ __forceinline__ WarpgroupsProduct(const QuantizedParams& p, const WarpgroupsTask& task,
                                                WarpgroupsShared<S>& shared, int number)
-      : p_(p), task_(task), shared_(shared), steps_(OpaqueZero(p)), spread_(OpaqueZero(p)) {
+      : p_(p), task_(task), shared_(shared), steps_(OpaqueZero(p)), block_(OpaqueZero(p)) {
     const int thread = static_cast<int>(threadIdx.x % cuda::kWarpgroupThreads), lane = thread % 32;
     r_ = lane / 4, c_ = lane % 4;
     tile_ = number * S::kHalves * 4 + thread / 32;
@@ -186,11 +186,9 @@ class WarpgroupsProduct {
     const uint32_t twice = __byte_perm(first, second, bytes_);
     low = steps_.Pair(twice), high = steps_.Pair(twice >> 8);
   }
-  // As resident.cuh has it: a lane has columns 8c ... 8c + 7 of 32, of two rows of w and of a row
-  // of x for each 8. The copy engine swaps 16 bytes of a row of a panel by the row's number.
+  // The copy engine swaps 16 bytes of a row of a panel by the row's number.
   __device__ __forceinline__ void MultiplyByWarps(int stage,
                                                   float (&sums)[S::kHalves][kSums]) const {
-    using OfWarp = cuda::Mma<S::kType>;
     const char* const x = shared_.stages[stage].x + r_ * 128;
 #pragma unroll
     for (auto& of_half : sums)
@@ -198,29 +196,14 @@ class WarpgroupsProduct {
       for (float& sum : of_half) sum = 0.0f;
 #pragma unroll
     for (int block = 0; block < kStageColumns / 32; ++block) {
-      typename OfWarp::B of_x[S::kRows / 8][2];
-#pragma unroll
-      for (int n = 0; n < S::kRows / 8; ++n) {
-        const int unit = block % 2 * 4 + c_;
-        const uint4 pairs = Spread::InOrder(*reinterpret_cast<const uint4*>(
-            x + block / 2 * (S::kXBytes / 2) + n * 1024 + (unit ^ r_) * 16));
-        of_x[n][0] = {{pairs.x, pairs.y}}, of_x[n][1] = {{pairs.z, pairs.w}};
-      }
-#pragma unroll
-      for (int half = 0; half < S::kHalves; ++half) {
-        const uint2 words = *reinterpret_cast<const uint2*>(
-            shared_.stages[stage].codes[tile_ + 4 * half] + (4 * block + c_) * kLineBytes + 8 * r_);
-        uint32_t low[4], high[4];
-        spread_.Decode(words.x, low), spread_.Decode(words.y, high);
-#pragma unroll
-        for (int step = 0; step < 2; ++step)
-#pragma unroll
-          for (int n = 0; n < S::kRows / 8; ++n)
-            OfWarp::MultiplyAdd(
-                reinterpret_cast<float(&)[4]>(sums[half][4 * n]),
-                {{low[2 * step], high[2 * step], low[2 * step + 1], high[2 * step + 1]}},
-                of_x[n][step]);
-      }
+      const int unit = block % 2 * 4 + c_;
+      block_.MultiplyAdd(
+          [&](int half) {
+            return shared_.stages[stage].codes[tile_ + 4 * half] + (4 * block + c_) * kLineBytes +
+                   8 * r_;
+          },
+          [&](int n) { return x + block / 2 * (S::kXBytes / 2) + n * 1024 + (unit ^ r_) * 16; },
+          sums);
     }
   }
   // In flight afterwards, as a group of its own.
@@ -238,24 +221,9 @@ class WarpgroupsProduct {
   }
   // Of two neighboring rows; those of a tile that is not there are not stored.
   __device__ __forceinline__ float2 ScalesOf(int stage, int half) const {
-    const float2 scales = StoredScales(stage, half);
-    return make_float2(scales.x / Steps::kUnit, scales.y / Steps::kUnit);
-  }
-  __device__ __forceinline__ float2 StoredScales(int stage, int half) const {
     const int pair_of_all = (tile_ + 4 * half) * static_cast<int>(kTileRows) / 2 + r_;
-    if (p_.scales.dtype == DType::kF32)
-      return reinterpret_cast<const float2*>(shared_.scales[stage])[pair_of_all];
-    const uint32_t pair = reinterpret_cast<const uint32_t*>(shared_.scales[stage])[pair_of_all];
-    if (p_.scales.dtype == DType::kBF16)
-      return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-    __half2 halves;
-    memcpy(&halves, &pair, sizeof halves);
-    return __half22float2(halves);
-  }
-  static __device__ __forceinline__ void AddScaled(float2 scale, const float (&group)[kSums],
-                                                   float (&all)[kSums]) {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) all[i] += (i / 2 % 2 ? scale.y : scale.x) * group[i];
+    const float2 scales = ScalePair(shared_.scales[stage], p_.scales.dtype, pair_of_all);
+    return make_float2(scales.x / Steps::kUnit, scales.y / Steps::kUnit);
   }
   __device__ __forceinline__ void Release(int stage) const {
     __syncwarp();
@@ -266,7 +234,7 @@ class WarpgroupsProduct {
   const WarpgroupsTask& task_;
   WarpgroupsShared<S>& shared_;
   const Steps steps_;
-  const Spread spread_;
+  const Block block_;
   int r_, c_, tile_;
   uint32_t bytes_;
   float all_[S::kHalves][kSums];
