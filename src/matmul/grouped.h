@@ -13,14 +13,6 @@
 
 namespace intarsia::matmul {
 
-// What a product on a GPU may not read before the kernel ahead of it on the stream is done. Kernels
-// that cannot begin early take no notice.
-enum class Await {
-  kNothing,  // it begins behind that kernel
-  kAll,
-  kRows,  // of x, nor write results; everything else is there, kernels further ahead are done
-};
-
 struct GroupedParams {
   DType dtype = DType::kF32, out_dtype = DType::kF32;  // the result's: dtype, or f32
   const void* x = nullptr;                             // [x_rows, k]

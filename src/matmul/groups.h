@@ -35,4 +35,12 @@ struct GroupSizes {
   }
 };
 
+// What a product on a GPU may not read before the kernel ahead of it on the stream is done. Kernels
+// that cannot begin early take no notice.
+enum class Await {
+  kNothing,  // it begins behind that kernel
+  kAll,
+  kRows,  // of x, nor write results; everything else is there, kernels further ahead are done
+};
+
 }  // namespace intarsia::matmul

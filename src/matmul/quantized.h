@@ -124,12 +124,13 @@ struct QuantizedGroupsParams {
   QuantizedParams each;  // x [x_rows, k], out [groups.m, n]; m is each group's own
   int64_t x_rows = 0;
   GroupSizes groups;
-  // What follows is for GPUs alone. Whether the kernel may begin while the one before it ends.
-  bool overlaps = false;
+  // What follows is for GPUs alone.
+  Await await = Await::kNothing;
   // With it a matrix gives a gate and an up for each of n / 2 results, both rounded to x's type.
   Gating gating = {};
   // With it each row is a group of its own: row r has the matrix ids.Of(r), or no result, and takes
-  // row r / share of x; `groups` says how many rows and matrices there are, `rows` is absent.
+  // row r / share of x; `groups` says how many rows and matrices there are, no sizes, `rows` is
+  // absent.
   struct Ids {
     IndexVector ids = {}, map = {};  // map: absent, or the matrix of each of `mapped` ids
     int64_t mapped = 0, share = 0;   // share 0: absent

@@ -92,12 +92,36 @@ TEST(QuantizedPlan, ManyGroupsOfFewRowsHaveSmallCtas) {
   p.each = ParamsOf(0, 1536, 2048, 128);
   p.groups.all = p.groups.count = 128;
   p.groups.m = 128;
-  const QuantizedPlan many = PlanForGroups(p, Gpu("H200"));
+  const QuantizedPlan many = PlanForGroups(p, Gpu("A100"));
   EXPECT_EQ(many.tile_warps, 4);
   EXPECT_EQ(many.k_warps, 1);
   p.groups.m = 8;
   p.by_id.share = 8;
-  EXPECT_GT(PlanForGroups(p, Gpu("H200")).k_warps, 1);  // few CTAs: warps share sums
+  EXPECT_GT(PlanForGroups(p, Gpu("A100")).k_warps, 1);  // few CTAs: warps share sums
+}
+
+TEST(QuantizedPlan, GroupsOnHopperGoByTheirRows) {
+  QuantizedGroupsParams p;
+  p.each = ParamsOf(0, 1536, 2048, 128);
+  p.groups.all = p.groups.count = 128;
+  const auto shape = [&](int64_t rows) {
+    p.groups.m = rows;
+    const QuantizedPlan plan = PlanForGroups(p, Gpu("H200"));
+    EXPECT_EQ(plan.kernel, QuantizedKernelKind::kGroupsHopper) << rows;
+    return plan.shape;
+  };
+  EXPECT_EQ(shape(8), kFewUnits);
+  EXPECT_EQ(shape(512), kRows8);
+  EXPECT_EQ(shape(2048), kRows16);
+  EXPECT_EQ(shape(16384), kRows32);
+  // Other formats, and powers of two of other groups, are the portable kernels'.
+  p.each.format = Format::kE2M1;
+  EXPECT_NE(PlanForGroups(p, Gpu("H200")).kernel, QuantizedKernelKind::kGroupsHopper);
+  p.each.group = 32, p.each.groups = 64, p.each.scales.dtype = DType::kF8E8M0;
+  EXPECT_EQ(PlanForGroups(p, Gpu("H200")).kernel, QuantizedKernelKind::kGroupsHopper);
+  EXPECT_NE(PlanForGroups(p, Gpu("A100")).kernel, QuantizedKernelKind::kGroupsHopper);
+  p.each.format = Format::kU4;
+  EXPECT_NE(PlanForGroups(p, Gpu("H200")).kernel, QuantizedKernelKind::kGroupsHopper);
 }
 
 TEST(QuantizedPlan, CtasShareSumsWhereGpusHaveClusters) {

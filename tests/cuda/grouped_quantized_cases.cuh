@@ -1,6 +1,8 @@
 // Random products of groups of rows with weights in codes, checked against f64. The matrices of all
 // groups are one long matrix (linear_quantized_cases.h), of which each group has some tiles.
 #pragma once
+#include <array>
+
 #include "src/matmul/cuda/quantized_plan.h"
 #include "tests/cuda/attention_batch.cuh"
 #include "tests/cuda/linear_quantized_cases.h"
@@ -22,7 +24,19 @@ inline QuantizedGroupsCase RandomQuantizedGroups(std::mt19937& random) {
   g.all = RandomQuantizedCase(random);
   g.all.outer = DType::kOther, g.all.outers = 0;
   g.all.k = std::min<int64_t>(g.all.k, 1000);
-  const int64_t tiles = 1 + random() % 9;
+  int64_t tiles = 1 + random() % 9;
+  if (random() % 2) {
+    // Half of the cases are such that sm90/grouped_codes.cuh takes them.
+    const bool integers = random() % 2, many = random() % 6 == 0;
+    g.all.dtype = random() % 2 ? kBF16 : kF16;
+    g.all.out = g.all.dtype == kBF16 && random() % 2 ? kBF16 : kF32;
+    g.all.format = integers ? Format::kU4B8 : Format::kE2M1;
+    g.all.group = integers ? std::array{32, 64, 128, 256}[random() % 4] : 32;
+    g.all.scale = !integers ? DType::kF8E8M0 : random() % 2 ? kBF16 : kF16;
+    g.all.zero = DType::kOther, g.all.shift = 0;
+    g.all.k = std::array{32, 96, 128, 320, 544, 1024}[random() % (many ? 3 : 6)];
+    tiles = many ? 700 : 1 + random() % 40;
+  }
   g.count = 1 + random() % 7, g.experts = g.count;
   if (random() % 3 == 0) {
     g.experts += random() % 4;

@@ -107,7 +107,8 @@ class FactorArray {
       case DType::kI8:
         return put(static_cast<int8_t>(x * 31), std::trunc(x * 31));
       case DType::kF8E8M0: {
-        const int exponent = static_cast<int>(std::abs(x) * 6) - 4;
+        // Some are the smallest one, f32's subnormal number.
+        const int exponent = std::abs(x) < 0.02f ? -127 : static_cast<int>(std::abs(x) * 6) - 4;
         return put(static_cast<uint8_t>(127 + exponent), std::ldexp(1.0f, exponent));
       }
       default:

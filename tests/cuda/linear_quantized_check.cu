@@ -1,8 +1,8 @@
 // Checks the kernels of products with weights in codes against f64 on random operands, then times
 // them for layers of models. Needs a GPU. Exits with 1 on a failure. Arguments: "check [cases]",
-// "groups [cases]", "layers [cases]", "time [formats [least [most]]]" and "experts" ask for a part:
-// linear layers, groups of rows, layers of experts; times of linear layers with rows of x from
-// least to most, and of the experts of Qwen3-30B-A3B and gpt-oss-20b.
+// "groups [cases]", "layers [cases]", "time [formats [least [most]]]" and "experts [formats
+// [tokens]]" ask for a part: linear layers, groups of rows, layers of experts; times of linear
+// layers with rows of x from least to most, and of the experts of Qwen3-30B-A3B and gpt-oss-20b.
 #include "src/matmul/cuda/quantized_plan.h"
 #include "tests/cuda/attention_batch.cuh"
 #include "tests/cuda/grouped_quantized_cases.cuh"
@@ -138,6 +138,6 @@ int main(int argc, char** argv) {
   if (wanted("time"))
     TimeQuantized(static_cast<int>(argument(2, std::size(kTimedFormats))), argument(3, 1),
                   argument(4, 1 << 20));
-  if (wanted("experts")) intarsia::TimeQuantizedExperts();
+  if (wanted("experts")) intarsia::TimeQuantizedExperts(argc > 2 ? argv[2] : "", argument(3, 0));
   return 0;
 }

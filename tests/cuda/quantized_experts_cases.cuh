@@ -50,13 +50,14 @@ class QuantizedExpertsCase {
       return values.begin()[random() % values.size()];
     };
     t_ = pick({1, 1, 2, 5, 20}), k_ = pick({0, 1, 2, 4}), e_ = pick({4, 9, 40});
-    n_ = pick({16, 64, 144, 256}), i_ = pick({16, 48, 128});
+    n_ = pick({16, 64, 144, 256}), i_ = pick({16, 48, 96, 128});
     activation_ = std::array{"silu", "gelu_tanh", "swigluoai"}[random() % 3];
     on_input_ = random() % 6 == 0;
     matmul::QuantizedCase c;
     c.format = std::array{matmul::Format::kU4, matmul::Format::kU4B8, matmul::Format::kE2M1,
                           matmul::Format::kI8, matmul::Format::kU5}[random() % 5];
     c.group = pick({16, 32, 128}), c.scale = kF16, c.bias = random() % 2;
+    if (c.format == matmul::Format::kE2M1) c.group = 32, c.scale = DType::kF8E8M0;
     if (c.format == matmul::Format::kU4) c.zero = DType::kU8;
     first_ = c, second_ = c;
     first_.c = e_ * 2 * i_ / 16, first_.k = n_, first_.m = t_;
@@ -93,8 +94,8 @@ class QuantizedExpertsCase {
       return View(from.data(), dtype, {e_, rows / 16, CeilDiv(columns, first_.group), 16});
     };
     op.x = View(x.data(), kBF16, {t_, n_});
-    op.w1 = codes(packed1, 2 * i_, n_), op.w1_scales = factors(scales1, kF16, 2 * i_, n_);
-    op.w2 = codes(packed2, n_, i_), op.w2_scales = factors(scales2, kF16, n_, i_);
+    op.w1 = codes(packed1, 2 * i_, n_), op.w1_scales = factors(scales1, first_.scale, 2 * i_, n_);
+    op.w2 = codes(packed2, n_, i_), op.w2_scales = factors(scales2, first_.scale, n_, i_);
     if (first_.zero != DType::kOther) {
       op.w1_zeros = factors(zeros1, DType::kU8, 2 * i_, n_);
       op.w2_zeros = factors(zeros2, DType::kU8, n_, i_);

@@ -37,9 +37,9 @@ class TimedQuantizedExperts {
         weights_(2 * most * model.k),
         workspace_(4 * OpFor(most).WorkspaceDims()[1]) {
     FillCodes(w1_.data(), Codes(2 * model.i, model.n));
-    FillCodes(w1_scales_.data(), Scales(2 * model.i, model.n));
     FillCodes(w2_.data(), Codes(model.n, model.i));
-    FillCodes(w2_scales_.data(), Scales(model.n, model.i));
+    FillScales(w1_scales_.data(), Scales(2 * model.i, model.n));
+    FillScales(w2_scales_.data(), Scales(model.n, model.i));
     attention::FillRandom(kBF16, x_.data(), most * model.n);
     attention::FillRandom(kBF16, weights_.data(), most * model.k);
     attention::Require(cudaDeviceSynchronize());
@@ -77,6 +77,13 @@ class TimedQuantizedExperts {
   int64_t Scales(int64_t rows, int64_t columns) const {
     return model_.e * rows * Groups(columns) * Bytes(codes_.scale);
   }
+  // Powers of two are like those of models: 0 would be the smallest number of f32.
+  void FillScales(char* to, int64_t bytes) const {
+    if (codes_.scale == DType::kF8E8M0)
+      attention::Require(cudaMemset(to, 120, bytes));
+    else
+      FillCodes(to, bytes);
+  }
   static TensorView View(const void* data, DType dtype, std::vector<int64_t> dims) {
     TensorView view;
     attention::Require(MakeDense(const_cast<void*>(data), dtype, dims, view));
@@ -110,11 +117,14 @@ class TimedQuantizedExperts {
   attention::DeviceArray<char> w1_, w1_scales_, w2_, w2_scales_, x_, out_, weights_, workspace_;
 };
 
-inline void TimeQuantizedExperts() {
+// `formats`: those whose names it has, or all; `only`: tokens, or 0 for several numbers of them.
+inline void TimeQuantizedExperts(std::string_view formats, int64_t only) {
   for (const TimedModel& model : std::span(kModels).first(2))
     for (const TimedCodes& codes : kTimedCodes) {
-      const TimedQuantizedExperts timed(model, codes, 64);
-      for (const int64_t tokens : {1, 16, 64}) timed.Time(tokens);
+      if (!formats.empty() && formats.find(codes.format) == formats.npos) continue;
+      const TimedQuantizedExperts timed(model, codes, std::max<int64_t>(only, 2048));
+      for (const int64_t tokens : {1, 4, 16, 64, 128, 256, 512, 2048})
+        if (only == 0 || only == tokens) timed.Time(tokens);
     }
 }
 

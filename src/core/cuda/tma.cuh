@@ -73,6 +73,12 @@ __device__ __forceinline__ void CopyBox(void* shared, const CUtensorMap& map,
   ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, shared,
                                     &map, coordinates, barrier.address());
 }
+// Copies neighboring bytes, a multiple of 16 as both addresses are, to shared memory.
+__device__ __forceinline__ void CopyBytes(void* shared, const void* from, int bytes,
+                                          Barrier& barrier) {
+  ::cuda::ptx::cp_async_bulk(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, shared, from,
+                             static_cast<uint32_t>(bytes), barrier.address());
+}
 // Fetches a map ahead of its first use.
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

@@ -1,6 +1,7 @@
 #include "src/core/dispatch.h"
 #include "src/matmul/cuda/quantized_plan.h"
 #include "src/matmul/cuda/sm80/quantized.h"
+#include "src/matmul/cuda/sm90/grouped_codes.h"
 #include "src/matmul/cuda/sm90/resident.h"
 #include "src/matmul/cuda/sm90/warpgroups.h"
 
@@ -52,6 +53,10 @@ Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
   if (params.each.scales.outer || params.each.zeros.outer)
     return Unimplemented("groups of rows with outer factors: on GPUs they are not built");
   const QuantizedPlan plan = PlanForGroups(params, *context.device);
+  if (plan.kernel == QuantizedKernelKind::kGroupsHopper)
+    return DispatchDType<kF16, kBF16>("x", params.each.dtype, [&]<DType kType>() {
+      return sm90::LaunchGroupedCodesOf<kType>(params, plan, context);
+    });
   return DispatchDType<kF32, kF16, kBF16>("x", params.each.dtype, [&]<DType kType>() {
     return LaunchGroupedCodesOf<kType>(params, plan, context);
   });

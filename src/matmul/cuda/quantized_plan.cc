@@ -184,6 +184,29 @@ bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, Quanti
   return true;
 }
 
+// Makes `plan`, for `here` groups that have `mean` rows each, one of kGroupsHopper, if that takes
+// the call. Shapes are the fastest ones of layers of experts (docs/notebook/weights_in_codes.md).
+bool PlanGroupsHopper(const QuantizedParams& p, int64_t here, int64_t mean,
+                      const cuda::Device& device, QuantizedPlan& plan) {
+  const bool mx =
+      p.format == Format::kE2M1 && p.group == kBlockColumns && p.scales.dtype == DType::kF8E8M0;
+  const bool groups =
+      p.group == kBlockColumns || p.group == 2 * kBlockColumns || p.group % kStageColumns == 0;
+  const bool integers = p.format == Format::kU4B8 && groups && Bytes(p.scales.dtype) > 1;
+  if (plan.kernel == QuantizedKernelKind::kAny || !(mx || integers) || p.zeros.data || here == 0 ||
+      p.k % kBlockColumns != 0 ||
+      plan.stage_groups * plan.scale_bytes >
+          MostStageScaleBytes(p.format, p.group % kStageColumns == 0) ||
+      !cuda::HasImage(cuda::kHopper, device) || device.shared_bytes_per_block < kMostResidentBytes)
+    return false;
+  plan.kernel = QuantizedKernelKind::kGroupsHopper;
+  plan.shape = mean <= 4 ? kRows8 : mean <= 16 ? kRows16 : kRows32;
+  plan.tile_warps = kGroupsHopperWarps;
+  if (mean <= 4 && here * CeilDiv(p.tiles, plan.cta_tiles()) <= 2 * int64_t{device.sms})
+    plan.shape = kFewUnits;
+  return true;
+}
+
 // Halves the warps until `fits`.
 template <class Fits>
 void Shrink(QuantizedPlan& plan, Fits fits) {
@@ -323,6 +346,7 @@ QuantizedPlan PlanForGroups(const QuantizedGroupsParams& params, const cuda::Dev
       params.by_id.share ? params.groups.m : std::min(with_rows, params.groups.count);
   plan.fine = true;
   plan.stage_groups = StageGroups(p.group);
+  if (PlanGroupsHopper(p, here, mean, device, plan)) return plan;
   plan.shape = streams ? QuantizedShape{mean <= 8 ? 8 : StreamMostRows(p.format, plan.kernel), 2}
                        : QuantizedShape{mean <= 8 ? 8 : 32, mean <= 8 ? 1 : 2};
   // Rows of x are read once for all tiles of a CTA.

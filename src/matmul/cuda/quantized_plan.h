@@ -17,6 +17,7 @@ struct QuantizedShape {
   int rows;   // of x: 8, or a multiple of 16
   int tiles;  // of w, of a warp
   constexpr int stages() const { return rows == 8 ? 4 : 3; }
+  bool operator==(const QuantizedShape&) const = default;
 };
 
 // kAny: codes, factors and x through shared memory, for groups of any kind. kStream and
@@ -25,13 +26,15 @@ struct QuantizedShape {
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
 // kWarpgroups: by wgmma, or by mma.sync up to 16 rows, for 4-bit codes with groups that end with a
 // stage.
+// kGroupsHopper: groups of rows, by copies of Hopper's engine, for 4-bit codes of two formats.
 enum class QuantizedKernelKind {
   kAny,
   kStream,
   kWideStream,
   kResident,
   kWideResident,
-  kWarpgroups
+  kWarpgroups,
+  kGroupsHopper
 };
 
 inline constexpr int kMostSplits = 8;  // CTAs of a portable cluster
@@ -63,6 +66,19 @@ inline constexpr int kMostResidentRows = 16;  // of x
 // a second CTA.
 inline constexpr int kWarpgroupsTiles = 16;
 constexpr int WarpgroupsStages(int rows) { return rows <= 16 ? 5 : rows <= 32 ? 8 : 6; }
+
+// Of kGroupsHopper: shapes, by how many units there are and by the rows of a group, in the mean;
+// warps of a CTA, CTAs of a multiprocessor, stages in flight; bytes of scales of a tile and a
+// stage.
+inline constexpr QuantizedShape kFewUnits{8, 2}, kRows8{8, 4}, kRows16{16, 4}, kRows32{32, 4};
+inline constexpr int kGroupsHopperWarps = 4;
+constexpr int GroupsHopperCtas(QuantizedShape shape) {
+  return shape == kFewUnits ? 4 : shape == kRows32 ? 2 : 3;
+}
+constexpr int GroupsHopperStages(QuantizedShape shape) { return shape == kFewUnits ? 4 : 3; }
+constexpr int MostStageScaleBytes(Format format, bool wide) {
+  return wide || format == Format::kE2M1 ? 64 : 128;
+}
 
 struct QuantizedPlan {
   QuantizedKernelKind kernel = QuantizedKernelKind::kAny;

@@ -34,12 +34,12 @@ __device__ __forceinline__ void StorePair(void* out, DType dtype, int64_t index,
     store(static_cast<__nv_bfloat16*>(out) + index);
 }
 
-// Zeros in rows of no group, by all threads of the block; `out` has rows of n elements.
+// Zeros in rows of no group, by the first `threads` of the block; `out` has rows of n elements.
 __device__ __forceinline__ void ClearRows(void* out, DType dtype, int n, const Unit& unit,
-                                          int first_column, int columns) {
+                                          int first_column, int columns,
+                                          int threads = static_cast<int>(blockDim.x)) {
   const int end = min(columns, n - first_column);
-  for (int i = static_cast<int>(threadIdx.x); i < unit.rows * columns;
-       i += static_cast<int>(blockDim.x)) {
+  for (int i = static_cast<int>(threadIdx.x); i < unit.rows * columns; i += threads) {
     const int column = i % columns, row = unit.RowOfNoGroup(unit.row + i / columns);
     if (column < end)
       StorePair(out, dtype, int64_t{row} * n + first_column + column, 1, 0.0f, 0.0f);

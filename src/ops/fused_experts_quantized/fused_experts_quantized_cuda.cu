@@ -15,14 +15,17 @@ class Products {
     return !pass.weights_on_input && matmul::CanGate(Gated(pass), context_);
   }
   Status First(const ExpertsPass& pass) const {
-    return Overlapping(Gates(pass) ? Gated(pass) : op_.FirstProduct(pass));
+    matmul::QuantizedGroupsParams product = Gates(pass) ? Gated(pass) : op_.FirstProduct(pass);
+    product.await = matmul::Await::kAll;
+    return matmul::Run(product, context_);
   }
-  Status Second(const ExpertsPass& pass) const { return Overlapping(op_.SecondProduct(pass)); }
+  Status Second(const ExpertsPass& pass) const { return matmul::Run(AfterFirst(pass), context_); }
 
   // Each pair by itself: row t k + j of gated and of down is token t's expert j.
   Status OfPairs(const ExpertsPass& pass) const {
-    matmul::QuantizedGroupsParams first = Gated(pass), second = op_.SecondProduct(pass);
+    matmul::QuantizedGroupsParams first = Gated(pass), second = AfterFirst(pass);
     first.each.rows = second.each.rows = {};
+    first.groups.all = second.groups.all = 0;  // nobody counted them
     first.by_id = {.ids = pass.ids,
                    .map = pass.expert_map,
                    .mapped = pass.mapped,
@@ -32,7 +35,7 @@ class Products {
     second.by_id.share = 1;
     second.by_id.places = nullptr;
     INTARSIA_RETURN_IF_ERROR(matmul::Run(first, context_));
-    return Overlapping(second);
+    return matmul::Run(second, context_);
   }
 
  private:
@@ -42,9 +45,12 @@ class Products {
     product.each.out = pass.gated;
     return product;
   }
-  Status Overlapping(matmul::QuantizedGroupsParams product) const {
-    product.overlaps = true;
-    return matmul::Run(product, context_);
+  // It begins with its weights.
+  matmul::QuantizedGroupsParams AfterFirst(const ExpertsPass& pass) const {
+    matmul::QuantizedGroupsParams product = op_.SecondProduct(pass);
+    // Without columns in between no kernel ran since the sort, which this one then waits for.
+    product.await = pass.i > 0 ? matmul::Await::kRows : matmul::Await::kAll;
+    return product;
   }
 
   const FusedExpertsQuantized& op_;

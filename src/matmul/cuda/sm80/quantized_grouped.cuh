@@ -3,24 +3,11 @@
 // found as those of grouped products are (units.cuh).
 #pragma once
 #include "src/activation/gating.cuh"
-#include "src/matmul/cuda/choose.h"
-#include "src/matmul/cuda/rows.cuh"
+#include "src/matmul/cuda/quantized_rows.cuh"
 #include "src/matmul/cuda/sm80/quantized_launch.cuh"
 #include "src/matmul/cuda/sm80/quantized_stream_kernel.cuh"
 
 namespace intarsia::matmul {
-
-// The rows and the tile of columns of a CTA, in each lane of the warp that calls it.
-template <class S>
-__device__ __forceinline__ Unit FindRows(const QuantizedGroupsParams& p, int column_tiles) {
-  if (!p.by_id.share)
-    return FindUnit<EqualTiles<S::kRows>, kTilesTogether>(p.groups, column_tiles, blockIdx.x);
-  const int row = static_cast<int>(blockIdx.x) / column_tiles;
-  const int tile = static_cast<int>(blockIdx.x) % column_tiles;
-  const auto group = static_cast<int>(p.by_id.Of(row, p.groups.count));
-  if (p.by_id.places && tile == 0 && threadIdx.x == 0) p.by_id.places[row] = group < 0 ? -1 : row;
-  return {group, row, group < 0 ? 0 : 1, tile, 0, 0};
-}
 
 // The matrix of a group, with its scales, zeros and bias; x, rows and out are those of all groups.
 template <class S>
@@ -92,7 +79,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, MostTogether<S, kStreams>())
   cuda::AwaitPrevious();
   cuda::LetNextBegin();
   if (threadIdx.x < 32) {
-    const Unit unit = FindRows<S>(groups, column_tiles);
+    const Unit unit = RowsFinder<S::kRows>(groups, column_tiles).Find(blockIdx.x);
     if (threadIdx.x == 0) found = unit;
   }
   __syncthreads();
@@ -108,10 +95,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, MostTogether<S, kStreams>())
   p.out = each.out_dtype == DType::kF32
               ? static_cast<void*>(static_cast<float*>(each.out) + first)
               : static_cast<void*>(static_cast<typename S::T*>(each.out) + first);
-  const auto taken = [&](int row) {
-    return groups.by_id.share ? (unit.row + row) / groups.by_id.share
-                              : RowTaken(each.rows, groups.x_rows, unit.row + row);
-  };
+  const auto taken = [&](int row) { return RowTaken(groups, unit.row + row); };
   const auto row_of = [&](int row) {
     const int64_t from = taken(row);
     return from < 0 ? nullptr : static_cast<const typename S::T*>(each.x) + from * each.k;
@@ -155,7 +139,7 @@ Status LaunchGroupedCodes(const QuantizedGroupsParams& p, const QuantizedPlan& p
       .grid = {tiles * CeilDiv(p.each.tiles, plan.cta_tiles())},
       .block = dim3(static_cast<unsigned>(32 * plan.tile_warps * plan.k_warps)),
       .shared_bytes = plan.shared_bytes,
-      .overlaps_previous = p.overlaps};
+      .overlaps_previous = p.await != Await::kNothing};
   return cuda::Launch(context, kGroupedCodesKernel<S, kStreams>, config, p, plan);
 }
 

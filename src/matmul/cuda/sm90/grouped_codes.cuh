@@ -1,0 +1,350 @@
+// Products of groups of rows, each with a matrix of its own in 4-bit codes:
+//   out[row, column] = sum_i x[taken(row), i] w[group of row][column, i] + bias[group][column]
+// or, with a gating, act(gate, up) of two such sums (matmul/quantized.h); groups of 32 and 64
+// columns, or of 128 and multiples of it, without zeros; multiples of 32 columns.
+//
+// CTAs stay on their multiprocessor, and each computes one task after another: some rows of a group
+// and some tiles of w. One warp finds tasks and has the copy engine fetch codes, scales and rows of
+// x, a stage of 128 columns at a time, so that the next task's first stages are in flight while
+// this one's last are multiplied. The others multiply by mma.sync (codes_block.cuh). With a gating
+// that takes all gates first, half of a task's tiles, and of a warp's, are gates, the others ups.
+#pragma once
+#include "src/activation/gating.cuh"
+#include "src/core/cuda/tma.cuh"
+#include "src/matmul/cuda/factors.cuh"
+#include "src/matmul/cuda/quantized_plan.h"
+#include "src/matmul/cuda/quantized_rows.cuh"
+#include "src/matmul/cuda/sm90/codes_block.cuh"
+#include "src/matmul/cuda/sm90/shared.cuh"
+
+namespace intarsia::matmul::sm90 {
+
+// kWide: a group of columns ends with a stage, where it may otherwise end with each block of 32.
+template <DType kType_, Format kFormat_, bool kWide_, QuantizedShape kShape>
+struct GroupedCodesConfig {
+  using T = cuda::DeviceT<kType_>;
+  static constexpr DType kType = kType_;
+  static constexpr Format kFormat = kFormat_;
+  static constexpr bool kWide = kWide_;
+  static constexpr int kRows = kShape.rows;   // of x
+  static constexpr int kEach = kShape.tiles;  // tiles of a warp
+  static constexpr int kWarps = kGroupsHopperWarps;
+  static constexpr int kTiles = kWarps * kEach, kBoxTiles = kTiles / 2;
+  static constexpr int kCtas = GroupsHopperCtas(kShape);  // of a multiprocessor
+  static constexpr int kStages = GroupsHopperStages(kShape);
+  static constexpr int kThreads = 32 * (kWarps + 1);
+  static constexpr int kMostScaleBytes = MostStageScaleBytes(kFormat, kWide);
+  static constexpr int kBlocks = kStageColumns / static_cast<int>(kBlockColumns);
+  static constexpr int kTileBytes = kStageColumns * static_cast<int>(kTileRows) / 2;
+  static constexpr int kPitch = 2 * kStageColumns + 64;  // of rows of x in bytes, for the banks
+};
+
+template <class S>
+struct alignas(128) GroupedCodesShared {
+  struct Stage {
+    alignas(128) char codes[S::kTiles][S::kTileBytes];
+    alignas(128) char scales[S::kTiles * S::kMostScaleBytes];  // tiles one after the other
+    alignas(128) char x[S::kRows][S::kPitch];
+  };
+  Stage stages[S::kStages];
+  Ring<S::kStages> of_stages;
+  Ring<kTasks> ring;
+  Task<S> tasks[kTasks];
+};
+
+struct GroupedCodesMaps {
+  CUtensorMap codes, scales;  // word of a tile, tile, group
+};
+
+// What tasks have in common.
+struct GroupedCodesCut {
+  bool pairs;        // whether a task's boxes are of gates and of their ups
+  int column_tiles;  // of a group's columns
+  int parts;         // columns of w that make a result
+  int stages;
+  // Bytes of scales of a tile, in a stage and of one group, and how many of a stage's blocks share
+  // them, as a power of two.
+  int stage_scale_bytes, group_scale_bytes, group_shift;
+
+  template <class S>
+  static INTARSIA_HOST_DEVICE GroupedCodesCut Of(const QuantizedGroupsParams& p,
+                                                 const QuantizedPlan& plan) {
+    const bool pairs = p.gating.is_there && !p.gating.in_turn;
+    const auto tiles = static_cast<int>(p.each.tiles);
+    return {pairs,
+            pairs ? CeilDiv(tiles / 2, S::kBoxTiles) : CeilDiv(tiles, S::kTiles),
+            p.gating.is_there ? 2 : 1,
+            CeilDiv(static_cast<int>(p.each.k), kStageColumns),
+            plan.stage_groups * plan.scale_bytes,
+            plan.scale_bytes,
+            p.each.group == 2 * kBlockColumns ? 1 : 0};
+  }
+};
+
+// Finds tasks and copies their operands, by one warp.
+template <class S>
+class GroupedCodesProducer {
+ public:
+  __device__ __forceinline__ GroupedCodesProducer(const QuantizedGroupsParams& p,
+                                                  const GroupedCodesMaps& maps,
+                                                  const GroupedCodesCut& cut,
+                                                  GroupedCodesShared<S>& shared)
+      : p_(p),
+        maps_(maps),
+        cut_(cut),
+        shared_(shared),
+        lane_(static_cast<int>(threadIdx.x % 32)),
+        awaited_(p.await == Await::kRows ? min(S::kStages, cut.stages) : 0) {}
+
+  __device__ __forceinline__ void Run() {
+    const RowsFinder<S::kRows> finder(p_, cut_.column_tiles);
+    const int64_t units = finder.Units();
+    int64_t index = blockIdx.x;
+    for (cuda::RingPlace<kTasks> at;; at.Next(), index += gridDim.x) {
+      const bool ends = index >= units;
+      const Unit unit = ends ? Unit{-1} : finder.Find(index);
+      const bool has_row = unit.group >= 0 && lane_ < unit.rows;
+      const int taken = has_row ? static_cast<int>(RowTaken(p_, unit.row + lane_)) : -1;
+      shared_.ring.empty[at.index].Wait(at.parity ^ 1);
+      Task<S>& task = shared_.tasks[at.index];
+      if (lane_ == 0) {
+        task.unit = unit;
+        task.kind = ends ? Task<S>::kEnd : unit.group < 0 ? Task<S>::kZeros : Task<S>::kProduct;
+      }
+      if (lane_ < S::kRows) task.taken[lane_] = taken;
+      __syncwarp();
+      shared_.ring.full[at.index].Arrive();
+      if (ends) break;
+      if (unit.group >= 0) CopyStages(unit, taken);
+    }
+    cuda::AwaitPrevious();  // without a task, too: behind this kernel the one before it is done
+  }
+
+ private:
+  // A lane copies its row of x. Where rows come later than the weights (Await::kRows), weights of
+  // the first stages are in flight meanwhile.
+  __device__ __forceinline__ void CopyStages(const Unit& unit, int taken) {
+    const int rows = __popc(__ballot_sync(0xffffffffu, taken >= 0));
+    for (int i = 0; i < cut_.stages; ++i, place_.Next()) {
+      shared_.of_stages.empty[place_.index].Wait(place_.parity ^ 1);
+      __syncwarp();  // no lane falls behind by a phase
+      if (lane_ == 0) {
+        shared_.of_stages.full[place_.index].ArriveExpecting(
+            S::kTiles * (S::kTileBytes + cut_.stage_scale_bytes) + rows * RowBytes(i));
+        CopyWeights(unit, i);
+      }
+      if (i + 1 < awaited_) continue;
+      if (awaited_ > 0) {
+        cuda::AwaitPrevious();
+        // The first task's stages are those of the ring, in order.
+        for (int stage = 0; stage < i; ++stage) CopyRow(taken, stage, stage);
+        awaited_ = 0;
+      }
+      CopyRow(taken, i, place_.index);
+    }
+  }
+  __device__ __forceinline__ void CopyRow(int taken, int stage, int place) {
+    const auto* const x = static_cast<const typename S::T*>(p_.each.x) + stage * kStageColumns;
+    if (taken >= 0)
+      cuda::CopyBytes(shared_.stages[place].x[lane_], x + taken * p_.each.k, RowBytes(stage),
+                      shared_.of_stages.full[place]);
+  }
+  __device__ __forceinline__ int RowBytes(int stage) const {
+    return 2 * min(kStageColumns, static_cast<int>(p_.each.k) - stage * kStageColumns);
+  }
+  // Boxes end with zeros where a matrix ends. Rows of x that there are not stay what they are:
+  // nobody reads their results.
+  __device__ __forceinline__ void CopyWeights(const Unit& unit, int stage) {
+    auto& to = shared_.stages[place_.index];
+    cuda::Barrier& full = shared_.of_stages.full[place_.index];
+    const int tile = unit.column_tile * (cut_.pairs ? S::kBoxTiles : S::kTiles);
+    const int step = cut_.pairs ? static_cast<int>(p_.each.tiles) / 2 : S::kBoxTiles;
+    const int group = stage * kStageColumns / static_cast<int>(p_.each.group);
+#pragma unroll
+    for (int box = 0; box < 2; ++box) {
+      const int first = tile + box * step;
+      cuda::CopyBox<3>(to.codes[box * S::kBoxTiles], maps_.codes,
+                       {stage * (S::kTileBytes / 4), first, unit.group}, full);
+      cuda::CopyBox<3>(to.scales + box * S::kBoxTiles * cut_.stage_scale_bytes, maps_.scales,
+                       {group * (cut_.group_scale_bytes / 4), first, unit.group}, full);
+    }
+  }
+
+  const QuantizedGroupsParams& p_;
+  const GroupedCodesMaps& maps_;
+  const GroupedCodesCut& cut_;
+  GroupedCodesShared<S>& shared_;
+  const int lane_;
+  int awaited_;  // stages without x
+  cuda::RingPlace<S::kStages> place_;
+};
+
+// A warp that multiplies: each kWarps-th of a task's tiles.
+template <class S>
+class GroupedCodesConsumer {
+ public:
+  using T = typename S::T;
+  using Stage = typename GroupedCodesShared<S>::Stage;
+  using Block = CodesBlock<S::kFormat, S::kType, S::kRows, S::kEach>;
+  static constexpr int kSums = S::kRows / 2;
+  using Sums = float[S::kEach][kSums];  // of a lane: C fragments of its tiles
+
+  __device__ __forceinline__ GroupedCodesConsumer(const QuantizedGroupsParams& p,
+                                                  const GroupedCodesCut& cut,
+                                                  GroupedCodesShared<S>& shared, int warp)
+      : p_(p), cut_(cut), shared_(shared), block_(OpaqueZero(p.each)), warp_(warp) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    r_ = lane / 4, c_ = lane % 4;
+  }
+
+  __device__ __forceinline__ void Run() {
+    ForEachTask(shared_, [&](const Task<S>& task) {
+      if (task.kind == Task<S>::kZeros) return ClearUnit(task.unit);
+      Multiply();
+      Store(task);
+    });
+  }
+
+ private:
+  // Of those in shared memory.
+  __device__ __forceinline__ int TileOf(int i) const { return i * S::kWarps + warp_; }
+  __device__ __forceinline__ int Columns() const {
+    return static_cast<int>(p_.each.n()) / cut_.parts;
+  }
+  __device__ __forceinline__ void ClearUnit(const Unit& unit) const {
+    if (p_.await == Await::kRows) cuda::AwaitPrevious();  // which may read what lies there
+    const int columns = S::kTiles * static_cast<int>(kTileRows) / cut_.parts;
+    ClearRows(p_.each.out, p_.each.out_dtype, Columns(), unit, unit.column_tile * columns, columns,
+              32 * S::kWarps);
+  }
+
+  __device__ __forceinline__ void Multiply() {
+    const int blocks = static_cast<int>(p_.each.k / kBlockColumns);
+    Clear(all_);
+#pragma unroll 1
+    for (int i = 0; i < cut_.stages; ++i, place_.Next()) {
+      shared_.of_stages.full[place_.index].Wait(place_.parity);
+      const Stage& stage = shared_.stages[place_.index];
+      const int left = min(blocks - i * S::kBlocks, S::kBlocks);
+      if (left == S::kBlocks && ArePlain(stage))
+        AddStage<true>(stage, left);
+      else
+        AddStage<false>(stage, left);
+      __syncwarp();
+      shared_.of_stages.empty[place_.index].Arrive();
+    }
+  }
+
+  // kPlain: whether all blocks are there, and powers of two are plain.
+  template <bool kPlain>
+  __device__ __forceinline__ void AddStage(const Stage& stage, int blocks) {
+    Sums group;
+    if constexpr (S::kWide) Clear(group);
+#pragma unroll(kPlain ? S::kBlocks : 1)
+    for (int b = 0; b < (kPlain ? S::kBlocks : blocks); ++b) {
+      if constexpr (!S::kWide) Clear(group);
+      block_.MultiplyAdd(
+          [&](int i) { return stage.codes[TileOf(i)] + (4 * b + c_) * kLineBytes + 8 * r_; },
+          [&](int n) { return stage.x[8 * n + r_] + b * 64 + c_ * 16; }, group);
+      if constexpr (!S::kWide) AddGroup<kPlain>(stage, b, group);
+    }
+    if constexpr (S::kWide) AddGroup<kPlain>(stage, 0, group);
+  }
+  template <bool kPlain>
+  __device__ __forceinline__ void AddGroup(const Stage& stage, int block, const Sums& group) {
+#pragma unroll
+    for (int i = 0; i < S::kEach; ++i) {
+      const char* const scales = stage.scales + TileOf(i) * cut_.stage_scale_bytes +
+                                 (block >> cut_.group_shift) * cut_.group_scale_bytes;
+      float2 scale;
+      if constexpr (S::kFormat == Format::kE2M1) {
+        const uint32_t both = reinterpret_cast<const uint16_t*>(scales)[r_];
+        scale = kPlain ? make_float2(__uint_as_float((both & 0xff) << 23),
+                                     __uint_as_float(both << 15 & 0x7f800000u))
+                       : make_float2(PowerOf(both & 0xff), PowerOf(both >> 8));
+      } else {
+        scale = ScalePair(scales, p_.each.scales.dtype, r_);
+        scale = make_float2(scale.x / Block::kUnit, scale.y / Block::kUnit);
+      }
+      AddScaled(scale, group[i], all_[i]);
+    }
+  }
+  // Whether powers of two are those of f32 whose exponents they are: none is 0 or 255. Lanes look
+  // at a word of two tiles each.
+  __device__ __forceinline__ bool ArePlain(const Stage& stage) const {
+    if constexpr (S::kFormat != Format::kE2M1) return true;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    uint32_t odd = 0;
+#pragma unroll
+    for (int i = 0; i < S::kEach; i += 2) {
+      const uint32_t codes =
+          reinterpret_cast<const uint32_t*>(stage.scales)[16 * TileOf(i + lane / 16) + lane % 16];
+      odd |= ((codes - 0x01010101u) & ~codes) | ((~codes - 0x01010101u) & codes);
+    }
+    return !__any_sync(0xffffffffu, (odd & 0x80808080u) != 0);
+  }
+  static __device__ __forceinline__ void Clear(Sums& sums) {
+#pragma unroll
+    for (auto& of_tile : sums)
+#pragma unroll
+      for (float& sum : of_tile) sum = 0.0f;
+  }
+
+  // A lane's sums are of columns 2r and 2r + 1 of a tile.
+  __device__ __forceinline__ void Store(const Task<S>& task) const {
+    const int tiles = cut_.pairs ? S::kBoxTiles : S::kTiles;
+#pragma unroll
+    for (int i = 0; i < S::kEach; ++i) {
+      if (cut_.pairs && i >= S::kEach / 2) break;
+      const int tile = task.unit.column_tile * tiles + TileOf(i);
+      if (tile * static_cast<int>(kTileRows) >= (cut_.pairs ? Columns() : p_.each.n())) continue;
+      const auto &sums = all_[i], &ups = all_[(i + S::kEach / 2) % S::kEach];
+#pragma unroll
+      for (int at = 0; at < kSums; at += 4) {
+#pragma unroll
+        for (int e = at; e < at + 2; ++e) {
+          const int row = 2 * e + 2 * c_ - e % 2;
+          if (row < task.unit.rows)
+            StoreOfRow(task, row, tile, {sums[e], sums[e + 2]}, {ups[e], ups[e + 2]});
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void StoreOfRow(const Task<S>& task, int row, int tile, float2 sums,
+                                             float2 ups) const {
+    const QuantizedParams& each = p_.each;
+    const int column = tile * static_cast<int>(kTileRows) + 2 * r_, n = Columns();
+    const int64_t to = int64_t{task.unit.row + row} * n;
+    const bool taken = task.taken[row] >= 0;
+    sums = WithBias(sums, task.unit.group, column, taken);
+    if (cut_.pairs) {
+      ups = WithBias(ups, task.unit.group, n + column, taken);
+      StorePair(each.out, S::kType, to + column, 2, Gated(sums.x, ups.x), Gated(sums.y, ups.y));
+    } else if (cut_.parts == 2) {
+      StorePair(each.out, S::kType, to + column / 2, 1, Gated(sums.x, sums.y), 0.0f);
+    } else {
+      StorePair(each.out, each.out_dtype, to + column, 2, sums.x, sums.y);
+    }
+  }
+  // A row that takes none of x gives zeros.
+  __device__ __forceinline__ float2 WithBias(float2 sums, int group, int column, bool taken) const {
+    if (!taken) return {0.0f, 0.0f};
+    if (!p_.each.bias) return sums;
+    const T* const bias = static_cast<const T*>(p_.each.bias) + group * p_.each.n() + column;
+    return {sums.x + cuda::ToFloat(bias[0]), sums.y + cuda::ToFloat(bias[1])};
+  }
+  __device__ __forceinline__ float Gated(float gate, float up) const {
+    return cuda::Gate<T>(p_.gating, cuda::RoundTo<T>(gate), cuda::RoundTo<T>(up));
+  }
+
+  const QuantizedGroupsParams& p_;
+  const GroupedCodesCut& cut_;
+  GroupedCodesShared<S>& shared_;
+  const Block block_;
+  const int warp_;
+  int r_, c_;
+  Sums all_;
+  cuda::RingPlace<S::kStages> place_;
+};
+
+}  // namespace intarsia::matmul::sm90

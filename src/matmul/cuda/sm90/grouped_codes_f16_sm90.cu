@@ -1,0 +1,8 @@
+#include "src/matmul/cuda/sm90/grouped_codes_kernel.cuh"
+
+namespace intarsia::matmul::sm90 {
+
+template Status LaunchGroupedCodesOf<DType::kF16>(const QuantizedGroupsParams&,
+                                                  const QuantizedPlan&, const CudaContext&);
+
+}  // namespace intarsia::matmul::sm90

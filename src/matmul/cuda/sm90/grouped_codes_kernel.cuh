@@ -1,0 +1,91 @@
+// The kernel of grouped_codes.cuh, and its launch.
+#pragma once
+#include <array>
+
+#include "src/core/cuda/launch.h"
+#include "src/core/cuda/tensor_map.h"
+#include "src/matmul/cuda/sm90/grouped_codes.cuh"
+#include "src/matmul/cuda/sm90/grouped_codes.h"
+
+namespace intarsia::matmul::sm90 {
+
+// Grid: any; CTAs share the tasks.
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, S::kCtas)
+    GroupedCodesSm90Kernel(const __grid_constant__ QuantizedGroupsParams p,
+                           const __grid_constant__ GroupedCodesCut cut,
+                           const __grid_constant__ GroupedCodesMaps maps) {
+  extern __shared__ __align__(128) char bytes[];
+  auto& shared = *reinterpret_cast<GroupedCodesShared<S>*>(bytes);
+  if (threadIdx.x == 0) {
+    shared.of_stages.Init(1, 32 * S::kWarps);
+    shared.ring.Init(32, 32 * S::kWarps);
+    cuda::PublishBarriers();
+    cuda::PrefetchMap(maps.codes), cuda::PrefetchMap(maps.scales);
+  }
+  __syncthreads();
+  if (p.await != Await::kRows) cuda::AwaitPrevious();
+  cuda::LetNextBegin();
+  // The same in all lanes, and by this the compiler knows it.
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  if (warp == S::kWarps)
+    GroupedCodesProducer<S>(p, maps, cut, shared).Run();
+  else
+    GroupedCodesConsumer<S>(p, cut, shared, warp).Run();
+}
+
+template <class S>
+inline const cuda::Kernel kGroupedCodesSm90Kernel(
+    "GroupedCodesSm90Kernel", reinterpret_cast<const void*>(&GroupedCodesSm90Kernel<S>),
+    static_cast<int>(sizeof(GroupedCodesShared<S>)), cuda::kHopper);
+
+template <class S>
+Status LaunchGroupedCodes(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
+                          const CudaContext& context) {
+  // Of 228 KB a multiprocessor, each CTA takes 1 KB for itself (CUDA's programming guide, 9.0).
+  static_assert(S::kCtas * (sizeof(GroupedCodesShared<S>) + 1024) <= 228 * 1024);
+  const GroupedCodesCut cut = GroupedCodesCut::Of<S>(p, plan);
+  const QuantizedParams& each = p.each;
+  GroupedCodesMaps maps;
+  const auto map = [&](const void* data, int64_t words, int box, CUtensorMap& to) {
+    const std::array<cuda::MapAxis, 2> axes{
+        {{each.tiles, words, S::kBoxTiles}, {p.groups.count, each.tiles * words}}};
+    return cuda::MakeWordMap(data, words, box, axes, to);
+  };
+  INTARSIA_RETURN_IF_ERROR(map(each.packed, each.tile_bytes() / 4, S::kTileBytes / 4, maps.codes));
+  INTARSIA_RETURN_IF_ERROR(map(each.scales.data, each.groups * plan.scale_bytes / 4,
+                               cut.stage_scale_bytes / 4, maps.scales));
+  const int64_t tasks =
+      (p.by_id.share ? p.groups.m : MostTiles(p.groups.m, p.groups.count, S::kRows)) *
+      cut.column_tiles;
+  const cuda::LaunchConfig config{
+      .grid = {std::min<int64_t>(tasks, int64_t{S::kCtas} * context.device->sms)},
+      .block = dim3(S::kThreads),
+      .shared_bytes = static_cast<int>(sizeof(GroupedCodesShared<S>)),
+      .overlaps_previous = p.await != Await::kNothing};
+  return cuda::Launch(context, kGroupedCodesSm90Kernel<S>, config, p, cut, maps);
+}
+
+template <DType kType, Format kFormat, bool kWide>
+Status LaunchGroupedCodesShape(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
+                               const CudaContext& context) {
+  const auto launch = [&]<QuantizedShape kShape>() {
+    return LaunchGroupedCodes<GroupedCodesConfig<kType, kFormat, kWide, kShape>>(p, plan, context);
+  };
+  if (plan.shape == kFewUnits) return launch.template operator()<kFewUnits>();
+  if (plan.shape == kRows8) return launch.template operator()<kRows8>();
+  if (plan.shape == kRows16) return launch.template operator()<kRows16>();
+  return launch.template operator()<kRows32>();
+}
+
+template <DType kType>
+Status LaunchGroupedCodesOf(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
+                            const CudaContext& context) {
+  if (p.each.format == Format::kE2M1)
+    return LaunchGroupedCodesShape<kType, Format::kE2M1, false>(p, plan, context);
+  return p.each.group % kStageColumns == 0
+             ? LaunchGroupedCodesShape<kType, Format::kU4B8, true>(p, plan, context)
+             : LaunchGroupedCodesShape<kType, Format::kU4B8, false>(p, plan, context);
+}
+
+}  // namespace intarsia::matmul::sm90
