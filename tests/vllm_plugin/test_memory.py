@@ -2,10 +2,15 @@
 
 import subprocess
 import sys
+import weakref
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("vllm")
+
+import torch
+from intarsia.vllm import worker
 
 _FAULTS = """
 import resource
@@ -43,3 +48,29 @@ def faults(how: str) -> int:
 def test_the_system_clears_no_pages_of_a_step() -> None:
     assert faults("kept") < 100
     assert faults("given back") > 1000
+
+
+def test_sampling_and_cublas_keep_their_room_on_a_gpu(monkeypatch):
+    """XLA's allocator took all of a large GPU but some MB for a cache, and cuBLAS found none."""
+    held, found = [], []
+    empty = torch.empty
+
+    def watched(*args, **given):
+        result = empty(*args, **given)
+        held.append(weakref.ref(result))
+        return result
+
+    def allocate(_, config):
+        assert config == "caches"
+        found.extend(x.nbytes for ref in held if (x := ref()) is not None)
+
+    monkeypatch.setattr(torch, "empty", watched)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(worker.Worker, "initialize_from_config", allocate)
+    one = object.__new__(worker.XlaGpuWorker)
+    one.device = torch.device("cpu")
+    one.model_runner = SimpleNamespace(max_num_reqs=2)
+    one.model_config = SimpleNamespace(get_vocab_size=lambda: 1000)
+    one.initialize_from_config("caches")
+    assert found == [6 * 4 * 2 * 1000 + (1 << 29)]
+    assert all(ref() is None for ref in held)

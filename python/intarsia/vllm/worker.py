@@ -131,10 +131,8 @@ class XlaGpuWorker(Worker):
         )
         free, _ = torch.cuda.mem_get_info(self.device)
         taken = self.init_snapshot.free_memory - free  # weights, and what XLA has asked for so far
-        logits = 4 * runner.max_num_reqs * self.model_config.get_vocab_size()
-        available = (
-            self.requested_memory - taken - programs - _LOGITS_OF_SAMPLING * logits - _MARGIN
-        )
+        sampling = self._bytes_of_sampling()
+        available = self.requested_memory - taken - programs - sampling - _MARGIN
         logger.info(
             "KV cache memory: %.2f GiB of %.2f; taken %.2f, XLA's programs %.2f, sampling %.2f",
             *(
@@ -144,11 +142,29 @@ class XlaGpuWorker(Worker):
                     self.requested_memory,
                     taken,
                     programs,
-                    _LOGITS_OF_SAMPLING * logits,
+                    sampling,
                 )
             ),
         )
         return available
+
+    def _bytes_of_sampling(self) -> int:
+        logits = self.model_runner.max_num_reqs * self.model_config.get_vocab_size()
+        return _LOGITS_OF_SAMPLING * 4 * logits
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        with self._kept_from_xla():
+            super().initialize_from_config(kv_cache_config)
+
+    @contextmanager
+    def _kept_from_xla(self) -> Iterator[None]:
+        """Leaves room for sampling and cuBLAS. Each time XLA's allocator grows it wants twice as much as it has, and takes what there is."""
+        size = self._bytes_of_sampling() + _MARGIN
+        held = torch.empty(size, dtype=torch.uint8, device=self.device)
+        yield
+        jax.block_until_ready(jax.live_arrays())
+        del held
+        torch.cuda.empty_cache()
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         start = time.perf_counter()
@@ -207,3 +223,6 @@ class XlaCpuWorker(XlaGpuWorker):
             return int(envs.VLLM_CPU_KVCACHE_SPACE * _GIB)
         ranks = self.parallel_config.local_world_size
         return min(_CPU_CACHE_BYTES, psutil.virtual_memory().available // (4 * ranks))
+
+    def _kept_from_xla(self) -> AbstractContextManager:
+        return nullcontext()
