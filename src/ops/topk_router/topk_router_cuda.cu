@@ -32,14 +32,23 @@ struct Candidate {
     return key > other.key || (key == other.key && id < other.id);
   }
 };
-__device__ __forceinline__ Candidate BestOfWarp(Candidate best) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const Candidate other = {__shfl_xor_sync(0xffffffffu, best.key, offset),
-                             __shfl_xor_sync(0xffffffffu, best.id, offset)};
-    if (other.IsBetter(best)) best = other;
-  }
-  return best;
+// Numbers other than NaN as integers in the same order, above 0; both zeros are one. A warp has a
+// reduction of integers in one instruction (PTX ISA, "redux.sync").
+__device__ __forceinline__ uint32_t Ordered(float x) {
+  const uint32_t bits = __float_as_uint(x + 0.0f);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float FromOrdered(uint32_t x) {
+  return __uint_as_float(x >> 31 ? x ^ 0x80000000u : ~x);
+}
+__device__ __forceinline__ float LargestOfWarp(float x) {
+  return FromOrdered(__reduce_max_sync(0xffffffffu, Ordered(x)));
+}
+__device__ __forceinline__ Candidate BestOfWarp(const Candidate& mine) {
+  const uint32_t key = mine.id == kNobody ? 0 : Ordered(mine.key);
+  const uint32_t best = __reduce_max_sync(0xffffffffu, key);
+  const int id = __reduce_min_sync(0xffffffffu, key == best ? mine.id : kNobody);
+  return {id == kNobody ? -INFINITY : FromOrdered(best), id};
 }
 __device__ __forceinline__ float SumOfWarp(float x) {
 #pragma unroll
@@ -53,22 +62,22 @@ class RouterRow {
  public:
   template <class T>
   __device__ __forceinline__ RouterRow(const RouterParams& p, const T* logits) : p_(p) {
-    Candidate largest{-INFINITY, kNobody};
+    float largest = -INFINITY;
     const int lane = static_cast<int>(threadIdx.x);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int id = 32 * i + lane;
       open_ |= static_cast<uint32_t>(id < p.e) << i;
       score_[i] = key_[i] = id < p.e ? ToFloat(logits[id]) : -INFINITY;
-      largest.key = fmaxf(largest.key, key_[i]);
+      largest = fmaxf(largest, key_[i]);
     }
-    largest = BestOfWarp(largest);
+    largest = LargestOfWarp(largest);
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const float x = score_[i];
       if (p.scoring == Scoring::kSoftmax)
-        score_[i] = open_ >> i & 1 ? expf(x - largest.key) : 0.0f;
+        score_[i] = open_ >> i & 1 ? expf(x - largest) : 0.0f;
       else if (p.scoring == Scoring::kSigmoid)
         score_[i] = 1.0f / (1.0f + expf(-x));
       else
@@ -146,23 +155,28 @@ __global__ void __launch_bounds__(32 * kWarps)
   if (row >= p.rows) return;
   RouterRow<kEach> experts(p, static_cast<const T*>(p.logits) + row * p.e);
   if (p.topk_groups < p.num_groups) experts.DropGroups();
+  // A lane has one of 32 results. Those behind which others come are stored before the sum is
+  // known.
+  const int lane = static_cast<int>(threadIdx.x), last = (p.top_k - 1) / 32 * 32;
   float sum = 0.0f, weight = 0.0f;
+  int chosen = 0;
   float* const weights = p.weights + row * p.top_k;
+  const auto store = [&](int first, float factor) {
+    if (first + lane >= p.top_k) return;
+    weights[first + lane] = weight * factor;
+    p.ids[row * p.top_k + first + lane] = chosen;
+  };
   for (int i = 0; i < p.top_k; ++i) {
     float score;
     const int id = experts.TakeBest(score);
     sum += score;
-    if (threadIdx.x == 0) p.ids[row * p.top_k + i] = id;
-    if (static_cast<int>(threadIdx.x) == i % 32) weight = score;
-    if (i % 32 == 31 || i + 1 == p.top_k) {
-      const int at = i / 32 * 32 + static_cast<int>(threadIdx.x);
-      if (at <= i) weights[at] = p.renormalize ? weight : weight * p.scale;
-    }
+    if (lane == i % 32) weight = score, chosen = id;
+    if (i % 32 == 31 && i < last) store(i - 31, p.renormalize ? 1.0f : p.scale);
   }
+  const float factor = p.renormalize ? p.scale / sum : p.scale;
+  store(last, factor);
   if (!p.renormalize) return;
-  __syncwarp();
-  const float factor = p.scale / sum;
-  for (int i = static_cast<int>(threadIdx.x); i < p.top_k; i += 32) weights[i] *= factor;
+  for (int i = lane; i < last; i += 32) weights[i] *= factor;
 }
 
 template <class T, int kEach>
