@@ -16,12 +16,21 @@ bool HasManyTiles(const QuantizedParams& p, const cuda::Device& device) {
   return p.tiles >= int64_t{8} * device.sms;
 }
 
+bool HasHopper(const cuda::Device& device) {
+  return cuda::HasImage(cuda::kHopper, device) &&
+         device.shared_bytes_per_block >= kMostResidentBytes;
+}
+
+// Groups of a block, of two, or that end with a stage.
+bool HasCoarseGroups(const QuantizedParams& p) {
+  return p.group == kBlockColumns || p.group == 2 * kBlockColumns || p.group % kStageColumns == 0;
+}
+
 // A kernel for groups of 32 columns and more is built for formats that files of 4 bits have.
 bool FitsCoarse(const QuantizedParams& p) {
   const bool format =
       p.format == Format::kU4 || p.format == Format::kU4B8 || p.format == Format::kE2M1;
-  return format && p.dtype != DType::kF32 &&
-         (p.group == 32 || p.group == 64 || p.group % kStageColumns == 0);
+  return format && p.dtype != DType::kF32 && HasCoarseGroups(p);
 }
 
 // The most groups that kStageColumns columns, from a multiple of as many on, can meet.
@@ -118,8 +127,7 @@ bool FitResident(const QuantizedParams& p, const cuda::Device& device, Quantized
 // Warps and splits are the fastest ones of layers of a Llama of 8 billion parameters
 // (docs/notebook/weights_in_codes.md).
 bool PlanResident(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
-  if (plan.kernel == QuantizedKernelKind::kAny || p.m > kMostResidentRows ||
-      !cuda::HasImage(cuda::kHopper, device) || device.shared_bytes_per_block < kMostResidentBytes)
+  if (plan.kernel == QuantizedKernelKind::kAny || p.m > kMostResidentRows || !HasHopper(device))
     return false;
   // Where the streaming kernel was as fast, or faster.
   if (p.format == Format::kU4 && p.m > 2 && p.m <= 8) return false;
@@ -164,7 +172,7 @@ bool PlanResident(const QuantizedParams& p, const cuda::Device& device, Quantize
 bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
   if (plan.kernel != QuantizedKernelKind::kWideStream || p.format != Format::kU4B8 ||
       p.k % kStageColumns != 0 || p.zeros.data || p.scales.outer || Bytes(p.scales.dtype) == 1 ||
-      !cuda::HasImage(cuda::kHopper, device) || device.shared_bytes_per_block < kMostResidentBytes)
+      !HasHopper(device))
     return false;
   if (p.m < kLeastWarpgroupsRows && !HasManyTiles(p, device)) return false;
   QuantizedPlan found = plan;
@@ -190,14 +198,13 @@ bool PlanGroupsHopper(const QuantizedParams& p, int64_t here, int64_t mean,
                       const cuda::Device& device, QuantizedPlan& plan) {
   const bool mx =
       p.format == Format::kE2M1 && p.group == kBlockColumns && p.scales.dtype == DType::kF8E8M0;
-  const bool groups =
-      p.group == kBlockColumns || p.group == 2 * kBlockColumns || p.group % kStageColumns == 0;
-  const bool integers = p.format == Format::kU4B8 && groups && Bytes(p.scales.dtype) > 1;
+  const bool integers =
+      p.format == Format::kU4B8 && HasCoarseGroups(p) && Bytes(p.scales.dtype) > 1;
   if (plan.kernel == QuantizedKernelKind::kAny || !(mx || integers) || p.zeros.data || here == 0 ||
       p.k % kBlockColumns != 0 ||
       plan.stage_groups * plan.scale_bytes >
           MostStageScaleBytes(p.format, p.group % kStageColumns == 0) ||
-      !cuda::HasImage(cuda::kHopper, device) || device.shared_bytes_per_block < kMostResidentBytes)
+      !HasHopper(device))
     return false;
   plan.kernel = QuantizedKernelKind::kGroupsHopper;
   plan.shape = mean <= 4 ? kRows8 : mean <= 16 ? kRows16 : kRows32;
