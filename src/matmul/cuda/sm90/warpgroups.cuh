@@ -11,8 +11,8 @@
 // neighboring lines of codes, in 8 bytes of each line.
 //
 // Up to 16 rows: mma.sync (codes_block.cuh), since wgmma with A in registers takes as long for 8
-// rows as for 32. Shared memory and registers have room for a second
-// CTA, so that the next kernel's CTAs are there when this one ends.
+// rows as for 32. Shared memory and registers have room for a second CTA, so that the next kernel's
+// CTAs are there when this one ends.
 //
 // Codes in registers, fed by copies ahead of them, are Marlin's design (Frantar et al., 2024), on
 // wgmma Machete's.
