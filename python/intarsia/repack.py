@@ -4,7 +4,7 @@ Each function takes a matrix of one format as NumPy arrays, as the file has them
 changes no number.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from intarsia._packing import (
     decoded,
     empty,
     factors_of,
+    fields,
     from_codes,
     joined,
     stacked,
@@ -202,13 +203,6 @@ def _room_for(part: PackedWeight, rows: int) -> PackedWeight:
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-def _fields(words: np.ndarray, bits: int, places: Sequence[int] | None = None) -> np.ndarray:
-    """The numbers of `bits` bits in i32 words [rows, w], the lowest first: u8 [rows, w * 32 / bits]."""
-    shifts = bits * np.arange(32 // bits) if places is None else bits * np.asarray(places)
-    fields = words.view(np.uint32)[..., None] >> shifts.astype(np.uint32)
-    return (fields & ((1 << bits) - 1)).astype(np.uint8).reshape(len(words), -1)
-
-
 def _group_of(columns: int, groups: int) -> int:
     """Columns of a group, where all columns are shared evenly by groups; 0: of one."""
     if groups == 1:
@@ -230,7 +224,7 @@ def from_awq(qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray) -> Pac
         qzeros: [g, rows / 8] i32.
         scales: [g, rows].
     """
-    codes, zeros = (_rows_first(_fields(words, 4, AWQ_PLACES)) for words in (qweight, qzeros))
+    codes, zeros = (_rows_first(fields(words, 4, AWQ_PLACES)) for words in (qweight, qzeros))
     group = _group_of(codes.shape[1], len(scales))
     return from_codes(codes, _rows_first(scales), zeros, format="u4", group=group)
 
@@ -258,13 +252,13 @@ def from_gptq(
         NotImplementedError: Columns are not in the order of their groups.
         ValueError: A zero point has no code.
     """
-    codes = _fields(_rows_first(qweight), bits)
+    codes = fields(_rows_first(qweight), bits)
     group = _group_of(codes.shape[1], len(scales))
     if g_idx is not None:
         check_order(g_idx, codes.shape[1], group)
     zeros = None
     if qzeros is not None:
-        wide = _rows_first(_fields(qzeros, bits)).astype(np.int32) + zeros_less_one
+        wide = _rows_first(fields(qzeros, bits)).astype(np.int32) + zeros_less_one
         if wide.max(initial=0) >> bits:
             raise ValueError(f"repack: qzeros has {wide.max()}, expected less than {1 << bits}")
         zeros = wide.astype(np.uint8)
@@ -308,10 +302,10 @@ def from_compressed_tensors(
         bits: Of a code.
         columns: If they do not fill the words.
     """
-    codes = np.ascontiguousarray(_fields(weight_packed, bits)[:, :columns])
+    codes = np.ascontiguousarray(fields(weight_packed, bits)[:, :columns])
     zeros = None
     if weight_zero_point is not None:
-        of_rows = _fields(_rows_first(weight_zero_point), bits)
+        of_rows = fields(_rows_first(weight_zero_point), bits)
         zeros = _rows_first(of_rows)[: len(codes)]
     group = _group_of(codes.shape[1], weight_scale.shape[1])
     return _of_integers(codes, weight_scale, zeros, bits, group)

@@ -13,16 +13,15 @@ from vllm.model_executor.layers.quantization import auto_awq, auto_gptq
 from vllm.scalar_type import scalar_types
 
 from intarsia import repack
+from intarsia._packing import fields
 from intarsia.vllm.quantized_experts import ExpertsInCodes
 from intarsia.vllm.replacing import replace
 
 
 def _codes(words: jax.Array, bits: int, axis: int, places: Any = None) -> jax.Array:
-    """The numbers of `bits` bits in words along an axis, f32; `places` says which bits each of a word's numbers has."""
-    shifts = bits * (jnp.arange(32 // bits) if places is None else jnp.asarray(places))
-    words = jnp.moveaxis(jax.lax.bitcast_convert_type(words, jnp.uint32), axis, -1)
-    codes = words[..., None] >> shifts.astype(jnp.uint32) & ((1 << bits) - 1)
-    return jnp.moveaxis(codes.reshape(*words.shape[:-1], -1), -1, axis).astype(jnp.float32)
+    """The numbers of `bits` bits in words along an axis, f32."""
+    codes = fields(jnp.moveaxis(words, axis, -1), bits, places)
+    return jnp.moveaxis(codes, -1, axis).astype(jnp.float32)
 
 
 def _matrices(codes: jax.Array, scales: jax.Array, zeros: Any, dtype: Any) -> jax.Array:
