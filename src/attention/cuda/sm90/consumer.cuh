@@ -21,10 +21,8 @@ class Consumer {
     if (number_ == 0) cuda::BarrierArrive(Turn(0), kTurnThreads);
   }
 
-  // All tasks of the CTA.
-  __device__ __forceinline__ void Run() {
-    cuda::RingPlace<Shared<S>::kTasks> place;
-    for (;; place.Next()) {
+  __device__ __forceinline__ void Run() {  // all tasks of the CTA
+    for (cuda::RingPlace<Shared<S>::kTasks> place;; place.Next()) {
       shared_.task_full[place.index].Wait(place.parity);
       const Task& task = shared_.tasks[place.index];
       if (task.kind == Task::kEnd) return;
@@ -55,6 +53,7 @@ class Consumer {
 
   // Barrier 0 is __syncthreads'.
   static __device__ int Turn(int consumer) { return 1 + consumer; }
+  __device__ int OwnBarrier() const { return Turn(S::kConsumers) + number_; }  // of its warps
 
   __device__ __forceinline__ void Release(cuda::Barrier& empty) const {
     if (threadIdx.x % cuda::kWarpgroupThreads == 0) empty.Arrive();
@@ -285,6 +284,8 @@ class Consumer {
   }
   __device__ __forceinline__ void PassValues() {
     shared_.v_full[v_.index].Wait(v_.parity);
+    // No product waits for all warps here: one that came late would miss this phase of the barrier.
+    cuda::BarrierSync(OwnBarrier(), cuda::kWarpgroupThreads);
     Release(shared_.v_empty[v_.index]);
     v_.Next();
   }
@@ -372,14 +373,14 @@ class Consumer {
     ScaleRows(o, by);
     char* const staged = S::kOutInQuery ? shared_.q : shared_.out;
     if constexpr (S::kOutInQuery)  // all warps have read their rows of Q
-      cuda::BarrierSync(Turn(S::kConsumers) + number_, cuda::kWarpgroupThreads);
+      cuda::BarrierSync(OwnBarrier(), cuda::kWarpgroupThreads);
     if (task.piece_place < 0)
       WriteRows<S, T>(p_, plan_, task, o, lse, staged);
     else
       LeavePiece<S>(plan_, task, number_ * cuda::kWgmmaRows, o, lse);
     if constexpr (S::kOutInQuery) {
       cuda::FenceForAsyncReads();
-      cuda::BarrierSync(Turn(S::kConsumers) + number_, cuda::kWarpgroupThreads);
+      cuda::BarrierSync(OwnBarrier(), cuda::kWarpgroupThreads);
       ReleaseByWarp(shared_.q_empty);
     }
   }
