@@ -7,12 +7,14 @@ once, as their file is read, on the host. `intarsia.repack` packs the formats of
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 TILE_ROWS, BLOCK_COLUMNS = 16, 32
+# What lies between file and result takes up to ten bytes for each of these.
+_CODES_AT_ONCE = 1 << 20
 
 
 class Format(NamedTuple):
@@ -148,6 +150,32 @@ def from_codes(
         group,
         zeros_are,
     )
+
+
+def packed_by_rows(rows: int, columns: int, pack: Callable[[slice], PackedWeight]) -> PackedWeight:
+    """A matrix that is packed some rows at a time, whole tiles of them, so that this takes little memory."""
+    at_once = max(_CODES_AT_ONCE // max(columns, 1) // TILE_ROWS, 1) * TILE_ROWS
+    if rows <= at_once:
+        return pack(slice(0, rows))
+    whole: PackedWeight | None = None
+    for first in range(0, rows, at_once):
+        part = pack(slice(first, min(first + at_once, rows)))
+        whole = whole or _room_for(part, rows)
+        for to, of_part in zip(whole.arrays, part.arrays, strict=True):
+            if to is not None and to.ndim > 1:
+                to[first // TILE_ROWS :][: len(of_part)] = of_part
+    assert whole is not None
+    return whole
+
+
+def _room_for(part: PackedWeight, rows: int) -> PackedWeight:
+    """A weight like this one with more rows, whose arrays hold nothing yet but what is one for all rows."""
+    tiles = -(-rows // TILE_ROWS)
+    arrays = [
+        a if a is None or a.ndim == 1 else empty((tiles, *a.shape[1:]), a.dtype)
+        for a in part.arrays
+    ]
+    return part.with_arrays(arrays, rows)
 
 
 def joined(weights: Sequence[PackedWeight]) -> list[PackedWeight]:

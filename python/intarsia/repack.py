@@ -9,15 +9,14 @@ from collections.abc import Callable
 import numpy as np
 
 from intarsia._packing import (
-    TILE_ROWS,
     PackedWeight,
     codes_of,
     decoded,
-    empty,
     factors_of,
     fields,
     from_codes,
     joined,
+    packed_by_rows,
     stacked,
 )
 from intarsia._rounding import round_to_nearest
@@ -42,9 +41,6 @@ __all__ = [
     "round_to_nearest",
     "stacked",
 ]
-
-# Of a matrix, so that what lies between file and result takes little memory. A multiple of 16.
-_ROWS_AT_ONCE = 4096
 
 # --------------------------------------------------------------------------------- GGUF: rows of blocks of bytes
 # ggml/src/ggml-common.h has the blocks, ggml/src/ggml-quants.c what they stand for.
@@ -177,24 +173,8 @@ def from_gguf(data: np.ndarray, type: str) -> PackedWeight:
             f"repack: data is {data.dtype} {[*data.shape]}, expected uint8 rows of blocks of {size}"
         )
     blocks = np.asarray(data).reshape(len(data), -1, size)
-    if len(blocks) <= _ROWS_AT_ONCE:
-        return pack(blocks)
-    whole: PackedWeight | None = None
-    for first in range(0, len(blocks), _ROWS_AT_ONCE):
-        part = pack(blocks[first : first + _ROWS_AT_ONCE])
-        whole = whole or _room_for(part, len(blocks))
-        for to, of_part in zip(whole.arrays, part.arrays, strict=True):
-            if to is not None:
-                to[first // TILE_ROWS :][: len(of_part)] = of_part
-    assert whole is not None
-    return whole
-
-
-def _room_for(part: PackedWeight, rows: int) -> PackedWeight:
-    """A weight like this one with more rows, whose arrays hold nothing yet."""
-    tiles = -(-rows // TILE_ROWS)
-    arrays = [None if a is None else empty((tiles, *a.shape[1:]), a.dtype) for a in part.arrays]
-    return part.with_arrays(arrays, rows)
+    # A byte is two codes or less.
+    return packed_by_rows(len(data), 2 * data.shape[1], lambda rows: pack(blocks[rows]))
 
 
 # --------------------------------------------------------------------------------- AWQ, GPTQ, compressed-tensors
@@ -224,9 +204,17 @@ def from_awq(qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray) -> Pac
         qzeros: [g, rows / 8] i32.
         scales: [g, rows].
     """
-    codes, zeros = (_rows_first(fields(words, 4, AWQ_PLACES)) for words in (qweight, qzeros))
-    group = _group_of(codes.shape[1], len(scales))
-    return from_codes(codes, _rows_first(scales), zeros, format="u4", group=group)
+    columns, words = qweight.shape
+    group = _group_of(columns, len(scales))
+
+    def pack(rows: slice) -> PackedWeight:
+        of_rows = slice(rows.start // 8, rows.stop // 8)
+        codes, zeros = (
+            _rows_first(fields(array[:, of_rows], 4, AWQ_PLACES)) for array in (qweight, qzeros)
+        )
+        return from_codes(codes, _rows_first(scales[:, rows]), zeros, format="u4", group=group)
+
+    return packed_by_rows(8 * words, columns, pack)
 
 
 def from_gptq(
@@ -252,17 +240,23 @@ def from_gptq(
         NotImplementedError: Columns are not in the order of their groups.
         ValueError: A zero point has no code.
     """
-    codes = fields(_rows_first(qweight), bits)
-    group = _group_of(codes.shape[1], len(scales))
+    columns = len(qweight) * 32 // bits
+    group = _group_of(columns, len(scales))
     if g_idx is not None:
-        check_order(g_idx, codes.shape[1], group)
+        check_order(g_idx, columns, group)
     zeros = None
     if qzeros is not None:
         wide = _rows_first(fields(qzeros, bits)).astype(np.int32) + zeros_less_one
         if wide.max(initial=0) >> bits:
             raise ValueError(f"repack: qzeros has {wide.max()}, expected less than {1 << bits}")
         zeros = wide.astype(np.uint8)
-    return _of_integers(codes, _rows_first(scales), zeros, bits, group)
+
+    def pack(rows: slice) -> PackedWeight:
+        codes = fields(_rows_first(qweight[:, rows]), bits)
+        of_rows = None if zeros is None else zeros[rows]
+        return _of_integers(codes, _rows_first(scales[:, rows]), of_rows, bits, group)
+
+    return packed_by_rows(qweight.shape[1], columns, pack)
 
 
 def check_order(g_idx: np.ndarray, columns: int, group: int) -> None:
@@ -302,13 +296,19 @@ def from_compressed_tensors(
         bits: Of a code.
         columns: If they do not fill the words.
     """
-    codes = np.ascontiguousarray(fields(weight_packed, bits)[:, :columns])
+    count, words = weight_packed.shape
+    columns = words * 32 // bits if columns is None else columns
     zeros = None
     if weight_zero_point is not None:
-        of_rows = fields(_rows_first(weight_zero_point), bits)
-        zeros = _rows_first(of_rows)[: len(codes)]
-    group = _group_of(codes.shape[1], weight_scale.shape[1])
-    return _of_integers(codes, weight_scale, zeros, bits, group)
+        zeros = _rows_first(fields(_rows_first(weight_zero_point), bits))
+    group = _group_of(columns, weight_scale.shape[1])
+
+    def pack(rows: slice) -> PackedWeight:
+        codes = np.ascontiguousarray(fields(weight_packed[rows], bits)[:, :columns])
+        of_rows = None if zeros is None else zeros[rows]
+        return _of_integers(codes, weight_scale[rows], of_rows, bits, group)
+
+    return packed_by_rows(count, columns, pack)
 
 
 # --------------------------------------------------------------------------------- numbers of 8 and 4 bits
@@ -351,18 +351,11 @@ def from_fp8(
     return from_codes(weight, scales, format="e4m3", group=group)
 
 
-def _pairs(packed: np.ndarray) -> np.ndarray:
-    """Codes of 4 bits, two in a byte, the lower half first."""
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
-
-
 def from_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> PackedWeight:
     """Packs e2m1 codes [rows, columns / 2] or [rows, columns / 32, 16] u8 with e8m0 scales [rows, columns / 32], as u8 or as such."""
     import ml_dtypes
 
-    powers = scales.view(ml_dtypes.float8_e8m0fnu)
-    codes = _pairs(blocks.view(np.uint8).reshape(len(blocks), -1))
-    return from_codes(codes, powers, format="e2m1", group=32)
+    return _of_e2m1(blocks, scales.view(ml_dtypes.float8_e8m0fnu), None, group=32)
 
 
 def from_nvfp4(
@@ -380,4 +373,17 @@ def from_nvfp4(
     outer = np.asarray(global_scale, np.float32).reshape(1)
     if divides:
         outer = np.reciprocal(outer)
-    return from_codes(_pairs(weight), scales, None, outer, format="e2m1", group=16)
+    return _of_e2m1(weight, scales, outer, group=16)
+
+
+def _of_e2m1(
+    pairs: np.ndarray, scales: np.ndarray, outer: np.ndarray | None, group: int
+) -> PackedWeight:
+    """Codes of 4 bits, two in a byte, the lower half first."""
+    pairs = pairs.view(np.uint8).reshape(len(pairs), -1)
+
+    def pack(rows: slice) -> PackedWeight:
+        codes = np.stack([pairs[rows] & 15, pairs[rows] >> 4], axis=-1)
+        return from_codes(_matrix(codes), scales[rows], None, outer, format="e2m1", group=group)
+
+    return packed_by_rows(len(pairs), 2 * pairs.shape[1], pack)
