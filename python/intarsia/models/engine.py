@@ -24,6 +24,7 @@ import intarsia.jax
 from intarsia._steps import compile_step, warm_up_runs
 from intarsia.models import transformer
 from intarsia.models.config import ModelConfig
+from intarsia.models.memory import give_back_freed
 from intarsia.models.parallel import ModelParallel
 from intarsia.models.sampling import Mode, SamplingParams
 from intarsia.models.schedule import (
@@ -298,15 +299,14 @@ class Engine:
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(operands))
         key = (step.__name__, *statics, shapes)
         if key not in self._executables:
-            function: Callable[..., Any] = functools.partial(
-                step, self._ops, self._config, *statics
-            )
+            run: Callable[..., Any] = functools.partial(step, self._ops, self._config, *statics)
             if self._parallel:
-                function = self._parallel.spread(function, self._params, self._caches)
-            lowered = jax.jit(function, donate_argnums=donated).lower(
+                run = self._parallel.spread(run, self._params, self._caches)
+            lowered = jax.jit(run, donate_argnums=donated).lower(
                 self._params, self._caches, self._rope_tables, *operands
             )
             self._executables[key] = compile_step(lowered)
+            give_back_freed()
             warm_up(self._executables[key])
         return self._executables[key]
 
