@@ -2,16 +2,20 @@
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 import packers
 import pytest
+import support
 from intarsia import cli, repack
 from intarsia.models import Engine, SamplingParams, Tokenizer, load_model, open_checkpoint
-from intarsia.models.linear import PackedMatrix
+from intarsia.models.linear import NarrowMatrix, PackedMatrix, product_of
 from test_broken_files import check, mutated_json
 
 # Rows of 48 columns hold whole blocks of 16 alone.
@@ -25,13 +29,15 @@ PROMPTS = [[5, 9, 200, 31], [7]]
 def write(tmp_path: Path, hf_config: dict[str, Any], tiny_weights: dict[str, np.ndarray]):
     """Returns a function that writes the tiny model in a format, and gives its tensors' numbers."""
 
-    def write(form: str, settings: Any = None, tensors: Any = None, group: int = 16) -> Any:
+    def write(
+        form: str, settings: Any = None, tensors: Any = None, group: int = 16, changes: Any = None
+    ) -> Any:
         made, config, numbers = packers.packed(tiny_weights, form, group)
         config |= settings or {}
         if tensors:
             tensors(made)
         (tmp_path / "config.json").write_text(
-            json.dumps(hf_config | {"quantization_config": config})
+            json.dumps(hf_config | {"quantization_config": config} | (changes or {}))
         )
         packers.save(made, tmp_path / "model.safetensors")
         return tmp_path, numbers
@@ -88,6 +94,78 @@ def test_a_directory_runs_from_its_codes(write, form) -> None:
         calls = engine.custom_calls()["decode"].get("linear_quantized", 0)
         assert calls >= 4 * config.layers if params is packed else calls == 0
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_tables_in_16_bits_stay_so_beside_f32(write, dtype) -> None:
+    """The same tokens and scores come from them and from f32; where activations have 16 bits, they are plain arrays."""
+
+    def narrow(tensors: dict[str, np.ndarray]) -> None:
+        tables = {name: a.astype(dtype) for name, a in tensors.items() if "embed" in name}
+        tensors |= tables | {"lm_head.weight": tables["model.embed_tokens.weight"][::-1]}
+        for name in [name for name in tensors if name.startswith("model.layers.0.mlp.down")]:
+            del tensors[name]
+        w = np.random.default_rng(0).standard_normal((48, 96)) / 8
+        tensors["model.layers.0.mlp.down_proj.weight"] = w.astype(dtype)
+
+    path, _ = write("awq", tensors=narrow, changes={"tie_word_embeddings": False})
+    made, scores = [], []
+    for quantize in ("file", None):
+        config, params = load_model(path, quantize=quantize)
+        stays = quantize == "file"
+        for weight in (params["embed"], params["lm_head"], params["layers"][0]["w_down"]):
+            assert isinstance(weight, NarrowMatrix) == stays
+            assert weight.dtype == np.float32
+            assert not stays or weight.numbers.dtype == dtype
+        engine = Engine(config, params, max_num_seqs=2, max_model_len=128)
+        made.append([c.tokens for c in engine.generate(PROMPTS, GREEDY)])
+        # More rows than a narrow matrix multiplies in pieces.
+        scores.append(engine.prompt_logprobs([[*range(5, 105)]])[0])
+    assert made[0] == made[1]
+    np.testing.assert_allclose(*scores, atol=2e-5)
+    _, params = load_model(path, quantize="file", dtype="bfloat16")
+    assert isinstance(params["embed"], jax.Array) and params["embed"].dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_products_with_16_bits_are_as_exact_as_in_f32(dtype) -> None:
+    rng = np.random.default_rng(0)
+    numbers = rng.standard_normal((40, 96)).astype(dtype)
+    rows = rng.standard_normal((7, 96)) * np.exp(3 * rng.standard_normal((7, 96)))
+    rows *= np.array([1, 0, 1e30, 1e-20, 1e-9, 1, 1])[:, None]
+    rows = rows.astype(np.float32)
+    multiply = jax.jit(lambda x, w: product_of(x, NarrowMatrix(w, x.dtype)))
+    got, want = (
+        np.asarray(multiply(rows, numbers)),
+        rows.astype(np.float64) @ numbers.T.astype(np.float64),
+    )
+    size = np.abs(rows).astype(np.float64) @ np.abs(numbers.T.astype(np.float64))
+    assert got.dtype == np.float32
+    assert (np.abs(got - want) <= 5e-7 * size).all()
+
+
+def test_loading_takes_no_more_memory_than_the_file(tmp_path: Path, hf_config) -> None:
+    """A fifth more at most, in a process that holds nothing but JAX; the weights of a layer are 1/12 of the file."""
+    n, m = 1024, 2816
+    rng, shapes = np.random.default_rng(0), {"gate": (m, n), "up": (m, n), "down": (n, m)}
+    layer = {f"mlp.{p}_proj.weight": rng.standard_normal(s, np.float32) for p, s in shapes.items()}
+    layer |= {f"self_attn.{p}_proj.weight": layer["mlp.up_proj.weight"][:n] for p in "qkvo"}
+    layer |= {f"{p}_layernorm.weight": np.ones(n) for p in ("input", "post_attention")}
+    made, config, _ = packers.packed(layer, "awq")
+    tensors = {f"model.layers.{i}.{name}": a for i in range(12) for name, a in made.items()}
+    tensors |= {
+        "model.embed_tokens.weight": np.ones((263, n), np.float16),
+        "model.norm.weight": np.ones(n),
+    }
+    sizes = {"hidden_size": n, "intermediate_size": m, "num_hidden_layers": 12, "head_dim": 64}
+    sizes |= {"num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 263}
+    said = hf_config | sizes | {"quantization_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    packers.save(tensors, tmp_path / "model.safetensors")
+    code = "import sys, pathlib, load_memory; print(load_memory.load(pathlib.Path(sys.argv[1]), 'file')[-1])"
+    bench = support.ROOT / "bench"
+    more = subprocess.check_output([sys.executable, "-c", code, tmp_path], cwd=bench)
+    assert int(more) < 1.2 * (tmp_path / "model.safetensors").stat().st_size
 
 
 def test_symmetric_gptq_needs_no_zero_points(write) -> None:

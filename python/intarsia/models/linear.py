@@ -1,6 +1,6 @@
-"""Linear layers whose weights are plain arrays, in the codes of the model's file, or quantized to fp8.
+"""Linear layers whose weights are plain arrays, numbers in 16 bits or codes as the model's file has them, or quantized to fp8.
 
-This module alone knows which: a `Weight` is either, and `linear` and `norm_for` do what it calls for.
+This module alone knows which: a `Weight` is one of these, and `linear` and `norm_for` do what it calls for.
 A quantized layer is vLLM's W8A8 scheme with a scale for each output channel and each token:
 
     out[t, o] = (sum over i of x_codes[t, i] * w_codes[o, i]) * x_scale[t] * w_scale[o]
@@ -21,6 +21,9 @@ import intarsia.jax as ij
 from intarsia import _dtypes
 from intarsia._packing import PackedWeight
 from intarsia.jax._linear import product_by_xla
+
+# More take less time with weights that are widened first. Those of a vocabulary seldom meet so many.
+_FEW_ROWS = 64
 
 
 class QuantizedWeight(NamedTuple):
@@ -83,7 +86,29 @@ class PackedMatrix:
         return ij.take_packed(part, rows).astype(self.dtype)
 
 
-Weight = jax.Array | QuantizedWeight | PackedMatrix
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["numbers"], meta_fields=["dtype"])
+@dataclasses.dataclass(frozen=True)
+class NarrowMatrix:
+    """A weight [out, in] in the 16 bits that the model's file has, beside activations in f32.
+
+    `len` and `[]` are those of the matrix in f32: an embedding can be one.
+
+    Attributes:
+        numbers: [out, in], f16 or bf16.
+        dtype: Of the activations.
+    """
+
+    numbers: jax.Array
+    dtype: Any
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, rows: jax.Array) -> jax.Array:
+        return self.numbers[rows].astype(self.dtype)
+
+
+Weight = jax.Array | QuantizedWeight | PackedMatrix | NarrowMatrix
 Rows = jax.Array | QuantizedRows
 
 
@@ -117,9 +142,13 @@ def linear(ops: ModuleType, x: Rows, weight: Weight) -> jax.Array:
 
 
 def product_of(
-    x: jax.Array, weight: jax.Array | PackedMatrix, out_dtype: Literal["auto", "f32"] = "auto"
+    x: jax.Array,
+    weight: jax.Array | PackedMatrix | NarrowMatrix,
+    out_dtype: Literal["auto", "f32"] = "auto",
 ) -> jax.Array:
     """Multiplies rows [t, in] by a weight that leaves them as they are."""
+    if isinstance(weight, NarrowMatrix):
+        return _product_of_narrow(x, weight.numbers)
     if not isinstance(weight, PackedMatrix):
         return ij.linear(x, weight, out_dtype=out_dtype)
     if weight.int8_activations:
@@ -132,6 +161,28 @@ def product_of(
 def _product_in_int8(x: jax.Array, part: PackedWeight, out_dtype: Literal["auto", "f32"]) -> Any:
     out = ij.linear_quantized_int8(x, *part.arrays, **part.attributes, out_dtype=out_dtype)
     return out[..., : part.rows]
+
+
+def _product_of_narrow(x: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Multiplies f32 rows by numbers in 16 bits, without making these f32 if the rows are few.
+
+    A row is the sum of three in bf16, or of two in f16, and the product with all of them reads the weights once. Products are
+    exact, and sums f32 in any case.
+    """
+    if len(x) > _FEW_ROWS:
+        return ij.linear(x, numbers.astype(x.dtype))
+    # XLA may take a conversion to 16 bits and back for none, but not `reduce_precision`.
+    kept = jnp.finfo(numbers.dtype).nmant
+    # A row's largest number becomes about 2^14, so that f16 holds it, and what f16 cuts off the smallest does not count.
+    power = lax.reduce_precision(jnp.abs(x).max(axis=1, keepdims=True), 8, 0)
+    scale = 2.0**14 / jnp.maximum(power, 2.0**-100)
+    left, pieces = x * scale, []
+    for _ in range(24 // (kept + 1)):
+        pieces.append(lax.reduce_precision(left, 8, kept))
+        left = left - pieces[-1]
+    rows = jnp.concatenate(pieces).astype(numbers.dtype)
+    sums = ij.linear(rows, numbers, out_dtype="f32").reshape(len(pieces), *x.shape[:1], -1)
+    return sums.sum(axis=0) / scale
 
 
 class Shares(NamedTuple):

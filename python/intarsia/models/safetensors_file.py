@@ -1,5 +1,6 @@
 """Opening safetensors files, and reading tensors from them without keeping the file in memory."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import safe_open
 
+from intarsia._packing import empty
 from intarsia.models.files import reading
 from intarsia.models.lazy import Index, LazyArray
 
@@ -55,15 +57,17 @@ class SafetensorsFile:
         return list(self._tensors)
 
     def read(self, name: str) -> np.ndarray:
-        """A whole tensor."""
+        """A whole tensor, which a CPU device of JAX takes as it is."""
         said = self._tensors[name]
         with reading(self.path, f"tensor {name}"):
             if said["dtype"] not in _DTYPES:
                 raise ValueError(f"its dtype is {said['dtype']}, which is not supported")
             dtype, shape = np.dtype(_DTYPES[said["dtype"]]), said["shape"]
-            count, (begin, _) = int(np.prod(shape, dtype=np.int64)), said["data_offsets"]
-            array = np.fromfile(self.path, dtype, count, offset=self._begin + begin)
-            return array.reshape(shape)
+            array = empty(shape, dtype)
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self._begin + said["data_offsets"][0])
+                _fill(array.reshape(-1).view(np.uint8).data, file)
+            return array
 
     def lazy(self, name: str) -> LazyArray:
         """A tensor of which parts are read later."""
@@ -75,3 +79,12 @@ class SafetensorsFile:
                 return view[index]
 
         return LazyArray(view.get_shape(), cut)
+
+
+def _fill(memory: memoryview, file: io.FileIO) -> None:
+    """Reads until some memory is full: the system gives at most 2 GiB at once."""
+    while len(memory):
+        count = file.readinto(memory)
+        if not count:
+            raise ValueError(f"the file ends {len(memory)} bytes early")
+        memory = memory[count:]

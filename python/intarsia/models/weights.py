@@ -15,18 +15,22 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from tqdm import tqdm
 
+from intarsia._packing import empty
 from intarsia.models.checkpoint import Checkpoint, open_checkpoint
 from intarsia.models.choices import ACTIVATIONS, QUANTIZATIONS
 from intarsia.models.config import ModelConfig
 from intarsia.models.files import reading
 from intarsia.models.lazy import LazyArray
-from intarsia.models.linear import PackedMatrix, Weight, quantize
+from intarsia.models.linear import NarrowMatrix, PackedMatrix, Weight, quantize
+from intarsia.models.memory import give_back_freed
 from intarsia.models.mixtures import read_experts, read_packed_experts, round_experts
 from intarsia.repack import PackedWeight, joined, round_to_nearest
 
+_NARROW = {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
 _BITS = {"int8": 8, "int4": 4}  # of what is rounded here
 
 Params = dict[str, Any]
@@ -128,7 +132,10 @@ def _assemble(
     with tqdm(
         range(config.layers), "loading", unit="layer", file=sys.stderr, disable=not progress
     ) as bar:
-        params["layers"] = [tensors.block(layer) for layer in bar]
+        params["layers"] = []
+        for layer in bar:
+            params["layers"].append(tensors.block(layer))
+            give_back_freed()
     table = config.vocab, config.hidden
     params |= tensors.put(
         {"embed": tensors.matrix({"model.embed_tokens.weight": table[0]}, table[1])}
@@ -165,6 +172,14 @@ class _Tensors:
 
     def read(self, name: str, *shape: int, dtype: Any = None) -> Any:
         """A tensor that has to have a shape, in `dtype` or the model's: NumPy's or lazy."""
+        array = self._as_in_file(name, *shape)
+        in_f32 = self._config.norm_in_f32 and name.endswith("norm.weight")
+        dtype = np.float32 if in_f32 else dtype or self._dtype
+        if isinstance(array, LazyArray):
+            return array.astype(dtype)
+        return array.astype(dtype, copy=False)
+
+    def _as_in_file(self, name: str, *shape: int) -> Any:
         if name not in self._checkpoint.names:
             raise ValueError(f"weights: {name} is missing, expected shape {[*shape]}")
         cut = self._cuts and len(shape) > 1
@@ -172,8 +187,7 @@ class _Tensors:
         if array.shape != shape:
             raise ValueError(f"weights: {name} has shape {[*array.shape]}, expected {[*shape]}")
         self.unread.discard(name)
-        in_f32 = self._config.norm_in_f32 and name.endswith("norm.weight")
-        return array.astype(np.float32 if in_f32 else dtype or self._dtype)
+        return array
 
     def input_norm(self, layer: int) -> np.ndarray:
         """The norm before a layer, or the model's last."""
@@ -251,18 +265,31 @@ class _Tensors:
         return PackedMatrix((jax.device_put(packed),), jnp.dtype(self._dtype))
 
     def matrix(self, rows_by_name: Mapping[str, int], columns: int) -> Any:
-        """Rows of tensors one after the other: in the file's codes if that is wanted and all are in codes, on the device, or lazy."""
-        if self._quantization == "file" and (packed := self._packed(rows_by_name, columns)):
-            return packed
+        """Rows of tensors one after the other: as the file has them if that is wanted, on the device, or lazy."""
+        if self._quantization == "file":
+            if packed := self._packed(rows_by_name, columns):
+                return packed
+            return self._as_narrow_as_file(rows_by_name, columns)
         matrix = self._plain(rows_by_name, columns)
         return matrix if isinstance(matrix, LazyArray) else jax.device_put(matrix)
 
+    def _as_narrow_as_file(
+        self, rows_by_name: Mapping[str, int], columns: int
+    ) -> jax.Array | NarrowMatrix:
+        """Plain numbers: those in 16 bits stay so where activations are in f32."""
+        parts = [self._as_in_file(name, rows, columns) for name, rows in rows_by_name.items()]
+        dtypes = {part.dtype for part in parts}
+        if self._dtype == np.float32 and len(dtypes) == 1 and dtypes <= _NARROW:
+            return NarrowMatrix(jax.device_put(_together(parts, dtypes.pop())), self._dtype)
+        return jax.device_put(_together(parts, self._dtype))
+
     def _plain(self, rows_by_name: Mapping[str, int], columns: int, dtype: Any = None) -> Any:
         """Rows of tensors one after the other: NumPy's or lazy."""
-        matrices = [
-            self.read(name, rows, columns, dtype=dtype) for name, rows in rows_by_name.items()
-        ]
-        return matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
+        parts = [self._as_in_file(name, rows, columns) for name, rows in rows_by_name.items()]
+        dtype = dtype or self._dtype
+        if self._cuts:
+            return np.concatenate(parts).astype(dtype)
+        return _together(parts, dtype)
 
     def _packed(self, rows_by_name: Mapping[str, int], columns: int) -> PackedMatrix | None:
         parts = []
@@ -288,3 +315,11 @@ class _Tensors:
         if several == (count is not None):
             self.unread.discard(name)
         return weight
+
+
+def _together(matrices: list[np.ndarray], dtype: Any) -> np.ndarray:
+    """Rows of matrices one after the other, in memory that a CPU device of JAX takes as it is."""
+    if len(matrices) == 1 and matrices[0].dtype == dtype:
+        return matrices[0]
+    whole = empty((sum(map(len, matrices)), matrices[0].shape[1]), dtype)
+    return np.concatenate(matrices, out=whole, casting="unsafe")
