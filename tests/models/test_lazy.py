@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tiny_mixtures
 from intarsia.models import Engine, ModelParallel, load_model, open_checkpoint
-from intarsia.models.gguf_file import open_gguf, read_part
+from intarsia.models.gguf_file import open_gguf, read_part, read_whole
 from intarsia.models.lazy import LazyArray
+from intarsia.models.linear import NarrowMatrix
 from test_engine import GREEDY, tokens_of
 
 PROMPTS = [[5, 9, 200, 31], [7]]
@@ -67,7 +68,37 @@ def test_quantized_weights_are_those_of_the_whole(write_directory, hf_config, ti
     _check(parallel.place(whole), load_model(path, quantize="fp8", parallel=parallel)[1])
 
 
-@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F16])
+def test_matrices_in_16_bits_beside_f32_are_spread(
+    write_directory, hf_config, tiny_weights
+) -> None:
+    in_f16 = {name: a.astype(np.float16) for name, a in tiny_weights.items()}
+    path = write_directory(hf_config, in_f16)
+    config, params = load_model(path, quantize="file")
+    assert isinstance(params["layers"][1]["w_gate_up"], NarrowMatrix)
+    engine = Engine(config, params, max_num_seqs=2, max_model_len=64)
+    parallel = ModelParallel(config, 2)
+    _, spread = load_model(path, quantize="file", parallel=parallel)
+    others = Engine(config, spread, parallel=parallel, max_num_seqs=2, max_model_len=64)
+    made = [tokens_of(each.generate(PROMPTS, GREEDY)) for each in (engine, others)]
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("order", list(gguf.GGUFEndian))
+def test_arrays_of_a_gguf_header(tmp_path, order) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama", endianess=order)
+    arrays = {"x": ["", "ab", "日本"], "y": [1, 2, -3], "z": [0.5, 2.0]}
+    for name, array in arrays.items():
+        writer.add_array(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    fields = open_gguf(tmp_path / "x.gguf").fields
+    assert {name: fields[name].contents() for name in arrays} == arrays
+    assert fields["x"].contents(2) == "日本"
+
+
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType[k] for k in ("Q8_0", "F16", "BF16")])
 def test_parts_of_a_gguf_matrix(tmp_path, kind) -> None:
     """Columns within a block, at its edges, and over several."""
     matrix = np.random.default_rng(0).standard_normal((6, 128)).astype(np.float32)
@@ -80,6 +111,7 @@ def test_parts_of_a_gguf_matrix(tmp_path, kind) -> None:
     writer.close()
     [tensor] = open_gguf(tmp_path / "x.gguf").tensors
     whole = gguf.dequantize(codes, kind)
+    np.testing.assert_array_equal(read_whole(tensor).astype(np.float32), whole)
     for rows in (slice(0, 6), slice(2, 5)):
         for columns in (slice(0, 128), slice(32, 64), slice(5, 9), slice(31, 97)):
             np.testing.assert_array_equal(read_part(tensor, (rows, columns)), whole[rows, columns])

@@ -7,7 +7,7 @@ import pytest
 import started
 from intarsia import cli, repack
 from intarsia.models import Engine, SamplingParams, Tokenizer, find_model, load_model, transformer
-from intarsia.models.linear import PackedMatrix
+from intarsia.models.linear import NarrowMatrix, PackedMatrix
 from intarsia.models.parallel import ModelParallel
 
 
@@ -109,3 +109,21 @@ def test_the_command_says_that_several_devices_widen_the_files_codes(start) -> N
     assert status == 0, said
     assert "the file's codes are widened to float32, since 3 devices share the weights" in said
     assert "weights in the file's codes" not in said and "linear_quantized" not in said
+
+
+def test_a_matrix_of_16_bits_stays_so(write_gguf, tiny_weights) -> None:
+    """Also one whose rows are put in another order, and beside ones in f32."""
+    names = ("embed_tokens", "q_proj", "k_proj", "v_proj", "down_proj")
+    weights = {
+        name: w.astype(np.float16) if any(n in name for n in names) else w
+        for name, w in tiny_weights.items()
+    }
+    path = write_gguf(weights)
+    narrow, plain = (load_model(path, quantize=q)[1] for q in ("file", None))
+    for place in ("wqkv", "w_down", "wo"):
+        got, want = narrow["layers"][1][place], plain["layers"][1][place]
+        assert isinstance(got, NarrowMatrix) == (place != "wo")
+        numbers = got.numbers if place != "wo" else got
+        assert numbers.dtype == (np.float16 if place != "wo" else np.float32)
+        np.testing.assert_array_equal(numbers.astype(np.float32), want)
+    np.testing.assert_array_equal(narrow["embed"][jnp.arange(9)], plain["embed"][:9])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from intarsia._packing import packed_by_rows
 from intarsia.models.architectures import config_from_gguf, config_from_hf
 from intarsia.models.config import ModelConfig
 from intarsia.models.fields import Fields
@@ -78,9 +79,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 
 def _gguf_checkpoint(path: Path, reader: "Reader") -> Checkpoint:
-    from gguf import dequantize
-
-    from intarsia.models.gguf_file import read_part
+    from intarsia.models.gguf_file import read_part, read_whole
 
     post_norms = any(tensor.name.endswith(".post_ffw_norm.weight") for tensor in reader.tensors)
     names = _GGUF_POST_NORM_NAMES if post_norms else _GGUF_NAMES
@@ -102,16 +101,24 @@ def _gguf_checkpoint(path: Path, reader: "Reader") -> Checkpoint:
     def read(name: str) -> np.ndarray:
         tensor = tensors[name]
         with reading(path, f"tensor {tensor.name}"):
-            return in_order(name, dequantize(tensor.data, tensor.tensor_type))
+            array = in_order(name, read_whole(tensor))
+        reader.release()
+        return array
 
     def read_packed(name: str) -> PackedWeight | None:
         tensor = tensors[name]
-        if tensor.tensor_type.name not in GGUF_TYPES:
+        kind = tensor.tensor_type.name
+        if kind not in GGUF_TYPES:
             return None
+
+        def pack(part: slice) -> PackedWeight:
+            weight = from_gguf(rows[part], kind)
+            reader.release()
+            return weight
+
         with reading(path, f"tensor {tensor.name}"):
-            weight = from_gguf(in_order(name, tensor.data), tensor.tensor_type.name)
-        reader.release()
-        return weight
+            rows = in_order(name, tensor.data)
+            return packed_by_rows(len(rows), 2 * rows[0].size, pack)  # a byte is two codes or less
 
     def lazy(name: str) -> LazyArray:
         tensor = tensors[name]

@@ -3,32 +3,50 @@
 import functools
 import mmap
 import os
+import struct
+import sys
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from gguf import (
     GGML_QUANT_SIZES,
     GGMLQuantizationType,
     GGUFReader,
     GGUFValueType,
+    ReaderField,
     dequantize,
 )
 
+from intarsia._packing import empty
 from intarsia.models.files import reading
 
-# The largest vocabularies have half a million merges; the reader makes an object of each element.
+_ALL = slice(None)
+# The largest vocabularies have half a million merges.
 _MOST_ELEMENTS = 1 << 23
 _MOST_ROWS = 1 << 20  # of keys, and of tensors
 _MOST_AXES = 4  # of ggml's tensors
+_PLAIN = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _VALUE_TYPES = frozenset(map(int, GGUFValueType))
 
 
-class Reader(GGUFReader):
-    """Cuts the file into plain views: slicing np.memmap itself takes three times as long.
+class _Strings(ReaderField):
+    """An array of strings, whose last parts are its bytes and where each string ends."""
 
-    That counts where the header holds a vocabulary, each of whose entries is such a slice: 3 s
-    instead of 10 s for Gemma 3's 262144.
+    def contents(self, index_or_slice: int | slice = _ALL) -> Any:
+        *_, part, ends = self.parts
+        data, texts, begin = part.tobytes(), [], 0
+        for end in ends.tolist():
+            texts.append(str(data[begin + 8 : end], "utf-8"))
+            begin = end
+        return texts[index_or_slice]
+
+
+class Reader(GGUFReader):
+    """Keeps arrays as the file has them, and cuts it into plain views, not np.memmap's.
+
+    The package's reader makes objects of each element: for Gemma 3's 262144 pieces they took 170 MB and 3 s.
 
     It reads nothing past the end: where a length promised more, the reader went on with empty
     views until the memory was full.
@@ -52,11 +70,14 @@ class Reader(GGUFReader):
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
         end = int(offset) + int(count) * np.dtype(dtype).itemsize
-        if not 0 <= offset <= end <= len(self.data):
-            raise ValueError(f"the file ends at byte {len(self.data)}, expected {end} or more")
+        self._check_end(int(offset), end)
         array = self.data[int(offset) : end].view(dtype)
         order = override_order or self.byte_order
         return array if order == "I" else array.view(array.dtype.newbyteorder(order))
+
+    def _check_end(self, begin: int, end: int) -> None:
+        if not 0 <= begin <= end <= len(self._data):
+            raise ValueError(f"the file ends at byte {len(self._data)}, expected {end} or more")
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
         if int(raw_type) not in _VALUE_TYPES:
@@ -68,7 +89,34 @@ class Reader(GGUFReader):
             self._elements += count
             if self._elements > _MOST_ELEMENTS:
                 raise ValueError(f"its arrays have more than {_MOST_ELEMENTS} elements")
+            kind = int(self._get(begin - 12, np.uint32)[0])
+            if kind == GGUFValueType.STRING:
+                ends = self._ends_of_strings(begin, count)
+                size = int(ends[-1]) if count else 0
+                parts = [self._get(begin, np.uint8, size), ends]
+                return 12 + size, parts, [0], [GGUFValueType.ARRAY, GGUFValueType.STRING]
+            if dtype := self.gguf_scalar_to_np.get(kind):
+                values = self._get(begin, dtype, count)
+                types = [GGUFValueType.ARRAY, GGUFValueType(kind)]
+                return 12 + values.nbytes, [values], [0], types
         return super()._get_field_parts(orig_offs, raw_type)
+
+    def _ends_of_strings(self, begin: int, count: int) -> np.ndarray:
+        """Where each string of an array ends, from its first byte on; 8 bytes before each say how long it is."""
+        native = self.byte_order == "I"
+        length = struct.Struct("<Q" if native == (sys.byteorder == "little") else ">Q")
+        ends, at = np.empty(count, np.int64), begin
+        for i in range(count):
+            self._check_end(at, at + 8)
+            at += 8 + length.unpack_from(self._mapped, at)[0]
+            self._check_end(begin, at)
+            ends[i] = at - begin
+        return ends
+
+    def _push_field(self, field: ReaderField, skip_sum: bool = False) -> int:
+        if field.types == [GGUFValueType.ARRAY, GGUFValueType.STRING]:
+            field = _Strings(*field)
+        return super()._push_field(field, skip_sum)
 
     def _build_fields(self, offs: int, count: int) -> int:
         self._check_rows("keys", count)
@@ -99,7 +147,7 @@ class Reader(GGUFReader):
 def open_gguf(path: Path) -> Reader:
     """Opens a GGUF file; the last one stays open, until another takes its place under its name.
 
-    Walking through a vocabulary takes a second or two, and the weights and the tokenizer both
+    Walking through a vocabulary takes a part of a second, and the weights and the tokenizer both
     start with that.
 
     Raises:
@@ -117,6 +165,17 @@ def _open(path: Path, state: tuple[int, ...]) -> Reader:
         if (magic := file.read(4)) != b"GGUF":
             raise ValueError(f"it begins with {magic!r}, expected b'GGUF'")
     return Reader(os.fspath(path))
+
+
+def read_whole(tensor: Any) -> np.ndarray:
+    """Reads a tensor: numbers in 16 bits as they are, others in f32; never the mapped memory itself."""
+    dtype = _PLAIN.get(tensor.tensor_type.name)
+    if dtype is None:
+        return dequantize(tensor.data, tensor.tensor_type)
+    mapped = tensor.data.view(dtype)
+    array = empty(mapped.shape, dtype)
+    array[...] = mapped
+    return array
 
 
 def read_part(tensor: Any, index: tuple[slice, ...]) -> np.ndarray:
