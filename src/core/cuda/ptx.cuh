@@ -7,6 +7,13 @@
 
 namespace intarsia::cuda {
 
+// The block's dynamic shared memory, at a multiple of 1024 bytes if its size asks for that
+// (kSwizzleAtomBytes in wgmma_layout.h).
+__device__ __forceinline__ char* DynamicShared() {
+  extern __shared__ __align__(1024) char bytes[];
+  return bytes;
+}
+
 __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -130,6 +137,16 @@ __device__ __forceinline__ uint32_t ToTf32(float x) {
   uint32_t r;
   asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(r) : "f"(x));
   return r;
+}
+
+// Four numbers to the nearest in e4m3, at most 448, the first one lowest.
+__device__ __forceinline__ uint32_t ToE4M3x4(float x0, float x1, float x2, float x3) {
+  uint32_t codes;
+  asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\nmov.b32 %0, {low, high};\n}\n"
+      : "=r"(codes)
+      : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+  return codes;
 }
 
 // A barrier among some warps of a block: those that call it with `id` > 0 go on when `threads`

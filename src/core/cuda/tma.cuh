@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cuda/ptx>
 
+#include "src/core/cuda/ring_place.h"
+
 namespace intarsia::cuda {
 
 // A barrier in shared memory whose phases are counted by their parity: a phase ends when `count`
@@ -38,23 +40,6 @@ class Barrier {
 
  private:
   uint64_t state_;
-};
-
-// A thread's place in a ring of kPlaces buffers, each with a barrier for "full" and "empty".
-template <int kPlaces>
-struct RingPlace {
-  int index = 0;
-  uint32_t parity = 0;  // of the round: to wait for "full"; "empty" takes the other one
-  __device__ __forceinline__ void Next() {
-    if (++index < kPlaces) return;
-    index = 0;
-    parity ^= 1;
-  }
-  __device__ __forceinline__ RingPlace After() const {
-    RingPlace next = *this;
-    next.Next();
-    return next;
-  }
 };
 
 // Makes barriers that this thread initialized known to the copy engine.

@@ -16,10 +16,7 @@ __device__ __forceinline__ bool ToCodes(const float (&s)[kScores],
 #pragma unroll
   for (int i = 0; i < kScores / 4; ++i) {
     const int first = i / 2 * 8 + i % 2 * 2;
-    asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\nmov.b32 %0, {low, high};\n}\n"
-        : "=r"(weights[i])
-        : "f"(s[first]), "f"(s[first + 1]), "f"(s[first + 4]), "f"(s[first + 5]));
+    weights[i] = cuda::ToE4M3x4(s[first], s[first + 1], s[first + 4], s[first + 5]);
     bits |= weights[i] + 0x08080808u;
   }
   return __any_sync(0xffffffffu, bits & 0x80808080u);

@@ -50,8 +50,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     PrefillSm90Kernel(const __grid_constant__ Params p, const __grid_constant__ Maps maps,
                       const __grid_constant__ LaunchPlan plan) {
   static_assert(sizeof(Shared<S>) <= S::kSharedBytes);
-  extern __shared__ __align__(cuda::kSwizzleAtomBytes) char bytes[];
-  auto& shared = *reinterpret_cast<Shared<S>*>(bytes);
+  auto& shared = *reinterpret_cast<Shared<S>*>(cuda::DynamicShared());
   // The same in all lanes, and by this the compiler knows it.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
