@@ -6,10 +6,10 @@ Directories are those of large_checkpoints.py, one at a time. `plain_*` are file
 `smollm2` and `gemma3` are the packaged GGUF files. Each is loaded by a process of its own, which then generates some tokens for 4
 sequences.
 
-Figures are more than what the process had just before `load_model`, with JAX and its CPU device there. `loaded` and `run` are peaks of
-resident memory (VmHWM), anonymous and of files, after loading and after generating. `libraries` is what came of files (RssFile), all of
-it pages of libraries, since tensors are read without mapping their file; the system can drop these pages. `share_of_file` is `run` less
-the KV caches, beside the size of the file; `share_without_libraries` leaves these out as well.
+Figures are resident memory, anonymous and of files, beyond what the process had just before `load_model`. By then JAX has compiled one
+small program, which alone takes `xla`, half of it pages of libraries. `loaded` and `run` are peaks (VmHWM) after loading and after
+generating, `files` what files have of that in the end (RssFile): more pages of libraries, since tensors are read without mapping their
+file. The system can drop these pages. `share_of_file` is `run` less the KV caches, beside the size of the file; `share_with_xla` has `xla` as well.
 """
 
 import argparse
@@ -47,8 +47,10 @@ def memory() -> dict[str, int]:
 def load(path: pathlib.Path, quantize: str, dtype: str = "float32") -> tuple[Any, ...]:
     """Loads a model: its configuration and weights, memory before that, and bytes at the peak beyond what was there."""
     from intarsia.models import load_model
+    from intarsia.models.memory import give_back_freed
 
-    jax.devices()
+    jax.block_until_ready(jax.jit(lambda: jax.numpy.zeros(8) + 1)())
+    give_back_freed()
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins at what is there now
     before = memory()
     config, params = load_model(path, quantize=quantize, dtype=dtype)
@@ -60,26 +62,28 @@ def measure(path: pathlib.Path, quantize: str, dtype: str) -> dict[str, float]:
     """Loads and runs a model: a row's figures, by this process."""
     from intarsia.models import Engine, SamplingParams
 
-    begin = time.perf_counter()
+    jax.devices()
+    first, begin = memory()["VmRSS"], time.perf_counter()
     config, params, before, loaded = load(path, quantize, dtype)
     seconds = time.perf_counter() - begin
     engine = Engine(config, params, max_num_seqs=len(_PROMPTS), max_model_len=_MODEL_LEN)
     engine.generate(_PROMPTS, SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
-    run, cache = memory(), sum(a.nbytes for a in jax.tree.leaves(engine._caches))
-    peak = run["VmHWM"] - before["VmRSS"]
+    after, xla = memory(), before["VmRSS"] - first
+    run = after["VmHWM"] - before["VmRSS"]
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     size = size or path.stat().st_size
-    libraries = run["RssFile"] - before["RssFile"]
+    cache = sum(a.nbytes for a in jax.tree.leaves(engine._caches))
     mib = {
         "file": size,
         "weights": sum(a.nbytes for a in jax.tree.leaves(params)),
         "cache": cache,
+        "xla": xla,
         "loaded": loaded,
-        "run": peak,
-        "libraries": libraries,
+        "run": run,
+        "files": after["RssFile"] - before["RssFile"],
     }
     figures = {f"{name}_mib": round(value / 2**20, 1) for name, value in mib.items()}
-    shares = {"of_file": peak - cache, "without_libraries": peak - cache - libraries}
+    shares = {"of_file": run - cache, "with_xla": run + xla - cache}
     figures |= {f"share_{name}": round(value / size, 3) for name, value in shares.items()}
     return figures | {"load_s": round(seconds, 1)}
 
