@@ -131,9 +131,8 @@ def write(path: pathlib.Path, form: str, layers: int | None = None) -> None:
     plain = np.float16 if "awq" in form or "gptq" in form else ml_dtypes.bfloat16
     if form != PLAIN:
         config = config | {"quantization_config": said}
-    tables = np.random.default_rng(1).standard_normal(
-        (2, config["vocab_size"], config["hidden_size"])
-    )
+    shape = (2, config["vocab_size"], config["hidden_size"])
+    tables = np.random.default_rng(1).standard_normal(shape, np.float32)
     tensors = {
         "model.embed_tokens.weight": tables[0] * 0.1,
         "lm_head.weight": tables[1] * 0.1,

@@ -3,13 +3,14 @@
 Usage: load_memory.py [--form NAME ...] [--dtype float32] [--layers N] [--json FILE]
 
 Directories are those of large_checkpoints.py, one at a time. `plain_*` are files in bf16, whose linear layers `load_model` rounds;
-`smollm2` and `gemma3` are the packaged GGUF files. Each is loaded by a process of its own, which then generates some tokens for 4
-sequences.
+`smollm2` and `gemma3` are the packaged GGUF files. Each is loaded by a process of its own, which then generates some tokens after
+a prompt of 64.
 
 Figures are resident memory, anonymous and of files, beyond what the process had just before `load_model`. By then JAX has compiled one
-small program, which alone takes `xla`, half of it pages of libraries. `loaded` and `run` are peaks (VmHWM) after loading and after
+small program, which takes `xla`, nearly all of it pages of libraries. `loaded` and `run` are peaks (VmHWM) after loading and after
 generating, `files` what files have of that in the end (RssFile): more pages of libraries, since tensors are read without mapping their
-file. The system can drop these pages. `share_of_file` is `run` less the KV caches, beside the size of the file; `share_with_xla` has `xla` as well.
+file. The system can drop these pages. `share_of_file` is `run` less the KV caches, beside the size of the file; `share_with_xla` has
+`xla` as well.
 """
 
 import argparse
@@ -33,7 +34,7 @@ _ROUNDED = {f"{large_checkpoints.PLAIN}_{bits}": bits for bits in ("int4", "int8
 _GGUF = ("smollm2", "gemma3")
 _IN_CODES = tuple(form for form in large_checkpoints.FORMS if form != large_checkpoints.PLAIN)
 FORMS = (*_IN_CODES, *_ROUNDED, *_GGUF)
-_PROMPTS = [[*range(10 + i, 74 + i)] for i in range(4)]
+_PROMPT = [*range(10, 74)]
 _MODEL_LEN = 128
 
 
@@ -66,8 +67,8 @@ def measure(path: pathlib.Path, quantize: str, dtype: str) -> dict[str, float]:
     first, begin = memory()["VmRSS"], time.perf_counter()
     config, params, before, loaded = load(path, quantize, dtype)
     seconds = time.perf_counter() - begin
-    engine = Engine(config, params, max_num_seqs=len(_PROMPTS), max_model_len=_MODEL_LEN)
-    engine.generate(_PROMPTS, SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
+    engine = Engine(config, params, max_num_seqs=1, max_model_len=_MODEL_LEN)
+    engine.generate([_PROMPT], SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
     after, xla = memory(), before["VmRSS"] - first
     run = after["VmHWM"] - before["VmRSS"]
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
