@@ -75,6 +75,7 @@ QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
         ({"index_topk": 64}, {}, "sparse attention (LlamaForCausalLM)"),
         ({"head_dim": 520}, {}, "heads of 520 on cpu, expected a multiple of 8 up to 512"),
         ({"head_dim": 20}, {}, "heads of 20 on cpu"),
+        ({"global_head_dim": 520}, {}, "heads of 520 on cpu"),
         ({}, {"enable_lora": True}, "LoRA (--enable-lora)"),
         (
             {},

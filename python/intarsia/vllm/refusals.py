@@ -121,7 +121,9 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
         yield "sleep mode (--enable-sleep-mode)"
     if model.dtype not in DTYPES:
         yield f"activations in {model.dtype}"
-    head, device = model.get_head_size(), current_platform.device_type
+    # Gemma 4's layers without a window have heads of their own.
+    of_some_layers = getattr(model.hf_text_config, "global_head_dim", None) or 0
+    head, device = max(model.get_head_size(), of_some_layers), current_platform.device_type
     if head % 8 or head > LARGEST_HEADS[device]:
         yield f"heads of {head} on {device}, expected a multiple of 8 up to {LARGEST_HEADS[device]}"
     kept_as_they_are = ("auto", _dtype(config))
