@@ -23,14 +23,14 @@ PAGE = ROOT / "docs" / "support.md"
 README = ROOT / "README.md"
 RECIPES = ROOT / "tools" / "recipes.json"
 
-RECURRENT = "recurrent layers"
+RECURRENT = "recurrent layers of other kinds"
 SPARSE = "sparse attention"
 INPUT = "inputs other than text, which are what the model is for"
 ENCODER = "encoder-decoder models"
 DIFFUSION = "diffusion models"
 KERNELS = "layers that are Triton or CUTLASS kernels"
 UNTESTED = "no test yet"
-UNKNOWN = "no public configuration"
+UNKNOWN = "no public configuration: not judged"
 
 TESTED = FAMILIES | POOLING
 """By name of a test."""
@@ -89,25 +89,26 @@ _PRECISIONS = {
 
 _HEAD = """# Models
 
-vLLM {version} ships recipes for {count} models. The plugin serves **{served}** of them: a small model of the same architecture, with its
-head's dimension, its routing and its form of weights, gives the tokens or scores that transformers gives
-(`tests/vllm_plugin/families.py`, `make test-vllm-full`). transformers has some of them by another name (`family_checkpoints.py`), and
-lacks K2 Horizon, whose reference is our own (`family_k2_horizon.py`). Of those served, {text_only} are the language half of models that
-also take images, with `--language-model-only`.
+vLLM {version} ships [recipes](https://recipes.vllm.ai) for {count} models: how to serve each. The plugin serves **{served}** of them. That is
+tested on CPUs, with small random models: one of the same architecture, with its head's dimension, its routing and its form of weights,
+gives the tokens or scores that transformers gives (`make test-vllm-full`). On NVIDIA GPUs four small families were run
+([what is tested](vllm.md#what-is-tested)), and heads of more than 256 are refused. Of those served, {text_only} are the language half of
+models that also take images: they need `--language-model-only`.
 
-`tools/support.py` writes this page from `tools/recipes.json` and the table of those tests. The list is of vLLM's source distribution
-(sha256 `{sha256}`). What says nothing of its configuration in public counts as not served.
-
-| what stands in the way | models |
+| what stands in the way, or why a model is not judged | models |
 |---|---|
 {reasons}
 
-Each of these small models runs on one device, and with `--tensor-parallel-size` where that divides its heads and KV heads. Activations stay in the
+Each small model was run on one device, and on several where their number divides its heads and KV heads. Activations stay in the
 model's dtype: codes of 8 and 4 bits are those of weights alone.
 
-| model | served in | or refused because of | architecture | test |
-|---|---|---|---|---|
+| model | tested in | needs | or not served because of | architecture | test |
+|---|---|---|---|---|---|
 {rows}
+
+`tools/support.py` writes this page from `tools/recipes.json` and the tests' table (`tests/vllm_plugin/families.py`). The list is of vLLM's
+source distribution (sha256 `{sha256}`). transformers has some models by another name (`family_checkpoints.py`), and lacks K2
+Horizon, whose reference is our own (`family_k2_horizon.py`).
 """
 
 
@@ -147,12 +148,20 @@ def table() -> tuple[dict[str, str], list[Row]]:
     return recipes["source"], [_row(recipe) for recipe in recipes["models"]]
 
 
+def _text_only(row: Row) -> bool:
+    return "language_model_only" in TESTED[row.families[0]].options
+
+
+def _needed(row: Row) -> str:
+    return "`--language-model-only`" if row.families and _text_only(row) else ""
+
+
 def page() -> str:
     """docs/support.md."""
     source, rows = table()
     reasons = collections.Counter(row.reason for row in rows if row.reason)
     served = [row for row in rows if row.precisions]
-    text_only = sum("language_model_only" in TESTED[row.families[0]].options for row in served)
+    text_only = sum(_text_only(row) for row in served)
     return _HEAD.format(
         version=source["version"],
         sha256=source["sha256"],
@@ -161,7 +170,7 @@ def page() -> str:
         text_only=text_only,
         reasons="\n".join(f"| {reason} | {n} |" for reason, n in reasons.most_common()),
         rows="\n".join(
-            f"| {r.model} | {', '.join(r.precisions)} | {r.reason} | {r.architecture} | {', '.join(r.families)} |"
+            f"| {r.model} | {', '.join(r.precisions)} | {_needed(r)} | {r.reason} | {r.architecture} | {', '.join(r.families)} |"
             for r in rows
         ),
     )
