@@ -107,6 +107,6 @@ def test_messages_without_a_program_are_in_the_sources() -> None:
         "does not exist: run `make build`",
         "whose plugin has no such op",
         "cannot load the PJRT plugin: ",
-        "is neither a file or directory nor one of ",
+        "is neither a file nor a directory nor one of ",
     ):
         assert any(text in source for source in sources), text

@@ -363,7 +363,7 @@ def test_the_commands_say_what_the_weights_are_in(write_gguf, tiny_weights, tmp_
     assert cli.main(["generate", *model, *arguments]) == 0
     err = capsys.readouterr().err
     assert "2 layers in float32, linear layers in fp8, 2 steps a program; compiling" in err
-    assert "the same in plain jax.numpy, not quantized, without printing" in err
+    assert "plain jax.numpy, weights in float32, without printing" in err
     assert "rms_norm_dynamic_per_token_quant 4" in err
     assert re.search(r"^ratio +decode \d+\.\d\d times as fast as plain jax\.numpy$", err, re.M)
     assert re.search(r"^weights +\d MB for each token, \d+\.\d GB/s$", err, re.M)

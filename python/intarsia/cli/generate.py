@@ -245,8 +245,7 @@ def _compare(
     tokens, seconds = decoded
 
     _say("")
-    unquantized = ", not quantized" if model.quantize == "fp8" else ""
-    _say(f"the same in plain jax.numpy{unquantized}, without printing; compiling")
+    _say(f"plain jax.numpy, weights in {model.dtype}, without printing; compiling")
     params = model.unquantized_params()
     result = reference.generate(
         model.config, params, prompts, max(limits), kv_cache_dtype=kv_cache_dtype

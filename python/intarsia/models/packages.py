@@ -26,8 +26,8 @@ def find_model(model: str) -> Path:
         path = Path(model)
         if not path.exists():
             raise FileNotFoundError(
-                f"model {model!r} is neither a file or directory nor one of {', '.join(PACKAGES)}"
-                + did_you_mean(model, PACKAGES)
+                f"model {model!r} is neither a file nor a directory nor one of {', '.join(PACKAGES)}"
+                + (did_you_mean(model, PACKAGES) or "; of a model of the Hub, download the folder")
             )
         return path
     package = PACKAGES[model].split()[-1].split("==")[0]
