@@ -25,17 +25,20 @@ from intarsia.vllm.packed_layers import as_numpy, pack, packed_parts
 from intarsia.vllm.replacing import replace
 
 
-def _spread(scales: jax.Array, axis: int, size: int) -> jax.Array:
+def _spread(scales: jax.Array, axis: int, block: int, size: int) -> jax.Array:
     """Scales of blocks along an axis as those of its single rows; the last block may be shorter."""
-    block = -(-size // scales.shape[axis])
     return jax.lax.slice_in_dim(jnp.repeat(scales, block, axis), 0, size, axis=axis)
 
 
-def _decoded_fp8(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
-    """Matrices [e, n, k] from e4m3 codes, u8, and scales [e], [e, rows of blocks], or [e, rows, columns of blocks]."""
+def _decoded_fp8(
+    codes: jax.Array, scales: jax.Array, dtype: Any, block: tuple[int, int] | None = None
+) -> jax.Array:
+    """Matrices [e, n, k] from e4m3 codes, u8, and scales [e, rows, columns of blocks], or [e] or [e, parts]: of equal parts of the rows."""
+    _, n, k = codes.shape
     scales = scales.reshape(*scales.shape, *[1] * (3 - scales.ndim)).astype(jnp.float32)
-    rows = _spread(scales, 1, codes.shape[1])
-    return (numbers(codes, "e4m3") * _spread(rows, 2, codes.shape[2])).astype(dtype)
+    rows, columns = block or (n // scales.shape[1], k)
+    spread = _spread(_spread(scales, 1, rows, n), 2, columns, k)
+    return (numbers(codes, "e4m3") * spread).astype(dtype)
 
 
 def _decoded_mxfp4(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
@@ -152,11 +155,13 @@ def _run_packed(
 class XlaFp8MoEMethod(ExpertsInCodes, fp8.Fp8MoEMethod):
     """In fp8, with a scale of each expert's matrices or of blocks."""
 
-    _decode = staticmethod(_decoded_fp8)
-
     @property
     def _parts(self) -> tuple[str, ...]:
         return "weight", self.weight_scale_name
+
+    def _decode(self, codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
+        block = tuple(self.moe_block_shape) if self.block_quant else None
+        return _decoded_fp8(codes, scales, dtype, block)
 
     def _repack(self, codes: np.ndarray, scales: np.ndarray) -> PackedWeight:
         if self.block_quant:
