@@ -2,6 +2,7 @@
 
 import types
 
+import ml_dtypes
 import numpy as np
 import pytest
 import vllm_running  # noqa: F401  which skips all where there is no vLLM
@@ -130,6 +131,39 @@ def test_words_are_decoded_as_they_are_packed(form: str, bits: int, groups: int)
     packed = [repack.decoded(method._repack(*expert)) for expert in zip(*parts, strict=True)]
     assert packed[0].shape == (rows, columns) and len(np.unique(packed[0])) > 100
     np.testing.assert_allclose(method._decode(*parts, np.float32), np.stack(packed), rtol=1e-6)
+
+
+@pytest.mark.parametrize("parts", [None, 1, 2])
+def test_fp8_is_decoded_as_it_is_packed(parts: int | None) -> None:
+    """With a scale of each expert or of equal parts of its rows, and of blocks that end beyond the matrix."""
+    from intarsia import repack
+    from intarsia.vllm import quantized_experts
+
+    rng, (experts, rows, columns), block = np.random.default_rng(0), (2, 192, 320), (128, 128)
+    codes = rng.integers(0, 0x70, (experts, rows, columns)).astype(np.uint8)
+    method = object.__new__(quantized_experts.XlaFp8MoEMethod)
+    method.__dict__ |= {"block_quant": parts is None, "moe_block_shape": [*block]}
+    size = (experts, parts) if parts else (experts, 2, 3)
+    scales = rng.uniform(0.5, 2, size).astype(np.float32)
+    packed = [
+        repack.decoded(method._repack(*expert))
+        for expert in zip(codes.view(ml_dtypes.float8_e4m3fn), scales, strict=True)
+    ]
+    np.testing.assert_allclose(
+        method._decode(codes, scales, np.float32), np.stack(packed), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "group", "fits"), [(256, 128, True), (192, 128, False), (192, -1, True)]
+)
+def test_a_rank_has_whole_groups_of_columns(columns: int, group: int, fits: bool) -> None:
+    from intarsia.vllm.quantized import XlaIntegerKernel
+
+    config = types.SimpleNamespace(partition_weight_shape=(columns, 64), group_size=group)
+    able, reason = XlaIntegerKernel.can_implement(config)
+    assert able == fits
+    assert fits or reason == "a rank has 192 columns, expected whole groups of 128"
 
 
 def _method(form: str, **changes: object) -> object:

@@ -62,7 +62,7 @@ class XlaFp8Kernel(_Kernel, FP8ScaledMMLinearKernel):
 
 
 class XlaFp8BlockKernel(_Kernel, Fp8BlockScaledMMLinearKernel):
-    """Weights in fp8 with a scale of each block, 128 by 128."""
+    """Weights in fp8 with a scale of each block of rows and columns."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -112,6 +112,14 @@ class XlaIntegerKernel(_Kernel, MPLinearKernel):
     def get_min_capability(cls) -> int:
         return 0
 
+    @classmethod
+    def can_implement(cls, config: Any) -> tuple[bool, str | None]:
+        columns, group = config.partition_weight_shape[0], config.group_size
+        if group > 0 and columns % group:
+            # vLLM gives each rank its share of the scales, rounded down.
+            return False, f"a rank has {columns} columns, expected whole groups of {group}"
+        return True, None
+
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         names = [self.w_q_name, self.w_s_name, self.w_zp_name]
         words, scales, zeros = self._get_weight_params(layer)
@@ -143,6 +151,11 @@ class XlaInt8Kernel(_Kernel, Int8ScaledMMLinearKernel):
 
 class XlaAwqLinearMethod(auto_awq.AutoAWQLinearMethod):
     """AWQ's 4 bits with zero points."""
+
+    def __init__(self, quant_config: Any) -> None:
+        super().__init__(quant_config)
+        if not quant_config.zero_point:
+            raise NotImplementedError("AWQ without zero points, expected zero_point: true")
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         names = ["qweight", "qzeros", "scales"]
