@@ -106,6 +106,21 @@ def test_what_does_not_fit_is_told() -> None:
         repack.from_codes(
             np.full((1, 32), 16, np.uint8), np.ones((1, 1), np.float32), format="u4", group=32
         )
+    codes = np.zeros((20, 64), np.uint8)
+    for scales in ((17, 2), (20, 1), (20, 3)):
+        with pytest.raises(
+            ValueError, match=rf"scales are \[{scales[0]}, {scales[1]}\], expected \[20, 2\]"
+        ):
+            repack.from_codes(codes, np.ones(scales, np.float32), format="u4", group=32)
+    with pytest.raises(ValueError, match="outer_scales have 17 rows, expected 20"):
+        repack.from_codes(
+            codes,
+            np.ones((20, 2), np.uint8),
+            None,
+            np.ones((17, 1), np.float32),
+            format="u4",
+            group=32,
+        )
 
 
 # ------------------------------------------------------------------------------- formats of checkpoints

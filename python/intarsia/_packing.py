@@ -127,13 +127,20 @@ def from_codes(
         format, group, zeros_are: As in `PackedWeight`.
 
     Raises:
-        ValueError: A code has more bits than the format.
+        ValueError: A code has more bits than the format, or factors have another shape.
     """
     rows, columns = codes.shape
     bits = FORMATS[format].bits
     codes = codes.view(np.uint8)
     if bits < 8 and codes.size and codes.max() >> bits:
         raise ValueError(f"repack: a code is {codes.max()}, expected less than {1 << bits}")
+    groups = -(-columns // group) if group else 1
+    for name, factors in (("scales", scales), ("zeros", zeros)):
+        if factors is not None and factors.shape != (rows, groups):
+            raise ValueError(f"repack: {name} are {[*factors.shape]}, expected {[rows, groups]}")
+    for name, factors in (("outer_scales", outer_scales), ("outer_zeros", outer_zeros)):
+        if factors is not None and factors.ndim > 1 and len(factors) != rows:
+            raise ValueError(f"repack: {name} have {len(factors)} rows, expected {rows}")
 
     def tiled(array: np.ndarray | None) -> np.ndarray | None:
         return array if array is None or array.ndim == 1 else _tiled(array)

@@ -222,11 +222,14 @@ def _compressed_tensors(said: Fields) -> Scheme:
     groups = said.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise ValueError("config_groups is no object, or an empty one")
-    blocks = set()
+    blocks, sizes = set(), set()
     for name, group in groups.items():
         with _inside(f"config_groups.{name}"):
-            blocks.add(_block_of_group(Fields(group), said.get("format", None)))
+            block, size = _sizes_of_group(Fields(group), said.get("format", None))
+            blocks.add(block)
+            sizes.add(size)
     blocks.discard(None)
+    sizes.discard(None)
     if len(blocks) > 1:
         raise ValueError(
             f"config_groups has blocks of {sorted(map(str, blocks))}, expected one size"
@@ -237,11 +240,13 @@ def _compressed_tensors(said: Fields) -> Scheme:
         *(".weight_g_idx", ".weight_global_scale"),
         *(".input_scale", ".input_global_scale", ".input_zero_point"),
     )
-    return Scheme((".weight_scale",), endings, lambda tensors: _pack_compressed(tensors, block))
+    return Scheme(
+        (".weight_scale",), endings, lambda tensors: _pack_compressed(tensors, block, sizes)
+    )
 
 
-def _block_of_group(group: Fields, format: Any) -> tuple[int, int] | None:
-    """Checks a group's settings; rows and columns that share a scale, if it says so."""
+def _sizes_of_group(group: Fields, format: Any) -> tuple[tuple[int, int] | None, int | None]:
+    """Checks a group's settings; rows and columns of a block, or columns of a row, that share a scale, if it says so."""
     form = group.get("format", format)
     if not isinstance(form, str) or form not in _CT_FORMATS:
         raise ValueError(f"format is {form!r}, expected one of {', '.join(_CT_FORMATS)}")
@@ -261,9 +266,8 @@ def _block_of_group(group: Fields, format: Any) -> tuple[int, int] | None:
             weights, "strategy", None, "tensor", "channel", "group", "tensor_group", "block",
             default=None,
         )  # fmt: skip
-        if strategy in ("group", "tensor_group"):
-            _group_size(weights)
-        return _block(weights, "block_structure") if strategy == "block" else None
+        size = _group_size(weights) if strategy in ("group", "tensor_group") else None
+        return _block(weights, "block_structure") if strategy == "block" else None, size
 
 
 def _block(said: Fields, key: str) -> tuple[int, int]:
@@ -278,7 +282,9 @@ def _block(said: Fields, key: str) -> tuple[int, int]:
     return block[0], block[1]
 
 
-def _pack_compressed(tensors: Tensors, block: tuple[int, int] | None) -> PackedWeight:
+def _pack_compressed(
+    tensors: Tensors, block: tuple[int, int] | None, sizes: set[int]
+) -> PackedWeight:
     if not tensors.has(".weight_packed"):
         codes = tensors.get(".weight", np.int8, _FP8, axes=2)
         scale = tensors.get(".weight_scale", *_SCALES)
@@ -307,6 +313,10 @@ def _pack_compressed(tensors: Tensors, block: tuple[int, int] | None) -> PackedW
     zeros = tensors.find(".weight_zero_point", np.int32, axes=2)
     tensors.expect(".weight_zero_point", zeros, (-(-rows * bits // 32), scale.shape[1]))
     weight = repack.from_compressed_tensors(codes, scale, zeros, bits=bits, columns=shape[1])
+    if sizes and weight.group and weight.group not in sizes:
+        raise ValueError(
+            f"tensor {tensors.stem}.weight_scale has scales of {weight.group} columns, expected group_size {sorted(sizes)}"
+        )
     _checked_group(f"tensor {tensors.stem}.weight_scale: columns of a group", weight.group)
     order = tensors.find(".weight_g_idx", np.int32, np.int64, axes=1)
     if order is not None:
