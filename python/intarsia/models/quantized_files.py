@@ -5,6 +5,7 @@ Activations stay as they are: where a file asks for quantized ones (W8A8), its w
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -222,27 +223,21 @@ def _compressed_tensors(said: Fields) -> Scheme:
     groups = said.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise ValueError("config_groups is no object, or an empty one")
-    blocks, sizes = set(), set()
+    found = []
     for name, group in groups.items():
         with _inside(f"config_groups.{name}"):
-            block, size = _sizes_of_group(Fields(group), said.get("format", None))
-            blocks.add(block)
-            sizes.add(size)
-    blocks.discard(None)
-    sizes.discard(None)
+            found.append(_sizes_of_group(Fields(group), said.get("format", None)))
+    blocks, sizes = ({*column} - {None} for column in zip(*found, strict=True))
     if len(blocks) > 1:
-        raise ValueError(
-            f"config_groups has blocks of {sorted(map(str, blocks))}, expected one size"
-        )
+        raise ValueError(f"config_groups has blocks of {sorted(blocks)}, expected one size")
     block = next(iter(blocks), None)
     endings = (
         *(".weight", ".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_shape"),
         *(".weight_g_idx", ".weight_global_scale"),
         *(".input_scale", ".input_global_scale", ".input_zero_point"),
     )
-    return Scheme(
-        (".weight_scale",), endings, lambda tensors: _pack_compressed(tensors, block, sizes)
-    )
+    pack = functools.partial(_pack_compressed, block=block, sizes=sizes)
+    return Scheme((".weight_scale",), endings, pack)
 
 
 def _sizes_of_group(group: Fields, format: Any) -> tuple[tuple[int, int] | None, int | None]:
@@ -292,9 +287,8 @@ def _pack_compressed(
             return _of_fp8(tensors, codes, scale, ".weight_scale", block)
         zeros = tensors.find(".weight_zero_point", np.int8)
         scale = _of_rows(tensors, ".weight_scale", scale, len(codes))
-        zeros = (
-            zeros if zeros is None else _of_rows(tensors, ".weight_zero_point", zeros, len(codes))
-        )
+        if zeros is not None:
+            zeros = _of_rows(tensors, ".weight_zero_point", zeros, len(codes))
         tensors.expect(".weight_zero_point", zeros, scale.shape)
         return repack.from_int8(codes, scale, zeros)
     codes = tensors.get(".weight_packed", np.int32, np.uint8, axes=2)
