@@ -1,7 +1,7 @@
 """What vLLM's products with weights in codes do: part of `_ops.py`. Schemas: csrc/torch_bindings.cpp and csrc/cpu/torch_bindings.cpp.
 
-They get the weights anew at every call, as the checkpoint or vLLM has packed them. Codes of 8 bits with codes are our op
-`scaled_matmul`, which reads them as they are. Others are decoded here, in f32, and multiplied by torch's product, which XLA
+They get the weights anew at every call, as the checkpoint or vLLM has packed them. Products of 8-bit codes with 8-bit codes are our
+op `scaled_matmul`. Other codes are decoded here, in f32, and multiplied by torch's product, which XLA
 fuses; `intarsia.jax.linear_quantized` reads codes that were packed once.
 """
 

@@ -1,9 +1,8 @@
 """Norms of heads, rotation and write to the cache together, where queries, keys and values are parts of one product.
 
 Most of vLLM's models split what `QKVParallelLinear` gives, norm each head of queries and keys or do not, turn them, and call
-`Attention`. While a step is traced, a part says what it is a part of. A normed part says what normed it, and a turned part what turned
-it. Other shapes of the same numbers say the same. Anything else that a model does in between makes new tensors, which say nothing.
-Or it changes a tensor, whose word no longer counts. Then an op does each of these things.
+`Attention`. While a step is traced, each tensor remembers its product, norm and rotation. Reshapes keep that. Any other operation gives
+a tensor that remembers nothing, and a change in place makes it forget. Then each step has an op of its own.
 """
 
 import math

@@ -61,8 +61,8 @@ struct GradientCandidate {
 std::span<const GroupedCandidate> GroupedCandidates();
 std::span<const GradientCandidate> GradientCandidates();
 
-// The first that takes the call on the device; null if none does: with a gating, where
-// groups have many rows, or w is not transposed.
+// The first that takes the call on the device; null if none does, as with a gating where groups
+// have many rows or w is not transposed.
 const GroupedCandidate* Choose(const GroupedParams& params, const cuda::Device& device);
 const GradientCandidate* Choose(const GroupedGradientParams& params, const cuda::Device& device);
 

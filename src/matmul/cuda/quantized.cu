@@ -39,7 +39,7 @@ Status Run(const QuantizedParams& params, const CudaContext& context) {
 }
 
 bool CanGate(const QuantizedGroupsParams& params, const CudaContext& context) {
-  // Tiles of gates and of ups side by side are the streaming kernel's.
+  // kAny cannot put tiles of gates and of ups side by side; the kernels for groups can.
   return params.each.out_dtype == params.each.dtype && params.each.tiles % 2 == 0 &&
          (params.gating.in_turn ||
           PlanForGroups(params, *context.device).kernel != QuantizedKernelKind::kAny);

@@ -178,8 +178,9 @@ bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, Quanti
   QuantizedPlan found = plan;
   found.kernel = QuantizedKernelKind::kWarpgroups;
   found.shape = {p.m <= 8 ? 8 : p.m <= 16 ? 16 : p.m <= 32 ? 32 : 64, kWarpgroupsTiles};
-  // CTAs of a cluster have two stages each. Larger clusters than pairs find room for all of their
-  // CTAs on three quarters of the multiprocessors; on more, some of them waited for a second turn.
+  // CTAs of a cluster have at least two stages each. Larger clusters than pairs find room for all
+  // of their CTAs on three quarters of the multiprocessors; on more, some of them waited for a
+  // second turn.
   constexpr int64_t kMostWarpgroupsSplits = 6;
   const int64_t ctas = RowTiles(p, found) * CeilDiv<int64_t>(p.tiles, kWarpgroupsTiles);
   const int64_t pairs = std::min<int64_t>(device.sms / ctas, 2);

@@ -1,4 +1,4 @@
-// Products with weights in 4-bit codes by wgmma, or mma.sync for few rows:
+// Products with weights in 4-bit codes, u4b8, by wgmma, or mma.sync for few rows:
 //   out[row, column] = sum_i x[row, i] w[column, i] + bias[column]      (matmul/quantized.h)
 // for groups of 128 columns and multiples of it, without zeros.
 //
@@ -97,7 +97,7 @@ __device__ __forceinline__ void CopyStages(const QuantizedParams& p, const Quant
   }
 }
 
-// A warpgroup that computes 128 rows of w.
+// Four warps that compute 64 kHalves rows of w.
 template <class S>
 class WarpgroupsProduct {
  public:
