@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "vllm_plugin"))
@@ -19,6 +20,13 @@ sys.path.insert(0, str(ROOT / "tests" / "vllm_plugin"))
 import vllm_models  # noqa: E402
 
 RECORDINGS = ROOT / "tests" / "data" / "vllm_tokens.json"
+# In this process: a child would have to find the module above, too.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
 # Small steps, so that the long prompt comes in chunks here as well.
 ENGINE = {
     "max_model_len": 512,
@@ -37,20 +45,30 @@ def record(model: Path, dtype: str) -> dict:
         temperature=0, max_tokens=vllm_models.MAX_TOKENS, ignore_eos=True, logprobs=2
     )
     requests = llm.generate(vllm_models.PROMPTS, greedy, use_tqdm=False)
-    sequences = []
-    for request in requests:
-        [completion] = request.outputs
-        best_two = [
-            sorted((entry.logprob for entry in step.values()), reverse=True)[:2]
-            for step in completion.logprobs
-        ]
-        margins = [round(best - second, 4) for best, second in best_two]
-        logprobs = [round(best, 4) for best, _ in best_two]
-        sequences.append(
-            {"tokens": list(completion.token_ids), "logprobs": logprobs, "margins": margins}
-        )
-        print(model.name, dtype, min(margins), repr(completion.text))
+    sequences = [sequence_of(request) for request in requests]
+    for request, sequence in zip(requests, sequences, strict=True):
+        print(model.name, dtype, min(sequence["margins"]), repr(request.outputs[0].text))
     return {"dtype": dtype, "weights": vllm_models.digest(model), "sequences": sequences}
+
+
+def sequence_of(request: Any) -> dict[str, list]:
+    """What was chosen greedily for a request, which asked for two log-probabilities."""
+    [completion] = request.outputs
+    best_two = [
+        sorted((entry.logprob for entry in step.values()), reverse=True)[:2]
+        for step in completion.logprobs
+    ]
+    return {
+        "tokens": list(completion.token_ids),
+        "logprobs": [round(best, 4) for best, _ in best_two],
+        "margins": [round(best - second, 4) for best, second in best_two],
+    }
+
+
+def write(result: dict, path: Path) -> None:
+    """Writes JSON with lists of numbers on a line."""
+    text = json.dumps(result, indent=1)
+    path.write_text(re.sub(r"\[[\d\s,.e-]+\]", lambda m: " ".join(m[0].split()), text) + "\n")
 
 
 def main(root: Path) -> None:
@@ -66,16 +84,9 @@ def main(root: Path) -> None:
         "torch": torch.__version__,
         "models": [{"model": name} | record(root / name, dtype) for name, dtype in runs],
     }
-    text = json.dumps(result, indent=1)
-    RECORDINGS.write_text(re.sub(r"\[[\d\s,.e-]+\]", lambda m: " ".join(m[0].split()), text) + "\n")
+    write(result, RECORDINGS)
 
 
 if __name__ == "__main__":
-    # In this process: a child would have to find the module above, too.
-    os.environ |= {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-    }
+    os.environ |= ENVIRONMENT
     main(Path(sys.argv[1]))

@@ -3,6 +3,7 @@
 `packed(weights, form)` gives a checkpoint's tensors, its `quantization_config`, and the numbers that the codes stand for, in f64.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -236,7 +237,7 @@ def packed(
         Tensors, `quantization_config`, and by name what each matrix in codes stands for, f64.
     """
     pack, config = _FORMS[form]
-    config = dict(config)
+    config = copy.deepcopy(config)
     if "group_size" in config and config["group_size"] == "group":
         config.pop("group_size")
         said = (

@@ -16,6 +16,7 @@ import support
 from intarsia import cli, repack
 from intarsia.models import Engine, SamplingParams, Tokenizer, load_model, open_checkpoint
 from intarsia.models.linear import NarrowMatrix, PackedMatrix, product_of
+from quantized_models import rows_of
 from test_broken_files import check, mutated_json
 
 # Rows of 48 columns hold whole blocks of 16 alone.
@@ -48,22 +49,6 @@ def write(tmp_path: Path, hf_config: dict[str, Any], tiny_weights: dict[str, np.
 def matrices(params) -> list[PackedMatrix]:
     every = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, PackedMatrix))
     return [x for x in every if isinstance(x, PackedMatrix)]
-
-
-def rows_of(numbers: dict[str, np.ndarray], layer: int) -> list[np.ndarray]:
-    """What the codes of a layer's matrices stand for, in the order of `matrices`."""
-    place = f"model.layers.{layer}."
-
-    def together(*names: str) -> np.ndarray:
-        return np.concatenate([numbers[f"{place}{name}_proj.weight"] for name in names])
-
-    mlp, attention = "mlp.", "self_attn."
-    return [
-        together(mlp + "down"),
-        together(mlp + "gate", mlp + "up"),
-        together(attention + "o"),
-        together(*(attention + p for p in "qkv")),
-    ]
 
 
 @pytest.mark.parametrize("form", FORMS)
