@@ -1,7 +1,7 @@
 """Checkpoints large enough to measure the memory of loading them: `write` makes one in a format of tests/models/packers.py.
 
-TinyLlama-1.1B's shape, a narrow gpt-oss and a narrow Qwen3-MoE. Weights are random, and all layers have the same ones. Embedding and
-output projection are in 16 bits.
+TinyLlama-1.1B's shape, in AWQ Llama-8B's as well, a narrow gpt-oss and a narrow Qwen3-MoE. Weights are random, and all layers have the
+same ones. Embedding and output projection are in 16 bits.
 """
 
 import json
@@ -19,8 +19,9 @@ import tiny_mixtures  # noqa: E402
 
 Tensors = dict[str, np.ndarray]
 _MIXTURES = ("gpt_oss_mxfp4", "qwen3_moe_awq")
+_LARGE = "llama_8b_awq"
 PLAIN = "plain"
-FORMS = (*packers.FORMS, *_MIXTURES, PLAIN)
+FORMS = (*packers.FORMS, *_MIXTURES, _LARGE, PLAIN)
 _EXPERTS = 32
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -38,6 +39,14 @@ _LLAMA = {
     "tie_word_embeddings": False,
     "bos_token_id": 1,
     "eos_token_id": 2,
+}
+_LLAMA_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_hidden_layers": 32,
+    "vocab_size": 128256,
 }
 _NARROW = {
     "hidden_size": 768,
@@ -94,7 +103,7 @@ def _layer_of(form: str, layers: int | None) -> tuple[dict[str, Any], Tensors, d
         return rng.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5)
 
     name = form.rpartition("_")[0]
-    config = _LLAMA
+    config = _LLAMA | (_LLAMA_8B if form == _LARGE else {})
     if form in _MIXTURES:
         config = tiny_mixtures.CONFIGS[name] | _NARROW
     if layers:
@@ -108,7 +117,7 @@ def _layer_of(form: str, layers: int | None) -> tuple[dict[str, Any], Tensors, d
     weights |= _mlp(n, config["intermediate_size"], matrix) if name != "qwen3_moe" else {}
     if form == PLAIN:
         return config, weights, {}
-    made, said, _ = packers.packed(weights, "awq" if form in _MIXTURES else form, 128)
+    made, said, _ = packers.packed(weights, form if form in packers.FORMS else "awq", 128)
     if name == "qwen3_moe":
         expert, _, _ = packers.packed(
             _mlp(n, config["moe_intermediate_size"], matrix, ""), "awq", 128
