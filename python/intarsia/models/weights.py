@@ -71,7 +71,8 @@ def load_model(
             With "int8" and "int4" they round weights to the nearest code of that many bits, with a scale
             for each group of 128 columns, or of fewer where 128 do not divide a row. Inputs stay in `dtype`.
             In all three, embedding, output projection and norms stay in `dtype`.
-            With "file" all matrices keep the codes of the file; activations are in `dtype`.
+            With "file" all matrices keep the codes of the file, or the 16 bits that it has where `dtype` is float32;
+            activations are in `dtype`.
         progress: Whether to draw a progress bar on stderr.
         parallel: How to spread the weights, for an `Engine` that is given the same. A process reads what
             its own devices hold: of matrices their part, unless `quantize` is set, and vectors whole.
