@@ -247,6 +247,20 @@ inline constexpr Types kAllTypes[] = {{kF32, kF32},       {kF16, kF16},      {kB
                                       {kBF16, kF8E4M3},   {kBF16, kF8E5M2},  {kF16, kF8E4M3},
                                       {kF16, kF8E5M2},    {kF32, kF8E4M3},   {kF32, kF8E5M2},
                                       {kF8E4M3, kF8E4M3}, {kF8E5M2, kF8E5M2}};
+// Few rows of long sums, which show a bias of the tensor cores' additions. The results' type is up
+// to the caller.
+inline Case LongSums(const Types& types, int64_t d) {
+  return {.dtype = types.q,
+          .kv = types.kv,
+          .h = 4,
+          .hk = 1,
+          .d = d,
+          .len_q = {70},
+          .len_k = {8000},
+          .page_size = 16,
+          .window_right = 0,
+          .v_mean = 2.0};
+}
 inline std::string NameOf(const Types& types) { return Text(Name(types.q), "/", Name(types.kv)); }
 
 }  // namespace intarsia::attention

@@ -67,18 +67,8 @@ bool CheckAll(int cases_per_dim) {
     for (const int64_t d : {8, 24, 40, 64, 80, 96, 128, 160, 192, 200, 256})
       for (int i = 0; i < cases_per_dim; ++i, ++count)
         failures += !Check(RandomCase(types, d, random), random(), worst);
-    // Long sums, which show a bias of the tensor cores' additions.
     for (const int64_t d : {64, 128, 256}) {
-      Case c{.dtype = types.q,
-             .kv = types.kv,
-             .h = 4,
-             .hk = 1,
-             .d = d,
-             .len_q = {70},
-             .len_k = {8000},
-             .page_size = 16,
-             .window_right = 0,
-             .v_mean = 2.0};
+      Case c = LongSums(types, d);
       if (IsFp8(types.q)) c.out = kF16;
       failures += cases_per_dim > 1 && !Check(c, random(), worst);
       ++count;

@@ -129,17 +129,8 @@ inline bool CheckAll(int cases_per_dim) {
       int failed = 0;
       for (int i = 0; i < cases_per_dim; ++i, ++count)
         failed += !Check(RandomCase(type, d, random), random(), worst);
-      Case c{.dtype = type,  // long sums
-             .kv = type,
-             .out = OutOf(type),
-             .h = 4,
-             .hk = 1,
-             .d = d,
-             .len_q = {70},
-             .len_k = {8000},
-             .page_size = 16,
-             .window_right = 0,
-             .v_mean = 2.0};
+      Case c = LongSums({type, type}, d);
+      c.out = OutOf(type);
       failed += !Check(c, random(), worst) + !Check(PaddingCase(type, d), random(), worst);
       // Scores far above those of the tiles before: weights by the old bases would overflow.
       c.q_size = 30.0f;
