@@ -19,7 +19,6 @@ import jax
 ROOT = pathlib.Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "python")]
 from intarsia.models import (  # noqa: E402
-    KV_CACHE_DTYPES,
     Engine,
     SamplingParams,
     Tokenizer,
@@ -77,7 +76,7 @@ def main() -> None:
     parser.add_argument("--sequences", nargs="+", type=int, default=[1, 16])
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--kv-cache-dtype", nargs="+", default=list(KV_CACHE_DTYPES))
+    parser.add_argument("--kv-cache-dtype", nargs="+", default=["auto", "fp8_e4m3", "fp8_e5m2"])
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}, {args.dtype}", flush=True)

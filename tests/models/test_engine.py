@@ -301,7 +301,9 @@ def test_no_prompts_give_no_completions(engine):
     assert engine.generate([]) == []
 
 
-@pytest.mark.parametrize(("kv_cache_dtype", "of_hlo"), [("auto", "f32"), ("fp8_e4m3", "f8e4m3fn")])
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "of_hlo"), [("auto", "f32"), ("fp8_e4m3", "f8e4m3fn"), ("fp8", "f8e4m3fn")]
+)
 def test_steps_run_on_the_library_and_copy_no_cache(make_engine, prompts, kv_cache_dtype, of_hlo):
     engine = make_engine(kv_cache_dtype=kv_cache_dtype)
     engine.generate(prompts[:2], GREEDY)

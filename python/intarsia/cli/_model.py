@@ -83,7 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kv-cache-dtype",
-        type=lambda name: "fp8_e4m3" if name == "fp8" else name,  # as vLLM calls it, too
         choices=tuple(KV_CACHE_DTYPES),
         default="auto",
         help="what keys and values are kept in; auto is --dtype, fp8 is fp8_e4m3",
