@@ -166,6 +166,15 @@ def test_a_rank_has_whole_groups_of_columns(columns: int, group: int, fits: bool
     assert fits or reason == "a rank has 192 columns, expected whole groups of 128"
 
 
+def test_awq_without_zero_points_is_refused() -> None:
+    from intarsia.vllm.quantized import XlaAwqLinearMethod
+
+    with pytest.raises(
+        NotImplementedError, match="AWQ without zero points, expected zero_point: true"
+    ):
+        XlaAwqLinearMethod(types.SimpleNamespace(zero_point=False))
+
+
 def _method(form: str, **changes: object) -> object:
     """What vLLM's configuration of a checkpoint makes of a layer of experts."""
     import intarsia.vllm.word_experts  # noqa: F401  which puts ours in the place of vLLM's
