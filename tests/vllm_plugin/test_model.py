@@ -1,7 +1,10 @@
 """What is compiled for: every batch that vLLM can make fits a program, and the user can say how many there are."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
+import jax
 import pytest
 
 pytest.importorskip("vllm")
@@ -69,17 +72,16 @@ def _batch(lengths: list[int], first: int) -> SimpleNamespace:
     )
 
 
-def test_a_decode_steps_vector_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At one address, while each step gets its own batch, a smaller one after a larger one too; other steps have vectors of
-    their own."""
+def _bare_model(logits: Callable[[jax.Array], jax.Array], given: list | None = None) -> Any:
+    """A model whose programs give the vector back as hidden states, and those logits of it in a decode step."""
     one = model.XlaModel.__new__(model.XlaModel)
     torch.nn.Module.__init__(one)
-    given = []
 
     def get(shape, step, *args, **options):
-        def run(state, pools, vector):
-            given.append((shape, vector.unsafe_buffer_pointer()))
-            return vector[:, None] * 1.0, pools
+        def run(weights, pools, vector):
+            if given is not None:
+                given.append((shape, vector.unsafe_buffer_pointer()))
+            return vector[:, None] * 1.0, logits(vector) if shape.decode else None, pools
 
         return run
 
@@ -87,21 +89,33 @@ def test_a_decode_steps_vector_is_used_again(monkeypatch: pytest.MonkeyPatch) ->
         "_typed": False,
         "_generates": True,
         "_ranks": Ranks(1),
-        "_state": {},
+        "_weights": (),
         "_pools": {},
         "_vectors": {},
         "_layout": BatchLayout([2]),
-        "_group_of": {"layer": 0},
+        "_first_layers": ["layer"],
         "decode_sizes": [4],
         "mixed_sizes": [8],
         "programs": SimpleNamespace(get=get),
     }
     one.__dict__.update(attributes)
+    return one
+
+
+def _step_of(batch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = SimpleNamespace(attn_metadata={"layer": batch})
+    monkeypatch.setattr(model, "get_forward_context", lambda: context)
+
+
+def test_a_decode_steps_vector_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At one address, while each step gets its own batch, a smaller one after a larger one too; other steps have vectors of
+    their own."""
+    given = []
+    one = _bare_model(lambda vector: vector[:, None] * 2.0, given)
     answers = []
     for lengths, first in (([1, 1, 1], 5), ([3, 2], 40), ([1], 70), ([1, 1], 90)):
         batch = _batch(lengths, first)
-        context = SimpleNamespace(attn_metadata={"layer": batch})
-        monkeypatch.setattr(model, "get_forward_context", lambda context=context: context)
+        _step_of(batch, monkeypatch)
         shape = one._shape(batch)
         hidden = one.forward(batch.ids, batch.ids + 1)
         fresh = one._layout.pack(shape, batch.ids, batch.ids + 1, [batch])
@@ -111,3 +125,24 @@ def test_a_decode_steps_vector_is_used_again(monkeypatch: pytest.MonkeyPatch) ->
     decode = [at for shape, at in given if shape.decode]
     assert len(given) == 4 and len(decode) == 3 and len({*decode}) == 1
     assert [shape for shape in one._vectors] == [shape for shape, _ in given[:1]]
+
+
+def test_logits_of_a_decode_step_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After such a step vLLM gets the step's own; what it asks for next, as for a prompt's logprobs, is computed, and so is all
+    after another step."""
+    one = _bare_model(lambda vector: vector[:, None] * 2.0)
+    one._logits = lambda rows: rows * 3
+    for lengths, of_step in (([1, 1], 2.0), ([2, 1], None), ([1], 2.0)):
+        batch = _batch(lengths, 5)
+        _step_of(batch, monkeypatch)
+        hidden = one.forward(batch.ids, batch.ids + 1)
+        first, second = one.compute_logits(hidden), one.compute_logits(hidden)
+        torch.testing.assert_close(first, hidden * (of_step or 3))
+        torch.testing.assert_close(second, hidden * 3)
+    one.forward(batch.ids, batch.ids + 1)
+    monkeypatch.setattr(model, "get_forward_context", lambda: SimpleNamespace(attn_metadata=None))
+    one._config = SimpleNamespace(
+        model_config=SimpleNamespace(get_hidden_size=lambda: 1, dtype=torch.float32)
+    )
+    hidden = one.forward(batch.ids, batch.ids + 1)
+    assert not one.compute_logits(hidden + 0).any()

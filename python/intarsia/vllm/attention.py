@@ -328,6 +328,12 @@ class XlaGpuPagedAttention(XlaAttention):
         }
 
 
+def unread_buffers(cache_dtype: str) -> tuple[str, ...]:
+    """How the names of those of an attention's buffers end that only vLLM's kernels read: each is an operand of every step."""
+    unread = ("._q_scale", "._prob_scale")
+    return unread if cache_dtype in FP8_CACHES else (*unread, "._k_scale", "._v_scale")
+
+
 def _refuse(**given: tuple[Any, Any]) -> None:
     """Raises if an argument (its value, the only one supported) is another."""
     for name, (value, expected) in given.items():

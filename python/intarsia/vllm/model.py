@@ -1,4 +1,5 @@
-"""vLLM's torch model as two XLA programs: the step, which takes and gives back the KV caches, and the logits.
+"""vLLM's torch model as two XLA programs: the step, which takes and gives back the KV caches, and the logits. A decode step has
+both in one.
 
 `XlaModel` stands where vLLM's runner has its model. This is the seam for a model that is written in JAX: it would replace
 the two traced functions.
@@ -20,7 +21,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from intarsia._steps import warm_up_runs
 from intarsia.vllm import caches as kv
 from intarsia.vllm import scopes
-from intarsia.vllm.attention import TracedMetadata
+from intarsia.vllm.attention import TracedMetadata, unread_buffers
 from intarsia.vllm.batch import BatchLayout, StepShape, bucket, buckets
 from intarsia.vllm.compat import import_torchax
 from intarsia.vllm.operands import traced
@@ -53,8 +54,7 @@ class XlaModel(torch.nn.Module):
         self, inner: torch.nn.Module, config: VllmConfig, max_tokens: int, max_requests: int
     ):
         super().__init__()
-        # Not as a submodule: vLLM walks over modules, and this one has none of its own.
-        self.__dict__["inner"] = inner
+        self.inner = inner
         self._config = config
         self._ranks = Ranks(config.parallel_config.tensor_parallel_size)
         self.programs = Programs(self._ranks)
@@ -64,6 +64,7 @@ class XlaModel(torch.nn.Module):
         self._plan: kv.CachePlan | None = None
         self._pools: kv.Pools = {}
         self._group_of: dict[str, int] = {}
+        self._first_layers: list[str] = []  # one of each KV cache group, in the order of the groups
         layers = config.compilation_config.static_forward_context.items()
         self._encoders = [
             name for name, x in layers if getattr(x, "attn_type", "") == AttentionType.ENCODER_ONLY
@@ -71,19 +72,26 @@ class XlaModel(torch.nn.Module):
         # Of decode steps, each at one address: XLA records a graph anew for another, 0.8 ms of the host's for 48 layers. torch's
         # stream waits for a step's result, and so does what is written there next. Vectors of other steps are large.
         self._vectors: dict[StepShape, torch.Tensor] = {}
+        self._logits_of_step: torch.Tensor | None = None
         self._zeroes_blocks = False
         self._generates = config.model_config.runner_type == "generate"
         self._typed = "token_type_ids" in inspect.signature(inner.forward).parameters
         self.take_weights()
+
+    # Nothing is a submodule or a parameter: vLLM walks over modules, and torch's look at each value takes 5 us.
+    __setattr__ = object.__setattr__
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["inner"], name)
 
     def take_weights(self) -> None:
         """Takes the model's weights and buffers over, without a copy where torch and XLA lay them out alike."""
-        tensors = dict(self.inner.named_parameters()) | dict(self.inner.named_buffers())
-        self.__dict__["_tensors"] = tensors  # whose memory the arrays are
-        self._state = self._ranks.stacked({k: _to_jax(v.detach()) for k, v in tensors.items()})
+        found = dict(self.inner.named_parameters()) | dict(self.inner.named_buffers())
+        unread = unread_buffers(self._config.cache_config.cache_dtype)
+        tensors = {k: v for k, v in found.items() if not k.endswith(unread)}
+        self._tensors = tensors  # whose memory the arrays are
+        # By their order: JAX would sort the names in each step.
+        self._weights = self._ranks.stacked(tuple(_to_jax(x.detach()) for x in tensors.values()))
 
     # ------------------------------------------------------------------ caches
 
@@ -108,6 +116,8 @@ class XlaModel(torch.nn.Module):
         # vLLM gives those without a cache a group when it makes the caches; to compile for before, any group will do.
         for name in self._encoders:
             self._group_of.setdefault(name, 0)
+        layer_of = {group: name for name, group in reversed(self._group_of.items())}
+        self._first_layers = [layer_of[group] for group in sorted(layer_of)]
 
     def zero_blocks(self, ids: list[int]) -> None:
         """Zeroes blocks in every layer."""
@@ -148,31 +158,30 @@ class XlaModel(torch.nn.Module):
         if positions.ndim > 1:
             # An axis each for time, height and width: without images, which are refused, all are alike.
             positions = positions[0]
+        self._logits_of_step = None
         metadata = get_forward_context().attn_metadata
         if metadata is None:  # a run of vLLM's to measure memory
             shape = (len(input_ids), self._config.model_config.get_hidden_size())
             return torch.zeros(
                 shape, dtype=self._config.model_config.dtype, device=input_ids.device
             )
-        groups = [metadata[name] for name in self._first_layers()]
+        groups = [metadata[name] for name in self._first_layers]
         shape = self._shape(groups[0])
         vector = self._layout.pack(
             shape, input_ids, positions, groups, token_type_ids, into=self._vectors.get(shape)
         )
-        return self._run(shape, vector)[: len(input_ids)]
+        hidden, self._logits_of_step = self._run(shape, vector)
+        return hidden[: len(input_ids)]
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Logits [t, vocab] of hidden states [t, n], as many at a time as there are requests in a step."""
+        if self._logits_of_step is not None:
+            # What vLLM asks for first after a step is each request's last token, in a decode step all there are.
+            logits, self._logits_of_step = self._logits_of_step, None
+            return logits[: len(hidden_states)]
         largest = self.decode_sizes[-1]
         parts = [self._logits(rows) for rows in hidden_states.split(largest)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _first_layers(self) -> list[str]:
-        """A layer of each KV cache group, in the order of the groups."""
-        first: dict[int, str] = {}
-        for name, group in self._group_of.items():
-            first.setdefault(group, name)
-        return [first[i] for i in sorted(first)]
 
     def _shape(self, metadata: Any) -> StepShape:
         tokens, requests = metadata.num_actual_tokens, metadata.num_reqs
@@ -184,17 +193,23 @@ class XlaModel(torch.nn.Module):
     def _mixed(self, tokens: int) -> StepShape:
         return StepShape(tokens, min(tokens, self.decode_sizes[-1]), decode=False)
 
-    def _run(self, shape: StepShape, vector: torch.Tensor) -> torch.Tensor:
+    def _run(
+        self, shape: StepShape, vector: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hidden states, and logits in a decode step."""
         if shape.decode:
             self._vectors[shape] = vector
         args = self._operands(vector)
         program = self._with_step(self.programs.get, shape, *args)
         mark("in the step's program")
-        hidden, self._pools = program(*args)
-        return torch.from_dlpack(self._ranks.own(hidden))
+        hidden, logits, self._pools = program(*args)
+        return self._to_torch(hidden), None if logits is None else self._to_torch(logits)
+
+    def _to_torch(self, array: jax.Array) -> torch.Tensor:
+        return torch.from_dlpack(self._ranks.own(array))
 
     def _operands(self, vector: torch.Tensor) -> tuple[Any, kv.Pools, Any]:
-        return self._state, self._pools, self._ranks.stacked(_to_jax(vector))
+        return self._weights, self._pools, self._ranks.stacked(_to_jax(vector))
 
     def _with_step(self, take: Callable[..., Any], shape: StepShape, *args: Any) -> Any:
         """`Programs.get` or `begin` of a step's program."""
@@ -206,16 +221,16 @@ class XlaModel(torch.nn.Module):
         size = bucket(self.decode_sizes, rows)
         if rows < size:
             hidden = torch.nn.functional.pad(hidden, (0, 0, 0, size - rows))
-        args = (self._state, self._ranks.stacked(_to_jax(hidden)))
+        args = (self._weights, self._ranks.stacked(_to_jax(hidden)))
         program = self.programs.get(f"logits of {size} rows", self._trace_logits, *args)
         mark("in the program of the logits")
-        return torch.from_dlpack(self._ranks.own(program(*args)))[:rows]
+        return self._to_torch(program(*args))[:rows]
 
     # ------------------------------------------------------------------ tracing
 
     def _trace_step(
-        self, shape: StepShape, state: Any, pools: kv.Pools, vector: jax.Array
-    ) -> tuple[jax.Array, kv.Pools]:
+        self, shape: StepShape, weights: Any, pools: kv.Pools, vector: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None, kv.Pools]:
         step = self._layout.unpack(shape, vector)
         caches = kv.TracedCaches(self._plan, pools)
         metadata = {
@@ -232,7 +247,7 @@ class XlaModel(torch.nn.Module):
                 metadata, self._config, num_tokens=shape.tokens, slot_mapping=slots
             ),
             _ENVIRONMENT,
-            self._traced_weights(state),
+            self._traced_weights(weights),
         ):
             types = {"token_type_ids": interop.torch_view(step.token_types)} if self._typed else {}
             hidden = self.inner(
@@ -242,32 +257,33 @@ class XlaModel(torch.nn.Module):
                 inputs_embeds=None,
                 **types,
             )
-        return interop.jax_view(hidden), caches.pools
+            logits = self.inner.compute_logits(hidden) if shape.decode else None
+        return interop.jax_view(hidden), interop.jax_view(logits), caches.pools
 
-    def _trace_logits(self, state: Any, hidden: jax.Array) -> jax.Array:
+    def _trace_logits(self, weights: Any, hidden: jax.Array) -> jax.Array:
         with (
             torch.inference_mode(False),
             torch.no_grad(),
             set_current_vllm_config(self._config),  # which layers made in a forward pass ask for
             _ENVIRONMENT,
-            self._traced_weights(state),
+            self._traced_weights(weights),
         ):
             return interop.jax_view(self.inner.compute_logits(interop.torch_view(hidden)))
 
     @contextmanager
-    def _traced_weights(self, state: Any) -> Iterator[None]:
+    def _traced_weights(self, weights: Any) -> Iterator[None]:
         """The model with a program's operands for its tensors, which it gets back at the end.
 
         `torch.func.functional_call` gives them back in the wrong order where modules are shared, as rotary embeddings
         are by layers, and by vLLM's other models in the process: what was traced would stay in them.
         """
-        operands = interop.torch_view(state)
+        operands = dict(zip(self._tensors, interop.torch_view(weights), strict=True))
         swapped = torch.nn.utils.stateless._reparametrize_module(
             self.inner, operands, tie_weights=True, stack_weights=True
         )
         with (
             swapped,
-            traced(self.__dict__["_tensors"], operands),
+            traced(self._tensors, operands),
             scopes.of_modules(self.inner),
         ):
             yield
@@ -311,18 +327,15 @@ class XlaModel(torch.nn.Module):
         widths = [-(-longest // group.kv_cache_spec.block_size) for group in config.kv_cache_groups]
         self._describe_caches(config, shared_layers, widths)
         pools = self._plan.abstract(self._ranks)
-        rows, columns = self.decode_sizes[-1], self._config.model_config.get_hidden_size()
-        dtype = str(self._config.model_config.dtype).removeprefix("torch.")
-        hidden = self._ranks.abstract((rows, columns), dtype)
         used, shapes = [], [self._mixed(self.mixed_sizes[-1])]
-        if self._generates:
-            used.append(self.programs.compile(self._trace_logits, self._state, hidden))
+        if self._generates:  # this step's program has the largest logits, too
+            rows = self.decode_sizes[-1]
             shapes.append(StepShape(rows, rows, decode=True))
         for shape in shapes:
             step = functools.partial(self._trace_step, shape)
             vector = self._ranks.abstract((self._layout.size(shape),), "int32")
             program = self.programs.compile(
-                step, self._state, pools, vector, donate=(1,), tokens=shape.tokens
+                step, self._weights, pools, vector, donate=(1,), tokens=shape.tokens
             )
             used.append(program)
         sizes = [program.memory_analysis() for program in used]
