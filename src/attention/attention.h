@@ -19,6 +19,7 @@
 // A row that sees nothing gives out = 0, lse = the sink, or -inf if there is none; every row of q
 // outside the sequences (beyond cu_seqlens_q[num_seqs]) gives out = 0, lse = -inf.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "src/core/cache_layout.h"
@@ -63,7 +64,7 @@ struct Params {
   float scale = 1.0f;
   float softcap = 0.0f;
   int64_t window_left = -1, window_right = -1;  // causal is window_right = 0
-  Divisor chunk_divisor{1};             // attention_chunk, as FitCounts sets it: for kernels
+  Divisor chunk_divisor{1};             // attention_chunk; as FitCounts sets it, for kernels
   int64_t attention_chunk = 0;          // keys; 0: no chunks. Not in the gradient
   ScaleView q_scale, k_scale, v_scale;  // by sequence and KV head
   ScaleView alibi_slopes;               // by sequence and query head
@@ -74,7 +75,16 @@ struct Params {
   int64_t max_splits = 1;
   int64_t workspace_floats = 0;  // of a split
 
+  // G = h / hk; as SetGroup sets it, for kernels.
+  int group = 1;
+  Divisor group_divisor{1};
+
   int64_t num_kv_heads() const { return cache.num_kv_heads; }
+  void SetGroup() {
+    group =
+        num_kv_heads() > 0 ? static_cast<int>(std::max(num_heads / num_kv_heads(), int64_t{1})) : 1;
+    group_divisor = Divisor(group);
+  }
 };
 
 // Kernels on CUDA, and the gradient's on the CPU too, count query rows, keys, pages and positions

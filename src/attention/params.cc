@@ -136,6 +136,7 @@ Status FitCounts(Params& params) {
   params.window_right = std::min(params.window_right, 2 * kMaxCount);
   params.attention_chunk = std::min(params.attention_chunk, kMaxCount);
   params.chunk_divisor = Divisor(std::max<int64_t>(params.attention_chunk, 1));
+  params.SetGroup();
   return {};
 }
 }  // namespace intarsia::attention

@@ -40,7 +40,7 @@ inline constexpr int64_t kMaxHeadDim = 512, kMaxTiledHeadDim = 256;
 Status CheckParams(std::string_view query, const Params& params);
 
 // What the CUDA kernels ask beyond that, since they count in 32 bits; narrows windows so that a
-// position plus a window fits.
+// position plus a window fits, and sets what is computed from sizes.
 Status FitCounts(Params& params);
 
 }  // namespace intarsia::attention

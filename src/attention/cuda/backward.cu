@@ -162,7 +162,9 @@ bool Aligned(const BackwardParams& b) {
 
 }  // namespace
 
-Status RunBackward(const BackwardParams& b, const CudaContext& context) {
+Status RunBackward(const BackwardParams& params, const CudaContext& context) {
+  BackwardParams b = params;
+  b.forward.SetGroup();
   const Params& p = b.forward;
   INTARSIA_RETURN_IF_ERROR(CheckWorkspace(b));
   if (reinterpret_cast<uintptr_t>(p.workspace) % 16 != 0)

@@ -36,13 +36,13 @@ __device__ __forceinline__ void Mask(float (&s)[kRowBlocks][kBlocks][4], const P
                                      const Sequence& sequence, int first_row, int first_key,
                                      Bits existing) {
   static_assert(8 * kBlocks <= 8 * sizeof(Bits));
-  const int lane = threadIdx.x % 32, group = GroupSize(p);
+  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int block = 0; block < kRowBlocks; ++block) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Range keys =
-          VisibleKeysOfChunk(p, sequence, (first_row + cuda::LaneRow(lane, 2 * block + r)) / group);
+      const Range keys = VisibleKeysOfChunk(
+          p, sequence, TokenOfRow(p, first_row + cuda::LaneRow(lane, 2 * block + r)));
       const Bits seen =
           existing & BitsFrom<Bits>(keys.begin - first_key) & ~BitsFrom<Bits>(keys.end - first_key);
       const Bits lane_seen = seen >> cuda::LaneColumn(lane, 0);

@@ -15,8 +15,9 @@ namespace intarsia::attention {
 
 inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
-__device__ __forceinline__ int GroupSize(const Params& p) {
-  return static_cast<int>(p.num_heads) / static_cast<int>(p.cache.num_kv_heads);
+__device__ __forceinline__ int GroupSize(const Params& p) { return p.group; }
+__device__ __forceinline__ int TokenOfRow(const Params& p, int row) {
+  return static_cast<int>(p.group_divisor.Divide(static_cast<uint32_t>(row)));
 }
 
 using Range = RangeOf<int>;
@@ -127,15 +128,18 @@ struct VisibleRange {
 template <bool kChunks = true>
 __device__ __forceinline__ VisibleRange VisibleToRows(const Params& p, const Sequence& s, int first,
                                                       int last) {
-  const int group = GroupSize(p), last_token = s.tokens.size() - 1;
-  const auto visible = [&](int row) {
-    const int token = min(row / group, last_token);
+  const int last_token = s.tokens.size() - 1;
+  const auto visible = [&](int token) {
     if constexpr (kChunks)
       return VisibleKeysOfChunk(p, s, token);
     else
       return VisibleKeys(p, s, token);
   };
-  const Range a = visible(first), b = visible(last);
+  const int begin = min(TokenOfRow(p, first), last_token),
+            end = min(TokenOfRow(p, last), last_token);
+  const Range a = visible(begin);
+  Range b = a;
+  if (end != begin) b = visible(end);
   return {{a.begin, b.end}, {b.begin, a.end}};
 }
 
@@ -145,7 +149,7 @@ struct RowPlace {
 };
 __device__ __forceinline__ RowPlace PlaceOf(const Params& p, const Sequence& s, int kv_head,
                                             int row) {
-  const int group = GroupSize(p), token = row / group;
+  const int group = GroupSize(p), token = TokenOfRow(p, row);
   return {int64_t{s.tokens.begin} + token, int64_t{kv_head} * group + row - token * group};
 }
 

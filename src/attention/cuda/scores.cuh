@@ -50,7 +50,7 @@ class Logit {
 class Alibi {
  public:
   __device__ Alibi(const Params& p, const Sequence& sequence, int kv_head, int row) {
-    const int group = GroupSize(p), token = row / group;
+    const int group = GroupSize(p), token = TokenOfRow(p, row);
     slope_ = p.alibi_slopes.At(sequence.index, kv_head * group + row - token * group) * kLog2e;
     position_ = static_cast<int>(PositionOf(sequence, token));
   }

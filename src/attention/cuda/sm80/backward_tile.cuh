@@ -105,7 +105,7 @@ template <class S>
 __device__ __forceinline__ int TurnOf(const Params& p, const KeyTile& tile, int row_tile) {
   int first = 0;
   if (p.window_left >= 0) {
-    const int token = row_tile * S::kTileRows / GroupSize(p);
+    const int token = TokenOfRow(p, row_tile * S::kTileRows);
     first = max(VisibleKeys(p, tile.sequence, token).begin, 0) / S::kTileKeys;
   }
   return tile.first_key / S::kTileKeys - first;
