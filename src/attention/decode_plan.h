@@ -8,8 +8,9 @@
 // the work line; slice i of the line is [i * payload, (i + 1) * payload). Every KV head has the
 // same line, and a CTA computes one slice for one head: so all CTAs have the same amount to do,
 // however skewed the lengths are, and those of neighboring heads read the same pages at the same
-// time. What a CTA computes of an item is a piece: final if the item lies in one slice, else a
-// partial result that a second kernel combines.
+// time. Where a batch has few items of about one length, they are padded to one cost, a multiple
+// of the slices' payload (EvenPieces). What a CTA computes of an item is a piece: final if the item
+// lies in one slice, else a partial result that a second kernel combines.
 //
 // Sources: "Flash-Decoding for long-context inference" (Dao et al. 2023) for the split over keys,
 // FlashMLA's tile scheduler (DeepSeek 2025) for slices that cross sequences.
@@ -36,14 +37,36 @@ inline constexpr int64_t kMaxCtas = 320;
 
 // A sequence's share of the work line.
 struct SequenceWork {
-  int items = 0;     // of equal cost
-  int granules = 0;  // of keys, of one item
-  constexpr int item_cost() const { return granules + kItemOverhead; }
-  constexpr int cost() const { return items * item_cost(); }
+  int items = 0;      // of equal cost
+  int granules = 0;   // of keys, of one item
+  int item_cost = 0;  // at least granules + kItemOverhead
+  constexpr int cost() const { return items * item_cost; }
 };
+constexpr SequenceWork WorkOfItems(int items, int granules) {
+  return {items, granules, granules + kItemOverhead};
+}
 
+// Items of about the same cost are cut into as many pieces each, so that no slice has parts of two;
+// no payload if they differ by too much.
+struct EvenPieces {
+  int payload = 0, pieces = 0;  // pieces: of an item
+  constexpr int item_cost() const { return payload * pieces; }
+};
+// Of so many items in all, the largest of which costs `largest`.
+constexpr EvenPieces EvenPiecesOf(int line, int items, int largest, int slices) {
+  if (items == 0 || items > slices) return {};
+  const unsigned pieces = static_cast<unsigned>(slices) / static_cast<unsigned>(items);
+  const auto payload = static_cast<int>(CeilDiv(static_cast<unsigned>(largest), pieces));
+  // Slices become longer by no more than an eighth, about what it takes to begin and to end one
+  // more piece.
+  const bool is_even = payload >= kMinPayload && int64_t{payload} * slices <= line + line / 8;
+  return is_even ? EvenPieces{payload, static_cast<int>(pieces)} : EvenPieces{};
+}
+
+// Unsigned, since a device divides such numbers with fewer instructions.
 constexpr int Payload(int line, int slices) {
-  const int payload = CeilDiv(line, slices);
+  const int payload =
+      static_cast<int>(CeilDiv(static_cast<unsigned>(line), static_cast<unsigned>(slices)));
   return payload < kMinPayload ? kMinPayload : payload;
 }
 
@@ -59,14 +82,18 @@ struct Piece {
 // Positions inside the empty granules behind an item give an empty piece.
 constexpr Piece PieceAt(const SequenceWork& work, int sequence_begin, int position, int slice_end,
                         int payload) {
+  const auto divide = [](int a, int b) {
+    return static_cast<int>(static_cast<unsigned>(a) / static_cast<unsigned>(b));
+  };
   Piece piece;
-  piece.item = (position - sequence_begin) / work.item_cost();
-  const int item_begin = sequence_begin + piece.item * work.item_cost();
-  piece.end = std::min(item_begin + work.item_cost(), slice_end);
+  if (work.items > 1) piece.item = divide(position - sequence_begin, work.item_cost);
+  const int item_begin = sequence_begin + piece.item * work.item_cost;
+  piece.end = std::min(item_begin + work.item_cost, slice_end);
   piece.granule_begin = std::min(position - item_begin, work.granules);
   piece.granule_end = std::min(piece.end - item_begin, work.granules);
-  piece.first_slice = item_begin / payload;
-  piece.count = (item_begin + std::max(work.granules, 1) - 1) / payload - piece.first_slice + 1;
+  piece.first_slice = divide(item_begin, payload);
+  piece.count =
+      divide(item_begin + std::max(work.granules, 1) - 1, payload) - piece.first_slice + 1;
   return piece;
 }
 

@@ -22,15 +22,16 @@ struct Coverage {
   std::map<std::pair<size_t, int>, int> pieces;               // non-empty ones
   std::map<std::pair<size_t, int>, int> counts;               // as the pieces themselves say
   int longest_slice = 0;                                      // in granules
+  int most_pieces = 0;                                        // non-empty ones of a slice
 };
 
 // Walks every slice, as decode.cuh does.
-Coverage Walk(const std::vector<SequenceWork>& works, int slices) {
+Coverage WalkOn(const std::vector<SequenceWork>& works, int slices, int payload) {
   Coverage coverage;
-  const int line = LineOf(works), payload = Payload(line, slices);
+  const int line = LineOf(works);
   for (int slice = 0; slice < slices; ++slice) {
     const int begin = std::min(slice * payload, line), end = std::min(begin + payload, line);
-    int sequence_begin = 0, granules = 0;
+    int sequence_begin = 0, granules = 0, pieces = 0;
     size_t seq = 0;
     while (seq < works.size() && sequence_begin + works[seq].cost() <= begin)
       sequence_begin += works[seq++].cost();
@@ -46,7 +47,7 @@ Coverage Walk(const std::vector<SequenceWork>& works, int slices) {
         EXPECT_GE(slice, piece.first_slice);
         EXPECT_LT(slice, piece.first_slice + piece.count);
         EXPECT_EQ(slice == piece.first_slice, piece.granule_begin == 0);
-        ++coverage.pieces[key];
+        ++coverage.pieces[key], ++pieces;
       }
       coverage.counts[key] = piece.count;
       granules += piece.granule_end - piece.granule_begin;
@@ -54,8 +55,24 @@ Coverage Walk(const std::vector<SequenceWork>& works, int slices) {
       position = piece.end;
     }
     coverage.longest_slice = std::max(coverage.longest_slice, granules);
+    coverage.most_pieces = std::max(coverage.most_pieces, pieces);
   }
   return coverage;
+}
+Coverage Walk(const std::vector<SequenceWork>& works, int slices) {
+  return WalkOn(works, slices, Payload(LineOf(works), slices));
+}
+
+void ExpectEachGranuleOnce(const std::vector<SequenceWork>& works, const Coverage& coverage) {
+  for (size_t seq = 0; seq < works.size(); ++seq) {
+    for (int item = 0; item < works[seq].items; ++item) {
+      const auto key = std::make_pair(seq, item);
+      ASSERT_TRUE(coverage.visits.contains(key)) << "an item without keys must be visited, too";
+      for (int visits : coverage.visits.at(key)) ASSERT_EQ(visits, 1);
+      const auto pieces = coverage.pieces.find(key);
+      ASSERT_EQ(coverage.counts.at(key), pieces == coverage.pieces.end() ? 1 : pieces->second);
+    }
+  }
 }
 
 TEST(DecodePlan, EveryGranuleIsComputedOnce) {
@@ -63,31 +80,56 @@ TEST(DecodePlan, EveryGranuleIsComputedOnce) {
   for (int round = 0; round < 200; ++round) {
     std::vector<SequenceWork> works(1 + random() % 40);
     for (SequenceWork& work : works) {
-      work.items = random() % 4 == 0 ? 0 : 1 + static_cast<int>(random() % 9);
-      work.granules =
-          random() % 5 == 0 ? 0 : static_cast<int>(random() % (random() % 7 == 0 ? 3000 : 60));
+      const int items = random() % 4 == 0 ? 0 : 1 + static_cast<int>(random() % 9);
+      work = WorkOfItems(items, random() % 5 == 0
+                                    ? 0
+                                    : static_cast<int>(random() % (random() % 7 == 0 ? 3000 : 60)));
     }
     const int slices = 1 + static_cast<int>(random() % kMaxCtas);
     const Coverage coverage = Walk(works, slices);
-    for (size_t seq = 0; seq < works.size(); ++seq) {
-      for (int item = 0; item < works[seq].items; ++item) {
-        const auto key = std::make_pair(seq, item);
-        ASSERT_TRUE(coverage.visits.contains(key)) << "an item without keys must be visited, too";
-        for (int visits : coverage.visits.at(key)) ASSERT_EQ(visits, 1);
-        const auto pieces = coverage.pieces.find(key);
-        ASSERT_EQ(coverage.counts.at(key), pieces == coverage.pieces.end() ? 1 : pieces->second);
-      }
-    }
+    ExpectEachGranuleOnce(works, coverage);
     EXPECT_LE(coverage.longest_slice, Payload(LineOf(works), slices));
   }
 }
 
 TEST(DecodePlan, OneLongSequenceAmongShortOnesIsSpreadOut) {
-  std::vector<SequenceWork> works(64, SequenceWork{8, 1});
-  works[17].granules = 8192;  // 131072 keys
+  std::vector<SequenceWork> works(64, WorkOfItems(8, 1));
+  works[17] = WorkOfItems(8, 8192);  // 131072 keys
   const Coverage coverage = Walk(works, 264);
   EXPECT_LE(coverage.longest_slice, 1 + LineOf(works) / 264);
   EXPECT_GE(coverage.pieces.at({17, 3}), 30);
+}
+
+// As FindSliceOfFew gives all items one cost.
+TEST(DecodePlan, ItemsOfAboutOneLengthAreCutIntoAsManyPieces) {
+  std::mt19937 random(11);
+  int even_ones = 0;
+  for (int round = 0; round < 500; ++round) {
+    const int slices = 1 + static_cast<int>(random() % kMaxCtas);
+    const int granules = 1 + static_cast<int>(random() % 2000);
+    std::vector<SequenceWork> works(1 + random() % 32);
+    int items = 0, largest = 0;
+    for (SequenceWork& work : works) {
+      work = WorkOfItems(static_cast<int>(random() % 3),
+                         granules - static_cast<int>(random() % (1 + granules / 10)));
+      items += work.items;
+      if (work.items > 0) largest = std::max(largest, work.item_cost);
+    }
+    const int line = LineOf(works);
+    const EvenPieces even = EvenPiecesOf(line, items, largest, slices);
+    if (even.payload == 0) continue;
+    ++even_ones;
+    EXPECT_GE(even.item_cost(), largest);
+    for (SequenceWork& work : works) work.item_cost = even.item_cost();
+    const Coverage coverage = WalkOn(works, slices, even.payload);
+    ExpectEachGranuleOnce(works, coverage);
+    EXPECT_LE(coverage.most_pieces, 1);
+    EXPECT_LE(coverage.longest_slice, even.payload);
+  }
+  EXPECT_GT(even_ones, 100);
+  EXPECT_EQ(EvenPiecesOf(16 * 262, 16, 262, 66).item_cost(), 264);   // 16 x 4096 keys
+  EXPECT_EQ(EvenPiecesOf(15 * 38 + 8198, 16, 8198, 66).payload, 0);  // one is long
+  EXPECT_EQ(EvenPiecesOf(64 * 262, 64, 262, 33).payload, 0);         // more items than slices
 }
 
 TEST(DecodePlan, MaxSplitsFollowsTheShape) {
@@ -128,7 +170,7 @@ TEST(DecodePlan, NoLengthsExceedTheBounds) {
     for (int64_t seq = 0; seq < shape.num_seqs; ++seq) {
       const int64_t len_q = random() % 4;
       shape.num_tokens += len_q;
-      line += SequenceWork{static_cast<int>(CeilDiv<int64_t>(len_q * group, kTileRows)), granules}
+      line += WorkOfItems(static_cast<int>(CeilDiv<int64_t>(len_q * group, kTileRows)), granules)
                   .cost();
     }
     EXPECT_LE(line, MaxLine(shape, kMinGranuleKeys));

@@ -12,6 +12,7 @@ constexpr int kCombineThreads = 128;
 __global__ void __launch_bounds__(kCombineThreads)
     CombineKernel(const __grid_constant__ Params p, const __grid_constant__ PieceLayout layout,
                   bool aligned) {
+  cuda::AwaitPrevious();
   const int kv_head = blockIdx.x, slice = blockIdx.y, lane = threadIdx.x % 32;
   const Record item = RecordOf(PartialAt(p, layout, slice, kv_head, blockIdx.z), layout);
   if (item.pieces == 0) return;
@@ -74,7 +75,9 @@ const cuda::Kernel kCombineKernel("CombineKernel", reinterpret_cast<const void*>
 Status LaunchCombine(const Params& p, const PieceLayout& layout, int64_t num_slices, bool aligned,
                      const CudaContext& context) {
   const cuda::Grid grid{p.num_kv_heads(), num_slices, 2};
-  return cuda::Launch(context, kCombineKernel, {grid, dim3(kCombineThreads)}, p, layout, aligned);
+  return cuda::Launch(context, kCombineKernel,
+                      {.grid = grid, .block = dim3(kCombineThreads), .overlaps_previous = true}, p,
+                      layout, aligned);
 }
 
 }  // namespace intarsia::attention::decode

@@ -8,9 +8,12 @@
 // shared memory; if other CTAs have pieces of the same item, CombineKernel does the rest
 // (decode_combine.cuh has the formula).
 #pragma once
+#include <bit>
+
 #include "src/attention/cuda/decode_combine.cuh"
 #include "src/attention/cuda/fragments.cuh"
 #include "src/attention/cuda/scores.cuh"
+#include "src/attention/cuda/sm80/decode_plain.cuh"
 #include "src/attention/cuda/sm80/decode_schedule.cuh"
 #include "src/attention/cuda/sm80/decode_tile.cuh"
 #include "src/core/cuda/launch.h"
@@ -24,30 +27,43 @@ __device__ __forceinline__ auto& OneBlock(typename S::Scores& s) {
   return reinterpret_cast<float(&)[1][S::kChunkKeys / 8][4]>(s);
 }
 
-// Where lane i % 16 finds row i of the tile in q; row 0 instead of those that do not exist.
+// Where a row of the tile lies in q; row 0 instead of one that does not exist.
 __device__ __forceinline__ int64_t QueryOffset(const Params& p, const Sequence& sequence,
-                                               const PieceTile& tile, int kv_head) {
-  const int row = threadIdx.x % kTileRows;
+                                               const PieceTile& tile, int kv_head, int row) {
   if (row >= tile.rows) return 0;
   const RowPlace place = PlaceOf(p, sequence, kv_head, tile.first_row + row);
   return place.token * p.q_token_stride + place.head * p.q_head_stride;
 }
 
-// Asks for Q; one warp. Where K and V are fp8 it is to be converted, and lies as in memory, one row
-// each kD 16-bit elements; unaligned rows are not asked for.
+// Asks for Q, each warp for some of its rows; a warp alone where they are not aligned. Where K and
+// V are fp8 it is to be converted, and lies as in memory, one row each kD 16-bit elements;
+// unaligned rows are not asked for.
 template <class S>
-__device__ __forceinline__ void StartQuery(const Params& p, int64_t offset, int rows,
-                                           uint32_t query, bool aligned) {
-  const int d = static_cast<int>(p.head_dim);
-  if constexpr (!S::kFp8) {
-    RowCopy<S>(offset, (1u << rows) - 1, 0).Start(query, p.q, S::kType, d, aligned);
-  } else if (aligned) {
-    const int lane = threadIdx.x % 32, bytes = IsFp8(p.dtype) ? 1 : 2;
-    for (int row = lane / 8; row < kTileRows; row += 4) {
-      const char* const from =
-          static_cast<const char*>(p.q) + __shfl_sync(0xffffffffu, offset, row) * bytes;
-      for (int byte = lane % 8 * 16; byte < d * bytes; byte += 128)
-        cuda::CpAsync16(query + row * S::QueryRows::kRowBytes + byte, from + byte, row < rows);
+__device__ __forceinline__ void StartQuery(const Params& p, const Sequence& sequence,
+                                           const PieceTile& tile, int kv_head, uint32_t query,
+                                           bool aligned) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, d = static_cast<int>(p.head_dim);
+  if (!aligned) {
+    if constexpr (!S::kFp8) {
+      if (warp == 0)
+        RowCopy<S>(QueryOffset(p, sequence, tile, kv_head, lane % kTileRows), (1u << tile.rows) - 1,
+                   0)
+            .Start(query, p.q, S::kType, d, false);
+    }
+    return;
+  }
+  constexpr int kWarpRows = kTileRows / S::kWarps;
+  const int bytes = S::kFp8 ? IsFp8(p.dtype) ? 1 : 2 : static_cast<int>(sizeof(typename S::T));
+#pragma unroll
+  for (int i = lane / 8; i < kWarpRows; i += 4) {
+    const int row = warp * kWarpRows + i;
+    const char* const from =
+        static_cast<const char*>(p.q) + QueryOffset(p, sequence, tile, kv_head, row) * bytes;
+#pragma unroll
+    for (int unit = lane % 8; unit < S::QueryRows::kUnits; unit += 8) {
+      const int to =
+          S::kFp8 ? row * S::QueryRows::kRowBytes + 16 * unit : S::QueryRows::Offset(row, unit);
+      cuda::CpAsync16(query + to, from + 16 * unit, row < tile.rows && 16 * unit < d * bytes);
     }
   }
 }
@@ -94,12 +110,11 @@ __device__ __forceinline__ void Attend(const Params& p, const Cut& cut, const Di
                                        char* shared, bool aligned, RowState<S>& state) {
   using Rows = typename S::Rows;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int cache_head = kv_head / cut.head_parts;
+  const int cache_head = S::kPlain ? kv_head : kv_head / cut.head_parts;
   const uint32_t query = cuda::SharedAddress(shared), rings = query + S::kQueryBytes;
   Ring<S> ring(p, page_size, sequence, cache_head, tile.keys, aligned,
                rings + warp * S::kRingBytes);
-  const int64_t query_offset = QueryOffset(p, sequence, tile, kv_head);
-  if (warp == 0) StartQuery<S>(p, query_offset, tile.rows, query, aligned);
+  StartQuery<S>(p, sequence, tile, kv_head, query, aligned);
   cuda::CpAsyncCommit();
 
   Logit<S::kType> logit(p, S::kScaled ? ScoreScale(p, sequence.index, cache_head) : p.scale);
@@ -114,7 +129,8 @@ __device__ __forceinline__ void Attend(const Params& p, const Cut& cut, const Di
       cuda::CpAsyncWait<2 * S::kChunks>();
       __syncthreads();  // Q is here
       if constexpr (S::kFp8) {
-        logit.Scale(ConvertQuery<S>(p, query_offset, tile.rows, shared, aligned));
+        const int64_t offset = QueryOffset(p, sequence, tile, kv_head, lane % kTileRows);
+        logit.Scale(ConvertQuery<S>(p, offset, tile.rows, shared, aligned));
         __syncthreads();
       }
       state.SetFactor(logit.factor());
@@ -228,18 +244,23 @@ __device__ __forceinline__ void WritePiece(const Params& p, const PieceLayout& l
 // Grid (hk, slices).
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, S::kTiles.ctas_per_sm)
-    DecodeKernel(const __grid_constant__ Params p, const __grid_constant__ PieceLayout layout,
+    DecodeKernel(const __grid_constant__ Params call, const __grid_constant__ PieceLayout layout,
                  Cut cut, const __grid_constant__ Divisor page_size, bool fill_padding,
                  bool aligned) {
   extern __shared__ __align__(128) char shared[];
+  const CallOf<S> seen(call);
+  const Params& p = seen.params();
+  cuda::LetNextBegin();
   const int kv_head = blockIdx.x, slice_index = blockIdx.y, num_slices = gridDim.y;
   if (num_slices > 1 && threadIdx.x < PieceLayout::kPiecesPerCta)
     RecordOf(PartialAt(p, layout, slice_index, kv_head, threadIdx.x), layout) = {};
 
   // With 16-bit keys alone, as the prefill kernel that shares: others would spill registers.
-  if constexpr (!S::kScaled)
+  if constexpr (!S::kScaled && !S::kPlain)
     if (cut.sharing.ctas) cut.taken_keys = TakenKeys(p, cut.sharing);
-  const Slice slice = FindSlice<S::kThreads>(p, cut, slice_index, num_slices);
+  const Slice slice = p.num_seqs <= kFewSeqs
+                          ? FindSliceOfFew(p, cut, slice_index, num_slices)
+                          : FindSlice<S::kThreads>(p, cut, slice_index, num_slices);
   Sequence sequence = slice.sequence;
   SequenceWork work = slice.work;
   int sequence_begin = slice.sequence_begin;
@@ -248,6 +269,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kTiles.ctas_per_sm)
       sequence_begin += work.cost();
       sequence = SequenceAt(p, sequence.index + 1, sequence.tokens.end, sequence.key_end);
       work = WorkOf(p, sequence, cut);
+      if (slice.even_cost > 0) work.item_cost = slice.even_cost;
       continue;  // it may have no work
     }
     const Piece piece = PieceAt(work, sequence_begin, position, slice.end, slice.payload);
@@ -276,9 +298,11 @@ Status LaunchShape(Params p, const CudaContext& context, const DecodeRows& which
   const StaticShape shape = SplitHeads(ShapeOf(p));
   const int64_t head_parts = shape.num_kv_heads / p.num_kv_heads();
   p.cache.num_kv_heads = shape.num_kv_heads;
+  p.SetGroup();
   const PieceLayout layout = LayoutOfPieces(shape);
   const Cut cut{static_cast<int>(std::min(which.max_packed_rows, kMaxCount) / head_parts),
-                GranuleKeys(shape), static_cast<int>(head_parts), which.sharing};
+                std::countr_zero(static_cast<unsigned>(GranuleKeys(shape))),
+                static_cast<int>(head_parts), which.sharing};
   const int64_t ctas = std::min<int64_t>(p.workspace ? p.max_splits : 1, device.sms * resident);
   const int64_t heads = shape.num_kv_heads, num_slices = NumSlices(heads, ctas);
   const int64_t needed = PieceLayout::kPiecesPerCta * layout.floats();
@@ -302,8 +326,11 @@ namespace intarsia::attention {
 template <DType kKeyType>
 Status LaunchDecodeOf(const Params& p, const CudaContext& context, TileSize size, DecodeRows rows) {
   return DecodeDims::Dispatch(std::max(p.head_dim, p.cache.v_head_dim), [&]<int kD>() {
-    return DispatchTiles<decode::TileConfig, kKeyType, kD>(
-        size, [&]<class S>() { return decode::LaunchShape<S>(p, context, rows); });
+    return DispatchTiles<decode::TileConfig, kKeyType, kD>(size, [&]<class S>() {
+      return decode::IsPlain(p, rows, ShapeOf(p))
+                 ? decode::LaunchShape<decode::PlainConfig<S>>(p, context, rows)
+                 : decode::LaunchShape<S>(p, context, rows);
+    });
   });
 }
 

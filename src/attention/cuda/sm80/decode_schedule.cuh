@@ -11,8 +11,8 @@ namespace intarsia::attention::decode {
 // What a launch computes, and in which units.
 struct Cut {
   int max_packed_rows = 0;  // of a sequence
-  int granule_keys = 0;
-  int head_parts = 0;  // the kernel's num_kv_heads is this many times that of the cache
+  int granule_shift = 0;    // log2 of a granule's keys
+  int head_parts = 0;       // the kernel's num_kv_heads is this many times that of the cache
   Sharing sharing;
   int taken_keys = -1;  // sequences with up to so many keys are another kernel's
 };
@@ -23,7 +23,10 @@ __device__ __forceinline__ SequenceWork WorkOf(const Params& p, const Sequence& 
   if (packed_rows == 0 || packed_rows > cut.max_packed_rows || sequence.len_k <= cut.taken_keys)
     return {};
   const Range keys = VisibleToRows(p, sequence, 0, packed_rows - 1).some;
-  return {CeilDiv(packed_rows, kTileRows), CeilDiv(max(keys.size(), 0), cut.granule_keys)};
+  const int granule_keys = 1 << cut.granule_shift;
+  return WorkOfItems(
+      static_cast<int>(CeilDiv(static_cast<unsigned>(packed_rows), unsigned{kTileRows})),
+      (max(keys.size(), 0) + granule_keys - 1) >> cut.granule_shift);
 }
 
 // What a CTA computes at a time: a piece of an item.
@@ -39,11 +42,13 @@ __device__ __forceinline__ PieceTile TileOf(const Params& p, const Sequence& seq
   PieceTile tile;
   tile.first_row = piece.item * kTileRows;
   tile.rows = min(kTileRows, packed_rows - tile.first_row);
-  const int first_key = VisibleToRows(p, sequence, 0, packed_rows - 1).some.begin;
   const VisibleRange visible =
       VisibleToRows(p, sequence, tile.first_row, tile.first_row + tile.rows - 1);
-  tile.keys.begin = max(visible.some.begin, first_key + piece.granule_begin * cut.granule_keys);
-  tile.keys.end = min(visible.some.end, first_key + piece.granule_end * cut.granule_keys);
+  // Of all rows of the sequence: that of the first one.
+  const int first_key =
+      tile.first_row == 0 ? visible.some.begin : VisibleToRows(p, sequence, 0, 0).some.begin;
+  tile.keys.begin = max(visible.some.begin, first_key + (piece.granule_begin << cut.granule_shift));
+  tile.keys.end = min(visible.some.end, first_key + (piece.granule_end << cut.granule_shift));
   tile.seen_by_all = visible.all;
   return tile;
 }
@@ -54,6 +59,7 @@ struct Slice {
   Sequence sequence;
   SequenceWork work;       // of the sequence
   int sequence_begin = 0;  // on the line
+  int even_cost = 0;       // > 0: of each item
   Padding padding;
 };
 
@@ -76,6 +82,61 @@ __device__ __forceinline__ int ExclusiveScan(int x, int identity, int (&warps)[k
   for (int w = 0; w < kThreads / 32; ++w)
     if (w < warp) x = combine(warps[w], x);
   return x;
+}
+
+// The sum of the x of all lanes up to this one.
+__device__ __forceinline__ int SumThroughLane(int x) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, x, distance);
+    if (lane >= distance) x += other;
+  }
+  return x;
+}
+
+// FindSlice where a warp has a lane for each sequence: all warps compute the same, and none waits.
+inline constexpr int kFewSeqs = 32;
+__device__ __forceinline__ Slice FindSliceOfFew(const Params& p, const Cut& cut, int index,
+                                                int num_slices) {
+  const int lane = threadIdx.x % 32;
+  const bool looks = lane < NumSeqs(p);
+  const int front = FirstToken(p);
+  int end = front, key_end = FirstKey(p);
+  const Range tokens = RangeOfLane(looks ? EndOf(p, lane) : 0, end);
+  const int key_begin = p.paged ? 0 : RangeOfLane(looks ? KeyEndOf(p, lane) : 0, key_end).begin;
+  Sequence sequence;
+  SequenceWork work;
+  if (looks) {
+    sequence = SequenceAt(p, lane, tokens.begin, key_begin);
+    work = WorkOf(p, sequence, cut);
+  }
+  int through = SumThroughLane(work.cost()), line = __shfl_sync(0xffffffffu, through, 31);
+  const int items = __reduce_add_sync(0xffffffffu, work.items),
+            largest = __reduce_max_sync(0xffffffffu, work.items > 0 ? work.item_cost : 0);
+  int payload = Payload(line, num_slices);
+  const EvenPieces even = EvenPiecesOf(line, items, largest, num_slices);
+  if (even.payload > 0) {
+    payload = even.payload;
+    work.item_cost = even.item_cost();
+    through = SumThroughLane(work.cost());
+    line = items * even.item_cost();
+  }
+  const int begin = index * payload;
+  const int owner = max(__ffs(__ballot_sync(0xffffffffu, begin < through)) - 1, 0);
+  const auto of_owner = [&](int x) { return __shfl_sync(0xffffffffu, x, owner); };
+  return {.begin = begin,
+          .end = min(begin + payload, line),
+          .payload = payload,
+          .sequence = {.index = of_owner(sequence.index),
+                       .tokens = {of_owner(sequence.tokens.begin), of_owner(sequence.tokens.end)},
+                       .len_k = of_owner(sequence.len_k),
+                       .k_begin = of_owner(sequence.k_begin),
+                       .key_end = of_owner(sequence.key_end)},
+          .work = {of_owner(work.items), of_owner(work.granules), of_owner(work.item_cost)},
+          .sequence_begin = of_owner(through - work.cost()),
+          .even_cost = even.item_cost(),
+          .padding = {front, end}};
 }
 
 // Each thread adds up the work of a run of sequences; the one in whose run the slice begins then
@@ -129,7 +190,13 @@ __device__ __forceinline__ Slice FindSlice(const Params& p, const Cut& cut, int 
         work = WorkOf(p, sequence, cut);
       }
     }
-    found = {begin,        min(begin + payload, line), payload, sequence, work, sequence_begin,
+    found = {begin,
+             min(begin + payload, line),
+             payload,
+             sequence,
+             work,
+             sequence_begin,
+             /*even_cost=*/0,
              found.padding};
   }
   __syncthreads();

@@ -21,6 +21,7 @@ struct TileConfig {
   using T = typename M::T;
   using Key = typename M::Key;
   static constexpr int kD = kDim;
+  static constexpr bool kPlain = false;  // decode_plain.cuh
   using QueryRows = cuda::SwizzledRows<kD* static_cast<int>(sizeof(T))>;
   using Rows = cuda::SwizzledRows<kD* static_cast<int>(sizeof(Key))>;  // of K and V
   static constexpr int kChunkKeys = kTiles.chunk_keys;
