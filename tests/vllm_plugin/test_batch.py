@@ -64,15 +64,18 @@ def test_a_batch_comes_out_as_it_went_in(
         np.testing.assert_array_equal(got.slot_mapping, padded(put.slot_mapping, shape.tokens, -1))
 
 
+@pytest.mark.parametrize("rows", [8, 5], ids=["padded", "full"])
 @pytest.mark.parametrize("given", [True, False])
-def test_tokens_have_types_where_a_model_takes_them(given: bool) -> None:
+def test_tokens_have_types_where_a_model_takes_them(given: bool, rows: int) -> None:
     types = torch.tensor([0, 0, 1, 0, 1])
-    shape, layout = StepShape(8, 2, decode=False), BatchLayout([1], typed=True)
+    shape, layout = StepShape(rows, 2, decode=False), BatchLayout([1], typed=True)
     ids = torch.arange(5)
-    vector = layout.pack(shape, ids, ids, [group([3, 2], 0, 1, 0)], types if given else None)
+    into = torch.full((layout.size(shape),), 9, dtype=torch.int32)
+    batch = [group([3, 2], 0, 1, 0)]
+    vector = layout.pack(shape, ids, ids, batch, types if given else None, into=into)
     step = layout.unpack(shape, jax.dlpack.from_dlpack(vector))
     expected = types.tolist() if given else [0] * 5
-    assert step.token_types.tolist() == [*expected, 0, 0, 0]
+    assert step.token_types.tolist() == expected + [0] * (rows - 5)
     assert step.groups[0].cu_seqlens_q.tolist() == [0, 3, 5]
 
 

@@ -92,22 +92,27 @@ class BatchLayout:
         """
         if into is None:
             into = torch.empty(self.size(shape), dtype=torch.int32, device=input_ids.device)
-        vector = into.zero_()
-        ids, places, types, starts, lengths, *rest = vector.split(list(self._sizes(shape)))
+        ids, places, types, starts, lengths, *rest = into.split(list(self._sizes(shape)))
         tokens, requests = groups[0].num_actual_tokens, groups[0].num_reqs
+        # Each line is a kernel, and 5 us of the host on a CPU, so what a batch fills is not cleared before.
+        if padded := tokens < shape.tokens or requests < shape.requests:
+            into.zero_()
+            starts[requests + 1 :] = tokens
         ids[:tokens] = input_ids[:tokens]
         places[:tokens] = positions[:tokens]
         if token_types is not None:
             types[:tokens] = token_types[:tokens]
+        elif self._typed:
+            types.zero_()
         starts[: requests + 1] = groups[0].query_start_loc[: requests + 1]
-        starts[requests + 1 :] = tokens
         lengths[:requests] = groups[0].seq_lens[:requests]
         for i, (group, width) in enumerate(zip(groups, self._widths, strict=True)):
             table, slots = rest[2 * i : 2 * i + 2]
             table.view(shape.requests, width)[:requests] = group.block_table_tensor[:requests]
             slots[:tokens] = group.slot_mapping[:tokens]
-            slots[tokens:] = -1
-        return vector
+            if padded:
+                slots[tokens:] = -1
+        return into
 
     def padding(self, shape: StepShape, device: torch.device) -> torch.Tensor:
         """The vector of a step without tokens, which writes nothing."""
