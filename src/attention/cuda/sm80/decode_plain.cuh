@@ -1,5 +1,5 @@
 // Plain calls of decode: those that do without what most calls do without. A kernel that knows so
-// has 2,200 instructions for 4,700. With few sequences each runs once or twice, and latencies of
+// has 4,000 instructions for 5,700. With few sequences each runs once or twice, and latencies of
 // instructions and of fetching them are most of a call's time (docs/notebook/decode.md).
 #pragma once
 #include "src/attention/cuda/sm80/decode_schedule.cuh"
