@@ -258,7 +258,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kTiles.ctas_per_sm)
   // With 16-bit keys alone, as the prefill kernel that shares: others would spill registers.
   if constexpr (!S::kScaled && !S::kPlain)
     if (cut.sharing.ctas) cut.taken_keys = TakenKeys(p, cut.sharing);
-  const Slice slice = p.num_seqs <= kFewSeqs
+  // In other kernels both ways would make registers spill.
+  const Slice slice = S::kPlain && p.num_seqs <= kFewSeqs
                           ? FindSliceOfFew(p, cut, slice_index, num_slices)
                           : FindSlice<S::kThreads>(p, cut, slice_index, num_slices);
   Sequence sequence = slice.sequence;
@@ -327,9 +328,10 @@ template <DType kKeyType>
 Status LaunchDecodeOf(const Params& p, const CudaContext& context, TileSize size, DecodeRows rows) {
   return DecodeDims::Dispatch(std::max(p.head_dim, p.cache.v_head_dim), [&]<int kD>() {
     return DispatchTiles<decode::TileConfig, kKeyType, kD>(size, [&]<class S>() {
-      return decode::IsPlain(p, rows, ShapeOf(p))
-                 ? decode::LaunchShape<decode::PlainConfig<S>>(p, context, rows)
-                 : decode::LaunchShape<S>(p, context, rows);
+      if constexpr (kKeyType != kF32)  // whose kernel would spill registers
+        if (decode::IsPlain(p, rows, ShapeOf(p)))
+          return decode::LaunchShape<decode::PlainConfig<S>>(p, context, rows);
+      return decode::LaunchShape<S>(p, context, rows);
     });
   });
 }
