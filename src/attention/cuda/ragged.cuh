@@ -37,6 +37,17 @@ __device__ __forceinline__ Range RangeOfLane(int own_end, int& end) {
   return own;
 }
 
+// The sum of the x of all lanes up to this one.
+__device__ __forceinline__ int SumThroughLane(int x) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, x, distance);
+    if (lane >= distance) x += other;
+  }
+  return x;
+}
+
 // One of the things that sequences have several of.
 struct OwnedItem {
   bool exists = false;
@@ -71,12 +82,7 @@ __device__ __forceinline__ OwnedItem FindItem(const Params& p, int index, Count 
     const int key_begin =
         p.paged ? 0 : RangeOfLane(looks ? KeyEndOf(p, base + lane) : 0, key_end).begin;
     const int own = looks ? count(base + lane, tokens, key_begin) : 0;
-    int through = own;  // the inclusive prefix sum
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, through, distance);
-      if (lane >= distance) through += other;
-    }
+    const int through = SumThroughLane(own);
     const int all = __shfl_sync(0xffffffffu, through, 31);
     if (index < all) {
       const LaneItem item = order(index, own, through);

@@ -84,31 +84,20 @@ __device__ __forceinline__ int ExclusiveScan(int x, int identity, int (&warps)[k
   return x;
 }
 
-// The sum of the x of all lanes up to this one.
-__device__ __forceinline__ int SumThroughLane(int x) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, x, distance);
-    if (lane >= distance) x += other;
-  }
-  return x;
-}
-
-// FindSlice where a warp has a lane for each sequence: all warps compute the same, and none waits.
+// FindSlice of a plain call (decode_plain.cuh) where a warp has a lane for each sequence: all warps
+// compute the same, and none waits.
 inline constexpr int kFewSeqs = 32;
 __device__ __forceinline__ Slice FindSliceOfFew(const Params& p, const Cut& cut, int index,
                                                 int num_slices) {
   const int lane = threadIdx.x % 32;
   const bool looks = lane < NumSeqs(p);
   const int front = FirstToken(p);
-  int end = front, key_end = FirstKey(p);
+  int end = front;
   const Range tokens = RangeOfLane(looks ? EndOf(p, lane) : 0, end);
-  const int key_begin = p.paged ? 0 : RangeOfLane(looks ? KeyEndOf(p, lane) : 0, key_end).begin;
   Sequence sequence;
   SequenceWork work;
   if (looks) {
-    sequence = SequenceAt(p, lane, tokens.begin, key_begin);
+    sequence = SequenceAt(p, lane, tokens.begin, 0);
     work = WorkOf(p, sequence, cut);
   }
   int through = SumThroughLane(work.cost()), line = __shfl_sync(0xffffffffu, through, 31);
