@@ -163,14 +163,17 @@ int main(int argc, char** argv) {
   const std::string only = argc > 1 ? argv[1] : "";
   const auto number = [&](int i) { return std::atol(argv[i]); };
   if (only != "time" && !CheckAll(argc == 3 ? number(2) : 60)) return 1;
-  if (only == "time" && argc == 8)
-    Time({.b = number(2),
-          .len_k = number(3),
-          .h = number(4),
-          .hk = number(5),
-          .d = number(6),
-          .page_size = number(7)});
-  else if (only != "check")
+  if (only == "time" && argc == 8) {
+    for (const auto kv : {intarsia::DType::kBF16, intarsia::DType::kF8E4M3})
+      Time({.kv = kv,
+            .b = number(2),
+            .len_k = number(3),
+            .h = number(4),
+            .hk = number(5),
+            .d = number(6),
+            .page_size = number(7)});
+  } else if (only != "check") {
     TimeAll();
+  }
   return 0;
 }

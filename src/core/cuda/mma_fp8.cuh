@@ -63,24 +63,38 @@ struct Mma<DType::kF8E4M3> : Fp8Mma<DType::kF8E4M3> {};
 template <>
 struct Mma<DType::kF8E5M2> : Fp8Mma<DType::kF8E5M2> {};
 
-// What kRows rows of q are to be multiplied by before they become f16: the power of two that brings
-// the largest one near 2^14. Types whose numbers are all f16's need none. `load` gives columns
-// column ... column + 7 of a row, zeros where there are none; all lanes of a warp call it together.
+// What rows of q are to be multiplied by before they become f16: the power of two that brings the
+// largest finite one near 2^14. `largest` has its bits.
+__device__ __forceinline__ float QueryScaleOf(uint32_t largest) {
+  const int exponent = static_cast<int>(largest >> 23);
+  return exponent == 0 ? 1.0f : __uint_as_float(min(127 + 127 + 14 - exponent, 254) << 23);
+}
+
+// The larger of `largest` and the bits of q's largest finite number.
+__device__ __forceinline__ uint32_t LargestBits(const Eight<float>& q, uint32_t largest) {
+#pragma unroll
+  for (float x : q.at) {
+    const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;  // ordered as the numbers are
+    if (bits < 0x7f800000u) largest = max(largest, bits);
+  }
+  return largest;
+}
+
+// Whether every number of the type is one of f16's.
+__device__ __forceinline__ bool FitsF16(DType dtype) {
+  return dtype != DType::kBF16 && dtype != DType::kF32;
+}
+
+// QueryScaleOf of kRows rows. `load` gives columns column ... column + 7 of a row, zeros where
+// there are none; all lanes of a warp call it together.
 template <int kRows, int kD, class Load>
 __device__ __forceinline__ float QueryScale(DType dtype, const Load& load) {
-  if (dtype != DType::kBF16 && dtype != DType::kF32) return 1.0f;
+  if (FitsF16(dtype)) return 1.0f;
   uint32_t largest = 0;
 #pragma unroll 8
-  for (int i = threadIdx.x % 32; i < kRows * kD / 8; i += 32) {
-    const Eight<float> q = load(i / (kD / 8), i % (kD / 8) * 8);
-#pragma unroll
-    for (float x : q.at) {
-      const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;  // ordered as the numbers are
-      if (bits < 0x7f800000u) largest = max(largest, bits);
-    }
-  }
-  const int exponent = static_cast<int>(__reduce_max_sync(0xffffffffu, largest) >> 23);
-  return exponent == 0 ? 1.0f : __uint_as_float(min(127 + 127 + 14 - exponent, 254) << 23);
+  for (int i = threadIdx.x % 32; i < kRows * kD / 8; i += 32)
+    largest = LargestBits(load(i / (kD / 8), i % (kD / 8) * 8), largest);
+  return QueryScaleOf(__reduce_max_sync(0xffffffffu, largest));
 }
 
 }  // namespace intarsia::cuda

@@ -68,36 +68,54 @@ __device__ __forceinline__ void StartQuery(const Params& p, const Sequence& sequ
   }
 }
 
+// A number for each warp and row, at the same place for whoever asks: first the warps' largest
+// queries, later their lse.
+template <class S>
+__device__ __forceinline__ auto& WarpNumbers() {
+  __shared__ float numbers[S::kWarps][kTileRows];
+  return numbers;
+}
+
 // Makes Q f16 where it lies, each warp some of its rows; returns what scores are to be multiplied
 // by for it.
 template <class S>
 __device__ __forceinline__ float ConvertQuery(const Params& p, int64_t offset, int rows,
                                               char* query, bool aligned) {
   constexpr int kWarpRows = kTileRows / S::kWarps, kEights = S::kD / 8;  // of a row
-  const int pitch = S::QueryRows::kRowBytes / (IsFp8(p.dtype) ? 1 : 2);
-  const auto load = [&](int row, int column) {
-    const int64_t in_memory = __shfl_sync(0xffffffffu, offset, row) + column;
-    if (row >= rows || column >= p.head_dim) return cuda::Eight<float>{};
-    if (aligned) return cuda::LoadEightFloats(query, p.dtype, row * pitch + column, true);
-    return cuda::LoadEightFloats(p.q, p.dtype, in_memory, false);
-  };
-  const int first = static_cast<int>(threadIdx.x) / 32 * kWarpRows, lane = threadIdx.x % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
+  // Of 16 bits in plain calls.
+  const DType dtype = S::kPlain && p.dtype != DType::kF16 ? DType::kBF16 : p.dtype;
+  const int pitch = S::QueryRows::kRowBytes / (IsFp8(dtype) ? 1 : 2);
   constexpr int kOwn = kWarpRows * kEights / 32;
+  static_assert(32 % kEights == 0 && kOwn > 0);
   cuda::Eight<float> own[kOwn];
+  uint32_t largest = 0;
 #pragma unroll
   for (int j = 0; j < kOwn; ++j) {
-    const int i = lane + 32 * j;
-    own[j] = load(first + i / kEights, i % kEights * 8);
+    const int row = warp * kWarpRows + (lane + 32 * j) / kEights, column = lane % kEights * 8;
+    const int64_t in_memory = __shfl_sync(0xffffffffu, offset, row) + column;
+    own[j] = {};
+    if (row < rows && column < p.head_dim)
+      own[j] = aligned ? cuda::LoadEightFloats(query, dtype, row * pitch + column, true)
+                       : cuda::LoadEightFloats(p.q, dtype, in_memory, false);
+    largest = cuda::LargestBits(own[j], largest);
   }
-  const float factor = cuda::QueryScale<kTileRows, S::kD>(p.dtype, load);
-  __syncthreads();  // all have read it
+  auto& numbers = WarpNumbers<S>();
+  numbers[warp][0] = __uint_as_float(__reduce_max_sync(0xffffffffu, largest));
+  __syncthreads();  // all have read Q
+  float factor = 1.0f;
+  if (!cuda::FitsF16(dtype)) {
+    float all = 0.0f;
+#pragma unroll
+    for (int w = 0; w < S::kWarps; ++w) all = fmaxf(all, numbers[w][0]);
+    factor = cuda::QueryScaleOf(__float_as_uint(all));
+  }
 #pragma unroll
   for (int j = 0; j < kOwn; ++j) {
-    const int i = lane + 32 * j;
 #pragma unroll
     for (float& x : own[j].at) x *= factor;
-    S::M::template StoreQuery<typename S::QueryRows>(query, first + i / kEights, i % kEights * 8,
-                                                     own[j]);
+    S::M::template StoreQuery<typename S::QueryRows>(
+        query, warp * kWarpRows + (lane + 32 * j) / kEights, lane % kEights * 8, own[j]);
   }
   return 1.0f / factor;
 }
@@ -173,7 +191,7 @@ __device__ __forceinline__ void WritePiece(const Params& p, const PieceLayout& l
                                            const Sequence& sequence, const PieceTile& tile,
                                            const Piece& piece, int kv_head, int slice,
                                            const RowState<S>& state, char* shared, bool aligned) {
-  __shared__ float warp_lse[S::kWarps][kTileRows];
+  auto& warp_lse = WarpNumbers<S>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int dv = static_cast<int>(p.cache.v_head_dim);
   const auto row_of = [&](int w, int row) {
@@ -246,10 +264,11 @@ template <class S>
 __global__ void __launch_bounds__(S::kThreads, S::kTiles.ctas_per_sm)
     DecodeKernel(const __grid_constant__ Params call, const __grid_constant__ PieceLayout layout,
                  Cut cut, const __grid_constant__ Divisor page_size, bool fill_padding,
-                 bool aligned) {
+                 bool rows_aligned) {
   extern __shared__ __align__(128) char shared[];
   const CallOf<S> seen(call);
   const Params& p = seen.params();
+  const bool aligned = S::kPlain || rows_aligned;
   cuda::LetNextBegin();
   const int kv_head = blockIdx.x, slice_index = blockIdx.y, num_slices = gridDim.y;
   if (num_slices > 1 && threadIdx.x < PieceLayout::kPiecesPerCta)

@@ -16,7 +16,8 @@ struct PlainConfig : S {
 inline bool IsPlain(const Params& p, const DecodeRows& which, const StaticShape& shape) {
   const bool narrow =
       !p.cu_seqlens_q.wide && !p.seqused_k.wide && !p.num_seqs_device.wide && !p.page_table.wide;
-  return p.paged && p.seqused_k.data && narrow && which.sharing.ctas == 0 && !p.leftpad_k.data &&
+  return p.paged && p.seqused_k.data && RowsAligned(p) && Bytes(p.dtype) == 2 && narrow &&
+         which.sharing.ctas == 0 && !p.leftpad_k.data &&
          SplitHeads(shape).num_kv_heads == shape.num_kv_heads && p.window_left < 0 &&
          p.attention_chunk == 0 && p.softcap == 0.0f && !p.alibi_slopes.data && !p.sinks && !p.lse;
 }
