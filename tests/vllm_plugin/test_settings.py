@@ -1,11 +1,5 @@
 """What is asked of vLLM and overridden is said in its log; what vLLM takes by default is not."""
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +7,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from intarsia.vllm import settings
-from jax._src import xla_bridge
-from vllm.config import CompilationMode, CUDAGraphMode, ParallelConfig
-from vllm_running import FEW_PROGRAMS, SIZES
+from vllm.config import CompilationMode, CUDAGraphMode
 
 
 @pytest.fixture
@@ -90,71 +82,3 @@ def test_custom_ops_are_the_users(configured, said):
 def test_a_cpu_schedules_synchronously(configured, said):
     assert not configured(async_scheduling=True).scheduler_config.async_scheduling
     assert "a CPU runs" in said.infos[-1] and said.warnings == []
-
-
-@pytest.mark.parametrize(
-    ("options", "begun", "device", "version", "spawned"),
-    [
-        ({}, False, "cpu", 33, False),
-        ({}, False, "cuda", 33, False),
-        ({}, False, "cpu", 32, True),  # which has no answer to torch's threads
-        ({}, False, "cuda", 32, False),  # as vLLM does it by itself
-        ({}, True, "cpu", 33, True),
-        ({"tensor_parallel_size": 2}, False, "cpu", 33, True),
-        ({"data_parallel_size": 2}, False, "cpu", 33, True),
-    ],
-)
-def test_processes_are_spawned(monkeypatch, said, options, begun, device, version, spawned):
-    """But for an only engine, before JAX has threads: it is forked, as vLLM does it."""
-    helpers = {"_release_libgomp_threads": None} if version == 33 else {}
-    monkeypatch.setattr(settings, "system_utils", SimpleNamespace(**helpers))
-    monkeypatch.setattr(settings, "current_platform", SimpleNamespace(device_type=device))
-    name = "VLLM_WORKER_MULTIPROC_METHOD"
-    monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: begun)
-    monkeypatch.delenv(name, raising=False)
-    parallel = ParallelConfig(**options)
-    settings.replace_start_of_processes(parallel)
-    assert os.environ.get(name) == ("spawn" if spawned else None) and said.warnings == []
-    monkeypatch.setenv(name, "fork")
-    settings.replace_start_of_processes(parallel)
-    assert os.environ[name] == ("spawn" if spawned else "fork")
-    overridden = [f"intarsia-vllm: {name}=fork has no effect, spawn is used"]
-    assert said.warnings == (overridden if spawned else [])
-
-
-_FORKED = """
-import json, multiprocessing, sys
-import torch
-
-torch.set_num_threads(2)
-torch.randn(1 << 22).exp().sum()  # in parallel
-from vllm import LLM, SamplingParams
-
-llm = LLM(sys.argv[1], skip_tokenizer_init=True, **json.loads(sys.argv[2]))
-engines = [type(process).__name__ for process in multiprocessing.active_children()]
-sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
-[request] = llm.generate([{"prompt_token_ids": [1, 2, 3]}], sampling, use_tqdm=False)
-print(json.dumps([engines, request.outputs[0].token_ids]))
-"""
-
-
-def test_a_forked_engine_answers(model, tmp_path):
-    """Although torch had threads: without vLLM's answer to that the engine hangs at its start."""
-    if not hasattr(settings.system_utils, "_release_libgomp_threads"):
-        pytest.skip("this vLLM's engines are spawned on CPUs")
-    options = SIZES | {"dtype": "float32", "additional_config": FEW_PROGRAMS}
-    command = [sys.executable, "-c", _FORKED, str(model("llama")), json.dumps(options)]
-    environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    environment.pop("VLLM_WORKER_MULTIPROC_METHOD", None)
-    out = tmp_path / "out"
-    with out.open("w") as stdout:
-        process = subprocess.Popen(command, env=environment, stdout=stdout, start_new_session=True)
-        try:
-            assert process.wait(timeout=240) == 0
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    lines = [line for line in out.read_text().splitlines() if line.startswith("[[")]
-    engines, tokens = json.loads(lines[-1])
-    assert engines == ["ForkProcess"]
-    assert len(tokens) == 8

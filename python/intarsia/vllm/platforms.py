@@ -169,7 +169,7 @@ class XlaPlatform(Platform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        from intarsia.vllm import ending, hosts, replicas, settings
+        from intarsia.vllm import ending, forks, hosts, replicas, settings
         from intarsia.vllm.refusals import refuse
 
         parallel = vllm_config.parallel_config
@@ -187,7 +187,7 @@ class XlaPlatform(Platform):
         # Nothing waits on the host for a step on a GPU; a CPU runs the step itself.
         if cls.device_type == "cpu":
             settings.schedule_synchronously(vllm_config)
-        settings.replace_start_of_processes(parallel)
+        forks.replace_start_of_processes(parallel)
         ending.tell_clients()
         limits = hosts.limits(vllm_config)
         hosts.choose(parallel)

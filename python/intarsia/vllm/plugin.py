@@ -27,11 +27,12 @@ def register() -> None:
     """
     from vllm.platforms import current_platform
 
-    from intarsia.vllm import metrics
+    from intarsia.vllm import forks, metrics
     from intarsia.vllm.platforms import XlaPlatform
 
     if isinstance(current_platform, XlaPlatform):
         current_platform.import_ir_kernels()
+        forks.inspect_models()
         metrics.serve_counts()
         # An engine's own process has it. Ranks do without: it would take a second to import.
         if "vllm.v1.engine.core" in sys.modules:

@@ -10,14 +10,9 @@ from vllm.config import (
     CompilationConfig,
     CompilationMode,
     CUDAGraphMode,
-    ParallelConfig,
     VllmConfig,
 )
 from vllm.logger import init_logger
-from vllm.platforms import current_platform
-from vllm.utils import system_utils
-
-from intarsia import _environment
 
 logger = init_logger("vllm.intarsia.settings")
 
@@ -71,35 +66,6 @@ def schedule_synchronously(config: VllmConfig) -> None:
             "intarsia-vllm: asynchronous scheduling is off: a CPU runs the steps itself"
         )
     config.scheduler_config.async_scheduling = False
-
-
-def replace_start_of_processes(parallel: ParallelConfig) -> None:
-    """Has vLLM spawn its processes, unless the engine is the only one, and JAX has not begun in this one.
-
-    Threads of JAX and a fork do not go together. Before they are there, a fork saves the engine all imports.
-    `vllm serve` has asked for spawn by then.
-    """
-    from jax._src import xla_bridge
-
-    alone = parallel.world_size == parallel.data_parallel_size == 1 and not parallel.use_ray
-    if alone and not xla_bridge.backends_are_initialized() and _may_fork():
-        return
-    asked = _environment.spawn_workers()
-    if asked is not None:
-        logger.warning_once(
-            "intarsia-vllm: %s=%s has no effect, spawn is used", _environment.WORKER_START, asked
-        )
-
-
-def _may_fork() -> bool:
-    """Whether a fork is safe from threads of torch's, or is vLLM's own risk.
-
-    A forked engine hangs in its first parallel loop if torch has run one on this process's CPU. vLLM 0.33 ends such threads first. 0.32
-    does not: it spawns on CPUs, and forks beside a GPU all the same.
-    """
-    return current_platform.device_type != "cpu" or hasattr(
-        system_utils, "_release_libgomp_threads"
-    )
 
 
 def _asked_of_compilation(compilation: CompilationConfig) -> dict[str, Any]:

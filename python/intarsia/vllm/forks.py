@@ -1,0 +1,111 @@
+"""Where vLLM's processes are forked: one that is spawned imports everything again, which takes 16 to 26 s on the GPU machines we have timed.
+
+Threads of JAX and a fork do not go together, nor do a CUDA context and one.
+"""
+
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from vllm.config import ParallelConfig
+from vllm.logger import init_logger
+from vllm.model_executor.models import registry
+from vllm.platforms import current_platform
+from vllm.utils import system_utils
+
+from intarsia import _environment
+from intarsia.vllm.replacing import replace
+
+logger = init_logger("vllm.intarsia.forks")
+
+
+def replace_start_of_processes(parallel: ParallelConfig) -> None:
+    """Has vLLM spawn its processes, unless the engine is the only one, and JAX has not begun in this one.
+
+    `vllm serve` has asked for spawn by then.
+    """
+    alone = parallel.world_size == parallel.data_parallel_size == 1 and not parallel.use_ray
+    if alone and not _jax_has_begun() and _may_fork_engine():
+        return
+    asked = _environment.spawn_workers()
+    if asked is not None:
+        logger.warning_once(
+            "intarsia-vllm: %s=%s has no effect, spawn is used", _environment.WORKER_START, asked
+        )
+
+
+def _jax_has_begun() -> bool:
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
+def _may_fork_engine() -> bool:
+    """Whether a fork is safe from threads of torch's, or is vLLM's own risk.
+
+    A forked engine hangs in its first parallel loop if torch has run one on this process's CPU. vLLM 0.33 ends such threads first. 0.32
+    does not: it spawns on CPUs, and forks beside a GPU all the same.
+    """
+    return current_platform.device_type != "cpu" or hasattr(
+        system_utils, "_release_libgomp_threads"
+    )
+
+
+# ---------------------------------------------------------------------------- what a model's class can do
+
+
+def inspect_models() -> None:
+    """Has vLLM ask a fork what a model's class can do.
+
+    It asks another process, lest importing the class begins CUDA in this one, when its cache of answers has none.
+    """
+    if registry._run_in_subprocess is not _in_a_fork:
+        global _spawned
+        _spawned = replace(registry, "_run_in_subprocess", _in_a_fork)
+
+
+_spawned: Callable[[Callable[[], Any]], Any]
+"""What vLLM has for it."""
+
+
+def _in_a_fork(function: Callable[[], Any]) -> Any:
+    """What `function` returns in another process.
+
+    Raises:
+      RuntimeError: with what it raised there.
+    """
+    # A daemon may have no children of multiprocessing's.
+    if _jax_has_begun() or torch.cuda.is_initialized() or multiprocessing.current_process().daemon:
+        return _spawned(function)
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=_tell, args=(there, function), name="ModelInspection")
+    child.start()
+    there.close()
+    try:
+        answer, failure = here.recv()
+    except EOFError:
+        answer, failure = None, ""
+    child.join()
+    if child.exitcode != 0 or failure:
+        raise RuntimeError(f"Error raised in subprocess (exit status {child.exitcode}):\n{failure}")
+    return answer
+
+
+def _tell(there: Connection, function: Callable[[], Any]) -> None:
+    torch.set_num_threads(1)  # a parallel loop would wait for the parent's threads
+    # As vLLM, which shows what such a process says only where it fails.
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    for descriptor in (1, 2):
+        os.dup2(silence, descriptor)
+    try:
+        there.send((function(), ""))
+    except Exception:
+        there.send((None, traceback.format_exc()))
