@@ -7,9 +7,12 @@ from intarsia._steps import _graphs, compile_step
 
 
 @pytest.mark.parametrize("tokens", [1, 64])
-def test_a_step_compiles_with_its_settings(tokens: int) -> None:
-    compiled = compile_step(jax.jit(lambda x: 2 * x).lower(jnp.ones(3)), tokens)
+@pytest.mark.parametrize("to_run", [True, False])
+def test_a_step_compiles_with_its_settings(tokens: int, to_run: bool) -> None:
+    lowered = jax.jit(lambda x: 2 * x).lower(jnp.ones(3))
+    compiled = compile_step(lowered, tokens, to_run=to_run)
     assert compiled(jnp.ones(3)).tolist() == [2, 2, 2]
+    assert compiled.memory_analysis().output_size_in_bytes == 12
 
 
 @pytest.mark.parametrize(

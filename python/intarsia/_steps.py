@@ -1,5 +1,7 @@
 """How a model's step is compiled and made ready, whoever wrote the model."""
 
+from typing import Any
+
 import jax
 
 from intarsia import _environment
@@ -14,17 +16,25 @@ _ON_CPUS: dict[str, str | bool] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE
 # XLA times products alone, on an idle GPU, and takes Triton for some. In a whole step of Llama-8B with 64 tokens and more
 # cuBLASLt's are faster (docs/notebook/vllm.md).
 _TRITON = "xla_gpu_enable_triton_gemm"
+_TUNING = "xla_gpu_autotune_level"
 _FEWEST_BY_CUBLAS = 64
 
 
-def compile_step(lowered: jax.stages.Lowered, tokens: int = 1) -> jax.stages.Compiled:
-    """Compiles a step of so many tokens with XLA's settings for transformers."""
+def compile_step(
+    lowered: jax.stages.Lowered, tokens: int = 1, *, to_run: bool = True
+) -> jax.stages.Compiled:
+    """Compiles a step of so many tokens with XLA's settings for transformers.
+
+    to_run: else for its memory analysis alone: XLA times no kernels for it, for which its allocator would take memory and keep it.
+    """
     devices = jax.devices()
     several_gpus = devices[0].platform == "gpu" and len(devices) > 1
     # An option goes before XLA_FLAGS, so what is asked for there is left alone.
-    by_cublas = tokens >= _FEWEST_BY_CUBLAS and _TRITON not in _environment.xla_flags()
-    products: dict[str, str | bool] = {_TRITON: False} if by_cublas else {}
-    return lowered.compile(_ON_CPUS | products | (_graphs() if several_gpus else {}))
+    large = tokens >= _FEWEST_BY_CUBLAS or not to_run
+    by_cublas = large and _TRITON not in _environment.xla_flags()
+    products: dict[str, Any] = {_TRITON: False} if by_cublas else {}
+    untuned: dict[str, Any] = {} if to_run else {_TUNING: 0}
+    return lowered.compile(_ON_CPUS | products | untuned | (_graphs() if several_gpus else {}))
 
 
 def _graphs() -> dict[str, str | bool]:

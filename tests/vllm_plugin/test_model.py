@@ -11,13 +11,13 @@ pytest.importorskip("vllm")
 
 import torch
 from intarsia.vllm import model
-from intarsia.vllm.batch import BatchLayout, bucket
+from intarsia.vllm.batch import BatchLayout, bucket, bucket_sizes
 from intarsia.vllm.parallel import Ranks
 
 
 def sizes(option: str, largest: int, **given: object) -> list[int]:
     config = SimpleNamespace(additional_config=given)
-    return model._sizes(config, option, 16, largest)
+    return bucket_sizes(config, option, 16, largest)
 
 
 def test_sizes_are_powers_of_two() -> None:
@@ -35,7 +35,7 @@ def test_a_user_chooses_sizes() -> None:
     for wrong in ([1], "token_buckets", 3):
         config = SimpleNamespace(additional_config=wrong)
         with pytest.raises(ValueError, match=r"additional_config is .*, expected an object"):
-            model._sizes(config, "token_buckets", 16, 100)
+            bucket_sizes(config, "token_buckets", 16, 100)
 
 
 def test_every_batch_fits() -> None:
@@ -139,6 +139,9 @@ def test_logits_of_a_decode_step_are_asked_for_once(monkeypatch: pytest.MonkeyPa
         first, second = one.compute_logits(hidden), one.compute_logits(hidden)
         torch.testing.assert_close(first, hidden * (of_step or 3))
         torch.testing.assert_close(second, hidden * 3)
+    hidden = one.forward(batch.ids, batch.ids + 1)
+    with pytest.raises(RuntimeError, match="got 0 rows for logits, expected the 1 of the decode"):
+        one.compute_logits(hidden[:0])
     one.forward(batch.ids, batch.ids + 1)
     monkeypatch.setattr(model, "get_forward_context", lambda: SimpleNamespace(attn_metadata=None))
     one._config = SimpleNamespace(
@@ -146,3 +149,20 @@ def test_logits_of_a_decode_step_are_asked_for_once(monkeypatch: pytest.MonkeyPa
     )
     hidden = one.forward(batch.ids, batch.ids + 1)
     assert not one.compute_logits(hidden + 0).any()
+
+
+def test_reloaded_weights_stay_in_the_programs_order() -> None:
+    one = _bare_model(lambda vector: vector)
+    one._tensors = {}
+    one._config = SimpleNamespace(cache_config=SimpleNamespace(cache_dtype="auto"))
+    one.__dict__["inner"] = norm = torch.nn.LayerNorm(3)
+    one.take_weights()
+    assert [*one._tensors] == ["weight", "bias"]
+    weight = torch.nn.Parameter(torch.full((3,), 5.0))
+    del norm.weight
+    norm.weight = weight  # registered anew: behind the bias
+    one.take_weights()
+    assert [x.tolist() for x in one._weights] == [[5] * 3, [0] * 3]
+    norm.register_buffer("more", torch.zeros(1))
+    with pytest.raises(RuntimeError, match=r"reloading added or removed \['more'\]"):
+        one.take_weights()

@@ -108,7 +108,7 @@ def test_a_program_that_fails_is_told_at_once(
 ) -> None:
     """With others queued behind it, or while the next is traced: none of them is compiled before the process can end."""
     first, tried = threading.Event(), []
-    monkeypatch.setattr(programs, "compile_step", _failing(first, tried))
+    monkeypatch.setattr(programs._steps, "compile_step", _failing(first, tried))
     told = programs.Programs(Ranks(1))
     for n in range(1, 4 + waiting):
         told.begin(n, jnp.sin, jnp.ones(n), tokens=n)
@@ -130,7 +130,7 @@ def test_a_program_that_fails_is_told_at_once(
 
 def test_a_program_that_cannot_be_traced_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first, tried = threading.Event(), []
-    monkeypatch.setattr(programs, "compile_step", _failing(first, tried))
+    monkeypatch.setattr(programs._steps, "compile_step", _failing(first, tried))
     told = programs.Programs(Ranks(1))
     for n in (1, 3, 4):
         told.begin(n, jnp.sin, jnp.ones(n), tokens=n)

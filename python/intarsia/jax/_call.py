@@ -98,7 +98,7 @@ def call_in_places(
     for x, row in zip(arrays, op.operands, strict=True):
         if x is not None:
             refuse_sharded(f"{name}: {row['name']}", x)
-    results = tuple(library.infer(name, [abstract(x) for x in arrays], attributes))
+    results = _infer(library, name, tuple(abstract(x) for x in arrays), attributes)
     arrays = vary_alike(arrays)
     given = {k: v for k, v in attributes.items() if v is not None}
     present = tuple(x is not None for x in arrays)
@@ -109,6 +109,31 @@ def call_in_places(
         for result, row in zip(results, op.results, strict=True)
         if not row["workspace"]
     )
+
+
+def _infer(
+    library: _native.Library,
+    name: str,
+    operands: tuple[_native.Tensor | None, ...],
+    attributes: dict[str, Any],
+) -> tuple[_native.Result | None, ...]:
+    """`Library.infer`, which the layers of a model ask the same, each time they are traced."""
+    given = tuple((k, type(v), v) for k, v in attributes.items())  # True equals 1
+    try:
+        hash(given)
+    except TypeError:  # the library says what is wrong
+        return tuple(library.infer(name, operands, attributes))
+    return _inferred(library, name, operands, given)
+
+
+@functools.lru_cache(maxsize=4096)
+def _inferred(
+    library: _native.Library,
+    name: str,
+    operands: tuple[_native.Tensor | None, ...],
+    attributes: tuple[tuple[str, type, Any], ...],
+) -> tuple[_native.Result | None, ...]:
+    return tuple(library.infer(name, operands, {k: v for k, _, v in attributes}))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -3,11 +3,12 @@
 One vector is one DLPack handover and one operand, however many KV cache groups a model has.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import torch
+from vllm.config import VllmConfig
 
 
 class StepShape(NamedTuple):
@@ -150,3 +151,19 @@ def bucket(sizes: Sequence[int], n: int) -> int:
         if n <= size:
             return size
     raise ValueError(f"a batch of {n} rows, expected at most {sizes[-1]}")
+
+
+def bucket_sizes(config: VllmConfig, option: str, smallest: int, largest: int) -> list[int]:
+    """Sizes to compile for: the user's, or powers of two; the largest is always there."""
+    additional = config.additional_config or {}
+    if not isinstance(additional, Mapping):
+        raise ValueError(f"additional_config is {additional!r}, expected an object")
+    given = additional.get(option)
+    if given is None:
+        return buckets(min(smallest, largest), largest)
+    # bool is an int to Python; true would count as 1
+    if not isinstance(given, list | tuple) or not all(type(n) is int and n > 0 for n in given):
+        raise ValueError(
+            f"additional_config: {option} is {given}, expected positive integers in a list"
+        )
+    return sorted({n for n in given if n < largest} | {largest})

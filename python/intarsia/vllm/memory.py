@@ -1,7 +1,10 @@
-"""Memory of steps on a CPU, which are alike: what one frees, the next asks for again."""
+"""Memory of the engine's process: what steps on a CPU free, and when Python collects garbage."""
 
 import ctypes
 import functools
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGEST, _LARGEST_OF_SOME = 1 << 30, 32 << 20  # bytes; not every version takes the first
@@ -10,7 +13,7 @@ _NEVER = (1 << 31) - 1
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Has glibc keep large blocks that are freed, as mallopt(3) tells; another C library is left as it is.
+    """Has glibc keep large blocks that are freed, since the next step asks for the same, as mallopt(3) tells; another C library is left as it is.
 
     It gives them back otherwise, and the system clears each page anew: of logits [32, 49152] and what sampling makes of them 800
     pages a step. vLLM's own CPU backend asks for tcmalloc instead.
@@ -19,3 +22,15 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGEST) or mallopt(_MMAP_THRESHOLD, _LARGEST_OF_SOME)
         mallopt(_TRIM_THRESHOLD, _NEVER)
+
+
+@contextmanager
+def collect_garbage_later() -> Iterator[None]:
+    """Keeps Python from walking over a million living objects again and again while programs are traced: 1.5 of 7.5 s."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -15,27 +15,25 @@ import jax
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.forward_context import get_forward_context, set_forward_context
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from intarsia._steps import warm_up_runs
 from intarsia.vllm import caches as kv
 from intarsia.vllm import scopes
 from intarsia.vllm.attention import TracedMetadata, unread_buffers
-from intarsia.vllm.batch import BatchLayout, StepShape, bucket, buckets
+from intarsia.vllm.batch import BatchLayout, StepShape, bucket, bucket_sizes
 from intarsia.vllm.compat import import_torchax
+from intarsia.vllm.memory import collect_garbage_later
 from intarsia.vllm.operands import traced
 from intarsia.vllm.parallel import Ranks, mark
-from intarsia.vllm.programs import Programs
+from intarsia.vllm.programs import Programs, warm_up_runs
 
 _, _ENVIRONMENT = import_torchax()
 from torchax import interop  # noqa: E402  not before torchax is imported as it has to be
 
-_SMALLEST_MIXED = 16
-"""Tokens of the smallest program for steps that are not decoding alone."""
-
-_LARGEST_TO_WARM_UP = 256
-"""Tokens of the largest program that is run before it is needed, on a CPU."""
+_SMALLEST_MIXED = {"cpu": 16, "cuda": 64}
+"""Tokens of the smallest program for steps that are not decoding alone: on a GPU fewer take as long."""
 
 
 class XlaModel(torch.nn.Module):
@@ -58,8 +56,9 @@ class XlaModel(torch.nn.Module):
         self._config = config
         self._ranks = Ranks(config.parallel_config.tensor_parallel_size)
         self.programs = Programs(self._ranks)
-        self.decode_sizes = _sizes(config, "request_buckets", 1, max_requests)
-        self.mixed_sizes = _sizes(config, "token_buckets", _SMALLEST_MIXED, max_tokens)
+        smallest = _SMALLEST_MIXED[current_platform.device_type]
+        self.decode_sizes = bucket_sizes(config, "request_buckets", 1, max_requests)
+        self.mixed_sizes = bucket_sizes(config, "token_buckets", smallest, max_tokens)
         self._layout = BatchLayout([])
         self._plan: kv.CachePlan | None = None
         self._pools: kv.Pools = {}
@@ -75,6 +74,7 @@ class XlaModel(torch.nn.Module):
         self._logits_of_step: torch.Tensor | None = None
         self._zeroes_blocks = False
         self._generates = config.model_config.runner_type == "generate"
+        self._tensors: dict[str, torch.Tensor] = {}
         self._typed = "token_type_ids" in inspect.signature(inner.forward).parameters
         self.take_weights()
 
@@ -89,8 +89,12 @@ class XlaModel(torch.nn.Module):
         found = dict(self.inner.named_parameters()) | dict(self.inner.named_buffers())
         unread = unread_buffers(self._config.cache_config.cache_dtype)
         tensors = {k: v for k, v in found.items() if not k.endswith(unread)}
+        # By their order, for JAX would sort names in each step; that of the programs, if the model has been reloaded.
+        if self._tensors:
+            if changed := tensors.keys() ^ self._tensors.keys():
+                raise RuntimeError(f"XlaModel: reloading added or removed {sorted(changed)}")
+            tensors = {name: tensors[name] for name in self._tensors}
         self._tensors = tensors  # whose memory the arrays are
-        # By their order: JAX would sort the names in each step.
         self._weights = self._ranks.stacked(tuple(_to_jax(x.detach()) for x in tensors.values()))
 
     # ------------------------------------------------------------------ caches
@@ -170,7 +174,8 @@ class XlaModel(torch.nn.Module):
         vector = self._layout.pack(
             shape, input_ids, positions, groups, token_type_ids, into=self._vectors.get(shape)
         )
-        hidden, self._logits_of_step = self._run(shape, vector)
+        hidden, logits = self._run(shape, vector)
+        self._logits_of_step = None if logits is None else logits[: groups[0].num_reqs]
         return hidden[: len(input_ids)]
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -178,7 +183,11 @@ class XlaModel(torch.nn.Module):
         if self._logits_of_step is not None:
             # What vLLM asks for first after a step is each request's last token, in a decode step all there are.
             logits, self._logits_of_step = self._logits_of_step, None
-            return logits[: len(hidden_states)]
+            if len(logits) != len(hidden_states):
+                raise RuntimeError(
+                    f"XlaModel: got {len(hidden_states)} rows for logits, expected the {len(logits)} of the decode step first"
+                )
+            return logits
         largest = self.decode_sizes[-1]
         parts = [self._logits(rows) for rows in hidden_states.split(largest)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -194,13 +203,13 @@ class XlaModel(torch.nn.Module):
         return StepShape(tokens, min(tokens, self.decode_sizes[-1]), decode=False)
 
     def _run(
-        self, shape: StepShape, vector: torch.Tensor
+        self, shape: StepShape, vector: torch.Tensor, program: jax.stages.Compiled | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Hidden states, and logits in a decode step."""
+        """Hidden states, and logits in a decode step; `program` is the shape's."""
         if shape.decode:
             self._vectors[shape] = vector
         args = self._operands(vector)
-        program = self._with_step(self.programs.get, shape, *args)
+        program = program or self._with_step(self.programs.get, shape, *args)
         mark("in the step's program")
         hidden, logits, self._pools = program(*args)
         return self._to_torch(hidden), None if logits is None else self._to_torch(logits)
@@ -211,20 +220,28 @@ class XlaModel(torch.nn.Module):
     def _operands(self, vector: torch.Tensor) -> tuple[Any, kv.Pools, Any]:
         return self._weights, self._pools, self._ranks.stacked(_to_jax(vector))
 
-    def _with_step(self, take: Callable[..., Any], shape: StepShape, *args: Any) -> Any:
+    def _with_step(
+        self, take: Callable[..., Any], shape: StepShape, *args: Any, **options: Any
+    ) -> Any:
         """`Programs.get` or `begin` of a step's program."""
         step = functools.partial(self._trace_step, shape)
-        return take(shape, step, *args, donate=(1,), tokens=shape.tokens)
+        return take(shape, step, *args, donate=(1,), tokens=shape.tokens, **options)
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _logits(
+        self, hidden: torch.Tensor, program: jax.stages.Compiled | None = None
+    ) -> torch.Tensor:
         rows = len(hidden)
         size = bucket(self.decode_sizes, rows)
         if rows < size:
             hidden = torch.nn.functional.pad(hidden, (0, 0, 0, size - rows))
         args = (self._weights, self._ranks.stacked(_to_jax(hidden)))
-        program = self.programs.get(f"logits of {size} rows", self._trace_logits, *args)
+        program = program or self._with_logits(self.programs.get, size, *args)
         mark("in the program of the logits")
         return self._to_torch(program(*args))[:rows]
+
+    def _with_logits(self, take: Callable[..., Any], rows: int, *args: Any, **options: Any) -> Any:
+        """`Programs.get` or `begin` of the program of so many rows' logits."""
+        return take(f"logits of {rows} rows", self._trace_logits, *args, **options)
 
     # ------------------------------------------------------------------ tracing
 
@@ -296,24 +313,53 @@ class XlaModel(torch.nn.Module):
         if self._generates:
             shapes += [StepShape(n, n, decode=True) for n in self.decode_sizes]
         shapes.reverse()
-        for shape in shapes:
-            operands = self._operands(self._layout.padding(shape, device))
-            self._with_step(self.programs.begin, shape, *operands)
-        self.programs.await_all()
+        with collect_garbage_later():
+            self._compile_all(shapes, self.decode_sizes[::-1] if self._generates else [], device)
+            if self._zeroes_blocks:
+                self.zero_blocks([-1])
+            if self._pools:
+                self.copy_blocks([(-1, -1)])
+        self.programs.seal()
+
+    def _compile_all(
+        self, shapes: list[StepShape], logits: list[int], device: torch.device
+    ) -> None:
+        """Steps' programs, and those of so many rows' logits.
+
+        A rank alone runs each while the next is traced. Several first meet (`Programs.await_all`).
+        """
+        # By their types: a program is given the caches that it is run with.
+        weights, pools = jax.tree.map(_type_of, (self._weights, self._pools))
+        jobs = []
         for shape in shapes:
             vector = self._layout.padding(shape, device)
-            for _ in range(_warm_up_runs(shape.tokens)):
-                self._run(shape, vector)
+            begin = functools.partial(self._with_step, self.programs.begin, shape, weights, pools)
+            jobs.append((begin, vector, functools.partial(self._warm_up, shape, vector)))
         model = self._config.model_config
-        for size in reversed(self.decode_sizes) if self._generates else ():
+        for size in logits:
             hidden = torch.zeros(size, model.get_hidden_size(), dtype=model.dtype, device=device)
-            for _ in range(max(1, _warm_up_runs(size))):
-                self._logits(hidden)
-        if self._zeroes_blocks:
-            self.zero_blocks([-1])
-        if self._pools:
-            self.copy_blocks([(-1, -1)])
-        self.programs.seal()
+            begin = functools.partial(self._with_logits, self.programs.begin, size, weights)
+            jobs.append((begin, hidden, functools.partial(self._warm_up_logits, hidden)))
+        alone = self._ranks.size == 1
+        for begin, tensor, warm_up in jobs:
+            type_ = _type_of(self._ranks.stacked(_to_jax(tensor)))
+            begin(type_, **({"warm_up": warm_up} if alone else {}))
+        self.programs.await_all()
+        for _, _, warm_up in () if alone else jobs:
+            warm_up()
+
+    def _warm_up(
+        self, shape: StepShape, vector: torch.Tensor, program: jax.stages.Compiled | None = None
+    ) -> None:
+        for _ in range(warm_up_runs(shape.tokens)):
+            self._run(shape, vector, program)
+        jax.block_until_ready(self._pools)  # XLA times kernels of the next program
+
+    def _warm_up_logits(
+        self, hidden: torch.Tensor, program: jax.stages.Compiled | None = None
+    ) -> None:
+        for _ in range(max(1, warm_up_runs(len(hidden)))):
+            self._logits(hidden, program)
 
     def temporary_bytes(self, specs: Mapping[str, Any], shared_layers: Mapping[str, str]) -> int:
         """What XLA says that the largest programs need beside weights and caches.
@@ -327,43 +373,23 @@ class XlaModel(torch.nn.Module):
         widths = [-(-longest // group.kv_cache_spec.block_size) for group in config.kv_cache_groups]
         self._describe_caches(config, shared_layers, widths)
         pools = self._plan.abstract(self._ranks)
-        used, shapes = [], [self._mixed(self.mixed_sizes[-1])]
+        shapes = [self._mixed(self.mixed_sizes[-1])]
         if self._generates:  # this step's program has the largest logits, too
             rows = self.decode_sizes[-1]
             shapes.append(StepShape(rows, rows, decode=True))
+        sizes = []
         for shape in shapes:
             step = functools.partial(self._trace_step, shape)
             vector = self._ranks.abstract((self._layout.size(shape),), "int32")
-            program = self.programs.compile(
-                step, self._weights, pools, vector, donate=(1,), tokens=shape.tokens
-            )
-            used.append(program)
-        sizes = [program.memory_analysis() for program in used]
+            args = (self._weights, pools, vector)
+            sizes.append(self.programs.memory_of(step, *args, donate=(1,), tokens=shape.tokens))
         return max(x.temp_size_in_bytes for x in sizes) + sum(
             x.output_size_in_bytes - x.alias_size_in_bytes for x in sizes
         )
 
 
-def _warm_up_runs(tokens: int) -> int:
-    """As often as any step has to run, but for large ones on a CPU: their first run is hardly slower than the next."""
-    on_cpu = jax.devices()[0].platform == "cpu"
-    return 0 if on_cpu and tokens > _LARGEST_TO_WARM_UP else warm_up_runs()
-
-
-def _sizes(config: VllmConfig, option: str, smallest: int, largest: int) -> list[int]:
-    """Sizes to compile for: the user's, or powers of two; the largest is always there."""
-    additional = config.additional_config or {}
-    if not isinstance(additional, Mapping):
-        raise ValueError(f"additional_config is {additional!r}, expected an object")
-    given = additional.get(option)
-    if given is None:
-        return buckets(min(smallest, largest), largest)
-    # bool is an int to Python; true would count as 1
-    if not isinstance(given, list | tuple) or not all(type(n) is int and n > 0 for n in given):
-        raise ValueError(
-            f"additional_config: {option} is {given}, expected positive integers in a list"
-        )
-    return sorted({n for n in given if n < largest} | {largest})
+def _type_of(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
 def _to_jax(tensor: torch.Tensor) -> jax.Array:

@@ -12,13 +12,16 @@ import jax
 from vllm import envs
 from vllm.logger import init_logger
 
-from intarsia._steps import compile_step
+from intarsia import _steps
 from intarsia.vllm import metrics
 from intarsia.vllm.parallel import Ranks, rest
 
 logger = init_logger("vllm.intarsia.programs")  # vLLM shows only loggers below its own
 
 _OURS = re.compile(r'custom_call_target="intarsia\.(\w+)"')
+_LARGEST_TO_WARM_UP = 256
+"""Tokens of the largest program that is run before it is needed, on a CPU."""
+
 _compilations = 0
 
 
@@ -36,6 +39,12 @@ def use_compilation_cache() -> None:
         folder = os.path.join(envs.VLLM_CACHE_ROOT, "intarsia", "xla")
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def warm_up_runs(tokens: int) -> int:
+    """As often as any step has to run, but for large ones on a CPU: their first run is hardly slower than the next."""
+    on_cpu = jax.devices()[0].platform == "cpu"
+    return 0 if on_cpu and tokens > _LARGEST_TO_WARM_UP else _steps.warm_up_runs()
 
 
 class Programs:
@@ -69,12 +78,14 @@ class Programs:
         *args: Any,
         donate: tuple[int, ...] = (),
         tokens: int = 1,
+        warm_up: Callable[[jax.stages.Compiled], Any] = lambda program: None,
     ) -> None:
         """Lets XLA compile what `get` is going to be asked for, while the caller traces the next program.
 
         Args:
-          function, args: as in `compile`; the program is for the types of these arguments.
+          function, args: as in `memory_of`; the program is for the types of these arguments.
           tokens: of a step that it is.
+          warm_up: is called with the program, in the thread that compiles, before that takes the next.
         """
         if key in self._programs:
             return
@@ -84,7 +95,7 @@ class Programs:
         except BaseException:
             self._cancel()
             raise
-        self._programs[key] = self._thread.submit(self._compile, str(key), lowered, tokens)
+        self._programs[key] = self._thread.submit(self._compile, str(key), lowered, tokens, warm_up)
 
     def await_all(self) -> None:
         """Waits for what has begun, on every rank: one that reads programs from disk would wait in a step for those that compile."""
@@ -104,18 +115,21 @@ class Programs:
             if program.cancel():
                 del self._programs[key]
 
-    def compile(
+    def memory_of(
         self,
         function: Callable[..., Any],
         *args: Any,
         donate: tuple[int, ...] = (),
         tokens: int = 1,
-    ) -> jax.stages.Compiled:
-        """Compiles a function of a rank's arrays; `args` are arrays, or their types, over all ranks.
+    ) -> Any:
+        """XLA's memory analysis of a program that is not to run.
 
-        tokens: of a step that it is.
+        Args:
+          function, args: a function of a rank's arrays; `args` are arrays, or their types, over all ranks.
+          tokens: of a step that it is.
         """
-        return compile_step(self._lower(function, args, donate), tokens)
+        lowered = self._lower(function, args, donate)
+        return _steps.compile_step(lowered, tokens, to_run=False).memory_analysis()
 
     def _lower(
         self, function: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]
@@ -136,14 +150,21 @@ class Programs:
         """How many programs XLA has compiled in this process since `seal`, ours or not."""
         return 0 if self._sealed_at is None else _compilations - self._sealed_at
 
-    def _compile(self, name: str, lowered: jax.stages.Lowered, tokens: int) -> jax.stages.Compiled:
+    def _compile(
+        self,
+        name: str,
+        lowered: jax.stages.Lowered,
+        tokens: int,
+        warm_up: Callable[[jax.stages.Compiled], Any],
+    ) -> jax.stages.Compiled:
         start = time.perf_counter()
         try:
-            compiled = compile_step(lowered, tokens)
+            compiled = _steps.compile_step(lowered, tokens)
+            seconds = time.perf_counter() - start
+            warm_up(compiled)
         except BaseException:
             self._cancel()  # here, before this thread takes the next
             raise
-        seconds = time.perf_counter() - start
         text = compiled.as_text()
         calls = collections.Counter(_OURS.findall(text))
         self.custom_calls[name] = dict(sorted(calls.items()))

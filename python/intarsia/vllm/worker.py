@@ -30,6 +30,8 @@ logger = init_logger("vllm.intarsia.worker")
 _GIB = 1 << 30
 _MARGIN = _GIB // 2
 """Of a GPU's memory: for cuBLAS, recorded graphs and gaps."""
+_STEP = _GIB // 8
+"""Of a GPU's memory: what caches have is a multiple of it."""
 _LOGITS_OF_SAMPLING = 6
 """How many arrays of a step's logits in f32 vLLM's sampler has at a time, with top-p and logprobs."""
 _CPU_CACHE_BYTES = 4 * _GIB
@@ -132,7 +134,9 @@ class XlaGpuWorker(Worker):
         free, _ = torch.cuda.mem_get_info(self.device)
         taken = self.init_snapshot.free_memory - free  # weights, and what XLA has asked for so far
         sampling = self._bytes_of_sampling()
+        # Another start, with a few pages more or less, is to find its programs in the cache of programs: caches' shapes are in them.
         available = self.requested_memory - taken - programs - sampling - _MARGIN
+        available = available // _STEP * _STEP
         logger.info(
             "KV cache memory: %.2f GiB of %.2f; taken %.2f, XLA's programs %.2f, sampling %.2f",
             *(
