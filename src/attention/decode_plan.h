@@ -8,9 +8,10 @@
 // the work line; slice i of the line is [i * payload, (i + 1) * payload). Every KV head has the
 // same line, and a CTA computes one slice for one head: so all CTAs have the same amount to do,
 // however skewed the lengths are, and those of neighboring heads read the same pages at the same
-// time. Where a batch has few items of about one length, they are padded to one cost, a multiple
-// of the slices' payload (EvenPieces). What a CTA computes of an item is a piece: final if the item
-// lies in one slice, else a partial result that a second kernel combines.
+// time. Where a plain call (cuda/sm80/decode_plain.cuh) has few items of about one length, they are
+// padded to one cost, a multiple of the slices' payload (EvenPieces). What a CTA computes of an
+// item is a piece: final if the item lies in one slice, else a partial result that a second kernel
+// combines.
 //
 // Sources: "Flash-Decoding for long-context inference" (Dao et al. 2023) for the split over keys,
 // FlashMLA's tile scheduler (DeepSeek 2025) for slices that cross sequences.

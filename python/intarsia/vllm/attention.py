@@ -328,8 +328,8 @@ class XlaGpuPagedAttention(XlaAttention):
         }
 
 
-def unread_buffers(cache_dtype: str) -> tuple[str, ...]:
-    """How the names of those of an attention's buffers end that only vLLM's kernels read: each is an operand of every step."""
+def unread_suffixes(cache_dtype: str) -> tuple[str, ...]:
+    """How the names of an attention's buffers end that no op of ours reads: left in, each would be an operand of every step."""
     unread = ("._q_scale", "._prob_scale")
     return unread if cache_dtype in FP8_CACHES else (*unread, "._k_scale", "._v_scale")
 

@@ -89,21 +89,21 @@ class BatchLayout:
           input_ids, positions: [t].
           groups: vLLM's CommonAttentionMetadata of each KV cache group.
           token_types: [t], if tokens have types; 0 by default.
-          into: the vector of an earlier batch of that shape, whose memory it takes; by default new memory.
+          into: the vector of an earlier batch of that shape, whose memory it takes, whatever is in it; by default new memory.
         """
         if into is None:
             into = torch.empty(self.size(shape), dtype=torch.int32, device=input_ids.device)
         ids, places, types, starts, lengths, *rest = into.split(list(self._sizes(shape)))
         tokens, requests = groups[0].num_actual_tokens, groups[0].num_reqs
-        # Each line is a kernel, and 5 us of the host on a CPU, so what a batch fills is not cleared before.
-        if padded := tokens < shape.tokens or requests < shape.requests:
+        padded = tokens < shape.tokens or requests < shape.requests
+        if padded:  # each line launches a kernel, so what a batch fills is not cleared before
             into.zero_()
             starts[requests + 1 :] = tokens
         ids[:tokens] = input_ids[:tokens]
         places[:tokens] = positions[:tokens]
         if token_types is not None:
             types[:tokens] = token_types[:tokens]
-        elif self._typed:
+        elif self._typed and not padded:
             types.zero_()
         starts[: requests + 1] = groups[0].query_start_loc[: requests + 1]
         lengths[:requests] = groups[0].seq_lens[:requests]

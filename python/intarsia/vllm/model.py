@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from intarsia.vllm import caches as kv
 from intarsia.vllm import scopes
-from intarsia.vllm.attention import TracedMetadata, unread_buffers
+from intarsia.vllm.attention import TracedMetadata, unread_suffixes
 from intarsia.vllm.batch import BatchLayout, StepShape, bucket, bucket_sizes
 from intarsia.vllm.compat import import_torchax
 from intarsia.vllm.memory import collect_garbage_later
@@ -68,8 +68,8 @@ class XlaModel(torch.nn.Module):
         self._encoders = [
             name for name, x in layers if getattr(x, "attn_type", "") == AttentionType.ENCODER_ONLY
         ]
-        # Of decode steps, each at one address: XLA records a graph anew for another, 0.8 ms of the host's for 48 layers. torch's
-        # stream waits for a step's result, and so does what is written there next. Vectors of other steps are large.
+        # Of decode steps, each at one address: XLA records a graph anew for another (docs/notebook/vllm.md). torch's stream
+        # waits for a step's result, and so does what is written there next. Vectors of other steps are large.
         self._vectors: dict[StepShape, torch.Tensor] = {}
         self._logits_of_step: torch.Tensor | None = None
         self._zeroes_blocks = False
@@ -78,16 +78,18 @@ class XlaModel(torch.nn.Module):
         self._typed = "token_type_ids" in inspect.signature(inner.forward).parameters
         self.take_weights()
 
-    # Nothing is a submodule or a parameter: vLLM walks over modules, and torch's look at each value takes 5 us.
+    # torch's own looks whether a value is a module or a parameter, to register it. None is to be, since vLLM walks over modules.
     __setattr__ = object.__setattr__
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["inner"], name)
+        return getattr(
+            self.__dict__["inner"], name
+        )  # not self.inner, which comes here where there is none
 
     def take_weights(self) -> None:
         """Takes the model's weights and buffers over, without a copy where torch and XLA lay them out alike."""
         found = dict(self.inner.named_parameters()) | dict(self.inner.named_buffers())
-        unread = unread_buffers(self._config.cache_config.cache_dtype)
+        unread = unread_suffixes(self._config.cache_config.cache_dtype)
         tensors = {k: v for k, v in found.items() if not k.endswith(unread)}
         # By their order, for JAX would sort names in each step; that of the programs, if the model has been reloaded.
         if self._tensors:

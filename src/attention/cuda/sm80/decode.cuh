@@ -1,4 +1,6 @@
-// The kernel of split-KV decode for sm_80 and newer: mma.sync on tiles of 16 packed query rows.
+// The kernel of split-KV decode for sm_80 and newer, which computes attention.h's out and lse:
+// mma.sync on tiles of 16 packed query rows. It has two forms, for plain calls (decode_plain.cuh)
+// and for all.
 //
 // What bounds it is how many bytes are on their way from memory (Little's law: 30 KB for each
 // multiprocessor of an H200), not arithmetic. So inside a piece no warp waits for another one. Warp

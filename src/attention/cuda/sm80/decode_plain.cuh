@@ -1,6 +1,11 @@
-// Plain calls of decode: those that do without what most calls do without. A kernel that knows so
-// has 4,000 instructions for 5,700. With few sequences each runs once or twice, and latencies of
-// instructions and of fetching them are most of a call's time (docs/notebook/decode.md).
+// Plain calls of decode: paged, with 32-bit indices, 16-bit aligned q and a group in one tile, and
+// without windows to the left, chunks, softcap, ALiBi, sinks, leftpad and lse. A kernel that knows
+// so has little more than half of the instructions. With few sequences each runs once or twice, and
+// latencies of instructions and of fetching them are most of a call's time
+// (docs/notebook/decode.md, "Short calls").
+//
+// Each condition of IsPlain is a promise that the kernel relies on: CallOf's, and S::kPlain's in
+// decode.cuh.
 #pragma once
 #include "src/attention/cuda/sm80/decode_schedule.cuh"
 

@@ -44,7 +44,7 @@ __device__ __forceinline__ PieceTile TileOf(const Params& p, const Sequence& seq
   tile.rows = min(kTileRows, packed_rows - tile.first_row);
   const VisibleRange visible =
       VisibleToRows(p, sequence, tile.first_row, tile.first_row + tile.rows - 1);
-  // Of all rows of the sequence: that of the first one.
+  // Where the sequence's granules begin: no later row sees an earlier key than the first one does.
   const int first_key =
       tile.first_row == 0 ? visible.some.begin : VisibleToRows(p, sequence, 0, 0).some.begin;
   tile.keys.begin = max(visible.some.begin, first_key + (piece.granule_begin << cut.granule_shift));
@@ -59,7 +59,7 @@ struct Slice {
   Sequence sequence;
   SequenceWork work;       // of the sequence
   int sequence_begin = 0;  // on the line
-  int even_cost = 0;       // > 0: of each item
+  int even_cost = 0;       // > 0: what each item costs (EvenPieces), not what WorkOf says
   Padding padding;
 };
 
@@ -84,8 +84,8 @@ __device__ __forceinline__ int ExclusiveScan(int x, int identity, int (&warps)[k
   return x;
 }
 
-// FindSlice of a plain call (decode_plain.cuh) where a warp has a lane for each sequence: all warps
-// compute the same, and none waits.
+// FindSlice of a plain call (decode_plain.cuh) of at most kFewSeqs sequences, each a lane's: all
+// warps compute the same, and none waits.
 inline constexpr int kFewSeqs = 32;
 __device__ __forceinline__ Slice FindSliceOfFew(const Params& p, const Cut& cut, int index,
                                                 int num_slices) {
