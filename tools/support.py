@@ -89,10 +89,10 @@ _PRECISIONS = {
 
 _HEAD = """# Models
 
-vLLM {version} ships [recipes](https://recipes.vllm.ai) for {count} models: how to serve each. The plugin serves **{served}** of them. That is
-tested on CPUs, with small random models: one of the same architecture, with its head's dimension, its routing and its form of weights,
-gives the tokens or scores that transformers gives (`make test-vllm-full`). On NVIDIA GPUs four small families were run
-([what is tested](vllm.md#what-is-tested)), and heads of more than 256 are refused. Of those served, {text_only} are the language half of
+vLLM {version} ships [recipes](https://recipes.vllm.ai) for {count} models: how to serve each. The plugin serves **{served}** of them.
+Tested on CPUs only: for each, a small random model with the same architecture, head size, routing and form of weights gives the tokens
+or scores that transformers gives (`make test-vllm-full`). On NVIDIA GPUs four small families were run
+([what is tested](vllm.md#what-is-tested)), and heads of more than 256 are refused, so Gemma 4 runs on CPUs only. Of those served, {text_only} are the language half of
 models that also take images: they need `--language-model-only`.
 
 | what stands in the way, or why a model is not judged | models |

@@ -98,13 +98,18 @@ spawned = registry._run_in_subprocess
 forks.inspect_models()
 forks.inspect_models()  # as each process's plugins do
 ask = registry._run_in_subprocess
+assert forks._spawned is spawned
 me = os.getpid()
 assert ask(lambda: (os.getppid(), os.getpid() != me)) == (me, True)
 
 def fail():
     raise ValueError("of a class")
 
-for function, told in ((fail, "of a class"), (lambda: os._exit(3), "exit status 3")):
+def end():
+    os.write(2, b"last words")
+    os._exit(0)
+
+for function, told in ((fail, "of a class"), (lambda: os._exit(3), "exit status 3"), (end, "last words")):
     try:
         ask(function)
     except RuntimeError as error:
@@ -112,9 +117,14 @@ for function, told in ((fail, "of a class"), (lambda: os._exit(3), "exit status 
     else:
         raise AssertionError(told)
 
+import time
+forks._PATIENCE = 1
+forks._spawned = lambda function: "in time"
+assert ask(lambda: time.sleep(60)) == "in time"
+forks._spawned = spawned
+
 import jax.numpy
 jax.numpy.zeros(1)  # JAX's threads begin
-assert forks._spawned is spawned
 forks._spawned = lambda function: "spawned"
 assert ask(fail) == "spawned"
 print("as it has to be")

@@ -55,6 +55,20 @@ def test_what_is_compiled_late_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told.late == ["late"]
 
 
+def test_the_thread_that_compiles_has_the_makers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever that is: replicas beside each other have different ones."""
+    chosen = []
+    monkeypatch.setattr(programs.torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(programs.torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(
+        programs.torch.cuda,
+        "set_device",
+        lambda device: chosen.append((device, threading.current_thread().name)),
+    )
+    programs.Programs(Ranks(1)).get("it", lambda x: x, jnp.ones(2))
+    assert chosen == [(3, "compile_0")]
+
+
 def test_programs_of_all_processes_are_counted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:

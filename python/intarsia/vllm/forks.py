@@ -1,15 +1,16 @@
-"""Where vLLM's processes are forked: one that is spawned imports everything again, which takes 16 to 26 s on the GPU machines we have timed.
+"""When to fork vLLM's processes rather than spawn them: a spawned one imports everything again, which takes 16 to 26 s (docs/notebook/vllm.md).
 
-Threads of JAX and a fork do not go together, nor do a CUDA context and one.
+Nothing may be forked once JAX has threads or there is a CUDA context.
 """
 
 import multiprocessing
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from vllm.config import ParallelConfig
@@ -22,6 +23,9 @@ from intarsia import _environment
 from intarsia.vllm.replacing import replace
 
 logger = init_logger("vllm.intarsia.forks")
+
+_PATIENCE = 120
+"""Seconds that a fork has to import a model's module."""
 
 
 def replace_start_of_processes(parallel: ParallelConfig) -> None:
@@ -84,27 +88,37 @@ def _in_a_fork(function: Callable[[], Any]) -> Any:
         return _spawned(function)
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_tell, args=(there, function), name="ModelInspection")
-    child.start()
-    there.close()
-    try:
-        answer, failure = here.recv()
-    except EOFError:
-        answer, failure = None, ""
-    child.join()
-    if child.exitcode != 0 or failure:
-        raise RuntimeError(f"Error raised in subprocess (exit status {child.exitcode}):\n{failure}")
+    # vLLM shows what such a process says only where it fails.
+    with tempfile.TemporaryFile() as said:
+        child = context.Process(target=_tell, args=(there, said, function), name="ModelInspection")
+        child.start()
+        there.close()
+        if not here.poll(_PATIENCE):
+            child.kill()  # a lock that another thread held at the fork, for one
+            logger.warning(
+                "intarsia-vllm: a fork was silent for %d s, a spawned process is asked", _PATIENCE
+            )
+            return _spawned(function)
+        try:
+            answer, failure = here.recv()
+        except EOFError:
+            answer, failure = None, "it ended without an answer\n"
+        child.join()
+        if failure:
+            said.seek(0)
+            text = said.read().decode(errors="replace")
+            raise RuntimeError(
+                f"Error raised in subprocess (exit status {child.exitcode}):\n{text}{failure}"
+            )
     return answer
 
 
-def _tell(there: Connection, function: Callable[[], Any]) -> None:
+def _tell(there: Connection, said: BinaryIO, function: Callable[[], Any]) -> None:
     torch.set_num_threads(1)  # a parallel loop would wait for the parent's threads
-    # As vLLM, which shows what such a process says only where it fails.
-    silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     for descriptor in (1, 2):
-        os.dup2(silence, descriptor)
+        os.dup2(said.fileno(), descriptor)
     try:
         there.send((function(), ""))
     except Exception:

@@ -26,7 +26,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def collect_garbage_later() -> Iterator[None]:
-    """Keeps Python from walking over a million living objects again and again while programs are traced: 1.5 of 7.5 s."""
+    """Keeps Python from walking over a million living objects again and again while programs are traced (docs/notebook/vllm.md)."""
     was_on = gc.isenabled()
     gc.disable()
     try:

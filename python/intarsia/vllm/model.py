@@ -91,7 +91,7 @@ class XlaModel(torch.nn.Module):
         found = dict(self.inner.named_parameters()) | dict(self.inner.named_buffers())
         unread = unread_suffixes(self._config.cache_config.cache_dtype)
         tensors = {k: v for k, v in found.items() if not k.endswith(unread)}
-        # By their order, for JAX would sort names in each step; that of the programs, if the model has been reloaded.
+        # A tuple, since JAX would sort a dict's names in every step. After a reload, in the order that the programs know.
         if self._tensors:
             if changed := tensors.keys() ^ self._tensors.keys():
                 raise RuntimeError(f"XlaModel: reloading added or removed {sorted(changed)}")
@@ -310,7 +310,7 @@ class XlaModel(torch.nn.Module):
     # ------------------------------------------------------------------ ahead of time
 
     def compile_ahead(self, device: torch.device) -> None:
-        """Compiles every program that a step can need, the largest first, and runs it until it is as fast as it gets."""
+        """Compiles every program that a step can need, and runs it until it is as fast as it gets, large ones on a CPU excepted."""
         shapes = [self._mixed(n) for n in self.mixed_sizes]
         if self._generates:
             shapes += [StepShape(n, n, decode=True) for n in self.decode_sizes]
@@ -328,7 +328,8 @@ class XlaModel(torch.nn.Module):
     ) -> None:
         """Steps' programs, and those of so many rows' logits.
 
-        A rank alone runs each while the next is traced. Several first meet (`Programs.await_all`).
+        A rank alone runs each while the next is traced: until `await_all` returns, the thread that compiles owns `_pools` and
+        `_vectors`, and `inner` has tracers for weights, so nothing that warms up may read it. Several ranks first meet.
         """
         # By their types: a program is given the caches that it is run with.
         weights, pools = jax.tree.map(_type_of, (self._weights, self._pools))
@@ -361,7 +362,7 @@ class XlaModel(torch.nn.Module):
         self, hidden: torch.Tensor, program: jax.stages.Compiled | None = None
     ) -> None:
         for _ in range(max(1, warm_up_runs(len(hidden)))):
-            self._logits(hidden, program)
+            self._logits(hidden, program)  # done long before XLA times anything
 
     def temporary_bytes(self, specs: Mapping[str, Any], shared_layers: Mapping[str, str]) -> int:
         """What XLA says that the largest programs need beside weights and caches.

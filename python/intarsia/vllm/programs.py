@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
+import torch
 from vllm import envs
 from vllm.logger import init_logger
 
@@ -57,8 +58,11 @@ class Programs:
 
     def __init__(self, ranks: Ranks):
         self._ranks = ranks
-        # One at a time: XLA times kernels on the GPU while it compiles.
-        self._thread = ThreadPoolExecutor(1, "compile")
+        # One at a time: XLA times kernels on the GPU while it compiles. CUDA's current device, which differs between replicas, is
+        # a thread's own.
+        device = (torch.cuda.current_device(),) if torch.cuda.is_initialized() else ()
+        set_device = torch.cuda.set_device if device else None
+        self._thread = ThreadPoolExecutor(1, "compile", set_device, device)
         self._programs: dict[Hashable, Future[jax.stages.Compiled]] = {}
         self._sealed_at: int | None = None
         self.custom_calls: dict[str, dict[str, int]] = {}
@@ -99,21 +103,25 @@ class Programs:
 
     def await_all(self) -> None:
         """Waits for what has begun, on every rank: one that reads programs from disk would wait in a step for those that compile."""
-        for program in [*self._programs.values()]:
-            program.result()
+        try:
+            for program in [*self._programs.values()]:
+                program.result()
+        except BaseException:  # Ctrl-C, too
+            self._cancel()
+            raise
         self._ranks.meet()
 
     def _raise_failure(self) -> None:
         """Raises the error of a program that could not be compiled."""
         for program in [*self._programs.values()]:
-            if program.done():
+            if program.done() and not program.cancelled():
                 program.result()
 
     def _cancel(self) -> None:
         """Has none compiled that waits: a process ends, and tells why, when its threads have nothing more to do."""
         for key, program in [*self._programs.items()]:
             if program.cancel():
-                del self._programs[key]
+                self._programs.pop(key, None)  # both threads may come here
 
     def memory_of(
         self,
