@@ -95,6 +95,7 @@ def _in_a_fork(function: Callable[[], Any]) -> Any:
         there.close()
         if not here.poll(_PATIENCE):
             child.kill()  # a lock that another thread held at the fork, for one
+            child.join()
             logger.warning(
                 "intarsia-vllm: a fork was silent for %d s, a spawned process is asked", _PATIENCE
             )
