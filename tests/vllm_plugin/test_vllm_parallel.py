@@ -47,7 +47,8 @@ def test_a_worker_that_is_killed_ends_the_server(server):
         stream = begun(client)
         start = time.monotonic()
         rank_1.kill()
-        server.wait_until_it_says("VllmWorker-1 died unexpectedly")
+        # Of which rank vLLM says it depends on the machine: rank 0 may be gone, too, before vLLM looks.
+        server.wait_until_it_says("died unexpectedly")
         with contextlib.suppress(psutil.NoSuchProcess):
             engine_core.kill()
         server.wait_for_the_end(stream, since=start)
