@@ -1,5 +1,6 @@
 """What is compiled is counted, and what is compiled while serving is told of."""
 
+import os
 import pathlib
 import threading
 import time
@@ -84,6 +85,22 @@ def test_programs_of_all_processes_are_counted(
         ("intarsia_xla_programs", 3 + 2),
         ("intarsia_xla_programs_late", 1 + 1),
     ]
+
+
+def test_a_count_that_cannot_be_written_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """A full disk ended a server whose program had been compiled. Here a folder has the file's name."""
+    warnings = []
+    monkeypatch.setattr(
+        metrics.logger, "warning_once", lambda text, *args: warnings.append(text % args)
+    )
+    monkeypatch.setenv("INTARSIA_METRICS_FOLDER", str(tmp_path))
+    (tmp_path / f"{os.getpid()}.counts" / "in the way").mkdir(parents=True)
+    program = programs.Programs(Ranks(1)).get("it", jnp.sin, jnp.ones(2))
+    np.testing.assert_allclose(program(jnp.ones(2)), np.sin(np.ones(2)), rtol=1e-6)
+    [warning] = warnings
+    assert str(tmp_path) in warning and "irectory" in warning
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -14,8 +14,11 @@ from pathlib import Path
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
+from vllm.logger import init_logger
 
 from intarsia import _environment
+
+logger = init_logger("vllm.intarsia.metrics")
 
 _TEXTS = {
     "intarsia_xla_programs": "XLA programs compiled, or read from the cache of programs.",
@@ -52,5 +55,12 @@ def tell(compiled: int, late: int) -> None:
         return
     file = Path(folder, f"{os.getpid()}.counts")
     unfinished = file.with_suffix(".new")
-    unfinished.write_text(f"{compiled} {late}")
-    unfinished.replace(file)
+    try:
+        unfinished.write_text(f"{compiled} {late}")
+        unfinished.replace(file)
+    except OSError as error:  # no disk space, say: not worth a server
+        logger.warning_once(
+            "intarsia-vllm: /metrics counts too few XLA programs: %s cannot be written: %s",
+            folder,
+            error.strerror,
+        )
