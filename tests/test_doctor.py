@@ -155,7 +155,7 @@ def test_another_process_says_what_failed_and_where(monkeypatch) -> None:
 def test_kernels_are_a_line_each() -> None:
     rows = [(f"decode {t} d={d}", "portable") for t in ("bf16", "f32") for d in (64, 128)]
     rows += [("prefill bf16 d=64", "sm90 prefill"), ("prefill bf16 d=96", "none")]
-    rows += [("grouped product bf16, rows of a group: 1", "portable")]
+    rows += [(f"weights in int4, rows: {n}", "portable") for n in (1, 16)]
     device = {
         "arch": 90,
         "shared_bytes_per_block": 227 * 1024,
@@ -163,7 +163,7 @@ def test_kernels_are_a_line_each() -> None:
     }
     assert doctor._kernels_of(device) == [
         "as sm_90 with 227 KB of shared memory per block",
-        "portable: decode bf16 d=64,128; decode f32 d=64,128; grouped product bf16, rows of a group: 1",
+        "portable: decode bf16 d=64,128; decode f32 d=64,128; weights in int4, rows: 1,16",
         "sm90 prefill: prefill bf16 d=64",
         "none: prefill bf16 d=96",
     ]

@@ -206,5 +206,19 @@ TEST(QuantizedPlan, WarpgroupsTakeRowsOfLargeMatrices) {
   EXPECT_NE(kernel(p), kWarpgroups);
 }
 
+TEST(QuantizedPlan, ReportsWhatAGpuGets) {
+  const auto kernel_of = [](const char* gpu, std::string_view call) -> std::string {
+    for (const auto& choice : ReportQuantizedChoices(Gpu(gpu)))
+      if (choice.call == call) return choice.kernel;
+    return "not reported";
+  };
+  EXPECT_EQ(kernel_of("A100", "weights in int4, rows: 16"), "portable, codes streamed past rows");
+  EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 1"), "Hopper, few rows");
+  EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 64"), "Hopper");
+  EXPECT_EQ(kernel_of("H200", "128 experts in mxfp4, rows: 16"), "Hopper");
+  EXPECT_EQ(kernel_of("H200", "128 experts in int8, rows: 16"),
+            "portable, codes streamed past rows");
+}
+
 }  // namespace
 }  // namespace intarsia::matmul

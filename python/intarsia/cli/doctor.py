@@ -183,15 +183,15 @@ def _check_gpu(report: _Report) -> None:
 
 
 def _kernels_of(device: Mapping[str, Any]) -> list[str]:
-    """The GPU, then a line for each kernel with the calls that it gets: prefill bf16 d=64,96; grouped product f32."""
+    """The GPU, then a line for each kernel with the calls that it gets: prefill bf16 d=64,96; weights in int4, rows: 1,16."""
     kilobytes = device["shared_bytes_per_block"] // 1024
     calls: dict[str, dict[str, list[str]]] = {}
     for row in device["kernels"]:
-        call, has_dim, head_dim = row["call"].partition(" d=")
-        calls.setdefault(row["kernel"], {}).setdefault(call + has_dim, []).append(head_dim)
+        call, size = re.fullmatch(r"(.* d=|.*: |.*)(.*)", row["call"]).groups()
+        calls.setdefault(row["kernel"], {}).setdefault(call, []).append(size)
     lines = [f"as sm_{device['arch']} with {kilobytes} KB of shared memory per block"]
     for kernel, of in calls.items():
-        chosen = "; ".join(call + ",".join(dims) for call, dims in of.items())
+        chosen = "; ".join(call + ",".join(sizes) for call, sizes in of.items())
         lines.append(f"{kernel}: {chosen}")
     return lines
 

@@ -9,13 +9,15 @@ namespace intarsia::matmul {
 
 namespace {
 
+const cuda::ChoiceReport kReport(&ReportQuantizedChoices);
+
 // Kernels count rows, columns and groups with 32 bits.
 constexpr int64_t kLimit = int64_t{1} << 30;
 
 Status FitCounts(int64_t m, const QuantizedParams& p) {
-  if (m < kLimit && p.k < kLimit && p.n() < kLimit) return {};
-  return Unimplemented(
-      Text("m=", m, ", k=", p.k, ", n=", p.n(), ": on GPUs each is built below ", kLimit));
+  if (m < kLimit && p.k < kLimit && p.n() < kLimit && p.group < kLimit) return {};
+  return Unimplemented(Text("m=", m, ", k=", p.k, ", n=", p.n(), ", group=", p.group,
+                            ": on GPUs each is built below ", kLimit));
 }
 
 }  // namespace

@@ -1,7 +1,11 @@
 // How a product with weights in codes is cut into CTAs: a pure function of shapes and of the GPU,
 // since a captured graph replays the choice.
 #pragma once
+#include <string_view>
+#include <vector>
+
 #include "src/core/cuda/device.h"
+#include "src/core/cuda/report.h"
 #include "src/matmul/quantized.h"
 
 namespace intarsia::matmul {
@@ -35,6 +39,8 @@ enum class QuantizedKernelKind {
   kWarpgroups,
   kGroupsHopper
 };
+// In reports.
+std::string_view Name(QuantizedKernelKind kernel);
 
 inline constexpr int kMostSplits = 8;  // CTAs of a portable cluster
 
@@ -109,5 +115,7 @@ QuantizedPlan PlanFor(const QuantizedParams& params, const cuda::Device& device)
 
 // For groups of rows. Their sizes are on the device alone; a plan goes by their mean.
 QuantizedPlan PlanForGroups(const QuantizedGroupsParams& params, const cuda::Device& device);
+
+std::vector<cuda::KernelChoice> ReportQuantizedChoices(const cuda::Device& device);
 
 }  // namespace intarsia::matmul
