@@ -14,6 +14,7 @@ from drawn import DTYPES, SEEDS, check
 from hypothesis import given
 from hypothesis import strategies as st
 from intarsia import repack
+from intarsia.jax import _quantized
 from intarsia_src.matmul import quantized
 from jax import export
 
@@ -94,6 +95,54 @@ def test_other_platforms_get_the_same_from_xla(case) -> None:
         jax.jit(lambda *a: ij.linear_quantized(*a, **attributes)), platforms=["tpu"]
     )(*operands)
     assert "custom_call" not in exported.mlir_module()
+
+
+@pytest.mark.parametrize("case", cases())
+def test_weights_that_a_gpu_decodes_first(case) -> None:
+    """What many rows do on a GPU, run here: the bound is that of the kernels (bf16)."""
+    operands, attributes = draw(support.cases(OP, "ci")[case], dtype=ml_dtypes.bfloat16)
+    x, *factors, bias = operands
+    form = _quantized._Form(
+        tuple(a is not None for a in operands), **{"out_dtype": "auto"} | attributes
+    )
+    got = jax.jit(functools.partial(_quantized._by_decoding, form=form))(
+        *(a for a in operands if a is not None)
+    )
+    want = x.astype(np.float64) @ quantized.weights(*factors, x.shape[1], **attributes).T
+    assert got.dtype == x.dtype
+    assert (
+        support.relative_error(got, want if bias is None else want + bias.astype(np.float64)) < 4e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "format", "dtype", "scales", "decodes"),
+    [
+        (1023, "u4", "bfloat16", "float32", False),
+        (1024, "u4", "bfloat16", "float32", True),
+        (1024, "u4b8", "bfloat16", "float32", False),
+        (4096, "u4b8", "bfloat16", "float32", True),
+        (4096, "u4b8", "float16", "float16", True),
+        (4096, "u4b8", "float16", "float32", False),
+        (4096, "u4b8", "float32", "float32", False),
+    ],
+)
+def test_many_rows_take_decoded_weights_on_a_gpu(rows, format, dtype, scales, decodes) -> None:
+    x = jax.ShapeDtypeStruct((2, rows // 2, 64) if rows % 2 == 0 else (rows, 64), dtype)
+    packed = jax.ShapeDtypeStruct((1, 2, 4, 16, 4), "uint8")
+    factors = jax.ShapeDtypeStruct((1, 2, 16), scales)
+
+    def layer(x, packed, factors):
+        return ij.linear_quantized(x, packed, factors, format=format, group=32)
+
+    def program(platform: str) -> str:
+        return (
+            jax.jit(layer).trace(x, packed, factors).lower(lowering_platforms=(platform,)).as_text()
+        )
+
+    assert ("dot_general" in program("cuda")) == decodes
+    assert ("custom_call" in program("cuda")) != decodes
+    assert "custom_call" in program("cpu")
 
 
 def test_leading_axes_vmap_and_grad() -> None:

@@ -14,13 +14,16 @@ from intarsia._packing import ARRAYS, E2M1, FORMATS, PackedWeight, by_rows, row_
 from intarsia.jax import wire
 from intarsia.jax._call import abstract, as_array, call
 from intarsia.jax._grad import functions_with_gradient
-from intarsia.jax._linear import product_by_xla
+from intarsia.jax._linear import linear, product_by_xla
 from intarsia.jax._platforms import with_fallback
 from intarsia.jax._types import refuse_sharded, vary_alike
 
 _NAME = "linear_quantized"
 _OPERANDS = ("x", *ARRAYS, "bias")
 functions_with_gradient.add(_NAME)
+_FEWEST_DECODED = {"u4b8": 4096}
+_FEWEST_DECODED_OF_OTHERS = 1024
+"""Rows of x from which a GPU decodes the weights first (docs/notebook/weights_in_codes.md, "Many rows")."""
 
 jax.tree_util.register_dataclass(
     PackedWeight,
@@ -47,8 +50,9 @@ def linear_quantized(
 
     `w = scales * (q - zeros)`, or `scales * q + zeros` where zeros are minimums; q is what a code stands for. `intarsia.repack` makes
     the operands from the formats of checkpoints, and says how they lie. Sums are f32 and rounded once. In a program for a CPU or an
-    NVIDIA GPU it is one custom call, in which codes become numbers in registers. On any other platform it is XLA's product with decoded
-    weights. It takes part in vmap, grad, shard_map and export.
+    NVIDIA GPU it is one custom call, in which codes become numbers in registers. With 1024 rows and more (u4b8: 4096) of bf16, or of f16
+    with scales in f16, a GPU decodes the weights to T first, and the product is XLA's. On any other platform it is XLA's product with
+    weights decoded to f32. It takes part in vmap, grad, shard_map and export.
 
     Args:
       x: [..., k] T; rows.
@@ -221,7 +225,27 @@ def by_xla(x: jax.Array, *arrays: Any, out_dtype: str = "auto", **attributes: An
 
 
 def _by_op(*arrays: jax.Array, form: _Form) -> jax.Array:
-    return call(_NAME, form.spread(arrays), **form.attributes)[0]
+    def in_registers(*arrays: jax.Array) -> jax.Array:
+        return call(_NAME, form.spread(arrays), **form.attributes)[0]
+
+    if not _pays_to_decode(*arrays, form=form):
+        return in_registers(*arrays)
+    decode = functools.partial(_by_decoding, form=form)
+    return lax.platform_dependent(*arrays, cuda=decode, default=in_registers)
+
+
+def _pays_to_decode(x: jax.Array, _: jax.Array, scales: jax.Array, *__: Any, form: _Form) -> bool:
+    """Whether the weights are to be numbers of x's type on a GPU, which has room for them: f16 may not for other scales than f16's."""
+    fits = x.dtype == jnp.bfloat16 or x.dtype == scales.dtype == jnp.float16
+    rows = x.size // max(x.shape[-1], 1)
+    return fits and rows >= _FEWEST_DECODED.get(form.format, _FEWEST_DECODED_OF_OTHERS)
+
+
+def _by_decoding(*arrays: jax.Array, form: _Form) -> jax.Array:
+    x, *factors, bias = form.spread(arrays)
+    w = _decoded(x.shape[-1], factors, form.attributes).astype(x.dtype)
+    # Without the barrier XLA may put the decoding into the product, where each tile of rows would repeat it.
+    return linear(x, lax.optimization_barrier(w), bias, out_dtype=form.out_dtype)
 
 
 def _by_xla(*arrays: jax.Array, form: _Form) -> jax.Array:
