@@ -10,6 +10,8 @@
 namespace intarsia::matmul {
 namespace {
 
+constexpr int64_t kAheadBytes = 1024;  // of a tile, asked for before they are needed
+
 // Registers that a line fills.
 inline constexpr int kParts = kTileRows / kLanes;
 

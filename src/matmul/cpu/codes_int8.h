@@ -57,7 +57,7 @@ template <Format kFormat>
       const uint8_t* const w = codes + block * kBlockBytes;
       __m512i even = _mm512_set1_epi32(-kBias * x_code_sums[block]), odd = _mm512_setzero_si512();
       for (int line = 0; line < static_cast<int>(BitsOf(kFormat)); ++line) {
-        __builtin_prefetch(w + 1024 + line * kLineBytes, 0, 2);
+        __builtin_prefetch(w + kAheadBytes + line * kLineBytes, 0, 2);
         const __m512i words = _mm512_loadu_si512(w + line * kLineBytes);
         if constexpr (kFormat == Format::kI8) {
           int32_t four;

@@ -15,8 +15,7 @@ namespace {
 
 // Up to so many rows of x, codes become numbers in registers, anew for every four rows.
 constexpr int kFewRows = kLanes >= 16 ? 16 : 4;
-constexpr int64_t kAheadBytes = 1024;  // of a tile, asked for before they are needed
-constexpr int64_t kManyRows = 128;     // of x at a time, beyond that
+constexpr int64_t kManyRows = 128;  // of x at a time, beyond that
 constexpr int64_t kManyTiles = 4, kManyColumns = kManyTiles * kTileRows, kManyBlocks = 2;
 
 // Rounds a row of x to int8, block by block: codes, and the numbers that they stand for. A block
