@@ -63,14 +63,36 @@ def test_a_model_that_does_not_trace_leaves_no_names() -> None:
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
-def test_a_profile_is_jaxs(tmp_path: Path) -> None:
+def worker_of(rank: int, replica: int, folder: Path) -> worker.XlaGpuWorker:
     one = object.__new__(worker.XlaGpuWorker)
-    one.profiler_config = SimpleNamespace(profiler="torch", torch_profiler_dir=str(tmp_path))
+    one.profiler_config = SimpleNamespace(profiler="torch", torch_profiler_dir=str(folder))
+    one.rank, one.parallel_config = rank, SimpleNamespace(data_parallel_index=replica)
+    return one
+
+
+def test_a_profile_is_jaxs(tmp_path: Path) -> None:
+    one = worker_of(0, 0, tmp_path)
     one.profile(True, "prefix")
     jax.block_until_ready(jax.jit(lambda x: x @ x)(jnp.ones((64, 64))))
     one.profile(False)
     (trace,) = tmp_path.rglob("*.xplane.pb")
     assert b"dot" in trace.read_bytes()
+
+
+def test_ranks_of_a_host_profile_in_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one, the trace of whoever wrote last was left."""
+    chosen = []
+    monkeypatch.setattr(jax.profiler, "start_trace", chosen.append)
+    for replica, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        worker_of(rank, replica, tmp_path).profile(True)
+    assert [Path(folder).relative_to(tmp_path).as_posix() for folder in chosen] == [
+        "replica0_rank0",
+        "replica0_rank1",
+        "replica1_rank0",
+        "replica1_rank1",
+    ]
 
 
 def test_a_profile_that_was_not_asked_for_is_refused() -> None:

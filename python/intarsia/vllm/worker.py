@@ -1,5 +1,6 @@
 """vLLM's worker: one process for each device, which owns a runner."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -105,7 +106,9 @@ class XlaGpuWorker(Worker):
         if config is None or config.profiler != "torch":
             super().profile(is_start, *args, **given)
         elif is_start:
-            jax.profiler.start_trace(config.torch_profiler_dir)
+            # JAX names a trace by host and second: of two ranks in one folder one trace would be left.
+            own = f"replica{self.parallel_config.data_parallel_index}_rank{self.rank}"
+            jax.profiler.start_trace(os.path.join(config.torch_profiler_dir, own))
         else:
             jax.profiler.stop_trace()
 
