@@ -129,34 +129,52 @@ def from_codes(
     Raises:
         ValueError: A code has more bits than the format, or factors have another shape.
     """
-    rows, columns = codes.shape
     bits = FORMATS[format].bits
     codes = codes.view(np.uint8)
     if bits < 8 and codes.size and codes.max() >> bits:
         raise ValueError(f"repack: a code is {codes.max()}, expected less than {1 << bits}")
+    factors = (scales, zeros, outer_scales, outer_zeros)
+    return _with_factors(_packed(codes, bits), codes.shape, factors, format, group, zeros_are)
+
+
+def from_pairs(
+    pairs: np.ndarray,
+    scales: np.ndarray,
+    zeros: np.ndarray | None = None,
+    outer_scales: np.ndarray | None = None,
+    *,
+    format: str,
+    group: int,
+) -> PackedWeight:
+    """`from_codes` of codes of 4 bits that lie two in a byte, the lower half first, u8 [rows, columns / 2]: bytes only move."""
+    rows, half = pairs.shape
+    factors = (scales, zeros, outer_scales, None)
+    return _with_factors(_packed_pairs(pairs), (rows, 2 * half), factors, format, group, "points")
+
+
+def _with_factors(
+    packed: np.ndarray,
+    shape: tuple[int, ...],
+    factors: Sequence[np.ndarray | None],
+    format: str,
+    group: int,
+    zeros_are: str,
+) -> PackedWeight:
+    """A matrix of that shape from its packed codes and from `from_codes`' factors, which are checked."""
+    rows, columns = shape
+    scales, zeros, outer_scales, outer_zeros = factors
     groups = -(-columns // group) if group else 1
-    for name, factors in (("scales", scales), ("zeros", zeros)):
-        if factors is not None and factors.shape != (rows, groups):
-            raise ValueError(f"repack: {name} are {[*factors.shape]}, expected {[rows, groups]}")
-    for name, factors in (("outer_scales", outer_scales), ("outer_zeros", outer_zeros)):
-        if factors is not None and factors.ndim > 1 and len(factors) != rows:
-            raise ValueError(f"repack: {name} have {len(factors)} rows, expected {rows}")
+    for name, factor in (("scales", scales), ("zeros", zeros)):
+        if factor is not None and factor.shape != (rows, groups):
+            raise ValueError(f"repack: {name} are {[*factor.shape]}, expected {[rows, groups]}")
+    for name, factor in (("outer_scales", outer_scales), ("outer_zeros", outer_zeros)):
+        if factor is not None and factor.ndim > 1 and len(factor) != rows:
+            raise ValueError(f"repack: {name} have {len(factor)} rows, expected {rows}")
 
     def tiled(array: np.ndarray | None) -> np.ndarray | None:
         return array if array is None or array.ndim == 1 else _tiled(array)
 
-    return PackedWeight(
-        _packed(codes, bits),
-        tiled(scales),
-        tiled(zeros),
-        tiled(outer_scales),
-        tiled(outer_zeros),
-        rows,
-        columns,
-        format,
-        group,
-        zeros_are,
-    )
+    return PackedWeight(packed, *map(tiled, factors), rows, columns, format, group, zeros_are)
 
 
 def packed_by_rows(rows: int, columns: int, pack: Callable[[slice], PackedWeight]) -> PackedWeight:
@@ -286,6 +304,16 @@ def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
             2,
             upper[..., ::4] | upper[..., 1::4] << 2 | upper[..., 2::4] << 4 | upper[..., 3::4] << 6,
         )
+    return packed
+
+
+def _packed_pairs(pairs: np.ndarray) -> np.ndarray:
+    """The same of codes of 4 bits, two in a byte: words of 8 codes change places."""
+    blocks = -(-2 * pairs.shape[1] // BLOCK_COLUMNS)
+    tiles = _whole_tiles(pairs, blocks * BLOCK_COLUMNS // 2)
+    packed = empty((len(tiles), blocks, 4, TILE_ROWS, 4), np.uint8)
+    words = np.ascontiguousarray(tiles).view(np.uint32).reshape(len(tiles), TILE_ROWS, blocks, 4)
+    packed.view(np.uint32)[..., 0] = words.transpose(0, 2, 3, 1)
     return packed
 
 

@@ -15,6 +15,7 @@ from intarsia._packing import (
     factors_of,
     fields,
     from_codes,
+    from_pairs,
     joined,
     packed_by_rows,
     stacked,
@@ -252,9 +253,9 @@ def from_gptq(
         zeros = wide.astype(np.uint8)
 
     def pack(rows: slice) -> PackedWeight:
-        codes = fields(_rows_first(qweight[:, rows]), bits)
         of_rows = None if zeros is None else zeros[rows]
-        return _of_integers(codes, _rows_first(scales[:, rows]), of_rows, bits, group)
+        words = _rows_first(qweight[:, rows])
+        return _of_integers(words, columns, _rows_first(scales[:, rows]), of_rows, bits, group)
 
     return packed_by_rows(qweight.shape[1], columns, pack)
 
@@ -266,13 +267,21 @@ def check_order(g_idx: np.ndarray, columns: int, group: int) -> None:
 
 
 def _of_integers(
-    codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, bits: int, group: int
+    words: np.ndarray,
+    columns: int,
+    scales: np.ndarray,
+    zeros: np.ndarray | None,
+    bits: int,
+    group: int,
 ) -> PackedWeight:
-    """Unsigned codes and zero points; without these they are symmetric around half of the range."""
+    """Unsigned codes in words i32 [rows, w], the first ones lowest; without zero points they are symmetric around half of the range."""
+    format = "u4b8" if zeros is None else "u4"
+    if bits == 4 and columns == 8 * words.shape[1]:
+        pairs = np.ascontiguousarray(words).view(np.uint8)
+        return from_pairs(pairs, scales, zeros, format=format, group=group)
+    codes = np.ascontiguousarray(fields(words, bits)[:, :columns])
     if bits == 4:
-        return from_codes(
-            codes, scales, zeros, format="u4b8" if zeros is None else "u4", group=group
-        )
+        return from_codes(codes, scales, zeros, format=format, group=group)
     # 128 less, of both: two's complement.
     if zeros is not None:
         zeros = (zeros ^ 128).view(np.int8)
@@ -304,9 +313,9 @@ def from_compressed_tensors(
     group = _group_of(columns, weight_scale.shape[1])
 
     def pack(rows: slice) -> PackedWeight:
-        codes = np.ascontiguousarray(fields(weight_packed[rows], bits)[:, :columns])
         of_rows = None if zeros is None else zeros[rows]
-        return _of_integers(codes, weight_scale[rows], of_rows, bits, group)
+        scales = weight_scale[rows]
+        return _of_integers(weight_packed[rows], columns, scales, of_rows, bits, group)
 
     return packed_by_rows(count, columns, pack)
 
@@ -383,7 +392,6 @@ def _of_e2m1(
     pairs = pairs.view(np.uint8).reshape(len(pairs), -1)
 
     def pack(rows: slice) -> PackedWeight:
-        codes = np.stack([pairs[rows] & 15, pairs[rows] >> 4], axis=-1)
-        return from_codes(_matrix(codes), scales[rows], None, outer, format="e2m1", group=group)
+        return from_pairs(pairs[rows], scales[rows], None, outer, format="e2m1", group=group)
 
     return packed_by_rows(len(pairs), 2 * pairs.shape[1], pack)
