@@ -82,3 +82,39 @@ def test_custom_ops_are_the_users(configured, said):
 def test_a_cpu_schedules_synchronously(configured, said):
     assert not configured(async_scheduling=True).scheduler_config.async_scheduling
     assert "a CPU runs" in said.infos[-1] and said.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"heartbeat_timeout": "5"}, "heartbeat_timeout is '5', expected a number of seconds"),
+        ({"start_timeout": 1.5}, "start_timeout is 1.5, expected a number of seconds"),
+        ({"start_timeout": 0}, "start_timeout is 0, expected a number of seconds, 1 or more"),
+        ({"request_buckets": "8"}, "request_buckets is '8', expected positive integers in a list"),
+        ({"request_buckets": [8.0]}, "request_buckets is [8.0], expected positive integers"),
+        ({"token_buckets": [True]}, "token_buckets is [True], expected positive integers"),
+    ],
+    ids=str,
+)
+def test_a_setting_of_another_type_is_an_error_before_anything_is_loaded(
+    configured, given, message
+):
+    with pytest.raises(Exception) as error:
+        configured(additional_config=given)
+    assert f"intarsia-vllm: additional_config: {message}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("token_bucket", "did you mean token_buckets?"),
+        ("heartbeat_timout", "did you mean heartbeat_timeout?"),
+        ("gc", "its keys are token_buckets, request_buckets, start_timeout, heartbeat_timeout"),
+    ],
+)
+def test_a_key_that_the_plugin_does_not_know_is_named(configured, said, name, remedy):
+    """And no error: another of vLLM's plugins may have it."""
+    configured(additional_config={name: [32], "token_buckets": [64], "request_buckets": None})
+    assert said.warnings == [
+        f"intarsia-vllm: additional_config: {name} is no key of this plugin's; {remedy}"
+    ]

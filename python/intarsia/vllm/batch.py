@@ -3,12 +3,14 @@
 One vector is one DLPack handover and one operand, however many KV cache groups a model has.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import torch
 from vllm.config import VllmConfig
+
+from intarsia.vllm import settings
 
 
 class StepShape(NamedTuple):
@@ -155,15 +157,7 @@ def bucket(sizes: Sequence[int], n: int) -> int:
 
 def bucket_sizes(config: VllmConfig, option: str, smallest: int, largest: int) -> list[int]:
     """Sizes to compile for: the user's, or powers of two; the largest is always there."""
-    additional = config.additional_config or {}
-    if not isinstance(additional, Mapping):
-        raise ValueError(f"additional_config is {additional!r}, expected an object")
-    given = additional.get(option)
+    given = settings.additional(config).get(option)
     if given is None:
         return buckets(min(smallest, largest), largest)
-    # bool is an int to Python; true would count as 1
-    if not isinstance(given, list | tuple) or not all(type(n) is int and n > 0 for n in given):
-        raise ValueError(
-            f"additional_config: {option} is {given}, expected positive integers in a list"
-        )
     return sorted({n for n in given if n < largest} | {largest})

@@ -21,6 +21,7 @@ from vllm.config import ParallelConfig, VllmConfig
 from intarsia import _environment
 from intarsia.processes import Limits, addresses
 from intarsia.processes.place import differing
+from intarsia.vllm import settings
 
 # torch.distributed has a function of that name, too.
 _rendezvous = importlib.import_module("torch.distributed.rendezvous")
@@ -38,18 +39,10 @@ _RUN, _RANK = "intarsia/run", "intarsia/rank/"
 
 def limits(config: VllmConfig) -> Limits:
     """How long ranks wait for each other."""
-    given = {
-        field: config.additional_config[name]
-        for name, field in _SETTINGS.items()
-        if name in (config.additional_config or {})
-    }
-    for name, field in _SETTINGS.items():
-        if field in given and type(given[field]) is not int:  # True is no second
-            raise ValueError(
-                f"intarsia-vllm: {name} is {given[field]!r}, expected a number of seconds"
-            )
+    given = settings.additional(config)
+    chosen = {field: given[name] for name, field in _SETTINGS.items() if name in given}
     step = max(1, int(_OF_A_STEP * envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS))
-    return Limits(**given | {"stall": step})
+    return Limits(**chosen | {"stall": step})
 
 
 def choose(parallel: ParallelConfig) -> None:

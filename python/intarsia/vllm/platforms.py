@@ -179,6 +179,7 @@ class XlaPlatform(Platform):
             # vLLM numbers a replica's GPUs for platforms whose workers see no others; ours count from the host's first.
             parallel.assigned_physical_gpu_ids = None
         refuse(vllm_config)
+        settings.check_additional(vllm_config)
         if vllm_config.use_v2_model_runner:
             raise NotImplementedError("intarsia-vllm: VLLM_USE_V2_MODEL_RUNNER=1, expected 0")
         if parallel.worker_cls == "auto":

@@ -1,10 +1,16 @@
-"""What a user asks vLLM for and does not get, said once in the log: nothing is to be overridden in silence."""
+"""The plugin's own settings, and what a user asks vLLM for and does not get, said once in the log.
+
+Nothing is to be misread or overridden in silence.
+"""
 
 import copy
 import dataclasses
+import difflib
 import enum
 import json
-from typing import Any
+import multiprocessing
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from vllm.config import (
     CompilationConfig,
@@ -26,6 +32,63 @@ _USED = {
 """Of vLLM's compilation: each step is an XLA program, which neither torch.compile nor CUDA graphs of torch's could hold."""
 _HEEDED = "custom_ops"
 """The one field that means to us what it means to vLLM: which layers are replaced."""
+
+
+class _Form(NamedTuple):
+    """What a setting has to be."""
+
+    text: str
+    fits: Callable[[Any], bool]
+
+
+def _is_positive(x: Any) -> bool:
+    return type(x) is int and x > 0  # bool is an int to Python; true would count as 1
+
+
+_SIZES = _Form(
+    "positive integers in a list",
+    lambda x: isinstance(x, list | tuple) and all(map(_is_positive, x)),
+)
+_SECONDS = _Form("a number of seconds, 1 or more, without decimals", _is_positive)
+_ADDITIONAL = {
+    "token_buckets": _SIZES,
+    "request_buckets": _SIZES,
+    "start_timeout": _SECONDS,
+    "heartbeat_timeout": _SECONDS,
+}
+"""The keys of --additional-config that are the plugin's; docs/vllm.md says what they do."""
+
+
+def additional(config: VllmConfig) -> dict[str, Any]:
+    """What --additional-config has for the plugin; null is as good as nothing.
+
+    Raises:
+      ValueError: one of the values is of another form.
+    """
+    given = config.additional_config or {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"additional_config is {given!r}, expected an object")
+    ours = {name: given[name] for name in _ADDITIONAL if given.get(name) is not None}
+    for name, value in ours.items():
+        if not _ADDITIONAL[name].fits(value):
+            raise ValueError(
+                f"intarsia-vllm: additional_config: {name} is {value!r}, expected {_ADDITIONAL[name].text}"
+            )
+    return ours
+
+
+def check_additional(config: VllmConfig) -> None:
+    """Raises what `additional` raises, and says which keys are nobody's, as far as the plugin knows."""
+    additional(config)
+    if multiprocessing.parent_process() is not None:
+        return  # which has said it
+    for name in (config.additional_config or {}).keys() - _ADDITIONAL.keys():
+        near = difflib.get_close_matches(str(name), _ADDITIONAL, 1)
+        logger.warning_once(
+            "intarsia-vllm: additional_config: %s is no key of this plugin's; %s",
+            name,
+            f"did you mean {near[0]}?" if near else f"its keys are {', '.join(_ADDITIONAL)}",
+        )
 
 
 def replace_compilation(config: VllmConfig) -> None:
