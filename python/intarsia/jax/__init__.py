@@ -19,6 +19,7 @@ from intarsia.jax._cache import reshape_and_cache_flash, rotary_embedding_and_ca
 from intarsia.jax._cache_blocks import copy_blocks, gather_cache, swap_blocks
 from intarsia.jax._call import call, register
 from intarsia.jax._cascade import cascade_attention
+from intarsia.jax._coded_experts import fused_experts_quantized
 from intarsia.jax._dot_product import dot_product_attention
 from intarsia.jax._exchange import Exchange, all_reduce_fused_add_rms_norm, make_exchange
 from intarsia.jax._export import export_exemptions
@@ -41,7 +42,6 @@ from intarsia.jax.wire import (
     fused_add_rms_norm,
     fused_add_rms_norm_static_fp8_quant,
     fused_experts,
-    fused_experts_quantized,
     fused_qk_norm_rope,
     gelu_and_mul,
     gelu_fast,

@@ -234,11 +234,17 @@ def _by_op(*arrays: jax.Array, form: _Form) -> jax.Array:
     return lax.platform_dependent(*arrays, cuda=decode, default=in_registers)
 
 
+def fits_decoded(x: jax.Array, scales: jax.Array) -> bool:
+    """Whether x's type holds weights with such scales, rounded: f16 may not, but for scales in f16."""
+    return x.dtype == jnp.bfloat16 or x.dtype == scales.dtype == jnp.float16
+
+
 def _pays_to_decode(x: jax.Array, _: jax.Array, scales: jax.Array, *__: Any, form: _Form) -> bool:
-    """Whether the weights are to be numbers of x's type on a GPU, which has room for them: f16 may not for other scales than f16's."""
-    fits = x.dtype == jnp.bfloat16 or x.dtype == scales.dtype == jnp.float16
+    """Whether the weights are to be numbers of x's type on a GPU."""
     rows = x.size // max(x.shape[-1], 1)
-    return fits and rows >= _FEWEST_DECODED.get(form.format, _FEWEST_DECODED_OF_OTHERS)
+    return fits_decoded(x, scales) and rows >= _FEWEST_DECODED.get(
+        form.format, _FEWEST_DECODED_OF_OTHERS
+    )
 
 
 def _by_decoding(*arrays: jax.Array, form: _Form) -> jax.Array:
