@@ -1,6 +1,6 @@
 """Experts of compressed-tensors' checkpoints in integers of 4 or 8 bits by groups, as Kimi's are.
 
-Read as those of `quantized_experts`: by our op on CPUs, decoded within a step's program elsewhere.
+Read as those of `quantized_experts`: by our op, where it has a form for the layer.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""vLLM's quantized experts: codes are read by our op on CPUs, and decoded within a step's program elsewhere.
+"""vLLM's quantized experts: our op reads codes; where it has no form for a layer, they are decoded within a step's program.
 
 Activations stay in the model's dtype, whatever a checkpoint says of them.
 """
@@ -49,7 +49,10 @@ def _decoded_mxfp4(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array
 
 
 class ExpertsInCodes(FusedMoEMethodBase):
-    """Experts whose matrices stay codes: `fused_experts_quantized` reads them on CPUs, elsewhere they are decoded where they are used."""
+    """Experts whose matrices stay codes.
+
+    `fused_experts_quantized` reads them where it has the layer's activation and rows fill tiles. Else a step decodes them.
+    """
 
     _parts: tuple[str, ...]
     """What the names of a matrix's parameters end with, the codes' first."""
@@ -80,7 +83,7 @@ class ExpertsInCodes(FusedMoEMethodBase):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         tiled = not any(self._rows(layer, name) % TILE_ROWS for name in ("w13", "w2"))
-        if not (tiled and has_form(layer) and jax.default_backend() == "cpu"):
+        if not (tiled and has_form(layer)):
             self._hand_over(layer)
             return
         for name in ("w13", "w2"):

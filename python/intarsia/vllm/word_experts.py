@@ -1,6 +1,6 @@
 """Experts of AWQ's and GPTQ's checkpoints: codes in words of 32 bits, each matrix the other way round.
 
-Read as those of `quantized_experts`: by our op on CPUs, decoded within a step's program elsewhere. vLLM's own methods make the
+Read as those of `quantized_experts`: by our op, where it has a form for the layer. vLLM's own methods make the
 parameters that checkpoints are loaded into.
 """
 
