@@ -32,7 +32,7 @@ Pools = dict[str, KvCache]
 A state of a layer without keys and values is a page, too: the array of keys has its first numbers."""
 
 _BLOCKS_AT_ONCE = 64
-"""How many blocks a program zeroes or copies."""
+"""How many blocks a program zeroes."""
 
 
 class LayerCache(NamedTuple):
@@ -180,19 +180,7 @@ def chunks(ids: Sequence[int]) -> Iterable[list[int]]:
 
 def zero_blocks(pools: Pools, ids: jax.Array) -> Pools:
     """Zeroes blocks; negative ids are skipped."""
-    return jax.tree.map(lambda x: x.at[_or_beyond(x, ids)].set(0, mode="drop"), pools)
-
-
-def copy_blocks(pools: Pools, sources: jax.Array, targets: jax.Array) -> Pools:
-    """Copies blocks, all read before the first is written; negative ids are skipped."""
+    # JAX counts negative indices from the end.
     return jax.tree.map(
-        lambda x: x.at[_or_beyond(x, targets)].set(
-            x.at[sources].get(mode="fill", fill_value=0), mode="drop"
-        ),
-        pools,
+        lambda x: x.at[jnp.where(ids < 0, x.shape[0], ids)].set(0, mode="drop"), pools
     )
-
-
-def _or_beyond(cache: jax.Array, ids: jax.Array) -> jax.Array:
-    """JAX counts negative indices from the end; here they mean nothing."""
-    return jnp.where(ids < 0, cache.shape[0], ids)

@@ -127,21 +127,12 @@ class XlaModel(torch.nn.Module):
 
     def zero_blocks(self, ids: list[int]) -> None:
         """Zeroes blocks in every layer."""
-        for chunk in kv.chunks(ids):
-            self._edit("zeroing of blocks", kv.zero_blocks, chunk)
-
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copies blocks, each pair from and to, in every layer."""
-        columns = zip(*pairs, strict=True)
-        for sources, targets in zip(*(kv.chunks(column) for column in columns), strict=True):
-            self._edit("copying of blocks", kv.copy_blocks, sources, targets)
-
-    def _edit(self, name: str, function: Any, *ids: list[int]) -> None:
         device = next(self.inner.parameters()).device
-        tensors = [torch.tensor(x, dtype=torch.int32, device=device) for x in ids]
-        args = [self._ranks.stacked(_to_jax(x)) for x in tensors]
-        program = self.programs.get(name, function, self._pools, *args, donate=(0,))
-        self._pools = program(self._pools, *args)
+        for chunk in kv.chunks(ids):
+            tensor = torch.tensor(chunk, dtype=torch.int32, device=device)
+            args = (self._pools, self._ranks.stacked(_to_jax(tensor)))
+            program = self.programs.get("zeroing of blocks", kv.zero_blocks, *args, donate=(0,))
+            self._pools = program(*args)
 
     # ------------------------------------------------------------------ a step
 
@@ -319,8 +310,6 @@ class XlaModel(torch.nn.Module):
             self._compile_all(shapes, self.decode_sizes[::-1] if self._generates else [], device)
             if self._zeroes_blocks:
                 self.zero_blocks([-1])
-            if self._pools:
-                self.copy_blocks([(-1, -1)])
         self.programs.seal()
 
     def _compile_all(

@@ -69,12 +69,13 @@ class XlaGpuModelRunner(GPUModelRunner):
         self.model.zero_blocks(block_ids)
 
     def _update_states(self, scheduler_output: Any) -> Any:
-        # vLLM zeroes new blocks, then copies blocks among its own tensors, of which there are none. Its scheduler does not
-        # ask for copies with what is supported (docs/adr/0021).
-        result = super()._update_states(scheduler_output)
+        # vLLM would copy blocks among its own tensors, of which there are none. Its scheduler asks for it where states have a
+        # prefix cache, which is refused (docs/adr/0021).
         if scheduler_output.kv_cache_block_copies:
-            self.model.copy_blocks([tuple(pair) for pair in scheduler_output.kv_cache_block_copies])
-        return result
+            raise NotImplementedError(
+                f"intarsia-vllm: a step with kv_cache_block_copies {scheduler_output.kv_cache_block_copies}, expected none"
+            )
+        return super()._update_states(scheduler_output)
 
 
 class XlaCpuModelRunner(XlaGpuModelRunner, CPUModelRunner):
