@@ -261,10 +261,10 @@ class XlaGpuPagedAttention(XlaAttention):
         from torchax import interop
 
         cache = metadata.caches.read(layer.layer_name)
-        # forward_decode hands over no ALiBi.
-        decode = metadata.decode and self.alibi_slopes is None
-        attend = self.forward_decode if decode else self.forward_prefill
+        attend = self.forward_decode if metadata.decode else self.forward_prefill
         options = self._fp8(layer) | self._sinks()
+        if self.alibi_slopes is not None:
+            options["alibi_slopes"] = jnp.asarray(self.alibi_slopes, jnp.float32)
         if chunk := getattr(layer, "attention_chunk_size", 0):
             options["attention_chunk"] = chunk
         queries = interop.jax_view(query) if self.turned is None else self._query
@@ -285,9 +285,6 @@ class XlaGpuPagedAttention(XlaAttention):
             is_causal=True,
             window=window,
             softcap=self.logits_soft_cap,
-            alibi_slopes=None
-            if self.alibi_slopes is None
-            else jnp.asarray(self.alibi_slopes, jnp.float32),
             **options,
         )
 
