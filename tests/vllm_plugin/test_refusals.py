@@ -82,6 +82,7 @@ QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
             {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
             "speculative decoding (--speculative-config)",
         ),
+        ({}, {"watermark_config": {"key": 7}}, "watermarks (--watermark-config)"),
         ({}, {"pipeline_parallel_size": 2}, "pipeline parallelism (--pipeline-parallel-size): 2"),
         ({}, {"kv_offloading_size": 1.0}, "KV caches on the host (--kv-offloading-size)"),
         (

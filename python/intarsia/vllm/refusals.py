@@ -35,6 +35,10 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
         yield "LoRA (--enable-lora)"
     if getattr(config, "diffusion_config", None) is not None:  # new in 0.33
         yield "diffusion models"
+    if (
+        getattr(config, "watermark_config", None) is not None
+    ):  # new in 0.33, and of the second runner
+        yield "watermarks (--watermark-config)"
     if config.speculative_config is not None:
         yield "speculative decoding (--speculative-config)"
     for size, option in (
