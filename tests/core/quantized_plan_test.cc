@@ -206,6 +206,23 @@ TEST(QuantizedPlan, WarpgroupsTakeRowsOfLargeMatrices) {
   EXPECT_NE(kernel(p), kWarpgroups);
 }
 
+TEST(QuantizedPlan, PointsInBytesAreReadByWarpgroups) {
+  alignas(16) static char memory[16];
+  const auto plan_of = [&](DType dtype, bool points, const void* outer) {
+    QuantizedParams p = ParamsOf(16, 4096, 4096, 128);
+    p.format = Format::kU4, p.points = points;
+    p.zeros = {.data = memory, .dtype = dtype, .outer = outer};
+    return PlanFor(p, Gpu("H200"));
+  };
+  EXPECT_EQ(plan_of(DType::kU8, true, nullptr).kernel, QuantizedKernelKind::kWarpgroups);
+  EXPECT_EQ(plan_of(DType::kU8, true, nullptr).zero_bytes, 16);
+  // Minimums, and what is not a byte of its own.
+  EXPECT_NE(plan_of(DType::kU8, false, nullptr).kernel, QuantizedKernelKind::kWarpgroups);
+  EXPECT_NE(plan_of(DType::kI8, true, nullptr).kernel, QuantizedKernelKind::kWarpgroups);
+  EXPECT_NE(plan_of(DType::kF16, true, nullptr).kernel, QuantizedKernelKind::kWarpgroups);
+  EXPECT_NE(plan_of(DType::kU8, true, memory).kernel, QuantizedKernelKind::kWarpgroups);
+}
+
 TEST(QuantizedPlan, ReportsWhatAGpuGets) {
   const auto kernel_of = [](const char* gpu, std::string_view call) -> std::string {
     for (const auto& choice : ReportQuantizedChoices(Gpu(gpu)))
@@ -215,6 +232,7 @@ TEST(QuantizedPlan, ReportsWhatAGpuGets) {
   EXPECT_EQ(kernel_of("A100", "weights in int4, rows: 16"), "portable, codes streamed past rows");
   EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 1"), "Hopper, few rows");
   EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 64"), "Hopper");
+  EXPECT_EQ(kernel_of("H200", "weights in int4 with zeros, rows: 16"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "128 experts in mxfp4, rows: 16"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "128 experts in int8, rows: 16"),
             "portable, codes streamed past rows");

@@ -71,13 +71,14 @@ inline QuantizedCase RandomQuantizedCase(std::mt19937& random) {
   c.outers = c.shift = 0;
   if (random() % 8) return c;
   // Some of those are such that sm90/warpgroups.cuh takes them.
-  c.format = Format::kU4B8;
+  c.points = random() % 2;
+  c.format = c.points ? Format::kU4 : Format::kU4B8;
   c.m = pick({1, 3, 4, 8, 9, 16, 17, 33, 70});
   c.c = c.m < 4 ? 1100 : pick({250, 257, 290});
   c.k = pick({640, 1280, 1664, 2048});
   c.group = pick({128, 128, 256, 640, 2048});
   c.scale = type({kF32, kF16, kBF16});
-  c.zero = DType::kOther;
+  c.zero = c.points ? DType::kU8 : DType::kOther;
   return c;
 }
 

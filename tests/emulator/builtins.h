@@ -100,6 +100,7 @@ inline void __syncthreads() {
 // ---------------------------------------------------------------- of a thread
 
 inline int __ffs(unsigned x) { return x ? std::countr_zero(x) + 1 : 0; }
+inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {

@@ -32,16 +32,19 @@ Status MakeContext(void* stream, CudaContext& context) {
   return CurrentDevice(context.device);
 }
 
-Status MakePanelMap(DType dtype, const void* data, int64_t columns, std::span<const MapAxis> axes,
-                    CUtensorMap& map) {
+namespace {
+
+Status MakeMap(const void* data, int bytes, int64_t columns, int box, std::span<const MapAxis> axes,
+               bool swizzled, CUtensorMap& map) {
   auto& contents = reinterpret_cast<MapContents&>(map);
-  const int bytes = static_cast<int>(Bytes(dtype));
   contents = {.data = static_cast<const char*>(data),
               .element_bytes = bytes,
               .axes = static_cast<int>(axes.size()) + 1};
+  contents.swizzled = swizzled;
   contents.size[0] = columns;
-  contents.box[0] = kPanelRowBytes / bytes;
-  bool fits = reinterpret_cast<uintptr_t>(data) % 16 == 0 && contents.axes <= MapContents::kAxes;
+  contents.box[0] = box;
+  bool fits = reinterpret_cast<uintptr_t>(data) % 16 == 0 && contents.axes <= MapContents::kAxes &&
+              columns > 0 && box > 0 && box <= 256 && box * bytes % 16 == 0;
   for (int i = 1; fits && i < contents.axes; ++i) {
     const MapAxis& axis = axes[i - 1];
     contents.size[i] = axis.size;
@@ -50,6 +53,18 @@ Status MakePanelMap(DType dtype, const void* data, int64_t columns, std::span<co
     fits = contents.stride_bytes[i] % 16 == 0 && axis.size > 0 && axis.box > 0 && axis.box <= 256;
   }
   return fits ? Status() : Internal("cuTensorMapEncodeTiled would not take this map");
+}
+
+}  // namespace
+
+Status MakePanelMap(DType dtype, const void* data, int64_t columns, std::span<const MapAxis> axes,
+                    CUtensorMap& map) {
+  const int bytes = static_cast<int>(Bytes(dtype));
+  return MakeMap(data, bytes, columns, kPanelRowBytes / bytes, axes, true, map);
+}
+Status MakeWordMap(const void* data, int64_t words, int box, std::span<const MapAxis> axes,
+                   CUtensorMap& map) {
+  return MakeMap(data, 4, words, box, axes, false, map);
 }
 
 }  // namespace intarsia::cuda

@@ -89,6 +89,18 @@ __device__ __forceinline__ void LdMatrix4Transposed(uint32_t (&r)[4], uint32_t s
                : "r"(shared));
 }
 
+// x y + z of a pair of numbers, rounded once.
+__device__ __forceinline__ uint32_t FmaF16(uint32_t x, uint32_t y, uint32_t z) {
+  uint32_t r;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
+  return r;
+}
+__device__ __forceinline__ uint32_t FmaBF16(uint32_t x, uint32_t y, uint32_t z) {
+  uint32_t r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
+  return r;
+}
+
 // c[16x8] += a[16x16] b[16x8], accumulated in f32. Fragment layouts: PTX ISA, "mma.m16n8k16".
 __device__ __forceinline__ void MmaF16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                        uint32_t b1) {

@@ -2,6 +2,7 @@
 // stands for is one of f16 and of bf16, so decoding is exact.
 #pragma once
 #include "src/core/cuda/fp8.cuh"
+#include "src/core/cuda/ptx.cuh"
 #include "src/core/cuda/vec.cuh"
 #include "src/matmul/quantized.h"
 
@@ -136,12 +137,17 @@ class CountedSteps {
         swapped_(PairBits(kMost / 16, kMost) + opaque_zero) {}
 
   // Codes in the lowest bits of the lower half and in bits 4 to 7 of the upper half.
-  __device__ __forceinline__ uint32_t Pair(uint32_t x) const {
-    return Scaled(x & 0x00f0000fu, up_);
+  __device__ __forceinline__ uint32_t Pair(uint32_t x, uint32_t bias = FormatBias()) const {
+    return Scaled(x & 0x00f0000fu, up_, bias);
   }
   // In bits 4 to 7 of the lower half and in the lowest bits of the upper half.
-  __device__ __forceinline__ uint32_t SwappedPair(uint32_t x) const {
-    return Scaled(x & 0x000f00f0u, swapped_);
+  __device__ __forceinline__ uint32_t SwappedPair(uint32_t x, uint32_t bias = FormatBias()) const {
+    return Scaled(x & 0x000f00f0u, swapped_, bias);
+  }
+  // What takes `point` from both codes of a pair: exactly, since differences of codes and of
+  // unsigned bytes have 8 bits and a sign.
+  static __device__ __forceinline__ uint32_t BiasOf(float point) {
+    return PairBits(-point * kUnit, -point * kUnit);
   }
 
  private:
@@ -156,14 +162,14 @@ class CountedSteps {
     memcpy(&bits, &pair, sizeof bits);
     return bits;
   }
-  static __device__ __forceinline__ uint32_t Scaled(uint32_t steps, uint32_t up) {
-    constexpr float kBias = kFormat == Format::kU4B8 ? -8 * kUnit : 0.0f;
-    const uint32_t bias = PairBits(kBias, kBias);
+  static __device__ __forceinline__ uint32_t FormatBias() {
+    return BiasOf(kFormat == Format::kU4B8 ? 8.0f : 0.0f);
+  }
+  static __device__ __forceinline__ uint32_t Scaled(uint32_t steps, uint32_t up, uint32_t bias) {
     if constexpr (kType == DType::kF16)
-      asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(steps) : "r"(up), "r"(bias));
+      return cuda::FmaF16(steps, up, bias);
     else
-      asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(steps) : "r"(up), "r"(bias));
-    return steps;
+      return cuda::FmaBF16(steps, up, bias);
   }
 
   uint32_t up_, swapped_;
@@ -185,9 +191,11 @@ class SpreadCodes<kFormat, kType> {
   static constexpr float kUnit = CountedSteps<kFormat, kType>::kUnit;
   __device__ __forceinline__ explicit SpreadCodes(uint32_t opaque_zero) : steps_(opaque_zero) {}
 
-  __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[4]) const {
-    pairs[0] = steps_.Pair(word), pairs[1] = steps_.SwappedPair(word);
-    pairs[2] = steps_.Pair(word >> 8), pairs[3] = steps_.SwappedPair(word >> 8);
+  // bias: none, or CountedSteps::BiasOf.
+  template <class... Bias>
+  __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[4], Bias... bias) const {
+    pairs[0] = steps_.Pair(word, bias...), pairs[1] = steps_.SwappedPair(word, bias...);
+    pairs[2] = steps_.Pair(word >> 8, bias...), pairs[3] = steps_.SwappedPair(word >> 8, bias...);
   }
   // Columns 0 and 5, 1 and 4, 2 and 7, 3 and 6.
   static __device__ __forceinline__ uint4 InOrder(const uint4& x) {

@@ -168,11 +168,18 @@ bool PlanResident(const QuantizedParams& p, const cuda::Device& device, Quantize
   return true;
 }
 
+// 4 bits of files with one factor a group: less 8, as GPTQ's, or less a point, as AWQ's.
+bool HasPlainGroups(const QuantizedParams& p) {
+  const bool points = p.format == Format::kU4 && p.zeros.data && p.points &&
+                      p.zeros.dtype == DType::kU8 && !p.zeros.outer;
+  return (points || (p.format == Format::kU4B8 && !p.zeros.data)) && !p.scales.outer &&
+         Bytes(p.scales.dtype) > 1;
+}
+
 // Makes `plan` one of kWarpgroups, if that takes the call.
 bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
-  if (plan.kernel != QuantizedKernelKind::kWideStream || p.format != Format::kU4B8 ||
-      p.k % kStageColumns != 0 || p.zeros.data || p.scales.outer || Bytes(p.scales.dtype) == 1 ||
-      !HasHopper(device))
+  if (plan.kernel != QuantizedKernelKind::kWideStream || p.k % kStageColumns != 0 ||
+      !HasPlainGroups(p) || !HasHopper(device))
     return false;
   if (p.m < kLeastWarpgroupsRows && !HasManyTiles(p, device)) return false;
   QuantizedPlan found = plan;

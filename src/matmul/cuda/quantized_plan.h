@@ -28,8 +28,9 @@ struct QuantizedShape {
 // kWideStream: codes from memory right into registers, with groups that end with a block of 32
 // columns, or with a stage.
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
-// kWarpgroups: by wgmma, or by mma.sync up to 16 rows, for u4b8 with groups that end with a stage.
-// kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8 and mxfp4.
+// kWarpgroups: by wgmma, or by mma.sync up to 16 rows, for u4b8, and u4 with points, with groups
+// that end with a stage. kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8 and
+// mxfp4.
 enum class QuantizedKernelKind {
   kAny,
   kStream,

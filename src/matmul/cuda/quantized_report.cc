@@ -15,7 +15,10 @@ QuantizedParams CommonCall(Format format) {
   alignas(16) static float factor = 0;  // only its address counts
   p.scales.data = p.zeros.data = &factor;
   p.scales.dtype = format == Format::kE2M1 ? DType::kF8E8M0 : DType::kF16;
-  if (format != Format::kU4) p.zeros = {};
+  if (format == Format::kU4)
+    p.zeros.dtype = DType::kU8, p.points = true;
+  else
+    p.zeros = {};
   return p;
 }
 

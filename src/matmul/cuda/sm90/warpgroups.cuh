@@ -1,9 +1,11 @@
-// Products with weights in 4-bit codes, u4b8, by wgmma, or mma.sync for few rows:
+// Products with weights in 4-bit codes, u4b8, or u4 with points in bytes, by wgmma, or mma.sync for
+// few rows:
 //   out[row, column] = sum_i x[row, i] w[column, i] + bias[column]      (matmul/quantized.h)
-// for groups of 128 columns and multiples of it, without zeros.
+// for groups of 128 columns and multiples of it.
 //
-// One thread has the copy engine fetch codes, scales and rows of x, a stage of 128 columns at a
-// time. A stage's sums are a group's, or part of one: its scale multiplies them in f32.
+// One thread has the copy engine fetch codes, factors and rows of x, a stage of 128 columns at a
+// time. A stage's sums are a group's, or part of one: its scale multiplies them in f32. Its point
+// is taken from codes as they become numbers.
 //
 // More than 16 rows of x: warpgroups decode codes into registers, which are wgmma's A, 64 rows of w
 // at a time. B are rows of x as they lie in memory. A lane of A has columns 2c, 2c + 1, 2c + 8 and
@@ -27,9 +29,11 @@
 
 namespace intarsia::matmul::sm90 {
 
-template <DType kType_, int kRows_>
+template <DType kType_, int kRows_, bool kPoints_>
 struct WarpgroupsConfig {
   static constexpr DType kType = kType_;
+  static constexpr bool kPoints = kPoints_;
+  static constexpr Format kFormat = kPoints ? Format::kU4 : Format::kU4B8;
   using T = cuda::DeviceT<kType>;
   static constexpr int kRows = kRows_;  // of x
   // Whether warps multiply by mma.sync.
@@ -47,6 +51,8 @@ struct WarpgroupsConfig {
       (kAtStart + (kAtStart - kCopying) / kMultiplying) / 8 * 8;
   static constexpr int kXBytes = kRows * kStageColumns * 2;
   static constexpr int kTileBytes = kStageColumns * static_cast<int>(kTileRows) / 2;
+  static constexpr int kPointBytes = kPoints ? kTiles * static_cast<int>(kTileRows) : 0;
+  static constexpr int kMostScaleBytes = kTiles * static_cast<int>(kTileRows) * 4;
   static constexpr int kStages = WarpgroupsStages(kRows);
   static constexpr int kPitch = kTiles * static_cast<int>(kTileRows) + 4;  // of sums, for the banks
 };
@@ -61,7 +67,8 @@ struct alignas(cuda::kSwizzleAtomBytes) WarpgroupsShared {
     Stage stages[S::kStages];
     float sums[S::kRows * S::kPitch];  // when all stages are read
   };
-  alignas(128) char scales[S::kStages][S::kTiles * 4 * kTileRows];  // one after the other
+  // Scales one after the other; then points.
+  alignas(128) char factors[S::kStages][S::kMostScaleBytes + S::kPointBytes];
   Ring<S::kStages> ring;
 };
 
@@ -72,7 +79,7 @@ struct WarpgroupsTask {
 };
 
 struct WarpgroupsMaps {
-  CUtensorMap x, codes, scales;
+  CUtensorMap x, codes, scales, points;
 };
 
 // By one thread. Boxes end with zeros where x, or w, ends.
@@ -87,9 +94,14 @@ __device__ __forceinline__ void CopyStages(const QuantizedParams& p, const Quant
     auto& full = shared.ring.full[place.index];
     auto& stage = shared.stages[place.index];
     shared.ring.empty[place.index].Wait(place.parity ^ 1);
-    full.ArriveExpecting(S::kXBytes + S::kTiles * (S::kTileBytes + plan.scale_bytes));
+    full.ArriveExpecting(S::kXBytes + S::kTiles * (S::kTileBytes + plan.scale_bytes) +
+                         S::kPointBytes);
     cuda::CopyBox<2>(stage.codes, maps.codes, {i * (S::kTileBytes / 4), tile}, full);
-    cuda::CopyBox<3>(shared.scales[place.index], maps.scales, {0, i / stages_of_group, tile}, full);
+    char* const factors = shared.factors[place.index];
+    cuda::CopyBox<3>(factors, maps.scales, {0, i / stages_of_group, tile}, full);
+    if constexpr (S::kPoints)
+      cuda::CopyBox<3>(factors + S::kMostScaleBytes, maps.points, {0, i / stages_of_group, tile},
+                       full);
 #pragma unroll
     for (int panel = 0; panel < 2; ++panel)
       cuda::CopyBox<2>(stage.x + panel * (S::kXBytes / 2), maps.x,
@@ -104,8 +116,8 @@ class WarpgroupsProduct {
   static constexpr int kSums = S::kRows / 2;
   static constexpr int kSteps = kStageColumns / cuda::kWgmmaStep;
   using M = cuda::Wgmma<S::kRows>;
-  using Steps = CountedSteps<Format::kU4B8, S::kType>;
-  using Block = CodesBlock<Format::kU4B8, S::kType, S::kRows, S::kHalves>;
+  using Steps = CountedSteps<S::kFormat, S::kType>;
+  using Block = CodesBlock<S::kFormat, S::kType, S::kRows, S::kHalves>;
 
   __device__ __forceinline__ WarpgroupsProduct(const QuantizedParams& p, const WarpgroupsTask& task,
                                                WarpgroupsShared<S>& shared, int number)
@@ -128,12 +140,18 @@ class WarpgroupsProduct {
 #pragma unroll 1
     for (int i = task_.begin; i < task_.end; ++i, place.Next()) {
       shared_.ring.full[place.index].Wait(place.parity);
-      if constexpr (S::kByWarps) {
+      if constexpr (S::kByWarps && S::kPoints) {
+        const uint2 biases[] = {BiasesOf(place.index, 0), BiasesOf(place.index, 1)};
+        MultiplyByWarps(place.index, group, [&](int half) { return biases[half]; });
+      } else if constexpr (S::kByWarps) {
         MultiplyByWarps(place.index, group);
       } else {
 #pragma unroll
         for (int half = 0; half < S::kHalves; ++half) {
-          Decode(place.index, half, a[half]);
+          if constexpr (S::kPoints)
+            Decode(place.index, half, a[half], BiasesOf(place.index, half));
+          else
+            Decode(place.index, half, a[half]);
           // Decoded before the first product begins, not between products.
 #pragma unroll
           for (auto& of_step : a[half])
@@ -167,8 +185,10 @@ class WarpgroupsProduct {
   }
 
  private:
-  // 64 rows of w, of which a warp has a tile.
-  __device__ __forceinline__ void Decode(int stage, int half, uint32_t (&a)[kSteps][4]) const {
+  // 64 rows of w, of which a warp has a tile. biases: none, or of rows 2r and 2r + 1.
+  template <class... Biases>
+  __device__ __forceinline__ void Decode(int stage, int half, uint32_t (&a)[kSteps][4],
+                                         Biases... biases) const {
     const char* const codes = shared_.stages[stage].codes[tile_ + 4 * half] + 8 * r_;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -176,19 +196,29 @@ class WarpgroupsProduct {
         return *reinterpret_cast<const uint2*>(codes + (2 * step + l) * kLineBytes);
       };
       const uint2 low = line(0), high = line(1);
-      Pairs(low.x, high.x, a[step][0], a[step][2]);
-      Pairs(low.y, high.y, a[step][1], a[step][3]);
+      Pairs(low.x, high.x, a[step][0], a[step][2], biases.x...);
+      Pairs(low.y, high.y, a[step][1], a[step][3], biases.y...);
     }
   }
   // The pairs of byte c of two words.
+  template <class... Bias>
   __device__ __forceinline__ void Pairs(uint32_t first, uint32_t second, uint32_t& low,
-                                        uint32_t& high) const {
+                                        uint32_t& high, Bias... bias) const {
     const uint32_t twice = __byte_perm(first, second, bytes_);
-    low = steps_.Pair(twice), high = steps_.Pair(twice >> 8);
+    low = steps_.Pair(twice, bias...), high = steps_.Pair(twice >> 8, bias...);
+  }
+  // Of rows 2r and 2r + 1 of a tile.
+  __device__ __forceinline__ uint2 BiasesOf(int stage, int half) const {
+    const char* const points = shared_.factors[stage] + S::kMostScaleBytes +
+                               (tile_ + 4 * half) * static_cast<int>(kTileRows) + 2 * r_;
+    const uint32_t both = *reinterpret_cast<const uint16_t*>(points);
+    return {Steps::BiasOf(static_cast<float>(both & 255)),
+            Steps::BiasOf(static_cast<float>(both >> 8))};
   }
   // The copy engine swaps 16 bytes of a row of a panel by the row's number.
-  __device__ __forceinline__ void MultiplyByWarps(int stage,
-                                                  float (&sums)[S::kHalves][kSums]) const {
+  template <class... Biases>
+  __device__ __forceinline__ void MultiplyByWarps(int stage, float (&sums)[S::kHalves][kSums],
+                                                  Biases... biases) const {
     const char* const x = shared_.stages[stage].x + r_ * 128;
 #pragma unroll
     for (auto& of_half : sums)
@@ -203,7 +233,7 @@ class WarpgroupsProduct {
                    8 * r_;
           },
           [&](int n) { return x + block / 2 * (S::kXBytes / 2) + n * 1024 + (unit ^ r_) * 16; },
-          sums);
+          sums, biases...);
     }
   }
   // In flight afterwards, as a group of its own.
@@ -222,7 +252,7 @@ class WarpgroupsProduct {
   // Of two neighboring rows; those of a tile that is not there are not stored.
   __device__ __forceinline__ float2 ScalesOf(int stage, int half) const {
     const int pair_of_all = (tile_ + 4 * half) * static_cast<int>(kTileRows) / 2 + r_;
-    const float2 scales = ScalePair(shared_.scales[stage], p_.scales.dtype, pair_of_all);
+    const float2 scales = ScalePair(shared_.factors[stage], p_.scales.dtype, pair_of_all);
     return make_float2(scales.x / Steps::kUnit, scales.y / Steps::kUnit);
   }
   __device__ __forceinline__ void Release(int stage) const {

@@ -4,7 +4,7 @@
 
 namespace intarsia::matmul::sm90 {
 
-// x in f16 or bf16, codes u4b8, by a plan for kWarpgroups.
+// x in f16 or bf16, codes u4b8, or u4 with points in u8, by a plan for kWarpgroups.
 template <DType kType>
 Status LaunchWarpgroupsOf(const QuantizedParams& params, const QuantizedPlan& plan,
                           const CudaContext& context);

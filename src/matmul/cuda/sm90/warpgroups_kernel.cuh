@@ -34,8 +34,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kByWarps ? 2 : 1)
     WarpgroupsCodesKernel(const __grid_constant__ QuantizedParams p,
                           const __grid_constant__ QuantizedPlan plan,
                           const __grid_constant__ WarpgroupsMaps maps) {
-  extern __shared__ __align__(cuda::kSwizzleAtomBytes) char bytes[];
-  auto& shared = *reinterpret_cast<WarpgroupsShared<S>*>(bytes);
+  auto& shared = *reinterpret_cast<WarpgroupsShared<S>*>(cuda::DynamicShared());
   const int all = static_cast<int>(p.k) / kStageColumns;
   const int split = static_cast<int>(blockIdx.z), splits = plan.splits;
   const int64_t first_tile = int64_t{blockIdx.x} * S::kTiles;
@@ -49,6 +48,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kByWarps ? 2 : 1)
     shared.ring.Init(1, S::kMultipliers / 32);
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.x), cuda::PrefetchMap(maps.codes), cuda::PrefetchMap(maps.scales);
+    if constexpr (S::kPoints) cuda::PrefetchMap(maps.points);
   }
   __syncthreads();
   cuda::AwaitPrevious();
@@ -103,10 +103,14 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
   const int64_t tile = p.tile_bytes() / 4, scales = plan.scale_bytes / 4;
   const std::array<cuda::MapAxis, 1> tiles{{{p.tiles, tile, S::kTiles}}};
   INTARSIA_RETURN_IF_ERROR(cuda::MakeWordMap(p.packed, tile, S::kTileBytes / 4, tiles, maps.codes));
-  const std::array<cuda::MapAxis, 2> groups{
-      {{p.groups, scales, 1}, {p.tiles, p.groups * scales, S::kTiles}}};
-  INTARSIA_RETURN_IF_ERROR(
-      cuda::MakeWordMap(p.scales.data, scales, static_cast<int>(scales), groups, maps.scales));
+  // Of each tile and group, so many words.
+  const auto factors = [&](const void* data, int64_t words, CUtensorMap& map) {
+    const std::array<cuda::MapAxis, 2> groups{
+        {{p.groups, words, 1}, {p.tiles, p.groups * words, S::kTiles}}};
+    return cuda::MakeWordMap(data, words, static_cast<int>(words), groups, map);
+  };
+  INTARSIA_RETURN_IF_ERROR(factors(p.scales.data, scales, maps.scales));
+  if (S::kPoints) INTARSIA_RETURN_IF_ERROR(factors(p.zeros.data, plan.zero_bytes / 4, maps.points));
   cuda::LaunchConfig config{
       {CeilDiv<int64_t>(p.tiles, S::kTiles), CeilDiv<int64_t>(p.m, S::kRows), plan.splits},
       dim3(S::kThreads),
@@ -116,13 +120,23 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
   return cuda::Launch(context, kWarpgroupsCodesKernel<S>, config, p, plan, maps);
 }
 
+template <DType kType, bool kPoints>
+Status LaunchWarpgroupsWith(const QuantizedParams& p, const QuantizedPlan& plan,
+                            const CudaContext& context) {
+  const auto launch = [&]<int kRows>() {
+    return LaunchWarpgroups<WarpgroupsConfig<kType, kRows, kPoints>>(p, plan, context);
+  };
+  if (plan.shape.rows == 8) return launch.template operator()<8>();
+  if (plan.shape.rows == 16) return launch.template operator()<16>();
+  if (plan.shape.rows == 32) return launch.template operator()<32>();
+  return launch.template operator()<64>();
+}
+
 template <DType kType>
 Status LaunchWarpgroupsOf(const QuantizedParams& p, const QuantizedPlan& plan,
                           const CudaContext& context) {
-  if (plan.shape.rows == 8) return LaunchWarpgroups<WarpgroupsConfig<kType, 8>>(p, plan, context);
-  if (plan.shape.rows == 16) return LaunchWarpgroups<WarpgroupsConfig<kType, 16>>(p, plan, context);
-  if (plan.shape.rows == 32) return LaunchWarpgroups<WarpgroupsConfig<kType, 32>>(p, plan, context);
-  return LaunchWarpgroups<WarpgroupsConfig<kType, 64>>(p, plan, context);
+  return p.zeros.data ? LaunchWarpgroupsWith<kType, true>(p, plan, context)
+                      : LaunchWarpgroupsWith<kType, false>(p, plan, context);
 }
 
 }  // namespace intarsia::matmul::sm90

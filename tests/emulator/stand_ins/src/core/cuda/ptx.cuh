@@ -20,6 +20,24 @@ inline void CpAsyncCommit() {}
 template <int kPending>
 void CpAsyncWait() {}
 
+template <class T>
+uint32_t FmaPair(uint32_t x, uint32_t y, uint32_t z) {
+  uint32_t result = 0;
+  for (int i = 0; i < 2; ++i) {
+    const auto of = [&](uint32_t word) {
+      return static_cast<float>(std::bit_cast<T>(static_cast<uint16_t>(word >> 16 * i)));
+    };
+    // Exact in f64, but for the last rounding, for numbers as near to each other as codes are.
+    const double sum = double{of(x)} * of(y) + of(z);
+    result |= uint32_t{std::bit_cast<uint16_t>(T(static_cast<float>(sum)))} << 16 * i;
+  }
+  return result;
+}
+inline uint32_t FmaF16(uint32_t x, uint32_t y, uint32_t z) { return FmaPair<__half>(x, y, z); }
+inline uint32_t FmaBF16(uint32_t x, uint32_t y, uint32_t z) {
+  return FmaPair<__nv_bfloat16>(x, y, z);
+}
+
 // A matrix of ldmatrix or stmatrix: row i of matrix j lies where lane 8 j + i says.
 struct MatrixRows {
   uint32_t address;

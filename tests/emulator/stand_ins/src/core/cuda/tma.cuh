@@ -62,6 +62,7 @@ struct MapContents {
   int element_bytes, axes;
   int64_t size[kAxes], stride_bytes[kAxes];
   int box[kAxes];
+  bool swizzled;
 };
 static_assert(sizeof(MapContents) <= sizeof(CUtensorMap));
 
@@ -88,8 +89,8 @@ void CopyBox(void* shared, const CUtensorMap& tensor, const int32_t (&coordinate
       }
       for (int i = 0; i < map.box[0]; ++i) {
         const int64_t column = begin[0] + i;
-        char* const target =
-            emulator::At(Swizzle128(to + static_cast<uint32_t>((row * map.box[0] + i) * bytes)));
+        const uint32_t plain = to + static_cast<uint32_t>((row * map.box[0] + i) * bytes);
+        char* const target = emulator::At(map.swizzled ? Swizzle128(plain) : plain);
         if (exists && column >= 0 && column < map.size[0])
           std::memcpy(target, map.data + offset + column * bytes, bytes);
         else

@@ -103,6 +103,10 @@ struct Wgmma {
   static void Registers(float (&d)[kN / 2], const uint32_t* a, uint64_t b) {
     MultiplyInWarpgroup<T, kN, true, true, false, true>(d, a, 0, b);
   }
+  template <class T, bool kAdd>
+  static void RegistersColumns(float (&d)[kN / 2], const uint32_t* a, uint64_t b) {
+    MultiplyInWarpgroup<T, kN, kAdd, true, false, false>(d, a, 0, b);
+  }
 };
 
 }  // namespace intarsia::cuda

@@ -1,0 +1,64 @@
+// Hopper's products with 4-bit codes (sm90/warpgroups.cuh) in the emulator, against f64. A block
+// runs alone here, so no sum is cut among the blocks of a cluster. Argument: cases of each kernel.
+#include <cstdlib>
+
+#include "src/matmul/cuda/sm90/warpgroups.h"
+#include "tests/cuda/linear_quantized_on_device.cuh"
+
+namespace intarsia::matmul {
+namespace {
+
+QuantizedCase DrawCase(DType dtype, int rows, bool points, std::mt19937& random) {
+  const auto pick = [&](std::initializer_list<int64_t> values) {
+    return values.begin()[random() % values.size()];
+  };
+  QuantizedCase c{.dtype = dtype, .format = points ? Format::kU4 : Format::kU4B8};
+  c.out = dtype == kF16 || random() % 2 ? kF32 : dtype;  // f16's range is too small
+  c.m = pick({1, rows - 3, rows, rows + 1});
+  c.c = pick({1, 15, 16, 17});
+  c.k = pick({128, 384, 1280});
+  c.group = pick({128, 256, 1280});
+  c.scale = std::initializer_list<DType>{kF32, kF16, kBF16}.begin()[random() % 3];
+  if (points) c.zero = DType::kU8;
+  c.bias = random() % 2;
+  return c;
+}
+
+template <DType kType>
+bool Check(int rows, bool points, std::mt19937& random) {
+  const QuantizedOperands o(DrawCase(kType, rows, points, random), random);
+  const QuantizedOnDevice device(o);
+  const QuantizedPlan plan{
+      .kernel = QuantizedKernelKind::kWarpgroups,
+      .shape = {rows, kWarpgroupsTiles},
+      .scale_bytes = static_cast<int>(kTileRows * Bytes(o.c.scale)),
+      .zero_bytes = points ? static_cast<int>(kTileRows) : 0,
+  };
+  attention::Require(
+      sm90::LaunchWarpgroupsOf<kType>(device.Params(), plan, attention::ContextOn()));
+  const std::vector<char> out = device.Read();
+  const double error = out.empty() ? INFINITY : WorstError(o, Widened(o.c.out, out));
+  if (error <= 1.0) return true;
+  std::printf("FAILED %s: error %.2f, rows %d\n", o.c.Name().c_str(), error, rows);
+  return false;
+}
+
+}  // namespace
+}  // namespace intarsia::matmul
+
+int main(int argc, char** argv) {
+  using namespace intarsia;
+  const int cases = argc > 1 ? std::atoi(argv[1]) : 3;
+  std::mt19937 random(20261126);
+  int count = 0, failures = 0;
+  for (const int rows : {8, 16, 32, 64}) {
+    for (const bool points : {false, true}) {
+      for (int i = 0; i < cases; ++i, count += 2) {
+        failures += !matmul::Check<DType::kF16>(rows, points, random);
+        failures += !matmul::Check<DType::kBF16>(rows, points, random);
+      }
+    }
+  }
+  std::printf("%d cases, %d failures\n", count, failures);
+  return failures == 0 ? 0 : 1;
+}
