@@ -1,5 +1,7 @@
 """How a model's step is compiled and made ready, whoever wrote the model."""
 
+import collections
+import re
 from typing import Any
 
 import jax
@@ -10,7 +12,7 @@ _GRAPHS = "xla_gpu_enable_command_buffer"
 # XLA on the CPU widens weights in 16 or 8 bits to f32 in every step. In the order that it prefers, which is for programs
 # with more parallel branches than a transformer, it begins with all of them, and so needs room for the
 # whole model in f32, asked from the system anew each time.
-_ON_CPUS: dict[str, str | bool] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+_ON_CPUS: dict[str, Any] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
 # XLA times products alone, on an idle GPU, and takes Triton for some. In a whole step of Llama-8B with 64 tokens and more
@@ -18,6 +20,7 @@ _ON_CPUS: dict[str, str | bool] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE
 _TRITON = "xla_gpu_enable_triton_gemm"
 _TUNING = "xla_gpu_autotune_level"
 _FEWEST_BY_CUBLAS = 64
+_CALL = re.compile(r'custom_call_target="intarsia\.(\w+)"')
 
 
 def compile_step(
@@ -28,24 +31,54 @@ def compile_step(
     to_run: else for its memory analysis alone: XLA times no kernels for it, for which its allocator would take memory and keep it.
     """
     devices = jax.devices()
-    several_gpus = devices[0].platform == "gpu" and len(devices) > 1
-    # An option goes before XLA_FLAGS, so what is asked for there is left alone.
-    large = tokens >= _FEWEST_BY_CUBLAS or not to_run
-    by_cublas = large and _TRITON not in _environment.xla_flags()
-    products: dict[str, Any] = {_TRITON: False} if by_cublas else {}
-    untuned: dict[str, Any] = {} if to_run else {_TUNING: 0}
-    return lowered.compile(_ON_CPUS | products | untuned | (_graphs() if several_gpus else {}))
+    options = options_of_step(
+        devices[0].platform,
+        tokens,
+        to_run=to_run,
+        several=len(devices) > 1,
+        flags=_environment.xla_flags(),
+    )
+    return lowered.compile(options)
 
 
-def _graphs() -> dict[str, str | bool]:
+def options_of_step(
+    platform: str, tokens: int, *, to_run: bool = True, several: bool = False, flags: str = ""
+) -> dict[str, Any]:
+    """XLA's options for a step.
+
+    Args:
+        platform: What it runs on, `cpu` or `gpu`.
+        tokens: How many it computes.
+        to_run: Else it is compiled for its memory analysis alone.
+        several: Whether there is more than one device.
+        flags: XLA_FLAGS. An option goes before them, so one that is asked for there is left alone.
+    """
+    if platform == "cpu":
+        options = dict(_ON_CPUS)
+    elif platform == "gpu":
+        # Without tuning XLA takes Triton for every product, where the program that runs has mostly cuBLASLt's.
+        without_triton = tokens >= _FEWEST_BY_CUBLAS or not to_run
+        options = {_TRITON: False} if without_triton else {}
+        options |= _graphs() if several else {}
+    else:
+        options = {}
+    options = {name: value for name, value in options.items() if name not in flags}
+    # Whoever sets how programs are tuned means those that run.
+    return options if to_run or platform != "gpu" else options | {_TUNING: 0}
+
+
+def custom_calls(text: str) -> dict[str, int]:
+    """Counts the library's calls in a compiled program's text, by name: `{"rms_norm": 1, ...}`."""
+    return dict(sorted(collections.Counter(_CALL.findall(text)).items()))
+
+
+def _graphs() -> dict[str, Any]:
     """With jax 0.12: what XLA records in CUDA graphs by default, and its kernels for collectives.
 
     Those it would launch between graphs and on other streams: 8 us each, 9% of a decode step on two
-    H200s (docs/notebook/two_gpus.md). An option replaces XLA's list, so it is given only where that list is known,
-    and it goes before XLA_FLAGS, so a list given there is left alone.
+    H200s (docs/notebook/two_gpus.md). An option replaces XLA's list, so it is given only where that list is known.
     """
-    known = (0, 12) <= jax.__version_info__ < (0, 13)
-    if not known or _GRAPHS in _environment.xla_flags():
+    if not (0, 12) <= jax.__version_info__ < (0, 13):
         return {}
     kinds = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,COLLECTIVES_KERNEL"
     return {_GRAPHS: kinds}
