@@ -297,6 +297,24 @@ def test_lengths_that_no_model_has(make_engine, length):
         make_engine(max_model_len=length)
 
 
+@pytest.mark.parametrize("name", ["max_num_seqs", "num_pages", "prefill_tokens", "decode_steps"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_sizes_below_one(make_engine, name, value):
+    message = f"^engine: {name} is {value}, expected 1 or more$"
+    with pytest.raises(ValueError, match=message):
+        make_engine(**({"num_pages": 9} | {name: value}))
+
+
+@pytest.mark.parametrize("token", [-1, 5000, 2**40])
+def test_tokens_that_the_model_lacks(tiny, engine, token):
+    message = f"^engine: prompt 1 has the token {token}, expected 0 to {tiny[0].vocab - 1}$"
+    for call in (engine.generate, engine.prompt_logprobs):
+        with pytest.raises(ValueError, match=message):
+            call([[5], [100, token]])
+    with pytest.raises(ValueError, match=r"^engine: prompt 0 is of float64, expected integers$"):
+        engine.generate([[1.5]])
+
+
 def test_no_prompts_give_no_completions(engine):
     assert engine.generate([]) == []
 

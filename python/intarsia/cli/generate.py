@@ -74,8 +74,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _generate(args: argparse.Namespace, share: _processes.Share) -> None:
     from intarsia.models import Engine, SamplingParams
-    from intarsia.models.engine import check_limits
-    from intarsia.models.schedule import check_prompt
+    from intarsia.models.schedule import check_limits, check_prompt, check_tokens
 
     if args.reference and args.temperature != 0:
         raise ValueError(f"--reference needs --temperature 0, got {args.temperature}")
@@ -98,9 +97,10 @@ def _generate(args: argparse.Namespace, share: _processes.Share) -> None:
     if max_model_len is None:
         max_model_len = min(needed, config.max_positions)
     # The engine refuses these as well, but has the weights by then.
-    check_limits(config, max_model_len, args.decode_steps)
+    check_limits(config, max_model_len=max_model_len, decode_steps=args.decode_steps)
     for index, prompt in enumerate(prompts):
         check_prompt(index, prompt, max_model_len)
+        check_tokens(index, prompt, config.vocab)
     own = share.of(range(len(prompts)))
     share.stage("loading")
     model = choice.load()

@@ -10,7 +10,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import intarsia.jax
-from intarsia._steps import compile_step, warm_up_runs
+from intarsia._steps import compile_step, custom_calls, warm_up_runs
 from intarsia.models import transformer
 from intarsia.models.config import ModelConfig
 from intarsia.models.memory import give_back_freed
@@ -33,6 +32,7 @@ from intarsia.models.schedule import (
     PageAllocator,
     Request,
     Schedule,
+    check_limits,
     make_request,
 )
 from intarsia.models.steps import Caches, State, decode, prefill, score
@@ -139,14 +139,22 @@ class Engine:
         self._max_num_seqs = max_num_seqs
         limit = config.max_positions
         self._max_model_len = limit if max_model_len is None else max_model_len
-        check_limits(config, self._max_model_len, decode_steps)
+        check_limits(
+            config,
+            max_model_len=self._max_model_len,
+            max_num_seqs=max_num_seqs,
+            num_pages=num_pages,
+            prefill_tokens=prefill_tokens,
+            decode_steps=decode_steps,
+        )
         self._prefill_tokens = prefill_tokens
         self._decode_steps = decode_steps
         self._pages_per_seq = -(-self._max_model_len // PAGE_SIZE)
         self._rope_tables = self._on_all_devices(
             tuple(map(jnp.asarray, config.rope_tables(self._max_model_len)))
         )
-        self._allocator = PageAllocator(num_pages or max_num_seqs * self._pages_per_seq)
+        most_pages = max_num_seqs * self._pages_per_seq
+        self._allocator = PageAllocator(most_pages if num_pages is None else num_pages)
         self._caches: Caches = transformer.make_caches(
             config,
             self._allocator.num_pages,
@@ -177,7 +185,7 @@ class Engine:
         """Yields the tokens of `generate` as they are made, interleaved over the prompts.
 
         Raises:
-            ValueError: A prompt is empty or does not fit into `max_model_len`.
+            ValueError: A prompt is empty, does not fit into `max_model_len`, or has a token that the model lacks.
             MemoryError: A request needs more pages than the cache has.
         """
         requests = self._make_requests(prompts, sampling)
@@ -235,6 +243,7 @@ class Engine:
                 params,
                 stop_ids=self._config.eos_ids,
                 max_model_len=self._max_model_len,
+                vocab=self._config.vocab,
             )
             for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
         ]
@@ -253,9 +262,8 @@ class Engine:
 
     def custom_calls(self) -> dict[str, dict[str, int]]:
         """Counts the library's calls in the compiled steps: `{"decode": {"rms_norm": 1}, ...}`."""
-        pattern = re.compile(r'custom_call_target="intarsia\.(\w+)"')
         return {
-            kind: dict(collections.Counter(pattern.findall(cast(str, executable.as_text()))))
+            kind: custom_calls(cast(str, executable.as_text()))
             for (kind, *_), executable in self._executables.items()
         }
 
@@ -313,17 +321,6 @@ class Engine:
     def _chunk_size(self, num_tokens: int) -> int:
         """Rounds up to a power of two within bounds, so that few sizes are ever compiled."""
         return min(max(_SMALLEST_CHUNK, 1 << (num_tokens - 1).bit_length()), self._prefill_tokens)
-
-
-def check_limits(config: ModelConfig, max_model_len: int, decode_steps: int) -> None:
-    """Raises ValueError unless an `Engine` for a model can have these."""
-    if not 2 <= max_model_len <= config.max_positions:
-        raise ValueError(
-            f"engine: max_model_len is {max_model_len}, expected 2 to {config.max_positions}, "
-            "the model's own limit"
-        )
-    if decode_steps < 1:
-        raise ValueError(f"engine: decode_steps is {decode_steps}, expected 1 or more")
 
 
 def perplexity(logprobs: Sequence[np.ndarray]) -> float:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from intarsia.models.config import ModelConfig
 from intarsia.models.sampling import SamplingParams, SamplingState
 from intarsia.models.transformer import Batch
 
@@ -264,6 +265,31 @@ class Schedule:
         rows.sampling.seed[row] = seed & 0xFFFFFFFF
 
 
+def check_limits(
+    config: ModelConfig,
+    *,
+    max_model_len: int,
+    max_num_seqs: int = 1,
+    num_pages: int | None = None,
+    prefill_tokens: int = 1,
+    decode_steps: int = 1,
+) -> None:
+    """Raises ValueError unless an `Engine` for a model can have these."""
+    if not 2 <= max_model_len <= config.max_positions:
+        raise ValueError(
+            f"engine: max_model_len is {max_model_len}, expected 2 to {config.max_positions}, "
+            "the model's own limit"
+        )
+    for name, value in (
+        ("max_num_seqs", max_num_seqs),
+        ("num_pages", 1 if num_pages is None else num_pages),
+        ("prefill_tokens", prefill_tokens),
+        ("decode_steps", decode_steps),
+    ):
+        if value < 1:
+            raise ValueError(f"engine: {name} is {value}, expected 1 or more")
+
+
 def check_prompt(index: int, prompt: Sequence[int], max_model_len: int) -> None:
     """Raises ValueError unless a prompt leaves room for a completion."""
     if not 0 < len(prompt) < max_model_len:
@@ -273,6 +299,18 @@ def check_prompt(index: int, prompt: Sequence[int], max_model_len: int) -> None:
         )
 
 
+def check_tokens(index: int, prompt: Sequence[int], vocab: int) -> None:
+    """Raises ValueError unless a prompt is of numbers of tokens that the model has."""
+    tokens = np.asarray(prompt)
+    if tokens.dtype.kind not in "iu":
+        raise ValueError(f"engine: prompt {index} is of {tokens.dtype}, expected integers")
+    for token in (tokens.min(), tokens.max()):
+        if not 0 <= token < vocab:
+            raise ValueError(
+                f"engine: prompt {index} has the token {token}, expected 0 to {vocab - 1}"
+            )
+
+
 def make_request(
     index: int,
     prompt: Sequence[int],
@@ -280,9 +318,12 @@ def make_request(
     *,
     stop_ids: tuple[int, ...],
     max_model_len: int,
+    vocab: int | None = None,
 ) -> Request:
-    """Checks a prompt and bounds its completion by `max_model_len`."""
+    """Checks a prompt, its tokens if `vocab` is given, and bounds its completion by `max_model_len`."""
     check_prompt(index, prompt, max_model_len)
+    if vocab is not None:
+        check_tokens(index, prompt, vocab)
     return Request(
         index=index,
         prompt=np.asarray(prompt, np.int32),
