@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from intarsia._steps import warm_up_runs
+from intarsia._steps import compile_step, warm_up_runs
 from intarsia.models import (
     KV_CACHE_DTYPES,
     Engine,
@@ -313,6 +313,20 @@ def test_tokens_that_the_model_lacks(tiny, engine, token):
             call([[5], [100, token]])
     with pytest.raises(ValueError, match=r"^engine: prompt 0 is of float64, expected integers$"):
         engine.generate([[1.5]])
+
+
+def test_steps_are_compiled_for_their_number_of_tokens(make_engine, prompts, monkeypatch):
+    tokens = []
+
+    def spy(lowered, count):
+        tokens.append(count)
+        return compile_step(lowered, count)
+
+    monkeypatch.setattr("intarsia.models.engine.compile_step", spy)
+    engine = make_engine(max_num_seqs=3)
+    engine.generate(prompts, SamplingParams(max_tokens=1))  # 103 tokens
+    engine.prompt_logprobs(prompts[:2])
+    assert tokens == [128, 3, 64]
 
 
 def test_no_prompts_give_no_completions(engine):

@@ -215,7 +215,7 @@ class Engine:
                 targets = np.zeros_like(chunk.batch.tokens)
                 for request, rows, place in continued:
                     targets[rows] = request.prompt[1:][place]
-                executable = self._compile(score, (), (chunk.batch, targets))
+                executable = self._compile(score, chunk_size, (), (chunk.batch, targets))
                 self._caches, values = executable(
                     self._params, self._caches, self._rope_tables, chunk.batch, targets
                 )
@@ -298,12 +298,13 @@ class Engine:
     def _compile(
         self,
         step: Callable[..., Any],
+        tokens: int,
         statics: tuple[Any, ...],
         operands: tuple[Any, ...],
         donated: tuple[int, ...] = (1,),
         warm_up: Callable[[jax.stages.Compiled], None] = lambda _: None,
     ) -> jax.stages.Compiled:
-        """Compiles a step ahead of time, once for each shape of its operands."""
+        """Compiles a step of so many tokens ahead of time, once for each shape of its operands."""
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(operands))
         key = (step.__name__, *statics, shapes)
         if key not in self._executables:
@@ -313,7 +314,7 @@ class Engine:
             lowered = jax.jit(run, donate_argnums=donated).lower(
                 self._params, self._caches, self._rope_tables, *operands
             )
-            self._executables[key] = compile_step(lowered)
+            self._executables[key] = compile_step(lowered, tokens)
             give_back_freed()
             warm_up(self._executables[key])
         return self._executables[key]
@@ -349,8 +350,8 @@ class _DeviceLoop:
         # Warm-up runs are made here, on nothing but padding, and their time counted as compilation.
         begin = time.perf_counter()
         padding = schedule.empty_chunk(chunk_size)
-        self._prefill = self._ready(prefill, (mode,), padding)
-        self._decode = self._ready(decode, (mode, engine._decode_steps))
+        self._prefill = self._ready(prefill, chunk_size, (mode,), padding)
+        self._decode = self._ready(decode, b, (mode, engine._decode_steps))
         engine.stats.compile_seconds = time.perf_counter() - begin
 
     def _copy_of(self, arrays: Any) -> Any:
@@ -375,7 +376,7 @@ class _DeviceLoop:
         return None
 
     def _ready(
-        self, step: Callable[..., Any], statics: tuple[Any, ...], *operands: Any
+        self, step: Callable[..., Any], tokens: int, statics: tuple[Any, ...], *operands: Any
     ) -> Callable[..., Any]:
         """Compiles a step and runs it often enough to be at its speed, unless that was done."""
 
@@ -387,7 +388,7 @@ class _DeviceLoop:
         operands_of_all = (self._state, self._rows, *operands)
         # The state is donated so that it stays where it is: a recorded graph whose buffers move has
         # to be mended before each launch.
-        return self._engine._compile(step, statics, operands_of_all, (1, 3), warm_up)
+        return self._engine._compile(step, tokens, statics, operands_of_all, (1, 3), warm_up)
 
     def _launch(self, step: Callable[..., Any], *operands: Any) -> None:
         engine = self._engine
