@@ -50,9 +50,80 @@ def test_the_system_clears_no_pages_of_a_step() -> None:
     assert faults("given back") > 1000
 
 
+GIB = 1 << 30
+
+
+def worker_on_a_gpu(monkeypatch, free: int) -> worker.XlaGpuWorker:
+    """Of 20 GiB that were free at first it may use 10; XLA's programs want 1.25, and 256 requests' logits are 0.125."""
+
+    def temporary_bytes(specs, shared_layers):
+        assert (specs, shared_layers) == ("specs", "shared layers")
+        return 5 * GIB // 4
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * GIB))
+    one = object.__new__(worker.XlaGpuWorker)
+    one.device, one.requested_memory = torch.device("cuda:0"), 10 * GIB
+    one.init_snapshot = SimpleNamespace(free_memory=20 * GIB)
+    one.cache_config = SimpleNamespace(kv_cache_memory_bytes=None)
+    one.model_config = SimpleNamespace(get_vocab_size=lambda: 1 << 17)
+    one.model_runner = SimpleNamespace(
+        max_num_reqs=256,
+        get_kv_cache_spec=lambda: "specs",
+        shared_kv_cache_layers="shared layers",
+        model=SimpleNamespace(temporary_bytes=temporary_bytes),
+    )
+    return one
+
+
+@pytest.mark.parametrize(
+    ("free", "left"),
+    [
+        # 3 GiB of weights, 1.25 of programs, 6 times 0.125 of sampling, 0.5 of margin
+        (17 * GIB, 10 - 3 - 1.25 - 0.75 - 0.5),
+        (18 * GIB, 10 - 2 - 1.25 - 0.75 - 0.5),
+        # whole eighths, downwards
+        (17 * GIB - 1, 4.375),
+        (17 * GIB + GIB // 8 - 1, 4.5),
+        (17 * GIB + GIB // 8, 4.625),
+    ],
+)
+def test_a_gpus_cache_is_what_all_else_leaves(monkeypatch, free, left):
+    assert worker_on_a_gpu(monkeypatch, free).determine_available_memory() == left * GIB
+
+
+def test_a_size_that_is_given_is_the_caches(monkeypatch):
+    one = worker_on_a_gpu(monkeypatch, 17 * GIB)
+    one.cache_config.kv_cache_memory_bytes = 12345
+    assert one.determine_available_memory() == 12345
+
+
+@pytest.mark.parametrize(
+    ("given", "space", "free", "ranks", "size"),
+    [
+        (12345, 3, 64 * GIB, 1, 12345),
+        (None, 3, 64 * GIB, 1, 3 * GIB),
+        (None, None, 64 * GIB, 1, 4 * GIB),
+        (None, None, 8 * GIB, 1, 2 * GIB),
+        (None, None, 24 * GIB, 2, 3 * GIB),
+    ],
+)
+def test_a_cpus_cache_is_what_is_asked_for_or_a_quarter(
+    monkeypatch, given, space, free, ranks, size
+):
+    """Of what is free, divided among the ranks of the host."""
+    monkeypatch.setattr(worker.envs, "VLLM_CPU_KVCACHE_SPACE", space, raising=False)
+    monkeypatch.setattr(
+        worker.psutil, "virtual_memory", lambda: SimpleNamespace(available=free, total=99 * free)
+    )
+    one = object.__new__(worker.XlaCpuWorker)
+    one.cache_config = SimpleNamespace(kv_cache_memory_bytes=given)
+    one.parallel_config = SimpleNamespace(local_world_size=ranks)
+    assert one.determine_available_memory() == size
+
+
 def test_sampling_and_cublas_keep_their_room_on_a_gpu(monkeypatch):
     """XLA's allocator took all of a large GPU but some MB for a cache, and cuBLAS found none."""
-    held, found = [], []
+    held, found, released = [], [], []
     empty = torch.empty
 
     def watched(*args, **given):
@@ -65,7 +136,9 @@ def test_sampling_and_cublas_keep_their_room_on_a_gpu(monkeypatch):
         found.extend(x.nbytes for ref in held if (x := ref()) is not None)
 
     monkeypatch.setattr(torch, "empty", watched)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(
+        torch.cuda, "empty_cache", lambda: released.extend(ref() is None for ref in held)
+    )
     monkeypatch.setattr(worker.Worker, "initialize_from_config", allocate)
     one = object.__new__(worker.XlaGpuWorker)
     one.device = torch.device("cpu")
@@ -73,4 +146,4 @@ def test_sampling_and_cublas_keep_their_room_on_a_gpu(monkeypatch):
     one.model_config = SimpleNamespace(get_vocab_size=lambda: 1000)
     one.initialize_from_config("caches")
     assert found == [6 * 4 * 2 * 1000 + (1 << 29)]
-    assert all(ref() is None for ref in held)
+    assert released == [True]
