@@ -1,6 +1,9 @@
 """Models written as Hugging Face directories are read as what they were."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import jax
 import ml_dtypes
@@ -55,6 +58,26 @@ def test_gemma3_with_a_bos_of_its_own(write_gguf, gemma_weights, tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), weights, params)
     assert_same_tokenizer(path, tmp_path / "out")
     assert Tokenizer.from_path(tmp_path / "out").encode("the")[0] == 0  # bos
+
+
+_IN_C_LOCALE = r"""
+import sys
+from intarsia.cli.perplexity import _read
+from intarsia.models import export_model
+
+assert _read(sys.argv[3]) == "\u65e5"
+export_model(sys.argv[1], sys.argv[2], dtype="float32")
+"""
+
+
+def test_files_are_in_utf_8_whatever_the_locale(write_gguf, tiny_weights, tmp_path):
+    path = write_gguf(tiny_weights, chat_template="日本 {{ messages[0].content }}")
+    (tmp_path / "text").write_text("日", encoding="utf-8")
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", _IN_C_LOCALE, path, tmp_path / "out", tmp_path / "text"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert_same_tokenizer(path, tmp_path / "out")
 
 
 def test_weights_are_rounded_once_to_the_dtype(write_gguf, tiny_weights, tmp_path):

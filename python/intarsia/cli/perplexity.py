@@ -74,7 +74,7 @@ def _read(name: str) -> str:
     if name == "-":
         return sys.stdin.read()
     try:
-        return Path(name).read_text()
+        return Path(name).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"the text {name} is not UTF-8: {error}") from None
     except OSError as error:

@@ -46,17 +46,7 @@ def export_model(path: str | Path, directory: str | Path, *, dtype: str = "bfloa
         return (array - (less_one and name.endswith("norm.weight"))).astype(written)
 
     said_of_model = config_to_hf(config) | {"dtype": dtype}
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor(name) for name in sorted(checkpoint.names)}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     tokens = {"bos_token_id": config.bos_id, "eos_token_id": list(config.eos_ids)}
-    if tokenizer.add_bos:
-        bos = tokenizer.special_tokens["bos_token"]
-        tokenizer.backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, config.bos_id)]
-        )
-    tokenizer.backend.save(str(directory / "tokenizer.json"))
     said_of_tokenizer = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.max_positions,
@@ -64,10 +54,22 @@ def export_model(path: str | Path, directory: str | Path, *, dtype: str = "bfloa
         "chat_template": tokenizer.chat_template,
         **tokenizer.special_tokens,
     }
+    if tokenizer.add_bos:
+        bos = tokenizer.special_tokens["bos_token"]
+        tokenizer.backend.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, config.bos_id)]
+        )
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    # The small files first: what goes wrong with one of them goes wrong at once.
     contents: tuple[Mapping[str, Any], ...] = (said_of_model, tokens, said_of_tokenizer)
     for name, content in zip(_SAID, contents, strict=True):
         said = {key: value for key, value in content.items() if value is not None}
-        (directory / name).write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
+        text = json.dumps(said, indent=1, ensure_ascii=False) + "\n"
+        (directory / name).write_text(text, encoding="utf-8")
+    tokenizer.backend.save(str(directory / "tokenizer.json"))
+    tensors = {name: tensor(name) for name in sorted(checkpoint.names)}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     # safetensors makes its file for the owner alone; it gets the mode that the umask gave the others.
     mode = (directory / _SAID[0]).stat().st_mode & 0o777
     (directory / "model.safetensors").chmod(mode)
