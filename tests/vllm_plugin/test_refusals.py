@@ -29,7 +29,11 @@ QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
             {"dtype": "bfloat16"},
             "quantized weights (experts_int8), expected one of auto_awq",
         ),
-        (LFM2, {"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8 beside recurrent layers"),
+        (
+            LFM2,
+            {"kv_cache_dtype": "fp8", "dtype": "float16"},
+            "--kv-cache-dtype fp8 beside recurrent layers, whose states share its pages, expected auto or float16",
+        ),
         (
             LFM2,
             {"enable_prefix_caching": True},
@@ -65,7 +69,7 @@ QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
         (
             BERT,
             WHOLE | {"kv_cache_dtype": "fp8"},
-            "--kv-cache-dtype fp8 with attention in both directions",
+            "--kv-cache-dtype fp8 with attention in both directions, which has no cache, expected auto",
         ),
         (
             BERT | {"architectures": ["ModernBertModel"]},
@@ -88,7 +92,7 @@ QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
         (
             {},
             {"distributed_executor_backend": "external_launcher"},
-            "executors (--distributed-executor-backend) other than mp and ray: external_launcher",
+            "--distributed-executor-backend external_launcher, expected one of uni, mp, ray",
         ),
         (
             MIXTRAL,
@@ -107,7 +111,16 @@ QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
         ),
         ({}, {"cpu_offload_gb": 1}, "weights on the host (--cpu-offload-gb)"),
         ({}, {"enable_prompt_embeds": True}, "embeddings as prompts (--enable-prompt-embeds)"),
-        ({}, {"kv_cache_dtype": "nvfp4"}, "--kv-cache-dtype nvfp4 for torch.float32"),
+        (
+            {},
+            {"kv_cache_dtype": "nvfp4"},
+            "--kv-cache-dtype nvfp4 for torch.float32, expected one of auto, fp8, fp8_e4m3, fp8_e5m2",
+        ),
+        (
+            {},
+            {"kv_cache_dtype": "nvfp4", "dtype": "bfloat16"},
+            "--kv-cache-dtype nvfp4 for torch.bfloat16, expected one of auto, bfloat16, fp8, fp8_e4m3, fp8_e5m2",
+        ),
         (
             {},
             {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
@@ -147,6 +160,11 @@ def test_the_same_model_is_taken_without_those(configured):
     """Or the refusals above might be of anything."""
     config = configured()
     assert config.parallel_config.worker_cls == "intarsia.vllm.worker.XlaCpuWorker"
+
+
+def test_a_cache_in_the_models_dtype_has_its_name(configured):
+    config = configured(LFM2, kv_cache_dtype="bfloat16", dtype="bfloat16")
+    assert config.cache_config.cache_dtype == "bfloat16"
 
 
 def test_an_encoder_is_taken_without_those(configured):

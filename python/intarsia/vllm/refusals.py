@@ -1,9 +1,11 @@
 """What the plugin does not do, refused when vLLM starts: nothing is to run wrongly in silence."""
 
 from collections.abc import Iterable, Iterator
+from typing import get_args
 
 import torch
 from vllm.config import VllmConfig
+from vllm.config.cache import CacheDType
 from vllm.platforms import current_platform
 
 from intarsia.vllm.capabilities import (
@@ -13,6 +15,9 @@ from intarsia.vllm.capabilities import (
     QUANTIZATIONS,
     RECURRENT,
 )
+
+_EXECUTORS = ("uni", "mp")
+"""vLLM's names of those that are served, beside Ray's."""
 
 
 def refuse(config: VllmConfig) -> None:
@@ -35,9 +40,7 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
         yield "LoRA (--enable-lora)"
     if getattr(config, "diffusion_config", None) is not None:  # new in 0.33
         yield "diffusion models"
-    if (
-        getattr(config, "watermark_config", None) is not None
-    ):  # new in 0.33, and of the second runner
+    if getattr(config, "watermark_config", None) is not None:  # new in 0.33
         yield "watermarks (--watermark-config)"
     if config.speculative_config is not None:
         yield "speculative decoding (--speculative-config)"
@@ -62,11 +65,9 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
             "external balancing of a dense model's replicas (--data-parallel-size-local 1), expected a server for each "
             "without --data-parallel-size"
         )
-    if not parallel.use_ray and parallel.distributed_executor_backend not in (None, "uni", "mp"):
-        yield (
-            "executors (--distributed-executor-backend) other than mp and ray: "
-            f"{parallel.distributed_executor_backend}"
-        )
+    executor = parallel.distributed_executor_backend
+    if not parallel.use_ray and executor not in (None, *_EXECUTORS):
+        yield f"--distributed-executor-backend {executor}, expected one of {', '.join((*_EXECUTORS, 'ray'))}"
     if parallel.data_parallel_size > 1 and parallel.use_ray:
         yield (
             "replicas of ranks in Ray (--data-parallel-size with --distributed-executor-backend ray): "
@@ -130,9 +131,9 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
     head, device = max(model.get_head_size(), of_some_layers), current_platform.device_type
     if head % 8 or head > LARGEST_HEADS[device]:
         yield f"heads of {head} on {device}, expected a multiple of 8 up to {LARGEST_HEADS[device]}"
-    kept_as_they_are = ("auto", _dtype(config))
-    if cache.cache_dtype not in (*kept_as_they_are, *FP8_CACHES):
-        expected = ", ".join(("auto", *FP8_CACHES))
+    served = (*_caches_as_the_model(config), *FP8_CACHES)
+    if cache.cache_dtype not in served:
+        expected = ", ".join(served)
         yield f"--kv-cache-dtype {cache.cache_dtype} for {model.dtype}, expected one of {expected}"
 
 
@@ -159,15 +160,21 @@ def of_whole_prompts(config: VllmConfig) -> Iterator[str]:
     for what, value, expected in given:
         if value:
             yield f"{what} with attention in both directions, expected {expected}"
-    if cache.cache_dtype not in ("auto", _dtype(config)):
-        yield f"--kv-cache-dtype {cache.cache_dtype} with attention in both directions, which has no cache"
+    if cache.cache_dtype not in (served := _caches_as_the_model(config)):
+        yield (
+            f"--kv-cache-dtype {cache.cache_dtype} with attention in both directions, which has no cache, "
+            f"expected {' or '.join(served)}"
+        )
 
 
 def _of_states(config: VllmConfig) -> Iterator[str]:
     """What recurrent layers lack: their states lie in pages of the KV cache."""
     cache = config.cache_config
     if cache.cache_dtype in FP8_CACHES:
-        yield f"--kv-cache-dtype {cache.cache_dtype} beside recurrent layers, whose states share its pages"
+        yield (
+            f"--kv-cache-dtype {cache.cache_dtype} beside recurrent layers, whose states share its pages, "
+            f"expected {' or '.join(_caches_as_the_model(config))}"
+        )
     if cache.enable_prefix_caching:
         yield "prefixes of recurrent layers (--enable-prefix-caching), expected --no-enable-prefix-caching"
     own = _dtype(config)
@@ -176,6 +183,11 @@ def _of_states(config: VllmConfig) -> Iterator[str]:
     of_states = getattr(torch, cache.mamba_ssm_cache_dtype, config.model_config.dtype)
     if of_states.itemsize < config.model_config.dtype.itemsize:
         yield f"--mamba-ssm-cache-dtype {cache.mamba_ssm_cache_dtype}, expected at least as many bits as {own}"
+
+
+def _caches_as_the_model(config: VllmConfig) -> tuple[str, ...]:
+    """What --kv-cache-dtype is for a cache in the model's own dtype: vLLM has no name of one in f32."""
+    return ("auto", *({_dtype(config)} & {*get_args(CacheDType)}))
 
 
 def _dtype(config: VllmConfig) -> str:
