@@ -1,11 +1,15 @@
-"""What the commands refuse, before they load a model."""
+"""What the commands refuse, before they load a model, and the figures that they print."""
 
 import re
+import types
 from pathlib import Path
 
 import pytest
 from intarsia import cli
+from intarsia.cli import generate
+from intarsia.cli._processes import Share
 from intarsia.models import weights
+from intarsia.models.engine import Stats
 
 
 @pytest.fixture
@@ -51,6 +55,19 @@ def test_one_sequence_and_two_beside_the_reference(write_gguf, tiny_weights, cap
     assert max(map(len, rows)) <= 70 and re.match(r" {17}\w+ \d", rows[calls + 1])
     assert cli.main([*command, "--prompt", "the", "--prompt", "a", *arguments]) == 0
     assert "for each token" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("replicas", "whose"), [(1, ""), (2, ", replica 0 of 2")])
+def test_figures_are_of_a_replica_s_own_prompts(capsys, replicas: int, whose: str) -> None:
+    stats = Stats(1.0, 0.01, prefill_seconds=2, prefill_tokens=7, decode_seconds=1, decode_tokens=4)
+    engine = types.SimpleNamespace(stats=stats, custom_calls=dict)
+    generate._summarize(engine, Share(replicas=replicas))
+    rows = capsys.readouterr().err.splitlines()[-3:]
+    assert rows == [
+        f"first token      10 ms{whose}",
+        f"prefill          7 tokens in 2.00 s, 3.5 tokens/s{whose}",
+        f"decode           4 tokens in 1.00 s, 4.0 tokens/s{whose}",
+    ]
 
 
 @pytest.mark.parametrize("context", ["0", "1", "-5", "512"])

@@ -129,9 +129,8 @@ def _generate(args: argparse.Namespace, share: _processes.Share) -> None:
     for others in share.gather("completions", [(i, completions[i], ends[i]) for i in own])[1:]:
         for index, tokens, end in others:
             printer.push_all(index, tokens, end)
-    _summarize(engine, sum(map(len, prompts)))
-    waits = _waits_for_weights(len(prompts))
-    if waits:
+    _summarize(engine, share)
+    if _waits_for_weights(len(own)):
         _say_row(
             "weights", _reading(model, engine.stats.decode_tokens, engine.stats.decode_seconds)
         )
@@ -215,19 +214,21 @@ class _Printer:
             self._begin_next()
 
 
-def _summarize(engine: "Engine", prompt_tokens: int) -> None:
+def _summarize(engine: "Engine", share: _processes.Share) -> None:
+    """Prints what this process's engine took; of several replicas, each times its own prompts."""
     import jax
 
     stats, device = engine.stats, jax.devices()[0]
+    whose = f", replica {share.replica} of {share.replicas}" if share.replicas > 1 else ""
     cores = f"{len(os.sched_getaffinity(0))} cores"
     _say("")
     _say_row("device", f"{device.platform} ({cores if device.platform == 'cpu' else device})")
     _say_row("compile", f"{stats.compile_seconds:.1f} s, not part of what follows")
-    _say_row("first token", f"{stats.time_to_first_token * 1e3:.0f} ms")
-    _say_row("prefill", _rate(prompt_tokens, stats.prefill_seconds))
-    _say_row("decode", _rate(stats.decode_tokens, stats.decode_seconds))
+    _say_row("first token", f"{stats.time_to_first_token * 1e3:.0f} ms{whose}")
+    _say_row("prefill", _rate(stats.prefill_tokens, stats.prefill_seconds) + whose)
+    _say_row("decode", _rate(stats.decode_tokens, stats.decode_seconds) + whose)
     for step, calls in engine.custom_calls().items():
-        counts = ", ".join(f"{op} {count}" for op, count in sorted(calls.items())) or "none"
+        counts = ", ".join(f"{op} {count}" for op, count in calls.items()) or "none"
         _say_row(f"calls in {step}", counts)
 
 
