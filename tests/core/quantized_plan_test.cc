@@ -223,6 +223,21 @@ TEST(QuantizedPlan, PointsInBytesAreReadByWarpgroups) {
   EXPECT_NE(plan_of(DType::kU8, true, memory).kernel, QuantizedKernelKind::kWarpgroups);
 }
 
+TEST(QuantizedPlan, ExpertsWithPointsInBytesAreReadByHoppersKernel) {
+  alignas(16) static char memory[16];
+  const auto kernel_of = [&](int64_t group, DType dtype) {
+    QuantizedGroupsParams p;
+    p.each = ParamsOf(16, 4096, 4096, group);
+    p.each.format = Format::kU4, p.each.points = true;
+    p.each.zeros = {.data = memory, .dtype = dtype};
+    p.groups.all = p.groups.count = 32, p.groups.m = 16;
+    return PlanForGroups(p, Gpu("H200")).kernel;
+  };
+  EXPECT_EQ(kernel_of(128, DType::kU8), QuantizedKernelKind::kGroupsHopper);
+  EXPECT_NE(kernel_of(64, DType::kU8), QuantizedKernelKind::kGroupsHopper);
+  EXPECT_NE(kernel_of(128, DType::kF16), QuantizedKernelKind::kGroupsHopper);
+}
+
 TEST(QuantizedPlan, ReportsWhatAGpuGets) {
   const auto kernel_of = [](const char* gpu, std::string_view call) -> std::string {
     for (const auto& choice : ReportQuantizedChoices(Gpu(gpu)))

@@ -19,24 +19,28 @@ struct QuantizedGroupsCase {
   }
 };
 
-inline QuantizedGroupsCase RandomQuantizedGroups(std::mt19937& random) {
+// Changed to one that sm90/grouped_codes.cuh takes; returns the tiles of a matrix.
+inline int64_t DrawForHopper(QuantizedCase& c, std::mt19937& random) {
+  const bool integers = random() % 3, points = integers && random() % 2, many = random() % 6 == 0;
+  c.dtype = random() % 2 ? kBF16 : kF16;
+  c.out = c.dtype == kBF16 && random() % 2 ? kBF16 : kF32;
+  c.format = points ? Format::kU4 : integers ? Format::kU4B8 : Format::kE2M1;
+  c.group = points ? 128 << random() % 2 : integers ? 32 << random() % 4 : 32;
+  c.scale = !integers ? DType::kF8E8M0 : random() % 2 ? kBF16 : kF16;
+  c.zero = points ? DType::kU8 : DType::kOther;
+  c.points = points;
+  c.outer = DType::kOther, c.outers = c.shift = 0;
+  c.k = std::array{32, 96, 128, 320, 544, 1024}[random() % (many ? 3 : 6)];
+  return many ? 700 : 1 + random() % 40;
+}
+
+inline QuantizedGroupsCase RandomQuantizedGroups(std::mt19937& random, bool for_hopper) {
   QuantizedGroupsCase g;
   g.all = RandomQuantizedCase(random);
   g.all.outer = DType::kOther, g.all.outers = 0;
   g.all.k = std::min<int64_t>(g.all.k, 1000);
   int64_t tiles = 1 + random() % 9;
-  if (random() % 2) {
-    // Half of the cases are such that sm90/grouped_codes.cuh takes them.
-    const bool integers = random() % 2, many = random() % 6 == 0;
-    g.all.dtype = random() % 2 ? kBF16 : kF16;
-    g.all.out = g.all.dtype == kBF16 && random() % 2 ? kBF16 : kF32;
-    g.all.format = integers ? Format::kU4B8 : Format::kE2M1;
-    g.all.group = integers ? std::array{32, 64, 128, 256}[random() % 4] : 32;
-    g.all.scale = !integers ? DType::kF8E8M0 : random() % 2 ? kBF16 : kF16;
-    g.all.zero = DType::kOther, g.all.shift = 0;
-    g.all.k = std::array{32, 96, 128, 320, 544, 1024}[random() % (many ? 3 : 6)];
-    tiles = many ? 700 : 1 + random() % 40;
-  }
+  if (for_hopper) tiles = DrawForHopper(g.all, random);
   g.count = 1 + random() % 7, g.experts = g.count;
   if (random() % 3 == 0) {
     g.experts += random() % 4;
@@ -95,9 +99,9 @@ inline double WorstGroupedError(const QuantizedGroupsCase& g, const QuantizedOpe
   return worst;
 }
 
-inline bool CheckQuantizedGroups(std::mt19937& random, double& worst) {
+inline bool CheckQuantizedGroups(const QuantizedGroupsCase& g, std::mt19937& random,
+                                 double& worst) {
   using attention::DeviceArray;
-  const QuantizedGroupsCase g = RandomQuantizedGroups(random);
   const QuantizedOperands o(g.all, random);
   const QuantizedCase& c = o.c;
   const DeviceArray<char> x(o.x.bits()), packed(o.packed), scales(o.scales.bits()),

@@ -1,11 +1,26 @@
-// Hopper's products with 4-bit codes (sm90/warpgroups.cuh) in the emulator, against f64. A block
-// runs alone here, so no sum is cut among the blocks of a cluster. Argument: cases of each kernel.
+// Hopper's products with 4-bit codes (sm90/warpgroups.cuh, sm90/grouped_codes.cuh) in the emulator,
+// against f64. A block runs alone here, so no sum is cut among the blocks of a cluster. Argument:
+// cases of each kernel.
 #include <cstdlib>
 
+#include "src/core/dispatch.h"
+#include "src/matmul/cuda/sm90/grouped_codes.h"
 #include "src/matmul/cuda/sm90/warpgroups.h"
+#include "tests/cuda/grouped_quantized_cases.cuh"
 #include "tests/cuda/linear_quantized_on_device.cuh"
 
 namespace intarsia::matmul {
+
+// As the library does for such calls.
+Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
+  const QuantizedPlan plan = PlanForGroups(params, *context.device);
+  if (plan.kernel != QuantizedKernelKind::kGroupsHopper)
+    return Internal("another kernel than Hopper's is planned");
+  return DispatchDType<kF16, kBF16>("x", params.each.dtype, [&]<DType kType>() {
+    return sm90::LaunchGroupedCodesOf<kType>(params, plan, context);
+  });
+}
+
 namespace {
 
 QuantizedCase DrawCase(DType dtype, int rows, bool points, std::mt19937& random) {
@@ -43,6 +58,13 @@ bool Check(int rows, bool points, std::mt19937& random) {
   return false;
 }
 
+// One that does not take long.
+QuantizedGroupsCase DrawGroups(std::mt19937& random) {
+  for (;;)
+    if (QuantizedGroupsCase g = RandomQuantizedGroups(random, true); g.all.c * g.rows < 4000)
+      return g;
+}
+
 }  // namespace
 }  // namespace intarsia::matmul
 
@@ -58,6 +80,10 @@ int main(int argc, char** argv) {
         failures += !matmul::Check<DType::kBF16>(rows, points, random);
       }
     }
+  }
+  for (int i = 0; i < 32 * cases; ++i, ++count) {
+    double worst = 0.0;
+    failures += !matmul::CheckQuantizedGroups(matmul::DrawGroups(random), random, worst);
   }
   std::printf("%d cases, %d failures\n", count, failures);
   return failures == 0 ? 0 : 1;

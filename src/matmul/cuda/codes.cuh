@@ -163,7 +163,7 @@ class CountedSteps {
     return bits;
   }
   static __device__ __forceinline__ uint32_t FormatBias() {
-    return BiasOf(kFormat == Format::kU4B8 ? 8.0f : 0.0f);
+    return kFormat == Format::kU4B8 ? BiasOf(8.0f) : 0;
   }
   static __device__ __forceinline__ uint32_t Scaled(uint32_t steps, uint32_t up, uint32_t bias) {
     if constexpr (kType == DType::kF16)

@@ -204,11 +204,11 @@ bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, Quanti
 // the call. Shapes are the fastest ones of layers of experts (docs/notebook/weights_in_codes.md).
 bool PlanGroupsHopper(const QuantizedParams& p, int64_t here, int64_t mean,
                       const cuda::Device& device, QuantizedPlan& plan) {
-  const bool mx =
-      p.format == Format::kE2M1 && p.group == kBlockColumns && p.scales.dtype == DType::kF8E8M0;
+  const bool mx = p.format == Format::kE2M1 && p.group == kBlockColumns &&
+                  p.scales.dtype == DType::kF8E8M0 && !p.zeros.data;
   const bool integers =
-      p.format == Format::kU4B8 && HasCoarseGroups(p) && Bytes(p.scales.dtype) > 1;
-  if (plan.kernel == QuantizedKernelKind::kAny || !(mx || integers) || p.zeros.data || here == 0 ||
+      HasPlainGroups(p) && (p.zeros.data ? p.group % kStageColumns == 0 : HasCoarseGroups(p));
+  if (plan.kernel == QuantizedKernelKind::kAny || !(mx || integers) || here == 0 ||
       p.k % kBlockColumns != 0 ||
       plan.stage_groups * plan.scale_bytes >
           MostStageScaleBytes(p.format, p.group % kStageColumns == 0) ||

@@ -19,6 +19,16 @@ __device__ __forceinline__ float2 ScalePair(const char* from, DType dtype, int p
   return __half22float2(halves);
 }
 
+// What CountedSteps adds to codes of rows 2 pair and 2 pair + 1, whose points, bytes, lie at
+// `from`.
+template <DType kType>
+__device__ __forceinline__ uint2 PointBiases(const char* from, int pair) {
+  using Steps = CountedSteps<Format::kU4, kType>;
+  const uint32_t both = reinterpret_cast<const uint16_t*>(from)[pair];
+  return {Steps::BiasOf(static_cast<float>(both & 255)),
+          Steps::BiasOf(static_cast<float>(both >> 8))};
+}
+
 // all += scale group, for sums that are C fragments.
 template <int kSums>
 __device__ __forceinline__ void AddScaled(float2 scale, const float (&group)[kSums],

@@ -1,7 +1,7 @@
 // Products of groups of rows, each with a matrix of its own in 4-bit codes:
 //   out[row, column] = sum_i x[taken(row), i] w[group of row][column, i] + bias[group][column]
 // or, with a gating, act(gate, up) of two such sums (matmul/quantized.h); groups of 32 and 64
-// columns, or of 128 and multiples of it, without zeros; multiples of 32 columns.
+// columns, or of 128 and multiples of it; these may have points in bytes. Multiples of 32 columns.
 //
 // CTAs stay on their multiprocessor, and each computes one task after another: some rows of a group
 // and some tiles of w. One warp finds tasks and has the copy engine fetch codes, scales and rows of
@@ -20,16 +20,22 @@
 namespace intarsia::matmul::sm90 {
 
 // kWide: a group of columns ends with a stage, where it may otherwise end with each block of 32.
+// Then u4 has points.
 template <DType kType_, Format kFormat_, bool kWide_, QuantizedShape kShape>
 struct GroupedCodesConfig {
   using T = cuda::DeviceT<kType_>;
   static constexpr DType kType = kType_;
   static constexpr Format kFormat = kFormat_;
   static constexpr bool kWide = kWide_;
+  static constexpr bool kPoints = kFormat == Format::kU4;
+  static_assert(kWide || !kPoints);
   static constexpr int kRows = kShape.rows;   // of x
   static constexpr int kEach = kShape.tiles;  // tiles of a warp
   static constexpr int kWarps = kGroupsHopperWarps;
   static constexpr int kTiles = kWarps * kEach, kBoxTiles = kTiles / 2;
+  // A box of points, which begins at a multiple of 128 bytes.
+  static constexpr int kPointBytes = kBoxTiles * static_cast<int>(kTileRows);
+  static constexpr int kPointBoxBytes = kPoints ? (kPointBytes + 127) / 128 * 128 : 0;
   static constexpr int kCtas = GroupsHopperCtas(kShape);  // of a multiprocessor
   static constexpr int kStages = GroupsHopperStages(kShape);
   static constexpr int kThreads = 32 * (kWarps + 1);
@@ -43,7 +49,8 @@ template <class S>
 struct alignas(128) GroupedCodesShared {
   struct Stage {
     alignas(128) char codes[S::kTiles][S::kTileBytes];
-    alignas(128) char scales[S::kTiles * S::kMostScaleBytes];  // tiles one after the other
+    // Tiles one after the other; then two boxes of points.
+    alignas(128) char scales[S::kTiles * S::kMostScaleBytes + 2 * S::kPointBoxBytes];
     alignas(128) char x[S::kRows][S::kPitch];
   };
   Stage stages[S::kStages];
@@ -53,7 +60,7 @@ struct alignas(128) GroupedCodesShared {
 };
 
 struct GroupedCodesMaps {
-  CUtensorMap codes, scales;  // word of a tile, tile, group
+  CUtensorMap codes, scales, points;  // word of a tile, tile, group
 };
 
 // What tasks have in common.
@@ -132,7 +139,8 @@ class GroupedCodesProducer {
       __syncwarp();  // no lane falls behind by a phase
       if (lane_ == 0) {
         shared_.of_stages.full[place_.index].ArriveExpecting(
-            S::kTiles * (S::kTileBytes + cut_.stage_scale_bytes) + rows * RowBytes(i));
+            S::kTiles * (S::kTileBytes + cut_.stage_scale_bytes) +
+            (S::kPoints ? 2 * S::kPointBytes : 0) + rows * RowBytes(i));
         CopyWeights(unit, i);
       }
       if (i + 1 < awaited_) continue;
@@ -169,6 +177,10 @@ class GroupedCodesProducer {
                        {stage * (S::kTileBytes / 4), first, unit.group}, full);
       cuda::CopyBox<3>(to.scales + box * S::kBoxTiles * cut_.stage_scale_bytes, maps_.scales,
                        {group * (cut_.group_scale_bytes / 4), first, unit.group}, full);
+      if constexpr (S::kPoints)
+        cuda::CopyBox<3>(to.scales + S::kTiles * S::kMostScaleBytes + box * S::kPointBoxBytes,
+                         maps_.points,
+                         {group * (static_cast<int>(kTileRows) / 4), first, unit.group}, full);
     }
   }
 
@@ -242,12 +254,21 @@ class GroupedCodesConsumer {
   __device__ __forceinline__ void AddStage(const Stage& stage, int blocks) {
     Sums group;
     if constexpr (S::kWide) Clear(group);
+    uint2 biases[S::kEach];
+    if constexpr (S::kPoints)
+#pragma unroll
+      for (int i = 0; i < S::kEach; ++i) biases[i] = BiasesOf(stage, i);
 #pragma unroll(kPlain ? S::kBlocks : 1)
     for (int b = 0; b < (kPlain ? S::kBlocks : blocks); ++b) {
       if constexpr (!S::kWide) Clear(group);
-      block_.MultiplyAdd(
-          [&](int i) { return stage.codes[TileOf(i)] + (4 * b + c_) * kLineBytes + 8 * r_; },
-          [&](int n) { return stage.x[8 * n + r_] + b * 64 + c_ * 16; }, group);
+      const auto codes = [&](int i) {
+        return stage.codes[TileOf(i)] + (4 * b + c_) * kLineBytes + 8 * r_;
+      };
+      const auto x = [&](int n) { return stage.x[8 * n + r_] + b * 64 + c_ * 16; };
+      if constexpr (S::kPoints)
+        block_.MultiplyAdd(codes, x, group, [&](int i) { return biases[i]; });
+      else
+        block_.MultiplyAdd(codes, x, group);
       if constexpr (!S::kWide) AddGroup<kPlain>(stage, b, group);
     }
     if constexpr (S::kWide) AddGroup<kPlain>(stage, 0, group);
@@ -270,6 +291,13 @@ class GroupedCodesConsumer {
       }
       AddScaled(scale, group[i], all_[i]);
     }
+  }
+  // Of rows 2r and 2r + 1 of a tile.
+  __device__ __forceinline__ uint2 BiasesOf(const Stage& stage, int i) const {
+    const int box = i / (S::kEach / 2), tile = TileOf(i) - box * S::kBoxTiles;
+    return PointBiases<S::kType>(stage.scales + S::kTiles * S::kMostScaleBytes +
+                                     box * S::kPointBoxBytes + tile * static_cast<int>(kTileRows),
+                                 r_);
   }
   // Whether powers of two are those of f32 whose exponents they are: none is 0 or 255. Lanes look
   // at a word of two tiles each.

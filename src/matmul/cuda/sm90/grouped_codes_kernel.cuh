@@ -15,13 +15,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas)
     GroupedCodesSm90Kernel(const __grid_constant__ QuantizedGroupsParams p,
                            const __grid_constant__ GroupedCodesCut cut,
                            const __grid_constant__ GroupedCodesMaps maps) {
-  extern __shared__ __align__(128) char bytes[];
-  auto& shared = *reinterpret_cast<GroupedCodesShared<S>*>(bytes);
+  auto& shared = *reinterpret_cast<GroupedCodesShared<S>*>(cuda::DynamicShared());
   if (threadIdx.x == 0) {
     shared.of_stages.Init(1, 32 * S::kWarps);
     shared.ring.Init(32, 32 * S::kWarps);
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.codes), cuda::PrefetchMap(maps.scales);
+    if constexpr (S::kPoints) cuda::PrefetchMap(maps.points);
   }
   __syncthreads();
   if (p.await != Await::kRows) cuda::AwaitPrevious();
@@ -55,6 +55,9 @@ Status LaunchGroupedCodes(const QuantizedGroupsParams& p, const QuantizedPlan& p
   INTARSIA_RETURN_IF_ERROR(map(each.packed, each.tile_bytes() / 4, S::kTileBytes / 4, maps.codes));
   INTARSIA_RETURN_IF_ERROR(map(each.scales.data, each.groups * plan.scale_bytes / 4,
                                cut.stage_scale_bytes / 4, maps.scales));
+  if (S::kPoints)
+    INTARSIA_RETURN_IF_ERROR(
+        map(each.zeros.data, each.groups * plan.zero_bytes / 4, plan.zero_bytes / 4, maps.points));
   const int64_t tasks =
       (p.by_id.share ? p.groups.m : MostTiles(p.groups.m, p.groups.count, S::kRows)) *
       cut.column_tiles;
@@ -83,6 +86,8 @@ Status LaunchGroupedCodesOf(const QuantizedGroupsParams& p, const QuantizedPlan&
                             const CudaContext& context) {
   if (p.each.format == Format::kE2M1)
     return LaunchGroupedCodesShape<kType, Format::kE2M1, false>(p, plan, context);
+  if (p.each.format == Format::kU4)
+    return LaunchGroupedCodesShape<kType, Format::kU4, true>(p, plan, context);
   return p.each.group % kStageColumns == 0
              ? LaunchGroupedCodesShape<kType, Format::kU4B8, true>(p, plan, context)
              : LaunchGroupedCodesShape<kType, Format::kU4B8, false>(p, plan, context);

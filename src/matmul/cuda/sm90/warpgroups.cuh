@@ -209,11 +209,9 @@ class WarpgroupsProduct {
   }
   // Of rows 2r and 2r + 1 of a tile.
   __device__ __forceinline__ uint2 BiasesOf(int stage, int half) const {
-    const char* const points = shared_.factors[stage] + S::kMostScaleBytes +
-                               (tile_ + 4 * half) * static_cast<int>(kTileRows) + 2 * r_;
-    const uint32_t both = *reinterpret_cast<const uint16_t*>(points);
-    return {Steps::BiasOf(static_cast<float>(both & 255)),
-            Steps::BiasOf(static_cast<float>(both >> 8))};
+    return PointBiases<S::kType>(shared_.factors[stage] + S::kMostScaleBytes +
+                                     (tile_ + 4 * half) * static_cast<int>(kTileRows),
+                                 r_);
   }
   // The copy engine swaps 16 bytes of a row of a panel by the row's number.
   template <class... Biases>

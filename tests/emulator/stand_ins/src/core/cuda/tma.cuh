@@ -101,6 +101,16 @@ void CopyBox(void* shared, const CUtensorMap& tensor, const int32_t (&coordinate
   });
 }
 
+inline void CopyBytes(void* shared, const void* from, int bytes, Barrier& barrier) {
+  const uint32_t to = emulator::AddressOf(shared);
+  if (bytes % 16 || to % 16 || reinterpret_cast<uintptr_t>(from) % 16)
+    emulator::Fail("a copy that is not of whole 16 bytes");
+  emulator::block->copies.push_back([=, &barrier] {
+    std::memcpy(emulator::At(to), from, bytes);
+    barrier.Receive(bytes);
+  });
+}
+
 inline void BarrierArrive(int id, int threads) { emulator::ArriveAt(id, threads, false); }
 
 inline void StMatrix4(uint32_t shared, const uint32_t (&r)[4]) {
