@@ -62,8 +62,9 @@ def generate(
 
     begin = time.perf_counter()
     token = jnp.zeros(b, jnp.int32)
-    prefill = _compile(_prefill, config, params, caches, rope_tables, jnp.asarray(tokens), lengths)
-    decode = _compile(_decode, config, params, caches, rope_tables, token, lengths)
+    held = config, params, caches, rope_tables
+    prefill = _compile(_prefill, tokens.size, *held, jnp.asarray(tokens), lengths)
+    decode = _compile(_decode, b, *held, token, lengths)
     # What the warm-up writes is overwritten below.
     for _ in range(warm_up_runs()):
         _, _, caches = prefill(params, caches, rope_tables, jnp.asarray(tokens), lengths)
@@ -96,9 +97,9 @@ def generate(
     )
 
 
-def _compile(function: Any, config: ModelConfig, *operands: Any) -> Any:
+def _compile(function: Any, tokens: int, config: ModelConfig, *operands: Any) -> Any:
     jitted = jax.jit(functools.partial(function, config), donate_argnums=1)
-    return compile_step(jitted.lower(*operands))
+    return compile_step(jitted.lower(*operands), tokens)
 
 
 def _prefill(
