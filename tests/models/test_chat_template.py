@@ -218,6 +218,7 @@ def test_what_templates_use() -> None:
         ("'<a>'|e ~ '<b>'|safe", "&lt;a&gt;<b>"),
         ("1700000000|string ~ 1.0 ~ none", "17000000001.0None"),
         ("'{{\"a\": {}}}'.format(5)", '{"a": 5}'),
+        ("'{form}'.format(form=1) ~ '%(form)s'|format(form=2)", "12"),
         ("[m]", "[{'role': 'user', 'content': 'hello'}]"),
         ("'a\nb'|indent(2)", "a\n  b"),
         ("(7 // 2, 7 % 2, 7 / 2, 7 - 2, 2 ** 10)", "(3, 1, 3.5, 5, 1024)"),

@@ -129,7 +129,7 @@ def size_by_percent(form: str, values: Any) -> int:
     return len(form) + form.count("%") * _size_of_field(form, values, bool(quotes))
 
 
-def size_by_braces(form: str, *args: Any, **kwargs: Any) -> int:
+def size_by_braces(form: str, /, *args: Any, **kwargs: Any) -> int:
     """Most characters of `form.format(*args, **kwargs)`."""
     if re.search(r"\{[^{}]*[:!][^{}]*\{", form.replace("{{", "").replace("}}", "")):
         raise LimitError(_WIDTH_IN_VALUES)
@@ -248,7 +248,7 @@ def _in_json(value: Any, ensure_ascii: bool = False, *args: Any, **kwargs: Any) 
     return size_as_json(value, ensure_ascii)
 
 
-def _formatted(form: Any, *args: Any, **kwargs: Any) -> int:
+def _formatted(form: Any, /, *args: Any, **kwargs: Any) -> int:
     return size_by_percent(_text(form), kwargs or args)
 
 
