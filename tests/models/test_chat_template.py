@@ -188,6 +188,13 @@ def test_a_rule_takes_its_filter_s_arguments(name: str) -> None:
     inspect.signature(FILTERS[name]).bind("", **named)
 
 
+def test_no_filter_changes_the_messages() -> None:
+    messages = [*MESSAGES]
+    with pytest.raises(ValueError, match="it indents a list, expected a text"):
+        chat_template.render("{{ messages|indent }}", messages=messages)
+    assert messages == MESSAGES
+
+
 def test_what_templates_use() -> None:
     source = (
         "{%- macro turn(m) %}<{{ m.role }}>{{ m['content']|trim }}{% endmacro -%}"

@@ -253,9 +253,10 @@ def _formatted(form: Any, /, *args: Any, **kwargs: Any) -> int:
 
 
 def _indented(value: Any, width: int | str = 4, *args: Any, **kwargs: Any) -> int:
-    text = _text(value)
+    if not isinstance(value, str):  # jinja2 would put a line's end into the caller's list
+        raise LimitError(f"it indents a {type(value).__name__}, expected a text")
     each = width if isinstance(width, int) else len(width)
-    return len(text) + (_count(text, _LINE_ENDS) + 1) * (each + ITEM)
+    return len(value) + (_count(value, _LINE_ENDS) + 1) * (each + ITEM)
 
 
 def _listed(value: Any, *args: Any, **kwargs: Any) -> int:
