@@ -15,7 +15,6 @@ WITHOUT = {
     "intarsia.torch needs torch, which is not installed": "tests/test_missing_packages.py raises it",
     "libintarsia.so does not exist": "the library is there when tests run",
     "unhandled system error": "needs two GPUs and an old NCCL",
-    "Invalid stack_frame_id": "a line of XLA's log",
     "rms_norm: torch_xla's device is CPU": "needs a process with another device",
     "cannot load the PJRT plugin": "needs a process with another device",
     "model '/tmp/nomodel' is neither": "tests/models/test_weights.py raises it",

@@ -113,6 +113,8 @@ def _check_packages(report: _Report) -> None:
             report.ok(package, version)
     if _version("jax") is None:
         report.note("jax", f"not installed; `{install('jax')}` for intarsia.jax")
+    if _version("torch") is None:
+        report.note("torch", f"not installed; `{install('torch')}` for intarsia.torch")
     needed = requirements()
     if not needed:
         report.note("intarsia", "not installed as a package: nothing says which versions it needs")
