@@ -2,6 +2,8 @@
 
 import os
 import pathlib
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ import intarsia
 import intarsia.jax as ops
 from intarsia.vllm import metrics, parallel, programs, worker
 from intarsia.vllm.parallel import Ranks
+from prometheus_client import CollectorRegistry, multiprocess
 from vllm import distributed
 
 
@@ -76,15 +79,38 @@ def test_programs_of_all_processes_are_counted(
     """As /metrics tells them: those of a process that has ended, too."""
     monkeypatch.setenv("INTARSIA_METRICS_FOLDER", str(tmp_path))
     (tmp_path / "1.counts").write_text("3 1")
+    before = [metrics._count(counter) for counter in metrics._COUNTERS]
     told = programs.Programs(Ranks(1))
     told.get("early", jnp.sin, jnp.ones(2))
     told.seal()
     told.get("late", jnp.cos, jnp.ones(2))
     counts = metrics.Counts(SimpleNamespace(name=str(tmp_path)))
     assert [(x.name, x.samples[0].value) for x in counts.collect()] == [
-        ("intarsia_xla_programs", 3 + 2),
-        ("intarsia_xla_programs_late", 1 + 1),
+        ("intarsia_xla_programs", 3 + before[0] + 2),
+        ("intarsia_xla_programs_late", 1 + before[1] + 1),
     ]
+
+
+_COMPILED = """
+import sys
+from intarsia.vllm import metrics
+for late in map(int, sys.argv[1:]):
+    metrics.tell(bool(late))
+"""
+
+
+def test_servers_beside_each_other_count_programs(tmp_path: pathlib.Path) -> None:
+    """Replicas have as many servers by default. These answer by what Prometheus's library finds of all processes."""
+    for lates in ("001", "0"):
+        subprocess.run(
+            [sys.executable, "-c", _COMPILED, *lates],
+            env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+            check=True,
+        )
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry, str(tmp_path))
+    assert registry.get_sample_value("intarsia_xla_programs_total") == 4
+    assert registry.get_sample_value("intarsia_xla_programs_late_total") == 1
 
 
 def test_a_count_that_cannot_be_written_is_no_failure(

@@ -22,6 +22,8 @@ def test_a_replica_on_the_same_host_is_lost(model, tmp_path, fault):
     options = LIMITS | {"data_parallel_size": 2, "api_server_count": 2, "max_model_len": 2048}
     with hosts(1) as made, serving_on(made, model(MODEL), tmp_path, **options) as servers:
         assert servers[0].tokens() == TOKENS
+        programs = servers[0].metrics()["intarsia_xla_programs_total"]
+        assert programs == servers[0].log().count("XLA program: ") > 0
         [replica] = servers[0].children("VLLM::EngineCore_DP1")
         lose(
             servers,

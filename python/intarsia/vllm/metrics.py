@@ -1,7 +1,8 @@
 """Prometheus counters of XLA programs, beside vLLM's own in /metrics.
 
 A program is compiled in an engine's process or a rank's, and /metrics is the server's. So the server makes a folder, each of those
-processes keeps its counts in a file there, and the server adds them up when it is asked. Processes on other hosts are not counted.
+processes keeps its counts in a file there, and the server adds them up when it is asked. Several servers beside each other serve what
+Prometheus's library adds up over processes instead. Processes on other hosts are not counted.
 """
 
 import functools
@@ -11,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, Counter
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 from vllm.logger import init_logger
@@ -25,6 +26,8 @@ _TEXTS = {
     "intarsia_xla_programs_late": "XLA programs compiled while serving: a request waited for each.",
 }
 """Of the counters, in the order in which a file has them."""
+_COUNTERS = [Counter(name, text, registry=None) for name, text in _TEXTS.items()]
+"""This process's. With PROMETHEUS_MULTIPROC_DIR, which vLLM sets for several servers, any of these finds them there."""
 
 
 @functools.cache
@@ -48,15 +51,17 @@ class Counts(Collector):
             yield CounterMetricFamily(name, text, value=sum(int(row[column]) for row in rows))
 
 
-def tell(compiled: int, late: int) -> None:
-    """Says what this process has compiled so far, if there is a server that asks."""
+def tell(late: bool) -> None:
+    """Says that this process has compiled a program, to the server that asks if there is one."""
+    for counter, more in zip(_COUNTERS, (1, int(late)), strict=True):
+        counter.inc(more)
     folder = _environment.metrics_folder()
     if folder is None or not os.path.isdir(folder):
         return
     file = Path(folder, f"{os.getpid()}.counts")
     unfinished = file.with_suffix(".new")
     try:
-        unfinished.write_text(f"{compiled} {late}")
+        unfinished.write_text(" ".join(str(_count(counter)) for counter in _COUNTERS))
         unfinished.replace(file)
     except OSError as error:  # no disk space, say: not worth a server
         logger.warning_once(
@@ -64,3 +69,8 @@ def tell(compiled: int, late: int) -> None:
             folder,
             error.strerror,
         )
+
+
+def _count(counter: Counter) -> int:
+    [metric] = counter.collect()
+    return int(metric.samples[0].value)

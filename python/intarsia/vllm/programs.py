@@ -185,8 +185,9 @@ class Programs:
             described or "none",
             aliased,
         )
-        if self._sealed_at is not None:
+        late = self._sealed_at is not None
+        if late:
             self.late.append(name)
             logger.warning("XLA program: %s was compiled while serving", name)
-        metrics.tell(len(self.custom_calls), len(self.late))
+        metrics.tell(late)
         return compiled
