@@ -1,8 +1,6 @@
 """XLA programs compiled ahead: what each calls of ours, and that none is compiled once serving has begun."""
 
-import collections
 import os
-import re
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +17,6 @@ from intarsia.vllm.parallel import Ranks, rest
 
 logger = init_logger("vllm.intarsia.programs")  # vLLM shows only loggers below its own
 
-_OURS = re.compile(r'custom_call_target="intarsia\.(\w+)"')
 _LARGEST_TO_WARM_UP = 256
 """Tokens of the largest program that is run before it is needed, on a CPU."""
 
@@ -174,8 +171,7 @@ class Programs:
             self._cancel()  # here, before this thread takes the next
             raise
         text = compiled.as_text()
-        calls = collections.Counter(_OURS.findall(text))
-        self.custom_calls[name] = dict(sorted(calls.items()))
+        self.custom_calls[name] = _steps.custom_calls(text)
         described = ", ".join(f"{n} {op}" for op, n in self.custom_calls[name].items())
         aliased = text.split("\n", 1)[0].count("-alias")
         logger.info(
