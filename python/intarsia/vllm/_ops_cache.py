@@ -1,10 +1,11 @@
-"""What vLLM's ops on attention and its caches do, by ours: the second half of `_ops.py`."""
+"""What vLLM's ops on attention and its caches do, by ours: part of `_ops.py`."""
 
 import torch
 
 from intarsia import _dtypes
 from intarsia.torch import _cache  # and so intarsia.torch, which defines torch.ops.xla_gpu
 from intarsia.vllm._declare import Tensor, declare, flat, one, refuse, write
+from intarsia.vllm.compat import dtype_name
 
 xla_gpu = torch.ops.xla_gpu
 
@@ -110,7 +111,7 @@ def convert_fp8(op, dst_cache, src_cache, scale, kv_cache_dtype):
     converted = xla_gpu.convert_fp8(
         src_cache,
         scale=scale,
-        out_dtype=_dtypes.name_of(str(dst_cache.dtype).removeprefix("torch.")),
+        out_dtype=_dtypes.name_of(dtype_name(dst_cache.dtype)),
         kv_cache_dtype=kv_cache_dtype,
     )
     write(op, dst_cache=(dst_cache, converted))

@@ -13,6 +13,7 @@ from intarsia import _dtypes
 from intarsia.repack import AWQ_PLACES
 from intarsia.vllm._declare import FP8, Tensor, declare, on_one_device, refuse, write
 from intarsia.vllm._ops_cache import xla_gpu
+from intarsia.vllm.compat import dtype_name
 
 
 def _fields(words: Tensor, bits: int, places: Sequence[int] | None = None) -> Tensor:
@@ -173,7 +174,7 @@ def _scales_of(
 def _name_of(op: str, dtype: torch.dtype) -> str:
     if dtype not in _ANY:
         raise ValueError(f"{op}: out has dtype {dtype}, expected {' or '.join(map(str, _ANY))}")
-    return _dtypes.name_of(str(dtype).removeprefix("torch."))
+    return _dtypes.name_of(dtype_name(dtype))
 
 
 @declare("Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias")

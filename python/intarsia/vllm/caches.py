@@ -23,6 +23,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from intarsia import _dtypes
+from intarsia.vllm.compat import dtype_name
 from intarsia.vllm.parallel import Ranks
 
 KvCache = tuple[jax.Array, jax.Array]
@@ -149,7 +150,7 @@ def _page_of_a_state(name: str, spec: MambaSpec) -> tuple[int]:
 
 def _dtype(dtype: Any) -> Any:
     """NumPy's."""
-    return _dtypes.numpy_dtype(_dtypes.name_of(str(dtype).removeprefix("torch.")))
+    return _dtypes.numpy_dtype(_dtypes.name_of(dtype_name(dtype)))
 
 
 class TracedCaches:

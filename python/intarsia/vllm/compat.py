@@ -55,6 +55,11 @@ def import_torchax() -> tuple[ModuleType, Any]:
     return torchax, environment
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """As JAX, NumPy and vLLM's options name it: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def is_traced(x: Any) -> bool:
     """Whether a tensor is torchax's, and so part of a program."""
     return type(x).__module__.startswith("torchax")

@@ -10,7 +10,7 @@ import torch
 
 import intarsia.jax as ops
 from intarsia._packing import ARRAYS, TILE_ROWS, PackedWeight
-from intarsia.vllm.compat import is_traced
+from intarsia.vllm.compat import dtype_name, is_traced
 from intarsia.vllm.layers import call_jax
 
 _OURS = "intarsia_"
@@ -22,7 +22,7 @@ _BITS = {1: np.uint8, 2: np.uint16}
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A parameter's numbers on the host; those of 8 bits that NumPy lacks are ml_dtypes'."""
     tensor = tensor.detach().cpu().contiguous()
-    name = str(tensor.dtype).removeprefix("torch.")
+    name = dtype_name(tensor.dtype)
     if name.startswith(("float8", "bfloat16")):
         size = torch.uint8 if tensor.element_size() == 1 else torch.uint16
         return tensor.view(size).numpy().view(jnp.dtype(name))

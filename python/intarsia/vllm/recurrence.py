@@ -9,6 +9,7 @@ from vllm.forward_context import get_forward_context
 
 from intarsia.vllm.attention import TracedMetadata
 from intarsia.vllm.chunks import over_chunks
+from intarsia.vllm.compat import dtype_name
 from intarsia.vllm.short_conv import convolve
 from intarsia.vllm.states import Form, read_states, write_states
 
@@ -31,7 +32,7 @@ class Recurrence:
         group = self._metadata.group
         weight = interop.jax_view(layer.conv1d.weight)[:, 0]
         bias = None if layer.conv1d.bias is None else interop.jax_view(layer.conv1d.bias)
-        dtypes = [jnp.dtype(str(x).removeprefix("torch.")) for x in layer.get_state_dtype()]
+        dtypes = [jnp.dtype(dtype_name(x)) for x in layer.get_state_dtype()]
         self._forms = [
             Form((weight.shape[1] - 1, weight.shape[0]), dtypes[0]),
             Form(heads, dtypes[1]),

@@ -15,6 +15,7 @@ from intarsia.vllm.capabilities import (
     QUANTIZATIONS,
     RECURRENT,
 )
+from intarsia.vllm.compat import dtype_name
 
 _EXECUTORS = ("uni", "mp")
 """vLLM's names of those that are served, beside Ray's."""
@@ -191,7 +192,7 @@ def _caches_as_the_model(config: VllmConfig) -> tuple[str, ...]:
 
 
 def _dtype(config: VllmConfig) -> str:
-    return str(config.model_config.dtype).removeprefix("torch.")
+    return dtype_name(config.model_config.dtype)
 
 
 def _name(config: VllmConfig) -> str:
