@@ -16,14 +16,13 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 
 from intarsia import repack
 from intarsia._packing import PackedWeight
-from intarsia.vllm.quantized_experts import ExpertsInCodes
+from intarsia.vllm.quantized_experts import ExpertsInCodes, halves
 from intarsia.vllm.replacing import replace
 
 
 def _decoded_nibbles(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
     """Matrices [e, n, k] from pairs of codes u8 [e, n, k / 2], the lower half first, less 8, and scales [e, n, groups]."""
-    pairs = jnp.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
-    return _scaled(pairs.astype(jnp.float32) - 8, scales, dtype)
+    return _scaled(halves(codes).astype(jnp.float32) - 8, scales, dtype)
 
 
 def _decoded_bytes(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:

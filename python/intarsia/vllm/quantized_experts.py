@@ -19,6 +19,7 @@ from intarsia import repack
 from intarsia._packing import TILE_ROWS, PackedWeight
 from intarsia.jax._quantized import numbers
 from intarsia.vllm.capabilities import DTYPES
+from intarsia.vllm.compat import dtype_name
 from intarsia.vllm.experts import BY_OP, has_form, run_experts
 from intarsia.vllm.layers import call_jax
 from intarsia.vllm.packed_layers import as_numpy, pack, packed_parts
@@ -41,11 +42,15 @@ def _decoded_fp8(
     return (numbers(codes, "e4m3") * spread).astype(dtype)
 
 
+def halves(pairs: jax.Array) -> jax.Array:
+    """Codes of 4 bits [..., k] of pairs u8 [..., k / 2], the lower half first."""
+    return jnp.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], -1)
+
+
 def _decoded_mxfp4(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
     """Matrices [e, n, k] from pairs of e2m1 codes [e, n, k / 2], the lower half first, and e8m0 scales [e, n, k / 32], u8."""
-    pairs = jnp.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
     powers = jax.lax.bitcast_convert_type(scales, jnp.float8_e8m0fnu).astype(jnp.float32)
-    return (numbers(pairs, "e2m1") * jnp.repeat(powers, 32, axis=-1)).astype(dtype)
+    return (numbers(halves(codes), "e2m1") * jnp.repeat(powers, 32, axis=-1)).astype(dtype)
 
 
 class ExpertsInCodes(FusedMoEMethodBase):
@@ -110,7 +115,7 @@ class ExpertsInCodes(FusedMoEMethodBase):
 
     def _decoded(self, layer: Any, name: str, dtype: torch.dtype) -> torch.Tensor:
         parts = [getattr(layer, f"{name}_{part}") for part in self._parts]
-        wanted = jnp.dtype(str(dtype).removeprefix("torch."))
+        wanted = jnp.dtype(dtype_name(dtype))
         return call_jax(lambda *parts: self._decode(*parts, wanted), *parts)
 
 
