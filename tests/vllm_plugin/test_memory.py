@@ -53,7 +53,7 @@ def test_the_system_clears_no_pages_of_a_step() -> None:
 GIB = 1 << 30
 
 
-def worker_on_a_gpu(monkeypatch, free: int) -> worker.XlaGpuWorker:
+def worker_on_a_gpu(monkeypatch, free: int) -> worker.XlaWorker:
     """Of 20 GiB that were free at first it may use 10; XLA's programs want 1.25, and 256 requests' logits are 0.125."""
 
     def temporary_bytes(specs, shared_layers):
@@ -61,7 +61,7 @@ def worker_on_a_gpu(monkeypatch, free: int) -> worker.XlaGpuWorker:
         return 5 * GIB // 4
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * GIB))
-    one = object.__new__(worker.XlaGpuWorker)
+    one = object.__new__(worker.XlaWorker)
     one.device, one.requested_memory = torch.device("cuda:0"), 10 * GIB
     one.init_snapshot = SimpleNamespace(free_memory=20 * GIB)
     one.cache_config = SimpleNamespace(kv_cache_memory_bytes=None)
@@ -140,7 +140,7 @@ def test_sampling_and_cublas_keep_their_room_on_a_gpu(monkeypatch):
         torch.cuda, "empty_cache", lambda: released.extend(ref() is None for ref in held)
     )
     monkeypatch.setattr(worker.Worker, "initialize_from_config", allocate)
-    one = object.__new__(worker.XlaGpuWorker)
+    one = object.__new__(worker.XlaWorker)
     one.device = torch.device("cpu")
     one.model_runner = SimpleNamespace(max_num_reqs=2)
     one.model_config = SimpleNamespace(get_vocab_size=lambda: 1000)

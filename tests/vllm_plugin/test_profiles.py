@@ -63,8 +63,8 @@ def test_a_model_that_does_not_trace_leaves_no_names() -> None:
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
-def worker_of(rank: int, replica: int, folder: Path) -> worker.XlaGpuWorker:
-    one = object.__new__(worker.XlaGpuWorker)
+def worker_of(rank: int, replica: int, folder: Path) -> worker.XlaWorker:
+    one = object.__new__(worker.XlaWorker)
     one.profiler_config = SimpleNamespace(profiler="torch", torch_profiler_dir=str(folder))
     one.rank, one.parallel_config = rank, SimpleNamespace(data_parallel_index=replica)
     return one
@@ -96,7 +96,7 @@ def test_ranks_of_a_host_profile_in_folders_of_their_own(
 
 
 def test_a_profile_that_was_not_asked_for_is_refused() -> None:
-    one = object.__new__(worker.XlaGpuWorker)
+    one = object.__new__(worker.XlaWorker)
     one.profiler_config = None
     with pytest.raises(RuntimeError, match="--profiler-config"):
         one.profile(True)

@@ -227,7 +227,7 @@ def test_compiling_may_take_long(clock: list[str]) -> None:
 
 def test_the_first_request_may_be_long_in_coming(clock: list[str]) -> None:
     """Ranks that had warmed up counted as stalled until then, and ended a server that nobody asked for 270 s."""
-    one = object.__new__(worker.XlaGpuWorker)
+    one = object.__new__(worker.XlaWorker)
     warm_up = SimpleNamespace(compile_ahead=lambda device: parallel.mark("in the step's program"))
     one.model_config = SimpleNamespace(enforce_eager=False, seed=0)
     one.model_runner, one.device = SimpleNamespace(model=warm_up), None

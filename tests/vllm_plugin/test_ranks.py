@@ -36,7 +36,7 @@ def test_jax_sees_the_workers_own_gpu(monkeypatch, device, seen):
         "_init_workspace_and_model_runner",
         lambda self: found.append(xla_bridge._options_from_jax_configs("cuda")),
     )
-    one = object.__new__(worker.XlaGpuWorker)
+    one = object.__new__(worker.XlaWorker)
     one.device = torch.device(device)
     one.parallel_config = SimpleNamespace(tensor_parallel_size=1)
     before = xla_bridge.CUDA_VISIBLE_DEVICES.value

@@ -57,8 +57,8 @@ class XlaGpuNativeAttentionBackend(AttentionBackend):
         return XlaGpuPagedAttention
 
     @staticmethod
-    def get_builder_cls() -> type["XlaGpuMetadataBuilder"]:
-        return XlaGpuMetadataBuilder
+    def get_builder_cls() -> type["XlaMetadataBuilder"]:
+        return XlaMetadataBuilder
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
@@ -90,7 +90,7 @@ class XlaNarrowValuesBackend(XlaGpuNativeAttentionBackend):
         """Layers say themselves how wide their values are."""
 
 
-class XlaGpuMetadataBuilder(AttentionMetadataBuilder[CommonAttentionMetadata]):
+class XlaMetadataBuilder(AttentionMetadataBuilder[CommonAttentionMetadata]):
     """Hands on what all backends are given: it has all that our kernels need."""
 
     causal_only = True

@@ -44,7 +44,7 @@ class XlaCudaPlatform(XlaPlatform):
     # A GPU has one number to Ray, vLLM, torch and JAX only if each process sees all.
     ray_noset_device_env_vars: ClassVar[list[str]] = ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
     device_control_env_var = "CUDA_VISIBLE_DEVICES"
-    worker = "intarsia.vllm.worker.XlaGpuWorker"
+    worker = "intarsia.vllm.worker.XlaWorker"
 
     @classmethod
     def device_control_id_to_physical_device_id(cls, device_id: str) -> int:

@@ -12,8 +12,8 @@ import intarsia.jax as ops
 from intarsia.vllm.attention import (
     TracedMetadata,
     XlaAttention,
-    XlaGpuMetadataBuilder,
     XlaGpuNativeAttentionBackend,
+    XlaMetadataBuilder,
 )
 from intarsia.vllm.refusals import of_whole_prompts, refuse_all
 
@@ -32,7 +32,7 @@ class XlaEncoderBackend(XlaGpuNativeAttentionBackend):
         return XlaEncoderMetadataBuilder
 
 
-class XlaEncoderMetadataBuilder(XlaGpuMetadataBuilder):
+class XlaEncoderMetadataBuilder(XlaMetadataBuilder):
     """Made at the start for the layers that there are, whatever vLLM's configuration takes the model for."""
 
     causal_only = False

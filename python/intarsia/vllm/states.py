@@ -13,7 +13,7 @@ from vllm.config import ModelConfig
 from vllm.model_executor.models import config as models
 from vllm.v1.attention.backend import AttentionBackend
 
-from intarsia.vllm.attention import XlaGpuMetadataBuilder
+from intarsia.vllm.attention import XlaMetadataBuilder
 from intarsia.vllm.batch import Group
 from intarsia.vllm.caches import KvCache
 from intarsia.vllm.replacing import replace
@@ -34,8 +34,8 @@ class XlaStatesBackend(AttentionBackend):
         return "XLA_STATES"
 
     @staticmethod
-    def get_builder_cls() -> type[XlaGpuMetadataBuilder]:
-        return XlaGpuMetadataBuilder
+    def get_builder_cls() -> type[XlaMetadataBuilder]:
+        return XlaMetadataBuilder
 
     @classmethod
     def is_ssm(cls) -> bool:

@@ -53,8 +53,8 @@ def _at_work(text: str) -> Iterator[None]:
         parallel.rest()
 
 
-class XlaGpuWorker(Worker):
-    """A worker on an NVIDIA GPU."""
+class XlaWorker(Worker):
+    """A worker on an NVIDIA GPU, and what it shares with one on a CPU."""
 
     def init_device(self) -> None:
         with self._meeting():
@@ -197,7 +197,7 @@ class XlaGpuWorker(Worker):
         }
 
 
-class XlaCpuWorker(XlaGpuWorker):
+class XlaCpuWorker(XlaWorker):
     """A worker on a CPU."""
 
     def init_device(self) -> None:
