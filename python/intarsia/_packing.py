@@ -174,7 +174,8 @@ def _with_factors(
     def tiled(array: np.ndarray | None) -> np.ndarray | None:
         return array if array is None or array.ndim == 1 else _tiled(array)
 
-    return PackedWeight(packed, *map(tiled, factors), rows, columns, format, group, zeros_are)
+    arrays = tiled(scales), tiled(zeros), tiled(outer_scales), tiled(outer_zeros)
+    return PackedWeight(packed, *arrays, rows, columns, format, group, zeros_are)
 
 
 def packed_by_rows(rows: int, columns: int, pack: Callable[[slice], PackedWeight]) -> PackedWeight:

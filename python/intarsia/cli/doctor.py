@@ -189,8 +189,8 @@ def _kernels_of(device: Mapping[str, Any]) -> list[str]:
     kilobytes = device["shared_bytes_per_block"] // 1024
     calls: dict[str, dict[str, list[str]]] = {}
     for row in device["kernels"]:
-        call, size = re.fullmatch(r"(.* d=|.*: |.*)(.*)", row["call"]).groups()
-        calls.setdefault(row["kernel"], {}).setdefault(call, []).append(size)
+        [call] = re.findall(r"^(?:.* d=|.*: |.*)", row["call"])
+        calls.setdefault(row["kernel"], {}).setdefault(call, []).append(row["call"][len(call) :])
     lines = [f"as sm_{device['arch']} with {kilobytes} KB of shared memory per block"]
     for kernel, of in calls.items():
         chosen = "; ".join(call + ",".join(sizes) for call, sizes in of.items())

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.typing import ArrayLike
 
 from intarsia import _native
 from intarsia.jax import wire
@@ -14,7 +15,8 @@ from intarsia.jax._quantized import decoded_stack, fits_decoded
 from intarsia.jax._types import refuse_sharded, vary_alike
 
 _NAME = "fused_experts_quantized"
-_SIGNATURE = inspect.signature(wire.fused_experts_quantized)
+_PARAMETERS = inspect.signature(wire.fused_experts_quantized).parameters.values()
+_ATTRIBUTES = [p.name for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY]
 _FEWEST_DECODED = {"u4b8": 4096}
 _FEWEST_DECODED_OF_OTHERS = 2048
 """Tokens from which a GPU decodes all experts first (docs/notebook/weights_in_codes.md, "Many rows")."""
@@ -24,19 +26,81 @@ _OF_CODES = ("format", "w1_group", "w2_group", "zeros_are")
 """Attributes that the op of plain weights does not have."""
 
 
-@functools.wraps(wire.fused_experts_quantized)
-def fused_experts_quantized(*args: Any, **options: Any) -> jax.Array:
-    given = _SIGNATURE.bind(*args, **options)
-    given.apply_defaults()
-    is_operand = {
-        name: parameter.kind is not parameter.KEYWORD_ONLY
-        for name, parameter in _SIGNATURE.parameters.items()
-    }
-    attributes = {name: x for name, x in given.arguments.items() if not is_operand[name]}
+def fused_experts_quantized(
+    x: ArrayLike,
+    w1: ArrayLike,
+    w1_scales: ArrayLike,
+    w2: ArrayLike,
+    w2_scales: ArrayLike,
+    weights: ArrayLike,
+    ids: ArrayLike,
+    w1_zeros: ArrayLike | None = None,
+    w2_zeros: ArrayLike | None = None,
+    w1_bias: ArrayLike | None = None,
+    w2_bias: ArrayLike | None = None,
+    expert_map: ArrayLike | None = None,
+    *,
+    format: wire.Format = "u4",
+    w1_group: int = 0,
+    w2_group: int = 0,
+    zeros_are: wire.ZerosAre = "points",
+    activation: wire.Activation = "silu",
+    limit: float = 7,
+    alpha: float = 1.702,
+    apply_router_weight_on_input: bool = False,
+) -> jax.Array:
+    """The gated MLPs of each token's experts, with weights in 8 bits or less.
+
+    `fused_experts` of decoded weights, which `intarsia.repack` packs. It is one custom call, in which codes become numbers in registers.
+    With 2048 tokens and more (u4b8: 4096) of bf16, or of f16 with scales in f16, a GPU decodes a layer's weights to T first, unless that
+    takes more than 4 GiB.
+
+    Args:
+      x: [..., 16*u] T; tokens.
+      w1: [e, c, nb, b, 16, 4] u8; codes of gate and up of each expert, as in `linear_quantized`; b is a code's bits.
+      w1_scales: [e, c, ng, 16] f32, f16, bf16, u8, i8, f8e4m3fn or f8e8m0fnu; of each group.
+      w2: [e, u, ib, b, 16, 4] u8; the way back, of 8*c columns.
+      w2_scales: [e, u, ig, 16], like those of w1.
+      weights: [..., k] f32 or T; of each token's experts.
+      ids: [..., k] i32 or i64; which experts these are. One that is not there adds nothing.
+      w1_zeros, w2_zeros: [e, c, ng, 16] and [e, u, ig, 16] f32, f16, bf16, u8 or i8.
+      w1_bias: [e, 16*c] T; added to the first product.
+      w2_bias: [e, 16*u] T; added to the second product.
+      expert_map: [g] i32 or i64; the expert of each id, negative where it is elsewhere. None: the id itself.
+      format: what a code stands for, as in `linear_quantized`.
+      w1_group, w2_group: columns that share a scale, 16 or a multiple of 32; 0: all.
+      zeros_are: "points" or "minimums".
+      activation: "silu", "gelu_tanh": gate and up side by side; "swigluoai": in turn, as gpt-oss has them.
+      limit: swigluoai: the most that a gate counts as, and the most size of up.
+      alpha: swigluoai: what its logistic curve is steeper by.
+      apply_router_weight_on_input: weights multiply the first product, before its bias, not the results.
+
+    T is one of f32, f16 and bf16.
+
+    Returns:
+      [..., 16*u] T.
+
+    Raises:
+      ValueError: shapes or dtypes do not fit; the text names the operand, what was got and expected.
+
+    Example:
+      >>> x = jnp.ones((3, 32))
+      >>> w1 = jnp.zeros((4, 4, 1, 4, 16, 4), jnp.uint8)
+      >>> w1_scales = jnp.ones((4, 4, 1, 16), jnp.float16)
+      >>> w2 = jnp.zeros((4, 2, 1, 4, 16, 4), jnp.uint8)
+      >>> w2_scales = jnp.ones((4, 2, 1, 16), jnp.float16)
+      >>> weights = jnp.ones((3, 2))
+      >>> ids = jnp.array([[3, 2], [2, 3], [3, 0]], jnp.int32)
+      >>> out = fused_experts_quantized(x, w1, w1_scales, w2, w2_scales, weights, ids, format='u4b8', w1_group=32, w2_group=32)
+      >>> print(jax.typeof(out))
+      float32[3,32]
+    """
+    given = dict(locals())
+    attributes = {name: given[name] for name in _ATTRIBUTES}
     operands = {
         name: x if x is None else as_array(f"{_NAME}: {name}", x)
-        for name, x in given.arguments.items()
-        if is_operand[name]
+        for name, x in given.items()
+        if name not in _ATTRIBUTES
     }
     types = [None if x is None else abstract(x) for x in operands.values()]
     _native.main_library().infer(_NAME, types, attributes)  # or it raises
@@ -80,6 +144,6 @@ def _decoded(attributes: dict[str, Any], operands: dict[str, Any]) -> jax.Array:
         return lax.optimization_barrier(numbers.astype(x.dtype))
 
     operands = dict(operands)
-    plain = {name: matrices(name, size) for name, size in (("w1", x.shape[-1]), ("w2", 8 * c))}
-    others = {name: value for name, value in attributes.items() if name not in _OF_CODES}
-    return wire.fused_experts(**operands, **plain, **others)
+    given = {name: value for name, value in attributes.items() if name not in _OF_CODES}
+    given |= {name: matrices(name, size) for name, size in (("w1", x.shape[-1]), ("w2", 8 * c))}
+    return wire.fused_experts(**operands, **given)

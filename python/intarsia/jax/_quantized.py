@@ -119,7 +119,7 @@ class _Form(NamedTuple):
     format: str
     group: int
     zeros_are: str
-    out_dtype: str
+    out_dtype: Any
 
     @property
     def attributes(self) -> dict[str, Any]:

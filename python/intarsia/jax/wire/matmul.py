@@ -168,7 +168,7 @@ def fused_experts_quantized(
       >>> w2_scales = jnp.ones((4, 2, 1, 16), jnp.float16)
       >>> weights = jnp.ones((3, 2))
       >>> ids = jnp.array([[3, 2], [2, 3], [3, 0]], jnp.int32)
-      >>> out = fused_experts_quantized(x, w1, w1_scales, w2, w2_scales, weights, ids, format='u4b8', w1_group=32, w2_group=32)
+      >>> out = wire.fused_experts_quantized(x, w1, w1_scales, w2, w2_scales, weights, ids, format='u4b8', w1_group=32, w2_group=32)
       >>> print(jax.typeof(out))
       float32[3,32]
     """
