@@ -103,6 +103,14 @@ inline int __ffs(unsigned x) { return x ? std::countr_zero(x) + 1 : 0; }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+inline unsigned __vmaxs2(unsigned x, unsigned y) {
+  const auto larger = [&](int shift) {
+    const auto part = [&](unsigned pair) { return static_cast<int16_t>(pair >> shift); };
+    return unsigned{static_cast<uint16_t>(std::max(part(x), part(y)))} << shift;
+  };
+  return larger(0) | larger(16);
+}
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   const uint64_t bytes = uint64_t{y} << 32 | x;
   unsigned result = 0;

@@ -18,6 +18,10 @@ __device__ __forceinline__ uint32_t OddE4M3ToF16(uint32_t x, uint32_t nan) {
   return r | (nan & 0x80008000u) >> 2;
 }
 
+// `low` becomes bytes 0 and 1 of x, `high` bytes 2 and 3, the lower one in the lower half.
+template <DType kType>
+__device__ __forceinline__ void Fp8NeighborsToF16(uint32_t x, uint32_t& low, uint32_t& high);
+
 // `even` becomes bytes 0 and 2 of x, `odd` bytes 1 and 3, the lower one in the lower half.
 template <DType kType>
 __device__ __forceinline__ void Fp8ToF16(uint32_t x, uint32_t& even, uint32_t& odd) {
@@ -27,15 +31,28 @@ __device__ __forceinline__ void Fp8ToF16(uint32_t x, uint32_t& even, uint32_t& o
   } else {
     static_assert(kType == DType::kF8E4M3);
 #if __CUDA_ARCH__ >= 890
-    const uint32_t pairs = __byte_perm(x, 0, 0x3120);
-    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
-        "cvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}\n"
-        : "=r"(even), "=r"(odd)
-        : "r"(pairs));
+    Fp8NeighborsToF16<kType>(__byte_perm(x, 0, 0x3120), even, odd);
 #else
     const uint32_t nan = (x & 0x7f7f7f7fu) + 0x01010101u;
     even = OddE4M3ToF16(x << 8, nan << 8);
     odd = OddE4M3ToF16(x, nan);
+#endif
+  }
+}
+
+template <DType kType>
+__device__ __forceinline__ void Fp8NeighborsToF16(uint32_t x, uint32_t& low, uint32_t& high) {
+  if constexpr (kType == DType::kF8E5M2) {
+    low = __byte_perm(x, 0, 0x1404);  // to the upper halves
+    high = __byte_perm(x, 0, 0x3424);
+  } else {
+#if __CUDA_ARCH__ >= 890
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}\n"
+        : "=r"(low), "=r"(high)
+        : "r"(x));
+#else
+    Fp8ToF16<kType>(__byte_perm(x, 0, 0x3120), low, high);
 #endif
   }
 }

@@ -1,4 +1,4 @@
-// The counterpart of src/core/cuda/fp8.cuh, which says what its function does.
+// The counterpart of src/core/cuda/fp8.cuh, which says what its functions do.
 #pragma once
 #include "src/core/dtype.h"
 #include "tests/emulator/builtins.h"
@@ -15,6 +15,10 @@ void Fp8ToF16(uint32_t x, uint32_t& even, uint32_t& odd) {
     return half(first) | half(first + 2) << 16;
   };
   even = pair(0), odd = pair(1);
+}
+template <DType kType>
+void Fp8NeighborsToF16(uint32_t x, uint32_t& low, uint32_t& high) {
+  Fp8ToF16<kType>(__byte_perm(x, 0, 0x3120), low, high);
 }
 
 }  // namespace intarsia::cuda
