@@ -1,5 +1,6 @@
 // A consumer: a warpgroup that computes 64 rows of each task of its CTA.
 #pragma once
+#include "src/attention/cuda/sm90/alone.cuh"
 #include "src/attention/cuda/sm90/epilogue.cuh"
 #include "src/attention/cuda/sm90/fp8.cuh"
 #include "src/attention/cuda/sm90/softmax.cuh"
@@ -31,7 +32,7 @@ class Consumer {
       else
         FillPadding<uint4>(p_, task.padding, task.first, task.step,
                            threadIdx.x - cuda::kWarpgroupThreads,
-                           S::kThreads - cuda::kWarpgroupThreads);
+                           S::kConsumers * cuda::kWarpgroupThreads);
       __syncwarp();
       if (threadIdx.x % 32 == 0) shared_.task_empty[place.index].Arrive();
     }
@@ -39,15 +40,17 @@ class Consumer {
 
  private:
   // Of operands of products; T is that of results.
-  using Element = std::conditional_t<S::kFp8, __nv_fp8_e4m3, T>;
+  using Element =
+      std::conditional_t<S::kE4M3, __nv_fp8_e4m3, std::conditional_t<S::kCodes, __half, T>>;
   template <int kN>
-  using Product = std::conditional_t<S::kFp8, cuda::WgmmaE4M3<kN>, cuda::Wgmma<kN>>;
+  using Product = std::conditional_t<S::kE4M3, cuda::WgmmaE4M3<kN>, cuda::Wgmma<kN>>;
   static constexpr int kStep = cuda::kWgmmaStep * 2 / S::kBytes;  // elements that one sums over
   static constexpr int kScores = S::kTileKeys / 2;
   using KeyPlace = cuda::RingPlace<S::kKeyStages>;
   using Scores = float[kScores];
   using Weights = uint32_t[kScores * S::kBytes / 4];
   using Out = float[S::kDv / 2];
+  static constexpr int kPart = S::kDv / S::kOutParts;  // columns that a product has
   using Sums = OutSums<S>;
   static constexpr int kTurnThreads = 2 * cuda::kWarpgroupThreads;
 
@@ -86,47 +89,20 @@ class Consumer {
                                         k.At(cuda::ColumnStepBytes(S::kTileKeys, step)));
     cuda::WgmmaCommit();
   }
-  // The same of this warp's rows, by this warp alone, which no other waits for.
-  __device__ __forceinline__ void MultiplyKeysAlone(Scores& s, const KeyPlace& place) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int row = static_cast<int>(threadIdx.x) / 32 * 16 - cuda::kWarpgroupThreads / 32 * 16;
-    const uint32_t q = cuda::SharedAddress(shared_.q);
-    const uint32_t k = cuda::SharedAddress(shared_.k[place.index]);
-#pragma unroll
-    for (float& x : s) x = 0.0f;
-#pragma unroll 1
-    for (int column = 0; column < S::kD * S::kBytes / 2; column += cuda::kWgmmaStep) {
-      uint32_t a[4];
-      cuda::LdMatrix4(a,
-                      q + cuda::PanelOffset(S::kTileRows, row + lane % 16, column + lane / 16 * 8));
-#pragma unroll
-      for (int key = 0; key < S::kTileKeys; key += 16) {
-        uint32_t b[4];
-        cuda::LdMatrix4(b, k + cuda::PanelOffset(S::kTileKeys, key + lane % 8 + lane / 16 * 8,
-                                                 column + lane / 8 % 2 * 8));
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          auto& c = reinterpret_cast<float(&)[4]>(s[key / 2 + 4 * half]);
-          if constexpr (S::kFp8)
-            cuda::MmaE4M3(c, a, b[2 * half], b[2 * half + 1]);
-          else if constexpr (std::is_same_v<T, __half>)
-            cuda::MmaF16(c, a, b[2 * half], b[2 * half + 1]);
-          else
-            cuda::MmaBF16(c, a, b[2 * half], b[2 * half + 1]);
-        }
-      }
-    }
-  }
   // o += P V, in flight afterwards.
   __device__ __forceinline__ void MultiplyValues(Out& o, const Weights& weights) const {
     const uint32_t tile = cuda::SharedAddress(shared_.v[v_.index]);
-    const cuda::Descriptor v(S::kFp8 ? cuda::ColumnsSummed(tile)
-                                     : cuda::RowsSummed(tile, S::kTileKeys));
+    const cuda::Descriptor v(S::kE4M3 ? cuda::ColumnsSummed(tile)
+                                      : cuda::RowsSummed(tile, S::kTileKeys));
     cuda::WgmmaFence();  // the weights were written since the last one
 #pragma unroll
     for (int step = 0; step < S::kTileKeys / kStep; ++step) {
-      const uint32_t at = S::kFp8 ? cuda::ColumnStepBytes(S::kDv, step) : cuda::RowStepBytes(step);
-      Product<S::kDv>::template Registers<Element>(o, weights + 4 * step, v.At(at));
+      const uint32_t at = S::kE4M3 ? cuda::ColumnStepBytes(S::kDv, step) : cuda::RowStepBytes(step);
+#pragma unroll
+      for (int part = 0; part < S::kOutParts; ++part)
+        Product<kPart>::template Registers<Element>(
+            reinterpret_cast<float(&)[kPart / 2]>(o[part * kPart / 2]), weights + 4 * step,
+            v.At(at + part * S::kValueBytes / S::kOutParts));
     }
     cuda::WgmmaCommit();
   }
@@ -150,10 +126,10 @@ class Consumer {
     rows.Add(sums);
     return raised;
   }
-  // To operand A; false if fp8 has no room for some weight.
+  // To operand A; false if e4m3 has no room for some weight.
   static __device__ __forceinline__ bool Round(const Scores& s, Weights& weights) {
-    if constexpr (S::kFp8) return !ToCodes(s, weights);
-    if constexpr (!S::kFp8) ToOperand<T>(s, weights);
+    if constexpr (S::kE4M3) return !ToCodes(s, weights);
+    if constexpr (!S::kE4M3) ToOperand<Element>(s, weights);
     return true;
   }
   // The weights of a clear tile after every row has seen a key, which most are, and the end of the
@@ -164,11 +140,11 @@ class Consumer {
     constexpr int kFirst = kScores / 16 * 12;
     float sums[4] = {};
     WeighByBases<0, kFirst>(s, factor_, rows, sums);
-    if (!S::kFp8 && !rows.Fit(sums)) return false;
+    if (!S::kE4M3 && !rows.Fit(sums)) return false;
     cuda::WgmmaWait<0>();
     WeighByBases<kFirst, kScores>(s, factor_, rows, sums);
     const bool fits = Round(s, weights);
-    if (!(S::kFp8 ? fits : rows.Fit(sums))) return false;
+    if (!(S::kE4M3 ? fits : rows.Fit(sums))) return false;
     rows.Add(sums);
     return true;
   }
@@ -212,7 +188,7 @@ class Consumer {
       cuda::WgmmaWait<1>();
       bool raised = false;
       if (!clear || !WeighClear(s, rows, weights)) {
-        if (clear) MultiplyKeysAlone(s, k_);
+        if (clear) MultiplyKeysAlone<S, Element>(s, shared_, k_.index);
         raised = Softmax(s, task, first_key, boxes, rows, kept);
         settled = Settled(rows);
         cuda::WgmmaWait<0>();
@@ -224,7 +200,7 @@ class Consumer {
       k_ = next;
       v_.Next();
       if (raised) Rescale(o, sums, kept);
-      if constexpr (S::kFp8) {
+      if constexpr (S::kE4M3) {
         if (left % Sums::kTiles == 0) sums.Take(o);
       }
       if (!next_came) WaitForKeys(k_);
@@ -235,11 +211,11 @@ class Consumer {
     cuda::WgmmaWait<0>();
     Release(shared_.v_empty[v_.index]);
     v_.Next();
-    if constexpr (S::kFp8) sums.AddTo(o);
+    if constexpr (S::kE4M3) sums.AddTo(o);
   }
   static __device__ __forceinline__ void Rescale(Out& o, Sums& sums, const float (&by)[2]) {
     ScaleRows(o, by);
-    if constexpr (S::kFp8) sums.Scale(by);
+    if constexpr (S::kE4M3) sums.Scale(by);
   }
 
   // The same of a task of few rows: this consumer's tiles, every kFewConsumers-th. Memory bounds
@@ -261,7 +237,7 @@ class Consumer {
         cuda::WgmmaWait<0>();
         ReleaseByWarp(shared_.k_empty[k_.index]);
         if (Softmax(s, task, first_key, boxes, rows, kept)) Rescale(o, sums, kept);
-        if constexpr (S::kFp8) {
+        if constexpr (S::kE4M3) {
           if (i >= Sums::kTiles && i % Sums::kTiles < kFewConsumers) sums.Take(o);
         }
         Round(s, weights);
@@ -280,7 +256,7 @@ class Consumer {
       k_.Next();
     }
     if (passes) PassValues();
-    if constexpr (S::kFp8) sums.AddTo(o);
+    if constexpr (S::kE4M3) sums.AddTo(o);
   }
   __device__ __forceinline__ void PassValues() {
     shared_.v_full[v_.index].Wait(v_.parity);
@@ -344,12 +320,17 @@ class Consumer {
     Out o;
 #pragma unroll
     for (float& x : o) x = 0.0f;
-    if constexpr (S::kFp8) {
+    if constexpr (S::kScaled) {
       logit_ = {p_, ScoreScale(p_, task.sequence.index, task.kv_head)};
       factor_ = logit_.factor();
     }
     shared_.q_full.Wait(q_parity_);
     q_parity_ ^= 1;
+    if constexpr (kNarrowsQuery<S, T>) {
+      const int warp = static_cast<int>(threadIdx.x) / 32 % 4;  // whose rows of Q it multiplies
+      logit_.Scale(shared_.codes.query_factor[(task.few ? 0 : 4 * number_) + warp]);
+      factor_ = logit_.factor();
+    }
     if (task.few) {
       AddOwnTiles(task, rows, o);
       if (!GatherFew(rows, o)) return;
@@ -359,7 +340,7 @@ class Consumer {
       ReleaseByWarp(shared_.q_empty);
     }
 
-    if constexpr (S::kFp8) SortColumns(o);
+    if constexpr (S::kE4M3) SortColumns(o);
     const ThreadPlace place(task.few);
     float lse[2], by[2];
 #pragma unroll
@@ -368,7 +349,7 @@ class Consumer {
       // A sink counts once, where pieces become one.
       const float sink = task.piece_place < 0 ? SinkOf(p_, head) : -INFINITY;
       by[r] = FinishRow(rows.base[r], rows.l[r], sink, lse[r]);
-      if constexpr (S::kFp8) by[r] *= p_.v_scale.At(task.sequence.index, task.kv_head);
+      if constexpr (S::kScaled) by[r] *= p_.v_scale.At(task.sequence.index, task.kv_head);
     }
     ScaleRows(o, by);
     char* const staged = S::kOutInQuery ? shared_.q : shared_.out;
@@ -389,7 +370,7 @@ class Consumer {
   const LaunchPlan& plan_;
   Shared<S>& shared_;
   const int number_;
-  Logit<std::is_same_v<T, __half> ? DType::kF16 : DType::kBF16> logit_;  // in fp8 of the task
+  Logit<std::is_same_v<T, __half> ? DType::kF16 : DType::kBF16> logit_;  // with scales of the task
   float factor_;
   // Of the tiles that come next.
   KeyPlace k_;

@@ -25,7 +25,7 @@ __device__ __forceinline__ bool ToCodes(const float (&s)[kScores],
 // Tensor cores add products of fp8 with some 14 bits, cutting off the rest: over thousands of keys
 // sums would come out too small by percents. So every kTiles tiles o moves to sums in f32, in
 // shared memory, where each thread sees its own alone.
-template <class S, bool kFp8 = S::kFp8>
+template <class S, bool kE4M3 = S::kE4M3>
 class OutSums {  // nothing in other types
  public:
   __device__ __forceinline__ OutSums(Shared<S>&, int) {}

@@ -9,8 +9,8 @@
 // and in the end out = o / l, lse = (m + log2(l)) * ln(2).
 //
 // One warpgroup is the producer, of which three warps work (producer.cuh), in e4m3 four
-// (transpose.cuh); the others are consumers
-// of 64 rows each (consumer.cuh). Of each tile of keys n:
+// (transpose.cuh); the others are consumers of 64 rows each (consumer.cuh). If K and V are codes,
+// further warps widen them (widen.cuh). Of each tile of keys n:
 //   producers        K_n and V_n to shared memory; the next task's tiles without a pause
 //   tensor cores     S_n = Q K_n', then o += P_n+1 V_n+1, of one consumer at a time
 //   that consumer    meanwhile m, l and P_n; then its o is scaled if m moved
@@ -24,6 +24,7 @@
 #include "src/attention/cuda/sm90/prefill.h"
 #include "src/attention/cuda/sm90/producer.cuh"
 #include "src/attention/cuda/sm90/transpose.cuh"
+#include "src/attention/cuda/sm90/widen.cuh"
 #include "src/attention/workspace.h"
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/tensor_map.h"
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     cuda::PrefetchMap(maps.q);
     cuda::PrefetchMap(maps.k);
     cuda::PrefetchMap(maps.v);
-    shared.InitBarriers();
+    shared.InitBarriers(kNarrowsQuery<S, T>);
   }
   if (warp == 2) {
     if (plan.pieces.data)
@@ -69,13 +70,23 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   __syncthreads();
   if (warp < 4) {
     cuda::ReleaseRegisters<S::kProducerRegisters>();
-    if (warp == 0) ProduceKeys<S>(p, maps, plan, shared);
+    if constexpr (S::kCodes) {
+      if (warp == 0) CopyCodes<S, T>(p, maps, plan, shared);
+      if (!S::kWidensApart && warp % 2) Widener<S, T>(p, plan, shared, warp / 2).Run();
+    } else {
+      if (warp == 0) ProduceKeys<S>(p, maps, plan, shared);
+    }
     if (warp == 2) ProduceTasks<S>(p, plan, shared);
-    if constexpr (S::kFp8) {
+    if constexpr (S::kE4M3) {
       if (warp == 1) CopyValues<S>(p, maps, plan, shared);
       if (warp == 3) TransposeValues<S>(plan, shared);
-    } else {
+    } else if constexpr (!S::kCodes) {
       if (warp == 1) ProduceValues<S>(p, maps, plan, shared);
+    }
+  } else if (S::kWidensApart && warp / 4 > S::kConsumers) {
+    if constexpr (S::kWidensApart) {
+      cuda::ReleaseRegisters<S::kWidenerRegisters>();
+      Widener<S, T>(p, plan, shared, warp % 4).Run();
     }
   } else {
     cuda::TakeRegisters<S::kConsumerRegisters>();
@@ -143,13 +154,28 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
 
 // The compiled shapes, smallest first. The tile of keys is as long as registers and shared memory
 // allow. At d=64 a third consumer keeps the exponentials going, which bound it; at larger ones it
-// would have too few registers. In e4m3, kOut is the results' type.
+// would have too few registers. In e4m3 and of codes, kOut is the results' type.
 template <DType kOut>
 Status LaunchE4M3Of(const Params& p, const CudaContext& context, const PrefillRows& rows) {
   using T = cuda::DeviceT<kOut>;
   if (std::max(p.head_dim, p.cache.v_head_dim) <= 64)
-    return LaunchShape<Shape<64, 64, 128, 2, 1>, T>(p, context, rows);
-  return LaunchShape<Shape<128, 128, 128, 2, 1>, T>(p, context, rows);
+    return LaunchShape<Shape<64, 64, 128, 2, Operands::kE4M3>, T>(p, context, rows);
+  return LaunchShape<Shape<128, 128, 128, 2, Operands::kE4M3>, T>(p, context, rows);
+}
+template <DType kOut>
+Status LaunchCodesOf(const Params& p, const CudaContext& context, const PrefillRows& rows) {
+  using T = cuda::DeviceT<kOut>;
+  const auto launch = [&]<int kD, int kDv, int kKeys, int kConsumers>() {
+    return LaunchShape<Shape<kD, kDv, kKeys, kConsumers, Operands::kCodes>, T>(p, context, rows);
+  };
+  const int64_t d = std::max(p.head_dim, p.cache.v_head_dim);
+  if (d <= 64) return launch.template operator()<64, 64, 96, 3>();
+  if (d <= 96) return launch.template operator()<96, 96, 128, 2>();
+  if (d <= 128) return launch.template operator()<128, 128, 128, 2>();
+  if (p.head_dim <= 192 && p.cache.v_head_dim <= 128)
+    return launch.template operator()<192, 128, 96, 2>();
+  if (d <= 192) return launch.template operator()<192, 192, 80, 2>();
+  return launch.template operator()<256, 256, 64, 2>();
 }
 template <DType kType>
 Status LaunchPrefillOf(const Params& p, const CudaContext& context, const PrefillRows& rows) {

@@ -1,5 +1,5 @@
-// Attention of tiles of many query rows on Hopper, sm_90a: what attention.h says, for bf16,
-// f16 and e4m3.
+// Attention of tiles of many query rows on Hopper, sm_90a: what attention.h says, for bf16 and f16,
+// over a cache of fp8, too, and for e4m3.
 #pragma once
 #include "src/attention/cuda/forward_launch.h"
 
@@ -28,5 +28,12 @@ template <DType kOut>
 Status LaunchE4M3Of(const Params& params, const CudaContext& context, const PrefillRows& rows);
 extern template Status LaunchE4M3Of<kBF16>(const Params&, const CudaContext&, const PrefillRows&);
 extern template Status LaunchE4M3Of<kF16>(const Params&, const CudaContext&, const PrefillRows&);
+
+// K and V in e4m3 or e5m2, by the type of q and the results. Instantiated in
+// prefill_fp8_<dtype>_sm90.cu.
+template <DType kOut>
+Status LaunchCodesOf(const Params& params, const CudaContext& context, const PrefillRows& rows);
+extern template Status LaunchCodesOf<kBF16>(const Params&, const CudaContext&, const PrefillRows&);
+extern template Status LaunchCodesOf<kF16>(const Params&, const CudaContext&, const PrefillRows&);
 
 }  // namespace intarsia::attention::sm90

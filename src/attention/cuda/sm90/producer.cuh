@@ -1,6 +1,6 @@
 // The producers: one warp finds the tasks of its CTA, one has the copy engine fetch Q and K, and
 // one V. K and V apart, since a warp that copies pages of 16 slots is busy with issuing their
-// boxes: each takes some 50 cycles.
+// boxes: each takes some 50 cycles. (In codes one warp fetches both: widen.cuh.)
 #pragma once
 #include "src/attention/cuda/sm90/tasks.cuh"
 
@@ -77,7 +77,7 @@ class TileWalk {
     if (first_row_ >= S::kTileKeys) return;
     for (int panel = 0; panel < kPanels; ++panel) {
       char* const to = tile + (panel * S::kTileKeys + first_row_) * cuda::kPanelRowBytes;
-      const int32_t at[] = {panel * S::kPanelColumns, box.slot, kv_head, box.page, layer_};
+      const int32_t at[] = {panel * S::kCopiedColumns, box.slot, kv_head, box.page, layer_};
       cuda::CopyBox(to, map, at, barrier);
     }
   }
@@ -103,6 +103,23 @@ class TileWalk {
   const int layer_;
 };
 
+// Q of a task, when the one before has been read; a warp together, in which one lane copies.
+template <class S>
+__device__ __forceinline__ void CopyQuery(const Maps& maps, const LaunchPlan& plan,
+                                          Shared<S>& shared, const Task& task, bool elected,
+                                          uint32_t& parity, cuda::Barrier& landed) {
+  shared.q_empty.Wait(parity ^ 1);
+  parity ^= 1;
+  if (!elected) return;
+  const int rows = plan.tokens_per_tile * plan.group;
+  landed.ArriveExpecting(rows * cuda::kPanelRowBytes * S::kPanels);
+  for (int panel = 0; panel < S::kPanels; ++panel) {
+    const int32_t at[] = {panel * S::kPanelColumns, task.kv_head * plan.group,
+                          task.sequence.tokens.begin + task.first_token};
+    cuda::CopyBox(shared.q + panel * S::kTileRows * cuda::kPanelRowBytes, maps.q, at, landed);
+  }
+}
+
 template <class S>
 __device__ __forceinline__ void ProduceKeys(const Params& p, const Maps& maps,
                                             const LaunchPlan& plan, Shared<S>& shared) {
@@ -111,17 +128,7 @@ __device__ __forceinline__ void ProduceKeys(const Params& p, const Maps& maps,
   cuda::RingPlace<S::kKeyStages> k;
   uint32_t q_parity = 0;
   const auto load_query = [&](const Task& task) {
-    shared.q_empty.Wait(q_parity ^ 1);
-    q_parity ^= 1;
-    if (!elected) return;
-    const int rows = plan.tokens_per_tile * plan.group;
-    shared.q_full.ArriveExpecting(rows * cuda::kPanelRowBytes * S::kPanels);
-    for (int panel = 0; panel < S::kPanels; ++panel) {
-      const int32_t at[] = {panel * S::kPanelColumns, task.kv_head * plan.group,
-                            task.sequence.tokens.begin + task.first_token};
-      cuda::CopyBox(shared.q + panel * S::kTileRows * cuda::kPanelRowBytes, maps.q, at,
-                    shared.q_full);
-    }
+    CopyQuery<S>(maps, plan, shared, task, elected, q_parity, shared.q_full);
   };
   ForEachTask(shared, [&](const Task& task) {
     if (task.keys.count == 0) load_query(task);

@@ -4,6 +4,7 @@
 #include "src/attention/cuda/sm90/combine.h"
 #include "src/attention/cuda/sm90/tiles.h"
 #include "src/core/cuda/tma.cuh"
+#include "src/core/cuda/vec.cuh"
 #include "src/core/cuda/wgmma_layout.h"
 
 namespace intarsia::attention::sm90 {
@@ -65,8 +66,8 @@ struct LaunchPlan {
   Divisor page_size{1};
 };
 
-// What fp8 takes beyond the others: tiles of V as they are copied, and sums of o.
-template <class S, bool kFp8 = S::kFp8>
+// What e4m3 takes beyond the others: tiles of V as they are copied, and sums of o.
+template <class S, bool kE4M3 = S::kE4M3>
 struct Fp8Shared {};
 template <class S>
 struct alignas(cuda::kSwizzleAtomBytes) Fp8Shared<S, true> {
@@ -74,26 +75,49 @@ struct alignas(cuda::kSwizzleAtomBytes) Fp8Shared<S, true> {
   float4 sums[S::kConsumers][S::kDv / 8][128];  // by thread
 };
 
+// Whether q becomes f16 for products with codes (widen.cuh). T is that of q and results.
+template <class S, class T>
+inline constexpr bool kNarrowsQuery = S::kCodes && std::is_same_v<T, __nv_bfloat16>;
+
+// What K and V in codes take: tiles as they are copied, and what is known of them and of Q.
+template <class S, bool kCodes = S::kCodes>
+struct RawTiles {};
+template <class S>
+struct RawTiles<S, true> {
+  alignas(cuda::kSwizzleAtomBytes) char tiles[S::kRawStages][S::kRawBytes];
+};
+template <class S, bool kCodes = S::kCodes>
+struct CodesShared {};
+template <class S>
+struct CodesShared<S, true> {
+  cuda::Barrier q_landed;                 // Q in bf16, before it is full
+  uint32_t boxes[S::kRawStages];          // of raw tiles of K, as in Shared
+  float query_factor[4 * S::kConsumers];  // of scores of a consumer's warp, for what Q in f16 lacks
+};
+
 template <class S>
 struct alignas(cuda::kSwizzleAtomBytes) Shared {
   alignas(cuda::kSwizzleAtomBytes) char q[S::kQueryBytes];
   alignas(cuda::kSwizzleAtomBytes) char k[S::kKeyStages][S::kKeyBytes];
   alignas(cuda::kSwizzleAtomBytes) char v[S::kValueStages][S::kValueBytes];
+  [[no_unique_address]] RawTiles<S> raw;
   alignas(cuda::kSwizzleAtomBytes) char out[S::kOutInQuery ? 16 : S::kOutBytes];
   [[no_unique_address]] Fp8Shared<S> fp8;
 
   // "full": written for the consumers; "empty": each consumer warp is done with Q or K, each
-  // consumer warpgroup with V, each consumer warp and the producers of K and V with a task. In fp8
-  // all lanes of the warp that transposes V arrive: at "full" of V, and at "empty" of raw tiles.
+  // consumer warpgroup with V, each consumer warp and the producers of K and V with a task. In e4m3
+  // all lanes of the warp that transposes V arrive: at "full" of V, and at "empty" of raw tiles. Of
+  // codes each warp that widens them does, at "full" of K and V and at "empty" of raw tiles.
   cuda::Barrier q_full, q_empty;
   cuda::Barrier k_full[S::kKeyStages], k_empty[S::kKeyStages];
   cuda::Barrier v_full[S::kValueStages], v_empty[S::kValueStages];
-  cuda::Barrier raw_full[S::kFp8 ? S::kRawStages : 1], raw_empty[S::kFp8 ? S::kRawStages : 1];
+  cuda::Barrier raw_full[S::kScaled ? S::kRawStages : 1], raw_empty[S::kScaled ? S::kRawStages : 1];
   cuda::Barrier v_landed;  // a tile of V that the producer has to clean before it is full
   static constexpr int kTasks = 2;
   cuda::Barrier task_full[kTasks], task_empty[kTasks];
   Task tasks[kTasks];
   OwnSlice slice;
+  [[no_unique_address]] CodesShared<S> codes;
   uint32_t boxes[S::kKeyStages];  // bit i: whether box i of a tile of K exists
   // A task of few rows: what its second consumer hands to the first. Its o lies where results do.
   float few_base[kFewRows], few_l[kFewRows];
@@ -101,23 +125,24 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
     return reinterpret_cast<float*>(S::kOutInQuery ? q : out);
   }
 
-  // By one thread, before any other uses them.
-  __device__ void InitBarriers() {
+  // By one thread, before any other uses them. `narrows_query`: as kNarrowsQuery.
+  __device__ void InitBarriers(bool narrows_query) {
     const auto init = [](auto& full, auto& empty, int readers, int writers = 1) {
       for (int i = 0; i < static_cast<int>(sizeof full / sizeof full[0]); ++i) {
         full[i].Init(writers);
         empty[i].Init(readers);
       }
     };
-    q_full.Init(1);
+    q_full.Init(narrows_query ? S::kWideners : 1);
     q_empty.Init(4 * S::kConsumers);
     v_landed.Init(1);
-    init(k_full, k_empty, 4 * S::kConsumers);
-    init(v_full, v_empty, S::kConsumers, S::kFp8 ? 32 : 1);
-    if constexpr (S::kFp8) init(raw_full, raw_empty, 32);
+    init(k_full, k_empty, 4 * S::kConsumers, S::kCodes ? S::kWideners : 1);
+    init(v_full, v_empty, S::kConsumers, S::kCodes ? S::kWideners : S::kE4M3 ? 32 : 1);
+    if constexpr (S::kScaled) init(raw_full, raw_empty, S::kCodes ? S::kWideners : 32);
+    if constexpr (S::kCodes) codes.q_landed.Init(1);
     for (int i = 0; i < kTasks; ++i) {
       task_full[i].Init(1);
-      task_empty[i].Init(4 * S::kConsumers + (S::kFp8 ? 3 : 2));
+      task_empty[i].Init(4 * S::kConsumers + (S::kCodes ? 1 + S::kWideners : S::kE4M3 ? 3 : 2));
     }
     cuda::PublishBarriers();
   }

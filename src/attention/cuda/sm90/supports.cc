@@ -5,9 +5,10 @@
 namespace intarsia::attention::sm90 {
 
 // The copy engine reads elements as they lie, which wgmma multiplies: 16-bit ones, or q, K and V in
-// e4m3 with head dims for which tiles and f32 sums fit into shared memory. It reads from rows that
-// begin at multiples of 16 bytes; a lane copies a box of a page, so that small pages would make too
-// many of them. Chunks of keys would make the softmax warps spill registers.
+// e4m3 with head dims for which tiles and f32 sums fit into shared memory. Beside q of 16 bits K
+// and V in fp8 are widened. It reads from rows that begin at multiples of 16 bytes; a lane copies a
+// box of a page, so that small pages would make too many of them. Chunks of keys would make the
+// softmax warps spill registers.
 bool Supports(const Params& p) {
   constexpr int64_t kStrideEnd = (int64_t{1} << 40) / 2;  // of a tensor map, in elements
   const CacheView& c = p.cache;
@@ -21,9 +22,10 @@ bool Supports(const Params& p) {
   const auto is_16_bit = [](DType dtype) { return dtype == kBF16 || dtype == kF16; };
   const bool e4m3 = p.dtype == kF8E4M3 && is_16_bit(p.out_dtype);
   const int64_t largest = e4m3 ? 128 : 256;
-  return (e4m3 || (is_16_bit(p.dtype) && p.out_dtype == p.dtype)) && c.dtype == p.dtype &&
-         p.attention_chunk == 0 && p.head_dim <= largest && c.v_head_dim <= largest &&
-         p.num_heads / p.num_kv_heads() <= 128 &&
+  const bool widens = is_16_bit(p.dtype) && IsFp8(c.dtype);
+  return (e4m3 || (is_16_bit(p.dtype) && p.out_dtype == p.dtype)) &&
+         (c.dtype == p.dtype || widens) && p.attention_chunk == 0 && p.head_dim <= largest &&
+         c.v_head_dim <= largest && p.num_heads / p.num_kv_heads() <= 128 &&
          p.num_tokens * p.num_heads + p.num_seqs * p.num_heads < kMaxCount &&  // tasks
          c.num_layers > 0 && c.num_pages > 0 && c.page_size > 0 &&
          (!p.paged || c.page_size % kMinBoxRows == 0) && RowsAligned(p) &&

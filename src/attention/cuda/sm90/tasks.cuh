@@ -115,7 +115,7 @@ class TaskFinder {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2)
       keys += __shfl_xor_sync(0xffffffffu, keys, distance);
-    constexpr float kRowBytes = (S::kD + S::kDv) * S::kBytes;
+    constexpr float kRowBytes = (S::kD + S::kDv) * S::kCopiedBytes;
     schedule_.section_heads =
         SectionHeads(schedule_, static_cast<int>(gridDim.x), keys * kRowBytes, plan.section_bytes);
   }

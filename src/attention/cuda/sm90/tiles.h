@@ -11,61 +11,90 @@ inline constexpr int kMinBoxRows = 4;
 // Of a task of few rows: at most so many, by so many consumers.
 inline constexpr int kFewRows = 64, kFewConsumers = 2;
 
+// What q, K and V are.
+enum class Operands {
+  k16Bits,  // all bf16, or all f16
+  kE4M3,    // all e4m3, as they are multiplied; V comes raw, and is transposed (transpose.cuh)
+  kCodes,   // q of 16 bits; K and V come as codes of fp8, and are widened to f16 (widen.cuh)
+};
+
 // How a kernel for head dims up to kHeadDim (q, K) and kValueDim (V, out) cuts its work. K and V
 // lie in shared memory as panels (wgmma_layout.h), and head dims are filled up to whole panels.
-// Elements of q, K and V have kElementBytes: 2, or 1 in e4m3. Then V comes raw, and is transposed
-// for the tensor cores (transpose.cuh).
-template <int kHeadDim, int kValueDim, int kKeys, int kWarpgroups, int kElementBytes = 2>
+template <int kHeadDim, int kValueDim, int kKeys, int kWarpgroups,
+          Operands kOperands = Operands::k16Bits>
 struct Shape {
   static constexpr int kD = kHeadDim, kDv = kValueDim;
-  static constexpr int kBytes = kElementBytes;
-  static constexpr bool kFp8 = kBytes == 1;
-  static constexpr int kPanelColumns = 128 / kBytes;
+  static constexpr bool kE4M3 = kOperands == Operands::kE4M3;
+  static constexpr bool kCodes = kOperands == Operands::kCodes;
+  static constexpr bool kScaled = kE4M3 || kCodes;  // K and V have scales
+  // Of an element as it is multiplied, and of K and V as they are copied.
+  static constexpr int kBytes = kE4M3 ? 1 : 2, kCopiedBytes = kScaled ? 1 : 2;
+  static constexpr int kPanelColumns = 128 / kBytes, kCopiedColumns = 128 / kCopiedBytes;
   static constexpr int kTileKeys = kKeys;
   static constexpr int kConsumers = kWarpgroups;  // warpgroups of 64 rows each
   static constexpr int kTileRows = 64 * kConsumers;
-  static constexpr int kThreads = 128 * (1 + kConsumers);
+  // Warps that widen codes: a warpgroup behind the consumers, or, where three of these leave it no
+  // registers, two warps of the producers'.
+  static constexpr bool kWidensApart = kCodes && kConsumers == 2;
+  static constexpr int kWideners = kWidensApart ? 4 : kCodes ? 2 : 0;
+  static constexpr int kWarpgroupsInAll = 1 + kConsumers + (kWidensApart ? 1 : 0);
+  static constexpr int kThreads = 128 * kWarpgroupsInAll;
   static constexpr int kPanels = (kD * kBytes + 127) / 128;
   static constexpr int kValuePanels = (kDv * kBytes + 127) / 128;
   static constexpr int kQueryBytes = kTileRows * kPanels * 128;
   static constexpr int kKeyBytes = kTileKeys * kPanels * 128;
-  static constexpr int kCopiedValueBytes = kTileKeys * kValuePanels * 128;
+  static constexpr int kCopiedKeyPanels = (kD * kCopiedBytes + 127) / 128;
+  static constexpr int kCopiedValuePanels = (kDv * kCopiedBytes + 127) / 128;
+  static constexpr int kCopiedValueBytes = kTileKeys * kCopiedValuePanels * 128;
   // Transposed, a tile of V has a panel of kDv rows.
-  static constexpr int kValueBytes = kFp8 ? kDv * 128 : kCopiedValueBytes;
+  static constexpr int kValueBytes = kE4M3 ? kDv * 128 : kTileKeys * kValuePanels * 128;
   static constexpr int kOutBytes = kTileRows * ((kDv + 63) / 64) * 128;
   static constexpr int kMaxSharedBytes = 227 * 1024, kControlBytes = 1024;
   // Tiles of V, and of K, in shared memory. A consumer keeps a tile of K until it has its weights,
-  // longer than the tensor cores do.
-  static constexpr int kValueStages = 2, kRawStages = kFp8 ? 2 : 0;
+  // longer than the tensor cores do. Raw tiles are V's, of codes both K's and V's; two of them
+  // suffice, and codes have up to four where there is room.
+  static constexpr int kValueStages = 2, kMinRawStages = kScaled ? 2 : 0;
+  static constexpr int kRawBytes = kCodes ? kTileKeys * kCopiedKeyPanels * 128 : kCopiedValueBytes;
   // Sums of o over many tiles of keys, in f32 (OutSums in fp8.cuh).
-  static constexpr int kSumBytes = kFp8 ? kTileRows * kDv * 4 : 0;
-  static constexpr int kFp8Bytes = kRawStages * kCopiedValueBytes + kSumBytes;
+  static constexpr int kSumBytes = kE4M3 ? kTileRows * kDv * 4 : 0;
+  static constexpr int kFp8Bytes = kMinRawStages * kRawBytes + kSumBytes;
   static constexpr int kKeyStages = kQueryBytes + kOutBytes + 3 * kKeyBytes +
                                                 kValueStages * kValueBytes + kFp8Bytes +
                                                 kControlBytes <=
                                             kMaxSharedBytes
                                         ? 3
                                         : 2;
-  static constexpr int kTileBytes =
-      kQueryBytes + kKeyStages * kKeyBytes + kValueStages * kValueBytes + kFp8Bytes;
+  static constexpr int kFewestBytes =
+      kQueryBytes + kKeyStages * kKeyBytes + kValueStages * kValueBytes + kFp8Bytes + kControlBytes;
   // Whether results are staged where Q was: with a place of their own, the next Q comes earlier.
-  static constexpr bool kOutInQuery = kTileBytes + kOutBytes + kControlBytes > kMaxSharedBytes;
-  static constexpr int kSharedBytes = kTileBytes + (kOutInQuery ? 0 : kOutBytes) + kControlBytes;
+  static constexpr bool kOutInQuery = kFewestBytes + kOutBytes > kMaxSharedBytes;
+  static constexpr int kOwnOutBytes = kOutInQuery ? 0 : kOutBytes;
+  static constexpr int kMoreRaw = (kMaxSharedBytes - kFewestBytes - kOwnOutBytes) / kRawBytes;
+  static constexpr int kRawStages = kMinRawStages + (!kCodes ? 0 : kMoreRaw < 2 ? kMoreRaw : 2);
+  static constexpr int kSharedBytes =
+      kFewestBytes + kOwnOutBytes + (kRawStages - kMinRawStages) * kRawBytes;
   static_assert(kValuePanels <= kPanels);  // so that results fit where Q was
-  static_assert(!kFp8 || (!kOutInQuery && kTileKeys == 128 && kConsumers == 2 && kPanels == 1));
+  static_assert(!kE4M3 || (!kOutInQuery && kTileKeys == 128 && kConsumers == 2 && kPanels == 1));
   static_assert(kFewRows * kDv * 4 <= (kOutInQuery ? kQueryBytes : kOutBytes) &&
                 kFewConsumers <= kConsumers);
   static_assert(kSharedBytes <= kMaxSharedBytes && kTileKeys % 16 == 0 && kD % 16 == 0);
-  // Registers a thread, of 65536: multiples of 8. The producer's are what its code needs.
-  static constexpr int kProducerRegisters = kFp8 ? 56 : kConsumers == 2 ? 40 : 56;
-  static constexpr int kConsumerRegisters = kFp8 ? 224 : kConsumers == 2 ? 232 : 152;
+  // Registers a thread, of 65536: multiples of 8. Producers have what their code needs.
+  static constexpr int kProducerRegisters = kE4M3 || kConsumers == 3 ? 56 : kCodes ? 48 : 40;
+  static constexpr int kWidenerRegisters = kWidensApart ? 48 : 0;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 152
+                                            : kE4M3         ? 224
+                                            : kCodes        ? 208
+                                                            : 232;
   // What __launch_bounds__(kThreads, 1) gives a thread at the start. If consumers take more than
-  // the producer releases, they wait forever.
+  // the others release, they wait forever.
   static constexpr int kRegistersAtStart = 65536 / kThreads / 8 * 8;
-  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                (1 + kConsumers) * kRegistersAtStart);
-  static_assert(kProducerRegisters % 8 == 0 && kConsumerRegisters % 8 == 0 &&
-                kConsumerRegisters <= 256);
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters + kWidenerRegisters <=
+                kWarpgroupsInAll * kRegistersAtStart);
+  static_assert(kProducerRegisters % 8 == 0 && kWidenerRegisters % 8 == 0 &&
+                kConsumerRegisters % 8 == 0 && kConsumerRegisters <= 256);
+  // Columns of o come from so many products: ptxas refuses one whose result alone needs more
+  // registers than a thread has at the start.
+  static constexpr int kOutParts = kDv / 2 < kRegistersAtStart ? 1 : 2;
   // A phase of a barrier counts fewer than 2^20 bytes, and a box has at most 256 rows.
   static_assert(kTileKeys <= 32 * kMinBoxRows);  // a lane of a warp copies a box
   static_assert(kQueryBytes < 1 << 20 && kKeyBytes < 1 << 20 && kTileKeys <= 256 &&
@@ -83,6 +112,35 @@ INTARSIA_HOST_DEVICE constexpr int TokensPerTile(int tile_rows, int group) {
 // that a thread's columns of o are those that it has in 16-bit types (SortColumns in fp8.cuh).
 INTARSIA_HOST_DEVICE constexpr int TransposedRow(int column) {
   return column % 2 * 8 + column / 2 % 4 * 2 + column / 8;
+}
+
+// Codes are widened eight rows at a time, in steps of a warp: as many as these rows have panels of
+// f16. Each lane takes 16 codes, a unit of a raw panel, to two units of f16. The two steps of a
+// pair of panels have four rows each: 8 lanes take a row of a raw panel, which becomes one of
+// either panel. The step of the last one of an odd number of panels has all eight rows, of which 8
+// lanes take the first 4 units of two, four rows apart.
+//
+// So that no two lanes want the same banks at once, some take the second half of their codes
+// first: of two that are written together, in panels or rows, one does, and of two rows that are
+// read together.
+struct WideningLane {
+  uint32_t read, write;  // bytes behind the panel's first of the eight rows; of the first half
+  int panel;             // of a pair, that is written to
+};
+inline constexpr uint32_t kOtherHalfRead = 8, kOtherHalfWrite = 16;  // by ^
+INTARSIA_HOST_DEVICE constexpr WideningLane WideningLaneOf(int lane, bool pair, int step) {
+  const int part = lane / 4 % 2, half = part ^ (lane / 8 % 2);
+  const int row = lane / 8 + 4 * (pair ? step : part), unit = lane % 4 + (pair ? 4 * part : 0);
+  return {static_cast<uint32_t>(row * 128 + ((unit ^ row) << 4)) + half * kOtherHalfRead,
+          static_cast<uint32_t>(row * 128 + (((lane % 4 * 2 + half) ^ row) << 4)), pair ? part : 0};
+}
+// How many times eight rows, of `own`, a lane loads ahead of its stores: as many as divide them,
+// and take up to 16 registers, four a step.
+INTARSIA_HOST_DEVICE constexpr int EightsAtOnce(int own, int steps) {
+  int at_once = 1;
+  for (int more = 2; more * steps <= 4; ++more)
+    if (own % more == 0) at_once = more;
+  return at_once;
 }
 
 // Rows of one box of K or V: the largest power of two that divides a page and a tile of keys, so
