@@ -93,8 +93,11 @@ TEST(AttentionLine, AWorkspaceHasRoomForPieces) {
   EXPECT_EQ(floats % 4, 0);
   p.dtype = p.cache.dtype = DType::kF8E4M3;
   EXPECT_TRUE(attention::WantsPieces(p));
-  p.dtype = DType::kBF16;  // which the portable kernel takes
+  p.dtype = DType::kBF16;  // over a cache in fp8
+  EXPECT_TRUE(attention::WantsPieces(p));
+  p.dtype = DType::kF32;  // which the portable kernel takes
   EXPECT_FALSE(attention::WantsPieces(p));
+  p.dtype = DType::kBF16;
   p.cache.dtype = DType::kBF16;
   p.max_len_k = 128;  // a prompt without a past
   EXPECT_FALSE(attention::WantsPieces(p));

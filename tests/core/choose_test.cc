@@ -130,7 +130,7 @@ TEST(Choose, ReportsWhatALongPromptGets) {
   EXPECT_EQ(kernel("L40S", "prefill bf16 d=128"), "portable, small tiles");
   EXPECT_EQ(kernel("L40S", "prefill bf16 d=64"), "portable, large tiles");
   EXPECT_EQ(kernel("H200", "prefill bf16 d=128"), "Hopper");
-  EXPECT_EQ(kernel("H200", "prefill f8e4m3fn d=128"), "portable, large tiles");
+  EXPECT_EQ(kernel("H200", "prefill f8e4m3fn d=128"), "Hopper");
   EXPECT_EQ(kernel("B200", "prefill bf16 d=128"), "portable, large tiles");
   EXPECT_EQ(kernel("RTX 4090", "decode f8e4m3fn d=128"), "portable, small tiles");
 }
@@ -144,8 +144,14 @@ TEST(Choose, HopperGetsItsOwnPrefill) {
     for (int64_t d = 8; d <= 256; d += 8) EXPECT_EQ(name(ParamsOf(type, d)), "Hopper") << d;
     EXPECT_EQ(name(ParamsOf(type, 128), cuda::HeldBack(Gpu("H100"), 80)), kPortableName);
   }
-  for (const DType type : {kF32, kF8E4M3, kF8E5M2})
-    EXPECT_EQ(name(ParamsOf(type, 128)), kPortableName);
+  EXPECT_EQ(name(ParamsOf(kF32, 128)), kPortableName);
+  for (const DType type : {kF8E4M3, kF8E5M2}) {  // beside q of 16 bits
+    for (int64_t d = 16; d <= 256; d += 16) EXPECT_EQ(name(ParamsOf(type, d)), "Hopper") << d;
+    EXPECT_EQ(name(ParamsOf(type, 72)), kPortableName);  // rows of whole units of 16 bytes
+    Params of_f32 = ParamsOf(type, 128);
+    of_f32.dtype = of_f32.out_dtype = kF32;
+    EXPECT_EQ(name(of_f32), kPortableName);
+  }
   Params codes = ParamsOf(kF8E4M3, 128);  // with q in e4m3, too, as far as f32 sums have room
   codes.dtype = kF8E4M3;
   EXPECT_EQ(name(codes), "Hopper");
