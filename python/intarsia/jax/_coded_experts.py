@@ -2,23 +2,24 @@
 
 import functools
 import inspect
+import math
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
 from intarsia import _native
 from intarsia.jax import wire
 from intarsia.jax._call import abstract, as_array
-from intarsia.jax._quantized import decoded_stack, fits_decoded
+from intarsia.jax._quantized import decoded_stack, pays_to_decode
 from intarsia.jax._types import refuse_sharded, vary_alike
 
 _NAME = "fused_experts_quantized"
 _PARAMETERS = inspect.signature(wire.fused_experts_quantized).parameters.values()
 _ATTRIBUTES = [p.name for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY]
-_FEWEST_DECODED = {"u4b8": 4096}
-_FEWEST_DECODED_OF_OTHERS = 2048
+_FEWEST_DECODED = 2048
 """Tokens from which a GPU decodes all experts first (docs/notebook/weights_in_codes.md, "Many rows")."""
 _MOST_DECODED_BYTES = 4 << 30
 """Of decoded weights of a layer, for which a program needs room."""
@@ -96,6 +97,8 @@ def fused_experts_quantized(
       float32[3,32]
     """
     given = dict(locals())
+    if math.prod(np.shape(x)[:-1]) < _FEWEST_DECODED:  # as in each step of decoding
+        return wire.fused_experts_quantized(**given)
     attributes = {name: given[name] for name in _ATTRIBUTES}
     operands = {
         name: x if x is None else as_array(f"{_NAME}: {name}", x)
@@ -122,13 +125,11 @@ def _in_codes(attributes: dict[str, Any], operands: dict[str, Any]) -> jax.Array
 def _pays_to_decode(operands: dict[str, Any], attributes: dict[str, Any]) -> bool:
     """Whether the experts are to be numbers of x's type on a GPU."""
     x, w1, w2 = operands["x"], operands["w1"], operands["w2"]
-    tokens = x.size // max(x.shape[-1], 1)
     _, c, *_ = w1.shape
     weights = len(w1) * 16 * (c * x.shape[-1] + w2.shape[1] * 8 * c)
-    return (
-        tokens >= _FEWEST_DECODED.get(attributes["format"], _FEWEST_DECODED_OF_OTHERS)
-        and weights * x.dtype.itemsize <= _MOST_DECODED_BYTES
-        and all(fits_decoded(x, operands[name]) for name in ("w1_scales", "w2_scales"))
+    scales = [operands["w1_scales"], operands["w2_scales"]]
+    return weights * x.dtype.itemsize <= _MOST_DECODED_BYTES and pays_to_decode(
+        x, attributes["format"], scales, fewest=_FEWEST_DECODED
     )
 
 

@@ -21,8 +21,7 @@ from intarsia.jax._types import refuse_sharded, vary_alike
 _NAME = "linear_quantized"
 _OPERANDS = ("x", *ARRAYS, "bias")
 functions_with_gradient.add(_NAME)
-_FEWEST_DECODED = {"u4b8": 4096}
-_FEWEST_DECODED_OF_OTHERS = 1024
+_FEWEST_DECODED, _FEWEST_DECODED_U4B8 = 1024, 4096
 """Rows of x from which a GPU decodes the weights first (docs/notebook/weights_in_codes.md, "Many rows")."""
 
 jax.tree_util.register_dataclass(
@@ -228,23 +227,19 @@ def _by_op(*arrays: jax.Array, form: _Form) -> jax.Array:
     def in_registers(*arrays: jax.Array) -> jax.Array:
         return call(_NAME, form.spread(arrays), **form.attributes)[0]
 
-    if not _pays_to_decode(*arrays, form=form):
+    x, _, scales, *_ = arrays
+    if not pays_to_decode(x, form.format, [scales], fewest=_FEWEST_DECODED):
         return in_registers(*arrays)
     decode = functools.partial(_by_decoding, form=form)
     return lax.platform_dependent(*arrays, cuda=decode, default=in_registers)
 
 
-def fits_decoded(x: jax.Array, scales: jax.Array) -> bool:
-    """Whether x's type holds weights with such scales, rounded: f16 may not, but for scales in f16."""
-    return x.dtype == jnp.bfloat16 or x.dtype == scales.dtype == jnp.float16
-
-
-def _pays_to_decode(x: jax.Array, _: jax.Array, scales: jax.Array, *__: Any, form: _Form) -> bool:
-    """Whether the weights are to be numbers of x's type on a GPU."""
+def pays_to_decode(x: jax.Array, format: str, scales: Sequence[jax.Array], *, fewest: int) -> bool:
+    """Whether weights are to be numbers of x's type on a GPU: from `fewest` rows on, or later for u4b8, whose kernels are faster."""
     rows = x.size // max(x.shape[-1], 1)
-    return fits_decoded(x, scales) and rows >= _FEWEST_DECODED.get(
-        form.format, _FEWEST_DECODED_OF_OTHERS
-    )
+    # f16 may not hold them, unless their scales are f16 as well.
+    fits = all(x.dtype == jnp.bfloat16 or x.dtype == s.dtype == jnp.float16 for s in scales)
+    return fits and rows >= (_FEWEST_DECODED_U4B8 if format == "u4b8" else fewest)
 
 
 def _by_decoding(*arrays: jax.Array, form: _Form) -> jax.Array:
