@@ -79,7 +79,7 @@ On aarch64 the library builds with portable code for CPUs. CI has no such machin
 
 | compute capability | GPUs | attention and grouped products |
 |---|---|---|
-| 9.0 | H100, H200 | Hopper's kernels (wgmma, TMA) for prefill in 16 bits and e4m3, and grouped products; the portable ones elsewhere |
+| 9.0 | H100, H200 | Hopper's kernels (wgmma, TMA) for prefill in 16 bits, over an fp8 cache and in e4m3, and grouped products; the portable ones elsewhere |
 | 8.0, 10.0 | A100, B200 | the portable kernels |
 | 8.6, 8.9, 12.x | A10, L4, L40S, RTX 3090, 4090, 5090 | the portable kernels, with smaller tiles where 99 KB of shared memory ask for it |
 | below 8.0 | V100, T4 | refused |

@@ -26,10 +26,6 @@ inline bool OnlyShort(const Params& p) {
   return p.num_tokens * (p.num_heads / p.num_kv_heads()) <= kMaxDecodeRows;
 }
 
-// Whether 16-bit queries over an fp8 cache choose Hopper's kernel (sm90/widen.cuh). It is right in
-// the emulator; a GPU has to run and time it first (docs/adr/0017-hopper-prefill.md).
-inline constexpr bool kHopperWidensCaches = false;
-
 // Whether tasks of Hopper's prefill may be worth cutting into pieces (prefill_line.h): some
 // sequence may have many more keys than there are rows to fill a GPU.
 inline bool WantsPieces(const Params& p) {
@@ -38,7 +34,7 @@ inline bool WantsPieces(const Params& p) {
   const bool fits = p.dtype == DType::kBF16 || p.dtype == DType::kF16 ? d <= 256
                     : p.dtype == DType::kF8E4M3                       ? d <= 128
                                                                       : false;
-  const bool reads = p.cache.dtype == p.dtype || (kHopperWidensCaches && IsFp8(p.cache.dtype));
+  const bool reads = p.cache.dtype == p.dtype || IsFp8(p.cache.dtype);
   return fits && reads && p.num_heads > 0 && !OnlyShort(p) && p.max_len_k >= kFewKeys &&
          (p.num_seqs > 1 || p.max_len_k >= 4 * p.num_tokens);
 }

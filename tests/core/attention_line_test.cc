@@ -94,7 +94,7 @@ TEST(AttentionLine, AWorkspaceHasRoomForPieces) {
   p.dtype = p.cache.dtype = DType::kF8E4M3;
   EXPECT_TRUE(attention::WantsPieces(p));
   p.dtype = DType::kBF16;  // over a cache in fp8
-  EXPECT_EQ(attention::WantsPieces(p), attention::kHopperWidensCaches);
+  EXPECT_TRUE(attention::WantsPieces(p));
   p.dtype = DType::kF32;  // which the portable kernel takes
   EXPECT_FALSE(attention::WantsPieces(p));
   p.dtype = DType::kBF16;

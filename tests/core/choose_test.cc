@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "src/attention/workspace.h"
 #include "tests/core/gpus.h"
 
 namespace intarsia::attention {
@@ -131,8 +130,7 @@ TEST(Choose, ReportsWhatALongPromptGets) {
   EXPECT_EQ(kernel("L40S", "prefill bf16 d=128"), "portable, small tiles");
   EXPECT_EQ(kernel("L40S", "prefill bf16 d=64"), "portable, large tiles");
   EXPECT_EQ(kernel("H200", "prefill bf16 d=128"), "Hopper");
-  EXPECT_EQ(kernel("H200", "prefill f8e4m3fn d=128"),
-            kHopperWidensCaches ? "Hopper" : "portable, large tiles");
+  EXPECT_EQ(kernel("H200", "prefill f8e4m3fn d=128"), "Hopper");
   EXPECT_EQ(kernel("B200", "prefill bf16 d=128"), "portable, large tiles");
   EXPECT_EQ(kernel("RTX 4090", "decode f8e4m3fn d=128"), "portable, small tiles");
 }
@@ -148,8 +146,7 @@ TEST(Choose, HopperGetsItsOwnPrefill) {
   }
   EXPECT_EQ(name(ParamsOf(kF32, 128)), kPortableName);
   for (const DType type : {kF8E4M3, kF8E5M2}) {  // beside q of 16 bits
-    for (int64_t d = 16; d <= 256; d += 16)
-      EXPECT_EQ(name(ParamsOf(type, d)), kHopperWidensCaches ? "Hopper" : kPortableName) << d;
+    for (int64_t d = 16; d <= 256; d += 16) EXPECT_EQ(name(ParamsOf(type, d)), "Hopper") << d;
     EXPECT_EQ(name(ParamsOf(type, 72)), kPortableName);  // rows of whole units of 16 bytes
     Params of_f32 = ParamsOf(type, 128);
     of_f32.dtype = of_f32.out_dtype = kF32;

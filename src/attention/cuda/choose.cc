@@ -61,10 +61,7 @@ constexpr auto kLarge = TileSize::kLarge, kSmall = TileSize::kSmall;
 constexpr const char *kLargeName = "portable, large tiles", *kSmallName = "portable, small tiles";
 constexpr Candidate kPrefill[] = {
     {"Hopper", cuda::kHopper, kLarge,
-     [](const Params& p, const cuda::Device&) {
-       return sm90::Supports(p) && (p.cache.dtype == p.dtype || kHopperWidensCaches);
-     },
-     &NoFloats},
+     [](const Params& p, const cuda::Device&) { return sm90::Supports(p); }, &NoFloats},
     {kLargeName, cuda::kPortable, kLarge, &FitsPrefill<kLarge>, &NoFloats},
     {kSmallName, cuda::kPortable, kSmall, &FitsPrefill<kSmall>, &NoFloats}};
 constexpr Candidate kDecode[] = {
