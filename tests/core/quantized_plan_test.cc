@@ -208,13 +208,14 @@ TEST(QuantizedPlan, WarpgroupsTakeRowsOfLargeMatrices) {
 
 TEST(QuantizedPlan, PointsInBytesAreReadByWarpgroups) {
   alignas(16) static char memory[16];
-  const auto plan_of = [&](DType dtype, bool points, const void* outer) {
-    QuantizedParams p = ParamsOf(16, 4096, 4096, 128);
+  const auto plan_of = [&](DType dtype, bool points, const void* outer, int64_t m = 16) {
+    QuantizedParams p = ParamsOf(m, 4096, 4096, 128);
     p.format = Format::kU4, p.points = points;
     p.zeros = {.data = memory, .dtype = dtype, .outer = outer};
     return PlanFor(p, Gpu("H200"));
   };
   EXPECT_EQ(plan_of(DType::kU8, true, nullptr).kernel, QuantizedKernelKind::kWarpgroups);
+  EXPECT_EQ(plan_of(DType::kU8, true, nullptr, 1).kernel, QuantizedKernelKind::kWarpgroups);
   EXPECT_EQ(plan_of(DType::kU8, true, nullptr).zero_bytes, 16);
   // Minimums, and what is not a byte of its own.
   EXPECT_NE(plan_of(DType::kU8, false, nullptr).kernel, QuantizedKernelKind::kWarpgroups);

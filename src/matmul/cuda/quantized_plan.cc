@@ -181,7 +181,8 @@ bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, Quanti
   if (plan.kernel != QuantizedKernelKind::kWideStream || p.k % kStageColumns != 0 ||
       !HasPlainGroups(p) || !HasHopper(device))
     return false;
-  if (p.m < kLeastWarpgroupsRows && !HasManyTiles(p, device)) return false;
+  // Points cost the resident kernel a fifth more time, this one a twentieth.
+  if (p.m < kLeastWarpgroupsRows && !p.zeros.data && !HasManyTiles(p, device)) return false;
   QuantizedPlan found = plan;
   found.kernel = QuantizedKernelKind::kWarpgroups;
   found.shape = {p.m <= 8 ? 8 : p.m <= 16 ? 16 : p.m <= 32 ? 32 : 64, kWarpgroupsTiles};
