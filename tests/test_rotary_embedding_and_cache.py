@@ -1,4 +1,4 @@
-"""rotary_embedding_and_cache is rotary_embedding, then reshape_and_cache_flash, to the bit."""
+"""rotary_embedding_and_cache is rotary_embedding or fused_qk_norm_rope, then reshape_and_cache_flash, to the bit."""
 
 import intarsia.jax as ij
 import jax
@@ -23,6 +23,7 @@ def calls(draw):
     t = draw(st.integers(0, 9))
     layout, layers = draw(cache_layouts())
     fp8 = draw(st.sampled_from([None, "fp8", "fp8_e5m2"]))
+    norms = draw(st.sampled_from([None, "T", "f32"]))
     sizes = {
         "t": t,
         "h": draw(st.integers(1, 5)),
@@ -35,7 +36,8 @@ def calls(draw):
         "outside": t >= 4 and draw(st.booleans()),
         "max_position": draw(st.integers(1, 40)),
         "is_neox": draw(st.booleans()),
-        "rope_dim_offset": draw(st.integers(0, d - r)),
+        "rope_dim_offset": 0 if norms else draw(st.integers(0, d - r)),
+        "norms": norms,
         "index": draw(INDEX_DTYPES),
         "table_dtype": support.DTYPES[draw(DTYPES)],
         "layout": layout,
@@ -52,6 +54,9 @@ def calls(draw):
 def one_after_the_other(operands: list, attributes: dict, platform: str) -> list[np.ndarray]:
     """The same by the two ops."""
 
+    def norm_and_rotate(*operands, **of_norms):
+        return running.run_any("fused_qk_norm_rope", dense(operands), of_norms, platform)
+
     def rotate(positions, query, table, key, **of_rotation):
         operands = [positions, query, table, key]
         return running.run_any("rotary_embedding", dense(operands), of_rotation, platform)
@@ -62,7 +67,7 @@ def one_after_the_other(operands: list, attributes: dict, platform: str) -> list
     def dense(operands):
         return [None if x is None else np.array(x, order="C") for x in operands]
 
-    return MODULE.one_after_the_other(rotate, write, operands, **attributes)
+    return MODULE.one_after_the_other(norm_and_rotate, rotate, write, operands, **attributes)
 
 
 @running.on_each_platform
@@ -118,13 +123,27 @@ def test_every_keyword_reaches_the_op() -> None:
         np.random.default_rng(0), np.float32, is_neox=False, **sizes, **cache
     )
     want = running.run_native(OP, operands, attributes)
-    positions, qkv, table, *caches, slots, layer, k_scale, v_scale = operands
+    positions, qkv, table, *caches, slots, layer, k_scale, v_scale, _, _ = operands
     assert not np.array_equal(k_scale, v_scale)
     query, written = ij.rotary_embedding_and_cache(
         positions, qkv, table, tuple(caches), slots,
         layer=layer, k_scale=k_scale, v_scale=v_scale, **attributes,
     )  # fmt: skip
     assert isinstance(written, tuple)
+    for got, expected in zip((query, *written), want, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_norms_reach_the_op() -> None:
+    operands, attributes = MODULE.arguments(
+        np.random.default_rng(0), np.float32, t=5, h=4, hk=2, d=32, page=4, norms="T"
+    )
+    want = running.run_native(OP, operands, attributes)
+    positions, qkv, table, *caches, slots, _, _, _, q_weight, k_weight = operands
+    query, written = ij.rotary_embedding_and_cache(
+        positions, qkv, table, tuple(caches), slots,
+        q_weight=q_weight, k_weight=k_weight, **attributes,
+    )  # fmt: skip
     for got, expected in zip((query, *written), want, strict=True):
         np.testing.assert_array_equal(got, expected)
 
@@ -141,6 +160,13 @@ def test_every_keyword_reaches_the_op() -> None:
         ({"slot_mapping": np.zeros(4, np.int32)}, "slot_mapping has 4 slots but qkv has t=3"),
         ({"k_scale": np.ones(1, np.float32)}, "k_scale is given, but key_cache has dtype f32"),
         ({"positions": np.zeros(2, np.int32)}, "has t=3 but positions has t=2"),
+        ({"q_weight": np.ones(64, np.float32)}, "k_weight is missing beside q_weight"),
+        ({"k_weight": np.ones(64, np.float32)}, "q_weight is missing beside k_weight"),
+        (
+            {"q_weight": np.ones(64, np.float32), "k_weight": np.ones(32, np.float32)},
+            "k_weight has d=32",
+        ),
+        ({"eps": -1.0}, "eps is -1"),
     ],
 )
 def test_wrong_calls(change: dict, message: str) -> None:

@@ -46,7 +46,9 @@ def test_tokens_are_those_of_transformers(_environment: None, tmp_path: Path, na
     experts = any(("moe" in key or "experts" in key) and x for key, x in family.config.items())
     coded = family.form not in ("", "transposed")
     for ops in steps:
-        assert ("fused_qk_norm_rope" in ops) == (name in _NORMED_BY_HEAD)
+        if name in _NORMED_BY_HEAD:  # by the op that turns and writes
+            assert "rotary_embedding_and_cache" in ops
+            assert not {"rotary_embedding", "reshape_and_cache_flash"} & set(ops)
         whole = "fused_experts" in ops or "grouped_matmul" in ops  # the latter with clamped gates
         assert whole == (experts and not coded)
         assert ("fused_experts_quantized" in ops) == (experts and coded)

@@ -20,11 +20,9 @@ sum's."""
 
 
 def check_attention(llm, name: str) -> None:
-    """Each layer norms heads, turns them and writes to the cache by two ops at most, besides what attends."""
+    """Each layer norms heads, turns them and writes to the cache by one op, besides what attends."""
     layers = llm.llm_engine.model_config.hf_config.num_hidden_layers
     expected = {"rms_norm": _NORMS.get(name, 1), "rotary_embedding_and_cache": layers}
-    if name in _NORMS:
-        expected["fused_qk_norm_rope"] = layers
     attending = ("norm", "rotary", "cache")
     [programs] = llm.collective_rpc("xla_programs")
     steps = [ops for program, ops in programs["custom_calls"].items() if " step of " in program]

@@ -130,6 +130,9 @@ def rotary_embedding_and_cache(
     num_heads: int,
     is_neox: bool = True,
     rope_dim_offset: int = 0,
+    q_weight: ArrayLike | None = None,
+    k_weight: ArrayLike | None = None,
+    eps: float = 1e-6,
     k_scale: ArrayLike | None = None,
     v_scale: ArrayLike | None = None,
     kv_cache_dtype: wire.KvCacheDtype = "auto",
@@ -149,6 +152,9 @@ def rotary_embedding_and_cache(
     num_heads: int,
     is_neox: bool = True,
     rope_dim_offset: int = 0,
+    q_weight: ArrayLike | None = None,
+    k_weight: ArrayLike | None = None,
+    eps: float = 1e-6,
     k_scale: ArrayLike | None = None,
     v_scale: ArrayLike | None = None,
     kv_cache_dtype: wire.KvCacheDtype = "auto",
@@ -167,6 +173,9 @@ def rotary_embedding_and_cache(
     num_heads: int,
     is_neox: bool = True,
     rope_dim_offset: int = 0,
+    q_weight: ArrayLike | None = None,
+    k_weight: ArrayLike | None = None,
+    eps: float = 1e-6,
     k_scale: ArrayLike | None = None,
     v_scale: ArrayLike | None = None,
     kv_cache_dtype: wire.KvCacheDtype = "auto",
@@ -176,7 +185,8 @@ def rotary_embedding_and_cache(
     """Turns the queries and keys of a product of Q, K and V, and writes its keys and values to a paged KV cache.
 
     What `rotary_embedding` and then `reshape_and_cache_flash` do, to the bit, without slices of the product; on a GPU in
-    one pass, without turned keys in memory between. In place if the cache is donated to the enclosing jit.
+    one pass, without turned keys in memory between. In place if the cache is donated to the enclosing jit. With q_weight
+    and k_weight, heads are normed and turned as by `fused_qk_norm_rope`, as Qwen3 has them.
 
     Args:
       positions: int32 or int64 [t]; position of each token. One outside the table turns nothing;
@@ -186,7 +196,10 @@ def rotary_embedding_and_cache(
       kv_cache, slot_mapping, k_scale, v_scale, kv_cache_dtype, layout, layer: as in `reshape_and_cache_flash`.
       num_heads: query heads h.
       is_neox: pairs (i, i + r/2) of a head; False: pairs (2i, 2i + 1).
-      rope_dim_offset: dimensions of a head before the first pair.
+      rope_dim_offset: dimensions of a head before the first pair; 0 with q_weight.
+      q_weight, k_weight: [d] of qkv's dtype or f32, both or neither: each query head and each key head is normed by the
+        root of its mean square, and scaled by these.
+      eps: added to that mean square.
 
     Returns:
       query [t, num_heads, d], and the cache in the form in which it came.
@@ -194,7 +207,7 @@ def rotary_embedding_and_cache(
     Raises:
       ValueError: shapes, dtypes or the layout do not fit; the text says which.
 
-    Source: `rotary_embedding` and `reshape_and_cache_flash`; AITER's `fused_qk_rope_reshape_and_cache`.
+    Source: `rotary_embedding` or `fused_qk_norm_rope`, and `reshape_and_cache_flash`; AITER's `fused_qk_rope_reshape_and_cache`.
 
     Example:
       >>> qkv = jnp.ones((2, 4 + 2 + 2, 64))  # two tokens: 4 query heads, then those of K and V
@@ -218,7 +231,10 @@ def rotary_embedding_and_cache(
         layer,
         scale(k_scale),
         scale(v_scale),
+        q_weight,
+        k_weight,
         num_heads=num_heads,
+        eps=eps,
         is_neox=is_neox,
         rope_dim_offset=rope_dim_offset,
         layout=infer_layout(op, kv_cache, qkv.shape[-1], layout, layer),
@@ -238,11 +254,18 @@ def rotary_embedding_then_cache(
     num_heads: int,
     is_neox: bool = True,
     rope_dim_offset: int = 0,
+    q_weight: ArrayLike | None = None,
+    k_weight: ArrayLike | None = None,
+    eps: float = 1e-6,
     **of_cache: Any,
 ) -> tuple[jax.Array, KvCache]:
-    """`rotary_embedding_and_cache` by the two ops of `ops`: those can be cut by heads, a product of Q, K and V cannot."""
+    """`rotary_embedding_and_cache` by the ops of `ops`: those can be cut by heads, a product of Q, K and V cannot."""
     kv_heads = (qkv.shape[1] - num_heads) // 2
     query, key, value = jnp.split(qkv, (num_heads, num_heads + kv_heads), axis=1)
+    if q_weight is not None or k_weight is not None:
+        raise NotImplementedError(
+            "rotary_embedding_and_cache: q_weight: cut by heads: norm by rms_norm, and leave q_weight out"
+        )
     of_rotation = {"is_neox": is_neox, "rope_dim_offset": rope_dim_offset}
     query, key = ops.rotary_embedding(positions, query, cos_sin_cache, key, **of_rotation)
     return query, ops.reshape_and_cache_flash(key, value, kv_cache, slot_mapping, **of_cache)

@@ -218,33 +218,22 @@ class XlaGpuPagedAttention(XlaAttention):
 
     def _turn_and_write(self, layer: Any, turned: Turned, metadata: TracedMetadata) -> None:
         """Norms and turns queries and keys as well: those that vLLM hands over are then nobody's, and not computed."""
-        whole, table = turned.product.whole, turned.table
-        positions, heads = (
-            turned.positions.reshape(-1),
-            whole.reshape(len(whole), -1, self.head_size),
-        )
+        whole = turned.product.whole
+        positions = turned.positions.reshape(-1)
+        heads = whole.reshape(len(whole), -1, self.head_size)
+        normed: dict[str, Any] = {}
         if turned.norms is not None:
             of_query, of_key = turned.norms
-            heads = ops.fused_qk_norm_rope(
-                positions,
-                heads,
-                table,
-                of_query.weight,
-                of_key.weight,
-                num_heads_q=self.num_heads,
-                num_heads_k=self.num_kv_heads,
-                eps=of_query.eps,
-                is_neox=turned.is_neox,
-            )
-            table = table[:, :0]  # nothing is left to turn
+            normed = dict(q_weight=of_query.weight, k_weight=of_key.weight, eps=of_query.eps)
         self._query, cache = ops.rotary_embedding_and_cache(
             positions,
             heads,
-            table,
+            turned.table,
             metadata.caches.read(layer.layer_name),
             metadata.group.slot_mapping,
             num_heads=self.num_heads,
             is_neox=turned.is_neox,
+            **normed,
             **self._fp8(layer),
         )
         metadata.caches.write(layer.layer_name, cache)

@@ -5,6 +5,7 @@
 #include "src/core/index_vector.h"
 #include "src/core/round.h"
 #include "src/ops/fused_qk_norm_rope/fused_qk_norm_rope.h"
+#include "src/rotary/normed_head.cuh"
 #include "src/rotary/turn.cuh"
 
 namespace intarsia {
@@ -22,14 +23,12 @@ struct Arguments {
   const void* in;  // T [tokens, heads, d]
   void* out;       // may be in
   Strides from, to;
-  const void* weights[2];  // of query and key, [d]
-  bool f32_weights[2];
+  cuda::HeadNorms norms;
   int64_t tokens;
   int heads, q_heads, turned_heads;  // heads: those that a warp has to do with
   cuda::Rotation rotation;
   IndexVector positions;
   int d;
-  float eps;
 };
 
 // A warp a head: normed into shared memory, from where pairs are turned and stored.
@@ -51,28 +50,7 @@ __global__ void __launch_bounds__(kWarps * 32) QkNormRopeKernel(Arguments a) {
   }
 
   float* normed = reinterpret_cast<float*>(normed_heads) + threadIdx.x / 32 * a.d;
-  float squares = 0.0f;
-  for (int i = lane; i < packs; i += 32) {
-    const auto x = cuda::ToFloats(reinterpret_cast<const V*>(in)[i]);
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      normed[i * kCount + j] = x.at[j];
-      squares += x.at[j] * x.at[j];
-    }
-  }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    squares += __shfl_xor_sync(0xffffffffu, squares, offset);
-  const float rstd = rsqrtf(squares / static_cast<float>(a.d) + a.eps);
-  // No a.weights[which]: a run-time index would move the arguments to local memory.
-  const bool is_key = head >= a.q_heads;
-  const void* weights = is_key ? a.weights[1] : a.weights[0];
-  const bool f32 = is_key ? a.f32_weights[1] : a.f32_weights[0];
-  __syncwarp();
-  for (int i = lane; i < a.d; i += 32)
-    normed[i] *= rstd * (f32 ? static_cast<const float*>(weights)[i]
-                             : cuda::ToFloat(static_cast<const T*>(weights)[i]));
-  __syncwarp();
+  cuda::NormHead<T, kCount>(a.norms, head >= a.q_heads, in, a.d, normed);
 
   using F = Pack<float, kCount>;
   const int64_t position = a.positions.At(token);
@@ -108,16 +86,14 @@ Status FusedQkNormRope::Run(const CudaContext& context) const {
                     .out = out.data,
                     .from = {qkv.stride(0), qkv.stride(1)},
                     .to = {out.stride(0), out.stride(1)},
-                    .weights = {q_weight.data, k_weight.data},
-                    .f32_weights = {q_weight.dtype == kF32, k_weight.dtype == kF32},
+                    .norms = {q_weight, k_weight, eps},
                     .tokens = qkv.dim(0),
                     .heads = static_cast<int>(heads),
                     .q_heads = static_cast<int>(*num_heads_q),
                     .turned_heads = static_cast<int>(num_turned()),
                     .rotation = {cos_sin_cache, 0, is_neox, false},
                     .positions = ToIndexVector(positions),
-                    .d = static_cast<int>(d),
-                    .eps = eps};
+                    .d = static_cast<int>(d)};
   return DispatchDType<kF32, kF16, kBF16>("qkv", qkv.dtype, [&]<DType kType>() -> Status {
     using T = cuda::DeviceT<kType>;
     constexpr int kElement = sizeof(T), kVector = 16 / kElement;

@@ -24,6 +24,28 @@ RotaryEmbedding RotaryEmbeddingAndCache::Rotation(const TensorView& turned_key) 
           .key_out = turned_key};
 }
 
+FusedQkNormRope RotaryEmbeddingAndCache::NormedQuery() const {
+  return {.positions = positions,
+          .qkv = Heads(0, *num_heads),
+          .cos_sin_cache = cos_sin_cache,
+          .q_weight = *q_weight,
+          .k_weight = *k_weight,
+          .num_heads_q = *num_heads,
+          .num_heads_k = 0,
+          .eps = eps,
+          .is_neox = is_neox,
+          .out = query};
+}
+
+FusedQkNormRope RotaryEmbeddingAndCache::NormedKey(const TensorView& turned_key) const {
+  FusedQkNormRope op = NormedQuery();
+  op.qkv = Heads(*num_heads, num_kv_heads());
+  op.num_heads_q = 0;
+  op.num_heads_k = num_kv_heads();
+  op.out = turned_key;
+  return op;
+}
+
 ReshapeAndCacheFlash RotaryEmbeddingAndCache::CacheWrite(const TensorView& turned_key) const {
   return {.key = turned_key,
           .value = Heads(*num_heads + num_kv_heads(), num_kv_heads()),
@@ -54,6 +76,15 @@ Status RotaryEmbeddingAndCache::Check() const {
         Text("slot_mapping has ", slot_mapping.dim(0), " slots but qkv has t=", qkv.dim(0)));
   const TensorView key = Heads(*num_heads, num_kv_heads());  // has the turned key's sizes
   INTARSIA_RETURN_IF_ERROR(Rotation(key).Check());
+  if (q_weight.has_value() != k_weight.has_value())
+    return InvalidArgument(Text(q_weight ? "k_weight" : "q_weight", " is missing beside ",
+                                q_weight ? "q_weight" : "k_weight"));
+  if (q_weight) {
+    if (rope_dim_offset != 0)
+      return InvalidArgument(
+          Text("rope_dim_offset is ", rope_dim_offset, ", expected 0 with q_weight"));
+    INTARSIA_RETURN_IF_ERROR(NormedKey(key).Check());
+  }
   return CacheWrite(key).Check();
 }
 

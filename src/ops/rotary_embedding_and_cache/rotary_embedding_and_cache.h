@@ -1,7 +1,9 @@
 // Of the heads [query, key, value] of each token: query and key are turned as rotary_embedding does
 // it, and key and value written into their slot as reshape_and_cache_flash does it; the same bits.
+// With q_weight and k_weight, query and key are normed and turned as fused_qk_norm_rope does it.
 // On CUDA in one pass, without the parts of the product and the turned key in memory between.
 #pragma once
+#include "src/ops/fused_qk_norm_rope/fused_qk_norm_rope.h"
 #include "src/ops/reshape_and_cache_flash/reshape_and_cache_flash.h"
 #include "src/ops/rotary_embedding/rotary_embedding.h"
 
@@ -11,8 +13,9 @@ struct RotaryEmbeddingAndCache {
   TensorView positions, qkv, cos_sin_cache, key_cache;
   Optional value_cache;
   TensorView slot_mapping;
-  Optional layer, k_scale, v_scale;
+  Optional layer, k_scale, v_scale, q_weight, k_weight;
   std::optional<int64_t> num_heads;
+  float eps = 1e-6f;
   bool is_neox = true;
   int64_t rope_dim_offset = 0;
   std::string_view layout = "NHD";
@@ -22,7 +25,8 @@ struct RotaryEmbeddingAndCache {
   static constexpr auto kSpec = MakeSpec(
       "rotary_embedding_and_cache",
       "Rotary position embedding of a product of Q, K and V, whose K and V go to a paged KV cache.",
-      "rotary_embedding and reshape_and_cache_flash in one; AITER's "
+      "rotary_embedding and reshape_and_cache_flash in one, or fused_qk_norm_rope and that; "
+      "AITER's "
       "fused_qk_rope_reshape_and_cache",
       In("positions", &RotaryEmbeddingAndCache::positions, "t", "i32|i64", "position of each token")
           .Indexes("max_pos"),
@@ -46,8 +50,15 @@ struct RotaryEmbeddingAndCache {
       In("k_scale", &RotaryEmbeddingAndCache::k_scale, "1 | hk", "f32",
          "what keys are divided by before they are stored in fp8; default 1"),
       In("v_scale", &RotaryEmbeddingAndCache::v_scale, "1 | hk", "f32", "the same for values"),
+      In("q_weight", &RotaryEmbeddingAndCache::q_weight, "d", "T|f32",
+         "scale of a query head's columns, where heads are normed before they are turned"),
+      In("k_weight", &RotaryEmbeddingAndCache::k_weight, "d", "T|f32",
+         "the same for key heads; with q_weight"),
       Attr("num_heads", &RotaryEmbeddingAndCache::num_heads,
            "how many of the heads are queries; needed"),
+      Attr("eps", &RotaryEmbeddingAndCache::eps,
+           "added to the mean square of a head, with q_weight")
+          .NotNegative(),
       Attr("is_neox", &RotaryEmbeddingAndCache::is_neox,
            "pairs (i, i + r/2); false: pairs (2i, 2i + 1)"),
       Attr("rope_dim_offset", &RotaryEmbeddingAndCache::rope_dim_offset,
@@ -72,8 +83,11 @@ struct RotaryEmbeddingAndCache {
   Status Run(const CudaContext&) const;
 
   int64_t num_kv_heads() const { return (qkv.dim(1) - *num_heads) / 2; }
-  // The two ops that this one is. turned_key: where the key stands between them, [t, hk, d].
+  // The ops that this one is. turned_key: where the key stands between them, [t, hk, d]. With
+  // q_weight, queries and keys are normed and turned, each by an op of their own.
   RotaryEmbedding Rotation(const TensorView& turned_key) const;
+  FusedQkNormRope NormedQuery() const;
+  FusedQkNormRope NormedKey(const TensorView& turned_key) const;
   ReshapeAndCacheFlash CacheWrite(const TensorView& turned_key) const;
 
  private:

@@ -3,6 +3,8 @@
 import ml_dtypes
 import numpy as np
 from intarsia_src.cache import reference as cache_write
+from intarsia_src.norm import reference as norm
+from intarsia_src.ops.fused_qk_norm_rope import fused_qk_norm_rope
 from intarsia_src.rotary import reference as rotary
 
 _LLAMA = dict(h=32, hk=8, d=128, page=16)
@@ -34,6 +36,16 @@ CASES = {
     "outside_the_table": dict(tags="ci beyond_plain", t=6, h=2, hk=1, d=64, page=16, outside=True),
     "padded_graph": dict(tags="ci", t=8, h=2, hk=2, d=64, page=16, slots=5),
     "skipped_slots": dict(tags="ci", t=8, h=2, hk=2, d=64, page=16, skip=True),
+    "qwen3_decode": dict(tags="ci bench bench_cpu", t=16, h=32, hk=4, d=128, page=16, norms="T"),
+    "qwen3_prefill": dict(tags="bench", t=4096, h=32, hk=4, d=128, page=16, norms="T"),
+    "qwen3_decode_fp8": dict(
+        tags="ci", t=7, h=8, hk=2, d=128, page=16, norms="T", kv=_E4M3, scales="head"
+    ),
+    "normed_in_f32": dict(tags="ci", t=5, h=4, hk=2, d=64, page=16, r=32, norms="f32"),
+    "normed_odd_pairs": dict(
+        tags="ci", t=3, h=3, hk=1, d=34, page=3, r=22, is_neox=False, norms="T"
+    ),
+    "normed_layers": dict(tags="ci", t=9, **_SMOLLM2, layers=3, layout="combined", norms="T"),
     "empty": dict(tags="ci", t=0, h=4, hk=2, d=64, page=16),
 }
 
@@ -41,9 +53,12 @@ CASES = {
 def arguments(
     rng, dtype, *, t, h, hk, d, page, r=None, table_dtype=None, max_position=rotary.MAX_POSITION,
     outside=False,
-    index=np.int32, is_neox=True, rope_dim_offset=0, **cache,
+    index=np.int32, is_neox=True, rope_dim_offset=0, norms=None, **cache,
 ):  # fmt: skip
-    """Random operands in spec order, and attributes; `cache` is what reshape_and_cache_flash's cases say."""
+    """Random operands in spec order, and attributes; `cache` is what reshape_and_cache_flash's cases say.
+
+    norms: whether heads are normed, and the weights' dtype: "T" or "f32".
+    """
     (positions, query, table, *_), _ = rotary.arguments(
         rng, dtype, tokens=(t,), h=h, hk=None, d=d, r=r, table_dtype=table_dtype,
         max_position=max_position, outside=outside, index=index,
@@ -52,27 +67,45 @@ def arguments(
         rng, dtype, t=t, hk=hk, d=d, page=page, index=index, **cache
     )
     qkv = np.concatenate([query, key, value], axis=1)
-    operands = [positions, qkv, table, *rest]
-    return operands, attributes | dict(
-        num_heads=h, is_neox=is_neox, rope_dim_offset=rope_dim_offset
-    )
+    attributes |= dict(num_heads=h, is_neox=is_neox, rope_dim_offset=rope_dim_offset)
+    weights = [None, None]
+    if norms:
+        weights = [
+            norm.random_weight(rng, d, np.float32 if norms == "f32" else dtype) for _ in weights
+        ]
+        attributes["eps"] = 1e-5
+    return [positions, qkv, table, *rest, *weights], attributes
+
+
+_REST = 6  # operands behind the table that the cache write takes
 
 
 def one_after_the_other(
-    rotate, write, operands, *, num_heads, is_neox, rope_dim_offset, **of_cache
-):
-    """The results of `rotate` and `write`, functions of the two ops' modules."""
+    norm_and_rotate, rotate, write, operands,
+    *, num_heads, is_neox, rope_dim_offset, eps=1e-6, **of_cache,
+):  # fmt: skip
+    """The results of `rotate`, or of `norm_and_rotate`, and of `write`, functions of the ops' modules."""
     positions, qkv, cos_sin_cache, *rest = operands
     h, hk = num_heads, (qkv.shape[1] - num_heads) // 2
+    if weights := [x for x in rest[_REST:] if x is not None]:
+        sizes = dict(num_heads_q=h, num_heads_k=hk, eps=eps, is_neox=is_neox)
+        [qkv] = norm_and_rotate(positions, qkv, cos_sin_cache, *weights, **sizes)
     query, key, value = qkv[:, :h], qkv[:, h : h + hk], qkv[:, h + hk :]
-    of_rotation = dict(is_neox=is_neox, rope_dim_offset=rope_dim_offset)
-    query, key = rotate(positions, query, cos_sin_cache, key, **of_rotation)
-    return [query, *write(key, value, *rest, **of_cache)]
+    if not weights:
+        of_rotation = dict(is_neox=is_neox, rope_dim_offset=rope_dim_offset)
+        query, key = rotate(positions, query, cos_sin_cache, key, **of_rotation)
+    return [query, *write(key, value, *rest[:_REST], **of_cache)]
+
+
+def _by_modules(way, write, operands, attributes):
+    """By the function `way` of the ops' modules, with `write` for that of the cache."""
+    turn = (getattr(fused_qk_norm_rope, way), getattr(rotary, way))
+    return one_after_the_other(*turn, write, operands, **attributes)
 
 
 def reference(*operands, **attributes):
     """The results in spec order, before they are rounded. Operands are f64, uint8 or indices."""
-    return one_after_the_other(rotary.reference, cache_write.reference, operands, **attributes)
+    return _by_modules("reference", cache_write.reference, operands, attributes)
 
 
 def rounded(positions, qkv, cos_sin_cache, *rest, **attributes):
@@ -81,8 +114,9 @@ def rounded(positions, qkv, cos_sin_cache, *rest, **attributes):
     def write(key, value, *rest, **of_cache):
         return cache_write.exact(key.astype(qkv.dtype), value.astype(qkv.dtype), *rest, **of_cache)
 
-    operands = positions, *(x.astype(np.float64) for x in (qkv, cos_sin_cache)), *rest
-    _, *caches = one_after_the_other(rotary.reference, write, operands, **attributes)
+    wide = [x if x is None else x.astype(np.float64) for x in (qkv, cos_sin_cache, *rest[_REST:])]
+    operands = positions, *wide[:2], *rest[:_REST], *wide[2:]
+    _, *caches = _by_modules("reference", write, operands, attributes)
     return [None, *(x if x.dtype == np.uint8 else x.astype(np.float64) for x in caches)]
 
 
@@ -95,4 +129,4 @@ def floor(dtype_bytes, *, t, h, hk, d, r=None, kv=None, kv_cache_dtype="auto", *
 
 def plain_xla(*operands, **attributes):
     """The same in jax.numpy, as a user without this library would write it."""
-    return one_after_the_other(rotary.plain_xla, cache_write.plain_xla, operands, **attributes)
+    return _by_modules("plain_xla", cache_write.plain_xla, operands, attributes)

@@ -16,7 +16,12 @@ Status RunCpu<kIsa>(const RotaryEmbeddingAndCache& op, const CpuContext& context
   const auto memory =
       std::make_unique_for_overwrite<char[]>(static_cast<size_t>(key.size() * Bytes(key.dtype)));
   key.data = memory.get();
-  INTARSIA_RETURN_IF_ERROR(op.Rotation(key).Run(context));
+  if (op.q_weight) {
+    INTARSIA_RETURN_IF_ERROR(op.NormedQuery().Run(context));
+    INTARSIA_RETURN_IF_ERROR(op.NormedKey(key).Run(context));
+  } else {
+    INTARSIA_RETURN_IF_ERROR(op.Rotation(key).Run(context));
+  }
   return op.CacheWrite(key).Run(context);
 }
 

@@ -7,6 +7,7 @@
 #include "src/core/round.h"
 #include "src/core/scale_view.h"
 #include "src/ops/rotary_embedding_and_cache/rotary_embedding_and_cache.h"
+#include "src/rotary/normed_head.cuh"
 #include "src/rotary/turn.cuh"
 
 namespace intarsia {
@@ -15,8 +16,10 @@ namespace {
 using cuda::Copy, cuda::Quantize;
 
 constexpr int kMaxThreads = 512;
+constexpr int kWarps = 4;  // of a block, a normed head each
 
 struct Arguments {
+  int64_t tokens;
   const void* qkv;  // T [tokens, num_heads + 2 hk, d]
   int64_t token_stride, head_stride;
   void* query;  // T [tokens, num_heads, d]
@@ -27,6 +30,42 @@ struct Arguments {
   CacheView cache;
   ScaleView k_scale, v_scale;
   int num_heads, num_kv_heads, d;
+  cuda::HeadNorms norms;  // if q and k are normed
+};
+
+// Where the elements of a token's heads go: queries into their array, K and V into its slot.
+template <class T, class Cell>
+class Destination {
+ public:
+  using V = typename Cell::In;
+
+  __device__ Destination(const Arguments& a, int64_t token)
+      : a_(a), token_(token), slot_(token < a.num_slots ? a.slot_mapping.At(token) : -1) {}
+
+  __device__ __forceinline__ void Store(int head, int column, const V& x) const {
+    if (head >= a_.num_heads + a_.num_kv_heads)
+      Write(a_.cache.v, a_.cache.v_strides, a_.v_scale, head - a_.num_heads - a_.num_kv_heads,
+            column, x);
+    else if (head >= a_.num_heads)
+      Write(a_.cache.k, a_.cache.k_strides, a_.k_scale, head - a_.num_heads, column, x);
+    else
+      *reinterpret_cast<V*>(static_cast<T*>(a_.query) + token_ * a_.query_token_stride +
+                            head * a_.query_head_stride + column) = x;
+  }
+
+ private:
+  __device__ __forceinline__ void Write(void* pages, const CacheStrides& strides,
+                                        const ScaleView& scale, int head, int column,
+                                        const V& x) const {
+    const cuda::Place place = cuda::PlaceOf(a_.cache, slot_);
+    if (!place.exists) return;
+    auto* const to = static_cast<typename Cell::Element*>(pages) +
+                     strides.At(place.layer, place.page, place.slot, head) + column;
+    *reinterpret_cast<typename Cell::Out*>(to) = Cell::Stored(x, scale.At(0, head));
+  }
+
+  const Arguments& a_;
+  const int64_t token_, slot_;
 };
 
 // With q, k, v the heads of qkv[token] and R the rotation by positions[token]:
@@ -35,53 +74,79 @@ struct Arguments {
 template <class T, class Cell>
 __global__ void __launch_bounds__(kMaxThreads) RotaryAndCacheKernel(Arguments a) {
   using V = typename Cell::In;
-  using Stored = typename Cell::Out;
-  const int64_t token = blockIdx.x, position = a.positions.At(token),
-                slot = token < a.num_slots ? a.slot_mapping.At(token) : -1;
+  const int64_t token = blockIdx.x, position = a.positions.At(token);
+  const Destination<T, Cell> destination(a, token);
   const int pair_items = cuda::PairItems<V>(a.rotation),
             items = pair_items + (a.d - a.rotation.r) / V::kSize, value_items = a.d / V::kSize;
   const int turned_heads = a.num_heads + a.num_kv_heads, turned_items = turned_heads * items;
   const T* const in = static_cast<const T*>(a.qkv) + token * a.token_stride;
-  const auto write = [&](void* pages, const CacheStrides& strides, const ScaleView& scale, int head,
-                         int column, V x) {
-    const cuda::Place place = cuda::PlaceOf(a.cache, slot);
-    if (!place.exists) return;
-    auto* const to = static_cast<typename Cell::Element*>(pages) +
-                     strides.At(place.layer, place.page, place.slot, head) + column;
-    *reinterpret_cast<Stored*>(to) = Cell::Stored(x, scale.At(0, head));
-  };
   for (int i = threadIdx.x; i < turned_items + a.num_kv_heads * value_items; i += blockDim.x) {
     if (i >= turned_items) {
-      const int head = (i - turned_items) / value_items,
+      const int head = turned_heads + (i - turned_items) / value_items,
                 column = (i - turned_items) % value_items * V::kSize;
-      const T* const from = in + (turned_heads + head) * a.head_stride + column;
-      write(a.cache.v, a.cache.v_strides, a.v_scale, head, column,
-            cuda::LoadHere(reinterpret_cast<const V*>(from)));
+      const T* const from = in + head * a.head_stride + column;
+      destination.Store(head, column, cuda::LoadHere(reinterpret_cast<const V*>(from)));
       continue;
     }
     const int head = i / items, item = i % items;
     const T* const from = in + head * a.head_stride;
-    const auto store = [&](const V& x, int column) {
-      if (head >= a.num_heads)
-        return write(a.cache.k, a.cache.k_strides, a.k_scale, head - a.num_heads, column, x);
-      T* const to = static_cast<T*>(a.query) + token * a.query_token_stride +
-                    head * a.query_head_stride + column;
-      *reinterpret_cast<V*>(to) = x;
-    };
     if (item < pair_items) {
       const auto turned = cuda::Turn<T, V>(a.rotation, from, position, item * V::kSize);
-      store(turned.low, turned.low_at);
-      store(turned.high, turned.high_at);
+      destination.Store(head, turned.low_at, turned.low);
+      destination.Store(head, turned.high_at, turned.high);
     } else {
       const int column = cuda::CopiedAt<V>(a.rotation, item - pair_items);
-      store(*reinterpret_cast<const V*>(from + column), column);
+      destination.Store(head, column, *reinterpret_cast<const V*>(from + column));
     }
   }
 }
 
+// The same of normed q and k (normed_head.cuh), turned in f32 and rounded once. A warp a head.
+template <class T, class Cell>
+__global__ void __launch_bounds__(kWarps * 32) NormedRotaryAndCacheKernel(Arguments a) {
+  using V = typename Cell::In;
+  using F = cuda::Pack<float, Cell::kElements>;
+  extern __shared__ float4 normed_heads[];  // [kWarps, d] f32
+  const int heads = a.num_heads + 2 * a.num_kv_heads, lane = threadIdx.x % 32;
+  const int64_t number = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32,
+                token = number / heads;
+  if (token >= a.tokens) return;
+  const int head = static_cast<int>(number - token * heads);
+  const Destination<T, Cell> destination(a, token);
+  const T* const in = static_cast<const T*>(a.qkv) + token * a.token_stride + head * a.head_stride;
+  if (head >= a.num_heads + a.num_kv_heads) {
+    for (int column = lane * V::kSize; column < a.d; column += 32 * V::kSize)
+      destination.Store(head, column, *reinterpret_cast<const V*>(in + column));
+    return;
+  }
+
+  float* const normed = reinterpret_cast<float*>(normed_heads) + threadIdx.x / 32 * a.d;
+  cuda::NormHead<T, V::kSize>(a.norms, head >= a.num_heads, in, a.d, normed);
+  const int64_t position = a.positions.At(token);
+  const int pairs = cuda::PairItems<F>(a.rotation);
+  for (int i = lane; i < pairs + (a.d - a.rotation.r) / F::kSize; i += 32) {
+    if (i < pairs) {
+      const auto turned = cuda::Turn<float, F>(a.rotation, normed, position, i * F::kSize);
+      destination.Store(head, turned.low_at, cuda::FromFloats<T>(turned.low));
+      destination.Store(head, turned.high_at, cuda::FromFloats<T>(turned.high));
+    } else {
+      const int column = cuda::CopiedAt<F>(a.rotation, i - pairs);
+      destination.Store(head, column,
+                        cuda::FromFloats<T>(*reinterpret_cast<const F*>(normed + column)));
+    }
+  }
+}
+
+constexpr int kMaxShared = kWarps * kMaxNormedHeadDim * int{sizeof(float)};
+
 template <class T, class Cell>
 const cuda::Kernel kRotaryAndCacheKernel(
     "RotaryAndCacheKernel", reinterpret_cast<const void*>(&RotaryAndCacheKernel<T, Cell>));
+
+template <class T, class Cell>
+const cuda::Kernel kNormedRotaryAndCacheKernel(
+    "NormedRotaryAndCacheKernel",
+    reinterpret_cast<const void*>(&NormedRotaryAndCacheKernel<T, Cell>), kMaxShared);
 
 // Whether everything can be read and written kCount elements at a time.
 template <class Cell>
@@ -111,23 +176,31 @@ bool InCells(const Arguments& a) {
 }
 
 template <class T, class Wide, class Single>
-Status LaunchCells(const CudaContext& context, const Arguments& a, int64_t tokens) {
+Status LaunchCells(const CudaContext& context, const Arguments& a) {
   const bool wide = InCells<Wide>(a);
+  if (a.norms.q_weight) {
+    const int64_t heads = a.tokens * (a.num_heads + 2 * a.num_kv_heads);
+    const int shared = kWarps * a.d * int{sizeof(float)};
+    return Launch(
+        context,
+        wide ? kNormedRotaryAndCacheKernel<T, Wide> : kNormedRotaryAndCacheKernel<T, Single>,
+        {{CeilDiv<int64_t>(heads, kWarps)}, dim3(kWarps * 32), shared}, a);
+  }
   const int64_t elements = (a.num_heads + a.num_kv_heads) * (a.d - a.rotation.r / 2) +
                            a.num_kv_heads * a.d,
                 items = elements / (wide ? Wide::kElements : 1);
   const auto threads =
       static_cast<unsigned>(std::clamp<int64_t>(RoundUp<int64_t>(items, 32), 32, kMaxThreads));
   return Launch(context, wide ? kRotaryAndCacheKernel<T, Wide> : kRotaryAndCacheKernel<T, Single>,
-                {{tokens}, dim3(threads)}, a);
+                {{a.tokens}, dim3(threads)}, a);
 }
 
 }  // namespace
 
 Status RotaryEmbeddingAndCache::Run(const CudaContext& context) const {
-  const int64_t tokens = qkv.dim(0);
   if (qkv.size() == 0) return {};
-  Arguments a{.qkv = qkv.data,
+  Arguments a{.tokens = qkv.dim(0),
+              .qkv = qkv.data,
               .token_stride = qkv.stride(0),
               .head_stride = qkv.stride(1),
               .query = query.data,
@@ -142,18 +215,19 @@ Status RotaryEmbeddingAndCache::Run(const CudaContext& context) const {
               .v_scale = ToScaleView(v_scale),
               .num_heads = static_cast<int>(*num_heads),
               .num_kv_heads = static_cast<int>(num_kv_heads()),
-              .d = static_cast<int>(qkv.dim(2))};
+              .d = static_cast<int>(qkv.dim(2)),
+              .norms = {}};
+  if (q_weight) a.norms = {*q_weight, *k_weight, eps};
   INTARSIA_RETURN_IF_ERROR(
       MakeCacheView(layout, kv_cache_dtype, key_cache, value_cache, layer, a.cache));
   return DispatchDType<kF32, kF16, kBF16>("qkv", qkv.dtype, [&]<DType kType>() -> Status {
     using T = cuda::DeviceT<kType>;
     constexpr int kCount = cuda::kMaxAccessBytes / sizeof(T);
-    if (a.cache.dtype == kType)
-      return LaunchCells<T, Copy<T, kCount>, Copy<T, 1>>(context, a, tokens);
+    if (a.cache.dtype == kType) return LaunchCells<T, Copy<T, kCount>, Copy<T, 1>>(context, a);
     return DispatchDType<kF8E4M3, kF8E5M2>(
         "key_cache", a.cache.dtype, [&]<DType kCache>() -> Status {
           using F8 = cuda::DeviceT<kCache>;
-          return LaunchCells<T, Quantize<T, F8, kCount>, Quantize<T, F8, 1>>(context, a, tokens);
+          return LaunchCells<T, Quantize<T, F8, kCount>, Quantize<T, F8, 1>>(context, a);
         });
   });
 }

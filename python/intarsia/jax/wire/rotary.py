@@ -176,8 +176,11 @@ def rotary_embedding_and_cache(
     layer: ArrayLike | None = None,
     k_scale: ArrayLike | None = None,
     v_scale: ArrayLike | None = None,
+    q_weight: ArrayLike | None = None,
+    k_weight: ArrayLike | None = None,
     *,
     num_heads: int | None = None,
+    eps: float = 1e-06,
     is_neox: bool = True,
     rope_dim_offset: int = 0,
     layout: str = "NHD",
@@ -196,8 +199,11 @@ def rotary_embedding_and_cache(
     layer: ArrayLike | None = None,
     k_scale: ArrayLike | None = None,
     v_scale: ArrayLike | None = None,
+    q_weight: ArrayLike | None = None,
+    k_weight: ArrayLike | None = None,
     *,
     num_heads: int | None = None,
+    eps: float = 1e-06,
     is_neox: bool = True,
     rope_dim_offset: int = 0,
     layout: str = "NHD",
@@ -215,8 +221,11 @@ def rotary_embedding_and_cache(
     layer: ArrayLike | None = None,
     k_scale: ArrayLike | None = None,
     v_scale: ArrayLike | None = None,
+    q_weight: ArrayLike | None = None,
+    k_weight: ArrayLike | None = None,
     *,
     num_heads: int | None = None,
+    eps: float = 1e-06,
     is_neox: bool = True,
     rope_dim_offset: int = 0,
     layout: str = "NHD",
@@ -239,7 +248,11 @@ def rotary_embedding_and_cache(
       k_scale: [1] or [hk], f32: what keys are divided by before they are stored in fp8; default
         1; optional.
       v_scale: [1] or [hk], f32: the same for values; optional.
+      q_weight: [d], T, f32: scale of a query head's columns, where heads are normed before they
+        are turned; optional.
+      k_weight: [d], T, f32: the same for key heads; with q_weight; optional.
       num_heads: how many of the heads are queries; needed.
+      eps: added to the mean square of a head, with q_weight.
       is_neox: pairs (i, i + r/2); false: pairs (2i, 2i + 1).
       rope_dim_offset: dimensions of a head before the first pair.
       layout: order of the cache's axes; one of NHD, HND, combined, packed, stacked, or an order
@@ -259,8 +272,8 @@ def rotary_embedding_and_cache(
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
         but not built.
 
-    Source: rotary_embedding and reshape_and_cache_flash in one; AITER's
-        fused_qk_rope_reshape_and_cache. T is f32, f16 or bf16.
+    Source: rotary_embedding and reshape_and_cache_flash in one, or fused_qk_norm_rope and
+        that; AITER's fused_qk_rope_reshape_and_cache. T is f32, f16 or bf16.
 
     Example:
       >>> positions = jnp.array([13, 10, 8], jnp.int32)
@@ -286,8 +299,11 @@ def rotary_embedding_and_cache(
                 layer,
                 k_scale,
                 v_scale,
+                q_weight,
+                k_weight,
             ),
             num_heads=num_heads,
+            eps=eps,
             is_neox=is_neox,
             rope_dim_offset=rope_dim_offset,
             layout=layout,
