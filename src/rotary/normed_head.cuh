@@ -1,8 +1,10 @@
 // The norm of a head before its rotation, for kernels that differ in where heads come from and go
-// to. fused_qk_norm_rope.h has the formula.
+// to. fused_qk_norm_rope.h has the formula. A warp has a head: in its registers, if the head is
+// of a usual size and turned whole, else in shared memory.
 #pragma once
 #include "src/core/cuda/vec.cuh"
 #include "src/core/tensor_view.h"
+#include "src/rotary/turn.cuh"
 
 namespace intarsia::cuda {
 
@@ -21,6 +23,71 @@ struct HeadNorms {
         eps(added) {}
 };
 
+__device__ __forceinline__ float SumOfWarp(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  return x;
+}
+
+// A head of 64 * kPairs elements that is turned in pairs (i, i + d/2): each lane has kPairs of
+// them.
+template <class T, int kPairs>
+class HeldHead {
+ public:
+  using V = Pack<T, kPairs>;
+  static constexpr int kHalf = 32 * kPairs;
+  V low, high;
+
+  // The column of `low`; `high` is kHalf further.
+  static __device__ __forceinline__ int At() { return static_cast<int>(threadIdx.x) % 32 * kPairs; }
+
+  __device__ __forceinline__ explicit HeldHead(const T* head)
+      : low(*reinterpret_cast<const V*>(head + At())),
+        high(*reinterpret_cast<const V*>(head + At() + kHalf)) {}
+
+  __device__ __forceinline__ void NormAndTurn(const HeadNorms& norms, bool is_key,
+                                              const Rotation& rotation, int64_t position) {
+    auto x = ToFloats(low), y = ToFloats(high);
+    float squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      squares = fmaf(x.at[j], x.at[j], squares);
+      squares = fmaf(y.at[j], y.at[j], squares);
+    }
+    const float rstd = rsqrtf(SumOfWarp(squares) / (2.0f * kHalf) + norms.eps);
+    const Angles<kPairs> angles = AnglesOf<kPairs>(rotation, position, At());
+    const void* const weights = is_key ? norms.k_weight : norms.q_weight;
+    if (is_key ? norms.k_is_f32 : norms.q_is_f32)
+      Scale(x, y, static_cast<const float*>(weights), rstd);
+    else
+      Scale(x, y, static_cast<const T*>(weights), rstd);
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) TurnPair(x.at[j], y.at[j], angles.cos[j], angles.sin[j]);
+    low = FromFloats<T>(x);
+    high = FromFloats<T>(y);
+  }
+
+ private:
+  using F = Pack<float, kPairs>;
+
+  template <class W>
+  static __device__ __forceinline__ void Scale(F& x, F& y, const W* weights, float rstd) {
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      x.at[j] *= rstd * ToFloat(weights[At() + j]);
+      y.at[j] *= rstd * ToFloat(weights[At() + kHalf + j]);
+    }
+  }
+};
+
+// The kPairs of a HeldHead that heads of d elements of T are; 0: none. The caller has seen that
+// they can be read in vectors of 16 bytes.
+template <class T>
+int PairsHeld(const Rotation& rotation, int64_t d) {
+  const bool whole = rotation.is_neox && rotation.first == 0 && rotation.r == d;
+  return sizeof(T) == 2 && whole && (d == 128 || d == 256) ? static_cast<int>(d / 64) : 0;
+}
+
 // A head of d elements, normed, in f32; by a warp, whose shared memory `normed` is.
 template <class T, int kCount>
 __device__ __forceinline__ void NormHead(const HeadNorms& norms, bool is_key, const T* head, int d,
@@ -35,10 +102,7 @@ __device__ __forceinline__ void NormHead(const HeadNorms& norms, bool is_key, co
       squares += x.at[j] * x.at[j];
     }
   }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    squares += __shfl_xor_sync(0xffffffffu, squares, offset);
-  const float rstd = rsqrtf(squares / static_cast<float>(d) + norms.eps);
+  const float rstd = rsqrtf(SumOfWarp(squares) / static_cast<float>(d) + norms.eps);
   // No array of both: a run-time index would move the arguments to local memory.
   const void* const weights = is_key ? norms.k_weight : norms.q_weight;
   const bool f32 = is_key ? norms.k_is_f32 : norms.q_is_f32;

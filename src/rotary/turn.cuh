@@ -99,6 +99,13 @@ __device__ __forceinline__ Angles<kCount> AnglesOf(const Rotation& a, const Pair
   return angles;
 }
 
+// Turns a pair; fused by hand, so that every kernel rounds alike.
+__device__ __forceinline__ void TurnPair(float& x, float& y, float cos, float sin) {
+  const float turned = fmaf(x, cos, -(y * sin));
+  y = fmaf(y, cos, x * sin);
+  x = turned;
+}
+
 // Both members of some pairs, turned, and where in the head they belong.
 template <class V>
 struct TurnedPairs {
@@ -118,11 +125,8 @@ __device__ __forceinline__ TurnedPairs<V> Turn(const Rotation& a, const T* in,
           y_in = *reinterpret_cast<const V*>(in + high);
   const Angles<kCount> angles = AnglesOf<kCount>(a, position, i);
   auto x = ToFloats(x_in), y = ToFloats(y_in);
-  // Fused by hand, so that every kernel rounds alike.
   const auto turn = [&](float& x1, float& x2, int j) {
-    const float turned = fmaf(x1, angles.cos[j], -(x2 * angles.sin[j]));
-    x2 = fmaf(x2, angles.cos[j], x1 * angles.sin[j]);
-    x1 = turned;
+    TurnPair(x1, x2, angles.cos[j], angles.sin[j]);
   };
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {

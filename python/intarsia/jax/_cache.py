@@ -262,9 +262,11 @@ def rotary_embedding_then_cache(
     """`rotary_embedding_and_cache` by the ops of `ops`: those can be cut by heads, a product of Q, K and V cannot."""
     kv_heads = (qkv.shape[1] - num_heads) // 2
     query, key, value = jnp.split(qkv, (num_heads, num_heads + kv_heads), axis=1)
-    if q_weight is not None or k_weight is not None:
-        raise NotImplementedError(
-            "rotary_embedding_and_cache: q_weight: cut by heads: norm by rms_norm, and leave q_weight out"
+    if q_weight is not None and k_weight is not None:
+        query, key = ops.rms_norm(query, q_weight, eps=eps), ops.rms_norm(key, k_weight, eps=eps)
+    elif q_weight is not None or k_weight is not None:
+        raise ValueError(
+            "rotary_embedding_and_cache: q_weight and k_weight: expected both or neither"
         )
     of_rotation = {"is_neox": is_neox, "rope_dim_offset": rope_dim_offset}
     query, key = ops.rotary_embedding(positions, query, cos_sin_cache, key, **of_rotation)

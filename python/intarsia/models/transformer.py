@@ -65,7 +65,7 @@ class _Step(NamedTuple):
     exchange: ij.Exchange | None
 
     def norm(self, x: jax.Array, weight: jax.Array) -> jax.Array:
-        """Norms rows, or the heads of rows."""
+        """Norms rows."""
         return self.add_and_norm(x, None, weight, None)[0]
 
     def add_and_norm(
@@ -320,15 +320,12 @@ def _attention(
     if config.qkv_bias:
         qkv = qkv + weights["bqkv"]
     qkv, table = qkv.reshape(t, h + 2 * hk, d), step.rope_tables[kind.rope]
+    norms: dict[str, Any] = {}
     if config.qk_norm:
-        query, key, value = jnp.split(qkv, (h, h + hk), axis=1)
-        query, key = step.norm(query, weights["q_norm"]), step.norm(key, weights["k_norm"])
-        query, key = ops.rotary_embedding(batch.positions, query, table, key)
-        cache = ops.reshape_and_cache_flash(key, value, cache, batch.slots, layer=layer)
-    else:
-        query, cache = ops.rotary_embedding_and_cache(
-            batch.positions, qkv, table, cache, batch.slots, num_heads=h, layer=layer
-        )
+        norms = dict(q_weight=weights["q_norm"], k_weight=weights["k_norm"], eps=config.rms_eps)
+    query, cache = ops.rotary_embedding_and_cache(
+        batch.positions, qkv, table, cache, batch.slots, num_heads=h, layer=layer, **norms
+    )
     attended = _attend(step, kind, query, cache, layer, weights.get("sinks"))
     out = step.linear(attended.reshape(t, h * d), weights["wo"])
     return out + weights["bo"] if config.o_bias else out, cache

@@ -6,7 +6,6 @@
 #include "src/core/round.h"
 #include "src/ops/fused_qk_norm_rope/fused_qk_norm_rope.h"
 #include "src/rotary/normed_head.cuh"
-#include "src/rotary/turn.cuh"
 
 namespace intarsia {
 namespace {
@@ -68,12 +67,31 @@ __global__ void __launch_bounds__(kWarps * 32) QkNormRopeKernel(Arguments a) {
   }
 }
 
+// The same of heads that a warp holds in registers.
+template <class T, int kPairs>
+__global__ void __launch_bounds__(kWarps * 32) HeldQkNormRopeKernel(Arguments a) {
+  const int64_t number = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int64_t token = number / a.heads;
+  const int head = static_cast<int>(number - token * a.heads);
+  if (token >= a.tokens) return;
+  using Held = cuda::HeldHead<T, kPairs>;
+  Held held(static_cast<const T*>(a.in) + token * a.from.token + head * a.from.head);
+  if (head < a.turned_heads)
+    held.NormAndTurn(a.norms, head >= a.q_heads, a.rotation, a.positions.At(token));
+  T* const out = static_cast<T*>(a.out) + token * a.to.token + head * a.to.head + Held::At();
+  *reinterpret_cast<typename Held::V*>(out) = held.low;
+  *reinterpret_cast<typename Held::V*>(out + Held::kHalf) = held.high;
+}
+
 constexpr int kMaxShared = kWarps * kMaxNormedHeadDim * int{sizeof(float)};
 
 template <class T, int kCount>
 const cuda::Kernel kQkNormRopeKernel("QkNormRopeKernel",
                                      reinterpret_cast<const void*>(&QkNormRopeKernel<T, kCount>),
                                      kMaxShared);
+template <class T, int kPairs>
+const cuda::Kernel kHeldQkNormRopeKernel(
+    "HeldQkNormRopeKernel", reinterpret_cast<const void*>(&HeldQkNormRopeKernel<T, kPairs>));
 
 }  // namespace
 
@@ -102,11 +120,16 @@ Status FusedQkNormRope::Run(const CudaContext& context) const {
         a.rotation.InVectors(d, kVector) &&
         std::ranges::all_of(strides, [&](int64_t stride) { return stride % kVector == 0; }) &&
         cuda::AllAligned16(d * kElement, a.in, a.out);
-    return Launch(context, aligned ? kQkNormRopeKernel<T, kVector> : kQkNormRopeKernel<T, 1>,
-                  {{CeilDiv<int64_t>(a.tokens * heads, kWarps)},
-                   dim3(kWarps * 32),
-                   static_cast<int>(kWarps * d * int64_t{sizeof(float)})},
-                  a);
+    const int64_t blocks = CeilDiv<int64_t>(a.tokens * heads, kWarps);
+    if constexpr (kElement == 2) {
+      if (const int pairs = aligned ? cuda::PairsHeld<T>(a.rotation, d) : 0)
+        return Launch(context,
+                      pairs == 2 ? kHeldQkNormRopeKernel<T, 2> : kHeldQkNormRopeKernel<T, 4>,
+                      {{blocks}, dim3(kWarps * 32)}, a);
+    }
+    return Launch(
+        context, aligned ? kQkNormRopeKernel<T, kVector> : kQkNormRopeKernel<T, 1>,
+        {{blocks}, dim3(kWarps * 32), static_cast<int>(kWarps * d * int64_t{sizeof(float)})}, a);
   });
 }
 

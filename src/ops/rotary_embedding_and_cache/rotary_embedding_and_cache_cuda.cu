@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "src/cache/cell.cuh"
 #include "src/core/cuda/launch.h"
@@ -8,7 +9,6 @@
 #include "src/core/scale_view.h"
 #include "src/ops/rotary_embedding_and_cache/rotary_embedding_and_cache.h"
 #include "src/rotary/normed_head.cuh"
-#include "src/rotary/turn.cuh"
 
 namespace intarsia {
 namespace {
@@ -16,6 +16,8 @@ namespace {
 using cuda::Copy, cuda::Quantize;
 
 constexpr int kMaxThreads = 512;
+template <class T>
+constexpr int kWide = cuda::kMaxAccessBytes / sizeof(T);
 constexpr int kWarps = 4;  // of a block, a normed head each
 
 struct Arguments {
@@ -101,6 +103,13 @@ __global__ void __launch_bounds__(kMaxThreads) RotaryAndCacheKernel(Arguments a)
   }
 }
 
+// The head of `heads` that this warp has, as (token, head).
+__device__ __forceinline__ std::pair<int64_t, int> HeadOfWarp(int heads) {
+  const int64_t number = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32,
+                token = number / heads;
+  return {token, static_cast<int>(number - token * heads)};
+}
+
 // The same of normed q and k (normed_head.cuh), turned in f32 and rounded once. A warp a head.
 template <class T, class Cell>
 __global__ void __launch_bounds__(kWarps * 32) NormedRotaryAndCacheKernel(Arguments a) {
@@ -108,10 +117,8 @@ __global__ void __launch_bounds__(kWarps * 32) NormedRotaryAndCacheKernel(Argume
   using F = cuda::Pack<float, Cell::kElements>;
   extern __shared__ float4 normed_heads[];  // [kWarps, d] f32
   const int heads = a.num_heads + 2 * a.num_kv_heads, lane = threadIdx.x % 32;
-  const int64_t number = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32,
-                token = number / heads;
+  const auto [token, head] = HeadOfWarp(heads);
   if (token >= a.tokens) return;
-  const int head = static_cast<int>(number - token * heads);
   const Destination<T, Cell> destination(a, token);
   const T* const in = static_cast<const T*>(a.qkv) + token * a.token_stride + head * a.head_stride;
   if (head >= a.num_heads + a.num_kv_heads) {
@@ -137,6 +144,20 @@ __global__ void __launch_bounds__(kWarps * 32) NormedRotaryAndCacheKernel(Argume
   }
 }
 
+// The same of heads that a warp holds in registers; a cell is a lane's half.
+template <class T, class Cell>
+__global__ void __launch_bounds__(kWarps * 32) HeldRotaryAndCacheKernel(Arguments a) {
+  using Held = cuda::HeldHead<T, Cell::kElements>;
+  const auto [token, head] = HeadOfWarp(a.num_heads + 2 * a.num_kv_heads);
+  if (token >= a.tokens) return;
+  Held held(static_cast<const T*>(a.qkv) + token * a.token_stride + head * a.head_stride);
+  if (head < a.num_heads + a.num_kv_heads)
+    held.NormAndTurn(a.norms, head >= a.num_heads, a.rotation, a.positions.At(token));
+  const Destination<T, Cell> destination(a, token);
+  destination.Store(head, Held::At(), held.low);
+  destination.Store(head, Held::At() + Held::kHalf, held.high);
+}
+
 constexpr int kMaxShared = kWarps * kMaxNormedHeadDim * int{sizeof(float)};
 
 template <class T, class Cell>
@@ -147,6 +168,10 @@ template <class T, class Cell>
 const cuda::Kernel kNormedRotaryAndCacheKernel(
     "NormedRotaryAndCacheKernel",
     reinterpret_cast<const void*>(&NormedRotaryAndCacheKernel<T, Cell>), kMaxShared);
+
+template <class T, class Cell>
+const cuda::Kernel kHeldRotaryAndCacheKernel(
+    "HeldRotaryAndCacheKernel", reinterpret_cast<const void*>(&HeldRotaryAndCacheKernel<T, Cell>));
 
 // Whether everything can be read and written kCount elements at a time.
 template <class Cell>
@@ -175,25 +200,52 @@ bool InCells(const Arguments& a) {
          aligned(a.cache.v, kOut);
 }
 
-template <class T, class Wide, class Single>
-Status LaunchCells(const CudaContext& context, const Arguments& a) {
-  const bool wide = InCells<Wide>(a);
-  if (a.norms.q_weight) {
-    const int64_t heads = a.tokens * (a.num_heads + 2 * a.num_kv_heads);
-    const int shared = kWarps * a.d * int{sizeof(float)};
-    return Launch(
-        context,
-        wide ? kNormedRotaryAndCacheKernel<T, Wide> : kNormedRotaryAndCacheKernel<T, Single>,
-        {{CeilDiv<int64_t>(heads, kWarps)}, dim3(kWarps * 32), shared}, a);
+// With norms. Cells<n>: cells of n elements.
+template <class T, template <int> class Cells>
+Status LaunchNormed(const CudaContext& context, const Arguments& a, bool wide) {
+  const int64_t heads = a.tokens * (a.num_heads + 2 * a.num_kv_heads);
+  const cuda::LaunchConfig launch{.grid = {CeilDiv<int64_t>(heads, kWarps)},
+                                  .block = dim3(kWarps * 32)};
+  if constexpr (sizeof(T) == 2) {
+    if (const int pairs = wide ? cuda::PairsHeld<T>(a.rotation, a.d) : 0)
+      return Launch(context,
+                    pairs == 2 ? kHeldRotaryAndCacheKernel<T, Cells<2>>
+                               : kHeldRotaryAndCacheKernel<T, Cells<4>>,
+                    launch, a);
   }
+  cuda::LaunchConfig with_memory = launch;
+  with_memory.shared_bytes = kWarps * a.d * int{sizeof(float)};
+  return Launch(context,
+                wide ? kNormedRotaryAndCacheKernel<T, Cells<kWide<T>>>
+                     : kNormedRotaryAndCacheKernel<T, Cells<1>>,
+                with_memory, a);
+}
+
+template <class T, template <int> class Cells>
+Status LaunchCells(const CudaContext& context, const Arguments& a) {
+  const bool wide = InCells<Cells<kWide<T>>>(a);
+  if (a.norms.q_weight) return LaunchNormed<T, Cells>(context, a, wide);
   const int64_t elements = (a.num_heads + a.num_kv_heads) * (a.d - a.rotation.r / 2) +
                            a.num_kv_heads * a.d,
-                items = elements / (wide ? Wide::kElements : 1);
+                items = elements / (wide ? kWide<T> : 1);
   const auto threads =
       static_cast<unsigned>(std::clamp<int64_t>(RoundUp<int64_t>(items, 32), 32, kMaxThreads));
-  return Launch(context, wide ? kRotaryAndCacheKernel<T, Wide> : kRotaryAndCacheKernel<T, Single>,
-                {{a.tokens}, dim3(threads)}, a);
+  return Launch(
+      context,
+      wide ? kRotaryAndCacheKernel<T, Cells<kWide<T>>> : kRotaryAndCacheKernel<T, Cells<1>>,
+      {{a.tokens}, dim3(threads)}, a);
 }
+
+template <class T>
+struct Copied {
+  template <int kCount>
+  using Cells = Copy<T, kCount>;
+};
+template <class T, class F8>
+struct Quantized {
+  template <int kCount>
+  using Cells = Quantize<T, F8, kCount>;
+};
 
 }  // namespace
 
@@ -222,12 +274,11 @@ Status RotaryEmbeddingAndCache::Run(const CudaContext& context) const {
       MakeCacheView(layout, kv_cache_dtype, key_cache, value_cache, layer, a.cache));
   return DispatchDType<kF32, kF16, kBF16>("qkv", qkv.dtype, [&]<DType kType>() -> Status {
     using T = cuda::DeviceT<kType>;
-    constexpr int kCount = cuda::kMaxAccessBytes / sizeof(T);
-    if (a.cache.dtype == kType) return LaunchCells<T, Copy<T, kCount>, Copy<T, 1>>(context, a);
+    if (a.cache.dtype == kType) return LaunchCells<T, Copied<T>::template Cells>(context, a);
     return DispatchDType<kF8E4M3, kF8E5M2>(
         "key_cache", a.cache.dtype, [&]<DType kCache>() -> Status {
           using F8 = cuda::DeviceT<kCache>;
-          return LaunchCells<T, Quantize<T, F8, kCount>, Quantize<T, F8, 1>>(context, a);
+          return LaunchCells<T, Quantized<T, F8>::template Cells>(context, a);
         });
   });
 }
