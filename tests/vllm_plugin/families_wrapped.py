@@ -119,5 +119,6 @@ WRAPPED = {
         },
         TEXT_ONLY,
         {"vision_config": _VISION},
+        factors={"lm_head": 0.2},  # which embeds, too, times 16: a model that says each token again
     ),
 }

@@ -35,8 +35,8 @@ class Family(NamedTuple):
     form: str = ""
     """Of the checkpoint's weights, one of `family_weights.FORMS`; by default transformers' own, in f32."""
 
-    zeros: str = ""
-    """A part of the names of tensors that are 0."""
+    factors: Mapping[str, float] = {}
+    """Of weights with this in their names, what they are times their usual size."""
 
     architecture: str = ""
     """vLLM's class, where transformers has the model's mathematics by another name: one of `family_checkpoints.OWN`."""

@@ -4,12 +4,14 @@ cd tests/vllm_plugin && PYTHONPATH=.. python family_models.py qwen3_moe gemma3  
 """
 
 import json
+import math
 import os
 import sys
 import tempfile
 import time
 import traceback
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -45,7 +47,7 @@ def make(name: str, directory: Path) -> None:
     family = FAMILIES[name]
     torch.manual_seed(0)
     model = _class(family).from_config(_config(family), dtype=torch.float32)
-    randomize(model, family.zeros)
+    randomize(model, family.factors)
     model.save_pretrained(directory / "reference")
     if family.form:
         rewrite(directory / "reference", directory / "model", family.form)
@@ -56,15 +58,16 @@ def make(name: str, directory: Path) -> None:
         restate(directory / checkpoint, directory / "model", family.architecture)
 
 
-def randomize(model: Any, zeros: str = "") -> None:
-    """Gives a model weights that depend on nothing but their names; 0 to those whose names have `zeros` in them."""
+def randomize(model: Any, factors: Mapping[str, float] = {}) -> None:
+    """Gives a model weights that depend on nothing but their names, times the factors of names that have these in them."""
     import torch
 
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point() and "inv_freq" not in name:
                 array = _random(name, tuple(tensor.shape))
-                tensor.copy_(torch.from_numpy(array * (not zeros or zeros not in name)))
+                array *= math.prod(factor for part, factor in factors.items() if part in name)
+                tensor.copy_(torch.from_numpy(array))
     model.tie_weights()
 
 
