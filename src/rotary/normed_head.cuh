@@ -2,6 +2,7 @@
 // to. fused_qk_norm_rope.h has the formula. A warp has a head: in its registers, if the head is
 // of a usual size and turned whole, else in shared memory.
 #pragma once
+#include "src/core/cuda/rows.cuh"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/tensor_view.h"
 #include "src/rotary/turn.cuh"
@@ -22,12 +23,6 @@ struct HeadNorms {
         k_is_f32(k.dtype == DType::kF32),
         eps(added) {}
 };
-
-__device__ __forceinline__ float SumOfWarp(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
-  return x;
-}
 
 // A head of 64 * kPairs elements that is turned in pairs (i, i + d/2): each lane has kPairs of
 // them.

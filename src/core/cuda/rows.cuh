@@ -34,4 +34,11 @@ __device__ __forceinline__ float ReduceRow(float x) {
   return across(lane < blockDim.x / 32 ? warps[lane] : Reduce::kNeutral, 32);
 }
 
+// Of a row that a whole warp has.
+__device__ __forceinline__ float SumOfWarp(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  return x;
+}
+
 }  // namespace intarsia::cuda

@@ -1,4 +1,5 @@
 #include "src/core/cuda/launch.h"
+#include "src/core/cuda/rows.cuh"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
 #include "src/core/round.h"
@@ -49,11 +50,6 @@ __device__ __forceinline__ Candidate BestOfWarp(const Candidate& mine) {
   const uint32_t best = __reduce_max_sync(0xffffffffu, key);
   const int id = __reduce_min_sync(0xffffffffu, key == best ? mine.id : kNobody);
   return {id == kNobody ? -INFINITY : FromOrdered(best), id};
-}
-__device__ __forceinline__ float SumOfWarp(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
-  return x;
 }
 
 // A row in the registers of a warp: lane i has the experts i, i + 32 ...
