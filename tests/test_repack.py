@@ -138,16 +138,18 @@ def expanded(factors: np.ndarray, columns: int) -> np.ndarray:
     return np.repeat(factors.astype(np.float32), columns // factors.shape[1], axis=1)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_awq(groups) -> None:
-    rows, columns = 48, 128
+@pytest.mark.parametrize(("groups", "columns"), [(1, 128), (2, 128), (4, 128), (1, 8), (1, 13)])
+def test_awq(groups, columns) -> None:
+    rows = 48
     codes, zeros, scales = (
         draw_codes(4, rows, columns),
         draw_codes(4, rows, groups, 1),
         scales_of(rows, groups),
     )
     order = [0, 4, 1, 5, 2, 6, 3, 7]
-    weight = repack.from_awq(words_of(codes.T, 4, order), words_of(zeros.T, 4, order), scales.T)
+    words = words_of(codes.T, 4, order)
+    words.flags.writeable = False  # as of a mapped file
+    weight = repack.from_awq(words, words_of(zeros.T, 4, order), scales.T)
     want = (codes - expanded(zeros, columns)) * expanded(scales, columns)
     np.testing.assert_array_equal(repack.decoded(weight), want)
 

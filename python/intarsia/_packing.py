@@ -324,16 +324,6 @@ def by_rows(packed: Any) -> Any:
     return packed.transpose(0, 3, 1, 2, 4).reshape(c * rows, r, bits, width)
 
 
-def fields(words: Any, bits: int, places: Sequence[int] | None = None) -> Any:
-    """The numbers of `bits` bits in i32 words [..., w], the lowest first or where `places` says: u8 [..., w * 32 / bits].
-
-    NumPy's or JAX's.
-    """
-    shifts = bits * (np.arange(32 // bits) if places is None else np.asarray(places))
-    numbers = words.view(np.uint32)[..., None] >> shifts.astype(np.uint32)
-    return (numbers & ((1 << bits) - 1)).astype(np.uint8).reshape(*words.shape[:-1], -1)
-
-
 def row_codes(xp: Any, lines: Any) -> Any:
     """Codes u8 [..., r * 32] of rows whose lines are [..., r, bits, 4], by NumPy or jax.numpy (`xp`)."""
     *lead, r, bits, _ = lines.shape

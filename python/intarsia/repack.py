@@ -13,7 +13,6 @@ from intarsia._packing import (
     codes_of,
     decoded,
     factors_of,
-    fields,
     from_codes,
     from_pairs,
     joined,
@@ -21,6 +20,7 @@ from intarsia._packing import (
     stacked,
 )
 from intarsia._rounding import round_to_nearest
+from intarsia._words import AWQ_PLACES, across, fields
 
 __all__ = [
     "GGUF_TYPES",
@@ -180,9 +180,6 @@ def from_gguf(data: np.ndarray, type: str) -> PackedWeight:
 
 # --------------------------------------------------------------------------------- AWQ, GPTQ, compressed-tensors
 
-# Which 4 bits of a word AWQ keeps each of 8 neighbors in (AutoAWQ, awq/utils/packing_utils.py).
-AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-
 
 def _group_of(columns: int, groups: int) -> int:
     """Columns of a group, where all columns are shared evenly by groups; 0: of one."""
@@ -210,10 +207,14 @@ def from_awq(qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray) -> Pac
 
     def pack(rows: slice) -> PackedWeight:
         of_rows = slice(rows.start // 8, rows.stop // 8)
-        codes, zeros = (
-            _rows_first(fields(array[:, of_rows], 4, AWQ_PLACES)) for array in (qweight, qzeros)
-        )
-        return from_codes(codes, _rows_first(scales[:, rows]), zeros, format="u4", group=group)
+        zeros = _rows_first(fields(qzeros[:, of_rows], 4, AWQ_PLACES))
+        factors = _rows_first(scales[:, rows]), zeros
+        if columns % 8:
+            codes = _rows_first(fields(qweight[:, of_rows], 4, AWQ_PLACES))
+            return from_codes(codes, *factors, format="u4", group=group)
+        lines = across(qweight[:, of_rows])[list(AWQ_PLACES)]
+        pairs = lines.transpose(2, 0, 1).reshape(-1, columns // 8).view(np.uint8)
+        return from_pairs(pairs, *factors, format="u4", group=group)
 
     return packed_by_rows(8 * words, columns, pack)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from intarsia import _dtypes
-from intarsia.repack import AWQ_PLACES
+from intarsia._words import AWQ_PLACES
 from intarsia.vllm._declare import FP8, Tensor, declare, on_one_device, refuse, write
 from intarsia.vllm._ops_cache import xla_gpu
 from intarsia.vllm.compat import dtype_name

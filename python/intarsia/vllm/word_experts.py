@@ -13,7 +13,7 @@ from vllm.model_executor.layers.quantization import auto_awq, auto_gptq
 from vllm.scalar_type import scalar_types
 
 from intarsia import repack
-from intarsia._packing import fields
+from intarsia._words import AWQ_PLACES, fields
 from intarsia.vllm.quantized_experts import ExpertsInCodes
 from intarsia.vllm.replacing import replace
 
@@ -79,7 +79,7 @@ class XlaAwqMoEMethod(_ExpertsInWords, auto_awq.AutoAWQMoEMethod):
 
     @staticmethod
     def _decode(words: jax.Array, zeros: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
-        codes, points = (_codes(x, 4, 2, repack.AWQ_PLACES) for x in (words, zeros))
+        codes, points = (_codes(x, 4, 2, AWQ_PLACES) for x in (words, zeros))
         return _matrices(codes, scales, points, dtype)
 
 
