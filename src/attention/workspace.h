@@ -34,7 +34,7 @@ inline bool WantsPieces(const Params& p) {
   const bool fits = p.dtype == DType::kBF16 || p.dtype == DType::kF16 ? d <= 256
                     : p.dtype == DType::kF8E4M3                       ? d <= 128
                                                                       : false;
-  const bool reads = p.cache.dtype == p.dtype || IsFp8(p.cache.dtype);
+  const bool reads = p.cache.dtype == p.dtype || (IsFp8(p.cache.dtype) && !IsFp8(p.dtype));
   return fits && reads && p.num_heads > 0 && !OnlyShort(p) && p.max_len_k >= kFewKeys &&
          (p.num_seqs > 1 || p.max_len_k >= 4 * p.num_tokens);
 }

@@ -93,6 +93,8 @@ TEST(AttentionLine, AWorkspaceHasRoomForPieces) {
   EXPECT_EQ(floats % 4, 0);
   p.dtype = p.cache.dtype = DType::kF8E4M3;
   EXPECT_TRUE(attention::WantsPieces(p));
+  p.cache.dtype = DType::kF8E5M2;  // which the portable kernel takes
+  EXPECT_FALSE(attention::WantsPieces(p));
   p.dtype = DType::kBF16;  // over a cache in fp8
   EXPECT_TRUE(attention::WantsPieces(p));
   p.dtype = DType::kF32;  // which the portable kernel takes

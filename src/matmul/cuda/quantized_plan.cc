@@ -7,8 +7,8 @@
 namespace intarsia::matmul {
 namespace {
 
-// Of x, below which another kernel than kWarpgroups is the faster one, but for large matrices
-// (docs/notebook/weights_in_codes.md).
+// Of x, below which another kernel than kWarpgroups is the faster one, but for large matrices and
+// for points (docs/notebook/weights_in_codes.md).
 constexpr int64_t kLeastWarpgroupsRows = 4;
 
 // Tiles that keep each multiprocessor busy without a cut of the sum.

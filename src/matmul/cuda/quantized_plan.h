@@ -29,8 +29,8 @@ struct QuantizedShape {
 // columns, or with a stage.
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
 // kWarpgroups: by wgmma, or by mma.sync up to 16 rows, for u4b8, and u4 with points, with groups
-// that end with a stage. kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8 and
-// mxfp4.
+// that end with a stage. kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8,
+// u4 with points and mxfp4.
 enum class QuantizedKernelKind {
   kAny,
   kStream,
