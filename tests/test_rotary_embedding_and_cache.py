@@ -18,8 +18,8 @@ MODULE = support.op_module(OP)
 
 @st.composite
 def calls(draw):
-    d = draw(st.integers(2, 70) | st.sampled_from([64, 128]))
-    r = 2 * draw(st.integers(1, d // 2))
+    d = draw(st.integers(2, 70) | st.sampled_from([64, 128, 256]))
+    r = draw(st.just(d // 2 * 2) | st.integers(1, d // 2).map(lambda half: 2 * half))
     t = draw(st.integers(0, 9))
     layout, layers = draw(cache_layouts())
     fp8 = draw(st.sampled_from([None, "fp8", "fp8_e5m2"]))
@@ -165,6 +165,15 @@ def test_norms_reach_the_op() -> None:
         (
             {"q_weight": np.ones(64, np.float32), "k_weight": np.ones(32, np.float32)},
             "k_weight has d=32",
+        ),
+        (
+            {
+                "q_weight": np.ones(64, np.float32),
+                "k_weight": np.ones(64, np.float32),
+                "cos_sin_cache": np.ones((16, 32), np.float32),
+                "rope_dim_offset": 2,
+            },
+            "rope_dim_offset is 2, expected 0 with q_weight",
         ),
         ({"eps": -1.0}, "eps is -1"),
     ],

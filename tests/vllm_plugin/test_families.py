@@ -46,6 +46,7 @@ def test_tokens_are_those_of_transformers(_environment: None, tmp_path: Path, na
     experts = any(("moe" in key or "experts" in key) and x for key, x in family.config.items())
     coded = family.form not in ("", "transposed")
     for ops in steps:
+        assert "fused_qk_norm_rope" not in ops
         if name in _NORMED_BY_HEAD:  # by the op that turns and writes
             assert "rotary_embedding_and_cache" in ops
             assert not {"rotary_embedding", "reshape_and_cache_flash"} & set(ops)

@@ -259,15 +259,22 @@ def rotary_embedding_then_cache(
     eps: float = 1e-6,
     **of_cache: Any,
 ) -> tuple[jax.Array, KvCache]:
-    """`rotary_embedding_and_cache` by the ops of `ops`: those can be cut by heads, a product of Q, K and V cannot."""
+    """`rotary_embedding_and_cache` by the ops of `ops`: those can be cut by heads, a product of Q, K and V cannot.
+
+    Normed heads are rounded before they are turned, too.
+    """
     kv_heads = (qkv.shape[1] - num_heads) // 2
     query, key, value = jnp.split(qkv, (num_heads, num_heads + kv_heads), axis=1)
-    if q_weight is not None and k_weight is not None:
+    op = "rotary_embedding_and_cache"
+    if (q_weight is None) != (k_weight is None):
+        missing, given = ("q_weight", "k_weight") if q_weight is None else ("k_weight", "q_weight")
+        raise ValueError(f"{op}: {missing} is missing beside {given}")
+    if q_weight is not None:
+        if rope_dim_offset:
+            raise ValueError(
+                f"{op}: rope_dim_offset is {rope_dim_offset}, expected 0 with q_weight"
+            )
         query, key = ops.rms_norm(query, q_weight, eps=eps), ops.rms_norm(key, k_weight, eps=eps)
-    elif q_weight is not None or k_weight is not None:
-        raise ValueError(
-            "rotary_embedding_and_cache: q_weight and k_weight: expected both or neither"
-        )
     of_rotation = {"is_neox": is_neox, "rope_dim_offset": rope_dim_offset}
     query, key = ops.rotary_embedding(positions, query, cos_sin_cache, key, **of_rotation)
     return query, ops.reshape_and_cache_flash(key, value, kv_cache, slot_mapping, **of_cache)

@@ -101,7 +101,8 @@ class ModelConfig:
         post_norms: Whether what attention and feed-forward layer give is normed before it is added
             to the residual stream (Gemma 3).
         norm_in_f32: Whether a norm has f32 weights and rounds once, at its end, as Gemma's does;
-            Llama's rounds to the activations' dtype before it multiplies by the weight.
+            Llama's rounds to the activations' dtype before it multiplies by the weight. Norms of heads round once always, after
+            the rotation.
         norms_less_one: Whether a Hugging Face file holds norms as their difference from 1 (Gemma 3).
         fits_f16: Whether the residual stream stays in float16's range (Gemma 3's does not).
         tie_embeddings: Whether the embedding table is also the output projection.

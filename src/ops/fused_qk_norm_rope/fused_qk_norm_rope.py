@@ -13,6 +13,7 @@ CASES = {
     "partial": dict(tags="ci", t=7, h=6, hk=2, d=128, r=64),
     "gptj_pairs": dict(tags="ci", t=5, h=4, hk=4, d=64, is_neox=False),
     "f32_table_and_weights": dict(tags="ci", t=4, h=2, hk=1, d=64, wide=True, index=np.int64),
+    "gemma3_decode": dict(tags="ci", t=7, h=4, hk=1, d=256, wide=True),
     "odd_pairs": dict(tags="ci", t=3, h=3, hk=1, d=34, r=22),
     "outside_the_table": dict(tags="ci beyond_plain", t=6, h=2, hk=1, d=64, outside=True),
     "empty": dict(tags="ci", t=0, h=2, hk=1, d=64),

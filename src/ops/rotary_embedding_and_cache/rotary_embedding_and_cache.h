@@ -1,6 +1,7 @@
 // Of the heads [query, key, value] of each token: query and key are turned as rotary_embedding does
 // it, and key and value written into their slot as reshape_and_cache_flash does it; the same bits.
-// With q_weight and k_weight, query and key are normed and turned as fused_qk_norm_rope does it.
+// With q_weight and k_weight, query and key are normed and turned as fused_qk_norm_rope does it; on
+// CUDA the same bits where pages lie in vectors as qkv does, else its sum may be added otherwise.
 // On CUDA in one pass, without the parts of the product and the turned key in memory between.
 #pragma once
 #include "src/ops/fused_qk_norm_rope/fused_qk_norm_rope.h"

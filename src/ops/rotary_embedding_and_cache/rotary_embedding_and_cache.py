@@ -45,6 +45,12 @@ CASES = {
     "normed_odd_pairs": dict(
         tags="ci", t=3, h=3, hk=1, d=34, page=3, r=22, is_neox=False, norms="T"
     ),
+    "gemma3_decode": dict(
+        tags="ci", t=7, h=4, hk=1, d=256, page=16, norms="f32", table_dtype=np.float32
+    ),
+    "gemma3_decode_fp8": dict(
+        tags="ci", t=7, h=4, hk=1, d=256, page=16, norms="T", kv=_E5M2, scales="tensor"
+    ),
     "normed_layers": dict(tags="ci", t=9, **_SMOLLM2, layers=3, layout="combined", norms="T"),
     "empty": dict(tags="ci", t=0, h=4, hk=2, d=64, page=16),
 }
