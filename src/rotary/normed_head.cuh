@@ -2,12 +2,23 @@
 // to. fused_qk_norm_rope.h has the formula. A warp has a head: in its registers, if the head is
 // of a usual size and turned whole, else in shared memory.
 #pragma once
+#include <utility>
+
 #include "src/core/cuda/rows.cuh"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/tensor_view.h"
 #include "src/rotary/turn.cuh"
 
 namespace intarsia::cuda {
+
+constexpr int kHeadWarps = 4;  // of a block, a head each
+
+// Which of tokens' `heads` heads this warp has, as (token, head).
+__device__ __forceinline__ std::pair<int64_t, int> HeadOfWarp(int heads) {
+  const int64_t number = static_cast<int64_t>(blockIdx.x) * kHeadWarps + threadIdx.x / 32,
+                token = number / heads;
+  return {token, static_cast<int>(number - token * heads)};
+}
 
 // The weights of query and key heads, [d] of T or f32 each.
 struct HeadNorms {
@@ -75,12 +86,11 @@ class HeldHead {
   }
 };
 
-// The kPairs of a HeldHead that heads of d elements of T are; 0: none. The caller has seen that
-// they can be read in vectors of 16 bytes.
-template <class T>
-int PairsHeld(const Rotation& rotation, int64_t d) {
+// The kPairs of a HeldHead that heads of d elements are; 0: none. The caller has seen that they
+// have 16 bits and can be read in vectors of 16 bytes.
+inline int PairsHeld(const Rotation& rotation, int64_t d) {
   const bool whole = rotation.is_neox && rotation.first == 0 && rotation.r == d;
-  return sizeof(T) == 2 && whole && (d == 128 || d == 256) ? static_cast<int>(d / 64) : 0;
+  return whole && (d == 128 || d == 256) ? static_cast<int>(d / 64) : 0;
 }
 
 // A head of d elements, normed, in f32; by a warp, whose shared memory `normed` is.
@@ -106,6 +116,24 @@ __device__ __forceinline__ void NormHead(const HeadNorms& norms, bool is_key, co
     normed[i] *= rstd * (f32 ? static_cast<const float*>(weights)[i]
                              : ToFloat(static_cast<const T*>(weights)[i]));
   __syncwarp();
+}
+
+// Turns a head that NormHead left, and hands `store` its columns, kCount at a time.
+template <class T, int kCount, class Store>
+__device__ __forceinline__ void TurnNormed(const Rotation& rotation, int64_t position, int d,
+                                           const float* normed, const Store& store) {
+  using F = Pack<float, kCount>;
+  const int pairs = PairItems<F>(rotation), items = pairs + (d - rotation.r) / kCount;
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < items; i += 32) {
+    if (i < pairs) {
+      const auto turned = Turn<float, F>(rotation, normed, position, i * kCount);
+      store(turned.low_at, FromFloats<T>(turned.low));
+      store(turned.high_at, FromFloats<T>(turned.high));
+    } else {
+      const int column = CopiedAt<F>(rotation, i - pairs);
+      store(column, FromFloats<T>(*reinterpret_cast<const F*>(normed + column)));
+    }
+  }
 }
 
 }  // namespace intarsia::cuda

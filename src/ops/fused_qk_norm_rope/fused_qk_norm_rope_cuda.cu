@@ -10,9 +10,7 @@
 namespace intarsia {
 namespace {
 
-using cuda::Pack;
-
-constexpr int kWarps = 4;  // of a block, a head each
+using cuda::Pack, cuda::kHeadWarps;
 
 struct Strides {
   int64_t token, head;
@@ -32,11 +30,10 @@ struct Arguments {
 
 // A warp a head: normed into shared memory, from where pairs are turned and stored.
 template <class T, int kCount>
-__global__ void __launch_bounds__(kWarps * 32) QkNormRopeKernel(Arguments a) {
-  extern __shared__ float4 normed_heads[];  // [kWarps, d] f32
-  const int64_t number = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  const int64_t token = number / a.heads;
-  const int head = static_cast<int>(number % a.heads), lane = threadIdx.x % 32;
+__global__ void __launch_bounds__(kHeadWarps * 32) QkNormRopeKernel(Arguments a) {
+  extern __shared__ float4 normed_heads[];  // [kHeadWarps, d] f32
+  const auto [token, head] = cuda::HeadOfWarp(a.heads);
+  const int lane = threadIdx.x % 32;
   if (token >= a.tokens) return;
   const T* in = static_cast<const T*>(a.in) + token * a.from.token + head * a.from.head;
   T* out = static_cast<T*>(a.out) + token * a.to.token + head * a.to.head;
@@ -51,28 +48,15 @@ __global__ void __launch_bounds__(kWarps * 32) QkNormRopeKernel(Arguments a) {
   float* normed = reinterpret_cast<float*>(normed_heads) + threadIdx.x / 32 * a.d;
   cuda::NormHead<T, kCount>(a.norms, head >= a.q_heads, in, a.d, normed);
 
-  using F = Pack<float, kCount>;
-  const int64_t position = a.positions.At(token);
-  const int pairs = cuda::PairItems<F>(a.rotation);
-  for (int i = lane; i < pairs + (a.d - a.rotation.r) / kCount; i += 32) {
-    if (i < pairs) {
-      const auto turned = cuda::Turn<float, F>(a.rotation, normed, position, i * kCount);
-      *reinterpret_cast<V*>(out + turned.low_at) = cuda::FromFloats<T>(turned.low);
-      *reinterpret_cast<V*>(out + turned.high_at) = cuda::FromFloats<T>(turned.high);
-    } else {
-      const int column = cuda::CopiedAt<F>(a.rotation, i - pairs);
-      *reinterpret_cast<V*>(out + column) =
-          cuda::FromFloats<T>(*reinterpret_cast<const F*>(normed + column));
-    }
-  }
+  cuda::TurnNormed<T, kCount>(
+      a.rotation, a.positions.At(token), a.d, normed,
+      [&](int column, const V& x) { *reinterpret_cast<V*>(out + column) = x; });
 }
 
 // The same of heads that a warp holds in registers.
 template <class T, int kPairs>
-__global__ void __launch_bounds__(kWarps * 32) HeldQkNormRopeKernel(Arguments a) {
-  const int64_t number = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  const int64_t token = number / a.heads;
-  const int head = static_cast<int>(number - token * a.heads);
+__global__ void __launch_bounds__(kHeadWarps * 32) HeldQkNormRopeKernel(Arguments a) {
+  const auto [token, head] = cuda::HeadOfWarp(a.heads);
   if (token >= a.tokens) return;
   using Held = cuda::HeldHead<T, kPairs>;
   Held held(static_cast<const T*>(a.in) + token * a.from.token + head * a.from.head);
@@ -83,7 +67,7 @@ __global__ void __launch_bounds__(kWarps * 32) HeldQkNormRopeKernel(Arguments a)
   *reinterpret_cast<typename Held::V*>(out + Held::kHalf) = held.high;
 }
 
-constexpr int kMaxShared = kWarps * kMaxNormedHeadDim * int{sizeof(float)};
+constexpr int kMaxShared = kHeadWarps * kMaxNormedHeadDim * int{sizeof(float)};
 
 template <class T, int kCount>
 const cuda::Kernel kQkNormRopeKernel("QkNormRopeKernel",
@@ -120,16 +104,18 @@ Status FusedQkNormRope::Run(const CudaContext& context) const {
         a.rotation.InVectors(d, kVector) &&
         std::ranges::all_of(strides, [&](int64_t stride) { return stride % kVector == 0; }) &&
         cuda::AllAligned16(d * kElement, a.in, a.out);
-    const int64_t blocks = CeilDiv<int64_t>(a.tokens * heads, kWarps);
+    const int64_t blocks = CeilDiv<int64_t>(a.tokens * heads, kHeadWarps);
     if constexpr (kElement == 2) {
-      if (const int pairs = aligned ? cuda::PairsHeld<T>(a.rotation, d) : 0)
+      if (const int pairs = aligned ? cuda::PairsHeld(a.rotation, d) : 0)
         return Launch(context,
                       pairs == 2 ? kHeldQkNormRopeKernel<T, 2> : kHeldQkNormRopeKernel<T, 4>,
-                      {{blocks}, dim3(kWarps * 32)}, a);
+                      {{blocks}, dim3(kHeadWarps * 32)}, a);
     }
-    return Launch(
-        context, aligned ? kQkNormRopeKernel<T, kVector> : kQkNormRopeKernel<T, 1>,
-        {{blocks}, dim3(kWarps * 32), static_cast<int>(kWarps * d * int64_t{sizeof(float)})}, a);
+    return Launch(context, aligned ? kQkNormRopeKernel<T, kVector> : kQkNormRopeKernel<T, 1>,
+                  {{blocks},
+                   dim3(kHeadWarps * 32),
+                   static_cast<int>(kHeadWarps * d * int64_t{sizeof(float)})},
+                  a);
   });
 }
 

@@ -1,4 +1,4 @@
-"""rotary_embedding_and_cache: the two ops that it is, one after the other; its cases; plain XLA's way."""
+"""rotary_embedding_and_cache: the ops that it is, one after the other; its cases; plain XLA's way."""
 
 import ml_dtypes
 import numpy as np

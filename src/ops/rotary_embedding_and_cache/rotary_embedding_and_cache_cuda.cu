@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <utility>
 
 #include "src/cache/cell.cuh"
 #include "src/core/cuda/launch.h"
@@ -13,12 +12,11 @@
 namespace intarsia {
 namespace {
 
-using cuda::Copy, cuda::Quantize;
+using cuda::Copy, cuda::Quantize, cuda::kHeadWarps;
 
 constexpr int kMaxThreads = 512;
 template <class T>
 constexpr int kWide = cuda::kMaxAccessBytes / sizeof(T);
-constexpr int kWarps = 4;  // of a block, a normed head each
 
 struct Arguments {
   int64_t tokens;
@@ -103,21 +101,13 @@ __global__ void __launch_bounds__(kMaxThreads) RotaryAndCacheKernel(Arguments a)
   }
 }
 
-// The head of `heads` that this warp has, as (token, head).
-__device__ __forceinline__ std::pair<int64_t, int> HeadOfWarp(int heads) {
-  const int64_t number = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32,
-                token = number / heads;
-  return {token, static_cast<int>(number - token * heads)};
-}
-
 // The same of normed q and k (normed_head.cuh), turned in f32 and rounded once. A warp a head.
 template <class T, class Cell>
-__global__ void __launch_bounds__(kWarps * 32) NormedRotaryAndCacheKernel(Arguments a) {
+__global__ void __launch_bounds__(kHeadWarps * 32) NormedRotaryAndCacheKernel(Arguments a) {
   using V = typename Cell::In;
-  using F = cuda::Pack<float, Cell::kElements>;
-  extern __shared__ float4 normed_heads[];  // [kWarps, d] f32
-  const int heads = a.num_heads + 2 * a.num_kv_heads, lane = threadIdx.x % 32;
-  const auto [token, head] = HeadOfWarp(heads);
+  extern __shared__ float4 normed_heads[];  // [kHeadWarps, d] f32
+  const auto [token, head] = cuda::HeadOfWarp(a.num_heads + 2 * a.num_kv_heads);
+  const int lane = threadIdx.x % 32;
   if (token >= a.tokens) return;
   const Destination<T, Cell> destination(a, token);
   const T* const in = static_cast<const T*>(a.qkv) + token * a.token_stride + head * a.head_stride;
@@ -129,26 +119,16 @@ __global__ void __launch_bounds__(kWarps * 32) NormedRotaryAndCacheKernel(Argume
 
   float* const normed = reinterpret_cast<float*>(normed_heads) + threadIdx.x / 32 * a.d;
   cuda::NormHead<T, V::kSize>(a.norms, head >= a.num_heads, in, a.d, normed);
-  const int64_t position = a.positions.At(token);
-  const int pairs = cuda::PairItems<F>(a.rotation);
-  for (int i = lane; i < pairs + (a.d - a.rotation.r) / F::kSize; i += 32) {
-    if (i < pairs) {
-      const auto turned = cuda::Turn<float, F>(a.rotation, normed, position, i * F::kSize);
-      destination.Store(head, turned.low_at, cuda::FromFloats<T>(turned.low));
-      destination.Store(head, turned.high_at, cuda::FromFloats<T>(turned.high));
-    } else {
-      const int column = cuda::CopiedAt<F>(a.rotation, i - pairs);
-      destination.Store(head, column,
-                        cuda::FromFloats<T>(*reinterpret_cast<const F*>(normed + column)));
-    }
-  }
+  cuda::TurnNormed<T, V::kSize>(
+      a.rotation, a.positions.At(token), a.d, normed,
+      [&](int column, const V& x) { destination.Store(head, column, x); });
 }
 
 // The same of heads that a warp holds in registers; a cell is a lane's half.
 template <class T, class Cell>
-__global__ void __launch_bounds__(kWarps * 32) HeldRotaryAndCacheKernel(Arguments a) {
+__global__ void __launch_bounds__(kHeadWarps * 32) HeldRotaryAndCacheKernel(Arguments a) {
   using Held = cuda::HeldHead<T, Cell::kElements>;
-  const auto [token, head] = HeadOfWarp(a.num_heads + 2 * a.num_kv_heads);
+  const auto [token, head] = cuda::HeadOfWarp(a.num_heads + 2 * a.num_kv_heads);
   if (token >= a.tokens) return;
   Held held(static_cast<const T*>(a.qkv) + token * a.token_stride + head * a.head_stride);
   if (head < a.num_heads + a.num_kv_heads)
@@ -158,7 +138,7 @@ __global__ void __launch_bounds__(kWarps * 32) HeldRotaryAndCacheKernel(Argument
   destination.Store(head, Held::At() + Held::kHalf, held.high);
 }
 
-constexpr int kMaxShared = kWarps * kMaxNormedHeadDim * int{sizeof(float)};
+constexpr int kMaxShared = kHeadWarps * kMaxNormedHeadDim * int{sizeof(float)};
 
 template <class T, class Cell>
 const cuda::Kernel kRotaryAndCacheKernel(
@@ -204,17 +184,17 @@ bool InCells(const Arguments& a) {
 template <class T, template <int> class Cells>
 Status LaunchNormed(const CudaContext& context, const Arguments& a, bool wide) {
   const int64_t heads = a.tokens * (a.num_heads + 2 * a.num_kv_heads);
-  const cuda::LaunchConfig launch{.grid = {CeilDiv<int64_t>(heads, kWarps)},
-                                  .block = dim3(kWarps * 32)};
+  const cuda::LaunchConfig launch{.grid = {CeilDiv<int64_t>(heads, kHeadWarps)},
+                                  .block = dim3(kHeadWarps * 32)};
   if constexpr (sizeof(T) == 2) {
-    if (const int pairs = wide ? cuda::PairsHeld<T>(a.rotation, a.d) : 0)
+    if (const int pairs = wide ? cuda::PairsHeld(a.rotation, a.d) : 0)
       return Launch(context,
                     pairs == 2 ? kHeldRotaryAndCacheKernel<T, Cells<2>>
                                : kHeldRotaryAndCacheKernel<T, Cells<4>>,
                     launch, a);
   }
   cuda::LaunchConfig with_memory = launch;
-  with_memory.shared_bytes = kWarps * a.d * int{sizeof(float)};
+  with_memory.shared_bytes = kHeadWarps * a.d * int{sizeof(float)};
   return Launch(context,
                 wide ? kNormedRotaryAndCacheKernel<T, Cells<kWide<T>>>
                      : kNormedRotaryAndCacheKernel<T, Cells<1>>,
