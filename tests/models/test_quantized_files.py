@@ -130,19 +130,19 @@ def test_products_with_16_bits_are_as_exact_as_in_f32(dtype) -> None:
 
 
 def test_loading_takes_no_more_memory_than_the_file(tmp_path: Path, hf_config) -> None:
-    """A quarter more at most, in a process that holds nothing but JAX; the weights of a layer are 1/12 of the file. 1.18 to 1.20 were seen."""
-    n, m = 1024, 2816
+    """A fifth more at most, in a process that holds nothing but JAX, whose own memory would be most of that of a smaller file."""
+    n, m, layers = 1024, 2816, 20
     rng, shapes = np.random.default_rng(0), {"gate": (m, n), "up": (m, n), "down": (n, m)}
     layer = {f"mlp.{p}_proj.weight": rng.standard_normal(s, np.float32) for p, s in shapes.items()}
     layer |= {f"self_attn.{p}_proj.weight": layer["mlp.up_proj.weight"][:n] for p in "qkvo"}
     layer |= {f"{p}_layernorm.weight": np.ones(n) for p in ("input", "post_attention")}
     made, config, _ = packers.packed(layer, "awq")
-    tensors = {f"model.layers.{i}.{name}": a for i in range(12) for name, a in made.items()}
+    tensors = {f"model.layers.{i}.{name}": a for i in range(layers) for name, a in made.items()}
     tensors |= {
         "model.embed_tokens.weight": np.ones((263, n), np.float16),
         "model.norm.weight": np.ones(n),
     }
-    sizes = {"hidden_size": n, "intermediate_size": m, "num_hidden_layers": 12, "head_dim": 64}
+    sizes = {"hidden_size": n, "intermediate_size": m, "num_hidden_layers": layers, "head_dim": 64}
     sizes |= {"num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 263}
     said = hf_config | sizes | {"quantization_config": config}
     (tmp_path / "config.json").write_text(json.dumps(said))
@@ -150,7 +150,7 @@ def test_loading_takes_no_more_memory_than_the_file(tmp_path: Path, hf_config) -
     code = "import sys, pathlib, load_memory; print(load_memory.load(pathlib.Path(sys.argv[1]), 'file')[-1])"
     bench = support.ROOT / "bench"
     more = subprocess.check_output([sys.executable, "-c", code, tmp_path], cwd=bench)
-    assert int(more) < 1.25 * (tmp_path / "model.safetensors").stat().st_size
+    assert int(more) < 1.2 * (tmp_path / "model.safetensors").stat().st_size
 
 
 def test_symmetric_gptq_needs_no_zero_points(write) -> None:
