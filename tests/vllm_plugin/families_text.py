@@ -158,9 +158,8 @@ EXPERTS = {
             "mlp_layer_types": DENSE_FIRST,
             "moe_routed_scaling_factor": 2.5,
         },
-        factors={
-            "e_score_correction_bias": 0
-        },  # which vLLM 0.33 does not load from this model's files
+        # vLLM 0.33 does not load it from this model's files.
+        factors={"e_score_correction_bias": 0},
     ),
     "mimo_v2_flash": Family(
         "mimo_v2_flash",
