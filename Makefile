@@ -53,6 +53,8 @@ $(VENV)/.installed-dev: pyproject.toml Makefile | $(VENV)/.installed
 	$(EXTRAS) --extra test --extra lint --extra torch-xla --extra examples --group nox
 	ls /usr/include/gtest/gtest.h > /dev/null 2>&1 || (apt-get update -q && apt-get install -yq libgtest-dev) \
 	  || (echo "make test needs GoogleTest: install libgtest-dev (Debian) or its like"; false)
+	which ccache > /dev/null || apt-get install -yq ccache \
+	  || echo "without ccache a clone compiles everything again: install it (Debian: ccache)"
 	touch $@
 
 # The formatters alone, for who changes a line of C++.
@@ -106,7 +108,7 @@ ALL_TESTS = $(filter tests,$(TESTS)$(findstring -k,$(ARGS)))
 test: setup-dev ## the tests that this machine can run, without the long ones
 	$(MAKE) build CMAKE_ARGS="$(if $(ALL_TESTS),-DINTARSIA_TESTS=on) $(CMAKE_ARGS)"
 	$(if $(and $(ALL_TESTS),$(filter on,$(CUDA))),$(BIN)/cmake --build $(BUILD) --target cuda_checks)
-	$(if $(ALL_TESTS),$(BIN)/ctest --test-dir $(BUILD) --output-on-failure)
+	$(if $(ALL_TESTS),$(BIN)/ctest --test-dir $(BUILD) --parallel 2 --output-on-failure)
 	$(BIN)/python -m pytest -q $(TESTS) $(ARGS)
 
 test-full: ## make test with the long tests and grids too (CONTRIBUTING.md lists them)
@@ -115,6 +117,8 @@ test-full: ## make test with the long tests and grids too (CONTRIBUTING.md lists
 # Environments beside .venv: noxfile.py, whose sessions these are.
 NOX = $(BIN)/nox --session
 POSARGS = $(if $(ARGS),-- $(ARGS))
+test-budgets: setup-dev ## the CUDA half compiled for one architecture as for a release, against tests/data/cuda_budgets.json
+	$(MAKE) test CUDA=on TESTS=tests/test_cuda_budgets.py CMAKE_ARGS="-DINTARSIA_TESTS=on -DINTARSIA_QUICK=off"
 test-torch: setup-dev build ## torch's tests with a newer torch (makes an environment of 5 GB); TORCH=torch==2.12.0
 	VERSION=$(TORCH) $(NOX) torch $(POSARGS)
 test-bridge-vllm: setup-dev build ## vLLM's compiled CPU ops from inside JAX programs (downloads 20 MB)
@@ -145,7 +149,7 @@ fuzz-readers: setup-dev build ## fuzz the readers of model files; RUNS=10000 eac
 	RUNS=$(RUNS) $(NOX) fuzz
 
 release-check: ## what .ci/run leaves out: long tests, sanitizers, other versions of torch and vLLM, more fuzzing
-	$(MAKE) test-full test-wheels test-sanitize test-torch test-bridge-vllm test-vllm-ops test-vllm-full fuzz-readers
+	$(MAKE) test-full test-wheels test-sanitize test-torch test-bridge-vllm test-vllm-ops test-vllm-full fuzz-readers $(if $(NVCC),test-budgets)
 	$(MAKE) fuzz SECONDS=600
 
 # libFuzzer's runtime is clang's; the compiler stays GCC (tests/fuzz/coverage.cc). A finding leaves the input in build/findings,
@@ -230,6 +234,6 @@ format: $(VENV)/.installed-lint ## format everything
 clean: ## remove builds, not .venv
 	rm -rf build python/intarsia/lib
 
-.PHONY: help setup setup-torch setup-dev build demo test test-full test-torch test-bridge-vllm test-vllm-ops setup-vllm test-vllm \
+.PHONY: help setup setup-torch setup-dev build demo test test-full test-budgets test-torch test-bridge-vllm test-vllm-ops setup-vllm test-vllm \
   test-vllm-full setup-vllm-reference test-sanitize test-arm fuzz-readers wheel release test-wheels release-check fuzz test-gpu bench bench-gpu bench-vllm \
   docs notebooks gen check format clean

@@ -35,9 +35,11 @@ def test_kernels_and_their_spills_are_read() -> None:
 def test_warnings_reach_the_terminal_and_failures_the_build(tmp_path) -> None:
     compiler = f"import sys; sys.stderr.write({SAYS!r}); sys.exit(int(sys.argv[1]))"
 
-    def run(code: int) -> subprocess.CompletedProcess:
+    def run(code: int, *options: str) -> subprocess.CompletedProcess:
         command = [sys.executable, SCRIPT, tmp_path / "log", sys.executable, "-c", compiler]
-        return subprocess.run([*command, str(code), "k.cu"], capture_output=True, text=True)
+        return subprocess.run(
+            [*command, str(code), *options, "k.cu"], capture_output=True, text=True
+        )
 
     done = run(0)
     shown = done.stderr.splitlines()
@@ -46,3 +48,7 @@ def test_warnings_reach_the_terminal_and_failures_the_build(tmp_path) -> None:
     assert record["source"] == "k.cu" and len(record["kernels"]) == 2
     assert run(3).returncode == 3
     assert len((tmp_path / "log").read_text().splitlines()) == 1
+    quick = run(0, "-Ofc=max").stderr.splitlines()
+    assert [line[:20] for line in quick] == ["kernel.cu(3): warnin"]
+    records = map(json.loads, (tmp_path / "log").read_text().splitlines())
+    assert [record["quick"] for record in records] == [False, True]
