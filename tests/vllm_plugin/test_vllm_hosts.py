@@ -14,10 +14,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(name, marks=pytest.mark.full) if i else name for i, name in enumerate(CASES)],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_of_one_process(model, tmp_path, case):
     count, options = CASES[case]
     with hosts(count) as made, serving_on(made, model(MODEL), tmp_path, **options) as servers:
