@@ -1,5 +1,6 @@
 """What the commands refuse, before they load a model, and the figures that they print."""
 
+import io
 import re
 import types
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from intarsia import cli
 from intarsia.cli import generate
 from intarsia.cli._processes import Share
+from intarsia.cli.perplexity import _read
 from intarsia.models import weights
 from intarsia.models.engine import Stats
 
@@ -86,6 +88,16 @@ def test_a_text_that_is_none(model: Path, capsys: pytest.CaptureFixture, tmp_pat
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     assert cli.main(["perplexity", str(tmp_path / "bytes"), "--model", str(model)]) == 2
     assert "bytes is not UTF-8" in capsys.readouterr().err
+
+
+def test_stdin_is_utf8_whatever_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    def typed(data: bytes) -> str:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="latin-1"))
+        return _read("-")
+
+    assert typed("na\u00efve".encode()) == "na\u00efve"
+    with pytest.raises(ValueError, match="the text - is not UTF-8"):
+        typed(b"\xff")
 
 
 def test_export(write_gguf, tiny_weights, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:

@@ -71,9 +71,10 @@ def _score(args: argparse.Namespace, text: str, share: _processes.Share) -> None
 
 
 def _read(name: str) -> str:
-    if name == "-":
-        return sys.stdin.read()
     try:
+        if name == "-":
+            sys.stdin.reconfigure(encoding="utf-8")  # whatever the locale's is
+            return sys.stdin.read()
         return Path(name).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"the text {name} is not UTF-8: {error}") from None
