@@ -33,12 +33,16 @@ def model(
 
 
 @pytest.fixture
-def configured(model: Callable[[str], Path], tmp_path: Path) -> Callable[..., Any]:
+def configured(
+    model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
     """Makes vLLM's configuration of a tiny Llama, with changes to its config.json."""
 
     def configure(changes: Mapping[str, Any] | None = None, **options: Any) -> Any:
         from vllm.engine.arg_utils import EngineArgs
-        from vllm_running import SIZES
+        from vllm_running import SIZES, inspect_here
+
+        inspect_here(monkeypatch)
 
         llama = model("llama")
         config = json.loads((llama / "config.json").read_text()) | dict(changes or {})

@@ -43,6 +43,15 @@ def recorded(model: str, dtype: str = "float32") -> list[dict[str, Any]]:
     return entry["sequences"]
 
 
+def inspect_here(patch: pytest.MonkeyPatch) -> None:
+    """Has vLLM ask this process what a model's class can do. It would start one, which takes half a minute."""
+    from vllm.model_executor.models import registry
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()  # ours has a way of its own
+    patch.setattr(registry, "_run_in_subprocess", lambda function: function())
+
+
 @contextlib.contextmanager
 def engine(model: Path, **changes: Any) -> Iterator[Any]:
     """A `vllm.LLM` whose engine core is in this process, where vLLM is imported only once."""
@@ -51,6 +60,7 @@ def engine(model: Path, **changes: Any) -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        inspect_here(patch)
         llm = LLM(str(model), **{"dtype": "float32"} | SIZES | changes)
         try:
             yield llm
