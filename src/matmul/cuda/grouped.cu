@@ -1,5 +1,6 @@
 #include "src/core/cuda/launch.h"
 #include "src/core/dispatch.h"
+#include "src/matmul/cuda/counts.h"
 #include "src/matmul/cuda/launch.h"
 #include "src/matmul/cuda/sm80/grouped.h"
 #include "src/matmul/cuda/sm90/grouped.h"
@@ -9,13 +10,12 @@ namespace {
 
 const cuda::ChoiceReport kReport(&ReportGroupedChoices);
 
-// Kernels count rows, columns and groups with 32 bits, and the tiles of a group, too.
-Status FitCounts(int64_t m, int64_t k, int64_t n, const GroupSizes& groups) {
-  constexpr int64_t kLimit = int64_t{1} << 30;
-  if (m < kLimit && k < kLimit && n < kLimit && groups.all < kLimit && groups.count < kLimit)
-    return {};
-  return Unimplemented(Text("m=", m, ", k=", k, ", n=", n, ", ", groups.all,
-                            " groups: on GPUs each is built below ", kLimit));
+Status FitCountsOf(int64_t m, int64_t k, int64_t n, const GroupSizes& groups) {
+  return FitCounts({{"m", m},
+                    {"k", k},
+                    {"n", n},
+                    {"count of groups", groups.count},
+                    {"count of all groups", groups.all}});
 }
 
 Status NoKernel(DType dtype, const cuda::Device& device) {
@@ -28,7 +28,7 @@ Status NoKernel(DType dtype, const cuda::Device& device) {
 
 Status Launch(const GroupedParams& params, const CudaContext& context,
               const GroupedCandidate& candidate) {
-  INTARSIA_RETURN_IF_ERROR(FitCounts(params.m(), params.k, params.n, params.groups));
+  INTARSIA_RETURN_IF_ERROR(FitCountsOf(params.m(), params.k, params.n, params.groups));
   if (candidate.arch == cuda::kHopper)
     return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
       return sm90::LaunchGroupedOf<kType>(params, context, candidate.rows);
@@ -40,7 +40,7 @@ Status Launch(const GroupedParams& params, const CudaContext& context,
 
 Status Launch(const GroupedGradientParams& params, const CudaContext& context,
               const GradientCandidate& candidate) {
-  INTARSIA_RETURN_IF_ERROR(FitCounts(params.groups.m, params.k, params.n, params.groups));
+  INTARSIA_RETURN_IF_ERROR(FitCountsOf(params.groups.m, params.k, params.n, params.groups));
   if (candidate.arch == cuda::kHopper)
     return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
       return sm90::LaunchGroupedGradientOf<kType>(params, context);

@@ -1,4 +1,5 @@
 #include "src/core/dispatch.h"
+#include "src/matmul/cuda/counts.h"
 #include "src/matmul/cuda/quantized_plan.h"
 #include "src/matmul/cuda/sm80/quantized.h"
 #include "src/matmul/cuda/sm90/grouped_codes.h"
@@ -11,19 +12,14 @@ namespace {
 
 const cuda::ChoiceReport kReport(&ReportQuantizedChoices);
 
-// Kernels count rows, columns and groups with 32 bits.
-constexpr int64_t kLimit = int64_t{1} << 30;
-
-Status FitCounts(int64_t m, const QuantizedParams& p) {
-  if (m < kLimit && p.k < kLimit && p.n() < kLimit && p.group < kLimit) return {};
-  return Unimplemented(Text("m=", m, ", k=", p.k, ", n=", p.n(), ", group=", p.group,
-                            ": on GPUs each is built below ", kLimit));
+Status FitCountsOf(int64_t m, const QuantizedParams& p) {
+  return FitCounts({{"m", m}, {"k", p.k}, {"n", p.n()}, {"group", p.group}});
 }
 
 }  // namespace
 
 Status Run(const QuantizedParams& params, const CudaContext& context) {
-  INTARSIA_RETURN_IF_ERROR(FitCounts(params.m, params));
+  INTARSIA_RETURN_IF_ERROR(FitCountsOf(params.m, params));
   if (params.m == 0 || params.tiles == 0) return {};
   const QuantizedPlan plan = PlanFor(params, *context.device);
   if (plan.kernel != QuantizedKernelKind::kAny)
@@ -48,9 +44,9 @@ bool CanGate(const QuantizedGroupsParams& params, const CudaContext& context) {
 }
 
 Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
-  INTARSIA_RETURN_IF_ERROR(FitCounts(params.groups.m, params.each));
-  if (params.groups.all >= kLimit || params.groups.count >= kLimit)
-    return Unimplemented(Text(params.groups.all, " groups: on GPUs they are built below ", kLimit));
+  INTARSIA_RETURN_IF_ERROR(FitCountsOf(params.groups.m, params.each));
+  INTARSIA_RETURN_IF_ERROR(FitCounts(
+      {{"count of groups", params.groups.count}, {"count of all groups", params.groups.all}}));
   if (params.groups.m == 0 || params.each.tiles == 0) return {};
   if (params.each.scales.outer || params.each.zeros.outer)
     return Unimplemented("groups of rows with outer factors: on GPUs they are not built");

@@ -1,4 +1,5 @@
 #include "src/core/dispatch.h"
+#include "src/matmul/cuda/counts.h"
 #include "src/matmul/cuda/scaled_choice.h"
 #include "src/matmul/cuda/sm80/scaled.h"
 #include "src/matmul/cuda/sm90/scaled.h"
@@ -11,11 +12,7 @@ const cuda::ChoiceReport kReport(&ReportScaledChoices);
 }  // namespace
 
 Status Launch(const ScaledParams& p, const CudaContext& context, ScaledKernel kernel) {
-  // Kernels count rows and columns with 32 bits.
-  constexpr int64_t kLimit = int64_t{1} << 30;
-  if (p.m >= kLimit || p.k >= kLimit || p.n >= kLimit)
-    return Unimplemented(
-        Text("m=", p.m, ", k=", p.k, ", n=", p.n, ": on GPUs each is built below ", kLimit));
+  INTARSIA_RETURN_IF_ERROR(FitCounts({{"m", p.m}, {"k", p.k}, {"n", p.n}}));
   if (p.m == 0 || p.n == 0) return {};
   return DispatchDType<kF8E4M3, kI8>("x", p.dtype, [&]<DType kType>() {
     switch (kernel) {
