@@ -1,6 +1,7 @@
 """`intarsia perplexity`: how well a model predicts a text, through the engine's prefill and cache."""
 
 import argparse
+import io
 import sys
 from pathlib import Path
 
@@ -73,8 +74,7 @@ def _score(args: argparse.Namespace, text: str, share: _processes.Share) -> None
 def _read(name: str) -> str:
     try:
         if name == "-":
-            sys.stdin.reconfigure(encoding="utf-8")  # whatever the locale's is
-            return sys.stdin.read()
+            return io.TextIOWrapper(sys.stdin.buffer, "utf-8").read()  # whatever the locale says
         return Path(name).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"the text {name} is not UTF-8: {error}") from None
