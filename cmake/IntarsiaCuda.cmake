@@ -4,7 +4,7 @@
 # else, whatever stands here (IntarsiaLibrary.cmake).
 include(CheckLanguage)
 set(INTARSIA_CUDA "off" CACHE STRING "CUDA half: on, off, or auto (on if nvcc is found)")
-option(INTARSIA_QUICK "Kernels for GPUs barely optimized: enough to see that they compile, in a third of the time" OFF)
+option(INTARSIA_FAST_COMPILE "GPU code hardly optimized: compiles in a third of the time, for machines that cannot run it" OFF)
 option(INTARSIA_LINEINFO "Source lines in the GPU code, for profilers; nearly doubles the library" OFF)
 set(INTARSIA_WITH_CUDA OFF)
 string(TOLOWER "${INTARSIA_CUDA}" INTARSIA_CUDA)

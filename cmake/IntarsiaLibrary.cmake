@@ -29,12 +29,12 @@ function(intarsia_compile_options target name version)
                         POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden
                         VISIBILITY_INLINES_HIDDEN ON)
   target_include_directories(${target} PUBLIC ${INTARSIA_ROOT} ${INTARSIA_ROOT}/include ${CMAKE_CURRENT_BINARY_DIR})
-  set(quick "")
-  if(INTARSIA_QUICK AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
-    set(quick -Ofc=max)
+  set(fast "")
+  if(INTARSIA_FAST_COMPILE AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+    set(fast -Ofc=max)
   endif()
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-fno-math-errno;-fno-trapping-math;-Wno-psabi>
-                                           $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;$<$<BOOL:${INTARSIA_LINEINFO}>:-lineinfo>;${quick};$<$<VERSION_GREATER_EQUAL:$<CUDA_COMPILER_VERSION>,12.8>:-compress-mode=size>;-Werror;all-warnings;-Xcudafe;--diag_suppress=177>)
+                                           $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;$<$<BOOL:${INTARSIA_LINEINFO}>:-lineinfo>;${fast};$<$<VERSION_GREATER_EQUAL:$<CUDA_COMPILER_VERSION>,12.8>:-compress-mode=size>;-Werror;all-warnings;-Xcudafe;--diag_suppress=177>)
   target_compile_definitions(${target} PRIVATE INTARSIA_VERSION="${version}"
                              INTARSIA_TARGET_PREFIX="${name}")
   target_link_libraries(${target} PRIVATE intarsia_ffi_headers)

@@ -48,7 +48,7 @@ def test_warnings_reach_the_terminal_and_failures_the_build(tmp_path) -> None:
     assert record["source"] == "k.cu" and len(record["kernels"]) == 2
     assert run(3).returncode == 3
     assert len((tmp_path / "log").read_text().splitlines()) == 1
-    quick = run(0, "-Ofc=max").stderr.splitlines()
-    assert [line[:20] for line in quick] == ["kernel.cu(3): warnin"]
+    fast = run(0, "-Ofc=max").stderr.splitlines()
+    assert [line[:20] for line in fast] == ["kernel.cu(3): warnin"]
     records = map(json.loads, (tmp_path / "log").read_text().splitlines())
-    assert [record["quick"] for record in records] == [False, True]
+    assert [record["fast_compile"] for record in records] == [False, True]

@@ -3,7 +3,7 @@
     compile_cost.py LOG nvcc -c kernel.cu -o kernel.o
 
 appends one JSON line to LOG: the source, the CPU seconds and the peak memory in MB of the compiler
-and its children, whether it was to optimize little (INTARSIA_QUICK), and for each kernel the
+and its children, whether it hardly optimized (INTARSIA_FAST_COMPILE), and for each kernel the
 registers and the bytes of spill stores and loads that ptxas reports (`-Xptxas -v`, whose lines do
 not reach the terminal; its warnings do). tests/test_cuda_budgets.py holds them against
 tests/data/cuda_budgets.json.
@@ -22,7 +22,7 @@ REPORT = re.compile(
     r"^ptxas info\s*: (Compiling entry|Function properties|Used \d+ registers|\d+ bytes gmem|Compile time)"
     r"|^\s*Function properties|bytes stack frame"
 )
-# What a build with INTARSIA_QUICK has given up.
+# What INTARSIA_FAST_COMPILE gives up.
 LOSS = re.compile(r"^ptxas info\s*: \(C\d+\) Potential Performance Loss")
 REGISTERS = re.compile(r"Used (?P<registers>\d+) registers")
 
@@ -45,11 +45,11 @@ def is_report(line: str) -> bool:
 
 def main(log: str, command: list[str]) -> int:
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    quick = any(argument.startswith("-Ofc") for argument in command)
+    fast_compile = any(argument.startswith("-Ofc") for argument in command)
     sys.stderr.writelines(
         line
         for line in done.stderr.splitlines(keepends=True)
-        if not is_report(line.strip()) and not (quick and LOSS.match(line))
+        if not is_report(line.strip()) and not (fast_compile and LOSS.match(line))
     )
     source = next((a for a in reversed(command) if a.endswith(".cu")), None)
     if source is None or done.returncode:
@@ -59,7 +59,7 @@ def main(log: str, command: list[str]) -> int:
         "source": source,
         "seconds": round(used.ru_utime + used.ru_stime, 1),
         "peak_mb": used.ru_maxrss // 1024,
-        "quick": quick,
+        "fast_compile": fast_compile,
         "kernels": kernels(done.stderr),
     }
     with pathlib.Path(log).open("a") as file:

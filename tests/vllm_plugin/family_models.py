@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 from families import FAMILIES
@@ -142,7 +141,6 @@ class Run(NamedTuple):
 
 def by_vllm(name: str, directory: Path, **options: Any) -> Run:
     """Continues them by vLLM."""
-    from vllm.model_executor.models import registry
     from vllm_running import engine, greedy
 
     sizes = {
@@ -153,11 +151,7 @@ def by_vllm(name: str, directory: Path, **options: Any) -> Run:
         "additional_config": {"request_buckets": [4], "token_buckets": [64]},
         "skip_tokenizer_init": True,
     }
-    with (
-        # Where vLLM asks a process of its own what a model's class can do, and imports itself there once more.
-        patch.object(registry, "_run_in_subprocess", lambda function: function()),
-        engine(directory / "model", **sizes | dict(FAMILIES[name].options) | options) as llm,
-    ):
+    with engine(directory / "model", **sizes | dict(FAMILIES[name].options) | options) as llm:
         texts = [{"prompt_token_ids": ids} for ids in prompts()]
         sampling = greedy(max_tokens=STEPS, detokenize=False)
         requests = llm.generate(texts, sampling, use_tqdm=False)

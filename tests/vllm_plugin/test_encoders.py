@@ -96,14 +96,6 @@ CLASSIFYING = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM asks a process of its own what a model's class can do, and imports itself there once more."""
-    from vllm.model_executor.models import registry
-
-    monkeypatch.setattr(registry, "_run_in_subprocess", lambda function: function())
-
-
 def _make(encoder: Encoder, directory: Path, **config: Any) -> Any:
     """A small model with random weights."""
     import torch

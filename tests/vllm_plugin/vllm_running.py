@@ -48,7 +48,7 @@ def inspect_here(patch: pytest.MonkeyPatch) -> None:
     from vllm.model_executor.models import registry
     from vllm.plugins import load_general_plugins
 
-    load_general_plugins()  # ours has a way of its own
+    load_general_plugins()  # first, or ours replaces it again when it is loaded (forks.inspect_models)
     patch.setattr(registry, "_run_in_subprocess", lambda function: function())
 
 

@@ -74,7 +74,8 @@ def _score(args: argparse.Namespace, text: str, share: _processes.Share) -> None
 def _read(name: str) -> str:
     try:
         if name == "-":
-            return io.TextIOWrapper(sys.stdin.buffer, "utf-8").read()  # whatever the locale says
+            data = io.BytesIO(sys.stdin.buffer.read())  # UTF-8, whatever the locale says
+            return io.TextIOWrapper(data, "utf-8").read()
         return Path(name).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"the text {name} is not UTF-8: {error}") from None

@@ -15,7 +15,7 @@ inline Status FitCounts(std::initializer_list<Count> counts) {
   constexpr int64_t kLimit = int64_t{1} << 30;
   for (const auto& [name, value] : counts)
     if (value >= kLimit)
-      return Unimplemented(Text(name, " is ", value, ", on GPUs it is built below ", kLimit));
+      return Unimplemented(Text(name, " is ", value, ", expected less than ", kLimit, " on GPUs"));
   return {};
 }
 
