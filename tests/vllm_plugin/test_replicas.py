@@ -5,6 +5,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -53,8 +54,10 @@ def context():
 
 
 @pytest.fixture
-def address(tmp_path):
-    return f"ipc://{tmp_path}/socket"
+def address():
+    """Not in tmp_path, which may be longer than the 107 characters of a socket's path."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield f"ipc://{folder}/socket"
 
 
 @pytest.fixture
