@@ -191,6 +191,16 @@ def test_compressed_tensors(bits) -> None:
     np.testing.assert_array_equal(repack.decoded(symmetric), want)
 
 
+@pytest.mark.parametrize("bits", [2, 3, 5])
+def test_codes_of_other_sizes_are_refused(bits) -> None:
+    words, scales = np.zeros((8, 8), np.int32), np.ones((8, 1), np.float32)
+    text = f"repack: codes have {bits} bits, expected 4 or 8"
+    with pytest.raises(NotImplementedError, match=text):
+        repack.from_compressed_tensors(words, scales, bits=bits)
+    with pytest.raises(NotImplementedError, match=text):
+        repack.from_gptq(words, None, scales.T, bits=bits)
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (20,), (20, 1), (20, 3)])
 def test_int8_and_fp8(shape) -> None:
     rng = np.random.default_rng(2)

@@ -77,6 +77,8 @@ _PRECISIONS = {
     "transposed": "bf16",
     "awq": "int4",
     "ct_fp8": "fp8",
+    "ct_fp8_block": "fp8",
+    "ct_fp8_weights": "fp8",
     "ct_int4": "int4",
     "ct_int8": "int8",
     "fp8_block": "fp8",

@@ -239,9 +239,10 @@ def from_gptq(
         zeros_less_one: Whether zero points are kept less 1, as in version 1 of the format.
 
     Raises:
-        NotImplementedError: Columns are not in the order of their groups.
+        NotImplementedError: Codes have other than 4 or 8 bits, or columns are not in the order of their groups.
         ValueError: A zero point has no code.
     """
+    _check_bits(bits)
     columns = len(qweight) * 32 // bits
     group = _group_of(columns, len(scales))
     if g_idx is not None:
@@ -259,6 +260,11 @@ def from_gptq(
         return _of_integers(words, columns, _rows_first(scales[:, rows]), of_rows, bits, group)
 
     return packed_by_rows(qweight.shape[1], columns, pack)
+
+
+def _check_bits(bits: int) -> None:
+    if bits not in (4, 8):
+        raise NotImplementedError(f"repack: codes have {bits} bits, expected 4 or 8")
 
 
 def check_order(g_idx: np.ndarray, columns: int, group: int) -> None:
@@ -305,7 +311,11 @@ def from_compressed_tensors(
         weight_zero_point: [rows * bits / 32, g] i32.
         bits: Of a code.
         columns: If they do not fill the words.
+
+    Raises:
+        NotImplementedError: Codes have other than 4 or 8 bits.
     """
+    _check_bits(bits)
     count, words = weight_packed.shape
     columns = words * 32 // bits if columns is None else columns
     zeros = None

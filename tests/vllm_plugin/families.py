@@ -68,12 +68,17 @@ _QUANTIZED = {
     "minimax_m2_fp8": EXPERTS["minimax_m2"]._replace(form="fp8_block"),
     "llama_int8": DENSE["llama"]._replace(form="ct_int8"),
     "llama_fp8": DENSE["llama"]._replace(form="ct_fp8"),
+    "llama_fp8_weights": DENSE["llama"]._replace(form="ct_fp8_weights"),
+    "qwen2_fp8_block": DENSE["qwen2"]._replace(form="ct_fp8_block"),
     "llama_awq": DENSE["llama"]._replace(form="awq"),
     "qwen3_int4": DENSE["qwen3"]._replace(form="ct_int4"),
     "qwen2_gptq": DENSE["qwen2"]._replace(form="gptq"),
     "qwen3_fp8": Family("qwen3", HEAD, form="fp8_block"),
     "qwen3_moe_awq": _GROUPED._replace(form="awq"),
     "qwen3_moe_gptq": _GROUPED._replace(form="gptq"),
+    "qwen3_moe_fp8": _GROUPED._replace(form="ct_fp8"),
+    "qwen3_moe_fp8_block": _GROUPED._replace(form="ct_fp8_block"),
+    "qwen3_moe_int8": _GROUPED._replace(form="ct_int8"),
     "mistral3_fp8": WRAPPED["mistral3"]._replace(form="fp8_tensor"),
 }
 FAMILIES = DENSE | EXPERTS | OWN | LATENT | RECURRENT | WIDE | WRAPPED | _QUANTIZED

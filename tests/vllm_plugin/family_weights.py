@@ -149,6 +149,12 @@ def ct_fp8(name: str, tensor: torch.Tensor) -> Written:
     return {name: codes, name + "_scale": scale}, numbers
 
 
+def ct_fp8_block(name: str, tensor: torch.Tensor) -> Written:
+    """compressed-tensors' fp8 with a scale of each 128 by 128, as DeepSeek's but for a name."""
+    written, numbers = fp8_block(name, tensor)
+    return {key.removesuffix("_inv"): x for key, x in written.items()}, numbers
+
+
 def gptq(name: str, tensor: torch.Tensor) -> Written:
     """GPTQ's 4 bits in groups of 128, symmetric."""
     if not _is_linear(name, tensor):
@@ -188,7 +194,7 @@ def _compressed_tensors(
         "quant_method": "compressed-tensors",
         "format": form,
         "quantization_status": "compressed",
-        "ignore": ["lm_head", *kept],
+        "ignore": ["lm_head", "re:.*mlp\\.gate$", *kept],
         "config_groups": {"group_0": group},
     }
 
@@ -234,6 +240,18 @@ FORMS: dict[str, tuple[Callable[[str, torch.Tensor], Written], dict[str, Any]]] 
             "float-quantized",
             _said(8, "float", "channel"),
             _said(8, "float", "token", dynamic=True),
+        ),
+    ),
+    "ct_fp8_weights": (
+        ct_fp8,
+        _compressed_tensors("float-quantized", _said(8, "float", "channel"), None),
+    ),
+    "ct_fp8_block": (
+        ct_fp8_block,
+        _compressed_tensors(
+            "float-quantized",
+            _said(8, "float", "block", block_structure=[128, 128]),
+            _said(8, "float", "group", group_size=128, dynamic=True),
         ),
     ),
     "gptq": (

@@ -17,6 +17,7 @@ _TOLERANCE = 2e-3
 
 _NORMED_BY_HEAD = (
     *("qwen3", "qwen3_int4", "qwen3_fp8", "qwen3_moe", "qwen3_moe_awq", "qwen3_moe_gptq"),
+    *("qwen3_moe_fp8", "qwen3_moe_fp8_block", "qwen3_moe_int8"),
     *("qwen3_vl", "qwen3_vl_moe", "internvl", "internvl3_5", "intern_s1", "gemma3", "glm4_moe"),
     *("hy_v3", "afmoe", "laguna", "ring_fp8", "param2", "plamo3", "step3p5", "step3p7"),
 )
@@ -54,6 +55,26 @@ def test_tokens_are_those_of_transformers(_environment: None, tmp_path: Path, na
         assert whole == (experts and not coded)
         assert ("fused_experts_quantized" in ops) == (experts and coded)
         assert ("linear_quantized" in ops) == (coded and family.form not in _EXPERTS_ALONE)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["llama_fp8", "qwen2_fp8_block"])
+def test_a_gpu_without_fp8_has_it_as_weights(
+    _environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """vLLM takes another kind of kernel there, which knows of no quantized activations."""
+    from vllm.model_executor.layers.quantization.compressed_tensors import compressed_tensors
+
+    def is_old(least: int, error: bool = True, match_exact: bool = False) -> bool:
+        return least <= 80 and not match_exact
+
+    config = compressed_tensors.CompressedTensorsConfig
+    monkeypatch.setattr(config, "_check_scheme_supported", staticmethod(is_old))
+    family_models.make(name, tmp_path)
+    tokens, calls, engine = family_models.by_vllm(name, tmp_path)
+    assert any("linear_quantized" in ops for ops in calls.values())
+    for answer in family_models.by_transformers(name, tmp_path, tokens, engine):
+        assert max(answer.deficits) < _TOLERANCE
 
 
 def test_families_are_named_once() -> None:

@@ -1,4 +1,4 @@
-"""Experts of compressed-tensors' checkpoints in integers of 4 or 8 bits by groups, as Kimi's are.
+"""Experts of compressed-tensors' checkpoints: in fp8, in int8, and in packed integers of 4 or 8 bits by groups, as Kimi's are.
 
 Read as those of `quantized_experts`: by our op, where it has a form for the layer.
 """
@@ -9,30 +9,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from compressed_tensors.quantization import QuantizationStrategy
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w8a8_fp8 as w8a8_fp8,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w8a8_int8 as w8a8_int8,
+)
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
     compressed_tensors_moe_wna16 as wna16,
 )
 
 from intarsia import repack
 from intarsia._packing import PackedWeight
-from intarsia.vllm.quantized_experts import ExpertsInCodes, halves
+from intarsia.vllm.quantized_experts import ExpertsInCodes, ExpertsInFp8, halves
 from intarsia.vllm.replacing import replace
 
 
 def _decoded_nibbles(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
     """Matrices [e, n, k] from pairs of codes u8 [e, n, k / 2], the lower half first, less 8, and scales [e, n, groups]."""
-    return _scaled(halves(codes).astype(jnp.float32) - 8, scales, dtype)
+    return _scaled(halves(codes).astype(jnp.int8) - 8, scales, dtype)
 
 
 def _decoded_bytes(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
     """Matrices [e, n, k] from codes u8 [e, n, k], less 128, and scales [e, n, groups]."""
-    return _scaled(codes.astype(jnp.float32) - 128, scales, dtype)
+    return _scaled(codes.astype(jnp.int16) - 128, scales, dtype)
 
 
 def _scaled(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
     group = codes.shape[-1] // scales.shape[-1]
-    return (codes * jnp.repeat(scales.astype(jnp.float32), group, axis=-1)).astype(dtype)
+    return (codes.astype(jnp.float32) * jnp.repeat(scales.astype(jnp.float32), group, axis=-1)).astype(dtype)
 
 
 _DECODED = {4: _decoded_nibbles, 8: _decoded_bytes}
@@ -76,4 +83,47 @@ class XlaCompressedIntegerMoEMethod(ExpertsInCodes, wna16.CompressedTensorsWNA16
         return _DECODED[self.num_bits](codes, scales, dtype)
 
 
+class XlaCompressedFp8MoEMethod(ExpertsInFp8, w8a8_fp8.CompressedTensorsW8A8Fp8MoEMethod):
+    """With a scale of each matrix, row or block."""
+
+    _parts = ("weight", "weight_scale")
+
+    def __init__(
+        self, weight_quant: Any, input_quant: Any, moe: Any, layer_name: str | None = None
+    ) -> None:
+        FusedMoEMethodBase.__init__(self, moe)
+        # As in the class below; so are the rules of what fits together, which are those of kernels.
+        self.weight_quant, self.input_quant = weight_quant, input_quant
+        self.weight_block_size = weight_quant.block_structure
+        self.block_quant = self.weight_block_size is not None
+        self.static_input_scales = not input_quant.dynamic
+
+    def _block(self) -> tuple[int, int] | None:
+        return tuple(self.weight_block_size) if self.block_quant else None
+
+
+class XlaCompressedInt8MoEMethod(ExpertsInCodes, w8a8_int8.CompressedTensorsW8A8Int8MoEMethod):
+    """With a scale of each row."""
+
+    _parts = ("weight", "weight_scale")
+    _repack = staticmethod(repack.from_int8)
+
+    def __init__(
+        self, weight_quant: Any, input_quant: Any, moe: Any, layer_name: str | None = None
+    ) -> None:
+        FusedMoEMethodBase.__init__(self, moe)
+        if weight_quant.strategy != QuantizationStrategy.CHANNEL:
+            raise NotImplementedError(
+                f"experts: compressed-tensors' int8 with scales by {weight_quant.strategy}, expected channel"
+            )
+        self.weight_quant, self.input_quant = weight_quant, input_quant
+        self.static_input_scales = not input_quant.dynamic
+
+    @staticmethod
+    def _decode(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
+        return _scaled(jax.lax.bitcast_convert_type(codes, jnp.int8), scales, dtype)
+
+
+replace(w8a8_fp8, "CompressedTensorsW8A8Fp8MoEMethod", XlaCompressedFp8MoEMethod)
+replace(w8a8_int8, "CompressedTensorsW8A8Int8MoEMethod", XlaCompressedInt8MoEMethod)
 replace(wna16, "CompressedTensorsWNA16MoEMethod", XlaCompressedIntegerMoEMethod)

@@ -15,6 +15,7 @@ from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router import FusedTopKBiasRouter
 from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter
 from vllm.model_executor.layers.fused_moe.router.grouped_topk_router import GroupedTopKRouter
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.runner import moe_runner
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
@@ -139,6 +140,19 @@ replace(moe_runner.MoERunner, "_select_forward", _forward_in_sight)
 
 
 # ---------------------------------------------------------------------------- experts
+
+
+def _quant_method(self: RoutedExperts, *args: Any, **named: Any) -> Any:
+    """What holds a layer's matrices; one of vLLM's own would fail once it has loaded all of them."""
+    method = _their_quant_method(self, *args, **named)
+    if not type(method).__module__.startswith("intarsia."):
+        raise NotImplementedError(
+            f"experts: weights of {type(method).__name__}, expected a form that docs/vllm.md lists"
+        )
+    return method
+
+
+_their_quant_method = replace(RoutedExperts, "_get_quant_method", _quant_method)
 
 
 def _post_init(self: FusedMoEConfig) -> None:

@@ -20,6 +20,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
     compressed_tensors_w8a8_fp8,
 )
 from vllm.platforms import PlatformEnum
+from vllm.scalar_type import scalar_types
 
 from intarsia import repack
 from intarsia.vllm.capabilities import DTYPES
@@ -59,6 +60,21 @@ class XlaFp8Kernel(_Kernel, FP8ScaledMMLinearKernel):
 
     def apply_scaled_mm(self, **_: Any) -> torch.Tensor:
         raise NotImplementedError("fp8: activations are not quantized")
+
+
+class XlaFp8WeightsKernel(XlaFp8Kernel):
+    """The same where activations are not to be quantized, as on GPUs without fp8: scales may be of blocks, too."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        if layer.weight_block_size is None:
+            super().process_weights_after_loading(layer)
+            return
+        packed = repack.from_fp8(
+            as_numpy(layer.weight),
+            as_numpy(layer.weight_scale_inv).astype(np.float32),
+            block=tuple(layer.weight_block_size),
+        )
+        pack(layer, packed, ["weight", "weight_scale_inv"])
 
 
 class XlaFp8BlockKernel(_Kernel, Fp8BlockScaledMMLinearKernel):
@@ -105,6 +121,14 @@ def _of_rows(scales: torch.Tensor, widths: list[int]) -> torch.Tensor:
     return scales.repeat_interleave(torch.tensor(widths, device=scales.device))[:, None]
 
 
+_INTEGERS = (
+    scalar_types.uint4b8,
+    scalar_types.uint4,
+    scalar_types.uint8b128,
+    scalar_types.uint8,
+)
+
+
 class XlaIntegerKernel(_Kernel, MPLinearKernel):
     """Weights in 4 or 8 bits by groups, packed as compressed-tensors or GPTQ pack them."""
 
@@ -114,6 +138,9 @@ class XlaIntegerKernel(_Kernel, MPLinearKernel):
 
     @classmethod
     def can_implement(cls, config: Any) -> tuple[bool, str | None]:
+        if config.weight_type not in _INTEGERS:
+            expected = ", ".join(map(str, _INTEGERS))
+            return False, f"weights are {config.weight_type}, expected one of {expected}"
         columns, group = config.partition_weight_shape[0], config.group_size
         if group > 0 and columns % group:
             # vLLM gives each rank its share of the scales, rounded down.
@@ -171,6 +198,8 @@ for _kind, _kernel in (("fp8", XlaFp8Kernel), ("int8", XlaInt8Kernel), ("mp", Xl
     kernels.register_linear_kernel(_kernel, PlatformEnum.OOT, _kind)
 # A kind of its own in 0.33, which 0.32 does not know by name.
 kernels._POSSIBLE_FP8_BLOCK_KERNELS[PlatformEnum.OOT] = [XlaFp8BlockKernel]
+# A kind that cannot be registered by name.
+kernels._POSSIBLE_WFP8A16_KERNELS[PlatformEnum.OOT] = [XlaFp8WeightsKernel]
 for _module in (fp8, compressed_tensors_w8a8_fp8):
     replace(_module, "process_fp8_weight_tensor_strategy", scales_of_rows)
 replace(auto_awq, "AutoAWQLinearMethod", XlaAwqLinearMethod)

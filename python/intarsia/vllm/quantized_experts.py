@@ -160,22 +160,32 @@ def _run_packed(
     return call_jax(run, x, weights, ids, *biases, layer.expert_map, *bits)
 
 
-class XlaFp8MoEMethod(ExpertsInCodes, fp8.Fp8MoEMethod):
-    """In fp8, with a scale of each expert's matrices or of blocks."""
+class ExpertsInFp8(ExpertsInCodes):
+    """With scales of each expert's matrices, of their rows, or of blocks."""
+
+    def _block(self) -> tuple[int, int] | None:
+        """Rows and columns of a block, where scales are of blocks."""
+        raise NotImplementedError
+
+    def _decode(self, codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
+        return _decoded_fp8(codes, scales, dtype, self._block())
+
+    def _repack(self, codes: np.ndarray, scales: np.ndarray) -> PackedWeight:
+        if (block := self._block()) is not None:
+            return repack.from_fp8(codes, scales, block=block)
+        of_rows = np.repeat(scales.reshape(-1), len(codes) // scales.size)
+        return repack.from_fp8(codes, of_rows)
+
+
+class XlaFp8MoEMethod(ExpertsInFp8, fp8.Fp8MoEMethod):
+    """As checkpoints of the `fp8` format have them."""
 
     @property
     def _parts(self) -> tuple[str, ...]:
         return "weight", self.weight_scale_name
 
-    def _decode(self, codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
-        block = tuple(self.moe_block_shape) if self.block_quant else None
-        return _decoded_fp8(codes, scales, dtype, block)
-
-    def _repack(self, codes: np.ndarray, scales: np.ndarray) -> PackedWeight:
-        if self.block_quant:
-            return repack.from_fp8(codes, scales, block=tuple(self.moe_block_shape))
-        of_rows = np.repeat(scales.reshape(-1), len(codes) // scales.size)
-        return repack.from_fp8(codes, of_rows)
+    def _block(self) -> tuple[int, int] | None:
+        return tuple(self.moe_block_shape) if self.block_quant else None
 
 
 class XlaGptOssMxfp4MoEMethod(ExpertsInCodes, mxfp4.GptOssMxfp4MoEMethod):
