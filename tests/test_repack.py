@@ -249,6 +249,11 @@ def test_mxfp4_and_nvfp4() -> None:
         np.testing.assert_array_equal(repack.decoded(weight), want)
         x = np.random.default_rng(5).standard_normal((2, 96), np.float32)
         assert support.relative_error(ij.linear_packed(x, weight), x @ want.T) < 2e-6
+    of_rows = np.repeat(np.float32([0.3, 0.7]), 10)  # of two layers in one
+    want = numbers * expanded(scales.astype(np.float32) * of_rows[:, None], 96)
+    weight = repack.from_nvfp4(packed, scales, of_rows)
+    np.testing.assert_array_equal(repack.decoded(weight), want)
+    assert support.relative_error(ij.linear_packed(x, weight), x @ want.T) < 2e-6
 
 
 def test_groups_that_columns_do_not_share_evenly_are_told() -> None:

@@ -4,10 +4,9 @@ Each function takes a matrix of one format as NumPy arrays, as the file has them
 changes no number.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
+from intarsia._gguf_blocks import GGUF_TYPES, from_gguf
 from intarsia._packing import (
     PackedWeight,
     codes_of,
@@ -42,141 +41,6 @@ __all__ = [
     "round_to_nearest",
     "stacked",
 ]
-
-# --------------------------------------------------------------------------------- GGUF: rows of blocks of bytes
-# ggml/src/ggml-common.h has the blocks, ggml/src/ggml-quants.c what they stand for.
-
-
-def _f16(blocks: np.ndarray, at: int) -> np.ndarray:
-    return blocks[..., at : at + 2].copy().view(np.float16)[..., 0]
-
-
-def _nibbles(part: np.ndarray) -> np.ndarray:
-    """The lower halves of some bytes, then the upper ones, along the last axis."""
-    return np.concatenate([part & 15, part >> 4], axis=-1)
-
-
-def _bits(part: np.ndarray) -> np.ndarray:
-    return np.unpackbits(part, axis=-1, bitorder="little")
-
-
-def _matrix(parts: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(parts.reshape(len(parts), -1))
-
-
-def _blocks_of_32(
-    blocks: np.ndarray, *, bits: int, minimums: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Codes, scales and minimums of blocks that begin with them: Q4_0, Q4_1, Q5_0, Q5_1."""
-    at = 4 if minimums else 2
-    codes = _nibbles(blocks[..., at + 4 * (bits == 5) :])
-    if bits == 5:
-        codes |= _bits(blocks[..., at : at + 4]) << 4
-    return _matrix(codes), _f16(blocks, 0), _f16(blocks, 2) if minimums else None
-
-
-def _q4_0(blocks: np.ndarray) -> PackedWeight:
-    codes, scales, _ = _blocks_of_32(blocks, bits=4, minimums=False)
-    return from_codes(codes, scales, format="u4b8", group=32)
-
-
-def _q4_1(blocks: np.ndarray) -> PackedWeight:
-    parts = _blocks_of_32(blocks, bits=4, minimums=True)
-    return from_codes(*parts, format="u4", group=32, zeros_are="minimums")
-
-
-def _q5_0(blocks: np.ndarray) -> PackedWeight:
-    codes, scales, _ = _blocks_of_32(blocks, bits=5, minimums=False)
-    return from_codes(codes, scales, format="u5b16", group=32)
-
-
-def _q5_1(blocks: np.ndarray) -> PackedWeight:
-    parts = _blocks_of_32(blocks, bits=5, minimums=True)
-    return from_codes(*parts, format="u5", group=32, zeros_are="minimums")
-
-
-def _q8_0(blocks: np.ndarray) -> PackedWeight:
-    return from_codes(_matrix(blocks[..., 2:]), _f16(blocks, 0), format="i8", group=32)
-
-
-def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The 8 scales and 8 minimums of Q4_K's and Q5_K's blocks, 6 bits each of 12 bytes."""
-    first, second, third = (packed[..., i : i + 4] for i in (0, 4, 8))
-    scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=-1)
-    minimums = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=-1)
-    return _matrix(scales), _matrix(minimums)
-
-
-def _q4_k_or_q5_k(blocks: np.ndarray, format: str) -> PackedWeight:
-    scales, minimums = _six_bits(blocks[..., 4:16])
-    codes = blocks[..., -128:]
-    codes = _nibbles(codes.reshape(*codes.shape[:-1], 4, 32)).reshape(*codes.shape[:-1], 8, 32)
-    if format == "u5":
-        # Bit i of a byte belongs to the i-th 32 columns.
-        codes |= _bits(blocks[..., 16:48, None]).swapaxes(-1, -2) << 4
-    return from_codes(
-        _matrix(codes),
-        scales,
-        minimums,
-        _f16(blocks, 0),
-        -_f16(blocks, 2),
-        format=format,
-        group=32,
-        zeros_are="minimums",
-    )
-
-
-def _q4_k(blocks: np.ndarray) -> PackedWeight:
-    return _q4_k_or_q5_k(blocks, "u4")
-
-
-def _q5_k(blocks: np.ndarray) -> PackedWeight:
-    return _q4_k_or_q5_k(blocks, "u5")
-
-
-def _q6_k(blocks: np.ndarray) -> PackedWeight:
-    lead = blocks.shape[:-1]
-    low = _nibbles(blocks[..., :128].reshape(*lead, 2, 64)).reshape(*lead, 2, 4, 32)
-    pairs = blocks[..., 128:192].reshape(*lead, 2, 1, 32)
-    high = pairs >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    scales = _matrix(blocks[..., 192:208]).view(np.int8)
-    return from_codes(
-        _matrix(low | high << 4), scales, None, _f16(blocks, 208), format="u6b32", group=16
-    )
-
-
-_OF_BLOCKS: dict[str, tuple[int, Callable[[np.ndarray], PackedWeight]]] = {
-    "Q4_0": (18, _q4_0),
-    "Q4_1": (20, _q4_1),
-    "Q5_0": (22, _q5_0),
-    "Q5_1": (24, _q5_1),
-    "Q8_0": (34, _q8_0),
-    "Q4_K": (144, _q4_k),
-    "Q5_K": (176, _q5_k),
-    "Q6_K": (210, _q6_k),
-}
-GGUF_TYPES = tuple(_OF_BLOCKS)
-"""ggml's types that `from_gguf` takes."""
-
-
-def from_gguf(data: np.ndarray, type: str) -> PackedWeight:
-    """Packs a tensor of a GGUF file.
-
-    Args:
-        data: [rows, bytes of a row] u8, as `gguf.GGUFReader` gives it.
-        type: One of `GGUF_TYPES`.
-    """
-    if type not in _OF_BLOCKS:
-        raise ValueError(f"repack: type is {type!r}, expected one of {', '.join(GGUF_TYPES)}")
-    size, pack = _OF_BLOCKS[type]
-    if data.ndim != 2 or data.dtype != np.uint8 or data.shape[1] % size:
-        raise ValueError(
-            f"repack: data is {data.dtype} {[*data.shape]}, expected uint8 rows of blocks of {size}"
-        )
-    blocks = np.asarray(data).reshape(len(data), -1, size)
-    # A byte is two codes or less.
-    return packed_by_rows(len(data), 2 * data.shape[1], lambda rows: pack(blocks[rows]))
-
 
 # --------------------------------------------------------------------------------- AWQ, GPTQ, compressed-tensors
 
@@ -381,18 +245,21 @@ def from_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> PackedWeight:
 def from_nvfp4(
     weight: np.ndarray, scales: np.ndarray, global_scale: np.ndarray, *, divides: bool = False
 ) -> PackedWeight:
-    """Packs e2m1 codes [rows, columns / 2] u8 with e4m3 scales [rows, columns / 16] and an f32 scale of all.
+    """Packs e2m1 codes [rows, columns / 2] u8 with e4m3 scales [rows, columns / 16] and an f32 scale of all, or of each row.
 
     Args:
         weight: Codes.
         scales: Of 16 columns each.
         global_scale: What scales are multiplied by, ModelOpt's `weight_scale_2`; with `divides` what they are
-            divided by, compressed-tensors' `weight_global_scale`.
+            divided by, compressed-tensors' `weight_global_scale`. Also one for each row [rows], as layers in one have: then
+            the packed scales are the products, in f32.
         divides: See there.
     """
-    outer = np.asarray(global_scale, np.float32).reshape(1)
+    outer = np.asarray(global_scale, np.float32).reshape(-1)
     if divides:
         outer = np.reciprocal(outer)
+    if outer.size > 1:
+        scales, outer = scales.astype(np.float32) * outer[:, None], None
     return _of_e2m1(weight, scales, outer, group=16)
 
 

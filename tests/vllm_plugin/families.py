@@ -62,6 +62,13 @@ _GROUPED = Family(
     HEAD | {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128},
 )
 """With experts whose matrices are whole groups of 128."""
+
+
+def _as_loaded(form: str, quantization: str) -> Family:
+    """What vLLM makes of a plain checkpoint."""
+    return _GROUPED._replace(form=form, options={"quantization": quantization})
+
+
 _QUANTIZED = {
     "gpt_oss_mxfp4": EXPERTS["gpt_oss"]._replace(form="mxfp4"),
     "mimo_v2_flash_fp8": EXPERTS["mimo_v2_flash"]._replace(form="fp8_block"),
@@ -70,6 +77,7 @@ _QUANTIZED = {
     "llama_fp8": DENSE["llama"]._replace(form="ct_fp8"),
     "llama_fp8_weights": DENSE["llama"]._replace(form="ct_fp8_weights"),
     "qwen2_fp8_block": DENSE["qwen2"]._replace(form="ct_fp8_block"),
+    "phi3_fp8": DENSE["phi3"]._replace(form="fp8_tensor"),
     "llama_awq": DENSE["llama"]._replace(form="awq"),
     "qwen3_int4": DENSE["qwen3"]._replace(form="ct_int4"),
     "qwen2_gptq": DENSE["qwen2"]._replace(form="gptq"),
@@ -79,6 +87,13 @@ _QUANTIZED = {
     "qwen3_moe_fp8": _GROUPED._replace(form="ct_fp8"),
     "qwen3_moe_fp8_block": _GROUPED._replace(form="ct_fp8_block"),
     "qwen3_moe_int8": _GROUPED._replace(form="ct_int8"),
+    "qwen3_moe_modelopt_fp8": _GROUPED._replace(form="modelopt_fp8"),
+    "qwen3_moe_nvfp4": _GROUPED._replace(form="nvfp4"),
+    "qwen3_moe_ct_nvfp4": _GROUPED._replace(form="ct_nvfp4"),
+    "qwen3_moe_ct_mxfp4": _GROUPED._replace(form="ct_mxfp4"),
+    "qwen3_moe_as_loaded": _as_loaded("as_loaded", "fp8"),
+    "qwen3_moe_rows_as_loaded": _as_loaded("rows_as_loaded", "fp8_per_channel"),
+    "qwen3_moe_blocks_as_loaded": _as_loaded("blocks_as_loaded", "fp8_per_block"),
     "mistral3_fp8": WRAPPED["mistral3"]._replace(form="fp8_tensor"),
 }
 FAMILIES = DENSE | EXPERTS | OWN | LATENT | RECURRENT | WIDE | WRAPPED | _QUANTIZED

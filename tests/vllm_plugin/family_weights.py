@@ -1,7 +1,4 @@
-"""How a family's checkpoint says what transformers' model has: other layouts, and codes for numbers.
-
-Each function takes a tensor, and gives what the checkpoint has of it, and the tensor as these codes stand for it.
-"""
+"""How a family's checkpoint says what transformers' model has: other layouts, and codes for numbers."""
 
 import json
 import shutil
@@ -9,181 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import family_codes as codes
 import torch
-
-Written = tuple[dict[str, torch.Tensor], torch.Tensor]
-
-_LARGEST_E4M3 = 448.0
-_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-
-
-def transposed(name: str, tensor: torch.Tensor) -> Written:
-    """Experts in one tensor with the matrices the other way round."""
-    if ".experts." in name:
-        return {name: tensor.transpose(1, 2).contiguous()}, tensor
-    return {name: tensor}, tensor
-
-
-def _is_linear(name: str, tensor: torch.Tensor) -> bool:
-    kept = ("embed", "lm_head", "norm", "mlp.gate.weight", "block_sparse_moe.gate.weight", "router")
-    return tensor.ndim == 2 and name.endswith("weight") and not any(x in name for x in kept)
-
-
-def _in_e4m3(tensor: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    codes = (tensor / scale).to(torch.float8_e4m3fn)
-    return codes, codes.float() * scale
-
-
-def fp8_block(name: str, tensor: torch.Tensor) -> Written:
-    """DeepSeek's form: e4m3, and an f32 scale of each 128 by 128; the last ones may be smaller."""
-    if not _is_linear(name, tensor):
-        return {name: tensor}, tensor
-    rows, columns = tensor.shape
-    whole = torch.nn.functional.pad(tensor, (0, -columns % 128, 0, -rows % 128))
-    blocks = whole.reshape(len(whole) // 128, 128, -1, 128)
-    scale = blocks.abs().amax((1, 3), keepdim=True) / _LARGEST_E4M3
-    codes, numbers = _in_e4m3(blocks, scale)
-    written = {
-        name: codes.reshape(whole.shape)[:rows, :columns].contiguous(),
-        name + "_scale_inv": scale[:, 0, :, 0].contiguous(),
-    }
-    return written, numbers.reshape(whole.shape)[:rows, :columns].contiguous()
-
-
-def fp8_tensor(name: str, tensor: torch.Tensor) -> Written:
-    """e4m3 with one scale, and one of activations, which are not quantized here."""
-    if not _is_linear(name, tensor):
-        return {name: tensor}, tensor
-    scale = tensor.abs().max() / _LARGEST_E4M3
-    codes, numbers = _in_e4m3(tensor, scale)
-    scales = {
-        name + "_scale": scale.reshape(()),
-        name.removesuffix("weight") + "input_scale": torch.ones(()),
-    }
-    return {name: codes} | scales, numbers
-
-
-def mxfp4(name: str, tensor: torch.Tensor) -> Written:
-    """gpt-oss' experts: e2m1 in blocks of 32 with a power of two."""
-    if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-        rounded = tensor.bfloat16().float() if "experts" in name else tensor  # biases
-        return {name: rounded}, rounded
-    rows = tensor.transpose(1, 2).reshape(tensor.shape[0], tensor.shape[2], -1, 32)
-    power = torch.floor(torch.log2(rows.abs().amax(-1, keepdim=True))) - 2
-    scaled = rows / 2**power
-    index = (scaled.abs()[..., None] - _E2M1).abs().argmin(-1)
-    codes = (index + 8 * (scaled < 0)).to(torch.uint8)
-    numbers = torch.where(scaled < 0, -1, 1) * _E2M1[index] * 2**power
-    written = {
-        name + "_blocks": codes[..., ::2] | codes[..., 1::2] << 4,
-        name + "_scales": (power[..., 0] + 127).to(torch.uint8),
-    }
-    matrices = numbers.reshape(rows.shape[0], rows.shape[1], -1)
-    return written, matrices.transpose(1, 2).contiguous()
-
-
-def _in_integers(
-    tensor: torch.Tensor, group: int, largest: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Symmetric codes [rows, columns], scales [rows, groups], and what they stand for."""
-    groups = tensor.reshape(len(tensor), -1, group)
-    scale = groups.abs().amax(-1, keepdim=True) / largest
-    codes = torch.round(groups / scale)
-    return (codes.reshape(tensor.shape), scale[..., 0], (codes * scale).reshape(tensor.shape))
-
-
-def _words(
-    codes: torch.Tensor, dim: int, places: tuple[int, ...] = tuple(range(8))
-) -> torch.Tensor:
-    """Eight codes of 4 bits in an i32, along a dimension; `places` says where in it each of them is."""
-    codes = codes.to(torch.int64).movedim(dim, -1)
-    parts = codes.reshape(*codes.shape[:-1], -1, 8) << (4 * torch.tensor(places))
-    words = parts.sum(-1)
-    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32).movedim(-1, dim)
-
-
-def _of(name: str, suffix: str) -> str:
-    return name.removesuffix("weight") + suffix
-
-
-def ct_int4(name: str, tensor: torch.Tensor) -> Written:
-    """compressed-tensors' pack-quantized: 4 bits in groups of 128."""
-    if not _is_linear(name, tensor):
-        return {name: tensor}, tensor
-    codes, scale, numbers = _in_integers(tensor, 128, 7)
-    return {
-        _of(name, "weight_packed"): _words(codes + 8, 1).contiguous(),
-        _of(name, "weight_scale"): scale.contiguous(),
-        _of(name, "weight_shape"): torch.tensor(tensor.shape),
-    }, numbers
-
-
-def kimi_int4(name: str, tensor: torch.Tensor) -> Written:
-    """The same for experts alone, in groups of 32, with scales in bf16."""
-    if ".experts." not in name or not _is_linear(name, tensor):
-        return {name: tensor}, tensor
-    groups = tensor.reshape(len(tensor), -1, 32)
-    scale = (groups.abs().amax(-1, keepdim=True) / 7).bfloat16().float()
-    codes = torch.round(groups / scale).clamp(-8, 7)
-    return {
-        _of(name, "weight_packed"): _words(codes.reshape(tensor.shape) + 8, 1).contiguous(),
-        _of(name, "weight_scale"): scale[..., 0].bfloat16(),
-        _of(name, "weight_shape"): torch.tensor(tensor.shape),
-    }, (codes * scale).reshape(tensor.shape)
-
-
-def ct_int8(name: str, tensor: torch.Tensor) -> Written:
-    """compressed-tensors' int8 with a scale of each row; activations are not quantized here."""
-    if not _is_linear(name, tensor):
-        return {name: tensor}, tensor
-    codes, scale, numbers = _in_integers(tensor, tensor.shape[1], 127)
-    return {name: codes.to(torch.int8), name + "_scale": scale.contiguous()}, numbers
-
-
-def ct_fp8(name: str, tensor: torch.Tensor) -> Written:
-    """compressed-tensors' fp8 with a scale of each row."""
-    if not _is_linear(name, tensor):
-        return {name: tensor}, tensor
-    scale = tensor.abs().amax(1, keepdim=True) / _LARGEST_E4M3
-    codes, numbers = _in_e4m3(tensor, scale)
-    return {name: codes, name + "_scale": scale}, numbers
-
-
-def ct_fp8_block(name: str, tensor: torch.Tensor) -> Written:
-    """compressed-tensors' fp8 with a scale of each 128 by 128, as DeepSeek's but for a name."""
-    written, numbers = fp8_block(name, tensor)
-    return {key.removesuffix("_inv"): x for key, x in written.items()}, numbers
-
-
-def gptq(name: str, tensor: torch.Tensor) -> Written:
-    """GPTQ's 4 bits in groups of 128, symmetric."""
-    if not _is_linear(name, tensor):
-        return {name: tensor}, tensor
-    codes, scale, numbers = _in_integers(tensor, 128, 7)
-    groups, rows = scale.shape[1], len(tensor)
-    return {
-        _of(name, "qweight"): _words((codes + 8).t(), 0).contiguous(),
-        _of(name, "qzeros"): _words(torch.full((groups, rows), 7), 1).contiguous(),
-        _of(name, "scales"): scale.t().contiguous(),
-        _of(name, "g_idx"): torch.arange(tensor.shape[1], dtype=torch.int32) // 128,
-    }, numbers
-
-
-def awq(name: str, tensor: torch.Tensor) -> Written:
-    """AWQ's 4 bits in groups of 128 with zero points, and its order of nibbles."""
-    if not _is_linear(name, tensor):
-        return {name: tensor}, tensor
-    groups = tensor.reshape(len(tensor), -1, 128)
-    lowest = groups.amin(-1, keepdim=True)
-    scale = (groups.amax(-1, keepdim=True) - lowest) / 15
-    zero = torch.round(-lowest / scale).clamp(0, 15)
-    codes = (torch.round(groups / scale) + zero).clamp(0, 15)
-    order = (0, 4, 1, 5, 2, 6, 3, 7)
-    return {
-        _of(name, "qweight"): _words(codes.reshape(tensor.shape).t(), 1, order).contiguous(),
-        _of(name, "qzeros"): _words(zero[..., 0].t(), 1, order).contiguous(),
-        _of(name, "scales"): scale[..., 0].t().contiguous(),
-    }, ((codes - zero) * scale).reshape(tensor.shape)
+from family_codes import Written
 
 
 def _compressed_tensors(
@@ -203,20 +28,28 @@ def _said(bits: int, kind: str, strategy: str, **others: Any) -> dict[str, Any]:
     return {"num_bits": bits, "type": kind, "symmetric": True, "strategy": strategy} | others
 
 
+def _modelopt(algorithm: str, **others: Any) -> dict[str, Any]:
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": algorithm,
+        "ignore": ["lm_head", "*mlp.gate"],
+    } | others
+
+
 FORMS: dict[str, tuple[Callable[[str, torch.Tensor], Written], dict[str, Any]]] = {
-    "transposed": (transposed, {}),
+    "transposed": (codes.transposed, {}),
     "fp8_block": (
-        fp8_block,
+        codes.fp8_block,
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     ),
-    "fp8_tensor": (fp8_tensor, {"quant_method": "fp8", "activation_scheme": "static"}),
-    "mxfp4": (mxfp4, {"quant_method": "mxfp4"}),
+    "fp8_tensor": (codes.fp8_tensor, {"quant_method": "fp8", "activation_scheme": "static"}),
+    "mxfp4": (codes.mxfp4, {"quant_method": "mxfp4"}),
     "ct_int4": (
-        ct_int4,
+        codes.ct_int4,
         _compressed_tensors("pack-quantized", _said(4, "int", "group", group_size=128), None),
     ),
     "kimi_int4": (
-        kimi_int4,
+        codes.kimi_int4,
         _compressed_tensors(
             "pack-quantized",
             _said(4, "int", "group", group_size=32),
@@ -229,13 +62,13 @@ FORMS: dict[str, tuple[Callable[[str, torch.Tensor], Written], dict[str, Any]]] 
         ),
     ),
     "ct_int8": (
-        ct_int8,
+        codes.ct_int8,
         _compressed_tensors(
             "int-quantized", _said(8, "int", "channel"), _said(8, "int", "token", dynamic=True)
         ),
     ),
     "ct_fp8": (
-        ct_fp8,
+        codes.ct_fp8,
         _compressed_tensors(
             "float-quantized",
             _said(8, "float", "channel"),
@@ -243,23 +76,44 @@ FORMS: dict[str, tuple[Callable[[str, torch.Tensor], Written], dict[str, Any]]] 
         ),
     ),
     "ct_fp8_weights": (
-        ct_fp8,
+        codes.ct_fp8,
         _compressed_tensors("float-quantized", _said(8, "float", "channel"), None),
     ),
     "ct_fp8_block": (
-        ct_fp8_block,
+        codes.ct_fp8_block,
         _compressed_tensors(
             "float-quantized",
             _said(8, "float", "block", block_structure=[128, 128]),
             _said(8, "float", "group", group_size=128, dynamic=True),
         ),
     ),
+    "as_loaded": (codes.as_loaded, {}),
+    "rows_as_loaded": (codes.rows_as_loaded, {}),
+    "blocks_as_loaded": (codes.blocks_as_loaded, {}),
+    "modelopt_fp8": (codes.fp8_tensor, _modelopt("FP8")),
+    "nvfp4": (codes.nvfp4, _modelopt("NVFP4", group_size=16)),
+    "ct_nvfp4": (
+        codes.ct_nvfp4,
+        _compressed_tensors(
+            "nvfp4-pack-quantized",
+            _said(4, "float", "tensor_group", group_size=16),
+            _said(4, "float", "tensor_group", group_size=16, dynamic="local"),
+        ),
+    ),
+    "ct_mxfp4": (
+        codes.ct_mxfp4,
+        _compressed_tensors(
+            "mxfp4-pack-quantized",
+            _said(4, "float", "group", group_size=32, scale_dtype="torch.uint8"),
+            _said(4, "float", "group", group_size=32, dynamic=True, scale_dtype="torch.uint8"),
+        ),
+    ),
     "gptq": (
-        gptq,
+        codes.gptq,
         {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
     ),
     "awq": (
-        awq,
+        codes.awq,
         {
             "quant_method": "awq",
             "bits": 4,
@@ -298,7 +152,7 @@ def rewrite(reference: Path, checkpoint: Path, form: str) -> None:
     shutil.copytree(reference, checkpoint)
     written, numbers = {}, {}
     for name, tensor in load_file(reference / "model.safetensors").items():
-        one = name.endswith(_IN_ONE_TENSOR) and function not in (transposed, mxfp4)
+        one = name.endswith(_IN_ONE_TENSOR) and function not in (codes.transposed, codes.mxfp4)
         in_form, numbers[name] = (
             _of_each_expert(function, name, tensor) if one else function(name, tensor)
         )

@@ -18,6 +18,14 @@ _TOLERANCE = 2e-3
 _NORMED_BY_HEAD = (
     *("qwen3", "qwen3_int4", "qwen3_fp8", "qwen3_moe", "qwen3_moe_awq", "qwen3_moe_gptq"),
     *("qwen3_moe_fp8", "qwen3_moe_fp8_block", "qwen3_moe_int8"),
+    *(
+        "qwen3_moe_modelopt_fp8",
+        "qwen3_moe_nvfp4",
+        "qwen3_moe_ct_nvfp4",
+        "qwen3_moe_ct_mxfp4",
+        "qwen3_moe_as_loaded",
+    ),
+    *("qwen3_moe_rows_as_loaded", "qwen3_moe_blocks_as_loaded"),
     *("qwen3_vl", "qwen3_vl_moe", "internvl", "internvl3_5", "intern_s1", "gemma3", "glm4_moe"),
     *("hy_v3", "afmoe", "laguna", "ring_fp8", "param2", "plamo3", "step3p5", "step3p7"),
 )

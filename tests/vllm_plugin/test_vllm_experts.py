@@ -154,16 +154,74 @@ def test_fp8_is_decoded_as_it_is_packed(parts: int | None) -> None:
     )
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_nvfp4_is_decoded_as_it_is_packed(parts: int) -> None:
+    """With a scale of each expert, or of its gates and its ups."""
+    from intarsia import repack
+    from intarsia.vllm import nvfp4
+
+    rng, (experts, rows, columns) = np.random.default_rng(0), (2, 64, 96)
+    codes = rng.integers(0, 256, (experts, rows, columns // 2)).astype(np.uint8)
+    scales = rng.integers(0x20, 0x60, (experts, rows, columns // 16)).astype(np.uint8)
+    of_all = rng.uniform(0.5, 2, (experts, parts)).astype(np.float32)
+    method = object.__new__(nvfp4.XlaModelOptNvFp4MoEMethod)
+    packed = [
+        repack.decoded(method._repack(*expert))
+        for expert in zip(codes, scales.view(ml_dtypes.float8_e4m3fn), of_all, strict=True)
+    ]
+    assert len(np.unique(packed[0])) > 100
+    np.testing.assert_allclose(
+        method._decode(codes, scales, of_all, np.float32), np.stack(packed), rtol=1e-6
+    )
+
+
+def test_int8_of_compressed_tensors_is_decoded_as_it_is_packed() -> None:
+    from intarsia import repack
+    from intarsia.vllm import compressed_experts
+
+    rng, shape = np.random.default_rng(0), (2, 32, 96)
+    codes = rng.integers(0, 256, shape).astype(np.uint8)
+    scales = rng.uniform(0.5, 2, (*shape[:2], 1)).astype(np.float32)
+    method = object.__new__(compressed_experts.XlaCompressedInt8MoEMethod)
+    packed = [
+        repack.decoded(method._repack(*expert))
+        for expert in zip(codes.view(np.int8), scales, strict=True)
+    ]
+    np.testing.assert_allclose(
+        method._decode(codes, scales, np.float32), np.stack(packed), rtol=1e-6
+    )
+
+
 @pytest.mark.parametrize(
     ("columns", "group", "fits"), [(256, 128, True), (192, 128, False), (192, -1, True)]
 )
 def test_a_rank_has_whole_groups_of_columns(columns: int, group: int, fits: bool) -> None:
-    from intarsia.vllm.quantized import XlaIntegerKernel
-
-    config = types.SimpleNamespace(partition_weight_shape=(columns, 64), group_size=group)
-    able, reason = XlaIntegerKernel.can_implement(config)
+    able, reason = _can_implement("uint4b8", columns, group)
     assert able == fits
     assert fits or reason == "a rank has 192 columns, expected whole groups of 128"
+
+
+def _can_implement(kind: str, columns: int = 256, group: int = 128) -> tuple[bool, str | None]:
+    from intarsia.vllm.quantized import XlaIntegerKernel
+    from vllm.scalar_type import scalar_types
+
+    return XlaIntegerKernel.can_implement(
+        types.SimpleNamespace(
+            weight_type=getattr(scalar_types, kind),
+            partition_weight_shape=(columns, 64),
+            group_size=group,
+        )
+    )
+
+
+def test_codes_of_other_sizes_are_refused() -> None:
+    """vLLM asks for layers in 2 to 8 bits."""
+    for kind in ("uint4", "uint4b8", "uint8", "uint8b128"):
+        assert _can_implement(kind) == (True, None)
+    for kind in ("uint2b2", "uint3b4"):
+        able, reason = _can_implement(kind)
+        assert not able
+        assert reason == f"weights are {kind}, expected one of uint4b8, uint4, uint8b128, uint8"
 
 
 def test_awq_without_zero_points_is_refused() -> None:

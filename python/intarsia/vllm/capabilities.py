@@ -21,5 +21,9 @@ RECURRENT = (
     "Qwen3_5MoeForConditionalGeneration",
 )
 """vLLM's classes of models whose recurrent layers are short convolutions, gated delta nets or Mamba 2's."""
-QUANTIZATIONS = ("auto_awq", "auto_gptq", "compressed-tensors", "fp8", "gpt_oss_mxfp4")
-"""vLLM's names of quantized checkpoints that are served."""
+QUANTIZATIONS = (
+    *("auto_awq", "auto_gptq", "compressed-tensors", "fp8", "gpt_oss_mxfp4"),
+    *("modelopt", "modelopt_fp4", "modelopt_mixed"),
+    *("fp8_per_tensor", "fp8_per_channel", "fp8_per_block"),
+)
+"""vLLM's names of quantized checkpoints that are served, and of what it makes of others as it loads them."""

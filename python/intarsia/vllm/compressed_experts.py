@@ -1,4 +1,4 @@
-"""Experts of compressed-tensors' checkpoints: in fp8, in int8, and in packed integers of 4 or 8 bits by groups, as Kimi's are.
+"""Experts of compressed-tensors' checkpoints: in fp8, int8, nvfp4, mxfp4, and in packed integers by groups, as Kimi's are.
 
 Read as those of `quantized_experts`: by our op, where it has a form for the layer.
 """
@@ -12,6 +12,12 @@ import torch
 from compressed_tensors.quantization import QuantizationStrategy
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w4a4_mxfp4 as w4a4_mxfp4,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w4a4_nvfp4 as w4a4_nvfp4,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
     compressed_tensors_moe_w8a8_fp8 as w8a8_fp8,
 )
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
@@ -23,7 +29,8 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 
 from intarsia import repack
 from intarsia._packing import PackedWeight
-from intarsia.vllm.quantized_experts import ExpertsInCodes, ExpertsInFp8, halves
+from intarsia.vllm.nvfp4 import ExpertsInNvFp4
+from intarsia.vllm.quantized_experts import ExpertsInCodes, ExpertsInFp8, ExpertsInMxfp4, halves
 from intarsia.vllm.replacing import replace
 
 
@@ -39,14 +46,31 @@ def _decoded_bytes(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array
 
 def _scaled(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
     group = codes.shape[-1] // scales.shape[-1]
-    return (codes.astype(jnp.float32) * jnp.repeat(scales.astype(jnp.float32), group, axis=-1)).astype(dtype)
+    return (
+        codes.astype(jnp.float32) * jnp.repeat(scales.astype(jnp.float32), group, axis=-1)
+    ).astype(dtype)
 
 
 _DECODED = {4: _decoded_nibbles, 8: _decoded_bytes}
 """By bits of a code."""
 
 
-class XlaCompressedIntegerMoEMethod(ExpertsInCodes, wna16.CompressedTensorsWNA16MoEMethod):
+class _PackedExperts(ExpertsInCodes):
+    """Whose codes have a name of their own."""
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        for name in ("w13", "w2"):
+            _rename(layer, f"{name}_weight_packed", f"{name}_weight")
+        super().process_weights_after_loading(layer)
+
+
+def _rename(layer: Any, old: str, new: str) -> None:
+    tensor = getattr(layer, old).data
+    delattr(layer, old)
+    layer.register_parameter(new, torch.nn.Parameter(tensor, requires_grad=False))
+
+
+class XlaCompressedIntegerMoEMethod(_PackedExperts, wna16.CompressedTensorsWNA16MoEMethod):
     """In 4 or 8 bits with a scale of each row or group, and no zero points."""
 
     _parts = ("weight", "weight_scale")
@@ -68,12 +92,7 @@ class XlaCompressedIntegerMoEMethod(ExpertsInCodes, wna16.CompressedTensorsWNA16
 
     def process_weights_after_loading(self, layer: Any) -> None:
         for name in ("w13", "w2"):
-            words = getattr(layer, f"{name}_weight_packed")
-            delattr(layer, f"{name}_weight_packed")
             delattr(layer, f"{name}_weight_shape")
-            layer.register_parameter(
-                f"{name}_weight", torch.nn.Parameter(words.data, requires_grad=False)
-            )
         super().process_weights_after_loading(layer)
 
     def _repack(self, codes: np.ndarray, scales: np.ndarray) -> PackedWeight:
@@ -124,6 +143,34 @@ class XlaCompressedInt8MoEMethod(ExpertsInCodes, w8a8_int8.CompressedTensorsW8A8
         return _scaled(jax.lax.bitcast_convert_type(codes, jnp.int8), scales, dtype)
 
 
+class XlaCompressedNvFp4MoEMethod(
+    _PackedExperts, ExpertsInNvFp4, w4a4_nvfp4.CompressedTensorsW4A4Nvfp4MoEMethod
+):
+    """With scales of matrices that others are divided by."""
+
+    def __init__(self, moe: Any, layer_name: str | None = None, use_a16: bool = False) -> None:
+        FusedMoEMethodBase.__init__(self, moe)
+        self.group_size, self.use_global_sf = 16, False
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        for name in ("w13", "w2"):
+            _rename(layer, f"{name}_weight_global_scale", f"{name}_weight_scale_2")
+            getattr(layer, f"{name}_weight_scale_2").data.reciprocal_()
+        super().process_weights_after_loading(layer)
+
+
+class XlaCompressedMxfp4MoEMethod(
+    _PackedExperts, ExpertsInMxfp4, w4a4_mxfp4.CompressedTensorsW4A4Mxfp4MoEMethod
+):
+    """With powers of two."""
+
+    def __init__(self, moe: Any) -> None:
+        FusedMoEMethodBase.__init__(self, moe)
+        self.group_size = 32
+
+
+replace(w4a4_nvfp4, "CompressedTensorsW4A4Nvfp4MoEMethod", XlaCompressedNvFp4MoEMethod)
+replace(w4a4_mxfp4, "CompressedTensorsW4A4Mxfp4MoEMethod", XlaCompressedMxfp4MoEMethod)
 replace(w8a8_fp8, "CompressedTensorsW8A8Fp8MoEMethod", XlaCompressedFp8MoEMethod)
 replace(w8a8_int8, "CompressedTensorsW8A8Int8MoEMethod", XlaCompressedInt8MoEMethod)
 replace(wna16, "CompressedTensorsWNA16MoEMethod", XlaCompressedIntegerMoEMethod)

@@ -86,6 +86,8 @@ class XlaPlatform(Platform):
         # Other recurrences are imported by workers: importing vLLM's asks Triton for a device, which begins CUDA, and then
         # nothing can be forked.
         import intarsia.vllm.compressed_experts
+        import intarsia.vllm.nvfp4
+        import intarsia.vllm.online
         import intarsia.vllm.quantized
         import intarsia.vllm.quantized_experts  # and with it the experts and the layers
         import intarsia.vllm.short_conv  # and with it attention and states

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.model_executor.kernels import linear as kernels
-from vllm.model_executor.kernels.linear import MPLinearKernel
+from vllm.model_executor.kernels.linear import MPLinearKernel, MxFp4LinearKernel
 from vllm.model_executor.kernels.linear.scaled_mm import (
     Fp8BlockScaledMMLinearKernel,
     FP8ScaledMMLinearKernel,
     Int8ScaledMMLinearKernel,
 )
-from vllm.model_executor.layers.quantization import auto_awq, auto_gptq, fp8
+from vllm.model_executor.layers.quantization import auto_awq, auto_gptq, fp8, modelopt
 from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
     compressed_tensors_w8a8_fp8,
 )
@@ -28,7 +28,7 @@ from intarsia.vllm.packed_layers import apply_packed, as_numpy, pack
 from intarsia.vllm.replacing import replace
 
 
-class _Kernel:
+class Kernel:
     """What all of them say."""
 
     config: Any
@@ -47,7 +47,7 @@ class _Kernel:
         return apply_packed(layer, x, bias)
 
 
-class XlaFp8Kernel(_Kernel, FP8ScaledMMLinearKernel):
+class XlaFp8Kernel(Kernel, FP8ScaledMMLinearKernel):
     """Weights in fp8 with a scale of all, or of each row."""
 
     def __init__(self, config: Any, layer_param_names: list[str]) -> None:
@@ -77,7 +77,7 @@ class XlaFp8WeightsKernel(XlaFp8Kernel):
         pack(layer, packed, ["weight", "weight_scale_inv"])
 
 
-class XlaFp8BlockKernel(_Kernel, Fp8BlockScaledMMLinearKernel):
+class XlaFp8BlockKernel(Kernel, Fp8BlockScaledMMLinearKernel):
     """Weights in fp8 with a scale of each block of rows and columns."""
 
     def __init__(self, config: Any) -> None:
@@ -113,6 +113,13 @@ def scales_of_rows(
     return weight.t(), rows, None if input_scale is None else input_scale.max()
 
 
+def _kept(
+    weight: torch.Tensor, weight_scale: torch.Tensor, logical_widths: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """In the place of vLLM's `requantize_with_max_scale`, which does the same for ModelOpt's: the scales and the weight."""
+    return _of_rows(weight_scale, logical_widths), weight
+
+
 def _of_rows(scales: torch.Tensor, widths: list[int]) -> torch.Tensor:
     """Scales of layers in one, or one of all, as those of their rows [n, 1]."""
     scales = scales.reshape(-1)
@@ -129,7 +136,7 @@ _INTEGERS = (
 )
 
 
-class XlaIntegerKernel(_Kernel, MPLinearKernel):
+class XlaIntegerKernel(Kernel, MPLinearKernel):
     """Weights in 4 or 8 bits by groups, packed as compressed-tensors or GPTQ pack them."""
 
     @classmethod
@@ -162,7 +169,15 @@ class XlaIntegerKernel(_Kernel, MPLinearKernel):
         pack(layer, packed, [name for name in names if name])
 
 
-class XlaInt8Kernel(_Kernel, Int8ScaledMMLinearKernel):
+class XlaMxFp4Kernel(Kernel, MxFp4LinearKernel):
+    """Weights in e2m1 with a power of two for each 32 columns."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        packed = repack.from_mxfp4(as_numpy(layer.weight), as_numpy(layer.weight_scale))
+        pack(layer, packed, ["weight", "weight_scale"])
+
+
+class XlaInt8Kernel(Kernel, Int8ScaledMMLinearKernel):
     """Weights in int8 with a scale of all, or of each row."""
 
     def __init__(self, config: Any, layer_param_names: list[str]) -> None:
@@ -194,7 +209,12 @@ class XlaAwqLinearMethod(auto_awq.AutoAWQLinearMethod):
         return apply_packed(layer, x, bias)
 
 
-for _kind, _kernel in (("fp8", XlaFp8Kernel), ("int8", XlaInt8Kernel), ("mp", XlaIntegerKernel)):
+for _kind, _kernel in (
+    ("fp8", XlaFp8Kernel),
+    ("int8", XlaInt8Kernel),
+    ("mp", XlaIntegerKernel),
+    ("mxfp4", XlaMxFp4Kernel),
+):
     kernels.register_linear_kernel(_kernel, PlatformEnum.OOT, _kind)
 # A kind of its own in 0.33, which 0.32 does not know by name.
 kernels._POSSIBLE_FP8_BLOCK_KERNELS[PlatformEnum.OOT] = [XlaFp8BlockKernel]
@@ -202,8 +222,16 @@ kernels._POSSIBLE_FP8_BLOCK_KERNELS[PlatformEnum.OOT] = [XlaFp8BlockKernel]
 kernels._POSSIBLE_WFP8A16_KERNELS[PlatformEnum.OOT] = [XlaFp8WeightsKernel]
 for _module in (fp8, compressed_tensors_w8a8_fp8):
     replace(_module, "process_fp8_weight_tensor_strategy", scales_of_rows)
+replace(modelopt, "requantize_with_max_scale", _kept)
 replace(auto_awq, "AutoAWQLinearMethod", XlaAwqLinearMethod)
 # Of what Marlin, one of vLLM's kernels, takes.
 replace(auto_gptq, "verify_marlin_supported", lambda **_: None)
-for _config in (fp8.Fp8Config, auto_awq.AutoAWQConfig, auto_gptq.AutoGPTQConfig):
+for _config in (
+    fp8.Fp8Config,
+    auto_awq.AutoAWQConfig,
+    auto_gptq.AutoGPTQConfig,
+    modelopt.ModelOptFp8Config,
+    modelopt.ModelOptNvFp4Config,
+    modelopt.ModelOptMixedPrecisionConfig,
+):
     replace(_config, "get_supported_act_dtypes", classmethod(lambda cls: DTYPES))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
-from vllm.model_executor.layers.quantization import fp8, mxfp4
+from vllm.model_executor.layers.quantization import fp8, modelopt, mxfp4
 
 import intarsia.jax as ops
 from intarsia import repack
@@ -188,11 +188,28 @@ class XlaFp8MoEMethod(ExpertsInFp8, fp8.Fp8MoEMethod):
         return tuple(self.moe_block_shape) if self.block_quant else None
 
 
-class XlaGptOssMxfp4MoEMethod(ExpertsInCodes, mxfp4.GptOssMxfp4MoEMethod):
-    """In mxfp4, as gpt-oss has them."""
+class XlaModelOptFp8MoEMethod(ExpertsInFp8, modelopt.ModelOptFp8MoEMethod):
+    """As ModelOpt has them, with a scale of each matrix. vLLM's loader goes by the class's name."""
+
+    _parts = ("weight", "weight_scale")
+
+    def __init__(self, quant_config: Any, moe_config: Any) -> None:
+        FusedMoEMethodBase.__init__(self, moe_config)
+        self.quant_config = quant_config
+
+    def _block(self) -> None:
+        return None
+
+
+class ExpertsInMxfp4(ExpertsInCodes):
+    """e2m1 with a power of two for each 32 columns."""
 
     _decode, _parts = staticmethod(_decoded_mxfp4), ("weight", "weight_scale")
     _repack = staticmethod(repack.from_mxfp4)
+
+
+class XlaGptOssMxfp4MoEMethod(ExpertsInMxfp4, mxfp4.GptOssMxfp4MoEMethod):
+    """As gpt-oss has them."""
 
     def __init__(self, moe: Any) -> None:
         FusedMoEMethodBase.__init__(self, moe)
@@ -200,6 +217,10 @@ class XlaGptOssMxfp4MoEMethod(ExpertsInCodes, mxfp4.GptOssMxfp4MoEMethod):
         self.weight_dtype, self.mxfp4_backend = "gpt_oss_mxfp4", Mxfp4MoeBackend.NONE
 
 
-replace(fp8, "Fp8MoEMethod", XlaFp8MoEMethod)
+for _module in (fp8, modelopt):
+    replace(_module, "Fp8MoEMethod", XlaFp8MoEMethod)
+replace(modelopt, "ModelOptFp8MoEMethod", XlaModelOptFp8MoEMethod)
+# The configuration has it as a class, too.
+replace(modelopt.ModelOptFp8Config, "FusedMoEMethodCls", XlaModelOptFp8MoEMethod)
 replace(mxfp4, "GptOssMxfp4MoEMethod", XlaGptOssMxfp4MoEMethod)
 replace(mxfp4.Mxfp4Config, "get_supported_act_dtypes", classmethod(lambda cls: DTYPES))
