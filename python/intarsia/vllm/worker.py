@@ -1,6 +1,5 @@
 """vLLM's worker: one process for each device, which owns a runner."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,6 +9,7 @@ import jax
 import psutil
 import torch
 from vllm import envs
+from vllm.config.profiler import validate_profile_prefix
 from vllm.distributed import get_tp_group
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
@@ -24,6 +24,7 @@ import intarsia.vllm.mamba2  # noqa: F401
 from intarsia.vllm import hosts, parallel
 from intarsia.vllm.memory import keep_freed_memory
 from intarsia.vllm.platforms import XlaCpuPlatform
+from intarsia.vllm.profiler import JaxProfiler
 from intarsia.vllm.sampling import use_draw
 
 logger = init_logger("vllm.intarsia.worker")
@@ -100,17 +101,29 @@ class XlaWorker(Worker):
         with _at_work("before the step's program"):
             super().execute_dummy_batch()
 
-    def profile(self, is_start: bool = True, *args: Any, **given: Any) -> None:
-        """Of /start_profile and /stop_profile: JAX's trace, for torch's own knows nothing of XLA's programs."""
+    def profile(
+        self,
+        is_start: bool = True,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Of /start_profile and /stop_profile: JAX's trace.
+
+        vLLM itself refuses `profiler_kwargs`, which are torch's, because they are no parameter here. A worker that raised it
+        would leave other ranks' answers unread.
+        """
         config = self.profiler_config
-        if config is None or config.profiler != "torch":
-            super().profile(is_start, *args, **given)
-        elif is_start:
-            # JAX names a trace by host and second: of two ranks in one folder one trace would be left.
-            own = f"replica{self.parallel_config.data_parallel_index}_rank{self.rank}"
-            jax.profiler.start_trace(os.path.join(config.torch_profiler_dir, own))
-        else:
-            jax.profiler.stop_trace()
+        steps = {"delay_iterations": delay_iterations, "max_iterations": max_iterations}
+        if config is None or config.profiler != "torch" or not is_start:
+            super().profile(is_start, profile_prefix, **steps)
+            return
+        prefix = validate_profile_prefix(profile_prefix)
+        replica, rank = f"replica{self.parallel_config.data_parallel_index}", f"rank{self.rank}"
+        self.profiler = self.profiler or JaxProfiler(config)
+        self.profiler.set_output_name("_".join(filter(None, (prefix, replica, rank))))
+        self.profiler.start(**steps)
 
     def shutdown(self) -> None:
         super().shutdown()
