@@ -1,5 +1,6 @@
 """Encoders: embeddings, classes and scores of pairs are transformers'."""
 
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -94,6 +95,8 @@ CLASSIFYING = {
     "roberta": Encoder("roberta", "RobertaForSequenceClassification"),
     "modernbert": Encoder("modernbert", "ModernBertForSequenceClassification", LOCAL),
 }
+ELECTRA = Encoder("electra", "ElectraForSequenceClassification", {"embedding_size": 64})
+"""Which vLLM has of transformers' own classes; they take types of tokens."""
 
 
 def _make(encoder: Encoder, directory: Path, **config: Any) -> Any:
@@ -141,6 +144,8 @@ def _scores_by_transformers(model: Any, directory: Path) -> list[float]:
     for document in DOCUMENTS:
         pair = tokenizer(QUERY, document, return_tensors="pt")
         assert set(pair["token_type_ids"][0].tolist()) == {0, 1}
+        if "token_type_ids" not in inspect.signature(model.forward).parameters:
+            del pair["token_type_ids"]
         with torch.no_grad():
             scores.append(float(model(**pair).logits.sigmoid()))
     return scores
@@ -218,14 +223,24 @@ def test_classes_of_tokens(_environment: None, tmp_path: Path, name: str) -> Non
         np.testing.assert_allclose(request.outputs.data, logits.softmax(-1), atol=1e-4)
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_scores_of_pairs(_environment: None, tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("encoder", "ranks"),
+    [
+        (CLASSIFYING["bert"], 1),
+        pytest.param(CLASSIFYING["bert"], 2, marks=pytest.mark.full),
+        pytest.param(ELECTRA, 1, marks=pytest.mark.full),
+        pytest.param(CLASSIFYING["modernbert"], 1, marks=pytest.mark.full),  # which has no types
+    ],
+    ids=["bert", "bert-ranks", "electra", "modernbert"],
+)
+def test_scores_of_pairs(_environment: None, tmp_path: Path, encoder: Encoder, ranks: int) -> None:
     """Texts whose types differ, and which come in one step."""
-    model = _make(CLASSIFYING["bert"], tmp_path, num_labels=1)
+    model = _make(encoder, tmp_path, num_labels=1)
     _write_tokenizer_of_pairs(tmp_path)
+    expected = _scores_by_transformers(model, tmp_path)  # before vLLM has decorated its classes
     with engine(tmp_path, **SIZES, tensor_parallel_size=ranks) as llm:
         found = [x.outputs.score for x in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]
-    np.testing.assert_allclose(found, _scores_by_transformers(model, tmp_path), atol=1e-4)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
     assert np.ptp(found) > 0.01, "all pairs are alike"
 
 

@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
+from intarsia.vllm import batch as batches
 from intarsia.vllm import model
-from intarsia.vllm.batch import BatchLayout, bucket, bucket_sizes
+from intarsia.vllm.batch import BatchLayout, bucket, bucket_sizes, takes_token_types
 from intarsia.vllm.parallel import Ranks
 
 
@@ -38,6 +39,16 @@ def test_a_user_chooses_sizes() -> None:
             bucket_sizes(config, "token_buckets", 16, 100)
 
 
+def test_sizes_that_no_step_has_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+    warn = SimpleNamespace(warning_once=lambda text, *args: said.append(text % args))
+    monkeypatch.setattr(batches, "logger", warn)
+    assert sizes("request_buckets", 100, request_buckets=[400, 20, 200, 400, 100]) == [20, 100]
+    assert said == [
+        "intarsia-vllm: additional_config: request_buckets: 200, 400 left out, as no step has more than 100"
+    ]
+
+
 def test_every_batch_fits() -> None:
     found = sizes("token_buckets", 300)
     assert all(n <= bucket(found, n) < max(2 * n, 17) for n in range(1, 301))
@@ -50,10 +61,42 @@ def test_a_step_of_more_than_token_ids_is_refused(name: str) -> None:
         model.XlaModel.forward(None, ids, ids, **{name: torch.zeros(4, 8)})
 
 
-def test_types_of_tokens_are_refused_by_a_model_without() -> None:
-    ids = torch.zeros(4, dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match="types of tokens, which the model does not take"):
-        model.XlaModel.forward(SimpleNamespace(_typed=False), ids, ids, token_type_ids=ids)
+class _Reader(torch.nn.Module):
+    """Of a model of vLLM's that names no types of tokens."""
+
+    def forward(self, input_ids: Any, positions: Any) -> Any: ...
+
+
+class _Typed(torch.nn.Module):
+    def forward(self, input_ids: Any, token_type_ids: Any = None) -> Any: ...
+
+
+class _Wrapper(torch.nn.Module):
+    """As vLLM has a model of transformers'."""
+
+    def __init__(self, inside: torch.nn.Module, types: int | None):
+        super().__init__()
+        self.model = inside
+        inside.config = (
+            SimpleNamespace() if types is None else SimpleNamespace(type_vocab_size=types)
+        )
+
+    def forward(self, *args: Any, **given: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("inner", "takes"),
+    [
+        (_Typed(), True),
+        (_Reader(), False),
+        (_Wrapper(_Typed(), 2), True),
+        (_Wrapper(_Typed(), 1), False),
+        (_Wrapper(_Typed(), None), False),  # words' embeddings are its types'
+        (_Wrapper(_Reader(), 2), False),
+    ],
+)
+def test_a_model_takes_types_of_tokens(inner: torch.nn.Module, takes: bool) -> None:
+    assert takes_token_types(inner) == takes
 
 
 def _batch(lengths: list[int], first: int) -> SimpleNamespace:
@@ -125,6 +168,20 @@ def test_a_decode_steps_vector_is_used_again(monkeypatch: pytest.MonkeyPatch) ->
     decode = [at for shape, at in given if shape.decode]
     assert len(given) == 4 and len(decode) == 3 and len({*decode}) == 1
     assert [shape for shape in one._vectors] == [shape for shape, _ in given[:1]]
+
+
+def test_types_of_tokens_are_left_out_for_a_model_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a warning: an error would end the engine, for one request."""
+    said = []
+    warn = SimpleNamespace(warning_once=lambda text, *args: said.append(text % args))
+    monkeypatch.setattr(model, "logger", warn)
+    one = _bare_model(lambda vector: vector[:, None] * 2.0)
+    one.__dict__["inner"] = _Reader()
+    batch = _batch([3, 2], 40)
+    _step_of(batch, monkeypatch)
+    hidden = one.forward(batch.ids, batch.ids + 1, token_type_ids=torch.ones_like(batch.ids))
+    torch.testing.assert_close(hidden, one.forward(batch.ids, batch.ids + 1))
+    assert said == ["intarsia-vllm: _Reader takes no types of tokens: left out"]
 
 
 def test_logits_of_a_decode_step_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

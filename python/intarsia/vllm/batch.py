@@ -3,14 +3,18 @@
 One vector is one DLPack handover and one operand, however many KV cache groups a model has.
 """
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import torch
 from vllm.config import VllmConfig
+from vllm.logger import init_logger
 
 from intarsia.vllm import settings
+
+logger = init_logger("vllm.intarsia.batch")
 
 
 class StepShape(NamedTuple):
@@ -138,6 +142,22 @@ class BatchLayout:
         return Step(ids, places, types, groups)
 
 
+def takes_token_types(model: torch.nn.Module) -> bool:
+    """Whether a model of vLLM's has a place for types of tokens.
+
+    It names them, or it hands what it does not name to a model of transformers' that has embeddings of several. Others that
+    name types there embed them as words (GPT-2): the zeros that a program is given would not be the same as none.
+    """
+    own = inspect.signature(model.forward).parameters
+    if "token_type_ids" in own:
+        return True
+    inside = getattr(model, "model", None)
+    if (getattr(getattr(inside, "config", None), "type_vocab_size", None) or 0) < 2:
+        return False
+    hands_on = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in own.values())
+    return hands_on and "token_type_ids" in inspect.signature(inside.forward).parameters
+
+
 def buckets(smallest: int, largest: int) -> list[int]:
     """Sizes to compile for: powers of two, and the largest itself."""
     sizes, size = [], smallest
@@ -160,4 +180,11 @@ def bucket_sizes(config: VllmConfig, option: str, smallest: int, largest: int) -
     given = settings.additional(config).get(option)
     if given is None:
         return buckets(min(smallest, largest), largest)
+    if beyond := sorted({n for n in given if n > largest}):
+        logger.warning_once(
+            "intarsia-vllm: additional_config: %s: %s left out, as no step has more than %d",
+            option,
+            ", ".join(map(str, beyond)),
+            largest,
+        )
     return sorted({n for n in given if n < largest} | {largest})

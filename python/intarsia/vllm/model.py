@@ -6,7 +6,6 @@ the two traced functions.
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ import jax
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.forward_context import get_forward_context, set_forward_context
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -22,7 +22,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from intarsia.vllm import caches as kv
 from intarsia.vllm import scopes
 from intarsia.vllm.attention import TracedMetadata, unread_suffixes
-from intarsia.vllm.batch import BatchLayout, StepShape, bucket, bucket_sizes
+from intarsia.vllm.batch import BatchLayout, StepShape, bucket, bucket_sizes, takes_token_types
 from intarsia.vllm.compat import import_torchax
 from intarsia.vllm.memory import collect_garbage_later
 from intarsia.vllm.operands import traced
@@ -31,6 +31,8 @@ from intarsia.vllm.programs import Programs, warm_up_runs
 
 _, _ENVIRONMENT = import_torchax()
 from torchax import interop  # noqa: E402  not before torchax is imported as it has to be
+
+logger = init_logger("vllm.intarsia.model")
 
 _SMALLEST_MIXED = {"cpu": 16, "cuda": 64}
 """Tokens of the smallest program for steps that are not decoding alone: on a GPU fewer take as long."""
@@ -75,7 +77,7 @@ class XlaModel(torch.nn.Module):
         self._zeroes_blocks = False
         self._generates = config.model_config.runner_type == "generate"
         self._tensors: dict[str, torch.Tensor] = {}
-        self._typed = "token_type_ids" in inspect.signature(inner.forward).parameters
+        self._typed = takes_token_types(inner)
         self.take_weights()
 
     # torch's own looks whether a value is a module or a parameter, to register it. None is to be, since vLLM walks over modules.
@@ -151,7 +153,10 @@ class XlaModel(torch.nn.Module):
                 f"XlaModel: a step with {['inputs_embeds', *others]}, expected token ids alone"
             )
         if token_type_ids is not None and not self._typed:
-            raise NotImplementedError("XlaModel: types of tokens, which the model does not take")
+            # The tokenizer names them, and a request has a pair of texts. An error in a step would end the engine.
+            name = type(self.inner).__name__
+            logger.warning_once("intarsia-vllm: %s takes no types of tokens: left out", name)
+            token_type_ids = None
         if positions.ndim > 1:
             # An axis each for time, height and width: without images, which are refused, all are alike.
             positions = positions[0]
