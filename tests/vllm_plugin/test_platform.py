@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("vllm")
 import intarsia
 import torch
 import vllm
+from intarsia import _environment
 from intarsia.vllm import compat, platforms, plugin
 from vllm.platforms import current_platform
 
@@ -90,6 +92,40 @@ def test_jax_platforms_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, expected in {"cpu": cpu, "cuda": cuda, "cuda,cpu": cuda, "": cuda}.items():
         monkeypatch.setenv("JAX_PLATFORMS", value)
         assert plugin.platform() == expected
+
+
+@pytest.mark.parametrize(
+    ("plugins", "found"),
+    [(None, False), ([], False), (["xla_cuda12"], True), (["other", "xla_cuda13"], True)],
+)
+def test_a_gpu_without_jaxs_plugin_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plugins: list[str] | None, found: bool
+) -> None:
+    """None: no plugin of any kind is installed, and so no `jax_plugins`."""
+    if plugins is None:
+        monkeypatch.setitem(sys.modules, "jax_plugins", None)
+    else:
+        monkeypatch.delitem(sys.modules, "jax_plugins", raising=False)
+        monkeypatch.syspath_prepend(tmp_path)
+        for package in ("", *plugins):
+            folder = tmp_path / "jax_plugins" / package
+            folder.mkdir()
+            (folder / "__init__.py").touch()
+    monkeypatch.setattr(_environment, "share_gpu_memory", lambda: None)  # of this process
+    from intarsia.vllm.cuda_platform import XlaCudaPlatform
+
+    checked = []
+    monkeypatch.setattr(
+        platforms.XlaPlatform,
+        "check_and_update_config",
+        classmethod(lambda _, x: checked.append(x)),
+    )
+    if found:
+        XlaCudaPlatform.check_and_update_config("config")
+    else:
+        with pytest.raises(RuntimeError, match=r"JAX has no plugin for it: install jax\[cuda13\]"):
+            XlaCudaPlatform.check_and_update_config("config")
+    assert checked == ["config"] * found
 
 
 def test_torchax_leaves_the_accelerator_alone() -> None:

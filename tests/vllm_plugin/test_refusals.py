@@ -110,6 +110,7 @@ QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
             "engines that Ray starts (--data-parallel-backend ray), expected mp",
         ),
         ({}, {"cpu_offload_gb": 1}, "weights on the host (--cpu-offload-gb)"),
+        ({}, {"block_size": 12}, "--block-size 12, expected a multiple of 8"),
         ({}, {"enable_prompt_embeds": True}, "embeddings as prompts (--enable-prompt-embeds)"),
         (
             {},

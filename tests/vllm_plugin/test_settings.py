@@ -22,6 +22,15 @@ def said(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return told
 
 
+def test_a_setting_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
+    settings.check_environment()
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4GB")
+    text = "VLLM_CPU_KVCACHE_SPACE is '4GB', expected a whole number of GiB"
+    with pytest.raises(ValueError, match=text):
+        settings.check_environment()
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"enforce_eager": True}, {"optimization_level": 2}], ids=str
 )

@@ -24,6 +24,13 @@ _OLDEST = (8, 0)
 """Compute capability that our kernels are built for, at least."""
 
 
+def _jax_has_cuda() -> bool:
+    """Whether JAX has a plugin for CUDA. With no plugin at all there is no `jax_plugins` to look into."""
+    return find_spec("jax_plugins") is not None and any(
+        find_spec(f"jax_plugins.xla_{cuda}") for cuda in ("cuda13", "cuda12")
+    )
+
+
 @contextmanager
 def _nvml_device(physical_id: int) -> Iterator[Any]:
     """A device by NVML, which makes no CUDA context: vLLM's API server asks, too."""
@@ -99,7 +106,7 @@ class XlaCudaPlatform(XlaPlatform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        if not any(find_spec(f"jax_plugins.xla_{cuda}") for cuda in ("cuda13", "cuda12")):
+        if not _jax_has_cuda():
             raise RuntimeError(
                 "intarsia-vllm: there is an NVIDIA GPU, but JAX has no plugin for it: install jax[cuda13], or set "
                 "JAX_PLATFORMS=cpu"

@@ -182,6 +182,7 @@ class XlaPlatform(Platform):
             parallel.assigned_physical_gpu_ids = None
         refuse(vllm_config)
         settings.check_additional(vllm_config)
+        settings.check_environment()
         if vllm_config.use_v2_model_runner:
             raise NotImplementedError("intarsia-vllm: VLLM_USE_V2_MODEL_RUNNER=1, expected 0")
         if parallel.worker_cls == "auto":

@@ -89,6 +89,8 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
         or config.offload_config.prefetch.offload_group_size
     ):
         yield "weights on the host (--cpu-offload-gb)"
+    if cache.user_specified_block_size and cache.block_size % 8:
+        yield f"--block-size {cache.block_size}, expected a multiple of 8"
     if cache.kv_sharing_fast_prefill:
         yield "fast prefill of shared caches (--kv-sharing-fast-prefill)"
     if cache.kv_cache_dtype_skip_layers:

@@ -9,9 +9,11 @@ import difflib
 import enum
 import json
 import multiprocessing
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from vllm import envs
 from vllm.config import (
     CompilationConfig,
     CompilationMode,
@@ -32,6 +34,17 @@ _USED = {
 """Of vLLM's compilation: each step is an XLA program, which neither torch.compile nor CUDA graphs of torch's could hold."""
 _HEEDED = "custom_ops"
 """The one field that means to us what it means to vLLM: which layers are replaced."""
+
+
+def check_environment() -> None:
+    """Raises ValueError where vLLM would say what is wrong, and not with what."""
+    try:
+        envs.VLLM_CPU_KVCACHE_SPACE  # noqa: B018  which reads it
+    except ValueError:
+        given = os.environ["VLLM_CPU_KVCACHE_SPACE"]
+        raise ValueError(
+            f"VLLM_CPU_KVCACHE_SPACE is {given!r}, expected a whole number of GiB"
+        ) from None
 
 
 class _Form(NamedTuple):
