@@ -4,13 +4,15 @@ A recipe names no architecture. vLLM's tests and lists of models name those of s
 What none of these says is null, and counts as unknown.
 
     pip download --no-deps --no-binary :all: --no-build-isolation --no-clean vllm==0.33.0  # leaves what it has unpacked
-    .venv/vllm-serve/bin/python tools/recipes.py PATH_TO_THE_UNPACKED_SOURCES
+    .venv/vllm-serve/bin/python tools/recipes.py PATH_TO_THE_UNPACKED_SOURCES SHA256
+
+SHA256 is the distribution's, as https://pypi.org/project/vllm/0.33.0/#files has it: pip keeps no file where vLLM does not build.
 """
 
+import argparse
 import ast
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,6 @@ _ANOTHER = re.compile("MTP|Eagle|Spark|Flash2|Draft|Assistant|XPress|Extract|Pea
 # Models that say what architecture they have in a config.json which is not here, with one that is of the same family and whose
 # architecture vLLM names. Each is what the maker's model card says of them.
 _LIKE = {
-    "google/gemma-4-26B-A4B-it": "google/gemma-4-E2B-it",
-    "google/gemma-4-31B-it": "google/gemma-4-E2B-it",
-    "google/gemma-4-E4B-it": "google/gemma-4-E2B-it",
     "IFM/K2-Horizon-0.9B": "IFM/K2-Horizon-7B",
     "IFM/K2-Horizon-3.7B": "IFM/K2-Horizon-7B",
     "IFM/K2-Horizon-32B": "IFM/K2-Horizon-7B",
@@ -77,6 +76,11 @@ _LIKE = {
 _KNOWN = {
     "Qwen/QwQ-32B": "Qwen2ForCausalLM",
     "Qwen/Qwen2.5-32B": "Qwen2ForCausalLM",
+    # vLLM's documentation has them as Gemma4ForCausalLM, too.
+    "google/gemma-4-26B-A4B-it": "Gemma4ForConditionalGeneration",
+    "google/gemma-4-31B-it": "Gemma4ForConditionalGeneration",
+    "google/gemma-4-E2B-it": "Gemma4ForConditionalGeneration",
+    "google/gemma-4-E4B-it": "Gemma4ForConditionalGeneration",
     "google/translategemma-27b-it": "Gemma3ForConditionalGeneration",
     "OpenGVLab/InternVL3_5-8B": "InternVLChatModel",
     "ibm-granite/granite-3.2-2b-instruct": "GraniteForCausalLM",
@@ -162,8 +166,8 @@ def _row(recipe: dict[str, Any], text: str, named: dict[str, str]) -> dict[str, 
     }
 
 
-def main(sources: Path) -> None:
-    """Reads the sources, and writes the file."""
+def main(sources: Path, sha256: str) -> None:
+    """Reads the sources of the distribution that has this sum, and writes the file."""
     import yaml
 
     version = re.search(r"^Version: (.+)$", (sources / "PKG-INFO").read_text(), re.M)
@@ -174,7 +178,7 @@ def main(sources: Path) -> None:
     for file in sorted((sources / "recipes/models").rglob("*.yaml")):
         text = file.read_text()
         rows.append(_row(yaml.safe_load(text), text, named))
-    source = {"package": "vllm", "version": version[1] if version else None, "sha256": sys.argv[2]}
+    source = {"package": "vllm", "version": version[1] if version else None, "sha256": sha256}
     lines = ",\n".join(json.dumps(row) for row in rows)
     OUT.write_text(f'{{"source": {json.dumps(source)},\n"models": [\n{lines}\n]}}\n')
     print(
@@ -186,4 +190,8 @@ def main(sources: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sources", type=Path, help="of vLLM, unpacked")
+    parser.add_argument("sha256", help="of the source distribution")
+    args = parser.parse_args()
+    main(args.sources, args.sha256)

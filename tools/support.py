@@ -1,7 +1,7 @@
 """Writes docs/support.md: which of the models that vLLM has recipes for the plugin serves, and what stands in the way of the others.
 
-Served is a model whose architecture a family of tests/vllm_plugin/families.py has, in a precision that its recipe lists: that family's
-test shows that a small one gives transformers' tokens.
+Served is a model whose architecture a family of tests/vllm_plugin/families.py has, with weights in the form of a precision that its
+recipe lists: that family's test shows that a small one, in f32, gives transformers' tokens.
 
     .venv/bin/python tools/support.py [--check]
 """
@@ -85,6 +85,13 @@ _PRECISIONS = {
     "fp8_tensor": "fp8",
     "gptq": "int4",
     "kimi_int4": "int4",
+    "as_loaded": "bf16",
+    "rows_as_loaded": "bf16",
+    "blocks_as_loaded": "bf16",
+    "modelopt_fp8": "fp8",
+    "nvfp4": "nvfp4",
+    "ct_nvfp4": "nvfp4",
+    "ct_mxfp4": "mxfp4",
     "mxfp4": "mxfp4",
 }
 """The precision, in the words of recipes, that a family's form of weights shows; numbers as they are count as bf16."""
@@ -92,25 +99,29 @@ _PRECISIONS = {
 _HEAD = """# Models
 
 vLLM {version} ships [recipes](https://recipes.vllm.ai) for {count} models: how to serve each. The plugin serves **{served}** of them.
-Tested on CPUs only: for each, a small random model with the same architecture, head size, routing and form of weights gives the tokens
-or scores that transformers gives (`make test-vllm-full`). On NVIDIA GPUs four small families were run
-([what is tested](vllm.md#what-is-tested)), and heads of more than 256 are refused, so Gemma 4 runs on CPUs only. Of those served, {text_only} are the language half of
-models that also take images: they need `--language-model-only`.
+For each, a small random model of the same architecture gives the tokens or scores that transformers gives (`make test-vllm-full`). It runs
+in f32, on a CPU. Its sizes are its own: the model that it stands for may have other heads, more experts or another routing.
+
+On NVIDIA GPUs four small families were run ([what is tested](vllm.md#what-is-tested)). Heads of more than 256 are refused there, so
+Gemma 4 runs on CPUs only. Of those served, {text_only} are the language half of models that also take images: they need
+`--language-model-only`.
 
 | what stands in the way, or why a model is not judged | models |
 |---|---|
 {reasons}
 
-Each small model was run on one device, and on several where their number divides its heads and KV heads. Activations stay in the
-model's dtype: codes of 8 and 4 bits are those of weights alone.
+A precision of the recipe is listed if a small model has weights in its form. bf16 stands for weights as they are: the small model's are
+in f32. Only weights are in codes of 8 and 4 bits; activations stay in the model's dtype. Each small model was run on one device.
+On two ranks, too: `qwen3_moe`, `kimi_k2_int4`, `qwen3_5`, `d3`.
 
-| model | tested in | needs | or not served because of | architecture | test |
+| model | form of weights (recipe's precision) | needs | or not served because of | architecture | test |
 |---|---|---|---|---|---|
 {rows}
 
 `tools/support.py` writes this page from `tools/recipes.json` and the tests' table (`tests/vllm_plugin/families.py`). The list is of vLLM's
-source distribution (sha256 `{sha256}`). transformers has some models by another name (`family_checkpoints.py`), and lacks K2
-Horizon, whose reference is our own (`family_k2_horizon.py`).
+source distribution (sha256 `{sha256}`).
+transformers has some models by another name (`family_checkpoints.py`), and lacks K2 Horizon, whose reference is our own
+(`family_k2_horizon.py`).
 """
 
 

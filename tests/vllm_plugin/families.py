@@ -16,6 +16,7 @@ ARCHITECTURES = {
     "deepseek_v3": ("DeepseekV3ForCausalLM",),
     "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM",),
     "gemma3": ("Gemma3ForConditionalGeneration",),
+    "gemma4": ("Gemma4ForConditionalGeneration",),
     "gemma4_text": ("Gemma4ForCausalLM",),
     "gemma4_unified": ("Gemma4UnifiedForConditionalGeneration",),
     "glm": ("GlmForCausalLM",),
