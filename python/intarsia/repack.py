@@ -259,7 +259,7 @@ def from_nvfp4(
     if divides:
         outer = np.reciprocal(outer)
     if outer.size > 1:
-        scales, outer = scales.astype(np.float32) * outer[:, None], None
+        return _of_e2m1(weight, scales.astype(np.float32) * outer[:, None], None, group=16)
     return _of_e2m1(weight, scales, outer, group=16)
 
 
