@@ -88,7 +88,11 @@ _PRECISIONS = {
     "as_loaded": "bf16",
     "rows_as_loaded": "bf16",
     "blocks_as_loaded": "bf16",
+    "modelopt_blocks": "fp8",
     "modelopt_fp8": "fp8",
+    "modelopt_mixed": "nvfp4",
+    "modelopt_rows": "fp8",
+    "nvfp4_weights": "nvfp4",
     "nvfp4": "nvfp4",
     "ct_nvfp4": "nvfp4",
     "ct_mxfp4": "mxfp4",
@@ -112,7 +116,7 @@ Gemma 4 runs on CPUs only. Of those served, {text_only} are the language half of
 
 A precision of the recipe is listed if a small model has weights in its form. bf16 stands for weights as they are: the small model's are
 in f32. Only weights are in codes of 8 and 4 bits; activations stay in the model's dtype. Each small model was run on one device.
-On two ranks, too: `qwen3_moe`, `kimi_k2_int4`, `qwen3_5`, `d3`.
+On two ranks, too: `qwen3_moe`, `kimi_k2_int4`, `qwen3_5`, `qwen3_moe_nvfp4`, `qwen3_moe_as_loaded`, `d3`.
 
 | model | form of weights (recipe's precision) | needs | or not served because of | architecture | test |
 |---|---|---|---|---|---|

@@ -122,6 +122,17 @@ def nvfp4(name: str, tensor: torch.Tensor) -> Written:
     }, numbers
 
 
+def nvfp4_weights(name: str, tensor: torch.Tensor) -> Written:
+    """The same without scales of activations."""
+    written, numbers = nvfp4(name, tensor)
+    return {key: x for key, x in written.items() if not key.endswith("input_scale")}, numbers
+
+
+def mixed(name: str, tensor: torch.Tensor) -> Written:
+    """ModelOpt's, with experts in nvfp4 and the rest in fp8."""
+    return (nvfp4 if ".experts." in name else fp8_tensor)(name, tensor)
+
+
 def ct_nvfp4(name: str, tensor: torch.Tensor) -> Written:
     """compressed-tensors', whose scales of matrices divide."""
     if not _is_linear(name, tensor):
@@ -234,6 +245,19 @@ def ct_fp8_block(name: str, tensor: torch.Tensor) -> Written:
     """compressed-tensors' fp8 with a scale of each 128 by 128, as DeepSeek's but for a name."""
     written, numbers = fp8_block(name, tensor)
     return {key.removesuffix("_inv"): x for key, x in written.items()}, numbers
+
+
+def rows_of_modelopt(name: str, tensor: torch.Tensor) -> Written:
+    """The same with scales [rows]."""
+    written, numbers = ct_fp8(name, tensor)
+    return {key: x.flatten() if key.endswith("scale") else x for key, x in written.items()}, numbers
+
+
+def blocks_of_modelopt(name: str, tensor: torch.Tensor) -> Written:
+    """With scales of 128 by 128 that have four axes."""
+    written, numbers = ct_fp8_block(name, tensor)
+    scaled = {k: x[:, None, :, None] if k.endswith("scale") else x for k, x in written.items()}
+    return scaled, numbers
 
 
 def gptq(name: str, tensor: torch.Tensor) -> Written:

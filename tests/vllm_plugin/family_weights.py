@@ -91,6 +91,23 @@ FORMS: dict[str, tuple[Callable[[str, torch.Tensor], Written], dict[str, Any]]] 
     "rows_as_loaded": (codes.rows_as_loaded, {}),
     "blocks_as_loaded": (codes.blocks_as_loaded, {}),
     "modelopt_fp8": (codes.fp8_tensor, _modelopt("FP8")),
+    "modelopt_rows": (codes.rows_of_modelopt, _modelopt("FP8_PER_CHANNEL_PER_TOKEN")),
+    "modelopt_blocks": (codes.blocks_of_modelopt, _modelopt("FP8_PB_WO")),
+    "modelopt_mixed": (
+        codes.mixed,
+        _modelopt(
+            "MIXED_PRECISION",
+            quantized_layers={
+                f"model.layers.{i}.{part}": {"quant_algo": algorithm}
+                for i in range(2)
+                for part, algorithm in (
+                    *((f"self_attn.{x}_proj", "FP8") for x in "qkvo"),
+                    ("mlp.experts", "NVFP4"),
+                )
+            },
+        ),
+    ),
+    "nvfp4_weights": (codes.nvfp4_weights, _modelopt("W4A16_NVFP4", group_size=16)),
     "nvfp4": (codes.nvfp4, _modelopt("NVFP4", group_size=16)),
     "ct_nvfp4": (
         codes.ct_nvfp4,

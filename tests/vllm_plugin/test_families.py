@@ -17,6 +17,7 @@ _TOLERANCE = 2e-3
 
 _NORMED_BY_HEAD = (
     *("qwen3", "qwen3_int4", "qwen3_fp8", "qwen3_moe", "qwen3_moe_awq", "qwen3_moe_gptq"),
+    *("qwen3_modelopt_rows", "qwen3_modelopt_blocks", "qwen3_moe_mixed"),
     *("qwen3_moe_fp8", "qwen3_moe_fp8_block", "qwen3_moe_int8"),
     *(
         "qwen3_moe_modelopt_fp8",
@@ -71,16 +72,24 @@ def test_a_gpu_without_fp8_has_it_as_weights(
     _environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """vLLM takes another kind of kernel there, which knows of no quantized activations."""
+    from intarsia.vllm.quantized import XlaFp8WeightsKernel
     from vllm.model_executor.layers.quantization.compressed_tensors import compressed_tensors
 
     def is_old(least: int, error: bool = True, match_exact: bool = False) -> bool:
         return least <= 80 and not match_exact
 
-    config = compressed_tensors.CompressedTensorsConfig
+    config, kernel, packed = compressed_tensors.CompressedTensorsConfig, XlaFp8WeightsKernel, []
+
+    def pack(self: Any, layer: Any) -> None:
+        packed.append(layer)
+        process(self, layer)
+
+    process = kernel.process_weights_after_loading
     monkeypatch.setattr(config, "_check_scheme_supported", staticmethod(is_old))
+    monkeypatch.setattr(kernel, "process_weights_after_loading", pack)
     family_models.make(name, tmp_path)
     tokens, calls, engine = family_models.by_vllm(name, tmp_path)
-    assert any("linear_quantized" in ops for ops in calls.values())
+    assert len(packed) == 8 and any("linear_quantized" in ops for ops in calls.values())
     for answer in family_models.by_transformers(name, tmp_path, tokens, engine):
         assert max(answer.deficits) < _TOLERANCE
 
@@ -102,8 +111,10 @@ def test_families_are_named_once() -> None:
         ("qwen3_moe", {"enable_expert_parallel": True}),
         ("kimi_k2_int4", {}),
         ("qwen3_5", {}),
+        ("qwen3_moe_nvfp4", {}),
+        ("qwen3_moe_as_loaded", {}),
     ],
-    ids=["every_expert", "experts", "latents", "states"],
+    ids=["every_expert", "experts", "latents", "states", "nvfp4", "as_loaded"],
 )
 def test_two_ranks_share(
     _environment: None, tmp_path: Path, name: str, options: dict[str, Any]

@@ -18,6 +18,20 @@ LFM2 = {
 }
 BERT = {"architectures": ["BertModel"], "model_type": "bert"}
 WHOLE = {"max_num_batched_tokens": 512}  # prompts, which vLLM asks for
+FP8_WITH_CACHE = {
+    "quant_method": "modelopt",
+    "quant_algo": "FP8",
+    "kv_cache_quant_algo": "FP8",
+    "ignore": [],
+}
+MIXED = {
+    "quant_method": "modelopt",
+    "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {
+        "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+        "model.layers.0.mlp.down_proj": {"quant_algo": "MXFP8"},
+    },
+}
 QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
 
 
@@ -33,6 +47,17 @@ QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
             LFM2,
             {"kv_cache_dtype": "fp8", "dtype": "float16"},
             "--kv-cache-dtype fp8 beside recurrent layers, whose states share its pages, expected auto or float16",
+        ),
+        (
+            LFM2 | {"quantization_config": FP8_WITH_CACHE},
+            {"dtype": "bfloat16"},
+            "--kv-cache-dtype fp8_e4m3 beside recurrent layers, whose states share its pages, expected bfloat16, "
+            "since the checkpoint makes fp8 of auto",
+        ),
+        (
+            {"quantization_config": MIXED},
+            {"dtype": "bfloat16"},
+            "quantized weights (MXFP8), expected one of FP8, FP8_PB_WO",
         ),
         (
             LFM2,

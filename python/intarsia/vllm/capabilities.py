@@ -27,3 +27,5 @@ QUANTIZATIONS = (
     *("fp8_per_tensor", "fp8_per_channel", "fp8_per_block"),
 )
 """vLLM's names of quantized checkpoints that are served, and of what it makes of others as it loads them."""
+MODELOPT = ("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "W4A16_NVFP4")
+"""ModelOpt's names of what its mixed checkpoints may have of them."""

@@ -150,7 +150,7 @@ class XlaCompressedNvFp4MoEMethod(
 
     def __init__(self, moe: Any, layer_name: str | None = None, use_a16: bool = False) -> None:
         FusedMoEMethodBase.__init__(self, moe)
-        self.group_size, self.use_global_sf = 16, False
+        self.group_size = 16
 
     def process_weights_after_loading(self, layer: Any) -> None:
         for name in ("w13", "w2"):

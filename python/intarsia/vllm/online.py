@@ -18,6 +18,9 @@ from intarsia.vllm.replacing import replace
 _E4M3 = torch.finfo(torch.float8_e4m3fn)
 _SMALLEST_SCALE = 1 / (512 * _E4M3.max)
 """Of rows; vLLM's."""
+_TINY = torch.finfo(torch.float32).tiny
+_ROWS_AT_ONCE = 1024
+"""Those that are quantized together: between them and codes are numbers in f32."""
 
 
 class _Ops:
@@ -35,9 +38,17 @@ class _Ops:
                 raise NotImplementedError(
                     "fp8: no scale was given, expected one, or scales of rows"
                 )
-            largest = weight.float().abs().amax(-1, keepdim=True)
+            lowest, highest = weight.aminmax(dim=-1, keepdim=True)
+            largest = torch.maximum(-lowest, highest).float()
             scale = (largest / _E4M3.max).clamp_min(_SMALLEST_SCALE)
-        codes = (weight.float() / scale).clamp(_E4M3.min, _E4M3.max).to(torch.float8_e4m3fn)
+        codes = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+        divisors = scale.clamp_min(_TINY).expand(
+            len(weight), 1
+        )  # of a matrix of zeros the scale is 0
+        for part, numbers, by in zip(
+            *(x.split(_ROWS_AT_ONCE) for x in (codes, weight, divisors)), strict=True
+        ):
+            part.copy_((numbers / by).clamp_(_E4M3.min, _E4M3.max))
         return codes, scale
 
 
@@ -46,7 +57,6 @@ class _OnlineExperts(ExpertsInFp8):
 
     weight_block_size: list[int] | None = None
     weight_scale_name = "weight_scale"
-    block_quant = False
 
     def __init__(self, *, moe: Any) -> None:
         OnlineMoEMethodBase.__init__(self, moe)
@@ -91,7 +101,7 @@ class XlaBlockOnlineMoEMethod(_OnlineExperts, fp8.Fp8PerBlockOnlineMoEMethod):
     """A scale of each block of 128 by 128."""
 
     process_weights_after_loading = fp8.Fp8PerBlockOnlineMoEMethod.process_weights_after_loading
-    weight_block_size, block_quant, weight_scale_name = [128, 128], True, "weight_scale_inv"
+    weight_block_size, weight_scale_name = [128, 128], "weight_scale_inv"
 
 
 replace(fp8, "ops", _Ops)

@@ -194,6 +194,10 @@ class XlaModelOptFp8MoEMethod(ExpertsInFp8, modelopt.ModelOptFp8MoEMethod):
     _parts = ("weight", "weight_scale")
 
     def __init__(self, quant_config: Any, moe_config: Any) -> None:
+        if quant_config.quant_method != "FP8":  # vLLM gives it those, too
+            raise NotImplementedError(
+                f"experts: ModelOpt's {quant_config.quant_method}, expected FP8, with a scale of each matrix"
+            )
         FusedMoEMethodBase.__init__(self, moe_config)
         self.quant_config = quant_config
 

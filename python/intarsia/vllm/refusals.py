@@ -12,6 +12,7 @@ from intarsia.vllm.capabilities import (
     DTYPES,
     FP8_CACHES,
     LARGEST_HEADS,
+    MODELOPT,
     QUANTIZATIONS,
     RECURRENT,
 )
@@ -19,6 +20,8 @@ from intarsia.vllm.compat import dtype_name
 
 _EXECUTORS = ("uni", "mp")
 """vLLM's names of those that are served, beside Ray's."""
+_CACHES_OF_CHECKPOINTS = ("kv_cache_scheme", "kv_cache_quant_algo")
+"""What a checkpoint's quantization_config calls the cache that it asks for."""
 
 
 def refuse(config: VllmConfig) -> None:
@@ -123,6 +126,9 @@ def _of_the_model(config: VllmConfig) -> Iterator[str]:
     if model.quantization not in (None, *QUANTIZATIONS):
         expected = ", ".join(QUANTIZATIONS)
         yield f"quantized weights ({model.quantization}), expected one of {expected}"
+    layers = getattr(config.quant_config, "quantized_layers", {})  # of ModelOpt's mixed checkpoints
+    if others := {x["quant_algo"].upper() for x in layers.values()} - {*MODELOPT}:
+        yield f"quantized weights ({', '.join(sorted(others))}), expected one of {', '.join(MODELOPT)}"
     if model.enable_prompt_embeds:
         yield "embeddings as prompts (--enable-prompt-embeds)"
     if model.enable_sleep_mode:
@@ -163,10 +169,10 @@ def of_whole_prompts(config: VllmConfig) -> Iterator[str]:
     for what, value, expected in given:
         if value:
             yield f"{what} with attention in both directions, expected {expected}"
-    if cache.cache_dtype not in (served := _caches_as_the_model(config)):
+    if cache.cache_dtype not in _caches_as_the_model(config):
         yield (
             f"--kv-cache-dtype {cache.cache_dtype} with attention in both directions, which has no cache, "
-            f"expected {' or '.join(served)}"
+            f"expected {_expected_caches(config)}"
         )
 
 
@@ -176,7 +182,7 @@ def _of_states(config: VllmConfig) -> Iterator[str]:
     if cache.cache_dtype in FP8_CACHES:
         yield (
             f"--kv-cache-dtype {cache.cache_dtype} beside recurrent layers, whose states share its pages, "
-            f"expected {' or '.join(_caches_as_the_model(config))}"
+            f"expected {_expected_caches(config)}"
         )
     if cache.enable_prefix_caching:
         yield "prefixes of recurrent layers (--enable-prefix-caching), expected --no-enable-prefix-caching"
@@ -191,6 +197,18 @@ def _of_states(config: VllmConfig) -> Iterator[str]:
 def _caches_as_the_model(config: VllmConfig) -> tuple[str, ...]:
     """What --kv-cache-dtype is for a cache in the model's own dtype: vLLM has no name of one in f32."""
     return ("auto", *({_dtype(config)} & {*get_args(CacheDType)}))
+
+
+def _expected_caches(config: VllmConfig) -> str:
+    """These names, but for `auto` where a checkpoint asks for a cache in fp8: then that is what vLLM makes of it."""
+    served = _caches_as_the_model(config)
+    quantization = getattr(config.model_config.hf_config, "quantization_config", None) or {}
+    inner = quantization.get("quantization", quantization)
+    if not any(x.get(y) for x in (quantization, inner) for y in _CACHES_OF_CHECKPOINTS):
+        return " or ".join(served)
+    _, *own = served
+    given = own[0] if own else "bfloat16 and --dtype bfloat16"
+    return f"{given}, since the checkpoint makes fp8 of auto"
 
 
 def _dtype(config: VllmConfig) -> str:

@@ -9,7 +9,6 @@ import difflib
 import enum
 import json
 import multiprocessing
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -40,10 +39,9 @@ def check_environment() -> None:
     """Raises ValueError where vLLM would say what is wrong, and not with what."""
     try:
         envs.VLLM_CPU_KVCACHE_SPACE  # noqa: B018  which reads it
-    except ValueError:
-        given = os.environ["VLLM_CPU_KVCACHE_SPACE"]
+    except ValueError as error:
         raise ValueError(
-            f"VLLM_CPU_KVCACHE_SPACE is {given!r}, expected a whole number of GiB"
+            f"VLLM_CPU_KVCACHE_SPACE: {error}, expected a whole number of GiB"
         ) from None
 
 
