@@ -84,7 +84,7 @@ def blocks_as_loaded(name: str, tensor: torch.Tensor) -> Written:
 
 
 _OF_ALL = 2.0**-9
-"""A scale that all matrices in nvfp4 share, but those of experts' gates."""
+"""A scale that all matrices in nvfp4 share, but those of gates and queries."""
 
 
 def _in_e2m1(groups: torch.Tensor, factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,8 +10,8 @@
   Of layers: `products` joins norms, rotation and the cache's write; `experts` and, of those in codes, `quantized_experts`,
   `compressed_experts`, `word_experts`; `quantized` linear layers (`packed_layers`). `nvfp4` has both, and `online` what vLLM
   quantizes itself. Recurrent layers have `states` (`recurrence`, `chunks`, `gated_delta`, `mamba2`, `short_conv`).
-  `replacing` puts a class in the place of vLLM's, `operands` finds a program's operand for a tensor, `scopes` names ops in profiles (`profiler`). `metrics` counts programs, `memory` keeps
-  what is freed, `log_filters` leaves out lines of vLLM's that say nothing here.
+  `replacing` puts a class in the place of vLLM's, `operands` finds a program's operand for a tensor, `scopes` names ops in
+  profiles (`profiler`). `metrics` counts programs, `memory` keeps what is freed, `log_filters` leaves out lines of vLLM's that say nothing here.
 - vLLM's own op names, on tensors that vLLM's kernels do not know: those of torch_xla (docs/vllm_ops.md).
 
 import intarsia.vllm

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from compressed_tensors.quantization import QuantizationStrategy
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
@@ -30,25 +29,25 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 from intarsia import repack
 from intarsia._packing import PackedWeight
 from intarsia.vllm.nvfp4 import ExpertsInNvFp4
-from intarsia.vllm.quantized_experts import ExpertsInCodes, ExpertsInFp8, ExpertsInMxfp4, halves
+from intarsia.vllm.quantized_experts import (
+    ExpertsInCodes,
+    ExpertsInFp8,
+    ExpertsInMxfp4,
+    halves,
+    rename,
+    scaled,
+)
 from intarsia.vllm.replacing import replace
 
 
 def _decoded_nibbles(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
     """Matrices [e, n, k] from pairs of codes u8 [e, n, k / 2], the lower half first, less 8, and scales [e, n, groups]."""
-    return _scaled(halves(codes).astype(jnp.int8) - 8, scales, dtype)
+    return scaled(halves(codes).astype(jnp.int8) - 8, scales, dtype)
 
 
 def _decoded_bytes(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
     """Matrices [e, n, k] from codes u8 [e, n, k], less 128, and scales [e, n, groups]."""
-    return _scaled(codes.astype(jnp.int16) - 128, scales, dtype)
-
-
-def _scaled(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
-    group = codes.shape[-1] // scales.shape[-1]
-    return (
-        codes.astype(jnp.float32) * jnp.repeat(scales.astype(jnp.float32), group, axis=-1)
-    ).astype(dtype)
+    return scaled(codes.astype(jnp.int16) - 128, scales, dtype)
 
 
 _DECODED = {4: _decoded_nibbles, 8: _decoded_bytes}
@@ -60,14 +59,8 @@ class _PackedExperts(ExpertsInCodes):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         for name in ("w13", "w2"):
-            _rename(layer, f"{name}_weight_packed", f"{name}_weight")
+            rename(layer, f"{name}_weight_packed", f"{name}_weight")
         super().process_weights_after_loading(layer)
-
-
-def _rename(layer: Any, old: str, new: str) -> None:
-    tensor = getattr(layer, old).data
-    delattr(layer, old)
-    layer.register_parameter(new, torch.nn.Parameter(tensor, requires_grad=False))
 
 
 class XlaCompressedIntegerMoEMethod(_PackedExperts, wna16.CompressedTensorsWNA16MoEMethod):
@@ -111,7 +104,7 @@ class XlaCompressedFp8MoEMethod(ExpertsInFp8, w8a8_fp8.CompressedTensorsW8A8Fp8M
         self, weight_quant: Any, input_quant: Any, moe: Any, layer_name: str | None = None
     ) -> None:
         FusedMoEMethodBase.__init__(self, moe)
-        # As in the class below; so are the rules of what fits together, which are those of kernels.
+        # None of vLLM's kernels is asked for, nor are the rules of what they take together checked.
         self.weight_quant, self.input_quant = weight_quant, input_quant
         self.weight_block_size = weight_quant.block_structure
         self.block_quant = self.weight_block_size is not None
@@ -140,7 +133,7 @@ class XlaCompressedInt8MoEMethod(ExpertsInCodes, w8a8_int8.CompressedTensorsW8A8
 
     @staticmethod
     def _decode(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
-        return _scaled(jax.lax.bitcast_convert_type(codes, jnp.int8), scales, dtype)
+        return scaled(jax.lax.bitcast_convert_type(codes, jnp.int8), scales, dtype)
 
 
 class XlaCompressedNvFp4MoEMethod(
@@ -154,7 +147,7 @@ class XlaCompressedNvFp4MoEMethod(
 
     def process_weights_after_loading(self, layer: Any) -> None:
         for name in ("w13", "w2"):
-            _rename(layer, f"{name}_weight_global_scale", f"{name}_weight_scale_2")
+            rename(layer, f"{name}_weight_global_scale", f"{name}_weight_scale_2")
             getattr(layer, f"{name}_weight_scale_2").data.reciprocal_()
         super().process_weights_after_loading(layer)
 

@@ -22,7 +22,7 @@ from intarsia._packing import PackedWeight
 from intarsia.jax._quantized import numbers
 from intarsia.vllm.packed_layers import as_numpy, pack
 from intarsia.vllm.quantized import Kernel
-from intarsia.vllm.quantized_experts import ExpertsInCodes, halves
+from intarsia.vllm.quantized_experts import ExpertsInCodes, halves, scaled
 from intarsia.vllm.replacing import replace
 
 # ---------------------------------------------------------------------------- linear layers
@@ -90,13 +90,7 @@ class ExpertsInNvFp4(ExpertsInCodes):
     """With a scale of each expert's matrices, or of equal parts of their rows."""
 
     _parts = ("weight", "weight_scale", "weight_scale_2")
-
-    def _hand_over(self, layer: Any) -> None:
-        super()._hand_over(layer)
-        for name in ("w13_weight_scale", "w2_weight_scale"):
-            bits = getattr(layer, name).data.view(torch.uint8)
-            delattr(layer, name)
-            layer.register_parameter(name, torch.nn.Parameter(bits, requires_grad=False))
+    _bytes = ("weight", "weight_scale")
 
     @staticmethod
     def _decode(codes: jax.Array, scales: jax.Array, of_all: jax.Array, dtype: Any) -> jax.Array:
@@ -104,9 +98,8 @@ class ExpertsInNvFp4(ExpertsInCodes):
         experts, rows, _ = scales.shape
         of_parts = of_all.reshape(experts, -1, 1)
         of_rows = jnp.repeat(of_parts, rows // of_parts.shape[1], axis=1)
-        factors = numbers(scales, "e4m3").astype(jnp.float32) * of_rows
-        each = jnp.repeat(factors, 16, axis=-1)
-        return (numbers(halves(codes), "e2m1").astype(jnp.float32) * each).astype(dtype)
+        factors = numbers(scales, "e4m3") * of_rows
+        return scaled(numbers(halves(codes), "e2m1"), factors, dtype)
 
     def _repack(self, codes: np.ndarray, scales: np.ndarray, of_all: np.ndarray) -> PackedWeight:
         of_rows = np.repeat(of_all.reshape(-1), len(codes) // of_all.size)

@@ -47,10 +47,24 @@ def halves(pairs: jax.Array) -> jax.Array:
     return jnp.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], -1)
 
 
+def scaled(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
+    """Matrices [e, n, k] from numbers [e, n, k] and the scales of their groups of columns [e, n, groups]."""
+    each = jnp.repeat(scales.astype(jnp.float32), codes.shape[-1] // scales.shape[-1], axis=-1)
+    return (codes.astype(jnp.float32) * each).astype(dtype)
+
+
+def rename(layer: Any, old: str, new: str, dtype: torch.dtype | None = None) -> None:
+    """Gives a parameter another name, or its bytes another dtype."""
+    tensor = getattr(layer, old).data
+    tensor = tensor if dtype is None else tensor.view(dtype)
+    delattr(layer, old)
+    layer.register_parameter(new, torch.nn.Parameter(tensor, requires_grad=False))
+
+
 def _decoded_mxfp4(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
     """Matrices [e, n, k] from pairs of e2m1 codes [e, n, k / 2], the lower half first, and e8m0 scales [e, n, k / 32], u8."""
-    powers = jax.lax.bitcast_convert_type(scales, jnp.float8_e8m0fnu).astype(jnp.float32)
-    return (numbers(halves(codes), "e2m1") * jnp.repeat(powers, 32, axis=-1)).astype(dtype)
+    powers = jax.lax.bitcast_convert_type(scales, jnp.float8_e8m0fnu)
+    return scaled(numbers(halves(codes), "e2m1"), powers, dtype)
 
 
 class ExpertsInCodes(FusedMoEMethodBase):
@@ -61,6 +75,8 @@ class ExpertsInCodes(FusedMoEMethodBase):
 
     _parts: tuple[str, ...]
     """What the names of a matrix's parameters end with, the codes' first."""
+    _bytes: tuple[str, ...] = ("weight",)
+    """Those of them that become bytes."""
     _decode: Any
     """These parameters as matrices of a dtype, within a program."""
 
@@ -81,10 +97,8 @@ class ExpertsInCodes(FusedMoEMethodBase):
 
     def _hand_over(self, layer: Any) -> None:
         """Lets codes be bytes: DLPack does not know them by their dtype."""
-        for name in ("w13_weight", "w2_weight"):
-            codes = getattr(layer, name).data.view(torch.uint8)
-            delattr(layer, name)
-            layer.register_parameter(name, torch.nn.Parameter(codes, requires_grad=False))
+        for name in (f"{x}_{part}" for x in ("w13", "w2") for part in self._bytes):
+            rename(layer, name, name, torch.uint8)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         tiled = not any(self._rows(layer, name) % TILE_ROWS for name in ("w13", "w2"))
