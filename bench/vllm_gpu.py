@@ -5,8 +5,8 @@ Usage: vllm_gpu.py [--model llama-8b|qwen3-30b-a3b] [--cases decode:16x4096 pref
 
 Each engine is a process of its own; rounds alternate, and figures are the rounds' medians. `start` is the time from the process's start
 until the engine is ready, `start again` that of later rounds. decode:NxC is a step of N sequences of C tokens: the difference between
-many new tokens and one, each the fastest of three runs, over the number of steps. The prompts are in the prefix cache; scheduling and
-sampling count, as in serving. prefill:NxL has fresh prompts and one new token, serve:NxI+O fresh prompts of I tokens and O new ones, N
+64 new tokens and 16, each the fastest of five runs, over the 48 steps. The prompts are in the prefix cache; scheduling and sampling
+count, as in serving. `distinct` is how many different tokens a step has on average: engines that differ there read different experts. prefill:NxL has fresh prompts and one new token, serve:NxI+O fresh prompts of I tokens and O new ones, N
 requests at once: of three runs the median. A ratio above 1 says that the plugin is faster.
 """
 
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import Any
 
 BEGIN = time.perf_counter()
-STEPS = 64
+STEPS, FEW = 64, 16
 _COMMON = {
     "rope_theta": 1e6,
     "max_position_embeddings": 8192,
@@ -87,6 +87,7 @@ def work(args: argparse.Namespace) -> None:
         )
     tell(case="start", ms=round((time.perf_counter() - BEGIN) * 1e3))
     rng = np.random.default_rng(0)
+    made: list[list[int]] = []  # by the last requests
 
     def prompts(count: int, length: int) -> list[dict[str, Any]]:
         ids = rng.integers(0, config["vocab_size"], (count, length)).tolist()
@@ -94,6 +95,7 @@ def work(args: argparse.Namespace) -> None:
 
     def seconds(requests: list[dict[str, Any]], tokens: int, cached: int = 0) -> float:
         """For so many new tokens of each, at least `cached` tokens of which need not be computed."""
+        nonlocal made
         sampling = SamplingParams(
             temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False
         )
@@ -102,6 +104,7 @@ def work(args: argparse.Namespace) -> None:
         taken = time.perf_counter() - begin
         if (found := min(x.num_cached_tokens or 0 for x in done)) < cached:
             sys.exit(f"the prefix cache had {found} tokens of a prompt, expected {cached}")
+        made = [list(x.outputs[0].token_ids) for x in done]
         return taken
 
     for case in args.cases:
@@ -112,8 +115,10 @@ def work(args: argparse.Namespace) -> None:
             seconds(requests, 1)
             cached = (length - STEPS - 1) // 16 * 16  # the last token is computed always
             seconds(requests, STEPS, cached)  # every program has run
-            many, one = (min(seconds(requests, n, cached) for _ in range(3)) for n in (STEPS, 1))
-            tell(case=case, ms=round((many - one) / (STEPS - 1) * 1e3, 3))
+            few, many = (min(seconds(requests, n, cached) for _ in range(5)) for n in (FEW, STEPS))
+            distinct = statistics.mean(len(set(step)) for step in zip(*made, strict=True))
+            step = (many - few) / (STEPS - FEW)
+            tell(case=case, ms=round(step * 1e3, 3), distinct=round(distinct, 1))
             continue
         [tokens] = new or [1]
         seconds(prompts(count, length), tokens)
