@@ -133,7 +133,8 @@ def test_sampling_and_cublas_keep_their_room_on_a_gpu(monkeypatch):
 
     def allocate(_, config):
         assert config == "caches"
-        found.extend(x.nbytes for ref in held if (x := ref()) is not None)
+        with one.model_runner.model.while_allocating():
+            found.extend(ref().nbytes for ref in held if ref() is not None)
 
     monkeypatch.setattr(torch, "empty", watched)
     monkeypatch.setattr(
@@ -142,7 +143,7 @@ def test_sampling_and_cublas_keep_their_room_on_a_gpu(monkeypatch):
     monkeypatch.setattr(worker.Worker, "initialize_from_config", allocate)
     one = object.__new__(worker.XlaWorker)
     one.device = torch.device("cpu")
-    one.model_runner = SimpleNamespace(max_num_reqs=2)
+    one.model_runner = SimpleNamespace(max_num_reqs=2, model=SimpleNamespace())
     one.model_config = SimpleNamespace(get_vocab_size=lambda: 1000)
     one.initialize_from_config("caches")
     assert found == [6 * 4 * 2 * 1000 + (1 << 29)]

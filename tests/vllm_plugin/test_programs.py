@@ -204,6 +204,36 @@ def test_a_program_that_cannot_be_traced_is_told_at_once(monkeypatch: pytest.Mon
     assert tried == [1]
 
 
+def test_preparation_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches that find no room: the error is theirs, not that of a program that would be run with them."""
+    first, tried = threading.Event(), []
+    first.set()
+    monkeypatch.setattr(programs._steps, "compile_step", _failing(first, tried))
+    told = programs.Programs(Ranks(1))
+    done: list[int] = []
+    traced = threading.Event()
+    told.prepare(lambda: traced.wait(60) and done.append(len(tried)))
+    told.begin(1, jnp.sin, jnp.ones(1))
+    traced.set()
+    told.await_all()
+    assert done == [0] and tried == [1]
+
+    def refuse() -> None:
+        assert traced.wait(60)
+        raise MemoryError("no room for caches")
+
+    traced.clear()
+    told.prepare(refuse)
+    told.begin(3, jnp.sin, jnp.ones(3), tokens=3)
+    traced.set()
+    with pytest.raises(MemoryError, match="no room for caches"):
+        told.await_all()
+    with pytest.raises(MemoryError, match="no room for caches"):
+        told.begin(4, jnp.sin, jnp.ones(4), tokens=4)
+    told._thread.shutdown()
+    assert tried == [1]
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What ranks have said of their work; while the last word is "rest", nobody ends them for being slow."""

@@ -24,6 +24,14 @@ def keep_freed_memory() -> None:
         mallopt(_TRIM_THRESHOLD, _NEVER)
 
 
+def keep_imports() -> None:
+    """Has Python's collector pass over what there is by now, a million objects of imports, as often as vLLM calls it (docs/notebook/vllm.md).
+
+    vLLM does so itself once the engine is ready, after four walks over them.
+    """
+    gc.freeze()
+
+
 @contextmanager
 def collect_garbage_later() -> Iterator[None]:
     """Keeps Python from walking over a million living objects again and again while programs are traced (docs/notebook/vllm.md)."""

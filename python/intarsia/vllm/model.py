@@ -7,7 +7,7 @@ the two traced functions.
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -64,6 +64,7 @@ class XlaModel(torch.nn.Module):
         self._layout = BatchLayout([])
         self._plan: kv.CachePlan | None = None
         self._pools: kv.Pools = {}
+        self.while_allocating: Callable[[], AbstractContextManager[None]] = nullcontext
         self._group_of: dict[str, int] = {}
         self._first_layers: list[str] = []  # one of each KV cache group, in the order of the groups
         layers = config.compilation_config.static_forward_context.items()
@@ -84,9 +85,7 @@ class XlaModel(torch.nn.Module):
     __setattr__ = object.__setattr__
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(
-            self.__dict__["inner"], name
-        )  # not self.inner, which comes here where there is none
+        return getattr(self.__dict__["inner"], name)  # self.inner would come here, too
 
     def take_weights(self) -> None:
         """Takes the model's weights and buffers over, without a copy where torch and XLA lay them out alike."""
@@ -106,10 +105,16 @@ class XlaModel(torch.nn.Module):
     def make_caches(
         self, config: KVCacheConfig, shared_layers: Mapping[str, str], widths: list[int]
     ) -> None:
-        """Allocates the KV caches; `widths` are the columns of each group's block table."""
+        """Plans the KV caches; `widths` are the columns of each group's block table. `compile_ahead` allocates them."""
         self._describe_caches(config, shared_layers, widths)
-        self._pools = self._plan.allocate(self._ranks)
         self._zeroes_blocks = config.needs_kv_cache_zeroing
+        if self._config.model_config.enforce_eager:  # nothing is compiled ahead
+            self._allocate()
+
+    def _allocate(self) -> None:
+        with self.while_allocating():
+            self._pools = self._plan.allocate(self._ranks)
+            jax.block_until_ready(self._pools)
 
     def _describe_caches(
         self, config: KVCacheConfig, shared_layers: Mapping[str, str], widths: list[int]
@@ -306,7 +311,7 @@ class XlaModel(torch.nn.Module):
     # ------------------------------------------------------------------ ahead of time
 
     def compile_ahead(self, device: torch.device) -> None:
-        """Compiles every program that a step can need, and runs it until it is as fast as it gets, large ones on a CPU excepted."""
+        """Allocates the caches, compiles every program that a step can need, and runs all but a CPU's large ones until they are fast."""
         shapes = [self._mixed(n) for n in self.mixed_sizes]
         if self._generates:
             shapes += [StepShape(n, n, decode=True) for n in self.decode_sizes]
@@ -326,7 +331,7 @@ class XlaModel(torch.nn.Module):
         `_vectors`, and `inner` has tracers for weights, so nothing that warms up may read it. Several ranks first meet.
         """
         # By their types: a program is given the caches that it is run with.
-        weights, pools = jax.tree.map(_type_of, (self._weights, self._pools))
+        weights, pools = jax.tree.map(_type_of, self._weights), self._plan.abstract(self._ranks)
         jobs = []
         for shape in shapes:
             vector = self._layout.padding(shape, device)
@@ -337,6 +342,8 @@ class XlaModel(torch.nn.Module):
             hidden = torch.zeros(size, model.get_hidden_size(), dtype=model.dtype, device=device)
             begin = functools.partial(self._with_logits, self.programs.begin, size, weights)
             jobs.append((begin, hidden, functools.partial(self._warm_up_logits, hidden)))
+        # While the first is traced. torch has what it needs by now, and finds no room as long as XLA's allocator grows.
+        self.programs.prepare(self._allocate)
         alone = self._ranks.size == 1
         for begin, tensor, warm_up in jobs:
             type_ = _type_of(self._ranks.stacked(_to_jax(tensor)))

@@ -60,6 +60,7 @@ class Programs:
         device = (torch.cuda.current_device(),) if torch.cuda.is_initialized() else ()
         set_device = torch.cuda.set_device if device else None
         self._thread = ThreadPoolExecutor(1, "compile", set_device, device)
+        self._preparation: Future[None] | None = None
         self._programs: dict[Hashable, Future[jax.stages.Compiled]] = {}
         self._sealed_at: int | None = None
         self.custom_calls: dict[str, dict[str, int]] = {}
@@ -98,9 +99,23 @@ class Programs:
             raise
         self._programs[key] = self._thread.submit(self._compile, str(key), lowered, tokens, warm_up)
 
+    def prepare(self, work: Callable[[], None]) -> None:
+        """Lets the thread that compiles do this before the programs that begin from now on. `await_all` waits for it."""
+
+        def prepared() -> None:
+            try:
+                work()
+            except BaseException:
+                self._cancel()  # here, before this thread takes the next
+                raise
+
+        self._preparation = self._thread.submit(prepared)
+
     def await_all(self) -> None:
         """Waits for what has begun, on every rank: one that reads programs from disk would wait in a step for those that compile."""
         try:
+            if self._preparation:
+                self._preparation.result()
             for program in [*self._programs.values()]:
                 program.result()
         except BaseException:  # Ctrl-C, too
@@ -109,7 +124,9 @@ class Programs:
         self._ranks.meet()
 
     def _raise_failure(self) -> None:
-        """Raises the error of a program that could not be compiled."""
+        """Raises the error of a program that could not be compiled, or of what comes before."""
+        if self._preparation and self._preparation.done():
+            self._preparation.result()
         for program in [*self._programs.values()]:
             if program.done() and not program.cancelled():
                 program.result()

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import jax
 import psutil
 import torch
 from vllm import envs
@@ -22,7 +21,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 import intarsia.vllm.gated_delta
 import intarsia.vllm.mamba2  # noqa: F401
 from intarsia.vllm import hosts, parallel
-from intarsia.vllm.memory import keep_freed_memory
+from intarsia.vllm.memory import keep_freed_memory, keep_imports
 from intarsia.vllm.platforms import XlaCpuPlatform
 from intarsia.vllm.profiler import JaxProfiler
 from intarsia.vllm.sampling import use_draw
@@ -58,6 +57,7 @@ class XlaWorker(Worker):
     """A worker on an NVIDIA GPU, and what it shares with one on a CPU."""
 
     def init_device(self) -> None:
+        keep_imports()
         with self._meeting():
             super().init_device()
 
@@ -173,8 +173,8 @@ class XlaWorker(Worker):
         return _LOGITS_OF_SAMPLING * 4 * logits
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        with self._kept_from_xla():
-            super().initialize_from_config(kv_cache_config)
+        self.model_runner.model.while_allocating = self._kept_from_xla
+        super().initialize_from_config(kv_cache_config)
 
     @contextmanager
     def _kept_from_xla(self) -> Iterator[None]:
@@ -182,7 +182,6 @@ class XlaWorker(Worker):
         size = self._bytes_of_sampling() + _MARGIN
         held = torch.empty(size, dtype=torch.uint8, device=self.device)
         yield
-        jax.block_until_ready(jax.live_arrays())
         del held
         torch.cuda.empty_cache()
 
@@ -220,6 +219,7 @@ class XlaCpuWorker(XlaWorker):
         topk_topp_sampler.HAS_TRITON = False
         use_draw()
         keep_freed_memory()
+        keep_imports()
         with self._meeting():
             init_worker_distributed_environment(
                 self.vllm_config,
