@@ -1,7 +1,7 @@
 """Times vLLM on one GPU with the plugin, and as it is, on models of well-known shapes with random weights.
 
 Usage: vllm_gpu.py [--model llama-8b|qwen3-30b-a3b] [--cases decode:16x4096 prefill:8x4096 serve:128x1024+128]
-  [--engines plugin stock] [--rounds 1] [--kv-cache-dtype fp8] [--layers N] [--json FILE]
+  [--engines plugin stock] [--rounds 1] [--kv-cache-dtype fp8] [--layers N] [--stock JSON] [--json FILE]
 
 Each engine is a process of its own; rounds alternate, and figures are the rounds' medians. `start` is the time from the process's start
 until the engine is ready, `start again` that of later rounds. decode:NxC is a step of N sequences of C tokens: the difference between
@@ -84,6 +84,7 @@ def work(args: argparse.Namespace) -> None:
             max_model_len=8192,
             max_num_batched_tokens=8192,
             max_num_seqs=256,
+            **(args.stock if os.environ.get("VLLM_PLUGINS") == "" else {}),
         )
     tell(case="start", ms=round((time.perf_counter() - BEGIN) * 1e3))
     rng = np.random.default_rng(0)
@@ -182,6 +183,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--layers", type=int, help="default: the model's")
+    graphs = '{"compilation_config": {"cudagraph_capture_sizes": [1, 16, 64]}}'
+    parser.add_argument(
+        "--stock",
+        type=json.loads,
+        default={},
+        help=f"more of LLM's arguments, for vLLM as it is; {graphs} makes its starts shorter",
+    )
     parser.add_argument("--json", type=pathlib.Path, help="where to write the rows")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What a step has freed is there for the next one."""
+"""What a step has freed is there for the next one, and what Python's collector walks over."""
 
 import subprocess
 import sys
@@ -148,3 +148,28 @@ def test_sampling_and_cublas_keep_their_room_on_a_gpu(monkeypatch):
     one.initialize_from_config("caches")
     assert found == [6 * 4 * 2 * 1000 + (1 << 29)]
     assert released == [True]
+
+
+_KEPT = """
+import gc
+import multiprocessing
+from intarsia.vllm.memory import keep_imports
+
+def show():
+    before = gc.get_freeze_count()
+    keep_imports()
+    print(gc.get_freeze_count() - before > 1000, flush=True)
+
+show()
+engine = multiprocessing.get_context("fork").Process(target=show)
+engine.start()
+engine.join()
+"""
+
+
+def test_imports_are_kept_in_an_engine_s_own_process() -> None:
+    """A user's process may have an engine of before as garbage, which is to be collected."""
+    done = subprocess.run(
+        [sys.executable, "-c", _KEPT], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["False", "True"]

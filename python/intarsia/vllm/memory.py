@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import gc
+import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,9 +28,11 @@ def keep_freed_memory() -> None:
 def keep_imports() -> None:
     """Has Python's collector pass over what there is by now, a million objects of imports, as often as vLLM calls it (docs/notebook/vllm.md).
 
-    vLLM does so itself once the engine is ready, after four walks over them.
+    vLLM does so itself once the engine is ready, after four walks over them. In a process of the user's own, what is garbage by
+    now may be an engine of before, so nothing changes there.
     """
-    gc.freeze()
+    if multiprocessing.parent_process() is not None:
+        gc.freeze()
 
 
 @contextmanager
