@@ -3,11 +3,12 @@
 ggml/src/ggml-common.h has the blocks, ggml/src/ggml-quants.c what they stand for.
 """
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
 
-from intarsia._packing import PackedWeight, from_codes, packed_by_rows
+from intarsia._packing import FORMATS, PackedWeight, from_codes, packed_by_rows
 
 
 def _f16(blocks: np.ndarray, at: int) -> np.ndarray:
@@ -27,35 +28,21 @@ def _matrix(parts: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(parts.reshape(len(parts), -1))
 
 
-def _blocks_of_32(
-    blocks: np.ndarray, *, bits: int, minimums: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Codes, scales and minimums of blocks that begin with them: Q4_0, Q4_1, Q5_0, Q5_1."""
+def _q4_or_q5(blocks: np.ndarray, format: str) -> PackedWeight:
+    """A scale, a minimum where no number of the format's own is taken away, the fifth bits, if there are, and the others."""
+    minimums, has_fifth = format in ("u4", "u5"), FORMATS[format].bits == 5
     at = 4 if minimums else 2
-    codes = _nibbles(blocks[..., at + 4 * (bits == 5) :])
-    if bits == 5:
+    codes = _nibbles(blocks[..., at + 4 * has_fifth :])
+    if has_fifth:
         codes |= _bits(blocks[..., at : at + 4]) << 4
-    return _matrix(codes), _f16(blocks, 0), _f16(blocks, 2) if minimums else None
-
-
-def _q4_0(blocks: np.ndarray) -> PackedWeight:
-    codes, scales, _ = _blocks_of_32(blocks, bits=4, minimums=False)
-    return from_codes(codes, scales, format="u4b8", group=32)
-
-
-def _q4_1(blocks: np.ndarray) -> PackedWeight:
-    parts = _blocks_of_32(blocks, bits=4, minimums=True)
-    return from_codes(*parts, format="u4", group=32, zeros_are="minimums")
-
-
-def _q5_0(blocks: np.ndarray) -> PackedWeight:
-    codes, scales, _ = _blocks_of_32(blocks, bits=5, minimums=False)
-    return from_codes(codes, scales, format="u5b16", group=32)
-
-
-def _q5_1(blocks: np.ndarray) -> PackedWeight:
-    parts = _blocks_of_32(blocks, bits=5, minimums=True)
-    return from_codes(*parts, format="u5", group=32, zeros_are="minimums")
+    return from_codes(
+        _matrix(codes),
+        _f16(blocks, 0),
+        _f16(blocks, 2) if minimums else None,
+        format=format,
+        group=32,
+        zeros_are="minimums" if minimums else "points",
+    )
 
 
 def _q8_0(blocks: np.ndarray) -> PackedWeight:
@@ -89,14 +76,6 @@ def _q4_k_or_q5_k(blocks: np.ndarray, format: str) -> PackedWeight:
     )
 
 
-def _q4_k(blocks: np.ndarray) -> PackedWeight:
-    return _q4_k_or_q5_k(blocks, "u4")
-
-
-def _q5_k(blocks: np.ndarray) -> PackedWeight:
-    return _q4_k_or_q5_k(blocks, "u5")
-
-
 def _q6_k(blocks: np.ndarray) -> PackedWeight:
     lead = blocks.shape[:-1]
     low = _nibbles(blocks[..., :128].reshape(*lead, 2, 64)).reshape(*lead, 2, 4, 32)
@@ -109,13 +88,13 @@ def _q6_k(blocks: np.ndarray) -> PackedWeight:
 
 
 _OF_BLOCKS: dict[str, tuple[int, Callable[[np.ndarray], PackedWeight]]] = {
-    "Q4_0": (18, _q4_0),
-    "Q4_1": (20, _q4_1),
-    "Q5_0": (22, _q5_0),
-    "Q5_1": (24, _q5_1),
+    "Q4_0": (18, functools.partial(_q4_or_q5, format="u4b8")),
+    "Q4_1": (20, functools.partial(_q4_or_q5, format="u4")),
+    "Q5_0": (22, functools.partial(_q4_or_q5, format="u5b16")),
+    "Q5_1": (24, functools.partial(_q4_or_q5, format="u5")),
     "Q8_0": (34, _q8_0),
-    "Q4_K": (144, _q4_k),
-    "Q5_K": (176, _q5_k),
+    "Q4_K": (144, functools.partial(_q4_k_or_q5_k, format="u4")),
+    "Q5_K": (176, functools.partial(_q4_k_or_q5_k, format="u5")),
     "Q6_K": (210, _q6_k),
 }
 GGUF_TYPES = tuple(_OF_BLOCKS)
