@@ -64,7 +64,7 @@ class XlaModel(torch.nn.Module):
         self._layout = BatchLayout([])
         self._plan: kv.CachePlan | None = None
         self._pools: kv.Pools = {}
-        self.while_allocating: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.while_allocating: Callable[[], AbstractContextManager[None]] = nullcontext  # caches
         self._group_of: dict[str, int] = {}
         self._first_layers: list[str] = []  # one of each KV cache group, in the order of the groups
         layers = config.compilation_config.static_forward_context.items()

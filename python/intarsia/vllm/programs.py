@@ -20,6 +20,8 @@ logger = init_logger("vllm.intarsia.programs")  # vLLM shows only loggers below 
 _LARGEST_TO_WARM_UP = 256
 """Tokens of the largest program that is run before it is needed, on a CPU."""
 
+_PREPARATION = "preparation"
+
 _compilations = 0
 
 
@@ -60,8 +62,7 @@ class Programs:
         device = (torch.cuda.current_device(),) if torch.cuda.is_initialized() else ()
         set_device = torch.cuda.set_device if device else None
         self._thread = ThreadPoolExecutor(1, "compile", set_device, device)
-        self._preparation: Future[None] | None = None
-        self._programs: dict[Hashable, Future[jax.stages.Compiled]] = {}
+        self._programs: dict[Hashable, Future[Any]] = {}  # and under _PREPARATION what comes before
         self._sealed_at: int | None = None
         self.custom_calls: dict[str, dict[str, int]] = {}
         self.late: list[str] = []
@@ -97,25 +98,25 @@ class Programs:
         except BaseException:
             self._cancel()
             raise
-        self._programs[key] = self._thread.submit(self._compile, str(key), lowered, tokens, warm_up)
+        self._submit(key, self._compile, str(key), lowered, tokens, warm_up)
 
     def prepare(self, work: Callable[[], None]) -> None:
         """Lets the thread that compiles do this before the programs that begin from now on. `await_all` waits for it."""
+        self._submit(_PREPARATION, work)
 
-        def prepared() -> None:
+    def _submit(self, key: Hashable, work: Callable[..., Any], *args: Any) -> None:
+        def in_turn() -> Any:
             try:
-                work()
+                return work(*args)
             except BaseException:
                 self._cancel()  # here, before this thread takes the next
                 raise
 
-        self._preparation = self._thread.submit(prepared)
+        self._programs[key] = self._thread.submit(in_turn)
 
     def await_all(self) -> None:
         """Waits for what has begun, on every rank: one that reads programs from disk would wait in a step for those that compile."""
         try:
-            if self._preparation:
-                self._preparation.result()
             for program in [*self._programs.values()]:
                 program.result()
         except BaseException:  # Ctrl-C, too
@@ -125,8 +126,6 @@ class Programs:
 
     def _raise_failure(self) -> None:
         """Raises the error of a program that could not be compiled, or of what comes before."""
-        if self._preparation and self._preparation.done():
-            self._preparation.result()
         for program in [*self._programs.values()]:
             if program.done() and not program.cancelled():
                 program.result()
@@ -180,13 +179,9 @@ class Programs:
         warm_up: Callable[[jax.stages.Compiled], Any],
     ) -> jax.stages.Compiled:
         start = time.perf_counter()
-        try:
-            compiled = _steps.compile_step(lowered, tokens)
-            seconds = time.perf_counter() - start
-            warm_up(compiled)
-        except BaseException:
-            self._cancel()  # here, before this thread takes the next
-            raise
+        compiled = _steps.compile_step(lowered, tokens)
+        seconds = time.perf_counter() - start
+        warm_up(compiled)
         text = compiled.as_text()
         self.custom_calls[name] = _steps.custom_calls(text)
         described = ", ".join(f"{n} {op}" for op, n in self.custom_calls[name].items())
