@@ -6,8 +6,9 @@ Usage: vllm_gpu.py [--model llama-8b|qwen3-30b-a3b] [--cases decode:16x4096 pref
 Each engine is a process of its own; rounds alternate, and figures are the rounds' medians. `start` is the time from the process's start
 until the engine is ready, `start again` that of later rounds. decode:NxC is a step of N sequences of C tokens: the difference between
 64 new tokens and 16, each the fastest of five runs, over the 48 steps. The prompts are in the prefix cache; scheduling and sampling
-count, as in serving. `distinct` is how many different tokens a step has on average: engines that differ there read different experts. prefill:NxL has fresh prompts and one new token, serve:NxI+O fresh prompts of I tokens and O new ones, N
-requests at once: of three runs the median. A ratio above 1 says that the plugin is faster.
+count, as in serving. `distinct` is how many different tokens a step has on average: engines that differ there read different experts.
+prefill:NxL has fresh prompts and one new token, serve:NxI+O fresh prompts of I tokens and O new ones, N requests at once: of three
+runs the median. A ratio above 1 says that the plugin is faster.
 """
 
 import argparse
@@ -96,7 +97,6 @@ def work(args: argparse.Namespace) -> None:
 
     def seconds(requests: list[dict[str, Any]], tokens: int, cached: int = 0) -> float:
         """For so many new tokens of each, at least `cached` tokens of which need not be computed."""
-        nonlocal made
         sampling = SamplingParams(
             temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False
         )
@@ -105,7 +105,7 @@ def work(args: argparse.Namespace) -> None:
         taken = time.perf_counter() - begin
         if (found := min(x.num_cached_tokens or 0 for x in done)) < cached:
             sys.exit(f"the prefix cache had {found} tokens of a prompt, expected {cached}")
-        made = [list(x.outputs[0].token_ids) for x in done]
+        made[:] = [list(x.outputs[0].token_ids) for x in done]
         return taken
 
     for case in args.cases:
