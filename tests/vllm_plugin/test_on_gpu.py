@@ -87,6 +87,7 @@ def test_tokens(tiny, name: str, dtype: str) -> None:
         pytest.skip("vLLM refuses Gemma 3 in float16")
     told = run(tiny(name), dtype=dtype)
     assert max(x.max() for x in gaps(tiny(name), told)) < GAPS[dtype]
+    assert len(set(told["without_repeats"])) == 24
     [programs] = told["programs"]
     assert programs["late"] == [] and programs["compilations"] == 0
     steps = {k: v for k, v in programs["custom_calls"].items() if "step" in k}

@@ -36,6 +36,15 @@ def test_vllm_takes_our_platform() -> None:
     assert isinstance(current_platform, platforms.XlaPlatform)
 
 
+def test_no_compiled_op_of_vllm_is_called_for_penalties() -> None:
+    """It is taken for any tensor on a GPU, and none is loaded."""
+    import intarsia.vllm.worker  # noqa: F401
+    from vllm import _custom_ops
+
+    ours = _custom_ops.apply_repetition_penalties
+    assert ours is _custom_ops.apply_repetition_penalties_torch
+
+
 def test_the_package_alone_is_no_plugin() -> None:
     """intarsia beside a vLLM changes nothing there: the entry points are intarsia-vllm's."""
     groups = {entry.group for entry in importlib.metadata.distribution("intarsia").entry_points}

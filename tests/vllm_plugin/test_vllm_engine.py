@@ -80,6 +80,14 @@ def test_preempted_requests_go_on(smollm2):
     assert tokens(run(smollm2, prompts[5:6], greedy(max_tokens=120))) == tokens(together)[5:6]
 
 
+def test_penalties_keep_tokens_from_coming_twice(smollm2):
+    [plain] = tokens(run(smollm2, [STORY], greedy(max_tokens=60)))
+    assert len(set(plain)) < 60
+    penalties = {"presence_penalty": 2.0, "frequency_penalty": 2.0, "repetition_penalty": 100.0}
+    [penalized] = tokens(run(smollm2, [STORY], greedy(max_tokens=60, **penalties)))
+    assert len(set(penalized)) == 60
+
+
 def test_a_seed_decides_what_is_sampled(smollm2):
     def requests(prompts, seeds):
         sampling = [greedy(temperature=1.0, top_p=0.95, seed=seed, max_tokens=16) for seed in seeds]

@@ -2,8 +2,8 @@
 
     python tests/vllm_plugin/vllm_once.py MODEL_DIRECTORY '{"dtype": "bfloat16"}' '[[1, 2, 3], [4, 5]]'
 
-The last line on stdout has, for each prompt, the tokens and their log-probabilities, and what `xla_programs` tells
-of each worker.
+The last line on stdout has, for each prompt, the tokens and their log-probabilities, the first one's tokens where penalties keep
+any from coming twice, and what `xla_programs` tells of each worker.
 """
 
 import json
@@ -26,7 +26,13 @@ def main(model: str, options: str, prompts: str) -> None:
     for _ in range(2):  # the second time out of the prefix cache, with programs that have run
         begun = time.perf_counter()
         outputs = [x.outputs[0] for x in llm.generate(texts, sampling, use_tqdm=False)]
+    penalties = {"presence_penalty": 2.0, "frequency_penalty": 2.0, "repetition_penalty": 100.0}
+    penalized = SamplingParams(
+        temperature=0, max_tokens=24, ignore_eos=True, detokenize=False, **penalties
+    )
+    [without_repeats] = llm.generate(texts[:1], penalized, use_tqdm=False)
     told = {
+        "without_repeats": list(without_repeats.outputs[0].token_ids),
         "start_seconds": started - start,
         "seconds": time.perf_counter() - begun,
         "tokens": [list(x.token_ids) for x in outputs],

@@ -1,16 +1,22 @@
-"""Drawing a token on a CPU from two random numbers; vLLM's sampler draws one for each token of the vocabulary."""
+"""What of vLLM's sampler is ours: penalties without its compiled op, and on a CPU a token from two random numbers."""
 
 import torch
 import torch.nn.functional as F
+from vllm import _custom_ops
 from vllm.v1.sample.ops import topk_topp_sampler
 
 from intarsia.vllm.replacing import replace
 
 _BLOCK = 256
 
+# vLLM's takes its compiled op for any tensor on a GPU, which is not loaded (`XlaPlatform.import_kernels`).
+replace(_custom_ops, "apply_repetition_penalties", _custom_ops.apply_repetition_penalties_torch)
+
 
 def use_draw() -> None:
-    """Lets vLLM's sampler call `draw` in place of its `random_sample`, for all engines of this process.
+    """Lets vLLM's sampler call `draw` in place of its `random_sample`, which draws a number for each token of the vocabulary.
+
+    For all engines of this process.
 
     Raises:
       RuntimeError: this vLLM has no such function.
