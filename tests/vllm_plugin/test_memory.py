@@ -1,5 +1,6 @@
 """What a step has freed is there for the next one, and what Python's collector walks over."""
 
+import pathlib
 import subprocess
 import sys
 import weakref
@@ -10,7 +11,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
-from intarsia.vllm import worker
+from intarsia.vllm import memory, worker
 
 _FAULTS = """
 import resource
@@ -51,6 +52,7 @@ def test_the_system_clears_no_pages_of_a_step() -> None:
 
 
 GIB = 1 << 30
+NOWHERE = pathlib.Path("/nowhere")
 
 
 def worker_on_a_gpu(monkeypatch, free: int) -> worker.XlaWorker:
@@ -113,12 +115,33 @@ def test_a_cpus_cache_is_what_is_asked_for_or_a_quarter(
     """Of what is free, divided among the ranks of the host."""
     monkeypatch.setattr(worker.envs, "VLLM_CPU_KVCACHE_SPACE", space, raising=False)
     monkeypatch.setattr(
-        worker.psutil, "virtual_memory", lambda: SimpleNamespace(available=free, total=99 * free)
+        memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=free, total=99 * free)
     )
+    monkeypatch.setattr(worker, "available_bytes", lambda: memory.available_bytes(own=NOWHERE))
     one = object.__new__(worker.XlaCpuWorker)
     one.cache_config = SimpleNamespace(kv_cache_memory_bytes=given)
     one.parallel_config = SimpleNamespace(local_world_size=ranks)
     assert one.determine_available_memory() == size
+
+
+@pytest.mark.parametrize(
+    ("limit", "available"), [("max", 64 * GIB), (f"{8 * GIB}", 4 * GIB), (f"{2 * GIB}", 0)]
+)
+def test_a_containers_memory_is_less_than_the_machines(monkeypatch, tmp_path, limit, available):
+    """Of 5 GiB that are taken the system can drop 1, of files."""
+    monkeypatch.setattr(
+        memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB)
+    )
+    group = tmp_path / "pods" / "one"
+    group.mkdir(parents=True)
+    for place, most in ((group, "max"), (group.parent, limit)):
+        (place / "memory.max").write_text(f"{most}\n")
+        (place / "memory.current").write_text(f"{5 * GIB}\n")
+        files = f"active_file {GIB // 4}\ninactive_file {3 * GIB // 4}\n"
+        (place / "memory.stat").write_text(f"anon {4 * GIB}\n{files}")
+    own = tmp_path / "cgroup"
+    own.write_text("1:name=systemd:/elsewhere\n0::/pods/one\n")
+    assert memory.available_bytes(tmp_path, own) == available
 
 
 def test_sampling_and_cublas_keep_their_room_on_a_gpu(monkeypatch):

@@ -1,15 +1,46 @@
-"""Memory of the engine's process: what steps on a CPU free, and when Python collects garbage."""
+"""Memory of the engine's process: what there is, what steps on a CPU free, and when Python collects garbage."""
 
 import ctypes
 import functools
 import gc
 import multiprocessing
+import pathlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import psutil
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGEST, _LARGEST_OF_SOME = 1 << 30, 32 << 20  # bytes; not every version takes the first
 _NEVER = (1 << 31) - 1
+
+
+def available_bytes(
+    groups: pathlib.Path = pathlib.Path("/sys/fs/cgroup"),
+    own: pathlib.Path = pathlib.Path("/proc/self/cgroup"),
+) -> int:
+    """Memory that this process may still take: of the machine's, and of its container's, which psutil does not know.
+
+    Args:
+      groups: where the system has its control groups, of version 2 (Linux, "Control Group v2", memory.max).
+      own: the file that names the process's.
+    """
+    found = [psutil.virtual_memory().available]
+    names = (
+        [x[3:].strip("/") for x in own.read_text().splitlines() if x.startswith("0::")]
+        if own.exists()
+        else []
+    )
+    for group in {x for name in names for x in (groups / name, *(groups / name).parents)}:
+        try:
+            limit = int((group / "memory.max").read_text())
+            taken = int((group / "memory.current").read_text())
+            stat = dict(x.split() for x in (group / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # no such group, or "max", which is no limit
+            continue
+        files = int(stat["active_file"]) + int(stat["inactive_file"])  # that the system can drop
+        found.append(limit - taken + files)
+    return max(min(found), 0)
 
 
 @functools.cache

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import psutil
 import torch
 from vllm import envs
 from vllm.config.profiler import validate_profile_prefix
@@ -21,9 +20,10 @@ from vllm.v1.worker.worker_base import CompilationTimes
 import intarsia.vllm.gated_delta
 import intarsia.vllm.mamba2  # noqa: F401
 from intarsia.vllm import hosts, parallel
-from intarsia.vllm.memory import keep_freed_memory, keep_imports
+from intarsia.vllm.memory import available_bytes, keep_freed_memory, keep_imports
 from intarsia.vllm.platforms import XlaCpuPlatform
 from intarsia.vllm.profiler import JaxProfiler
+from intarsia.vllm.replacing import replace
 from intarsia.vllm.sampling import use_draw
 
 logger = init_logger("vllm.intarsia.worker")
@@ -216,7 +216,7 @@ class XlaCpuWorker(XlaWorker):
         self.device = torch.device("cpu")
         XlaCpuPlatform.ranks_here = self.parallel_config.local_world_size
         # Where there is Triton (beside a GPU that is not used, say), vLLM's sampler takes it for tensors of any device.
-        topk_topp_sampler.HAS_TRITON = False
+        replace(topk_topp_sampler, "HAS_TRITON", False)
         use_draw()
         keep_freed_memory()
         keep_imports()
@@ -242,7 +242,7 @@ class XlaCpuWorker(XlaWorker):
         if envs.VLLM_CPU_KVCACHE_SPACE:
             return int(envs.VLLM_CPU_KVCACHE_SPACE * _GIB)
         ranks = self.parallel_config.local_world_size
-        return min(_CPU_CACHE_BYTES, psutil.virtual_memory().available // (4 * ranks))
+        return min(_CPU_CACHE_BYTES, available_bytes() // (4 * ranks))
 
     def _kept_from_xla(self) -> AbstractContextManager:
         return nullcontext()
