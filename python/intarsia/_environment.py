@@ -98,6 +98,11 @@ def leave_humming_unbuilt() -> None:
     os.environ.setdefault("HUMMING_DISABLE_PARALLEL_BUILD", "1")
 
 
+def let_engines_end() -> None:
+    """Of a server that is told to end vLLM kills the engines at once, or after this, in which they tell clients what they have so far."""
+    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "5")
+
+
 def spawn_workers() -> str | None:
     """Has vLLM spawn its workers. Returns the other way that was asked for, if one was."""
     asked = os.environ.get(WORKER_START, "spawn")

@@ -39,10 +39,25 @@ def test_an_open_answer_ends_though_its_task_is_cancelled_first():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_ctrl_c_ends_a_server_in_the_middle_of_an_answer(model, tmp_path, ranks):
-    """A terminal sends SIGINT to every process of its group: to engines and ranks, too."""
-    options = {"tensor_parallel_size": ranks, "additional_config": FEW_PROGRAMS}
+@pytest.mark.parametrize("kill", [os.killpg, os.kill], ids=["terminal", "supervisor"])
+def test_a_server_that_ends_aborts_its_answers(model, tmp_path, kill):
+    """A terminal sends SIGINT to every process of its group, a supervisor SIGTERM to the server alone."""
+    signals = {os.killpg: signal.SIGINT, os.kill: signal.SIGTERM}
+    with (
+        serving(model("llama"), tmp_path / "log", additional_config=FEW_PROGRAMS) as server,
+        server.client() as client,
+    ):
+        stream = begun(client)
+        kill(server.process.pid, signals[kill])
+        reasons = [choice.finish_reason for part in stream for choice in part.choices]
+        assert reasons[-1] == "abort"
+        server.process.wait(timeout=60)
+        assert "Traceback" not in server.log()
+
+
+@pytest.mark.full
+def test_ctrl_c_ends_all_ranks_of_a_server_in_the_middle_of_an_answer(model, tmp_path):
+    options = {"tensor_parallel_size": 2, "additional_config": FEW_PROGRAMS}
     with serving(model("llama"), tmp_path / "log", **options) as server:
         everything = family(server.process.pid)
         with server.client() as client:

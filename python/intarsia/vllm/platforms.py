@@ -21,6 +21,7 @@ _environment.default_to_first_runner()
 # Latents are taken apart into every head's keys and values, which the cache holds: right, and larger (docs/vllm.md).
 _environment.default_to_plain_heads()
 _environment.leave_humming_unbuilt()
+_environment.let_engines_end()
 
 # Fields of vLLM's AttentionSelectorConfig (versions have more or fewer of them) that our kernels have no form for.
 _REFUSED = (
@@ -121,7 +122,9 @@ class XlaPlatform(Platform):
             )
         refused = [name for name in _REFUSED if getattr(attn_selector_config, name, False)]
         if refused:
-            raise NotImplementedError(f"intarsia-vllm: attention with {', '.join(refused)}")
+            raise NotImplementedError(
+                f"intarsia-vllm: attention with {', '.join(refused)}, expected none of these"
+            )
         if attn_selector_config.attn_type == "encoder_only":
             return "intarsia.vllm.encoder.XlaEncoderBackend"
         path = "intarsia.vllm.attention.XlaGpuNativeAttentionBackend"
