@@ -133,7 +133,7 @@ test-bridge-vllm: setup-dev build ## vLLM's compiled CPU ops from inside JAX pro
 	$(NOX) bridge-vllm $(POSARGS)
 test-vllm-ops: setup-dev build ## vLLM's own layers on our ops (makes an environment of 11 GB); VLLM=vllm==0.12.0
 	VERSION=$(VLLM) $(NOX) vllm-ops $(POSARGS)
-setup-vllm: build $(VENV)/.installed-nox ## make .venv/vllm-serve: vLLM 0.33 and what goes with it, 10 GB
+setup-vllm: build $(VENV)/.installed-nox ## make .venv/vllm-serve: vLLM 0.33 and what goes with it, 11 GB
 	$(NOX) vllm-serve -- --setup
 test-vllm: setup-dev build ## our plugin in vLLM's engine and server on the CPU, against recorded tokens of vLLM's own CPU backend
 	$(NOX) vllm-serve $(POSARGS)

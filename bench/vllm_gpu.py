@@ -72,6 +72,13 @@ def work(args: argparse.Namespace) -> None:
     """One engine: a JSON object a line for each case."""
     import numpy as np
     from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
+
+    stock = os.environ.get("VLLM_PLUGINS") == ""
+    if current_platform.is_out_of_tree() == stock:
+        sys.exit(
+            f"vLLM's platform is {type(current_platform).__name__}: is intarsia-vllm installed?"
+        )
 
     config = MODELS[args.model] | ({"num_hidden_layers": args.layers} if args.layers else {})
     with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +92,7 @@ def work(args: argparse.Namespace) -> None:
             max_model_len=8192,
             max_num_batched_tokens=8192,
             max_num_seqs=256,
-            **(args.stock if os.environ.get("VLLM_PLUGINS") == "" else {}),
+            **(args.stock if stock else {}),
         )
     tell(case="start", ms=round((time.perf_counter() - BEGIN) * 1e3))
     rng = np.random.default_rng(0)
@@ -135,9 +142,11 @@ def tell(**row: Any) -> None:
 # --------------------------------------------------------------------------------------------------- all of them
 
 
-def run(engine: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def run(engine: str) -> Iterator[dict[str, Any]]:
     """The rows of one engine's process."""
-    environment = os.environ | ({"VLLM_PLUGINS": ""} if engine == "stock" else {})
+    environment = {name: x for name, x in os.environ.items() if name != "VLLM_PLUGINS"}
+    if engine == "stock":
+        environment["VLLM_PLUGINS"] = ""
     command = [sys.executable, __file__, "--worker", *sys.argv[1:]]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():
@@ -154,7 +163,7 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     for turn in range(args.rounds):
         for engine in args.engines:
             prefix = "stock_" if engine == "stock" else ""
-            for row in run(engine, args):
+            for row in run(engine):
                 name = row.pop("case")
                 again = name == "start" and turn > 0  # with what was compiled before
                 case = found.setdefault("start again" if again else name, {})

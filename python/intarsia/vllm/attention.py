@@ -107,7 +107,9 @@ class XlaMetadataBuilder(AttentionMetadataBuilder[CommonAttentionMetadata]):
         fast_build: bool = False,
     ) -> CommonAttentionMetadata:
         if self.causal_only and common_attn_metadata.causal is not True:
-            raise NotImplementedError("attention: a batch is not causal, expected a decoder's")
+            raise NotImplementedError(
+                f"attention: got a batch with causal={common_attn_metadata.causal}, expected True"
+            )
         return common_attn_metadata
 
 

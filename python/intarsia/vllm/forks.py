@@ -104,7 +104,10 @@ def _in_a_fork(function: Callable[[], Any]) -> Any:
             answer, failure = here.recv()
         except EOFError:
             answer, failure = None, "it ended without an answer\n"
-        child.join()
+        child.join(_PATIENCE)
+        if child.is_alive():  # the answer is here; how it ends is of no interest
+            child.kill()
+            child.join()
         if failure:
             said.seek(0)
             text = said.read().decode(errors="replace")
