@@ -124,6 +124,22 @@ def test_logprobs_are_those_of_the_prompt_that_they_become(smollm2):
     np.testing.assert_allclose(told, logprobs([request])[0], atol=1e-4)
 
 
+def test_prompt_logprobs_in_parts_are_those_of_whole_chunks(smollm2, monkeypatch):
+    """LONG comes in chunks, and beside it STORY."""
+    from intarsia.vllm import runner
+
+    def told():
+        requests = run(smollm2, [LONG, STORY], greedy(max_tokens=1, prompt_logprobs=2))
+        steps = [step for request in requests for step in request.prompt_logprobs[1:]]
+        return [(token, entry.logprob) for step in steps for token, entry in step.items()]
+
+    in_parts = told()
+    monkeypatch.delattr(runner.XlaGpuModelRunner, "_get_prompt_logprobs_dict")
+    whole = told()
+    assert [token for token, _ in in_parts] == [token for token, _ in whole]
+    np.testing.assert_allclose([x for _, x in in_parts], [x for _, x in whole], atol=1e-4)
+
+
 def test_several_completions_of_one_prompt(smollm2):
     [request] = run(smollm2, [STORY], greedy(n=3, temperature=0.8, seed=7, max_tokens=12))
     assert len({tuple(completion.token_ids) for completion in request.outputs}) == 3

@@ -77,6 +77,26 @@ class XlaGpuModelRunner(GPUModelRunner):
             )
         return super()._update_states(scheduler_output)
 
+    def _get_prompt_logprobs_dict(
+        self, hidden_states: torch.Tensor, num_scheduled_tokens: dict[str, int]
+    ) -> dict[str, Any]:
+        """vLLM's, of as many tokens at a time as a step has requests: for their logits memory was kept (`XlaWorker`).
+
+        vLLM takes a prompt's chunk at once, whose logits are 10 GB for 8192 tokens and a vocabulary of 128k. A part is to it what a
+        chunk is.
+        """
+        found: dict[str, Any] = {}
+        for request_id in list(self.num_prompt_logprobs):
+            scheduled = num_scheduled_tokens.get(request_id, 0)
+            request = self.requests[request_id]
+            computed = request.num_computed_tokens
+            for begin in range(0, scheduled, self.max_num_reqs):
+                part = {request_id: min(self.max_num_reqs, scheduled - begin)}
+                request.num_computed_tokens = computed + begin
+                found |= super()._get_prompt_logprobs_dict(hidden_states[begin:], part)
+            request.num_computed_tokens = computed
+        return found
+
 
 class XlaCpuModelRunner(XlaGpuModelRunner, CPUModelRunner):
     """The same on a CPU."""
