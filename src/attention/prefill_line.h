@@ -11,7 +11,7 @@
 #pragma once
 #include <cstdint>
 
-#include "src/core/index_vector.h"  // INTARSIA_HOST_DEVICE
+#include "src/core/divisor.h"
 
 namespace intarsia::attention::sm90 {
 
@@ -26,29 +26,34 @@ inline constexpr int kMinSlice = 6 * kLineTileKeys;
 inline constexpr int kMinPieceTiles = 2;
 // Of a head's tasks, so that kernels count them in 32 bits.
 inline constexpr int64_t kMaxHeadLine = int64_t{1} << 30;
+// A side of a window that is no limit: counts of tokens and keys are no larger (kMaxCount).
+inline constexpr int kOpenWindow = 1 << 30;
 
 // The tasks of a sequence and a head: number t costs first + step * t.
 struct LineTasks {
   int count = 0, first = 0, step = 0;
 
   INTARSIA_HOST_DEVICE constexpr int CostOf(int t) const { return first + step * t; }
-  INTARSIA_HOST_DEVICE constexpr int64_t Before(int t) const {
-    return int64_t{t} * first + int64_t{step} * t * (t - 1) / 2;
+  // In 32 bits if total() is below kMaxHeadLine.
+  template <class Int = uint32_t>
+  INTARSIA_HOST_DEVICE constexpr Int Before(int t) const {
+    const Int n = static_cast<Int>(t);
+    return n * static_cast<Int>(first) + n * (n - 1) / 2 * static_cast<Int>(step);
   }
-  INTARSIA_HOST_DEVICE constexpr int64_t total() const { return Before(count); }
-  // How many cost at least so much.
-  INTARSIA_HOST_DEVICE constexpr int CountFrom(int64_t cost) const {
+  INTARSIA_HOST_DEVICE constexpr int64_t total() const { return Before<int64_t>(count); }
+  // How many cost at least so much. `token_tile` divides by `step`, if that is not 0.
+  INTARSIA_HOST_DEVICE constexpr int CountFrom(int cost, const Divisor& token_tile) const {
     if (cost <= first) return count;
     if (step == 0) return 0;
-    const int64_t fewer = (cost - first + step - 1) / step;
-    return fewer < count ? static_cast<int>(count - fewer) : 0;
+    const auto fewer = static_cast<int>(token_tile.Divide(static_cast<uint32_t>(cost - first - 1)));
+    return fewer + 1 < count ? count - fewer - 1 : 0;
   }
-  // The task at a position below total().
-  INTARSIA_HOST_DEVICE constexpr int At(int64_t position) const {
+  // The task at a position below total(), and that below kMaxHeadLine.
+  INTARSIA_HOST_DEVICE constexpr int At(int position) const {
     int low = 0, high = count - 1;
     while (low < high) {
       const int middle = (low + high + 1) / 2;
-      if (Before(middle) <= position)
+      if (Before(middle) <= static_cast<uint32_t>(position))
         low = middle;
       else
         high = middle - 1;
@@ -57,20 +62,22 @@ struct LineTasks {
   }
 };
 
-// What is known of a sequence: its tokens and keys, and its window, where negative means open.
-// An estimate where a mask is not causal; results do not depend on it.
-INTARSIA_HOST_DEVICE constexpr LineTasks LineTasksOf(int tokens, int len_k, int64_t left,
-                                                     int64_t right, int tokens_per_tile, bool few) {
+// What is known of a sequence: its tokens and keys, and its window. `token_tile` divides by
+// tokens_per_tile. An estimate where a mask is not causal; results do not depend on it.
+INTARSIA_HOST_DEVICE constexpr LineTasks LineTasksOf(int tokens, int len_k, int left, int right,
+                                                     int tokens_per_tile, const Divisor& token_tile,
+                                                     bool few) {
   if (tokens <= 0) return {};
   LineTasks tasks;
-  tasks.count = (tokens + tokens_per_tile - 1) / tokens_per_tile;
-  if (left < 0 && right == 0) {
+  tasks.count = static_cast<int>(token_tile.Divide(static_cast<uint32_t>(tokens - 1))) + 1;
+  if (left == kOpenWindow && right == 0) {
     const int first = len_k - tokens + (tokens < tokens_per_tile ? tokens : tokens_per_tile);
     tasks.first = first > 0 ? first : 0;
     tasks.step = tokens_per_tile;
   } else {
-    const int64_t span = left + right + 1 + tokens_per_tile;
-    tasks.first = left >= 0 && right >= 0 && span < len_k ? static_cast<int>(span) : len_k;
+    const uint32_t span = static_cast<uint32_t>(left) + static_cast<uint32_t>(right) + 1 +
+                          static_cast<uint32_t>(tokens_per_tile);
+    tasks.first = span < static_cast<uint32_t>(len_k) ? static_cast<int>(span) : len_k;
   }
   if (few) tasks.first /= 2;
   tasks.first += few ? kFewEndCost : kEndCost;
@@ -82,32 +89,72 @@ struct Line {
   int head = 0;  // the cost of a head's tasks
   int num_heads = 1;
   int slices = 0, payload = 0;  // no slices: tasks are whole
+
+  INTARSIA_HOST_DEVICE constexpr int64_t BeginOf(int slice) const {
+    return int64_t{slice} * payload;
+  }
+  // How much of the line a slice has.
+  INTARSIA_HOST_DEVICE constexpr int SizeOf(int slice) const {
+    const int64_t rest = int64_t{head} * num_heads - BeginOf(slice);
+    return rest <= 0 ? 0 : rest < payload ? static_cast<int>(rest) : payload;
+  }
+  // The head in whose tasks a slice begins. (No 64-bit division, which takes hundreds of
+  // instructions; a float's quotient is at most one off.)
+  INTARSIA_HOST_DEVICE constexpr int HeadOf(int slice) const {
+    const int64_t begin = BeginOf(slice);
+    const int near = static_cast<int>(static_cast<float>(begin) / static_cast<float>(head));
+    const int64_t at = begin - int64_t{near} * head;
+    return at < 0 ? near - 1 : at < head ? near : near + 1;
+  }
 };
+
+// ceil(x / n), if that is at most kMaxHeadLine, by floats like HeadOf.
+INTARSIA_HOST_DEVICE constexpr int CeilDivWide(int64_t x, int n) {
+  const float less = static_cast<float>(x) / static_cast<float>(n) * (1.0f - 0x1p-20f);
+  const int near = static_cast<int>(less);
+  const auto rest = static_cast<int>(x - int64_t{near} * n);
+  return near + (rest + n - 1) / n;
+}
 
 // The line, if slices of it are better than whole tasks, for so many CTAs. `head`: the cost of a
 // head's tasks; `longest`: a task's; `long_tasks`: how many of a head cost nearly as much.
-INTARSIA_HOST_DEVICE constexpr Line DrawLine(int64_t head, int num_heads, int64_t longest,
-                                             int64_t long_tasks, int ctas) {
+INTARSIA_HOST_DEVICE constexpr Line DrawLine(int64_t head, int num_heads, int longest,
+                                             int long_tasks, int ctas) {
   if (head <= 0 || head >= kMaxHeadLine) return {};
-  const int64_t total = head * num_heads, most = total / kMinSlice;
-  const int slices = most < 1 ? 1 : most < ctas ? static_cast<int>(most) : ctas;
-  const int64_t payload = (total + slices - 1) / slices;
-  const int64_t whole = (long_tasks * num_heads + ctas - 1) / ctas * longest;
-  if (whole * 10 <= (payload + kPieceCost) * 11 || payload >= kMaxHeadLine) return {};
-  return {static_cast<int>(head), num_heads, slices, static_cast<int>(payload)};
+  const int64_t total = head * num_heads;
+  if (total >= kMaxHeadLine * ctas) return {};
+  int slices = ctas;
+  if (total < int64_t{kMinSlice} * ctas) slices = static_cast<int>(total) / kMinSlice;
+  if (slices < 1) slices = 1;
+  const int payload = CeilDivWide(total, slices);
+  const int64_t whole = int64_t{(long_tasks * num_heads + ctas - 1) / ctas} * longest;
+  if (whole * 10 <= (int64_t{payload} + kPieceCost) * 11) return {};
+  return {static_cast<int>(head), num_heads, slices, payload};
 }
 
-// Where a task of so many tiles of keys is cut `offset` behind its beginning on the line. (Floats
-// rather than 64-bit division, for which the kernel has no registers; all CTAs compute the same.)
-INTARSIA_HOST_DEVICE constexpr int CutAt(int offset, int cost, int tiles) {
-  if (offset <= 0) return 0;
-  if (offset >= cost) return tiles;
-  const float share = static_cast<float>(offset) / static_cast<float>(cost);
-  const int cut = static_cast<int>(share * static_cast<float>(tiles));
-  if (tiles < 2 * kMinPieceTiles) return 2 * cut < tiles ? 0 : tiles;
-  if (cut < kMinPieceTiles) return 0;
-  return tiles - cut < kMinPieceTiles ? tiles : cut;
-}
+// Where a task of so many tiles of keys is cut. (Floats rather than 64-bit division, for which the
+// kernel has no registers; all CTAs compute the same.)
+class Cuts {
+ public:
+  INTARSIA_HOST_DEVICE constexpr Cuts(int cost, int tiles)
+      : cost_(cost),
+        tiles_(tiles),
+        per_cost_(static_cast<float>(tiles) / static_cast<float>(cost)) {}
+
+  // `offset` behind the task's beginning on the line.
+  INTARSIA_HOST_DEVICE constexpr int At(int offset) const {
+    if (offset <= 0) return 0;
+    if (offset >= cost_) return tiles_;
+    const int cut = static_cast<int>(static_cast<float>(offset) * per_cost_);
+    if (tiles_ < 2 * kMinPieceTiles) return 2 * cut < tiles_ ? 0 : tiles_;
+    if (cut < kMinPieceTiles) return 0;
+    return tiles_ - cut < kMinPieceTiles ? tiles_ : cut;
+  }
+
+ private:
+  int cost_, tiles_;
+  float per_cost_;
+};
 
 // What a slice has of a task: tiles [begin, end) of its keys, counted from the left; perhaps none.
 struct LinePiece {
@@ -118,13 +165,14 @@ struct LinePiece {
 // `passed`: how far behind the task's beginning the slice begins; negative if it begins before.
 INTARSIA_HOST_DEVICE constexpr LinePiece PieceOf(int payload, int slice, int passed, int cost,
                                                  int tiles) {
+  const Cuts cuts(cost, tiles);
   LinePiece piece;
-  piece.begin = CutAt(passed, cost, tiles);
-  piece.end = CutAt(passed + payload, cost, tiles);
+  piece.begin = cuts.At(passed);
+  piece.end = cuts.At(passed + payload);
   int first = slice, begin = passed;  // of slice `first`
-  while (begin > 0 && CutAt(begin, cost, tiles) > 0) begin -= payload, --first;
+  while (cuts.At(begin) > 0) begin -= payload, --first;
   int last = slice, end = passed + payload;
-  while (end < cost && CutAt(end, cost, tiles) < tiles) end += payload, ++last;
+  while (cuts.At(end) < tiles) end += payload, ++last;
   piece.first_slice = first;
   piece.count = last - first + 1;
   return piece;

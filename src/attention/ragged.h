@@ -62,27 +62,34 @@ template <class Int = int>
   return KeyEndOf<Int>(p, -1);
 }
 
-// `begin` and `key_begin`: where the sequence before it ends, or FirstToken and FirstKey.
+// Sequence seq, of which it is known where its rows of q and of dense K and V are.
 template <class Int>
-INTARSIA_HOST_DEVICE inline SequenceOf<Int> SequenceAt(const Params& p, Int seq,
-                                                       std::type_identity_t<Int> begin,
-                                                       std::type_identity_t<Int> key_begin) {
-  const Int end = EndOf(p, seq);
-  SequenceOf<Int> s{seq, {begin, begin < end ? end : begin}};
+INTARSIA_HOST_DEVICE inline SequenceOf<Int> SequenceOver(const Params& p, Int seq,
+                                                         const RangeOf<Int>& tokens,
+                                                         const RangeOf<Int>& keys) {
+  SequenceOf<Int> s{seq, tokens};
   int64_t len_k = 0, max_len_k = p.max_len_k;
   if (!p.paged) {
-    const Int key_end = KeyEndOf(p, seq);
-    s.key_end = key_begin < key_end ? key_end : key_begin;
-    len_k = s.key_end - key_begin;
+    s.key_end = keys.end;
+    len_k = keys.size();
     // Not the next sequence's keys, whatever seqused_k says.
     max_len_k = max_len_k < len_k ? max_len_k : len_k;
   }
   if (p.seqused_k.data) len_k = p.seqused_k.At(seq);
   len_k = Clamp(len_k, 0, max_len_k);
   const int64_t leftpad = p.leftpad_k.data ? Clamp(p.leftpad_k.At(seq), 0, len_k) : 0;
-  s.k_begin = static_cast<Int>(key_begin + leftpad);
+  s.k_begin = static_cast<Int>(keys.begin + leftpad);
   s.len_k = static_cast<Int>(len_k - leftpad);
   return s;
+}
+// `begin` and `key_begin`: where the sequence before it ends, or FirstToken and FirstKey.
+template <class Int>
+INTARSIA_HOST_DEVICE inline SequenceOf<Int> SequenceAt(const Params& p, Int seq,
+                                                       std::type_identity_t<Int> begin,
+                                                       std::type_identity_t<Int> key_begin) {
+  const Int end = EndOf(p, seq), key_end = p.paged ? key_begin : KeyEndOf(p, seq);
+  return SequenceOver<Int>(p, seq, {begin, begin < end ? end : begin},
+                           {key_begin, key_begin < key_end ? key_end : key_begin});
 }
 
 // Where a token (counted within the sequence) stands among the keys.

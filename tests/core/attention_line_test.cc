@@ -16,19 +16,56 @@ namespace {
 
 using namespace attention::sm90;
 
+LineTasks CausalTasks(int tokens, int len_k, bool few = false) {
+  return LineTasksOf(tokens, len_k, kOpenWindow, 0, 32, Divisor(32), few);
+}
+
 TEST(AttentionLine, PositionsFindTheirTasks) {
-  const LineTasks tasks = LineTasksOf(1000, 5000, -1, 0, 32, false);
+  const LineTasks tasks = CausalTasks(1000, 5000);
+  const Divisor tile(32);
   ASSERT_EQ(tasks.count, 32);
-  EXPECT_EQ(tasks.total(), tasks.Before(32));
+  EXPECT_EQ(tasks.total(), tasks.Before<int64_t>(32));
   for (int t = 0; t < tasks.count; ++t) {
-    EXPECT_EQ(tasks.At(tasks.Before(t)), t);
-    EXPECT_EQ(tasks.At(tasks.Before(t) + tasks.CostOf(t) - 1), t);
-    EXPECT_EQ(tasks.CountFrom(tasks.CostOf(t)), tasks.count - t);
+    const auto before = static_cast<int>(tasks.Before(t));
+    EXPECT_EQ(tasks.At(before), t);
+    EXPECT_EQ(tasks.At(before + tasks.CostOf(t) - 1), t);
+    EXPECT_EQ(tasks.CountFrom(tasks.CostOf(t), tile), tasks.count - t);
+    EXPECT_EQ(tasks.CountFrom(tasks.CostOf(t) + 1, tile), tasks.count - t - 1);
   }
-  EXPECT_EQ(tasks.CountFrom(tasks.CostOf(31) + 1), 0);
-  EXPECT_EQ(LineTasksOf(0, 5000, -1, 0, 32, false).total(), 0);
-  EXPECT_LT(LineTasksOf(5, 4096, -1, 0, 32, true).total(),
-            LineTasksOf(5, 4096, -1, 0, 32, false).total());
+  EXPECT_EQ(tasks.CountFrom(tasks.CostOf(31) + 1, tile), 0);
+  EXPECT_EQ(CausalTasks(0, 5000).total(), 0);
+  EXPECT_LT(CausalTasks(5, 4096, true).total(), CausalTasks(5, 4096).total());
+}
+
+TEST(AttentionLine, WindowsBoundTheCost) {
+  const auto first = [](int left, int right) {
+    return LineTasksOf(64, 5000, left, right, 32, Divisor(32), false).first - kEndCost;
+  };
+  EXPECT_EQ(first(100, 0), 133);
+  EXPECT_EQ(first(100, 20), 153);
+  EXPECT_EQ(first(kOpenWindow, 5), 5000);
+  EXPECT_EQ(first(100, kOpenWindow), 5000);
+  EXPECT_EQ(first(kOpenWindow, kOpenWindow), 5000);
+  EXPECT_EQ(first(6000, 0), 5000);
+}
+
+// By floats, which are at most one off.
+TEST(AttentionLine, SlicesCoverTheLine) {
+  std::mt19937 random(27);
+  for (int round = 0; round < 20000; ++round) {
+    const auto below = [&](uint32_t n) { return static_cast<int>(1 + random() % n); };
+    const int head = below(1u << (1 + random() % 30)), heads = below(128), slices = below(160);
+    const int64_t total = int64_t{head} * heads;
+    if (total > kMaxHeadLine * slices) continue;
+    const int payload = CeilDivWide(total, slices);
+    ASSERT_EQ(payload, (total + slices - 1) / slices) << total << " / " << slices;
+    const Line line{head, heads, slices, payload};
+    for (const int slice : {0, 1, slices / 2, slices - 1}) {
+      const int64_t begin = int64_t{slice} * payload;
+      ASSERT_EQ(line.HeadOf(slice), begin / head) << begin << " / " << head;
+      ASSERT_EQ(line.SizeOf(slice), std::clamp<int64_t>(total - begin, 0, payload));
+    }
+  }
 }
 
 // Lays random tasks on a line of random slices and walks over them as the CTAs do.
@@ -70,15 +107,15 @@ TEST(AttentionLine, PiecesCoverEachTaskOnce) {
 
 TEST(AttentionLine, SlicesAreForTasksThatWouldLeaveCtasIdle) {
   // 64 tokens over 32k keys: 16 tasks for 132 CTAs.
-  const LineTasks few = LineTasksOf(64, 32768, -1, 0, 32, false);
+  const LineTasks few = CausalTasks(64, 32768);
   const Line line = DrawLine(few.total(), 8, few.CostOf(1), 2, 132);
   EXPECT_EQ(line.slices, 132);
   EXPECT_GE(int64_t{line.payload} * line.slices, few.total() * 8);
   // A prompt of 4096: 1024 tasks, the longest of which are short beside a CTA's work.
-  const LineTasks prompt = LineTasksOf(4096, 4096, -1, 0, 32, false);
+  const LineTasks prompt = CausalTasks(4096, 4096);
   EXPECT_EQ(DrawLine(prompt.total(), 8, prompt.CostOf(127), 30, 132).slices, 0);
   EXPECT_EQ(DrawLine(0, 8, 0, 0, 132).slices, 0);
-  EXPECT_EQ(DrawLine(kMaxHeadLine, 8, kMaxHeadLine, 1, 132).slices, 0);
+  EXPECT_EQ(DrawLine(kMaxHeadLine, 8, 1 << 29, 1, 132).slices, 0);
 }
 
 TEST(AttentionLine, AWorkspaceHasRoomForPieces) {

@@ -48,6 +48,46 @@ __device__ __forceinline__ int SumThroughLane(int x) {
   return x;
 }
 
+// Walks over the batch, 32 sequences at a time, a lane each; a warp together.
+class LaneSequences {
+ public:
+  __device__ __forceinline__ explicit LaneSequences(const Params& p)
+      : p_(p), num_seqs_(NumSeqs(p)), end_(FirstToken(p)), key_end_(FirstKey(p)) {}
+
+  // Goes on to the next 32, if there are any. Lanes behind the last one have an empty sequence.
+  // Whether a sequence can be read is asked before whether it counts, which the device knows, so
+  // that nothing that is read waits for anything else.
+  __device__ __forceinline__ bool Next() {
+    if (next_ >= p_.num_seqs || (next_ > 0 && next_ >= num_seqs_)) return false;
+    const int seq = next_ + static_cast<int>(threadIdx.x % 32);
+    next_ += 32;
+    const bool exists = seq < p_.num_seqs, counts = seq < num_seqs_;
+    const int token_end = exists ? EndOf(p_, seq) : 0;
+    const int key_end = exists ? KeyEndOf(p_, seq) : 0;
+    const Range tokens = RangeOfLane(counts ? token_end : 0, end_);
+    const Range keys = p_.paged ? Range{} : RangeOfLane(counts ? key_end : 0, key_end_);
+    own_ = exists ? SequenceOver(p_, seq, tokens, keys) : Sequence{.tokens = tokens};
+    if (!counts) own_.len_k = 0;
+    return true;
+  }
+  __device__ __forceinline__ const Sequence& own() const { return own_; }  // the lane's
+  __device__ __forceinline__ Sequence Of(int lane) const {
+    const auto of_lane = [&](int x) { return __shfl_sync(0xffffffffu, x, lane); };
+    return {.index = of_lane(own_.index),
+            .tokens = {of_lane(own_.tokens.begin), of_lane(own_.tokens.end)},
+            .len_k = of_lane(own_.len_k),
+            .k_begin = of_lane(own_.k_begin),
+            .key_end = p_.paged ? 0 : of_lane(own_.key_end)};
+  }
+  __device__ __forceinline__ int end() const { return end_; }  // of the tokens of those so far
+
+ private:
+  const Params& p_;
+  const int num_seqs_;
+  int next_ = 0, end_, key_end_;
+  Sequence own_;
+};
+
 // One of the things that sequences have several of.
 struct OwnedItem {
   bool exists = false;
@@ -63,39 +103,33 @@ struct LaneItem {
 };
 // Sequence by sequence. `through`: the items of the lanes up to this one, of which `own` are its.
 struct SequenceOrder {
-  __device__ __forceinline__ LaneItem operator()(int index, int own, int through) const {
+  __device__ __forceinline__ LaneItem operator()(const Sequence&, int index, int own,
+                                                 int through) const {
     const int lane = __ffs(__ballot_sync(0xffffffffu, index < through)) - 1;
     return {lane, index - __shfl_sync(0xffffffffu, through - own, lane)};
   }
 };
 
-// Finds item number `index` of all, `count(seq, tokens, key_begin)` of each sequence; a warp looks
-// at 32 sequences at a time, whose items are numbered by `order`.
+// Finds item number `index` of all, `count(sequence)` of each, 0 of an empty one; a warp looks at
+// 32 sequences at a time, whose items are numbered by `order`.
 template <class Count, class Order = SequenceOrder>
 __device__ __forceinline__ OwnedItem FindItem(const Params& p, int index, Count count,
                                               Order order = {}) {
-  const int num_seqs = NumSeqs(p), lane = threadIdx.x % 32;
-  int end = FirstToken(p), key_end = FirstKey(p);  // of the sequences looked at
-  for (int base = 0; base < num_seqs; base += 32) {
-    const bool looks = base + lane < num_seqs;
-    const Range tokens = RangeOfLane(looks ? EndOf(p, base + lane) : 0, end);
-    const int key_begin =
-        p.paged ? 0 : RangeOfLane(looks ? KeyEndOf(p, base + lane) : 0, key_end).begin;
-    const int own = looks ? count(base + lane, tokens, key_begin) : 0;
+  LaneSequences sequences(p);
+  while (sequences.Next()) {
+    const int own = count(sequences.own());
     const int through = SumThroughLane(own);
     const int all = __shfl_sync(0xffffffffu, through, 31);
     if (index < all) {
-      const LaneItem item = order(index, own, through);
+      const LaneItem item = order(sequences.own(), index, own, through);
       return {.exists = true,
-              .sequence =
-                  SequenceAt(p, base + item.lane, __shfl_sync(0xffffffffu, tokens.begin, item.lane),
-                             __shfl_sync(0xffffffffu, key_begin, item.lane)),
+              .sequence = sequences.Of(item.lane),
               .number = item.number,
               .count = __shfl_sync(0xffffffffu, own, item.lane)};
     }
     index -= all;
   }
-  return {.end = end, .beyond = index};
+  return {.end = sequences.end(), .beyond = index};
 }
 
 // Short sequences with up to so many keys are the prefill kernel's: a task no longer than a quarter
@@ -104,16 +138,11 @@ __device__ __forceinline__ OwnedItem FindItem(const Params& p, int index, Count 
 // and kernels.
 __device__ __forceinline__ int TakenKeys(const Params& p, const Sharing& sharing) {
   constexpr int kTileRows = 128, kTileKeys = 128;
-  const int num_seqs = NumSeqs(p), lane = threadIdx.x % 32;
-  int end = FirstToken(p), key_end = FirstKey(p);
   int64_t tiles = 0;
-  for (int base = 0; base < num_seqs; base += 32) {
-    const bool looks = base + lane < num_seqs;
-    const Range tokens = RangeOfLane(looks ? EndOf(p, base + lane) : 0, end);
-    const int key_begin =
-        p.paged ? 0 : RangeOfLane(looks ? KeyEndOf(p, base + lane) : 0, key_end).begin;
-    if (!looks) continue;
-    int64_t keys = SequenceAt(p, base + lane, tokens.begin, key_begin).len_k;
+  LaneSequences sequences(p);
+  while (sequences.Next()) {
+    const Range& tokens = sequences.own().tokens;
+    int64_t keys = sequences.own().len_k;
     if (p.window_right >= 0) keys = max(keys - tokens.size() / 2, int64_t{0});
     if (p.window_left >= 0) keys = min(keys, p.window_left + kTileKeys);
     tiles += CeilDiv<int64_t>(int64_t{tokens.size()} * sharing.group, kTileRows) *

@@ -80,9 +80,8 @@ struct KeyTile {
 // most rows. False: there are not so many.
 template <int kTileKeys>
 __device__ __forceinline__ bool FindKeyTile(const Params& p, int index, KeyTile& tile) {
-  const OwnedItem found = FindItem(p, index, [&](int seq, const Range& tokens, int key_begin) {
-    return CeilDiv(SequenceAt(p, seq, tokens.begin, key_begin).len_k, kTileKeys);
-  });
+  const OwnedItem found = FindItem(
+      p, index, [](const Sequence& sequence) { return CeilDiv(sequence.len_k, kTileKeys); });
   tile.sequence = found.sequence;
   tile.first_key = found.number * kTileKeys;
   return found.exists;

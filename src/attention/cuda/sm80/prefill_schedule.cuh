@@ -24,8 +24,8 @@ template <int kRows>
 __device__ __forceinline__ RowTile FindRowTile(const Params& p, int64_t min_packed_rows,
                                                int index) {
   const int group = GroupSize(p);
-  const OwnedItem found = FindItem(p, index, [&](int, const Range& tokens, int) {
-    const int rows = tokens.size() * group;
+  const OwnedItem found = FindItem(p, index, [&](const Sequence& sequence) {
+    const int rows = sequence.tokens.size() * group;
     return rows > 0 && rows >= min_packed_rows ? CeilDiv(rows, kRows) : 0;
   });
   return {.exists = found.exists,

@@ -115,6 +115,10 @@ inline Status MakeMaps(const Params& p, const LaunchPlan& plan, Maps& maps) {
   return cuda::MakePanelMap(c.dtype, c.v, c.v_head_dim, keys(c.v_strides), maps.v);
 }
 
+inline int WindowOf(int64_t side) {
+  return static_cast<int>(side < 0 ? kOpenWindow : std::min<int64_t>(side, kOpenWindow));
+}
+
 template <class S, class T>
 Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRows& rows) {
   const int64_t group = p.num_heads / p.num_kv_heads();
@@ -129,6 +133,8 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
   LaunchPlan plan{.section_bytes = section_bytes,
                   .group = static_cast<int>(group),
                   .tokens_per_tile = tokens,
+                  .window_left = WindowOf(p.window_left),
+                  .window_right = WindowOf(p.window_right),
                   .box_rows = BoxRows(p.paged, p.cache.page_size, S::kTileKeys),
                   .box_shift = std::countr_zero(
                       static_cast<unsigned>(BoxRows(p.paged, p.cache.page_size, S::kTileKeys))),
@@ -140,13 +146,13 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
   const bool cuts =
       rows.sharing.ctas == 0 && WantsPieces(p) && HasRoomForPieces(p, context.device->sms);
   if (cuts) plan.pieces = {p.workspace, {S::kTileRows, S::kDv}};
-  const auto heads = static_cast<int>(p.num_kv_heads());
-  plan.schedule = {static_cast<int>(row_tiles), heads, heads};
-  plan.has_sections = plan.schedule.tasks() >= 2 * Schedule::kMinRounds * context.device->sms;
   Maps maps;
   INTARSIA_RETURN_IF_ERROR(MakeMaps(p, plan, maps));
-  const int64_t sms = context.device->sms;
-  const int64_t ctas = cuts ? sms : std::min<int64_t>(plan.schedule.tasks(), sms);
+  const int64_t sms = context.device->sms, tasks = row_tiles * p.num_kv_heads();
+  const int64_t ctas = cuts ? sms : std::min(tasks, sms);
+  plan.schedule = Schedule(static_cast<int>(row_tiles), static_cast<int>(p.num_kv_heads()),
+                           static_cast<int>(std::max<int64_t>(ctas, 1)));
+  plan.has_sections = tasks >= 2 * Schedule::kMinRounds * sms;
   const cuda::LaunchConfig config{{ctas}, dim3(S::kThreads), sizeof(Shared<S>)};
   INTARSIA_RETURN_IF_ERROR(cuda::Launch(context, kKernel<S, T>, config, p, maps, plan));
   return cuts ? LaunchCombinePieces(p, plan.pieces, ctas, context) : Status();

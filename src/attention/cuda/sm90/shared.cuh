@@ -34,6 +34,15 @@ struct OwnSlice {
   int left = 0;             // of its cost
   int skipped = 0;          // by what it is shorter than others, as the last one is
 
+  OwnSlice() = default;
+  __device__ __forceinline__ OwnSlice(const Line& whole, int number) : line(whole) {
+    if (line.slices == 0) return;
+    kv_head = line.HeadOf(number);
+    at = static_cast<int>(line.BeginOf(number) - int64_t{kv_head} * line.head);
+    left = line.SizeOf(number);
+    skipped = line.payload - left;
+  }
+
   // The warp together, with what all lanes have read.
   __device__ __forceinline__ void Advance(int from, int rest, int head, int by) {
     const bool ends = from + by >= line.head;
@@ -45,9 +54,9 @@ struct OwnSlice {
 
 // Passed to the kernel by value.
 struct Maps {
-  CUtensorMap q;  // panel, head, token
-  CUtensorMap k;  // panel, slot, head, page, layer
-  CUtensorMap v;  // likewise
+  CUtensorMap q;    // panel, head, token
+  CUtensorMap k;    // panel, slot, head, page, layer
+  CUtensorMap v;    // likewise
 };
 
 struct LaunchPlan {
@@ -56,8 +65,9 @@ struct LaunchPlan {
   float section_bytes = 0;    // of K and V, at most
   int group = 1;              // G
   int tokens_per_tile = 1;    // of rows
-  int box_rows = 1;           // of K and V
-  int box_shift = 0;          // log2(box_rows), where a page may be missing
+  int window_left = kOpenWindow, window_right = kOpenWindow;
+  int box_rows = 1;   // of K and V
+  int box_shift = 0;  // log2(box_rows), where a page may be missing
   int64_t min_packed_rows = 1;
   Sharing sharing;
   bool fill_padding = true;
@@ -65,6 +75,10 @@ struct LaunchPlan {
   Divisor token_tile{1};  // tokens_per_tile
   Divisor page_size{1};
 };
+
+__device__ __forceinline__ Band BandOf(const Sequence& sequence, const LaunchPlan& plan) {
+  return BandOf(sequence.tokens.size(), sequence.len_k, plan.window_left, plan.window_right);
+}
 
 // What e4m3 takes beyond the others: tiles of V as they are copied, and sums of o.
 template <class S, bool kE4M3 = S::kE4M3>

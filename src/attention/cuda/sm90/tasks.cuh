@@ -13,14 +13,15 @@ namespace intarsia::attention::sm90 {
 // mask the longest come first, and CTAs that take turns get equal work.
 struct LongestFirst {
   const LaunchPlan& plan;
-  const int& len_k;  // of the lane's sequence
 
-  // How many of the lane's tiles, from its last one on, end at `key` or behind it.
-  __device__ __forceinline__ int From(int key, int own) const {
+  // How many of `own` tiles, from the last one on, end at `key` or behind it.
+  __device__ __forceinline__ int From(int key, int len_k, int own) const {
     if (len_k < key) return 0;
     return min(own, static_cast<int>(plan.token_tile.Divide(len_k - key)) + 1);
   }
-  __device__ __forceinline__ LaneItem operator()(int index, int own, int) const {
+  __device__ __forceinline__ LaneItem operator()(const Sequence& sequence, int index, int own,
+                                                 int) const {
+    const int len_k = sequence.len_k;
     if (const uint32_t owners = __ballot_sync(0xffffffffu, own > 0); std::has_single_bit(owners))
       return {__ffs(owners) - 1, index};
     const int first = len_k - (own - 1) * plan.tokens_per_tile;
@@ -28,12 +29,12 @@ struct LongestFirst {
     int high = __reduce_max_sync(0xffffffffu, own ? len_k : INT_MIN);
     while (low < high) {  // the largest key with more than `index` tiles
       const int middle = high - static_cast<int>((static_cast<uint32_t>(high) - low) / 2);
-      if (__reduce_add_sync(0xffffffffu, From(middle, own)) > index)
+      if (__reduce_add_sync(0xffffffffu, From(middle, len_k, own)) > index)
         low = middle;
       else
         high = middle - 1;
     }
-    const int through = From(low, own), before = From(low + 1, own);
+    const int through = From(low, len_k, own), before = From(low + 1, len_k, own);
     const int rank = index - __reduce_add_sync(0xffffffffu, before);
     const uint32_t there = __ballot_sync(0xffffffffu, through > before);
     const uint32_t earlier = there & ((1u << threadIdx.x % 32) - 1);
@@ -44,57 +45,52 @@ struct LongestFirst {
 };
 
 // A sequence's share of the line.
-__device__ __forceinline__ LineTasks LineTasksOfLane(const Params& p, const LaunchPlan& plan,
-                                                     const Range& tokens, int len_k) {
-  const int size = tokens.size();
-  return LineTasksOf(size, len_k, p.window_left, p.window_right, plan.tokens_per_tile,
-                     size * plan.group <= kFewRows);
+__device__ __forceinline__ LineTasks LineTasksOfSequence(const LaunchPlan& plan,
+                                                         const Sequence& sequence) {
+  const int size = sequence.tokens.size();
+  return LineTasksOf(size, sequence.len_k, plan.window_left, plan.window_right,
+                     plan.tokens_per_tile, plan.token_tile, size * plan.group <= kFewRows);
+}
+
+// The sum of numbers in [0, 2^30] of a warp's lanes.
+__device__ __forceinline__ int64_t SumOfLanes(int x) {
+  const int64_t high = __reduce_add_sync(0xffffffffu, x >> 16);
+  return (high << 16) + __reduce_add_sync(0xffffffffu, x & 0xffff);
 }
 
 // Finds the CTA's slice of the line of all tasks, if there is to be one (prefill_line.h); a warp
 // together, before it gives up its registers. The line is the same in all CTAs.
+//
+// Like all of the finder's code it runs once, or a few times, and instructions that are not yet in
+// the instruction cache take some 5 cycles each: so it is short rather than fast, has no loops
+// unrolled, and no 64-bit divisions.
 __device__ __forceinline__ void FindSlice(const Params& p, const LaunchPlan& plan,
                                           OwnSlice& slice) {
-  const int number = static_cast<int>(blockIdx.x);
-  if (threadIdx.x % 32 == 0) {
-    for (int place = 0; place < PieceRoom::kPlaces; ++place)
-      plan.pieces.RecordAt(number, place) = {};
+  const int number = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32;
+  if (lane < PieceRoom::kPlaces) plan.pieces.RecordAt(number, lane) = {};
+  int64_t head = 0;
+  int longest = 0, long_tasks = 0;
+#pragma unroll 1
+  for (const bool counts : {false, true}) {  // the tasks that cost nearly as much as the longest
+    LaneSequences sequences(p);
+    while (sequences.Next()) {
+      const LineTasks tasks = LineTasksOfSequence(plan, sequences.own());
+      if (tasks.count == 0) continue;
+      if (counts) {
+        long_tasks += tasks.CountFrom(longest / 4 * 3, plan.token_tile);
+      } else {
+        head += tasks.total();
+        longest = max(longest, tasks.CostOf(tasks.count - 1));
+      }
+    }
+    if (counts) break;
+    head = SumOfLanes(static_cast<int>(min(head, kMaxHeadLine)));
+    longest = __reduce_max_sync(0xffffffffu, longest);
   }
-  int64_t head = 0, longest = 0, long_tasks = 0;
-  const auto each = [&](auto look) {
-    FindItem(p, INT_MAX, [&](int seq, const Range& tokens, int key_begin) {
-      const int len_k = SequenceAt(p, seq, tokens.begin, key_begin).len_k;
-      const LineTasks tasks = LineTasksOfLane(p, plan, tokens, len_k);
-      if (tasks.count > 0) look(tasks);
-      return 0;
-    });
-  };
-  each([&](const LineTasks& tasks) {
-    head += tasks.total();
-    const int64_t own = tasks.CostOf(tasks.count - 1);
-    if (own > longest) longest = own;
-  });
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    head += __shfl_xor_sync(0xffffffffu, head, distance);
-    const int64_t other = __shfl_xor_sync(0xffffffffu, longest, distance);
-    if (other > longest) longest = other;
-  }
-  each([&](const LineTasks& tasks) { long_tasks += tasks.CountFrom(longest * 3 / 4); });
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2)
-    long_tasks += __shfl_xor_sync(0xffffffffu, long_tasks, distance);
+  long_tasks = __reduce_add_sync(0xffffffffu, long_tasks);
   const Line line =
       DrawLine(head, plan.schedule.num_kv_heads, longest, long_tasks, static_cast<int>(gridDim.x));
-  OwnSlice own{line};
-  if (line.slices > 0) {
-    const int64_t begin = int64_t{number} * line.payload, rest = head * line.num_heads - begin;
-    own.kv_head = static_cast<int>(begin / head);
-    own.at = static_cast<int>(begin - own.kv_head * head);
-    own.left = rest <= 0 ? 0 : rest < line.payload ? static_cast<int>(rest) : line.payload;
-    own.skipped = line.payload - own.left;
-  }
-  if (threadIdx.x % 32 == 0) slice = own;
+  if (lane == 0) slice = OwnSlice(line, number);
   __syncwarp();
 }
 
@@ -107,17 +103,16 @@ class TaskFinder {
     if (plan.sharing.ctas) taken_keys_ = TakenKeys(p, plan.sharing);
     if (!plan.has_sections) return;
     float keys = 0.0f;  // of all sequences with row tiles
-    FindItem(p, INT_MAX, [&](int seq, const Range& tokens, int key_begin) {
-      int len_k = 0;
-      if (CountOf(seq, tokens, key_begin, len_k)) keys += static_cast<float>(len_k);
-      return 0;
-    });
-#pragma unroll
+    LaneSequences sequences(p);
+    while (sequences.Next())
+      if (CountOf(sequences.own())) keys += static_cast<float>(sequences.own().len_k);
+#pragma unroll 1
     for (int distance = 16; distance > 0; distance /= 2)
       keys += __shfl_xor_sync(0xffffffffu, keys, distance);
     constexpr float kRowBytes = (S::kD + S::kDv) * S::kCopiedBytes;
-    schedule_.section_heads =
-        SectionHeads(schedule_, static_cast<int>(gridDim.x), keys * kRowBytes, plan.section_bytes);
+    const auto ctas = static_cast<int>(gridDim.x);
+    schedule_.SetSections(SectionHeads(schedule_, ctas, keys * kRowBytes, plan.section_bytes),
+                          ctas);
   }
 
   // Writes the task of a round to shared memory, all lanes the same; false if the CTA has none.
@@ -132,13 +127,9 @@ class TaskFinder {
     task.kind = Task::kEnd;
     if (place.kind != Schedule::Task::kTask) return place.kind == Schedule::Task::kEnd;
     task.kv_head = place.kv_head;
-    int len_k = 0;
     const OwnedItem found = FindItem(
-        p_, place.row_tile,
-        [&](int seq, const Range& tokens, int key_begin) {
-          return CountOf(seq, tokens, key_begin, len_k);
-        },
-        LongestFirst{plan_, len_k});
+        p_, place.row_tile, [&](const Sequence& sequence) { return CountOf(sequence); },
+        LongestFirst{plan_});
     if (!found.exists) {
       const int heads = schedule_.num_kv_heads;
       const int spare_tiles = schedule_.row_tiles - place.row_tile + found.beyond;
@@ -161,29 +152,30 @@ class TaskFinder {
     task.sequence = sequence;
     const int first_token = row_tile * plan_.tokens_per_tile;
     task.first_token = first_token;
-    const VisibleRange keys =
-        VisibleToRows<false>(p_, sequence, first_token * plan_.group,
-                             (first_token + plan_.tokens_per_tile) * plan_.group - 1);
-    task.first_visible = keys.some.begin;
+    const Band band = BandOf(sequence, plan_);
+    const int last = min(first_token + plan_.tokens_per_tile, sequence.tokens.size()) - 1;
+    // What some of the tile's tokens see, and what all do.
+    const Range some{band.BeginOf(first_token), band.EndOf(last, sequence.len_k)};
+    const Range all{band.BeginOf(last), band.EndOf(first_token, sequence.len_k)};
+    task.first_visible = some.begin;
     task.few = sequence.tokens.size() * plan_.group <= kFewRows;
     task.piece_place = -1;
-    task.clear = ClearTilesOf(keys.all.begin, keys.all.end, S::kTileKeys);
+    task.clear = ClearTilesOf(all.begin, all.end, S::kTileKeys);
     const int64_t layer = p_.cache.layer ? *p_.cache.layer : 0;
     const bool exists = layer >= 0 && layer < p_.cache.num_layers;
-    return TilesOf(keys.some.begin, exists ? keys.some.end : keys.some.begin,
-                   p_.paged ? sequence.k_begin : 0, S::kTileKeys);
+    return TilesOf(some.begin, exists ? some.end : some.begin, p_.paged ? sequence.k_begin : 0,
+                   S::kTileKeys);
   }
 
   // The next piece of this CTA's slice; behind them its share of the padding.
   __device__ __forceinline__ bool FindPiece(Task& task) {
     while (slice_.left > 0) {
       const int at = slice_.at, left = slice_.left, kv_head = slice_.kv_head;
-      const OwnedItem found = FindItem(p_, at, [&](int seq, const Range& tokens, int key_begin) {
-        const int len_k = SequenceAt(p_, seq, tokens.begin, key_begin).len_k;
-        return static_cast<int>(LineTasksOfLane(p_, plan_, tokens, len_k).total());
+      const OwnedItem found = FindItem(p_, at, [&](const Sequence& sequence) {
+        return static_cast<int>(LineTasksOfSequence(plan_, sequence).total());
       });
       const Sequence& sequence = found.sequence;
-      const LineTasks tasks = LineTasksOfLane(p_, plan_, sequence.tokens, sequence.len_k);
+      const LineTasks tasks = LineTasksOfSequence(plan_, sequence);
       const int row_tile = tasks.At(found.number), cost = tasks.CostOf(row_tile);
       // Of the position in the task, and of the slice's beginning.
       const int position = found.number - static_cast<int>(tasks.Before(row_tile));
@@ -207,9 +199,11 @@ class TaskFinder {
     task.kind = Task::kEnd;
     if (filled_ || !plan_.fill_padding) return true;
     filled_ = true;
-    const OwnedItem none = FindItem(p_, INT_MAX, [](int, const Range&, int) { return 0; });
+    LaneSequences sequences(p_);
+    while (sequences.Next()) {
+    }
     task.kind = Task::kPadding;
-    task.padding = {FirstToken(p_), none.end};
+    task.padding = {FirstToken(p_), sequences.end()};
     task.first = static_cast<int>(blockIdx.x);
     task.step = static_cast<int>(gridDim.x);
     return true;
@@ -228,14 +222,13 @@ class TaskFinder {
                                            tokens * plan_.group, task.kv_head};
   }
 
-  // Row tiles of a sequence, and its keys.
-  __device__ __forceinline__ int CountOf(int seq, const Range& tokens, int key_begin,
-                                         int& len_k) const {
-    const int64_t rows = int64_t{tokens.size()} * plan_.group;
-    if (rows == 0) return 0;
-    len_k = SequenceAt(p_, seq, tokens.begin, key_begin).len_k;
-    if (rows < plan_.min_packed_rows && len_k > taken_keys_) return 0;
-    return CeilDiv(tokens.size(), plan_.tokens_per_tile);
+  // Row tiles of a sequence.
+  __device__ __forceinline__ int CountOf(const Sequence& sequence) const {
+    const int tokens = sequence.tokens.size();
+    if (tokens == 0) return 0;
+    if (int64_t{tokens} * plan_.group < plan_.min_packed_rows && sequence.len_k > taken_keys_)
+      return 0;
+    return static_cast<int>(plan_.token_tile.Divide(tokens - 1)) + 1;
   }
 
   const Params& p_;

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#include "src/core/index_vector.h"  // INTARSIA_HOST_DEVICE
+#include "src/attention/prefill_line.h"
 
 namespace intarsia::attention::sm90 {
 
@@ -48,7 +48,8 @@ struct Shape {
   static constexpr int kCopiedValueBytes = kTileKeys * kCopiedValuePanels * 128;
   // Transposed, a tile of V has a panel of kDv rows.
   static constexpr int kValueBytes = kE4M3 ? kDv * 128 : kTileKeys * kValuePanels * 128;
-  static constexpr int kOutBytes = kTileRows * ((kDv + 63) / 64) * 128;
+  static constexpr int kOutPanelColumns = 64, kOutPanels = (kDv + 63) / 64;  // of 16 bits
+  static constexpr int kOutBytes = kTileRows * kOutPanels * 128;
   static constexpr int kMaxSharedBytes = 227 * 1024, kControlBytes = 1024;
   // Tiles of V, and of K, in shared memory. A consumer keeps a tile of K until it has its weights,
   // longer than the tensor cores do. Raw tiles are V's, of codes both K's and V's; two of them
@@ -97,6 +98,7 @@ struct Shape {
   static constexpr int kOutParts = kDv / 2 < kRegistersAtStart ? 1 : 2;
   // A phase of a barrier counts fewer than 2^20 bytes, and a box has at most 256 rows.
   static_assert(kTileKeys <= 32 * kMinBoxRows);  // a lane of a warp copies a box
+  static_assert(kTileKeys <= 128);               // OwnColumnsBelow has a bit for each
   static_assert(kQueryBytes < 1 << 20 && kKeyBytes < 1 << 20 && kTileKeys <= 256 &&
                 kTileRows <= 256);
 };
@@ -149,6 +151,30 @@ INTARSIA_HOST_DEVICE constexpr int BoxRows(bool paged, int64_t page_size, int ti
   if (!paged) return tile_keys;
   const int64_t both = page_size | tile_keys;
   return static_cast<int>(both & -both);
+}
+
+// A token t of a sequence sees its keys [t + begin, t + end), as far as there are such. Windows are
+// at most kOpenWindow, and tokens below len_q, so that nothing overflows.
+struct Band {
+  int begin = 0, end = 0;
+
+  // Of token t, among len_k keys; may be empty, with end < begin.
+  INTARSIA_HOST_DEVICE constexpr int BeginOf(int t) const { return t + begin > 0 ? t + begin : 0; }
+  INTARSIA_HOST_DEVICE constexpr int EndOf(int t, int len_k) const {
+    return t + end < len_k ? t + end : len_k;
+  }
+};
+INTARSIA_HOST_DEVICE constexpr Band BandOf(int len_q, int len_k, int left, int right) {
+  const int shift = len_k - len_q;
+  return {shift - left, shift + 1 + (right < kOpenWindow ? right : kOpenWindow - 1)};
+}
+
+// Of a thread's columns of a tile of keys, 8 j and 8 j + 1 for each j, those below `column`: bit
+// 2 j + e for column 8 j + e.
+INTARSIA_HOST_DEVICE constexpr uint32_t OwnColumnsBelow(int column) {
+  if (column <= 0) return 0;
+  const int count = column / 8 * 2 + (column % 8 < 2 ? column % 8 : 2);
+  return count < 32 ? (1u << count) - 1 : ~0u;
 }
 
 // The tiles of keys that a row tile computes, from the right to the left.
@@ -206,23 +232,35 @@ INTARSIA_HOST_DEVICE constexpr StrayRows StrayRowsOf(int first_key, int begin, i
 struct Schedule {
   int row_tiles = 0;                        // that the lengths may make, at most
   int num_kv_heads = 1, section_heads = 1;  // the latter divides the former
+  int rounds = 0;                           // of a section; 0: no tasks
+  Divisor kv_heads{1};                      // num_kv_heads
   static constexpr int kMinRounds = 8;      // of a section, if there are several
 
-  // Fewer than kMaxCount, as Supports() says.
-  INTARSIA_HOST_DEVICE constexpr int tasks() const { return row_tiles * num_kv_heads; }
+  Schedule() = default;
+  // One section.
+  constexpr Schedule(int tiles, int heads, int num_ctas)
+      : row_tiles(tiles), num_kv_heads(heads), kv_heads(heads) {
+    SetSections(heads, num_ctas);
+  }
+  INTARSIA_HOST_DEVICE constexpr void SetSections(int heads, int num_ctas) {
+    section_heads = heads;
+    rounds = (row_tiles * heads + num_ctas - 1) / num_ctas;
+  }
+
   struct Task {
     enum Kind { kEnd, kNone, kTask } kind = kEnd;
     int row_tile = 0, kv_head = 0;
   };
   INTARSIA_HOST_DEVICE constexpr Task At(int round, int num_ctas, int cta) const {
-    const int section_tasks = row_tiles * section_heads;
-    const int rounds = (section_tasks + num_ctas - 1) / num_ctas;
     if (rounds == 0) return {};
-    const int section = round / rounds, within = round - section * rounds;
+    const bool one = section_heads == num_kv_heads;  // section
+    const int section = round < rounds ? 0 : one ? 1 : round / rounds;
     if (section * section_heads >= num_kv_heads) return {};
+    const int within = round - section * rounds;
     const int index = within * num_ctas + (within % 2 ? num_ctas - 1 - cta : cta);
-    if (index >= section_tasks) return {Task::kNone};
-    const int row_tile = index / section_heads;
+    if (index >= row_tiles * section_heads) return {Task::kNone};
+    const int row_tile = one ? static_cast<int>(kv_heads.Divide(static_cast<uint32_t>(index)))
+                             : index / section_heads;
     return {Task::kTask, row_tile, section * section_heads + index - row_tile * section_heads};
   }
 };
