@@ -48,6 +48,7 @@ struct Fiber {
   uint3 index;
   int number;  // in the block
   bool done = false;
+  int stores = 0;  // of the copy engine, that it waits for
 };
 
 // Those that run.

@@ -190,5 +190,11 @@ __device__ __forceinline__ float Exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(r) : "f"(x));
   return r;
 }
+// The logarithm to base 2 of a normal number, to an error of 2^-22, or as much of the result.
+__device__ __forceinline__ float Log2(float x) {
+  float r;
+  asm("lg2.approx.ftz.f32 %0, %1;\n" : "=f"(r) : "f"(x));
+  return r;
+}
 
 }  // namespace intarsia::cuda

@@ -11,8 +11,10 @@ namespace intarsia::attention::sm90 {
 template <class S, class T>
 class Consumer {
  public:
-  __device__ Consumer(const Params& p, const LaunchPlan& plan, Shared<S>& shared, int number)
+  __device__ Consumer(const Params& p, const Maps& maps, const LaunchPlan& plan, Shared<S>& shared,
+                      int number)
       : p_(p),
+        maps_(maps),
         plan_(plan),
         shared_(shared),
         number_(number),
@@ -26,7 +28,7 @@ class Consumer {
     for (cuda::RingPlace<Shared<S>::kTasks> place;; place.Next()) {
       shared_.task_full[place.index].Wait(place.parity);
       const Task& task = shared_.tasks[place.index];
-      if (task.kind == Task::kEnd) return;
+      if (task.kind == Task::kEnd) break;
       if (task.kind == Task::kRows)
         Attend(task);
       else
@@ -36,6 +38,7 @@ class Consumer {
       __syncwarp();
       if (threadIdx.x % 32 == 0) shared_.task_empty[place.index].Arrive();
     }
+    cuda::AwaitStoreReads();  // shared memory goes with the CTA
   }
 
  private:
@@ -116,7 +119,7 @@ class Consumer {
                                           uint32_t boxes, Rows& rows, float (&kept)[2]) const {
     if (!logit_.folds()) {
       logit_.Apply(s);
-      if (p_.alibi_slopes.data) SubtractAlibi(s, p_, plan_, task, first_key);
+      if (p_.alibi_slopes.data) SubtractAlibi(s, p_, task, first_key);
     }
     if (boxes != ~0u || !task.clear.Has(first_key))
       MaskScores(s, p_, plan_, task, first_key, boxes);
@@ -277,7 +280,8 @@ class Consumer {
     const int thread = static_cast<int>(threadIdx.x) % cuda::kWarpgroupThreads;
     const int row = cuda::AccumulatorRow(thread, 0);
     float* const out = shared_.few_out();
-    sync();  // both are done with Q, and the first one with its last results
+    cuda::AwaitStoreReads();
+    sync();  // both are done with Q and with their last results
     if (number_ == 1) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -345,9 +349,9 @@ class Consumer {
     float lse[2], by[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int head = RowOf(plan_, task, place.row + 8 * r).head;
-      // A sink counts once, where pieces become one.
-      const float sink = task.piece_place < 0 ? SinkOf(p_, head) : -INFINITY;
+      float sink = -INFINITY;  // it counts once, where pieces become one
+      if (p_.sinks && task.piece_place < 0)
+        sink = SinkOf(p_, RowOf(p_, task, place.row + 8 * r).head);
       by[r] = FinishRow(rows.base[r], rows.l[r], sink, lse[r]);
       if constexpr (S::kScaled) by[r] *= p_.v_scale.At(task.sequence.index, task.kv_head);
     }
@@ -356,10 +360,11 @@ class Consumer {
     if constexpr (S::kOutInQuery)  // all warps have read their rows of Q
       cuda::BarrierSync(OwnBarrier(), cuda::kWarpgroupThreads);
     if (task.piece_place < 0)
-      WriteRows<S, T>(p_, plan_, task, o, lse, staged);
+      WriteRows<S, T>(p_, maps_, plan_, task, o, lse, staged);
     else
       LeavePiece<S>(plan_, task, number_ * cuda::kWgmmaRows, o, lse);
     if constexpr (S::kOutInQuery) {
+      cuda::AwaitStoreReads();
       cuda::FenceForAsyncReads();
       cuda::BarrierSync(OwnBarrier(), cuda::kWarpgroupThreads);
       ReleaseByWarp(shared_.q_empty);
@@ -367,6 +372,7 @@ class Consumer {
   }
 
   const Params& p_;
+  const Maps& maps_;
   const LaunchPlan& plan_;
   Shared<S>& shared_;
   const int number_;

@@ -11,15 +11,17 @@ namespace intarsia::attention::sm90 {
 __device__ __forceinline__ float FinishRow(float base, float l, float sink, float& lse) {
   const float top = fmaxf(base, sink), kept = cuda::Exp2(base - top);
   l = RowSum(l) * kept + cuda::Exp2(sink - top);
-  lse = l == 0.0f ? -INFINITY : top * kLn2 + logf(l);
-  return l == 0.0f ? 0.0f : kept / l;
+  lse = l == 0.0f ? -INFINITY : (top + cuda::Log2(l)) * kLn2;
+  return l == 0.0f ? 0.0f : __fdividef(kept, l);
 }
 
-// A warp's 16 rows of results in shared memory, where the same rows of Q are or would be: no other
+inline constexpr int kWarpRows = 16;
+
+// A warp's rows of results in shared memory, where the same rows of Q are or would be: no other
 // warp reads or writes there.
 template <class S>
 struct StagedRows {
-  static constexpr int kCount = 16, kUnits = S::kDv / 8;
+  static constexpr int kUnits = S::kDv / 8;
   static __device__ uint32_t Offset(int row, int unit) {
     return cuda::PanelOffset(S::kTileRows, row, unit * 8);
   }
@@ -43,39 +45,68 @@ __device__ __forceinline__ void LeavePiece(const LaunchPlan& plan, const Task& t
   }
 }
 
-// Writes the rows of a warpgroup. `staged` has room for those of all, as panels.
+// Which row of a warpgroup's task a lane finds: row i lanes i and i + 16.
+struct OutRow {
+  int64_t token, head;
+  bool exists;
+
+  __device__ __forceinline__ OutRow(const Params& p, const LaunchPlan& plan, const Task& task,
+                                    int row) {
+    const int in_tile = TokenOfRow(p, row), in_sequence = task.first_token + in_tile;
+    exists = in_tile < plan.tokens_per_tile && in_sequence < task.sequence.tokens.size();
+    token = task.sequence.tokens.begin + in_sequence;
+    head = task.kv_head * p.group + row - in_tile * p.group;
+  }
+};
+
+// Writes the rows of a warpgroup. `staged` has room for those of all, as panels. The copy engine
+// may read it until AwaitStoreReads().
 template <class S, class T>
-__device__ __forceinline__ void WriteRows(const Params& p, const LaunchPlan& plan, const Task& task,
-                                          const float (&o)[S::kDv / 2], const float (&lse)[2],
-                                          char* staged) {
+__device__ __forceinline__ void WriteRows(const Params& p, const Maps& maps, const LaunchPlan& plan,
+                                          const Task& task, const float (&o)[S::kDv / 2],
+                                          const float (&lse)[2], char* staged) {
   using Staged = StagedRows<S>;
   int thread = static_cast<int>(threadIdx.x) - cuda::kWarpgroupThreads;
   asm volatile("" : "+r"(thread));  // as in ThreadPlace
   const int lane = thread % 32, warp = thread / 32;
-  const int dv = static_cast<int>(p.cache.v_head_dim);
-  // Lane i finds row i, lanes 0 ... 15.
-  const int row = warp * Staged::kCount + lane % Staged::kCount, token = row / plan.group;
-  const bool exists =
-      token < plan.tokens_per_tile && task.first_token + token < task.sequence.tokens.size();
-  const int64_t out_token = task.sequence.tokens.begin + task.first_token + token;
-  const int64_t out_head = task.kv_head * plan.group + row - token * plan.group;
-  char* const rows = staged + warp * Staged::kCount * cuda::kPanelRowBytes;
-  const uint32_t at = cuda::SharedAddress(rows);
+  char* const rows = staged + warp * kWarpRows * cuda::kPanelRowBytes;
+  // Of the lane's first matrix. The others' units differ in bits that this one's row does not have,
+  // so that the swizzle is an XOR with them.
+  const uint32_t at = cuda::SharedAddress(rows) + Staged::Offset(lane % 16, lane / 16);
+  cuda::AwaitStoreReads();  // of the last task's rows
+  __syncwarp();
 #pragma unroll
   for (int unit = 0; unit < S::kDv / 8; unit += 2) {
     uint32_t pairs[4];
     ToOperand<T>(reinterpret_cast<const float(&)[8]>(o[unit * 4]), pairs);
-    cuda::StMatrix4(at + Staged::Offset(lane % 16, unit + lane / 16), pairs);
+    cuda::StMatrix4((at ^ unit % 8 * 16) + unit / 8 * S::kTileRows * cuda::kPanelRowBytes, pairs);
   }
-  __syncwarp();
-  cuda::StoreRows<Staged, Staged::kCount>(static_cast<T*>(p.out), rows,
-                                          exists ? (out_token * p.num_heads + out_head) * dv : -1,
-                                          dv, true);
+  const int first_token = task.first_token + warp * plan.warp_tokens;
+  if (plan.warp_tokens > 0 && first_token + plan.warp_tokens <= task.sequence.tokens.size()) {
+    cuda::FenceForAsyncReads();
+    __syncwarp();
+    if (lane == 0) {
+      for (int panel = 0; panel < S::kOutPanels; ++panel) {
+        const int32_t to[] = {panel * S::kOutPanelColumns, task.kv_head * p.group,
+                              task.sequence.tokens.begin + first_token};
+        cuda::StoreBox(maps.out, to, rows + panel * S::kTileRows * cuda::kPanelRowBytes);
+      }
+      cuda::CommitStores();
+    }
+  } else {
+    __syncwarp();
+    const OutRow row(p, plan, task, warp * kWarpRows + lane % kWarpRows);
+    const int dv = static_cast<int>(p.cache.v_head_dim);
+    const int64_t to = row.exists ? (row.token * p.num_heads + row.head) * dv : -1;
+    cuda::StoreRows<Staged, kWarpRows>(static_cast<T*>(p.out), rows, to, dv, true);
+  }
   if (p.lse) {
     // Lane 4 i has the rows i and i + 8.
     const float value = __shfl_sync(0xffffffffu, lse[0], lane % 8 * 4);
     const float other = __shfl_sync(0xffffffffu, lse[1], lane % 8 * 4);
-    if (lane < 16 && exists) p.lse[out_head * p.num_tokens + out_token] = lane < 8 ? value : other;
+    const OutRow row(p, plan, task, warp * kWarpRows + lane % kWarpRows);
+    if (lane < kWarpRows && row.exists)
+      p.lse[row.head * p.num_tokens + row.token] = lane < 8 ? value : other;
   }
   __syncwarp();  // the next task's rows go to the same place
 }

@@ -58,6 +58,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     cuda::PrefetchMap(maps.q);
     cuda::PrefetchMap(maps.k);
     cuda::PrefetchMap(maps.v);
+    if (plan.warp_tokens > 0) cuda::PrefetchMap(maps.out);
     shared.InitBarriers(kNarrowsQuery<S, T>);
   }
   if (warp == 2) {
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     }
   } else {
     cuda::TakeRegisters<S::kConsumerRegisters>();
-    Consumer<S, T>(p, plan, shared, warp / 4 - 1).Run();
+    Consumer<S, T>(p, maps, plan, shared, warp / 4 - 1).Run();
   }
 }
 
@@ -111,6 +112,12 @@ inline Status MakeMaps(const Params& p, const LaunchPlan& plan, Maps& maps) {
                                    {c.num_pages, s.page},
                                    {c.num_layers, s.layer}}};
   };
+  if (plan.warp_tokens > 0) {
+    const int64_t dv = c.v_head_dim;
+    const std::array<MapAxis, 2> out{
+        {{p.num_heads, dv, plan.group}, {p.num_tokens, p.num_heads * dv, plan.warp_tokens}}};
+    INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.out_dtype, p.out, dv, out, maps.out));
+  }
   INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(c.dtype, c.k, c.head_dim, keys(c.k_strides), maps.k));
   return cuda::MakePanelMap(c.dtype, c.v, c.v_head_dim, keys(c.v_strides), maps.v);
 }
@@ -133,6 +140,7 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
   LaunchPlan plan{.section_bytes = section_bytes,
                   .group = static_cast<int>(group),
                   .tokens_per_tile = tokens,
+                  .warp_tokens = kWarpRows % group ? 0 : static_cast<int>(kWarpRows / group),
                   .window_left = WindowOf(p.window_left),
                   .window_right = WindowOf(p.window_right),
                   .box_rows = BoxRows(p.paged, p.cache.page_size, S::kTileKeys),

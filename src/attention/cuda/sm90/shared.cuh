@@ -57,6 +57,7 @@ struct Maps {
   CUtensorMap q;    // panel, head, token
   CUtensorMap k;    // panel, slot, head, page, layer
   CUtensorMap v;    // likewise
+  CUtensorMap out;  // panel, head, token; of a warp's rows, if LaunchPlan::warp_tokens
 };
 
 struct LaunchPlan {
@@ -65,6 +66,7 @@ struct LaunchPlan {
   float section_bytes = 0;    // of K and V, at most
   int group = 1;              // G
   int tokens_per_tile = 1;    // of rows
+  int warp_tokens = 0;        // of a consumer warp's rows, if these are whole tokens
   int window_left = kOpenWindow, window_right = kOpenWindow;
   int box_rows = 1;   // of K and V
   int box_shift = 0;  // log2(box_rows), where a page may be missing

@@ -68,10 +68,10 @@ struct ThreadPlace {
 struct TileRow {
   int token, head;  // of the sequence, of the group; tokens behind the last one count as it
 };
-__device__ __forceinline__ TileRow RowOf(const LaunchPlan& plan, const Task& task, int row) {
-  const int token = row / plan.group;
+__device__ __forceinline__ TileRow RowOf(const Params& p, const Task& task, int row) {
+  const int token = TokenOfRow(p, row);
   return {min(task.first_token + token, task.sequence.tokens.size() - 1),
-          task.kv_head * plan.group + row - token * plan.group};
+          task.kv_head * p.group + row - token * p.group};
 }
 
 // Scores where a row does not see the key, or the key does not exist, become -inf. `boxes`: which
@@ -81,19 +81,18 @@ __device__ __forceinline__ void MaskScores(float (&s)[kScores], const Params& p,
                                            const LaunchPlan& plan, const Task& task, int first_key,
                                            uint32_t boxes) {
   const ThreadPlace place(task.few);
+  const Band band = BandOf(task.sequence, plan);
+  const int first = first_key + place.column, len_k = task.sequence.len_k;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const TileRow row = RowOf(plan, task, place.row + 8 * r);
-    const Range keys = VisibleKeys(p, task.sequence, row.token);
-    const int first = first_key + place.column;
-    const int begin = keys.begin - first, end = keys.end - first;
+    const int token = RowOf(p, task, place.row + 8 * r).token;
+    const uint32_t seen = OwnColumnsBelow(band.EndOf(token, len_k) - first) &
+                          ~OwnColumnsBelow(band.BeginOf(token) - first);
 #pragma unroll
     for (int i = 2 * r; i < kScores; i += 4) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int at = i / 4 * 8 + e;
-        if (at < begin || at >= end) s[i + e] = -INFINITY;
-      }
+      for (int e = 0; e < 2; ++e)
+        if (!(seen >> (i / 4 * 2 + e) & 1)) s[i + e] = -INFINITY;
     }
   }
   if (boxes == ~0u) return;
@@ -107,12 +106,11 @@ __device__ __forceinline__ void MaskScores(float (&s)[kScores], const Params& p,
 
 template <int kScores>
 __device__ __forceinline__ void SubtractAlibi(float (&s)[kScores], const Params& p,
-                                              const LaunchPlan& plan, const Task& task,
-                                              int first_key) {
+                                              const Task& task, int first_key) {
   const ThreadPlace place(task.few);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const TileRow row = RowOf(plan, task, place.row + 8 * r);
+    const TileRow row = RowOf(p, task, place.row + 8 * r);
     const float slope = p.alibi_slopes.At(task.sequence.index, row.head) * kLog2e;
     const int distance =
         static_cast<int>(PositionOf(task.sequence, row.token)) - first_key - place.column;

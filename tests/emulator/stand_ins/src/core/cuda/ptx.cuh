@@ -125,5 +125,6 @@ inline uint32_t ToE4M3x4(float x0, float x1, float x2, float x3) {
 
 inline void BarrierSync(int id, int threads) { emulator::ArriveAt(id, threads, true); }
 inline float Exp2(float x) { return std::exp2(x); }
+inline float Log2(float x) { return std::log2(x); }
 
 }  // namespace intarsia::cuda

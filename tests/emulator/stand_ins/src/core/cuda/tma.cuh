@@ -66,39 +66,72 @@ struct MapContents {
 };
 static_assert(sizeof(MapContents) <= sizeof(CUtensorMap));
 
+// Calls each(shared, element, bytes) for the elements of a box; `element` is null outside of the
+// tensor. Returns the box's bytes.
+template <class Each>
+int ForEachInBox(const MapContents& map, const std::vector<int64_t>& begin, uint32_t shared,
+                 Each each) {
+  int64_t rows = 1;
+  for (int axis = 1; axis < map.axes; ++axis) rows *= map.box[axis];
+  const int bytes = map.element_bytes;
+  for (int64_t row = 0; row < rows; ++row) {
+    int64_t offset = 0, rest = row;
+    bool exists = true;
+    for (int axis = 1; axis < map.axes; ++axis) {
+      const int64_t at = begin[axis] + rest % map.box[axis];
+      rest /= map.box[axis];
+      exists &= at >= 0 && at < map.size[axis];
+      offset += at * map.stride_bytes[axis];
+    }
+    for (int i = 0; i < map.box[0]; ++i) {
+      const int64_t column = begin[0] + i;
+      const uint32_t plain = shared + static_cast<uint32_t>((row * map.box[0] + i) * bytes);
+      char* const place = emulator::At(map.swizzled ? Swizzle128(plain) : plain);
+      exists &= column >= 0 && column < map.size[0];
+      each(place, exists ? map.data + offset + column * bytes : nullptr, bytes);
+    }
+  }
+  return static_cast<int>(rows * map.box[0] * bytes);
+}
+template <int kAxes>
+const MapContents& ContentsOf(const CUtensorMap& tensor, uint32_t shared) {
+  const auto& map = reinterpret_cast<const MapContents&>(tensor);
+  if (map.axes != kAxes) emulator::Fail("a copy of other axes than its map");
+  if (shared % kPanelRowBytes)
+    emulator::Fail("a box that does not begin at a multiple of 128 bytes");
+  return map;
+}
+
 template <int kAxes>
 void CopyBox(void* shared, const CUtensorMap& tensor, const int32_t (&coordinates)[kAxes],
              Barrier& barrier) {
-  const auto& map = reinterpret_cast<const MapContents&>(tensor);
-  if (map.axes != kAxes) emulator::Fail("a copy of other axes than its map");
-  const std::vector<int64_t> begin(coordinates, coordinates + kAxes);
   const uint32_t to = emulator::AddressOf(shared);
-  if (to % kPanelRowBytes) emulator::Fail("a box that does not begin at a multiple of 128 bytes");
+  const MapContents& map = ContentsOf<kAxes>(tensor, to);
+  const std::vector<int64_t> begin(coordinates, coordinates + kAxes);
   emulator::block->copies.push_back([=, &map, &barrier] {
-    int64_t rows = 1;
-    for (int axis = 1; axis < kAxes; ++axis) rows *= map.box[axis];
-    const int bytes = map.element_bytes;
-    for (int64_t row = 0; row < rows; ++row) {
-      int64_t offset = 0, rest = row;
-      bool exists = true;
-      for (int axis = 1; axis < kAxes; ++axis) {
-        const int64_t at = begin[axis] + rest % map.box[axis];
-        rest /= map.box[axis];
-        exists &= at >= 0 && at < map.size[axis];
-        offset += at * map.stride_bytes[axis];
-      }
-      for (int i = 0; i < map.box[0]; ++i) {
-        const int64_t column = begin[0] + i;
-        const uint32_t plain = to + static_cast<uint32_t>((row * map.box[0] + i) * bytes);
-        char* const target = emulator::At(map.swizzled ? Swizzle128(plain) : plain);
-        if (exists && column >= 0 && column < map.size[0])
-          std::memcpy(target, map.data + offset + column * bytes, bytes);
-        else
-          std::memset(target, 0, bytes);
-      }
-    }
-    barrier.Receive(static_cast<int>(rows * map.box[0] * bytes));
+    barrier.Receive(ForEachInBox(map, begin, to, [](char* place, const char* element, int bytes) {
+      element ? std::memcpy(place, element, bytes) : std::memset(place, 0, bytes);
+    }));
   });
+}
+
+template <int kAxes>
+void StoreBox(const CUtensorMap& tensor, const int32_t (&coordinates)[kAxes], const void* shared) {
+  const uint32_t from = emulator::AddressOf(shared);
+  const MapContents& map = ContentsOf<kAxes>(tensor, from);
+  const std::vector<int64_t> begin(coordinates, coordinates + kAxes);
+  int& stores = emulator::fiber->stores;
+  ++stores;
+  emulator::block->copies.push_back([=, &map, &stores] {
+    ForEachInBox(map, begin, from, [](const char* place, const char* element, int bytes) {
+      if (element) std::memcpy(const_cast<char*>(element), place, bytes);
+    });
+    --stores;
+  });
+}
+inline void CommitStores() {}
+inline void AwaitStoreReads() {
+  while (emulator::fiber->stores > 0) emulator::Yield();
 }
 
 inline void CopyBytes(void* shared, const void* from, int bytes, Barrier& barrier) {
