@@ -16,7 +16,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
-from vllm_running import FEW_PROGRAMS, begun, family, serving
+from vllm_running import FEW_PROGRAMS, Server, begun, family, serving
 
 
 def test_an_open_answer_ends_though_its_task_is_cancelled_first():
@@ -53,6 +53,23 @@ def test_a_server_that_ends_aborts_its_answers(model, tmp_path, kill):
         assert reasons[-1] == "abort"
         server.process.wait(timeout=60)
         assert "Traceback" not in server.log()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("said", ["Initializing a V1 LLM engine", "XLA program"])
+def test_ctrl_c_during_the_start_needs_no_traceback(model, tmp_path, said):
+    """It is heard when the engine is ready."""
+    server = Server(model("llama"), tmp_path / "log", additional_config=FEW_PROGRAMS)
+    everything = family(server.process.pid)
+    try:
+        server.wait_until_it_says(said, 120)
+        os.killpg(server.process.pid, signal.SIGINT)
+        assert server.process.wait(timeout=100) != 0
+        assert "Ctrl-C ended the start" in server.log()
+        assert "Traceback" not in server.log()
+    finally:
+        psutil.wait_procs(everything, timeout=60)
+        server.stop()
 
 
 @pytest.mark.full

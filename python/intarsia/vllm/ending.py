@@ -10,9 +10,15 @@ an error.
 
 import functools
 import logging
+import sys
+from types import TracebackType
 from typing import Any
 
+from vllm.logger import init_logger
+
 from intarsia.vllm.replacing import replace
+
+_COMMAND = "vllm.entrypoints.cli.main"
 
 
 @functools.cache
@@ -38,3 +44,19 @@ def tell_clients() -> None:
         run_in_loop(handler.get_loop(), server.output_processor.propagate_error, error)
 
     end = replace(async_llm.AsyncLLM, "shutdown", shutdown)
+
+
+@functools.cache
+def say_interrupts() -> None:
+    """Has vLLM's command say in a line that Ctrl-C ended its start, not by tracebacks; programs of users' own keep theirs."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if _COMMAND not in sys.modules and getattr(main, "name", None) != _COMMAND:
+        return
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            init_logger("vllm.intarsia.ending").info("intarsia-vllm: Ctrl-C ended the start")
+        else:
+            before(kind, value, trace)
+
+    before, sys.excepthook = sys.excepthook, hook

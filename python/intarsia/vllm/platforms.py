@@ -196,6 +196,7 @@ class XlaPlatform(Platform):
             settings.schedule_synchronously(vllm_config)
         forks.replace_start_of_processes(parallel)
         ending.tell_clients()
+        ending.say_interrupts()
         limits = hosts.limits(vllm_config)
         hosts.choose(parallel)
         if parallel.data_parallel_size > 1:
