@@ -70,7 +70,7 @@ BLOCKED = {
     "GlmOcrForConditionalGeneration": INPUT,
     "WhisperForConditionalGeneration": ENCODER,
 }
-"""What the plugin refuses of an architecture that has no family."""
+"""Why an architecture that has no family is not served. Most are refused by name; KERNELS fail where their layers are traced."""
 
 _PRECISIONS = {
     "": "bf16",
