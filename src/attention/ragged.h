@@ -114,7 +114,7 @@ template <class Int>
 }
 
 // Those of them in the token's own chunk; none at a position below 0. Apart from VisibleKeys, since
-// kernels that have no chunks (the gradient's, Hopper's) would spill registers for it; and others
+// kernels that have no chunks (the gradient's) would spill registers for it; and others
 // for a division.
 template <class Int>
 [[gnu::always_inline]] INTARSIA_HOST_DEVICE inline RangeOf<Int> VisibleKeysOfChunk(

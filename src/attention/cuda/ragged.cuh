@@ -155,26 +155,18 @@ __device__ __forceinline__ int TakenKeys(const Params& p, const Sharing& sharing
   return static_cast<int>(min(load * kTileKeys * 5 / 4, int64_t{kMaxCount}));
 }
 
-// What rows [first, last] of a sequence see: some of them, and all of them. kChunks: whether the
-// kernel has chunks of keys.
+// What rows [first, last] of a sequence see: some of them, and all of them.
 struct VisibleRange {
   Range some, all;
 };
-template <bool kChunks = true>
 __device__ __forceinline__ VisibleRange VisibleToRows(const Params& p, const Sequence& s, int first,
                                                       int last) {
   const int last_token = s.tokens.size() - 1;
-  const auto visible = [&](int token) {
-    if constexpr (kChunks)
-      return VisibleKeysOfChunk(p, s, token);
-    else
-      return VisibleKeys(p, s, token);
-  };
   const int begin = min(TokenOfRow(p, first), last_token),
             end = min(TokenOfRow(p, last), last_token);
-  const Range a = visible(begin);
+  const Range a = VisibleKeysOfChunk(p, s, begin);
   Range b = a;
-  if (end != begin) b = visible(end);
+  if (end != begin) b = VisibleKeysOfChunk(p, s, end);
   return {{a.begin, b.end}, {b.begin, a.end}};
 }
 

@@ -71,19 +71,19 @@ __device__ __forceinline__ void FindSlice(const Params& p, const LaunchPlan& pla
   int64_t head = 0;
   int longest = 0, long_tasks = 0;
 #pragma unroll 1
-  for (const bool counts : {false, true}) {  // the tasks that cost nearly as much as the longest
+  for (int pass = 0; pass < 2; ++pass) {
     LaneSequences sequences(p);
     while (sequences.Next()) {
       const LineTasks tasks = LineTasksOfSequence(plan, sequences.own());
       if (tasks.count == 0) continue;
-      if (counts) {
+      if (pass == 1) {  // those that cost nearly as much as the longest
         long_tasks += tasks.CountFrom(longest / 4 * 3, plan.token_tile);
       } else {
         head += tasks.total();
         longest = max(longest, tasks.CostOf(tasks.count - 1));
       }
     }
-    if (counts) break;
+    if (pass == 1) break;
     head = SumOfLanes(static_cast<int>(min(head, kMaxHeadLine)));
     longest = __reduce_max_sync(0xffffffffu, longest);
   }
