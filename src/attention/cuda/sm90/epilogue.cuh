@@ -45,20 +45,6 @@ __device__ __forceinline__ void LeavePiece(const LaunchPlan& plan, const Task& t
   }
 }
 
-// Which row of a warpgroup's task a lane finds: row i lanes i and i + 16.
-struct OutRow {
-  int64_t token, head;
-  bool exists;
-
-  __device__ __forceinline__ OutRow(const Params& p, const LaunchPlan& plan, const Task& task,
-                                    int row) {
-    const int in_tile = TokenOfRow(p, row), in_sequence = task.first_token + in_tile;
-    exists = in_tile < plan.tokens_per_tile && in_sequence < task.sequence.tokens.size();
-    token = task.sequence.tokens.begin + in_sequence;
-    head = task.kv_head * p.group + row - in_tile * p.group;
-  }
-};
-
 // Writes the rows of a warpgroup. `staged` has room for those of all, as panels. The copy engine
 // may read it until AwaitStoreReads().
 template <class S, class T>
@@ -81,6 +67,10 @@ __device__ __forceinline__ void WriteRows(const Params& p, const Maps& maps, con
     ToOperand<T>(reinterpret_cast<const float(&)[8]>(o[unit * 4]), pairs);
     cuda::StMatrix4((at ^ unit % 8 * 16) + unit / 8 * S::kTileRows * cuda::kPanelRowBytes, pairs);
   }
+  // Lane i finds row i, lanes 0 ... 15; in the tile, and among the sequence's packed rows.
+  const int row = warp * kWarpRows + lane % kWarpRows, packed = task.first_token * p.group + row;
+  const bool exists =
+      row < plan.tokens_per_tile * p.group && packed < task.sequence.tokens.size() * p.group;
   const int first_token = task.first_token + warp * plan.warp_tokens;
   if (plan.warp_tokens > 0 && first_token + plan.warp_tokens <= task.sequence.tokens.size()) {
     cuda::FenceForAsyncReads();
@@ -95,18 +85,18 @@ __device__ __forceinline__ void WriteRows(const Params& p, const Maps& maps, con
     }
   } else {
     __syncwarp();
-    const OutRow row(p, plan, task, warp * kWarpRows + lane % kWarpRows);
+    const RowPlace place = PlaceOf(p, task.sequence, task.kv_head, packed);
     const int dv = static_cast<int>(p.cache.v_head_dim);
-    const int64_t to = row.exists ? (row.token * p.num_heads + row.head) * dv : -1;
+    const int64_t to = exists ? (place.token * p.num_heads + place.head) * dv : -1;
     cuda::StoreRows<Staged, kWarpRows>(static_cast<T*>(p.out), rows, to, dv, true);
   }
   if (p.lse) {
     // Lane 4 i has the rows i and i + 8.
     const float value = __shfl_sync(0xffffffffu, lse[0], lane % 8 * 4);
     const float other = __shfl_sync(0xffffffffu, lse[1], lane % 8 * 4);
-    const OutRow row(p, plan, task, warp * kWarpRows + lane % kWarpRows);
-    if (lane < kWarpRows && row.exists)
-      p.lse[row.head * p.num_tokens + row.token] = lane < 8 ? value : other;
+    const RowPlace place = PlaceOf(p, task.sequence, task.kv_head, packed);
+    if (lane < kWarpRows && exists)
+      p.lse[place.head * p.num_tokens + place.token] = lane < 8 ? value : other;
   }
   __syncwarp();  // the next task's rows go to the same place
 }
