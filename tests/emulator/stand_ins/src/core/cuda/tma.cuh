@@ -87,8 +87,8 @@ int ForEachInBox(const MapContents& map, const std::vector<int64_t>& begin, uint
       const int64_t column = begin[0] + i;
       const uint32_t plain = shared + static_cast<uint32_t>((row * map.box[0] + i) * bytes);
       char* const place = emulator::At(map.swizzled ? Swizzle128(plain) : plain);
-      exists &= column >= 0 && column < map.size[0];
-      each(place, exists ? map.data + offset + column * bytes : nullptr, bytes);
+      const bool inside = exists && column >= 0 && column < map.size[0];
+      each(place, inside ? map.data + offset + column * bytes : nullptr, bytes);
     }
   }
   return static_cast<int>(rows * map.box[0] * bytes);
