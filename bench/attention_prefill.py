@@ -19,7 +19,7 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "python"))
 import intarsia.torch  # noqa: F401  registers the ops
 import record
-from torch_graphs import medians
+from torch_graphs import medians, this_run
 
 PAGE, COLD_BYTES = 16, 4e8
 
@@ -153,13 +153,7 @@ def main() -> None:
     torch.manual_seed(0)
     rows = [measure(name, CASES[name]) for name in args.cases]
     if args.json:
-        record.write(
-            args.json,
-            rows,
-            device=torch.cuda.get_device_name(),
-            versions={"torch": torch.__version__, "vllm": args.vllm},
-            command=" ".join(["python", *sys.argv]),
-        )
+        record.write(args.json, rows, **this_run(vllm=args.vllm))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import intarsia.torch  # noqa: F401  registers the ops
 import record
 from intarsia import repack
 from intarsia._packing import decoded
-from torch_graphs import medians
+from torch_graphs import medians, this_run
 
 LAYERS = {"wqkv": (6144, 4096), "wo": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 GROUP, COLD_BYTES = 128, 3e8
@@ -118,13 +118,7 @@ def main() -> None:
             print(f"{m:4} rows {row['layer']:9} ours {row['us']:7.1f} us, Marlin {row['marlin_us']:7.1f}, "
                   f"{row['marlin_us'] / row['us']:.2f}")  # fmt: skip
     if args.json:
-        record.write(
-            args.json,
-            rows,
-            device=torch.cuda.get_device_name(),
-            versions={"torch": torch.__version__, "vllm": args.vllm},
-            command=" ".join(["python", *sys.argv]),
-        )
+        record.write(args.json, rows, **this_run(vllm=args.vllm))
 
 
 def _figures(us: dict[str, float]) -> dict[str, float]:

@@ -17,7 +17,7 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "python"))
 import intarsia.torch  # noqa: F401  registers the ops
 import record
-from torch_graphs import medians
+from torch_graphs import medians, this_run
 
 # DeepSeek-V3's products of 4096 tokens; the linear layers of a Llama of 8 billion parameters.
 SIZES = [
@@ -102,13 +102,7 @@ def main() -> None:
             print(" ", row)
         torch.cuda.empty_cache()
     if args.json:
-        record.write(
-            args.json,
-            rows,
-            device=torch.cuda.get_device_name(),
-            versions={"torch": torch.__version__},
-            command=" ".join(["python", *sys.argv]),
-        )
+        record.write(args.json, rows, **this_run())
 
 
 if __name__ == "__main__":

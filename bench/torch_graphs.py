@@ -1,11 +1,22 @@
 """Times calls of torch on a GPU in CUDA graphs, several ways in turn."""
 
 import statistics
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 ROUNDS = 7
+
+
+def this_run(**versions: str) -> dict[str, Any]:
+    """What `record.write` is to know of a program's run; `versions` of what is not torch."""
+    return {
+        "device": torch.cuda.get_device_name(),
+        "versions": {"torch": torch.__version__} | versions,
+        "command": " ".join(["python", *sys.argv]),
+    }
 
 
 def captured(way: Callable[[int], object], copies: int) -> tuple[torch.cuda.CUDAGraph, int]:
