@@ -183,7 +183,8 @@ INTARSIA_HOST_DEVICE constexpr LinePiece PieceOf(int payload, int slice, int pas
 struct PieceRecord {
   int pieces = 0;  // of the task; fewer than 2: nothing to add up
   int first_slice = 0, first_token = 0, rows = 0, kv_head = 0;
-  int unused[3] = {};
+  int tiles = 0;  // of the piece; 0: no result, but its slice adds up its share of the rows
+  int unused[2] = {};
 };
 struct PieceRoom {
   int rows = 0, columns = 0;

@@ -119,6 +119,20 @@ inline Case PaddingCase(const Types& types, int64_t d) {
           .window_right = 0};
 }
 
+// A task that is far shorter than its window lets a CTA expect: of the slices that it is cut into,
+// one between two others has no tile.
+inline Case SparseCase(const Types& types, int64_t d) {
+  return {.dtype = types.q,
+          .kv = types.kv,
+          .out = OutOf(types.q),
+          .h = 2,
+          .hk = 2,
+          .d = d,
+          .len_q = {65, 1},
+          .len_k = {4100, 2},
+          .window_left = 100};
+}
+
 inline constexpr Types kHopperTypes[] = {{kBF16, kBF16},   {kF16, kF16},     {kF8E4M3, kF8E4M3},
                                          {kBF16, kF8E4M3}, {kBF16, kF8E5M2}, {kF16, kF8E4M3},
                                          {kF16, kF8E5M2}};
@@ -140,10 +154,11 @@ inline bool CheckAll(int cases_per_dim, size_t part = 0, size_t parts = 1) {
       Case c = LongSums(types, d);
       c.out = OutOf(types.q);
       failed += !Check(c, random(), worst) + !Check(PaddingCase(types, d), random(), worst);
+      failed += !Check(SparseCase(types, d), 17, worst);
       // Scores far above those of the tiles before: weights by the old bases would overflow.
       c.q_size = 30.0f;
       failed += !Check(c, 18, worst);
-      count += 3;
+      count += 4;
       if (e4m3 && d == 128) {  // sums that the tensor cores alone would get wrong
         c.q_size = 1.0f, c.len_k = {131072};
         failed += !Check(c, 19, worst);

@@ -51,6 +51,9 @@ struct Fiber {
   int stores = 0;  // of the copy engine, that it waits for
 };
 
+// Of the device, until a kernel is launched: few, so that each block gets several tasks.
+inline int multiprocessors = 5;
+
 // Those that run.
 extern Block* block;
 extern Fiber* fiber;

@@ -18,12 +18,12 @@ Kernel::Kernel(const char* name, const void* function, int max_shared_bytes, int
       next_(nullptr) {}
 
 Status CurrentDevice(const Device*& device) {
-  static constexpr Device kDevice{.arch = kHopper,
-                                  .sms = 5,
-                                  .shared_bytes_per_block = 227 * 1024,
-                                  .shared_bytes_per_sm = 228 * 1024,
-                                  .l2_bytes = 50 << 20,
-                                  .machine_code = kHopper};
+  static const Device kDevice{.arch = kHopper,
+                              .sms = emulator::multiprocessors,
+                              .shared_bytes_per_block = 227 * 1024,
+                              .shared_bytes_per_sm = 228 * 1024,
+                              .l2_bytes = 50 << 20,
+                              .machine_code = kHopper};
   device = &kDevice;
   return {};
 }

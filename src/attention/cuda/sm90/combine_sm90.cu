@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto place_of = [](int piece) { return PlaceOfPiece(piece == 0); };
   const auto lse_of = [&](int piece, int row) {
     const int at = task.first_slice + piece;
-    if (pieces.RecordAt(at, place_of(piece)).pieces == 0) return -INFINITY;
+    if (pieces.RecordAt(at, place_of(piece)).tiles == 0) return -INFINITY;
     return pieces.At(at, place_of(piece))[pieces.room.lse_offset() + row];
   };
   for (int row = (slice - task.first_slice) * kWarps + warp; row < task.rows;

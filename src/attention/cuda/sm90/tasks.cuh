@@ -192,9 +192,10 @@ class TaskFinder {
       }
       const LinePiece piece =
           PieceOf(slice_.line.payload, static_cast<int>(blockIdx.x), passed, cost, keys.count);
-      if (piece.begin == piece.end) continue;
-      if (piece.count > 1) SetPiece(task, keys, piece);
-      return true;
+      // Between two others even a piece without tiles leaves a record (combine_sm90.cu).
+      const bool between = piece.begin > 0 && piece.end < keys.count;
+      if (piece.count > 1 && (between || piece.begin < piece.end)) SetPiece(task, keys, piece);
+      if (piece.begin < piece.end) return true;
     }
     task.kind = Task::kEnd;
     if (filled_ || !plan_.fill_padding) return true;
@@ -219,7 +220,8 @@ class TaskFinder {
     const int tokens = min(plan_.tokens_per_tile, task.sequence.tokens.size() - task.first_token);
     plan_.pieces.RecordAt(slice, place) = {piece.count, piece.first_slice,
                                            task.sequence.tokens.begin + task.first_token,
-                                           tokens * plan_.group, task.kv_head};
+                                           tokens * plan_.group, task.kv_head,
+                                           piece.end - piece.begin};
   }
 
   // Row tiles of a sequence.
