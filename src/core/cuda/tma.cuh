@@ -21,6 +21,12 @@ class Barrier {
     (void)::cuda::ptx::mbarrier_arrive(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
                                        ::cuda::ptx::space_shared, &state_);
   }
+  // For so many threads.
+  __device__ __forceinline__ void Arrive(int threads) {
+    (void)::cuda::ptx::mbarrier_arrive(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
+                                       ::cuda::ptx::space_shared, &state_,
+                                       static_cast<uint32_t>(threads));
+  }
   __device__ __forceinline__ void ArriveExpecting(int bytes) {
     (void)::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
                                                  ::cuda::ptx::space_shared, &state_,

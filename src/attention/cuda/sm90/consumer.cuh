@@ -50,6 +50,7 @@ class Consumer {
   static constexpr int kStep = cuda::kWgmmaStep * 2 / S::kBytes;  // elements that one sums over
   static constexpr int kScores = S::kTileKeys / 2;
   using KeyPlace = cuda::RingPlace<S::kKeyStages>;
+  using ValuePlace = cuda::RingPlace<S::kValueStages>;
   using Scores = float[kScores];
   using Weights = uint32_t[kScores * S::kBytes / 4];
   using Out = float[S::kDv / 2];
@@ -93,8 +94,9 @@ class Consumer {
     cuda::WgmmaCommit();
   }
   // o += P V, in flight afterwards.
-  __device__ __forceinline__ void MultiplyValues(Out& o, const Weights& weights) const {
-    const uint32_t tile = cuda::SharedAddress(shared_.v[v_.index]);
+  __device__ __forceinline__ void MultiplyValues(Out& o, const Weights& weights,
+                                                 const ValuePlace& place) const {
+    const uint32_t tile = cuda::SharedAddress(shared_.v[place.index]);
     const cuda::Descriptor v(S::kE4M3 ? cuda::ColumnsSummed(tile)
                                       : cuda::RowsSummed(tile, S::kTileKeys));
     cuda::WgmmaFence();  // the weights were written since the last one
@@ -183,26 +185,25 @@ class Consumer {
       cuda::BarrierSync(Turn(number_), kTurnThreads);
       MultiplyKeys(s, k_, number_);
       shared_.v_full[v_.index].Wait(v_.parity);
-      MultiplyValues(o, weights);
+      MultiplyValues(o, weights, v_);
       cuda::BarrierArrive(Turn(number_ + 1 == S::kConsumers ? 0 : number_ + 1), kTurnThreads);
       // Asked in the shadow of the products; it takes a while.
       const KeyPlace next = k_.After();
       const bool next_came = left == 1 || shared_.k_full[next.index].Ended(next.parity);
       cuda::WgmmaWait<1>();
-      bool raised = false;
       if (!clear || !WeighClear(s, rows, weights)) {
         if (clear) MultiplyKeysAlone<S, Element>(s, shared_, k_.index);
-        raised = Softmax(s, task, first_key, boxes, rows, kept);
+        const bool raised = Softmax(s, task, first_key, boxes, rows, kept);
         settled = Settled(rows);
         cuda::WgmmaWait<0>();
         Round(s, weights);
+        if (raised) Rescale(o, sums, kept);
       }
       cuda::WgmmaWait<0>();  // long ago in both branches, which ptxas does not see
       ReleaseByWarp(shared_.k_empty[k_.index]);
       Release(shared_.v_empty[v_.index]);
       k_ = next;
       v_.Next();
-      if (raised) Rescale(o, sums, kept);
       if constexpr (S::kE4M3) {
         if (left % Sums::kTiles == 0) sums.Take(o);
       }
@@ -210,7 +211,7 @@ class Consumer {
     }
     if (!S::kOutInQuery) ReleaseByWarp(shared_.q_empty);
     shared_.v_full[v_.index].Wait(v_.parity);
-    MultiplyValues(o, weights);
+    MultiplyValues(o, weights, v_);
     cuda::WgmmaWait<0>();
     Release(shared_.v_empty[v_.index]);
     v_.Next();
@@ -222,51 +223,52 @@ class Consumer {
   }
 
   // The same of a task of few rows: this consumer's tiles, every kFewConsumers-th. Memory bounds
-  // such tasks, so that nothing overlaps but the consumers. Whoever does not read a tile waits for
-  // it all the same, since nobody may release what is yet to come.
+  // such tasks, so that tiles have to be released soon: a tile of V is waited for only when the
+  // weights of the next one are there.
+  //
+  // Whoever does not read a tile of K waits for it all the same: the next one in the same place
+  // could not be told from the last one. Those of V are in the same places all the time.
   __device__ __forceinline__ void AddOwnTiles(const Task& task, Rows& rows, Out& o) {
+    static_assert(S::kValueStages == kFewConsumers);
     int first_key = task.keys.last_key;
-    bool passes = false;  // whether a tile of V is to be passed over
     Sums sums(shared_, number_);
+    Weights weights;
+    ValuePlace weighed;  // the tile of V that they are of
+    bool any = false;    // whether there is one
+    const auto add_values = [&] {
+      shared_.v_full[weighed.index].Wait(weighed.parity);
+      MultiplyValues(o, weights, weighed);
+      cuda::WgmmaWait<0>();
+      if (threadIdx.x % cuda::kWarpgroupThreads == 0)
+        shared_.v_empty[weighed.index].Arrive(S::kConsumers);  // for all
+    };
 #pragma unroll 1
     for (int i = 0; i < task.keys.count; ++i, first_key -= S::kTileKeys) {
       WaitForKeys(k_);
       if (i % kFewConsumers == number_) {
         Scores s;
-        Weights weights;
         float kept[2];
         const uint32_t boxes = shared_.boxes[k_.index];
         MultiplyKeys(s, k_, 0);
         cuda::WgmmaWait<0>();
         ReleaseByWarp(shared_.k_empty[k_.index]);
-        if (Softmax(s, task, first_key, boxes, rows, kept)) Rescale(o, sums, kept);
+        const bool raised = Softmax(s, task, first_key, boxes, rows, kept);
+        if (any) add_values();
+        if (raised) Rescale(o, sums, kept);
         if constexpr (S::kE4M3) {
           if (i >= Sums::kTiles && i % Sums::kTiles < kFewConsumers) sums.Take(o);
         }
         Round(s, weights);
-        if (passes) PassValues();
-        passes = false;
-        shared_.v_full[v_.index].Wait(v_.parity);
-        MultiplyValues(o, weights);
-        cuda::WgmmaWait<0>();
-        Release(shared_.v_empty[v_.index]);
-        v_.Next();
+        weighed = v_;
+        any = true;
       } else {
         ReleaseByWarp(shared_.k_empty[k_.index]);
-        passes = number_ < kFewConsumers;
-        if (!passes) PassValues();
       }
       k_.Next();
+      v_.Next();
     }
-    if (passes) PassValues();
+    if (any) add_values();
     if constexpr (S::kE4M3) sums.AddTo(o);
-  }
-  __device__ __forceinline__ void PassValues() {
-    shared_.v_full[v_.index].Wait(v_.parity);
-    // No product waits for all warps here: one that came late would miss this phase of the barrier.
-    cuda::BarrierSync(OwnBarrier(), cuda::kWarpgroupThreads);
-    Release(shared_.v_empty[v_.index]);
-    v_.Next();
   }
 
   // Adds up what the consumers of a task of few rows have: the first one gets it, and its result is
@@ -380,7 +382,7 @@ class Consumer {
   float factor_;
   // Of the tiles that come next.
   KeyPlace k_;
-  cuda::RingPlace<S::kValueStages> v_;
+  ValuePlace v_;
   uint32_t q_parity_ = 0;
 };
 

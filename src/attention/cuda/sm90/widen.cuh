@@ -6,7 +6,7 @@
 //
 // With K_n and V_n a task's tiles of keys, all that comes to shared memory comes in the order
 //   K_0, Q, K_1, V_0, K_2, V_1, ..., V_last
-// and is widened in it. No warp waits forever: a consumer waits for nothing behind K_n+1 before it
+// and is widened in it. No warp waits forever: a consumer waits for nothing behind K_n+2 before it
 // releases V_n, for nothing behind V_n-1 before it releases K_n, and for nothing of the next task
 // before it releases Q. So the room for K_n+2, for V_n+2 and for the next Q waits for what comes
 // earlier in that order, and with it does all that waits behind them.

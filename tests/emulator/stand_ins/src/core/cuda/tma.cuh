@@ -15,9 +15,9 @@ class Barrier {
     bytes_ = 0;
     phase_ = 0;
   }
-  void Arrive() {
-    if (pending_ == 0) emulator::Fail("more arrivals than an mbarrier counts");
-    --pending_;
+  void Arrive(int threads = 1) {
+    if (pending_ < threads) emulator::Fail("more arrivals than an mbarrier counts");
+    pending_ = static_cast<uint16_t>(pending_ - threads);
     EndPhase();
   }
   void ArriveExpecting(int bytes) {
