@@ -48,11 +48,14 @@ __device__ __forceinline__ int SumThroughLane(int x) {
   return x;
 }
 
-// Walks over the batch, 32 sequences at a time, a lane each; a warp together.
+// Walks over the batch, 32 sequences at a time, a lane each, from the first 32 on; a warp together.
+// A copy of one that is still there begins another walk, without reading the sequences again.
 class LaneSequences {
  public:
   __device__ __forceinline__ explicit LaneSequences(const Params& p)
-      : p_(p), num_seqs_(NumSeqs(p)), end_(FirstToken(p)), key_end_(FirstKey(p)) {}
+      : p_(p), num_seqs_(NumSeqs(p)), end_(FirstToken(p)), key_end_(FirstKey(p)) {
+    Next();
+  }
 
   // Goes on to the next 32, if there are any. Lanes behind the last one have an empty sequence.
   // Whether a sequence can be read is asked before whether it counts, which the device knows, so
@@ -103,6 +106,7 @@ struct LaneItem {
 };
 // Sequence by sequence. `through`: the items of the lanes up to this one, of which `own` are its.
 struct SequenceOrder {
+  static constexpr bool kSums = true;  // it needs `through`
   __device__ __forceinline__ LaneItem operator()(const Sequence&, int index, int own,
                                                  int through) const {
     const int lane = __ffs(__ballot_sync(0xffffffffu, index < through)) - 1;
@@ -115,11 +119,20 @@ struct SequenceOrder {
 template <class Count, class Order = SequenceOrder>
 __device__ __forceinline__ OwnedItem FindItem(const Params& p, int index, Count count,
                                               Order order = {}) {
-  LaneSequences sequences(p);
-  while (sequences.Next()) {
+  return FindItem(LaneSequences(p), index, count, order);
+}
+template <class Count, class Order = SequenceOrder>
+__device__ __forceinline__ OwnedItem FindItem(LaneSequences sequences, int index, Count count,
+                                              Order order = {}) {
+  do {
     const int own = count(sequences.own());
-    const int through = SumThroughLane(own);
-    const int all = __shfl_sync(0xffffffffu, through, 31);
+    int through = 0, all;
+    if constexpr (Order::kSums) {
+      through = SumThroughLane(own);
+      all = __shfl_sync(0xffffffffu, through, 31);
+    } else {
+      all = __reduce_add_sync(0xffffffffu, own);
+    }
     if (index < all) {
       const LaneItem item = order(sequences.own(), index, own, through);
       return {.exists = true,
@@ -128,7 +141,7 @@ __device__ __forceinline__ OwnedItem FindItem(const Params& p, int index, Count 
               .count = __shfl_sync(0xffffffffu, own, item.lane)};
     }
     index -= all;
-  }
+  } while (sequences.Next());
   return {.end = sequences.end(), .beyond = index};
 }
 
@@ -136,18 +149,18 @@ __device__ __forceinline__ OwnedItem FindItem(const Params& p, int index, Count 
 // more than the mean of its CTAs' work, had they all sequences, makes none of them late (Graham
 // 1969). An estimate in tiles of 128, as d=128 has. A warp together; the same number in all warps
 // and kernels.
-__device__ __forceinline__ int TakenKeys(const Params& p, const Sharing& sharing) {
+__device__ __forceinline__ int TakenKeys(const Params& p, LaneSequences sequences,
+                                         const Sharing& sharing) {
   constexpr int kTileRows = 128, kTileKeys = 128;
   int64_t tiles = 0;
-  LaneSequences sequences(p);
-  while (sequences.Next()) {
+  do {
     const Range& tokens = sequences.own().tokens;
     int64_t keys = sequences.own().len_k;
     if (p.window_right >= 0) keys = max(keys - tokens.size() / 2, int64_t{0});
     if (p.window_left >= 0) keys = min(keys, p.window_left + kTileKeys);
     tiles += CeilDiv<int64_t>(int64_t{tokens.size()} * sharing.group, kTileRows) *
              CeilDiv<int64_t>(keys, kTileKeys);
-  }
+  } while (sequences.Next());
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2)
     tiles += __shfl_xor_sync(0xffffffffu, tiles, distance);

@@ -24,7 +24,7 @@ class Logit {
   template <int kSize>
   __device__ __forceinline__ void Apply(float (&dots)[kSize]) const {
     if (capped()) {
-      const float inner = scale_ / cap_, outer = cap_ * kLog2e;
+      const float inner = __fdividef(scale_, cap_), outer = cap_ * kLog2e;
 #pragma unroll
       for (float& x : dots) x = outer * Tanh(x * inner);
     } else {

@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kTiles.ctas_per_sm)
 
   // With 16-bit keys alone, as the prefill kernel that shares: others would spill registers.
   if constexpr (!S::kScaled && !S::kPlain)
-    if (cut.sharing.ctas) cut.taken_keys = TakenKeys(p, cut.sharing);
+    if (cut.sharing.ctas) cut.taken_keys = TakenKeys(p, LaneSequences(p), cut.sharing);
   // In other kernels both ways would make registers spill.
   const Slice slice = S::kPlain && p.num_seqs <= kFewSeqs
                           ? FindSliceOfFew(p, cut, slice_index, num_slices)

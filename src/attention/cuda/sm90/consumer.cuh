@@ -58,7 +58,7 @@ class Consumer {
   using Sums = OutSums<S>;
   static constexpr int kTurnThreads = 2 * cuda::kWarpgroupThreads;
 
-  // Barrier 0 is __syncthreads'.
+  // Others are kStartBarrier and kTaskBarrier.
   static __device__ int Turn(int consumer) { return 1 + consumer; }
   __device__ int OwnBarrier() const { return Turn(S::kConsumers) + number_; }  // of its warps
 

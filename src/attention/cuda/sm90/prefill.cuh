@@ -32,13 +32,14 @@
 namespace intarsia::attention::sm90 {
 
 // Rows of Q behind the last token of a tile, where G does not divide it: nobody else writes them,
-// and the tensor cores read them. A CTA together.
+// and the tensor cores read them. The consumers together.
 template <class S>
 __device__ __forceinline__ void ClearSpareRows(Shared<S>& shared, int rows) {
   if (rows == S::kTileRows) return;
   constexpr int kUnits = cuda::kPanelRowBytes / 16;
   const int spare = (S::kTileRows - rows) * kUnits;
-  for (int i = static_cast<int>(threadIdx.x); i < S::kPanels * spare; i += S::kThreads) {
+  const int thread = static_cast<int>(threadIdx.x) - cuda::kWarpgroupThreads;
+  for (int i = thread; i < S::kPanels * spare; i += S::kConsumers * cuda::kWarpgroupThreads) {
     const int panel = i / spare, unit = i - panel * spare;
     reinterpret_cast<uint4*>(shared.q)[(panel * S::kTileRows + rows) * kUnits + unit] = {};
   }
@@ -54,21 +55,25 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   auto& shared = *reinterpret_cast<Shared<S>*>(cuda::DynamicShared());
   // The same in all lanes, and by this the compiler knows it.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-  if (threadIdx.x == 0) {
-    cuda::PrefetchMap(maps.q);
-    cuda::PrefetchMap(maps.k);
-    cuda::PrefetchMap(maps.v);
-    if (plan.warp_tokens > 0) cuda::PrefetchMap(maps.out);
-    shared.InitBarriers(kNarrowsQuery<S, T>);
+  TaskProducer<S> tasks(p, plan, shared);
+  if (warp == kTaskWarp) {
+    tasks.ProduceFirst();
+  } else {
+    if (warp == 0) {
+      if (threadIdx.x == 0) shared.InitBarriers(kNarrowsQuery<S, T>);
+      __syncwarp();
+      cuda::BarrierArrive(kTaskBarrier, kTaskBarrierThreads);
+    }
+    if (threadIdx.x == 0) {
+      cuda::PrefetchMap(maps.q);
+      cuda::PrefetchMap(maps.k);
+      cuda::PrefetchMap(maps.v);
+      if (plan.warp_tokens > 0) cuda::PrefetchMap(maps.out);
+    }
+    if (warp >= 4 && warp / 4 <= S::kConsumers)
+      ClearSpareRows<S>(shared, plan.tokens_per_tile * plan.group);
+    cuda::BarrierSync(kStartBarrier, S::kThreads - 32);
   }
-  if (warp == 2) {
-    if (plan.pieces.data)
-      FindSlice(p, plan, shared.slice);
-    else if (threadIdx.x % 32 == 0)
-      shared.slice = {};
-  }
-  ClearSpareRows<S>(shared, plan.tokens_per_tile * plan.group);
-  __syncthreads();
   if (warp < 4) {
     cuda::ReleaseRegisters<S::kProducerRegisters>();
     if constexpr (S::kCodes) {
@@ -77,7 +82,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     } else {
       if (warp == 0) ProduceKeys<S>(p, maps, plan, shared);
     }
-    if (warp == 2) ProduceTasks<S>(p, plan, shared);
+    if (warp == kTaskWarp) tasks.ProduceOthers();
     if constexpr (S::kE4M3) {
       if (warp == 1) CopyValues<S>(p, maps, plan, shared);
       if (warp == 3) TransposeValues<S>(plan, shared);

@@ -6,21 +6,49 @@
 
 namespace intarsia::attention::sm90 {
 
+// The warp that finds the tasks.
+//
+// Until the first one is found the CTA does nothing. So those that there is room for are found
+// before the warp gives up its registers, by code of their own, which spills nothing and reads the
+// first sequences once.
 template <class S>
-__device__ __forceinline__ void ProduceTasks(const Params& p, const LaunchPlan& plan,
-                                             Shared<S>& shared) {
-  TaskFinder<S> finder(p, plan, shared.slice);
-  cuda::RingPlace<Shared<S>::kTasks> place;
-  for (int round = 0;; ++round) {
-    Task& task = shared.tasks[place.index];
-    shared.task_empty[place.index].Wait(place.parity ^ 1);
-    if (!finder.Find(round, task)) continue;
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) shared.task_full[place.index].Arrive();
-    if (task.kind == Task::kEnd) return;
-    place.Next();
+class TaskProducer {
+ public:
+  __device__ TaskProducer(const Params& p, const LaunchPlan& plan, Shared<S>& shared)
+      : p_(p), shared_(shared), finder_(p, plan, shared.finder) {}
+
+  __device__ __forceinline__ void ProduceFirst() {
+    const LaneSequences first(p_);
+    finder_.Begin(first);
+#pragma unroll 1
+    for (int round = 0; round < Shared<S>::kTasks && !ended_; ++round) {
+      const bool found = finder_.Find(round, [&] { return first; }, shared_.tasks[place_.index]);
+      if (round == 0) cuda::BarrierSync(kTaskBarrier, kTaskBarrierThreads);
+      if (found) Publish();
+    }
   }
-}
+  __device__ __forceinline__ void ProduceOthers() {
+    for (int round = Shared<S>::kTasks; !ended_; ++round) {
+      shared_.task_empty[place_.index].Wait(place_.parity ^ 1);
+      if (finder_.Find(round, [&] { return LaneSequences(p_); }, shared_.tasks[place_.index]))
+        Publish();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void Publish() {
+    __syncwarp();
+    ended_ = shared_.tasks[place_.index].kind == Task::kEnd;
+    if (threadIdx.x % 32 == 0) shared_.task_full[place_.index].Arrive();
+    place_.Next();
+  }
+
+  const Params& p_;
+  Shared<S>& shared_;
+  TaskFinder<S> finder_;
+  cuda::RingPlace<Shared<S>::kTasks> place_;
+  bool ended_ = false;
+};
 
 // Calls work(task) for the tasks of rows; a warp together.
 template <class S, class Work>
@@ -131,7 +159,9 @@ __device__ __forceinline__ void ProduceKeys(const Params& p, const Maps& maps,
     CopyQuery<S>(maps, plan, shared, task, elected, q_parity, shared.q_full);
   };
   ForEachTask(shared, [&](const Task& task) {
-    if (task.keys.count == 0) load_query(task);
+    // Where there is room already, Q comes first: it does not wait for the page table.
+    const bool early = task.keys.count == 0 || shared.q_empty.Ended(q_parity ^ 1);
+    if (early) load_query(task);
     walk.ForEachTile(
         task, [&](int first_key, const typename TileWalk<S>::Box& box, uint32_t missing) {
           shared.k_empty[k.index].Wait(k.parity ^ 1);
@@ -142,8 +172,7 @@ __device__ __forceinline__ void ProduceKeys(const Params& p, const Maps& maps,
           }
           walk.template Copy<S::kPanels>(shared.k[k.index], maps.k, box, task.kv_head, full);
           k.Next();
-          // The room for Q may be free later than that for K.
-          if (first_key == task.keys.last_key) load_query(task);
+          if (!early && first_key == task.keys.last_key) load_query(task);
         });
   });
 }

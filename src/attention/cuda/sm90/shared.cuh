@@ -27,6 +27,12 @@ struct Task {
   int first = 0, step = 1;
 };
 
+// The warp that finds tasks begins at once. Until barriers in shared memory are there, it waits for
+// the warp that makes them, and all others for each other, by named barriers beside the consumers'
+// (Turn).
+inline constexpr int kTaskWarp = 2;
+inline constexpr int kStartBarrier = 0, kTaskBarrier = 8, kTaskBarrierThreads = 64;
+
 // What is left of the CTA's slice of the line of tasks, while there is one (prefill_line.h).
 struct OwnSlice {
   Line line;
@@ -50,6 +56,11 @@ struct OwnSlice {
     at = ends ? 0 : from + by;
     left = rest - by;
   }
+};
+
+// What the warp that finds tasks keeps from one to the next.
+struct FinderState {
+  OwnSlice slice;
 };
 
 // Passed to the kernel by value.
@@ -132,7 +143,7 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
   static constexpr int kTasks = 2;
   cuda::Barrier task_full[kTasks], task_empty[kTasks];
   Task tasks[kTasks];
-  OwnSlice slice;
+  FinderState finder;
   [[no_unique_address]] CodesShared<S> codes;
   uint32_t boxes[S::kKeyStages];  // bit i: whether box i of a tile of K exists
   // A task of few rows: what its second consumer hands to the first. Its o lies where results do.

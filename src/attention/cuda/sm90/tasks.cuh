@@ -12,6 +12,7 @@ namespace intarsia::attention::sm90 {
 // Numbers the row tiles of 32 sequences, a lane each, by where they end in the keys: under a causal
 // mask the longest come first, and CTAs that take turns get equal work.
 struct LongestFirst {
+  static constexpr bool kSums = false;
   const LaunchPlan& plan;
 
   // How many of `own` tiles, from the last one on, end at `key` or behind it.
@@ -59,12 +60,12 @@ __device__ __forceinline__ int64_t SumOfLanes(int x) {
 }
 
 // Finds the CTA's slice of the line of all tasks, if there is to be one (prefill_line.h); a warp
-// together, before it gives up its registers. The line is the same in all CTAs.
+// together. The line is the same in all CTAs.
 //
 // Like all of the finder's code it runs once, or a few times, and instructions that are not yet in
 // the instruction cache take some 5 cycles each: so it is short rather than fast, has no loops
 // unrolled, and no 64-bit divisions.
-__device__ __forceinline__ void FindSlice(const Params& p, const LaunchPlan& plan,
+__device__ __forceinline__ void FindSlice(const LaunchPlan& plan, const LaneSequences& first,
                                           OwnSlice& slice) {
   const int number = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32;
   if (lane < PieceRoom::kPlaces) plan.pieces.RecordAt(number, lane) = {};
@@ -72,8 +73,8 @@ __device__ __forceinline__ void FindSlice(const Params& p, const LaunchPlan& pla
   int longest = 0, long_tasks = 0;
 #pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {
-    LaneSequences sequences(p);
-    while (sequences.Next()) {
+    LaneSequences sequences = first;
+    do {
       const LineTasks tasks = LineTasksOfSequence(plan, sequences.own());
       if (tasks.count == 0) continue;
       if (pass == 1) {  // those that cost nearly as much as the longest
@@ -82,7 +83,7 @@ __device__ __forceinline__ void FindSlice(const Params& p, const LaunchPlan& pla
         head += tasks.total();
         longest = max(longest, tasks.CostOf(tasks.count - 1));
       }
-    }
+    } while (sequences.Next());
     if (pass == 1) break;
     head = SumOfLanes(static_cast<int>(min(head, kMaxHeadLine)));
     longest = __reduce_max_sync(0xffffffffu, longest);
@@ -91,44 +92,64 @@ __device__ __forceinline__ void FindSlice(const Params& p, const LaunchPlan& pla
   const Line line =
       DrawLine(head, plan.schedule.num_kv_heads, longest, long_tasks, static_cast<int>(gridDim.x));
   if (lane == 0) slice = OwnSlice(line, number);
-  __syncwarp();
 }
 
 // Finds the tasks of a CTA; a warp together.
 template <class S>
 class TaskFinder {
  public:
-  __device__ TaskFinder(const Params& p, const LaunchPlan& plan, OwnSlice& slice)
-      : p_(p), plan_(plan), slice_(slice), schedule_(plan.schedule) {
-    if (plan.sharing.ctas) taken_keys_ = TakenKeys(p, plan.sharing);
-    if (!plan.has_sections) return;
+  __device__ TaskFinder(const Params& p, const LaunchPlan& plan, FinderState& state)
+      : p_(p), plan_(plan), state_(state), schedule_(plan.schedule) {}
+
+  // Before the first Find.
+  __device__ __forceinline__ void Begin(const LaneSequences& first) {
+    const int64_t layer = p_.cache.layer ? *p_.cache.layer : 0;
+    layer_exists_ = layer >= 0 && layer < p_.cache.num_layers;
+    if (threadIdx.x % 32 == 0) state_ = {};
+    __syncwarp();
+    if (plan_.pieces.data) FindSlice(plan_, first, state_.slice);
+    __syncwarp();
+    if (state_.slice.line.slices > 0) return;
+    if (plan_.sharing.ctas) taken_keys_ = TakenKeys(p_, first, plan_.sharing);
+    if (plan_.has_sections) SetSections(first);
+  }
+
+  // Writes the task of a round to shared memory, all lanes the same; false if the CTA has none.
+  // first(): the first 32 sequences.
+  template <class First>
+  __device__ __forceinline__ bool Find(int round, First first, Task& task) {
+    return state_.slice.line.slices > 0 ? FindPiece(first, task) : FindWhole(round, first, task);
+  }
+
+ private:
+  __device__ __forceinline__ void SetSections(const LaneSequences& first) {
     float keys = 0.0f;  // of all sequences with row tiles
-    LaneSequences sequences(p);
-    while (sequences.Next())
+    LaneSequences sequences = first;
+    do {
       if (CountOf(sequences.own())) keys += static_cast<float>(sequences.own().len_k);
+    } while (sequences.Next());
 #pragma unroll 1
     for (int distance = 16; distance > 0; distance /= 2)
       keys += __shfl_xor_sync(0xffffffffu, keys, distance);
     constexpr float kRowBytes = (S::kD + S::kDv) * S::kCopiedBytes;
     const auto ctas = static_cast<int>(gridDim.x);
-    schedule_.SetSections(SectionHeads(schedule_, ctas, keys * kRowBytes, plan.section_bytes),
+    schedule_.SetSections(SectionHeads(schedule_, ctas, keys * kRowBytes, plan_.section_bytes),
                           ctas);
   }
 
-  // Writes the task of a round to shared memory, all lanes the same; false if the CTA has none.
-  __device__ __forceinline__ bool Find(int round, Task& task) {
-    return slice_.line.slices > 0 ? FindPiece(task) : FindWhole(round, task);
+  __device__ __forceinline__ bool IsFew(const Sequence& sequence) const {
+    return sequence.tokens.size() * plan_.group <= kFewRows;
   }
 
- private:
-  __device__ __forceinline__ bool FindWhole(int round, Task& task) const {
-    const Schedule::Task place =
-        schedule_.At(round, static_cast<int>(gridDim.x), static_cast<int>(blockIdx.x));
+  template <class First>
+  __device__ __forceinline__ bool FindWhole(int round, First first, Task& task) const {
+    const Schedule::Task place = schedule_.At(round, static_cast<int>(gridDim.x),
+                                              static_cast<int>(blockIdx.x));
     task.kind = Task::kEnd;
     if (place.kind != Schedule::Task::kTask) return place.kind == Schedule::Task::kEnd;
     task.kv_head = place.kv_head;
     const OwnedItem found = FindItem(
-        p_, place.row_tile, [&](const Sequence& sequence) { return CountOf(sequence); },
+        first(), place.row_tile, [&](const Sequence& sequence) { return CountOf(sequence); },
         LongestFirst{plan_});
     if (!found.exists) {
       const int heads = schedule_.num_kv_heads;
@@ -158,20 +179,19 @@ class TaskFinder {
     const Range some{band.BeginOf(first_token), band.EndOf(last, sequence.len_k)};
     const Range all{band.BeginOf(last), band.EndOf(first_token, sequence.len_k)};
     task.first_visible = some.begin;
-    task.few = sequence.tokens.size() * plan_.group <= kFewRows;
+    task.few = IsFew(sequence);
     task.piece_place = -1;
     task.clear = ClearTilesOf(all.begin, all.end, S::kTileKeys);
-    const int64_t layer = p_.cache.layer ? *p_.cache.layer : 0;
-    const bool exists = layer >= 0 && layer < p_.cache.num_layers;
-    return TilesOf(some.begin, exists ? some.end : some.begin, p_.paged ? sequence.k_begin : 0,
-                   S::kTileKeys);
+    return TilesOf(some.begin, layer_exists_ ? some.end : some.begin,
+                   p_.paged ? sequence.k_begin : 0, S::kTileKeys);
   }
 
   // The next piece of this CTA's slice; behind them its share of the padding.
-  __device__ __forceinline__ bool FindPiece(Task& task) {
-    while (slice_.left > 0) {
-      const int at = slice_.at, left = slice_.left, kv_head = slice_.kv_head;
-      const OwnedItem found = FindItem(p_, at, [&](const Sequence& sequence) {
+  template <class First>
+  __device__ __forceinline__ bool FindPiece(First first, Task& task) {
+    while (state_.slice.left > 0) {
+      const int at = state_.slice.at, left = state_.slice.left, kv_head = state_.slice.kv_head;
+      const OwnedItem found = FindItem(first(), at, [&](const Sequence& sequence) {
         return static_cast<int>(LineTasksOfSequence(plan_, sequence).total());
       });
       const Sequence& sequence = found.sequence;
@@ -179,9 +199,9 @@ class TaskFinder {
       const int row_tile = tasks.At(found.number), cost = tasks.CostOf(row_tile);
       // Of the position in the task, and of the slice's beginning.
       const int position = found.number - static_cast<int>(tasks.Before(row_tile));
-      const int passed = position - (slice_.line.payload - slice_.skipped - left);
+      const int passed = position - (state_.slice.line.payload - state_.slice.skipped - left);
       __syncwarp();  // all lanes have read the slice
-      slice_.Advance(at, left, kv_head, cost - position);
+      state_.slice.Advance(at, left, kv_head, cost - position);
       task.kv_head = kv_head;
       const KeyTiles keys = SetRows(task, sequence, row_tile);
       task.keys = keys;
@@ -190,8 +210,8 @@ class TaskFinder {
         if (passed > 0) continue;
         return true;
       }
-      const LinePiece piece =
-          PieceOf(slice_.line.payload, static_cast<int>(blockIdx.x), passed, cost, keys.count);
+      const LinePiece piece = PieceOf(state_.slice.line.payload, static_cast<int>(blockIdx.x),
+                                      passed, cost, keys.count);
       // Between two others even a piece without tiles leaves a record (combine_sm90.cu).
       const bool between = piece.begin > 0 && piece.end < keys.count;
       if (piece.count > 1 && (between || piece.begin < piece.end)) SetPiece(task, keys, piece);
@@ -200,7 +220,7 @@ class TaskFinder {
     task.kind = Task::kEnd;
     if (filled_ || !plan_.fill_padding) return true;
     filled_ = true;
-    LaneSequences sequences(p_);
+    LaneSequences sequences = first();
     while (sequences.Next()) {
     }
     task.kind = Task::kPadding;
@@ -218,10 +238,9 @@ class TaskFinder {
     task.piece_place = place;
     if (threadIdx.x % 32) return;
     const int tokens = min(plan_.tokens_per_tile, task.sequence.tokens.size() - task.first_token);
-    plan_.pieces.RecordAt(slice, place) = {piece.count, piece.first_slice,
-                                           task.sequence.tokens.begin + task.first_token,
-                                           tokens * plan_.group, task.kv_head,
-                                           piece.end - piece.begin};
+    plan_.pieces.RecordAt(slice, place) = {
+        piece.count,          piece.first_slice, task.sequence.tokens.begin + task.first_token,
+        tokens * plan_.group, task.kv_head,      piece.end - piece.begin};
   }
 
   // Row tiles of a sequence.
@@ -235,9 +254,10 @@ class TaskFinder {
 
   const Params& p_;
   const LaunchPlan& plan_;
-  OwnSlice& slice_;
+  FinderState& state_;
   Schedule schedule_;
   int taken_keys_ = -1;
+  bool layer_exists_ = false;
   bool filled_ = false;  // whether the CTA's padding is
 };
 
