@@ -12,30 +12,37 @@ namespace {
 
 using namespace attention::sm90;
 
+// `around`: CTAs begin with different rounds (RoundOrder).
+void CheckEveryTaskOnce(int heads, int section, int ctas, bool around) {
+  Schedule schedule(17, heads, ctas);
+  schedule.SetSections(section, ctas);
+  std::map<std::pair<int, int>, int> seen;
+  for (int cta = 0; cta < ctas; ++cta) {
+    const int rounds = schedule.rounds;
+    const RoundOrder order = around ? RoundOrder{rounds, cta * rounds / ctas} : RoundOrder{};
+    for (int round = 0;; ++round) {
+      const Schedule::Task task = schedule.At(round, ctas, cta, order);
+      if (task.kind == Schedule::Task::kEnd) {  // a CTA ends there: none later may be a task
+        for (int later = round; later < round + 3; ++later)
+          EXPECT_EQ(schedule.At(later, ctas, cta, order).kind, Schedule::Task::kEnd);
+        break;
+      }
+      if (task.kind == Schedule::Task::kNone) continue;
+      EXPECT_TRUE(task.row_tile >= 0 && task.row_tile < 17 && task.kv_head >= 0 &&
+                  task.kv_head < heads);
+      ++seen[{task.row_tile, task.kv_head}];
+    }
+  }
+  EXPECT_EQ(static_cast<int>(seen.size()), 17 * heads);
+  for (const auto& [task, count] : seen) EXPECT_EQ(count, 1);
+}
+
 TEST(AttentionSchedule, EveryTaskOnce) {
   for (const int heads : {1, 2, 6, 8}) {
     for (int section = 1; section <= heads; ++section) {
       if (heads % section) continue;
       for (const int ctas : {1, 5, 132}) {
-        Schedule schedule(17, heads, ctas);
-        schedule.SetSections(section, ctas);
-        std::map<std::pair<int, int>, int> seen;
-        for (int cta = 0; cta < ctas; ++cta) {
-          for (int round = 0;; ++round) {
-            const Schedule::Task task = schedule.At(round, ctas, cta);
-            if (task.kind == Schedule::Task::kEnd) {  // a CTA ends there: none later may be a task
-              for (int later = round; later < round + 3; ++later)
-                EXPECT_EQ(schedule.At(later, ctas, cta).kind, Schedule::Task::kEnd);
-              break;
-            }
-            if (task.kind == Schedule::Task::kNone) continue;
-            EXPECT_TRUE(task.row_tile >= 0 && task.row_tile < 17 && task.kv_head >= 0 &&
-                        task.kv_head < heads);
-            ++seen[{task.row_tile, task.kv_head}];
-          }
-        }
-        EXPECT_EQ(static_cast<int>(seen.size()), 17 * heads);
-        for (const auto& [task, count] : seen) EXPECT_EQ(count, 1);
+        for (const bool around : {false, true}) CheckEveryTaskOnce(heads, section, ctas, around);
       }
     }
   }

@@ -61,6 +61,7 @@ struct OwnSlice {
 // What the warp that finds tasks keeps from one to the next.
 struct FinderState {
   OwnSlice slice;
+  RoundOrder order;
 };
 
 // Passed to the kernel by value.
@@ -73,6 +74,7 @@ struct Maps {
 
 struct LaunchPlan {
   Schedule schedule;          // one section, unless has_sections
+  bool may_mix = false;       // sequences of few rows and of more
   bool has_sections = false;  // section_heads is found on the device, from the lengths
   float section_bytes = 0;    // of K and V, at most
   int group = 1;              // G

@@ -112,6 +112,7 @@ class TaskFinder {
     if (state_.slice.line.slices > 0) return;
     if (plan_.sharing.ctas) taken_keys_ = TakenKeys(p_, first, plan_.sharing);
     if (plan_.has_sections) SetSections(first);
+    if (plan_.may_mix) SetOrder(first);
   }
 
   // Writes the task of a round to shared memory, all lanes the same; false if the CTA has none.
@@ -137,6 +138,22 @@ class TaskFinder {
                           ctas);
   }
 
+  // RoundOrder, where there are sequences of few rows and of more.
+  __device__ __forceinline__ void SetOrder(const LaneSequences& first) {
+    int many = 0, few = 0;  // row tiles of such sequences
+    LaneSequences sequences = first;
+    do {
+      const int count = CountOf(sequences.own());
+      (IsFew(sequences.own()) ? few : many) += count;
+    } while (sequences.Next());
+    many = __reduce_add_sync(0xffffffffu, many);
+    few = __reduce_add_sync(0xffffffffu, few);
+    if (many == 0 || few == 0) return;
+    const auto ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x);
+    const int rounds = ((many + few) * schedule_.section_heads + ctas - 1) / ctas;
+    if (threadIdx.x % 32 == 0) state_.order = {rounds, cta * rounds / ctas};
+    __syncwarp();
+  }
   __device__ __forceinline__ bool IsFew(const Sequence& sequence) const {
     return sequence.tokens.size() * plan_.group <= kFewRows;
   }
@@ -144,7 +161,7 @@ class TaskFinder {
   template <class First>
   __device__ __forceinline__ bool FindWhole(int round, First first, Task& task) const {
     const Schedule::Task place = schedule_.At(round, static_cast<int>(gridDim.x),
-                                              static_cast<int>(blockIdx.x));
+                                              static_cast<int>(blockIdx.x), state_.order);
     task.kind = Task::kEnd;
     if (place.kind != Schedule::Task::kTask) return place.kind == Schedule::Task::kEnd;
     task.kv_head = place.kv_head;

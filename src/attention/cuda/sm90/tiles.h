@@ -224,6 +224,19 @@ INTARSIA_HOST_DEVICE constexpr StrayRows StrayRowsOf(int first_key, int begin, i
   return rows;
 }
 
+// In which order a CTA computes the rounds of a section (Schedule): from a round on, and around.
+// Memory bounds tasks of few rows, and the tensor cores the others. Where a batch has both, CTAs
+// begin with different rounds, so that neither waits for the other.
+struct RoundOrder {
+  int rounds = 0, first = 0;
+
+  INTARSIA_HOST_DEVICE constexpr int At(int number) const {
+    if (number >= rounds) return number;
+    const int round = number + first;
+    return round < rounds ? round : round - rounds;
+  }
+};
+
 // The tasks of a launch, a row tile and a KV head each, and the order in which CTAs take them.
 // Heads are cut into sections whose K and V stay in the L2 cache; in a section the heads of a row
 // tile are neighbors, and row tiles get lighter. So every other round goes backward: what a CTA had
@@ -251,12 +264,13 @@ struct Schedule {
     enum Kind { kEnd, kNone, kTask } kind = kEnd;
     int row_tile = 0, kv_head = 0;
   };
-  INTARSIA_HOST_DEVICE constexpr Task At(int round, int num_ctas, int cta) const {
+  INTARSIA_HOST_DEVICE constexpr Task At(int round, int num_ctas, int cta,
+                                         const RoundOrder& order = {}) const {
     if (rounds == 0) return {};
     const bool one = section_heads == num_kv_heads;  // section
     const int section = round < rounds ? 0 : one ? 1 : round / rounds;
     if (section * section_heads >= num_kv_heads) return {};
-    const int within = round - section * rounds;
+    const int within = order.At(round - section * rounds);
     const int index = within * num_ctas + (within % 2 ? num_ctas - 1 - cta : cta);
     if (index >= row_tiles * section_heads) return {Task::kNone};
     const int row_tile = one ? static_cast<int>(kv_heads.Divide(static_cast<uint32_t>(index)))
