@@ -41,6 +41,14 @@ def _rows(count: int, keys: int) -> list[tuple[int, int]]:
     return [(1, keys)] * count
 
 
+# Prompts and their length, rows of decode and their keys.
+MIXED = ((2, 2048, 8, 1024), (4, 1024, 16, 2048), (2, 4096, 32, 1024))
+
+
+def _k(n: int) -> str:
+    return f"{n // 1024}k"
+
+
 CASES = (
     {f"1x{n}": Case(_prompts(1, n)) for n in (512, 2048, 4096, 8192, 16384, 32768)}
     | {"4x4096": Case(_prompts(4, 4096))}
@@ -48,10 +56,10 @@ CASES = (
     | {f"1x{n} d256": Case(_prompts(1, n), d=256) for n in (4096, 16384)}
     | {"1x32768 window 4096": Case(_prompts(1, 32768), window=4095)}
     | {f"1x8192 fp8 {kind}": Case(_prompts(1, 8192), fp8=kind) for kind in ("cache", "all")}
+    | {f"mixed {a}x{_k(n)}+{b}x{_k(m)}": Case(_prompts(a, n) + _rows(b, m)) for a, n, b, m in MIXED}
+    | {f"its prompts {a}x{_k(n)}": Case(_prompts(a, n)) for a, n, _, _ in MIXED}
+    | {f"its rows {b}x{_k(m)}": Case(_rows(b, m)) for _, _, b, m in MIXED}
     | {
-        "mixed 2x2k+8x1k": Case(_prompts(2, 2048) + _rows(8, 1024)),
-        "mixed 4x1k+16x2k": Case(_prompts(4, 1024) + _rows(16, 2048)),
-        "mixed 2x4k+32x1k": Case(_prompts(2, 4096) + _rows(32, 1024)),
         "chunk 1k on 32k + 32x4k": Case([(1024, 32768), *_rows(32, 4096)]),
         "speculative 16x5 on 4k": Case([(5, 4096)] * 16),
     }

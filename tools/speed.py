@@ -50,7 +50,7 @@ def _experts(layer: str, tokens: int, routing: str = "balanced", what: str = "")
 
 def _prefill(what: str, case: str) -> Row:
     peer = "FlashAttention-3"
-    return Row(what, "H200", peer, "h200_prefill", {"case": case}, "ours_us", "fa3_us")
+    return Row(what, "H200", peer, "h200_attention_prefill", {"case": case}, "ours_us", "fa3_us")
 
 
 def _vllm(requests: int) -> Row:
@@ -76,8 +76,8 @@ ROWS = (
         "llama3_8b_prefill",
     ),
     _op("RMSNorm, 16 rows", "h200_norms", "rms_norm", "llama3_8b_decode"),
-    _prefill("causal prefill, 4 x 4096 tokens", "prefill 4x4096 d128"),
-    _prefill("causal prefill, 1 x 16384 tokens", "prefill 1x16384 d128"),
+    _prefill("causal prefill, 4 x 4096 tokens", "4x4096"),
+    _prefill("causal prefill, 1 x 16384 tokens", "1x16384"),
     _experts("gpt-oss-20b", 1),
     _experts("Mixtral 8x7B", 4096),
     Row(
