@@ -32,7 +32,6 @@ def main(model: str, options: str, prompts: str) -> None:
     )
     [without_repeats] = llm.generate(texts[:1], penalized, use_tqdm=False)
     told = {
-        "without_repeats": list(without_repeats.outputs[0].token_ids),
         "start_seconds": started - start,
         "seconds": time.perf_counter() - begun,
         "tokens": [list(x.token_ids) for x in outputs],
@@ -40,6 +39,7 @@ def main(model: str, options: str, prompts: str) -> None:
             [step[token].logprob for token, step in zip(x.token_ids, x.logprobs, strict=True)]
             for x in outputs
         ],
+        "without_repeats": list(without_repeats.outputs[0].token_ids),
         "programs": llm.collective_rpc("xla_programs"),
     }
     print(json.dumps(told), flush=True)
