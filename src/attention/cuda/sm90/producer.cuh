@@ -9,7 +9,7 @@ namespace intarsia::attention::sm90 {
 // The warp that finds the tasks.
 //
 // Until the first one is found the CTA does nothing. So those that there is room for are found
-// before the warp gives up its registers, by code of their own, which spills nothing and reads the
+// before the warp gives up its registers, by code of their own, which hardly spills and reads the
 // first sequences once.
 template <class S>
 class TaskProducer {

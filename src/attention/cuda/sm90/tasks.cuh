@@ -62,9 +62,8 @@ __device__ __forceinline__ int64_t SumOfLanes(int x) {
 // Finds the CTA's slice of the line of all tasks, if there is to be one (prefill_line.h); a warp
 // together. The line is the same in all CTAs.
 //
-// Like all of the finder's code it runs once, or a few times, and instructions that are not yet in
-// the instruction cache take some 5 cycles each: so it is short rather than fast, has no loops
-// unrolled, and no 64-bit divisions.
+// Like all of the finder's code it runs once, or a few times, in one warp, which takes some 5
+// cycles an instruction: so it is short, has no loops unrolled, and no 64-bit divisions.
 __device__ __forceinline__ void FindSlice(const LaunchPlan& plan, const LaneSequences& first,
                                           OwnSlice& slice) {
   const int number = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32;
