@@ -62,7 +62,7 @@ def test_ctrl_c_during_the_start_needs_no_traceback(model, tmp_path, said):
     server = Server(model("llama"), tmp_path / "log", additional_config=FEW_PROGRAMS)
     everything = family(server.process.pid)
     try:
-        server.wait_until_it_says(said, 120)
+        server.wait_until_it_says(said, seconds=120)
         os.killpg(server.process.pid, signal.SIGINT)
         assert server.process.wait(timeout=100) != 0
         assert "Ctrl-C ended the start" in server.log()

@@ -272,11 +272,11 @@ class Server:
             return True
         return False
 
-    def wait_until_it_says(self, text: str, seconds: float = 30) -> None:
-        """Returns when the text is in the log."""
+    def wait_until_it_says(self, *texts: str, seconds: float = 30) -> None:
+        """Returns when one of the texts is in the log."""
         deadline = time.monotonic() + seconds
-        while text not in self.log():
-            assert time.monotonic() < deadline, f"no {text!r} in the log:\n{self.log()[-4000:]}"
+        while not any(text in self.log() for text in texts):
+            assert time.monotonic() < deadline, f"none of {texts} is in:\n{self.log()[-4000:]}"
             time.sleep(0.1)
 
     def log(self) -> str:
