@@ -18,8 +18,7 @@ void CheckEveryTaskOnce(int heads, int section, int ctas, bool around) {
   schedule.SetSections(section, ctas);
   std::map<std::pair<int, int>, int> seen;
   for (int cta = 0; cta < ctas; ++cta) {
-    const int rounds = schedule.rounds;
-    const RoundOrder order = around ? RoundOrder{rounds, cta * rounds / ctas} : RoundOrder{};
+    const RoundOrder order = around ? RoundOrder(schedule.rounds, ctas, cta) : RoundOrder();
     for (int round = 0;; ++round) {
       const Schedule::Task task = schedule.At(round, ctas, cta, order);
       if (task.kind == Schedule::Task::kEnd) {  // a CTA ends there: none later may be a task

@@ -165,7 +165,6 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
   const int64_t ctas = cuts ? sms : std::min(tasks, sms);
   plan.schedule = Schedule(static_cast<int>(row_tiles), static_cast<int>(p.num_kv_heads()),
                            static_cast<int>(std::max<int64_t>(ctas, 1)));
-  plan.may_mix = num_seqs > 1;
   plan.has_sections = tasks >= 2 * Schedule::kMinRounds * sms;
   const cuda::LaunchConfig config{{ctas}, dim3(S::kThreads), sizeof(Shared<S>)};
   INTARSIA_RETURN_IF_ERROR(cuda::Launch(context, kKernel<S, T>, config, p, maps, plan));

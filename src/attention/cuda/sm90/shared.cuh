@@ -74,7 +74,6 @@ struct Maps {
 
 struct LaunchPlan {
   Schedule schedule;          // one section, unless has_sections
-  bool may_mix = false;       // sequences of few rows and of more
   bool has_sections = false;  // section_heads is found on the device, from the lengths
   float section_bytes = 0;    // of K and V, at most
   int group = 1;              // G

@@ -45,12 +45,16 @@ struct LongestFirst {
   }
 };
 
+// Whether a sequence's tasks are of few rows.
+__device__ __forceinline__ bool IsFew(const LaunchPlan& plan, const Sequence& sequence) {
+  return sequence.tokens.size() * plan.group <= kFewRows;
+}
+
 // A sequence's share of the line.
 __device__ __forceinline__ LineTasks LineTasksOfSequence(const LaunchPlan& plan,
                                                          const Sequence& sequence) {
-  const int size = sequence.tokens.size();
-  return LineTasksOf(size, sequence.len_k, plan.window_left, plan.window_right,
-                     plan.tokens_per_tile, plan.token_tile, size * plan.group <= kFewRows);
+  return LineTasksOf(sequence.tokens.size(), sequence.len_k, plan.window_left, plan.window_right,
+                     plan.tokens_per_tile, plan.token_tile, IsFew(plan, sequence));
 }
 
 // The sum of numbers in [0, 2^30] of a warp's lanes.
@@ -111,7 +115,7 @@ class TaskFinder {
     if (state_.slice.line.slices > 0) return;
     if (plan_.sharing.ctas) taken_keys_ = TakenKeys(p_, first, plan_.sharing);
     if (plan_.has_sections) SetSections(first);
-    if (plan_.may_mix) SetOrder(first);
+    if (p_.num_seqs > 1) SetOrder(first);
   }
 
   // Writes the task of a round to shared memory, all lanes the same; false if the CTA has none.
@@ -143,18 +147,15 @@ class TaskFinder {
     LaneSequences sequences = first;
     do {
       const int count = CountOf(sequences.own());
-      (IsFew(sequences.own()) ? few : many) += count;
+      (IsFew(plan_, sequences.own()) ? few : many) += count;
     } while (sequences.Next());
     many = __reduce_add_sync(0xffffffffu, many);
     few = __reduce_add_sync(0xffffffffu, few);
     if (many == 0 || few == 0) return;
     const auto ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x);
     const int rounds = ((many + few) * schedule_.section_heads + ctas - 1) / ctas;
-    if (threadIdx.x % 32 == 0) state_.order = {rounds, cta * rounds / ctas};
+    if (threadIdx.x % 32 == 0) state_.order = RoundOrder(rounds, ctas, cta);
     __syncwarp();
-  }
-  __device__ __forceinline__ bool IsFew(const Sequence& sequence) const {
-    return sequence.tokens.size() * plan_.group <= kFewRows;
   }
 
   template <class First>
@@ -181,7 +182,6 @@ class TaskFinder {
     return true;
   }
 
- private:
   // A row tile of a sequence, but for its keys, which it returns.
   __device__ __forceinline__ KeyTiles SetRows(Task& task, const Sequence& sequence,
                                               int row_tile) const {
@@ -195,7 +195,7 @@ class TaskFinder {
     const Range some{band.BeginOf(first_token), band.EndOf(last, sequence.len_k)};
     const Range all{band.BeginOf(last), band.EndOf(first_token, sequence.len_k)};
     task.first_visible = some.begin;
-    task.few = IsFew(sequence);
+    task.few = IsFew(plan_, sequence);
     task.piece_place = -1;
     task.clear = ClearTilesOf(all.begin, all.end, S::kTileKeys);
     return TilesOf(some.begin, layer_exists_ ? some.end : some.begin,

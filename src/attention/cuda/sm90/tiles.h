@@ -230,6 +230,10 @@ INTARSIA_HOST_DEVICE constexpr StrayRows StrayRowsOf(int first_key, int begin, i
 struct RoundOrder {
   int rounds = 0, first = 0;
 
+  RoundOrder() = default;  // that of the rounds
+  INTARSIA_HOST_DEVICE constexpr RoundOrder(int count, int num_ctas, int cta)
+      : rounds(count), first(cta * count / num_ctas) {}
+
   INTARSIA_HOST_DEVICE constexpr int At(int number) const {
     if (number >= rounds) return number;
     const int round = number + first;
