@@ -77,12 +77,13 @@ void* FirstStackPointer(char* stack) {
   return top;
 }
 
-std::vector<Fiber> FibersOf(const Block& b) {
-  static std::vector<std::unique_ptr<char[]>> stacks;
+using Stacks = std::vector<std::unique_ptr<char[]>>;
+
+std::vector<Fiber> FibersOf(const Block& b, Stacks& stacks) {
   std::vector<Fiber> fibers(b.threads);
   for (int i = 0; i < b.threads; ++i) {
     if (static_cast<int>(stacks.size()) == i)
-      stacks.push_back(std::make_unique<char[]>(kStackBytes));
+      stacks.push_back(std::unique_ptr<char[]>(new char[kStackBytes]));
     const unsigned n = static_cast<unsigned>(i);
     fibers[i].number = i;
     fibers[i].index = {n % b.dim.x, n / b.dim.x % b.dim.y, n / (b.dim.x * b.dim.y)};
@@ -105,20 +106,24 @@ void EndSomeCopies() {
   block->copies = std::move(left);
 }
 
-void RunBlock() {
-  std::vector<Fiber> fibers = FibersOf(*block);
+// Until all threads of the block have ended or wait for the grid; whether they wait.
+bool RunBlock(std::vector<Fiber>& fibers) {
+  std::memset(shared_memory, 0xff, sizeof shared_memory);  // NaN in every type
   std::vector<int> warps(block->warps.size());
   std::iota(warps.begin(), warps.end(), 0);
   int left = block->threads, idle = 0;
+  const auto stopped = [&](const Fiber& f) {
+    return f.done || (f.waits_for_grid && !block->grid_came);
+  };
   while (left > 0) {
     const uint64_t before = block->progress;
     std::shuffle(warps.begin(), warps.end(), random_order);
     for (const int warp : warps) {
       for (int i = warp * 32; i < std::min(block->threads, warp * 32 + 32); ++i) {
-        if (fibers[i].done) continue;
+        if (stopped(fibers[i])) continue;
         fiber = &fibers[i];
         EmulatorSwitch(&scheduler_stack_pointer, fiber->stack_pointer);
-        left -= fibers[i].done;
+        left -= stopped(fibers[i]);
       }
     }
     EndSomeCopies();
@@ -127,11 +132,26 @@ void RunBlock() {
   }
   fiber = nullptr;
   if (!block->copies.empty()) Fail("a block ended before its copies");
+  const auto waiting = std::ranges::count_if(fibers, [](const Fiber& f) { return !f.done; });
+  if (waiting > 0 && waiting < block->threads) Fail("not all threads of a block wait for the grid");
+  return waiting > 0;
 }
 
 }  // namespace
 
+void AwaitGrid() {
+  fiber->waits_for_grid = true;
+  while (!block->grid_came) Yield();
+}
+
 void Run(dim3 grid, dim3 dim, const std::function<void()>& thread) {
+  struct Waiting {
+    Block block;
+    std::vector<Fiber> fibers;
+    Stacks stacks;
+  };
+  std::vector<Waiting> waiting;
+  static Stacks stacks;
   thread_function = &thread;
   const int threads = static_cast<int>(dim.x * dim.y * dim.z);
   for (unsigned z = 0; z < grid.z; ++z) {
@@ -141,11 +161,20 @@ void Run(dim3 grid, dim3 dim, const std::function<void()>& thread) {
         b.warps.resize((threads + 31) / 32);
         b.warpgroups.resize((threads + 127) / 128);
         block = &b;
-        std::memset(shared_memory, 0xff, sizeof shared_memory);  // NaN in every type
-        RunBlock();
+        std::vector<Fiber> fibers = FibersOf(b, stacks);
+        if (RunBlock(fibers)) waiting.push_back({b, fibers, std::move(stacks)});
         block = nullptr;
       }
     }
+  }
+  if (waiting.empty()) return;
+  if (waiting.size() != size_t{grid.x} * grid.y * grid.z)
+    Fail("not all blocks of a grid wait for it");
+  for (Waiting& w : waiting) {
+    block = &w.block;
+    block->grid_came = true;
+    RunBlock(w.fibers);
+    block = nullptr;
   }
 }
 
@@ -180,17 +209,21 @@ void Gather(Team& team, int size, int place, const char* what, void* own,
   ++block->progress;
 }
 
-void ArriveAt(int barrier, int threads, bool waits) {
+bool ArriveAt(int barrier, int threads, bool waits, bool mine) {
   NamedBarrier& b = block->barriers[barrier];
   const uint32_t generation = b.generation;
+  b.any |= mine;
   if (++b.arrived > threads) Fail("more threads at a barrier than it counts");
   if (b.arrived == threads) {
     b.arrived = 0;
+    b.last_any = b.any;
+    b.any = false;
     ++b.generation;
     ++block->progress;
   } else if (waits) {
     while (b.generation == generation) Yield();
   }
+  return b.last_any;
 }
 
 }  // namespace intarsia::emulator

@@ -31,6 +31,7 @@ struct Team {
 struct NamedBarrier {
   int arrived = 0;
   uint32_t generation = 0;
+  bool any = false, last_any = false;
 };
 
 struct Block {
@@ -40,7 +41,8 @@ struct Block {
   std::vector<Team> warps, warpgroups;
   NamedBarrier barriers[16];
   std::vector<std::function<void()>> copies;  // of the copy engine, on their way
-  uint64_t progress = 0;  // grows whenever something happens that a fiber may wait for
+  bool grid_came = false;  // all blocks wait in AwaitGrid, so that none does any longer
+  uint64_t progress = 0;   // grows whenever something happens that a fiber may wait for
 };
 
 struct Fiber {
@@ -49,6 +51,7 @@ struct Fiber {
   int number;  // in the block
   bool done = false;
   int stores = 0;  // of the copy engine, that it waits for
+  bool waits_for_grid = false;
 };
 
 // Of the device, until a kernel is launched: few, so that each block gets several tasks.
@@ -63,6 +66,9 @@ void Run(dim3 grid, dim3 dim, const std::function<void()>& thread);
 
 // Lets others run.
 void Yield();
+
+// Until all threads of all blocks have come here. Shared memory is lost meanwhile.
+void AwaitGrid();
 
 // Ends the program, since the kernel has a fault.
 [[noreturn]] void Fail(const char* what);
@@ -99,6 +105,7 @@ void InWarpgroup(const char* what, Data& own, F run) {
 }
 
 // bar.sync, or bar.arrive, which does not wait.
-void ArriveAt(int barrier, int threads, bool waits);
+// Returns whether any of the threads at the barrier gave `mine`, if it waits.
+bool ArriveAt(int barrier, int threads, bool waits, bool mine = false);
 
 }  // namespace intarsia::emulator

@@ -205,7 +205,7 @@ Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Lau
   if (config.shared_bytes > kernel.max_shared_bytes())
     return Internal(Text(kernel.name(), " asks for ", config.shared_bytes,
                          " bytes of shared memory, registered are ", kernel.max_shared_bytes()));
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute attributes[3];
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
                         static_cast<unsigned>(grid.z));
@@ -221,6 +221,10 @@ Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const Lau
   if (config.overlaps_previous && kernel.AwaitsPrevious(device)) {
     attributes[launch.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[launch.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (config.cooperative) {
+    attributes[launch.numAttrs].id = cudaLaunchAttributeCooperative;
+    attributes[launch.numAttrs++].val.cooperative = 1;
   }
   // Without attributes the older call is the cheaper one, by the host's time.
   if (launch.numAttrs == 0)

@@ -63,6 +63,8 @@ struct LaunchConfig {
   // one before it on the stream ends. It calls AwaitPrevious (ptx.cuh) before it reads what that
   // one wrote.
   bool overlaps_previous = false;
+  // All blocks are resident at once, so that they may wait for each other (grid.cuh).
+  bool cooperative = false;
 };
 
 // The launch of a grid-stride loop over `items`, a thread an item.

@@ -52,6 +52,10 @@ __device__ __forceinline__ void CpAsyncWait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
+__device__ __forceinline__ void PrefetchL2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(global));
+}
+
 // 16 bytes that are read once.
 __device__ __forceinline__ uint4 LoadOnce16(const void* from) {
   uint4 x;
@@ -165,6 +169,18 @@ __device__ __forceinline__ uint32_t ToE4M3x4(float x0, float x1, float x2, float
 // have. What a thread wrote before it is seen by the others behind it.
 __device__ __forceinline__ void BarrierSync(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+
+// The same; returns whether any thread's `mine` is set.
+__device__ __forceinline__ bool BarrierAny(int id, int threads, bool mine) {
+  uint32_t any;
+  asm volatile(
+      "{\n.reg .pred mine, any;\nsetp.ne.u32 mine, %3, 0;\n"
+      "barrier.cta.red.or.aligned.pred any, %1, %2, mine;\nselp.u32 %0, 1, 0, any;\n}\n"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(mine))
+      : "memory");
+  return any != 0;
 }
 
 // Adds to two neighboring numbers, 8 bytes aligned.

@@ -16,6 +16,12 @@ struct RingPlace {
     index = 0;
     parity ^= 1;
   }
+  // The same, `count` times.
+  INTARSIA_HOST_DEVICE void Advance(int count) {
+    const int rounds = (index + count) / kPlaces;
+    index += count - rounds * kPlaces;
+    parity ^= rounds & 1;
+  }
   INTARSIA_HOST_DEVICE RingPlace After() const {
     RingPlace next = *this;
     next.Next();

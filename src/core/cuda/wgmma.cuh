@@ -110,6 +110,7 @@ struct Wgmma;
     }                                                                                         \
   }
 // clang-format off: its versions lay these lists out in ways that they themselves refuse
+#define LIST_4 "%0, %1, %2, %3"
 #define LIST_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define LIST_16 TEN() "%10, %11, %12, %13, %14, %15"
 #define LIST_24 TEN() TEN(1) "%20, %21, %22, %23"
@@ -129,6 +130,7 @@ struct Wgmma;
   TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) TEN(11) \
   "%120, %121, %122, %123, %124, %125, %126, %127"
 // clang-format on
+#define OUT_4 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define OUT_8 EIGHT(0)
 #define OUT_16 OUT_8, EIGHT(8)
 #define OUT_24 OUT_16, EIGHT(16)
@@ -141,6 +143,7 @@ struct Wgmma;
 #define OUT_80 OUT_72, EIGHT(72)
 #define OUT_96 OUT_80, EIGHT(80), EIGHT(88)
 #define OUT_128 OUT_96, EIGHT(96), EIGHT(104), EIGHT(112), EIGHT(120)
+WGMMA(8, LIST_4, "%4", "%5", "%6", "%7", "%8", OUT_4);
 WGMMA(16, LIST_8, "%8", "%9", "%10", "%11", "%12", OUT_8);
 WGMMA(32, LIST_16, "%16", "%17", "%18", "%19", "%20", OUT_16);
 WGMMA(48, LIST_24, "%24", "%25", "%26", "%27", "%28", OUT_24);
@@ -158,6 +161,7 @@ WGMMA(256, LIST_128, "%128", "%129", "%130", "%131", "%132", OUT_128);
 #undef SHARED
 #undef REGISTERS
 #undef WGMMA
+#undef LIST_4
 #undef LIST_8
 #undef LIST_16
 #undef LIST_24
@@ -170,6 +174,7 @@ WGMMA(256, LIST_128, "%128", "%129", "%130", "%131", "%132", OUT_128);
 #undef LIST_80
 #undef LIST_96
 #undef LIST_128
+#undef OUT_4
 #undef OUT_8
 #undef OUT_16
 #undef OUT_24

@@ -9,6 +9,7 @@ inline uint32_t SharedAddress(const void* pointer) { return emulator::AddressOf(
 
 inline void AwaitPrevious() {}
 inline void LetNextBegin() {}
+inline void PrefetchL2(const void*) {}
 
 inline void CpAsync16(uint32_t shared, const void* global, bool valid) {
   if (valid)
@@ -124,6 +125,9 @@ inline uint32_t ToE4M3x4(float x0, float x1, float x2, float x3) {
 }
 
 inline void BarrierSync(int id, int threads) { emulator::ArriveAt(id, threads, true); }
+inline bool BarrierAny(int id, int threads, bool mine) {
+  return emulator::ArriveAt(id, threads, true, mine);
+}
 inline float Exp2(float x) { return std::exp2(x); }
 inline float Log2(float x) { return std::log2(x); }
 
