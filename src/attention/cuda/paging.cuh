@@ -2,6 +2,7 @@
 #pragma once
 
 #include "src/attention/cuda/ragged.cuh"
+#include "src/core/cuda/ptx.cuh"
 #include "src/core/divisor.h"
 
 namespace intarsia::attention {
@@ -45,7 +46,7 @@ class KeyPlaces {
     if (!p_.paged) return place;
     const uint32_t entry = page_size_.Divide(place.slot);
     place.slot -= entry * static_cast<uint32_t>(p_.cache.page_size);
-    const int64_t word = sequence_.index * p_.page_table_stride + entry;
+    const int64_t word = WordOf(entry);
     const auto* const table = static_cast<const uint32_t*>(p_.page_table.data);
     if (p_.page_table.wide) {
       place.page_low = __ldg(table + 2 * word);
@@ -54,6 +55,14 @@ class KeyPlaces {
       place.page_low = __ldg(table + word);
     }
     return place;
+  }
+
+  // Has the page table's entry of the last key come to the L2 cache.
+  __device__ __forceinline__ void PrefetchLast() const {
+    if (!p_.paged || sequence_.len_k <= 0) return;
+    const uint32_t entry = page_size_.Divide(sequence_.k_begin + sequence_.len_k - 1);
+    cuda::PrefetchL2(static_cast<const uint32_t*>(p_.page_table.data) +
+                     (WordOf(entry) << p_.page_table.wide));
   }
 
   __device__ __forceinline__ bool Exists(const KeyPlace& place) const {
@@ -73,6 +82,10 @@ class KeyPlaces {
   }
 
  private:
+  __device__ __forceinline__ int64_t WordOf(uint32_t entry) const {
+    return sequence_.index * p_.page_table_stride + entry;
+  }
+
   const Params& p_;
   const Divisor& page_size_;
   const Sequence& sequence_;

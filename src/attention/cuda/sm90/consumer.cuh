@@ -2,6 +2,7 @@
 #pragma once
 #include "src/attention/cuda/sm90/alone.cuh"
 #include "src/attention/cuda/sm90/epilogue.cuh"
+#include "src/attention/cuda/sm90/few.cuh"
 #include "src/attention/cuda/sm90/fp8.cuh"
 #include "src/attention/cuda/sm90/softmax.cuh"
 #include "src/core/cuda/wgmma_e4m3.cuh"
@@ -21,7 +22,8 @@ class Consumer {
         logit_(p, p.scale),
         factor_(logit_.factor()) {
     // The first turn is the first warpgroup's.
-    if (number_ == 0) cuda::BarrierArrive(Turn(0), kTurnThreads);
+    if (number_ == 0) cuda::BarrierArrive(TurnBarrier(0), kTurnThreads);
+    if (!S::kE4M3 && number_ == 1) EmptyFewSlots();
   }
 
   __device__ __forceinline__ void Run() {  // all tasks of the CTA
@@ -58,19 +60,10 @@ class Consumer {
   using Sums = OutSums<S>;
   static constexpr int kTurnThreads = 2 * cuda::kWarpgroupThreads;
 
-  // Others are kStartBarrier and kTaskBarrier.
-  static __device__ int Turn(int consumer) { return 1 + consumer; }
-  __device__ int OwnBarrier() const { return Turn(S::kConsumers) + number_; }  // of its warps
-
   __device__ __forceinline__ void Release(cuda::Barrier& empty) const {
     if (threadIdx.x % cuda::kWarpgroupThreads == 0) empty.Arrive();
   }
 
-  // Of Q and K, which a warp may read again without the others (MultiplyKeysAlone).
-  __device__ __forceinline__ void ReleaseByWarp(cuda::Barrier& empty) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) empty.Arrive();
-  }
   // Of this consumer, or of the first one.
   __device__ __forceinline__ uint32_t QueryRows(int number) const {
     return cuda::SharedAddress(shared_.q) + number * cuda::kWgmmaRows * cuda::kPanelRowBytes;
@@ -182,11 +175,12 @@ class Consumer {
       first_key -= S::kTileKeys;
       const uint32_t boxes = shared_.boxes[k_.index];
       const bool clear = settled && boxes == ~0u && task.clear.Has(first_key);
-      cuda::BarrierSync(Turn(number_), kTurnThreads);
+      cuda::BarrierSync(TurnBarrier(number_), kTurnThreads);
       MultiplyKeys(s, k_, number_);
       shared_.v_full[v_.index].Wait(v_.parity);
       MultiplyValues(o, weights, v_);
-      cuda::BarrierArrive(Turn(number_ + 1 == S::kConsumers ? 0 : number_ + 1), kTurnThreads);
+      cuda::BarrierArrive(TurnBarrier(number_ + 1 == S::kConsumers ? 0 : number_ + 1),
+                          kTurnThreads);
       // Asked in the shadow of the products; it takes a while.
       const KeyPlace next = k_.After();
       const bool next_came = left == 1 || shared_.k_full[next.index].Ended(next.parity);
@@ -222,9 +216,9 @@ class Consumer {
     if constexpr (S::kE4M3) sums.Scale(by);
   }
 
-  // The same of a task of few rows: this consumer's tiles, every kFewConsumers-th. Memory bounds
-  // such tasks, so that tiles have to be released soon: a tile of V is waited for only when the
-  // weights of the next one are there.
+  // The same of a task of few rows in e4m3: this consumer's tiles, every kFewConsumers-th. Memory
+  // bounds such tasks, so that tiles have to be released soon: a tile of V is waited for only when
+  // the weights of the next one are there.
   //
   // Whoever does not read a tile of K waits for it all the same: the next one in the same place
   // could not be told from the last one. Those of V are in the same places all the time.
@@ -271,13 +265,24 @@ class Consumer {
     if constexpr (S::kE4M3) sums.AddTo(o);
   }
 
+  // A task of few rows. Whether this consumer has its sums afterwards.
+  __device__ __forceinline__ bool AddFew(const Task& task, Rows& rows, Out& o) {
+    if constexpr (S::kE4M3) {
+      SetZero(o);
+      AddOwnTiles(task, rows, o);
+      return GatherFew(rows, o);
+    } else {
+      return AddFewRows<S, T, Element>(p_, plan_, shared_, task, logit_, number_, k_, v_, rows, o);
+    }
+  }
+
   // Adds up what the consumers of a task of few rows have: the first one gets it, and its result is
   // true.
   __device__ __forceinline__ bool GatherFew(Rows& rows, Out& o) {
     if (!S::kOutInQuery || number_ >= kFewConsumers) ReleaseByWarp(shared_.q_empty);
     if (number_ >= kFewConsumers) return false;
     const auto sync = [] {
-      cuda::BarrierSync(Turn(2 * S::kConsumers), kFewConsumers * cuda::kWarpgroupThreads);
+      cuda::BarrierSync(kFewBarrier<S>, kFewConsumers * cuda::kWarpgroupThreads);
     };
     const int thread = static_cast<int>(threadIdx.x) % cuda::kWarpgroupThreads;
     const int row = cuda::AccumulatorRow(thread, 0);
@@ -290,7 +295,7 @@ class Consumer {
         const float l = RowSum(rows.l[r]);
         if (thread % 4) continue;
         shared_.few_base[row + 8 * r] = rows.base[r];
-        shared_.few_l[row + 8 * r] = l;
+        shared_.few_of_warp[0][row + 8 * r] = l;
       }
 #pragma unroll
       for (int i = 0; i < S::kDv / 2; ++i) out[i * cuda::kWarpgroupThreads + thread] = o[i];
@@ -304,7 +309,8 @@ class Consumer {
         const float kept = cuda::Exp2(rows.base[r] - base);
         other[r] = cuda::Exp2(theirs - base);
         // l is summed over the lanes of a row later.
-        rows.l[r] = rows.l[r] * kept + (thread % 4 ? 0.0f : shared_.few_l[row + 8 * r] * other[r]);
+        rows.l[r] =
+            rows.l[r] * kept + (thread % 4 ? 0.0f : shared_.few_of_warp[0][row + 8 * r] * other[r]);
         rows.base[r] = base;
 #pragma unroll
         for (int i = 2 * r; i < S::kDv / 2; i += 4) o[i] *= kept, o[i + 1] *= kept;
@@ -324,8 +330,6 @@ class Consumer {
   __device__ __forceinline__ void Attend(const Task& task) {
     Rows rows;
     Out o;
-#pragma unroll
-    for (float& x : o) x = 0.0f;
     if constexpr (S::kScaled) {
       logit_ = {p_, ScoreScale(p_, task.sequence.index, task.kv_head)};
       factor_ = logit_.factor();
@@ -334,16 +338,17 @@ class Consumer {
     q_parity_ ^= 1;
     if constexpr (kNarrowsQuery<S, T>) {
       const int warp = static_cast<int>(threadIdx.x) / 32 % 4;  // whose rows of Q it multiplies
-      logit_.Scale(shared_.codes.query_factor[(task.few ? 0 : 4 * number_) + warp]);
+      if (!task.few) logit_.Scale(shared_.codes.query_factor[4 * number_ + warp]);
       factor_ = logit_.factor();
     }
     if (task.few) {
-      AddOwnTiles(task, rows, o);
-      if (!GatherFew(rows, o)) return;
-    } else if (task.keys.count > 0) {
-      AddTiles(task, rows, o);
-    } else if (!S::kOutInQuery) {
-      ReleaseByWarp(shared_.q_empty);
+      if (!AddFew(task, rows, o)) return;
+    } else {
+      SetZero(o);
+      if (task.keys.count > 0)
+        AddTiles(task, rows, o);
+      else if (!S::kOutInQuery)
+        ReleaseByWarp(shared_.q_empty);
     }
 
     if constexpr (S::kE4M3) SortColumns(o);
@@ -360,7 +365,7 @@ class Consumer {
     ScaleRows(o, by);
     char* const staged = S::kOutInQuery ? shared_.q : shared_.out;
     if constexpr (S::kOutInQuery)  // all warps have read their rows of Q
-      cuda::BarrierSync(OwnBarrier(), cuda::kWarpgroupThreads);
+      cuda::BarrierSync(OwnBarrier<S>(number_), cuda::kWarpgroupThreads);
     if (task.piece_place < 0)
       WriteRows<S, T>(p_, maps_, plan_, task, o, lse, staged);
     else
@@ -368,7 +373,7 @@ class Consumer {
     if constexpr (S::kOutInQuery) {
       cuda::AwaitStoreReads();
       cuda::FenceForAsyncReads();
-      cuda::BarrierSync(OwnBarrier(), cuda::kWarpgroupThreads);
+      cuda::BarrierSync(OwnBarrier<S>(number_), cuda::kWarpgroupThreads);
       ReleaseByWarp(shared_.q_empty);
     }
   }

@@ -32,8 +32,7 @@ template <class S>
 __device__ __forceinline__ void LeavePiece(const LaunchPlan& plan, const Task& task, int first_row,
                                            const float (&o)[S::kDv / 2], const float (&lse)[2]) {
   float* const piece = plan.pieces.At(static_cast<int>(blockIdx.x), task.piece_place);
-  int thread = static_cast<int>(threadIdx.x) % cuda::kWarpgroupThreads;
-  asm volatile("" : "+r"(thread));  // as in ThreadPlace
+  const int thread = Anew(static_cast<int>(threadIdx.x) % cuda::kWarpgroupThreads);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = first_row + cuda::AccumulatorRow(thread, 0) + 8 * r;
@@ -52,8 +51,7 @@ __device__ __forceinline__ void WriteRows(const Params& p, const Maps& maps, con
                                           const Task& task, const float (&o)[S::kDv / 2],
                                           const float (&lse)[2], char* staged) {
   using Staged = StagedRows<S>;
-  int thread = static_cast<int>(threadIdx.x) - cuda::kWarpgroupThreads;
-  asm volatile("" : "+r"(thread));  // as in ThreadPlace
+  const int thread = Anew(static_cast<int>(threadIdx.x) - cuda::kWarpgroupThreads);
   const int lane = thread % 32, warp = thread / 32;
   char* const rows = staged + warp * kWarpRows * cuda::kPanelRowBytes;
   // Of the lane's first matrix. The others' units differ in bits that this one's row does not have,

@@ -26,6 +26,7 @@
 #include "src/attention/cuda/sm90/transpose.cuh"
 #include "src/attention/cuda/sm90/widen.cuh"
 #include "src/attention/workspace.h"
+#include "src/core/cuda/grid.cuh"
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/tensor_map.h"
 
@@ -46,7 +47,21 @@ __device__ __forceinline__ void ClearSpareRows(Shared<S>& shared, int rows) {
   cuda::FenceForAsyncReads();
 }
 
-// Grid: any; CTAs share the tasks.
+// All threads, in the end. Of pieces, if there are some, consumers make results.
+template <class S>
+__device__ __forceinline__ void EndTogether(const Params& p, const LaunchPlan& plan,
+                                            const Shared<S>& shared, int warp) {
+  if (!plan.pieces.data) return;
+  cuda::BarrierSync(kStartBarrier, S::kThreads);  // warps without work may not know the slice yet
+  if (shared.finder.slice.line.slices == 0) return;
+  cuda::AwaitGrid();
+  if (warp < 4 || warp / 4 > S::kConsumers) return;
+#pragma unroll 1
+  for (int place = 0; place < PieceRoom::kPlaces; ++place)
+    CombinePieces<S::kDv>(p, plan.pieces, place, warp - 4, 4 * S::kConsumers);
+}
+
+// Grid: any; CTAs share the tasks. Where tasks may be cut, they have to be resident together.
 template <class S, class T>
 __global__ void __launch_bounds__(S::kThreads, 1)
     PrefillSm90Kernel(const __grid_constant__ Params p, const __grid_constant__ Maps maps,
@@ -58,6 +73,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   TaskProducer<S> tasks(p, plan, shared);
   if (warp == kTaskWarp) {
     tasks.ProduceFirst();
+  } else if (warp == kSliceWarp) {
+    TaskProducer<S>::FindOwnSlice(p, plan, shared);
   } else {
     if (warp == 0) {
       if (threadIdx.x == 0) shared.InitBarriers(kNarrowsQuery<S, T>);
@@ -72,7 +89,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     }
     if (warp >= 4 && warp / 4 <= S::kConsumers)
       ClearSpareRows<S>(shared, plan.tokens_per_tile * plan.group);
-    cuda::BarrierSync(kStartBarrier, S::kThreads - 32);
+    cuda::BarrierSync(kStartBarrier, S::kThreads - 64);
   }
   if (warp < 4) {
     cuda::ReleaseRegisters<S::kProducerRegisters>();
@@ -98,6 +115,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     cuda::TakeRegisters<S::kConsumerRegisters>();
     Consumer<S, T>(p, maps, plan, shared, warp / 4 - 1).Run();
   }
+  EndTogether<S>(p, plan, shared, warp);
 }
 
 template <class S, class T>
@@ -145,6 +163,7 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
   LaunchPlan plan{.section_bytes = section_bytes,
                   .group = static_cast<int>(group),
                   .tokens_per_tile = tokens,
+                  .few_rows = S::kFewRows,
                   .warp_tokens = kWarpRows % group ? 0 : static_cast<int>(kWarpRows / group),
                   .window_left = WindowOf(p.window_left),
                   .window_right = WindowOf(p.window_right),
@@ -166,9 +185,11 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
   plan.schedule = Schedule(static_cast<int>(row_tiles), static_cast<int>(p.num_kv_heads()),
                            static_cast<int>(std::max<int64_t>(ctas, 1)));
   plan.has_sections = tasks >= 2 * Schedule::kMinRounds * sms;
-  const cuda::LaunchConfig config{{ctas}, dim3(S::kThreads), sizeof(Shared<S>)};
-  INTARSIA_RETURN_IF_ERROR(cuda::Launch(context, kKernel<S, T>, config, p, maps, plan));
-  return cuts ? LaunchCombinePieces(p, plan.pieces, ctas, context) : Status();
+  const cuda::LaunchConfig config{.grid = {ctas},
+                                  .block = dim3(S::kThreads),
+                                  .shared_bytes = sizeof(Shared<S>),
+                                  .cooperative = cuts};
+  return cuda::Launch(context, kKernel<S, T>, config, p, maps, plan);
 }
 
 // The compiled shapes, smallest first. The tile of keys is as long as registers and shared memory

@@ -15,22 +15,43 @@ template <class S>
 class TaskProducer {
  public:
   __device__ TaskProducer(const Params& p, const LaunchPlan& plan, Shared<S>& shared)
-      : p_(p), shared_(shared), finder_(p, plan, shared.finder) {}
+      : p_(p), plan_(plan), shared_(shared), finder_(p, plan, shared.finder) {}
 
   __device__ __forceinline__ void ProduceFirst() {
     const LaneSequences first(p_);
+    KeyPlaces(p_, plan_.page_size, first.own()).PrefetchLast();
     finder_.Begin(first);
+    // The first one as if tasks were whole; then kSliceWarp knows, and it is found again if not.
+    bool cuts = false, known = false;
 #pragma unroll 1
     for (int round = 0; round < Shared<S>::kTasks && !ended_; ++round) {
-      const bool found = finder_.Find(round, [&] { return first; }, shared_.tasks[place_.index]);
-      if (round == 0) cuda::BarrierSync(kTaskBarrier, kTaskBarrierThreads);
+      const bool found =
+          finder_.Find(round, cuts, [&] { return first; }, shared_.tasks[place_.index]);
+      if (!known) {
+        cuda::BarrierSync(kTaskBarrier, kTaskBarrierThreads);
+        known = true;
+        cuts = finder_.Cuts();
+        if (cuts) {
+          --round;
+          continue;
+        }
+      }
       if (found) Publish();
     }
   }
+  // By kSliceWarp, meanwhile.
+  static __device__ __forceinline__ void FindOwnSlice(const Params& p, const LaunchPlan& plan,
+                                                      Shared<S>& shared) {
+    if (threadIdx.x % 32 == 0) shared.finder.slice = {};
+    __syncwarp();
+    if (plan.pieces.data) FindSlice(plan, LaneSequences(p), shared.finder.slice);
+    cuda::BarrierSync(kTaskBarrier, kTaskBarrierThreads);
+  }
   __device__ __forceinline__ void ProduceOthers() {
+    const bool cuts = finder_.Cuts();
     for (int round = Shared<S>::kTasks; !ended_; ++round) {
       shared_.task_empty[place_.index].Wait(place_.parity ^ 1);
-      if (finder_.Find(round, [&] { return LaneSequences(p_); }, shared_.tasks[place_.index]))
+      if (finder_.Find(round, cuts, [&] { return LaneSequences(p_); }, shared_.tasks[place_.index]))
         Publish();
     }
   }
@@ -44,6 +65,7 @@ class TaskProducer {
   }
 
   const Params& p_;
+  const LaunchPlan& plan_;
   Shared<S>& shared_;
   TaskFinder<S> finder_;
   cuda::RingPlace<Shared<S>::kTasks> place_;

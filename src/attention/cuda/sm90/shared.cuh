@@ -1,7 +1,7 @@
 // What the warps of a CTA share: tiles, the barriers around them, and the tasks.
 #pragma once
 #include "src/attention/cuda/paging.cuh"
-#include "src/attention/cuda/sm90/combine.h"
+#include "src/attention/cuda/sm90/combine.cuh"
 #include "src/attention/cuda/sm90/tiles.h"
 #include "src/core/cuda/tma.cuh"
 #include "src/core/cuda/vec.cuh"
@@ -18,8 +18,8 @@ struct Task {
   KeyTiles keys;
   ClearTiles clear;
   int first_visible = 0;  // key, of some row
-  // At most kFewRows rows: the first kFewConsumers consumers compute the same ones, each its part
-  // of the tiles of keys.
+  // At most S::kFewRows rows: the first kFewConsumers consumers compute the same ones, each its
+  // part of the tiles of keys.
   bool few = false;
   int piece_place = -1;  // of this CTA, where a partial result goes; -1: the result is whole
   // kPadding: rows outside of all sequences, of which this task fills every step-th from first on.
@@ -27,11 +27,22 @@ struct Task {
   int first = 0, step = 1;
 };
 
-// The warp that finds tasks begins at once. Until barriers in shared memory are there, it waits for
-// the warp that makes them, and all others for each other, by named barriers beside the consumers'
-// (Turn).
-inline constexpr int kTaskWarp = 2;
-inline constexpr int kStartBarrier = 0, kTaskBarrier = 8, kTaskBarrierThreads = 64;
+// Two warps find tasks from the kernel's begin on: one supposes that they are whole, and one finds
+// whether they are (FindSlice). Until barriers in shared memory are there, they wait for each other
+// and for the warp that makes them, and all others likewise, by named barriers.
+inline constexpr int kTaskWarp = 2, kSliceWarp = 3;
+inline constexpr int kStartBarrier = 0, kTaskBarrier = 8, kTaskBarrierThreads = 96;
+// Named barriers of consumers: of one and the one before it, of the warps of one, and, for a task
+// of few rows, of all at its begin and its end, and of the two at a slot for weights.
+__device__ constexpr int TurnBarrier(int consumer) { return 1 + consumer; }
+template <class S>
+__device__ constexpr int OwnBarrier(int consumer) {
+  return TurnBarrier(S::kConsumers) + consumer;
+}
+template <class S>
+inline constexpr int kFewBarrier = 1 + 2 * S::kConsumers;
+inline constexpr int kFewBeginBarrier = 9, kFewFullBarrier = 10, kFewEmptyBarrier = 12;
+inline constexpr int kFewThreads = kFewConsumers * 128;
 
 // What is left of the CTA's slice of the line of tasks, while there is one (prefill_line.h).
 struct OwnSlice {
@@ -78,6 +89,7 @@ struct LaunchPlan {
   float section_bytes = 0;    // of K and V, at most
   int group = 1;              // G
   int tokens_per_tile = 1;    // of rows
+  int few_rows = 0;           // as Shape::kFewRows
   int warp_tokens = 0;        // of a consumer warp's rows, if these are whole tokens
   int window_left = kOpenWindow, window_right = kOpenWindow;
   int box_rows = 1;   // of K and V
@@ -147,8 +159,11 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
   FinderState finder;
   [[no_unique_address]] CodesShared<S> codes;
   uint32_t boxes[S::kKeyStages];  // bit i: whether box i of a tile of K exists
-  // A task of few rows: what its second consumer hands to the first. Its o lies where results do.
-  float few_base[kFewRows], few_l[kFewRows];
+  // A task of few rows: of a slot's weights, whether bases rose with them, and what earlier sums
+  // are to be multiplied by then; numbers of each warp and row; and bases, in the end. o lies where
+  // results do. In e4m3 few_of_warp[0] has l.
+  bool few_raised[kFewSlots];
+  float few_kept[kFewSlots][kMostFewRows], few_of_warp[4][kMostFewRows], few_base[kMostFewRows];
   __device__ __forceinline__ float* few_out() {
     return reinterpret_cast<float*>(S::kOutInQuery ? q : out);
   }

@@ -9,6 +9,12 @@
 
 namespace intarsia::attention::sm90 {
 
+// A warp is done with Q or K, which it may read again without the others (MultiplyKeysAlone).
+__device__ __forceinline__ void ReleaseByWarp(cuda::Barrier& empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) empty.Arrive();
+}
+
 template <class T>
 inline constexpr bool kIsE4M3 = std::is_same_v<T, __nv_fp8_e4m3>;
 
@@ -50,16 +56,20 @@ struct Rows {
   __device__ bool unseen() const { return fminf(base[0], base[1]) == kUnseen; }
 };
 
-// Where a thread's rows are in their tile, and which columns of a tile of keys it has. Computed
-// anew where it is needed: the loop over keys has no registers for it. So the thread's number
-// passes through a volatile asm, beyond which the compiler cannot move what follows.
+// x, of which the compiler knows nothing afterwards. So what follows from it is computed where it
+// is needed, and not kept in registers, of which loops over keys have none to spare.
+__device__ __forceinline__ int Anew(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// Where a thread's rows are in their tile, and which columns of a tile of keys it has.
 struct ThreadPlace {
   int row, column;  // the first of each
 
   // `few`: the consumers have the same rows.
   __device__ __forceinline__ explicit ThreadPlace(bool few) {
-    int thread = static_cast<int>(threadIdx.x);
-    asm volatile("" : "+r"(thread));
+    const int thread = Anew(static_cast<int>(threadIdx.x));
     row = cuda::AccumulatorRow(thread % cuda::kWarpgroupThreads, 0);
     if (!few) row += (thread / cuda::kWarpgroupThreads - 1) * cuda::kWgmmaRows;
     column = cuda::AccumulatorColumn(thread, 0);
@@ -178,6 +188,11 @@ __device__ __forceinline__ void ToOperand(const float (&s)[kScores],
   }
 }
 
+template <int kOut>
+__device__ __forceinline__ void SetZero(float (&o)[kOut]) {
+#pragma unroll
+  for (float& x : o) x = 0.0f;
+}
 template <int kOut>
 __device__ __forceinline__ void ScaleRows(float (&o)[kOut], const float (&by)[2]) {
 #pragma unroll

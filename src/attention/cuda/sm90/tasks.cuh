@@ -47,7 +47,7 @@ struct LongestFirst {
 
 // Whether a sequence's tasks are of few rows.
 __device__ __forceinline__ bool IsFew(const LaunchPlan& plan, const Sequence& sequence) {
-  return sequence.tokens.size() * plan.group <= kFewRows;
+  return sequence.tokens.size() * plan.group <= plan.few_rows;
 }
 
 // A sequence's share of the line.
@@ -108,11 +108,8 @@ class TaskFinder {
   __device__ __forceinline__ void Begin(const LaneSequences& first) {
     const int64_t layer = p_.cache.layer ? *p_.cache.layer : 0;
     layer_exists_ = layer >= 0 && layer < p_.cache.num_layers;
-    if (threadIdx.x % 32 == 0) state_ = {};
+    if (threadIdx.x % 32 == 0) state_.order = {};
     __syncwarp();
-    if (plan_.pieces.data) FindSlice(plan_, first, state_.slice);
-    __syncwarp();
-    if (state_.slice.line.slices > 0) return;
     if (plan_.sharing.ctas) taken_keys_ = TakenKeys(p_, first, plan_.sharing);
     if (plan_.has_sections) SetSections(first);
     if (p_.num_seqs > 1) SetOrder(first);
@@ -121,9 +118,11 @@ class TaskFinder {
   // Writes the task of a round to shared memory, all lanes the same; false if the CTA has none.
   // first(): the first 32 sequences.
   template <class First>
-  __device__ __forceinline__ bool Find(int round, First first, Task& task) {
-    return state_.slice.line.slices > 0 ? FindPiece(first, task) : FindWhole(round, first, task);
+  __device__ __forceinline__ bool Find(int round, bool cuts, First first, Task& task) {
+    return cuts ? FindPiece(first, task) : FindWhole(round, first, task);
   }
+  // Whether tasks are cut; known when the warp that finds it is done.
+  __device__ __forceinline__ bool Cuts() const { return state_.slice.line.slices > 0; }
 
  private:
   __device__ __forceinline__ void SetSections(const LaneSequences& first) {
@@ -228,7 +227,7 @@ class TaskFinder {
       }
       const LinePiece piece = PieceOf(state_.slice.line.payload, static_cast<int>(blockIdx.x),
                                       passed, cost, keys.count);
-      // Between two others even a piece without tiles leaves a record (combine_sm90.cu).
+      // Between two others even a piece without tiles leaves a record (combine.cuh).
       const bool between = piece.begin > 0 && piece.end < keys.count;
       if (piece.count > 1 && (between || piece.begin < piece.end)) SetPiece(task, keys, piece);
       if (piece.begin < piece.end) return true;

@@ -9,7 +9,8 @@ namespace intarsia::attention::sm90 {
 
 inline constexpr int kMinBoxRows = 4;
 // Of a task of few rows: at most so many, by so many consumers.
-inline constexpr int kFewRows = 64, kFewConsumers = 2;
+inline constexpr int kMostFewRows = 64, kFewConsumers = 2;
+inline constexpr int kFewSlots = 2;  // for weights of tiles of keys
 
 // What q, K and V are.
 enum class Operands {
@@ -50,7 +51,7 @@ struct Shape {
   static constexpr int kValueBytes = kE4M3 ? kDv * 128 : kTileKeys * kValuePanels * 128;
   static constexpr int kOutPanelColumns = 64, kOutPanels = (kDv + 63) / 64;  // of 16 bits
   static constexpr int kOutBytes = kTileRows * kOutPanels * 128;
-  static constexpr int kMaxSharedBytes = 227 * 1024, kControlBytes = 1024;
+  static constexpr int kMaxSharedBytes = 227 * 1024, kControlBytes = 3072;
   // Tiles of V, and of K, in shared memory. A consumer keeps a tile of K until it has its weights,
   // longer than the tensor cores do. Raw tiles are V's, of codes both K's and V's; two of them
   // suffice, and codes have up to four where there is room.
@@ -76,8 +77,20 @@ struct Shape {
       kFewestBytes + kOwnOutBytes + (kRawStages - kMinRawStages) * kRawBytes;
   static_assert(kValuePanels <= kPanels);  // so that results fit where Q was
   static_assert(!kE4M3 || (!kOutInQuery && kTileKeys == 128 && kConsumers == 2 && kPanels == 1));
-  static_assert(kFewRows * kDv * 4 <= (kOutInQuery ? kQueryBytes : kOutBytes) &&
+  // Tasks of few rows leave their sums where results go, and before that the weights of kFewSlots
+  // tiles, of 128 bytes a key: there, or in the rows of Q that they do not have.
+  static constexpr int kFewWeightBytes = kFewSlots * kTileKeys * 128;
+  // Large head dims leave a consumer no registers for the sums of that many rows: ptxas would put
+  // its products one after the other (C7512).
+  static constexpr bool kFewFit =
+      !kOutInQuery || (kTileRows - kMostFewRows) * kPanels * 128 >= kFewWeightBytes;
+  static constexpr int kFewRows = kDv <= 128 && kFewFit   ? kMostFewRows
+                                  : kDv <= 192 || !kCodes ? 32
+                                                          : 8;
+  static_assert(kFewRows * kValuePanels * 256 <= (kOutInQuery ? kQueryBytes : kOutBytes) &&
                 kFewConsumers <= kConsumers);
+  static_assert(kE4M3 || kFewWeightBytes <=
+                             (kOutInQuery ? (kTileRows - kFewRows) * kPanels * 128 : kOutBytes));
   static_assert(kSharedBytes <= kMaxSharedBytes && kTileKeys % 16 == 0 && kD % 16 == 0);
   // Registers a thread, of 65536: multiples of 8. Producers have what their code needs.
   static constexpr int kProducerRegisters = kE4M3 || kConsumers == 3 ? 56 : kCodes ? 48 : 40;
