@@ -5,7 +5,7 @@
 // keys. All tasks laid end to end, head after head, form a line; slice i is
 //   [i * payload, (i + 1) * payload),
 // and a CTA computes one slice. The tiles of keys of a task that lie in a slice are a piece. A task
-// of several pieces leaves partial results, which CombinePieces adds up (combine.h).
+// of several pieces leaves partial results, which CombinePieces adds up (combine.cuh).
 //
 // Source: FlashMLA's tile scheduler (DeepSeek 2025), as for decode (decode_plan.h).
 #pragma once
@@ -79,7 +79,7 @@ INTARSIA_HOST_DEVICE constexpr LineTasks LineTasksOf(int tokens, int len_k, int 
                           static_cast<uint32_t>(tokens_per_tile);
     tasks.first = span < static_cast<uint32_t>(len_k) ? static_cast<int>(span) : len_k;
   }
-  if (few) tasks.first /= 2;
+  if (few) tasks.first /= 2;  // its tiles take half the time
   tasks.first += few ? kFewEndCost : kEndCost;
   return tasks;
 }

@@ -144,7 +144,7 @@ void AwaitGrid() {
   while (!block->grid_came) Yield();
 }
 
-void Run(dim3 grid, dim3 dim, const std::function<void()>& thread) {
+void Run(dim3 grid, dim3 dim, bool cooperative, const std::function<void()>& thread) {
   struct Waiting {
     Block block;
     std::vector<Fiber> fibers;
@@ -168,6 +168,7 @@ void Run(dim3 grid, dim3 dim, const std::function<void()>& thread) {
     }
   }
   if (waiting.empty()) return;
+  if (!cooperative) Fail("blocks of a launch that is not cooperative wait for the grid");
   if (waiting.size() != size_t{grid.x} * grid.y * grid.z)
     Fail("not all blocks of a grid wait for it");
   for (Waiting& w : waiting) {
@@ -213,6 +214,8 @@ bool ArriveAt(int barrier, int threads, bool waits, bool mine) {
   NamedBarrier& b = block->barriers[barrier];
   const uint32_t generation = b.generation;
   b.any |= mine;
+  if (b.arrived > 0 && b.threads != threads) Fail("threads at a barrier that count it differently");
+  b.threads = threads;
   if (++b.arrived > threads) Fail("more threads at a barrier than it counts");
   if (b.arrived == threads) {
     b.arrived = 0;

@@ -29,7 +29,7 @@ struct Team {
 
 // A barrier of bar.sync.
 struct NamedBarrier {
-  int arrived = 0;
+  int arrived = 0, threads = 0;
   uint32_t generation = 0;
   bool any = false, last_any = false;
 };
@@ -61,8 +61,9 @@ inline int multiprocessors = 5;
 extern Block* block;
 extern Fiber* fiber;
 
-// Runs the blocks of a grid, each thread of them by `thread`.
-void Run(dim3 grid, dim3 dim, const std::function<void()>& thread);
+// Runs the blocks of a grid, each thread of them by `thread`, one block after the other until it
+// ends or waits for the grid, as those of a cooperative launch may.
+void Run(dim3 grid, dim3 dim, bool cooperative, const std::function<void()>& thread);
 
 // Lets others run.
 void Yield();

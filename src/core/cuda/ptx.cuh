@@ -172,7 +172,7 @@ __device__ __forceinline__ void BarrierSync(int id, int threads) {
 }
 
 // The same; returns whether any thread's `mine` is set.
-__device__ __forceinline__ bool BarrierAny(int id, int threads, bool mine) {
+__device__ __forceinline__ bool BarrierOr(int id, int threads, bool mine) {
   uint32_t any;
   asm volatile(
       "{\n.reg .pred mine, any;\nsetp.ne.u32 mine, %3, 0;\n"

@@ -23,7 +23,7 @@ class Consumer {
         factor_(logit_.factor()) {
     // The first turn is the first warpgroup's.
     if (number_ == 0) cuda::BarrierArrive(TurnBarrier(0), kTurnThreads);
-    if (!S::kE4M3 && number_ == 1) EmptyFewSlots();
+    if (!S::kE4M3 && number_ == 1) OfferFewSlots();
   }
 
   __device__ __forceinline__ void Run() {  // all tasks of the CTA
@@ -249,9 +249,7 @@ class Consumer {
         const bool raised = Softmax(s, task, first_key, boxes, rows, kept);
         if (any) add_values();
         if (raised) Rescale(o, sums, kept);
-        if constexpr (S::kE4M3) {
-          if (i >= Sums::kTiles && i % Sums::kTiles < kFewConsumers) sums.Take(o);
-        }
+        if (i >= Sums::kTiles && i % Sums::kTiles < kFewConsumers) sums.Take(o);
         Round(s, weights);
         weighed = v_;
         any = true;
@@ -262,7 +260,7 @@ class Consumer {
       v_.Next();
     }
     if (any) add_values();
-    if constexpr (S::kE4M3) sums.AddTo(o);
+    sums.AddTo(o);
   }
 
   // A task of few rows. Whether this consumer has its sums afterwards.
@@ -276,14 +274,10 @@ class Consumer {
     }
   }
 
-  // Adds up what the consumers of a task of few rows have: the first one gets it, and its result is
-  // true.
+  // In e4m3: adds up what the consumers have. The first one gets it, and its result is true.
   __device__ __forceinline__ bool GatherFew(Rows& rows, Out& o) {
-    if (!S::kOutInQuery || number_ >= kFewConsumers) ReleaseByWarp(shared_.q_empty);
-    if (number_ >= kFewConsumers) return false;
-    const auto sync = [] {
-      cuda::BarrierSync(kFewBarrier<S>, kFewConsumers * cuda::kWarpgroupThreads);
-    };
+    ReleaseByWarp(shared_.q_empty);
+    const auto sync = [] { cuda::BarrierSync(kFewBarrier<S>, kFewThreads); };
     const int thread = static_cast<int>(threadIdx.x) % cuda::kWarpgroupThreads;
     const int row = cuda::AccumulatorRow(thread, 0);
     float* const out = shared_.few_out();
@@ -320,10 +314,6 @@ class Consumer {
         o[i] += out[i * cuda::kWarpgroupThreads + thread] * other[i / 2 % 2];
     }
     sync();  // results may go there now
-    if (S::kOutInQuery && number_ != 0) {
-      cuda::FenceForAsyncReads();
-      ReleaseByWarp(shared_.q_empty);
-    }
     return number_ == 0;
   }
 

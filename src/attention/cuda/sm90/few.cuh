@@ -91,8 +91,8 @@ class FewValues : FewLayout<S, kN> {
   float o_[S::kValuePanels][kN / 2];
 };
 
-// Before the first task, by the second consumer: the slots for weights are empty.
-__device__ __forceinline__ void EmptyFewSlots() {
+// Before the first task, by the second consumer: says that the slots for weights are empty.
+__device__ __forceinline__ void OfferFewSlots() {
   for (int slot = 0; slot < kFewSlots; ++slot)
     cuda::BarrierArrive(kFewEmptyBarrier + slot, kFewThreads);
 }
@@ -129,6 +129,8 @@ __device__ __forceinline__ bool AddFewColumns(const Params& p, const LaunchPlan&
   if (consumer >= kFewConsumers) return false;
   cuda::BarrierSync(kFewBarrier<S>, kFewThreads);  // results may go where o was
   if (S::kOutInQuery && consumer != 0) {
+    ClearSpareRows<S>(shared, plan, static_cast<int>(threadIdx.x) % cuda::kWarpgroupThreads,
+                      cuda::kWarpgroupThreads);  // sums were there
     cuda::FenceForAsyncReads();
     ReleaseByWarp(shared.q_empty);
   }

@@ -11,7 +11,7 @@ struct FewLayout {
   static constexpr int kSteps = S::kTileKeys / cuda::kWgmmaStep;
   static constexpr int kOwn = kN / 4;
   static constexpr int kColumns = S::kValuePanels * cuda::kPanelColumns;
-  static_assert(kN <= S::kFewRows && S::kValueStages == kFewSlots);
+  static_assert(kN <= S::kFewRows);
   static_assert(S::kConsumers == kFewConsumers || !S::kOutInQuery);
 
   static __device__ __forceinline__ int RowOf(int c, int lane) {
@@ -41,7 +41,7 @@ struct FewLayout {
 template <class S, class T, class Element, class ToLogit, int kN>
 class FewWeights : FewLayout<S, kN> {
   using L = FewLayout<S, kN>;
-  using L::kBlocks, L::kColumns, L::kOwn, L::First, L::Own, L::RowOf;
+  using L::kBlocks, L::kOwn, L::First, L::Own, L::RowOf;
 
  public:
   __device__ FewWeights(const Params& p, const LaunchPlan& plan, Shared<S>& shared,
@@ -180,7 +180,7 @@ class FewWeights : FewLayout<S, kN> {
 #pragma unroll
     for (const float x : sums) sum += x;
     if (threadIdx.x % cuda::kWarpgroupThreads == 0) shared_.few_raised[slot_] = false;
-    if (cuda::BarrierAny(OwnBarrier<S>(0), cuda::kWarpgroupThreads, !(sum <= Rows::kMostWeight)))
+    if (cuda::BarrierOr(OwnBarrier<S>(0), cuda::kWarpgroupThreads, !(sum <= Rows::kMostWeight)))
       return false;
 #pragma unroll
     for (int c = 0; c < kOwn; ++c) l_[c] += sums[c];
@@ -282,7 +282,6 @@ class FewWeights : FewLayout<S, kN> {
 
   // The sums of each warp's weights, and the bases.
   __device__ __forceinline__ void Leave() {
-    SyncConsumer();  // all have read the last maxima
 #pragma unroll
     for (int c = 0; c < kOwn; ++c) {
       const float l = OverKeys(l_[c], [](float x, float y) { return x + y; });

@@ -9,8 +9,9 @@
 // and in the end out = o / l, lse = (m + log2(l)) * ln(2).
 //
 // One warpgroup is the producer, of which three warps work (producer.cuh), in e4m3 four
-// (transpose.cuh); the others are consumers of 64 rows each (consumer.cuh). If K and V are codes,
-// further warps widen them (widen.cuh). Of each tile of keys n:
+// (transpose.cuh); the others are consumers of 64 rows each (consumer.cuh), which have tasks of few
+// rows in a way of their own (few.cuh). If K and V are codes, further warps widen them (widen.cuh).
+// What is left of tasks that were cut is added up in the end (combine.cuh). Of each tile of keys n:
 //   producers        K_n and V_n to shared memory; the next task's tiles without a pause
 //   tensor cores     S_n = Q K_n', then o += P_n+1 V_n+1, of one consumer at a time
 //   that consumer    meanwhile m, l and P_n; then its o is scaled if m moved
@@ -32,27 +33,12 @@
 
 namespace intarsia::attention::sm90 {
 
-// Rows of Q behind the last token of a tile, where G does not divide it: nobody else writes them,
-// and the tensor cores read them. The consumers together.
-template <class S>
-__device__ __forceinline__ void ClearSpareRows(Shared<S>& shared, int rows) {
-  if (rows == S::kTileRows) return;
-  constexpr int kUnits = cuda::kPanelRowBytes / 16;
-  const int spare = (S::kTileRows - rows) * kUnits;
-  const int thread = static_cast<int>(threadIdx.x) - cuda::kWarpgroupThreads;
-  for (int i = thread; i < S::kPanels * spare; i += S::kConsumers * cuda::kWarpgroupThreads) {
-    const int panel = i / spare, unit = i - panel * spare;
-    reinterpret_cast<uint4*>(shared.q)[(panel * S::kTileRows + rows) * kUnits + unit] = {};
-  }
-  cuda::FenceForAsyncReads();
-}
-
 // All threads, in the end. Of pieces, if there are some, consumers make results.
 template <class S>
-__device__ __forceinline__ void EndTogether(const Params& p, const LaunchPlan& plan,
-                                            const Shared<S>& shared, int warp) {
+__device__ __forceinline__ void CombineAllPieces(const Params& p, const LaunchPlan& plan,
+                                                 const Shared<S>& shared, int warp) {
   if (!plan.pieces.data) return;
-  cuda::BarrierSync(kStartBarrier, S::kThreads);  // warps without work may not know the slice yet
+  cuda::BarrierSync(kEndBarrier, S::kThreads);  // warps without work may not know the slice yet
   if (shared.finder.slice.line.slices == 0) return;
   cuda::AwaitGrid();
   if (warp < 4 || warp / 4 > S::kConsumers) return;
@@ -88,7 +74,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       if (plan.warp_tokens > 0) cuda::PrefetchMap(maps.out);
     }
     if (warp >= 4 && warp / 4 <= S::kConsumers)
-      ClearSpareRows<S>(shared, plan.tokens_per_tile * plan.group);
+      ClearSpareRows<S>(shared, plan, static_cast<int>(threadIdx.x) - cuda::kWarpgroupThreads,
+                        S::kConsumers * cuda::kWarpgroupThreads);
     cuda::BarrierSync(kStartBarrier, S::kThreads - 64);
   }
   if (warp < 4) {
@@ -115,7 +102,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     cuda::TakeRegisters<S::kConsumerRegisters>();
     Consumer<S, T>(p, maps, plan, shared, warp / 4 - 1).Run();
   }
-  EndTogether<S>(p, plan, shared, warp);
+  CombineAllPieces<S>(p, plan, shared, warp);
 }
 
 template <class S, class T>

@@ -18,8 +18,7 @@ struct Task {
   KeyTiles keys;
   ClearTiles clear;
   int first_visible = 0;  // key, of some row
-  // At most S::kFewRows rows: the first kFewConsumers consumers compute the same ones, each its
-  // part of the tiles of keys.
+  // At most S::kFewRows rows, which the first kFewConsumers consumers compute together (few.cuh).
   bool few = false;
   int piece_place = -1;  // of this CTA, where a partial result goes; -1: the result is whole
   // kPadding: rows outside of all sequences, of which this task fills every step-th from first on.
@@ -42,6 +41,7 @@ __device__ constexpr int OwnBarrier(int consumer) {
 template <class S>
 inline constexpr int kFewBarrier = 1 + 2 * S::kConsumers;
 inline constexpr int kFewBeginBarrier = 9, kFewFullBarrier = 10, kFewEmptyBarrier = 12;
+inline constexpr int kEndBarrier = 14;
 inline constexpr int kFewThreads = kFewConsumers * 128;
 
 // What is left of the CTA's slice of the line of tasks, while there is one (prefill_line.h).
@@ -69,7 +69,7 @@ struct OwnSlice {
   }
 };
 
-// What the warp that finds tasks keeps from one to the next.
+// What the warp that finds tasks keeps from one to the next; kSliceWarp finds the slice.
 struct FinderState {
   OwnSlice slice;
   RoundOrder order;
@@ -190,5 +190,21 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
     cuda::PublishBarriers();
   }
 };
+
+// Rows of Q behind the last token of a tile, where G does not divide it: no copy writes them, and
+// the tensor cores read them. By `threads`, of which this is number `thread`.
+template <class S>
+__device__ __forceinline__ void ClearSpareRows(Shared<S>& shared, const LaunchPlan& plan,
+                                               int thread, int threads) {
+  const int rows = plan.tokens_per_tile * plan.group;
+  if (rows == S::kTileRows) return;
+  constexpr int kUnits = cuda::kPanelRowBytes / 16;
+  const int spare = (S::kTileRows - rows) * kUnits;
+  for (int i = thread; i < S::kPanels * spare; i += threads) {
+    const int panel = i / spare, unit = i - panel * spare;
+    reinterpret_cast<uint4*>(shared.q)[(panel * S::kTileRows + rows) * kUnits + unit] = {};
+  }
+  cuda::FenceForAsyncReads();
+}
 
 }  // namespace intarsia::attention::sm90

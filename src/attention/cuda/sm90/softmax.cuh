@@ -67,7 +67,7 @@ __device__ __forceinline__ int Anew(int x) {
 struct ThreadPlace {
   int row, column;  // the first of each
 
-  // `few`: the consumers have the same rows.
+  // `few`: both consumers have the first rows.
   __device__ __forceinline__ explicit ThreadPlace(bool few) {
     const int thread = Anew(static_cast<int>(threadIdx.x));
     row = cuda::AccumulatorRow(thread % cuda::kWarpgroupThreads, 0);

@@ -80,15 +80,18 @@ struct Shape {
   // Tasks of few rows leave their sums where results go, and before that the weights of kFewSlots
   // tiles, of 128 bytes a key: there, or in the rows of Q that they do not have.
   static constexpr int kFewWeightBytes = kFewSlots * kTileKeys * 128;
-  // Large head dims leave a consumer no registers for the sums of that many rows: ptxas would put
-  // its products one after the other (C7512).
   static constexpr bool kFewFit =
       !kOutInQuery || (kTileRows - kMostFewRows) * kPanels * 128 >= kFewWeightBytes;
+  // Large head dims leave a consumer no registers for the sums of that many rows: ptxas would put
+  // its products one after the other (C7512).
   static constexpr int kFewRows = kDv <= 128 && kFewFit   ? kMostFewRows
                                   : kDv <= 192 || !kCodes ? 32
                                                           : 8;
   static_assert(kFewRows * kValuePanels * 256 <= (kOutInQuery ? kQueryBytes : kOutBytes) &&
                 kFewConsumers <= kConsumers);
+  // A third consumer's results may be staged while sums of few rows are read.
+  static_assert(kConsumers == kFewConsumers ||
+                (kOutPanels == 1 && kFewRows * kValuePanels * 256 <= kFewConsumers * 64 * 128));
   static_assert(kE4M3 || kFewWeightBytes <=
                              (kOutInQuery ? (kTileRows - kFewRows) * kPanels * 128 : kOutBytes));
   static_assert(kSharedBytes <= kMaxSharedBytes && kTileKeys % 16 == 0 && kD % 16 == 0);

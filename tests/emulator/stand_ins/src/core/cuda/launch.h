@@ -19,7 +19,7 @@ Status Launch(const CudaContext&, const Kernel& kernel, const LaunchConfig& conf
   const auto function =
       reinterpret_cast<void (*)(Arguments...)>(reinterpret_cast<uintptr_t>(kernel.function()));
   const dim3 grid(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
-  emulator::Run(grid, config.block, [&] { function(arguments...); });
+  emulator::Run(grid, config.block, config.cooperative, [&] { function(arguments...); });
   return {};
 }
 

@@ -125,7 +125,7 @@ inline uint32_t ToE4M3x4(float x0, float x1, float x2, float x3) {
 }
 
 inline void BarrierSync(int id, int threads) { emulator::ArriveAt(id, threads, true); }
-inline bool BarrierAny(int id, int threads, bool mine) {
+inline bool BarrierOr(int id, int threads, bool mine) {
   return emulator::ArriveAt(id, threads, true, mine);
 }
 inline float Exp2(float x) { return std::exp2(x); }
