@@ -83,7 +83,7 @@ std::vector<Fiber> FibersOf(const Block& b, Stacks& stacks) {
   std::vector<Fiber> fibers(b.threads);
   for (int i = 0; i < b.threads; ++i) {
     if (static_cast<int>(stacks.size()) == i)
-      stacks.push_back(std::unique_ptr<char[]>(new char[kStackBytes]));
+      stacks.push_back(std::make_unique_for_overwrite<char[]>(kStackBytes));
     const unsigned n = static_cast<unsigned>(i);
     fibers[i].number = i;
     fibers[i].index = {n % b.dim.x, n / b.dim.x % b.dim.y, n / (b.dim.x * b.dim.y)};

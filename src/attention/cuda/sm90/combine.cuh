@@ -3,8 +3,8 @@
 //   lse = ln (e^sink + sum_i e^lse_i),   out = sum_i e^(lse_i - lse) out_i.
 #pragma once
 #include "src/attention/attention.h"
+#include "src/attention/cuda/fragments.cuh"
 #include "src/attention/cuda/rows.cuh"
-#include "src/attention/cuda/scores.cuh"
 #include "src/attention/prefill_line.h"
 
 namespace intarsia::attention::sm90 {
@@ -24,7 +24,7 @@ struct Pieces {
 
 // When all pieces are there: the slices that have a task's pieces share its rows, by `warps` of the
 // CTA, of which this is number `warp`. A warp takes kRows at once, since each waits for what it
-// reads; 8 lanes have the weights of a row's pieces, and all lanes its columns. kDv: as in Shape.
+// reads; kLanes have the weights of a row's pieces, and all its columns. kDv: as in Shape.
 template <int kDv>
 __device__ __forceinline__ void CombinePieces(const Params& p, const Pieces& pieces, int place,
                                               int warp, int warps) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ void CombinePieces(const Params& p, const Pieces& pie
     for (int piece = lane % kLanes; piece < task.pieces; piece += kLanes)
       top = fmaxf(top, lse_of(piece, own_row));
     top = over_pieces(top, [](float x, float y) { return fmaxf(x, y); });
-    const float base = top == -INFINITY ? 0.0f : top;
+    const float base = BaseOf(top);
     float weights = lane % kLanes ? 0.0f : __expf(sink - base);
     float o[kRows][kGroups][4] = {};
 #pragma unroll 1

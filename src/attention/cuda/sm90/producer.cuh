@@ -22,21 +22,18 @@ class TaskProducer {
     KeyPlaces(p_, plan_.page_size, first.own()).PrefetchLast();
     finder_.Begin(first);
     // The first one as if tasks were whole; then kSliceWarp knows, and it is found again if not.
-    bool cuts = false, known = false;
+    bool cuts = false;
 #pragma unroll 1
-    for (int round = 0; round < Shared<S>::kTasks && !ended_; ++round) {
+    for (int round = 0; round < Shared<S>::kTasks && !ended_;) {
       const bool found =
           finder_.Find(round, cuts, [&] { return first; }, shared_.tasks[place_.index]);
-      if (!known) {
+      if (round == 0 && !cuts) {
         cuda::BarrierSync(kTaskBarrier, kTaskBarrierThreads);
-        known = true;
         cuts = finder_.Cuts();
-        if (cuts) {
-          --round;
-          continue;
-        }
+        if (cuts) continue;
       }
       if (found) Publish();
+      ++round;
     }
   }
   // By kSliceWarp, meanwhile.
