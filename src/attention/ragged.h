@@ -35,16 +35,24 @@ struct SequenceOf {
 
 // How many sequences count.
 template <class Int = int>
+[[gnu::always_inline]] INTARSIA_HOST_DEVICE inline Int NumSeqsFrom(const Params& p,
+                                                                   int64_t number) {
+  return static_cast<Int>(p.num_seqs_device.data ? Clamp(number, 0, p.num_seqs) : p.num_seqs);
+}
+template <class Int = int>
 [[gnu::always_inline]] INTARSIA_HOST_DEVICE inline Int NumSeqs(const Params& p) {
-  if (!p.num_seqs_device.data) return static_cast<Int>(p.num_seqs);
-  return static_cast<Int>(Clamp(p.num_seqs_device.At(0), 0, p.num_seqs));
+  return NumSeqsFrom<Int>(p, p.num_seqs_device.data ? p.num_seqs_device.At(0) : 0);
 }
 
 // Where sequence seq ends in q, unless an earlier one ends later: cu_seqlens_q may hold anything,
 // and counts as the largest number so far. So sequences never overlap.
 template <class Int>
+[[gnu::always_inline]] INTARSIA_HOST_DEVICE inline Int EndFrom(const Params& p, int64_t number) {
+  return static_cast<Int>(Clamp(number, 0, p.num_tokens));
+}
+template <class Int>
 [[gnu::always_inline]] INTARSIA_HOST_DEVICE inline Int EndOf(const Params& p, Int seq) {
-  return static_cast<Int>(Clamp(p.cu_seqlens_q.At(seq + 1), 0, p.num_tokens));
+  return EndFrom<Int>(p, p.cu_seqlens_q.At(seq + 1));
 }
 // Where the first sequence begins.
 template <class Int = int>
@@ -54,19 +62,25 @@ template <class Int = int>
 
 // The same of cu_seqlens_k and dense K and V; 0 with pages, which sequences may share.
 template <class Int>
+[[gnu::always_inline]] INTARSIA_HOST_DEVICE inline Int KeyEndFrom(const Params& p, int64_t number) {
+  return p.paged ? 0 : static_cast<Int>(Clamp(number, 0, p.cache.page_size));
+}
+template <class Int>
 [[gnu::always_inline]] INTARSIA_HOST_DEVICE inline Int KeyEndOf(const Params& p, Int seq) {
-  return p.paged ? 0 : static_cast<Int>(Clamp(p.cu_seqlens_k.At(seq + 1), 0, p.cache.page_size));
+  return p.paged ? 0 : KeyEndFrom<Int>(p, p.cu_seqlens_k.At(seq + 1));
 }
 template <class Int = int>
 [[gnu::always_inline]] INTARSIA_HOST_DEVICE inline Int FirstKey(const Params& p) {
   return KeyEndOf<Int>(p, -1);
 }
 
-// Sequence seq, of which it is known where its rows of q and of dense K and V are.
+// Sequence seq, of which it is known where its rows of q and of dense K and V are. `used` and
+// `leftpad`: its numbers of seqused_k and leftpad_k, if these are there.
 template <class Int>
 INTARSIA_HOST_DEVICE inline SequenceOf<Int> SequenceOver(const Params& p, Int seq,
                                                          const RangeOf<Int>& tokens,
-                                                         const RangeOf<Int>& keys) {
+                                                         const RangeOf<Int>& keys, int64_t used,
+                                                         int64_t leftpad) {
   SequenceOf<Int> s{seq, tokens};
   int64_t len_k = 0, max_len_k = p.max_len_k;
   if (!p.paged) {
@@ -75,12 +89,19 @@ INTARSIA_HOST_DEVICE inline SequenceOf<Int> SequenceOver(const Params& p, Int se
     // Not the next sequence's keys, whatever seqused_k says.
     max_len_k = max_len_k < len_k ? max_len_k : len_k;
   }
-  if (p.seqused_k.data) len_k = p.seqused_k.At(seq);
+  if (p.seqused_k.data) len_k = used;
   len_k = Clamp(len_k, 0, max_len_k);
-  const int64_t leftpad = p.leftpad_k.data ? Clamp(p.leftpad_k.At(seq), 0, len_k) : 0;
+  leftpad = p.leftpad_k.data ? Clamp(leftpad, 0, len_k) : 0;
   s.k_begin = static_cast<Int>(keys.begin + leftpad);
   s.len_k = static_cast<Int>(len_k - leftpad);
   return s;
+}
+template <class Int>
+INTARSIA_HOST_DEVICE inline SequenceOf<Int> SequenceOver(const Params& p, Int seq,
+                                                         const RangeOf<Int>& tokens,
+                                                         const RangeOf<Int>& keys) {
+  return SequenceOver(p, seq, tokens, keys, p.seqused_k.data ? p.seqused_k.At(seq) : 0,
+                      p.leftpad_k.data ? p.leftpad_k.At(seq) : 0);
 }
 // `begin` and `key_begin`: where the sequence before it ends, or FirstToken and FirstKey.
 template <class Int>

@@ -8,6 +8,7 @@
 
 #include "src/attention/cuda/forward_launch.h"
 #include "src/attention/ragged.h"
+#include "src/core/cuda/ptx.cuh"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/round.h"
 
@@ -48,29 +49,32 @@ __device__ __forceinline__ int SumThroughLane(int x) {
   return x;
 }
 
+// Number i of a vector that may be absent; 0 if !there. See LoadIndexIf.
+__device__ __forceinline__ int64_t LoadIf(bool there, const IndexVector& vector, int i) {
+  return cuda::LoadIndexIf(there && vector.data, vector.data, vector.wide, i);
+}
+
 // Walks over the batch, 32 sequences at a time, a lane each, from the first 32 on; a warp together.
 // A copy of one that is still there begins another walk, without reading the sequences again.
+// Nothing that is read waits for anything else.
 class LaneSequences {
  public:
-  __device__ __forceinline__ explicit LaneSequences(const Params& p)
-      : p_(p), num_seqs_(NumSeqs(p)), end_(FirstToken(p)), key_end_(FirstKey(p)) {
-    Next();
+  __device__ __forceinline__ explicit LaneSequences(const Params& p) : p_(p) {
+    const int64_t num_seqs = LoadIf(true, p.num_seqs_device, 0);
+    const int64_t end = LoadIf(true, p.cu_seqlens_q, 0);
+    const int64_t key_end = LoadIf(!p.paged, p.cu_seqlens_k, 0);
+    const Numbers numbers(p, Seq());
+    num_seqs_ = NumSeqsFrom(p, num_seqs);
+    end_ = EndFrom<int>(p, end);
+    key_end_ = KeyEndFrom<int>(p, key_end);
+    Take(numbers);
   }
 
   // Goes on to the next 32, if there are any. Lanes behind the last one have an empty sequence.
-  // Whether a sequence can be read is asked before whether it counts, which the device knows, so
-  // that nothing that is read waits for anything else.
   __device__ __forceinline__ bool Next() {
-    if (next_ >= p_.num_seqs || (next_ > 0 && next_ >= num_seqs_)) return false;
-    const int seq = next_ + static_cast<int>(threadIdx.x % 32);
-    next_ += 32;
-    const bool exists = seq < p_.num_seqs, counts = seq < num_seqs_;
-    const int token_end = exists ? EndOf(p_, seq) : 0;
-    const int key_end = exists ? KeyEndOf(p_, seq) : 0;
-    const Range tokens = RangeOfLane(counts ? token_end : 0, end_);
-    const Range keys = p_.paged ? Range{} : RangeOfLane(counts ? key_end : 0, key_end_);
-    own_ = exists ? SequenceOver(p_, seq, tokens, keys) : Sequence{.tokens = tokens};
-    if (!counts) own_.len_k = 0;
+    if (first_ + 32 >= num_seqs_) return false;
+    first_ += 32;
+    Take(Numbers(p_, Seq()));
     return true;
   }
   __device__ __forceinline__ const Sequence& own() const { return own_; }  // the lane's
@@ -85,9 +89,29 @@ class LaneSequences {
   __device__ __forceinline__ int end() const { return end_; }  // of the tokens of those so far
 
  private:
+  // What is read of a sequence, whether it counts or not.
+  struct Numbers {
+    __device__ __forceinline__ Numbers(const Params& p, int seq)
+        : end(LoadIf(seq < p.num_seqs, p.cu_seqlens_q, seq + 1)),
+          key_end(LoadIf(seq < p.num_seqs && !p.paged, p.cu_seqlens_k, seq + 1)),
+          used(LoadIf(seq < p.num_seqs, p.seqused_k, seq)),
+          leftpad(LoadIf(seq < p.num_seqs, p.leftpad_k, seq)) {}
+    int64_t end, key_end, used, leftpad;
+  };
+
+  __device__ __forceinline__ int Seq() const { return first_ + static_cast<int>(threadIdx.x % 32); }
+  __device__ __forceinline__ void Take(const Numbers& numbers) {
+    const int seq = Seq();
+    const bool counts = seq < num_seqs_;
+    const Range tokens = RangeOfLane(counts ? EndFrom<int>(p_, numbers.end) : 0, end_);
+    Range keys;
+    if (!p_.paged) keys = RangeOfLane(counts ? KeyEndFrom<int>(p_, numbers.key_end) : 0, key_end_);
+    own_ = SequenceOver(p_, seq, tokens, keys, numbers.used, numbers.leftpad);
+    if (!counts) own_.len_k = 0;
+  }
+
   const Params& p_;
-  const int num_seqs_;
-  int next_ = 0, end_, key_end_;
+  int num_seqs_, first_ = 0, end_, key_end_;
   Sequence own_;
 };
 

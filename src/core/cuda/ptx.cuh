@@ -56,6 +56,29 @@ __device__ __forceinline__ void PrefetchL2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];\n" ::"l"(global));
 }
 
+// Number i of an array of int32, or of int64 if `wide`; without an access 0, if !there. It has no
+// branch: so of several all are on their way at once, where the compiler would wait for each.
+__device__ __forceinline__ int64_t LoadIndexIf(bool there, const void* data, bool wide, int i) {
+  const char* const from = static_cast<const char*>(data) + (int64_t{i} << (wide ? 3 : 2));
+  int64_t x;
+  asm("{\n"
+      ".reg .pred is_wide, is_narrow;\n"
+      ".reg .b32 narrow;\n"
+      ".reg .b64 wide;\n"
+      "setp.ne.b32 is_wide, %2, 0;\n"
+      "setp.ne.b32 is_narrow, %3, 0;\n"
+      "mov.b32 narrow, 0;\n"
+      "mov.b64 wide, 0;\n"
+      "@is_narrow ld.global.b32 narrow, [%1];\n"
+      "@is_wide ld.global.b64 wide, [%1];\n"
+      "cvt.s64.s32 %0, narrow;\n"
+      "@is_wide mov.b64 %0, wide;\n"
+      "}\n"
+      : "=l"(x)
+      : "l"(from), "r"(int{there && wide}), "r"(int{there && !wide}));
+  return x;
+}
+
 // 16 bytes that are read once.
 __device__ __forceinline__ uint4 LoadOnce16(const void* from) {
   uint4 x;

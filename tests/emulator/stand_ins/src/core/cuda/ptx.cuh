@@ -10,6 +10,10 @@ inline uint32_t SharedAddress(const void* pointer) { return emulator::AddressOf(
 inline void AwaitPrevious() {}
 inline void LetNextBegin() {}
 inline void PrefetchL2(const void*) {}
+inline int64_t LoadIndexIf(bool there, const void* data, bool wide, int i) {
+  if (!there) return 0;
+  return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+}
 
 inline void CpAsync16(uint32_t shared, const void* global, bool valid) {
   if (valid)
