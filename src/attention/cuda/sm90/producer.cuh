@@ -21,20 +21,16 @@ class TaskProducer {
     const LaneSequences first(p_);
     KeyPlaces(p_, plan_.page_size, first.own()).PrefetchLast();
     finder_.Begin(first);
+    const auto again = [&] { return first; };
     // The first one as if tasks were whole; then kSliceWarp knows, and it is found again if not.
-    bool cuts = false;
+    // Apart from the loop, whose constants ptxas would load before.
+    const bool found = finder_.FindWhole(0, again, shared_.tasks[0]);
+    cuda::BarrierSync(kTaskBarrier, kTaskBarrierThreads);
+    const bool cuts = finder_.Cuts();
+    if (found && !cuts) Publish();
 #pragma unroll 1
-    for (int round = 0; round < Shared<S>::kTasks && !ended_;) {
-      const bool found =
-          finder_.Find(round, cuts, [&] { return first; }, shared_.tasks[place_.index]);
-      if (round == 0 && !cuts) {
-        cuda::BarrierSync(kTaskBarrier, kTaskBarrierThreads);
-        cuts = finder_.Cuts();
-        if (cuts) continue;
-      }
-      if (found) Publish();
-      ++round;
-    }
+    for (int round = !cuts; round < Shared<S>::kTasks && !ended_; ++round)
+      if (finder_.Find(round, cuts, again, shared_.tasks[place_.index])) Publish();
   }
   // By kSliceWarp, meanwhile.
   static __device__ __forceinline__ void FindOwnSlice(const Params& p, const LaunchPlan& plan,

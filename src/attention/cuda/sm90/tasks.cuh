@@ -121,6 +121,30 @@ class TaskFinder {
   __device__ __forceinline__ bool Find(int round, bool cuts, First first, Task& task) {
     return cuts ? FindPiece(first, task) : FindWhole(round, first, task);
   }
+  // The same where tasks are whole.
+  template <class First>
+  __device__ __forceinline__ bool FindWhole(int round, First first, Task& task) const {
+    const Schedule::Task place = schedule_.At(round, static_cast<int>(gridDim.x),
+                                              static_cast<int>(blockIdx.x), state_.order);
+    task.kind = Task::kEnd;
+    if (place.kind != Schedule::Task::kTask) return place.kind == Schedule::Task::kEnd;
+    task.kv_head = place.kv_head;
+    const OwnedItem found = FindItem(
+        first(), place.row_tile, [&](const Sequence& sequence) { return CountOf(sequence); },
+        LongestFirst{plan_});
+    if (!found.exists) {
+      const int heads = schedule_.num_kv_heads;
+      const int spare_tiles = schedule_.row_tiles - place.row_tile + found.beyond;
+      task.kind = Task::kPadding;
+      task.padding = {FirstToken(p_), found.end};
+      task.first = found.beyond * heads + place.kv_head;
+      task.step = spare_tiles * heads;
+      return plan_.fill_padding;
+    }
+    task.kv_head = place.kv_head;
+    task.keys = SetRows(task, found.sequence, found.count - 1 - found.number);
+    return true;
+  }
   // Whether tasks are cut; known when the warp that finds it is done.
   __device__ __forceinline__ bool Cuts() const { return state_.slice.line.slices > 0; }
 
@@ -155,30 +179,6 @@ class TaskFinder {
     const int rounds = ((many + few) * schedule_.section_heads + ctas - 1) / ctas;
     if (threadIdx.x % 32 == 0) state_.order = RoundOrder(rounds, ctas, cta);
     __syncwarp();
-  }
-
-  template <class First>
-  __device__ __forceinline__ bool FindWhole(int round, First first, Task& task) const {
-    const Schedule::Task place = schedule_.At(round, static_cast<int>(gridDim.x),
-                                              static_cast<int>(blockIdx.x), state_.order);
-    task.kind = Task::kEnd;
-    if (place.kind != Schedule::Task::kTask) return place.kind == Schedule::Task::kEnd;
-    task.kv_head = place.kv_head;
-    const OwnedItem found = FindItem(
-        first(), place.row_tile, [&](const Sequence& sequence) { return CountOf(sequence); },
-        LongestFirst{plan_});
-    if (!found.exists) {
-      const int heads = schedule_.num_kv_heads;
-      const int spare_tiles = schedule_.row_tiles - place.row_tile + found.beyond;
-      task.kind = Task::kPadding;
-      task.padding = {FirstToken(p_), found.end};
-      task.first = found.beyond * heads + place.kv_head;
-      task.step = spare_tiles * heads;
-      return plan_.fill_padding;
-    }
-    task.kv_head = place.kv_head;
-    task.keys = SetRows(task, found.sequence, found.count - 1 - found.number);
-    return true;
   }
 
   // A row tile of a sequence, but for its keys, which it returns.
