@@ -58,7 +58,7 @@ Status MakeMap(const void* data, int bytes, int64_t columns, int box, std::span<
 }  // namespace
 
 Status MakePanelMap(DType dtype, const void* data, int64_t columns, std::span<const MapAxis> axes,
-                    CUtensorMap& map) {
+                    CUtensorMap& map, int) {
   const int bytes = static_cast<int>(Bytes(dtype));
   return MakeMap(data, bytes, columns, kPanelRowBytes / bytes, axes, true, map);
 }

@@ -32,7 +32,7 @@ Status FindEncode(Encode& encode) {
 }  // namespace
 
 Status MakePanelMap(DType dtype, const void* data, int64_t columns, std::span<const MapAxis> axes,
-                    CUtensorMap& map) {
+                    CUtensorMap& map, int l2_bytes) {
   constexpr size_t kMaxAxes = 5;
   Encode encode = nullptr;
   INTARSIA_RETURN_IF_ERROR(FindEncode(encode));
@@ -48,14 +48,15 @@ Status MakePanelMap(DType dtype, const void* data, int64_t columns, std::span<co
     box[i + 1] = static_cast<cuuint32_t>(axes[i].box);
     steps[i + 1] = 1;
   }
-  const CUresult result =
-      encode(&map,
-             Bytes(dtype) == 1      ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-             : dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                    : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-             static_cast<cuuint32_t>(axes.size() + 1), const_cast<void*>(data), sizes, strides, box,
-             steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(
+      &map,
+      Bytes(dtype) == 1      ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+      : dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                             : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      static_cast<cuuint32_t>(axes.size() + 1), const_cast<void*>(data), sizes, strides, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      l2_bytes == 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return Internal(Text("cuTensorMapEncodeTiled: CUresult ", static_cast<int>(result)));
 }

@@ -128,8 +128,10 @@ inline Status MakeMaps(const Params& p, const LaunchPlan& plan, Maps& maps) {
         {{p.num_heads, dv, plan.group}, {p.num_tokens, p.num_heads * dv, plan.warp_tokens}}};
     INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.out_dtype, p.out, dv, out, maps.out));
   }
-  INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(c.dtype, c.k, c.head_dim, keys(c.k_strides), maps.k));
-  return cuda::MakePanelMap(c.dtype, c.v, c.v_head_dim, keys(c.v_strides), maps.v);
+  INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(c.dtype, c.k, c.head_dim, keys(c.k_strides), maps.k,
+                                              cuda::kPanelRowBytes));
+  return cuda::MakePanelMap(c.dtype, c.v, c.v_head_dim, keys(c.v_strides), maps.v,
+                            cuda::kPanelRowBytes);
 }
 
 inline int WindowOf(int64_t side) {

@@ -94,13 +94,16 @@ class TileWalk {
         layer_(p.cache.layer ? *p.cache.layer : 0) {}
 
   // load(first_key, box, missing) for each tile, from the last to the first; bit i of `missing`:
-  // the tile's box i should hold keys, but its page does not exist.
-  template <class Load>
-  __device__ __forceinline__ void ForEachTile(const Task& task, Load load) const {
+  // the tile's box i should hold keys, but its page does not exist. meanwhile(): while the first
+  // page is looked up.
+  template <class Load, class Meanwhile>
+  __device__ __forceinline__ void ForEachTile(const Task& task, Load load,
+                                              Meanwhile meanwhile) const {
     const KeyPlaces places(p_, plan_.page_size, task.sequence);
     int first_key = task.keys.last_key;
     Lookup next;
     if (task.keys.count > 0) next = Find(places, task.sequence, first_key);
+    meanwhile();
     for (int left = task.keys.count; left > 0; --left, first_key -= S::kTileKeys) {
       const bool exists = next.needed && places.Exists(next.place);
       const Box box{
@@ -113,15 +116,20 @@ class TileWalk {
     }
   }
 
+  template <class Load>
+  __device__ __forceinline__ void ForEachTile(const Task& task, Load load) const {
+    ForEachTile(task, load, [] {});
+  }
+
   // The lane's box of every panel.
   template <int kPanels>
   __device__ __forceinline__ void Copy(char* tile, const CUtensorMap& map, const Box& box,
-                                       int kv_head, cuda::Barrier& barrier) const {
+                                       const Task& task, cuda::Barrier& barrier) const {
     if (first_row_ >= S::kTileKeys) return;
     for (int panel = 0; panel < kPanels; ++panel) {
       char* const to = tile + (panel * S::kTileKeys + first_row_) * cuda::kPanelRowBytes;
-      const int32_t at[] = {panel * S::kCopiedColumns, box.slot, kv_head, box.page, layer_};
-      cuda::CopyBox(to, map, at, barrier);
+      const int32_t at[] = {panel * S::kCopiedColumns, box.slot, task.kv_head, box.page, layer_};
+      cuda::CopyBox(to, map, at, barrier, task.alone);
     }
   }
 
@@ -176,19 +184,20 @@ __device__ __forceinline__ void ProduceKeys(const Params& p, const Maps& maps,
   ForEachTask(shared, [&](const Task& task) {
     // Where there is room already, Q comes first: it does not wait for the page table.
     const bool early = task.keys.count == 0 || shared.q_empty.Ended(q_parity ^ 1);
-    if (early) load_query(task);
-    walk.ForEachTile(
-        task, [&](int first_key, const typename TileWalk<S>::Box& box, uint32_t missing) {
-          shared.k_empty[k.index].Wait(k.parity ^ 1);
-          cuda::Barrier& full = shared.k_full[k.index];
-          if (elected) {
-            shared.boxes[k.index] = ~missing;
-            full.ArriveExpecting(S::kKeyBytes);
-          }
-          walk.template Copy<S::kPanels>(shared.k[k.index], maps.k, box, task.kv_head, full);
-          k.Next();
-          if (!early && first_key == task.keys.last_key) load_query(task);
-        });
+    const auto load = [&](int first_key, const typename TileWalk<S>::Box& box, uint32_t missing) {
+      shared.k_empty[k.index].Wait(k.parity ^ 1);
+      cuda::Barrier& full = shared.k_full[k.index];
+      if (elected) {
+        shared.boxes[k.index] = ~missing;
+        full.ArriveExpecting(S::kKeyBytes);
+      }
+      walk.template Copy<S::kPanels>(shared.k[k.index], maps.k, box, task, full);
+      k.Next();
+      if (!early && first_key == task.keys.last_key) load_query(task);
+    };
+    walk.ForEachTile(task, load, [&] {
+      if (early) load_query(task);
+    });
   });
 }
 
@@ -213,8 +222,7 @@ __device__ __forceinline__ void CopyValues(const Params& p, const Maps& maps,
       shared.raw_empty[raw.index].Wait(raw.parity ^ 1);
       cuda::Barrier& full = shared.raw_full[raw.index];
       if (threadIdx.x % 32 == 0) full.ArriveExpecting(S::kCopiedValueBytes);
-      walk.template Copy<S::kValuePanels>(shared.fp8.raw[raw.index], maps.v, box, task.kv_head,
-                                          full);
+      walk.template Copy<S::kValuePanels>(shared.fp8.raw[raw.index], maps.v, box, task, full);
       raw.Next();
     });
   });
@@ -236,7 +244,7 @@ __device__ __forceinline__ void ProduceValues(const Params& p, const Maps& maps,
       cuda::Barrier& landed = stray.any() ? shared.v_landed : full;
       char* const tile = shared.v[v.index];
       if (elected) landed.ArriveExpecting(S::kCopiedValueBytes);
-      walk.template Copy<S::kValuePanels>(tile, maps.v, box, task.kv_head, landed);
+      walk.template Copy<S::kValuePanels>(tile, maps.v, box, task, landed);
       if (stray.any()) {
         landed.Wait(landed_parity);
         landed_parity ^= 1;

@@ -195,6 +195,7 @@ class TaskFinder {
     const Range all{band.BeginOf(last), band.EndOf(first_token, sequence.len_k)};
     task.first_visible = some.begin;
     task.few = IsFew(plan_, sequence);
+    task.alone = sequence.tokens.size() <= plan_.tokens_per_tile;
     task.piece_place = -1;
     task.clear = ClearTilesOf(all.begin, all.end, S::kTileKeys);
     return TilesOf(some.begin, layer_exists_ ? some.end : some.begin,

@@ -25,7 +25,7 @@ __device__ __forceinline__ void CopyCodes(const Params& p, const Maps& maps, con
   const TileWalk<S> walk(p, plan);
   cuda::RingPlace<S::kRawStages> raw;
   uint32_t q_parity = 0;
-  const auto copy = [&]<int kPanels>(const CUtensorMap& map, const Box& box, int kv_head,
+  const auto copy = [&]<int kPanels>(const CUtensorMap& map, const Box& box, const Task& task,
                                      uint32_t boxes) {
     shared.raw_empty[raw.index].Wait(raw.parity ^ 1);
     cuda::Barrier& full = shared.raw_full[raw.index];
@@ -33,7 +33,7 @@ __device__ __forceinline__ void CopyCodes(const Params& p, const Maps& maps, con
       shared.codes.boxes[raw.index] = boxes;
       full.ArriveExpecting(S::kTileKeys * kPanels * cuda::kPanelRowBytes);
     }
-    walk.template Copy<kPanels>(shared.raw.tiles[raw.index], map, box, kv_head, full);
+    walk.template Copy<kPanels>(shared.raw.tiles[raw.index], map, box, task, full);
     raw.Next();
   };
   const auto copy_query = [&](const Task& task) {
@@ -46,10 +46,10 @@ __device__ __forceinline__ void CopyCodes(const Params& p, const Maps& maps, con
     if (task.keys.count == 0) copy_query(task);
     Box before;  // of the tile of keys whose V comes next
     const auto copy_values = [&] {
-      copy.template operator()<S::kCopiedValuePanels>(maps.v, before, task.kv_head, 0);
+      copy.template operator()<S::kCopiedValuePanels>(maps.v, before, task, 0);
     };
     walk.ForEachTile(task, [&](int first_key, const Box& box, uint32_t missing) {
-      copy.template operator()<S::kCopiedKeyPanels>(maps.k, box, task.kv_head, ~missing);
+      copy.template operator()<S::kCopiedKeyPanels>(maps.k, box, task, ~missing);
       if (first_key == task.keys.last_key)
         copy_query(task);
       else

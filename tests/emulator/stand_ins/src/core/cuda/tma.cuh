@@ -115,6 +115,11 @@ void CopyBox(void* shared, const CUtensorMap& tensor, const int32_t (&coordinate
   });
 }
 
+inline void CopyBox(void* shared, const CUtensorMap& map, const int32_t (&at)[5], Barrier& barrier,
+                    bool) {
+  CopyBox(shared, map, at, barrier);
+}
+
 template <int kAxes>
 void StoreBox(const CUtensorMap& tensor, const int32_t (&coordinates)[kAxes], const void* shared) {
   const uint32_t from = emulator::AddressOf(shared);
