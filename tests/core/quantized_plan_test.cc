@@ -128,9 +128,9 @@ TEST(QuantizedPlan, CtasShareSumsWhereGpusHaveClusters) {
   const QuantizedParams p = ParamsOf(1, 4096, 14336, 128);
   EXPECT_EQ(PlanFor(p, Gpu("A100")).splits, 1);
   EXPECT_EQ(PlanFor(p, Gpu("RTX 4090")).splits, 1);
-  EXPECT_EQ(PlanFor(ParamsOf(16, 2048, 4096, 128), Gpu("H200")).splits, 2);
+  EXPECT_EQ(PlanFor(ParamsOf(16, 2048, 4096, 64), Gpu("H200")).splits, 2);
   EXPECT_EQ(PlanFor(p, cuda::HeldBack(Gpu("H200"), 80)).splits, 1);
-  EXPECT_EQ(PlanFor(ParamsOf(1, 4096, 4096, 128), Gpu("H200")).splits, 1);
+  EXPECT_EQ(PlanFor(ParamsOf(1, 4096, 4096, 64), Gpu("H200")).splits, 1);
   EXPECT_EQ(PlanFor(ParamsOf(1, 4096, 128, 128), Gpu("H200")).splits, 1);  // a stage alone
 }
 
@@ -140,8 +140,8 @@ TEST(QuantizedPlan, StreamsWhatItCan) {
   EXPECT_EQ(PlanFor(p, Gpu("A100")).kernel, QuantizedKernelKind::kWideStream);
   EXPECT_EQ(kernel(ParamsOf(17, 2048, 4096, 128)), QuantizedKernelKind::kWideStream);
   EXPECT_EQ(kernel(ParamsOf(17, 4096, 4096, 32)), QuantizedKernelKind::kStream);
-  EXPECT_EQ(kernel(ParamsOf(16, 2048, 65536, 128)), QuantizedKernelKind::kWideStream);  // x is long
-  EXPECT_EQ(kernel(p), QuantizedKernelKind::kWideResident);
+  EXPECT_EQ(kernel(ParamsOf(16, 2048, 65536, 64)), QuantizedKernelKind::kStream);  // x is long
+  EXPECT_EQ(kernel(ParamsOf(1, 4096, 14336, 128)), QuantizedKernelKind::kWideResident);
   EXPECT_EQ(kernel(ParamsOf(1, 4096, 4096, 32)), QuantizedKernelKind::kResident);
   EXPECT_EQ(kernel(ParamsOf(1, 4096, 4096, 16)), QuantizedKernelKind::kAny);
   EXPECT_EQ(kernel(ParamsOf(1, 4096, 4097, 128)),
@@ -186,7 +186,11 @@ TEST(QuantizedPlan, StreamsWithinSharedMemory) {
 TEST(QuantizedPlan, WarpgroupsTakeRowsOfLargeMatrices) {
   const auto plan = [](QuantizedParams p) { return PlanFor(p, Gpu("H200")); };
   const auto kernel = [&](const QuantizedParams& p) { return plan(p).kernel; };
-  EXPECT_EQ(plan(ParamsOf(16, 4096, 4096, 128)).splits, 6);
+  EXPECT_EQ(plan(ParamsOf(16, 4096, 4096, 128)).splits, 5);
+  EXPECT_EQ(plan(ParamsOf(16, 4096, 4096, 128)).k_warps, 1);
+  EXPECT_EQ(plan(ParamsOf(16, 4096, 14336, 128)).splits, 6);
+  EXPECT_EQ(plan(ParamsOf(16, 4096, 14336, 128)).k_warps, 2);
+  EXPECT_EQ(plan(ParamsOf(1, 6144, 4096, 128)).splits, 4);
   EXPECT_EQ(plan(ParamsOf(64, 6144, 4096, 128)).splits, 4);
   EXPECT_EQ(plan(ParamsOf(64, 28672, 4096, 128)).splits, 1);
   EXPECT_EQ(plan(ParamsOf(256, 4096, 14336, 128)).splits, 2);
@@ -195,7 +199,9 @@ TEST(QuantizedPlan, WarpgroupsTakeRowsOfLargeMatrices) {
   EXPECT_EQ(kernel(ParamsOf(4, 4096, 4096, 128)), kWarpgroups);
   EXPECT_EQ(plan(ParamsOf(8, 4096, 4096, 128)).shape.rows, 8);
   EXPECT_EQ(plan(ParamsOf(9, 4096, 4096, 128)).shape.rows, 16);
-  EXPECT_NE(kernel(ParamsOf(3, 4096, 4096, 128)), kWarpgroups);
+  EXPECT_EQ(kernel(ParamsOf(1, 4096, 4096, 128)), kWarpgroups);
+  EXPECT_NE(kernel(ParamsOf(3, 4096, 14336, 128)), kWarpgroups);
+  EXPECT_EQ(kernel(ParamsOf(4, 4096, 14336, 128)), kWarpgroups);
   EXPECT_EQ(kernel(ParamsOf(1, 16896, 4096, 128)), kWarpgroups);  // 8 tiles a multiprocessor
   EXPECT_NE(kernel(ParamsOf(1, 16880, 4096, 128)), kWarpgroups);
   EXPECT_NE(kernel(ParamsOf(64, 4096, 4096, 64)), kWarpgroups);
@@ -246,7 +252,8 @@ TEST(QuantizedPlan, ReportsWhatAGpuGets) {
     return "not reported";
   };
   EXPECT_EQ(kernel_of("A100", "weights in int4, rows: 16"), "portable, codes streamed past rows");
-  EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 1"), "Hopper, few rows");
+  EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 1"), "Hopper");
+  EXPECT_EQ(kernel_of("H200", "weights in int8, rows: 1"), "Hopper, few rows");
   EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 64"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "weights in int4 with zeros, rows: 16"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "128 experts in mxfp4, rows: 16"), "Hopper");

@@ -176,25 +176,32 @@ bool HasPlainGroups(const QuantizedParams& p) {
          Bytes(p.scales.dtype) > 1;
 }
 
-// Makes `plan` one of kWarpgroups, if that takes the call.
+// Makes `plan` one of kWarpgroups, if that takes the call. Parts and splits are the fastest ones of
+// layers of a Llama of 8 billion parameters (docs/notebook/weights_in_codes.md).
 bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
   if (plan.kernel != QuantizedKernelKind::kWideStream || p.k % kStageColumns != 0 ||
-      !HasPlainGroups(p) || !HasHopper(device))
+      !HasPlainGroups(p) || !IsAligned16(p.out) || !IsAligned16(p.bias) || !HasHopper(device))
     return false;
+  // Whether a CTA has so many stages that two warpgroups take them in turn.
+  const bool is_long = p.tiles * (p.k / kStageColumns) >= int64_t{128} * device.sms;
   // Points cost the resident kernel a fifth more time, this one a twentieth.
-  if (p.m < kLeastWarpgroupsRows && !p.zeros.data && !HasManyTiles(p, device)) return false;
+  if (p.m < kLeastWarpgroupsRows && !p.zeros.data && is_long && !HasManyTiles(p, device))
+    return false;
   QuantizedPlan found = plan;
   found.kernel = QuantizedKernelKind::kWarpgroups;
-  found.shape = {p.m <= 8 ? 8 : p.m <= 16 ? 16 : p.m <= 32 ? 32 : 64, kWarpgroupsTiles};
-  // CTAs of a cluster have at least two stages each. Larger clusters than pairs find room for all
-  // of their CTAs on three quarters of the multiprocessors; on more, some of them waited for a
-  // second turn.
-  constexpr int64_t kMostWarpgroupsSplits = 6;
-  const int64_t ctas = RowTiles(p, found) * CeilDiv<int64_t>(p.tiles, kWarpgroupsTiles);
+  const int rows = p.m <= 8 ? 8 : p.m <= 16 ? 16 : p.m <= 32 ? 32 : 64;
+  found.shape = {rows, WarpgroupsTiles(rows)};
+  found.k_warps = rows <= 16 && is_long ? 2 : 1;
+  // CTAs of a cluster have at least two stages each. Clusters of CTAs that are alone on a
+  // multiprocessor find room for all on three quarters of these, pairs on all; on more, some of
+  // them waited for a second turn.
+  const int64_t ctas = RowTiles(p, found) * CeilDiv<int64_t>(p.tiles, found.shape.tiles);
   const int64_t pairs = std::min<int64_t>(device.sms / ctas, 2);
-  const int64_t splits = std::max(pairs, int64_t{device.sms} * 3 / 4 / ctas);
-  found.splits = static_cast<int>(
-      std::max<int64_t>(std::min({kMostWarpgroupsSplits, splits, p.k / (2 * kStageColumns)}), 1));
+  const int64_t splits =
+      rows <= 16 ? std::min<int64_t>(device.sms * 17 / 10 / ctas, is_long ? 6 : 5)
+                 : std::min<int64_t>(std::max(pairs, int64_t{device.sms} * 3 / 4 / ctas), 6);
+  found.splits =
+      static_cast<int>(std::max<int64_t>(std::min(splits, p.k / (2 * kStageColumns)), 1));
   // Other kernels have more CTAs for a small matrix.
   if (ctas * found.splits < device.sms / 2) return false;
   plan = found;

@@ -68,10 +68,15 @@ inline constexpr int kResidentPad = 64, kResidentPitch = static_cast<int>(kTileR
 inline constexpr int kMostResidentBytes = 227 * 1024;
 inline constexpr int kMostResidentRows = 16;  // of x
 
-// Of kWarpgroups: tiles of w of a CTA, and stages in flight. Those of up to 16 rows leave room for
-// a second CTA.
-inline constexpr int kWarpgroupsTiles = 16;
-constexpr int WarpgroupsStages(int rows) { return rows <= 16 ? 5 : rows <= 32 ? 8 : 6; }
+// Of kWarpgroups: tiles of w of a CTA; CTAs that a multiprocessor has room for, with up to 16 rows
+// twice as many as a launch has, so that the next one's are there when this one's end; stages in
+// flight. `parts`: plan.k_warps.
+constexpr int WarpgroupsTiles(int rows) { return rows <= 16 ? 8 : 16; }
+constexpr int WarpgroupsCtas(int rows, int parts) { return rows > 16 ? 1 : parts == 1 ? 4 : 2; }
+constexpr int WarpgroupsStages(int rows, int parts) {
+  if (rows > 16) return rows == 32 ? 8 : 6;
+  return parts == 1 ? (rows == 8 ? 5 : 4) : rows == 8 ? 10 : 8;
+}
 
 // Of kGroupsHopper: shapes, by how many units there are and by the rows of a group, in the mean;
 // warps of a CTA, CTAs of a multiprocessor, stages in flight; bytes of scales of a tile and a

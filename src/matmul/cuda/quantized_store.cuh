@@ -20,15 +20,22 @@ __device__ __forceinline__ void StoreResult(const QuantizedParams& p, int64_t ro
     static_cast<T*>(p.out)[to] = cuda::FromFloat<T>(sum);
 }
 
-// The sum of what all CTAs of a cluster have at a place in shared memory, in their order.
-__device__ __forceinline__ float SumOfCluster(const float* at, int ctas) {
-  float parts[kMostSplits];  // all asked for at once
+__device__ __forceinline__ void Add(float& sum, float x) { sum += x; }
+__device__ __forceinline__ void Add(float4& sum, const float4& x) {
+  sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+}
+
+// The sum of what all CTAs of a cluster have at a place in shared memory, in their order; Floats:
+// float, or four of them.
+template <class Floats>
+__device__ __forceinline__ Floats SumOfCluster(const Floats* at, int ctas) {
+  Floats parts[kMostSplits];  // all asked for at once
 #pragma unroll
   for (int cta = 0; cta < kMostSplits; ++cta)
-    parts[cta] = cta < ctas ? cuda::LoadFromBlock(at, cta) : 0.0f;
-  float sum = 0.0f;
+    parts[cta] = cta < ctas ? cuda::LoadFromBlock(at, cta) : Floats{};
+  Floats sum{};
 #pragma unroll
-  for (int cta = 0; cta < kMostSplits; ++cta) sum += parts[cta];
+  for (int cta = 0; cta < kMostSplits; ++cta) Add(sum, parts[cta]);
   return sum;
 }
 

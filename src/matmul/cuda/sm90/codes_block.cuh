@@ -9,14 +9,20 @@ namespace intarsia::matmul::sm90 {
 
 // Scales 2 pair and 2 pair + 1 of those that lie at `from`, in f32, f16 or bf16. LoadPair
 // (factors.cuh) knows all types; by the choice among them products take 7 to 18% longer.
-__device__ __forceinline__ float2 ScalePair(const char* from, DType dtype, int pair) {
-  if (dtype == DType::kF32) return reinterpret_cast<const float2*>(from)[pair];
+template <DType kType>
+__device__ __forceinline__ float2 ScalePairOf(const char* from, int pair) {
+  if constexpr (kType == DType::kF32) return reinterpret_cast<const float2*>(from)[pair];
   const uint32_t both = reinterpret_cast<const uint32_t*>(from)[pair];
-  if (dtype == DType::kBF16)
+  if constexpr (kType == DType::kBF16)
     return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
   __half2 halves;
   memcpy(&halves, &both, sizeof halves);
   return __half22float2(halves);
+}
+__device__ __forceinline__ float2 ScalePair(const char* from, DType dtype, int pair) {
+  if (dtype == DType::kF32) return ScalePairOf<DType::kF32>(from, pair);
+  if (dtype == DType::kBF16) return ScalePairOf<DType::kBF16>(from, pair);
+  return ScalePairOf<DType::kF16>(from, pair);
 }
 
 // What CountedSteps adds to codes of rows 2 pair and 2 pair + 1, whose points, bytes, lie at

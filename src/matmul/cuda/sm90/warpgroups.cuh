@@ -7,14 +7,20 @@
 // time. A stage's sums are a group's, or part of one: its scale multiplies them in f32. Its point
 // is taken from codes as they become numbers.
 //
+// Codes and factors are asked for while the kernel before this one may still run. So they are not
+// what a kernel wrote that let this one begin (LetNextBegin) before it was done.
+//
 // More than 16 rows of x: warpgroups decode codes into registers, which are wgmma's A, 64 rows of w
 // at a time. B are rows of x as they lie in memory. A lane of A has columns 2c, 2c + 1, 2c + 8 and
 // 2c + 9 of 16, of rows r and r + 8, in whose place are rows 2r and 2r + 1 of a tile: byte c of two
-// neighboring lines of codes, in 8 bytes of each line.
+// neighboring lines of codes, in 8 bytes of each line. While the tensor cores multiply, integer
+// units and those for halves are at less than half of their speed, and f32's products have to wait:
+// what counts is how few instructions decode.
 //
-// Up to 16 rows: mma.sync (codes_block.cuh), since wgmma with A in registers takes as long for 8
-// rows as for 32. Shared memory and registers have room for a second CTA, so that the next kernel's
-// CTAs are there when this one ends.
+// Up to 16 rows: mma.sync (codes_block.cuh). wgmma with A in registers takes as long for 8 rows as
+// for 16, twice as long as mma.sync. Shared memory and registers have room for twice as many CTAs
+// as a launch has, so that the next kernel's CTAs are there, with their first codes, when this
+// one's end.
 //
 // Codes in registers, fed by copies ahead of them, are Marlin's design (Frantar et al., 2024), on
 // wgmma Machete's.
@@ -29,7 +35,7 @@
 
 namespace intarsia::matmul::sm90 {
 
-template <DType kType_, int kRows_, bool kPoints_>
+template <DType kType_, int kRows_, int kParts_, bool kPoints_>
 struct WarpgroupsConfig {
   static constexpr DType kType = kType_;
   static constexpr bool kPoints = kPoints_;
@@ -38,22 +44,29 @@ struct WarpgroupsConfig {
   static constexpr int kRows = kRows_;  // of x
   // Whether warps multiply by mma.sync.
   static constexpr bool kByWarps = kRows <= 16;
-  // Of a warpgroup's rows of w. Registers of one leave room for more warps; two share what is read
-  // of x.
-  static constexpr int kHalves = kRows == 32 ? 1 : 2;
-  static constexpr int kTiles = kWarpgroupsTiles;
-  static constexpr int kMultiplying = kTiles / (4 * kHalves);  // warpgroups
+  // Warpgroups that take stages in turn, and add up their sums at the end.
+  static constexpr int kParts = kParts_;
+  // Tiles of a warp: two share what is read of x, where it is read by lanes.
+  static constexpr int kEach = kByWarps ? 2 : 1;
+  static constexpr int kTiles = WarpgroupsTiles(kRows);
+  static constexpr int kMultiplying = kParts * kTiles / (4 * kEach);  // warpgroups
   static constexpr int kMultipliers = kMultiplying * cuda::kWarpgroupThreads;
   static constexpr int kThreads = kMultipliers + (kByWarps ? 32 : cuda::kWarpgroupThreads);
+  static constexpr int kCtas = WarpgroupsCtas(kRows, kParts);  // of a multiprocessor
   // The copying warpgroup gives registers to those that multiply, unless kByWarps.
-  static constexpr int kAtStart = 65536 / kThreads / 8 * 8, kCopying = 40;
+  static constexpr int kAtStart = 65536 / kThreads / 8 * 8, kCopying = 32;
   static constexpr int kMultiplyingRegisters =
       (kAtStart + (kAtStart - kCopying) / kMultiplying) / 8 * 8;
   static constexpr int kXBytes = kRows * kStageColumns * 2;
   static constexpr int kTileBytes = kStageColumns * static_cast<int>(kTileRows) / 2;
   static constexpr int kPointBytes = kPoints ? kTiles * static_cast<int>(kTileRows) : 0;
   static constexpr int kMostScaleBytes = kTiles * static_cast<int>(kTileRows) * 4;
-  static constexpr int kStages = WarpgroupsStages(kRows);
+  static constexpr int kStages = WarpgroupsStages(kRows, kParts);
+  // A place of the ring is always the same part's: another one could find it a round behind.
+  static_assert(kStages % kParts == 0);
+  // Stages whose weights do not wait for x. A CTA alone on its multiprocessor begins when x is
+  // there, as a rule, and then x should not come behind weights.
+  static constexpr int kStagesAhead = kCtas > 1 ? kStages : 2;
   static constexpr int kPitch = kTiles * static_cast<int>(kTileRows) + 4;  // of sums, for the banks
 };
 
@@ -65,8 +78,15 @@ struct alignas(cuda::kSwizzleAtomBytes) WarpgroupsShared {
   };
   union {
     Stage stages[S::kStages];
-    float sums[S::kRows * S::kPitch];  // when all stages are read
+    float sums[S::kParts][S::kRows * S::kPitch];  // when all stages are read
   };
+  // Four of them, at a multiple of 4.
+  __device__ __forceinline__ float4* Sums(int part, int at) {
+    return reinterpret_cast<float4*>(sums[part] + at);
+  }
+  __device__ __forceinline__ const float4* Sums(int part, int at) const {
+    return reinterpret_cast<const float4*>(sums[part] + at);
+  }
   // Scales one after the other; then points.
   alignas(128) char factors[S::kStages][S::kMostScaleBytes + S::kPointBytes];
   Ring<S::kStages> ring;
@@ -82,34 +102,56 @@ struct WarpgroupsMaps {
   CUtensorMap x, codes, scales, points;
 };
 
-// By one thread. Boxes end with zeros where x, or w, ends.
+// By one thread. Boxes end with zeros where x, or w, ends. Weights do not depend on the kernel
+// before this one, which wrote x: those of the first stages come while it still runs.
 template <class S>
 __device__ __forceinline__ void CopyStages(const QuantizedParams& p, const QuantizedPlan& plan,
                                            const WarpgroupsMaps& maps, const WarpgroupsTask& task,
                                            WarpgroupsShared<S>& shared) {
   const int stages_of_group = static_cast<int>(p.group) / kStageColumns;
   const int tile = static_cast<int>(task.first_tile);
-  cuda::RingPlace<S::kStages> place;
-  for (int i = task.begin; i < task.end; ++i, place.Next()) {
-    auto& full = shared.ring.full[place.index];
-    auto& stage = shared.stages[place.index];
-    shared.ring.empty[place.index].Wait(place.parity ^ 1);
+  const auto copy_weights = [&](int i, int index) {
+    auto& full = shared.ring.full[index];
     full.ArriveExpecting(S::kXBytes + S::kTiles * (S::kTileBytes + plan.scale_bytes) +
                          S::kPointBytes);
-    cuda::CopyBox<2>(stage.codes, maps.codes, {i * (S::kTileBytes / 4), tile}, full);
-    char* const factors = shared.factors[place.index];
+    cuda::CopyBox<2>(shared.stages[index].codes, maps.codes, {i * (S::kTileBytes / 4), tile}, full);
+    char* const factors = shared.factors[index];
     cuda::CopyBox<3>(factors, maps.scales, {0, i / stages_of_group, tile}, full);
     if constexpr (S::kPoints)
       cuda::CopyBox<3>(factors + S::kMostScaleBytes, maps.points, {0, i / stages_of_group, tile},
                        full);
+  };
+  const auto copy_x = [&](int i, int index) {
 #pragma unroll
     for (int panel = 0; panel < 2; ++panel)
-      cuda::CopyBox<2>(stage.x + panel * (S::kXBytes / 2), maps.x,
-                       {i * kStageColumns + panel * cuda::kPanelColumns, task.first_row}, full);
+      cuda::CopyBox<2>(shared.stages[index].x + panel * (S::kXBytes / 2), maps.x,
+                       {i * kStageColumns + panel * cuda::kPanelColumns, task.first_row},
+                       shared.ring.full[index]);
+  };
+  const int stages = task.end - task.begin;
+  const int first = min(stages, S::kStages), ahead = min(stages, S::kStagesAhead);
+  for (int i = 0; i < ahead; ++i) copy_weights(task.begin + i, i);
+  cuda::AwaitPrevious();
+  cuda::LetNextBegin();  // not earlier: the next kernel's CTAs would take the places of this one's
+  for (int i = 0; i < first; ++i) {
+    if (i >= ahead) copy_weights(task.begin + i, i);
+    copy_x(task.begin + i, i);
+  }
+  cuda::RingPlace<S::kStages> place;
+  for (int i = task.begin + first; i < task.end; ++i, place.Next()) {
+    shared.ring.empty[place.index].Wait(place.parity);
+    copy_weights(i, place.index);
+    copy_x(i, place.index);
   }
 }
 
-// Four warps that compute 64 kHalves rows of w.
+// A value that the compiler keeps, and does not compute again in a loop.
+__device__ __forceinline__ int Kept(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// Four warps that compute 64 kEach rows of w, of each part's stages.
 template <class S>
 class WarpgroupsProduct {
  public:
@@ -117,79 +159,96 @@ class WarpgroupsProduct {
   static constexpr int kSteps = kStageColumns / cuda::kWgmmaStep;
   using M = cuda::Wgmma<S::kRows>;
   using Steps = CountedSteps<S::kFormat, S::kType>;
-  using Block = CodesBlock<S::kFormat, S::kType, S::kRows, S::kHalves>;
+  using Block = CodesBlock<S::kFormat, S::kType, S::kRows, S::kEach>;
 
+  // `number`: of the warpgroup.
   __device__ __forceinline__ WarpgroupsProduct(const QuantizedParams& p, const WarpgroupsTask& task,
                                                WarpgroupsShared<S>& shared, int number)
-      : p_(p), task_(task), shared_(shared), steps_(OpaqueZero(p)), block_(OpaqueZero(p)) {
+      : p_(p),
+        task_(task),
+        shared_(shared),
+        steps_(OpaqueZero(p)),
+        block_(OpaqueZero(p)),
+        part_(number % S::kParts) {
     const int thread = static_cast<int>(threadIdx.x % cuda::kWarpgroupThreads), lane = thread % 32;
-    r_ = lane / 4, c_ = lane % 4;
-    tile_ = number * S::kHalves * 4 + thread / 32;
-    bytes_ = (c_ | (4 + c_) << 4) * 0x101;
+    const int r = lane / 4, c = lane % 4;
+    tile_ = number / S::kParts * 4 * S::kEach + thread / 32;
+    pair_ = Kept(tile_ * static_cast<int>(kTileRows) / 2 + r);
+    const int line = S::kByWarps ? c : 0;
+    codes_at_ = Kept(tile_ * S::kTileBytes + line * static_cast<int>(kLineBytes) + 8 * r);
+    x_at_ = Kept(r * 128 + (c ^ r) * 16);
+    bytes_ = static_cast<uint32_t>(Kept((c | (4 + c) << 4) * 0x101));
   }
 
-  // Products of a half are in flight while the next one is decoded.
   __device__ __forceinline__ void Run() {
-    float group[S::kHalves][kSums];
-    uint32_t a[S::kHalves][kSteps][4];
-    cuda::RingPlace<S::kStages> place;
 #pragma unroll
-    for (auto& of_half : all_)
+    for (auto& of_tile : all_)
 #pragma unroll
-      for (float& sum : of_half) sum = 0.0f;
-#pragma unroll 1
-    for (int i = task_.begin; i < task_.end; ++i, place.Next()) {
-      shared_.ring.full[place.index].Wait(place.parity);
-      if constexpr (S::kByWarps && S::kPoints) {
-        const uint2 biases[] = {BiasesOf(place.index, 0), BiasesOf(place.index, 1)};
-        MultiplyByWarps(place.index, group, [&](int half) { return biases[half]; });
-      } else if constexpr (S::kByWarps) {
-        MultiplyByWarps(place.index, group);
-      } else {
-#pragma unroll
-        for (int half = 0; half < S::kHalves; ++half) {
-          if constexpr (S::kPoints)
-            Decode(place.index, half, a[half], BiasesOf(place.index, half));
-          else
-            Decode(place.index, half, a[half]);
-          // Decoded before the first product begins, not between products.
-#pragma unroll
-          for (auto& of_step : a[half])
-#pragma unroll
-            for (uint32_t& pair : of_step) asm volatile("" : "+r"(pair)::"memory");
-          Multiply(place.index, a[half], group[half]);
-        }
-      }
-      float2 scales[S::kHalves];
-#pragma unroll
-      for (int half = 0; half < S::kHalves; ++half) scales[half] = ScalesOf(place.index, half);
-      if constexpr (!S::kByWarps && S::kHalves == 2) cuda::WgmmaWait<1>();
-      if constexpr (S::kHalves == 2) AddScaled(scales[0], group[0], all_[0]);
-      if constexpr (!S::kByWarps) cuda::WgmmaWait<0>();
-      Release(place.index);
-      AddScaled(scales[S::kHalves - 1], group[S::kHalves - 1], all_[S::kHalves - 1]);
-    }
+      for (float& sum : of_tile) sum = 0.0f;
+    if (p_.scales.dtype == DType::kF16)
+      AddStages<DType::kF16>();
+    else if (p_.scales.dtype == DType::kBF16)
+      AddStages<DType::kBF16>();
+    else
+      AddStages<DType::kF32>();
   }
 
-  // store(tile of the CTA, row of it, row of x, sum of that row and of the next one of the tile)
-  template <class Store>
-  __device__ __forceinline__ void ForEachPair(Store store) const {
+  // By all that multiply, when all stages are read.
+  __device__ __forceinline__ void WriteSums() const {
+    constexpr float kOne = 1.0f / Steps::kUnit;
+    const int lane = static_cast<int>(threadIdx.x % 32), r = lane / 4, c = lane % 4;
 #pragma unroll
-    for (int half = 0; half < S::kHalves; ++half)
+    for (int each = 0; each < S::kEach; ++each)
 #pragma unroll
       for (int i = 0; i < kSums; i += 4)
 #pragma unroll
-        for (int e = 0; e < 2; ++e)
-          store(tile_ + 4 * half, 2 * r_, 2 * i + 2 * c_ + e, all_[half][i + e],
-                all_[half][i + 2 + e]);
+        for (int e = 0; e < 2; ++e) {
+          const int column = (tile_ + 4 * each) * static_cast<int>(kTileRows) + 2 * r;
+          *reinterpret_cast<float2*>(shared_.sums[part_] + (2 * i + 2 * c + e) * S::kPitch +
+                                     column) =
+              make_float2(all_[each][i + e] * kOne, all_[each][i + 2 + e] * kOne);
+        }
   }
 
  private:
-  // 64 rows of w, of which a warp has a tile. biases: none, or of rows 2r and 2r + 1.
+  template <DType kScale>
+  __device__ __forceinline__ void AddStages() {
+    float group[S::kEach][kSums];
+    cuda::RingPlace<S::kStages> place;
+    place.Advance(part_);
+#pragma unroll 1
+    for (int i = task_.begin + part_; i < task_.end; i += S::kParts) {
+      shared_.ring.full[place.index].Wait(place.parity);
+      if constexpr (S::kByWarps && S::kPoints) {
+        const uint2 biases[] = {BiasesOf(place.index, 0), BiasesOf(place.index, 1)};
+        MultiplyByWarps(place.index, group, [&](int each) { return biases[each]; });
+      } else if constexpr (S::kByWarps) {
+        MultiplyByWarps(place.index, group);
+      } else if constexpr (S::kPoints) {
+        MultiplyByWarpgroup(place.index, group[0], BiasesOf(place.index, 0));
+      } else {
+        MultiplyByWarpgroup(place.index, group[0]);
+      }
+      float2 scales[S::kEach];
+#pragma unroll
+      for (int each = 0; each < S::kEach; ++each)
+        scales[each] = ScalePairOf<kScale>(shared_.factors[place.index],
+                                           pair_ + each * 4 * static_cast<int>(kTileRows) / 2);
+      if constexpr (!S::kByWarps) cuda::WgmmaWait<0>();
+      Release(place.index);
+#pragma unroll
+      for (int each = 0; each < S::kEach; ++each) AddScaled(scales[each], group[each], all_[each]);
+#pragma unroll
+      for (int part = 0; part < S::kParts; ++part) place.Next();
+    }
+  }
+
+  // A warp has a tile. In flight afterwards. biases: none, or of rows 2r and 2r + 1.
   template <class... Biases>
-  __device__ __forceinline__ void Decode(int stage, int half, uint32_t (&a)[kSteps][4],
-                                         Biases... biases) const {
-    const char* const codes = shared_.stages[stage].codes[tile_ + 4 * half] + 8 * r_;
+  __device__ __forceinline__ void MultiplyByWarpgroup(int stage, float (&sums)[kSums],
+                                                      Biases... biases) const {
+    const char* const codes = shared_.stages[stage].codes[0] + codes_at_;
+    uint32_t a[kSteps][4];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const auto line = [&](int l) {
@@ -199,6 +258,12 @@ class WarpgroupsProduct {
       Pairs(low.x, high.x, a[step][0], a[step][2], biases.x...);
       Pairs(low.y, high.y, a[step][1], a[step][3], biases.y...);
     }
+    // Decoded before the first product begins, not between products.
+#pragma unroll
+    for (auto& of_step : a)
+#pragma unroll
+      for (uint32_t& pair : of_step) asm volatile("" : "+r"(pair)::"memory");
+    Multiply(stage, a, sums);
   }
   // The pairs of byte c of two words.
   template <class... Bias>
@@ -208,33 +273,29 @@ class WarpgroupsProduct {
     low = steps_.Pair(twice, bias...), high = steps_.Pair(twice >> 8, bias...);
   }
   // Of rows 2r and 2r + 1 of a tile.
-  __device__ __forceinline__ uint2 BiasesOf(int stage, int half) const {
-    return PointBiases<S::kType>(shared_.factors[stage] + S::kMostScaleBytes +
-                                     (tile_ + 4 * half) * static_cast<int>(kTileRows),
-                                 r_);
+  __device__ __forceinline__ uint2 BiasesOf(int stage, int each) const {
+    return PointBiases<S::kType>(shared_.factors[stage] + S::kMostScaleBytes,
+                                 pair_ + each * 4 * static_cast<int>(kTileRows) / 2);
   }
   // The copy engine swaps 16 bytes of a row of a panel by the row's number.
   template <class... Biases>
-  __device__ __forceinline__ void MultiplyByWarps(int stage, float (&sums)[S::kHalves][kSums],
+  __device__ __forceinline__ void MultiplyByWarps(int stage, float (&sums)[S::kEach][kSums],
                                                   Biases... biases) const {
-    const char* const x = shared_.stages[stage].x + r_ * 128;
+    const char* const x = shared_.stages[stage].x;
+    const char* const codes = shared_.stages[stage].codes[0] + codes_at_;
 #pragma unroll
-    for (auto& of_half : sums)
+    for (auto& of_tile : sums)
 #pragma unroll
-      for (float& sum : of_half) sum = 0.0f;
+      for (float& sum : of_tile) sum = 0.0f;
 #pragma unroll
-    for (int block = 0; block < kStageColumns / 32; ++block) {
-      const int unit = block % 2 * 4 + c_;
+    for (int block = 0; block < kStageColumns / 32; ++block)
       block_.MultiplyAdd(
-          [&](int half) {
-            return shared_.stages[stage].codes[tile_ + 4 * half] + (4 * block + c_) * kLineBytes +
-                   8 * r_;
+          [&](int each) { return codes + each * 4 * S::kTileBytes + 4 * block * kLineBytes; },
+          [&](int n) {
+            return x + block / 2 * (S::kXBytes / 2) + n * 1024 + (x_at_ ^ block % 2 * 64);
           },
-          [&](int n) { return x + block / 2 * (S::kXBytes / 2) + n * 1024 + (unit ^ r_) * 16; },
           sums, biases...);
-    }
   }
-  // In flight afterwards, as a group of its own.
   __device__ __forceinline__ void Multiply(int stage, const uint32_t (&a)[kSteps][4],
                                            float (&sums)[kSums]) const {
     const uint64_t x = cuda::ColumnsSummed(cuda::SharedAddress(shared_.stages[stage].x));
@@ -247,12 +308,6 @@ class WarpgroupsProduct {
                                             x + cuda::ColumnStepBytes(S::kRows, step) / 16);
     cuda::WgmmaCommit();
   }
-  // Of two neighboring rows; those of a tile that is not there are not stored.
-  __device__ __forceinline__ float2 ScalesOf(int stage, int half) const {
-    const int pair_of_all = (tile_ + 4 * half) * static_cast<int>(kTileRows) / 2 + r_;
-    const float2 scales = ScalePair(shared_.factors[stage], p_.scales.dtype, pair_of_all);
-    return make_float2(scales.x / Steps::kUnit, scales.y / Steps::kUnit);
-  }
   __device__ __forceinline__ void Release(int stage) const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) shared_.ring.empty[stage].Arrive();
@@ -263,9 +318,13 @@ class WarpgroupsProduct {
   WarpgroupsShared<S>& shared_;
   const Steps steps_;
   const Block block_;
-  int r_, c_, tile_;
+  const int part_;
+  int tile_;
+  // Of the lane: its pair of rows among those of all tiles, and where a stage has its codes, of the
+  // first line, and its x.
+  int pair_, codes_at_, x_at_;
   uint32_t bytes_;
-  float all_[S::kHalves][kSums];
+  float all_[S::kEach][kSums];
 };
 
 }  // namespace intarsia::matmul::sm90

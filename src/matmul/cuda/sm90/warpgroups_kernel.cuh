@@ -10,27 +10,48 @@
 
 namespace intarsia::matmul::sm90 {
 
-// Adds the sums of a cluster's CTAs in their order.
 template <class S>
-__device__ __forceinline__ void StoreCluster(const QuantizedParams& p, const WarpgroupsTask& task,
-                                             const float* sums) {
-  constexpr int kColumns = S::kTiles * static_cast<int>(kTileRows);
-  const int ctas = cuda::ClusterSize(), rank = cuda::ClusterRank();
+__device__ __forceinline__ float4 SumOfParts(const WarpgroupsShared<S>& shared, int at) {
+  float4 sum = *shared.Sums(0, at);
+#pragma unroll
+  for (int part = 1; part < S::kParts; ++part) Add(sum, *shared.Sums(part, at));
+  return sum;
+}
+
+// By all threads that multiply, when all have written their sums: adds those of a cluster's CTAs,
+// or of parts, in their order, and stores a share of the results, four columns at a time.
+template <class S>
+__device__ __forceinline__ void StoreShare(const QuantizedParams& p, const WarpgroupsTask& task,
+                                           int ctas, const WarpgroupsShared<S>& shared) {
+  using T = typename S::T;
+  constexpr int kFours = S::kTiles * static_cast<int>(kTileRows) / 4;
   const int rows = min(S::kRows, static_cast<int>(p.m) - task.first_row);
-  cuda::ClusterSync();
-  for (int i = static_cast<int>(threadIdx.x) + rank * S::kThreads; i < rows * kColumns;
-       i += S::kThreads * ctas) {
-    const int row = i / kColumns, column = i % kColumns;
-    if (column < task.tiles * static_cast<int>(kTileRows))
-      StoreResult<typename S::T>(p, task.first_row + row, task.first_tile * kTileRows + column,
-                                 SumOfCluster(sums + row * S::kPitch + column, ctas), true);
+  for (int i = static_cast<int>(threadIdx.x) + cuda::ClusterRank() * S::kMultipliers;
+       i < rows * kFours; i += S::kMultipliers * ctas) {
+    const int row = i / kFours, column = i % kFours * 4;
+    if (column >= task.tiles * static_cast<int>(kTileRows)) continue;
+    const int at = row * S::kPitch + column;
+    const float4 all =
+        ctas > 1 ? SumOfCluster(shared.Sums(0, at), ctas) : SumOfParts<S>(shared, at);
+    cuda::Pack<float, 4> sum{{all.x, all.y, all.z, all.w}};
+    const int64_t of_all = task.first_tile * kTileRows + column;
+    if (p.bias) {
+      const auto bias = cuda::ToFloats(
+          *reinterpret_cast<const cuda::Pack<T, 4>*>(static_cast<const T*>(p.bias) + of_all));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum.at[e] += bias.at[e];
+    }
+    const int64_t to = (task.first_row + row) * p.n() + of_all;
+    if (p.out_dtype == DType::kF32)
+      *reinterpret_cast<cuda::Pack<float, 4>*>(static_cast<float*>(p.out) + to) = sum;
+    else
+      *reinterpret_cast<cuda::Pack<T, 4>*>(static_cast<T*>(p.out) + to) = cuda::FromFloats<T>(sum);
   }
-  cuda::ClusterSyncReads();  // nobody reads this block's memory any more
 }
 
 // Grid: kTiles tiles of w each, tiles of rows, splits, which are a cluster.
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, S::kByWarps ? 2 : 1)
+__global__ void __launch_bounds__(S::kThreads, S::kCtas)
     WarpgroupsCodesKernel(const __grid_constant__ QuantizedParams p,
                           const __grid_constant__ QuantizedPlan plan,
                           const __grid_constant__ WarpgroupsMaps maps) {
@@ -45,46 +66,36 @@ __global__ void __launch_bounds__(S::kThreads, S::kByWarps ? 2 : 1)
       .begin = all * split / splits,
       .end = all * (split + 1) / splits};
   if (threadIdx.x == 0) {
-    shared.ring.Init(1, S::kMultipliers / 32);
+    shared.ring.Init(1, S::kMultipliers / 32 / S::kParts);
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.x), cuda::PrefetchMap(maps.codes), cuda::PrefetchMap(maps.scales);
     if constexpr (S::kPoints) cuda::PrefetchMap(maps.points);
   }
   __syncthreads();
-  cuda::AwaitPrevious();
-  cuda::LetNextBegin();
   // The same in all lanes, and by this the compiler knows it.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp >= S::kMultipliers / 32) {
     if constexpr (!S::kByWarps) cuda::ReleaseRegisters<S::kCopying>();
     if (threadIdx.x == S::kMultipliers) CopyStages<S>(p, plan, maps, task, shared);
     __syncwarp();
-    if (splits == 1) return;
-    __syncthreads();
+    if (splits > 1) cuda::ClusterSync();
   } else {
     if constexpr (!S::kByWarps) cuda::TakeRegisters<S::kMultiplyingRegisters>();
     WarpgroupsProduct<S> product(p, task, shared, warp / 4);
     product.Run();
-    const int rows = min(S::kRows, static_cast<int>(p.m) - task.first_row);
-    if (splits == 1) {
-      product.ForEachPair([&](int tile, int in_tile, int row, float x, float y) {
-        if (tile >= task.tiles || row >= rows) return;
-        const int64_t column = (task.first_tile + tile) * kTileRows + in_tile;
-        if (p.bias) {
-          const auto* const bias = static_cast<const typename S::T*>(p.bias) + column;
-          x += cuda::ToFloat(bias[0]), y += cuda::ToFloat(bias[1]);
-        }
-        StorePair(p.out, p.out_dtype, (task.first_row + row) * p.n() + column, 2, x, y);
-      });
-      return;
+    cuda::BarrierSync(1, S::kMultipliers);  // all stages are read, and become room for sums
+    product.WriteSums();
+    if (splits == 1 || S::kParts > 1) cuda::BarrierSync(1, S::kMultipliers);
+    if (splits > 1) {
+      if constexpr (S::kParts > 1)
+        for (int at = 4 * static_cast<int>(threadIdx.x); at < S::kRows * S::kPitch;
+             at += 4 * S::kMultipliers)
+          *shared.Sums(0, at) = SumOfParts<S>(shared, at);
+      cuda::ClusterSync();
     }
-    __syncthreads();  // all stages are read, and become room for sums
-    product.ForEachPair([&](int tile, int in_tile, int row, float x, float y) {
-      *reinterpret_cast<float2*>(shared.sums + row * S::kPitch +
-                                 tile * static_cast<int>(kTileRows) + in_tile) = make_float2(x, y);
-    });
+    StoreShare<S>(p, task, splits, shared);
   }
-  StoreCluster<S>(p, task, shared.sums);
+  if (splits > 1) cuda::ClusterSyncReads();  // nobody reads this block's memory any more
 }
 
 template <class S>
@@ -96,7 +107,7 @@ template <class S>
 Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
                         const CudaContext& context) {
   // Of 228 KB a multiprocessor, each CTA takes 1 KB for itself (CUDA's programming guide, 9.0).
-  static_assert((S::kByWarps ? 2 : 1) * (sizeof(WarpgroupsShared<S>) + 1024) <= 228 * 1024);
+  static_assert(S::kCtas * (sizeof(WarpgroupsShared<S>) + 1024) <= 228 * 1024);
   WarpgroupsMaps maps;
   const std::array<cuda::MapAxis, 1> rows{{{p.m, p.k, S::kRows}}};
   INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.dtype, p.x, p.k, rows, maps.x));
@@ -123,13 +134,16 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
 template <DType kType, bool kPoints>
 Status LaunchWarpgroupsWith(const QuantizedParams& p, const QuantizedPlan& plan,
                             const CudaContext& context) {
-  const auto launch = [&]<int kRows>() {
-    return LaunchWarpgroups<WarpgroupsConfig<kType, kRows, kPoints>>(p, plan, context);
+  const auto launch = [&]<int kRows, int kParts>() {
+    return LaunchWarpgroups<WarpgroupsConfig<kType, kRows, kParts, kPoints>>(p, plan, context);
   };
-  if (plan.shape.rows == 8) return launch.template operator()<8>();
-  if (plan.shape.rows == 16) return launch.template operator()<16>();
-  if (plan.shape.rows == 32) return launch.template operator()<32>();
-  return launch.template operator()<64>();
+  const bool parts = plan.k_warps > 1;
+  if (plan.shape.rows == 8)
+    return parts ? launch.template operator()<8, 2>() : launch.template operator()<8, 1>();
+  if (plan.shape.rows == 16)
+    return parts ? launch.template operator()<16, 2>() : launch.template operator()<16, 1>();
+  if (plan.shape.rows == 32) return launch.template operator()<32, 1>();
+  return launch.template operator()<64, 1>();
 }
 
 template <DType kType>
