@@ -138,7 +138,7 @@ TEST(QuantizedPlan, StreamsWhatItCan) {
   const auto kernel = [](const QuantizedParams& p) { return PlanFor(p, Gpu("H200")).kernel; };
   QuantizedParams p = ParamsOf(1, 4096, 4096, 128);
   EXPECT_EQ(PlanFor(p, Gpu("A100")).kernel, QuantizedKernelKind::kWideStream);
-  EXPECT_EQ(kernel(ParamsOf(17, 2048, 4096, 128)), QuantizedKernelKind::kWideStream);
+  EXPECT_EQ(kernel(ParamsOf(17, 1024, 4096, 128)), QuantizedKernelKind::kWideStream);
   EXPECT_EQ(kernel(ParamsOf(17, 4096, 4096, 32)), QuantizedKernelKind::kStream);
   EXPECT_EQ(kernel(ParamsOf(16, 2048, 65536, 64)), QuantizedKernelKind::kStream);  // x is long
   EXPECT_EQ(kernel(ParamsOf(1, 4096, 14336, 128)), QuantizedKernelKind::kWideResident);
@@ -193,6 +193,9 @@ TEST(QuantizedPlan, WarpgroupsTakeRowsOfLargeMatrices) {
   EXPECT_EQ(plan(ParamsOf(1, 6144, 4096, 128)).splits, 4);
   EXPECT_EQ(plan(ParamsOf(64, 6144, 4096, 128)).splits, 4);
   EXPECT_EQ(plan(ParamsOf(64, 28672, 4096, 128)).splits, 1);
+  EXPECT_EQ(plan(ParamsOf(64, 28672, 4096, 128)).shape.tiles, kWideTiles);
+  EXPECT_EQ(plan(ParamsOf(64, 4096, 14336, 128)).splits, 5);
+  EXPECT_EQ(plan(ParamsOf(64, 4096, 14336, 128)).shape.tiles, kNarrowTiles);
   EXPECT_EQ(plan(ParamsOf(256, 4096, 14336, 128)).splits, 2);
   constexpr auto kWarpgroups = QuantizedKernelKind::kWarpgroups;
   EXPECT_EQ(kernel(ParamsOf(9, 4096, 4096, 256)), kWarpgroups);
@@ -205,7 +208,7 @@ TEST(QuantizedPlan, WarpgroupsTakeRowsOfLargeMatrices) {
   EXPECT_EQ(kernel(ParamsOf(1, 16896, 4096, 128)), kWarpgroups);  // 8 tiles a multiprocessor
   EXPECT_NE(kernel(ParamsOf(1, 16880, 4096, 128)), kWarpgroups);
   EXPECT_NE(kernel(ParamsOf(64, 4096, 4096, 64)), kWarpgroups);
-  EXPECT_NE(kernel(ParamsOf(64, 2048, 2048, 128)), kWarpgroups);  // CTAs would be few
+  EXPECT_NE(kernel(ParamsOf(64, 1024, 2048, 128)), kWarpgroups);  // CTAs would be few
   EXPECT_NE(PlanFor(ParamsOf(64, 4096, 4096, 128), Gpu("A100")).kernel, kWarpgroups);
   QuantizedParams p = ParamsOf(64, 4096, 4096, 128);
   p.scales.dtype = DType::kI8;

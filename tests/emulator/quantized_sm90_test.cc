@@ -40,12 +40,12 @@ QuantizedCase DrawCase(DType dtype, int rows, bool points, std::mt19937& random)
 }
 
 template <DType kType>
-bool Check(int rows, int parts, bool points, std::mt19937& random) {
-  const QuantizedOperands o(DrawCase(kType, rows, points, random), random);
+bool Check(QuantizedShape shape, int parts, bool points, std::mt19937& random) {
+  const QuantizedOperands o(DrawCase(kType, shape.rows, points, random), random);
   const QuantizedOnDevice device(o);
   const QuantizedPlan plan{
       .kernel = QuantizedKernelKind::kWarpgroups,
-      .shape = {rows, WarpgroupsTiles(rows)},
+      .shape = shape,
       .k_warps = parts,
       .scale_bytes = static_cast<int>(kTileRows * Bytes(o.c.scale)),
       .zero_bytes = points ? static_cast<int>(kTileRows) : 0,
@@ -55,7 +55,8 @@ bool Check(int rows, int parts, bool points, std::mt19937& random) {
   const std::vector<char> out = device.Read();
   const double error = out.empty() ? INFINITY : WorstError(o, Widened(o.c.out, out));
   if (error <= 1.0) return true;
-  std::printf("FAILED %s: error %.2f, rows %d, parts %d\n", o.c.Name().c_str(), error, rows, parts);
+  std::printf("FAILED %s: error %.2f, rows %d, tiles %d, parts %d\n", o.c.Name().c_str(), error,
+              shape.rows, shape.tiles, parts);
   return false;
 }
 
@@ -77,9 +78,14 @@ int main(int argc, char** argv) {
   for (const int rows : {8, 16, 32, 64}) {
     for (const bool points : {false, true}) {
       for (int i = 0; i < cases; ++i, count += 2) {
-        const int parts = rows <= 16 ? 1 + i % 2 : 1;
-        failures += !matmul::Check<DType::kF16>(rows, parts, points, random);
-        failures += !matmul::Check<DType::kBF16>(rows, parts, points, random);
+        // Both ways in which such calls are cut.
+        const bool few = rows <= 16;
+        const int tiles = few     ? matmul::kFewRowsTiles
+                          : i % 2 ? matmul::kNarrowTiles
+                                  : matmul::kWideTiles;
+        const int parts = few ? 1 + i % 2 : 1;
+        failures += !matmul::Check<DType::kF16>({rows, tiles}, parts, points, random);
+        failures += !matmul::Check<DType::kBF16>({rows, tiles}, parts, points, random);
       }
     }
   }

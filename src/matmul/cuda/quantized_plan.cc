@@ -7,8 +7,8 @@
 namespace intarsia::matmul {
 namespace {
 
-// Of x, below which another kernel than kWarpgroups is the faster one, but for large matrices and
-// for points (docs/notebook/weights_in_codes.md).
+// Of x, below which another kernel than kWarpgroups may be faster
+// (docs/notebook/weights_in_codes.md).
 constexpr int64_t kLeastWarpgroupsRows = 4;
 
 // Tiles that keep each multiprocessor busy without a cut of the sum.
@@ -137,8 +137,7 @@ bool PlanResident(const QuantizedParams& p, const cuda::Device& device, Quantize
                         ? QuantizedKernelKind::kWideResident
                         : QuantizedKernelKind::kResident;
   resident.shape = {p.m <= 8 ? 8 : 16, 1};
-  const bool four_bits = BitsOf(p.format) == 4;
-  const bool many_tiles = HasManyTiles(p, device);
+  const bool four_bits = BitsOf(p.format) == 4, many_tiles = HasManyTiles(p, device);
   const int64_t tiles = CeilDiv<int64_t>(p.tiles, device.sms);  // of a CTA
   const auto share = [&](int tile_warps, int k_warps, int splits) {
     resident.tile_warps = tile_warps, resident.k_warps = k_warps, resident.splits = splits;
@@ -176,34 +175,44 @@ bool HasPlainGroups(const QuantizedParams& p) {
          Bytes(p.scales.dtype) > 1;
 }
 
-// Makes `plan` one of kWarpgroups, if that takes the call. Parts and splits are the fastest ones of
-// layers of a Llama of 8 billion parameters (docs/notebook/weights_in_codes.md).
+// CTAs of kWarpgroups that share a sum, of more than 16 rows of x, each alone on its
+// multiprocessor. Clusters of 6 find room for all of their CTAs on three quarters of the
+// multiprocessors, smaller ones on five sixths, pairs on all; on more, some waited for a second
+// turn.
+int64_t WarpgroupsSplits(int64_t ctas, int64_t sms) {
+  if (sms * 3 / 4 >= 6 * ctas) return 6;
+  return std::max(std::min<int64_t>(sms * 5 / 6 / ctas, 5), std::min<int64_t>(sms / ctas, 2));
+}
+
+// Makes `plan` one of kWarpgroups, if that takes the call; cut as is the fastest for layers of a
+// Llama of 8 billion parameters (docs/notebook/weights_in_codes.md).
 bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
   if (plan.kernel != QuantizedKernelKind::kWideStream || p.k % kStageColumns != 0 ||
       !HasPlainGroups(p) || !IsAligned16(p.out) || !IsAligned16(p.bias) || !HasHopper(device))
     return false;
+  const int64_t stages = p.k / kStageColumns, sms = device.sms;
   // Whether a CTA has so many stages that two warpgroups take them in turn.
-  const bool is_long = p.tiles * (p.k / kStageColumns) >= int64_t{128} * device.sms;
+  const bool is_long = p.tiles * stages >= 128 * sms, is_few = p.m <= kMostResidentRows;
   // Points cost the resident kernel a fifth more time, this one a twentieth.
   if (p.m < kLeastWarpgroupsRows && !p.zeros.data && is_long && !HasManyTiles(p, device))
     return false;
   QuantizedPlan found = plan;
   found.kernel = QuantizedKernelKind::kWarpgroups;
-  const int rows = p.m <= 8 ? 8 : p.m <= 16 ? 16 : p.m <= 32 ? 32 : 64;
-  found.shape = {rows, WarpgroupsTiles(rows)};
-  found.k_warps = rows <= 16 && is_long ? 2 : 1;
-  // CTAs of a cluster have at least two stages each. Clusters of CTAs that are alone on a
-  // multiprocessor find room for all on three quarters of these, pairs on all; on more, some of
-  // them waited for a second turn.
-  const int64_t ctas = RowTiles(p, found) * CeilDiv<int64_t>(p.tiles, found.shape.tiles);
-  const int64_t pairs = std::min<int64_t>(device.sms / ctas, 2);
-  const int64_t splits =
-      rows <= 16 ? std::min<int64_t>(device.sms * 17 / 10 / ctas, is_long ? 6 : 5)
-                 : std::min<int64_t>(std::max(pairs, int64_t{device.sms} * 3 / 4 / ctas), 6);
-  found.splits =
-      static_cast<int>(std::max<int64_t>(std::min(splits, p.k / (2 * kStageColumns)), 1));
+  found.shape.rows = p.m <= 8 ? 8 : p.m <= 16 ? 16 : p.m <= 32 ? 32 : 64;
+  found.k_warps = is_few && is_long ? 2 : 1;
+  const auto cut = [&](int tiles) {
+    found.shape.tiles = tiles;
+    const int64_t ctas = Ctas(p, found);
+    const int64_t room = is_few ? std::min<int64_t>(sms * 17 / 10 / ctas, is_long ? 6 : 5)
+                                : WarpgroupsSplits(ctas, sms);
+    found.splits = static_cast<int>(std::max<int64_t>(std::min(room, stages / 2), 1));
+    // Tiles and stages one after the other, with what each stage costs beside them.
+    return CeilDiv(ctas * found.splits, sms) * CeilDiv<int64_t>(stages, found.splits) * (tiles + 1);
+  };
+  const int64_t time = cut(is_few ? kFewRowsTiles : kWideTiles);
+  if (!is_few && cut(kNarrowTiles) >= time) cut(kWideTiles);
   // Other kernels have more CTAs for a small matrix.
-  if (ctas * found.splits < device.sms / 2) return false;
+  if (Ctas(p, found) * found.splits < sms / 2) return false;
   plan = found;
   return true;
 }
@@ -233,12 +242,7 @@ bool PlanGroupsHopper(const QuantizedParams& p, int64_t here, int64_t mean,
 // Halves the warps until `fits`.
 template <class Fits>
 void Shrink(QuantizedPlan& plan, Fits fits) {
-  while (!fits()) {
-    if (plan.k_warps > 1)
-      plan.k_warps /= 2;
-    else
-      plan.tile_warps /= 2;
-  }
+  while (!fits()) (plan.k_warps > 1 ? plan.k_warps : plan.tile_warps) /= 2;
 }
 
 // How many CTAs share a sum, and how many tiles of columns each has, as measured for layers of a

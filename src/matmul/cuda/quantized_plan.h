@@ -68,14 +68,14 @@ inline constexpr int kResidentPad = 64, kResidentPitch = static_cast<int>(kTileR
 inline constexpr int kMostResidentBytes = 227 * 1024;
 inline constexpr int kMostResidentRows = 16;  // of x
 
-// Of kWarpgroups: tiles of w of a CTA; CTAs that a multiprocessor has room for, with up to 16 rows
-// twice as many as a launch has, so that the next one's are there when this one's end; stages in
-// flight. `parts`: plan.k_warps.
-constexpr int WarpgroupsTiles(int rows) { return rows <= 16 ? 8 : 16; }
+// Of kWarpgroups: tiles of w of a CTA, with up to 16 rows and with more; CTAs that a multiprocessor
+// has room for, with up to 16 rows twice as many as a launch has, so that the next one's are there
+// when this one's end; stages in flight. `parts`: plan.k_warps.
+inline constexpr int kFewRowsTiles = 8, kNarrowTiles = 12, kWideTiles = 16;
 constexpr int WarpgroupsCtas(int rows, int parts) { return rows > 16 ? 1 : parts == 1 ? 4 : 2; }
-constexpr int WarpgroupsStages(int rows, int parts) {
-  if (rows > 16) return rows == 32 ? 8 : 6;
-  return parts == 1 ? (rows == 8 ? 5 : 4) : rows == 8 ? 10 : 8;
+constexpr int WarpgroupsStages(QuantizedShape shape, int parts) {
+  if (shape.rows <= 16) return parts == 1 ? (shape.rows == 8 ? 5 : 4) : shape.rows == 8 ? 10 : 8;
+  return shape.tiles == kNarrowTiles ? (shape.rows == 32 ? 10 : 7) : shape.rows == 32 ? 8 : 6;
 }
 
 // Of kGroupsHopper: shapes, by how many units there are and by the rows of a group, in the mean;

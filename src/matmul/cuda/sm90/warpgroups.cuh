@@ -35,7 +35,7 @@
 
 namespace intarsia::matmul::sm90 {
 
-template <DType kType_, int kRows_, int kParts_, bool kPoints_>
+template <DType kType_, int kRows_, int kTiles_, int kParts_, bool kPoints_>
 struct WarpgroupsConfig {
   static constexpr DType kType = kType_;
   static constexpr bool kPoints = kPoints_;
@@ -48,7 +48,7 @@ struct WarpgroupsConfig {
   static constexpr int kParts = kParts_;
   // Tiles of a warp: two share what is read of x, where it is read by lanes.
   static constexpr int kEach = kByWarps ? 2 : 1;
-  static constexpr int kTiles = WarpgroupsTiles(kRows);
+  static constexpr int kTiles = kTiles_;
   static constexpr int kMultiplying = kParts * kTiles / (4 * kEach);  // warpgroups
   static constexpr int kMultipliers = kMultiplying * cuda::kWarpgroupThreads;
   static constexpr int kThreads = kMultipliers + (kByWarps ? 32 : cuda::kWarpgroupThreads);
@@ -61,7 +61,9 @@ struct WarpgroupsConfig {
   static constexpr int kTileBytes = kStageColumns * static_cast<int>(kTileRows) / 2;
   static constexpr int kPointBytes = kPoints ? kTiles * static_cast<int>(kTileRows) : 0;
   static constexpr int kMostScaleBytes = kTiles * static_cast<int>(kTileRows) * 4;
-  static constexpr int kStages = WarpgroupsStages(kRows, kParts);
+  // Boxes begin at multiples of 128 bytes.
+  static constexpr int kFactorBytes = (kMostScaleBytes + kPointBytes + 127) / 128 * 128;
+  static constexpr int kStages = WarpgroupsStages({kRows, kTiles}, kParts);
   // A place of the ring is always the same part's: another one could find it a round behind.
   static_assert(kStages % kParts == 0);
   // Stages whose weights do not wait for x. A CTA alone on its multiprocessor begins when x is
@@ -88,7 +90,7 @@ struct alignas(cuda::kSwizzleAtomBytes) WarpgroupsShared {
     return reinterpret_cast<const float4*>(sums[part] + at);
   }
   // Scales one after the other; then points.
-  alignas(128) char factors[S::kStages][S::kMostScaleBytes + S::kPointBytes];
+  alignas(128) char factors[S::kStages][S::kFactorBytes];
   Ring<S::kStages> ring;
 };
 

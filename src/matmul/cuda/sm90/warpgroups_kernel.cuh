@@ -134,16 +134,22 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
 template <DType kType, bool kPoints>
 Status LaunchWarpgroupsWith(const QuantizedParams& p, const QuantizedPlan& plan,
                             const CudaContext& context) {
-  const auto launch = [&]<int kRows, int kParts>() {
-    return LaunchWarpgroups<WarpgroupsConfig<kType, kRows, kParts, kPoints>>(p, plan, context);
+  const auto launch = [&]<int kRows, int kTiles, int kParts>() {
+    return LaunchWarpgroups<WarpgroupsConfig<kType, kRows, kTiles, kParts, kPoints>>(p, plan,
+                                                                                     context);
   };
-  const bool parts = plan.k_warps > 1;
-  if (plan.shape.rows == 8)
-    return parts ? launch.template operator()<8, 2>() : launch.template operator()<8, 1>();
-  if (plan.shape.rows == 16)
-    return parts ? launch.template operator()<16, 2>() : launch.template operator()<16, 1>();
-  if (plan.shape.rows == 32) return launch.template operator()<32, 1>();
-  return launch.template operator()<64, 1>();
+  const auto few = [&]<int kRows>() {
+    return plan.k_warps > 1 ? launch.template operator()<kRows, kFewRowsTiles, 2>()
+                            : launch.template operator()<kRows, kFewRowsTiles, 1>();
+  };
+  const auto more = [&]<int kRows>() {
+    return plan.shape.tiles == kNarrowTiles ? launch.template operator()<kRows, kNarrowTiles, 1>()
+                                            : launch.template operator()<kRows, kWideTiles, 1>();
+  };
+  if (plan.shape.rows == 8) return few.template operator()<8>();
+  if (plan.shape.rows == 16) return few.template operator()<16>();
+  if (plan.shape.rows == 32) return more.template operator()<32>();
+  return more.template operator()<64>();
 }
 
 template <DType kType>
