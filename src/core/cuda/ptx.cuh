@@ -57,11 +57,13 @@ __device__ __forceinline__ void PrefetchL2(const void* global) {
 }
 
 // Number i of an array of int32, or of int64 if `wide`; without an access 0, if !there. It has no
-// branch: so of several all are on their way at once, where the compiler would wait for each.
+// branch: so of several all are on their way at once, where the compiler would wait for each. As
+// other volatile code it stays behind AwaitPrevious.
 __device__ __forceinline__ int64_t LoadIndexIf(bool there, const void* data, bool wide, int i) {
   const char* const from = static_cast<const char*>(data) + (int64_t{i} << (wide ? 3 : 2));
   int64_t x;
-  asm("{\n"
+  asm volatile(
+      "{\n"
       ".reg .pred is_wide, is_narrow;\n"
       ".reg .b32 narrow;\n"
       ".reg .b64 wide;\n"
