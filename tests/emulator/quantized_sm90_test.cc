@@ -31,7 +31,7 @@ QuantizedCase DrawCase(DType dtype, int rows, bool points, std::mt19937& random)
   c.out = dtype == kF16 || random() % 2 ? kF32 : dtype;  // f16's range is too small
   c.m = pick({1, rows - 3, rows, rows + 1});
   c.c = pick({1, 15, 16, 17});
-  c.k = pick({128, 384, 1280});
+  c.k = pick({128, 384, 1280, 2816});  // the longest: more than two rounds of any ring
   c.group = pick({128, 256, 1280});
   c.scale = std::initializer_list<DType>{kF32, kF16, kBF16}.begin()[random() % 3];
   if (points) c.zero = DType::kU8;

@@ -7,9 +7,6 @@
 // time. A stage's sums are a group's, or part of one: its scale multiplies them in f32. Its point
 // is taken from codes as they become numbers.
 //
-// Codes and factors are asked for while the kernel before this one may still run. So they are not
-// what a kernel wrote that let this one begin (LetNextBegin) before it was done.
-//
 // More than 16 rows of x: warpgroups decode codes into registers, which are wgmma's A, 64 rows of w
 // at a time. B are rows of x as they lie in memory. A lane of A has columns 2c, 2c + 1, 2c + 8 and
 // 2c + 9 of 16, of rows r and r + 8, in whose place are rows 2r and 2r + 1 of a tile: byte c of two
@@ -17,10 +14,8 @@
 // units and those for halves are at less than half of their speed, and f32's products have to wait:
 // what counts is how few instructions decode.
 //
-// Up to 16 rows: mma.sync (codes_block.cuh). wgmma with A in registers takes as long for 8 rows as
-// for 16, twice as long as mma.sync. Shared memory and registers have room for twice as many CTAs
-// as a launch has, so that the next kernel's CTAs are there, with their first codes, when this
-// one's end.
+// Up to 16 rows: mma.sync (codes_block.cuh), since wgmma with A in registers takes as long for 8
+// rows as for 16. A multiprocessor has room for several CTAs (WarpgroupsCtas).
 //
 // Codes in registers, fed by copies ahead of them, are Marlin's design (Frantar et al., 2024), on
 // wgmma Machete's.
@@ -66,9 +61,6 @@ struct WarpgroupsConfig {
   static constexpr int kStages = WarpgroupsStages({kRows, kTiles}, kParts);
   // A place of the ring is always the same part's: another one could find it a round behind.
   static_assert(kStages % kParts == 0);
-  // Stages whose weights do not wait for x. A CTA alone on its multiprocessor begins when x is
-  // there, as a rule, and then x should not come behind weights.
-  static constexpr int kStagesAhead = kCtas > 1 ? kStages : 2;
   static constexpr int kPitch = kTiles * static_cast<int>(kTileRows) + 4;  // of sums, for the banks
 };
 
@@ -104,46 +96,33 @@ struct WarpgroupsMaps {
   CUtensorMap x, codes, scales, points;
 };
 
-// By one thread. Boxes end with zeros where x, or w, ends. Weights do not depend on the kernel
-// before this one, which wrote x: those of the first stages come while it still runs.
+// By one thread. Boxes end with zeros where x, or w, ends. Weights wait for the kernel before this
+// one as x does: it may have computed them, or cut them out of those of all layers.
 template <class S>
 __device__ __forceinline__ void CopyStages(const QuantizedParams& p, const QuantizedPlan& plan,
                                            const WarpgroupsMaps& maps, const WarpgroupsTask& task,
                                            WarpgroupsShared<S>& shared) {
   const int stages_of_group = static_cast<int>(p.group) / kStageColumns;
   const int tile = static_cast<int>(task.first_tile);
-  const auto copy_weights = [&](int i, int index) {
-    auto& full = shared.ring.full[index];
+  cuda::AwaitPrevious();
+  cuda::LetNextBegin();  // not earlier: the next kernel's CTAs would take the places of this one's
+  cuda::RingPlace<S::kStages> place;
+  for (int i = task.begin; i < task.end; ++i, place.Next()) {
+    auto& full = shared.ring.full[place.index];
+    auto& stage = shared.stages[place.index];
+    shared.ring.empty[place.index].Wait(place.parity ^ 1);
     full.ArriveExpecting(S::kXBytes + S::kTiles * (S::kTileBytes + plan.scale_bytes) +
                          S::kPointBytes);
-    cuda::CopyBox<2>(shared.stages[index].codes, maps.codes, {i * (S::kTileBytes / 4), tile}, full);
-    char* const factors = shared.factors[index];
+    cuda::CopyBox<2>(stage.codes, maps.codes, {i * (S::kTileBytes / 4), tile}, full);
+    char* const factors = shared.factors[place.index];
     cuda::CopyBox<3>(factors, maps.scales, {0, i / stages_of_group, tile}, full);
     if constexpr (S::kPoints)
       cuda::CopyBox<3>(factors + S::kMostScaleBytes, maps.points, {0, i / stages_of_group, tile},
                        full);
-  };
-  const auto copy_x = [&](int i, int index) {
 #pragma unroll
     for (int panel = 0; panel < 2; ++panel)
-      cuda::CopyBox<2>(shared.stages[index].x + panel * (S::kXBytes / 2), maps.x,
-                       {i * kStageColumns + panel * cuda::kPanelColumns, task.first_row},
-                       shared.ring.full[index]);
-  };
-  const int stages = task.end - task.begin;
-  const int first = min(stages, S::kStages), ahead = min(stages, S::kStagesAhead);
-  for (int i = 0; i < ahead; ++i) copy_weights(task.begin + i, i);
-  cuda::AwaitPrevious();
-  cuda::LetNextBegin();  // not earlier: the next kernel's CTAs would take the places of this one's
-  for (int i = 0; i < first; ++i) {
-    if (i >= ahead) copy_weights(task.begin + i, i);
-    copy_x(task.begin + i, i);
-  }
-  cuda::RingPlace<S::kStages> place;
-  for (int i = task.begin + first; i < task.end; ++i, place.Next()) {
-    shared.ring.empty[place.index].Wait(place.parity);
-    copy_weights(i, place.index);
-    copy_x(i, place.index);
+      cuda::CopyBox<2>(stage.x + panel * (S::kXBytes / 2), maps.x,
+                       {i * kStageColumns + panel * cuda::kPanelColumns, task.first_row}, full);
   }
 }
 
