@@ -21,8 +21,8 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
 // For kernels that LaunchConfig::overlaps_previous is for (PTX ISA, "griddepcontrol"). The first
 // waits until the kernel before this one is done and what it wrote is visible. After the second the
 // next kernel may begin, as soon as all blocks of this one have called it or ended. Kernels before
-// this one are done by then if each thread calls AwaitPrevious first, or if this one was launched
-// without overlaps_previous.
+// this one are done by then if each thread that calls it has called AwaitPrevious, or if this one
+// was launched without overlaps_previous.
 __device__ __forceinline__ void AwaitPrevious() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");

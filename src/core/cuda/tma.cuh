@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cuda/ptx>
 
+#include "src/core/cuda/ptx.cuh"
 #include "src/core/cuda/ring_place.h"
 
 namespace intarsia::cuda {

@@ -19,7 +19,7 @@ inline constexpr int kMostSharedBytes = 96 * 1024;
 // What kernels are instances of.
 struct QuantizedShape {
   int rows;   // of x: 8, or a multiple of 16
-  int tiles;  // of w, of a warp
+  int tiles;  // of w, of a warp; of kWarpgroups: of a CTA
   constexpr int stages() const { return rows == 8 ? 4 : 3; }
   bool operator==(const QuantizedShape&) const = default;
 };
@@ -68,14 +68,18 @@ inline constexpr int kResidentPad = 64, kResidentPitch = static_cast<int>(kTileR
 inline constexpr int kMostResidentBytes = 227 * 1024;
 inline constexpr int kMostResidentRows = 16;  // of x
 
-// Of kWarpgroups: tiles of w of a CTA, with up to 16 rows and with more; CTAs that a multiprocessor
-// has room for, with up to 16 rows twice as many as a launch has, so that the next one's are there
-// when this one's end; stages in flight. `parts`: plan.k_warps.
+// Of kWarpgroups: tiles of w of a CTA, with up to 16 rows, and two kinds with more; CTAs that a
+// multiprocessor has room for, while splits give a launch at most 1.7, so that the next launch's
+// are there when this one's end; stages in flight. `parts`, plan.k_warps: of warpgroups that take
+// stages in turn.
 inline constexpr int kFewRowsTiles = 8, kNarrowTiles = 12, kWideTiles = 16;
 constexpr int WarpgroupsCtas(int rows, int parts) { return rows > 16 ? 1 : parts == 1 ? 4 : 2; }
 constexpr int WarpgroupsStages(QuantizedShape shape, int parts) {
-  if (shape.rows <= 16) return parts == 1 ? (shape.rows == 8 ? 5 : 4) : shape.rows == 8 ? 10 : 8;
-  return shape.tiles == kNarrowTiles ? (shape.rows == 32 ? 10 : 7) : shape.rows == 32 ? 8 : 6;
+  if (shape.rows == 8) return 5 * parts;
+  if (shape.rows == 16) return 4 * parts;
+  const bool narrow = shape.tiles == kNarrowTiles;
+  if (shape.rows == 32) return narrow ? 10 : 8;
+  return narrow ? 7 : 6;
 }
 
 // Of kGroupsHopper: shapes, by how many units there are and by the rows of a group, in the mean;

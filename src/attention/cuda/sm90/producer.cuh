@@ -23,13 +23,13 @@ class TaskProducer {
     finder_.Begin(first);
     const auto again = [&] { return first; };
     // The first one as if tasks were whole; then kSliceWarp knows, and it is found again if not.
-    // Apart from the loop, whose constants ptxas would load before.
+    // Outside of the loop, so that ptxas does not load the constants of the loop first.
     const bool found = finder_.FindWhole(0, again, shared_.tasks[0]);
     cuda::BarrierSync(kTaskBarrier, kTaskBarrierThreads);
     const bool cuts = finder_.Cuts();
     if (found && !cuts) Publish();
 #pragma unroll 1
-    for (int round = !cuts; round < Shared<S>::kTasks && !ended_; ++round)
+    for (int round = cuts ? 0 : 1; round < Shared<S>::kTasks && !ended_; ++round)
       if (finder_.Find(round, cuts, again, shared_.tasks[place_.index])) Publish();
   }
   // By kSliceWarp, meanwhile.
@@ -182,7 +182,7 @@ __device__ __forceinline__ void ProduceKeys(const Params& p, const Maps& maps,
     CopyQuery<S>(maps, plan, shared, task, elected, q_parity, shared.q_full);
   };
   ForEachTask(shared, [&](const Task& task) {
-    // Where there is room already, Q comes first: it does not wait for the page table.
+    // Where there is room already, Q is asked for while the first page is looked up.
     const bool early = task.keys.count == 0 || shared.q_empty.Ended(q_parity ^ 1);
     const auto load = [&](int first_key, const typename TileWalk<S>::Box& box, uint32_t missing) {
       shared.k_empty[k.index].Wait(k.parity ^ 1);

@@ -18,7 +18,7 @@ struct Task {
   KeyTiles keys;
   ClearTiles clear;
   int first_visible = 0;  // key, of some row
-  bool alone = false;     // whether no other task reads its keys
+  bool alone = false;     // whether no other task of its sequence reads these keys
   // At most S::kFewRows rows, which the first kFewConsumers consumers compute together (few.cuh).
   bool few = false;
   int piece_place = -1;  // of this CTA, where a partial result goes; -1: the result is whole

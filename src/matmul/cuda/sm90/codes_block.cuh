@@ -7,8 +7,7 @@
 
 namespace intarsia::matmul::sm90 {
 
-// Scales 2 pair and 2 pair + 1 of those that lie at `from`, in f32, f16 or bf16. LoadPair
-// (factors.cuh) knows all types; by the choice among them products take 7 to 18% longer.
+// Scales 2 pair and 2 pair + 1 of those that lie at `from`.
 template <DType kType>
 __device__ __forceinline__ float2 ScalePairOf(const char* from, int pair) {
   if constexpr (kType == DType::kF32) return reinterpret_cast<const float2*>(from)[pair];
@@ -19,6 +18,8 @@ __device__ __forceinline__ float2 ScalePairOf(const char* from, int pair) {
   memcpy(&halves, &both, sizeof halves);
   return __half22float2(halves);
 }
+// The same of f32, f16 or bf16. LoadPair (factors.cuh) knows all types; by the choice among them
+// products take 7 to 18% longer.
 __device__ __forceinline__ float2 ScalePair(const char* from, DType dtype, int pair) {
   if (dtype == DType::kF32) return ScalePairOf<DType::kF32>(from, pair);
   if (dtype == DType::kBF16) return ScalePairOf<DType::kBF16>(from, pair);

@@ -10,6 +10,8 @@
 
 namespace intarsia::matmul::sm90 {
 
+inline constexpr int kMultipliersBarrier = 1;
+
 template <class S>
 __device__ __forceinline__ float4 SumOfParts(const WarpgroupsShared<S>& shared, int at) {
   float4 sum = *shared.Sums(0, at);
@@ -83,9 +85,11 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas)
     if constexpr (!S::kByWarps) cuda::TakeRegisters<S::kMultiplyingRegisters>();
     WarpgroupsProduct<S> product(p, task, shared, warp / 4);
     product.Run();
-    cuda::BarrierSync(1, S::kMultipliers);  // all stages are read, and become room for sums
+    // All stages are read, and become room for sums.
+    cuda::BarrierSync(kMultipliersBarrier, S::kMultipliers);
     product.WriteSums();
-    if (splits == 1 || S::kParts > 1) cuda::BarrierSync(1, S::kMultipliers);
+    if (splits == 1 || S::kParts > 1)  // else the cluster waits for them
+      cuda::BarrierSync(kMultipliersBarrier, S::kMultipliers);
     if (splits > 1) {
       if constexpr (S::kParts > 1)
         for (int at = 4 * static_cast<int>(threadIdx.x); at < S::kRows * S::kPitch;
