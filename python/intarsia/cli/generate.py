@@ -16,6 +16,8 @@ from intarsia.cli import _model, _processes
 if TYPE_CHECKING:
     from intarsia.models import Engine, SamplingParams, Tokenizer
 
+_NO_BREAK = "\u00a0"  # textwrap cuts lines at ASCII's spaces alone
+
 _DEFAULT_PROMPTS = (
     "Explain in two sentences why the sky is blue.",
     "What is weaving, and what is it good for?",
@@ -228,7 +230,7 @@ def _summarize(engine: "Engine", share: _processes.Share) -> None:
     _say_row("prefill", _rate(stats.prefill_tokens, stats.prefill_seconds) + whose)
     _say_row("decode", _rate(stats.decode_tokens, stats.decode_seconds) + whose)
     for step, calls in engine.custom_calls().items():
-        counts = ", ".join(f"{op} {count}" for op, count in calls.items()) or "none"
+        counts = ", ".join(f"{op}{_NO_BREAK}{count}" for op, count in calls.items()) or "none"
         _say_row(f"calls in {step}", counts)
 
 
@@ -315,16 +317,15 @@ def _rate(tokens: int, seconds: float) -> str:
 def _say_row(label: str, text: str) -> None:
     """A label and what belongs to it, in as many lines as the terminal needs, cut between words."""
     width = max(shutil.get_terminal_size((120, 24)).columns, 60)
-    _say(
-        textwrap.fill(
-            text,
-            width,
-            initial_indent=f"{label:<17}",
-            subsequent_indent=" " * 17,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+    lines = textwrap.fill(
+        text,
+        width,
+        initial_indent=f"{label:<17}",
+        subsequent_indent=" " * 17,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
+    _say(lines.replace(_NO_BREAK, " "))
 
 
 def _say(text: str) -> None:
