@@ -173,6 +173,7 @@ MAPPED = {
     "fused_add_rms_norm_static_fp8_quant": {"x", "residual"},
     "fused_experts": {"x", "weights", "ids"},
     "fused_experts_quantized": {"x", "weights", "ids"},
+    "fused_linear_quantized": {"x"},
     "fused_qk_norm_rope": {"positions", "qkv"},
     "gather_cache": set(),
     "gelu_and_mul": {"x"},

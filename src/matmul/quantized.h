@@ -3,6 +3,8 @@
 // where row j's neighbors of a group share a scale and perhaps a zero:
 //   w[j, i] = s (q[j, i] - z)   zeros are points
 //   w[j, i] = s q[j, i] + z     zeros are minimums, or there are none and z = 0
+// On GPUs a layer may end with a gating, whose gates and ups are halves of the results, or with a
+// residual that is added before they are rounded; and begin with a norm (CanGate, CanNorm).
 // q is the number that a code stands for (Format), s = scales * outer_scales, z = zeros, of
 // minimums times outer_zeros. docs/adr/0018-weights-in-codes.md says why codes lie as they do:
 //
@@ -92,6 +94,13 @@ struct QuantizedParams {
   bool points = false;
   const void* bias = nullptr;
   void* out = nullptr;
+  // What follows is for GPUs alone, the last three of a layer, not of groups. With a gating a
+  // matrix gives a gate and an up for each of n / 2 results, both rounded to x's type.
+  Gating gating = {};
+  const void* residual = nullptr;  // [m, n] of x's type, or absent
+  // With it rows are x[i] norm_weight[i] / sqrt(mean(x^2) + norm_eps). Of x's type.
+  const void* norm_weight = nullptr;
+  float norm_eps = 0;
   // Whether each 32 numbers of a row of x are rounded to int8 first: q = x / s to the nearest, s =
   // max |x| / 127; on CPUs alone.
   bool int8_activations = false;
@@ -99,6 +108,7 @@ struct QuantizedParams {
   int64_t RowOf(int64_t i) const { return rows.data ? rows.At(i) : i; }
   constexpr int64_t blocks() const { return CeilDiv(k, kBlockColumns); }
   constexpr int64_t n() const { return tiles * kTileRows; }
+  constexpr int64_t results() const { return gating.is_there ? n() / 2 : n(); }  // of a row
   constexpr int64_t tile_bytes() const { return blocks() * BitsOf(format) * kLineBytes; }
 };
 
@@ -126,8 +136,6 @@ struct QuantizedGroupsParams {
   GroupSizes groups;
   // What follows is for GPUs alone.
   Await await = Await::kNothing;
-  // With it a matrix gives a gate and an up for each of n / 2 results, both rounded to x's type.
-  Gating gating = {};
   // With it each row is a group of its own: row r has the matrix ids.Of(r), or no result, and takes
   // row r / share of x; `groups` says how many rows and matrices there are, no sizes, `rows` is
   // absent.
@@ -146,8 +154,10 @@ struct QuantizedGroupsParams {
 };
 Status Run(const QuantizedGroupsParams& params, const CpuContext& context);
 Status Run(const QuantizedGroupsParams& params, const CudaContext& context);
-// Whether the kernel on the device makes gates and ups results.
+// Whether the kernel on the device makes gates and ups results, and whether it norms rows.
+bool CanGate(const QuantizedParams& params, const CudaContext& context);
 bool CanGate(const QuantizedGroupsParams& params, const CudaContext& context);
+bool CanNorm(const QuantizedParams& params, const CudaContext& context);
 
 // What a spec cannot say of a matrix's sizes: its blocks and groups are those of its columns.
 struct NamedSize {

@@ -10,6 +10,7 @@
 
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
+#include "src/matmul/cuda/quantized_plan.h"
 #include "src/matmul/quantized.h"
 
 namespace intarsia::matmul {
@@ -22,13 +23,22 @@ struct QuantizedCase {
   int64_t outers = 0;                                               // 0: one for all
   bool points = true, bias = false;
   int64_t shift = 0;  // elements by which x is off 16 bytes
+  bool norm = false, gated = false, residual = false;
 
   int64_t groups() const { return CeilDiv(k, group); }
+  int64_t results() const { return c * kTileRows / (gated ? 2 : 1); }
   std::string Name() const {
     return Text(intarsia::Name(dtype), " format ", static_cast<int>(format), " m ", m, " c ", c,
                 " k ", k, " group ", group, " scales ", intarsia::Name(scale), " zeros ",
                 intarsia::Name(zero), points ? " points" : " minimums", " outers ",
-                intarsia::Name(outer), " ", outers, bias ? " bias" : "", " shift ", shift);
+                intarsia::Name(outer), " ", outers, bias ? " bias" : "", " shift ", shift,
+                norm ? " norm" : "", gated ? " gated" : "", residual ? " residual" : "");
+  }
+  // What a layer may have besides its product, where the kernel of few rows takes it.
+  void DrawFusion(int64_t most_rows, std::mt19937& random) {
+    norm = dtype == kBF16 && m <= most_rows && random() % 2;
+    gated = out == dtype && c % 2 == 0 && random() % 2;
+    residual = !gated && random() % 2;
   }
 };
 
@@ -57,6 +67,7 @@ inline QuantizedCase RandomQuantizedCase(std::mt19937& random) {
   }
   c.points = random() % 2;
   c.bias = random() % 2;
+  c.residual = random() % 4 == 0;
   if (random() % 5 == 0) c.shift = pick({1, 4, 3});
   if (random() % 2) return c;
   // Half of the cases are such that the kernels for files as they are take them.
@@ -80,6 +91,7 @@ inline QuantizedCase RandomQuantizedCase(std::mt19937& random) {
   c.group = pick({128, 128, 256, 640, 2048});
   c.scale = type({kF32, kF16, kBF16});
   c.zero = c.points ? DType::kU8 : DType::kOther;
+  if (random() % 2) c.DrawFusion(kMostRowsByWarps, random);
   return c;
 }
 
@@ -139,6 +151,10 @@ struct QuantizedOperands {
     if (c.zero != DType::kOther)
       zeros = FactorArray(c.zero, c.c * c.groups() * kTileRows, -1, 1, random);
     if (c.bias) bias = FactorArray(c.dtype, c.c * kTileRows, -1, 1, random);
+    // Sums are about 1, where gates bend most.
+    const double large = 2.0 / std::sqrt(static_cast<double>(c.k));
+    if (c.norm) norm_weight = FactorArray(c.dtype, c.k, 0.1 * large, large, random);
+    if (c.residual) residual = FactorArray(c.dtype, c.m * c.results(), -1, 1, random);
     if (c.outer == DType::kOther) return;
     const int64_t size = c.outers ? c.c * c.outers * kTileRows : 1;
     outer_scales = FactorArray(c.outer, size, 0.1, 1, random);
@@ -196,29 +212,68 @@ struct QuantizedOperands {
   const QuantizedCase c;
   FactorArray x;
   std::vector<char> packed;
-  FactorArray scales, zeros, outer_scales, outer_zeros, bias;
+  FactorArray scales, zeros, outer_scales, outer_zeros, bias, norm_weight, residual;
 };
+
+inline constexpr float kNormEps = 1e-5f;
+
+// A result, and what it may be off by.
+struct Wanted {
+  double value = 0.0, allowed = 0.0;
+};
+
+// Row `row` of x times a row of w, whose numbers are `w`, made of parts of `size`.
+inline Wanted SumOf(const QuantizedOperands& o, int64_t row, int64_t column,
+                    const std::vector<double>& w, const std::vector<double>& size) {
+  const QuantizedCase& c = o.c;
+  double want = 0.0, sum = 0.0, squares = 0.0;
+  for (int64_t j = 0; j < c.k; ++j) {
+    const double x = o.x[c.shift + row * c.k + j], normed = c.norm ? x * o.norm_weight[j] : x;
+    squares += x * x;
+    want += normed * w[j];
+    sum += std::abs(normed) * size[j];
+  }
+  // Sums of products are f32, with a tensor core's truncation. Codes in bf16 may keep the 128 that
+  // their mantissa adds to them until a group's sum is complete. A normed x is rounded.
+  double precision = c.dtype == kF32 ? 0x1p-20 : 0x1p-17;
+  if (c.norm) {
+    const double rstd = 1.0 / std::sqrt(squares / static_cast<double>(c.k) + kNormEps);
+    want *= rstd, sum *= rstd, precision += 0x1p-9;
+  }
+  const double bias = o.bias.empty() ? 0.0 : o.bias[column];
+  return {want + bias, precision * (sum + std::abs(bias))};
+}
+
+// silu(gate) up, after all three are rounded.
+inline Wanted Gated(const Wanted& gate, const Wanted& up, double rounding) {
+  const double act = gate.value / (1.0 + std::exp(-gate.value));
+  const auto off = [&](const Wanted& x) { return x.allowed + rounding * std::abs(x.value); };
+  // The slope of silu is at most 1.1.
+  const double act_off = 1.1 * off(gate) + rounding * std::abs(act);
+  return {act * up.value, act_off * (std::abs(up.value) + off(up)) + std::abs(act) * off(up)};
+}
 
 // The worst error of results, as a share of what is allowed; NaN where one is missing.
 inline double WorstError(const QuantizedOperands& o, const std::vector<float>& out) {
   const QuantizedCase& c = o.c;
   const double rounding = c.out == kF32 ? 0x1p-23 : c.out == kF16 ? 0x1p-10 : 0x1p-7;
+  const int64_t n = c.results();
   std::vector<double> w(c.k), size(c.k);
+  std::vector<Wanted> gates(c.m);
   double worst = 0.0;
-  for (int64_t row = 0; row < c.c * kTileRows; ++row) {
-    o.Row(row, w, size);
+  for (int64_t column = 0; column < n; ++column) {
+    if (c.gated) {
+      o.Row(column, w, size);
+      for (int64_t i = 0; i < c.m; ++i) gates[i] = SumOf(o, i, column, w, size);
+    }
+    const int64_t of_w = c.gated ? n + column : column;
+    o.Row(of_w, w, size);
     for (int64_t i = 0; i < c.m; ++i) {
-      double want = o.bias.empty() ? 0.0 : o.bias[row], sum = std::abs(want);
-      for (int64_t j = 0; j < c.k; ++j) {
-        const double x = o.x[c.shift + i * c.k + j];
-        want += x * w[j];
-        sum += std::abs(x) * size[j];
-      }
-      // Sums of products are f32, with a tensor core's truncation. Codes in bf16 may keep the 128
-      // that their mantissa adds to them until a group's sum is complete.
-      const double allowed =
-          (c.dtype == kF32 ? 0x1p-20 : 0x1p-17) * sum + rounding * std::abs(want) + 1e-30;
-      const double error = std::abs(out[i * c.c * kTileRows + row] - want) / allowed;
+      Wanted want = SumOf(o, i, of_w, w, size);
+      if (c.gated) want = Gated(gates[i], want, rounding);
+      if (c.residual) want.value += o.residual[i * n + column];
+      const double allowed = want.allowed + rounding * std::abs(want.value) + 1e-30;
+      const double error = std::abs(out[i * n + column] - want.value) / allowed;
       if (!(error <= worst)) worst = error;
       if (std::isnan(error)) return error;
     }

@@ -18,6 +18,8 @@ class QuantizedOnDevice {
         outer_scales_(o.outer_scales.bits()),
         outer_zeros_(o.outer_zeros.bits()),
         bias_(o.bias.bits()),
+        norm_weight_(o.norm_weight.bits()),
+        residual_(o.residual.bits()),
         out_(Size() + 2 * kGuard) {
     out_.Poison();
   }
@@ -34,6 +36,9 @@ class QuantizedOnDevice {
     if (!o_.zeros.empty()) p.zeros = Of(zeros_, c.zero, outer_zeros_, o_.outer_zeros);
     p.points = c.points;
     if (c.bias) p.bias = bias_.data();
+    if (c.norm) p.norm_weight = norm_weight_.data(), p.norm_eps = kNormEps;
+    if (c.gated) p.gating = Gating::Of("silu", 0.0f, 0.0f);
+    if (c.residual) p.residual = residual_.data();
     p.out = out_.data() + kGuard;
     return p;
   }
@@ -48,7 +53,7 @@ class QuantizedOnDevice {
 
  private:
   static constexpr size_t kGuard = 256;
-  size_t Size() const { return o_.c.m * o_.c.c * kTileRows * Bytes(o_.c.out); }
+  size_t Size() const { return o_.c.m * o_.c.results() * Bytes(o_.c.out); }
   Factors Of(const attention::DeviceArray<char>& inner, DType dtype,
              const attention::DeviceArray<char>& outer, const FactorArray& on_host) const {
     Factors factors{.data = inner.data(), .dtype = dtype};
@@ -61,7 +66,7 @@ class QuantizedOnDevice {
 
   const QuantizedOperands& o_;
   attention::DeviceArray<char> x_, packed_, scales_, zeros_, outer_scales_, outer_zeros_, bias_,
-      out_;
+      norm_weight_, residual_, out_;
 };
 
 inline std::vector<float> Widened(DType dtype, const std::vector<char>& bits) {

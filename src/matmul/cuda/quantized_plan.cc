@@ -188,11 +188,13 @@ int64_t WarpgroupsSplits(int64_t ctas, int64_t sms) {
 // Llama of 8 billion parameters (docs/notebook/weights_in_codes.md).
 bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
   if (plan.kernel != QuantizedKernelKind::kWideStream || p.k % kStageColumns != 0 ||
-      !HasPlainGroups(p) || !IsAligned16(p.out) || !IsAligned16(p.bias) || !HasHopper(device))
+      !HasPlainGroups(p) || !HasHopper(device))
     return false;
+  for (const void* at : {const_cast<const void*>(p.out), p.bias, p.residual, p.norm_weight})
+    if (!IsAligned16(at)) return false;
   const int64_t stages = p.k / kStageColumns, sms = device.sms;
   // Whether a CTA has so many stages that two warpgroups take them in turn.
-  const bool is_long = p.tiles * stages >= 128 * sms, is_few = p.m <= kMostResidentRows;
+  const bool is_long = p.tiles * stages >= 128 * sms, is_few = p.m <= kMostRowsByWarps;
   // Points cost the resident kernel a fifth more time, this one a twentieth.
   if (p.m < kLeastWarpgroupsRows && !p.zeros.data && is_long && !HasManyTiles(p, device))
     return false;

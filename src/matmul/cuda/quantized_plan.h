@@ -72,8 +72,11 @@ inline constexpr int kMostResidentRows = 16;  // of x
 // multiprocessor has room for, while splits give a launch at most 1.7, so that the next launch's
 // are there when this one's end; stages in flight. `parts`, plan.k_warps: of warpgroups that take
 // stages in turn.
+inline constexpr int kMostRowsByWarps = 16;  // of x, by mma.sync
 inline constexpr int kFewRowsTiles = 8, kNarrowTiles = 12, kWideTiles = 16;
-constexpr int WarpgroupsCtas(int rows, int parts) { return rows > 16 ? 1 : parts == 1 ? 4 : 2; }
+constexpr int WarpgroupsCtas(int rows, int parts) {
+  return rows > kMostRowsByWarps ? 1 : parts == 1 ? 4 : 2;
+}
 constexpr int WarpgroupsStages(QuantizedShape shape, int parts) {
   if (shape.rows == 8) return 5 * parts;
   if (shape.rows == 16) return 4 * parts;

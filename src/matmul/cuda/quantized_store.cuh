@@ -14,6 +14,7 @@ __device__ __forceinline__ void StoreResult(const QuantizedParams& p, int64_t ro
                                             float sum, bool has_bias) {
   if (p.bias && has_bias) sum += cuda::ToFloat(static_cast<const T*>(p.bias)[column]);
   const int64_t to = row * p.n() + column;
+  if (p.residual) sum += cuda::ToFloat(static_cast<const T*>(p.residual)[to]);
   if (p.out_dtype == DType::kF32)
     static_cast<float*>(p.out)[to] = sum;
   else

@@ -124,7 +124,7 @@ def experts_of(ids, experts, expert_map=None):
     return np.where((ids >= 0) & (ids < experts), ids, -1)
 
 
-def _activate(hidden, activation, limit, alpha, to_t):
+def activate(hidden, activation, limit, alpha, to_t):
     """Gate and up to their product."""
     if activation == "swigluoai":
         gate, up = np.minimum(hidden[..., ::2], limit), np.clip(hidden[..., 1::2], -limit, limit)
@@ -167,7 +167,7 @@ def reference(
             hidden, share = share * to_t(hidden) + first, 1
         else:
             hidden = to_t(hidden + first)
-        down = _activate(hidden, activation, limit, alpha, to_t) @ w2[e].T
+        down = activate(hidden, activation, limit, alpha, to_t) @ w2[e].T
         np.add.at(out, token, share * to_t(down + (0 if w2_bias is None else w2_bias[e])))
     return [out.reshape(x.shape)]
 

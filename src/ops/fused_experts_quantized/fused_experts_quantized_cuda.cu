@@ -41,7 +41,7 @@ class Products {
  private:
   matmul::QuantizedGroupsParams Gated(const ExpertsPass& pass) const {
     matmul::QuantizedGroupsParams product = op_.FirstProduct(pass);
-    product.gating = Gating::Of(op_.activation, op_.limit, op_.alpha);
+    product.each.gating = Gating::Of(op_.activation, op_.limit, op_.alpha);
     product.each.out = pass.gated;
     return product;
   }

@@ -10,7 +10,9 @@ struct LinearQuantizedInt8 : QuantizedLinear {
       QuantizedLinearSpec(
           "linear_quantized_int8", "A linear layer of x in int8 with weights in 8 bits or less.",
           "ggml's products of blocks (ggml_vec_dot_q4_1_q8_1)",
-          In("x", &QuantizedLinear::x, "... k", "T", "rows, rounded to int8 in blocks of 32"))
+          In("x", &QuantizedLinear::x, "... k", "T", "rows, rounded to int8 in blocks of 32"),
+          kLinearResult)
+          .Separable("c")
           .On(Platform::kCpu);
 
   Status Run(const CpuContext&) const;

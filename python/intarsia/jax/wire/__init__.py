@@ -8,6 +8,8 @@ from intarsia.jax.wire._words import Axis as Axis
 from intarsia.jax.wire._words import ConvertFp8OutDtype as ConvertFp8OutDtype
 from intarsia.jax.wire._words import FlashAttnVarlenOutDtype as FlashAttnVarlenOutDtype
 from intarsia.jax.wire._words import Format as Format
+from intarsia.jax.wire._words import FusedLinearQuantizedOutDtype as FusedLinearQuantizedOutDtype
+from intarsia.jax.wire._words import Gating as Gating
 from intarsia.jax.wire._words import GroupedMatmulOutDtype as GroupedMatmulOutDtype
 from intarsia.jax.wire._words import (
     GroupedMatmulQuantizedOutDtype as GroupedMatmulQuantizedOutDtype,
@@ -52,6 +54,7 @@ from intarsia.jax.wire.cache import (
 from intarsia.jax.wire.matmul import (
     fused_experts,
     fused_experts_quantized,
+    fused_linear_quantized,
     grouped_matmul,
     grouped_matmul_quantized,
     grouped_matmul_weight_gradient,
@@ -108,6 +111,7 @@ __all__ = [
     "fused_add_rms_norm_static_fp8_quant",
     "fused_experts",
     "fused_experts_quantized",
+    "fused_linear_quantized",
     "fused_qk_norm_rope",
     "gather_cache",
     "gelu_and_mul",

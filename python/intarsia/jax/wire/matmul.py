@@ -10,6 +10,8 @@ from intarsia.jax._call import call, one_or_all
 from intarsia.jax.wire._words import (
     Activation,
     Format,
+    FusedLinearQuantizedOutDtype,
+    Gating,
     GroupedMatmulOutDtype,
     GroupedMatmulQuantizedOutDtype,
     GroupedMatmulWeightGradientOutDtype,
@@ -197,6 +199,87 @@ def fused_experts_quantized(
             limit=limit,
             alpha=alpha,
             apply_router_weight_on_input=apply_router_weight_on_input,
+        )
+    )
+
+
+def fused_linear_quantized(
+    x: ArrayLike,
+    packed: ArrayLike,
+    scales: ArrayLike,
+    zeros: ArrayLike | None = None,
+    outer_scales: ArrayLike | None = None,
+    outer_zeros: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    norm_weight: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
+    *,
+    format: Format = "u4",
+    group: int = 0,
+    zeros_are: ZerosAre = "points",
+    out_dtype: FusedLinearQuantizedOutDtype = "auto",
+    eps: float = 1e-06,
+    gating: Gating = "none",
+) -> jax.Array:
+    """A linear layer with weights in 8 bits or less, the norm before it, and the gated activation or the residual behind it.
+
+    Args:
+      x: [..., k], T: rows.
+      packed: [c, kb, 4, 16, 4] with format=u4 or [c, kb, 4, 16, 4] with format=u4b8 or [c, kb,
+        4, 16, 4] with format=e2m1 or [c, kb, 5, 16, 4] with format=u5 or [c, kb, 5, 16, 4] with
+        format=u5b16 or [c, kb, 6, 16, 4] with format=u6b32 or [c, kb, 8, 16, 4] with format=i8
+        or [c, kb, 8, 16, 4] with format=e4m3, u8: codes, tile by tile: 16 results, and kb
+        blocks of 32 of the k columns, which take a line for each bit of a code.
+      scales: [c, kg, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes are
+        multiplied by.
+      zeros: [c, kg, 16], f32, f16, bf16, u8, i8: what is subtracted from codes, or added to
+        their products with scales; optional.
+      outer_scales: [1] or [c, ko, 16], f32, f16, bf16: what scales are multiplied by; optional.
+      outer_zeros: [1] or [c, ko, 16], f32, f16, bf16: what minimums are multiplied by;
+        optional.
+      bias: [16*c], T: added to the sums before they are rounded; optional.
+      norm_weight: [k], T, f32: scale of each column of the normed x; x is not normed if absent;
+        optional.
+      residual: [..., 16*c], T: added to the sums before they are rounded; optional.
+      format: what a code stands for; one of u4, u4b8, e2m1, u5, u5b16, u6b32, i8, e4m3.
+      group: columns that share a scale: 16 or a multiple of 32; 0: all k of them.
+      zeros_are: points are subtracted from codes, minimums added to their products with scales;
+        one of points, minimums.
+      out_dtype: dtype of the result; auto: that of x; one of auto, f32.
+      eps: added to the mean square.
+      gating: activation of gates, the first half of the columns, each times its up in the
+        second; one of none, silu, gelu_tanh.
+
+    Returns:
+      out: [..., 16*c] with gating=none or [..., 8*c], out_dtype: the layer's results.
+
+    Raises:
+      ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
+        but not built.
+
+    Source: rms_norm, linear_quantized, silu_and_mul and a sum, one after the other. T is f32,
+        f16 or bf16.
+
+    Example:
+      >>> x = jnp.ones((2, 64))
+      >>> packed = jnp.zeros((2, 2, 4, 16, 4), jnp.uint8)
+      >>> scales = jnp.ones((2, 2, 16), jnp.float16)
+      >>> zeros = jnp.ones((2, 2, 16), jnp.float16)
+      >>> norm_weight = jnp.ones((64,))
+      >>> out = fused_linear_quantized(x, packed, scales, zeros, None, None, None, norm_weight, group=32, zeros_are='minimums', eps=1e-05, gating='silu')
+      >>> print(jax.typeof(out))
+      float32[2,16]
+    """
+    return one_or_all(
+        call(
+            "fused_linear_quantized",
+            (x, packed, scales, zeros, outer_scales, outer_zeros, bias, norm_weight, residual),
+            format=format,
+            group=group,
+            zeros_are=zeros_are,
+            out_dtype=out_dtype,
+            eps=eps,
+            gating=gating,
         )
     )
 

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, MostTogether<S, kStreams>())
   const QuantizedParams& each = groups.each;
   const int cta_tiles = static_cast<int>(plan.cta_tiles());
   const int column_tiles = CeilDiv(static_cast<int>(each.tiles), cta_tiles);
-  const int parts = groups.gating.is_there ? 2 : 1;  // columns of w that make one of the results
+  const int parts = groups.each.gating.is_there ? 2 : 1;  // columns of w that make one of the results
   const int64_t n = each.n() / parts;
   const int columns = cta_tiles * static_cast<int>(kTileRows) / parts;
   cuda::AwaitPrevious();
@@ -113,14 +113,14 @@ __global__ void __launch_bounds__(32 * kMostWarps, MostTogether<S, kStreams>())
         .rows = unit.rows,
         .begin = 0,
         .end = stages,
-        .up_tiles = parts == 2 && !groups.gating.in_turn ? each.tiles / 2 : int64_t{0}};
+        .up_tiles = parts == 2 && !groups.each.gating.in_turn ? each.tiles / 2 : int64_t{0}};
     sums = MultiplyCodes<S>(p, plan, task, shared, row_of);
   } else {
     sums = MultiplyRing<S>(p, plan, unit.rows, first_tile, 0, stages, shared, row_of);
   }
   const auto has_bias = [&](int row) { return taken(row) >= 0; };
   if (parts == 2)
-    StoreGates<S>(p, plan, groups.gating, sums, int64_t{unit.column_tile} * columns, has_bias);
+    StoreGates<S>(p, plan, groups.each.gating, sums, int64_t{unit.column_tile} * columns, has_bias);
   else
     StoreSums<S>(p, plan, sums, 0, first_tile * kTileRows, has_bias);
 }

@@ -76,11 +76,11 @@ struct GroupedCodesCut {
   template <class S>
   static INTARSIA_HOST_DEVICE GroupedCodesCut Of(const QuantizedGroupsParams& p,
                                                  const QuantizedPlan& plan) {
-    const bool pairs = p.gating.is_there && !p.gating.in_turn;
+    const bool pairs = p.each.gating.is_there && !p.each.gating.in_turn;
     const auto tiles = static_cast<int>(p.each.tiles);
     return {pairs,
             pairs ? CeilDiv(tiles / 2, S::kBoxTiles) : CeilDiv(tiles, S::kTiles),
-            p.gating.is_there ? 2 : 1,
+            p.each.gating.is_there ? 2 : 1,
             CeilDiv(static_cast<int>(p.each.k), kStageColumns),
             plan.stage_groups * plan.scale_bytes,
             plan.scale_bytes,
@@ -264,7 +264,9 @@ class GroupedCodesConsumer {
       const auto codes = [&](int i) {
         return stage.codes[TileOf(i)] + (4 * b + c_) * kLineBytes + 8 * r_;
       };
-      const auto x = [&](int n) { return stage.x[8 * n + r_] + b * 64 + c_ * 16; };
+      const auto x = [&](int n) {
+        return *reinterpret_cast<const uint4*>(stage.x[8 * n + r_] + b * 64 + c_ * 16);
+      };
       if constexpr (S::kPoints)
         block_.MultiplyAdd(codes, x, group, [&](int i) { return biases[i]; });
       else
@@ -364,7 +366,7 @@ class GroupedCodesConsumer {
     return {sums.x + cuda::ToFloat(bias[0]), sums.y + cuda::ToFloat(bias[1])};
   }
   __device__ __forceinline__ float Gated(float gate, float up) const {
-    return cuda::Gate<T>(p_.gating, cuda::RoundTo<T>(gate), cuda::RoundTo<T>(up));
+    return cuda::Gate<T>(p_.each.gating, cuda::RoundTo<T>(gate), cuda::RoundTo<T>(up));
   }
 
   const QuantizedGroupsParams& p_;

@@ -2,6 +2,7 @@
 #pragma once
 #include <array>
 
+#include "src/activation/gating.cuh"
 #include "src/core/cuda/tensor_map.h"
 #include "src/matmul/cuda/quantized_store.cuh"
 #include "src/matmul/cuda/rows.cuh"
@@ -20,38 +21,88 @@ __device__ __forceinline__ float4 SumOfParts(const WarpgroupsShared<S>& shared, 
   return sum;
 }
 
+// 1 / sqrt(mean(x^2) + eps) of each row, by all threads that multiply, when all CTAs of a cluster
+// have written their sums of squares.
+template <class S>
+__device__ __forceinline__ void FindNorms(const QuantizedParams& p, int ctas,
+                                          WarpgroupsShared<S>& shared) {
+  if (threadIdx.x < S::kRows) {
+    float sum = 0.0f;
+    for (int cta = 0; cta < ctas; ++cta)
+#pragma unroll
+      for (int part = 0; part < S::kParts; ++part) {
+        const float* const at = &shared.squares[part][threadIdx.x];
+        sum += ctas > 1 ? cuda::LoadFromBlock(at, cta) : *at;
+      }
+    shared.rstd[threadIdx.x] = rsqrtf(sum / static_cast<float>(p.k) + p.norm_eps);
+  }
+  cuda::BarrierSync(kMultipliersBarrier, S::kMultipliers);
+}
+
+// Four neighboring sums of a row of x from column `column` of the CTA on, which is column `of_all`
+// of w: all parts', or all CTAs' of a cluster.
+template <class S>
+__device__ __forceinline__ cuda::Pack<float, 4> FourSums(const QuantizedParams& p, int ctas,
+                                                         const WarpgroupsShared<S>& shared, int row,
+                                                         int column, int64_t of_all) {
+  using T = typename S::T;
+  const int at = row * S::kPitch + column;
+  const float4 all = ctas > 1 ? SumOfCluster(shared.Sums(0, at), ctas) : SumOfParts<S>(shared, at);
+  cuda::Pack<float, 4> sum{{all.x, all.y, all.z, all.w}};
+  if constexpr (S::kNormed)
+#pragma unroll
+    for (float& x : sum.at) x *= shared.rstd[row];
+  if (p.bias) {
+    const auto bias = cuda::ToFloats(
+        *reinterpret_cast<const cuda::Pack<T, 4>*>(static_cast<const T*>(p.bias) + of_all));
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sum.at[e] += bias.at[e];
+  }
+  return sum;
+}
+
+template <class T>
+__device__ __forceinline__ void StoreFour(const QuantizedParams& p, int64_t to,
+                                          cuda::Pack<float, 4> sum) {
+  if (p.residual) {
+    const auto residual = cuda::ToFloats(
+        *reinterpret_cast<const cuda::Pack<T, 4>*>(static_cast<const T*>(p.residual) + to));
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sum.at[e] += residual.at[e];
+  }
+  if (p.out_dtype == DType::kF32)
+    *reinterpret_cast<cuda::Pack<float, 4>*>(static_cast<float*>(p.out) + to) = sum;
+  else
+    *reinterpret_cast<cuda::Pack<T, 4>*>(static_cast<T*>(p.out) + to) = cuda::FromFloats<T>(sum);
+}
+
 // By all threads that multiply, when all have written their sums: adds those of a cluster's CTAs,
 // or of parts, in their order, and stores a share of the results, four columns at a time.
-template <class S>
+template <class S, bool kGated>
 __device__ __forceinline__ void StoreShare(const QuantizedParams& p, const WarpgroupsTask& task,
                                            int ctas, const WarpgroupsShared<S>& shared) {
   using T = typename S::T;
-  constexpr int kFours = S::kTiles * static_cast<int>(kTileRows) / 4;
+  constexpr int kColumns = S::kTiles * static_cast<int>(kTileRows) / (kGated ? 2 : 1);
+  constexpr int kFours = kColumns / 4;
   const int rows = min(S::kRows, static_cast<int>(p.m) - task.first_row);
   for (int i = static_cast<int>(threadIdx.x) + cuda::ClusterRank() * S::kMultipliers;
        i < rows * kFours; i += S::kMultipliers * ctas) {
     const int row = i / kFours, column = i % kFours * 4;
     if (column >= task.tiles * static_cast<int>(kTileRows)) continue;
-    const int at = row * S::kPitch + column;
-    const float4 all =
-        ctas > 1 ? SumOfCluster(shared.Sums(0, at), ctas) : SumOfParts<S>(shared, at);
-    cuda::Pack<float, 4> sum{{all.x, all.y, all.z, all.w}};
     const int64_t of_all = task.first_tile * kTileRows + column;
-    if (p.bias) {
-      const auto bias = cuda::ToFloats(
-          *reinterpret_cast<const cuda::Pack<T, 4>*>(static_cast<const T*>(p.bias) + of_all));
+    auto sum = FourSums<S>(p, ctas, shared, row, column, of_all);
+    if constexpr (kGated) {
+      const auto up = FourSums<S>(p, ctas, shared, row, kColumns + column, p.n() / 2 + of_all);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sum.at[e] += bias.at[e];
+      for (int e = 0; e < 4; ++e)
+        sum.at[e] =
+            cuda::Gate<T>(p.gating, cuda::RoundTo<T>(sum.at[e]), cuda::RoundTo<T>(up.at[e]));
     }
-    const int64_t to = (task.first_row + row) * p.n() + of_all;
-    if (p.out_dtype == DType::kF32)
-      *reinterpret_cast<cuda::Pack<float, 4>*>(static_cast<float*>(p.out) + to) = sum;
-    else
-      *reinterpret_cast<cuda::Pack<T, 4>*>(static_cast<T*>(p.out) + to) = cuda::FromFloats<T>(sum);
+    StoreFour<T>(p, (task.first_row + row) * p.results() + of_all, sum);
   }
 }
 
-// Grid: kTiles tiles of w each, tiles of rows, splits, which are a cluster.
+// Grid: tiles of w (WarpgroupsHalves), tiles of rows, splits, which are a cluster.
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, S::kCtas)
     WarpgroupsCodesKernel(const __grid_constant__ QuantizedParams p,
@@ -60,10 +111,11 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas)
   auto& shared = *reinterpret_cast<WarpgroupsShared<S>*>(cuda::DynamicShared());
   const int all = static_cast<int>(p.k) / kStageColumns;
   const int split = static_cast<int>(blockIdx.z), splits = plan.splits;
-  const int64_t first_tile = int64_t{blockIdx.x} * S::kTiles;
+  const WarpgroupsHalves<S> halves(p);
+  const int64_t first_tile = int64_t{blockIdx.x} * halves.cta_tiles;
   const WarpgroupsTask task{
       .first_tile = first_tile,
-      .tiles = static_cast<int>(min(p.tiles - first_tile, int64_t{S::kTiles})),
+      .tiles = static_cast<int>(min(halves.tiles - first_tile, int64_t{halves.cta_tiles})),
       .first_row = static_cast<int>(blockIdx.y) * S::kRows,
       .begin = all * split / splits,
       .end = all * (split + 1) / splits};
@@ -97,7 +149,11 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas)
           *shared.Sums(0, at) = SumOfParts<S>(shared, at);
       cuda::ClusterSync();
     }
-    StoreShare<S>(p, task, splits, shared);
+    if constexpr (S::kNormed) FindNorms<S>(p, splits, shared);
+    if (p.gating.is_there)
+      StoreShare<S, true>(p, task, splits, shared);
+    else
+      StoreShare<S, false>(p, task, splits, shared);
   }
   if (splits > 1) cuda::ClusterSyncReads();  // nobody reads this block's memory any more
 }
@@ -116,20 +172,26 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
   const std::array<cuda::MapAxis, 1> rows{{{p.m, p.k, S::kRows}}};
   INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.dtype, p.x, p.k, rows, maps.x));
   const int64_t tile = p.tile_bytes() / 4, scales = plan.scale_bytes / 4;
-  const std::array<cuda::MapAxis, 1> tiles{{{p.tiles, tile, S::kTiles}}};
-  INTARSIA_RETURN_IF_ERROR(cuda::MakeWordMap(p.packed, tile, S::kTileBytes / 4, tiles, maps.codes));
+  const WarpgroupsHalves<S> halves(p);
+  // Tiles of a half, then halves, of so many words a tile.
+  const auto tiles_of = [&](int64_t words) {
+    return std::array<cuda::MapAxis, 2>{{{halves.tiles, words, halves.cta_tiles},
+                                         {halves.count, halves.tiles * words, halves.count}}};
+  };
+  INTARSIA_RETURN_IF_ERROR(
+      cuda::MakeWordMap(p.packed, tile, S::kTileBytes / 4, tiles_of(tile), maps.codes));
   // Of each tile and group, so many words.
   const auto factors = [&](const void* data, int64_t words, CUtensorMap& map) {
-    const std::array<cuda::MapAxis, 2> groups{
-        {{p.groups, words, 1}, {p.tiles, p.groups * words, S::kTiles}}};
+    const auto [tiles, both] = tiles_of(p.groups * words);
+    const std::array<cuda::MapAxis, 3> groups{{{p.groups, words, 1}, tiles, both}};
     return cuda::MakeWordMap(data, words, static_cast<int>(words), groups, map);
   };
   INTARSIA_RETURN_IF_ERROR(factors(p.scales.data, scales, maps.scales));
   if (S::kPoints) INTARSIA_RETURN_IF_ERROR(factors(p.zeros.data, plan.zero_bytes / 4, maps.points));
-  cuda::LaunchConfig config{
-      {CeilDiv<int64_t>(p.tiles, S::kTiles), CeilDiv<int64_t>(p.m, S::kRows), plan.splits},
-      dim3(S::kThreads),
-      static_cast<int>(sizeof(WarpgroupsShared<S>))};
+  cuda::LaunchConfig config{{CeilDiv<int64_t>(halves.tiles, halves.cta_tiles),
+                             CeilDiv<int64_t>(p.m, S::kRows), plan.splits},
+                            dim3(S::kThreads),
+                            static_cast<int>(sizeof(WarpgroupsShared<S>))};
   config.cluster.z = static_cast<unsigned>(plan.splits);
   config.overlaps_previous = true;
   return cuda::Launch(context, kWarpgroupsCodesKernel<S>, config, p, plan, maps);
@@ -138,20 +200,25 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
 template <DType kType, bool kPoints>
 Status LaunchWarpgroupsWith(const QuantizedParams& p, const QuantizedPlan& plan,
                             const CudaContext& context) {
-  const auto launch = [&]<int kRows, int kTiles, int kParts>() {
-    return LaunchWarpgroups<WarpgroupsConfig<kType, kRows, kTiles, kParts, kPoints>>(p, plan,
-                                                                                     context);
+  const auto launch = [&]<int kRows, int kTiles, int kParts, bool kNormed = false>() {
+    return LaunchWarpgroups<WarpgroupsConfig<kType, kRows, kTiles, kParts, kPoints, kNormed>>(
+        p, plan, context);
   };
-  const auto few = [&]<int kRows>() {
-    return plan.k_warps > 1 ? launch.template operator()<kRows, kFewRowsTiles, 2>()
-                            : launch.template operator()<kRows, kFewRowsTiles, 1>();
+  const auto few = [&]<int kRows, bool kNormed>() {
+    return plan.k_warps > 1 ? launch.template operator()<kRows, kFewRowsTiles, 2, kNormed>()
+                            : launch.template operator()<kRows, kFewRowsTiles, 1, kNormed>();
+  };
+  const auto up_to_16 = [&]<bool kNormed>() {
+    return plan.shape.rows == 8 ? few.template operator()<8, kNormed>()
+                                : few.template operator()<16, kNormed>();
   };
   const auto more = [&]<int kRows>() {
     return plan.shape.tiles == kNarrowTiles ? launch.template operator()<kRows, kNarrowTiles, 1>()
                                             : launch.template operator()<kRows, kWideTiles, 1>();
   };
-  if (plan.shape.rows == 8) return few.template operator()<8>();
-  if (plan.shape.rows == 16) return few.template operator()<16>();
+  if constexpr (kType == DType::kBF16)
+    if (p.norm_weight) return up_to_16.template operator()<true>();
+  if (plan.shape.rows <= kMostRowsByWarps) return up_to_16.template operator()<false>();
   if (plan.shape.rows == 32) return more.template operator()<32>();
   return more.template operator()<64>();
 }

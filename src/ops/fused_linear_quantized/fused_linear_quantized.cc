@@ -1,0 +1,59 @@
+#include "src/ops/fused_linear_quantized/fused_linear_quantized.h"
+
+#include "src/core/checked.h"
+#include "src/core/round.h"
+
+namespace intarsia {
+namespace {
+
+// In f32 numbers, at a multiple of 16 bytes.
+int64_t NormedFloats(const FusedLinearQuantized& op) {
+  if (!op.norm_weight) return 0;
+  return RoundUp<int64_t>(CeilDiv<int64_t>(BoundedProduct({op.x.size(), Bytes(op.x.dtype)}), 4), 4);
+}
+int64_t SumFloats(const FusedLinearQuantized& op) {
+  if (!op.has_gates() && !op.residual) return 0;
+  return BoundedProduct({op.x.rows(), op.packed.dim(0), matmul::kTileRows});
+}
+
+TensorView Rows(void* data, DType dtype, int64_t rows, int64_t columns) {
+  TensorView view;
+  view.data = data;
+  view.dtype = dtype;
+  view.rank = 2;
+  view.dims = {rows, columns};
+  view.strides = {columns, 1};
+  return view;
+}
+
+}  // namespace
+
+Status FusedLinearQuantized::Check() const {
+  INTARSIA_RETURN_IF_ERROR(QuantizedLinear::Check());
+  if (!has_gates()) return {};
+  if (packed.dim(0) % 2 != 0)
+    return InvalidArgument(
+        Text("packed has c=", packed.dim(0), ", expected gates and as many ups: an even number"));
+  if (residual)
+    return InvalidArgument(
+        Text("residual is given beside gating=", gating, ", expected one of both"));
+  if (out_dtype != "auto")
+    return InvalidArgument(Text("out_dtype is ", out_dtype, " beside gating=", gating,
+                                ", expected auto: a product of gate and up is rounded"));
+  return {};
+}
+
+std::array<int64_t, 2> FusedLinearQuantized::WorkspaceDims() const {
+  return {1, NormedFloats(*this) + SumFloats(*this)};
+}
+
+TensorView FusedLinearQuantized::NormedRows() const {
+  return Rows(workspace.data, x.dtype, x.rows(), x.dim(-1));
+}
+
+TensorView FusedLinearQuantized::Sums(DType dtype) const {
+  return Rows(workspace.as<float>() + NormedFloats(*this), dtype, x.rows(),
+              packed.dim(0) * matmul::kTileRows);
+}
+
+}  // namespace intarsia

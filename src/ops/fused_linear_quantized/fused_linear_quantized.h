@@ -1,0 +1,51 @@
+// linear_quantized with what a transformer has before and behind it:
+//   y = x, or x / sqrt(mean(x^2, last axis) + eps) * norm_weight
+//   s = y w^T + bias                                                     (matmul/quantized.h)
+//   out = s + residual, or act(round_T(gate)) round_T(up) of the halves of s, as silu_and_mul has
+//   it
+// in f32, rounded once. y is rounded to T, or x * norm_weight in its place.
+//
+// A step of few tokens takes a GPU less time the fewer kernels it has. On Hopper, with weights in 4
+// bits and groups of 128, one kernel computes all of it. Elsewhere the steps follow each other in
+// the workspace. docs/adr/0028-fused-linear.md says why this is one op.
+#pragma once
+#include "src/matmul/quantized_linear.h"
+
+namespace intarsia {
+
+struct FusedLinearQuantized : QuantizedLinear {
+  Optional norm_weight, residual;
+  float eps = 1e-6f;
+  std::string_view gating = "none";
+  TensorView workspace;
+
+  static constexpr auto kSpec = QuantizedLinearSpec(
+      "fused_linear_quantized",
+      "A linear layer with weights in 8 bits or less, the norm before it, and the gated activation "
+      "or the residual behind it.",
+      "rms_norm, linear_quantized, silu_and_mul and a sum, one after the other",
+      In("x", &QuantizedLinear::x, "... k", "T", "rows"),
+      Out("out", &QuantizedLinear::out, "gating=none: ... 16*c | ... 8*c", "out_dtype",
+          "the layer's results"),
+      In("norm_weight", &FusedLinearQuantized::norm_weight, "k", "T|f32",
+         "scale of each column of the normed x; x is not normed if absent"),
+      In("residual", &FusedLinearQuantized::residual, "... 16*c", "T",
+         "added to the sums before they are rounded"),
+      Attr("eps", &FusedLinearQuantized::eps, "added to the mean square").NotNegative(),
+      Attr("gating", &FusedLinearQuantized::gating,
+           "activation of gates, the first half of the columns, each times its up in the second")
+          .OneOf("none|silu|gelu_tanh"),
+      Workspace("workspace", &FusedLinearQuantized::workspace));
+
+  Status Check() const;
+  std::array<int64_t, 2> WorkspaceDims() const;
+  Status Run(const CpuContext&) const;
+  Status Run(const CudaContext&) const;
+
+  bool has_gates() const { return gating != "none"; }
+  // Memory of the workspace for normed rows, in T, and for sums of all columns in `dtype`.
+  TensorView NormedRows() const;
+  TensorView Sums(DType dtype) const;
+};
+
+}  // namespace intarsia

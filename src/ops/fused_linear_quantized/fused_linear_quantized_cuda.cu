@@ -1,0 +1,42 @@
+#include "src/ops/fused_linear_quantized/fused_linear_quantized.h"
+#include "src/ops/gelu_tanh_and_mul/gelu_tanh_and_mul.h"
+#include "src/ops/rms_norm/rms_norm.h"
+#include "src/ops/silu_and_mul/silu_and_mul.h"
+
+namespace intarsia {
+namespace {
+
+template <class Activation>
+Status Gate(const FusedLinearQuantized& op, const TensorView& sums, const CudaContext& context) {
+  Activation gated;
+  gated.x = sums;
+  gated.out = op.out;
+  return gated.Run(context);
+}
+
+}  // namespace
+
+// What the product's kernel does not take is a kernel of its own.
+Status FusedLinearQuantized::Run(const CudaContext& context) const {
+  matmul::QuantizedParams params = ToParams();
+  params.residual = residual ? residual->data : nullptr;
+  if (has_gates()) params.gating = Gating::Of(gating, 0.0f, 0.0f);
+  const bool gates = has_gates() && matmul::CanGate(params, context);
+  const TensorView sums = Sums(x.dtype);
+  if (has_gates() && !gates) params.gating = {}, params.out = sums.data;
+  if (norm_weight) {
+    params.norm_weight = norm_weight->data, params.norm_eps = eps;
+    if (norm_weight->dtype != x.dtype || !matmul::CanNorm(params, context)) {
+      RmsNorm norm;
+      norm.x = x, norm.weight = norm_weight, norm.eps = eps, norm.out = NormedRows();
+      INTARSIA_RETURN_IF_ERROR(norm.Run(context));
+      params.x = norm.out.data, params.norm_weight = nullptr;
+    }
+  }
+  INTARSIA_RETURN_IF_ERROR(matmul::Run(params, context));
+  if (!has_gates() || gates) return {};
+  return gating == "silu" ? Gate<SiluAndMul>(*this, sums, context)
+                          : Gate<GeluTanhAndMul>(*this, sums, context);
+}
+
+}  // namespace intarsia
