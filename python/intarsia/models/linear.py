@@ -19,11 +19,13 @@ from jax import lax
 
 import intarsia.jax as ij
 from intarsia import _dtypes
-from intarsia._packing import PackedWeight
+from intarsia._packing import TILE_ROWS, PackedWeight
 from intarsia.jax._linear import product_by_xla
 
 # More take less time with weights that are widened first. Those of a vocabulary seldom meet so many.
 _FEW_ROWS = 64
+# Of more rows than a decode step has, products take so much longer than what is around them that fewer kernels gain little.
+_FEW_FUSED_ROWS = 64
 
 
 class QuantizedWeight(NamedTuple):
@@ -108,8 +110,33 @@ class NarrowMatrix:
         return self.numbers[rows].astype(self.dtype)
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["stream", "weight"], meta_fields=["eps"]
+)
+@dataclasses.dataclass(frozen=True)
+class RowsToNorm:
+    """Activations that the linear layer which reads them norms itself.
+
+    Attributes:
+        stream: The residual stream, [t, in].
+        weight: Of the norm, [in].
+        eps: What is added to the mean square.
+    """
+
+    stream: jax.Array
+    weight: jax.Array
+    eps: float
+
+
 Weight = jax.Array | QuantizedWeight | PackedMatrix | NarrowMatrix
-Rows = jax.Array | QuantizedRows
+Rows = jax.Array | QuantizedRows | RowsToNorm
+
+
+class Branch(NamedTuple):
+    """A linear layer that is computed where its result is added to the residual stream."""
+
+    x: jax.Array
+    weight: Weight
 
 
 def quantize(weight: jax.Array) -> QuantizedWeight:
@@ -131,6 +158,8 @@ def linear(ops: ModuleType, x: Rows, weight: Weight) -> jax.Array:
     row by that part's own largest number, as vLLM does. Its product is scaled before the parts are
     summed. So devices need not agree upon a scale, and a smaller part has a finer scale.
     """
+    if isinstance(x, RowsToNorm):
+        return fused(x, weight)
     if not isinstance(weight, QuantizedWeight):
         assert isinstance(x, jax.Array)
         return product_of(x, weight)
@@ -138,6 +167,37 @@ def linear(ops: ModuleType, x: Rows, weight: Weight) -> jax.Array:
         x = QuantizedRows(*ops.dynamic_per_token_scaled_fp8_quant(x), dtype=x.dtype)
     return ij.scaled_matmul(
         x.codes, weight.codes, x.scale, weight.scale, out_dtype=_dtypes.name_of(x.dtype)
+    )
+
+
+def can_fuse(ops: ModuleType, weight: Weight | None, rows: int) -> bool:
+    """Whether a layer is to be one op with the norm before it, and the activation or the sum behind it (docs/adr/0028-fused-linear.md)."""
+    if not isinstance(weight, PackedMatrix) or weight.int8_activations or ops is not ij:
+        return False
+    first, *others = weight.parts
+    is_whole = not others and first.rows % (2 * TILE_ROWS) == 0
+    return is_whole and rows <= _FEW_FUSED_ROWS and _gains_by_fusion()
+
+
+def _gains_by_fusion() -> bool:
+    return jax.devices()[0].platform == "gpu"
+
+
+def fused(
+    x: Rows,
+    weight: Weight,
+    residual: jax.Array | None = None,
+    gating: Literal["none", "silu", "gelu_tanh"] = "none",
+) -> jax.Array:
+    """A layer that `can_fuse`, with the norm that x may want: plus `residual`, or the product of gates and ups."""
+    assert isinstance(weight, PackedMatrix)
+    (part,) = weight.parts
+    norm: dict[str, Any] = {}
+    if isinstance(x, RowsToNorm):
+        norm = {"norm_weight": x.weight, "eps": x.eps}
+        x = x.stream
+    return ij.fused_linear_quantized(
+        x, *part.arrays, residual=residual, gating=gating, **part.attributes, **norm
     )
 
 

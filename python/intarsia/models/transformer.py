@@ -7,7 +7,7 @@ jax.numpy. `ModelConfig` says what Llama, Qwen2, Gemma 3 and mixtures of experts
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,14 @@ from intarsia.models.choices import KV_CACHE_DTYPES
 from intarsia.models.config import LayerKind, ModelConfig, Rope
 from intarsia.models.experts import experts
 from intarsia.models.linear import (
+    Branch,
     PackedMatrix,
-    QuantizedRows,
     Rows,
+    RowsToNorm,
     Shares,
     Weight,
+    can_fuse,
+    fused,
     linear,
     norm_for,
     product_of,
@@ -66,7 +69,12 @@ class _Step(NamedTuple):
 
     def norm(self, x: jax.Array, weight: jax.Array) -> jax.Array:
         """Norms rows."""
-        return self.add_and_norm(x, None, weight, None)[0]
+        return cast(jax.Array, self.add_and_norm(x, None, weight, None)[0])
+
+    def can_fuse(self, weight: Weight | None) -> bool:
+        """Whether a linear layer is one op with what is around it."""
+        tokens = len(self.batch.tokens)
+        return self.config.mesh_axis is None and can_fuse(self.ops, weight, tokens)
 
     def add_and_norm(
         self,
@@ -79,6 +87,8 @@ class _Step(NamedTuple):
     ) -> tuple[Rows, jax.Array]:
         """Adds x, or all devices' shares of it, to the residual stream, and norms that for the layer whose weight is `feeds`."""
         config = self.config
+        if residual is None and self.can_fuse(feeds):
+            return RowsToNorm(x, weight, config.rms_eps), x
         settings = {"eps": config.rms_eps, "rounding": config.norm_rounding}
         shares = Shares(config.mesh_axis, self.exchange) if is_share and config.mesh_axis else None
         return norm_for(self.ops, feeds, x, residual, weight, shares, **settings)
@@ -87,9 +97,13 @@ class _Step(NamedTuple):
         """A linear layer."""
         return linear(self.ops, x, weight)
 
+    def branch(self, x: jax.Array, weight: Weight) -> jax.Array | Branch:
+        """The linear layer that ends a branch of the network."""
+        return Branch(x, weight) if self.can_fuse(weight) else self.linear(x, weight)
+
     def end_branch(
         self,
-        share: jax.Array,
+        share: jax.Array | Branch,
         post_norm: jax.Array | None,
         residual: jax.Array,
         weight: jax.Array,
@@ -98,6 +112,10 @@ class _Step(NamedTuple):
         is_share: bool = True,
     ) -> tuple[Rows, jax.Array]:
         """`add_and_norm` of a branch summed over the devices, and normed first in a model with post norms."""
+        if isinstance(share, Branch) and post_norm is None:
+            return self.add_and_norm(fused(*share, residual), None, weight, feeds)
+        if isinstance(share, Branch):
+            share = self.linear(*share)
         if post_norm is None:
             return self.add_and_norm(share, residual, weight, feeds, is_share=is_share)
         axis = self.config.mesh_axis if is_share else None
@@ -272,7 +290,7 @@ def _scan_layers(
     for i in range(looped, config.layers):
         carry = run(carry, config.kind(i), jnp.int32(i))
     hidden, residual, caches = carry
-    if isinstance(hidden, QuantizedRows):
+    if not isinstance(hidden, jax.Array):
         # The loop's body is one for all layers, the last included, whose norm feeds no linear layer.
         hidden = step.norm(residual, layers["next_norm"][-1])
     return hidden, caches
@@ -311,7 +329,7 @@ def _attention(
     hidden: Rows,
     cache: KvCache,
     layer: jax.Array | None,
-) -> tuple[jax.Array, KvCache]:
+) -> tuple[jax.Array | Branch, KvCache]:
     """Projects to heads, writes the new keys and values, attends, and projects back: this device's share of that."""
     ops, config, batch = step.ops, step.config, step.batch
     h, hk, d = config.heads, config.kv_heads, config.head_dim
@@ -327,8 +345,10 @@ def _attention(
         batch.positions, qkv, table, cache, batch.slots, num_heads=h, layer=layer, **norms
     )
     attended = _attend(step, kind, query, cache, layer, weights.get("sinks"))
-    out = step.linear(attended.reshape(t, h * d), weights["wo"])
-    return out + weights["bo"] if config.o_bias else out, cache
+    rows = attended.reshape(t, h * d)
+    if config.o_bias:
+        return step.linear(rows, weights["wo"]) + weights["bo"], cache
+    return step.branch(rows, weights["wo"]), cache
 
 
 def _attend(
@@ -367,11 +387,14 @@ def _attend(
     )
 
 
-def _mlp(step: _Step, weights: Params, hidden: Rows) -> jax.Array:
+def _mlp(step: _Step, weights: Params, hidden: Rows) -> jax.Array | Branch:
     """The gated feed-forward layer, or this device's share of it."""
     if step.config.experts:
         assert isinstance(hidden, jax.Array)
         return experts(step.ops, step.config, weights, hidden, step.batch.slots >= 0)
-    activate = getattr(step.ops, f"{step.config.activation}_and_mul")
-    activated = activate(step.linear(hidden, weights["w_gate_up"]))
-    return step.linear(activated, weights["w_down"])
+    gate_up, activation = weights["w_gate_up"], step.config.activation
+    if step.can_fuse(gate_up):
+        activated = fused(hidden, gate_up, gating=activation)
+    else:
+        activated = getattr(step.ops, f"{activation}_and_mul")(step.linear(hidden, gate_up))
+    return step.branch(activated, weights["w_down"])
