@@ -67,6 +67,11 @@ def random_params(config: ModelConfig, quantization: str | None) -> dict:
             return quantize(matrix(rows, columns))
         return in_codes(next(keys), rows, columns, {"int8": 8, "int4": 4}[quantization])
 
+    def projection():
+        if quantization in ("int8", "int4"):  # as `load_model` has it
+            return in_codes(next(keys), config.vocab, n, 8)
+        return matrix(config.vocab, n)
+
     def norm():
         return jnp.ones(n, jnp.bfloat16)
 
@@ -83,7 +88,7 @@ def random_params(config: ModelConfig, quantization: str | None) -> dict:
     ]
     return {
         "embed": matrix(config.vocab, n),
-        "lm_head": matrix(config.vocab, n),
+        "lm_head": projection(),
         "first_norm": norm(),
         "layers": layers,
     }

@@ -34,11 +34,11 @@ def test_tokens_and_scores_are_those_of_the_ops_apart(smollm2_path, monkeypatch,
     assert found == tokens
     np.testing.assert_allclose(found_logprobs, logprobs, atol=1e-3)
     layers = 1 if scan_layers else config.layers
-    assert counts(apart)["linear_quantized"] == 4 * layers
+    assert counts(apart)["linear_quantized"] == 4 * layers + 1
     assert counts(together)["fused_linear_quantized"] == 4 * layers
-    # The embedding's rows are normed, and what the output projection reads.
-    assert counts(together).get("rms_norm") == 1
-    assert not {"silu_and_mul", "fused_add_rms_norm", "linear_quantized"} & {*counts(together)}
+    # The output projection and the norm of what it reads are left.
+    assert counts(together)["linear_quantized"] == counts(together)["rms_norm"] == 1
+    assert not {"silu_and_mul", "fused_add_rms_norm"} & {*counts(together)}
 
 
 def test_post_norms_stay_apart(gains, gemma3_path) -> None:

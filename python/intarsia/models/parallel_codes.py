@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import GetAttrKey
@@ -21,8 +23,10 @@ def cut_matrix(
     axis: int | None,
     size: int,
     order: Callable[[str, Sequence[int]], np.ndarray],
-) -> PackedMatrix:
+) -> PackedMatrix | jax.Array:
     """A matrix whose arrays can be spread evenly, with the rows and columns that one device has of it.
+
+    A table of the vocabulary becomes plain numbers, of whose rows devices have as many as they like.
 
     Args:
         role: Its name in `Params`.
@@ -37,7 +41,7 @@ def cut_matrix(
     if axis is None:
         return matrix
     if role in ("embed", "lm_head"):
-        _refuse(role, "its vocabulary is not spread")
+        return matrix.take(jnp.arange(matrix.shape[0]))
     if axis == _COLUMNS:
         parts = [_cut_columns(role, part, size) for part in matrix.parts]
     else:

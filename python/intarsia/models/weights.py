@@ -70,7 +70,8 @@ def load_model(
             and quantize their inputs token by token.
             With "int8" and "int4" they round weights to the nearest code of that many bits, with a scale
             for each group of 128 columns, or of fewer where 128 do not divide a row. Inputs stay in `dtype`.
-            In all three, embedding, output projection and norms stay in `dtype`.
+            The output projection has int8 in both, and so has an embedding that is one; several devices have them decoded.
+            Other embeddings, norms, and with "fp8" the output projection stay in `dtype`.
             With "file" all matrices keep the codes of the file, or the 16 bits that it has where `dtype` is float32;
             activations are in `dtype`.
         progress: Whether to draw a progress bar on stderr.
@@ -137,12 +138,10 @@ def _assemble(
         for layer in bar:
             params["layers"].append(tensors.block(layer))
             give_back_freed()
-    table = config.vocab, config.hidden
-    params |= tensors.put(
-        {"embed": tensors.matrix({"model.embed_tokens.weight": table[0]}, table[1])}
-    )
-    if not config.tie_embeddings:
-        params |= tensors.put({"lm_head": tensors.matrix({"lm_head.weight": table[0]}, table[1])})
+    tied = config.tie_embeddings
+    params |= tensors.put({"embed": tensors.table("model.embed_tokens.weight", projects=tied)})
+    if not tied:
+        params |= tensors.put({"lm_head": tensors.table("lm_head.weight", projects=True)})
     if tensors.unread:
         raise ValueError(f"weights: unsupported tensors {', '.join(sorted(tensors.unread)[:5])}")
     return params
@@ -259,10 +258,19 @@ class _Tensors:
         rows_by_tensor = {f"{prefix}{name}_proj.weight": r for name, r in rows_by_name.items()}
         if self._quantization in (None, "file"):
             return self.matrix(rows_by_tensor, columns)
-        weight = self._plain(rows_by_tensor, columns, np.float32)
         if self._quantization == "fp8":
-            return quantize(jnp.asarray(weight))
-        packed = round_to_nearest(weight, _BITS[self._quantization])
+            return quantize(jnp.asarray(self._plain(rows_by_tensor, columns, np.float32)))
+        return self._rounded(rows_by_tensor, columns, _BITS[self._quantization])
+
+    def table(self, name: str, *, projects: bool) -> Any:
+        """A row for each token, of the output projection perhaps, which is in 8 bits where other layers are rounded."""
+        rows, columns = {name: self._config.vocab}, self._config.hidden
+        if projects and self._quantization in _BITS:
+            return self._rounded(rows, columns, 8)
+        return self.matrix(rows, columns)
+
+    def _rounded(self, rows_by_name: Mapping[str, int], columns: int, bits: int) -> PackedMatrix:
+        packed = round_to_nearest(self._plain(rows_by_name, columns, np.float32), bits)
         return PackedMatrix((jax.device_put(packed),), jnp.dtype(self._dtype))
 
     def matrix(self, rows_by_name: Mapping[str, int], columns: int) -> Any:
