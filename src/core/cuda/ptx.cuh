@@ -41,7 +41,17 @@ __device__ __forceinline__ void CpAsync16(uint32_t shared, const void* global, b
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(shared),
                "l"(global), "r"(bytes));
 }
-// The same for 8 bytes, which must be valid.
+// What leaves the L2 cache first, and what leaves it as all else does: the policies that
+// "createpolicy" would give (PTX ISA), which takes long. CUTLASS has them as CacheHintSm90.
+inline constexpr uint64_t kEvictFirst = 0x12F0000000000000, kEvictNormal = 0x1000000000000000;
+// CpAsync16 of what is read once, which leaves the L2 cache first. For sm_90.
+__device__ __forceinline__ void CpAsync16Once(uint32_t shared, const void* global, bool valid) {
+  const int bytes = valid ? 16 : 0;
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n" ::"r"(shared),
+      "l"(global), "r"(bytes), "l"(kEvictFirst));
+}
+// CpAsync16 for 8 bytes, which must be valid.
 __device__ __forceinline__ void CpAsync8(uint32_t shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(shared), "l"(global));
 }

@@ -65,18 +65,33 @@ __device__ __forceinline__ void CopyBox(void* shared, const CUtensorMap& map,
   ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, shared,
                                     &map, coordinates, barrier.address());
 }
-// CopyBox of five axes. What is read `once` leaves the L2 cache first: so a stream that is larger
-// than the cache drives out neither code nor what others read again. The policies are those that
-// "createpolicy" would give (PTX ISA), which takes long; CUTLASS has them as CacheHintSm90.
+// CopyBox whose bytes, if they are read `once`, leave the L2 cache first: so a stream that is
+// larger than the cache drives out neither code nor what others read again.
+template <int kAxes>
 __device__ __forceinline__ void CopyBox(void* shared, const CUtensorMap& map,
-                                        const int32_t (&at)[5], Barrier& barrier, bool once) {
-  constexpr uint64_t kEvictFirst = 0x12F0000000000000, kEvictNormal = 0x1000000000000000;
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;\n" ::"r"(SharedAddress(shared)),
-      "l"(&map), "r"(SharedAddress(barrier.address())), "r"(at[0]), "r"(at[1]), "r"(at[2]),
-      "r"(at[3]), "r"(at[4]), "l"(once ? kEvictFirst : kEvictNormal)
-      : "memory");
+                                        const int32_t (&at)[kAxes], Barrier& barrier, bool once) {
+  static_assert(kAxes >= 3 && kAxes <= 5);
+  const uint32_t to = SharedAddress(shared), count = SharedAddress(barrier.address());
+  const uint64_t policy = once ? kEvictFirst : kEvictNormal;
+  if constexpr (kAxes == 3)
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;\n" ::"r"(to),
+        "l"(&map), "r"(count), "r"(at[0]), "r"(at[1]), "r"(at[2]), "l"(policy)
+        : "memory");
+  else if constexpr (kAxes == 4)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;\n" ::"r"(to),
+        "l"(&map), "r"(count), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "l"(policy)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;\n" ::"r"(to),
+        "l"(&map), "r"(count), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]),
+        "l"(policy)
+        : "memory");
 }
 // Copies neighboring bytes, a multiple of 16 as both addresses are, to shared memory.
 __device__ __forceinline__ void CopyBytes(void* shared, const void* from, int bytes,

@@ -188,7 +188,7 @@ class PieceRing {
 #pragma unroll
       for (int j = 0; j < S::kPieceBytes / 512; ++j) {
         const bool valid = j * 512 + team_.lane * 16 < left_;
-        cuda::CpAsync16(to + codes_to_ + j * 512, valid ? codes_ + j * 512 : codes_, valid);
+        cuda::CpAsync16Once(to + codes_to_ + j * 512, valid ? codes_ + j * 512 : codes_, valid);
       }
       LoadFactors(to + S::kPieceBytes, scales_, task_.scales, plan_.scale_bytes, scale_part_,
                   scale_group_);
@@ -242,7 +242,7 @@ class PieceRing {
       group = min((piece * S::kBlocks + in_piece * S::kGroupBlocks) * int{kBlockColumns} /
                       static_cast<int>(p_.group),
                   groups - 1);
-    cuda::CpAsync16(to + in_piece * bytes + part, from + group * bytes, true);
+    cuda::CpAsync16Once(to + in_piece * bytes + part, from + group * bytes, true);
   }
 
   const QuantizedParams& p_;

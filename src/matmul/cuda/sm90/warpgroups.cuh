@@ -126,6 +126,7 @@ __device__ __forceinline__ void CopyStages(const QuantizedParams& p, const Quant
                                            WarpgroupsShared<S>& shared) {
   const int stages_of_group = static_cast<int>(p.group) / kStageColumns;
   const int tile = static_cast<int>(task.first_tile);
+  const bool once = gridDim.y == 1;  // no other rows of x meet these weights
   cuda::AwaitPrevious();
   cuda::LetNextBegin();  // not earlier: the next kernel's CTAs would take the places of this one's
   cuda::RingPlace<S::kStages> place;
@@ -135,12 +136,12 @@ __device__ __forceinline__ void CopyStages(const QuantizedParams& p, const Quant
     shared.ring.empty[place.index].Wait(place.parity ^ 1);
     full.ArriveExpecting(S::kXBytes + S::kTiles * (S::kTileBytes + plan.scale_bytes) +
                          S::kPointBytes + S::kNormBytes);
-    cuda::CopyBox<3>(stage.codes, maps.codes, {i * (S::kTileBytes / 4), tile, 0}, full);
+    cuda::CopyBox<3>(stage.codes, maps.codes, {i * (S::kTileBytes / 4), tile, 0}, full, once);
     char* const factors = shared.factors[place.index];
-    cuda::CopyBox<4>(factors, maps.scales, {0, i / stages_of_group, tile, 0}, full);
+    cuda::CopyBox<4>(factors, maps.scales, {0, i / stages_of_group, tile, 0}, full, once);
     if constexpr (S::kPoints)
       cuda::CopyBox<4>(factors + S::kMostScaleBytes, maps.points, {0, i / stages_of_group, tile, 0},
-                       full);
+                       full, once);
     if constexpr (S::kNormed)
       cuda::CopyBytes(factors + S::kNormAt,
                       static_cast<const char*>(p.norm_weight) + i * S::kNormBytes, S::kNormBytes,

@@ -115,9 +115,10 @@ void CopyBox(void* shared, const CUtensorMap& tensor, const int32_t (&coordinate
   });
 }
 
-inline void CopyBox(void* shared, const CUtensorMap& map, const int32_t (&at)[5], Barrier& barrier,
-                    bool) {
-  CopyBox(shared, map, at, barrier);
+template <int kAxes>
+void CopyBox(void* shared, const CUtensorMap& map, const int32_t (&at)[kAxes], Barrier& barrier,
+             bool) {
+  CopyBox<kAxes>(shared, map, at, barrier);
 }
 
 template <int kAxes>
