@@ -3,28 +3,10 @@
 #include <algorithm>
 
 #include "src/core/aligned.h"
+#include "src/matmul/cuda/quantized_plan_hopper.h"
 
 namespace intarsia::matmul {
 namespace {
-
-// Of x, below which another kernel than kWarpgroups may be faster
-// (docs/notebook/weights_in_codes.md).
-constexpr int64_t kLeastWarpgroupsRows = 4;
-
-// Tiles that keep each multiprocessor busy without a cut of the sum.
-bool HasManyTiles(const QuantizedParams& p, const cuda::Device& device) {
-  return p.tiles >= int64_t{8} * device.sms;
-}
-
-bool HasHopper(const cuda::Device& device) {
-  return cuda::HasImage(cuda::kHopper, device) &&
-         device.shared_bytes_per_block >= kMostResidentBytes;
-}
-
-// Groups of a block, of two, or that end with a stage.
-bool HasCoarseGroups(const QuantizedParams& p) {
-  return p.group == kBlockColumns || p.group == 2 * kBlockColumns || p.group % kStageColumns == 0;
-}
 
 // A kernel for groups of 32 columns and more is built for formats that files of 4 bits have.
 bool FitsCoarse(const QuantizedParams& p) {
@@ -72,13 +54,6 @@ bool Fit(const QuantizedParams& p, int rows, QuantizedPlan& plan) {
   return plan.shared_bytes <= kMostSharedBytes;
 }
 
-int64_t RowTiles(const QuantizedParams& p, const QuantizedPlan& plan) {
-  return CeilDiv<int64_t>(p.m, plan.shape.rows);
-}
-int64_t Ctas(const QuantizedParams& p, const QuantizedPlan& plan) {
-  return RowTiles(p, plan) * CeilDiv(p.tiles, plan.cta_tiles());
-}
-
 // Doubles the splits while there are fewer CTAs than `wanted`, as long as each warp has two stages.
 // CTAs share sums as a cluster does, which sm_90 is the first to have.
 void Split(const QuantizedParams& p, int64_t stages, int64_t wanted, const cuda::Device& device,
@@ -86,159 +61,6 @@ void Split(const QuantizedParams& p, int64_t stages, int64_t wanted, const cuda:
   while (device.arch >= cuda::kHopper && plan.splits < kMostSplits &&
          Ctas(p, plan) * plan.splits < wanted && stages >= int64_t{4} * plan.splits * plan.k_warps)
     plan.splits *= 2;
-}
-
-// Groups of a piece of 128 columns.
-int PieceGroups(const QuantizedPlan& plan) {
-  return plan.kernel == QuantizedKernelKind::kWideResident ? 1 : kStageColumns / int{kBlockColumns};
-}
-
-int ResidentBytes(const QuantizedParams& p, const QuantizedPlan& plan) {
-  const int rows = static_cast<int>(std::min<int64_t>(p.m, plan.shape.rows));
-  const int groups = PieceGroups(plan);
-  const int64_t tiles = CeilDiv<int64_t>(p.tiles, plan.strips);
-  const int64_t ring = int64_t{plan.tile_warps * plan.k_warps} *
-                       ResidentDepth(p.format, plan.shape.rows) * plan.slot_bytes;
-  const int64_t x = int64_t{rows} * (plan.slice_pieces * 2 * kStageColumns + kResidentPad);
-  const int64_t sums =
-      StreamsZeros(p.format) ? int64_t{plan.slice_pieces} * groups * plan.shape.rows * 4 : 0;
-  const int64_t parts =
-      int64_t{2} * plan.tile_warps * plan.k_warps * plan.shape.rows * kResidentPitch * 4;
-  const int64_t results = plan.splits > 1 ? tiles * rows * kTileRows * 4 : 0;
-  return static_cast<int>(std::min<int64_t>(ring + x + sums + parts + results, 1 << 30));
-}
-
-// Sets what follows from warps and splits, and says whether that fits.
-bool FitResident(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
-  const int64_t pieces = CeilDiv<int64_t>(p.k, kStageColumns);
-  while (plan.splits > 1 && plan.splits * plan.k_warps > pieces) plan.splits /= 2;
-  while (plan.k_warps > pieces) plan.k_warps /= 2;
-  plan.slice_pieces = static_cast<int>(CeilDiv<int64_t>(pieces, plan.splits));
-  plan.slot_bytes = static_cast<int>(kStageColumns * kTileRows * BitsOf(p.format) / 8) +
-                    PieceGroups(plan) * (plan.scale_bytes + plan.zero_bytes);
-  // A CTA for each multiprocessor, and as many tiles for each, or one less.
-  const int64_t most = std::max(device.sms / plan.splits, 1);
-  plan.strips = static_cast<int>(CeilDiv(p.tiles, CeilDiv(p.tiles, most)));
-  plan.shared_bytes = ResidentBytes(p, plan);
-  return plan.shared_bytes <= kMostResidentBytes;
-}
-
-// Makes `plan`, a streaming kernel's, one of Hopper's kernel for few rows, if that takes the call.
-// Warps and splits are the fastest ones of layers of a Llama of 8 billion parameters
-// (docs/notebook/weights_in_codes.md).
-bool PlanResident(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
-  if (plan.kernel == QuantizedKernelKind::kAny || p.m > kMostResidentRows || !HasHopper(device))
-    return false;
-  // Where the streaming kernel was as fast, or faster.
-  if (p.format == Format::kU4 && p.m > 2 && p.m <= 8) return false;
-  if (p.format == Format::kE4M3 && p.m > 8) return false;
-  QuantizedPlan resident = plan;
-  resident.kernel = p.group % kStageColumns == 0 && p.format != Format::kE2M1
-                        ? QuantizedKernelKind::kWideResident
-                        : QuantizedKernelKind::kResident;
-  resident.shape = {p.m <= 8 ? 8 : 16, 1};
-  const bool four_bits = BitsOf(p.format) == 4, many_tiles = HasManyTiles(p, device);
-  const int64_t tiles = CeilDiv<int64_t>(p.tiles, device.sms);  // of a CTA
-  const auto share = [&](int tile_warps, int k_warps, int splits) {
-    resident.tile_warps = tile_warps, resident.k_warps = k_warps, resident.splits = splits;
-  };
-  if (p.m <= 8) {
-    const bool plain =
-        resident.kernel == QuantizedKernelKind::kWideResident && p.format == Format::kU4B8;
-    if (plain && many_tiles)
-      share(16, 1, 2);
-    else if (p.m > 2)
-      share(2, 8, 2);
-    else if (tiles == 3)
-      share(3, 5, 1);
-    else
-      share(2, 8, 1);
-  } else if (many_tiles) {
-    four_bits ? share(14, 1, 2) : share(2, 4, 1);
-  } else {
-    share(2, four_bits ? 8 : 4, 2);
-  }
-  if (!FitResident(p, device, resident)) {
-    if (p.m > 2 || resident.splits > 1) return false;
-    resident.splits = 2;
-    if (!FitResident(p, device, resident)) return false;
-  }
-  plan = resident;
-  return true;
-}
-
-// 4 bits of files with one factor a group: less 8, as GPTQ's, or less a point, as AWQ's.
-bool HasPlainGroups(const QuantizedParams& p) {
-  const bool points = p.format == Format::kU4 && p.zeros.data && p.points &&
-                      p.zeros.dtype == DType::kU8 && !p.zeros.outer;
-  return (points || (p.format == Format::kU4B8 && !p.zeros.data)) && !p.scales.outer &&
-         Bytes(p.scales.dtype) > 1;
-}
-
-// CTAs of kWarpgroups that share a sum, of more than 16 rows of x, each alone on its
-// multiprocessor. Clusters of 6 find room for all of their CTAs on three quarters of the
-// multiprocessors, smaller ones on five sixths, pairs on all; on more, some waited for a second
-// turn.
-int64_t WarpgroupsSplits(int64_t ctas, int64_t sms) {
-  if (sms * 3 / 4 >= 6 * ctas) return 6;
-  return std::max(std::min<int64_t>(sms * 5 / 6 / ctas, 5), std::min<int64_t>(sms / ctas, 2));
-}
-
-// Makes `plan` one of kWarpgroups, if that takes the call; cut as is the fastest for layers of a
-// Llama of 8 billion parameters (docs/notebook/weights_in_codes.md).
-bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
-  if (plan.kernel != QuantizedKernelKind::kWideStream || p.k % kStageColumns != 0 ||
-      !HasPlainGroups(p) || !HasHopper(device))
-    return false;
-  for (const void* at : {const_cast<const void*>(p.out), p.bias, p.residual, p.norm_weight})
-    if (!IsAligned16(at)) return false;
-  const int64_t stages = p.k / kStageColumns, sms = device.sms;
-  // Whether a CTA has so many stages that two warpgroups take them in turn.
-  const bool is_long = p.tiles * stages >= 128 * sms, is_few = p.m <= kMostRowsByWarps;
-  // Points cost the resident kernel a fifth more time, this one a twentieth.
-  if (p.m < kLeastWarpgroupsRows && !p.zeros.data && is_long && !HasManyTiles(p, device))
-    return false;
-  QuantizedPlan found = plan;
-  found.kernel = QuantizedKernelKind::kWarpgroups;
-  found.shape.rows = p.m <= 8 ? 8 : p.m <= 16 ? 16 : p.m <= 32 ? 32 : 64;
-  found.k_warps = is_few && is_long ? 2 : 1;
-  const auto cut = [&](int tiles) {
-    found.shape.tiles = tiles;
-    const int64_t ctas = Ctas(p, found);
-    const int64_t room = is_few ? std::min<int64_t>(sms * 17 / 10 / ctas, is_long ? 6 : 5)
-                                : WarpgroupsSplits(ctas, sms);
-    found.splits = static_cast<int>(std::max<int64_t>(std::min(room, stages / 2), 1));
-    // Tiles and stages one after the other, with what each stage costs beside them.
-    return CeilDiv(ctas * found.splits, sms) * CeilDiv<int64_t>(stages, found.splits) * (tiles + 1);
-  };
-  const int64_t time = cut(is_few ? kFewRowsTiles : kWideTiles);
-  if (!is_few && cut(kNarrowTiles) >= time) cut(kWideTiles);
-  // Other kernels have more CTAs for a small matrix.
-  if (Ctas(p, found) * found.splits < sms / 2) return false;
-  plan = found;
-  return true;
-}
-
-// Makes `plan`, for `here` groups that have `mean` rows each, one of kGroupsHopper, if that takes
-// the call. Shapes are the fastest ones of layers of experts (docs/notebook/weights_in_codes.md).
-bool PlanGroupsHopper(const QuantizedParams& p, int64_t here, int64_t mean,
-                      const cuda::Device& device, QuantizedPlan& plan) {
-  const bool mx = p.format == Format::kE2M1 && p.group == kBlockColumns &&
-                  p.scales.dtype == DType::kF8E8M0 && !p.zeros.data;
-  const bool integers =
-      HasPlainGroups(p) && (p.zeros.data ? p.group % kStageColumns == 0 : HasCoarseGroups(p));
-  if (plan.kernel == QuantizedKernelKind::kAny || !(mx || integers) || here == 0 ||
-      p.k % kBlockColumns != 0 ||
-      plan.stage_groups * plan.scale_bytes >
-          MostStageScaleBytes(p.format, p.group % kStageColumns == 0) ||
-      !HasHopper(device))
-    return false;
-  plan.kernel = QuantizedKernelKind::kGroupsHopper;
-  plan.shape = mean <= 4 ? kRows8 : mean <= 16 ? kRows16 : kRows32;
-  plan.tile_warps = kGroupsHopperWarps;
-  if (mean <= 4 && here * CeilDiv(p.tiles, plan.cta_tiles()) <= 2 * int64_t{device.sms})
-    plan.shape = kFewUnits;
-  return true;
 }
 
 // Halves the warps until `fits`.
