@@ -33,20 +33,19 @@ __device__ __forceinline__ HeadRows HeadRowsOf(const Params& p, int kv_head, int
   return {at(p.cache.k, p.cache.k_strides), at(p.cache.v, p.cache.v_strides), true};
 }
 
-// Where the keys of a sequence lie in the cache. `sequence` must outlive it.
-class KeyPlaces {
+// The pages of all sequences.
+class Pages {
  public:
-  __device__ KeyPlaces(const Params& p, const Divisor& page_size, const Sequence& sequence)
-      : p_(p), page_size_(page_size), sequence_(sequence) {}
+  __device__ Pages(const Params& p, const Divisor& page_size) : p_(p), page_size_(page_size) {}
 
-  // Finds a key < len_k.
-  __device__ __forceinline__ KeyPlace Find(int key) const {
+  // Finds a slot of a sequence's pages.
+  __device__ __forceinline__ KeyPlace Find(int sequence, uint32_t slot) const {
     KeyPlace place;
-    place.slot = sequence_.k_begin + key;
+    place.slot = slot;
     if (!p_.paged) return place;
     const uint32_t entry = page_size_.Divide(place.slot);
     place.slot -= entry * static_cast<uint32_t>(p_.cache.page_size);
-    const int64_t word = WordOf(entry);
+    const int64_t word = WordOf(sequence, entry);
     const auto* const table = static_cast<const uint32_t*>(p_.page_table.data);
     if (p_.page_table.wide) {
       place.page_low = __ldg(table + 2 * word);
@@ -55,14 +54,6 @@ class KeyPlaces {
       place.page_low = __ldg(table + word);
     }
     return place;
-  }
-
-  // Has the page table's entry of the last key come to the L2 cache.
-  __device__ __forceinline__ void PrefetchLast() const {
-    if (!p_.paged || sequence_.len_k <= 0) return;
-    const uint32_t entry = page_size_.Divide(sequence_.k_begin + sequence_.len_k - 1);
-    cuda::PrefetchL2(static_cast<const uint32_t*>(p_.page_table.data) +
-                     (WordOf(entry) << p_.page_table.wide));
   }
 
   __device__ __forceinline__ bool Exists(const KeyPlace& place) const {
@@ -81,13 +72,35 @@ class KeyPlaces {
     return k.page == v.page && k.slot == v.slot;
   }
 
- private:
-  __device__ __forceinline__ int64_t WordOf(uint32_t entry) const {
-    return sequence_.index * p_.page_table_stride + entry;
+ protected:
+  __device__ __forceinline__ int64_t WordOf(int sequence, uint32_t entry) const {
+    return sequence * p_.page_table_stride + entry;
   }
 
   const Params& p_;
   const Divisor& page_size_;
+};
+
+// Where the keys of a sequence lie in the cache. `sequence` must outlive it.
+class KeyPlaces : public Pages {
+ public:
+  __device__ KeyPlaces(const Params& p, const Divisor& page_size, const Sequence& sequence)
+      : Pages(p, page_size), sequence_(sequence) {}
+
+  // Finds a key < len_k.
+  __device__ __forceinline__ KeyPlace Find(int key) const {
+    return Pages::Find(sequence_.index, sequence_.k_begin + key);
+  }
+
+  // Has the page table's entry of the last key come to the L2 cache.
+  __device__ __forceinline__ void PrefetchLast() const {
+    if (!p_.paged || sequence_.len_k <= 0) return;
+    const uint32_t entry = page_size_.Divide(sequence_.k_begin + sequence_.len_k - 1);
+    cuda::PrefetchL2(static_cast<const uint32_t*>(p_.page_table.data) +
+                     (WordOf(sequence_.index, entry) << p_.page_table.wide));
+  }
+
+ private:
   const Sequence& sequence_;
 };
 

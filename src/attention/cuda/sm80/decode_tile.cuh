@@ -117,48 +117,76 @@ class RowCopy {
   uint32_t existing_;  // bit i * kRowStep: of this lane's row i
 };
 
+// The keys of a piece, as a ring finds them. `sequence` must outlive it.
+class PieceKeys {
+ public:
+  __device__ __forceinline__ PieceKeys(const Params& p, const Divisor& page_size,
+                                       const Sequence& sequence, int end)
+      : places_(p, page_size, sequence), end_(end) {}
+  __device__ __forceinline__ void Find(int key, KeyPlace& place) const {
+    if (key < end_) place = places_.Find(key);
+  }
+  __device__ __forceinline__ bool Has(int key) const { return key < end_; }
+  __device__ __forceinline__ void Clear() { end_ = 0; }
+  __device__ __forceinline__ const Pages& pages() const { return places_; }
+
+ private:
+  const KeyPlaces places_;
+  int end_;
+};
+
 // A warp's chunks of K and V, in the order K0 V0 K1 V1 ..., kChunks of each on their way. A chunk
 // that is asked for takes the place of the one that was read last. Lanes find one key each, of as
 // many chunks at once as that makes: the first kChunkKeys lanes those of the next chunk, and so on.
 // The page numbers for that are asked for when the chunks before are.
-template <class S>
+template <class S, class Keys>
 class Ring {
  public:
-  // The warp's chunks of `keys` begin at multiples of kRoundKeys after its first one.
-  __device__ Ring(const Params& p, const Divisor& page_size, const Sequence& sequence, int kv_head,
-                  Range keys, bool aligned, uint32_t shared)
+  // The warp's chunks begin at the key `first` and every one round_keys further. `keys` must
+  // outlive it, and has none if there is no such layer.
+  __device__ __forceinline__ Ring(const Params& p, Keys& keys, int kv_head, int first,
+                                  int round_keys, bool aligned, uint32_t shared)
       : p_(p),
-        places_(p, page_size, sequence),
-        rows_(HeadRowsOf(p, kv_head, S::KeyBytes(p))),
+        keys_(keys),
         aligned_(aligned),
         place_(shared),
         end_of_ring_(shared + S::kRingBytes),
-        end_(rows_.exist ? keys.end : keys.begin),
-        key_(keys.begin + static_cast<int>(threadIdx.x / 32 * kChunkKeys +
-                                           threadIdx.x % 32 / kChunkKeys * S::kRoundKeys +
-                                           threadIdx.x % kChunkKeys)) {
-    if (key_ < end_) next_ = places_.Find(key_);
+        round_keys_(round_keys),
+        key_(first + static_cast<int>(threadIdx.x % 32 / kChunkKeys * round_keys +
+                                      threadIdx.x % kChunkKeys)) {
+    keys_.Find(key_, next_);
+    rows_ = HeadRowsOf(p, kv_head, S::KeyBytes(p));
+    if (!rows_.exist) keys.Clear();
   }
 
-  // Every call makes one group of copies, so that groups count chunks.
-  __device__ __forceinline__ void AskForKeys() {
+  // Every call makes one group of copies, so that groups count chunks; an empty one if there is no
+  // such chunk (!any), which must not be read then.
+  __device__ __forceinline__ void AskForKeys(bool any = true) {
     if (turn_ == 0) {
-      const bool exists = key_ < end_ && places_.Exists(next_);
-      key_row_ = exists ? places_.KeyOffset(next_) : 0;
-      value_row_ = exists ? places_.ValueOffset(next_) : 0;
+      const bool exists = keys_.Has(key_) && keys_.pages().Exists(next_);
+      key_row_ = exists ? keys_.pages().KeyOffset(next_) : 0;
+      value_row_ = exists ? keys_.pages().ValueOffset(next_) : 0;
       found_ = __ballot_sync(0xffffffffu, exists);
-      key_ += kTurns * S::kRoundKeys;
-      if (key_ < end_) next_ = places_.Find(key_);
+      key_ += kTurns * round_keys_;
+      keys_.Find(key_, next_);
     }
 #pragma unroll
     for (int i = S::kChunks - 1; i > 0; --i) existing_[i] = existing_[i - 1];
     existing_[0] = found_ >> turn_ * kChunkKeys & kAllExist;
-    copy_ = RowCopy<S>(key_row_, existing_[0], turn_ * kChunkKeys);
-    Start(place_, rows_.k, static_cast<int>(p_.head_dim));
+    if (any) {
+      copy_ = RowCopy<S>(key_row_, existing_[0], turn_ * kChunkKeys);
+      copy_.Start(place_, rows_.k, p_.cache.dtype, static_cast<int>(p_.head_dim), aligned_);
+    }
+    cuda::CpAsyncCommit();
   }
-  __device__ __forceinline__ void AskForValues() {
-    if (!places_.SameOffsets()) copy_ = RowCopy<S>(value_row_, existing_[0], turn_ * kChunkKeys);
-    Start(place_ + S::kChunkBytes, rows_.v, static_cast<int>(p_.cache.v_head_dim));
+  __device__ __forceinline__ void AskForValues(bool any = true) {
+    if (any) {
+      if (!keys_.pages().SameOffsets())
+        copy_ = RowCopy<S>(value_row_, existing_[0], turn_ * kChunkKeys);
+      copy_.Start(place_ + S::kChunkBytes, rows_.v, p_.cache.dtype,
+                  static_cast<int>(p_.cache.v_head_dim), aligned_);
+    }
+    cuda::CpAsyncCommit();
     place_ += 2 * S::kChunkBytes;
     if (place_ == end_of_ring_) place_ -= S::kRingBytes;
     turn_ = (turn_ + 1) % kTurns;
@@ -179,20 +207,16 @@ class Ring {
  private:
   static constexpr int kChunkKeys = S::kChunkKeys;
   static constexpr int kTurns = 32 / kChunkKeys;  // chunks whose keys are found at once
-  __device__ __forceinline__ void Start(uint32_t target, const void* source, int d) const {
-    copy_.Start(target, source, p_.cache.dtype, d, aligned_);
-    cuda::CpAsyncCommit();
-  }
 
   const Params& p_;
-  const KeyPlaces places_;
-  const HeadRows rows_;
+  const Keys& keys_;
   const bool aligned_;
   uint32_t place_;  // of the oldest chunks
   const uint32_t end_of_ring_;
-  const int end_;
-  int key_;                              // that this lane finds next
-  KeyPlace next_;                        // of key_
+  const int round_keys_;
+  int key_;        // that this lane finds next
+  KeyPlace next_;  // of key_
+  HeadRows rows_;
   int64_t key_row_ = 0, value_row_ = 0;  // where the key found last lies
   uint32_t found_ = 0;                   // bit i: whether what lane i found last exists
   int turn_ = 0;                         // which chunk of those found last comes next
@@ -316,5 +340,29 @@ class RowState {
   float m_[2] = {-INFINITY, -INFINITY};
   float l_[2] = {};  // of this lane's own columns until Finish
 };
+
+// The results of some of this warp's rows, and their lse, to where all warps' are combined: `rows`
+// is [warps, kTileRows, S::kPitch] in shared memory.
+template <class S>
+__device__ __forceinline__ void StoreRows(const RowState<S>& state, Range some, float* rows,
+                                          float (&warp_lse)[S::kWarps][kTileRows]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = cuda::LaneRow(lane, r);
+    if (row < some.begin || row >= some.end) continue;
+    if (lane % 4 == 0) warp_lse[warp][row] = state.lse(r);
+    constexpr int kColumns = S::M::kLaneColumns, kBlocks = kColumns / 2;
+    float* const to = rows + (warp * kTileRows + row) * S::kPitch + lane % 4 * kColumns;
+#pragma unroll
+    for (int n = 0; n < S::kD / 8; n += kBlocks) {
+      cuda::Pack<float, kColumns> columns;
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i)
+        columns.at[i] = state.o[n + i % kBlocks][2 * r + i / kBlocks];
+      *reinterpret_cast<decltype(columns)*>(to + 8 * n) = columns;
+    }
+  }
+}
 
 }  // namespace intarsia::attention::decode
