@@ -92,6 +92,33 @@ void MakePlain(Case& c) {
   c.sinks = c.leftpad = c.wide = c.unaligned = c.with_lse = false;
 }
 
+// Few sequences whose rows fit into one tile (decode_cluster.cuh), which are hardly ever drawn
+// either.
+void MakeOneTile(Case& c, std::mt19937& random) {
+  const auto pick = [&](std::initializer_list<int64_t> values) {
+    return values.begin()[random() % values.size()];
+  };
+  MakePlain(c);
+  const int64_t group = pick({1, 3, 4, 4, 8, 16}), b = pick({1, 1, 1, 2, 4, 9});
+  c.hk = pick({1, 2, 3, 8});
+  c.h = c.hk * group;
+  c.len_q.clear(), c.len_k.clear();
+  int64_t rows = decode::kTileRows / group;
+  const auto take = [&](int64_t most) {
+    const int64_t taken = std::min(rows, static_cast<int64_t>(random() % (most + 1)));
+    rows -= taken;
+    return taken;
+  };
+  if (c.front > 0) c.front = take(2);
+  for (int64_t i = 0; i < b; ++i) {
+    c.len_q.push_back(take(pick({1, 1, 2, 16})));
+    c.len_k.push_back(pick({0, 1, 17, 64, 300, 2049, static_cast<int64_t>(random() % 7000)}));
+  }
+  c.padding = take(3);
+  if (c.num_seqs >= 0) c.num_seqs = static_cast<int64_t>(random() % (b + 1));
+  if (c.scales == Per::kSequence && random() % 2) c.scales = Per::kHead;
+}
+
 bool CheckAll(int cases) {
   std::mt19937 random(20261121);
   int failures = 0;
@@ -99,7 +126,9 @@ bool CheckAll(int cases) {
     double worst = 0.0;
     for (int i = 0; i < cases; ++i) {
       Case c = RandomCase(types, random);
-      if (random() % 2) MakePlain(c);
+      const auto kind = random() % 4;
+      if (kind == 0) MakePlain(c);
+      if (kind == 1) MakeOneTile(c, random);
       const int64_t max_packed_rows[] = {kAnyRows, kAnyRows, kAnyRows, 4, 64};
       failures += !Check(c, max_packed_rows[random() % 5], random(), worst);
     }

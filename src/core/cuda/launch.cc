@@ -71,7 +71,6 @@ Status LoadDevice(int index, LoadedDevice& device) {
 }
 
 // Those that have been asked for, by CUDA's ordinal.
-constexpr int kMaxDevices = 64;
 std::array<std::atomic<const LoadedDevice*>, kMaxDevices> loaded_devices;
 
 // Null if it has not been asked for yet.
@@ -191,6 +190,27 @@ dim3 RowBlock(const Device& device, int64_t rows, int64_t items, int kept, int m
   }
   const int64_t threads = CeilDiv(items, per_warp) * 32;
   return dim3(static_cast<unsigned>(std::min<int64_t>(threads, most)));
+}
+
+int ResidentClusters(const CudaContext& context, const Kernel& kernel, const LaunchConfig& config) {
+  const Device& device = *context.device;
+  if (device.arch < kHopper || !kernel.AwaitsPrevious(device) || !kernel.CheckLoaded(device).ok())
+    return 0;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {config.cluster.x, config.cluster.y, config.cluster.z};
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = config.cluster;
+  launch.blockDim = config.block;
+  launch.dynamicSmemBytes =
+      static_cast<size_t>(HeldBackSharedBytes(kernel, config.shared_bytes, device));
+  launch.attrs = &attribute;
+  launch.numAttrs = 1;
+  int clusters = 0;
+  if (cudaOccupancyMaxActiveClusters(&clusters, kernel.function(), &launch) == cudaSuccess)
+    return clusters;
+  cudaGetLastError();  // or the next launch would return it
+  return 0;
 }
 
 Status LaunchUntyped(const CudaContext& context, const Kernel& kernel, const LaunchConfig& config,

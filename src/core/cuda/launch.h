@@ -10,6 +10,8 @@
 
 namespace intarsia::cuda {
 
+inline constexpr int kMaxDevices = 64;  // CUDA's ordinals are below
+
 // A kernel that the library can launch: a namespace-scope constant registers it, so that
 // CurrentDevice() finds and loads them all.
 //   const Kernel kRowKernel("RowKernel", reinterpret_cast<const void*>(&RowKernel<float>));
@@ -66,6 +68,10 @@ struct LaunchConfig {
   // All blocks are resident at once, so that they may wait for each other (grid.cuh).
   bool cooperative = false;
 };
+
+// How many clusters of such a launch the device has room for at once, by the driver; 0 if the code
+// that the device runs knows no clusters.
+int ResidentClusters(const CudaContext& context, const Kernel& kernel, const LaunchConfig& config);
 
 // The launch of a grid-stride loop over `items`, a thread an item.
 LaunchConfig GridStride(int64_t items);

@@ -8,13 +8,15 @@
 // wait in a ring in shared memory that only this warp fills and reads, by cp.async, and page
 // numbers are asked for two chunks earlier still. In the end the warps' results are combined in
 // shared memory; if other CTAs have pieces of the same item, CombineKernel does the rest
-// (decode_combine.cuh has the formula).
+// (decode_combine.cuh has the formula). Plain calls of few rows have a kernel of their own
+// (decode_cluster.cuh).
 #pragma once
 #include <bit>
 
 #include "src/attention/cuda/decode_combine.cuh"
 #include "src/attention/cuda/fragments.cuh"
 #include "src/attention/cuda/scores.cuh"
+#include "src/attention/cuda/sm80/decode_cluster.cuh"
 #include "src/attention/cuda/sm80/decode_query.cuh"
 #include "src/core/cuda/launch.h"
 #include "src/core/round.h"
@@ -237,7 +239,19 @@ namespace intarsia::attention {
 
 template <DType kKeyType>
 Status LaunchDecodeOf(const Params& p, const CudaContext& context, TileSize size, DecodeRows rows) {
-  return DecodeDims::Dispatch(std::max(p.head_dim, p.cache.v_head_dim), [&]<int kD>() {
+  return DecodeDims::Dispatch(std::max(p.head_dim, p.cache.v_head_dim), [&]<int kD>() -> Status {
+    if constexpr (kKeyType != kF32) {
+      if (size == TileSize::kLarge && decode::IsPlain(p, rows, ShapeOf(p))) {
+        using One = decode::ClusterConfig<kKeyType, kD, true>;
+        if (decode::FitsCluster<One>(p, context))
+          return decode::LaunchCluster<One>(p, context, rows);
+        if constexpr (!IsFp8(kKeyType)) {  // else sequences would share a factor for Q
+          using Several = decode::ClusterConfig<kKeyType, kD, false>;
+          if (decode::FitsCluster<Several>(p, context))
+            return decode::LaunchCluster<Several>(p, context, rows);
+        }
+      }
+    }
     return DispatchTiles<decode::TileConfig, kKeyType, kD>(size, [&]<class S>() {
       if constexpr (kKeyType != kF32)  // whose kernel would spill registers
         if (decode::IsPlain(p, rows, ShapeOf(p)))
