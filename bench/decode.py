@@ -6,7 +6,7 @@ Usage: decode.py [--tensor-parallel 1 2] [--sequences 16] [--context 4096] [--ne
 
 For each number of devices: the time of a decode step and its floor (every weight, key and value of
 a device read once), tokens a second, and the collectives of the compiled step with their shapes;
-with --profile, also where the time of a step goes. With --quantize linear layers have random codes.
+with --profile, also where the time of a step goes. With --quantize linear layers have random codes, and the output projection has them in int8.
 """
 
 import argparse

@@ -88,3 +88,34 @@ def test_what_lies_left_of_every_window_is_not_read(platform, dtype) -> None:
     unseen = LEN_K - LEN_Q - left
     got = attend(q, *(x.at[:unseen].set(jnp.nan) for x in (k, v)), platform, window=(left, 0))
     check(got, wanted(q, k, v, D**-0.5, left), dtype)
+
+
+@running.on_each_platform
+@pytest.mark.parametrize("sequences", [1, 2, 4])
+@pytest.mark.parametrize("poisoned", ["key", "query"])
+def test_a_nan_of_one_sequence_while_decoding(platform, sequences, poisoned) -> None:
+    """It is in all results of its sequence and head, and in no other one."""
+    random = np.random.default_rng(sequences)
+    pages, page_size, heads, kv_heads = 40, 16, 32, 8
+    used = np.array([300, 17, 640, 200][:sequences], np.int32)
+    table = random.permutation(sequences * pages).astype(np.int32).reshape(sequences, pages)
+    cache = random.standard_normal((2, sequences * pages, page_size, kv_heads, D))
+    query = random.standard_normal((sequences, heads, D))
+    starts = np.arange(sequences + 1, dtype=np.int32)
+
+    def attend_all():
+        with jax.default_device(jax.devices(platform)[0]):
+            k, v = (jnp.asarray(x, jnp.bfloat16) for x in cache)
+            q = jnp.asarray(query, jnp.bfloat16)
+            return np.asarray(ij.paged_attention(q, (k, v), used, table, starts), np.float32)
+
+    clean = attend_all()
+    if poisoned == "key":
+        cache[0, table[0, 130 // page_size], 130 % page_size, 3, 5] = np.nan
+    else:
+        query[0, 14, 7] = np.nan
+    got = attend_all()
+    hit = np.zeros((sequences, heads), bool)
+    hit[0, slice(12, 16) if poisoned == "key" else 14] = True
+    assert np.isnan(got[hit]).all()
+    np.testing.assert_array_equal(got[~hit], clean[~hit])

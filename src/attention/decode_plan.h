@@ -1,4 +1,5 @@
-// How split-KV decode cuts a ragged batch into equal slices of work. Pure functions: the host sizes
+// How split-KV decode cuts a ragged batch into equal slices of work, but for calls of one tile of
+// rows on GPUs with clusters (cuda/sm80/decode_cluster.cuh). Pure functions: the host sizes
 // grid and workspace with them, the kernel computes its schedule with them, tests run them
 // anywhere.
 //

@@ -3,8 +3,6 @@
 // where row j's neighbors of a group share a scale and perhaps a zero:
 //   w[j, i] = s (q[j, i] - z)   zeros are points
 //   w[j, i] = s q[j, i] + z     zeros are minimums, or there are none and z = 0
-// On GPUs a layer may end with a gating, whose gates and ups are halves of the results, or with a
-// residual that is added before they are rounded; and begin with a norm (CanGate, CanNorm).
 // q is the number that a code stands for (Format), s = scales * outer_scales, z = zeros, of
 // minimums times outer_zeros. docs/adr/0018-weights-in-codes.md says why codes lie as they do:
 //
@@ -19,6 +17,10 @@
 //   outer_scales, outer_zeros  [c, o, 16]: of g / o groups each; or [1]: of all
 //
 // Codes of columns beyond k are multiplied by 0.
+//
+// A layer may end with a residual, which is added before results are rounded. On GPUs it may also
+// begin with a norm, or end with a gating: halves of the results are gates and ups (CanNorm,
+// CanGate).
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -94,11 +96,12 @@ struct QuantizedParams {
   bool points = false;
   const void* bias = nullptr;
   void* out = nullptr;
-  // What follows is for GPUs alone, the last three of a layer, not of groups. With a gating a
-  // matrix gives a gate and an up for each of n / 2 results, both rounded to x's type.
+  const void* residual = nullptr;  // [m, n] of x's type, or absent; of a layer, not of groups
+  // On GPUs alone. With a gating a matrix gives a gate and an up for each of n / 2 results, both
+  // rounded to x's type.
   Gating gating = {};
-  const void* residual = nullptr;  // [m, n] of x's type, or absent
-  // With it rows are x[i] norm_weight[i] / sqrt(mean(x^2) + norm_eps). Of x's type.
+  // On GPUs alone, and of a layer: rows are x[i] norm_weight[i] / sqrt(mean(x^2) + norm_eps), of
+  // x's type.
   const void* norm_weight = nullptr;
   float norm_eps = 0;
   // Whether each 32 numbers of a row of x are rounded to int8 first: q = x / s to the nearest, s =
@@ -131,7 +134,7 @@ Status Run(const QuantizedParams& params, const CudaContext& context);
 // first: they lie one after the other in packed, scales, zeros, and bias [groups.count, n]. Rows
 // are those of grouped.h: one of no group gives 0, and so does one that takes no row of x.
 struct QuantizedGroupsParams {
-  QuantizedParams each;  // x [x_rows, k], out [groups.m, n]; m is each group's own
+  QuantizedParams each;  // x [x_rows, k], out [groups.m, results()]; m is each group's own
   int64_t x_rows = 0;
   GroupSizes groups;
   // What follows is for GPUs alone.

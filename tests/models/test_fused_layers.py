@@ -22,9 +22,7 @@ def test_tokens_and_scores_are_those_of_the_ops_apart(smollm2_path, monkeypatch,
     config, params = load_model(smollm2_path, dtype="float32", quantize="int4")
 
     def run() -> tuple[list, np.ndarray, Engine]:
-        engine = Engine(
-            config, params, max_num_seqs=2, max_model_len=64, scan_layers=scan_layers
-        )
+        engine = Engine(config, params, max_num_seqs=2, max_model_len=64, scan_layers=scan_layers)
         tokens = [done.tokens for done in engine.generate(PROMPTS, GREEDY)]
         return tokens, engine.prompt_logprobs([tokens[0]])[0], engine
 

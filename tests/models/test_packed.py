@@ -85,10 +85,22 @@ def test_layers_in_one_format_may_be_stacked(model, request) -> None:
     assert greedy_tokens(engine, path, 6) == [of_prompt[:6] for of_prompt in tokens]
 
 
-def test_spread_weights_are_refused(model) -> None:
+def test_a_vocabulary_in_codes_is_spread_as_numbers(model) -> None:
+    _, config, packed, plain = model
+    tables = {role: packed[role] for role in ("embed", "lm_head") if role in packed}
+    devices = 3 if config.heads % 2 else 2
+    for role, placed in ModelParallel(config, devices).place(tables).items():
+        np.testing.assert_allclose(placed[: config.vocab], plain[role], rtol=1e-6)
+
+
+def test_layers_of_several_formats_are_not_spread(model) -> None:
     _, config, packed, _ = model
-    with pytest.raises(ValueError, match="the file's codes, expected plain arrays"):
-        ModelParallel(config, 1, 1).place(packed)
+    parallel = ModelParallel(config, 1)
+    if all(len(layer["wqkv"].parts) == 1 for layer in packed["layers"]):
+        parallel.place(packed)
+        return
+    with pytest.raises(ValueError, match="the file's codes, expected plain arrays: its 2 parts"):
+        parallel.place(packed)
 
 
 @pytest.mark.parametrize(

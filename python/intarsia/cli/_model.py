@@ -69,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "none", *QUANTIZATIONS),
         default="auto",
         help="what weights are kept in. fp8: those of linear layers, whose inputs are quantized token by "
-        "token. int8, int4: the same layers, in groups of 128 columns or what divides them. Embedding and "
-        "output projection stay in --dtype. file: the codes of the file, a GGUF one or a directory in AWQ, GPTQ, "
+        "token. int8, int4: the same layers, in groups of 128 columns or what divides them, and the output "
+        "projection in int8. An embedding that is none stays in --dtype. file: the codes of the file, a GGUF one or a directory in AWQ, GPTQ, "
         "compressed-tensors, fp8 or mxfp4. none: --dtype. auto, the default: file on one CPU device "
         "without --scan-layers, none elsewhere",
     )

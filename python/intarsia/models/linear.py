@@ -1,6 +1,6 @@
 """Linear layers whose weights are plain arrays, numbers in 16 bits or codes as the model's file has them, or quantized to fp8.
 
-This module alone knows which: a `Weight` is one of these, and `linear` and `norm_for` do what it calls for.
+This module alone knows which: a `Weight` is one of these, and `linear`, `norm_for` and `fused` do what it calls for.
 A quantized layer is vLLM's W8A8 scheme with a scale for each output channel and each token:
 
     out[t, o] = (sum over i of x_codes[t, i] * w_codes[o, i]) * x_scale[t] * w_scale[o]
@@ -153,7 +153,7 @@ def product(x: jax.Array, weight: jax.Array, dtype: Any = None) -> jax.Array:
 def linear(ops: ModuleType, x: Rows, weight: Weight) -> jax.Array:
     """Applies a linear layer to rows [t, in]: [t, out] in the dtype of the activations.
 
-    A quantized layer takes rows in either form, and quantizes those that come unquantized. Its product is `intarsia.jax`'s whatever `ops` are. Where the
+    A quantized layer takes rows in fp8 or plain ones, which it quantizes. Its product is `intarsia.jax`'s whatever `ops` are. Where the
     input is spread over devices (tensor parallelism's wo and w_down), each device quantizes its part of a
     row by that part's own largest number, as vLLM does. Its product is scaled before the parts are
     summed. So devices need not agree upon a scale, and a smaller part has a finer scale.

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import GetAttrKey
 
-from intarsia._packing import ARRAYS, BLOCK_COLUMNS, TILE_ROWS, PackedWeight
+from intarsia._packing import ARRAYS, BLOCK_COLUMNS, TILE_ROWS, PackedWeight, decoded
 from intarsia.models.linear import PackedMatrix
 
 OF_CODES = tuple(map(GetAttrKey, ARRAYS))
@@ -23,7 +21,7 @@ def cut_matrix(
     axis: int | None,
     size: int,
     order: Callable[[str, Sequence[int]], np.ndarray],
-) -> PackedMatrix | jax.Array:
+) -> PackedMatrix | np.ndarray:
     """A matrix whose arrays can be spread evenly, with the rows and columns that one device has of it.
 
     A table of the vocabulary becomes plain numbers, of whose rows devices have as many as they like.
@@ -41,7 +39,8 @@ def cut_matrix(
     if axis is None:
         return matrix
     if role in ("embed", "lm_head"):
-        return matrix.take(jnp.arange(matrix.shape[0]))
+        (table,) = matrix.parts
+        return decoded(table).astype(matrix.dtype)
     if axis == _COLUMNS:
         parts = [_cut_columns(role, part, size) for part in matrix.parts]
     else:

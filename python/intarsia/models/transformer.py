@@ -1,7 +1,7 @@
 """A decoder-only transformer as one pure function over a ragged batch of tokens.
 
 Every norm, rotation, activation, cache write and attention is an op of the namespace `ops`, which is
-`intarsia.jax` or anything with its functions. Linear layers are in `linear.py`, and the embedding is
+`intarsia.jax` or anything with its functions; but what `linear.py` makes part of a linear layer. The embedding is
 jax.numpy. `ModelConfig` says what Llama, Qwen2, Gemma 3 and mixtures of experts have different.
 """
 

@@ -81,7 +81,8 @@ template <Format kFormat, int kRows, int kChains>
     };
     [&]<int... kColumn>(std::integer_sequence<int, kColumn...>) __attribute__((always_inline)) {
       (add.template operator()<kColumn>(), ...);
-    }(std::make_integer_sequence<int, kStepColumns>());
+    }
+    (std::make_integer_sequence<int, kStepColumns>());
   }
 }
 
@@ -158,7 +159,8 @@ void DecodeTile(const QuantizedParams& params, int64_t tile, int64_t first_block
       float* const to = w + (step - first) * kStepColumns * kManyColumns + part * kLanes;
       [&]<int... i>(std::integer_sequence<int, i...>) {
         (Store(to + i * kManyColumns, scale * CodesAt<kFormat, i>(words) + zero), ...);
-      }(std::make_integer_sequence<int, kStepColumns>());
+      }
+      (std::make_integer_sequence<int, kStepColumns>());
     }
   }
 }
@@ -215,13 +217,16 @@ const Kernels& KernelsFor(Format format) {
   return kKernels<Format::kE4M3>;
 }
 
-// out[row, column ...] = sums + bias.
+// out[row, column ...] = sums + bias + residual.
 template <class T, class Out>
 [[gnu::always_inline]] inline void Finish(const QuantizedParams& params, VecF sums, int64_t row,
                                           int64_t column) {
   const T* const bias = static_cast<const T*>(params.bias);
-  Store(static_cast<Out*>(params.out) + row * params.n() + column,
-        bias ? sums + Load(bias + column) : sums);
+  const T* const residual = static_cast<const T*>(params.residual);
+  const int64_t to = row * params.n() + column;
+  if (bias) sums += Load(bias + column);
+  if (residual) sums += Load(residual + to);
+  Store(static_cast<Out*>(params.out) + to, sums);
 }
 
 // Few rows of x: codes become numbers in registers.

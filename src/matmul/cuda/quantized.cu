@@ -51,11 +51,11 @@ Status Run(const QuantizedParams& params, const CudaContext& context) {
 }
 
 bool CanGate(const QuantizedParams& params, const CudaContext& context) {
-  return Gates(params, PlanFor(params, *context.device));
+  return params.m > 0 && params.tiles > 0 && Gates(params, PlanFor(params, *context.device));
 }
 
 bool CanNorm(const QuantizedParams& params, const CudaContext& context) {
-  return Norms(params, PlanFor(params, *context.device));
+  return params.m > 0 && params.tiles > 0 && Norms(params, PlanFor(params, *context.device));
 }
 
 bool CanGate(const QuantizedGroupsParams& params, const CudaContext& context) {

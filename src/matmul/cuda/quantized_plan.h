@@ -68,11 +68,11 @@ inline constexpr int kResidentPad = 64, kResidentPitch = static_cast<int>(kTileR
 inline constexpr int kMostResidentBytes = 227 * 1024;
 inline constexpr int kMostResidentRows = 16;  // of x
 
-// Of kWarpgroups: tiles of w of a CTA, with up to 16 rows, and two kinds with more; CTAs that a
-// multiprocessor has room for, while splits give a launch at most 1.7, so that the next launch's
-// are there when this one's end; stages in flight. `parts`, plan.k_warps: of warpgroups that take
-// stages in turn.
-inline constexpr int kMostRowsByWarps = 16;  // of x, by mma.sync
+// Of kWarpgroups: rows of x that mma.sync multiplies; tiles of w of a CTA, with up to 16 rows, and
+// two kinds with more; CTAs that a multiprocessor has room for, while splits give a launch at
+// most 1.7, so that the next launch's are there when this one's end; stages in flight. `parts`,
+// plan.k_warps: of warpgroups that take stages in turn.
+inline constexpr int kMostRowsByWarps = 16;
 inline constexpr int kFewRowsTiles = 8, kNarrowTiles = 12, kWideTiles = 16;
 constexpr int WarpgroupsCtas(int rows, int parts) {
   return rows > kMostRowsByWarps ? 1 : parts == 1 ? 4 : 2;

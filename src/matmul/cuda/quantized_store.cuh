@@ -8,7 +8,7 @@
 
 namespace intarsia::matmul {
 
-// out[row, column], rounded once; has_bias: whether it has one.
+// out[row, column], with the residual, rounded once; has_bias: whether it has a bias.
 template <class T>
 __device__ __forceinline__ void StoreResult(const QuantizedParams& p, int64_t row, int64_t column,
                                             float sum, bool has_bias) {

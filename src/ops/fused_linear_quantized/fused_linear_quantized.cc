@@ -12,7 +12,7 @@ int64_t NormedFloats(const FusedLinearQuantized& op) {
   return RoundUp<int64_t>(CeilDiv<int64_t>(BoundedProduct({op.x.size(), Bytes(op.x.dtype)}), 4), 4);
 }
 int64_t SumFloats(const FusedLinearQuantized& op) {
-  if (!op.has_gates() && !op.residual) return 0;
+  if (!op.has_gates()) return 0;
   return BoundedProduct({op.x.rows(), op.packed.dim(0), matmul::kTileRows});
 }
 
@@ -45,6 +45,12 @@ Status FusedLinearQuantized::Check() const {
 
 std::array<int64_t, 2> FusedLinearQuantized::WorkspaceDims() const {
   return {1, NormedFloats(*this) + SumFloats(*this)};
+}
+
+matmul::QuantizedParams FusedLinearQuantized::WithResidual() const {
+  matmul::QuantizedParams params = ToParams();
+  if (residual) params.residual = residual->data;
+  return params;
 }
 
 TensorView FusedLinearQuantized::NormedRows() const {

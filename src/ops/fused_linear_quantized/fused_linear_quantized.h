@@ -5,9 +5,10 @@
 //   it
 // in f32, rounded once. y is rounded to T, or x * norm_weight in its place.
 //
-// A step of few tokens takes a GPU less time the fewer kernels it has. On Hopper, with weights in 4
-// bits and groups of 128, one kernel computes all of it. Elsewhere the steps follow each other in
-// the workspace. docs/adr/0028-fused-linear.md says why this is one op.
+// A step of few tokens takes a GPU less time the fewer kernels it has. On Hopper one kernel
+// computes all of it: with weights in 4 bits and groups of 128, and up to 16 rows of bf16 if they
+// are normed (matmul::CanNorm, CanGate). Elsewhere the steps follow each other in the workspace.
+// docs/adr/0028-fused-linear.md says why this is one op.
 #pragma once
 #include "src/matmul/quantized_linear.h"
 
@@ -43,7 +44,9 @@ struct FusedLinearQuantized : QuantizedLinear {
   Status Run(const CudaContext&) const;
 
   bool has_gates() const { return gating != "none"; }
-  // Memory of the workspace for normed rows, in T, and for sums of all columns in `dtype`.
+  // The product, without norm and gating.
+  matmul::QuantizedParams WithResidual() const;
+  // Memory of the workspace for normed rows, in T, and for gates and ups in `dtype`.
   TensorView NormedRows() const;
   TensorView Sums(DType dtype) const;
 };

@@ -21,45 +21,26 @@ void Gate(const FusedLinearQuantized& op, const CpuContext& context, Activation 
   });
 }
 
-template <class T, class Out>
-void AddResidual(const FusedLinearQuantized& op, const CpuContext& context) {
-  const TensorView sums = op.Sums(DType::kF32);
-  const int64_t n = op.out.dim(-1);
-  ForRows(context, sums.dim(0), n, [&](int64_t row) {
-    const float* const sum = sums.as<const float>() + row * n;
-    const T* const residual = op.residual->as<const T>() + row * n;
-    Out* const out = op.out.as<Out>() + row * n;
-    ForLanes(n, [&](int64_t i, int lanes) {
-      StoreN(out + i, LoadN(sum + i, lanes) + LoadN(residual + i, lanes), lanes);
-    });
-  });
-}
-
 }  // namespace
 
 template <>
 Status RunCpu<kIsa>(const FusedLinearQuantized& op, const CpuContext& context) {
-  matmul::QuantizedParams params = op.ToParams();
+  matmul::QuantizedParams params = op.WithResidual();
   if (op.norm_weight) {
     RmsNorm norm;
     norm.x = op.x, norm.weight = op.norm_weight, norm.eps = op.eps, norm.out = op.NormedRows();
     INTARSIA_RETURN_IF_ERROR(norm.Run(context));
     params.x = norm.out.data;
   }
-  const bool ends = op.has_gates() || op.residual;
-  if (ends) params.out = op.Sums(DType::kF32).data, params.out_dtype = DType::kF32;
+  if (op.has_gates()) params.out = op.Sums(DType::kF32).data, params.out_dtype = DType::kF32;
   INTARSIA_RETURN_IF_ERROR(matmul::Run(params, context));
-  if (!ends || op.out.size() == 0) return {};
+  if (!op.has_gates()) return {};
   return DispatchDType<kF32, kF16, kBF16>("x", op.x.dtype, [&]<DType kType>() -> Status {
     using T = CpuT<kType>;
     if (op.gating == "silu")
       Gate<T>(op, context, Silu{});
-    else if (op.gating == "gelu_tanh")
-      Gate<T>(op, context, GeluTanh{});
-    else if (op.out.dtype == DType::kF32)
-      AddResidual<T, float>(op, context);
     else
-      AddResidual<T, T>(op, context);
+      Gate<T>(op, context, GeluTanh{});
     return {};
   });
 }

@@ -18,12 +18,7 @@ Status Gate(const FusedLinearQuantized& op, const TensorView& sums, const CudaCo
 
 // What the product's kernel does not take is a kernel of its own.
 Status FusedLinearQuantized::Run(const CudaContext& context) const {
-  matmul::QuantizedParams params = ToParams();
-  params.residual = residual ? residual->data : nullptr;
-  if (has_gates()) params.gating = Gating::Of(gating, 0.0f, 0.0f);
-  const bool gates = has_gates() && matmul::CanGate(params, context);
-  const TensorView sums = Sums(x.dtype);
-  if (has_gates() && !gates) params.gating = {}, params.out = sums.data;
+  matmul::QuantizedParams params = WithResidual();
   if (norm_weight) {
     params.norm_weight = norm_weight->data, params.norm_eps = eps;
     if (norm_weight->dtype != x.dtype || !matmul::CanNorm(params, context)) {
@@ -33,8 +28,13 @@ Status FusedLinearQuantized::Run(const CudaContext& context) const {
       params.x = norm.out.data, params.norm_weight = nullptr;
     }
   }
+  if (!has_gates()) return matmul::Run(params, context);
+  matmul::QuantizedParams gated = params;
+  gated.gating = Gating::Of(gating, 0.0f, 0.0f);
+  if (matmul::CanGate(gated, context)) return matmul::Run(gated, context);
+  const TensorView sums = Sums(x.dtype);
+  params.out = sums.data;
   INTARSIA_RETURN_IF_ERROR(matmul::Run(params, context));
-  if (!has_gates() || gates) return {};
   return gating == "silu" ? Gate<SiluAndMul>(*this, sums, context)
                           : Gate<GeluTanhAndMul>(*this, sums, context);
 }

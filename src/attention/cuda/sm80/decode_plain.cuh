@@ -4,8 +4,8 @@
 // latencies of instructions and of fetching them are most of a call's time
 // (docs/notebook/decode.md, "Short calls").
 //
-// Each condition of IsPlain is a promise that the kernel relies on: CallOf's, and S::kPlain's in
-// decode.cuh.
+// Each condition of IsPlain is a promise that kernels rely on: CallOf's, S::kPlain's in decode.cuh
+// and decode_query.cuh, and all of decode_cluster.cuh.
 #pragma once
 #include "src/attention/cuda/sm80/decode_schedule.cuh"
 

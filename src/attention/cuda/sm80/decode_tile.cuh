@@ -323,7 +323,8 @@ class RowState {
     }
     Scale(inverse);
   }
-  __device__ float lse(int r) const { return l_[r] > 0 ? m_[r] + log2f(l_[r]) : -INFINITY; }
+  // -inf without keys; NaN stays NaN.
+  __device__ float lse(int r) const { return l_[r] > 0 ? m_[r] + log2f(l_[r]) : l_[r] - INFINITY; }
 
   typename S::Output o = {};
 

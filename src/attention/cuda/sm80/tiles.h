@@ -15,8 +15,8 @@ namespace intarsia::attention {
 
 enum class TileSize { kLarge, kSmall };
 
-// Static shared memory of a block of the forward pass's kernels, and of the gradient's: none has
-// more (ptxas -v).
+// Static shared memory of a block of the forward pass's kernels that have tiles of these sizes, and
+// of the gradient's: none has more (ptxas -v).
 inline constexpr int kForwardStaticBytes = 384, kBackwardStaticBytes = 128;
 
 // The head dims that a kernel is built for; each covers those below it.

@@ -53,8 +53,8 @@ class CodesBlock {
   __device__ __forceinline__ explicit CodesBlock(uint32_t opaque_zero) : spread_(opaque_zero) {}
 
   // codes(t): where the lane has its word of row 2r in tile t; x(n): its 8 numbers of row 8n + r;
-  // bias(t), if given: what CountedSteps adds to codes of rows 2r and 2r + 1. Sums are those of C fragments,
-  // one after the other, and kUnit times what codes stand for.
+  // bias(t), if given: what CountedSteps adds to codes of rows 2r and 2r + 1. Sums are those of C
+  // fragments, one after the other, and kUnit times what codes stand for.
   template <class CodesOf, class XOf, class... BiasOf>
   __device__ __forceinline__ void MultiplyAdd(CodesOf codes, XOf x, float (&sums)[kTiles][kSums],
                                               BiasOf... bias) const {

@@ -1,6 +1,7 @@
 // Products with weights in 4-bit codes, u4b8, or u4 with points in bytes, by wgmma, or mma.sync for
 // few rows:
-//   out[row, column] = sum_i x[row, i] w[column, i] + bias[column]      (matmul/quantized.h)
+//   out[row, column] = sum_i x[row, i] w[column, i] + bias[column] + residual[row, column]
+//   (matmul/quantized.h)
 // for groups of 128 columns and multiples of it.
 //
 // One thread has the copy engine fetch codes, factors and rows of x, a stage of 128 columns at a
@@ -366,7 +367,7 @@ class WarpgroupsProduct {
   const int part_;
   int tile_;
   // Of the lane: its pair of rows among those of all tiles, and where a stage has its codes, of the
-  // first line, and its x.
+  // first line, its x, and the norm's weights.
   int pair_, codes_at_, x_at_, norm_at_;
   uint32_t bytes_;
   float all_[S::kEach][kSums];
