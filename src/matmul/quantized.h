@@ -18,9 +18,8 @@
 //
 // Codes of columns beyond k are multiplied by 0.
 //
-// A layer may end with a residual, which is added before results are rounded. On GPUs it may also
-// begin with a norm, or end with a gating: halves of the results are gates and ups (CanNorm,
-// CanGate).
+// A layer may end with a residual, which is added before results are rounded, or on GPUs with a
+// gating: halves of the results are gates and ups (CanGate).
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -100,10 +99,6 @@ struct QuantizedParams {
   // On GPUs alone. With a gating a matrix gives a gate and an up for each of n / 2 results, both
   // rounded to x's type.
   Gating gating = {};
-  // On GPUs alone, and of a layer: rows are x[i] norm_weight[i] / sqrt(mean(x^2) + norm_eps), of
-  // x's type.
-  const void* norm_weight = nullptr;
-  float norm_eps = 0;
   // Whether each 32 numbers of a row of x are rounded to int8 first: q = x / s to the nearest, s =
   // max |x| / 127; on CPUs alone.
   bool int8_activations = false;
@@ -157,10 +152,9 @@ struct QuantizedGroupsParams {
 };
 Status Run(const QuantizedGroupsParams& params, const CpuContext& context);
 Status Run(const QuantizedGroupsParams& params, const CudaContext& context);
-// Whether the kernel on the device makes gates and ups results, and whether it norms rows.
+// Whether the kernel on the device makes gates and ups results.
 bool CanGate(const QuantizedParams& params, const CudaContext& context);
 bool CanGate(const QuantizedGroupsParams& params, const CudaContext& context);
-bool CanNorm(const QuantizedParams& params, const CudaContext& context);
 
 // What a spec cannot say of a matrix's sizes: its blocks and groups are those of its columns.
 struct NamedSize {

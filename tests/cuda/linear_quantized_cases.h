@@ -10,7 +10,6 @@
 
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
-#include "src/matmul/cuda/quantized_plan.h"
 #include "src/matmul/quantized.h"
 
 namespace intarsia::matmul {
@@ -23,7 +22,7 @@ struct QuantizedCase {
   int64_t outers = 0;                                               // 0: one for all
   bool points = true, bias = false;
   int64_t shift = 0;  // elements by which x is off 16 bytes
-  bool norm = false, gated = false, residual = false;
+  bool gated = false, residual = false;
 
   int64_t groups() const { return CeilDiv(k, group); }
   int64_t results() const { return c * kTileRows / (gated ? 2 : 1); }
@@ -32,13 +31,12 @@ struct QuantizedCase {
                 " k ", k, " group ", group, " scales ", intarsia::Name(scale), " zeros ",
                 intarsia::Name(zero), points ? " points" : " minimums", " outers ",
                 intarsia::Name(outer), " ", outers, bias ? " bias" : "", " shift ", shift,
-                norm ? " norm" : "", gated ? " gated" : "", residual ? " residual" : "");
+                gated ? " gated" : "", residual ? " residual" : "");
   }
-  // What a layer may have besides its product, where the kernel of few rows takes it.
-  void DrawFusion(int64_t most_rows, std::mt19937& random) {
-    norm = dtype == kBF16 && m <= most_rows && random() % 2;
+  // What a layer may end with.
+  void DrawEnd(std::mt19937& random) {
     // f16 holds a gate times an up of short rows.
-    gated = c % 2 == 0 && (dtype != kF16 || k <= 640) && random() % 2;
+    gated = c % 2 == 0 && (dtype != kF16 || k <= 384) && random() % 2;
     if (gated) out = dtype;
     residual = !gated && random() % 2;
   }
@@ -93,7 +91,7 @@ inline QuantizedCase RandomQuantizedCase(std::mt19937& random) {
   c.group = pick({128, 128, 256, 640, 2048});
   c.scale = type({kF32, kF16, kBF16});
   c.zero = c.points ? DType::kU8 : DType::kOther;
-  if (random() % 2) c.DrawFusion(kMostRowsByWarps, random);
+  if (random() % 2) c.DrawEnd(random);
   return c;
 }
 
@@ -153,9 +151,6 @@ struct QuantizedOperands {
     if (c.zero != DType::kOther)
       zeros = FactorArray(c.zero, c.c * c.groups() * kTileRows, -1, 1, random);
     if (c.bias) bias = FactorArray(c.dtype, c.c * kTileRows, -1, 1, random);
-    // Sums are about 1, where gates bend most.
-    const double large = 2.0 / std::sqrt(static_cast<double>(c.k));
-    if (c.norm) norm_weight = FactorArray(c.dtype, c.k, 0.1 * large, large, random);
     if (c.residual) residual = FactorArray(c.dtype, c.m * c.results(), -1, 1, random);
     if (c.outer == DType::kOther) return;
     const int64_t size = c.outers ? c.c * c.outers * kTileRows : 1;
@@ -214,10 +209,8 @@ struct QuantizedOperands {
   const QuantizedCase c;
   FactorArray x;
   std::vector<char> packed;
-  FactorArray scales, zeros, outer_scales, outer_zeros, bias, norm_weight, residual;
+  FactorArray scales, zeros, outer_scales, outer_zeros, bias, residual;
 };
-
-inline constexpr float kNormEps = 1e-5f;
 
 // A result, and what it may be off by.
 struct Wanted {
@@ -228,20 +221,15 @@ struct Wanted {
 inline Wanted SumOf(const QuantizedOperands& o, int64_t row, int64_t column,
                     const std::vector<double>& w, const std::vector<double>& size) {
   const QuantizedCase& c = o.c;
-  double want = 0.0, sum = 0.0, squares = 0.0;
+  double want = 0.0, sum = 0.0;
   for (int64_t j = 0; j < c.k; ++j) {
-    const double x = o.x[c.shift + row * c.k + j], normed = c.norm ? x * o.norm_weight[j] : x;
-    squares += x * x;
-    want += normed * w[j];
-    sum += std::abs(normed) * size[j];
+    const double x = o.x[c.shift + row * c.k + j];
+    want += x * w[j];
+    sum += std::abs(x) * size[j];
   }
   // Sums of products are f32, with a tensor core's truncation. Codes in bf16 may keep the 128 that
-  // their mantissa adds to them until a group's sum is complete. A normed x is rounded.
-  double precision = c.dtype == kF32 ? 0x1p-20 : 0x1p-17;
-  if (c.norm) {
-    const double rstd = 1.0 / std::sqrt(squares / static_cast<double>(c.k) + kNormEps);
-    want *= rstd, sum *= rstd, precision += 0x1p-9;
-  }
+  // their mantissa adds to them until a group's sum is complete.
+  const double precision = c.dtype == kF32 ? 0x1p-20 : 0x1p-17;
   const double bias = o.bias.empty() ? 0.0 : o.bias[column];
   return {want + bias, precision * (sum + std::abs(bias))};
 }

@@ -43,11 +43,9 @@ bool CheckAll(int cases) {
   double worst = 0.0;
   for (int i = 0; i < cases; ++i) {
     QuantizedCase c = RandomQuantizedCase(random);
-    if (c.norm || c.gated) {
+    if (c.gated) {  // not on every GPU, nor with every plan
       const QuantizedOperands o(c, random);
-      const QuantizedParams p = QuantizedOnDevice(o).Params();
-      // Not on every GPU, nor with every plan.
-      c.norm = c.norm && CanNorm(p, ContextOn()), c.gated = c.gated && CanGate(p, ContextOn());
+      c.gated = CanGate(QuantizedOnDevice(o).Params(), ContextOn());
     }
     failures += !CheckCase(QuantizedOperands(c, random), worst);
   }

@@ -18,7 +18,6 @@ class QuantizedOnDevice {
         outer_scales_(o.outer_scales.bits()),
         outer_zeros_(o.outer_zeros.bits()),
         bias_(o.bias.bits()),
-        norm_weight_(o.norm_weight.bits()),
         residual_(o.residual.bits()),
         out_(Size() + 2 * kGuard) {
     out_.Poison();
@@ -36,7 +35,6 @@ class QuantizedOnDevice {
     if (!o_.zeros.empty()) p.zeros = Of(zeros_, c.zero, outer_zeros_, o_.outer_zeros);
     p.points = c.points;
     if (c.bias) p.bias = bias_.data();
-    if (c.norm) p.norm_weight = norm_weight_.data(), p.norm_eps = kNormEps;
     if (c.gated) p.gating = Gating::Of("silu", 0.0f, 0.0f);
     if (c.residual) p.residual = residual_.data();
     p.out = out_.data() + kGuard;
@@ -66,7 +64,7 @@ class QuantizedOnDevice {
 
   const QuantizedOperands& o_;
   attention::DeviceArray<char> x_, packed_, scales_, zeros_, outer_scales_, outer_zeros_, bias_,
-      norm_weight_, residual_, out_;
+      residual_, out_;
 };
 
 inline std::vector<float> Widened(DType dtype, const std::vector<char>& bits) {

@@ -36,7 +36,7 @@ QuantizedCase DrawCase(DType dtype, int rows, bool points, std::mt19937& random)
   c.scale = std::initializer_list<DType>{kF32, kF16, kBF16}.begin()[random() % 3];
   if (points) c.zero = DType::kU8;
   c.bias = random() % 2;
-  c.DrawFusion(rows <= kMostRowsByWarps ? c.m : 0, random);
+  c.DrawEnd(random);
   return c;
 }
 

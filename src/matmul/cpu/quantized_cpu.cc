@@ -81,8 +81,7 @@ template <Format kFormat, int kRows, int kChains>
     };
     [&]<int... kColumn>(std::integer_sequence<int, kColumn...>) __attribute__((always_inline)) {
       (add.template operator()<kColumn>(), ...);
-    }
-    (std::make_integer_sequence<int, kStepColumns>());
+    }(std::make_integer_sequence<int, kStepColumns>());
   }
 }
 
@@ -159,8 +158,7 @@ void DecodeTile(const QuantizedParams& params, int64_t tile, int64_t first_block
       float* const to = w + (step - first) * kStepColumns * kManyColumns + part * kLanes;
       [&]<int... i>(std::integer_sequence<int, i...>) {
         (Store(to + i * kManyColumns, scale * CodesAt<kFormat, i>(words) + zero), ...);
-      }
-      (std::make_integer_sequence<int, kStepColumns>());
+      }(std::make_integer_sequence<int, kStepColumns>());
     }
   }
 }

@@ -16,15 +16,10 @@ Status FitCountsOf(int64_t m, const QuantizedParams& p) {
   return FitCounts({{"m", m}, {"k", p.k}, {"n", p.n()}, {"group", p.group}});
 }
 
-// Whether a plan's kernel makes gates and ups results, and whether it norms rows.
+// Whether a plan's kernel makes gates and ups results.
 bool Gates(const QuantizedParams& p, const QuantizedPlan& plan) {
   return plan.kernel == QuantizedKernelKind::kWarpgroups && p.out_dtype == p.dtype &&
          p.tiles % 2 == 0 && !p.residual;
-}
-bool Norms(const QuantizedParams& p, const QuantizedPlan& plan) {
-  // f16 may not hold rows before their norm divides them.
-  return plan.kernel == QuantizedKernelKind::kWarpgroups && p.dtype == kBF16 &&
-         p.m <= kMostRowsByWarps;
 }
 
 }  // namespace
@@ -33,9 +28,8 @@ Status Run(const QuantizedParams& params, const CudaContext& context) {
   INTARSIA_RETURN_IF_ERROR(FitCountsOf(params.m, params));
   if (params.m == 0 || params.tiles == 0) return {};
   const QuantizedPlan plan = PlanFor(params, *context.device);
-  if ((params.norm_weight && !Norms(params, plan)) ||
-      (params.gating.is_there && !Gates(params, plan)))
-    return Internal("the layer's kernel takes no norm, or no gating");
+  if (params.gating.is_there && !Gates(params, plan))
+    return Internal("the layer's kernel takes no gating");
   if (plan.kernel != QuantizedKernelKind::kAny)
     return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
       if (plan.kernel == QuantizedKernelKind::kWarpgroups)
@@ -52,10 +46,6 @@ Status Run(const QuantizedParams& params, const CudaContext& context) {
 
 bool CanGate(const QuantizedParams& params, const CudaContext& context) {
   return params.m > 0 && params.tiles > 0 && Gates(params, PlanFor(params, *context.device));
-}
-
-bool CanNorm(const QuantizedParams& params, const CudaContext& context) {
-  return params.m > 0 && params.tiles > 0 && Norms(params, PlanFor(params, *context.device));
 }
 
 bool CanGate(const QuantizedGroupsParams& params, const CudaContext& context) {

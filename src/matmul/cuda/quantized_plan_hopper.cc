@@ -120,7 +120,7 @@ bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, Quanti
   if (plan.kernel != QuantizedKernelKind::kWideStream || p.k % kStageColumns != 0 ||
       !HasPlainGroups(p) || !HasHopper(device))
     return false;
-  for (const void* at : {const_cast<const void*>(p.out), p.bias, p.residual, p.norm_weight})
+  for (const void* at : {const_cast<const void*>(p.out), p.bias, p.residual})
     if (!IsAligned16(at)) return false;
   const int64_t stages = p.k / kStageColumns, sms = device.sms;
   // Whether a CTA has so many stages that two warpgroups take them in turn.

@@ -53,8 +53,11 @@ matmul::QuantizedParams FusedLinearQuantized::WithResidual() const {
   return params;
 }
 
-TensorView FusedLinearQuantized::NormedRows() const {
-  return Rows(workspace.data, x.dtype, x.rows(), x.dim(-1));
+RmsNorm FusedLinearQuantized::Norm() const {
+  RmsNorm norm;
+  norm.x = x, norm.weight = norm_weight, norm.eps = eps;
+  norm.out = Rows(workspace.data, x.dtype, x.rows(), x.dim(-1));
+  return norm;
 }
 
 TensorView FusedLinearQuantized::Sums(DType dtype) const {

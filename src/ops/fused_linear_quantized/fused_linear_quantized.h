@@ -3,14 +3,15 @@
 //   s = y w^T + bias                                                     (matmul/quantized.h)
 //   out = s + residual, or act(round_T(gate)) round_T(up) of the halves of s, as silu_and_mul has
 //   it
-// in f32, rounded once. y is rounded to T, or x * norm_weight in its place.
+// in f32, rounded once, as y is.
 //
-// A step of few tokens takes a GPU less time the fewer kernels it has. On Hopper one kernel
-// computes all of it: with weights in 4 bits and groups of 128, and up to 16 rows of bf16 if they
-// are normed (matmul::CanNorm, CanGate). Elsewhere the steps follow each other in the workspace.
+// A step of few tokens takes less time the fewer calls and kernels it has. A norm is a kernel of
+// its own; gates, and the sum with the residual, are the product's where its kernel takes them
+// (matmul::CanGate). What lies between two kernels is in the workspace.
 // docs/adr/0028-fused-linear.md says why this is one op.
 #pragma once
 #include "src/matmul/quantized_linear.h"
+#include "src/ops/rms_norm/rms_norm.h"
 
 namespace intarsia {
 
@@ -46,8 +47,9 @@ struct FusedLinearQuantized : QuantizedLinear {
   bool has_gates() const { return gating != "none"; }
   // The product, without norm and gating.
   matmul::QuantizedParams WithResidual() const;
-  // Memory of the workspace for normed rows, in T, and for gates and ups in `dtype`.
-  TensorView NormedRows() const;
+  // The norm, whose result is in the workspace.
+  RmsNorm Norm() const;
+  // Room for gates and ups in `dtype`.
   TensorView Sums(DType dtype) const;
 };
 

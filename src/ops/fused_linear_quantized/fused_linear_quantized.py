@@ -22,14 +22,11 @@ CASES = {
         tags="ci", m=1, c=4, k=384, norm="T", gating="silu", bias=True, **_AWQ
     ),
     "nothing_but_the_product": dict(tags="ci", m=4, c=1, k=64, **_Q4_1),
-    # Large enough for the one kernel of Hopper, with the norm in it and before it.
+    # Large enough for Hopper's kernel that ends with gates.
     "wide_norm_and_gates": dict(
         tags="ci", m=2, c=160, k=1280, norm="T", gating="silu", bias=True, **_INT4
     ),
     "wide_gates": dict(tags="ci", m=33, c=160, k=1280, norm="T", gating="gelu_tanh", **_AWQ),
-    "wide_norm_in_f32_and_gates": dict(
-        tags="ci", m=1, c=160, k=1280, norm="f32", gating="silu", **_INT4
-    ),
     "wide_norm_and_residual": dict(
         tags="ci", m=16, c=160, k=1280, norm="T", residual=True, **_INT4
     ),

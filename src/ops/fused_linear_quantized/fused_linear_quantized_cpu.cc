@@ -1,6 +1,5 @@
 #include "src/activation/gated_cpu.h"
 #include "src/ops/fused_linear_quantized/fused_linear_quantized.h"
-#include "src/ops/rms_norm/rms_norm.h"
 
 namespace intarsia {
 namespace {
@@ -27,8 +26,7 @@ template <>
 Status RunCpu<kIsa>(const FusedLinearQuantized& op, const CpuContext& context) {
   matmul::QuantizedParams params = op.WithResidual();
   if (op.norm_weight) {
-    RmsNorm norm;
-    norm.x = op.x, norm.weight = op.norm_weight, norm.eps = op.eps, norm.out = op.NormedRows();
+    const RmsNorm norm = op.Norm();
     INTARSIA_RETURN_IF_ERROR(norm.Run(context));
     params.x = norm.out.data;
   }

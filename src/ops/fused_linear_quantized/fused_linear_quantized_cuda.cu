@@ -1,6 +1,5 @@
 #include "src/ops/fused_linear_quantized/fused_linear_quantized.h"
 #include "src/ops/gelu_tanh_and_mul/gelu_tanh_and_mul.h"
-#include "src/ops/rms_norm/rms_norm.h"
 #include "src/ops/silu_and_mul/silu_and_mul.h"
 
 namespace intarsia {
@@ -16,17 +15,12 @@ Status Gate(const FusedLinearQuantized& op, const TensorView& sums, const CudaCo
 
 }  // namespace
 
-// What the product's kernel does not take is a kernel of its own.
 Status FusedLinearQuantized::Run(const CudaContext& context) const {
   matmul::QuantizedParams params = WithResidual();
   if (norm_weight) {
-    params.norm_weight = norm_weight->data, params.norm_eps = eps;
-    if (norm_weight->dtype != x.dtype || !matmul::CanNorm(params, context)) {
-      RmsNorm norm;
-      norm.x = x, norm.weight = norm_weight, norm.eps = eps, norm.out = NormedRows();
-      INTARSIA_RETURN_IF_ERROR(norm.Run(context));
-      params.x = norm.out.data, params.norm_weight = nullptr;
-    }
+    const RmsNorm norm = Norm();
+    INTARSIA_RETURN_IF_ERROR(norm.Run(context));
+    params.x = norm.out.data;
   }
   if (!has_gates()) return matmul::Run(params, context);
   matmul::QuantizedParams gated = params;

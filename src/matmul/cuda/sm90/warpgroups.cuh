@@ -18,10 +18,6 @@
 // Up to 16 rows: mma.sync (codes_block.cuh), since wgmma with A in registers takes as long for 8
 // rows as for 16. A multiprocessor has room for several CTAs (WarpgroupsCtas).
 //
-// kNormed, up to 16 rows: a lane multiplies x by the norm's weight as it reads it, and sums are
-// divided by the rows' root mean squares at the end. The squares are the diagonal of x x^T, which
-// one warp of each part has the tensor cores sum up beside its products.
-//
 // With a gating the tiles of a CTA are those of gates, then those of their ups.
 //
 // Codes in registers, fed by copies ahead of them, are Marlin's design (Frantar et al., 2024), on
@@ -37,17 +33,15 @@
 
 namespace intarsia::matmul::sm90 {
 
-template <DType kType_, int kRows_, int kTiles_, int kParts_, bool kPoints_, bool kNormed_>
+template <DType kType_, int kRows_, int kTiles_, int kParts_, bool kPoints_>
 struct WarpgroupsConfig {
   static constexpr DType kType = kType_;
-  static constexpr bool kNormed = kNormed_;
   static constexpr bool kPoints = kPoints_;
   static constexpr Format kFormat = kPoints ? Format::kU4 : Format::kU4B8;
   using T = cuda::DeviceT<kType>;
   static constexpr int kRows = kRows_;  // of x
   // Whether warps multiply by mma.sync.
   static constexpr bool kByWarps = kRows <= kMostRowsByWarps;
-  static_assert(kByWarps || !kNormed);
   // Warpgroups that take stages in turn, and add up their sums at the end.
   static constexpr int kParts = kParts_;
   // Tiles of a warp: two share what is read of x, where it is read by lanes.
@@ -65,10 +59,8 @@ struct WarpgroupsConfig {
   static constexpr int kTileBytes = kStageColumns * static_cast<int>(kTileRows) / 2;
   static constexpr int kPointBytes = kPoints ? kTiles * static_cast<int>(kTileRows) : 0;
   static constexpr int kMostScaleBytes = kTiles * static_cast<int>(kTileRows) * 4;
-  static constexpr int kNormAt = kMostScaleBytes + kPointBytes,
-                       kNormBytes = kNormed ? kStageColumns * 2 : 0;
   // Boxes begin at multiples of 128 bytes.
-  static constexpr int kFactorBytes = (kNormAt + kNormBytes + 127) / 128 * 128;
+  static constexpr int kFactorBytes = (kMostScaleBytes + kPointBytes + 127) / 128 * 128;
   static constexpr int kStages = WarpgroupsStages({kRows, kTiles}, kParts);
   // A place of the ring is always the same part's: another one could find it a round behind.
   static_assert(kStages % kParts == 0);
@@ -92,10 +84,8 @@ struct alignas(cuda::kSwizzleAtomBytes) WarpgroupsShared {
   __device__ __forceinline__ const float4* Sums(int part, int at) const {
     return reinterpret_cast<const float4*>(sums[part] + at);
   }
-  // Scales one after the other; then points; then the norm's weights.
+  // Scales one after the other; then points.
   alignas(128) char factors[S::kStages][S::kFactorBytes];
-  // Of the rows of x: sums of squares, of each part, and 1 / sqrt(mean + eps).
-  float squares[S::kParts][S::kNormed ? S::kRows : 1], rstd[S::kNormed ? S::kRows : 1];
   Ring<S::kStages> ring;
 };
 
@@ -136,17 +126,13 @@ __device__ __forceinline__ void CopyStages(const QuantizedParams& p, const Quant
     auto& stage = shared.stages[place.index];
     shared.ring.empty[place.index].Wait(place.parity ^ 1);
     full.ArriveExpecting(S::kXBytes + S::kTiles * (S::kTileBytes + plan.scale_bytes) +
-                         S::kPointBytes + S::kNormBytes);
+                         S::kPointBytes);
     cuda::CopyBox<3>(stage.codes, maps.codes, {i * (S::kTileBytes / 4), tile, 0}, full, once);
     char* const factors = shared.factors[place.index];
     cuda::CopyBox<4>(factors, maps.scales, {0, i / stages_of_group, tile, 0}, full, once);
     if constexpr (S::kPoints)
       cuda::CopyBox<4>(factors + S::kMostScaleBytes, maps.points, {0, i / stages_of_group, tile, 0},
                        full, once);
-    if constexpr (S::kNormed)
-      cuda::CopyBytes(factors + S::kNormAt,
-                      static_cast<const char*>(p.norm_weight) + i * S::kNormBytes, S::kNormBytes,
-                      full);
 #pragma unroll
     for (int panel = 0; panel < 2; ++panel)
       cuda::CopyBox<2>(stage.x + panel * (S::kXBytes / 2), maps.x,
@@ -186,7 +172,6 @@ class WarpgroupsProduct {
     const int line = S::kByWarps ? c : 0;
     codes_at_ = Kept(tile_ * S::kTileBytes + line * static_cast<int>(kLineBytes) + 8 * r);
     x_at_ = Kept(r * 128 + (c ^ r) * 16);
-    norm_at_ = S::kNormed ? Kept(16 * c) : 0;
     bytes_ = static_cast<uint32_t>(Kept((c | (4 + c) << 4) * 0x101));
   }
 
@@ -195,10 +180,6 @@ class WarpgroupsProduct {
     for (auto& of_tile : all_)
 #pragma unroll
       for (float& sum : of_tile) sum = 0.0f;
-#pragma unroll
-    for (auto& of_rows : squares_)
-#pragma unroll
-      for (float& sum : of_rows) sum = 0.0f;
     if (p_.scales.dtype == DType::kF16)
       AddStages<DType::kF16>();
     else if (p_.scales.dtype == DType::kBF16)
@@ -222,13 +203,6 @@ class WarpgroupsProduct {
                                      column) =
               make_float2(all_[each][i + e] * kOne, all_[each][i + 2 + e] * kOne);
         }
-    if constexpr (S::kNormed) {
-      // Of a row's diagonal element, a fragment of C has column r in lane r / 2 of the row.
-      if (Squares() && c == r / 2)
-#pragma unroll
-        for (int n = 0; n < S::kRows / 8; ++n)
-          shared_.squares[part_][8 * n + r] = r % 2 ? squares_[n][1] : squares_[n][0];
-    }
   }
 
  private:
@@ -301,9 +275,8 @@ class WarpgroupsProduct {
   // The copy engine swaps 16 bytes of a row of a panel by the row's number.
   template <class... Biases>
   __device__ __forceinline__ void MultiplyByWarps(int stage, float (&sums)[S::kEach][kSums],
-                                                  Biases... biases) {
+                                                  Biases... biases) const {
     const char* const x = shared_.stages[stage].x;
-    const char* const norms = shared_.factors[stage] + S::kNormAt + norm_at_;
     const char* const codes = shared_.stages[stage].codes[0] + codes_at_;
 #pragma unroll
     for (auto& of_tile : sums)
@@ -314,33 +287,10 @@ class WarpgroupsProduct {
       block_.MultiplyAdd(
           [&](int each) { return codes + each * 4 * S::kTileBytes + 4 * block * kLineBytes; },
           [&](int n) {
-            const uint4 of_x = *reinterpret_cast<const uint4*>(x + block / 2 * (S::kXBytes / 2) +
-                                                               n * 1024 + (x_at_ ^ block % 2 * 64));
-            if constexpr (S::kNormed) {
-              if (Squares()) AddSquares(of_x, squares_[n]);
-              return Weighted(of_x, *reinterpret_cast<const uint4*>(norms + 64 * block));
-            } else {
-              return of_x;
-            }
+            return *reinterpret_cast<const uint4*>(x + block / 2 * (S::kXBytes / 2) + n * 1024 +
+                                                   (x_at_ ^ block % 2 * 64));
           },
           sums, biases...);
-  }
-  // Whether this warp adds up the squares of its part's stages.
-  __device__ __forceinline__ bool Squares() const { return tile_ == 0; }
-  // What a lane has of row r of B it has of row r of A, whose other eight rows are 0.
-  static __device__ __forceinline__ void AddSquares(uint4 x, float (&sums)[4]) {
-    using Product = cuda::Mma<S::kType>;
-    Product::MultiplyAdd(sums, {{x.x, 0, x.y, 0}}, {{x.x, x.y}});
-    Product::MultiplyAdd(sums, {{x.z, 0, x.w, 0}}, {{x.z, x.w}});
-  }
-  static __device__ __forceinline__ uint4 Weighted(uint4 x, uint4 weights) {
-    const auto times = [](uint32_t a, uint32_t b) {
-      const __nv_bfloat162 product = __hmul2(reinterpret_cast<const __nv_bfloat162&>(a),
-                                             reinterpret_cast<const __nv_bfloat162&>(b));
-      return reinterpret_cast<const uint32_t&>(product);
-    };
-    return {times(x.x, weights.x), times(x.y, weights.y), times(x.z, weights.z),
-            times(x.w, weights.w)};
   }
   __device__ __forceinline__ void Multiply(int stage, const uint32_t (&a)[kSteps][4],
                                            float (&sums)[kSums]) const {
@@ -367,11 +317,10 @@ class WarpgroupsProduct {
   const int part_;
   int tile_;
   // Of the lane: its pair of rows among those of all tiles, and where a stage has its codes, of the
-  // first line, its x, and the norm's weights.
-  int pair_, codes_at_, x_at_, norm_at_;
+  // first line, and its x.
+  int pair_, codes_at_, x_at_;
   uint32_t bytes_;
   float all_[S::kEach][kSums];
-  float squares_[S::kNormed ? S::kRows / 8 : 1][4];
 };
 
 }  // namespace intarsia::matmul::sm90

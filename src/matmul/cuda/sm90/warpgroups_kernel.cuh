@@ -21,24 +21,6 @@ __device__ __forceinline__ float4 SumOfParts(const WarpgroupsShared<S>& shared, 
   return sum;
 }
 
-// 1 / sqrt(mean(x^2) + eps) of each row, by all threads that multiply, when all CTAs of a cluster
-// have written their sums of squares.
-template <class S>
-__device__ __forceinline__ void FindNorms(const QuantizedParams& p, int ctas,
-                                          WarpgroupsShared<S>& shared) {
-  if (threadIdx.x < S::kRows) {
-    float sum = 0.0f;
-    for (int cta = 0; cta < ctas; ++cta)
-#pragma unroll
-      for (int part = 0; part < S::kParts; ++part) {
-        const float* const at = &shared.squares[part][threadIdx.x];
-        sum += ctas > 1 ? cuda::LoadFromBlock(at, cta) : *at;
-      }
-    shared.rstd[threadIdx.x] = rsqrtf(sum / static_cast<float>(p.k) + p.norm_eps);
-  }
-  cuda::BarrierSync(kMultipliersBarrier, S::kMultipliers);
-}
-
 // Four neighboring sums of a row of x from column `column` of the CTA on, which is column `of_all`
 // of w: all parts', or all CTAs' of a cluster.
 template <class S>
@@ -49,9 +31,6 @@ __device__ __forceinline__ cuda::Pack<float, 4> FourSums(const QuantizedParams& 
   const int at = row * S::kPitch + column;
   const float4 all = ctas > 1 ? SumOfCluster(shared.Sums(0, at), ctas) : SumOfParts<S>(shared, at);
   cuda::Pack<float, 4> sum{{all.x, all.y, all.z, all.w}};
-  if constexpr (S::kNormed)
-#pragma unroll
-    for (float& x : sum.at) x *= shared.rstd[row];
   if (p.bias) {
     const auto bias = cuda::ToFloats(
         *reinterpret_cast<const cuda::Pack<T, 4>*>(static_cast<const T*>(p.bias) + of_all));
@@ -149,7 +128,6 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas)
           *shared.Sums(0, at) = SumOfParts<S>(shared, at);
       cuda::ClusterSync();
     }
-    if constexpr (S::kNormed) FindNorms<S>(p, splits, shared);
     if (p.gating.is_there)
       StoreShare<S, true>(p, task, splits, shared);
     else
@@ -200,25 +178,20 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
 template <DType kType, bool kPoints>
 Status LaunchWarpgroupsWith(const QuantizedParams& p, const QuantizedPlan& plan,
                             const CudaContext& context) {
-  const auto launch = [&]<int kRows, int kTiles, int kParts, bool kNormed = false>() {
-    return LaunchWarpgroups<WarpgroupsConfig<kType, kRows, kTiles, kParts, kPoints, kNormed>>(
-        p, plan, context);
+  const auto launch = [&]<int kRows, int kTiles, int kParts>() {
+    return LaunchWarpgroups<WarpgroupsConfig<kType, kRows, kTiles, kParts, kPoints>>(p, plan,
+                                                                                     context);
   };
-  const auto few = [&]<int kRows, bool kNormed>() {
-    return plan.k_warps > 1 ? launch.template operator()<kRows, kFewRowsTiles, 2, kNormed>()
-                            : launch.template operator()<kRows, kFewRowsTiles, 1, kNormed>();
-  };
-  const auto up_to_16 = [&]<bool kNormed>() {
-    return plan.shape.rows == 8 ? few.template operator()<8, kNormed>()
-                                : few.template operator()<16, kNormed>();
+  const auto few = [&]<int kRows>() {
+    return plan.k_warps > 1 ? launch.template operator()<kRows, kFewRowsTiles, 2>()
+                            : launch.template operator()<kRows, kFewRowsTiles, 1>();
   };
   const auto more = [&]<int kRows>() {
     return plan.shape.tiles == kNarrowTiles ? launch.template operator()<kRows, kNarrowTiles, 1>()
                                             : launch.template operator()<kRows, kWideTiles, 1>();
   };
-  if constexpr (kType == DType::kBF16)
-    if (p.norm_weight) return up_to_16.template operator()<true>();
-  if (plan.shape.rows <= kMostRowsByWarps) return up_to_16.template operator()<false>();
+  if (plan.shape.rows == 8) return few.template operator()<8>();
+  if (plan.shape.rows == 16) return few.template operator()<16>();
   if (plan.shape.rows == 32) return more.template operator()<32>();
   return more.template operator()<64>();
 }
