@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-chat-template", action="store_true", help="continue the prompts as plain text"
     )
     parser.add_argument(
-        "--scan-layers", action="store_true", help="run the layers in a loop: compiles faster"
+        "--scan-layers",
+        action="store_true",
+        help="run the layers in a loop: compiles faster; on a GPU each step copies all weights then",
     )
     parser.add_argument(
         "--decode-steps",

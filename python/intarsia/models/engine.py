@@ -93,7 +93,7 @@ class Engine:
         decode_steps: Tokens for each row that a decoding program makes before the host gets them and
             new prompts their turn. More take less of the host's time and come in groups; after the last row's
             end, up to `decode_steps - 1` steps compute nothing.
-        scan_layers: Run the layers under `lax.scan` with one stacked cache: compiles faster.
+        scan_layers: Run the layers under `lax.scan` with one stacked cache: compiles faster. On a GPU XLA copies all weights in each step then.
         tensor_parallel: Devices that the weights and KV heads are spread over; see `parallel.py`.
         expert_parallel: Devices that a mixture's experts are divided among; with `tensor_parallel`, the same ones.
         parallel: In the place of these two, what `load_model` spread the weights by. Where its devices are those
