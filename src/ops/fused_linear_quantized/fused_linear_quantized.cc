@@ -30,16 +30,9 @@ TensorView Rows(void* data, DType dtype, int64_t rows, int64_t columns) {
 
 Status FusedLinearQuantized::Check() const {
   INTARSIA_RETURN_IF_ERROR(QuantizedLinear::Check());
-  if (!has_gates()) return {};
-  if (packed.dim(0) % 2 != 0)
-    return InvalidArgument(
-        Text("packed has c=", packed.dim(0), ", expected gates and as many ups: an even number"));
-  if (residual)
+  if (has_gates() && residual)
     return InvalidArgument(
         Text("residual is given beside gating=", gating, ", expected one of both"));
-  if (out_dtype != "auto")
-    return InvalidArgument(Text("out_dtype is ", out_dtype, " beside gating=", gating,
-                                ", expected auto: a product of gate and up is rounded"));
   return {};
 }
 

@@ -1,8 +1,7 @@
 // linear_quantized with what a transformer has before and behind it:
 //   y = x, or x / sqrt(mean(x^2, last axis) + eps) * norm_weight
 //   s = y w^T + bias                                                     (matmul/quantized.h)
-//   out = s + residual, or act(round_T(gate)) round_T(up) of the halves of s, as silu_and_mul has
-//   it
+//   out = s + residual, or silu_and_mul of s rounded to the type of out, or gelu_tanh_and_mul
 // in f32, rounded once, as y is.
 //
 // A step of few tokens takes less time the fewer calls and kernels it has. A norm is a kernel of

@@ -57,6 +57,8 @@ def _computed(x, others, norm_weight, residual, eps, gating, to_t, attributes, a
         x = to_t(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * scale)
     (sums,) = linear.reference(x, *others, **attributes, absolute=absolute)
     if gating != "none":
+        if attributes.get("out_dtype") == "f32":
+            to_t = np.asarray
         return [fused_experts.activate(to_t(sums), gating, 0.0, 0.0, to_t)]
     return [sums if residual is None else sums + residual]
 

@@ -4,7 +4,7 @@
 namespace intarsia {
 namespace {
 
-// out = act(gate) up, from sums that are not rounded yet.
+// out = act(gate) up, from sums that are not rounded yet. T: of out.
 template <class T, class Activation>
 void Gate(const FusedLinearQuantized& op, const CpuContext& context, Activation act) {
   const TensorView sums = op.Sums(DType::kF32);
@@ -33,7 +33,7 @@ Status RunCpu<kIsa>(const FusedLinearQuantized& op, const CpuContext& context) {
   if (op.has_gates()) params.out = op.Sums(DType::kF32).data, params.out_dtype = DType::kF32;
   INTARSIA_RETURN_IF_ERROR(matmul::Run(params, context));
   if (!op.has_gates()) return {};
-  return DispatchDType<kF32, kF16, kBF16>("x", op.x.dtype, [&]<DType kType>() -> Status {
+  return DispatchDType<kF32, kF16, kBF16>("out", op.out.dtype, [&]<DType kType>() -> Status {
     using T = CpuT<kType>;
     if (op.gating == "silu")
       Gate<T>(op, context, Silu{});

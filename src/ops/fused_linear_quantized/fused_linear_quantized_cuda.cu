@@ -26,7 +26,7 @@ Status FusedLinearQuantized::Run(const CudaContext& context) const {
   matmul::QuantizedParams gated = params;
   gated.gating = Gating::Of(gating, 0.0f, 0.0f);
   if (matmul::CanGate(gated, context)) return matmul::Run(gated, context);
-  const TensorView sums = Sums(x.dtype);
+  const TensorView sums = Sums(out.dtype);
   params.out = sums.data;
   INTARSIA_RETURN_IF_ERROR(matmul::Run(params, context));
   return gating == "silu" ? Gate<SiluAndMul>(*this, sums, context)
