@@ -40,6 +40,12 @@ std::array<int64_t, 2> FusedLinearQuantized::WorkspaceDims() const {
   return {1, NormedFloats(*this) + SumFloats(*this)};
 }
 
+Status FusedLinearQuantized::CheckWorkspace() const {
+  const int64_t floats = workspace.size(), needed = WorkspaceDims()[1];
+  if (floats >= needed) return {};
+  return InvalidArgument(Text("workspace has ", floats, " numbers, expected at least ", needed));
+}
+
 matmul::QuantizedParams FusedLinearQuantized::WithResidual() const {
   matmul::QuantizedParams params = ToParams();
   if (residual) params.residual = residual->data;

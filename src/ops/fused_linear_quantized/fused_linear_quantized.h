@@ -44,6 +44,8 @@ struct FusedLinearQuantized : QuantizedLinear {
   Status Run(const CudaContext&) const;
 
   bool has_gates() const { return gating != "none"; }
+  // Whoever calls without XLA may give a smaller one.
+  Status CheckWorkspace() const;
   // The product, without norm and gating.
   matmul::QuantizedParams WithResidual() const;
   // The norm, whose result is in the workspace.

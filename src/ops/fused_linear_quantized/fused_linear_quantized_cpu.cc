@@ -24,6 +24,7 @@ void Gate(const FusedLinearQuantized& op, const CpuContext& context, Activation 
 
 template <>
 Status RunCpu<kIsa>(const FusedLinearQuantized& op, const CpuContext& context) {
+  INTARSIA_RETURN_IF_ERROR(op.CheckWorkspace());
   matmul::QuantizedParams params = op.WithResidual();
   if (op.norm_weight) {
     const RmsNorm norm = op.Norm();

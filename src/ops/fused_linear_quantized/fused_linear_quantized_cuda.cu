@@ -16,6 +16,7 @@ Status Gate(const FusedLinearQuantized& op, const TensorView& sums, const CudaCo
 }  // namespace
 
 Status FusedLinearQuantized::Run(const CudaContext& context) const {
+  INTARSIA_RETURN_IF_ERROR(CheckWorkspace());
   matmul::QuantizedParams params = WithResidual();
   if (norm_weight) {
     const RmsNorm norm = Norm();
