@@ -72,29 +72,22 @@ inline double WorstGroupedError(const QuantizedGroupsCase& g, const QuantizedOpe
     for (int32_t j = 0; j < g.sizes[i] && at < g.rows; ++j) group_of[at++] = i - g.offset;
   std::vector<double> w(c.k), size(c.k);
   double worst = 0.0;
-  const auto check = [&](int64_t row, int64_t column, double want, double sum) {
-    const double allowed =
-        (c.dtype == kF32 ? 0x1p-20 : 0x1p-17) * sum + rounding * std::abs(want) + 1e-30;
-    const double error = std::abs(out[row * n + column] - want) / allowed;
+  const auto check = [&](int64_t row, int64_t column, const Wanted& want) {
+    const double allowed = want.allowed + rounding * std::abs(want.value) + 1e-30;
+    const double error = std::abs(out[row * n + column] - want.value) / allowed;
     if (!(error <= worst)) worst = error;
   };
   for (int64_t r = 0; r < g.rows; ++r) {
     const int64_t taken = g.taken.empty() ? r : g.taken[r];
     if (group_of[r] >= 0 && group_of[r] < g.count && taken >= 0 && taken < c.m) continue;
-    for (int64_t column = 0; column < n; ++column) check(r, column, 0.0, 0.0);
+    for (int64_t column = 0; column < n; ++column) check(r, column, {});
   }
   for (int64_t row = 0; row < c.c * kTileRows; ++row) {
     o.Row(row, w, size);
     for (int64_t r = 0; r < g.rows; ++r) {
       const int64_t taken = g.taken.empty() ? r : g.taken[r];
       if (group_of[r] != row / n || taken < 0 || taken >= c.m) continue;
-      double want = o.bias.empty() ? 0.0 : o.bias[row], sum = std::abs(want);
-      for (int64_t j = 0; j < c.k; ++j) {
-        const double x = o.x[c.shift + taken * c.k + j];
-        want += x * w[j];
-        sum += std::abs(x) * size[j];
-      }
-      check(r, row % n, want, sum);
+      check(r, row % n, SumOf(o, taken, row, w, size));
     }
   }
   return worst;

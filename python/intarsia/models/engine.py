@@ -149,7 +149,7 @@ class Engine:
         self._prefill_tokens = prefill_tokens
         self._decode_steps = decode_steps
         self._pages_per_seq = -(-self._max_model_len // PAGE_SIZE)
-        self._rope_tables = self._on_all_devices(
+        rope_tables = self._on_all_devices(
             tuple(map(jnp.asarray, config.rope_tables(self._max_model_len)))
         )
         most_pages = max_num_seqs * self._pages_per_seq
@@ -163,7 +163,7 @@ class Engine:
             parallel=self._parallel,
         )
         # A call looks through a flat list of operands in half of the time that a tree takes.
-        self._constants, self._tree = jax.tree.flatten((self._params, self._rope_tables))
+        self._constants, self._tree = jax.tree.flatten((self._params, rope_tables))
         self._executables: dict[tuple[Any, ...], jax.stages.Compiled] = {}
 
     def generate(

@@ -112,9 +112,9 @@ class _Step(NamedTuple):
         is_share: bool = True,
     ) -> tuple[Rows, jax.Array]:
         """`add_and_norm` of a branch summed over the devices, and normed first in a model with post norms."""
-        if isinstance(share, Branch) and post_norm is None:
-            return self.add_and_norm(fused(*share, residual), None, weight, feeds)
         if isinstance(share, Branch):
+            if post_norm is None:
+                return self.add_and_norm(fused(*share, residual), None, weight, feeds)
             share = self.linear(*share)
         if post_norm is None:
             return self.add_and_norm(share, residual, weight, feeds, is_share=is_share)

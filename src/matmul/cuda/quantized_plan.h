@@ -121,6 +121,16 @@ struct QuantizedPlan {
   constexpr int64_t cta_tiles() const { return int64_t{tile_warps} * shape.tiles; }
 };
 
+// Groups of a block, of two, or that end with a stage.
+inline bool HasCoarseGroups(const QuantizedParams& p) {
+  return p.group == kBlockColumns || p.group == 2 * kBlockColumns || p.group % kStageColumns == 0;
+}
+
+// CTAs of a plan, but for its splits.
+inline int64_t Ctas(const QuantizedParams& p, const QuantizedPlan& plan) {
+  return CeilDiv<int64_t>(p.m, plan.shape.rows) * CeilDiv(p.tiles, plan.cta_tiles());
+}
+
 // Sets what follows from rows, warps and splits of a streaming plan, and says whether that fits.
 bool FitStream(const QuantizedParams& params, QuantizedPlan& plan);
 

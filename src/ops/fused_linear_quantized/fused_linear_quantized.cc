@@ -16,16 +16,6 @@ int64_t SumFloats(const FusedLinearQuantized& op) {
   return BoundedProduct({op.x.rows(), op.packed.dim(0), matmul::kTileRows});
 }
 
-TensorView Rows(void* data, DType dtype, int64_t rows, int64_t columns) {
-  TensorView view;
-  view.data = data;
-  view.dtype = dtype;
-  view.rank = 2;
-  view.dims = {rows, columns};
-  view.strides = {columns, 1};
-  return view;
-}
-
 }  // namespace
 
 Status FusedLinearQuantized::Check() const {
@@ -55,13 +45,19 @@ matmul::QuantizedParams FusedLinearQuantized::WithResidual() const {
 RmsNorm FusedLinearQuantized::Norm() const {
   RmsNorm norm;
   norm.x = x, norm.weight = norm_weight, norm.eps = eps;
-  norm.out = Rows(workspace.data, x.dtype, x.rows(), x.dim(-1));
+  norm.out = x;
+  norm.out.data = workspace.data;
   return norm;
 }
 
 TensorView FusedLinearQuantized::Sums(DType dtype) const {
-  return Rows(workspace.as<float>() + NormedFloats(*this), dtype, x.rows(),
-              packed.dim(0) * matmul::kTileRows);
+  TensorView sums;
+  sums.data = workspace.as<float>() + NormedFloats(*this);
+  sums.dtype = dtype;
+  sums.rank = 2;
+  sums.dims = {x.rows(), packed.dim(0) * matmul::kTileRows};
+  sums.strides = {sums.dims[1], 1};
+  return sums;
 }
 
 }  // namespace intarsia

@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(32 * kMostWarps, MostTogether<S, kStreams>())
   const QuantizedParams& each = groups.each;
   const int cta_tiles = static_cast<int>(plan.cta_tiles());
   const int column_tiles = CeilDiv(static_cast<int>(each.tiles), cta_tiles);
-  const int parts =
-      groups.each.gating.is_there ? 2 : 1;  // columns of w that make one of the results
+  // Columns of w that make one of the results.
+  const int parts = each.gating.is_there ? 2 : 1;
   const int64_t n = each.n() / parts;
   const int columns = cta_tiles * static_cast<int>(kTileRows) / parts;
   cuda::AwaitPrevious();

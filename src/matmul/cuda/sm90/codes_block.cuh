@@ -52,9 +52,9 @@ class CodesBlock {
 
   __device__ __forceinline__ explicit CodesBlock(uint32_t opaque_zero) : spread_(opaque_zero) {}
 
-  // codes(t): where the lane has its word of row 2r in tile t; x(n): its 8 numbers of row 8n + r;
-  // bias(t), if given: what CountedSteps adds to codes of rows 2r and 2r + 1. Sums are those of C
-  // fragments, one after the other, and kUnit times what codes stand for.
+  // codes(t): the lane's word of row 2r in tile t; x(n): its 16 bytes of row 8n + r; bias(t), if
+  // given: what CountedSteps adds to codes of rows 2r and 2r + 1. Sums are those of C fragments,
+  // one after the other, and kUnit times what codes stand for.
   template <class CodesOf, class XOf, class... BiasOf>
   __device__ __forceinline__ void MultiplyAdd(CodesOf codes, XOf x, float (&sums)[kTiles][kSums],
                                               BiasOf... bias) const {
@@ -62,7 +62,8 @@ class CodesBlock {
     typename M::B of_x[kRows / 8][2];
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
-      const uint4 pairs = SpreadCodes<kFormat, kType>::InOrder(x(n));
+      const uint4 pairs =
+          SpreadCodes<kFormat, kType>::InOrder(*reinterpret_cast<const uint4*>(x(n)));
       of_x[n][0] = {{pairs.x, pairs.y}}, of_x[n][1] = {{pairs.z, pairs.w}};
     }
 #pragma unroll

@@ -264,9 +264,7 @@ class GroupedCodesConsumer {
       const auto codes = [&](int i) {
         return stage.codes[TileOf(i)] + (4 * b + c_) * kLineBytes + 8 * r_;
       };
-      const auto x = [&](int n) {
-        return *reinterpret_cast<const uint4*>(stage.x[8 * n + r_] + b * 64 + c_ * 16);
-      };
+      const auto x = [&](int n) { return stage.x[8 * n + r_] + b * 64 + c_ * 16; };
       if constexpr (S::kPoints)
         block_.MultiplyAdd(codes, x, group, [&](int i) { return biases[i]; });
       else

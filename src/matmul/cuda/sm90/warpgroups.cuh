@@ -287,8 +287,7 @@ class WarpgroupsProduct {
       block_.MultiplyAdd(
           [&](int each) { return codes + each * 4 * S::kTileBytes + 4 * block * kLineBytes; },
           [&](int n) {
-            return *reinterpret_cast<const uint4*>(x + block / 2 * (S::kXBytes / 2) + n * 1024 +
-                                                   (x_at_ ^ block % 2 * 64));
+            return x + block / 2 * (S::kXBytes / 2) + n * 1024 + (x_at_ ^ block % 2 * 64);
           },
           sums, biases...);
   }
