@@ -11,7 +11,7 @@
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/mma.cuh"
 #include "src/core/round.h"
-#include "src/ops/fused_experts/pass.h"
+#include "src/ops/fused_experts/pass.cuh"
 
 namespace intarsia::cuda {
 namespace {
@@ -112,7 +112,8 @@ __global__ void __launch_bounds__(32 * kFewUpWarps, 4)
     FewUpKernel(const __grid_constant__ ExpertsPass pass, Activation<DeviceT<kType>> act) {
   using T = DeviceT<kType>;
   constexpr bool kInTurn = requires { Activation<T>::kMayBeInTurn; };
-  LetNextBegin();  // this one was launched when all before it were done
+  AwaitPrevious();
+  LetNextBegin();
   __shared__ float partial[kFewUpWarps][kFewRows];
   const int tiles = static_cast<int>(pass.i) / kFewUpColumns;
   const int pair = static_cast<int>(blockIdx.x) / tiles;
@@ -182,10 +183,7 @@ __global__ void __launch_bounds__(32 * kFewDownWarps, 2)
         const T* const bias = static_cast<const T*>(pass.w2_bias);
         sums[0] = ToFloat(bias[low]), sums[2] = ToFloat(bias[high]);
       }
-      if (lane == 0 && part == 0)
-        weights[its] = pass.weights_dtype == DType::kF32
-                           ? static_cast<const float*>(pass.weights)[pair]
-                           : ToFloat(static_cast<const T*>(pass.weights)[pair]);
+      if (lane == 0 && part == 0) weights[its] = WeightOf<T>(pass, pair);
       AwaitPrevious();  // costs nothing once it has returned
       rows.Multiply(static_cast<const T*>(pass.gated) + pair * pass.i, sums);
       StoreFew(partial[warp], sums);
@@ -213,7 +211,9 @@ const Kernel kFewDownKernel("FewDownKernel", reinterpret_cast<const void*>(&FewD
 template <DType kType, template <class> class Activation, class... Attributes>
 Status RunFewTokens(const CudaContext& context, const ExpertsPass& pass, Attributes... attributes) {
   using T = DeviceT<kType>;
-  const LaunchConfig up{{pass.pairs() * (pass.i / kFewUpColumns)}, dim3(32 * kFewUpWarps)};
+  const LaunchConfig up{.grid = {pass.pairs() * (pass.i / kFewUpColumns)},
+                        .block = dim3(32 * kFewUpWarps),
+                        .overlaps_previous = true};
   INTARSIA_RETURN_IF_ERROR(
       Launch(context, kFewUpKernel<kType, Activation>, up, pass, Activation<T>{attributes...}));
   const LaunchConfig down{.grid = {pass.tokens * CeilDiv<int64_t>(pass.n, kFewRows)},

@@ -6,7 +6,7 @@
 #include "src/core/round.h"
 #include "src/matmul/cuda/launch.h"
 #include "src/ops/fused_experts/few_tokens.cuh"
-#include "src/ops/fused_experts/pass.h"
+#include "src/ops/fused_experts/pass.cuh"
 #include "src/ops/fused_experts/sort_pairs.cuh"
 #include "src/ops/fused_experts/steps_cuda.h"
 
@@ -14,12 +14,6 @@ namespace intarsia::cuda {
 namespace {
 
 // ------------------------------------------------------------------------------ the activation
-
-template <class T>
-__device__ __forceinline__ float WeightOf(const ExpertsPass& pass, int64_t pair) {
-  return pass.weights_dtype == DType::kF32 ? static_cast<const float*>(pass.weights)[pair]
-                                           : ToFloat(static_cast<const T*>(pass.weights)[pair]);
-}
 
 // What is between the weights of a pair and its activation: weight * x + bias.
 template <class Activation, class T, int kCount>

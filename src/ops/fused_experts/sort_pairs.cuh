@@ -80,6 +80,7 @@ __device__ __forceinline__ void CountPairs(const ExpertsPass& pass, int first, i
 // [experts] for all others.
 __global__ void __launch_bounds__(1024)
     SortPairsKernel(const __grid_constant__ ExpertsPass pass, Divisor k, int warps) {
+  AwaitPrevious();
   LetNextBegin();
   extern __shared__ int counts[];
   __shared__ int of_warps[32], carry;
@@ -172,9 +173,11 @@ Status SortOnDevice(const CudaContext& context, const ExpertsPass& pass) {
   const int64_t threads = std::max<int64_t>(
       int64_t{32} * warps, std::min<int64_t>(RoundUp<int64_t>(pass.experts, 32), 1024));
   const int64_t counts = (ctas > 1 ? warps + 2 : warps) * pass.experts;
-  const LaunchConfig config{{ctas},
-                            dim3(static_cast<unsigned>(threads)),
-                            static_cast<int>(sizeof(int) * static_cast<size_t>(counts))};
+  const LaunchConfig config{
+      .grid = {ctas},
+      .block = dim3(static_cast<unsigned>(threads)),
+      .shared_bytes = static_cast<int>(sizeof(int) * static_cast<size_t>(counts)),
+      .overlaps_previous = true};
   return Launch(context, kSortPairsKernel, config, pass, Divisor(std::max<int64_t>(pass.k, 1)),
                 static_cast<int>(warps));
 }
