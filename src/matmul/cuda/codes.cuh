@@ -31,12 +31,10 @@ __device__ __forceinline__ uint32_t Subtract(uint32_t x, float y) {
   return x;
 }
 template <DType kType>
-__device__ __forceinline__ uint32_t Multiply(uint32_t x, float y) {
-  using Pair = cuda::PairOf<cuda::DeviceT<kType>>;
-  Pair a;
+__device__ __forceinline__ uint32_t MultiplyPairs(uint32_t x, uint32_t y) {
+  cuda::PairOf<cuda::DeviceT<kType>> a, b;
   memcpy(&a, &x, sizeof a);
-  Pair b;
-  b.x = b.y = cuda::FromFloat<cuda::DeviceT<kType>>(y);
+  memcpy(&b, &y, sizeof b);
   a = __hmul2(a, b);
   memcpy(&x, &a, sizeof x);
   return x;
@@ -56,6 +54,14 @@ __device__ __forceinline__ uint32_t FromF16(uint32_t x) {
 __device__ __forceinline__ uint32_t Masked(uint32_t x, uint32_t mask, uint32_t ones) {
   asm("lop3.b32 %0, %0, %1, %2, 0xea;\n" : "+r"(x) : "r"(mask), "r"(ones));
   return x;
+}
+
+// 2^(e - 127) times what the biases of e2m1 and of kType differ by, twice, where kType has that
+// number and all multiples of e2m1's exactly: of bf16 up to e = 128, of f16 from 104 to 128.
+inline constexpr uint32_t kE8M0One = 127;
+template <DType kType>
+__device__ __forceinline__ constexpr uint32_t E2M1Scale(uint32_t e) {
+  return kType == DType::kF16 ? e * 0x4000400u - 98u * 0x4000400u : e * 0x800080u + 0x3f003f00u;
 }
 
 // Upper bits of codes 2j and 2j + 1, above the lower 4 of each half.
@@ -81,7 +87,7 @@ __device__ __forceinline__ uint32_t DecodePair(const FourCodes& codes, uint32_t 
     // Sign, exponent and mantissa where kType has them; what the biases differ by is a factor.
     constexpr int kShift = kHalf ? 9 : 6;
     const uint32_t bits = (spread << 12 & 0x80008000u) | (spread << kShift & 0x70007u << kShift);
-    return Multiply<kType>(bits, kHalf ? 0x1p14f : 0x1p126f);
+    return MultiplyPairs<kType>(bits, E2M1Scale<kType>(kE8M0One));
   } else {
     constexpr uint32_t kOne = kHalf ? 0x64006400u : 0x43004300u;
     constexpr float kBias = kFormat == Format::kU4B8    ? 8.0f
@@ -215,7 +221,10 @@ class SpreadCodes<Format::kE2M1, kType> {
 
   // The sign goes from bit 3 of a code to bit 15, the others to where kType's exponent ends. In
   // bf16 one product moves all four: integer units are what kernels wait for, and it is not theirs.
-  __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[4]) const {
+  // scale: decoding::E2M1Scale.
+  __device__ __forceinline__ void Decode(
+      uint32_t word, uint32_t (&pairs)[4],
+      uint32_t scale = decoding::E2M1Scale<kType>(decoding::kE8M0One)) const {
     constexpr int kUp = kType == DType::kF16 ? 9 : 6;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -228,7 +237,7 @@ class SpreadCodes<Format::kE2M1, kType> {
         const uint32_t size = up >= 0 ? word << up : word >> -up;
         bits = (word << (12 - 4 * j) & 0x80008000u) | (size & 0x70007u << kUp);
       }
-      pairs[j] = decoding::Multiply<kType>(bits, kType == DType::kF16 ? 0x1p14f : 0x1p126f);
+      pairs[j] = decoding::MultiplyPairs<kType>(bits, scale);
     }
   }
   // Columns j and j + 4.

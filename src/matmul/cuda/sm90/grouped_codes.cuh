@@ -249,9 +249,10 @@ class GroupedCodesConsumer {
     }
   }
 
-  // kPlain: whether all blocks are there, and powers of two are plain.
+  // kPlain: whether all blocks are there and scales can be factors of codes (ArePlain).
   template <bool kPlain>
   __device__ __forceinline__ void AddStage(const Stage& stage, int blocks) {
+    constexpr bool kScalesCodes = kPlain && S::kFormat == Format::kE2M1;
     Sums group;
     if constexpr (S::kWide) Clear(group);
     uint2 biases[S::kEach];
@@ -260,33 +261,43 @@ class GroupedCodesConsumer {
       for (int i = 0; i < S::kEach; ++i) biases[i] = BiasesOf(stage, i);
 #pragma unroll(kPlain ? S::kBlocks : 1)
     for (int b = 0; b < (kPlain ? S::kBlocks : blocks); ++b) {
-      if constexpr (!S::kWide) Clear(group);
+      if constexpr (!S::kWide && !kScalesCodes) Clear(group);
       const auto codes = [&](int i) {
         return stage.codes[TileOf(i)] + (4 * b + c_) * kLineBytes + 8 * r_;
       };
       const auto x = [&](int n) { return stage.x[8 * n + r_] + b * 64 + c_ * 16; };
-      if constexpr (S::kPoints)
+      if constexpr (kScalesCodes)
+        block_.MultiplyAdd(codes, x, all_, [&](int i) {
+          const uint32_t both = PowersOf(stage, i, b);
+          return uint2{decoding::E2M1Scale<S::kType>(both & 0xff),
+                       decoding::E2M1Scale<S::kType>(both >> 8)};
+        });
+      else if constexpr (S::kPoints)
         block_.MultiplyAdd(codes, x, group, [&](int i) { return biases[i]; });
       else
         block_.MultiplyAdd(codes, x, group);
-      if constexpr (!S::kWide) AddGroup<kPlain>(stage, b, group);
+      if constexpr (!S::kWide && !kScalesCodes) AddGroup(stage, b, group);
     }
-    if constexpr (S::kWide) AddGroup<kPlain>(stage, 0, group);
+    if constexpr (S::kWide) AddGroup(stage, 0, group);
   }
-  template <bool kPlain>
+  // Scales of a tile and the group that a block is of.
+  __device__ __forceinline__ const char* ScalesOf(const Stage& stage, int i, int block) const {
+    return stage.scales + TileOf(i) * cut_.stage_scale_bytes +
+           (block >> cut_.group_shift) * cut_.group_scale_bytes;
+  }
+  // The exponents, plus 127, of rows 2r and 2r + 1, a byte each.
+  __device__ __forceinline__ uint32_t PowersOf(const Stage& stage, int i, int block) const {
+    return reinterpret_cast<const uint16_t*>(ScalesOf(stage, i, block))[r_];
+  }
   __device__ __forceinline__ void AddGroup(const Stage& stage, int block, const Sums& group) {
 #pragma unroll
     for (int i = 0; i < S::kEach; ++i) {
-      const char* const scales = stage.scales + TileOf(i) * cut_.stage_scale_bytes +
-                                 (block >> cut_.group_shift) * cut_.group_scale_bytes;
       float2 scale;
       if constexpr (S::kFormat == Format::kE2M1) {
-        const uint32_t both = reinterpret_cast<const uint16_t*>(scales)[r_];
-        scale = kPlain ? make_float2(__uint_as_float((both & 0xff) << 23),
-                                     __uint_as_float(both << 15 & 0x7f800000u))
-                       : make_float2(PowerOf(both & 0xff), PowerOf(both >> 8));
+        const uint32_t both = PowersOf(stage, i, block);
+        scale = make_float2(PowerOf(both & 0xff), PowerOf(both >> 8));
       } else {
-        scale = ScalePair(scales, p_.each.scales.dtype, r_);
+        scale = ScalePair(ScalesOf(stage, i, block), p_.each.scales.dtype, r_);
         scale = make_float2(scale.x / Block::kUnit, scale.y / Block::kUnit);
       }
       AddScaled(scale, group[i], all_[i]);
@@ -299,19 +310,21 @@ class GroupedCodesConsumer {
                                      box * S::kPointBoxBytes + tile * static_cast<int>(kTileRows),
                                  r_);
   }
-  // Whether powers of two are those of f32 whose exponents they are: none is 0 or 255. Lanes look
-  // at a word of two tiles each.
+  // Whether the scales of e2m1 are such that E2M1Scale is exact: at most 1, and for f16 at least
+  // 2^-23. Lanes look at a word of two tiles each.
   __device__ __forceinline__ bool ArePlain(const Stage& stage) const {
     if constexpr (S::kFormat != Format::kE2M1) return true;
+    constexpr uint32_t kHigh = 0x80808080u;
     const int lane = static_cast<int>(threadIdx.x % 32);
     uint32_t odd = 0;
 #pragma unroll
     for (int i = 0; i < S::kEach; i += 2) {
       const uint32_t codes =
           reinterpret_cast<const uint32_t*>(stage.scales)[16 * TileOf(i + lane / 16) + lane % 16];
-      odd |= ((codes - 0x01010101u) & ~codes) | ((~codes - 0x01010101u) & codes);
+      odd |= codes;
+      if constexpr (S::kType == DType::kF16) odd |= ~((codes | kHigh) - 104 * 0x01010101u);
     }
-    return !__any_sync(0xffffffffu, (odd & 0x80808080u) != 0);
+    return !__any_sync(0xffffffffu, (odd & kHigh) != 0);
   }
   static __device__ __forceinline__ void Clear(Sums& sums) {
 #pragma unroll
