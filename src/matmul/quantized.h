@@ -132,23 +132,7 @@ struct QuantizedGroupsParams {
   QuantizedParams each;  // x [x_rows, k], out [groups.m, results()]; m is each group's own
   int64_t x_rows = 0;
   GroupSizes groups;
-  // What follows is for GPUs alone.
-  Await await = Await::kNothing;
-  // With it each row is a group of its own: row r has the matrix ids.Of(r), or no result, and takes
-  // row r / share of x; `groups` says how many rows and matrices there are, no sizes, `rows` is
-  // absent.
-  struct Ids {
-    IndexVector ids = {}, map = {};  // map: absent, or the matrix of each of `mapped` ids
-    int64_t mapped = 0, share = 0;   // share 0: absent
-    int32_t* places = nullptr;       // absent, or where r is put, or -1 if it has no result
-
-    // Which of `count` matrices a row has, or -1.
-    INTARSIA_HOST_DEVICE int64_t Of(int64_t row, int64_t count) const {
-      int64_t id = ids.At(row);
-      if (map.data) id = id >= 0 && id < mapped ? map.At(id) : -1;
-      return id >= 0 && id < count ? id : -1;
-    }
-  } by_id = {};
+  Await await = Await::kNothing;  // on GPUs alone
 };
 Status Run(const QuantizedGroupsParams& params, const CpuContext& context);
 Status Run(const QuantizedGroupsParams& params, const CudaContext& context);

@@ -96,7 +96,6 @@ TEST(QuantizedPlan, ManyGroupsOfFewRowsHaveSmallCtas) {
   EXPECT_EQ(many.tile_warps, 4);
   EXPECT_EQ(many.k_warps, 1);
   p.groups.m = 8;
-  p.by_id.share = 8;
   EXPECT_GT(PlanForGroups(p, Gpu("A100")).k_warps, 1);  // few CTAs: warps share sums
 }
 

@@ -68,6 +68,11 @@ class QuantizedExpertsCase {
     }
   }
 
+  // Whether it is of a kind that few_tokens.cuh takes.
+  bool HasFewTokens() const {
+    return t_ == 1 && k_ > 0 && !on_input_ && first_.group % 32 == 0 &&
+           first_.format != matmul::Format::kU5;
+  }
   std::string Name() const {
     return Text("t ", t_, " k ", k_, " e ", e_, " n ", n_, " i ", i_, " ", activation_,
                 on_input_ ? " on input: " : ": ", first_.Name());

@@ -1,13 +1,29 @@
-// Hopper's products with 4-bit codes (sm90/warpgroups.cuh, sm90/grouped_codes.cuh) in the emulator,
-// against f64. A block runs alone here, so no sum is cut among the blocks of a cluster. Argument:
-// cases of each kernel.
+// Hopper's products with 4-bit codes (sm90/warpgroups.cuh, sm90/grouped_codes.cuh) and experts of
+// few tokens (few_tokens.cuh) in the emulator, against f64. A block runs alone here, so no sum is
+// cut among the blocks of a cluster. Argument: cases of each kernel.
 #include <cstdlib>
 
 #include "src/core/dispatch.h"
 #include "src/matmul/cuda/sm90/grouped_codes.h"
 #include "src/matmul/cuda/sm90/warpgroups.h"
+#include "src/ops/fused_experts_quantized/few_tokens.h"
 #include "tests/cuda/grouped_quantized_cases.cuh"
 #include "tests/cuda/linear_quantized_on_device.cuh"
+#include "tests/cuda/quantized_experts_cases.cuh"
+
+namespace intarsia {
+
+Status FusedExpertsQuantized::Run(const CudaContext& context) const {
+  const FusedExperts plain = Plain();
+  return ExpertsPasses(plain).ForEach([&](const ExpertsPass& pass) -> Status {
+    const matmul::QuantizedParams first = GatedProduct(pass).each,
+                                  second = SecondProduct(pass).each;
+    if (!cuda::CanRunFewTokens(pass, first, second)) return Internal("these are not few tokens");
+    return cuda::RunFewTokens<kBF16>(pass, first, second, context);
+  });
+}
+
+}  // namespace intarsia
 
 namespace intarsia::matmul {
 
@@ -93,6 +109,14 @@ int main(int argc, char** argv) {
   for (int i = 0; i < 32 * cases; ++i, ++count) {
     double worst = 0.0;
     failures += !matmul::CheckQuantizedGroups(matmul::DrawGroups(random), random, worst);
+  }
+  for (int i = 0; i < 16 * cases; ++i, ++count) {
+    QuantizedExpertsCase layer(random);
+    while (!layer.HasFewTokens()) layer = QuantizedExpertsCase(random);
+    const double error = layer.Error(random);
+    if (error <= 1.0) continue;
+    ++failures;
+    std::printf("FAILED %s: error %.2f\n", layer.Name().c_str(), error);
   }
   std::printf("%d cases, %d failures\n", count, failures);
   return failures == 0 ? 0 : 1;

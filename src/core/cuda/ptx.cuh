@@ -100,6 +100,14 @@ __device__ __forceinline__ uint4 LoadOnce16(const void* from) {
   return x;
 }
 
+__device__ __forceinline__ uint2 LoadOnce8(const void* from) {
+  uint2 x;
+  asm("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];\n"
+      : "=r"(x.x), "=r"(x.y)
+      : "l"(from));
+  return x;
+}
+
 // 16 bytes that another GPU may write or read, past the caches that it does not see; no order with
 // other accesses. PTX ISA, "Memory Consistency Model": .relaxed.sys.
 __device__ __forceinline__ uint4 LoadFromPeer16(const void* global) {

@@ -190,11 +190,9 @@ QuantizedPlan PlanForGroups(const QuantizedGroupsParams& params, const cuda::Dev
   p.m = params.groups.m;
   QuantizedPlan plan = BeginPlan(p);
   const bool streams = plan.kernel != QuantizedKernelKind::kAny;
-  if (params.by_id.share) p.m = 1;
   const int64_t with_rows = std::max<int64_t>(std::min(params.groups.all, p.m), 1);
   const int64_t mean = CeilDiv(p.m, with_rows);
-  const int64_t here =
-      params.by_id.share ? params.groups.m : std::min(with_rows, params.groups.count);
+  const int64_t here = std::min(with_rows, params.groups.count);
   plan.fine = true;
   plan.stage_groups = StageGroups(p.group);
   if (PlanGroupsHopper(p, here, mean, device, plan)) return plan;

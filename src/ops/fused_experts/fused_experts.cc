@@ -164,9 +164,8 @@ matmul::GroupedParams ExpertsPass::SecondProduct() const {
           .groups = Groups()};
 }
 
-bool IsOfFewTokens(const ExpertsPass& p) {
-  // Of a token's experts, at most one in sixteen is another token's, too: if all are drawn alike.
-  const bool is_few = p.tokens == 1 || (p.tokens - 1) * p.k * 8 <= p.experts;
+bool IsOfFewTokens(const ExpertsPass& p, int64_t apart) {
+  const bool is_few = p.tokens == 1 || (p.tokens - 1) * p.k * apart <= 2 * p.experts;
   return is_few && Bytes(p.dtype) == 2 && !p.weights_on_input && p.k > 0 && p.experts > 0 &&
          p.n > 0 && p.i > 0 && p.n % 8 == 0 && p.i % 8 == 0 && p.n < kMostAlone &&
          p.i < kMostAlone && p.pairs() < kMostAlone && IsAligned16(p.x) && IsAligned16(p.w1) &&

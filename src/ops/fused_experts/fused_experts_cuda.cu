@@ -213,10 +213,7 @@ Status RunExperts(const FusedExperts& op, const CudaContext& context, const Expe
   return DispatchDType<kF32, kF16, kBF16>("x", op.x.dtype, [&]<DType kType>() -> Status {
     using T = DeviceT<kType>;
     return ExpertsPasses(op).ForEach([&](const ExpertsPass& pass) -> Status {
-      if (IsOfFewTokens(pass) && steps.first_gates(pass)) {
-        INTARSIA_RETURN_IF_ERROR(steps.few_pairs(pass));
-        return Sum<T>(context, pass);
-      }
+      if (steps.takes_few_tokens(pass)) return steps.few_tokens(pass);
       INTARSIA_RETURN_IF_ERROR(SortOnDevice(context, pass));
       if (pass.experts > 0) {
         INTARSIA_RETURN_IF_ERROR(steps.first(pass));

@@ -11,11 +11,10 @@ namespace intarsia::cuda {
 using ExpertsStep = std::function<Status(const ExpertsPass&)>;
 
 // `first`: hidden from x, or gated, as first_gates(pass) says; `second`: down from gated.
-// `few_pairs`: both for passes of few tokens (IsOfFewTokens) where the first gates. Pairs are not
-// sorted; they are put where the sum finds them: in down and in places.
+// `few_tokens`: all of a pass that takes_few_tokens(pass) accepts, whose pairs are not sorted.
 struct ExpertsSteps {
-  ExpertsStep first, second, few_pairs;
-  std::function<bool(const ExpertsPass&)> first_gates;
+  ExpertsStep first, second, few_tokens;
+  std::function<bool(const ExpertsPass&)> first_gates, takes_few_tokens;
 };
 Status RunExperts(const FusedExperts& op, const CudaContext& context, const ExpertsSteps& steps);
 

@@ -81,6 +81,13 @@ matmul::QuantizedGroupsParams FusedExpertsQuantized::FirstProduct(const ExpertsP
   return Product(ParamsOf(*this, w1, w1_scales, w1_zeros, pass.n, w1_group), pass.FirstProduct());
 }
 
+matmul::QuantizedGroupsParams FusedExpertsQuantized::GatedProduct(const ExpertsPass& pass) const {
+  matmul::QuantizedGroupsParams product = FirstProduct(pass);
+  product.each.gating = Gating::Of(activation, limit, alpha);
+  product.each.out = pass.gated;
+  return product;
+}
+
 matmul::QuantizedGroupsParams FusedExpertsQuantized::SecondProduct(const ExpertsPass& pass) const {
   return Product(ParamsOf(*this, w2, w2_scales, w2_zeros, pass.i, w2_group), pass.SecondProduct());
 }

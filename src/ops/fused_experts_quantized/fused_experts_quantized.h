@@ -71,6 +71,7 @@ struct FusedExpertsQuantized {
   // how memory is laid out. Their data are codes.
   FusedExperts Plain() const;
   matmul::QuantizedGroupsParams FirstProduct(const ExpertsPass& pass) const;
+  matmul::QuantizedGroupsParams GatedProduct(const ExpertsPass& pass) const;  // with the activation
   matmul::QuantizedGroupsParams SecondProduct(const ExpertsPass& pass) const;
 };
 

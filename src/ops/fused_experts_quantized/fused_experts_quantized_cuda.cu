@@ -1,4 +1,6 @@
+#include "src/core/dispatch.h"
 #include "src/ops/fused_experts/steps_cuda.h"
+#include "src/ops/fused_experts_quantized/few_tokens.h"
 #include "src/ops/fused_experts_quantized/fused_experts_quantized.h"
 
 namespace intarsia {
@@ -12,39 +14,27 @@ class Products {
 
   // Whether the first product of a pass ends with the activation.
   bool Gates(const ExpertsPass& pass) const {
-    return !pass.weights_on_input && matmul::CanGate(Gated(pass), context_);
+    return !pass.weights_on_input && matmul::CanGate(op_.GatedProduct(pass), context_);
   }
   Status First(const ExpertsPass& pass) const {
-    matmul::QuantizedGroupsParams product = Gates(pass) ? Gated(pass) : op_.FirstProduct(pass);
+    matmul::QuantizedGroupsParams product =
+        Gates(pass) ? op_.GatedProduct(pass) : op_.FirstProduct(pass);
     product.await = matmul::Await::kAll;
     return matmul::Run(product, context_);
   }
   Status Second(const ExpertsPass& pass) const { return matmul::Run(AfterFirst(pass), context_); }
 
-  // Each pair by itself: row t k + j of gated and of down is token t's expert j.
-  Status OfPairs(const ExpertsPass& pass) const {
-    matmul::QuantizedGroupsParams first = Gated(pass), second = AfterFirst(pass);
-    first.each.rows = second.each.rows = {};
-    first.groups.all = second.groups.all = 0;  // nobody counted them
-    first.by_id = {.ids = pass.ids,
-                   .map = pass.expert_map,
-                   .mapped = pass.mapped,
-                   .share = pass.k,
-                   .places = pass.places};
-    second.by_id = first.by_id;
-    second.by_id.share = 1;
-    second.by_id.places = nullptr;
-    INTARSIA_RETURN_IF_ERROR(matmul::Run(first, context_));
-    return matmul::Run(second, context_);
+  bool TakesFewTokens(const ExpertsPass& pass) const {
+    return cuda::CanRunFewTokens(pass, op_.GatedProduct(pass).each, op_.SecondProduct(pass).each);
+  }
+  Status FewTokens(const ExpertsPass& pass) const {
+    return DispatchDType<kF16, kBF16>("x", pass.dtype, [&]<DType kType>() {
+      return cuda::RunFewTokens<kType>(pass, op_.GatedProduct(pass).each,
+                                       op_.SecondProduct(pass).each, context_);
+    });
   }
 
  private:
-  matmul::QuantizedGroupsParams Gated(const ExpertsPass& pass) const {
-    matmul::QuantizedGroupsParams product = op_.FirstProduct(pass);
-    product.each.gating = Gating::Of(op_.activation, op_.limit, op_.alpha);
-    product.each.out = pass.gated;
-    return product;
-  }
   // It begins with its weights.
   matmul::QuantizedGroupsParams AfterFirst(const ExpertsPass& pass) const {
     matmul::QuantizedGroupsParams product = op_.SecondProduct(pass);
@@ -65,8 +55,9 @@ Status FusedExpertsQuantized::Run(const CudaContext& context) const {
       Plain(), context,
       {.first = [&](const ExpertsPass& pass) { return products.First(pass); },
        .second = [&](const ExpertsPass& pass) { return products.Second(pass); },
-       .few_pairs = [&](const ExpertsPass& pass) { return products.OfPairs(pass); },
-       .first_gates = [&](const ExpertsPass& pass) { return products.Gates(pass); }});
+       .few_tokens = [&](const ExpertsPass& pass) { return products.FewTokens(pass); },
+       .first_gates = [&](const ExpertsPass& pass) { return products.Gates(pass); },
+       .takes_few_tokens = [&](const ExpertsPass& pass) { return products.TakesFewTokens(pass); }});
 }
 
 }  // namespace intarsia

@@ -3,7 +3,8 @@
 // found as those of grouped products are (units.cuh).
 #pragma once
 #include "src/activation/gating.cuh"
-#include "src/matmul/cuda/quantized_rows.cuh"
+#include "src/matmul/cuda/choose.h"
+#include "src/matmul/cuda/rows.cuh"
 #include "src/matmul/cuda/sm80/quantized_launch.cuh"
 #include "src/matmul/cuda/sm80/quantized_stream_kernel.cuh"
 
@@ -80,7 +81,8 @@ __global__ void __launch_bounds__(32 * kMostWarps, MostTogether<S, kStreams>())
   cuda::AwaitPrevious();
   cuda::LetNextBegin();
   if (threadIdx.x < 32) {
-    const Unit unit = RowsFinder<S::kRows>(groups, column_tiles).Find(blockIdx.x);
+    const UnitFinder<EqualTiles<S::kRows>, kTilesTogether> finder(groups.groups, column_tiles);
+    const Unit unit = finder.Find(blockIdx.x);
     if (threadIdx.x == 0) found = unit;
   }
   __syncthreads();
@@ -96,7 +98,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, MostTogether<S, kStreams>())
   p.out = each.out_dtype == DType::kF32
               ? static_cast<void*>(static_cast<float*>(each.out) + first)
               : static_cast<void*>(static_cast<typename S::T*>(each.out) + first);
-  const auto taken = [&](int row) { return RowTaken(groups, unit.row + row); };
+  const auto taken = [&](int row) { return RowTaken(each.rows, groups.x_rows, unit.row + row); };
   const auto row_of = [&](int row) {
     const int64_t from = taken(row);
     return from < 0 ? nullptr : static_cast<const typename S::T*>(each.x) + from * each.k;
@@ -134,8 +136,7 @@ inline const cuda::Kernel kGroupedCodesKernel(
 template <class S, bool kStreams>
 Status LaunchGroupedCodes(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
                           const CudaContext& context) {
-  const int64_t tiles =
-      p.by_id.share ? p.groups.m : MostTiles(p.groups.m, p.groups.count, S::kRows);
+  const int64_t tiles = MostTiles(p.groups.m, p.groups.count, S::kRows);
   const cuda::LaunchConfig config{
       .grid = {tiles * CeilDiv(p.each.tiles, plan.cta_tiles())},
       .block = dim3(static_cast<unsigned>(32 * plan.tile_warps * plan.k_warps)),

@@ -11,9 +11,10 @@
 #pragma once
 #include "src/activation/gating.cuh"
 #include "src/core/cuda/tma.cuh"
+#include "src/matmul/cuda/choose.h"
 #include "src/matmul/cuda/factors.cuh"
 #include "src/matmul/cuda/quantized_plan.h"
-#include "src/matmul/cuda/quantized_rows.cuh"
+#include "src/matmul/cuda/rows.cuh"
 #include "src/matmul/cuda/sm90/codes_block.cuh"
 #include "src/matmul/cuda/sm90/shared.cuh"
 
@@ -106,14 +107,15 @@ class GroupedCodesProducer {
   // As ProduceTasks, but a task's copies follow its publication. Copying within `find` took 3%
   // longer with few units.
   __device__ __forceinline__ void Run() {
-    const RowsFinder<S::kRows> finder(p_, cut_.column_tiles);
+    const UnitFinder<EqualTiles<S::kRows>, kTilesTogether> finder(p_.groups, cut_.column_tiles);
     const int64_t units = finder.Units();
     int64_t index = blockIdx.x;
     for (cuda::RingPlace<kTasks> at;; at.Next(), index += gridDim.x) {
       const bool ends = index >= units;
       const Unit unit = ends ? Unit{-1} : finder.Find(index);
       const bool has_row = unit.group >= 0 && lane_ < unit.rows;
-      const int taken = has_row ? static_cast<int>(RowTaken(p_, unit.row + lane_)) : -1;
+      const int taken =
+          has_row ? static_cast<int>(RowTaken(p_.each.rows, p_.x_rows, unit.row + lane_)) : -1;
       shared_.ring.empty[at.index].Wait(at.parity ^ 1);
       Task<S>& task = shared_.tasks[at.index];
       if (lane_ == 0) {

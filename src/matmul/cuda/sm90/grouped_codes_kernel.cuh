@@ -58,9 +58,7 @@ Status LaunchGroupedCodes(const QuantizedGroupsParams& p, const QuantizedPlan& p
   if (S::kPoints)
     INTARSIA_RETURN_IF_ERROR(
         map(each.zeros.data, each.groups * plan.zero_bytes / 4, plan.zero_bytes / 4, maps.points));
-  const int64_t tasks =
-      (p.by_id.share ? p.groups.m : MostTiles(p.groups.m, p.groups.count, S::kRows)) *
-      cut.column_tiles;
+  const int64_t tasks = MostTiles(p.groups.m, p.groups.count, S::kRows) * int64_t{cut.column_tiles};
   const cuda::LaunchConfig config{
       .grid = {std::min<int64_t>(tasks, int64_t{S::kCtas} * context.device->sms)},
       .block = dim3(S::kThreads),

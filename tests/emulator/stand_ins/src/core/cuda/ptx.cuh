@@ -15,6 +15,12 @@ inline int64_t LoadIndexIf(bool there, const void* data, bool wide, int i) {
   return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
 }
 
+inline uint2 LoadOnce8(const void* from) {
+  uint2 x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+
 inline void CpAsync16(uint32_t shared, const void* global, bool valid) {
   if (valid)
     std::memcpy(emulator::At(shared), global, 16);

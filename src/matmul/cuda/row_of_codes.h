@@ -1,0 +1,44 @@
+// How products of one row with weights in codes (row_of_codes.cuh) are cut.
+#pragma once
+#include "src/core/divisor.h"
+#include "src/matmul/quantized.h"
+
+namespace intarsia::matmul {
+
+inline constexpr int kUnitBlocks = 4;  // a warp's share is a number of units of 128 columns
+
+// What warps that share the columns of w need.
+struct RowOfCodesShape {
+  int blocks, tile_scale_bytes, tile_zero_bytes;  // of a tile
+  Divisor blocks_of_group;
+  int scale_bytes, zero_bytes;  // of one; 0: there are no zeros
+  bool wide;                    // whether a group ends with a unit, else perhaps with each block
+  int units;                    // of a warp, at most
+  int bytes;                    // of its shared memory
+
+  static bool CanTake(const QuantizedParams& p) {
+    const bool powers = p.scales.dtype == DType::kF8E8M0, e2m1 = p.format == Format::kE2M1;
+    return (BitsOf(p.format) == 4 || BitsOf(p.format) == 8) && p.group % kBlockColumns == 0 &&
+           powers == e2m1 && (powers || Bytes(p.scales.dtype) > 1) && !p.scales.outer &&
+           (!p.zeros.data || (p.format == Format::kU4 && !p.zeros.outer));
+  }
+  // 2^shift warps share the columns.
+  static RowOfCodesShape Of(const QuantizedParams& p, int shift) {
+    constexpr auto kTile = static_cast<int>(kTileRows);
+    const int scale = Bytes(p.scales.dtype), zero = p.zeros.data ? Bytes(p.zeros.dtype) : 0;
+    const auto blocks = static_cast<int>(p.blocks()), groups = static_cast<int>(p.groups);
+    const int units = CeilDiv(CeilDiv(blocks, kUnitBlocks), 1 << shift);
+    return {.blocks = blocks,
+            .tile_scale_bytes = groups * kTile * scale,
+            .tile_zero_bytes = groups * kTile * zero,
+            .blocks_of_group = Divisor(p.group / kBlockColumns),
+            .scale_bytes = scale,
+            .zero_bytes = zero,
+            .wide = p.format != Format::kE2M1 && p.group % (kUnitBlocks * kBlockColumns) == 0,
+            .units = units,
+            // x, and with zeros the sums of its blocks
+            .bytes = units * kUnitBlocks * (zero ? 80 : 64)};
+  }
+};
+
+}  // namespace intarsia::matmul
