@@ -24,6 +24,10 @@ TEST(FusedExperts, FewTokensShareFewExperts) {
   EXPECT_FALSE(IsOfFewTokens(PassOf(4, 8, 128)));
   EXPECT_TRUE(IsOfFewTokens(PassOf(2, 4, 32)));
   EXPECT_FALSE(IsOfFewTokens(PassOf(2, 2, 8)));
+  EXPECT_TRUE(IsOfFewTokens(PassOf(9, 8, 128), 4));
+  EXPECT_FALSE(IsOfFewTokens(PassOf(10, 8, 128), 4));
+  EXPECT_TRUE(IsOfFewTokens(PassOf(5, 4, 32), 4));
+  EXPECT_FALSE(IsOfFewTokens(PassOf(6, 4, 32), 4));
 }
 
 TEST(FusedExperts, OtherPassesAreSorted) {

@@ -19,8 +19,8 @@ struct RowOfCodesShape {
   static bool CanTake(const QuantizedParams& p) {
     const bool powers = p.scales.dtype == DType::kF8E8M0, e2m1 = p.format == Format::kE2M1;
     return (BitsOf(p.format) == 4 || BitsOf(p.format) == 8) && p.group % kBlockColumns == 0 &&
-           powers == e2m1 && (powers || Bytes(p.scales.dtype) > 1) && !p.scales.outer &&
-           (!p.zeros.data || (p.format == Format::kU4 && !p.zeros.outer));
+           p.group < int64_t{1} << 30 && powers == e2m1 && (powers || Bytes(p.scales.dtype) > 1) &&
+           !p.scales.outer && (!p.zeros.data || (p.format == Format::kU4 && !p.zeros.outer));
   }
   // 2^shift warps share the columns.
   static RowOfCodesShape Of(const QuantizedParams& p, int shift) {
@@ -37,7 +37,7 @@ struct RowOfCodesShape {
             .wide = p.format != Format::kE2M1 && p.group % (kUnitBlocks * kBlockColumns) == 0,
             .units = units,
             // x, and with zeros the sums of its blocks
-            .bytes = units * kUnitBlocks * (zero ? 80 : 64)};
+            .bytes = units * kUnitBlocks * (zero ? 68 : 64)};
   }
 };
 

@@ -48,7 +48,7 @@ struct ExpertsPass {
 
 // Whether a pass is one of few tokens, whose pairs seldom share an expert: then a pair alone reads
 // its expert's weights, and pairs need no sort.
-// One in `apart` of a token's experts may be another token's, too: if all are drawn alike.
+// At most one in `apart` reads of an expert is then a repeat, if all are drawn alike.
 bool IsOfFewTokens(const ExpertsPass& pass, int64_t apart = 16);
 
 // The sort, on the host.

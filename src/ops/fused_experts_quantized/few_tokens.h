@@ -10,8 +10,7 @@ namespace intarsia::cuda {
 // Warps of a CTA: those that share the sums of two tiles of w1, and of a tile of w2 for all experts
 // of a token.
 inline constexpr int kFewUpShift = 2, kFewUpWarps = 1 << kFewUpShift, kFewDownWarps = 8;
-// One in so many of a token's experts may be another's, and is then read twice (measured:
-// docs/notebook/weights_in_codes.md).
+// At most one in so many reads of an expert may be a repeat (docs/notebook/weights_in_codes.md).
 inline constexpr int kFewApart = 4;
 inline constexpr int kMostFewBytes = 96 << 10;  // of shared memory, which every GPU has
 
@@ -32,7 +31,8 @@ inline matmul::RowOfCodesShape FewDownShape(const ExpertsPass& pass,
 // `first` has the gating and `second` the matrices of a pass's products.
 inline bool CanRunFewTokens(const ExpertsPass& pass, const matmul::QuantizedParams& first,
                             const matmul::QuantizedParams& second) {
-  if (!IsOfFewTokens(pass, kFewApart) || pass.k > kFewDownWarps ||
+  constexpr int64_t kMostTokens = 65535;  // of a grid's second and third axis
+  if (!IsOfFewTokens(pass, kFewApart) || pass.k > kFewDownWarps || pass.tokens > kMostTokens ||
       (!first.gating.in_turn && first.tiles % 2))
     return false;
   for (const matmul::QuantizedParams& p : {first, second})

@@ -20,6 +20,9 @@ CASES = {
     ),
     "qwen3_like": dict(tags="ci", t=21, u=4, c=12, e=16, k=8, routing="zipf", **_INT4),
     "awq_of_one_token": dict(tags="ci", t=1, u=6, c=8, e=8, k=2, activation="gelu_tanh", **_AWQ),
+    "mxfp4_of_one_token": dict(
+        tags="ci beyond_plain", t=1, u=6, c=7, e=6, k=3, g=8, activation="swigluoai", biases=True, **_MXFP4
+    ),
     "channels_of_some_experts": dict(
         tags="ci beyond_plain", t=14, u=3, c=5, e=3, k=2, g=8, biases=True, **_INT8
     ),
