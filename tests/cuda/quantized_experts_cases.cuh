@@ -70,7 +70,7 @@ class QuantizedExpertsCase {
 
   // Whether it is of a kind that few_tokens.cuh takes.
   bool HasFewTokens() const {
-    return t_ == 1 && k_ > 0 && !on_input_ && first_.group % 32 == 0 &&
+    return t_ == 1 && k_ > 0 && !on_input_ && first_.group % 32 == 0 && n_ > 96 && i_ > 96 &&
            first_.format != matmul::Format::kU5 && (activation_ == "swigluoai" || i_ % 16 == 0);
   }
   std::string Name() const {

@@ -28,17 +28,46 @@ struct RawPair {
     else
       bits = *reinterpret_cast<const uint2*>(from);
   }
+  // All conversions to f32, and then a choice: branches cost more.
+  template <bool kMayBeBytes>
   __device__ __forceinline__ float2 Numbers(DType dtype) const {
-    if (dtype == DType::kU8) return make_float2(bits.x & 0xff, bits.x >> 8);
-    if (dtype == DType::kI8)
+    if (kMayBeBytes && dtype == DType::kU8) return make_float2(bits.x & 0xff, bits.x >> 8);
+    if (kMayBeBytes && dtype == DType::kI8)
       return make_float2(static_cast<int8_t>(bits.x & 0xff), static_cast<int8_t>(bits.x >> 8));
-    if (dtype == DType::kF32) return {__uint_as_float(bits.x), __uint_as_float(bits.y)};
-    if (dtype == DType::kBF16)
-      return {__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xffff0000u)};
     __half2 halves;
     memcpy(&halves, &bits.x, sizeof halves);
-    return __half22float2(halves);
+    const float2 f16 = __half22float2(halves);
+    const bool is_f16 = dtype == DType::kF16, is_f32 = dtype == DType::kF32;
+    const float low = is_f16 ? f16.x : __uint_as_float(is_f32 ? bits.x : bits.x << 16);
+    const float high = is_f16 ? f16.y : __uint_as_float(is_f32 ? bits.y : bits.x & 0xffff0000u);
+    return {low, high};
   }
+};
+
+// Where shared memory has columns of x: pieces of 8, in the order of codes, and where there are
+// zeros the sum of each block. A last unit that has not all of its blocks begins with some of the
+// unit before it, times 0: its own come last.
+struct SharedRow {
+  __device__ __forceinline__ SharedRow(char* shared, const RowOfCodesShape& shape)
+      : pieces(reinterpret_cast<uint4*>(shared)),
+        block_sums(reinterpret_cast<float*>(shared + shape.units * kUnitBlocks * 64)),
+        whole(shape.blocks / kUnitBlocks * kUnitPieces),
+        turn(-shape.blocks * kBlockPieces & (kUnitPieces - 1)) {}
+  // Leaves out the first units, which are there.
+  __device__ __forceinline__ void Skip(int units) {
+    pieces += units * kUnitPieces, block_sums += units * kUnitBlocks;
+  }
+  // The first one that is there.
+  __device__ __forceinline__ void BeginWith(int unit) { whole -= unit * kUnitPieces; }
+
+  // Where a piece of x, or of the zeros up to a whole unit, is.
+  __device__ __forceinline__ int PlaceOf(int piece) const {
+    return piece < whole ? piece : whole + ((piece + turn) & (kUnitPieces - 1));
+  }
+
+  uint4* pieces;
+  float* block_sums;
+  int whole, turn;  // pieces of whole units, and by how many those of the last one are turned
 };
 
 // kWide: RowOfCodesShape::wide.
@@ -46,40 +75,53 @@ template <DType kType, Format kFormat, bool kWide, int kTiles>
 class RowOfCodes {
  public:
   using T = cuda::DeviceT<kType>;
-  using Sums = float[kTiles][4];
+  using Eight = cuda::Pack<T, 8>;
 
-  // Has part `part` of 2^shift.
+  // Has part `part` of 2^shift. `row`: of its part, or with `whole` of all columns.
   __device__ __forceinline__ RowOfCodes(const QuantizedParams& p, const RowOfCodesShape& shape,
-                                        int part, int shift, char* shared)
-      : p_(p),
-        shape_(shape),
-        x_(reinterpret_cast<uint4*>(shared)),
-        block_sums_(reinterpret_cast<float*>(shared + shape.units * kUnitBlocks * 64)),
-        spread_(OpaqueZero(p)) {
+                                        int part, int shift, SharedRow row, bool whole = false)
+      : p_(p), shape_(shape), row_(row), spread_(OpaqueZero(p)) {
     const int all = (shape.blocks + kUnitBlocks - 1) / kUnitBlocks;
     begin_ = all * part >> shift;
     count_ = (all * (part + 1) >> shift) - begin_;
+    if (whole)
+      row_.Skip(begin_);
+    else
+      row_.BeginWith(begin_);
   }
 
-  __device__ __forceinline__ void TakeRow(const T* row) {
-    constexpr int kUnitPieces = 4 * kUnitBlocks, kBatch = 3;  // of 8 columns
+  // The warp puts its part of x there.
+  __device__ __forceinline__ void TakeRow(const T* x) const {
+    constexpr int kBatch = 3;
     const int k = static_cast<int>(p_.k), pieces = kUnitPieces * count_;
     for (int first = Lane(); first - Lane() < pieces; first += 32 * kBatch) {
-      uint4 eight[kBatch];
+      Eight eight[kBatch];
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
         const int piece = first + 32 * j, column = (kUnitPieces * begin_ + piece) * 8;
-        const bool exists = piece < pieces && column < k;
-        eight[j] = exists ? *reinterpret_cast<const uint4*>(row + column) : uint4{0, 0, 0, 0};
+        eight[j] =
+            piece < pieces && column < k ? *reinterpret_cast<const Eight*>(x + column) : Eight{};
       }
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int piece = first + 32 * j;
-        if (piece < pieces) x_[piece] = InOrder(eight[j]);
-        if (HasZeros()) StoreBlockSum(piece, pieces, eight[j]);
-      }
+      for (int j = 0; j < kBatch; ++j) StorePiece(row_, first + 32 * j, pieces, eight[j]);
     }
     __syncwarp();
+  }
+
+  // Each lane puts one piece there, if it is one of so many; all of a warp come here.
+  __device__ __forceinline__ void StorePiece(const SharedRow& to, int piece, int pieces,
+                                             const Eight& eight) const {
+    uint4 bits;
+    memcpy(&bits, &eight, sizeof bits);
+    const int place = to.PlaceOf(piece);
+    if (piece < pieces) to.pieces[place] = InOrder(bits);
+    if (!HasZeros()) return;
+    float sum = 0.0f;  // of a block's 32 numbers, of which four lanes have a piece each
+#pragma unroll
+    for (const T& number : eight.at) sum += cuda::ToFloat(number);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    if (piece < pieces && piece % kBlockPieces == 0) to.block_sums[place / kBlockPieces] = sum;
   }
 
   // Asks for the first codes of tiles of matrix number `matrix`.
@@ -88,9 +130,8 @@ class RowOfCodes {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       const int tile = matrix * static_cast<int>(p_.tiles) + tiles[t];
-      codes_at_[t] = p_.packed +
-                     (int64_t{tile} * shape_.blocks + begin_ * kUnitBlocks) * kBlockBytes +
-                     c * kLaneBytes + 8 * r;
+      codes_at_[t] =
+          p_.packed + int64_t{tile} * shape_.blocks * kBlockBytes + c * kLaneBytes + 8 * r;
       scales_at_[t] = static_cast<const char*>(p_.scales.data) +
                       int64_t{tile} * shape_.tile_scale_bytes + 2 * r * ScaleBytes();
       if (HasZeros())
@@ -98,7 +139,8 @@ class RowOfCodes {
                        int64_t{tile} * shape_.tile_zero_bytes + 2 * r * shape_.zero_bytes;
     }
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) AskFor(i, i);
+    for (int i = 0; i < kAhead; ++i)
+      if (i < count_) AskFor(ring_[i], i);
   }
 
   // In each lane: of rows 2r and 2r + 1 of each tile, r = lane / 4.
@@ -110,7 +152,7 @@ class RowOfCodes {
       for (int i = 0; i < kAhead; ++i) {
         if (first + i >= count_) break;
         Add(ring_[i], first + i, all);
-        AskFor(i, first + kAhead + i);
+        if (first + kAhead + i < count_) AskFor(ring_[i], first + kAhead + i);
       }
     }
 #pragma unroll
@@ -119,6 +161,7 @@ class RowOfCodes {
   }
 
  private:
+  using Sums = float[kTiles][4];
   static constexpr bool kIsE2M1 = kFormat == Format::kE2M1;
   static constexpr int kBits = static_cast<int>(BitsOf(kFormat));
   static_assert(kBits == 4 || kBits == 8);
@@ -142,45 +185,32 @@ class RowOfCodes {
 
   __device__ __forceinline__ int ScaleBytes() const { return kIsE2M1 ? 1 : shape_.scale_bytes; }
 
-  __device__ __forceinline__ void AskFor(int place, int unit) {
-    if (unit >= count_) return;
-    const int first = (begin_ + unit) * kUnitBlocks, left = shape_.blocks - first;
-    if (left >= kUnitBlocks)
-      AskForBlocks<true>(ring_[place], unit, left);
-    else
-      AskForBlocks<false>(ring_[place], unit, left);
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const auto group = static_cast<int>(
-          shape_.blocks_of_group.Divide(kWide ? first : min(first + g, shape_.blocks - 1)));
-      const int at = group * static_cast<int>(kTileRows);
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        auto& scales = ring_[place].scales[g][t];
-        if constexpr (kIsE2M1)
-          scales.bits.x = *reinterpret_cast<const uint16_t*>(scales_at_[t] + at);
-        else
-          scales.template Load<false>(scales_at_[t] + at * ScaleBytes(), ScaleBytes());
-        if (HasZeros())
-          ring_[place].zeros[g][t].template Load<true>(zeros_at_[t] + at * shape_.zero_bytes,
-                                                       shape_.zero_bytes);
-      }
-    }
-  }
-  // kWhole: all of a unit's blocks are there.
-  template <bool kWhole>
-  __device__ __forceinline__ void AskForBlocks(Unit& to, int unit, int left) const {
+  __device__ __forceinline__ void AskFor(Unit& to, int unit) const {
+    const int first = min((begin_ + unit) * kUnitBlocks, shape_.blocks - kUnitBlocks);
 #pragma unroll
     for (int b = 0; b < kUnitBlocks; ++b)
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
 #pragma unroll
         for (int w = 0; w < kWords; ++w)
-          to.codes[b][t][w] =
-              kWhole || b < left
-                  ? cuda::LoadOnce8(codes_at_[t] + (unit * kUnitBlocks + b) * kBlockBytes +
-                                    w * static_cast<int>(kLineBytes))
-                  : uint2{0, 0};
+          to.codes[b][t][w] = cuda::LoadOnce8(codes_at_[t] + (first + b) * kBlockBytes +
+                                              w * static_cast<int>(kLineBytes));
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      // The last unit's new blocks are its last ones.
+      const int block = first + (kWide ? kUnitBlocks - 1 : g);
+      const int at = static_cast<int>(shape_.blocks_of_group.Divide(block) * kTileRows);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        if constexpr (kIsE2M1)
+          to.scales[g][t].bits.x = *reinterpret_cast<const uint16_t*>(scales_at_[t] + at);
+        else
+          to.scales[g][t].template Load<false>(scales_at_[t] + at * ScaleBytes(), ScaleBytes());
+        if (HasZeros())
+          to.zeros[g][t].template Load<true>(zeros_at_[t] + at * shape_.zero_bytes,
+                                             shape_.zero_bytes);
+      }
+    }
   }
 
   __device__ __forceinline__ void Add(const Unit& from, int unit, Sums (&all)[2]) {
@@ -196,8 +226,8 @@ class RowOfCodes {
 #pragma unroll
     for (int b = 0; b < kUnitBlocks; ++b) {
       const int block = unit * kUnitBlocks + b, g = kWide ? 0 : b;
-      const uint4 x = x_[4 * block + Lane() % 4];
-      if (HasZeros()) of_x += block_sums_[block];
+      const uint4 x = row_.pieces[4 * block + Lane() % 4];
+      if (HasZeros()) of_x += row_.block_sums[block];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         if constexpr (kPlain) {
@@ -225,10 +255,10 @@ class RowOfCodes {
     if constexpr (kIsE2M1)
       scale = {PowerOf(scales.bits.x & 0xff), PowerOf(scales.bits.x >> 8)};
     else
-      scale = scales.Numbers(p_.scales.dtype);
+      scale = scales.template Numbers<false>(p_.scales.dtype);
     all[0] += scale.x * sums.x, all[2] += scale.y * sums.y;
     if (!HasZeros()) return;
-    float2 zero = zeros.Numbers(p_.zeros.dtype);
+    float2 zero = zeros.template Numbers<true>(p_.zeros.dtype);
     if (p_.points) zero = {-scale.x * zero.x, -scale.y * zero.y};
     all[0] += zero.x * kUnit * of_x, all[2] += zero.y * kUnit * of_x;
   }
@@ -275,23 +305,11 @@ class RowOfCodes {
     if constexpr (kBits == 4) return SpreadCodes<kFormat, kType>::InOrder(x);
     return x;
   }
-  // The sum of a block's 32 numbers, of which four lanes have a piece each.
-  __device__ __forceinline__ void StoreBlockSum(int piece, int pieces, const uint4& eight) {
-    cuda::Pack<T, 8> x;
-    memcpy(&x, &eight, sizeof x);
-    float sum = 0.0f;
-#pragma unroll
-    for (const T& number : x.at) sum += cuda::ToFloat(number);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    if (piece < pieces && piece % 4 == 0) block_sums_[piece / 4] = sum;
-  }
 
   const QuantizedParams& p_;
   const RowOfCodesShape& shape_;
   int begin_, count_;  // units
-  uint4* const x_;
-  float* const block_sums_;
+  SharedRow row_;
   const SpreadCodes<kFormat, kType> spread_;
   const uint8_t* codes_at_[kTiles];
   const char *scales_at_[kTiles], *zeros_at_[kTiles];

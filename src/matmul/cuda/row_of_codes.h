@@ -5,7 +5,8 @@
 
 namespace intarsia::matmul {
 
-inline constexpr int kUnitBlocks = 4;  // a warp's share is a number of units of 128 columns
+// A warp's share is a number of units of 128 columns: blocks of 32, and pieces of 8.
+inline constexpr int kUnitBlocks = 4, kBlockPieces = 4, kUnitPieces = 16;
 
 // What warps that share the columns of w need.
 struct RowOfCodesShape {
@@ -19,8 +20,9 @@ struct RowOfCodesShape {
   static bool CanTake(const QuantizedParams& p) {
     const bool powers = p.scales.dtype == DType::kF8E8M0, e2m1 = p.format == Format::kE2M1;
     return (BitsOf(p.format) == 4 || BitsOf(p.format) == 8) && p.group % kBlockColumns == 0 &&
-           p.group < int64_t{1} << 30 && powers == e2m1 && (powers || Bytes(p.scales.dtype) > 1) &&
-           !p.scales.outer && (!p.zeros.data || (p.format == Format::kU4 && !p.zeros.outer));
+           p.blocks() >= kUnitBlocks && p.group < int64_t{1} << 30 && powers == e2m1 &&
+           (powers || Bytes(p.scales.dtype) > 1) && !p.scales.outer &&
+           (!p.zeros.data || (p.format == Format::kU4 && !p.zeros.outer));
   }
   // 2^shift warps share the columns.
   static RowOfCodesShape Of(const QuantizedParams& p, int shift) {

@@ -40,8 +40,8 @@ __device__ __forceinline__ float2 BiasOf(const matmul::QuantizedParams& w, int e
 
 // CTAs of a multiprocessor: gpt-oss's first product has 720, which begin together with six.
 template <matmul::Format kFormat, bool kWide>
-inline constexpr int kFewUpCtas = matmul::BitsOf(kFormat) == 8               ? 5
-                                  : kFormat == matmul::Format::kU4 && !kWide ? 4
+inline constexpr int kFewUpCtas = !kWide && kFormat != matmul::Format::kE2M1 ? 4
+                                  : matmul::BitsOf(kFormat) == 8             ? 5
                                                                              : 6;
 
 // Grid: two tiles of w1, neighbors where gates and ups are, else of gates and of their ups, which
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(32 * kFewUpWarps, kFewUpCtas<kFormat, kWide>)
   const int all = static_cast<int>(w.tiles);
   const int tiles[] = {in_turn ? 2 * couple : couple,
                        in_turn ? min(2 * couple + 1, all - 1) : couple + all / 2};
-  matmul::RowOfCodes<kType, kFormat, kWide, 2> product(w, shape, warp, kFewUpShift,
-                                                       DynamicShared() + warp * shape.bytes);
+  matmul::RowOfCodes<kType, kFormat, kWide, 2> product(
+      w, shape, warp, kFewUpShift, {DynamicShared() + warp * shape.bytes, shape});
   product.AskForCodes(expert, tiles);
   float2 bias[2] = {};
   if (warp == 0) bias[0] = BiasOf<T>(w, expert, tiles[0]), bias[1] = BiasOf<T>(w, expert, tiles[1]);
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(32 * kFewDownWarps, 2)
     weights[warp] = expert >= 0 ? WeightOf<T>(pass, pair) : 0.0f;
   }
   if (expert >= 0) {
-    matmul::RowOfCodes<kType, kFormat, kWide, 1> product(w, shape, part, shift,
-                                                         DynamicShared() + warp * shape.bytes);
+    matmul::RowOfCodes<kType, kFormat, kWide, 1> product(
+        w, shape, part, shift, {DynamicShared() + warp * shape.bytes, shape});
     product.AskForCodes(expert, tiles);
     const float2 bias = part == 0 ? BiasOf<T>(w, expert, tiles[0]) : float2{0.0f, 0.0f};
     AwaitPrevious();
