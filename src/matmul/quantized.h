@@ -19,7 +19,7 @@
 // Codes of columns beyond k are multiplied by 0.
 //
 // A layer may end with a residual, which is added before results are rounded, or on GPUs with a
-// gating: halves of the results are gates and ups (CanGate).
+// gating: halves of the results are gates and ups (CanGate). There it may begin with a norm, too.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -83,6 +83,14 @@ struct Factors {
   int64_t outers = 0;  // of a row; 0: one for all
 };
 
+// What a row of x is normed by before it is multiplied: x / sqrt(mean(x^2) + eps) weight, rounded
+// to x's type.
+struct RowNorm {
+  const void* weight = nullptr;  // [k], or absent
+  DType dtype = DType::kF32;     // of x, or f32
+  float eps = 0.0f;
+};
+
 struct QuantizedParams {
   DType dtype = DType::kF32, out_dtype = DType::kF32;  // of x and bias; of the result
   Format format = Format::kU4;
@@ -96,6 +104,7 @@ struct QuantizedParams {
   const void* bias = nullptr;
   void* out = nullptr;
   const void* residual = nullptr;  // [m, n] of x's type, or absent; of a layer, not of groups
+  RowNorm norm = {};               // on GPUs alone (CanNorm)
   // On GPUs alone. With a gating a matrix gives a gate and an up for each of n / 2 results, both
   // rounded to x's type.
   Gating gating = {};
@@ -139,6 +148,9 @@ Status Run(const QuantizedGroupsParams& params, const CudaContext& context);
 // Whether the kernel on the device makes gates and ups results.
 bool CanGate(const QuantizedParams& params, const CudaContext& context);
 bool CanGate(const QuantizedGroupsParams& params, const CudaContext& context);
+
+// Whether it norms rows of x.
+bool CanNorm(const QuantizedParams& params, const CudaContext& context);
 
 // What a spec cannot say of a matrix's sizes: its blocks and groups are those of its columns.
 struct NamedSize {

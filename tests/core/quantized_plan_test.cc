@@ -11,6 +11,7 @@ namespace {
 using cuda::Gpu;
 using cuda::kGpus;
 
+bool IsOfRow(const QuantizedPlan& plan) { return plan.kernel == QuantizedKernelKind::kRow; }
 bool IsResident(const QuantizedPlan& plan) {
   return plan.kernel == QuantizedKernelKind::kResident ||
          plan.kernel == QuantizedKernelKind::kWideResident;
@@ -42,10 +43,46 @@ TEST(QuantizedPlan, EveryGpuHasRoom) {
                 << name << " m " << m;
             EXPECT_LE(plan.shared_bytes, device.shared_bytes_per_block) << name << " m " << m;
             EXPECT_GE(plan.tile_warps * plan.k_warps, 1) << name << " m " << m;
-            EXPECT_LE(plan.tile_warps * plan.k_warps,
-                      IsResident(plan) ? kMostResidentWarps : kMostWarps)
+            EXPECT_LE(plan.tile_warps * plan.k_warps, IsResident(plan) ? kMostResidentWarps
+                                                      : IsOfRow(plan)  ? kMostRowWarps
+                                                                       : kMostWarps)
                 << name << " m " << m;
           }
+}
+
+// Its warps have units of all columns, and no CTA is without a tile.
+TEST(QuantizedPlan, WarpsOfOneRowHaveWork) {
+  for (const auto& [name, device] : kGpus)
+    for (const bool gated : {false, true})
+      for (const int64_t n : {32, 96, 1024, 6144, 28672, 128256})
+        for (const int64_t k : {128, 136, 1000, 4096, 14336}) {
+          QuantizedParams p = ParamsOf(1, n, k, 32);
+          p.gating.is_there = gated;
+          const QuantizedPlan plan = PlanFor(p, device);
+          ASSERT_TRUE(IsOfRow(plan)) << name << " n " << n << " k " << k;
+          EXPECT_LE(plan.k_warps, CeilDiv<int64_t>(k, 128));
+          EXPECT_GE(plan.tile_warps * plan.k_warps, kMostWarps);
+          EXPECT_LE(plan.tile_warps * plan.k_warps, kMostRowWarps);
+          EXPECT_FALSE(gated && plan.tile_warps % 2);
+        }
+}
+
+// As fast as measured for a Llama of 8 billion parameters (docs/notebook/weights_in_codes.md).
+TEST(QuantizedPlan, OneRowOfALlama) {
+  const auto plan_of = [](int64_t n, int64_t k, bool normed) {
+    QuantizedParams p = ParamsOf(1, n, k, 128);
+    alignas(16) static char weight[16];
+    if (normed) p.norm.weight = weight;
+    return PlanFor(p, Gpu("H200"));
+  };
+  const QuantizedPlan wqkv = plan_of(6144, 4096, true), down = plan_of(4096, 14336, false);
+  EXPECT_TRUE(IsOfRow(wqkv));
+  EXPECT_EQ(wqkv.tile_warps, 3);
+  EXPECT_EQ(wqkv.k_warps, 4);
+  EXPECT_TRUE(IsOfRow(down));
+  EXPECT_EQ(down.tile_warps, 1);
+  EXPECT_EQ(down.k_warps, 8);
+  EXPECT_EQ(plan_of(6144, 4096, false).kernel, QuantizedKernelKind::kWarpgroups);
 }
 
 // Each warp of the resident kernel has a piece of each tile of its team, and each CTA a tile.
@@ -136,12 +173,14 @@ TEST(QuantizedPlan, CtasShareSumsWhereGpusHaveClusters) {
 TEST(QuantizedPlan, StreamsWhatItCan) {
   const auto kernel = [](const QuantizedParams& p) { return PlanFor(p, Gpu("H200")).kernel; };
   QuantizedParams p = ParamsOf(1, 4096, 4096, 128);
+  EXPECT_EQ(PlanFor(p, Gpu("A100")).kernel, QuantizedKernelKind::kRow);
+  p.m = 2;
   EXPECT_EQ(PlanFor(p, Gpu("A100")).kernel, QuantizedKernelKind::kWideStream);
   EXPECT_EQ(kernel(ParamsOf(17, 1024, 4096, 128)), QuantizedKernelKind::kWideStream);
   EXPECT_EQ(kernel(ParamsOf(17, 4096, 4096, 32)), QuantizedKernelKind::kStream);
   EXPECT_EQ(kernel(ParamsOf(16, 2048, 65536, 64)), QuantizedKernelKind::kStream);  // x is long
-  EXPECT_EQ(kernel(ParamsOf(1, 4096, 14336, 128)), QuantizedKernelKind::kWideResident);
-  EXPECT_EQ(kernel(ParamsOf(1, 4096, 4096, 32)), QuantizedKernelKind::kResident);
+  EXPECT_EQ(kernel(ParamsOf(2, 4096, 14336, 128)), QuantizedKernelKind::kWideResident);
+  EXPECT_EQ(kernel(ParamsOf(2, 4096, 4096, 32)), QuantizedKernelKind::kResident);
   EXPECT_EQ(kernel(ParamsOf(1, 4096, 4096, 16)), QuantizedKernelKind::kAny);
   EXPECT_EQ(kernel(ParamsOf(1, 4096, 4097, 128)),
             QuantizedKernelKind::kAny);  // rows of x unaligned
@@ -279,7 +318,8 @@ TEST(QuantizedPlan, ReportsWhatAGpuGets) {
   };
   EXPECT_EQ(kernel_of("A100", "weights in int4, rows: 16"), "portable, codes streamed past rows");
   EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 1"), "Hopper");
-  EXPECT_EQ(kernel_of("H200", "weights in int8, rows: 1"), "Hopper, few rows");
+  EXPECT_EQ(kernel_of("H200", "weights in int8, rows: 1"), "portable, one row");
+  EXPECT_EQ(kernel_of("H200", "weights in int8, rows: 16"), "Hopper, few rows");
   EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 64"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "weights in int4 with zeros, rows: 16"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "128 experts in mxfp4, rows: 16"), "Hopper");

@@ -23,6 +23,7 @@ struct QuantizedCase {
   bool points = true, bias = false;
   int64_t shift = 0;  // elements by which x is off 16 bytes
   bool gated = false, residual = false;
+  DType norm = DType::kOther;  // of its weights; kOther: x is as it is
 
   int64_t groups() const { return CeilDiv(k, group); }
   int64_t results() const { return c * kTileRows / (gated ? 2 : 1); }
@@ -31,12 +32,12 @@ struct QuantizedCase {
                 " k ", k, " group ", group, " scales ", intarsia::Name(scale), " zeros ",
                 intarsia::Name(zero), points ? " points" : " minimums", " outers ",
                 intarsia::Name(outer), " ", outers, bias ? " bias" : "", " shift ", shift,
-                gated ? " gated" : "", residual ? " residual" : "");
+                gated ? " gated" : "", residual ? " residual" : "", " norm ", intarsia::Name(norm));
   }
   // What a layer may end with.
   void DrawEnd(std::mt19937& random) {
-    // f16 holds a gate times an up of short rows.
-    gated = c % 2 == 0 && (dtype != kF16 || k <= 384) && random() % 2;
+    // f16 holds a gate times an up of short rows in 4 bits.
+    gated = c % 2 == 0 && (dtype != kF16 || (k <= 384 && BitsOf(format) == 4)) && random() % 2;
     if (gated) out = dtype;
     residual = !gated && random() % 2;
   }
@@ -80,7 +81,14 @@ inline QuantizedCase RandomQuantizedCase(std::mt19937& random) {
   c.group = pick({32, 64, 96, 128, 128, 256, 4224});
   c.outer = DType::kOther;
   c.outers = c.shift = 0;
-  if (random() % 8) return c;
+  if (random() % 4) return c;
+  if (random() % 2) {  // one row, with all that a layer can have before it and behind it
+    c.m = 1;
+    if (random() % 4 == 0) c.c = pick({250, 1100, 2200});
+    c.DrawEnd(random);
+    if (random() % 2) c.norm = type({kF32, c.dtype});
+    return c;
+  }
   // Some of those are such that sm90/warpgroups.cuh takes them.
   c.points = random() % 2;
   c.format = c.points ? Format::kU4 : Format::kU4B8;
@@ -162,6 +170,8 @@ struct QuantizedOperands {
       zeros = FactorArray(c.zero, c.c * c.groups() * kTileRows, -1, 1, random);
     if (c.bias) bias = FactorArray(c.dtype, c.c * kTileRows, -1, 1, random);
     if (c.residual) residual = FactorArray(c.dtype, c.m * c.results(), -1, 1, random);
+    if (c.norm != DType::kOther) norm = FactorArray(c.norm, c.k, -1, 1, random);
+    TakeRows(random);
     if (c.outer == DType::kOther) return;
     const int64_t size = c.outers ? c.c * c.outers * kTileRows : 1;
     outer_scales = FactorArray(c.outer, size, 0.1, 1, random);
@@ -216,10 +226,30 @@ struct QuantizedOperands {
     }
   }
 
+  static constexpr float kEps = 0.01f;  // of the norm
+
   const QuantizedCase c;
   FactorArray x;
   std::vector<char> packed;
-  FactorArray scales, zeros, outer_scales, outer_zeros, bias, residual;
+  FactorArray scales, zeros, outer_scales, outer_zeros, bias, residual, norm;
+  std::vector<double> rows;  // what is multiplied, [m, k]: x, or normed and rounded
+
+ private:
+  void TakeRows(std::mt19937& random) {
+    rows.resize(c.m * c.k);
+    for (int64_t i = 0; i < c.m; ++i) {
+      double squares = 0.0;
+      for (int64_t j = 0; j < c.k; ++j) squares += std::pow(x[c.shift + i * c.k + j], 2);
+      FactorArray normed(c.dtype, 1, 0, 0, random);
+      for (int64_t j = 0; j < c.k; ++j) {
+        double& number = rows[i * c.k + j];
+        number = x[c.shift + i * c.k + j];
+        if (norm.empty()) continue;
+        normed.Set(0, static_cast<float>(number / std::sqrt(squares / c.k + kEps) * norm[j]));
+        number = normed[0];
+      }
+    }
+  }
 };
 
 // A result, and what it may be off by.
@@ -231,17 +261,20 @@ struct Wanted {
 inline Wanted SumOf(const QuantizedOperands& o, int64_t row, int64_t column,
                     const std::vector<double>& w, const std::vector<double>& size) {
   const QuantizedCase& c = o.c;
-  double want = 0.0, sum = 0.0;
+  double want = 0.0, sum = 0.0, most = 0.0;
   for (int64_t j = 0; j < c.k; ++j) {
-    const double x = o.x[c.shift + row * c.k + j];
+    const double x = o.rows[row * c.k + j];
     want += x * w[j];
     sum += std::abs(x) * size[j];
+    most = std::max(most, std::abs(x) * size[j]);
   }
   // Sums of products are f32, with a tensor core's truncation. Codes in bf16 may keep the 128 that
   // their mantissa adds to them until a group's sum is complete.
   const double precision = c.dtype == kF32 ? 0x1p-20 : 0x1p-17;
   const double bias = o.bias.empty() ? 0.0 : o.bias[column];
-  return {want + bias, precision * (sum + std::abs(bias))};
+  // Numbers close to the middle of two are rounded to either.
+  const double normed = o.norm.empty() ? 0.0 : (c.dtype == kF16 ? 0x1p-9 : 0x1p-6) * most;
+  return {want + bias, precision * (sum + std::abs(bias)) + normed};
 }
 
 // silu(gate) up, after all three are rounded.

@@ -1,8 +1,9 @@
 // Checks the kernels of products with weights in codes against f64 on random operands, then times
 // them for layers of models. Needs a GPU. Exits with 1 on a failure. Arguments: "check [cases]",
-// "groups [cases]", "layers [cases]", "time [formats [least [most]]]" and "experts [formats
-// [tokens]]" ask for a part: linear layers, groups of rows, layers of experts; times of linear
-// layers with rows of x from least to most, and of the experts of Qwen3-30B-A3B and gpt-oss-20b.
+// "groups [cases]", "layers [cases]", "time [formats [least [most]]]", "whole [formats]" and
+// "experts [formats [tokens]]" ask for a part: linear layers, groups of rows, layers of experts;
+// times of linear layers with rows of x from least to most, of one row with norms, gates and
+// residuals, and of the experts of Qwen3-30B-A3B and gpt-oss-20b.
 #include "src/matmul/cuda/quantized_plan.h"
 #include "tests/cuda/grouped_quantized_cases.cuh"
 #include "tests/cuda/linear_quantized_on_device.cuh"
@@ -43,10 +44,10 @@ bool CheckAll(int cases) {
   double worst = 0.0;
   for (int i = 0; i < cases; ++i) {
     QuantizedCase c = RandomQuantizedCase(random);
-    if (c.gated) {  // not on every GPU, nor with every plan
-      const QuantizedOperands o(c, random);
-      c.gated = CanGate(QuantizedOnDevice(o).Params(), ContextOn());
-    }
+    // Not on every GPU, nor with every plan.
+    if (c.norm != DType::kOther && !CanNorm(QuantizedOnDevice({c, random}).Params(), ContextOn()))
+      c.norm = DType::kOther;
+    c.gated = c.gated && CanGate(QuantizedOnDevice({c, random}).Params(), ContextOn());
     failures += !CheckCase(QuantizedOperands(c, random), worst);
   }
   std::printf("%d cases, %d failures, worst error %.2f of the tolerance\n", cases, failures, worst);
@@ -81,6 +82,8 @@ int main(int argc, char** argv) {
   if (wanted("time"))
     TimeQuantized(static_cast<int>(argument(2, std::size(kTimedFormats))), argument(3, 1),
                   argument(4, 1 << 20));
+  if (wanted("whole"))
+    TimeQuantized(static_cast<int>(argument(2, std::size(kTimedFormats))), 1, 1, true);
   if (wanted("experts")) intarsia::TimeQuantizedExperts(argc > 2 ? argv[2] : "", argument(3, 0));
   return 0;
 }

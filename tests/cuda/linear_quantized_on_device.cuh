@@ -19,6 +19,7 @@ class QuantizedOnDevice {
         outer_zeros_(o.outer_zeros.bits()),
         bias_(o.bias.bits()),
         residual_(o.residual.bits()),
+        norm_(o.norm.bits()),
         out_(Size() + 2 * kGuard) {
     out_.Poison();
   }
@@ -37,6 +38,7 @@ class QuantizedOnDevice {
     if (c.bias) p.bias = bias_.data();
     if (c.gated) p.gating = Gating::Of("silu", 0.0f, 0.0f);
     if (c.residual) p.residual = residual_.data();
+    if (!o_.norm.empty()) p.norm = {norm_.data(), c.norm, QuantizedOperands::kEps};
     p.out = out_.data() + kGuard;
     return p;
   }
@@ -64,7 +66,7 @@ class QuantizedOnDevice {
 
   const QuantizedOperands& o_;
   attention::DeviceArray<char> x_, packed_, scales_, zeros_, outer_scales_, outer_zeros_, bias_,
-      residual_, out_;
+      residual_, norm_, out_;
 };
 
 inline std::vector<float> Widened(DType dtype, const std::vector<char>& bits) {

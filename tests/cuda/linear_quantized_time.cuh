@@ -28,9 +28,12 @@ inline constexpr TimedFormat kTimedFormats[] = {
 struct TimedLinear {
   const char* name;
   int64_t n, k;
+  bool normed, gated;
 };
-inline constexpr TimedLinear kTimedLinears[] = {
-    {"wqkv", 6144, 4096}, {"wo", 4096, 4096}, {"gate_up", 28672, 4096}, {"down", 4096, 14336}};
+inline constexpr TimedLinear kTimedLinears[] = {{"wqkv", 6144, 4096, true, false},
+                                                {"wo", 4096, 4096, false, false},
+                                                {"gate_up", 28672, 4096, true, true},
+                                                {"down", 4096, 14336, false, false}};
 
 __global__ void FillBytes(uint32_t* words, int64_t count, uint32_t mask) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
@@ -74,7 +77,8 @@ inline double MedianOfQuantized(int copies,
   return times[times.size() / 2];
 }
 
-inline double TimeQuantizedCall(const TimedFormat& f, const TimedLinear& l, int64_t m,
+// whole: with the norm, the gates or the residual that a transformer's layer has.
+inline double TimeQuantizedCall(const TimedFormat& f, const TimedLinear& l, int64_t m, bool whole,
                                 double& bytes) {
   constexpr double kCold = 4.5e8;  // bytes of all weights that calls read: far more than the L2 has
   QuantizedParams p;
@@ -96,6 +100,11 @@ inline double TimeQuantizedCall(const TimedFormat& f, const TimedLinear& l, int6
   fill(x.data(), m * l.k * 2, 0xbf7fbf7fu);
   attention::Require(cudaDeviceSynchronize());
   p.x = x.data(), p.out = out.data(), p.points = f.points;
+  if (whole) {
+    if (!l.normed) p.residual = w.data();
+    if (l.normed) p.norm = {x.data(), kBF16, 1e-6f};
+    if (l.gated) p.gating = Gating::Of("silu", 0.0f, 0.0f);
+  }
   return MedianOfQuantized(copies, [&](int i, const CudaContext& context) {
     char* const from = w.data() + static_cast<int64_t>(bytes) * i;
     p.packed = reinterpret_cast<const uint8_t*>(from);
@@ -106,7 +115,7 @@ inline double TimeQuantizedCall(const TimedFormat& f, const TimedLinear& l, int6
 }
 
 // `formats`: the first so many; `least` and `most`: rows of x.
-inline void TimeQuantized(int formats, int64_t least, int64_t most) {
+inline void TimeQuantized(int formats, int64_t least, int64_t most, bool whole = false) {
   constexpr double kBytesPerUs = 4.2e6;  // of one H200 (docs/notebook/ops.md)
   for (const TimedFormat& format : std::span(kTimedFormats).first(formats)) {
     for (const int64_t m : {1, 4, 8, 16, 32, 64, 256}) {
@@ -115,7 +124,7 @@ inline void TimeQuantized(int formats, int64_t least, int64_t most) {
       double all = 0.0, floor = 0.0;
       for (const TimedLinear& linear : kTimedLinears) {
         double bytes = 0.0;
-        const double us = TimeQuantizedCall(format, linear, m, bytes);
+        const double us = TimeQuantizedCall(format, linear, m, whole, bytes);
         all += us, floor += bytes / kBytesPerUs;
         std::printf("  %s %.1f us %.0f%%", linear.name, us, 100 * bytes / kBytesPerUs / us);
       }

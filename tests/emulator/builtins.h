@@ -124,4 +124,5 @@ T __ldg(const T* from) {
 }
 inline float __fadd_rn(float x, float y) { return x + y; }
 inline float __fdividef(float x, float y) { return x / y; }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 #define __expf expf

@@ -1,9 +1,11 @@
-// Hopper's products with 4-bit codes (sm90/warpgroups.cuh, sm90/grouped_codes.cuh) and experts of
-// few tokens (few_tokens.cuh) in the emulator, against f64. A block runs alone here, so no sum is
-// cut among the blocks of a cluster. Argument: cases of each kernel.
+// Hopper's products with 4-bit codes (sm90/warpgroups.cuh, sm90/grouped_codes.cuh), those of one
+// row (sm80/quantized_row.cuh) and experts of few tokens (few_tokens.cuh) in the emulator, against
+// f64. A block runs alone here, so no sum is cut among the blocks of a cluster. Argument: cases of
+// each kernel.
 #include <cstdlib>
 
 #include "src/core/dispatch.h"
+#include "src/matmul/cuda/sm80/quantized.h"
 #include "src/matmul/cuda/sm90/grouped_codes.h"
 #include "src/matmul/cuda/sm90/warpgroups.h"
 #include "src/ops/fused_experts_quantized/few_tokens.h"
@@ -56,10 +58,22 @@ QuantizedCase DrawCase(DType dtype, int rows, bool points, std::mt19937& random)
   return c;
 }
 
-template <DType kType>
-bool Check(QuantizedShape shape, int parts, bool points, std::mt19937& random) {
-  const QuantizedOperands o(DrawCase(kType, shape.rows, points, random), random);
+// Whether launch(params) gives the results of a case.
+template <class Launch>
+bool Check(const QuantizedOperands& o, const QuantizedPlan& plan, Launch launch) {
   const QuantizedOnDevice device(o);
+  attention::Require(launch(device.Params()));
+  const std::vector<char> out = device.Read();
+  const double error = out.empty() ? INFINITY : WorstError(o, Widened(o.c.out, out));
+  if (error <= 1.0) return true;
+  std::printf("FAILED %s: error %.2f, rows %d, tiles %d, parts %d\n", o.c.Name().c_str(), error,
+              plan.shape.rows, plan.shape.tiles, plan.k_warps);
+  return false;
+}
+
+template <DType kType>
+bool CheckWarpgroups(QuantizedShape shape, int parts, bool points, std::mt19937& random) {
+  const QuantizedOperands o(DrawCase(kType, shape.rows, points, random), random);
   const QuantizedPlan plan{
       .kernel = QuantizedKernelKind::kWarpgroups,
       .shape = shape,
@@ -67,14 +81,24 @@ bool Check(QuantizedShape shape, int parts, bool points, std::mt19937& random) {
       .scale_bytes = static_cast<int>(kTileRows * Bytes(o.c.scale)),
       .zero_bytes = points ? static_cast<int>(kTileRows) : 0,
   };
-  attention::Require(
-      sm90::LaunchWarpgroupsOf<kType>(device.Params(), plan, attention::ContextOn()));
-  const std::vector<char> out = device.Read();
-  const double error = out.empty() ? INFINITY : WorstError(o, Widened(o.c.out, out));
-  if (error <= 1.0) return true;
-  std::printf("FAILED %s: error %.2f, rows %d, tiles %d, parts %d\n", o.c.Name().c_str(), error,
-              shape.rows, shape.tiles, parts);
-  return false;
+  return Check(o, plan, [&](const QuantizedParams& params) {
+    return sm90::LaunchWarpgroupsOf<kType>(params, plan, attention::ContextOn());
+  });
+}
+
+bool CheckRow(std::mt19937& random) {
+  for (;;) {
+    const QuantizedCase c = RandomQuantizedCase(random);
+    if (c.m != 1 || c.c * c.k > 100000) continue;
+    const QuantizedOperands o(c, random);
+    const CudaContext context = attention::ContextOn();
+    const QuantizedPlan plan = PlanFor(QuantizedOnDevice(o).Params(), *context.device);
+    if (plan.kernel != QuantizedKernelKind::kRow) continue;
+    return Check(o, plan, [&](const QuantizedParams& params) {
+      return DispatchDType<kF16, kBF16>(
+          "x", c.dtype, [&]<DType kType>() { return LaunchRowOf<kType>(params, plan, context); });
+    });
+  }
 }
 
 // One that does not take long.
@@ -101,11 +125,12 @@ int main(int argc, char** argv) {
                           : i % 2 ? matmul::kNarrowTiles
                                   : matmul::kWideTiles;
         const int parts = few ? 1 + i % 2 : 1;
-        failures += !matmul::Check<DType::kF16>({rows, tiles}, parts, points, random);
-        failures += !matmul::Check<DType::kBF16>({rows, tiles}, parts, points, random);
+        failures += !matmul::CheckWarpgroups<DType::kF16>({rows, tiles}, parts, points, random);
+        failures += !matmul::CheckWarpgroups<DType::kBF16>({rows, tiles}, parts, points, random);
       }
     }
   }
+  for (int i = 0; i < 32 * cases; ++i, ++count) failures += !matmul::CheckRow(random);
   for (int i = 0; i < 32 * cases; ++i, ++count) {
     double worst = 0.0;
     failures += !matmul::CheckQuantizedGroups(matmul::DrawGroups(random), random, worst);

@@ -18,8 +18,9 @@ Status FitCountsOf(int64_t m, const QuantizedParams& p) {
 
 // Whether a plan's kernel makes gates and ups results.
 bool Gates(const QuantizedParams& p, const QuantizedPlan& plan) {
-  return plan.kernel == QuantizedKernelKind::kWarpgroups && p.out_dtype == p.dtype &&
-         p.tiles % 2 == 0 && !p.residual;
+  return (plan.kernel == QuantizedKernelKind::kWarpgroups ||
+          plan.kernel == QuantizedKernelKind::kRow) &&
+         p.out_dtype == p.dtype && p.tiles % 2 == 0 && !p.residual;
 }
 
 }  // namespace
@@ -30,8 +31,12 @@ Status Run(const QuantizedParams& params, const CudaContext& context) {
   const QuantizedPlan plan = PlanFor(params, *context.device);
   if (params.gating.is_there && !Gates(params, plan))
     return Internal("the layer's kernel takes no gating");
+  if (params.norm.weight && plan.kernel != QuantizedKernelKind::kRow)
+    return Internal("the layer's kernel norms no rows");
   if (plan.kernel != QuantizedKernelKind::kAny)
     return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
+      if (plan.kernel == QuantizedKernelKind::kRow)
+        return LaunchRowOf<kType>(params, plan, context);
       if (plan.kernel == QuantizedKernelKind::kWarpgroups)
         return sm90::LaunchWarpgroupsOf<kType>(params, plan, context);
       if (plan.kernel == QuantizedKernelKind::kResident ||
@@ -46,6 +51,11 @@ Status Run(const QuantizedParams& params, const CudaContext& context) {
 
 bool CanGate(const QuantizedParams& params, const CudaContext& context) {
   return params.m > 0 && params.tiles > 0 && Gates(params, PlanFor(params, *context.device));
+}
+
+bool CanNorm(const QuantizedParams& params, const CudaContext& context) {
+  return params.m > 0 && params.tiles > 0 &&
+         PlanFor(params, *context.device).kernel == QuantizedKernelKind::kRow;
 }
 
 bool CanGate(const QuantizedGroupsParams& params, const CudaContext& context) {

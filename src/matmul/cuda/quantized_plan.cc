@@ -1,9 +1,11 @@
 #include "src/matmul/cuda/quantized_plan.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "src/core/aligned.h"
 #include "src/matmul/cuda/quantized_plan_hopper.h"
+#include "src/matmul/cuda/row_of_codes.h"
 
 namespace intarsia::matmul {
 namespace {
@@ -114,6 +116,41 @@ void PlanStream(const QuantizedParams& p, const cuda::Device& device, QuantizedP
   Shrink(plan, [&] { return FitStream(p, plan); });
 }
 
+// How long one row takes, as a multiple of what a multiprocessor takes for a unit of a warp: for
+// all of its units, a wait for each of a warp's, and for each round of CTAs.
+int64_t RowTime(const QuantizedParams& p, int units, const cuda::Device& device,
+                const QuantizedPlan& plan) {
+  const int warps = plan.tile_warps * plan.k_warps;
+  const int64_t ctas = CeilDiv(CeilDiv<int64_t>(p.tiles, plan.tile_warps), int64_t{device.sms});
+  const int64_t rounds = CeilDiv<int64_t>(ctas, kMostRowWarpsAtOnce / warps);
+  return CeilDiv<int64_t>(units, plan.k_warps) * (ctas * warps + 8 * rounds) + 50 * rounds;
+}
+
+bool PlanRow(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
+  if (p.m != 1 || plan.kernel == QuantizedKernelKind::kAny || !RowOfCodesShape::CanTake(p) ||
+      !IsAligned16(p.norm.weight))
+    return false;
+  const RowOfCodesShape shape = RowOfCodesShape::Of(p, 0);
+  const int64_t bytes = shape.bytes + (p.norm.weight ? 4 * p.k : 0);
+  if (bytes > kMostSharedBytes / 2) return false;
+  plan.kernel = QuantizedKernelKind::kRow;
+  plan.shape = {1, 1};
+  plan.shared_bytes = static_cast<int>(bytes);
+  QuantizedPlan found = plan;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (found.k_warps = 1; found.k_warps <= std::min(shape.units, 8); found.k_warps *= 2) {
+    // With a gating a CTA has gates and their ups.
+    const int step = p.gating.is_there ? 2 : 1;
+    for (found.tile_warps = step; found.tile_warps * found.k_warps <= kMostRowWarps;
+         found.tile_warps += step) {
+      const int64_t time = RowTime(p, shape.units, device, found);
+      if (found.tile_warps * found.k_warps < kMostWarps || time >= least) continue;
+      least = time, plan = found;
+    }
+  }
+  return true;
+}
+
 void PlanAny(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
   plan.fine = !FitsCoarse(p);
   plan.stage_groups = StageGroups(p.group);
@@ -177,7 +214,10 @@ bool FitStream(const QuantizedParams& p, QuantizedPlan& plan) {
 
 QuantizedPlan PlanFor(const QuantizedParams& p, const cuda::Device& device) {
   QuantizedPlan plan = BeginPlan(p);
-  if (PlanWarpgroups(p, device, plan) || PlanResident(p, device, plan)) return plan;
+  // Hopper's kernel for more rows is faster for one, too, but it does not norm it.
+  if (!p.norm.weight && PlanWarpgroups(p, device, plan)) return plan;
+  if (PlanRow(p, device, plan) || PlanWarpgroups(p, device, plan) || PlanResident(p, device, plan))
+    return plan;
   if (plan.kernel != QuantizedKernelKind::kAny)
     PlanStream(p, device, plan);
   else

@@ -27,6 +27,7 @@ struct QuantizedShape {
 // kAny: codes, factors and x through shared memory, for groups of any kind. kStream and
 // kWideStream: codes from memory right into registers, with groups that end with a block of 32
 // columns, or with a stage.
+// kRow: one row of x for the same groups, normed first where it has to be.
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
 // kWarpgroups: by wgmma, or by mma.sync up to 16 rows, for u4b8, and u4 with points, with groups
 // that end with a stage. kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8,
@@ -35,6 +36,7 @@ enum class QuantizedKernelKind {
   kAny,
   kStream,
   kWideStream,
+  kRow,
   kResident,
   kWideResident,
   kWarpgroups,
@@ -67,6 +69,9 @@ constexpr int ResidentDepth(Format format, int rows) {
 inline constexpr int kResidentPad = 64, kResidentPitch = static_cast<int>(kTileRows) + 4;
 inline constexpr int kMostResidentBytes = 227 * 1024;
 inline constexpr int kMostResidentRows = 16;  // of x
+
+// Of kRow: warps of a CTA, and those that a multiprocessor has room for.
+inline constexpr int kMostRowWarps = 16, kMostRowWarpsAtOnce = 20;
 
 // Of kWarpgroups: rows of x that mma.sync multiplies; tiles of w of a CTA, with up to 16 rows, and
 // two kinds with more; CTAs that a multiprocessor has room for, while splits give a launch at

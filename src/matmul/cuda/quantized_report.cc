@@ -29,6 +29,8 @@ std::string_view Name(QuantizedKernelKind kernel) {
     case QuantizedKernelKind::kStream:
     case QuantizedKernelKind::kWideStream:
       return "portable, codes streamed past rows";
+    case QuantizedKernelKind::kRow:
+      return "portable, one row";
     case QuantizedKernelKind::kResident:
     case QuantizedKernelKind::kWideResident:
       return "Hopper, few rows";

@@ -8,17 +8,29 @@
 
 namespace intarsia::matmul {
 
-// out[row, column], with the residual, rounded once; has_bias: whether it has a bias.
+// What a result has beside its sum; has_bias: whether it has a bias.
 template <class T>
-__device__ __forceinline__ void StoreResult(const QuantizedParams& p, int64_t row, int64_t column,
-                                            float sum, bool has_bias) {
-  if (p.bias && has_bias) sum += cuda::ToFloat(static_cast<const T*>(p.bias)[column]);
-  const int64_t to = row * p.n() + column;
-  if (p.residual) sum += cuda::ToFloat(static_cast<const T*>(p.residual)[to]);
+__device__ __forceinline__ float AddedTo(const QuantizedParams& p, int64_t row, int64_t column,
+                                         bool has_bias) {
+  float added = 0.0f;
+  if (p.bias && has_bias) added = cuda::ToFloat(static_cast<const T*>(p.bias)[column]);
+  if (p.residual) added += cuda::ToFloat(static_cast<const T*>(p.residual)[row * p.n() + column]);
+  return added;
+}
+
+// To out[to], rounded once.
+template <class T>
+__device__ __forceinline__ void StoreSum(const QuantizedParams& p, int64_t to, float sum) {
   if (p.out_dtype == DType::kF32)
     static_cast<float*>(p.out)[to] = sum;
   else
     static_cast<T*>(p.out)[to] = cuda::FromFloat<T>(sum);
+}
+
+template <class T>
+__device__ __forceinline__ void StoreResult(const QuantizedParams& p, int64_t row, int64_t column,
+                                            float sum, bool has_bias) {
+  StoreSum<T>(p, row * p.n() + column, sum + AddedTo<T>(p, row, column, has_bias));
 }
 
 __device__ __forceinline__ void Add(float& sum, float x) { sum += x; }

@@ -4,9 +4,9 @@
 //   out = s + residual, or silu_and_mul of s rounded to the type of out, or gelu_tanh_and_mul
 // in f32, rounded once, as y is.
 //
-// A step of few tokens takes less time the fewer calls and kernels it has. A norm is a kernel of
-// its own; gates, and the sum with the residual, are the product's where its kernel takes them
-// (matmul::CanGate). What lies between two kernels is in the workspace.
+// A step of few tokens takes less time the fewer calls and kernels it has. The norm and the gates
+// are the product's where its kernel takes them (matmul::CanNorm, CanGate), else kernels of their
+// own, and what lies between two kernels is in the workspace. The residual is always the product's.
 // docs/adr/0028-fused-linear.md says why this is one op.
 #pragma once
 #include "src/matmul/quantized_linear.h"

@@ -19,9 +19,12 @@ Status FusedLinearQuantized::Run(const CudaContext& context) const {
   INTARSIA_RETURN_IF_ERROR(CheckWorkspace());
   matmul::QuantizedParams params = WithResidual();
   if (norm_weight) {
-    const RmsNorm norm = Norm();
-    INTARSIA_RETURN_IF_ERROR(norm.Run(context));
-    params.x = norm.out.data;
+    params.norm = {norm_weight->data, norm_weight->dtype, eps};
+    if (!matmul::CanNorm(params, context)) {
+      const RmsNorm norm = Norm();
+      INTARSIA_RETURN_IF_ERROR(norm.Run(context));
+      params.norm = {}, params.x = norm.out.data;
+    }
   }
   if (!has_gates()) return matmul::Run(params, context);
   matmul::QuantizedParams gated = params;

@@ -13,6 +13,11 @@ template <DType kType>
 Status LaunchStreamOf(const QuantizedParams& params, const QuantizedPlan& plan,
                       const CudaContext& context);
 
+// For one row of x in f16 or bf16.
+template <DType kType>
+Status LaunchRowOf(const QuantizedParams& params, const QuantizedPlan& plan,
+                   const CudaContext& context);
+
 // Of groups of rows, by a plan for them (PlanForGroups).
 template <DType kType>
 Status LaunchGroupedCodesOf(const QuantizedGroupsParams& params, const QuantizedPlan& plan,
