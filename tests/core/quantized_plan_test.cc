@@ -50,8 +50,7 @@ TEST(QuantizedPlan, EveryGpuHasRoom) {
           }
 }
 
-// Its warps have units of all columns, and no CTA is without a tile.
-TEST(QuantizedPlan, WarpsOfOneRowHaveWork) {
+TEST(QuantizedPlan, WarpsOfOneRowHaveUnits) {
   for (const auto& [name, device] : kGpus)
     for (const bool gated : {false, true})
       for (const int64_t n : {32, 96, 1024, 6144, 28672, 128256})
@@ -61,10 +60,30 @@ TEST(QuantizedPlan, WarpsOfOneRowHaveWork) {
           const QuantizedPlan plan = PlanFor(p, device);
           ASSERT_TRUE(IsOfRow(plan)) << name << " n " << n << " k " << k;
           EXPECT_LE(plan.k_warps, CeilDiv<int64_t>(k, 128));
-          EXPECT_GE(plan.tile_warps * plan.k_warps, kMostWarps);
+          EXPECT_GE(plan.tile_warps * plan.k_warps, kLeastRowWarps);
           EXPECT_LE(plan.tile_warps * plan.k_warps, kMostRowWarps);
           EXPECT_FALSE(gated && plan.tile_warps % 2);
         }
+}
+
+TEST(QuantizedPlan, OneRowIsTakenAsFarAsThereIsRoom) {
+  const auto is_taken = [](int64_t m, int64_t k, auto change) {
+    QuantizedParams p = ParamsOf(m, 4096, k, 32);
+    change(p);
+    return IsOfRow(PlanFor(p, Gpu("H200")));
+  };
+  alignas(16) static char memory[32];
+  const auto plain = [](QuantizedParams&) {};
+  const auto normed = [](QuantizedParams& p) { p.norm.weight = memory; };
+  EXPECT_TRUE(is_taken(1, 4096, normed));
+  EXPECT_FALSE(is_taken(2, 4096, normed));
+  EXPECT_FALSE(is_taken(1, 4096, [](QuantizedParams& p) { p.norm.weight = memory + 2; }));
+  EXPECT_TRUE(is_taken(1, 104, plain));
+  EXPECT_FALSE(is_taken(1, 96, plain));  // not a whole unit
+  EXPECT_TRUE(is_taken(1, kMostRowBytes / 2, plain));
+  EXPECT_FALSE(is_taken(1, kMostRowBytes / 2 + 8, plain));
+  EXPECT_FALSE(is_taken(1, 4096, [](QuantizedParams& p) { p.scales.dtype = DType::kF8E4M3; }));
+  EXPECT_FALSE(is_taken(1, 4096, [](QuantizedParams& p) { p.scales.outer = memory; }));
 }
 
 // As fast as measured for a Llama of 8 billion parameters (docs/notebook/weights_in_codes.md).
@@ -161,13 +180,13 @@ TEST(QuantizedPlan, GroupsOnHopperGoByTheirRows) {
 }
 
 TEST(QuantizedPlan, CtasShareSumsWhereGpusHaveClusters) {
-  const QuantizedParams p = ParamsOf(1, 4096, 14336, 128);
+  const QuantizedParams p = ParamsOf(16, 2048, 4096, 64);
   EXPECT_EQ(PlanFor(p, Gpu("A100")).splits, 1);
   EXPECT_EQ(PlanFor(p, Gpu("RTX 4090")).splits, 1);
-  EXPECT_EQ(PlanFor(ParamsOf(16, 2048, 4096, 64), Gpu("H200")).splits, 2);
+  EXPECT_EQ(PlanFor(p, Gpu("H200")).splits, 2);
   EXPECT_EQ(PlanFor(p, cuda::HeldBack(Gpu("H200"), 80)).splits, 1);
-  EXPECT_EQ(PlanFor(ParamsOf(1, 4096, 4096, 64), Gpu("H200")).splits, 1);
-  EXPECT_EQ(PlanFor(ParamsOf(1, 4096, 128, 128), Gpu("H200")).splits, 1);  // a stage alone
+  EXPECT_EQ(PlanFor(ParamsOf(2, 4096, 4096, 64), Gpu("H200")).splits, 1);
+  EXPECT_EQ(PlanFor(ParamsOf(2, 4096, 128, 128), Gpu("H200")).splits, 1);  // a stage alone
 }
 
 TEST(QuantizedPlan, StreamsWhatItCan) {
@@ -208,7 +227,9 @@ TEST(QuantizedPlan, StreamsWithinSharedMemory) {
             p.format = format;
             const QuantizedPlan plan = PlanFor(p, device);
             ASSERT_NE(plan.kernel, QuantizedKernelKind::kAny);
-            if (IsResident(plan) || plan.kernel == QuantizedKernelKind::kWarpgroups) continue;
+            if (IsResident(plan) || IsOfRow(plan) ||
+                plan.kernel == QuantizedKernelKind::kWarpgroups)
+              continue;
             EXPECT_LE(plan.shared_bytes, kMostSharedBytes) << name << " m " << m << " k " << k;
             EXPECT_GE(1 << plan.row_shift, std::min<int64_t>(m, plan.shape.rows));
             // A lane's registers hold as many stages as a chunk has for each warp, or a part of

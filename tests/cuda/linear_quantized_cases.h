@@ -21,9 +21,9 @@ struct QuantizedCase {
   DType scale = kF16, zero = DType::kOther, outer = DType::kOther;  // kOther: there are none
   int64_t outers = 0;                                               // 0: one for all
   bool points = true, bias = false;
-  int64_t shift = 0;  // elements by which x is off 16 bytes
-  bool gated = false, residual = false;
-  DType norm = DType::kOther;  // of its weights; kOther: x is as it is
+  int64_t shift = 0;                                      // elements by which x is off 16 bytes
+  bool gated = false, by_gelu = false, residual = false;  // by silu, or by gelu_tanh
+  DType norm = DType::kOther;                             // of its weights; kOther: x is as it is
 
   int64_t groups() const { return CeilDiv(k, group); }
   int64_t results() const { return c * kTileRows / (gated ? 2 : 1); }
@@ -32,13 +32,14 @@ struct QuantizedCase {
                 " k ", k, " group ", group, " scales ", intarsia::Name(scale), " zeros ",
                 intarsia::Name(zero), points ? " points" : " minimums", " outers ",
                 intarsia::Name(outer), " ", outers, bias ? " bias" : "", " shift ", shift,
-                gated ? " gated" : "", residual ? " residual" : "", " norm ", intarsia::Name(norm));
+                gated ? by_gelu ? " gelu" : " silu" : "", residual ? " residual" : "", " norm ",
+                intarsia::Name(norm));
   }
   // What a layer may end with.
   void DrawEnd(std::mt19937& random) {
     // f16 holds a gate times an up of short rows in 4 bits.
     gated = c % 2 == 0 && (dtype != kF16 || (k <= 384 && BitsOf(format) == 4)) && random() % 2;
-    if (gated) out = dtype;
+    if (gated) out = dtype, by_gelu = random() % 2;
     residual = !gated && random() % 2;
   }
 };
@@ -87,6 +88,7 @@ inline QuantizedCase RandomQuantizedCase(std::mt19937& random) {
     if (random() % 4 == 0) c.c = pick({250, 1100, 2200});
     c.DrawEnd(random);
     if (random() % 2) c.norm = type({kF32, c.dtype});
+    if (c.k <= 384 && BitsOf(c.format) == 4) c.out = type({c.out, c.dtype});
     return c;
   }
   // Some of those are such that sm90/warpgroups.cuh takes them.
@@ -277,12 +279,14 @@ inline Wanted SumOf(const QuantizedOperands& o, int64_t row, int64_t column,
   return {want + bias, precision * (sum + std::abs(bias)) + normed};
 }
 
-// silu(gate) up, after all three are rounded.
-inline Wanted Gated(const Wanted& gate, const Wanted& up, double rounding) {
-  const double act = gate.value / (1.0 + std::exp(-gate.value));
+// silu(gate) up or gelu_tanh(gate) up, after all three are rounded.
+inline Wanted Gated(const Wanted& gate, const Wanted& up, bool by_gelu, double rounding) {
+  const double slope =
+      by_gelu ? std::sqrt(8.0 / M_PI) * (1.0 + 0.044715 * gate.value * gate.value) : 1.0;
+  const double act = gate.value / (1.0 + std::exp(-gate.value * slope));
   const auto off = [&](const Wanted& x) { return x.allowed + rounding * std::abs(x.value); };
-  // The slope of silu is at most 1.1.
-  const double act_off = 1.1 * off(gate) + rounding * std::abs(act);
+  // The slope of both is at most 1.13.
+  const double act_off = 1.13 * off(gate) + rounding * std::abs(act);
   return {act * up.value, act_off * (std::abs(up.value) + off(up)) + std::abs(act) * off(up)};
 }
 
@@ -303,7 +307,7 @@ inline double WorstError(const QuantizedOperands& o, const std::vector<float>& o
     o.Row(of_w, w, size);
     for (int64_t i = 0; i < c.m; ++i) {
       Wanted want = SumOf(o, i, of_w, w, size);
-      if (c.gated) want = Gated(gates[i], want, rounding);
+      if (c.gated) want = Gated(gates[i], want, c.by_gelu, rounding);
       if (c.residual) want.value += o.residual[i * n + column];
       const double allowed = want.allowed + rounding * std::abs(want.value) + 1e-30;
       const double error = std::abs(out[i * n + column] - want.value) / allowed;

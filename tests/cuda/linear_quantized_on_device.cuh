@@ -36,7 +36,7 @@ class QuantizedOnDevice {
     if (!o_.zeros.empty()) p.zeros = Of(zeros_, c.zero, outer_zeros_, o_.outer_zeros);
     p.points = c.points;
     if (c.bias) p.bias = bias_.data();
-    if (c.gated) p.gating = Gating::Of("silu", 0.0f, 0.0f);
+    if (c.gated) p.gating = Gating::Of(c.by_gelu ? "gelu_tanh" : "silu", 0.0f, 0.0f);
     if (c.residual) p.residual = residual_.data();
     if (!o_.norm.empty()) p.norm = {norm_.data(), c.norm, QuantizedOperands::kEps};
     p.out = out_.data() + kGuard;

@@ -1,5 +1,4 @@
-// Random layers of experts with weights in codes, bf16, checked against f64 with the op's
-// roundings.
+// Random layers of experts with weights in codes, checked against f64 with the op's roundings.
 #pragma once
 #include <array>
 
@@ -30,17 +29,18 @@ struct DecodedExperts {
   std::vector<double> w;
 };
 
-inline double RoundedToBF16(double x) {
+inline double RoundedTo(DType dtype, double x) {
+  if (dtype == kF16) return static_cast<float>(__half(static_cast<float>(x)));
   return static_cast<float>(__nv_bfloat16(static_cast<float>(x)));
 }
-inline double GatedBy(std::string_view activation, double gate, double up) {
+inline double GatedBy(std::string_view activation, DType dtype, double gate, double up) {
   if (activation == "swigluoai") {
     gate = std::min(gate, 7.0), up = std::clamp(up, -7.0, 7.0);
     return gate / (1.0 + std::exp(-1.702 * gate)) * (up + 1.0);
   }
   const double slope =
       activation == "silu" ? 1.0 : 2.0 * std::sqrt(2.0 / M_PI) * (1.0 + 0.044715 * gate * gate);
-  return RoundedToBF16(gate / (1.0 + std::exp(-gate * slope))) * up;
+  return RoundedTo(dtype, gate / (1.0 + std::exp(-gate * slope))) * up;
 }
 
 class QuantizedExpertsCase {
@@ -54,28 +54,62 @@ class QuantizedExpertsCase {
     activation_ = std::array{"silu", "gelu_tanh", "swigluoai"}[random() % 3];
     on_input_ = random() % 6 == 0;
     matmul::QuantizedCase c;
-    c.format = std::array{matmul::Format::kU4, matmul::Format::kU4B8, matmul::Format::kE2M1,
-                          matmul::Format::kI8, matmul::Format::kU5}[random() % 5];
-    c.group = pick({16, 32, 64, 96, 128}), c.scale = kF16, c.bias = random() % 2;
+    c.format =
+        std::array{matmul::Format::kU4, matmul::Format::kU4B8, matmul::Format::kE2M1,
+                   matmul::Format::kI8, matmul::Format::kE4M3, matmul::Format::kU5}[random() % 6];
+    c.group = pick({16, 32, 64, 96, 128}), c.bias = random() % 2;
+    c.scale = std::array{kF16, kBF16, kF32}[random() % 3];
     if (c.format == matmul::Format::kE2M1) c.group = 32, c.scale = DType::kF8E8M0;
-    if (c.format == matmul::Format::kU4) c.zero = DType::kU8;
+    c.points = random() % 2;
+    if (c.format == matmul::Format::kU4) c.zero = c.points ? DType::kU8 : c.scale;
+    // f16 holds what swigluoai lets through, of codes around 0.
+    const bool is_small = matmul::BitsOf(c.format) == 4 && (c.zero == DType::kOther || c.points);
+    if (activation_ == "swigluoai" && is_small && random() % 2) c.dtype = kF16;
     first_ = c, second_ = c;
     first_.c = e_ * 2 * i_ / 16, first_.k = n_, first_.m = t_;
     second_.c = e_ * n_ / 16, second_.k = i_, second_.m = 1;
+    if (random() % 4 == 0)
+      for (int64_t id = 0; id < e_ + 2; ++id)
+        map_.push_back(static_cast<int32_t>(random() % (e_ + 1)) - 1);
     for (int64_t p = 0; p < t_ * k_; ++p) {
       ids_.push_back(static_cast<int32_t>(random() % (e_ + 1)) - (random() % 8 == 0));
       weights_.push_back(static_cast<float>(random() % 256) / 256.0f);
     }
   }
 
-  // Whether it is of a kind that few_tokens.cuh takes.
-  bool HasFewTokens() const {
-    return t_ == 1 && k_ > 0 && !on_input_ && first_.group % 32 == 0 && n_ > 96 && i_ > 96 &&
-           first_.format != matmul::Format::kU5 && (activation_ == "swigluoai" || i_ % 16 == 0);
-  }
   std::string Name() const {
     return Text("t ", t_, " k ", k_, " e ", e_, " n ", n_, " i ", i_, " ", activation_,
-                on_input_ ? " on input: " : ": ", first_.Name());
+                on_input_ ? " on input" : "", map_.empty() ? ": " : " mapped: ", first_.Name());
+  }
+
+  // The call without its data.
+  FusedExpertsQuantized Op() const {
+    FusedExpertsQuantized op;
+    const auto codes = [&](int64_t rows, int64_t columns) {
+      return View(DType::kU8, {e_, rows / 16, CeilDiv<int64_t>(columns, 32),
+                               matmul::BitsOf(first_.format), 16, 4});
+    };
+    const auto factors = [&](DType dtype, int64_t rows, int64_t columns) {
+      return View(dtype, {e_, rows / 16, CeilDiv(columns, first_.group), 16});
+    };
+    op.x = op.out = View(first_.dtype, {t_, n_});
+    op.w1 = codes(2 * i_, n_), op.w1_scales = factors(first_.scale, 2 * i_, n_);
+    op.w2 = codes(n_, i_), op.w2_scales = factors(first_.scale, n_, i_);
+    if (first_.zero != DType::kOther) {
+      op.w1_zeros = factors(first_.zero, 2 * i_, n_);
+      op.w2_zeros = factors(first_.zero, n_, i_);
+    }
+    if (first_.bias) {
+      op.w1_bias = View(first_.dtype, {e_, 2 * i_});
+      op.w2_bias = View(first_.dtype, {e_, n_});
+    }
+    op.weights = View(kF32, {t_, k_}), op.ids = View(DType::kI32, {t_, k_});
+    if (!map_.empty()) op.expert_map = View(DType::kI32, {static_cast<int64_t>(map_.size())});
+    op.format = FormatName(), op.w1_group = op.w2_group = first_.group;
+    op.zeros_are = first_.points ? "points" : "minimums";
+    op.activation = activation_, op.apply_router_weight_on_input = on_input_;
+    op.workspace = View(kF32, {1, op.WorkspaceDims()[1]});
+    return op;
   }
 
   // The worst error, as a share of what is allowed.
@@ -86,41 +120,24 @@ class QuantizedExpertsCase {
         zeros1(w1.zeros.bits()), bias1(w1.bias.bits()), packed2(w2.packed),
         scales2(w2.scales.bits()), zeros2(w2.zeros.bits()), bias2(w2.bias.bits());
     const DeviceArray<float> weights(weights_);
-    const DeviceArray<int32_t> ids(ids_);
+    const DeviceArray<int32_t> ids(ids_), map(map_);
     DeviceArray<char> out(2 * t_ * n_);
-    FusedExpertsQuantized op;
-    const auto codes = [&](const DeviceArray<char>& from, int64_t rows, int64_t columns) {
-      return View(
-          from.data(), DType::kU8,
-          {e_, rows / 16, CeilDiv<int64_t>(columns, 32), matmul::BitsOf(first_.format), 16, 4});
+    FusedExpertsQuantized op = Op();
+    const DeviceArray<char> workspace(4 * op.workspace.size());
+    const auto put = [](TensorView& view, const auto& array) {
+      view.data = const_cast<void*>(static_cast<const void*>(array.data()));
     };
-    const auto factors = [&](const DeviceArray<char>& from, DType dtype, int64_t rows,
-                             int64_t columns) {
-      return View(from.data(), dtype, {e_, rows / 16, CeilDiv(columns, first_.group), 16});
-    };
-    op.x = View(x.data(), kBF16, {t_, n_});
-    op.w1 = codes(packed1, 2 * i_, n_), op.w1_scales = factors(scales1, first_.scale, 2 * i_, n_);
-    op.w2 = codes(packed2, n_, i_), op.w2_scales = factors(scales2, first_.scale, n_, i_);
-    if (first_.zero != DType::kOther) {
-      op.w1_zeros = factors(zeros1, DType::kU8, 2 * i_, n_);
-      op.w2_zeros = factors(zeros2, DType::kU8, n_, i_);
-    }
-    if (first_.bias) {
-      op.w1_bias = View(bias1.data(), kBF16, {e_, 2 * i_});
-      op.w2_bias = View(bias2.data(), kBF16, {e_, n_});
-    }
-    op.weights = View(weights.data(), kF32, {t_, k_});
-    op.ids = View(ids.data(), DType::kI32, {t_, k_});
-    op.format = FormatName(), op.w1_group = op.w2_group = first_.group;
-    op.activation = activation_, op.apply_router_weight_on_input = on_input_;
-    op.out = View(out.data(), kBF16, {t_, n_});
-    const int64_t floats = op.WorkspaceDims()[1];
-    const DeviceArray<char> workspace(4 * floats);
-    op.workspace = View(workspace.data(), kF32, {1, floats});
+    put(op.x, x), put(op.out, out), put(op.workspace, workspace);
+    put(op.w1, packed1), put(op.w1_scales, scales1), put(op.w2, packed2),
+        put(op.w2_scales, scales2);
+    put(op.weights, weights), put(op.ids, ids);
+    if (op.w1_zeros) put(*op.w1_zeros, zeros1), put(*op.w2_zeros, zeros2);
+    if (op.w1_bias) put(*op.w1_bias, bias1), put(*op.w2_bias, bias2);
+    if (op.expert_map) put(*op.expert_map, map);
     out.Poison();
     attention::Require(op.Run(attention::ContextOn()));
     attention::Await(nullptr, Name(), 20);
-    return Worst(w1, w2, attention::Elements(kBF16, out.ToHost()));
+    return Worst(w1, w2, attention::Elements(first_.dtype, out.ToHost()));
   }
 
  private:
@@ -130,15 +147,21 @@ class QuantizedExpertsCase {
       names.remove_prefix(names.find('|') + 1);
     return names.substr(0, names.find('|'));
   }
-  static TensorView View(const void* data, DType dtype, std::vector<int64_t> dims) {
+  static TensorView View(DType dtype, std::vector<int64_t> dims) {
     TensorView view;
-    attention::Require(MakeDense(const_cast<void*>(data), dtype, dims, view));
+    attention::Require(MakeDense(nullptr, dtype, dims, view));
     return view;
+  }
+  int64_t ExpertOf(int64_t pair) const {
+    int64_t id = ids_[pair];
+    if (!map_.empty()) id = id >= 0 && id < std::ssize(map_) ? map_[id] : -1;
+    return id < e_ ? id : -1;
   }
   double Worst(const matmul::QuantizedOperands& w1, const matmul::QuantizedOperands& w2,
                const attention::Elements& out) const {
     const DecodedExperts up(w1), down(w2);
     const bool in_turn = activation_ == "swigluoai";
+    const auto rounded = [&](double number) { return RoundedTo(first_.dtype, number); };
     double worst = 0.0;
     std::vector<double> x(n_), hidden(2 * i_), gated(i_), sum(n_), size(n_);
     for (int64_t t = 0; t < t_; ++t) {
@@ -146,23 +169,22 @@ class QuantizedExpertsCase {
       std::fill(size.begin(), size.end(), 1e-30);
       for (int64_t j = 0; j < n_; ++j) x[j] = w1.x[t * n_ + j];
       for (int64_t j = 0; j < k_; ++j) {
-        const int64_t e = ids_[t * k_ + j];
+        const int64_t e = ExpertOf(t * k_ + j);
         const double weight = weights_[t * k_ + j];
-        if (e < 0 || e >= e_) continue;
+        if (e < 0) continue;
         for (int64_t c = 0; c < 2 * i_; ++c) {
           double ignored = 0.0;
           const double bias = first_.bias ? w1.bias[e * 2 * i_ + c] : 0.0;
           const double product = up.Times(e * 2 * i_ + c, x.data(), ignored);
-          hidden[c] =
-              on_input_ ? weight * RoundedToBF16(product) + bias : RoundedToBF16(product + bias);
+          hidden[c] = on_input_ ? weight * rounded(product) + bias : rounded(product + bias);
         }
         for (int64_t c = 0; c < i_; ++c)
-          gated[c] = RoundedToBF16(GatedBy(activation_, hidden[in_turn ? 2 * c : c],
-                                           hidden[in_turn ? 2 * c + 1 : i_ + c]));
+          gated[c] = rounded(GatedBy(activation_, first_.dtype, hidden[in_turn ? 2 * c : c],
+                                     hidden[in_turn ? 2 * c + 1 : i_ + c]));
         for (int64_t c = 0; c < n_; ++c) {
           double of_sum = 0.0;
           const double bias = second_.bias ? w2.bias[e * n_ + c] : 0.0;
-          const double product = RoundedToBF16(down.Times(e * n_ + c, gated.data(), of_sum) + bias);
+          const double product = rounded(down.Times(e * n_ + c, gated.data(), of_sum) + bias);
           sum[c] += (on_input_ ? 1.0 : weight) * product;
           size[c] += of_sum + std::abs(bias);
         }
@@ -180,7 +202,7 @@ class QuantizedExpertsCase {
   std::string_view activation_;
   bool on_input_;
   matmul::QuantizedCase first_, second_;
-  std::vector<int32_t> ids_;
+  std::vector<int32_t> ids_, map_;  // map_: empty, or the expert of each id
   std::vector<float> weights_;
 };
 

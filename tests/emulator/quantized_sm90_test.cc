@@ -15,14 +15,35 @@
 
 namespace intarsia {
 
-Status FusedExpertsQuantized::Run(const CudaContext& context) const {
-  const FusedExperts plain = Plain();
+// run(pass, first product, second product) for each pass.
+template <class Run>
+Status ForEachPass(const FusedExpertsQuantized& op, Run run) {
+  const FusedExperts plain = op.Plain();
   return ExpertsPasses(plain).ForEach([&](const ExpertsPass& pass) -> Status {
-    const matmul::QuantizedParams first = GatedProduct(pass).each,
-                                  second = SecondProduct(pass).each;
-    if (!cuda::CanRunFewTokens(pass, first, second)) return Internal("these are not few tokens");
-    return cuda::RunFewTokens<kBF16>(pass, first, second, context);
+    return run(pass, op.GatedProduct(pass).each, op.SecondProduct(pass).each);
   });
+}
+
+Status FusedExpertsQuantized::Run(const CudaContext& context) const {
+  return ForEachPass(*this, [&](const auto& pass, const auto& first, const auto& second) {
+    return DispatchDType<kF16, kBF16>("x", x.dtype, [&]<DType kType>() {
+      return cuda::RunFewTokens<kType>(pass, first, second, context);
+    });
+  });
+}
+
+// Of few tokens, by the rule that the library has.
+QuantizedExpertsCase DrawFewTokens(std::mt19937& random) {
+  for (;;) {
+    const QuantizedExpertsCase layer(random);
+    bool are_few = true, is_empty = true;
+    attention::Require(ForEachPass(layer.Op(), [&](const auto& pass, const auto&... products) {
+      are_few = are_few && cuda::CanRunFewTokens(pass, products...);
+      is_empty = false;
+      return Status();
+    }));
+    if (are_few && !is_empty) return layer;
+  }
 }
 
 }  // namespace intarsia
@@ -66,8 +87,8 @@ bool Check(const QuantizedOperands& o, const QuantizedPlan& plan, Launch launch)
   const std::vector<char> out = device.Read();
   const double error = out.empty() ? INFINITY : WorstError(o, Widened(o.c.out, out));
   if (error <= 1.0) return true;
-  std::printf("FAILED %s: error %.2f, rows %d, tiles %d, parts %d\n", o.c.Name().c_str(), error,
-              plan.shape.rows, plan.shape.tiles, plan.k_warps);
+  std::printf("FAILED %s: error %.2f, rows %d, tiles %d, warps %d x %d\n", o.c.Name().c_str(),
+              error, plan.shape.rows, plan.shape.tiles, plan.tile_warps, plan.k_warps);
   return false;
 }
 
@@ -92,8 +113,13 @@ bool CheckRow(std::mt19937& random) {
     if (c.m != 1 || c.c * c.k > 100000) continue;
     const QuantizedOperands o(c, random);
     const CudaContext context = attention::ContextOn();
-    const QuantizedPlan plan = PlanFor(QuantizedOnDevice(o).Params(), *context.device);
+    QuantizedPlan plan = PlanFor(QuantizedOnDevice(o).Params(), *context.device);
     if (plan.kernel != QuantizedKernelKind::kRow) continue;
+    // Any cut, not only that of this number of multiprocessors.
+    const int units = static_cast<int>(CeilDiv<int64_t>(c.k, kStageColumns));
+    do plan.k_warps = 1 << random() % 4, plan.tile_warps = 1 + static_cast<int>(random() % 16);
+    while (plan.k_warps > units || plan.k_warps * plan.tile_warps > kMostRowWarps ||
+           (c.gated && plan.tile_warps % 2));
     return Check(o, plan, [&](const QuantizedParams& params) {
       return DispatchDType<kF16, kBF16>(
           "x", c.dtype, [&]<DType kType>() { return LaunchRowOf<kType>(params, plan, context); });
@@ -136,8 +162,7 @@ int main(int argc, char** argv) {
     failures += !matmul::CheckQuantizedGroups(matmul::DrawGroups(random), random, worst);
   }
   for (int i = 0; i < 16 * cases; ++i, ++count) {
-    QuantizedExpertsCase layer(random);
-    while (!layer.HasFewTokens()) layer = QuantizedExpertsCase(random);
+    const QuantizedExpertsCase layer = DrawFewTokens(random);
     const double error = layer.Error(random);
     if (error <= 1.0) continue;
     ++failures;

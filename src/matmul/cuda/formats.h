@@ -22,6 +22,17 @@ Status DispatchStreamed(Format format, Fn fn) {
   }
 }
 
+// fn.operator()<kFormat, kWide>() for kernels that have instances for wide groups
+// (RowOfCodesShape); e2m1's are not.
+template <class Fn>
+Status DispatchStreamed(Format format, bool wide, Fn fn) {
+  return DispatchStreamed(format, [&]<Format kFormat>() -> Status {
+    if constexpr (kFormat != Format::kE2M1)
+      if (wide) return fn.template operator()<kFormat, true>();
+    return fn.template operator()<kFormat, false>();
+  });
+}
+
 // The same for all formats.
 template <class Fn>
 Status DispatchFormat(Format format, Fn fn) {

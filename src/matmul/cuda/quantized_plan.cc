@@ -117,13 +117,16 @@ void PlanStream(const QuantizedParams& p, const cuda::Device& device, QuantizedP
 }
 
 // How long one row takes, as a multiple of what a multiprocessor takes for a unit of a warp: for
-// all of its units, a wait for each of a warp's, and for each round of CTAs.
+// all of its units, a wait for each of a warp's, and for each round of CTAs. The waits are guesses
+// from measurements (docs/notebook/weights_in_codes.md).
 int64_t RowTime(const QuantizedParams& p, int units, const cuda::Device& device,
                 const QuantizedPlan& plan) {
+  constexpr int kUnitWait = 8, kRoundWait = 50;
   const int warps = plan.tile_warps * plan.k_warps;
   const int64_t ctas = CeilDiv(CeilDiv<int64_t>(p.tiles, plan.tile_warps), int64_t{device.sms});
-  const int64_t rounds = CeilDiv<int64_t>(ctas, kMostRowWarpsAtOnce / warps);
-  return CeilDiv<int64_t>(units, plan.k_warps) * (ctas * warps + 8 * rounds) + 50 * rounds;
+  const int64_t rounds = CeilDiv<int64_t>(ctas, kRowWarpsAtOnce / warps);
+  return CeilDiv<int64_t>(units, plan.k_warps) * (ctas * warps + kUnitWait * rounds) +
+         kRoundWait * rounds;
 }
 
 bool PlanRow(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
@@ -131,21 +134,20 @@ bool PlanRow(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan
       !IsAligned16(p.norm.weight))
     return false;
   const RowOfCodesShape shape = RowOfCodesShape::Of(p, 0);
-  const int64_t bytes = shape.bytes + (p.norm.weight ? 4 * p.k : 0);
-  if (bytes > kMostSharedBytes / 2) return false;
+  if (shape.bytes > kMostRowBytes) return false;
   plan.kernel = QuantizedKernelKind::kRow;
   plan.shape = {1, 1};
-  plan.shared_bytes = static_cast<int>(bytes);
+  plan.shared_bytes = shape.bytes;
+  const int step = p.gating.is_there ? 2 : 1;  // a CTA has gates and their ups
+  const int most_parts = std::min(shape.units, kMostRowParts);
   QuantizedPlan found = plan;
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (found.k_warps = 1; found.k_warps <= std::min(shape.units, 8); found.k_warps *= 2) {
-    // With a gating a CTA has gates and their ups.
-    const int step = p.gating.is_there ? 2 : 1;
-    for (found.tile_warps = step; found.tile_warps * found.k_warps <= kMostRowWarps;
-         found.tile_warps += step) {
+  for (found.k_warps = 1; found.k_warps <= most_parts; found.k_warps *= 2) {
+    for (int tiles = step; tiles * found.k_warps <= kMostRowWarps; tiles += step) {
+      if (tiles * found.k_warps < kLeastRowWarps) continue;
+      found.tile_warps = tiles;
       const int64_t time = RowTime(p, shape.units, device, found);
-      if (found.tile_warps * found.k_warps < kMostWarps || time >= least) continue;
-      least = time, plan = found;
+      if (time < least) least = time, plan = found;
     }
   }
   return true;

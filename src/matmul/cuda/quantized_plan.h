@@ -18,7 +18,7 @@ inline constexpr int kMostSharedBytes = 96 * 1024;
 
 // What kernels are instances of.
 struct QuantizedShape {
-  int rows;   // of x: 8, or a multiple of 16
+  int rows;   // of x: 1, 8, or a multiple of 16
   int tiles;  // of w, of a warp; of kWarpgroups: of a CTA
   constexpr int stages() const { return rows == 8 ? 4 : 3; }
   bool operator==(const QuantizedShape&) const = default;
@@ -70,8 +70,10 @@ inline constexpr int kResidentPad = 64, kResidentPitch = static_cast<int>(kTileR
 inline constexpr int kMostResidentBytes = 227 * 1024;
 inline constexpr int kMostResidentRows = 16;  // of x
 
-// Of kRow: warps of a CTA, and those that a multiprocessor has room for.
-inline constexpr int kMostRowWarps = 16, kMostRowWarpsAtOnce = 20;
+// Of kRow: warps of a CTA, those that share a tile, and those that a multiprocessor has registers
+// for; shared memory, of which each GPU has room for two CTAs.
+inline constexpr int kLeastRowWarps = 8, kMostRowWarps = 16, kMostRowParts = 8;
+inline constexpr int kRowWarpsAtOnce = 16, kMostRowBytes = 46 * 1024;
 
 // Of kWarpgroups: rows of x that mma.sync multiplies; tiles of w of a CTA, with up to 16 rows, and
 // two kinds with more; CTAs that a multiprocessor has room for, while splits give a launch at

@@ -50,7 +50,7 @@ struct RawPair {
 struct SharedRow {
   __device__ __forceinline__ SharedRow(char* shared, const RowOfCodesShape& shape)
       : pieces(reinterpret_cast<uint4*>(shared)),
-        block_sums(reinterpret_cast<float*>(shared + shape.units * kUnitBlocks * 64)),
+        block_sums(reinterpret_cast<float*>(shared + shape.units * kUnitBlocks * kRowBlockBytes)),
         whole(shape.blocks / kUnitBlocks * kUnitPieces),
         turn(-shape.blocks * kBlockPieces & (kUnitPieces - 1)) {}
   // Leaves out the first units, which are there.
@@ -70,6 +70,16 @@ struct SharedRow {
   int whole, turn;  // pieces of whole units, and by how many those of the last one are turned
 };
 
+// The sums of a warp's tiles, from the lanes that have them.
+template <int kTiles>
+__device__ __forceinline__ void StoreRowSums(const float2 (&sums)[kTiles],
+                                             float (&to)[kTiles][kTileRows]) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  if (lane % 4 != 0) return;
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) reinterpret_cast<float2*>(to[t])[lane / 4] = sums[t];
+}
+
 // kWide: RowOfCodesShape::wide.
 template <DType kType, Format kFormat, bool kWide, int kTiles>
 class RowOfCodes {
@@ -77,35 +87,44 @@ class RowOfCodes {
   using T = cuda::DeviceT<kType>;
   using Eight = cuda::Pack<T, 8>;
 
-  // Has part `part` of 2^shift. `row`: of its part, or with `whole` of all columns.
+  // Which columns of x are in shared memory.
+  enum class Row { kOfPart, kOfAll };
+
+  // Has part `part` of 2^shift.
   __device__ __forceinline__ RowOfCodes(const QuantizedParams& p, const RowOfCodesShape& shape,
-                                        int part, int shift, SharedRow row, bool whole = false)
+                                        int part, int shift, SharedRow row, Row has = Row::kOfPart)
       : p_(p), shape_(shape), row_(row), spread_(OpaqueZero(p)) {
     const int all = (shape.blocks + kUnitBlocks - 1) / kUnitBlocks;
     begin_ = all * part >> shift;
     count_ = (all * (part + 1) >> shift) - begin_;
-    if (whole)
+    if (has == Row::kOfAll)
       row_.Skip(begin_);
     else
       row_.BeginWith(begin_);
   }
 
   // The warp puts its part of x there.
-  __device__ __forceinline__ void TakeRow(const T* x) const {
+  __device__ __forceinline__ void TakePart(const T* x) const {
+    Take(row_, begin_ * kUnitPieces, count_ * kUnitPieces, x, Lane(), 32);
+    __syncwarp();
+  }
+  // So many threads, all of some warps, put x there, from piece `begin` on.
+  __device__ __forceinline__ void Take(const SharedRow& to, int begin, int pieces, const void* x,
+                                       int thread, int threads) const {
     constexpr int kBatch = 3;
-    const int k = static_cast<int>(p_.k), pieces = kUnitPieces * count_;
-    for (int first = Lane(); first - Lane() < pieces; first += 32 * kBatch) {
+    const auto* const from = static_cast<const Eight*>(x) + begin;
+    const int end = min(static_cast<int>(p_.k) / 8 - begin, pieces);
+#pragma unroll 1
+    for (int first = thread; first - thread < pieces; first += threads * kBatch) {
       Eight eight[kBatch];
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
-        const int piece = first + 32 * j, column = (kUnitPieces * begin_ + piece) * 8;
-        eight[j] =
-            piece < pieces && column < k ? *reinterpret_cast<const Eight*>(x + column) : Eight{};
+        const int piece = first + threads * j;
+        eight[j] = piece < end ? from[piece] : Eight{};
       }
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) StorePiece(row_, first + 32 * j, pieces, eight[j]);
+      for (int j = 0; j < kBatch; ++j) StorePiece(to, first + threads * j, pieces, eight[j]);
     }
-    __syncwarp();
   }
 
   // Each lane puts one piece there, if it is one of so many; all of a warp come here.
@@ -173,6 +192,9 @@ class RowOfCodes {
   static constexpr bool kMayHaveZeros = kFormat == Format::kU4;
   // Units in flight. With two tiles CTAs are many, and in flight together.
   static constexpr int kAhead = kTiles > 1 ? 1 : 4 / kWords / (kMayHaveZeros && !kWide ? 2 : 1);
+  // Compilers convert all factors of two tiles first, for which they lack registers, unless there
+  // is a branch: that for bytes, which scales never are here.
+  static constexpr bool kBranches = kTiles > 1 && (!kWide || kMayHaveZeros);
   struct Unit {
     uint2 codes[kUnitBlocks][kTiles][kWords];
     RawPair scales[kGroups][kTiles], zeros[kGroups][kTiles];
@@ -226,7 +248,7 @@ class RowOfCodes {
 #pragma unroll
     for (int b = 0; b < kUnitBlocks; ++b) {
       const int block = unit * kUnitBlocks + b, g = kWide ? 0 : b;
-      const uint4 x = row_.pieces[4 * block + Lane() % 4];
+      const uint4 x = row_.pieces[kBlockPieces * block + Lane() % kBlockPieces];
       if (HasZeros()) of_x += row_.block_sums[block];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
@@ -255,7 +277,7 @@ class RowOfCodes {
     if constexpr (kIsE2M1)
       scale = {PowerOf(scales.bits.x & 0xff), PowerOf(scales.bits.x >> 8)};
     else
-      scale = scales.template Numbers<false>(p_.scales.dtype);
+      scale = scales.template Numbers<kBranches>(p_.scales.dtype);
     all[0] += scale.x * sums.x, all[2] += scale.y * sums.y;
     if (!HasZeros()) return;
     float2 zero = zeros.template Numbers<true>(p_.zeros.dtype);

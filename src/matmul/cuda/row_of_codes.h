@@ -6,7 +6,9 @@
 namespace intarsia::matmul {
 
 // A warp's share is a number of units of 128 columns: blocks of 32, and pieces of 8.
-inline constexpr int kUnitBlocks = 4, kBlockPieces = 4, kUnitPieces = 16;
+inline constexpr int kUnitBlocks = 4, kBlockPieces = 4, kUnitPieces = kUnitBlocks * kBlockPieces;
+inline constexpr int kUnitColumns = kUnitBlocks * static_cast<int>(kBlockColumns);
+inline constexpr int kRowBlockBytes = 2 * static_cast<int>(kBlockColumns);  // of x
 
 // What warps that share the columns of w need.
 struct RowOfCodesShape {
@@ -18,10 +20,11 @@ struct RowOfCodesShape {
   int bytes;                    // of its shared memory
 
   static bool CanTake(const QuantizedParams& p) {
+    constexpr int64_t kEnd = 1 << 20;  // of columns: far more than shared memory holds
     const bool powers = p.scales.dtype == DType::kF8E8M0, e2m1 = p.format == Format::kE2M1;
     return (BitsOf(p.format) == 4 || BitsOf(p.format) == 8) && p.group % kBlockColumns == 0 &&
-           p.blocks() >= kUnitBlocks && p.group < int64_t{1} << 30 && powers == e2m1 &&
-           (powers || Bytes(p.scales.dtype) > 1) && !p.scales.outer &&
+           p.blocks() >= kUnitBlocks && p.k < kEnd && p.group < int64_t{1} << 30 &&
+           powers == e2m1 && (powers || Bytes(p.scales.dtype) > 1) && !p.scales.outer &&
            (!p.zeros.data || (p.format == Format::kU4 && !p.zeros.outer));
   }
   // 2^shift warps share the columns.
@@ -38,8 +41,8 @@ struct RowOfCodesShape {
             .zero_bytes = zero,
             .wide = p.format != Format::kE2M1 && p.group % (kUnitBlocks * kBlockColumns) == 0,
             .units = units,
-            // x, and with zeros the sums of its blocks
-            .bytes = units * kUnitBlocks * (zero ? 68 : 64)};
+            // with zeros also the sums of blocks
+            .bytes = units * kUnitBlocks * (kRowBlockBytes + (zero ? int{sizeof(float)} : 0))};
   }
 };
 

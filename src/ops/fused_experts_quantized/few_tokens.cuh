@@ -19,16 +19,6 @@ namespace intarsia::cuda {
 
 inline constexpr int kTile = static_cast<int>(matmul::kTileRows);
 
-// The sums of a warp's tiles, from the lanes that have them.
-template <int kTiles>
-__device__ __forceinline__ void StoreSums(const float2 (&sums)[kTiles],
-                                          float (&to)[kTiles][kTile]) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  if (lane % 4 != 0) return;
-#pragma unroll
-  for (int t = 0; t < kTiles; ++t) reinterpret_cast<float2*>(to[t])[lane / 4] = sums[t];
-}
-
 // The bias of rows 2r and 2r + 1 of a tile, r = lane / 4; 0 if there is none.
 template <class T>
 __device__ __forceinline__ float2 BiasOf(const matmul::QuantizedParams& w, int expert, int tile) {
@@ -40,8 +30,8 @@ __device__ __forceinline__ float2 BiasOf(const matmul::QuantizedParams& w, int e
 
 // CTAs of a multiprocessor: gpt-oss's first product has 720, which begin together with six.
 template <matmul::Format kFormat, bool kWide>
-inline constexpr int kFewUpCtas = !kWide && kFormat != matmul::Format::kE2M1 ? 4
-                                  : matmul::BitsOf(kFormat) == 8             ? 5
+inline constexpr int kFewUpCtas = matmul::BitsOf(kFormat) == 8               ? 5
+                                  : kFormat == matmul::Format::kU4 && !kWide ? 4
                                                                              : 6;
 
 // Grid: two tiles of w1, neighbors where gates and ups are, else of gates and of their ups, which
@@ -69,11 +59,11 @@ __global__ void __launch_bounds__(32 * kFewUpWarps, kFewUpCtas<kFormat, kWide>)
   product.AskForCodes(expert, tiles);
   float2 bias[2] = {};
   if (warp == 0) bias[0] = BiasOf<T>(w, expert, tiles[0]), bias[1] = BiasOf<T>(w, expert, tiles[1]);
-  product.TakeRow(static_cast<const T*>(pass.x) + token * pass.n);
+  product.TakePart(static_cast<const T*>(pass.x) + token * pass.n);
   float2 of_tiles[2];
   product.Multiply(of_tiles);
   for (int t = 0; t < 2; ++t) of_tiles[t].x += bias[t].x, of_tiles[t].y += bias[t].y;
-  StoreSums<2>(of_tiles, sums[warp]);
+  matmul::StoreRowSums(of_tiles, sums[warp]);
   __syncthreads();
   const int column = kTile * couple + i;
   if (i >= kTile || column >= pass.i) return;
@@ -113,11 +103,11 @@ __global__ void __launch_bounds__(32 * kFewDownWarps, 2)
     product.AskForCodes(expert, tiles);
     const float2 bias = part == 0 ? BiasOf<T>(w, expert, tiles[0]) : float2{0.0f, 0.0f};
     AwaitPrevious();
-    product.TakeRow(static_cast<const T*>(pass.gated) + pair * pass.i);
+    product.TakePart(static_cast<const T*>(pass.gated) + pair * pass.i);
     float2 of_tile[1];
     product.Multiply(of_tile);
     of_tile[0].x += bias.x, of_tile[0].y += bias.y;
-    StoreSums<1>(of_tile, sums[warp]);
+    matmul::StoreRowSums(of_tile, sums[warp]);
   }
   AwaitPrevious();  // all threads: behind this kernel the one before it is done, too
   LetNextBegin();
@@ -137,40 +127,34 @@ __global__ void __launch_bounds__(32 * kFewDownWarps, 2)
 template <DType kType, matmul::Format kFormat, bool kWide>
 inline const Kernel kFewCodesUpKernel(
     "FewCodesUpKernel", reinterpret_cast<const void*>(&FewCodesUpKernel<kType, kFormat, kWide>),
-    kMostFewBytes);
+    matmul::kMostSharedBytes);
 template <DType kType, matmul::Format kFormat, bool kWide>
 inline const Kernel kFewCodesDownKernel(
     "FewCodesDownKernel", reinterpret_cast<const void*>(&FewCodesDownKernel<kType, kFormat, kWide>),
-    kMostFewBytes);
+    matmul::kMostSharedBytes);
 
 template <DType kType>
 Status RunFewTokens(const ExpertsPass& pass, const matmul::QuantizedParams& first,
                     const matmul::QuantizedParams& second, const CudaContext& context) {
-  // fn.operator()<kFormat, kWide>() for the matrices of one product.
-  const auto dispatch = [](const matmul::QuantizedParams& w, bool wide, auto fn) {
-    return matmul::DispatchStreamed(w.format, [&]<matmul::Format kFormat>() -> Status {
-      if constexpr (kFormat != matmul::Format::kE2M1)
-        if (wide) return fn.template operator()<kFormat, true>();
-      return fn.template operator()<kFormat, false>();
-    });
-  };
   const matmul::RowOfCodesShape up = FewUpShape(first), down = FewDownShape(pass, second);
-  INTARSIA_RETURN_IF_ERROR(dispatch(first, up.wide, [&]<matmul::Format kFormat, bool kWide>() {
-    return Launch(context, kFewCodesUpKernel<kType, kFormat, kWide>,
-                  {.grid = {CeilDiv<int64_t>(first.tiles, 2), pass.k, pass.tokens},
-                   .block = dim3(32 * kFewUpWarps),
-                   .shared_bytes = kFewUpWarps * up.bytes,
-                   .overlaps_previous = true},
-                  pass, first, up);
-  }));
-  return dispatch(second, down.wide, [&]<matmul::Format kFormat, bool kWide>() {
-    return Launch(context, kFewCodesDownKernel<kType, kFormat, kWide>,
-                  {.grid = {second.tiles, pass.tokens},
-                   .block = dim3(32 * kFewDownWarps),
-                   .shared_bytes = kFewDownWarps * down.bytes,
-                   .overlaps_previous = true},
-                  pass, second, down, FewDownShift(pass));
-  });
+  INTARSIA_RETURN_IF_ERROR(
+      matmul::DispatchStreamed(first.format, up.wide, [&]<matmul::Format kFormat, bool kWide>() {
+        return Launch(context, kFewCodesUpKernel<kType, kFormat, kWide>,
+                      {.grid = {CeilDiv<int64_t>(first.tiles, 2), pass.k, pass.tokens},
+                       .block = dim3(32 * kFewUpWarps),
+                       .shared_bytes = kFewUpWarps * up.bytes,
+                       .overlaps_previous = true},
+                      pass, first, up);
+      }));
+  return matmul::DispatchStreamed(
+      second.format, down.wide, [&]<matmul::Format kFormat, bool kWide>() {
+        return Launch(context, kFewCodesDownKernel<kType, kFormat, kWide>,
+                      {.grid = {second.tiles, pass.tokens},
+                       .block = dim3(32 * kFewDownWarps),
+                       .shared_bytes = kFewDownWarps * down.bytes,
+                       .overlaps_previous = true},
+                      pass, second, down, FewDownShift(pass));
+      });
 }
 
 }  // namespace intarsia::cuda

@@ -2,6 +2,7 @@
 #pragma once
 #include "src/core/aligned.h"
 #include "src/core/context.h"
+#include "src/matmul/cuda/quantized_plan.h"
 #include "src/matmul/cuda/row_of_codes.h"
 #include "src/ops/fused_experts/pass.h"
 
@@ -12,7 +13,6 @@ namespace intarsia::cuda {
 inline constexpr int kFewUpShift = 2, kFewUpWarps = 1 << kFewUpShift, kFewDownWarps = 8;
 // At most one in so many reads of an expert may be a repeat (docs/notebook/weights_in_codes.md).
 inline constexpr int kFewApart = 4;
-inline constexpr int kMostFewBytes = 96 << 10;  // of shared memory, which every GPU has
 
 // Warps that share an expert's sum, as a power of two.
 inline int FewDownShift(const ExpertsPass& pass) {
@@ -39,8 +39,8 @@ inline bool CanRunFewTokens(const ExpertsPass& pass, const matmul::QuantizedPara
     if (!matmul::RowOfCodesShape::CanTake(p) || !IsAligned16(p.scales.data) ||
         !IsAligned16(p.zeros.data))
       return false;
-  return kFewUpWarps * FewUpShape(first).bytes <= kMostFewBytes &&
-         kFewDownWarps * FewDownShape(pass, second).bytes <= kMostFewBytes;
+  return kFewUpWarps * FewUpShape(first).bytes <= matmul::kMostSharedBytes &&
+         kFewDownWarps * FewDownShape(pass, second).bytes <= matmul::kMostSharedBytes;
 }
 
 // Of f16 or bf16.

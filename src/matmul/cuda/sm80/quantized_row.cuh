@@ -17,91 +17,51 @@
 
 namespace intarsia::matmul {
 
-// How all threads of a CTA put x into shared memory. Each has pieces of 8 columns, `threads_`
-// apart.
-template <class Product>
-class RowTaker {
- public:
+// All threads of a CTA put x there, normed by Weights. What a thread has of it stays in registers
+// until the mean is known, but for long rows.
+template <class Weight, class Product>
+__device__ __forceinline__ void TakeNormed(const QuantizedParams& p, const Product& product,
+                                           const SharedRow& to, int pieces) {
   using T = typename Product::T;
-  using Eight = typename Product::Eight;
-
-  __device__ __forceinline__ RowTaker(const QuantizedParams& p, const Product& product)
-      : p_(p),
-        product_(product),
-        k_(static_cast<int>(p.k)),
-        threads_(static_cast<int>(blockDim.x)) {}
-
-  __device__ __forceinline__ void TakePlain(const SharedRow& to) const {
-    constexpr int kBatch = 4;
+  using Eight = cuda::Pack<T, 8>;
+  using Weights = cuda::Pack<Weight, 8>;
+  constexpr int kKept = 2;
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const int end = static_cast<int>(p.k) / 8, beyond = thread + kKept * threads;
+  const auto* const x = static_cast<const Eight*>(p.x);
+  const auto* const weights = static_cast<const Weights*>(p.norm.weight);
+  float squares = 0.0f;
+  const auto add = [&](const Eight& eight) {
+#pragma unroll
+    for (const T& number : eight.at) squares += cuda::ToFloat(number) * cuda::ToFloat(number);
+  };
+  Eight kept[kKept];
+  Weights of_kept[kKept];
+#pragma unroll
+  for (int j = 0; j < kKept; ++j) {
+    const int piece = thread + j * threads;
+    kept[j] = piece < end ? x[piece] : Eight{};
+    of_kept[j] = piece < end ? weights[piece] : Weights{};
+  }
+#pragma unroll
+  for (const Eight& eight : kept) add(eight);
 #pragma unroll 1
-    for (int first = Thread(); first - Thread() < Pieces(); first += kBatch * threads_) {
-      Eight eight[kBatch];
+  for (int piece = beyond; piece < end; piece += threads) add(x[piece]);
+  const float mean = cuda::ReduceRow<cuda::Plus>(squares) / static_cast<float>(p.k);
+  const float rstd = rsqrtf(mean + p.norm.eps);
+  const auto store = [&](int piece, const Eight& eight, const Weights& of_eight) {
+    cuda::Pack<float, 8> numbers;
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) eight[j] = Load(p_.x, first + j * threads_);
+    for (int i = 0; i < 8; ++i)
+      numbers.at[i] = cuda::ToFloat(eight.at[i]) * rstd * cuda::ToFloat(of_eight.at[i]);
+    product.StorePiece(to, piece, pieces, cuda::FromFloats<T>(numbers));
+  };
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j)
-        product_.StorePiece(to, first + j * threads_, Pieces(), eight[j]);
-    }
-    __syncthreads();
-  }
-
-  // `wide`: room for k floats, where each thread finds again what it put there. Weight: of the
-  // norm.
-  template <class Weight>
-  __device__ __forceinline__ void TakeNormed(const SharedRow& to, float* wide) const {
-    using Floats = cuda::Pack<float, 8>;
-    constexpr int kBatch = 2;
-    float squares = 0.0f;
+  for (int j = 0; j < kKept; ++j) store(thread + j * threads, kept[j], of_kept[j]);
 #pragma unroll 1
-    for (int first = Thread(); 8 * first < k_; first += kBatch * threads_) {
-      Eight eight[kBatch];
-      cuda::Pack<Weight, 8> weights[kBatch];
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        eight[j] = Load(p_.x, first + j * threads_);
-        weights[j] = Load<Weight>(p_.norm.weight, first + j * threads_);
-      }
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        Floats numbers = cuda::ToFloats(eight[j]);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          squares += numbers.at[i] * numbers.at[i];
-          numbers.at[i] *= cuda::ToFloat(weights[j].at[i]);
-        }
-        const int column = 8 * (first + j * threads_);
-        if (column < k_) *reinterpret_cast<Floats*>(wide + column) = numbers;
-      }
-    }
-    const float mean = cuda::ReduceRow<cuda::Plus>(squares) / static_cast<float>(k_);
-    const float rstd = rsqrtf(mean + p_.norm.eps);
-#pragma unroll 1
-    for (int piece = Thread(); piece - Thread() < Pieces(); piece += threads_) {
-      Floats numbers{};
-      if (8 * piece < k_) numbers = *reinterpret_cast<const Floats*>(wide + 8 * piece);
-#pragma unroll
-      for (float& number : numbers.at) number *= rstd;
-      product_.StorePiece(to, piece, Pieces(), cuda::FromFloats<T>(numbers));
-    }
-    __syncthreads();
-  }
-
- private:
-  static __device__ __forceinline__ int Thread() { return static_cast<int>(threadIdx.x); }
-  // With zeros up to a whole unit.
-  __device__ __forceinline__ int Pieces() const {
-    return (k_ + 8 * kUnitPieces - 1) / (8 * kUnitPieces) * kUnitPieces;
-  }
-  template <class Number = T>
-  __device__ __forceinline__ cuda::Pack<Number, 8> Load(const void* from, int piece) const {
-    using Numbers = cuda::Pack<Number, 8>;
-    return 8 * piece < k_ ? static_cast<const Numbers*>(from)[piece] : Numbers{};
-  }
-
-  const QuantizedParams& p_;
-  const Product& product_;
-  int k_, threads_;
-};
+  for (int piece = beyond; piece - thread < pieces; piece += threads)
+    store(piece, piece < end ? x[piece] : Eight{}, piece < end ? weights[piece] : Weights{});
+}
 
 // 2^shift warps of a CTA share a tile; where there is a gating, its tiles are of gates and of their
 // ups in turn. shape: of all columns.
@@ -112,38 +72,38 @@ __global__ void __launch_bounds__(32 * kMostRowWarps)
   using Product = RowOfCodes<kType, kFormat, kWide, 1>;
   using T = typename Product::T;
   constexpr int kTile = static_cast<int>(kTileRows);
-  __shared__ float sums[kMostRowWarps][kTile];
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  __shared__ float sums[kMostRowWarps][1][kTile];
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   const int parts = 1 << shift, tiles = static_cast<int>(blockDim.x / 32) >> shift;
   const int all = static_cast<int>(p.tiles);
   const auto tile_of = [&](int i) {
     const int at = static_cast<int>(blockIdx.x) * tiles + i;
     return min(p.gating.is_there ? at / 2 + at % 2 * (all / 2) : at, all - 1);
   };
-  auto* const wide = reinterpret_cast<float*>(cuda::DynamicShared() + shape.bytes);
   const SharedRow row(cuda::DynamicShared(), shape);
-  Product product(p, shape, warp & (parts - 1), shift, row, true);
+  Product product(p, shape, warp & (parts - 1), shift, row, Product::Row::kOfAll);
   cuda::AwaitPrevious();
   cuda::LetNextBegin();
   product.AskForCodes(0, {tile_of(warp >> shift)});
   const int mine = thread / kTile, column = tile_of(mine) * kTile + thread % kTile;
   const bool has_result = mine < tiles;
   const float added = has_result ? AddedTo<T>(p, 0, column, true) : 0.0f;
-  const RowTaker<Product> taker(p, product);
+  const int pieces = shape.units * kUnitPieces;
   if (!p.norm.weight)
-    taker.TakePlain(row);
+    product.Take(row, 0, pieces, p.x, thread, static_cast<int>(blockDim.x));
   else if (p.norm.dtype == DType::kF32)
-    taker.template TakeNormed<float>(row, wide);
+    TakeNormed<float>(p, product, row, pieces);
   else
-    taker.template TakeNormed<T>(row, wide);
+    TakeNormed<T>(p, product, row, pieces);
+  __syncthreads();
   float2 of_tile[1];
   product.Multiply(of_tile);
-  if (lane % 4 == 0) reinterpret_cast<float2*>(sums[warp])[lane / 4] = of_tile[0];
+  StoreRowSums(of_tile, sums[warp]);
   __syncthreads();
   if (thread / 32 * 32 >= tiles * kTile) return;  // whole warps
   float sum = added;
   for (int part = 0; has_result && part < parts; ++part)
-    sum += sums[(mine << shift) + part][thread % kTile];
+    sum += sums[(mine << shift) + part][0][thread % kTile];
   const int at = static_cast<int>(blockIdx.x) * tiles + mine;
   if (!p.gating.is_there) {
     if (has_result && at < all) StoreSum<T>(p, column, sum);
@@ -157,24 +117,17 @@ __global__ void __launch_bounds__(32 * kMostRowWarps)
 template <DType kType, Format kFormat, bool kWide>
 inline const cuda::Kernel kRowOfCodesKernel(
     "RowOfCodesKernel", reinterpret_cast<const void*>(&RowOfCodesKernel<kType, kFormat, kWide>),
-    kMostSharedBytes);
+    kMostRowBytes);
 
 template <DType kType>
 Status LaunchRowOf(const QuantizedParams& params, const QuantizedPlan& plan,
                    const CudaContext& context) {
   const RowOfCodesShape shape = RowOfCodesShape::Of(params, 0);
-  const auto launch = [&](const cuda::Kernel& kernel) {
-    return cuda::Launch(context, kernel,
-                        {.grid = {CeilDiv<int64_t>(params.tiles, plan.tile_warps)},
-                         .block = dim3(static_cast<unsigned>(32 * plan.tile_warps * plan.k_warps)),
-                         .shared_bytes = plan.shared_bytes,
-                         .overlaps_previous = true},
-                        params, shape, std::countr_zero(static_cast<unsigned>(plan.k_warps)));
-  };
-  return DispatchStreamed(params.format, [&]<Format kFormat>() {
-    if constexpr (kFormat != Format::kE2M1)
-      if (shape.wide) return launch(kRowOfCodesKernel<kType, kFormat, true>);
-    return launch(kRowOfCodesKernel<kType, kFormat, false>);
+  cuda::LaunchConfig config = ConfigOf(params, plan);
+  config.overlaps_previous = true;
+  return DispatchStreamed(params.format, shape.wide, [&]<Format kFormat, bool kWide>() {
+    return cuda::Launch(context, kRowOfCodesKernel<kType, kFormat, kWide>, config, params, shape,
+                        std::countr_zero(static_cast<unsigned>(plan.k_warps)));
   });
 }
 
