@@ -160,8 +160,6 @@ def _row(recipe: dict[str, Any], text: str, named: dict[str, str]) -> dict[str, 
     return {
         "model": model["model_id"],
         "architecture": architecture,
-        "experts": model["architecture"] == "moe",
-        "tasks": sorted(recipe["meta"]["tasks"]),
         "precisions": sorted({v["precision"] for v in variants.values()}),
     }
 
