@@ -109,6 +109,7 @@ $(BIN)/intarsia: pyproject.toml
 
 demo: build $(MODEL_INSTALLED) ## generate text with a real small model through our custom calls; MODEL=gemma3
 	$(BIN)/intarsia generate --model $(MODEL) $(ARGS)
+	echo "Next: $(BIN)/intarsia generate --help, or docs/commands.md; docs/start has a page for each framework."
 
 # Nothing where a part of the tests is asked for, which has none in C++.
 ALL_TESTS = $(filter tests,$(TESTS)$(findstring -k,$(ARGS)))
