@@ -119,14 +119,12 @@ void PlanStream(const QuantizedParams& p, const cuda::Device& device, QuantizedP
 // How long one row takes, as a multiple of what a multiprocessor takes for a unit of a warp: for
 // all of its units, a wait for each of a warp's, and for each round of CTAs. The waits are guesses
 // from measurements (docs/notebook/weights_in_codes.md).
-int64_t RowTime(const QuantizedParams& p, int units, const cuda::Device& device,
-                const QuantizedPlan& plan) {
+int64_t RowTime(int tiles, int units, int sms, int tile_warps, int k_warps) {
   constexpr int kUnitWait = 8, kRoundWait = 50;
-  const int warps = plan.tile_warps * plan.k_warps;
-  const int64_t ctas = CeilDiv(CeilDiv<int64_t>(p.tiles, plan.tile_warps), int64_t{device.sms});
-  const int64_t rounds = CeilDiv<int64_t>(ctas, kRowWarpsAtOnce / warps);
-  return CeilDiv<int64_t>(units, plan.k_warps) * (ctas * warps + kUnitWait * rounds) +
-         kRoundWait * rounds;
+  const int warps = tile_warps * k_warps, ctas = CeilDiv(tiles, tile_warps * sms);
+  const int rounds = CeilDiv(ctas, kRowWarpsAtOnce / warps);
+  return CeilDiv(units, k_warps) * (int64_t{ctas} * warps + int64_t{kUnitWait} * rounds) +
+         int64_t{kRoundWait} * rounds;
 }
 
 bool PlanRow(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
@@ -140,14 +138,13 @@ bool PlanRow(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan
   plan.shared_bytes = shape.bytes;
   const int step = p.gating.is_there ? 2 : 1;  // a CTA has gates and their ups
   const int most_parts = std::min(shape.units, kMostRowParts);
-  QuantizedPlan found = plan;
+  const int all = static_cast<int>(std::min<int64_t>(p.tiles, 1 << 27));  // FitCounts refuses more
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (found.k_warps = 1; found.k_warps <= most_parts; found.k_warps *= 2) {
-    for (int tiles = step; tiles * found.k_warps <= kMostRowWarps; tiles += step) {
-      if (tiles * found.k_warps < kLeastRowWarps) continue;
-      found.tile_warps = tiles;
-      const int64_t time = RowTime(p, shape.units, device, found);
-      if (time < least) least = time, plan = found;
+  for (int parts = 1; parts <= most_parts; parts *= 2) {
+    for (int tiles = step; tiles * parts <= kMostRowWarps; tiles += step) {
+      if (tiles * parts < kLeastRowWarps) continue;
+      const int64_t time = RowTime(all, shape.units, device.sms, tiles, parts);
+      if (time < least) least = time, plan.tile_warps = tiles, plan.k_warps = parts;
     }
   }
   return true;
