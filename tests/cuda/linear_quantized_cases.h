@@ -158,6 +158,12 @@ inline double MostScale(const QuantizedCase& c, std::mt19937& random) {
   return c.scale == DType::kF8E8M0 && random() % 3 != 0 ? 0.8 : 1.0;
 }
 
+// Of f16 or bf16.
+inline double RoundedTo(DType dtype, double x) {
+  if (dtype == kF16) return static_cast<float>(__half(static_cast<float>(x)));
+  return static_cast<float>(__nv_bfloat16(static_cast<float>(x)));
+}
+
 struct QuantizedOperands {
   QuantizedOperands(const QuantizedCase& c, std::mt19937& random)
       : c(c),
@@ -173,7 +179,7 @@ struct QuantizedOperands {
     if (c.bias) bias = FactorArray(c.dtype, c.c * kTileRows, -1, 1, random);
     if (c.residual) residual = FactorArray(c.dtype, c.m * c.results(), -1, 1, random);
     if (c.norm != DType::kOther) norm = FactorArray(c.norm, c.k, -1, 1, random);
-    TakeRows(random);
+    TakeRows();
     if (c.outer == DType::kOther) return;
     const int64_t size = c.outers ? c.c * c.outers * kTileRows : 1;
     outer_scales = FactorArray(c.outer, size, 0.1, 1, random);
@@ -237,18 +243,16 @@ struct QuantizedOperands {
   std::vector<double> rows;  // what is multiplied, [m, k]: x, or normed and rounded
 
  private:
-  void TakeRows(std::mt19937& random) {
+  void TakeRows() {
     rows.resize(c.m * c.k);
     for (int64_t i = 0; i < c.m; ++i) {
       double squares = 0.0;
       for (int64_t j = 0; j < c.k; ++j) squares += std::pow(x[c.shift + i * c.k + j], 2);
-      FactorArray normed(c.dtype, 1, 0, 0, random);
       for (int64_t j = 0; j < c.k; ++j) {
-        double& number = rows[i * c.k + j];
-        number = x[c.shift + i * c.k + j];
-        if (norm.empty()) continue;
-        normed.Set(0, static_cast<float>(number / std::sqrt(squares / c.k + kEps) * norm[j]));
-        number = normed[0];
+        const double number = x[c.shift + i * c.k + j];
+        rows[i * c.k + j] =
+            norm.empty() ? number
+                         : RoundedTo(c.dtype, number / std::sqrt(squares / c.k + kEps) * norm[j]);
       }
     }
   }

@@ -29,10 +29,6 @@ struct DecodedExperts {
   std::vector<double> w;
 };
 
-inline double RoundedTo(DType dtype, double x) {
-  if (dtype == kF16) return static_cast<float>(__half(static_cast<float>(x)));
-  return static_cast<float>(__nv_bfloat16(static_cast<float>(x)));
-}
 inline double GatedBy(std::string_view activation, DType dtype, double gate, double up) {
   if (activation == "swigluoai") {
     gate = std::min(gate, 7.0), up = std::clamp(up, -7.0, 7.0);
@@ -40,7 +36,7 @@ inline double GatedBy(std::string_view activation, DType dtype, double gate, dou
   }
   const double slope =
       activation == "silu" ? 1.0 : 2.0 * std::sqrt(2.0 / M_PI) * (1.0 + 0.044715 * gate * gate);
-  return RoundedTo(dtype, gate / (1.0 + std::exp(-gate * slope))) * up;
+  return matmul::RoundedTo(dtype, gate / (1.0 + std::exp(-gate * slope))) * up;
 }
 
 class QuantizedExpertsCase {
@@ -161,7 +157,7 @@ class QuantizedExpertsCase {
                const attention::Elements& out) const {
     const DecodedExperts up(w1), down(w2);
     const bool in_turn = activation_ == "swigluoai";
-    const auto rounded = [&](double number) { return RoundedTo(first_.dtype, number); };
+    const auto rounded = [&](double number) { return matmul::RoundedTo(first_.dtype, number); };
     double worst = 0.0;
     std::vector<double> x(n_), hidden(2 * i_), gated(i_), sum(n_), size(n_);
     for (int64_t t = 0; t < t_; ++t) {

@@ -27,6 +27,7 @@ __device__ __forceinline__ void StoreSum(const QuantizedParams& p, int64_t to, f
     static_cast<T*>(p.out)[to] = cuda::FromFloat<T>(sum);
 }
 
+// Both.
 template <class T>
 __device__ __forceinline__ void StoreResult(const QuantizedParams& p, int64_t row, int64_t column,
                                             float sum, bool has_bias) {

@@ -7,7 +7,6 @@ namespace intarsia::matmul {
 
 // A warp's share is a number of units of 128 columns: blocks of 32, and pieces of 8.
 inline constexpr int kUnitBlocks = 4, kBlockPieces = 4, kUnitPieces = kUnitBlocks * kBlockPieces;
-inline constexpr int kUnitColumns = kUnitBlocks * static_cast<int>(kBlockColumns);
 inline constexpr int kRowBlockBytes = 2 * static_cast<int>(kBlockColumns);  // of x
 
 // What warps that share the columns of w need.

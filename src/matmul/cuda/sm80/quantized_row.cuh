@@ -23,7 +23,7 @@ template <class Weight, class Product>
 __device__ __forceinline__ void TakeNormed(const QuantizedParams& p, const Product& product,
                                            const SharedRow& to, int pieces) {
   using T = typename Product::T;
-  using Eight = cuda::Pack<T, 8>;
+  using Eight = typename Product::Eight;
   using Weights = cuda::Pack<Weight, 8>;
   constexpr int kKept = 2;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
