@@ -167,6 +167,8 @@ TEST(QuantizedPlan, GroupsOnHopperGoByTheirRows) {
   };
   EXPECT_EQ(shape(8), kFewUnits);
   EXPECT_EQ(shape(512), kRows8);
+  EXPECT_EQ(shape(6 * 128), kRows8);
+  EXPECT_EQ(shape(7 * 128), kRows16);
   EXPECT_EQ(shape(2048), kRows16);
   EXPECT_EQ(shape(16384), kRows32);
   // Other formats, and powers of two of other groups, are the portable kernels'.
