@@ -107,7 +107,7 @@ Status Activate(const CudaContext& context, const ExpertsPass& pass, Attributes.
 // ------------------------------------------------------------------------------------- the sum
 
 constexpr int kSumThreads = 128;
-constexpr int kSumBatch = 4;  // terms that a thread asks for at a time
+constexpr int kSumBatch = 8;  // terms that a thread asks for at a time
 
 // out[token, :] = sum over j of weight * down[place, :], in the order of j. A block has
 // kSumThreads vectors of one token.
