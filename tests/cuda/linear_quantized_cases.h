@@ -85,7 +85,10 @@ inline QuantizedCase RandomQuantizedCase(std::mt19937& random) {
   if (random() % 4) return c;
   if (random() % 2) {  // one row, with all that a layer can have before it and behind it
     c.m = 1;
-    if (random() % 4 == 0) c.c = pick({250, 1100, 2200});
+    if (random() % 2) c.c = pick({2, 8, 70, 250, 1100, 2200});
+    if (c.k < 128) c.k = pick({128, 320, 576});
+    c.scale = c.format == Format::kE2M1 ? DType::kF8E8M0 : type({kF32, kF16, kBF16});
+    if (c.format != Format::kU4) c.zero = DType::kOther;
     c.DrawEnd(random);
     if (random() % 2) c.norm = type({kF32, c.dtype});
     if (c.k <= 384 && BitsOf(c.format) == 4) c.out = type({c.out, c.dtype});

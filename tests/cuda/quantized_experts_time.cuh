@@ -123,8 +123,11 @@ inline void TimeQuantizedExperts(std::string_view formats, int64_t only) {
     for (const TimedCodes& codes : kTimedCodes) {
       if (!formats.empty() && formats.find(codes.format) == formats.npos) continue;
       const TimedQuantizedExperts timed(model, codes, std::max<int64_t>(only, 2048));
-      for (const int64_t tokens : {1, 2, 4, 8, 16, 64, 256, 2048})
-        if (only == 0 || only == tokens) timed.Time(tokens);
+      if (only > 0) {
+        timed.Time(only);
+        continue;
+      }
+      for (const int64_t tokens : {1, 2, 4, 8, 16, 64, 256, 2048}) timed.Time(tokens);
     }
 }
 
