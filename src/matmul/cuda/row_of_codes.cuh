@@ -145,6 +145,12 @@ class RowOfCodes {
 
   // Asks for the first codes of tiles of matrix number `matrix`.
   __device__ __forceinline__ void AskForCodes(int matrix, const int (&tiles)[kTiles]) {
+    PointAt(matrix, tiles);
+    Ask();
+  }
+  // The same in two steps, between which the L2 cache may be asked for these codes, even before
+  // AwaitPrevious: all kernels see the same L2 cache.
+  __device__ __forceinline__ void PointAt(int matrix, const int (&tiles)[kTiles]) {
     const int r = Lane() / 4, c = Lane() % 4;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
@@ -157,6 +163,19 @@ class RowOfCodes {
         zeros_at_[t] = static_cast<const char*>(p_.zeros.data) +
                        int64_t{tile} * shape_.tile_zero_bytes + 2 * r * shape_.zero_bytes;
     }
+  }
+  __device__ __forceinline__ void PrefetchCodes() const {
+    constexpr int kLine = 128;  // bytes that the L2 cache fetches
+    constexpr int kLines = kAhead * kUnitBlocks * kBlockBytes / kLine;
+    static_assert(kLines <= 32);  // one for each lane
+    const int at = begin_ * kUnitBlocks * kBlockBytes + Lane() * kLine;
+    const int added = Lane() % 4 * kLaneBytes + Lane() / 4 * 8;  // to codes_at_
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+      if (Lane() < kLines && at < shape_.blocks * kBlockBytes)
+        cuda::PrefetchL2(codes_at_[t] + (at - added));
+  }
+  __device__ __forceinline__ void Ask() {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
       if (i < count_) AskFor(ring_[i], i);

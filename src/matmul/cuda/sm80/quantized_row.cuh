@@ -82,9 +82,11 @@ __global__ void __launch_bounds__(32 * kMostRowWarps)
   };
   const SharedRow row(cuda::DynamicShared(), shape);
   Product product(p, shape, warp & (parts - 1), shift, row, Product::Row::kOfAll);
+  product.PointAt(0, {tile_of(warp >> shift)});
+  product.PrefetchCodes();
   cuda::AwaitPrevious();
   cuda::LetNextBegin();
-  product.AskForCodes(0, {tile_of(warp >> shift)});
+  product.Ask();
   const int mine = thread / kTile, column = tile_of(mine) * kTile + thread % kTile;
   const bool has_result = mine < tiles;
   const float added = has_result ? AddedTo<T>(p, 0, column, true) : 0.0f;
