@@ -100,6 +100,7 @@ __device__ __forceinline__ uint4 LoadOnce16(const void* from) {
   return x;
 }
 
+// The same of 8 bytes.
 __device__ __forceinline__ uint2 LoadOnce8(const void* from) {
   uint2 x;
   asm("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];\n"

@@ -56,9 +56,9 @@ __device__ __forceinline__ uint32_t Masked(uint32_t x, uint32_t mask, uint32_t o
   return x;
 }
 
+inline constexpr uint32_t kE8M0One = 127;
 // 2^(e - 127) times what the biases of e2m1 and of kType differ by, twice, where kType has that
 // number and all multiples of e2m1's exactly: of bf16 up to e = 128, of f16 from 104 to 128.
-inline constexpr uint32_t kE8M0One = 127;
 template <DType kType>
 __device__ __forceinline__ constexpr uint32_t E2M1Scale(uint32_t e) {
   return kType == DType::kF16 ? e * 0x4000400u - 98u * 0x4000400u : e * 0x800080u + 0x3f003f00u;

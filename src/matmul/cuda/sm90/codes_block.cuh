@@ -52,12 +52,12 @@ class CodesBlock {
 
   __device__ __forceinline__ explicit CodesBlock(uint32_t opaque_zero) : spread_(opaque_zero) {}
 
-  // codes(t): the lane's word of row 2r in tile t; x(n): its 16 bytes of row 8n + r; bias(t), if
-  // given: what CountedSteps adds to codes of rows 2r and 2r + 1. Sums are those of C fragments,
-  // one after the other, and kUnit times what codes stand for.
-  template <class CodesOf, class XOf, class... BiasOf>
+  // codes(t): the lane's word of row 2r in tile t; x(n): its 16 bytes of row 8n + r; operand(t), if
+  // given: what Decode takes for rows 2r and 2r + 1, CountedSteps::BiasOf or E2M1Scale. Sums are
+  // those of C fragments, one after the other, and kUnit times what codes stand for.
+  template <class CodesOf, class XOf, class... OperandOf>
   __device__ __forceinline__ void MultiplyAdd(CodesOf codes, XOf x, float (&sums)[kTiles][kSums],
-                                              BiasOf... bias) const {
+                                              OperandOf... operand) const {
     using M = cuda::Mma<kType>;
     typename M::B of_x[kRows / 8][2];
 #pragma unroll
@@ -70,7 +70,8 @@ class CodesBlock {
     for (int t = 0; t < kTiles; ++t) {
       const uint2 words = *reinterpret_cast<const uint2*>(codes(t));
       uint32_t low[4], high[4];
-      spread_.Decode(words.x, low, bias(t).x...), spread_.Decode(words.y, high, bias(t).y...);
+      spread_.Decode(words.x, low, operand(t).x...);
+      spread_.Decode(words.y, high, operand(t).y...);
 #pragma unroll
       for (int step = 0; step < 2; ++step)
 #pragma unroll
