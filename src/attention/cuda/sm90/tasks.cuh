@@ -141,7 +141,6 @@ class TaskFinder {
       task.step = spare_tiles * heads;
       return plan_.fill_padding;
     }
-    task.kv_head = place.kv_head;
     task.keys = SetRows(task, found.sequence, found.count - 1 - found.number);
     return true;
   }
