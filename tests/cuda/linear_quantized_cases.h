@@ -38,7 +38,8 @@ struct QuantizedCase {
   // What a layer may end with.
   void DrawEnd(std::mt19937& random) {
     // f16 holds a gate times an up of short rows in 4 bits.
-    gated = c % 2 == 0 && (dtype != kF16 || (k <= 384 && BitsOf(format) == 4)) && random() % 2;
+    const bool fits = k <= 384 && BitsOf(format) == 4 && zero == DType::kOther;
+    gated = c % 2 == 0 && (dtype != kF16 || fits) && random() % 2;
     if (gated) out = dtype, by_gelu = random() % 2;
     residual = !gated && random() % 2;
   }

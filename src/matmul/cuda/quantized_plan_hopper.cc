@@ -166,7 +166,7 @@ bool PlanGroupsHopper(const QuantizedParams& p, int64_t here, int64_t mean,
       !HasHopper(device))
     return false;
   plan.kernel = QuantizedKernelKind::kGroupsHopper;
-  // A group of more rows than the mean may need two units of 8.
+  // Measured: with more than 6, too many groups need a second unit of 8 rows.
   plan.shape = mean <= 6 ? kRows8 : mean <= 16 ? kRows16 : kRows32;
   plan.tile_warps = kGroupsHopperWarps;
   if (mean <= 4 && here * CeilDiv(p.tiles, plan.cta_tiles()) <= 2 * int64_t{device.sms})

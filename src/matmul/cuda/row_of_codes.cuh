@@ -143,20 +143,18 @@ class RowOfCodes {
     if (piece < pieces && piece % kBlockPieces == 0) to.block_sums[place / kBlockPieces] = sum;
   }
 
-  // Asks for the first codes of tiles of matrix number `matrix`.
-  __device__ __forceinline__ void AskForCodes(int matrix, const int (&tiles)[kTiles]) {
+  // Asks for the first codes and factors of tiles of matrix number `matrix`.
+  __device__ __forceinline__ void AskForFirst(int matrix, const int (&tiles)[kTiles]) {
     PointAt(matrix, tiles);
-    Ask();
+    AskForFirst();
   }
-  // The same in two steps, between which the L2 cache may be asked for these codes, even before
-  // AwaitPrevious: all kernels see the same L2 cache.
+  // The same in two steps, between which the codes may be prefetched.
   __device__ __forceinline__ void PointAt(int matrix, const int (&tiles)[kTiles]) {
-    const int r = Lane() / 4, c = Lane() % 4;
+    const int r = Lane() / 4;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       const int tile = matrix * static_cast<int>(p_.tiles) + tiles[t];
-      codes_at_[t] =
-          p_.packed + int64_t{tile} * shape_.blocks * kBlockBytes + c * kLaneBytes + 8 * r;
+      codes_at_[t] = p_.packed + int64_t{tile} * shape_.blocks * kBlockBytes + OffsetInBlock();
       scales_at_[t] = static_cast<const char*>(p_.scales.data) +
                       int64_t{tile} * shape_.tile_scale_bytes + 2 * r * ScaleBytes();
       if (HasZeros())
@@ -164,18 +162,18 @@ class RowOfCodes {
                        int64_t{tile} * shape_.tile_zero_bytes + 2 * r * shape_.zero_bytes;
     }
   }
+  // To the L2 cache, which all kernels share: so this may come before AwaitPrevious, though a
+  // kernel that still runs writes the codes. It may pass the warp's share, but not the tile.
   __device__ __forceinline__ void PrefetchCodes() const {
-    constexpr int kLine = 128;  // bytes that the L2 cache fetches
-    constexpr int kLines = kAhead * kUnitBlocks * kBlockBytes / kLine;
+    constexpr int kL2LineBytes = 128, kLines = kAhead * kUnitBlocks * kBlockBytes / kL2LineBytes;
     static_assert(kLines <= 32);  // one for each lane
-    const int at = begin_ * kUnitBlocks * kBlockBytes + Lane() * kLine;
-    const int added = Lane() % 4 * kLaneBytes + Lane() / 4 * 8;  // to codes_at_
+    const int at = begin_ * kUnitBlocks * kBlockBytes + Lane() * kL2LineBytes;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
       if (Lane() < kLines && at < shape_.blocks * kBlockBytes)
-        cuda::PrefetchL2(codes_at_[t] + (at - added));
+        cuda::PrefetchL2(codes_at_[t] + (at - OffsetInBlock()));
   }
-  __device__ __forceinline__ void Ask() {
+  __device__ __forceinline__ void AskForFirst() {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
       if (i < count_) AskFor(ring_[i], i);
@@ -220,6 +218,10 @@ class RowOfCodes {
   };
 
   static __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x % 32); }
+  // Of the lane's first codes.
+  static __device__ __forceinline__ int OffsetInBlock() {
+    return Lane() % 4 * kLaneBytes + Lane() / 4 * 8;
+  }
   __device__ __forceinline__ bool HasZeros() const {
     return kMayHaveZeros && shape_.zero_bytes > 0;
   }

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(32 * kFewUpWarps, kFewUpCtas<kFormat, kWide>)
                        in_turn ? min(2 * couple + 1, all - 1) : couple + all / 2};
   matmul::RowOfCodes<kType, kFormat, kWide, 2> product(
       w, shape, warp, kFewUpShift, {DynamicShared() + warp * shape.bytes, shape});
-  product.AskForCodes(expert, tiles);
+  product.AskForFirst(expert, tiles);
   float2 bias[2] = {};
   if (warp == 0) bias[0] = BiasOf<T>(w, expert, tiles[0]), bias[1] = BiasOf<T>(w, expert, tiles[1]);
   product.TakePart(static_cast<const T*>(pass.x) + token * pass.n);
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(32 * kFewDownWarps, 2)
   if (expert >= 0) {
     matmul::RowOfCodes<kType, kFormat, kWide, 1> product(
         w, shape, part, shift, {DynamicShared() + warp * shape.bytes, shape});
-    product.AskForCodes(expert, tiles);
+    product.AskForFirst(expert, tiles);
     const float2 bias = part == 0 ? BiasOf<T>(w, expert, tiles[0]) : float2{0.0f, 0.0f};
     AwaitPrevious();
     product.TakePart(static_cast<const T*>(pass.gated) + pair * pass.i);

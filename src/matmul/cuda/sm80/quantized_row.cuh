@@ -83,10 +83,12 @@ __global__ void __launch_bounds__(32 * kMostRowWarps)
   const SharedRow row(cuda::DynamicShared(), shape);
   Product product(p, shape, warp & (parts - 1), shift, row, Product::Row::kOfAll);
   product.PointAt(0, {tile_of(warp >> shift)});
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // where AwaitPrevious waits
   product.PrefetchCodes();
+#endif
   cuda::AwaitPrevious();
   cuda::LetNextBegin();
-  product.Ask();
+  product.AskForFirst();
   const int mine = thread / kTile, column = tile_of(mine) * kTile + thread % kTile;
   const bool has_result = mine < tiles;
   const float added = has_result ? AddedTo<T>(p, 0, column, true) : 0.0f;

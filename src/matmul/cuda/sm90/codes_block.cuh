@@ -54,7 +54,8 @@ class CodesBlock {
 
   // codes(t): the lane's word of row 2r in tile t; x(n): its 16 bytes of row 8n + r; operand(t), if
   // given: what Decode takes for rows 2r and 2r + 1, CountedSteps::BiasOf or E2M1Scale. Sums are
-  // those of C fragments, one after the other, and kUnit times what codes stand for.
+  // those of C fragments, one after the other, and kUnit times what codes stand for; with
+  // E2M1Scale, of scaled codes.
   template <class CodesOf, class XOf, class... OperandOf>
   __device__ __forceinline__ void MultiplyAdd(CodesOf codes, XOf x, float (&sums)[kTiles][kSums],
                                               OperandOf... operand) const {
