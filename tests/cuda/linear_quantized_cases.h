@@ -37,9 +37,10 @@ struct QuantizedCase {
   }
   // What a layer may end with.
   void DrawEnd(std::mt19937& random) {
-    // f16 holds a gate times an up of short rows in 4 bits.
-    const bool fits = k <= 384 && BitsOf(format) == 4 && zero == DType::kOther;
-    gated = c % 2 == 0 && (dtype != kF16 || fits) && random() % 2;
+    // f16 holds a gate times an up of short rows in 4 bits, unless zeros make these larger.
+    const bool larger = zero == kI8 || (zero == DType::kU8 && !points);
+    const bool fits = dtype != kF16 || (k <= 384 && BitsOf(format) == 4 && !larger);
+    gated = c % 2 == 0 && fits && random() % 2;
     if (gated) out = dtype, by_gelu = random() % 2;
     residual = !gated && random() % 2;
   }

@@ -119,15 +119,13 @@ class TimedQuantizedExperts {
 
 // `formats`: those whose names it has, or all; `only`: tokens, or 0 for several numbers of them.
 inline void TimeQuantizedExperts(std::string_view formats, int64_t only) {
+  std::vector<int64_t> wanted{1, 2, 4, 8, 16, 64, 256, 2048};
+  if (only > 0) wanted = {only};
   for (const TimedModel& model : std::span(kModels).first(2))
     for (const TimedCodes& codes : kTimedCodes) {
       if (!formats.empty() && formats.find(codes.format) == formats.npos) continue;
       const TimedQuantizedExperts timed(model, codes, std::max<int64_t>(only, 2048));
-      if (only > 0) {
-        timed.Time(only);
-        continue;
-      }
-      for (const int64_t tokens : {1, 2, 4, 8, 16, 64, 256, 2048}) timed.Time(tokens);
+      for (const int64_t tokens : wanted) timed.Time(tokens);
     }
 }
 
