@@ -93,9 +93,10 @@ T __reduce_add_sync(unsigned, T x) {
 inline void __syncwarp() {
   intarsia::emulator::Reduce("syncwarp", 0, [](int, int) { return 0; });
 }
-inline void __syncthreads() {
-  intarsia::emulator::ArriveAt(0, intarsia::emulator::block->threads, true);
+inline int __syncthreads_or(int is) {
+  return intarsia::emulator::ArriveAt(0, intarsia::emulator::block->threads, true, is != 0);
 }
+inline void __syncthreads() { __syncthreads_or(0); }
 
 // ---------------------------------------------------------------- of a thread
 

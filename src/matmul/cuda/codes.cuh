@@ -219,32 +219,93 @@ class SpreadCodes<Format::kE2M1, kType> {
   static constexpr float kUnit = 1.0f;
   __device__ __forceinline__ explicit SpreadCodes(uint32_t) {}
 
-  // The sign goes from bit 3 of a code to bit 15, the others to where kType's exponent ends. In
-  // bf16 one product moves all four: integer units are what kernels wait for, and it is not theirs.
   // scale: decoding::E2M1Scale.
   __device__ __forceinline__ void Decode(
       uint32_t word, uint32_t (&pairs)[4],
       uint32_t scale = decoding::E2M1Scale<kType>(decoding::kE8M0One)) const {
-    constexpr int kUp = kType == DType::kF16 ? 9 : 6;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      uint32_t bits;
-      if constexpr (kType == DType::kBF16) {
-        const uint32_t codes = (j < 2 ? word : word >> 8) & (j % 2 ? 0x00f000f0u : 0x000f000fu);
-        bits = codes * (j % 2 ? 0x104u : 0x1040u) & (0x80008000u | 0x70007u << kUp);
-      } else {
-        const int up = kUp - 4 * j;
-        const uint32_t size = up >= 0 ? word << up : word >> -up;
-        bits = (word << (12 - 4 * j) & 0x80008000u) | (size & 0x70007u << kUp);
-      }
-      pairs[j] = decoding::MultiplyPairs<kType>(bits, scale);
+    for (int j = 0; j < 4; ++j) pairs[j] = decoding::MultiplyPairs<kType>(Bits(word, j), scale);
+  }
+  // Pair j of a word, each times the power of two that the biases of both types differ by. The sign
+  // goes from bit 3 of a code to bit 15, the others to where kType's exponent ends. In bf16 one
+  // product moves all four: integer units are what kernels wait for, and it is not theirs.
+  static __device__ __forceinline__ uint32_t Bits(uint32_t word, int j) {
+    constexpr int kUp = kType == DType::kF16 ? 9 : 6;
+    if constexpr (kType == DType::kBF16) {
+      const uint32_t codes = (j < 2 ? word : word >> 8) & (j % 2 ? 0x00f000f0u : 0x000f000fu);
+      return codes * (j % 2 ? 0x104u : 0x1040u) & (0x80008000u | 0x70007u << kUp);
     }
+    const int up = kUp - 4 * j;
+    const uint32_t size = up >= 0 ? word << up : word >> -up;
+    return (word << (12 - 4 * j) & 0x80008000u) | (size & 0x70007u << kUp);
   }
   // Columns j and j + 4.
   static __device__ __forceinline__ uint4 InOrder(const uint4& x) {
     return {__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632),
             __byte_perm(x.y, x.w, 0x5410), __byte_perm(x.y, x.w, 0x7632)};
   }
+};
+
+// A word's codes as pairs without any arithmetic: tensor cores take subnormal numbers, and those
+// next to them, as they are. Numbers are 2^kStep times what codes stand for and kBias more; those
+// of the second half of the pairs are 1 / kOdd times as large. InOrder: as above.
+template <Format kFormat, DType kType>
+struct BareCodes {
+  static constexpr int kStep = kType == DType::kF16 ? -24 : -133;
+  static constexpr float kBias = kFormat == Format::kU4B8 ? 8.0f : 0.0f, kOdd = 1.0f / 16;
+
+  static __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[4]) {
+    const uint32_t shifted = word >> 8;
+    pairs[0] = word & 0x000f000fu, pairs[1] = shifted & 0x000f000fu;
+    pairs[2] = word & 0x00f000f0u, pairs[3] = shifted & 0x00f000f0u;
+  }
+  // Columns 0 and 4, 2 and 6, 1 and 5, 3 and 7.
+  static __device__ __forceinline__ uint4 InOrder(const uint4& x) {
+    return {__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.y, x.w, 0x5410),
+            __byte_perm(x.x, x.z, 0x7632), __byte_perm(x.y, x.w, 0x7632)};
+  }
+};
+
+template <DType kType>
+struct BareCodes<Format::kI8, kType> {
+  static constexpr int kStep = kType == DType::kF16 ? -24 : -133;
+  static constexpr float kBias = 128.0f, kOdd = 1.0f;
+
+  static __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[2]) {
+    word ^= 0x80808080u;
+    pairs[0] = word & 0x00ff00ffu, pairs[1] = word >> 8 & 0x00ff00ffu;
+  }
+  // Columns 0 and 2, 1 and 3, 4 and 6, 5 and 7.
+  static __device__ __forceinline__ uint4 InOrder(const uint4& x) {
+    return {__byte_perm(x.x, x.y, 0x5410), __byte_perm(x.x, x.y, 0x7632),
+            __byte_perm(x.z, x.w, 0x5410), __byte_perm(x.z, x.w, 0x7632)};
+  }
+};
+
+template <DType kType>
+struct BareCodes<Format::kE2M1, kType> {
+  static constexpr int kStep = kType == DType::kF16 ? -14 : -126;
+  static constexpr float kBias = 0.0f, kOdd = 1.0f;
+
+  static __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[4]) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) pairs[j] = SpreadCodes<Format::kE2M1, kType>::Bits(word, j);
+  }
+  static __device__ __forceinline__ uint4 InOrder(const uint4& x) {
+    return SpreadCodes<Format::kE2M1, kType>::InOrder(x);
+  }
+};
+
+// Numbers that are no integers times a step, from 8 bits.
+template <DType kType>
+struct BareCodes<Format::kE4M3, kType> {
+  static constexpr int kStep = 0;
+  static constexpr float kBias = 0.0f, kOdd = 1.0f;
+
+  static __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[2]) {
+    matmul::Decode<Format::kE4M3, kType>({word, 0}, pairs);
+  }
+  static __device__ __forceinline__ uint4 InOrder(const uint4& x) { return x; }
 };
 
 // Codes of columns 16 step + 4c ... + 3 of a block, of one row of a tile. `block`: its first line.

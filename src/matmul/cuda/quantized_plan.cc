@@ -213,9 +213,8 @@ bool FitStream(const QuantizedParams& p, QuantizedPlan& plan) {
 
 QuantizedPlan PlanFor(const QuantizedParams& p, const cuda::Device& device) {
   QuantizedPlan plan = BeginPlan(p);
-  // Hopper's kernel for more rows is faster for one, too, but it does not norm it.
-  if (!p.norm.weight && PlanWarpgroups(p, device, plan)) return plan;
-  if (PlanRow(p, device, plan) || PlanResident(p, device, plan)) return plan;
+  if (PlanRow(p, device, plan) || PlanWarpgroups(p, device, plan) || PlanResident(p, device, plan))
+    return plan;
   if (plan.kernel != QuantizedKernelKind::kAny)
     PlanStream(p, device, plan);
   else

@@ -9,53 +9,24 @@
 #include "src/core/cuda/mma.cuh"
 #include "src/core/dispatch.h"
 #include "src/matmul/cuda/codes.cuh"
-#include "src/matmul/cuda/factors.cuh"
+#include "src/matmul/cuda/raised.cuh"
+#include "src/matmul/cuda/raw_factors.cuh"
 #include "src/matmul/cuda/row_of_codes.h"
 
 namespace intarsia::matmul {
 
-// Two neighboring factors as they lie in memory, each of 1, 2 or 4 bytes.
-struct RawPair {
-  uint2 bits;
-
-  // kMayBeBytes: whether each may have 1 byte, where it may otherwise have 2 or 4.
-  template <bool kMayBeBytes>
-  __device__ __forceinline__ void Load(const char* from, int bytes) {
-    if (kMayBeBytes && bytes == 1)
-      bits.x = *reinterpret_cast<const uint16_t*>(from);
-    else if (bytes == 2)
-      bits.x = *reinterpret_cast<const uint32_t*>(from);
-    else
-      bits = *reinterpret_cast<const uint2*>(from);
-  }
-  // All conversions to f32, and then a choice: branches cost more.
-  template <bool kMayBeBytes>
-  __device__ __forceinline__ float2 Numbers(DType dtype) const {
-    if (kMayBeBytes && dtype == DType::kU8) return make_float2(bits.x & 0xff, bits.x >> 8);
-    if (kMayBeBytes && dtype == DType::kI8)
-      return make_float2(static_cast<int8_t>(bits.x & 0xff), static_cast<int8_t>(bits.x >> 8));
-    __half2 halves;
-    memcpy(&halves, &bits.x, sizeof halves);
-    const float2 f16 = __half22float2(halves);
-    const bool is_f16 = dtype == DType::kF16, is_f32 = dtype == DType::kF32;
-    const float low = is_f16 ? f16.x : __uint_as_float(is_f32 ? bits.x : bits.x << 16);
-    const float high = is_f16 ? f16.y : __uint_as_float(is_f32 ? bits.y : bits.x & 0xffff0000u);
-    return {low, high};
-  }
-};
-
-// Where shared memory has columns of x: pieces of 8, in the order of codes, and where there are
-// zeros the sum of each block. A last unit that has not all of its blocks begins with some of the
-// unit before it, times 0: its own come last.
+// Where shared memory has columns of x: pieces of 8, in the order of codes, and where they are
+// needed the sums of each block, or of each unit at its first block. A last unit that has not all
+// of its blocks begins with some of the unit before it, times 0: its own come last.
 struct SharedRow {
   __device__ __forceinline__ SharedRow(char* shared, const RowOfCodesShape& shape)
       : pieces(reinterpret_cast<uint4*>(shared)),
-        block_sums(reinterpret_cast<float*>(shared + shape.units * kUnitBlocks * kRowBlockBytes)),
+        sums(reinterpret_cast<float*>(shared + shape.units * kUnitBlocks * kRowBlockBytes)),
         whole(shape.blocks / kUnitBlocks * kUnitPieces),
         turn(-shape.blocks * kBlockPieces & (kUnitPieces - 1)) {}
   // Leaves out the first units, which are there.
   __device__ __forceinline__ void Skip(int units) {
-    pieces += units * kUnitPieces, block_sums += units * kUnitBlocks;
+    pieces += units * kUnitPieces, sums += units * kUnitBlocks;
   }
   // The first one that is there.
   __device__ __forceinline__ void BeginWith(int unit) { whole -= unit * kUnitPieces; }
@@ -66,7 +37,7 @@ struct SharedRow {
   }
 
   uint4* pieces;
-  float* block_sums;
+  float* sums;
   int whole, turn;  // pieces of whole units, and by how many those of the last one are turned
 };
 
@@ -93,7 +64,7 @@ class RowOfCodes {
   // Has part `part` of 2^shift.
   __device__ __forceinline__ RowOfCodes(const QuantizedParams& p, const RowOfCodesShape& shape,
                                         int part, int shift, SharedRow row, Row has = Row::kOfPart)
-      : p_(p), shape_(shape), row_(row), spread_(OpaqueZero(p)) {
+      : p_(p), shape_(shape), row_(row) {
     const int all = (shape.blocks + kUnitBlocks - 1) / kUnitBlocks;
     begin_ = all * part >> shift;
     count_ = (all * (part + 1) >> shift) - begin_;
@@ -104,13 +75,25 @@ class RowOfCodes {
   }
 
   // The warp puts its part of x there.
-  __device__ __forceinline__ void TakePart(const T* x) const {
-    Take(row_, begin_ * kUnitPieces, count_ * kUnitPieces, x, Lane(), 32);
+  __device__ __forceinline__ void TakePart(const T* x) {
+    do Take(row_, begin_ * kUnitPieces, count_ * kUnitPieces, x, Lane(), 32);
+    while (RaisedX::kIsRaised && raised_.Lessens(__any_sync(0xffffffffu, raised_.IsInfinite())));
     __syncwarp();
+  }
+  // All threads of the CTA put x there, by take().
+  template <class TakeAll>
+  __device__ __forceinline__ void TakeTogether(TakeAll take) {
+    if constexpr (RaisedX::kIsRaised) {
+      do take();
+      while (raised_.Lessens(__syncthreads_or(raised_.IsInfinite())));
+    } else {
+      take();
+      __syncthreads();
+    }
   }
   // So many threads, all of some warps, put x there, from piece `begin` on.
   __device__ __forceinline__ void Take(const SharedRow& to, int begin, int pieces, const void* x,
-                                       int thread, int threads) const {
+                                       int thread, int threads) {
     constexpr int kBatch = 3;
     const auto* const from = static_cast<const Eight*>(x) + begin;
     const int end = min(static_cast<int>(p_.k) / 8 - begin, pieces);
@@ -129,18 +112,22 @@ class RowOfCodes {
 
   // Each lane puts one piece there, if it is one of so many; all of a warp come here.
   __device__ __forceinline__ void StorePiece(const SharedRow& to, int piece, int pieces,
-                                             const Eight& eight) const {
+                                             Eight eight) {
     uint4 bits;
     memcpy(&bits, &eight, sizeof bits);
+    for (uint32_t* pair : {&bits.x, &bits.y, &bits.z, &bits.w}) *pair = raised_.Pair(*pair);
+    memcpy(&eight, &bits, sizeof eight);
     const int place = to.PlaceOf(piece);
-    if (piece < pieces) to.pieces[place] = InOrder(bits);
-    if (!HasZeros()) return;
-    float sum = 0.0f;  // of a block's 32 numbers, of which four lanes have a piece each
+    if (piece < pieces) to.pieces[place] = Bare::InOrder(bits);
+    if (!NeedsSums()) return;
+    float sum = 0.0f;  // of numbers that share a group, of which so many lanes have a piece each
+    constexpr int kLanes = kWide ? kUnitPieces : kBlockPieces;
 #pragma unroll
-    for (const T& number : eight.at) sum += cuda::ToFloat(number);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    if (piece < pieces && piece % kBlockPieces == 0) to.block_sums[place / kBlockPieces] = sum;
+    for (const T& number : eight.at) sum += cuda::ToFloat(number) * RaisedX::kHalfStep;
+#pragma unroll
+    for (int lanes = 1; lanes < kLanes; lanes *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+    if (piece < pieces && piece % kLanes == 0)
+      to.sums[place / kLanes * (kLanes / kBlockPieces)] = RaisedX::Stepped(sum);
   }
 
   // Asks for the first codes and factors of tiles of matrix number `matrix`.
@@ -157,9 +144,12 @@ class RowOfCodes {
       codes_at_[t] = p_.packed + int64_t{tile} * shape_.blocks * kBlockBytes + OffsetInBlock();
       scales_at_[t] = static_cast<const char*>(p_.scales.data) +
                       int64_t{tile} * shape_.tile_scale_bytes + 2 * r * ScaleBytes();
-      if (HasZeros())
-        zeros_at_[t] = static_cast<const char*>(p_.zeros.data) +
-                       int64_t{tile} * shape_.tile_zero_bytes + 2 * r * shape_.zero_bytes;
+      // Else compilers compute them again for each unit.
+      Keep(codes_at_[t]), Keep(scales_at_[t]);
+      if constexpr (!kMayHaveZeros) continue;
+      zeros_at_[t] = static_cast<const char*>(p_.zeros.data) +
+                     int64_t{tile} * shape_.tile_zero_bytes + 2 * r * shape_.zero_bytes;
+      Keep(zeros_at_[t]);
     }
   }
   // To the L2 cache, which all kernels share: so this may come before AwaitPrevious, though a
@@ -181,27 +171,27 @@ class RowOfCodes {
 
   // In each lane: of rows 2r and 2r + 1 of each tile, r = lane / 4.
   __device__ __forceinline__ void Multiply(float2 (&sums)[kTiles]) {
-    Sums all[2] = {};
-#pragma unroll 1
-    for (int first = 0; first < count_; first += kAhead) {
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (first + i >= count_) break;
-        Add(ring_[i], first + i, all);
-        if (first + kAhead + i < count_) AskFor(ring_[i], first + kAhead + i);
-      }
-    }
+    float2 all[kTiles] = {};
+    if constexpr (kIsE2M1)
+      AddUnits<DType::kF8E8M0>(all);
+    else if (p_.scales.dtype == DType::kF16)
+      AddUnits<DType::kF16>(all);
+    else if (p_.scales.dtype == DType::kBF16)
+      AddUnits<DType::kBF16>(all);
+    else
+      AddUnits<DType::kF32>(all);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
-      sums[t] = {(all[0][t][0] + all[1][t][0]) / kUnit, (all[0][t][2] + all[1][t][2]) / kUnit};
+      sums[t] = {raised_.Lowered(all[t].x), raised_.Lowered(all[t].y)};
+    if constexpr (kIsE2M1) powers_.Mark(sums);
   }
 
  private:
-  using Sums = float[kTiles][4];
   static constexpr bool kIsE2M1 = kFormat == Format::kE2M1;
   static constexpr int kBits = static_cast<int>(BitsOf(kFormat));
   static_assert(kBits == 4 || kBits == 8);
-  static constexpr float kUnit = SpreadCodes<kFormat, kType>::kUnit;
+  using Bare = BareCodes<kFormat, kType>;
+  using RaisedX = Raised<kType, Bare::kStep>;
   static constexpr int kWords = kBits / 4;  // of a row in a lane
   static constexpr int kLaneBytes = kWords * static_cast<int>(kLineBytes);
   static constexpr int kBlockBytes = 4 * kLaneBytes;
@@ -209,14 +199,19 @@ class RowOfCodes {
   static constexpr bool kMayHaveZeros = kFormat == Format::kU4;
   // Units in flight. With two tiles CTAs are many, and in flight together.
   static constexpr int kAhead = kTiles > 1 ? 1 : 4 / kWords / (kMayHaveZeros && !kWide ? 2 : 1);
-  // Compilers convert all factors of two tiles first, for which they lack registers, unless there
-  // is a branch: that for bytes, which scales never are here.
-  static constexpr bool kBranches = kTiles > 1 && (!kWide || kMayHaveZeros);
   struct Unit {
     uint2 codes[kUnitBlocks][kTiles][kWords];
     RawPair scales[kGroups][kTiles], zeros[kGroups][kTiles];
   };
 
+  static constexpr uint32_t kTile = kTileRows;
+  template <class Pointer>
+  static __device__ __forceinline__ void Keep(Pointer& pointer) {
+    asm volatile("" : "+l"(pointer));
+#ifdef __CUDA_ARCH__
+    __builtin_assume(__isGlobal(pointer));
+#endif
+  }
   static __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x % 32); }
   // Of the lane's first codes.
   static __device__ __forceinline__ int OffsetInBlock() {
@@ -225,135 +220,130 @@ class RowOfCodes {
   __device__ __forceinline__ bool HasZeros() const {
     return kMayHaveZeros && shape_.zero_bytes > 0;
   }
+  __device__ __forceinline__ bool NeedsSums() const {
+    return RowOfCodesShape::NeedsSums(kFormat, HasZeros());
+  }
 
   __device__ __forceinline__ int ScaleBytes() const { return kIsE2M1 ? 1 : shape_.scale_bytes; }
 
+  // kScale: the type of scales, or kOther where it may be any.
+  template <DType kScale = DType::kOther>
   __device__ __forceinline__ void AskFor(Unit& to, int unit) const {
     const int first = min((begin_ + unit) * kUnitBlocks, shape_.blocks - kUnitBlocks);
 #pragma unroll
-    for (int b = 0; b < kUnitBlocks; ++b)
+    for (int t = 0; t < kTiles; ++t) {
+      const uint8_t* const from = codes_at_[t] + static_cast<uint32_t>(first * kBlockBytes);
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t)
+      for (int b = 0; b < kUnitBlocks; ++b)
 #pragma unroll
         for (int w = 0; w < kWords; ++w)
-          to.codes[b][t][w] = cuda::LoadOnce8(codes_at_[t] + (first + b) * kBlockBytes +
-                                              w * static_cast<int>(kLineBytes));
+          to.codes[b][t][w] =
+              cuda::LoadOnce8(from + b * kBlockBytes + w * static_cast<int>(kLineBytes));
+    }
+    if constexpr (kIsE2M1)
+      AskForPowers(to, first);
+    else
+      AskForFactors(to, first, kScale == DType::kOther ? shape_.scale_bytes : Bytes(kScale));
+  }
+  __device__ __forceinline__ void AskForPowers(Unit& to, int first) const {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const char* const from = scales_at_[t] + static_cast<uint32_t>(first) * kTile;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g)
+        to.scales[g][t].bits.x = *reinterpret_cast<const uint16_t*>(from + g * kTile);
+    }
+  }
+  __device__ __forceinline__ void AskForFactors(Unit& to, int first, int scale_bytes) const {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       // The last unit's new blocks are its last ones.
       const int block = first + (kWide ? kUnitBlocks - 1 : g);
-      const int at = static_cast<int>(shape_.blocks_of_group.Divide(block) * kTileRows);
+      const uint32_t group = shape_.blocks_of_group.Divide(block);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        if constexpr (kIsE2M1)
-          to.scales[g][t].bits.x = *reinterpret_cast<const uint16_t*>(scales_at_[t] + at);
-        else
-          to.scales[g][t].template Load<false>(scales_at_[t] + at * ScaleBytes(), ScaleBytes());
+        to.scales[g][t].template Load<false>(scales_at_[t] + group * (kTile * scale_bytes),
+                                             scale_bytes);
         if (HasZeros())
-          to.zeros[g][t].template Load<true>(zeros_at_[t] + at * shape_.zero_bytes,
+          to.zeros[g][t].template Load<true>(zeros_at_[t] + group * (kTile * shape_.zero_bytes),
                                              shape_.zero_bytes);
       }
     }
   }
 
-  __device__ __forceinline__ void Add(const Unit& from, int unit, Sums (&all)[2]) {
-    if constexpr (kIsE2M1)
-      if (ArePlain(from)) return AddUnit<true>(from, unit, all);
-    AddUnit<false>(from, unit, all);
+  template <DType kScale>
+  __device__ __forceinline__ void AddUnits(float2 (&all)[kTiles]) {
+#pragma unroll 1
+    for (int first = 0; first < count_; first += kAhead) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (first + i >= count_) break;
+        AddUnit<kScale>(ring_[i], first + i, all);
+        if constexpr (kIsE2M1) powers_.Note(ring_[i].scales);
+        if (first + kAhead + i < count_) AskFor<kScale>(ring_[i], first + kAhead + i);
+      }
+    }
   }
-  // kPlain: scales are factors of the codes.
-  template <bool kPlain>
-  __device__ __forceinline__ void AddUnit(const Unit& from, int unit, Sums (&all)[2]) {
-    Sums groups[2];
+  template <DType kScale>
+  __device__ __forceinline__ void AddUnit(const Unit& from, int unit, float2 (&all)[kTiles]) const {
+    float even[kTiles][4], odd[kTiles][4];  // of a group; C fragments of which columns are alike
     float of_x = 0.0f;
 #pragma unroll
     for (int b = 0; b < kUnitBlocks; ++b) {
       const int block = unit * kUnitBlocks + b, g = kWide ? 0 : b;
       const uint4 x = row_.pieces[kBlockPieces * block + Lane() % kBlockPieces];
-      if (HasZeros()) of_x += row_.block_sums[block];
+      if (NeedsSums() && b == g) of_x = row_.sums[block];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        if constexpr (kPlain) {
-          const uint32_t both = from.scales[g][t].bits.x;
-          MultiplyAdd(from.codes[b][t], x, all[0][t], all[1][t],
-                      decoding::E2M1Scale<kType>(both & 0xff),
-                      decoding::E2M1Scale<kType>(both >> 8));
-        } else {
-          if (!kWide || b == 0)
+        if (b == g)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) groups[0][t][i] = groups[1][t][i] = 0.0f;
-          MultiplyAdd(from.codes[b][t], x, groups[0][t], groups[1][t]);
-          if (!kWide || b == kUnitBlocks - 1)
-            AddGroup(from.scales[g][t], from.zeros[g][t], of_x,
-                     {groups[0][t][0] + groups[1][t][0], groups[0][t][2] + groups[1][t][2]},
-                     all[0][t]);
-        }
+          for (int i = 0; i < 4; ++i) even[t][i] = odd[t][i] = 0.0f;
+        MultiplyAdd(from.codes[b][t], x, even[t], odd[t]);
+        if (!kWide || b == kUnitBlocks - 1)
+          AddGroup<kScale>(
+              from.scales[g][t], from.zeros[g][t], of_x,
+              {even[t][0] + Bare::kOdd * odd[t][0], even[t][2] + Bare::kOdd * odd[t][2]}, all[t]);
       }
-      if (!kWide) of_x = 0.0f;
     }
   }
+  template <DType kScale>
   __device__ __forceinline__ void AddGroup(const RawPair& scales, const RawPair& zeros, float of_x,
-                                           float2 sums, float (&all)[4]) const {
+                                           float2 sums, float2& all) const {
     float2 scale;
     if constexpr (kIsE2M1)
-      scale = {PowerOf(scales.bits.x & 0xff), PowerOf(scales.bits.x >> 8)};
+      scale = NotedPowers<kTiles>::PairOf(scales.bits.x);
     else
-      scale = scales.template Numbers<kBranches>(p_.scales.dtype);
-    all[0] += scale.x * sums.x, all[2] += scale.y * sums.y;
+      scale = scales.template Numbers<false>(kScale);
+    if (Bare::kBias > 0.0f) sums.x -= Bare::kBias * of_x, sums.y -= Bare::kBias * of_x;
+    all.x += scale.x * sums.x, all.y += scale.y * sums.y;
     if (!HasZeros()) return;
     float2 zero = zeros.template Numbers<true>(p_.zeros.dtype);
     if (p_.points) zero = {-scale.x * zero.x, -scale.y * zero.y};
-    all[0] += zero.x * kUnit * of_x, all[2] += zero.y * kUnit * of_x;
+    all.x += zero.x * of_x, all.y += zero.y * of_x;
   }
-  // Whether E2M1Scale is exact for all scales of a unit.
-  __device__ __forceinline__ bool ArePlain(const Unit& unit) const {
-    uint32_t odd = 0;
-#pragma unroll
-    for (const auto& of_group : unit.scales)
-#pragma unroll
-      for (const RawPair& pair : of_group) {
-        odd |= pair.bits.x;
-        if (kType == DType::kF16) odd |= ~((pair.bits.x | 0x8080u) - 104 * 0x0101u);
-      }
-    return !__any_sync(0xffffffffu, (odd & 0x8080u) != 0);
-  }
-
-  // scales: none, or decoding::E2M1Scale of rows 2r and 2r + 1.
-  template <class... Scale>
   __device__ __forceinline__ void MultiplyAdd(const uint2 (&words)[kWords], const uint4& x,
-                                              float (&even)[4], float (&odd)[4],
-                                              Scale... scales) const {
+                                              float (&even)[4], float (&odd)[4]) const {
     using M = cuda::Mma<kType>;
     uint32_t low[4], high[4];
-    if constexpr (sizeof...(Scale) > 0) {
-      const uint32_t both[] = {scales...};
-      spread_.Decode(words[0].x, low, both[0]), spread_.Decode(words[0].y, high, both[1]);
-    } else if constexpr (kBits == 4) {
-      spread_.Decode(words[0].x, low), spread_.Decode(words[0].y, high);
-    } else {
+    constexpr int kPairs = 4 / kWords;  // of a word
 #pragma unroll
-      for (int w = 0; w < kWords; ++w) {
-        uint32_t first[2], second[2];
-        Decode<kFormat, kType>({words[w].x, 0}, first);
-        Decode<kFormat, kType>({words[w].y, 0}, second);
+    for (int w = 0; w < kWords; ++w) {
+      uint32_t first[kPairs], second[kPairs];
+      Bare::Decode(words[w].x, first), Bare::Decode(words[w].y, second);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) low[2 * w + i] = first[i], high[2 * w + i] = second[i];
-      }
+      for (int i = 0; i < kPairs; ++i)
+        low[kPairs * w + i] = first[i], high[kPairs * w + i] = second[i];
     }
     M::MultiplyAdd(even, {{low[0], high[0], low[1], high[1]}}, {{x.x, x.y}});
     M::MultiplyAdd(odd, {{low[2], high[2], low[3], high[3]}}, {{x.z, x.w}});
-  }
-
-  static __device__ __forceinline__ uint4 InOrder(const uint4& x) {
-    if constexpr (kBits == 4) return SpreadCodes<kFormat, kType>::InOrder(x);
-    return x;
   }
 
   const QuantizedParams& p_;
   const RowOfCodesShape& shape_;
   int begin_, count_;  // units
   SharedRow row_;
-  const SpreadCodes<kFormat, kType> spread_;
+  RaisedX raised_;
+  NotedPowers<kTiles> powers_;  // of e2m1
   const uint8_t* codes_at_[kTiles];
   const char *scales_at_[kTiles], *zeros_at_[kTiles];
   Unit ring_[kAhead];

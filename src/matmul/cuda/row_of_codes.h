@@ -23,8 +23,12 @@ struct RowOfCodesShape {
     const bool powers = p.scales.dtype == DType::kF8E8M0, e2m1 = p.format == Format::kE2M1;
     return (BitsOf(p.format) == 4 || BitsOf(p.format) == 8) && p.group % kBlockColumns == 0 &&
            p.blocks() >= kUnitBlocks && p.k < kEnd && p.group < int64_t{1} << 30 &&
-           powers == e2m1 && (powers || Bytes(p.scales.dtype) > 1) && !p.scales.outer &&
-           (!p.zeros.data || (p.format == Format::kU4 && !p.zeros.outer));
+           powers == e2m1 && (powers ? p.group == kBlockColumns : Bytes(p.scales.dtype) > 1) &&
+           !p.scales.outer && (!p.zeros.data || (p.format == Format::kU4 && !p.zeros.outer));
+  }
+  // Whether sums of x are needed: some codes are multiplied as if they were more than they are.
+  static constexpr bool NeedsSums(Format format, bool has_zeros) {
+    return has_zeros || format == Format::kU4B8 || format == Format::kI8;
   }
   // 2^shift warps share the columns.
   static RowOfCodesShape Of(const QuantizedParams& p, int shift) {
@@ -32,16 +36,17 @@ struct RowOfCodesShape {
     const int scale = Bytes(p.scales.dtype), zero = p.zeros.data ? Bytes(p.zeros.dtype) : 0;
     const auto blocks = static_cast<int>(p.blocks()), groups = static_cast<int>(p.groups);
     const int units = CeilDiv(CeilDiv(blocks, kUnitBlocks), 1 << shift);
-    return {.blocks = blocks,
-            .tile_scale_bytes = groups * kTile * scale,
-            .tile_zero_bytes = groups * kTile * zero,
-            .blocks_of_group = Divisor(p.group / kBlockColumns),
-            .scale_bytes = scale,
-            .zero_bytes = zero,
-            .wide = p.format != Format::kE2M1 && p.group % (kUnitBlocks * kBlockColumns) == 0,
-            .units = units,
-            // with zeros also the sums of blocks
-            .bytes = units * kUnitBlocks * (kRowBlockBytes + (zero ? int{sizeof(float)} : 0))};
+    return {
+        .blocks = blocks,
+        .tile_scale_bytes = groups * kTile * scale,
+        .tile_zero_bytes = groups * kTile * zero,
+        .blocks_of_group = Divisor(p.group / kBlockColumns),
+        .scale_bytes = scale,
+        .zero_bytes = zero,
+        .wide = p.format != Format::kE2M1 && p.group % (kUnitBlocks * kBlockColumns) == 0,
+        .units = units,
+        .bytes = units * kUnitBlocks *
+                 (kRowBlockBytes + (NeedsSums(p.format, p.zeros.data) ? int{sizeof(float)} : 0))};
   }
 };
 

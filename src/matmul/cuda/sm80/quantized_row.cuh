@@ -20,7 +20,7 @@ namespace intarsia::matmul {
 // All threads of a CTA put x there, normed by Weights. What a thread has of it stays in registers
 // until the mean is known, but for long rows.
 template <class Weight, class Product>
-__device__ __forceinline__ void TakeNormed(const QuantizedParams& p, const Product& product,
+__device__ __forceinline__ void TakeNormed(const QuantizedParams& p, Product& product,
                                            const SharedRow& to, int pieces) {
   using T = typename Product::T;
   using Eight = typename Product::Eight;
@@ -93,13 +93,14 @@ __global__ void __launch_bounds__(32 * kMostRowWarps)
   const bool has_result = mine < tiles;
   const float added = has_result ? AddedTo<T>(p, 0, column, true) : 0.0f;
   const int pieces = shape.units * kUnitPieces;
-  if (!p.norm.weight)
-    product.Take(row, 0, pieces, p.x, thread, static_cast<int>(blockDim.x));
-  else if (p.norm.dtype == DType::kF32)
-    TakeNormed<float>(p, product, row, pieces);
-  else
-    TakeNormed<T>(p, product, row, pieces);
-  __syncthreads();
+  product.TakeTogether([&] {
+    if (!p.norm.weight)
+      product.Take(row, 0, pieces, p.x, thread, static_cast<int>(blockDim.x));
+    else if (p.norm.dtype == DType::kF32)
+      TakeNormed<float>(p, product, row, pieces);
+    else
+      TakeNormed<T>(p, product, row, pieces);
+  });
   float2 of_tile[1];
   product.Multiply(of_tile);
   StoreRowSums(of_tile, sums[warp]);
