@@ -106,7 +106,10 @@ class RowOfCodes {
         eight[j] = piece < end ? from[piece] : Eight{};
       }
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) StorePiece(to, first + threads * j, pieces, eight[j]);
+      for (int j = 0; j < kBatch; ++j) {
+        if (first - thread + threads * j >= pieces) break;
+        StorePiece(to, first + threads * j, pieces, eight[j]);
+      }
     }
   }
 

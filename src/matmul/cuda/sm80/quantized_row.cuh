@@ -57,7 +57,10 @@ __device__ __forceinline__ void TakeNormed(const QuantizedParams& p, Product& pr
     product.StorePiece(to, piece, pieces, cuda::FromFloats<T>(numbers));
   };
 #pragma unroll
-  for (int j = 0; j < kKept; ++j) store(thread + j * threads, kept[j], of_kept[j]);
+  for (int j = 0; j < kKept; ++j) {
+    if (j * threads >= pieces) break;
+    store(thread + j * threads, kept[j], of_kept[j]);
+  }
 #pragma unroll 1
   for (int piece = beyond; piece - thread < pieces; piece += threads)
     store(piece, piece < end ? x[piece] : Eight{}, piece < end ? weights[piece] : Weights{});
@@ -91,7 +94,11 @@ __global__ void __launch_bounds__(32 * kMostRowWarps)
   product.AskForFirst();
   const int mine = thread / kTile, column = tile_of(mine) * kTile + thread % kTile;
   const bool has_result = mine < tiles;
-  const float added = has_result ? AddedTo<T>(p, 0, column, true) : 0.0f;
+  // Asked for here, and converted when they are there.
+  const auto added_of = [&](const void* numbers) {
+    return has_result && numbers ? static_cast<const T*>(numbers)[column] : T{};
+  };
+  const T bias = added_of(p.bias), residual = added_of(p.residual);
   const int pieces = shape.units * kUnitPieces;
   product.TakeTogether([&] {
     if (!p.norm.weight)
@@ -106,7 +113,7 @@ __global__ void __launch_bounds__(32 * kMostRowWarps)
   StoreRowSums(of_tile, sums[warp]);
   __syncthreads();
   if (thread / 32 * 32 >= tiles * kTile) return;  // whole warps
-  float sum = added;
+  float sum = cuda::ToFloat(bias) + cuda::ToFloat(residual);
   for (int part = 0; has_result && part < parts; ++part)
     sum += sums[(mine << shift) + part][0][thread % kTile];
   const int at = static_cast<int>(blockIdx.x) * tiles + mine;
