@@ -37,7 +37,7 @@ inline int64_t DrawForHopper(QuantizedCase& c, std::mt19937& random) {
 inline QuantizedGroupsCase RandomQuantizedGroups(std::mt19937& random, bool for_hopper) {
   QuantizedGroupsCase g;
   g.all = RandomQuantizedCase(random);
-  g.all.gated = g.all.residual = false, g.all.norm = DType::kOther;
+  g.all.gated = g.all.residual = false, g.all.norm = DType::kOther, g.all.power = 0;
   g.all.outer = DType::kOther, g.all.outers = 0;
   g.all.k = std::min<int64_t>(g.all.k, 1000);
   int64_t tiles = 1 + random() % 9;

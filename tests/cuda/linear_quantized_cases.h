@@ -22,6 +22,7 @@ struct QuantizedCase {
   int64_t outers = 0;                                               // 0: one for all
   bool points = true, bias = false;
   int64_t shift = 0;                                      // elements by which x is off 16 bytes
+  int power = 0;                                          // x is up to 2^power
   bool gated = false, by_gelu = false, residual = false;  // by silu, or by gelu_tanh
   DType norm = DType::kOther;                             // of its weights; kOther: x is as it is
 
@@ -32,8 +33,8 @@ struct QuantizedCase {
                 " k ", k, " group ", group, " scales ", intarsia::Name(scale), " zeros ",
                 intarsia::Name(zero), points ? " points" : " minimums", " outers ",
                 intarsia::Name(outer), " ", outers, bias ? " bias" : "", " shift ", shift,
-                gated ? by_gelu ? " gelu" : " silu" : "", residual ? " residual" : "", " norm ",
-                intarsia::Name(norm));
+                " power ", power, gated ? by_gelu ? " gelu" : " silu" : "",
+                residual ? " residual" : "", " norm ", intarsia::Name(norm));
   }
   // What a layer may end with.
   void DrawEnd(std::mt19937& random) {
@@ -93,6 +94,9 @@ inline QuantizedCase RandomQuantizedCase(std::mt19937& random) {
     if (c.format != Format::kU4) c.zero = DType::kOther;
     c.DrawEnd(random);
     if (random() % 2) c.norm = type({kF32, c.dtype});
+    // Beyond what raised.cuh takes at first, and beyond what it takes then.
+    if (c.dtype == kBF16 && !c.gated && c.norm == DType::kOther)
+      c.power = static_cast<int>(pick({0, 0, 40, 90}));
     if (c.k <= 384 && BitsOf(c.format) == 4) c.out = type({c.out, c.dtype});
     return c;
   }
@@ -172,7 +176,8 @@ inline double RoundedTo(DType dtype, double x) {
 struct QuantizedOperands {
   QuantizedOperands(const QuantizedCase& c, std::mt19937& random)
       : c(c),
-        x(c.dtype, c.m * c.k + c.shift, -1, 1, random),
+        x(c.dtype, c.m * c.k + c.shift, -std::ldexp(1.0, c.power), std::ldexp(1.0, c.power),
+          random),
         packed(c.c * CeilDiv(c.k, kBlockColumns) * BitsOf(c.format) * kLineBytes),
         scales(c.scale, c.c * c.groups() * kTileRows, LeastScale(c, random), MostScale(c, random),
                random) {

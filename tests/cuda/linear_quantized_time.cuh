@@ -24,6 +24,7 @@ inline constexpr TimedFormat kTimedFormats[] = {
     {"mxfp4", Format::kE2M1, 32, DType::kF8E8M0, DType::kOther},
     {"fp8, 128 x 128", Format::kE4M3, 128, kF32, DType::kOther},
     {"Q8_0", Format::kI8, 32, kF16, DType::kOther},
+    {"Q4_1", Format::kU4, 32, kF16, kF16, false},
 };
 struct TimedLinear {
   const char* name;
@@ -87,7 +88,8 @@ inline double TimeQuantizedCall(const TimedFormat& f, const TimedLinear& l, int6
   p.group = f.group, p.groups = CeilDiv(l.k, f.group);
   const int64_t codes = p.tiles * p.tile_bytes(), of_group = p.tiles * p.groups * kTileRows;
   const int64_t scales = RoundUp<int64_t>(of_group * Bytes(f.scale), 256);
-  const int64_t zeros = f.zero == DType::kOther ? 0 : RoundUp<int64_t>(of_group, 256);
+  const int64_t zeros =
+      f.zero == DType::kOther ? 0 : RoundUp<int64_t>(of_group * Bytes(f.zero), 256);
   bytes = static_cast<double>(codes + scales + zeros);
   const int copies = static_cast<int>(kCold / bytes) + 1;
   const attention::DeviceArray<char> w(static_cast<size_t>(bytes) * copies), x(m * l.k * 2),

@@ -229,8 +229,8 @@ class RowOfCodes {
 
   __device__ __forceinline__ int ScaleBytes() const { return kIsE2M1 ? 1 : shape_.scale_bytes; }
 
-  // kScale: the type of scales, or kOther where it may be any.
-  template <DType kScale = DType::kOther>
+  // kScale, kZero: types of factors, or kOther where they may be any.
+  template <DType kScale = DType::kOther, DType kZero = DType::kOther>
   __device__ __forceinline__ void AskFor(Unit& to, int unit) const {
     const int first = min((begin_ + unit) * kUnitBlocks, shape_.blocks - kUnitBlocks);
 #pragma unroll
@@ -243,51 +243,64 @@ class RowOfCodes {
           to.codes[b][t][w] =
               cuda::LoadOnce8(from + b * kBlockBytes + w * static_cast<int>(kLineBytes));
     }
-    if constexpr (kIsE2M1)
-      AskForPowers(to, first);
-    else
-      AskForFactors(to, first, kScale == DType::kOther ? shape_.scale_bytes : Bytes(kScale));
-  }
-  __device__ __forceinline__ void AskForPowers(Unit& to, int first) const {
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      const char* const from = scales_at_[t] + static_cast<uint32_t>(first) * kTile;
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g)
-        to.scales[g][t].bits.x = *reinterpret_cast<const uint16_t*>(from + g * kTile);
-    }
-  }
-  __device__ __forceinline__ void AskForFactors(Unit& to, int first, int scale_bytes) const {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      // The last unit's new blocks are its last ones.
-      const int block = first + (kWide ? kUnitBlocks - 1 : g);
-      const uint32_t group = shape_.blocks_of_group.Divide(block);
+    const int bytes = kScale == DType::kOther ? ScaleBytes() : Bytes(kScale);
+    const int zero_bytes = kZero == DType::kOther ? shape_.zero_bytes : Bytes(kZero);
+    if (kIsE2M1 || (!kWide && shape_.is_block_group)) {
+      const uint32_t of_scales = kTile * bytes, of_zeros = kTile * zero_bytes;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        to.scales[g][t].template Load<false>(scales_at_[t] + group * (kTile * scale_bytes),
-                                             scale_bytes);
-        if (HasZeros())
-          to.zeros[g][t].template Load<true>(zeros_at_[t] + group * (kTile * shape_.zero_bytes),
-                                             shape_.zero_bytes);
+        const char* const scales = scales_at_[t] + first * of_scales;
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g)
+          to.scales[g][t].template Load<kIsE2M1>(scales + g * of_scales, bytes);
+        if (!HasZeros()) continue;
+        const char* const zeros = zeros_at_[t] + first * of_zeros;
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g)
+          to.zeros[g][t].template Load<true>(zeros + g * of_zeros, zero_bytes);
+      }
+    } else {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        // The last unit's new blocks are its last ones.
+        const int block = first + (kWide ? kUnitBlocks - 1 : g);
+        const uint32_t group = shape_.blocks_of_group.Divide(block);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          to.scales[g][t].template Load<false>(scales_at_[t] + group * (kTile * bytes), bytes);
+          if (HasZeros())
+            to.zeros[g][t].template Load<true>(zeros_at_[t] + group * (kTile * zero_bytes),
+                                               zero_bytes);
+        }
       }
     }
   }
 
+  // A loop for each type of scales, and for the zeros that files have, bytes and those of the type
+  // of scales.
   template <DType kScale>
+  __device__ __forceinline__ void AddUnits(float2 (&all)[kTiles]) {
+    if constexpr (kMayHaveZeros) {
+      if (p_.zeros.dtype == DType::kU8) return AddUnits<kScale, DType::kU8>(all);
+      if (p_.zeros.dtype == kScale) return AddUnits<kScale, kScale>(all);
+    }
+    AddUnits<kScale, DType::kOther>(all);
+  }
+  // kZero: kOther where it may be any.
+  template <DType kScale, DType kZero>
   __device__ __forceinline__ void AddUnits(float2 (&all)[kTiles]) {
 #pragma unroll 1
     for (int first = 0; first < count_; first += kAhead) {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         if (first + i >= count_) break;
-        AddUnit<kScale>(ring_[i], first + i, all);
+        AddUnit<kScale, kZero>(ring_[i], first + i, all);
         if constexpr (kIsE2M1) powers_.Note(ring_[i].scales);
-        if (first + kAhead + i < count_) AskFor<kScale>(ring_[i], first + kAhead + i);
+        if (first + kAhead + i < count_) AskFor<kScale, kZero>(ring_[i], first + kAhead + i);
       }
     }
   }
-  template <DType kScale>
+  template <DType kScale, DType kZero>
   __device__ __forceinline__ void AddUnit(const Unit& from, int unit, float2 (&all)[kTiles]) const {
     float even[kTiles][4], odd[kTiles][4];  // of a group; C fragments of which columns are alike
     float of_x = 0.0f;
@@ -303,13 +316,13 @@ class RowOfCodes {
           for (int i = 0; i < 4; ++i) even[t][i] = odd[t][i] = 0.0f;
         MultiplyAdd(from.codes[b][t], x, even[t], odd[t]);
         if (!kWide || b == kUnitBlocks - 1)
-          AddGroup<kScale>(
+          AddGroup<kScale, kZero>(
               from.scales[g][t], from.zeros[g][t], of_x,
               {even[t][0] + Bare::kOdd * odd[t][0], even[t][2] + Bare::kOdd * odd[t][2]}, all[t]);
       }
     }
   }
-  template <DType kScale>
+  template <DType kScale, DType kZero>
   __device__ __forceinline__ void AddGroup(const RawPair& scales, const RawPair& zeros, float of_x,
                                            float2 sums, float2& all) const {
     float2 scale;
@@ -320,7 +333,7 @@ class RowOfCodes {
     if (Bare::kBias > 0.0f) sums.x -= Bare::kBias * of_x, sums.y -= Bare::kBias * of_x;
     all.x += scale.x * sums.x, all.y += scale.y * sums.y;
     if (!HasZeros()) return;
-    float2 zero = zeros.template Numbers<true>(p_.zeros.dtype);
+    float2 zero = zeros.template Numbers<true>(kZero == DType::kOther ? p_.zeros.dtype : kZero);
     if (p_.points) zero = {-scale.x * zero.x, -scale.y * zero.y};
     all.x += zero.x * of_x, all.y += zero.y * of_x;
   }

@@ -13,6 +13,7 @@ inline constexpr int kRowBlockBytes = 2 * static_cast<int>(kBlockColumns);  // o
 struct RowOfCodesShape {
   int blocks, tile_scale_bytes, tile_zero_bytes;  // of a tile
   Divisor blocks_of_group;
+  bool is_block_group;          // whether a group is a block
   int scale_bytes, zero_bytes;  // of one; 0: there are no zeros
   bool wide;                    // whether a group ends with a unit, else perhaps with each block
   int units;                    // of a warp, at most
@@ -41,6 +42,7 @@ struct RowOfCodesShape {
         .tile_scale_bytes = groups * kTile * scale,
         .tile_zero_bytes = groups * kTile * zero,
         .blocks_of_group = Divisor(p.group / kBlockColumns),
+        .is_block_group = p.group == kBlockColumns,
         .scale_bytes = scale,
         .zero_bytes = zero,
         .wide = p.format != Format::kE2M1 && p.group % (kUnitBlocks * kBlockColumns) == 0,
