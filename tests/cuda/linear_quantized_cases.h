@@ -22,7 +22,7 @@ struct QuantizedCase {
   int64_t outers = 0;                                               // 0: one for all
   bool points = true, bias = false;
   int64_t shift = 0;                                      // elements by which x is off 16 bytes
-  int power = 0;                                          // x is up to 2^power
+  int power = 0;                                          // x, or y = x normed, is up to 2^power
   bool gated = false, by_gelu = false, residual = false;  // by silu, or by gelu_tanh
   DType norm = DType::kOther;                             // of its weights; kOther: x is as it is
 
@@ -95,8 +95,7 @@ inline QuantizedCase RandomQuantizedCase(std::mt19937& random) {
     c.DrawEnd(random);
     if (random() % 2) c.norm = type({kF32, c.dtype});
     // Beyond what raised.cuh takes at first, and beyond what it takes then.
-    if (c.dtype == kBF16 && !c.gated && c.norm == DType::kOther)
-      c.power = static_cast<int>(pick({0, 0, 40, 90}));
+    if (c.dtype == kBF16 && !c.gated) c.power = static_cast<int>(pick({0, 0, 40, 90}));
     if (c.k <= 384 && BitsOf(c.format) == 4) c.out = type({c.out, c.dtype});
     return c;
   }
@@ -176,8 +175,8 @@ inline double RoundedTo(DType dtype, double x) {
 struct QuantizedOperands {
   QuantizedOperands(const QuantizedCase& c, std::mt19937& random)
       : c(c),
-        x(c.dtype, c.m * c.k + c.shift, -std::ldexp(1.0, c.power), std::ldexp(1.0, c.power),
-          random),
+        x(c.dtype, c.m * c.k + c.shift, -MostOf(c.norm == DType::kOther),
+          MostOf(c.norm == DType::kOther), random),
         packed(c.c * CeilDiv(c.k, kBlockColumns) * BitsOf(c.format) * kLineBytes),
         scales(c.scale, c.c * c.groups() * kTileRows, LeastScale(c, random), MostScale(c, random),
                random) {
@@ -188,7 +187,8 @@ struct QuantizedOperands {
       zeros = FactorArray(c.zero, c.c * c.groups() * kTileRows, -1, 1, random);
     if (c.bias) bias = FactorArray(c.dtype, c.c * kTileRows, -1, 1, random);
     if (c.residual) residual = FactorArray(c.dtype, c.m * c.results(), -1, 1, random);
-    if (c.norm != DType::kOther) norm = FactorArray(c.norm, c.k, -1, 1, random);
+    if (c.norm != DType::kOther)
+      norm = FactorArray(c.norm, c.k, -MostOf(true), MostOf(true), random);
     TakeRows();
     if (c.outer == DType::kOther) return;
     const int64_t size = c.outers ? c.c * c.outers * kTileRows : 1;
@@ -253,6 +253,7 @@ struct QuantizedOperands {
   std::vector<double> rows;  // what is multiplied, [m, k]: x, or normed and rounded
 
  private:
+  double MostOf(bool has_power) const { return has_power ? std::ldexp(1.0, c.power) : 1.0; }
   void TakeRows() {
     rows.resize(c.m * c.k);
     for (int64_t i = 0; i < c.m; ++i) {

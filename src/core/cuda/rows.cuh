@@ -16,7 +16,8 @@ struct Larger {
 };
 
 // Reduce over the threads of a row, given to all of them. Every thread of the block must come here,
-// those of rows that do not exist too; once a kernel for each Reduce, for it keeps shared memory.
+// those of rows that do not exist too; for each Reduce once between two barriers of the block,
+// since it keeps shared memory.
 template <class Reduce>
 __device__ __forceinline__ float ReduceRow(float x) {
   constexpr Reduce kReduce{};

@@ -246,13 +246,17 @@ class SpreadCodes<Format::kE2M1, kType> {
   }
 };
 
-// A word's codes as pairs without any arithmetic: tensor cores take subnormal numbers, and those
-// next to them, as they are. Numbers are 2^kStep times what codes stand for and kBias more; those
-// of the second half of the pairs are 1 / kOdd times as large. InOrder: as above.
+// The exponent of the smallest number, which is subnormal.
+template <DType kType>
+inline constexpr int kLeastExponent = kType == DType::kF16 ? -24 : -133;
+
+// A word's codes as pairs with as little work as possible: tensor cores take subnormal numbers, and
+// those next to them, as they are. Pairs have 2^kStep (what a code stands for + kBias), the second
+// half of them 1 / kOddWeight times that. With a bias an infinite x gives NaN. InOrder: as above.
 template <Format kFormat, DType kType>
 struct BareCodes {
-  static constexpr int kStep = kType == DType::kF16 ? -24 : -133;
-  static constexpr float kBias = kFormat == Format::kU4B8 ? 8.0f : 0.0f, kOdd = 1.0f / 16;
+  static constexpr int kStep = kLeastExponent<kType>;
+  static constexpr float kBias = kFormat == Format::kU4B8 ? 8.0f : 0.0f, kOddWeight = 1.0f / 16;
 
   static __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[4]) {
     const uint32_t shifted = word >> 8;
@@ -268,8 +272,8 @@ struct BareCodes {
 
 template <DType kType>
 struct BareCodes<Format::kI8, kType> {
-  static constexpr int kStep = kType == DType::kF16 ? -24 : -133;
-  static constexpr float kBias = 128.0f, kOdd = 1.0f;
+  static constexpr int kStep = kLeastExponent<kType>;
+  static constexpr float kBias = 128.0f, kOddWeight = 1.0f;
 
   static __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[2]) {
     word ^= 0x80808080u;
@@ -285,7 +289,7 @@ struct BareCodes<Format::kI8, kType> {
 template <DType kType>
 struct BareCodes<Format::kE2M1, kType> {
   static constexpr int kStep = kType == DType::kF16 ? -14 : -126;
-  static constexpr float kBias = 0.0f, kOdd = 1.0f;
+  static constexpr float kBias = 0.0f, kOddWeight = 1.0f;
 
   static __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[4]) {
 #pragma unroll
@@ -296,11 +300,11 @@ struct BareCodes<Format::kE2M1, kType> {
   }
 };
 
-// Numbers that are no integers times a step, from 8 bits.
+// e4m3 is decoded: to move its parts to where f16 and bf16 have them takes as long.
 template <DType kType>
 struct BareCodes<Format::kE4M3, kType> {
   static constexpr int kStep = 0;
-  static constexpr float kBias = 0.0f, kOdd = 1.0f;
+  static constexpr float kBias = 0.0f, kOddWeight = 1.0f;
 
   static __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[2]) {
     matmul::Decode<Format::kE4M3, kType>({word, 0}, pairs);

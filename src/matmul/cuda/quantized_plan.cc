@@ -213,6 +213,7 @@ bool FitStream(const QuantizedParams& p, QuantizedPlan& plan) {
 
 QuantizedPlan PlanFor(const QuantizedParams& p, const cuda::Device& device) {
   QuantizedPlan plan = BeginPlan(p);
+  // The first is the fastest for one row, and it alone norms it.
   if (PlanRow(p, device, plan) || PlanWarpgroups(p, device, plan) || PlanResident(p, device, plan))
     return plan;
   if (plan.kernel != QuantizedKernelKind::kAny)

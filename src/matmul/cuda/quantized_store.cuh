@@ -8,16 +8,6 @@
 
 namespace intarsia::matmul {
 
-// What a result has beside its sum; has_bias: whether it has a bias.
-template <class T>
-__device__ __forceinline__ float AddedTo(const QuantizedParams& p, int64_t row, int64_t column,
-                                         bool has_bias) {
-  float added = 0.0f;
-  if (p.bias && has_bias) added = cuda::ToFloat(static_cast<const T*>(p.bias)[column]);
-  if (p.residual) added += cuda::ToFloat(static_cast<const T*>(p.residual)[row * p.n() + column]);
-  return added;
-}
-
 // To out[to], rounded once.
 template <class T>
 __device__ __forceinline__ void StoreSum(const QuantizedParams& p, int64_t to, float sum) {
@@ -27,11 +17,14 @@ __device__ __forceinline__ void StoreSum(const QuantizedParams& p, int64_t to, f
     static_cast<T*>(p.out)[to] = cuda::FromFloat<T>(sum);
 }
 
-// Both.
+// With what a result has beside its sum; has_bias: whether it has a bias.
 template <class T>
 __device__ __forceinline__ void StoreResult(const QuantizedParams& p, int64_t row, int64_t column,
                                             float sum, bool has_bias) {
-  StoreSum<T>(p, row * p.n() + column, sum + AddedTo<T>(p, row, column, has_bias));
+  const int64_t to = row * p.n() + column;
+  if (p.bias && has_bias) sum += cuda::ToFloat(static_cast<const T*>(p.bias)[column]);
+  if (p.residual) sum += cuda::ToFloat(static_cast<const T*>(p.residual)[to]);
+  StoreSum<T>(p, to, sum);
 }
 
 __device__ __forceinline__ void Add(float& sum, float x) { sum += x; }

@@ -19,7 +19,8 @@ struct RawPair {
     else
       bits = *reinterpret_cast<const uint2*>(from);
   }
-  // All conversions to f32, and then a choice: branches cost more.
+  // All conversions to f32, and then a choice where the type is known at run time alone: branches
+  // cost more.
   template <bool kMayBeBytes>
   __device__ __forceinline__ float2 Numbers(DType dtype) const {
     if (kMayBeBytes && dtype == DType::kU8) return make_float2(bits.x & 0xff, bits.x >> 8);
@@ -35,25 +36,27 @@ struct RawPair {
   }
 };
 
-// Scales of e8m0 in pairs, without a choice for each: 0 stands for 0 in place of 2^-127, and what
-// is NaN is known to the end.
+// Scales of e8m0 in pairs, without a choice for each: code 0 stands for 0 in place of 2^-127, and
+// NaNs are noted and put in at the end.
 template <int kTiles>
-class NotedPowers {
+class E8M0Scales {
  public:
   static __device__ __forceinline__ float2 PairOf(uint32_t codes) {
     return {__uint_as_float(codes << 23 & 0x7f800000u), __uint_as_float(codes << 15 & 0x7f800000u)};
   }
   template <int kGroups>
   __device__ __forceinline__ void Note(const RawPair (&scales)[kGroups][kTiles]) {
+    static_assert(kGroups % 2 == 0);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int g = 0; g < kGroups; g += 2) {
         const uint32_t codes = scales[g][t].bits.x | scales[g + 1][t].bits.x << 16;
-        nans_[t] |= (codes & 0x7f7f7f7fu) + 0x01010101u & codes;  // a byte's sign, where it is 255
+        nans_[t] |=
+            ((codes & 0x7f7f7f7fu) + 0x01010101u) & codes;  // a byte's sign, where it is 255
       }
   }
-  __device__ __forceinline__ void Mark(float2 (&sums)[kTiles]) const {
+  __device__ __forceinline__ void PutNaNs(float2 (&sums)[kTiles]) const {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       if (nans_[t] & 0x00800080u) sums[t].x = __uint_as_float(0x7fc00000u);

@@ -7,7 +7,6 @@
 // would have to be made.
 #pragma once
 #include "src/core/cuda/mma.cuh"
-#include "src/core/dispatch.h"
 #include "src/matmul/cuda/codes.cuh"
 #include "src/matmul/cuda/raised.cuh"
 #include "src/matmul/cuda/raw_factors.cuh"
@@ -77,15 +76,16 @@ class RowOfCodes {
   // The warp puts its part of x there.
   __device__ __forceinline__ void TakePart(const T* x) {
     do Take(row_, begin_ * kUnitPieces, count_ * kUnitPieces, x, Lane(), 32);
-    while (RaisedX::kIsRaised && raised_.Lessens(__any_sync(0xffffffffu, raised_.IsInfinite())));
+    while (Raised::kIsRaised &&
+           raised_.LowerRaise(__any_sync(0xffffffffu, raised_.HasOverflowed())));
     __syncwarp();
   }
   // All threads of the CTA put x there, by take().
   template <class TakeAll>
   __device__ __forceinline__ void TakeTogether(TakeAll take) {
-    if constexpr (RaisedX::kIsRaised) {
+    if constexpr (Raised::kIsRaised) {
       do take();
-      while (raised_.Lessens(__syncthreads_or(raised_.IsInfinite())));
+      while (raised_.LowerRaise(__syncthreads_or(raised_.HasOverflowed())));
     } else {
       take();
       __syncthreads();
@@ -123,14 +123,15 @@ class RowOfCodes {
     const int place = to.PlaceOf(piece);
     if (piece < pieces) to.pieces[place] = Bare::InOrder(bits);
     if (!NeedsSums()) return;
-    float sum = 0.0f;  // of numbers that share a group, of which so many lanes have a piece each
+    // Of a unit if kWide, else of a block, of which so many lanes have a piece each.
+    float sum = 0.0f;
     constexpr int kLanes = kWide ? kUnitPieces : kBlockPieces;
 #pragma unroll
-    for (const T& number : eight.at) sum += cuda::ToFloat(number) * RaisedX::kHalfStep;
+    for (const T& number : eight.at) sum += cuda::ToFloat(number) * Raised::kHalfStep;
 #pragma unroll
     for (int lanes = 1; lanes < kLanes; lanes *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
     if (piece < pieces && piece % kLanes == 0)
-      to.sums[place / kLanes * (kLanes / kBlockPieces)] = RaisedX::Stepped(sum);
+      to.sums[place / kLanes * (kLanes / kBlockPieces)] = Raised::Stepped(sum);
   }
 
   // Asks for the first codes and factors of tiles of matrix number `matrix`.
@@ -147,11 +148,12 @@ class RowOfCodes {
       codes_at_[t] = p_.packed + int64_t{tile} * shape_.blocks * kBlockBytes + OffsetInBlock();
       scales_at_[t] = static_cast<const char*>(p_.scales.data) +
                       int64_t{tile} * shape_.tile_scale_bytes + 2 * r * ScaleBytes();
-      // Else compilers compute them again for each unit.
       Keep(codes_at_[t]), Keep(scales_at_[t]);
       if constexpr (!kMayHaveZeros) continue;
-      zeros_at_[t] = static_cast<const char*>(p_.zeros.data) +
-                     int64_t{tile} * shape_.tile_zero_bytes + 2 * r * shape_.zero_bytes;
+      zeros_at_[t] = HasZeros()
+                         ? static_cast<const char*>(p_.zeros.data) +
+                               int64_t{tile} * shape_.tile_zero_bytes + 2 * r * shape_.zero_bytes
+                         : scales_at_[t];
       Keep(zeros_at_[t]);
     }
   }
@@ -186,7 +188,7 @@ class RowOfCodes {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
       sums[t] = {raised_.Lowered(all[t].x), raised_.Lowered(all[t].y)};
-    if constexpr (kIsE2M1) powers_.Mark(sums);
+    if constexpr (kIsE2M1) powers_.PutNaNs(sums);
   }
 
  private:
@@ -194,7 +196,7 @@ class RowOfCodes {
   static constexpr int kBits = static_cast<int>(BitsOf(kFormat));
   static_assert(kBits == 4 || kBits == 8);
   using Bare = BareCodes<kFormat, kType>;
-  using RaisedX = Raised<kType, Bare::kStep>;
+  using Raised = RaisedX<kType, Bare::kStep>;
   static constexpr int kWords = kBits / 4;  // of a row in a lane
   static constexpr int kLaneBytes = kWords * static_cast<int>(kLineBytes);
   static constexpr int kBlockBytes = 4 * kLaneBytes;
@@ -208,6 +210,9 @@ class RowOfCodes {
   };
 
   static constexpr uint32_t kTile = kTileRows;
+  static_assert(RowOfCodesShape::NeedsSums(kFormat, false) == (Bare::kBias > 0.0f));
+
+  // Else compilers compute it again for each unit. asm hides that it is global.
   template <class Pointer>
   static __device__ __forceinline__ void Keep(Pointer& pointer) {
     asm volatile("" : "+l"(pointer));
@@ -245,7 +250,7 @@ class RowOfCodes {
     }
     const int bytes = kScale == DType::kOther ? ScaleBytes() : Bytes(kScale);
     const int zero_bytes = kZero == DType::kOther ? shape_.zero_bytes : Bytes(kZero);
-    if (kIsE2M1 || (!kWide && shape_.is_block_group)) {
+    if (kIsE2M1 || (!kWide && shape_.is_block_group)) {  // known offsets, and no division
       const uint32_t of_scales = kTile * bytes, of_zeros = kTile * zero_bytes;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
@@ -316,9 +321,10 @@ class RowOfCodes {
           for (int i = 0; i < 4; ++i) even[t][i] = odd[t][i] = 0.0f;
         MultiplyAdd(from.codes[b][t], x, even[t], odd[t]);
         if (!kWide || b == kUnitBlocks - 1)
-          AddGroup<kScale, kZero>(
-              from.scales[g][t], from.zeros[g][t], of_x,
-              {even[t][0] + Bare::kOdd * odd[t][0], even[t][2] + Bare::kOdd * odd[t][2]}, all[t]);
+          AddGroup<kScale, kZero>(from.scales[g][t], from.zeros[g][t], of_x,
+                                  {even[t][0] + Bare::kOddWeight * odd[t][0],
+                                   even[t][2] + Bare::kOddWeight * odd[t][2]},
+                                  all[t]);
       }
     }
   }
@@ -327,7 +333,7 @@ class RowOfCodes {
                                            float2 sums, float2& all) const {
     float2 scale;
     if constexpr (kIsE2M1)
-      scale = NotedPowers<kTiles>::PairOf(scales.bits.x);
+      scale = E8M0Scales<kTiles>::PairOf(scales.bits.x);
     else
       scale = scales.template Numbers<false>(kScale);
     if (Bare::kBias > 0.0f) sums.x -= Bare::kBias * of_x, sums.y -= Bare::kBias * of_x;
@@ -358,8 +364,8 @@ class RowOfCodes {
   const RowOfCodesShape& shape_;
   int begin_, count_;  // units
   SharedRow row_;
-  RaisedX raised_;
-  NotedPowers<kTiles> powers_;  // of e2m1
+  Raised raised_;
+  E8M0Scales<kTiles> powers_;  // of e2m1
   const uint8_t* codes_at_[kTiles];
   const char *scales_at_[kTiles], *zeros_at_[kTiles];
   Unit ring_[kAhead];

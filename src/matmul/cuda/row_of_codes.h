@@ -27,7 +27,7 @@ struct RowOfCodesShape {
            powers == e2m1 && (powers ? p.group == kBlockColumns : Bytes(p.scales.dtype) > 1) &&
            !p.scales.outer && (!p.zeros.data || (p.format == Format::kU4 && !p.zeros.outer));
   }
-  // Whether sums of x are needed: some codes are multiplied as if they were more than they are.
+  // Whether sums of x are needed, also to take a bias away (BareCodes::kBias).
   static constexpr bool NeedsSums(Format format, bool has_zeros) {
     return has_zeros || format == Format::kU4B8 || format == Format::kI8;
   }
@@ -45,7 +45,7 @@ struct RowOfCodesShape {
         .is_block_group = p.group == kBlockColumns,
         .scale_bytes = scale,
         .zero_bytes = zero,
-        .wide = p.format != Format::kE2M1 && p.group % (kUnitBlocks * kBlockColumns) == 0,
+        .wide = p.group % (kUnitBlocks * kBlockColumns) == 0,
         .units = units,
         .bytes = units * kUnitBlocks *
                  (kRowBlockBytes + (NeedsSums(p.format, p.zeros.data) ? int{sizeof(float)} : 0))};

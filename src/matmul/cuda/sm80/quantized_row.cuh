@@ -5,6 +5,8 @@
 // Each warp has a tile of w, or a part of its columns (matmul/cuda/row_of_codes.cuh). Every CTA
 // norms x for itself, while its first codes are on their way.
 #pragma once
+#include <bit>
+
 #include "src/activation/gating.cuh"
 #include "src/core/cuda/launch.h"
 #include "src/core/cuda/ptx.cuh"
