@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/matmul/cuda/row_of_codes.h"
 #include "tests/core/gpus.h"
 
 namespace intarsia::matmul {
@@ -76,12 +77,12 @@ TEST(QuantizedPlan, OneRowIsTakenAsFarAsThereIsRoom) {
   const auto plain = [](QuantizedParams&) {};
   const auto normed = [](QuantizedParams& p) { p.norm.weight = memory; };
   EXPECT_TRUE(is_taken(1, 4096, normed));
-  EXPECT_FALSE(is_taken(2, 4096, normed));
   EXPECT_FALSE(is_taken(1, 4096, [](QuantizedParams& p) { p.norm.weight = memory + 2; }));
   EXPECT_TRUE(is_taken(1, 104, plain));
   EXPECT_FALSE(is_taken(1, 96, plain));  // not a whole unit
-  EXPECT_TRUE(is_taken(1, kMostRowBytes / 2, plain));
-  EXPECT_FALSE(is_taken(1, kMostRowBytes / 2 + 8, plain));
+  constexpr int kMostRowColumns = kMostRowBytes / (kRowBlockBytes + 4) / 4 * 4 * 32;  // and sums
+  EXPECT_TRUE(is_taken(1, kMostRowColumns, plain));
+  EXPECT_FALSE(is_taken(1, kMostRowColumns + 128, plain));
   EXPECT_FALSE(is_taken(1, 4096, [](QuantizedParams& p) { p.scales.dtype = DType::kF8E4M3; }));
   EXPECT_FALSE(is_taken(1, 4096, [](QuantizedParams& p) { p.scales.outer = memory; }));
 }
@@ -101,7 +102,26 @@ TEST(QuantizedPlan, OneRowOfALlama) {
   EXPECT_TRUE(IsOfRow(down));
   EXPECT_EQ(down.tile_warps, 1);
   EXPECT_EQ(down.k_warps, 8);
-  EXPECT_EQ(plan_of(6144, 4096, false).kernel, QuantizedKernelKind::kWarpgroups);
+  EXPECT_TRUE(IsOfRow(plan_of(6144, 4096, false)));
+}
+
+TEST(QuantizedPlan, FewRowsShareTheKernelOfOne) {
+  const auto is_taken = [](const char* gpu, int64_t m, int64_t n, int64_t k, Format format) {
+    QuantizedParams p = ParamsOf(m, n, k, 32);
+    p.format = format;
+    if (format == Format::kE2M1) p.scales.dtype = DType::kF8E8M0;
+    const QuantizedPlan plan = PlanFor(p, Gpu(gpu));
+    EXPECT_TRUE(!IsOfRow(plan) || plan.shape.rows == kMostRowsOfCodes);
+    return IsOfRow(plan);
+  };
+  EXPECT_TRUE(is_taken("A100", 2, 4096, 4096, Format::kU4B8));
+  EXPECT_TRUE(is_taken("A100", 8, 4096, 4096, Format::kU4B8));
+  EXPECT_FALSE(is_taken("A100", 9, 4096, 4096, Format::kU4B8));
+  EXPECT_FALSE(is_taken("A100", 8, 4096, 14336, Format::kU4B8));  // no room
+  // Hopper's own kernel is faster but for many tiles, and e2m1.
+  EXPECT_FALSE(is_taken("H200", 4, 4096, 4096, Format::kU4B8));
+  EXPECT_TRUE(is_taken("H200", 4, 28672, 4096, Format::kU4B8));
+  EXPECT_TRUE(is_taken("H200", 4, 4096, 4096, Format::kE2M1));
 }
 
 // Each warp of the resident kernel has a piece of each tile of its team, and each CTA a tile.
@@ -195,7 +215,7 @@ TEST(QuantizedPlan, StreamsWhatItCan) {
   const auto kernel = [](const QuantizedParams& p) { return PlanFor(p, Gpu("H200")).kernel; };
   QuantizedParams p = ParamsOf(1, 4096, 4096, 128);
   EXPECT_EQ(PlanFor(p, Gpu("A100")).kernel, QuantizedKernelKind::kRow);
-  p.m = 2;
+  p.m = 9;
   EXPECT_EQ(PlanFor(p, Gpu("A100")).kernel, QuantizedKernelKind::kWideStream);
   EXPECT_EQ(kernel(ParamsOf(17, 1024, 4096, 128)), QuantizedKernelKind::kWideStream);
   EXPECT_EQ(kernel(ParamsOf(17, 4096, 4096, 32)), QuantizedKernelKind::kStream);
@@ -251,7 +271,7 @@ TEST(QuantizedPlan, WarpgroupsTakeRowsOfLargeMatrices) {
   EXPECT_EQ(plan(ParamsOf(16, 4096, 4096, 128)).k_warps, 1);
   EXPECT_EQ(plan(ParamsOf(16, 4096, 14336, 128)).splits, 6);
   EXPECT_EQ(plan(ParamsOf(16, 4096, 14336, 128)).k_warps, 2);
-  EXPECT_EQ(plan(ParamsOf(1, 6144, 4096, 128)).splits, 4);
+  EXPECT_EQ(plan(ParamsOf(4, 6144, 4096, 128)).splits, 4);
   EXPECT_EQ(plan(ParamsOf(64, 6144, 4096, 128)).splits, 4);
   EXPECT_EQ(plan(ParamsOf(64, 28672, 4096, 128)).splits, 1);
   EXPECT_EQ(plan(ParamsOf(64, 28672, 4096, 128)).shape.tiles, kWideTiles);
@@ -263,11 +283,11 @@ TEST(QuantizedPlan, WarpgroupsTakeRowsOfLargeMatrices) {
   EXPECT_EQ(kernel(ParamsOf(4, 4096, 4096, 128)), kWarpgroups);
   EXPECT_EQ(plan(ParamsOf(8, 4096, 4096, 128)).shape.rows, 8);
   EXPECT_EQ(plan(ParamsOf(9, 4096, 4096, 128)).shape.rows, 16);
-  EXPECT_EQ(kernel(ParamsOf(1, 4096, 4096, 128)), kWarpgroups);
+  EXPECT_EQ(kernel(ParamsOf(2, 4096, 4096, 128)), kWarpgroups);
   EXPECT_NE(kernel(ParamsOf(3, 4096, 14336, 128)), kWarpgroups);
   EXPECT_EQ(kernel(ParamsOf(4, 4096, 14336, 128)), kWarpgroups);
-  EXPECT_EQ(kernel(ParamsOf(1, 16896, 4096, 128)), kWarpgroups);  // 8 tiles a multiprocessor
-  EXPECT_NE(kernel(ParamsOf(1, 16880, 4096, 128)), kWarpgroups);
+  EXPECT_EQ(kernel(ParamsOf(2, 16896, 4096, 128)), kWarpgroups);  // 8 tiles a multiprocessor
+  EXPECT_NE(kernel(ParamsOf(2, 16880, 4096, 128)), kWarpgroups);
   EXPECT_NE(kernel(ParamsOf(64, 4096, 4096, 64)), kWarpgroups);
   EXPECT_NE(kernel(ParamsOf(64, 1024, 2048, 128)), kWarpgroups);  // CTAs would be few
   EXPECT_NE(PlanFor(ParamsOf(64, 4096, 4096, 128), Gpu("A100")).kernel, kWarpgroups);
@@ -309,7 +329,7 @@ TEST(QuantizedPlan, PointsInBytesAreReadByWarpgroups) {
     return PlanFor(p, Gpu("H200"));
   };
   EXPECT_EQ(plan_of(DType::kU8, true, nullptr).kernel, QuantizedKernelKind::kWarpgroups);
-  EXPECT_EQ(plan_of(DType::kU8, true, nullptr, 1).kernel, QuantizedKernelKind::kWarpgroups);
+  EXPECT_EQ(plan_of(DType::kU8, true, nullptr, 2).kernel, QuantizedKernelKind::kWarpgroups);
   EXPECT_EQ(plan_of(DType::kU8, true, nullptr).zero_bytes, 16);
   // Minimums, and what is not a byte of its own.
   EXPECT_NE(plan_of(DType::kU8, false, nullptr).kernel, QuantizedKernelKind::kWarpgroups);
@@ -340,8 +360,8 @@ TEST(QuantizedPlan, ReportsWhatAGpuGets) {
     return "not reported";
   };
   EXPECT_EQ(kernel_of("A100", "weights in int4, rows: 16"), "portable, codes streamed past rows");
-  EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 1"), "Hopper");
-  EXPECT_EQ(kernel_of("H200", "weights in int8, rows: 1"), "portable, one row");
+  EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 1"), "portable, up to 8 rows");
+  EXPECT_EQ(kernel_of("H200", "weights in int8, rows: 1"), "portable, up to 8 rows");
   EXPECT_EQ(kernel_of("H200", "weights in int8, rows: 16"), "Hopper, few rows");
   EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 64"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "weights in int4 with zeros, rows: 16"), "Hopper");

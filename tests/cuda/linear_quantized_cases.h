@@ -86,8 +86,8 @@ inline QuantizedCase RandomQuantizedCase(std::mt19937& random) {
   c.outer = DType::kOther;
   c.outers = c.shift = 0;
   if (random() % 2) return c;
-  if (random() % 2) {  // one row, with all that a layer can have before it and behind it
-    c.m = 1;
+  if (random() % 2) {  // few rows, with all that a layer can have before them and behind them
+    c.m = pick({1, 1, 2, 5, 8});
     if (random() % 2) c.c = pick({2, 8, 70, 250, 1100, 2200});
     if (c.k < 128) c.k = pick({128, 320, 576});
     c.scale = c.format == Format::kE2M1 ? DType::kF8E8M0 : type({kF32, kF16, kBF16});

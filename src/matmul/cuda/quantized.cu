@@ -31,7 +31,7 @@ Status Run(const QuantizedParams& params, const CudaContext& context) {
   const QuantizedPlan plan = PlanFor(params, *context.device);
   if (params.gating.is_there && !Gates(params, plan))
     return Internal("the layer's kernel takes no gating");
-  if (params.norm.weight && plan.kernel != QuantizedKernelKind::kRow)
+  if (params.norm.weight && (params.m > 1 || plan.kernel != QuantizedKernelKind::kRow))
     return Internal("the layer's kernel norms no rows");
   if (plan.kernel != QuantizedKernelKind::kAny)
     return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
@@ -54,7 +54,7 @@ bool CanGate(const QuantizedParams& params, const CudaContext& context) {
 }
 
 bool CanNorm(const QuantizedParams& params, const CudaContext& context) {
-  return params.m > 0 && params.tiles > 0 &&
+  return params.m == 1 && params.tiles > 0 &&
          PlanFor(params, *context.device).kernel == QuantizedKernelKind::kRow;
 }
 

@@ -128,13 +128,13 @@ int64_t RowTime(int tiles, int units, int sms, int tile_warps, int k_warps) {
 }
 
 bool PlanRow(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
-  if (p.m != 1 || plan.kernel == QuantizedKernelKind::kAny || !RowOfCodesShape::CanTake(p) ||
-      !IsAligned16(p.norm.weight))
+  if (p.m > kMostRowsOfCodes || plan.kernel == QuantizedKernelKind::kAny ||
+      !RowOfCodesShape::CanTake(p) || !IsAligned16(p.norm.weight))
     return false;
-  const RowOfCodesShape shape = RowOfCodesShape::Of(p, 0);
-  if (shape.bytes > kMostRowBytes) return false;
+  const RowOfCodesShape shape = RowOfCodesShape::Of(p, 0, static_cast<int>(p.m));
+  if (shape.bytes > (p.m == 1 ? kMostRowBytes : kMostSharedBytes)) return false;
   plan.kernel = QuantizedKernelKind::kRow;
-  plan.shape = {1, 1};
+  plan.shape = {p.m == 1 ? 1 : kMostRowsOfCodes, 1};
   plan.shared_bytes = shape.bytes;
   const int step = p.gating.is_there ? 2 : 1;  // a CTA has gates and their ups
   const int most_parts = std::min(shape.units, kMostRowParts);
@@ -213,9 +213,11 @@ bool FitStream(const QuantizedParams& p, QuantizedPlan& plan) {
 
 QuantizedPlan PlanFor(const QuantizedParams& p, const cuda::Device& device) {
   QuantizedPlan plan = BeginPlan(p);
-  // The first is the fastest for one row, and it alone norms it.
-  if (PlanRow(p, device, plan) || PlanWarpgroups(p, device, plan) || PlanResident(p, device, plan))
-    return plan;
+  // For one row this kernel is the fastest, and it alone norms it.
+  if (p.m == 1 && PlanRow(p, device, plan)) return plan;
+  if (PlanWarpgroups(p, device, plan)) return plan;
+  if (IsResidentSlower(p, device) && PlanRow(p, device, plan)) return plan;
+  if (PlanResident(p, device, plan) || PlanRow(p, device, plan)) return plan;
   if (plan.kernel != QuantizedKernelKind::kAny)
     PlanStream(p, device, plan);
   else

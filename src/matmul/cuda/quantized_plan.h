@@ -27,7 +27,7 @@ struct QuantizedShape {
 // kAny: codes, factors and x through shared memory, for groups of any kind. kStream and
 // kWideStream: codes from memory right into registers, with groups that end with a block of 32
 // columns, or with a stage.
-// kRow: one row of x for the same groups, normed first where it has to be.
+// kRow: up to 8 rows of x for the same groups; one row is normed first where it has to be.
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
 // kWarpgroups: by wgmma, or by mma.sync up to 16 rows, for u4b8, and u4 with points, with groups
 // that end with a stage. kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8,
@@ -71,7 +71,7 @@ inline constexpr int kMostResidentBytes = 227 * 1024;
 inline constexpr int kMostResidentRows = 16;  // of x
 
 // Of kRow: warps of a CTA, those that share a tile, and those that a multiprocessor has registers
-// for; shared memory, of which each GPU has room for two CTAs.
+// for; shared memory for one row, of which each GPU has room for two CTAs.
 inline constexpr int kLeastRowWarps = 8, kMostRowWarps = 16, kMostRowParts = 8;
 inline constexpr int kRowWarpsAtOnce = 16, kMostRowBytes = 46 * 1024;
 

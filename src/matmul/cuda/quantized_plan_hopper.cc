@@ -75,6 +75,10 @@ int64_t WarpgroupsSplits(int64_t ctas, int64_t sms) {
 
 }  // namespace
 
+bool IsResidentSlower(const QuantizedParams& p, const cuda::Device& device) {
+  return p.format == Format::kE2M1 || HasManyTiles(p, device);
+}
+
 bool PlanResident(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
   if (plan.kernel == QuantizedKernelKind::kAny || p.m > kMostResidentRows || !HasHopper(device))
     return false;

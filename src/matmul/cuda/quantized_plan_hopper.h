@@ -9,6 +9,9 @@ namespace intarsia::matmul {
 // fastest ones of layers of a Llama of 8 billion parameters (docs/notebook/weights_in_codes.md).
 bool PlanResident(const QuantizedParams& params, const cuda::Device& device, QuantizedPlan& plan);
 
+// Whether kRow is faster, where both take few rows.
+bool IsResidentSlower(const QuantizedParams& params, const cuda::Device& device);
+
 // kWarpgroups, cut as is the fastest for such layers.
 bool PlanWarpgroups(const QuantizedParams& params, const cuda::Device& device, QuantizedPlan& plan);
 

@@ -30,7 +30,7 @@ std::string_view Name(QuantizedKernelKind kernel) {
     case QuantizedKernelKind::kWideStream:
       return "portable, codes streamed past rows";
     case QuantizedKernelKind::kRow:
-      return "portable, one row";
+      return "portable, up to 8 rows";
     case QuantizedKernelKind::kResident:
     case QuantizedKernelKind::kWideResident:
       return "Hopper, few rows";

@@ -12,29 +12,36 @@ constexpr INTARSIA_HOST_DEVICE float PowerOfTwo(int exponent) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(127 + exponent) << 23);
 }
 
+// Each of up to 32 rows has a power of its own: none depends on another. Sets of rows are bits.
 template <DType kType, int kStep>
 class RaisedX {
  public:
   static constexpr bool kIsRaised = kType == DType::kBF16 && kStep != 0;
 
-  // A pair of numbers, raised.
-  __device__ __forceinline__ uint32_t Pair(uint32_t pair) {
-    if constexpr (kIsRaised) {
-      constexpr uint32_t kBoth = 0x10001, kMantissaBits = 7;
-      const uint32_t power = static_cast<uint32_t>(127 + raise_) << kMantissaBits;
+  // Numbers of a row, in pairs, raised.
+  __device__ __forceinline__ uint4 Pairs(const uint4& pairs, int row) {
+    if constexpr (!kIsRaised) return pairs;
+    constexpr uint32_t kBoth = 0x10001, kMantissaBits = 7;
+    const uint32_t power = static_cast<uint32_t>(127 + RaiseOf(row)) << kMantissaBits;
+    uint32_t overflow = 0;
+    const auto raised = [&](uint32_t pair) {
       pair = decoding::MultiplyPairs<kType>(pair, power * kBoth);
-      overflow_ |= (pair & 0x7f807f80u) + 0x00800080u;  // signs, where exponents are all ones
-    }
-    return pair;
+      overflow |= (pair & 0x7f807f80u) + 0x00800080u;  // signs, where exponents are all ones
+      return pair;
+    };
+    const uint4 all = {raised(pairs.x), raised(pairs.y), raised(pairs.z), raised(pairs.w)};
+    if (overflow & 0x80008000u) overflowed_ |= 1u << row;
+    return all;
   }
-  __device__ __forceinline__ bool HasOverflowed() const { return (overflow_ & 0x80008000u) != 0; }
-  // Whether all threads that share x have to raise it again, by less. `any`: whether it overflowed
-  // for one of them.
-  __device__ __forceinline__ bool LowerRaise(bool any) {
-    if (!any || raise_ == 0) return false;
-    raise_ = raise_ == kMost ? kLess : 0;
-    overflow_ = 0;
-    return true;
+  // Rows of which this thread has numbers that overflowed.
+  __device__ __forceinline__ uint32_t Overflowed() const { return overflowed_; }
+  // Whether all threads that share x have to raise it again, some rows by less: those that
+  // overflowed for any of them.
+  __device__ __forceinline__ bool LowerRaises(uint32_t overflowed) {
+    const uint32_t lower = overflowed & ~least_;
+    least_ |= lower & less_, less_ |= lower;
+    overflowed_ = 0;
+    return lower != 0;
   }
 
   // A sum of raised numbers times 2^kStep. f32 has no such number, and the sum may overflow: half
@@ -42,15 +49,17 @@ class RaisedX {
   static constexpr float kHalfStep = PowerOfTwo(kStep - kStep / 2);
   static __device__ __forceinline__ float Stepped(float sum) { return sum * PowerOfTwo(kStep / 2); }
   // A sum of products of raised numbers and codes, as it would be of x and what codes stand for.
-  __device__ __forceinline__ float Lowered(float sum) const {
-    const int up = -kStep - (kIsRaised ? raise_ : 0);  // never negative
+  __device__ __forceinline__ float Lowered(float sum, int row) const {
+    const int up = -kStep - (kIsRaised ? RaiseOf(row) : 0);  // never negative
     return sum * PowerOfTwo(up / 2) * PowerOfTwo(up - up / 2);
   }
 
  private:
-  static constexpr int kMost = 104, kLess = 48;
-  int raise_ = kMost;
-  uint32_t overflow_ = 0;
+  __device__ __forceinline__ int RaiseOf(int row) const {
+    constexpr int kMost = 104, kLess = 48;
+    return least_ >> row & 1 ? 0 : less_ >> row & 1 ? kLess : kMost;
+  }
+  uint32_t overflowed_ = 0, less_ = 0, least_ = 0;
 };
 
 }  // namespace intarsia::matmul

@@ -56,11 +56,13 @@ class E8M0Scales {
             ((codes & 0x7f7f7f7fu) + 0x01010101u) & codes;  // a byte's sign, where it is 255
       }
   }
-  __device__ __forceinline__ void PutNaNs(float2 (&sums)[kTiles]) const {
+  // Into C fragments.
+  __device__ __forceinline__ void PutNaNs(float (&sums)[kTiles][4]) const {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      if (nans_[t] & 0x00800080u) sums[t].x = __uint_as_float(0x7fc00000u);
-      if (nans_[t] & 0x80008000u) sums[t].y = __uint_as_float(0x7fc00000u);
+      const float nan = __uint_as_float(0x7fc00000u);
+      if (nans_[t] & 0x00800080u) sums[t][0] = sums[t][1] = nan;
+      if (nans_[t] & 0x80008000u) sums[t][2] = sums[t][3] = nan;
     }
   }
 

@@ -1,61 +1,31 @@
-// One row of x times tiles of w in codes (matmul/quantized.h), by a warp:
-//   sums[t][r] = sum over units begin ... end - 1 of x[i] w[16 tiles[t] + r, i],
+// One row of x, or up to 8, times tiles of w in codes (matmul/quantized.h), by a warp:
+//   sums[t][row][r] = sum over units begin ... end - 1 of x[row, i] w[16 tiles[t] + r, i],
 // a unit being 128 columns.
 //
 // Memory bounds it. Codes and factors go from there right into registers, some units ahead; codes
-// are A of m16n8k16. The warp's part of x is in shared memory. Every column of B is the row: zeros
-// would have to be made.
+// are A of m16n8k16. The warp's part of x is in shared memory. Columns of B are the rows, the last
+// of them several times: zeros would have to be made.
 #pragma once
+#include <type_traits>
+
 #include "src/core/cuda/mma.cuh"
 #include "src/matmul/cuda/codes.cuh"
 #include "src/matmul/cuda/raised.cuh"
 #include "src/matmul/cuda/raw_factors.cuh"
 #include "src/matmul/cuda/row_of_codes.h"
+#include "src/matmul/cuda/shared_row.cuh"
 
 namespace intarsia::matmul {
 
-// Where shared memory has columns of x: pieces of 8, in the order of codes, and where they are
-// needed the sums of each block, or of each unit at its first block. A last unit that has not all
-// of its blocks begins with some of the unit before it, times 0: its own come last.
-struct SharedRow {
-  __device__ __forceinline__ SharedRow(char* shared, const RowOfCodesShape& shape)
-      : pieces(reinterpret_cast<uint4*>(shared)),
-        sums(reinterpret_cast<float*>(shared + shape.units * kUnitBlocks * kRowBlockBytes)),
-        whole(shape.blocks / kUnitBlocks * kUnitPieces),
-        turn(-shape.blocks * kBlockPieces & (kUnitPieces - 1)) {}
-  // Leaves out the first units, which are there.
-  __device__ __forceinline__ void Skip(int units) {
-    pieces += units * kUnitPieces, sums += units * kUnitBlocks;
-  }
-  // The first one that is there.
-  __device__ __forceinline__ void BeginWith(int unit) { whole -= unit * kUnitPieces; }
-
-  // Where a piece of x, or of the zeros up to a whole unit, is.
-  __device__ __forceinline__ int PlaceOf(int piece) const {
-    return piece < whole ? piece : whole + ((piece + turn) & (kUnitPieces - 1));
-  }
-
-  uint4* pieces;
-  float* sums;
-  int whole, turn;  // pieces of whole units, and by how many those of the last one are turned
-};
-
-// The sums of a warp's tiles, from the lanes that have them.
-template <int kTiles>
-__device__ __forceinline__ void StoreRowSums(const float2 (&sums)[kTiles],
-                                             float (&to)[kTiles][kTileRows]) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  if (lane % 4 != 0) return;
-#pragma unroll
-  for (int t = 0; t < kTiles; ++t) reinterpret_cast<float2*>(to[t])[lane / 4] = sums[t];
-}
-
-// kWide: RowOfCodesShape::wide.
-template <DType kType, Format kFormat, bool kWide, int kTiles>
+// kWide: RowOfCodesShape::wide. kRows: 1, or 8 where there are up to so many.
+template <DType kType, Format kFormat, bool kWide, int kTiles, int kRows = 1>
 class RowOfCodes {
  public:
   using T = cuda::DeviceT<kType>;
   using Eight = cuda::Pack<T, 8>;
+  // Of a tile in a lane: of rows 2r and 2r + 1 of w, r = lane / 4; or of both for row 2c of x, c =
+  // lane % 4, and for row 2c + 1, as in a C fragment.
+  using Results = std::conditional_t<kRows == 1, float2, float4>;
 
   // Which columns of x are in shared memory.
   enum class Row { kOfPart, kOfAll };
@@ -71,13 +41,17 @@ class RowOfCodes {
       row_.Skip(begin_);
     else
       row_.BeginWith(begin_);
+    const auto row_of = [&](int i) { return kRows == 1 ? 0 : min(i, shape.rows - 1); };
+    x_ = row_.Of(row_of(Lane() / 4)).pieces + Lane() % 4;
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) sums_of_x_[e] = row_.Of(row_of(Lane() % 4 * 2 + e)).sums;
   }
 
   // The warp puts its part of x there.
   __device__ __forceinline__ void TakePart(const T* x) {
     do Take(row_, begin_ * kUnitPieces, count_ * kUnitPieces, x, Lane(), 32);
     while (Raised::kIsRaised &&
-           raised_.LowerRaise(__any_sync(0xffffffffu, raised_.HasOverflowed())));
+           raised_.LowerRaises(__any_sync(0xffffffffu, raised_.Overflowed() != 0)));
     __syncwarp();
   }
   // All threads of the CTA put x there, by take().
@@ -85,7 +59,7 @@ class RowOfCodes {
   __device__ __forceinline__ void TakeTogether(TakeAll take) {
     if constexpr (Raised::kIsRaised) {
       do take();
-      while (raised_.LowerRaise(__syncthreads_or(raised_.HasOverflowed())));
+      while (raised_.LowerRaises(OverflowedForAny()));
     } else {
       take();
       __syncthreads();
@@ -113,12 +87,29 @@ class RowOfCodes {
     }
   }
 
+  // All rows of x.
+  __device__ __forceinline__ void TakeRows(const SharedRow& to, int pieces, int thread,
+                                           int threads) {
+    const auto* const x = static_cast<const Eight*>(p_.x);
+    const int end = static_cast<int>(p_.k) / 8;
+#pragma unroll 1
+    for (int piece = thread; piece - thread < pieces; piece += threads) {
+      Eight eight[kRows];
+#pragma unroll
+      for (int row = 0; row < kRows; ++row)
+        eight[row] = row < shape_.rows && piece < end ? x[row * end + piece] : Eight{};
+#pragma unroll
+      for (int row = 0; row < kRows; ++row)
+        if (row < shape_.rows) StorePiece(to.Of(row), piece, pieces, eight[row], row);
+    }
+  }
+
   // Each lane puts one piece there, if it is one of so many; all of a warp come here.
   __device__ __forceinline__ void StorePiece(const SharedRow& to, int piece, int pieces,
-                                             Eight eight) {
+                                             Eight eight, int row = 0) {
     uint4 bits;
     memcpy(&bits, &eight, sizeof bits);
-    for (uint32_t* pair : {&bits.x, &bits.y, &bits.z, &bits.w}) *pair = raised_.Pair(*pair);
+    bits = raised_.Pairs(bits, row);
     memcpy(&eight, &bits, sizeof eight);
     const int place = to.PlaceOf(piece);
     if (piece < pieces) to.pieces[place] = Bare::InOrder(bits);
@@ -174,9 +165,8 @@ class RowOfCodes {
       if (i < count_) AskFor(ring_[i], i);
   }
 
-  // In each lane: of rows 2r and 2r + 1 of each tile, r = lane / 4.
-  __device__ __forceinline__ void Multiply(float2 (&sums)[kTiles]) {
-    float2 all[kTiles] = {};
+  __device__ __forceinline__ void Multiply(Results (&sums)[kTiles]) {
+    float all[kTiles][4] = {};
     if constexpr (kIsE2M1)
       AddUnits<DType::kF8E8M0>(all);
     else if (p_.scales.dtype == DType::kF16)
@@ -185,10 +175,17 @@ class RowOfCodes {
       AddUnits<DType::kBF16>(all);
     else
       AddUnits<DType::kF32>(all);
+    if constexpr (kIsE2M1) powers_.PutNaNs(all);
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t)
-      sums[t] = {raised_.Lowered(all[t].x), raised_.Lowered(all[t].y)};
-    if constexpr (kIsE2M1) powers_.PutNaNs(sums);
+    for (int t = 0; t < kTiles; ++t) {
+      const auto lowered = [&](int i) {
+        return raised_.Lowered(all[t][i], kRows == 1 ? 0 : Lane() % 4 * 2 + i % 2);
+      };
+      if constexpr (kRows == 1)
+        sums[t] = {lowered(0), lowered(2)};
+      else
+        sums[t] = {lowered(0), lowered(1), lowered(2), lowered(3)};
+    }
   }
 
  private:
@@ -210,6 +207,7 @@ class RowOfCodes {
   };
 
   static constexpr uint32_t kTile = kTileRows;
+  static constexpr int kEach = kRows == 1 ? 1 : 2;  // rows of x that a lane's sums are of
   static_assert(RowOfCodesShape::NeedsSums(kFormat, false) == (Bare::kBias > 0.0f));
 
   // Else compilers compute it again for each unit. asm hides that it is global.
@@ -281,10 +279,21 @@ class RowOfCodes {
     }
   }
 
+  // Rows that overflowed for any thread of the CTA, when all have come here.
+  __device__ __forceinline__ uint32_t OverflowedForAny() const {
+    const uint32_t own = raised_.Overflowed();
+    if (!__syncthreads_or(own != 0)) return 0;
+    uint32_t any = 0;
+#pragma unroll 1
+    for (int row = 0; row < kRows; ++row)
+      if (__syncthreads_or(static_cast<int>(own >> row & 1))) any |= 1u << row;
+    return any;
+  }
+
   // A loop for each type of scales, and for the zeros that files have, bytes and those of the type
   // of scales.
   template <DType kScale>
-  __device__ __forceinline__ void AddUnits(float2 (&all)[kTiles]) {
+  __device__ __forceinline__ void AddUnits(float (&all)[kTiles][4]) {
     if constexpr (kMayHaveZeros) {
       if (p_.zeros.dtype == DType::kU8) return AddUnits<kScale, DType::kU8>(all);
       if (p_.zeros.dtype == kScale) return AddUnits<kScale, kScale>(all);
@@ -293,7 +302,7 @@ class RowOfCodes {
   }
   // kZero: kOther where it may be any.
   template <DType kScale, DType kZero>
-  __device__ __forceinline__ void AddUnits(float2 (&all)[kTiles]) {
+  __device__ __forceinline__ void AddUnits(float (&all)[kTiles][4]) {
 #pragma unroll 1
     for (int first = 0; first < count_; first += kAhead) {
 #pragma unroll
@@ -306,14 +315,17 @@ class RowOfCodes {
     }
   }
   template <DType kScale, DType kZero>
-  __device__ __forceinline__ void AddUnit(const Unit& from, int unit, float2 (&all)[kTiles]) const {
+  __device__ __forceinline__ void AddUnit(const Unit& from, int unit,
+                                          float (&all)[kTiles][4]) const {
     float even[kTiles][4], odd[kTiles][4];  // of a group; C fragments of which columns are alike
-    float of_x = 0.0f;
+    float of_x[kEach] = {};
 #pragma unroll
     for (int b = 0; b < kUnitBlocks; ++b) {
       const int block = unit * kUnitBlocks + b, g = kWide ? 0 : b;
-      const uint4 x = row_.pieces[kBlockPieces * block + Lane() % kBlockPieces];
-      if (NeedsSums() && b == g) of_x = row_.sums[block];
+      const uint4 x = x_[kBlockPieces * block];
+      if (NeedsSums() && b == g)
+#pragma unroll
+        for (int e = 0; e < kEach; ++e) of_x[e] = sums_of_x_[e][block];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         if (b == g)
@@ -321,27 +333,31 @@ class RowOfCodes {
           for (int i = 0; i < 4; ++i) even[t][i] = odd[t][i] = 0.0f;
         MultiplyAdd(from.codes[b][t], x, even[t], odd[t]);
         if (!kWide || b == kUnitBlocks - 1)
-          AddGroup<kScale, kZero>(from.scales[g][t], from.zeros[g][t], of_x,
-                                  {even[t][0] + Bare::kOddWeight * odd[t][0],
-                                   even[t][2] + Bare::kOddWeight * odd[t][2]},
+          AddGroup<kScale, kZero>(from.scales[g][t], from.zeros[g][t], of_x, even[t], odd[t],
                                   all[t]);
       }
     }
   }
   template <DType kScale, DType kZero>
-  __device__ __forceinline__ void AddGroup(const RawPair& scales, const RawPair& zeros, float of_x,
-                                           float2 sums, float2& all) const {
-    float2 scale;
+  __device__ __forceinline__ void AddGroup(const RawPair& scales, const RawPair& zeros,
+                                           const float (&of_x)[kEach], const float (&even)[4],
+                                           const float (&odd)[4], float (&all)[4]) const {
+    float2 scale, zero = {};
     if constexpr (kIsE2M1)
       scale = E8M0Scales<kTiles>::PairOf(scales.bits.x);
     else
       scale = scales.template Numbers<false>(kScale);
-    if (Bare::kBias > 0.0f) sums.x -= Bare::kBias * of_x, sums.y -= Bare::kBias * of_x;
-    all.x += scale.x * sums.x, all.y += scale.y * sums.y;
-    if (!HasZeros()) return;
-    float2 zero = zeros.template Numbers<true>(kZero == DType::kOther ? p_.zeros.dtype : kZero);
-    if (p_.points) zero = {-scale.x * zero.x, -scale.y * zero.y};
-    all.x += zero.x * of_x, all.y += zero.y * of_x;
+    if (HasZeros()) {
+      zero = zeros.template Numbers<true>(kZero == DType::kOther ? p_.zeros.dtype : kZero);
+      if (p_.points) zero = {-scale.x * zero.x, -scale.y * zero.y};
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i += 2 / kEach) {
+      float sum = even[i] + Bare::kOddWeight * odd[i];
+      if (Bare::kBias > 0.0f) sum -= Bare::kBias * of_x[i % kEach];
+      all[i] += (i < 2 ? scale.x : scale.y) * sum;
+      if (HasZeros()) all[i] += (i < 2 ? zero.x : zero.y) * of_x[i % kEach];
+    }
   }
   __device__ __forceinline__ void MultiplyAdd(const uint2 (&words)[kWords], const uint4& x,
                                               float (&even)[4], float (&odd)[4]) const {
@@ -364,6 +380,8 @@ class RowOfCodes {
   const RowOfCodesShape& shape_;
   int begin_, count_;  // units
   SharedRow row_;
+  const uint4* x_;  // the lane's first piece of each block
+  const float* sums_of_x_[kEach];
   Raised raised_;
   E8M0Scales<kTiles> powers_;  // of e2m1
   const uint8_t* codes_at_[kTiles];

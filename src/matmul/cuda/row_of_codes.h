@@ -1,4 +1,4 @@
-// How products of one row with weights in codes (row_of_codes.cuh) are cut.
+// How products of few rows with weights in codes (row_of_codes.cuh) are cut.
 #pragma once
 #include "src/core/divisor.h"
 #include "src/matmul/quantized.h"
@@ -8,6 +8,9 @@ namespace intarsia::matmul {
 // A warp's share is a number of units of 128 columns: blocks of 32, and pieces of 8.
 inline constexpr int kUnitBlocks = 4, kBlockPieces = 4, kUnitPieces = kUnitBlocks * kBlockPieces;
 inline constexpr int kRowBlockBytes = 2 * static_cast<int>(kBlockColumns);  // of x
+inline constexpr int kMostRowsOfCodes = 8;  // of x: what an mma has columns for
+// Several rows of x lie so far apart, for the banks, in pieces.
+inline constexpr int kRowPadPieces = 4, kPieceBytes = 16;
 
 // What warps that share the columns of w need.
 struct RowOfCodesShape {
@@ -16,8 +19,13 @@ struct RowOfCodesShape {
   bool is_block_group;          // whether a group is a block
   int scale_bytes, zero_bytes;  // of one; 0: there are no zeros
   bool wide;                    // whether a group ends with a unit, else perhaps with each block
+  int rows;                     // of x
   int units;                    // of a warp, at most
   int bytes;                    // of its shared memory
+
+  constexpr int pitch() const {  // of rows, in pieces
+    return units * kUnitPieces + (rows > 1 ? kRowPadPieces : 0);
+  }
 
   static bool CanTake(const QuantizedParams& p) {
     constexpr int64_t kEnd = 1 << 20;  // of columns: far more than shared memory holds
@@ -32,23 +40,25 @@ struct RowOfCodesShape {
     return has_zeros || format == Format::kU4B8 || format == Format::kI8;
   }
   // 2^shift warps share the columns.
-  static RowOfCodesShape Of(const QuantizedParams& p, int shift) {
+  static RowOfCodesShape Of(const QuantizedParams& p, int shift, int rows = 1) {
     constexpr auto kTile = static_cast<int>(kTileRows);
     const int scale = Bytes(p.scales.dtype), zero = p.zeros.data ? Bytes(p.zeros.dtype) : 0;
     const auto blocks = static_cast<int>(p.blocks()), groups = static_cast<int>(p.groups);
     const int units = CeilDiv(CeilDiv(blocks, kUnitBlocks), 1 << shift);
-    return {
-        .blocks = blocks,
-        .tile_scale_bytes = groups * kTile * scale,
-        .tile_zero_bytes = groups * kTile * zero,
-        .blocks_of_group = Divisor(p.group / kBlockColumns),
-        .is_block_group = p.group == kBlockColumns,
-        .scale_bytes = scale,
-        .zero_bytes = zero,
-        .wide = p.group % (kUnitBlocks * kBlockColumns) == 0,
-        .units = units,
-        .bytes = units * kUnitBlocks *
-                 (kRowBlockBytes + (NeedsSums(p.format, p.zeros.data) ? int{sizeof(float)} : 0))};
+    RowOfCodesShape shape{.blocks = blocks,
+                          .tile_scale_bytes = groups * kTile * scale,
+                          .tile_zero_bytes = groups * kTile * zero,
+                          .blocks_of_group = Divisor(p.group / kBlockColumns),
+                          .is_block_group = p.group == kBlockColumns,
+                          .scale_bytes = scale,
+                          .zero_bytes = zero,
+                          .wide = p.group % (kUnitBlocks * kBlockColumns) == 0,
+                          .rows = rows,
+                          .units = units,
+                          .bytes = 0};
+    const bool sums = NeedsSums(p.format, p.zeros.data);
+    shape.bytes = rows * (shape.pitch() * kPieceBytes + (sums ? 4 * units * kUnitBlocks : 0));
+    return shape;
   }
 };
 

@@ -1,5 +1,5 @@
-// A layer with weights in codes (matmul/quantized.h) for one row of x, which it norms first where
-// p.norm says so:
+// A layer with weights in codes (matmul/quantized.h) for one row of x, or up to 8. One row it norms
+// first where p.norm says so:
 //   y = x, or round_T(x / sqrt(mean(x^2) + eps) norm.weight)
 //   out[j] = sum_i y[i] w[j, i] + bias[j] + residual[j], or the product of gates and ups.
 // Each warp has a tile of w, or a part of its columns (matmul/cuda/row_of_codes.cuh). Every CTA
@@ -68,16 +68,45 @@ __device__ __forceinline__ void TakeNormed(const QuantizedParams& p, Product& pr
     store(piece, piece < end ? x[piece] : Eight{}, piece < end ? weights[piece] : Weights{});
 }
 
+// The results of several rows. sum_of(tile of the CTA, row, column of the tile); tiles as they are
+// cut below.
+template <class T, class TileOf, class SumOf>
+__device__ __forceinline__ void StoreFewRows(const QuantizedParams& p, int tiles, TileOf tile_of,
+                                             SumOf sum_of) {
+  constexpr int kTile = static_cast<int>(kTileRows);
+  const int step = p.gating.is_there ? 2 : 1, couples = tiles / step;
+  const int all = static_cast<int>(p.tiles), first = static_cast<int>(blockIdx.x) * tiles;
+  for (int i = static_cast<int>(threadIdx.x); i < couples * kTile * static_cast<int>(p.m);
+       i += static_cast<int>(blockDim.x)) {
+    const int in_tile = i % kTile, tile = i / kTile % couples * step, row = i / kTile / couples;
+    if (first + tile >= all) continue;
+    const int column = tile_of(tile) * kTile + in_tile;
+    const float sum = sum_of(tile, row, in_tile);
+    if (!p.gating.is_there) {
+      StoreResult<T>(p, row, column, sum, true);
+      continue;
+    }
+    const auto rounded = [&](float number, int64_t of) {
+      if (p.bias) number += cuda::ToFloat(static_cast<const T*>(p.bias)[of]);
+      return cuda::RoundTo<T>(number);
+    };
+    const float gate = rounded(sum, column);
+    const float up = rounded(sum_of(tile + 1, row, in_tile), p.n() / 2 + column);
+    static_cast<T*>(p.out)[row * p.results() + column] =
+        cuda::FromFloat<T>(cuda::Gate<T>(p.gating, gate, up));
+  }
+}
+
 // 2^shift warps of a CTA share a tile; where there is a gating, its tiles are of gates and of their
-// ups in turn. shape: of all columns.
-template <DType kType, Format kFormat, bool kWide>
+// ups in turn. shape: of all columns. kRows: RowOfCodes'.
+template <DType kType, Format kFormat, bool kWide, int kRows>
 __global__ void __launch_bounds__(32 * kMostRowWarps)
     RowOfCodesKernel(const __grid_constant__ QuantizedParams p,
                      const __grid_constant__ RowOfCodesShape shape, int shift) {
-  using Product = RowOfCodes<kType, kFormat, kWide, 1>;
+  using Product = RowOfCodes<kType, kFormat, kWide, 1, kRows>;
   using T = typename Product::T;
   constexpr int kTile = static_cast<int>(kTileRows);
-  __shared__ float sums[kMostRowWarps][1][kTile];
+  __shared__ float sums[kMostRowWarps][1][kRows * kTile];
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   const int parts = 1 << shift, tiles = static_cast<int>(blockDim.x / 32) >> shift;
   const int all = static_cast<int>(p.tiles);
@@ -103,17 +132,26 @@ __global__ void __launch_bounds__(32 * kMostRowWarps)
   const T bias = added_of(p.bias), residual = added_of(p.residual);
   const int pieces = shape.units * kUnitPieces;
   product.TakeTogether([&] {
-    if (!p.norm.weight)
+    if constexpr (kRows > 1)
+      product.TakeRows(row, pieces, thread, static_cast<int>(blockDim.x));
+    else if (!p.norm.weight)
       product.Take(row, 0, pieces, p.x, thread, static_cast<int>(blockDim.x));
     else if (p.norm.dtype == DType::kF32)
       TakeNormed<float>(p, product, row, pieces);
     else
       TakeNormed<T>(p, product, row, pieces);
   });
-  float2 of_tile[1];
+  typename Product::Results of_tile[1];
   product.Multiply(of_tile);
   StoreRowSums(of_tile, sums[warp]);
   __syncthreads();
+  if constexpr (kRows > 1)
+    return StoreFewRows<T>(p, tiles, tile_of, [&](int tile, int of_x, int in_tile) {
+      float sum = 0.0f;
+      for (int part = 0; part < parts; ++part)
+        sum += sums[(tile << shift) + part][0][of_x * kTile + in_tile];
+      return sum;
+    });
   if (thread / 32 * 32 >= tiles * kTile) return;  // whole warps
   float sum = cuda::ToFloat(bias) + cuda::ToFloat(residual);
   for (int part = 0; has_result && part < parts; ++part)
@@ -128,20 +166,26 @@ __global__ void __launch_bounds__(32 * kMostRowWarps)
     static_cast<T*>(p.out)[column] = cuda::FromFloat<T>(cuda::Gate<T>(p.gating, gate, up));
 }
 
-template <DType kType, Format kFormat, bool kWide>
+template <DType kType, Format kFormat, bool kWide, int kRows>
 inline const cuda::Kernel kRowOfCodesKernel(
-    "RowOfCodesKernel", reinterpret_cast<const void*>(&RowOfCodesKernel<kType, kFormat, kWide>),
-    kMostRowBytes);
+    "RowOfCodesKernel",
+    reinterpret_cast<const void*>(&RowOfCodesKernel<kType, kFormat, kWide, kRows>),
+    kRows == 1 ? kMostRowBytes : kMostSharedBytes);
 
 template <DType kType>
 Status LaunchRowOf(const QuantizedParams& params, const QuantizedPlan& plan,
                    const CudaContext& context) {
-  const RowOfCodesShape shape = RowOfCodesShape::Of(params, 0);
+  const RowOfCodesShape shape = RowOfCodesShape::Of(params, 0, static_cast<int>(params.m));
   cuda::LaunchConfig config = ConfigOf(params, plan);
   config.overlaps_previous = true;
   return DispatchStreamed(params.format, shape.wide, [&]<Format kFormat, bool kWide>() {
-    return cuda::Launch(context, kRowOfCodesKernel<kType, kFormat, kWide>, config, params, shape,
-                        std::countr_zero(static_cast<unsigned>(plan.k_warps)));
+    const int shift = std::countr_zero(static_cast<unsigned>(plan.k_warps));
+    const auto launch = [&]<int kRows>() {
+      return cuda::Launch(context, kRowOfCodesKernel<kType, kFormat, kWide, kRows>, config, params,
+                          shape, shift);
+    };
+    return params.m == 1 ? launch.template operator()<1>()
+                         : launch.template operator()<kMostRowsOfCodes>();
   });
 }
 
