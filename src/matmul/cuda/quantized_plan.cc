@@ -132,7 +132,7 @@ bool PlanRow(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan
       !RowOfCodesShape::CanTake(p) || !IsAligned16(p.norm.weight))
     return false;
   const RowOfCodesShape shape = RowOfCodesShape::Of(p, 0, static_cast<int>(p.m));
-  if (shape.bytes > (p.m == 1 ? kMostRowBytes : kMostSharedBytes)) return false;
+  if (shape.bytes > MostRowBytes(p.m)) return false;
   plan.kernel = QuantizedKernelKind::kRow;
   plan.shape = {p.m == 1 ? 1 : kMostRowsOfCodes, 1};
   plan.shared_bytes = shape.bytes;
@@ -213,10 +213,11 @@ bool FitStream(const QuantizedParams& p, QuantizedPlan& plan) {
 
 QuantizedPlan PlanFor(const QuantizedParams& p, const cuda::Device& device) {
   QuantizedPlan plan = BeginPlan(p);
-  // For one row this kernel is the fastest, and it alone norms it.
+  // For one row this kernel is the fastest, and it alone norms it. Of more it takes what the next
+  // kernel does not, and what is faster by it than by the one behind that.
   if (p.m == 1 && PlanRow(p, device, plan)) return plan;
   if (PlanWarpgroups(p, device, plan)) return plan;
-  if (IsResidentSlower(p, device) && PlanRow(p, device, plan)) return plan;
+  if (IsRowFaster(p, device) && PlanRow(p, device, plan)) return plan;
   if (PlanResident(p, device, plan) || PlanRow(p, device, plan)) return plan;
   if (plan.kernel != QuantizedKernelKind::kAny)
     PlanStream(p, device, plan);

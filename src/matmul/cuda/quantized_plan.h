@@ -71,9 +71,11 @@ inline constexpr int kMostResidentBytes = 227 * 1024;
 inline constexpr int kMostResidentRows = 16;  // of x
 
 // Of kRow: warps of a CTA, those that share a tile, and those that a multiprocessor has registers
-// for; shared memory for one row, of which each GPU has room for two CTAs.
+// for; dynamic shared memory, of which each GPU has room for two CTAs with one row, and for one CTA
+// with more rows, beside sums of 8 KB.
 inline constexpr int kLeastRowWarps = 8, kMostRowWarps = 16, kMostRowParts = 8;
-inline constexpr int kRowWarpsAtOnce = 16, kMostRowBytes = 46 * 1024;
+inline constexpr int kRowWarpsAtOnce = 16;
+constexpr int MostRowBytes(int64_t rows) { return (rows == 1 ? 46 : 90) * 1024; }
 
 // Of kWarpgroups: rows of x that mma.sync multiplies; tiles of w of a CTA, with up to 16 rows, and
 // two kinds with more; CTAs that a multiprocessor has room for, while splits give a launch at

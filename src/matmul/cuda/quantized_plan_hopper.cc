@@ -75,14 +75,14 @@ int64_t WarpgroupsSplits(int64_t ctas, int64_t sms) {
 
 }  // namespace
 
-bool IsResidentSlower(const QuantizedParams& p, const cuda::Device& device) {
+bool IsRowFaster(const QuantizedParams& p, const cuda::Device& device) {
   return p.format == Format::kE2M1 || HasManyTiles(p, device);
 }
 
 bool PlanResident(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
   if (plan.kernel == QuantizedKernelKind::kAny || p.m > kMostResidentRows || !HasHopper(device))
     return false;
-  // Where the streaming kernel was as fast, or faster.
+  // Where another kernel was as fast, or faster.
   if (p.format == Format::kU4 && p.m > 2 && p.m <= 8) return false;
   if (p.format == Format::kE4M3 && p.m > 8) return false;
   QuantizedPlan resident = plan;

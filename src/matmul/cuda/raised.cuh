@@ -1,7 +1,7 @@
 // x for products with codes that are 2^kStep times what they stand for (BareCodes). In bf16 those
-// underflow f32, so x is multiplied by 2^104, by 2^48 if any of x overflows, by 1 if that does,
-// too. Of a product below 2^-97 some bits are lost, of one below 2^-120 all; where x is raised by
-// less, these bounds are still below 2^-40 times the largest |x|.
+// underflow f32, so a row of x is multiplied by 2^104, by 2^48 if any of it overflows, by 1 if it
+// does then. Of a product below 2^-97 some bits are lost, of one below 2^-120 all; where x is
+// raised by less, these bounds are still below 2^-40 times the largest |x|.
 #pragma once
 #include "src/matmul/cuda/codes.cuh"
 

@@ -13,11 +13,11 @@
 #include "src/matmul/cuda/raised.cuh"
 #include "src/matmul/cuda/raw_factors.cuh"
 #include "src/matmul/cuda/row_of_codes.h"
-#include "src/matmul/cuda/shared_row.cuh"
+#include "src/matmul/cuda/shared_rows.cuh"
 
 namespace intarsia::matmul {
 
-// kWide: RowOfCodesShape::wide. kRows: 1, or 8 where there are up to so many.
+// kWide: RowOfCodesShape::wide. kRows: 1, or 8 for 2 to 8 rows.
 template <DType kType, Format kFormat, bool kWide, int kTiles, int kRows = 1>
 class RowOfCodes {
  public:
@@ -32,7 +32,7 @@ class RowOfCodes {
 
   // Has part `part` of 2^shift.
   __device__ __forceinline__ RowOfCodes(const QuantizedParams& p, const RowOfCodesShape& shape,
-                                        int part, int shift, SharedRow row, Row has = Row::kOfPart)
+                                        int part, int shift, SharedRows row, Row has = Row::kOfPart)
       : p_(p), shape_(shape), row_(row) {
     const int all = (shape.blocks + kUnitBlocks - 1) / kUnitBlocks;
     begin_ = all * part >> shift;
@@ -66,7 +66,7 @@ class RowOfCodes {
     }
   }
   // So many threads, all of some warps, put x there, from piece `begin` on.
-  __device__ __forceinline__ void Take(const SharedRow& to, int begin, int pieces, const void* x,
+  __device__ __forceinline__ void Take(const SharedRows& to, int begin, int pieces, const void* x,
                                        int thread, int threads) {
     constexpr int kBatch = 3;
     const auto* const from = static_cast<const Eight*>(x) + begin;
@@ -88,7 +88,7 @@ class RowOfCodes {
   }
 
   // All rows of x.
-  __device__ __forceinline__ void TakeRows(const SharedRow& to, int pieces, int thread,
+  __device__ __forceinline__ void TakeRows(const SharedRows& to, int pieces, int thread,
                                            int threads) {
     const auto* const x = static_cast<const Eight*>(p_.x);
     const int end = static_cast<int>(p_.k) / 8;
@@ -105,7 +105,7 @@ class RowOfCodes {
   }
 
   // Each lane puts one piece there, if it is one of so many; all of a warp come here.
-  __device__ __forceinline__ void StorePiece(const SharedRow& to, int piece, int pieces,
+  __device__ __forceinline__ void StorePiece(const SharedRows& to, int piece, int pieces,
                                              Eight eight, int row = 0) {
     uint4 bits;
     memcpy(&bits, &eight, sizeof bits);
@@ -317,7 +317,7 @@ class RowOfCodes {
   template <DType kScale, DType kZero>
   __device__ __forceinline__ void AddUnit(const Unit& from, int unit,
                                           float (&all)[kTiles][4]) const {
-    float even[kTiles][4], odd[kTiles][4];  // of a group; C fragments of which columns are alike
+    float even[kTiles][4], odd[kTiles][4];  // of a group, as C fragments
     float of_x[kEach] = {};
 #pragma unroll
     for (int b = 0; b < kUnitBlocks; ++b) {
@@ -379,7 +379,7 @@ class RowOfCodes {
   const QuantizedParams& p_;
   const RowOfCodesShape& shape_;
   int begin_, count_;  // units
-  SharedRow row_;
+  SharedRows row_;
   const uint4* x_;  // the lane's first piece of each block
   const float* sums_of_x_[kEach];
   Raised raised_;

@@ -7,7 +7,6 @@ namespace intarsia::matmul {
 
 // A warp's share is a number of units of 128 columns: blocks of 32, and pieces of 8.
 inline constexpr int kUnitBlocks = 4, kBlockPieces = 4, kUnitPieces = kUnitBlocks * kBlockPieces;
-inline constexpr int kRowBlockBytes = 2 * static_cast<int>(kBlockColumns);  // of x
 inline constexpr int kMostRowsOfCodes = 8;  // of x: what an mma has columns for
 // Several rows of x lie so far apart, for the banks, in pieces.
 inline constexpr int kRowPadPieces = 4, kPieceBytes = 16;

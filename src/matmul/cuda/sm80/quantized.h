@@ -13,7 +13,7 @@ template <DType kType>
 Status LaunchStreamOf(const QuantizedParams& params, const QuantizedPlan& plan,
                       const CudaContext& context);
 
-// For one row of x in f16 or bf16.
+// For up to 8 rows of x in f16 or bf16.
 template <DType kType>
 Status LaunchRowOf(const QuantizedParams& params, const QuantizedPlan& plan,
                    const CudaContext& context);

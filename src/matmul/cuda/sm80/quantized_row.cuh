@@ -23,7 +23,7 @@ namespace intarsia::matmul {
 // until the mean is known, but for long rows.
 template <class Weight, class Product>
 __device__ __forceinline__ void TakeNormed(const QuantizedParams& p, Product& product,
-                                           const SharedRow& to, int pieces) {
+                                           const SharedRows& to, int pieces) {
   using T = typename Product::T;
   using Eight = typename Product::Eight;
   using Weights = cuda::Pack<Weight, 8>;
@@ -107,6 +107,8 @@ __global__ void __launch_bounds__(32 * kMostRowWarps)
   using T = typename Product::T;
   constexpr int kTile = static_cast<int>(kTileRows);
   __shared__ float sums[kMostRowWarps][1][kRows * kTile];
+  // What a block may have on GPUs of sm_86 and sm_89 (CUDA's programming guide).
+  static_assert(sizeof sums + MostRowBytes(kRows) <= 99 * 1024);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   const int parts = 1 << shift, tiles = static_cast<int>(blockDim.x / 32) >> shift;
   const int all = static_cast<int>(p.tiles);
@@ -114,7 +116,7 @@ __global__ void __launch_bounds__(32 * kMostRowWarps)
     const int at = static_cast<int>(blockIdx.x) * tiles + i;
     return min(p.gating.is_there ? at / 2 + at % 2 * (all / 2) : at, all - 1);
   };
-  const SharedRow row(cuda::DynamicShared(), shape);
+  const SharedRows row(cuda::DynamicShared(), shape);
   Product product(p, shape, warp & (parts - 1), shift, row, Product::Row::kOfAll);
   product.PointAt(0, {tile_of(warp >> shift)});
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // where AwaitPrevious waits
@@ -170,7 +172,7 @@ template <DType kType, Format kFormat, bool kWide, int kRows>
 inline const cuda::Kernel kRowOfCodesKernel(
     "RowOfCodesKernel",
     reinterpret_cast<const void*>(&RowOfCodesKernel<kType, kFormat, kWide, kRows>),
-    kRows == 1 ? kMostRowBytes : kMostSharedBytes);
+    MostRowBytes(kRows));
 
 template <DType kType>
 Status LaunchRowOf(const QuantizedParams& params, const QuantizedPlan& plan,
@@ -184,8 +186,8 @@ Status LaunchRowOf(const QuantizedParams& params, const QuantizedPlan& plan,
       return cuda::Launch(context, kRowOfCodesKernel<kType, kFormat, kWide, kRows>, config, params,
                           shape, shift);
     };
-    return params.m == 1 ? launch.template operator()<1>()
-                         : launch.template operator()<kMostRowsOfCodes>();
+    return plan.shape.rows == 1 ? launch.template operator()<1>()
+                                : launch.template operator()<kMostRowsOfCodes>();
   });
 }
 

@@ -7,8 +7,8 @@ namespace intarsia::matmul {
 // Where shared memory has columns of rows of x: pieces of 8, in the order of codes, and where they
 // are needed the sums of each block, or of each unit at its first block. A last unit that has not
 // all of its blocks begins with some of the unit before it, times 0: its own come last.
-struct SharedRow {
-  __device__ __forceinline__ SharedRow(char* shared, const RowOfCodesShape& shape)
+struct SharedRows {
+  __device__ __forceinline__ SharedRows(char* shared, const RowOfCodesShape& shape)
       : pieces(reinterpret_cast<uint4*>(shared)),
         sums(reinterpret_cast<float*>(shared + shape.rows * shape.pitch() * kPieceBytes)),
         pitch(shape.pitch()),
@@ -19,8 +19,8 @@ struct SharedRow {
   __device__ __forceinline__ void Skip(int units) {
     pieces += units * kUnitPieces, sums += units * kUnitBlocks;
   }
-  __device__ __forceinline__ SharedRow Of(int row) const {
-    SharedRow found = *this;
+  __device__ __forceinline__ SharedRows Of(int row) const {
+    SharedRows found = *this;
     found.pieces += row * pitch, found.sums += row * sum_pitch;
     return found;
   }
