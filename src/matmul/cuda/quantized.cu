@@ -23,6 +23,11 @@ bool Gates(const QuantizedParams& p, const QuantizedPlan& plan) {
          p.out_dtype == p.dtype && p.tiles % 2 == 0 && !p.residual;
 }
 
+// Whether it norms rows of x.
+bool Norms(const QuantizedParams& p, const QuantizedPlan& plan) {
+  return p.m == 1 && plan.kernel == QuantizedKernelKind::kRow;
+}
+
 }  // namespace
 
 Status Run(const QuantizedParams& params, const CudaContext& context) {
@@ -31,7 +36,7 @@ Status Run(const QuantizedParams& params, const CudaContext& context) {
   const QuantizedPlan plan = PlanFor(params, *context.device);
   if (params.gating.is_there && !Gates(params, plan))
     return Internal("the layer's kernel takes no gating");
-  if (params.norm.weight && (params.m > 1 || plan.kernel != QuantizedKernelKind::kRow))
+  if (params.norm.weight && !Norms(params, plan))
     return Internal("the layer's kernel norms no rows");
   if (plan.kernel != QuantizedKernelKind::kAny)
     return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
@@ -54,8 +59,7 @@ bool CanGate(const QuantizedParams& params, const CudaContext& context) {
 }
 
 bool CanNorm(const QuantizedParams& params, const CudaContext& context) {
-  return params.m == 1 && params.tiles > 0 &&
-         PlanFor(params, *context.device).kernel == QuantizedKernelKind::kRow;
+  return params.m > 0 && params.tiles > 0 && Norms(params, PlanFor(params, *context.device));
 }
 
 bool CanGate(const QuantizedGroupsParams& params, const CudaContext& context) {

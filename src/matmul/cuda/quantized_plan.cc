@@ -116,7 +116,7 @@ void PlanStream(const QuantizedParams& p, const cuda::Device& device, QuantizedP
   Shrink(plan, [&] { return FitStream(p, plan); });
 }
 
-// How long one row takes, as a multiple of what a multiprocessor takes for a unit of a warp: for
+// How long kRow takes, as a multiple of what a multiprocessor takes for a unit of a warp: for
 // all of its units, a wait for each of a warp's, and for each round of CTAs. The waits are guesses
 // from measurements (docs/notebook/weights_in_codes.md).
 int64_t RowTime(int tiles, int units, int sms, int tile_warps, int k_warps) {
@@ -213,8 +213,8 @@ bool FitStream(const QuantizedParams& p, QuantizedPlan& plan) {
 
 QuantizedPlan PlanFor(const QuantizedParams& p, const cuda::Device& device) {
   QuantizedPlan plan = BeginPlan(p);
-  // For one row this kernel is the fastest, and it alone norms it. Of more it takes what the next
-  // kernel does not, and what is faster by it than by the one behind that.
+  // kRow is the fastest for one row, and it alone norms it. With 2 to 8 rows kWarpgroups comes
+  // first, where it takes them, and kResident where IsRowFaster does not say otherwise.
   if (p.m == 1 && PlanRow(p, device, plan)) return plan;
   if (PlanWarpgroups(p, device, plan)) return plan;
   if (IsRowFaster(p, device) && PlanRow(p, device, plan)) return plan;

@@ -22,9 +22,10 @@ template <class T>
 __device__ __forceinline__ void StoreResult(const QuantizedParams& p, int64_t row, int64_t column,
                                             float sum, bool has_bias) {
   const int64_t to = row * p.n() + column;
-  if (p.bias && has_bias) sum += cuda::ToFloat(static_cast<const T*>(p.bias)[column]);
-  if (p.residual) sum += cuda::ToFloat(static_cast<const T*>(p.residual)[to]);
-  StoreSum<T>(p, to, sum);
+  float added = 0.0f;
+  if (p.bias && has_bias) added = cuda::ToFloat(static_cast<const T*>(p.bias)[column]);
+  if (p.residual) added += cuda::ToFloat(static_cast<const T*>(p.residual)[to]);
+  StoreSum<T>(p, to, sum + added);
 }
 
 __device__ __forceinline__ void Add(float& sum, float x) { sum += x; }

@@ -56,7 +56,8 @@ struct RowOfCodesShape {
                           .units = units,
                           .bytes = 0};
     const bool sums = NeedsSums(p.format, p.zeros.data);
-    shape.bytes = rows * (shape.pitch() * kPieceBytes + (sums ? 4 * units * kUnitBlocks : 0));
+    shape.bytes = rows * (shape.pitch() * kPieceBytes +
+                          (sums ? int{sizeof(float)} * units * kUnitBlocks : 0));
     return shape;
   }
 };
