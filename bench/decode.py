@@ -1,12 +1,13 @@
 """Times decoding of a Llama-3-8B-shaped model with random weights, on one device and on several.
 
 Usage: decode.py [--tensor-parallel 1 2] [--sequences 16] [--context 4096] [--new-tokens 64] [--layers 32]
-                 [--decode-steps 1] [--quantize fp8|int8|int4]
+                 [--decode-steps 1] [--quantize fp8|int8|int4] [--calls-apart]
        decode.py --tensor-parallel 2 --coordinator-address HOST:PORT --num-processes 2 --process-id 0 (docs/scaling.md)
 
 For each number of devices: the time of a decode step and its floor (every weight, key and value of
 a device read once), tokens a second, and the collectives of the compiled step with their shapes;
 with --profile, also where the time of a step goes. With --quantize linear layers have random codes, and the output projection has them in int8.
+With --calls-apart each call is a custom call of its own, as without `intarsia.jax.chain`.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "python"))
 from intarsia._packing import BLOCK_COLUMNS, TILE_ROWS, PackedWeight
 from intarsia.cli import _processes
-from intarsia.models import Engine, ModelConfig, ModelParallel, SamplingParams
+from intarsia.models import Engine, ModelConfig, ModelParallel, SamplingParams, transformer
 from intarsia.models.config import LayerKind, Rope
 from intarsia.models.linear import PackedMatrix, Weight, quantize
 
@@ -202,9 +203,12 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--decode-steps", type=int, default=1, help="of one program")
     parser.add_argument("--quantize", choices=("fp8", "int8", "int4"), help="linear layers")
+    parser.add_argument("--calls-apart", action="store_true", help="leave out `chain`")
     parser.add_argument("--profile", action="store_true")
     _processes.add_arguments(parser)
     args = parser.parse_args()
+    if args.calls_apart:
+        transformer._Step.gains_by_chain = lambda self: False
     if args.profile and args.decode_steps != 1:
         parser.error("--profile counts single steps: leave --decode-steps at 1")
     with _processes.joined(args, "decode.py") as share:

@@ -113,7 +113,7 @@ def test_a_foreign_op_runs_beside_ours(library) -> None:
     assert (library.version, list(library.ops)) == ("1.2.3", ["negate", "row_norm"])
     assert library.find("negate").platforms == ("cpu",)
     targets = {handler.target for handler in library.handlers()}
-    assert targets == {"foreign.negate", "foreign.row_norm"}
+    assert targets == {"foreign.negate", "foreign.row_norm", "foreign.chain"}
     x = np.linspace(-2, 2, 37, dtype=np.float32)
 
     @jax.jit

@@ -21,6 +21,9 @@ _TRITON = "xla_gpu_enable_triton_gemm"
 _TUNING = "xla_gpu_autotune_level"
 _FEWEST_BY_CUBLAS = 64
 _CALL = re.compile(r'custom_call_target="intarsia\.(\w+)"')
+# What a chain calls (src/ffi/chain.h). XLA quotes the text twice in a program for a GPU.
+_CHAINED_OP = re.compile(r'\bop_(\d+) = \\?"(\w+)')
+_CHAINED_CALLS = re.compile(r'\bprogram = \\?"([^"\\]*)')
 
 
 def compile_step(
@@ -68,8 +71,18 @@ def options_of_step(
 
 
 def custom_calls(text: str) -> dict[str, int]:
-    """Counts the library's calls in a compiled program's text, by name: `{"rms_norm": 1, ...}`."""
-    return dict(sorted(collections.Counter(_CALL.findall(text)).items()))
+    """Counts the library's calls in a compiled program's text, by name, those in chains among them: `{"rms_norm": 1, ...}`."""
+    counts: collections.Counter[str] = collections.Counter()
+    for line in text.splitlines():
+        for name in _CALL.findall(line):
+            counts.update(_chained(line) if name == "chain" else [name])
+    return dict(sorted(counts.items()))
+
+
+def _chained(line: str) -> list[str]:
+    names = dict(_CHAINED_OP.findall(line))
+    (program,) = _CHAINED_CALLS.findall(line)
+    return [names[call.split()[0]] for call in program.split(";") if call]
 
 
 def _graphs() -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import started
 from intarsia import cli, repack
-from intarsia.models import Engine, SamplingParams, Tokenizer, find_model, load_model, transformer
+from intarsia.models import Engine, SamplingParams, Tokenizer, find_model, load_model, vocabulary
 from intarsia.models.linear import NarrowMatrix, PackedMatrix
 from intarsia.models.parallel import ModelParallel
 
@@ -41,10 +41,10 @@ def test_the_same_embedding_and_logits(model) -> None:
     _, config, packed, plain = model
     tokens = jnp.array([0, 7, config.vocab - 1])
     rows = [
-        jax.jit(transformer.embed, static_argnums=0)(config, p, tokens) for p in (packed, plain)
+        jax.jit(vocabulary.embed, static_argnums=0)(config, p, tokens) for p in (packed, plain)
     ]
     np.testing.assert_array_equal(*rows)
-    logits = [transformer.logits(config, p, rows[0]) for p in (packed, plain)]
+    logits = [vocabulary.logits(config, p, rows[0]) for p in (packed, plain)]
     np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-3 * float(jnp.abs(logits[1]).max()))
 
 

@@ -6,7 +6,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from intarsia.models import Engine, SamplingParams, transformer
+from intarsia.models import Engine, SamplingParams, vocabulary
 from intarsia.models.parallel import ModelParallel
 from intarsia.models.sampling import argmax
 from jax.sharding import Mesh
@@ -74,7 +74,7 @@ def test_the_likeliest_token_is_that_of_all_logits(tiny):
     hidden[1], hidden[2], hidden[3] = -1, 1, np.nan
     mesh = Mesh(jax.devices()[:2], (config.mesh_axis,))
     likeliest = jax.shard_map(
-        lambda table, hidden: transformer.likeliest(config, {"embed": table}, hidden),
+        lambda table, hidden: vocabulary.likeliest(config, {"embed": table}, hidden),
         mesh=mesh,
         in_specs=(P(config.mesh_axis), P()),
         out_specs=P(),

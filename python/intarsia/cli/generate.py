@@ -16,6 +16,7 @@ from intarsia.cli import _model, _processes
 if TYPE_CHECKING:
     from intarsia.models import Engine, SamplingParams, Tokenizer
 
+_STEPS_ON_GPU = 8  # docs/notebook/decode.md, "Chains"
 _NO_BREAK = "\u00a0"  # textwrap cuts lines at ASCII's spaces alone
 
 _DEFAULT_PROMPTS = (
@@ -56,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--decode-steps",
         type=int,
-        default=1,
-        help="steps of one program, whose tokens come together (default: %(default)s)",
+        help="steps of one program, whose tokens come together "
+        f"(default: {_STEPS_ON_GPU} on one GPU, else 1)",
     )
     parser.add_argument(
         "--reference", action="store_true", help="compare with the same model in plain jax.numpy"
@@ -100,8 +101,9 @@ def _generate(args: argparse.Namespace, share: _processes.Share) -> None:
     max_model_len = args.max_model_len
     if max_model_len is None:
         max_model_len = min(needed, config.max_positions)
+    decode_steps = _default_steps(args) if args.decode_steps is None else args.decode_steps
     # The engine refuses these as well, but has the weights by then.
-    check_limits(config, max_model_len=max_model_len, decode_steps=args.decode_steps)
+    check_limits(config, max_model_len=max_model_len, decode_steps=decode_steps)
     for index, prompt in enumerate(prompts):
         check_prompt(index, prompt, max_model_len)
         check_tokens(index, prompt, config.vocab)
@@ -114,12 +116,12 @@ def _generate(args: argparse.Namespace, share: _processes.Share) -> None:
         model.params,
         max_num_seqs=len(own),
         max_model_len=max_model_len,
-        decode_steps=args.decode_steps,
+        decode_steps=decode_steps,
         scan_layers=args.scan_layers,
         parallel=model.parallel,
         kv_cache_dtype=args.kv_cache_dtype,
     )
-    _say_what_runs(args, choice, model)
+    _say_what_runs(args, choice, model, decode_steps)
     printer = _Printer(tokenizer, texts)
     completions: list[list[int]] = [[] for _ in prompts]
     ends: list[str | None] = [None for _ in prompts]
@@ -149,11 +151,21 @@ def _generate(args: argparse.Namespace, share: _processes.Share) -> None:
         _compare(model, prompts, completions, limits, args.kv_cache_dtype, rate)
 
 
-def _say_what_runs(args: argparse.Namespace, choice: _model.Choice, model: _model.Model) -> None:
+def _default_steps(args: argparse.Namespace) -> int:
+    """Steps of one program. On a GPU a step can take less time than the host needs to start one."""
+    import jax
+
+    alone = max(args.tensor_parallel, args.expert_parallel) == 1
+    return _STEPS_ON_GPU if alone and jax.devices()[0].platform == "gpu" else 1
+
+
+def _say_what_runs(
+    args: argparse.Namespace, choice: _model.Choice, model: _model.Model, decode_steps: int
+) -> None:
     kept = "" if args.kv_cache_dtype == "auto" else f", KV cache in {args.kv_cache_dtype}"
     devices = max(args.tensor_parallel, args.expert_parallel)
     spread = "" if devices == 1 else f", on {devices} devices"
-    grouped = "" if args.decode_steps == 1 else f", {args.decode_steps} steps a program"
+    grouped = "" if decode_steps == 1 else f", {decode_steps} steps a program"
     _say(
         f"{model.name}: {choice.config.layers} layers in {model.precision}{kept}{spread}{grouped}; compiling"
     )

@@ -23,7 +23,8 @@ def main(args: argparse.Namespace) -> int:
     summaries |= {op.target_alias: f"alias of {op.target}" for op in ops if op.target_alias}
     platforms: dict[str, list[str]] = {target: [] for target in summaries}
     for handler in library.handlers():
-        platforms[handler.target].append(handler.platform)
+        if handler.target in platforms:  # a chain's is that of no op
+            platforms[handler.target].append(handler.platform)
     cuda = library.manifest["cuda"]
     print(f"intarsia {library.version}, CPU code for {library.manifest['isa']}, ", end="")
     print(f"CUDA {cuda}" if cuda else "built without CUDA")

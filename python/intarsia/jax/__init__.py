@@ -19,6 +19,7 @@ from intarsia.jax._cache import reshape_and_cache_flash, rotary_embedding_and_ca
 from intarsia.jax._cache_blocks import copy_blocks, gather_cache, swap_blocks
 from intarsia.jax._call import call, register
 from intarsia.jax._cascade import cascade_attention
+from intarsia.jax._chain import chain
 from intarsia.jax._coded_experts import fused_experts_quantized
 from intarsia.jax._dot_product import dot_product_attention
 from intarsia.jax._exchange import Exchange, all_reduce_fused_add_rms_norm, make_exchange
@@ -81,6 +82,7 @@ __all__ = [
     "all_reduce_fused_add_rms_norm",
     "call",
     "cascade_attention",
+    "chain",
     "convert_fp8",
     "copy_blocks",
     "dot_product_attention",

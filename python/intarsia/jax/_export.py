@@ -3,6 +3,7 @@
 from jax import export
 
 from intarsia import _native
+from intarsia.jax._chain import chain_target
 
 
 def export_exemptions(
@@ -25,4 +26,5 @@ def export_exemptions(
     # By the manifest and not by handlers: a library without CUDA may export for GPUs.
     ops = library.ops.values()
     targets = [*(op.target for op in ops), *(op.target_alias for op in ops if op.target_alias)]
+    targets.append(chain_target(library))
     return [export.DisabledSafetyCheck.custom_call(target) for target in targets]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from intarsia.models import transformer
+from intarsia.models import transformer, vocabulary
 from intarsia.models.config import ModelConfig
 from intarsia.models.sampling import Mode, sample
 from intarsia.models.schedule import PAGE_SIZE, Chunk, Rows
@@ -120,9 +120,9 @@ def _next_token(
 ) -> tuple[jax.Array, jax.Array]:
     """Samples from the final hidden rows [b, n]; also says which rows go on after that token."""
     if mode == Mode.GREEDY:
-        token = transformer.likeliest(config, params, hidden)
+        token = vocabulary.likeliest(config, params, hidden)
     else:
-        logits = transformer.logits(config, params, hidden)
+        logits = vocabulary.logits(config, params, hidden)
         token = sample(logits, rows.sampling, generated, mode=mode)
     stops = (token[:, None] == rows.stop_ids).any(axis=1)
     return token, ~stops & (generated + 1 < rows.limit)
@@ -143,7 +143,7 @@ def score(
     )
 
     def logprob(row: tuple[jax.Array, jax.Array]) -> jax.Array:
-        logits = transformer.logits(config, params, row[0][None])[0]
+        logits = vocabulary.logits(config, params, row[0][None])[0]
         return logits[row[1]] - jax.nn.logsumexp(logits)
 
     return caches, lax.map(logprob, (hidden, targets), batch_size=_ROWS_OF_LOGITS)

@@ -5,6 +5,7 @@ Every norm, rotation, activation, cache write and attention is an op of the name
 jax.numpy. `ModelConfig` says what Llama, Qwen2, Gemma 3 and mixtures of experts have different.
 """
 
+import functools
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple, cast
@@ -14,12 +15,12 @@ import jax.numpy as jnp
 from jax import lax
 
 import intarsia.jax as ij
+from intarsia.models import vocabulary
 from intarsia.models.choices import KV_CACHE_DTYPES
 from intarsia.models.config import LayerKind, ModelConfig, Rope
 from intarsia.models.experts import experts
 from intarsia.models.linear import (
     Branch,
-    PackedMatrix,
     Rows,
     RowsToNorm,
     Shares,
@@ -28,10 +29,8 @@ from intarsia.models.linear import (
     fused,
     linear,
     norm_for,
-    product_of,
 )
 from intarsia.models.parallel import EXCHANGE, ModelParallel
-from intarsia.models.sampling import argmax
 from intarsia.models.weights import Params
 
 KvCache = tuple[jax.Array, jax.Array]
@@ -75,6 +74,11 @@ class _Step(NamedTuple):
         """Whether a linear layer is one op with what is around it."""
         tokens = len(self.batch.tokens)
         return self.config.mesh_axis is None and can_fuse(self.ops, weight, tokens)
+
+    def gains_by_chain(self) -> bool:
+        """Whether kernels are so short that it counts how soon the next one begins (docs/adr/0029-chains.md)."""
+        on_gpu = jax.devices()[0].platform == "gpu"
+        return self.decode and self.ops is ij and on_gpu and self.config.mesh_axis is None
 
     def add_and_norm(
         self,
@@ -171,52 +175,6 @@ def stack_layers(params: Params) -> Params:
     return params | {"layers": jax.tree.map(lambda *arrays: jnp.stack(arrays), *params["layers"])}
 
 
-def embed(config: ModelConfig, params: Params, tokens: jax.Array) -> jax.Array:
-    """Looks tokens [t] up: [t, n]. A device that has a share of the table finds its own tokens."""
-    table = params["embed"]
-    if isinstance(table, PackedMatrix):
-        return table.take(tokens)
-    if config.mesh_axis is None:
-        return table[tokens]
-    row = tokens - lax.axis_index(config.mesh_axis) * len(table)
-    here = (row >= 0) & (row < len(table))
-    found = jnp.where(here[:, None], table[jnp.where(here, row, 0)], 0)
-    return lax.psum(found, config.mesh_axis)
-
-
-def logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
-    """Projects final hidden rows [b, n] to f32 logits [b, vocab]."""
-    share = _share_of_logits(params, hidden)
-    if config.mesh_axis is None:
-        return share
-    return lax.all_gather(share, config.mesh_axis, axis=1, tiled=True)[:, : config.vocab]
-
-
-def likeliest(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
-    """The tokens, int32 [b], with the largest of the `logits`, which no device needs to have all of for this."""
-    share = _share_of_logits(params, hidden)
-    if config.mesh_axis is None:
-        return argmax(share)
-    device = lax.axis_index(config.mesh_axis)
-    first = device * share.shape[1]
-    tokens = first + lax.broadcasted_iota(jnp.int32, share.shape, 1)
-    # The table's last rows may be padding, which is not to be found, not among NaN either.
-    share = jnp.where(tokens < config.vocab, share, -jnp.inf)
-    own = jnp.minimum(first + argmax(share), config.vocab - 1)
-    # Gathered by a sum, for which XLA has a kernel that `compile_step` keeps in the CUDA graph; it has none for
-    # this gather. f32 is exact for token ids below 2**24.
-    pair = jnp.stack([share.max(axis=1), own.astype(jnp.float32)])[:, None]
-    here = jnp.arange(lax.axis_size(config.mesh_axis)) == device
-    # [N, b] both
-    largest, likely = lax.psum(jnp.where(here[:, None], pair, 0), config.mesh_axis)
-    return jnp.take_along_axis(likely, argmax(largest.T)[None], axis=0)[0].astype(jnp.int32)
-
-
-def _share_of_logits(params: Params, hidden: jax.Array) -> jax.Array:
-    table = params.get("lm_head", params["embed"])
-    return product_of(hidden, table, "f32")
-
-
 def forward(
     ops: ModuleType,
     config: ModelConfig,
@@ -243,21 +201,34 @@ def forward(
     """
     tables = dict(zip(config.ropes, rope_tables, strict=True))
     step = _Step(ops, config, tables, batch, decode, params.get(EXCHANGE))
-    residual = embed(config, params, batch.tokens)
+    residual = vocabulary.embed(config, params, batch.tokens)
     if config.embed_scale != 1.0:
         residual = residual * config.embed_scale  # in the activations' dtype, as Gemma was trained
     layers = params["layers"]
     if not isinstance(layers, list):
         return _scan_layers(step, params["first_norm"], layers, residual, caches)
+    run = functools.partial(_run_layers, step, params["first_norm"], layers)
+    return (ij.chain(run) if step.gains_by_chain() else run)(residual, caches)
+
+
+def _run_layers(
+    step: _Step,
+    first_norm: jax.Array,
+    layers: list[Params],
+    residual: jax.Array,
+    caches: list[KvCache],
+) -> tuple[jax.Array, list[KvCache]]:
+    """Runs layers one after the other: the final hidden rows, normed, and the updated caches."""
     feeds = [weights["wqkv"] for weights in layers]
-    hidden, residual = step.add_and_norm(residual, None, params["first_norm"], feeds[0])
+    hidden, residual = step.add_and_norm(residual, None, first_norm, feeds[0])
     new_caches = []
     for i, (weights, cache) in enumerate(zip(layers, caches, strict=True)):
         following = feeds[i + 1] if i + 1 < len(layers) else None
         hidden, residual, cache = _block(
-            step, config.kind(i), weights, following, hidden, residual, cache
+            step, step.config.kind(i), weights, following, hidden, residual, cache
         )
         new_caches.append(cache)
+    assert isinstance(hidden, jax.Array)
     return hidden, new_caches
 
 

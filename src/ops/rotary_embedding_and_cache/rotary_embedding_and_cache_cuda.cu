@@ -2,6 +2,7 @@
 
 #include "src/cache/cell.cuh"
 #include "src/core/cuda/launch.h"
+#include "src/core/cuda/ptx.cuh"
 #include "src/core/dispatch.h"
 #include "src/core/index_vector.h"
 #include "src/core/round.h"
@@ -74,6 +75,8 @@ class Destination {
 template <class T, class Cell>
 __global__ void __launch_bounds__(kMaxThreads) RotaryAndCacheKernel(Arguments a) {
   using V = typename Cell::In;
+  cuda::AwaitPrevious();
+  cuda::LetNextBegin();
   const int64_t token = blockIdx.x, position = a.positions.At(token);
   const Destination<T, Cell> destination(a, token);
   const int pair_items = cuda::PairItems<V>(a.rotation),
@@ -106,6 +109,8 @@ template <class T, class Cell>
 __global__ void __launch_bounds__(kHeadWarps * 32) NormedRotaryAndCacheKernel(Arguments a) {
   using V = typename Cell::In;
   extern __shared__ float4 normed_heads[];  // [kHeadWarps, d] f32
+  cuda::AwaitPrevious();
+  cuda::LetNextBegin();
   const auto [token, head] = cuda::HeadOfWarp(a.num_heads + 2 * a.num_kv_heads);
   const int lane = threadIdx.x % 32;
   if (token >= a.tokens) return;
@@ -128,6 +133,8 @@ __global__ void __launch_bounds__(kHeadWarps * 32) NormedRotaryAndCacheKernel(Ar
 template <class T, class Cell>
 __global__ void __launch_bounds__(kHeadWarps * 32) HeldRotaryAndCacheKernel(Arguments a) {
   using Held = cuda::HeldHead<T, Cell::kElements>;
+  cuda::AwaitPrevious();
+  cuda::LetNextBegin();
   const auto [token, head] = cuda::HeadOfWarp(a.num_heads + 2 * a.num_kv_heads);
   if (token >= a.tokens) return;
   Held held(static_cast<const T*>(a.qkv) + token * a.token_stride + head * a.head_stride);
@@ -185,7 +192,8 @@ template <class T, template <int> class Cells>
 Status LaunchNormed(const CudaContext& context, const Arguments& a, bool wide) {
   const int64_t heads = a.tokens * (a.num_heads + 2 * a.num_kv_heads);
   const cuda::LaunchConfig launch{.grid = {CeilDiv<int64_t>(heads, kHeadWarps)},
-                                  .block = dim3(kHeadWarps * 32)};
+                                  .block = dim3(kHeadWarps * 32),
+                                  .overlaps_previous = true};
   if constexpr (sizeof(T) == 2) {
     if (const int pairs = wide ? cuda::PairsHeld(a.rotation, a.d) : 0)
       return Launch(context,
@@ -213,7 +221,7 @@ Status LaunchCells(const CudaContext& context, const Arguments& a) {
   return Launch(
       context,
       wide ? kRotaryAndCacheKernel<T, Cells<kWide<T>>> : kRotaryAndCacheKernel<T, Cells<1>>,
-      {{a.tokens}, dim3(threads)}, a);
+      {.grid = {a.tokens}, .block = dim3(threads), .overlaps_previous = true}, a);
 }
 
 template <class T>

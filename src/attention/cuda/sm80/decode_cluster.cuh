@@ -221,6 +221,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   if constexpr (cuda::HasClusters()) {
     extern __shared__ __align__(128) char shared[];
     __shared__ float lse[kTileRows];
+    // No LetNextBegin: CTAs of a product that follows would crowd the multiprocessors that this
+    // kernel leaves free, and products in int8 take longer (docs/notebook/decode.md, "Chains").
+    cuda::AwaitPrevious();
     const CallOf<S> seen(call);
     const Params& p = seen.params();
     const int kv_head = blockIdx.x, warp = threadIdx.x / 32;
@@ -261,6 +264,7 @@ template <class S>
 cuda::LaunchConfig ClusterLaunch(const Params& p) {
   cuda::LaunchConfig config{{p.num_kv_heads(), kClusterCtas}, dim3(S::kThreads), S::kSharedBytes};
   config.cluster.y = kClusterCtas;
+  config.overlaps_previous = true;
   return config;
 }
 
