@@ -5,6 +5,7 @@
 #include "src/activation/activations.cuh"
 #include "src/activation/gated.h"
 #include "src/core/cuda/launch.h"
+#include "src/core/cuda/ptx.cuh"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
 #include "src/core/round.h"
@@ -70,6 +71,8 @@ __device__ __forceinline__ Pack<float, kCount> Product(const Activation& act,
 template <class T, class Out, int kCount, template <class> class Activation>
 __global__ void __launch_bounds__(kGatedThreads)
     GatedKernel(GatedRows<T, Out> all, Activation<T> act, const float* scale, int blocks_per_row) {
+  AwaitPrevious();
+  LetNextBegin();
   const int64_t row = blockIdx.x / blocks_per_row, vectors = all.n / kCount;
   const int64_t first =
       static_cast<int64_t>(blockIdx.x % blocks_per_row) * kGatedThreads * kGatedItems + threadIdx.x;
@@ -121,8 +124,11 @@ Status LaunchGated(const CudaContext& context, const GatedActivation& op,
     return Launch(
         context,
         packed ? kGatedKernel<T, Out, kCount, Activation> : kGatedKernel<T, Out, 1, Activation>,
-        {{all.rows * blocks_per_row}, dim3(kGatedThreads)}, all, Activation<T>{attributes...},
-        scale ? scale->as<const float>() : nullptr, static_cast<int>(blocks_per_row));
+        {.grid = {all.rows * blocks_per_row},
+         .block = dim3(kGatedThreads),
+         .overlaps_previous = true},
+        all, Activation<T>{attributes...}, scale ? scale->as<const float>() : nullptr,
+        static_cast<int>(blocks_per_row));
   });
 }
 

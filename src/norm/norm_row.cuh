@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "src/core/cuda/launch.h"
+#include "src/core/cuda/ptx.cuh"
 #include "src/core/cuda/rows.cuh"
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dispatch.h"
@@ -189,6 +190,8 @@ struct PlusAgain : Plus {};
 template <class T, class Out, int kCount, int kItems, bool kResidual, NormScales kScales,
           bool kCentered>
 __global__ void __launch_bounds__(kNormThreads<kScales>) NormKernel(NormArguments<T, Out> a) {
+  AwaitPrevious();
+  LetNextBegin();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const int64_t packs = row < a.rows ? a.n / kCount : 0;
   a.x += row * a.x_stride;
@@ -382,9 +385,12 @@ Status LaunchNorm(const CudaContext& context, const Norm& norm) {
             ? kNormKernel<T, Result, kCount, 1, kResidual, kScales, kCentered>
             : kNormKernel<T, Result, kCount, kNormItems, kResidual, kScales, kCentered>;
     const int64_t groups = a.group_size == 0 ? 0 : block.y * (a.n / a.group_size);
-    return Launch(
-        context, kernel,
-        {{CeilDiv<int64_t>(a.rows, block.y)}, block, static_cast<int>(groups * sizeof(int))}, a);
+    return Launch(context, kernel,
+                  {.grid = {CeilDiv<int64_t>(a.rows, block.y)},
+                   .block = block,
+                   .shared_bytes = static_cast<int>(groups * sizeof(int)),
+                   .overlaps_previous = true},
+                  a);
   });
 }
 

@@ -163,6 +163,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kTiles.ctas_per_sm)
   const CallOf<S> seen(call);
   const Params& p = seen.params();
   const bool aligned = S::kPlain || rows_aligned;
+  cuda::AwaitPrevious();
   cuda::LetNextBegin();
   const int kv_head = blockIdx.x, slice_index = blockIdx.y, num_slices = gridDim.y;
   if (num_slices > 1 && threadIdx.x < PieceLayout::kPiecesPerCta)
@@ -226,9 +227,13 @@ Status LaunchShape(Params p, const CudaContext& context, const DecodeRows& which
                                 " floats a split, expected at least ", needed,
                                 " at a multiple of 16 bytes"));
   const bool aligned = RowsAligned(p);
-  INTARSIA_RETURN_IF_ERROR(cuda::Launch(
-      context, kKernel<S>, {{heads, num_slices}, dim3(S::kThreads), S::kSharedBytes}, p, layout,
-      cut, Divisor(std::max<int64_t>(p.cache.page_size, 1)), which.fill_padding, aligned));
+  const cuda::LaunchConfig config{.grid = {heads, num_slices},
+                                  .block = dim3(S::kThreads),
+                                  .shared_bytes = S::kSharedBytes,
+                                  .overlaps_previous = true};
+  INTARSIA_RETURN_IF_ERROR(cuda::Launch(context, kKernel<S>, config, p, layout, cut,
+                                        Divisor(std::max<int64_t>(p.cache.page_size, 1)),
+                                        which.fill_padding, aligned));
   if (num_slices == 1) return {};
   return LaunchCombine(p, layout, num_slices, aligned, context);
 }
