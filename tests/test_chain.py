@@ -26,6 +26,18 @@ def targets_of(fun: Callable[..., Any], *args: Any) -> list[str]:
     return [call.params["target_name"].removeprefix("intarsia.") for call in calls_of(fun, *args)]
 
 
+def check_buffers(fun: Callable[..., Any], *args: Any) -> None:
+    """No call writes to what it reads, but those in place."""
+    for call in calls_of(fun, *args):
+        attributes = dict(call.params["attributes"])
+        for text in attributes.get("program", "").split(";")[:-1]:
+            i, *operands = text.split(">")[0].split()
+            reads = {word.split(":")[0] for word in operands}
+            writes = {word.split(":")[0] for word in text.split(">")[1].split()}
+            in_place = attributes[f"op_{i}"] in ("reshape_and_cache_flash", "copy_blocks")
+            assert in_place or reads.isdisjoint(writes), text
+
+
 def block(x: jax.Array) -> jax.Array:
     """Two norms, of rows and of heads."""
     heads = ij.rms_norm(x, WEIGHT).reshape(ROWS, HEADS, D)
@@ -88,7 +100,25 @@ def test_places_are_used_again() -> None:
     x = jax.random.normal(jax.random.key(1), (ROWS, N))
     (call,) = calls_of(ij.chain(fun), x)
     assert len(call.outvars) <= 4
+    check_buffers(ij.chain(fun), x)
     np.testing.assert_array_equal(jax.jit(ij.chain(fun))(x), jax.jit(fun)(x))
+
+
+@pytest.mark.parametrize("donates", [False, True])
+def test_old_values_of_what_is_written_in_place(donates) -> None:
+    pages = [jnp.array([[i, i + 1]]) for i in range(3)]
+
+    def fun(cache: jax.Array) -> list[jax.Array]:
+        first = ij.copy_blocks([cache], pages[0])[0]
+        second = ij.copy_blocks([first], pages[1])[0]
+        third = ij.copy_blocks([second], pages[2])[0]
+        return [first, ij.simple_add(second, third), ij.simple_add(third, third)]
+
+    shape = (PAGES, PAGE_SIZE, HEADS, D)
+    cache = jax.random.normal(jax.random.key(0), shape)
+    want = jax.jit(fun)(cache + 0)
+    got = jax.jit(ij.chain(fun), donate_argnums=(0,) if donates else ())(cache + 0)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 def test_effects_stay_in_order() -> None:
@@ -122,7 +152,20 @@ def test_errors_are_those_of_the_function() -> None:
 
 
 # Functions that draw on what there is so far: [ROWS, N] arrays, and caches, which are written in place.
-STEPS = ("norm", "add", "gate", "xla", "heads", "write", "copy", "read")
+STEPS = (
+    "norm",
+    "add",
+    "gate",
+    "xla",
+    "heads",
+    "turn",
+    "write",
+    "copy",
+    "split",
+    "own",
+    "read",
+    "none",
+)
 
 
 @st.composite
@@ -150,6 +193,23 @@ def run_program(
             rows.append(jnp.tanh(a) - b)
         elif kind == "heads":
             rows.append(ij.rms_norm(a.reshape(ROWS, HEADS, D), WEIGHT[:D]).reshape(ROWS, N))
+        elif kind == "turn":
+            rows.append(
+                ij.simple_add(jnp.reshape(a, (N, ROWS), order="F"), b.reshape(N, ROWS)).reshape(
+                    ROWS, N
+                )
+            )
+        elif kind == "split":
+            pages = tuple(x.reshape(2 * PAGES, PAGE_SIZE // 2, HEADS, D) for x in c)
+            heads = [y.reshape(ROWS, HEADS, D) for y in (a, b)]
+            pages = ij.reshape_and_cache_flash(*heads, pages, slots)
+            caches.append(tuple(x.reshape(PAGES, PAGE_SIZE, HEADS, D) for x in pages))
+        elif kind == "own":
+            heads = c[0].reshape(-1, HEADS, D)
+            caches.append(ij.reshape_and_cache_flash(heads, heads, c, jnp.arange(len(heads))[::-1]))
+        elif kind == "none":
+            empty = ij.simple_add(a[:0], b[:0]).reshape(0, HEADS, D)
+            rows.append(ij.simple_add(a, b + empty.sum()))
         elif kind == "write":
             heads = [y.reshape(ROWS, HEADS, D) for y in (a, b)]
             caches.append(ij.reshape_and_cache_flash(*heads, c, slots))
@@ -176,9 +236,45 @@ def test_any_program_gives_the_same(program, outputs, donates) -> None:
     x, cache = arguments()
     fun = functools.partial(run_program, program, outputs)
     want = jax.tree.map(np.asarray, jax.jit(fun)(x, cache))
+    check_buffers(ij.chain(fun), x, cache)
     donated = (1,) if donates else ()
     got = jax.jit(ij.chain(fun), donate_argnums=donated)(x, cache)
     jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_values_that_vary_over_other_axes_are_apart() -> None:
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def fun(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        for _ in range(2):
+            x, y = ij.simple_add(x, x), ij.simple_add(y, y)
+        return x, y
+
+    specs = (jax.P("i"), jax.P())
+    for order in (1, -1):
+        spread = jax.shard_map(
+            ij.chain(fun), mesh=mesh, in_specs=specs[::order], out_specs=specs[::order]
+        )
+        x, y = jax.jit(spread)(jnp.arange(4.0), jnp.ones(4))
+        np.testing.assert_array_equal(x, 4 * np.arange(4))
+        np.testing.assert_array_equal(y, np.full(4, 4.0))
+
+
+def test_what_is_not_the_librarys_own_call_stays() -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        turned = jax.ffi.ffi_call(
+            "intarsia.simple_add",
+            jax.ShapeDtypeStruct(x.shape, x.dtype),
+            input_layouts=[(0, 1), (0, 1)],
+            output_layouts=(1, 0),
+        )
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        placed = jax.jit(ij.simple_add, out_shardings=sharding)
+        return ij.simple_add(placed(ij.simple_add(x, turned(x, x)), x), x)
+
+    x = jnp.arange(6.0).reshape(2, 3)
+    assert targets_of(ij.chain(fun), x) == ["simple_add"] * 3
+    np.testing.assert_array_equal(jax.jit(ij.chain(fun))(x), jax.jit(fun)(x))
 
 
 def call_chain(program: str | int, **attributes: Any) -> jax.Array:
@@ -190,7 +286,7 @@ def call_chain(program: str | int, **attributes: Any) -> jax.Array:
 
 
 def test_a_program_by_hand() -> None:
-    _, out = call_chain("0 0 1 > 2; 0 2:2,2 2:2,2 > 3:2,2;")
+    _, out = call_chain("0 0 1 > 2; 0 2:2,2 2:2,2 > 3:2,2; ")
     np.testing.assert_array_equal(out, 2 * np.arange(4) + 2)
 
 
@@ -202,12 +298,19 @@ def test_a_program_by_hand() -> None:
         ("0 0 1 > 4;", {}, 'program has "4;", expected a buffer below 4'),
         ("0 0 1 > -1;", {}, 'program has "-1;", expected a buffer below 4'),
         ("0 0 1 > 1;", {}, "program has operand 1 for a result"),
-        ("9 0 1 > 2;", {}, 'program has "9 0 1 > 2;", expected the number of an op below 3'),
-        ("1 0 1 > 2;", {}, "attribute op_1 must be a string"),
+        ("9 0 1 > 2;", {}, 'program has "9 0 1 > 2;", expected the number of an op below 1'),
+        ("0 0 1 > 2;", {"op_0": 3}, "attribute op_0 must be a string"),
+        ("0 0 1 > 2;", {"later": 3}, "unknown attribute later; exported by a newer intarsia"),
+        ("0 0 1 > 2;", {"op_1": "x", "op_9": "x"}, "unknown attribute op_9"),
         ("0 0 1 > 2;", {"op_0": "nothing"}, "no op nothing; exported by a newer intarsia"),
         ("0 0 1 > 2;", {"attributes_0": 3}, "attribute attributes_0 must be a dictionary"),
         ("0 0:2,3 1 > 2;", {}, r"program takes \[4\] for \[2, 3\]"),
-        ("0 0:9 1 > 2;", {}, 'program has "9 1 > 2;", expected a size below 6'),
+        ("0 0:x 1 > 2;", {}, 'program has "x 1 > 2;", expected a size'),
+        (
+            "0 0:4294967296,4294967296 1 > 2;",
+            {},
+            r"program takes \[4\] for \[4294967296, 4294967296\]",
+        ),
         ("0 0:4,1,1,1,1,1,1,1,1 1 > 2;", {}, "program has more than 8 sizes"),
         ("0 0:2,2 1 > 2;", {}, "simple_add: b has 1 leading axes but a has 2"),
         ("0 0 > 2;", {}, "simple_add: b is missing"),

@@ -82,7 +82,7 @@ def custom_calls(text: str) -> dict[str, int]:
 def _chained(line: str) -> list[str]:
     names = dict(_CHAINED_OP.findall(line))
     (program,) = _CHAINED_CALLS.findall(line)
-    return [names[call.split()[0]] for call in program.split(";") if call]
+    return [names[call.split()[0]] for call in program.split(";") if call.strip()]
 
 
 def _graphs() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <limits>
 #include <system_error>
 #include <vector>
 
@@ -22,15 +23,15 @@ class Program {
   explicit Program(std::string_view text) : left_(text) { SkipSpaces(); }
 
   bool ends() const { return left_.empty(); }
-  // Whether `mark` is next, which is read then.
-  bool Skips(char mark) {
+  // Reads `mark` if it is next.
+  bool Consume(char mark) {
     if (left_.empty() || left_.front() != mark) return false;
     left_.remove_prefix(1);
     SkipSpaces();
     return true;
   }
   // A number in [0, end).
-  Status Next(std::string_view what, int64_t end, int64_t& number) {
+  Status ReadNumber(std::string_view what, int64_t end, int64_t& number) {
     const char* const last = left_.data() + left_.size();
     const auto [read, error] = std::from_chars(left_.data(), last, number);
     if (error != std::errc() || number < 0 || number >= end)
@@ -47,24 +48,27 @@ class Program {
   std::string_view left_;
 };
 
-// A buffer of the chain as one of its calls sees it.
-struct Bound {
+// A buffer of the chain, perhaps with sizes of its own.
+struct ReshapedBuffer {
   Buffer Get() const {
     return rank < 0 ? buffer
                     : Buffer{buffer.data, buffer.dtype, {sizes.data(), static_cast<size_t>(rank)}};
   }
-  // Sizes of its own, "2,512", of as many elements.
+  // Sizes, "2,512", of as many elements.
   Status Read(Program& program) {
-    int64_t elements = 1, left = 1;
+    int64_t elements = 1, count = 1;
     for (const int64_t size : buffer.dims) elements *= size;
     rank = 0;
     do {
       if (rank == kMaxRank) return InvalidChain("program has more than ", kMaxRank, " sizes");
       int64_t& size = sizes[static_cast<size_t>(rank++)];
-      INTARSIA_RETURN_IF_ERROR(program.Next("a size", elements + 2, size));
-      left = __builtin_mul_overflow(left, size, &left) ? -1 : left;
-    } while (program.Skips(','));
-    if (left == elements) return {};
+      INTARSIA_RETURN_IF_ERROR(
+          program.ReadNumber("a size", std::numeric_limits<int64_t>::max(), size));
+      if (__builtin_mul_overflow(count, size, &count)) return Differ();
+    } while (program.Consume(','));
+    return count == elements ? Status{} : Differ();
+  }
+  Status Differ() const {
     return InvalidChain("program takes ", ShapeText(buffer.dims), " for ", ShapeText(Get().dims));
   }
 
@@ -74,9 +78,9 @@ struct Bound {
 };
 
 // A call of a chain, as a frame of its own.
-class Link {
+class ChainedCall {
  public:
-  explicit Link(ffi::Dictionary attributes) : attributes_(attributes) {}
+  explicit ChainedCall(ffi::Dictionary attributes) : attributes_(attributes) {}
   size_t operands() const { return operands_.size(); }
   size_t results() const { return results_.size(); }
   Buffer operand(size_t i) const { return operands_[i].Get(); }
@@ -85,28 +89,29 @@ class Link {
 
   // "2 5:2,512 > 7 8;" with the buffers of `chain`.
   Status Read(Program& program, const XlaFrame& chain) {
-    while (!program.Skips('>')) INTARSIA_RETURN_IF_ERROR(ReadBuffer(program, chain, operands_));
-    while (!program.Skips(';')) INTARSIA_RETURN_IF_ERROR(ReadBuffer(program, chain, results_));
+    while (!program.Consume('>')) INTARSIA_RETURN_IF_ERROR(ReadBuffer(program, chain, operands_));
+    while (!program.Consume(';')) INTARSIA_RETURN_IF_ERROR(ReadBuffer(program, chain, results_));
     return {};
   }
 
  private:
-  Status ReadBuffer(Program& program, const XlaFrame& chain, std::vector<Bound>& bound) const {
+  Status ReadBuffer(Program& program, const XlaFrame& chain,
+                    std::vector<ReshapedBuffer>& buffers) const {
     int64_t number = 0;
-    INTARSIA_RETURN_IF_ERROR(
-        program.Next("a buffer", static_cast<int64_t>(chain.operands() + chain.results()), number));
+    INTARSIA_RETURN_IF_ERROR(program.ReadNumber(
+        "a buffer", static_cast<int64_t>(chain.operands() + chain.results()), number));
     const auto i = static_cast<size_t>(number);
     const bool is_operand = i < chain.operands();
-    // Operands of a custom call may be constants.
-    if (is_operand && &bound == &results_)
+    // XLA may keep operands in memory that is only read. Who writes in place names the result.
+    if (is_operand && &buffers == &results_)
       return InvalidChain("program has operand ", number, " for a result");
-    Bound& read = bound.emplace_back();
+    ReshapedBuffer& read = buffers.emplace_back();
     read.buffer = is_operand ? chain.operand(i) : chain.result(i - chain.operands());
-    return program.Skips(':') ? read.Read(program) : Status{};
+    return program.Consume(':') ? read.Read(program) : Status{};
   }
 
   const ffi::Dictionary attributes_;
-  std::vector<Bound> operands_, results_;
+  std::vector<ReshapedBuffer> operands_, results_;
 };
 
 // Reads which op a call is of, and its attributes.
@@ -114,7 +119,7 @@ Status ReadOp(Program& program, const ffi::Dictionary& attributes, const OpInfo*
               ffi::Dictionary& of_call) {
   int64_t kind = 0;
   INTARSIA_RETURN_IF_ERROR(
-      program.Next("the number of an op", static_cast<int64_t>(attributes.size()), kind));
+      program.ReadNumber("the number of an op", static_cast<int64_t>(attributes.size() / 2), kind));
   const auto name = attributes.get<std::string_view>(Text("op_", kind));
   if (!name.has_value()) return InvalidChain("attribute op_", kind, " must be a string");
   op = FindOp(*name);
@@ -126,18 +131,40 @@ Status ReadOp(Program& program, const ffi::Dictionary& attributes, const OpInfo*
   return {};
 }
 
+// Whether it is "program", "op_i" or "attributes_i" of so many ops.
+bool IsAttribute(std::string_view name, size_t ops) {
+  if (name == "program") return true;
+  for (const std::string_view prefix : {"op_", "attributes_"}) {
+    if (!name.starts_with(prefix)) continue;
+    size_t i = 0;
+    const char* const end = name.data() + name.size();
+    const auto [read, error] = std::from_chars(name.data() + prefix.size(), end, i);
+    return error == std::errc() && read == end && i < ops;
+  }
+  return false;
+}
+
+// A program that a newer release exported must not be half understood.
+Status CheckNames(const ffi::Dictionary& attributes) {
+  for (const std::string_view name : attributes)
+    if (!IsAttribute(name, attributes.size() / 2))
+      return InvalidChain("unknown attribute ", name, "; exported by a newer intarsia");
+  return {};
+}
+
 Status Run(const XlaFrame& chain, const RunCall& run) {
   const ffi::Dictionary attributes = chain.attributes();
+  INTARSIA_RETURN_IF_ERROR(CheckNames(attributes));
   const auto text = attributes.get<std::string_view>("program");
   if (!text.has_value()) return InvalidChain("attribute program must be a string");
   for (Program program(*text); !program.ends();) {
     const OpInfo* op = nullptr;
     ffi::Dictionary of_call = attributes;
     INTARSIA_RETURN_IF_ERROR(ReadOp(program, attributes, op, of_call));
-    Link link(of_call);
-    INTARSIA_RETURN_IF_ERROR(link.Read(program, chain));
+    ChainedCall chained(of_call);
+    INTARSIA_RETURN_IF_ERROR(chained.Read(program, chain));
     Call call;
-    INTARSIA_RETURN_IF_ERROR(Decoder(*op, link).Decode(call));
+    INTARSIA_RETURN_IF_ERROR(Decoder(*op, chained).Decode(call));
     INTARSIA_RETURN_IF_ERROR(run(*op, call));
   }
   return {};

@@ -2,13 +2,12 @@
 // may begin while the one before it ends (LaunchConfig::overlaps_previous), which CUDA graphs that
 // XLA makes of custom calls do not allow from one custom call to the next.
 //
-// Its attributes are
-//   op_0, attributes_0, op_1, ...: the ops, by name, with attributes that there are calls with;
+// Its attributes:
+//   op_i, attributes_i: an op's name and its attributes; calls that share both share i;
 //   program: the calls in order, as "0 2 5:2,512 > 7 8; 1 8 3 > 9;".
-// The first number of a call says which of these ops it is of. Operands follow, then results:
-// numbers of the custom call's own operands and results, counted one after the other, with sizes
-// where those differ. So a call can take as [2, 512] what another one made as [2, 4, 128]. Calls
-// may write to one result in turn, where nobody reads any more what it held.
+// Each call is `i operands > results;`. Buffers are numbered: the custom call's operands, then its
+// results. `5:2,512` views buffer 5 as [2, 512]. A later call may overwrite a result whose value
+// nobody reads any more.
 #pragma once
 #include <functional>
 #include <string_view>

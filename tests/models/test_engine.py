@@ -86,7 +86,7 @@ def test_first_logits_are_those_of_transformers(smollm2, recorded, monkeypatch):
         jax.debug.callback(seen.append, logits)
         return jnp.argmax(logits, axis=1).astype(jnp.int32)
 
-    monkeypatch.setattr("intarsia.models.transformer.argmax", spy)
+    monkeypatch.setattr("intarsia.models.vocabulary.argmax", spy)
     engine = Engine(*smollm2, max_num_seqs=5, max_model_len=64, scan_layers=True)
     engine.generate(
         [sequence["prompt_ids"] for sequence in recorded],

@@ -40,9 +40,7 @@ def test_every_matrix_is_in_codes_and_the_numbers_are_the_files(model) -> None:
 def test_the_same_embedding_and_logits(model) -> None:
     _, config, packed, plain = model
     tokens = jnp.array([0, 7, config.vocab - 1])
-    rows = [
-        jax.jit(vocabulary.embed, static_argnums=0)(config, p, tokens) for p in (packed, plain)
-    ]
+    rows = [jax.jit(vocabulary.embed, static_argnums=0)(config, p, tokens) for p in (packed, plain)]
     np.testing.assert_array_equal(*rows)
     logits = [vocabulary.logits(config, p, rows[0]) for p in (packed, plain)]
     np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-3 * float(jnp.abs(logits[1]).max()))

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--decode-steps",
         type=int,
-        help="steps of one program, whose tokens come together "
+        help="steps of one program; tokens appear that many at a time "
         f"(default: {_STEPS_ON_GPU} on one GPU, else 1)",
     )
     parser.add_argument(
@@ -151,19 +151,23 @@ def _generate(args: argparse.Namespace, share: _processes.Share) -> None:
         _compare(model, prompts, completions, limits, args.kv_cache_dtype, rate)
 
 
+def _devices(args: argparse.Namespace) -> int:
+    """How many share the model."""
+    return max(args.tensor_parallel, args.expert_parallel)
+
+
 def _default_steps(args: argparse.Namespace) -> int:
     """Steps of one program. On a GPU a step can take less time than the host needs to start one."""
     import jax
 
-    alone = max(args.tensor_parallel, args.expert_parallel) == 1
-    return _STEPS_ON_GPU if alone and jax.devices()[0].platform == "gpu" else 1
+    return _STEPS_ON_GPU if _devices(args) == 1 and jax.devices()[0].platform == "gpu" else 1
 
 
 def _say_what_runs(
     args: argparse.Namespace, choice: _model.Choice, model: _model.Model, decode_steps: int
 ) -> None:
     kept = "" if args.kv_cache_dtype == "auto" else f", KV cache in {args.kv_cache_dtype}"
-    devices = max(args.tensor_parallel, args.expert_parallel)
+    devices = _devices(args)
     spread = "" if devices == 1 else f", on {devices} devices"
     grouped = "" if decode_steps == 1 else f", {decode_steps} steps a program"
     _say(

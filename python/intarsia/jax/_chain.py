@@ -1,6 +1,6 @@
 """Several of the library's calls as one custom call (src/ffi/chain.h).
 
-XLA's CUDA graphs let no kernel begin before the custom call before its own has ended. Kernels of one custom call may overlap.
+In XLA's CUDA graphs, a custom call waits for the previous one to finish. Kernels inside one custom call can overlap.
 """
 
 import functools
@@ -13,10 +13,9 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from intarsia import _native
 from intarsia.jax._call import register
-from intarsia.jax._types import result_type
+from intarsia.jax._types import result_type, varying_axes
 
-# What a call of the library stands in, with its rules for grad and vmap, and the parameter that holds it. JAX 0.11 keeps
-# functions that `jax.jit` is to inline.
+# Primitives that wrap our calls, and the parameter with the wrapped jaxpr. Since JAX 0.11, jit(inline=True) stays in the jaxpr.
 _WRAPPERS = {"jit": "jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vmap_call": "call"}
 
 P = ParamSpec("P")
@@ -26,18 +25,20 @@ R = TypeVar("R")
 def chain(fun: Callable[P, R]) -> Callable[P, R]:
     """Makes each run of the library's calls in a function one custom call.
 
-    On a GPU the kernels of one custom call overlap: each may begin while the one before it ends. A run has calls that follow each
-    other with nothing but reshapes between them. XLA computes all else in `fun`, before a run where it can. Results are the same to
-    the bit. Calls in loops and branches stay as they are, and so do those of other libraries (`load_ops`). Functions that are under
-    `jax.jit` inside `fun` are inlined if they have calls.
+    On a GPU the kernels of one custom call overlap: each may begin while the one before it ends. Results are the same to the bit.
 
-    Errors are those of `fun`. The result has neither derivatives nor a rule for `jax.vmap`: JAX refuses both.
+    A run has calls that follow each other with nothing but reshapes between them. Any other operation that reads one of its results
+    ends it: a slice, a squeeze or a cast, too. Operations that do not are computed before the run. Calls in loops and branches
+    are not chained: apply `chain` to the body. Calls of other libraries (`load_ops`) are not chained, either.
 
     Args:
-      fun: a function of pytrees of arrays.
+      fun: a function of pytrees of arrays. Every argument is traced; bind attributes of ops by `functools.partial`.
 
     Returns:
-      The same function. It traces `fun` each time that it is called: call it under `jax.jit`.
+      The same function. It traces `fun` at each call: call it under `jax.jit`. It has neither derivatives nor a rule for `jax.vmap`.
+
+    Raises:
+      What `fun` raises.
 
     Example:
       >>> step = jax.jit(chain(lambda x, w: rms_norm(silu_and_mul(x), w)))
@@ -61,29 +62,35 @@ def chain(fun: Callable[P, R]) -> Callable[P, R]:
     return chained
 
 
-class _Place:
-    """A result of the chain, where values lie one after the other."""
+def chain_target(library: _native.Library) -> str:
+    """The target of a library's chains."""
+    prefix, _, _ = next(iter(library.ops.values())).target.rpartition(".")
+    return f"{prefix}.chain"
+
+
+class _Buffer:
+    """A result of the chain. Once its value is dead, another one may lie there."""
 
     def __init__(self, number: int, type_: Any) -> None:
         self.number = number
         self.type = type_
-        self.last = -1  # the last step that uses what lies there
+        self.last_use = -1  # by its number, the last step that uses what lies there
 
 
 class _Value:
-    """A value of the traced function: an array once there is one, before that in a place of the pending chain."""
+    """A value of the traced function: an array once there is one, before that in a buffer of the pending chain."""
 
     def __init__(self, type_: Any, array: Any = None) -> None:
         self.array = array
         self.type = type_
-        self.place: _Place | None = None
-        self.last = -1  # the last step that uses it
+        self.buffer: _Buffer | None = None
+        self.last_use = -1  # the last step that uses it
 
 
-class _Where(NamedTuple):
-    """Where a call finds an operand: its number among those of the chain, or a place, as which shape."""
+class _View(NamedTuple):
+    """Where a call finds an operand or a result: an operand of the chain by its number, or a buffer, as which shape."""
 
-    source: int | _Place
+    source: int | _Buffer
     shape: tuple[int, ...]
 
 
@@ -97,7 +104,21 @@ class _Step:
         self.inputs = inputs
         self.outputs = outputs
         self.call = _call_of(equation)
-        self._jaxpr = jaxpr  # that it is of
+        self._jaxpr = jaxpr  # the jaxpr it belongs to
+
+    @property
+    def overwritten(self) -> list[_Value]:
+        """The operands that a call writes in place."""
+        return [self.inputs[i] for i, _ in self.equation.params["input_output_aliases"]]
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it only gives another shape to what a buffer holds. An array without axes is none: its sizes cannot be written."""
+        equation = self.equation
+        if equation.primitive.name != "reshape" or not self.inputs[0].buffer:
+            return False
+        # With `dimensions` it transposes first.
+        return equation.params["dimensions"] is None and bool(self.outputs[0].type.shape)
 
     def bind(self) -> None:
         """Evaluates it alone."""
@@ -123,33 +144,34 @@ def _ops() -> dict[str, str]:
     return {op.target: op.name for op in library.ops.values()}
 
 
-def chain_target(library: _native.Library) -> str:
-    """The target of a library's chains."""
-    prefix, _, _ = next(iter(library.ops.values())).target.rpartition(".")
-    return f"{prefix}.chain"
-
-
 def _call_of(equation: Any) -> str | None:
-    if equation.primitive.name != "ffi_call":
+    """The op that an equation calls, as this package calls it."""
+    if equation.primitive.name != "ffi_call" or equation.effects:
+        return None
+    layouts = [*equation.params["input_layouts"], *equation.params["output_layouts"]]
+    if any(tuple(layout) != (*reversed(range(len(layout))),) for layout in layouts):
         return None
     return _ops().get(equation.params["target_name"])
 
 
-def _has_call(jaxpr: Any) -> bool:
-    return any(
-        _call_of(equation) or (inner and _has_call(inner.jaxpr))
-        for equation in jaxpr.eqns
-        for inner in [_wrapped(equation)]
-    )
-
-
 def _wrapped(equation: Any) -> ClosedJaxpr | None:
+    """The jaxpr within a wrapper of calls."""
     parameter = _WRAPPERS.get(equation.primitive.name)
-    return equation.params[parameter] if parameter else None
+    if parameter is None or not _is_plain(equation.params):
+        return None
+    inner = equation.params[parameter]
+    return inner if any(_call_of(e) or _wrapped(e) for e in inner.jaxpr.eqns) else None
+
+
+def _is_plain(params: dict[str, Any]) -> bool:
+    """Whether a wrapper, if it is `jax.jit`, asks for nothing that inlining would lose."""
+    shardings = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
+    asked = any(isinstance(x, jax.sharding.Sharding) for x in shardings)
+    return not asked and not params.get("compiler_options_kvs")
 
 
 def _flatten(closed: ClosedJaxpr, inputs: list[_Value], steps: list[_Step]) -> list[_Value]:
-    """Appends a traced function's equations, those in the library's wrappers among them; returns its results."""
+    """Appends a traced function's equations, those in wrappers of calls among them; returns its results."""
     jaxpr = closed.jaxpr
     constants = [_Value(jax.typeof(x), x) for x in closed.consts]
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *inputs], strict=True))
@@ -159,8 +181,7 @@ def _flatten(closed: ClosedJaxpr, inputs: list[_Value], steps: list[_Step]) -> l
 
     for equation in jaxpr.eqns:
         given = [value_of(atom) for atom in equation.invars]
-        inner = _wrapped(equation)
-        if inner and _has_call(inner.jaxpr):
+        if inner := _wrapped(equation):
             made = _flatten(inner, given, steps)
         else:
             made = [_Value(variable.aval) for variable in equation.outvars]
@@ -172,18 +193,24 @@ def _flatten(closed: ClosedJaxpr, inputs: list[_Value], steps: list[_Step]) -> l
 def _evaluate(steps: Sequence[_Step], outs: Sequence[_Value]) -> list[Any]:
     for i, step in enumerate(steps):
         for value in step.inputs:
-            value.last = i
+            value.last_use = i
     for value in outs:
-        value.last = len(steps)
+        value.last_use = len(steps)
     pending = _Chain()
     for i, step in enumerate(steps):
-        if not (pending.can_take(step, i) or pending.passes(step)):
+        if step.is_view:
+            pending.view(step)
+        elif pending.can_take(step, i):
+            pending.take(step, i)
+        elif pending.can_follow(step):
+            step.bind()
+        else:
             pending.finish(i)
             pending = _Chain()
-        if pending.can_take(step, i):
-            pending.take(step, i)
-        elif not any(value.place for value in step.outputs):
-            step.bind()
+            if pending.can_take(step, i):
+                pending.take(step, i)
+            else:
+                step.bind()
         pending.release(i)
     pending.finish(len(steps))
     return [value.array for value in outs]
@@ -196,66 +223,69 @@ class _Chain:
         self._steps: list[_Step] = []
         self._operands: dict[_Value, int] = {}
         self._overwritten: set[_Value] = set()  # operands, by calls that write in place
-        self._values: list[_Value] = []  # that lie in places
-        self._places: list[_Place] = []
-        self._free: list[_Place] = []
-        self._aliases: dict[int, int] = {}  # operands to places
-        self._kinds: dict[tuple[str, Any], int] = {}
-        self._program: list[tuple[int, list[_Where], list[_Place]]] = []
+        self._values: list[_Value] = []  # that lie in buffers
+        self._buffers: list[_Buffer] = []
+        self._free: list[_Buffer] = []
+        self._aliases: dict[int, int] = {}  # operands to buffers
+        self._ops_used: dict[tuple[str, Any], int] = {}
+        self._program: list[tuple[int, list[_View], list[_View]]] = []
 
     def can_take(self, step: _Step, index: int) -> bool:
-        """Whether a step can be the next call: not if it reads what an earlier one overwrote, or overwrites what is read later."""
+        """Whether a step can be the next call.
+
+        It may not read what an earlier call overwrote, nor overwrite what it or a later step reads. All calls vary over the same
+        axes of a `shard_map`.
+        """
         if not step.call or not self._overwritten.isdisjoint(step.inputs):
             return False
-        overwrites = [step.inputs[i] for i, _ in step.equation.params["input_output_aliases"]]
+        if self._steps and _axes_of(step) != _axes_of(self._steps[0]):
+            return False
+        buffers = [value.buffer for value in step.inputs]
         return all(
-            step.inputs.count(value) == 1 and not (value.place and value.place.last > index)
-            for value in overwrites
+            step.inputs.count(value) == 1
+            and not (value.buffer and value.buffer.last_use > index)
+            and (value.buffer is None or buffers.count(value.buffer) == 1)
+            for value in step.overwritten
         )
 
-    def passes(self, step: _Step) -> bool:
-        """Whether a step that is no call can come before the chain, or gives another shape to what lies in a place, which is done here."""
-        if step.call or step.equation.effects or not self._overwritten.isdisjoint(step.inputs):
-            return False
-        if not any(value.place for value in step.inputs):
-            return True
-        if step.equation.primitive.name != "reshape" or not step.outputs[0].type.shape:
-            return False
-        place = step.inputs[0].place
-        assert place
-        self._put(step.outputs[0], place)
-        return True
+    def can_follow(self, step: _Step) -> bool:
+        """Whether the chain can come after a step that is no call."""
+        return not (
+            step.call or step.equation.effects or any(value.buffer for value in step.inputs)
+        )
+
+    def view(self, step: _Step) -> None:
+        """Gives what lies in a buffer another shape."""
+        buffer = step.inputs[0].buffer
+        assert buffer
+        self._put(step.outputs[0], buffer)
 
     def take(self, step: _Step, index: int) -> None:
         """Adds a call."""
         aliases = {out: operand for operand, out in step.equation.params["input_output_aliases"]}
-        kind = (step.call or "", step.equation.params["attributes"])
+        op = (step.call or "", step.equation.params["attributes"])
         for value in step.inputs:
-            if not value.place:
+            if not value.buffer:
                 self._operands.setdefault(value, len(self._operands))
-        sources = [
-            step.inputs[aliases[i]] if i in aliases else None for i in range(len(step.outputs))
-        ]
-        read = [
-            _Where(value.place or self._operands[value], value.type.shape) for value in step.inputs
-        ]
-        wrote = []
-        for value, source in zip(step.outputs, sources, strict=True):
-            place = source.place if source else self._free_place(value.type)
-            if not place:
-                place = self._new_place(value.type)
-            if source and not source.place:
-                self._aliases[self._operands[source]] = place.number
+        reads = [_View(x.buffer or self._operands[x], x.type.shape) for x in step.inputs]
+        writes = []
+        for i, value in enumerate(step.outputs):
+            source = step.inputs[aliases[i]] if i in aliases else None
+            buffer = source.buffer if source else self._free_buffer(value.type)
+            if not buffer:
+                buffer = self._new_buffer(value.type)
+            if source and not source.buffer:
+                self._aliases[self._operands[source]] = buffer.number
                 self._overwritten.add(source)
-            place.last = max(place.last, index)
-            self._put(value, place)
-            wrote.append(place)
+            buffer.last_use = max(buffer.last_use, index)
+            self._put(value, buffer)
+            writes.append(_View(buffer, value.type.shape))
         self._steps.append(step)
-        self._program.append((self._kinds.setdefault(kind, len(self._kinds)), read, wrote))
+        self._program.append((self._ops_used.setdefault(op, len(self._ops_used)), reads, writes))
 
     def release(self, index: int) -> None:
-        """Frees the places that no step after this one uses."""
-        self._free = [place for place in self._places if place.last <= index]
+        """Frees the buffers that no step after this one uses."""
+        self._free = [buffer for buffer in self._buffers if buffer.last_use <= index]
 
     def finish(self, index: int) -> None:
         """Makes the custom call; what step `index` or a later one uses becomes arrays."""
@@ -264,56 +294,56 @@ class _Chain:
         if len(self._steps) == 1:
             (step,) = self._steps
             step.bind()
-            arrays = {value.place: value.array for value in step.outputs}
+            arrays = {value.buffer: value.array for value in step.outputs}
         else:
-            arrays = dict(zip(self._places, self._call(), strict=True))
+            arrays = dict(zip(self._buffers, self._call(), strict=True))
         for value in self._values:
-            if value.last >= index:
-                value.array = lax.reshape(arrays[value.place], value.type.shape)
-            value.place = None
+            if value.last_use >= index:
+                value.array = lax.reshape(arrays[value.buffer], value.type.shape)
+            value.buffer = None
 
-    def _put(self, value: _Value, place: _Place) -> None:
-        value.place = place
-        place.last = max(place.last, value.last)
+    def _put(self, value: _Value, buffer: _Buffer) -> None:
+        value.buffer = buffer
+        buffer.last_use = max(buffer.last_use, value.last_use)
         self._values.append(value)
 
-    def _free_place(self, type_: Any) -> _Place | None:
-        for place in self._free:
-            if (place.type.shape, place.type.dtype) == (type_.shape, type_.dtype):
-                self._free.remove(place)
-                place.last = -1
-                return place
+    def _free_buffer(self, type_: Any) -> _Buffer | None:
+        for buffer in self._free:
+            if (buffer.type.shape, buffer.type.dtype) == (type_.shape, type_.dtype):
+                self._free.remove(buffer)
+                buffer.last_use = -1
+                return buffer
         return None
 
-    def _new_place(self, type_: Any) -> _Place:
-        self._places.append(_Place(len(self._places), type_))
-        return self._places[-1]
+    def _new_buffer(self, type_: Any) -> _Buffer:
+        self._buffers.append(_Buffer(len(self._buffers), type_))
+        return self._buffers[-1]
 
     def _call(self) -> Sequence[jax.Array]:
         arrays = [value.array for value in self._operands]
-        types = [result_type(x.type.shape, x.type.dtype, like=arrays[0]) for x in self._places]
+        types = [result_type(x.type.shape, x.type.dtype, like=arrays[0]) for x in self._buffers]
         attributes: dict[str, Any] = {}
-        for (name, of_call), kind in self._kinds.items():
-            attributes |= {f"op_{kind}": name, f"attributes_{kind}": dict(of_call)}
-        call = jax.ffi.ffi_call(
-            chain_target(_native.main_library()), types, input_output_aliases=self._aliases
-        )
+        for (name, of_call), i in self._ops_used.items():
+            attributes |= {f"op_{i}": name, f"attributes_{i}": dict(of_call)}
+        target = chain_target(_native.main_library())
+        call = jax.ffi.ffi_call(target, types, input_output_aliases=self._aliases)
         with jax.named_scope("chain"):
             return call(*arrays, program=self._text(), **attributes)
 
     def _text(self) -> str:
-        def number(place: _Place) -> int:
-            return len(self._operands) + place.number
+        def text(view: _View) -> str:
+            if isinstance(view.source, int):
+                return str(view.source)
+            number = len(self._operands) + view.source.number
+            if view.shape == view.source.type.shape:
+                return str(number)
+            return f"{number}:{','.join(map(str, view.shape))}"
 
-        def operand(where: _Where) -> str:
-            if isinstance(where.source, int):
-                return str(where.source)
-            if where.shape == where.source.type.shape:
-                return str(number(where.source))
-            return f"{number(where.source)}:{','.join(map(str, where.shape))}"
+        return " ".join(
+            f"{i} {' '.join(map(text, reads))} > {' '.join(map(text, writes))};"
+            for i, reads, writes in self._program
+        )
 
-        calls = [
-            f"{kind} {' '.join(map(operand, read))} > {' '.join(str(number(x)) for x in wrote)};"
-            for kind, read, wrote in self._program
-        ]
-        return " ".join(calls)
+
+def _axes_of(step: _Step) -> frozenset[str]:
+    return varying_axes(step.outputs[0].type)

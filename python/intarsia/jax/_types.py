@@ -1,6 +1,7 @@
 """What a traced array's type says beyond shape and dtype: its sharding, and the axes of a `shard_map` it varies over."""
 
 from collections.abc import Collection
+from typing import Any
 
 import jax
 from jax import lax
@@ -19,9 +20,13 @@ def refuse_sharded(what: str, x: jax.Array) -> None:
         )
 
 
-def _varying(x: jax.Array) -> frozenset[str]:
-    aval = jax.typeof(x)
+def varying_axes(aval: Any) -> frozenset[str]:
+    """The axes of a `shard_map` that arrays of this type vary over."""
     return aval.manual_axis_type.varying if _HAS_MANUAL_AXIS_TYPE else aval.vma
+
+
+def _varying(x: jax.Array) -> frozenset[str]:
+    return varying_axes(jax.typeof(x))
 
 
 def vary_alike(arrays: Collection[jax.Array | None]) -> list[jax.Array | None]:
