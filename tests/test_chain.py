@@ -18,8 +18,16 @@ WEIGHT = jnp.linspace(0.5, 1.5, N)
 
 
 def calls_of(fun: Callable[..., Any], *args: Any) -> list[Any]:
-    """The custom calls of a traced function, in order."""
-    return [e for e in jax.make_jaxpr(fun)(*args).jaxpr.eqns if e.primitive.name == "ffi_call"]
+    """The custom calls of a traced function, in order: single ones, and those within chains."""
+
+    def found(jaxpr: Any) -> list[Any]:
+        inner = [
+            e.params["call"].jaxpr for e in jaxpr.eqns if e.primitive.name == "custom_vmap_call"
+        ]
+        own = [e for e in jaxpr.eqns if e.primitive.name == "ffi_call"]
+        return own + [call for jaxpr in inner for call in found(jaxpr)]
+
+    return found(jax.make_jaxpr(fun)(*args).jaxpr)
 
 
 def targets_of(fun: Callable[..., Any], *args: Any) -> list[str]:
@@ -142,8 +150,49 @@ def test_derivatives_and_vmap_are_refused() -> None:
 
     with pytest.raises(ValueError, match=r"intarsia\.chain.* cannot be differentiated"):
         jax.grad(lambda x: ij.chain(fun)(x).sum())(jnp.ones(4))
-    with pytest.raises(NotImplementedError, match="vmap"):
+    with pytest.raises(NotImplementedError, match=r"chain: got jax\.vmap, expected none"):
         jax.vmap(ij.chain(fun))(jnp.ones((2, 4)))
+    np.testing.assert_array_equal(ij.chain(jax.vmap(fun))(jnp.ones((2, 4))), np.full((2, 4), 3.0))
+
+
+def test_dead_calls_are_left_out() -> None:
+    def fun(x: jax.Array, cache: Any) -> jax.Array:
+        heads = ij.simple_add(x, x).reshape(ROWS, HEADS, D)
+        ij.reshape_and_cache_flash(heads, heads, cache, jnp.arange(ROWS))
+        return ij.simple_add(heads, heads)
+
+    cache = (jnp.zeros((PAGES, PAGE_SIZE, HEADS, D)),) * 2
+    (call,) = calls_of(ij.chain(fun), jnp.ones((ROWS, N)), cache)
+    assert "reshape_and_cache_flash" not in str(call.params["attributes"])
+
+
+def test_axes_of_one_element_are_views() -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        y = ij.simple_add(x, x)[None]
+        z = jnp.squeeze(ij.simple_add(y, y), 0)
+        return ij.simple_add(jnp.expand_dims(z, 1), z[:, None])
+
+    x = jnp.arange(6.0).reshape(3, 2)
+    assert targets_of(ij.chain(fun), x) == ["chain"]
+    np.testing.assert_array_equal(jax.jit(ij.chain(fun))(x), jax.jit(fun)(x))
+
+
+def test_what_is_no_array_reaches_the_function() -> None:
+    def fun(x: jax.Array, times: int, *, name: str, doubles: bool) -> jax.Array:
+        for _ in range(times):
+            x = getattr(ij, name)(x, x)
+        return ij.simple_add(x, x) if doubles else x
+
+    run = jax.jit(ij.chain(fun), static_argnames=("times", "name", "doubles"))
+    got = run(jnp.ones(4), 2, name="simple_add", doubles=True)
+    np.testing.assert_array_equal(got, np.full(4, 8.0))
+
+
+def test_wide_indices_that_a_function_closes_over() -> None:
+    cache = (jnp.zeros((PAGES, PAGE_SIZE, HEADS, D)),) * 2
+    heads, slots = jnp.ones((ROWS, HEADS, D)), np.arange(ROWS, dtype=np.int64)
+    got = jax.jit(lambda c: ij.reshape_and_cache_flash(heads, heads, c, slots))(cache)
+    np.testing.assert_array_equal(got[0].sum(), ROWS * HEADS * D)
 
 
 def test_errors_are_those_of_the_function() -> None:

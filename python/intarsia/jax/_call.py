@@ -197,7 +197,7 @@ def as_array(what: str, x: Any) -> jax.Array:
         raise NotImplementedError(f"{what} has the symbolic shape {array.shape}, expected numbers")
     # Without x64, JAX narrows int64 without a word; a slot of 2**32 + 5 would become slot 5.
     wide = isinstance(x, np.ndarray) and x.dtype == np.int64 and array.dtype != np.int64
-    if wide and not np.array_equal(np.asarray(x), np.asarray(array)):
+    if wide and not np.array_equal(x, x.astype(array.dtype)):
         raise ValueError(f"{what} has values beyond int32; enable jax_enable_x64 to pass int64")
     return array
 

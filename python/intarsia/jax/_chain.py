@@ -28,14 +28,16 @@ def chain(fun: Callable[P, R]) -> Callable[P, R]:
     On a GPU the kernels of one custom call overlap: each may begin while the one before it ends. Results are the same to the bit.
 
     A run has calls that follow each other with nothing but reshapes between them. Any other operation that reads one of its results
-    ends it: a slice, a squeeze or a cast, too. Operations that do not are computed before the run. Calls in loops and branches
-    are not chained: apply `chain` to the body. Calls of other libraries (`load_ops`) are not chained, either.
+    ends it, be it a slice or a cast. Operations that read none are computed before the run. Not chained are calls in loops and
+    branches, for which `chain` goes around the body; calls of other libraries (`load_ops`); and functions that choose by platform
+    (`linear`, `linear_quantized`, `grouped_matmul`), in whose place `fused_linear_quantized` and those of `intarsia.jax.wire` are.
 
     Args:
-      fun: a function of pytrees of arrays. Every argument is traced; bind attributes of ops by `functools.partial`.
+      fun: any function. Arrays among its arguments are traced, anything else reaches it as it is.
 
     Returns:
-      The same function. It traces `fun` at each call: call it under `jax.jit`. It has neither derivatives nor a rule for `jax.vmap`.
+      The same function. It traces `fun` at each call: call it under `jax.jit`. Chained calls have no derivatives; for `jax.vmap`,
+      chain the mapped function.
 
     Raises:
       What `fun` raises.
@@ -49,17 +51,25 @@ def chain(fun: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(fun)
     def chained(*args: P.args, **kwargs: P.kwargs) -> R:
         leaves, tree = jax.tree.flatten((args, kwargs))
+        given = [x for x in leaves if _is_array(x)]
 
-        def flat(*arrays: jax.Array) -> R:
-            args, kwargs = jax.tree.unflatten(tree, arrays)
+        def traced_part(*arrays: jax.Array) -> R:
+            left = iter(arrays)
+            mixed = [next(left) if _is_array(x) else x for x in leaves]
+            args, kwargs = jax.tree.unflatten(tree, mixed)
             return fun(*args, **kwargs)
 
-        traced, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+        traced_part.__name__ = getattr(fun, "__name__", "fun")  # in JAX's errors
+        traced, shapes = jax.make_jaxpr(traced_part, return_shape=True)(*given)
         steps: list[_Step] = []
-        outs = _flatten(traced, [_Value(jax.typeof(x), x) for x in leaves], steps)
+        outs = _flatten(traced, [_Value(jax.typeof(x), x) for x in given], steps)
         return jax.tree.unflatten(jax.tree.structure(shapes), _evaluate(steps, outs))
 
     return chained
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
 def chain_target(library: _native.Library) -> str:
@@ -114,11 +124,14 @@ class _Step:
     @property
     def is_view(self) -> bool:
         """Whether it only gives another shape to what a buffer holds. An array without axes is none: its sizes cannot be written."""
-        equation = self.equation
-        if equation.primitive.name != "reshape" or not self.inputs[0].buffer:
+        if not (self.inputs and self.inputs[0].buffer and self.outputs[0].type.shape):
             return False
-        # With `dimensions` it transposes first.
-        return equation.params["dimensions"] is None and bool(self.outputs[0].type.shape)
+        name, params = self.equation.primitive.name, self.equation.params
+        if name == "reshape":
+            return params["dimensions"] is None  # else it transposes first
+        # `x[None]` broadcasts to axes of one element.
+        same_size = self.outputs[0].type.size == self.inputs[0].type.size
+        return name == "squeeze" or (name == "broadcast_in_dim" and same_size)
 
     def bind(self) -> None:
         """Evaluates it alone."""
@@ -191,6 +204,7 @@ def _flatten(closed: ClosedJaxpr, inputs: list[_Value], steps: list[_Step]) -> l
 
 
 def _evaluate(steps: Sequence[_Step], outs: Sequence[_Value]) -> list[Any]:
+    steps = _without_dead(steps, outs)
     for i, step in enumerate(steps):
         for value in step.inputs:
             value.last_use = i
@@ -214,6 +228,16 @@ def _evaluate(steps: Sequence[_Step], outs: Sequence[_Value]) -> list[Any]:
         pending.release(i)
     pending.finish(len(steps))
     return [value.array for value in outs]
+
+
+def _without_dead(steps: Sequence[_Step], outs: Sequence[_Value]) -> list[_Step]:
+    """Leaves out steps that no result needs, as XLA would."""
+    needed, kept = {*outs}, []
+    for step in reversed(steps):
+        if step.equation.effects or not needed.isdisjoint(step.outputs):
+            needed.update(step.inputs)
+            kept.append(step)
+    return kept[::-1]
 
 
 class _Chain:
@@ -327,8 +351,11 @@ class _Chain:
             attributes |= {f"op_{i}": name, f"attributes_{i}": dict(of_call)}
         target = chain_target(_native.main_library())
         call = jax.ffi.ffi_call(target, types, input_output_aliases=self._aliases)
+        run = functools.partial(call, program=self._text(), **attributes)
+        mapped = jax.custom_batching.custom_vmap(lambda *arrays: run(*arrays))
+        mapped.def_vmap(_refuse_vmap)
         with jax.named_scope("chain"):
-            return call(*arrays, program=self._text(), **attributes)
+            return mapped(*arrays)
 
     def _text(self) -> str:
         def text(view: _View) -> str:
@@ -343,6 +370,10 @@ class _Chain:
             f"{i} {' '.join(map(text, reads))} > {' '.join(map(text, writes))};"
             for i, reads, writes in self._program
         )
+
+
+def _refuse_vmap(*_: Any) -> Any:
+    raise NotImplementedError("chain: got jax.vmap, expected none: chain the mapped function")
 
 
 def _axes_of(step: _Step) -> frozenset[str]:
