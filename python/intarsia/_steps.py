@@ -97,6 +97,11 @@ def _graphs() -> dict[str, Any]:
     return {_GRAPHS: kinds}
 
 
+def on_gpu() -> bool:
+    """Whether steps run on a GPU."""
+    return jax.devices()[0].platform == "gpu"
+
+
 def warm_up_runs() -> int:
     """How often a compiled step runs before it is timed or served.
 

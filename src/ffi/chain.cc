@@ -163,9 +163,7 @@ Status Run(const XlaFrame& chain, const RunCall& run) {
     INTARSIA_RETURN_IF_ERROR(ReadOp(program, attributes, op, of_call));
     ChainedCall chained(of_call);
     INTARSIA_RETURN_IF_ERROR(chained.Read(program, chain));
-    Call call;
-    INTARSIA_RETURN_IF_ERROR(Decoder(*op, chained).Decode(call));
-    INTARSIA_RETURN_IF_ERROR(run(*op, call));
+    INTARSIA_RETURN_IF_ERROR(DecodeAndRun(*op, chained, run));
   }
   return {};
 }

@@ -9,7 +9,6 @@
 // results. `5:2,512` views buffer 5 as [2, 512]. A later call may overwrite a result whose value
 // nobody reads any more.
 #pragma once
-#include <functional>
 #include <string_view>
 
 #include "src/ffi/decoder.h"
@@ -17,9 +16,6 @@
 namespace intarsia {
 
 inline constexpr std::string_view kChain = "chain";
-
-// Runs a call that has been checked.
-using RunCall = std::function<Status(const OpInfo&, const Call&)>;
 
 // Decodes, checks and runs one call after the other, up to the first that fails.
 ffi::Error RunChain(const XlaFrame& frame, const RunCall& run);

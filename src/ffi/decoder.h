@@ -1,6 +1,7 @@
 // What the handlers make of XLA's calls, and of the library's errors.
 #pragma once
 #include <exception>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -177,6 +178,16 @@ class Decoder {
   const Frame& frame_;
   const ffi::Dictionary attrs_;
 };
+
+// Runs a call that has been checked.
+using RunCall = std::function<Status(const OpInfo&, const Call&)>;
+
+template <class Frame>
+Status DecodeAndRun(const OpInfo& op, const Frame& frame, const RunCall& run) {
+  Call call;
+  INTARSIA_RETURN_IF_ERROR(Decoder(op, frame).Decode(call));
+  return run(op, call);
+}
 
 inline ffi::Error ToXla(Status status) {
   if (status.ok()) return ffi::Error::Success();

@@ -56,11 +56,7 @@ class XlaExecutor final : public Executor {
 template <size_t kOp>
 ffi::Error RunOp(const XlaFrame& frame, const RunCall& run) {
   const OpInfo& op = Ops()[kOp];
-  return Guarded(op.name, [&]() -> Status {
-    Call call;
-    INTARSIA_RETURN_IF_ERROR(Decoder(op, frame).Decode(call));
-    return run(op, call);
-  });
+  return Guarded(op.name, [&] { return DecodeAndRun(op, frame, run); });
 }
 
 // kRun: RunOp, or RunChain.

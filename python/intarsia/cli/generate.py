@@ -158,9 +158,9 @@ def _devices(args: argparse.Namespace) -> int:
 
 def _default_steps(args: argparse.Namespace) -> int:
     """Steps of one program. On a GPU a step can take less time than the host needs to start one."""
-    import jax
+    from intarsia._steps import on_gpu
 
-    return _STEPS_ON_GPU if _devices(args) == 1 and jax.devices()[0].platform == "gpu" else 1
+    return _STEPS_ON_GPU if _devices(args) == 1 and on_gpu() else 1
 
 
 def _say_what_runs(

@@ -18,11 +18,11 @@ from intarsia.jax._types import result_type, varying_axes
 # Primitives that wrap our calls, and the parameter with the wrapped jaxpr. Since JAX 0.11, jit(inline=True) stays in the jaxpr.
 _WRAPPERS = {"jit": "jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vmap_call": "call"}
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
-def chain(fun: Callable[P, R]) -> Callable[P, R]:
+def chain(fun: Callable[_P, _R]) -> Callable[_P, _R]:
     """Makes each run of the library's calls in a function one custom call.
 
     On a GPU the kernels of one custom call overlap: each may begin while the one before it ends. Results are the same to the bit.
@@ -49,11 +49,11 @@ def chain(fun: Callable[P, R]) -> Callable[P, R]:
     """
 
     @functools.wraps(fun)
-    def chained(*args: P.args, **kwargs: P.kwargs) -> R:
+    def chained(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         leaves, tree = jax.tree.flatten((args, kwargs))
         given = [x for x in leaves if _is_array(x)]
 
-        def traced_part(*arrays: jax.Array) -> R:
+        def traced_part(*arrays: jax.Array) -> _R:
             left = iter(arrays)
             mixed = [next(left) if _is_array(x) else x for x in leaves]
             args, kwargs = jax.tree.unflatten(tree, mixed)
@@ -105,7 +105,12 @@ class _View(NamedTuple):
 
 
 class _Step:
-    """An equation of the traced function. `call`: the name of the op if it is a call of the library."""
+    """An equation of the traced function.
+
+    Attributes:
+      call: the name of the op if it is a call of the library.
+      overwrites: what each result of a call is written over, by the result's number.
+    """
 
     def __init__(
         self, jaxpr: Any, equation: Any, inputs: list[_Value], outputs: list[_Value]
@@ -114,12 +119,9 @@ class _Step:
         self.inputs = inputs
         self.outputs = outputs
         self.call = _call_of(equation)
+        aliases = equation.params["input_output_aliases"] if self.call else ()
+        self.overwrites = {result: inputs[operand] for operand, result in aliases}
         self._jaxpr = jaxpr  # the jaxpr it belongs to
-
-    @property
-    def overwritten(self) -> list[_Value]:
-        """The operands that a call writes in place."""
-        return [self.inputs[i] for i, _ in self.equation.params["input_output_aliases"]]
 
     @property
     def is_view(self) -> bool:
@@ -265,12 +267,13 @@ class _Chain:
         if self._steps and _axes_of(step) != _axes_of(self._steps[0]):
             return False
         buffers = [value.buffer for value in step.inputs]
-        return all(
-            step.inputs.count(value) == 1
-            and not (value.buffer and value.buffer.last_use > index)
-            and (value.buffer is None or buffers.count(value.buffer) == 1)
-            for value in step.overwritten
-        )
+
+        def can_overwrite(value: _Value) -> bool:
+            if not value.buffer:
+                return step.inputs.count(value) == 1
+            return buffers.count(value.buffer) == 1 and value.buffer.last_use <= index
+
+        return all(map(can_overwrite, step.overwrites.values()))
 
     def can_follow(self, step: _Step) -> bool:
         """Whether the chain can come after a step that is no call."""
@@ -286,7 +289,6 @@ class _Chain:
 
     def take(self, step: _Step, index: int) -> None:
         """Adds a call."""
-        aliases = {out: operand for operand, out in step.equation.params["input_output_aliases"]}
         op = (step.call or "", step.equation.params["attributes"])
         for value in step.inputs:
             if not value.buffer:
@@ -294,7 +296,7 @@ class _Chain:
         reads = [_View(x.buffer or self._operands[x], x.type.shape) for x in step.inputs]
         writes = []
         for i, value in enumerate(step.outputs):
-            source = step.inputs[aliases[i]] if i in aliases else None
+            source = step.overwrites.get(i)
             buffer = source.buffer if source else self._free_buffer(value.type)
             if not buffer:
                 buffer = self._new_buffer(value.type)

@@ -20,6 +20,7 @@ from jax import lax
 import intarsia.jax as ij
 from intarsia import _dtypes
 from intarsia._packing import TILE_ROWS, PackedWeight
+from intarsia._steps import on_gpu
 from intarsia.jax._linear import product_by_xla
 
 # More take less time with weights that are widened first. Those of a vocabulary seldom meet so many.
@@ -180,7 +181,7 @@ def can_fuse(ops: ModuleType, weight: Weight | None, rows: int) -> bool:
 
 
 def _gains_by_fusion() -> bool:
-    return jax.devices()[0].platform == "gpu"
+    return on_gpu()
 
 
 def fused(

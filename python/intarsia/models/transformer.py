@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import intarsia.jax as ij
+from intarsia._steps import on_gpu
 from intarsia.models import vocabulary
 from intarsia.models.choices import KV_CACHE_DTYPES
 from intarsia.models.config import LayerKind, ModelConfig, Rope
@@ -77,8 +78,7 @@ class _Step(NamedTuple):
 
     def gains_by_chain(self) -> bool:
         """Whether kernels are so short that it counts how soon the next one begins (docs/adr/0029-chains.md)."""
-        on_gpu = jax.devices()[0].platform == "gpu"
-        return self.decode and self.ops is ij and on_gpu and self.config.mesh_axis is None
+        return self.decode and self.ops is ij and on_gpu() and self.config.mesh_axis is None
 
     def add_and_norm(
         self,

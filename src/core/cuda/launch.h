@@ -63,7 +63,7 @@ struct LaunchConfig {
   dim3 cluster = {1, 1, 1};  // blocks that share a cluster; from sm_90 on
   // Programmatic dependent launch, from sm_90 on and ignored before: the kernel may begin while the
   // one before it on the stream ends. It calls AwaitPrevious (ptx.cuh) before it reads what that
-  // one wrote.
+  // one wrote, and before it writes: results may take the place of what that one reads.
   bool overlaps_previous = false;
   // All blocks are resident at once, so that they may wait for each other (grid.cuh).
   bool cooperative = false;
