@@ -192,8 +192,7 @@ TEST(QuantizedPlan, GroupsOnHopperGoByTheirRows) {
   EXPECT_EQ(shape(512), kRows8);
   EXPECT_EQ(shape(6 * 128), kRows8);
   EXPECT_EQ(shape(7 * 128), kRows16);
-  EXPECT_EQ(shape(2048), kRows16);
-  EXPECT_EQ(shape(16384), kRows32);
+  EXPECT_EQ(shape(11 * 128), kRows16);
   // Other formats, and powers of two of other groups, are the portable kernels'.
   p.each.format = Format::kE2M1;
   EXPECT_NE(PlanForGroups(p, Gpu("H200")).kernel, QuantizedKernelKind::kGroupsHopper);
@@ -339,6 +338,40 @@ TEST(QuantizedPlan, PointsInBytesAreReadByWarpgroups) {
   EXPECT_NE(plan_of(DType::kI8, true, nullptr).kernel, QuantizedKernelKind::kWarpgroups);
   EXPECT_NE(plan_of(DType::kF16, true, nullptr).kernel, QuantizedKernelKind::kWarpgroups);
   EXPECT_NE(plan_of(DType::kU8, true, memory).kernel, QuantizedKernelKind::kWarpgroups);
+}
+
+TEST(QuantizedPlan, GroupsOfManyRowsAreMultipliedByWarpgroups) {
+  alignas(16) static char memory[16];
+  QuantizedGroupsParams p;
+  p.each = ParamsOf(0, 1536, 2048, 128);
+  p.each.out = memory;
+  p.x_rows = 2048;
+  p.groups.all = p.groups.count = 128;
+  const auto plan = [&](int64_t rows) {
+    p.groups.m = rows;
+    return PlanForGroups(p, Gpu("H200"));
+  };
+  EXPECT_EQ(plan(11 * 128).kernel, QuantizedKernelKind::kGroupsHopper);
+  EXPECT_EQ(plan(12 * 128).kernel, QuantizedKernelKind::kGroupsWarpgroups);
+  EXPECT_EQ(plan(12 * 128).shape, kFewWarpgroupsRows);
+  EXPECT_EQ(plan(21 * 128).shape, kManyWarpgroupsRows);
+  // Results are stored 16 bytes at a time, and rows of x counted in as many.
+  p.each.out = memory + 2;
+  EXPECT_EQ(plan(16384).shape, kRows32);
+  p.each.out = memory;
+  p.each.rows.data = memory;
+  p.x_rows = int64_t{1} << 30;
+  EXPECT_EQ(plan(16384).shape, kRows32);
+  p.x_rows = 2048;
+  EXPECT_EQ(plan(16384).kernel, QuantizedKernelKind::kGroupsWarpgroups);
+  // Sums of narrow groups are scaled one by one; f16 does not hold all scaled codes of mxfp4.
+  p.each.group = 64, p.each.groups = 32;
+  EXPECT_EQ(plan(16384).shape, kRows32);
+  p.each.format = Format::kE2M1;
+  p.each.group = 32, p.each.groups = 64, p.each.scales.dtype = DType::kF8E8M0;
+  EXPECT_EQ(plan(16384).kernel, QuantizedKernelKind::kGroupsWarpgroups);
+  p.each.dtype = DType::kF16;
+  EXPECT_EQ(plan(16384).shape, kRows32);
 }
 
 TEST(QuantizedPlan, ExpertsWithPointsInBytesAreReadByHoppersKernel) {

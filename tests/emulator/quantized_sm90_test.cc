@@ -1,12 +1,13 @@
-// Hopper's products with 4-bit codes (sm90/warpgroups.cuh, sm90/grouped_codes.cuh), those of few
-// rows (sm80/quantized_row.cuh) and experts of few tokens (few_tokens.cuh) in the emulator, against
-// f64. A block runs alone here, so no sum is cut among the blocks of a cluster. Argument: cases of
-// each kernel.
+// Hopper's products with 4-bit codes (sm90/warpgroups.cuh, sm90/grouped_codes.cuh,
+// sm90/grouped_warpgroups.cuh), those of few rows (sm80/quantized_row.cuh) and experts of few
+// tokens (few_tokens.cuh) in the emulator, against f64. A block runs alone here, so no sum is cut
+// among the blocks of a cluster. Argument: cases of each kernel.
 #include <cstdlib>
 
 #include "src/core/dispatch.h"
 #include "src/matmul/cuda/sm80/quantized.h"
 #include "src/matmul/cuda/sm90/grouped_codes.h"
+#include "src/matmul/cuda/sm90/grouped_warpgroups.h"
 #include "src/matmul/cuda/sm90/warpgroups.h"
 #include "src/ops/fused_experts_quantized/few_tokens.h"
 #include "tests/cuda/grouped_quantized_cases.cuh"
@@ -50,13 +51,16 @@ QuantizedExpertsCase DrawFewTokens(std::mt19937& random) {
 
 namespace intarsia::matmul {
 
-// As the library does for such calls.
+// As the library does for such calls, but for the height of warpgroups' tiles, which is either.
 Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
-  const QuantizedPlan plan = PlanForGroups(params, *context.device);
-  if (plan.kernel != QuantizedKernelKind::kGroupsHopper)
+  QuantizedPlan plan = PlanForGroups(params, *context.device);
+  const bool warpgroups = plan.kernel == QuantizedKernelKind::kGroupsWarpgroups;
+  if (!warpgroups && plan.kernel != QuantizedKernelKind::kGroupsHopper)
     return Internal("another kernel than Hopper's is planned");
+  if (warpgroups) plan.shape = params.groups.m % 2 ? kFewWarpgroupsRows : kManyWarpgroupsRows;
   return DispatchDType<kF16, kBF16>("x", params.each.dtype, [&]<DType kType>() {
-    return sm90::LaunchGroupedCodesOf<kType>(params, plan, context);
+    return warpgroups ? sm90::LaunchGroupedWarpgroupsOf<kType>(params, plan, context)
+                      : sm90::LaunchGroupedCodesOf<kType>(params, plan, context);
   });
 }
 

@@ -3,6 +3,7 @@
 #include "src/matmul/cuda/quantized_plan.h"
 #include "src/matmul/cuda/sm80/quantized.h"
 #include "src/matmul/cuda/sm90/grouped_codes.h"
+#include "src/matmul/cuda/sm90/grouped_warpgroups.h"
 #include "src/matmul/cuda/sm90/resident.h"
 #include "src/matmul/cuda/sm90/warpgroups.h"
 
@@ -77,9 +78,11 @@ Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
   if (params.each.scales.outer || params.each.zeros.outer)
     return Unimplemented("groups of rows with outer factors: on GPUs they are not built");
   const QuantizedPlan plan = PlanForGroups(params, *context.device);
-  if (plan.kernel == QuantizedKernelKind::kGroupsHopper)
+  const bool warpgroups = plan.kernel == QuantizedKernelKind::kGroupsWarpgroups;
+  if (warpgroups || plan.kernel == QuantizedKernelKind::kGroupsHopper)
     return DispatchDType<kF16, kBF16>("x", params.each.dtype, [&]<DType kType>() {
-      return sm90::LaunchGroupedCodesOf<kType>(params, plan, context);
+      return warpgroups ? sm90::LaunchGroupedWarpgroupsOf<kType>(params, plan, context)
+                        : sm90::LaunchGroupedCodesOf<kType>(params, plan, context);
     });
   return DispatchDType<kF32, kF16, kBF16>("x", params.each.dtype, [&]<DType kType>() {
     return LaunchGroupedCodesOf<kType>(params, plan, context);

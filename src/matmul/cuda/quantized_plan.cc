@@ -236,7 +236,7 @@ QuantizedPlan PlanForGroups(const QuantizedGroupsParams& params, const cuda::Dev
   const int64_t here = std::min(with_rows, params.groups.count);
   plan.fine = true;
   plan.stage_groups = StageGroups(p.group);
-  if (PlanGroupsHopper(p, here, mean, device, plan)) return plan;
+  if (PlanGroupsHopper(params, here, mean, device, plan)) return plan;
   plan.shape = streams ? QuantizedShape{mean <= 8 ? 8 : StreamMostRows(p.format, plan.kernel), 2}
                        : QuantizedShape{mean <= 8 ? 8 : 32, mean <= 8 ? 1 : 2};
   // Rows of x are read once for all tiles of a CTA.

@@ -31,7 +31,7 @@ struct QuantizedShape {
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
 // kWarpgroups: by wgmma, or by mma.sync up to 16 rows, for u4b8, and u4 with points, with groups
 // that end with a stage. kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8,
-// u4 with points and mxfp4.
+// u4 with points and mxfp4; kGroupsWarpgroups: by wgmma, for many rows of most of these.
 enum class QuantizedKernelKind {
   kAny,
   kStream,
@@ -40,7 +40,8 @@ enum class QuantizedKernelKind {
   kResident,
   kWideResident,
   kWarpgroups,
-  kGroupsHopper
+  kGroupsHopper,
+  kGroupsWarpgroups
 };
 // In reports.
 std::string_view Name(QuantizedKernelKind kernel);
@@ -106,6 +107,9 @@ constexpr int GroupsHopperStages(QuantizedShape shape) { return shape == kFewUni
 constexpr int MostStageScaleBytes(Format format, bool wide) {
   return wide || format == Format::kE2M1 ? 64 : 128;
 }
+
+// Of kGroupsWarpgroups: rows of a tile at most, and tiles of w.
+inline constexpr QuantizedShape kFewWarpgroupsRows{32, 16}, kManyWarpgroupsRows{96, 12};
 
 struct QuantizedPlan {
   QuantizedKernelKind kernel = QuantizedKernelKind::kAny;

@@ -73,6 +73,19 @@ int64_t WarpgroupsSplits(int64_t ctas, int64_t sms) {
   return std::max(std::min<int64_t>(sms * 5 / 6 / ctas, 5), std::min<int64_t>(sms / ctas, 2));
 }
 
+// Rows of a group, in the mean, from which kGroupsWarpgroups is the faster one, and up to which its
+// tiles have few rows.
+constexpr int kLeastWarpgroupsMean = 12, kMostFewRowsMean = 20;
+
+// Whether kGroupsWarpgroups takes a call that kGroupsHopper takes: scales of mxfp4 multiply codes
+// in x's type, others a stage's sums. Warps that gather rows count 16 bytes of x.
+bool TakesWarpgroups(const QuantizedGroupsParams& params) {
+  const QuantizedParams& p = params.each;
+  return (p.format == Format::kE2M1 ? p.dtype == DType::kBF16 : p.group % kStageColumns == 0) &&
+         IsAligned16(p.out) && params.x_rows > 0 && params.x_rows < int64_t{1} << 31 &&
+         (!p.rows.data || params.x_rows <= ((int64_t{1} << 32) - 1) / (p.k / 8 + 1));
+}
+
 }  // namespace
 
 bool IsRowFaster(const QuantizedParams& p, const cuda::Device& device) {
@@ -157,8 +170,9 @@ bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, Quanti
   return true;
 }
 
-bool PlanGroupsHopper(const QuantizedParams& p, int64_t here, int64_t mean,
+bool PlanGroupsHopper(const QuantizedGroupsParams& params, int64_t here, int64_t mean,
                       const cuda::Device& device, QuantizedPlan& plan) {
+  const QuantizedParams& p = params.each;
   const bool mx = p.format == Format::kE2M1 && p.group == kBlockColumns &&
                   p.scales.dtype == DType::kF8E8M0 && !p.zeros.data;
   const bool integers =
@@ -169,6 +183,11 @@ bool PlanGroupsHopper(const QuantizedParams& p, int64_t here, int64_t mean,
           MostStageScaleBytes(p.format, p.group % kStageColumns == 0) ||
       !HasHopper(device))
     return false;
+  if (mean >= kLeastWarpgroupsMean && TakesWarpgroups(params)) {
+    plan.kernel = QuantizedKernelKind::kGroupsWarpgroups;
+    plan.shape = mean <= kMostFewRowsMean ? kFewWarpgroupsRows : kManyWarpgroupsRows;
+    return true;
+  }
   plan.kernel = QuantizedKernelKind::kGroupsHopper;
   // Measured: with more than 6, too many groups need a second unit of 8 rows.
   plan.shape = mean <= 6 ? kRows8 : mean <= 16 ? kRows16 : kRows32;

@@ -15,9 +15,9 @@ bool IsRowFaster(const QuantizedParams& params, const cuda::Device& device);
 // kWarpgroups, cut as is the fastest for such layers.
 bool PlanWarpgroups(const QuantizedParams& params, const cuda::Device& device, QuantizedPlan& plan);
 
-// kGroupsHopper, for `here` groups that have `mean` rows each. Shapes are the fastest ones of
-// layers of experts (docs/notebook/weights_in_codes.md).
-bool PlanGroupsHopper(const QuantizedParams& params, int64_t here, int64_t mean,
+// kGroupsHopper, or kGroupsWarpgroups, for `here` groups that have `mean` rows each. Shapes are the
+// fastest ones of layers of experts (docs/notebook/weights_in_codes.md).
+bool PlanGroupsHopper(const QuantizedGroupsParams& params, int64_t here, int64_t mean,
                       const cuda::Device& device, QuantizedPlan& plan);
 
 }  // namespace intarsia::matmul

@@ -36,6 +36,7 @@ std::string_view Name(QuantizedKernelKind kernel) {
       return "Hopper, few rows";
     case QuantizedKernelKind::kWarpgroups:
     case QuantizedKernelKind::kGroupsHopper:
+    case QuantizedKernelKind::kGroupsWarpgroups:
       return "Hopper";
     case QuantizedKernelKind::kAny:
       break;

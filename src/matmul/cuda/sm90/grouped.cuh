@@ -24,7 +24,7 @@ namespace intarsia::matmul::sm90 {
 
 // Grid: any; CTAs share the tasks.
 template <class S, class T, bool kTransposed, bool kGated>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(S::kThreads, 1)
     GroupedSm90Kernel(const __grid_constant__ GroupedParams p, const __grid_constant__ Maps maps) {
   static_assert(sizeof(Shared<S>) <= S::kSharedBytes);
   extern __shared__ __align__(cuda::kSwizzleAtomBytes) char bytes[];
@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     const int gathering = p.rows.data ? kGatherWarps : 0;
-    shared.stages.Init(1 + gathering, kConsumers);
-    shared.ring.Init(32, 32 * (4 * kConsumers + 1 + gathering));
+    shared.stages.Init(1 + gathering, S::kConsumers);
+    shared.ring.Init(32, 32 * (4 * S::kConsumers + 1 + gathering));
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.w);
     cuda::PrefetchMap(maps.x);
@@ -43,12 +43,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   cuda::LetNextBegin();  // which finds room where a CTA of this one has ended
   __syncthreads();
   if (warp < 4) {
-    cuda::ReleaseRegisters<kProducerRegisters>();
-    if (warp == 0) CopyOperands<S, kTransposed, kGated>(p, maps, shared);
+    cuda::ReleaseRegisters<S::kProducerRegisters>();
+    if (warp == 0)
+      CopyOperands(p, maps.x, shared, S::kWeightBytes,
+                   [&](char* to, const Unit& unit, int stage, cuda::Barrier& full) {
+                     CopyWeights<S, kTransposed, kGated>(p, maps, to, unit, stage * S::kDepth,
+                                                         full);
+                   });
     if (warp == 1) FindTasks<S>(p, shared);
     if (warp >= 2 && p.rows.data) GatherRows<S, T>(p, shared, threadIdx.x - 64);
   } else {
-    cuda::TakeRegisters<kConsumerRegisters>();
+    cuda::TakeRegisters<S::kConsumerRegisters>();
     Consumer<S, T, kTransposed, kGated>(p, shared, warp / 4 - 1).Run();
   }
 }
@@ -74,7 +79,7 @@ Status LaunchShape(const GroupedParams& p, const CudaContext& context) {
       MostTiles(p.m(), p.groups.count, S::kRows) * CeilDiv<int64_t>(p.n, S::kColumns);
   const int64_t ctas = std::min<int64_t>(tasks, context.device->sms);
   const cuda::LaunchConfig config{.grid = {ctas},
-                                  .block = dim3(kThreads),
+                                  .block = dim3(S::kThreads),
                                   .shared_bytes = S::kSharedBytes,
                                   .overlaps_previous = p.await != Await::kNothing};
   return cuda::Launch(context, kKernel<S, T, kTransposed, kGated>, config, p, maps);

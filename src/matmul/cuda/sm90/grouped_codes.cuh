@@ -13,9 +13,9 @@
 #include "src/core/cuda/tma.cuh"
 #include "src/matmul/cuda/choose.h"
 #include "src/matmul/cuda/factors.cuh"
-#include "src/matmul/cuda/quantized_plan.h"
 #include "src/matmul/cuda/rows.cuh"
 #include "src/matmul/cuda/sm90/codes_block.cuh"
+#include "src/matmul/cuda/sm90/codes_boxes.cuh"
 #include "src/matmul/cuda/sm90/shared.cuh"
 
 namespace intarsia::matmul::sm90 {
@@ -58,35 +58,6 @@ struct alignas(128) GroupedCodesShared {
   Ring<S::kStages> of_stages;
   Ring<kTasks> ring;
   Task<S> tasks[kTasks];
-};
-
-struct GroupedCodesMaps {
-  CUtensorMap codes, scales, points;  // word of a tile, tile, group
-};
-
-// What tasks have in common.
-struct GroupedCodesCut {
-  bool pairs;        // whether a task's boxes are of gates and of their ups
-  int column_tiles;  // of a group's columns
-  int parts;         // columns of w that make a result
-  int stages;
-  // Bytes of scales of a tile, in a stage and of one group, and how many of a stage's blocks share
-  // them, as a power of two.
-  int stage_scale_bytes, group_scale_bytes, group_shift;
-
-  template <class S>
-  static INTARSIA_HOST_DEVICE GroupedCodesCut Of(const QuantizedGroupsParams& p,
-                                                 const QuantizedPlan& plan) {
-    const bool pairs = p.each.gating.is_there && !p.each.gating.in_turn;
-    const auto tiles = static_cast<int>(p.each.tiles);
-    return {pairs,
-            pairs ? CeilDiv(tiles / 2, S::kBoxTiles) : CeilDiv(tiles, S::kTiles),
-            p.each.gating.is_there ? 2 : 1,
-            CeilDiv(static_cast<int>(p.each.k), kStageColumns),
-            plan.stage_groups * plan.scale_bytes,
-            plan.scale_bytes,
-            p.each.group == 2 * kBlockColumns ? 1 : 0};
-  }
 };
 
 // Finds tasks and copies their operands, by one warp.
@@ -140,9 +111,8 @@ class GroupedCodesProducer {
       shared_.of_stages.empty[place_.index].Wait(place_.parity ^ 1);
       __syncwarp();  // no lane falls behind by a phase
       if (lane_ == 0) {
-        shared_.of_stages.full[place_.index].ArriveExpecting(
-            S::kTiles * (S::kTileBytes + cut_.stage_scale_bytes) +
-            (S::kPoints ? 2 * S::kPointBytes : 0) + rows * RowBytes(i));
+        shared_.of_stages.full[place_.index].ArriveExpecting(cut_.StageBytes<S>() +
+                                                             rows * RowBytes(i));
         CopyWeights(unit, i);
       }
       if (i + 1 < awaited_) continue;
@@ -164,26 +134,13 @@ class GroupedCodesProducer {
   __device__ __forceinline__ int RowBytes(int stage) const {
     return 2 * min(kStageColumns, static_cast<int>(p_.each.k) - stage * kStageColumns);
   }
-  // Boxes end with zeros where a matrix ends. Rows of x that there are not stay what they are:
-  // nobody reads their results.
+  // Rows of x that there are not stay what they are: nobody reads their results.
   __device__ __forceinline__ void CopyWeights(const Unit& unit, int stage) {
     auto& to = shared_.stages[place_.index];
-    cuda::Barrier& full = shared_.of_stages.full[place_.index];
-    const int tile = unit.column_tile * (cut_.pairs ? S::kBoxTiles : S::kTiles);
-    const int step = cut_.pairs ? static_cast<int>(p_.each.tiles) / 2 : S::kBoxTiles;
-    const int group = stage * kStageColumns / static_cast<int>(p_.each.group);
-#pragma unroll
-    for (int box = 0; box < 2; ++box) {
-      const int first = tile + box * step;
-      cuda::CopyBox<3>(to.codes[box * S::kBoxTiles], maps_.codes,
-                       {stage * (S::kTileBytes / 4), first, unit.group}, full);
-      cuda::CopyBox<3>(to.scales + box * S::kBoxTiles * cut_.stage_scale_bytes, maps_.scales,
-                       {group * (cut_.group_scale_bytes / 4), first, unit.group}, full);
-      if constexpr (S::kPoints)
-        cuda::CopyBox<3>(to.scales + S::kTiles * S::kMostScaleBytes + box * S::kPointBoxBytes,
-                         maps_.points,
-                         {group * (static_cast<int>(kTileRows) / 4), first, unit.group}, full);
-    }
+    CopyCodeBoxes<S>(p_.each, maps_, cut_, unit, stage,
+                     {to.codes[0], to.scales, to.scales + S::kTiles * S::kMostScaleBytes,
+                      S::kBoxTiles * cut_.stage_scale_bytes},
+                     shared_.of_stages.full[place_.index]);
   }
 
   const QuantizedGroupsParams& p_;

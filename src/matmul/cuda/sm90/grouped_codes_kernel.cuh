@@ -1,9 +1,6 @@
 // The kernel of grouped_codes.cuh, and its launch.
 #pragma once
-#include <array>
-
 #include "src/core/cuda/launch.h"
-#include "src/core/cuda/tensor_map.h"
 #include "src/matmul/cuda/sm90/grouped_codes.cuh"
 #include "src/matmul/cuda/sm90/grouped_codes.h"
 
@@ -45,19 +42,8 @@ Status LaunchGroupedCodes(const QuantizedGroupsParams& p, const QuantizedPlan& p
   // Of 228 KB a multiprocessor, each CTA takes 1 KB for itself (CUDA's programming guide, 9.0).
   static_assert(S::kCtas * (sizeof(GroupedCodesShared<S>) + 1024) <= 228 * 1024);
   const GroupedCodesCut cut = GroupedCodesCut::Of<S>(p, plan);
-  const QuantizedParams& each = p.each;
   GroupedCodesMaps maps;
-  const auto map = [&](const void* data, int64_t words, int box, CUtensorMap& to) {
-    const std::array<cuda::MapAxis, 2> axes{
-        {{each.tiles, words, S::kBoxTiles}, {p.groups.count, each.tiles * words}}};
-    return cuda::MakeWordMap(data, words, box, axes, to);
-  };
-  INTARSIA_RETURN_IF_ERROR(map(each.packed, each.tile_bytes() / 4, S::kTileBytes / 4, maps.codes));
-  INTARSIA_RETURN_IF_ERROR(map(each.scales.data, each.groups * plan.scale_bytes / 4,
-                               cut.stage_scale_bytes / 4, maps.scales));
-  if (S::kPoints)
-    INTARSIA_RETURN_IF_ERROR(
-        map(each.zeros.data, each.groups * plan.zero_bytes / 4, plan.zero_bytes / 4, maps.points));
+  INTARSIA_RETURN_IF_ERROR(MakeCodesMaps<S>(p, plan, cut, maps));
   const int64_t tasks = MostTiles(p.groups.m, p.groups.count, S::kRows) * int64_t{cut.column_tiles};
   const cuda::LaunchConfig config{
       .grid = {std::min<int64_t>(tasks, int64_t{S::kCtas} * context.device->sms)},

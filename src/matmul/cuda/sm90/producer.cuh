@@ -53,7 +53,7 @@ __device__ __forceinline__ void FindTasks(const GroupedParams& p, Shared<S>& sha
 
 // Rows of w in a copy where it is transposed: with gates those of one consumer, or its ups.
 template <class S, bool kGated>
-inline constexpr int kBoxColumns = kGated ? S::kColumns / (2 * kConsumers) : S::kColumns;
+inline constexpr int kBoxColumns = kGated ? S::kColumns / (2 * S::kConsumers) : S::kColumns;
 
 // kTransposed: w is [group, n, k], a panel has rows of n; otherwise [group, k, n], and a tile has a
 // panel for each 64 columns. kGated: each consumer has its gates and then their ups, or both in
@@ -68,7 +68,7 @@ __device__ __forceinline__ void CopyWeights(const GroupedParams& p, const Maps& 
 #pragma unroll
     for (int panel = 0; panel < S::kPanels; ++panel) {
 #pragma unroll
-      for (int i = 0; i < 2 * kConsumers; ++i) {
+      for (int i = 0; i < 2 * S::kConsumers; ++i) {
         const int column = p.gating.in_turn ? first_column + i * kBox
                                             : first_column / 2 + i / 2 * kBox + i % 2 * to_up;
         const int32_t at[] = {row + 64 * panel, column, unit.group};
@@ -88,11 +88,12 @@ __device__ __forceinline__ void CopyWeights(const GroupedParams& p, const Maps& 
   }
 }
 
-// Where rows of x come later than the weights (Await::kRows), weights of the first stages are in
-// flight meanwhile.
-template <class S, bool kTransposed, bool kGated>
-__device__ __forceinline__ void CopyOperands(const GroupedParams& p, const Maps& maps,
-                                             Shared<S>& shared) {
+// copy_weights(to, unit, stage, full): of a stage, `weight_bytes`. Where rows of x come later than
+// the weights (Await::kRows), weights of the first stages are in flight meanwhile.
+template <class S, class CopyWeights>
+__device__ __forceinline__ void CopyOperands(const GroupedParams& p, const CUtensorMap& map_of_x,
+                                             Shared<S>& shared, int weight_bytes,
+                                             CopyWeights copy_weights) {
   const bool elected = threadIdx.x % 32 == 0, gathers = p.rows.data;
   const int stages = StagesOf<S>(p);
   cuda::RingPlace<S::kStages> place;
@@ -106,9 +107,8 @@ __device__ __forceinline__ void CopyOperands(const GroupedParams& p, const Maps&
       shared.stages.empty[place.index].Wait(place.parity ^ 1);
       if (!elected) continue;
       cuda::Barrier& full = shared.stages.full[place.index];
-      full.ArriveExpecting(S::kWeightBytes + boxes * S::kPanels * kBoxBytes);
-      CopyWeights<S, kTransposed, kGated>(p, maps, shared.w[place.index], unit, i * S::kDepth,
-                                          full);
+      full.ArriveExpecting(weight_bytes + boxes * S::kPanels * kBoxBytes);
+      copy_weights(shared.w[place.index], unit, i, full);
       if (i + 1 < awaited) continue;
       if (awaited > 0) cuda::AwaitPrevious();
       // The first task's stages are those of the ring, in order.
@@ -120,8 +120,8 @@ __device__ __forceinline__ void CopyOperands(const GroupedParams& p, const Maps&
             const int32_t at[] = {stage * S::kDepth + panel * kPanelDepth,
                                   unit.row + box * S::kBoxRows};
             cuda::CopyBox(
-                shared.x[index] + panel * S::kRows * cuda::kPanelRowBytes + box * kBoxBytes, maps.x,
-                at, shared.stages.full[index]);
+                shared.x[index] + panel * S::kRows * cuda::kPanelRowBytes + box * kBoxBytes,
+                map_of_x, at, shared.stages.full[index]);
           }
         }
       }

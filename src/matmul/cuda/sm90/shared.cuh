@@ -42,7 +42,7 @@ template <class S>
 struct alignas(cuda::kSwizzleAtomBytes) Shared {
   alignas(cuda::kSwizzleAtomBytes) char w[S::kStages][S::kWeightBytes];
   alignas(cuda::kSwizzleAtomBytes) char x[S::kStages][S::kRowBytes];
-  alignas(cuda::kSwizzleAtomBytes) char staged[kConsumers][2][S::kStagedBytes];
+  alignas(cuda::kSwizzleAtomBytes) char staged[S::kConsumers][2][S::kStagedBytes];
   Ring<S::kStages> stages;
   Ring<kTasks> ring;
   Task<S> tasks[kTasks];

@@ -12,10 +12,12 @@ inline constexpr int kPanelDepth = 64;  // elements of the sum in a row of a pan
 inline constexpr int kMaxSharedBytes = 227 * 1024, kControlBytes = 3 * 1024;
 // Registers a thread, of 65536: multiples of 8. If consumers took more than the producers release,
 // they would wait forever.
-inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-inline constexpr int kRegistersAtStart = 65536 / kThreads / 8 * 8;
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-              (1 + kConsumers) * kRegistersAtStart);
+inline constexpr int kProducerRegisters = 40;
+constexpr int RegistersOfConsumers(int consumers, int of_producers = kProducerRegisters) {
+  const int at_start = 65536 / (128 * (1 + consumers)) / 8 * 8;
+  return (at_start + (at_start - of_producers) / consumers) / 8 * 8;
+}
+inline constexpr int kConsumerRegisters = RegistersOfConsumers(kConsumers);
 
 // Rows of a group in tiles of at most kMostSteps steps of kStepRows rows. Tiles of a group differ
 // by at most a step, and only the group's last step may lack rows: the tensor cores compute fewer
@@ -40,21 +42,31 @@ struct EvenTiles {
   }
 };
 
-// How the kernel of products cuts its work: a tile has kColumns columns of w and up to kRows rows,
-// a stage kDepth elements of the sum. Columns of w are the rows of wgmma's result, 64 an
-// instruction, and rows of x its columns, since groups have any number of rows.
-template <int kMostSteps, int kBlocksEach, int kPanelsEach, int kStageCount, int kBoxOfX>
+// How the kernels of products cut their work: a tile has kColumns columns of w and up to kRows
+// rows, a stage kDepth elements of the sum. Columns of w are the rows of wgmma's result, 64 an
+// instruction, and rows of x its columns, since groups have any number of rows. kBytesOfWeights: of
+// a stage, where w is not of 16 bits.
+template <int kMostSteps, int kBlocksEach, int kPanelsEach, int kStageCount, int kBoxOfX,
+          int kWarpgroups = sm90::kConsumers, int kStepsStaged = 1, int kBytesOfWeights = 0,
+          bool kHasPairs = false>
 struct GroupedShapeOf {
   using Tiles = EvenTiles<kMostSteps>;
+  static constexpr int kConsumers = kWarpgroups, kThreads = 128 * (1 + kConsumers);
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 56 : sm90::kProducerRegisters;
+  static constexpr int kConsumerRegisters = RegistersOfConsumers(kConsumers, kProducerRegisters);
   static constexpr int kBlocks = kBlocksEach;  // of 64 columns, each consumer's
+  // Whether row r of each 16 of wgmma's is column 2r, and row r + 8 column 2r + 1.
+  static constexpr bool kPairs = kHasPairs;
   static constexpr int kColumns = 64 * kBlocks * kConsumers;
   static constexpr int kRows = Tiles::kRows, kSteps = kRows / Tiles::kStepRows;
   static constexpr int kPanels = kPanelsEach, kDepth = kPanels * kPanelDepth;
   static constexpr int kBoxRows = kBoxOfX;  // of x: rows that a copy takes
   static constexpr int kStages = kStageCount;
-  static constexpr int kWeightBytes = kColumns * kDepth * 2, kRowBytes = kRows * kDepth * 2;
-  // Results on their way out: two times a step of each consumer.
-  static constexpr int kStagedBytes = Tiles::kStepRows * 64 * kBlocks * 2;
+  static constexpr int kWeightBytes = kBytesOfWeights ? kBytesOfWeights : kColumns * kDepth * 2;
+  static constexpr int kRowBytes = kRows * kDepth * 2;
+  // Results on their way out: two times some steps of each consumer.
+  static constexpr int kStagedSteps = kStepsStaged;
+  static constexpr int kStagedBytes = kStagedSteps * Tiles::kStepRows * 64 * kBlocks * 2;
   static constexpr int kSharedBytes =
       kStages * (kWeightBytes + kRowBytes) + 2 * kConsumers * kStagedBytes + kControlBytes;
   static_assert(kSharedBytes <= kMaxSharedBytes && kRows % kBoxRows == 0);

@@ -29,6 +29,7 @@
 #include "src/matmul/cuda/codes.cuh"
 #include "src/matmul/cuda/quantized_plan.h"
 #include "src/matmul/cuda/sm90/codes_block.cuh"
+#include "src/matmul/cuda/sm90/lane_pairs.cuh"
 #include "src/matmul/cuda/sm90/shared.cuh"
 
 namespace intarsia::matmul::sm90 {
@@ -140,12 +141,6 @@ __device__ __forceinline__ void CopyStages(const QuantizedParams& p, const Quant
   }
 }
 
-// A value that the compiler keeps, and does not compute again in a loop.
-__device__ __forceinline__ int Kept(int value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
 // Four warps that compute 64 kEach rows of w, of each part's stages.
 template <class S>
 class WarpgroupsProduct {
@@ -162,7 +157,7 @@ class WarpgroupsProduct {
       : p_(p),
         task_(task),
         shared_(shared),
-        steps_(OpaqueZero(p)),
+        pairs_(OpaqueZero(p), static_cast<int>(threadIdx.x % 4)),
         block_(OpaqueZero(p)),
         part_(number % S::kParts) {
     const int thread = static_cast<int>(threadIdx.x % cuda::kWarpgroupThreads), lane = thread % 32;
@@ -172,7 +167,6 @@ class WarpgroupsProduct {
     const int line = S::kByWarps ? c : 0;
     codes_at_ = Kept(tile_ * S::kTileBytes + line * static_cast<int>(kLineBytes) + 8 * r);
     x_at_ = Kept(r * 128 + (c ^ r) * 16);
-    bytes_ = static_cast<uint32_t>(Kept((c | (4 + c) << 4) * 0x101));
   }
 
   __device__ __forceinline__ void Run() {
@@ -250,8 +244,8 @@ class WarpgroupsProduct {
         return *reinterpret_cast<const uint2*>(codes + (2 * step + l) * kLineBytes);
       };
       const uint2 low = line(0), high = line(1);
-      Pairs(low.x, high.x, a[step][0], a[step][2], biases.x...);
-      Pairs(low.y, high.y, a[step][1], a[step][3], biases.y...);
+      pairs_.Decode(low.x, high.x, a[step][0], a[step][2], biases.x...);
+      pairs_.Decode(low.y, high.y, a[step][1], a[step][3], biases.y...);
     }
     // Decoded before the first product begins, not between products.
 #pragma unroll
@@ -259,13 +253,6 @@ class WarpgroupsProduct {
 #pragma unroll
       for (uint32_t& pair : of_step) asm volatile("" : "+r"(pair)::"memory");
     Multiply(stage, a, sums);
-  }
-  // The pairs of byte c of two words.
-  template <class... Bias>
-  __device__ __forceinline__ void Pairs(uint32_t first, uint32_t second, uint32_t& low,
-                                        uint32_t& high, Bias... bias) const {
-    const uint32_t twice = __byte_perm(first, second, bytes_);
-    low = steps_.Pair(twice, bias...), high = steps_.Pair(twice >> 8, bias...);
   }
   // Of rows 2r and 2r + 1 of a tile.
   __device__ __forceinline__ uint2 BiasesOf(int stage, int each) const {
@@ -311,14 +298,13 @@ class WarpgroupsProduct {
   const QuantizedParams& p_;
   const WarpgroupsTask& task_;
   WarpgroupsShared<S>& shared_;
-  const Steps steps_;
+  const LanePairs<S::kFormat, S::kType> pairs_;
   const Block block_;
   const int part_;
   int tile_;
   // Of the lane: its pair of rows among those of all tiles, and where a stage has its codes, of the
   // first line, and its x.
   int pair_, codes_at_, x_at_;
-  uint32_t bytes_;
   float all_[S::kEach][kSums];
 };
 

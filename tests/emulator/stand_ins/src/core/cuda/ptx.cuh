@@ -76,6 +76,21 @@ inline void LdMatrix4(uint32_t (&r)[4], uint32_t shared) { LoadMatrices<false>(r
 inline void LdMatrix4Transposed(uint32_t (&r)[4], uint32_t shared) {
   LoadMatrices<true>(r, shared);
 }
+inline void StMatrix4Transposed(uint32_t shared, const uint32_t (&r)[4]) {
+  uint32_t registers[] = {r[0], r[1], r[2], r[3]};
+  MatrixRows own{shared, registers};
+  emulator::InWarp("stmatrix", own, [](MatrixRows** lanes) {
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      uint16_t x[8][8];
+      for (int lane = 0; lane < 32; ++lane)
+        for (int e = 0; e < 2; ++e)
+          x[lane % 4 * 2 + e][lane / 4] =
+              static_cast<uint16_t>(lanes[lane]->registers[matrix] >> 16 * e);
+      for (int row = 0; row < 8; ++row)
+        std::memcpy(emulator::At(lanes[8 * matrix + row]->address), x[row], 16);
+    }
+  });
+}
 
 // Element i of those that a register holds.
 template <class T>

@@ -1,0 +1,254 @@
+// Products of groups of many rows, each with a matrix of its own in 4-bit codes, by wgmma:
+//   out[row, column] = sum_i x[taken(row), i] w[group of row][column, i] + bias[group][column]
+// or, with a gating, act(gate, up) of two such sums (matmul/quantized.h). u4b8, or u4 with points
+// in bytes, in groups of 128 columns and multiples of it; and mxfp4 for x in bf16.
+//
+// Tasks, copies of x and the way of the results are those of plain products of groups
+// (grouped.cuh). Codes of a stage of 128 columns lie in w's place. Consumers decode them, half a
+// stage at a time, into registers, which are wgmma's A (lane_pairs.cuh), and B are rows of x. So
+// each code is decoded once for up to 96 rows.
+//
+// Integers: a stage's sums are a group's, or part of one, whose scale multiplies them in f32. Its
+// point is taken from codes as they become numbers. mxfp4: scales multiply codes, which bf16 holds
+// exactly, and the next half is decoded while the last one's products are in flight.
+#pragma once
+#include <utility>
+
+#include "src/core/cuda/wgmma.cuh"
+#include "src/matmul/cuda/sm90/codes_block.cuh"
+#include "src/matmul/cuda/sm90/codes_boxes.cuh"
+#include "src/matmul/cuda/sm90/lane_pairs.cuh"
+#include "src/matmul/cuda/sm90/results.cuh"
+
+namespace intarsia::matmul::sm90 {
+
+// Of a stage: codes, scales, of at most 64 bytes a tile, and two boxes of points.
+constexpr int CodesStageBytes(int tiles) {
+  return (tiles * (1024 + 64) + 2 * 128 + 1023) / cuda::kSwizzleAtomBytes * cuda::kSwizzleAtomBytes;
+}
+// Consumers have 64 columns each. Four of them find room with few rows. With many, integers have
+// two sums a result in registers, and beyond 96 rows ptxas serializes products of mxfp4 (C7512).
+using FewRowsOfCodes = GroupedShapeOf<2, 1, 2, 6, 32, 4, 2, CodesStageBytes(16), true>;
+using ManyRowsOfCodes = GroupedShapeOf<6, 1, 2, 5, 32, 3, 2, CodesStageBytes(12), true>;
+
+template <DType kType_, Format kFormat_, class Shape>
+struct CodesConfig : Shape {
+  using T = cuda::DeviceT<kType_>;
+  static constexpr DType kType = kType_;
+  static constexpr Format kFormat = kFormat_;
+  static constexpr bool kPoints = kFormat == Format::kU4;
+  static constexpr int kTiles = Shape::kColumns / static_cast<int>(kTileRows);
+  static constexpr int kBoxTiles = kTiles / 2;
+  static constexpr int kTileBytes = kStageColumns * static_cast<int>(kTileRows) / 2;
+  static constexpr int kScaleBoxBytes = kBoxTiles * 64;  // at most
+  static constexpr int kPointBytes = kBoxTiles * static_cast<int>(kTileRows), kPointBoxBytes = 128;
+  static_assert(kTiles == (Shape::kRows == kFewWarpgroupsRows.rows ? kFewWarpgroupsRows.tiles
+                                                                   : kManyWarpgroupsRows.tiles));
+  static constexpr int kScalesAt = kTiles * kTileBytes;
+  static constexpr int kPointsAt = kScalesAt + 2 * kScaleBoxBytes;
+  static_assert(kStageColumns == Shape::kDepth && kPointBytes <= kPointBoxBytes);
+  static_assert(kPointsAt + 2 * kPointBoxBytes <= Shape::kWeightBytes);
+};
+
+// A warpgroup that computes 64 of the columns of each task of its CTA, a warp a tile.
+template <class S, bool kGated>
+class CodesConsumer {
+ public:
+  using T = typename S::T;
+
+  __device__ __forceinline__ CodesConsumer(const GroupedParams& p, const QuantizedParams& each,
+                                           const GroupedCodesCut& cut, Shared<S>& shared,
+                                           int number)
+      : each_(each),
+        cut_(cut),
+        shared_(shared),
+        results_(p, shared, number),
+        pairs_(OpaqueZero(each), static_cast<int>(threadIdx.x % 4)),
+        pair_(static_cast<int>(threadIdx.x % 32) / 4) {
+    const int warp = static_cast<int>(threadIdx.x / 32 % 4);
+    // Gates, and their ups behind those of all consumers; or neighbors.
+    box_ = cut.pairs ? warp / 2 : (4 * number + warp) / S::kBoxTiles;
+    tile_ = cut.pairs ? 2 * number + warp % 2 : (4 * number + warp) % S::kBoxTiles;
+    codes_at_ = Kept((box_ * S::kBoxTiles + tile_) * S::kTileBytes + 8 * pair_);
+  }
+
+  // All tasks of the CTA.
+  __device__ __forceinline__ void Run() {
+    ForEachTask(shared_, [&](const Task<S>& task) {
+      if (task.kind == Task<S>::kProduct)
+        RunSteps(task, std::make_integer_sequence<int, S::kSteps / 2>());
+      else
+        results_.ClearRows(task.unit);
+    });
+  }
+
+ private:
+  using R = Results<S, T, kGated>;
+  using Pairs = LanePairs<S::kFormat, S::kType>;
+  static constexpr int kHalfSteps = kStageColumns / 2 / cuda::kWgmmaStep;
+  static constexpr uint32_t kLargestScale = 128;  // that E2M1Scale takes
+  using Half = uint32_t[kHalfSteps][4];           // of a lane's codes
+
+  // wgmma's N is a constant: a loop for each second number of steps.
+  template <int... kPairs>
+  __device__ __forceinline__ void RunSteps(const Task<S>& task,
+                                           std::integer_sequence<int, kPairs...>) {
+    const int pairs = (S::Tiles::Steps(task.unit.rows) + 1) / 2;
+    ((pairs == kPairs + 1 ? Compute<2 * (kPairs + 1)>(task) : void()), ...);
+  }
+
+  template <int kSteps>
+  __device__ __forceinline__ void Compute(const Task<S>& task) {
+    typename R::template Sums<kSteps> sums;
+#pragma unroll
+    for (float& sum : sums[0]) sum = 0.0f;
+    if constexpr (S::kFormat == Format::kE2M1)
+      AddScaledCodes(sums[0]);
+    else
+      AddGroups(sums[0]);
+    results_.template Finish<kSteps>(task, sums);
+  }
+
+  template <int kSums>
+  __device__ __forceinline__ void AddGroups(float (&all)[kSums]) {
+#pragma unroll 1
+    for (int i = 0; i < cut_.stages; ++i, place_.Next()) {
+      shared_.stages.full[place_.index].Wait(place_.parity);
+      const char* const stage = shared_.w[place_.index];
+      float group[kSums];
+      Half first, second;
+      if constexpr (S::kPoints) {
+        const uint2 biases = BiasesOf(stage);
+        const auto of_step = [&](int) { return biases; };
+        Decode(0, first, of_step);
+        Multiply<false>(0, first, group);
+        Decode(1, second, of_step);
+      } else {
+        Decode(0, first);
+        Multiply<false>(0, first, group);
+        Decode(1, second);
+      }
+      Multiply<true>(1, second, group);
+      float2 scales = ScalePair(ScalesOf(stage), each_.scales.dtype, pair_);
+      scales.x *= 1.0f / Pairs::kUnit, scales.y *= 1.0f / Pairs::kUnit;
+      cuda::WgmmaWait<0>();
+      Release(place_.index);
+      AddScaled(scales, group, all);
+    }
+  }
+
+  template <int kSums>
+  __device__ __forceinline__ void AddScaledCodes(float (&all)[kSums]) {
+    int before = 0;
+#pragma unroll 1
+    for (int i = 0; i < cut_.stages; ++i, place_.Next()) {
+      shared_.stages.full[place_.index].Wait(place_.parity);
+      Half first, second;
+      DecodeScaled(0, first);
+      Multiply<true>(0, first, all);
+      cuda::WgmmaWait<1>();
+      if (i > 0) Release(before);
+      before = place_.index;
+      DecodeScaled(1, second);
+      Multiply<true>(1, second, all);
+      cuda::WgmmaWait<1>();
+    }
+    cuda::WgmmaWait<0>();
+    Release(before);
+  }
+
+  // Half of a stage's codes. operand(step): what LanePairs::Decode takes, if anything, for both
+  // rows of a pair.
+  template <class... OperandOf>
+  __device__ __forceinline__ void Decode(int half, Half& a, OperandOf... operand) const {
+    const char* const codes = shared_.w[place_.index] + codes_at_ +
+                              half * (2 * kHalfSteps) * static_cast<int>(kLineBytes);
+#pragma unroll
+    for (int step = 0; step < kHalfSteps; ++step) {
+      const auto line = [&](int l) {
+        return *reinterpret_cast<const uint2*>(codes + (2 * step + l) * kLineBytes);
+      };
+      const uint2 low = line(0), high = line(1);
+      pairs_.Decode(low.x, high.x, a[step][0], a[step][2], operand(step).x...);
+      pairs_.Decode(low.y, high.y, a[step][1], a[step][3], operand(step).y...);
+    }
+  }
+  // In flight afterwards. All of a half's codes are decoded before its first product begins.
+  template <bool kAdd, int kSums>
+  __device__ __forceinline__ void Multiply(int half, Half& a, float (&sums)[kSums]) const {
+    using M = cuda::Wgmma<2 * kSums>;
+#pragma unroll
+    for (auto& of_step : a)
+#pragma unroll
+      for (uint32_t& pair : of_step) asm volatile("" : "+r"(pair)::"memory");
+    cuda::WgmmaFence();
+    const uint64_t x = cuda::ColumnsSummed(cuda::SharedAddress(shared_.x[place_.index]));
+#pragma unroll
+    for (int step = 0; step < kHalfSteps; ++step) {
+      const uint64_t rows = x + cuda::ColumnStepBytes(S::kRows, half * kHalfSteps + step) / 16;
+      if (kAdd || step > 0)
+        M::template RegistersColumns<T, true>(sums, a[step], rows);
+      else
+        M::template RegistersColumns<T, false>(sums, a[step], rows);
+    }
+    cuda::WgmmaCommit();
+  }
+  // A scale beyond kLargestScale multiplies numbers in two parts.
+  __device__ __forceinline__ void DecodeScaled(int half, Half& a) const {
+    const char* const scales = ScalesOf(shared_.w[place_.index]);
+    uint2 codes[2];  // of scales, of a block of 32 columns
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      const uint32_t both = reinterpret_cast<const uint16_t*>(
+          scales + (2 * half + block) * static_cast<int>(kTileRows))[pair_];
+      codes[block] = {both & 255, both >> 8};
+    }
+    Decode(half, a, [&](int step) {
+      const uint2 code = codes[step / 2];
+      return uint2{decoding::E2M1Scale<S::kType>(min(code.x, kLargestScale)),
+                   decoding::E2M1Scale<S::kType>(min(code.y, kLargestScale))};
+    });
+    const uint32_t most = max(max(codes[0].x, codes[0].y), max(codes[1].x, codes[1].y));
+    if (!__any_sync(0xffffffffu, most > kLargestScale)) return;
+#pragma unroll
+    for (int step = 0; step < kHalfSteps; ++step)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint2 code = codes[step / 2];
+        a[step][i] =
+            decoding::MultiplyPairs<S::kType>(a[step][i], BeyondLargest(i % 2 ? code.y : code.x));
+      }
+  }
+  // 2^(code - kLargestScale), or 1, twice; 255 is NaN.
+  static __device__ __forceinline__ uint32_t BeyondLargest(uint32_t code) {
+    const uint32_t number = code == 255            ? 0x7fc0u
+                            : code > kLargestScale ? (code - kLargestScale + 127) << 7
+                                                   : 0x3f80u;
+    return number * 0x10001u;
+  }
+  __device__ __forceinline__ void Release(int place) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared_.stages.empty[place].Arrive();
+  }
+
+  // Of the warp's tile.
+  __device__ __forceinline__ const char* ScalesOf(const char* stage) const {
+    return stage + S::kScalesAt + box_ * S::kScaleBoxBytes + tile_ * cut_.stage_scale_bytes;
+  }
+  __device__ __forceinline__ uint2 BiasesOf(const char* stage) const {
+    return PointBiases<S::kType>(
+        stage + S::kPointsAt + box_ * S::kPointBoxBytes + tile_ * static_cast<int>(kTileRows),
+        pair_);
+  }
+
+  const QuantizedParams& each_;
+  const GroupedCodesCut& cut_;
+  Shared<S>& shared_;
+  const R results_;
+  const Pairs pairs_;
+  const int pair_;  // of rows of the warp's tile
+  int box_, tile_, codes_at_;
+  cuda::RingPlace<S::kStages> place_;
+};
+
+}  // namespace intarsia::matmul::sm90

@@ -1,0 +1,120 @@
+// The kernel of grouped_warpgroups.cuh, and its launch.
+#pragma once
+#include <algorithm>
+#include <array>
+
+#include "src/core/cuda/launch.h"
+#include "src/core/cuda/tensor_map.h"
+#include "src/matmul/cuda/choose.h"
+#include "src/matmul/cuda/sm90/grouped_warpgroups.cuh"
+#include "src/matmul/cuda/sm90/grouped_warpgroups.h"
+#include "src/matmul/cuda/sm90/producer.cuh"
+
+namespace intarsia::matmul::sm90 {
+
+// Passed to the kernel by value. `plain`: all but the weights.
+struct GroupedWarpgroupsCall {
+  GroupedParams plain;
+  QuantizedParams each;
+  GroupedCodesCut cut;
+  GroupedCodesMaps weights;
+  CUtensorMap x;  // panel, row
+};
+
+// Grid: any; CTAs share the tasks.
+template <class S, bool kGated>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    GroupedWarpgroupsSm90Kernel(const __grid_constant__ GroupedWarpgroupsCall call) {
+  static_assert(sizeof(Shared<S>) <= S::kSharedBytes);
+  auto& shared = *reinterpret_cast<Shared<S>*>(cuda::DynamicShared());
+  const GroupedParams& p = call.plain;
+  // The same in all lanes, and by this the compiler knows it.
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    const int gathering = p.rows.data ? kGatherWarps : 0;
+    shared.stages.Init(1 + gathering, 4 * S::kConsumers);
+    shared.ring.Init(32, 32 * (4 * S::kConsumers + 1 + gathering));
+    cuda::PublishBarriers();
+    cuda::PrefetchMap(call.weights.codes), cuda::PrefetchMap(call.weights.scales);
+    if constexpr (S::kPoints) cuda::PrefetchMap(call.weights.points);
+    cuda::PrefetchMap(call.x);
+  }
+  if (p.await != Await::kRows) cuda::AwaitPrevious();
+  cuda::LetNextBegin();  // which finds room where a CTA of this one has ended
+  __syncthreads();
+  if (warp < 4) {
+    cuda::ReleaseRegisters<S::kProducerRegisters>();
+    if (warp == 0)
+      CopyOperands(p, call.x, shared, call.cut.StageBytes<S>(),
+                   [&](char* to, const Unit& unit, int stage, cuda::Barrier& full) {
+                     CopyCodeBoxes<S>(call.each, call.weights, call.cut, unit, stage,
+                                      {to, to + S::kScalesAt, to + S::kPointsAt, S::kScaleBoxBytes},
+                                      full);
+                   });
+    if (warp == 1) FindTasks<S>(p, shared);
+    if (warp >= 2 && p.rows.data)
+      GatherRows<S, typename S::T>(p, shared, static_cast<int>(threadIdx.x) - 64);
+  } else {
+    cuda::TakeRegisters<S::kConsumerRegisters>();
+    CodesConsumer<S, kGated>(p, call.each, call.cut, shared, warp / 4 - 1).Run();
+  }
+}
+
+template <class S, bool kGated>
+inline const cuda::Kernel kGroupedWarpgroupsKernel(
+    "GroupedWarpgroupsSm90Kernel",
+    reinterpret_cast<const void*>(&GroupedWarpgroupsSm90Kernel<S, kGated>), S::kSharedBytes,
+    cuda::kHopper);
+
+inline GroupedParams WithoutWeights(const QuantizedGroupsParams& p) {
+  return {.dtype = p.each.dtype,
+          .out_dtype = p.each.out_dtype,
+          .x = p.each.x,
+          .bias = p.each.bias,
+          .out = p.each.out,
+          .k = p.each.k,
+          .n = p.each.n(),
+          .x_rows = p.x_rows,
+          .transposed = true,
+          .groups = p.groups,
+          .rows = p.each.rows,
+          .gating = p.each.gating,
+          .await = p.await};
+}
+
+template <class S, bool kGated>
+Status LaunchGroupedWarpgroups(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
+                               const CudaContext& context) {
+  GroupedWarpgroupsCall call{WithoutWeights(p), p.each, GroupedCodesCut::Of<S>(p, plan), {}, {}};
+  INTARSIA_RETURN_IF_ERROR(MakeCodesMaps<S>(p, plan, call.cut, call.weights));
+  const std::array<cuda::MapAxis, 1> of_x{{{p.x_rows, p.each.k, S::kBoxRows}}};
+  INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.each.dtype, p.each.x, p.each.k, of_x, call.x));
+  const int64_t tasks =
+      MostTiles(p.groups.m, p.groups.count, S::kRows) * int64_t{call.cut.column_tiles};
+  const cuda::LaunchConfig config{.grid = {std::min<int64_t>(tasks, context.device->sms)},
+                                  .block = dim3(S::kThreads),
+                                  .shared_bytes = S::kSharedBytes,
+                                  .overlaps_previous = p.await != Await::kNothing};
+  return cuda::Launch(context, kGroupedWarpgroupsKernel<S, kGated>, config, call);
+}
+
+template <DType kType>
+Status LaunchGroupedWarpgroupsOf(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
+                                 const CudaContext& context) {
+  const auto launch_shape = [&]<Format kFormat, class Shape>() {
+    using S = CodesConfig<kType, kFormat, Shape>;
+    return p.each.gating.is_there ? LaunchGroupedWarpgroups<S, true>(p, plan, context)
+                                  : LaunchGroupedWarpgroups<S, false>(p, plan, context);
+  };
+  const auto launch = [&]<Format kFormat>() {
+    return plan.shape == kFewWarpgroupsRows
+               ? launch_shape.template operator()<kFormat, FewRowsOfCodes>()
+               : launch_shape.template operator()<kFormat, ManyRowsOfCodes>();
+  };
+  if constexpr (kType == DType::kBF16)
+    if (p.each.format == Format::kE2M1) return launch.template operator()<Format::kE2M1>();
+  return p.each.format == Format::kU4 ? launch.template operator()<Format::kU4>()
+                                      : launch.template operator()<Format::kU4B8>();
+}
+
+}  // namespace intarsia::matmul::sm90
