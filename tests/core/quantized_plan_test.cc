@@ -220,7 +220,7 @@ TEST(QuantizedPlan, StreamsWhatItCan) {
   p.m = 9;
   EXPECT_EQ(PlanFor(p, Gpu("A100")).kernel, QuantizedKernelKind::kWideStream);
   EXPECT_EQ(kernel(ParamsOf(17, 1024, 4096, 128)), QuantizedKernelKind::kWideStream);
-  EXPECT_EQ(kernel(ParamsOf(17, 4096, 4096, 32)), QuantizedKernelKind::kStream);
+  EXPECT_EQ(kernel(ParamsOf(17, 4096, 4096, 96)), QuantizedKernelKind::kStream);
   EXPECT_EQ(kernel(ParamsOf(16, 2048, 65536, 64)), QuantizedKernelKind::kStream);  // x is long
   EXPECT_EQ(kernel(ParamsOf(2, 4096, 14336, 128)), QuantizedKernelKind::kWideResident);
   EXPECT_EQ(kernel(ParamsOf(2, 4096, 4096, 32)), QuantizedKernelKind::kResident);
@@ -290,12 +290,44 @@ TEST(QuantizedPlan, WarpgroupsTakeRowsOfLargeMatrices) {
   EXPECT_EQ(kernel(ParamsOf(4, 4096, 14336, 128)), kWarpgroups);
   EXPECT_EQ(kernel(ParamsOf(2, 16896, 4096, 128)), kWarpgroups);  // 8 tiles a multiprocessor
   EXPECT_NE(kernel(ParamsOf(2, 16880, 4096, 128)), kWarpgroups);
-  EXPECT_NE(kernel(ParamsOf(64, 4096, 4096, 64)), kWarpgroups);
+  EXPECT_NE(kernel(ParamsOf(8, 4096, 4096, 64)), kWarpgroups);
+  EXPECT_EQ(kernel(ParamsOf(9, 4096, 4096, 64)), kWarpgroups);
+  EXPECT_EQ(plan(ParamsOf(9, 4096, 4096, 64)).shape.rows, 32);    // by wgmma
   EXPECT_NE(kernel(ParamsOf(64, 1024, 2048, 128)), kWarpgroups);  // CTAs would be few
   EXPECT_NE(PlanFor(ParamsOf(64, 4096, 4096, 128), Gpu("A100")).kernel, kWarpgroups);
   QuantizedParams p = ParamsOf(64, 4096, 4096, 128);
   p.scales.dtype = DType::kI8;
   EXPECT_NE(kernel(p), kWarpgroups);
+}
+
+TEST(QuantizedPlan, ManyRowsOfOtherFormatsAreMultipliedByWarpgroups) {
+  alignas(16) static char memory[16];
+  const auto plan_of = [](int64_t m, Format format, int64_t group, DType scale,
+                          const Factors& zeros = {}, DType x = DType::kBF16) {
+    QuantizedParams p = ParamsOf(m, 4096, 14336, group);
+    p.dtype = p.out_dtype = x;
+    p.format = format;
+    p.scales.dtype = scale;
+    p.zeros = zeros;
+    p.points = false;
+    return PlanFor(p, Gpu("H200"));
+  };
+  constexpr auto kWarpgroups = QuantizedKernelKind::kWarpgroups;
+  EXPECT_EQ(plan_of(9, Format::kI8, 32, DType::kF16).kernel, kWarpgroups);
+  EXPECT_NE(plan_of(8, Format::kI8, 32, DType::kF16).kernel, kWarpgroups);
+  EXPECT_EQ(plan_of(64, Format::kI8, 14336, DType::kF32).kernel, kWarpgroups);
+  EXPECT_EQ(plan_of(64, Format::kE4M3, 128, DType::kF32).kernel, kWarpgroups);
+  EXPECT_NE(plan_of(64, Format::kE4M3, 64, DType::kF32).kernel, kWarpgroups);
+  EXPECT_EQ(plan_of(64, Format::kE2M1, 32, DType::kF8E8M0).kernel, kWarpgroups);
+  EXPECT_NE(plan_of(64, Format::kE2M1, 32, DType::kF8E8M0, {}, DType::kF16).kernel, kWarpgroups);
+  EXPECT_NE(plan_of(64, Format::kU4B8, 96, DType::kF16).kernel, kWarpgroups);
+  // Sums of x find room in the registers of three warpgroups.
+  const QuantizedPlan minimums =
+      plan_of(64, Format::kU4, 32, DType::kF16, {.data = memory, .dtype = DType::kF16});
+  EXPECT_EQ(minimums.kernel, kWarpgroups);
+  EXPECT_EQ(minimums.shape.tiles, kNarrowTiles);
+  const Factors outer{.data = memory, .dtype = DType::kF16, .outer = memory};
+  EXPECT_NE(plan_of(64, Format::kU4, 32, DType::kF16, outer).kernel, kWarpgroups);
 }
 
 // What LaunchWarpgroupsWith has instances of, in clusters that a GPU takes.
@@ -398,7 +430,7 @@ TEST(QuantizedPlan, ReportsWhatAGpuGets) {
   EXPECT_EQ(kernel_of("A100", "weights in int4, rows: 16"), "portable, codes streamed past rows");
   EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 1"), "portable, up to 8 rows");
   EXPECT_EQ(kernel_of("H200", "weights in int8, rows: 1"), "portable, up to 8 rows");
-  EXPECT_EQ(kernel_of("H200", "weights in int8, rows: 16"), "Hopper, few rows");
+  EXPECT_EQ(kernel_of("H200", "weights in int8, rows: 16"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 64"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "weights in int4 with zeros, rows: 16"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "128 experts in mxfp4, rows: 16"), "Hopper");

@@ -36,6 +36,20 @@ struct QuantizedCase {
                 " power ", power, gated ? by_gelu ? " gelu" : " silu" : "",
                 residual ? " residual" : "", " norm ", intarsia::Name(norm));
   }
+  // Other formats that warpgroups take, with more than 8 rows: narrow groups, minimums, codes of 8
+  // bits, mxfp4.
+  void DrawOthers(std::mt19937& random) {
+    m = std::max<int64_t>(m, 9), c = std::min<int64_t>(c, 290), k = std::min<int64_t>(k, 2048);
+    constexpr Format kFormats[] = {Format::kU4, Format::kU4B8, Format::kE2M1, Format::kI8,
+                                   Format::kE4M3};
+    format = kFormats[random() % 5];
+    points = false;
+    zero = format == Format::kU4 ? (random() % 2 ? kF16 : kF32) : DType::kOther;
+    if (format == Format::kE2M1)
+      dtype = kBF16, group = 32, scale = DType::kF8E8M0;
+    else if (format != Format::kE4M3)
+      group = 32 << random() % 3;
+  }
   // What a layer may end with.
   void DrawEnd(std::mt19937& random) {
     // f16 holds a gate times an up of short rows in 4 bits, unless zeros make these larger.
@@ -109,6 +123,7 @@ inline QuantizedCase RandomQuantizedCase(std::mt19937& random) {
   c.group = pick({128, 128, 256, 640, 2048});
   c.scale = type({kF32, kF16, kBF16});
   c.zero = c.points ? DType::kU8 : DType::kOther;
+  if (random() % 2) c.DrawOthers(random);
   if (random() % 2) c.DrawEnd(random);
   return c;
 }

@@ -2,6 +2,7 @@
 // sm90/grouped_warpgroups.cuh), those of few rows (sm80/quantized_row.cuh) and experts of few
 // tokens (few_tokens.cuh) in the emulator, against f64. A block runs alone here, so no sum is cut
 // among the blocks of a cluster. Argument: cases of each kernel.
+#include <array>
 #include <cstdlib>
 
 #include "src/core/dispatch.h"
@@ -66,18 +67,32 @@ Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
 
 namespace {
 
-QuantizedCase DrawCase(DType dtype, int rows, bool points, std::mt19937& random) {
+// Formats that warpgroups multiply, with groups that end with a stage, or may end before.
+struct WarpgroupsFormat {
+  Format format;
+  bool wide;
+};
+constexpr WarpgroupsFormat kPlainFormats[] = {{Format::kU4B8, true}, {Format::kU4, true}};
+constexpr WarpgroupsFormat kOtherFormats[] = {
+    {Format::kU4B8, false}, {Format::kU4, false}, {Format::kE2M1, false},
+    {Format::kI8, true},    {Format::kI8, false}, {Format::kE4M3, true},
+};
+
+QuantizedCase DrawCase(DType dtype, int rows, WarpgroupsFormat of, std::mt19937& random) {
   const auto pick = [&](std::initializer_list<int64_t> values) {
     return values.begin()[random() % values.size()];
   };
-  QuantizedCase c{.dtype = dtype, .format = points ? Format::kU4 : Format::kU4B8};
+  QuantizedCase c{.dtype = dtype, .format = of.format};
   c.out = dtype == kF16 || random() % 2 ? kF32 : dtype;  // f16's range is too small
   c.m = pick({1, rows - 3, rows, rows + 1});
   c.c = pick({1, 15, 16, 17});
   c.k = pick({128, 384, 1280, 2816});  // the longest: more than two rounds of any ring
-  c.group = pick({128, 256, 1280});
+  c.group = of.wide ? pick({128, 256, 1280}) : of.format == Format::kE2M1 ? 32 : pick({32, 64});
   c.scale = std::initializer_list<DType>{kF32, kF16, kBF16}.begin()[random() % 3];
-  if (points) c.zero = DType::kU8;
+  if (of.format == Format::kE2M1) c.scale = DType::kF8E8M0;
+  if (of.format == Format::kU4)
+    c.zero = of.wide ? DType::kU8 : std::array{kF32, kF16, kBF16}[random() % 3];
+  c.points = of.wide;
   c.bias = random() % 2;
   c.DrawEnd(random);
   return c;
@@ -97,14 +112,15 @@ bool Check(const QuantizedOperands& o, const QuantizedPlan& plan, Launch launch)
 }
 
 template <DType kType>
-bool CheckWarpgroups(QuantizedShape shape, int parts, bool points, std::mt19937& random) {
-  const QuantizedOperands o(DrawCase(kType, shape.rows, points, random), random);
+bool CheckWarpgroups(QuantizedShape shape, int parts, WarpgroupsFormat format,
+                     std::mt19937& random) {
+  const QuantizedOperands o(DrawCase(kType, shape.rows, format, random), random);
   const QuantizedPlan plan{
       .kernel = QuantizedKernelKind::kWarpgroups,
       .shape = shape,
       .k_warps = parts,
       .scale_bytes = static_cast<int>(kTileRows * Bytes(o.c.scale)),
-      .zero_bytes = points ? static_cast<int>(kTileRows) : 0,
+      .zero_bytes = static_cast<int>(o.zeros.empty() ? 0 : kTileRows * Bytes(o.c.zero)),
   };
   return Check(o, plan, [&](const QuantizedParams& params) {
     return sm90::LaunchWarpgroupsOf<kType>(params, plan, attention::ContextOn());
@@ -148,7 +164,7 @@ int main(int argc, char** argv) {
   std::mt19937 random(20261126);
   int count = 0, failures = 0;
   for (const int rows : {8, 16, 32, 64}) {
-    for (const bool points : {false, true}) {
+    for (const auto format : matmul::kPlainFormats) {
       for (int i = 0; i < cases; ++i, count += 2) {
         // Both ways in which such calls are cut.
         const bool few = rows <= 16;
@@ -156,8 +172,18 @@ int main(int argc, char** argv) {
                           : i % 2 ? matmul::kNarrowTiles
                                   : matmul::kWideTiles;
         const int parts = few ? 1 + i % 2 : 1;
-        failures += !matmul::CheckWarpgroups<DType::kF16>({rows, tiles}, parts, points, random);
-        failures += !matmul::CheckWarpgroups<DType::kBF16>({rows, tiles}, parts, points, random);
+        failures += !matmul::CheckWarpgroups<DType::kF16>({rows, tiles}, parts, format, random);
+        failures += !matmul::CheckWarpgroups<DType::kBF16>({rows, tiles}, parts, format, random);
+      }
+    }
+  }
+  for (const int rows : {32, 64}) {
+    for (const auto format : matmul::kOtherFormats) {
+      for (int i = 0; i < cases; ++i, count += 2) {
+        const matmul::QuantizedShape shape{rows, i % 2 ? matmul::kNarrowTiles : matmul::kWideTiles};
+        failures += !matmul::CheckWarpgroups<DType::kBF16>(shape, 1, format, random);
+        if (format.format != matmul::Format::kE2M1)
+          failures += !matmul::CheckWarpgroups<DType::kF16>(shape, 1, format, random);
       }
     }
   }

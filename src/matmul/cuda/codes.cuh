@@ -140,7 +140,8 @@ class CountedSteps {
   static constexpr float kUnit = kType == DType::kF16 ? 0x1p-9f : 0x1p-6f;
   __device__ __forceinline__ explicit CountedSteps(uint32_t opaque_zero)
       : up_(PairBits(kMost, kMost / 16) + opaque_zero),
-        swapped_(PairBits(kMost / 16, kMost) + opaque_zero) {}
+        swapped_(PairBits(kMost / 16, kMost) + opaque_zero),
+        bytes_(PairBits(kMost, kMost) + opaque_zero) {}
 
   // Codes in the lowest bits of the lower half and in bits 4 to 7 of the upper half.
   __device__ __forceinline__ uint32_t Pair(uint32_t x, uint32_t bias = FormatBias()) const {
@@ -149,6 +150,10 @@ class CountedSteps {
   // In bits 4 to 7 of the lower half and in the lowest bits of the upper half.
   __device__ __forceinline__ uint32_t SwappedPair(uint32_t x, uint32_t bias = FormatBias()) const {
     return Scaled(x & 0x000f00f0u, swapped_, bias);
+  }
+  // In the lowest 8 bits of both halves.
+  __device__ __forceinline__ uint32_t BytePair(uint32_t x) const {
+    return Scaled(x, bytes_, FormatBias());
   }
   // What takes `point` from both codes of a pair: exactly, since differences of codes and of
   // unsigned bytes have 8 bits and a sign.
@@ -169,7 +174,7 @@ class CountedSteps {
     return bits;
   }
   static __device__ __forceinline__ uint32_t FormatBias() {
-    return kFormat == Format::kU4B8 ? BiasOf(8.0f) : 0;
+    return kFormat == Format::kU4B8 ? BiasOf(8.0f) : kFormat == Format::kI8 ? BiasOf(128.0f) : 0;
   }
   static __device__ __forceinline__ uint32_t Scaled(uint32_t steps, uint32_t up, uint32_t bias) {
     if constexpr (kType == DType::kF16)
@@ -178,7 +183,37 @@ class CountedSteps {
       return cuda::FmaBF16(steps, up, bias);
   }
 
-  uint32_t up_, swapped_;
+  uint32_t up_, swapped_, bytes_;
+};
+
+// Codes of 8 bits as pairs. i8: bits 0 to 7 of a number count its smallest steps, as above.
+template <Format kFormat, DType kType>
+class ByteNumbers {
+ public:
+  static constexpr float kUnit = CountedSteps<kFormat, kType>::kUnit;
+  __device__ __forceinline__ explicit ByteNumbers(uint32_t opaque_zero) : steps_(opaque_zero) {}
+
+  // Codes 0 and 1, 2 and 3 of a word.
+  __device__ __forceinline__ void Decode(uint32_t word, uint32_t& low, uint32_t& high) const {
+    const uint32_t biased = word ^ 0x80808080u;  // plus 128
+    low = steps_.BytePair(__byte_perm(biased, 0, 0x4140));
+    high = steps_.BytePair(__byte_perm(biased, 0, 0x4342));
+  }
+
+ private:
+  const CountedSteps<kFormat, kType> steps_;
+};
+template <DType kType>
+class ByteNumbers<Format::kE4M3, kType> {
+ public:
+  static constexpr float kUnit = 1.0f;
+  __device__ __forceinline__ explicit ByteNumbers(uint32_t) {}
+
+  __device__ __forceinline__ void Decode(uint32_t word, uint32_t& low, uint32_t& high) const {
+    uint32_t pairs[2];
+    matmul::Decode<Format::kE4M3, kType>({word, 0}, pairs);
+    low = pairs[0], high = pairs[1];
+  }
 };
 
 // A word's eight 4-bit codes as four pairs, in whatever order is the cheapest. InOrder puts eight

@@ -29,9 +29,10 @@ struct QuantizedShape {
 // columns, or with a stage.
 // kRow: up to 8 rows of x for the same groups; one row is normed first where it has to be.
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
-// kWarpgroups: by wgmma, or by mma.sync up to 16 rows, for u4b8, and u4 with points, with groups
-// that end with a stage. kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8,
-// u4 with points and mxfp4; kGroupsWarpgroups: by wgmma, for many rows of most of these.
+// kWarpgroups: for u4b8, and u4 with points, with groups that end with a stage, by wgmma, or by
+// mma.sync up to 16 rows; other files' formats by wgmma with more than 8 rows.
+// kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8, u4 with points and mxfp4;
+// kGroupsWarpgroups: by wgmma, for many rows of most of these.
 enum class QuantizedKernelKind {
   kAny,
   kStream,
@@ -87,11 +88,13 @@ inline constexpr int kFewRowsTiles = 8, kNarrowTiles = 12, kWideTiles = 16;
 constexpr int WarpgroupsCtas(int rows, int parts) {
   return rows > kMostRowsByWarps ? 1 : parts == 1 ? 4 : 2;
 }
-constexpr int WarpgroupsStages(QuantizedShape shape, int parts) {
-  if (shape.rows == 8) return 5 * parts;
-  if (shape.rows == 16) return 4 * parts;
+// `wide`: whether groups end with a stage.
+constexpr int WarpgroupsStages(QuantizedShape shape, int parts, Format format, bool wide) {
+  if (shape.rows <= kMostRowsByWarps) return (shape.rows == 8 ? 5 : 4) * parts;
   const bool narrow = shape.tiles == kNarrowTiles;
-  if (shape.rows == 32) return narrow ? 10 : 8;
+  if (BitsOf(format) == 8) return (narrow ? 5 : 4) + (shape.rows == 32 ? 1 : 0);
+  if (format == Format::kU4 && !wide) return shape.rows == 32 ? 8 : 6;
+  if (shape.rows == 32) return !narrow ? 8 : wide ? 10 : 9;
   return narrow ? 7 : 6;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/core/aligned.h"
+#include "src/matmul/cuda/row_of_codes.h"
 
 namespace intarsia::matmul {
 namespace {
@@ -62,6 +63,24 @@ bool HasPlainGroups(const QuantizedParams& p) {
                       p.zeros.dtype == DType::kU8 && !p.zeros.outer;
   return (points || (p.format == Format::kU4B8 && !p.zeros.data)) && !p.scales.outer &&
          Bytes(p.scales.dtype) > 1;
+}
+
+// 4 bits of files with minimums, as GGUF's Q4_1.
+bool HasMinimums(const QuantizedParams& p) {
+  return p.format == Format::kU4 && p.zeros.data && !p.points && !p.zeros.outer &&
+         Bytes(p.zeros.dtype) > 1;
+}
+
+// Others that kWarpgroups takes, with more than 8 rows: groups of 32 or 64 columns, minimums, codes
+// of 8 bits, mxfp4 for x in bf16.
+bool HasOtherGroups(const QuantizedParams& p) {
+  if (p.scales.outer || !HasCoarseGroups(p)) return false;
+  if (p.format == Format::kU4) return HasMinimums(p) && Bytes(p.scales.dtype) > 1;
+  if (p.zeros.data) return false;
+  if (p.format == Format::kE2M1)
+    return p.dtype == DType::kBF16 && p.group == kBlockColumns && p.scales.dtype == DType::kF8E8M0;
+  return Bytes(p.scales.dtype) > 1 && (p.format == Format::kI8 || p.format == Format::kU4B8 ||
+                                       (p.format == Format::kE4M3 && p.group % kStageColumns == 0));
 }
 
 // CTAs of kWarpgroups that share a sum, of more than 16 rows of x, each alone on its
@@ -134,21 +153,23 @@ bool PlanResident(const QuantizedParams& p, const cuda::Device& device, Quantize
 }
 
 bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
-  if (plan.kernel != QuantizedKernelKind::kWideStream || p.k % kStageColumns != 0 ||
-      !HasPlainGroups(p) || !HasHopper(device))
+  const bool plain = HasPlainGroups(p) && p.group % kStageColumns == 0;
+  const bool takes = plain || (p.m > kMostRowsOfCodes && HasOtherGroups(p));
+  if (plan.kernel == QuantizedKernelKind::kAny || p.k % kStageColumns != 0 || !takes ||
+      !HasHopper(device))
     return false;
   for (const void* at : {const_cast<const void*>(p.out), p.bias, p.residual})
     if (!IsAligned16(at)) return false;
   const int64_t stages = p.k / kStageColumns, sms = device.sms;
   // Whether a CTA has so many stages that two warpgroups take them in turn.
-  const bool is_long = p.tiles * stages >= 128 * sms, is_few = p.m <= kMostRowsByWarps;
+  const bool is_long = p.tiles * stages >= 128 * sms, is_few = plain && p.m <= kMostRowsByWarps;
   // Points cost the resident kernel a fifth more time, this one a twentieth.
   if (p.m < kLeastWarpgroupsRows && !p.zeros.data && is_long && !HasManyTiles(p, device))
     return false;
   const auto cut = [&](int tiles) {
     QuantizedPlan found = plan;
     found.kernel = QuantizedKernelKind::kWarpgroups;
-    found.shape = {p.m <= 8 ? 8 : p.m <= 16 ? 16 : p.m <= 32 ? 32 : 64, tiles};
+    found.shape = {is_few ? (p.m <= 8 ? 8 : 16) : p.m <= 32 ? 32 : 64, tiles};
     found.k_warps = is_few && is_long ? 2 : 1;
     const int64_t ctas = Ctas(p, found);
     const int64_t room = is_few ? std::min<int64_t>(sms * 17 / 10 / ctas, is_long ? 6 : 5)
@@ -162,10 +183,12 @@ bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, Quanti
            (found.shape.tiles + 1);
   };
   QuantizedPlan found = cut(is_few ? kFewRowsTiles : kWideTiles);
-  if (const QuantizedPlan narrow = cut(kNarrowTiles); !is_few && time(narrow) < time(found))
+  if (const QuantizedPlan narrow = cut(kNarrowTiles);
+      !is_few && (HasMinimums(p) || time(narrow) < time(found)))
     found = narrow;
   // Other kernels have more CTAs for a small matrix.
-  if (Ctas(p, found) * found.splits < sms / 2) return false;
+  const int64_t least = plain || p.m > kMostRowsByWarps ? sms / 2 : sms * 3 / 4;
+  if (Ctas(p, found) * found.splits < least) return false;
   plan = found;
   return true;
 }

@@ -86,8 +86,7 @@ class CodesConsumer {
   using R = Results<S, T, kGated>;
   using Pairs = LanePairs<S::kFormat, S::kType>;
   static constexpr int kHalfSteps = kStageColumns / 2 / cuda::kWgmmaStep;
-  static constexpr uint32_t kLargestScale = 128;  // that E2M1Scale takes
-  using Half = uint32_t[kHalfSteps][4];           // of a lane's codes
+  using Half = uint32_t[kHalfSteps][4];  // of a lane's codes
 
   // wgmma's N is a constant: a loop for each second number of steps.
   template <int... kPairs>
@@ -119,10 +118,9 @@ class CodesConsumer {
       Half first, second;
       if constexpr (S::kPoints) {
         const uint2 biases = BiasesOf(stage);
-        const auto of_step = [&](int) { return biases; };
-        Decode(0, first, of_step);
+        Decode(0, first, biases);
         Multiply<false>(0, first, group);
-        Decode(1, second, of_step);
+        Decode(1, second, biases);
       } else {
         Decode(0, first);
         Multiply<false>(0, first, group);
@@ -157,21 +155,20 @@ class CodesConsumer {
     Release(before);
   }
 
-  // Half of a stage's codes. operand(step): what LanePairs::Decode takes, if anything, for both
-  // rows of a pair.
-  template <class... OperandOf>
-  __device__ __forceinline__ void Decode(int half, Half& a, OperandOf... operand) const {
-    const char* const codes = shared_.w[place_.index] + codes_at_ +
-                              half * (2 * kHalfSteps) * static_cast<int>(kLineBytes);
+  __device__ __forceinline__ const char* CodesOf(int half) const {
+    return shared_.w[place_.index] + codes_at_ + half * kHalfSteps * Pairs::kStepBytes;
+  }
+  // Half of a stage's codes. biases: none, or what LanePairs::Decode takes.
+  template <class... Biases>
+  __device__ __forceinline__ void Decode(int half, Half& a, Biases... biases) const {
 #pragma unroll
-    for (int step = 0; step < kHalfSteps; ++step) {
-      const auto line = [&](int l) {
-        return *reinterpret_cast<const uint2*>(codes + (2 * step + l) * kLineBytes);
-      };
-      const uint2 low = line(0), high = line(1);
-      pairs_.Decode(low.x, high.x, a[step][0], a[step][2], operand(step).x...);
-      pairs_.Decode(low.y, high.y, a[step][1], a[step][3], operand(step).y...);
-    }
+    for (int step = 0; step < kHalfSteps; ++step)
+      pairs_.Decode(CodesOf(half) + step * Pairs::kStepBytes, a[step], biases...);
+  }
+  __device__ __forceinline__ void DecodeScaled(int half, Half& a) const {
+    const char* const scales = ScalesOf(shared_.w[place_.index]);
+    sm90::DecodeScaled(pairs_, CodesOf(half), scales + half * 2 * static_cast<int>(kTileRows),
+                       pair_, a);
   }
   // In flight afterwards. All of a half's codes are decoded before its first product begins.
   template <bool kAdd, int kSums>
@@ -192,39 +189,6 @@ class CodesConsumer {
         M::template RegistersColumns<T, false>(sums, a[step], rows);
     }
     cuda::WgmmaCommit();
-  }
-  // A scale beyond kLargestScale multiplies numbers in two parts.
-  __device__ __forceinline__ void DecodeScaled(int half, Half& a) const {
-    const char* const scales = ScalesOf(shared_.w[place_.index]);
-    uint2 codes[2];  // of scales, of a block of 32 columns
-#pragma unroll
-    for (int block = 0; block < 2; ++block) {
-      const uint32_t both = reinterpret_cast<const uint16_t*>(
-          scales + (2 * half + block) * static_cast<int>(kTileRows))[pair_];
-      codes[block] = {both & 255, both >> 8};
-    }
-    Decode(half, a, [&](int step) {
-      const uint2 code = codes[step / 2];
-      return uint2{decoding::E2M1Scale<S::kType>(min(code.x, kLargestScale)),
-                   decoding::E2M1Scale<S::kType>(min(code.y, kLargestScale))};
-    });
-    const uint32_t most = max(max(codes[0].x, codes[0].y), max(codes[1].x, codes[1].y));
-    if (!__any_sync(0xffffffffu, most > kLargestScale)) return;
-#pragma unroll
-    for (int step = 0; step < kHalfSteps; ++step)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint2 code = codes[step / 2];
-        a[step][i] =
-            decoding::MultiplyPairs<S::kType>(a[step][i], BeyondLargest(i % 2 ? code.y : code.x));
-      }
-  }
-  // 2^(code - kLargestScale), or 1, twice; 255 is NaN.
-  static __device__ __forceinline__ uint32_t BeyondLargest(uint32_t code) {
-    const uint32_t number = code == 255            ? 0x7fc0u
-                            : code > kLargestScale ? (code - kLargestScale + 127) << 7
-                                                   : 0x3f80u;
-    return number * 0x10001u;
   }
   __device__ __forceinline__ void Release(int place) const {
     __syncwarp();

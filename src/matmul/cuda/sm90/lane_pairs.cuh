@@ -1,5 +1,6 @@
-// Codes in the registers of a lane that are wgmma's A, of rows of w. With c = lane % 4 a lane has
-// columns 2c, 2c + 1, 2c + 8 and 2c + 9 of 16: byte c of the words of two neighboring lines.
+// Codes in the registers of a lane that are wgmma's A, 16 columns at a time. With r = lane / 4 % 8
+// and c = lane % 4 a lane has columns 2c, 2c + 1, 2c + 8 and 2c + 9 of rows 2r and 2r + 1 of a
+// tile, which are A's rows r and r + 8.
 #pragma once
 #include "src/matmul/cuda/codes.cuh"
 
@@ -11,24 +12,41 @@ __device__ __forceinline__ int Kept(int value) {
   return value;
 }
 
+// Words of a line for rows 2r and 2r + 1.
+__device__ __forceinline__ uint2 LineAt(const char* codes, int line) {
+  return *reinterpret_cast<const uint2*>(codes + line * static_cast<int>(kLineBytes));
+}
+
+// Decode(codes, a, operands...): a step's codes, whose first line begins, for row 2r, at `codes`.
 // Numbers are kUnit times what codes stand for, or that times a scale.
+//
+// Unsigned 4-bit codes: byte c of the words of two neighboring lines.
 template <Format kFormat, DType kType>
 class LanePairs {
  public:
   static constexpr float kUnit = CountedSteps<kFormat, kType>::kUnit;
+  static constexpr int kStepBytes = 2 * static_cast<int>(kLineBytes);
 
   __device__ __forceinline__ LanePairs(uint32_t opaque_zero, int c)
       : steps_(opaque_zero), bytes_(static_cast<uint32_t>(Kept((c | (4 + c) << 4) * 0x101))) {}
 
-  // The pairs of two words of a row. bias: none, or CountedSteps::BiasOf.
+  // biases: none, or CountedSteps::BiasOf for both rows.
+  template <class... Biases>
+  __device__ __forceinline__ void Decode(const char* codes, uint32_t (&a)[4],
+                                         Biases... biases) const {
+    const uint2 first = LineAt(codes, 0), second = LineAt(codes, 1);
+    Row(first.x, second.x, a[0], a[2], biases.x...);
+    Row(first.y, second.y, a[1], a[3], biases.y...);
+  }
+
+ private:
   template <class... Bias>
-  __device__ __forceinline__ void Decode(uint32_t first, uint32_t second, uint32_t& low,
-                                         uint32_t& high, Bias... bias) const {
+  __device__ __forceinline__ void Row(uint32_t first, uint32_t second, uint32_t& low,
+                                      uint32_t& high, Bias... bias) const {
     const uint32_t twice = __byte_perm(first, second, bytes_);
     low = steps_.Pair(twice, bias...), high = steps_.Pair(twice >> 8, bias...);
   }
 
- private:
   const CountedSteps<kFormat, kType> steps_;
   const uint32_t bytes_;
 };
@@ -37,13 +55,17 @@ class LanePairs {
 template <>
 class LanePairs<Format::kE2M1, DType::kBF16> {
  public:
+  static constexpr float kUnit = 1.0f;
+  static constexpr int kStepBytes = 2 * static_cast<int>(kLineBytes);
+
   __device__ __forceinline__ LanePairs(uint32_t, int c)
       : bytes_(static_cast<uint32_t>(Kept(c * 0x11 | (4 + c) * 0x1100))) {}
 
-  // scale: decoding::E2M1Scale.
-  __device__ __forceinline__ void Decode(uint32_t first, uint32_t second, uint32_t& low,
-                                         uint32_t& high, uint32_t scale) const {
-    low = Pair(first, scale), high = Pair(second, scale);
+  // scales: decoding::E2M1Scale for both rows.
+  __device__ __forceinline__ void Decode(const char* codes, uint32_t (&a)[4], uint2 scales) const {
+    const uint2 first = LineAt(codes, 0), second = LineAt(codes, 1);
+    a[0] = Pair(first.x, scales.x), a[1] = Pair(first.y, scales.y);
+    a[2] = Pair(second.x, scales.x), a[3] = Pair(second.y, scales.y);
   }
 
  private:
@@ -56,5 +78,75 @@ class LanePairs<Format::kE2M1, DType::kBF16> {
 
   const uint32_t bytes_;
 };
+
+// Codes of 8 bits: half c % 2 of the words of lines c / 2 and 2 + c / 2.
+template <Format kFormat, DType kType>
+  requires(BitsOf(kFormat) == 8)
+class LanePairs<kFormat, kType> {
+ public:
+  static constexpr float kUnit = ByteNumbers<kFormat, kType>::kUnit;
+  static constexpr int kStepBytes = 4 * static_cast<int>(kLineBytes);
+
+  __device__ __forceinline__ LanePairs(uint32_t opaque_zero, int c)
+      : numbers_(opaque_zero),
+        line_(c / 2 * static_cast<int>(kLineBytes)),
+        halves_(c % 2 ? 0x7632u : 0x5410u) {}
+
+  __device__ __forceinline__ void Decode(const char* codes, uint32_t (&a)[4]) const {
+    const uint2 first = LineAt(codes + line_, 0), second = LineAt(codes + line_, 2);
+    numbers_.Decode(__byte_perm(first.x, second.x, halves_), a[0], a[2]);
+    numbers_.Decode(__byte_perm(first.y, second.y, halves_), a[1], a[3]);
+  }
+
+ private:
+  const ByteNumbers<kFormat, kType> numbers_;
+  const int line_;
+  const uint32_t halves_;
+};
+
+// The largest power of two that decoding::E2M1Scale takes in bf16, as e8m0 has it.
+inline constexpr uint32_t kLargestScale = 128;
+
+// 2^(code - kLargestScale), or 1, twice; 255 is NaN.
+__device__ __forceinline__ uint32_t BeyondLargest(uint32_t code) {
+  const uint32_t number = code == 255            ? 0x7fc0u
+                          : code > kLargestScale ? (code - kLargestScale + 127) << 7
+                                                 : 0x3f80u;
+  return number * 0x10001u;
+}
+
+// mxfp4's codes of some steps, by a warp, times their scales, which bf16 holds exactly. `scales`
+// has those of the tile, 16 bytes for each two steps; `pair`: r. A scale beyond kLargestScale
+// multiplies in two parts.
+template <int kSteps>
+__device__ __forceinline__ void DecodeScaled(const LanePairs<Format::kE2M1, DType::kBF16>& pairs,
+                                             const char* codes, const char* scales, int pair,
+                                             uint32_t (&a)[kSteps][4]) {
+  uint2 of_block[kSteps / 2];
+  uint32_t most = 0;
+#pragma unroll
+  for (int block = 0; block < kSteps / 2; ++block) {
+    const uint32_t both =
+        reinterpret_cast<const uint16_t*>(scales + block * static_cast<int>(kTileRows))[pair];
+    of_block[block] = {both & 255, both >> 8};
+    most = max(most, max(both & 255, both >> 8));
+  }
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const uint2 code = of_block[step / 2];
+    pairs.Decode(codes + step * pairs.kStepBytes, a[step],
+                 uint2{decoding::E2M1Scale<DType::kBF16>(min(code.x, kLargestScale)),
+                       decoding::E2M1Scale<DType::kBF16>(min(code.y, kLargestScale))});
+  }
+  if (!__any_sync(0xffffffffu, most > kLargestScale)) return;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint2 code = of_block[step / 2];
+      a[step][i] =
+          decoding::MultiplyPairs<DType::kBF16>(a[step][i], BeyondLargest(i % 2 ? code.y : code.x));
+    }
+}
 
 }  // namespace intarsia::matmul::sm90

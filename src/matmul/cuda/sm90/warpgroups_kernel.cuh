@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas)
     shared.ring.Init(1, S::kMultipliers / 32 / S::kParts);
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.x), cuda::PrefetchMap(maps.codes), cuda::PrefetchMap(maps.scales);
-    if constexpr (S::kPoints) cuda::PrefetchMap(maps.points);
+    if constexpr (S::kZeros) cuda::PrefetchMap(maps.zeros);
   }
   __syncthreads();
   // The same in all lanes, and by this the compiler knows it.
@@ -157,15 +157,15 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
                                          {halves.count, halves.tiles * words, halves.count}}};
   };
   INTARSIA_RETURN_IF_ERROR(
-      cuda::MakeWordMap(p.packed, tile, S::kTileBytes / 4, tiles_of(tile), maps.codes));
+      cuda::MakeWordMap(p.packed, tile, S::kBoxBytes / 4, tiles_of(tile), maps.codes));
   // Of each tile and group, so many words.
   const auto factors = [&](const void* data, int64_t words, CUtensorMap& map) {
     const auto [tiles, both] = tiles_of(p.groups * words);
-    const std::array<cuda::MapAxis, 3> groups{{{p.groups, words, 1}, tiles, both}};
+    const std::array<cuda::MapAxis, 3> groups{{{p.groups, words, GroupsOfStage(p)}, tiles, both}};
     return cuda::MakeWordMap(data, words, static_cast<int>(words), groups, map);
   };
   INTARSIA_RETURN_IF_ERROR(factors(p.scales.data, scales, maps.scales));
-  if (S::kPoints) INTARSIA_RETURN_IF_ERROR(factors(p.zeros.data, plan.zero_bytes / 4, maps.points));
+  if (S::kZeros) INTARSIA_RETURN_IF_ERROR(factors(p.zeros.data, plan.zero_bytes / 4, maps.zeros));
   cuda::LaunchConfig config{{CeilDiv<int64_t>(halves.tiles, halves.cta_tiles),
                              CeilDiv<int64_t>(p.m, S::kRows), plan.splits},
                             dim3(S::kThreads),
@@ -175,32 +175,57 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
   return cuda::Launch(context, kWarpgroupsCodesKernel<S>, config, p, plan, maps);
 }
 
-template <DType kType, bool kPoints>
-Status LaunchWarpgroupsWith(const QuantizedParams& p, const QuantizedPlan& plan,
-                            const CudaContext& context) {
-  const auto launch = [&]<int kRows, int kTiles, int kParts>() {
-    return LaunchWarpgroups<WarpgroupsConfig<kType, kRows, kTiles, kParts, kPoints>>(p, plan,
-                                                                                     context);
+template <DType kType, Format kFormat, bool kWide>
+Status LaunchManyRows(const QuantizedParams& p, const QuantizedPlan& plan,
+                      const CudaContext& context) {
+  const auto launch = [&]<int kRows, int kTiles>() {
+    return LaunchWarpgroups<WarpgroupsConfig<kType, kFormat, kWide, kRows, kTiles>>(p, plan,
+                                                                                    context);
+  };
+  const auto rows = [&]<int kRows>() {
+    // Sums of x take registers.
+    if constexpr (!kWide && kFormat == Format::kU4)
+      return launch.template operator()<kRows, kNarrowTiles>();
+    else
+      return plan.shape.tiles == kNarrowTiles ? launch.template operator()<kRows, kNarrowTiles>()
+                                              : launch.template operator()<kRows, kWideTiles>();
+  };
+  return plan.shape.rows == 32 ? rows.template operator()<32>() : rows.template operator()<64>();
+}
+
+template <DType kType, Format kFormat>
+Status LaunchAnyRows(const QuantizedParams& p, const QuantizedPlan& plan,
+                     const CudaContext& context) {
+  const auto launch = [&]<int kRows, int kParts>() {
+    return LaunchWarpgroups<WarpgroupsConfig<kType, kFormat, true, kRows, kFewRowsTiles, kParts>>(
+        p, plan, context);
   };
   const auto few = [&]<int kRows>() {
-    return plan.k_warps > 1 ? launch.template operator()<kRows, kFewRowsTiles, 2>()
-                            : launch.template operator()<kRows, kFewRowsTiles, 1>();
-  };
-  const auto more = [&]<int kRows>() {
-    return plan.shape.tiles == kNarrowTiles ? launch.template operator()<kRows, kNarrowTiles, 1>()
-                                            : launch.template operator()<kRows, kWideTiles, 1>();
+    return plan.k_warps > 1 ? launch.template operator()<kRows, 2>()
+                            : launch.template operator()<kRows, 1>();
   };
   if (plan.shape.rows == 8) return few.template operator()<8>();
   if (plan.shape.rows == 16) return few.template operator()<16>();
-  if (plan.shape.rows == 32) return more.template operator()<32>();
-  return more.template operator()<64>();
+  return LaunchManyRows<kType, kFormat, true>(p, plan, context);
 }
 
 template <DType kType>
 Status LaunchWarpgroupsOf(const QuantizedParams& p, const QuantizedPlan& plan,
                           const CudaContext& context) {
-  return p.zeros.data ? LaunchWarpgroupsWith<kType, true>(p, plan, context)
-                      : LaunchWarpgroupsWith<kType, false>(p, plan, context);
+  const bool wide = p.group % kStageColumns == 0;
+  if constexpr (kType == DType::kBF16)
+    if (p.format == Format::kE2M1)
+      return LaunchManyRows<kType, Format::kE2M1, false>(p, plan, context);
+  if (p.format == Format::kI8)
+    return wide ? LaunchManyRows<kType, Format::kI8, true>(p, plan, context)
+                : LaunchManyRows<kType, Format::kI8, false>(p, plan, context);
+  if (p.format == Format::kE4M3)
+    return LaunchManyRows<kType, Format::kE4M3, true>(p, plan, context);
+  if (p.format == Format::kU4)
+    return p.points ? LaunchAnyRows<kType, Format::kU4>(p, plan, context)
+                    : LaunchManyRows<kType, Format::kU4, false>(p, plan, context);
+  return wide ? LaunchAnyRows<kType, Format::kU4B8>(p, plan, context)
+              : LaunchManyRows<kType, Format::kU4B8, false>(p, plan, context);
 }
 
 }  // namespace intarsia::matmul::sm90

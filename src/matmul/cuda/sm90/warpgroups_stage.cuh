@@ -1,0 +1,136 @@
+// The stages of warpgroups.cuh: what a CTA has of them in shared memory, and how they come there.
+#pragma once
+#include "src/core/cuda/tma.cuh"
+#include "src/core/cuda/vec.cuh"
+#include "src/core/cuda/wgmma.cuh"
+#include "src/matmul/cuda/quantized_plan.h"
+#include "src/matmul/cuda/sm90/shared.cuh"
+
+namespace intarsia::matmul::sm90 {
+
+// kWide: a group of columns ends with a stage, where it may otherwise end with each block of 32.
+template <DType kType_, Format kFormat_, bool kWide_, int kRows_, int kTiles_, int kParts_ = 1>
+struct WarpgroupsConfig {
+  static constexpr DType kType = kType_;
+  static constexpr Format kFormat = kFormat_;
+  static constexpr bool kWide = kWide_;
+  static constexpr bool kZeros = kFormat == Format::kU4;
+  static constexpr bool kPoints = kZeros && kWide, kMinimums = kZeros && !kWide;
+  static constexpr bool kScalesCodes = kFormat == Format::kE2M1;
+  static_assert(!kWide || !kScalesCodes);
+  using T = cuda::DeviceT<kType>;
+  static constexpr int kRows = kRows_;  // of x
+  // Whether warps multiply by mma.sync.
+  static constexpr bool kByWarps = kRows <= kMostRowsByWarps;
+  // Warpgroups that take stages in turn, and add up their sums at the end.
+  static constexpr int kParts = kParts_;
+  // Tiles of a warp: two share what is read of x, where it is read by lanes.
+  static constexpr int kEach = kByWarps ? 2 : 1;
+  static constexpr int kTiles = kTiles_;
+  static constexpr int kMultiplying = kParts * kTiles / (4 * kEach);  // warpgroups
+  static constexpr int kMultipliers = kMultiplying * cuda::kWarpgroupThreads;
+  static constexpr int kThreads = kMultipliers + (kByWarps ? 32 : cuda::kWarpgroupThreads);
+  static constexpr int kCtas = WarpgroupsCtas(kRows, kParts);  // of a multiprocessor
+  // The copying warpgroup gives registers to those that multiply, unless kByWarps.
+  static constexpr int kAtStart = 65536 / kThreads / 8 * 8;
+  static constexpr int kCopying = kMultiplying == 3 ? 40 : 32;
+  static constexpr int kMultiplyingRegisters =
+      (kAtStart + (kAtStart - kCopying) / kMultiplying) / 8 * 8;
+  static constexpr int kXBytes = kRows * kStageColumns * 2;
+  // A box has so many bytes of a tile's codes: half of a stage's, where these have 8 bits.
+  static constexpr int kBoxBytes = kStageColumns * static_cast<int>(kTileRows) / 2;
+  static constexpr int kBoxes = static_cast<int>(BitsOf(kFormat)) / 4;
+  static constexpr int kMostScaleBytes =
+      kTiles * static_cast<int>(kTileRows) * (kWide || kScalesCodes ? 4 : 16);
+  static constexpr int kMostZeroBytes = kPoints     ? kTiles * static_cast<int>(kTileRows)
+                                        : kMinimums ? kMostScaleBytes
+                                                    : 0;
+  // Boxes begin at multiples of 128 bytes.
+  static constexpr int kFactorBytes = (kMostScaleBytes + kMostZeroBytes + 127) / 128 * 128;
+  static constexpr int kStages = WarpgroupsStages({kRows, kTiles}, kParts, kFormat, kWide);
+  // A place of the ring is always the same part's: another one could find it a round behind.
+  static_assert(kStages % kParts == 0);
+  static constexpr int kPitch = kTiles * static_cast<int>(kTileRows) + 4;  // of sums, for the banks
+};
+
+template <class S>
+struct alignas(cuda::kSwizzleAtomBytes) WarpgroupsShared {
+  struct Stage {
+    alignas(cuda::kSwizzleAtomBytes) char x[S::kXBytes];
+    alignas(cuda::kSwizzleAtomBytes) char codes[S::kBoxes][S::kTiles][S::kBoxBytes];
+  };
+  union {
+    Stage stages[S::kStages];
+    float sums[S::kParts][S::kRows * S::kPitch];  // when all stages are read
+  };
+  // Four of them, at a multiple of 4.
+  __device__ __forceinline__ float4* Sums(int part, int at) {
+    return reinterpret_cast<float4*>(sums[part] + at);
+  }
+  __device__ __forceinline__ const float4* Sums(int part, int at) const {
+    return reinterpret_cast<const float4*>(sums[part] + at);
+  }
+  // Scales one after the other; then points, or minimums.
+  alignas(128) char factors[S::kStages][S::kFactorBytes];
+  Ring<S::kStages> ring;
+};
+
+// What a CTA computes: stages [begin, end) of the sum, for tiles from first_tile on.
+struct WarpgroupsTask {
+  int64_t first_tile;
+  int tiles, first_row, begin, end;
+};
+
+// The tiles that CTAs have one after the other: those of w, or, with a gating, of gates beside
+// those of their ups.
+template <class S>
+struct WarpgroupsHalves {
+  INTARSIA_HOST_DEVICE explicit WarpgroupsHalves(const QuantizedParams& p)
+      : count(p.gating.is_there ? 2 : 1), cta_tiles(S::kTiles / count), tiles(p.tiles / count) {}
+  int count, cta_tiles;
+  int64_t tiles;
+};
+
+struct WarpgroupsMaps {
+  CUtensorMap x, codes, scales, zeros;  // words of a tile, group, tile, half
+};
+
+// Groups of columns that a stage has.
+INTARSIA_HOST_DEVICE inline int GroupsOfStage(const QuantizedParams& p) {
+  return p.group < kStageColumns ? kStageColumns / static_cast<int>(p.group) : 1;
+}
+
+// By one thread. Boxes end with zeros where x, or w, ends. Weights wait for the kernel before this
+// one as x does: it may have computed them, or cut them out of those of all layers.
+template <class S>
+__device__ __forceinline__ void CopyStages(const QuantizedParams& p, const QuantizedPlan& plan,
+                                           const WarpgroupsMaps& maps, const WarpgroupsTask& task,
+                                           WarpgroupsShared<S>& shared) {
+  const int groups = GroupsOfStage(p), tile = static_cast<int>(task.first_tile);
+  const bool once = gridDim.y == 1;  // no other rows of x meet these weights
+  cuda::AwaitPrevious();
+  cuda::LetNextBegin();  // not earlier: the next kernel's CTAs would take the places of this one's
+  cuda::RingPlace<S::kStages> place;
+  for (int i = task.begin; i < task.end; ++i, place.Next()) {
+    auto& full = shared.ring.full[place.index];
+    auto& stage = shared.stages[place.index];
+    shared.ring.empty[place.index].Wait(place.parity ^ 1);
+    full.ArriveExpecting(S::kXBytes + S::kTiles * (S::kBoxes * S::kBoxBytes +
+                                                   groups * (plan.scale_bytes + plan.zero_bytes)));
+#pragma unroll
+    for (int box = 0; box < S::kBoxes; ++box)
+      cuda::CopyBox<3>(stage.codes[box], maps.codes,
+                       {(i * S::kBoxes + box) * (S::kBoxBytes / 4), tile, 0}, full, once);
+    char* const factors = shared.factors[place.index];
+    const int group = i * kStageColumns / static_cast<int>(p.group);
+    cuda::CopyBox<4>(factors, maps.scales, {0, group, tile, 0}, full, once);
+    if constexpr (S::kZeros)
+      cuda::CopyBox<4>(factors + S::kMostScaleBytes, maps.zeros, {0, group, tile, 0}, full, once);
+#pragma unroll
+    for (int panel = 0; panel < 2; ++panel)
+      cuda::CopyBox<2>(stage.x + panel * (S::kXBytes / 2), maps.x,
+                       {i * kStageColumns + panel * cuda::kPanelColumns, task.first_row}, full);
+  }
+}
+
+}  // namespace intarsia::matmul::sm90
