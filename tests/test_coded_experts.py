@@ -41,11 +41,10 @@ def test_decoded_experts_against_f64(case) -> None:
     [
         (2047, "u4", "bfloat16", 4, False),
         (2048, "u4", "bfloat16", 4, True),
-        (2048, "u4b8", "bfloat16", 4, False),
-        (4096, "u4b8", "bfloat16", 4, True),
-        (4096, "u4b8", "float16", 4, True),
-        (4096, "u4b8", "float32", 4, False),
-        (4096, "u4b8", "bfloat16", 1 << 20, False),  # decoded they would have 6 GB
+        (2048, "u4b8", "bfloat16", 4, True),
+        (2048, "u4b8", "float16", 4, True),
+        (2048, "u4b8", "float32", 4, False),
+        (2048, "u4b8", "bfloat16", 1 << 20, False),  # decoded they would have 6 GB
     ],
 )
 def test_many_tokens_take_decoded_experts_on_a_gpu(tokens, format, dtype, experts, decodes) -> None:
@@ -70,3 +69,33 @@ def test_many_tokens_take_decoded_experts_on_a_gpu(tokens, format, dtype, expert
 
     assert ops("cuda") == {"fused_experts" if decodes else OP}
     assert ops("cpu") == {OP}
+
+
+@pytest.mark.parametrize(
+    ("format", "dtype", "group", "zeros", "multiplies"),
+    [
+        ("u4b8", "float16", 128, None, True),
+        ("u4b8", "bfloat16", 0, None, True),
+        ("u4b8", "bfloat16", 64, None, False),
+        ("u4", "bfloat16", 256, "uint8", True),
+        ("u4", "bfloat16", 128, "float16", False),
+        ("u4", "bfloat16", 128, None, False),
+        ("e2m1", "bfloat16", 32, None, True),
+        ("e2m1", "float16", 32, None, False),
+        ("i8", "bfloat16", 128, None, False),
+    ],
+)
+def test_hopper_decodes_later_what_wgmma_multiplies(
+    format, dtype, group, zeros, multiplies, monkeypatch
+) -> None:
+    operands = {"x": jax.ShapeDtypeStruct((2048, 256), dtype)}
+    for name in ("w1", "w2"):
+        operands[name] = jax.ShapeDtypeStruct(
+            (4, 32, 8, 8 if format == "i8" else 4, 16, 4), "uint8"
+        )
+        operands[f"{name}_scales"] = jax.ShapeDtypeStruct((4, 32, 2, 16), "float16")
+        operands[f"{name}_zeros"] = zeros and jax.ShapeDtypeStruct((4, 32, 2, 16), zeros)
+    attributes = DEFAULTS | {"format": format, "w1_group": group, "w2_group": group}
+    assert _coded_experts._pays_to_decode(operands, attributes)
+    monkeypatch.setattr(_coded_experts, "is_hopper", lambda: True)
+    assert _coded_experts._pays_to_decode(operands, attributes) != multiplies

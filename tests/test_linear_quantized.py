@@ -118,13 +118,13 @@ def test_weights_that_a_gpu_decodes_first(case) -> None:
 @pytest.mark.parametrize(
     ("rows", "format", "dtype", "scales", "decodes"),
     [
-        (1023, "u4", "bfloat16", "float32", False),
-        (1024, "u4", "bfloat16", "float32", True),
-        (1024, "u4b8", "bfloat16", "float32", False),
-        (4096, "u4b8", "bfloat16", "float32", True),
-        (4096, "u4b8", "float16", "float16", True),
-        (4096, "u4b8", "float16", "float32", False),
-        (4096, "u4b8", "float32", "float32", False),
+        (511, "u4", "bfloat16", "float32", False),
+        (512, "u4", "bfloat16", "float32", True),
+        (512, "e2m1", "bfloat16", "float32", False),
+        (1024, "e2m1", "bfloat16", "float32", True),
+        (512, "u4b8", "float16", "float16", True),
+        (512, "u4b8", "float16", "float32", False),
+        (512, "u4b8", "float32", "float32", False),
     ],
 )
 def test_many_rows_take_decoded_weights_on_a_gpu(rows, format, dtype, scales, decodes) -> None:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
@@ -13,14 +14,15 @@ from jax.typing import ArrayLike
 from intarsia import _native
 from intarsia.jax import wire
 from intarsia.jax._call import abstract, as_array
+from intarsia.jax._platforms import is_hopper
 from intarsia.jax._quantized import decoded_stack, pays_to_decode
 from intarsia.jax._types import refuse_sharded, vary_alike
 
 _NAME = "fused_experts_quantized"
 _PARAMETERS = inspect.signature(wire.fused_experts_quantized).parameters.values()
 _ATTRIBUTES = [p.name for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY]
-_FEWEST_DECODED = 2048
-"""Tokens from which a GPU decodes all experts first (docs/notebook/weights_in_codes.md, "Many rows")."""
+_FEWEST_DECODED, _FEWEST_DECODED_ON_HOPPER = 2048, 16384
+"""Tokens from which a GPU decodes all experts first; the second where wgmma multiplies codes (docs/notebook/weights_in_codes.md, "Many rows")."""
 _MOST_DECODED_BYTES = 4 << 30
 """Of decoded weights of a layer, for which a program needs room."""
 _OF_CODES = ("format", "w1_group", "w2_group", "zeros_are")
@@ -53,8 +55,8 @@ def fused_experts_quantized(
     """The gated MLPs of each token's experts, with weights in 8 bits or less.
 
     `fused_experts` of decoded weights, which `intarsia.repack` packs. It is one custom call, in which codes become numbers in registers.
-    With 2048 tokens and more (u4b8: 4096) of bf16, or of f16 with scales in f16, a GPU decodes a layer's weights to T first, unless that
-    takes more than 4 GiB.
+    With 2048 tokens and more of bf16, or of f16 with scales in f16, a GPU decodes a layer's weights to T first, unless that takes more
+    than 4 GiB. Hopper does so from 16384 tokens on, for 4 bits in groups of 128, and for mxfp4 with bf16.
 
     Args:
       x: [..., 16*u] T; tokens.
@@ -128,9 +130,29 @@ def _pays_to_decode(operands: dict[str, Any], attributes: dict[str, Any]) -> boo
     _, c, *_ = w1.shape
     weights = len(w1) * 16 * (c * x.shape[-1] + w2.shape[1] * 8 * c)
     scales = [operands["w1_scales"], operands["w2_scales"]]
+    by_wgmma = is_hopper() and _are_multiplied_by_wgmma(operands, attributes)
     return weights * x.dtype.itemsize <= _MOST_DECODED_BYTES and pays_to_decode(
-        x, attributes["format"], scales, fewest=_FEWEST_DECODED
+        x, scales, fewest=_FEWEST_DECODED_ON_HOPPER if by_wgmma else _FEWEST_DECODED
     )
+
+
+def _are_multiplied_by_wgmma(operands: dict[str, Any], attributes: dict[str, Any]) -> bool:
+    """Whether Hopper's kernel for groups of many rows takes both products (`PlanGroupsHopper` in src/matmul/cuda)."""
+    x, zeros = operands["x"], [operands["w1_zeros"], operands["w2_zeros"]]
+    wide = attributes["w1_group"] % 128 == 0 and attributes["w2_group"] % 128 == 0
+    points = attributes["zeros_are"] == "points" and all(
+        z is not None and z.dtype == jnp.uint8 for z in zeros
+    )
+    plain = all(z is None for z in zeros)
+    match attributes["format"]:
+        case "e2m1":
+            return plain and x.dtype == jnp.bfloat16
+        case "u4b8":
+            return plain and wide
+        case "u4":
+            return wide and points
+        case _:
+            return False
 
 
 def _decoded(attributes: dict[str, Any], operands: dict[str, Any]) -> jax.Array:

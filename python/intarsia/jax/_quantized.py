@@ -21,8 +21,8 @@ from intarsia.jax._types import refuse_sharded, vary_alike
 _NAME = "linear_quantized"
 _OPERANDS = ("x", *ARRAYS, "bias")
 functions_with_gradient.add(_NAME)
-_FEWEST_DECODED, _FEWEST_DECODED_U4B8 = 1024, 4096
-"""Rows of x from which a GPU decodes the weights first (docs/notebook/weights_in_codes.md, "Many rows")."""
+_FEWEST_DECODED, _FEWEST_DECODED_4_BITS = 512, 1024
+"""Rows of x from which a GPU decodes the weights first; the second for 4 bits in groups of 128, and mxfp4 (docs/notebook/weights_in_codes.md, "Many rows")."""
 
 jax.tree_util.register_dataclass(
     PackedWeight,
@@ -49,8 +49,8 @@ def linear_quantized(
 
     `w = scales * (q - zeros)`, or `scales * q + zeros` where zeros are minimums; q is what a code stands for. `intarsia.repack` makes
     the operands from the formats of checkpoints, and says how they lie. Sums are f32 and rounded once. In a program for a CPU or an
-    NVIDIA GPU it is one custom call, in which codes become numbers in registers. With 1024 rows and more (u4b8: 4096) of bf16, or of f16
-    with scales in f16, a GPU decodes the weights to T first, and the product is XLA's. On any other platform it is XLA's product with
+    NVIDIA GPU it is one custom call, in which codes become numbers in registers. With many rows of bf16, or of f16 with scales in f16, a
+    GPU decodes the weights to T first, and the product is XLA's: from 512 rows on, from 1024 for 4 bits in groups of 128, and mxfp4. On any other platform it is XLA's product with
     weights decoded to f32. It takes part in vmap, grad, shard_map and export.
 
     Args:
@@ -228,18 +228,20 @@ def _by_op(*arrays: jax.Array, form: _Form) -> jax.Array:
         return call(_NAME, form.spread(arrays), **form.attributes)[0]
 
     x, _, scales, *_ = arrays
-    if not pays_to_decode(x, form.format, [scales], fewest=_FEWEST_DECODED):
+    is_fast = form.format == "e2m1" or (form.format in ("u4", "u4b8") and form.group % 128 == 0)
+    fewest = _FEWEST_DECODED_4_BITS if is_fast else _FEWEST_DECODED
+    if not pays_to_decode(x, [scales], fewest=fewest):
         return in_registers(*arrays)
     decode = functools.partial(_by_decoding, form=form)
     return lax.platform_dependent(*arrays, cuda=decode, default=in_registers)
 
 
-def pays_to_decode(x: jax.Array, format: str, scales: Sequence[jax.Array], *, fewest: int) -> bool:
-    """Whether weights are to be numbers of x's type on a GPU: from `fewest` rows on, or later for u4b8, whose kernels are faster."""
+def pays_to_decode(x: jax.Array, scales: Sequence[jax.Array], *, fewest: int) -> bool:
+    """Whether weights are to be numbers of x's type on a GPU, from `fewest` rows on."""
     rows = x.size // max(x.shape[-1], 1)
     # f16 may not hold them, unless their scales are f16 as well.
     fits = all(x.dtype == jnp.bfloat16 or x.dtype == s.dtype == jnp.float16 for s in scales)
-    return fits and rows >= (_FEWEST_DECODED_U4B8 if format == "u4b8" else fewest)
+    return fits and rows >= fewest
 
 
 def _by_decoding(*arrays: jax.Array, form: _Form) -> jax.Array:
