@@ -22,7 +22,7 @@ _NAME = "fused_experts_quantized"
 _PARAMETERS = inspect.signature(wire.fused_experts_quantized).parameters.values()
 _ATTRIBUTES = [p.name for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY]
 _FEWEST_DECODED, _FEWEST_DECODED_ON_HOPPER = 2048, 16384
-"""Tokens from which a GPU decodes all experts first; the second where wgmma multiplies codes (docs/notebook/weights_in_codes.md, "Many rows")."""
+"""Tokens from which a GPU decodes all experts first; the second where wgmma multiplies codes (docs/notebook/many_rows_of_codes.md)."""
 _MOST_DECODED_BYTES = 4 << 30
 """Of decoded weights of a layer, for which a program needs room."""
 _OF_CODES = ("format", "w1_group", "w2_group", "zeros_are")

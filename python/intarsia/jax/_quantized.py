@@ -22,7 +22,7 @@ _NAME = "linear_quantized"
 _OPERANDS = ("x", *ARRAYS, "bias")
 functions_with_gradient.add(_NAME)
 _FEWEST_DECODED, _FEWEST_DECODED_4_BITS = 512, 1024
-"""Rows of x from which a GPU decodes the weights first; the second for 4 bits in groups of 128, and mxfp4 (docs/notebook/weights_in_codes.md, "Many rows")."""
+"""Rows of x from which a GPU decodes the weights first; the second for 4 bits in groups of 128, and mxfp4 (docs/notebook/many_rows_of_codes.md)."""
 
 jax.tree_util.register_dataclass(
     PackedWeight,

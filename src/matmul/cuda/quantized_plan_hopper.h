@@ -16,7 +16,7 @@ bool IsRowFaster(const QuantizedParams& params, const cuda::Device& device);
 bool PlanWarpgroups(const QuantizedParams& params, const cuda::Device& device, QuantizedPlan& plan);
 
 // kGroupsHopper, or kGroupsWarpgroups, for `here` groups that have `mean` rows each. Shapes are the
-// fastest ones of layers of experts (docs/notebook/weights_in_codes.md).
+// fastest ones of layers of experts (docs/notebook/many_rows_of_codes.md, weights_in_codes.md).
 bool PlanGroupsHopper(const QuantizedGroupsParams& params, int64_t here, int64_t mean,
                       const cuda::Device& device, QuantizedPlan& plan);
 
