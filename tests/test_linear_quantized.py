@@ -120,8 +120,7 @@ def test_weights_that_a_gpu_decodes_first(case) -> None:
     [
         (511, "u4", "bfloat16", "float32", False),
         (512, "u4", "bfloat16", "float32", True),
-        (512, "e2m1", "bfloat16", "float32", False),
-        (1024, "e2m1", "bfloat16", "float32", True),
+        (512, "e2m1", "bfloat16", "float8_e8m0fnu", True),
         (512, "u4b8", "float16", "float16", True),
         (512, "u4b8", "float16", "float32", False),
         (512, "u4b8", "float32", "float32", False),
@@ -143,6 +142,31 @@ def test_many_rows_take_decoded_weights_on_a_gpu(rows, format, dtype, scales, de
     assert ("dot_general" in program("cuda")) == decodes
     assert ("custom_call" in program("cuda")) != decodes
     assert "custom_call" in program("cpu")
+
+
+def test_hopper_decodes_later_what_it_multiplies_fast(monkeypatch) -> None:
+    packed = jax.ShapeDtypeStruct((1, 8, 4, 16, 4), "uint8")
+
+    def decodes(format: str, group: int, scales: str, zeros: str | None, rows: int = 512) -> bool:
+        factors = [t and jax.ShapeDtypeStruct((1, 256 // group, 16), t) for t in (scales, zeros)]
+
+        def layer(x, packed, scales, zeros):
+            return ij.linear_quantized(x, packed, scales, zeros, format=format, group=group)
+
+        operands = (jax.ShapeDtypeStruct((rows, 256), "bfloat16"), packed, *factors)
+        program = jax.jit(layer).trace(*operands).lower(lowering_platforms=("cuda",))
+        return "dot_general" in program.as_text()
+
+    assert decodes("u4b8", 128, "float16", None)
+    monkeypatch.setattr(_quantized, "is_hopper", lambda: True)
+    jax.clear_caches()
+    assert not decodes("u4b8", 128, "float16", None)
+    assert decodes("u4b8", 128, "float16", None, rows=1024)
+    assert decodes("u4b8", 64, "float16", None)
+    assert not decodes("u4", 128, "float16", "uint8")
+    assert decodes("u4", 128, "float16", "float16")
+    assert not decodes("e2m1", 32, "float8_e8m0fnu", None)
+    jax.clear_caches()
 
 
 def test_leading_axes_vmap_and_grad() -> None:

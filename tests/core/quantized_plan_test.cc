@@ -330,14 +330,14 @@ TEST(QuantizedPlan, ManyRowsOfOtherFormatsAreMultipliedByWarpgroups) {
   EXPECT_NE(plan_of(64, Format::kU4, 32, DType::kF16, outer).kernel, kWarpgroups);
 }
 
-// What LaunchWarpgroupsWith has instances of, in clusters that a GPU takes.
+// What LaunchWarpgroupsOf has instances of, in clusters that a GPU takes.
 TEST(QuantizedPlan, WarpgroupsAreCutAsKernelsAreBuilt) {
   int found = 0;
   for (const auto& [name, device] : kGpus)
     for (const int64_t m : {1, 4, 8, 9, 16, 17, 33, 65, 300})
       for (const int64_t n : {16, 256, 4096, 6144, 28672, 262144})
         for (const int64_t k : {128, 384, 4096, 14336, 131072}) {
-          const QuantizedPlan plan = PlanFor(ParamsOf(m, n, k, 128), device);
+          const QuantizedPlan plan = PlanFor(ParamsOf(m, n, k, k % 3 ? 128 : 32), device);
           if (plan.kernel != QuantizedKernelKind::kWarpgroups) continue;
           ++found;
           const QuantizedShape& shape = plan.shape;
@@ -434,6 +434,7 @@ TEST(QuantizedPlan, ReportsWhatAGpuGets) {
   EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 64"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "weights in int4 with zeros, rows: 16"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "128 experts in mxfp4, rows: 16"), "Hopper");
+  EXPECT_EQ(kernel_of("H200", "128 experts in int4, rows: 2048"), "Hopper, many rows");
   EXPECT_EQ(kernel_of("H200", "128 experts in int8, rows: 16"),
             "portable, codes streamed past rows");
 }

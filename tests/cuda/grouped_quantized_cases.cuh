@@ -13,13 +13,15 @@ struct QuantizedGroupsCase {
   QuantizedCase all;  // c: tiles of all matrices; m: rows of x
   int64_t count = 1, experts = 1, offset = 0, rows = 0;
   std::vector<int32_t> sizes, taken;  // taken: empty, or which row of x each row has
+  bool is_infinite = false;           // whether all scales are; then no row has one of x
   std::string Name() const {
     return Text(count, " of ", experts, " groups from ", offset, " on, rows ", rows,
                 taken.empty() ? "" : ", gathered", ": ", all.Name());
   }
 };
 
-// Changed to one that sm90/grouped_codes.cuh takes; returns the tiles of a matrix.
+// Changed to one that sm90/grouped_codes.cuh takes, or with many rows sm90/grouped_warpgroups.cuh;
+// returns the tiles of a matrix.
 inline int64_t DrawForHopper(QuantizedCase& c, std::mt19937& random) {
   const bool integers = random() % 3, points = integers && random() % 2, many = random() % 6 == 0;
   c.dtype = random() % 2 ? kBF16 : kF16;
@@ -27,6 +29,7 @@ inline int64_t DrawForHopper(QuantizedCase& c, std::mt19937& random) {
   c.format = points ? Format::kU4 : integers ? Format::kU4B8 : Format::kE2M1;
   c.group = points ? 128 << random() % 2 : integers ? 32 << random() % 4 : 32;
   c.scale = !integers ? DType::kF8E8M0 : random() % 2 ? kBF16 : kF16;
+  if (integers && c.group >= 128 && random() % 3 == 0) c.scale = kF32;
   c.zero = points ? DType::kU8 : DType::kOther;
   c.points = points;
   c.outer = DType::kOther, c.outers = c.shift = 0;
@@ -54,8 +57,10 @@ inline QuantizedGroupsCase RandomQuantizedGroups(std::mt19937& random, bool for_
     g.sizes.push_back(static_cast<int32_t>(random() % (2 * g.rows / g.experts + 2)) - 1);
   if (random() % 2) {
     g.all.m = 1 + random() % 20;
+    g.is_infinite =
+        for_hopper && g.all.scale == kF32 && g.all.zero == DType::kOther && random() % 2;
     for (int64_t i = 0; i < g.rows; ++i)
-      g.taken.push_back(static_cast<int32_t>(random() % (g.all.m + 2)) - 1);
+      g.taken.push_back(g.is_infinite ? -1 : static_cast<int32_t>(random() % (g.all.m + 2)) - 1);
   }
   return g;
 }
@@ -96,8 +101,10 @@ inline double WorstGroupedError(const QuantizedGroupsCase& g, const QuantizedOpe
 inline bool CheckQuantizedGroups(const QuantizedGroupsCase& g, std::mt19937& random,
                                  double& worst) {
   using attention::DeviceArray;
-  const QuantizedOperands o(g.all, random);
+  QuantizedOperands o(g.all, random);
   const QuantizedCase& c = o.c;
+  if (g.is_infinite)
+    for (int64_t i = 0; i < c.c * c.groups() * kTileRows; ++i) o.scales.Set(i, INFINITY);
   const DeviceArray<char> x(o.x.bits()), packed(o.packed), scales(o.scales.bits()),
       zeros(o.zeros.bits()), bias(o.bias.bits());
   const DeviceArray<int32_t> sizes(g.sizes), taken(g.taken),

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
@@ -15,14 +14,17 @@ from intarsia import _native
 from intarsia.jax import wire
 from intarsia.jax._call import abstract, as_array
 from intarsia.jax._platforms import is_hopper
-from intarsia.jax._quantized import decoded_stack, pays_to_decode
+from intarsia.jax._quantized import are_4_bits_of_hopper, decoded_stack, pays_to_decode
 from intarsia.jax._types import refuse_sharded, vary_alike
 
 _NAME = "fused_experts_quantized"
 _PARAMETERS = inspect.signature(wire.fused_experts_quantized).parameters.values()
 _ATTRIBUTES = [p.name for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY]
 _FEWEST_DECODED, _FEWEST_DECODED_ON_HOPPER = 2048, 16384
-"""Tokens from which a GPU decodes all experts first; the second where wgmma multiplies codes (docs/notebook/many_rows_of_codes.md)."""
+"""Tokens from which a GPU decodes all experts first; the second where wgmma multiplies codes.
+
+docs/notebook/many_rows_of_codes.md has the figures.
+"""
 _MOST_DECODED_BYTES = 4 << 30
 """Of decoded weights of a layer, for which a program needs room."""
 _OF_CODES = ("format", "w1_group", "w2_group", "zeros_are")
@@ -137,22 +139,21 @@ def _pays_to_decode(operands: dict[str, Any], attributes: dict[str, Any]) -> boo
 
 
 def _are_multiplied_by_wgmma(operands: dict[str, Any], attributes: dict[str, Any]) -> bool:
-    """Whether Hopper's kernel for groups of many rows takes both products (`PlanGroupsHopper` in src/matmul/cuda)."""
-    x, zeros = operands["x"], [operands["w1_zeros"], operands["w2_zeros"]]
-    wide = attributes["w1_group"] % 128 == 0 and attributes["w2_group"] % 128 == 0
-    points = attributes["zeros_are"] == "points" and all(
-        z is not None and z.dtype == jnp.uint8 for z in zeros
+    """Whether Hopper's kernel for groups of many rows takes both products."""
+    x = operands["x"]
+    between = jax.ShapeDtypeStruct((1, 8 * operands["w1"].shape[1]), x.dtype)  # the products
+    form = {"format": attributes["format"], "zeros_are": attributes["zeros_are"]}
+    return all(
+        of.shape[-1] % 32 == 0
+        and are_4_bits_of_hopper(
+            of,
+            operands[f"{name}_scales"],
+            operands[f"{name}_zeros"],
+            group=attributes[f"{name}_group"],
+            **form,
+        )
+        for name, of in (("w1", x), ("w2", between))
     )
-    plain = all(z is None for z in zeros)
-    match attributes["format"]:
-        case "e2m1":
-            return plain and x.dtype == jnp.bfloat16
-        case "u4b8":
-            return plain and wide
-        case "u4":
-            return wide and points
-        case _:
-            return False
 
 
 def _decoded(attributes: dict[str, Any], operands: dict[str, Any]) -> jax.Array:

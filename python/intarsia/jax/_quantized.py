@@ -15,14 +15,17 @@ from intarsia.jax import wire
 from intarsia.jax._call import abstract, as_array, call
 from intarsia.jax._grad import functions_with_gradient
 from intarsia.jax._linear import linear, product_by_xla
-from intarsia.jax._platforms import with_fallback
+from intarsia.jax._platforms import is_hopper, with_fallback
 from intarsia.jax._types import refuse_sharded, vary_alike
 
 _NAME = "linear_quantized"
 _OPERANDS = ("x", *ARRAYS, "bias")
 functions_with_gradient.add(_NAME)
 _FEWEST_DECODED, _FEWEST_DECODED_4_BITS = 512, 1024
-"""Rows of x from which a GPU decodes the weights first; the second for 4 bits in groups of 128, and mxfp4 (docs/notebook/many_rows_of_codes.md)."""
+"""Rows of x from which a GPU decodes the weights first; the second for 4 bits on Hopper.
+
+docs/notebook/many_rows_of_codes.md has the figures.
+"""
 
 jax.tree_util.register_dataclass(
     PackedWeight,
@@ -50,7 +53,8 @@ def linear_quantized(
     `w = scales * (q - zeros)`, or `scales * q + zeros` where zeros are minimums; q is what a code stands for. `intarsia.repack` makes
     the operands from the formats of checkpoints, and says how they lie. Sums are f32 and rounded once. In a program for a CPU or an
     NVIDIA GPU it is one custom call, in which codes become numbers in registers. With many rows of bf16, or of f16 with scales in f16, a
-    GPU decodes the weights to T first, and the product is XLA's: from 512 rows on, from 1024 for 4 bits in groups of 128, and mxfp4. On any other platform it is XLA's product with
+    GPU decodes the weights to T first, and the product is XLA's. It does so from 512 rows on, Hopper from 1024 on for mxfp4 and for 4 bits
+    in groups of 128. On any other platform it is XLA's product with
     weights decoded to f32. It takes part in vmap, grad, shard_map and export.
 
     Args:
@@ -227,9 +231,9 @@ def _by_op(*arrays: jax.Array, form: _Form) -> jax.Array:
     def in_registers(*arrays: jax.Array) -> jax.Array:
         return call(_NAME, form.spread(arrays), **form.attributes)[0]
 
-    x, _, scales, *_ = arrays
-    is_fast = form.format == "e2m1" or (form.format in ("u4", "u4b8") and form.group % 128 == 0)
-    fewest = _FEWEST_DECODED_4_BITS if is_fast else _FEWEST_DECODED
+    x, _, scales, zeros, outer_scales, *_ = form.spread(arrays)
+    is_fast = outer_scales is None and are_4_bits_of_hopper(x, scales, zeros, **form.attributes)
+    fewest = _FEWEST_DECODED_4_BITS if is_hopper() and is_fast else _FEWEST_DECODED
     if not pays_to_decode(x, [scales], fewest=fewest):
         return in_registers(*arrays)
     decode = functools.partial(_by_decoding, form=form)
@@ -242,6 +246,30 @@ def pays_to_decode(x: jax.Array, scales: Sequence[jax.Array], *, fewest: int) ->
     # f16 may not hold them, unless their scales are f16 as well.
     fits = all(x.dtype == jnp.bfloat16 or x.dtype == s.dtype == jnp.float16 for s in scales)
     return fits and rows >= fewest
+
+
+def are_4_bits_of_hopper(
+    x: jax.Array | jax.ShapeDtypeStruct,
+    scales: Any,
+    zeros: Any,
+    *,
+    format: str,
+    group: int,
+    zeros_are: str,
+    **_: Any,
+) -> bool:
+    """Whether Hopper's kernels for many rows decode such weights fast: 4 bits in groups of 128 columns, or mxfp4.
+
+    src/matmul/cuda/quantized_plan_hopper.cc has the rules.
+    """
+    k = x.shape[-1]
+    if format == "e2m1":
+        mx = scales.dtype == jnp.float8_e8m0fnu and group == 32 and zeros is None
+        return mx and x.dtype == jnp.bfloat16
+    wide = (group or -(-k // 32) * 32) % 128 == 0 and scales.dtype.itemsize > 1
+    if zeros is None:
+        return wide and format == "u4b8"
+    return wide and format == "u4" and zeros_are == "points" and zeros.dtype == jnp.uint8
 
 
 def _by_decoding(*arrays: jax.Array, form: _Form) -> jax.Array:

@@ -77,6 +77,8 @@ Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
   if (params.groups.m == 0 || params.each.tiles == 0) return {};
   if (params.each.scales.outer || params.each.zeros.outer)
     return Unimplemented("groups of rows with outer factors: on GPUs they are not built");
+  if (params.each.gating.is_there && !CanGate(params, context))
+    return Internal("the kernel of the groups takes no gating");
   const QuantizedPlan plan = PlanForGroups(params, *context.device);
   const bool warpgroups = plan.kernel == QuantizedKernelKind::kGroupsWarpgroups;
   if (warpgroups || plan.kernel == QuantizedKernelKind::kGroupsHopper)

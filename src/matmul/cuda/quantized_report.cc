@@ -36,8 +36,9 @@ std::string_view Name(QuantizedKernelKind kernel) {
       return "Hopper, few rows";
     case QuantizedKernelKind::kWarpgroups:
     case QuantizedKernelKind::kGroupsHopper:
-    case QuantizedKernelKind::kGroupsWarpgroups:
       return "Hopper";
+    case QuantizedKernelKind::kGroupsWarpgroups:
+      return "Hopper, many rows";
     case QuantizedKernelKind::kAny:
       break;
   }
@@ -57,8 +58,8 @@ std::vector<cuda::KernelChoice> ReportQuantizedChoices(const cuda::Device& devic
     QuantizedGroupsParams groups;
     groups.each = CommonCall(format);
     groups.groups.count = groups.groups.all = 128;
-    for (const int64_t rows : {1, 16, 64, 512}) {
-      groups.each.m = groups.groups.m = rows;
+    for (const int64_t rows : {1, 16, 64, 2048}) {
+      groups.each.m = groups.groups.m = groups.x_rows = rows;
       const auto add = [&](std::string_view what, QuantizedKernelKind kernel) {
         choices.push_back({Text(what, name, ", rows: ", rows), std::string(Name(kernel))});
       };

@@ -1,7 +1,8 @@
 // Products of groups of many rows, each with a matrix of its own in 4-bit codes, by wgmma:
 //   out[row, column] = sum_i x[taken(row), i] w[group of row][column, i] + bias[group][column]
-// or, with a gating, act(gate, up) of two such sums (matmul/quantized.h). u4b8, or u4 with points
-// in bytes, in groups of 128 columns and multiples of it; and mxfp4 for x in bf16.
+// or, with a gating, act(gate, up) of two such sums (matmul/quantized.h). Multiples of 32 columns;
+// u4b8, or u4 with points in bytes, in groups of 128 columns and multiples of it; and mxfp4 for x
+// in bf16.
 //
 // Tasks, copies of x and the way of the results are those of plain products of groups
 // (grouped.cuh). Codes of a stage of 128 columns lie in w's place. Consumers decode them, half a
@@ -10,7 +11,7 @@
 //
 // Integers: a stage's sums are a group's, or part of one, whose scale multiplies them in f32. Its
 // point is taken from codes as they become numbers. mxfp4: scales multiply codes, which bf16 holds
-// exactly, and the next half is decoded while the last one's products are in flight.
+// exactly below 2^128, and the next half is decoded while the last one's products are in flight.
 #pragma once
 #include <utility>
 
@@ -32,7 +33,7 @@ using FewRowsOfCodes = GroupedShapeOf<2, 1, 2, 6, 32, 4, 2, CodesStageBytes(16),
 using ManyRowsOfCodes = GroupedShapeOf<6, 1, 2, 5, 32, 3, 2, CodesStageBytes(12), true>;
 
 template <DType kType_, Format kFormat_, class Shape>
-struct CodesConfig : Shape {
+struct GroupedWarpgroupsConfig : Shape {
   using T = cuda::DeviceT<kType_>;
   static constexpr DType kType = kType_;
   static constexpr Format kFormat = kFormat_;
@@ -52,13 +53,14 @@ struct CodesConfig : Shape {
 
 // A warpgroup that computes 64 of the columns of each task of its CTA, a warp a tile.
 template <class S, bool kGated>
-class CodesConsumer {
+class GroupedWarpgroupsConsumer {
  public:
   using T = typename S::T;
 
-  __device__ __forceinline__ CodesConsumer(const GroupedParams& p, const QuantizedParams& each,
-                                           const GroupedCodesCut& cut, Shared<S>& shared,
-                                           int number)
+  __device__ __forceinline__ GroupedWarpgroupsConsumer(const GroupedParams& p,
+                                                       const QuantizedParams& each,
+                                                       const GroupedCodesCut& cut,
+                                                       Shared<S>& shared, int number)
       : each_(each),
         cut_(cut),
         shared_(shared),

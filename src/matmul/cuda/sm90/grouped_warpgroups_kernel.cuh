@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       GatherRows<S, typename S::T>(p, shared, static_cast<int>(threadIdx.x) - 64);
   } else {
     cuda::TakeRegisters<S::kConsumerRegisters>();
-    CodesConsumer<S, kGated>(p, call.each, call.cut, shared, warp / 4 - 1).Run();
+    GroupedWarpgroupsConsumer<S, kGated>(p, call.each, call.cut, shared, warp / 4 - 1).Run();
   }
 }
 
@@ -102,7 +102,7 @@ template <DType kType>
 Status LaunchGroupedWarpgroupsOf(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
                                  const CudaContext& context) {
   const auto launch_shape = [&]<Format kFormat, class Shape>() {
-    using S = CodesConfig<kType, kFormat, Shape>;
+    using S = GroupedWarpgroupsConfig<kType, kFormat, Shape>;
     return p.each.gating.is_there ? LaunchGroupedWarpgroups<S, true>(p, plan, context)
                                   : LaunchGroupedWarpgroups<S, false>(p, plan, context);
   };

@@ -115,9 +115,9 @@ __device__ __forceinline__ uint32_t BeyondLargest(uint32_t code) {
   return number * 0x10001u;
 }
 
-// mxfp4's codes of some steps, by a warp, times their scales, which bf16 holds exactly. `scales`
-// has those of the tile, 16 bytes for each two steps; `pair`: r. A scale beyond kLargestScale
-// multiplies in two parts.
+// mxfp4's codes of some steps, by a warp, times their scales, which bf16 holds exactly below 2^128.
+// `scales` has those of the tile, 16 bytes for each two steps; `pair`: r. A scale beyond
+// kLargestScale multiplies in two parts.
 template <int kSteps>
 __device__ __forceinline__ void DecodeScaled(const LanePairs<Format::kE2M1, DType::kBF16>& pairs,
                                              const char* codes, const char* scales, int pair,

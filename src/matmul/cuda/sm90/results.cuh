@@ -33,6 +33,7 @@ class Results {
 
   template <int kSteps>
   __device__ __forceinline__ void Finish(const Task<S>& task, Sums<kSteps>& sums) const {
+    if (p_.rows.data) ClearMissing<kSteps>(task, sums);
     if (p_.bias) AddBias<kSteps>(task, sums);
     if constexpr (kGated)
       StoreGated<kSteps>(task.unit, sums);
@@ -69,6 +70,17 @@ class Results {
   // The consumer's first column of a tile, among all.
   __device__ __forceinline__ int FirstColumn(const Unit& unit) const {
     return unit.column_tile * S::kColumns + number_ * S::kBlocks * 64;
+  }
+
+  // Rows that take no row of x are 0, whatever the weights are: zeros times infinity are not.
+  template <int kSteps>
+  __device__ __forceinline__ void ClearMissing(const Task<S>& task, Sums<kSteps>& sums) const {
+#pragma unroll
+    for (int i = 0; i < kSteps * kStepRows / 2; ++i) {
+      if (task.taken[cuda::AccumulatorColumn(Thread(), i)] >= 0) continue;
+#pragma unroll
+      for (int block = 0; block < S::kBlocks; ++block) sums[block][i] = 0.0f;
+    }
   }
 
   template <int kSteps>

@@ -52,6 +52,7 @@ template <int kMostSteps, int kBlocksEach, int kPanelsEach, int kStageCount, int
 struct GroupedShapeOf {
   using Tiles = EvenTiles<kMostSteps>;
   static constexpr int kConsumers = kWarpgroups, kThreads = 128 * (1 + kConsumers);
+  // Three consumers leave some over, which the rows that GatherRows has in flight need.
   static constexpr int kProducerRegisters = kConsumers == 3 ? 56 : sm90::kProducerRegisters;
   static constexpr int kConsumerRegisters = RegistersOfConsumers(kConsumers, kProducerRegisters);
   static constexpr int kBlocks = kBlocksEach;  // of 64 columns, each consumer's

@@ -1,21 +1,33 @@
-// Products with weights in codes of 4 or 8 bits by wgmma, or mma.sync for few rows:
+// Products with weights in codes by wgmma, or mma.sync for few rows:
 //   out[row, column] = sum_i x[row, i] w[column, i] + bias[column] + residual[row, column]
 //   (matmul/quantized.h)
+// for multiples of 128 columns; x, results, bias, residual and factors begin at multiples of 16
+// bytes (PlanWarpgroups):
+//
+//   format     columns of a group          zeros                    rows
+//   u4b8       128 and multiples           none                     any; up to 16 by mma.sync
+//   u4         128 and multiples           points, bytes            any; up to 16 by mma.sync
+//   u4         32, 64, 128 and multiples   minimums, 2 or 4 bytes   any, by wgmma
+//   u4b8       32, 64                      none                     any, by wgmma
+//   i8         32, 64, 128 and multiples   none                     any, by wgmma
+//   e4m3       128 and multiples           none                     any, by wgmma
+//   mxfp4      32, x in bf16               none                     any, by wgmma
+//
 // One thread has the copy engine fetch codes, factors and rows of x, a stage of 128 columns at a
 // time.
 //
-// More than 16 rows of x, or than 8: warpgroups decode codes into registers, which are wgmma's A
-// (lane_pairs.cuh), 64 rows of w at a time. B are rows of x as they lie in memory. While the tensor
-// cores multiply, integer units and those for halves are at less than half of their speed, and
-// f32's products have to wait: what counts is how few instructions decode.
+// wgmma: warpgroups decode codes into registers, which are its A (lane_pairs.cuh), 64 rows of w at
+// a time. B are rows of x as they lie in memory. While the tensor cores multiply, integer units and
+// those for halves are at less than half of their speed, and f32's products have to wait: what
+// counts is how few instructions decode.
 //
-// Scales multiply sums of a group of columns in f32: those of a stage, where groups end with it,
-// else those of each block of 32 columns. Points are taken from codes as they become numbers;
-// minimums multiply sums of x. Scales of mxfp4 multiply codes, which bf16 holds exactly.
+// Scales multiply sums in f32: those of a stage, where groups of integers or e4m3 end with it, else
+// those of each block of 32 columns. Points are taken from codes as they become numbers. Minimums
+// multiply sums of x, by blocks: with an infinite x results may be NaN. Scales of mxfp4 multiply
+// codes, which bf16 holds exactly below 2^128.
 //
-// Up to 16 rows, groups of 128 and multiples, u4b8, or u4 with points in bytes: mma.sync
-// (codes_block.cuh), since wgmma with A in registers takes as long for 8 rows as for 16. A
-// multiprocessor has room for several CTAs (WarpgroupsCtas).
+// mma.sync (codes_block.cuh) has up to 16 rows, since wgmma with A in registers takes as long for 8
+// rows as for 16. A multiprocessor has room for several CTAs (WarpgroupsCtas).
 //
 // With a gating the tiles of a CTA are those of gates, then those of their ups.
 //
