@@ -54,8 +54,8 @@ def linear_quantized(
     the operands from the formats of checkpoints, and says how they lie. Sums are f32 and rounded once. In a program for a CPU or an
     NVIDIA GPU it is one custom call, in which codes become numbers in registers. With many rows of bf16, or of f16 with scales in f16, a
     GPU decodes the weights to T first, and the product is XLA's. It does so from 512 rows on, Hopper from 1024 on for mxfp4 and for 4 bits
-    in groups of 128. On any other platform it is XLA's product with
-    weights decoded to f32. It takes part in vmap, grad, shard_map and export.
+    in groups of 128. On any other platform it is XLA's product with weights decoded to f32. It takes part in vmap, grad, shard_map and
+    export.
 
     Args:
       x: [..., k] T; rows.
