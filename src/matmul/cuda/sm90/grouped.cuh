@@ -26,36 +26,13 @@ namespace intarsia::matmul::sm90 {
 template <class S, class T, bool kTransposed, bool kGated>
 __global__ void __launch_bounds__(S::kThreads, 1)
     GroupedSm90Kernel(const __grid_constant__ GroupedParams p, const __grid_constant__ Maps maps) {
-  static_assert(sizeof(Shared<S>) <= S::kSharedBytes);
-  extern __shared__ __align__(cuda::kSwizzleAtomBytes) char bytes[];
-  auto& shared = *reinterpret_cast<Shared<S>*>(bytes);
-  // The same in all lanes, and by this the compiler knows it.
-  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-  if (threadIdx.x == 0) {
-    const int gathering = p.rows.data ? kGatherWarps : 0;
-    shared.stages.Init(1 + gathering, S::kConsumers);
-    shared.ring.Init(32, 32 * (4 * S::kConsumers + 1 + gathering));
-    cuda::PublishBarriers();
-    cuda::PrefetchMap(maps.w);
-    cuda::PrefetchMap(maps.x);
-  }
-  if (p.await != Await::kRows) cuda::AwaitPrevious();
-  cuda::LetNextBegin();  // which finds room where a CTA of this one has ended
-  __syncthreads();
-  if (warp < 4) {
-    cuda::ReleaseRegisters<S::kProducerRegisters>();
-    if (warp == 0)
-      CopyOperands(p, maps.x, shared, S::kWeightBytes,
-                   [&](char* to, const Unit& unit, int stage, cuda::Barrier& full) {
-                     CopyWeights<S, kTransposed, kGated>(p, maps, to, unit, stage * S::kDepth,
-                                                         full);
-                   });
-    if (warp == 1) FindTasks<S>(p, shared);
-    if (warp >= 2 && p.rows.data) GatherRows<S, T>(p, shared, threadIdx.x - 64);
-  } else {
-    cuda::TakeRegisters<S::kConsumerRegisters>();
-    Consumer<S, T, kTransposed, kGated>(p, shared, warp / 4 - 1).Run();
-  }
+  auto& shared = *reinterpret_cast<Shared<S>*>(cuda::DynamicShared());
+  RunRoles<S, T>(
+      p, maps.x, shared, S::kConsumers, S::kWeightBytes, [&] { cuda::PrefetchMap(maps.w); },
+      [&](char* to, const Unit& unit, int stage, cuda::Barrier& full) {
+        CopyWeights<S, kTransposed, kGated>(p, maps, to, unit, stage * S::kDepth, full);
+      },
+      [&](int number) { Consumer<S, T, kTransposed, kGated>(p, shared, number).Run(); });
 }
 
 template <class S, class T, bool kTransposed, bool kGated>

@@ -15,10 +15,10 @@
 #pragma once
 #include <utility>
 
-#include "src/core/cuda/wgmma.cuh"
 #include "src/matmul/cuda/sm90/codes_block.cuh"
 #include "src/matmul/cuda/sm90/codes_boxes.cuh"
 #include "src/matmul/cuda/sm90/lane_pairs.cuh"
+#include "src/matmul/cuda/sm90/register_products.cuh"
 #include "src/matmul/cuda/sm90/results.cuh"
 
 namespace intarsia::matmul::sm90 {
@@ -121,18 +121,18 @@ class GroupedWarpgroupsConsumer {
       if constexpr (S::kPoints) {
         const uint2 biases = BiasesOf(stage);
         Decode(0, first, biases);
-        Multiply<false>(0, first, group);
+        Multiply<0, false>(first, group);
         Decode(1, second, biases);
       } else {
         Decode(0, first);
-        Multiply<false>(0, first, group);
+        Multiply<0, false>(first, group);
         Decode(1, second);
       }
-      Multiply<true>(1, second, group);
+      Multiply<1, true>(second, group);
       float2 scales = ScalePair(ScalesOf(stage), each_.scales.dtype, pair_);
       scales.x *= 1.0f / Pairs::kUnit, scales.y *= 1.0f / Pairs::kUnit;
       cuda::WgmmaWait<0>();
-      Release(place_.index);
+      shared_.stages.ReleaseByWarp(place_.index);
       AddScaled(scales, group, all);
     }
   }
@@ -145,16 +145,16 @@ class GroupedWarpgroupsConsumer {
       shared_.stages.full[place_.index].Wait(place_.parity);
       Half first, second;
       DecodeScaled(0, first);
-      Multiply<true>(0, first, all);
+      Multiply<0, true>(first, all);
       cuda::WgmmaWait<1>();
-      if (i > 0) Release(before);
+      if (i > 0) shared_.stages.ReleaseByWarp(before);
       before = place_.index;
       DecodeScaled(1, second);
-      Multiply<true>(1, second, all);
+      Multiply<1, true>(second, all);
       cuda::WgmmaWait<1>();
     }
     cuda::WgmmaWait<0>();
-    Release(before);
+    shared_.stages.ReleaseByWarp(before);
   }
 
   __device__ __forceinline__ const char* CodesOf(int half) const {
@@ -173,28 +173,12 @@ class GroupedWarpgroupsConsumer {
                        pair_, a);
   }
   // In flight afterwards. All of a half's codes are decoded before its first product begins.
-  template <bool kAdd, int kSums>
-  __device__ __forceinline__ void Multiply(int half, Half& a, float (&sums)[kSums]) const {
-    using M = cuda::Wgmma<2 * kSums>;
-#pragma unroll
-    for (auto& of_step : a)
-#pragma unroll
-      for (uint32_t& pair : of_step) asm volatile("" : "+r"(pair)::"memory");
-    cuda::WgmmaFence();
-    const uint64_t x = cuda::ColumnsSummed(cuda::SharedAddress(shared_.x[place_.index]));
-#pragma unroll
-    for (int step = 0; step < kHalfSteps; ++step) {
-      const uint64_t rows = x + cuda::ColumnStepBytes(S::kRows, half * kHalfSteps + step) / 16;
-      if (kAdd || step > 0)
-        M::template RegistersColumns<T, true>(sums, a[step], rows);
-      else
-        M::template RegistersColumns<T, false>(sums, a[step], rows);
-    }
-    cuda::WgmmaCommit();
-  }
-  __device__ __forceinline__ void Release(int place) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) shared_.stages.empty[place].Arrive();
+  template <int kHalf, bool kAdd, int kSums>
+  __device__ __forceinline__ void Multiply(Half& a, float (&sums)[kSums]) const {
+    constexpr int kFirst = kHalf * kHalfSteps;
+    FinishDecoding(a);
+    MultiplySteps<T, S::kRows, kFirst, kHalfSteps, kAdd>(
+        shared_.x[place_.index], [&](int step) { return a[step - kFirst]; }, sums);
   }
 
   // Of the warp's tile.

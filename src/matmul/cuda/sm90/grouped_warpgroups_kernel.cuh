@@ -25,39 +25,20 @@ struct GroupedWarpgroupsCall {
 template <class S, bool kGated>
 __global__ void __launch_bounds__(S::kThreads, 1)
     GroupedWarpgroupsSm90Kernel(const __grid_constant__ GroupedWarpgroupsCall call) {
-  static_assert(sizeof(Shared<S>) <= S::kSharedBytes);
   auto& shared = *reinterpret_cast<Shared<S>*>(cuda::DynamicShared());
-  const GroupedParams& p = call.plain;
-  // The same in all lanes, and by this the compiler knows it.
-  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-  if (threadIdx.x == 0) {
-    const int gathering = p.rows.data ? kGatherWarps : 0;
-    shared.stages.Init(1 + gathering, 4 * S::kConsumers);
-    shared.ring.Init(32, 32 * (4 * S::kConsumers + 1 + gathering));
-    cuda::PublishBarriers();
-    cuda::PrefetchMap(call.weights.codes), cuda::PrefetchMap(call.weights.scales);
-    if constexpr (S::kPoints) cuda::PrefetchMap(call.weights.points);
-    cuda::PrefetchMap(call.x);
-  }
-  if (p.await != Await::kRows) cuda::AwaitPrevious();
-  cuda::LetNextBegin();  // which finds room where a CTA of this one has ended
-  __syncthreads();
-  if (warp < 4) {
-    cuda::ReleaseRegisters<S::kProducerRegisters>();
-    if (warp == 0)
-      CopyOperands(p, call.x, shared, call.cut.StageBytes<S>(),
-                   [&](char* to, const Unit& unit, int stage, cuda::Barrier& full) {
-                     CopyCodeBoxes<S>(call.each, call.weights, call.cut, unit, stage,
-                                      {to, to + S::kScalesAt, to + S::kPointsAt, S::kScaleBoxBytes},
-                                      full);
-                   });
-    if (warp == 1) FindTasks<S>(p, shared);
-    if (warp >= 2 && p.rows.data)
-      GatherRows<S, typename S::T>(p, shared, static_cast<int>(threadIdx.x) - 64);
-  } else {
-    cuda::TakeRegisters<S::kConsumerRegisters>();
-    GroupedWarpgroupsConsumer<S, kGated>(p, call.each, call.cut, shared, warp / 4 - 1).Run();
-  }
+  RunRoles<S, typename S::T>(
+      call.plain, call.x, shared, 4 * S::kConsumers, call.cut.StageBytes<S>(),
+      [&] {
+        cuda::PrefetchMap(call.weights.codes), cuda::PrefetchMap(call.weights.scales);
+        if constexpr (S::kPoints) cuda::PrefetchMap(call.weights.points);
+      },
+      [&](char* to, const Unit& unit, int stage, cuda::Barrier& full) {
+        CopyCodeBoxes<S>(call.each, call.weights, call.cut, unit, stage,
+                         {to, to + S::kScalesAt, to + S::kPointsAt, S::kScaleBoxBytes}, full);
+      },
+      [&](int number) {
+        GroupedWarpgroupsConsumer<S, kGated>(call.plain, call.each, call.cut, shared, number).Run();
+      });
 }
 
 template <class S, bool kGated>

@@ -192,4 +192,37 @@ __device__ __forceinline__ void GatherRows(const GroupedParams& p, Shared<S>& sh
   publish_last();
 }
 
+// What a kernel of groups does: its CTA's producers, and consume(number) by each consumer, which
+// give a stage back by `releases` arrivals. prefetch(): of maps, by one thread; the others as
+// CopyOperands has them.
+template <class S, class T, class Prefetch, class CopyWeights, class Consume>
+__device__ __forceinline__ void RunRoles(const GroupedParams& p, const CUtensorMap& map_of_x,
+                                         Shared<S>& shared, int releases, int weight_bytes,
+                                         Prefetch prefetch, CopyWeights copy_weights,
+                                         Consume consume) {
+  static_assert(sizeof(Shared<S>) <= S::kSharedBytes);
+  // The same in all lanes, and by this the compiler knows it.
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    const int gathering = p.rows.data ? kGatherWarps : 0;
+    shared.stages.Init(1 + gathering, releases);
+    shared.ring.Init(32, 32 * (4 * S::kConsumers + 1 + gathering));
+    cuda::PublishBarriers();
+    prefetch();
+    cuda::PrefetchMap(map_of_x);
+  }
+  if (p.await != Await::kRows) cuda::AwaitPrevious();
+  cuda::LetNextBegin();  // which finds room where a CTA of this one has ended
+  __syncthreads();
+  if (warp < 4) {
+    cuda::ReleaseRegisters<S::kProducerRegisters>();
+    if (warp == 0) CopyOperands(p, map_of_x, shared, weight_bytes, copy_weights);
+    if (warp == 1) FindTasks<S>(p, shared);
+    if (warp >= 2 && p.rows.data) GatherRows<S, T>(p, shared, static_cast<int>(threadIdx.x) - 64);
+  } else {
+    cuda::TakeRegisters<S::kConsumerRegisters>();
+    consume(warp / 4 - 1);
+  }
+}
+
 }  // namespace intarsia::matmul::sm90

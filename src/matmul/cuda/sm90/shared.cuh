@@ -17,6 +17,11 @@ struct Ring {
   __device__ __forceinline__ void Release(int index) {
     if (threadIdx.x % 128 == 0) empty[index].Arrive();
   }
+  // By a warp, where each releases places.
+  __device__ __forceinline__ void ReleaseByWarp(int index) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) empty[index].Arrive();
+  }
   __device__ void Init(int producers, int consumers) {
     for (int i = 0; i < kPlaces; ++i) {
       full[i].Init(producers);

@@ -34,9 +34,9 @@
 // Codes in registers, fed by copies ahead of them, are Marlin's design (Frantar et al., 2024), on
 // wgmma Machete's.
 #pragma once
-#include "src/core/cuda/wgmma.cuh"
 #include "src/matmul/cuda/sm90/codes_block.cuh"
 #include "src/matmul/cuda/sm90/lane_pairs.cuh"
+#include "src/matmul/cuda/sm90/register_products.cuh"
 #include "src/matmul/cuda/sm90/warpgroups_stage.cuh"
 
 namespace intarsia::matmul::sm90 {
@@ -48,7 +48,6 @@ class WarpgroupsProduct {
   static constexpr int kSums = S::kRows / 2;
   static constexpr int kSteps = kStageColumns / cuda::kWgmmaStep;
   static constexpr int kBlocks = kStageColumns / static_cast<int>(kBlockColumns);
-  using M = cuda::Wgmma<S::kRows>;
   using Pairs = LanePairs<S::kFormat, S::kType>;
   using Block = CodesBlock<S::kFormat, S::kType, S::kRows, S::kEach>;
 
@@ -132,7 +131,7 @@ class WarpgroupsProduct {
         scales[each] = ScalePairOf<kScale>(shared_.factors[place.index],
                                            pair_ + each * 4 * static_cast<int>(kTileRows) / 2);
       if constexpr (!S::kByWarps) cuda::WgmmaWait<0>();
-      Release(place.index);
+      shared_.ring.ReleaseByWarp(place.index);
 #pragma unroll
       for (int each = 0; each < S::kEach; ++each) AddScaled(scales[each], group[each], all_[each]);
 #pragma unroll
@@ -189,7 +188,7 @@ class WarpgroupsProduct {
     for (int i = task_.begin; i < task_.end; ++i, place.Next()) {
       shared_.ring.full[place.index].Wait(place.parity);
       add(place.index);
-      Release(place.index);
+      shared_.ring.ReleaseByWarp(place.index);
     }
   }
 
@@ -235,45 +234,17 @@ class WarpgroupsProduct {
   template <int kFirst, int kCount, bool kAdd>
   __device__ __forceinline__ void Multiply(int stage, uint32_t (&a)[kSteps][4],
                                            float (&sums)[kSums]) const {
-    const uint64_t x = cuda::ColumnsSummed(cuda::SharedAddress(shared_.stages[stage].x));
-    using T = typename S::T;
-    if constexpr (kFirst == 0)
-#pragma unroll
-      for (auto& of_step : a)
-#pragma unroll
-        for (uint32_t& pair : of_step) asm volatile("" : "+r"(pair)::"memory");
-    cuda::WgmmaFence();
-#pragma unroll
-    for (int step = kFirst; step < kFirst + kCount; ++step) {
-      const uint64_t rows = x + cuda::ColumnStepBytes(S::kRows, step) / 16;
-      if (kAdd || step > kFirst)
-        M::template RegistersColumns<T, true>(sums, a[step], rows);
-      else
-        M::template RegistersColumns<T, false>(sums, a[step], rows);
-    }
-    cuda::WgmmaCommit();
+    if constexpr (kFirst == 0) FinishDecoding(a);
+    MultiplySteps<typename S::T, S::kRows, kFirst, kCount, kAdd>(
+        shared_.stages[stage].x, [&](int step) { return a[step]; }, sums);
   }
   // Sums of rows of x over kCount steps, in flight afterwards; the same for each row of w.
   template <int kFirst, int kCount>
   __device__ __forceinline__ void SumRows(int stage, float (&sums)[kSums]) const {
-    using T = typename S::T;
     constexpr uint32_t kOnes = S::kType == DType::kF16 ? 0x3c003c00u : 0x3f803f80u;
     const uint32_t ones[] = {kOnes, kOnes, kOnes, kOnes};
-    const uint64_t x = cuda::ColumnsSummed(cuda::SharedAddress(shared_.stages[stage].x));
-    cuda::WgmmaFence();
-#pragma unroll
-    for (int step = kFirst; step < kFirst + kCount; ++step) {
-      const uint64_t rows = x + cuda::ColumnStepBytes(S::kRows, step) / 16;
-      if (step > kFirst)
-        M::template RegistersColumns<T, true>(sums, ones, rows);
-      else
-        M::template RegistersColumns<T, false>(sums, ones, rows);
-    }
-    cuda::WgmmaCommit();
-  }
-  __device__ __forceinline__ void Release(int stage) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) shared_.ring.empty[stage].Arrive();
+    MultiplySteps<typename S::T, S::kRows, kFirst, kCount, false>(
+        shared_.stages[stage].x, [&](int) { return ones; }, sums);
   }
 
   const QuantizedParams& p_;
