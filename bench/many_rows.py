@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import record
+from experts import routed
+from experts_whole import LAYERS
 from intarsia.jax import _coded_experts, _quantized
 from jax import lax, random
 
@@ -31,11 +33,7 @@ LINEAR = {
     "Q4_1": ("u4", 32, jnp.float16),
 }
 COLUMNS, RESULTS = 4096, 28672
-# Experts, experts of a token, columns of x, columns between the products, activation.
-EXPERTS = {
-    "Qwen3-30B-A3B": (128, 8, 2048, 768, "silu"),
-    "gpt-oss-20b": (32, 4, 2880, 2880, "swigluoai"),
-}
+EXPERTS = {"Qwen3-30B-A3B": "qwen3_30b_a3b", "gpt-oss-20b": "gpt_oss_20b"}
 _KEY = random.key(0)
 _CALLS = 20
 
@@ -101,7 +99,8 @@ def linear_layers() -> list[Row]:
 
 def experts() -> list[Row]:
     rows = []
-    for name, (count, top, n, i, activation) in EXPERTS.items():
+    for name, layer_of in EXPERTS.items():
+        count, top, n, i, activation = LAYERS[layer_of]
         for weights in ("int4, groups of 128", "mxfp4"):
             format, group, _ = LINEAR[weights]
             w1 = _codes(count, i // 8, n // 32, 4, 16, 4, format=format)
@@ -117,8 +116,7 @@ def experts() -> list[Row]:
             )
             for tokens in (1024, 2048, 4096, 8192):
                 x = random.normal(_KEY, (tokens, n), jnp.bfloat16)
-                draw = np.random.default_rng(0).permuted
-                ids = draw(np.tile(np.arange(count, dtype=np.int32), (tokens, 1)), axis=1)[:, :top]
+                ids = routed(np.random.default_rng(0), tokens, count, top, zipf=False)
                 share = jnp.full((tokens, top), 1 / top, jnp.float32)
                 times = _both(layer, (x, w1, s1, w2, s2, share, jnp.asarray(ids)))
                 rows.append({"layer": name, "weights": weights, "rows": tokens} | times)
