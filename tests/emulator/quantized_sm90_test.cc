@@ -119,6 +119,7 @@ bool CheckWarpgroups(QuantizedShape shape, int parts, WarpgroupsFormat format,
       .kernel = QuantizedKernelKind::kWarpgroups,
       .shape = shape,
       .k_warps = parts,
+      .stage_groups = std::max(kStageColumns / static_cast<int>(o.c.group), 1),
       .scale_bytes = static_cast<int>(kTileRows * Bytes(o.c.scale)),
       .zero_bytes = static_cast<int>(o.zeros.empty() ? 0 : kTileRows * Bytes(o.c.zero)),
   };

@@ -24,6 +24,12 @@ bool Gates(const QuantizedParams& p, const QuantizedPlan& plan) {
          p.out_dtype == p.dtype && p.tiles % 2 == 0 && !p.residual;
 }
 
+// The same for groups: kAny cannot put tiles of gates and of ups side by side.
+bool Gates(const QuantizedGroupsParams& p, const QuantizedPlan& plan) {
+  return p.each.out_dtype == p.each.dtype && p.each.tiles % 2 == 0 &&
+         (p.each.gating.in_turn || plan.kernel != QuantizedKernelKind::kAny);
+}
+
 // Whether it norms rows of x.
 bool Norms(const QuantizedParams& p, const QuantizedPlan& plan) {
   return p.m == 1 && plan.kernel == QuantizedKernelKind::kRow;
@@ -64,10 +70,7 @@ bool CanNorm(const QuantizedParams& params, const CudaContext& context) {
 }
 
 bool CanGate(const QuantizedGroupsParams& params, const CudaContext& context) {
-  // kAny cannot put tiles of gates and of ups side by side; the kernels for groups can.
-  return params.each.out_dtype == params.each.dtype && params.each.tiles % 2 == 0 &&
-         (params.each.gating.in_turn ||
-          PlanForGroups(params, *context.device).kernel != QuantizedKernelKind::kAny);
+  return Gates(params, PlanForGroups(params, *context.device));
 }
 
 Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
@@ -77,9 +80,9 @@ Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
   if (params.groups.m == 0 || params.each.tiles == 0) return {};
   if (params.each.scales.outer || params.each.zeros.outer)
     return Unimplemented("groups of rows with outer factors: on GPUs they are not built");
-  if (params.each.gating.is_there && !CanGate(params, context))
-    return Internal("the kernel of the groups takes no gating");
   const QuantizedPlan plan = PlanForGroups(params, *context.device);
+  if (params.each.gating.is_there && !Gates(params, plan))
+    return Internal("the kernel of the groups takes no gating");
   const bool warpgroups = plan.kernel == QuantizedKernelKind::kGroupsWarpgroups;
   if (warpgroups || plan.kernel == QuantizedKernelKind::kGroupsHopper)
     return DispatchDType<kF16, kBF16>("x", params.each.dtype, [&]<DType kType>() {

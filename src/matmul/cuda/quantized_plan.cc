@@ -152,7 +152,6 @@ bool PlanRow(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan
 
 void PlanAny(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
   plan.fine = !FitsCoarse(p);
-  plan.stage_groups = StageGroups(p.group);
   plan.shape = p.m <= 8                  ? QuantizedShape{8, 1}
                : p.m <= 16 && !plan.fine ? QuantizedShape{16, 2}
                                          : QuantizedShape{32, 2};
@@ -174,6 +173,7 @@ void PlanAny(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan
 // Factors, alignment and the kernel that takes the call.
 QuantizedPlan BeginPlan(const QuantizedParams& p) {
   QuantizedPlan plan;
+  plan.stage_groups = StageGroups(p.group);
   plan.scale_bytes = FactorBytes(p.scales);
   plan.zero_bytes = FactorBytes(p.zeros);
   plan.aligned = p.k * Bytes(p.dtype) % 16 == 0 && IsAligned16(p.x) && IsAligned16(p.packed) &&
@@ -235,7 +235,6 @@ QuantizedPlan PlanForGroups(const QuantizedGroupsParams& params, const cuda::Dev
   const int64_t mean = CeilDiv(p.m, with_rows);
   const int64_t here = std::min(with_rows, params.groups.count);
   plan.fine = true;
-  plan.stage_groups = StageGroups(p.group);
   if (PlanGroupsHopper(params, here, mean, device, plan)) return plan;
   plan.shape = streams ? QuantizedShape{mean <= 8 ? 8 : StreamMostRows(p.format, plan.kernel), 2}
                        : QuantizedShape{mean <= 8 ? 8 : 32, mean <= 8 ? 1 : 2};

@@ -161,7 +161,7 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
   // Of each tile and group, so many words.
   const auto factors = [&](const void* data, int64_t words, CUtensorMap& map) {
     const auto [tiles, both] = tiles_of(p.groups * words);
-    const std::array<cuda::MapAxis, 3> groups{{{p.groups, words, GroupsOfStage(p)}, tiles, both}};
+    const std::array<cuda::MapAxis, 3> groups{{{p.groups, words, plan.stage_groups}, tiles, both}};
     return cuda::MakeWordMap(data, words, static_cast<int>(words), groups, map);
   };
   INTARSIA_RETURN_IF_ERROR(factors(p.scales.data, scales, maps.scales));

@@ -95,18 +95,13 @@ struct WarpgroupsMaps {
   CUtensorMap x, codes, scales, zeros;  // words of a tile, group, tile, half
 };
 
-// Groups of columns that a stage has.
-INTARSIA_HOST_DEVICE inline int GroupsOfStage(const QuantizedParams& p) {
-  return p.group < kStageColumns ? kStageColumns / static_cast<int>(p.group) : 1;
-}
-
 // By one thread. Boxes end with zeros where x, or w, ends. Weights wait for the kernel before this
 // one as x does: it may have computed them, or cut them out of those of all layers.
 template <class S>
 __device__ __forceinline__ void CopyStages(const QuantizedParams& p, const QuantizedPlan& plan,
                                            const WarpgroupsMaps& maps, const WarpgroupsTask& task,
                                            WarpgroupsShared<S>& shared) {
-  const int groups = GroupsOfStage(p), tile = static_cast<int>(task.first_tile);
+  const int tile = static_cast<int>(task.first_tile);
   const bool once = gridDim.y == 1;  // no other rows of x meet these weights
   cuda::AwaitPrevious();
   cuda::LetNextBegin();  // not earlier: the next kernel's CTAs would take the places of this one's
@@ -115,8 +110,9 @@ __device__ __forceinline__ void CopyStages(const QuantizedParams& p, const Quant
     auto& full = shared.ring.full[place.index];
     auto& stage = shared.stages[place.index];
     shared.ring.empty[place.index].Wait(place.parity ^ 1);
-    full.ArriveExpecting(S::kXBytes + S::kTiles * (S::kBoxes * S::kBoxBytes +
-                                                   groups * (plan.scale_bytes + plan.zero_bytes)));
+    full.ArriveExpecting(S::kXBytes +
+                         S::kTiles * (S::kBoxes * S::kBoxBytes +
+                                      plan.stage_groups * (plan.scale_bytes + plan.zero_bytes)));
 #pragma unroll
     for (int box = 0; box < S::kBoxes; ++box)
       cuda::CopyBox<3>(stage.codes[box], maps.codes,
