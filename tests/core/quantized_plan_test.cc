@@ -271,21 +271,24 @@ TEST(QuantizedPlan, WarpgroupsAreCutAsKernelsAreBuilt) {
   for (const auto& [name, device] : kGpus)
     for (const int64_t m : {1, 4, 8, 9, 16, 17, 33, 65, 300})
       for (const int64_t n : {16, 256, 4096, 6144, 28672, 262144})
-        for (const int64_t k : {128, 384, 4096, 14336, 131072}) {
-          const QuantizedPlan plan = PlanFor(ParamsOf(m, n, k, k % 3 ? 128 : 32), device);
-          if (plan.kernel != QuantizedKernelKind::kWarpgroups) continue;
-          ++found;
-          const QuantizedShape& shape = plan.shape;
-          const bool few = shape.rows == 8 || shape.rows == 16;
-          EXPECT_TRUE(few || shape.rows == 32 || shape.rows == 64) << name << " m " << m;
-          EXPECT_TRUE(few ? shape.tiles == kFewRowsTiles && (plan.k_warps == 1 || plan.k_warps == 2)
-                          : (shape.tiles == kNarrowTiles || shape.tiles == kWideTiles) &&
-                                plan.k_warps == 1)
-              << name << " m " << m << " n " << n << " k " << k;
-          EXPECT_TRUE(plan.splits >= 1 && plan.splits <= 6 &&
-                      plan.splits <= CeilDiv<int64_t>(k, kStageColumns))
-              << name << " m " << m << " n " << n << " k " << k;
-        }
+        for (const int64_t k : {128, 384, 4096, 14336, 131072})
+          for (const int64_t group : {128, 32}) {
+            const QuantizedPlan plan = PlanFor(ParamsOf(m, n, k, group), device);
+            if (plan.kernel != QuantizedKernelKind::kWarpgroups) continue;
+            ++found;
+            EXPECT_EQ(plan.stage_groups, kStageColumns / group);
+            const QuantizedShape& shape = plan.shape;
+            const bool few = shape.rows == 8 || shape.rows == 16;
+            EXPECT_TRUE(few || shape.rows == 32 || shape.rows == 64) << name << " m " << m;
+            EXPECT_TRUE(few ? shape.tiles == kFewRowsTiles &&
+                                  (plan.k_warps == 1 || plan.k_warps == 2)
+                            : (shape.tiles == kNarrowTiles || shape.tiles == kWideTiles) &&
+                                  plan.k_warps == 1)
+                << name << " m " << m << " n " << n << " k " << k;
+            EXPECT_TRUE(plan.splits >= 1 && plan.splits <= 6 &&
+                        plan.splits <= CeilDiv<int64_t>(k, kStageColumns))
+                << name << " m " << m << " n " << n << " k " << k;
+          }
   EXPECT_GT(found, 100);
 }
 
