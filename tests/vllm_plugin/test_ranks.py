@@ -49,14 +49,18 @@ def test_jax_sees_the_workers_own_gpu(monkeypatch, device, seen):
 
 
 MEETING = """
-import json, os, socket
+import json, os, socket, threading, time
 import jax
 from jaxlib import _jax
-from intarsia.processes import Limits
+from intarsia.processes import Limits, endings
 from intarsia.vllm import parallel
 
 jax.config.update("jax_platforms", "cpu")
 told = {}
+
+# A thread that watches, and is slow to see that all is over.
+endings._POLL_SECONDS = 3
+endings.Progress.stalls = lambda self, limit: time.sleep(1)
 
 def in_the_meantime(own):
     "Between rank 0's choice of a port and its use others look for one, too."
@@ -88,6 +92,7 @@ told["processes"] = jax.process_count()
 told["listening"] = listening()
 socket.create_connection((ADDRESS, told["port"])).close()
 parallel.leave()
+told["threads"] = [thread.name for thread in threading.enumerate()]
 print(json.dumps(told))
 """
 
@@ -105,6 +110,8 @@ def test_ranks_meet_at_a_port_that_is_kept_for_them(address, last):
     told = json.loads(run.stdout.splitlines()[-1])
     assert told["free"] is False
     assert told["processes"] == 1
+    # None that Python's end would abort the process for.
+    assert told["threads"] == ["MainThread"]
     # Of gloo as of the coordinator: nobody else on the network is to reach them.
     assert told["gloo"] == address
     # As /proc/net/tcp has it, and as gRPC has it in tcp6.

@@ -19,8 +19,8 @@ from intarsia.processes.progress import Progress
 # How long ends take, which those who wait for them must allow for:
 # - an end with a line (`Endings._end`): up to FAREWELL + PARTING, 5.5 s. An engine of vLLM's gives its ranks 10 s for that
 #   (intarsia/vllm/replicas.py, `_SECONDS_TO_END`).
-# - `Endings.leave`: its own seconds and up to 2 PARTING. vLLM kills a worker after 5 s, so its ranks take 2 s
-#   (intarsia/vllm/parallel.py, `_FAREWELL_SECONDS`).
+# - `Endings.leave`: its own seconds, up to 2 PARTING, and up to POLL for its threads. vLLM kills a worker after 5 s, so its
+#   ranks take 2 s (intarsia/vllm/parallel.py, `_FAREWELL_SECONDS`).
 FAREWELL_SECONDS = 5  # for the others to hear of this end
 _POLL_SECONDS = 1.0
 _PARTING_SECONDS = 0.5  # for the others to go before process 0
@@ -53,8 +53,7 @@ class Endings:
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # the work is done
                 self._wait_for_goodbyes()
         jax.distributed.shutdown()
-        for thread in self._threads:
-            thread.join(FAREWELL_SECONDS)
+        self._join(FAREWELL_SECONDS)
 
     def _wait_for_goodbyes(self) -> None:
         """Waits for the others to leave the coordinator: JAX aborts who finds it gone, even on the way out."""
@@ -74,6 +73,13 @@ class Endings:
         self._stay_behind()
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             jax.distributed.shutdown()
+        self._join(_POLL_SECONDS)
+
+    def _join(self, seconds: float) -> None:
+        """Waits for the threads: one that comes back from jaxlib while Python ends aborts the process (CPython issue 87135)."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
 
     def fail(self, error: BaseException, status: int) -> None:
         """Ends this process with a line about an error, and the others with one about this process."""
