@@ -18,7 +18,7 @@ import numpy as np
 import record
 from experts import routed
 from experts_whole import LAYERS
-from intarsia.jax import _coded_experts, _quantized
+from intarsia.jax import _decoding, _quantized
 from jax import lax, random
 
 Row = dict[str, Any]
@@ -68,8 +68,7 @@ def _both(function: Callable[..., jax.Array], operands: tuple[jax.Array | None, 
     """Times in us; no number of rows is decoded first, then every one."""
     times = {}
     for name, fewest in (("in_codes_us", 1 << 40), ("decoded_first_us", 1)):
-        _quantized._FEWEST_DECODED = _quantized._FEWEST_DECODED_4_BITS = fewest
-        _coded_experts._FEWEST_DECODED = _coded_experts._FEWEST_DECODED_ON_HOPPER = fewest
+        _decoding.LINEAR = _decoding.EXPERTS = _decoding.Fewest(fewest, fewest)
         _quantized._function.cache_clear()
         jax.clear_caches()
         times[name] = round(1e6 * _seconds(lambda *a: function(*a), operands), 1)

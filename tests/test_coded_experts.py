@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import support
-from intarsia.jax import _coded_experts
+from intarsia.jax import _coded_experts, _decoding
 
 OP = "fused_experts_quantized"
 BOUND = 8e-3
@@ -97,5 +97,5 @@ def test_hopper_decodes_later_what_wgmma_multiplies(
         operands[f"{name}_zeros"] = zeros and jax.ShapeDtypeStruct((4, 32, 2, 16), zeros)
     attributes = DEFAULTS | {"format": format, "w1_group": group, "w2_group": group}
     assert _coded_experts._pays_to_decode(operands, attributes)
-    monkeypatch.setattr(_coded_experts, "is_hopper", lambda: True)
+    monkeypatch.setattr(_decoding, "is_hopper", lambda: True)
     assert _coded_experts._pays_to_decode(operands, attributes) != multiplies

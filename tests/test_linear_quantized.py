@@ -1,6 +1,9 @@
 """`intarsia.jax.linear_quantized` against f64 of the decoded weights, and as part of JAX's transformations."""
 
 import functools
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import intarsia.jax as ij
 import jax
@@ -14,7 +17,7 @@ from drawn import DTYPES, SEEDS, check
 from hypothesis import given
 from hypothesis import strategies as st
 from intarsia import repack
-from intarsia.jax import _quantized
+from intarsia.jax import _decoding, _quantized
 from intarsia_src.matmul import quantized
 from jax import export
 
@@ -145,20 +148,21 @@ def test_many_rows_take_decoded_weights_on_a_gpu(rows, format, dtype, scales, de
 
 
 def test_hopper_decodes_later_what_it_multiplies_fast(monkeypatch) -> None:
-    packed = jax.ShapeDtypeStruct((1, 8, 4, 16, 4), "uint8")
-
-    def decodes(format: str, group: int, scales: str, zeros: str | None, rows: int = 512) -> bool:
-        factors = [t and jax.ShapeDtypeStruct((1, 256 // group, 16), t) for t in (scales, zeros)]
+    def decodes(
+        format: str, group: int, scales: str, zeros: str | None, rows: int = 512, k: int = 256
+    ) -> bool:
+        packed = jax.ShapeDtypeStruct((1, k // 32, 4, 16, 4), "uint8")
+        factors = [t and jax.ShapeDtypeStruct((1, -(-k // group), 16), t) for t in (scales, zeros)]
 
         def layer(x, packed, scales, zeros):
             return ij.linear_quantized(x, packed, scales, zeros, format=format, group=group)
 
-        operands = (jax.ShapeDtypeStruct((rows, 256), "bfloat16"), packed, *factors)
+        operands = (jax.ShapeDtypeStruct((rows, k), "bfloat16"), packed, *factors)
         program = jax.jit(layer).trace(*operands).lower(lowering_platforms=("cuda",))
         return "dot_general" in program.as_text()
 
     assert decodes("u4b8", 128, "float16", None)
-    monkeypatch.setattr(_quantized, "is_hopper", lambda: True)
+    monkeypatch.setattr(_decoding, "is_hopper", lambda: True)
     jax.clear_caches()
     assert not decodes("u4b8", 128, "float16", None)
     assert decodes("u4b8", 128, "float16", None, rows=1024)
@@ -166,7 +170,36 @@ def test_hopper_decodes_later_what_it_multiplies_fast(monkeypatch) -> None:
     assert not decodes("u4", 128, "float16", "uint8")
     assert decodes("u4", 128, "float16", "float16")
     assert not decodes("e2m1", 32, "float8_e8m0fnu", None)
+    assert decodes("e2m1", 32, "float8_e8m0fnu", None, k=320)
+    assert decodes("u4b8", 128, "float16", None, k=320)
     jax.clear_caches()
+
+
+@pytest.mark.parametrize(("held_back_to", "hopper"), [(None, True), ("90", True), ("80", False)])
+def test_a_hopper_that_is_held_back_is_none(held_back_to, hopper, monkeypatch) -> None:
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability="9.0")])
+    monkeypatch.delenv("INTARSIA_ARCH", raising=False)
+    if held_back_to:
+        monkeypatch.setenv("INTARSIA_ARCH", held_back_to)
+    assert _decoding.is_hopper() == hopper
+
+
+TRACING = """
+import jax
+from jax._src import xla_bridge
+import intarsia.jax as ij
+
+x = jax.ShapeDtypeStruct((4, 128), "bfloat16")
+packed, scales = (jax.ShapeDtypeStruct(*of) for of in (((1, 4, 4, 16, 4), "uint8"), ((1, 1, 16), "float16")))
+jax.eval_shape(lambda *a: ij.linear_quantized(*a, format="u4b8", group=128), x, packed, scales)
+assert not xla_bridge.backends_are_initialized()
+"""
+
+
+def test_tracing_few_rows_starts_no_backend() -> None:
+    """`jax.distributed.initialize` must come before that, and a GPU's memory is taken by it."""
+    run = subprocess.run([sys.executable, "-c", TRACING], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 def test_leading_axes_vmap_and_grad() -> None:

@@ -10,6 +10,11 @@ PJRT_PLUGIN = "INTARSIA_PJRT_PLUGIN"
 """The path of the PJRT plugin behind ours. The library reads it, too (src/pjrt)."""
 
 
+def held_back_to() -> str | None:
+    """The compute capability whose kernels a GPU is held back to, as "80". The library reads the variable, too (src/core/config.cc)."""
+    return os.environ.get("INTARSIA_ARCH") or None
+
+
 def child(**variables: str) -> dict[str, str]:
     """The environment of a process to start: this one's, with these variables."""
     return os.environ | variables

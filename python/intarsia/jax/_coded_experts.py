@@ -11,20 +11,14 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from intarsia import _native
-from intarsia.jax import wire
+from intarsia.jax import _decoding, wire
 from intarsia.jax._call import abstract, as_array
-from intarsia.jax._platforms import is_hopper
-from intarsia.jax._quantized import are_4_bits_of_hopper, decoded_stack, pays_to_decode
+from intarsia.jax._quantized import decoded_stack
 from intarsia.jax._types import refuse_sharded, vary_alike
 
 _NAME = "fused_experts_quantized"
 _PARAMETERS = inspect.signature(wire.fused_experts_quantized).parameters.values()
 _ATTRIBUTES = [p.name for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY]
-_FEWEST_DECODED, _FEWEST_DECODED_ON_HOPPER = 2048, 16384
-"""Tokens from which a GPU decodes all experts first; the second where wgmma multiplies codes.
-
-docs/notebook/many_rows_of_codes.md has the figures.
-"""
 _MOST_DECODED_BYTES = 4 << 30
 """Of decoded weights of a layer, for which a program needs room."""
 _OF_CODES = ("format", "w1_group", "w2_group", "zeros_are")
@@ -101,7 +95,7 @@ def fused_experts_quantized(
       float32[3,32]
     """
     given = dict(locals())
-    if math.prod(np.shape(x)[:-1]) < _FEWEST_DECODED:  # as in each step of decoding
+    if math.prod(np.shape(x)[:-1]) < _decoding.EXPERTS.rows:  # as in each step of decoding
         return wire.fused_experts_quantized(**given)
     attributes = {name: given[name] for name in _ATTRIBUTES}
     operands = {
@@ -132,9 +126,9 @@ def _pays_to_decode(operands: dict[str, Any], attributes: dict[str, Any]) -> boo
     _, c, *_ = w1.shape
     weights = len(w1) * 16 * (c * x.shape[-1] + w2.shape[1] * 8 * c)
     scales = [operands["w1_scales"], operands["w2_scales"]]
-    by_wgmma = is_hopper() and _are_multiplied_by_wgmma(operands, attributes)
-    return weights * x.dtype.itemsize <= _MOST_DECODED_BYTES and pays_to_decode(
-        x, scales, fewest=_FEWEST_DECODED_ON_HOPPER if by_wgmma else _FEWEST_DECODED
+    by_wgmma = functools.partial(_are_multiplied_by_wgmma, operands, attributes)
+    return weights * x.dtype.itemsize <= _MOST_DECODED_BYTES and _decoding.pays(
+        x, scales, _decoding.EXPERTS, by_wgmma
     )
 
 
@@ -145,7 +139,7 @@ def _are_multiplied_by_wgmma(operands: dict[str, Any], attributes: dict[str, Any
     form = {"format": attributes["format"], "zeros_are": attributes["zeros_are"]}
     return all(
         of.shape[-1] % 32 == 0
-        and are_4_bits_of_hopper(
+        and _decoding.are_4_bits_of_hopper(
             of,
             operands[f"{name}_scales"],
             operands[f"{name}_zeros"],

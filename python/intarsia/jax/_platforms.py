@@ -46,11 +46,6 @@ def with_fallback(
     return function
 
 
-def is_hopper() -> bool:
-    """Whether JAX's first device is a GPU of compute capability 9.0."""
-    return getattr(jax.devices()[0], "compute_capability", None) == "9.0"
-
-
 def has_fallback(op: _native.Op) -> bool:
     """Whether the op's function in `intarsia.jax` has XLA's version for platforms that lack the op."""
     return op.name in _with_fallback

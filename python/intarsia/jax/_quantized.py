@@ -11,21 +11,16 @@ from jax.typing import ArrayLike
 
 from intarsia import _native
 from intarsia._packing import ARRAYS, E2M1, FORMATS, PackedWeight, by_rows, row_codes
-from intarsia.jax import wire
+from intarsia.jax import _decoding, wire
 from intarsia.jax._call import abstract, as_array, call
 from intarsia.jax._grad import functions_with_gradient
 from intarsia.jax._linear import linear, product_by_xla
-from intarsia.jax._platforms import is_hopper, with_fallback
+from intarsia.jax._platforms import with_fallback
 from intarsia.jax._types import refuse_sharded, vary_alike
 
 _NAME = "linear_quantized"
 _OPERANDS = ("x", *ARRAYS, "bias")
 functions_with_gradient.add(_NAME)
-_FEWEST_DECODED, _FEWEST_DECODED_4_BITS = 512, 1024
-"""Rows of x from which a GPU decodes the weights first; the second for 4 bits on Hopper.
-
-docs/notebook/many_rows_of_codes.md has the figures.
-"""
 
 jax.tree_util.register_dataclass(
     PackedWeight,
@@ -232,44 +227,15 @@ def _by_op(*arrays: jax.Array, form: _Form) -> jax.Array:
         return call(_NAME, form.spread(arrays), **form.attributes)[0]
 
     x, _, scales, zeros, outer_scales, *_ = form.spread(arrays)
-    is_fast = outer_scales is None and are_4_bits_of_hopper(x, scales, zeros, **form.attributes)
-    fewest = _FEWEST_DECODED_4_BITS if is_hopper() and is_fast else _FEWEST_DECODED
-    if not pays_to_decode(x, [scales], fewest=fewest):
+
+    def are_multiplied() -> bool:
+        in_stages = x.shape[-1] % 128 == 0 and outer_scales is None
+        return in_stages and _decoding.are_4_bits_of_hopper(x, scales, zeros, **form.attributes)
+
+    if not _decoding.pays(x, [scales], _decoding.LINEAR, are_multiplied):
         return in_registers(*arrays)
     decode = functools.partial(_by_decoding, form=form)
     return lax.platform_dependent(*arrays, cuda=decode, default=in_registers)
-
-
-def pays_to_decode(x: jax.Array, scales: Sequence[jax.Array], *, fewest: int) -> bool:
-    """Whether weights are to be numbers of x's type on a GPU, from `fewest` rows on."""
-    rows = x.size // max(x.shape[-1], 1)
-    # f16 may not hold them, unless their scales are f16 as well.
-    fits = all(x.dtype == jnp.bfloat16 or x.dtype == s.dtype == jnp.float16 for s in scales)
-    return fits and rows >= fewest
-
-
-def are_4_bits_of_hopper(
-    x: jax.Array | jax.ShapeDtypeStruct,
-    scales: Any,
-    zeros: Any,
-    *,
-    format: str,
-    group: int,
-    zeros_are: str,
-    **_: Any,
-) -> bool:
-    """Whether Hopper's kernels for many rows decode such weights fast: 4 bits in groups of 128 columns, or mxfp4.
-
-    src/matmul/cuda/quantized_plan_hopper.cc has the rules.
-    """
-    k = x.shape[-1]
-    if format == "e2m1":
-        mx = scales.dtype == jnp.float8_e8m0fnu and group == 32 and zeros is None
-        return mx and x.dtype == jnp.bfloat16
-    wide = (group or -(-k // 32) * 32) % 128 == 0 and scales.dtype.itemsize > 1
-    if zeros is None:
-        return wide and format == "u4b8"
-    return wide and format == "u4" and zeros_are == "points" and zeros.dtype == jnp.uint8
 
 
 def _by_decoding(*arrays: jax.Array, form: _Form) -> jax.Array:

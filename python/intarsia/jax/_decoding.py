@@ -1,0 +1,74 @@
+"""Whether a GPU decodes weights in codes first, for a product of XLA's or of the op of plain weights."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from intarsia import _environment
+
+
+class Fewest(NamedTuple):
+    """Rows of x from which weights are decoded first, and from which they are on Hopper if wgmma multiplies their codes.
+
+    docs/notebook/many_rows_of_codes.md has the figures.
+    """
+
+    rows: int
+    by_wgmma: int
+
+
+LINEAR = Fewest(512, 1024)
+EXPERTS = Fewest(2048, 16384)
+
+
+def pays(
+    x: jax.Array, scales: Sequence[jax.Array], fewest: Fewest, are_multiplied: Callable[[], bool]
+) -> bool:
+    """Whether weights are to be numbers of x's type on a GPU.
+
+    Few rows touch no device: JAX starts its backends when it is asked for one.
+
+    Args:
+      x: [..., k].
+      scales: of each of the weights.
+      fewest: the rows that it takes.
+      are_multiplied: says whether Hopper multiplies the codes by wgmma.
+    """
+    rows = x.size // max(x.shape[-1], 1)
+    # f16 may not hold them, unless their scales are f16 as well.
+    fits = all(x.dtype == jnp.bfloat16 or x.dtype == s.dtype == jnp.float16 for s in scales)
+    if not fits or rows < fewest.rows:
+        return False
+    return rows >= fewest.by_wgmma or not (are_multiplied() and is_hopper())
+
+
+def is_hopper() -> bool:
+    """Whether JAX's first device is a GPU of compute capability 9.0, which nothing holds back to an older one's kernels."""
+    capability = getattr(jax.devices()[0], "compute_capability", None)
+    return capability == "9.0" and _environment.held_back_to() in (None, "90")
+
+
+def are_4_bits_of_hopper(
+    x: jax.Array | jax.ShapeDtypeStruct,
+    scales: Any,
+    zeros: Any,
+    *,
+    format: str,
+    group: int,
+    zeros_are: str,
+    **_: Any,
+) -> bool:
+    """Whether Hopper's kernels for many rows decode such weights fast: 4 bits in groups of 128 columns, or mxfp4.
+
+    src/matmul/cuda/quantized_plan_hopper.cc has the rules.
+    """
+    k = x.shape[-1]
+    if format == "e2m1":
+        mx = scales.dtype == jnp.float8_e8m0fnu and group == 32 and zeros is None
+        return mx and x.dtype == jnp.bfloat16
+    wide = (group or -(-k // 32) * 32) % 128 == 0 and scales.dtype.itemsize > 1
+    if zeros is None:
+        return wide and format == "u4b8"
+    return wide and format == "u4" and zeros_are == "points" and zeros.dtype == jnp.uint8
