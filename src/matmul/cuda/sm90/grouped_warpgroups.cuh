@@ -29,26 +29,32 @@ constexpr int CodesStageBytes(int tiles) {
 }
 // Consumers have 64 columns each. Four of them find room with few rows. With many, integers have
 // two sums a result in registers, and beyond 96 rows ptxas serializes products of mxfp4 (C7512).
-using FewRowsOfCodes = GroupedShapeOf<2, 1, 2, 6, 32, 4, 2, CodesStageBytes(16), true>;
-using ManyRowsOfCodes = GroupedShapeOf<6, 1, 2, 5, 32, 3, 2, CodesStageBytes(12), true>;
+template <QuantizedShape kShape>
+using RowsOfCodes = GroupedShapeOf<GroupedSizes{.most_steps = kShape.rows / 16,
+                                                .blocks = 1,
+                                                .panels = 2,
+                                                .stages = kShape == kFewWarpgroupsRows ? 6 : 5,
+                                                .box_rows = 32,
+                                                .consumers = kShape.tiles / 4,
+                                                .staged_steps = 2,
+                                                .weight_bytes = CodesStageBytes(kShape.tiles),
+                                                .pairs = true}>;
 
-template <DType kType_, Format kFormat_, class Shape>
-struct GroupedWarpgroupsConfig : Shape {
+template <DType kType_, Format kFormat_, QuantizedShape kShape>
+struct GroupedWarpgroupsConfig : RowsOfCodes<kShape> {
   using T = cuda::DeviceT<kType_>;
   static constexpr DType kType = kType_;
   static constexpr Format kFormat = kFormat_;
   static constexpr bool kPoints = kFormat == Format::kU4;
-  static constexpr int kTiles = Shape::kColumns / static_cast<int>(kTileRows);
+  static constexpr int kTiles = kShape.tiles;
   static constexpr int kBoxTiles = kTiles / 2;
   static constexpr int kTileBytes = kStageColumns * static_cast<int>(kTileRows) / 2;
   static constexpr int kScaleBoxBytes = kBoxTiles * 64;  // at most
   static constexpr int kPointBytes = kBoxTiles * static_cast<int>(kTileRows), kPointBoxBytes = 128;
-  static_assert(kTiles == (Shape::kRows == kFewWarpgroupsRows.rows ? kFewWarpgroupsRows.tiles
-                                                                   : kManyWarpgroupsRows.tiles));
   static constexpr int kScalesAt = kTiles * kTileBytes;
   static constexpr int kPointsAt = kScalesAt + 2 * kScaleBoxBytes;
-  static_assert(kStageColumns == Shape::kDepth && kPointBytes <= kPointBoxBytes);
-  static_assert(kPointsAt + 2 * kPointBoxBytes <= Shape::kWeightBytes);
+  static_assert(kStageColumns == RowsOfCodes<kShape>::kDepth && kPointBytes <= kPointBoxBytes);
+  static_assert(kPointsAt + 2 * kPointBoxBytes <= RowsOfCodes<kShape>::kWeightBytes);
 };
 
 // A warpgroup that computes 64 of the columns of each task of its CTA, a warp a tile.

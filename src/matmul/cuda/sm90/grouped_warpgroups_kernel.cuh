@@ -82,15 +82,15 @@ Status LaunchGroupedWarpgroups(const QuantizedGroupsParams& p, const QuantizedPl
 template <DType kType>
 Status LaunchGroupedWarpgroupsOf(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
                                  const CudaContext& context) {
-  const auto launch_shape = [&]<Format kFormat, class Shape>() {
-    using S = GroupedWarpgroupsConfig<kType, kFormat, Shape>;
+  const auto launch_shape = [&]<Format kFormat, QuantizedShape kShape>() {
+    using S = GroupedWarpgroupsConfig<kType, kFormat, kShape>;
     return p.each.gating.is_there ? LaunchGroupedWarpgroups<S, true>(p, plan, context)
                                   : LaunchGroupedWarpgroups<S, false>(p, plan, context);
   };
   const auto launch = [&]<Format kFormat>() {
     return plan.shape == kFewWarpgroupsRows
-               ? launch_shape.template operator()<kFormat, FewRowsOfCodes>()
-               : launch_shape.template operator()<kFormat, ManyRowsOfCodes>();
+               ? launch_shape.template operator()<kFormat, kFewWarpgroupsRows>()
+               : launch_shape.template operator()<kFormat, kManyWarpgroupsRows>();
   };
   if constexpr (kType == DType::kBF16)
     if (p.each.format == Format::kE2M1) return launch.template operator()<Format::kE2M1>();

@@ -44,38 +44,47 @@ struct EvenTiles {
 
 // How the kernels of products cut their work: a tile has kColumns columns of w and up to kRows
 // rows, a stage kDepth elements of the sum. Columns of w are the rows of wgmma's result, 64 an
-// instruction, and rows of x its columns, since groups have any number of rows. kBytesOfWeights: of
-// a stage, where w is not of 16 bits.
-template <int kMostSteps, int kBlocksEach, int kPanelsEach, int kStageCount, int kBoxOfX,
-          int kWarpgroups = sm90::kConsumers, int kStepsStaged = 1, int kBytesOfWeights = 0,
-          bool kHasPairs = false>
+// instruction, and rows of x its columns, since groups have any number of rows.
+struct GroupedSizes {
+  int most_steps;  // of 16 rows
+  int blocks;      // of 64 columns, each consumer's
+  int panels;      // of a stage
+  int stages;
+  int box_rows;  // of x, that a copy takes
+  int consumers = kConsumers;
+  int staged_steps = 1;  // of results on their way out, for each consumer twice
+  int weight_bytes = 0;  // of a stage, where w is not of 16 bits
+  bool pairs = false;    // whether rows r and r + 8 of 16 of wgmma's are columns 2r and 2r + 1
+};
+template <GroupedSizes kSizes>
 struct GroupedShapeOf {
-  using Tiles = EvenTiles<kMostSteps>;
-  static constexpr int kConsumers = kWarpgroups, kThreads = 128 * (1 + kConsumers);
+  using Tiles = EvenTiles<kSizes.most_steps>;
+  static constexpr int kConsumers = kSizes.consumers, kThreads = 128 * (1 + kConsumers);
   // Three consumers leave some over, which the rows that GatherRows has in flight need.
   static constexpr int kProducerRegisters = kConsumers == 3 ? 56 : sm90::kProducerRegisters;
   static constexpr int kConsumerRegisters = RegistersOfConsumers(kConsumers, kProducerRegisters);
-  static constexpr int kBlocks = kBlocksEach;  // of 64 columns, each consumer's
-  // Whether row r of each 16 of wgmma's is column 2r, and row r + 8 column 2r + 1.
-  static constexpr bool kPairs = kHasPairs;
+  static constexpr int kBlocks = kSizes.blocks;
+  static constexpr bool kPairs = kSizes.pairs;
   static constexpr int kColumns = 64 * kBlocks * kConsumers;
   static constexpr int kRows = Tiles::kRows, kSteps = kRows / Tiles::kStepRows;
-  static constexpr int kPanels = kPanelsEach, kDepth = kPanels * kPanelDepth;
-  static constexpr int kBoxRows = kBoxOfX;  // of x: rows that a copy takes
-  static constexpr int kStages = kStageCount;
-  static constexpr int kWeightBytes = kBytesOfWeights ? kBytesOfWeights : kColumns * kDepth * 2;
+  static constexpr int kPanels = kSizes.panels, kDepth = kPanels * kPanelDepth;
+  static constexpr int kBoxRows = kSizes.box_rows;
+  static constexpr int kStages = kSizes.stages;
+  static constexpr int kWeightBytes =
+      kSizes.weight_bytes ? kSizes.weight_bytes : kColumns * kDepth * 2;
   static constexpr int kRowBytes = kRows * kDepth * 2;
-  // Results on their way out: two times some steps of each consumer.
-  static constexpr int kStagedSteps = kStepsStaged;
+  static constexpr int kStagedSteps = kSizes.staged_steps;
   static constexpr int kStagedBytes = kStagedSteps * Tiles::kStepRows * 64 * kBlocks * 2;
   static constexpr int kSharedBytes =
       kStages * (kWeightBytes + kRowBytes) + 2 * kConsumers * kStagedBytes + kControlBytes;
   static_assert(kSharedBytes <= kMaxSharedBytes && kRows % kBoxRows == 0);
   static_assert(kColumns <= 256);  // a box has at most 256 rows
 };
-using GroupedShape = GroupedShapeOf<10, 2, 1, 4, 32>;
+using GroupedShape = GroupedShapeOf<GroupedSizes{
+    .most_steps = 10, .blocks = 2, .panels = 1, .stages = 4, .box_rows = 32}>;
 // For groups of few rows, bound by the memory that holds w [n, k]: 256 neighboring bytes of a row.
-using NarrowShape = GroupedShapeOf<2, 1, 2, 5, 16>;
+using NarrowShape = GroupedShapeOf<GroupedSizes{
+    .most_steps = 2, .blocks = 1, .panels = 2, .stages = 5, .box_rows = 16}>;
 
 // How the kernel of the gradient does: a tile is kRows of k times kColumns of n.
 inline constexpr int kStageRows = 64;  // of a group, which are summed
