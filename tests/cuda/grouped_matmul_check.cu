@@ -18,7 +18,7 @@ using attention::Require;
 struct Case {
   DType dtype, out;
   int64_t m, k, n, groups, all, offset = 0, mx = 0;  // mx > 0: rows are gathered from so many
-  bool transposed, bias;
+  bool transposed, bias, infinite = false;
   std::vector<int64_t> sizes;
 
   std::string Name() const {
@@ -184,14 +184,21 @@ struct Arrays {
   DeviceArray<int64_t> sizes, offset, rows_device;
 
   static std::vector<int64_t> RandomRows(const Case& c, std::mt19937& random) {
-    std::vector<int64_t> rows(c.mx ? c.m : 0);
+    std::vector<int64_t> rows(c.mx ? c.m : 0, -1);
+    if (c.infinite) return rows;
     for (int64_t& row : rows) row = static_cast<int64_t>(random() % (c.mx + 3)) - 1;
     if (!rows.empty() && random() % 2) rows[random() % rows.size()] = int64_t{1} << 62;
     return rows;
   }
+  static Elements RandomWeights(const Case& c, std::mt19937& random) {
+    Elements w = RandomElements(c.dtype, c.groups * c.k * c.n, random());
+    if (c.infinite)
+      for (int64_t i = 0; i < c.groups * c.k * c.n; ++i) w.Set(static_cast<size_t>(i), INFINITY);
+    return w;
+  }
   Arrays(const Case& c, std::mt19937& random)
       : x(RandomRowsOf(c.dtype, (c.mx ? c.mx : c.m) * c.k, random())),
-        w(RandomElements(c.dtype, c.groups * c.k * c.n, random())),
+        w(RandomWeights(c, random)),
         bias(RandomElements(c.dtype, c.groups * c.n, random())),
         rows(RandomRows(c, random)),
         x_device(x.bits()),
@@ -340,6 +347,15 @@ int CheckGradient(Case c, std::mt19937& random, double& worst) {
   return failures;
 }
 
+// No row takes one of x, and is 0 beside infinite weights.
+Case MissingCase(DType dtype) {
+  Case c{.dtype = dtype, .out = dtype};
+  c.m = 40, c.k = 128, c.n = 136, c.groups = c.all = 4, c.mx = 3;
+  c.transposed = c.bias = c.infinite = true;
+  c.sizes = {30, 2, 0, 8};
+  return c;
+}
+
 bool CheckAll(int cases) {
   std::mt19937 random(20261123);
   int failures = 0;
@@ -350,6 +366,7 @@ bool CheckAll(int cases) {
       failures += CheckGradient(RandomCase(dtype, random), random, gradient);
     }
     failures += CheckCase(LongCase(dtype), random, forward);
+    failures += CheckCase(MissingCase(dtype), random, forward);
     std::printf("%-5s worst error, of the tolerance: products %.2f, gradients %.2f\n",
                 std::string(Name(dtype)).c_str(), forward, gradient);
   }

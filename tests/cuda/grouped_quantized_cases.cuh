@@ -57,8 +57,7 @@ inline QuantizedGroupsCase RandomQuantizedGroups(std::mt19937& random, bool for_
     g.sizes.push_back(static_cast<int32_t>(random() % (2 * g.rows / g.experts + 2)) - 1);
   if (random() % 2) {
     g.all.m = 1 + random() % 20;
-    g.is_infinite =
-        for_hopper && g.all.scale == kF32 && g.all.zero == DType::kOther && random() % 2;
+    g.is_infinite = g.all.scale == kF32 && g.all.zero == DType::kOther && random() % 2;
     for (int64_t i = 0; i < g.rows; ++i)
       g.taken.push_back(g.is_infinite ? -1 : static_cast<int32_t>(random() % (g.all.m + 2)) - 1);
   }

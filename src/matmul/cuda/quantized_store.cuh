@@ -17,13 +17,14 @@ __device__ __forceinline__ void StoreSum(const QuantizedParams& p, int64_t to, f
     static_cast<T*>(p.out)[to] = cuda::FromFloat<T>(sum);
 }
 
-// With what a result has beside its sum; has_bias: whether it has a bias.
+// With what a result has beside its sum, if its row exists. Else 0: w may be infinite.
 template <class T>
 __device__ __forceinline__ void StoreResult(const QuantizedParams& p, int64_t row, int64_t column,
-                                            float sum, bool has_bias) {
+                                            float sum, bool exists) {
   const int64_t to = row * p.n() + column;
   float added = 0.0f;
-  if (p.bias && has_bias) added = cuda::ToFloat(static_cast<const T*>(p.bias)[column]);
+  if (!exists) sum = 0.0f;
+  if (p.bias && exists) added = cuda::ToFloat(static_cast<const T*>(p.bias)[column]);
   if (p.residual) added += cuda::ToFloat(static_cast<const T*>(p.residual)[to]);
   StoreSum<T>(p, to, sum + added);
 }
@@ -48,12 +49,12 @@ __device__ __forceinline__ Floats SumOfCluster(const Floats* at, int ctas) {
 }
 
 // Adds sums of all warps and all CTAs of the cluster, in this order, and stores the results.
-// `sums`: [k_warps, rows, columns + 1] in shared memory, of each CTA. has_bias(row): whether a
-// result of the row has one.
-template <class S, class HasBias>
+// `sums`: [k_warps, rows, columns + 1] in shared memory, of each CTA. exists(row): as in
+// StoreResult.
+template <class S, class Exists>
 __device__ __forceinline__ void StoreSums(const QuantizedParams& p, const QuantizedPlan& plan,
                                           float* sums, int first_row, int64_t first_column,
-                                          HasBias has_bias) {
+                                          Exists exists) {
   using T = typename S::T;
   // A power of two: warps side by side, and tiles of each.
   const int columns = static_cast<int>(plan.cta_tiles() * kTileRows), pitch = columns + 1;
@@ -81,7 +82,7 @@ __device__ __forceinline__ void StoreSums(const QuantizedParams& p, const Quanti
       sum = SumOfCluster(sums + at, ctas);
     else
       for (int warp = 0; warp < plan.k_warps; ++warp) sum += sums[warp * S::kRows * pitch + at];
-    StoreResult<T>(p, first_row + row, column, sum, has_bias(row));
+    StoreResult<T>(p, first_row + row, column, sum, exists(row));
   }
   if (ctas > 1) cuda::ClusterSyncReads();  // nobody reads this block's memory any more
 }

@@ -25,11 +25,11 @@ __device__ __forceinline__ QuantizedParams MatrixOf(const QuantizedGroupsParams&
 }
 
 // out = act(gate, up), from sums as StoreSums has them; columns of the CTA are gates and ups in
-// turn, or tiles of gates and of ups.
-template <class S, class HasBias>
+// turn, or tiles of gates and of ups. exists(row): as in StoreResult.
+template <class S, class Exists>
 __device__ __forceinline__ void StoreGates(const QuantizedParams& p, const QuantizedPlan& plan,
                                            const Gating& gating, const float* sums,
-                                           int64_t first_column, HasBias has_bias) {
+                                           int64_t first_column, Exists exists) {
   using T = typename S::T;
   const int columns = static_cast<int>(plan.cta_tiles() * kTileRows), pitch = columns + 1;
   const int half = columns / 2, n = static_cast<int>(p.n() / 2);
@@ -46,7 +46,9 @@ __device__ __forceinline__ void StoreGates(const QuantizedParams& p, const Quant
       float sum = 0.0f;
       for (int warp = 0; warp < plan.k_warps; ++warp)
         sum += sums[(warp * S::kRows + row) * pitch + at];
-      if (p.bias && has_bias(row))
+      if (!exists(row))
+        sum = 0.0f;
+      else if (p.bias)
         sum += cuda::ToFloat(
             static_cast<const T*>(p.bias)[gating.in_turn ? 2 * column + part : part * n + column]);
       both[part] = cuda::RoundTo<T>(sum);
@@ -121,11 +123,11 @@ __global__ void __launch_bounds__(32 * kMostWarps, MostTogether<S, kStreams>())
   } else {
     sums = MultiplyRing<S>(p, plan, unit.rows, first_tile, 0, stages, shared, row_of);
   }
-  const auto has_bias = [&](int row) { return taken(row) >= 0; };
+  const auto exists = [&](int row) { return taken(row) >= 0; };
   if (parts == 2)
-    StoreGates<S>(p, plan, groups.each.gating, sums, int64_t{unit.column_tile} * columns, has_bias);
+    StoreGates<S>(p, plan, groups.each.gating, sums, int64_t{unit.column_tile} * columns, exists);
   else
-    StoreSums<S>(p, plan, sums, 0, first_tile * kTileRows, has_bias);
+    StoreSums<S>(p, plan, sums, 0, first_tile * kTileRows, exists);
 }
 
 template <class S, bool kStreams>

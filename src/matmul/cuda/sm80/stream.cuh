@@ -215,7 +215,9 @@ __device__ __forceinline__ void StoreResults(const GroupedParams& p, const Unit&
           shared + (warp * S::kRows + row) * (kStreamColumns + 1) + in_tile;
       x += of_warp[0], y += of_warp[1];
     }
-    if (bias && RowTaken(p, unit.row + row) >= 0)
+    if (RowTaken(p, unit.row + row) < 0)
+      x = y = 0.0f;  // w may be infinite
+    else if (bias)
       x += cuda::ToFloat(bias[column]), y += cuda::ToFloat(bias[column + 1]);
     StorePair(p.out, p.out_dtype, (unit.row + row) * p.n + column, columns, x, y);
   }
@@ -233,7 +235,7 @@ __device__ __forceinline__ void StoreGated(const GroupedParams& p, const Unit& u
     const int row = i / S::kResults, in_tile = i % S::kResults;
     const int column = unit.column_tile * S::kResults + in_tile;
     if (column >= n) continue;
-    const bool has_bias = bias && RowTaken(p, unit.row + row) >= 0;
+    const bool takes = RowTaken(p, unit.row + row) >= 0;
     float both[2];
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
@@ -241,7 +243,9 @@ __device__ __forceinline__ void StoreGated(const GroupedParams& p, const Unit& u
       for (int warp = 0; warp < warps; ++warp)
         sum += shared[(warp * S::kRows + row) * (kStreamColumns + 1) + in_tile / 8 * 16 + part * 8 +
                       in_tile % 8];
-      if (has_bias)
+      if (!takes)
+        sum = 0.0f;  // w may be infinite
+      else if (bias)
         sum += cuda::ToFloat(bias[p.gating.in_turn ? 2 * column + part : part * n + column]);
       both[part] = cuda::RoundTo<T>(sum);
     }

@@ -120,6 +120,7 @@ __device__ __forceinline__ void StoreTile(const GroupedParams& p, const Unit& un
       const int column = first_column + cuda::LaneColumn(lane, n);
       const int columns = static_cast<int>(p.n) - column;
       float x = sums[i / 2][n][i % 2 * 2], y = sums[i / 2][n][i % 2 * 2 + 1];
+      if (!taken) x = y = 0.0f;  // w may be infinite
       if (bias && taken && columns > 0) x += cuda::ToFloat(bias[column]);
       if (bias && taken && columns > 1) y += cuda::ToFloat(bias[column + 1]);
       StorePair(p.out, p.out_dtype, (unit.row + row) * p.n + column, columns, x, y);
