@@ -22,6 +22,11 @@ TEST(QuantizedGroupsPlan, GroupsOfAnyNumberOfRowsHaveRoom) {
           p.groups.all = p.groups.count = 32;
           p.groups.m = m;
           const QuantizedPlan plan = PlanForGroups(p, device);
+          // Hopper's kernels say at compile time that they have room.
+          if (plan.kernel == QuantizedKernelKind::kGroupsHopper ||
+              plan.kernel == QuantizedKernelKind::kGroupsWarpgroups)
+            continue;
+          EXPECT_GT(plan.shared_bytes, 0) << name << " m " << m;
           EXPECT_LT(plan.shared_bytes, device.shared_bytes_per_block) << name << " m " << m;
           EXPECT_GE(plan.tile_warps, 1) << name << " m " << m;
           EXPECT_LE(plan.tile_warps * plan.k_warps, kMostWarps) << name << " m " << m;

@@ -1,4 +1,4 @@
-// Hopper's products with 4-bit codes (sm90/warpgroups.cuh, sm90/grouped_codes.cuh,
+// Hopper's products with codes (sm90/warpgroups.cuh, sm90/grouped_codes.cuh,
 // sm90/grouped_warpgroups.cuh), those of few rows (sm80/quantized_row.cuh) and experts of few
 // tokens (few_tokens.cuh) in the emulator, against f64. A block runs alone here, so no sum is cut
 // among the blocks of a cluster. Argument: cases of each kernel.
@@ -61,7 +61,7 @@ Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
   if (warpgroups) plan.shape = params.groups.m % 2 ? kFewWarpgroupsRows : kManyWarpgroupsRows;
   return DispatchDType<kF16, kBF16>("x", params.each.dtype, [&]<DType kType>() {
     return warpgroups ? sm90::LaunchGroupedWarpgroupsOf<kType>(params, plan, context)
-                      : sm90::LaunchGroupedCodesOf<kType>(params, plan, context);
+                      : sm90::LaunchGroupsHopperOf<kType>(params, plan, context);
   });
 }
 

@@ -45,14 +45,22 @@ constexpr int SharedKilobytes(int arch) {
   return arch < 90 ? 164 : 228;
 }
 
+// The largest that a block may have.
+constexpr int MostSharedBytes(int arch) {
+  return SharedKilobytes(arch) * 1024 - kReservedSharedBytes;
+}
+
+// Whether so many blocks with so much each have room on a multiprocessor.
+constexpr bool HaveRoom(int arch, int blocks, int64_t shared_bytes) {
+  return blocks * (shared_bytes + kReservedSharedBytes) <= SharedKilobytes(arch) * 1024;
+}
+
 // The device with the kernels of an older architecture, and with no more room for them than that
 // one has.
 constexpr Device HeldBack(Device device, int arch) {
-  const int bytes = SharedKilobytes(arch) * 1024;
   device.arch = std::min(device.arch, arch);
-  device.shared_bytes_per_sm = std::min(device.shared_bytes_per_sm, bytes);
-  device.shared_bytes_per_block =
-      std::min(device.shared_bytes_per_block, bytes - kReservedSharedBytes);
+  device.shared_bytes_per_sm = std::min(device.shared_bytes_per_sm, SharedKilobytes(arch) * 1024);
+  device.shared_bytes_per_block = std::min(device.shared_bytes_per_block, MostSharedBytes(arch));
   return device;
 }
 

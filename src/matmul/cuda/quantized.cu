@@ -87,7 +87,7 @@ Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
   if (warpgroups || plan.kernel == QuantizedKernelKind::kGroupsHopper)
     return DispatchDType<kF16, kBF16>("x", params.each.dtype, [&]<DType kType>() {
       return warpgroups ? sm90::LaunchGroupedWarpgroupsOf<kType>(params, plan, context)
-                        : sm90::LaunchGroupedCodesOf<kType>(params, plan, context);
+                        : sm90::LaunchGroupsHopperOf<kType>(params, plan, context);
     });
   return DispatchDType<kF32, kF16, kBF16>("x", params.each.dtype, [&]<DType kType>() {
     return LaunchGroupedCodesOf<kType>(params, plan, context);

@@ -69,7 +69,7 @@ constexpr int ResidentDepth(Format format, int rows) {
   return BitsOf(format) == 4 ? (rows == 8 ? 8 : 6) : rows == 8 ? 5 : 4;
 }
 inline constexpr int kResidentPad = 64, kResidentPitch = static_cast<int>(kTileRows) + 4;
-inline constexpr int kMostResidentBytes = 227 * 1024;
+inline constexpr int kMostResidentBytes = cuda::MostSharedBytes(cuda::kHopper);
 inline constexpr int kMostResidentRows = 16;  // of x
 
 // Of kRow: warps of a CTA, those that share a tile, and those that a multiprocessor has registers

@@ -4,6 +4,7 @@
 
 #include "src/core/aligned.h"
 #include "src/matmul/cuda/row_of_codes.h"
+#include "src/matmul/cuda/sm90/grouped.h"
 
 namespace intarsia::matmul {
 namespace {
@@ -97,12 +98,11 @@ int64_t WarpgroupsSplits(int64_t ctas, int64_t sms) {
 constexpr int kLeastWarpgroupsMean = 12, kMostFewRowsMean = 20;
 
 // Whether kGroupsWarpgroups takes a call that kGroupsHopper takes: scales of mxfp4 multiply codes
-// in x's type, others a stage's sums. Warps that gather rows count 16 bytes of x.
+// in x's type, others a stage's sums.
 bool TakesWarpgroups(const QuantizedGroupsParams& params) {
   const QuantizedParams& p = params.each;
   return (p.format == Format::kE2M1 ? p.dtype == DType::kBF16 : p.group % kStageColumns == 0) &&
-         IsAligned16(p.out) && params.x_rows > 0 && params.x_rows < int64_t{1} << 31 &&
-         (!p.rows.data || params.x_rows <= ((int64_t{1} << 32) - 1) / (p.k / 8 + 1));
+         IsAligned16(p.out) && sm90::CanFindRows(params.groups, p.rows, params.x_rows, p.k);
 }
 
 }  // namespace

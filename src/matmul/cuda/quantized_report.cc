@@ -58,13 +58,16 @@ std::vector<cuda::KernelChoice> ReportQuantizedChoices(const cuda::Device& devic
     QuantizedGroupsParams groups;
     groups.each = CommonCall(format);
     groups.groups.count = groups.groups.all = 128;
+    const auto add = [&](std::string_view what, int64_t rows, QuantizedKernelKind kernel) {
+      choices.push_back({Text(what, name, ", rows: ", rows), std::string(Name(kernel))});
+    };
+    for (const int64_t rows : {1, 16, 64, 256}) {  // JAX has more of them decoded first
+      groups.each.m = rows;
+      add("weights in ", rows, PlanFor(groups.each, device).kernel);
+    }
     for (const int64_t rows : {1, 16, 64, 2048}) {
       groups.each.m = groups.groups.m = groups.x_rows = rows;
-      const auto add = [&](std::string_view what, QuantizedKernelKind kernel) {
-        choices.push_back({Text(what, name, ", rows: ", rows), std::string(Name(kernel))});
-      };
-      add("weights in ", PlanFor(groups.each, device).kernel);
-      add("128 experts in ", PlanForGroups(groups, device).kernel);
+      add("128 experts in ", rows, PlanForGroups(groups, device).kernel);
     }
   }
   return choices;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "src/attention/prefill_line.h"
+#include "src/core/cuda/device.h"
 
 namespace intarsia::attention::sm90 {
 
@@ -51,7 +52,8 @@ struct Shape {
   static constexpr int kValueBytes = kE4M3 ? kDv * 128 : kTileKeys * kValuePanels * 128;
   static constexpr int kOutPanelColumns = 64, kOutPanels = (kDv + 63) / 64;  // of 16 bits
   static constexpr int kOutBytes = kTileRows * kOutPanels * 128;
-  static constexpr int kMaxSharedBytes = 227 * 1024, kControlBytes = 3072;
+  static constexpr int kMaxSharedBytes = cuda::MostSharedBytes(cuda::kHopper);
+  static constexpr int kControlBytes = 3072;
   // Tiles of V, and of K, in shared memory. A consumer keeps a tile of K until it has its weights,
   // longer than the tensor cores do. Raw tiles are V's, of codes both K's and V's; two of them
   // suffice, and codes have up to four where there is room.

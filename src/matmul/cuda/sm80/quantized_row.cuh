@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(32 * kMostRowWarps)
   using T = typename Product::T;
   constexpr int kTile = static_cast<int>(kTileRows);
   __shared__ float sums[kMostRowWarps][1][kRows * kTile];
-  // What a block may have on GPUs of sm_86 and sm_89 (CUDA's programming guide).
-  static_assert(sizeof sums + MostRowBytes(kRows) <= 99 * 1024);
+  // On every GPU: those of sm_86 have least.
+  static_assert(sizeof sums + MostRowBytes(kRows) <= cuda::MostSharedBytes(86));
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   const int parts = 1 << shift, tiles = static_cast<int>(blockDim.x / 32) >> shift;
   const int all = static_cast<int>(p.tiles);

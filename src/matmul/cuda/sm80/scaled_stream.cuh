@@ -36,9 +36,9 @@ struct ScaledStep {
 
 // What a lane reads: its columns of its rows of w and of x, zeros where there are none.
 template <class S>
-class CodeStream {
+class ScaledCodes {
  public:
-  __device__ __forceinline__ CodeStream(const ScaledParams& p, int first_column, int first_row)
+  __device__ __forceinline__ ScaledCodes(const ScaledParams& p, int first_column, int first_row)
       : k_(static_cast<int>(p.k)) {
     const int lane = static_cast<int>(threadIdx.x % 32), r = lane / 4;
     at_ = lane % 4 * 16;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void StreamBlocks(const ScaledParams& p, int first_co
                                              typename S::template Fragments<float>& sums) {
   using Part = typename S::template Fragments<typename S::Mma::Sum>;
   const int blocks = static_cast<int>(p.blocks());
-  const CodeStream<S> stream(p, first_column, first_row);
+  const ScaledCodes<S> stream(p, first_column, first_row);
   ScaledStep<S> now, next;
   if (warp < blocks) stream.Load(warp * kScaleBlock, next);
   for (int b = warp; b < blocks; b += S::kWarps) {

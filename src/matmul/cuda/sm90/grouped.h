@@ -8,6 +8,9 @@ namespace intarsia::matmul::sm90 {
 bool Supports(const GroupedParams& params);
 bool Supports(const GroupedGradientParams& params);
 
+// Whether CTAs can find and gather the rows of x (producer.cuh).
+bool CanFindRows(const GroupSizes& groups, const IndexVector& rows, int64_t x_rows, int64_t k);
+
 template <DType kType>
 Status LaunchGroupedOf(const GroupedParams& params, const CudaContext& context, int tile_rows);
 template <DType kType>

@@ -6,7 +6,7 @@ namespace intarsia::matmul::sm90 {
 
 // x in f16 or bf16, codes u4b8 or e2m1, or u4 with points in u8, by a plan for kGroupsHopper.
 template <DType kType>
-Status LaunchGroupedCodesOf(const QuantizedGroupsParams& params, const QuantizedPlan& plan,
+Status LaunchGroupsHopperOf(const QuantizedGroupsParams& params, const QuantizedPlan& plan,
                             const CudaContext& context);
 
 }  // namespace intarsia::matmul::sm90

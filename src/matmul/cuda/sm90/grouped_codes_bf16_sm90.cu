@@ -2,7 +2,7 @@
 
 namespace intarsia::matmul::sm90 {
 
-template Status LaunchGroupedCodesOf<DType::kBF16>(const QuantizedGroupsParams&,
+template Status LaunchGroupsHopperOf<DType::kBF16>(const QuantizedGroupsParams&,
                                                    const QuantizedPlan&, const CudaContext&);
 
 }  // namespace intarsia::matmul::sm90

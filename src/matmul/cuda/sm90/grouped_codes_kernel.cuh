@@ -37,10 +37,9 @@ inline const cuda::Kernel kGroupedCodesSm90Kernel(
     static_cast<int>(sizeof(GroupedCodesShared<S>)), cuda::kHopper);
 
 template <class S>
-Status LaunchGroupedCodes(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
+Status LaunchGroupsHopper(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
                           const CudaContext& context) {
-  // Of 228 KB a multiprocessor, each CTA takes 1 KB for itself (CUDA's programming guide, 9.0).
-  static_assert(S::kCtas * (sizeof(GroupedCodesShared<S>) + 1024) <= 228 * 1024);
+  static_assert(cuda::HaveRoom(cuda::kHopper, S::kCtas, sizeof(GroupedCodesShared<S>)));
   const GroupedCodesCut cut = GroupedCodesCut::Of<S>(p, plan);
   GroupedCodesMaps maps;
   INTARSIA_RETURN_IF_ERROR(MakeCodesMaps<S>(p, plan, cut, maps));
@@ -57,7 +56,7 @@ template <DType kType, Format kFormat, bool kWide>
 Status LaunchGroupedCodesShape(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
                                const CudaContext& context) {
   const auto launch = [&]<QuantizedShape kShape>() {
-    return LaunchGroupedCodes<GroupedCodesConfig<kType, kFormat, kWide, kShape>>(p, plan, context);
+    return LaunchGroupsHopper<GroupedCodesConfig<kType, kFormat, kWide, kShape>>(p, plan, context);
   };
   if (plan.shape == kFewUnits) return launch.template operator()<kFewUnits>();
   if (plan.shape == kRows8) return launch.template operator()<kRows8>();
@@ -66,7 +65,7 @@ Status LaunchGroupedCodesShape(const QuantizedGroupsParams& p, const QuantizedPl
 }
 
 template <DType kType>
-Status LaunchGroupedCodesOf(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
+Status LaunchGroupsHopperOf(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
                             const CudaContext& context) {
   if (p.each.format == Format::kE2M1)
     return LaunchGroupedCodesShape<kType, Format::kE2M1, false>(p, plan, context);

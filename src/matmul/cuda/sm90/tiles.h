@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "src/core/cuda/device.h"
 #include "src/core/index_vector.h"  // INTARSIA_HOST_DEVICE
 
 namespace intarsia::matmul::sm90 {
@@ -9,7 +10,8 @@ namespace intarsia::matmul::sm90 {
 inline constexpr int kConsumers = 2;  // warpgroups that multiply
 inline constexpr int kThreads = 128 * (1 + kConsumers);
 inline constexpr int kPanelDepth = 64;  // elements of the sum in a row of a panel
-inline constexpr int kMaxSharedBytes = 227 * 1024, kControlBytes = 3 * 1024;
+inline constexpr int kMaxSharedBytes = cuda::MostSharedBytes(cuda::kHopper);
+inline constexpr int kControlBytes = 3 * 1024;
 // Registers a thread, of 65536: multiples of 8. If consumers took more than the producers release,
 // they would wait forever.
 inline constexpr int kProducerRegisters = 40;

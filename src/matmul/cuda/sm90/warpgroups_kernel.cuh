@@ -144,8 +144,7 @@ inline const cuda::Kernel kWarpgroupsCodesKernel(
 template <class S>
 Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
                         const CudaContext& context) {
-  // Of 228 KB a multiprocessor, each CTA takes 1 KB for itself (CUDA's programming guide, 9.0).
-  static_assert(S::kCtas * (sizeof(WarpgroupsShared<S>) + 1024) <= 228 * 1024);
+  static_assert(cuda::HaveRoom(cuda::kHopper, S::kCtas, sizeof(WarpgroupsShared<S>)));
   WarpgroupsMaps maps;
   const std::array<cuda::MapAxis, 1> rows{{{p.m, p.k, S::kRows}}};
   INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.dtype, p.x, p.k, rows, maps.x));

@@ -32,10 +32,8 @@ struct WarpgroupsConfig {
   static constexpr int kThreads = kMultipliers + (kByWarps ? 32 : cuda::kWarpgroupThreads);
   static constexpr int kCtas = WarpgroupsCtas(kRows, kParts);  // of a multiprocessor
   // The copying warpgroup gives registers to those that multiply, unless kByWarps.
-  static constexpr int kAtStart = 65536 / kThreads / 8 * 8;
   static constexpr int kCopying = kMultiplying == 3 ? 40 : 32;
-  static constexpr int kMultiplyingRegisters =
-      (kAtStart + (kAtStart - kCopying) / kMultiplying) / 8 * 8;
+  static constexpr int kMultiplyingRegisters = RegistersOfConsumers(kMultiplying, kCopying);
   static constexpr int kXBytes = kRows * kStageColumns * 2;
   // A box has so many bytes of a tile's codes: half of a stage's, where these have 8 bits.
   static constexpr int kBoxBytes = kStageColumns * static_cast<int>(kTileRows) / 2;
