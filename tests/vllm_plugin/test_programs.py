@@ -185,6 +185,18 @@ def test_a_program_that_fails_is_told_at_once(
     assert tried == [1, 2]
 
 
+def test_who_waits_for_a_later_program_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That one is cancelled, which says nothing of why."""
+    first = threading.Event()
+    monkeypatch.setattr(programs._steps, "compile_step", _failing(first, []))
+    told = programs.Programs(Ranks(1))
+    for n in (1, 2, 3):
+        told.begin(n, jnp.sin, jnp.ones(n), tokens=n)
+    threading.Timer(0.2, first.set).start()
+    with pytest.raises(MemoryError, match="no room for 2"):
+        told.get(3, jnp.sin, jnp.ones(3))
+
+
 def test_a_program_that_cannot_be_traced_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first, tried = threading.Event(), []
     monkeypatch.setattr(programs._steps, "compile_step", _failing(first, tried))

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -71,8 +71,16 @@ class Programs:
         self, key: Hashable, function: Callable[..., Any], *args: Any, **options: Any
     ) -> jax.stages.Compiled:
         """The program of that key, which is begun if it is not there; the arguments are those of `begin`."""
-        self.begin(key, function, *args, **options)
-        return self._programs[key].result()
+        program = self.begin(key, function, *args, **options)
+        try:
+            return program.result()
+        except (
+            CancelledError
+        ):  # since another one failed, which is told once all that waits is cancelled
+            for other in [*self._programs.values()]:
+                if not other.cancelled():
+                    other.result()
+            raise
 
     def begin(
         self,
@@ -82,7 +90,7 @@ class Programs:
         donate: tuple[int, ...] = (),
         tokens: int = 1,
         warm_up: Callable[[jax.stages.Compiled], Any] = lambda program: None,
-    ) -> None:
+    ) -> Future[jax.stages.Compiled]:
         """Lets XLA compile what `get` is going to be asked for, while the caller traces the next program.
 
         Args:
@@ -90,21 +98,21 @@ class Programs:
           tokens: of a step that it is.
           warm_up: is called with the program, in the thread that compiles, before that takes the next.
         """
-        if key in self._programs:
-            return
+        if (begun := self._programs.get(key)) is not None:
+            return begun
         try:
             lowered = self._lower(function, args, donate)
             self._raise_failure()
         except BaseException:
             self._cancel()
             raise
-        self._submit(key, self._compile, str(key), lowered, tokens, warm_up)
+        return self._submit(key, self._compile, str(key), lowered, tokens, warm_up)
 
     def prepare(self, work: Callable[[], None]) -> None:
         """Lets the thread that compiles do this before the programs that begin from now on. `await_all` waits for it."""
         self._submit(_PREPARATION, work)
 
-    def _submit(self, key: Hashable, work: Callable[..., Any], *args: Any) -> None:
+    def _submit(self, key: Hashable, work: Callable[..., Any], *args: Any) -> Future[Any]:
         def in_turn() -> Any:
             try:
                 return work(*args)
@@ -112,7 +120,8 @@ class Programs:
                 self._cancel()  # here, before this thread takes the next
                 raise
 
-        self._programs[key] = self._thread.submit(in_turn)
+        program = self._programs[key] = self._thread.submit(in_turn)
+        return program
 
     def await_all(self) -> None:
         """Waits for what has begun, on every rank: one that reads programs from disk would wait in a step for those that compile."""
