@@ -1,6 +1,7 @@
 """`topk_router` against NumPy in f64: ties, groups, numbers that are none."""
 
 import intarsia.jax as ij
+import jax
 import numpy as np
 import pytest
 import running
@@ -73,6 +74,23 @@ def test_ids_are_experts_whatever_the_logits(scoring, groups, with_bias, platfor
         chosen = np.take_along_axis(logits, ids, -1)
         order = np.where(np.isnan(chosen), -np.inf, chosen)
         assert (order[:, :-1] >= order[:, 1:]).all()
+
+
+@running.on_each_platform
+@pytest.mark.parametrize("scoring", ["sigmoid", "softplus_sqrt", "softmax"])
+def test_scores_of_0_give_weights_of_0(scoring, platform) -> None:
+    """As vLLM's kernels do. Of softmax a bias chooses an expert whose score is 0 in f32."""
+    logits = np.array([[200.0, 1, 1, -10] if scoring == "softmax" else [-400.0] * 4], np.float32)
+    bias = np.array([0, 0, 0, 10], np.float32) if scoring == "softmax" else None
+    attributes = {"top_k": 1, "scoring": scoring, "renormalize": True}
+    with jax.default_device(jax.devices(platform)[0]):
+        weights, ids = ij.topk_router(logits, bias, **attributes)
+        (d_logits,) = jax.grad(lambda x: ij.topk_router(x, bias, **attributes)[0].sum(), (0,))(
+            logits
+        )
+    assert ids[0, 0] == (3 if scoring == "softmax" else 0)
+    np.testing.assert_array_equal(weights, [[0.0]])
+    np.testing.assert_array_equal(d_logits, np.zeros_like(logits))
 
 
 @pytest.mark.parametrize(

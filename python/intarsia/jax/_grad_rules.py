@@ -242,6 +242,12 @@ def _merge_attn_states(
     return dx, a * g_lse + c, dy, b * g_lse - c
 
 
+def _softplus_sqrt(x: jax.Array) -> jax.Array:
+    """Its derivative is 0 where softplus is 0 in f32, not 0 times infinity."""
+    soft = jax.nn.softplus(x)
+    return jnp.where(soft == 0, 0.0, jnp.sqrt(jnp.where(soft == 0, 1.0, soft)))
+
+
 @gradient(
     "intarsia.topk_router", keep=lambda operands, results, attributes: (*operands, results[1])
 )
@@ -251,13 +257,14 @@ def _topk_router(kept: Any, cotangents: Sequence[jax.Array], attributes: Attribu
     score = {
         "softmax": jax.nn.softmax,
         "sigmoid": jax.nn.sigmoid,
-        "softplus_sqrt": lambda x: jnp.sqrt(jax.nn.softplus(x)),
+        "softplus_sqrt": _softplus_sqrt,
     }[attributes.get("scoring", "softmax")]
 
     def weights(x: jax.Array) -> jax.Array:
         chosen = jnp.take_along_axis(score(x), ids, -1)
         if attributes.get("renormalize", False):
-            chosen = chosen / chosen.sum(-1, keepdims=True)
+            total = chosen.sum(-1, keepdims=True)
+            chosen = chosen / jnp.where(total == 0, 1.0, total)
         return attributes.get("scale", 1.0) * chosen
 
     _, pull = jax.vjp(weights, _f32(logits))

@@ -39,13 +39,15 @@ def _topk_router(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any])
     d_chosen = attributes["scale"] * g
     if attributes["renormalize"]:
         total = chosen.sum(-1, keepdim=True)
+        total = torch.where(total == 0, 1.0, total)
         d_chosen = (d_chosen - (d_chosen * chosen / total).sum(-1, keepdim=True)) / total
     d_scores = torch.zeros_like(scores).scatter(-1, ids.long(), d_chosen)
     if scoring == "softmax":
         return scores * (d_scores - (scores * d_scores).sum(-1, keepdim=True)), None
     if scoring == "sigmoid":
         return d_scores * scores * (1 - scores), None
-    return d_scores * x.sigmoid() / (2 * scores), None
+    # 0 where the score is, not 0 / 0.
+    return d_scores * x.sigmoid() / (2 * torch.where(scores == 0, 1.0, scores)), None
 
 
 def _norm_backward(

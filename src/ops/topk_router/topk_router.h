@@ -31,7 +31,8 @@ struct TopkRouter {
       Attr("top_k", &TopkRouter::top_k, "experts of a token"),
       Attr("scoring", &TopkRouter::scoring, "scores from logits")
           .OneOf("softmax|sigmoid|softplus_sqrt"),
-      Attr("renormalize", &TopkRouter::renormalize, "weights of a token sum to scale"),
+      Attr("renormalize", &TopkRouter::renormalize,
+           "weights of a token sum to scale, but where all of their scores are 0"),
       Attr("num_groups", &TopkRouter::num_groups, "groups of neighboring experts"),
       Attr("topk_groups", &TopkRouter::topk_groups, "groups that a token may choose from"),
       Attr("scale", &TopkRouter::scale, "what weights are multiplied by"),

@@ -64,7 +64,8 @@ def reference(
     ids = np.argsort(-keys, axis=-1, kind="stable")[..., :top_k]
     weights = np.take_along_axis(scores, ids, -1)
     if renormalize:
-        weights = weights / weights.sum(-1, keepdims=True)
+        total = weights.sum(-1, keepdims=True)
+        weights = weights / np.where(total == 0, 1, total)
     return [scale * weights, ids]
 
 

@@ -95,7 +95,7 @@ void ChooseExperts(const TopkRouter& op, int64_t e, const Row& row, float* weigh
     weights[i] = row.scores[best];
     sum += weights[i];
   }
-  const float factor = op.renormalize ? op.scale / sum : op.scale;
+  const float factor = op.renormalize && sum != 0.0f ? op.scale / sum : op.scale;
   for (int64_t i = 0; i < op.top_k; ++i) weights[i] *= factor;
 }
 

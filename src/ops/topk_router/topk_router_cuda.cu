@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     if (lane == i % 32) weight = score, chosen = id;
     if (i % 32 == 31 && i < last) store(i - 31, p.renormalize ? 1.0f : p.scale);
   }
-  const float factor = p.renormalize ? p.scale / sum : p.scale;
+  const float factor = p.renormalize && sum != 0.0f ? p.scale / sum : p.scale;
   store(last, factor);
   if (!p.renormalize) return;
   for (int i = lane; i < last; i += 32) weights[i] *= factor;

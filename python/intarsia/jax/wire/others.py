@@ -89,7 +89,7 @@ def topk_router(
         optional.
       top_k: experts of a token.
       scoring: scores from logits; one of softmax, sigmoid, softplus_sqrt.
-      renormalize: weights of a token sum to scale.
+      renormalize: weights of a token sum to scale, but where all of their scores are 0.
       num_groups: groups of neighboring experts.
       topk_groups: groups that a token may choose from.
       scale: what weights are multiplied by.
