@@ -1,9 +1,12 @@
 """`intarsia ops`; the other commands have their tests where their subjects have them."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import pytest
@@ -59,10 +62,54 @@ def test_no_error_is_an_empty_line(monkeypatch, capsys, error: Exception, text: 
     assert capsys.readouterr().err == f"intarsia ops: {text}\n"
 
 
-def test_an_interrupt_ends_the_line_and_says_nothing(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(cli.ops, "main", lambda args: (_ for _ in ()).throw(KeyboardInterrupt))
+def _interrupt(args: Any) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def _interrupt_in_vain(args: Any) -> None:
+    with contextlib.suppress(KeyboardInterrupt):  # as JAX's callbacks do
+        _interrupt(args)
+
+
+def _interrupt_an_import(args: Any) -> None:
+    try:
+        _interrupt(args)
+    except KeyboardInterrupt:
+        raise ImportError("an extension") from None
+
+
+@pytest.mark.parametrize("command", [_interrupt, _interrupt_in_vain, _interrupt_an_import])
+def test_an_interrupt_ends_the_line_and_says_nothing(monkeypatch, capfd, command) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(cli.ops, "main", command)
     assert cli.main(["ops"]) == 130
-    assert capsys.readouterr() == ("", "\n")
+    assert capfd.readouterr() == ("", "\n")
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_an_interrupt_that_gets_lost_ends_the_command_all_the_same() -> None:
+    script = """
+import contextlib, signal, sys, time
+from intarsia import cli
+
+def main(args):
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    time.sleep(60)
+
+cli.ops.main = main
+sys.exit(cli.main(["ops"]))
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (run.returncode, run.stderr) == (130, "\n")
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_closed_streams_are_no_error(closed) -> None:
+    script = "import sys; from intarsia import cli; sys.exit(cli.main(['ops']))"
+    command = f'exec "{sys.executable}" -c "{script}" {closed}>&-'
+    run = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Models written as Hugging Face directories are read as what they were."""
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -94,6 +95,21 @@ def test_an_exported_directory_can_be_exported(write_gguf, tiny_weights, tmp_pat
     assert_same_model(path, tmp_path / "twice")
 
 
+def test_nothing_of_a_model_that_was_there_remains(write_gguf, tiny_weights, tmp_path, capsys):
+    path, out = write_gguf(tiny_weights), tmp_path / "out"
+    out.mkdir()
+    for name in ("model-00001-of-00002.safetensors", "chat_template.jinja"):
+        (out / name).write_text("of another one")
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index))
+    arguments = ["export", str(path), str(out), "--dtype", "float32"]
+    assert cli.main(arguments) == 2
+    assert "model.safetensors.index.json already; --overwrite" in capsys.readouterr().err
+    assert cli.main([*arguments, "--overwrite"]) == 0
+    assert_same_model(path, out)
+    assert_same_tokenizer(path, out)
+
+
 CONFIG = ModelConfig(
     hidden=64, layers=4, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=99, eos_ids=(1,)
 )
@@ -111,6 +127,28 @@ CONFIG = ModelConfig(
 def test_configurations_come_back(change):
     config = dataclasses.replace(CONFIG, **change)
     assert config_from_hf(config_to_hf(config), {}) == config
+
+
+@pytest.mark.parametrize("types", ["sfffs", "fss", "ffff", "ss"])
+def test_kinds_of_layers_come_back_in_any_order(types):
+    kinds = {
+        "sliding_attention": LayerKind(Rope(1e4), 32),
+        "full_attention": LayerKind(Rope(1e6, (8.0,) * 8)),
+    }
+    names = ["sliding_attention" if kind == "s" else "full_attention" for kind in types]
+    said = config_to_hf(
+        dataclasses.replace(
+            CONFIG, layers=len(types), layer_kinds=tuple(map(kinds.get, names)), post_norms=True
+        )
+    )
+    config = config_from_hf(said, {})
+    assert [config.kind(i) for i in range(len(types))] == [kinds[name] for name in names]
+
+
+def test_an_amplitude_of_rope_is_refused():
+    config = dataclasses.replace(CONFIG, layer_kinds=(LayerKind(Rope(1e4, None, 1.5)),))
+    with pytest.raises(ValueError, match=r"rope: its amplitude is 1.5, expected 1"):
+        config_to_hf(config)
 
 
 def test_what_cannot_be_written_is_refused(write_gguf, tiny_weights, tmp_path):

@@ -199,6 +199,10 @@ def test_layers_and_ropes_in_transformers_5_s_words(write_directory, gemma_weigh
     [
         ({"hidden_activation": "gelu"}, "hidden_activation is 'gelu', expected 'gelu_pytorch_t"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, expected None"),
+        (
+            {"layer_types": ["full_attention"] * 2},
+            "layer_types has 2 entries, expected num_hidden_layers=5",
+        ),
         ({"layer_types": ["odd"] * 5}, "layer type is 'odd', expected full_attention or sliding_"),
         ({"num_hidden_layers": 4}, r"unsupported tensors model\.layers\.4\."),
     ],

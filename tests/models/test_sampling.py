@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from intarsia.models import SamplingParams
+from intarsia.models import Engine, SamplingParams
 from intarsia.models.sampling import Mode, SamplingState, argmax, sample
 
 DRAWS = 20_000
@@ -94,6 +94,19 @@ def test_top_p_counts_what_top_k_has_left():
 def test_tiny_top_p_and_top_k_of_one_are_greedy():
     for kwargs in ({"top_p": 1e-6}, {"top_k": 1}):
         np.testing.assert_array_equal(frequencies(**kwargs), [1, 0, 0, 0, 0])
+
+
+def test_settings_that_f32_and_int32_do_not_have(tiny):
+    engine = Engine(*tiny, max_num_seqs=1, max_model_len=32, decode_steps=10**20)
+
+    def tokens(**settings):
+        params = SamplingParams(seed=1, max_tokens=4, **settings)
+        [completion] = engine.generate([[5, 6, 7]], params)
+        return completion.tokens
+
+    greedy = tokens(temperature=0)
+    assert tokens(temperature=1e-45) == tokens(temperature=1, top_p=1e-46) == greedy
+    assert tokens(temperature=1, top_k=2**31) == tokens(temperature=1)
 
 
 @pytest.mark.parametrize("top_k", [-1, 0, 5, 1000])

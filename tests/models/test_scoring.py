@@ -140,11 +140,11 @@ def test_unknown_cache_dtype(tiny):
 def test_the_command_scores_a_file_in_pieces(write_gguf, tiny_weights, tiny, tmp_path, capsys):
     path = write_gguf(tiny_weights, chat_template=None)
     text = tmp_path / "text.txt"
-    text.write_text("the 123 " * 20)
+    text.write_bytes(b"the 123\r\n" * 20)
     args = ["perplexity", str(text), "--model", str(path), "--dtype", "float32", "--context", "50"]
     assert cli.main(args) == 0
     out = capsys.readouterr().out
-    tokens = Tokenizer.from_path(path).encode(text.read_text())
+    tokens = Tokenizer.from_path(path).encode(text.read_bytes().decode())
     pieces = [tokens[i : i + 50] for i in range(0, len(tokens), 50)]
     assert len(pieces) > 2
     engine = Engine(*tiny, max_num_seqs=1, max_model_len=64)

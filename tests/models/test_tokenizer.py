@@ -93,7 +93,12 @@ def test_directory_gives_the_same_tokens_as_gguf(write_gguf, tiny_weights, tmp_p
     of_gguf = Tokenizer.from_path(write_gguf(tiny_weights))
     directory = tmp_path / "hf"
     directory.mkdir()
+    # What trainers leave in the file is not for prompts, as in transformers.
+    of_gguf.backend.enable_truncation(3)
+    of_gguf.backend.enable_padding(length=40)
     of_gguf.backend.save(str(directory / "tokenizer.json"))
+    of_gguf.backend.no_truncation()
+    of_gguf.backend.no_padding()
     settings = {
         "bos_token": {"content": "<|begin|>"},
         "eos_token": "<|end|>",
@@ -205,6 +210,13 @@ def test_pieces_are_joined_by_score(write_gguf, tiny_weights):
     assert tokenizer.backend.encode(" th ther 日é").tokens == [
         *("▁", "th", "▁the", "r", "▁", "日", "<0xC3>", "<0xA9>")
     ]
+
+
+def test_half_a_character_is_the_text_s_fault(write_gguf, tiny_weights):
+    tokenizer = Tokenizer.from_path(write_gguf(tiny_weights))
+    for encode in (tokenizer.encode, tokenizer.encode_chat):
+        with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
+            encode("the \udcff")
 
 
 def test_errors_name_what_was_got_and_expected(write_gguf, tiny_weights, tmp_path):

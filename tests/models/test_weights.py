@@ -76,7 +76,11 @@ def test_output_projection_of_its_own(write_gguf, write_directory, tiny_weights,
         np.testing.assert_array_equal(params["lm_head"], tiny_weights["lm_head.weight"])
 
 
-def test_qwen2_has_biases_and_unpermuted_rows(write_gguf, write_directory, tiny_weights, hf_config):
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+def test_biases_and_the_order_of_rows(
+    write_gguf, write_directory, tiny_weights, hf_config, architecture
+):
+    """llama.cpp's converter permutes llama's q and k, and their biases."""
     for layer in range(2):
         for name in "qkv":
             stem = f"model.layers.{layer}.self_attn.{name}_proj"
@@ -84,7 +88,7 @@ def test_qwen2_has_biases_and_unpermuted_rows(write_gguf, write_directory, tiny_
             tiny_weights[f"{stem}.bias"] = np.arange(rows, dtype=np.float32)
     hf_config["architectures"] = ["Qwen2ForCausalLM"]
     config, params = load_model(write_directory(hf_config, tiny_weights))
-    _, gguf_params = load_model(write_gguf(tiny_weights, architecture="qwen2"))
+    _, gguf_params = load_model(write_gguf(tiny_weights, architecture=architecture))
     assert config.qkv_bias
     assert params["layers"][0]["bqkv"].shape == (128,)
     assert_same_params(params, gguf_params)
@@ -130,6 +134,13 @@ def test_linear_rope_scaling_stretches_positions(write_directory, tiny_weights, 
     hf_config["rope_scaling"] = {"type": "linear", "factor": 4.0}
     scaled, _ = load_model(write_directory(hf_config, tiny_weights))
     np.testing.assert_allclose(scaled.rope_tables(64)[0][::4], plain.rope_tables(16)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("key", ["scaling.factor", "scale_linear"])
+def test_a_factor_of_gguf_is_linear_unless_the_file_says_otherwise(write_gguf, tiny_weights, key):
+    """As llama.cpp reads it."""
+    config, _ = load_model(write_gguf(tiny_weights, metadata={f"llama.rope.{key}": 4.0}))
+    assert config.layer_kinds[0].rope.divisors == (4.0,) * 8
 
 
 def test_rope_table_is_cosines_then_sines(write_directory, tiny_weights, hf_config):

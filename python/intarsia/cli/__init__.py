@@ -3,13 +3,14 @@
 import argparse
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
 from intarsia import __version__
 from intarsia._packages import needed_by
 from intarsia._suggest import did_you_mean
-from intarsia.cli import doctor, export, generate, ops, perplexity
+from intarsia.cli import _interrupts, _processes, doctor, export, generate, ops, perplexity
 
 _COMMANDS = {
     "generate": (
@@ -23,6 +24,10 @@ _COMMANDS = {
 }
 
 
+_SECONDS_TO_END, _SECONDS_TO_END_OF_SEVERAL = 1, 8
+"""After Ctrl-C. Of several processes, one takes up to 5.5 s to tell the others (intarsia/processes/endings.py)."""
+
+
 class _PrintCmakeDir(argparse.Action):
     """As argparse's "version", which breaks a long path into lines."""
 
@@ -33,6 +38,7 @@ class _PrintCmakeDir(argparse.Action):
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one subcommand; returns its exit status. A wrong call is one line on stderr, status 2."""
+    _open_what_is_closed()
     parser = argparse.ArgumentParser(prog="intarsia", description=__doc__)
     parser.add_argument("--version", action="version", version=f"intarsia {__version__}")
     parser.add_argument(
@@ -55,20 +61,28 @@ def main(argv: list[str] | None = None) -> int:
         command.error(
             f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(unknown[0], options)}"
         )
+    several = hasattr(args, "num_processes") and _processes.asked_for(args)
+    with _interrupts.ending(
+        _SECONDS_TO_END_OF_SEVERAL if several else _SECONDS_TO_END
+    ) as interrupted:
+        return _run(args, interrupted)
+
+
+def _run(args: argparse.Namespace, interrupted: threading.Event) -> int:
     try:
         with needed_by("the command"):
             status = _COMMANDS[args.command][0].main(args) or 0
         sys.stdout.flush()  # here, where a closed pipe can be told from an error
-        return status
     except BrokenPipeError:  # `intarsia ops | head -3`: whoever reads has enough
         _drop_output()
         return 0
     except (ValueError, OSError, ImportError, NotImplementedError, MemoryError) as error:
-        print(f"intarsia {args.command}: {_said(error)}", file=sys.stderr)
-        return 2
+        if not interrupted.is_set():
+            print(f"intarsia {args.command}: {_said(error)}", file=sys.stderr)
+            return 2
     except KeyboardInterrupt:
-        print(file=sys.stderr)  # the shell's prompt is to begin a line
-        return 130
+        interrupted.set()
+    return _interrupts.STATUS if interrupted.is_set() else status
 
 
 def _cmake_dir() -> Path:
@@ -84,6 +98,13 @@ def _said(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return str(error) or "out of memory"
     return str(error) or type(error).__name__
+
+
+def _open_what_is_closed() -> None:
+    """As a shell's `>&-` leaves stdout and stderr: libraries write to them without a question."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, it stays open
 
 
 def _drop_output() -> None:

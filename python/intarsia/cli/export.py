@@ -25,10 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     """Runs the command."""
     from intarsia.models import export_model, find_model
-    from intarsia.models.export import FILES
+    from intarsia.models.export import files_there
 
-    there = [name for name in FILES if (args.directory / name).exists()]
+    there = files_there(args.directory)
     if there and not args.overwrite:
-        raise ValueError(f"{args.directory} has {there[0]} already; --overwrite replaces it")
+        raise ValueError(f"{args.directory} has {there[0].name} already; --overwrite replaces it")
     export_model(find_model(args.model), args.directory, dtype=args.dtype)
     print(f"{args.directory}: {args.model} in {args.dtype}")

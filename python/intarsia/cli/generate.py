@@ -34,7 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags; where vLLM has such a flag, it is named as there."""
     _model.add_arguments(parser)
     parser.add_argument(
-        "--prompt", action="append", metavar="TEXT", help="may be given several times"
+        "--prompt",
+        type=_utf8,
+        action="append",
+        metavar="TEXT",
+        help="may be given several times",
     )
     parser.add_argument("--max-tokens", type=int, default=128, help="default: %(default)s")
     parser.add_argument(
@@ -68,6 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="longest prompt plus completion (default: what the prompts need)",
     )
+
+
+def _utf8(argument: str) -> str:
+    return os.fsencode(argument).decode()  # whatever the locale says
 
 
 def main(args: argparse.Namespace) -> int:

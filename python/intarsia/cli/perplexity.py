@@ -1,7 +1,6 @@
 """`intarsia perplexity`: how well a model predicts a text, through the engine's prefill and cache."""
 
 import argparse
-import io
 import sys
 from pathlib import Path
 
@@ -74,9 +73,8 @@ def _score(args: argparse.Namespace, text: str, share: _processes.Share) -> None
 def _read(name: str) -> str:
     try:
         if name == "-":
-            data = io.BytesIO(sys.stdin.buffer.read())  # UTF-8, whatever the locale says
-            return io.TextIOWrapper(data, "utf-8").read()
-        return Path(name).read_text(encoding="utf-8")
+            return sys.stdin.buffer.read().decode()  # UTF-8, whatever the locale says
+        return Path(name).read_bytes().decode()  # its line ends as they are
     except UnicodeDecodeError as error:
         raise ValueError(f"the text {name} is not UTF-8: {error}") from None
     except OSError as error:

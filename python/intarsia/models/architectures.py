@@ -55,9 +55,12 @@ def config_from_gguf(
     head_dim = fields.whole("attention.key_length", hidden // heads, most=_LARGEST_HEAD)
     if (rope_dim := fields.whole("rope.dimension_count", head_dim)) != head_dim:
         raise ValueError(f"rope.dimension_count is {rope_dim}, expected {head_dim}")
-    scaling = fields.text("rope.scaling.type", "none")
+    # As llama.cpp reads it (src/llama-model.cpp): linear where a factor stands alone, also by its old name.
+    factors = ("rope.scaling.factor", "rope.scale_linear")
+    named = next((key for key in factors if fields.has(key)), None)
+    scaling = fields.text("rope.scaling.type", "linear" if named else "none")
     if scaling == "linear":
-        factor = fields.number("rope.scaling.factor", above=0)
+        factor = fields.number(named or factors[0], above=0)
         rope_divisors = (float(factor),) * (head_dim // 2)
     elif scaling != "none":
         raise ValueError(f"rope.scaling.type is {scaling!r}, expected none or linear")
@@ -198,13 +201,18 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     The keys are those of transformers 4, which later versions understand.
 
     Raises:
-        ValueError: The model has experts, or the frequencies of its rope are divided by different numbers. The file of such a
-            model has lost the parameters by which transformers names the scaling.
+        ValueError: The model has experts, or its rope is more than one factor: the file of such a model has lost the parameters by
+            which transformers names the scaling.
     """
     if config.experts:
         raise ValueError(
             "a model with experts is not written yet; its own directory is what others load"
         )
+    # Layers of a kind are alike: two kinds are one with a window, and one without.
+    local = next(
+        (kind for kind in config.layer_kinds if kind.sliding_window), config.layer_kinds[0]
+    )
+    whole = next((kind for kind in config.layer_kinds if not kind.sliding_window), local)
     said = {
         "hidden_size": config.hidden,
         "num_hidden_layers": config.layers,
@@ -218,8 +226,8 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tie_embeddings,
         "bos_token_id": config.bos_id,
         "eos_token_id": list(config.eos_ids),
-        "rope_theta": config.layer_kinds[-1].rope.theta,
-        "rope_scaling": _rope_scaling(config.layer_kinds[-1].rope),
+        "rope_theta": whole.rope.theta,
+        "rope_scaling": _rope_scaling(whole.rope),
     }
     if config.post_norms:
         kinds = [config.kind(layer) for layer in range(config.layers)]
@@ -229,8 +237,9 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
             "model_type": "gemma3_text",
             "hidden_activation": "gelu_pytorch_tanh",
             "layer_types": types,
-            "sliding_window": config.layer_kinds[0].sliding_window,
-            "rope_local_base_freq": config.layer_kinds[0].rope.theta,
+            "sliding_window": local.sliding_window
+            or config.max_positions,  # without such layers any
+            "rope_local_base_freq": local.rope.theta,
             "query_pre_attn_scalar": round((config.attention_scale or 1) ** -2, 3),
         }
     model = (
@@ -249,6 +258,8 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
 
 
 def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
+    if rope.amplitude != 1:
+        raise ValueError(f"rope: its amplitude is {rope.amplitude}, expected 1")
     if rope.divisors is None:
         return None
     if len(set(rope.divisors)) > 1:

@@ -91,7 +91,7 @@ def _gguf_checkpoint(path: Path, reader: "Reader") -> Checkpoint:
         if not key.startswith("tokenizer.") or key.endswith("_id")
     }
 
-    permuted: tuple[str, ...] = ("q_proj.weight", "k_proj.weight")
+    permuted = tuple(f"{of}_proj.{what}" for of in "qk" for what in ("weight", "bias"))
     if metadata.get("general.architecture") != "llama":
         permuted = ()
 
@@ -155,16 +155,15 @@ def _hf_name(name: str, names: Mapping[str, str]) -> str:
 
 
 def _unpermute(weight: np.ndarray, head_dim: int) -> np.ndarray:
-    """Undoes GGUF's reordering of the rows of llama's q and k.
+    """Undoes GGUF's reordering of the rows of llama's q and k, or of their biases.
 
     GGUF stores them for rope on neighboring pairs (2i, 2i + 1); the checkpoint, and so this
     model and transformers, pair (i, i + d/2).
     """
-    if weight.ndim != 2 or weight.shape[0] % head_dim:
+    if weight.ndim not in (1, 2) or weight.shape[0] % head_dim:
         raise ValueError(f"its shape is {[*weight.shape]}, expected heads of {head_dim} rows")
-    rows, columns = weight.shape
-    pairs = weight.reshape(rows // head_dim, head_dim // 2, 2, columns)
-    return pairs.swapaxes(1, 2).reshape(rows, columns)
+    pairs = weight.reshape(weight.shape[0] // head_dim, head_dim // 2, 2, *weight.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(weight.shape)
 
 
 def _open_directory(path: Path) -> Checkpoint:

@@ -147,7 +147,7 @@ class Engine:
             decode_steps=decode_steps,
         )
         self._prefill_tokens = prefill_tokens
-        self._decode_steps = decode_steps
+        self._decode_steps = min(decode_steps, self._max_model_len)
         self._pages_per_seq = -(-self._max_model_len // PAGE_SIZE)
         rope_tables = self._on_all_devices(
             tuple(map(jnp.asarray, config.rope_tables(self._max_model_len)))

@@ -18,6 +18,14 @@ from intarsia.models.tokenizer import Tokenizer
 _SAID = ("config.json", "generation_config.json", "tokenizer_config.json")
 FILES = ("model.safetensors", "tokenizer.json", *_SAID)
 """What is written."""
+_INDEX, _TEMPLATE = "model.safetensors.index.json", "chat_template.jinja"
+
+
+def files_there(directory: Path) -> list[Path]:
+    """What a directory has of a model: files that an export replaces, or removes since loaders would prefer them."""
+    names = [*FILES, _INDEX, _TEMPLATE]
+    files = [directory / name for name in names if (directory / name).exists()]
+    return files + sorted(directory.glob("model-*-of-*.safetensors"))
 
 
 def export_model(path: str | Path, directory: str | Path, *, dtype: str = "bfloat16") -> None:
@@ -25,7 +33,8 @@ def export_model(path: str | Path, directory: str | Path, *, dtype: str = "bfloa
 
     Args:
         path: A .gguf file, whose weights are dequantized, or a directory as `load_model` takes it.
-        directory: Where to write; made if it is not there. Files of these names are overwritten.
+        directory: Where to write; made if it is not there. Files of these names are overwritten, and those removed that loaders
+            would take in their place: an index, its shards, a template of its own.
         dtype: What the weights are written in, one of `EXPORT_DTYPES`.
 
     Raises:
@@ -70,6 +79,9 @@ def export_model(path: str | Path, directory: str | Path, *, dtype: str = "bfloa
     tokenizer.backend.save(str(directory / "tokenizer.json"))
     tensors = {name: tensor(name) for name in sorted(checkpoint.names)}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    for file in files_there(directory):
+        if file.name not in FILES:
+            file.unlink()
     # safetensors makes its file for the owner alone; it gets the mode that the umask gave the others.
     mode = (directory / _SAID[0]).stat().st_mode & 0o777
     (directory / "model.safetensors").chmod(mode)

@@ -72,7 +72,7 @@ class Fields:
         """Ids of tokens: none, one, or a list of them."""
         value = self.get(key, None)
         values = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(_is_whole(x) and abs(x) <= _LARGEST + 1 for x in values):
+        if not all(_is_whole(x) and -_LARGEST - 1 <= x <= _LARGEST for x in values):
             self._refuse(key, "the id of a token, or a list of them")
         return tuple(map(int, values))
 

@@ -24,6 +24,11 @@ def layer_kinds(
 ) -> tuple[LayerKind, ...]:
     """The kinds that `layer_types` names, or else `pattern`, as the shortest pattern that repeats."""
     types = config.texts("layer_types", list(pattern))
+    layers = config.whole("num_hidden_layers")
+    if config.has("layer_types") and len(types) != layers:
+        raise ValueError(
+            f"layer_types has {len(types)} entries, expected num_hidden_layers={layers}"
+        )
     for kind in set(types) - kinds.keys():
         raise ValueError(f"layer type is {kind!r}, expected {' or '.join(kinds)}")
     return tuple(kinds[kind] for kind in _period(types))

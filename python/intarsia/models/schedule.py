@@ -258,9 +258,11 @@ class Schedule:
         rows.limit[row] = request.limit
         rows.stop_ids[row] = -1
         rows.stop_ids[row, : len(request.stop_ids)] = request.stop_ids
-        rows.sampling.temperature[row] = params.temperature
-        rows.sampling.top_k[row] = params.top_k
-        rows.sampling.top_p[row] = params.top_p
+        # What f32 and int32 have of them: next to nothing is not 0, which means something else.
+        least = 1e-30  # logits divided by it are finite
+        rows.sampling.temperature[row] = params.temperature and max(params.temperature, least)
+        rows.sampling.top_k[row] = min(params.top_k, np.iinfo(np.int32).max)
+        rows.sampling.top_p[row] = max(params.top_p, least)
         seed = secrets.randbits(32) if params.seed is None else params.seed
         rows.sampling.seed[row] = seed & 0xFFFFFFFF
 

@@ -50,7 +50,12 @@ class Tokenizer:
         return _from_directory(path) if path.is_dir() else _from_gguf(path)
 
     def encode(self, text: str) -> list[int]:
-        """Turns plain text into tokens, with the special tokens that the model wants around it."""
+        """Turns plain text into tokens, with the special tokens that the model wants around it.
+
+        Raises:
+            ValueError: The text has half a pair of surrogates, so it is no UTF-8.
+        """
+        text.encode()
         with reading(self.source):
             ids = self.backend.encode(text).ids
         if self.add_bos and "bos_token" in self.special_tokens:
@@ -61,6 +66,7 @@ class Tokenizer:
     def encode_chat(self, prompt: str | Sequence[Mapping[str, str]]) -> list[int]:
         """Turns a user's prompt, or a list of messages, into tokens by the chat template."""
         text = self.render_chat(prompt)
+        text.encode()  # or it raises, where tokenizers would not say what is wrong
         with reading(self.source):
             return self.backend.encode(text, add_special_tokens=False).ids
 
@@ -150,6 +156,9 @@ def _from_directory(path: Path) -> Tokenizer:
     with reading(file):
         # The file's own post-processor adds bos, hence no add_bos here.
         backend = tokenizers.Tokenizer.from_file(str(file))
+        # Its training's, which transformers ignores, too, unless it is asked.
+        backend.no_truncation()
+        backend.no_padding()
     return Tokenizer(backend, chat_template=template, special_tokens=special, source=file)
 
 
