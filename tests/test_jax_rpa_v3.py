@@ -14,8 +14,8 @@ def packing(dtype) -> int:
     return 4 // jnp.dtype(dtype).itemsize
 
 
-def batch(dtype, h=4, hk=2, d=64, wide=128, cache_dtype=None, seed=0):
-    """Three real sequences of four: a decode step, a whole prompt, a chunk; and three rows of padding."""
+def batch(dtype, h=4, hk=2, d=64, wide=128, cache_dtype=None, seed=0, first=0):
+    """Three real sequences of four: a decode step, a whole prompt, a chunk; and three rows of padding, `first` of them in front."""
     rng = np.random.default_rng(seed)
     cache_dtype = cache_dtype or dtype
     lens_q, lens_k = np.array([1, 5, 7, 0]), np.array([19, 5, 16, 3], np.int32)
@@ -25,7 +25,7 @@ def batch(dtype, h=4, hk=2, d=64, wide=128, cache_dtype=None, seed=0):
     cache[:, :, : 2 * hk, :d] = rng.standard_normal((pages, page, 2 * hk, d))
     q, k, v = (rng.standard_normal((16, n, d)).astype(np.float32) for n in (h, hk, hk))
     table = rng.permutation(pages)[: 4 * m].astype(np.int32)
-    starts = np.concatenate([[0], np.cumsum(lens_q)]).astype(np.int32)
+    starts = np.cumsum([first, *lens_q]).astype(np.int32)
     cache = jnp.asarray(cache.reshape(pages, page, room, parts, wide), cache_dtype)
     arrays = (
         jnp.asarray(q, dtype),
@@ -146,6 +146,17 @@ def test_starts_of_no_real_sequence_may_be_any() -> None:
         got = ragged_paged_attention(*operands, starts.at[-1].set(1), distribution, **options)
         for a, b in zip(got, want, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("use_causal_mask", [True, False])
+def test_rows_in_front_of_the_first_sequence_are_padding(use_causal_mask: bool) -> None:
+    operands = batch(jnp.float32, first=2)
+    options = {"sm_scale": 0.125, "use_causal_mask": use_causal_mask}
+    out, cache = ragged_paged_attention(*operands, **options)
+    want, want_cache = expected(operands, **options)
+    running.check("paged_attention", np.asarray(out), want)
+    np.testing.assert_array_equal(np.asarray(cache), want_cache)
+    assert not np.asarray(out)[:2].any()
 
 
 def test_layers_that_share_a_cache_do_not_write() -> None:

@@ -115,15 +115,18 @@ class Cascade:
 
 def make_cascade(
     dtype, lens, *, prefix, h, hk, d, page, layout="NHD", layers=None, index=np.int32, seed=0,
-    padding=0, num_seqs=None, sinks=None, softcap=0.0,
+    first=0, padding=0, num_seqs=None, sinks=None, softcap=0.0,
 ):  # fmt: skip
-    """lens: (queries, keys behind the prefix) of each sequence; everything that is unused is NaN."""
+    """lens: (queries, keys behind the prefix) of each sequence; everything that is unused is NaN.
+
+    first, padding: rows in front of the sequences, and behind them.
+    """
     rng = np.random.default_rng(seed)
     cache = operands.paged_cache(
         rng, dtype, [prefix, *(k for _, k in lens)], hk=hk, d=d, page=page, layout=layout,
         layers=layers, index=index,
     )  # fmt: skip
-    starts = operands.starts([n for n, _ in lens], index)
+    starts = operands.starts([n for n, _ in lens], index) + index(first)
     query = random_array(rng, (starts[-1] + padding, h, d), dtype)
     parts = attention.paged_keys(cache, layout)
 
@@ -176,6 +179,8 @@ LENS = [(1, 9), (3, 3), (1, 40), (0, 5), (6, 17)]
         ("f32", dict(prefix=50, padding=4)),
         ("f32", dict(prefix=50, padding=4, num_seqs=3)),
         ("f32", dict(prefix=50, num_seqs=0)),
+        ("f32", dict(prefix=50, first=3)),
+        ("f32", dict(prefix=50, first=3, num_seqs=0, sinks=np.linspace(-2, 3, 4))),
         ("f32", dict(prefix=50, softcap=5.0)),
         ("f32", dict(prefix=50, padding=4, sinks=np.linspace(-2, 3, 4))),
         ("f16", dict(prefix=1000, h=8, hk=2, d=64)),

@@ -17,7 +17,8 @@
 // len_k is what remains behind leftpad_k keys, which count as not there: key j is the one in the
 // slot leftpad_k + j of the sequence. A sink is a logit of a head that has no value.
 // A row that sees nothing gives out = 0, lse = the sink, or -inf if there is none; every row of q
-// outside the sequences (beyond cu_seqlens_q[num_seqs]) gives out = 0, lse = -inf.
+// outside the sequences (before cu_seqlens_q[0], from cu_seqlens_q[num_seqs] on) gives out = 0,
+// lse = -inf.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -79,7 +79,7 @@ def attend(
     token = jnp.arange(t)
     sequence = jnp.clip(jnp.searchsorted(cu_seqlens_q, token, side="right") - 1, 0, b - 1)
     count = b if num_seqs is None else num_seqs.reshape(())
-    real = (token < cu_seqlens_q[-1]) & (sequence < count)
+    real = (token >= cu_seqlens_q[0]) & (token < cu_seqlens_q[-1]) & (sequence < count)
     i = jnp.clip(token - begin[sequence], 0, max_len_q - 1)
     out = jnp.where(real[:, None, None], padded_out[sequence, i], 0)
     return out, jnp.where(real[:, None], padded_lse[sequence, :, i], -jnp.inf).T

@@ -143,7 +143,7 @@ def flash_attn_varlen(
     Query i of a sequence is at position i + len_k - len_q (bottom-right alignment). It sees the keys from
     position - window[0] to position + window[1]; -1 leaves a side open, and causal closes the right one.
     len_k counts the keys behind leftpad_k. A row that sees nothing gives 0 and lse -inf (with sinks: the
-    sink). A row beyond cu_seqlens_q[b] gives 0 and lse -inf.
+    sink). A row before cu_seqlens_q[0], or from cu_seqlens_q[b] on, gives 0 and lse -inf.
 
     Args:
       q: [t, h, d], f32, f16, bf16, or fp8 with K and V of the same type. d is a multiple of 8 up to 256, on CPUs up to 512;

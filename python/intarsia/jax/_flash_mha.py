@@ -98,7 +98,7 @@ def flash_mha_varlen(
       deterministic: the gradient has the same bits at every run, on a GPU at some cost.
 
     Returns:
-      [t, h, d]; it can be differentiated in q, k and v. Rows beyond cu_seqlens_q[b] are 0.
+      [t, h, d]; it can be differentiated in q, k and v. Rows of no sequence are 0.
 
     Raises:
       ValueError: shapes or dtypes do not fit. NotImplementedError: a head dim or a dtype is not built.

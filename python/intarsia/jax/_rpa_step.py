@@ -113,7 +113,8 @@ def _slots(
     last = jnp.minimum(row, lens.shape[0] - 1)
     place = lens[last] - starts[last + 1] + token
     slot = table[last, place // page_size] * page_size + place % page_size
-    return jnp.where((row < num_seqs) & (place >= 0), slot, -1)
+    real = (token >= starts[0]) & (row < num_seqs)
+    return jnp.where(real & (place >= 0), slot, -1)
 
 
 def _padded(x: jax.Array, heads: int, dim: int) -> jax.Array:
