@@ -249,21 +249,27 @@ def test_any_operands_may_be_mapped(data) -> None:
         running.check(op, result, expected.astype(np.float64))
 
 
-def ragged_batch(lens_q: list[int], lens_k: list[int], rows: int, keys: int):
-    """One member of a batch of dense attention calls, with padding behind its sequences."""
+def ragged_batch(lens_q: list[int], lens_k: list[int], rows: int, keys: int, first=(0, 0)):
+    """One member of a batch of dense attention calls, with padding behind its sequences.
+
+    first: rows, and keys, in front of them.
+    """
     rng = np.random.default_rng(sum(lens_q))
     q = rng.standard_normal((rows, 4, 16)).astype(np.float32)
     k, v = rng.standard_normal((2, keys, 2, 16)).astype(np.float32)
-    starts = [np.cumsum([0, *lens]).astype(np.int32) for lens in (lens_q, lens_k)]
+    starts = [np.cumsum(x).astype(np.int32) for x in ((first[0], *lens_q), (first[1], *lens_k))]
     return q, k, v, *starts
 
 
 def test_padding_of_each_member_stays_padding() -> None:
     """Rows that belong to no sequence give 0 and -inf, also between the members of a batch."""
     batch = [
+        ragged_batch([0, 3, 1], [2, 2, 1], 7, 9, first=(1, 2)),
         ragged_batch([3, 0, 2], [4, 1, 2], 7, 9),
+        ragged_batch([2, 0, 1], [3, 1, 2], 7, 9, first=(2, 3)),
         ragged_batch([0, 0, 0], [0, 3, 0], 7, 9),
         ragged_batch([1, 2, 4], [1, 3, 5], 7, 9),
+        ragged_batch([1, 1, 2], [2, 2, 1], 7, 9, first=(3, 4)),
     ]
 
     def attend(q, k, v, starts_q, starts_k):
@@ -276,26 +282,27 @@ def test_padding_of_each_member_stays_padding() -> None:
         want_out, want_lse = attend(*member)
         running.check("flash_attn_varlen", np.asarray(out[i]), np.asarray(want_out, np.float64))
         running.check("flash_attn_varlen", np.asarray(lse[i]), np.asarray(want_lse, np.float64))
-        rows = int(member[3][-1])
-        assert not np.asarray(out[i, rows:]).any()
-        assert np.isneginf(np.asarray(lse[i, :, rows:])).all()
+        padding = np.r_[: member[3][0], member[3][-1] : 7]
+        assert not np.asarray(out[i, padding]).any()
+        assert np.isneginf(np.asarray(lse[i][:, padding])).all()
 
 
-def test_each_member_has_its_number_of_sequences() -> None:
+@pytest.mark.parametrize("sinks", [None, np.ones(4, np.float32)], ids=["plain", "sinks"])
+def test_each_member_has_its_number_of_sequences(sinks) -> None:
     rng = np.random.default_rng(0)
     caches = tuple(rng.standard_normal((6, 8, 2, 16)).astype(np.float32) for _ in range(2))
     query = rng.standard_normal((3, 4, 4, 16)).astype(np.float32)
     table = rng.integers(0, 6, (3, 3, 2)).astype(np.int32)
     lens = rng.integers(2, 17, (3, 3)).astype(np.int32)
-    starts = np.array([0, 1, 3, 4], np.int32)
+    starts = np.array([[0, 1, 3, 4], [1, 2, 3, 4], [2, 3, 3, 4]], np.int32)
     counts = np.array([2, 0, 3], np.int32)
 
-    def attend(q, lens, table, count):
-        return ij.paged_attention(q, caches, lens, table, starts, count, return_lse=True)
+    def attend(q, *rest):
+        return ij.paged_attention(q, caches, *rest, sinks=sinks, return_lse=True)
 
-    got = jax.vmap(attend)(query, lens, table, counts)
+    got = jax.vmap(attend)(query, lens, table, starts, counts)
     for i in range(3):
-        want = attend(query[i], lens[i], table[i], counts[i])
+        want = attend(query[i], lens[i], table[i], starts[i], counts[i])
         for result, expected in zip(got, want, strict=True):
             running.check(
                 "flash_attn_varlen", np.asarray(result[i]), np.asarray(expected, np.float64)
@@ -335,6 +342,7 @@ def test_maps_nest_and_mix_with_other_transformations() -> None:
 def test_gradients_of_attention_are_mapped() -> None:
     """Sinks, which the members share, get a gradient from each member."""
     batch = [ragged_batch(lens, lens, 6, 6) for lens in ([3, 2], [0, 6], [1, 4])]
+    batch.append(ragged_batch([2, 1], [1, 1], 6, 6, first=(3, 2)))
     sinks = np.random.default_rng(1).standard_normal(4).astype(np.float32)
 
     def loss(q, k, v, sinks, starts, starts_k):
@@ -346,6 +354,11 @@ def test_gradients_of_attention_are_mapped() -> None:
     slope = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
     q, k, v, *starts = map(jnp.stack, zip(*batch, strict=True))
     got = jax.vmap(slope, (0, 0, 0, None, 0, 0))(q, k, v, sinks, *starts)
+    losses = jax.vmap(loss, (0, 0, 0, None, 0, 0))
+    *same, dsinks = jax.grad(lambda *xs: losses(*xs, *starts).sum(), (0, 1, 2, 3))(q, k, v, sinks)
+    for gradient, expected in zip(same, got, strict=False):
+        np.testing.assert_allclose(np.asarray(gradient), np.asarray(expected), atol=1e-5)
+    np.testing.assert_allclose(np.asarray(dsinks), np.asarray(got[3].sum(axis=0)), atol=1e-5)
     for i, (q, k, v, *starts) in enumerate(batch):
         want = slope(q, k, v, sinks, *starts)
         assert np.asarray(want[3]).any()

@@ -155,11 +155,13 @@ def cascade_attention(
         layer=layer,
         return_lse=True,
     )
+    # Rows in front of the first sequence are padding, as those behind the last one.
+    first = cu_seqlens_q[:1]
     end = cu_seqlens_q[-1 if num_seqs is None else jnp.clip(num_seqs, 0, len(cu_seqlens_q) - 1)]
     prefix = _attention.flash_attn_varlen(
         query,
         *split("cascade_attention", kv_cache),
-        jnp.stack([jnp.zeros_like(end), end]).reshape(2),
+        jnp.concatenate([first, jnp.maximum(first, end)]),
         seqused_k=prefix_len.reshape(1),
         block_table=prefix_block_table[None],
         sinks=sinks,  # counts once, so in one of the two
@@ -172,12 +174,16 @@ def cascade_attention(
     return (out, lse) if return_lse else out
 
 
-_undifferentiated = _grad.refusing(
-    lambda results: results,
-    lambda: (
-        "cascade_attention: has no gradient, since its keys lie in a paged cache; over dense keys, join "
-        "flash_attn_varlen(..., return_lse=True) of each part by merge_attn_states, which have gradients"
+# Outside of jit, shard_map takes no rule with symbolic zeros, as this one is.
+_undifferentiated = jax.jit(
+    _grad.refusing(
+        lambda results: results,
+        lambda: (
+            "cascade_attention: has no gradient, since its keys lie in a paged cache; over dense keys, join "
+            "flash_attn_varlen(..., return_lse=True) of each part by merge_attn_states, which have gradients"
+        ),
     ),
+    inline=True,
 )
 
 

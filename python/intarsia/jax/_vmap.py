@@ -110,8 +110,9 @@ class _FreeAxes:
 class _Concatenation:
     """The tokens, and the sequences, of one member of the batch follow those of the one before.
 
-    Rows of a member that belong to none of its sequences (padding) become one more sequence for each
-    token axis, without tokens on the other axes: contract and kernels give such rows 0 and -inf.
+    Rows of a member behind its last sequence (padding) become one more sequence for each token axis, without
+    tokens on the other axes: contract and kernels give such rows 0 and -inf. Rows in front of the next member's
+    first sequence belong to it, too.
     """
 
     def __init__(
@@ -135,7 +136,8 @@ class _Concatenation:
         # The first operand of starts speaks of the first token axis, and so on.
         self._starts = [name for name, found, _ in given if found.letters == (STARTS,)]
         self._letters = dict(zip(self._starts, self._tokens, strict=bool(self._starts)))
-        self._ends: dict[str, jax.Array] = {}  # of each member's last sequence, by letter
+        # Where each member's first sequence starts, and its last one ends, by letter.
+        self._bounds: dict[str, tuple[jax.Array, jax.Array]] = {}
         self._has_sinks = any(name == "sinks" for name, _, _ in given)
 
     def takes(self, name: str, axes: Axes) -> bool:
@@ -161,7 +163,9 @@ class _Concatenation:
         members = jnp.moveaxis(result.reshape(shape), at, 0)
         if name == "lse" and self._has_sinks:
             # A sink counts in a sequence without keys, but not in rows that are of no sequence.
-            padding = jnp.arange(tokens) >= self._ends[axes.letter(at)][:, None]
+            row = jnp.arange(tokens)
+            first, end = (bound[:, None] for bound in self._bounds[axes.letter(at)])
+            padding = (row < first) | (row >= end)
             members = jnp.where(padding[:, None, :], -jnp.inf, members)
         return members
 
@@ -173,11 +177,13 @@ class _Concatenation:
         if real is not None:  # what lies behind the last real sequence is padding
             count = jnp.arange(starts.shape[1], dtype=real.dtype)
             starts = jnp.take_along_axis(starts, jnp.minimum(count, jnp.maximum(real, 0)), axis=1)
-        last = starts[:, -1:]
-        self._ends[letter] = last[:, 0]
-        # Extra sequence i, the padding of token axis i, starts where those before it end.
+        first, last = starts[:, :1], starts[:, -1:]
+        self._bounds[letter] = first[:, 0], last[:, 0]
+        # Extra sequence i, the padding of token axis i, starts where those before it end. It reaches to the
+        # next member's first sequence, or else its rows and keys in front of that would meet in one sequence.
+        reach = size + jnp.pad(first, ((0, 1), (0, 0)))[1:]
         at = self._starts.index(name)
-        ends = [jnp.full_like(last, size) if at < i else last for i in range(len(self._starts))]
+        ends = [reach if at < i else last for i in range(len(self._starts))]
         member = jnp.arange(self._size, dtype=starts.dtype)[:, None] * size
         every = jnp.concatenate([starts[:, :-1], *ends], axis=1) + member
         return jnp.append(every.reshape(-1), jnp.asarray(self._size * size, starts.dtype))
@@ -193,3 +199,23 @@ class _Concatenation:
             return x
         x = jnp.moveaxis(x, 0, at)
         return x.reshape(*x.shape[:at], x.shape[at] * x.shape[at + 1], *x.shape[at + 2 :])
+
+
+def one_by_one(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The function, of which vmap makes a loop."""
+    run = jax.custom_batching.custom_vmap(function)
+
+    @run.def_vmap
+    def batched(size: int, is_batched: Sequence[bool], *arrays: jax.Array):
+        del size
+        mapped = [a for a, has in zip(arrays, is_batched, strict=True) if has]
+
+        def member(of_member: Sequence[jax.Array]) -> jax.Array:
+            left = iter(of_member)
+            return run(
+                *(next(left) if has else a for a, has in zip(arrays, is_batched, strict=True))
+            )
+
+        return lax.map(member, mapped), True
+
+    return run
