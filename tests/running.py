@@ -5,7 +5,7 @@ import functools
 import importlib.util
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +309,10 @@ def check_against_reference(
 def as_f64(x: np.ndarray | None) -> np.ndarray | None:
     """What a reference takes: f64 for numbers, integers as they are."""
     return x if x is None or np.issubdtype(x.dtype, np.integer) else x.astype(np.float64)
+
+
+def second_derivatives(function: Callable[..., jax.Array], floats: Sequence[np.ndarray]) -> tuple:
+    """The gradient of a function of the gradient, in each operand."""
+    every = tuple(range(len(floats)))
+    first = jax.grad(lambda *xs: jnp.sin(function(*xs)).sum(), every)
+    return jax.jit(jax.grad(lambda *xs: sum((d**2).sum() for d in first(*xs)), every))(*floats)

@@ -1,5 +1,7 @@
 """Copies of pages and gathered sequences by the functions of intarsia.jax: the axes of pages, donation, errors."""
 
+import collections
+
 import intarsia.jax as ij
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import running
+from sharded import mesh_of
 
+Pair = collections.namedtuple("Pair", "key value")
 MAPPING = np.array([[1, 4], [0, 2], [9, 3], [1, -1]], np.int32)  # the last two are skipped
 
 
@@ -42,6 +46,21 @@ def test_pairs_come_back_as_pairs() -> None:
     for x, y, cache, source in zip(got, swapped, caches, sources, strict=True):
         assert np.array_equal(x, copied(cache, cache, 0))
         assert np.array_equal(y, copied(cache, source, 0))
+
+
+@pytest.mark.parametrize("form", [list, tuple, lambda pair: Pair(*pair)])
+def test_pairs_keep_their_form(form) -> None:
+    """As a loop needs it, whose carry may not change."""
+    caches, new, slots = form([normal(5, 4, 2, 8)] * 2), normal(1, 2, 8), jnp.array([0])
+    mesh = mesh_of(jax.devices("cpu")[:1], model=1)
+    write = ij.reshape_and_cache_flash
+    for written in (
+        ij.copy_blocks(caches, MAPPING),
+        ij.swap_blocks(caches, caches, MAPPING),
+        write(new, new, caches, slots),
+        ij.shard(write, mesh, heads="model")(new, new, caches, slots),
+    ):
+        assert jax.tree.structure(written) == jax.tree.structure(caches)
 
 
 def test_a_donated_cache_is_written_in_place() -> None:

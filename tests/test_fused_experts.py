@@ -228,6 +228,23 @@ def test_gradients(activation: str, on_input: bool, sizes: dict[str, int]) -> No
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-2), got, want)
 
 
+@pytest.mark.parametrize("on_input", [False, True])
+def test_second_derivatives(on_input: bool) -> None:
+    x, w1, w2, weights, ids = sparse(0.2, *layer(7))
+    floats = x, w1, w2, weights, normal(*w1.shape[:2]), normal(*w2.shape[:2])
+
+    def ours(x, w1, w2, weights, *biases):
+        options = {"activation": "silu", "apply_router_weight_on_input": on_input}
+        return ij.fused_experts(x, w1, w2, weights, ids, *biases, **options)
+
+    def wanted(x, w1, w2, weights, *biases):
+        return dense(x, w1, w2, weights, ids, *biases, "silu", on_input)
+
+    got, want = (running.second_derivatives(f, floats) for f in (ours, wanted))
+    for second, expected in zip(got, want, strict=True):
+        assert support.relative_error(second, expected) < 1e-3
+
+
 def test_vmap_is_one_call() -> None:
     x, w1, w2, weights, ids = layer(8)
     parts = [a.reshape(3, 4, -1) for a in (x, weights, ids)]

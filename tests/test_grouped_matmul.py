@@ -180,6 +180,23 @@ def test_gradients_with_rows_bias_and_offset(offset, platform) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-2), got, want)
 
 
+@pytest.mark.parametrize("offset", [None, 1])
+def test_second_derivatives(offset) -> None:
+    x, w, sizes = parts(3)
+    w = w[: 4 if offset is None else 2]
+    rows = np.random.default_rng(4).integers(-1, 12, 40).astype(np.int32)
+    at = {} if offset is None else {"group_offset": np.array([offset], np.int32)}
+    floats = x[:11], w, normal(w.shape[0], 20)
+    got = running.second_derivatives(
+        lambda x, w, bias: ij.grouped_matmul(x, w, sizes, rows=rows, bias=bias, **at), floats
+    )
+    want = running.second_derivatives(
+        lambda x, w, bias: dense(x, w, sizes, rows, bias, offset or 0), floats
+    )
+    for second, expected in zip(got, want, strict=True):
+        assert support.relative_error(second, expected) < 1e-3
+
+
 def forms():
     """Calls of each form, as functions of arrays."""
     x, w, sizes = parts(5)

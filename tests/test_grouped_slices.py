@@ -132,6 +132,14 @@ def test_gradients_are_those_of_the_whole(count: int, platform) -> None:
         jax.tree.map(lambda a, b: assert_same(a, b, 1e-4), got, gradients(at_once)(*floats))
 
 
+def test_second_derivatives_are_those_of_the_whole() -> None:
+    floats, product = parts(40)
+    got = running.second_derivatives(product, floats)
+    want = running.second_derivatives(functools.partial(product, function=at_once), floats)
+    for second, expected in zip(got, want, strict=True):
+        assert support.relative_error(second, expected) < 1e-3
+
+
 @pytest.mark.parametrize("dtype", support.DTYPES)
 @pytest.mark.parametrize("count", [40, 900])
 def test_rows_that_count_nowhere_may_hold_nan(dtype, count: int) -> None:

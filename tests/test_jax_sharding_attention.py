@@ -4,6 +4,7 @@ import re
 
 import intarsia.jax as ij
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import running
@@ -240,3 +241,47 @@ def test_within_a_shard_map_over_another_axis() -> None:
     for i in range(2):
         want = ij.flash_attn_varlen(q[i], k[i], v[i], starts[i], cu_seqlens_k=starts[i])
         running.check("flash_attn_varlen", np.asarray(got[i]), np.asarray(want, np.float64))
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, lambda x: np.array(x, np.float32)])
+def test_numbers_are_taken_as_by_the_functions(kind) -> None:
+    layer, scale = {float: 1, np.float32: np.int32(1)}.get(kind, np.array(1)), kind(2)
+    mesh = mesh_of(model=2, devices=jax.devices("cpu")[:2])
+    query, pages, lens, table = paged_batch(4, 2)
+    starts, prefix = np.arange(4, dtype=np.int32), np.array([3, 1], np.int32)
+    caches = tuple(jnp.stack([x, 2 * x]).astype(jnp.float8_e4m3fn) for x in pages)
+    key, slots, batch = normal(3, 2, 16), np.arange(3, dtype=np.int32), (lens, table, starts)
+
+    def same(function, *operands, **options):
+        got = ij.shard(function, mesh, heads="model")(*operands, layer=layer, **options)
+        want = function(*operands, layer=layer, **options)
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), got, want)
+
+    same(ij.reshape_and_cache_flash, key, key, caches, slots, v_scale=scale)
+    same(ij.paged_attention, query, caches, *batch, np.array(2), k_scale=scale)
+    same(ij.cascade_attention, query, caches, prefix, np.int64(7), *batch)
+    same(ij.flash_attn_varlen, query, *caches, starts, seqused_k=lens, block_table=table)
+    with pytest.raises(ValueError, match="num_seqs is 4, expected 0 to b=3"):
+        same(ij.paged_attention, query, caches, *batch, np.int32(4))
+
+
+def test_shard_map_without_jit() -> None:
+    mesh = mesh_of(model=2, devices=jax.devices("cpu")[:2])
+    q, k, starts = normal(4, 4, 16), normal(4, 2, 16), jnp.array([0, 1, 4])
+
+    def dense(q, k):
+        return ij.flash_attn_varlen(q, k, k, starts, cu_seqlens_k=starts)
+
+    def cascade(q, k):
+        pages, table = (k[None], k[None]), jnp.array([[0], [0]])
+        return ij.cascade_attention(q, pages, jnp.array([0]), 2, jnp.array([2, 3]), table, starts)
+
+    by_heads = P(None, "model")
+    for function in (dense, cascade):
+        each = jax.shard_map(function, mesh=mesh, in_specs=by_heads, out_specs=by_heads)
+        np.testing.assert_array_equal(each(q, k), function(q, k))
+    each = jax.shard_map(dense, mesh=mesh, in_specs=by_heads, out_specs=by_heads)
+    got, want = (
+        jax.grad(lambda q, k, f=f: (f(q, k) ** 2).sum(), (0, 1))(q, k) for f in (each, dense)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want)

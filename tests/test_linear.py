@@ -152,6 +152,19 @@ def test_gradients_under_vmap_and_with_leading_axes() -> None:
         np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-4)
 
 
+def test_second_derivatives() -> None:
+    floats = normal(4, 16), normal(5, 16), normal(5)
+    got = running.second_derivatives(ij.linear, floats)
+    want = running.second_derivatives(lambda x, w, bias: x @ w.T + bias, floats)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), got, want)
+    each = jax.vmap(
+        lambda x: jax.jacrev(jax.grad(lambda x: (ij.linear(x, floats[1]) ** 2).sum()))(x)
+    )
+    np.testing.assert_allclose(
+        each(floats[0])[0], 2 * floats[1].T @ floats[1], rtol=1e-4, atol=1e-4
+    )
+
+
 def test_on_several_devices() -> None:
     mesh = mesh_of(model=DEVICES)
     x, w, bias = normal(16, 64), normal(24, 64), normal(24)

@@ -222,6 +222,20 @@ def test_leading_axes_vmap_and_grad() -> None:
     assert support.relative_error(d_bias, d_out.sum(0)) < 1e-5
 
 
+def test_second_derivatives() -> None:
+    operands, attributes = draw(support.cases(OP, "ci")["q4_1_bias"])
+    x, *rest, bias = operands
+    weights = quantized.weights(*rest, x.shape[1], **attributes).astype(np.float32)
+
+    def ours(x, bias):
+        return ij.linear_quantized(x, *rest, bias, **attributes)
+
+    got = running.second_derivatives(ours, (x, bias))
+    want = running.second_derivatives(lambda x, bias: x @ weights.T + bias, (x, bias))
+    for second, expected in zip(got, want, strict=True):
+        assert support.relative_error(second, expected) < 1e-3
+
+
 def test_scales_have_a_gradient() -> None:
     operands, attributes = draw(support.cases(OP, "ci")["int8_channels"])
     x, packed, scales, *rest = operands

@@ -253,6 +253,24 @@ def test_w8a8_by_given_scales(platform: str, codes) -> None:
     np.testing.assert_array_equal(of_all, of_rows)
 
 
+@pytest.mark.parametrize(("codes", "group"), W8A8)
+def test_w8a8_of_rows_alone_under_vmap(codes, group: int) -> None:
+    x, w, scales, bias = layer(codes)
+    x = x[0]
+    given = np.abs(x).max(1) / (127 if codes is np.int8 else 448)
+
+    def of_row(x, x_scales=None):
+        return ij.linear_w8a8(x, w, scales, x_scales=x_scales, group=group, bias=bias)
+
+    want = ij.linear_w8a8(x, w, scales, group=group, bias=bias)
+    np.testing.assert_array_equal(jax.vmap(of_row)(x), want)
+    assert of_row(x[0]).shape == (N,)
+    if not group:
+        want = ij.linear_w8a8(x, w, scales, x_scales=given[:, None], bias=bias)
+        for each in (given, given[:, None]):
+            np.testing.assert_array_equal(jax.vmap(of_row)(x, each), want)
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

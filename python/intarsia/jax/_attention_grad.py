@@ -1,5 +1,7 @@
 """The gradient of `flash_attn_varlen`, an op of its own."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +10,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from intarsia.jax import _grad, wire
+from intarsia.jax._call import as_array
 from intarsia.jax._types import vary_alike
 
 _grad.functions_with_gradient.add("flash_attn_varlen")
@@ -25,6 +28,21 @@ def flash_attn_varlen(
       attributes: of the op.
       deterministic: that of `flash_attn_varlen_backward`.
     """
+    arrays = {
+        name: None if x is None else as_array(f"flash_attn_varlen: {name}", x)
+        for name, x in operands.items()
+    }
+    alike: Operands = dict(zip(arrays, vary_alike(arrays.values()), strict=True))
+    try:
+        hash((*attributes.values(),))
+    except TypeError:  # the op says what is wrong
+        return wire.flash_attn_varlen(**alike, **attributes)
+    return _function(deterministic, **attributes)(alike)
+
+
+@functools.lru_cache(maxsize=4096, typed=True)  # True equals 1
+def _function(deterministic: bool, **attributes: Any) -> Callable[[Operands], Any]:
+    """The op as a function of its operands, with its rule for grad."""
 
     @jax.custom_vjp
     def run(operands: Operands):
@@ -51,7 +69,9 @@ def flash_attn_varlen(
         return (_gradients(operands, out, lse, dout, dlse, attributes, deterministic),)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
-    return run(dict(zip(operands, vary_alike(operands.values()), strict=True)))
+    run.__name__ = "flash_attn_varlen"  # type: ignore[attr-defined]  # in XLA's metadata and in profiles
+    # Outside of jit, shard_map takes no rule with symbolic zeros.
+    return jax.jit(run, inline=True)
 
 
 @jax.tree_util.register_static

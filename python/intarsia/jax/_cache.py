@@ -116,7 +116,7 @@ def reshape_and_cache_flash(
         layout=infer_layout(op, kv_cache, key.shape[-1], layout, layer),
         kv_cache_dtype=kv_cache_dtype,
     )
-    return _in_form_of(kv_cache, written)
+    return in_form_of(kv_cache, written)
 
 
 @overload
@@ -240,7 +240,7 @@ def rotary_embedding_and_cache(
         layout=infer_layout(op, kv_cache, qkv.shape[-1], layout, layer),
         kv_cache_dtype=kv_cache_dtype,
     )
-    return query, _in_form_of(kv_cache, written)
+    return query, in_form_of(kv_cache, written)
 
 
 def rotary_embedding_then_cache(
@@ -280,7 +280,10 @@ def rotary_embedding_then_cache(
     return query, ops.reshape_and_cache_flash(key, value, kv_cache, slot_mapping, **of_cache)
 
 
-def _in_form_of(kv_cache: Any, written: Any) -> Any:
-    """The arrays that an op wrote, as one array or a pair."""
+def in_form_of(kv_cache: Any, written: Any) -> Any:
+    """The arrays that an op wrote, in the form in which a cache came: one array, a tuple, a list or a namedtuple."""
     arrays = written if isinstance(written, tuple | list) else [written]
-    return type(kv_cache)(arrays) if isinstance(kv_cache, tuple | list) else arrays[0]
+    if not isinstance(kv_cache, tuple | list):
+        return arrays[0]
+    make = getattr(kv_cache, "_make", type(kv_cache))  # a namedtuple's class takes no sequence
+    return make(arrays)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from intarsia.jax import wire
-from intarsia.jax._cache import KvCache, KvCacheLike
+from intarsia.jax._cache import KvCache, KvCacheLike, in_form_of
 from intarsia.jax._cache import scale as _scale
 from intarsia.jax._call import as_array
 
@@ -52,7 +52,7 @@ def copy_blocks(kv_cache: KvCacheLike, block_mapping: ArrayLike, *, axis: int = 
       1.0
     """
     if isinstance(kv_cache, tuple | list):
-        return tuple(copy_blocks(x, block_mapping, axis=axis) for x in kv_cache)  # type: ignore[return-value]
+        return in_form_of(kv_cache, [copy_blocks(x, block_mapping, axis=axis) for x in kv_cache])
     blocks = as_array("copy_blocks: kv_cache", kv_cache)
     return wire.copy_blocks(blocks, block_mapping, axis=_word("copy_blocks", axis))
 
@@ -107,7 +107,8 @@ def swap_blocks(
         if not isinstance(source, tuple | list) or len(source) != len(kv_cache):
             raise ValueError("swap_blocks: kv_cache is a pair, expected source to be one, too")
         pairs = zip(source, kv_cache, strict=True)
-        return tuple(swap_blocks(x, y, block_mapping, axis=axis) for x, y in pairs)  # type: ignore[return-value]
+        written = [swap_blocks(x, y, block_mapping, axis=axis) for x, y in pairs]
+        return in_form_of(kv_cache, written)
     if isinstance(source, tuple | list):
         raise ValueError("swap_blocks: source is a pair, expected kv_cache to be one, too")
     mapping = as_array("swap_blocks: block_mapping", block_mapping)

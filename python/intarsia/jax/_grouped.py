@@ -15,6 +15,7 @@ from intarsia.jax._grad import functions_with_gradient
 from intarsia.jax._platforms import with_fallback
 from intarsia.jax._segments import add_weighted_rows, sums_of_rows, weighted_sums_of_rows
 from intarsia.jax._types import refuse_sharded, vary_alike
+from intarsia.jax._vmap import one_by_one
 
 _NAME, _GRADIENT = "grouped_matmul", "grouped_matmul_weight_gradient"
 _OPERANDS = ("x", "w", "group_sizes", "group_offset", "rows", "bias")
@@ -164,7 +165,8 @@ def _function(form: _Form) -> Callable[..., jax.Array]:
     product = one_by_one(lambda *arrays: _product(*arrays, form=form))
     differentiable = jax.custom_vjp(lambda *arrays: product(*arrays))
     differentiable.defvjp(
-        lambda *arrays: (product(*arrays), arrays),
+        # The function itself, which can be differentiated once more.
+        lambda *arrays: (differentiable(*arrays), arrays),
         lambda arrays, d_out: _gradients(form, arrays, d_out),
     )
     differentiable.__name__ = _NAME  # type: ignore[attr-defined]  # in XLA's metadata and in profiles
@@ -191,7 +193,7 @@ def _scattering(form: _Form, count: int, slices: int) -> Callable[..., jax.Array
             for d, a in zip(every, arrays, strict=True)
         )
 
-    differentiable.defvjp(lambda *arrays: (run(*arrays), arrays), gradients)
+    differentiable.defvjp(lambda *arrays: (differentiable(*arrays), arrays), gradients)
     return jax.jit(differentiable, inline=True)
 
 
@@ -230,26 +232,6 @@ def _by_slices(
     none = jnp.zeros((count, n), jnp.float32)
     none, starts, rows, _ = (a for a in vary_alike((none, starts, rows, x)) if a is not None)
     return lax.scan(add, none, (starts, rows, owners, weights))[0]
-
-
-def one_by_one(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The function, of which vmap makes a loop."""
-    run = jax.custom_batching.custom_vmap(function)
-
-    @run.def_vmap
-    def batched(size: int, is_batched: Sequence[bool], *arrays: jax.Array):
-        del size
-        mapped = [a for a, has in zip(arrays, is_batched, strict=True) if has]
-
-        def member(of_member: Sequence[jax.Array]) -> jax.Array:
-            left = iter(of_member)
-            return run(
-                *(next(left) if has else a for a, has in zip(arrays, is_batched, strict=True))
-            )
-
-        return lax.map(member, mapped), True
-
-    return run
 
 
 # ------------------------------------------------------------------------------------------- the op, and XLA's version
@@ -351,8 +333,19 @@ def _gradients(form: _Form, arrays: Sequence[jax.Array], d_out: jax.Array) -> tu
 def _weight_gradient(
     x: jax.Array, d_out: jax.Array, sizes: jax.Array, offset: jax.Array | None, groups: int
 ) -> jax.Array:
+    product = one_by_one(functools.partial(_weight_product, groups=groups))
+    differentiable = jax.custom_vjp(lambda *arrays: product(*arrays))
+
+    def gradients(arrays: Sequence[jax.Array], d_w: jax.Array) -> tuple[Any, ...]:
+        x, d_out, sizes, *offset = arrays
+        of_groups = functools.partial(
+            grouped_matmul, group_sizes=sizes, group_offset=offset[0] if offset else None
+        )
+        return of_groups(d_out, d_w, transposed=True), of_groups(x, d_w), *[None] * len(arrays[2:])
+
+    differentiable.defvjp(lambda *arrays: (differentiable(*arrays), arrays), gradients)
     arrays = (x, d_out, sizes) if offset is None else (x, d_out, sizes, offset)
-    return one_by_one(functools.partial(_weight_product, groups=groups))(*arrays)
+    return differentiable(*arrays)
 
 
 def sums_of_groups(

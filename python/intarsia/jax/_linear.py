@@ -116,7 +116,8 @@ def _function(out_dtype: str) -> Callable[..., jax.Array]:
         return jax.vmap(by_xla, axes, axis_size=size)(*arrays), True
 
     differentiable = jax.custom_vjp(lambda *arrays: run(*arrays))
-    differentiable.defvjp(lambda *arrays: (run(*arrays), arrays), _gradients)
+    # The forward pass is the function itself, which can be differentiated once more.
+    differentiable.defvjp(lambda *arrays: (differentiable(*arrays), arrays), _gradients)
     differentiable.__name__ = _NAME  # type: ignore[attr-defined]  # in XLA's metadata and in profiles
     return jax.jit(differentiable, inline=True)
 

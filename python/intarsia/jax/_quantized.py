@@ -269,7 +269,8 @@ def _function(form: _Form) -> Callable[..., jax.Array]:
 
     differentiable = jax.custom_vjp(lambda *arrays: run(*arrays))
     differentiable.defvjp(
-        lambda *arrays: (run(*arrays), arrays),
+        # The function itself, which can be differentiated once more.
+        lambda *arrays: (differentiable(*arrays), arrays),
         functools.partial(_gradients, form),
     )
     differentiable.__name__ = _NAME  # type: ignore[attr-defined]  # in XLA's metadata and in profiles

@@ -11,8 +11,11 @@ from jax import lax
 _FAN_IN = 8  # Rows that one pass adds: most routers choose as many experts or fewer, for whom one pass is enough.
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def sums_of_rows(values: jax.Array, owners: jax.Array, count: int) -> jax.Array:
     """[count, n] from values [m, n]: row o is the sum of the rows whose owner is o, in a tree of fixed shape.
+
+    Differentiable in values, by a gather.
 
     Args:
       owners: [m] integer, in any order; a row of an owner that is none of 0 ... count - 1 counts nowhere.
@@ -28,6 +31,19 @@ def sums_of_rows(values: jax.Array, owners: jax.Array, count: int) -> jax.Array:
     first = jnp.clip(jnp.cumsum(lengths) - lengths, 0, values.shape[0] - 1)
     first = lax.optimization_barrier(first)
     return jnp.where((lengths > 0)[:, None], values[first], 0)
+
+
+def _of_owners(sums: jax.Array, owners: jax.Array) -> jax.Array:
+    """[m, n]: for each row that of its owner, 0 for a row that counts nowhere."""
+    count = sums.shape[0]
+    padded = jnp.append(sums, jnp.zeros((1, sums.shape[1]), sums.dtype), 0)
+    return padded[jnp.where((owners >= 0) & (owners < count), owners, count)]
+
+
+sums_of_rows.defvjp(
+    lambda values, owners, count: (sums_of_rows(values, owners, count), owners),
+    lambda count, owners, d_out: (_of_owners(d_out, owners), None),
+)
 
 
 def _pass(
@@ -98,8 +114,7 @@ def _weighted_forward(values: jax.Array, owners: jax.Array, weights: jax.Array, 
 def _weighted_backward(count: int, saved: tuple[jax.Array, jax.Array, jax.Array], d_out: jax.Array):
     values, owners, weights = saved
     counts = ((owners >= 0) & (owners < count))[:, None]
-    padded = jnp.append(d_out, jnp.zeros((1, d_out.shape[1]), d_out.dtype), 0)
-    of_row = padded[jnp.clip(owners, 0, count)]
+    of_row = _of_owners(d_out, owners)
     d_values = jnp.where(counts, weights[:, None] * of_row, 0)
     d_weights = jnp.where(counts, values * of_row, 0).sum(1)
     return d_values, None, d_weights

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import numbers
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from intarsia._dims import STARTS, Axes, CallAxes, axes_of_call
 from intarsia.jax import _cache
 from intarsia.jax._call import as_array
 from intarsia.jax._functions import function_of
+from intarsia.jax._types import place
 
 AxisName = str | tuple[str, ...]
 _KV_HEADS = "hk"
@@ -167,8 +169,9 @@ class _Sharded:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(self.function).bind(*args, **kwargs)
         names = [row["name"] for row in self.op.operands]
-        arrays = _arrays_of(self.op, bound.arguments)
-        shapes = [arrays[name].shape if name in arrays else None for name in names]
+        given = _given(self.op, bound.arguments)
+        arrays = {name: x for name, x in given.items() if not isinstance(x, numbers.Number)}
+        shapes = [_shape(row, given.get(row["name"])) for row in self.op.operands]
         attributes = {row["name"]: bound.arguments.get(row["name"]) for row in self.op.attributes}
         attributes["layout"] = _layout_of(self.op.name, bound.arguments)
         axes = axes_of_call(self.op, shapes, attributes)
@@ -269,14 +272,15 @@ class _Sharded:
         # Within a shard_map over other axes, the mesh to name is the one that is seen there.
         around = jax.sharding.get_abstract_mesh()
         mesh = around if around.manual_axes else self.mesh
-        specs = [jax.P(*cuts[name].spec) for name in arrays]
+        # Functions make [1] of an array without axes.
+        specs = [jax.P(*cuts[name].spec[: x.ndim]) for name, x in arrays.items()]
         leaves = jax.shard_map(
             local,
             mesh=mesh,
             in_specs=tuple(specs),
             out_specs=[jax.P(*spec) for spec in results],
             axis_names={*mesh.axis_names} - {*around.manual_axes},
-        )(*(_place(x, spec, mesh) for x, spec in zip(arrays.values(), specs, strict=True)))
+        )(*(place(x, spec, mesh) for x, spec in zip(arrays.values(), specs, strict=True)))
         return jax.tree.unflatten(structures[-1], leaves)
 
 
@@ -324,17 +328,23 @@ def _op_of(function: Callable[..., Any]) -> _native.Op:
     return dataclasses.replace(op, name=name, operands=tuple(rows))
 
 
-def _arrays_of(op: _native.Op, arguments: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """The arrays of a call by the names of the op's operands, which the functions' parameters share."""
+def _given(op: _native.Op, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call has by the names of the op's operands, which the functions' parameters share."""
     found: dict[str, Any] = dict(arguments)
     if "kv_cache" in found:
         found["key_cache"], found["value_cache"] = split(op.name, found.pop("kv_cache"))
-    return {
-        row["name"]: as_array(f"{op.name}: {row['name']}", found[row["name"]])
-        for row in op.operands
-        # A number (num_seqs, a scale) stays as it is.
-        if found.get(row["name"]) is not None and not isinstance(found[row["name"]], int | float)
+    return {  # a number (num_seqs, a scale) stays as it is
+        name: x if isinstance(x, numbers.Number) else as_array(f"{op.name}: {name}", x)
+        for name in (row["name"] for row in op.operands)
+        if (x := found.get(name)) is not None
     }
+
+
+def _shape(row: Mapping[str, Any], x: Any) -> tuple[int, ...] | None:
+    """An operand's shape as the op sees it: where that has [1], functions make it of one number."""
+    if x is None:
+        return None
+    return getattr(x, "shape", ()) or ((1,) if "1" in row["dims"].split(" | ") else ())
 
 
 def _with(arguments: Mapping[str, Any], arrays: Mapping[str, jax.Array]) -> OrderedDict[str, Any]:
@@ -343,7 +353,7 @@ def _with(arguments: Mapping[str, Any], arrays: Mapping[str, jax.Array]) -> Orde
     for name, value in arguments.items():
         if name == "kv_cache":
             both = [arrays[n] for n in ("key_cache", "value_cache") if n in arrays]
-            replaced[name] = type(value)(both) if isinstance(value, tuple | list) else both[0]
+            replaced[name] = _cache.in_form_of(value, both)
         elif name in arrays:
             replaced[name] = arrays[name]
     return replaced
@@ -388,13 +398,3 @@ def _pick(x: jax.Array, pick: tuple[int, int, int] | None, axis: AxisName | None
         return x
     at, elements, sharers = pick
     return lax.dynamic_slice_in_dim(x, lax.axis_index(axis) // sharers * elements, elements, at)
-
-
-def _place(
-    x: jax.Array, spec: jax.P, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
-) -> jax.Array:
-    """Under explicit sharding, an array whose type says that it is whole everywhere, cut; else as it is."""
-    whole = all(axis is None for axis in jax.typeof(x).sharding.spec)
-    return (
-        jax.reshard(x, spec) if whole and jax.sharding.AxisType.Explicit in mesh.axis_types else x
-    )

@@ -55,3 +55,13 @@ def result_type(
         manual = jax.sharding.ManualAxisType(varying=axes)
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=manual)
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, vma=axes)  # type: ignore[call-arg]
+
+
+def place(
+    x: jax.Array, spec: jax.P, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
+) -> jax.Array:
+    """Under explicit sharding, an array whose type says that it is whole everywhere, cut; else as it is."""
+    whole = all(axis is None for axis in jax.typeof(x).sharding.spec)
+    return (
+        jax.reshard(x, spec) if whole and jax.sharding.AxisType.Explicit in mesh.axis_types else x
+    )

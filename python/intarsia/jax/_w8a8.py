@@ -59,6 +59,9 @@ def linear_w8a8(
         raise ValueError(f"{_NAME}: w has dtype {kind}, expected f8e4m3fn or i8")
     if group not in (0, _GROUP):
         raise ValueError(f"{_NAME}: group is {group}, expected 0 or {_GROUP}")
+    # A row alone gets an axis of rows: without one, vmap would take its scale for one of all rows.
+    alone = x.ndim == 1
+    x = x[None] if alone else x
     if x_scales is None:
         codes, scales = _rounded(x, kind == "i8", group)
     elif group:
@@ -66,9 +69,11 @@ def linear_w8a8(
     else:
         scales = as_array(f"{_NAME}: x_scales", x_scales)
         scales = scales.reshape(1) if scales.ndim == 0 else scales
+        scales = scales[None] if alone and scales.ndim == 1 else scales
         by_scales = wire.static_scaled_int8_quant if kind == "i8" else wire.static_scaled_fp8_quant
         codes = by_scales(x, scales)
-    return wire.scaled_matmul(codes, w, scales, w_scales, bias, out_dtype=_OUT_DTYPES[dtype])
+    out = wire.scaled_matmul(codes, w, scales, w_scales, bias, out_dtype=_OUT_DTYPES[dtype])
+    return out[0] if alone else out
 
 
 def _rounded(x: jax.Array, integers: bool, group: int) -> tuple[jax.Array, jax.Array]:
