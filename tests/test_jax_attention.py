@@ -81,3 +81,21 @@ def test_a_number_of_sequences_that_is_none(count: int) -> None:
         for n in (count, min(max(count, 0), b))
     )
     np.testing.assert_array_equal(far, near)
+
+
+@pytest.mark.parametrize("window", [3, None, (0, 0, 9)])
+def test_a_window_that_is_no_pair(window) -> None:
+    x, starts = np.ones((4, 2, 16), np.float32), np.array([0, 4])
+    with pytest.raises(ValueError, match=r"flash_attn_varlen: window is .*, expected a pair: keys"):
+        intarsia.jax.flash_attn_varlen(x, x, x, starts, cu_seqlens_k=starts, window=window)
+    with pytest.raises(ValueError, match=r"window_size is .*, expected a pair: keys"):
+        intarsia.jax.flash_mha(x[None], x[None], x[None], window_size=window)
+
+
+def test_a_pair_without_values() -> None:
+    x, cache = np.ones((3, 4, 16), np.float32), np.ones((8, 16, 2, 16), np.float32)
+    rest = np.array([5, 7]), np.array([[3, 0], [1, 6]]), np.array([0, 1, 3])
+    with pytest.raises(ValueError, match="paged_attention: value_cache is missing from the pair"):
+        intarsia.jax.paged_attention(x, (cache, None), *rest)
+    with pytest.raises(ValueError, match="reshape_and_cache_flash: value_cache is missing"):
+        intarsia.jax.reshape_and_cache_flash(x[:, :2], x[:, :2], (cache, None), np.arange(3))

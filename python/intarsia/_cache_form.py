@@ -11,6 +11,8 @@ def split(op: str, kv_cache: Any) -> tuple[Any, Any]:
         return kv_cache, None
     if len(kv_cache) != 2:
         raise ValueError(f"{op}: kv_cache has {len(kv_cache)} arrays, expected one or a pair")
+    if kv_cache[1] is None:
+        raise ValueError(f"{op}: value_cache is missing from the pair")
     return tuple(kv_cache)
 
 

@@ -11,6 +11,7 @@ from intarsia._cache_form import check_num_seqs, infer_layout, split
 from intarsia.jax import _attention_grad, _cache, wire
 from intarsia.jax._cache import KvCacheLike
 from intarsia.jax._call import as_array
+from intarsia.jax._types import two_sides
 
 
 @overload
@@ -212,11 +213,12 @@ def flash_attn_varlen(
         k_scale=_cache.scale(k_scale),
         v_scale=_cache.scale(v_scale),
     )
+    left, right = two_sides("flash_attn_varlen: window", window)
     attributes: dict[str, Any] = dict(
         scale=scale,
         is_causal=is_causal,
-        window_left=window[0],
-        window_right=window[1],
+        window_left=left,
+        window_right=right,
         softcap=softcap,
         layout=infer_layout("flash_attn_varlen", cache, q.shape[-1], layout, layer)
         if paged

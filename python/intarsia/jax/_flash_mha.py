@@ -14,6 +14,7 @@ from intarsia.jax._attention import flash_attn_varlen
 from intarsia.jax._cache import reshape_and_cache_flash
 from intarsia.jax._call import as_array
 from intarsia.jax._dense import attend_rows, in_one_row, pad_head_dim, starts_of
+from intarsia.jax._types import two_sides
 
 
 def flash_mha(
@@ -297,7 +298,8 @@ def _arrays(
 
 
 def _window(size: tuple[int, int], is_causal: bool) -> tuple[int, int]:
-    return size[0], 0 if is_causal else size[1]
+    left, right = two_sides("window_size", size)
+    return left, 0 if is_causal else right
 
 
 def _scale(given: float | None, q: jax.Array) -> float:
