@@ -10,8 +10,7 @@ from jax.typing import ArrayLike
 from intarsia._cache_form import check_num_seqs, infer_layout, split
 from intarsia.jax import _attention_grad, _cache, wire
 from intarsia.jax._cache import KvCacheLike
-from intarsia.jax._call import as_array
-from intarsia.jax._types import two_sides
+from intarsia.jax._call import as_array, two_sides
 
 
 @overload

@@ -224,3 +224,14 @@ def _wire_attributes(
     if optional:
         wire["present"] = np.int64(sum(1 << i for i, p in enumerate(optional) if p))
     return wire
+
+
+def two_sides(operand: str, window: Any) -> tuple[Any, Any]:
+    """A window's left and right side; anything else raises ValueError, with `operand` in front."""
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{operand} is {window!r:.60}, expected a pair: keys to the left and to the right"
+        ) from None
+    return left, right

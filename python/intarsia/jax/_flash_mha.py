@@ -12,9 +12,8 @@ from jax.typing import ArrayLike
 from intarsia.jax import wire
 from intarsia.jax._attention import flash_attn_varlen
 from intarsia.jax._cache import reshape_and_cache_flash
-from intarsia.jax._call import as_array
+from intarsia.jax._call import as_array, two_sides
 from intarsia.jax._dense import attend_rows, in_one_row, pad_head_dim, starts_of
-from intarsia.jax._types import two_sides
 
 
 def flash_mha(

@@ -65,14 +65,3 @@ def place(
     return (
         jax.reshard(x, spec) if whole and jax.sharding.AxisType.Explicit in mesh.axis_types else x
     )
-
-
-def two_sides(operand: str, window: Any) -> tuple[Any, Any]:
-    """A window's left and right side; anything else raises ValueError, with `operand` in front."""
-    try:
-        left, right = window
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"{operand} is {window!r:.60}, expected a pair: keys to the left and to the right"
-        ) from None
-    return left, right

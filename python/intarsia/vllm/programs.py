@@ -74,9 +74,8 @@ class Programs:
         program = self.begin(key, function, *args, **options)
         try:
             return program.result()
-        except (
-            CancelledError
-        ):  # since another one failed, which is told once all that waits is cancelled
+        except CancelledError:
+            # Another one failed. Its error comes once all that waits is cancelled.
             for other in [*self._programs.values()]:
                 if not other.cancelled():
                     other.result()
