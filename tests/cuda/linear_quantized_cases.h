@@ -36,13 +36,17 @@ struct QuantizedCase {
                 " power ", power, gated ? by_gelu ? " gelu" : " silu" : "",
                 residual ? " residual" : "", " norm ", intarsia::Name(norm));
   }
-  // Other formats that warpgroups take, with more than 8 rows: narrow groups, minimums, codes of 8
-  // bits, mxfp4.
+  // Other formats that warpgroups take: narrow groups and mxfp4; with more than 8 rows minimums and
+  // codes of 8 bits.
   void DrawOthers(std::mt19937& random) {
-    m = std::max<int64_t>(m, 9), c = std::min<int64_t>(c, 290), k = std::min<int64_t>(k, 2048);
+    c = std::min<int64_t>(c, 290);
     constexpr Format kFormats[] = {Format::kU4, Format::kU4B8, Format::kE2M1, Format::kI8,
                                    Format::kE4M3};
     format = kFormats[random() % 5];
+    if (format == Format::kU4B8 || format == Format::kE2M1)
+      m = std::max<int64_t>(m, 2);
+    else
+      m = std::max<int64_t>(m, 9), k = std::min<int64_t>(k, 2048);
     points = false;
     zero = format == Format::kU4 ? (random() % 2 ? kF16 : kF32) : DType::kOther;
     if (format == Format::kE2M1)

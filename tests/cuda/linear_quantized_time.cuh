@@ -120,7 +120,7 @@ inline double TimeQuantizedCall(const TimedFormat& f, const TimedLinear& l, int6
 inline void TimeQuantized(int formats, int64_t least, int64_t most, bool whole = false) {
   constexpr double kBytesPerUs = 4.2e6;  // of one H200 (docs/notebook/ops.md)
   for (const TimedFormat& format : std::span(kTimedFormats).first(formats)) {
-    for (const int64_t m : {1, 4, 8, 16, 32, 64, 256}) {
+    for (const int64_t m : {1, 2, 4, 8, 16, 32, 64, 256}) {
       if (m < least || m > most) continue;
       std::printf("%-15s m %4ld:", format.name, static_cast<long>(m));
       double all = 0.0, floor = 0.0;

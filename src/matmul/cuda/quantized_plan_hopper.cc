@@ -9,7 +9,7 @@
 namespace intarsia::matmul {
 namespace {
 
-// Of x, below which another kernel than kWarpgroups may be faster
+// Of x, below which another kernel than kWarpgroups may be faster for int4
 // (docs/notebook/weights_in_codes.md).
 constexpr int64_t kLeastWarpgroupsRows = 4;
 
@@ -72,8 +72,8 @@ bool HasMinimums(const QuantizedParams& p) {
          Bytes(p.zeros.dtype) > 1;
 }
 
-// Others that kWarpgroups takes, with more than 8 rows: groups of 32 or 64 columns, minimums, codes
-// of 8 bits, mxfp4 for x in bf16.
+// Others that kWarpgroups takes: groups of 32 or 64 columns, minimums, codes of 8 bits, mxfp4 for x
+// in bf16.
 bool HasOtherGroups(const QuantizedParams& p) {
   if (p.scales.outer || !HasCoarseGroups(p)) return false;
   if (p.format == Format::kU4) return HasMinimums(p) && Bytes(p.scales.dtype) > 1;
@@ -82,6 +82,11 @@ bool HasOtherGroups(const QuantizedParams& p) {
     return p.dtype == DType::kBF16 && p.group == kBlockColumns && p.scales.dtype == DType::kF8E8M0;
   return Bytes(p.scales.dtype) > 1 && (p.format == Format::kI8 || p.format == Format::kU4B8 ||
                                        (p.format == Format::kE4M3 && p.group % kStageColumns == 0));
+}
+
+// 4 bits less 8 in groups that end within a stage, as GGUF's Q4_0.
+bool IsNarrow(const QuantizedParams& p) {
+  return p.format == Format::kU4B8 && p.group % kStageColumns != 0;
 }
 
 // CTAs of kWarpgroups that share a sum, of more than 16 rows of x, each alone on its
@@ -154,7 +159,10 @@ bool PlanResident(const QuantizedParams& p, const cuda::Device& device, Quantize
 
 bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
   const bool plain = HasPlainGroups(p) && p.group % kStageColumns == 0;
-  const bool takes = plain || (p.m > kMostRowsOfCodes && HasOtherGroups(p));
+  const bool other = !plain && HasOtherGroups(p);
+  // Whether mma.sync multiplies few rows; by wgmma up to 8 are not faster than by other kernels.
+  const bool by_warps = plain || (other && (p.format == Format::kE2M1 || IsNarrow(p)));
+  const bool takes = by_warps || (other && p.m > kMostRowsOfCodes);
   if (plan.kernel == QuantizedKernelKind::kAny || p.k % kStageColumns != 0 || !takes ||
       !HasHopper(device))
     return false;
@@ -162,9 +170,9 @@ bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, Quanti
     if (!IsAligned16(at)) return false;
   const int64_t stages = p.k / kStageColumns, sms = device.sms;
   // Whether a CTA has so many stages that two warpgroups take them in turn.
-  const bool is_long = p.tiles * stages >= 128 * sms, is_few = plain && p.m <= kMostRowsByWarps;
+  const bool is_long = p.tiles * stages >= 128 * sms, is_few = by_warps && p.m <= kMostRowsByWarps;
   // Points cost the resident kernel a fifth more time, this one a twentieth.
-  if (p.m < kLeastWarpgroupsRows && !p.zeros.data && is_long && !HasManyTiles(p, device))
+  if (plain && p.m < kLeastWarpgroupsRows && !p.zeros.data && is_long && !HasManyTiles(p, device))
     return false;
   const auto cut = [&](int tiles) {
     QuantizedPlan found = plan;
@@ -187,7 +195,7 @@ bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, Quanti
       !is_few && (HasMinimums(p) || time(narrow) < time(found)))
     found = narrow;
   // Other kernels have more CTAs for a small matrix.
-  const int64_t least = plain || p.m > kMostRowsByWarps ? sms / 2 : sms * 3 / 4;
+  const int64_t least = by_warps || p.m > kMostRowsByWarps ? sms / 2 : sms * 3 / 4;
   if (Ctas(p, found) * found.splits < least) return false;
   plan = found;
   return true;

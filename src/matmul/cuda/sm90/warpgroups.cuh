@@ -8,10 +8,10 @@
 //   u4b8       128 and multiples           none                     any; up to 16 by mma.sync
 //   u4         128 and multiples           points, bytes            any; up to 16 by mma.sync
 //   u4         32, 64, 128 and multiples   minimums, 2 or 4 bytes   any, by wgmma
-//   u4b8       32, 64                      none                     any, by wgmma
+//   u4b8       32, 64                      none                     any; up to 16 by mma.sync
 //   i8         32, 64, 128 and multiples   none                     any, by wgmma
 //   e4m3       128 and multiples           none                     any, by wgmma
-//   mxfp4      32, x in bf16               none                     any, by wgmma
+//   mxfp4      32, x in bf16               none                     any; up to 16 by mma.sync
 //
 // One thread has the copy engine fetch codes, factors and rows of x, a stage of 128 columns at a
 // time.
@@ -34,6 +34,7 @@
 // Codes in registers, fed by copies ahead of them, are Marlin's design (Frantar et al., 2024), on
 // wgmma Machete's.
 #pragma once
+#include "src/matmul/cuda/factors.cuh"
 #include "src/matmul/cuda/sm90/codes_block.cuh"
 #include "src/matmul/cuda/sm90/lane_pairs.cuh"
 #include "src/matmul/cuda/sm90/register_products.cuh"
@@ -70,20 +71,17 @@ class WarpgroupsProduct {
   }
 
   __device__ __forceinline__ void Run() {
-#pragma unroll
-    for (auto& of_tile : all_)
-#pragma unroll
-      for (float& sum : of_tile) sum = 0.0f;
+    Clear(all_);
     if constexpr (S::kScalesCodes)
       AddScaledCodes();
-    else if constexpr (!S::kWide)
+    else if constexpr (!S::kWide && !S::kByWarps)
       AddBlocks();
     else if (p_.scales.dtype == DType::kF16)
-      AddStages<DType::kF16>();
+      AddScaledSums<DType::kF16>();
     else if (p_.scales.dtype == DType::kBF16)
-      AddStages<DType::kBF16>();
+      AddScaledSums<DType::kBF16>();
     else
-      AddStages<DType::kF32>();
+      AddScaledSums<DType::kF32>();
   }
 
   // By all that multiply, when all stages are read.
@@ -104,6 +102,13 @@ class WarpgroupsProduct {
   }
 
  private:
+  template <DType kScale>
+  __device__ __forceinline__ void AddScaledSums() {
+    if constexpr (S::kWide)
+      AddStages<kScale>();
+    else
+      AddBlocksByWarps<kScale>();
+  }
   template <DType kScale>
   __device__ __forceinline__ void AddStages() {
     float group[S::kEach][kSums];
@@ -142,7 +147,7 @@ class WarpgroupsProduct {
   // Any groups: sums of each block of 32 columns are scaled. Minimums multiply sums of x, which are
   // products with ones.
   __device__ __forceinline__ void AddBlocks() {
-    const int shift = p_.group == kBlockColumns ? 0 : p_.group == 2 * kBlockColumns ? 1 : 2;
+    const int shift = GroupShift();
     ForEachStage([&](int stage) {
       uint32_t a[kSteps][4];
       Decode(stage, a);
@@ -166,12 +171,37 @@ class WarpgroupsProduct {
       add.template operator()<3>();
     });
   }
+  // Blocks of 32 columns are of group `block` >> this of a stage.
+  __device__ __forceinline__ int GroupShift() const {
+    return p_.group == kBlockColumns ? 0 : p_.group == 2 * kBlockColumns ? 1 : 2;
+  }
+  template <DType kScale>
+  __device__ __forceinline__ void AddBlocksByWarps() {
+    constexpr int kBytes = kScale == DType::kF32 ? 4 : 2;
+    const int shift = GroupShift();
+    ForEachStage([&](int stage) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        float group[S::kEach][kSums];
+        Clear(group);
+        AddBlockByWarps(stage, block, group);
+#pragma unroll
+        for (int each = 0; each < S::kEach; ++each) {
+          const int at = ((tile_ + 4 * each) * (kBlocks >> shift) + (block >> shift)) *
+                         static_cast<int>(kTileRows) * kBytes;
+          AddScaled(ScalePairOf<kScale>(shared_.factors[stage] + at, pair_ % 8), group[each],
+                    all_[each]);
+        }
+      }
+    });
+  }
   // Of rows 2r and 2r + 1 of a tile, whose first factor is number `at`.
   __device__ __forceinline__ float2 FactorPair(const char* factors, DType dtype, int at) const {
     return ScalePair(factors + at * (dtype == DType::kF32 ? 4 : 2), dtype, pair_ % 8);
   }
   __device__ __forceinline__ void AddScaledCodes() {
     ForEachStage([&](int stage) {
+      if constexpr (S::kByWarps) return AddScaledByWarps(stage);
       uint32_t a[kSteps][4];
       DecodeScaled(pairs_, CodesOf(stage, 0),
                    shared_.factors[stage] + tile_ * kBlocks * static_cast<int>(kTileRows),
@@ -180,15 +210,52 @@ class WarpgroupsProduct {
       cuda::WgmmaWait<0>();
     });
   }
+  // Scales above 1 multiply sums: as factors of codes they may not be exact (E2M1Scale).
+  __device__ __forceinline__ void AddScaledByWarps(int stage) {
+    uint32_t powers[S::kEach][kBlocks], any = 0;  // of rows 2r and 2r + 1, a byte each
+#pragma unroll
+    for (int each = 0; each < S::kEach; ++each)
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        const char* const of_block =
+            shared_.factors[stage] +
+            ((tile_ + 4 * each) * kBlocks + block) * static_cast<int>(kTileRows);
+        powers[each][block] = reinterpret_cast<const uint16_t*>(of_block)[pair_ % 8];
+        any |= powers[each][block];
+      }
+    if (!__any_sync(0xffffffffu, (any & 0x8080u) != 0)) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block)
+        AddBlockByWarps(stage, block, all_, [&](int each) {
+          const uint32_t both = powers[each][block];
+          return uint2{decoding::E2M1Scale<S::kType>(both & 255),
+                       decoding::E2M1Scale<S::kType>(both >> 8)};
+        });
+      return;
+    }
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      float group[S::kEach][kSums];
+      Clear(group);
+      AddBlockByWarps(stage, block, group);
+#pragma unroll
+      for (int each = 0; each < S::kEach; ++each) {
+        const uint32_t both = powers[each][block];
+        AddScaled({PowerOf(both & 255), PowerOf(both >> 8)}, group[each], all_[each]);
+      }
+    }
+  }
   template <class Add>
   __device__ __forceinline__ void ForEachStage(Add add) {
-    static_assert(S::kParts == 1);
     cuda::RingPlace<S::kStages> place;
+    place.Advance(part_);
 #pragma unroll 1
-    for (int i = task_.begin; i < task_.end; ++i, place.Next()) {
+    for (int i = task_.begin + part_; i < task_.end; i += S::kParts) {
       shared_.ring.full[place.index].Wait(place.parity);
       add(place.index);
       shared_.ring.ReleaseByWarp(place.index);
+#pragma unroll
+      for (int part = 0; part < S::kParts; ++part) place.Next();
     }
   }
 
@@ -210,24 +277,30 @@ class WarpgroupsProduct {
     return PointBiases<S::kType>(shared_.factors[stage] + S::kMostScaleBytes,
                                  pair_ + each * 4 * static_cast<int>(kTileRows) / 2);
   }
-  // The copy engine swaps 16 bytes of a row of a panel by the row's number.
   template <class... Biases>
   __device__ __forceinline__ void MultiplyByWarps(int stage, float (&sums)[S::kEach][kSums],
                                                   Biases... biases) const {
-    const char* const x = shared_.stages[stage].x;
-    const char* const codes = CodesOf(stage, 0);
+    Clear(sums);
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) AddBlockByWarps(stage, block, sums, biases...);
+  }
+  // The copy engine swaps 16 bytes of a row of a panel by the row's number. operands: none, or
+  // what CodesBlock takes.
+  template <class... Operands>
+  __device__ __forceinline__ void AddBlockByWarps(int stage, int block,
+                                                  float (&sums)[S::kEach][kSums],
+                                                  Operands... operands) const {
+    const char* const x = shared_.stages[stage].x + block / 2 * (S::kXBytes / 2);
+    const char* const codes = CodesOf(stage, 0) + 4 * block * kLineBytes;
+    block_.MultiplyAdd([&](int each) { return codes + each * 4 * S::kBoxBytes; },
+                       [&](int n) { return x + n * 1024 + (x_at_ ^ block % 2 * 64); }, sums,
+                       operands...);
+  }
+  static __device__ __forceinline__ void Clear(float (&sums)[S::kEach][kSums]) {
 #pragma unroll
     for (auto& of_tile : sums)
 #pragma unroll
       for (float& sum : of_tile) sum = 0.0f;
-#pragma unroll
-    for (int block = 0; block < kStageColumns / 32; ++block)
-      block_.MultiplyAdd(
-          [&](int each) { return codes + each * 4 * S::kBoxBytes + 4 * block * kLineBytes; },
-          [&](int n) {
-            return x + block / 2 * (S::kXBytes / 2) + n * 1024 + (x_at_ ^ block % 2 * 64);
-          },
-          sums, biases...);
   }
   // kCount steps from kFirst on, in flight afterwards. All codes are decoded before the first
   // product begins, not between products.

@@ -192,11 +192,11 @@ Status LaunchManyRows(const QuantizedParams& p, const QuantizedPlan& plan,
   return plan.shape.rows == 32 ? rows.template operator()<32>() : rows.template operator()<64>();
 }
 
-template <DType kType, Format kFormat>
+template <DType kType, Format kFormat, bool kWide>
 Status LaunchAnyRows(const QuantizedParams& p, const QuantizedPlan& plan,
                      const CudaContext& context) {
   const auto launch = [&]<int kRows, int kParts>() {
-    return LaunchWarpgroups<WarpgroupsConfig<kType, kFormat, true, kRows, kFewRowsTiles, kParts>>(
+    return LaunchWarpgroups<WarpgroupsConfig<kType, kFormat, kWide, kRows, kFewRowsTiles, kParts>>(
         p, plan, context);
   };
   const auto few = [&]<int kRows>() {
@@ -205,7 +205,7 @@ Status LaunchAnyRows(const QuantizedParams& p, const QuantizedPlan& plan,
   };
   if (plan.shape.rows == 8) return few.template operator()<8>();
   if (plan.shape.rows == 16) return few.template operator()<16>();
-  return LaunchManyRows<kType, kFormat, true>(p, plan, context);
+  return LaunchManyRows<kType, kFormat, kWide>(p, plan, context);
 }
 
 template <DType kType>
@@ -214,17 +214,17 @@ Status LaunchWarpgroupsOf(const QuantizedParams& p, const QuantizedPlan& plan,
   const bool wide = p.group % kStageColumns == 0;
   if constexpr (kType == DType::kBF16)
     if (p.format == Format::kE2M1)
-      return LaunchManyRows<kType, Format::kE2M1, false>(p, plan, context);
+      return LaunchAnyRows<kType, Format::kE2M1, false>(p, plan, context);
   if (p.format == Format::kI8)
     return wide ? LaunchManyRows<kType, Format::kI8, true>(p, plan, context)
                 : LaunchManyRows<kType, Format::kI8, false>(p, plan, context);
   if (p.format == Format::kE4M3)
     return LaunchManyRows<kType, Format::kE4M3, true>(p, plan, context);
   if (p.format == Format::kU4)
-    return p.points ? LaunchAnyRows<kType, Format::kU4>(p, plan, context)
+    return p.points ? LaunchAnyRows<kType, Format::kU4, true>(p, plan, context)
                     : LaunchManyRows<kType, Format::kU4, false>(p, plan, context);
-  return wide ? LaunchAnyRows<kType, Format::kU4B8>(p, plan, context)
-              : LaunchManyRows<kType, Format::kU4B8, false>(p, plan, context);
+  return wide ? LaunchAnyRows<kType, Format::kU4B8, true>(p, plan, context)
+              : LaunchAnyRows<kType, Format::kU4B8, false>(p, plan, context);
 }
 
 }  // namespace intarsia::matmul::sm90
