@@ -29,8 +29,8 @@ struct QuantizedShape {
 // columns, or with a stage.
 // kRow: up to 8 rows of x for the same groups; one row is normed first where it has to be.
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
-// kWarpgroups: for u4b8, and u4 with points, with groups that end with a stage, by wgmma, or by
-// mma.sync up to 16 rows; other files' formats by wgmma with more than 8 rows.
+// kWarpgroups: for u4b8, mxfp4, and u4 with points, by wgmma, or by mma.sync up to 16 rows; other
+// files' formats by wgmma with more than 8 rows.
 // kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8, u4 with points and mxfp4;
 // kGroupsWarpgroups: by wgmma, for many rows of most of these.
 enum class QuantizedKernelKind {
