@@ -115,10 +115,12 @@ TEST(QuantizedPlan, FewRowsShareTheKernelOfOne) {
   EXPECT_TRUE(is_taken("RTX 4090", 8, 4096, 4096, Format::kU4B8));
   EXPECT_FALSE(is_taken("A100", 9, 4096, 4096, Format::kU4B8));
   EXPECT_FALSE(is_taken("A100", 8, 4096, 14336, Format::kU4B8));  // no room
-  // Hopper's own kernel is faster but for many tiles, and e2m1.
-  EXPECT_FALSE(is_taken("H200", 4, 4096, 4096, Format::kU4B8));
-  EXPECT_TRUE(is_taken("H200", 4, 28672, 4096, Format::kU4B8));
-  EXPECT_TRUE(is_taken("H200", 4, 4096, 4096, Format::kE2M1));
+  // Hopper's own are faster: by mma.sync, or the resident one but for many tiles, and e2m1.
+  EXPECT_FALSE(is_taken("H200", 4, 28672, 4096, Format::kU4B8));
+  EXPECT_FALSE(is_taken("H200", 4, 4096, 4096, Format::kE2M1));
+  EXPECT_FALSE(is_taken("H200", 4, 4096, 4000, Format::kU4B8));
+  EXPECT_TRUE(is_taken("H200", 4, 28672, 4000, Format::kU4B8));
+  EXPECT_TRUE(is_taken("H200", 4, 4096, 4000, Format::kE2M1));
 }
 
 // Each warp of the resident kernel has a piece of each tile of its team, and each CTA a tile.
@@ -143,12 +145,12 @@ TEST(QuantizedPlan, ResidentWarpsHaveWork) {
 }
 
 TEST(QuantizedPlan, CtasShareSumsWhereGpusHaveClusters) {
-  const QuantizedParams p = ParamsOf(16, 2048, 4096, 64);
+  const QuantizedParams p = ParamsOf(16, 2048, 4032, 64);  // not of whole stages
   EXPECT_EQ(PlanFor(p, Gpu("A100")).splits, 1);
   EXPECT_EQ(PlanFor(p, Gpu("RTX 4090")).splits, 1);
   EXPECT_EQ(PlanFor(p, Gpu("H200")).splits, 2);
   EXPECT_EQ(PlanFor(p, cuda::HeldBack(Gpu("H200"), 80)).splits, 1);
-  EXPECT_EQ(PlanFor(ParamsOf(2, 4096, 4096, 64), Gpu("H200")).splits, 1);
+  EXPECT_EQ(PlanFor(ParamsOf(2, 4096, 4032, 64), Gpu("H200")).splits, 1);
   EXPECT_EQ(PlanFor(ParamsOf(2, 4096, 128, 128), Gpu("H200")).splits, 1);  // a stage alone
 }
 
@@ -160,9 +162,9 @@ TEST(QuantizedPlan, StreamsWhatItCan) {
   EXPECT_EQ(PlanFor(p, Gpu("A100")).kernel, QuantizedKernelKind::kWideStream);
   EXPECT_EQ(kernel(ParamsOf(17, 1024, 4096, 128)), QuantizedKernelKind::kWideStream);
   EXPECT_EQ(kernel(ParamsOf(17, 4096, 4096, 96)), QuantizedKernelKind::kStream);
-  EXPECT_EQ(kernel(ParamsOf(16, 2048, 65536, 64)), QuantizedKernelKind::kStream);  // x is long
+  EXPECT_EQ(kernel(ParamsOf(16, 2048, 65600, 64)), QuantizedKernelKind::kStream);  // x is long
   EXPECT_EQ(kernel(ParamsOf(2, 4096, 14336, 128)), QuantizedKernelKind::kWideResident);
-  EXPECT_EQ(kernel(ParamsOf(2, 4096, 4096, 32)), QuantizedKernelKind::kResident);
+  EXPECT_EQ(kernel(ParamsOf(2, 4096, 4000, 32)), QuantizedKernelKind::kResident);
   EXPECT_EQ(kernel(ParamsOf(1, 4096, 4096, 16)), QuantizedKernelKind::kAny);
   EXPECT_EQ(kernel(ParamsOf(1, 4096, 4097, 128)),
             QuantizedKernelKind::kAny);  // rows of x unaligned
@@ -229,9 +231,10 @@ TEST(QuantizedPlan, WarpgroupsTakeRowsOfLargeMatrices) {
   EXPECT_EQ(kernel(ParamsOf(4, 4096, 14336, 128)), kWarpgroups);
   EXPECT_EQ(kernel(ParamsOf(2, 16896, 4096, 128)), kWarpgroups);  // 8 tiles a multiprocessor
   EXPECT_NE(kernel(ParamsOf(2, 16880, 4096, 128)), kWarpgroups);
-  EXPECT_NE(kernel(ParamsOf(8, 4096, 4096, 64)), kWarpgroups);
-  EXPECT_EQ(kernel(ParamsOf(9, 4096, 4096, 64)), kWarpgroups);
-  EXPECT_EQ(plan(ParamsOf(9, 4096, 4096, 64)).shape.rows, 32);    // by wgmma
+  EXPECT_EQ(kernel(ParamsOf(2, 4096, 14336, 64)), kWarpgroups);
+  EXPECT_EQ(plan(ParamsOf(8, 4096, 4096, 64)).shape.rows, 8);
+  EXPECT_EQ(plan(ParamsOf(9, 4096, 4096, 64)).shape.rows, 16);
+  EXPECT_EQ(plan(ParamsOf(17, 4096, 4096, 64)).shape.rows, 32);   // by wgmma
   EXPECT_NE(kernel(ParamsOf(64, 1024, 2048, 128)), kWarpgroups);  // CTAs would be few
   EXPECT_NE(PlanFor(ParamsOf(64, 4096, 4096, 128), Gpu("A100")).kernel, kWarpgroups);
   QuantizedParams p = ParamsOf(64, 4096, 4096, 128);

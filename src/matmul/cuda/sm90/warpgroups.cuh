@@ -201,13 +201,16 @@ class WarpgroupsProduct {
   }
   __device__ __forceinline__ void AddScaledCodes() {
     ForEachStage([&](int stage) {
-      if constexpr (S::kByWarps) return AddScaledByWarps(stage);
-      uint32_t a[kSteps][4];
-      DecodeScaled(pairs_, CodesOf(stage, 0),
-                   shared_.factors[stage] + tile_ * kBlocks * static_cast<int>(kTileRows),
-                   pair_ % 8, a);
-      Multiply<0, kSteps, true>(stage, a, all_[0]);
-      cuda::WgmmaWait<0>();
+      if constexpr (S::kByWarps) {
+        AddScaledByWarps(stage);
+      } else {
+        uint32_t a[kSteps][4];
+        DecodeScaled(pairs_, CodesOf(stage, 0),
+                     shared_.factors[stage] + tile_ * kBlocks * static_cast<int>(kTileRows),
+                     pair_ % 8, a);
+        Multiply<0, kSteps, true>(stage, a, all_[0]);
+        cuda::WgmmaWait<0>();
+      }
     });
   }
   // Scales above 1 multiply sums: as factors of codes they may not be exact (E2M1Scale).
