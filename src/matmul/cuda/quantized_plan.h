@@ -91,8 +91,8 @@ constexpr int WarpgroupsCtas(int rows, int parts) {
 // `wide`: whether groups end with a stage.
 constexpr int WarpgroupsStages(QuantizedShape shape, int parts, Format format, bool wide) {
   if (shape.rows <= kMostRowsByWarps) {
-    const bool narrow = !wide && format != Format::kE2M1;  // more bytes of scales
-    return ((shape.rows == 8 ? 5 : 4) - (narrow ? 1 : 0)) * parts;
+    const bool large_scales = !wide && format != Format::kE2M1;
+    return ((shape.rows == 8 ? 5 : 4) - (large_scales ? 1 : 0)) * parts;
   }
   const bool narrow = shape.tiles == kNarrowTiles;
   if (BitsOf(format) == 8) return (narrow ? 5 : 4) + (shape.rows == 32 ? 1 : 0);

@@ -84,11 +84,6 @@ bool HasOtherGroups(const QuantizedParams& p) {
                                        (p.format == Format::kE4M3 && p.group % kStageColumns == 0));
 }
 
-// 4 bits less 8 in groups that end within a stage, as GGUF's Q4_0.
-bool IsNarrow(const QuantizedParams& p) {
-  return p.format == Format::kU4B8 && p.group % kStageColumns != 0;
-}
-
 // CTAs of kWarpgroups that share a sum, of more than 16 rows of x, each alone on its
 // multiprocessor. Clusters of 6 find room for all of their CTAs on three quarters of the
 // multiprocessors, smaller ones on five sixths, pairs on all; on more, some waited for a second
@@ -161,7 +156,8 @@ bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, Quanti
   const bool plain = HasPlainGroups(p) && p.group % kStageColumns == 0;
   const bool other = !plain && HasOtherGroups(p);
   // Whether mma.sync multiplies few rows; by wgmma up to 8 are not faster than by other kernels.
-  const bool by_warps = plain || (other && (p.format == Format::kE2M1 || IsNarrow(p)));
+  const bool by_warps =
+      plain || (other && (p.format == Format::kE2M1 || p.format == Format::kU4B8));
   const bool takes = by_warps || (other && p.m > kMostRowsOfCodes);
   if (plan.kernel == QuantizedKernelKind::kAny || p.k % kStageColumns != 0 || !takes ||
       !HasHopper(device))

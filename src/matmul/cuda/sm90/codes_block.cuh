@@ -4,6 +4,7 @@
 #pragma once
 #include "src/core/cuda/mma.cuh"
 #include "src/matmul/cuda/codes.cuh"
+#include "src/matmul/cuda/factors.cuh"
 
 namespace intarsia::matmul::sm90 {
 
@@ -24,6 +25,15 @@ __device__ __forceinline__ float2 ScalePair(const char* from, DType dtype, int p
   if (dtype == DType::kF32) return ScalePairOf<DType::kF32>(from, pair);
   if (dtype == DType::kBF16) return ScalePairOf<DType::kBF16>(from, pair);
   return ScalePairOf<DType::kF16>(from, pair);
+}
+
+// Two scales in e8m0, a byte each, as numbers, and as factors of codes.
+__device__ __forceinline__ float2 PowersOf(uint32_t both) {
+  return {PowerOf(both & 0xff), PowerOf(both >> 8)};
+}
+template <DType kType>
+__device__ __forceinline__ uint2 E2M1Scales(uint32_t both) {
+  return {decoding::E2M1Scale<kType>(both & 0xff), decoding::E2M1Scale<kType>(both >> 8)};
 }
 
 // What CountedSteps adds to codes of rows 2 pair and 2 pair + 1, whose points, bytes, lie at

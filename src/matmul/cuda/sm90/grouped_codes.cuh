@@ -226,11 +226,8 @@ class GroupedCodesConsumer {
       };
       const auto x = [&](int n) { return stage.x[8 * n + r_] + b * 64 + c_ * 16; };
       if constexpr (kScalesCodes)
-        block_.MultiplyAdd(codes, x, all_, [&](int i) {
-          const uint32_t both = PowersOf(stage, i, b);
-          return uint2{decoding::E2M1Scale<S::kType>(both & 0xff),
-                       decoding::E2M1Scale<S::kType>(both >> 8)};
-        });
+        block_.MultiplyAdd(codes, x, all_,
+                           [&](int i) { return E2M1Scales<S::kType>(CodedScales(stage, i, b)); });
       else if constexpr (S::kPoints)
         block_.MultiplyAdd(codes, x, group, [&](int i) { return biases[i]; });
       else
@@ -245,7 +242,7 @@ class GroupedCodesConsumer {
            (block >> cut_.group_shift) * cut_.group_scale_bytes;
   }
   // The exponents, plus 127, of rows 2r and 2r + 1, a byte each.
-  __device__ __forceinline__ uint32_t PowersOf(const Stage& stage, int i, int block) const {
+  __device__ __forceinline__ uint32_t CodedScales(const Stage& stage, int i, int block) const {
     return reinterpret_cast<const uint16_t*>(ScalesOf(stage, i, block))[r_];
   }
   __device__ __forceinline__ void AddGroup(const Stage& stage, int block, const Sums& group) {
@@ -253,8 +250,7 @@ class GroupedCodesConsumer {
     for (int i = 0; i < S::kEach; ++i) {
       float2 scale;
       if constexpr (S::kFormat == Format::kE2M1) {
-        const uint32_t both = PowersOf(stage, i, block);
-        scale = make_float2(PowerOf(both & 0xff), PowerOf(both >> 8));
+        scale = PowersOf(CodedScales(stage, i, block));
       } else {
         scale = ScalePair(ScalesOf(stage, i, block), p_.each.scales.dtype, r_);
         scale = make_float2(scale.x / Block::kUnit, scale.y / Block::kUnit);

@@ -34,7 +34,6 @@
 // Codes in registers, fed by copies ahead of them, are Marlin's design (Frantar et al., 2024), on
 // wgmma Machete's.
 #pragma once
-#include "src/matmul/cuda/factors.cuh"
 #include "src/matmul/cuda/sm90/codes_block.cuh"
 #include "src/matmul/cuda/sm90/lane_pairs.cuh"
 #include "src/matmul/cuda/sm90/register_products.cuh"
@@ -112,36 +111,30 @@ class WarpgroupsProduct {
   template <DType kScale>
   __device__ __forceinline__ void AddStages() {
     float group[S::kEach][kSums];
-    cuda::RingPlace<S::kStages> place;
-    place.Advance(part_);
-#pragma unroll 1
-    for (int i = task_.begin + part_; i < task_.end; i += S::kParts) {
-      shared_.ring.full[place.index].Wait(place.parity);
+    ForEachStage([&](int stage) {
       if constexpr (S::kByWarps && S::kPoints) {
-        const uint2 biases[] = {BiasesOf(place.index, 0), BiasesOf(place.index, 1)};
-        MultiplyByWarps(place.index, group, [&](int each) { return biases[each]; });
+        const uint2 biases[] = {BiasesOf(stage, 0), BiasesOf(stage, 1)};
+        MultiplyByWarps(stage, group, [&](int each) { return biases[each]; });
       } else if constexpr (S::kByWarps) {
-        MultiplyByWarps(place.index, group);
+        MultiplyByWarps(stage, group);
       } else {
         uint32_t a[kSteps][4];
         if constexpr (S::kPoints)
-          Decode(place.index, a, BiasesOf(place.index, 0));
+          Decode(stage, a, BiasesOf(stage, 0));
         else
-          Decode(place.index, a);
-        Multiply<0, kSteps, false>(place.index, a, group[0]);
+          Decode(stage, a);
+        Multiply<0, kSteps, false>(stage, a, group[0]);
       }
       float2 scales[S::kEach];
 #pragma unroll
       for (int each = 0; each < S::kEach; ++each)
-        scales[each] = ScalePairOf<kScale>(shared_.factors[place.index],
+        scales[each] = ScalePairOf<kScale>(shared_.factors[stage],
                                            pair_ + each * 4 * static_cast<int>(kTileRows) / 2);
       if constexpr (!S::kByWarps) cuda::WgmmaWait<0>();
-      shared_.ring.ReleaseByWarp(place.index);
+      shared_.ring.ReleaseByWarp(stage);
 #pragma unroll
       for (int each = 0; each < S::kEach; ++each) AddScaled(scales[each], group[each], all_[each]);
-#pragma unroll
-      for (int part = 0; part < S::kParts; ++part) place.Next();
-    }
+    });
   }
 
   // Any groups: sums of each block of 32 columns are scaled. Minimums multiply sums of x, which are
@@ -169,6 +162,7 @@ class WarpgroupsProduct {
       add.template operator()<1>();
       add.template operator()<2>();
       add.template operator()<3>();
+      shared_.ring.ReleaseByWarp(stage);
     });
   }
   // Blocks of 32 columns are of group `block` >> this of a stage.
@@ -180,20 +174,26 @@ class WarpgroupsProduct {
     constexpr int kBytes = kScale == DType::kF32 ? 4 : 2;
     const int shift = GroupShift();
     ForEachStage([&](int stage) {
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
-        float group[S::kEach][kSums];
-        Clear(group);
-        AddBlockByWarps(stage, block, group);
-#pragma unroll
-        for (int each = 0; each < S::kEach; ++each) {
-          const int at = ((tile_ + 4 * each) * (kBlocks >> shift) + (block >> shift)) *
-                         static_cast<int>(kTileRows) * kBytes;
-          AddScaled(ScalePairOf<kScale>(shared_.factors[stage] + at, pair_ % 8), group[each],
-                    all_[each]);
-        }
-      }
+      AddScaledBlocksByWarps(stage, [&](int each, int block) {
+        const int at = ((tile_ + 4 * each) * (kBlocks >> shift) + (block >> shift)) *
+                       static_cast<int>(kTileRows) * kBytes;
+        return ScalePairOf<kScale>(shared_.factors[stage] + at, pair_ % 8);
+      });
+      shared_.ring.ReleaseByWarp(stage);
     });
+  }
+  // scale(each, block): of rows 2r and 2r + 1.
+  template <class ScaleOf>
+  __device__ __forceinline__ void AddScaledBlocksByWarps(int stage, ScaleOf scale) {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      float group[S::kEach][kSums];
+      Clear(group);
+      AddBlockByWarps(stage, block, group);
+#pragma unroll
+      for (int each = 0; each < S::kEach; ++each)
+        AddScaled(scale(each, block), group[each], all_[each]);
+    }
   }
   // Of rows 2r and 2r + 1 of a tile, whose first factor is number `at`.
   __device__ __forceinline__ float2 FactorPair(const char* factors, DType dtype, int at) const {
@@ -211,9 +211,10 @@ class WarpgroupsProduct {
         Multiply<0, kSteps, true>(stage, a, all_[0]);
         cuda::WgmmaWait<0>();
       }
+      shared_.ring.ReleaseByWarp(stage);
     });
   }
-  // Scales above 1 multiply sums: as factors of codes they may not be exact (E2M1Scale).
+  // Scales above 1 multiply sums: beyond 2 bf16 has no such factor of codes (E2M1Scale).
   __device__ __forceinline__ void AddScaledByWarps(int stage) {
     uint32_t powers[S::kEach][kBlocks], any = 0;  // of rows 2r and 2r + 1, a byte each
 #pragma unroll
@@ -229,25 +230,14 @@ class WarpgroupsProduct {
     if (!__any_sync(0xffffffffu, (any & 0x8080u) != 0)) {
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block)
-        AddBlockByWarps(stage, block, all_, [&](int each) {
-          const uint32_t both = powers[each][block];
-          return uint2{decoding::E2M1Scale<S::kType>(both & 255),
-                       decoding::E2M1Scale<S::kType>(both >> 8)};
-        });
+        AddBlockByWarps(stage, block, all_,
+                        [&](int each) { return E2M1Scales<S::kType>(powers[each][block]); });
       return;
     }
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      float group[S::kEach][kSums];
-      Clear(group);
-      AddBlockByWarps(stage, block, group);
-#pragma unroll
-      for (int each = 0; each < S::kEach; ++each) {
-        const uint32_t both = powers[each][block];
-        AddScaled({PowerOf(both & 255), PowerOf(both >> 8)}, group[each], all_[each]);
-      }
-    }
+    AddScaledBlocksByWarps(stage,
+                           [&](int each, int block) { return PowersOf(powers[each][block]); });
   }
+  // `add` has to release the stage.
   template <class Add>
   __device__ __forceinline__ void ForEachStage(Add add) {
     cuda::RingPlace<S::kStages> place;
@@ -256,7 +246,6 @@ class WarpgroupsProduct {
     for (int i = task_.begin + part_; i < task_.end; i += S::kParts) {
       shared_.ring.full[place.index].Wait(place.parity);
       add(place.index);
-      shared_.ring.ReleaseByWarp(place.index);
 #pragma unroll
       for (int part = 0; part < S::kParts; ++part) place.Next();
     }
