@@ -3,7 +3,8 @@
 // "groups [cases]", "layers [cases]", "time [formats [least [most]]]", "whole [formats]" and
 // "experts [formats [tokens]]" ask for a part: linear layers, groups of rows, layers of experts;
 // times of linear layers with rows of x from least to most, of one row with norms, gates and
-// residuals, and of the experts of Qwen3-30B-A3B and gpt-oss-20b.
+// residuals, and of the experts of Qwen3-30B-A3B and gpt-oss-20b. Formats are all whose names begin
+// so, like int4, AWQ, Q4_0, or Q for all of GGUF.
 #include "src/matmul/cuda/quantized_plan.h"
 #include "tests/cuda/grouped_quantized_cases.cuh"
 #include "tests/cuda/linear_quantized_on_device.cuh"
@@ -81,11 +82,9 @@ int main(int argc, char** argv) {
   if (wanted("check") && !CheckAll(cases)) return 1;
   if (wanted("groups") && !CheckGroups(cases)) return 1;
   if (wanted("layers") && !intarsia::CheckQuantizedExperts(cases)) return 1;
-  if (wanted("time"))
-    TimeQuantized(static_cast<int>(argument(2, std::size(kTimedFormats))), argument(3, 1),
-                  argument(4, 1 << 20));
-  if (wanted("whole"))
-    TimeQuantized(static_cast<int>(argument(2, std::size(kTimedFormats))), 1, 1, true);
+  const std::string_view formats = argc > 2 ? argv[2] : "";
+  if (wanted("time") && !TimeQuantized(formats, argument(3, 1), argument(4, 1 << 20))) return 1;
+  if (wanted("whole") && !TimeQuantized(formats, 1, 1, true)) return 1;
   if (wanted("experts")) intarsia::TimeQuantizedExperts(argc > 2 ? argv[2] : "", argument(3, 0));
   return 0;
 }

@@ -3,7 +3,7 @@
 // reading codes and factors takes.
 #pragma once
 #include <functional>
-#include <span>
+#include <string_view>
 
 #include "src/matmul/cuda/quantized_plan.h"
 #include "tests/cuda/attention_batch.cuh"
@@ -16,6 +16,7 @@ struct TimedFormat {
   int64_t group;
   DType scale, zero;
   bool points = true;
+  int64_t outer_group = 0;  // columns that share outer factors, in f16; 0: there are none
 };
 inline constexpr TimedFormat kTimedFormats[] = {
     {"int4, 128", Format::kU4B8, 128, kF16, DType::kOther},
@@ -25,6 +26,10 @@ inline constexpr TimedFormat kTimedFormats[] = {
     {"fp8, 128 x 128", Format::kE4M3, 128, kF32, DType::kOther},
     {"Q8_0", Format::kI8, 32, kF16, DType::kOther},
     {"Q4_1", Format::kU4, 32, kF16, kF16, false},
+    {"Q4_K", Format::kU4, 32, DType::kU8, DType::kU8, false, 256},
+    {"Q5_0", Format::kU5B16, 32, kF16, DType::kOther},
+    {"Q5_K", Format::kU5, 32, DType::kU8, DType::kU8, false, 256},
+    {"Q6_K", Format::kU6B32, 16, DType::kI8, DType::kOther, true, 256},
 };
 struct TimedLinear {
   const char* name;
@@ -90,7 +95,10 @@ inline double TimeQuantizedCall(const TimedFormat& f, const TimedLinear& l, int6
   const int64_t scales = RoundUp<int64_t>(of_group * Bytes(f.scale), 256);
   const int64_t zeros =
       f.zero == DType::kOther ? 0 : RoundUp<int64_t>(of_group * Bytes(f.zero), 256);
-  bytes = static_cast<double>(codes + scales + zeros);
+  const int64_t outer =
+      f.outer_group ? RoundUp<int64_t>(p.tiles * (l.k / f.outer_group) * kTileRows * 2, 256) : 0;
+  const int64_t outers = outer * (zeros ? 2 : 1);
+  bytes = static_cast<double>(codes + scales + zeros + outers);
   const int copies = static_cast<int>(kCold / bytes) + 1;
   const attention::DeviceArray<char> w(static_cast<size_t>(bytes) * copies), x(m * l.k * 2),
       out(m * l.n * 2);
@@ -112,14 +120,25 @@ inline double TimeQuantizedCall(const TimedFormat& f, const TimedLinear& l, int6
     p.packed = reinterpret_cast<const uint8_t*>(from);
     p.scales = {.data = from + codes, .dtype = f.scale};
     if (zeros) p.zeros = {.data = from + codes + scales, .dtype = f.zero};
+    if (outers) {
+      const auto set = [&](Factors& factors, const char* at) {
+        factors.outer = at, factors.outer_dtype = kF16, factors.outers = l.k / f.outer_group;
+      };
+      set(p.scales, from + codes + scales + zeros);
+      if (zeros) set(p.zeros, from + codes + scales + zeros + outer);
+    }
     attention::Require(Run(p, context));
   });
 }
 
-// `formats`: the first so many; `least` and `most`: rows of x.
-inline void TimeQuantized(int formats, int64_t least, int64_t most, bool whole = false) {
+// `formats`: what their names begin with; `least` and `most`: rows of x. False if there is none.
+inline bool TimeQuantized(std::string_view formats, int64_t least, int64_t most,
+                          bool whole = false) {
   constexpr double kBytesPerUs = 4.2e6;  // of one H200 (docs/notebook/ops.md)
-  for (const TimedFormat& format : std::span(kTimedFormats).first(formats)) {
+  bool found = false;
+  for (const TimedFormat& format : kTimedFormats) {
+    if (!std::string_view(format.name).starts_with(formats)) continue;
+    found = true;
     for (const int64_t m : {1, 2, 4, 8, 16, 32, 64, 256}) {
       if (m < least || m > most) continue;
       std::printf("%-15s m %4ld:", format.name, static_cast<long>(m));
@@ -134,6 +153,7 @@ inline void TimeQuantized(int formats, int64_t least, int64_t most, bool whole =
       std::fflush(stdout);
     }
   }
+  return found;
 }
 
 }  // namespace intarsia::matmul
