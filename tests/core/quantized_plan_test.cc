@@ -210,9 +210,9 @@ TEST(QuantizedPlan, StreamsWithinSharedMemory) {
 TEST(QuantizedPlan, WarpgroupsTakeRowsOfLargeMatrices) {
   const auto plan = [](QuantizedParams p) { return PlanFor(p, Gpu("H200")); };
   const auto kernel = [&](const QuantizedParams& p) { return plan(p).kernel; };
-  EXPECT_EQ(plan(ParamsOf(16, 4096, 4096, 128)).splits, 5);
+  EXPECT_EQ(plan(ParamsOf(16, 4096, 4096, 128)).splits, 7);
   EXPECT_EQ(plan(ParamsOf(16, 4096, 4096, 128)).k_warps, 1);
-  EXPECT_EQ(plan(ParamsOf(16, 4096, 14336, 128)).splits, 6);
+  EXPECT_EQ(plan(ParamsOf(16, 4096, 14336, 128)).splits, 7);
   EXPECT_EQ(plan(ParamsOf(16, 4096, 14336, 128)).k_warps, 2);
   EXPECT_EQ(plan(ParamsOf(4, 6144, 4096, 128)).splits, 4);
   EXPECT_EQ(plan(ParamsOf(64, 6144, 4096, 128)).splits, 4);
@@ -255,8 +255,9 @@ TEST(QuantizedPlan, ManyRowsOfOtherFormatsAreMultipliedByWarpgroups) {
     return PlanFor(p, Gpu("H200"));
   };
   constexpr auto kWarpgroups = QuantizedKernelKind::kWarpgroups;
-  EXPECT_EQ(plan_of(9, Format::kI8, 32, DType::kF16).kernel, kWarpgroups);
-  EXPECT_NE(plan_of(8, Format::kI8, 32, DType::kF16).kernel, kWarpgroups);
+  EXPECT_EQ(plan_of(2, Format::kI8, 32, DType::kF16).kernel, kWarpgroups);
+  EXPECT_NE(plan_of(1, Format::kI8, 32, DType::kF16).kernel, kWarpgroups);
+  EXPECT_NE(plan_of(8, Format::kE4M3, 128, DType::kF32).kernel, kWarpgroups);
   EXPECT_EQ(plan_of(64, Format::kI8, 14336, DType::kF32).kernel, kWarpgroups);
   EXPECT_EQ(plan_of(64, Format::kE4M3, 128, DType::kF32).kernel, kWarpgroups);
   EXPECT_NE(plan_of(64, Format::kE4M3, 64, DType::kF32).kernel, kWarpgroups);
@@ -269,7 +270,8 @@ TEST(QuantizedPlan, ManyRowsOfOtherFormatsAreMultipliedByWarpgroups) {
   EXPECT_EQ(minimums.kernel, kWarpgroups);
   EXPECT_EQ(minimums.shape.tiles, kNarrowTiles);
   const Factors outer{.data = memory, .dtype = DType::kF16, .outer = memory};
-  EXPECT_NE(plan_of(64, Format::kU4, 32, DType::kF16, outer).kernel, kWarpgroups);
+  EXPECT_NE(plan_of(64, Format::kU4, 32, DType::kF16, outer).kernel,
+            kWarpgroups);  // of minimums alone
 }
 
 // What LaunchWarpgroupsOf has instances of, in clusters that a GPU takes.
@@ -292,7 +294,7 @@ TEST(QuantizedPlan, WarpgroupsAreCutAsKernelsAreBuilt) {
                             : (shape.tiles == kNarrowTiles || shape.tiles == kWideTiles) &&
                                   plan.k_warps == 1)
                 << name << " m " << m << " n " << n << " k " << k;
-            EXPECT_TRUE(plan.splits >= 1 && plan.splits <= 6 &&
+            EXPECT_TRUE(plan.splits >= 1 && plan.splits <= 7 &&
                         plan.splits <= CeilDiv<int64_t>(k, kStageColumns))
                 << name << " m " << m << " n " << n << " k " << k;
           }
@@ -309,6 +311,7 @@ TEST(QuantizedPlan, PointsInBytesAreReadByWarpgroups) {
   };
   EXPECT_EQ(plan_of(DType::kU8, true, nullptr).kernel, QuantizedKernelKind::kWarpgroups);
   EXPECT_EQ(plan_of(DType::kU8, true, nullptr, 2).kernel, QuantizedKernelKind::kWarpgroups);
+  EXPECT_EQ(plan_of(DType::kU8, true, nullptr).k_warps, 1);
   EXPECT_EQ(plan_of(DType::kU8, true, nullptr).zero_bytes, 16);
   // Minimums, and what is not a byte of its own.
   EXPECT_NE(plan_of(DType::kU8, false, nullptr).kernel, QuantizedKernelKind::kWarpgroups);

@@ -36,14 +36,15 @@ struct QuantizedCase {
                 " power ", power, gated ? by_gelu ? " gelu" : " silu" : "",
                 residual ? " residual" : "", " norm ", intarsia::Name(norm));
   }
-  // Other formats that warpgroups take: narrow groups and mxfp4; with more than 8 rows minimums and
-  // codes of 8 bits.
+  // Other formats that warpgroups take: those of files; narrow groups, mxfp4 and codes of 8 bits;
+  // with more than 8 rows other minimums and e4m3.
   void DrawOthers(std::mt19937& random) {
     c = std::min<int64_t>(c, 290);
+    if (random() % 2) return DrawGguf(random);
     constexpr Format kFormats[] = {Format::kU4, Format::kU4B8, Format::kE2M1, Format::kI8,
                                    Format::kE4M3};
     format = kFormats[random() % 5];
-    if (format == Format::kU4B8 || format == Format::kE2M1)
+    if (format == Format::kU4B8 || format == Format::kE2M1 || format == Format::kI8)
       m = std::max<int64_t>(m, 2);
     else
       m = std::max<int64_t>(m, 9), k = std::min<int64_t>(k, 2048);
@@ -53,6 +54,22 @@ struct QuantizedCase {
       dtype = kBF16, group = 32, scale = DType::kF8E8M0;
     else if (format != Format::kE4M3)
       group = 32 << random() % 3;
+  }
+  // Q4_1, Q4_K, Q5_0, Q5_1, Q5_K or Q6_K, as they lie in GGUF's files; of multiples of 128 columns.
+  void DrawGguf(std::mt19937& random) {
+    const bool has_outers = random() % 2;
+    constexpr Format kFormats[] = {Format::kU4, Format::kU5, Format::kU5B16, Format::kU6B32};
+    format = kFormats[random() % 4];
+    const bool minimums = format == Format::kU4 || format == Format::kU5;
+    group = format == Format::kU6B32 ? 16 : random() % 2 ? 32 : 32 << random() % 4, points = false;
+    scale = kF16, zero = minimums ? kF16 : DType::kOther;
+    outer = DType::kOther, outers = 0;
+    if (format == Format::kU6B32) scale = kI8;
+    if (minimums && has_outers) scale = zero = DType::kU8;
+    if (scale == kF16) return;
+    outer = kF16;
+    do outers = groups() / (1 + random() % groups());
+    while (groups() % outers != 0 || groups() / outers * group % 128 != 0);
   }
   // What a layer may end with.
   void DrawEnd(std::mt19937& random) {

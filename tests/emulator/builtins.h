@@ -119,6 +119,9 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     result |= static_cast<unsigned>(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
   return result;
 }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((uint64_t{high} << 32 | low) >> (shift & 31));
+}
 template <class T>
 T __ldg(const T* from) {
   return *from;

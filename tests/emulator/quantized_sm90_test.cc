@@ -4,6 +4,8 @@
 // among the blocks of a cluster. Argument: cases of each kernel.
 #include <array>
 #include <cstdlib>
+#include <optional>
+#include <span>
 
 #include "src/core/dispatch.h"
 #include "src/matmul/cuda/sm80/quantized.h"
@@ -74,26 +76,40 @@ struct WarpgroupsFormat {
 };
 constexpr WarpgroupsFormat kPlainFormats[] = {{Format::kU4B8, true}, {Format::kU4, true}};
 constexpr WarpgroupsFormat kOtherFormats[] = {
-    {Format::kU4B8, false}, {Format::kU4, false}, {Format::kE2M1, false},
-    {Format::kI8, true},    {Format::kI8, false}, {Format::kE4M3, true},
+    {Format::kI8, true},    {Format::kI8, false}, {Format::kU4B8, false},
+    {Format::kE2M1, false}, {Format::kU4, false}, {Format::kE4M3, true},
 };
+constexpr auto kFewRowsFormats = std::span(kOtherFormats).first(4);  // beside those of files
 
-QuantizedCase DrawCase(DType dtype, int rows, WarpgroupsFormat of, std::mt19937& random) {
+void SetFormat(WarpgroupsFormat of, QuantizedCase& c, std::mt19937& random) {
+  constexpr std::array kScales = {kF32, kF16, kBF16};
+  c.format = of.format;
+  if (of.wide)
+    c.group = std::array{128, 256, 1280}[random() % 3];
+  else
+    c.group = of.format == Format::kE2M1 ? 32 : 32 << random() % 2;
+  c.scale = kScales[random() % 3];
+  if (of.format == Format::kE2M1) c.scale = DType::kF8E8M0;
+  if (of.format == Format::kU4) c.zero = of.wide ? DType::kU8 : kScales[random() % 3];
+  c.points = of.wide;
+}
+
+// of: none for GGUF's.
+QuantizedCase DrawCase(DType dtype, int rows, std::optional<WarpgroupsFormat> of,
+                       std::mt19937& random) {
   const auto pick = [&](std::initializer_list<int64_t> values) {
     return values.begin()[random() % values.size()];
   };
-  QuantizedCase c{.dtype = dtype, .format = of.format};
+  QuantizedCase c{.dtype = dtype};
   c.out = dtype == kF16 || random() % 2 ? kF32 : dtype;  // f16's range is too small
   c.m = pick({1, rows - 3, rows, rows + 1});
   c.c = pick({1, 15, 16, 17});
   c.k = pick({128, 384, 1280, 2816});  // the longest: more than two rounds of any ring
-  c.group = of.wide ? pick({128, 256, 1280}) : of.format == Format::kE2M1 ? 32 : pick({32, 64});
-  c.scale = std::initializer_list<DType>{kF32, kF16, kBF16}.begin()[random() % 3];
-  if (of.format == Format::kE2M1) c.scale = DType::kF8E8M0;
-  if (of.format == Format::kU4)
-    c.zero = of.wide ? DType::kU8 : std::array{kF32, kF16, kBF16}[random() % 3];
-  c.points = of.wide;
   c.bias = random() % 2;
+  if (of)
+    SetFormat(*of, c, random);
+  else
+    c.DrawGguf(random);
   c.DrawEnd(random);
   return c;
 }
@@ -112,13 +128,14 @@ bool Check(const QuantizedOperands& o, const QuantizedPlan& plan, Launch launch)
 }
 
 template <DType kType>
-bool CheckWarpgroups(QuantizedShape shape, int parts, WarpgroupsFormat format,
+bool CheckWarpgroups(QuantizedShape shape, int parts, std::optional<WarpgroupsFormat> format,
                      std::mt19937& random) {
   const QuantizedOperands o(DrawCase(kType, shape.rows, format, random), random);
+  const bool few = shape.rows <= kMostRowsByWarps;
   const QuantizedPlan plan{
       .kernel = QuantizedKernelKind::kWarpgroups,
       .shape = shape,
-      .k_warps = parts,
+      .k_warps = few ? std::max(parts, LeastParts(shape.rows, o.c.format, o.c.points)) : 1,
       .stage_groups = std::max(kStageColumns / static_cast<int>(o.c.group), 1),
       .scale_bytes = static_cast<int>(kTileRows * Bytes(o.c.scale)),
       .zero_bytes = static_cast<int>(o.zeros.empty() ? 0 : kTileRows * Bytes(o.c.zero)),
@@ -178,6 +195,21 @@ int main(int argc, char** argv) {
         failures += !matmul::CheckWarpgroups<DType::kF16>({rows, tiles}, parts, format, random);
         failures += !matmul::CheckWarpgroups<DType::kBF16>({rows, tiles}, parts, format, random);
       }
+    }
+  }
+  for (const int rows : {8, 16, 32, 64}) {
+    const bool few = rows <= 16;
+    const auto check = [&](std::optional<matmul::WarpgroupsFormat> format) {
+      const int parts = few ? 1 + static_cast<int>(random() % 2) : 1;
+      const matmul::QuantizedShape shape{rows, few ? matmul::kFewRowsTiles : matmul::kNarrowTiles};
+      failures += !matmul::CheckWarpgroups<DType::kBF16>(shape, parts, format, random), ++count;
+      if (format && format->format == matmul::Format::kE2M1) return;
+      failures += !matmul::CheckWarpgroups<DType::kF16>(shape, parts, format, random), ++count;
+    };
+    for (int i = 0; i < cases; ++i) {
+      if (few)
+        for (const auto format : matmul::kFewRowsFormats) check(format);
+      for (int of_file = 0; of_file < 6; ++of_file) check({});
     }
   }
   for (const int rows : {32, 64}) {

@@ -4,6 +4,7 @@
 #include "src/core/cuda/fp8.cuh"
 #include "src/core/cuda/ptx.cuh"
 #include "src/core/cuda/vec.cuh"
+#include "src/matmul/cuda/counted_steps.cuh"
 #include "src/matmul/quantized.h"
 
 namespace intarsia::matmul {
@@ -129,62 +130,6 @@ __device__ __forceinline__ void Decode(const FourCodes& codes, uint32_t (&pairs)
 __device__ __forceinline__ uint32_t OpaqueZero(const QuantizedParams& p) {
   return static_cast<uint32_t>(p.k >> 32);  // k is below 2^30
 }
-
-// Pairs of unsigned 4-bit codes where they lie. Bits of a number whose exponent is 0 or 1 count its
-// smallest steps, bits 4 to 7 sixteen at a time: one operation scales both halves of a pair, each
-// by its power of two, and takes the format's bias with it. It makes kUnit times what codes stand
-// for.
-template <Format kFormat, DType kType>
-class CountedSteps {
- public:
-  static constexpr float kUnit = kType == DType::kF16 ? 0x1p-9f : 0x1p-6f;
-  __device__ __forceinline__ explicit CountedSteps(uint32_t opaque_zero)
-      : up_(PairBits(kMost, kMost / 16) + opaque_zero),
-        swapped_(PairBits(kMost / 16, kMost) + opaque_zero),
-        bytes_(PairBits(kMost, kMost) + opaque_zero) {}
-
-  // Codes in the lowest bits of the lower half and in bits 4 to 7 of the upper half.
-  __device__ __forceinline__ uint32_t Pair(uint32_t x, uint32_t bias = FormatBias()) const {
-    return Scaled(x & 0x00f0000fu, up_, bias);
-  }
-  // In bits 4 to 7 of the lower half and in the lowest bits of the upper half.
-  __device__ __forceinline__ uint32_t SwappedPair(uint32_t x, uint32_t bias = FormatBias()) const {
-    return Scaled(x & 0x000f00f0u, swapped_, bias);
-  }
-  // In the lowest 8 bits of both halves.
-  __device__ __forceinline__ uint32_t BytePair(uint32_t x) const {
-    return Scaled(x, bytes_, FormatBias());
-  }
-  // What takes `point` from both codes of a pair: exactly, since differences of codes and of
-  // unsigned bytes have 8 bits and a sign.
-  static __device__ __forceinline__ uint32_t BiasOf(float point) {
-    return PairBits(-point * kUnit, -point * kUnit);
-  }
-
- private:
-  // The greatest power of two of the type. Its smallest step, times that, is kUnit.
-  static constexpr float kMost = kType == DType::kF16 ? 0x1p15f : 0x1p127f;
-
-  static __device__ __forceinline__ uint32_t PairBits(float low, float high) {
-    cuda::PairOf<cuda::DeviceT<kType>> pair;
-    pair.x = cuda::FromFloat<cuda::DeviceT<kType>>(low);
-    pair.y = cuda::FromFloat<cuda::DeviceT<kType>>(high);
-    uint32_t bits;
-    memcpy(&bits, &pair, sizeof bits);
-    return bits;
-  }
-  static __device__ __forceinline__ uint32_t FormatBias() {
-    return kFormat == Format::kU4B8 ? BiasOf(8.0f) : kFormat == Format::kI8 ? BiasOf(128.0f) : 0;
-  }
-  static __device__ __forceinline__ uint32_t Scaled(uint32_t steps, uint32_t up, uint32_t bias) {
-    if constexpr (kType == DType::kF16)
-      return cuda::FmaF16(steps, up, bias);
-    else
-      return cuda::FmaBF16(steps, up, bias);
-  }
-
-  uint32_t up_, swapped_, bytes_;
-};
 
 // Codes of 8 bits as pairs. i8: bits 0 to 7 of a number count its smallest steps, as above.
 template <Format kFormat, DType kType>

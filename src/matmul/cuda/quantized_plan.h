@@ -29,8 +29,7 @@ struct QuantizedShape {
 // columns, or with a stage.
 // kRow: up to 8 rows of x for the same groups; one row is normed first where it has to be.
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
-// kWarpgroups: for u4b8, mxfp4, and u4 with points, by wgmma, or by mma.sync up to 16 rows; other
-// files' formats by wgmma with more than 8 rows.
+// kWarpgroups: the formats of files, by wgmma, or by mma.sync up to 16 rows (sm90/warpgroups.cuh).
 // kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8, u4 with points and mxfp4;
 // kGroupsWarpgroups: by wgmma, for many rows of most of these.
 enum class QuantizedKernelKind {
@@ -85,18 +84,33 @@ constexpr int MostRowBytes(int64_t rows) { return (rows == 1 ? 46 : 90) * 1024; 
 // plan.k_warps: of warpgroups that take stages in turn.
 inline constexpr int kMostRowsByWarps = 16;
 inline constexpr int kFewRowsTiles = 8, kNarrowTiles = 12, kWideTiles = 16;
-constexpr int WarpgroupsCtas(int rows, int parts) {
-  return rows > kMostRowsByWarps ? 1 : parts == 1 ? 4 : 2;
+// Minimums, whose sums of x take registers, and 5 and 6 bits: with many rows there are kNarrowTiles
+// alone.
+constexpr bool TakesManyRegisters(Format format, bool wide) {
+  return (format == Format::kU4 && !wide) || BitsOf(format) == 5 || BitsOf(format) == 6;
 }
 // `wide`: whether groups end with a stage.
+constexpr int WarpgroupsCtas(int rows, int parts, Format format, bool wide) {
+  if (rows > kMostRowsByWarps) return 1;
+  if (parts > 1) return 2;
+  return BitsOf(format) == 8 || (rows > 8 && TakesManyRegisters(format, wide)) ? 3 : 4;
+}
+// The fewest parts that a kernel of few rows has, one or two: where registers leave room for three
+// CTAs of one, two parts are always faster.
+constexpr int LeastParts(int rows, Format format, bool wide) {
+  return rows > 8 && TakesManyRegisters(format, wide) ? 2 : 1;
+}
 constexpr int WarpgroupsStages(QuantizedShape shape, int parts, Format format, bool wide) {
   if (shape.rows <= kMostRowsByWarps) {
+    if (BitsOf(format) == 8) return parts == 1 ? 3 : 2 * parts;
+    if (format == Format::kU4 && !wide) return (shape.rows == 8 || parts == 1 ? 4 : 3) * parts;
+    if (TakesManyRegisters(format, wide)) return 3 * parts;
     const bool large_scales = !wide && format != Format::kE2M1;
     return ((shape.rows == 8 ? 5 : 4) - (large_scales ? 1 : 0)) * parts;
   }
   const bool narrow = shape.tiles == kNarrowTiles;
   if (BitsOf(format) == 8) return (narrow ? 5 : 4) + (shape.rows == 32 ? 1 : 0);
-  if (format == Format::kU4 && !wide) return shape.rows == 32 ? 8 : 6;
+  if (TakesManyRegisters(format, wide)) return shape.rows == 32 ? 8 : 6;
   if (shape.rows == 32) return !narrow ? 8 : wide ? 10 : 9;
   return narrow ? 7 : 6;
 }

@@ -66,22 +66,54 @@ bool HasPlainGroups(const QuantizedParams& p) {
          Bytes(p.scales.dtype) > 1;
 }
 
-// 4 bits of files with minimums, as GGUF's Q4_1.
-bool HasMinimums(const QuantizedParams& p) {
-  return p.format == Format::kU4 && p.zeros.data && !p.points && !p.zeros.outer &&
-         Bytes(p.zeros.dtype) > 1;
+// Formats of GGUF with minimums, or of 5 and 6 bits. Factors are in f16, or bytes times outer ones
+// in f16, of whole stages.
+bool HasGgufFactors(const QuantizedParams& p) {
+  const auto is_outer = [&](const Factors& factors) {
+    return factors.outer && factors.outers > 0 && factors.outer_dtype == DType::kF16 &&
+           p.groups % factors.outers == 0 &&
+           p.group * (p.groups / factors.outers) % kStageColumns == 0 && IsAligned16(factors.outer);
+  };
+  const auto are = [&](const Factors& factors, DType byte) {
+    return factors.outer ? factors.dtype == byte && is_outer(factors)
+                         : factors.dtype == DType::kF16;
+  };
+  if (p.format == Format::kU6B32)
+    return p.group == kBlockColumns / 2 && p.scales.outer && are(p.scales, DType::kI8) &&
+           !p.zeros.data;
+  if (!HasCoarseGroups(p)) return false;
+  if (p.format == Format::kU5B16)
+    return !p.scales.outer && are(p.scales, DType::kF16) && !p.zeros.data;
+  return (p.format == Format::kU4 || p.format == Format::kU5) && p.zeros.data && !p.points &&
+         are(p.scales, DType::kU8) && are(p.zeros, DType::kU8) &&
+         p.scales.outers == p.zeros.outers && !p.scales.outer == !p.zeros.outer;
 }
 
-// Others that kWarpgroups takes: groups of 32 or 64 columns, minimums, codes of 8 bits, mxfp4 for x
-// in bf16.
-bool HasOtherGroups(const QuantizedParams& p) {
-  if (p.scales.outer || !HasCoarseGroups(p)) return false;
-  if (p.format == Format::kU4) return HasMinimums(p) && Bytes(p.scales.dtype) > 1;
-  if (p.zeros.data) return false;
-  if (p.format == Format::kE2M1)
-    return p.dtype == DType::kBF16 && p.group == kBlockColumns && p.scales.dtype == DType::kF8E8M0;
-  return Bytes(p.scales.dtype) > 1 && (p.format == Format::kI8 || p.format == Format::kU4B8 ||
-                                       (p.format == Format::kE4M3 && p.group % kStageColumns == 0));
+// Rows of x that kWarpgroups takes of such weights: none; more than kMostRowsOfCodes, by wgmma; or
+// any, up to kMostRowsByWarps of them by mma.sync. sm90/warpgroups.cuh has them as a table.
+enum class RowsTaken { kNone, kMany, kAny };
+RowsTaken RowsTakenOf(const QuantizedParams& p) {
+  using enum RowsTaken;
+  if (HasGgufFactors(p)) return kAny;
+  const bool wide = p.group % kStageColumns == 0, has_zeros = p.zeros.data;
+  if (p.scales.outer || p.zeros.outer || !HasCoarseGroups(p)) return kNone;
+  if (p.format == Format::kE2M1) {
+    const bool mx = p.group == kBlockColumns && p.scales.dtype == DType::kF8E8M0;
+    return mx && !has_zeros && p.dtype == DType::kBF16 ? kAny : kNone;
+  }
+  if (Bytes(p.scales.dtype) == 1) return kNone;
+  switch (p.format) {
+    case Format::kU4:
+      if (p.points) return wide && HasPlainGroups(p) ? kAny : kNone;
+      return has_zeros && Bytes(p.zeros.dtype) > 1 ? kMany : kNone;
+    case Format::kU4B8:
+    case Format::kI8:
+      return has_zeros ? kNone : kAny;
+    case Format::kE4M3:
+      return wide && !has_zeros ? kMany : kNone;
+    default:
+      return kNone;
+  }
 }
 
 // CTAs of kWarpgroups that share a sum, of more than 16 rows of x, each alone on its
@@ -91,6 +123,26 @@ bool HasOtherGroups(const QuantizedParams& p) {
 int64_t WarpgroupsSplits(int64_t ctas, int64_t sms) {
   if (sms * 3 / 4 >= 6 * ctas) return 6;
   return std::max(std::min<int64_t>(sms * 5 / 6 / ctas, 5), std::min<int64_t>(sms / ctas, 2));
+}
+
+// The same of up to 16 rows, several of which a multiprocessor has room for. Seven are faster than
+// fewer; clusters of eight wait for a second turn. Of 8 bits each has kLeast8BitStages.
+constexpr int64_t kMostFewRowsSplits = 7, kLeast8BitStages = 6;
+int64_t FewRowsSplits(const QuantizedParams& p, int64_t ctas, int64_t sms) {
+  const int64_t stages = p.k / kStageColumns;
+  const int64_t most = BitsOf(p.format) == 8 ? stages / kLeast8BitStages : stages / 2;
+  return std::min({sms * 17 / 10 / ctas, kMostFewRowsSplits, most});
+}
+
+// Stages of kWarpgroups for each multiprocessor, from which two warpgroups take them in turn: with
+// int4, and with 8 bits, whose kernels have fewer CTAs.
+constexpr int64_t kManyStages = 128, kMany8BitStages = 80;
+bool HasManyStages(const QuantizedParams& p, const cuda::Device& device, int64_t least) {
+  return p.tiles * (p.k / kStageColumns) >= least * device.sms;
+}
+int FewRowsParts(const QuantizedParams& p, int rows, const cuda::Device& device) {
+  const int64_t least = BitsOf(p.format) == 8 ? kMany8BitStages : kManyStages;
+  return HasManyStages(p, device, least) ? 2 : LeastParts(rows, p.format, p.points);
 }
 
 // Rows of a group, in the mean, from which kGroupsWarpgroups is the faster one, and up to which its
@@ -153,32 +205,28 @@ bool PlanResident(const QuantizedParams& p, const cuda::Device& device, Quantize
 }
 
 bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
-  const bool plain = HasPlainGroups(p) && p.group % kStageColumns == 0;
-  const bool other = !plain && HasOtherGroups(p);
-  // Whether mma.sync multiplies few rows; by wgmma up to 8 are not faster than by other kernels.
-  const bool by_warps =
-      plain || (other && (p.format == Format::kE2M1 || p.format == Format::kU4B8));
-  const bool takes = by_warps || (other && p.m > kMostRowsOfCodes);
-  if (plan.kernel == QuantizedKernelKind::kAny || p.k % kStageColumns != 0 || !takes ||
+  const RowsTaken taken = RowsTakenOf(p);
+  const bool is_few = taken == RowsTaken::kAny && p.m <= kMostRowsByWarps;
+  if (taken == RowsTaken::kNone || (taken == RowsTaken::kMany && p.m <= kMostRowsOfCodes) ||
+      !plan.aligned || p.dtype == DType::kF32 || p.k == 0 || p.k % kStageColumns != 0 ||
       !HasHopper(device))
     return false;
   for (const void* at : {const_cast<const void*>(p.out), p.bias, p.residual})
     if (!IsAligned16(at)) return false;
   const int64_t stages = p.k / kStageColumns, sms = device.sms;
-  // Whether a CTA has so many stages that two warpgroups take them in turn.
-  const bool is_long = p.tiles * stages >= 128 * sms, is_few = by_warps && p.m <= kMostRowsByWarps;
   // Points cost the resident kernel a fifth more time, this one a twentieth.
-  if (plain && p.m < kLeastWarpgroupsRows && !p.zeros.data && is_long && !HasManyTiles(p, device))
+  if (p.format == Format::kU4B8 && p.group % kStageColumns == 0 && p.m < kLeastWarpgroupsRows &&
+      HasManyStages(p, device, kManyStages) && !HasManyTiles(p, device))
     return false;
   const auto cut = [&](int tiles) {
     QuantizedPlan found = plan;
     found.kernel = QuantizedKernelKind::kWarpgroups;
     found.shape = {is_few ? (p.m <= 8 ? 8 : 16) : p.m <= 32 ? 32 : 64, tiles};
-    found.k_warps = is_few && is_long ? 2 : 1;
+    found.k_warps = is_few ? FewRowsParts(p, found.shape.rows, device) : 1;
     const int64_t ctas = Ctas(p, found);
-    const int64_t room = is_few ? std::min<int64_t>(sms * 17 / 10 / ctas, is_long ? 6 : 5)
-                                : WarpgroupsSplits(ctas, sms);
-    found.splits = static_cast<int>(std::max<int64_t>(std::min(room, stages / 2), 1));
+    const int64_t splits =
+        is_few ? FewRowsSplits(p, ctas, sms) : std::min(WarpgroupsSplits(ctas, sms), stages / 2);
+    found.splits = static_cast<int>(std::max<int64_t>(splits, 1));
     return found;
   };
   // Tiles and stages one after the other, with what each stage costs beside them.
@@ -188,11 +236,14 @@ bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, Quanti
   };
   QuantizedPlan found = cut(is_few ? kFewRowsTiles : kWideTiles);
   if (const QuantizedPlan narrow = cut(kNarrowTiles);
-      !is_few && (HasMinimums(p) || time(narrow) < time(found)))
+      !is_few && (TakesManyRegisters(p.format, p.points) || time(narrow) < time(found)))
     found = narrow;
-  // Other kernels have more CTAs for a small matrix.
-  const int64_t least = by_warps || p.m > kMostRowsByWarps ? sms / 2 : sms * 3 / 4;
-  if (Ctas(p, found) * found.splits < least) return false;
+  // Other kernels have more CTAs for a small matrix. But 5 and 6 bits have that for any codes
+  // alone, and the others read outer factors from memory: both take 3 to 10 times as long for large
+  // ones.
+  const bool is_any = plan.kernel == QuantizedKernelKind::kAny || p.scales.outer;
+  const int64_t least = taken == RowsTaken::kAny || p.m > kMostRowsByWarps ? sms / 2 : sms * 3 / 4;
+  if (!is_any && Ctas(p, found) * found.splits < least) return false;
   plan = found;
   return true;
 }

@@ -1,10 +1,11 @@
-// Products of a warp by mma.sync, of 32 columns at a time: tiles of w in 4-bit codes, which are A,
-// with rows of x, which are B. With r = lane / 4 and c = lane % 4 a lane has columns 8c ... 8c + 7
-// of rows 2r and 2r + 1 of a tile, which are A's rows r and r + 8, and of row r of each 8 of x.
+// Products of a warp by mma.sync, of 32 columns at a time: tiles of w in codes, which are A, with
+// rows of x, which are B. With r = lane / 4 and c = lane % 4 a lane has rows 2r and 2r + 1 of a
+// tile, which are A's rows r and r + 8, and row r of each 8 of x.
 #pragma once
 #include "src/core/cuda/mma.cuh"
 #include "src/matmul/cuda/codes.cuh"
 #include "src/matmul/cuda/factors.cuh"
+#include "src/matmul/cuda/sm90/lane_pairs.cuh"
 
 namespace intarsia::matmul::sm90 {
 
@@ -12,6 +13,7 @@ namespace intarsia::matmul::sm90 {
 template <DType kType>
 __device__ __forceinline__ float2 ScalePairOf(const char* from, int pair) {
   if constexpr (kType == DType::kF32) return reinterpret_cast<const float2*>(from)[pair];
+  if constexpr (Bytes(kType) == 1) return LoadPair<true>(from, kType, 2 * pair);
   const uint32_t both = reinterpret_cast<const uint32_t*>(from)[pair];
   if constexpr (kType == DType::kBF16)
     return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
@@ -54,47 +56,150 @@ __device__ __forceinline__ void AddScaled(float2 scale, const float (&group)[kSu
   for (int i = 0; i < kSums; ++i) all[i] += (i / 2 % 2 ? scale.y : scale.x) * group[i];
 }
 
-template <Format kFormat, DType kType, int kRows, int kTiles>
-class CodesBlock {
+// A lane's part of a block's two steps: A, of a tile, and B, of 8 rows of x.
+//
+// 4 bits: columns 8c ... 8c + 7, which both steps share in the order that decodes fastest.
+template <Format kFormat, DType kType>
+class BlockLane {
  public:
-  static constexpr int kSums = kRows / 2;  // of a lane and a tile
+  using B = typename cuda::Mma<kType>::B;
   static constexpr float kUnit = SpreadCodes<kFormat, kType>::kUnit;
 
-  __device__ __forceinline__ explicit CodesBlock(uint32_t opaque_zero) : spread_(opaque_zero) {}
+  __device__ __forceinline__ BlockLane(uint32_t opaque_zero, int) : spread_(opaque_zero) {}
 
-  // codes(t): the lane's word of row 2r in tile t; x(n): its 16 bytes of row 8n + r; operand(t), if
-  // given: what Decode takes for rows 2r and 2r + 1, CountedSteps::BiasOf or E2M1Scale. Sums are
-  // those of C fragments, one after the other, and kUnit times what codes stand for; with
-  // E2M1Scale, of scaled codes.
-  template <class CodesOf, class XOf, class... OperandOf>
-  __device__ __forceinline__ void MultiplyAdd(CodesOf codes, XOf x, float (&sums)[kTiles][kSums],
-                                              OperandOf... operand) const {
-    using M = cuda::Mma<kType>;
-    typename M::B of_x[kRows / 8][2];
+  // Where its codes are in a block, and its 16 bytes of x in 8 rows: of which row and column / 8.
+  static __device__ __forceinline__ int CodesAt(int r, int c) {
+    return c * static_cast<int>(kLineBytes) + 8 * r;
+  }
+  static __device__ __forceinline__ int2 XAt(int lane) { return {lane / 4, lane % 4}; }
+
+  static __device__ __forceinline__ void LoadX(const char* x, B (&b)[2]) {
+    const uint4 pairs = SpreadCodes<kFormat, kType>::InOrder(*reinterpret_cast<const uint4*>(x));
+    b[0] = {{pairs.x, pairs.y}}, b[1] = {{pairs.z, pairs.w}};
+  }
+  template <int kFirst, int kCount, class... Operands>
+  __device__ __forceinline__ void Decode(const char* codes, uint32_t (&a)[kCount][4],
+                                         Operands... operands) const {
+    static_assert(kCount == 2, "steps share a word");
+    const uint2 words = *reinterpret_cast<const uint2*>(codes);
+    uint32_t low[4], high[4];
+    spread_.Decode(words.x, low, operands.x...);
+    spread_.Decode(words.y, high, operands.y...);
 #pragma unroll
-    for (int n = 0; n < kRows / 8; ++n) {
-      const uint4 pairs =
-          SpreadCodes<kFormat, kType>::InOrder(*reinterpret_cast<const uint4*>(x(n)));
-      of_x[n][0] = {{pairs.x, pairs.y}}, of_x[n][1] = {{pairs.z, pairs.w}};
-    }
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      const uint2 words = *reinterpret_cast<const uint2*>(codes(t));
-      uint32_t low[4], high[4];
-      spread_.Decode(words.x, low, operand(t).x...);
-      spread_.Decode(words.y, high, operand(t).y...);
-#pragma unroll
-      for (int step = 0; step < 2; ++step)
-#pragma unroll
-        for (int n = 0; n < kRows / 8; ++n)
-          M::MultiplyAdd(reinterpret_cast<float(&)[4]>(sums[t][4 * n]),
-                         {{low[2 * step], high[2 * step], low[2 * step + 1], high[2 * step + 1]}},
-                         of_x[n][step]);
-    }
+    for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = (i % 2 ? high : low)[i / 2];
   }
 
  private:
   const SpreadCodes<kFormat, kType> spread_;
+};
+
+// Others: the columns that wgmma's A has (lane_pairs.cuh).
+template <Format kFormat, DType kType>
+  requires(BitsOf(kFormat) > 4)
+class BlockLane<kFormat, kType> {
+ public:
+  using B = typename cuda::Mma<kType>::B;
+  static constexpr float kUnit = LanePairs<kFormat, kType>::kUnit;
+
+  __device__ __forceinline__ BlockLane(uint32_t opaque_zero, int c) : pairs_(opaque_zero, c) {}
+
+  static __device__ __forceinline__ int CodesAt(int r, int) { return 8 * r; }
+  static __device__ __forceinline__ int2 XAt(int lane) { return {lane % 8, lane / 8}; }
+
+  static __device__ __forceinline__ void LoadX(const char* x, B (&b)[2]) {
+    uint32_t pairs[4];
+    cuda::LdMatrix4(pairs, cuda::SharedAddress(x));
+    b[0] = {{pairs[0], pairs[1]}}, b[1] = {{pairs[2], pairs[3]}};
+  }
+  template <int kFirst, int kCount>
+  __device__ __forceinline__ void Decode(const char* codes, uint32_t (&a)[kCount][4]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) pairs_.Decode(codes, kFirst + i, a[i]);
+  }
+
+ private:
+  const LanePairs<kFormat, kType> pairs_;
+};
+
+template <Format kFormat, DType kType, int kRows, int kTiles>
+class CodesBlock {
+ public:
+  using Lane = BlockLane<kFormat, kType>;
+  using M = cuda::Mma<kType>;
+  using X = typename M::B[kRows / 8][2];
+  static constexpr int kSums = kRows / 2;  // of a lane and a tile
+  static constexpr float kUnit = Lane::kUnit;
+
+  __device__ __forceinline__ CodesBlock(uint32_t opaque_zero, int c) : lane_(opaque_zero, c) {}
+
+  // from(n): the lane's 16 bytes of rows 8n ... 8n + 7.
+  template <class From>
+  __device__ __forceinline__ void LoadX(From from, X& x) const {
+#pragma unroll
+    for (int n = 0; n < kRows / 8; ++n) Lane::LoadX(from(n), x[n]);
+  }
+
+  // kCount steps from kFirst on. codes(t): the lane's codes of tile t; operand(t), if given: what
+  // Decode takes for rows 2r and 2r + 1, CountedSteps::BiasOf or E2M1Scale. Sums are those of C
+  // fragments, one after the other, and kUnit times what codes stand for; with E2M1Scale, of scaled
+  // codes.
+  template <int kFirst = 0, int kCount = 2, class CodesOf, class... OperandOf>
+  __device__ __forceinline__ void MultiplyAdd(CodesOf codes, const X& x,
+                                              float (&sums)[kTiles][kSums],
+                                              OperandOf... operand) const {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      uint32_t a[kCount][4];
+      lane_.template Decode<kFirst, kCount>(codes(t), a, operand(t)...);
+      AddSteps<kFirst, kCount>(a, x, sums[t]);
+    }
+  }
+  // kUnit times the sums of row 8n + r of x, for each n. x is A here: its fragments are B's of 8
+  // rows and of 8 more.
+  __device__ __forceinline__ void SumRows(const X& x, float (&sums)[kRows / 8]) const {
+    static_assert(kRows <= 16);
+    const uint32_t one = PairBits<kType>(kUnit, kUnit);
+    float c[4] = {};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t a[4] = {x[0][i].r[0], 0, x[0][i].r[1], 0};
+      if constexpr (kRows == 16) a[1] = x[1][i].r[0], a[3] = x[1][i].r[1];
+      M::MultiplyAdd(c, {{a[0], a[1], a[2], a[3]}}, {{one, one}});
+    }
+#pragma unroll
+    for (int n = 0; n < kRows / 8; ++n) sums[n] = c[2 * n];
+  }
+
+  // all += the sum over groups of minimum times x's sum, of four groups, of which lane c has one.
+  // tf32 has 11 bits, so each is the sum of two of its numbers; of an infinite one the second is
+  // NaN, and so is its row of results.
+  static __device__ __forceinline__ void AddMinimums(float2 minimum, const float (&sums)[kRows / 8],
+                                                     float (&all)[kSums]) {
+    const auto small = [](float x, uint32_t big) { return cuda::ToTf32(x - __uint_as_float(big)); };
+    const uint32_t upper = cuda::ToTf32(minimum.x), lower = cuda::ToTf32(minimum.y);
+    const uint32_t a[] = {upper, lower, small(minimum.x, upper), small(minimum.y, lower)};
+#pragma unroll
+    for (int n = 0; n < kRows / 8; ++n) {
+      const uint32_t big = cuda::ToTf32(sums[n]), rest = small(sums[n], big);
+      auto& to = reinterpret_cast<float(&)[4]>(all[4 * n]);
+      cuda::MmaTf32(to, a, rest, rest);
+      cuda::MmaTf32(to, a, big, big);
+    }
+  }
+
+ private:
+  template <int kFirst, int kCount>
+  static __device__ __forceinline__ void AddSteps(const uint32_t (&a)[kCount][4], const X& x,
+                                                  float (&sums)[kSums]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+#pragma unroll
+      for (int n = 0; n < kRows / 8; ++n)
+        M::MultiplyAdd(reinterpret_cast<float(&)[4]>(sums[4 * n]),
+                       {{a[i][0], a[i][1], a[i][2], a[i][3]}}, x[n][kFirst + i]);
+  }
+
+  const Lane lane_;
 };
 
 }  // namespace intarsia::matmul::sm90

@@ -165,7 +165,7 @@ class GroupedCodesConsumer {
   __device__ __forceinline__ GroupedCodesConsumer(const QuantizedGroupsParams& p,
                                                   const GroupedCodesCut& cut,
                                                   GroupedCodesShared<S>& shared, int warp)
-      : p_(p), cut_(cut), shared_(shared), block_(OpaqueZero(p.each)), warp_(warp) {
+      : p_(p), cut_(cut), shared_(shared), block_(OpaqueZero(p.each), 0), warp_(warp) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     r_ = lane / 4, c_ = lane % 4;
   }
@@ -224,7 +224,8 @@ class GroupedCodesConsumer {
       const auto codes = [&](int i) {
         return stage.codes[TileOf(i)] + (4 * b + c_) * kLineBytes + 8 * r_;
       };
-      const auto x = [&](int n) { return stage.x[8 * n + r_] + b * 64 + c_ * 16; };
+      typename Block::X x;
+      block_.LoadX([&](int n) { return stage.x[8 * n + r_] + b * 64 + c_ * 16; }, x);
       if constexpr (kScalesCodes)
         block_.MultiplyAdd(codes, x, all_,
                            [&](int i) { return E2M1Scales<S::kType>(CodedScales(stage, i, b)); });

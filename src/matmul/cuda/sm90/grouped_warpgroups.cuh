@@ -164,14 +164,15 @@ class GroupedWarpgroupsConsumer {
   }
 
   __device__ __forceinline__ const char* CodesOf(int half) const {
-    return shared_.w[place_.index] + codes_at_ + half * kHalfSteps * Pairs::kStepBytes;
+    return shared_.w[place_.index] + codes_at_ + half * kHalfSteps / 2 * kBlockBytes<S::kFormat>;
   }
   // Half of a stage's codes. biases: none, or what LanePairs::Decode takes.
   template <class... Biases>
   __device__ __forceinline__ void Decode(int half, Half& a, Biases... biases) const {
 #pragma unroll
     for (int step = 0; step < kHalfSteps; ++step)
-      pairs_.Decode(CodesOf(half) + step * Pairs::kStepBytes, a[step], biases...);
+      pairs_.Decode(CodesOf(half) + step / 2 * kBlockBytes<S::kFormat>, step % 2, a[step],
+                    biases...);
   }
   __device__ __forceinline__ void DecodeScaled(int half, Half& a) const {
     const char* const scales = ScalesOf(shared_.w[place_.index]);

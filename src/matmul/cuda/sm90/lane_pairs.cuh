@@ -17,29 +17,20 @@ __device__ __forceinline__ uint2 LineAt(const char* codes, int line) {
   return *reinterpret_cast<const uint2*>(codes + line * static_cast<int>(kLineBytes));
 }
 
-// Decode(codes, a, operands...): a step's codes, whose first line begins, for row 2r, at `codes`.
-// Numbers are kUnit times what codes stand for, or that times a scale.
-//
-// Unsigned 4-bit codes: byte c of the words of two neighboring lines.
-template <Format kFormat, DType kType>
-class LanePairs {
- public:
-  static constexpr float kUnit = CountedSteps<kFormat, kType>::kUnit;
-  static constexpr int kStepBytes = 2 * static_cast<int>(kLineBytes);
+// Bytes of a block's codes of a tile.
+template <Format kFormat>
+inline constexpr int kBlockBytes = static_cast<int>(BitsOf(kFormat) * kLineBytes);
 
-  __device__ __forceinline__ LanePairs(uint32_t opaque_zero, int c)
+// Decode(block, step, a, operands...): codes of a block's step, 0 or 1. Its first line begins, for
+// row 2r, at `block`. Numbers are kUnit times what codes stand for, or that times a scale.
+//
+// Unsigned codes' lower 4 bits: byte c of the words of two neighboring lines.
+template <Format kFormat, DType kType>
+class LowerPairs {
+ public:
+  __device__ __forceinline__ LowerPairs(uint32_t opaque_zero, int c)
       : steps_(opaque_zero), bytes_(static_cast<uint32_t>(Kept((c | (4 + c) << 4) * 0x101))) {}
 
-  // biases: none, or CountedSteps::BiasOf for both rows.
-  template <class... Biases>
-  __device__ __forceinline__ void Decode(const char* codes, uint32_t (&a)[4],
-                                         Biases... biases) const {
-    const uint2 first = LineAt(codes, 0), second = LineAt(codes, 1);
-    Row(first.x, second.x, a[0], a[2], biases.x...);
-    Row(first.y, second.y, a[1], a[3], biases.y...);
-  }
-
- private:
   template <class... Bias>
   __device__ __forceinline__ void Row(uint32_t first, uint32_t second, uint32_t& low,
                                       uint32_t& high, Bias... bias) const {
@@ -47,8 +38,30 @@ class LanePairs {
     low = steps_.Pair(twice, bias...), high = steps_.Pair(twice >> 8, bias...);
   }
 
+ private:
   const CountedSteps<kFormat, kType> steps_;
   const uint32_t bytes_;
+};
+
+// Unsigned 4-bit codes.
+template <Format kFormat, DType kType>
+class LanePairs {
+ public:
+  static constexpr float kUnit = CountedSteps<kFormat, kType>::kUnit;
+
+  __device__ __forceinline__ LanePairs(uint32_t opaque_zero, int c) : pairs_(opaque_zero, c) {}
+
+  // biases: none, or CountedSteps::BiasOf for both rows.
+  template <class... Biases>
+  __device__ __forceinline__ void Decode(const char* block, int step, uint32_t (&a)[4],
+                                         Biases... biases) const {
+    const uint2 first = LineAt(block, 2 * step), second = LineAt(block, 2 * step + 1);
+    pairs_.Row(first.x, second.x, a[0], a[2], biases.x...);
+    pairs_.Row(first.y, second.y, a[1], a[3], biases.y...);
+  }
+
+ private:
+  const LowerPairs<kFormat, kType> pairs_;
 };
 
 // Of bf16, whose exponents end three bits above a byte.
@@ -56,14 +69,13 @@ template <>
 class LanePairs<Format::kE2M1, DType::kBF16> {
  public:
   static constexpr float kUnit = 1.0f;
-  static constexpr int kStepBytes = 2 * static_cast<int>(kLineBytes);
-
   __device__ __forceinline__ LanePairs(uint32_t, int c)
       : bytes_(static_cast<uint32_t>(Kept(c * 0x11 | (4 + c) * 0x1100))) {}
 
   // scales: decoding::E2M1Scale for both rows.
-  __device__ __forceinline__ void Decode(const char* codes, uint32_t (&a)[4], uint2 scales) const {
-    const uint2 first = LineAt(codes, 0), second = LineAt(codes, 1);
+  __device__ __forceinline__ void Decode(const char* block, int step, uint32_t (&a)[4],
+                                         uint2 scales) const {
+    const uint2 first = LineAt(block, 2 * step), second = LineAt(block, 2 * step + 1);
     a[0] = Pair(first.x, scales.x), a[1] = Pair(first.y, scales.y);
     a[2] = Pair(second.x, scales.x), a[3] = Pair(second.y, scales.y);
   }
@@ -79,21 +91,63 @@ class LanePairs<Format::kE2M1, DType::kBF16> {
   const uint32_t bytes_;
 };
 
+// Codes of 5 and 6 bits: the lower 4 as above. The others, of columns 2c, 2c + 1, 2c + 8 and 2c +
+// 9, are turned to bit 4 of a word and further on, from where products add them.
+template <Format kFormat, DType kType>
+  requires(BitsOf(kFormat) == 5 || BitsOf(kFormat) == 6)
+class LanePairs<kFormat, kType> {
+ public:
+  static constexpr float kUnit = CountedSteps<kFormat, kType>::kUnit;
+
+  __device__ __forceinline__ LanePairs(uint32_t opaque_zero, int c)
+      : pairs_(opaque_zero, c), upper_(opaque_zero), turn_(Kept((kFive ? 2 : 4) * c - 4)) {}
+
+  __device__ __forceinline__ void Decode(const char* block, int step, uint32_t (&a)[4]) const {
+    const uint2 first = LineAt(block, 2 * step), second = LineAt(block, 2 * step + 1);
+    const uint2 upper = LineAt(block, kFive ? 4 : 4 + step);
+    const int turn = turn_ + (kFive ? 16 * step : 0);
+    Row(first.x, second.x, __funnelshift_r(upper.x, upper.x, turn), a[0], a[2]);
+    Row(first.y, second.y, __funnelshift_r(upper.y, upper.y, turn), a[1], a[3]);
+  }
+
+ private:
+  static constexpr bool kFive = BitsOf(kFormat) == 5;
+
+  // upper: of the four columns in turn from bit 4 on, 5 bits in bits 4, 5, 12 and 13, 6 bits in
+  // bits 4, 6, 20 and 22 and those next to them.
+  __device__ __forceinline__ void Row(uint32_t first, uint32_t second, uint32_t upper,
+                                      uint32_t& low, uint32_t& high) const {
+    pairs_.Row(first, second, low, high);
+    if constexpr (kFive) {
+      const uint32_t bits =
+          (upper & 0x3030u) * 0x8001u;  // the odd columns' 15 bits further on, too
+      low = upper_.AddBit4(bits, low), high = upper_.AddBit12(bits, high);
+    } else {
+      low = upper_.AddTwoBits(__byte_perm(upper, 0, 0x4040), low);
+      high = upper_.AddTwoBits(__byte_perm(upper, 0, 0x4242), high);
+    }
+  }
+
+  const LowerPairs<kFormat, kType> pairs_;
+  const UpperSteps<kType> upper_;
+  const int turn_;
+};
+
 // Codes of 8 bits: half c % 2 of the words of lines c / 2 and 2 + c / 2.
 template <Format kFormat, DType kType>
   requires(BitsOf(kFormat) == 8)
 class LanePairs<kFormat, kType> {
  public:
   static constexpr float kUnit = ByteNumbers<kFormat, kType>::kUnit;
-  static constexpr int kStepBytes = 4 * static_cast<int>(kLineBytes);
 
   __device__ __forceinline__ LanePairs(uint32_t opaque_zero, int c)
       : numbers_(opaque_zero),
         line_(c / 2 * static_cast<int>(kLineBytes)),
         halves_(c % 2 ? 0x7632u : 0x5410u) {}
 
-  __device__ __forceinline__ void Decode(const char* codes, uint32_t (&a)[4]) const {
-    const uint2 first = LineAt(codes + line_, 0), second = LineAt(codes + line_, 2);
+  __device__ __forceinline__ void Decode(const char* block, int step, uint32_t (&a)[4]) const {
+    const uint2 first = LineAt(block + line_, 4 * step),
+                second = LineAt(block + line_, 4 * step + 2);
     numbers_.Decode(__byte_perm(first.x, second.x, halves_), a[0], a[2]);
     numbers_.Decode(__byte_perm(first.y, second.y, halves_), a[1], a[3]);
   }
@@ -134,7 +188,7 @@ __device__ __forceinline__ void DecodeScaled(const LanePairs<Format::kE2M1, DTyp
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const uint2 code = of_block[step / 2];
-    pairs.Decode(codes + step * pairs.kStepBytes, a[step],
+    pairs.Decode(codes + step / 2 * kBlockBytes<Format::kE2M1>, step % 2, a[step],
                  uint2{decoding::E2M1Scale<DType::kBF16>(min(code.x, kLargestScale)),
                        decoding::E2M1Scale<DType::kBF16>(min(code.y, kLargestScale))});
   }

@@ -4,14 +4,18 @@
 // for multiples of 128 columns; x, results, bias, residual and factors begin at multiples of 16
 // bytes (PlanWarpgroups):
 //
-//   format     columns of a group          zeros                    rows
-//   u4b8       128 and multiples           none                     any; up to 16 by mma.sync
-//   u4         128 and multiples           points, bytes            any; up to 16 by mma.sync
-//   u4         32, 64, 128 and multiples   minimums, 2 or 4 bytes   any, by wgmma
-//   u4b8       32, 64                      none                     any; up to 16 by mma.sync
-//   i8         32, 64, 128 and multiples   none                     any, by wgmma
-//   e4m3       128 and multiples           none                     any, by wgmma
-//   mxfp4      32, x in bf16               none                     any; up to 16 by mma.sync
+//   format   columns of a group          scales               zeros           rows
+//   u4b8     32, 64, 128 and multiples   2 or 4 bytes         none            any
+//   u4       128 and multiples           2 or 4 bytes         points, bytes   any
+//   u4, u5   32, 64, 128 and multiples   f16, or u8 x outer   minimums, so    any
+//   u4       32, 64, 128 and multiples   2 or 4 bytes         minimums, so    more than 8, by wgmma
+//   u5b16    32, 64, 128 and multiples   f16                  none            any
+//   u6b32    16                          i8 x outer           none            any
+//   i8       32, 64, 128 and multiples   2 or 4 bytes         none            any
+//   e4m3     128 and multiples           2 or 4 bytes         none            more than 8, by wgmma
+//   e2m1     32, x in bf16               e8m0                 none            any
+//
+// Outer factors, in f16, are of multiples of 128 columns: GGUF's super-blocks.
 //
 // One thread has the copy engine fetch codes, factors and rows of x, a stage of 128 columns at a
 // time.
@@ -22,18 +26,21 @@
 // counts is how few instructions decode.
 //
 // Scales multiply sums in f32: those of a stage, where groups of integers or e4m3 end with it, else
-// those of each block of 32 columns. Points are taken from codes as they become numbers. Minimums
-// multiply sums of x, by blocks: with an infinite x results may be NaN. Scales of mxfp4 multiply
-// codes, which bf16 holds exactly below 2^128.
+// those of each block of 32 columns, or step of 16. Points are taken from codes as they become
+// numbers. Minimums multiply sums of x, by blocks: with an infinite x results may be NaN. Scales of
+// mxfp4 multiply codes, which bf16 holds exactly below 2^128.
 //
-// mma.sync (codes_block.cuh) has up to 16 rows, since wgmma with A in registers takes as long for 8
-// rows as for 16. A multiprocessor has room for several CTAs (WarpgroupsCtas).
+// mma.sync (codes_block.cuh) has up to 16 rows, but for those of the table, since wgmma with A in
+// registers takes as long for 8 rows as for 16. A multiprocessor has room for several CTAs
+// (WarpgroupsCtas).
 //
 // With a gating the tiles of a CTA are those of gates, then those of their ups.
 //
 // Codes in registers, fed by copies ahead of them, are Marlin's design (Frantar et al., 2024), on
 // wgmma Machete's.
 #pragma once
+#include <utility>
+
 #include "src/matmul/cuda/sm90/codes_block.cuh"
 #include "src/matmul/cuda/sm90/lane_pairs.cuh"
 #include "src/matmul/cuda/sm90/register_products.cuh"
@@ -48,6 +55,7 @@ class WarpgroupsProduct {
   static constexpr int kSums = S::kRows / 2;
   static constexpr int kSteps = kStageColumns / cuda::kWgmmaStep;
   static constexpr int kBlocks = kStageColumns / static_cast<int>(kBlockColumns);
+  static constexpr int kPairs = static_cast<int>(kTileRows) / 2;  // of a tile's rows
   using Pairs = LanePairs<S::kFormat, S::kType>;
   using Block = CodesBlock<S::kFormat, S::kType, S::kRows, S::kEach>;
 
@@ -58,23 +66,28 @@ class WarpgroupsProduct {
         task_(task),
         shared_(shared),
         pairs_(OpaqueZero(p), static_cast<int>(threadIdx.x % 4)),
-        block_(OpaqueZero(p)),
-        part_(number % S::kParts) {
+        block_(OpaqueZero(p), static_cast<int>(threadIdx.x % 4)),
+        part_(number % S::kParts),
+        group_shift_(p.group == kBlockColumns       ? 0
+                     : p.group == 2 * kBlockColumns ? 1
+                                                    : 2) {
     const int thread = static_cast<int>(threadIdx.x % cuda::kWarpgroupThreads), lane = thread % 32;
     const int r = lane / 4, c = lane % 4;
     tile_ = number / S::kParts * 4 * S::kEach + thread / 32;
     pair_ = Kept(tile_ * static_cast<int>(kTileRows) / 2 + r);
-    const int line = S::kByWarps ? c : 0;
-    codes_at_ = Kept(tile_ * S::kBoxBytes + line * static_cast<int>(kLineBytes) + 8 * r);
-    x_at_ = Kept(r * 128 + (c ^ r) * 16);
+    codes_at_ = Kept(tile_ * S::kBoxBytes + (S::kByWarps ? Block::Lane::CodesAt(r, c) : 8 * r));
+    const int2 x = Block::Lane::XAt(lane);
+    x_at_ = Kept(x.x * 128 + (x.y ^ x.x) * 16);
   }
 
   __device__ __forceinline__ void Run() {
     Clear(all_);
     if constexpr (S::kScalesCodes)
       AddScaledCodes();
+    else if constexpr (S::kMayHaveOuters)
+      AddBlocksWithOuters();
     else if constexpr (!S::kWide && !S::kByWarps)
-      AddBlocks();
+      AddBlocks<DType::kOther>();
     else if (p_.scales.dtype == DType::kF16)
       AddScaledSums<DType::kF16>();
     else if (p_.scales.dtype == DType::kBF16)
@@ -108,6 +121,18 @@ class WarpgroupsProduct {
     else
       AddBlocksByWarps<kScale>();
   }
+  __device__ __forceinline__ void AddBlocksWithOuters() {
+    const auto add = [&]<DType kScale>() {
+      if constexpr (S::kByWarps)
+        AddBlocksByWarps<kScale>();
+      else
+        AddBlocks<kScale>();
+    };
+    if (p_.scales.outer)
+      add.template operator()<S::kOfSteps ? DType::kI8 : DType::kU8>();
+    else if constexpr (!S::kOfSteps)
+      add.template operator()<S::kTwoByteFactors ? DType::kF16 : DType::kOther>();
+  }
   template <DType kScale>
   __device__ __forceinline__ void AddStages() {
     float group[S::kEach][kSums];
@@ -137,67 +162,105 @@ class WarpgroupsProduct {
     });
   }
 
-  // Any groups: sums of each block of 32 columns are scaled. Minimums multiply sums of x, which are
-  // products with ones.
+  // Any groups: sums of each block of 32 columns, or step of 16, are scaled. Minimums multiply sums
+  // of x, which are products with ones.
+  template <DType kScale>
   __device__ __forceinline__ void AddBlocks() {
-    const int shift = GroupShift();
+    constexpr int kCount = S::kOfSteps ? 1 : 2;  // steps of a group, or part of one
     ForEachStage([&](int stage) {
       uint32_t a[kSteps][4];
       Decode(stage, a);
-      const auto add = [&]<int kBlock>() {
+      const auto add = [&]<int kGroup>() {
         float group[kSums], of_x[S::kMinimums ? kSums : 1];
-        Multiply<2 * kBlock, 2, false>(stage, a, group);
-        if constexpr (S::kMinimums) SumRows<2 * kBlock, 2>(stage, of_x);
-        const int at = (tile_ * (4 >> shift) + (kBlock >> shift)) * static_cast<int>(kTileRows);
-        const float2 scale = FactorPair(shared_.factors[stage], p_.scales.dtype, at);
+        Multiply<kCount * kGroup, kCount, false>(stage, a, group);
+        if constexpr (S::kMinimums) SumRows<kCount * kGroup, kCount>(stage, of_x);
+        const float2 scale = ScaleOf<kScale>(stage, 0, kGroup);
         float2 minimum{};
-        if constexpr (S::kMinimums)
-          minimum = FactorPair(shared_.factors[stage] + S::kMostScaleBytes, p_.zeros.dtype, at);
+        if constexpr (S::kMinimums) minimum = MinimumOf<kScale>(stage, 0, kGroup);
         cuda::WgmmaWait<0>();
         AddScaled(scale, group, all_[0]);
         if constexpr (S::kMinimums)
           AddScaled({minimum.x * Pairs::kUnit, minimum.y * Pairs::kUnit}, of_x, all_[0]);
       };
-      add.template operator()<0>();
-      add.template operator()<1>();
-      add.template operator()<2>();
-      add.template operator()<3>();
+      [&]<int... kGroups>(std::integer_sequence<int, kGroups...>) {
+        (add.template operator()<kGroups>(), ...);
+      }(std::make_integer_sequence<int, kSteps / kCount>());
       shared_.ring.ReleaseByWarp(stage);
     });
-  }
-  // Blocks of 32 columns are of group `block` >> this of a stage.
-  __device__ __forceinline__ int GroupShift() const {
-    return p_.group == kBlockColumns ? 0 : p_.group == 2 * kBlockColumns ? 1 : 2;
   }
   template <DType kScale>
   __device__ __forceinline__ void AddBlocksByWarps() {
-    constexpr int kBytes = kScale == DType::kF32 ? 4 : 2;
-    const int shift = GroupShift();
     ForEachStage([&](int stage) {
-      AddScaledBlocksByWarps(stage, [&](int each, int block) {
-        const int at = ((tile_ + 4 * each) * (kBlocks >> shift) + (block >> shift)) *
-                       static_cast<int>(kTileRows) * kBytes;
-        return ScalePairOf<kScale>(shared_.factors[stage] + at, pair_ % 8);
-      });
+      const auto scale = [&](int each, int group) { return ScaleOf<kScale>(stage, each, group); };
+      if constexpr (S::kMinimums)
+        AddScaledBlocksByWarps(stage, scale, [&](int each, int group) {
+          return MinimumOf<kScale>(stage, each, group);
+        });
+      else
+        AddScaledBlocksByWarps(stage, scale);
       shared_.ring.ReleaseByWarp(stage);
     });
   }
-  // scale(each, block): of rows 2r and 2r + 1.
-  template <class ScaleOf>
-  __device__ __forceinline__ void AddScaledBlocksByWarps(int stage, ScaleOf scale) {
+  // Factors of a stage's block, or step, for rows 2r and 2r + 1 of a tile, of type kScale, or of
+  // any of 2 and 4 bytes; bytes are times outer factors.
+  template <DType kScale>
+  __device__ __forceinline__ float2 ScaleOf(int stage, int each, int group) const {
+    return FactorOf<kScale>(shared_.factors[stage], p_.scales.dtype, S::kOuterScalesAt, each,
+                            group);
+  }
+  template <DType kScale>
+  __device__ __forceinline__ float2 MinimumOf(int stage, int each, int group) const {
+    return FactorOf<kScale>(shared_.factors[stage] + S::kMostScaleBytes, p_.zeros.dtype,
+                            S::kOuterZerosAt - S::kMostScaleBytes, each, group);
+  }
+  template <DType kScale>
+  __device__ __forceinline__ float2 FactorOf(const char* from, DType dtype, int outer_at, int each,
+                                             int group) const {
+    const int tile = tile_ + 4 * each, shift = S::kOfSteps ? 0 : group_shift_;
+    const int groups = S::kOfSteps ? kSteps : kBlocks >> shift;
+    const int pair = (tile * groups + (group >> shift)) * kPairs + pair_ % kPairs;
+    if constexpr (kScale == DType::kOther) return ScalePair(from, dtype, pair);
+    const float2 factor = ScalePairOf<kScale>(from, pair);
+    if constexpr (Bytes(kScale) != 1) return factor;
+    const float2 outer = ScalePairOf<DType::kF16>(from + outer_at, tile * kPairs + pair_ % kPairs);
+    return make_float2(factor.x * outer.x, factor.y * outer.y);
+  }
+  // scale(each, group), minimum(each, group), if given: of rows 2r and 2r + 1. A group is a block,
+  // or a step.
+  template <class ScaleOf, class... MinimumOf>
+  __device__ __forceinline__ void AddScaledBlocksByWarps(int stage, ScaleOf scale,
+                                                         MinimumOf... minimum) {
+    const int own = static_cast<int>(threadIdx.x % 4);  // the lane's block
+    float of_x[S::kRows / 8] = {};
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      float group[S::kEach][kSums];
-      Clear(group);
-      AddBlockByWarps(stage, block, group);
+      typename Block::X x;
+      LoadX(stage, block, x);
+      const auto add = [&]<int kFirst, int kCount>(int group_number) {
+        float group[S::kEach][kSums];
+        Clear(group);
+        block_.template MultiplyAdd<kFirst, kCount>(CodesOfTiles(stage, block), x, group);
+#pragma unroll
+        for (int each = 0; each < S::kEach; ++each)
+          AddScaled(scale(each, group_number), group[each], all_[each]);
+      };
+      if constexpr (S::kOfSteps) {
+        add.template operator()<0, 1>(2 * block);
+        add.template operator()<1, 1>(2 * block + 1);
+      } else {
+        add.template operator()<0, 2>(block);
+      }
+      if constexpr (S::kMinimums) {
+        float of_block[S::kRows / 8];
+        block_.SumRows(x, of_block);
+#pragma unroll
+        for (int n = 0; n < S::kRows / 8; ++n) of_x[n] = own == block ? of_block[n] : of_x[n];
+      }
+    }
+    if constexpr (S::kMinimums)
 #pragma unroll
       for (int each = 0; each < S::kEach; ++each)
-        AddScaled(scale(each, block), group[each], all_[each]);
-    }
-  }
-  // Of rows 2r and 2r + 1 of a tile, whose first factor is number `at`.
-  __device__ __forceinline__ float2 FactorPair(const char* factors, DType dtype, int at) const {
-    return ScalePair(factors + at * (dtype == DType::kF32 ? 4 : 2), dtype, pair_ % 8);
+        Block::AddMinimums(minimum(each, own)..., of_x, all_[each]);
   }
   __device__ __forceinline__ void AddScaledCodes() {
     ForEachStage([&](int stage) {
@@ -205,7 +268,7 @@ class WarpgroupsProduct {
         AddScaledByWarps(stage);
       } else {
         uint32_t a[kSteps][4];
-        DecodeScaled(pairs_, CodesOf(stage, 0),
+        DecodeScaled(pairs_, BlockOf(stage, 0),
                      shared_.factors[stage] + tile_ * kBlocks * static_cast<int>(kTileRows),
                      pair_ % 8, a);
         Multiply<0, kSteps, true>(stage, a, all_[0]);
@@ -251,9 +314,9 @@ class WarpgroupsProduct {
     }
   }
 
-  // Of a stage, the lane's codes from a step's first line on.
-  __device__ __forceinline__ const char* CodesOf(int stage, int step) const {
-    const int at = step * Pairs::kStepBytes;
+  // The lane's codes of a block of a stage.
+  __device__ __forceinline__ const char* BlockOf(int stage, int block) const {
+    const int at = block * kBlockBytes<S::kFormat>;
     return shared_.stages[stage].codes[at / S::kBoxBytes][0] + codes_at_ + at % S::kBoxBytes;
   }
   // A warp has a tile. biases: none, or of rows 2r and 2r + 1.
@@ -262,7 +325,7 @@ class WarpgroupsProduct {
                                          Biases... biases) const {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
-      pairs_.Decode(CodesOf(stage, step), a[step], biases...);
+      pairs_.Decode(BlockOf(stage, step / 2), step % 2, a[step], biases...);
   }
   // Of rows 2r and 2r + 1 of a tile.
   __device__ __forceinline__ uint2 BiasesOf(int stage, int each) const {
@@ -276,17 +339,22 @@ class WarpgroupsProduct {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) AddBlockByWarps(stage, block, sums, biases...);
   }
-  // The copy engine swaps 16 bytes of a row of a panel by the row's number. operands: none, or
-  // what CodesBlock takes.
+  // operands: none, or what CodesBlock takes.
   template <class... Operands>
   __device__ __forceinline__ void AddBlockByWarps(int stage, int block,
                                                   float (&sums)[S::kEach][kSums],
                                                   Operands... operands) const {
+    typename Block::X x;
+    LoadX(stage, block, x);
+    block_.MultiplyAdd(CodesOfTiles(stage, block), x, sums, operands...);
+  }
+  // The copy engine swaps 16 bytes of a row of a panel by the row's number.
+  __device__ __forceinline__ void LoadX(int stage, int block, typename Block::X& to) const {
     const char* const x = shared_.stages[stage].x + block / 2 * (S::kXBytes / 2);
-    const char* const codes = CodesOf(stage, 0) + 4 * block * kLineBytes;
-    block_.MultiplyAdd([&](int each) { return codes + each * 4 * S::kBoxBytes; },
-                       [&](int n) { return x + n * 1024 + (x_at_ ^ block % 2 * 64); }, sums,
-                       operands...);
+    block_.LoadX([&](int n) { return x + n * 1024 + (x_at_ ^ block % 2 * 64); }, to);
+  }
+  __device__ __forceinline__ auto CodesOfTiles(int stage, int block) const {
+    return [codes = BlockOf(stage, block)](int each) { return codes + each * 4 * S::kBoxBytes; };
   }
   static __device__ __forceinline__ void Clear(float (&sums)[S::kEach][kSums]) {
 #pragma unroll
@@ -318,6 +386,7 @@ class WarpgroupsProduct {
   const Pairs pairs_;
   const Block block_;
   const int part_;
+  const int group_shift_;  // blocks of 32 columns are of group `block` >> this of a stage
   int tile_;
   // Of the lane: its pair of rows among those of all tiles, and where a stage has its codes, of the
   // first line, and its x.

@@ -1,4 +1,4 @@
-// Hopper's kernel of products with codes of 4 and 8 bits.
+// Hopper's kernel of products with codes of multiples of 128 columns.
 #pragma once
 #include "src/matmul/cuda/quantized_plan.h"
 

@@ -103,6 +103,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas)
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.x), cuda::PrefetchMap(maps.codes), cuda::PrefetchMap(maps.scales);
     if constexpr (S::kZeros) cuda::PrefetchMap(maps.zeros);
+    if (S::kMayHaveOuters && p.scales.outer) {
+      cuda::PrefetchMap(maps.outer_scales);
+      if constexpr (S::kMinimums) cuda::PrefetchMap(maps.outer_zeros);
+    }
   }
   __syncthreads();
   // The same in all lanes, and by this the compiler knows it.
@@ -148,7 +152,7 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
   WarpgroupsMaps maps;
   const std::array<cuda::MapAxis, 1> rows{{{p.m, p.k, S::kRows}}};
   INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.dtype, p.x, p.k, rows, maps.x));
-  const int64_t tile = p.tile_bytes() / 4, scales = plan.scale_bytes / 4;
+  const int64_t tile = p.tile_bytes() / 4;
   const WarpgroupsHalves<S> halves(p);
   // Tiles of a half, then halves, of so many words a tile.
   const auto tiles_of = [&](int64_t words) {
@@ -158,13 +162,24 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
   INTARSIA_RETURN_IF_ERROR(
       cuda::MakeWordMap(p.packed, tile, S::kBoxBytes / 4, tiles_of(tile), maps.codes));
   // Of each tile and group, so many words.
-  const auto factors = [&](const void* data, int64_t words, CUtensorMap& map) {
-    const auto [tiles, both] = tiles_of(p.groups * words);
-    const std::array<cuda::MapAxis, 3> groups{{{p.groups, words, plan.stage_groups}, tiles, both}};
+  const auto factors = [&](const void* data, int64_t count, int of_stage, int64_t words,
+                           CUtensorMap& map) {
+    const auto [tiles, both] = tiles_of(count * words);
+    const std::array<cuda::MapAxis, 3> groups{{{count, words, of_stage}, tiles, both}};
     return cuda::MakeWordMap(data, words, static_cast<int>(words), groups, map);
   };
-  INTARSIA_RETURN_IF_ERROR(factors(p.scales.data, scales, maps.scales));
-  if (S::kZeros) INTARSIA_RETURN_IF_ERROR(factors(p.zeros.data, plan.zero_bytes / 4, maps.zeros));
+  const auto inner = [&](const void* data, int bytes, CUtensorMap& map) {
+    return factors(data, p.groups, plan.stage_groups, bytes / 4, map);
+  };
+  INTARSIA_RETURN_IF_ERROR(inner(p.scales.data, plan.scale_bytes, maps.scales));
+  if (S::kZeros) INTARSIA_RETURN_IF_ERROR(inner(p.zeros.data, plan.zero_bytes, maps.zeros));
+  const auto outer = [&](const Factors& of, CUtensorMap& map) {
+    return factors(of.outer, of.outers, 1, kOuterBytes / 4, map);
+  };
+  if (S::kMayHaveOuters && p.scales.outer) {
+    INTARSIA_RETURN_IF_ERROR(outer(p.scales, maps.outer_scales));
+    if (S::kMinimums) INTARSIA_RETURN_IF_ERROR(outer(p.zeros, maps.outer_zeros));
+  }
   cuda::LaunchConfig config{{CeilDiv<int64_t>(halves.tiles, halves.cta_tiles),
                              CeilDiv<int64_t>(p.m, S::kRows), plan.splits},
                             dim3(S::kThreads),
@@ -182,8 +197,7 @@ Status LaunchManyRows(const QuantizedParams& p, const QuantizedPlan& plan,
                                                                                     context);
   };
   const auto rows = [&]<int kRows>() {
-    // Sums of x take registers.
-    if constexpr (!kWide && kFormat == Format::kU4)
+    if constexpr (TakesManyRegisters(kFormat, kWide))
       return launch.template operator()<kRows, kNarrowTiles>();
     else
       return plan.shape.tiles == kNarrowTiles ? launch.template operator()<kRows, kNarrowTiles>()
@@ -200,29 +214,42 @@ Status LaunchAnyRows(const QuantizedParams& p, const QuantizedPlan& plan,
         p, plan, context);
   };
   const auto few = [&]<int kRows>() {
-    return plan.k_warps > 1 ? launch.template operator()<kRows, 2>()
-                            : launch.template operator()<kRows, 1>();
+    if constexpr (LeastParts(kRows, kFormat, kWide) == 1)
+      if (plan.k_warps == 1) return launch.template operator()<kRows, 1>();
+    return launch.template operator()<kRows, 2>();
   };
   if (plan.shape.rows == 8) return few.template operator()<8>();
   if (plan.shape.rows == 16) return few.template operator()<16>();
   return LaunchManyRows<kType, kFormat, kWide>(p, plan, context);
 }
 
+// 5 and 6 bits.
+template <DType kType>
+Status LaunchUpperBitsOf(const QuantizedParams& p, const QuantizedPlan& plan,
+                         const CudaContext& context) {
+  if (p.format == Format::kU5) return LaunchAnyRows<kType, Format::kU5, false>(p, plan, context);
+  if (p.format == Format::kU5B16)
+    return LaunchAnyRows<kType, Format::kU5B16, false>(p, plan, context);
+  return LaunchAnyRows<kType, Format::kU6B32, false>(p, plan, context);
+}
+
 template <DType kType>
 Status LaunchWarpgroupsOf(const QuantizedParams& p, const QuantizedPlan& plan,
                           const CudaContext& context) {
+  if (BitsOf(p.format) == 5 || BitsOf(p.format) == 6)
+    return LaunchUpperBitsOf<kType>(p, plan, context);
   const bool wide = p.group % kStageColumns == 0;
   if constexpr (kType == DType::kBF16)
     if (p.format == Format::kE2M1)
       return LaunchAnyRows<kType, Format::kE2M1, false>(p, plan, context);
   if (p.format == Format::kI8)
-    return wide ? LaunchManyRows<kType, Format::kI8, true>(p, plan, context)
-                : LaunchManyRows<kType, Format::kI8, false>(p, plan, context);
+    return wide ? LaunchAnyRows<kType, Format::kI8, true>(p, plan, context)
+                : LaunchAnyRows<kType, Format::kI8, false>(p, plan, context);
   if (p.format == Format::kE4M3)
     return LaunchManyRows<kType, Format::kE4M3, true>(p, plan, context);
   if (p.format == Format::kU4)
     return p.points ? LaunchAnyRows<kType, Format::kU4, true>(p, plan, context)
-                    : LaunchManyRows<kType, Format::kU4, false>(p, plan, context);
+                    : LaunchAnyRows<kType, Format::kU4, false>(p, plan, context);
   return wide ? LaunchAnyRows<kType, Format::kU4B8, true>(p, plan, context)
               : LaunchAnyRows<kType, Format::kU4B8, false>(p, plan, context);
 }

@@ -8,13 +8,16 @@
 
 namespace intarsia::matmul::sm90 {
 
+inline constexpr int kOuterBytes = static_cast<int>(kTileRows) * 2;  // outer factors of a tile
+
 // kWide: a group of columns ends with a stage, where it may otherwise end with each block of 32.
 template <DType kType_, Format kFormat_, bool kWide_, int kRows_, int kTiles_, int kParts_ = 1>
 struct WarpgroupsConfig {
   static constexpr DType kType = kType_;
   static constexpr Format kFormat = kFormat_;
   static constexpr bool kWide = kWide_;
-  static constexpr bool kZeros = kFormat == Format::kU4;
+  static constexpr int kBits = static_cast<int>(BitsOf(kFormat));
+  static constexpr bool kZeros = kFormat == Format::kU4 || kFormat == Format::kU5;
   static constexpr bool kPoints = kZeros && kWide, kMinimums = kZeros && !kWide;
   static constexpr bool kScalesCodes = kFormat == Format::kE2M1;
   static_assert(!kWide || !kScalesCodes);
@@ -30,21 +33,31 @@ struct WarpgroupsConfig {
   static constexpr int kMultiplying = kParts * kTiles / (4 * kEach);  // warpgroups
   static constexpr int kMultipliers = kMultiplying * cuda::kWarpgroupThreads;
   static constexpr int kThreads = kMultipliers + (kByWarps ? 32 : cuda::kWarpgroupThreads);
-  static constexpr int kCtas = WarpgroupsCtas(kRows, kParts);  // of a multiprocessor
+  static constexpr int kCtas =
+      WarpgroupsCtas(kRows, kParts, kFormat, kWide);  // of a multiprocessor
+  // Whether factors may be GGUF's: in f16, or in bytes times outer ones in f16; and whether they
+  // are no others. Groups of 6 bits have a step's 16 columns.
+  static constexpr bool kMayHaveOuters = kMinimums || kBits == 5 || kBits == 6;
+  static constexpr bool kTwoByteFactors = kMayHaveOuters && (kByWarps || kBits > 4);
+  static constexpr bool kOfSteps = kBits == 6;
   // The copying warpgroup gives registers to those that multiply, unless kByWarps.
   static constexpr int kCopying = kMultiplying == 3 ? 40 : 32;
   static constexpr int kMultiplyingRegisters = RegistersOfConsumers(kMultiplying, kCopying);
   static constexpr int kXBytes = kRows * kStageColumns * 2;
-  // A box has so many bytes of a tile's codes: half of a stage's, where these have 8 bits.
-  static constexpr int kBoxBytes = kStageColumns * static_cast<int>(kTileRows) / 2;
-  static constexpr int kBoxes = static_cast<int>(BitsOf(kFormat)) / 4;
-  static constexpr int kMostScaleBytes =
-      kTiles * static_cast<int>(kTileRows) * (kWide || kScalesCodes ? 4 : 16);
-  static constexpr int kMostZeroBytes = kPoints     ? kTiles * static_cast<int>(kTileRows)
-                                        : kMinimums ? kMostScaleBytes
-                                                    : 0;
-  // Boxes begin at multiples of 128 bytes.
-  static constexpr int kFactorBytes = (kMostScaleBytes + kMostZeroBytes + 127) / 128 * 128;
+  // A box has so many bytes of a tile's codes: half of a stage's, where these have more than 4
+  // bits.
+  static constexpr int kBoxes = kBits == 4 ? 1 : 2;
+  static constexpr int kBoxBytes = kStageColumns * static_cast<int>(kTileRows) * kBits / 8 / kBoxes;
+  static constexpr int kColumns = kTiles * static_cast<int>(kTileRows);  // of w
+  static constexpr int kMostScaleBytes = kColumns * (kWide || kScalesCodes ? 4
+                                                     : kTwoByteFactors     ? 8
+                                                                           : 16);
+  static constexpr int kMostZeroBytes = kPoints ? kColumns : kMinimums ? kMostScaleBytes : 0;
+  // Where factors begin, at multiples of 128 bytes as boxes do.
+  static constexpr int kOuterScalesAt = (kMostScaleBytes + kMostZeroBytes + 127) / 128 * 128;
+  static constexpr int kOuterZerosAt = kOuterScalesAt + (kMayHaveOuters ? 2 * kColumns : 0);
+  static constexpr int kFactorBytes =
+      kOuterZerosAt + (kMayHaveOuters && kMinimums ? 2 * kColumns : 0);
   static constexpr int kStages = WarpgroupsStages({kRows, kTiles}, kParts, kFormat, kWide);
   // A place of the ring is always the same part's: another one could find it a round behind.
   static_assert(kStages % kParts == 0);
@@ -68,7 +81,7 @@ struct alignas(cuda::kSwizzleAtomBytes) WarpgroupsShared {
   __device__ __forceinline__ const float4* Sums(int part, int at) const {
     return reinterpret_cast<const float4*>(sums[part] + at);
   }
-  // Scales one after the other; then points, or minimums.
+  // Scales one after the other; then points, or minimums; then outer factors of both.
   alignas(128) char factors[S::kStages][S::kFactorBytes];
   Ring<S::kStages> ring;
 };
@@ -90,7 +103,8 @@ struct WarpgroupsHalves {
 };
 
 struct WarpgroupsMaps {
-  CUtensorMap x, codes, scales, zeros;  // words of a tile, group, tile, half
+  CUtensorMap x, codes, scales, zeros, outer_scales,
+      outer_zeros;  // words of a tile, group, tile, half
 };
 
 // By one thread. Boxes end with zeros where x, or w, ends. Weights wait for the kernel before this
@@ -104,13 +118,16 @@ __device__ __forceinline__ void CopyStages(const QuantizedParams& p, const Quant
   cuda::AwaitPrevious();
   cuda::LetNextBegin();  // not earlier: the next kernel's CTAs would take the places of this one's
   cuda::RingPlace<S::kStages> place;
+  const bool has_outers = S::kMayHaveOuters && p.scales.outer;
+  const auto outer_columns =
+      static_cast<int>(has_outers ? p.group * (p.groups / p.scales.outers) : 1);
+  const int of_groups = plan.stage_groups * (plan.scale_bytes + plan.zero_bytes) +
+                        (has_outers ? kOuterBytes * (S::kMinimums ? 2 : 1) : 0);
   for (int i = task.begin; i < task.end; ++i, place.Next()) {
     auto& full = shared.ring.full[place.index];
     auto& stage = shared.stages[place.index];
     shared.ring.empty[place.index].Wait(place.parity ^ 1);
-    full.ArriveExpecting(S::kXBytes +
-                         S::kTiles * (S::kBoxes * S::kBoxBytes +
-                                      plan.stage_groups * (plan.scale_bytes + plan.zero_bytes)));
+    full.ArriveExpecting(S::kXBytes + S::kTiles * (S::kBoxes * S::kBoxBytes + of_groups));
 #pragma unroll
     for (int box = 0; box < S::kBoxes; ++box)
       cuda::CopyBox<3>(stage.codes[box], maps.codes,
@@ -120,6 +137,16 @@ __device__ __forceinline__ void CopyStages(const QuantizedParams& p, const Quant
     cuda::CopyBox<4>(factors, maps.scales, {0, group, tile, 0}, full, once);
     if constexpr (S::kZeros)
       cuda::CopyBox<4>(factors + S::kMostScaleBytes, maps.zeros, {0, group, tile, 0}, full, once);
+    if constexpr (S::kMayHaveOuters) {
+      if (has_outers) {
+        const int outer = i * kStageColumns / outer_columns;
+        cuda::CopyBox<4>(factors + S::kOuterScalesAt, maps.outer_scales, {0, outer, tile, 0}, full,
+                         once);
+        if constexpr (S::kMinimums)
+          cuda::CopyBox<4>(factors + S::kOuterZerosAt, maps.outer_zeros, {0, outer, tile, 0}, full,
+                           once);
+      }
+    }
 #pragma unroll
     for (int panel = 0; panel < 2; ++panel)
       cuda::CopyBox<2>(stage.x + panel * (S::kXBytes / 2), maps.x,

@@ -97,8 +97,10 @@ template <class T>
 float ElementOf(uint32_t word, int i) {
   if constexpr (sizeof(T) == 1)
     return static_cast<float>(std::bit_cast<T>(static_cast<uint8_t>(word >> 8 * i)));
-  else
+  else if constexpr (sizeof(T) == 2)
     return static_cast<float>(std::bit_cast<T>(static_cast<uint16_t>(word >> 16 * i)));
+  else
+    return std::bit_cast<T>(word);
 }
 
 // m16n8, of as many columns of A as four registers hold.
@@ -138,9 +140,14 @@ inline void MmaBF16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
 inline void MmaE4M3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   Multiply<__nv_fp8_e4m3>(c, a, b0, b1);
 }
-// Declared for mma.cuh, whose f32 products no test runs here.
-void MmaTf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-uint32_t ToTf32(float x);
+// What is not tf32 becomes another number on a GPU, and here a NaN.
+inline void MmaTf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const auto checked = [](uint32_t x) { return x & 0x1fff ? 0x7fc00000u : x; };
+  const uint32_t rounded[] = {checked(a[0]), checked(a[1]), checked(a[2]), checked(a[3])};
+  Multiply<float>(c, rounded, checked(b0), checked(b1));
+}
+// Ties away from zero; infinities stay.
+inline uint32_t ToTf32(float x) { return (std::bit_cast<uint32_t>(x) + 0x1000) & ~0x1fffu; }
 
 inline uint32_t ToE4M3x4(float x0, float x1, float x2, float x3) {
   uint32_t codes = 0;
