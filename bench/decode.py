@@ -1,12 +1,12 @@
 """Times decoding of a Llama-3-8B-shaped model with random weights, on one device and on several.
 
 Usage: decode.py [--tensor-parallel 1 2] [--sequences 16] [--context 4096] [--new-tokens 64] [--layers 32]
-                 [--decode-steps 1] [--quantize fp8|int8|int4] [--calls-apart]
+                 [--decode-steps 1] [--quantize fp8|int8|int4|q4_0|q4_1|q4_k|q5_k|q6_k|q8_0] [--calls-apart]
        decode.py --tensor-parallel 2 --coordinator-address HOST:PORT --num-processes 2 --process-id 0 (docs/scaling.md)
 
 For each number of devices: the time of a decode step and its floor (every weight, key and value of
 a device read once), tokens a second, and the collectives of the compiled step with their shapes;
-with --profile, also where the time of a step goes. With --quantize linear layers have random codes, and the output projection has them in int8.
+with --profile, also where the time of a step goes. With --quantize linear layers have random codes, and the output projection has them in int8, or beside GGUF's in q6_k or q8_0.
 With --calls-apart each call is a custom call of its own, as without `intarsia.jax.chain`.
 """
 
@@ -17,6 +17,7 @@ import pathlib
 import re
 import sys
 import tempfile
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,30 @@ from intarsia.cli import _processes
 from intarsia.models import Engine, ModelConfig, ModelParallel, SamplingParams, transformer
 from intarsia.models.config import LayerKind, Rope
 from intarsia.models.linear import PackedMatrix, Weight, quantize
+
+
+class Codes(NamedTuple):
+    """How a matrix lies in codes, as `PackedWeight` says it."""
+
+    format: str
+    bits: int
+    group: int
+    minimums: bool = False
+    outer_groups: int = 0  # groups that share an outer factor; 0: there are none
+
+
+_CODES = {
+    "int4": Codes("u4b8", 4, 128),
+    "int8": Codes("i8", 8, 128),
+    "q4_0": Codes("u4b8", 4, 32),
+    "q4_1": Codes("u4", 4, 32, minimums=True),
+    "q4_k": Codes("u4", 4, 32, minimums=True, outer_groups=8),
+    "q5_k": Codes("u5", 5, 32, minimums=True, outer_groups=8),
+    "q6_k": Codes("u6b32", 6, 16, outer_groups=16),
+    "q8_0": Codes("i8", 8, 32),
+}
+# Of the output projection, as `load_model` or files have it.
+_PROJECTION = {"int4": "int8", "q4_0": "q8_0", "q4_1": "q8_0", "q4_k": "q6_k", "q5_k": "q6_k"}
 
 _PROFILED_STEPS = 8
 _BYTES_PER_SECOND = 4.2e12  # what copies on an H200 reach (docs/notebook/ops.md)
@@ -66,11 +91,12 @@ def random_params(config: ModelConfig, quantization: str | None) -> dict:
             return matrix(rows, columns)
         if quantization == "fp8":
             return quantize(matrix(rows, columns))
-        return in_codes(next(keys), rows, columns, {"int8": 8, "int4": 4}[quantization])
+        return in_codes(next(keys), rows, columns, quantization)
 
     def projection():
-        if quantization in ("int8", "int4"):  # as `load_model` has it
-            return in_codes(next(keys), config.vocab, n, 8)
+        if quantization in _CODES:
+            kind = _PROJECTION.get(quantization, quantization)
+            return in_codes(next(keys), config.vocab, n, kind)
         return matrix(config.vocab, n)
 
     def norm():
@@ -95,14 +121,27 @@ def random_params(config: ModelConfig, quantization: str | None) -> dict:
     }
 
 
-def in_codes(key: jax.Array, rows: int, columns: int, bits: int, group: int = 128) -> PackedMatrix:
-    """A random matrix in the form of `intarsia._rounding`."""
-    tiles = rows // TILE_ROWS, columns // BLOCK_COLUMNS
-    packed = jax.random.bits(key, (*tiles, bits, TILE_ROWS, 4), jnp.uint8)
-    scale = columns**-0.5 / (1 << (bits - 2))
-    scales = jnp.full((tiles[0], columns // group, TILE_ROWS), scale, jnp.float16)
-    form = "u4b8" if bits == 4 else "i8"
-    part = PackedWeight(packed, scales, None, None, None, rows, columns, form, group)
+def in_codes(key: jax.Array, rows: int, columns: int, kind: str) -> PackedMatrix:
+    """A random matrix in the form of `intarsia._rounding`, or of GGUF's files, with a mean of 0."""
+    codes = _CODES[kind]
+    tiles, blocks = rows // TILE_ROWS, columns // BLOCK_COLUMNS
+    packed = jax.random.bits(key, (tiles, blocks, codes.bits, TILE_ROWS, 4), jnp.uint8)
+    scale, middle = columns**-0.5 / (1 << (codes.bits - 2)), ((1 << codes.bits) - 1) / 2
+
+    def factor(value: float, byte: jnp.dtype) -> tuple[jax.Array, jax.Array | None]:
+        groups = columns // codes.group
+        if not codes.outer_groups:
+            return jnp.full((tiles, groups, TILE_ROWS), value, jnp.float16), None
+        outers = (tiles, groups // codes.outer_groups, TILE_ROWS)
+        inner = jnp.full((tiles, groups, TILE_ROWS), 32, byte)
+        return inner, jnp.full(outers, value / 32, jnp.float16)
+
+    scales, outer_scales = factor(scale, jnp.uint8 if codes.minimums else jnp.int8)
+    zeros, outer_zeros = factor(-middle * scale, jnp.uint8) if codes.minimums else (None, None)
+    part = PackedWeight(
+        *(packed, scales, zeros, outer_scales, outer_zeros, rows, columns),
+        *(codes.format, codes.group, "minimums" if codes.minimums else "points"),
+    )
     return PackedMatrix((part,), jnp.dtype(jnp.bfloat16))
 
 
@@ -202,7 +241,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--decode-steps", type=int, default=1, help="of one program")
-    parser.add_argument("--quantize", choices=("fp8", "int8", "int4"), help="linear layers")
+    parser.add_argument("--quantize", choices=("fp8", *_CODES), help="linear layers")
     parser.add_argument("--calls-apart", action="store_true", help="leave out `chain`")
     parser.add_argument("--profile", action="store_true")
     _processes.add_arguments(parser)
