@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from intarsia import cli
-from intarsia.cli import generate
+from intarsia.cli import _model, generate
 from intarsia.cli._processes import Share
 from intarsia.cli.perplexity import _read
+from intarsia.jax import _decoding
 from intarsia.models import weights
 from intarsia.models.engine import Stats
 
@@ -110,3 +111,20 @@ def test_export(write_gguf, tiny_weights, capsys: pytest.CaptureFixture, tmp_pat
     assert "has model.safetensors already; --overwrite replaces it" in capsys.readouterr().err
     assert (out / "model.safetensors").stat().st_mtime_ns == before
     assert cli.main(["export", model, str(out), "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "is_hopper", "gains"),
+    [
+        ("model.gguf", "bfloat16", True, True),
+        ("model.gguf", "bfloat16", False, False),
+        ("model.gguf", "float32", True, False),
+        (".", "bfloat16", True, False),  # a directory's formats are many
+    ],
+)
+def test_what_a_gpu_keeps_in_codes(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, is_hopper: bool, gains: bool
+) -> None:
+    (tmp_path / "model.gguf").touch()
+    monkeypatch.setattr(_decoding, "is_hopper", lambda: is_hopper)
+    assert _model.gains_by_codes_on_gpu(tmp_path / name, dtype) == gains

@@ -71,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what weights are kept in. fp8: those of linear layers, whose inputs are quantized token by "
         "token. int8, int4: the same layers, in groups of 128 columns or what divides them, and the output "
         "projection in int8. An embedding that is none stays in --dtype. file: the codes of the file, a GGUF one or a directory in AWQ, GPTQ, "
-        "compressed-tensors, fp8 or mxfp4. none: --dtype. auto, the default: file on one CPU device "
-        "without --scan-layers, none elsewhere",
+        "compressed-tensors, fp8 or mxfp4. none: --dtype. auto, the default: file on one CPU device, "
+        "and of GGUF in bfloat16 on one Hopper GPU, without --scan-layers, none elsewhere",
     )
     parser.add_argument(
         "--activations",
@@ -171,9 +171,10 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
         else None
     )
     quantize = {"none": None, "auto": None}.get(args.quantize, args.quantize)
-    # On GPUs prompts of many rows are slower in codes (docs/notebook/weights_in_codes.md); stacked layers would be copied at each step.
+    # Stacked layers would be copied at each step.
     unrolled = not getattr(args, "scan_layers", False)
-    in_codes = args.quantize == "auto" and on_cpu and unrolled and checkpoint.has_codes
+    in_codes = args.quantize == "auto" and unrolled and checkpoint.has_codes
+    in_codes = in_codes and (on_cpu or gains_by_codes_on_gpu(path, dtype))
     if in_codes and devices == 1:
         quantize = "file"
     if args.activations == "int8" and not on_cpu:
@@ -181,6 +182,16 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
     tokenizer = Tokenizer.from_path(path)
     widened = in_codes and devices > 1
     return Choice(path, dtype, quantize, config, tokenizer, parallel, args.activations, widened)
+
+
+def gains_by_codes_on_gpu(path: Path, dtype: str) -> bool:
+    """Whether JAX's GPU decodes faster with a file's codes than with plain weights (docs/notebook/formats_of_files.md).
+
+    A Hopper does with all formats of GGUF. Others, older GPUs and x in f32 have kernels for some formats that are slower.
+    """
+    from intarsia.jax._decoding import is_hopper
+
+    return path.is_file() and dtype == "bfloat16" and is_hopper()
 
 
 def _choose_device(platform: str) -> None:
