@@ -99,3 +99,10 @@ def test_a_pair_without_values() -> None:
         intarsia.jax.paged_attention(x, (cache, None), *rest)
     with pytest.raises(ValueError, match="reshape_and_cache_flash: value_cache is missing"):
         intarsia.jax.reshape_and_cache_flash(x[:, :2], x[:, :2], (cache, None), np.arange(3))
+
+
+def test_a_layout_of_keys_that_are_dense() -> None:
+    q = np.ones((2, 1, 8), np.float32)
+    starts = np.array([0, 2], np.int32)
+    with pytest.raises(ValueError, match="layout is 'HND', expected NHD or none without a block"):
+        intarsia.jax.flash_attn_varlen(q, q, q, starts, 2, starts, 2, layout="HND")

@@ -16,6 +16,13 @@ def split(op: str, kv_cache: Any) -> tuple[Any, Any]:
     return tuple(kv_cache)
 
 
+def dense_layout(op: str, layout: str | None) -> str:
+    """The layout of keys and values that are no paged cache."""
+    if layout not in (None, "NHD"):
+        raise ValueError(f"{op}: layout is {layout!r}, expected NHD or none without a block_table")
+    return "NHD"
+
+
 def infer_layout(op: str, kv_cache: Any, head_dim: int, layout: str | None, layer: Any) -> str:
     """The layout as given, or by the cache's form, rank and last axis.
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from intarsia._cache_form import check_num_seqs, infer_layout, split
+from intarsia._cache_form import check_num_seqs, dense_layout, infer_layout, split
 from intarsia.jax import _attention_grad, _cache, wire
 from intarsia.jax._cache import KvCacheLike
 from intarsia.jax._call import as_array, two_sides
@@ -221,7 +221,7 @@ def flash_attn_varlen(
         softcap=softcap,
         layout=infer_layout("flash_attn_varlen", cache, q.shape[-1], layout, layer)
         if paged
-        else "NHD",
+        else dense_layout("flash_attn_varlen", layout),
         kv_cache_dtype=kv_cache_dtype,
         out_dtype=out_dtype,
         return_lse=return_lse,
