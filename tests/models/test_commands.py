@@ -35,6 +35,7 @@ def model(write_gguf, tiny_weights, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--max-model-len", "513"], "max_model_len is 513, expected 2 to 512"),
         (["--tensor-parallel", "8"], "tensor_parallel=8 does not divide heads=4"),
         (["--tensor-parallel", "0"], "--tensor-parallel is 0, expected 1 or more"),
+        (["--tensor-parallel", "100000"], "tensor_parallel=100000 does not divide heads=4"),
         (["--max-tokens", "0"], "max_tokens is 0"),
     ],
 )

@@ -151,20 +151,22 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
     for flag, size in sizes.items():
         if size < 1:
             raise ValueError(f"{flag} is {size}, expected 1 or more")
+    from intarsia.models import ModelParallel, Tokenizer, find_model
+    from intarsia.models.checkpoint import open_checkpoint
+    from intarsia.models.parallel import check_divides
+
+    path = find_model(args.model)
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.config
+    check_divides(config, *sizes.values())  # before there are so many devices
     devices = max(sizes.values())
     local = share.local_devices(devices)
     if devices > 1 or share.processes:
         jax.config.update("jax_num_cpu_devices", local)
     _choose_device(args.device)
     of_replica = share.devices(devices)
-    from intarsia.models import ModelParallel, Tokenizer, find_model
-    from intarsia.models.checkpoint import open_checkpoint
-
-    path = find_model(args.model)
     on_cpu = jax.default_backend() == "cpu"
     dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(args.dtype, args.dtype)
-    checkpoint = open_checkpoint(path)
-    config = checkpoint.config
     parallel = (
         ModelParallel(config, args.tensor_parallel, args.expert_parallel, of_replica)
         if devices > 1

@@ -83,10 +83,8 @@ class ModelParallel:
         for what, size in (("tensor_parallel", tensor), ("expert_parallel", experts)):
             if not 1 <= size <= len(devices):
                 raise ValueError(f"{what} is {size}, expected 1 to {len(devices)} (devices)")
-        if experts > 1:
-            _check_experts(config, tensor, experts)
+        check_divides(config, tensor, experts)
         columns = 1 if experts > 1 else tensor
-        _check_tensor(config, tensor, columns)
         self.heads = tensor
         self._whole = config
         self._size = max(tensor, experts)
@@ -248,6 +246,13 @@ def _check_tensor(config: ModelConfig, tensor: int, columns: int) -> None:
                 f"tensor_parallel={tensor} does not divide {what}={count}; this model takes "
                 + ", ".join(map(str, sizes))
             )
+
+
+def check_divides(config: ModelConfig, tensor: int, experts: int) -> None:
+    """Raises ValueError unless so many devices can share a model's heads and columns, or its experts."""
+    if experts > 1:
+        _check_experts(config, tensor, experts)
+    _check_tensor(config, tensor, 1 if experts > 1 else tensor)
 
 
 def _check_experts(config: ModelConfig, tensor: int, experts: int) -> None:
