@@ -276,29 +276,42 @@ TEST(QuantizedPlan, ManyRowsOfOtherFormatsAreMultipliedByWarpgroups) {
 
 // What LaunchWarpgroupsOf has instances of, in clusters that a GPU takes.
 TEST(QuantizedPlan, WarpgroupsAreCutAsKernelsAreBuilt) {
+  alignas(16) static char memory[16];
   int found = 0;
-  for (const auto& [name, device] : kGpus)
-    for (const int64_t m : {1, 4, 8, 9, 16, 17, 33, 65, 300})
-      for (const int64_t n : {16, 256, 4096, 6144, 28672, 262144})
-        for (const int64_t k : {128, 384, 4096, 14336, 131072})
-          for (const int64_t group : {128, 32}) {
-            const QuantizedPlan plan = PlanFor(ParamsOf(m, n, k, group), device);
-            if (plan.kernel != QuantizedKernelKind::kWarpgroups) continue;
-            ++found;
-            EXPECT_EQ(plan.stage_groups, kStageColumns / group);
-            const QuantizedShape& shape = plan.shape;
-            const bool few = shape.rows == 8 || shape.rows == 16;
-            EXPECT_TRUE(few || shape.rows == 32 || shape.rows == 64) << name << " m " << m;
-            EXPECT_TRUE(few ? shape.tiles == kFewRowsTiles &&
-                                  (plan.k_warps == 1 || plan.k_warps == 2)
-                            : (shape.tiles == kNarrowTiles || shape.tiles == kWideTiles) &&
-                                  plan.k_warps == 1)
-                << name << " m " << m << " n " << n << " k " << k;
-            EXPECT_TRUE(plan.splits >= 1 && plan.splits <= 7 &&
-                        plan.splits <= CeilDiv<int64_t>(k, kStageColumns))
-                << name << " m " << m << " n " << n << " k " << k;
-          }
-  EXPECT_GT(found, 100);
+  const auto check = [&](const QuantizedParams& p, const cuda::Device& device) {
+    const QuantizedPlan plan = PlanFor(p, device);
+    if (plan.kernel != QuantizedKernelKind::kWarpgroups) return;
+    ++found;
+    EXPECT_EQ(plan.stage_groups, kStageColumns / p.group);
+    const QuantizedShape& shape = plan.shape;
+    const std::string name = Text("m ", p.m, " n ", p.n(), " k ", p.k, " ", int(p.format));
+    if (shape.rows == 8 || shape.rows == 16) {
+      EXPECT_EQ(shape.tiles, kFewRowsTiles) << name;
+      EXPECT_GE(plan.k_warps, LeastParts(shape.rows, p.format, p.points)) << name;
+      EXPECT_LE(plan.k_warps, 2) << name;
+    } else {
+      EXPECT_TRUE(shape.rows == 32 || shape.rows == 64) << name;
+      EXPECT_TRUE(shape.tiles == kNarrowTiles ||
+                  (shape.tiles == kWideTiles && !TakesManyRegisters(p.format, p.points)))
+          << name;
+      EXPECT_EQ(plan.k_warps, 1) << name;
+    }
+    EXPECT_TRUE(plan.splits >= 1 && plan.splits <= 7 && plan.splits <= p.k / kStageColumns) << name;
+  };
+  for (const auto& [gpu, device] : kGpus)
+    for (const Format format : {Format::kU4, Format::kU4B8, Format::kU5B16, Format::kI8})
+      for (const int64_t m : {1, 4, 8, 9, 16, 17, 33, 65, 300})
+        for (const int64_t n : {16, 256, 4096, 6144, 28672, 262144})
+          for (const int64_t k : {128, 384, 4096, 14336, 131072})
+            for (const int64_t group : {128, 32}) {
+              QuantizedParams p = ParamsOf(m, n, k, group);
+              p.format = format;
+              p.points = format == Format::kU4 && group == 128;
+              if (format == Format::kU4)
+                p.zeros = {.data = memory, .dtype = p.points ? DType::kU8 : DType::kF16};
+              check(p, device);
+            }
+  EXPECT_GT(found, 1000);
 }
 
 TEST(QuantizedPlan, PointsInBytesAreReadByWarpgroups) {
@@ -332,6 +345,10 @@ TEST(QuantizedPlan, ReportsWhatAGpuGets) {
   EXPECT_EQ(kernel_of("H200", "weights in int8, rows: 16"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "weights in int4, rows: 64"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "weights in int4 with zeros, rows: 16"), "Hopper");
+  EXPECT_EQ(kernel_of("H200", "weights in Q4_K, rows: 1"), "Hopper");
+  EXPECT_EQ(kernel_of("H200", "weights in Q6_K, rows: 64"), "Hopper");
+  EXPECT_EQ(kernel_of("A100", "weights in Q6_K, rows: 1"), "portable, any codes");
+  EXPECT_EQ(kernel_of("H200", "128 experts in Q4_K, rows: 16"), "not reported");
   EXPECT_EQ(kernel_of("H200", "128 experts in mxfp4, rows: 16"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "128 experts in int4, rows: 2048"), "Hopper, many rows");
   EXPECT_EQ(kernel_of("H200", "128 experts in int8, rows: 16"),

@@ -4,21 +4,41 @@
 namespace intarsia::matmul {
 namespace {
 
-// A layer's matrix of 4096 columns, as files have it.
-QuantizedParams CommonCall(Format format) {
+// How files have a layer's matrix of 4096 columns.
+struct CommonFormat {
+  const char* name;
+  Format format;
+  int64_t group;
+  DType scale, zero = DType::kOther;
+  bool points = false;
+  int64_t outer_columns = 0;  // that share outer factors, in f16; 0: there are none
+};
+constexpr int64_t kColumns = 4096;
+constexpr CommonFormat kFormats[] = {
+    {"int4", Format::kU4B8, 128, DType::kF16},
+    {"int4 with zeros", Format::kU4, 128, DType::kF16, DType::kU8, true},
+    {"mxfp4", Format::kE2M1, kBlockColumns, DType::kF8E8M0},
+    {"int8", Format::kI8, kColumns, DType::kF16},
+    {"Q4_K", Format::kU4, 32, DType::kU8, DType::kU8, false, 256},
+    {"Q6_K", Format::kU6B32, 16, DType::kI8, DType::kOther, false, 256},
+};
+
+QuantizedParams CommonCall(const CommonFormat& of) {
   QuantizedParams p;
   p.dtype = p.out_dtype = DType::kBF16;
-  p.format = format;
-  p.k = 4096, p.tiles = 4096 / kTileRows;
-  p.group = format == Format::kE2M1 ? kBlockColumns : format == Format::kI8 ? p.k : 128;
-  p.groups = CeilDiv(p.k, p.group);
+  p.format = of.format;
+  p.k = kColumns, p.tiles = kColumns / kTileRows;
+  p.group = of.group, p.groups = CeilDiv(p.k, p.group);
   alignas(16) static float factor = 0;  // only its address counts
-  p.scales.data = p.zeros.data = &factor;
-  p.scales.dtype = format == Format::kE2M1 ? DType::kF8E8M0 : DType::kF16;
-  if (format == Format::kU4)
-    p.zeros.dtype = DType::kU8, p.points = true;
-  else
-    p.zeros = {};
+  const auto set = [&](Factors& factors, DType dtype) {
+    if (dtype == DType::kOther) return;
+    factors = {.data = &factor, .dtype = dtype};
+    if (of.outer_columns == 0) return;
+    factors.outer = &factor, factors.outer_dtype = DType::kF16;
+    factors.outers = kColumns / of.outer_columns;
+  };
+  set(p.scales, of.scale), set(p.zeros, of.zero);
+  p.points = of.points;
   return p;
 }
 
@@ -46,25 +66,19 @@ std::string_view Name(QuantizedKernelKind kernel) {
 }
 
 std::vector<cuda::KernelChoice> ReportQuantizedChoices(const cuda::Device& device) {
-  constexpr struct {
-    Format format;
-    const char* name;
-  } kFormats[] = {{Format::kU4B8, "int4"},
-                  {Format::kU4, "int4 with zeros"},
-                  {Format::kE2M1, "mxfp4"},
-                  {Format::kI8, "int8"}};
   std::vector<cuda::KernelChoice> choices;
-  for (const auto& [format, name] : kFormats) {
+  for (const CommonFormat& format : kFormats) {
     QuantizedGroupsParams groups;
     groups.each = CommonCall(format);
     groups.groups.count = groups.groups.all = 128;
     const auto add = [&](std::string_view what, int64_t rows, QuantizedKernelKind kernel) {
-      choices.push_back({Text(what, name, ", rows: ", rows), std::string(Name(kernel))});
+      choices.push_back({Text(what, format.name, ", rows: ", rows), std::string(Name(kernel))});
     };
     for (const int64_t rows : {1, 16, 64, 256}) {  // JAX has more of them decoded first
       groups.each.m = rows;
       add("weights in ", rows, PlanFor(groups.each, device).kernel);
     }
+    if (format.outer_columns > 0) continue;  // of experts they are not built
     for (const int64_t rows : {1, 16, 64, 2048}) {
       groups.each.m = groups.groups.m = groups.x_rows = rows;
       add("128 experts in ", rows, PlanForGroups(groups, device).kernel);
