@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 
+_MOST_HEAD_DIM = 512  # of attention on CPUs (src/attention/params.h); GPUs have 256
+
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
@@ -147,8 +149,10 @@ class ModelConfig:
             raise ValueError(
                 f"config: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}"
             )
-        if self.head_dim < 2 or self.head_dim % 2:
-            raise ValueError(f"config: head_dim is {self.head_dim}, expected an even number")
+        if self.head_dim % 8 or not 8 <= self.head_dim <= _MOST_HEAD_DIM:
+            raise ValueError(
+                f"config: head_dim is {self.head_dim}, expected a multiple of 8 up to {_MOST_HEAD_DIM}"
+            )
         for rope in self.ropes:
             if not all(0 < x < math.inf for x in rope.divisors or ()):
                 raise ValueError("config: a divisor of rope is no finite number above 0")
