@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from intarsia.models import Tokenizer, load_model
@@ -262,3 +263,33 @@ def test_an_error_has_a_line_of_its_own(
     with pytest.raises(ValueError, match=r"up_proj\.weight is missing"):
         load_model(directory, progress=True)
     assert capsys.readouterr().err.endswith("\n")
+
+
+def test_a_gguf_of_another_byte_order(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "big.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match=r"big.gguf: its byte order is not this machine's"):
+        open_checkpoint(tmp_path / "big.gguf")
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ValueError, match=r"pipe.gguf: it is no regular file"):
+        open_checkpoint(tmp_path / "pipe.gguf")
+
+
+def test_a_part_of_a_gguf(write_gguf: Any, tiny_weights: Any) -> None:
+    path = write_gguf(tiny_weights, metadata={"split.count": 2, "split.no": 0})
+    with pytest.raises(ValueError, match="it is part 1 of 2, expected a whole model"):
+        open_checkpoint(path)
+
+
+def test_dtypes_that_no_weights_have(write_gguf: Any, tiny_weights: Any) -> None:
+    path = write_gguf(tiny_weights)
+    for dtype in ("int8", "float64", "foo", np.complex64):
+        with pytest.raises(ValueError, match=r"dtype is .*, expected float32, bfloat16, float16"):
+            load_model(path, dtype=dtype)

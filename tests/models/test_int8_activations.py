@@ -37,10 +37,9 @@ def test_the_command(write_gguf, tiny_weights, capsys) -> None:
     said = capsys.readouterr().err
     assert "linear layers in int8, activations in int8" in said and "linear_quantized_int8" in said
     assert cli.main([*command, "--quantize", "none", "--activations", "int8"]) == 2
-    assert (
-        "activations is 'int8' beside quantize=None, expected weights in codes"
-        in capsys.readouterr().err
-    )
+    assert "--activations is int8, expected weights in codes: --quantize" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="expected weights in codes: the file has none"):
+        load_model(command[2], quantize="file", activations="int8")
 
 
 def test_words(write_gguf, tiny_weights) -> None:

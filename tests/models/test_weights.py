@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from intarsia.models import find_model, load_model
+from intarsia.models.checkpoint import open_checkpoint
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -105,6 +106,10 @@ def test_rope_scaling_of_llama3(write_gguf, write_directory, tiny_weights, hf_co
     gguf_config, _ = load_model(path)
     np.testing.assert_array_equal(gguf_config.layer_kinds[0].rope.divisors, stored)
     np.testing.assert_array_equal(gguf_config.rope_tables(64)[0], config.rope_tables(64)[0])
+    # As in llama.cpp, a factor divides by that, too.
+    both = {"extra": {"rope_freqs.weight": stored}, "metadata": {"llama.rope.scaling.factor": 2.0}}
+    divisors = open_checkpoint(write_gguf(tiny_weights, **both)).config.layer_kinds[0].rope.divisors
+    np.testing.assert_array_equal(divisors, 2 * stored)
 
 
 @pytest.mark.parametrize(

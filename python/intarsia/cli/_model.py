@@ -181,6 +181,10 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
         quantize = "file"
     if args.activations == "int8" and not on_cpu:
         raise ValueError(f"--activations is int8, expected auto on {jax.default_backend()}")
+    if args.activations == "int8" and quantize is None:
+        raise ValueError(
+            "--activations is int8, expected weights in codes: --quantize file, int8 or int4"
+        )
     tokenizer = Tokenizer.from_path(path)
     widened = in_codes and devices > 1
     return Choice(path, dtype, quantize, config, tokenizer, parallel, args.activations, widened)

@@ -60,8 +60,8 @@ def config_from_gguf(
     named = next((key for key in factors if fields.has(key)), None)
     scaling = fields.text("rope.scaling.type", "linear" if named else "none")
     if scaling == "linear":
-        factor = fields.number(named or factors[0], above=0)
-        rope_divisors = (float(factor),) * (head_dim // 2)
+        factor = fields.number(named or factors[0], 1.0, above=0)
+        rope_divisors = tuple(factor * x for x in rope_divisors or (1.0,) * (head_dim // 2))
     elif scaling != "none":
         raise ValueError(f"rope.scaling.type is {scaling!r}, expected none or linear")
     rope = Rope(fields.number("rope.freq_base", 10000.0, above=0), rope_divisors)

@@ -91,6 +91,11 @@ def _gguf_checkpoint(path: Path, reader: "Reader") -> Checkpoint:
         if not key.startswith("tokenizer.") or key.endswith("_id")
     }
 
+    if (parts := metadata.get("split.count", 1)) > 1:
+        raise ValueError(
+            f"it is part {metadata.get('split.no', 0) + 1} of {parts}, expected a whole model; "
+            "llama-gguf-split --merge joins them"
+        )
     permuted = tuple(f"{of}_proj.{what}" for of in "qk" for what in ("weight", "bias"))
     if metadata.get("general.architecture") != "llama":
         permuted = ()

@@ -28,14 +28,19 @@ def reading(file: Path | str, what: str = "") -> Iterator[None]:
         yield
     except (FileError, FileNotFoundError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except MemoryError as error:
-        raise MemoryError(f"{place}it takes more memory than there is") from error
-    except NotImplementedError as error:
-        raise NotImplementedError(f"{place}{_said(error)}") from error
-    except OSError as error:
-        raise type(error)(f"{place}{error.strerror or _said(error)}") from error
+    except (MemoryError, NotImplementedError, OSError) as error:
+        if str(error).startswith(f"{file}: "):  # a reader of a part of it has said so
+            raise
+        raise _named(place, error) from error
     except BaseException as error:  # those of readers in Rust are no `Exception`, where they panic
         raise FileError(f"{place}{_said(error)}") from error
+
+
+def _named(place: str, error: MemoryError | NotImplementedError | OSError) -> Exception:
+    if isinstance(error, MemoryError):
+        return MemoryError(f"{place}it takes more memory than there is")
+    text = error.strerror if isinstance(error, OSError) else None
+    return type(error)(f"{place}{text or _said(error)}")
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import functools
 import mmap
 import os
+import stat
 import struct
 import sys
 from pathlib import Path
@@ -133,7 +134,7 @@ class Reader(GGUFReader):
     def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
         known = {int(kind) for kind in GGMLQuantizationType}
         for field in fields:
-            _, name, _, dims, kind, _ = field.parts
+            _, name, _, dims, kind, offset = field.parts
             said = f"tensor {bytes(name).decode(errors='replace')}"
             if not 1 <= len(dims) <= _MOST_AXES or 0 in dims:
                 raise ValueError(f"{said} has shape {dims.tolist()}, expected 1 to 4 sizes above 0")
@@ -141,6 +142,12 @@ class Reader(GGUFReader):
                 raise ValueError(f"{said} has shape {dims.tolist()}, which no file can hold")
             if int(kind[0]) not in known:
                 raise ValueError(f"{said} is of type {kind[0]}, which the gguf package lacks")
+            begin = int(offset[0])
+            self._check_end(start_offs, start_offs + begin)
+            if begin % self.alignment:
+                raise ValueError(
+                    f"{said} begins at {begin}, expected a multiple of {self.alignment}"
+                )
         super()._build_tensors(start_offs, fields)
 
 
@@ -155,6 +162,8 @@ def open_gguf(path: Path) -> Reader:
     """
     with reading(path):
         now = path.stat()
+        if not stat.S_ISREG(now.st_mode):  # opening a pipe would wait for a writer
+            raise ValueError("it is no regular file")
         return _open(path, (now.st_dev, now.st_ino, now.st_mtime_ns, now.st_size))
 
 
@@ -164,7 +173,12 @@ def _open(path: Path, state: tuple[int, ...]) -> Reader:
     with path.open("rb") as file:
         if (magic := file.read(4)) != b"GGUF":
             raise ValueError(f"it begins with {magic!r}, expected b'GGUF'")
-    return Reader(os.fspath(path))
+    reader = Reader(os.fspath(path))
+    if reader.byte_order != "I":
+        raise ValueError(
+            f"its byte order is not this machine's ({sys.byteorder}-endian); gguf-convert-endian changes it"
+        )
+    return reader
 
 
 def read_whole(tensor: Any) -> np.ndarray:

@@ -57,7 +57,7 @@ def check_experts(role: str, experts: PackedWeight, axis: int | None) -> PackedW
 
 def _refuse(role: str, why: str) -> None:
     raise ValueError(
-        f"tensor_parallel: {role} is in the file's codes, expected plain arrays: {why}; "
+        f"tensor_parallel: {role} is in codes, expected plain arrays: {why}; "
         "load the model with quantize=None (--quantize none)"
     )
 

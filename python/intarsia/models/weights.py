@@ -32,6 +32,7 @@ from intarsia.repack import PackedWeight, joined, round_to_nearest
 
 _NARROW = {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
 _BITS = {"int8": 8, "int4": 4}  # of what is rounded here
+_DTYPES = ("float32", "bfloat16", "float16")
 
 Params = dict[str, Any]
 """Weights by role: `embed` and `lm_head` [vocab, n] (no `lm_head` when tied), `first_norm` [n], and
@@ -99,6 +100,8 @@ def load_model(
             f"activations is 'int8' beside quantize={quantize!r}, expected weights in codes: int8, int4 or file"
         )
     checkpoint = open_checkpoint(path)
+    if (name := str(getattr(dtype, "__name__", dtype))) not in _DTYPES:
+        raise ValueError(f"dtype is {name}, expected {', '.join(_DTYPES)}")
     dtype = jnp.dtype(dtype)
     if dtype == jnp.float16 and not checkpoint.config.fits_f16:
         raise ValueError("dtype is float16, whose range this model leaves; expected bfloat16")
@@ -112,6 +115,10 @@ def load_model(
 
 
 def _with_int8_activations(params: Params) -> Params:
+    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, PackedMatrix))
+    if not any(isinstance(x, PackedMatrix) for x in leaves):
+        raise ValueError("activations is 'int8', expected weights in codes: the file has none")
+
     def change(weight: Any) -> Any:
         if not isinstance(weight, PackedMatrix):
             return weight
