@@ -105,4 +105,4 @@ def test_a_layout_of_keys_that_are_dense() -> None:
     q = np.ones((2, 1, 8), np.float32)
     starts = np.array([0, 2], np.int32)
     with pytest.raises(ValueError, match="layout is 'HND', expected NHD or none without a block"):
-        intarsia.jax.flash_attn_varlen(q, q, q, starts, 2, starts, 2, layout="HND")
+        intarsia.jax.flash_attn_varlen(q, q, q, starts, cu_seqlens_k=starts, layout="HND")

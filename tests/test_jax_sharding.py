@@ -180,3 +180,28 @@ def test_the_search_for_talk_finds_it() -> None:
     mesh = mesh_of(data=DEVICES)
     compiled, _ = compile_on(mesh, ij.rms_norm, {"x": (normal(16, 32), P("data"))})
     assert "all-gather" in COLLECTIVES.findall(compiled.as_text())
+
+
+def test_weights_in_codes_by_columns() -> None:
+    mesh = mesh_of(model=DEVICES)
+    tiles = 2 * DEVICES
+    packed = np.random.default_rng(0).integers(0, 256, (tiles, 2, 4, 16, 4), np.uint8)
+    scales, bias = normal(tiles, 2, 16), normal(16 * tiles)
+
+    def layer(function):
+        return lambda x, packed, scales, bias: function(
+            x, packed, scales, bias=bias, format="u4b8", group=32
+        )
+
+    check(
+        "linear_quantized",
+        mesh,
+        layer(ij.linear_quantized),
+        layer(ij.shard(ij.linear_quantized, mesh, columns="model")),
+        {
+            "x": (normal(3, 64), P()),
+            "packed": (packed, P("model")),
+            "scales": (scales, P("model")),
+            "bias": (bias, P("model")),
+        },
+    )

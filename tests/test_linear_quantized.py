@@ -314,3 +314,27 @@ def test_rows_that_are_no_tile() -> None:
     assert support.relative_error(out, x.astype(np.float64) @ want.T) < 1e-6
     rows = jnp.array([[36, 0], [17, 17]])
     np.testing.assert_array_equal(jax.jit(ij.take_packed)(weight, rows), want[np.asarray(rows)])
+
+
+def test_zeros_that_are_of_no_kind() -> None:
+    sizes = dict(m=2, c=1, k=32, format="u4", group=32, scale=np.float32, zero=np.float32)
+    x, packed, scales, zeros = draw(sizes)[0][:4]
+
+    def total(scales, zeros_are):
+        out = ij.linear_quantized(
+            x, packed, scales, zeros, format="u4", group=32, zeros_are=zeros_are
+        )
+        return out.sum()
+
+    none, points = (jax.value_and_grad(total)(scales, kind) for kind in (None, "points"))
+    np.testing.assert_allclose(none[0], points[0], rtol=1e-6)
+    np.testing.assert_allclose(none[1], points[1], rtol=1e-6)
+
+
+def test_rows_that_a_program_takes() -> None:
+    codes = np.random.default_rng(0).integers(0, 16, (20, 64), np.uint8)
+    weight = repack.from_codes(codes, np.ones((20, 2), np.float32), format="u4", group=32)
+    rows = np.array([3, 19])
+    taken = jax.jit(lambda rows: ij.take_packed(weight, rows))(rows)
+    np.testing.assert_array_equal(taken, codes[rows].astype(np.float32))
+    np.testing.assert_array_equal(ij.take_packed(weight, [3, 19]), taken)

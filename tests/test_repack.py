@@ -259,3 +259,15 @@ def test_mxfp4_and_nvfp4() -> None:
 def test_groups_that_columns_do_not_share_evenly_are_told() -> None:
     with pytest.raises(ValueError, match="96 columns, expected a multiple of the 5 groups"):
         repack.from_int8(np.zeros((4, 96), np.int8), np.ones((4, 5), np.float32))
+
+
+def test_codes_of_another_dtype() -> None:
+    scale = np.ones(16, np.float32)
+    with pytest.raises(ValueError, match="weight is float32, expected float8_e4m3fn"):
+        repack.from_fp8(np.ones((16, 32), np.float32), scale)
+    with pytest.raises(ValueError, match="weight is uint8, expected int8"):
+        repack.from_int8(np.ones((16, 32), np.uint8), scale)
+    with pytest.raises(ValueError, match=r"codes are int32 \[16, 32\], expected \[rows, columns\]"):
+        repack.from_codes(np.ones((16, 32), np.int32), scale[:, None], format="u4", group=0)
+    with pytest.raises(ValueError, match="format is 'q4', expected u4 or"):
+        repack.from_codes(np.ones((16, 32), np.uint8), scale[:, None], format="q4", group=0)

@@ -287,3 +287,14 @@ def test_what_w8a8_does_not_take_is_told(change, text) -> None:
     given = {"x": x, "w": w, "w_scales": scales} | change
     with pytest.raises(ValueError, match=text):
         ij.linear_w8a8(**given)
+
+
+def test_scales_of_parts_that_are_no_blocks() -> None:
+    """Blocks have 128 columns, and the quantization op would cut rows in equal parts."""
+    with pytest.raises(ValueError, match=r"x_scales has shape \[2, 2\] where x has 200 columns"):
+        ij.linear_w8a8(
+            np.ones((2, 200), np.float32),
+            np.ones((32, 200), np.int8),
+            np.ones(1, np.float32),
+            x_scales=np.ones((2, 2), np.float32),
+        )

@@ -129,6 +129,11 @@ def from_codes(
     Raises:
         ValueError: A code has more bits than the format, or factors have another shape.
     """
+    if format not in FORMATS:
+        raise ValueError(f"repack: format is {format!r}, expected {' or '.join(FORMATS)}")
+    if codes.ndim != 2 or codes.dtype.itemsize != 1:
+        said = f"{codes.dtype} {[*codes.shape]}"
+        raise ValueError(f"repack: codes are {said}, expected [rows, columns], a byte each")
     bits = FORMATS[format].bits
     codes = codes.view(np.uint8)
     if bits < 8 and codes.size and codes.max() >> bits:

@@ -210,6 +210,8 @@ def from_int8(
     weight: np.ndarray, scale: np.ndarray, zeros: np.ndarray | None = None
 ) -> PackedWeight:
     """Packs int8 [rows, columns] with scales, and int8 zero points, of the tensor, of rows, or of groups [rows, g]."""
+    if weight.dtype != np.int8:
+        raise ValueError(f"repack: weight is {weight.dtype}, expected int8")
     scales = _columns_of_scales(weight, scale)
     group = _group_of(weight.shape[1], scales.shape[1])
     zeros = zeros if zeros is None else _columns_of_scales(weight, zeros)
@@ -227,6 +229,8 @@ def from_fp8(
             `weight_scale_inv` [ceil(rows / block[0]), ceil(columns / block[1])].
         block: Rows and columns that share a scale, 128 by 128 in DeepSeek's checkpoints.
     """
+    if weight.dtype.name not in ("float8_e4m3fn", "uint8"):
+        raise ValueError(f"repack: weight is {weight.dtype}, expected float8_e4m3fn, or its bytes")
     if block is None:
         scales = _columns_of_scales(weight, scale)
         group = _group_of(weight.shape[1], scales.shape[1])

@@ -166,19 +166,22 @@ def _affine(
     if zeros is None:
         return number * scale
     zero = times(zeros, outers[1])
-    return (number - zero) * scale if attributes["zeros_are"] == "points" else number * scale + zero
+    # None is no choice, and so the default.
+    is_minimum = attributes["zeros_are"] == "minimums"
+    return number * scale + zero if is_minimum else (number - zero) * scale
 
 
 def take_packed(weight: PackedWeight, rows: jax.Array) -> jax.Array:
     """Decodes some rows of a weight: f32 [*rows.shape, columns]. A row beyond the weight is its last one."""
-    rows = jnp.clip(rows, 0, weight.rows - 1)
+    rows = jnp.clip(as_array("take_packed: rows", rows), 0, weight.rows - 1)
     tile, lane = rows // 16, rows % 16
 
     def factor(array: jax.Array | None) -> jax.Array | None:
         return array if array is None or array.ndim == 1 else array[tile, :, lane]
 
-    _, scales, zeros, *outers = weight.arrays
-    codes = row_codes(jnp, weight.packed[tile, :, :, lane])[..., : weight.columns]
+    # Those of `repack` are NumPy's, which no traced index picks from.
+    _, scales, zeros, *outers = (None if a is None else jnp.asarray(a) for a in weight.arrays)
+    codes = row_codes(jnp, jnp.asarray(weight.packed)[tile, :, :, lane])[..., : weight.columns]
     return _affine(
         codes, factor(scales), factor(zeros), [factor(a) for a in outers], weight.attributes
     )

@@ -207,9 +207,8 @@ class _Sharded:
         """The mesh axis of each axis of an array."""
         spec: list[AxisName | None] = [None] * (axes.free or 0)
         for letter in axes.letters:
-            kind = (
-                "heads" if _is_heads(letter) else "columns" if letter == self.op.separable else ""
-            )
+            is_column = letter.split("*")[-1] == self.op.separable  # c of a result's 16*c
+            kind = "heads" if _is_heads(letter) else "columns" if is_column else ""
             spec.append(use.get(kind))
         if axes.tokens is not None and "tokens" in use:
             spec[axes.tokens] = use["tokens"]

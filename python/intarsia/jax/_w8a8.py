@@ -70,6 +70,11 @@ def linear_w8a8(
         scales = as_array(f"{_NAME}: x_scales", x_scales)
         scales = scales.reshape(1) if scales.ndim == 0 else scales
         scales = scales[None] if alone and scales.ndim == 1 else scales
+        if scales.ndim > 1 and scales.shape[-1] > 1 and x.shape[-1] % _GROUP:
+            raise ValueError(
+                f"{_NAME}: x_scales has shape {[*scales.shape]} where x has {x.shape[-1]} columns, "
+                f"expected one scale a row, or a multiple of {_GROUP} columns"
+            )
         by_scales = wire.static_scaled_int8_quant if kind == "i8" else wire.static_scaled_fp8_quant
         codes = by_scales(x, scales)
     out = wire.scaled_matmul(codes, w, scales, w_scales, bias, out_dtype=_OUT_DTYPES[dtype])
