@@ -280,6 +280,14 @@ def test_a_wrong_call_fails_while_tracing() -> None:
         ij.rms_norm(jnp.ones((2, 8), jnp.float64))
 
 
+def test_what_is_no_array_is_named() -> None:
+    one = np.ones((1, 8, 8), np.float32)
+    with pytest.raises(TypeError, match=r"grouped_matmul: x is None, expected an array"):
+        ij.grouped_matmul(None, one, np.array([1]))
+    with pytest.raises(TypeError, match=r"rms_norm: x is a str, expected an array"):
+        ij.rms_norm("x", one[0, 0])
+
+
 def test_a_layer_may_be_any_integer_in_x64_mode() -> None:
     """There 0 and jnp.arange(3) are int64; a number beyond int32 stays beyond the layers."""
     q, k, v, caches, slots, *rest = make_batch("NHD", LAYERS)

@@ -271,3 +271,22 @@ def test_codes_of_another_dtype() -> None:
         repack.from_codes(np.ones((16, 32), np.int32), scale[:, None], format="u4", group=0)
     with pytest.raises(ValueError, match="format is 'q4', expected u4 or"):
         repack.from_codes(np.ones((16, 32), np.uint8), scale[:, None], format="q4", group=0)
+
+
+def test_factors_of_another_shape() -> None:
+    codes = np.ones((16, 64), np.int8)
+    with pytest.raises(
+        ValueError, match=r"scale has shape \[2, 16\], expected \[\], \[1\], \[16\]"
+    ):
+        repack.from_int8(codes, np.ones((2, 16), np.float32))
+    with pytest.raises(ValueError, match="global_scale is None"):
+        repack.from_nvfp4(codes.view(np.uint8), np.ones((16, 8), np.float32), None)
+    for shape in ((16,), (16, 3), (8, 1), (16, 0)):
+        with pytest.raises(ValueError, match=r"outer_scales are .*, expected \[1\] or \[16, a div"):
+            repack.from_codes(
+                *(codes, np.ones((16, 2), np.float32), None, np.ones(shape, np.float32)),
+                format="i8",
+                group=32,
+            )
+    with pytest.raises(ValueError, match="bits is 5, expected 4 or 8"):
+        repack.round_to_nearest(np.ones((16, 64), np.float32), 5)

@@ -173,8 +173,11 @@ def _with_factors(
         if factor is not None and factor.shape != (rows, groups):
             raise ValueError(f"repack: {name} are {[*factor.shape]}, expected {[rows, groups]}")
     for name, factor in (("outer_scales", outer_scales), ("outer_zeros", outer_zeros)):
-        if factor is not None and factor.ndim > 1 and len(factor) != rows:
-            raise ValueError(f"repack: {name} have {len(factor)} rows, expected {rows}")
+        if factor is None or factor.shape == (1,):
+            continue
+        if factor.ndim != 2 or len(factor) != rows or groups % max(factor.shape[1], 1):
+            expected = f"[1] or [{rows}, a divisor of {groups}]"
+            raise ValueError(f"repack: {name} are {[*factor.shape]}, expected {expected}")
 
     def tiled(array: np.ndarray | None) -> np.ndarray | None:
         return array if array is None or array.ndim == 1 else _tiled(array)

@@ -16,8 +16,8 @@ def group_for(columns: int) -> int:
 def round_to_nearest(weight: np.ndarray, bits: int, group: int | None = None) -> PackedWeight:
     """Rounds a matrix to codes of 8 or 4 bits, with an f16 scale for each group of columns.
 
-    A group's number of the largest magnitude becomes the code that has no opposite (-128, -8), as in ggml's Q4_0. So none is cut off, and
-    all codes are in use.
+    A group's number of the largest magnitude becomes the code that has no opposite (-128, -8), as in ggml's Q4_0, so that all codes are in
+    use. Numbers of the other sign end at 127/128 or 7/8 of it.
 
     Args:
         weight: [rows, columns] f32.
@@ -25,8 +25,10 @@ def round_to_nearest(weight: np.ndarray, bits: int, group: int | None = None) ->
         group: 16 or a multiple of 32; `group_for(columns)` if None. The last group of a row may have fewer.
 
     Raises:
-        ValueError: A number is not finite, or too large for a scale in f16.
+        ValueError: `bits` is another number, or a number is not finite, or too large for a scale in f16.
     """
+    if bits not in (4, 8):
+        raise ValueError(f"repack: bits is {bits}, expected 4 or 8")
     group = group or group_for(weight.shape[1])
     parts = [
         _rounded(weight[first : first + _ROWS_AT_ONCE], bits, group)

@@ -203,6 +203,9 @@ def _columns_of_scales(weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
     rows = len(weight)
     if scale.size == 1:
         return np.broadcast_to(scale.reshape(1, 1), (rows, 1))
+    if scale.ndim > 2 or scale.ndim == 0 or len(scale) != rows:
+        expected = f"[], [1], [{rows}] or [{rows}, g]"
+        raise ValueError(f"repack: scale has shape {[*scale.shape]}, expected {expected}")
     return scale.reshape(rows, -1)
 
 
@@ -259,6 +262,8 @@ def from_nvfp4(
             the packed scales are the products, in f32.
         divides: See there.
     """
+    if global_scale is None:
+        raise ValueError("repack: global_scale is None, expected a number, or one for each row")
     outer = np.asarray(global_scale, np.float32).reshape(-1)
     if divides:
         outer = np.reciprocal(outer)

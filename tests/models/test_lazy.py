@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny_mixtures
 from intarsia.models import Engine, ModelParallel, load_model, open_checkpoint
-from intarsia.models.gguf_file import open_gguf, read_part, read_whole
+from intarsia.models.gguf_file import Reader, open_gguf, read_part, read_whole
 from intarsia.models.lazy import LazyArray
 from intarsia.models.linear import NarrowMatrix
 from test_engine import GREEDY, tokens_of
@@ -93,7 +93,7 @@ def test_arrays_of_a_gguf_header(tmp_path, order) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    fields = open_gguf(tmp_path / "x.gguf").fields
+    fields = Reader(str(tmp_path / "x.gguf")).fields
     assert {name: fields[name].contents() for name in arrays} == arrays
     assert fields["x"].contents(2) == "日本"
 

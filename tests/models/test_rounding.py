@@ -175,11 +175,11 @@ def test_what_devices_would_cut_is_refused(
     path = write_directory(hf_config, tiny_weights)
     config, whole = load_model(path, quantize="int4")
     with pytest.raises(
-        ValueError, match=r"w_down is in the file's codes, .* 2 devices would cut its blocks of 32"
+        ValueError, match=r"w_down is in codes, .* 2 devices would cut its blocks of 32"
     ):
         ModelParallel(config, 2).place(whole)
     with pytest.raises(
-        ValueError, match=r"wqkv is in the file's codes, .* 4 devices would cut its tiles of 16"
+        ValueError, match=r"wqkv is in codes, .* 4 devices would cut its tiles of 16"
     ):
         ModelParallel(dataclasses.replace(config, heads=8, kv_heads=4, head_dim=8), 4).place(
             {"wqkv": whole["layers"][0]["wqkv"]}

@@ -192,7 +192,11 @@ def one_or_all(results: tuple[jax.Array, ...]) -> Any:
 
 def as_array(what: str, x: Any) -> jax.Array:
     """An operand as JAX takes it; raises where that would lose something."""
-    array = jnp.asarray(x)
+    try:
+        array = jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        said = "None" if x is None else f"a {type(x).__name__}"
+        raise TypeError(f"{what} is {said}, expected an array: {error}") from error
     if not all(isinstance(n, int) for n in array.shape):
         raise NotImplementedError(f"{what} has the symbolic shape {array.shape}, expected numbers")
     # Without x64, JAX narrows int64 without a word; a slot of 2**32 + 5 would become slot 5.

@@ -82,7 +82,8 @@ def grouped_matmul(
       float32[8,32]
     """
     del precision
-    out_dtype = _out_dtype(jnp.asarray(x).dtype, preferred_element_type)
+    x = as_array(f"{_NAME}: x", x)
+    out_dtype = _out_dtype(x.dtype, preferred_element_type)
     if out_rows is None and (out_weights is not None or num_out_rows is not None):
         name = "num_out_rows" if out_weights is None else "out_weights"
         raise ValueError(f"{_NAME}: {name} is given without out_rows, expected both or neither")
@@ -99,7 +100,7 @@ def grouped_matmul(
     if out_rows is None:
         return _function(form)(*(a for a in vary_alike(arrays) if a is not None))
     out = _scattered(form, arrays, out_rows, out_weights, num_out_rows)
-    return out if out_dtype == "f32" else out.astype(jnp.asarray(x).dtype)
+    return out if out_dtype == "f32" else out.astype(x.dtype)
 
 
 def _scattered(
