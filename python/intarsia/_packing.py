@@ -175,7 +175,8 @@ def _with_factors(
     for name, factor in (("outer_scales", outer_scales), ("outer_zeros", outer_zeros)):
         if factor is None or factor.shape == (1,):
             continue
-        if factor.ndim != 2 or len(factor) != rows or groups % max(factor.shape[1], 1):
+        outers = factor.shape[1] if factor.ndim == 2 and len(factor) == rows else 0
+        if outers == 0 or groups % outers:
             expected = f"[1] or [{rows}, a divisor of {groups}]"
             raise ValueError(f"repack: {name} are {[*factor.shape]}, expected {expected}")
 
