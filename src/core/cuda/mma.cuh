@@ -107,6 +107,12 @@ struct Mma : MmaBlocks {
   }
 };
 
+// x as the sum of two tf32 numbers, which have 11 bits each.
+__device__ __forceinline__ void SplitTf32(float x, uint32_t& big, uint32_t& small) {
+  big = ToTf32(x);
+  small = ToTf32(x - __uint_as_float(big));
+}
+
 // f32: each operand is the sum of two tf32 numbers, x = big + small, and the product of the two
 // small ones is dropped. Three products instead of one keep about 21 bits (CUTLASS, example 27,
 // "3xTF32").
@@ -128,14 +134,14 @@ struct Mma<DType::kF32> : MmaBlocks {
     uint32_t r[4];
     LdMatrix4(r, address);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) Split(__uint_as_float(r[i]), a.big[i], a.small[i]);
+    for (int i = 0; i < 4; ++i) SplitTf32(__uint_as_float(r[i]), a.big[i], a.small[i]);
   }
   static __device__ __forceinline__ void LoadB(B (&b)[2], uint32_t address) {
     uint32_t r[4];
     LdMatrix4(r, address);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      Split(__uint_as_float(r[i]), b[i / 2].big[i % 2], b[i / 2].small[i % 2]);
+      SplitTf32(__uint_as_float(r[i]), b[i / 2].big[i % 2], b[i / 2].small[i % 2]);
   }
 
   // A sum over keys may take them in any order, so slots k and k + 4 of the instruction are keys 2k
@@ -153,13 +159,13 @@ struct Mma<DType::kF32> : MmaBlocks {
     for (int j = 0; j < 2; ++j) {
       const uint32_t even = Rows::AtStep(address, j);
       const uint32_t odd = (even ^ 16) + Rows::kRowBytes;
-      Split(LoadShared(even), b[j].big[0], b[j].small[0]);
-      Split(LoadShared(odd), b[j].big[1], b[j].small[1]);
+      SplitTf32(LoadShared(even), b[j].big[0], b[j].small[0]);
+      SplitTf32(LoadShared(odd), b[j].big[1], b[j].small[1]);
     }
   }
   static __device__ __forceinline__ void FromScores(A& a, const float (*c)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) Split(c[0][i % 2 * 2 + i / 2], a.big[i], a.small[i]);
+    for (int i = 0; i < 4; ++i) SplitTf32(c[0][i % 2 * 2 + i / 2], a.big[i], a.small[i]);
   }
 
   static __device__ __forceinline__ void MultiplyAdd(float (&c)[4], const A& a, const B& b) {
@@ -169,10 +175,6 @@ struct Mma<DType::kF32> : MmaBlocks {
   }
 
  private:
-  static __device__ __forceinline__ void Split(float x, uint32_t& big, uint32_t& small) {
-    big = ToTf32(x);
-    small = ToTf32(x - __uint_as_float(big));
-  }
   static __device__ __forceinline__ float LoadShared(uint32_t address) {
     float x;
     asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(x) : "r"(address));

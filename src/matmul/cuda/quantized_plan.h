@@ -85,25 +85,23 @@ constexpr int MostRowBytes(int64_t rows) { return (rows == 1 ? 46 : 90) * 1024; 
 inline constexpr int kMostRowsByWarps = 16;
 inline constexpr int kFewRowsTiles = 8, kNarrowTiles = 12, kWideTiles = 16;
 // Minimums, whose sums of x take registers, and 5 and 6 bits: with many rows there are kNarrowTiles
-// alone.
+// alone. `wide`: whether groups end with a stage.
 constexpr bool TakesManyRegisters(Format format, bool wide) {
   return (format == Format::kU4 && !wide) || BitsOf(format) == 5 || BitsOf(format) == 6;
 }
-// `wide`: whether groups end with a stage.
-constexpr int WarpgroupsCtas(int rows, int parts, Format format, bool wide) {
+constexpr int WarpgroupsCtas(int rows, int parts, Format format) {
   if (rows > kMostRowsByWarps) return 1;
-  if (parts > 1) return 2;
-  return BitsOf(format) == 8 || (rows > 8 && TakesManyRegisters(format, wide)) ? 3 : 4;
+  return parts > 1 ? 2 : BitsOf(format) == 8 ? 3 : 4;
 }
-// The fewest parts that a kernel of few rows has, one or two: where registers leave room for three
-// CTAs of one, two parts are always faster.
+// The fewest parts that a kernel of few rows has, one or two: where registers would leave room for
+// three CTAs of one, two parts are always faster.
 constexpr int LeastParts(int rows, Format format, bool wide) {
   return rows > 8 && TakesManyRegisters(format, wide) ? 2 : 1;
 }
 constexpr int WarpgroupsStages(QuantizedShape shape, int parts, Format format, bool wide) {
   if (shape.rows <= kMostRowsByWarps) {
     if (BitsOf(format) == 8) return parts == 1 ? 3 : 2 * parts;
-    if (format == Format::kU4 && !wide) return (shape.rows == 8 || parts == 1 ? 4 : 3) * parts;
+    if (format == Format::kU4 && !wide) return (shape.rows == 8 ? 4 : 3) * parts;
     if (TakesManyRegisters(format, wide)) return 3 * parts;
     const bool large_scales = !wide && format != Format::kE2M1;
     return ((shape.rows == 8 ? 5 : 4) - (large_scales ? 1 : 0)) * parts;

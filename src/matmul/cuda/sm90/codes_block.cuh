@@ -175,14 +175,15 @@ class CodesBlock {
   // NaN, and so is its row of results.
   static __device__ __forceinline__ void AddMinimums(float2 minimum, const float (&sums)[kRows / 8],
                                                      float (&all)[kSums]) {
-    const auto small = [](float x, uint32_t big) { return cuda::ToTf32(x - __uint_as_float(big)); };
-    const uint32_t upper = cuda::ToTf32(minimum.x), lower = cuda::ToTf32(minimum.y);
-    const uint32_t a[] = {upper, lower, small(minimum.x, upper), small(minimum.y, lower)};
+    uint32_t a[4];
+    cuda::SplitTf32(minimum.x, a[0], a[2]);
+    cuda::SplitTf32(minimum.y, a[1], a[3]);
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
-      const uint32_t big = cuda::ToTf32(sums[n]), rest = small(sums[n], big);
+      uint32_t big, small;
+      cuda::SplitTf32(sums[n], big, small);
       auto& to = reinterpret_cast<float(&)[4]>(all[4 * n]);
-      cuda::MmaTf32(to, a, rest, rest);
+      cuda::MmaTf32(to, a, small, small);
       cuda::MmaTf32(to, a, big, big);
     }
   }

@@ -33,8 +33,7 @@ struct WarpgroupsConfig {
   static constexpr int kMultiplying = kParts * kTiles / (4 * kEach);  // warpgroups
   static constexpr int kMultipliers = kMultiplying * cuda::kWarpgroupThreads;
   static constexpr int kThreads = kMultipliers + (kByWarps ? 32 : cuda::kWarpgroupThreads);
-  static constexpr int kCtas =
-      WarpgroupsCtas(kRows, kParts, kFormat, kWide);  // of a multiprocessor
+  static constexpr int kCtas = WarpgroupsCtas(kRows, kParts, kFormat);  // of a multiprocessor
   // Whether factors may be GGUF's: in f16, or in bytes times outer ones in f16; and whether they
   // are no others. Groups of 6 bits have a step's 16 columns.
   static constexpr bool kMayHaveOuters = kMinimums || kBits == 5 || kBits == 6;
@@ -55,9 +54,8 @@ struct WarpgroupsConfig {
   static constexpr int kMostZeroBytes = kPoints ? kColumns : kMinimums ? kMostScaleBytes : 0;
   // Where factors begin, at multiples of 128 bytes as boxes do.
   static constexpr int kOuterScalesAt = (kMostScaleBytes + kMostZeroBytes + 127) / 128 * 128;
-  static constexpr int kOuterZerosAt = kOuterScalesAt + (kMayHaveOuters ? 2 * kColumns : 0);
-  static constexpr int kFactorBytes =
-      kOuterZerosAt + (kMayHaveOuters && kMinimums ? 2 * kColumns : 0);
+  static constexpr int kOuterZerosAt = kOuterScalesAt + (kMayHaveOuters ? kTiles * kOuterBytes : 0);
+  static constexpr int kFactorBytes = kOuterZerosAt + (kMinimums ? kTiles * kOuterBytes : 0);
   static constexpr int kStages = WarpgroupsStages({kRows, kTiles}, kParts, kFormat, kWide);
   // A place of the ring is always the same part's: another one could find it a round behind.
   static_assert(kStages % kParts == 0);
