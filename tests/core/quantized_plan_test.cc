@@ -264,11 +264,13 @@ TEST(QuantizedPlan, ManyRowsOfOtherFormatsAreMultipliedByWarpgroups) {
   EXPECT_EQ(plan_of(64, Format::kE2M1, 32, DType::kF8E8M0).kernel, kWarpgroups);
   EXPECT_NE(plan_of(64, Format::kE2M1, 32, DType::kF8E8M0, {}, DType::kF16).kernel, kWarpgroups);
   EXPECT_NE(plan_of(64, Format::kU4B8, 96, DType::kF16).kernel, kWarpgroups);
-  // Sums of x find room in the registers of three warpgroups.
-  const QuantizedPlan minimums =
-      plan_of(64, Format::kU4, 32, DType::kF16, {.data = memory, .dtype = DType::kF16});
-  EXPECT_EQ(minimums.kernel, kWarpgroups);
-  EXPECT_EQ(minimums.shape.tiles, kNarrowTiles);
+  // Minimums of any types find room in the registers of three warpgroups.
+  for (const DType scale : {DType::kF16, DType::kF32}) {
+    const QuantizedPlan minimums =
+        plan_of(64, Format::kU4, 32, scale, {.data = memory, .dtype = DType::kF16});
+    EXPECT_EQ(minimums.kernel, kWarpgroups);
+    EXPECT_EQ(minimums.shape.tiles, scale == DType::kF16 ? kWideTiles : kNarrowTiles);
+  }
   const Factors outer{.data = memory, .dtype = DType::kF16, .outer = memory};
   EXPECT_NE(plan_of(64, Format::kU4, 32, DType::kF16, outer).kernel,
             kWarpgroups);  // of minimums alone
@@ -291,9 +293,7 @@ TEST(QuantizedPlan, WarpgroupsAreCutAsKernelsAreBuilt) {
       EXPECT_LE(plan.k_warps, 2) << name;
     } else {
       EXPECT_TRUE(shape.rows == 32 || shape.rows == 64) << name;
-      EXPECT_TRUE(shape.tiles == kNarrowTiles ||
-                  (shape.tiles == kWideTiles && !TakesManyRegisters(p.format, p.points)))
-          << name;
+      EXPECT_TRUE(shape.tiles == kNarrowTiles || shape.tiles == kWideTiles) << name;
       EXPECT_EQ(plan.k_warps, 1) << name;
     }
     EXPECT_TRUE(plan.splits >= 1 && plan.splits <= 7 && plan.splits <= p.k / kStageColumns) << name;

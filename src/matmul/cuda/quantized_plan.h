@@ -80,37 +80,19 @@ constexpr int MostRowBytes(int64_t rows) { return (rows == 1 ? 46 : 90) * 1024; 
 
 // Of kWarpgroups: rows of x that mma.sync multiplies; tiles of w of a CTA, with up to 16 rows, and
 // two kinds with more; CTAs that a multiprocessor has room for, while splits give a launch at
-// most 1.7, so that the next launch's are there when this one's end; stages in flight. `parts`,
-// plan.k_warps: of warpgroups that take stages in turn.
+// most 1.7, so that the next launch's are there when this one's end. `parts`, plan.k_warps: of
+// warpgroups that take stages in turn.
 inline constexpr int kMostRowsByWarps = 16;
 inline constexpr int kFewRowsTiles = 8, kNarrowTiles = 12, kWideTiles = 16;
-// Minimums, whose sums of x take registers, and 5 and 6 bits: with many rows there are kNarrowTiles
-// alone. `wide`: whether groups end with a stage.
-constexpr bool TakesManyRegisters(Format format, bool wide) {
-  return (format == Format::kU4 && !wide) || BitsOf(format) == 5 || BitsOf(format) == 6;
-}
 constexpr int WarpgroupsCtas(int rows, int parts, Format format) {
   if (rows > kMostRowsByWarps) return 1;
   return parts > 1 ? 2 : BitsOf(format) == 8 ? 3 : 4;
 }
 // The fewest parts that a kernel of few rows has, one or two: where registers would leave room for
-// three CTAs of one, two parts are always faster.
+// three CTAs of one, two parts are always faster. `wide`: whether groups end with a stage.
 constexpr int LeastParts(int rows, Format format, bool wide) {
-  return rows > 8 && TakesManyRegisters(format, wide) ? 2 : 1;
-}
-constexpr int WarpgroupsStages(QuantizedShape shape, int parts, Format format, bool wide) {
-  if (shape.rows <= kMostRowsByWarps) {
-    if (BitsOf(format) == 8) return parts == 1 ? 3 : 2 * parts;
-    if (format == Format::kU4 && !wide) return (shape.rows == 8 ? 4 : 3) * parts;
-    if (TakesManyRegisters(format, wide)) return 3 * parts;
-    const bool large_scales = !wide && format != Format::kE2M1;
-    return ((shape.rows == 8 ? 5 : 4) - (large_scales ? 1 : 0)) * parts;
-  }
-  const bool narrow = shape.tiles == kNarrowTiles;
-  if (BitsOf(format) == 8) return (narrow ? 5 : 4) + (shape.rows == 32 ? 1 : 0);
-  if (TakesManyRegisters(format, wide)) return shape.rows == 32 ? 8 : 6;
-  if (shape.rows == 32) return !narrow ? 8 : wide ? 10 : 9;
-  return narrow ? 7 : 6;
+  const bool minimums = format == Format::kU4 && !wide;
+  return rows > 8 && (minimums || BitsOf(format) == 5 || BitsOf(format) == 6) ? 2 : 1;
 }
 
 // Of kGroupsHopper: shapes, by how many units there are and by the rows of a group, in the mean;

@@ -235,8 +235,10 @@ bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, Quanti
            (found.shape.tiles + 1);
   };
   QuantizedPlan found = cut(is_few ? kFewRowsTiles : kWideTiles);
+  // Minimums of any types take registers.
+  const bool is_narrow = taken == RowsTaken::kMany && p.format == Format::kU4;
   if (const QuantizedPlan narrow = cut(kNarrowTiles);
-      !is_few && (TakesManyRegisters(p.format, p.points) || time(narrow) < time(found)))
+      !is_few && (is_narrow || time(narrow) < time(found)))
     found = narrow;
   // Other kernels have more CTAs for a small matrix. But 5 and 6 bits have that for any codes
   // alone, and the others read outer factors from memory: both take 3 to 10 times as long for large

@@ -45,6 +45,7 @@
 #include "src/matmul/cuda/sm90/lane_pairs.cuh"
 #include "src/matmul/cuda/sm90/register_products.cuh"
 #include "src/matmul/cuda/sm90/warpgroups_stage.cuh"
+#include "src/matmul/cuda/sm90/x_sums.cuh"
 
 namespace intarsia::matmul::sm90 {
 
@@ -131,12 +132,12 @@ class WarpgroupsProduct {
     if (p_.scales.outer)
       add.template operator()<S::kOfSteps ? DType::kI8 : DType::kU8>();
     else if constexpr (!S::kOfSteps)
-      add.template operator()<S::kTwoByteFactors ? DType::kF16 : DType::kOther>();
+      add.template operator()<S::kGgufFactors ? DType::kF16 : DType::kOther>();
   }
   template <DType kScale>
   __device__ __forceinline__ void AddStages() {
     float group[S::kEach][kSums];
-    ForEachStage([&](int stage) {
+    ForEachStage([&](int stage, uint32_t) {
       if constexpr (S::kByWarps && S::kPoints) {
         const uint2 biases[] = {BiasesOf(stage, 0), BiasesOf(stage, 1)};
         MultiplyByWarps(stage, group, [&](int each) { return biases[each]; });
@@ -148,7 +149,7 @@ class WarpgroupsProduct {
           Decode(stage, a, BiasesOf(stage, 0));
         else
           Decode(stage, a);
-        Multiply<0, kSteps, false>(stage, a, group[0]);
+        Multiply<false>(stage, a, group[0]);
       }
       float2 scales[S::kEach];
 #pragma unroll
@@ -162,35 +163,45 @@ class WarpgroupsProduct {
     });
   }
 
-  // Any groups: sums of each block of 32 columns, or step of 16, are scaled. Minimums multiply sums
-  // of x, which are products with ones.
+  // Any groups: sums of each block of 32 columns, or step of 16, are scaled. Codes of half a stage
+  // are decoded at a time, which leaves registers for these sums.
   template <DType kScale>
   __device__ __forceinline__ void AddBlocks() {
-    constexpr int kCount = S::kOfSteps ? 1 : 2;  // steps of a group, or part of one
-    ForEachStage([&](int stage) {
-      uint32_t a[kSteps][4];
-      Decode(stage, a);
-      const auto add = [&]<int kGroup>() {
-        float group[kSums], of_x[S::kMinimums ? kSums : 1];
-        Multiply<kCount * kGroup, kCount, false>(stage, a, group);
-        if constexpr (S::kMinimums) SumRows<kCount * kGroup, kCount>(stage, of_x);
-        const float2 scale = ScaleOf<kScale>(stage, 0, kGroup);
-        float2 minimum{};
-        if constexpr (S::kMinimums) minimum = MinimumOf<kScale>(stage, 0, kGroup);
-        cuda::WgmmaWait<0>();
-        AddScaled(scale, group, all_[0]);
-        if constexpr (S::kMinimums)
-          AddScaled({minimum.x * Pairs::kUnit, minimum.y * Pairs::kUnit}, of_x, all_[0]);
-      };
-      [&]<int... kGroups>(std::integer_sequence<int, kGroups...>) {
-        (add.template operator()<kGroups>(), ...);
-      }(std::make_integer_sequence<int, kSteps / kCount>());
+    ForEachStage([&](int stage, uint32_t parity) {
+      if constexpr (S::kSumsX) {
+        const int own = static_cast<int>(threadIdx.x % 4);  // the lane's block
+        AddMinimums(MinimumOf<kScale>(stage, 0, own), shared_, stage, parity, all_[0]);
+      }
+      AddHalf<kScale, 0>(stage);
+      AddHalf<kScale, 1>(stage);
       shared_.ring.ReleaseByWarp(stage);
     });
   }
+  template <DType kScale, int kHalf>
+  __device__ __forceinline__ void AddHalf(int stage) {
+    constexpr int kCount = S::kOfSteps ? 1 : 2;  // steps of a group, or part of one
+    constexpr int kOfHalf = kSteps / 2;
+    uint32_t a[kOfHalf][4];
+#pragma unroll
+    for (int step = 0; step < kOfHalf; ++step)
+      pairs_.Decode(BlockOf(stage, (kHalf * kOfHalf + step) / 2), step % 2, a[step]);
+    FinishDecoding(a);
+    const auto add = [&]<int kGroup>() {
+      float group[kSums];
+      MultiplySteps<typename S::T, S::kRows, kCount * kGroup, kCount, false>(
+          shared_.stages[stage].x, [&](int step) { return a[step % kOfHalf]; }, group);
+      const float2 scale = ScaleOf<kScale>(stage, 0, kGroup);
+      cuda::WgmmaWait<0>();
+      AddScaled(scale, group, all_[0]);
+    };
+    constexpr int kGroups = kOfHalf / kCount;
+    [&]<int... kOf>(std::integer_sequence<int, kOf...>) {
+      (add.template operator()<kHalf * kGroups + kOf>(), ...);
+    }(std::make_integer_sequence<int, kGroups>());
+  }
   template <DType kScale>
   __device__ __forceinline__ void AddBlocksByWarps() {
-    ForEachStage([&](int stage) {
+    ForEachStage([&](int stage, uint32_t) {
       const auto scale = [&](int each, int group) { return ScaleOf<kScale>(stage, each, group); };
       if constexpr (S::kMinimums)
         AddScaledBlocksByWarps(stage, scale, [&](int each, int group) {
@@ -263,7 +274,7 @@ class WarpgroupsProduct {
         Block::AddMinimums(minimum(each, own)..., of_x, all_[each]);
   }
   __device__ __forceinline__ void AddScaledCodes() {
-    ForEachStage([&](int stage) {
+    ForEachStage([&](int stage, uint32_t) {
       if constexpr (S::kByWarps) {
         AddScaledByWarps(stage);
       } else {
@@ -271,7 +282,7 @@ class WarpgroupsProduct {
         DecodeScaled(pairs_, BlockOf(stage, 0),
                      shared_.factors[stage] + tile_ * kBlocks * static_cast<int>(kTileRows),
                      pair_ % 8, a);
-        Multiply<0, kSteps, true>(stage, a, all_[0]);
+        Multiply<true>(stage, a, all_[0]);
         cuda::WgmmaWait<0>();
       }
       shared_.ring.ReleaseByWarp(stage);
@@ -308,7 +319,7 @@ class WarpgroupsProduct {
 #pragma unroll 1
     for (int i = task_.begin + part_; i < task_.end; i += S::kParts) {
       shared_.ring.full[place.index].Wait(place.parity);
-      add(place.index);
+      add(place.index, place.parity);
 #pragma unroll
       for (int part = 0; part < S::kParts; ++part) place.Next();
     }
@@ -362,22 +373,14 @@ class WarpgroupsProduct {
 #pragma unroll
       for (float& sum : of_tile) sum = 0.0f;
   }
-  // kCount steps from kFirst on, in flight afterwards. All codes are decoded before the first
-  // product begins, not between products.
-  template <int kFirst, int kCount, bool kAdd>
+  // All steps, in flight afterwards. All codes are decoded before the first product begins, not
+  // between products.
+  template <bool kAdd>
   __device__ __forceinline__ void Multiply(int stage, uint32_t (&a)[kSteps][4],
                                            float (&sums)[kSums]) const {
-    if constexpr (kFirst == 0) FinishDecoding(a);
-    MultiplySteps<typename S::T, S::kRows, kFirst, kCount, kAdd>(
+    FinishDecoding(a);
+    MultiplySteps<typename S::T, S::kRows, 0, kSteps, kAdd>(
         shared_.stages[stage].x, [&](int step) { return a[step]; }, sums);
-  }
-  // Sums of rows of x over kCount steps, in flight afterwards; the same for each row of w.
-  template <int kFirst, int kCount>
-  __device__ __forceinline__ void SumRows(int stage, float (&sums)[kSums]) const {
-    constexpr uint32_t kOnes = S::kType == DType::kF16 ? 0x3c003c00u : 0x3f803f80u;
-    const uint32_t ones[] = {kOnes, kOnes, kOnes, kOnes};
-    MultiplySteps<typename S::T, S::kRows, kFirst, kCount, false>(
-        shared_.stages[stage].x, [&](int) { return ones; }, sums);
   }
 
   const QuantizedParams& p_;

@@ -100,6 +100,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas)
       .end = all * (split + 1) / splits};
   if (threadIdx.x == 0) {
     shared.ring.Init(1, S::kMultipliers / 32 / S::kParts);
+    if constexpr (S::kSumsX)
+      for (auto& summed : shared.summed) summed.Init(32 * kSummingWarps);
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.x), cuda::PrefetchMap(maps.codes), cuda::PrefetchMap(maps.scales);
     if constexpr (S::kZeros) cuda::PrefetchMap(maps.zeros);
@@ -114,6 +116,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas)
   if (warp >= S::kMultipliers / 32) {
     if constexpr (!S::kByWarps) cuda::ReleaseRegisters<S::kCopying>();
     if (threadIdx.x == S::kMultipliers) CopyStages<S>(p, plan, maps, task, shared);
+    if constexpr (S::kSumsX)
+      if (const int number = warp - S::kMultipliers / 32; number > 0)
+        SumStages<S>(task, shared, number - 1, WarpgroupsProduct<S>::Pairs::kUnit);
     __syncwarp();
     if (splits > 1) cuda::ClusterSync();
   } else {
@@ -197,11 +202,8 @@ Status LaunchManyRows(const QuantizedParams& p, const QuantizedPlan& plan,
                                                                                     context);
   };
   const auto rows = [&]<int kRows>() {
-    if constexpr (TakesManyRegisters(kFormat, kWide))
-      return launch.template operator()<kRows, kNarrowTiles>();
-    else
-      return plan.shape.tiles == kNarrowTiles ? launch.template operator()<kRows, kNarrowTiles>()
-                                              : launch.template operator()<kRows, kWideTiles>();
+    return plan.shape.tiles == kNarrowTiles ? launch.template operator()<kRows, kNarrowTiles>()
+                                            : launch.template operator()<kRows, kWideTiles>();
   };
   return plan.shape.rows == 32 ? rows.template operator()<32>() : rows.template operator()<64>();
 }

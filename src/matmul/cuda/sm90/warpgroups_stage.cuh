@@ -32,40 +32,52 @@ struct WarpgroupsConfig {
   static constexpr int kTiles = kTiles_;
   static constexpr int kMultiplying = kParts * kTiles / (4 * kEach);  // warpgroups
   static constexpr int kMultipliers = kMultiplying * cuda::kWarpgroupThreads;
+  // Whether the copying warpgroup's other warps sum up rows of x (x_sums.cuh).
+  static constexpr bool kSumsX = kMinimums && !kByWarps;
   static constexpr int kThreads = kMultipliers + (kByWarps ? 32 : cuda::kWarpgroupThreads);
   static constexpr int kCtas = WarpgroupsCtas(kRows, kParts, kFormat);  // of a multiprocessor
   // Whether factors may be GGUF's: in f16, or in bytes times outer ones in f16; and whether they
   // are no others. Groups of 6 bits have a step's 16 columns.
   static constexpr bool kMayHaveOuters = kMinimums || kBits == 5 || kBits == 6;
-  static constexpr bool kTwoByteFactors = kMayHaveOuters && (kByWarps || kBits > 4);
+  static constexpr bool kGgufFactors =
+      kMayHaveOuters && (kByWarps || kBits > 4 || kTiles > kNarrowTiles);
   static constexpr bool kOfSteps = kBits == 6;
-  // The copying warpgroup gives registers to those that multiply, unless kByWarps.
-  static constexpr int kCopying = kMultiplying == 3 ? 40 : 32;
+  // The copying warpgroup gives registers to those that multiply, unless kByWarps. With 32 rows
+  // these need fewer, and sums of x are faster with more.
+  static constexpr int kCopying = kSumsX && kRows == 32 ? 56 : kMultiplying == 3 ? 40 : 32;
   static constexpr int kMultiplyingRegisters = RegistersOfConsumers(kMultiplying, kCopying);
   static constexpr int kXBytes = kRows * kStageColumns * 2;
+  // A panel behind those of x, for the sums.
+  static constexpr int kXSumsBytes = kSumsX ? kRows * cuda::kPanelRowBytes : 0;
   // A box has so many bytes of a tile's codes: half of a stage's, where these have more than 4
   // bits.
   static constexpr int kBoxes = kBits == 4 ? 1 : 2;
   static constexpr int kBoxBytes = kStageColumns * static_cast<int>(kTileRows) * kBits / 8 / kBoxes;
   static constexpr int kColumns = kTiles * static_cast<int>(kTileRows);  // of w
   static constexpr int kMostScaleBytes = kColumns * (kWide || kScalesCodes ? 4
-                                                     : kTwoByteFactors     ? 8
+                                                     : kGgufFactors        ? 8
                                                                            : 16);
   static constexpr int kMostZeroBytes = kPoints ? kColumns : kMinimums ? kMostScaleBytes : 0;
   // Where factors begin, at multiples of 128 bytes as boxes do.
   static constexpr int kOuterScalesAt = (kMostScaleBytes + kMostZeroBytes + 127) / 128 * 128;
   static constexpr int kOuterZerosAt = kOuterScalesAt + (kMayHaveOuters ? kTiles * kOuterBytes : 0);
   static constexpr int kFactorBytes = kOuterZerosAt + (kMinimums ? kTiles * kOuterBytes : 0);
-  static constexpr int kStages = WarpgroupsStages({kRows, kTiles}, kParts, kFormat, kWide);
-  // A place of the ring is always the same part's: another one could find it a round behind.
-  static_assert(kStages % kParts == 0);
+  // Stages in flight, as many as there is room for. A place of the ring is always the same part's:
+  // another one could find it a round behind.
+  static constexpr int kStageBytes =
+      RoundUp<int>(kXBytes + kXSumsBytes, cuda::kSwizzleAtomBytes) +
+      RoundUp<int>(kTiles * kBoxes * kBoxBytes, cuda::kSwizzleAtomBytes) +
+      RoundUp<int>(kFactorBytes, 128) + 3 * static_cast<int>(sizeof(cuda::Barrier));
+  static constexpr int kRoom =
+      cuda::SharedKilobytes(cuda::kHopper) * 1024 / kCtas - cuda::kReservedSharedBytes;
+  static constexpr int kStages = kRoom / kStageBytes / kParts * kParts;
   static constexpr int kPitch = kTiles * static_cast<int>(kTileRows) + 4;  // of sums, for the banks
 };
 
 template <class S>
 struct alignas(cuda::kSwizzleAtomBytes) WarpgroupsShared {
   struct Stage {
-    alignas(cuda::kSwizzleAtomBytes) char x[S::kXBytes];
+    alignas(cuda::kSwizzleAtomBytes) char x[S::kXBytes + S::kXSumsBytes];
     alignas(cuda::kSwizzleAtomBytes) char codes[S::kBoxes][S::kTiles][S::kBoxBytes];
   };
   union {
@@ -82,6 +94,7 @@ struct alignas(cuda::kSwizzleAtomBytes) WarpgroupsShared {
   // Scales one after the other; then points, or minimums; then outer factors of both.
   alignas(128) char factors[S::kStages][S::kFactorBytes];
   Ring<S::kStages> ring;
+  cuda::Barrier summed[S::kSumsX ? S::kStages : 1];
 };
 
 // What a CTA computes: stages [begin, end) of the sum, for tiles from first_tile on.
