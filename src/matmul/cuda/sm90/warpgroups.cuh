@@ -163,40 +163,40 @@ class WarpgroupsProduct {
     });
   }
 
-  // Any groups: sums of each block of 32 columns, or step of 16, are scaled. Codes of half a stage
-  // are decoded at a time, which leaves registers for these sums.
+  // Any groups: sums of each block of 32 columns, or step of 16, are scaled.
   template <DType kScale>
   __device__ __forceinline__ void AddBlocks() {
     ForEachStage([&](int stage, uint32_t parity) {
       if constexpr (S::kSumsX) {
         const int own = static_cast<int>(threadIdx.x % 4);  // the lane's block
         AddMinimums(MinimumOf<kScale>(stage, 0, own), shared_, stage, parity, all_[0]);
+        if constexpr (S::kDecoded == 2) cuda::WgmmaWait<0>();  // registers, again
       }
-      AddHalf<kScale, 0>(stage);
-      AddHalf<kScale, 1>(stage);
+      [&]<int... kOf>(std::integer_sequence<int, kOf...>) {
+        (AddPart<kScale, kOf>(stage), ...);
+      }(std::make_integer_sequence<int, kSteps / S::kDecoded>());
       shared_.ring.ReleaseByWarp(stage);
     });
   }
-  template <DType kScale, int kHalf>
-  __device__ __forceinline__ void AddHalf(int stage) {
+  template <DType kScale, int kPart>
+  __device__ __forceinline__ void AddPart(int stage) {
     constexpr int kCount = S::kOfSteps ? 1 : 2;  // steps of a group, or part of one
-    constexpr int kOfHalf = kSteps / 2;
-    uint32_t a[kOfHalf][4];
+    uint32_t a[S::kDecoded][4];
 #pragma unroll
-    for (int step = 0; step < kOfHalf; ++step)
-      pairs_.Decode(BlockOf(stage, (kHalf * kOfHalf + step) / 2), step % 2, a[step]);
+    for (int step = 0; step < S::kDecoded; ++step)
+      pairs_.Decode(BlockOf(stage, (kPart * S::kDecoded + step) / 2), step % 2, a[step]);
     FinishDecoding(a);
     const auto add = [&]<int kGroup>() {
       float group[kSums];
       MultiplySteps<typename S::T, S::kRows, kCount * kGroup, kCount, false>(
-          shared_.stages[stage].x, [&](int step) { return a[step % kOfHalf]; }, group);
+          shared_.stages[stage].x, [&](int step) { return a[step % S::kDecoded]; }, group);
       const float2 scale = ScaleOf<kScale>(stage, 0, kGroup);
       cuda::WgmmaWait<0>();
       AddScaled(scale, group, all_[0]);
     };
-    constexpr int kGroups = kOfHalf / kCount;
+    constexpr int kGroups = S::kDecoded / kCount;
     [&]<int... kOf>(std::integer_sequence<int, kOf...>) {
-      (add.template operator()<kHalf * kGroups + kOf>(), ...);
+      (add.template operator()<kPart * kGroups + kOf>(), ...);
     }(std::make_integer_sequence<int, kGroups>());
   }
   template <DType kScale>

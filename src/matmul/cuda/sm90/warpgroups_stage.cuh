@@ -42,9 +42,16 @@ struct WarpgroupsConfig {
   static constexpr bool kGgufFactors =
       kMayHaveOuters && (kByWarps || kBits > 4 || kTiles > kNarrowTiles);
   static constexpr bool kOfSteps = kBits == 6;
-  // The copying warpgroup gives registers to those that multiply, unless kByWarps. With 32 rows
-  // these need fewer, and sums of x are faster with more.
-  static constexpr int kCopying = kSumsX && kRows == 32 ? 56 : kMultiplying == 3 ? 40 : 32;
+  // The copying warpgroup gives registers to those that multiply, unless kByWarps. It keeps some
+  // for sums of x, unless that makes these wait for decoding.
+  static constexpr int kSummingRegisters =
+      kSumsX && (kRows == 32 || kTiles > kNarrowTiles) ? 56 : 0;
+  static constexpr int kCopying = kSummingRegisters   ? kSummingRegisters
+                                  : kMultiplying == 3 ? 40
+                                                      : 32;
+  // Steps of 16 columns whose codes are decoded at a time, where blocks are scaled: what registers
+  // have room for.
+  static constexpr int kDecoded = kSummingRegisters && kRows == 64 ? 2 : 4;
   static constexpr int kMultiplyingRegisters = RegistersOfConsumers(kMultiplying, kCopying);
   static constexpr int kXBytes = kRows * kStageColumns * 2;
   // A panel behind those of x, for the sums.
