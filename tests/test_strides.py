@@ -82,7 +82,7 @@ def check_scattered(op, operands, attributes, widened, rng, in_place) -> None:
 
 
 def of_rows(info, x):
-    """The axes that may lie apart. Those of a rotary embedding's tokens may only evenly, as rows of "even_rows"."""
+    """The axes that may lie apart. Rows of "even_rows" may only evenly, as those of a rotary embedding's tokens."""
     if info["access"] == "even_rows":
         return {0, x.ndim - 1}
     return range(x.ndim) if info["access"] == "rows" else ()
@@ -139,7 +139,7 @@ def test_rotary_embedding_walks_over_any_axes_of_tokens(tokens, heads, flat, in_
     )
 
     def widened(info, x):
-        if info["access"] != "rows":
+        if info["access"] != "even_leading":
             return ()
         several = [axis for axis, size in enumerate(tokens) if size > 1] or [0]
         return [axis for axis in range(x.ndim) if not several[0] < axis <= several[-1]]
@@ -151,7 +151,7 @@ def test_tokens_at_uneven_distances_are_refused() -> None:
     memory, positions = np.zeros((3, 5, 1, 4, 2, 8), np.float32), np.zeros((3, 1, 1, 2), np.int32)
     query, table = memory[:, :1, :, 1:3], np.zeros((9, 8), np.float32)
     operands = [running.tensor(x) for x in (positions, query, table)]
-    with pytest.raises(ValueError, match="query has 4 axes of tokens at uneven distances"):
+    with pytest.raises(ValueError, match="query has 4 leading axes at uneven distances"):
         running.LIBRARY.infer("rotary_embedding", [*operands, None], {})
 
 

@@ -246,6 +246,10 @@ def flash_attn_varlen_func(
         raise NotImplementedError(
             f"flash_attn_varlen: dropout_p={dropout_p} is not built; it is for 0"
         )
+    if window_size is None or len(window_size) != 2:
+        raise ValueError(
+            f"flash_attn_varlen: window_size is {window_size}, expected (left, right) of integers"
+        )
     out, softmax_lse = torch.ops.xla.flash_attn_varlen_op(
         q,
         k,

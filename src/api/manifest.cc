@@ -28,7 +28,7 @@ std::string ToJson(const AttrValue& value) {
 }
 
 std::string OperandJson(const OperandInfo& operand) {
-  constexpr std::string_view kAccess[] = {"dense", "rows", "even_rows"};
+  constexpr std::string_view kAccess[] = {"dense", "rows", "even_rows", "even_leading"};
   return Object()
       .String("name", operand.name)
       .String("dims", operand.dims.text())

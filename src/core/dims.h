@@ -90,6 +90,8 @@ class DimsBinding {
   // The shape that a pattern stands for; fails if a symbol in it is unknown.
   Status Evaluate(const DimsPattern& pattern, const Conditions& conditions,
                   std::vector<int64_t>& shape) const;
+  // How many axes "..." stands for; -1 while nothing that matched has it.
+  int leading_axes() const { return static_cast<int>(ellipsis_.value); }
 
  private:
   struct Binding {

@@ -8,6 +8,7 @@
 #include "src/core/check_range.h"
 #include "src/core/config.h"
 #include "src/core/log_call.h"
+#include "src/core/overlap.h"
 #ifdef INTARSIA_WITH_CUDA
 #include "src/core/cuda/device.h"
 #endif
@@ -26,6 +27,15 @@ bool Lists(std::string_view list, std::string_view word) {
 }
 
 constexpr std::string_view kActivations = "f32|f16|bf16";  // what T may be
+
+// `leading`: how many axes "..." stands for.
+bool Fits(Access access, const TensorView& operand, int leading) {
+  if (operand.dense()) return true;
+  const bool rows = operand.dim(-1) < 2 || operand.stride(-1) == 1;
+  if (access == Access::kEvenRows) return rows && EvenStride(operand, operand.rank - 1);
+  if (access == Access::kEvenLeading) return rows && EvenStride(operand, leading);
+  return access == Access::kRows && rows;
+}
 
 // What the whole of a call agrees on, gathered operand by operand.
 class Checker {
@@ -136,11 +146,15 @@ class Checker {
   }
 
   Status CheckAccess(const OperandInfo& info, const TensorView& operand) const {
-    if (Fits(info.access, operand)) return {};
+    const int leading = dims_.leading_axes();
+    if (Fits(info.access, operand, leading)) return {};
     if (info.access == Access::kDense)
       return Invalid(op_, info.name, " is strided, expected a dense row-major array");
-    if (!Fits(Access::kRows, operand))
+    if (!Fits(Access::kRows, operand, leading))
       return Invalid(op_, info.name, " has last stride ", operand.stride(-1), ", expected 1");
+    if (info.access == Access::kEvenLeading)
+      return Invalid(op_, info.name, " has ", leading,
+                     " leading axes at uneven distances, expected even ones");
     return Invalid(op_, info.name, " has rows at uneven distances, expected even ones");
   }
 
@@ -180,11 +194,16 @@ std::string ExpectedDTypes(const OpInfo& op, const OperandInfo& info) {
   return expected;
 }
 
-bool Fits(Access access, const TensorView& operand) {
-  if (operand.dense()) return true;
-  const bool rows = operand.dim(-1) < 2 || operand.stride(-1) == 1;
-  if (access == Access::kEvenRows) return rows && EvenStride(operand, operand.rank - 1);
-  return access == Access::kRows && rows;
+bool Fits(const OpInfo& op, const Call& call, size_t operand) {
+  const Access access = op.operands[operand].access;
+  const TensorView& view = *call.operands[operand];
+  if (access != Access::kEvenLeading || view.dense()) return Fits(access, view, 0);
+  DimsBinding dims(op.symbols);
+  const CallConditions conditions(op, call);
+  for (size_t i = 0; i < operand && dims.leading_axes() < 0; ++i)
+    if (const Optional& before = call.operands[i])
+      if (!dims.Match(op.operands[i].dims, before->shape(), conditions, {}).ok()) return true;
+  return Fits(access, view, dims.leading_axes());
 }
 
 int OpInfo::FindOperand(std::string_view operand) const {
@@ -238,18 +257,6 @@ static int WrittenOperand(const ResultInfo& info, const Call& call, const Tensor
   if (i < 0) return -1;
   const TensorView& operand = *call.operands[static_cast<size_t>(i)];
   return operand.data == result.data && operand.same_strides(result) ? i : -1;
-}
-
-// Two views may lie between each other's elements, as parts of one cache do. So only what is dense,
-// or begins at one address, is known to overlap.
-static bool Overlap(const TensorView& a, const TensorView& b) {
-  if (a.size() == 0 || b.size() == 0) return false;
-  if (a.data == b.data) return true;
-  const auto begin = [](const TensorView& x) { return reinterpret_cast<uintptr_t>(x.data); };
-  const auto end = [&](const TensorView& x) {
-    return begin(x) + static_cast<uintptr_t>(x.size() * Bytes(x.dtype));
-  };
-  return a.dense() && b.dense() && begin(a) < end(b) && begin(b) < end(a);
 }
 
 static Status CheckWritten(const OpInfo& op, const Call& call) {
@@ -315,7 +322,9 @@ Status CheckOverlap(const OpInfo& op, const Call& call) {
       if (!operand || static_cast<int>(j) == written || IsWritten(op, call, static_cast<int>(j)) ||
           !Overlap(*result, *operand))
         continue;
-      const bool same = operand->data == result->data && operand->dtype == result->dtype &&
+      // A result may take the place of an operand, as in XLA. What the op writes may not.
+      const bool same = written < 0 && operand->data == result->data &&
+                        operand->dtype == result->dtype &&
                         std::ranges::equal(operand->shape(), result->shape());
       if (!same)
         return Invalid(

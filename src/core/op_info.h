@@ -117,8 +117,8 @@ Status Infer(const OpInfo& op, Call& call);
 // The dtypes that an operand may have, as errors name them.
 std::string ExpectedDTypes(const OpInfo& op, const OperandInfo& info);
 
-// Whether the kernel can take an operand as it lies.
-bool Fits(Access access, const TensorView& operand);
+// Whether the kernel can take an operand as it lies. Shapes that do not fit are Infer's to refuse.
+bool Fits(const OpInfo& op, const Call& call, size_t operand);
 
 // Runs a call that Infer and CheckResults have passed. With INTARSIA_CHECK=1, an index outside of
 // what the spec says is an error; otherwise nobody looks, and the kernels skip it.
@@ -129,8 +129,8 @@ Status RunCuda(const OpInfo& op, const Call& call, const CudaContext& context);
 // ones lie where their operands do.
 Status CheckResults(const OpInfo& op, const Call& call, std::span<const Optional> inferred);
 
-// Refuses a result, or an operand that is written, that lies over a part of another operand, as far
-// as dense arrays show it. XLA's buffers never do.
+// Refuses an operand that is written and shares memory with another operand, and a result that lies
+// over a part of one. XLA's buffers never do.
 Status CheckOverlap(const OpInfo& op, const Call& call);
 
 // "rms_norm: weight has n=5 but x has n=64"

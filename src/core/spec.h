@@ -16,7 +16,8 @@ namespace intarsia {
 enum class Access {
   kDense,
   kRows /* last stride is 1 */,
-  kEvenRows /* and all rows lie at one distance */
+  kEvenRows /* and all rows lie at one distance */,
+  kEvenLeading /* as kRows, and the axes of "..." are walked at one distance */
 };
 
 // What a Call has room for; workspaces count as results.

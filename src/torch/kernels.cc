@@ -171,21 +171,31 @@ class Invocation {
 
   Status Operands() {
     INTARSIA_RETURN_IF_ERROR(std::move(taken_));
-    for (size_t i = 0; i < op_.operands.size(); ++i) {
-      if (!operands_[i]) continue;
-      INTARSIA_RETURN_IF_ERROR(Operand(i));
-    }
+    for (size_t i = 0; i < op_.operands.size(); ++i)
+      if (operands_[i]) INTARSIA_RETURN_IF_ERROR(Look(i));
+    for (size_t i = 0; i < op_.operands.size(); ++i)
+      if (operands_[i]) INTARSIA_RETURN_IF_ERROR(Place(i));
     return {};
   }
 
-  Status Operand(size_t i) {
+  Status Look(size_t i) {
     const OperandInfo& info = op_.operands[i];
-    INTARSIA_RETURN_IF_ERROR(CheckDevice(info.name, operands_[i].get(), i == 0));
-    TensorView& view = call_.operands[i].emplace();
-    INTARSIA_RETURN_IF_ERROR(View(info, operands_[i].get(), view));
+    const Tensor tensor = operands_[i].get();
+    bool is_given = true;
+    if (!info.optional)
+      INTARSIA_RETURN_IF_ERROR(
+          Torch(Get().is_defined(tensor, &is_given), "is_defined of ", info.name));
+    if (!is_given) return InvalidArgument(Text(info.name, " is missing"));
+    INTARSIA_RETURN_IF_ERROR(CheckDevice(info.name, tensor, i == 0));
+    return View(info, tensor, call_.operands[i].emplace());
+  }
+
+  // An operand that is only read is made as dense as the op needs it.
+  Status Place(size_t i) {
+    const OperandInfo& info = op_.operands[i];
+    TensorView& view = *call_.operands[i];
     if (IsWritten(i)) return CheckSeparate(info.name, view);
-    // An operand that is only read is made as dense as the op needs it.
-    if (Fits(info.access, view)) return {};
+    if (Fits(op_, call_, i)) return {};
     TensorView dense;  // for its strides
     INTARSIA_RETURN_IF_ERROR(MakeDense(nullptr, view.dtype, view.shape(), dense));
     OwnedTensor copy;

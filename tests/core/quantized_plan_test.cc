@@ -245,8 +245,8 @@ TEST(QuantizedPlan, WarpgroupsTakeRowsOfLargeMatrices) {
 TEST(QuantizedPlan, ManyRowsOfOtherFormatsAreMultipliedByWarpgroups) {
   alignas(16) static char memory[16];
   const auto plan_of = [](int64_t m, Format format, int64_t group, DType scale,
-                          const Factors& zeros = {}, DType x = DType::kBF16) {
-    QuantizedParams p = ParamsOf(m, 4096, 14336, group);
+                          const Factors& zeros = {}, DType x = DType::kBF16, int64_t n = 4096) {
+    QuantizedParams p = ParamsOf(m, n, 14336, group);
     p.dtype = p.out_dtype = x;
     p.format = format;
     p.scales.dtype = scale;
@@ -266,8 +266,8 @@ TEST(QuantizedPlan, ManyRowsOfOtherFormatsAreMultipliedByWarpgroups) {
   EXPECT_NE(plan_of(64, Format::kU4B8, 96, DType::kF16).kernel, kWarpgroups);
   // Minimums of any types find room in the registers of three warpgroups.
   for (const DType scale : {DType::kF16, DType::kF32}) {
-    const QuantizedPlan minimums =
-        plan_of(64, Format::kU4, 32, scale, {.data = memory, .dtype = DType::kF16});
+    const Factors zeros{.data = memory, .dtype = DType::kF16};
+    const QuantizedPlan minimums = plan_of(64, Format::kU4, 32, scale, zeros, DType::kBF16, 28672);
     EXPECT_EQ(minimums.kernel, kWarpgroups);
     EXPECT_EQ(minimums.shape.tiles, scale == DType::kF16 ? kWideTiles : kNarrowTiles);
   }

@@ -2,6 +2,7 @@
 
 import doctest
 import itertools
+from typing import Any
 
 import intarsia.xla_ops
 import numpy as np
@@ -134,6 +135,8 @@ def test_a_number_of_sequences_that_is_none(count: int) -> None:
     for call in (op.paged_attention, xla_ops.xla_gpu_paged_attention):
         with pytest.raises(ValueError, match=f"num_seqs is {count}, expected 0 to b={b}, as cu"):
             call(*args, count, scale)
+        with pytest.raises(ValueError, match=r"num_seqs is \[2\], expected \[1\]"):
+            call(*args, all_of_them.repeat(2), scale)
     got = op.paged_attention(*args, torch.full_like(all_of_them, count), scale)
     assert torch.equal(got, want if count > 0 else torch.zeros_like(want))
 
@@ -232,6 +235,13 @@ def test_flash_attn_varlen_func() -> None:
             *(x[a:b].transpose(0, 1) for x in (q, k, v)), seen, scale=0.3, enable_gqa=True
         )
         torch.testing.assert_close(out[a:b], want.transpose(0, 1))
+
+
+@pytest.mark.parametrize("window", [None, (3,), (1, 2, 3)])
+def test_a_window_of_another_kind_than_a_pair_is_refused(window: Any) -> None:
+    q, cu = torch.randn(6, 2, 16), torch.tensor([0, 6], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"flash_attn_varlen: window_size is .*, expected \(left"):
+        xla_ops.flash_attn_varlen_func(q, q, q, cu, cu, 6, 6, window_size=window)
 
 
 @pytest.mark.parametrize("name", ["alibi_slopes", "sinks", "leftpad_k", "seqused_k"])

@@ -134,6 +134,10 @@ BAND = torch.ones(4, 5, dtype=torch.bool).tril(1).triu(-1)
         ({"key": torch.zeros(1, 2, 5, 8)}, ValueError, r"key has shape \[1, 2, 5, 8\], expected"),
         ({"key": torch.zeros(2, 2, 6, 8)}, ValueError, "do not go together"),
         ({"query": torch.zeros(2, 2, 4, 8).half()}, ValueError, "key has dtype torch.float32"),
+        ({"query": torch.zeros(8)}, ValueError, r"query has shape \[8\], expected \[..., n, d\]"),
+        ({"key": torch.zeros(8)}, ValueError, r"key has shape \[8\], expected \[2, h, n, d\]"),
+        ({"value": torch.zeros(2, 2, 5, 32)}, NotImplementedError, "value has dv=32 where query has d=8"),
+        (dict.fromkeys(("query", "key", "value"), torch.zeros(1, 2, 520)), NotImplementedError, "query has d=520"),
     ],
 )  # fmt: skip
 def test_what_is_refused(change, error, says):

@@ -101,18 +101,67 @@ def test_what_is_written_shares_no_memory() -> None:
         ):
             op.fused_add_rms_norm(x, torch.zeros(5, 64), weight)
     torch.testing.assert_close(x, kept, rtol=0, atol=0)
+    # Of what lies apart in each row or page, parts that others have, too.
+    rows, row = torch.randn(5, 96), torch.tensor([0])
+    with pytest.raises(ValueError, match=message):
+        op.fused_add_rms_norm(rows[:, :64], rows[:, 32:])
+    with pytest.raises(ValueError, match="x is written and lies over a part of weight, expected"):
+        op.fused_add_rms_norm(rows[:, :64], torch.zeros(5, 64), rows[2, 16:80])
+    pages = torch.zeros(2, 8, 2, 64)
+    with pytest.raises(ValueError, match="value_cache shares memory with key_cache"):
+        op.reshape_and_cache_flash(key, key, pages[:, :4], pages[:, 2:6], slots)
+    with pytest.raises(ValueError, match="blocks is written and lies over a part of source"):
+        op.swap_blocks(pages, pages, row, row + 1)
     # One cache between the other's elements.
+    op.reshape_and_cache_flash(key, key * 2, pages[:, :4], pages[:, 4:], slots)
+    assert pages[0, 1].sum() == 2 * 64 and pages[0, 5].sum() == 2 * 64 * 2
     packed = torch.zeros(2, 4, 2, 128)
     op.reshape_and_cache_flash(key, key * 2, packed[..., :64], packed[..., 64:], slots)
     assert packed[0, 1].sum() == 2 * 64 * 3
 
 
-def test_tokens_at_uneven_distances_are_refused() -> None:
-    query, table = torch.randn(2, 5, 4, 16)[:, :3], torch.randn(5, 16)
-    kept = query.clone()
-    with pytest.raises(ValueError, match="query has 2 axes of tokens at uneven distances"):
-        op.rotary_embedding(torch.zeros(2, 3, dtype=torch.int64), query, table)
-    torch.testing.assert_close(query, kept, rtol=0, atol=0)
+def test_torch_compile_copies_no_operand_that_is_written_and_read() -> None:
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def swap(blocks: torch.Tensor, row: torch.Tensor) -> None:
+        op.swap_blocks(blocks, blocks, row, row + 1)
+
+    with pytest.raises(RuntimeError, match="swap_blocks: blocks shares memory with source and is"):
+        swap(torch.zeros(4, 8), torch.tensor([0]))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_tokens_at_uneven_distances(flat: bool) -> None:
+    """They are read, and not written."""
+    whole, table = torch.randn(2, 5, 4, 16), torch.randn(5, 16)
+    query, key = whole[:, :3], whole[:, 1:4, :2]
+    if flat:
+        query, key = query.flatten(-2), key.flatten(-2)
+    kept, positions, heads = whole.clone(), torch.arange(6).view(2, 3) % 5, {"head_size": 16}
+    with pytest.raises(ValueError, match="query has 2 leading axes at uneven distances"):
+        op.rotary_embedding(positions, query, table, **heads)
+    got = op.rotary_embedding.functional(positions, query, table, key, **heads)
+    dense = [x.contiguous() for x in (query, key)]
+    want = op.rotary_embedding.functional(positions, dense[0], table, dense[1], **heads)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    torch.testing.assert_close(whole, kept, rtol=0, atol=0)
+
+
+def test_a_negative_view_is_read_and_not_written() -> None:
+    x, residual, weight = torch.randn(3, 64), torch.randn(3, 64), torch.randn(64)
+    for at in (0, 1):
+        operands = [torch._neg_view(y) if i == at else y for i, y in enumerate((x, residual))]
+        with pytest.raises(ValueError, match=r"fused_add_rms_norm: \w+ is a negative view and is"):
+            op.fused_add_rms_norm(*operands)
+    want = op.fused_add_rms_norm.functional(x, residual, -weight)
+    op.fused_add_rms_norm(x, residual, torch._neg_view(weight))
+    torch.testing.assert_close((x, residual), want, rtol=0, atol=0)
+
+
+def test_an_operand_that_is_missing_is_named() -> None:
+    with pytest.raises(ValueError, match="rms_norm: x is missing"):
+        op.rms_norm(None, torch.ones(8))
+    with pytest.raises(ValueError, match="fused_add_rms_norm: residual is missing"):
+        op.fused_add_rms_norm(torch.ones(2, 8), None)
 
 
 @torch_running.on_each_device

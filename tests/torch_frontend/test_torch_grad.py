@@ -163,6 +163,36 @@ def test_attention_with_sinks() -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+def test_rotary_embedding_before_a_transpose() -> None:
+    """As models have it: the cotangents' tokens [b, s] lie at uneven distances then."""
+    positions, table = torch.arange(5).expand(2, 5), torch.randn(8, 16)
+    heads = [torch.randn(2, 5, 4, 16, requires_grad=True) for _ in range(2)]
+
+    turned = op.rotary_embedding.functional(positions, heads[0], table, heads[1])
+    q, k = (x.transpose(1, 2) for x in turned)
+    loss = (q @ k.mT).softmax(-1).pow(2).sum()
+    cotangents = torch.autograd.grad(loss, turned, retain_graph=True)
+    assert not any(g.is_contiguous() for g in cotangents)
+    got = torch.autograd.grad(turned, heads, cotangents, retain_graph=True)
+    want = torch.autograd.grad(turned, heads, [g.contiguous() for g in cotangents])
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["silu_and_mul", "mul_and_silu"])
+def test_gradients_of_gradients(name: str) -> None:
+    x = torch.randn(3, 8, requires_grad=True)
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        gate, other = x.chunk(2, -1) if name == "silu_and_mul" else reversed(x.chunk(2, -1))
+        return torch.nn.functional.silu(gate) * other
+
+    def twice(function) -> torch.Tensor:
+        (once,) = torch.autograd.grad(function(x).pow(2).sum(), x, create_graph=True)
+        return torch.autograd.grad(once.pow(2).sum(), x)[0]
+
+    torch.testing.assert_close(twice(getattr(op, name)), twice(plain))
+
+
 def test_what_has_no_gradient_says_so() -> None:
     x = torch.randn(2, 64, requires_grad=True)
     q, _ = op.dynamic_per_token_scaled_fp8_quant(x)

@@ -172,6 +172,8 @@ def xla_gpu_paged_attention(
     if not isinstance(num_seqs, torch.Tensor):
         check_num_seqs("paged_attention", num_seqs, query_start_loc)
         num_seqs = torch.full((1,), num_seqs, dtype=torch.int32, device=query.device)
+    elif num_seqs.numel() != 1:
+        raise ValueError(f"paged_attention: num_seqs is {list(num_seqs.shape)}, expected [1]")
     out, _ = _ops.paged_attention.default(
         query,
         key_cache,

@@ -25,6 +25,7 @@ def fake(form: Form, library: _native.Library) -> Callable[..., Any]:
     def kernel(*args: torch.Tensor | None, **attributes: Any) -> Any:
         operands = form.operands(args)
         check_devices(form.op, operands)
+        _check_memory(form, operands)
         shapes = [() if x is None else x.shape for x in operands]
         are_numbers = all(isinstance(size, int) for shape in shapes for size in shape)
         if are_numbers:
@@ -39,6 +40,18 @@ def fake(form: Form, library: _native.Library) -> Callable[..., Any]:
         return to_return(results, device)
 
     return kernel
+
+
+def _check_memory(form: Form, operands: Operands) -> None:
+    """Raises if an operand that is written is another one, too: torch.compile would write a copy of it."""
+    given = form.by_name(operands)
+    for name in form.written:
+        written = given[name]
+        for other, x in given.items():
+            if other != name and x is written is not None and x.numel():
+                raise ValueError(
+                    f"{form.op.name}: {name} shares memory with {other} and is written"
+                )
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -110,8 +110,14 @@ def _gated_backward(
     return (torch.cat([d_gate, d_other], -1), None) if up is None else (d_gate, d_other)
 
 
+def _silu_backward(g: torch.Tensor, x: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+    """g times the derivative of x s, s = 1 / (1 + e^(-alpha x)): s + alpha x s (1 - s)."""
+    s = torch.sigmoid(alpha * x)
+    return g * (s + alpha * x * s * (1 - s))
+
+
 for _name, _act, _derivative in (
-    ("silu_and_mul", functional.silu, torch.ops.aten.silu_backward),
+    ("silu_and_mul", functional.silu, _silu_backward),  # aten's has no derivative
     ("gelu_and_mul", functional.gelu, torch.ops.aten.gelu_backward),
     (
         "gelu_tanh_and_mul",
@@ -126,18 +132,12 @@ for _name, _act, _derivative in (
     )
 
 
-def _silu_backward(g: torch.Tensor, x: torch.Tensor, alpha: float) -> torch.Tensor:
-    """g times the derivative of x s, s = 1 / (1 + e^(-alpha x)): s + alpha x s (1 - s)."""
-    s = torch.sigmoid(alpha * x)
-    return g * (s + alpha * x * s * (1 - s))
-
-
 @gradient("mul_and_silu")
 def _mul_and_silu(kept: Tensors, cotangents: Tensors, attributes: dict[str, Any]) -> Tensors:
     x, gate = kept
     (g,) = (y.float() for y in cotangents)
     other, gate = (y.float() for y in (x.chunk(2, -1) if gate is None else (x, gate)))
-    d_other, d_gate = g * functional.silu(gate), torch.ops.aten.silu_backward(g * other, gate)
+    d_other, d_gate = g * functional.silu(gate), _silu_backward(g * other, gate)
     return (torch.cat([d_other, d_gate], -1), None) if kept[1] is None else (d_other, d_gate)
 
 

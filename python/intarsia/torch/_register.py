@@ -93,6 +93,22 @@ def _implement(library: _native.Library, fragment: torch.library.Library, form: 
     name = f"{fragment.ns}::{form.name}"
     torch.library.register_fake(name, fake(form, library), lib=fragment)
     register_gradient(form, find(name), plain, fragment)
+    if form.written:
+        fragment.impl(form.name, _without_negative_views(form, find(name)), "Negative")
+
+
+def _without_negative_views(form: Form, op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """The op, whose kernel sees the numbers in memory: torch's own way round that is for ops that return what they write."""
+
+    def kernel(*args: torch.Tensor | None, **attributes: Any) -> Any:
+        for name, x in form.by_name(args).items():
+            if name in form.written and x is not None and x.is_neg():
+                raise ValueError(
+                    f"{form.op.name}: {name} is a negative view and is written, expected the numbers in memory"
+                )
+        return op(*(None if x is None else x.resolve_neg() for x in args), **attributes)
+
+    return kernel
 
 
 def _by_addresses(form: Form, private: torch._ops.OpOverload) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 _NAME = "scaled_dot_product_attention"
 _ops = torch.ops.xla_gpu
 _BUILT_MULTIPLE = 8  # of head dims
+_MOST, _MOST_ON_CUDA = 512, 256  # of them
 
 
 class _Mask(NamedTuple):
@@ -34,7 +35,8 @@ def scaled_dot_product_attention(
     are. Nothing is copied where query, key and value are transposed views of [..., L, h, d].
 
     Args:
-      query: [..., h, L, d], f32, f16 or bf16; d up to 256.
+      query: [..., h, L, d], f32, f16 or bf16; d up to 256, and to 512 without a
+        gradient on the CPU.
       key: [..., hk, S, d], of query's dtype and leading axes.
       value: [..., hk, S, dv]; dv is d, or 128 where d is 192.
       attn_mask: `torch.nn.attention.bias.causal_upper_left` or `causal_lower_right`; or a bool tensor, broadcast to
@@ -97,8 +99,9 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_g
     given = {"query": query, "key": key, "value": value}
     for name, x in given.items():
         if x.ndim < 2 or x.ndim != query.ndim or x.shape[:-3] != query.shape[:-3]:
-            expected = [*query.shape[:-3], *["h", "n", "d"][-min(query.ndim, 3) :]]
-            raise ValueError(f"{_NAME}: {name} has shape {list(x.shape)}, expected {expected}")
+            axes = [*map(str, query.shape[:-3]), *["h", "n", "d"][-min(query.ndim, 3) :]]
+            expected = ", ".join(axes if query.ndim > 1 else ["...", "n", "d"])
+            raise ValueError(f"{_NAME}: {name} has shape {list(x.shape)}, expected [{expected}]")
         if x.dtype != query.dtype:
             raise ValueError(f"{_NAME}: {name} has dtype {x.dtype} but query has {query.dtype}")
     if key.shape[-1] != query.shape[-1] or key.shape[:-1] != value.shape[:-1]:
@@ -106,6 +109,7 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_g
         raise ValueError(
             f"{_NAME}: {shapes} do not go together, expected [..., S, d], [..., S, dv]"
         )
+    _check_head_dims(query, value)
     if query.ndim < 3:
         return
     h, hk = query.shape[-3], key.shape[-3]
@@ -113,6 +117,17 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_g
         raise ValueError(f"{_NAME}: query has h={h} but key has {hk}; enable_gqa=True allows it")
     if hk == 0 or h % hk:
         raise ValueError(f"{_NAME}: query has h={h}, expected a multiple of key's {hk}")
+
+
+def _check_head_dims(query: torch.Tensor, value: torch.Tensor) -> None:
+    d, dv = (x.shape[-1] for x in (query, value))
+    most = _MOST_ON_CUDA if query.is_cuda else _MOST
+    if not 0 < d <= most:
+        raise NotImplementedError(f"{_NAME}: query has d={d}; built are 1 to {most}")
+    if (d, dv) != (192, 128) and d + -d % _BUILT_MULTIPLE != dv + -dv % _BUILT_MULTIPLE:
+        raise NotImplementedError(
+            f"{_NAME}: value has dv={dv} where query has d={d}; built are equal ones, and d=192 with dv=128"
+        )
 
 
 def _upper_left(rows: int, keys: int) -> _Mask:

@@ -154,8 +154,7 @@ def _check_written(form: Form, operands: Mapping[str, torch.Tensor | None]) -> N
         x = operands[name]
         if x is None or not x.numel():
             continue
-        steps = torch._C._functionalization.get_view_meta_sequence(x)
-        views = [(type(step), *step.as_tuple()) for step in steps]
+        views = _views(x)
         room = x.untyped_storage().nbytes() // x.element_size()
         if x.numel() > room or any("expand" in view[0].__name__ for view in views):
             raise ValueError(
@@ -169,6 +168,20 @@ def _check_written(form: Form, operands: Mapping[str, torch.Tensor | None]) -> N
                     f"{form.op.name}: {name} shares memory with {other} and both are written"
                 )
         written.append((name, x, views))
+    for other, x in operands.items():
+        for name, y, views in written:
+            if other in form.written or x is None:
+                continue
+            if x.untyped_storage()._cdata == y.untyped_storage()._cdata and _views(x) == views:
+                raise ValueError(
+                    f"{form.op.name}: {name} shares memory with {other} and is written"
+                )
+
+
+def _views(x: torch.Tensor) -> list[tuple[Any, ...]]:
+    """How a view was made: the steps from the tensor that it is of."""
+    steps = torch._C._functionalization.get_view_meta_sequence(x)
+    return [(type(step), *step.as_tuple()) for step in steps]
 
 
 def _on_copies(form: Form, namespace: str) -> Callable[..., Any]:

@@ -3,10 +3,6 @@
 namespace intarsia {
 
 Status RotaryEmbedding::Check() const {
-  for (const auto& [name, x] : {std::pair("query", &query), std::pair("key", key ? &*key : &query)})
-    if (x->size() > 0 && !EvenStride(*x, token_axes()))
-      return InvalidArgument(Text(name, " has ", token_axes(),
-                                  " axes of tokens at uneven distances, expected even ones"));
   const int64_t d = head_dim(), r = cos_sin_cache.dim(1);
   if (r % 2 != 0)
     return InvalidArgument(Text("cos_sin_cache has r=", r, ", expected an even number"));

@@ -28,11 +28,11 @@ struct RotaryEmbedding {
           .Indexes("max_pos"),
       In("query", &RotaryEmbedding::query, "... h d | head_size: ... h*head_size", "T",
          "query heads")
-          .Takes(Access::kRows),
+          .Takes(Access::kEvenLeading),
       In("cos_sin_cache", &RotaryEmbedding::cos_sin_cache, "max_pos r", "f32|f16|bf16",
          "cosines, then sines, of r/2 angles a position"),
       In("key", &RotaryEmbedding::key, "... hk d | head_size: ... hk*head_size", "T", "key heads")
-          .Takes(Access::kRows),
+          .Takes(Access::kEvenLeading),
       In("pair_axes", &RotaryEmbedding::pair_axes, "pairs", "i32|i64",
          "which of a token's positions each of the r/2 pairs takes (M-RoPE)")
           .Indexes("axes"),
@@ -59,8 +59,8 @@ struct RotaryEmbedding {
   }
   // Of a token.
   int64_t num_positions() const { return pair_axes ? positions.dim(-1) : 1; }
-  // Of them, in elements; torch gives parts of a product of Q, K and V. Check() saw to it that all
-  // axes of tokens together have one stride.
+  // Of them, in elements; torch gives parts of a product of Q, K and V. All axes of tokens together
+  // have one stride.
   struct Strides {
     int64_t token, head;
   };

@@ -159,6 +159,9 @@ def test_one_memory_for_two_written_operands_is_refused(part: str, mode: type) -
             with pytest.raises(ValueError, match="residual shares memory with x and both are"):
                 torch.ops.xla_gpu.fused_add_rms_norm(x, x)
             assert (x.cpu() == 1).all()
+            said, first = r"swap_blocks: blocks .* source", torch.tensor([0], device=device)
+            with pytest.raises(ValueError, match=said):
+                torch.ops.xla_gpu.swap_blocks(x, x, first, first + 1)
 
 
 @pytest.mark.parametrize("pages", [1, PAGES])
