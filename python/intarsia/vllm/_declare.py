@@ -1,7 +1,7 @@
 """How an op of vLLM is declared, and what the functions of `_ops.py`, `_ops_cache.py`, `_ops_experts.py` and `_ops_quantized.py` do with its arguments."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,8 @@ import torch
 
 FP8 = torch.float8_e4m3fn
 Tensor = torch.Tensor
+INT, ANY = (torch.int32,), (torch.float32, torch.float16, torch.bfloat16)
+INDICES = (torch.int32, torch.int64)
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,38 @@ def on_one_device(op: str, **given: Tensor | None) -> None:
     for name, x in tensors.items():
         if x.device != device:
             raise ValueError(f"{op}: {name} is on {x.device}, expected {device}")
+
+
+def check(
+    op: str, **given: tuple[Tensor | None, tuple[int | str, ...], Sequence[torch.dtype]]
+) -> None:
+    """Raises if a tensor has another shape than it must have, where a text stands for any size, or none of some dtypes."""
+    on_one_device(op, **{name: tensor for name, (tensor, _, _) in given.items()})
+    for name, (tensor, shape, dtypes) in given.items():
+        if tensor is None:
+            continue
+        if tensor.dtype not in dtypes:
+            said = " or ".join(map(str, dtypes))
+            raise ValueError(f"{op}: {name} has dtype {tensor.dtype}, expected {said}")
+        sizes = zip(tensor.shape, shape, strict=False)
+        if tensor.ndim != len(shape) or any(
+            not isinstance(want, str) and n != want for n, want in sizes
+        ):
+            expected = ", ".join(map(str, shape))
+            raise ValueError(f"{op}: {name} has shape {[*tensor.shape]}, expected [{expected}]")
+
+
+def check_number(op: str, name: str, number: int, low: int, high: int | None = None) -> None:
+    """Raises if a number is below `low` or above `high`."""
+    if number < low or (high is not None and number > high):
+        wanted = f"at least {low}" if high is None else f"{low} to {high}"
+        raise ValueError(f"{op}: {name} is {number}, expected {wanted}")
+
+
+def inside(indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Which indices are of one of `count` rows, and the rows; 0 for the others, which the ops skip."""
+    are = (indices >= 0) & (indices < count)
+    return are, torch.where(are, indices, 0).long()
 
 
 def one(scale: Tensor | None) -> Tensor | None:

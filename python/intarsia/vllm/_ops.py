@@ -234,12 +234,26 @@ def fused_qk_norm_rope(
 @declare("Tensor! result, Tensor input, Tensor scale, (int, int)? group_shape=None")
 def static_scaled_fp8_quant(op, result, input, scale, group_shape=None):
     scale = one(scale)
-    if scale.ndim == 1 and group_shape is not None and group_shape[0] == 1 != group_shape[1]:
-        scale = scale[:, None]  # of tokens
-    elif scale.ndim == 2 and scale.shape[0] == 1 != input.shape[0]:
+    if group_shape is not None and scale.numel() != 1:
+        scale = _scale_of_groups(op, input, scale, group_shape)
+    if scale.ndim == 2 and scale.shape[0] == 1 != input.shape[0]:
         scale = scale[0]  # of channels
     codes = _xla_gpu.static_scaled_fp8_quant(input, scale)
     write(op, result=(result, codes))
+
+
+def _scale_of_groups(op, input, scale, group_shape):
+    """In two axes a scale of groups [rows, columns], of which -1 stands for all; in one it has either of them."""
+    sizes = input.shape[:-1].numel(), input.shape[-1]
+    each = [size if n == -1 else n for n, size in zip(group_shape, sizes, strict=True)]
+    if any(n < 1 or size % n for n, size in zip(each, sizes, strict=True)):
+        raise ValueError(f"{op}: group_shape is {[*group_shape]}, expected parts of {[*sizes]}")
+    groups = [size // n for n, size in zip(each, sizes, strict=True)]
+    if [*scale.shape] not in (groups, [n for n in groups if n != 1]):
+        raise ValueError(
+            f"{op}: scale has shape {[*scale.shape]}, expected {groups} for group_shape={[*group_shape]}"
+        )
+    return scale.reshape(groups)
 
 
 @declare("Tensor! result, Tensor input, Tensor! scale")

@@ -4,7 +4,17 @@ import torch
 
 from intarsia import _dtypes
 from intarsia.torch import _cache  # and so intarsia.torch, which defines torch.ops.xla_gpu
-from intarsia.vllm._declare import Tensor, declare, flat, one, refuse, write
+from intarsia.vllm._declare import (
+    INDICES,
+    Tensor,
+    check,
+    check_number,
+    declare,
+    flat,
+    one,
+    refuse,
+    write,
+)
 from intarsia.vllm.compat import dtype_name
 
 xla_gpu = torch.ops.xla_gpu
@@ -31,6 +41,7 @@ def copy_blocks(op, key_caches, value_caches, block_mapping):
 
 @declare("Tensor src, Tensor! dst, Tensor block_mapping", namespace="_C_cache_ops")
 def swap_blocks(op, src, dst, block_mapping):
+    check(op, block_mapping=(block_mapping, ("n", 2), INDICES))
     blocks = flat(op, "dst", dst, 1)
     source, target = block_mapping.unbind(1)
     if src.device != dst.device:  # a host's memory and a GPU's: only what is copied goes over
@@ -54,6 +65,12 @@ def _first_slots(seq_starts: Tensor | None, cache: Tensor, batch_size: int) -> T
     return seq_starts[:batch_size] // cache.shape[1] * cache.shape[1]
 
 
+def _most(block_table: Tensor, cu_seq_lens: Tensor, seq_starts: Tensor | None) -> int:
+    """The sequences that all of these have a row of."""
+    rows = [block_table.shape[0], cu_seq_lens.shape[0] - 1]
+    return min(rows if seq_starts is None else [*rows, seq_starts.shape[0]])
+
+
 @declare(
     "Tensor src_cache, Tensor! dst, Tensor block_table, Tensor cu_seq_lens, int batch_size, Tensor? seq_starts",
     namespace="_C_cache_ops",
@@ -61,6 +78,7 @@ def _first_slots(seq_starts: Tensor | None, cache: Tensor, batch_size: int) -> T
 def cp_gather_cache(op, src_cache, dst, block_table, cu_seq_lens, batch_size, seq_starts):
     given = {"block_table": block_table, "cu_seq_lens": cu_seq_lens, "seq_starts": seq_starts}
     _check_devices(op, dst, src_cache=src_cache, **given)
+    check_number(op, "batch_size", batch_size, 0, _most(block_table, cu_seq_lens, seq_starts))
     xla_gpu.gather_cache(
         flat(op, "src_cache", src_cache, 2),
         flat(op, "dst", dst, 1),
@@ -92,6 +110,7 @@ def gather_and_maybe_dequant_cache(
     scale = None if src_cache.dtype == dst.dtype else one(scale)
     given = {"block_table": block_table, "cu_seq_lens": cu_seq_lens, "seq_starts": seq_starts}
     _check_devices(op, dst, src_cache=src_cache, scale=scale, **given)
+    check_number(op, "num_tokens", num_tokens, 0, dst.shape[0])
     xla_gpu.gather_cache(
         flat(op, "src_cache", src_cache, 2),
         flat(op, "dst", dst, 1)[:num_tokens],

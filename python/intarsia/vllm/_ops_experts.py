@@ -6,8 +6,22 @@ Where vLLM's kernels take pairs of a token and an expert in the order of atomics
 import torch
 
 from intarsia.torch._segments import numbers_of_rows
-from intarsia.vllm._declare import Tensor, declare, on_one_device, refuse, rows_of, write
+from intarsia.vllm._declare import (
+    ANY,
+    INDICES,
+    Tensor,
+    check,
+    check_number,
+    declare,
+    inside,
+    on_one_device,
+    refuse,
+    rows_of,
+    write,
+)
 from intarsia.vllm._ops_cache import xla_gpu
+
+_IDS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 
 
 @declare(
@@ -26,7 +40,12 @@ def topk_softmax(
     is_padding=None,
 ):
     refuse(op, is_padding=(is_padding, None))
-    on_one_device(op, gating_output=gating_output, bias=bias)
+    check(
+        op,
+        gating_output=(gating_output, ("t", "e"), ANY),
+        bias=(bias, (gating_output.shape[-1],), ANY),
+        topk_indices=(topk_indices, ("t", "k"), (*INDICES, torch.uint32)),
+    )
     tokens, top_k = gating_output.shape[0], topk_weights.shape[-1]
     weights, ids = xla_gpu.topk_router(
         gating_output,
@@ -54,7 +73,7 @@ def topk_softmax(
 def grouped_topk(
     op, scores, n_group, topk_group, topk, renormalize, routed_scaling_factor, bias, scoring_func
 ):
-    on_one_device(op, scores=scores, bias=bias)
+    check(op, scores=(scores, ("t", "e"), ANY), bias=(bias, (scores.shape[-1],), ANY))
     if scoring_func == 0:  # scores as they are
         return _best_of_groups(
             scores.float(), n_group, topk_group, topk, renormalize, routed_scaling_factor, bias
@@ -103,8 +122,7 @@ def _is_here(
     op: str, topk_ids: Tensor, experts: int, expert_map: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """For each id whether it has an expert here, and which."""
-    known = (topk_ids >= 0) & (topk_ids < experts)
-    found = torch.where(known, topk_ids, 0).long()
+    known, found = inside(topk_ids, experts)
     if expert_map is not None and experts:
         if len(expert_map) < experts:
             raise ValueError(
@@ -119,7 +137,10 @@ def _is_here(
     namespace="_moe_C",
 )
 def moe_sum(op, input, output, topk_ids=None, expert_map=None):
-    on_one_device(op, input=input, topk_ids=topk_ids, expert_map=expert_map)
+    check(
+        op, input=(input, ("t", "k", "n"), ANY), topk_ids=(topk_ids, tuple(input.shape[:2]), _IDS)
+    )
+    on_one_device(op, input=input, expert_map=expert_map)
     if topk_ids is not None:
         experts = torch.iinfo(topk_ids.dtype).max if expert_map is None else len(expert_map)
         here, _ = _is_here(op, topk_ids, experts, expert_map)
@@ -144,8 +165,20 @@ def moe_align_block_size(
     scatter_idx=None,
 ):
     refuse(op, scatter_idx=(scatter_idx, None))
+    check(op, topk_ids=(topk_ids, tuple(topk_ids.shape), _IDS))
     on_one_device(op, topk_ids=topk_ids, maybe_expert_map=maybe_expert_map)
+    check_number(op, "num_experts", num_experts, 0)
+    check_number(op, "block_size", block_size, 1)
     pairs, room, device = topk_ids.numel(), sorted_token_ids.numel(), topk_ids.device
+    # The most places that may be needed: an expert with pairs leaves at most block_size - 1 empty.
+    padded = pairs + min(pairs, num_experts) * (block_size - 1)
+    blocks = padded // block_size if num_experts else 0
+    for name, tensor, need in (
+        ("sorted_token_ids", sorted_token_ids, blocks * block_size),
+        ("experts_ids", experts_ids, blocks),
+    ):
+        if tensor.numel() < need:
+            raise ValueError(f"{op}: {name} has room for {tensor.numel()}, expected {need}")
     here, expert = _is_here(op, topk_ids.reshape(-1), num_experts, maybe_expert_map)
     here = here & (expert < num_experts)  # a map may say anything
     expert, order = torch.where(here, expert, num_experts).sort(stable=True)
@@ -191,15 +224,17 @@ def moe_permute(
 ):
     del token_expert_indices, m_indices  # 0, 1, 2 ...; read with blocks alone
     refuse(op, align_block_size=(align_block_size, None))
-    on_one_device(
+    check(
         op,
-        input=input,
-        topk_ids=topk_ids,
-        expert_map=expert_map,
-        permuted_input=permuted_input,
-        permuted_idx=permuted_idx,
+        input=(input, ("t", "n"), (input.dtype,)),
+        topk_ids=(topk_ids, (input.shape[0], topk), _IDS),
     )
+    on_one_device(op, input=input, expert_map=expert_map)
     ids = topk_ids.reshape(-1)
+    pairs, (tokens, n) = ids.numel(), input.shape
+    rows = rows_of(op, "permuted_input", permuted_input, (pairs, n), input.dtype, input.device)
+    numbers = rows_of(op, "permuted_idx", permuted_idx, (pairs,), torch.int32, input.device)
+    places_shape = (tokens, topk) if inv_permuted_idx.ndim == 2 else (pairs,)
     here, expert = _is_here(op, ids, n_expert, expert_map)
     here = here & (expert < n_local_expert)
     # Behind all that are here: those of experts elsewhere, by their numbers, and ids that are none.
@@ -212,15 +247,12 @@ def moe_permute(
     row = torch.arange(len(order), device=ids.device)
     written = row < offsets[-1]
     places = torch.empty_like(order).scatter(0, order, row)
-    rows = rows_of(
-        op, "permuted_input", permuted_input, permuted_input.shape, input.dtype, input.device
-    )
     write(
         op,
         permuted_input=(rows, torch.where(written[:, None], input[order // max(topk, 1)], rows)),
         expert_first_token_offset=(expert_first_token_offset, offsets),
-        inv_permuted_idx=(inv_permuted_idx, places.int().reshape(inv_permuted_idx.shape)),
-        permuted_idx=(permuted_idx, torch.where(written, order.int(), permuted_idx)),
+        inv_permuted_idx=(inv_permuted_idx, places.int().reshape(places_shape)),
+        permuted_idx=(numbers, torch.where(written, order.int(), numbers)),
     )
 
 
@@ -238,22 +270,32 @@ def moe_unpermute(
     topk,
     hidden_states,
 ):
-    on_one_device(
+    tokens = topk_weights.shape[0]
+    places_shape = (tokens, topk) if inv_permuted_idx.ndim == 2 else (tokens * topk,)
+    check(
         op,
-        permuted_hidden_states=permuted_hidden_states,
-        topk_weights=topk_weights,
-        inv_permuted_idx=inv_permuted_idx,
-        expert_first_token_offset=expert_first_token_offset,
+        permuted_hidden_states=(permuted_hidden_states, ("p", "n"), ANY),
+        topk_weights=(topk_weights, (tokens, topk), ANY),
+        inv_permuted_idx=(inv_permuted_idx, places_shape, INDICES),
+        expert_first_token_offset=(expert_first_token_offset, ("e",), INDICES),
     )
-    place = inv_permuted_idx.reshape(-1, topk).long()
+    places = inv_permuted_idx.reshape(tokens, topk)
+    counts, place = inside(places, permuted_hidden_states.shape[0])
     terms = permuted_hidden_states[place].float() * topk_weights.float()[..., None]
     if expert_first_token_offset is not None:  # rows behind the last one hold anything
-        terms = torch.where((place < expert_first_token_offset[-1])[..., None], terms, 0.0)
-    total = terms.sum(1).to(permuted_hidden_states.dtype)
+        counts = counts & (place < expert_first_token_offset[-1])
+    total = torch.where(counts[..., None], terms, 0.0).sum(1).to(permuted_hidden_states.dtype)
     write(op, hidden_states=(hidden_states, total))
 
 
 @declare("Tensor input_tensor, Tensor dst2src_map, Tensor! output_tensor", namespace="_moe_C")
 def shuffle_rows(op, input_tensor, dst2src_map, output_tensor):
-    on_one_device(op, input_tensor=input_tensor, dst2src_map=dst2src_map)
-    write(op, output_tensor=(output_tensor, input_tensor[dst2src_map.long()]))
+    check(
+        op,
+        input_tensor=(input_tensor, ("t", "n"), (input_tensor.dtype,)),
+        dst2src_map=(dst2src_map, ("r",), INDICES),
+    )
+    shape, dtype = (dst2src_map.shape[0], input_tensor.shape[1]), input_tensor.dtype
+    rows = rows_of(op, "output_tensor", output_tensor, shape, dtype, input_tensor.device)
+    there, row = inside(dst2src_map, input_tensor.shape[0])
+    write(op, output_tensor=(rows, torch.where(there[:, None], input_tensor[row], rows)))

@@ -11,7 +11,19 @@ import torch
 
 from intarsia import _dtypes
 from intarsia._words import AWQ_PLACES
-from intarsia.vllm._declare import FP8, Tensor, declare, on_one_device, refuse, write
+from intarsia.vllm._declare import (
+    ANY,
+    FP8,
+    INDICES,
+    INT,
+    Tensor,
+    check,
+    declare,
+    inside,
+    on_one_device,
+    refuse,
+    write,
+)
 from intarsia.vllm._ops_cache import xla_gpu
 from intarsia.vllm.compat import dtype_name
 
@@ -31,20 +43,6 @@ def _of_columns(factors: Tensor, columns: int) -> Tensor:
     return factors.repeat_interleave(columns // factors.shape[0], 0)
 
 
-def _check(op: str, **given: tuple[Tensor, tuple[int, ...], Sequence[torch.dtype]]) -> None:
-    """Raises if a tensor has another shape than it must have, or none of some dtypes."""
-    on_one_device(op, **{name: tensor for name, (tensor, _, _) in given.items()})
-    for name, (tensor, shape, dtypes) in given.items():
-        if tensor.dtype not in dtypes:
-            said = " or ".join(map(str, dtypes))
-            raise ValueError(f"{op}: {name} has dtype {tensor.dtype}, expected {said}")
-        if tensor.shape != shape:
-            raise ValueError(f"{op}: {name} has shape {[*tensor.shape]}, expected {[*shape]}")
-
-
-_INT, _ANY = (torch.int32,), (torch.float32, torch.float16, torch.bfloat16)
-
-
 def _groups_of(op: str, scales: Tensor, columns: int) -> int:
     """How many groups scales [g, n] have."""
     groups = scales.shape[0] if scales.ndim == 2 else 0
@@ -54,13 +52,14 @@ def _groups_of(op: str, scales: Tensor, columns: int) -> int:
 
 
 def _awq(op: str, words: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    check(op, qweight=(words, ("k", "n/8"), INT))
     columns, packed = words.shape
     groups = _groups_of(op, scales, columns)
-    _check(
+    check(
         op,
-        qweight=(words, (columns, packed), _INT),
-        scales=(scales, (groups, 8 * packed), _ANY),
-        zeros=(zeros, (groups, packed), _INT),
+        qweight=(words, (columns, packed), INT),
+        scales=(scales, (groups, 8 * packed), ANY),
+        zeros=(zeros, (groups, packed), INT),
     )
     codes, points = (_fields(words, 4, AWQ_PLACES) for words in (words, zeros))
     points, by = _of_columns(points, columns), _of_columns(scales.float(), columns)
@@ -84,6 +83,7 @@ def awq_gemm(op, _in_feats, _kernel, _scaling_factors, _zeros, split_k_iters):
     del split_k_iters
     on_one_device(op, _in_feats=_in_feats, _kernel=_kernel)
     weights = _awq(op, _kernel, _scaling_factors, _zeros)
+    check(op, _in_feats=(_in_feats, ("t", weights.shape[0]), ANY))
     return (_in_feats.float() @ weights).to(_in_feats.dtype)
 
 
@@ -97,17 +97,17 @@ def gptq_gemm(
 ):
     # Exllama's order of codes is what gptq_shuffle makes of them.
     refuse(op, use_exllama=(use_exllama, False))
-    on_one_device(op, a=a, b_g_idx=b_g_idx)
+    on_one_device(op, a=a, b_g_idx=b_g_idx, b_q_weight=b_q_weight)
     if bit not in (2, 4, 8):
         raise NotImplementedError(f"{op}: bit is {bit}, expected 2, 4 or 8")
+    check(op, b_q_weight=(b_q_weight, (f"k/{32 // bit}", "n"), INT))
     columns, n = b_q_weight.shape[0] * 32 // bit, b_q_weight.shape[1]
     groups = _groups_of(op, b_gptq_scales, columns)
-    _check(
+    check(
         op,
-        b_q_weight=(b_q_weight, (columns * bit // 32, n), _INT),
-        b_gptq_qzeros=(b_gptq_qzeros, (groups, n * bit // 32), _INT),
-        b_gptq_scales=(b_gptq_scales, (groups, n), _ANY),
-        a=(a, (a.shape[0], columns), _ANY),
+        b_gptq_qzeros=(b_gptq_qzeros, (groups, n * bit // 32), INT),
+        b_gptq_scales=(b_gptq_scales, (groups, n), ANY),
+        a=(a, ("t", columns), ANY),
     )
     codes = _fields(b_q_weight.t(), bit).t()
     points, scales = _fields(b_gptq_qzeros, bit), b_gptq_scales.float()
@@ -116,8 +116,9 @@ def gptq_gemm(
     if b_g_idx.numel() == 0:
         points, scales = _of_columns(points, columns), _of_columns(scales, columns)
     else:  # the group of each column, in any order
-        _check(op, b_g_idx=(b_g_idx, (columns,), (torch.int32, torch.int64)))
-        points, scales = points[b_g_idx.long()], scales[b_g_idx.long()]
+        check(op, b_g_idx=(b_g_idx, (columns,), INDICES))
+        known, group = inside(b_g_idx, groups)
+        points, scales = points[group], torch.where(known[:, None], scales[group], 0.0)
     return (a.float() @ ((codes - points) * scales)).to(a.dtype)
 
 
@@ -134,8 +135,8 @@ def _scaled_mm(
     bias: Tensor | None,
 ) -> Tensor:
     """a b of codes with scales, by our op, whose weights are b^T: b is column-major, so that nothing is copied."""
+    check(op, a=(a, ("m", "k"), (torch.int8, FP8)), b=(b, (a.shape[-1], "n"), (a.dtype,)))
     (m, k), n = a.shape, b.shape[1]
-    _check(op, a=(a, (m, k), (torch.int8, FP8)), b=(b, (k, n), (a.dtype,)))
     on_one_device(op, a=a, a_scales=a_scales, b_scales=b_scales, bias=bias)
     kb, nb = -(-k // _BLOCK), -(-n // _BLOCK)
     # As in vLLM: what can be scales of rows on both sides is.
@@ -172,8 +173,8 @@ def _scales_of(
 
 
 def _name_of(op: str, dtype: torch.dtype) -> str:
-    if dtype not in _ANY:
-        raise ValueError(f"{op}: out has dtype {dtype}, expected {' or '.join(map(str, _ANY))}")
+    if dtype not in ANY:
+        raise ValueError(f"{op}: out has dtype {dtype}, expected {' or '.join(map(str, ANY))}")
     return _dtypes.name_of(dtype_name(dtype))
 
 
@@ -190,15 +191,18 @@ def cutlass_scaled_mm_azp(op, out, a, b, a_scales, b_scales, azp_adj, azp, bias)
     on_one_device(
         op, a=a, a_scales=a_scales, b_scales=b_scales, azp_adj=azp_adj, azp=azp, bias=bias
     )
+    check(op, a=(a, ("m", "k"), (torch.int8,)), b=(b, (a.shape[-1], "n"), (torch.int8,)))
     m, n = a.shape[0], b.shape[1]
-    given = {"azp_adj": (azp_adj.reshape(-1), (n,), _INT)}
-    if azp is not None:
-        given["azp"] = (azp.reshape(-1), (m,), _INT)
-    _check(op, a=(a, (m, a.shape[1]), (torch.int8,)), **given)
+    check(
+        op,
+        azp_adj=(azp_adj.reshape(-1), (n,), INT),
+        azp=(None if azp is None else azp.reshape(-1), (m,), INT),
+        bias=(bias, (n,), ANY),
+    )
     for name, scales, count in (("a_scales", a_scales, m), ("b_scales", b_scales, n)):
         if scales.numel() not in (1, count):
             raise ValueError(f"{op}: {name} has shape {[*scales.shape]}, expected 1 or {count}")
-    ones = torch.ones(1, device=a.device)
+    ones = torch.ones(1, dtype=torch.float32, device=a.device)
     sums = _scaled_mm(op, torch.float32, a, b, ones, ones, None).int()
     less = azp_adj.reshape(1, n) * (1 if azp is None else azp.reshape(m, 1))
     total = (sums - less).float() * a_scales.reshape(-1, 1) * b_scales.reshape(1, -1)
@@ -214,19 +218,18 @@ def cutlass_scaled_mm_azp(op, out, a, b, a_scales, b_scales, azp_adj, azp, bias)
 def cpu_gemm_wna16(op, input, q_weight, output, scales, zeros, g_idx, bias, pack_factor, isa_hint):
     del isa_hint  # codes lie alike for all
     refuse(op, pack_factor=(pack_factor, 8), g_idx=(g_idx, None))
-    m, columns = input.shape
+    check(op, input=(input, ("t", "k"), ANY))
+    columns = input.shape[1]
     groups, n = _groups_of(op, scales, columns), scales.shape[1]
     # Blocks of 16 results, which have two words a column.
-    given = {
-        "input": (input, (m, columns), _ANY),
-        "q_weight": (q_weight, (n // 16, 2 * columns), _INT),
-        "scales": (scales, (groups, n), _ANY),
-    }
-    if zeros is not None:
-        given["zeros"] = (zeros, (groups, n // 8), _INT)
-    if bias is not None:
-        given["bias"] = (bias, (n,), _ANY)
-    _check(op, **given)
+    check(
+        op,
+        input=(input, ("t", columns), ANY),
+        q_weight=(q_weight, (n // 16, 2 * columns), INT),
+        scales=(scales, (groups, n), ANY),
+        zeros=(zeros, (groups, n // 8), INT),
+        bias=(bias, (n,), ANY),
+    )
     codes = _fields(q_weight.reshape(n // 16, columns, 2), 4)  # [n / 16, columns, 16]
     codes = codes.transpose(0, 1).reshape(columns, n)
     points = 8.0 if zeros is None else _of_columns(_fields(zeros, 4), columns)
