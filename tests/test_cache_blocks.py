@@ -115,9 +115,15 @@ def test_what_is_refused() -> None:
         ),
         "swap_blocks: kv_cache is a pair": lambda: ij.swap_blocks(x, (x, x), pairs),
         "swap_blocks: source is a pair": lambda: ij.swap_blocks((x, x), x, pairs),
-        "swap_blocks: blocks has n=9 but source has n=8": (
+        r"swap_blocks: source is float32 .5, 4, 8. and kv_cache is float32 .5, 4, 9., expected": (
             lambda: ij.swap_blocks(x, jnp.zeros((5, 4, 9)), pairs)
         ),
+        "swap_blocks: source is bfloat16 .5, 4, 8. and": (
+            lambda: ij.swap_blocks(x.astype(jnp.bfloat16), x, pairs)
+        ),
+        "copy_blocks: axis is 1.0, expected": lambda: ij.copy_blocks(x, pairs, axis=1.0),
+        "gather_cache: num_tokens is -1, exp": lambda: ij.gather_cache(x, **gather | {"num_tokens": -1}),
+        "gather_cache: num_tokens is 8.0, ex": lambda: ij.gather_cache(x, **gather | {"num_tokens": 8.0}),
         "gather_cache: cache has shape .5, 4., expected .p, s": lambda: ij.gather_cache(x[..., 0], **gather),
         "gather_cache: scale is given": lambda: ij.gather_cache(x, scale=2.0, **gather),
         "gather_cache: dst has dtype bf16 but cache has f32": (

@@ -88,7 +88,7 @@ def test_a_window_that_is_no_pair(window) -> None:
     x, starts = np.ones((4, 2, 16), np.float32), np.array([0, 4])
     with pytest.raises(ValueError, match=r"flash_attn_varlen: window is .*, expected a pair: keys"):
         intarsia.jax.flash_attn_varlen(x, x, x, starts, cu_seqlens_k=starts, window=window)
-    with pytest.raises(ValueError, match=r"window_size is .*, expected a pair: keys"):
+    with pytest.raises(ValueError, match=r"^flash_mha: window_size is .*, expected a pair: keys"):
         intarsia.jax.flash_mha(x[None], x[None], x[None], window_size=window)
 
 
@@ -106,3 +106,26 @@ def test_a_layout_of_keys_that_are_dense() -> None:
     starts = np.array([0, 2], np.int32)
     with pytest.raises(ValueError, match="layout is 'HND', expected NHD or none without a block"):
         intarsia.jax.flash_attn_varlen(q, q, q, starts, cu_seqlens_k=starts, layout="HND")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"num_seqs": np.ones(2, np.int32)}, ValueError, r"num_seqs has shape \[2\], expected one"),
+        ({"num_seqs": 1.5}, ValueError, "num_seqs has dtype float32, expected int32 or int64"),
+        ({"num_seqs": 3, "cu_seqlens_q": [0, 1, 2]}, ValueError, "num_seqs is 3, expected 0 to b=2"),
+        ({"sinks": "x"}, TypeError, "sinks is a str, expected an array"),
+        ({"k_scale": "x"}, TypeError, "k_scale is a str, expected an array"),
+        ({"softcap": float("inf")}, ValueError, "softcap is inf, expected 0 .none. or a finite number"),
+        ({"softcap": float("nan")}, ValueError, "softcap is nan, expected 0 .none. or a finite number"),
+        ({"softcap": -1.0}, ValueError, "softcap is -1.*, expected 0 .none. or a finite number"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)  # fmt: skip
+def test_what_is_wrong_is_named(change, error, says: str) -> None:
+    x, caches = np.ones((2, 4, 16), np.float32), (np.ones((8, 16, 2, 16), np.float32),) * 2
+    given = {"query": x, "kv_cache": caches, "seqused_k": [5, 7], "block_table": [[3, 0], [1, 6]]}
+    given |= {"cu_seqlens_q": [0, 1, 2], "num_seqs": 1}
+    intarsia.jax.paged_attention(**given)
+    with pytest.raises(error, match=f"^paged_attention: {says}"):
+        intarsia.jax.paged_attention(**given | change)

@@ -221,6 +221,11 @@ def test_an_implementation_of_jax_is_jax() -> None:
         ({"value": np.zeros((2, 4, 2, 8), np.float32)}, ValueError, r"value has shape \[2, 4, 2, 8\] but"),
         ({"key_value_seq_lengths": np.zeros(3, np.int32)}, ValueError, r"int32 \[3\], expected int32 \[2\]"),
         ({"local_window_size": (-1, 2)}, ValueError, r"local_window_size is \(-1, 2\)"),
+        ({"local_window_size": (2,)}, ValueError, r"local_window_size is \(2,\), expected a pair"),
+        ({"local_window_size": (None, 1)}, ValueError, r"local_window_size is \(None, 1\), expected numbers"),
+        ({"local_window_size": (1.5, 1)}, ValueError, r"local_window_size is \(1.5, 1\), expected numbers"),
+        ({"local_window_size": "ab"}, ValueError, "local_window_size is 'ab', expected numbers"),
+        ({"scale": "x"}, ValueError, "scale is 'x', expected a number"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )  # fmt: skip
@@ -228,3 +233,12 @@ def test_what_is_refused(change, error, says):
     q, k, v = batch(2, 4, 5, 4, 2, 8)
     with pytest.raises(error, match=f"^dot_product_attention: .*{says}"):
         ij.dot_product_attention(**{"query": q, "key": k, "value": v} | change)
+
+
+def test_numbers_of_numpy_and_jax_are_numbers() -> None:
+    q, k, v = batch(2, 4, 5, 4, 2, 8)
+    got = ij.dot_product_attention(q, k, v, scale=jnp.float32(0.25), local_window_size=np.int64(2))
+    want = ij.dot_product_attention(q, k, v, scale=0.25, local_window_size=2)
+    assert np.array_equal(got, want)
+    with pytest.raises(ValueError, match=r"scale is .*, expected a number that is known when"):
+        jax.jit(lambda scale: ij.dot_product_attention(q, k, v, scale=scale))(0.25)

@@ -167,6 +167,19 @@ def test_a_cache_is_full_unless_its_length_is_given() -> None:
     check(full, np.stack([attend(*x, is_causal=True)[0] for x in zip(q, k, v, strict=True)]))
 
 
+@pytest.mark.parametrize("page", [4, 2**30])
+def test_keys_of_no_page_are_not_written(page: int) -> None:
+    """Where 2**30 pages of 4 slots are 0 in int32, they became another sequence's."""
+    q, cache = np.ones((2, 1, 1, 8), np.float32), np.zeros((4, 4, 1, 8), np.float32)
+    new = q * np.array([5, 1], np.float32)[:, None, None, None]
+    table, lengths = np.array([[page], [0]], np.int32), np.array([0, 1], np.int32)
+    out = ij.flash_mha_with_kvcache(
+        q, cache, cache, new, new, cache_seqlens=lengths, page_table=table
+    )
+    assert not out[0].any()
+    check(out[1, :, :], attend(q[1], *[np.stack([cache[0, 0], new[1, 0]])] * 2)[0])
+
+
 @pytest.mark.parametrize(
     ("names", "says"),
     [
@@ -194,3 +207,50 @@ def test_shapes_that_do_not_go_together() -> None:
         ij.flash_mha(q, k, k)
     with pytest.raises(ValueError, match=r"flash_mha_varlen: k has shape .* expected \[t, h, d\]"):
         ij.flash_mha_varlen(q[0], k, k, np.array([0, 3]))
+    q, k = normal(0, (2, 1, 12), (2, 1, 9))  # both are padded to 16
+    with pytest.raises(ValueError, match=r"flash_mha_varlen: k has shape \[2, 1, 9\], expected"):
+        ij.flash_mha_varlen(q, k, q, np.array([0, 2]))
+
+
+def ones(*shape):
+    return np.ones(shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"q": ones(3, 1, 2, 12)}, r"k_cache has shape \[2, 4, 1, 12\], expected a row for each of 3"),
+        ({"q": ones(2, 1, 2, 10)}, r"k_cache has shape .*, expected \[rows, s, hk, 10\]"),
+        ({"v_cache": ones(2, 4, 1, 10)}, r"v_cache has shape .*, expected \[2, 4, 1, 12\]"),
+        ({"k": ones(3, 1, 1, 12)}, r"k has shape .*, expected \[2, n, 1, 12\]"),
+        ({"v": ones(2, 1, 1, 14)}, r"v has shape .*, expected \[2, 1, 1, 12\]"),
+        ({"rotary_cos": ones(8)}, r"rotary_cos has shape \[8\], expected \[positions, r / 2\]"),
+        ({"rotary_sin": ones(8, 3)}, r"rotary_sin has shape \[8, 3\], expected \[8, 4\]"),
+        ({"rotary_sin": ones(7, 4)}, r"rotary_sin has shape \[7, 4\], expected \[8, 4\]"),
+        ({"cache_seqlens": ones(2)}, "cache_seqlens has dtype float32, expected int32"),
+        ({"cache_seqlens": np.arange(3)}, r"cache_seqlens has shape \[3\], expected \[2\]"),
+        ({"cache_seqlens": np.array([2**40, 1])}, "cache_seqlens has values beyond int32"),
+        ({"cache_seqlens": np.int64(2**40)}, "cache_seqlens has values beyond int32"),
+        ({"cache_seqlens": 2**40}, "cache_seqlens has values beyond int32"),
+        ({"cache_batch_idx": ones(2)}, "cache_batch_idx has dtype float32, expected int32"),
+        ({"cache_batch_idx": np.arange(3)}, r"cache_batch_idx has shape \[3\], expected \[2\]"),
+        ({"page_table": np.arange(2)}, r"page_table has shape \[2\], expected \[2, m\]"),
+        ({"cache_leftpad": np.arange(3)}, r"cache_leftpad has shape \[3\], expected \[2\]"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)  # fmt: skip
+def test_operands_of_a_cache_that_do_not_fit(change, says) -> None:
+    fitting = {"q": ones(2, 1, 2, 12), "k_cache": ones(2, 4, 1, 12), "v_cache": ones(2, 4, 1, 12)}
+    fitting |= {"k": ones(2, 1, 1, 12), "v": ones(2, 1, 1, 12), "cache_seqlens": np.array([1, 2])}
+    fitting |= {"rotary_cos": ones(8, 4), "rotary_sin": ones(8, 4)}
+    ij.flash_mha_with_kvcache(**fitting)
+    with pytest.raises(ValueError, match=f"^flash_mha_with_kvcache: {says}"):
+        ij.flash_mha_with_kvcache(**fitting | change)
+
+
+@pytest.mark.parametrize("function", [ij.flash_mha, ij.dot_product_attention])
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_numbers_of_8_bits_are_not_built(function, dtype) -> None:
+    x = jnp.ones((1, 2, 1, 8), dtype)
+    with pytest.raises(NotImplementedError, match=f"^{function.__name__}: q.* has dtype float8"):
+        function(x, x, x)

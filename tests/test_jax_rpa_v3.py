@@ -159,6 +159,18 @@ def test_rows_in_front_of_the_first_sequence_are_padding(use_causal_mask: bool) 
     assert not np.asarray(out)[:2].any()
 
 
+@pytest.mark.parametrize(
+    ("length", "pages"), [(10, (2, 3)), (1, (2**30, 3)), (1, (-(2**30), 3)), (1, (4, 3))]
+)
+def test_what_is_out_of_range_is_not_written(length: int, pages: tuple[int, int]) -> None:
+    """2**30 pages of 4 slots are 0 in int32, and a place behind the table is not one of its last page."""
+    one, cache = jnp.ones((1, 1, 64)), jnp.zeros((4, 4, 2, 1, 128))
+    in_turn = cache[:, :, :1]  # kernel_hd64's: K and V of a head share 128 numbers
+    metadata = [jnp.array(x, jnp.int32) for x in ([length], pages, [0, 1], [0, 0, 1])]
+    assert not ragged_paged_attention(one, one, one, cache, *metadata)[1].any()
+    assert not ragged_paged_attention_hd64(one, one, one, in_turn, *metadata)[1].any()
+
+
 def test_layers_that_share_a_cache_do_not_write() -> None:
     operands = batch(jnp.float32)
     out, cache = ragged_paged_attention(*operands, sm_scale=0.125, update_kv_cache=False)
@@ -226,3 +238,27 @@ def test_what_it_refuses() -> None:
         ragged_paged_attention_hd64(q, k, v, cache, *rest, soft_cap=0)
     with pytest.raises(ValueError, match="actual_head_dim is 128, expected 64"):
         rpa_v3_hd64.get_kv_cache_shape(20, 8, 2, 128, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"kv_lens": np.ones(2, np.float32)}, r"kv_lens has dtype float32, expected int32"),
+        ({"kv_lens": np.zeros(0, np.int32)}, r"kv_lens has shape \[0\], expected .* b above 0"),
+        ({"kv_lens": np.array([2**40, 1])}, "kv_lens has values beyond int32"),
+        ({"page_indices": np.arange(3)}, r"page_indices has shape \[3\], expected \[b \* m\], b=2"),
+        ({"page_indices": np.array([2**40, 1])}, "page_indices has values beyond int32"),
+        ({"cu_q_lens": np.arange(4)}, r"cu_q_lens has shape \[4\], expected \[3\]"),
+        ({"distribution": np.int32(1)}, r"distribution has shape \[\], expected \[3\]"),
+        ({"queries": np.ones((3, 3, 64))}, "queries has 3 heads, expected a multiple of the 2 of keys"),
+        ({x: np.ones((3, 0, 64)) for x in ("keys", "values")}, "queries has 4 heads, expected a multiple of the 0"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("function", [ragged_paged_attention, ragged_paged_attention_hd64])
+def test_operands_that_do_not_fit(function, change, says: str) -> None:
+    given = {"queries": np.ones((3, 4, 64)), "keys": np.ones((3, 2, 64)), "values": np.ones((3, 2, 64))}  # fmt: skip
+    given |= {"kv_cache": np.zeros((4, 4, 4, 1, 128)), "kv_lens": np.array([2, 1])}
+    given |= {"page_indices": np.arange(4), "cu_q_lens": np.array([0, 2, 3]), "distribution": np.array([0, 0, 2])}  # fmt: skip
+    function(**given)
+    with pytest.raises(ValueError, match=f"^{function.__name__}: {says}"):
+        function(**given | change)

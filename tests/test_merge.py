@@ -237,6 +237,18 @@ def test_growing_prefixes_compile_once():
     [
         (0, np.zeros((1, 4), np.int32), r"prefix_block_table has shape \(1, 4\), expected \[m\]"),
         (1, np.array([4, 5]), r"prefix_len has shape \(2,\), expected one number"),
+        (
+            0,
+            np.ones(4, np.float32),
+            "prefix_block_table has dtype float32, expected int32 or int64",
+        ),
+        (0, np.full(4, 2**40), "prefix_block_table has values beyond int32"),
+        (1, 4.0, "prefix_len has dtype float32, expected int32 or int64"),
+        (1, np.int64(2**40), "prefix_len has values beyond int32"),
+        (4, np.int32(3), r"cu_seqlens_q has shape \(\), expected \[b \+ 1\]"),
+        (4, np.zeros(0, np.int32), r"cu_seqlens_q has shape \(0,\), expected \[b \+ 1\]"),
+        ("num_seqs", 1.5, "num_seqs has dtype float32, expected int32 or int64"),
+        ("num_seqs", 9, "num_seqs is 9, expected 0 to b=5"),
         ("k_scale", np.ones((5, 2)), r"k_scale has shape \(5, 2\), expected \[1\] or \[hk\]"),
     ],
 )
@@ -247,8 +259,10 @@ def test_what_a_cascade_cannot_take_is_named(at, wrong, message):
         options[at] = wrong
     else:
         cascade.operands[at] = wrong
-    with pytest.raises(ValueError, match=f"cascade_attention: {message}"):
-        run_cascade(cascade, "cpu", **options)
+    with pytest.raises(ValueError, match=f"^cascade_attention: {message}"):
+        intarsia.jax.cascade_attention(
+            cascade.query, cascade.kv_cache, *cascade.operands, **options
+        )
 
 
 def test_a_cascade_is_not_differentiated():

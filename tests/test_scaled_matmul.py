@@ -279,6 +279,7 @@ def test_w8a8_of_rows_alone_under_vmap(codes, group: int) -> None:
         ({"w": np.ones((N, K + 1), FP8)}, "scaled_matmul: w has k=257 but x has k=256"),
         ({"group": 64}, "linear_w8a8: group is 64, expected 0 or 128"),
         ({"group": 128, "x_scales": np.ones(1, np.float32)}, "linear_w8a8: group is 128, expected 0 where x_scales is given"),
+        ({"x_scales": np.ones(1, np.float16)}, "linear_w8a8: x_scales has dtype f16, expected f32"),
         ({"group": 128, "x": np.ones((2, 200), np.float32)}, "per_token_group_fp8_quant: .*200"),
     ],
 )  # fmt: skip
@@ -287,6 +288,19 @@ def test_what_w8a8_does_not_take_is_told(change, text) -> None:
     given = {"x": x, "w": w, "w_scales": scales} | change
     with pytest.raises(ValueError, match=text):
         ij.linear_w8a8(**given)
+
+
+def test_a_scale_may_be_a_number_in_x64_mode() -> None:
+    """There 0.5 is f64."""
+    x, w, scales, _ = layer(np.int8)
+    want = ij.linear_w8a8(x, w, scales, x_scales=0.5)
+    with jax.enable_x64(True):
+        got = ij.linear_w8a8(x, w, scales, x_scales=0.5)
+        np.testing.assert_array_equal(got, want)
+        with pytest.raises(
+            ValueError, match="linear_w8a8: x_scales has dtype float64, expected f32"
+        ):
+            ij.linear_w8a8(x, w, scales, x_scales=np.full(1, 0.5))
 
 
 def test_scales_of_parts_that_are_no_blocks() -> None:

@@ -109,9 +109,9 @@ Status CheckParams(std::string_view query, const Params& params) {
   if (dv != d && !(d == 192 && dv == 128))
     return Unimplemented(Text("v has dv=", dv, " where ", query, " has d=", d,
                               "; built are equal ones, and d=192 with dv=128"));
-  if (!(params.softcap >= 0.0f))
-    return InvalidArgument(
-        Text("softcap is ", std::to_string(params.softcap), ", expected 0 (none) or more"));
+  if (!(params.softcap >= 0.0f && std::isfinite(params.softcap)))
+    return InvalidArgument(Text("softcap is ", std::to_string(params.softcap),
+                                ", expected 0 (none) or a finite number above"));
   for (int64_t side : {params.window_left, params.window_right})
     if (side < -1)
       return InvalidArgument(Text("a window reaches ", side, " keys, expected -1 (all) or more"));

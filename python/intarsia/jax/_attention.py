@@ -1,16 +1,14 @@
 """Attention over ragged batches, dense or paged."""
 
-import numbers
 from typing import Any, Literal, overload
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from intarsia._cache_form import check_num_seqs, dense_layout, infer_layout, split
+from intarsia._cache_form import dense_layout, infer_layout, split
 from intarsia.jax import _attention_grad, _cache, wire
 from intarsia.jax._cache import KvCacheLike
-from intarsia.jax._call import as_array, two_sides
+from intarsia.jax._call import as_array, as_f32, as_num_seqs, two_sides
 
 
 @overload
@@ -206,11 +204,11 @@ def flash_attn_varlen(
         block_table=block_table,
         layer=layer,
         alibi_slopes=alibi_slopes,
-        sinks=_as_f32(sinks),
+        sinks=as_f32("flash_attn_varlen: sinks", sinks),
         leftpad_k=leftpad_k,
-        q_scale=_cache.scale(q_scale),
-        k_scale=_cache.scale(k_scale),
-        v_scale=_cache.scale(v_scale),
+        q_scale=_cache.scale("flash_attn_varlen: q_scale", q_scale),
+        k_scale=_cache.scale("flash_attn_varlen: k_scale", k_scale),
+        v_scale=_cache.scale("flash_attn_varlen: v_scale", v_scale),
     )
     left, right = two_sides("flash_attn_varlen: window", window)
     attributes: dict[str, Any] = dict(
@@ -366,11 +364,6 @@ def paged_attention(
     """
     query = as_array("paged_attention: query", query)
     key_cache, value_cache = split("paged_attention", kv_cache)
-    if isinstance(num_seqs, numbers.Integral):
-        check_num_seqs("paged_attention", num_seqs, cu_seqlens_q)
-        num_seqs = jnp.asarray(num_seqs, jnp.int32)
-    if num_seqs is not None:
-        num_seqs = jnp.reshape(num_seqs, 1)
     return wire.paged_attention(
         query,
         key_cache,
@@ -378,11 +371,11 @@ def paged_attention(
         seqused_k,
         block_table,
         cu_seqlens_q,
-        num_seqs,
+        as_num_seqs("paged_attention", num_seqs, cu_seqlens_q),
         layer,
-        _as_f32(sinks),
-        _cache.scale(k_scale),
-        _cache.scale(v_scale),
+        as_f32("paged_attention: sinks", sinks),
+        _cache.scale("paged_attention: k_scale", k_scale),
+        _cache.scale("paged_attention: v_scale", v_scale),
         alibi_slopes,
         scale=scale,
         sliding_window=sliding_window,
@@ -392,7 +385,3 @@ def paged_attention(
         return_lse=return_lse,
         attention_chunk=attention_chunk,
     )
-
-
-def _as_f32(x: ArrayLike | None) -> jax.Array | None:
-    return None if x is None else jnp.asarray(x, jnp.float32)

@@ -8,15 +8,16 @@ from jax.typing import ArrayLike
 
 from intarsia._cache_form import infer_layout, split
 from intarsia.jax import wire
-from intarsia.jax._call import as_array
+from intarsia.jax._call import as_array, as_f32
 
 KvCache: TypeAlias = jax.Array | tuple[jax.Array, jax.Array]
 KvCacheLike: TypeAlias = ArrayLike | tuple[ArrayLike, ArrayLike]
 
 
-def scale(value: ArrayLike | None) -> jax.Array | None:
+def scale(what: str, value: ArrayLike | None) -> jax.Array | None:
     """A scale as the ops take it: f32, of rank 1 or more."""
-    return None if value is None else jnp.atleast_1d(jnp.asarray(value, jnp.float32))
+    array = as_f32(what, value)
+    return None if array is None else jnp.atleast_1d(array)
 
 
 @overload
@@ -111,8 +112,8 @@ def reshape_and_cache_flash(
         value_cache,
         slot_mapping,
         layer,
-        scale(k_scale),
-        scale(v_scale),
+        scale(f"{op}: k_scale", k_scale),
+        scale(f"{op}: v_scale", v_scale),
         layout=infer_layout(op, kv_cache, key.shape[-1], layout, layer),
         kv_cache_dtype=kv_cache_dtype,
     )
@@ -229,8 +230,8 @@ def rotary_embedding_and_cache(
         value_cache,
         slot_mapping,
         layer,
-        scale(k_scale),
-        scale(v_scale),
+        scale(f"{op}: k_scale", k_scale),
+        scale(f"{op}: v_scale", v_scale),
         q_weight,
         k_weight,
         num_heads=num_heads,
@@ -287,3 +288,16 @@ def in_form_of(kv_cache: Any, written: Any) -> Any:
         return arrays[0]
     make = getattr(kv_cache, "_make", type(kv_cache))  # a namedtuple's class takes no sequence
     return make(arrays)
+
+
+def slots_of(table: jax.Array, rows: jax.Array, places: jax.Array, cache: jax.Array) -> jax.Array:
+    """int32: the slots of places in sequences, whose pages are rows of `table`; -1 beyond the table or the cache [p, s, ..]."""
+    pages, size = cache.shape[0], max(cache.shape[1], 1)
+    column = places // size
+    inside = (places >= 0) & (column < table.shape[1])
+    # A column more, for a table without any.
+    page = jnp.pad(table, ((0, 0), (0, 1)))[rows, jnp.where(inside, column, -1)]
+    inside &= (page >= 0) & (page < pages)
+    # What is not there must not be multiplied: a product beyond int32 would be another page's slot.
+    slot = jnp.where(inside, page, 0) * size + places % size
+    return jnp.where(inside, slot, -1).astype(jnp.int32)

@@ -1,6 +1,7 @@
 """Blocks of paged caches copied whole, and sequences gathered from them."""
 
 import math
+import numbers
 from typing import Literal, overload
 
 import jax
@@ -116,9 +117,18 @@ def swap_blocks(
         raise ValueError(
             f"swap_blocks: block_mapping has shape {list(mapping.shape)}, expected [pairs, 2]"
         )
-    return wire.swap_blocks(
-        source, kv_cache, mapping[:, 0], mapping[:, 1], axis=_word("swap_blocks", axis)
-    )
+    word = _word("swap_blocks", axis)
+    old, new = as_array("swap_blocks: source", source), as_array("swap_blocks: kv_cache", kv_cache)
+    if old.dtype != new.dtype or _of_one_page(old, axis) != _of_one_page(new, axis):
+        raise ValueError(
+            f"swap_blocks: source is {old.dtype} {list(old.shape)} and kv_cache is {new.dtype} {list(new.shape)}, "
+            f"expected the same but for pages, axis {axis}"
+        )
+    return wire.swap_blocks(old, new, mapping[:, 0], mapping[:, 1], axis=word)
+
+
+def _of_one_page(cache: jax.Array, axis: int) -> tuple[int, ...]:
+    return cache.shape[:axis] + cache.shape[axis + 1 :]
 
 
 def gather_cache(
@@ -163,6 +173,8 @@ def gather_cache(
     cache = as_array("gather_cache: cache", cache)
     if cache.ndim < 3:
         raise ValueError(f"gather_cache: cache has shape {list(cache.shape)}, expected [p, s, ...]")
+    if not isinstance(num_tokens, numbers.Integral) or num_tokens < 0:
+        raise ValueError(f"gather_cache: num_tokens is {num_tokens!r}, expected a number of rows")
     p, s, *rest = cache.shape
     dst = jnp.zeros((num_tokens, math.prod(rest)), cache.dtype if dtype is None else dtype)
     gathered = wire.gather_cache(
@@ -171,7 +183,7 @@ def gather_cache(
         block_table,
         cu_seqlens,
         seq_starts,
-        _scale(scale),
+        _scale("gather_cache: scale", scale),
         kv_cache_dtype=kv_cache_dtype,
     )
     return gathered.reshape(num_tokens, *rest)
@@ -179,6 +191,6 @@ def gather_cache(
 
 def _word(op: str, axis: int) -> Literal["0", "1", "2"]:
     """An axis as the ops' attribute has it."""
-    if axis not in (0, 1, 2):
+    if not isinstance(axis, numbers.Integral) or axis not in (0, 1, 2):
         raise ValueError(f"{op}: axis is {axis}, expected 0, 1 or 2")
     return ("0", "1", "2")[axis]

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from intarsia import _dtypes, _native
+from intarsia._cache_form import check_num_seqs
 from intarsia.jax._grad import differentiable
 from intarsia.jax._platforms import on_its_platforms
 from intarsia.jax._types import refuse_sharded, result_type, vary_alike
@@ -192,26 +194,57 @@ def one_or_all(results: tuple[jax.Array, ...]) -> Any:
 
 def as_array(what: str, x: Any) -> jax.Array:
     """An operand as JAX takes it; raises where that would lose something."""
+    beyond = ValueError(f"{what} has values beyond int32; enable jax_enable_x64 to pass int64")
     try:
         array = jnp.asarray(x)
+    except OverflowError as error:
+        raise beyond from error
     except (TypeError, ValueError) as error:
         said = "None" if x is None else f"a {type(x).__name__}"
         raise TypeError(f"{what} is {said}, expected an array: {error}") from error
     if not all(isinstance(n, int) for n in array.shape):
         raise NotImplementedError(f"{what} has the symbolic shape {array.shape}, expected numbers")
     # Without x64, JAX narrows int64 without a word; a slot of 2**32 + 5 would become slot 5.
-    wide = isinstance(x, np.ndarray) and x.dtype == np.int64 and array.dtype != np.int64
+    numpys = isinstance(x, np.ndarray | np.generic)
+    wide = numpys and x.dtype == np.int64 and array.dtype != np.int64
     if wide and not np.array_equal(x, x.astype(array.dtype)):
-        raise ValueError(f"{what} has values beyond int32; enable jax_enable_x64 to pass int64")
+        raise beyond
     return array
 
 
+def as_indices(what: str, x: Any) -> jax.Array:
+    """Integers as the ops take them; raises for others, where a cast would lose something."""
+    array = as_array(what, x)
+    if array.dtype not in (jnp.int32, jnp.int64):
+        raise ValueError(f"{what} has dtype {array.dtype}, expected int32 or int64")
+    return array
+
+
+def as_f32(what: str, x: ArrayLike | None) -> jax.Array | None:
+    return None if x is None else as_array(what, x).astype(jnp.float32)
+
+
+def as_num_seqs(op: str, num_seqs: ArrayLike | None, cu_seqlens_q: ArrayLike) -> jax.Array | None:
+    """How many sequences are real, [1]; None: all."""
+    if num_seqs is None:
+        return None
+    if isinstance(num_seqs, numbers.Integral):
+        check_num_seqs(op, int(num_seqs), as_array(f"{op}: cu_seqlens_q", cu_seqlens_q))
+        num_seqs = np.int32(int(num_seqs))
+    count = as_indices(f"{op}: num_seqs", num_seqs)
+    if count.size != 1:
+        raise ValueError(f"{op}: num_seqs has shape {list(count.shape)}, expected one number")
+    return count.reshape(1)
+
+
 def narrowed(array: jax.Array, dtype: str) -> jax.Array:
-    """An index as int32 where the op takes no other: in x64 mode the number 0 is int64. What is beyond stays beyond."""
-    if dtype != "i32" or array.dtype != np.int64:
-        return array
-    limits = np.iinfo(np.int32)
-    return jnp.clip(array, limits.min, limits.max).astype(np.int32)
+    """A number as ops take it: in x64 mode 0 is int64, and 0.5 f64. An index beyond int32 stays beyond."""
+    if dtype == "i32" and array.dtype == np.int64:
+        limits = np.iinfo(np.int32)
+        return jnp.clip(array, limits.min, limits.max).astype(np.int32)
+    if "f32" in dtype.split("|") and array.dtype == np.float64 and array.weak_type:
+        return array.astype(np.float32)
+    return array
 
 
 def abstract(x: jax.Array | None) -> _native.Tensor | None:

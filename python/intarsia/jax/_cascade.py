@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 from intarsia._cache_form import split
 from intarsia.jax import _attention, _grad, wire
 from intarsia.jax._cache import KvCacheLike
+from intarsia.jax._call import as_indices, as_num_seqs
 
 
 @overload
@@ -142,9 +143,12 @@ def cascade_attention(
     Example:
       >>> out = cascade_attention(query, caches, prefix_pages, 1024, seqused_k, block_table, cu_seqlens_q)
     """
-    prefix_block_table, cu_seqlens_q = jnp.asarray(prefix_block_table), jnp.asarray(cu_seqlens_q)
-    prefix_len = jnp.asarray(prefix_len)
-    _check_shapes(prefix_block_table, prefix_len, k_scale=k_scale, v_scale=v_scale)
+    name = "cascade_attention"
+    prefix_block_table = as_indices(f"{name}: prefix_block_table", prefix_block_table)
+    prefix_len = as_indices(f"{name}: prefix_len", prefix_len)
+    cu_seqlens_q = as_indices(f"{name}: cu_seqlens_q", cu_seqlens_q)
+    _check_shapes(prefix_block_table, prefix_len, cu_seqlens_q, k_scale=k_scale, v_scale=v_scale)
+    num_seqs = as_num_seqs(name, num_seqs, cu_seqlens_q)
     options: dict[str, Any] = dict(
         scale=scale,
         softcap=softcap,
@@ -157,10 +161,11 @@ def cascade_attention(
     )
     # Rows in front of the first sequence are padding, as those behind the last one.
     first = cu_seqlens_q[:1]
-    end = cu_seqlens_q[-1 if num_seqs is None else jnp.clip(num_seqs, 0, len(cu_seqlens_q) - 1)]
+    last = len(cu_seqlens_q) - 1
+    end = cu_seqlens_q[last if num_seqs is None else jnp.clip(num_seqs, 0, last)]
     prefix = _attention.flash_attn_varlen(
         query,
-        *split("cascade_attention", kv_cache),
+        *split(name, kv_cache),
         jnp.concatenate([first, jnp.maximum(first, end)]),
         seqused_k=prefix_len.reshape(1),
         block_table=prefix_block_table[None],
@@ -188,7 +193,10 @@ _undifferentiated = jax.jit(
 
 
 def _check_shapes(
-    prefix_block_table: jax.Array, prefix_len: jax.Array, **scales: ArrayLike | None
+    prefix_block_table: jax.Array,
+    prefix_len: jax.Array,
+    cu_seqlens_q: jax.Array,
+    **scales: ArrayLike | None,
 ) -> None:
     """What the ops themselves would tell of operands that the caller does not know."""
     if prefix_block_table.ndim != 1:
@@ -198,6 +206,10 @@ def _check_shapes(
     if prefix_len.size != 1:
         raise ValueError(
             f"cascade_attention: prefix_len has shape {prefix_len.shape}, expected one number"
+        )
+    if cu_seqlens_q.ndim != 1 or cu_seqlens_q.size == 0:
+        raise ValueError(
+            f"cascade_attention: cu_seqlens_q has shape {cu_seqlens_q.shape}, expected [b + 1]"
         )
     for name, scale in scales.items():
         if scale is not None and jnp.ndim(scale) > 1:

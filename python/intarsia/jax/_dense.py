@@ -10,6 +10,15 @@ from intarsia.jax._attention import flash_attn_varlen
 
 Count = int | jax.Array  # the same for all members of a batch, or int32 [b]
 _BUILT_MULTIPLE = 8  # of head dims
+_BUILT_DTYPES = (jnp.float32, jnp.float16, jnp.bfloat16)
+
+
+def check_built(what: str, x: jax.Array) -> None:
+    """Raises NotImplementedError if the functions of this form are not built for the dtype."""
+    if x.dtype not in _BUILT_DTYPES:
+        raise NotImplementedError(
+            f"{what} has dtype {x.dtype}; built are float32, float16 and bfloat16"
+        )
 
 
 def pad_head_dim(x: jax.Array) -> jax.Array:

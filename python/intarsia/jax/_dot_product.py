@@ -1,5 +1,6 @@
 """`jax.nn.dot_product_attention` over our attention op."""
 
+import numbers
 from typing import Any, Literal, overload
 
 import jax
@@ -7,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from intarsia.jax._call import as_array
-from intarsia.jax._dense import Count, attend_rows
+from intarsia.jax._call import as_array, two_sides
+from intarsia.jax._dense import Count, attend_rows, check_built
 
 _NAME = "dot_product_attention"
 Implementation = Literal["xla", "cudnn"] | None
@@ -149,7 +150,7 @@ def dot_product_attention(
             ("key_value_seq_lengths", key_value_seq_lengths, k),
         )
     )
-    out, lse = _attend(q, k, v, rows, keys, left, 0 if is_causal else right, scale)
+    out, lse = _attend(q, k, v, rows, keys, left, 0 if is_causal else right, _number(scale))
     out = out.reshape(shape)
     if not return_residual:
         return out
@@ -162,6 +163,7 @@ def _check(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
             raise ValueError(
                 f"{_NAME}: {name} has shape {list(x.shape)}, expected [b, n, h, d] or [n, h, d]"
             )
+        check_built(f"{_NAME}: {name}", x)
         if x.dtype != k.dtype:
             raise ValueError(f"{_NAME}: {name} has dtype {x.dtype} but key has {k.dtype}")
     b, _, hk, d = k.shape
@@ -179,10 +181,21 @@ def _window(size: Window) -> tuple[int | None, int | None]:
     """Keys to the left and to the right; None: all."""
     if size is None:
         return None, None
-    left, right = (size, size) if isinstance(size, int) else size
-    if left < 0 or right < 0:
-        raise ValueError(f"{_NAME}: local_window_size is {size}, expected numbers of 0 or more")
-    return left, right
+    what = f"{_NAME}: local_window_size"
+    sides = (size, size) if isinstance(size, numbers.Integral) else two_sides(what, size)
+    if not all(isinstance(n, numbers.Integral) and int(n) >= 0 for n in sides):
+        raise ValueError(f"{what} is {size!r}, expected numbers of 0 or more")
+    return int(sides[0]), int(sides[1])
+
+
+def _number(scale: Any) -> float | None:
+    """An attribute: JAX's own function takes an array, too, and this one where its number is known."""
+    try:
+        return None if scale is None else float(scale)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{_NAME}: scale is {scale!r:.60}, expected a number that is known when the program is traced"
+        ) from error
 
 
 def _count(name: str, lengths: ArrayLike | None, x: jax.Array) -> Count:

@@ -11,9 +11,9 @@ from jax.typing import ArrayLike
 
 from intarsia.jax import wire
 from intarsia.jax._attention import flash_attn_varlen
-from intarsia.jax._cache import reshape_and_cache_flash
-from intarsia.jax._call import as_array, two_sides
-from intarsia.jax._dense import attend_rows, in_one_row, pad_head_dim, starts_of
+from intarsia.jax._cache import reshape_and_cache_flash, slots_of
+from intarsia.jax._call import as_array, as_indices, narrowed, two_sides
+from intarsia.jax._dense import attend_rows, check_built, in_one_row, pad_head_dim, starts_of
 
 
 def flash_mha(
@@ -48,12 +48,8 @@ def flash_mha(
       >>> out = flash_mha(q, k, v, is_causal=True)
     """
     q, k, v = _arrays("flash_mha", {"q": q, "k": k, "v": v}, "[b, l, h, d]", 4)
-    for name, x in (("k", k), ("v", v)):
-        if x.shape[0] != q.shape[0] or x.shape[1] != k.shape[1] or x.shape[3] != q.shape[3]:
-            raise ValueError(
-                f"flash_mha: {name} has shape {list(x.shape)}, expected "
-                f"[{q.shape[0]}, {k.shape[1]}, hk, {q.shape[3]}]"
-            )
+    _check_shape("flash_mha: k", k, q.shape[0], "lk", "hk", q.shape[3])
+    _check_shape("flash_mha: v", v, *k.shape)
     out, _ = attend_rows(
         q,
         k,
@@ -61,7 +57,7 @@ def flash_mha(
         first=0,
         count=q.shape[1],
         used=k.shape[1],
-        window=_window(window_size, is_causal),
+        window=_window("flash_mha", window_size, is_causal),
         scale=_scale(softmax_scale, q),
     )
     return out
@@ -110,6 +106,7 @@ def flash_mha_varlen(
     """
     del max_seqlen_q, max_seqlen_k, zero_tensors
     q, k, v = _arrays("flash_mha_varlen", {"q": q, "k": k, "v": v}, "[t, h, d]", 3)
+    _check_shape("flash_mha_varlen: k", k, "tk", "hk", q.shape[2])
     out = flash_attn_varlen(
         pad_head_dim(q),
         pad_head_dim(k),
@@ -118,7 +115,7 @@ def flash_mha_varlen(
         cu_seqlens_k=cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k,
         seqused_k=seqused_k,
         scale=_scale(softmax_scale, q),
-        window=_window(window_size, is_causal),
+        window=_window("flash_mha_varlen", window_size, is_causal),
         deterministic=deterministic,
     )
     return out[..., : v.shape[-1]]
@@ -244,18 +241,25 @@ def flash_mha_with_kvcache(
     q, k_cache, v_cache = _arrays(name, arrays, "[b, l, h, d]", 4)
     _check_given(k, v, cache_seqlens, cache_batch_idx, page_table, rotary_cos, rotary_sin)
     b, rows, h, d = q.shape
+    _check_shape(f"{name}: k_cache", k_cache, "rows", "s", "hk", d)
+    _check_shape(f"{name}: v_cache", v_cache, *k_cache.shape)
     if page_table is None:
-        row = np.arange(b, dtype=np.int32) if cache_batch_idx is None else cache_batch_idx
-        page_table = jnp.reshape(jnp.asarray(row, jnp.int32), (b, 1))
-    page_table = as_array(f"{name}: page_table", page_table)
+        page_table = _own_rows(b, k_cache, cache_batch_idx)
+    page_table = _indices("page_table", page_table, b, "m")
     held = page_table.shape[1] * k_cache.shape[1] if cache_seqlens is None else cache_seqlens
-    lengths = jnp.broadcast_to(jnp.asarray(held, jnp.int32), b)
-    window = _window(window_size, is_causal)
+    held = as_array(f"{name}: cache_seqlens", held)
+    held = jnp.broadcast_to(held, b) if held.shape in ((), (1,)) else held
+    lengths = _indices("cache_seqlens", held, b)
+    if cache_leftpad is not None:
+        cache_leftpad = _indices("cache_leftpad", cache_leftpad, b)
+    window = _window(name, window_size, is_causal)
     k_cache, v_cache = pad_head_dim(k_cache), pad_head_dim(v_cache)
     if k is not None and v is not None:
         k, v = _arrays(name, {"k": k, "v": v}, "[b, n, hk, d]", 4)
+        _check_shape(f"{name}: k", k, b, "n", k_cache.shape[2], d)
+        _check_shape(f"{name}: v", v, *k.shape)
         if rotary_cos is not None and rotary_sin is not None:
-            table = jnp.concatenate([jnp.asarray(rotary_cos), jnp.asarray(rotary_sin)], axis=-1)
+            table = _angles(rotary_cos, rotary_sin)
             q = _turn(q, lengths, table, each=window != (-1, -1))
             k = _turn(k, lengths, table, each=True)
         slots = _slots(lengths, k.shape[1], page_table, k_cache)
@@ -293,11 +297,49 @@ def _arrays(
     for name, x in zip(given, arrays, strict=True):
         if x.ndim != rank:
             raise ValueError(f"{function}: {name} has shape {list(x.shape)}, expected {form}")
+        check_built(f"{function}: {name}", x)
     return arrays
 
 
-def _window(size: tuple[int, int], is_causal: bool) -> tuple[int, int]:
-    left, right = two_sides("window_size", size)
+def _check_shape(what: str, x: jax.Array, *expected: int | str) -> None:
+    """Raises unless x has these sizes; one with a name may be any."""
+    sizes = zip(x.shape, expected, strict=False)
+    if x.ndim != len(expected) or any(isinstance(n, int) and n != got for got, n in sizes):
+        form = ", ".join(map(str, expected))
+        raise ValueError(f"{what} has shape {list(x.shape)}, expected [{form}]")
+
+
+def _indices(name: str, given: ArrayLike, *expected: int | str) -> jax.Array:
+    """An operand of `flash_mha_with_kvcache`, as int32."""
+    what = f"flash_mha_with_kvcache: {name}"
+    x = as_indices(what, given)
+    _check_shape(what, x, *expected)
+    return narrowed(x, "i32")
+
+
+def _own_rows(b: int, k_cache: jax.Array, cache_batch_idx: ArrayLike | None) -> jax.Array:
+    """[b, 1]: a table of pages for a cache in which each sequence has a row."""
+    if cache_batch_idx is not None:
+        return _indices("cache_batch_idx", cache_batch_idx, b)[:, None]
+    if b > k_cache.shape[0]:
+        got = f"k_cache has shape {list(k_cache.shape)}"
+        raise ValueError(f"flash_mha_with_kvcache: {got}, expected a row for each of {b} sequences")
+    return jnp.arange(b, dtype=jnp.int32)[:, None]
+
+
+def _angles(rotary_cos: ArrayLike, rotary_sin: ArrayLike) -> jax.Array:
+    """The table of `rotary_embedding`: [positions, r]."""
+    cos, sin = (
+        as_array(f"flash_mha_with_kvcache: {name}", x)
+        for name, x in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin))
+    )
+    _check_shape("flash_mha_with_kvcache: rotary_cos", cos, "positions", "r / 2")
+    _check_shape("flash_mha_with_kvcache: rotary_sin", sin, *cos.shape)
+    return jnp.concatenate([cos, sin], axis=-1)
+
+
+def _window(function: str, size: tuple[int, int], is_causal: bool) -> tuple[int, int]:
+    left, right = two_sides(f"{function}: window_size", size)
     return left, 0 if is_causal else right
 
 
@@ -341,10 +383,6 @@ def _turn(x: jax.Array, lengths: jax.Array, table: jax.Array, *, each: bool) -> 
 
 def _slots(lengths: jax.Array, count: int, page_table: jax.Array, cache: jax.Array) -> jax.Array:
     """int32 [b * count]: the slots behind `lengths` keys; -1 beyond the table's room."""
-    size = cache.shape[1]
-    positions = lengths[:, None] + jnp.arange(count, dtype=jnp.int32)
-    index = positions // max(size, 1)
-    inside = (positions >= 0) & (index < page_table.shape[1])
-    pages = jnp.take_along_axis(page_table, jnp.where(inside, index, 0), axis=1)
-    slots = jnp.where(inside & (pages >= 0), pages * size + positions % max(size, 1), -1)
-    return slots.astype(jnp.int32).reshape(-1)
+    places = lengths[:, None] + jnp.arange(count, dtype=jnp.int32)
+    rows = jnp.arange(page_table.shape[0])[:, None]
+    return slots_of(page_table, rows, places, cache).reshape(-1)

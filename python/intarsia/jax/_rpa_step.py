@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from intarsia.jax._attention import flash_attn_varlen, paged_attention
-from intarsia.jax._cache import reshape_and_cache_flash
-from intarsia.jax._call import as_array
+from intarsia.jax._cache import reshape_and_cache_flash, slots_of
+from intarsia.jax._call import as_array, as_indices
 
 
 def heads_in_word(dtype: DTypeLike) -> int:
@@ -42,16 +42,13 @@ def step(
         raise ValueError(f"{op}: soft_cap is 0, expected None or a number above 0")
     named: dict[str, Any] = dict(queries=queries, keys=keys, values=values, kv_cache=kv_cache)
     q, k, v, cache = (as_array(f"{op}: {name}", x) for name, x in named.items())
-    lens = jnp.asarray(kv_lens)
     heads, dim, pairs = _sizes(op, q, k, v, cache)
-    table = jnp.asarray(page_indices).reshape(lens.shape[0], -1)
-    num_seqs = jnp.asarray(distribution)[-1:]
+    lens, table, starts, num_seqs = _sequences(op, kv_lens, page_indices, cu_q_lens, distribution)
     # Numbers behind those of real sequences may be any.
-    starts = jnp.asarray(cu_q_lens)
     starts = jnp.where(jnp.arange(starts.shape[0]) > num_seqs, starts[num_seqs], starts)
     flat = cache.reshape(*cache.shape[:2], 2 * pairs, cache.shape[-1])
     if update_kv_cache:
-        slots = _slots(q.shape[0], cache.shape[1], lens, table, starts, num_seqs[0])
+        slots = _slots(q.shape[0], flat, lens, table, starts, num_seqs[0])
         k_row, v_row = (_padded(x.astype(q.dtype), pairs, cache.shape[-1]) for x in (k, v))
         flat = reshape_and_cache_flash(k_row, v_row, flat, slots, layout="combined")
     scale = sm_scale * (1.0 if k_scale is None else k_scale)
@@ -90,6 +87,10 @@ def _sizes(
         shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, cache))
         expected = "[t, h, d], [t, hk, d] twice and [p, s, c, packing, D]"
         raise ValueError(f"{op}: shapes are {shapes}, expected {expected}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"{op}: queries has {q.shape[1]} heads, expected a multiple of the {k.shape[1]} of keys"
+        )
     room = cache.shape[2] * cache.shape[3]
     if room % 2 or room < 2 * k.shape[1] or cache.shape[4] < k.shape[2]:
         raise ValueError(
@@ -99,9 +100,33 @@ def _sizes(
     return q.shape[1], q.shape[2], room // 2
 
 
+def _sequences(
+    op: str,
+    kv_lens: ArrayLike,
+    page_indices: ArrayLike,
+    cu_q_lens: ArrayLike,
+    distribution: ArrayLike,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Lengths [b], pages [b, m], starts [b + 1] and how many sequences are real [1]."""
+    lens = as_indices(f"{op}: kv_lens", kv_lens)
+    pages = as_indices(f"{op}: page_indices", page_indices)
+    starts = as_indices(f"{op}: cu_q_lens", cu_q_lens)
+    counts = as_indices(f"{op}: distribution", distribution)
+    b = lens.size
+    for name, x, fits, expected in (
+        ("kv_lens", lens, b > 0, "[b], b above 0"),
+        ("page_indices", pages, b > 0 and pages.size % b == 0, f"[b * m], b={b}"),
+        ("cu_q_lens", starts, starts.size == b + 1, f"[{b + 1}]"),
+        ("distribution", counts, counts.size == 3, "[3]"),
+    ):
+        if x.ndim != 1 or not fits:
+            raise ValueError(f"{op}: {name} has shape {list(x.shape)}, expected {expected}")
+    return lens, pages.reshape(b, pages.size // b), starts, counts[-1:]
+
+
 def _slots(
     tokens: int,
-    page_size: int,
+    cache: jax.Array,
     lens: jax.Array,
     table: jax.Array,
     starts: jax.Array,
@@ -112,9 +137,8 @@ def _slots(
     row = jnp.searchsorted(starts[1:], token, side="right")
     last = jnp.minimum(row, lens.shape[0] - 1)
     place = lens[last] - starts[last + 1] + token
-    slot = table[last, place // page_size] * page_size + place % page_size
     real = (token >= starts[0]) & (row < num_seqs)
-    return jnp.where(real & (place >= 0), slot, -1)
+    return jnp.where(real, slots_of(table, last, place, cache), -1)
 
 
 def _padded(x: jax.Array, heads: int, dim: int) -> jax.Array:

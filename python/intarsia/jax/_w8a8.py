@@ -3,11 +3,12 @@
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from intarsia import _dtypes
 from intarsia.jax import wire
-from intarsia.jax._call import as_array
+from intarsia.jax._call import as_array, narrowed
 
 _NAME = "linear_w8a8"
 _OUT_DTYPES: dict[str, wire.ScaledMatmulOutDtype] = {"f32": "f32", "f16": "f16", "bf16": "bf16"}
@@ -67,7 +68,10 @@ def linear_w8a8(
     elif group:
         raise ValueError(f"{_NAME}: group is {group}, expected 0 where x_scales is given")
     else:
-        scales = as_array(f"{_NAME}: x_scales", x_scales)
+        scales = narrowed(as_array(f"{_NAME}: x_scales", x_scales), "f32")
+        if scales.dtype != jnp.float32:
+            got = _dtypes.name_of(scales.dtype)
+            raise ValueError(f"{_NAME}: x_scales has dtype {got}, expected f32")
         scales = scales.reshape(1) if scales.ndim == 0 else scales
         scales = scales[None] if alone and scales.ndim == 1 else scales
         if scales.ndim > 1 and scales.shape[-1] > 1 and x.shape[-1] % _GROUP:

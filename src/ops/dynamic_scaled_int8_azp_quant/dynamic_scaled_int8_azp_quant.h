@@ -18,7 +18,7 @@ struct DynamicScaledInt8AzpQuant {
       In("x", &DynamicScaledInt8AzpQuant::x, "... n", "T", "rows of numbers"),
       Out("q", &DynamicScaledInt8AzpQuant::q, "... n", "i8", "codes"),
       Out("scale", &DynamicScaledInt8AzpQuant::scale, "... 1", "f32",
-          "what a step of 1 in the codes stands for"),
+          "what a step of 1 in the codes stands for; 0 for a row of equal numbers, which is lost"),
       Out("azp", &DynamicScaledInt8AzpQuant::azp, "... 1", "i32", "the code that stands for 0"));
 
   Status Run(const CpuContext&) const;

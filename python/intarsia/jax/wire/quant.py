@@ -70,7 +70,8 @@ def dynamic_scaled_int8_azp_quant(x: ArrayLike) -> tuple[jax.Array, jax.Array, j
 
     Returns:
       q: [..., n], i8: codes.
-      scale: [..., 1], f32: what a step of 1 in the codes stands for.
+      scale: [..., 1], f32: what a step of 1 in the codes stands for; 0 for a row of equal
+        numbers, which is lost.
       azp: [..., 1], i32: the code that stands for 0.
 
     Raises:
