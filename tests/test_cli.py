@@ -62,6 +62,16 @@ def test_no_error_is_an_empty_line(monkeypatch, capsys, error: Exception, text: 
     assert capsys.readouterr().err == f"intarsia ops: {text}\n"
 
 
+def test_what_jax_says_where_memory_ends_is_one_line(monkeypatch, capsys) -> None:
+    error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory: 9 bytes.\nBuffers:\n 1")
+    monkeypatch.setattr(cli.ops, "main", lambda args: (_ for _ in ()).throw(error))
+    assert cli.main(["ops"]) == 2
+    assert capsys.readouterr().err == "intarsia ops: Out of memory: 9 bytes.\n"
+    error = jax.errors.JaxRuntimeError("INTERNAL: a fault")
+    with pytest.raises(RuntimeError, match="INTERNAL: a fault"):
+        cli.main(["ops"])
+
+
 def _interrupt(args: Any) -> None:
     signal.raise_signal(signal.SIGINT)
 

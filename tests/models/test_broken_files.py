@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from conftest import GEMMA_CHANGES
 from intarsia.models import Tokenizer, load_model
 from intarsia.models.gguf_file import open_gguf
 from intarsia.models.weights import open_checkpoint
@@ -181,6 +182,14 @@ def test_the_file_and_the_fault_are_named(
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0,
                            "high_freq_factor": 4.0}}, "low_freq_factor is 4.0, expected less than"),
         ({"rope_scaling": [1]}, "rope_scaling is [1], expected an object"),
+        ({"rope_scaling": {"factor": 4.0}}, "rope_type is missing beside factor, expected one of default, linear"),
+        ({"rope_scaling": {"rope_type": "default", "type": "linear", "factor": 4.0}},
+         "rope_type is 'default', expected that of type, 'linear'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0}}},
+         "rope_parameters has full_attention, expected one rope for all layers"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5, expected 1.0"),
+        (GEMMA_CHANGES | {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+         "rope_parameters has rope_type, expected full_attention and sliding_attention"),
     ],
 )  # fmt: skip
 def test_values_that_make_no_sense(

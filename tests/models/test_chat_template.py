@@ -31,7 +31,8 @@ def short_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
         "{% set l = ['a'] * 99999 %}{% for i in l %}{% for j in l %}{% endfor %}{% endfor %}",
     ],
 )
-def test_time_is_bounded(source: str) -> None:
+def test_time_is_bounded(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MOST_MADE", 1 << 40)  # a fast CPU comes there first
     with pytest.raises(ValueError, match=r"^chat template: it takes more than 0.3 s$"):
         chat_template.render(source)
 

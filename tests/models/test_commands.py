@@ -5,13 +5,16 @@ import re
 import types
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from intarsia import cli
 from intarsia.cli import _model, generate
 from intarsia.cli._processes import Share
 from intarsia.cli.perplexity import _read
 from intarsia.jax import _decoding
-from intarsia.models import weights
+from intarsia.models import Tokenizer, weights
+from intarsia.models.config import Experts
 from intarsia.models.engine import Stats
 
 
@@ -46,6 +49,16 @@ def test_generate(model: Path, capsys: pytest.CaptureFixture, arguments, text: s
     assert error.startswith("intarsia generate: ") and text in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("flag", ["--top-k 5", "--top-p 0.9", "--seed 0"])
+def test_a_flag_without_an_effect(write_gguf, tiny_weights, capsys, flag: str) -> None:
+    said = f"{flag} has no effect at --temperature 0\n"
+    command = ["generate", "--model", str(write_gguf(tiny_weights)), "--max-tokens", "2"]
+    for temperature in ("0", "0.5"):
+        more = ["--prompt", "the", *flag.split(), "--temperature", temperature]
+        assert cli.main([*command, *more]) == 0
+        assert (said in capsys.readouterr().err) == (temperature == "0")
+
+
 def test_one_sequence_and_two_beside_the_reference(write_gguf, tiny_weights, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "70")
     command = ["generate", "--model", str(write_gguf(tiny_weights)), "--max-tokens", "3"]
@@ -59,6 +72,63 @@ def test_one_sequence_and_two_beside_the_reference(write_gguf, tiny_weights, cap
     assert max(map(len, rows)) <= 70 and re.match(r" {17}\w+ \d", rows[calls + 1])
     assert cli.main([*command, "--prompt", "the", "--prompt", "a", *arguments]) == 0
     assert "for each token" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_plain_weights_are_in_no_codes(
+    write_gguf, tiny_weights, write_directory, hf_config, capsys, dtype
+) -> None:
+    backend = Tokenizer.from_path(write_gguf(tiny_weights)).backend
+    path = write_directory(hf_config, {n: w.astype(dtype) for n, w in tiny_weights.items()})
+    backend.save(str(path / "tokenizer.json"))
+    command = ["generate", "--model", str(path), "--prompt", "the", "--max-tokens", "2"]
+    command += ["--quantize", "file", "--device", "cpu", "--no-chat-template"]
+    steps = ["--max-model-len", "5", "--decode-steps", "1000000"]
+    assert cli.main([*command, *steps]) == 0
+    of_file = ", weights in the file's 16 bits" if dtype == "bfloat16" else ""
+    said = f"2 layers in float32{of_file}, 5 steps a program; compiling"
+    assert said in capsys.readouterr().err
+
+
+def test_experts_that_a_token_does_not_take_are_not_read() -> None:
+    layer = {"wo": np.zeros(1000, np.int8), "experts_down": np.zeros((8, 1000), np.int8)}
+    params = {"embed": np.zeros(10**6, np.int8), "lm_head": np.zeros(10**6, np.int8)}
+    config = types.SimpleNamespace(experts=Experts(count=8, per_token=2))
+    model = types.SimpleNamespace(params=params | {"layers": [layer] * 1000}, config=config)
+    assert generate._reading(model, 1, 1.0).startswith("4 MB for each token")
+
+
+@pytest.mark.parametrize("command", ["generate", "perplexity"])
+def test_weights_of_nan_are_an_error(
+    write_gguf, tiny_weights, capsys, tmp_path: Path, command: str
+) -> None:
+    tiny_weights["model.norm.weight"][:] = np.nan
+    (tmp_path / "text").write_text("hello world!")
+    asked = ["--prompt", "hello", "--max-tokens", "2", "--no-chat-template"]
+    asked = asked if command == "generate" else [str(tmp_path / "text")]
+    assert cli.main([command, "--model", str(write_gguf(tiny_weights)), *asked]) == 2
+    text = f"intarsia {command}: engine: logits are not finite, expected numbers: weights are "
+    assert capsys.readouterr().err.splitlines()[-1].startswith(text)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nBuffers:")],
+)
+def test_a_cache_that_no_memory_holds_is_one_line(
+    write_gguf, tiny_weights, capsys, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    model = str(write_gguf(tiny_weights))  # of two layers with two KV heads of 16 columns
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(jax.numpy, "zeros", fail)
+    command = ["generate", "--model", model, "--prompt", "a", "--no-chat-template"]
+    command += ["--device", "cpu", "--dtype", "float32", "--max-model-len", "400"]
+    assert cli.main(command) == 2
+    said = "intarsia generate: out of memory for a KV cache of 0.2 MB, 25 pages of 16 slots; lower "
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"{said}max_model_len (--max-model-")
 
 
 @pytest.mark.parametrize(("replicas", "whose"), [(1, ""), (2, ", replica 0 of 2")])

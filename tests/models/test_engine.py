@@ -313,6 +313,8 @@ def test_tokens_that_the_model_lacks(tiny, engine, token):
             call([[5], [100, token]])
     with pytest.raises(ValueError, match=r"^engine: prompt 0 is of float64, expected integers$"):
         engine.generate([[1.5]])
+    with pytest.raises(ValueError, match=r"^engine: prompt 0 has 2 axes, expected 1, of tokens$"):
+        engine.generate([[[1, 2]]])
 
 
 def test_steps_are_compiled_for_their_number_of_tokens(make_engine, prompts, monkeypatch):

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from intarsia import cli
-from intarsia.models import Tokenizer, export_model, load_model
+from intarsia.models import Tokenizer, export, export_model, load_model
 from intarsia.models.architectures import config_from_hf, config_to_hf
 from intarsia.models.config import LayerKind, ModelConfig, Rope
 
@@ -95,6 +95,16 @@ def test_an_exported_directory_can_be_exported(write_gguf, tiny_weights, tmp_pat
     assert_same_model(path, tmp_path / "twice")
 
 
+def test_a_model_without_tokens_at_its_ends_stays_so(
+    write_gguf, write_directory, hf_config, tiny_weights, tmp_path
+):
+    none = {"bos_token_id": None, "eos_token_id": None}
+    path = write_directory(hf_config | none, tiny_weights)
+    Tokenizer.from_path(write_gguf(tiny_weights)).backend.save(str(path / "tokenizer.json"))
+    export_model(path, tmp_path / "out", dtype="float32")
+    assert_same_model(path, tmp_path / "out")
+
+
 def test_nothing_of_a_model_that_was_there_remains(write_gguf, tiny_weights, tmp_path, capsys):
     path, out = write_gguf(tiny_weights), tmp_path / "out"
     out.mkdir()
@@ -149,6 +159,59 @@ def test_an_amplitude_of_rope_is_refused():
     config = dataclasses.replace(CONFIG, layer_kinds=(LayerKind(Rope(1e4, None, 1.5)),))
     with pytest.raises(ValueError, match=r"rope: its amplitude is 1.5, expected 1"):
         config_to_hf(config)
+
+
+def test_a_factor_of_layers_with_a_window_is_refused():
+    kinds = (LayerKind(Rope(1e4, (4.0,) * 8), 32), LayerKind(Rope(1e6)))
+    config = dataclasses.replace(CONFIG, layer_kinds=kinds, post_norms=True)
+    with pytest.raises(
+        ValueError, match=r"rope: layers with a window have a factor, expected none"
+    ):
+        config_to_hf(config)
+
+
+NORM, Q_BIAS = "model.norm.weight", "model.layers.0.self_attn.q_proj.bias"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({NORM: None}, f"weights: {NORM} is missing, expected shape [48]"),
+        ({NORM: np.ones(47, np.float32)}, f"weights: {NORM} has shape [47], expected [48]"),
+        ({Q_BIAS: np.ones(64, np.float32)}, f"weights: unsupported tensors {Q_BIAS}"),
+        ({NORM: np.ones(48, np.int8)}, f"tensor {NORM}: its dtype is I8, expected F16"),
+        ({NORM: np.full(48, 1e6, np.float32)}, f"tensor {NORM} has numbers that are not finite in float16"),
+    ],
+    ids=["missing", "shape", "extra", "codes", "range"],
+)  # fmt: skip
+def test_a_failing_export_leaves_the_folder_as_it_was(
+    write_gguf, write_directory, hf_config, tiny_weights, tmp_path, capsys, change, text
+):
+    """In its own place, where the files that it would replace are those that it reads."""
+    tokenizer = Tokenizer.from_path(write_gguf(tiny_weights))
+    weights = {name: w for name, w in (tiny_weights | change).items() if w is not None}
+    path = write_directory(hf_config, weights)
+    tokenizer.backend.save(str(path / "tokenizer.json"))
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    assert cli.main(["export", str(path), str(path), "--overwrite", "--dtype", "float16"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"intarsia export: {path}") and text in error
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+
+
+def test_an_export_that_cannot_be_written_leaves_the_folder_as_it_was(
+    write_gguf, tiny_weights, tmp_path, monkeypatch
+):
+    def fail(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    path, out = write_gguf(tiny_weights), tmp_path / "out"
+    export_model(path, out)
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    monkeypatch.setattr(export, "save_file", fail)
+    with pytest.raises(OSError, match=f"{out}: No space left on device"):
+        export_model(path, out, dtype="float32")
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
 
 
 def test_what_cannot_be_written_is_refused(write_gguf, tiny_weights, tmp_path):

@@ -18,8 +18,10 @@ PROMPTS = [[5, 9, 200, 31], [7]]
 ROLES = ("experts_gate_up", "experts_down")
 
 
-def write(path: Path, name: str, form: str | None) -> tuple[Path, dict[str, np.ndarray]]:
-    """Writes a tiny mixture, in mxfp4 if it is gpt-oss, else in a format of `packers`, or plain."""
+def write(
+    path: Path, name: str, form: str | None, change: Any = None
+) -> tuple[Path, dict[str, np.ndarray]]:
+    """Writes a tiny mixture, in mxfp4 if it is gpt-oss, else in a format of `packers`, or plain; `change` gets its tensors."""
     weights = tiny_mixtures.weights(name, HIDDEN)
     config: dict[str, Any] = tiny_mixtures.CONFIGS[name] | {"hidden_size": HIDDEN}
     numbers: dict[str, np.ndarray] = {}
@@ -29,6 +31,8 @@ def write(path: Path, name: str, form: str | None) -> tuple[Path, dict[str, np.n
     elif form:
         weights, said, numbers = packers.packed(weights, form, 32)
         config["quantization_config"] = said
+    if change:
+        change(weights, config)
     (path / "config.json").write_text(json.dumps(config))
     packers.save(weights, path / "model.safetensors")
     return path, numbers
@@ -87,6 +91,68 @@ def test_others_in_formats_of_matrices(tmp_path, name, form) -> None:
     path, _ = write(tmp_path, name, form)
     config, packed = load_model(path, quantize="file")
     check_generates_alike(config, packed, load_model(path)[1])
+
+
+@pytest.mark.parametrize("which", ["experts.0.gate_proj", "experts.3.up_proj", "down_proj"])
+def test_a_layer_that_is_partly_plain_is_plain(tmp_path, which) -> None:
+    """Wherever the plain matrix is; the other layers keep their codes."""
+    plain = tiny_mixtures.weights("qwen3_moe", HIDDEN)
+
+    def change(tensors: dict[str, np.ndarray], config: Any) -> None:
+        names = [n for n in tensors if "layers.1.mlp.experts" in n and which in n]
+        for name in names:
+            del tensors[name]
+        stems = {name.rpartition(".")[0] for name in names}
+        tensors |= {f"{stem}.weight": plain[f"{stem}.weight"] for stem in stems}
+
+    path, _ = write(tmp_path, "qwen3_moe", "awq", change)
+    config, packed = load_model(path, quantize="file")
+    kinds = [isinstance(layer["experts_down"], repack.PackedWeight) for layer in packed["layers"]]
+    assert kinds == [True, False, True]
+    made = []
+    for params in (packed, load_model(path)[1]):
+        engine = Engine(config, params, max_num_seqs=2, max_model_len=32)
+        made.append(tokens_of(engine.generate(PROMPTS, GREEDY)))
+    assert made[0] == made[1]
+
+
+def test_experts_take_their_activations_as_they_are(tmp_path) -> None:
+    path, _ = write(tmp_path, "gpt_oss", "mxfp4")
+    with pytest.raises(ValueError, match="in codes: only experts are in codes, which take activat"):
+        load_model(path, quantize="file", activations="int8")
+
+
+def _down_in_8_bits(tensors: dict[str, np.ndarray], config: Any) -> None:
+    weights = tiny_mixtures.weights("qwen3_moe", HIDDEN)
+    eight, said, _ = packers.packed(weights, "ct_w8a16")
+    tensors |= {name: eight[name] for name in tensors if "mlp" in name and "down_proj" in name}
+    groups = config["quantization_config"]["config_groups"]
+    groups["group_1"] = said["config_groups"]["group_0"]
+
+
+def _narrow_experts(tensors: dict[str, np.ndarray], config: Any) -> None:
+    config["moe_intermediate_size"] = 24
+    for name, array in tensors.items():
+        if "gate_proj" in name or "up_proj" in name:
+            tensors[name] = array[:24]
+        elif "down_proj.weight" in name and array.shape[-1] == 32:
+            tensors[name] = array[:, :24]
+
+
+UNHELD = [
+    ("ct_nvfp4", None, "they have scales of scales .nvfp4., which no op of experts takes"),
+    ("ct_w4a16", _down_in_8_bits, "gate and up are in u4b8, down in i8, expected one format"),
+    ("ct_int8", _narrow_experts, "gate and up have 24 rows, expected a multiple of 16"),
+]
+
+
+@pytest.mark.parametrize(("form", "change", "text"), UNHELD)
+def test_experts_that_no_op_takes_are_refused(tmp_path, form, change, text) -> None:
+    path, _ = write(tmp_path, "qwen3_moe", form, change)
+    said = rf"^{path}: model\.layers\.0\.mlp\.experts: {text}; --quantize none widens them$"
+    with pytest.raises(NotImplementedError, match=said):
+        load_model(path, quantize="file")
+    load_model(path)
 
 
 @pytest.mark.parametrize("quantize", ["int4", "int8"])
@@ -152,22 +218,34 @@ def test_experts_of_two_forms_are_refused() -> None:
         repack.stacked([repack.round_to_nearest(rows[:12], 4)])
 
 
-def test_the_command(tmp_path, write_gguf, tiny_weights, capsys) -> None:
-    tokenizer = Tokenizer.from_path(write_gguf(tiny_weights))
-    folder = tmp_path / "gpt-oss"
+@pytest.fixture
+def generate(tmp_path, write_gguf, tiny_weights, capsys):
+    """Returns a function that writes a mixture with a tokenizer, and gives the command's status and stderr."""
+    backend = Tokenizer.from_path(write_gguf(tiny_weights)).backend
+    folder = tmp_path / "mixture"
     folder.mkdir()
-    path, _ = write(folder, "gpt_oss", "mxfp4")
-    tokenizer.backend.save(str(path / "tokenizer.json"))
-    command = [
-        "generate",
-        "--model",
-        str(path),
-        "--prompt",
-        "the",
-        "--max-tokens",
-        "2",
-        "--no-chat-template",
-    ]
-    assert cli.main(command) == 0
-    said = capsys.readouterr().err
-    assert "weights in the file's codes" in said and "fused_experts_quantized" in said
+
+    def run(name: str, form: str, *arguments: str) -> tuple[int, str]:
+        path, _ = write(folder, name, form)
+        backend.save(str(path / "tokenizer.json"))
+        command = ["generate", "--model", str(path), "--prompt", "the", "--max-tokens", "2"]
+        status = cli.main([*command, "--no-chat-template", *arguments])
+        return status, capsys.readouterr().err
+
+    return run
+
+
+def test_the_command(generate) -> None:
+    status, said = generate("gpt_oss", "mxfp4")
+    assert status == 0 and "weights in the file's codes" in said
+    assert "fused_experts_quantized" in said
+
+
+def test_the_command_widens_what_no_op_takes_unless_it_is_told(generate) -> None:
+    status, said = generate("qwen3_moe", "ct_nvfp4")
+    assert status == 0 and "--quantize none widens them, as is done now" in said
+    assert "3 layers in float32; compiling" in said
+    status, said = generate("qwen3_moe", "ct_nvfp4", "--quantize", "file")
+    assert status == 2 and said.endswith(
+        "which no op of experts takes; --quantize none widens them\n"
+    )

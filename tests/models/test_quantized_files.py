@@ -243,6 +243,13 @@ def test_a_configuration_that_is_refused(write, form, settings, text) -> None:
         ("ct_w4a16", _set(f"{Q}.weight_scale", lambda a: a[1:]), r"weight_scale has shape \[63, 3\], expected \[1\] or \[64, 1\]"),
         ("ct_int8", _set(f"{Q}.weight", lambda a: a.astype(np.float32)), "weight is float32, expected int8, float8_e4m3fn"),
         ("fp8_block", _set(f"{Q}.weight_scale_inv", lambda a: a[:1]), r"weight_scale_inv has shape \[1, 3\], expected \[4, 3\]"),
+        ("fp8_block", _set(f"{Q}.weight_scale_inv", None),
+         f"tensor {Q}.weight: its dtype is F8_E4M3, expected F16, BF16, F32 or F64; if it holds codes, their scales are missing"),
+        ("ct_fp8", _set(f"{Q}.weight_scale", None), f"tensor {Q}.weight: its dtype is F8_E4M3, expected F16, "),
+        ("ct_int8", _set(f"{Q}.weight_scale", None), f"tensor {Q}.weight: its dtype is I8, expected F16, "),
+        ("awq", _set("model.norm.weight", lambda a: a.astype(np.int32)), "model.norm.weight: its dtype is I32, expected F16, "),
+        ("ct_int8_asymmetric", _set(f"{Q}.weight_zero_point", None), f"tensor {Q}.weight_zero_point is missing"),
+        ("ct_w4a16_asymmetric", _set(f"{Q}.weight_zero_point", None), f"tensor {Q}.weight_zero_point is missing"),
         ("ct_nvfp4", _set(f"{Q}.weight_global_scale", lambda a: a.repeat(2)), r"weight_global_scale has shape \[2\], expected"),
     ],
 )  # fmt: skip
@@ -252,6 +259,17 @@ def test_tensors_that_are_refused(write, form, tensors, text) -> None:
         with pytest.raises((ValueError, NotImplementedError), match=text) as said:
             load_model(path, quantize=quantize)
         assert str(said.value).startswith(str(path)) and "\n" not in str(said.value)
+        assert str(said.value).count(str(path)) == 1
+
+
+def test_codes_are_no_plain_numbers(write_directory, hf_config, tiny_weights) -> None:
+    """Neither whole nor by parts, where config.json says nothing of codes."""
+    name = f"{Q}.weight"
+    tiny_weights[name] = np.ones_like(tiny_weights[name], np.uint8)
+    opened = open_checkpoint(write_directory(hf_config, tiny_weights))
+    for read in (opened.read, opened.lazy):
+        with pytest.raises(ValueError, match=r"is U8, .* config\.json lacks quantization_config"):
+            read(name)
 
 
 @pytest.mark.parametrize("form", ["awq", "gptq", "ct_w4a16", "fp8_block", "ct_nvfp4"])

@@ -65,6 +65,20 @@ def test_argmax_takes_the_first_of_equals():
     np.testing.assert_array_equal(argmax(x), [1, 0, 0])
 
 
+def test_no_token_is_chosen_among_nan():
+    x = np.array([[1.0, np.nan, 3.0], [np.nan] * 3, [0.0, np.inf, 0.0]], np.float32)
+    np.testing.assert_array_equal(argmax(jnp.asarray(x)), [-1, -1, 1])
+    for mode in (Mode.RANDOM, Mode.FILTERED):
+        assert draw(np.full((2, 9), np.nan, np.float32), mode=mode).tolist() == [-1, -1]
+
+
+def test_there_are_settings_for_each_prompt(tiny):
+    engine = Engine(*tiny, max_num_seqs=2, max_model_len=32)
+    said = "^engine: sampling has 1 settings, expected 1 for each of 2 prompts$"
+    with pytest.raises(ValueError, match=said):
+        engine.generate([[1], [2]], [SamplingParams()])
+
+
 @pytest.mark.parametrize("mode", [Mode.RANDOM, Mode.FILTERED])
 def test_draws_follow_the_softmax(mode):
     assert_close(frequencies(mode=mode), np.exp(LOGITS))

@@ -77,6 +77,38 @@ def test_bos_comes_first_where_the_file_says_so(write_gguf, tiny_weights):
     assert Tokenizer.from_path(write_gguf(tiny_weights, pre="qwen2")).encode("the")[0] != 0
 
 
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ tools is none }} {{ documents is none }}", "True True"),
+        ("{% if tools is not none %}wrong{% endif %}{{ unk_token }}{{ pad_token }}", "<unk><pad>"),
+        ("a{% generation %}{{ messages[0].content }}{% endgeneration %}c", "abc"),
+        ("{% set x = 1 %}{% generation %}{% set x = 2 %}{% endgeneration %}{{ x }}", "1"),
+        ("{% for m in messages %}{% generation %}{{ loop.index }}{% endgeneration %}{% endfor %}", "1"),
+    ],
+)  # fmt: skip
+def test_templates_have_what_transformers_gives_them(
+    write_gguf, tiny_weights, tmp_path, template, text
+):
+    Tokenizer.from_path(write_gguf(tiny_weights)).backend.save(str(tmp_path / "tokenizer.json"))
+    said = {"pad_token": "<pad>", "unk_token": {"content": "<unk>"}, "chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    assert Tokenizer.from_path(tmp_path).render_chat("b") == text
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja", "gguf"])
+def test_a_template_that_fails_names_its_file(write_gguf, tiny_weights, tmp_path, name):
+    wrong = "{{ raise_exception('no') }}"
+    file = write_gguf(tiny_weights, chat_template=wrong)
+    path = file
+    if name != "gguf":
+        Tokenizer.from_path(file).backend.save(str(tmp_path / "tokenizer.json"))
+        path, file = tmp_path, tmp_path / name
+        file.write_text(wrong if name.endswith("jinja") else json.dumps({"chat_template": wrong}))
+    with pytest.raises(ValueError, match=f"^{file}: chat template: no$"):
+        Tokenizer.from_path(path).render_chat("hi")
+
+
 def test_chat_template_of_a_conversation(write_gguf, tiny_weights):
     tokenizer = Tokenizer.from_path(write_gguf(tiny_weights))
     conversation = [

@@ -1,10 +1,15 @@
 """Loading models: the same weights from GGUF and safetensors, and errors that say what is wrong."""
 
+import json
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
 from intarsia.models import find_model, load_model
+from intarsia.models.architectures import config_from_hf
 from intarsia.models.checkpoint import open_checkpoint
+from intarsia.models.config import Rope
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -56,6 +61,54 @@ def test_shards_are_joined(write_directory, tiny_weights, hf_config, tmp_path):
     (tmp_path / "model.safetensors.index.json").unlink()
     _, whole = load_model(write_directory(hf_config, tiny_weights))
     assert_same_params(sharded, whole)
+
+
+SIZES = {"hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 32, "vocab_size": 9}
+OF_EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "eps", "longest", "kv_heads", "head_dim", "tokens", "windows"),
+    [
+        ("Llama", 1e-6, 2048, 32, 16, (1, 2), [None]),
+        ("Mistral", 1e-6, 131072, 8, 16, (1, 2), [4096]),
+        ("Qwen2", 1e-6, 32768, 32, 16, (None,), [None]),
+        ("Gemma3", 1e-6, 131072, 4, 256, (2, 1), [4096, 4096]),
+        ("Mixtral", 1e-5, 131072, 8, 16, (1, 2), [None]),
+        ("Qwen3Moe", 1e-6, 32768, 4, 16, (None,), [None]),
+        ("GptOss", 1e-5, 131072, 8, 64, (None,), [128, None]),
+    ],
+)
+def test_what_a_file_leaves_out_is_what_transformers_takes(
+    architecture, eps, longest, kv_heads, head_dim, tokens, windows
+):
+    said = SIZES | OF_EXPERTS | {"architectures": [f"{architecture}ForCausalLM"]}
+    said |= {"intermediate_size": 64, "moe_intermediate_size": 64}
+    config = config_from_hf(said, {})
+    assert (config.rms_eps, config.max_positions, config.kv_heads) == (eps, longest, kv_heads)
+    assert config.head_dim == head_dim and (config.bos_id, *config.eos_ids) == tokens
+    assert [config.kind(i).sliding_window for i in range(2)][: len(windows)] == windows
+    amplitude = 0.1 * math.log(32) + 1 if architecture == "GptOss" else 1.0
+    assert [rope.amplitude for rope in config.ropes] == [amplitude] * len(config.ropes)
+
+
+def test_null_is_not_what_is_left_out():
+    said = SIZES | {"architectures": ["MistralForCausalLM"], "intermediate_size": 64}
+    null = dict.fromkeys(("sliding_window", "bos_token_id", "eos_token_id", "num_key_value_heads"))
+    config = config_from_hf(said | null, {})
+    assert config.kind(0).sliding_window is None and config.kv_heads == config.heads
+    assert config.bos_id is None and config.eos_ids == ()
+    said = SIZES | OF_EXPERTS | {"architectures": ["GptOssForCausalLM"], "intermediate_size": 64}
+    assert config_from_hf(said | {"rope_scaling": None}, {}).ropes == (Rope(150000.0),)
+
+
+@pytest.mark.parametrize(("said", "eos"), [(None, (1,)), ([], (1,)), ([3, 4], (3, 4))])
+def test_a_generation_configuration_that_says_nothing_of_an_end(
+    write_directory, tiny_weights, hf_config, said, eos
+):
+    path = write_directory(hf_config, tiny_weights)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": said}))
+    assert open_checkpoint(path).config.eos_ids == eos
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

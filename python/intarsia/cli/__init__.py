@@ -11,6 +11,7 @@ from intarsia import __version__
 from intarsia._packages import needed_by
 from intarsia._suggest import did_you_mean
 from intarsia.cli import _interrupts, _processes, doctor, export, generate, ops, perplexity
+from intarsia.models.memory import JAX_OUT_OF_MEMORY
 
 _COMMANDS = {
     "generate": (
@@ -80,6 +81,13 @@ def _run(args: argparse.Namespace, interrupted: threading.Event) -> int:
         if not interrupted.is_set():
             print(f"intarsia {args.command}: {_said(error)}", file=sys.stderr)
             return 2
+    except RuntimeError as error:
+        _, of_jax, text = str(error).partition(JAX_OUT_OF_MEMORY)
+        if not of_jax:
+            raise
+        line = text.partition("\n")[0]  # of many, where XLA lists its buffers
+        print(f"intarsia {args.command}: {line}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         interrupted.set()
     return _interrupts.STATUS if interrupted.is_set() else status

@@ -1,6 +1,7 @@
 """What the commands that run a model have in common: its flags, and loading it."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,10 +35,19 @@ class Model(NamedTuple):
         """What its weights are in."""
         rounded = ", activations in int8" if self.activations == "int8" else ""
         if self.quantize == "file":
-            return f"{self.dtype}, weights in the file's codes{rounded}"
+            return f"{self.dtype}{self._of_file()}{rounded}"
         return self.dtype + (
             f", linear layers in {self.quantize}{rounded}" if self.quantize else ""
         )
+
+    def _of_file(self) -> str:
+        from intarsia.models.linear import NarrowMatrix
+        from intarsia.models.weights import forms_of
+
+        forms = forms_of(self.params)
+        if not forms:
+            return ""
+        return f", weights in the file's {'16 bits' if forms == {NarrowMatrix} else 'codes'}"
 
     def unquantized_params(self) -> dict[str, Any]:
         """The weights in `dtype`, whole, read again if they were quantized or spread."""
@@ -112,7 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Choice(NamedTuple):
     """A model that was found, opened and checked against the flags, but not loaded.
 
-    `widened` says that its file's codes become `dtype` since several devices share the weights.
+    `widened` says that its file's codes become `dtype` since several devices share the weights, `by_default` that no flag asks for
+    `quantize`.
     """
 
     path: Path
@@ -123,21 +134,33 @@ class Choice(NamedTuple):
     parallel: "ModelParallel | None"
     activations: str
     widened: bool
+    by_default: bool
 
     def load(self) -> Model:
         """Loads its weights onto the device, or spreads them over several."""
+        from intarsia.models.mixtures import UnheldCodesError
+
+        try:
+            return self._load(self.quantize)
+        except UnheldCodesError as error:
+            if not self.by_default or self.activations == "int8":
+                raise
+            print(f"{error}, as is done now: a token reads more memory", file=sys.stderr)
+            return self._load(None)
+
+    def _load(self, quantize: str | None) -> Model:
         from intarsia.models import load_model
 
         config, params = load_model(
             self.path,
             dtype=self.dtype,
-            quantize=self.quantize,
+            quantize=quantize,
             progress=True,
             parallel=self.parallel,
             activations=self.activations,
         )
         return Model(
-            *(self.path, self.dtype, self.quantize, config, params, self.tokenizer),
+            *(self.path, self.dtype, quantize, config, params, self.tokenizer),
             self.parallel,
             self.activations,
         )
@@ -187,7 +210,10 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
         )
     tokenizer = Tokenizer.from_path(path)
     widened = in_codes and devices > 1
-    return Choice(path, dtype, quantize, config, tokenizer, parallel, args.activations, widened)
+    return Choice(
+        *(path, dtype, quantize, config, tokenizer, parallel, args.activations, widened),
+        by_default=args.quantize == "auto",
+    )
 
 
 def gains_by_codes_on_gpu(path: Path, dtype: str) -> bool:

@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from intarsia.cli import _model, _processes
 
@@ -86,20 +86,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _generate(args: argparse.Namespace, share: _processes.Share) -> None:
-    from intarsia.models import Engine, SamplingParams
+    from intarsia.models import Engine
     from intarsia.models.schedule import check_limits, check_prompt, check_tokens
 
     if args.reference and args.temperature != 0:
         raise ValueError(f"--reference needs --temperature 0, got {args.temperature}")
     if args.reference and share.processes:
         raise ValueError(f"--reference needs one process, got {share.processes.count}")
-    sampling = SamplingParams(
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        seed=args.seed,
-        max_tokens=args.max_tokens,
-    )
+    sampling = _sampling(args)
     choice = _model.choose(args, share)
     config, tokenizer = choice.config, choice.tokenizer
     plain = args.no_chat_template or tokenizer.chat_template is None
@@ -112,6 +106,7 @@ def _generate(args: argparse.Namespace, share: _processes.Share) -> None:
     decode_steps = _default_steps(args) if args.decode_steps is None else args.decode_steps
     # The engine refuses these as well, but has the weights by then.
     check_limits(config, max_model_len=max_model_len, decode_steps=decode_steps)
+    decode_steps = min(decode_steps, max_model_len)  # as the engine takes them
     for index, prompt in enumerate(prompts):
         check_prompt(index, prompt, max_model_len)
         check_tokens(index, prompt, config.vocab)
@@ -157,6 +152,26 @@ def _generate(args: argparse.Namespace, share: _processes.Share) -> None:
         limits = [min(args.max_tokens, max_model_len - len(prompt)) for prompt in prompts]
         rate = engine.stats.decode_tokens, engine.stats.decode_seconds
         _compare(model, prompts, completions, limits, args.kv_cache_dtype, rate)
+
+
+def _sampling(args: argparse.Namespace) -> "SamplingParams":
+    from intarsia.models import SamplingParams
+
+    sampling = SamplingParams(
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
+        max_tokens=args.max_tokens,
+    )
+    for flag, given, idle in (
+        ("--top-k", args.top_k, (0, -1)),
+        ("--top-p", args.top_p, (1,)),
+        ("--seed", args.seed, (None,)),
+    ):
+        if args.temperature == 0 and given not in idle:
+            print(f"{flag} {given} has no effect at --temperature 0", file=sys.stderr)
+    return sampling
 
 
 def _devices(args: argparse.Namespace) -> int:
@@ -327,10 +342,18 @@ def _reading(model: _model.Model, steps: int, seconds: float) -> str:
     """What a step of one sequence reads, and how fast."""
     import jax
 
+    def size_of(weights: Any) -> int:
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(weights))
+
     # The embedding gives one row, unless it is the output projection as well.
     tables = {"embed"} if "lm_head" in model.params else set()
-    read = {name: weight for name, weight in model.params.items() if name not in tables}
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(read))
+    size = size_of({name: w for name, w in model.params.items() if name not in tables})
+    if chosen := model.config.experts:
+        of_experts = [
+            {role: w for role, w in layer.items() if role.startswith("experts_")}
+            for layer in model.params["layers"]
+        ]
+        size -= size_of(of_experts) * (chosen.count - chosen.per_token) // chosen.count
     rate = size * steps / seconds if seconds else 0.0
     return f"{size / 1e6:.0f} MB for each token, {rate / 1e9:.1f} GB/s"
 

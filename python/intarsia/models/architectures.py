@@ -7,7 +7,13 @@ from typing import Any
 from intarsia.models.config import LayerKind, ModelConfig, Rope
 from intarsia.models.fields import Fields
 from intarsia.models.mixtures import gpt_oss_from_hf, mixtral_from_hf, qwen3_moe_from_hf
-from intarsia.models.ropes import layer_kinds, rope_from_hf, rope_settings, theta_from_hf
+from intarsia.models.ropes import (
+    layer_kinds,
+    rope_from_hf,
+    rope_settings,
+    rope_settings_by_layer,
+    theta_from_hf,
+)
 
 # GGUF's general.architecture.
 GGUF_ARCHITECTURES = ("llama", "qwen2", "gemma3")
@@ -102,13 +108,13 @@ def config_from_gguf(
 
 def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     """Builds the configuration from config.json and generation_config.json (empty if absent)."""
-    fields = Fields(config)
     expected = ", ".join(_FROM_HF)
     if not config.get("architectures"):
         raise ValueError(f"got no architectures, expected one of {expected}")
-    architecture = fields.texts("architectures")[0]
+    architecture = Fields(config).texts("architectures")[0]
     if architecture not in _FROM_HF:
         raise ValueError(f"architecture is {architecture!r}, expected one of {expected}")
+    fields = Fields({**_DEFAULTS[architecture], **config})
     hidden, heads = (
         fields.whole("hidden_size"),
         fields.whole("num_attention_heads", most=_MOST_LAYERS),
@@ -124,12 +130,10 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
         kv_heads=fields.whole("num_key_value_heads", heads),
         head_dim=head_dim,
         vocab=fields.whole("vocab_size"),
-        rms_eps=fields.number("rms_norm_eps", 1e-6),
-        max_positions=fields.whole("max_position_embeddings", 2048, least=2),
+        rms_eps=fields.number("rms_norm_eps"),
+        max_positions=fields.whole("max_position_embeddings", least=2),
         bos_id=next(iter(fields.tokens("bos_token_id")), None),
-        eos_ids=Fields(generation if "eos_token_id" in generation else config).tokens(
-            "eos_token_id"
-        ),
+        eos_ids=Fields(generation).tokens("eos_token_id") or fields.tokens("eos_token_id"),
         **traits,
     )
 
@@ -156,12 +160,7 @@ def _gemma3_from_hf(config: Fields, head_dim: int) -> dict[str, Any]:
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         config.expect(key, None)
     config.expect("use_bidirectional_attention", False)
-    # transformers 5 writes rope parameters for each type of layer; before it, scaling was only of
-    # the layers that see everything.
-    none = Fields({})
-    ropes = config.inner("rope_parameters") or none
-    of_global = ropes.inner("full_attention") or config.inner("rope_scaling") or none
-    of_local = ropes.inner("sliding_attention") or none
+    of_global, of_local = rope_settings_by_layer(config)
     theta = theta_from_hf(of_global, config.number("rope_theta", 1e6, above=0))
     local = theta_from_hf(
         of_local, config.number("rope_local_base_freq", _GEMMA3_LOCAL_THETA, above=0)
@@ -190,6 +189,42 @@ _FROM_HF = {
     "MixtralForCausalLM": mixtral_from_hf,
     "Qwen3MoeForCausalLM": qwen3_moe_from_hf,
     "GptOssForCausalLM": gpt_oss_from_hf,
+}
+# What transformers takes for keys that a file does not have, where that is not the same for all.
+_TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
+_LLAMA = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048} | _TOKENS
+_QWEN = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768}
+_MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072} | _TOKENS
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": _MISTRAL | {"rms_norm_eps": 1e-6, "sliding_window": 4096},
+    "Qwen2ForCausalLM": _QWEN | {"num_key_value_heads": 32},
+    "Gemma3ForCausalLM": {
+        "head_dim": 256,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131072,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "sliding_window": 4096,
+    },
+    "MixtralForCausalLM": _MISTRAL | {"rms_norm_eps": 1e-5},
+    "Qwen3MoeForCausalLM": _QWEN | {"num_key_value_heads": 4},
+    "GptOssForCausalLM": {
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        "sliding_window": 128,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
 }
 HF_ARCHITECTURES = tuple(_FROM_HF)
 """The first of `architectures` in config.json."""
@@ -230,6 +265,8 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
         "rope_scaling": _rope_scaling(whole.rope),
     }
     if config.post_norms:
+        if local.sliding_window and _rope_scaling(local.rope):
+            raise ValueError("rope: layers with a window have a factor, expected none")
         kinds = [config.kind(layer) for layer in range(config.layers)]
         types = ["sliding_attention" if kind.sliding_window else "full_attention" for kind in kinds]
         return said | {

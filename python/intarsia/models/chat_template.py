@@ -15,6 +15,8 @@ from typing import Any
 
 from jinja2 import nodes, pass_context
 from jinja2.exceptions import TemplateError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 from markupsafe import escape
@@ -119,6 +121,18 @@ def _concat(operands: list[nodes.Expr]) -> nodes.Expr:
     return _filtered(nodes.Concat(pair, lineno=operands[0].lineno))
 
 
+class _Generation(Extension):
+    """`{% generation %}`, by which transformers marks what an assistant said, for training: its body as it is."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Takes the body as a scope of its own, as transformers does."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """jinja2's sandbox with bounds. It renders one template."""
 
@@ -129,7 +143,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols"],
+            extensions=["jinja2.ext.loopcontrols", _Generation],
             optimized=False,
         )
         self._end = time.thread_time() + MOST_SECONDS

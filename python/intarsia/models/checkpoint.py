@@ -180,8 +180,7 @@ def _open_directory(path: Path) -> Checkpoint:
         config = config_from_hf(config_json, {})
         scheme = scheme_from_hf(Fields(config_json))
     with reading(path / "generation_config.json"):
-        if "eos_token_id" in generation:
-            eos_ids = Fields(generation).tokens("eos_token_id")
+        if eos_ids := Fields(generation).tokens("eos_token_id"):
             config = dataclasses.replace(config, eos_ids=eos_ids)
     homes = {name: file for file in map(SafetensorsFile, _shards(path)) for name in file.names}
     return _directory_checkpoint(config, scheme, homes)
@@ -198,6 +197,8 @@ def _directory_checkpoint(
     names |= set(stems)
     if config.tie_embeddings:
         names.discard("lm_head.weight")
+
+    said_of_codes = f"if it holds codes, {'their scales are missing' if scheme else 'config.json lacks quantization_config'}"
 
     def read_tensor(name: str) -> np.ndarray:
         return homes[name].read(name)
@@ -217,6 +218,7 @@ def _directory_checkpoint(
         if weight is not None:
             # Stacked matrices are [in, out] where they are plain.
             return np.stack([decoded(of_one) for of_one in weight]).swapaxes(1, 2)
+        homes[name].check_numbers(name, said_of_codes)
         array = homes[name].read(name)
         # Gemma's checkpoints hold norms as their difference from 1; GGUF has added it already.
         less_one = config.norms_less_one and name.endswith("norm.weight")
@@ -224,6 +226,7 @@ def _directory_checkpoint(
 
     def lazy(name: str) -> LazyArray:
         if name not in stems:
+            homes[name].check_numbers(name, said_of_codes)
             return homes[name].lazy(name)
         whole = read(name)
         return LazyArray(whole.shape, lambda index: whole[index])

@@ -23,17 +23,18 @@ import intarsia.jax
 from intarsia._steps import compile_step, custom_calls, warm_up_runs
 from intarsia.models import transformer
 from intarsia.models.config import ModelConfig
-from intarsia.models.memory import give_back_freed
+from intarsia.models.memory import allocating, give_back_freed
 from intarsia.models.parallel import ModelParallel
 from intarsia.models.sampling import Mode, SamplingParams
 from intarsia.models.schedule import (
+    NOT_FINITE,
     PAGE_SIZE,
     Output,
     PageAllocator,
     Request,
     Schedule,
     check_limits,
-    make_request,
+    make_requests,
 )
 from intarsia.models.steps import Caches, State, decode, prefill, score
 from intarsia.models.weights import Params
@@ -149,9 +150,6 @@ class Engine:
         self._prefill_tokens = prefill_tokens
         self._decode_steps = min(decode_steps, self._max_model_len)
         self._pages_per_seq = -(-self._max_model_len // PAGE_SIZE)
-        rope_tables = self._on_all_devices(
-            tuple(map(jnp.asarray, config.rope_tables(self._max_model_len)))
-        )
         most_pages = max_num_seqs * self._pages_per_seq
         self._allocator = PageAllocator(most_pages if num_pages is None else num_pages)
         self._caches: Caches = transformer.make_caches(
@@ -162,6 +160,9 @@ class Engine:
             stacked=scan_layers,
             parallel=self._parallel,
         )
+        with allocating(f"rope tables of {self._max_model_len} positions"):
+            tables = tuple(map(jnp.asarray, config.rope_tables(self._max_model_len)))
+        rope_tables = self._on_all_devices(tables)
         # A call looks through a flat list of operands in half of the time that a tree takes.
         self._constants, self._tree = jax.tree.flatten((self._params, rope_tables))
         self._executables: dict[tuple[Any, ...], jax.stages.Compiled] = {}
@@ -186,7 +187,7 @@ class Engine:
         """Yields the tokens of `generate` as they are made, interleaved over the prompts.
 
         Raises:
-            ValueError: A prompt is empty, does not fit into `max_model_len`, or has a token that the model lacks.
+            ValueError: A prompt is empty, does not fit into `max_model_len`, or has a token that the model lacks; or logits are NaN.
             MemoryError: A request needs more pages than the cache has.
         """
         requests = self._make_requests(prompts, sampling)
@@ -234,19 +235,13 @@ class Engine:
         sampling: SamplingParams | Sequence[SamplingParams],
     ) -> list[Request]:
         """Turns prompts into requests that fit into the model and into the empty cache."""
-        if isinstance(sampling, SamplingParams):
-            sampling = [sampling] * len(prompts)
-        requests = [
-            make_request(
-                index,
-                prompt,
-                params,
-                stop_ids=self._config.eos_ids,
-                max_model_len=self._max_model_len,
-                vocab=self._config.vocab,
-            )
-            for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
-        ]
+        requests = make_requests(
+            prompts,
+            sampling,
+            stop_ids=self._config.eos_ids,
+            max_model_len=self._max_model_len,
+            vocab=self._config.vocab,
+        )
         for request in requests:
             self._allocator.check_capacity(request)
             if self._parallel and self._parallel.spans_processes and not request.is_repeatable:
@@ -330,7 +325,10 @@ class Engine:
 
 def perplexity(logprobs: Sequence[np.ndarray]) -> float:
     """The perplexity that the log-probabilities of texts' tokens come to (`prompt_logprobs`)."""
-    return float(np.exp(-np.concatenate(logprobs).mean(dtype=np.float64)))
+    mean = np.concatenate(logprobs).mean(dtype=np.float64)
+    if not np.isfinite(mean):
+        raise ValueError(NOT_FINITE)
+    return float(np.exp(-mean))
 
 
 class _DeviceLoop:

@@ -1,6 +1,7 @@
 """Writes a model as a Hugging Face directory, which vLLM and transformers load."""
 
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from tokenizers import processors
 from intarsia.models.architectures import config_to_hf
 from intarsia.models.checkpoint import open_checkpoint
 from intarsia.models.choices import EXPORT_DTYPES
+from intarsia.models.files import reading
 from intarsia.models.tokenizer import Tokenizer
+from intarsia.models.weights import check_tensors
 
 _SAID = ("config.json", "generation_config.json", "tokenizer_config.json")
 FILES = ("model.safetensors", "tokenizer.json", *_SAID)
@@ -38,7 +41,7 @@ def export_model(path: str | Path, directory: str | Path, *, dtype: str = "bfloa
         dtype: What the weights are written in, one of `EXPORT_DTYPES`.
 
     Raises:
-        ValueError: The model or the dtype is not supported.
+        ValueError: The model or the dtype is not supported, or a number is beyond the dtype's range. Nothing is written then.
 
     Example:
         export_model(find_model("smollm2"), "smollm2")    # then: vllm serve ./smollm2
@@ -52,7 +55,11 @@ def export_model(path: str | Path, directory: str | Path, *, dtype: str = "bfloa
 
     def tensor(name: str) -> np.ndarray:
         array = checkpoint.read(name).astype(np.float32)
-        return (array - (less_one and name.endswith("norm.weight"))).astype(written)
+        with np.errstate(over="ignore"):
+            array = (array - (less_one and name.endswith("norm.weight"))).astype(written)
+        if not np.isfinite(array).all():
+            raise ValueError(f"tensor {name} has numbers that are not finite in {dtype}")
+        return array
 
     said_of_model = config_to_hf(config) | {"dtype": dtype}
     tokens = {"bos_token_id": config.bos_id, "eos_token_id": list(config.eos_ids)}
@@ -60,28 +67,33 @@ def export_model(path: str | Path, directory: str | Path, *, dtype: str = "bfloa
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.max_positions,
         "clean_up_tokenization_spaces": False,
-        "chat_template": tokenizer.chat_template,
         **tokenizer.special_tokens,
     }
+    if tokenizer.chat_template is not None:
+        said_of_tokenizer["chat_template"] = tokenizer.chat_template
     if tokenizer.add_bos:
         bos = tokenizer.special_tokens["bos_token"]
         tokenizer.backend.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, config.bos_id)]
         )
+    with reading(path):
+        check_tensors(checkpoint)
+        tensors = {name: tensor(name) for name in sorted(checkpoint.names)}
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    # The small files first: what goes wrong with one of them goes wrong at once.
-    contents: tuple[Mapping[str, Any], ...] = (said_of_model, tokens, said_of_tokenizer)
-    for name, content in zip(_SAID, contents, strict=True):
-        said = {key: value for key, value in content.items() if value is not None}
-        text = json.dumps(said, indent=1, ensure_ascii=False) + "\n"
-        (directory / name).write_text(text, encoding="utf-8")
-    tokenizer.backend.save(str(directory / "tokenizer.json"))
-    tensors = {name: tensor(name) for name in sorted(checkpoint.names)}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    # A model that was there stays as it is until the other one is whole.
+    with reading(directory), tempfile.TemporaryDirectory(dir=directory, prefix=".export-") as made:
+        contents: tuple[Mapping[str, Any], ...] = (said_of_model, tokens, said_of_tokenizer)
+        for name, content in zip(_SAID, contents, strict=True):
+            text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+            (Path(made) / name).write_text(text, encoding="utf-8")
+        tokenizer.backend.save(str(Path(made) / "tokenizer.json"))
+        save_file(tensors, Path(made) / "model.safetensors", metadata={"format": "pt"})
+        # safetensors makes its file for the owner alone; it gets the mode that the umask gave the others.
+        mode = (Path(made) / _SAID[0]).stat().st_mode & 0o777
+        (Path(made) / "model.safetensors").chmod(mode)
+        for name in FILES:
+            (Path(made) / name).replace(directory / name)
     for file in files_there(directory):
         if file.name not in FILES:
             file.unlink()
-    # safetensors makes its file for the owner alone; it gets the mode that the umask gave the others.
-    mode = (directory / _SAID[0]).stat().st_mode & 0o777
-    (directory / "model.safetensors").chmod(mode)

@@ -27,6 +27,12 @@ class Fields:
         """Whether the key is there, and not null."""
         return self._values.get(self._prefix + key) is not None
 
+    def others(self, *known: str) -> list[str]:
+        """Keys that are there, not null, and none of some."""
+        return [
+            key for key, value in self._values.items() if value is not None and key not in known
+        ]
+
     def get(self, key: str, default: Any = _REQUIRED) -> Any:
         """The value as it is."""
         value = self._values.get(self._prefix + key)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ def reading(file: Path | str, what: str = "") -> Iterator[None]:
     except (FileError, FileNotFoundError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except (MemoryError, NotImplementedError, OSError) as error:
-        if str(error).startswith(f"{file}: "):  # a reader of a part of it has said so
+        # A reader of a part of it, or of a file in it, has said so.
+        if str(error).startswith((f"{file}: ", f"{file}{os.sep}")):
             raise
         raise _named(place, error) from error
     except BaseException as error:  # those of readers in Rust are no `Exception`, where they panic

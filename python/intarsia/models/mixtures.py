@@ -1,10 +1,11 @@
 """Mixtures of experts: what config.json says of Mixtral, Qwen3-MoE and gpt-oss, and the tensors of their experts."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
+from intarsia._packing import TILE_ROWS
 from intarsia.models.config import Experts, LayerKind, ModelConfig
 from intarsia.models.fields import Fields
 from intarsia.models.ropes import layer_kinds, rope_from_hf, rope_settings, theta_from_hf
@@ -18,6 +19,10 @@ _PLACES = {
     "block_sparse_moe.": ("w1", "w3", "w2"),  # Mixtral
     "mlp.": ("gate_proj", "up_proj", "down_proj"),  # Qwen3-MoE
 }
+
+
+class UnheldCodesError(NotImplementedError):
+    """Experts are in codes that no op takes; as plain numbers they can be loaded."""
 
 
 def mixtral_from_hf(config: Fields, head_dim: int) -> dict[str, Any]:
@@ -124,11 +129,14 @@ def read_packed_experts(
     read: Callable[..., np.ndarray],
     read_packed: Callable[..., Any],
 ) -> dict[str, Any] | None:
-    """`read_experts` with matrices in the file's codes, stacked; None if they are plain numbers.
+    """`read_experts` with matrices in the file's codes, stacked; None if one of them is plain numbers.
 
     Args:
         config, names, layer, read: As there.
         read_packed: Reads a tensor of a name and the shape of one matrix: a weight or several, None for plain numbers.
+
+    Raises:
+        UnheldCodesError: No op takes such experts.
     """
     assert config.experts is not None
     e, n, i = config.experts.count, config.hidden, config.intermediate
@@ -138,33 +146,56 @@ def read_packed_experts(
         down = read_packed(f"{place}experts.down_proj", n, i, e)
         if gate_up is None or down is None:
             return None
-        return _checked_codes(gate_up, down) | _gpt_oss_others(config, place, read)
+        return _held(place, [(weight,) for weight in gate_up], down) | _gpt_oss_others(
+            config, place, read
+        )
     place, (gate, up, down) = _place_of(names, layer)
 
     def matrix(expert: int, name: str, rows: int, columns: int) -> Any:
         return read_packed(f"{place}experts.{expert}.{name}.weight", rows, columns)
 
-    if matrix(0, gate, i, n) is None:
+    shapes = ((gate, i, n), (up, i, n), (down, n, i))
+    gates, ups, downs = ([matrix(x, *shape) for x in range(e)] for shape in shapes)
+    if any(weight is None for weight in (*gates, *ups, *downs)):
         return None
-    pairs = [joined([matrix(x, gate, i, n), matrix(x, up, i, n)]) for x in range(e)]
-    if any(len(pair) > 1 for pair in pairs):
+    pairs = list(zip(gates, ups, strict=True))
+    return _held(place, pairs, downs) | {"router": read(f"{place}gate.weight", e, n)}
+
+
+def _held(
+    place: str, gate_up: Sequence[Sequence[PackedWeight]], down: Sequence[PackedWeight]
+) -> dict[str, Any]:
+    """The matrices stacked; each expert's first one in parts, to be put together."""
+    try:
+        if any(part.outer_scales is not None for part in (*gate_up[0], down[0])):
+            raise ValueError("they have scales of scales (nvfp4), which no op of experts takes")
+        return _stacked_codes([_as_one(parts) for parts in gate_up], down)
+    except ValueError as error:
+        raise UnheldCodesError(f"{place}experts: {error}; --quantize none widens them") from error
+
+
+def _as_one(parts: Sequence[PackedWeight]) -> PackedWeight:
+    if len(parts) > 1 and parts[0].rows % TILE_ROWS:
         raise ValueError(
-            f"{place}experts: gate and up are in forms of their own, or cut a tile of 16 rows"
+            f"gate and up have {parts[0].rows} rows, expected a multiple of {TILE_ROWS}"
         )
-    downs = [matrix(x, down, n, i) for x in range(e)]
-    return _checked_codes([pair[0] for pair in pairs], downs) | {
-        "router": read(f"{place}gate.weight", e, n)
-    }
+    first, *others = joined(parts)
+    if others:
+        raise ValueError(
+            f"gate is in {first.format} in groups of {first.group}, up in {others[0].format} in groups of {others[0].group}, "
+            "expected one form"
+        )
+    return first
 
 
-def _checked_codes(gate_up: list[PackedWeight], down: list[PackedWeight]) -> dict[str, Any]:
-    """Stacks the matrices; refuses what `fused_experts_quantized` does not take."""
+def _stacked_codes(gate_up: Sequence[PackedWeight], down: Sequence[PackedWeight]) -> dict[str, Any]:
+    """Refuses what `fused_experts_quantized` does not take."""
     made = {"experts_gate_up": stacked(gate_up), "experts_down": stacked(down)}
     first, second = made.values()
-    if first.outer_scales is not None:
-        raise NotImplementedError("experts have scales of scales (nvfp4), which is not supported")
     if (first.format, first.zeros_are) != (second.format, second.zeros_are):
-        raise ValueError(f"experts are in {first.format} and {second.format}, expected one format")
+        raise ValueError(
+            f"gate and up are in {first.format}, down in {second.format}, expected one format"
+        )
     return made
 
 
@@ -173,7 +204,7 @@ def round_experts(arrays: dict[str, np.ndarray], bits: int, dtype: Any) -> dict[
     matrices = ("experts_gate_up", "experts_down")
     rounded = {role: [round_to_nearest(w, bits) for w in arrays[role]] for role in matrices}
     others = {role: a.astype(dtype) for role, a in arrays.items() if role not in matrices}
-    return _checked_codes(*rounded.values()) | others
+    return _stacked_codes(*rounded.values()) | others
 
 
 def _read_gpt_oss(

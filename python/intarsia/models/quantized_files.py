@@ -226,8 +226,8 @@ def _compressed_tensors(said: Fields) -> Scheme:
     found = []
     for name, group in groups.items():
         with _inside(f"config_groups.{name}"):
-            found.append(_sizes_of_group(Fields(group), said.get("format", None)))
-    blocks, sizes = ({*column} - {None} for column in zip(*found, strict=True))
+            found.append(_of_group(Fields(group), said.get("format", None)))
+    blocks, sizes, zeros = ({*column} - {None} for column in zip(*found, strict=True))
     if len(blocks) > 1:
         raise ValueError(f"config_groups has blocks of {sorted(blocks)}, expected one size")
     block = next(iter(blocks), None)
@@ -236,12 +236,12 @@ def _compressed_tensors(said: Fields) -> Scheme:
         *(".weight_g_idx", ".weight_global_scale"),
         *(".input_scale", ".input_global_scale", ".input_zero_point"),
     )
-    pack = functools.partial(_pack_compressed, block=block, sizes=sizes)
+    pack = functools.partial(_pack_compressed, block=block, sizes=sizes, zeros={True} == zeros)
     return Scheme((".weight_scale",), endings, pack)
 
 
-def _sizes_of_group(group: Fields, format: Any) -> tuple[tuple[int, int] | None, int | None]:
-    """Checks a group's settings; rows and columns of a block, or columns of a row, that share a scale, if it says so."""
+def _of_group(group: Fields, format: Any) -> tuple[tuple[int, int] | None, int | None, bool]:
+    """Checks a group's settings; rows and columns of a block, or columns of a row, that share a scale, and if it has zero points."""
     form = group.get("format", format)
     if not isinstance(form, str) or form not in _CT_FORMATS:
         raise ValueError(f"format is {form!r}, expected one of {', '.join(_CT_FORMATS)}")
@@ -262,7 +262,8 @@ def _sizes_of_group(group: Fields, format: Any) -> tuple[tuple[int, int] | None,
             default=None,
         )  # fmt: skip
         size = _group_size(weights) if strategy in ("group", "tensor_group") else None
-        return _block(weights, "block_structure") if strategy == "block" else None, size
+        block = _block(weights, "block_structure") if strategy == "block" else None
+        return block, size, not weights.flag("symmetric", True)
 
 
 def _block(said: Fields, key: str) -> tuple[int, int]:
@@ -278,19 +279,20 @@ def _block(said: Fields, key: str) -> tuple[int, int]:
 
 
 def _pack_compressed(
-    tensors: Tensors, block: tuple[int, int] | None, sizes: set[int]
+    tensors: Tensors, block: tuple[int, int] | None, sizes: set[int], zeros: bool
 ) -> PackedWeight:
+    zeros_of = tensors.get if zeros else tensors.find
     if not tensors.has(".weight_packed"):
         codes = tensors.get(".weight", np.int8, _FP8, axes=2)
         scale = tensors.get(".weight_scale", *_SCALES)
         if codes.dtype == _FP8:
             return _of_fp8(tensors, codes, scale, ".weight_scale", block)
-        zeros = tensors.find(".weight_zero_point", np.int8)
+        points = zeros_of(".weight_zero_point", np.int8)
         scale = _of_rows(tensors, ".weight_scale", scale, len(codes))
-        if zeros is not None:
-            zeros = _of_rows(tensors, ".weight_zero_point", zeros, len(codes))
-        tensors.expect(".weight_zero_point", zeros, scale.shape)
-        return repack.from_int8(codes, scale, zeros)
+        if points is not None:
+            points = _of_rows(tensors, ".weight_zero_point", points, len(codes))
+        tensors.expect(".weight_zero_point", points, scale.shape)
+        return repack.from_int8(codes, scale, points)
     codes = tensors.get(".weight_packed", np.int32, np.uint8, axes=2)
     rows = len(codes)
     if codes.dtype == np.uint8:
@@ -302,11 +304,10 @@ def _pack_compressed(
         raise ValueError(
             f"tensor {tensors.stem}.weight_packed has shape {[*codes.shape]}, which holds no {shape} codes of 4 or 8 bits"
         )
-    scale = tensors.get(".weight_scale", *_SCALES)
-    scale = _of_rows(tensors, ".weight_scale", scale, rows)
-    zeros = tensors.find(".weight_zero_point", np.int32, axes=2)
-    tensors.expect(".weight_zero_point", zeros, (-(-rows * bits // 32), scale.shape[1]))
-    weight = repack.from_compressed_tensors(codes, scale, zeros, bits=bits, columns=shape[1])
+    scale = _of_rows(tensors, ".weight_scale", tensors.get(".weight_scale", *_SCALES), rows)
+    points = zeros_of(".weight_zero_point", np.int32, axes=2)
+    tensors.expect(".weight_zero_point", points, (-(-rows * bits // 32), scale.shape[1]))
+    weight = repack.from_compressed_tensors(codes, scale, points, bits=bits, columns=shape[1])
     if sizes and weight.group and weight.group not in sizes:
         raise ValueError(
             f"tensor {tensors.stem}.weight_scale has scales of {weight.group} columns, expected group_size {sorted(sizes)}"
@@ -354,8 +355,7 @@ def _fp8(said: Fields) -> Scheme:
     def pack(tensors: Tensors) -> PackedWeight:
         codes = tensors.get(".weight", _FP8, axes=2)
         ending = inverse if tensors.has(inverse) else ".weight_scale"
-        scale = tensors.get(ending, *_SCALES)
-        return _of_fp8(tensors, codes, scale, ending, block)
+        return _of_fp8(tensors, codes, tensors.get(ending, *_SCALES), ending, block)
 
     endings = (".weight", inverse, ".weight_scale", ".input_scale", ".activation_scale")
     return Scheme((inverse, ".weight_scale"), endings, pack)

@@ -7,11 +7,32 @@ from intarsia.models.config import LayerKind, Rope
 from intarsia.models.fields import Fields
 
 _KINDS = ("default", "linear", "llama3", "yarn")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_OF_ANY_TYPE = ("rope_theta", "partial_rotary_factor")
 
 
 def rope_settings(config: Fields) -> Fields:
     """The rope's parameters: transformers 5 writes rope_parameters; before it there were rope_theta and rope_scaling."""
-    return config.inner("rope_parameters") or config.inner("rope_scaling") or Fields({})
+    for key in ("rope_parameters", "rope_scaling"):
+        if settings := config.inner(key):
+            for layers in _LAYER_TYPES:
+                if settings.has(layers):
+                    raise ValueError(f"{key} has {layers}, expected one rope for all layers")
+            return settings
+    return Fields({})
+
+
+def rope_settings_by_layer(config: Fields) -> tuple[Fields, Fields]:
+    """Those of layers that see everything, and of layers with a window.
+
+    transformers 5 writes them by type of layer; before it, scaling was only of the layers that see everything.
+    """
+    none = Fields({})
+    ropes = config.inner("rope_parameters") or none
+    for key in ropes.others(*_LAYER_TYPES):
+        raise ValueError(f"rope_parameters has {key}, expected {' and '.join(_LAYER_TYPES)}")
+    of_global, of_local = map(ropes.inner, _LAYER_TYPES)
+    return of_global or config.inner("rope_scaling") or none, of_local or none
 
 
 def theta_from_hf(rope: Fields, default: float) -> float:
@@ -44,7 +65,18 @@ def _period(sequence: Sequence[str]) -> Sequence[str]:
 
 def rope_from_hf(settings: Fields, theta: float, head_dim: int) -> Rope:
     """Turns Hugging Face's rope scaling into one divisor for each frequency."""
-    kind = settings.text("rope_type", None) or settings.text("type", None) or "default"
+    settings.expect("partial_rotary_factor", 1.0)
+    names = {key: settings.text(key) for key in ("rope_type", "type") if settings.has(key)}
+    if len(set(names.values())) > 1:
+        raise ValueError(
+            f"rope_type is {names['rope_type']!r}, expected that of type, {names['type']!r}"
+        )
+    others = settings.others(*_OF_ANY_TYPE)
+    if others and not names:
+        raise ValueError(
+            f"rope_type is missing beside {others[0]}, expected one of {', '.join(_KINDS)}"
+        )
+    kind = next(iter(names.values()), "default")
     if kind == "default":
         return Rope(theta)
     if kind == "linear":

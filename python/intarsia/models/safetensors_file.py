@@ -10,7 +10,7 @@ import numpy as np
 from safetensors import safe_open
 
 from intarsia._packing import empty
-from intarsia.models.files import reading
+from intarsia.models.files import FileError, reading
 from intarsia.models.lazy import Index, LazyArray
 
 _DTYPES = {
@@ -31,6 +31,7 @@ _DTYPES = {
     "F8_E5M2": ml_dtypes.float8_e5m2,
     "F8_E8M0": ml_dtypes.float8_e8m0fnu,
 }
+_NUMBERS = ("F16", "BF16", "F32", "F64")
 
 
 class SafetensorsFile:
@@ -55,6 +56,15 @@ class SafetensorsFile:
     def names(self) -> list[str]:
         """Of its tensors."""
         return list(self._tensors)
+
+    def check_numbers(self, name: str, said_of_codes: str) -> None:
+        """Refuses a tensor that holds no numbers as they are; it might be codes."""
+        dtype = self._tensors[name]["dtype"]
+        if dtype not in _NUMBERS:
+            expected = f"{', '.join(_NUMBERS[:-1])} or {_NUMBERS[-1]}"
+            raise FileError(
+                f"{self.path}: tensor {name}: its dtype is {dtype}, expected {expected}; {said_of_codes}"
+            )
 
     def read(self, name: str) -> np.ndarray:
         """A whole tensor, which a CPU device of JAX takes as it is."""

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from intarsia.models.sampling import SamplingParams, SamplingState
 from intarsia.models.transformer import Batch
 
 PAGE_SIZE = 16
+NOT_FINITE = "engine: logits are not finite, expected numbers: weights are broken, or leave the dtype's range"
 
 
 class Output(NamedTuple):
@@ -215,6 +216,8 @@ class Schedule:
 
     def receive(self, row: int, request: Request, token: int) -> Output:
         """Books a computed token, and frees the row if it is the request's last."""
+        if token < 0:
+            raise ValueError(NOT_FINITE)
         request.received += 1
         reason = None
         if token in request.stop_ids:
@@ -293,7 +296,11 @@ def check_limits(
 
 
 def check_prompt(index: int, prompt: Sequence[int], max_model_len: int) -> None:
-    """Raises ValueError unless a prompt leaves room for a completion."""
+    """Raises ValueError unless a prompt is a list that leaves room for a completion."""
+    if np.ndim(prompt) != 1:
+        raise ValueError(
+            f"engine: prompt {index} has {np.ndim(prompt)} axes, expected 1, of tokens"
+        )
     if not 0 < len(prompt) < max_model_len:
         raise ValueError(
             f"engine: prompt {index} has {len(prompt)} tokens, "
@@ -333,3 +340,19 @@ def make_request(
         limit=min(params.max_tokens, max_model_len - len(prompt)),
         stop_ids=() if params.ignore_eos else stop_ids,
     )
+
+
+def make_requests(
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingParams | Sequence[SamplingParams],
+    **settings: Any,
+) -> list[Request]:
+    """Makes a request of each prompt; `sampling` is one for all or one for each, and `settings` are `make_request`'s."""
+    if isinstance(sampling, SamplingParams):
+        sampling = [sampling] * len(prompts)
+    if len(sampling) != len(prompts):
+        raise ValueError(
+            f"engine: sampling has {len(sampling)} settings, expected 1 for each of {len(prompts)} prompts"
+        )
+    pairs = enumerate(zip(prompts, sampling, strict=True))
+    return [make_request(index, prompt, params, **settings) for index, (prompt, params) in pairs]

@@ -8,6 +8,10 @@ import tokenizers
 
 from intarsia.models.files import FileError, read_json, reading
 
+# As templates may name them (transformers' SPECIAL_TOKENS_ATTRIBUTES).
+_SPECIAL_TOKENS = tuple(
+    f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -17,10 +21,11 @@ class Tokenizer:
     Attributes:
         backend: The `tokenizers.Tokenizer` that does the work.
         chat_template: Jinja source, or None if the model has none.
-        special_tokens: `bos_token` and `eos_token` as the template may name them.
+        special_tokens: `bos_token`, `eos_token` and others as the template may name them.
         add_bos: Whether `encode` puts bos first by itself (a GGUF file says so by a flag).
         source: The file that it was read from. Some files can be read, but not be used for every text;
             the error then names the file.
+        template_source: The file that the chat template was read from.
     """
 
     def __init__(
@@ -31,9 +36,11 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         add_bos: bool = False,
         source: Path | str = "tokenizer",
+        template_source: Path | str | None = None,
     ) -> None:
         self.backend = backend
         self.source = source
+        self.template_source = source if template_source is None else template_source
         self.chat_template = chat_template
         self.special_tokens = dict(special_tokens or {})
         self.add_bos = add_bos
@@ -82,9 +89,12 @@ class Tokenizer:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         from intarsia.models import chat_template
 
-        return chat_template.render(
-            self.chat_template, messages=messages, add_generation_prompt=True, **self.special_tokens
-        )
+        # None is what transformers gives for what it was not given; a template can tell it from undefined.
+        given = {"messages": messages, "tools": None, "documents": None}
+        with reading(self.template_source):
+            return chat_template.render(
+                self.chat_template, **given, add_generation_prompt=True, **self.special_tokens
+            )
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """Turns tokens into text."""
@@ -146,7 +156,7 @@ def _from_directory(path: Path) -> Tokenizer:
         with reading(template_file):
             template = template_file.read_text(encoding="utf-8")
     special = {}
-    for name in ("bos_token", "eos_token"):
+    for name in _SPECIAL_TOKENS:
         token = config.get(name)
         text = token.get("content") if isinstance(token, dict) else token
         if isinstance(text, str):
@@ -159,7 +169,14 @@ def _from_directory(path: Path) -> Tokenizer:
         # Its training's, which transformers ignores, too, unless it is asked.
         backend.no_truncation()
         backend.no_padding()
-    return Tokenizer(backend, chat_template=template, special_tokens=special, source=file)
+    template_source = template_file if template_file.exists() else config_file
+    return Tokenizer(
+        backend,
+        chat_template=template,
+        special_tokens=special,
+        source=file,
+        template_source=template_source,
+    )
 
 
 def _from_gguf(path: Path) -> Tokenizer:

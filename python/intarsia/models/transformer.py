@@ -6,6 +6,7 @@ jax.numpy. `ModelConfig` says what Llama, Qwen2, Gemma 3 and mixtures of experts
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple, cast
@@ -31,6 +32,7 @@ from intarsia.models.linear import (
     linear,
     norm_for,
 )
+from intarsia.models.memory import allocating
 from intarsia.models.parallel import EXCHANGE, ModelParallel
 from intarsia.models.weights import Params
 
@@ -148,7 +150,11 @@ def make_caches(
     stacked: bool = False,
     parallel: ModelParallel | None = None,
 ) -> list[KvCache] | KvCache:
-    """Returns empty paged caches: a [p, s, hk, d] pair a layer, or one [l, p, s, hk, d] pair."""
+    """Returns empty paged caches: a [p, s, hk, d] pair a layer, or one [l, p, s, hk, d] pair.
+
+    Raises:
+        MemoryError: There is no memory for them.
+    """
     shares, sharding = (parallel.heads, parallel.cache_sharding(stacked)) if parallel else (1, None)
     shape = (num_pages, page_size, shares * config.kv_heads, config.head_dim)
 
@@ -156,9 +162,11 @@ def make_caches(
         # Two arrays, never one twice: both are donated.
         return tuple(jnp.zeros(shape, dtype, device=sharding) for _ in range(2))
 
-    if stacked:
-        return zeros_pair((config.layers, *shape))
-    return [zeros_pair(shape) for _ in range(config.layers)]
+    size = 2 * config.layers * math.prod(shape) * jnp.dtype(dtype).itemsize / 1e6
+    with allocating(f"a KV cache of {size:.1f} MB, {num_pages} pages of {page_size} slots"):
+        if stacked:
+            return zeros_pair((config.layers, *shape))
+        return [zeros_pair(shape) for _ in range(config.layers)]
 
 
 def stack_layers(params: Params) -> Params:

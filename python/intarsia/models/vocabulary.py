@@ -32,14 +32,14 @@ def logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
 
 
 def likeliest(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
-    """The tokens, int32 [b], with the largest of the `logits`, which no device needs to have all of for this."""
+    """The tokens, int32 [b], with the largest of the `logits`, which no device needs to have all of; -1 where there is NaN."""
     share = _share_of_logits(params, hidden)
     if config.mesh_axis is None:
         return argmax(share)
     device = lax.axis_index(config.mesh_axis)
     first = device * share.shape[1]
     tokens = first + lax.broadcasted_iota(jnp.int32, share.shape, 1)
-    # The table's last rows may be padding, which is not to be found, not among NaN either.
+    # The table's last rows may be padding, which is not to be found, not among -inf either.
     share = jnp.where(tokens < config.vocab, share, -jnp.inf)
     own = jnp.minimum(first + argmax(share), config.vocab - 1)
     # Gathered by a sum, for which XLA has a kernel that `compile_step` keeps in the CUDA graph; it has none for
@@ -48,7 +48,9 @@ def likeliest(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Arr
     here = jnp.arange(lax.axis_size(config.mesh_axis)) == device
     # [N, b] both
     largest, likely = lax.psum(jnp.where(here[:, None], pair, 0), config.mesh_axis)
-    return jnp.take_along_axis(likely, argmax(largest.T)[None], axis=0)[0].astype(jnp.int32)
+    best = argmax(largest.T)  # a device's number
+    found = jnp.take_along_axis(likely, best[None], axis=0)[0].astype(jnp.int32)
+    return jnp.where(best < 0, -1, found)
 
 
 def _share_of_logits(params: Params, hidden: jax.Array) -> jax.Array:

@@ -32,6 +32,7 @@ from intarsia.repack import PackedWeight, joined, round_to_nearest
 
 _NARROW = {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
 _BITS = {"int8": 8, "int4": 4}  # of what is rounded here
+_CODES = {PackedMatrix, PackedWeight}
 _DTYPES = ("float32", "bfloat16", "float16")
 
 Params = dict[str, Any]
@@ -114,10 +115,34 @@ def load_model(
     return checkpoint.config, _with_int8_activations(params) if in_int8 else params
 
 
+def check_tensors(checkpoint: Checkpoint) -> None:
+    """Refuses a checkpoint whose tensors `load_model` refuses; matrices of plain numbers are not read."""
+    _assemble(checkpoint, np.dtype(np.float32), None, False, _Nowhere())
+
+
+class _Nowhere:
+    """A placement that keeps nothing."""
+
+    def place(self, params: Params) -> Params:
+        """Drops them."""
+        del params
+        return {}
+
+
+def forms_of(params: Params) -> set[type]:
+    """The classes of weights that are kept as the file has them, or rounded, in the place of arrays."""
+    forms = (NarrowMatrix, *_CODES)
+    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, forms))
+    return {type(x) for x in leaves if isinstance(x, forms)}
+
+
 def _with_int8_activations(params: Params) -> Params:
-    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, PackedMatrix))
-    if not any(isinstance(x, PackedMatrix) for x in leaves):
-        raise ValueError("activations is 'int8', expected weights in codes: the file has none")
+    kept = forms_of(params)
+    if PackedMatrix not in kept:
+        of_experts = "only experts are in codes, which take activations as they are"
+        raise ValueError(
+            f"activations is 'int8', expected weights in codes: {of_experts if kept & _CODES else 'the file has none'}"
+        )
 
     def change(weight: Any) -> Any:
         if not isinstance(weight, PackedMatrix):
