@@ -201,7 +201,10 @@ int main(int argc, char** argv) {
     const bool few = rows <= 16;
     const auto check = [&](std::optional<matmul::WarpgroupsFormat> format) {
       const int parts = few ? 1 + static_cast<int>(random() % 2) : 1;
-      const matmul::QuantizedShape shape{rows, few ? matmul::kFewRowsTiles : matmul::kNarrowTiles};
+      const int tiles = few            ? matmul::kFewRowsTiles
+                        : random() % 2 ? matmul::kNarrowTiles
+                                       : matmul::kWideTiles;
+      const matmul::QuantizedShape shape{rows, tiles};
       failures += !matmul::CheckWarpgroups<DType::kBF16>(shape, parts, format, random), ++count;
       if (format && format->format == matmul::Format::kE2M1) return;
       failures += !matmul::CheckWarpgroups<DType::kF16>(shape, parts, format, random), ++count;
@@ -215,7 +218,10 @@ int main(int argc, char** argv) {
   for (const int rows : {32, 64}) {
     for (const auto format : matmul::kOtherFormats) {
       for (int i = 0; i < cases; ++i, count += 2) {
-        const matmul::QuantizedShape shape{rows, i % 2 ? matmul::kNarrowTiles : matmul::kWideTiles};
+        // Minimums of any types have kNarrowTiles alone.
+        const bool is_narrow = i % 2 || (format.format == matmul::Format::kU4 && !format.wide);
+        const matmul::QuantizedShape shape{rows,
+                                           is_narrow ? matmul::kNarrowTiles : matmul::kWideTiles};
         failures += !matmul::CheckWarpgroups<DType::kBF16>(shape, 1, format, random);
         if (format.format != matmul::Format::kE2M1)
           failures += !matmul::CheckWarpgroups<DType::kF16>(shape, 1, format, random);

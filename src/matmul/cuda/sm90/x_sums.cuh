@@ -9,7 +9,9 @@
 // and wgmma of a warpgroup that copies or multiplies as well delays that
 // (docs/notebook/formats_of_files.md).
 #pragma once
-#include "src/core/cuda/mma.cuh"
+#include <cstring>
+
+#include "src/core/cuda/vec.cuh"
 #include "src/core/cuda/wgmma_layout.h"
 #include "src/matmul/cuda/sm90/register_products.cuh"
 #include "src/matmul/cuda/sm90/warpgroups_stage.cuh"
@@ -24,7 +26,9 @@ struct ThreeParts {
   __device__ __forceinline__ ThreeParts(float low, float high) {
 #pragma unroll
     for (uint32_t& pair : at) {
-      pair = cuda::Mma<DType::kBF16>::Pack(low, high);
+      const auto rounded =
+          cuda::FromFloats<cuda::DeviceT<DType::kBF16>>(cuda::Pack<float, 2>{{low, high}});
+      memcpy(&pair, &rounded, sizeof pair);
       low -= __uint_as_float(pair << 16), high -= __uint_as_float(pair & 0xffff0000u);
     }
   }
