@@ -254,3 +254,13 @@ def test_numbers_of_8_bits_are_not_built(function, dtype) -> None:
     x = jnp.ones((1, 2, 1, 8), dtype)
     with pytest.raises(NotImplementedError, match=f"^{function.__name__}: q.* has dtype float8"):
         function(x, x, x)
+
+
+def test_a_cache_of_8_bits_is_that_of_its_numbers() -> None:
+    q, k, v = normal(0, (2, 1, 4, 16), (2, 8, 2, 16), (2, 8, 2, 16))
+    q = q.astype(jnp.bfloat16)
+    narrow = [x.astype(jnp.float8_e4m3fn) for x in (k, v)]
+    got = ij.flash_mha_with_kvcache(q, *narrow, cache_seqlens=np.array([5, 8]))
+    wide = [x.astype(jnp.bfloat16) for x in narrow]
+    want = ij.flash_mha_with_kvcache(q, *wide, cache_seqlens=np.array([5, 8]))
+    np.testing.assert_array_equal(got.astype(jnp.float32), want.astype(jnp.float32))

@@ -213,7 +213,7 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] | None = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -233,7 +233,7 @@ def flash_attn_varlen_func(
     Args:
       max_seqlen_q, max_seqlen_k: not looked at; bounds come from shapes.
       dropout_p: 0; attention with dropout is not built.
-      window_size: keys seen to the left and to the right of the query's own; -1: all.
+      window_size: keys seen to the left and to the right of the query's own; -1: all, as None for both.
       deterministic: the gradient has the same bits at every run, on a GPU at some cost.
       return_attn_probs: returns (out, softmax_lse [h, tq], None).
       attention_chunk: as in FlashAttention-3, keys of a chunk, of which a query sees its own alone; 0: all. Not in the gradient.
@@ -246,7 +246,8 @@ def flash_attn_varlen_func(
         raise NotImplementedError(
             f"flash_attn_varlen: dropout_p={dropout_p} is not built; it is for 0"
         )
-    if window_size is None or len(window_size) != 2:
+    window_size = (-1, -1) if window_size is None else window_size
+    if len(window_size) != 2:
         raise ValueError(
             f"flash_attn_varlen: window_size is {window_size}, expected (left, right) of integers"
         )

@@ -200,7 +200,7 @@ bool Fits(const OpInfo& op, const Call& call, size_t operand) {
   if (access != Access::kEvenLeading || view.dense()) return Fits(access, view, 0);
   DimsBinding dims(op.symbols);
   const CallConditions conditions(op, call);
-  for (size_t i = 0; i < operand && dims.leading_axes() < 0; ++i)
+  for (size_t i = 0; i <= operand && dims.leading_axes() < 0; ++i)
     if (const Optional& before = call.operands[i])
       if (!dims.Match(op.operands[i].dims, before->shape(), conditions, {}).ok()) return true;
   return Fits(access, view, dims.leading_axes());

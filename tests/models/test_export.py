@@ -136,7 +136,7 @@ CONFIG = ModelConfig(
 )
 def test_configurations_come_back(change):
     config = dataclasses.replace(CONFIG, **change)
-    assert config_from_hf(config_to_hf(config), {}) == config
+    assert config_from_hf(config_to_hf(config)) == config
 
 
 @pytest.mark.parametrize("types", ["sfffs", "fss", "ffff", "ss"])
@@ -151,7 +151,7 @@ def test_kinds_of_layers_come_back_in_any_order(types):
             CONFIG, layers=len(types), layer_kinds=tuple(map(kinds.get, names)), post_norms=True
         )
     )
-    config = config_from_hf(said, {})
+    config = config_from_hf(said)
     assert [config.kind(i) for i in range(len(types))] == [kinds[name] for name in names]
 
 

@@ -84,7 +84,7 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(
 ):
     said = SIZES | OF_EXPERTS | {"architectures": [f"{architecture}ForCausalLM"]}
     said |= {"intermediate_size": 64, "moe_intermediate_size": 64}
-    config = config_from_hf(said, {})
+    config = config_from_hf(said)
     assert (config.rms_eps, config.max_positions, config.kv_heads) == (eps, longest, kv_heads)
     assert config.head_dim == head_dim and (config.bos_id, *config.eos_ids) == tokens
     assert [config.kind(i).sliding_window for i in range(2)][: len(windows)] == windows
@@ -95,11 +95,11 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(
 def test_null_is_not_what_is_left_out():
     said = SIZES | {"architectures": ["MistralForCausalLM"], "intermediate_size": 64}
     null = dict.fromkeys(("sliding_window", "bos_token_id", "eos_token_id", "num_key_value_heads"))
-    config = config_from_hf(said | null, {})
+    config = config_from_hf(said | null)
     assert config.kind(0).sliding_window is None and config.kv_heads == config.heads
     assert config.bos_id is None and config.eos_ids == ()
     said = SIZES | OF_EXPERTS | {"architectures": ["GptOssForCausalLM"], "intermediate_size": 64}
-    assert config_from_hf(said | {"rope_scaling": None}, {}).ropes == (Rope(150000.0),)
+    assert config_from_hf(said | {"rope_scaling": None}).ropes == (Rope(150000.0),)
 
 
 @pytest.mark.parametrize(("said", "eos"), [(None, (1,)), ([], (1,)), ([3, 4], (3, 4))])

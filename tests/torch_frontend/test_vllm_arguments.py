@@ -194,6 +194,7 @@ def test_default_dtype_does_not_matter():
         arguments = [
             x.float() if x is not None and x.dtype == torch.bfloat16 else x for x in _azp()
         ]
+        arguments[0].fill_(7)
         torch.ops._C.cutlass_scaled_mm_azp(*arguments)
     finally:
         torch.set_default_dtype(float32)

@@ -146,7 +146,7 @@ class Choice(NamedTuple):
             if not self.by_default or self.activations == "int8":
                 raise
             print(f"{error}, as is done now: a token reads more memory", file=sys.stderr)
-            return self._load(None)
+        return self._load(None)  # when what was loaded is freed, which the error held
 
     def _load(self, quantize: str | None) -> Model:
         from intarsia.models import load_model

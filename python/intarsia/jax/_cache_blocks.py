@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import operator
 from typing import Literal, overload
 
 import jax
@@ -173,10 +174,14 @@ def gather_cache(
     cache = as_array("gather_cache: cache", cache)
     if cache.ndim < 3:
         raise ValueError(f"gather_cache: cache has shape {list(cache.shape)}, expected [p, s, ...]")
-    if not isinstance(num_tokens, numbers.Integral) or num_tokens < 0:
+    try:
+        count = operator.index(num_tokens)
+    except TypeError:
+        count = -1
+    if count < 0:
         raise ValueError(f"gather_cache: num_tokens is {num_tokens!r}, expected a number of rows")
     p, s, *rest = cache.shape
-    dst = jnp.zeros((num_tokens, math.prod(rest)), cache.dtype if dtype is None else dtype)
+    dst = jnp.zeros((count, math.prod(rest)), cache.dtype if dtype is None else dtype)
     gathered = wire.gather_cache(
         cache.reshape(p, s, math.prod(rest)),
         dst,
@@ -186,7 +191,7 @@ def gather_cache(
         _scale("gather_cache: scale", scale),
         kv_cache_dtype=kv_cache_dtype,
     )
-    return gathered.reshape(num_tokens, *rest)
+    return gathered.reshape(count, *rest)
 
 
 def _word(op: str, axis: int) -> Literal["0", "1", "2"]:

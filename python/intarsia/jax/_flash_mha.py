@@ -48,6 +48,8 @@ def flash_mha(
       >>> out = flash_mha(q, k, v, is_causal=True)
     """
     q, k, v = _arrays("flash_mha", {"q": q, "k": k, "v": v}, "[b, l, h, d]", 4)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_built(f"flash_mha: {name}", x)
     _check_shape("flash_mha: k", k, q.shape[0], "lk", "hk", q.shape[3])
     _check_shape("flash_mha: v", v, *k.shape)
     out, _ = attend_rows(
@@ -297,7 +299,6 @@ def _arrays(
     for name, x in zip(given, arrays, strict=True):
         if x.ndim != rank:
             raise ValueError(f"{function}: {name} has shape {list(x.shape)}, expected {form}")
-        check_built(f"{function}: {name}", x)
     return arrays
 
 

@@ -106,8 +106,8 @@ def config_from_gguf(
     )
 
 
-def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-    """Builds the configuration from config.json and generation_config.json (empty if absent)."""
+def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
+    """Builds the configuration from config.json."""
     expected = ", ".join(_FROM_HF)
     if not config.get("architectures"):
         raise ValueError(f"got no architectures, expected one of {expected}")
@@ -133,7 +133,7 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
         rms_eps=fields.number("rms_norm_eps"),
         max_positions=fields.whole("max_position_embeddings", least=2),
         bos_id=next(iter(fields.tokens("bos_token_id")), None),
-        eos_ids=Fields(generation).tokens("eos_token_id") or fields.tokens("eos_token_id"),
+        eos_ids=fields.tokens("eos_token_id"),
         **traits,
     )
 
@@ -190,7 +190,7 @@ _FROM_HF = {
     "Qwen3MoeForCausalLM": qwen3_moe_from_hf,
     "GptOssForCausalLM": gpt_oss_from_hf,
 }
-# What transformers takes for keys that a file does not have, where that is not the same for all.
+# What transformers takes for keys that a file does not have, where architectures differ; the functions above have other defaults.
 _TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 _LLAMA = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048} | _TOKENS
 _QWEN = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768}

@@ -177,7 +177,7 @@ def _open_directory(path: Path) -> Checkpoint:
         raise FileNotFoundError(f"model directory {path} has no config.json, or an empty one")
     generation = read_json(path / "generation_config.json")
     with reading(path / "config.json"):
-        config = config_from_hf(config_json, {})
+        config = config_from_hf(config_json)
         scheme = scheme_from_hf(Fields(config_json))
     with reading(path / "generation_config.json"):
         if eos_ids := Fields(generation).tokens("eos_token_id"):

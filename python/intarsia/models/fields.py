@@ -29,9 +29,9 @@ class Fields:
 
     def others(self, *known: str) -> list[str]:
         """Keys that are there, not null, and none of some."""
-        return [
-            key for key, value in self._values.items() if value is not None and key not in known
-        ]
+        ours = {self._prefix + key for key in known}
+        there = (key for key in self._values if key.startswith(self._prefix) and key not in ours)
+        return [key.removeprefix(self._prefix) for key in there if self._values[key] is not None]
 
     def get(self, key: str, default: Any = _REQUIRED) -> Any:
         """The value as it is."""

@@ -112,12 +112,14 @@ def _gated_backward(
 
 def _silu_backward(g: torch.Tensor, x: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
     """g times the derivative of x s, s = 1 / (1 + e^(-alpha x)): s + alpha x s (1 - s)."""
+    if alpha == 1.0 and not torch.is_grad_enabled():  # one kernel, but without a derivative
+        return torch.ops.aten.silu_backward(g, x)
     s = torch.sigmoid(alpha * x)
     return g * (s + alpha * x * s * (1 - s))
 
 
 for _name, _act, _derivative in (
-    ("silu_and_mul", functional.silu, _silu_backward),  # aten's has no derivative
+    ("silu_and_mul", functional.silu, _silu_backward),
     ("gelu_and_mul", functional.gelu, torch.ops.aten.gelu_backward),
     (
         "gelu_tanh_and_mul",

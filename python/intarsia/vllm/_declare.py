@@ -89,6 +89,12 @@ def inside(indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return are, torch.where(are, indices, 0).long()
 
 
+def inside_rows(table: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Which indices are of one of a table's rows, and the rows; any numbers for the others."""
+    are, places = inside(indices, table.shape[0])
+    return are, (table if table.shape[0] else table.new_zeros(1, *table.shape[1:]))[places]
+
+
 def one(scale: Tensor | None) -> Tensor | None:
     """A scale of a whole tensor is one number of any rank in vLLM, and [1] here."""
     return scale.reshape(1) if scale is not None and scale.numel() == 1 else scale

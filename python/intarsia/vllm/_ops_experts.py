@@ -14,6 +14,7 @@ from intarsia.vllm._declare import (
     check_number,
     declare,
     inside,
+    inside_rows,
     on_one_device,
     refuse,
     rows_of,
@@ -280,10 +281,10 @@ def moe_unpermute(
         expert_first_token_offset=(expert_first_token_offset, ("e",), INDICES),
     )
     places = inv_permuted_idx.reshape(tokens, topk)
-    counts, place = inside(places, permuted_hidden_states.shape[0])
-    terms = permuted_hidden_states[place].float() * topk_weights.float()[..., None]
+    counts, rows = inside_rows(permuted_hidden_states, places)
+    terms = rows.float() * topk_weights.float()[..., None]
     if expert_first_token_offset is not None:  # rows behind the last one hold anything
-        counts = counts & (place < expert_first_token_offset[-1])
+        counts = counts & (places < expert_first_token_offset[-1])
     total = torch.where(counts[..., None], terms, 0.0).sum(1).to(permuted_hidden_states.dtype)
     write(op, hidden_states=(hidden_states, total))
 
@@ -297,5 +298,5 @@ def shuffle_rows(op, input_tensor, dst2src_map, output_tensor):
     )
     shape, dtype = (dst2src_map.shape[0], input_tensor.shape[1]), input_tensor.dtype
     rows = rows_of(op, "output_tensor", output_tensor, shape, dtype, input_tensor.device)
-    there, row = inside(dst2src_map, input_tensor.shape[0])
-    write(op, output_tensor=(rows, torch.where(there[:, None], input_tensor[row], rows)))
+    there, taken = inside_rows(input_tensor, dst2src_map)
+    write(op, output_tensor=(rows, torch.where(there[:, None], taken, rows)))

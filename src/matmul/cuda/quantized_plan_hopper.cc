@@ -235,7 +235,7 @@ bool PlanWarpgroups(const QuantizedParams& p, const cuda::Device& device, Quanti
            (found.shape.tiles + 1);
   };
   QuantizedPlan found = cut(is_few ? kFewRowsTiles : kWideTiles);
-  // Minimums of any types take registers.
+  // With kWideTiles minimums and their scales are f16, or bytes times outer factors.
   const bool is_narrow = taken == RowsTaken::kMany && p.format == Format::kU4;
   if (const QuantizedPlan narrow = cut(kNarrowTiles);
       !is_few && (is_narrow || time(narrow) < time(found)))

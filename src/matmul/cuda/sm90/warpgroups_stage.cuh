@@ -43,7 +43,7 @@ struct WarpgroupsConfig {
       kMayHaveOuters && (kByWarps || kBits > 4 || kTiles > kNarrowTiles);
   static constexpr bool kOfSteps = kBits == 6;
   // The copying warpgroup gives registers to those that multiply, unless kByWarps. It keeps some
-  // for sums of x, unless that makes these wait for decoding.
+  // for the warps that sum x, but not with 64 rows and kNarrowTiles, where decoding needs them.
   static constexpr int kSummingRegisters =
       kSumsX && (kRows == 32 || kTiles > kNarrowTiles) ? 56 : 0;
   static constexpr int kCopying = kSummingRegisters   ? kSummingRegisters

@@ -5,9 +5,8 @@
 // second part is NaN.
 //
 // Sums are columns of a stage of x, from kStageColumns on. Warps that neither copy nor multiply add
-// them up: by mma.sync they wait for products of wgmma that are in flight, 250 cycles each time,
-// and wgmma of a warpgroup that copies or multiplies as well delays that
-// (docs/notebook/formats_of_files.md).
+// them up in f32. A product by mma.sync would wait some 250 cycles behind those of wgmma, and wgmma
+// would need a whole warpgroup, which has other work (docs/notebook/formats_of_files.md).
 #pragma once
 #include <cstring>
 
