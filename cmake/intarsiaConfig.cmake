@@ -8,7 +8,9 @@ if(EXISTS ${CMAKE_CURRENT_LIST_DIR}/IntarsiaLibrary.cmake)
 endif()
 
 if(NOT TARGET intarsia::intarsia)
-  foreach(place "../python/intarsia/lib;../include" "../../lib;../../include" "../..;../../../include")
+  # The wheel intarsia-cuda13 has a library of its own, which comes first, as in Python.
+  foreach(place "../../../intarsia_cuda13/lib;../../include" "../python/intarsia/lib;../include" "../../lib;../../include"
+                "../..;../../../include")
     list(GET place 0 lib)
     list(GET place 1 include)
     get_filename_component(library ${CMAKE_CURRENT_LIST_DIR}/${lib}/libintarsia.so ABSOLUTE)
@@ -20,4 +22,8 @@ if(NOT TARGET intarsia::intarsia)
       break()
     endif()
   endforeach()
+endif()
+if(NOT TARGET intarsia::intarsia)
+  message(STATUS "intarsia: no built library beside ${CMAKE_CURRENT_LIST_DIR}, so there is no target intarsia::intarsia; "
+                 "`make build` makes one")
 endif()

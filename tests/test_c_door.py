@@ -2,6 +2,7 @@
 
 import ctypes
 
+import native_calls
 import numpy as np
 import pytest
 import running
@@ -107,6 +108,23 @@ def test_handlers_may_be_asked_for_without_a_count() -> None:
 def test_devices_of_no_address() -> None:
     assert DOOR.intarsia_enable_peer_access(None, ctypes.c_size_t(2)) == 3
     assert said() == "devices is null, expected 2 of them"
+
+
+def test_results_in_one_memory_are_refused() -> None:
+    logits, both = np.ones((2, 4), np.float32), np.zeros((2, 2), np.float32)
+    given = [native_calls.tensor(x) for x in (logits, None)]
+    shared = [native_calls.tensor(x) for x in (both, both.view(np.int32))]
+    with pytest.raises(ValueError, match=r"result ids shares memory with result weights, expected"):
+        native_calls.LIBRARY.call("topk_router", "Host", given, {"top_k": 2}, shared)
+    assert not both.any()
+
+
+def test_attributes_are_told_as_kernels_have_them() -> None:
+    rms_norm = {"op": b"rms_norm", "operands": (X,)}
+    assert infer(**rms_norm, given=[(b"eps", 1e300)]) == 3
+    assert said() == "rms_norm: eps is inf, expected a finite number of at least 0"
+    assert infer(**rms_norm, given=[(b"eps", 1.0)] * 2) == 3
+    assert said() == "rms_norm: attribute eps is given twice"
 
 
 def test_a_result_over_a_part_of_an_operand_is_refused() -> None:

@@ -28,7 +28,8 @@ enum { INTARSIA_ABI_VERSION = 1 };
 INTARSIA_API int32_t intarsia_abi_version(void);
 INTARSIA_API const char* intarsia_version(void); /* "0.1.0" */
 
-/* What went wrong last on this thread: "rms_norm: weight has n=5 but x has n=64". */
+/* What went wrong last on this thread: "rms_norm: weight has n=5 but x has n=64". Empty after a
+ * call that succeeds; valid until the thread's next call. */
 INTARSIA_API const char* intarsia_error(void);
 
 /* The ops as JSON: operands, attributes with defaults, results, dims, dtypes, aliases, docs; and
@@ -111,10 +112,12 @@ INTARSIA_API int32_t intarsia_infer(const char* op, const intarsia_tensor* opera
 /* Runs an op without XLA. `results` are in spec order, workspaces included, absent ones
  * INTARSIA_NONE. An aliased result is the operand's tensor again; one that `mutates` an operand
  * (manifest) may be. Any other result lies in memory of its own: where it overlaps an operand or
- * another result, its contents mean nothing. Overlaps are refused where they are seen, which they
- * are between dense arrays and where two begin at one address. platform is "Host" or "CUDA". On
- * CUDA the call enqueues on `stream` (a cudaStream_t; null is the default stream) of the current
- * device and returns; on the Host it runs on a pool of the library's own and returns when done. */
+ * another result, its contents mean nothing. Overlaps are refused where they are seen, as they are
+ * but for strides that take too long to tell. One of a result and an operand of its dtype, shape
+ * and address is not refused: ops that compute element by element may take it. platform is "Host"
+ * or "CUDA". On CUDA the call enqueues on `stream` (a cudaStream_t; null is the default stream) of
+ * the current device and returns; on the Host it runs on a pool of the library's own and returns
+ * when done. */
 INTARSIA_API int32_t intarsia_call(const char* op, const char* platform,
                                    const intarsia_tensor* operands, size_t num_operands,
                                    const intarsia_attribute* attributes, size_t num_attributes,

@@ -81,7 +81,7 @@ Status SetAttribute(const OpInfo& op, const intarsia_attribute& attribute, Call&
       value = attribute.i64;
       break;
     case AttrType::kF32:
-      value = attribute.f64;
+      value = static_cast<double>(static_cast<float>(attribute.f64));  // as kernels have it
       break;
     case AttrType::kString:
       if (!attribute.text) return Invalid(op, "attribute ", attribute.name, " is a null string");
@@ -118,10 +118,14 @@ Status ReadCall(const OpInfo& op, const intarsia_tensor* operands, size_t num_op
     call.attributes[i] = op.attributes[i].default_value;
   if (num_attributes > 0 && !attributes)
     return Invalid(op, "attributes is null, expected ", num_attributes, " attributes");
+  if (num_attributes > op.attributes.size())
+    return Invalid(op, "got ", num_attributes, " attributes, expected at most ",
+                   op.attributes.size());
   for (size_t i = 0; i < num_attributes; ++i) {
-    if (i == op.attributes.size())
-      return Invalid(op, "got ", num_attributes, " attributes, expected at most ", i);
     INTARSIA_RETURN_IF_ERROR(SetAttribute(op, attributes[i], call));
+    for (size_t j = 0; j < i; ++j)
+      if (std::string_view(attributes[i].name) == attributes[j].name)
+        return Invalid(op, "attribute ", attributes[i].name, " is given twice");
   }
   return ReadTensors(op, "operands", operands, num_operands, op.operands, call.operands);
 }

@@ -316,6 +316,13 @@ Status CheckOverlap(const OpInfo& op, const Call& call) {
     const Optional& result = call.results[i];
     if (!result) continue;
     const int written = WrittenOperand(op.results[i], call, *result);
+    for (size_t j = 0; j < i; ++j) {
+      const Optional& other = call.results[j];
+      if (written < 0 && other && WrittenOperand(op.results[j], call, *other) < 0 &&
+          Overlap(*result, *other))
+        return Invalid(op, "result ", op.results[i].name, " shares memory with result ",
+                       op.results[j].name, ", expected memory of its own");
+    }
     for (size_t j = 0; j < op.operands.size(); ++j) {
       const Optional& operand = call.operands[j];
       // Of two that are written CheckResults speaks.

@@ -129,8 +129,8 @@ Status RunCuda(const OpInfo& op, const Call& call, const CudaContext& context);
 // ones lie where their operands do.
 Status CheckResults(const OpInfo& op, const Call& call, std::span<const Optional> inferred);
 
-// Refuses an operand that is written and shares memory with another operand, and a result that lies
-// over a part of one. XLA's buffers never do.
+// Refuses an operand that is written and shares memory with another operand, a result that lies
+// over a part of one, and results that share memory. XLA's buffers never do.
 Status CheckOverlap(const OpInfo& op, const Call& call);
 
 // "rms_norm: weight has n=5 but x has n=64"

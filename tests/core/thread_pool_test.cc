@@ -2,10 +2,12 @@
 #include "src/core/cpu/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <mutex>
@@ -33,6 +35,28 @@ TEST(ParallelFor, RunsEachTileOnce) {
     EXPECT_EQ(context.num_threads(), threads);
     for (const int64_t tiles : {0, 1, 2, 3, 17, 1000}) ExpectEachOnce(context, tiles);
   }
+}
+
+// In a process of its own, which has no memory for so many threads.
+TEST(ParallelFor, DoesWithTheThreadsThatThereAre) {
+  constexpr int kThreads = 256;
+  const pid_t child = fork();
+  if (child == 0) {
+    std::ifstream statm("/proc/self/statm");
+    rlim_t pages = 0;
+    statm >> pages;
+    const rlim_t most = pages * static_cast<rlim_t>(getpagesize()) + (rlim_t{64} << 20);
+    const rlimit limit{most, most};
+    if (pages == 0 || setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+    const ThreadPool pool(kThreads);
+    if (pool.num_threads() >= kThreads) _exit(3);
+    ExpectEachOnce(CpuContext(&pool), 1000);
+    _exit(::testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST(ParallelFor, RunsOnTheCallerWithoutAPool) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <memory>
 
 namespace intarsia {
@@ -20,7 +21,11 @@ std::atomic<const ThreadPool*> global_pool{nullptr};
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads) {
-  for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { Work(); });
+  try {
+    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { Work(); });
+  } catch (const std::exception&) {
+    // The system gives no more threads, or no memory for one: those that there are do the work.
+  }
 }
 
 ThreadPool::~ThreadPool() {

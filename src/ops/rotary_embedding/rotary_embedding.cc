@@ -8,7 +8,9 @@ Status RotaryEmbedding::Check() const {
     return InvalidArgument(Text("cos_sin_cache has r=", r, ", expected an even number"));
   if (r > kMaxRotaryDim)
     return Unimplemented(Text("cos_sin_cache has r=", r, "; built are up to ", kMaxRotaryDim));
-  if (rope_dim_offset < 0 || rope_dim_offset > d - r)
+  if (rope_dim_offset < 0)
+    return InvalidArgument(Text("rope_dim_offset is ", rope_dim_offset, ", expected 0 or more"));
+  if (rope_dim_offset > d - r)
     return InvalidArgument(Text("rope_dim_offset=", rope_dim_offset, " plus r=", r,
                                 " of cos_sin_cache exceeds the head's d=", d));
   if (pair_axes && pair_axes->dim(0) != r / 2)
