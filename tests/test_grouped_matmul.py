@@ -368,7 +368,9 @@ def test_scattered_products_under_vmap_and_shard_map() -> None:
     [
         ({"num_out_rows": 4}, "num_out_rows is given without out_rows"),
         ({"out_weights": np.ones(40)}, "out_weights is given without out_rows"),
-        ({"out_rows": np.zeros(40, np.int32)}, "num_out_rows is None, expected the rows of the result"),
+        ({"out_rows": np.zeros(40, np.int32)}, "num_out_rows is None, expected a number of rows"),
+        ({"out_rows": np.zeros(40, np.int32), "num_out_rows": 2.5}, "num_out_rows is 2.5, expected a number of rows"),
+        ({"out_rows": np.zeros(40, np.int32), "num_out_rows": 2**40}, "num_out_rows is 1099511627776, expected"),
         ({"out_rows": np.zeros(39, np.int32), "num_out_rows": 4}, r"out_rows is int32\[39\], expected int32 or int64 \[40\]"),
         ({"out_rows": np.zeros(40, np.int8), "num_out_rows": 200}, r"out_rows is int8\[40\], expected int32 or int64 \[40\]"),
         ({"out_rows": np.zeros(40, np.uint32), "num_out_rows": 4}, r"out_rows is uint32\[40\], expected int32 or int64"),

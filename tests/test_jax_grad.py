@@ -294,3 +294,11 @@ def test_what_has_no_gradient_runs_where_none_flows_back() -> None:
         )
 
     np.testing.assert_allclose(jax.jit(jax.vmap(jax.grad(of_one)))(x), want, rtol=1e-5)
+
+
+def test_a_number_of_numpy_is_an_attribute_in_x64_mode() -> None:
+    with jax.enable_x64(True):
+        x = jnp.ones((1, 4), jnp.float32)
+        for limit in (0.1, np.float64(0.1)):
+            gated = lambda x, limit=limit: ij.silu_and_mul_with_clamp(x, limit=limit).sum()  # noqa: E731
+            assert jax.grad(gated)(x).dtype == jnp.float32

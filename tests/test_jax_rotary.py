@@ -110,3 +110,19 @@ def test_what_does_not_fit_is_refused() -> None:
         ValueError, match=r"rotary_embedding: pair_axes has pairs=3, expected r/2=16"
     ):
         ij.rotary_embedding(positions.T, query, table, None, np.zeros(3, np.int32))
+
+
+@pytest.mark.parametrize("sections", [(5, -2, 1), (1.0, 1.0, 2.0), 4])
+def test_sections_that_are_none(sections) -> None:
+    query, table = np.ones((5, 2, 8), np.float32), np.ones((7, 8), np.float32)
+    with pytest.raises(ValueError, match=r"^multimodal_rotary_embedding: sections=.*, expected a"):
+        ij.multimodal_rotary_embedding(np.zeros((3, 5), int), query, table, sections=sections)
+
+
+@pytest.mark.parametrize("position", [3, 99, -1, 2**32 + 3, 2**40])
+def test_a_position_outside_the_table_has_no_gradient(position: int) -> None:
+    with jax.enable_x64(True):
+        query, table = np.ones((1, 1, 4), np.float32), np.ones((9, 4), np.float32)
+        rotated = lambda t: ij.rotary_embedding(np.array([position]), query, t).sum()  # noqa: E731
+        gradient = jax.grad(rotated)(table)
+    assert np.flatnonzero(gradient.any(axis=1)).tolist() == ([3] if position == 3 else [])

@@ -2,7 +2,6 @@
 
 import math
 import numbers
-import operator
 from typing import Literal, overload
 
 import jax
@@ -12,7 +11,7 @@ from jax.typing import ArrayLike
 from intarsia.jax import wire
 from intarsia.jax._cache import KvCache, KvCacheLike, in_form_of
 from intarsia.jax._cache import scale as _scale
-from intarsia.jax._call import as_array
+from intarsia.jax._call import as_array, as_count
 
 
 @overload
@@ -174,12 +173,7 @@ def gather_cache(
     cache = as_array("gather_cache: cache", cache)
     if cache.ndim < 3:
         raise ValueError(f"gather_cache: cache has shape {list(cache.shape)}, expected [p, s, ...]")
-    try:
-        count = operator.index(num_tokens)
-    except TypeError:
-        count = -1
-    if count < 0:
-        raise ValueError(f"gather_cache: num_tokens is {num_tokens!r}, expected a number of rows")
+    count = as_count("gather_cache: num_tokens", num_tokens)
     p, s, *rest = cache.shape
     dst = jnp.zeros((count, math.prod(rest)), cache.dtype if dtype is None else dtype)
     gathered = wire.gather_cache(

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import numbers
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -182,7 +183,10 @@ def _function(
         )
         return outs, (True,) * len(outs)
 
-    function = differentiable(op, mapped, present, dict(attributes))
+    # As the op has them: NumPy's f64 would make a gradient f64 in x64 mode.
+    numbers_of = {a["name"] for a in op.attributes if a["type"] == "f32"}
+    seen = {k: float(np.float32(v)) if k in numbers_of else v for k, v in attributes}
+    function = differentiable(op, mapped, present, seen)
     function.__name__ = op.name  # in XLA's metadata and in profiles
     return jax.jit(function, inline=True)  # traced once a shape; inlined where it is called
 
@@ -218,6 +222,17 @@ def as_indices(what: str, x: Any) -> jax.Array:
     if array.dtype not in (jnp.int32, jnp.int64):
         raise ValueError(f"{what} has dtype {array.dtype}, expected int32 or int64")
     return array
+
+
+def as_count(what: str, n: Any) -> int:
+    """A number of rows, which shapes are made of; raises for what is none."""
+    try:
+        count = operator.index(n)
+    except TypeError:
+        count = -1
+    if not 0 <= count <= np.iinfo(np.int32).max:
+        raise ValueError(f"{what} is {n!r}, expected a number of rows")
+    return count
 
 
 def as_f32(what: str, x: ArrayLike | None) -> jax.Array | None:

@@ -207,8 +207,10 @@ def _table_cotangent(
         d_cos, d_sin = x1 * g1 + x2 * g2, x1 * g2 - x2 * g1
         both = jnp.concatenate([d_cos, -d_sin if inverse else d_sin], axis=-1)
         d_angles = d_angles + both.sum(axis=-2)
-    # A position outside the table turned nothing; a negative one must not count from the back.
-    row = jnp.where(positions < 0, table.shape[0], positions)
+    # A position outside the table turned nothing. A negative one would count from the back, and JAX
+    # narrows an int64 one to int32 before it looks.
+    inside = (positions >= 0) & (positions < table.shape[0])
+    row = jnp.where(inside, positions, table.shape[0])
     d_table = jnp.zeros(table.shape, jnp.float32)
     if pair_axes is None:
         return d_table.at[row].add(d_angles, mode="drop")

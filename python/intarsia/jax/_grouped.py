@@ -10,7 +10,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from intarsia import _native
-from intarsia.jax._call import abstract, as_array, call
+from intarsia.jax._call import abstract, as_array, as_count, call
 from intarsia.jax._grad import functions_with_gradient
 from intarsia.jax._platforms import with_fallback
 from intarsia.jax._segments import add_weighted_rows, sums_of_rows, weighted_sums_of_rows
@@ -108,13 +108,12 @@ def _scattered(
     arrays: Sequence[Any],
     out_rows: ArrayLike,
     out_weights: ArrayLike | None,
-    count: int | None,
+    num_out_rows: int | None,
 ) -> jax.Array:
-    """Products in f32, each times its weight, added to the rows of the result that they belong to: [count, n] f32."""
+    """Products in f32, each times its weight, added to the rows of the result that they belong to: [num_out_rows, n] f32."""
     x, w, _, _, rows, _ = arrays
     m, n = (x if rows is None else rows).shape[0], w.shape[1 if form.transposed else 2]
-    if count is None or count < 0:
-        raise ValueError(f"{_NAME}: num_out_rows is {count}, expected the rows of the result")
+    count = as_count(f"{_NAME}: num_out_rows", num_out_rows)
     owners = as_array(f"{_NAME}: out_rows", out_rows)
     weights = jnp.ones(m, jnp.float32)
     if out_weights is not None:

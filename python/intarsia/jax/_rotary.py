@@ -1,5 +1,6 @@
 """Rotary embedding of tokens that have several positions (M-RoPE)."""
 
+import operator
 from collections.abc import Sequence
 from typing import overload
 
@@ -82,15 +83,22 @@ def multimodal_rotary_embedding(
       >>> query, key = multimodal_rotary_embedding(positions, query, table, key, sections=(16, 24, 24))
     """
     name = "multimodal_rotary_embedding"
+    try:
+        counts = tuple(map(operator.index, sections))
+    except TypeError:
+        counts = (-1,)
+    if min(counts, default=0) < 0:
+        raise ValueError(f"{name}: sections={sections!r}, expected a number of pairs for each axis")
+    sections = counts
     positions = as_array(f"{name}: positions", positions)
     table = as_array(f"{name}: cos_sin_cache", cos_sin_cache)
     if positions.ndim == 0 or positions.shape[0] != len(sections):
         raise ValueError(
-            f"{name}: positions has shape {list(positions.shape)}, expected [{len(sections)}, ...] for sections={tuple(sections)}"
+            f"{name}: positions has shape {list(positions.shape)}, expected [{len(sections)}, ...] for sections={sections}"
         )
     if 2 * sum(sections) != table.shape[-1]:
         raise ValueError(
-            f"{name}: sections={tuple(sections)} are {sum(sections)} pairs, expected r/2={table.shape[-1] // 2} of cos_sin_cache"
+            f"{name}: sections={sections} are {sum(sections)} pairs, expected r/2={table.shape[-1] // 2} of cos_sin_cache"
         )
     return wire.rotary_embedding(
         jnp.moveaxis(positions, 0, -1),
