@@ -280,7 +280,9 @@ def test_w8a8_of_rows_alone_under_vmap(codes, group: int) -> None:
         ({"group": 64}, "linear_w8a8: group is 64, expected 0 or 128"),
         ({"group": 128, "x_scales": np.ones(1, np.float32)}, "linear_w8a8: group is 128, expected 0 where x_scales is given"),
         ({"x_scales": np.ones(1, np.float16)}, "linear_w8a8: x_scales has dtype f16, expected f32"),
-        ({"group": 128, "x": np.ones((2, 200), np.float32)}, "per_token_group_fp8_quant: .*200"),
+        ({"group": 128, "x": np.ones((2, 200), np.float32)}, "linear_w8a8: group is 128 where x has 200 columns"),
+        ({"x_scales": np.ones(3, np.float32)}, r"linear_w8a8: x_scales has shape \[3\] where x has \[2, 5, 256\]"),
+        ({"x_scales": np.ones((2, 1, 1), np.float32)}, r"linear_w8a8: x_scales has shape \[2, 1, 1\]"),
     ],
 )  # fmt: skip
 def test_what_w8a8_does_not_take_is_told(change, text) -> None:

@@ -60,6 +60,10 @@ def linear_w8a8(
         raise ValueError(f"{_NAME}: w has dtype {kind}, expected f8e4m3fn or i8")
     if group not in (0, _GROUP):
         raise ValueError(f"{_NAME}: group is {group}, expected 0 or {_GROUP}")
+    if group and x.ndim and x.shape[-1] % group:
+        raise ValueError(
+            f"{_NAME}: group is {group} where x has {x.shape[-1]} columns, expected a multiple"
+        )
     # A row alone gets an axis of rows: without one, vmap would take its scale for one of all rows.
     alone = x.ndim == 1
     x = x[None] if alone else x
@@ -78,6 +82,15 @@ def linear_w8a8(
             raise ValueError(
                 f"{_NAME}: x_scales has shape {[*scales.shape]} where x has {x.shape[-1]} columns, "
                 f"expected one scale a row, or a multiple of {_GROUP} columns"
+            )
+        of_rows = scales.shape[:-1] == x.shape[:-1] and scales.shape[-1] in (
+            1,
+            x.shape[-1] // _GROUP,
+        )
+        if scales.shape != (1,) and not of_rows:
+            raise ValueError(
+                f"{_NAME}: x_scales has shape {[*scales.shape]} where x has {[*x.shape]}, "
+                f"expected [1], [..., 1] or [..., k/{_GROUP}]"
             )
         by_scales = wire.static_scaled_int8_quant if kind == "i8" else wire.static_scaled_fp8_quant
         codes = by_scales(x, scales)
