@@ -22,6 +22,15 @@ __device__ __forceinline__ uint32_t PairBits(float low, float high) {
   memcpy(&bits, &pair, sizeof bits);
   return bits;
 }
+// Both numbers of a pair of kType.
+template <DType kType>
+__device__ __forceinline__ float2 FloatsOf(uint32_t bits) {
+  if constexpr (kType == DType::kBF16)
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
+  __half2 pair;
+  memcpy(&pair, &bits, sizeof pair);
+  return __half22float2(pair);
+}
 
 // The greatest power of two of a type, whose smallest step, times that, is kStepUnit.
 template <DType kType>

@@ -14,12 +14,7 @@ template <DType kType>
 __device__ __forceinline__ float2 ScalePairOf(const char* from, int pair) {
   if constexpr (kType == DType::kF32) return reinterpret_cast<const float2*>(from)[pair];
   if constexpr (Bytes(kType) == 1) return LoadPair<true>(from, kType, 2 * pair);
-  const uint32_t both = reinterpret_cast<const uint32_t*>(from)[pair];
-  if constexpr (kType == DType::kBF16)
-    return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
-  __half2 halves;
-  memcpy(&halves, &both, sizeof halves);
-  return __half22float2(halves);
+  return FloatsOf<kType>(reinterpret_cast<const uint32_t*>(from)[pair]);
 }
 // The same of f32, f16 or bf16. LoadPair (factors.cuh) knows all types; by the choice among them
 // products take 7 to 18% longer.

@@ -12,6 +12,7 @@
 
 #include "src/core/cuda/vec.cuh"
 #include "src/core/cuda/wgmma_layout.h"
+#include "src/matmul/cuda/counted_steps.cuh"
 #include "src/matmul/cuda/sm90/register_products.cuh"
 #include "src/matmul/cuda/sm90/warpgroups_stage.cuh"
 
@@ -28,7 +29,8 @@ struct ThreeParts {
       const auto rounded =
           cuda::FromFloats<cuda::DeviceT<DType::kBF16>>(cuda::Pack<float, 2>{{low, high}});
       memcpy(&pair, &rounded, sizeof pair);
-      low -= __uint_as_float(pair << 16), high -= __uint_as_float(pair & 0xffff0000u);
+      const float2 parts = FloatsOf<DType::kBF16>(pair);
+      low -= parts.x, high -= parts.y;
     }
   }
   // Parts i and j of the lower number, or of the higher one.
@@ -52,16 +54,6 @@ __device__ __forceinline__ void AddMinimums(float2 minimum, WarpgroupsShared<S>&
   shared.summed[stage].Wait(parity);
   MultiplySteps<cuda::DeviceT<DType::kBF16>, S::kRows, kFirst, 2, true>(
       shared.stages[stage].x, [&](int step) { return a[step - kFirst]; }, all);
-}
-
-// Both numbers of a pair.
-template <DType kType>
-__device__ __forceinline__ float2 FloatsOf(uint32_t pair) {
-  if constexpr (kType == DType::kBF16)
-    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
-  __half2 both;
-  memcpy(&both, &pair, sizeof both);
-  return __half22float2(both);
 }
 
 // `unit` times the sums of 8 rows of x from `first` on, by a warp: a lane has a row and a block.
