@@ -58,8 +58,10 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   TaskProducer<S> tasks(p, plan, shared);
   if (warp == kTaskWarp) {
+    cuda::AwaitPrevious();
     tasks.ProduceFirst();
   } else if (warp == kSliceWarp) {
+    cuda::AwaitPrevious();
     TaskProducer<S>::FindOwnSlice(p, plan, shared);
   } else {
     if (warp == 0) {
@@ -76,6 +78,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     if (warp >= 4 && warp / 4 <= S::kConsumers)
       ClearSpareRows<S>(shared, plan, static_cast<int>(threadIdx.x) - cuda::kWarpgroupThreads,
                         S::kConsumers * cuda::kWarpgroupThreads);
+    cuda::AwaitPrevious();
     cuda::BarrierSync(kStartBarrier, S::kThreads - 64);
   }
   if (warp < 4) {
@@ -86,6 +89,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     } else {
       if (warp == 0) ProduceKeys<S>(p, maps, plan, shared);
     }
+    // Not earlier: a small kernel's CTAs would crowd where the first CTAs end.
+    if (warp == 0) cuda::LetNextBegin();
     if (warp == kTaskWarp) tasks.ProduceOthers();
     if constexpr (S::kE4M3) {
       if (warp == 1) CopyValues<S>(p, maps, plan, shared);
@@ -177,6 +182,7 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
   const cuda::LaunchConfig config{.grid = {ctas},
                                   .block = dim3(S::kThreads),
                                   .shared_bytes = sizeof(Shared<S>),
+                                  .overlaps_previous = true,
                                   .cooperative = cuts};
   return cuda::Launch(context, kKernel<S, T>, config, p, maps, plan);
 }
