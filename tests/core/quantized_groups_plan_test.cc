@@ -71,6 +71,32 @@ TEST(QuantizedGroupsPlan, GroupsOnHopperGoByTheirRows) {
   EXPECT_NE(PlanForGroups(p, Gpu("H200")).kernel, QuantizedKernelKind::kGroupsHopper);
 }
 
+TEST(QuantizedGroupsPlan, EightBitsOnHopperHaveGroupsOfStages) {
+  alignas(16) static char memory[16];
+  for (const Format format : {Format::kI8, Format::kE4M3}) {
+    QuantizedGroupsParams p;
+    p.each = ParamsOf(0, 1536, 2048, 128);
+    p.each.out = memory, p.each.format = format;
+    p.x_rows = 2048;
+    p.groups.all = p.groups.count = 128;
+    const auto plan = [&](int64_t rows) {
+      p.groups.m = rows;
+      return PlanForGroups(p, Gpu("H200"));
+    };
+    EXPECT_EQ(plan(8).kernel, QuantizedKernelKind::kGroupsHopper);
+    EXPECT_EQ(plan(8).shape, kByteRows8);
+    EXPECT_EQ(plan(7 * 128).shape, kByteRows16);
+    EXPECT_EQ(plan(12 * 128).shape, kFewWarpgroupsRows);
+    EXPECT_EQ(plan(21 * 128).shape, kManyWarpgroupsRows);
+    p.each.group = 64, p.each.groups = 32;
+    EXPECT_EQ(plan(8).kernel, QuantizedKernelKind::kStream);
+    p.each.group = 2048, p.each.groups = 1;  // a scale a row
+    EXPECT_EQ(plan(8).kernel, QuantizedKernelKind::kGroupsHopper);
+    p.each.zeros = {.data = memory, .dtype = DType::kI8};
+    EXPECT_EQ(plan(8).kernel, QuantizedKernelKind::kAny);
+  }
+}
+
 TEST(QuantizedGroupsPlan, GroupsOfManyRowsAreMultipliedByWarpgroups) {
   alignas(16) static char memory[16];
   QuantizedGroupsParams p;

@@ -24,12 +24,15 @@ struct QuantizedGroupsCase {
 // returns the tiles of a matrix.
 inline int64_t DrawForHopper(QuantizedCase& c, std::mt19937& random) {
   const bool integers = random() % 3, points = integers && random() % 2, many = random() % 6 == 0;
+  const bool bytes = !points && random() % 2;
   c.dtype = random() % 2 ? kBF16 : kF16;
   c.out = c.dtype == kBF16 && random() % 2 ? kBF16 : kF32;
-  c.format = points ? Format::kU4 : integers ? Format::kU4B8 : Format::kE2M1;
-  c.group = points ? 128 << random() % 2 : integers ? 32 << random() % 4 : 32;
-  c.scale = !integers ? DType::kF8E8M0 : random() % 2 ? kBF16 : kF16;
-  if (integers && c.group >= 128 && random() % 3 == 0) c.scale = kF32;
+  c.format = points     ? Format::kU4
+             : integers ? (bytes ? Format::kI8 : Format::kU4B8)
+                        : (bytes ? Format::kE4M3 : Format::kE2M1);
+  c.group = points || bytes ? 128 << random() % 2 : integers ? 32 << random() % 4 : 32;
+  c.scale = c.format == Format::kE2M1 ? DType::kF8E8M0 : random() % 2 ? kBF16 : kF16;
+  if (c.format != Format::kE2M1 && c.group >= 128 && random() % 3 == 0) c.scale = kF32;
   c.zero = points ? DType::kU8 : DType::kOther;
   c.points = points;
   c.outer = DType::kOther, c.outers = c.shift = 0;

@@ -16,7 +16,9 @@ struct TimedCodes {
   DType scale;
 };
 inline constexpr TimedCodes kTimedCodes[] = {{"int4, 128", "u4b8", 128, kF16},
-                                             {"mxfp4", "e2m1", 32, DType::kF8E8M0}};
+                                             {"mxfp4", "e2m1", 32, DType::kF8E8M0},
+                                             {"fp8, 128", "e4m3", 128, kF32},
+                                             {"int8, 128", "i8", 128, kF16}};
 
 // Bytes whose bits make small numbers of every type.
 inline void FillCodes(void* to, int64_t bytes) {
@@ -72,7 +74,10 @@ class TimedQuantizedExperts {
   }
 
  private:
-  int64_t Codes(int64_t rows, int64_t columns) const { return model_.e * rows * columns / 2; }
+  int64_t Bits() const { return matmul::BitsOf(*matmul::FormatOf(codes_.format)); }
+  int64_t Codes(int64_t rows, int64_t columns) const {
+    return model_.e * rows * RoundUp<int64_t>(columns, 32) * Bits() / 8;
+  }
   int64_t Groups(int64_t columns) const { return CeilDiv(columns, codes_.group); }
   int64_t Scales(int64_t rows, int64_t columns) const {
     return model_.e * rows * Groups(columns) * Bytes(codes_.scale);
@@ -94,7 +99,8 @@ class TimedQuantizedExperts {
     const auto& [name, e, k, n, i, activation] = model_;
     const auto matrices = [&](const attention::DeviceArray<char>& from, int64_t rows,
                               int64_t size) {
-      return View(from.data(), DType::kU8, {e, rows / 16, CeilDiv<int64_t>(size, 32), 4, 16, 4});
+      return View(from.data(), DType::kU8,
+                  {e, rows / 16, CeilDiv<int64_t>(size, 32), Bits(), 16, 4});
     };
     const auto scales = [&](const attention::DeviceArray<char>& from, int64_t rows, int64_t size) {
       return View(from.data(), codes_.scale, {e, rows / 16, Groups(size), 16});

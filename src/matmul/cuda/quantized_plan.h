@@ -30,8 +30,8 @@ struct QuantizedShape {
 // kRow: up to 8 rows of x for the same groups; one row is normed first where it has to be.
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
 // kWarpgroups: the formats of files, by wgmma, or by mma.sync up to 16 rows (sm90/warpgroups.cuh).
-// kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8, u4 with points and mxfp4;
-// kGroupsWarpgroups: by wgmma, for many rows of most of these.
+// kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8, u4 with points, mxfp4, and
+// 8 bits; kGroupsWarpgroups: by wgmma, for many rows of most of these.
 enum class QuantizedKernelKind {
   kAny,
   kStream,
@@ -95,15 +95,18 @@ constexpr int LeastParts(int rows, Format format, bool wide) {
   return rows > 8 && (minimums || BitsOf(format) == 5 || BitsOf(format) == 6) ? 2 : 1;
 }
 
-// Of kGroupsHopper: shapes, by how many units there are and by the rows of a group, in the mean;
-// warps of a CTA, CTAs of a multiprocessor, stages in flight; bytes of scales of a tile and a
-// stage.
+// Of kGroupsHopper: shapes, by how many units there are and by the rows of a group, in the mean,
+// and those of 8 bits, whose tiles are twice as large; warps of a CTA, CTAs of a multiprocessor,
+// stages in flight; bytes of scales of a tile and a stage.
 inline constexpr QuantizedShape kFewUnits{8, 2}, kRows8{8, 4}, kRows16{16, 4}, kRows32{32, 4};
+inline constexpr QuantizedShape kByteRows8{8, 2}, kByteRows16{16, 2}, kByteRows32{32, 2};
 inline constexpr int kGroupsHopperWarps = 4;
-constexpr int GroupsHopperCtas(QuantizedShape shape) {
-  return shape == kFewUnits ? 4 : shape == kRows32 ? 2 : 3;
+constexpr int GroupsHopperCtas(QuantizedShape shape, Format format) {
+  return shape == kFewUnits && BitsOf(format) == 4 ? 4 : shape.rows == 32 ? 2 : 3;
 }
-constexpr int GroupsHopperStages(QuantizedShape shape) { return shape == kFewUnits ? 4 : 3; }
+constexpr int GroupsHopperStages(QuantizedShape shape, Format format) {
+  return shape == kFewUnits && BitsOf(format) == 4 ? 4 : 3;
+}
 constexpr int MostStageScaleBytes(Format format, bool wide) {
   return wide || format == Format::kE2M1 ? 64 : 128;
 }

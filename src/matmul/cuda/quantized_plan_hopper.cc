@@ -255,12 +255,12 @@ bool PlanGroupsHopper(const QuantizedGroupsParams& params, int64_t here, int64_t
   const QuantizedParams& p = params.each;
   const bool mx = p.format == Format::kE2M1 && p.group == kBlockColumns &&
                   p.scales.dtype == DType::kF8E8M0 && !p.zeros.data;
-  const bool integers =
-      HasPlainGroups(p) && (p.zeros.data ? p.group % kStageColumns == 0 : HasCoarseGroups(p));
-  if (plan.kernel == QuantizedKernelKind::kAny || !(mx || integers) || here == 0 ||
+  const bool wide = p.group % kStageColumns == 0, bytes = BitsOf(p.format) == 8;
+  const bool plain = bytes ? wide && !p.zeros.data && !p.scales.outer && Bytes(p.scales.dtype) > 1
+                           : HasPlainGroups(p) && (p.zeros.data ? wide : HasCoarseGroups(p));
+  if (plan.kernel == QuantizedKernelKind::kAny || !(mx || plain) || here == 0 ||
       p.k % kBlockColumns != 0 ||
-      plan.stage_groups * plan.scale_bytes >
-          MostStageScaleBytes(p.format, p.group % kStageColumns == 0) ||
+      plan.stage_groups * plan.scale_bytes > MostStageScaleBytes(p.format, wide) ||
       !HasHopper(device))
     return false;
   if (mean >= kLeastWarpgroupsMean && TakesWarpgroups(params)) {
@@ -270,9 +270,12 @@ bool PlanGroupsHopper(const QuantizedGroupsParams& params, int64_t here, int64_t
   }
   plan.kernel = QuantizedKernelKind::kGroupsHopper;
   // Measured: with more than 6, too many groups need a second unit of 8 rows.
-  plan.shape = mean <= 6 ? kRows8 : mean <= 16 ? kRows16 : kRows32;
+  plan.shape = mean <= 6    ? bytes ? kByteRows8 : kRows8
+               : mean <= 16 ? bytes ? kByteRows16 : kRows16
+               : bytes      ? kByteRows32
+                            : kRows32;
   plan.tile_warps = kGroupsHopperWarps;
-  if (mean <= 4 && here * CeilDiv(p.tiles, plan.cta_tiles()) <= 2 * int64_t{device.sms})
+  if (!bytes && mean <= 4 && here * CeilDiv(p.tiles, plan.cta_tiles()) <= 2 * int64_t{device.sms})
     plan.shape = kFewUnits;
   return true;
 }

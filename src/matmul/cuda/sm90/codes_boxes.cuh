@@ -1,6 +1,7 @@
 // Where products of groups find the codes of a stage, and how they copy them: two boxes of tiles,
-// of neighbors, or of gates and of their ups. S has kTiles, kBoxTiles, kTileBytes, kPoints,
-// kPointBytes and kPointBoxBytes.
+// of neighbors, or of gates and of their ups. A box has at most 128 columns of 4 bits a tile; those
+// of 8 bits have two, one after the other, each with all tiles. S has kTiles, kBoxTiles, kFormat,
+// kPoints, kPointBytes and kPointBoxBytes.
 #pragma once
 #include <array>
 
@@ -10,6 +11,10 @@
 #include "src/matmul/cuda/units.cuh"
 
 namespace intarsia::matmul::sm90 {
+
+// Bytes of a tile in a box, and boxes of a stage.
+inline constexpr int kTileBoxBytes = kStageColumns * static_cast<int>(kTileRows) / 2;
+constexpr int TileBoxes(Format format) { return static_cast<int>(BitsOf(format)) / 4; }
 
 struct GroupedCodesMaps {
   CUtensorMap codes, scales, points;  // word of a tile, tile, group
@@ -28,7 +33,8 @@ struct GroupedCodesCut {
   // What a stage's boxes have.
   template <class S>
   __device__ __forceinline__ int StageBytes() const {
-    return S::kTiles * (S::kTileBytes + stage_scale_bytes) + (S::kPoints ? 2 * S::kPointBytes : 0);
+    return S::kTiles * (TileBoxes(S::kFormat) * kTileBoxBytes + stage_scale_bytes) +
+           (S::kPoints ? 2 * S::kPointBytes : 0);
   }
 
   template <class S>
@@ -65,8 +71,11 @@ __device__ __forceinline__ void CopyCodeBoxes(const QuantizedParams& each,
 #pragma unroll
   for (int box = 0; box < 2; ++box) {
     const int first = tile + box * step;
-    cuda::CopyBox<3>(to.codes + box * S::kBoxTiles * S::kTileBytes, maps.codes,
-                     {stage * (S::kTileBytes / 4), first, unit.group}, full);
+#pragma unroll
+    for (int i = 0; i < TileBoxes(S::kFormat); ++i)
+      cuda::CopyBox<3>(
+          to.codes + (i * S::kTiles + box * S::kBoxTiles) * kTileBoxBytes, maps.codes,
+          {(stage * TileBoxes(S::kFormat) + i) * (kTileBoxBytes / 4), first, unit.group}, full);
     cuda::CopyBox<3>(to.scales + box * to.scale_pitch, maps.scales,
                      {group * (cut.group_scale_bytes / 4), first, unit.group}, full);
     if constexpr (S::kPoints)
@@ -84,7 +93,7 @@ Status MakeCodesMaps(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
         {{each.tiles, words, S::kBoxTiles}, {p.groups.count, each.tiles * words}}};
     return cuda::MakeWordMap(data, words, box, axes, to);
   };
-  INTARSIA_RETURN_IF_ERROR(map(each.packed, each.tile_bytes() / 4, S::kTileBytes / 4, maps.codes));
+  INTARSIA_RETURN_IF_ERROR(map(each.packed, each.tile_bytes() / 4, kTileBoxBytes / 4, maps.codes));
   INTARSIA_RETURN_IF_ERROR(map(each.scales.data, each.groups * plan.scale_bytes / 4,
                                cut.stage_scale_bytes / 4, maps.scales));
   if (!S::kPoints) return {};

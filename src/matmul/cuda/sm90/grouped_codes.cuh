@@ -1,7 +1,8 @@
-// Products of groups of rows, each with a matrix of its own in 4-bit codes:
+// Products of groups of rows, each with a matrix of its own in codes of 4 or 8 bits:
 //   out[row, column] = sum_i x[taken(row), i] w[group of row][column, i] + bias[group][column]
 // or, with a gating, act(gate, up) of two such sums (matmul/quantized.h); groups of 32 and 64
-// columns, or of 128 and multiples of it; these may have points in bytes. Multiples of 32 columns.
+// columns, or of 128 and multiples of it; these may have points in bytes, and 8 bits have no
+// others. Multiples of 32 columns.
 //
 // CTAs stay on their multiprocessor, and each computes one task after another: some rows of a group
 // and some tiles of w. One warp finds tasks and has the copy engine fetch codes, scales and rows of
@@ -30,6 +31,7 @@ struct GroupedCodesConfig {
   static constexpr bool kWide = kWide_;
   static constexpr bool kPoints = kFormat == Format::kU4;
   static_assert(kWide || !kPoints);
+  static constexpr bool kBytes = BitsOf(kFormat) == 8;
   static constexpr int kRows = kShape.rows;   // of x
   static constexpr int kEach = kShape.tiles;  // tiles of a warp
   static constexpr int kWarps = kGroupsHopperWarps;
@@ -37,19 +39,20 @@ struct GroupedCodesConfig {
   // A box of points, which begins at a multiple of 128 bytes.
   static constexpr int kPointBytes = kBoxTiles * static_cast<int>(kTileRows);
   static constexpr int kPointBoxBytes = kPoints ? (kPointBytes + 127) / 128 * 128 : 0;
-  static constexpr int kCtas = GroupsHopperCtas(kShape);  // of a multiprocessor
-  static constexpr int kStages = GroupsHopperStages(kShape);
+  static constexpr int kCtas = GroupsHopperCtas(kShape, kFormat);  // of a multiprocessor
+  static constexpr int kStages = GroupsHopperStages(kShape, kFormat);
   static constexpr int kThreads = 32 * (kWarps + 1);
   static constexpr int kMostScaleBytes = MostStageScaleBytes(kFormat, kWide);
   static constexpr int kBlocks = kStageColumns / static_cast<int>(kBlockColumns);
-  static constexpr int kTileBytes = kStageColumns * static_cast<int>(kTileRows) / 2;
-  static constexpr int kPitch = 2 * kStageColumns + 64;  // of rows of x in bytes, for the banks
+  static constexpr int kTileBoxes = TileBoxes(kFormat), kBoxBlocks = kBlocks / kTileBoxes;
+  // Of rows of x in bytes, for the banks: of 8 bits ldmatrix reads them.
+  static constexpr int kPitch = 2 * kStageColumns + (kBytes ? 16 : 64);
 };
 
 template <class S>
 struct alignas(128) GroupedCodesShared {
   struct Stage {
-    alignas(128) char codes[S::kTiles][S::kTileBytes];
+    alignas(128) char codes[S::kTileBoxes][S::kTiles][kTileBoxBytes];
     // Tiles one after the other; then two boxes of points.
     alignas(128) char scales[S::kTiles * S::kMostScaleBytes + 2 * S::kPointBoxBytes];
     alignas(128) char x[S::kRows][S::kPitch];
@@ -138,7 +141,7 @@ class GroupedCodesProducer {
   __device__ __forceinline__ void CopyWeights(const Unit& unit, int stage) {
     auto& to = shared_.stages[place_.index];
     CopyCodeBoxes<S>(p_.each, maps_, cut_, unit, stage,
-                     {to.codes[0], to.scales, to.scales + S::kTiles * S::kMostScaleBytes,
+                     {to.codes[0][0], to.scales, to.scales + S::kTiles * S::kMostScaleBytes,
                       S::kBoxTiles * cut_.stage_scale_bytes},
                      shared_.of_stages.full[place_.index]);
   }
@@ -165,9 +168,16 @@ class GroupedCodesConsumer {
   __device__ __forceinline__ GroupedCodesConsumer(const QuantizedGroupsParams& p,
                                                   const GroupedCodesCut& cut,
                                                   GroupedCodesShared<S>& shared, int warp)
-      : p_(p), cut_(cut), shared_(shared), block_(OpaqueZero(p.each), 0), warp_(warp) {
+      : p_(p),
+        cut_(cut),
+        shared_(shared),
+        block_(OpaqueZero(p.each), static_cast<int>(threadIdx.x % 4)),
+        warp_(warp) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     r_ = lane / 4, c_ = lane % 4;
+    codes_at_ = Block::Lane::CodesAt(r_, c_);
+    const int2 of_x = Block::Lane::XAt(lane);
+    x_at_ = of_x.x * S::kPitch + of_x.y * 16;
   }
 
   __device__ __forceinline__ void Run() {
@@ -222,10 +232,11 @@ class GroupedCodesConsumer {
     for (int b = 0; b < (kPlain ? S::kBlocks : blocks); ++b) {
       if constexpr (!S::kWide && !kScalesCodes) Clear(group);
       const auto codes = [&](int i) {
-        return stage.codes[TileOf(i)] + (4 * b + c_) * kLineBytes + 8 * r_;
+        return stage.codes[b / S::kBoxBlocks][TileOf(i)] +
+               b % S::kBoxBlocks * kBlockBytes<S::kFormat> + codes_at_;
       };
       typename Block::X x;
-      block_.LoadX([&](int n) { return stage.x[8 * n + r_] + b * 64 + c_ * 16; }, x);
+      block_.LoadX([&](int n) { return stage.x[8 * n] + b * 64 + x_at_; }, x);
       if constexpr (kScalesCodes)
         block_.MultiplyAdd(codes, x, all_,
                            [&](int i) { return E2M1Scales<S::kType>(CodedScales(stage, i, b)); });
@@ -341,7 +352,7 @@ class GroupedCodesConsumer {
   GroupedCodesShared<S>& shared_;
   const Block block_;
   const int warp_;
-  int r_, c_;
+  int r_, c_, codes_at_, x_at_;
   Sums all_;
   cuda::RingPlace<S::kStages> place_;
 };

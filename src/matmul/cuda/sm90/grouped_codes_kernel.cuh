@@ -58,10 +58,12 @@ Status LaunchGroupedCodesShape(const QuantizedGroupsParams& p, const QuantizedPl
   const auto launch = [&]<QuantizedShape kShape>() {
     return LaunchGroupsHopper<GroupedCodesConfig<kType, kFormat, kWide, kShape>>(p, plan, context);
   };
-  if (plan.shape == kFewUnits) return launch.template operator()<kFewUnits>();
-  if (plan.shape == kRows8) return launch.template operator()<kRows8>();
-  if (plan.shape == kRows16) return launch.template operator()<kRows16>();
-  return launch.template operator()<kRows32>();
+  constexpr bool kBytes = BitsOf(kFormat) == 8;
+  if (plan.shape.rows == 32) return launch.template operator()<kBytes ? kByteRows32 : kRows32>();
+  if (plan.shape.rows == 16) return launch.template operator()<kBytes ? kByteRows16 : kRows16>();
+  if constexpr (!kBytes)
+    if (plan.shape == kFewUnits) return launch.template operator()<kFewUnits>();
+  return launch.template operator()<kBytes ? kByteRows8 : kRows8>();
 }
 
 template <DType kType>
@@ -71,6 +73,10 @@ Status LaunchGroupsHopperOf(const QuantizedGroupsParams& p, const QuantizedPlan&
     return LaunchGroupedCodesShape<kType, Format::kE2M1, false>(p, plan, context);
   if (p.each.format == Format::kU4)
     return LaunchGroupedCodesShape<kType, Format::kU4, true>(p, plan, context);
+  if (p.each.format == Format::kI8)
+    return LaunchGroupedCodesShape<kType, Format::kI8, true>(p, plan, context);
+  if (p.each.format == Format::kE4M3)
+    return LaunchGroupedCodesShape<kType, Format::kE4M3, true>(p, plan, context);
   return p.each.group % kStageColumns == 0
              ? LaunchGroupedCodesShape<kType, Format::kU4B8, true>(p, plan, context)
              : LaunchGroupedCodesShape<kType, Format::kU4B8, false>(p, plan, context);

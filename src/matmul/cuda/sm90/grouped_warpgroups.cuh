@@ -1,20 +1,22 @@
-// Products of groups of many rows, each with a matrix of its own in 4-bit codes, by wgmma:
+// Products of groups of many rows, each with a matrix of its own in codes of 4 or 8 bits, by wgmma:
 //   out[row, column] = sum_i x[taken(row), i] w[group of row][column, i] + bias[group][column]
 // or, with a gating, act(gate, up) of two such sums (matmul/quantized.h). Multiples of 32 columns;
-// u4b8, or u4 with points in bytes, in groups of 128 columns and multiples of it; and mxfp4 for x
-// in bf16.
+// u4b8, i8, e4m3, or u4 with points in bytes, in groups of 128 columns and multiples of it; and
+// mxfp4 for x in bf16.
 //
 // Tasks, copies of x and the way of the results are those of plain products of groups
 // (grouped.cuh). Codes of a stage of 128 columns lie in w's place. Consumers decode them, half a
 // stage at a time, into registers, which are wgmma's A (lane_pairs.cuh), and B are rows of x. So
 // each code is decoded once for up to 96 rows.
 //
-// Integers: a stage's sums are a group's, or part of one, whose scale multiplies them in f32. Its
-// point is taken from codes as they become numbers. mxfp4: scales multiply codes, which bf16 holds
-// exactly below 2^128, and the next half is decoded while the last one's products are in flight.
+// Groups of whole stages: a stage's sums are a group's, or part of one, whose scale multiplies them
+// in f32. Its point is taken from codes as they become numbers. mxfp4: scales multiply codes, which
+// bf16 holds exactly below 2^128, and the next half is decoded while the last one's products are in
+// flight.
 #pragma once
 #include <utility>
 
+#include "src/core/round.h"
 #include "src/matmul/cuda/sm90/codes_block.cuh"
 #include "src/matmul/cuda/sm90/codes_boxes.cuh"
 #include "src/matmul/cuda/sm90/lane_pairs.cuh"
@@ -24,37 +26,43 @@
 namespace intarsia::matmul::sm90 {
 
 // Of a stage: codes, scales, of at most 64 bytes a tile, and two boxes of points.
-constexpr int CodesStageBytes(int tiles) {
-  return (tiles * (1024 + 64) + 2 * 128 + 1023) / cuda::kSwizzleAtomBytes * cuda::kSwizzleAtomBytes;
+constexpr int CodesStageBytes(int tiles, Format format) {
+  return RoundUp<int>(tiles * (TileBoxes(format) * kTileBoxBytes + 64) + 2 * 128,
+                      cuda::kSwizzleAtomBytes);
 }
 // Consumers have 64 columns each. Four of them find room with few rows. With many, integers have
 // two sums a result in registers, and beyond 96 rows ptxas serializes products of mxfp4 (C7512).
-template <QuantizedShape kShape>
-using RowsOfCodes = GroupedShapeOf<GroupedSizes{.most_steps = kShape.rows / 16,
-                                                .blocks = 1,
-                                                .panels = 2,
-                                                .stages = kShape == kFewWarpgroupsRows ? 6 : 5,
-                                                .box_rows = 32,
-                                                .consumers = kShape.tiles / 4,
-                                                .staged_steps = 2,
-                                                .weight_bytes = CodesStageBytes(kShape.tiles),
-                                                .pairs = true}>;
+template <QuantizedShape kShape, Format kFormat>
+using RowsOfCodes =
+    GroupedShapeOf<GroupedSizes{.most_steps = kShape.rows / 16,
+                                .blocks = 1,
+                                .panels = 2,
+                                .stages = BitsOf(kFormat) == 8           ? 4
+                                          : kShape == kFewWarpgroupsRows ? 6
+                                                                         : 5,
+                                .box_rows = 32,
+                                .consumers = kShape.tiles / 4,
+                                .staged_steps = 2,
+                                .weight_bytes = CodesStageBytes(kShape.tiles, kFormat),
+                                .pairs = true}>;
 
 template <DType kType_, Format kFormat_, QuantizedShape kShape>
-struct GroupedWarpgroupsConfig : RowsOfCodes<kShape> {
+struct GroupedWarpgroupsConfig : RowsOfCodes<kShape, kFormat_> {
   using T = cuda::DeviceT<kType_>;
   static constexpr DType kType = kType_;
   static constexpr Format kFormat = kFormat_;
   static constexpr bool kPoints = kFormat == Format::kU4;
   static constexpr int kTiles = kShape.tiles;
   static constexpr int kBoxTiles = kTiles / 2;
-  static constexpr int kTileBytes = kStageColumns * static_cast<int>(kTileRows) / 2;
+  // Where the second half of a stage's codes of a tile lies.
+  static constexpr int kHalfBytes =
+      TileBoxes(kFormat) == 2 ? kTiles * kTileBoxBytes : kTileBoxBytes / 2;
   static constexpr int kScaleBoxBytes = kBoxTiles * 64;  // at most
   static constexpr int kPointBytes = kBoxTiles * static_cast<int>(kTileRows), kPointBoxBytes = 128;
-  static constexpr int kScalesAt = kTiles * kTileBytes;
+  static constexpr int kScalesAt = kTiles * TileBoxes(kFormat) * kTileBoxBytes;
   static constexpr int kPointsAt = kScalesAt + 2 * kScaleBoxBytes;
-  static_assert(kStageColumns == RowsOfCodes<kShape>::kDepth && kPointBytes <= kPointBoxBytes);
-  static_assert(kPointsAt + 2 * kPointBoxBytes <= RowsOfCodes<kShape>::kWeightBytes);
+  static_assert(kStageColumns == GroupedWarpgroupsConfig::kDepth && kPointBytes <= kPointBoxBytes);
+  static_assert(kPointsAt + 2 * kPointBoxBytes <= GroupedWarpgroupsConfig::kWeightBytes);
 };
 
 // A warpgroup that computes 64 of the columns of each task of its CTA, a warp a tile.
@@ -77,7 +85,7 @@ class GroupedWarpgroupsConsumer {
     // Gates, and their ups behind those of all consumers; or neighbors.
     box_ = cut.pairs ? warp / 2 : (4 * number + warp) / S::kBoxTiles;
     tile_ = cut.pairs ? 2 * number + warp % 2 : (4 * number + warp) % S::kBoxTiles;
-    codes_at_ = Kept((box_ * S::kBoxTiles + tile_) * S::kTileBytes + 8 * pair_);
+    codes_at_ = Kept((box_ * S::kBoxTiles + tile_) * kTileBoxBytes + 8 * pair_);
   }
 
   // All tasks of the CTA.
@@ -164,7 +172,7 @@ class GroupedWarpgroupsConsumer {
   }
 
   __device__ __forceinline__ const char* CodesOf(int half) const {
-    return shared_.w[place_.index] + codes_at_ + half * kHalfSteps / 2 * kBlockBytes<S::kFormat>;
+    return shared_.w[place_.index] + codes_at_ + half * S::kHalfBytes;
   }
   // Half of a stage's codes. biases: none, or what LanePairs::Decode takes.
   template <class... Biases>

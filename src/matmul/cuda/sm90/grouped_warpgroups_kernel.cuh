@@ -94,6 +94,8 @@ Status LaunchGroupedWarpgroupsOf(const QuantizedGroupsParams& p, const Quantized
   };
   if constexpr (kType == DType::kBF16)
     if (p.each.format == Format::kE2M1) return launch.template operator()<Format::kE2M1>();
+  if (p.each.format == Format::kI8) return launch.template operator()<Format::kI8>();
+  if (p.each.format == Format::kE4M3) return launch.template operator()<Format::kE4M3>();
   return p.each.format == Format::kU4 ? launch.template operator()<Format::kU4>()
                                       : launch.template operator()<Format::kU4B8>();
 }
