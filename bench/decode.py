@@ -1,12 +1,13 @@
 """Times decoding of a Llama-3-8B-shaped model with random weights, on one device and on several.
 
 Usage: decode.py [--tensor-parallel 1 2] [--sequences 16] [--context 4096] [--new-tokens 64] [--layers 32]
-                 [--decode-steps 1] [--quantize fp8|int8|int4|q4_0|q4_1|q4_k|q5_k|q6_k|q8_0] [--calls-apart]
+                 [--decode-steps 1] [--quantize fp8|int8|int4|awq|fp8_block|mxfp4|q4_0|q4_1|q4_k|q5_k|q6_k|q8_0] [--calls-apart]
        decode.py --tensor-parallel 2 --coordinator-address HOST:PORT --num-processes 2 --process-id 0 (docs/scaling.md)
 
 For each number of devices: the time of a decode step and its floor (every weight, key and value of
 a device read once), tokens a second, and the collectives of the compiled step with their shapes;
-with --profile, also where the time of a step goes. With --quantize linear layers have random codes, and the output projection has them in int8, or beside GGUF's in q6_k or q8_0.
+with --profile, also where the time of a step goes. With --quantize linear layers have random codes. The output projection has them in int8, beside GGUF's in q6_k or q8_0, and is
+plain beside those of directories: fp8 (W8A8), awq, fp8_block, mxfp4.
 With --calls-apart each call is a custom call of its own, as without `intarsia.jax.chain`.
 """
 
@@ -17,7 +18,7 @@ import pathlib
 import re
 import sys
 import tempfile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,21 +38,26 @@ class Codes(NamedTuple):
     format: str
     bits: int
     group: int
-    minimums: bool = False
+    zeros: str = ""  # "minimums", or "points" in bytes
     outer_groups: int = 0  # groups that share an outer factor; 0: there are none
+    scale: Any = jnp.float16
 
 
 _CODES = {
     "int4": Codes("u4b8", 4, 128),
     "int8": Codes("i8", 8, 128),
     "q4_0": Codes("u4b8", 4, 32),
-    "q4_1": Codes("u4", 4, 32, minimums=True),
-    "q4_k": Codes("u4", 4, 32, minimums=True, outer_groups=8),
-    "q5_k": Codes("u5", 5, 32, minimums=True, outer_groups=8),
+    "awq": Codes("u4", 4, 128, zeros="points"),
+    "fp8_block": Codes("e4m3", 8, 128, scale=jnp.float32),
+    "mxfp4": Codes("e2m1", 4, 32, scale=jnp.float8_e8m0fnu),
+    "q4_1": Codes("u4", 4, 32, zeros="minimums"),
+    "q4_k": Codes("u4", 4, 32, zeros="minimums", outer_groups=8),
+    "q5_k": Codes("u5", 5, 32, zeros="minimums", outer_groups=8),
     "q6_k": Codes("u6b32", 6, 16, outer_groups=16),
     "q8_0": Codes("i8", 8, 32),
 }
 # Of the output projection, as `load_model` or files have it.
+_PLAIN_PROJECTION = {"awq", "fp8_block", "mxfp4"}
 _PROJECTION = {"int4": "int8", "q4_0": "q8_0", "q4_1": "q8_0", "q4_k": "q6_k", "q5_k": "q6_k"}
 
 _PROFILED_STEPS = 8
@@ -94,7 +100,7 @@ def random_params(config: ModelConfig, quantization: str | None) -> dict:
         return in_codes(next(keys), rows, columns, quantization)
 
     def projection():
-        if quantization in _CODES:
+        if quantization in _CODES.keys() - _PLAIN_PROJECTION:
             kind = _PROJECTION.get(quantization, quantization)
             return in_codes(next(keys), config.vocab, n, kind)
         return matrix(config.vocab, n)
@@ -122,25 +128,30 @@ def random_params(config: ModelConfig, quantization: str | None) -> dict:
 
 
 def in_codes(key: jax.Array, rows: int, columns: int, kind: str) -> PackedMatrix:
-    """A random matrix in the form of `intarsia._rounding`, or of GGUF's files, with a mean of 0."""
+    """A random matrix in the form of `intarsia._rounding`, or of files, with a mean of 0."""
     codes = _CODES[kind]
     tiles, blocks = rows // TILE_ROWS, columns // BLOCK_COLUMNS
     packed = jax.random.bits(key, (tiles, blocks, codes.bits, TILE_ROWS, 4), jnp.uint8)
     scale, middle = columns**-0.5 / (1 << (codes.bits - 2)), ((1 << codes.bits) - 1) / 2
+    if codes.format == "e4m3":  # numbers below 2, none of them a NaN
+        packed, scale = packed & 0xBF, columns**-0.5
 
     def factor(value: float, byte: jnp.dtype) -> tuple[jax.Array, jax.Array | None]:
         groups = columns // codes.group
         if not codes.outer_groups:
-            return jnp.full((tiles, groups, TILE_ROWS), value, jnp.float16), None
+            return jnp.full((tiles, groups, TILE_ROWS), value, codes.scale), None
         outers = (tiles, groups // codes.outer_groups, TILE_ROWS)
         inner = jnp.full((tiles, groups, TILE_ROWS), 32, byte)
         return inner, jnp.full(outers, value / 32, jnp.float16)
 
-    scales, outer_scales = factor(scale, jnp.uint8 if codes.minimums else jnp.int8)
-    zeros, outer_zeros = factor(-middle * scale, jnp.uint8) if codes.minimums else (None, None)
+    minimums = codes.zeros == "minimums"
+    scales, outer_scales = factor(scale, jnp.uint8 if minimums else jnp.int8)
+    zeros, outer_zeros = factor(-middle * scale, jnp.uint8) if minimums else (None, None)
+    if codes.zeros == "points":
+        zeros = jnp.full(scales.shape, 8, jnp.uint8)
     part = PackedWeight(
         *(packed, scales, zeros, outer_scales, outer_zeros, rows, columns),
-        *(codes.format, codes.group, "minimums" if codes.minimums else "points"),
+        *(codes.format, codes.group, codes.zeros or "points"),
     )
     return PackedMatrix((part,), jnp.dtype(jnp.bfloat16))
 
