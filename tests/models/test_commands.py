@@ -13,7 +13,7 @@ from intarsia.cli import _model, generate
 from intarsia.cli._processes import Share
 from intarsia.cli.perplexity import _read
 from intarsia.jax import _decoding
-from intarsia.models import Tokenizer, weights
+from intarsia.models import Tokenizer, open_checkpoint, weights
 from intarsia.models.config import Experts
 from intarsia.models.engine import Stats
 
@@ -185,17 +185,12 @@ def test_export(write_gguf, tiny_weights, capsys: pytest.CaptureFixture, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "is_hopper", "gains"),
-    [
-        ("model.gguf", "bfloat16", True, True),
-        ("model.gguf", "bfloat16", False, False),
-        ("model.gguf", "float32", True, False),
-        (".", "bfloat16", True, False),  # a directory's formats are many
-    ],
+    ("dtype", "is_hopper", "gains"),
+    [("bfloat16", True, True), ("bfloat16", False, False), ("float32", True, False)],
 )
 def test_what_a_gpu_keeps_in_codes(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, is_hopper: bool, gains: bool
+    write_gguf, tiny_weights, monkeypatch, dtype: str, is_hopper: bool, gains: bool
 ) -> None:
-    (tmp_path / "model.gguf").touch()
+    path = Path(write_gguf(tiny_weights))
     monkeypatch.setattr(_decoding, "is_hopper", lambda: is_hopper)
-    assert _model.gains_by_codes_on_gpu(tmp_path / name, dtype) == gains
+    assert _model.gains_by_codes_on_gpu(path, open_checkpoint(path), dtype) == gains

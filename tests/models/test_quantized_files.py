@@ -14,6 +14,8 @@ import packers
 import pytest
 import support
 from intarsia import cli, repack
+from intarsia.cli import _model
+from intarsia.jax import _decoding
 from intarsia.models import Engine, SamplingParams, Tokenizer, load_model, open_checkpoint
 from intarsia.models.linear import NarrowMatrix, PackedMatrix, product_of
 from quantized_models import rows_of
@@ -307,3 +309,33 @@ def test_the_command_keeps_the_files_codes(write, write_gguf, tiny_weights, caps
     assert (
         error == f"intarsia generate: {path}/config.json: quantization_config.bits is 5, expected 4"
     )
+
+
+@pytest.mark.parametrize(("form", "gains"), [("gptq", True), ("awq", False)])
+def test_a_hopper_keeps_codes_that_it_has_kernels_for(write, monkeypatch, form, gains) -> None:
+    path, _ = write(form, group=16)
+    seen = []
+
+    def gain(weight: repack.PackedWeight, *, of_experts: bool) -> bool:
+        seen.append(of_experts)
+        return weight.format == "u4b8"
+
+    monkeypatch.setattr(_decoding, "is_hopper", lambda: True)
+    monkeypatch.setattr(_decoding, "gain_by_codes", gain)
+    assert _model.gains_by_codes_on_gpu(path, open_checkpoint(path), "bfloat16") == gains
+    assert seen == [False] * (7 if gains else 1)
+
+
+def test_what_a_hopper_has_kernels_for() -> None:
+    def gain(format: str, group: int, scale: str, zero: str | None = None, experts=False) -> bool:
+        factors = (np.zeros(1, np.dtype(t)) if t else None for t in (scale, zero))
+        weight = repack.PackedWeight(None, *factors, None, None, 16, 4096, format, group)
+        return _decoding.gain_by_codes(weight, of_experts=experts)
+
+    assert gain("u4", 128, "float16", "uint8") and not gain("u4", 64, "float16", "uint8")
+    assert gain("u4b8", 64, "bfloat16") and not gain("u4b8", 64, "bfloat16", experts=True)
+    assert gain("i8", 32, "float16") and gain("i8", 0, "float32", experts=True)
+    assert not gain("i8", 128, "float16", "int8")
+    assert gain("e4m3", 128, "float32", experts=True) and not gain("e4m3", 64, "float32")
+    assert gain("e2m1", 32, "float8_e8m0fnu", experts=True)
+    assert not gain("e2m1", 16, "float8_e4m3fn")

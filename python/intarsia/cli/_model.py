@@ -11,6 +11,7 @@ from intarsia.models.packages import PACKAGES
 
 if TYPE_CHECKING:
     from intarsia.models import ModelConfig, ModelParallel, Tokenizer
+    from intarsia.models.checkpoint import Checkpoint
 
 
 class Model(NamedTuple):
@@ -82,7 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "token. int8, int4: the same layers, in groups of 128 columns or what divides them, and the output "
         "projection in int8. An embedding that is none stays in --dtype. file: the codes of the file, a GGUF one or a directory in AWQ, GPTQ, "
         "compressed-tensors, fp8 or mxfp4. none: --dtype. auto, the default: file on one CPU device, "
-        "and of GGUF in bfloat16 on one Hopper GPU, without --scan-layers, none elsewhere",
+        "and in bfloat16 on one Hopper GPU if it is fast with the file's formats, without --scan-layers, none "
+        "elsewhere",
     )
     parser.add_argument(
         "--activations",
@@ -199,7 +201,7 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
     # Stacked layers would be copied at each step.
     unrolled = not getattr(args, "scan_layers", False)
     in_codes = args.quantize == "auto" and unrolled and checkpoint.has_codes
-    in_codes = in_codes and (on_cpu or gains_by_codes_on_gpu(path, dtype))
+    in_codes = in_codes and (on_cpu or gains_by_codes_on_gpu(path, checkpoint, dtype))
     if in_codes and devices == 1:
         quantize = "file"
     if args.activations == "int8" and not on_cpu:
@@ -216,14 +218,21 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
     )
 
 
-def gains_by_codes_on_gpu(path: Path, dtype: str) -> bool:
+def gains_by_codes_on_gpu(path: Path, checkpoint: "Checkpoint", dtype: str) -> bool:
     """Whether JAX's GPU decodes faster with a file's codes than with plain weights (docs/notebook/formats_of_files.md).
 
-    A Hopper does with all formats of GGUF. Others, older GPUs and x in f32 have kernels for some formats that are slower.
+    A Hopper does with all formats of GGUF, and with most of directories, which the first layer's matrices tell. Older GPUs and x
+    in f32 have kernels for some formats that are slower.
     """
-    from intarsia.jax._decoding import is_hopper
+    from intarsia.jax import _decoding
+    from intarsia.models.checkpoint import matrices_of_first_layer
 
-    return path.is_file() and dtype == "bfloat16" and is_hopper()
+    if dtype != "bfloat16" or not _decoding.is_hopper():
+        return False
+    return path.is_file() or all(
+        _decoding.gain_by_codes(weight, of_experts=of_experts)
+        for weight, of_experts in matrices_of_first_layer(checkpoint)
+    )
 
 
 def _choose_device(platform: str) -> None:

@@ -139,7 +139,7 @@ def _are_multiplied_by_wgmma(operands: dict[str, Any], attributes: dict[str, Any
     form = {"format": attributes["format"], "zeros_are": attributes["zeros_are"]}
     return all(
         of.shape[-1] % 32 == 0
-        and _decoding.are_4_bits_of_hopper(
+        and _decoding.are_of_hopper(
             of,
             operands[f"{name}_scales"],
             operands[f"{name}_zeros"],

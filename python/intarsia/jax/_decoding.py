@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from intarsia import _environment
+from intarsia._packing import PackedWeight
 
 
 class Fewest(NamedTuple):
@@ -50,7 +51,10 @@ def is_hopper() -> bool:
     return capability == "9.0" and _environment.held_back_to() in (None, "90")
 
 
-def are_4_bits_of_hopper(
+_WHOLE_BYTES = ("i8", "e4m3")
+
+
+def are_of_hopper(
     x: jax.Array | jax.ShapeDtypeStruct,
     scales: Any,
     zeros: Any,
@@ -60,7 +64,7 @@ def are_4_bits_of_hopper(
     zeros_are: str,
     **_: Any,
 ) -> bool:
-    """Whether Hopper's kernels for many rows decode such weights fast: 4 bits in groups of 128 columns, or mxfp4.
+    """Whether Hopper's kernels for many rows take such weights: 4 and 8 bits in groups of 128 columns, and mxfp4.
 
     src/matmul/cuda/quantized_plan_hopper.cc has the rules.
     """
@@ -70,5 +74,25 @@ def are_4_bits_of_hopper(
         return mx and x.dtype == jnp.bfloat16
     wide = (group or -(-k // 32) * 32) % 128 == 0 and scales.dtype.itemsize > 1
     if zeros is None:
-        return wide and format == "u4b8"
+        return wide and format in ("u4b8", *_WHOLE_BYTES)
     return wide and format == "u4" and zeros_are == "points" and zeros.dtype == jnp.uint8
+
+
+def decode_late(x: jax.Array, scales: Any, zeros: Any, *, format: str, **form: Any) -> bool:
+    """Whether linear layers of such weights are decoded first from `LINEAR.by_wgmma` rows on: those of 4 bits."""
+    return format not in _WHOLE_BYTES and are_of_hopper(x, scales, zeros, format=format, **form)
+
+
+def gain_by_codes(weight: PackedWeight, *, of_experts: bool) -> bool:
+    """Whether a Hopper decodes with such a matrix faster than with plain numbers, x in bf16, in batches as well.
+
+    Beyond `are_of_hopper` linear layers have kernels for int4 and int8 in groups of 32 and 64 columns.
+    docs/notebook/weights_in_codes.md has the figures.
+    """
+    if weight.outer_scales is not None:
+        return False
+    narrow = weight.format in ("u4b8", "i8") and weight.group in (32, 64)
+    if narrow and weight.zeros is None and not of_experts:
+        return weight.scales.dtype.itemsize > 1
+    x = jax.ShapeDtypeStruct((1, weight.columns), jnp.bfloat16)
+    return are_of_hopper(x, weight.scales, weight.zeros, **weight.attributes)

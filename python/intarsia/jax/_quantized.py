@@ -233,7 +233,7 @@ def _by_op(*arrays: jax.Array, form: _Form) -> jax.Array:
 
     def are_multiplied() -> bool:
         in_stages = x.shape[-1] % 128 == 0 and outer_scales is None
-        return in_stages and _decoding.are_4_bits_of_hopper(x, scales, zeros, **form.attributes)
+        return in_stages and _decoding.decode_late(x, scales, zeros, **form.attributes)
 
     if not _decoding.pays(x, [scales], _decoding.LINEAR, are_multiplied):
         return in_registers(*arrays)

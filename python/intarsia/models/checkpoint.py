@@ -64,6 +64,20 @@ class Checkpoint:
     """Whether there may be such matrices."""
 
 
+def matrices_of_first_layer(checkpoint: Checkpoint) -> list[tuple[PackedWeight, bool]]:
+    """Those in codes, of experts the first one's, each with whether it is an expert's."""
+    found = []
+    for name in sorted(checkpoint.names):
+        *_, expert = name.partition(".experts.")
+        if not name.startswith("model.layers.0.") or (expert[:1].isdigit() and expert[:2] != "0."):
+            continue
+        weight = checkpoint.read_packed(name)
+        if weight is not None:
+            of_one = weight[0] if isinstance(weight, list) else weight
+            found.append((of_one, bool(expert)))
+    return found
+
+
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Opens a .gguf file or a Hugging Face directory without reading its tensors."""
     path = Path(path)
