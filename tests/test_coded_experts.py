@@ -81,7 +81,9 @@ def test_many_tokens_take_decoded_experts_on_a_gpu(tokens, format, dtype, expert
         ("u4", "bfloat16", 128, "float16", False),
         ("u4", "bfloat16", 128, None, False),
         ("e2m1", "bfloat16", 32, None, True),
-        ("i8", "bfloat16", 128, None, False),
+        ("i8", "bfloat16", 128, None, True),
+        ("i8", "bfloat16", 64, None, False),
+        ("e4m3", "bfloat16", 0, None, True),
     ],
 )
 def test_hopper_decodes_later_what_wgmma_multiplies(
@@ -90,7 +92,7 @@ def test_hopper_decodes_later_what_wgmma_multiplies(
     operands = {"x": jax.ShapeDtypeStruct((2048, 256), dtype)}
     for name in ("w1", "w2"):
         operands[name] = jax.ShapeDtypeStruct(
-            (4, 32, 8, 8 if format == "i8" else 4, 16, 4), "uint8"
+            (4, 32, 8, 8 if format in ("i8", "e4m3") else 4, 16, 4), "uint8"
         )
         scales = "float8_e8m0fnu" if format == "e2m1" else "float16"
         operands[f"{name}_scales"] = jax.ShapeDtypeStruct((4, 32, 2, 16), scales)

@@ -28,11 +28,13 @@ __device__ __forceinline__ float2 BiasOf(const matmul::QuantizedParams& w, int e
   return {ToFloat(bias[0]), ToFloat(bias[1])};
 }
 
-// CTAs of a multiprocessor: gpt-oss's first product has 720, which begin together with six.
+// CTAs of a multiprocessor: gpt-oss's first product has 720, which begin together with six. Factors
+// of each block, and zeros beside them, take registers of one more.
 template <matmul::Format kFormat, bool kWide>
-inline constexpr int kFewUpCtas = matmul::BitsOf(kFormat) == 8               ? 5
-                                  : kFormat == matmul::Format::kU4 && !kWide ? 4
-                                                                             : 6;
+inline constexpr int kFewUpCtas =
+    (matmul::BitsOf(kFormat) == 8 ? 5 : 6) - (kWide                            ? 0
+                                              : kFormat == matmul::Format::kU4 ? 2
+                                                                               : 1);
 
 // Grid: two tiles of w1, neighbors where gates and ups are, else of gates and of their ups, which
 // make kTile columns of gated; experts of a token; tokens.
