@@ -41,6 +41,34 @@ def test_a_reader_that_has_enough() -> None:
         assert process.stderr.read() == b"" and process.wait(60) == 0
 
 
+@pytest.mark.parametrize("end", ["return 3", "raise ValueError('a')"])
+def test_what_nobody_reads_on_stderr_gets_lost(end: str) -> None:
+    """Also what libraries write there by the descriptor."""
+    script = f"""
+import os, sys
+from intarsia import cli
+
+def main(args):
+    sys.stdin.read()
+    for _ in range(2):
+        print("progress", file=sys.stderr, flush=True)
+    os.write(2, b"more")
+    print("a result")
+    {end}
+
+cli.ops.main = main
+sys.exit(cli.main(["ops"]))
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=pipe, stdout=pipe, stderr=pipe
+    ) as process:
+        process.stderr.close()
+        process.stdin.close()
+        assert process.stdout.read() == b"a result\n"
+    assert process.returncode == (3 if "return" in end else 2)
+
+
 def test_the_version_is_told(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
@@ -114,11 +142,60 @@ sys.exit(cli.main(["ops"]))
     assert (run.returncode, run.stderr) == (130, "\n")
 
 
-@pytest.mark.parametrize("closed", ["1", "2"])
+def test_an_interrupt_while_an_extension_is_initialized_ends_the_command() -> None:
+    """Which may crash where one of its imports raises KeyboardInterrupt."""
+    script = """
+import _imp, signal, sys
+from importlib.machinery import ExtensionFileLoader
+from intarsia import cli
+
+_imp.exec_dynamic = lambda module: signal.raise_signal(signal.SIGINT)
+
+def main(args):
+    try:
+        ExtensionFileLoader("x", "x.so").exec_module(sys)
+    finally:
+        print("went on", flush=True)
+
+cli.ops.main = main
+sys.exit(cli.main(["ops"]))
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "\n")
+
+
+def test_an_interrupt_counts_from_the_first_argument_on(monkeypatch, capfd) -> None:
+    monkeypatch.setattr(cli.generate, "add_arguments", _interrupt)
+    assert cli.main(["ops"]) == 130
+    assert capfd.readouterr() == ("", "\n")
+
+
+def test_an_interrupt_in_a_callback_says_nothing(monkeypatch, capfd) -> None:
+    class Callback:
+        def __del__(self) -> None:
+            _interrupt(None)
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    monkeypatch.setattr(cli.ops, "main", lambda args: Callback() and None)
+    assert cli.main(["ops"]) == 130
+    assert capfd.readouterr() == ("", "\n")
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2"])
 def test_closed_streams_are_no_error(closed) -> None:
-    script = "import sys; from intarsia import cli; sys.exit(cli.main(['ops']))"
-    command = f'exec "{sys.executable}" -c "{script}" {closed}>&-'
-    run = subprocess.run(command, shell=True, capture_output=True, text=True)
+    script = """
+import sys
+from intarsia import cli
+
+def main(args):
+    print(sys.stdin.buffer.read(), flush=True)
+    sys.stderr.write("")
+
+cli.ops.main = main
+sys.exit(cli.main(["ops"]))
+"""
+    command = ["sh", "-c", f'exec "$0" -c "$1" {closed}>&-', sys.executable, script]
+    run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (0, "")
 
 

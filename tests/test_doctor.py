@@ -121,6 +121,44 @@ def test_a_sum_that_fails_is_a_finding_of_one_line(monkeypatch, capsys) -> None:
     assert capsys.readouterr().out == "  FAIL  sum over 8 devices on cpu: first\n"
 
 
+def _missing(platform: str | None = None) -> list:
+    """jax.devices where there is a CPU alone."""
+    if platform == "cuda":
+        raise RuntimeError("Backend 'cuda' failed to initialize: no driver.\nmore")
+    return [jax.local_devices(backend="cpu")[0]]
+
+
+def _nothing(platform: str | None = None) -> list:
+    raise RuntimeError("Unable to initialize backend 'foo'")
+
+
+@pytest.mark.parametrize(
+    ("devices", "plugin", "variables", "said"),
+    [
+        (_missing, None, {}, None),
+        (_missing, "0.10.2", {}, "JAX on cuda: RuntimeError: Backend 'cuda' failed to initialize"),
+        (_missing, "0.10.2", {"JAX_PLATFORMS": "cpu"}, None),
+        (_missing, "0.10.2", {"CUDA_VISIBLE_DEVICES": ""}, None),
+        (_nothing, None, {}, "jax: RuntimeError: Unable to initialize backend 'foo'"),
+    ],
+)
+def test_a_platform_that_jax_should_have(
+    monkeypatch, capsys, devices, plugin: str | None, variables: dict[str, str], said: str | None
+) -> None:
+    for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for check in ("packages", "library", "gpu", "torch", "torch_xla"):
+        monkeypatch.setattr(doctor, f"_check_{check}", lambda report: None)
+    monkeypatch.setattr(doctor, "_version", {"jax-cuda13-plugin": plugin}.get)
+    monkeypatch.setattr(jax, "devices", devices)
+    assert doctor.main(None) == (said is not None)
+    out = capsys.readouterr().out
+    assert said is None or f"FAIL  {said}" in out
+    assert "more" not in out and ("all well" in out) == (said is None)
+
+
 def test_an_error_without_a_text_is_placed(monkeypatch) -> None:
     """As JAX's assertion where JAX_PLATFORMS names a platform that is not there."""
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")

@@ -1,5 +1,6 @@
 """What is said where a package is missing that only a part of intarsia needs."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -122,6 +123,26 @@ def test_what_no_extra_has_comes_without_a_command() -> None:
         _packages.needed_by("a part"),
     ):
         import no_such_thing.below  # noqa: F401
+
+
+@pytest.mark.skipif(not _packages.requirements(), reason="intarsia is not installed as a package")
+def test_what_models_import_an_extra_has() -> None:
+    folder = pathlib.Path(_packages.__file__).parent / "models"
+    found = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add(str(node.module).partition(".")[0])
+    found -= {"intarsia", "markupsafe", *sys.stdlib_module_names}  # markupsafe is jinja2's
+    assert {"gguf", "ml_dtypes"} <= found
+    asked = {
+        row.package.replace("-", "_")
+        for row in _packages.requirements()
+        if row.extra in ("jax", "models")
+    }
+    assert found - asked == set()
 
 
 def test_without_metadata_there_is_no_command(monkeypatch: pytest.MonkeyPatch) -> None:

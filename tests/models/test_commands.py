@@ -172,7 +172,7 @@ def test_stdin_is_utf8_whatever_the_locale(monkeypatch: pytest.MonkeyPatch) -> N
         typed(b"\xff")
 
 
-def test_export(write_gguf, tiny_weights, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+def test_export(write_gguf, tiny_weights, capsys, tmp_path: Path, monkeypatch) -> None:
     model, out = str(write_gguf(tiny_weights)), tmp_path / "out"
     assert cli.main(["export", model, str(out)]) == 0
     modes = {file.name: file.stat().st_mode for file in out.iterdir()}
@@ -182,6 +182,10 @@ def test_export(write_gguf, tiny_weights, capsys: pytest.CaptureFixture, tmp_pat
     assert "has model.safetensors already; --overwrite replaces it" in capsys.readouterr().err
     assert (out / "model.safetensors").stat().st_mtime_ns == before
     assert cli.main(["export", model, str(out), "--overwrite"]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["export", model, "", "--overwrite"]) == 2
+    text = "the directory is '', expected a folder to write to"
+    assert capsys.readouterr().err == f"intarsia export: {text}\n"
 
 
 @pytest.mark.parametrize(

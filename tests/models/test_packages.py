@@ -80,6 +80,11 @@ def test_what_pip_is_to_install(monkeypatch, capsys):
         runpy.run_path(packages.__file__, run_name="__main__")
 
 
+def test_no_name_is_no_folder():
+    with pytest.raises(FileNotFoundError, match="model '' is neither a file nor a directory"):
+        find_model("")
+
+
 def test_a_name_that_is_nearly_one():
     with pytest.raises(FileNotFoundError, match="nor one of smollm2, gemma3, did you mean smollm2"):
         find_model("smolm2")

@@ -1,5 +1,6 @@
 """Faults of several processes: which line and status each ends with, how soon, and what a new start does."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import jax
 import pytest
 import started
 from intarsia import cli
-from intarsia.processes import Limits, endings, progress
+from intarsia.processes import Limits, endings, print_line, progress
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,23 @@ def test_an_error_of_one_process_is_everyones(start, tiny_model, address, tmp_pa
     [said], [own] = started.said(ends[0][2]), started.said(ends[1][2])
     assert f"process 0 of 2: ended, since process 1 failed: {text}" in said
     assert f"process 1 of 2: {text}" in own
+
+
+def test_a_reader_that_has_enough_ends_all(generate) -> None:
+    processes = [generate(2, i, *started.LONG) for i in range(2)]
+    processes[0].stdout.readline()
+    processes[0].stdout.close()
+    ends = started.ends(processes)
+    assert [(status, started.said(err)) for status, _, err in ends] == [(0, []), (0, [])], ends
+
+
+def test_a_line_that_nobody_reads_is_no_error(monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise BrokenPipeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", refuse)
+        print_line("why the process ends")
 
 
 def test_only_an_error_of_a_collective_waits_for_word_of_another(monkeypatch) -> None:

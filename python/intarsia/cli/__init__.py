@@ -1,7 +1,6 @@
 """The `intarsia` command: generate, perplexity, export, ops, doctor."""
 
 import argparse
-import os
 import sys
 import threading
 from pathlib import Path
@@ -10,7 +9,16 @@ from typing import Any, NoReturn
 from intarsia import __version__
 from intarsia._packages import needed_by
 from intarsia._suggest import did_you_mean
-from intarsia.cli import _interrupts, _processes, doctor, export, generate, ops, perplexity
+from intarsia.cli import (
+    _interrupts,
+    _processes,
+    _streams,
+    doctor,
+    export,
+    generate,
+    ops,
+    perplexity,
+)
 from intarsia.models.memory import JAX_OUT_OF_MEMORY
 
 _COMMANDS = {
@@ -39,7 +47,17 @@ class _PrintCmakeDir(argparse.Action):
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one subcommand; returns its exit status. A wrong call is one line on stderr, status 2."""
-    _open_what_is_closed()
+    with _interrupts.ending(_SECONDS_TO_END) as interrupted, _streams.usable():
+        try:
+            args = _parsed(argv)
+            if hasattr(args, "num_processes") and _processes.asked_for(args):
+                interrupted.seconds = _SECONDS_TO_END_OF_SEVERAL
+            return _run(args, interrupted)
+        except KeyboardInterrupt:
+            return _interrupts.STATUS
+
+
+def _parsed(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="intarsia", description=__doc__)
     parser.add_argument("--version", action="version", version=f"intarsia {__version__}")
     parser.add_argument(
@@ -62,11 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         command.error(
             f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(unknown[0], options)}"
         )
-    several = hasattr(args, "num_processes") and _processes.asked_for(args)
-    with _interrupts.ending(
-        _SECONDS_TO_END_OF_SEVERAL if several else _SECONDS_TO_END
-    ) as interrupted:
-        return _run(args, interrupted)
+    return args
 
 
 def _run(args: argparse.Namespace, interrupted: threading.Event) -> int:
@@ -75,7 +89,7 @@ def _run(args: argparse.Namespace, interrupted: threading.Event) -> int:
             status = _COMMANDS[args.command][0].main(args) or 0
         sys.stdout.flush()  # here, where a closed pipe can be told from an error
     except BrokenPipeError:  # `intarsia ops | head -3`: whoever reads has enough
-        _drop_output()
+        _streams.drop(sys.stdout)
         return 0
     except (ValueError, OSError, ImportError, NotImplementedError, MemoryError) as error:
         if not interrupted.is_set():
@@ -88,8 +102,6 @@ def _run(args: argparse.Namespace, interrupted: threading.Event) -> int:
         line = text.partition("\n")[0]  # of many, where XLA lists its buffers
         print(f"intarsia {args.command}: {line}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        interrupted.set()
     return _interrupts.STATUS if interrupted.is_set() else status
 
 
@@ -106,17 +118,3 @@ def _said(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return str(error) or "out of memory"
     return str(error) or type(error).__name__
-
-
-def _open_what_is_closed() -> None:
-    """As a shell's `>&-` leaves stdout and stderr: libraries write to them without a question."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, it stays open
-
-
-def _drop_output() -> None:
-    """Lets Python flush what is left at its end without meeting the closed pipe again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

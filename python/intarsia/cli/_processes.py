@@ -195,6 +195,8 @@ def joined(args: argparse.Namespace, program: str, **common: str) -> Iterator[Sh
         with processes:
             try:
                 yield Share(processes, replicas, place.index * replicas // place.count)
+            except BrokenPipeError:  # of stdout: whoever reads what process 0 prints has enough
+                processes.stop()
             except _REFUSALS as error:
                 processes.fail(error, 2)
 

@@ -211,11 +211,15 @@ def _check_jax(report: _Report) -> None:
     report.ok(
         "registration", ", ".join(f"{n} targets on {p}" for p, n in sorted(registered.items()))
     )
+    jax.devices()  # where it raises, JAX has no device at all
     for name in ("cpu", "cuda"):
         try:
             devices = jax.devices(name)
-        except RuntimeError:
-            report.note(f"JAX on {name}", "no such device")
+        except RuntimeError as error:
+            if name == "cuda" and _wants_gpus():
+                report.problem(f"JAX on {name}", _cause(error))
+            else:
+                report.note(f"JAX on {name}", "no such device")
             continue
         if name == "cuda" and "CUDA" not in registered:
             report.problem("JAX on cuda", "JAX has a GPU but this library was built without CUDA")
@@ -223,6 +227,13 @@ def _check_jax(report: _Report) -> None:
         _self_test(report, name, lambda device=devices[0]: jax.default_device(device))
         if len(devices) > 1:
             _test_sum(report, name, devices)
+
+
+def _wants_gpus() -> bool:
+    """Whether JAX has a plugin for GPUs and may choose it. Where it is told to choose it, `jax.devices()` fails without a GPU."""
+    plugins = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+    left = _environment.jax_platforms() or _environment.hides_gpus()
+    return not left and any(_version(plugin) for plugin in plugins)
 
 
 def _check_torch(report: _Report) -> None:

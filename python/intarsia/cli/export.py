@@ -10,7 +10,7 @@ from intarsia.models.packages import PACKAGES
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument("model", help=f"{' or '.join(PACKAGES)}, a .gguf file, or a directory")
-    parser.add_argument("directory", type=Path, help="where to write")
+    parser.add_argument("directory", help="where to write")
     parser.add_argument(
         "--overwrite", action="store_true", help="replace a model that is in the directory"
     )
@@ -27,8 +27,11 @@ def main(args: argparse.Namespace) -> None:
     from intarsia.models import export_model, find_model
     from intarsia.models.export import files_there
 
-    there = files_there(args.directory)
+    if not args.directory:  # as a path it would be the current folder
+        raise ValueError("the directory is '', expected a folder to write to")
+    directory = Path(args.directory)
+    there = files_there(directory)
     if there and not args.overwrite:
-        raise ValueError(f"{args.directory} has {there[0].name} already; --overwrite replaces it")
-    export_model(find_model(args.model), args.directory, dtype=args.dtype)
-    print(f"{args.directory}: {args.model} in {args.dtype}")
+        raise ValueError(f"{directory} has {there[0].name} already; --overwrite replaces it")
+    export_model(find_model(args.model), directory, dtype=args.dtype)
+    print(f"{directory}: {args.model} in {args.dtype}")

@@ -24,7 +24,7 @@ def find_model(model: str) -> Path:
     """Resolves the name of a packaged model (`smollm2`) or a path to a GGUF file or directory."""
     if model not in PACKAGES:
         path = Path(model)
-        if not path.exists():
+        if not model or not path.exists():  # an empty one would be the current folder
             raise FileNotFoundError(
                 f"model {model!r} is neither a file nor a directory nor one of {', '.join(PACKAGES)}"
                 + (did_you_mean(model, PACKAGES) or "; of a model of the Hub, download the folder")

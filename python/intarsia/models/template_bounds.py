@@ -110,12 +110,12 @@ def _quoted(text: str) -> int:
 
 
 def _in_ascii(text: str) -> int:
-    """In JSON whose other characters are two times \ud83d."""
+    r"""In JSON whose other characters are two times \ud83d."""
     return _escaped_controls(text) if text.isascii() else 12 * len(text)
 
 
 def _escaped_controls(text: str) -> int:
-    """In JSON, where others are \u0001."""
+    r"""In JSON, where others are \u0001."""
     controls = 0 if text.isprintable() else _count(text, _CONTROLS)
     return len(text) + _count(text, '"\\') + 5 * controls
 

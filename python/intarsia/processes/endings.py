@@ -1,6 +1,7 @@
 """How a process ends: with the others, by itself, or because another one failed or died.
 
-An end that is none with the others has one line, which says why, and `os._exit`: JAX's and gloo's threads would not end otherwise.
+An end that is none with the others has one line, which says why (none where all are stopped), and `os._exit`: JAX's and gloo's
+threads would not end otherwise.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from intarsia.processes.progress import Progress
 FAREWELL_SECONDS = 5  # for the others to hear of this end
 _POLL_SECONDS = 1.0
 _PARTING_SECONDS = 0.5  # for the others to go before process 0
-_FAILED = f"{PREFIX}failed"  # a key: who failed first, and why
+_FAILED = f"{PREFIX}failed"  # a key: who failed first, and why; or who stopped all, and nothing
 # In XLA's errors of collectives and of the coordinator's clients, which name no process.
 _OF_PEERS = ("Gloo", "NCCL", "UNAVAILABLE", "CANCELLED", "ABORTED")
 
@@ -81,6 +82,10 @@ class Endings:
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0))
 
+    def stop(self) -> None:
+        """Ends this process and the others, with status 0 and no line."""
+        self._end("", 0, tell=True)
+
     def fail(self, error: BaseException, status: int) -> None:
         """Ends this process with a line about an error, and the others with one about this process."""
         text = " ".join(str(error).split()) or type(error).__name__
@@ -94,10 +99,11 @@ class Endings:
     def _end(
         self, text: str, status: int, *, tell: bool = False, alive: Sequence[int] | None = None
     ) -> None:
-        """Prints a line and ends the process, after those who are alive have had time to hear of it."""
+        """Prints a line, if there is one, and ends the process, after those who are alive have had time to hear of it."""
         if not self._ending.acquire(blocking=False):
             time.sleep(2 * FAREWELL_SECONDS)  # another thread does it
-        self._say(f"{self._peers.name}: {text}")
+        if text:
+            self._say(f"{self._peers.name}: {text}")
         with contextlib.suppress(Exception):  # another one was first
             if tell:
                 self._client.key_value_set(_FAILED, f"{self._peers.index} {text}")
@@ -125,7 +131,8 @@ class Endings:
             else:
                 index, _, text = said.partition(" ")
                 if int(index) != self._peers.index:
-                    self._end(f"ended, since {self._peers.names[int(index)]} failed: {text}", 1)
+                    line = f"ended, since {self._peers.names[int(index)]} failed: {text}"
+                    self._end(line if text else "", 1 if text else 0)  # or it has stopped all
                 return
             limit = self._limits.stall
             with contextlib.suppress(jax.errors.JaxRuntimeError):

@@ -225,6 +225,10 @@ class Processes:
         """Ends this process's part, whether or not the others end theirs, of which it tells them."""
         self._endings.leave(seconds)
 
+    def stop(self) -> None:
+        """Ends this process and the others, with status 0 and no line: nobody wants what they have left to do."""
+        self._endings.stop()
+
     def fail(self, error: BaseException, status: int = 1) -> None:
         """Ends this process with a line about an error, and the others with one about this process."""
         self._endings.fail(error, status)
@@ -262,4 +266,7 @@ def _bounded(seconds: float, say: Callable[[], None]) -> Iterator[None]:
 
 def print_line(line: str) -> None:
     """On stderr, wherever `sys.stderr` goes."""
-    os.write(2, f"{line}\n".encode())
+    with contextlib.suppress(
+        BrokenPipeError
+    ):  # nobody reads it, and the process is to end all the same
+        os.write(2, f"{line}\n".encode())
