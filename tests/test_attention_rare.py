@@ -1,12 +1,15 @@
 """Attention where an online softmax has its rare cases: maxima that rise by whole steps, one key above all others, an Inf
-or a NaN that only some rows meet. Each would have been wrong in a kernel of ours once."""
+or a NaN that only some rows meet, a softcap that no score comes near. Each would have been wrong in a kernel of ours
+once."""
 
 import intarsia.jax as ij
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import running
+import support
 
 D, LEN_Q, LEN_K = 128, 160, 1280
 
@@ -93,7 +96,8 @@ def test_what_lies_left_of_every_window_is_not_read(platform, dtype) -> None:
 @running.on_each_platform
 @pytest.mark.parametrize("sequences", [1, 2, 4])
 @pytest.mark.parametrize("poisoned", ["key", "query"])
-def test_a_nan_of_one_sequence_while_decoding(platform, sequences, poisoned) -> None:
+@pytest.mark.parametrize("lse", [False, True], ids=["", "lse"])
+def test_a_nan_of_one_sequence_while_decoding(platform, sequences, poisoned, lse) -> None:
     """It is in all results of its sequence and head, and in no other one."""
     random = np.random.default_rng(sequences)
     pages, page_size, heads, kv_heads = 40, 16, 32, 8
@@ -107,7 +111,9 @@ def test_a_nan_of_one_sequence_while_decoding(platform, sequences, poisoned) -> 
         with jax.default_device(jax.devices(platform)[0]):
             k, v = (jnp.asarray(x, jnp.bfloat16) for x in cache)
             q = jnp.asarray(query, jnp.bfloat16)
-            return np.asarray(ij.paged_attention(q, (k, v), used, table, starts), np.float32)
+            results = ij.paged_attention(q, (k, v), used, table, starts, return_lse=lse)
+            out, *lses = results if lse else [results]
+            return [np.asarray(out, np.float32), *(np.asarray(x).T for x in lses)]
 
     clean = attend_all()
     if poisoned == "key":
@@ -117,5 +123,50 @@ def test_a_nan_of_one_sequence_while_decoding(platform, sequences, poisoned) -> 
     got = attend_all()
     hit = np.zeros((sequences, heads), bool)
     hit[0, slice(12, 16) if poisoned == "key" else 14] = True
-    assert np.isnan(got[hit]).all()
-    np.testing.assert_array_equal(got[~hit], clean[~hit])
+    for x, y in zip(got, clean, strict=True):
+        assert np.isnan(x[hit]).all()
+        np.testing.assert_array_equal(x[~hit], y[~hit])
+
+
+@running.on_each_platform
+@DTYPES
+@pytest.mark.parametrize("keys", [LEN_K, 8 * LEN_K])  # the latter are cut into pieces
+def test_a_nan_that_a_prompt_sees(platform, dtype, keys) -> None:
+    """It is in out and lse of its KV head's rows."""
+    random = np.random.default_rng(3)
+    q, k, v = (
+        jnp.asarray(random.standard_normal((n, h, D)), dtype)
+        for n, h in ((LEN_Q, 4), (keys, 2), (keys, 2))
+    )
+    cu = [np.array([0, len(x)], np.int32) for x in (q, k)]
+    with jax.default_device(jax.devices(platform)[0]):
+        out, lse = ij.flash_attn_varlen(
+            q, k.at[777, 1, 9].set(jnp.nan), v, cu[0], cu_seqlens_k=cu[1], is_causal=True,
+            return_lse=True,
+        )  # fmt: skip
+    out, lse = np.asarray(out, np.float64), np.asarray(lse)
+    assert np.isnan(out[:, 2:]).all() and np.isnan(lse[2:]).all()
+    assert np.isfinite(lse[:2]).all()
+    check(out[:, :2], wanted(q, k, v, D**-0.5)[:, :2], dtype)
+
+
+@running.on_each_platform
+@pytest.mark.parametrize("softcap", [1e4, 1e6, 1e9, 1e30, 3e38])
+@pytest.mark.parametrize("lens", [((70, 90), (200, 3000)), ((1, 300), (2, 900))], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "kv"),
+    [
+        ("f32", None),
+        ("f16", None),
+        ("bf16", None),
+        ("bf16", ml_dtypes.float8_e4m3fn),
+        ("bf16", ml_dtypes.float8_e5m2),
+    ],
+)
+def test_a_softcap_far_above_all_scores(platform, softcap, lens, dtype, kv) -> None:
+    operands, attributes = support.op_module("flash_attn_varlen").arguments(
+        np.random.default_rng(4), support.DTYPES[dtype], lens=lens, h=4, hk=2, d=D, kv=kv,
+        scale=0.3, softcap=softcap, return_lse=True,
+    )  # fmt: skip
+    got = running.run_any("flash_attn_varlen", operands, attributes, platform)
+    running.check_against_reference("flash_attn_varlen", operands, attributes, got, platform)

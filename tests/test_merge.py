@@ -219,6 +219,25 @@ def test_cascade_attention_is_paged_attention_over_both(platform):
         running.check("merge_attn_states", got, np.asarray(want, np.float64), "cascade")
 
 
+@running.on_each_platform
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("part", ["prefix", "sequence"])
+def test_a_nan_in_one_part_of_a_cascade(platform, dtype, part):
+    """It is in out and lse of the rows that see it, and in no other ones."""
+    cascade = make_cascade(support.DTYPES[dtype], LENS, prefix=1000, h=8, hk=2, d=128, page=8)
+    clean = run_cascade(cascade, platform)
+    prefix_table, _, _, table, starts = cascade.operands
+    pages, key = (prefix_table, 500) if part == "prefix" else (table[2], 7)
+    cascade.kv_cache[0][pages[key // 8], key % 8, 1, 3] = np.nan
+    got = run_cascade(cascade, platform)
+    hit = np.zeros((len(cascade.query), 8), bool)
+    hit[slice(None) if part == "prefix" else slice(*starts[2:4]), 4:] = True
+    for x, y in zip(got, clean, strict=True):
+        seen = hit if x.ndim == 3 else hit.T
+        assert np.isnan(x[seen]).all() and np.isfinite(y).all()
+        np.testing.assert_array_equal(x[~seen], y[~seen])
+
+
 def test_growing_prefixes_compile_once():
     cascade = make_cascade(np.float32, LENS, prefix=48, h=4, hk=2, d=64, page=8)
     table, _, *rest = cascade.operands

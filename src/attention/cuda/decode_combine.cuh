@@ -34,12 +34,12 @@ __device__ __forceinline__ float Weight(float lse, float reference) {
   return lse == -INFINITY ? 0.0f : cuda::Exp2(lse - reference);
 }
 
-// From sums of weights relative to `reference` to what the op returns.
+// From sums of weights relative to `reference` to what the op returns; NaN stays NaN.
 __device__ __forceinline__ float Inverse(float weights) {
-  return weights > 0 ? __fdividef(1.0f, weights) : 0.0f;
+  return weights == 0.0f ? 0.0f : __fdividef(1.0f, weights);
 }
 __device__ __forceinline__ float LseOf(float weights, float reference) {
-  return weights > 0 ? reference + log2f(weights) : -INFINITY;
+  return weights == 0.0f ? -INFINITY : reference + log2f(weights);
 }
 
 // Combines the items of several pieces; `p` with its heads split, as the kernel before it had it.

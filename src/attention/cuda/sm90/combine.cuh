@@ -86,7 +86,7 @@ __device__ __forceinline__ void CombinePieces(const Params& p, const Pieces& pie
       }
     }
     weights = over_pieces(weights, [](float x, float y) { return x + y; });
-    const float own_inverse = weights > 0 ? 1.0f / weights : 0.0f;
+    const float own_inverse = weights == 0.0f ? 0.0f : 1.0f / weights;  // NaN stays NaN
     const int64_t own_out = ((int64_t{task.first_token} + token) * p.num_heads + head) * dv;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void CombinePieces(const Params& p, const Pieces& pie
     }
     if (p.lse && exists && lane % kLanes == 0)
       p.lse[head * p.num_tokens + task.first_token + token] =
-          weights > 0 ? base + logf(weights) : -INFINITY;
+          weights == 0.0f ? -INFINITY : base + logf(weights);
   }
 }
 
