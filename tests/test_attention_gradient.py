@@ -232,7 +232,7 @@ def backward_cases(draw):
         "alibi": draw(st.sampled_from([None, None, "head", "sequence"])),
         "sinks": draw(st.booleans()),
         "dlse": draw(st.booleans()),
-        "softcap": draw(st.sampled_from([0.0, 2.0, 30.0])),
+        "softcap": draw(st.sampled_from([0.0, 2.0, 30.0, 1e6])),
         "scale": draw(st.sampled_from([None, 0.02, 0.3])),
         "is_causal": draw(st.booleans()),
         "window_left": draw(window),
@@ -262,6 +262,18 @@ def test_drawn_batches(platform, case, seed):
         x[np.isnan(x)] = 0
     running.check_against_reference(OP, operands, attributes, got, platform)
     assert not got[0][~rows].any() and not got[1][~keys].any() and not got[2][~keys].any()
+
+
+@running.on_each_platform
+@pytest.mark.parametrize("softcap", [1e4, 1e6, 1e9, 1e30, 3e38])
+@pytest.mark.parametrize("dtype", sorted(support.DTYPES))
+def test_a_softcap_far_above_all_scores(platform, softcap, dtype):
+    operands, attributes = MODULE.arguments(
+        np.random.default_rng(0), support.DTYPES[dtype], lens=((40, 70), (90, 300)), h=4, hk=2,
+        d=128, scale=0.3, softcap=softcap,
+    )  # fmt: skip
+    got = running.run_any(OP, operands, attributes, platform)
+    running.check_against_reference(OP, operands, attributes, got, platform)
 
 
 @running.on_each_platform

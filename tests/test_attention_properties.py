@@ -39,7 +39,7 @@ def calls(draw, paged):
         "d": 8 * draw(st.one_of(st.integers(1, 32), st.sampled_from([8, 16, 24]))),
         "padding": draw(st.integers(0, 5)),
         "index": draw(INDEX_DTYPES),
-        "softcap": draw(st.sampled_from([0.0, 0.7, 30.0])),
+        "softcap": draw(st.sampled_from([0.0, 0.7, 30.0, 1e6])),
         "scale": draw(st.sampled_from([None, 0.02, 0.5])),
         "sinks": draw(st.booleans()),
         "return_lse": draw(st.booleans()),

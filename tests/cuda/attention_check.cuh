@@ -124,7 +124,7 @@ inline void DrawVariants(Case& c, std::mt19937& random) {
   if (random() % 3 == 0) c.num_seqs = static_cast<int64_t>(random() % (c.len_q.size() + 1));
   c.front = pick({0, 0, 0, 3, 150});
   c.falling = random() % 3 == 0;
-  c.softcap = static_cast<float>(pick({0, 0, 0, 5, 30}));
+  c.softcap = static_cast<float>(pick({0, 0, 0, 5, 30, 1 << 20}));
   if (random() % 10 == 0) c.scale = -0.1f;
   c.wide = random() % 2;
   c.strided_q = random() % 3 == 0;

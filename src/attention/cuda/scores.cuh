@@ -1,12 +1,22 @@
 // From products q . k to weights: scale, softcap, alibi and sinks, all to base 2.
 #pragma once
 #include "src/attention/cuda/ragged.cuh"
+#include "src/core/cuda/ptx.cuh"
 
 namespace intarsia::attention {
 
 // What the scores of a sequence and KV head are scaled by.
 __device__ __forceinline__ float ScoreScale(const Params& p, int seq, int kv_head) {
   return p.scale * p.q_scale.At(seq, kv_head) * p.k_scale.At(seq, kv_head);
+}
+
+// softcap * tanh(y) of a score x = softcap * y, in whatever unit: `far` but for scores near 0.
+// There tanh by exponentials cancels, to an error that a large softcap makes one of whole scores,
+// and a series takes its place. Both have a relative error below 2e-6.
+__device__ __forceinline__ float Capped(float x, float y, float far) {
+  const float square = y * y;
+  const float near = x * (1.0f + square * (square * (2.0f / 15) - 1.0f / 3));
+  return fabsf(y) < 0.125f ? near : far;
 }
 
 // From q . k to the logarithm to base 2 of a weight, x. Usually that is a product with a positive
@@ -23,23 +33,25 @@ class Logit {
 
   template <int kSize>
   __device__ __forceinline__ void Apply(float (&dots)[kSize]) const {
+    const float factor = scale_ * kLog2e;
     if (capped()) {
+      // The quotient is 0 for a cap above 2^126, which then counts as none.
       const float inner = __fdividef(scale_, cap_), outer = cap_ * kLog2e;
 #pragma unroll
-      for (float& x : dots) x = outer * Tanh(x * inner);
+      for (float& x : dots) x = Capped(x * factor, x * inner, Far(x * inner, outer));
     } else {
 #pragma unroll
-      for (float& x : dots) x *= scale_ * kLog2e;
+      for (float& x : dots) x *= factor;
     }
   }
 
  private:
   __device__ bool capped() const { return cap_ > 0; }
-  // tanh.approx's relative error of 2^-11 would become 2 % of a weight under a softcap of 50. For
-  // 16-bit operands an error that is small beside 1 is enough.
-  static __device__ __forceinline__ float Tanh(float x) {
-    if constexpr (kType == DType::kF32) return tanhf(x);
-    return 1.0f - __fdividef(2.0f, 1.0f + __expf(2.0f * x));
+  // outer * tanh(y). tanh.approx's relative error of 2^-11 would become 2 % of a weight under a
+  // softcap of 50. For 16-bit operands an error that is small beside 1 is enough.
+  static __device__ __forceinline__ float Far(float y, float outer) {
+    if constexpr (kType == DType::kF32) return outer * tanhf(y);
+    return outer - __fdividef(2.0f * outer, 1.0f + cuda::Exp2(2.0f * kLog2e * y));
   }
 
   float scale_, cap_;

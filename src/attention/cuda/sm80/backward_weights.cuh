@@ -1,5 +1,6 @@
 // P and dS of the gradient's kernel (backward.cuh), made by a pair of warps from their scores.
 #pragma once
+#include "src/attention/cuda/scores.cuh"
 #include "src/attention/cuda/sm80/backward_tile.cuh"
 
 namespace intarsia::attention::backward {
@@ -38,7 +39,7 @@ class Weigher {
       if (p_.softcap > 0.0f) {
         const float y = x / p_.softcap, e = Exp(-2.0f * fabsf(y));
         derivative = 4.0f * e / ((1.0f + e) * (1.0f + e));  // 1 - tanh^2, which would cancel
-        x = p_.softcap * Tanh(y, e);
+        x = p_.softcap * Capped(y, y, Tanh(y, e));
       }
       const int position = info.position[column];
       x = x * kLog2e - info.slope[column] * fabsf(static_cast<float>(position - key));
@@ -56,7 +57,7 @@ class Weigher {
     if constexpr (S::kF32) return expf(x);
     return __expf(x);
   }
-  // e = exp(-2 |y|)
+  // e = exp(-2 |y|). Near 0 it cancels.
   static __device__ __forceinline__ float Tanh(float y, float e) {
     if constexpr (S::kF32) return tanhf(y);
     return copysignf(__fdividef(1.0f - e, 1.0f + e), y);
