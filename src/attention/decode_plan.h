@@ -23,6 +23,7 @@
 
 #include "src/core/checked.h"
 #include "src/core/round.h"
+#include "src/core/status.h"
 
 namespace intarsia::attention::decode {
 
@@ -142,6 +143,18 @@ constexpr int GranuleKeys(const StaticShape& shape) {
   int keys = kMinGranuleKeys;
   while (keys < kMaxLine / 2 && MaxLine(shape, keys) > kMaxLine) keys *= 2;
   return keys;
+}
+
+// Hundreds of millions of sequences would make too long a line of any granules: each costs
+// something.
+inline Status FitLine(const StaticShape& shape) {
+  // The last slice may end behind the line, by a granule for each slice of a grid.
+  constexpr int64_t kLimit = 2 * kMaxLine - 65536;
+  const int64_t line = MaxLine(shape, GranuleKeys(shape));
+  if (line <= kLimit) return {};
+  return Unimplemented(Text("cu_seqlens_q has ", shape.num_seqs, " sequences of ", shape.num_tokens,
+                            " tokens in all, whose decoding may take ", line,
+                            " steps, expected at most ", kLimit, " on GPUs"));
 }
 
 // Slices for each KV head if there may be as many CTAs.

@@ -193,6 +193,32 @@ TEST(DecodePlan, GranulesGrowWithTheShapeOnly) {
   EXPECT_LE(MaxLine(shape, GranuleKeys(shape)), kMaxLine);
 }
 
+TEST(DecodePlan, LinesBeyond32BitsAreRefused) {
+  StaticShape shape{.num_tokens = 280'000'000,
+                    .num_seqs = 280'000'000,
+                    .num_heads = 1,
+                    .num_kv_heads = 1,
+                    .v_head_dim = 8,
+                    .max_len_k = 16};
+  EXPECT_TRUE(FitLine(shape).ok());
+  shape.num_tokens = shape.num_seqs = 400'000'000;
+  const Status status = FitLine(shape);
+  EXPECT_EQ(status.code, Code::kUnimplemented);
+  EXPECT_EQ(status.message,
+            "cu_seqlens_q has 400000000 sequences of 400000000 tokens in all, whose decoding may "
+            "take 2975000000 steps, expected at most 2147418112 on GPUs");
+  shape.num_tokens = 1 << 20;  // of which most sequences have none
+  EXPECT_TRUE(FitLine(shape).ok());
+  // A long prompt makes granules larger.
+  shape = {.num_tokens = 1 << 22,
+           .num_seqs = 4,
+           .num_heads = 256,
+           .num_kv_heads = 1,
+           .v_head_dim = 128,
+           .max_len_k = 1 << 30};
+  EXPECT_TRUE(FitLine(SplitHeads(shape)).ok());
+}
+
 TEST(DecodePlan, LargeGroupsAreSplit) {
   for (int64_t group : {1, 4, 7, 8, 15, 16, 17, 19}) EXPECT_EQ(HeadParts(group), 1) << group;
   EXPECT_EQ(HeadParts(20), 2);

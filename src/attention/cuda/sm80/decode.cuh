@@ -211,6 +211,7 @@ Status LaunchShape(Params p, const CudaContext& context, const DecodeRows& which
       std::min(cuda::ResidentBlocks(device, S::kSharedBytes + kForwardStaticBytes),
                S::kTiles.ctas_per_sm);
   const StaticShape shape = SplitHeads(ShapeOf(p));
+  INTARSIA_RETURN_IF_ERROR(FitLine(shape));
   const int64_t head_parts = shape.num_kv_heads / p.num_kv_heads();
   p.cache.num_kv_heads = shape.num_kv_heads;
   p.SetGroup();
