@@ -89,7 +89,7 @@ TEST(QuantizedGroupsPlan, EightBitsOnHopperHaveGroupsOfStages) {
     EXPECT_EQ(plan(12 * 128).shape, kFewWarpgroupsRows);
     EXPECT_EQ(plan(21 * 128).shape, kManyWarpgroupsRows);
     p.each.group = 64, p.each.groups = 32;
-    EXPECT_EQ(plan(8).kernel, QuantizedKernelKind::kStream);
+    EXPECT_EQ(plan(8).kernel, QuantizedKernelKind::kWideStream);
     p.each.group = 2048, p.each.groups = 1;  // a scale a row
     EXPECT_EQ(plan(8).kernel, QuantizedKernelKind::kGroupsHopper);
     p.each.zeros = {.data = memory, .dtype = DType::kI8};

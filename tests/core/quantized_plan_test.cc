@@ -333,6 +333,38 @@ TEST(QuantizedPlan, PointsInBytesAreReadByWarpgroups) {
   EXPECT_NE(plan_of(DType::kU8, true, memory).kernel, QuantizedKernelKind::kWarpgroups);
 }
 
+// A grid's y ends at 65535 tiles.
+TEST(QuantizedPlan, PassesTakeAllRows) {
+  alignas(16) static char memory[16];
+  const auto offset = [&](const void* at) { return static_cast<const char*>(at) - memory; };
+  for (const auto& [name, device] : kGpus)
+    for (const bool gated : {false, true})
+      for (const DType dtype : {DType::kF32, DType::kBF16})
+        for (const int64_t m : {1, 16, 4096, 65535 * 32, 65535 * 32 + 1, (1 << 30) - 1}) {
+          QuantizedParams p = ParamsOf(m, 4096, 128, 32);
+          p.dtype = dtype, p.out_dtype = DType::kF32;
+          p.x = p.out = memory;
+          p.gating.is_there = gated;
+          if (!gated) p.residual = memory;
+          const QuantizedPlan plan = PlanFor(p, device);
+          const int64_t most = 65535 * plan.shape.rows;
+          int64_t rows = 0, passes = 0;
+          for (; rows < m; ++passes) {
+            const QuantizedParams pass = PassFrom(p, plan, rows);
+            EXPECT_LE(CeilDiv<int64_t>(pass.m, plan.shape.rows), 65535) << name << " m " << m;
+            EXPECT_EQ(offset(pass.x), rows * 128 * Bytes(dtype));
+            EXPECT_EQ(offset(pass.out), rows * (gated ? 2048 : 4096) * 4);
+            if (gated)
+              EXPECT_EQ(pass.residual, nullptr);
+            else
+              EXPECT_EQ(offset(pass.residual), rows * 4096 * Bytes(dtype));
+            rows += pass.m;
+          }
+          EXPECT_EQ(rows, m) << name;
+          EXPECT_EQ(passes, CeilDiv(m, most)) << name << " m " << m;
+        }
+}
+
 TEST(QuantizedPlan, ReportsWhatAGpuGets) {
   const auto kernel_of = [](const char* gpu, std::string_view call) -> std::string {
     for (const auto& choice : ReportQuantizedChoices(Gpu(gpu)))
@@ -351,7 +383,8 @@ TEST(QuantizedPlan, ReportsWhatAGpuGets) {
   EXPECT_EQ(kernel_of("H200", "128 experts in Q4_K, rows: 16"), "not reported");
   EXPECT_EQ(kernel_of("H200", "128 experts in mxfp4, rows: 16"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "128 experts in int4, rows: 2048"), "Hopper, many rows");
-  EXPECT_EQ(kernel_of("H200", "128 experts in int8, rows: 16"),
+  EXPECT_EQ(kernel_of("H200", "128 experts in int8, rows: 16"), "Hopper");
+  EXPECT_EQ(kernel_of("A100", "128 experts in int8, rows: 16"),
             "portable, codes streamed past rows");
 }
 

@@ -35,6 +35,23 @@ bool Norms(const QuantizedParams& p, const QuantizedPlan& plan) {
   return p.m == 1 && plan.kernel == QuantizedKernelKind::kRow;
 }
 
+Status Launch(const QuantizedParams& params, const QuantizedPlan& plan,
+              const CudaContext& context) {
+  if (plan.kernel == QuantizedKernelKind::kAny)
+    return DispatchDType<kF32, kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
+      return LaunchQuantizedOf<kType>(params, plan, context);
+    });
+  return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
+    if (plan.kernel == QuantizedKernelKind::kRow) return LaunchRowOf<kType>(params, plan, context);
+    if (plan.kernel == QuantizedKernelKind::kWarpgroups)
+      return sm90::LaunchWarpgroupsOf<kType>(params, plan, context);
+    if (plan.kernel == QuantizedKernelKind::kResident ||
+        plan.kernel == QuantizedKernelKind::kWideResident)
+      return sm90::LaunchResidentOf<kType>(params, plan, context);
+    return LaunchStreamOf<kType>(params, plan, context);
+  });
+}
+
 }  // namespace
 
 Status Run(const QuantizedParams& params, const CudaContext& context) {
@@ -45,20 +62,9 @@ Status Run(const QuantizedParams& params, const CudaContext& context) {
     return Internal("the layer's kernel takes no gating");
   if (params.norm.weight && !Norms(params, plan))
     return Internal("the layer's kernel norms no rows");
-  if (plan.kernel != QuantizedKernelKind::kAny)
-    return DispatchDType<kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
-      if (plan.kernel == QuantizedKernelKind::kRow)
-        return LaunchRowOf<kType>(params, plan, context);
-      if (plan.kernel == QuantizedKernelKind::kWarpgroups)
-        return sm90::LaunchWarpgroupsOf<kType>(params, plan, context);
-      if (plan.kernel == QuantizedKernelKind::kResident ||
-          plan.kernel == QuantizedKernelKind::kWideResident)
-        return sm90::LaunchResidentOf<kType>(params, plan, context);
-      return LaunchStreamOf<kType>(params, plan, context);
-    });
-  return DispatchDType<kF32, kF16, kBF16>("x", params.dtype, [&]<DType kType>() {
-    return LaunchQuantizedOf<kType>(params, plan, context);
-  });
+  for (int64_t first = 0; first < params.m; first += MostRowsOfPass(plan))
+    INTARSIA_RETURN_IF_ERROR(Launch(PassFrom(params, plan, first), plan, context));
+  return {};
 }
 
 bool CanGate(const QuantizedParams& params, const CudaContext& context) {

@@ -211,6 +211,18 @@ bool FitStream(const QuantizedParams& p, QuantizedPlan& plan) {
   return plan.shared_bytes <= kMostSharedBytes;
 }
 
+QuantizedParams PassFrom(const QuantizedParams& params, const QuantizedPlan& plan, int64_t first) {
+  const auto from = [&](const void* data, int64_t columns, DType dtype) {
+    return static_cast<const char*>(data) + first * columns * Bytes(dtype);
+  };
+  QuantizedParams p = params;
+  p.m = std::min(params.m - first, MostRowsOfPass(plan));
+  p.x = from(params.x, params.k, params.dtype);
+  p.out = const_cast<char*>(from(params.out, params.results(), params.out_dtype));
+  if (params.residual) p.residual = from(params.residual, params.n(), params.dtype);
+  return p;
+}
+
 QuantizedPlan PlanFor(const QuantizedParams& p, const cuda::Device& device) {
   QuantizedPlan plan = BeginPlan(p);
   // kRow is the fastest for one row, and it alone norms it. With 2 to 8 rows kWarpgroups comes
