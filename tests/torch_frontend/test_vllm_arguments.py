@@ -3,6 +3,7 @@
 import intarsia.vllm
 import pytest
 import torch
+from intarsia.vllm import _ops_cache
 from torch import float32, int32, int64
 
 FP8 = torch.float8_e4m3fn
@@ -18,20 +19,29 @@ def _ints(*shape, dtype=int32):
     return torch.zeros(shape, dtype=dtype)
 
 
-def _align(room=64, blocks=4, block_size=16, ids=int32):
+def _align(room=64, blocks=4, block_size=16, ids=int32, expert_map=None):
     """Of 8 pairs and 4 experts: 8 + 4 * 15 places at most, and so 4 blocks."""
-    return [_ints(4, 2, dtype=ids), 4, block_size, _ints(room), _ints(blocks), _ints(1)]
+    results = [_ints(room), _ints(blocks), _ints(1)]
+    return [_ints(4, 2, dtype=ids), 4, block_size, *results, expert_map]
 
 
-def _permute(tokens=4, topk=2, room=8):
-    ids, offsets = _ints(4, 2), _ints(4, dtype=int64)
-    arguments = [torch.ones(tokens, 6), ids, ids, None, 3, 3, topk, None, torch.zeros(room, 6)]
+def _permute(x=(4, 6), topk=2, room=8, experts=3, local=3, expert_map=None):
+    ids, offsets, rows = _ints(4, 2), _ints(4, dtype=int64), torch.zeros(room, 6)
+    arguments = [torch.ones(x), ids, ids, expert_map, experts, local, topk, None, rows]
     return [*arguments, offsets, ids.clone(), _ints(room), ids]
 
 
-def _unpermute(topk=2, **places):
+def _unpermute(topk=2, weights=(4, 2), offsets=None, **places):
     inverse = places.get("inverse", torch.arange(8, dtype=int32).view(4, 2))
-    return [torch.ones(8, 6), torch.ones(4, 2), inverse, None, topk, torch.zeros(4, 6)]
+    return [torch.ones(8, 6), torch.ones(weights), inverse, offsets, topk, torch.zeros(4, 6)]
+
+
+def _sum(ids=(4, 3), expert_map=None, x=(4, 3, 6)):
+    return [torch.ones(x), torch.zeros(4, 6), _ints(*ids), expert_map]
+
+
+def _softmax(weights=(4, 2), logits=(4, 300), ids=int32):
+    return [torch.zeros(weights), _ints(4, 2, dtype=ids), _ints(4, 2), torch.ones(logits)]
 
 
 def _gather(num_tokens):
@@ -62,8 +72,10 @@ def _mm(a=(4, 64), b=(16, 64)):
     return [torch.zeros(4, 16), codes[0], codes[1].t(), torch.ones(1), torch.ones(1)]
 
 
-def _azp(*bias, a=(4, 64)):
-    return [*_mm(a), torch.full((16,), 64, dtype=int32), None, torch.ones(bias) if bias else None]
+def _azp(*bias, a=(4, 64), **scales):
+    codes = _mm(a)
+    codes[3:5] = [scales.get(name, torch.ones(1)) for name in ("a_scales", "b_scales")]
+    return [*codes, torch.full((16,), 64, dtype=int32), None, torch.ones(bias) if bias else None]
 
 
 def _awq(x=(5, 64), words=(64, 4), dtype=float32):
@@ -87,7 +99,15 @@ WRONG = {
     f"{ALIGN}: block_size is -1, expected at least 1": _align(block_size=-1),
     f"{ALIGN}: topk_ids has dtype torch.float32, expected torch.int32 or": _align(ids=float32),
     f"{PERMUTE}: topk_ids has shape [4, 2], expected [4, 3]": _permute(topk=3),
-    f"{PERMUTE}: topk_ids has shape [4, 2], expected [3, 2]": _permute(tokens=3),
+    f"{PERMUTE}: topk_ids has shape [4, 2], expected [3, 2]": _permute((3, 6)),
+    f"{PERMUTE}: input has shape [], expected [t, n]": _permute(()),
+    f"{PERMUTE}: expert_map has shape [], expected [e]": _permute(expert_map=_ints()),
+    f"{PERMUTE}: n_expert is -2147483648, expected 0 to": _permute(experts=-(2**31)),
+    f"{PERMUTE}: n_local_expert is -1, expected 0 to 3": _permute(local=-1),
+    f"{PERMUTE}: n_local_expert is 2147483647, expected 0 to 3": _permute(local=2**31 - 1),
+    f"{PERMUTE}: expert_first_token_offset has shape [4], expected [2147483648]": _permute(
+        experts=2**31 - 1, local=2**31 - 1
+    ),
     f"{PERMUTE}: permuted_input has shape [6, 6], expected [8, 6]": _permute(room=6),
     "moe_unpermute: topk_weights has shape [4, 2], expected [4, 3]": _unpermute(
         3, inverse=_ints(4, 3)
@@ -95,12 +115,19 @@ WRONG = {
     "moe_unpermute: inv_permuted_idx has dtype torch.float32, expected": _unpermute(
         inverse=torch.ones(4, 2)
     ),
-    "moe_sum: topk_ids has shape [4, 1], expected [4, 3]": [
-        *(torch.ones(4, 3, 6), torch.zeros(4, 6), _ints(4, 1))
-    ],
-    "topk_softmax: topk_indices has dtype torch.uint8, expected": [
-        *(torch.zeros(4, 2), _ints(4, 2, dtype=torch.uint8), _ints(4, 2), torch.ones(4, 300))
-    ],
+    "moe_unpermute: topk_weights has shape [], expected [t, k]": _unpermute(weights=()),
+    "moe_unpermute: the length of expert_first_token_offset is 0, expected at least 1": _unpermute(
+        offsets=_ints(0)
+    ),
+    f"{ALIGN}: maybe_expert_map has shape [], expected [e]": _align(expert_map=_ints()),
+    "moe_sum: topk_ids has shape [4, 1], expected [4, 3]": _sum((4, 1)),
+    "moe_sum: input has shape [], expected [t, k, n]": _sum(x=()),
+    "moe_sum: expert_map has shape [], expected [e]": _sum(expert_map=_ints()),
+    "moe_sum: expert_map has shape [1, 8], expected [e]": _sum(expert_map=_ints(1, 8)),
+    "topk_softmax: topk_indices has dtype torch.uint8, expected": _softmax(ids=torch.uint8),
+    "topk_softmax: gating_output has shape [], expected [t, e]": _softmax(logits=()),
+    "topk_softmax: topk_weights has shape [8], expected [t, k]": _softmax((8,)),
+    "grouped_topk: scores has shape [], expected [t, e]": _grouped(torch.ones(())),
     "grouped_topk: scores has shape [8], expected [t, e]": _grouped(torch.ones(8)),
     "grouped_topk: bias has shape [8], expected [4]": _grouped(torch.ones(2, 4)),
     "shuffle_rows: input_tensor has shape [8], expected [t, n]": [
@@ -119,6 +146,14 @@ WRONG = {
     "cutlass_scaled_mm: a has shape [64], expected [m, k]": [*_mm(a=(64,)), None],
     "cutlass_scaled_mm: b has shape [64], expected [64, n]": [*_mm(b=(64,)), None],
     "cutlass_scaled_mm_azp: a has shape [64], expected [m, k]": _azp(a=(64,)),
+    "cutlass_scaled_mm: a has shape [], expected [m, k]": [*_mm(a=()), None],
+    "cutlass_scaled_mm_azp: a has shape [], expected [m, k]": _azp(a=()),
+    "cutlass_scaled_mm_azp: a_scales has shape [1] and dtype torch.float16, expected 1 or 4 of": _azp(
+        a_scales=torch.ones(1, dtype=torch.float16)
+    ),
+    "cutlass_scaled_mm_azp: b_scales has shape [16] and dtype torch.int32, expected 1 or 16 of": _azp(
+        b_scales=_ints(16)
+    ),
     "cutlass_scaled_mm_azp: bias has shape [4, 1], expected [16]": _azp(4, 1),
     "cutlass_scaled_mm_azp: bias has shape [1], expected [16]": _azp(1),
     "awq_gemm: _in_feats has shape [5, 32], expected [t, 64]": _awq(x=(5, 32)),
@@ -186,6 +221,20 @@ def test_indices_outside_are_skipped():
         arguments = _gptq(group=group)
         arguments[1].fill_(0x01010101)
         assert (torch.ops._C.gptq_gemm(*arguments) == want).all()
+
+
+def test_blocks_outside_do_not_go_to_another_device():
+    """What `swap_blocks` takes from a source elsewhere, by tensors of one device: it is as within that one."""
+    src, mapping = (
+        torch.randn(6, 4),
+        torch.tensor([[1, 0], [-1, 1], [6, 2], [5, -1], [4, 6], [0, 3]]),
+    )
+    want, got = torch.zeros(6, 4), torch.zeros(6, 4)
+    torch.ops._C_cache_ops.swap_blocks(src, want, mapping)
+    blocks, target = _ops_cache._taken(src, *mapping.unbind(1))
+    torch.ops.xla_gpu.swap_blocks(blocks, got, torch.arange(6), target)
+    torch.testing.assert_close(got, want)
+    assert got.any(1).tolist() == [True, False, False, True, False, False]
 
 
 def test_default_dtype_does_not_matter():

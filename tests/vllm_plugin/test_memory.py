@@ -125,6 +125,26 @@ def test_a_cpus_cache_is_what_is_asked_for_or_a_quarter(
 
 
 @pytest.mark.parametrize(
+    ("given", "space", "said"),
+    [
+        (5 * GIB, None, "--kv-cache-memory-bytes asks for 5.00 GiB"),
+        (None, 9, "VLLM_CPU_KVCACHE_SPACE asks for 9.00 GiB"),
+    ],
+)
+def test_a_cpus_cache_that_does_not_fit_is_refused(monkeypatch, given, space, said):
+    """Two ranks share what is free; the system would end them while they serve."""
+    monkeypatch.setattr(worker.envs, "VLLM_CPU_KVCACHE_SPACE", space, raising=False)
+    monkeypatch.setattr(worker, "available_bytes", lambda: 9 * GIB)
+    one = object.__new__(worker.XlaCpuWorker)
+    one.cache_config = SimpleNamespace(kv_cache_memory_bytes=given)
+    one.parallel_config = SimpleNamespace(local_world_size=2)
+    with pytest.raises(ValueError) as error:
+        one.determine_available_memory()
+    expected = "for each rank, expected at most the 4.50 GiB that are free"
+    assert str(error.value) == f"intarsia-vllm: {said} {expected}"
+
+
+@pytest.mark.parametrize(
     ("limit", "available"), [("max", 64 * GIB), (f"{8 * GIB}", 4 * GIB), (f"{2 * GIB}", 0)]
 )
 def test_a_containers_memory_is_less_than_the_machines(monkeypatch, tmp_path, limit, available):

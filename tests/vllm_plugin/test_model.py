@@ -220,6 +220,11 @@ def test_reloaded_weights_stay_in_the_programs_order() -> None:
     norm.weight = weight  # registered anew: behind the bias
     one.take_weights()
     assert [x.tolist() for x in one._weights] == [[5] * 3, [0] * 3]
+    weight.data = torch.zeros(3, dtype=torch.float16)
+    said = r"XlaModel: weight has become float16 \[3\], expected float32 \[3\]"
+    with pytest.raises(RuntimeError, match=said):
+        one.take_weights()
+    assert one._weights[0].tolist() == [5] * 3
     norm.register_buffer("more", torch.zeros(1))
     with pytest.raises(RuntimeError, match=r"reloading added or removed \['more'\]"):
         one.take_weights()

@@ -112,6 +112,11 @@ QUANTIZED = {"quantization_config": {"quant_method": "experts_int8"}}
             "speculative decoding (--speculative-config)",
         ),
         ({}, {"watermark_config": {"key": 7}}, "watermarks (--watermark-config)"),
+        (
+            MIXTRAL,
+            {"enable_return_routed_experts": True},
+            "experts of tokens as an output (--enable-return-routed-experts)",
+        ),
         ({}, {"pipeline_parallel_size": 2}, "pipeline parallelism (--pipeline-parallel-size): 2"),
         ({}, {"kv_offloading_size": 1.0}, "KV caches on the host (--kv-offloading-size)"),
         (

@@ -81,6 +81,36 @@ def test_a_wish_that_is_overridden_is_named(configured, said, options, expected)
     assert compilation.custom_ops == ["all"], "our layers would be off"
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"linear_backend": "cutlass", "moe_backend": "triton"},
+            "linear_backend=cutlass, moe_backend=triton has no effect: each step is an XLA program",
+        ),
+        (
+            {"kernel_config": {"monokernel": True}, "enable_layerwise_nvtx_tracing": True},
+            "monokernel=true, enable_layerwise_nvtx_tracing=true has no effect",
+        ),
+        (
+            {"gpu_memory_utilization": 0.5},
+            "--gpu-memory-utilization 0.5 has no effect on a CPU: --kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE",
+        ),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_a_wish_without_effect_is_named(configured, said, options, expected):
+    configured(**options)
+    [warning] = said.warnings
+    assert warning.startswith(f"intarsia-vllm: {expected}")
+
+
+def test_an_engines_process_does_not_say_it_again(configured, said, monkeypatch):
+    monkeypatch.setattr(settings.multiprocessing, "parent_process", lambda: "a server")
+    configured(moe_backend="triton", gpu_memory_utilization=0.5)
+    assert said.warnings == []
+
+
 def test_custom_ops_are_the_users(configured, said):
     wish = ["all", "-silu_and_mul"]
     configuration = configured(compilation_config={"custom_ops": wish})

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -207,6 +208,52 @@ def test_a_request_that_cannot_fit_is_refused_and_the_next_one_answered(smollm2)
     with pytest.raises(VLLMValidationError, match="maximum context length is 512 tokens"):
         run(smollm2, [{"prompt_token_ids": [5] * 600}])
     assert tokens(run(smollm2, [SHORT])) == [recorded(vllm_models.SMOLLM2)[0]["tokens"]]
+
+
+def test_weights_that_a_function_changes_are_served(smollm2):
+    """Whether they have other storage, as after updates of reinforcement learning, or are changed in place."""
+
+    def negated(model) -> None:
+        for weight in model.parameters():
+            weight.data = -weight.data
+
+    def negated_in_place(model) -> None:
+        for weight in model.parameters():
+            weight.data.mul_(-1.0)
+        raise ValueError("too late")
+
+    def served():
+        smollm2.reset_prefix_cache()
+        return tokens(run(smollm2, [SHORT]))
+
+    expected = [recorded(vllm_models.SMOLLM2)[0]["tokens"]]
+    smollm2.apply_model(negated)
+    assert served() != expected
+    with pytest.raises(ValueError, match="too late"):
+        smollm2.apply_model(negated_in_place)
+    assert served() == expected
+
+
+def test_an_engine_that_was_put_to_sleep_wakes_up(smollm2, monkeypatch):
+    """It keeps its memory, and says so. vLLM's own worker failed behind the paused scheduler, for good."""
+    from intarsia.vllm import worker
+
+    said = []
+    warn = SimpleNamespace(warning=lambda text, *args: said.append(text % args))
+    monkeypatch.setattr(worker, "logger", warn)
+    expected = [recorded(vllm_models.SMOLLM2)[0]["tokens"]]
+    for level in (0, 1, 2):
+        smollm2.sleep(level)
+        assert smollm2.llm_engine.is_sleeping()
+        assert smollm2.wake_up() is True
+        assert tokens(run(smollm2, [SHORT])) == expected
+    smollm2.collective_rpc("discard", args=(("kv_cache",),))  # of `LLM.release_kv_cache_memory`
+    assert tokens(run(smollm2, [SHORT])) == expected
+    frees = "frees no memory; requests wait until wake_up"
+    assert said == [
+        *(f"intarsia-vllm: sleep of level {level} {frees}" for level in (1, 2)),
+        f"intarsia-vllm: discarding kv_cache {frees}",
+    ]
 
 
 def test_nothing_was_compiled_while_serving(smollm2):

@@ -11,6 +11,7 @@ from intarsia.vllm._declare import (
     check_number,
     declare,
     flat,
+    inside_rows,
     one,
     refuse,
     write,
@@ -45,10 +46,17 @@ def swap_blocks(op, src, dst, block_mapping):
     blocks = flat(op, "dst", dst, 1)
     source, target = block_mapping.unbind(1)
     if src.device != dst.device:  # a host's memory and a GPU's: only what is copied goes over
-        src = src[source.to(src.device)].to(dst.device)
+        taken, target = _taken(src, source.to(src.device), target.to(src.device))
+        src = taken.to(dst.device)
         source = torch.arange(len(src), device=dst.device)
     on_device = (x.to(dst.device) for x in (source, target))
     xla_gpu.swap_blocks(flat(op, "src", src, 1), blocks, *on_device)
+
+
+def _taken(src: Tensor, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The blocks that a mapping takes, and where they go: -1, which is skipped, where the source has none."""
+    there, blocks = inside_rows(src, source)
+    return blocks, torch.where(there, target, -1)
 
 
 def _check_devices(op: str, dst: Tensor, **given: Tensor | None) -> None:

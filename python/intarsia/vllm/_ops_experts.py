@@ -15,7 +15,6 @@ from intarsia.vllm._declare import (
     declare,
     inside,
     inside_rows,
-    on_one_device,
     refuse,
     rows_of,
     write,
@@ -44,10 +43,11 @@ def topk_softmax(
     check(
         op,
         gating_output=(gating_output, ("t", "e"), ANY),
-        bias=(bias, (gating_output.shape[-1],), ANY),
+        bias=(bias, tuple(gating_output.shape[-1:]), ANY),
+        topk_weights=(topk_weights, ("t", "k"), (torch.float32,)),
         topk_indices=(topk_indices, ("t", "k"), (*INDICES, torch.uint32)),
     )
-    tokens, top_k = gating_output.shape[0], topk_weights.shape[-1]
+    tokens, top_k = gating_output.shape[0], topk_weights.shape[1]
     weights, ids = xla_gpu.topk_router(
         gating_output,
         None if bias is None else bias.float(),
@@ -74,7 +74,7 @@ def topk_softmax(
 def grouped_topk(
     op, scores, n_group, topk_group, topk, renormalize, routed_scaling_factor, bias, scoring_func
 ):
-    check(op, scores=(scores, ("t", "e"), ANY), bias=(bias, (scores.shape[-1],), ANY))
+    check(op, scores=(scores, ("t", "e"), ANY), bias=(bias, tuple(scores.shape[-1:]), ANY))
     if scoring_func == 0:  # scores as they are
         return _best_of_groups(
             scores.float(), n_group, topk_group, topk, renormalize, routed_scaling_factor, bias
@@ -139,9 +139,11 @@ def _is_here(
 )
 def moe_sum(op, input, output, topk_ids=None, expert_map=None):
     check(
-        op, input=(input, ("t", "k", "n"), ANY), topk_ids=(topk_ids, tuple(input.shape[:2]), _IDS)
+        op,
+        input=(input, ("t", "k", "n"), ANY),
+        topk_ids=(topk_ids, tuple(input.shape[:2]), _IDS),
+        expert_map=(expert_map, ("e",), INDICES),
     )
-    on_one_device(op, input=input, expert_map=expert_map)
     if topk_ids is not None:
         experts = torch.iinfo(topk_ids.dtype).max if expert_map is None else len(expert_map)
         here, _ = _is_here(op, topk_ids, experts, expert_map)
@@ -166,8 +168,11 @@ def moe_align_block_size(
     scatter_idx=None,
 ):
     refuse(op, scatter_idx=(scatter_idx, None))
-    check(op, topk_ids=(topk_ids, tuple(topk_ids.shape), _IDS))
-    on_one_device(op, topk_ids=topk_ids, maybe_expert_map=maybe_expert_map)
+    check(
+        op,
+        topk_ids=(topk_ids, tuple(topk_ids.shape), _IDS),
+        maybe_expert_map=(maybe_expert_map, ("e",), INDICES),
+    )
     check_number(op, "num_experts", num_experts, 0)
     check_number(op, "block_size", block_size, 1)
     pairs, room, device = topk_ids.numel(), sorted_token_ids.numel(), topk_ids.device
@@ -228,13 +233,18 @@ def moe_permute(
     check(
         op,
         input=(input, ("t", "n"), (input.dtype,)),
-        topk_ids=(topk_ids, (input.shape[0], topk), _IDS),
+        topk_ids=(topk_ids, (*input.shape[:1], topk), _IDS),
+        expert_map=(expert_map, ("e",), INDICES),
     )
-    on_one_device(op, input=input, expert_map=expert_map)
+    check_number(op, "n_expert", n_expert, 0, 2**31 - 1)
+    check_number(op, "n_local_expert", n_local_expert, 0, n_expert)
     ids = topk_ids.reshape(-1)
     pairs, (tokens, n) = ids.numel(), input.shape
     rows = rows_of(op, "permuted_input", permuted_input, (pairs, n), input.dtype, input.device)
     numbers = rows_of(op, "permuted_idx", permuted_idx, (pairs,), torch.int32, input.device)
+    # Before anything is counted, which takes as much memory.
+    name, shape = "expert_first_token_offset", (n_local_expert + 1,)
+    firsts = rows_of(op, name, expert_first_token_offset, shape, torch.int64, input.device)
     places_shape = (tokens, topk) if inv_permuted_idx.ndim == 2 else (pairs,)
     here, expert = _is_here(op, ids, n_expert, expert_map)
     here = here & (expert < n_local_expert)
@@ -251,7 +261,7 @@ def moe_permute(
     write(
         op,
         permuted_input=(rows, torch.where(written[:, None], input[order // max(topk, 1)], rows)),
-        expert_first_token_offset=(expert_first_token_offset, offsets),
+        expert_first_token_offset=(firsts, offsets),
         inv_permuted_idx=(inv_permuted_idx, places.int().reshape(places_shape)),
         permuted_idx=(numbers, torch.where(written, order.int(), numbers)),
     )
@@ -271,6 +281,7 @@ def moe_unpermute(
     topk,
     hidden_states,
 ):
+    check(op, topk_weights=(topk_weights, ("t", "k"), ANY))
     tokens = topk_weights.shape[0]
     places_shape = (tokens, topk) if inv_permuted_idx.ndim == 2 else (tokens * topk,)
     check(
@@ -280,6 +291,9 @@ def moe_unpermute(
         inv_permuted_idx=(inv_permuted_idx, places_shape, INDICES),
         expert_first_token_offset=(expert_first_token_offset, ("e",), INDICES),
     )
+    if expert_first_token_offset is not None:
+        size = expert_first_token_offset.numel()
+        check_number(op, "the length of expert_first_token_offset", size, 1)
     places = inv_permuted_idx.reshape(tokens, topk)
     counts, rows = inside_rows(permuted_hidden_states, places)
     terms = rows.float() * topk_weights.float()[..., None]

@@ -135,7 +135,7 @@ def _scaled_mm(
     bias: Tensor | None,
 ) -> Tensor:
     """a b of codes with scales, by our op, whose weights are b^T: b is column-major, so that nothing is copied."""
-    check(op, a=(a, ("m", "k"), (torch.int8, FP8)), b=(b, (a.shape[-1], "n"), (a.dtype,)))
+    check(op, a=(a, ("m", "k"), (torch.int8, FP8)), b=(b, (*a.shape[-1:], "n"), (a.dtype,)))
     (m, k), n = a.shape, b.shape[1]
     on_one_device(op, a=a, a_scales=a_scales, b_scales=b_scales, bias=bias)
     kb, nb = -(-k // _BLOCK), -(-n // _BLOCK)
@@ -191,7 +191,7 @@ def cutlass_scaled_mm_azp(op, out, a, b, a_scales, b_scales, azp_adj, azp, bias)
     on_one_device(
         op, a=a, a_scales=a_scales, b_scales=b_scales, azp_adj=azp_adj, azp=azp, bias=bias
     )
-    check(op, a=(a, ("m", "k"), (torch.int8,)), b=(b, (a.shape[-1], "n"), (torch.int8,)))
+    check(op, a=(a, ("m", "k"), (torch.int8,)), b=(b, (*a.shape[-1:], "n"), (torch.int8,)))
     m, n = a.shape[0], b.shape[1]
     check(
         op,
@@ -200,8 +200,10 @@ def cutlass_scaled_mm_azp(op, out, a, b, a_scales, b_scales, azp_adj, azp, bias)
         bias=(bias, (n,), ANY),
     )
     for name, scales, count in (("a_scales", a_scales, m), ("b_scales", b_scales, n)):
-        if scales.numel() not in (1, count):
-            raise ValueError(f"{op}: {name} has shape {[*scales.shape]}, expected 1 or {count}")
+        if scales.dtype != torch.float32 or scales.numel() not in (1, count):
+            raise ValueError(
+                f"{op}: {name} has shape {[*scales.shape]} and dtype {scales.dtype}, expected 1 or {count} of float32"
+            )
     ones = torch.ones(1, dtype=torch.float32, device=a.device)
     sums = _scaled_mm(op, torch.float32, a, b, ones, ones, None).int()
     less = azp_adj.reshape(1, n) * (1 if azp is None else azp.reshape(m, 1))

@@ -43,6 +43,20 @@ def available_bytes(
     return max(min(found), 0)
 
 
+def check_fits(name: str, size: int, free: int) -> int:
+    """The size of a rank's KV cache that was asked for by that name.
+
+    Raises:
+      ValueError: so many bytes are not free: the system would end the process as it writes to them.
+    """
+    if size > free:
+        raise ValueError(
+            f"intarsia-vllm: {name} asks for {size / (1 << 30):.2f} GiB for each rank, "
+            f"expected at most the {free / (1 << 30):.2f} GiB that are free"
+        )
+    return size
+
+
 @functools.cache
 def keep_freed_memory() -> None:
     """Has glibc keep large blocks that are freed, since the next step asks for the same, as mallopt(3) tells; another C library is left as it is.

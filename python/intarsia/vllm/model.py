@@ -27,7 +27,7 @@ from intarsia.vllm.compat import import_torchax
 from intarsia.vllm.memory import collect_garbage_later
 from intarsia.vllm.operands import traced
 from intarsia.vllm.parallel import Ranks, mark
-from intarsia.vllm.programs import Programs, warm_up_runs
+from intarsia.vllm.programs import Programs, check_types, type_of, warm_up_runs
 
 _, _ENVIRONMENT = import_torchax()
 from torchax import interop  # noqa: E402  not before torchax is imported as it has to be
@@ -97,8 +97,10 @@ class XlaModel(torch.nn.Module):
             if changed := tensors.keys() ^ self._tensors.keys():
                 raise RuntimeError(f"XlaModel: reloading added or removed {sorted(changed)}")
             tensors = {name: tensors[name] for name in self._tensors}
-        self._tensors = tensors  # whose memory the arrays are
-        self._weights = self._ranks.stacked(tuple(_to_jax(x.detach()) for x in tensors.values()))
+        weights = self._ranks.stacked(tuple(_to_jax(x.detach()) for x in tensors.values()))
+        if self._tensors:
+            check_types(tensors, weights, self._weights)
+        self._tensors, self._weights = tensors, weights  # whose memory is the tensors'
 
     # ------------------------------------------------------------------ caches
 
@@ -331,7 +333,7 @@ class XlaModel(torch.nn.Module):
         `_vectors`, and `inner` has tracers for weights, so nothing that warms up may read it. Several ranks first meet.
         """
         # By their types: a program is given the caches that it is run with.
-        weights, pools = jax.tree.map(_type_of, self._weights), self._plan.abstract(self._ranks)
+        weights, pools = jax.tree.map(type_of, self._weights), self._plan.abstract(self._ranks)
         jobs = []
         for shape in shapes:
             vector = self._layout.padding(shape, device)
@@ -346,7 +348,7 @@ class XlaModel(torch.nn.Module):
         self.programs.prepare(self._allocate)
         alone = self._ranks.size == 1
         for begin, tensor, warm_up in jobs:
-            type_ = _type_of(self._ranks.stacked(_to_jax(tensor)))
+            type_ = type_of(self._ranks.stacked(_to_jax(tensor)))
             begin(type_, **({"warm_up": warm_up} if alone else {}))
         self.programs.await_all()
         for _, _, warm_up in () if alone else jobs:
@@ -390,10 +392,6 @@ class XlaModel(torch.nn.Module):
         return max(x.temp_size_in_bytes for x in sizes) + sum(
             x.output_size_in_bytes - x.alias_size_in_bytes for x in sizes
         )
-
-
-def _type_of(array: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
 def _to_jax(tensor: torch.Tensor) -> jax.Array:

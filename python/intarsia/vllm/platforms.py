@@ -186,6 +186,7 @@ class XlaPlatform(Platform):
         refuse(vllm_config)
         settings.check_additional(vllm_config)
         settings.check_environment()
+        settings.say_what_is_unused(vllm_config)
         if vllm_config.use_v2_model_runner:
             raise NotImplementedError("intarsia-vllm: VLLM_USE_V2_MODEL_RUNNER=1, expected 0")
         if parallel.worker_cls == "auto":
@@ -194,6 +195,7 @@ class XlaPlatform(Platform):
         # Nothing waits on the host for a step on a GPU; a CPU runs the step itself.
         if cls.device_type == "cpu":
             settings.schedule_synchronously(vllm_config)
+            settings.say_what_sizes_a_cache(vllm_config)
         forks.replace_start_of_processes(parallel)
         ending.tell_clients()
         ending.say_interrupts()

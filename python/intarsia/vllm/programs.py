@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -45,6 +45,21 @@ def warm_up_runs(tokens: int) -> int:
     """As often as any step has to run, but for large ones on a CPU: their first run is hardly slower than the next."""
     on_cpu = jax.devices()[0].platform == "cpu"
     return 0 if on_cpu and tokens > _LARGEST_TO_WARM_UP else _steps.warm_up_runs()
+
+
+def type_of(array: jax.Array) -> jax.ShapeDtypeStruct:
+    """What a program that is given the array may rely on."""
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+
+
+def check_types(
+    names: Iterable[str], arrays: Sequence[jax.Array], before: Sequence[jax.Array]
+) -> None:
+    """Raises RuntimeError if a weight is of another shape or dtype than the one that programs were compiled for."""
+    for name, new, old in zip(names, arrays, before, strict=True):
+        got, expected = (f"{x.dtype} {[*x.shape]}" for x in (new, old))
+        if got != expected:
+            raise RuntimeError(f"XlaModel: {name} has become {got}, expected {expected}")
 
 
 class Programs:

@@ -46,6 +46,9 @@ def _of_the_engine(config: VllmConfig) -> Iterator[str]:
         yield "diffusion models"
     if getattr(config, "watermark_config", None) is not None:  # new in 0.33
         yield "watermarks (--watermark-config)"
+    outputs = getattr(config, "aux_output_config", None)  # new in 0.33
+    if outputs is not None and outputs.enabled:
+        yield "experts of tokens as an output (--enable-return-routed-experts)"
     if config.speculative_config is not None:
         yield "speculative decoding (--speculative-config)"
     for size, option in (

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from vllm import envs
 from vllm.config import (
+    CacheConfig,
     CompilationConfig,
     CompilationMode,
     CUDAGraphMode,
@@ -33,6 +34,12 @@ _USED = {
 """Of vLLM's compilation: each step is an XLA program, which neither torch.compile nor CUDA graphs of torch's could hold."""
 _HEEDED = "custom_ops"
 """The one field that means to us what it means to vLLM: which layers are replaced."""
+
+_UNUSED = {
+    "kernel_config": ("linear_backend", "linear_backend_per_quant", "moe_backend", "monokernel"),
+    "observability_config": ("enable_layerwise_nvtx_tracing",),
+}
+"""By vLLM's configurations, what chooses among its kernels or marks calls of its layers. Not every version has all."""
 
 
 def check_environment() -> None:
@@ -126,6 +133,35 @@ def _say_what_has_no_effect(config: VllmConfig) -> None:
         logger.warning_once(
             "intarsia-vllm: --optimization-level %d has no effect: each step is an XLA program, optimized as XLA does",
             config.optimization_level,
+        )
+
+
+def say_what_is_unused(config: VllmConfig) -> None:
+    """Says which of `_UNUSED` are not as by default."""
+    if multiprocessing.parent_process() is not None:
+        return  # which has said it
+    asked = {}
+    for part, names in _UNUSED.items():
+        given = getattr(config, part)
+        for name in names:
+            value = getattr(given, name, None)
+            if value != getattr(type(given), name, None):
+                asked[name] = value
+    if asked:
+        logger.warning_once(
+            "intarsia-vllm: %s has no effect: each step is an XLA program, with kernels of its own",
+            ", ".join(f"{name}={_text(value)}" for name, value in asked.items()),
+        )
+
+
+def say_what_sizes_a_cache(config: VllmConfig) -> None:
+    """Says on a CPU that a share of a GPU's memory is none of its own."""
+    share = config.cache_config.gpu_memory_utilization
+    if share != CacheConfig.gpu_memory_utilization and multiprocessing.parent_process() is None:
+        logger.warning_once(
+            "intarsia-vllm: --gpu-memory-utilization %s has no effect on a CPU: --kv-cache-memory-bytes or "
+            "VLLM_CPU_KVCACHE_SPACE sizes the KV cache",
+            share,
         )
 
 

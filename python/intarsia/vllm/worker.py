@@ -1,7 +1,7 @@
 """vLLM's worker: one process for each device, which owns a runner."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -20,7 +20,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 import intarsia.vllm.gated_delta
 import intarsia.vllm.mamba2  # noqa: F401
 from intarsia.vllm import hosts, parallel
-from intarsia.vllm.memory import available_bytes, keep_freed_memory, keep_imports
+from intarsia.vllm.memory import available_bytes, check_fits, keep_freed_memory, keep_imports
 from intarsia.vllm.platforms import XlaCpuPlatform
 from intarsia.vllm.profiler import JaxProfiler
 from intarsia.vllm.replacing import replace
@@ -100,6 +100,28 @@ class XlaWorker(Worker):
     def execute_dummy_batch(self) -> None:
         with _at_work("before the step's program"):
             super().execute_dummy_batch()
+
+    def apply_model(self, fn: Callable[[torch.nn.Module], Any]) -> Any:
+        # What it has given other storage, or changed where XLA has a copy, would be as before to the programs.
+        try:
+            return super().apply_model(fn)
+        finally:
+            self.model_runner.model.take_weights()
+
+    def sleep(self, level: int = 1) -> None:
+        # By then vLLM has paused its scheduler, until `wake_up`: an error would leave nobody who knows that.
+        logger.warning(
+            "intarsia-vllm: sleep of level %d frees no memory; requests wait until wake_up", level
+        )
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """All that `sleep` and `discard` leave is there."""
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        logger.warning(
+            "intarsia-vllm: discarding %s frees no memory; requests wait until wake_up",
+            ", ".join(tags),
+        )
 
     def profile(
         self,
@@ -237,12 +259,12 @@ class XlaCpuWorker(XlaWorker):
         return XlaCpuModelRunner(self.vllm_config, self.device)
 
     def determine_available_memory(self) -> int:
+        free = available_bytes() // self.parallel_config.local_world_size
         if given := self.cache_config.kv_cache_memory_bytes:
-            return given
-        if envs.VLLM_CPU_KVCACHE_SPACE:
-            return int(envs.VLLM_CPU_KVCACHE_SPACE * _GIB)
-        ranks = self.parallel_config.local_world_size
-        return min(_CPU_CACHE_BYTES, available_bytes() // (4 * ranks))
+            return check_fits("--kv-cache-memory-bytes", given, free)
+        if given := envs.VLLM_CPU_KVCACHE_SPACE:
+            return check_fits("VLLM_CPU_KVCACHE_SPACE", int(given * _GIB), free)
+        return min(_CPU_CACHE_BYTES, free // 4)
 
     def _kept_from_xla(self) -> AbstractContextManager:
         return nullcontext()

@@ -127,3 +127,10 @@ def test_a_result_of_another_device_is_named():
     with pytest.raises(ValueError, match=r"^rms_norm: result is on xla:0, expected cpu$"):
         torch.ops._C.rms_norm(on_xla, x, None, 1e-5)
     assert not out.any() and not on_xla.cpu().any()
+
+
+def test_blocks_outside_do_not_come_from_another_device():
+    src, dst = torch.randn(3, 4), torch.zeros(3, 4).to("xla")
+    mapping = torch.tensor([[1, 0], [-1, 1], [3, 1], [2, -1], [2, 3], [0, 2]])
+    torch.ops._C_cache_ops.swap_blocks(src, dst, mapping)
+    torch.testing.assert_close(dst.cpu(), torch.stack([src[1], torch.zeros(4), src[0]]))
