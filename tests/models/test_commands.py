@@ -16,6 +16,8 @@ from intarsia.jax import _decoding
 from intarsia.models import Tokenizer, open_checkpoint, weights
 from intarsia.models.config import Experts
 from intarsia.models.engine import Stats
+from intarsia.models.mixtures import UnheldCodesError
+from intarsia.models.parallel_codes import UndividedCodesError
 
 
 @pytest.fixture
@@ -198,3 +200,21 @@ def test_what_a_gpu_keeps_in_codes(
     path = Path(write_gguf(tiny_weights))
     monkeypatch.setattr(_decoding, "is_hopper", lambda: is_hopper)
     assert _model.gains_by_codes_on_gpu(path, open_checkpoint(path), dtype) == gains
+
+
+@pytest.mark.parametrize("error", [UnheldCodesError, UndividedCodesError])
+def test_codes_that_cannot_be_kept_are_widened_by_default(error, monkeypatch, capsys) -> None:
+    asked = []
+
+    def load(choice: _model.Choice, quantize: str | None) -> None:
+        asked.append(quantize)
+        if quantize:
+            raise error("w_down is in codes")
+
+    monkeypatch.setattr(_model.Choice, "_load", load)
+    choice = _model.Choice(Path(), "bfloat16", "file", None, None, None, "auto", False, True)
+    choice.load()
+    assert asked == ["file", None]
+    assert "w_down is in codes, as is done now" in capsys.readouterr().err
+    with pytest.raises(error):
+        choice._replace(by_default=False).load()

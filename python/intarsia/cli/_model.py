@@ -83,8 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "token. int8, int4: the same layers, in groups of 128 columns or what divides them, and the output "
         "projection in int8. An embedding that is none stays in --dtype. file: the codes of the file, a GGUF one or a directory in AWQ, GPTQ, "
         "compressed-tensors, fp8 or mxfp4. none: --dtype. auto, the default: file on one CPU device, "
-        "and in bfloat16 on one Hopper GPU if it is fast with the file's formats, without --scan-layers, none "
-        "elsewhere",
+        "and in bfloat16 on Hopper GPUs of one process if they are fast with the file's formats and can divide it, "
+        "without --scan-layers, none elsewhere",
     )
     parser.add_argument(
         "--activations",
@@ -141,10 +141,11 @@ class Choice(NamedTuple):
     def load(self) -> Model:
         """Loads its weights onto the device, or spreads them over several."""
         from intarsia.models.mixtures import UnheldCodesError
+        from intarsia.models.parallel_codes import UndividedCodesError
 
         try:
             return self._load(self.quantize)
-        except UnheldCodesError as error:
+        except (UnheldCodesError, UndividedCodesError) as error:
             if not self.by_default or self.activations == "int8":
                 raise
             print(f"{error}, as is done now: a token reads more memory", file=sys.stderr)
@@ -202,7 +203,9 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
     unrolled = not getattr(args, "scan_layers", False)
     in_codes = args.quantize == "auto" and unrolled and checkpoint.has_codes
     in_codes = in_codes and (on_cpu or gains_by_codes_on_gpu(path, checkpoint, dtype))
-    if in_codes and devices == 1:
+    # Virtual devices of a CPU gain nothing, and several processes would read all of a file each.
+    is_spread = devices > 1 and (on_cpu or share.processes is not None)
+    if in_codes and not is_spread:
         quantize = "file"
     if args.activations == "int8" and not on_cpu:
         raise ValueError(f"--activations is int8, expected auto on {jax.default_backend()}")
@@ -211,7 +214,7 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
             "--activations is int8, expected weights in codes: --quantize file, int8 or int4"
         )
     tokenizer = Tokenizer.from_path(path)
-    widened = in_codes and devices > 1
+    widened = in_codes and is_spread
     return Choice(
         *(path, dtype, quantize, config, tokenizer, parallel, args.activations, widened),
         by_default=args.quantize == "auto",

@@ -15,6 +15,10 @@ OF_CODES = tuple(map(GetAttrKey, ARRAYS))
 _EXPERTS, _ROWS, _COLUMNS = -3, -2, -1
 
 
+class UndividedCodesError(ValueError):
+    """Weights in codes cannot be divided among so many devices; as plain numbers they can."""
+
+
 def cut_matrix(
     role: str,
     matrix: PackedMatrix,
@@ -34,7 +38,7 @@ def cut_matrix(
         order: Gives the rows in the order in which devices need them.
 
     Raises:
-        ValueError: A tile, block or group would have to be cut.
+        UndividedCodesError: A tile, block or group would have to be cut.
     """
     if axis is None:
         return matrix
@@ -56,7 +60,7 @@ def check_experts(role: str, experts: PackedWeight, axis: int | None) -> PackedW
 
 
 def _refuse(role: str, why: str) -> None:
-    raise ValueError(
+    raise UndividedCodesError(
         f"tensor_parallel: {role} is in codes, expected plain arrays: {why}; "
         "load the model with quantize=None (--quantize none)"
     )
