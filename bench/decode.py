@@ -6,8 +6,8 @@ Usage: decode.py [--tensor-parallel 1 2] [--sequences 16] [--context 4096] [--ne
 
 For each number of devices: the time of a decode step and its floor (every weight, key and value of
 a device read once), tokens a second, and the collectives of the compiled step with their shapes;
-with --profile, also where the time of a step goes. With --quantize linear layers have random codes. The output projection has them in int8, beside GGUF's in q6_k or q8_0, and is
-plain beside those of directories: fp8 (W8A8), awq, fp8_block, mxfp4.
+with --profile, also where the time of a step goes. With --quantize linear layers have random codes. The output projection is in int8; for GGUF's formats in q6_k or q8_0; for fp8 (W8A8),
+awq, fp8_block and mxfp4 plain.
 With --calls-apart each call is a custom call of its own, as without `intarsia.jax.chain`.
 """
 

@@ -28,8 +28,8 @@ on_each_platform = pytest.mark.parametrize(
 def flags_of_jax() -> str:
     """XLA_FLAGS for a process with JAX and without torch_xla, which knows fewer. tests/conftest.py says why these."""
     flags = os.environ.get("XLA_FLAGS", "")
-    # A newer XLA may lack the older emitters, as that of jax 0.12 does, and ends a process that has a flag it does not know.
-    if "--xla_backend_optimization_level=0" not in flags or jax.__version_info__ >= (0, 11):
+    # XLA ends a process that has a flag it does not know, and that of jax 0.12 has lost the older emitters.
+    if "--xla_backend_optimization_level=0" not in flags or jax.__version_info__ >= (0, 12):
         return flags
     return f"{flags} --xla_cpu_use_fusion_emitters=false"
 

@@ -151,7 +151,8 @@ def test_hopper_decodes_later_what_it_multiplies_fast(monkeypatch) -> None:
     def decodes(
         format: str, group: int, scales: str, zeros: str | None, rows: int = 512, k: int = 256
     ) -> bool:
-        packed = jax.ShapeDtypeStruct((1, k // 32, 4, 16, 4), "uint8")
+        bits = 8 if format in ("i8", "e4m3") else 4
+        packed = jax.ShapeDtypeStruct((1, k // 32, bits, 16, 4), "uint8")
         factors = [t and jax.ShapeDtypeStruct((1, -(-k // group), 16), t) for t in (scales, zeros)]
 
         def layer(x, packed, scales, zeros):
@@ -169,6 +170,7 @@ def test_hopper_decodes_later_what_it_multiplies_fast(monkeypatch) -> None:
     assert decodes("u4b8", 64, "float16", None)
     assert not decodes("u4", 128, "float16", "uint8")
     assert decodes("u4", 128, "float16", "float16")
+    assert decodes("i8", 128, "float16", None) and decodes("e4m3", 128, "float32", None)
     assert not decodes("e2m1", 32, "float8_e8m0fnu", None)
     assert decodes("e2m1", 32, "float8_e8m0fnu", None, k=320)
     assert decodes("u4b8", 128, "float16", None, k=320)

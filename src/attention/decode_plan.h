@@ -145,8 +145,8 @@ constexpr int GranuleKeys(const StaticShape& shape) {
   return keys;
 }
 
-// Hundreds of millions of sequences would make too long a line of any granules: each costs
-// something.
+// Refuses what is too long a line even with the longest granules: each item costs kItemOverhead
+// steps, whatever its keys.
 inline Status FitLine(const StaticShape& shape) {
   // The last slice may end behind the line, by a granule for each slice of a grid.
   constexpr int64_t kLimit = 2 * kMaxLine - 65536;

@@ -1,5 +1,6 @@
 """Directories with weights in codes: what they are loaded as, and what of their configuration or tensors is refused."""
 
+import dataclasses
 import json
 import random
 import subprocess
@@ -17,6 +18,7 @@ from intarsia import cli, repack
 from intarsia.cli import _model
 from intarsia.jax import _decoding
 from intarsia.models import Engine, SamplingParams, Tokenizer, load_model, open_checkpoint
+from intarsia.models.checkpoint import matrices_of_a_layer
 from intarsia.models.linear import NarrowMatrix, PackedMatrix, product_of
 from quantized_models import rows_of
 from test_broken_files import check, mutated_json
@@ -324,6 +326,18 @@ def test_a_hopper_keeps_codes_that_it_has_kernels_for(write, monkeypatch, form, 
     monkeypatch.setattr(_decoding, "gain_by_codes", gain)
     assert _model.gains_by_codes_on_gpu(path, open_checkpoint(path), "bfloat16") == gains
     assert seen == [False] * (7 if gains else 1)
+
+
+def test_the_first_layer_in_codes_may_not_be_the_first(write) -> None:
+    path, _ = write("gptq", group=16)
+    whole = open_checkpoint(path)
+
+    def packed_behind_layer_0(name: str):
+        return None if ".layers.0." in name else whole.read_packed(name)
+
+    later = dataclasses.replace(whole, read_packed=packed_behind_layer_0)
+    assert [w.format for w, _ in matrices_of_a_layer(later)] == ["u4b8"] * 7
+    assert matrices_of_a_layer(dataclasses.replace(whole, read_packed=lambda name: None)) == []
 
 
 def test_what_a_hopper_has_kernels_for() -> None:

@@ -217,9 +217,8 @@ def test_weights_that_a_function_changes_are_served(smollm2):
         for weight in model.parameters():
             weight.data = -weight.data
 
-    def negated_in_place(model) -> None:
-        for weight in model.parameters():
-            weight.data.mul_(-1.0)
+    def negated_and_failed(model) -> None:
+        negated(model)
         raise ValueError("too late")
 
     def served():
@@ -230,7 +229,7 @@ def test_weights_that_a_function_changes_are_served(smollm2):
     smollm2.apply_model(negated)
     assert served() != expected
     with pytest.raises(ValueError, match="too late"):
-        smollm2.apply_model(negated_in_place)
+        smollm2.apply_model(negated_and_failed)
     assert served() == expected
 
 

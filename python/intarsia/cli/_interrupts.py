@@ -30,7 +30,7 @@ def ending(seconds: float) -> Iterator[Interrupted]:
     """Within it Ctrl-C raises KeyboardInterrupt, and after some seconds ends the process.
 
     KeyboardInterrupt gets lost in callbacks of JAX, and waits while XLA compiles. Where an extension is being initialized the process ends
-    at once: some print a trace of it, become an ImportError, or crash.
+    at once: some extensions print a trace, raise an ImportError in its place, or crash.
 
     Args:
       seconds: How long the command may take to end by itself, at first.
@@ -70,7 +70,7 @@ def ending(seconds: float) -> Iterator[Interrupted]:
 
 
 def _initializes_extension(frame: FrameType | None) -> bool:
-    """Whether Python is at a frame since an extension is being initialized."""
+    """Whether Python is at a frame because an extension is being initialized."""
     while frame and not frame.f_code.co_qualname.startswith("ExtensionFileLoader."):
         frame = frame.f_back
     return frame is not None

@@ -124,8 +124,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Choice(NamedTuple):
     """A model that was found, opened and checked against the flags, but not loaded.
 
-    `widened` says that its file's codes become `dtype` since several devices share the weights, `by_default` that no flag asks for
-    `quantize`.
+    `widened` says that its file's codes become `dtype` since several devices share the weights (GPUs of one process keep a directory's),
+    `by_default` that no flag asks for `quantize`.
     """
 
     path: Path
@@ -203,8 +203,8 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
     unrolled = not getattr(args, "scan_layers", False)
     in_codes = args.quantize == "auto" and unrolled and checkpoint.has_codes
     in_codes = in_codes and (on_cpu or gains_by_codes_on_gpu(path, checkpoint, dtype))
-    # Virtual devices of a CPU gain nothing, and several processes would read all of a file each.
-    is_spread = devices > 1 and (on_cpu or share.processes is not None)
+    # Virtual devices of a CPU gain nothing, several processes would read all of a file each, and GGUF on several GPUs was not timed.
+    is_spread = devices > 1 and (on_cpu or share.processes is not None or path.is_file())
     if in_codes and not is_spread:
         quantize = "file"
     if args.activations == "int8" and not on_cpu:
@@ -224,17 +224,17 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
 def gains_by_codes_on_gpu(path: Path, checkpoint: "Checkpoint", dtype: str) -> bool:
     """Whether JAX's GPU decodes faster with a file's codes than with plain weights (docs/notebook/formats_of_files.md).
 
-    A Hopper does with all formats of GGUF, and with most of directories, which the first layer's matrices tell. Older GPUs and x
+    A Hopper does with all formats of GGUF, and with most of directories, which the first layer in codes tells. Older GPUs and x
     in f32 have kernels for some formats that are slower.
     """
     from intarsia.jax import _decoding
-    from intarsia.models.checkpoint import matrices_of_first_layer
+    from intarsia.models.checkpoint import matrices_of_a_layer
 
     if dtype != "bfloat16" or not _decoding.is_hopper():
         return False
     return path.is_file() or all(
         _decoding.gain_by_codes(weight, of_experts=of_experts)
-        for weight, of_experts in matrices_of_first_layer(checkpoint)
+        for weight, of_experts in matrices_of_a_layer(checkpoint)
     )
 
 

@@ -232,8 +232,8 @@ def _check_jax(report: _Report) -> None:
 def _wants_gpus() -> bool:
     """Whether JAX has a plugin for GPUs and may choose it. Where it is told to choose it, `jax.devices()` fails without a GPU."""
     plugins = ("jax-cuda13-plugin", "jax-cuda12-plugin")
-    left = _environment.jax_platforms() or _environment.hides_gpus()
-    return not left and any(_version(plugin) for plugin in plugins)
+    told_otherwise = _environment.jax_platforms() or _environment.hides_gpus()
+    return not told_otherwise and any(_version(plugin) for plugin in plugins)
 
 
 def _check_torch(report: _Report) -> None:

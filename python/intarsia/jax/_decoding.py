@@ -11,7 +11,7 @@ from intarsia._packing import PackedWeight
 
 
 class Fewest(NamedTuple):
-    """Rows of x from which weights are decoded first, and from which they are on Hopper if wgmma multiplies their codes.
+    """Rows of x from which weights are decoded first, and from which they are on Hopper if wgmma multiplies their codes fast.
 
     docs/notebook/many_rows_of_codes.md has the figures.
     """
@@ -35,7 +35,7 @@ def pays(
       x: [..., k].
       scales: of each of the weights.
       fewest: the rows that it takes.
-      are_multiplied: says whether Hopper multiplies the codes by wgmma.
+      are_multiplied: says whether Hopper multiplies the codes fast by wgmma.
     """
     rows = x.size // max(x.shape[-1], 1)
     # f16 may not hold them, unless their scales are f16 as well.
@@ -79,15 +79,18 @@ def are_of_hopper(
 
 
 def decode_late(x: jax.Array, scales: Any, zeros: Any, *, format: str, **form: Any) -> bool:
-    """Whether linear layers of such weights are decoded first from `LINEAR.by_wgmma` rows on: those of 4 bits."""
+    """Whether linear layers of such weights are decoded first from `LINEAR.by_wgmma` rows on: those of 4 bits.
+
+    With 512 rows 8 bits take 310 and 341 us in codes, 263 and 267 decoded first (docs/notebook/many_rows_of_codes.md).
+    """
     return format not in _WHOLE_BYTES and are_of_hopper(x, scales, zeros, format=format, **form)
 
 
 def gain_by_codes(weight: PackedWeight, *, of_experts: bool) -> bool:
     """Whether a Hopper decodes with such a matrix faster than with plain numbers, x in bf16, in batches as well.
 
-    Beyond `are_of_hopper` linear layers have kernels for int4 and int8 in groups of 32 and 64 columns.
-    docs/notebook/weights_in_codes.md has the figures.
+    Beyond `are_of_hopper` linear layers have kernels for int4 and int8 in groups of 32 and 64 columns. Experts in such groups have one for
+    few rows alone, and were not timed. docs/notebook/formats_of_files.md has the figures.
     """
     if weight.outer_scales is not None:
         return False

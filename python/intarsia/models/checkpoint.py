@@ -64,17 +64,20 @@ class Checkpoint:
     """Whether there may be such matrices."""
 
 
-def matrices_of_first_layer(checkpoint: Checkpoint) -> list[tuple[PackedWeight, bool]]:
-    """Those in codes, of experts the first one's, each with whether it is an expert's."""
-    found = []
-    for name in sorted(checkpoint.names):
-        *_, expert = name.partition(".experts.")
-        if not name.startswith("model.layers.0.") or (expert[:1].isdigit() and expert[:2] != "0."):
-            continue
-        weight = checkpoint.read_packed(name)
-        if weight is not None:
-            of_one = weight[0] if isinstance(weight, list) else weight
-            found.append((of_one, bool(expert)))
+def matrices_of_a_layer(checkpoint: Checkpoint) -> list[tuple[PackedWeight, bool]]:
+    """Those of the first layer in codes, of experts the first one's, each with whether it is an expert's."""
+    found: list[tuple[PackedWeight, bool]] = []
+    for layer in range(checkpoint.config.layers):
+        for name in sorted(n for n in checkpoint.names if n.startswith(f"model.layers.{layer}.")):
+            *_, expert = name.partition(".experts.")
+            if expert[:1].isdigit() and expert[:2] != "0.":
+                continue
+            weight = checkpoint.read_packed(name)
+            if weight is not None:
+                of_one = weight[0] if isinstance(weight, list) else weight
+                found.append((of_one, bool(expert)))
+        if found:
+            break
     return found
 
 

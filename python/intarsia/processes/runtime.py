@@ -266,7 +266,6 @@ def _bounded(seconds: float, say: Callable[[], None]) -> Iterator[None]:
 
 def print_line(line: str) -> None:
     """On stderr, wherever `sys.stderr` goes."""
-    with contextlib.suppress(
-        BrokenPipeError
-    ):  # nobody reads it, and the process is to end all the same
+    # Nobody may read it, and the process is to end all the same.
+    with contextlib.suppress(BrokenPipeError):
         os.write(2, f"{line}\n".encode())

@@ -149,7 +149,7 @@ def say_what_is_unused(config: VllmConfig) -> None:
                 asked[name] = value
     if asked:
         logger.warning_once(
-            "intarsia-vllm: %s has no effect: each step is an XLA program, with kernels of its own",
+            "intarsia-vllm: these have no effect: %s; each step is an XLA program, with kernels of its own",
             ", ".join(f"{name}={_text(value)}" for name, value in asked.items()),
         )
 

@@ -147,7 +147,8 @@ inline int64_t Ctas(const QuantizedParams& p, const QuantizedPlan& plan) {
   return CeilDiv<int64_t>(p.m, plan.shape.rows) * CeilDiv(p.tiles, plan.cta_tiles());
 }
 
-// Tiles of rows are a grid's y, so that a launch takes so many rows, and more take several passes.
+// Rows of x that one launch takes: its tiles of rows are the grid's y, which ends at 65535. More
+// rows take several passes.
 constexpr int64_t MostRowsOfPass(const QuantizedPlan& plan) { return 65535 * plan.shape.rows; }
 // The pass that begins with row `first`: the call, but for its rows.
 QuantizedParams PassFrom(const QuantizedParams& params, const QuantizedPlan& plan, int64_t first);

@@ -29,12 +29,11 @@ __device__ __forceinline__ float2 BiasOf(const matmul::QuantizedParams& w, int e
 }
 
 // CTAs of a multiprocessor: gpt-oss's first product has 720, which begin together with six. Factors
-// of each block, and zeros beside them, take registers of one more.
+// of each block cost 8 bits one of these, and u4, with its zeros, two.
 template <matmul::Format kFormat, bool kWide>
-inline constexpr int kFewUpCtas =
-    (matmul::BitsOf(kFormat) == 8 ? 5 : 6) - (kWide                            ? 0
-                                              : kFormat == matmul::Format::kU4 ? 2
-                                                                               : 1);
+inline constexpr int kFewUpCtas = matmul::BitsOf(kFormat) == 8               ? (kWide ? 5 : 4)
+                                  : kFormat == matmul::Format::kU4 && !kWide ? 4
+                                                                             : 6;
 
 // Grid: two tiles of w1, neighbors where gates and ups are, else of gates and of their ups, which
 // make kTile columns of gated; experts of a token; tokens.

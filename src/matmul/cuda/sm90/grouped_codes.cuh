@@ -1,8 +1,8 @@
 // Products of groups of rows, each with a matrix of its own in codes of 4 or 8 bits:
 //   out[row, column] = sum_i x[taken(row), i] w[group of row][column, i] + bias[group][column]
 // or, with a gating, act(gate, up) of two such sums (matmul/quantized.h); groups of 32 and 64
-// columns, or of 128 and multiples of it; these may have points in bytes, and 8 bits have no
-// others. Multiples of 32 columns.
+// columns, or of 128 and multiples of it. Points in bytes, and codes of 8 bits, come with the
+// latter alone. Multiples of 32 columns.
 //
 // CTAs stay on their multiprocessor, and each computes one task after another: some rows of a group
 // and some tiles of w. One warp finds tasks and has the copy engine fetch codes, scales and rows of
@@ -175,9 +175,7 @@ class GroupedCodesConsumer {
         warp_(warp) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     r_ = lane / 4, c_ = lane % 4;
-    codes_at_ = Block::Lane::CodesAt(r_, c_);
-    const int2 of_x = Block::Lane::XAt(lane);
-    x_at_ = of_x.x * S::kPitch + of_x.y * 16;
+    x_at_ = Block::Lane::XAt(lane);
   }
 
   __device__ __forceinline__ void Run() {
@@ -233,10 +231,10 @@ class GroupedCodesConsumer {
       if constexpr (!S::kWide && !kScalesCodes) Clear(group);
       const auto codes = [&](int i) {
         return stage.codes[b / S::kBoxBlocks][TileOf(i)] +
-               b % S::kBoxBlocks * kBlockBytes<S::kFormat> + codes_at_;
+               b % S::kBoxBlocks * kBlockBytes<S::kFormat> + Block::Lane::CodesAt(r_, c_);
       };
       typename Block::X x;
-      block_.LoadX([&](int n) { return stage.x[8 * n] + b * 64 + x_at_; }, x);
+      block_.LoadX([&](int n) { return stage.x[8 * n + x_at_.x] + b * 64 + x_at_.y * 16; }, x);
       if constexpr (kScalesCodes)
         block_.MultiplyAdd(codes, x, all_,
                            [&](int i) { return E2M1Scales<S::kType>(CodedScales(stage, i, b)); });
@@ -352,7 +350,8 @@ class GroupedCodesConsumer {
   GroupedCodesShared<S>& shared_;
   const Block block_;
   const int warp_;
-  int r_, c_, codes_at_, x_at_;
+  int r_, c_;
+  int2 x_at_;
   Sums all_;
   cuda::RingPlace<S::kStages> place_;
 };
