@@ -4,6 +4,7 @@
 
 #include <array>
 #include <mutex>
+#include <string>
 
 namespace intarsia::torch {
 namespace {
@@ -30,6 +31,51 @@ template <class Function>
 bool Find(void* library, const char* name, Function*& function) {
   function = library ? reinterpret_cast<Function*>(dlsym(library, name)) : nullptr;
   return function;
+}
+
+// c10::SourceLocation
+struct SourceLocation {
+  const char* function;
+  const char* file;
+  uint32_t line;
+};
+
+// What torch's own runtime makes and throws a c10::ValueError with.
+using Destructor = void(void* object);
+struct {
+  void* (*allocate)(size_t size);
+  void (*construct)(void* error, SourceLocation, std::string message);
+  void* type;
+  void (*raise)(void* error, void* type, Destructor*);
+} value_error;
+
+// The size of a c10::ValueError, which no function tells, is 128 in torch 2.9 to 2.15. It may grow.
+constexpr size_t kRoomForError = 1024;
+
+// torch's strings have the layout of libstdc++'s new ABI, as those of the libstdc++ in this library
+// have. Both get memory from malloc, so torch may free that of a string made here.
+static_assert(_GLIBCXX_USE_CXX11_ABI);
+
+// __cxa_throw takes the destructor that the last handler calls (Itanium C++ ABI, Exception
+// Handling, 2.4.3). It is the first entry of the vtable: virtual functions stand there in the order
+// of their declaration, std::exception declares its destructor first, and of a destructor's two
+// entries the first is the one that does not also delete the object (2.5, Virtual Table Layout).
+void ThrowValueError(const char* message) {
+  void* const error = value_error.allocate(kRoomForError);
+  value_error.construct(error, {.function = "intarsia", .file = "", .line = 0}, message);
+  Destructor* const* const vtable = *static_cast<Destructor* const**>(error);
+  value_error.raise(error, value_error.type, vtable[0]);
+}
+
+// False for torch 2.9, whose constructor of ValueError is inline.
+bool FindValueError(void* torch) {
+  constexpr const char* kConstructor =
+      "_ZN3c1010ValueErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_"
+      "traitsIcESaIcEEE";
+  value_error.type = dlsym(torch, "_ZTIN3c1010ValueErrorE");
+  return value_error.type && Find(torch, kConstructor, value_error.construct) &&
+         Find(torch, "__cxa_allocate_exception", value_error.allocate) &&
+         Find(torch, "__cxa_throw", value_error.raise);
 }
 
 Status FindAll() {
@@ -64,6 +110,7 @@ Status FindAll() {
   need("aoti_torch_check", functions.check);
   // std::__throw_invalid_argument(char const*); a handle's symbols include those of what it needs.
   need("_ZSt24__throw_invalid_argumentPKc", functions.throw_invalid_argument);
+  if (FindValueError(torch)) functions.throw_invalid_argument = ThrowValueError;
   for (size_t i = 0; i < kDTypeNames.size(); ++i) {
     int32_t (*number)() = nullptr;
     if (!Find(torch, Text("aoti_torch_dtype_", kDTypeNames[i]).c_str(), number))

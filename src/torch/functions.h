@@ -50,7 +50,9 @@ struct Functions {
   void (*check)(bool condition, const char* function, const char* file, uint32_t line,
                 const char* message);  // throws what is a RuntimeError in Python
   // Of torch's own C++ runtime, where this library has one of its own that nobody else may see: an
-  // exception must be thrown and caught by the same one. Throws what is a ValueError in Python.
+  // exception must be thrown and caught by the same one. Throws what is a ValueError in Python:
+  // c10::ValueError where torch exports its constructor, else std::invalid_argument, of which
+  // torch 2.15 would make a RuntimeError.
   void (*throw_invalid_argument)(const char* message);
 
   // From torch 2.10 on, else null.

@@ -1,5 +1,8 @@
 """Calls through torch's dispatcher: where results are written, what is refused and how, what need not be installed."""
 
+import contextlib
+import mmap
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -162,6 +165,23 @@ def test_an_operand_that_is_missing_is_named() -> None:
         op.rms_norm(None, torch.ones(8))
     with pytest.raises(ValueError, match="fused_add_rms_norm: residual is missing"):
         op.fused_add_rms_norm(torch.ones(2, 8), None)
+
+
+def test_refused_calls_keep_no_memory() -> None:
+    """What is thrown is made in torch's runtime and destroyed there."""
+
+    def refuse(times: int) -> None:
+        for _ in range(times):
+            with contextlib.suppress(ValueError):
+                op.rms_norm(torch.empty(1, 8), torch.empty(7))
+
+    def resident() -> int:
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    refuse(1000)
+    before = resident()
+    refuse(10000)
+    assert resident() - before < 1e6  # less than the message of each
 
 
 @torch_running.on_each_device
