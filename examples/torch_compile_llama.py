@@ -2,11 +2,11 @@
 
     python examples/torch_compile_llama.py
 
-Needs transformers (`make setup-torch`). The weights are random and the model is small; the tokens must be those of eager torch.
+Needs jax, torchax and transformers (`make setup-torch`). The weights are random and the model is small; the tokens must be those of eager torch.
 """
 
 import torch
-from torchax_llama import small_llama
+from small_llama import small_llama
 
 
 @torch.no_grad()

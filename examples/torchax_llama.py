@@ -2,7 +2,7 @@
 
     python examples/torchax_llama.py
 
-Needs transformers (`make setup-torch`). The weights are random and the model is small; the tokens must be those of the unmodified model in torch.
+Needs jax, torchax and transformers (`make setup-torch`). The weights are random and the model is small; the tokens must be those of the unmodified model in torch.
 """
 
 import types
@@ -13,6 +13,7 @@ import torch
 import torchax
 import torchax.interop
 import transformers
+from small_llama import small_llama
 from transformers.models.llama import modeling_llama
 
 
@@ -42,21 +43,6 @@ def with_our_ops(model: transformers.LlamaForCausalLM) -> transformers.LlamaForC
         if isinstance(module, modeling_llama.LlamaRMSNorm):
             module.forward = types.MethodType(rms_norm, module)
     return model
-
-
-def small_llama() -> transformers.LlamaForCausalLM:
-    """A Llama with grouped heads, two layers and random weights."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        vocab_size=512,
-        initializer_range=0.2,  # logits far enough apart
-    )
-    return transformers.LlamaForCausalLM(config).eval()
 
 
 @torch.no_grad()

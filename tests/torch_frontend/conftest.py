@@ -15,7 +15,6 @@ HAS_TORCH = _has("torch")
 # Tests that need more than torch and jax.
 _NEEDS = {
     "test_backend.py": ("torchax",),
-    "test_examples.py": ("torch_xla", "torchax", "transformers"),
     "test_on_xla.py": ("torch_xla",),
     "test_pjrt_plugin.py": ("torch_xla",),
     "test_torchax.py": ("torchax",),

@@ -1,5 +1,6 @@
 """The examples of torch's routes run and show what they promise."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -15,7 +16,20 @@ SHOWN = {
     "torch_vllm_ops.py": "vLLM's op names on xla:0: as on the CPU",
     "torch_op_in_jax.py": "rows written: [5, 30]\nin place: True",
 }
-LONG = {"torch_compile_llama.py", "torchax_llama.py"}  # they compile a whole model
+# What each needs besides torch and JAX to show it.
+NEEDS = {
+    "torch_decode.py": ("torchax",),
+    "torch_xla_decode.py": ("torch_xla", "torchax"),
+    "torch_compile_llama.py": ("torchax", "transformers"),
+    "torchax_llama.py": ("torchax", "transformers"),
+    "torch_vllm_ops.py": ("torch_xla",),
+    "torch_op_in_jax.py": (),
+}
+# Those that compile no whole model, by what an environment may lack.
+SHORT = {
+    "torchax": ("torch_decode.py", "torch_op_in_jax.py"),
+    "torch_xla": ("torch_xla_decode.py", "torch_vllm_ops.py"),
+}
 # Runs the examples whose names it is given. torch, torch_xla and JAX are imported once: that is most of an example's time.
 TOGETHER = """
 import runpy, sys
@@ -26,15 +40,21 @@ for name in names:
 """
 
 
-def test_short_examples():
-    short = [name for name in SHOWN if name not in LONG]
+def skip_without(*packages: str) -> None:
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"no {', '.join(missing)}")
+
+
+@pytest.mark.parametrize("examples", SHORT.values(), ids=SHORT)
+def test_short_examples(examples: tuple[str, ...]) -> None:
+    skip_without(*{package for name in examples for package in NEEDS[name]})
     run = subprocess.run(
-        [sys.executable, "-c", TOGETHER, support.ROOT / "examples", *short],
+        [sys.executable, "-c", TOGETHER, support.ROOT / "examples", *examples],
         capture_output=True,
         text=True,
     )
     assert run.returncode == 0, run.stderr
-    for name in short:
+    for name in examples:
         assert SHOWN[name] in run.stdout, name
 
 
@@ -42,6 +62,7 @@ def test_short_examples():
 @pytest.mark.parametrize("example", SHOWN)
 def test_example(example):
     """In a process of its own, as a reader starts it."""
+    skip_without(*NEEDS[example])
     run = subprocess.run(
         [sys.executable, support.ROOT / "examples" / example], capture_output=True, text=True
     )
@@ -51,7 +72,7 @@ def test_example(example):
 
 def test_every_example_of_torch_is_run():
     examples = {path.name for path in (support.ROOT / "examples").glob("torch*.py")}
-    assert examples == set(SHOWN)
+    assert examples == set(SHOWN) == set(NEEDS)
 
 
 @pytest.mark.full

@@ -385,6 +385,7 @@ def test_torch_func_is_refused_by_name(loss, name: str) -> None:
         loss(x)  # nothing to lose
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # Python's from torch 2.15 on
 def test_vmap_is_a_loop() -> None:
     x = torch.randn(2, 3, 64)
     got = torch.func.vmap(op.rms_norm)(x)
