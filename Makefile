@@ -215,7 +215,7 @@ wheel: $(VENV)/.installed-release ## wheels and sdists into build/dist; with CUD
 release: wheel ## make wheel, checksums, an SBOM and notes, if version, changelog and tree are ready; publishes nothing
 	$(BIN)/python tools/release.py $(WHEELS)
 
-test-wheels: wheel $(VENV)/.installed-dev ## the wheels (CUDA=on: both) in empty environments, with the oldest and the newest JAX and torch, and the sdist
+test-wheels: wheel $(VENV)/.installed-dev ## the wheels (CUDA=on: both) in empty environments, with the oldest and the newest tested JAX and torch, and the sdist
 	$(NOX) wheels sdist $(POSARGS)
 
 docs: $(VENV)/.installed-docs ## build the documentation site into build/site; a warning is an error

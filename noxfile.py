@@ -143,7 +143,7 @@ def fuzz_readers(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("versions", ["oldest", "newest"], ids=["oldest", "newest"])
 def wheels(session: nox.Session, versions: str) -> None:
-    """The wheels in build/dist beside the oldest and the newest JAX and torch that we support."""
+    """The wheels in build/dist beside the oldest JAX and torch that we support, and the newest tested."""
     pins = nox.project.dependency_groups(PROJECT, f"wheels-{versions}")
     (wheel,) = (ROOT / "build" / "dist").glob("intarsia-*.whl")
     both = (wheel, *(ROOT / "build" / "dist").glob("intarsia_cuda13-*.whl"))

@@ -15,7 +15,7 @@ _ENVIRONMENTS = {
     "vllm-ops": "`make test-vllm-ops`",
     "vllm-cpu-ops": "`make test-bridge-vllm`",
     "wheels-oldest": "`make test-wheels`, the oldest",
-    "wheels-newest": "`make test-wheels`, the newest",
+    "wheels-newest": "`make test-wheels`, the newest tested",
     "vllm-reference": "recorded the tokens that `make test-vllm` compares with",
     "fuzz": "`make fuzz-readers`",
 }
