@@ -86,11 +86,11 @@ def test_a_wish_that_is_overridden_is_named(configured, said, options, expected)
     [
         (
             {"linear_backend": "cutlass", "moe_backend": "triton"},
-            "linear_backend=cutlass, moe_backend=triton has no effect: each step is an XLA program",
+            "these have no effect: linear_backend=cutlass, moe_backend=triton; each step is an XLA program",
         ),
         (
             {"kernel_config": {"monokernel": True}, "enable_layerwise_nvtx_tracing": True},
-            "monokernel=true, enable_layerwise_nvtx_tracing=true has no effect",
+            "these have no effect: monokernel=true, enable_layerwise_nvtx_tracing=true;",
         ),
         (
             {"gpu_memory_utilization": 0.5},
