@@ -57,10 +57,10 @@ TEST(QuantizedGroupsPlan, GroupsOnHopperGoByTheirRows) {
     return plan.shape;
   };
   EXPECT_EQ(shape(8), kFewUnits);
-  EXPECT_EQ(shape(512), kRows8);
-  EXPECT_EQ(shape(6 * 128), kRows8);
-  EXPECT_EQ(shape(7 * 128), kRows16);
-  EXPECT_EQ(shape(11 * 128), kRows16);
+  EXPECT_EQ(shape(512), (QuantizedShape{8, 4}));
+  EXPECT_EQ(shape(6 * 128), (QuantizedShape{8, 4}));
+  EXPECT_EQ(shape(7 * 128), (QuantizedShape{16, 4}));
+  EXPECT_EQ(shape(11 * 128), (QuantizedShape{16, 4}));
   // Other formats, and powers of two of other groups, are the portable kernels'.
   p.each.format = Format::kE2M1;
   EXPECT_NE(PlanForGroups(p, Gpu("H200")).kernel, QuantizedKernelKind::kGroupsHopper);
@@ -84,8 +84,8 @@ TEST(QuantizedGroupsPlan, EightBitsOnHopperHaveGroupsOfStages) {
       return PlanForGroups(p, Gpu("H200"));
     };
     EXPECT_EQ(plan(8).kernel, QuantizedKernelKind::kGroupsHopper);
-    EXPECT_EQ(plan(8).shape, kByteRows8);
-    EXPECT_EQ(plan(7 * 128).shape, kByteRows16);
+    EXPECT_EQ(plan(8).shape, (QuantizedShape{8, 2}));
+    EXPECT_EQ(plan(7 * 128).shape, (QuantizedShape{16, 2}));
     EXPECT_EQ(plan(12 * 128).shape, kFewWarpgroupsRows);
     EXPECT_EQ(plan(21 * 128).shape, kManyWarpgroupsRows);
     p.each.group = 64, p.each.groups = 32;
@@ -114,21 +114,21 @@ TEST(QuantizedGroupsPlan, GroupsOfManyRowsAreMultipliedByWarpgroups) {
   EXPECT_EQ(plan(21 * 128).shape, kManyWarpgroupsRows);
   // Results are stored 16 bytes at a time, and rows of x counted in as many.
   p.each.out = memory + 2;
-  EXPECT_EQ(plan(16384).shape, kRows32);
+  EXPECT_EQ(plan(16384).shape, (QuantizedShape{32, 4}));
   p.each.out = memory;
   p.each.rows.data = memory;
   p.x_rows = int64_t{1} << 30;
-  EXPECT_EQ(plan(16384).shape, kRows32);
+  EXPECT_EQ(plan(16384).shape, (QuantizedShape{32, 4}));
   p.x_rows = 2048;
   EXPECT_EQ(plan(16384).kernel, QuantizedKernelKind::kGroupsWarpgroups);
   // Sums of narrow groups are scaled one by one; f16 does not hold all scaled codes of mxfp4.
   p.each.group = 64, p.each.groups = 32;
-  EXPECT_EQ(plan(16384).shape, kRows32);
+  EXPECT_EQ(plan(16384).shape, (QuantizedShape{32, 4}));
   p.each.format = Format::kE2M1;
   p.each.group = 32, p.each.groups = 64, p.each.scales.dtype = DType::kF8E8M0;
   EXPECT_EQ(plan(16384).kernel, QuantizedKernelKind::kGroupsWarpgroups);
   p.each.dtype = DType::kF16;
-  EXPECT_EQ(plan(16384).shape, kRows32);
+  EXPECT_EQ(plan(16384).shape, (QuantizedShape{32, 4}));
 }
 
 TEST(QuantizedGroupsPlan, ExpertsWithPointsInBytesAreReadByHoppersKernel) {

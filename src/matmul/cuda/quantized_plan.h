@@ -95,11 +95,13 @@ constexpr int LeastParts(int rows, Format format, bool wide) {
   return rows > 8 && (minimums || BitsOf(format) == 5 || BitsOf(format) == 6) ? 2 : 1;
 }
 
-// Of kGroupsHopper: shapes, by how many units there are and by the rows of a group, in the mean,
-// and those of 8 bits, whose tiles are twice as large; warps of a CTA, CTAs of a multiprocessor,
-// stages in flight; bytes of scales of a tile and a stage.
-inline constexpr QuantizedShape kFewUnits{8, 2}, kRows8{8, 4}, kRows16{16, 4}, kRows32{32, 4};
-inline constexpr QuantizedShape kByteRows8{8, 2}, kByteRows16{16, 2}, kByteRows32{32, 2};
+// Of kGroupsHopper: the shape for few units of 4 bits, and those of 8, 16 and 32 rows, by the rows
+// of a group in the mean; 8 bits have half as many tiles, each twice as large. Then warps of a CTA,
+// CTAs of a multiprocessor, stages in flight; bytes of scales of a tile and a stage.
+inline constexpr QuantizedShape kFewUnits{8, 2};
+constexpr QuantizedShape GroupsHopperShape(int rows, Format format) {
+  return {rows, BitsOf(format) == 8 ? 2 : 4};
+}
 inline constexpr int kGroupsHopperWarps = 4;
 constexpr int GroupsHopperCtas(QuantizedShape shape, Format format) {
   return shape == kFewUnits && BitsOf(format) == 4 ? 4 : shape.rows == 32 ? 2 : 3;

@@ -270,10 +270,7 @@ bool PlanGroupsHopper(const QuantizedGroupsParams& params, int64_t here, int64_t
   }
   plan.kernel = QuantizedKernelKind::kGroupsHopper;
   // Measured: with more than 6, too many groups need a second unit of 8 rows.
-  plan.shape = mean <= 6    ? bytes ? kByteRows8 : kRows8
-               : mean <= 16 ? bytes ? kByteRows16 : kRows16
-               : bytes      ? kByteRows32
-                            : kRows32;
+  plan.shape = GroupsHopperShape(mean <= 6 ? 8 : mean <= 16 ? 16 : 32, p.format);
   plan.tile_warps = kGroupsHopperWarps;
   if (!bytes && mean <= 4 && here * CeilDiv(p.tiles, plan.cta_tiles()) <= 2 * int64_t{device.sms})
     plan.shape = kFewUnits;

@@ -58,12 +58,10 @@ Status LaunchGroupedCodesShape(const QuantizedGroupsParams& p, const QuantizedPl
   const auto launch = [&]<QuantizedShape kShape>() {
     return LaunchGroupsHopper<GroupedCodesConfig<kType, kFormat, kWide, kShape>>(p, plan, context);
   };
-  constexpr bool kBytes = BitsOf(kFormat) == 8;
-  if (plan.shape.rows == 32) return launch.template operator()<kBytes ? kByteRows32 : kRows32>();
-  if (plan.shape.rows == 16) return launch.template operator()<kBytes ? kByteRows16 : kRows16>();
-  if constexpr (!kBytes)
-    if (plan.shape == kFewUnits) return launch.template operator()<kFewUnits>();
-  return launch.template operator()<kBytes ? kByteRows8 : kRows8>();
+  if (plan.shape.rows == 32) return launch.template operator()<GroupsHopperShape(32, kFormat)>();
+  if (plan.shape.rows == 16) return launch.template operator()<GroupsHopperShape(16, kFormat)>();
+  if (plan.shape == kFewUnits) return launch.template operator()<kFewUnits>();
+  return launch.template operator()<GroupsHopperShape(8, kFormat)>();
 }
 
 template <DType kType>
