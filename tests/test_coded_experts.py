@@ -1,4 +1,4 @@
-"""`intarsia.jax.fused_experts_quantized` where a GPU decodes the weights first, run on a CPU here; the op itself is in test_ops.py."""
+"""Stacked matrices in codes, drawn; and `intarsia.jax.fused_experts_quantized` where a GPU decodes the weights first, run on a CPU here."""
 
 import functools
 import inspect
@@ -8,8 +8,13 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+import running
 import support
+from drawn import DTYPES, SEEDS, check
+from hypothesis import given
+from hypothesis import strategies as st
 from intarsia.jax import _coded_experts, _decoding
+from intarsia_src.matmul import quantized
 
 OP = "fused_experts_quantized"
 BOUND = 8e-3
@@ -17,6 +22,116 @@ BOUND = 8e-3
 _PARAMETERS = inspect.signature(ij.fused_experts_quantized).parameters.values()
 OPERANDS = [p.name for p in _PARAMETERS if p.kind is not p.KEYWORD_ONLY]
 DEFAULTS = {p.name: p.default for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY}
+
+
+@st.composite
+def weights(draw, columns: int) -> dict:
+    """How matrices of so many columns are in codes."""
+    group = draw(st.sampled_from([0, 16, 32, 64]))
+    groups = -(-columns // group) if group else 1
+    divisors = [i for i in range(1, groups + 1) if groups % i == 0]
+    outer = draw(st.sampled_from([None, "all", *divisors]))
+    return {
+        "format": draw(st.sampled_from(sorted(quantized.BITS))),
+        "group": group,
+        "scale": draw(st.sampled_from([np.float32, ml_dtypes.bfloat16, *[np.uint8, np.int8] * (outer is not None)])),
+        "zero": draw(st.sampled_from([None, np.uint8, np.float32])),
+        "outer": outer,
+        "outer_dtype": draw(st.sampled_from([np.float32, np.float16, ml_dtypes.bfloat16])),
+    }  # fmt: skip
+
+
+@st.composite
+def products(draw):
+    k, g = draw(st.sampled_from([16, 40, 96, 256])), draw(st.integers(1, 4))
+    m, more = draw(st.integers(0, 30)), draw(st.integers(0, 2))
+    sizes = dict(
+        m=m,
+        k=k,
+        c=draw(st.integers(0, 3)),
+        g=g,
+        sizes=draw(st.sampled_from(["balanced", "zipf"])),
+        e=g + more,
+        offset=draw(st.integers(0, more)),
+        mx=draw(st.sampled_from([None, 5])),
+        bias=draw(st.booleans()),
+        **draw(weights(k)),
+    )
+    return sizes, draw(SEEDS)
+
+
+@running.on_each_platform
+@given(dtype=DTYPES, call=products())
+def test_any_groups_in_codes(platform, dtype, call) -> None:
+    sizes, seed = call
+    module = support.op_module("grouped_matmul_quantized")
+    check(
+        "grouped_matmul_quantized",
+        *module.arguments(np.random.default_rng(seed), support.DTYPES[dtype], **sizes),
+        platform,
+    )
+
+
+@st.composite
+def layers(draw):
+    u, c = draw(st.integers(1, 8)), 2 * draw(st.integers(1, 8))
+    first, second = draw(weights(16 * u)), draw(weights(8 * c))
+    second["zero"] = draw(st.sampled_from([None, second["zero"]]))
+    if (first["outer"] is None) != (second["outer"] is None):  # of minimums, and of points
+        second["zero"] = None
+    e = draw(st.integers(1, 6))
+    sizes = dict(
+        t=draw(st.integers(0, 12)),
+        u=u,
+        c=c,
+        e=e,
+        k=draw(st.integers(1, e)),
+        biases=draw(st.booleans()),
+        activation=draw(st.sampled_from(["silu", "gelu_tanh", "swigluoai"])),
+        w2=second,
+        **first,
+    )
+    return sizes, draw(SEEDS)
+
+
+@running.on_each_platform
+@given(call=layers())
+def test_any_experts_in_codes(platform, call) -> None:
+    # Some numbers leave f16's range, and f32's bound is for activations that make no error larger.
+    sizes, seed = call
+    check(
+        OP,
+        *support.op_module(OP).arguments(np.random.default_rng(seed), ml_dtypes.bfloat16, **sizes),
+        platform,
+    )
+
+
+@pytest.mark.parametrize(
+    ("operand", "shape", "text"),
+    [
+        ("w1_outer_scales", (4, 4, 3, 16), "w1_outer_scales has no=3, expected a divisor of the ng=1"),
+        ("w2_outer_scales", (4, 2, 2, 16), "w2_outer_scales has io=2, expected a divisor of the ig=1"),
+        ("w2_outer_zeros", (4,), "w2_outer_zeros is given but w2_zeros is not"),
+        ("w1_outer_scales", (3,), "w1_outer_scales"),
+    ],
+)  # fmt: skip
+def test_outer_factors_that_do_not_fit_are_told(operand, shape, text) -> None:
+    module = support.op_module(OP)
+    operands, attributes = module.arguments(
+        np.random.default_rng(0), np.float32, **support.cases(OP, "ci")["example"]
+    )
+    given = dict(zip(OPERANDS, operands, strict=True)) | {operand: np.ones(shape, np.float32)}
+    with pytest.raises(ValueError, match=text):
+        ij.fused_experts_quantized(**given, **attributes)
+
+
+def test_codes_of_another_format_than_said_are_told() -> None:
+    module = support.op_module(OP)
+    operands, attributes = module.arguments(
+        np.random.default_rng(0), np.float32, **support.cases(OP, "ci")["example"]
+    )
+    with pytest.raises(ValueError, match="w2"):
+        ij.fused_experts_quantized(*operands, **attributes, w2_format="i8")
 
 
 @pytest.mark.parametrize("case", support.cases(OP, "ci"))

@@ -299,6 +299,10 @@ def test_wrong_operands_are_told() -> None:
     ):
         of_three = np.ones((1, 3, 16), np.float32)
         ij.linear_quantized(x, packed, scales, zeros, of_three, None, **attributes)
+    with pytest.raises(
+        ValueError, match="outer_zeros has ko=3, expected a divisor of the kg=2 groups"
+    ):
+        ij.linear_quantized(x, packed, scales, zeros, outer, of_three, **attributes)
 
 
 def test_rows_that_are_no_tile() -> None:

@@ -4,7 +4,7 @@ import pathlib
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from intarsia import _native
@@ -27,12 +27,25 @@ def shape(dims: str) -> str:
         paged = "cache pages, by layout"
         rest = [v for v in dims.split(" | ") if "layout=" not in v]
         return " or ".join([paged, *map(shape, rest)])
-    variants = []
+    variants: dict[str, list[str]] = {}
     for variant in dims.split(" | "):
         condition, _, terms = variant.rpartition(": ")
         text = "[" + ", ".join(terms.split()) + "]" if terms else "scalar"
-        variants.append(f"{text} with {condition}" if condition else text)
-    return " or ".join(variants)
+        variants.setdefault(text, []).append(condition)
+    return " or ".join(
+        f"{text} with {_either(conditions)}" if conditions[0] else text
+        for text, conditions in variants.items()
+    )
+
+
+def _either(conditions: Sequence[str]) -> str:
+    """Conditions of one shape: those of one attribute's values together."""
+    values: dict[str, list[str]] = {}
+    for condition in conditions:
+        attribute, _, value = condition.rpartition("=")
+        values.setdefault(attribute, []).append(value)
+    texts = [f"{name}={'/'.join(of)}" if name else "/".join(of) for name, of in values.items()]
+    return ", or ".join(text.replace(": ", " and ") for text in texts)
 
 
 def dtype(rule: str) -> str:

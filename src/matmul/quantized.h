@@ -37,14 +37,16 @@ namespace intarsia::matmul {
 
 // What a code stands for. vLLM's names: u4b8 is an unsigned code less 8.
 enum class Format { kU4, kU4B8, kE2M1, kU5, kU5B16, kU6B32, kI8, kE4M3 };
-inline constexpr std::string_view kFormatNames = "u4|u4b8|e2m1|u5|u5b16|u6b32|i8|e4m3";
+#define INTARSIA_FORMAT_NAMES "u4|u4b8|e2m1|u5|u5b16|u6b32|i8|e4m3"
+inline constexpr std::string_view kFormatNames = INTARSIA_FORMAT_NAMES;
 
 // The shape of codes in specs, with BitsOf(format) lines a block; `axes` are those before the
-// lines.
-#define INTARSIA_PACKED_DIMS(axes)                                                             \
-  "format=u4: " axes " 4 16 4 | format=u4b8: " axes " 4 16 4 | format=e2m1: " axes             \
-  " 4 16 4 | format=u5: " axes " 5 16 4 | format=u5b16: " axes " 5 16 4 | format=u6b32: " axes \
-  " 6 16 4 | format=i8: " axes " 8 16 4 | format=e4m3: " axes " 8 16 4"
+// lines. `word`: what comes before a format's name in the condition.
+#define INTARSIA_PACKED_DIMS_IF(word, axes)                                             \
+  word "u4: " axes " 4 16 4 | " word "u4b8: " axes " 4 16 4 | " word "e2m1: " axes      \
+       " 4 16 4 | " word "u5: " axes " 5 16 4 | " word "u5b16: " axes " 5 16 4 | " word \
+       "u6b32: " axes " 6 16 4 | " word "i8: " axes " 8 16 4 | " word "e4m3: " axes " 8 16 4"
+#define INTARSIA_PACKED_DIMS(axes) INTARSIA_PACKED_DIMS_IF("format=", axes)
 
 constexpr std::optional<Format> FormatOf(std::string_view name) {
   std::string_view names = kFormatNames;
@@ -81,6 +83,11 @@ struct Factors {
   const void* outer = nullptr;  // absent, and then 1
   DType outer_dtype = DType::kF32;
   int64_t outers = 0;  // of a row; 0: one for all
+
+  // Of stacked matrices, those of one with so many tiles.
+  constexpr int64_t outer_bytes(int64_t tiles) const {
+    return (outers == 0 ? 1 : tiles * outers * kTileRows) * (outer_dtype == DType::kF32 ? 4 : 2);
+  }
 };
 
 // What a row of x is normed by before it is multiplied: x / sqrt(mean(x^2) + eps) weight, rounded
@@ -135,7 +142,7 @@ Status Run(const QuantizedParams& params, const CpuContext& context);
 Status Run(const QuantizedParams& params, const CudaContext& context);
 
 // Products of groups of rows (groups.h), each with a matrix of its own, of which `each` has the
-// first: they lie one after the other in packed, scales, zeros, and bias [groups.count, n]. Rows
+// first: they lie one after the other in packed, all factors, and bias [groups.count, n]. Rows
 // are those of grouped.h: one of no group gives 0, and so does one that takes no row of x.
 struct QuantizedGroupsParams {
   QuantizedParams each;  // x [x_rows, k], out [groups.m, results()]; m is each group's own
@@ -151,16 +158,5 @@ bool CanGate(const QuantizedGroupsParams& params, const CudaContext& context);
 
 // Whether it norms rows of x.
 bool CanNorm(const QuantizedParams& params, const CudaContext& context);
-
-// What a spec cannot say of a matrix's sizes: its blocks and groups are those of its columns.
-struct NamedSize {
-  std::string_view name;
-  int64_t size;
-};
-struct SizeOfOperand {
-  std::string_view operand, letter;
-  int64_t size;
-};
-Status CheckColumns(SizeOfOperand blocks, SizeOfOperand groups, NamedSize columns, NamedSize group);
 
 }  // namespace intarsia::matmul

@@ -3,6 +3,10 @@
 import ml_dtypes
 import numpy as np
 
+Q4_K = dict(format="u4", group=32, scale=np.uint8, zero=np.uint8, outer=8, outer_dtype=np.float16)
+Q6_K = dict(format="u6b32", group=16, scale=np.int8, outer=16, outer_dtype=np.float16)
+NVFP4 = dict(format="e2m1", group=16, scale=ml_dtypes.float8_e4m3fn, outer="all")
+
 BITS = {"u4": 4, "u4b8": 4, "e2m1": 4, "u5": 5, "u5b16": 5, "u6b32": 6, "i8": 8, "e4m3": 8}
 
 
@@ -66,29 +70,47 @@ def weights(
     return kept(q * scale) + kept(zero)
 
 
-def matrices(packed, scales, zeros, columns, format, group, zeros_are, absolute=False):
-    """`weights` of stacked matrices, [g, 16 c, columns]."""
-    parts = zip(packed, scales, [None] * len(packed) if zeros is None else zeros, strict=True)
-    return np.stack(
-        [weights(p, s, z, None, None, columns, format, group, zeros_are, absolute) for p, s, z in parts]
-    )  # fmt: skip
+def matrices(arrays, columns, format, group, zeros_are, absolute=False):
+    """`weights` of stacked matrices, [g, 16 c, columns]; arrays: packed, scales, zeros, outer_scales, outer_zeros."""
+
+    def matrix(i):
+        parts = [None if a is None else a[i : i + 1] if a.ndim == 1 else a[i] for a in arrays]
+        return weights(*parts, columns, format, group, zeros_are, absolute)
+
+    return np.stack([matrix(i) for i in range(len(arrays[0]))])
 
 
-def draw_matrices(rng, lead, columns, format, group, scale, zero=None, size=1.0):
-    """Codes, scales and zeros of random matrices [*lead tiles, columns], whose numbers are about `size`."""
+def draw_matrices(
+    rng, lead, columns, format, group, scale, zero=None, outer=None, outer_dtype=np.float32, size=1.0
+):  # fmt: skip
+    """What `matrices` takes of random matrices [*lead tiles, columns], whose numbers are about `size`.
+
+    `outer`: groups that share outer factors, or "all" of a matrix. With outer factors zeros are minimums.
+    """
     groups = -(-columns // group) if group else 1
     packed = rng.integers(0, 256, (*lead, -(-columns // 32), BITS[format], 16, 4)).astype(np.uint8)
     if format == "e4m3":
         packed[packed & 127 == 127] = 0  # NaN
     largest = {"e2m1": 3.0, "i8": 75.0, "e4m3": 200.0}.get(format, 2.0 ** (BITS[format] - 2))
-    scales = (rng.uniform(0.3, 1, (*lead, groups, 16)) * size / largest).astype(scale)
-    if zero is None:
-        return packed, scales, None
-    return packed, scales, rng.integers(0, 1 << BITS[format], (*lead, groups, 16)).astype(zero)
+    step, shape = size / largest, (*lead, groups, 16)
+    if outer is None:
+        scales = (rng.uniform(0.3, 1, shape) * step).astype(scale)
+        zeros = None if zero is None else rng.integers(0, 1 << BITS[format], shape).astype(zero)
+        return packed, scales, zeros, None, None
+
+    def factors(dtype):
+        return None if dtype is None else rng.integers(1, 64, shape).astype(dtype)
+
+    def outer_factors(of_all):
+        shape = lead[:1] if outer == "all" else (*lead, groups // outer, 16)
+        return (rng.uniform(0.3, 1, shape) * of_all).astype(outer_dtype)
+
+    outer_zeros = None if zero is None else outer_factors(-size / 32)
+    return packed, factors(scale), factors(zero), outer_factors(step / 32), outer_zeros
 
 
 def bytes_of(rows, columns, format, group, scale, zero=None):
-    """Of a matrix's codes, scales and zeros."""
+    """Of a matrix's codes, scales and zeros; its outer factors are few."""
     factors = np.dtype(scale).itemsize + (0 if zero is None else np.dtype(zero).itemsize)
     groups = -(-columns // group) if group else 1
     return rows * columns * BITS[format] // 8 + rows * groups * factors

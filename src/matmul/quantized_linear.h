@@ -2,7 +2,7 @@
 // quantized.h has the mathematics and how codes, scales and zeros lie.
 #pragma once
 #include "src/core/op.h"
-#include "src/matmul/quantized.h"
+#include "src/matmul/weight_operands.h"
 
 namespace intarsia {
 
@@ -17,6 +17,7 @@ struct QuantizedLinear {
 
   Status Check() const;
 
+  matmul::WeightOperands Weight() const;
   matmul::QuantizedParams ToParams() const;
 };
 

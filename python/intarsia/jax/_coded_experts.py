@@ -21,7 +21,7 @@ _PARAMETERS = inspect.signature(wire.fused_experts_quantized).parameters.values(
 _ATTRIBUTES = [p.name for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY]
 _MOST_DECODED_BYTES = 4 << 30
 """Of decoded weights of a layer, for which a program needs room."""
-_OF_CODES = ("format", "w1_group", "w2_group", "zeros_are")
+_OF_CODES = ("format", "w2_format", "w1_group", "w2_group", "zeros_are")
 """Attributes that the op of plain weights does not have."""
 
 
@@ -38,8 +38,13 @@ def fused_experts_quantized(
     w1_bias: ArrayLike | None = None,
     w2_bias: ArrayLike | None = None,
     expert_map: ArrayLike | None = None,
+    w1_outer_scales: ArrayLike | None = None,
+    w1_outer_zeros: ArrayLike | None = None,
+    w2_outer_scales: ArrayLike | None = None,
+    w2_outer_zeros: ArrayLike | None = None,
     *,
     format: wire.Format = "u4",
+    w2_format: wire.W2Format = "same",
     w1_group: int = 0,
     w2_group: int = 0,
     zeros_are: wire.ZerosAre = "points",
@@ -66,7 +71,11 @@ def fused_experts_quantized(
       w1_bias: [e, 16*c] T; added to the first product.
       w2_bias: [e, 16*u] T; added to the second product.
       expert_map: [g] i32 or i64; the expert of each id, negative where it is elsewhere. None: the id itself.
+      w1_outer_scales: [e], or [e, c, no, 16] of ng / no groups each; f32, f16 or bf16. What scales of w1 are multiplied by.
+      w1_outer_zeros: the same for minimums of w1.
+      w2_outer_scales, w2_outer_zeros: [e], or [e, u, io, 16]; the same of w2.
       format: what a code stands for, as in `linear_quantized`.
+      w2_format: what a code of w2 stands for; "same": as `format` says.
       w1_group, w2_group: columns that share a scale, 16 or a multiple of 32; 0: all.
       zeros_are: "points" or "minimums".
       activation: "silu", "gelu_tanh": gate and up side by side; "swigluoai": in turn, as gpt-oss has them.
@@ -136,29 +145,38 @@ def _are_multiplied_by_wgmma(operands: dict[str, Any], attributes: dict[str, Any
     """Whether Hopper's kernel for groups of many rows takes both products."""
     x = operands["x"]
     between = jax.ShapeDtypeStruct((1, 8 * operands["w1"].shape[1]), x.dtype)  # the products
-    form = {"format": attributes["format"], "zeros_are": attributes["zeros_are"]}
     return all(
         of.shape[-1] % 32 == 0
+        and operands.get(f"{name}_outer_scales") is None
         and _decoding.are_of_hopper(
             of,
             operands[f"{name}_scales"],
             operands[f"{name}_zeros"],
-            group=attributes[f"{name}_group"],
-            **form,
+            **_attributes_of(name, attributes),
         )
         for name, of in (("w1", x), ("w2", between))
     )
+
+
+def _attributes_of(name: str, attributes: dict[str, Any]) -> dict[str, Any]:
+    """Those of w1 or w2 by the names that `linear_quantized` has for them."""
+    format = attributes["format"]
+    if name == "w2" and attributes["w2_format"] != "same":
+        format = attributes["w2_format"]
+    return {
+        "format": format,
+        "group": attributes[f"{name}_group"],
+        "zeros_are": attributes["zeros_are"],
+    }
 
 
 def _decoded(attributes: dict[str, Any], operands: dict[str, Any]) -> jax.Array:
     x, c = operands["x"], operands["w1"].shape[1]
 
     def matrices(name: str, columns: int) -> jax.Array:
-        codes, scales, zeros = (operands.pop(name + part) for part in ("", "_scales", "_zeros"))
-        form = {"format": attributes["format"], "zeros_are": attributes["zeros_are"]}
-        numbers = decoded_stack(
-            columns, codes, scales, zeros, group=attributes[f"{name}_group"], **form
-        )
+        parts = ("", "_scales", "_zeros", "_outer_scales", "_outer_zeros")
+        arrays = [operands.pop(name + part) for part in parts]
+        numbers = decoded_stack(columns, arrays, **_attributes_of(name, attributes))
         return lax.optimization_barrier(numbers.astype(x.dtype))
 
     operands = dict(operands)

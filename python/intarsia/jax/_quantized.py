@@ -200,16 +200,12 @@ def _decoded(columns: int, arrays: Sequence[Any], attributes: dict[str, Any]) ->
     return _affine(codes, factor(scales), factor(zeros), [factor(a) for a in outers], attributes)
 
 
-def decoded_stack(
-    columns: int, packed: jax.Array, scales: jax.Array, zeros: jax.Array | None, **attributes: Any
-) -> jax.Array:
-    """The weights of stacked matrices, f32 [g, 16 * c, columns]."""
+def decoded_stack(columns: int, arrays: Sequence[jax.Array | None], **attributes: Any) -> jax.Array:
+    """The weights of stacked matrices, f32 [g, 16 * c, columns]; arrays: codes and factors as in `PackedWeight`."""
     whole = {"group": 0, "zeros_are": "points"} | attributes
-
-    def decode(packed: jax.Array, scales: jax.Array, zeros: jax.Array | None) -> jax.Array:
-        return _decoded(columns, (packed, scales, zeros, None, None), whole)
-
-    return jax.vmap(decode)(packed, scales, zeros)
+    # One outer factor for each matrix: [1] for that matrix.
+    stacked = [a if a is None or a.ndim > 1 else a[:, None] for a in arrays]
+    return jax.vmap(lambda *of_one: _decoded(columns, of_one, whole))(*stacked)
 
 
 # ------------------------------------------------------------------------------------------- the op, and XLA's version

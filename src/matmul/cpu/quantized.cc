@@ -23,6 +23,8 @@ QuantizedParams MatrixAt(const QuantizedParams& first, int64_t i) {
   params.packed += i * first.tiles * first.tile_bytes();
   params.scales.data = Beyond(first.scales.data, factors * Bytes(first.scales.dtype));
   params.zeros.data = Beyond(first.zeros.data, factors * Bytes(first.zeros.dtype));
+  for (Factors* of : {&params.scales, &params.zeros})
+    of->outer = Beyond(of->outer, i * of->outer_bytes(first.tiles));
   params.bias = Beyond(first.bias, i * first.n() * Bytes(first.dtype));
   return params;
 }

@@ -84,8 +84,6 @@ Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
   INTARSIA_RETURN_IF_ERROR(FitCounts(
       {{"count of groups", params.groups.count}, {"count of all groups", params.groups.all}}));
   if (params.groups.m == 0 || params.each.tiles == 0) return {};
-  if (params.each.scales.outer || params.each.zeros.outer)
-    return Unimplemented("groups of rows with outer factors: on GPUs they are not built");
   const QuantizedPlan plan = PlanForGroups(params, *context.device);
   if (params.each.gating.is_there && !Gates(params, plan))
     return Internal("the kernel of the groups takes no gating");

@@ -254,7 +254,7 @@ bool PlanGroupsHopper(const QuantizedGroupsParams& params, int64_t here, int64_t
                       const cuda::Device& device, QuantizedPlan& plan) {
   const QuantizedParams& p = params.each;
   const bool mx = p.format == Format::kE2M1 && p.group == kBlockColumns &&
-                  p.scales.dtype == DType::kF8E8M0 && !p.zeros.data;
+                  p.scales.dtype == DType::kF8E8M0 && !p.scales.outer && !p.zeros.data;
   const bool wide = p.group % kStageColumns == 0, bytes = BitsOf(p.format) == 8;
   const bool plain = bytes ? wide && !p.zeros.data && !p.scales.outer && Bytes(p.scales.dtype) > 1
                            : HasPlainGroups(p) && (p.zeros.data ? wide : HasCoarseGroups(p));

@@ -78,7 +78,6 @@ std::vector<cuda::KernelChoice> ReportQuantizedChoices(const cuda::Device& devic
       groups.each.m = rows;
       add("weights in ", rows, PlanFor(groups.each, device).kernel);
     }
-    if (format.outer_columns > 0) continue;  // of experts they are not built
     for (const int64_t rows : {1, 16, 64, 2048}) {
       groups.each.m = groups.groups.m = groups.x_rows = rows;
       add("128 experts in ", rows, PlanForGroups(groups, device).kernel);

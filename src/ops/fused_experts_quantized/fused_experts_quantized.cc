@@ -12,25 +12,6 @@ TensorView Matrices(const TensorView& codes, DType dtype, int64_t rows, int64_t 
   return view;
 }
 
-// The matrices of a product, without its rows.
-matmul::QuantizedParams ParamsOf(const FusedExpertsQuantized& op, const TensorView& codes,
-                                 const TensorView& scales, const Optional& zeros, int64_t columns,
-                                 int64_t group) {
-  matmul::QuantizedParams params{.dtype = op.x.dtype,
-                                 .out_dtype = op.x.dtype,
-                                 .format = *matmul::FormatOf(op.format),
-                                 .k = columns,
-                                 .tiles = codes.dim(1),
-                                 .packed = codes.as<const uint8_t>(),
-                                 .groups = scales.dim(2),
-                                 .scales = {.data = scales.data, .dtype = scales.dtype},
-                                 .zeros = {},
-                                 .points = op.zeros_are == "points"};
-  params.group = group == 0 ? params.blocks() * matmul::kBlockColumns : group;
-  if (zeros) params.zeros = {.data = zeros->data, .dtype = zeros->dtype};
-  return params;
-}
-
 // Takes rows, bias and result from the product with plain matrices.
 matmul::QuantizedGroupsParams Product(matmul::QuantizedParams each,
                                       const matmul::GroupedParams& plain) {
@@ -43,13 +24,39 @@ matmul::QuantizedGroupsParams Product(matmul::QuantizedParams each,
 
 }  // namespace
 
+matmul::WeightOperands FusedExpertsQuantized::FirstWeight() const {
+  return {.packed_name = "w1",
+          .prefix = "w1_",
+          .letter = "n",
+          .packed = w1,
+          .scales = w1_scales,
+          .zeros = w1_zeros,
+          .outer_scales = w1_outer_scales,
+          .outer_zeros = w1_outer_zeros,
+          .columns = {"16*u", x.dim(-1)},
+          .group = {"w1_group", w1_group},
+          .format = format,
+          .zeros_are = zeros_are};
+}
+
+matmul::WeightOperands FusedExpertsQuantized::SecondWeight() const {
+  return {.packed_name = "w2",
+          .prefix = "w2_",
+          .letter = "i",
+          .packed = w2,
+          .scales = w2_scales,
+          .zeros = w2_zeros,
+          .outer_scales = w2_outer_scales,
+          .outer_zeros = w2_outer_zeros,
+          .columns = {"8*c", 8 * w1.dim(1)},
+          .group = {"w2_group", w2_group},
+          .format = w2_format == "same" ? format : w2_format,
+          .zeros_are = zeros_are};
+}
+
 Status FusedExpertsQuantized::Check() const {
-  INTARSIA_RETURN_IF_ERROR(matmul::CheckColumns({"w1", "nb", w1.dim(2)},
-                                                {"w1_scales", "ng", w1_scales.dim(2)},
-                                                {"16*u", x.dim(-1)}, {"w1_group", w1_group}));
-  INTARSIA_RETURN_IF_ERROR(matmul::CheckColumns({"w2", "ib", w2.dim(2)},
-                                                {"w2_scales", "ig", w2_scales.dim(2)},
-                                                {"8*c", 8 * w1.dim(1)}, {"w2_group", w2_group}));
+  INTARSIA_RETURN_IF_ERROR(FirstWeight().Check());
+  INTARSIA_RETURN_IF_ERROR(SecondWeight().Check());
   return Plain().Check();
 }
 
@@ -78,7 +85,7 @@ std::array<int64_t, 2> FusedExpertsQuantized::WorkspaceDims() const {
 }
 
 matmul::QuantizedGroupsParams FusedExpertsQuantized::FirstProduct(const ExpertsPass& pass) const {
-  return Product(ParamsOf(*this, w1, w1_scales, w1_zeros, pass.n, w1_group), pass.FirstProduct());
+  return Product(FirstWeight().ToParams(x.dtype), pass.FirstProduct());
 }
 
 matmul::QuantizedGroupsParams FusedExpertsQuantized::GatedProduct(const ExpertsPass& pass) const {
@@ -89,7 +96,7 @@ matmul::QuantizedGroupsParams FusedExpertsQuantized::GatedProduct(const ExpertsP
 }
 
 matmul::QuantizedGroupsParams FusedExpertsQuantized::SecondProduct(const ExpertsPass& pass) const {
-  return Product(ParamsOf(*this, w2, w2_scales, w2_zeros, pass.i, w2_group), pass.SecondProduct());
+  return Product(SecondWeight().ToParams(x.dtype), pass.SecondProduct());
 }
 
 }  // namespace intarsia

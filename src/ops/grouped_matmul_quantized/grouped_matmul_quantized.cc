@@ -2,29 +2,30 @@
 
 namespace intarsia {
 
-Status GroupedMatmulQuantized::Check() const {
-  return matmul::CheckColumns({"packed", "kb", packed.dim(2)}, {"scales", "kg", scales.dim(2)},
-                              {"k", x.dim(1)}, {"group", group});
+matmul::WeightOperands GroupedMatmulQuantized::Weight() const {
+  return {.packed_name = "packed",
+          .prefix = "",
+          .letter = "k",
+          .packed = packed,
+          .scales = scales,
+          .zeros = zeros,
+          .outer_scales = outer_scales,
+          .outer_zeros = outer_zeros,
+          .columns = {"k", x.dim(1)},
+          .group = {"group", group},
+          .format = format,
+          .zeros_are = zeros_are};
 }
 
+Status GroupedMatmulQuantized::Check() const { return Weight().Check(); }
+
 matmul::QuantizedGroupsParams GroupedMatmulQuantized::ToParams() const {
-  const int64_t k = x.dim(1), blocks = CeilDiv(k, matmul::kBlockColumns);
-  matmul::QuantizedParams each{.dtype = x.dtype,
-                               .out_dtype = out.dtype,
-                               .format = *matmul::FormatOf(format),
-                               .x = x.data,
-                               .rows = ToIndexVector(rows),
-                               .k = k,
-                               .tiles = packed.dim(1),
-                               .packed = packed.as<const uint8_t>(),
-                               .group = group == 0 ? blocks * matmul::kBlockColumns : group,
-                               .groups = scales.dim(2),
-                               .scales = {.data = scales.data, .dtype = scales.dtype},
-                               .zeros = {},
-                               .points = zeros_are == "points",
-                               .bias = bias ? bias->data : nullptr,
-                               .out = out.data};
-  if (zeros) each.zeros = {.data = zeros->data, .dtype = zeros->dtype};
+  matmul::QuantizedParams each = Weight().ToParams(x.dtype);
+  each.out_dtype = out.dtype;
+  each.x = x.data;
+  each.rows = ToIndexVector(rows);
+  each.bias = bias ? bias->data : nullptr;
+  each.out = out.data;
   return {.each = each,
           .x_rows = x.dim(0),
           .groups = {.sizes = ToIndexVector(group_sizes),

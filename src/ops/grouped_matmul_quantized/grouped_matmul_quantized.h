@@ -3,13 +3,13 @@
 // do not fit mean.
 #pragma once
 #include "src/core/op.h"
-#include "src/matmul/quantized.h"
+#include "src/matmul/weight_operands.h"
 
 namespace intarsia {
 
 struct GroupedMatmulQuantized {
   TensorView x, packed, scales, group_sizes;
-  Optional zeros, group_offset, rows, bias;
+  Optional zeros, group_offset, rows, bias, outer_scales, outer_zeros;
   std::string_view format = "u4";
   int64_t group = 0;
   std::string_view zeros_are = "points";
@@ -39,6 +39,10 @@ struct GroupedMatmulQuantized {
               .IndexesOrNegative("mx"),
           In("bias", &GroupedMatmulQuantized::bias, "g 16*c", "T",
              "added to the sums before they are rounded"),
+          In("outer_scales", &GroupedMatmulQuantized::outer_scales, "g | g c ko 16", "f32|f16|bf16",
+             "what scales are multiplied by"),
+          In("outer_zeros", &GroupedMatmulQuantized::outer_zeros, "g | g c ko 16", "f32|f16|bf16",
+             "what minimums are multiplied by"),
           Attr("format", &GroupedMatmulQuantized::format, "what a code stands for")
               .OneOf(matmul::kFormatNames),
           Attr("group", &GroupedMatmulQuantized::group,
@@ -57,6 +61,7 @@ struct GroupedMatmulQuantized {
   Status Run(const CpuContext&) const;
   Status Run(const CudaContext&) const;
 
+  matmul::WeightOperands Weight() const;
   matmul::QuantizedGroupsParams ToParams() const;
 };
 

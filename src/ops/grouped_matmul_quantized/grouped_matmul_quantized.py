@@ -28,6 +28,11 @@ CASES = {
         tags="ci", m=64, k=80, c=3, g=16, sizes="zipf", out_dtype="f32",
         format="i8", group=0, scale=np.float32,
     ),
+    "q4_k": dict(tags="ci", m=26, k=512, c=3, g=4, sizes="balanced", **quantized.Q4_K),
+    "q6_k_gathered": dict(tags="ci beyond_plain", m=9, k=512, c=2, g=3, sizes=(1, 6, 2), mx=5, **quantized.Q6_K),
+    "nvfp4_with_an_offset": dict(
+        tags="ci beyond_plain", m=30, k=80, c=1, g=2, sizes=(5, 8, 0, 9, 6), e=5, offset=1, **quantized.NVFP4
+    ),
     "gpt_oss_20b_4": dict(tags="bench_cpu bench", m=16, k=2880, c=360, g=32, sizes="balanced", **_MXFP4),
 }  # fmt: skip
 
@@ -45,6 +50,8 @@ def arguments(
     group,
     scale,
     zero=None,
+    outer=None,
+    outer_dtype=np.float32,
     e=None,
     offset=None,
     mx=None,
@@ -52,7 +59,9 @@ def arguments(
     out_dtype="auto",
 ):
     """Random operands in spec order, and attributes."""
-    packed, scales, zeros = quantized.draw_matrices(rng, (g, c), k, format, group, scale, zero)
+    packed, scales, zeros, *outers = quantized.draw_matrices(
+        rng, (g, c), k, format, group, scale, zero, outer, outer_dtype
+    )
     operands = [
         rng.standard_normal((m if mx is None else mx, k)).astype(dtype),
         packed,
@@ -62,8 +71,11 @@ def arguments(
         None if offset is None else np.array([offset], np.int32),
         None if mx is None else rng.integers(-1, mx, m).astype(np.int32),
         rng.standard_normal((g, 16 * c)).astype(dtype) if bias else None,
+        *outers,
     ]
     attributes = {"format": format, "group": group}
+    if outer is not None and zero is not None:
+        attributes["zeros_are"] = "minimums"
     return operands, attributes | ({} if out_dtype == "auto" else {"out_dtype": out_dtype})
 
 
@@ -76,6 +88,8 @@ def reference(
     group_offset=None,
     rows=None,
     bias=None,
+    outer_scales=None,
+    outer_zeros=None,
     format="u4",
     group=0,
     zeros_are="points",
@@ -83,7 +97,8 @@ def reference(
     absolute=False,
 ):
     """The results in spec order. Operands are f64, but for integers."""
-    w = quantized.matrices(packed, scales, zeros, x.shape[1], format, group, zeros_are, absolute)
+    arrays = packed, scales, zeros, outer_scales, outer_zeros
+    w = quantized.matrices(arrays, x.shape[1], format, group, zeros_are, absolute)
     m = len(x) if rows is None else len(rows)
     taken = np.arange(m) if rows is None else rows
     valid = (taken >= 0) & (taken < len(x))
@@ -95,10 +110,10 @@ def reference(
     return [out]
 
 
-def magnitudes(x, packed, scales, group_sizes, zeros, offset, rows, bias, **attributes):
+def magnitudes(x, packed, scales, group_sizes, zeros, offset, rows, bias, *outers, **attributes):
     """The sums of absolute values."""
     bias = None if bias is None else np.abs(bias)
-    operands = (np.abs(x), packed, scales, group_sizes, zeros, offset, rows, bias)
+    operands = (np.abs(x), packed, scales, group_sizes, zeros, offset, rows, bias, *outers)
     return reference(*operands, **attributes, absolute=True)
 
 
@@ -112,12 +127,14 @@ def floor(
     return touched * of_matrix + dtype_bytes * (taken * k + m * 16 * c), 32 * rows * k * c
 
 
-def plain_xla(x, packed, scales, group_sizes, zeros, *absent, out_dtype="auto", **attributes):
+def plain_xla(
+    x, packed, scales, group_sizes, zeros, offset, rows, bias, *outers, out_dtype="auto", **attributes
+):  # fmt: skip
     """The same in jax.lax: a ragged product with decoded weights."""
     import jax.numpy as jnp
     from intarsia.jax._quantized import decoded_stack
     from jax import lax
 
-    w = decoded_stack(x.shape[1], packed, scales, zeros, **attributes).swapaxes(1, 2)
+    w = decoded_stack(x.shape[1], (packed, scales, zeros, *outers), **attributes).swapaxes(1, 2)
     out = lax.ragged_dot(x.astype(jnp.float32), w, group_sizes, precision=lax.Precision.HIGHEST)
     return [out if out_dtype == "f32" else out.astype(x.dtype)]

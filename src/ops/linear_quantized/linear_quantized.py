@@ -6,7 +6,7 @@ from intarsia_src.matmul import quantized
 
 _F16, _F32 = np.float16, np.float32
 _Q4_1 = dict(format="u4", group=32, scale=_F16, zero=_F16, zeros_are="minimums")
-_Q4_K = dict(_Q4_1, scale=np.uint8, zero=np.uint8, outer=8, outer_dtype=_F16)
+_Q4_K = dict(quantized.Q4_K, zeros_are="minimums")
 _Q8_0 = dict(format="i8", group=32, scale=_F16)
 _AWQ = dict(format="u4", group=128, scale=_F16, zero=np.uint8)
 # m rows, c tiles of 16 results, k columns. `outer`: groups that share an outer scale, or "all"; each
@@ -20,17 +20,7 @@ CASES = {
     "q8_0": dict(tags="ci", m=4, c=3, k=96, **_Q8_0),
     "q4_k": dict(tags="ci", m=2, c=3, k=512, **_Q4_K),
     "q5_k": dict(tags="ci", m=7, c=2, k=256, **dict(_Q4_K, format="u5")),
-    "q6_k": dict(
-        tags="ci",
-        m=1,
-        c=3,
-        k=512,
-        format="u6b32",
-        group=16,
-        scale=np.int8,
-        outer=16,
-        outer_dtype=_F16,
-    ),
+    "q6_k": dict(tags="ci", m=1, c=3, k=512, **quantized.Q6_K),
     "awq": dict(tags="ci", m=1, c=4, k=256, **_AWQ),
     "gptq_symmetric_k_of_100": dict(
         tags="ci", m=2, c=2, k=100, format="u4b8", group=32, scale=_F16
@@ -40,16 +30,7 @@ CASES = {
     "mxfp4": dict(
         tags="ci", m=3, c=2, k=96, format="e2m1", group=32, scale=ml_dtypes.float8_e8m0fnu
     ),
-    "nvfp4": dict(
-        tags="ci",
-        m=6,
-        c=3,
-        k=80,
-        format="e2m1",
-        group=16,
-        scale=ml_dtypes.float8_e4m3fn,
-        outer="all",
-    ),
+    "nvfp4": dict(tags="ci", m=6, c=3, k=80, **quantized.NVFP4),
     "smollm2_gate_up_1": dict(tags="bench_cpu", m=1, c=192, k=576, **_Q4_1),
     "smollm2_gate_up_32": dict(tags="bench_cpu", m=32, c=192, k=576, **_Q4_1),
     "smollm2_gate_up_512": dict(tags="bench_cpu", m=512, c=192, k=576, **_Q4_1),

@@ -25,6 +25,7 @@ from intarsia.jax.wire._words import QuantDtype as QuantDtype
 from intarsia.jax.wire._words import Rounding as Rounding
 from intarsia.jax.wire._words import ScaledMatmulOutDtype as ScaledMatmulOutDtype
 from intarsia.jax.wire._words import Scoring as Scoring
+from intarsia.jax.wire._words import W2Format as W2Format
 from intarsia.jax.wire._words import ZerosAre as ZerosAre
 from intarsia.jax.wire.activation import (
     fatrelu_and_mul,

@@ -19,6 +19,7 @@ from intarsia.jax.wire._words import (
     LinearQuantizedInt8OutDtype,
     LinearQuantizedOutDtype,
     ScaledMatmulOutDtype,
+    W2Format,
     ZerosAre,
 )
 
@@ -103,6 +104,10 @@ def fused_experts_quantized(
     w1_bias: ArrayLike | None = None,
     w2_bias: ArrayLike | None = None,
     expert_map: ArrayLike | None = None,
+    w1_outer_scales: ArrayLike | None = None,
+    w1_outer_zeros: ArrayLike | None = None,
+    w2_outer_scales: ArrayLike | None = None,
+    w2_outer_zeros: ArrayLike | None = None,
     *,
     format: Format = "u4",
     w1_group: int = 0,
@@ -112,23 +117,22 @@ def fused_experts_quantized(
     limit: float = 7,
     alpha: float = 1.702,
     apply_router_weight_on_input: bool = False,
+    w2_format: W2Format = "same",
 ) -> jax.Array:
     """The gated MLPs of each token's experts, with weights in 8 bits or less.
 
     Args:
       x: [..., 16*u], T: tokens.
-      w1: [e, c, nb, 4, 16, 4] with format=u4 or [e, c, nb, 4, 16, 4] with format=u4b8 or [e, c,
-        nb, 4, 16, 4] with format=e2m1 or [e, c, nb, 5, 16, 4] with format=u5 or [e, c, nb, 5,
-        16, 4] with format=u5b16 or [e, c, nb, 6, 16, 4] with format=u6b32 or [e, c, nb, 8, 16,
-        4] with format=i8 or [e, c, nb, 8, 16, 4] with format=e4m3, u8: codes of gate and up of
-        each expert, as in linear_quantized.
+      w1: [e, c, nb, 4, 16, 4] with format=u4/u4b8/e2m1 or [e, c, nb, 5, 16, 4] with
+        format=u5/u5b16 or [e, c, nb, 6, 16, 4] with format=u6b32 or [e, c, nb, 8, 16, 4] with
+        format=i8/e4m3, u8: codes of gate and up of each expert, as in linear_quantized.
       w1_scales: [e, c, ng, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes of w1
         are multiplied by.
-      w2: [e, u, ib, 4, 16, 4] with format=u4 or [e, u, ib, 4, 16, 4] with format=u4b8 or [e, u,
-        ib, 4, 16, 4] with format=e2m1 or [e, u, ib, 5, 16, 4] with format=u5 or [e, u, ib, 5,
-        16, 4] with format=u5b16 or [e, u, ib, 6, 16, 4] with format=u6b32 or [e, u, ib, 8, 16,
-        4] with format=i8 or [e, u, ib, 8, 16, 4] with format=e4m3, u8: codes of the way back of
-        each expert, of 8*c columns.
+      w2: [e, u, ib, 4, 16, 4] with w2_format=same and format=u4/u4b8/e2m1, or
+        w2_format=u4/u4b8/e2m1 or [e, u, ib, 5, 16, 4] with w2_format=same and format=u5/u5b16,
+        or w2_format=u5/u5b16 or [e, u, ib, 6, 16, 4] with w2_format=same and format=u6b32, or
+        w2_format=u6b32 or [e, u, ib, 8, 16, 4] with w2_format=same and format=i8/e4m3, or
+        w2_format=i8/e4m3, u8: codes of the way back of each expert, of 8*c columns.
       w2_scales: [e, u, ig, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes of w2
         are multiplied by.
       weights: [..., k], f32, T: of each token's experts.
@@ -140,6 +144,14 @@ def fused_experts_quantized(
       w2_bias: [e, 16*u], T: added to the second product; optional.
       expert_map: [g], i32, i64: the expert of each id, negative where it is elsewhere; default:
         the id itself; optional.
+      w1_outer_scales: [e] or [e, c, no, 16], f32, f16, bf16: what scales of w1 are multiplied
+        by; optional.
+      w1_outer_zeros: [e] or [e, c, no, 16], f32, f16, bf16: what minimums of w1 are multiplied
+        by; optional.
+      w2_outer_scales: [e] or [e, u, io, 16], f32, f16, bf16: what scales of w2 are multiplied
+        by; optional.
+      w2_outer_zeros: [e] or [e, u, io, 16], f32, f16, bf16: what minimums of w2 are multiplied
+        by; optional.
       format: what a code stands for; one of u4, u4b8, e2m1, u5, u5b16, u6b32, i8, e4m3.
       w1_group: columns of w1 that share a scale: 16 or a multiple of 32; 0: all of them.
       w2_group: the same of w2.
@@ -151,6 +163,8 @@ def fused_experts_quantized(
       alpha: swigluoai: what its logistic curve is steeper by.
       apply_router_weight_on_input: weights multiply the first product, before its bias, not the
         results.
+      w2_format: what a code of w2 stands for; same: as format says; one of same, u4, u4b8,
+        e2m1, u5, u5b16, u6b32, i8, e4m3.
 
     Returns:
       out: [..., 16*u], T: the weighted sums.
@@ -159,8 +173,8 @@ def fused_experts_quantized(
       ValueError: operands or attributes do not fit; the text says which. NotImplementedError: legal,
         but not built.
 
-    Source: fused_experts of dequantized weights; gpt-oss's mxfp4, vLLM's int4 and int8
-        experts. T is f32, f16 or bf16.
+    Source: fused_experts of dequantized weights; ggml's, gpt-oss's and vLLM's formats. T is
+        f32, f16 or bf16.
 
     Example:
       >>> x = jnp.ones((3, 32))
@@ -190,6 +204,10 @@ def fused_experts_quantized(
                 w1_bias,
                 w2_bias,
                 expert_map,
+                w1_outer_scales,
+                w1_outer_zeros,
+                w2_outer_scales,
+                w2_outer_zeros,
             ),
             format=format,
             w1_group=w1_group,
@@ -199,6 +217,7 @@ def fused_experts_quantized(
             limit=limit,
             alpha=alpha,
             apply_router_weight_on_input=apply_router_weight_on_input,
+            w2_format=w2_format,
         )
     )
 
@@ -225,11 +244,10 @@ def fused_linear_quantized(
 
     Args:
       x: [..., k], T: rows.
-      packed: [c, kb, 4, 16, 4] with format=u4 or [c, kb, 4, 16, 4] with format=u4b8 or [c, kb,
-        4, 16, 4] with format=e2m1 or [c, kb, 5, 16, 4] with format=u5 or [c, kb, 5, 16, 4] with
-        format=u5b16 or [c, kb, 6, 16, 4] with format=u6b32 or [c, kb, 8, 16, 4] with format=i8
-        or [c, kb, 8, 16, 4] with format=e4m3, u8: codes, tile by tile: 16 results, and kb
-        blocks of 32 of the k columns, which take a line for each bit of a code.
+      packed: [c, kb, 4, 16, 4] with format=u4/u4b8/e2m1 or [c, kb, 5, 16, 4] with
+        format=u5/u5b16 or [c, kb, 6, 16, 4] with format=u6b32 or [c, kb, 8, 16, 4] with
+        format=i8/e4m3, u8: codes, tile by tile: 16 results, and kb blocks of 32 of the k
+        columns, which take a line for each bit of a code.
       scales: [c, kg, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes are
         multiplied by.
       zeros: [c, kg, 16], f32, f16, bf16, u8, i8: what is subtracted from codes, or added to
@@ -350,6 +368,8 @@ def grouped_matmul_quantized(
     group_offset: ArrayLike | None = None,
     rows: ArrayLike | None = None,
     bias: ArrayLike | None = None,
+    outer_scales: ArrayLike | None = None,
+    outer_zeros: ArrayLike | None = None,
     *,
     format: Format = "u4",
     group: int = 0,
@@ -361,11 +381,9 @@ def grouped_matmul_quantized(
     Args:
       x: [mx, k] with rows or [m, k] with !rows, T: rows, group after group; with `rows`, in any
         order.
-      packed: [g, c, kb, 4, 16, 4] with format=u4 or [g, c, kb, 4, 16, 4] with format=u4b8 or
-        [g, c, kb, 4, 16, 4] with format=e2m1 or [g, c, kb, 5, 16, 4] with format=u5 or [g, c,
-        kb, 5, 16, 4] with format=u5b16 or [g, c, kb, 6, 16, 4] with format=u6b32 or [g, c, kb,
-        8, 16, 4] with format=i8 or [g, c, kb, 8, 16, 4] with format=e4m3, u8: codes of a matrix
-        for each group, as in linear_quantized.
+      packed: [g, c, kb, 4, 16, 4] with format=u4/u4b8/e2m1 or [g, c, kb, 5, 16, 4] with
+        format=u5/u5b16 or [g, c, kb, 6, 16, 4] with format=u6b32 or [g, c, kb, 8, 16, 4] with
+        format=i8/e4m3, u8: codes of a matrix for each group, as in linear_quantized.
       scales: [g, c, kg, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes are
         multiplied by.
       group_sizes: [e] with group_offset or [g] with !group_offset, i32, i64: rows of each
@@ -376,6 +394,10 @@ def grouped_matmul_quantized(
         others give 0; optional.
       rows: [m], i32, i64: which row of x each row takes; one without gives 0; optional.
       bias: [g, 16*c], T: added to the sums before they are rounded; optional.
+      outer_scales: [g] or [g, c, ko, 16], f32, f16, bf16: what scales are multiplied by;
+        optional.
+      outer_zeros: [g] or [g, c, ko, 16], f32, f16, bf16: what minimums are multiplied by;
+        optional.
       format: what a code stands for; one of u4, u4b8, e2m1, u5, u5b16, u6b32, i8, e4m3.
       group: columns that share a scale: 16 or a multiple of 32; 0: all k of them.
       zeros_are: points are subtracted from codes, minimums added to their products with scales;
@@ -407,7 +429,18 @@ def grouped_matmul_quantized(
     return one_or_all(
         call(
             "grouped_matmul_quantized",
-            (x, packed, scales, group_sizes, zeros, group_offset, rows, bias),
+            (
+                x,
+                packed,
+                scales,
+                group_sizes,
+                zeros,
+                group_offset,
+                rows,
+                bias,
+                outer_scales,
+                outer_zeros,
+            ),
             format=format,
             group=group,
             zeros_are=zeros_are,
@@ -515,11 +548,10 @@ def linear_quantized(
 
     Args:
       x: [..., k], T: rows.
-      packed: [c, kb, 4, 16, 4] with format=u4 or [c, kb, 4, 16, 4] with format=u4b8 or [c, kb,
-        4, 16, 4] with format=e2m1 or [c, kb, 5, 16, 4] with format=u5 or [c, kb, 5, 16, 4] with
-        format=u5b16 or [c, kb, 6, 16, 4] with format=u6b32 or [c, kb, 8, 16, 4] with format=i8
-        or [c, kb, 8, 16, 4] with format=e4m3, u8: codes, tile by tile: 16 results, and kb
-        blocks of 32 of the k columns, which take a line for each bit of a code.
+      packed: [c, kb, 4, 16, 4] with format=u4/u4b8/e2m1 or [c, kb, 5, 16, 4] with
+        format=u5/u5b16 or [c, kb, 6, 16, 4] with format=u6b32 or [c, kb, 8, 16, 4] with
+        format=i8/e4m3, u8: codes, tile by tile: 16 results, and kb blocks of 32 of the k
+        columns, which take a line for each bit of a code.
       scales: [c, kg, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes are
         multiplied by.
       zeros: [c, kg, 16], f32, f16, bf16, u8, i8: what is subtracted from codes, or added to
@@ -585,11 +617,10 @@ def linear_quantized_int8(
 
     Args:
       x: [..., k], T: rows, rounded to int8 in blocks of 32.
-      packed: [c, kb, 4, 16, 4] with format=u4 or [c, kb, 4, 16, 4] with format=u4b8 or [c, kb,
-        4, 16, 4] with format=e2m1 or [c, kb, 5, 16, 4] with format=u5 or [c, kb, 5, 16, 4] with
-        format=u5b16 or [c, kb, 6, 16, 4] with format=u6b32 or [c, kb, 8, 16, 4] with format=i8
-        or [c, kb, 8, 16, 4] with format=e4m3, u8: codes, tile by tile: 16 results, and kb
-        blocks of 32 of the k columns, which take a line for each bit of a code.
+      packed: [c, kb, 4, 16, 4] with format=u4/u4b8/e2m1 or [c, kb, 5, 16, 4] with
+        format=u5/u5b16 or [c, kb, 6, 16, 4] with format=u6b32 or [c, kb, 8, 16, 4] with
+        format=i8/e4m3, u8: codes, tile by tile: 16 results, and kb blocks of 32 of the k
+        columns, which take a line for each bit of a code.
       scales: [c, kg, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes are
         multiplied by.
       zeros: [c, kg, 16], f32, f16, bf16, u8, i8: what is subtracted from codes, or added to

@@ -20,6 +20,9 @@ __device__ __forceinline__ QuantizedParams MatrixOf(const QuantizedGroupsParams&
   p.scales.data = static_cast<const char*>(p.scales.data) + factors * plan.scale_bytes;
   if (p.zeros.data)
     p.zeros.data = static_cast<const char*>(p.zeros.data) + factors * plan.zero_bytes;
+  for (Factors* const of : {&p.scales, &p.zeros})
+    if (of->outer)
+      of->outer = static_cast<const char*>(of->outer) + group * of->outer_bytes(p.tiles);
   if (p.bias) p.bias = static_cast<const typename S::T*>(p.bias) + group * p.n();
   return p;
 }
