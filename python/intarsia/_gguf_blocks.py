@@ -6,6 +6,7 @@ ggml/src/ggml-common.h has the blocks, ggml/src/ggml-quants.c what they stand fo
 import functools
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 
 from intarsia._packing import FORMATS, PackedWeight, from_codes, packed_by_rows
@@ -98,7 +99,7 @@ _OF_BLOCKS: dict[str, tuple[int, Callable[[np.ndarray], PackedWeight]]] = {
     "Q6_K": (210, _q6_k),
 }
 GGUF_TYPES = tuple(_OF_BLOCKS)
-"""ggml's types that `from_gguf` takes."""
+"""ggml's types that `from_gguf` takes: those of integers."""
 
 
 def from_gguf(data: np.ndarray, type: str) -> PackedWeight:
@@ -111,6 +112,29 @@ def from_gguf(data: np.ndarray, type: str) -> PackedWeight:
     if type not in _OF_BLOCKS:
         raise ValueError(f"repack: type is {type!r}, expected one of {', '.join(GGUF_TYPES)}")
     size, pack = _OF_BLOCKS[type]
+    return _packed(data, size, pack)
+
+
+def from_gguf_mxfp4(data: np.ndarray) -> PackedWeight:
+    """Packs a tensor of ggml's type MXFP4: blocks of a power of two and 32 numbers in e2m1.
+
+    Args:
+        data: [rows, bytes of a row] u8, as `gguf.GGUFReader` gives it.
+
+    Raises:
+        ValueError: The data are no rows of whole blocks.
+    """
+    return _packed(data, 17, _mxfp4)
+
+
+def _mxfp4(blocks: np.ndarray) -> PackedWeight:
+    scales = np.ascontiguousarray(blocks[..., 0]).view(ml_dtypes.float8_e8m0fnu)
+    return from_codes(_matrix(_nibbles(blocks[..., 1:])), scales, format="e2m1", group=32)
+
+
+def _packed(
+    data: np.ndarray, size: int, pack: Callable[[np.ndarray], PackedWeight]
+) -> PackedWeight:
     if data.ndim != 2 or data.dtype != np.uint8 or data.shape[1] % size:
         raise ValueError(
             f"repack: data is {data.dtype} {[*data.shape]}, expected uint8 rows of blocks of {size}"

@@ -213,59 +213,6 @@ def _room_for(part: PackedWeight, rows: int) -> PackedWeight:
     return part.with_arrays(arrays, rows)
 
 
-def joined(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
-    """The same rows in fewer weights: neighbors in one format become one where tiles allow."""
-    found: list[PackedWeight] = []
-    for weight in weights:
-        if found and found[-1].rows % TILE_ROWS == 0 and _kind(found[-1]) == _kind(weight):
-            pairs = zip(found[-1].arrays, weight.arrays, strict=True)
-            arrays = [None if a is None else _concatenated(a, b) for a, b in pairs]
-            rows = found.pop().rows + weight.rows
-            weight = weight.with_arrays(arrays, rows)
-        found.append(weight)
-    return found
-
-
-def stacked(weights: Sequence[PackedWeight]) -> PackedWeight:
-    """Matrices of one form side by side: each array has an axis in front, for the matrix.
-
-    Raises:
-        ValueError: They differ in form, or have rows beyond their whole tiles.
-    """
-    first = weights[0]
-    for weight in weights:
-        if _kind(weight)[:-1] != _kind(first)[:-1] or weight.rows != first.rows:
-            raise ValueError(
-                f"experts are in {weight.format} {[*weight.shape]} in groups of {weight.group} beside {first.format} "
-                f"{[*first.shape]} in groups of {first.group}, expected one form for all"
-            )
-    if first.rows % TILE_ROWS:
-        raise ValueError(f"experts have {first.rows} rows, expected a multiple of {TILE_ROWS}")
-    arrays = [
-        None if a[0] is None else _stacked(a)
-        for a in zip(*(w.arrays for w in weights), strict=True)
-    ]
-    return first.with_arrays(arrays, first.rows)
-
-
-def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    out = empty((len(arrays), *arrays[0].shape), arrays[0].dtype)
-    return np.stack(arrays, out=out)
-
-
-def _concatenated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    out = empty((len(a) + len(b), *a.shape[1:]), a.dtype)
-    return np.concatenate([a, b], out=out)
-
-
-def _kind(weight: PackedWeight) -> tuple[Any, ...]:
-    """What two weights must share to become one."""
-    of_tiles = [None if a is None else (a.dtype, a.shape[1:]) for a in weight.arrays]
-    # One outer scale for all rows is a weight's own.
-    own = any(a is not None and a.ndim == 1 for a in weight.arrays)
-    return (*of_tiles, weight.columns, *weight.attributes.values(), id(weight) if own else None)
-
-
 def empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
     """An array whose memory a CPU device of JAX takes as it is: it begins at a cache line."""
     dtype = np.dtype(dtype)

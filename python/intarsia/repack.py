@@ -6,7 +6,8 @@ changes no number.
 
 import numpy as np
 
-from intarsia._gguf_blocks import GGUF_TYPES, from_gguf
+from intarsia._gguf_blocks import GGUF_TYPES, from_gguf, from_gguf_mxfp4
+from intarsia._joining import joined, stacked
 from intarsia._packing import (
     PackedWeight,
     codes_of,
@@ -14,9 +15,7 @@ from intarsia._packing import (
     factors_of,
     from_codes,
     from_pairs,
-    joined,
     packed_by_rows,
-    stacked,
 )
 from intarsia._rounding import round_to_nearest
 from intarsia._words import AWQ_PLACES, across, fields
@@ -33,6 +32,7 @@ __all__ = [
     "from_compressed_tensors",
     "from_fp8",
     "from_gguf",
+    "from_gguf_mxfp4",
     "from_gptq",
     "from_int8",
     "from_mxfp4",
@@ -258,8 +258,7 @@ def from_nvfp4(
         weight: Codes.
         scales: Of 16 columns each.
         global_scale: What scales are multiplied by, ModelOpt's `weight_scale_2`; with `divides` what they are
-            divided by, compressed-tensors' `weight_global_scale`. Also one for each row [rows], as layers in one have: then
-            the packed scales are the products, in f32.
+            divided by, compressed-tensors' `weight_global_scale`. Also one for each row [rows], as layers in one have.
         divides: See there.
     """
     if global_scale is None:
@@ -267,9 +266,7 @@ def from_nvfp4(
     outer = np.asarray(global_scale, np.float32).reshape(-1)
     if divides:
         outer = np.reciprocal(outer)
-    if outer.size > 1:
-        return _of_e2m1(weight, scales.astype(np.float32) * outer[:, None], None, group=16)
-    return _of_e2m1(weight, scales, outer, group=16)
+    return _of_e2m1(weight, scales, outer if outer.size == 1 else outer[:, None], group=16)
 
 
 def _of_e2m1(
@@ -279,6 +276,7 @@ def _of_e2m1(
     pairs = pairs.view(np.uint8).reshape(len(pairs), -1)
 
     def pack(rows: slice) -> PackedWeight:
-        return from_pairs(pairs[rows], scales[rows], None, outer, format="e2m1", group=group)
+        of_rows = outer if outer is None or outer.ndim == 1 else outer[rows]
+        return from_pairs(pairs[rows], scales[rows], None, of_rows, format="e2m1", group=group)
 
     return packed_by_rows(len(pairs), 2 * pairs.shape[1], pack)

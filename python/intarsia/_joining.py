@@ -1,0 +1,95 @@
+"""Packed weights put together: rows one after the other, rows in turn, and matrices side by side."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from intarsia._packing import TILE_ROWS, PackedWeight, empty
+
+
+def joined(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
+    """The same rows in fewer weights: neighbors in one format become one where tiles allow."""
+    found: list[PackedWeight] = []
+    for weight in weights:
+        if found and found[-1].rows % TILE_ROWS == 0 and _kind(found[-1]) == _kind(weight):
+            pairs = zip(found[-1].arrays, weight.arrays, strict=True)
+            arrays = [None if a is None else _concatenated(a, b) for a, b in pairs]
+            rows = found.pop().rows + weight.rows
+            weight = weight.with_arrays(arrays, rows)
+        found.append(weight)
+    return found
+
+
+def alike(first: PackedWeight, second: PackedWeight) -> bool:
+    """Whether the rows of two weights can be those of one, whatever their numbers: outer factors are both of rows, or both [1]."""
+    return _kind(first)[:-1] == _kind(second)[:-1]
+
+
+def in_turn(first: PackedWeight, second: PackedWeight) -> PackedWeight:
+    """The rows of two weights of one form in turn, the first one's before the second one's.
+
+    Raises:
+        ValueError: They differ in form, or have rows beyond their whole tiles.
+    """
+    if _kind(first) != _kind(second) or first.rows != second.rows or first.rows % TILE_ROWS:
+        raise ValueError(
+            f"rows of {first.format} {[*first.shape]} and {second.format} {[*second.shape]} cannot take turns, expected one "
+            f"form and whole tiles of {TILE_ROWS} rows"
+        )
+
+    def mixed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Arrays of tiles, whose axis of rows is the last one of factors, and that before the bytes of codes."""
+        rows = 3 if a.ndim == 5 else 2
+        both = np.stack([a, b], axis=rows + 1)
+        c, *middle = both.shape[:rows]
+        both = both.reshape(c, *middle, 2, TILE_ROWS, *a.shape[rows + 1 :])
+        both = np.moveaxis(both, rows, 1)
+        out = empty((2 * c, *a.shape[1:]), a.dtype)
+        out[...] = both.reshape(out.shape)
+        return out
+
+    pairs = zip(first.arrays, second.arrays, strict=True)
+    arrays = [None if a is None else mixed(a, b) for a, b in pairs]
+    return first.with_arrays(arrays, 2 * first.rows)
+
+
+def stacked(weights: Sequence[PackedWeight]) -> PackedWeight:
+    """Matrices of one form side by side: each array has an axis in front, for the matrix; outer factors [1] become [e].
+
+    Raises:
+        ValueError: They differ in form, or have rows beyond their whole tiles.
+    """
+    first = weights[0]
+    for weight in weights:
+        if not alike(weight, first) or weight.rows != first.rows:
+            raise ValueError(
+                f"experts are in {weight.format} {[*weight.shape]} in groups of {weight.group} beside {first.format} "
+                f"{[*first.shape]} in groups of {first.group}, expected one form for all"
+            )
+    if first.rows % TILE_ROWS:
+        raise ValueError(f"experts have {first.rows} rows, expected a multiple of {TILE_ROWS}")
+    arrays = [
+        None if a[0] is None else _stacked(a)
+        for a in zip(*(w.arrays for w in weights), strict=True)
+    ]
+    return first.with_arrays(arrays, first.rows)
+
+
+def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    shape = arrays[0].shape[1:] if arrays[0].ndim == 1 else arrays[0].shape
+    out = empty((len(arrays), *shape), arrays[0].dtype)
+    return np.concatenate(arrays, out=out) if arrays[0].ndim == 1 else np.stack(arrays, out=out)
+
+
+def _concatenated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    out = empty((len(a) + len(b), *a.shape[1:]), a.dtype)
+    return np.concatenate([a, b], out=out)
+
+
+def _kind(weight: PackedWeight) -> tuple[Any, ...]:
+    """What two weights must share to become one."""
+    of_tiles = [None if a is None else (a.dtype, a.shape[1:]) for a in weight.arrays]
+    # One outer scale for all rows is a weight's own.
+    own = any(a is not None and a.ndim == 1 for a in weight.arrays)
+    return (*of_tiles, weight.columns, *weight.attributes.values(), id(weight) if own else None)
