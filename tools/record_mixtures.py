@@ -40,7 +40,7 @@ def record(model, prompt: list[int]) -> dict:
 def main() -> None:
     """Writes each model, loads it, and records it."""
     result = {"transformers": transformers.__version__, "torch": torch.__version__}
-    for name in tiny_mixtures.CONFIGS:
+    for name in tiny_mixtures.CONFIGS | tiny_mixtures.DENSE:
         with tempfile.TemporaryDirectory() as folder:
             path = tiny_mixtures.write(Path(folder), name)
             model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -214,7 +214,7 @@ def _to_gguf(name: str, array: np.ndarray, architecture: str) -> tuple[str, np.n
     return f"{names.get(stem, stem)}.{kind}", array
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, kind: str, pre: str) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, kind: str, pre: str) -> None:
     """Adds the tiny vocabulary: bytes and merges, or SentencePiece's pieces and scores."""
     tokens, merges = _vocabulary()
     types, scores = [3, 3] + [1] * (len(tokens) - 2), None
@@ -268,7 +268,7 @@ def write_gguf(tmp_path: Path):
             writer.add_rope_freq_base(10000.0)
         for key, value in (metadata or {}).items():
             (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
-        _add_tokenizer(writer, tokenizer, pre)
+        add_tokenizer(writer, tokenizer, pre)
         if add_bos is not None:
             writer.add_add_bos_token(add_bos)
         if add_space_prefix is not None:

@@ -214,7 +214,7 @@ def test_wrong_configurations(write_directory, gemma_config, gemma_weights, chan
 
 
 def test_scores_of_the_27b_alone_are_not_scaled_by_the_head_dim():
-    from intarsia.models.architectures import config_from_gguf
+    from intarsia.models.gguf_config import config_from_gguf
 
     def scale(layers, hidden, heads, **extra):
         metadata = {

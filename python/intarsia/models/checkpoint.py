@@ -1,6 +1,7 @@
 """Opens a model's files, GGUF or a Hugging Face directory: its configuration, and tensors by Hugging Face's names."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,14 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from intarsia._packing import packed_by_rows
-from intarsia.models.architectures import config_from_gguf, config_from_hf
+from intarsia.models.architectures import config_from_hf
 from intarsia.models.config import ModelConfig
 from intarsia.models.fields import Fields
 from intarsia.models.files import FileError, read_json, reading
+from intarsia.models.gguf_config import config_from_gguf
+from intarsia.models.gguf_mixtures import check_stacked
 from intarsia.models.lazy import Index, LazyArray
 from intarsia.models.quantized_files import Scheme, Tensors, scheme_from_hf
 from intarsia.models.safetensors_file import SafetensorsFile
-from intarsia.repack import GGUF_TYPES, PackedWeight, decoded, from_gguf
+from intarsia.repack import GGUF_TYPES, PackedWeight, decoded, from_gguf, from_gguf_mxfp4
 
 if TYPE_CHECKING:
     from intarsia.models.gguf_file import Reader
@@ -35,13 +38,25 @@ _GGUF_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    # Of mixtures, whose experts have no such names elsewhere: see gguf_mixtures.py.
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }
+# gpt-oss's second norm is named as one that ends a block.
+_GGUF_GPT_OSS_NAMES = _GGUF_NAMES | {"post_attention_norm": "post_attention_layernorm"}
 # Where blocks end with norms of their own, Hugging Face's post_attention_layernorm is one of them.
 _GGUF_POST_NORM_NAMES = _GGUF_NAMES | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+
+# By ggml's type: what packs rows of its blocks.
+_PACKS: dict[str, Callable[[np.ndarray], PackedWeight]] = {
+    type: functools.partial(from_gguf, type=type) for type in GGUF_TYPES
+} | {"MXFP4": from_gguf_mxfp4}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +113,6 @@ def _open_gguf(path: Path) -> Checkpoint:
 def _gguf_checkpoint(path: Path, reader: "Reader") -> Checkpoint:
     from intarsia.models.gguf_file import read_part, read_whole
 
-    post_norms = any(tensor.name.endswith(".post_ffw_norm.weight") for tensor in reader.tensors)
-    names = _GGUF_POST_NORM_NAMES if post_norms else _GGUF_NAMES
-    tensors = {_hf_name(tensor.name, names): tensor for tensor in reader.tensors}
     # The vocabulary is the tokenizer's business, and slow to read.
     metadata = {
         key: field.contents()
@@ -113,6 +125,12 @@ def _gguf_checkpoint(path: Path, reader: "Reader") -> Checkpoint:
             f"it is part {metadata.get('split.no', 0) + 1} of {parts}, expected a whole model; "
             "llama-gguf-split --merge joins them"
         )
+    names = _GGUF_NAMES
+    if any(tensor.name.endswith(".post_ffw_norm.weight") for tensor in reader.tensors):
+        names = _GGUF_POST_NORM_NAMES
+    if metadata.get("general.architecture") == "gpt-oss":
+        names = _GGUF_GPT_OSS_NAMES
+    tensors = {_hf_name(tensor.name, names): tensor for tensor in reader.tensors}
     permuted = tuple(f"{of}_proj.{what}" for of in "qk" for what in ("weight", "bias"))
     if metadata.get("general.architecture") != "llama":
         permuted = ()
@@ -127,20 +145,23 @@ def _gguf_checkpoint(path: Path, reader: "Reader") -> Checkpoint:
         reader.release()
         return array
 
-    def read_packed(name: str) -> PackedWeight | None:
-        tensor = tensors[name]
-        kind = tensor.tensor_type.name
-        if kind not in GGUF_TYPES:
-            return None
-
+    def packed(kind: str, rows: np.ndarray) -> PackedWeight:
         def pack(part: slice) -> PackedWeight:
-            weight = from_gguf(rows[part], kind)
+            weight = _PACKS[kind](rows[part])
             reader.release()
             return weight
 
+        return packed_by_rows(len(rows), 2 * rows[0].size, pack)  # a byte is two codes or less
+
+    def read_packed(name: str) -> PackedWeight | list[PackedWeight] | None:
+        tensor = tensors[name]
+        kind = tensor.tensor_type.name
+        if kind not in _PACKS:
+            return None
         with reading(path, f"tensor {tensor.name}"):
-            rows = in_order(name, tensor.data)
-            return packed_by_rows(len(rows), 2 * rows[0].size, pack)  # a byte is two codes or less
+            if tensor.data.ndim == 3:
+                return [packed(kind, rows) for rows in tensor.data]
+            return packed(kind, in_order(name, tensor.data))
 
     def lazy(name: str) -> LazyArray:
         tensor = tensors[name]
@@ -164,6 +185,7 @@ def _gguf_checkpoint(path: Path, reader: "Reader") -> Checkpoint:
         qkv_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
         rope_divisors=None if divisors is None else tuple(map(float, divisors.data.ravel())),
     )
+    check_stacked(config, tensors)
     return Checkpoint(config, frozenset(tensors), read, lazy, read_packed, True)
 
 
@@ -172,6 +194,8 @@ def _hf_name(name: str, names: Mapping[str, str]) -> str:
     stem, _, kind = name.rpartition(".")
     if stem.startswith("blk.") and stem.count(".") > 1:
         _, layer, stem = stem.split(".", 2)
+        if (stem, kind) == ("attn_sinks", "weight"):
+            return f"model.layers.{layer}.self_attn.sinks"
         return f"model.layers.{layer}.{names.get(stem, stem)}.{kind}"
     return f"{names.get(stem, stem)}.{kind}"
 

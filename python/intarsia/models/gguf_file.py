@@ -193,12 +193,12 @@ def read_whole(tensor: Any) -> np.ndarray:
 
 
 def read_part(tensor: Any, index: tuple[slice, ...]) -> np.ndarray:
-    """Reads a part of a tensor's matrix, in float32: rows, and of their columns the blocks that hold them."""
-    rows, columns = index
+    """Reads a part of a tensor's matrices, in float32: rows, and of their columns the blocks that hold them."""
+    *rows, columns = index
     block, size = GGML_QUANT_SIZES[tensor.tensor_type]
     first, last = columns.start // block, -(-columns.stop // block)
     codes = tensor.data
     per_block = size // codes.itemsize
-    part = np.ascontiguousarray(codes[rows, first * per_block : last * per_block])
+    part = np.ascontiguousarray(codes[(*rows, slice(first * per_block, last * per_block))])
     values = dequantize(part, tensor.tensor_type)
-    return values[:, columns.start - first * block : columns.stop - first * block]
+    return values[..., columns.start - first * block : columns.stop - first * block]

@@ -12,7 +12,14 @@ _WORDS = (
     _CONTRACTIONS + r"|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# OpenAI's o200k_base ends a word before a capital, and keeps contractions with it.
+_CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_WORDS = "|".join(
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}{any}{_SMALL}{some}{_CONTRACTIONS}?"
+    for any, some in ("*+", "+*")
+)
 _WORD_PATTERNS = {
+    "gpt-4o": _CASED_WORDS + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "llama-bpe": _WORDS.format(digits=r"\p{N}{1,3}"),
     "qwen2": _WORDS.format(digits=r"\p{N}"),
 }
@@ -51,7 +58,7 @@ def build_tokenizer(get: Get) -> tokenizers.Tokenizer:
 
 
 def _byte_level(get: Get, tokens: Sequence[str], types: Sequence[int]) -> tokenizers.Tokenizer:
-    """BPE over bytes written as characters, with its merges in the file: GPT-2, Llama 3, Qwen2."""
+    """BPE over bytes written as characters, with its merges in the file: GPT-2, Llama 3, Qwen2, gpt-oss."""
     del types
     pre = get("pre", "default")
     backend = tokenizers.Tokenizer(

@@ -70,6 +70,33 @@ class LazyArray:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
 
 
+def beside(first: Any, second: Any) -> Any:
+    """Rows [e, i, ...] of two arrays, in each of e those of the first and then those of the second: NumPy's or lazy."""
+    if not isinstance(first, LazyArray):
+        return np.concatenate([first, second], axis=1)
+    return _concatenated([first.swapaxes(0, 1), second.swapaxes(0, 1)]).swapaxes(0, 1)
+
+
+def in_turn(first: Any, second: Any) -> Any:
+    """Rows [e, i, ...] of two arrays as [e, 2 * i, ...], one of the first and one of the second in turn: NumPy's or lazy."""
+    if not isinstance(first, LazyArray):
+        return _in_turn(first, second)
+
+    def read(index: Index) -> np.ndarray:
+        lead, rows, *rest = index
+        begin, end = rows.start // 2, -(-rows.stop // 2)
+        both = _in_turn(*(array[(lead, slice(begin, end), *rest)] for array in (first, second)))
+        return both[:, rows.start - 2 * begin : rows.stop - 2 * begin]
+
+    e, i, *others = first.shape
+    return LazyArray((e, 2 * i, *others), read)
+
+
+def _in_turn(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    both = np.stack([first, second], axis=2)
+    return both.reshape(len(both), -1, *both.shape[3:])
+
+
 def _concatenated(arrays: Sequence[LazyArray]) -> LazyArray:
     """Arrays one after the other along the first axis."""
     ends = np.cumsum([array.shape[0] for array in arrays]).tolist()

@@ -1,15 +1,16 @@
 """Mixtures of experts: what config.json says of Mixtral, Qwen3-MoE and gpt-oss, and the tensors of their experts."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
-from intarsia._packing import TILE_ROWS
 from intarsia.models.config import Experts, LayerKind, ModelConfig
+from intarsia.models.expert_codes import held
 from intarsia.models.fields import Fields
+from intarsia.models.gguf_mixtures import are_stacked, read_packed_stacked, read_stacked
 from intarsia.models.ropes import layer_kinds, rope_from_hf, rope_settings, theta_from_hf
-from intarsia.repack import PackedWeight, joined, round_to_nearest, stacked
+from intarsia.models.traits import GPT_OSS
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Where a layer's router and experts are, and an expert's gate, up and down projection. gpt-oss has one tensor for
@@ -19,10 +20,6 @@ _PLACES = {
     "block_sparse_moe.": ("w1", "w3", "w2"),  # Mixtral
     "mlp.": ("gate_proj", "up_proj", "down_proj"),  # Qwen3-MoE
 }
-
-
-class UnheldCodesError(NotImplementedError):
-    """Experts are in codes that no op takes; as plain numbers they can be loaded."""
 
 
 def mixtral_from_hf(config: Fields, head_dim: int) -> dict[str, Any]:
@@ -67,15 +64,9 @@ def gpt_oss_from_hf(config: Fields, head_dim: int) -> dict[str, Any]:
     rope = rope_from_hf(settings, theta, head_dim)
     kinds = {_SLIDING: LayerKind(rope, config.whole("sliding_window")), _FULL: LayerKind(rope)}
     limit = float(config.number("swiglu_limit", 7.0, above=0))
-    return {
+    return GPT_OSS | {
         "layer_kinds": layer_kinds(config, kinds, (_SLIDING, _FULL)),
         "experts": _experts(config, "num_local_experts", biases=True, limit=limit),
-        "activation": "swigluoai",
-        "qkv_bias": True,
-        "o_bias": True,
-        "sinks": True,
-        "norm_in_f32": True,
-        "fits_f16": False,
         "tie_embeddings": config.flag("tie_word_embeddings", False),
     }
 
@@ -103,6 +94,8 @@ def read_experts(
         read: Reads a tensor of a name and a shape.
     """
     assert config.experts is not None
+    if are_stacked(names):
+        return read_stacked(config, layer, read)
     if config.experts.biases:
         return _read_gpt_oss(config, layer + _GPT_OSS_PLACE, read)
     e, n, i = config.experts.count, config.hidden, config.intermediate
@@ -139,6 +132,8 @@ def read_packed_experts(
         UnheldCodesError: No op takes such experts.
     """
     assert config.experts is not None
+    if are_stacked(names):
+        return read_packed_stacked(config, layer, read, read_packed)
     e, n, i = config.experts.count, config.hidden, config.intermediate
     if config.experts.biases:
         place = layer + _GPT_OSS_PLACE
@@ -146,7 +141,7 @@ def read_packed_experts(
         down = read_packed(f"{place}experts.down_proj", n, i, e)
         if gate_up is None or down is None:
             return None
-        return _held(place, [(weight,) for weight in gate_up], down) | _gpt_oss_others(
+        return held(place, [(weight,) for weight in gate_up], down) | _gpt_oss_others(
             config, place, read
         )
     place, (gate, up, down) = _place_of(names, layer)
@@ -159,52 +154,7 @@ def read_packed_experts(
     if any(weight is None for weight in (*gates, *ups, *downs)):
         return None
     pairs = list(zip(gates, ups, strict=True))
-    return _held(place, pairs, downs) | {"router": read(f"{place}gate.weight", e, n)}
-
-
-def _held(
-    place: str, gate_up: Sequence[Sequence[PackedWeight]], down: Sequence[PackedWeight]
-) -> dict[str, Any]:
-    """The matrices stacked; each expert's first one in parts, to be put together."""
-    try:
-        if any(part.outer_scales is not None for part in (*gate_up[0], down[0])):
-            raise ValueError("they have scales of scales (nvfp4), which no op of experts takes")
-        return _stacked_codes([_as_one(parts) for parts in gate_up], down)
-    except ValueError as error:
-        raise UnheldCodesError(f"{place}experts: {error}; --quantize none widens them") from error
-
-
-def _as_one(parts: Sequence[PackedWeight]) -> PackedWeight:
-    if len(parts) > 1 and parts[0].rows % TILE_ROWS:
-        raise ValueError(
-            f"gate and up have {parts[0].rows} rows, expected a multiple of {TILE_ROWS}"
-        )
-    first, *others = joined(parts)
-    if others:
-        raise ValueError(
-            f"gate is in {first.format} in groups of {first.group}, up in {others[0].format} in groups of {others[0].group}, "
-            "expected one form"
-        )
-    return first
-
-
-def _stacked_codes(gate_up: Sequence[PackedWeight], down: Sequence[PackedWeight]) -> dict[str, Any]:
-    """Refuses what `fused_experts_quantized` does not take."""
-    made = {"experts_gate_up": stacked(gate_up), "experts_down": stacked(down)}
-    first, second = made.values()
-    if (first.format, first.zeros_are) != (second.format, second.zeros_are):
-        raise ValueError(
-            f"gate and up are in {first.format}, down in {second.format}, expected one format"
-        )
-    return made
-
-
-def round_experts(arrays: dict[str, np.ndarray], bits: int, dtype: Any) -> dict[str, Any]:
-    """What `read_experts` gives, in f32, with matrices rounded to codes of 8 or 4 bits, and the rest in a dtype."""
-    matrices = ("experts_gate_up", "experts_down")
-    rounded = {role: [round_to_nearest(w, bits) for w in arrays[role]] for role in matrices}
-    others = {role: a.astype(dtype) for role, a in arrays.items() if role not in matrices}
-    return _stacked_codes(*rounded.values()) | others
+    return held(place, pairs, downs) | {"router": read(f"{place}gate.weight", e, n)}
 
 
 def _read_gpt_oss(

@@ -112,39 +112,61 @@ def _llama3_divisors(settings: Fields, theta: float, head_dim: int) -> tuple[flo
 
 
 def _yarn(settings: Fields, theta: float, head_dim: int) -> Rope:
-    """YaRN's (Peng et al. 2023, arXiv:2309.00071): frequencies that turn `beta_fast` times or more in the original context are kept.
-
-    Those that turn `beta_slow` times or less are divided by `factor`. The band between is blended linearly in the frequency's
-    index. Cosines and sines grow with the logarithm of `factor`, which makes softmax sharper.
-    """
     factor = float(settings.number("factor", above=0))
     fast, slow = (
         float(settings.number(key, default, above=0))
-        for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0))
+        for key, default in (("beta_fast", YARN_FAST), ("beta_slow", YARN_SLOW))
     )
+    context = settings.whole("original_max_position_embeddings")
+    truncates = settings.flag("truncate", True)
+    divisors = yarn_divisors(theta, head_dim, factor, fast, slow, context, truncates=truncates)
+    return Rope(theta, divisors, _yarn_amplitude(settings, factor))
+
+
+YARN_FAST, YARN_SLOW = 32.0, 1.0
+"""Turns in the original context, where a file has none."""
+
+
+def yarn_divisors(
+    theta: float,
+    head_dim: int,
+    factor: float,
+    fast: float,
+    slow: float,
+    context: int,
+    *,
+    truncates: bool,
+) -> tuple[float, ...]:
+    """YaRN's (Peng et al. 2023, arXiv:2309.00071): frequencies that turn `fast` times or more in the original context are kept.
+
+    Those that turn `slow` times or less are divided by `factor`. The band between is blended linearly in the frequency's
+    index; with `truncates` it begins and ends at whole indices.
+    """
     if fast < slow:
         raise ValueError(f"beta_fast is {fast}, expected beta_slow or more, which is {slow}")
     if theta <= 1:
         raise ValueError(f"rope_theta is {theta}, expected more than 1 for yarn")
-    context = settings.whole("original_max_position_embeddings")
 
     def index(turns: float) -> float:
         return head_dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = index(fast), index(slow)
-    if settings.flag("truncate", True):
+    if truncates:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     width = high - low if high != low else 0.001  # as transformers has it
     divided = [min(max((i - low) / width, 0.0), 1.0) for i in range(head_dim // 2)]
-    divisors = tuple(1.0 / (1.0 - share + share / factor) for share in divided)
-    return Rope(theta, divisors, _yarn_amplitude(settings, factor))
+    return tuple(1.0 / (1.0 - share + share / factor) for share in divided)
+
+
+def yarn_amplitude(factor: float, scale: float = 1.0) -> float:
+    """What yarn multiplies cosines and sines by: it grows with the logarithm of `factor`, which makes softmax sharper."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _yarn_amplitude(settings: Fields, factor: float) -> float:
-    def of(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     scales = [settings.number(key, 0.0) for key in ("mscale", "mscale_all_dim")]
-    default = of(scales[0]) / of(scales[1]) if all(scales) else of(1.0)
+    default = yarn_amplitude(factor)
+    if all(scales):
+        default = yarn_amplitude(factor, scales[0]) / yarn_amplitude(factor, scales[1])
     return float(settings.number("attention_factor", default, above=0))

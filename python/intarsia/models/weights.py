@@ -23,11 +23,12 @@ from intarsia._packing import empty
 from intarsia.models.checkpoint import Checkpoint, open_checkpoint
 from intarsia.models.choices import ACTIVATIONS, QUANTIZATIONS
 from intarsia.models.config import ModelConfig
+from intarsia.models.expert_codes import round_experts
 from intarsia.models.files import reading
 from intarsia.models.lazy import LazyArray
 from intarsia.models.linear import NarrowMatrix, PackedMatrix, Weight, quantize
 from intarsia.models.memory import give_back_freed
-from intarsia.models.mixtures import read_experts, read_packed_experts, round_experts
+from intarsia.models.mixtures import read_experts, read_packed_experts
 from intarsia.repack import PackedWeight, joined, round_to_nearest
 
 _NARROW = {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
