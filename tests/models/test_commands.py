@@ -16,7 +16,7 @@ from intarsia.jax import _decoding
 from intarsia.models import Tokenizer, open_checkpoint, weights
 from intarsia.models.config import Experts
 from intarsia.models.engine import Stats
-from intarsia.models.mixtures import UnheldCodesError
+from intarsia.models.expert_codes import UnheldCodesError
 from intarsia.models.parallel_codes import UndividedCodesError
 
 

@@ -12,6 +12,8 @@ import pytest
 import support
 import tiny_mixtures
 from intarsia import cli, repack
+from intarsia.cli import _model
+from intarsia.jax import _decoding
 from intarsia.models import Engine, ModelParallel, SamplingParams, load_model
 from intarsia.models.checkpoint import matrices_of_a_layer, open_checkpoint
 from test_broken_files import check, mutated_bytes
@@ -125,6 +127,34 @@ def test_experts_stay_in_codes(tmp_path, name, type):
     check_codes(*gguf_models.write(tmp_path, name, types, **WIDE))
 
 
+WIDER = {"hidden": 256, "intermediate": 256}  # whole blocks of 256
+
+
+@pytest.mark.parametrize("type", ["Q4_K", "Q5_K", "Q6_K"])
+def test_experts_stay_in_codes_with_scales_of_scales(tmp_path, type):
+    types = dict.fromkeys(("gate", "up", "down"), type)
+    _, packed = check_codes(*gguf_models.write(tmp_path, "qwen3_moe", types, **WIDER))
+    for role in ROLES:
+        assert packed["layers"][0][role].outer_scales.ndim == 4
+
+
+def of_q4_k_m(layer: int, role: str) -> str:
+    """As llama.cpp's mixtures have them: some layers' down has more bits than the others'."""
+    return "Q6_K" if role == "down" and layer != 1 else "Q4_K"
+
+
+@pytest.mark.parametrize("name", tiny_mixtures.CONFIGS)
+def test_layers_of_several_formats(tmp_path, name):
+    _, packed = check_codes(*gguf_models.write(tmp_path, name, of_q4_k_m, **WIDER))
+    formats = [[layer[role].format for role in ROLES] for layer in packed["layers"]]
+    assert formats == [["u4", "u6b32"], ["u4", "u4"], ["u4", "u6b32"]]
+
+
+def test_gpt_oss_of_two_formats(tmp_path):
+    types = {"gate": "MXFP4", "up": "MXFP4", "down": "Q5_1"}
+    check_codes(*gguf_models.write(tmp_path, "gpt_oss", types, **WIDE))
+
+
 def test_gate_and_up_of_two_forms_are_refused(tmp_path):
     types = {"gate": "Q4_0", "up": "Q5_0", "down": "Q8_0"}
     path, directory = gguf_models.write(tmp_path, "qwen3_moe", types, **WIDE)
@@ -153,8 +183,8 @@ def test_shapes_of_codes_that_do_not_fit(tmp_path, name, places):
 
 
 def test_experts_in_codes_are_divided_whole(tmp_path):
-    types = {"gate": "MXFP4", "up": "MXFP4", "down": "MXFP4"}
-    path, _ = gguf_models.write(tmp_path, "gpt_oss", types, **WIDE)
+    """Outer factors, too."""
+    path, _ = gguf_models.write(tmp_path, "qwen3_moe", lambda *at: "Q4_K", **WIDER)
     config, whole = load_model(path, quantize="file")
     parallel = ModelParallel(config, 1, 4)
     spread = load_model(path, quantize="file", parallel=parallel)[1]
@@ -305,13 +335,17 @@ def test_the_command_keeps_codes(tmp_path, capsys):
     assert texts[0] == texts[1]
 
 
-def test_the_first_layer_s_matrices(tmp_path):
-    """By which it is decided whether a GPU keeps codes."""
-    types = {"gate": "MXFP4", "up": "MXFP4", "down": "Q8_0"}
-    path, _ = gguf_models.write(tmp_path, "gpt_oss", types, **WIDE)
-    found = matrices_of_a_layer(open_checkpoint(path))
-    assert [(weight.format, of_experts) for weight, of_experts in found] == [
-        ("i8", True),
-        ("e2m1", True),
-        ("e2m1", True),
-    ]
+@pytest.mark.parametrize(("type", "gains"), [("MXFP4", True), ("Q8_0", False)])
+def test_a_hopper_keeps_experts_that_it_has_kernels_for(tmp_path, monkeypatch, type, gains):
+    """As those of directories; linear layers in any type."""
+
+    def change(tensors: dict[str, Any], metadata: dict[str, Any]) -> None:
+        name = "blk.0.attn_q.weight"
+        tensors[name] = gguf_models.random_blocks("Q4_1", tensors[name].shape, 0), "Q4_1"
+
+    types = {"gate": "MXFP4", "up": "MXFP4", "down": type}
+    path, _ = gguf_models.write(tmp_path, "gpt_oss", types, change=change, **WIDE)
+    monkeypatch.setattr(_decoding, "is_hopper", lambda: True)
+    checkpoint = open_checkpoint(path)
+    assert [of_experts for _, of_experts in matrices_of_a_layer(checkpoint)] == [True] * 3 + [False]
+    assert _model.gains_by_codes_on_gpu(path, checkpoint, "bfloat16") == gains

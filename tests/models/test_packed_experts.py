@@ -1,4 +1,4 @@
-"""Mixtures whose experts are in codes: gpt-oss in mxfp4, others in AWQ and compressed-tensors, and plain ones rounded to int4 and int8."""
+"""Mixtures whose experts are in codes: gpt-oss in mxfp4, others in AWQ, compressed-tensors and nvfp4, and plain ones rounded to int4 and int8."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ import pytest
 import tiny_mixtures
 from intarsia import cli, repack
 from intarsia.models import Engine, ModelParallel, SamplingParams, Tokenizer, load_model
+from intarsia.models.expert_codes import held
 from test_engine import tokens_of
 
 HIDDEN = 64  # whole blocks of 32
@@ -86,9 +87,33 @@ def test_gpt_oss_in_mxfp4(tmp_path) -> None:
     check_generates_alike(config, packed, plain)
 
 
-@pytest.mark.parametrize(("name", "form"), [("qwen3_moe", "ct_w4a16"), ("mixtral", "awq")])
-def test_others_in_formats_of_matrices(tmp_path, name, form) -> None:
-    path, _ = write(tmp_path, name, form)
+def _down_in_8_bits(tensors: dict[str, np.ndarray], config: Any) -> None:
+    weights = tiny_mixtures.weights("qwen3_moe", HIDDEN)
+    eight, said, _ = packers.packed(weights, "ct_w8a16")
+    tensors |= {name: eight[name] for name in tensors if "mlp" in name and "down_proj" in name}
+    groups = config["quantization_config"]["config_groups"]
+    groups["group_1"] = said["config_groups"]["group_0"]
+
+
+def _one_scale_for_gate_and_up(tensors: dict[str, np.ndarray], config: Any) -> None:
+    """As llm-compressor writes layers that others put together; the numbers are others, too."""
+    for name in tensors:
+        if name.endswith("up_proj.weight_global_scale"):
+            tensors[name] = tensors[name.replace("up_proj", "gate_proj")]
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "change"),
+    [
+        ("qwen3_moe", "ct_w4a16", None),
+        ("mixtral", "awq", None),
+        ("qwen3_moe", "ct_w4a16", _down_in_8_bits),
+        ("mixtral", "ct_nvfp4", None),
+        ("qwen3_moe", "ct_nvfp4", _one_scale_for_gate_and_up),
+    ],
+)
+def test_others_in_formats_of_matrices(tmp_path, name, form, change) -> None:
+    path, _ = write(tmp_path, name, form, change)
     config, packed = load_model(path, quantize="file")
     check_generates_alike(config, packed, load_model(path)[1])
 
@@ -122,14 +147,6 @@ def test_experts_take_their_activations_as_they_are(tmp_path) -> None:
         load_model(path, quantize="file", activations="int8")
 
 
-def _down_in_8_bits(tensors: dict[str, np.ndarray], config: Any) -> None:
-    weights = tiny_mixtures.weights("qwen3_moe", HIDDEN)
-    eight, said, _ = packers.packed(weights, "ct_w8a16")
-    tensors |= {name: eight[name] for name in tensors if "mlp" in name and "down_proj" in name}
-    groups = config["quantization_config"]["config_groups"]
-    groups["group_1"] = said["config_groups"]["group_0"]
-
-
 def _narrow_experts(tensors: dict[str, np.ndarray], config: Any) -> None:
     config["moe_intermediate_size"] = 24
     for name, array in tensors.items():
@@ -139,20 +156,39 @@ def _narrow_experts(tensors: dict[str, np.ndarray], config: Any) -> None:
             tensors[name] = array[:, :24]
 
 
-UNHELD = [
-    ("ct_nvfp4", None, "they have scales of scales .nvfp4., which no op of experts takes"),
-    ("ct_w4a16", _down_in_8_bits, "gate and up are in u4b8, down in i8, expected one format"),
-    ("ct_int8", _narrow_experts, "gate and up have 24 rows, expected a multiple of 16"),
-]
-
-
-@pytest.mark.parametrize(("form", "change", "text"), UNHELD)
-def test_experts_that_no_op_takes_are_refused(tmp_path, form, change, text) -> None:
-    path, _ = write(tmp_path, "qwen3_moe", form, change)
+def test_experts_that_no_op_takes_are_refused(tmp_path) -> None:
+    path, _ = write(tmp_path, "qwen3_moe", "ct_int8", _narrow_experts)
+    text = "gate and up have 24 rows, expected a multiple of 16"
     said = rf"^{path}: model\.layers\.0\.mlp\.experts: {text}; --quantize none widens them$"
     with pytest.raises(NotImplementedError, match=said):
         load_model(path, quantize="file")
     load_model(path)
+
+
+def test_outer_scales_of_experts(tmp_path) -> None:
+    """One for each expert where gate and up share it; one for each row where they do not."""
+    (tmp_path / "apart").mkdir()
+    path, _ = write(tmp_path / "apart", "qwen3_moe", "ct_nvfp4")
+    [layer, *_] = load_model(path, quantize="file")[1]["layers"]
+    shapes = [layer[role].outer_scales.shape for role in ROLES]
+    assert shapes == [(8, 4, 1, 16), (8,)]
+    (tmp_path / "shared").mkdir()
+    path, _ = write(tmp_path / "shared", "qwen3_moe", "ct_nvfp4", _one_scale_for_gate_and_up)
+    [layer, *_] = load_model(path, quantize="file")[1]["layers"]
+    assert [layer[role].outer_scales.shape for role in ROLES] == [(8,), (8,)]
+
+
+def test_zeros_of_two_kinds_are_refused() -> None:
+    rows = np.zeros((16, 32), np.uint8), np.ones((16, 1), np.float32), np.ones((16, 1), np.float32)
+    ones = [
+        repack.from_codes(*rows, format="u4", group=32, zeros_are=zeros)
+        for zeros in ("points", "minimums")
+    ]
+    with pytest.raises(
+        NotImplementedError,
+        match=r"x\.experts: gate and up have points, down has minimums, expected one",
+    ):
+        held("x.", [[ones[0]]], [ones[1]])
 
 
 @pytest.mark.parametrize("quantize", ["int4", "int8"])
@@ -168,8 +204,9 @@ def test_plain_experts_are_rounded(tmp_path, quantize) -> None:
     check_generates_alike(config, params, decoded(params))
 
 
-def test_experts_in_codes_are_divided_whole(tmp_path) -> None:
-    path, _ = write(tmp_path, "gpt_oss", "mxfp4")
+@pytest.mark.parametrize(("name", "form"), [("gpt_oss", "mxfp4"), ("qwen3_moe", "ct_nvfp4")])
+def test_experts_in_codes_are_divided_whole(tmp_path, name, form) -> None:
+    path, _ = write(tmp_path, name, form)
     config, packed = load_model(path, quantize="file")
     one = Engine(config, packed, max_num_seqs=2, max_model_len=32)
     parallel = ModelParallel(config, 1, 4)
@@ -225,8 +262,8 @@ def generate(tmp_path, write_gguf, tiny_weights, capsys):
     folder = tmp_path / "mixture"
     folder.mkdir()
 
-    def run(name: str, form: str, *arguments: str) -> tuple[int, str]:
-        path, _ = write(folder, name, form)
+    def run(name: str, form: str, change: Any = None, *arguments: str) -> tuple[int, str]:
+        path, _ = write(folder, name, form, change)
         backend.save(str(path / "tokenizer.json"))
         command = ["generate", "--model", str(path), "--prompt", "the", "--max-tokens", "2"]
         status = cli.main([*command, "--no-chat-template", *arguments])
@@ -242,10 +279,8 @@ def test_the_command(generate) -> None:
 
 
 def test_the_command_widens_what_no_op_takes_unless_it_is_told(generate) -> None:
-    status, said = generate("qwen3_moe", "ct_nvfp4")
+    status, said = generate("qwen3_moe", "ct_int8", _narrow_experts)
     assert status == 0 and "--quantize none widens them, as is done now" in said
     assert "3 layers in float32; compiling" in said
-    status, said = generate("qwen3_moe", "ct_nvfp4", "--quantize", "file")
-    assert status == 2 and said.endswith(
-        "which no op of experts takes; --quantize none widens them\n"
-    )
+    status, said = generate("qwen3_moe", "ct_int8", _narrow_experts, "--quantize", "file")
+    assert status == 2 and said.endswith("expected a multiple of 16; --quantize none widens them\n")

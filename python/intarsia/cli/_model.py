@@ -224,17 +224,21 @@ def choose(args: argparse.Namespace, share: _processes.Share) -> Choice:
 def gains_by_codes_on_gpu(path: Path, checkpoint: "Checkpoint", dtype: str) -> bool:
     """Whether JAX's GPU decodes faster with a file's codes than with plain weights (docs/notebook/formats_of_files.md).
 
-    A Hopper does with all formats of GGUF, and with most of directories, which the first layer in codes tells. Older GPUs and x
-    in f32 have kernels for some formats that are slower.
+    A Hopper does with all formats of GGUF's linear layers, and with most of directories and of experts, which the first layer in codes
+    tells. Older GPUs and x in f32 have kernels for some formats that are slower.
     """
     from intarsia.jax import _decoding
     from intarsia.models.checkpoint import matrices_of_a_layer
 
     if dtype != "bfloat16" or not _decoding.is_hopper():
         return False
-    return path.is_file() or all(
+    is_gguf = path.is_file()
+    if is_gguf and checkpoint.config.experts is None:
+        return True
+    return all(
         _decoding.gain_by_codes(weight, of_experts=of_experts)
         for weight, of_experts in matrices_of_a_layer(checkpoint)
+        if of_experts or not is_gguf
     )
 
 

@@ -1,5 +1,6 @@
 """Experts in codes, stacked as `fused_experts_quantized` takes them, or refused."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,9 +34,8 @@ def held(
         UnheldCodesError: No op takes such experts.
     """
     try:
-        if any(part.outer_scales is not None for part in (*gate_up[0], down[0])):
-            raise ValueError("they have scales of scales (nvfp4), which no op of experts takes")
-        return _stacked_codes([_as_one(parts, takes_turns) for parts in gate_up], down)
+        pairs = _with_outer_scales_of_rows(gate_up)
+        return _stacked_codes([_as_one(parts, takes_turns) for parts in pairs], down)
     except ValueError as error:
         raise UnheldCodesError(f"{place}experts: {error}; --quantize none widens them") from error
 
@@ -51,16 +51,44 @@ def _as_one(parts: Sequence[PackedWeight], takes_turns: bool) -> PackedWeight:
             f"gate is in {gate.format} in groups of {gate.group}, up in {up.format} in groups of {up.group}, "
             "expected one form"
         )
-    return in_turn(gate, up) if takes_turns else joined(parts)[0]
+    if gate.outer_scales is None or gate.outer_scales.ndim > 1:
+        return in_turn(gate, up) if takes_turns else joined(parts)[0]
+    # Both have the same one, which is then the whole's.
+    gate, up = (dataclasses.replace(part, outer_scales=None) for part in parts)
+    whole = in_turn(gate, up) if takes_turns else joined([gate, up])[0]
+    return dataclasses.replace(whole, outer_scales=parts[0].outer_scales)
+
+
+def _with_outer_scales_of_rows(
+    experts: Sequence[Sequence[PackedWeight]],
+) -> Sequence[Sequence[PackedWeight]]:
+    """The same where outer scales [1] of one expert's parts are the same; else with those of rows, [c, 1, 16]."""
+
+    def differ(parts: Sequence[PackedWeight]) -> bool:
+        outers = [part.outer_scales for part in parts]
+        of_all = [outer.item() for outer in outers if outer is not None and outer.ndim == 1]
+        return len(set(of_all)) > 1
+
+    if not any(map(differ, experts)):
+        return experts
+
+    def of_rows(part: PackedWeight) -> PackedWeight:
+        shape = (len(part.packed), 1, TILE_ROWS)
+        return dataclasses.replace(
+            part, outer_scales=np.ascontiguousarray(np.broadcast_to(part.outer_scales, shape))
+        )
+
+    return [[of_rows(part) for part in parts] for parts in experts]
 
 
 def _stacked_codes(gate_up: Sequence[PackedWeight], down: Sequence[PackedWeight]) -> dict[str, Any]:
     """Refuses what `fused_experts_quantized` does not take."""
     made = {"experts_gate_up": stacked(gate_up), "experts_down": stacked(down)}
     first, second = made.values()
-    if (first.format, first.zeros_are) != (second.format, second.zeros_are):
+    has_both = first.zeros is not None and second.zeros is not None
+    if has_both and first.zeros_are != second.zeros_are:
         raise ValueError(
-            f"gate and up are in {first.format}, down in {second.format}, expected one format"
+            f"gate and up have {first.zeros_are}, down has {second.zeros_are}, expected one kind of zeros"
         )
     return made
 

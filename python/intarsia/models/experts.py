@@ -47,10 +47,16 @@ def experts(
         *(hidden, w1.packed, w1.scales, w2.packed, w2.scales, *routed),
         w1_zeros=w1.zeros,
         w2_zeros=w2.zeros,
+        w1_outer_scales=w1.outer_scales,
+        w1_outer_zeros=w1.outer_zeros,
+        w2_outer_scales=w2.outer_scales,
+        w2_outer_zeros=w2.outer_zeros,
         format=w1.format,
+        w2_format="same" if w2.format == w1.format else w2.format,
         w1_group=w1.group,
         w2_group=w2.group,
-        zeros_are=w1.zeros_are,
+        # One word for both: `expert_codes` refuses zeros of two kinds.
+        zeros_are=(w2 if w1.zeros is None else w1).zeros_are,
         **settings,
     )
 

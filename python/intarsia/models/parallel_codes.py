@@ -102,6 +102,8 @@ def _cut_columns(role: str, whole: PackedWeight, size: int) -> PackedWeight:
 def spec_of_codes(name: str, array: Any, axis: int | None, mesh_axis: str) -> P:
     """How one of a packed weight's arrays, perhaps with an axis of layers in front, is spread."""
     own = 5 if name == "packed" else 3
+    if axis == _EXPERTS and array.ndim < own:  # one for each expert
+        return P(*[None] * (array.ndim - 1), mesh_axis)
     if axis is None or array.ndim < own:
         return P()
     lead = array.ndim - own
