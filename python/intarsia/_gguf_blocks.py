@@ -9,7 +9,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 
-from intarsia._packing import FORMATS, PackedWeight, from_codes, packed_by_rows
+from intarsia._packing import FORMATS, PackedWeight, from_codes, from_pairs, packed_by_rows
 
 
 def _f16(blocks: np.ndarray, at: int) -> np.ndarray:
@@ -129,7 +129,10 @@ def from_gguf_mxfp4(data: np.ndarray) -> PackedWeight:
 
 def _mxfp4(blocks: np.ndarray) -> PackedWeight:
     scales = np.ascontiguousarray(blocks[..., 0]).view(ml_dtypes.float8_e8m0fnu)
-    return from_codes(_matrix(_nibbles(blocks[..., 1:])), scales, format="e2m1", group=32)
+    # Neighbors are the same halves of two bytes, first the lower ones.
+    even, odd = blocks[..., 1::2], blocks[..., 2::2]
+    pairs = np.concatenate([(even & 15) | odd << 4, even >> 4 | (odd & 240)], axis=-1)
+    return from_pairs(_matrix(pairs), scales, format="e2m1", group=32)
 
 
 def _packed(

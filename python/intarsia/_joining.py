@@ -38,15 +38,15 @@ def in_turn(first: PackedWeight, second: PackedWeight) -> PackedWeight:
             f"form and whole tiles of {TILE_ROWS} rows"
         )
 
-    def mixed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Arrays of tiles, whose axis of rows is the last one of factors, and that before the bytes of codes."""
-        rows = 3 if a.ndim == 5 else 2
-        both = np.stack([a, b], axis=rows + 1)
-        c, *middle = both.shape[:rows]
-        both = both.reshape(c, *middle, 2, TILE_ROWS, *a.shape[rows + 1 :])
-        both = np.moveaxis(both, rows, 1)
-        out = empty((2 * c, *a.shape[1:]), a.dtype)
-        out[...] = both.reshape(out.shape)
+    def mixed(*arrays: np.ndarray) -> np.ndarray:
+        """Arrays of tiles; a row has a word of codes, or a factor, at each place between the axes of tiles and of rows."""
+        out = empty((2 * len(arrays[0]), *arrays[0].shape[1:]), arrays[0].dtype)
+        to, *parts = (x.view(np.uint32)[..., 0] if x.ndim == 5 else x for x in (out, *arrays))
+        c, *places, _ = parts[0].shape
+        to = to.reshape(c, 2, *places, TILE_ROWS // 2, 2)
+        for turn, part in enumerate(parts):
+            halves = part.reshape(c, *places, 2, TILE_ROWS // 2)
+            to[..., turn] = np.moveaxis(halves, -2, 1)
         return out
 
     pairs = zip(first.arrays, second.arrays, strict=True)
