@@ -73,6 +73,7 @@ OF_EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2
         ("Llama", 1e-6, 2048, 32, 16, (1, 2), [None]),
         ("Mistral", 1e-6, 131072, 8, 16, (1, 2), [4096]),
         ("Qwen2", 1e-6, 32768, 32, 16, (None,), [None]),
+        ("Qwen3", 1e-6, 32768, 32, 128, (None,), [None]),
         ("Gemma3", 1e-6, 131072, 4, 256, (2, 1), [4096, 4096]),
         ("Mixtral", 1e-5, 131072, 8, 16, (1, 2), [None]),
         ("Qwen3Moe", 1e-6, 32768, 4, 16, (None,), [None]),
