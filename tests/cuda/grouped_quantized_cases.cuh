@@ -36,6 +36,7 @@ inline int64_t DrawForHopper(QuantizedCase& c, std::mt19937& random) {
   c.zero = points ? DType::kU8 : DType::kOther;
   c.points = points;
   c.outer = DType::kOther, c.outers = c.shift = 0;
+  if (c.format == Format::kE2M1 && random() % 2) c.DrawNvFp4(random);
   c.k = std::array{32, 96, 128, 320, 544, 1024}[random() % (many ? 3 : 6)];
   return many ? 700 : 1 + random() % 40;
 }
@@ -44,8 +45,8 @@ inline QuantizedGroupsCase RandomQuantizedGroups(std::mt19937& random, bool for_
   QuantizedGroupsCase g;
   g.all = RandomQuantizedCase(random);
   g.all.gated = g.all.residual = false, g.all.norm = DType::kOther, g.all.power = 0;
-  g.all.outer = DType::kOther, g.all.outers = 0;
   g.all.k = std::min<int64_t>(g.all.k, 1000);
+  g.all.DrawOuters(random);
   int64_t tiles = 1 + random() % 9;
   if (for_hopper) tiles = DrawForHopper(g.all, random);
   g.count = 1 + random() % 7, g.experts = g.count;
@@ -53,14 +54,15 @@ inline QuantizedGroupsCase RandomQuantizedGroups(std::mt19937& random, bool for_
     g.experts += random() % 4;
     g.offset = static_cast<int64_t>(random() % (g.experts + 2)) - 1;
   }
-  g.all.c = tiles * g.count;
+  g.all.c = tiles * g.count, g.all.outer_tiles = tiles;
   g.rows = 1 + random() % (random() % 3 ? 40 : 300);
   g.all.m = g.rows;
   for (int64_t i = 0; i < g.experts; ++i)
     g.sizes.push_back(static_cast<int32_t>(random() % (2 * g.rows / g.experts + 2)) - 1);
   if (random() % 2) {
     g.all.m = 1 + random() % 20;
-    g.is_infinite = g.all.scale == kF32 && g.all.zero == DType::kOther && random() % 2;
+    g.is_infinite = g.all.scale == kF32 && g.all.zero == DType::kOther &&
+                    g.all.outer == DType::kOther && random() % 2;
     for (int64_t i = 0; i < g.rows; ++i)
       g.taken.push_back(g.is_infinite ? -1 : static_cast<int32_t>(random() % (g.all.m + 2)) - 1);
   }
@@ -108,7 +110,8 @@ inline bool CheckQuantizedGroups(const QuantizedGroupsCase& g, std::mt19937& ran
   if (g.is_infinite)
     for (int64_t i = 0; i < c.c * c.groups() * kTileRows; ++i) o.scales.Set(i, INFINITY);
   const DeviceArray<char> x(o.x.bits()), packed(o.packed), scales(o.scales.bits()),
-      zeros(o.zeros.bits()), bias(o.bias.bits());
+      zeros(o.zeros.bits()), bias(o.bias.bits()), outer_scales(o.outer_scales.bits()),
+      outer_zeros(o.outer_zeros.bits());
   const DeviceArray<int32_t> sizes(g.sizes), taken(g.taken),
       offset(std::vector<int32_t>{static_cast<int32_t>(g.offset)});
   DeviceArray<char> out(g.rows * (c.c / g.count) * kTileRows * Bytes(c.out));
@@ -120,6 +123,10 @@ inline bool CheckQuantizedGroups(const QuantizedGroupsCase& g, std::mt19937& ran
   p.each.group = c.group, p.each.groups = c.groups();
   p.each.scales = {.data = scales.data(), .dtype = c.scale};
   if (!o.zeros.empty()) p.each.zeros = {.data = zeros.data(), .dtype = c.zero};
+  p.each.scales.outer_dtype = p.each.zeros.outer_dtype = c.outer;
+  p.each.scales.outers = p.each.zeros.outers = c.outers;
+  if (!o.outer_scales.empty()) p.each.scales.outer = outer_scales.data();
+  if (!o.outer_zeros.empty()) p.each.zeros.outer = outer_zeros.data();
   p.each.points = c.points;
   if (c.bias) p.each.bias = bias.data();
   p.each.out = out.data();

@@ -1,6 +1,7 @@
 // Random products with weights in codes: operands on the host, and the f64 reference, which reads
 // codes bit by bit as matmul/quantized.h lays them out.
 #pragma once
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -19,7 +20,8 @@ struct QuantizedCase {
   Format format = Format::kU4;
   int64_t m = 1, c = 1, k = 128, group = 128;
   DType scale = kF16, zero = DType::kOther, outer = DType::kOther;  // kOther: there are none
-  int64_t outers = 0;                                               // 0: one for all
+  int64_t outers = 0;                                               // 0: one for all rows,
+  int64_t outer_tiles = 0;  // or for so many tiles, where matrices lie one below the other
   bool points = true, bias = false;
   int64_t shift = 0;                                      // elements by which x is off 16 bytes
   int power = 0;                                          // x, or y = x normed, is up to 2^power
@@ -27,6 +29,14 @@ struct QuantizedCase {
   DType norm = DType::kOther;                             // of its weights; kOther: x is as it is
 
   int64_t groups() const { return CeilDiv(k, group); }
+  // Outer factors of so many columns, or one, or none.
+  void DrawOuters(std::mt19937& random) {
+    outer = std::initializer_list<DType>{DType::kOther, kF32, kF16, kBF16}.begin()[random() % 4];
+    outers = 0;
+    if (outer == DType::kOther || random() % 3 == 0) return;
+    do outers = 1 + random() % groups();
+    while (groups() % outers != 0);
+  }
   int64_t results() const { return c * kTileRows / (gated ? 2 : 1); }
   std::string Name() const {
     return Text(intarsia::Name(dtype), " format ", static_cast<int>(format), " m ", m, " c ", c,
@@ -41,6 +51,7 @@ struct QuantizedCase {
   void DrawOthers(std::mt19937& random) {
     c = std::min<int64_t>(c, 290);
     if (random() % 2) return DrawGguf(random);
+    if (random() % 4 == 0) return dtype = kBF16, DrawNvFp4(random);
     constexpr Format kFormats[] = {Format::kU4, Format::kU4B8, Format::kE2M1, Format::kI8,
                                    Format::kE4M3};
     format = kFormats[random() % 5];
@@ -70,6 +81,12 @@ struct QuantizedCase {
     outer = kF16;
     do outers = groups() / (1 + random() % groups());
     while (groups() % outers != 0 || groups() / outers * group % 128 != 0);
+  }
+  bool is_nvfp4() const { return format == Format::kE2M1 && scale == kF8E4M3 && group == 16; }
+  void DrawNvFp4(std::mt19937& random) {
+    format = Format::kE2M1, group = 16, scale = kF8E4M3, zero = DType::kOther, points = false;
+    outer = std::initializer_list<DType>{DType::kOther, kF32, kF16, kBF16}.begin()[random() % 4];
+    outers = static_cast<int64_t>(random() % 2);
   }
   // What a layer may end with.
   void DrawEnd(std::mt19937& random) {
@@ -194,11 +211,14 @@ class FactorArray {
 };
 
 // Of powers of two in one matrix: some above 1, which few matrices have; none; or some that are the
-// smallest ones. Kernels take other ways by them.
+// smallest ones. Kernels take other ways by them. nvfp4's have all of e4m3's range, or are its
+// smallest ones.
 inline double LeastScale(const QuantizedCase& c, std::mt19937& random) {
+  if (c.is_nvfp4()) return 0.0;
   return c.scale == DType::kF8E8M0 && random() % 3 == 0 ? 0.01 : 0.1;
 }
 inline double MostScale(const QuantizedCase& c, std::mt19937& random) {
+  if (c.is_nvfp4()) return std::array{1.0, 448.0, 0.03}[random() % 3];
   return c.scale == DType::kF8E8M0 && random() % 3 != 0 ? 0.8 : 1.0;
 }
 
@@ -231,7 +251,8 @@ struct QuantizedOperands {
       norm = FactorArray(c.norm, c.k, -MostOf(true), MostOf(true), random);
     TakeRows();
     if (c.outer == DType::kOther) return;
-    const int64_t size = c.outers ? c.c * c.outers * kTileRows : 1;
+    const int64_t alone = c.outer_tiles ? c.c / c.outer_tiles : 1;
+    const int64_t size = c.outers ? c.c * c.outers * kTileRows : alone;
     outer_scales = FactorArray(c.outer, size, 0.1, 1, random);
     if (!zeros.empty() && !c.points) outer_zeros = FactorArray(c.outer, size, -1, 1, random);
   }
@@ -272,7 +293,7 @@ struct QuantizedOperands {
       const int64_t at = (tile * c.groups() + group) * kTileRows + in_tile;
       const auto times = [&](const FactorArray& outer) {
         if (outer.empty()) return 1.0;
-        if (!c.outers) return outer[0];
+        if (!c.outers) return outer[c.outer_tiles ? tile / c.outer_tiles : 0];
         const int64_t of = group / (c.groups() / c.outers);
         return outer[(tile * c.outers + of) * kTileRows + in_tile];
       };

@@ -23,6 +23,7 @@ inline constexpr TimedFormat kTimedFormats[] = {
     {"AWQ, 128", Format::kU4, 128, kF16, DType::kU8},
     {"Q4_0", Format::kU4B8, 32, kF16, DType::kOther},
     {"mxfp4", Format::kE2M1, 32, DType::kF8E8M0, DType::kOther},
+    {"nvfp4", Format::kE2M1, 16, kF8E4M3, DType::kOther},
     {"fp8, 128 x 128", Format::kE4M3, 128, kF32, DType::kOther},
     {"Q8_0", Format::kI8, 32, kF16, DType::kOther},
     {"Q4_1", Format::kU4, 32, kF16, kF16, false},

@@ -62,8 +62,13 @@ class QuantizedExpertsCase {
     const bool is_small = matmul::BitsOf(c.format) == 4 && (c.zero == DType::kOther || c.points);
     if (activation_ == "swigluoai" && is_small && random() % 2) c.dtype = kF16;
     first_ = c, second_ = c;
+    if (c.dtype != kF16 && random() % 3 == 0) DrawOtherFormat(second_, random);
     first_.c = e_ * 2 * i_ / 16, first_.k = n_, first_.m = t_;
     second_.c = e_ * n_ / 16, second_.k = i_, second_.m = 1;
+    for (matmul::QuantizedCase* of : {&first_, &second_}) {
+      of->outer_tiles = of->c / e_;
+      if (random() % 3 == 0) of->DrawOuters(random);
+    }
     if (random() % 4 == 0)
       for (int64_t id = 0; id < e_ + 2; ++id)
         map_.push_back(static_cast<int32_t>(random() % (e_ + 1)) - 1);
@@ -75,33 +80,24 @@ class QuantizedExpertsCase {
 
   std::string Name() const {
     return Text("t ", t_, " k ", k_, " e ", e_, " n ", n_, " i ", i_, " ", activation_,
-                on_input_ ? " on input" : "", map_.empty() ? ": " : " mapped: ", first_.Name());
+                on_input_ ? " on input" : "", map_.empty() ? ": " : " mapped: ", first_.Name(),
+                "; ", second_.Name());
   }
 
   // The call without its data.
   FusedExpertsQuantized Op() const {
     FusedExpertsQuantized op;
-    const auto codes = [&](int64_t rows, int64_t columns) {
-      return View(DType::kU8, {e_, rows / 16, CeilDiv<int64_t>(columns, 32),
-                               matmul::BitsOf(first_.format), 16, 4});
-    };
-    const auto factors = [&](DType dtype, int64_t rows, int64_t columns) {
-      return View(dtype, {e_, rows / 16, CeilDiv(columns, first_.group), 16});
-    };
     op.x = op.out = View(first_.dtype, {t_, n_});
-    op.w1 = codes(2 * i_, n_), op.w1_scales = factors(first_.scale, 2 * i_, n_);
-    op.w2 = codes(n_, i_), op.w2_scales = factors(first_.scale, n_, i_);
-    if (first_.zero != DType::kOther) {
-      op.w1_zeros = factors(first_.zero, 2 * i_, n_);
-      op.w2_zeros = factors(first_.zero, n_, i_);
-    }
+    PutShapes(first_, op.w1, op.w1_scales, op.w1_zeros, op.w1_outer_scales, op.w1_outer_zeros);
+    PutShapes(second_, op.w2, op.w2_scales, op.w2_zeros, op.w2_outer_scales, op.w2_outer_zeros);
     if (first_.bias) {
       op.w1_bias = View(first_.dtype, {e_, 2 * i_});
       op.w2_bias = View(first_.dtype, {e_, n_});
     }
     op.weights = View(kF32, {t_, k_}), op.ids = View(DType::kI32, {t_, k_});
     if (!map_.empty()) op.expert_map = View(DType::kI32, {static_cast<int64_t>(map_.size())});
-    op.format = FormatName(), op.w1_group = op.w2_group = first_.group;
+    op.format = FormatName(first_.format), op.w2_format = FormatName(second_.format);
+    op.w1_group = first_.group, op.w2_group = second_.group;
     op.zeros_are = first_.points ? "points" : "minimums";
     op.activation = activation_, op.apply_router_weight_on_input = on_input_;
     op.workspace = View(kF32, {1, op.WorkspaceDims()[1]});
@@ -113,8 +109,10 @@ class QuantizedExpertsCase {
     using attention::DeviceArray;
     const matmul::QuantizedOperands w1(first_, random), w2(second_, random);
     const DeviceArray<char> x(w1.x.bits()), packed1(w1.packed), scales1(w1.scales.bits()),
-        zeros1(w1.zeros.bits()), bias1(w1.bias.bits()), packed2(w2.packed),
-        scales2(w2.scales.bits()), zeros2(w2.zeros.bits()), bias2(w2.bias.bits());
+        zeros1(w1.zeros.bits()), outer_scales1(w1.outer_scales.bits()),
+        outer_zeros1(w1.outer_zeros.bits()), bias1(w1.bias.bits()), packed2(w2.packed),
+        scales2(w2.scales.bits()), zeros2(w2.zeros.bits()), outer_scales2(w2.outer_scales.bits()),
+        outer_zeros2(w2.outer_zeros.bits()), bias2(w2.bias.bits());
     const DeviceArray<float> weights(weights_);
     const DeviceArray<int32_t> ids(ids_), map(map_);
     DeviceArray<char> out(2 * t_ * n_);
@@ -124,12 +122,16 @@ class QuantizedExpertsCase {
       view.data = const_cast<void*>(static_cast<const void*>(array.data()));
     };
     put(op.x, x), put(op.out, out), put(op.workspace, workspace);
+    const auto put_if = [&](Optional& view, const auto& array) {
+      if (view) put(*view, array);
+    };
     put(op.w1, packed1), put(op.w1_scales, scales1), put(op.w2, packed2),
         put(op.w2_scales, scales2);
+    put_if(op.w1_outer_scales, outer_scales1), put_if(op.w1_outer_zeros, outer_zeros1);
+    put_if(op.w2_outer_scales, outer_scales2), put_if(op.w2_outer_zeros, outer_zeros2);
+    put_if(op.w1_zeros, zeros1), put_if(op.w2_zeros, zeros2);
     put(op.weights, weights), put(op.ids, ids);
-    if (op.w1_zeros) put(*op.w1_zeros, zeros1), put(*op.w2_zeros, zeros2);
-    if (op.w1_bias) put(*op.w1_bias, bias1), put(*op.w2_bias, bias2);
-    if (op.expert_map) put(*op.expert_map, map);
+    put_if(op.w1_bias, bias1), put_if(op.w2_bias, bias2), put_if(op.expert_map, map);
     out.Poison();
     attention::Require(op.Run(attention::ContextOn()));
     attention::Await(nullptr, Name(), 20);
@@ -137,15 +139,38 @@ class QuantizedExpertsCase {
   }
 
  private:
-  std::string_view FormatName() const {
+  // Without zeros, so that those of the first matrix say what they are.
+  static void DrawOtherFormat(matmul::QuantizedCase& c, std::mt19937& random) {
+    constexpr matmul::Format kFormats[] = {matmul::Format::kU6B32, matmul::Format::kU5B16,
+                                           matmul::Format::kI8, matmul::Format::kE2M1};
+    c.format = kFormats[random() % 4], c.zero = DType::kOther;
+    c.group = c.format == matmul::Format::kE2M1 ? 32 : 16 << random() % 4;
+    c.scale = c.format == matmul::Format::kE2M1 ? DType::kF8E8M0 : kF16;
+  }
+  void PutShapes(const matmul::QuantizedCase& c, TensorView& codes, TensorView& scales,
+                 Optional& zeros, Optional& outer_scales, Optional& outer_zeros) const {
+    const int64_t tiles = c.c / e_;
+    const auto factors = [&](DType dtype, int64_t groups) {
+      return View(dtype, {e_, tiles, groups, 16});
+    };
+    codes =
+        View(DType::kU8, {e_, tiles, CeilDiv<int64_t>(c.k, 32), matmul::BitsOf(c.format), 16, 4});
+    scales = factors(c.scale, c.groups());
+    if (c.zero != DType::kOther) zeros = factors(c.zero, c.groups());
+    if (c.outer == DType::kOther) return;
+    outer_scales = c.outers ? factors(c.outer, c.outers) : View(c.outer, {e_});
+    if (zeros && !c.points) outer_zeros = outer_scales;
+  }
+  static std::string_view FormatName(matmul::Format format) {
     std::string_view names = matmul::kFormatNames;
-    while (matmul::FormatOf(names.substr(0, names.find('|'))) != first_.format)
+    while (matmul::FormatOf(names.substr(0, names.find('|'))) != format)
       names.remove_prefix(names.find('|') + 1);
     return names.substr(0, names.find('|'));
   }
   static TensorView View(DType dtype, std::vector<int64_t> dims) {
+    alignas(16) static char some;  // factors without data count as absent
     TensorView view;
-    attention::Require(MakeDense(nullptr, dtype, dims, view));
+    attention::Require(MakeDense(&some, dtype, dims, view));
     return view;
   }
   int64_t ExpertOf(int64_t pair) const {

@@ -14,11 +14,19 @@ struct TimedCodes {
   const char *name, *format;
   int64_t group;
   DType scale;
+  int64_t outer_columns = 0;  // that share outer factors, in f16; 0: there are none
+  bool minimums = false;      // of the scales' type
 };
 inline constexpr TimedCodes kTimedCodes[] = {{"int4, 128", "u4b8", 128, kF16},
                                              {"mxfp4", "e2m1", 32, DType::kF8E8M0},
                                              {"fp8, 128", "e4m3", 128, kF32},
-                                             {"int8, 128", "i8", 128, kF16}};
+                                             {"int8, 128", "i8", 128, kF16},
+                                             {"Q4_0", "u4b8", 32, kF16},
+                                             {"Q8_0", "i8", 32, kF16},
+                                             {"nvfp4", "e2m1", 16, kF8E4M3, 1 << 20},
+                                             {"nvfp4, f32", "e2m1", 16, kF32},
+                                             {"Q4_K", "u4", 32, DType::kU8, 256, true},
+                                             {"Q6_K", "u6b32", 16, DType::kI8, 256}};
 
 // Bytes whose bits make small numbers of every type.
 inline void FillCodes(void* to, int64_t bytes) {
@@ -32,8 +40,10 @@ class TimedQuantizedExperts {
         codes_(codes),
         w1_(Codes(2 * model.i, model.n)),
         w1_scales_(Scales(2 * model.i, model.n)),
+        w1_outers_(Outers(2 * model.i, model.n)),
         w2_(Codes(model.n, model.i)),
         w2_scales_(Scales(model.n, model.i)),
+        w2_outers_(Outers(model.n, model.i)),
         x_(2 * most * model.n),
         out_(2 * most * model.n),
         weights_(2 * most * model.k),
@@ -42,6 +52,8 @@ class TimedQuantizedExperts {
     FillCodes(w2_.data(), Codes(model.n, model.i));
     FillScales(w1_scales_.data(), Scales(2 * model.i, model.n));
     FillScales(w2_scales_.data(), Scales(model.n, model.i));
+    FillCodes(w1_outers_.data(), Outers(2 * model.i, model.n));
+    FillCodes(w2_outers_.data(), Outers(model.n, model.i));
     attention::FillRandom(kBF16, x_.data(), most * model.n);
     attention::FillRandom(kBF16, weights_.data(), most * model.k);
     attention::Require(cudaDeviceSynchronize());
@@ -64,8 +76,7 @@ class TimedQuantizedExperts {
       attention::Require(op.Run(context));
     });
     const double each =
-        static_cast<double>(Codes(2 * model_.i, model_.n) + Scales(2 * model_.i, model_.n) +
-                            Codes(model_.n, model_.i) + Scales(model_.n, model_.i)) /
+        static_cast<double>(OfMatrices(2 * model_.i, model_.n) + OfMatrices(model_.n, model_.i)) /
         static_cast<double>(model_.e);
     const double floor = touched / kRoutings * each / matmul::kBytesPerUs;
     std::printf("%-14s %-9s %5ld tokens: floor %7.1f us: %7.1f us %.2fx\n", model_.name,
@@ -81,6 +92,13 @@ class TimedQuantizedExperts {
   int64_t Groups(int64_t columns) const { return CeilDiv(columns, codes_.group); }
   int64_t Scales(int64_t rows, int64_t columns) const {
     return model_.e * rows * Groups(columns) * Bytes(codes_.scale);
+  }
+  int64_t Outers(int64_t rows, int64_t columns) const {
+    return codes_.outer_columns ? 2 * model_.e * rows * CeilDiv(columns, codes_.outer_columns) : 0;
+  }
+  int64_t OfMatrices(int64_t rows, int64_t columns) const {
+    return Codes(rows, columns) +
+           (codes_.minimums ? 2 : 1) * (Scales(rows, columns) + Outers(rows, columns));
   }
   // Powers of two are like those of models: 0 would be the smallest number of f32.
   void FillScales(char* to, int64_t bytes) const {
@@ -108,6 +126,19 @@ class TimedQuantizedExperts {
     op.x = View(x_.data(), kBF16, {tokens, n});
     op.w1 = matrices(w1_, 2 * i, n), op.w1_scales = scales(w1_scales_, 2 * i, n);
     op.w2 = matrices(w2_, n, i), op.w2_scales = scales(w2_scales_, n, i);
+    // Minimums are the scales again.
+    if (codes_.minimums) op.w1_zeros = op.w1_scales, op.w2_zeros = op.w2_scales;
+    if (codes_.outer_columns) {
+      const auto outers = [&](const attention::DeviceArray<char>& from, int64_t rows,
+                              int64_t size) {
+        return View(from.data(), kF16, {e, rows / 16, CeilDiv(size, codes_.outer_columns), 16});
+      };
+      op.w1_outer_scales = outers(w1_outers_, 2 * i, n);
+      op.w2_outer_scales = outers(w2_outers_, n, i);
+      if (codes_.minimums)
+        op.w1_outer_zeros = op.w1_outer_scales, op.w2_outer_zeros = op.w2_outer_scales;
+    }
+    op.zeros_are = "minimums";
     op.weights = View(weights_.data(), kBF16, {tokens, k});
     op.ids = View(nullptr, DType::kI32, {tokens, k});
     op.format = codes_.format;
@@ -120,16 +151,22 @@ class TimedQuantizedExperts {
 
   const TimedModel& model_;
   const TimedCodes& codes_;
-  attention::DeviceArray<char> w1_, w1_scales_, w2_, w2_scales_, x_, out_, weights_, workspace_;
+  attention::DeviceArray<char> w1_, w1_scales_, w1_outers_, w2_, w2_scales_, w2_outers_, x_, out_,
+      weights_, workspace_;
 };
 
-// `formats`: those whose names it has, or all; `only`: tokens, or 0 for several numbers of them.
-inline void TimeQuantizedExperts(std::string_view formats, int64_t only) {
+// `begin`: of the formats' names; `only`: tokens, or 0 for several numbers of them.
+inline void TimeQuantizedExperts(std::string_view begin, int64_t only) {
   std::vector<int64_t> wanted{1, 2, 4, 8, 16, 64, 256, 2048};
   if (only > 0) wanted = {only};
   for (const TimedModel& model : std::span(kModels).first(2))
     for (const TimedCodes& codes : kTimedCodes) {
-      if (!formats.empty() && formats.find(codes.format) == formats.npos) continue;
+      const auto has = [&](int64_t columns) {
+        return codes.outer_columns >= columns ||
+               columns % std::max<int64_t>(codes.outer_columns, 1) == 0;
+      };
+      if (!std::string_view(codes.name).starts_with(begin) || !has(model.n) || !has(model.i))
+        continue;
       const TimedQuantizedExperts timed(model, codes, std::max<int64_t>(only, 2048));
       for (const int64_t tokens : wanted) timed.Time(tokens);
     }

@@ -69,20 +69,22 @@ Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
 
 namespace {
 
-// Formats that warpgroups multiply, with groups that end with a stage, or may end before.
+// Formats that warpgroups multiply, with groups that end with a stage, or may end before; nvfp4.
 struct WarpgroupsFormat {
   Format format;
-  bool wide;
+  bool wide, nv = false;
 };
 constexpr WarpgroupsFormat kPlainFormats[] = {{Format::kU4B8, true}, {Format::kU4, true}};
 constexpr WarpgroupsFormat kOtherFormats[] = {
-    {Format::kI8, true},    {Format::kI8, false}, {Format::kU4B8, false},
-    {Format::kE2M1, false}, {Format::kU4, false}, {Format::kE4M3, true},
+    {Format::kI8, true},    {Format::kI8, false},         {Format::kU4B8, false},
+    {Format::kE2M1, false}, {Format::kE2M1, false, true}, {Format::kU4, false},
+    {Format::kE4M3, true},
 };
-constexpr auto kFewRowsFormats = std::span(kOtherFormats).first(4);  // beside those of files
+constexpr auto kFewRowsFormats = std::span(kOtherFormats).first(5);  // beside those of files
 
 void SetFormat(WarpgroupsFormat of, QuantizedCase& c, std::mt19937& random) {
   constexpr std::array kScales = {kF32, kF16, kBF16};
+  if (of.nv) return c.DrawNvFp4(random);
   c.format = of.format;
   if (of.wide)
     c.group = std::array{128, 256, 1280}[random() % 3];

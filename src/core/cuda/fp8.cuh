@@ -22,6 +22,18 @@ __device__ __forceinline__ uint32_t OddE4M3ToF16(uint32_t x, uint32_t nan) {
 template <DType kType>
 __device__ __forceinline__ void Fp8NeighborsToF16(uint32_t x, uint32_t& low, uint32_t& high);
 
+// Bytes 0 and 1 of e4m3 as f16.
+__device__ __forceinline__ uint32_t E4M3PairToF16(uint32_t x) {
+#if __CUDA_ARCH__ >= 890
+  uint32_t pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(pair) : "h"(static_cast<uint16_t>(x)));
+  return pair;
+#else
+  x = (x & 0xffu) << 8 | (x & 0xff00u) << 16;
+  return OddE4M3ToF16(x, (x & 0x7f007f00u) + 0x01000100u);
+#endif
+}
+
 // `even` becomes bytes 0 and 2 of x, `odd` bytes 1 and 3, the lower one in the lower half.
 template <DType kType>
 __device__ __forceinline__ void Fp8ToF16(uint32_t x, uint32_t& even, uint32_t& odd) {

@@ -54,6 +54,15 @@ __device__ __forceinline__ float2 OuterOf(const Factors& factors, int64_t tile, 
                          (tile * outers + at) * kTileRows + row);
 }
 
+// The same of matrix `matrix` of several with so many tiles, whose factors are one for each row, or
+// one for all; 1 if there are none.
+__device__ __forceinline__ float2 OuterOfRows(Factors factors, int matrix, int64_t tiles,
+                                              int64_t tile, int row) {
+  if (!factors.outer || tile >= tiles) return make_float2(1.0f, 1.0f);
+  factors.outer = static_cast<const char*>(factors.outer) + matrix * factors.outer_bytes(tiles);
+  return OuterOf(factors, tile, 0, 1, row);
+}
+
 // The factors of one group for rows `row` and `row` + 1 of a tile; `inner` has those of the tile's
 // group, [16].
 __device__ __forceinline__ float2 FactorsOf(const Factors& factors, const char* inner, int64_t tile,

@@ -12,6 +12,8 @@ namespace intarsia::matmul {
 
 // Columns of w, hence of x, that warps take at a time: a stage of their ring.
 inline constexpr int kStageColumns = 128;
+// Columns of w that one instruction of the tensor cores sums.
+inline constexpr int kStepColumns = 16;
 inline constexpr int kMostWarps = 8;  // of a CTA
 // The most shared memory that a CTA may have on every GPU from sm_80 on.
 inline constexpr int kMostSharedBytes = 96 * 1024;
@@ -30,8 +32,8 @@ struct QuantizedShape {
 // kRow: up to 8 rows of x for the same groups; one row is normed first where it has to be.
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
 // kWarpgroups: the formats of files, by wgmma, or by mma.sync up to 16 rows (sm90/warpgroups.cuh).
-// kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8, u4 with points, mxfp4, and
-// 8 bits; kGroupsWarpgroups: by wgmma, for many rows of most of these.
+// kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8, u4 with points, mxfp4,
+// nvfp4, and 8 bits; kGroupsWarpgroups: by wgmma, for many rows of most of these.
 enum class QuantizedKernelKind {
   kAny,
   kStream,
@@ -109,8 +111,10 @@ constexpr int GroupsHopperCtas(QuantizedShape shape, Format format) {
 constexpr int GroupsHopperStages(QuantizedShape shape, Format format) {
   return shape == kFewUnits && BitsOf(format) == 4 ? 4 : 3;
 }
-constexpr int MostStageScaleBytes(Format format, bool wide) {
-  return wide || format == Format::kE2M1 ? 64 : 128;
+constexpr int MostStageScaleBytes(Format format, int least_group) {
+  return least_group == kStageColumns || (format == Format::kE2M1 && least_group == kBlockColumns)
+             ? 64
+             : 128;
 }
 
 // Of kGroupsWarpgroups: rows of a tile at most, and tiles of w.
@@ -138,6 +142,13 @@ struct QuantizedPlan {
 
   constexpr int64_t cta_tiles() const { return int64_t{tile_warps} * shape.tiles; }
 };
+
+// nvfp4: e2m1 with scales in e4m3 of 16 columns, and perhaps one outer factor for all, or for each
+// row.
+inline bool IsNvFp4(const QuantizedParams& p) {
+  return p.format == Format::kE2M1 && p.group == kStepColumns && p.scales.dtype == DType::kF8E4M3 &&
+         p.scales.outers <= 1 && !p.zeros.data;
+}
 
 // Groups of a block, of two, or that end with a stage.
 inline bool HasCoarseGroups(const QuantizedParams& p) {

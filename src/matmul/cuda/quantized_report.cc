@@ -18,6 +18,7 @@ constexpr CommonFormat kFormats[] = {
     {"int4", Format::kU4B8, 128, DType::kF16},
     {"int4 with zeros", Format::kU4, 128, DType::kF16, DType::kU8, true},
     {"mxfp4", Format::kE2M1, kBlockColumns, DType::kF8E8M0},
+    {"nvfp4", Format::kE2M1, 16, DType::kF8E4M3},
     {"int8", Format::kI8, kColumns, DType::kF16},
     {"Q4_K", Format::kU4, 32, DType::kU8, DType::kU8, false, 256},
     {"Q6_K", Format::kU6B32, 16, DType::kI8, DType::kOther, false, 256},

@@ -2,7 +2,7 @@
 //   out[row, column] = sum_i x[taken(row), i] w[group of row][column, i] + bias[group][column]
 // or, with a gating, act(gate, up) of two such sums (matmul/quantized.h); groups of 32 and 64
 // columns, or of 128 and multiples of it. Points in bytes, and codes of 8 bits, come with the
-// latter alone. Multiples of 32 columns.
+// latter alone; e2m1 with groups of 32 (mxfp4) or 16 (nvfp4). Multiples of 32 columns.
 //
 // CTAs stay on their multiprocessor, and each computes one task after another: some rows of a group
 // and some tiles of w. One warp finds tasks and has the copy engine fetch codes, scales and rows of
@@ -21,16 +21,17 @@
 
 namespace intarsia::matmul::sm90 {
 
-// kWide: a group of columns ends with a stage, where it may otherwise end with each block of 32.
-// Then u4 has points.
-template <DType kType_, Format kFormat_, bool kWide_, QuantizedShape kShape>
+// kLeastGroup: a group of columns ends with a stage, or may end with each block of 32, or step of
+// 16. With the first, u4 has points; steps are nvfp4's.
+template <DType kType_, Format kFormat_, int kLeastGroup, QuantizedShape kShape>
 struct GroupedCodesConfig {
   using T = cuda::DeviceT<kType_>;
   static constexpr DType kType = kType_;
   static constexpr Format kFormat = kFormat_;
-  static constexpr bool kWide = kWide_;
+  static constexpr bool kWide = kLeastGroup == kStageColumns;
+  static constexpr bool kOfSteps = kLeastGroup == kStepColumns;
   static constexpr bool kPoints = kFormat == Format::kU4;
-  static_assert(kWide || !kPoints);
+  static_assert((kWide || !kPoints) && (kFormat == Format::kE2M1 || !kOfSteps));
   static constexpr bool kBytes = BitsOf(kFormat) == 8;
   static constexpr int kRows = kShape.rows;   // of x
   static constexpr int kEach = kShape.tiles;  // tiles of a warp
@@ -42,7 +43,7 @@ struct GroupedCodesConfig {
   static constexpr int kCtas = GroupsHopperCtas(kShape, kFormat);  // of a multiprocessor
   static constexpr int kStages = GroupsHopperStages(kShape, kFormat);
   static constexpr int kThreads = 32 * (kWarps + 1);
-  static constexpr int kMostScaleBytes = MostStageScaleBytes(kFormat, kWide);
+  static constexpr int kMostScaleBytes = MostStageScaleBytes(kFormat, kLeastGroup);
   static constexpr int kBlocks = kStageColumns / static_cast<int>(kBlockColumns);
   static constexpr int kTileBoxes = TileBoxes(kFormat), kBoxBlocks = kBlocks / kTileBoxes;
   // Of rows of x in bytes, for the banks: of 8 bits ldmatrix reads them.
@@ -219,7 +220,7 @@ class GroupedCodesConsumer {
   // kPlain: whether all blocks are there and scales can be factors of codes (ArePlain).
   template <bool kPlain>
   __device__ __forceinline__ void AddStage(const Stage& stage, int blocks) {
-    constexpr bool kScalesCodes = kPlain && S::kFormat == Format::kE2M1;
+    constexpr bool kScalesCodes = S::kOfSteps || (kPlain && S::kFormat == Format::kE2M1);
     Sums group;
     if constexpr (S::kWide) Clear(group);
     uint2 biases[S::kEach];
@@ -235,7 +236,10 @@ class GroupedCodesConsumer {
       };
       typename Block::X x;
       block_.LoadX([&](int n) { return stage.x[8 * n + x_at_.x] + b * 64 + x_at_.y * 16; }, x);
-      if constexpr (kScalesCodes)
+      if constexpr (S::kOfSteps)
+        block_.MultiplyAdd(codes, x, all_,
+                           [&](int i) { return StepScales<S::kType>(CodedStep(stage, i, b)); });
+      else if constexpr (kScalesCodes)
         block_.MultiplyAdd(codes, x, all_,
                            [&](int i) { return E2M1Scales<S::kType>(CodedScales(stage, i, b)); });
       else if constexpr (S::kPoints)
@@ -254,6 +258,12 @@ class GroupedCodesConsumer {
   // The exponents, plus 127, of rows 2r and 2r + 1, a byte each.
   __device__ __forceinline__ uint32_t CodedScales(const Stage& stage, int i, int block) const {
     return reinterpret_cast<const uint16_t*>(ScalesOf(stage, i, block))[r_];
+  }
+  // nvfp4's, of the step that the lane's eight columns of a block are of.
+  __device__ __forceinline__ uint32_t CodedStep(const Stage& stage, int i, int block) const {
+    const char* const scales = stage.scales + TileOf(i) * cut_.stage_scale_bytes +
+                               (2 * block + c_ / 2) * static_cast<int>(kTileRows);
+    return reinterpret_cast<const uint16_t*>(scales)[r_];
   }
   __device__ __forceinline__ void AddGroup(const Stage& stage, int block, const Sums& group) {
 #pragma unroll
@@ -278,7 +288,7 @@ class GroupedCodesConsumer {
   // Whether the scales of e2m1 are such that E2M1Scale is exact: at most 1, and for f16 at least
   // 2^-23. Lanes look at a word of two tiles each.
   __device__ __forceinline__ bool ArePlain(const Stage& stage) const {
-    if constexpr (S::kFormat != Format::kE2M1) return true;
+    if constexpr (S::kFormat != Format::kE2M1 || S::kOfSteps) return true;
     constexpr uint32_t kHigh = 0x80808080u;
     const int lane = static_cast<int>(threadIdx.x % 32);
     uint32_t odd = 0;
@@ -307,16 +317,24 @@ class GroupedCodesConsumer {
       const int tile = task.unit.column_tile * tiles + TileOf(i);
       if (tile * static_cast<int>(kTileRows) >= (cut_.pairs ? Columns() : p_.each.n())) continue;
       const auto &sums = all_[i], &ups = all_[(i + S::kEach / 2) % S::kEach];
+      const float2 scale = ScaleOf(task, tile), of_ups = ScaleOf(task, tile + p_.each.tiles / 2);
 #pragma unroll
       for (int at = 0; at < kSums; at += 4) {
 #pragma unroll
         for (int e = at; e < at + 2; ++e) {
           const int row = 2 * e + 2 * c_ - e % 2;
           if (row < task.unit.rows)
-            StoreOfRow(task, row, tile, {sums[e], sums[e + 2]}, {ups[e], ups[e + 2]});
+            StoreOfRow(task, row, tile, {sums[e] * scale.x, sums[e + 2] * scale.y},
+                       {ups[e] * of_ups.x, ups[e + 2] * of_ups.y});
         }
       }
     }
+  }
+  // What sums of columns 2r and 2r + 1 of a tile are multiplied by at the end.
+  __device__ __forceinline__ float2 ScaleOf(const Task<S>& task, int64_t tile) const {
+    if constexpr (!S::kOfSteps) return {1.0f, 1.0f};
+    const float2 outer = OuterOfRows(p_.each.scales, task.unit.group, p_.each.tiles, tile, 2 * r_);
+    return {outer.x / kStepUnit, outer.y / kStepUnit};
   }
   __device__ __forceinline__ void StoreOfRow(const Task<S>& task, int row, int tile, float2 sums,
                                              float2 ups) const {

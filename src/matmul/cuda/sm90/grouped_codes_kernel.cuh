@@ -52,11 +52,12 @@ Status LaunchGroupsHopper(const QuantizedGroupsParams& p, const QuantizedPlan& p
   return cuda::Launch(context, kGroupedCodesSm90Kernel<S>, config, p, cut, maps);
 }
 
-template <DType kType, Format kFormat, bool kWide>
+template <DType kType, Format kFormat, int kLeastGroup>
 Status LaunchGroupedCodesShape(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
                                const CudaContext& context) {
   const auto launch = [&]<QuantizedShape kShape>() {
-    return LaunchGroupsHopper<GroupedCodesConfig<kType, kFormat, kWide, kShape>>(p, plan, context);
+    return LaunchGroupsHopper<GroupedCodesConfig<kType, kFormat, kLeastGroup, kShape>>(p, plan,
+                                                                                       context);
   };
   if (plan.shape.rows == 32) return launch.template operator()<GroupsHopperShape(32, kFormat)>();
   if (plan.shape.rows == 16) return launch.template operator()<GroupsHopperShape(16, kFormat)>();
@@ -67,17 +68,19 @@ Status LaunchGroupedCodesShape(const QuantizedGroupsParams& p, const QuantizedPl
 template <DType kType>
 Status LaunchGroupsHopperOf(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
                             const CudaContext& context) {
-  if (p.each.format == Format::kE2M1)
-    return LaunchGroupedCodesShape<kType, Format::kE2M1, false>(p, plan, context);
-  if (p.each.format == Format::kU4)
-    return LaunchGroupedCodesShape<kType, Format::kU4, true>(p, plan, context);
-  if (p.each.format == Format::kI8)
-    return LaunchGroupedCodesShape<kType, Format::kI8, true>(p, plan, context);
+  const auto launch = [&]<Format kFormat, int kLeastGroup>() {
+    return LaunchGroupedCodesShape<kType, kFormat, kLeastGroup>(p, plan, context);
+  };
+  constexpr int kBlock = kBlockColumns;
+  if (IsNvFp4(p.each)) return launch.template operator()<Format::kE2M1, kStepColumns>();
+  if (p.each.format == Format::kE2M1) return launch.template operator()<Format::kE2M1, kBlock>();
+  if (p.each.format == Format::kU4) return launch.template operator()<Format::kU4, kStageColumns>();
+  if (p.each.format == Format::kI8) return launch.template operator()<Format::kI8, kStageColumns>();
   if (p.each.format == Format::kE4M3)
-    return LaunchGroupedCodesShape<kType, Format::kE4M3, true>(p, plan, context);
+    return launch.template operator()<Format::kE4M3, kStageColumns>();
   return p.each.group % kStageColumns == 0
-             ? LaunchGroupedCodesShape<kType, Format::kU4B8, true>(p, plan, context)
-             : LaunchGroupedCodesShape<kType, Format::kU4B8, false>(p, plan, context);
+             ? launch.template operator()<Format::kU4B8, kStageColumns>()
+             : launch.template operator()<Format::kU4B8, kBlock>();
 }
 
 }  // namespace intarsia::matmul::sm90

@@ -2,7 +2,7 @@
 //   out[row, column] = sum_i x[taken(row), i] w[group of row][column, i] + bias[group][column]
 // or, with a gating, act(gate, up) of two such sums (matmul/quantized.h). Multiples of 32 columns;
 // u4b8, i8, e4m3, or u4 with points in bytes, in groups of 128 columns and multiples of it; and
-// mxfp4 for x in bf16.
+// mxfp4 and nvfp4 for x in bf16.
 //
 // Tasks, copies of x and the way of the results are those of plain products of groups
 // (grouped.cuh). Codes of a stage of 128 columns lie in w's place. Consumers decode them, half a
@@ -10,9 +10,9 @@
 // each code is decoded once for up to 96 rows.
 //
 // Groups of whole stages: a stage's sums are a group's, or part of one, whose scale multiplies them
-// in f32. Its point is taken from codes as they become numbers. mxfp4: scales multiply codes, which
-// bf16 holds exactly below 2^128, and the next half is decoded while the last one's products are in
-// flight.
+// in f32. Its point is taken from codes as they become numbers. mxfp4 and nvfp4: scales multiply
+// codes, which bf16 holds exactly below 2^128, and the next half is decoded while the last one's
+// products are in flight. Outer scales of nvfp4 multiply sums at the end.
 #pragma once
 #include <utility>
 
@@ -25,14 +25,15 @@
 
 namespace intarsia::matmul::sm90 {
 
-// Of a stage: codes, scales, of at most 64 bytes a tile, and two boxes of points.
-constexpr int CodesStageBytes(int tiles, Format format) {
-  return RoundUp<int>(tiles * (TileBoxes(format) * kTileBoxBytes + 64) + 2 * 128,
+// Of a stage: codes, scales and two boxes of points.
+constexpr int CodesStageBytes(int tiles, Format format, int least_group) {
+  const int scales = MostStageScaleBytes(format, least_group);
+  return RoundUp<int>(tiles * (TileBoxes(format) * kTileBoxBytes + scales) + 2 * 128,
                       cuda::kSwizzleAtomBytes);
 }
 // Consumers have 64 columns each. Four of them find room with few rows. With many, integers have
 // two sums a result in registers, and beyond 96 rows ptxas serializes products of mxfp4 (C7512).
-template <QuantizedShape kShape, Format kFormat>
+template <QuantizedShape kShape, Format kFormat, int kLeastGroup>
 using RowsOfCodes =
     GroupedShapeOf<GroupedSizes{.most_steps = kShape.rows / 16,
                                 .blocks = 1,
@@ -43,21 +44,24 @@ using RowsOfCodes =
                                 .box_rows = 32,
                                 .consumers = kShape.tiles / 4,
                                 .staged_steps = 2,
-                                .weight_bytes = CodesStageBytes(kShape.tiles, kFormat),
+                                .weight_bytes = CodesStageBytes(kShape.tiles, kFormat, kLeastGroup),
                                 .pairs = true}>;
 
-template <DType kType_, Format kFormat_, QuantizedShape kShape>
-struct GroupedWarpgroupsConfig : RowsOfCodes<kShape, kFormat_> {
+// kLeastGroup: as in GroupedCodesConfig.
+template <DType kType_, Format kFormat_, int kLeastGroup, QuantizedShape kShape>
+struct GroupedWarpgroupsConfig : RowsOfCodes<kShape, kFormat_, kLeastGroup> {
   using T = cuda::DeviceT<kType_>;
   static constexpr DType kType = kType_;
   static constexpr Format kFormat = kFormat_;
   static constexpr bool kPoints = kFormat == Format::kU4;
+  static constexpr bool kOfSteps = kLeastGroup == kStepColumns;
   static constexpr int kTiles = kShape.tiles;
   static constexpr int kBoxTiles = kTiles / 2;
   // Where the second half of a stage's codes of a tile lies.
   static constexpr int kHalfBytes =
       TileBoxes(kFormat) == 2 ? kTiles * kTileBoxBytes : kTileBoxBytes / 2;
-  static constexpr int kScaleBoxBytes = kBoxTiles * 64;  // at most
+  static constexpr int kScaleBoxBytes =
+      kBoxTiles * MostStageScaleBytes(kFormat, kLeastGroup);  // at most
   static constexpr int kPointBytes = kBoxTiles * static_cast<int>(kTileRows), kPointBoxBytes = 128;
   static constexpr int kScalesAt = kTiles * TileBoxes(kFormat) * kTileBoxBytes;
   static constexpr int kPointsAt = kScalesAt + 2 * kScaleBoxBytes;
@@ -121,6 +125,7 @@ class GroupedWarpgroupsConsumer {
       AddScaledCodes(sums[0]);
     else
       AddGroups(sums[0]);
+    if constexpr (S::kOfSteps) MultiplyByOuter(task.unit, sums[0]);
     results_.template Finish<kSteps>(task, sums);
   }
 
@@ -184,8 +189,11 @@ class GroupedWarpgroupsConsumer {
   }
   __device__ __forceinline__ void DecodeScaled(int half, Half& a) const {
     const char* const scales = ScalesOf(shared_.w[place_.index]);
-    sm90::DecodeScaled(pairs_, CodesOf(half), scales + half * 2 * static_cast<int>(kTileRows),
-                       pair_, a);
+    constexpr int kOfHalf = (S::kOfSteps ? 4 : 2) * static_cast<int>(kTileRows);
+    if constexpr (S::kOfSteps)
+      DecodeSteps(pairs_, CodesOf(half), scales + half * kOfHalf, pair_, a);
+    else
+      sm90::DecodeScaled(pairs_, CodesOf(half), scales + half * kOfHalf, pair_, a);
   }
   // In flight afterwards. All of a half's codes are decoded before its first product begins.
   template <int kHalf, bool kAdd, int kSums>
@@ -194,6 +202,16 @@ class GroupedWarpgroupsConsumer {
     FinishDecoding(a);
     MultiplySteps<T, S::kRows, kFirst, kHalfSteps, kAdd>(
         shared_.x[place_.index], [&](int step) { return a[step - kFirst]; }, sums);
+  }
+
+  template <int kSums>
+  __device__ __forceinline__ void MultiplyByOuter(const Unit& unit, float (&sums)[kSums]) const {
+    const int tile = unit.column_tile * (cut_.pairs ? S::kBoxTiles : S::kTiles) + tile_;
+    const int64_t step = cut_.pairs ? each_.tiles / 2 : S::kBoxTiles;
+    const float2 outer =
+        OuterOfRows(each_.scales, unit.group, each_.tiles, tile + box_ * step, 2 * pair_);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] *= (i / 2 % 2 ? outer.y : outer.x) / kStepUnit;
   }
 
   // Of the warp's tile.

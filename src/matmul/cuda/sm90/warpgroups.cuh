@@ -14,8 +14,10 @@
 //   i8       32, 64, 128 and multiples   2 or 4 bytes         none            any
 //   e4m3     128 and multiples           2 or 4 bytes         none            more than 8, by wgmma
 //   e2m1     32, x in bf16               e8m0                 none            any
+//   e2m1     16, x in bf16               e4m3                 none            any
 //
-// Outer factors, in f16, are of multiples of 128 columns: GGUF's super-blocks.
+// Outer factors, in f16, are of multiples of 128 columns: GGUF's super-blocks. nvfp4's (the last
+// line) are of rows, or one for all, and multiply sums at the end.
 //
 // One thread has the copy engine fetch codes, factors and rows of x, a stage of 128 columns at a
 // time.
@@ -28,7 +30,7 @@
 // Scales multiply sums in f32: those of a stage, where groups of integers or e4m3 end with it, else
 // those of each block of 32 columns, or step of 16. Points are taken from codes as they become
 // numbers. Minimums multiply sums of x, by blocks: with an infinite x results may be NaN. Scales of
-// mxfp4 multiply codes, which bf16 holds exactly below 2^128.
+// mxfp4 and nvfp4 multiply codes, which bf16 holds exactly below 2^128.
 //
 // mma.sync (codes_block.cuh) has up to 16 rows, but for those of the table, since wgmma with A in
 // registers takes as long for 8 rows as for 16. A multiprocessor has room for several CTAs
@@ -42,6 +44,7 @@
 #include <utility>
 
 #include "src/matmul/cuda/sm90/codes_block.cuh"
+#include "src/matmul/cuda/sm90/lane_factors.cuh"
 #include "src/matmul/cuda/sm90/lane_pairs.cuh"
 #include "src/matmul/cuda/sm90/register_products.cuh"
 #include "src/matmul/cuda/sm90/warpgroups_stage.cuh"
@@ -56,7 +59,6 @@ class WarpgroupsProduct {
   static constexpr int kSums = S::kRows / 2;
   static constexpr int kSteps = kStageColumns / cuda::kWgmmaStep;
   static constexpr int kBlocks = kStageColumns / static_cast<int>(kBlockColumns);
-  static constexpr int kPairs = static_cast<int>(kTileRows) / 2;  // of a tile's rows
   using Pairs = LanePairs<S::kFormat, S::kType>;
   using Block = CodesBlock<S::kFormat, S::kType, S::kRows, S::kEach>;
 
@@ -69,13 +71,10 @@ class WarpgroupsProduct {
         pairs_(OpaqueZero(p), static_cast<int>(threadIdx.x % 4)),
         block_(OpaqueZero(p), static_cast<int>(threadIdx.x % 4)),
         part_(number % S::kParts),
-        group_shift_(p.group == kBlockColumns       ? 0
-                     : p.group == 2 * kBlockColumns ? 1
-                                                    : 2) {
-    const int thread = static_cast<int>(threadIdx.x % cuda::kWarpgroupThreads), lane = thread % 32;
-    const int r = lane / 4, c = lane % 4;
-    tile_ = number / S::kParts * 4 * S::kEach + thread / 32;
-    pair_ = Kept(tile_ * static_cast<int>(kTileRows) / 2 + r);
+        tile_(number / S::kParts * 4 * S::kEach +
+              static_cast<int>(threadIdx.x % cuda::kWarpgroupThreads) / 32),
+        factors_(p, tile_, static_cast<int>(threadIdx.x % 32) / 4) {
+    const int lane = static_cast<int>(threadIdx.x % 32), r = lane / 4, c = lane % 4;
     codes_at_ = Kept(tile_ * S::kBoxBytes + (S::kByWarps ? Block::Lane::CodesAt(r, c) : 8 * r));
     const int2 x = Block::Lane::XAt(lane);
     x_at_ = Kept(x.x * 128 + (x.y ^ x.x) * 16);
@@ -99,19 +98,21 @@ class WarpgroupsProduct {
 
   // By all that multiply, when all stages are read.
   __device__ __forceinline__ void WriteSums() const {
-    constexpr float kOne = 1.0f / Pairs::kUnit;
+    constexpr float kOne = 1.0f / (S::kScalesSteps ? kStepUnit : Pairs::kUnit);
     const int lane = static_cast<int>(threadIdx.x % 32), r = lane / 4, c = lane % 4;
 #pragma unroll
-    for (int each = 0; each < S::kEach; ++each)
+    for (int each = 0; each < S::kEach; ++each) {
+      const float2 outer = factors_.Outer(task_, each);
 #pragma unroll
       for (int i = 0; i < kSums; i += 4)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int column = (tile_ + 4 * each) * static_cast<int>(kTileRows) + 2 * r;
           *reinterpret_cast<float2*>(shared_.sums[part_] + (2 * i + 2 * c + e) * S::kPitch +
-                                     column) =
-              make_float2(all_[each][i + e] * kOne, all_[each][i + 2 + e] * kOne);
+                                     column) = make_float2(all_[each][i + e] * kOne * outer.x,
+                                                           all_[each][i + 2 + e] * kOne * outer.y);
         }
+    }
   }
 
  private:
@@ -139,14 +140,15 @@ class WarpgroupsProduct {
     float group[S::kEach][kSums];
     ForEachStage([&](int stage, uint32_t) {
       if constexpr (S::kByWarps && S::kPoints) {
-        const uint2 biases[] = {BiasesOf(stage, 0), BiasesOf(stage, 1)};
+        const uint2 biases[] = {factors_.Biases(FactorsOf(stage), 0),
+                                factors_.Biases(FactorsOf(stage), 1)};
         MultiplyByWarps(stage, group, [&](int each) { return biases[each]; });
       } else if constexpr (S::kByWarps) {
         MultiplyByWarps(stage, group);
       } else {
         uint32_t a[kSteps][4];
         if constexpr (S::kPoints)
-          Decode(stage, a, BiasesOf(stage, 0));
+          Decode(stage, a, factors_.Biases(FactorsOf(stage), 0));
         else
           Decode(stage, a);
         Multiply<false>(stage, a, group[0]);
@@ -154,8 +156,7 @@ class WarpgroupsProduct {
       float2 scales[S::kEach];
 #pragma unroll
       for (int each = 0; each < S::kEach; ++each)
-        scales[each] = ScalePairOf<kScale>(shared_.factors[stage],
-                                           pair_ + each * 4 * static_cast<int>(kTileRows) / 2);
+        scales[each] = factors_.template ScaleOfStage<kScale>(FactorsOf(stage), each);
       if constexpr (!S::kByWarps) cuda::WgmmaWait<0>();
       shared_.ring.ReleaseByWarp(stage);
 #pragma unroll
@@ -169,7 +170,8 @@ class WarpgroupsProduct {
     ForEachStage([&](int stage, uint32_t parity) {
       if constexpr (S::kSumsX) {
         const int own = static_cast<int>(threadIdx.x % 4);  // the lane's block
-        AddMinimums(MinimumOf<kScale>(stage, 0, own), shared_, stage, parity, all_[0]);
+        AddMinimums(factors_.template Minimum<kScale>(FactorsOf(stage), 0, own), shared_, stage,
+                    parity, all_[0]);
         if constexpr (S::kDecoded == 2) cuda::WgmmaWait<0>();  // registers, again
       }
       [&]<int... kOf>(std::integer_sequence<int, kOf...>) {
@@ -190,7 +192,7 @@ class WarpgroupsProduct {
       float group[kSums];
       MultiplySteps<typename S::T, S::kRows, kCount * kGroup, kCount, false>(
           shared_.stages[stage].x, [&](int step) { return a[step % S::kDecoded]; }, group);
-      const float2 scale = ScaleOf<kScale>(stage, 0, kGroup);
+      const float2 scale = factors_.template Scale<kScale>(FactorsOf(stage), 0, kGroup);
       cuda::WgmmaWait<0>();
       AddScaled(scale, group, all_[0]);
     };
@@ -202,39 +204,17 @@ class WarpgroupsProduct {
   template <DType kScale>
   __device__ __forceinline__ void AddBlocksByWarps() {
     ForEachStage([&](int stage, uint32_t) {
-      const auto scale = [&](int each, int group) { return ScaleOf<kScale>(stage, each, group); };
+      const auto scale = [&](int each, int group) {
+        return factors_.template Scale<kScale>(FactorsOf(stage), each, group);
+      };
       if constexpr (S::kMinimums)
         AddScaledBlocksByWarps(stage, scale, [&](int each, int group) {
-          return MinimumOf<kScale>(stage, each, group);
+          return factors_.template Minimum<kScale>(FactorsOf(stage), each, group);
         });
       else
         AddScaledBlocksByWarps(stage, scale);
       shared_.ring.ReleaseByWarp(stage);
     });
-  }
-  // Factors of a stage's block, or step, for rows 2r and 2r + 1 of a tile, of type kScale, or of
-  // any of 2 and 4 bytes; bytes are times outer factors.
-  template <DType kScale>
-  __device__ __forceinline__ float2 ScaleOf(int stage, int each, int group) const {
-    return FactorOf<kScale>(shared_.factors[stage], p_.scales.dtype, S::kOuterScalesAt, each,
-                            group);
-  }
-  template <DType kScale>
-  __device__ __forceinline__ float2 MinimumOf(int stage, int each, int group) const {
-    return FactorOf<kScale>(shared_.factors[stage] + S::kMostScaleBytes, p_.zeros.dtype,
-                            S::kOuterZerosAt - S::kMostScaleBytes, each, group);
-  }
-  template <DType kScale>
-  __device__ __forceinline__ float2 FactorOf(const char* from, DType dtype, int outer_at, int each,
-                                             int group) const {
-    const int tile = tile_ + 4 * each, shift = S::kOfSteps ? 0 : group_shift_;
-    const int groups = S::kOfSteps ? kSteps : kBlocks >> shift;
-    const int pair = (tile * groups + (group >> shift)) * kPairs + pair_ % kPairs;
-    if constexpr (kScale == DType::kOther) return ScalePair(from, dtype, pair);
-    const float2 factor = ScalePairOf<kScale>(from, pair);
-    if constexpr (Bytes(kScale) != 1) return factor;
-    const float2 outer = ScalePairOf<DType::kF16>(from + outer_at, tile * kPairs + pair_ % kPairs);
-    return make_float2(factor.x * outer.x, factor.y * outer.y);
   }
   // scale(each, group), minimum(each, group), if given: of rows 2r and 2r + 1. A group is a block,
   // or a step.
@@ -275,13 +255,17 @@ class WarpgroupsProduct {
   }
   __device__ __forceinline__ void AddScaledCodes() {
     ForEachStage([&](int stage, uint32_t) {
-      if constexpr (S::kByWarps) {
+      if constexpr (S::kByWarps && S::kScalesSteps) {
+        AddScaledStepsByWarps(stage);
+      } else if constexpr (S::kByWarps) {
         AddScaledByWarps(stage);
       } else {
         uint32_t a[kSteps][4];
-        DecodeScaled(pairs_, BlockOf(stage, 0),
-                     shared_.factors[stage] + tile_ * kBlocks * static_cast<int>(kTileRows),
-                     pair_ % 8, a);
+        const char* const scales = factors_.Coded(FactorsOf(stage));
+        if constexpr (S::kScalesSteps)
+          DecodeSteps(pairs_, BlockOf(stage, 0), scales, factors_.pair(), a);
+        else
+          DecodeScaled(pairs_, BlockOf(stage, 0), scales, factors_.pair(), a);
         Multiply<true>(stage, a, all_[0]);
         cuda::WgmmaWait<0>();
       }
@@ -295,10 +279,7 @@ class WarpgroupsProduct {
     for (int each = 0; each < S::kEach; ++each)
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
-        const char* const of_block =
-            shared_.factors[stage] +
-            ((tile_ + 4 * each) * kBlocks + block) * static_cast<int>(kTileRows);
-        powers[each][block] = reinterpret_cast<const uint16_t*>(of_block)[pair_ % 8];
+        powers[each][block] = factors_.CodedOf(FactorsOf(stage), each, block);
         any |= powers[each][block];
       }
     if (!__any_sync(0xffffffffu, (any & 0x8080u) != 0)) {
@@ -310,6 +291,15 @@ class WarpgroupsProduct {
     }
     AddScaledBlocksByWarps(stage,
                            [&](int each, int block) { return PowersOf(powers[each][block]); });
+  }
+  // A lane's eight columns of a block are of one step.
+  __device__ __forceinline__ void AddScaledStepsByWarps(int stage) {
+    const int step = static_cast<int>(threadIdx.x % 4) / 2;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+      AddBlockByWarps(stage, block, all_, [&](int each) {
+        return StepScales<S::kType>(factors_.CodedOf(FactorsOf(stage), each, 2 * block + step));
+      });
   }
   // `add` has to release the stage.
   template <class Add>
@@ -325,6 +315,9 @@ class WarpgroupsProduct {
     }
   }
 
+  __device__ __forceinline__ const char* FactorsOf(int stage) const {
+    return shared_.factors[stage];
+  }
   // The lane's codes of a block of a stage.
   __device__ __forceinline__ const char* BlockOf(int stage, int block) const {
     const int at = block * kBlockBytes<S::kFormat>;
@@ -337,11 +330,6 @@ class WarpgroupsProduct {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
       pairs_.Decode(BlockOf(stage, step / 2), step % 2, a[step], biases...);
-  }
-  // Of rows 2r and 2r + 1 of a tile.
-  __device__ __forceinline__ uint2 BiasesOf(int stage, int each) const {
-    return PointBiases<S::kType>(shared_.factors[stage] + S::kMostScaleBytes,
-                                 pair_ + each * 4 * static_cast<int>(kTileRows) / 2);
   }
   template <class... Biases>
   __device__ __forceinline__ void MultiplyByWarps(int stage, float (&sums)[S::kEach][kSums],
@@ -389,11 +377,9 @@ class WarpgroupsProduct {
   const Pairs pairs_;
   const Block block_;
   const int part_;
-  const int group_shift_;  // blocks of 32 columns are of group `block` >> this of a stage
-  int tile_;
-  // Of the lane: its pair of rows among those of all tiles, and where a stage has its codes, of the
-  // first line, and its x.
-  int pair_, codes_at_, x_at_;
+  const int tile_;
+  const LaneFactors<S> factors_;
+  int codes_at_, x_at_;  // where a stage has the lane's codes, of the first line, and its x
   float all_[S::kEach][kSums];
 };
 

@@ -194,12 +194,12 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
   return cuda::Launch(context, kWarpgroupsCodesKernel<S>, config, p, plan, maps);
 }
 
-template <DType kType, Format kFormat, bool kWide>
+template <DType kType, Format kFormat, int kLeastGroup>
 Status LaunchManyRows(const QuantizedParams& p, const QuantizedPlan& plan,
                       const CudaContext& context) {
   const auto launch = [&]<int kRows, int kTiles>() {
-    return LaunchWarpgroups<WarpgroupsConfig<kType, kFormat, kWide, kRows, kTiles>>(p, plan,
-                                                                                    context);
+    return LaunchWarpgroups<WarpgroupsConfig<kType, kFormat, kLeastGroup, kRows, kTiles>>(p, plan,
+                                                                                          context);
   };
   const auto rows = [&]<int kRows>() {
     return plan.shape.tiles == kNarrowTiles ? launch.template operator()<kRows, kNarrowTiles>()
@@ -208,31 +208,33 @@ Status LaunchManyRows(const QuantizedParams& p, const QuantizedPlan& plan,
   return plan.shape.rows == 32 ? rows.template operator()<32>() : rows.template operator()<64>();
 }
 
-template <DType kType, Format kFormat, bool kWide>
+template <DType kType, Format kFormat, int kLeastGroup>
 Status LaunchAnyRows(const QuantizedParams& p, const QuantizedPlan& plan,
                      const CudaContext& context) {
   const auto launch = [&]<int kRows, int kParts>() {
-    return LaunchWarpgroups<WarpgroupsConfig<kType, kFormat, kWide, kRows, kFewRowsTiles, kParts>>(
-        p, plan, context);
+    return LaunchWarpgroups<
+        WarpgroupsConfig<kType, kFormat, kLeastGroup, kRows, kFewRowsTiles, kParts>>(p, plan,
+                                                                                     context);
   };
   const auto few = [&]<int kRows>() {
-    if constexpr (LeastParts(kRows, kFormat, kWide) == 1)
+    if constexpr (LeastParts(kRows, kFormat, kLeastGroup == kStageColumns) == 1)
       if (plan.k_warps == 1) return launch.template operator()<kRows, 1>();
     return launch.template operator()<kRows, 2>();
   };
   if (plan.shape.rows == 8) return few.template operator()<8>();
   if (plan.shape.rows == 16) return few.template operator()<16>();
-  return LaunchManyRows<kType, kFormat, kWide>(p, plan, context);
+  return LaunchManyRows<kType, kFormat, kLeastGroup>(p, plan, context);
 }
 
 // 5 and 6 bits.
 template <DType kType>
 Status LaunchUpperBitsOf(const QuantizedParams& p, const QuantizedPlan& plan,
                          const CudaContext& context) {
-  if (p.format == Format::kU5) return LaunchAnyRows<kType, Format::kU5, false>(p, plan, context);
+  constexpr int kBlock = kBlockColumns;
+  if (p.format == Format::kU5) return LaunchAnyRows<kType, Format::kU5, kBlock>(p, plan, context);
   if (p.format == Format::kU5B16)
-    return LaunchAnyRows<kType, Format::kU5B16, false>(p, plan, context);
-  return LaunchAnyRows<kType, Format::kU6B32, false>(p, plan, context);
+    return LaunchAnyRows<kType, Format::kU5B16, kBlock>(p, plan, context);
+  return LaunchAnyRows<kType, Format::kU6B32, kStepColumns>(p, plan, context);
 }
 
 template <DType kType>
@@ -240,20 +242,21 @@ Status LaunchWarpgroupsOf(const QuantizedParams& p, const QuantizedPlan& plan,
                           const CudaContext& context) {
   if (BitsOf(p.format) == 5 || BitsOf(p.format) == 6)
     return LaunchUpperBitsOf<kType>(p, plan, context);
-  const bool wide = p.group % kStageColumns == 0;
+  constexpr int kBlock = kBlockColumns, kStage = kStageColumns;
   if constexpr (kType == DType::kBF16)
     if (p.format == Format::kE2M1)
-      return LaunchAnyRows<kType, Format::kE2M1, false>(p, plan, context);
-  if (p.format == Format::kI8)
-    return wide ? LaunchAnyRows<kType, Format::kI8, true>(p, plan, context)
-                : LaunchAnyRows<kType, Format::kI8, false>(p, plan, context);
+      return IsNvFp4(p) ? LaunchAnyRows<kType, Format::kE2M1, kStepColumns>(p, plan, context)
+                        : LaunchAnyRows<kType, Format::kE2M1, kBlock>(p, plan, context);
   if (p.format == Format::kE4M3)
-    return LaunchManyRows<kType, Format::kE4M3, true>(p, plan, context);
-  if (p.format == Format::kU4)
-    return p.points ? LaunchAnyRows<kType, Format::kU4, true>(p, plan, context)
-                    : LaunchAnyRows<kType, Format::kU4, false>(p, plan, context);
-  return wide ? LaunchAnyRows<kType, Format::kU4B8, true>(p, plan, context)
-              : LaunchAnyRows<kType, Format::kU4B8, false>(p, plan, context);
+    return LaunchManyRows<kType, Format::kE4M3, kStage>(p, plan, context);
+  const auto launch = [&]<Format kFormat>(bool wide) {
+    return wide ? LaunchAnyRows<kType, kFormat, kStage>(p, plan, context)
+                : LaunchAnyRows<kType, kFormat, kBlock>(p, plan, context);
+  };
+  const bool wide = p.group % kStageColumns == 0;
+  if (p.format == Format::kI8) return launch.template operator()<Format::kI8>(wide);
+  if (p.format == Format::kU4) return launch.template operator()<Format::kU4>(p.points);
+  return launch.template operator()<Format::kU4B8>(wide);
 }
 
 }  // namespace intarsia::matmul::sm90

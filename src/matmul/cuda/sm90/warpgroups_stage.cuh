@@ -10,17 +10,20 @@ namespace intarsia::matmul::sm90 {
 
 inline constexpr int kOuterBytes = static_cast<int>(kTileRows) * 2;  // outer factors of a tile
 
-// kWide: a group of columns ends with a stage, where it may otherwise end with each block of 32.
-template <DType kType_, Format kFormat_, bool kWide_, int kRows_, int kTiles_, int kParts_ = 1>
+// kLeastGroup: a group of columns ends with a stage, or may end with each block of 32, or step of
+// 16: of 6 bits, and nvfp4's.
+template <DType kType_, Format kFormat_, int kLeastGroup, int kRows_, int kTiles_, int kParts_ = 1>
 struct WarpgroupsConfig {
   static constexpr DType kType = kType_;
   static constexpr Format kFormat = kFormat_;
-  static constexpr bool kWide = kWide_;
+  static constexpr bool kWide = kLeastGroup == kStageColumns;
+  static constexpr bool kOfSteps = kLeastGroup == kStepColumns;
   static constexpr int kBits = static_cast<int>(BitsOf(kFormat));
   static constexpr bool kZeros = kFormat == Format::kU4 || kFormat == Format::kU5;
   static constexpr bool kPoints = kZeros && kWide, kMinimums = kZeros && !kWide;
   static constexpr bool kScalesCodes = kFormat == Format::kE2M1;
-  static_assert(!kWide || !kScalesCodes);
+  static_assert((!kWide || !kScalesCodes) && (kScalesCodes || kOfSteps == (kBits == 6)));
+  static constexpr bool kScalesSteps = kScalesCodes && kOfSteps;  // nvfp4
   using T = cuda::DeviceT<kType>;
   static constexpr int kRows = kRows_;  // of x
   // Whether warps multiply by mma.sync.
@@ -37,11 +40,10 @@ struct WarpgroupsConfig {
   static constexpr int kThreads = kMultipliers + (kByWarps ? 32 : cuda::kWarpgroupThreads);
   static constexpr int kCtas = WarpgroupsCtas(kRows, kParts, kFormat);  // of a multiprocessor
   // Whether factors may be GGUF's: in f16, or in bytes times outer ones in f16; and whether they
-  // are no others. Groups of 6 bits have a step's 16 columns.
+  // are no others.
   static constexpr bool kMayHaveOuters = kMinimums || kBits == 5 || kBits == 6;
   static constexpr bool kGgufFactors =
       kMayHaveOuters && (kByWarps || kBits > 4 || kTiles > kNarrowTiles);
-  static constexpr bool kOfSteps = kBits == 6;
   // The copying warpgroup gives registers to those that multiply, unless kByWarps. It keeps some
   // for the warps that sum x, but not with 64 rows and kNarrowTiles, where decoding needs them.
   static constexpr int kSummingRegisters =
@@ -61,9 +63,9 @@ struct WarpgroupsConfig {
   static constexpr int kBoxes = kBits == 4 ? 1 : 2;
   static constexpr int kBoxBytes = kStageColumns * static_cast<int>(kTileRows) * kBits / 8 / kBoxes;
   static constexpr int kColumns = kTiles * static_cast<int>(kTileRows);  // of w
-  static constexpr int kMostScaleBytes = kColumns * (kWide || kScalesCodes ? 4
-                                                     : kGgufFactors        ? 8
-                                                                           : 16);
+  static constexpr int kMostScaleBytes = kColumns * (kWide || (kScalesCodes && !kOfSteps) ? 4
+                                                     : kGgufFactors || kOfSteps           ? 8
+                                                                                          : 16);
   static constexpr int kMostZeroBytes = kPoints ? kColumns : kMinimums ? kMostScaleBytes : 0;
   // Where factors begin, at multiples of 128 bytes as boxes do.
   static constexpr int kOuterScalesAt = (kMostScaleBytes + kMostZeroBytes + 127) / 128 * 128;

@@ -21,4 +21,10 @@ void Fp8NeighborsToF16(uint32_t x, uint32_t& low, uint32_t& high) {
   Fp8ToF16<kType>(__byte_perm(x, 0, 0x3120), low, high);
 }
 
+inline uint32_t E4M3PairToF16(uint32_t x) {
+  uint32_t low, high;
+  Fp8NeighborsToF16<DType::kF8E4M3>(x, low, high);
+  return low;
+}
+
 }  // namespace intarsia::cuda
