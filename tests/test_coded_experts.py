@@ -196,6 +196,7 @@ def test_many_tokens_take_decoded_experts_on_a_gpu(tokens, format, dtype, expert
         ("u4", "bfloat16", 128, "float16", False),
         ("u4", "bfloat16", 128, None, False),
         ("e2m1", "bfloat16", 32, None, True),
+        ("e2m1", "bfloat16", 16, None, True),
         ("i8", "bfloat16", 128, None, True),
         ("i8", "bfloat16", 64, None, False),
         ("e4m3", "bfloat16", 0, None, True),
@@ -209,7 +210,8 @@ def test_hopper_decodes_later_what_wgmma_multiplies(
         operands[name] = jax.ShapeDtypeStruct(
             (4, 32, 8, 8 if format in ("i8", "e4m3") else 4, 16, 4), "uint8"
         )
-        scales = "float8_e8m0fnu" if format == "e2m1" else "float16"
+        of_e2m1 = "float8_e8m0fnu" if group == 32 else "float8_e4m3fn"
+        scales = of_e2m1 if format == "e2m1" else "float16"
         operands[f"{name}_scales"] = jax.ShapeDtypeStruct((4, 32, 2, 16), scales)
         operands[f"{name}_zeros"] = zeros and jax.ShapeDtypeStruct((4, 32, 2, 16), zeros)
     attributes = DEFAULTS | {"format": format, "w1_group": group, "w2_group": group}

@@ -172,8 +172,17 @@ def test_hopper_decodes_later_what_it_multiplies_fast(monkeypatch) -> None:
     assert decodes("u4", 128, "float16", "float16")
     assert decodes("i8", 128, "float16", None) and decodes("e4m3", 128, "float32", None)
     assert not decodes("e2m1", 32, "float8_e8m0fnu", None)
+    assert not decodes("e2m1", 16, "float8_e4m3fn", None)
+    assert decodes("e2m1", 16, "float32", None)
     assert decodes("e2m1", 32, "float8_e8m0fnu", None, k=320)
     assert decodes("u4b8", 128, "float16", None, k=320)
+    for outer, is_late in (((1,), True), ((1, 1, 16), True), ((1, 2, 16), False)):
+        x, scales, outer_scales = (
+            jax.ShapeDtypeStruct(*of)
+            for of in (((512, 256), "bfloat16"), ((1, 16, 16), "float8_e4m3fn"), (outer, "float32"))
+        )
+        form = {"format": "e2m1", "group": 16, "zeros_are": "points"}
+        assert _decoding.decode_late(x, scales, None, outer_scales, **form) == is_late
     jax.clear_caches()
 
 

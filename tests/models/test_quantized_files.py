@@ -341,9 +341,12 @@ def test_the_first_layer_in_codes_may_not_be_the_first(write) -> None:
 
 
 def test_what_a_hopper_has_kernels_for() -> None:
-    def gain(format: str, group: int, scale: str, zero: str | None = None, experts=False) -> bool:
+    def gain(
+        format: str, group: int, scale: str, zero: str | None = None, experts=False, outer=None
+    ) -> bool:
         factors = (np.zeros(1, np.dtype(t)) if t else None for t in (scale, zero))
-        weight = repack.PackedWeight(None, *factors, None, None, 16, 4096, format, group)
+        outer = None if outer is None else np.zeros(outer, np.float32)
+        weight = repack.PackedWeight(None, *factors, outer, None, 16, 4096, format, group)
         return _decoding.gain_by_codes(weight, of_experts=experts)
 
     assert gain("u4", 128, "float16", "uint8") and not gain("u4", 64, "float16", "uint8")
@@ -352,4 +355,9 @@ def test_what_a_hopper_has_kernels_for() -> None:
     assert not gain("i8", 128, "float16", "int8")
     assert gain("e4m3", 128, "float32", experts=True) and not gain("e4m3", 64, "float32")
     assert gain("e2m1", 32, "float8_e8m0fnu", experts=True)
-    assert not gain("e2m1", 16, "float8_e4m3fn")
+    assert gain("e2m1", 16, "float8_e4m3fn", outer=1)
+    assert gain("e2m1", 16, "float8_e4m3fn", outer=(1, 1, 16), experts=True)
+    assert not gain("e2m1", 16, "float8_e4m3fn", outer=(1, 2, 16))
+    assert not gain("u4b8", 64, "float16", outer=1) and not gain(
+        "u4", 32, "uint8", "uint8", outer=1
+    )

@@ -11,6 +11,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from intarsia import _native
+from intarsia._packing import PackedWeight
 from intarsia.jax import _decoding, wire
 from intarsia.jax._call import abstract, as_array
 from intarsia.jax._quantized import decoded_stack
@@ -21,6 +22,8 @@ _PARAMETERS = inspect.signature(wire.fused_experts_quantized).parameters.values(
 _ATTRIBUTES = [p.name for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY]
 _MOST_DECODED_BYTES = 4 << 30
 """Of decoded weights of a layer, for which a program needs room."""
+_PARTS = ("", "_scales", "_zeros", "_outer_scales", "_outer_zeros")
+"""What the names of a matrix's operands end with, in the order of `PackedWeight.arrays`."""
 _OF_CODES = ("format", "w2_format", "w1_group", "w2_group", "zeros_are")
 """Attributes that the op of plain weights does not have."""
 
@@ -57,7 +60,7 @@ def fused_experts_quantized(
 
     `fused_experts` of decoded weights, which `intarsia.repack` packs. It is one custom call, in which codes become numbers in registers.
     With 2048 tokens and more of bf16, or of f16 with scales in f16, a GPU decodes a layer's weights to T first, unless that takes more
-    than 4 GiB. Hopper does so from 16384 tokens on, for 4 bits in groups of 128, and for mxfp4 with bf16.
+    than 4 GiB. Hopper does so from 16384 tokens on, for 4 bits in groups of 128, and for mxfp4 and nvfp4 with bf16.
 
     Args:
       x: [..., 16*u] T; tokens.
@@ -125,6 +128,18 @@ def fused_experts_quantized(
     return lax.platform_dependent(operands, cuda=decode, default=in_codes)
 
 
+def arguments_of_experts(w1: PackedWeight, w2: PackedWeight) -> dict[str, Any]:
+    """What `fused_experts_quantized` takes of stacked weights: gates and ups, and the way back."""
+    given = {
+        name + part: array
+        for name, weight in (("w1", w1), ("w2", w2))
+        for part, array in zip(_PARTS, weight.arrays, strict=True)
+    }
+    zeros_are = (w1 if w1.zeros is not None else w2).zeros_are
+    forms = {"format": w1.format, "w2_format": w2.format, "zeros_are": zeros_are}
+    return given | forms | {"w1_group": w1.group, "w2_group": w2.group}
+
+
 def _in_codes(attributes: dict[str, Any], operands: dict[str, Any]) -> jax.Array:
     return wire.fused_experts_quantized(**operands, **attributes)
 
@@ -147,11 +162,11 @@ def _are_multiplied_by_wgmma(operands: dict[str, Any], attributes: dict[str, Any
     between = jax.ShapeDtypeStruct((1, 8 * operands["w1"].shape[1]), x.dtype)  # the products
     return all(
         of.shape[-1] % 32 == 0
-        and operands.get(f"{name}_outer_scales") is None
         and _decoding.are_of_hopper(
             of,
             operands[f"{name}_scales"],
             operands[f"{name}_zeros"],
+            operands.get(f"{name}_outer_scales"),
             **_attributes_of(name, attributes),
         )
         for name, of in (("w1", x), ("w2", between))
@@ -174,8 +189,7 @@ def _decoded(attributes: dict[str, Any], operands: dict[str, Any]) -> jax.Array:
     x, c = operands["x"], operands["w1"].shape[1]
 
     def matrices(name: str, columns: int) -> jax.Array:
-        parts = ("", "_scales", "_zeros", "_outer_scales", "_outer_zeros")
-        arrays = [operands.pop(name + part) for part in parts]
+        arrays = [operands.pop(name + part) for part in _PARTS]
         numbers = decoded_stack(columns, arrays, **_attributes_of(name, attributes))
         return lax.optimization_barrier(numbers.astype(x.dtype))
 

@@ -58,32 +58,45 @@ def are_of_hopper(
     x: jax.Array | jax.ShapeDtypeStruct,
     scales: Any,
     zeros: Any,
+    outer_scales: Any = None,
     *,
     format: str,
     group: int,
     zeros_are: str,
     **_: Any,
 ) -> bool:
-    """Whether Hopper's kernels for many rows take such weights: 4 and 8 bits in groups of 128 columns, and mxfp4.
+    """Whether Hopper's kernels for many rows take such weights: 4 and 8 bits in groups of 128 columns, mxfp4 and nvfp4.
 
     src/matmul/cuda/quantized_plan_hopper.cc has the rules.
     """
     k = x.shape[-1]
     if format == "e2m1":
-        mx = scales.dtype == jnp.float8_e8m0fnu and group == 32 and zeros is None
-        return mx and x.dtype == jnp.bfloat16
+        if zeros is not None or x.dtype != jnp.bfloat16:
+            return False
+        if group == 16:
+            one_a_row = (
+                outer_scales is None or outer_scales.ndim == 1 or outer_scales.shape[-2] == 1
+            )
+            return scales.dtype == jnp.float8_e4m3fn and one_a_row
+        return scales.dtype == jnp.float8_e8m0fnu and group == 32 and outer_scales is None
+    if outer_scales is not None:
+        return False
     wide = (group or -(-k // 32) * 32) % 128 == 0 and scales.dtype.itemsize > 1
     if zeros is None:
         return wide and format in ("u4b8", *_WHOLE_BYTES)
     return wide and format == "u4" and zeros_are == "points" and zeros.dtype == jnp.uint8
 
 
-def decode_late(x: jax.Array, scales: Any, zeros: Any, *, format: str, **form: Any) -> bool:
+def decode_late(
+    x: jax.Array, scales: Any, zeros: Any, outer_scales: Any, *, format: str, **form: Any
+) -> bool:
     """Whether linear layers of such weights are decoded first from `LINEAR.by_wgmma` rows on: those of 4 bits.
 
     With 512 rows 8 bits take 310 and 341 us in codes, 263 and 267 decoded first (docs/notebook/many_rows_of_codes.md).
     """
-    return format not in _WHOLE_BYTES and are_of_hopper(x, scales, zeros, format=format, **form)
+    return format not in _WHOLE_BYTES and are_of_hopper(
+        x, scales, zeros, outer_scales, format=format, **form
+    )
 
 
 def gain_by_codes(weight: PackedWeight, *, of_experts: bool) -> bool:
@@ -92,10 +105,8 @@ def gain_by_codes(weight: PackedWeight, *, of_experts: bool) -> bool:
     Beyond `are_of_hopper` linear layers have kernels for int4 and int8 in groups of 32 and 64 columns. Experts in such groups have one for
     few rows alone, and were not timed. docs/notebook/formats_of_files.md has the figures.
     """
-    if weight.outer_scales is not None:
-        return False
-    narrow = weight.format in ("u4b8", "i8") and weight.group in (32, 64)
-    if narrow and weight.zeros is None and not of_experts:
+    plain = weight.zeros is None and weight.outer_scales is None
+    if plain and weight.format in ("u4b8", "i8") and weight.group in (32, 64) and not of_experts:
         return weight.scales.dtype.itemsize > 1
     x = jax.ShapeDtypeStruct((1, weight.columns), jnp.bfloat16)
-    return are_of_hopper(x, weight.scales, weight.zeros, **weight.attributes)
+    return are_of_hopper(x, *weight.arrays[1:4], **weight.attributes)

@@ -48,8 +48,8 @@ def linear_quantized(
     `w = scales * (q - zeros)`, or `scales * q + zeros` where zeros are minimums; q is what a code stands for. `intarsia.repack` makes
     the operands from the formats of checkpoints, and says how they lie. Sums are f32 and rounded once. In a program for a CPU or an
     NVIDIA GPU it is one custom call, in which codes become numbers in registers. With many rows of bf16, or of f16 with scales in f16, a
-    GPU decodes the weights to T first, and the product is XLA's. It does so from 512 rows on, Hopper from 1024 on for mxfp4 and for 4 bits
-    in groups of 128. On any other platform it is XLA's product with weights decoded to f32. It takes part in vmap, grad, shard_map and
+    GPU decodes the weights to T first, and the product is XLA's. It does so from 512 rows on, Hopper from 1024 on for mxfp4, nvfp4, and 4
+    bits in groups of 128. On any other platform it is XLA's product with weights decoded to f32. It takes part in vmap, grad, shard_map and
     export.
 
     Args:
@@ -228,8 +228,10 @@ def _by_op(*arrays: jax.Array, form: _Form) -> jax.Array:
     x, _, scales, zeros, outer_scales, *_ = form.spread(arrays)
 
     def are_multiplied() -> bool:
-        in_stages = x.shape[-1] % 128 == 0 and outer_scales is None
-        return in_stages and _decoding.decode_late(x, scales, zeros, **form.attributes)
+        in_stages = x.shape[-1] % 128 == 0
+        return in_stages and _decoding.decode_late(
+            x, scales, zeros, outer_scales, **form.attributes
+        )
 
     if not _decoding.pays(x, [scales], _decoding.LINEAR, are_multiplied):
         return in_registers(*arrays)

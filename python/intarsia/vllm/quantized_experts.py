@@ -17,6 +17,7 @@ from vllm.model_executor.layers.quantization import fp8, modelopt, mxfp4
 import intarsia.jax as ops
 from intarsia import repack
 from intarsia._packing import TILE_ROWS, PackedWeight
+from intarsia.jax._coded_experts import arguments_of_experts
 from intarsia.jax._quantized import numbers
 from intarsia.vllm.capabilities import DTYPES
 from intarsia.vllm.compat import dtype_name
@@ -151,21 +152,12 @@ def _run_packed(
         w1, w2 = first.weight(bits[: len(first_bits)]), second.weight(bits[len(first_bits) :])
         return ops.fused_experts_quantized(
             x,
-            w1.packed,
-            w1.scales,
-            w2.packed,
-            w2.scales,
-            weights,
-            ids,
-            w1.zeros,
-            w2.zeros,
+            weights=weights,
+            ids=ids,
             w1_bias=w1_bias,
             w2_bias=w2_bias,
             expert_map=expert_map,
-            format=w1.format,
-            zeros_are=w1.zeros_are,
-            w1_group=w1.group,
-            w2_group=w2.group,
+            **arguments_of_experts(w1, w2),
             activation=BY_OP[layer.activation],
             apply_router_weight_on_input=layer.apply_router_weight_on_input,
         )
