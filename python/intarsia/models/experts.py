@@ -8,6 +8,7 @@ from jax import lax
 
 import intarsia.jax as ij
 from intarsia._packing import PackedWeight
+from intarsia.jax._coded_experts import arguments_of_experts
 from intarsia.models.config import ModelConfig
 from intarsia.models.weights import Params
 
@@ -24,40 +25,28 @@ def experts(
         hidden: Normed rows.
         is_token: Which rows are tokens, [t]. Padding chooses no expert, whose weights would have to be read for it.
     """
-    traits = config.experts
-    assert traits is not None
+    mixture = config.experts
+    assert mixture is not None
     logits = ij.linear(hidden, weights["router"], out_dtype="f32")
-    if traits.biases:
+    if mixture.biases:
         logits = logits + weights["router_bias"].astype(jnp.float32)
-    shares, ids = ops.topk_router(logits, top_k=traits.per_token, renormalize=traits.renormalize)
+    shares, ids = ops.topk_router(logits, top_k=mixture.per_token, renormalize=mixture.renormalize)
     w1, w2 = weights["experts_gate_up"], weights["experts_down"]
     in_codes = isinstance(w1, PackedWeight)
     here = len(w1.packed if in_codes else w1)
-    routed = (shares, jnp.where(is_token[:, None], ids, -1))
+    ids = jnp.where(is_token[:, None], ids, -1)
     settings = {
         "activation": config.activation,
         "w1_bias": weights.get("experts_gate_up_bias"),
         "w2_bias": weights.get("experts_down_bias"),
-        "limit": traits.limit,
-        "expert_map": _places(config, traits.count, here),
+        "limit": mixture.limit,
+        "expert_map": _places(config, mixture.count, here),
     }
     if not in_codes:
-        return ops.fused_experts(hidden, w1, w2, *routed, **settings)
+        return ops.fused_experts(hidden, w1, w2, shares, ids, **settings)
+    # `expert_codes` refuses zeros of two kinds, for which there is one word.
     return ops.fused_experts_quantized(
-        *(hidden, w1.packed, w1.scales, w2.packed, w2.scales, *routed),
-        w1_zeros=w1.zeros,
-        w2_zeros=w2.zeros,
-        w1_outer_scales=w1.outer_scales,
-        w1_outer_zeros=w1.outer_zeros,
-        w2_outer_scales=w2.outer_scales,
-        w2_outer_zeros=w2.outer_zeros,
-        format=w1.format,
-        w2_format="same" if w2.format == w1.format else w2.format,
-        w1_group=w1.group,
-        w2_group=w2.group,
-        # One word for both: `expert_codes` refuses zeros of two kinds.
-        zeros_are=(w2 if w1.zeros is None else w1).zeros_are,
-        **settings,
+        x=hidden, weights=shares, ids=ids, **arguments_of_experts(w1, w2), **settings
     )
 
 

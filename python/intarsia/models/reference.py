@@ -203,18 +203,18 @@ def _mlp(config: ModelConfig, weights: Params, x: jax.Array) -> jax.Array:
 
 def _experts(config: ModelConfig, weights: Params, x: jax.Array) -> jax.Array:
     """Each token's experts, by `lax.ragged_dot` over rows sorted by expert."""
-    traits, rows = config.experts, x.reshape(-1, x.shape[-1])
-    assert traits is not None
-    k, biases = traits.per_token, traits.biases
+    mixture, rows = config.experts, x.reshape(-1, x.shape[-1])
+    assert mixture is not None
+    k, biases = mixture.per_token, mixture.biases
     scores = product(rows, weights["router"], jnp.float32)
     if biases:
         scores = scores + weights["router_bias"]
     shares, ids = jax.lax.top_k(jax.nn.softmax(scores), k)
-    if traits.renormalize:
+    if mixture.renormalize:
         shares = shares / shares.sum(axis=-1, keepdims=True)
     order = jnp.argsort(ids.reshape(-1), stable=True)
     expert = ids.reshape(-1)[order]
-    sizes = jnp.bincount(expert, length=traits.count).astype(jnp.int32)
+    sizes = jnp.bincount(expert, length=mixture.count).astype(jnp.int32)
 
     def multiply(x: jax.Array, role: str) -> jax.Array:
         precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
@@ -222,19 +222,19 @@ def _experts(config: ModelConfig, weights: Params, x: jax.Array) -> jax.Array:
         return out + weights[f"{role}_bias"][expert] if biases else out
 
     gate_up = multiply(rows[order // k], "experts_gate_up")
-    activated = _gated(config, traits, gate_up)
+    activated = _gated(config, mixture, gate_up)
     out = multiply(activated, "experts_down")[jnp.argsort(order)].reshape(*ids.shape, -1)
     summed = jnp.einsum("tkn,tk->tn", out, shares, precision="highest")
     return summed.astype(x.dtype).reshape(x.shape)
 
 
-def _gated(config: ModelConfig, traits: Experts, gate_up: jax.Array) -> jax.Array:
+def _gated(config: ModelConfig, mixture: Experts, gate_up: jax.Array) -> jax.Array:
     if config.activation != "swigluoai":
         gate, up = jnp.split(gate_up, 2, axis=-1)
         return _ACTIVATIONS[config.activation](gate) * up
     gate, up = gate_up[:, ::2], gate_up[:, 1::2]
-    gate = jnp.minimum(gate, traits.limit)
-    up = jnp.clip(up, -traits.limit, traits.limit)
+    gate = jnp.minimum(gate, mixture.limit)
+    up = jnp.clip(up, -mixture.limit, mixture.limit)
     return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
 
 
