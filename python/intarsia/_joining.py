@@ -12,7 +12,7 @@ def joined(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
     """The same rows in fewer weights: neighbors in one format become one where tiles allow."""
     found: list[PackedWeight] = []
     for weight in weights:
-        if found and found[-1].rows % TILE_ROWS == 0 and _kind(found[-1]) == _kind(weight):
+        if found and found[-1].rows % TILE_ROWS == 0 and _can_be_one(found[-1], weight):
             pairs = zip(found[-1].arrays, weight.arrays, strict=True)
             arrays = [None if a is None else _concatenated(a, b) for a, b in pairs]
             rows = found.pop().rows + weight.rows
@@ -21,21 +21,30 @@ def joined(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
     return found
 
 
-def alike(first: PackedWeight, second: PackedWeight) -> bool:
-    """Whether the rows of two weights can be those of one, whatever their numbers: outer factors are both of rows, or both [1]."""
-    return _kind(first)[:-1] == _kind(second)[:-1]
+def same_form(first: PackedWeight, second: PackedWeight) -> bool:
+    """Whether two weights differ in their numbers and their numbers of rows alone."""
+    return _form(first) == _form(second)
 
 
-def in_turn(first: PackedWeight, second: PackedWeight) -> PackedWeight:
+def form_in_words(weight: PackedWeight) -> str:
+    """Its format, its groups, and what its outer scales are of."""
+    said = f"{weight.format} in groups of {weight.group}"
+    if weight.outer_scales is None:
+        return said
+    of = "all rows" if weight.outer_scales.shape == (1,) else "rows"
+    return f"{said} with outer scales of {of}"
+
+
+def rows_in_turn(first: PackedWeight, second: PackedWeight) -> PackedWeight:
     """The rows of two weights of one form in turn, the first one's before the second one's.
 
     Raises:
-        ValueError: They differ in form, or have rows beyond their whole tiles.
+        ValueError: They differ in form, have an outer factor for all rows, or have rows beyond their whole tiles.
     """
-    if _kind(first) != _kind(second) or first.rows != second.rows or first.rows % TILE_ROWS:
+    if not _can_be_one(first, second) or first.rows != second.rows or first.rows % TILE_ROWS:
         raise ValueError(
-            f"rows of {first.format} {[*first.shape]} and {second.format} {[*second.shape]} cannot take turns, expected one "
-            f"form and whole tiles of {TILE_ROWS} rows"
+            f"rows of {form_in_words(first)} {[*first.shape]} and {form_in_words(second)} {[*second.shape]} cannot take "
+            f"turns, expected one form and whole tiles of {TILE_ROWS} rows"
         )
 
     def mixed(*arrays: np.ndarray) -> np.ndarray:
@@ -62,10 +71,10 @@ def stacked(weights: Sequence[PackedWeight]) -> PackedWeight:
     """
     first = weights[0]
     for weight in weights:
-        if not alike(weight, first) or weight.rows != first.rows:
+        if not same_form(weight, first) or weight.rows != first.rows:
             raise ValueError(
-                f"experts are in {weight.format} {[*weight.shape]} in groups of {weight.group} beside {first.format} "
-                f"{[*first.shape]} in groups of {first.group}, expected one form for all"
+                f"experts are {[*weight.shape]} in {form_in_words(weight)} beside {[*first.shape]} in "
+                f"{form_in_words(first)}, expected one form for all"
             )
     if first.rows % TILE_ROWS:
         raise ValueError(f"experts have {first.rows} rows, expected a multiple of {TILE_ROWS}")
@@ -87,9 +96,16 @@ def _concatenated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.concatenate([a, b], out=out)
 
 
-def _kind(weight: PackedWeight) -> tuple[Any, ...]:
-    """What two weights must share to become one."""
+def _can_be_one(first: PackedWeight, second: PackedWeight) -> bool:
+    """Whether the rows of both can be those of one weight: an outer factor for all rows is a weight's own."""
+    return same_form(first, second) and not any(_is_for_all_rows(a) for a in first.arrays)
+
+
+def _is_for_all_rows(factor: np.ndarray | None) -> bool:
+    return factor is not None and factor.shape == (1,)
+
+
+def _form(weight: PackedWeight) -> tuple[Any, ...]:
+    """What does not depend on a weight's numbers or its number of rows."""
     of_tiles = [None if a is None else (a.dtype, a.shape[1:]) for a in weight.arrays]
-    # One outer scale for all rows is a weight's own.
-    own = any(a is not None and a.ndim == 1 for a in weight.arrays)
-    return (*of_tiles, weight.columns, *weight.attributes.values(), id(weight) if own else None)
+    return (*of_tiles, weight.columns, *weight.attributes.values())

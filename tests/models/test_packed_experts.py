@@ -10,7 +10,7 @@ import pytest
 import tiny_mixtures
 from intarsia import cli, repack
 from intarsia.models import Engine, ModelParallel, SamplingParams, Tokenizer, load_model
-from intarsia.models.expert_codes import held
+from intarsia.models.expert_codes import stack_experts
 from test_engine import tokens_of
 
 HIDDEN = 64  # whole blocks of 32
@@ -188,7 +188,29 @@ def test_zeros_of_two_kinds_are_refused() -> None:
         NotImplementedError,
         match=r"x\.experts: gate and up have points, down has minimums, expected one",
     ):
-        held("x.", [[ones[0]]], [ones[1]])
+        stack_experts("x.", [[ones[0]]], [ones[1]])
+
+
+def test_outer_scales_of_some_experts_are_refused() -> None:
+    """Of all rows in one expert, whose gate and up differ, and none or those of each row in another."""
+    codes, scales = np.zeros((16, 32), np.uint8), np.ones((16, 1), np.float32)
+
+    def with_outer(*shape: int, value: float = 1) -> repack.PackedWeight:
+        outer = np.full(shape, value, np.float32) if shape else None
+        return repack.from_codes(codes, scales, None, outer, format="u4b8", group=32)
+
+    differ = [with_outer(1), with_outer(1, value=2)]
+    for other, said in (((), ""), ((16, 1), " with outer scales of rows")):
+        form = "u4b8 in groups of 32"
+        found = sorted({f"{form}{said}", f"{form} with outer scales of all rows"})
+        with pytest.raises(
+            NotImplementedError, match=f"gate and up are in {' and in '.join(found)}, exp"
+        ):
+            stack_experts("x.", [differ, [with_outer(*other)] * 2], [with_outer()] * 2)
+    with pytest.raises(
+        NotImplementedError, match=f"gate is in {form} with .* all rows, up in {form}, exp"
+    ):
+        stack_experts("x.", [[with_outer(1), with_outer()]], [with_outer()])
 
 
 @pytest.mark.parametrize("quantize", ["int4", "int8"])
@@ -249,7 +271,9 @@ def test_broken_experts_are_refused(tmp_path, name, change, text) -> None:
 def test_experts_of_two_forms_are_refused() -> None:
     rows = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32)
     four, eight = (repack.round_to_nearest(rows, bits) for bits in (4, 8))
-    with pytest.raises(ValueError, match=r"experts are in i8 \[16, 64\] .* beside u4b8"):
+    with pytest.raises(
+        ValueError, match=r"experts are \[16, 64\] in i8 in .* beside \[16, 64\] in u4b8"
+    ):
         repack.stacked([four, eight])
     with pytest.raises(ValueError, match="experts have 12 rows, expected a multiple of 16"):
         repack.stacked([repack.round_to_nearest(rows[:12], 4)])

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from intarsia.models.config import LayerKind, ModelConfig, Rope
-from intarsia.models.fields import Fields
+from intarsia.models.families import GEMMA3, GEMMA3_LOCAL_THETA, GEMMA3_PERIOD
+from intarsia.models.fields import LARGEST_HEAD, MOST_LAYERS, Fields
 from intarsia.models.mixtures import gpt_oss_from_hf, mixtral_from_hf, qwen3_moe_from_hf
 from intarsia.models.ropes import (
     layer_kinds,
@@ -13,13 +14,6 @@ from intarsia.models.ropes import (
     rope_settings,
     rope_settings_by_layer,
     theta_from_hf,
-)
-from intarsia.models.traits import (
-    GEMMA3,
-    GEMMA3_LOCAL_THETA,
-    GEMMA3_PERIOD,
-    LARGEST_HEAD,
-    MOST_LAYERS,
 )
 
 

@@ -14,7 +14,7 @@ from intarsia.models.config import ModelConfig
 from intarsia.models.fields import Fields
 from intarsia.models.files import FileError, read_json, reading
 from intarsia.models.gguf_config import config_from_gguf
-from intarsia.models.gguf_mixtures import check_stacked
+from intarsia.models.gguf_mixtures import check_gguf_experts
 from intarsia.models.lazy import Index, LazyArray
 from intarsia.models.quantized_files import Scheme, Tensors, scheme_from_hf
 from intarsia.models.safetensors_file import SafetensorsFile
@@ -185,7 +185,7 @@ def _gguf_checkpoint(path: Path, reader: "Reader") -> Checkpoint:
         qkv_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
         rope_divisors=None if divisors is None else tuple(map(float, divisors.data.ravel())),
     )
-    check_stacked(config, tensors)
+    check_gguf_experts(config, tensors)
     return Checkpoint(config, frozenset(tensors), read, lazy, read_packed, True)
 
 

@@ -6,29 +6,32 @@ from typing import Any
 
 import numpy as np
 
-from intarsia._joining import alike, in_turn
+from intarsia._joining import form_in_words, joined, rows_in_turn, same_form, stacked
 from intarsia._packing import TILE_ROWS
-from intarsia.repack import PackedWeight, joined, round_to_nearest, stacked
+from intarsia.repack import PackedWeight, round_to_nearest
 
 
 class UnheldCodesError(NotImplementedError):
     """Experts are in codes that no op takes; as plain numbers they can be loaded."""
 
 
-def held(
+def stack_experts(
     place: str,
     gate_up: Sequence[Sequence[PackedWeight]],
     down: Sequence[PackedWeight],
     *,
     takes_turns: bool = False,
 ) -> dict[str, Any]:
-    """The matrices stacked, by role.
+    """Stacks the matrices of a layer's experts.
 
     Args:
         place: What the names of the experts begin with, but for "experts".
         gate_up: Of each expert one matrix, or gate and up, whose rows come one after the other.
         down: Of each expert.
         takes_turns: Whether rows of gate and up take turns instead.
+
+    Returns:
+        "experts_gate_up" and "experts_down", each array with an axis in front for the expert.
 
     Raises:
         UnheldCodesError: No op takes such experts.
@@ -46,31 +49,40 @@ def _as_one(parts: Sequence[PackedWeight], takes_turns: bool) -> PackedWeight:
     gate, up = parts
     if gate.rows % TILE_ROWS:
         raise ValueError(f"gate and up have {gate.rows} rows, expected a multiple of {TILE_ROWS}")
-    if not alike(gate, up):
+    if not same_form(gate, up):
         raise ValueError(
-            f"gate is in {gate.format} in groups of {gate.group}, up in {up.format} in groups of {up.group}, "
-            "expected one form"
+            f"gate is in {form_in_words(gate)}, up in {form_in_words(up)}, expected one form"
         )
-    if gate.outer_scales is None or gate.outer_scales.ndim > 1:
-        return in_turn(gate, up) if takes_turns else joined(parts)[0]
-    # Both have the same one, which is then the whole's.
-    gate, up = (dataclasses.replace(part, outer_scales=None) for part in parts)
-    whole = in_turn(gate, up) if takes_turns else joined([gate, up])[0]
-    return dataclasses.replace(whole, outer_scales=parts[0].outer_scales)
+    # An outer scale for all rows is the same in both, and then the whole's.
+    outer = gate.outer_scales if _is_for_all_rows(gate) else None
+    if outer is not None:
+        gate, up = (dataclasses.replace(part, outer_scales=None) for part in parts)
+    whole = rows_in_turn(gate, up) if takes_turns else joined([gate, up])[0]
+    return whole if outer is None else dataclasses.replace(whole, outer_scales=outer)
+
+
+def _is_for_all_rows(part: PackedWeight) -> bool:
+    """Whether its outer scale is [1]."""
+    return part.outer_scales is not None and part.outer_scales.shape == (1,)
 
 
 def _with_outer_scales_of_rows(
     experts: Sequence[Sequence[PackedWeight]],
 ) -> Sequence[Sequence[PackedWeight]]:
-    """The same where outer scales [1] of one expert's parts are the same; else with those of rows, [c, 1, 16]."""
+    """The same with outer scales of rows [c, 1, 16], if gate and up of an expert have different ones [1].
+
+    Raises:
+        ValueError: Some parts have outer scales [1], and others do not.
+    """
 
     def differ(parts: Sequence[PackedWeight]) -> bool:
-        outers = [part.outer_scales for part in parts]
-        of_all = [outer.item() for outer in outers if outer is not None and outer.ndim == 1]
-        return len(set(of_all)) > 1
+        return len({part.outer_scales.item() for part in parts if _is_for_all_rows(part)}) > 1
 
     if not any(map(differ, experts)):
         return experts
+    if not all(_is_for_all_rows(part) for parts in experts for part in parts):
+        forms = sorted({form_in_words(part) for parts in experts for part in parts})
+        raise ValueError(f"gate and up are in {' and in '.join(forms)}, expected one form for all")
 
     def of_rows(part: PackedWeight) -> PackedWeight:
         shape = (len(part.packed), 1, TILE_ROWS)

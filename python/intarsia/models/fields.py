@@ -5,6 +5,8 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
+LARGEST_HEAD, MOST_LAYERS = 1 << 16, 1 << 16
+"""Bounds of what decides the size of tables; beyond any model."""
 _REQUIRED: Any = object()
 _LARGEST = 2**31 - 1  # of what becomes a shape or an index
 

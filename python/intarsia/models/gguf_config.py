@@ -8,16 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from intarsia.models.config import Experts, LayerKind, ModelConfig, Rope
-from intarsia.models.fields import Fields
+from intarsia.models.families import GEMMA3, GEMMA3_LOCAL_THETA, GEMMA3_PERIOD, GPT_OSS
+from intarsia.models.fields import LARGEST_HEAD, MOST_LAYERS, Fields
 from intarsia.models.ropes import YARN_FAST, YARN_SLOW, yarn_amplitude, yarn_divisors
-from intarsia.models.traits import (
-    GEMMA3,
-    GEMMA3_LOCAL_THETA,
-    GEMMA3_PERIOD,
-    GPT_OSS,
-    LARGEST_HEAD,
-    MOST_LAYERS,
-)
 
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "qwen3moe", "gpt-oss")
 """GGUF's general.architecture; Mixtral's is llama."""

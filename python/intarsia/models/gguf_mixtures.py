@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 
 from intarsia.models.config import ModelConfig
-from intarsia.models.expert_codes import held
-from intarsia.models.lazy import beside, in_turn
+from intarsia.models.expert_codes import stack_experts
+from intarsia.models.lazy import arrays_in_turn, beside
 
 _FIRST = "model.layers.0.mlp.experts.gate_proj.weight"
 _FIRST_OF_EACH = "model.layers.0.ffn_gate.0.weight"
 
 
-def are_stacked(names: Collection[str]) -> bool:
-    """Whether a checkpoint's experts are as GGUF has them."""
+def has_gguf_experts(names: Collection[str]) -> bool:
+    """Whether a checkpoint's experts are as GGUF has them: one tensor for all gates of a layer, which no directory has."""
     return _FIRST in names
 
 
-def check_stacked(config: ModelConfig, names: Collection[str]) -> None:
+def check_gguf_experts(config: ModelConfig, names: Collection[str]) -> None:
     """Raises ValueError if a mixture's file has no such experts."""
-    if config.experts is None or are_stacked(names):
+    if config.experts is None or has_gguf_experts(names):
         return
     old = "; it has a tensor for each expert, as old files do: convert the model again"
     raise ValueError(
@@ -31,7 +31,7 @@ def check_stacked(config: ModelConfig, names: Collection[str]) -> None:
     )
 
 
-def read_stacked(
+def read_gguf_experts(
     config: ModelConfig, layer: str, read: Callable[..., np.ndarray]
 ) -> dict[str, np.ndarray]:
     """`mixtures.read_experts` of such a file."""
@@ -45,7 +45,7 @@ def read_stacked(
     } | _others(config, layer, read)
 
 
-def read_packed_stacked(
+def read_packed_gguf_experts(
     config: ModelConfig,
     layer: str,
     read: Callable[..., np.ndarray],
@@ -63,7 +63,9 @@ def read_packed_stacked(
         return None
     pairs = list(zip(gates, ups, strict=True))
     takes_turns = config.activation == "swigluoai"
-    return held(place, pairs, downs, takes_turns=takes_turns) | _others(config, layer, read)
+    return stack_experts(place, pairs, downs, takes_turns=takes_turns) | _others(
+        config, layer, read
+    )
 
 
 def _others(
@@ -86,4 +88,4 @@ def _others(
 
 def _together(config: ModelConfig, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     """Rows of gate and up of each expert as `fused_experts` takes them: swigluoai's in turn."""
-    return in_turn(gate, up) if config.activation == "swigluoai" else beside(gate, up)
+    return arrays_in_turn(gate, up) if config.activation == "swigluoai" else beside(gate, up)

@@ -77,7 +77,7 @@ def beside(first: Any, second: Any) -> Any:
     return _concatenated([first.swapaxes(0, 1), second.swapaxes(0, 1)]).swapaxes(0, 1)
 
 
-def in_turn(first: Any, second: Any) -> Any:
+def arrays_in_turn(first: Any, second: Any) -> Any:
     """Rows [e, i, ...] of two arrays as [e, 2 * i, ...], one of the first and one of the second in turn: NumPy's or lazy."""
     if not isinstance(first, LazyArray):
         return _in_turn(first, second)

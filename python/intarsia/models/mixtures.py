@@ -6,11 +6,15 @@ from typing import Any
 import numpy as np
 
 from intarsia.models.config import Experts, LayerKind, ModelConfig
-from intarsia.models.expert_codes import held
+from intarsia.models.expert_codes import stack_experts
+from intarsia.models.families import GPT_OSS
 from intarsia.models.fields import Fields
-from intarsia.models.gguf_mixtures import are_stacked, read_packed_stacked, read_stacked
+from intarsia.models.gguf_mixtures import (
+    has_gguf_experts,
+    read_gguf_experts,
+    read_packed_gguf_experts,
+)
 from intarsia.models.ropes import layer_kinds, rope_from_hf, rope_settings, theta_from_hf
-from intarsia.models.traits import GPT_OSS
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Where a layer's router and experts are, and an expert's gate, up and down projection. gpt-oss has one tensor for
@@ -94,8 +98,8 @@ def read_experts(
         read: Reads a tensor of a name and a shape.
     """
     assert config.experts is not None
-    if are_stacked(names):
-        return read_stacked(config, layer, read)
+    if has_gguf_experts(names):
+        return read_gguf_experts(config, layer, read)
     if config.experts.biases:
         return _read_gpt_oss(config, layer + _GPT_OSS_PLACE, read)
     e, n, i = config.experts.count, config.hidden, config.intermediate
@@ -132,8 +136,8 @@ def read_packed_experts(
         UnheldCodesError: No op takes such experts.
     """
     assert config.experts is not None
-    if are_stacked(names):
-        return read_packed_stacked(config, layer, read, read_packed)
+    if has_gguf_experts(names):
+        return read_packed_gguf_experts(config, layer, read, read_packed)
     e, n, i = config.experts.count, config.hidden, config.intermediate
     if config.experts.biases:
         place = layer + _GPT_OSS_PLACE
@@ -141,7 +145,7 @@ def read_packed_experts(
         down = read_packed(f"{place}experts.down_proj", n, i, e)
         if gate_up is None or down is None:
             return None
-        return held(place, [(weight,) for weight in gate_up], down) | _gpt_oss_others(
+        return stack_experts(place, [(weight,) for weight in gate_up], down) | _gpt_oss_others(
             config, place, read
         )
     place, (gate, up, down) = _place_of(names, layer)
@@ -154,7 +158,7 @@ def read_packed_experts(
     if any(weight is None for weight in (*gates, *ups, *downs)):
         return None
     pairs = list(zip(gates, ups, strict=True))
-    return held(place, pairs, downs) | {"router": read(f"{place}gate.weight", e, n)}
+    return stack_experts(place, pairs, downs) | {"router": read(f"{place}gate.weight", e, n)}
 
 
 def _read_gpt_oss(

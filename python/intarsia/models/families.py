@@ -1,4 +1,4 @@
-"""What models of an architecture have, whichever kind of file they come from."""
+"""What all models of Gemma 3 and of gpt-oss have, whichever kind of file they come from."""
 
 GEMMA3 = {
     "activation": "gelu_tanh",
@@ -18,5 +18,3 @@ GPT_OSS = {
     "norm_in_f32": True,
     "fits_f16": False,
 }
-# Bounds of what decides the size of tables; beyond any model.
-LARGEST_HEAD, MOST_LAYERS = 1 << 16, 1 << 16
