@@ -248,6 +248,15 @@ def with_a_shared_expert(tensors: dict[str, Any], metadata: dict[str, Any]) -> N
     tensors["blk.0.ffn_gate_shexp.weight"] = np.zeros((32, 48), np.float32)
 
 
+def with_few_divisors(tensors: dict[str, Any], metadata: dict[str, Any]) -> None:
+    tensors["rope_freqs.weight"] = np.ones(7, np.float32)
+
+
+def with_fewer_columns_than_experts(tensors: dict[str, Any], metadata: dict[str, Any]) -> None:
+    del metadata["expert_feed_forward_length"]
+    metadata["feed_forward_length"] = 1
+
+
 REFUSED = [
     ("qwen3_moe", without("expert_count"), "key qwen3moe.expert_count is missing"),
     ("qwen3_moe", saying(expert_count=0), "qwen3moe.expert_count is 0, expected a whole number, 1 or more"),
@@ -263,6 +272,8 @@ REFUSED = [
     ("qwen3_moe", without_tensors("blk.1.ffn_gate_exps"), r"layers\.1\.mlp\.experts\.gate_proj\.weight is missing, expected shape \[8, 32, 48\]"),
     ("qwen3_moe", without_tensors("ffn_gate_inp"), r"mlp\.router\.weight is missing, expected shape \[8, 48\]"),
     ("qwen3_moe", saying(expert_feed_forward_length=31), r"gate_proj\.weight has shape \[8, 32, 48\], expected \[8, 31, 48\]"),
+    ("qwen3_moe", with_fewer_columns_than_experts, "qwen3moe.feed_forward_length is 1, expected a whole number, 2 or more"),
+    ("gpt_oss", with_few_divisors, "tensor rope_freqs.weight has 7 numbers, expected 8"),
     ("gpt_oss", without("expert_feed_forward_length"), "key gpt-oss.expert_feed_forward_length is missing"),
     ("gpt_oss", without("attention.sliding_window"), "key gpt-oss.attention.sliding_window is missing"),
     ("gpt_oss", without("rope.scaling.original_context_length"), "key gpt-oss.rope.scaling.original_context_length is missing"),

@@ -10,7 +10,7 @@ from typing import Any
 from intarsia.models.config import Experts, LayerKind, ModelConfig, Rope
 from intarsia.models.families import GEMMA3, GEMMA3_LOCAL_THETA, GEMMA3_PERIOD, GPT_OSS
 from intarsia.models.fields import LARGEST_HEAD, MOST_LAYERS, Fields
-from intarsia.models.ropes import YARN_FAST, YARN_SLOW, yarn_amplitude, yarn_divisors
+from intarsia.models.ropes import YARN_FAST, YARN_SLOW, Yarn
 
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "qwen3moe", "gpt-oss")
 """GGUF's general.architecture; Mixtral's is llama."""
@@ -96,22 +96,24 @@ def _rope(
         raise ValueError(
             f"rope.scaling.type is {scaling!r}, expected {', '.join(_SCALINGS[:-1])} or {_SCALINGS[-1]}"
         )
+    if divisors is not None and len(divisors) != head_dim // 2:
+        raise ValueError(
+            f"tensor rope_freqs.weight has {len(divisors)} numbers, expected {head_dim // 2}"
+        )
     if scaling == "none":
         return Rope(theta, divisors)
     factor = float(fields.number(named or factors[0], 1.0, above=0))
-    scaled, amplitude = (factor,) * (head_dim // 2), 1.0
     if scaling == "yarn":
-        scaled, amplitude = _yarn(fields, theta, head_dim, factor, truncates=truncates)
-    if divisors is not None and len(divisors) != len(scaled):
-        return Rope(theta, divisors)  # whose number `ModelConfig` refuses
-    both = zip(divisors or (1.0,) * len(scaled), scaled, strict=True)
-    return Rope(theta, tuple(a * b for a, b in both), amplitude)
+        yarn = _yarn(fields, factor, truncates=truncates)
+        scaled, amplitude = yarn.divisors(theta, head_dim), yarn.amplitude()
+    else:
+        scaled, amplitude = (factor,) * (head_dim // 2), 1.0
+    if divisors is not None:
+        scaled = tuple(a * b for a, b in zip(divisors, scaled, strict=True))
+    return Rope(theta, scaled, amplitude)
 
 
-def _yarn(
-    fields: Fields, theta: float, head_dim: int, factor: float, *, truncates: bool
-) -> tuple[tuple[float, ...], float]:
-    """Divisors and amplitude."""
+def _yarn(fields: Fields, factor: float, *, truncates: bool) -> Yarn:
     place = "rope.scaling."
     for key, only in (("yarn_ext_factor", 1.0), ("yarn_attn_factor", 1.0), ("attn_factor", 1.0)):
         fields.expect(place + key, only)
@@ -121,8 +123,7 @@ def _yarn(
         for key, default in (("beta_fast", YARN_FAST), ("beta_slow", YARN_SLOW))
     )
     context = fields.whole(f"{place}original_context_length")
-    divisors = yarn_divisors(theta, head_dim, factor, fast, slow, context, truncates=truncates)
-    return divisors, yarn_amplitude(factor)
+    return Yarn(factor, context, truncates, fast, slow)
 
 
 def _gemma3(fields: Fields, rope: Rope, divisor: float) -> dict[str, Any]:
@@ -138,13 +139,15 @@ def _gemma3(fields: Fields, rope: Rope, divisor: float) -> dict[str, Any]:
 
 
 def _experts(fields: Fields, architecture: str) -> Experts | None:
-    """A mixture's experts; all of llama.cpp's architectures here let the weights of a token's experts sum to 1."""
-    is_mixture = architecture in _MIXTURES
-    count = fields.whole("expert_count", *(() if is_mixture else (0,)), least=int(is_mixture))
-    if not count:
-        return None
-    if not is_mixture and architecture != "llama":
-        raise ValueError(f"{architecture}.expert_count is {count}, expected none or 0")
+    """A mixture's experts; the weights of a token's experts sum to 1, as llama.cpp has it for these architectures."""
+    if architecture in _MIXTURES:
+        count = fields.whole("expert_count")
+    else:
+        count = fields.whole("expert_count", 0, least=0)
+        if not count:
+            return None
+        if architecture != "llama":
+            raise ValueError(f"{architecture}.expert_count is {count}, expected none or 0")
     for key, fine in (("expert_shared_count", (0,)), ("expert_weights_scale", (0, 1))):
         if (got := fields.number(key, 0)) not in fine:
             raise ValueError(f"{architecture}.{key} is {got}, expected {fine[-1]}")
@@ -158,8 +161,11 @@ def _intermediate(fields: Fields, architecture: str, experts: Experts | None) ->
         return int(fields.whole("feed_forward_length"))
     own = "expert_feed_forward_length"
     if architecture == "qwen3moe" and not fields.has(own):
+        # As llama.cpp does: n_ff_exp in src/models/qwen3moe.cpp.
         assert experts is not None
-        return int(fields.whole("feed_forward_length") // experts.per_token) or 1
+        return (
+            int(fields.whole("feed_forward_length", least=experts.per_token)) // experts.per_token
+        )
     return int(fields.whole(own))
 
 

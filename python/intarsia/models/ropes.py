@@ -1,7 +1,8 @@
-"""Rotary embeddings and kinds of layers as Hugging Face's config.json has them."""
+"""YaRN, and rotary embeddings and kinds of layers as Hugging Face's config.json has them."""
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from intarsia.models.config import LayerKind, Rope
 from intarsia.models.fields import Fields
@@ -9,6 +10,55 @@ from intarsia.models.fields import Fields
 _KINDS = ("default", "linear", "llama3", "yarn")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _OF_ANY_TYPE = ("rope_theta", "partial_rotary_factor")
+YARN_FAST, YARN_SLOW = 32.0, 1.0
+"""Turns in the original context, where a file has none."""
+
+
+class Yarn(NamedTuple):
+    """YaRN (Peng et al. 2023, arXiv:2309.00071): frequencies that turn often in the original context are kept, others divided.
+
+    The band between is blended linearly in the frequency's index.
+
+    Attributes:
+        factor: How many times as long sequences may be.
+        context: Positions of the original context.
+        truncates: Whether the band begins and ends at whole indices.
+        fast: Turns from which on a frequency is kept.
+        slow: Turns up to which one is divided by `factor`.
+    """
+
+    factor: float
+    context: int
+    truncates: bool
+    fast: float = YARN_FAST
+    slow: float = YARN_SLOW
+
+    def divisors(self, theta: float, head_dim: int) -> tuple[float, ...]:
+        """What each of the head_dim / 2 frequencies is divided by.
+
+        Raises:
+            ValueError: `fast` is less than `slow`, or theta is no more than 1.
+        """
+        if self.fast < self.slow:
+            raise ValueError(
+                f"beta_fast is {self.fast}, expected beta_slow or more, which is {self.slow}"
+            )
+        if theta <= 1:
+            raise ValueError(f"rope_theta is {theta}, expected more than 1 for yarn")
+        low, high = (
+            head_dim * math.log(self.context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+            for turns in (self.fast, self.slow)
+        )
+        if self.truncates:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        width = high - low if high != low else 0.001  # as transformers has it
+        divided = [min(max((i - low) / width, 0.0), 1.0) for i in range(head_dim // 2)]
+        return tuple(1.0 / (1.0 - share + share / self.factor) for share in divided)
+
+    def amplitude(self, scale: float = 1.0) -> float:
+        """What cosines and sines are multiplied by: it grows with the logarithm of `factor`, which makes softmax sharper."""
+        return 0.1 * scale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
 def rope_settings(config: Fields) -> Fields:
@@ -118,55 +168,10 @@ def _yarn(settings: Fields, theta: float, head_dim: int) -> Rope:
         for key, default in (("beta_fast", YARN_FAST), ("beta_slow", YARN_SLOW))
     )
     context = settings.whole("original_max_position_embeddings")
-    truncates = settings.flag("truncate", True)
-    divisors = yarn_divisors(theta, head_dim, factor, fast, slow, context, truncates=truncates)
-    return Rope(theta, divisors, _yarn_amplitude(settings, factor))
-
-
-YARN_FAST, YARN_SLOW = 32.0, 1.0
-"""Turns in the original context, where a file has none."""
-
-
-def yarn_divisors(
-    theta: float,
-    head_dim: int,
-    factor: float,
-    fast: float,
-    slow: float,
-    context: int,
-    *,
-    truncates: bool,
-) -> tuple[float, ...]:
-    """YaRN's (Peng et al. 2023, arXiv:2309.00071): frequencies that turn `fast` times or more in the original context are kept.
-
-    Those that turn `slow` times or less are divided by `factor`. The band between is blended linearly in the frequency's
-    index; with `truncates` it begins and ends at whole indices.
-    """
-    if fast < slow:
-        raise ValueError(f"beta_fast is {fast}, expected beta_slow or more, which is {slow}")
-    if theta <= 1:
-        raise ValueError(f"rope_theta is {theta}, expected more than 1 for yarn")
-
-    def index(turns: float) -> float:
-        return head_dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-    low, high = index(fast), index(slow)
-    if truncates:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    width = high - low if high != low else 0.001  # as transformers has it
-    divided = [min(max((i - low) / width, 0.0), 1.0) for i in range(head_dim // 2)]
-    return tuple(1.0 / (1.0 - share + share / factor) for share in divided)
-
-
-def yarn_amplitude(factor: float, scale: float = 1.0) -> float:
-    """What yarn multiplies cosines and sines by: it grows with the logarithm of `factor`, which makes softmax sharper."""
-    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
-def _yarn_amplitude(settings: Fields, factor: float) -> float:
+    yarn = Yarn(factor, context, settings.flag("truncate", True), fast, slow)
     scales = [settings.number(key, 0.0) for key in ("mscale", "mscale_all_dim")]
-    default = yarn_amplitude(factor)
+    default = yarn.amplitude()
     if all(scales):
-        default = yarn_amplitude(factor, scales[0]) / yarn_amplitude(factor, scales[1])
-    return float(settings.number("attention_factor", default, above=0))
+        default = yarn.amplitude(scales[0]) / yarn.amplitude(scales[1])
+    amplitude = float(settings.number("attention_factor", default, above=0))
+    return Rope(theta, yarn.divisors(theta, head_dim), amplitude)
