@@ -1,4 +1,4 @@
-"""The tiny models of `tiny_mixtures` as GGUF files, named, stacked and ordered as llama.cpp's convert_hf_to_gguf.py does it.
+"""The tiny models of `tiny_models` as GGUF files, named, stacked and ordered as llama.cpp's convert_hf_to_gguf.py does it.
 
 Matrices may be in any of ggml's types: their blocks are then random bits of a fitting scale, which need no quantizer.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import packers
-import tiny_mixtures
+import tiny_models
 from conftest import add_tokenizer
 
 ARCHITECTURES = {
@@ -60,7 +60,7 @@ Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
 def random_blocks(type: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Bytes of a tensor [..., columns] whose numbers are about as large as those of `tiny_mixtures`."""
+    """Bytes of a tensor [..., columns] whose numbers are about as large as those of `tiny_models`."""
     rng, columns = np.random.default_rng(seed), shape[-1]
     deviation = 1.5 / np.sqrt(columns)
     if type in ("F16", "BF16"):
@@ -99,7 +99,7 @@ def _experts_of(name: str, weights: Mapping[str, np.ndarray], layer: str) -> dic
     place, names = _PROJECTIONS[name]
     return {
         role: np.stack(
-            [weights[f"{layer}{place}{e}.{p}.weight"] for e in range(tiny_mixtures.EXPERTS)]
+            [weights[f"{layer}{place}{e}.{p}.weight"] for e in range(tiny_models.EXPERTS)]
         )
         for role, p in names.items()
     }
@@ -131,7 +131,7 @@ def _renamed(name: str, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
         if kind == "sinks":
             stem, kind = f"{stem}.sinks", "weight"
         if name == "mixtral" and stem.endswith(("q_proj", "k_proj")):
-            heads, d = len(array) // tiny_mixtures.HEAD_DIM, tiny_mixtures.HEAD_DIM
+            heads, d = len(array) // tiny_models.HEAD_DIM, tiny_models.HEAD_DIM
             array = array.reshape(heads, 2, d // 2, -1).swapaxes(1, 2).reshape(array.shape)
         place = ""
         if stem.startswith("model.layers."):
@@ -158,7 +158,7 @@ def _metadata(name: str, config: Mapping[str, Any], layers: int) -> dict[str, An
         "rope.freq_base": config["rope_theta"],
     }
     if name != "qwen3":
-        said["expert_count"] = tiny_mixtures.EXPERTS
+        said["expert_count"] = tiny_models.EXPERTS
         said["expert_used_count"] = config["num_experts_per_tok"]
     if name == "qwen3_moe":
         said["expert_feed_forward_length"] = config["moe_intermediate_size"]
@@ -179,8 +179,8 @@ def write(
     name: str,
     type_of: Mapping[str, str] | Callable[[int, str], str] | None = None,
     *,
-    hidden: int = tiny_mixtures.HIDDEN,
-    intermediate: int = tiny_mixtures.INTERMEDIATE,
+    hidden: int = tiny_models.HIDDEN,
+    intermediate: int = tiny_models.INTERMEDIATE,
     change: Change | None = None,
 ) -> tuple[Path, Path]:
     """Writes a model twice, with the same numbers: a GGUF file, and a directory of plain numbers.
@@ -193,11 +193,11 @@ def write(
         intermediate: Columns between gate and down.
         change: May change the file's tensors, by name (those in blocks as pairs of bytes and type), and its metadata.
     """
-    weights = tiny_mixtures.weights(name, hidden, intermediate)
-    config = (tiny_mixtures.CONFIGS | tiny_mixtures.DENSE)[name] | {"hidden_size": hidden}
+    weights = tiny_models.weights(name, hidden, intermediate)
+    config = tiny_models.CONFIGS[name] | {"hidden_size": hidden}
     config["moe_intermediate_size" if name == "qwen3_moe" else "intermediate_size"] = intermediate
     tensors: dict[str, Any] = _renamed(name, weights)
-    for layer in range(tiny_mixtures.LAYERS if name != "qwen3" else 0):
+    for layer in range(tiny_models.LAYERS if name != "qwen3" else 0):
         experts = _experts_of(name, weights, f"model.layers.{layer}.")
         for seed, role in enumerate(experts):
             place = f"blk.{layer}.ffn_{role}_exps"
@@ -211,12 +211,12 @@ def write(
                 bias = weights[f"model.layers.{layer}.mlp.experts.{_BIASES[role][0]}_proj_bias"]
                 tensors[f"{place}.bias"] = np.ascontiguousarray(bias[:, _BIASES[role][1]])
         _put_experts(name, weights, f"model.layers.{layer}.", experts)
-    metadata = _metadata(name, config, tiny_mixtures.LAYERS)
+    metadata = _metadata(name, config, tiny_models.LAYERS)
     if change:
         change(tensors, metadata)
     directory = folder / f"{name}_plain"
     directory.mkdir(exist_ok=True)
-    tiny_mixtures.write_config(directory, config)
+    tiny_models.write_config(directory, config)
     packers.save(weights, directory / "model.safetensors")
     return _write_gguf(folder / f"{name}.gguf", ARCHITECTURES[name], tensors, metadata), directory
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 import support
-import tiny_mixtures
+import tiny_models
 from intarsia import cli, repack
 from intarsia.cli import _model
 from intarsia.jax import _decoding
@@ -20,11 +20,11 @@ from test_broken_files import check, mutated_bytes
 from test_engine import tokens_of
 from test_packed_experts import ROLES, check_generates_alike, ones_of
 
-PROMPTS = tiny_mixtures.prompts()
+PROMPTS = tiny_models.prompts()
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-RECORDED = json.loads((support.ROOT / "tests" / "data" / "mixtures.json").read_text())
+RECORDED = json.loads((support.ROOT / "tests" / "data" / "tiny_models.json").read_text())
 WIDE = {"hidden": 64}  # whole blocks of 32
-on_each_mixture = pytest.mark.parametrize("name", tiny_mixtures.CONFIGS)
+on_each_mixture = pytest.mark.parametrize("name", tiny_models.MIXTURES)
 
 
 def assert_same_config(config: Any, of_directory: Any) -> None:
@@ -143,7 +143,7 @@ def of_q4_k_m(layer: int, role: str) -> str:
     return "Q6_K" if role == "down" and layer != 1 else "Q4_K"
 
 
-@pytest.mark.parametrize("name", tiny_mixtures.CONFIGS)
+@pytest.mark.parametrize("name", tiny_models.MIXTURES)
 def test_layers_of_several_formats(tmp_path, name):
     _, packed = check_codes(*gguf_models.write(tmp_path, name, of_q4_k_m, **WIDER))
     formats = [[layer[role].format for role in ROLES] for layer in packed["layers"]]
@@ -299,7 +299,7 @@ def test_what_a_mixture_cannot_be(tmp_path, name, change, text):
 def test_what_a_file_may_leave_out(tmp_path):
     """As llama.cpp reads it: an expert's columns are those of a dense layer divided by the experts of a token."""
     path, _ = gguf_models.write(tmp_path, "qwen3_moe", change=without("expert_feed_forward_length"))
-    assert open_checkpoint(path).config.intermediate == 3 * tiny_mixtures.INTERMEDIATE // 2
+    assert open_checkpoint(path).config.intermediate == 3 * tiny_models.INTERMEDIATE // 2
 
     def change(tensors: dict[str, Any], metadata: dict[str, Any]) -> None:
         metadata |= {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
@@ -310,7 +310,7 @@ def test_what_a_file_may_leave_out(tmp_path):
 
     path, _ = gguf_models.write(tmp_path, "gpt_oss", change=change)
     windows = [kind.sliding_window for kind in open_checkpoint(path).config.layer_kinds]
-    assert windows == [tiny_mixtures.WINDOW, tiny_mixtures.WINDOW, None]
+    assert windows == [tiny_models.WINDOW, tiny_models.WINDOW, None]
     # Unscaled over scaled frequencies in transformers 4.57, whose other models begin and end the band at whole indices.
     path, _ = gguf_models.write(
         tmp_path, "qwen3", change=lambda t, m: (change(t, m), m.update({"rope.freq_base": 1e4}))

@@ -4,7 +4,7 @@ import gguf
 import jax
 import numpy as np
 import pytest
-import tiny_mixtures
+import tiny_models
 from intarsia.models import Engine, ModelParallel, load_model, open_checkpoint
 from intarsia.models.gguf_file import Reader, open_gguf, read_part, read_whole
 from intarsia.models.lazy import LazyArray
@@ -57,7 +57,7 @@ def test_llama(write_directory, write_gguf, hf_config, tiny_weights, kind, size)
     ],
 )
 def test_mixtures(tmp_path, name, sizes) -> None:
-    _, expected, got = _both(tiny_mixtures.write(tmp_path, name), *sizes)
+    _, expected, got = _both(tiny_models.write(tmp_path, name), *sizes)
     _check(expected, got)
 
 

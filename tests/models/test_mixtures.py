@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import support
-import tiny_mixtures
+import tiny_models
 from intarsia import cli
 from intarsia.models import Engine, SamplingParams, Tokenizer, export_model, load_model, reference
 from intarsia.models.architectures import config_to_hf
@@ -26,8 +26,8 @@ from test_broken_files import check, mutated_json
 from test_engine import tokens_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-PROMPTS = tiny_mixtures.prompts()
-on_each_mixture = pytest.mark.parametrize("name", tiny_mixtures.CONFIGS)
+PROMPTS = tiny_models.prompts()
+on_each_mixture = pytest.mark.parametrize("name", tiny_models.MIXTURES)
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +35,14 @@ def mixtures(tmp_path_factory: pytest.TempPathFactory):
     """Each tiny mixture's configuration and weights."""
     folder = tmp_path_factory.mktemp("mixtures")
     return {
-        name: load_model(tiny_mixtures.write(folder / name, name)) for name in tiny_mixtures.CONFIGS
+        name: load_model(tiny_models.write(folder / name, name)) for name in tiny_models.MIXTURES
     }
 
 
 @pytest.fixture(scope="module")
 def recorded_mixtures() -> dict[str, Any]:
-    """What transformers made of them; see tools/record_mixtures.py."""
-    return json.loads((support.ROOT / "tests" / "data" / "mixtures.json").read_text())
+    """What transformers made of them; see tools/record_tiny_models.py."""
+    return json.loads((support.ROOT / "tests" / "data" / "tiny_models.json").read_text())
 
 
 def engine_of(model, **settings) -> Engine:
@@ -92,7 +92,7 @@ def test_several_devices_and_scanned_layers_give_the_same(
 @on_each_mixture
 def test_a_gpu_gives_the_tokens_of_transformers(recorded_mixtures, name, tmp_path):
     with jax.default_device(jax.devices("gpu")[0]):
-        model = load_model(tiny_mixtures.write(tmp_path, name))
+        model = load_model(tiny_models.write(tmp_path, name))
         tokens = tokens_of(engine_of(model).generate(PROMPTS, GREEDY))
     assert tokens == [sequence["tokens"] for sequence in recorded_mixtures[name]]
 
@@ -121,7 +121,7 @@ def test_reference_gives_the_tokens_of_transformers(mixtures, recorded_mixtures,
 
 @on_each_mixture
 def test_bf16_stays_near_f32(mixtures, name, tmp_path):
-    rounded = load_model(tiny_mixtures.write(tmp_path, name), dtype="bfloat16")
+    rounded = load_model(tiny_models.write(tmp_path, name), dtype="bfloat16")
     assert rounded[1]["layers"][0]["experts_down"].dtype == jnp.bfloat16
     [exact], [rounded] = (
         engine_of(model).prompt_logprobs(PROMPTS[3:]) for model in (mixtures[name], rounded)
@@ -166,7 +166,7 @@ def test_steps_run_on_the_library(mixtures):
     engine.generate(PROMPTS, GREEDY)
     for step in ("prefill", "decode"):
         calls = engine.custom_calls()[step]
-        assert calls["topk_router"] == calls["fused_experts"] == tiny_mixtures.LAYERS
+        assert calls["topk_router"] == calls["fused_experts"] == tiny_models.LAYERS
 
 
 def test_padding_meets_no_expert(mixtures):
@@ -185,7 +185,7 @@ def test_devices_have_their_experts_and_sum_once_a_branch(mixtures, tensor, sums
     config, params = mixtures["mixtral"]
     parallel = ModelParallel(config, tensor, 2)
     [layer, *_] = parallel.place(params)["layers"]
-    e, n, i = tiny_mixtures.EXPERTS, config.hidden, config.intermediate
+    e, n, i = tiny_models.EXPERTS, config.hidden, config.intermediate
     shapes = {role: layer[role].sharding.shard_shape(layer[role].shape) for role in layer}
     assert shapes["experts_gate_up"] == (e // 2, 2 * i, n)
     assert shapes["experts_down"] == (e // 2, n, i)
@@ -227,7 +227,7 @@ def test_devices_have_their_experts_and_sum_once_a_branch(mixtures, tensor, sums
     ],
 )  # fmt: skip
 def test_wrong_configurations(tmp_path, name, change, message):
-    path = tiny_mixtures.write(tmp_path, name, **change)
+    path = tiny_models.write(tmp_path, name, **change)
     with pytest.raises(ValueError, match=message) as raised:
         load_model(path)
     assert str(raised.value).startswith(str(path)) and "\n" not in str(raised.value)
@@ -235,15 +235,15 @@ def test_wrong_configurations(tmp_path, name, change, message):
 
 @on_each_mixture
 def test_mutants_of_the_configuration(tmp_path, name, pytestconfig):
-    path = tiny_mixtures.write(tmp_path, name)
+    path = tiny_models.write(tmp_path, name)
     for number in range(pytestconfig.getoption("--mutants") // 8):
-        mutant = mutated_json(random.Random(number), tiny_mixtures.CONFIGS[name])
+        mutant = mutated_json(random.Random(number), tiny_models.CONFIGS[name])
         (path / "config.json").write_text(json.dumps(mutant))
         check(path, f"mutant {number} of {name}", load_model)
 
 
 def test_what_a_mixture_cannot_be(tmp_path):
-    path = tiny_mixtures.write(tmp_path / "gpt_oss", "gpt_oss")
+    path = tiny_models.write(tmp_path / "gpt_oss", "gpt_oss")
     with pytest.raises(ValueError, match="dtype is float16, whose range this model leaves"):
         load_model(path, dtype="float16")
     with pytest.raises(
@@ -280,7 +280,7 @@ def test_a_model_without_experts_cannot_divide_them(tiny):
 def directory(tmp_path, write_gguf, tiny_weights) -> Path:
     """A gpt-oss with a tokenizer."""
     tokenizer = Tokenizer.from_path(write_gguf(tiny_weights))
-    path = tiny_mixtures.write(tmp_path / "gpt-oss", "gpt_oss")
+    path = tiny_models.write(tmp_path / "gpt-oss", "gpt_oss")
     tokenizer.backend.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
     return path

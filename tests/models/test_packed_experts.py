@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import packers
 import pytest
-import tiny_mixtures
+import tiny_models
 from intarsia import cli, repack
 from intarsia.models import Engine, ModelParallel, SamplingParams, Tokenizer, load_model
 from intarsia.models.expert_codes import stack_experts
@@ -23,8 +23,8 @@ def write(
     path: Path, name: str, form: str | None, change: Any = None
 ) -> tuple[Path, dict[str, np.ndarray]]:
     """Writes a tiny mixture, in mxfp4 if it is gpt-oss, else in a format of `packers`, or plain; `change` gets its tensors."""
-    weights = tiny_mixtures.weights(name, HIDDEN)
-    config: dict[str, Any] = tiny_mixtures.CONFIGS[name] | {"hidden_size": HIDDEN}
+    weights = tiny_models.weights(name, HIDDEN)
+    config: dict[str, Any] = tiny_models.CONFIGS[name] | {"hidden_size": HIDDEN}
     numbers: dict[str, np.ndarray] = {}
     if form == "mxfp4":
         weights, said, numbers = packers.pack_gpt_oss(weights)
@@ -88,7 +88,7 @@ def test_gpt_oss_in_mxfp4(tmp_path) -> None:
 
 
 def _down_in_8_bits(tensors: dict[str, np.ndarray], config: Any) -> None:
-    weights = tiny_mixtures.weights("qwen3_moe", HIDDEN)
+    weights = tiny_models.weights("qwen3_moe", HIDDEN)
     eight, said, _ = packers.packed(weights, "ct_w8a16")
     tensors |= {name: eight[name] for name in tensors if "mlp" in name and "down_proj" in name}
     groups = config["quantization_config"]["config_groups"]
@@ -121,7 +121,7 @@ def test_others_in_formats_of_matrices(tmp_path, name, form, change) -> None:
 @pytest.mark.parametrize("which", ["experts.0.gate_proj", "experts.3.up_proj", "down_proj"])
 def test_a_layer_that_is_partly_plain_is_plain(tmp_path, which) -> None:
     """Wherever the plain matrix is; the other layers keep their codes."""
-    plain = tiny_mixtures.weights("qwen3_moe", HIDDEN)
+    plain = tiny_models.weights("qwen3_moe", HIDDEN)
 
     def change(tensors: dict[str, np.ndarray], config: Any) -> None:
         names = [n for n in tensors if "layers.1.mlp.experts" in n and which in n]
@@ -236,7 +236,7 @@ def test_experts_in_codes_are_divided_whole(tmp_path, name, form) -> None:
     four = Engine(config, params, max_num_seqs=2, max_model_len=32, parallel=parallel)
     assert tokens_of(one.generate(PROMPTS, GREEDY)) == tokens_of(four.generate(PROMPTS, GREEDY))
     array = params["layers"][0]["experts_down"].packed
-    assert {s.data.shape[0] for s in array.addressable_shards} == {tiny_mixtures.EXPERTS // 4}
+    assert {s.data.shape[0] for s in array.addressable_shards} == {tiny_models.EXPERTS // 4}
     with pytest.raises(
         ValueError, match=r"experts_down is in .* divided by --expert-parallel alone"
     ):

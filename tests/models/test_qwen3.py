@@ -8,14 +8,14 @@ import jax
 import numpy as np
 import pytest
 import support
-import tiny_mixtures
+import tiny_models
 from intarsia.models import Engine, SamplingParams, Tokenizer, export_model, load_model, reference
 from intarsia.models.architectures import config_from_hf
 from test_engine import tokens_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-PROMPTS = tiny_mixtures.prompts()
-RECORDED = json.loads((support.ROOT / "tests" / "data" / "mixtures.json").read_text())["qwen3"]
+PROMPTS = tiny_models.prompts()
+RECORDED = json.loads((support.ROOT / "tests" / "data" / "tiny_models.json").read_text())["qwen3"]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_both_files_are_the_same_model(paths):
 
 
 def test_tied_embeddings_and_a_head_dim_of_its_own():
-    said = tiny_mixtures.DENSE["qwen3"] | {"tie_word_embeddings": True, "head_dim": 32}
+    said = tiny_models.CONFIGS["qwen3"] | {"tie_word_embeddings": True, "head_dim": 32}
     config = config_from_hf(said)
     assert config.tie_embeddings and config.head_dim == 32
     assert config_from_hf({k: v for k, v in said.items() if k != "head_dim"}).head_dim == 128
@@ -67,7 +67,7 @@ def test_tied_embeddings_and_a_head_dim_of_its_own():
     ],
 )  # fmt: skip
 def test_wrong_configurations(tmp_path, change, message):
-    path = tiny_mixtures.write(tmp_path, "qwen3", **change)
+    path = tiny_models.write(tmp_path, "qwen3", **change)
     with pytest.raises(ValueError, match=message) as raised:
         load_model(path)
     assert str(raised.value).startswith(str(path)) and "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Tiny mixtures of experts, and a dense Qwen3, with random weights, as Hugging Face directories: for tests, and to record transformers' tokens."""
+"""Tiny mixtures of experts and a dense Qwen3, with random weights, as Hugging Face directories: for tests, and to record transformers' tokens."""
 
 import json
 from pathlib import Path
@@ -68,9 +68,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW,
         "swiglu_limit": 7.0,
     },
-}
-# Qwen3-MoE without its experts, to record as they are.
-DENSE: dict[str, dict[str, Any]] = {
     "qwen3": _CONFIG
     | {
         "architectures": ["Qwen3ForCausalLM"],
@@ -80,6 +77,7 @@ DENSE: dict[str, dict[str, Any]] = {
         "use_sliding_window": False,
     },
 }
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
 
 
 def prompts() -> list[list[int]]:
@@ -150,7 +148,7 @@ def weights(
 def write(path: Path, name: str, **changes: Any) -> Path:
     """Writes a directory with config.json and model.safetensors."""
     path.mkdir(parents=True, exist_ok=True)
-    write_config(path, (CONFIGS | DENSE)[name] | changes)
+    write_config(path, CONFIGS[name] | changes)
     save_file(weights(name), path / "model.safetensors", metadata={"format": "pt"})
     return path
 

@@ -1,9 +1,9 @@
-"""Records what transformers makes of the tests' tiny mixtures of experts (tests/models/tiny_mixtures.py).
+"""Records what transformers makes of the tests' tiny models (tests/models/tiny_models.py).
 
-Writes tests/data/mixtures.json: of each model and prompt the greedy tokens and the log-probability of each token of the prompt
+Writes tests/data/tiny_models.json: of each model and prompt the greedy tokens and the log-probability of each token of the prompt
 but its first, in f32 on the CPU. Run it in an environment of its own:
 
-    uv run --no-project --with torch --with transformers --with safetensors tools/record_mixtures.py
+    uv run --no-project --with torch --with transformers --with safetensors tools/record_tiny_models.py
 """
 
 import json
@@ -19,7 +19,7 @@ from record_reference_tokens import greedy
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "models"))
 
-import tiny_mixtures  # noqa: E402
+import tiny_models  # noqa: E402
 
 MAX_TOKENS = 16
 
@@ -40,19 +40,19 @@ def record(model, prompt: list[int]) -> dict:
 def main() -> None:
     """Writes each model, loads it, and records it."""
     result = {"transformers": transformers.__version__, "torch": torch.__version__}
-    for name in tiny_mixtures.CONFIGS | tiny_mixtures.DENSE:
+    for name in tiny_models.CONFIGS:
         with tempfile.TemporaryDirectory() as folder:
-            path = tiny_mixtures.write(Path(folder), name)
+            path = tiny_models.write(Path(folder), name)
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 path, dtype=torch.float32, attn_implementation="eager"
             ).eval()
         model.generation_config.eos_token_id = None
-        result[name] = [record(model, prompt) for prompt in tiny_mixtures.prompts()]
+        result[name] = [record(model, prompt) for prompt in tiny_models.prompts()]
         print(name, [sequence["smallest_margin"] for sequence in result[name]])
     text = re.sub(
         r"\[[-\d\s,.e]+\]", lambda m: " ".join(m[0].split()), json.dumps(result, indent=1)
     )
-    (ROOT / "tests" / "data" / "mixtures.json").write_text(text + "\n")
+    (ROOT / "tests" / "data" / "tiny_models.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":
