@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import started
+from gguf_tensors import to_gguf
 from intarsia import cli
 from intarsia.models import Tokenizer, find_model, load_model
 from intarsia.models.packages import PACKAGES
@@ -175,45 +176,6 @@ def tiny_gemma(tmp_path_factory: pytest.TempPathFactory):
     return load_model(_write_directory(folder, config, _gemma_weights()))
 
 
-_GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_GEMMA_GGUF_NAMES = _GGUF_NAMES | {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-
-
-def _to_gguf(name: str, array: np.ndarray, architecture: str) -> tuple[str, np.ndarray]:
-    """Renames, permutes llama's q and k, and adds 1 to gemma's norms, as llama.cpp's converter."""
-    stem, _, kind = name.rpartition(".")
-    gemma = architecture == "gemma3"
-    names = _GEMMA_GGUF_NAMES if gemma else _GGUF_NAMES
-    if gemma and array.ndim == 1:
-        array = array + 1
-    if architecture == "llama" and stem.endswith(("q_proj", "k_proj")):
-        heads = array.shape[0] // HEAD_DIM
-        array = array.reshape(heads, 2, HEAD_DIM // 2, -1).swapaxes(1, 2).reshape(array.shape)
-    if stem.startswith("model.layers."):
-        _, _, layer, stem = stem.split(".", 3)
-        return f"blk.{layer}.{names.get(stem, stem)}.{kind}", array
-    return f"{names.get(stem, stem)}.{kind}", array
-
-
 def add_tokenizer(writer: gguf.GGUFWriter, kind: str, pre: str) -> None:
     """Adds the tiny vocabulary: bytes and merges, or SentencePiece's pieces and scores."""
     tokens, merges = _vocabulary()
@@ -276,7 +238,7 @@ def write_gguf(tmp_path: Path):
         if chat_template is not None:
             writer.add_chat_template(chat_template)
         for name, array in weights.items():
-            writer.add_tensor(*_to_gguf(name, array, architecture))
+            writer.add_tensor(*to_gguf(name, array, architecture, HEAD_DIM))
         for name, array in (extra or {}).items():
             writer.add_tensor(name, array)
         writer.write_header_to_file()
@@ -286,6 +248,12 @@ def write_gguf(tmp_path: Path):
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def recorded_tiny() -> dict[str, Any]:
+    """What transformers made of the models of `tiny_models`; see tools/record_tiny_models.py."""
+    return json.loads((DATA / "tiny_models.json").read_text())
 
 
 def _recorded(name: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 import packers
 import tiny_models
 from conftest import add_tokenizer
+from gguf_tensors import to_gguf
 
 ARCHITECTURES = {
     "qwen3": "qwen3",
@@ -33,25 +34,6 @@ _PLACES: dict[str, dict[int, float]] = {
 }
 TYPES = (*(type for type in _PLACES if type[0] == "Q"), "MXFP4")
 """Those that weights can stay in."""
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.router": "ffn_gate_inp",
-    "mlp.gate": "ffn_gate_inp",
-    "block_sparse_moe.gate": "ffn_gate_inp",
-}
 _PROJECTIONS = {
     "mixtral": ("block_sparse_moe.experts.", dict(gate="w1", up="w3", down="w2")),
     "qwen3_moe": ("mlp.experts.", dict(gate="gate_proj", up="up_proj", down="down_proj")),
@@ -121,29 +103,6 @@ def _put_experts(
             weights[f"{layer}{place}{e}.{p}.weight"] = matrix
 
 
-def _renamed(name: str, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tensors that are the same in both but for their names and llama's order of rows."""
-    made = {}
-    for tensor, array in weights.items():
-        if ".experts." in tensor:
-            continue
-        stem, _, kind = tensor.rpartition(".")
-        if kind == "sinks":
-            stem, kind = f"{stem}.sinks", "weight"
-        if name == "mixtral" and stem.endswith(("q_proj", "k_proj")):
-            heads, d = len(array) // tiny_models.HEAD_DIM, tiny_models.HEAD_DIM
-            array = array.reshape(heads, 2, d // 2, -1).swapaxes(1, 2).reshape(array.shape)
-        place = ""
-        if stem.startswith("model.layers."):
-            _, _, layer, stem = stem.split(".", 3)
-            place = f"blk.{layer}."
-        names = _NAMES | {"self_attn.sinks": "attn_sinks"}
-        if name == "gpt_oss":
-            names["post_attention_layernorm"] = "post_attention_norm"
-        made[f"{place}{names[stem]}.{kind}"] = array
-    return made
-
-
 def _metadata(name: str, config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     said = {
         "block_count": layers,
@@ -196,7 +155,12 @@ def write(
     weights = tiny_models.weights(name, hidden, intermediate)
     config = tiny_models.CONFIGS[name] | {"hidden_size": hidden}
     config["moe_intermediate_size" if name == "qwen3_moe" else "intermediate_size"] = intermediate
-    tensors: dict[str, Any] = _renamed(name, weights)
+    architecture = ARCHITECTURES[name]
+    tensors: dict[str, Any] = dict(
+        to_gguf(tensor, array, architecture, tiny_models.HEAD_DIM)
+        for tensor, array in weights.items()
+        if ".experts." not in tensor
+    )
     for layer in range(tiny_models.LAYERS if name != "qwen3" else 0):
         experts = _experts_of(name, weights, f"model.layers.{layer}.")
         for seed, role in enumerate(experts):
@@ -218,7 +182,7 @@ def write(
     directory.mkdir(exist_ok=True)
     tiny_models.write_config(directory, config)
     packers.save(weights, directory / "model.safetensors")
-    return _write_gguf(folder / f"{name}.gguf", ARCHITECTURES[name], tensors, metadata), directory
+    return _write_gguf(folder / f"{name}.gguf", architecture, tensors, metadata), directory
 
 
 _BIASES = {

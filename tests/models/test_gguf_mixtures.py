@@ -1,7 +1,6 @@
 """Mixtures of experts in GGUF: the model of a directory with the same numbers, from plain numbers and from codes, and what is refused."""
 
 import dataclasses
-import json
 import random
 from typing import Any
 
@@ -9,22 +8,17 @@ import gguf_models
 import jax
 import numpy as np
 import pytest
-import support
 import tiny_models
 from intarsia import cli, repack
 from intarsia.cli import _model
 from intarsia.jax import _decoding
-from intarsia.models import Engine, ModelParallel, SamplingParams, load_model
+from intarsia.models import ModelParallel, load_model
 from intarsia.models.checkpoint import matrices_of_a_layer, open_checkpoint
 from test_broken_files import check, mutated_bytes
-from test_engine import tokens_of
-from test_packed_experts import ROLES, check_generates_alike, ones_of
+from test_mixtures import check_is_recorded, engine_of, on_each_mixture
+from test_packed_experts import ROLES, check_divided_whole, check_generates_alike, ones_of
 
-PROMPTS = tiny_models.prompts()
-GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-RECORDED = json.loads((support.ROOT / "tests" / "data" / "tiny_models.json").read_text())
 WIDE = {"hidden": 64}  # whole blocks of 32
-on_each_mixture = pytest.mark.parametrize("name", tiny_models.MIXTURES)
 
 
 def assert_same_config(config: Any, of_directory: Any) -> None:
@@ -46,17 +40,17 @@ def assert_same_config(config: Any, of_directory: Any) -> None:
 
 
 @on_each_mixture
-def test_tokens_are_those_of_transformers(tmp_path, name):
-    """The weights are those of the directory, to the bit."""
+def test_weights_are_those_of_the_directory(tmp_path, name):
+    """To the bit."""
     path, directory = gguf_models.write(tmp_path, name)
     (config, params), (of_directory, expected) = load_model(path), load_model(directory)
     assert_same_config(config, of_directory)
     jax.tree.map(np.testing.assert_array_equal, params, expected)
-    engine = Engine(config, params, max_num_seqs=4, max_model_len=64)
-    recorded = RECORDED[name]
-    assert tokens_of(engine.generate(PROMPTS, GREEDY)) == [s["tokens"] for s in recorded]
-    for got, sequence in zip(engine.prompt_logprobs(PROMPTS), recorded, strict=True):
-        np.testing.assert_allclose(got, sequence["logprobs"], atol=5e-5)
+
+
+def test_tokens_are_those_of_transformers(tmp_path, recorded_tiny):
+    path, _ = gguf_models.write(tmp_path, "gpt_oss")
+    check_is_recorded(engine_of(load_model(path)), recorded_tiny["gpt_oss"])
 
 
 @pytest.mark.parametrize(
@@ -67,7 +61,7 @@ def test_devices_read_their_parts(tmp_path, name, tensor, experts):
     """Of blocks, too: a device's columns begin within one."""
     path, directory = gguf_models.write(tmp_path, name, {"gate": "Q8_0", "down": "Q4_1"}, **WIDE)
     config, whole = load_model(directory)
-    parallel = ModelParallel(config, tensor, experts)
+    parallel = ModelParallel(config, tensor, experts, jax.devices("cpu"))
     placed, want = load_model(path, parallel=parallel)[1], parallel.place(whole)
     jax.tree.map(np.testing.assert_array_equal, placed, want)
 
@@ -131,7 +125,7 @@ WIDER = {"hidden": 256, "intermediate": 256}  # whole blocks of 256
 
 
 @pytest.mark.parametrize("type", ["Q4_K", "Q5_K", "Q6_K"])
-def test_experts_stay_in_codes_with_scales_of_scales(tmp_path, type):
+def test_experts_stay_in_codes_with_outer_scales(tmp_path, type):
     types = dict.fromkeys(("gate", "up", "down"), type)
     _, packed = check_codes(*gguf_models.write(tmp_path, "qwen3_moe", types, **WIDER))
     for role in ROLES:
@@ -143,7 +137,7 @@ def of_q4_k_m(layer: int, role: str) -> str:
     return "Q6_K" if role == "down" and layer != 1 else "Q4_K"
 
 
-@pytest.mark.parametrize("name", tiny_models.MIXTURES)
+@on_each_mixture
 def test_layers_of_several_formats(tmp_path, name):
     _, packed = check_codes(*gguf_models.write(tmp_path, name, of_q4_k_m, **WIDER))
     formats = [[layer[role].format for role in ROLES] for layer in packed["layers"]]
@@ -183,18 +177,8 @@ def test_shapes_of_codes_that_do_not_fit(tmp_path, name, places):
 
 
 def test_experts_in_codes_are_divided_whole(tmp_path):
-    """Outer factors, too."""
-    path, _ = gguf_models.write(tmp_path, "qwen3_moe", lambda *at: "Q4_K", **WIDER)
-    config, whole = load_model(path, quantize="file")
-    parallel = ModelParallel(config, 1, 4)
-    spread = load_model(path, quantize="file", parallel=parallel)[1]
-    settings: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64}
-    engines = (
-        Engine(config, whole, **settings),
-        Engine(config, spread, parallel=parallel, **settings),
-    )
-    one, four = (tokens_of(engine.generate(PROMPTS, GREEDY)) for engine in engines)
-    assert one == four
+    """Outer scales, too."""
+    check_divided_whole(gguf_models.write(tmp_path, "qwen3_moe", lambda *at: "Q4_K", **WIDER)[0])
 
 
 def test_every_block_of_mxfp4_is_what_ggml_says():
@@ -338,6 +322,7 @@ def test_the_command_keeps_codes(tmp_path, capsys):
     texts = []
     for flags in ([], ["--quantize", "none"]):
         command = ["generate", "--model", str(path), "--prompt", "the 12", "--max-tokens", "4"]
+        command += ["--device", "cpu"]
         assert cli.main([*command, "--no-chat-template", *flags]) == 0
         out, said = capsys.readouterr()
         texts.append(out)

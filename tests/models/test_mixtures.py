@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import support
 import tiny_models
 from intarsia import cli
 from intarsia.models import Engine, SamplingParams, Tokenizer, export_model, load_model, reference
@@ -39,12 +38,6 @@ def mixtures(tmp_path_factory: pytest.TempPathFactory):
     }
 
 
-@pytest.fixture(scope="module")
-def recorded_mixtures() -> dict[str, Any]:
-    """What transformers made of them; see tools/record_tiny_models.py."""
-    return json.loads((support.ROOT / "tests" / "data" / "tiny_models.json").read_text())
-
-
 def engine_of(model, **settings) -> Engine:
     return Engine(*model, max_num_seqs=4, max_model_len=64, **settings)
 
@@ -52,14 +45,18 @@ def engine_of(model, **settings) -> Engine:
 # ------------------------------------------------------------------------------------------------- transformers' tokens
 
 
-@on_each_mixture
-def test_tokens_are_those_of_transformers(mixtures, recorded_mixtures, name):
-    engine, recorded = engine_of(mixtures[name]), recorded_mixtures[name]
+def check_is_recorded(engine: Engine, recorded: list[dict[str, Any]]) -> None:
+    """Tokens and log-probabilities are transformers'."""
     expected = [sequence["tokens"] for sequence in recorded]
     assert tokens_of(engine.generate(PROMPTS, GREEDY)) == expected
     for got, sequence in zip(engine.prompt_logprobs(PROMPTS), recorded, strict=True):
         np.testing.assert_allclose(got, sequence["logprobs"], atol=5e-5)
     assert len({tuple(tokens) for tokens in expected}) == len(PROMPTS)
+
+
+@on_each_mixture
+def test_tokens_are_those_of_transformers(mixtures, recorded_tiny, name):
+    check_is_recorded(engine_of(mixtures[name]), recorded_tiny[name])
 
 
 @pytest.mark.parametrize(
@@ -81,42 +78,40 @@ def test_tokens_are_those_of_transformers(mixtures, recorded_mixtures, name):
     ],
     ids=str,
 )
-def test_several_devices_and_scanned_layers_give_the_same(
-    mixtures, recorded_mixtures, name, settings
-):
+def test_several_devices_and_scanned_layers_give_the_same(mixtures, recorded_tiny, name, settings):
     tokens = tokens_of(engine_of(mixtures[name], **settings).generate(PROMPTS, GREEDY))
-    assert tokens == [sequence["tokens"] for sequence in recorded_mixtures[name]]
+    assert tokens == [sequence["tokens"] for sequence in recorded_tiny[name]]
 
 
 @pytest.mark.gpu
 @on_each_mixture
-def test_a_gpu_gives_the_tokens_of_transformers(recorded_mixtures, name, tmp_path):
+def test_a_gpu_gives_the_tokens_of_transformers(recorded_tiny, name, tmp_path):
     with jax.default_device(jax.devices("gpu")[0]):
         model = load_model(tiny_models.write(tmp_path, name))
         tokens = tokens_of(engine_of(model).generate(PROMPTS, GREEDY))
-    assert tokens == [sequence["tokens"] for sequence in recorded_mixtures[name]]
+    assert tokens == [sequence["tokens"] for sequence in recorded_tiny[name]]
 
 
 @pytest.mark.gpu
 @on_each_mixture
 @pytest.mark.parametrize("tensor", [1, 2])
-def test_two_gpus_give_the_tokens_of_transformers(mixtures, recorded_mixtures, name, tensor):
+def test_two_gpus_give_the_tokens_of_transformers(mixtures, recorded_tiny, name, tensor):
     if len(jax.devices("gpu")) < 2:
         pytest.skip("this machine has one GPU")
     engine = engine_of(mixtures[name], expert_parallel=2, tensor_parallel=tensor)
     # More than once: XLA launches calls one by one at first, records a graph, and replays that.
     for _ in range(2):
         tokens = tokens_of(engine.generate(PROMPTS, GREEDY))
-        assert tokens == [sequence["tokens"] for sequence in recorded_mixtures[name]]
+        assert tokens == [sequence["tokens"] for sequence in recorded_tiny[name]]
 
 
 @pytest.mark.full
 @on_each_mixture
-def test_reference_gives_the_tokens_of_transformers(mixtures, recorded_mixtures, name):
+def test_reference_gives_the_tokens_of_transformers(mixtures, recorded_tiny, name):
     config, params = mixtures[name]
     endless = dataclasses.replace(config, eos_ids=())
     tokens = reference.generate(endless, params, PROMPTS, 16).tokens
-    assert tokens == [sequence["tokens"] for sequence in recorded_mixtures[name]]
+    assert tokens == [sequence["tokens"] for sequence in recorded_tiny[name]]
 
 
 @on_each_mixture
@@ -144,11 +139,11 @@ def test_bf16_stays_near_f32(mixtures, name, tmp_path):
     ],
     ids=["per_token", "renormalize", "limit", "kinds", "one_kind", "rope", "amplitude", "o_bias"],
 )
-def test_every_trait_changes_the_probabilities(mixtures, recorded_mixtures, name, change):
+def test_every_trait_changes_the_probabilities(mixtures, recorded_tiny, name, change):
     config, params = mixtures[name]
     changed = dataclasses.replace(config, **change(config)), params
     [logprobs] = engine_of(changed, scan_layers=True).prompt_logprobs(PROMPTS[1:2])
-    assert np.abs(logprobs - recorded_mixtures[name][1]["logprobs"]).max() > 0.05
+    assert np.abs(logprobs - recorded_tiny[name][1]["logprobs"]).max() > 0.05
 
 
 def _with_rope(config, **change) -> tuple[LayerKind, ...]:

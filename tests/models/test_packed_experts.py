@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import packers
 import pytest
@@ -68,6 +69,24 @@ def check_generates_alike(config: Any, packed: Any, plain: Any) -> None:
         assert calls.get("fused_experts_quantized", 0) == (config.layers if params is packed else 0)
         assert calls.get("fused_experts", 0) == (0 if params is packed else config.layers)
     assert made[0] == made[1]
+
+
+def check_divided_whole(path: Path) -> tuple[Any, repack.PackedWeight]:
+    """Four devices have two experts each, and give the tokens of one; returns the configuration and a layer's down projections."""
+    cpus, settings = jax.devices("cpu"), {"max_num_seqs": 2, "max_model_len": 32}
+    with jax.default_device(cpus[0]):
+        config, whole = load_model(path, quantize="file")
+        one = tokens_of(Engine(config, whole, **settings).generate(PROMPTS, GREEDY))
+    parallel = ModelParallel(config, 1, 4, cpus)
+    spread = load_model(path, quantize="file", parallel=parallel)[1]
+    four = Engine(config, spread, parallel=parallel, **settings)
+    assert tokens_of(four.generate(PROMPTS, GREEDY)) == one
+    experts, placed = (params["layers"][0]["experts_down"] for params in (whole, spread))
+    for array, spread_array in zip(experts.arrays, placed.arrays, strict=True):
+        if array is not None:
+            shapes = {s.data.shape[0] for s in spread_array.addressable_shards}
+            assert shapes == {tiny_models.EXPERTS // 4}
+    return config, experts
 
 
 def test_gpt_oss_in_mxfp4(tmp_path) -> None:
@@ -229,18 +248,11 @@ def test_plain_experts_are_rounded(tmp_path, quantize) -> None:
 @pytest.mark.parametrize(("name", "form"), [("gpt_oss", "mxfp4"), ("qwen3_moe", "ct_nvfp4")])
 def test_experts_in_codes_are_divided_whole(tmp_path, name, form) -> None:
     path, _ = write(tmp_path, name, form)
-    config, packed = load_model(path, quantize="file")
-    one = Engine(config, packed, max_num_seqs=2, max_model_len=32)
-    parallel = ModelParallel(config, 1, 4)
-    params = load_model(path, quantize="file", parallel=parallel)[1]
-    four = Engine(config, params, max_num_seqs=2, max_model_len=32, parallel=parallel)
-    assert tokens_of(one.generate(PROMPTS, GREEDY)) == tokens_of(four.generate(PROMPTS, GREEDY))
-    array = params["layers"][0]["experts_down"].packed
-    assert {s.data.shape[0] for s in array.addressable_shards} == {tiny_models.EXPERTS // 4}
+    config, experts = check_divided_whole(path)
     with pytest.raises(
         ValueError, match=r"experts_down is in .* divided by --expert-parallel alone"
     ):
-        ModelParallel(config, 2).place({"experts_down": packed["layers"][0]["experts_down"]})
+        ModelParallel(config, 2, devices=jax.devices("cpu")).place({"experts_down": experts})
 
 
 def _change(path: Path, name: str, change: Any) -> None:
@@ -290,6 +302,7 @@ def generate(tmp_path, write_gguf, tiny_weights, capsys):
         path, _ = write(folder, name, form, change)
         backend.save(str(path / "tokenizer.json"))
         command = ["generate", "--model", str(path), "--prompt", "the", "--max-tokens", "2"]
+        command += ["--device", "cpu"]
         status = cli.main([*command, "--no-chat-template", *arguments])
         return status, capsys.readouterr().err
 

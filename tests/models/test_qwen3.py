@@ -1,4 +1,4 @@
-"""Dense Qwen3: transformers' tokens from a directory and from GGUF, what a directory may not say, and an export."""
+"""Dense Qwen3: transformers' tokens, the same model from a directory and from GGUF, what a directory may not say, and an export."""
 
 import dataclasses
 import json
@@ -7,15 +7,10 @@ import gguf_models
 import jax
 import numpy as np
 import pytest
-import support
 import tiny_models
-from intarsia.models import Engine, SamplingParams, Tokenizer, export_model, load_model, reference
+from intarsia.models import Tokenizer, export_model, load_model, reference
 from intarsia.models.architectures import config_from_hf
-from test_engine import tokens_of
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-PROMPTS = tiny_models.prompts()
-RECORDED = json.loads((support.ROOT / "tests" / "data" / "tiny_models.json").read_text())["qwen3"]
+from test_mixtures import PROMPTS, check_is_recorded, engine_of
 
 
 @pytest.fixture(scope="module")
@@ -24,20 +19,15 @@ def paths(tmp_path_factory):
     return gguf_models.write(tmp_path_factory.mktemp("qwen3"), "qwen3")
 
 
-@pytest.mark.parametrize("kind", [0, 1], ids=["gguf", "directory"])
-def test_tokens_are_those_of_transformers(paths, kind):
-    engine = Engine(*load_model(paths[kind]), max_num_seqs=4, max_model_len=64)
-    expected = [sequence["tokens"] for sequence in RECORDED]
-    assert tokens_of(engine.generate(PROMPTS, GREEDY)) == expected
-    for got, sequence in zip(engine.prompt_logprobs(PROMPTS), RECORDED, strict=True):
-        np.testing.assert_allclose(got, sequence["logprobs"], atol=5e-5)
+def test_tokens_are_those_of_transformers(paths, recorded_tiny):
+    check_is_recorded(engine_of(load_model(paths[1])), recorded_tiny["qwen3"])
 
 
-def test_reference_gives_the_tokens_of_transformers(paths):
+def test_reference_gives_the_tokens_of_transformers(paths, recorded_tiny):
     config, params = load_model(paths[1])
     endless = dataclasses.replace(config, eos_ids=())
     tokens = reference.generate(endless, params, PROMPTS, 16).tokens
-    assert tokens == [sequence["tokens"] for sequence in RECORDED]
+    assert tokens == [sequence["tokens"] for sequence in recorded_tiny["qwen3"]]
 
 
 def test_both_files_are_the_same_model(paths):
