@@ -224,7 +224,7 @@ ARRAY, U8 = 9, 0
         (gguf_header(tensors=2**60), "counts 1152921504606846976 tensors"),
         (gguf_header(kv("x", 77, b"")), "a value is of type 77, which the gguf package lacks"),
         (gguf_header(kv("x", U8, b"1"), kv("x", U8, b"1")), "Duplicate x"),
-        (gguf_header(), "tensor token_embd.weight is missing"),
+        (gguf_header(), "key general.architecture is missing"),
         (b"GGUF", "the file ends at byte 4, expected 8"),
     ],
 )  # fmt: skip

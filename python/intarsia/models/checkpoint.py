@@ -1,10 +1,11 @@
 """Opens a model's files, GGUF or a Hugging Face directory: its configuration, and tensors by Hugging Face's names."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,15 +45,18 @@ _GGUF_NAMES = {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
-# gpt-oss's second norm is named as one that ends a block.
-_GGUF_GPT_OSS_NAMES = _GGUF_NAMES | {"post_attention_norm": "post_attention_layernorm"}
-# Where blocks end with norms of their own, Hugging Face's post_attention_layernorm is one of them.
-_GGUF_POST_NORM_NAMES = _GGUF_NAMES | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
+# What is post_attention_layernorm in a directory is post_attention_norm: in gpt-oss the norm before the experts, in Gemma 3 that after
+# attention. Gemma 3 has four norms a block.
+_OTHER_GGUF_NAMES = {
+    "gpt-oss": {"post_attention_norm": "post_attention_layernorm"},
+    "gemma3": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
 }
 
+_PERMUTED = tuple(f"{of}_proj.{what}" for of in "qk" for what in ("weight", "bias"))
 # By ggml's type: what packs rows of its blocks.
 _PACKS: dict[str, Callable[[np.ndarray], PackedWeight]] = {
     type: functools.partial(from_gguf, type=type) for type in GGUF_TYPES
@@ -111,68 +115,20 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 
 def _gguf_checkpoint(path: Path, reader: "Reader") -> Checkpoint:
-    from intarsia.models.gguf_file import read_part, read_whole
-
     # The vocabulary is the tokenizer's business, and slow to read.
     metadata = {
         key: field.contents()
         for key, field in reader.fields.items()
         if not key.startswith("tokenizer.") or key.endswith("_id")
     }
-
     if (parts := metadata.get("split.count", 1)) > 1:
         raise ValueError(
             f"it is part {metadata.get('split.no', 0) + 1} of {parts}, expected a whole model; "
             "llama-gguf-split --merge joins them"
         )
-    names = _GGUF_NAMES
-    if any(tensor.name.endswith(".post_ffw_norm.weight") for tensor in reader.tensors):
-        names = _GGUF_POST_NORM_NAMES
-    if metadata.get("general.architecture") == "gpt-oss":
-        names = _GGUF_GPT_OSS_NAMES
+    architecture = Fields(metadata).text("general.architecture")
+    names = _GGUF_NAMES | _OTHER_GGUF_NAMES.get(architecture, {})
     tensors = {_hf_name(tensor.name, names): tensor for tensor in reader.tensors}
-    permuted = tuple(f"{of}_proj.{what}" for of in "qk" for what in ("weight", "bias"))
-    if metadata.get("general.architecture") != "llama":
-        permuted = ()
-
-    def in_order(name: str, rows: np.ndarray) -> np.ndarray:
-        return _unpermute(rows, config.head_dim) if name.endswith(permuted) else rows
-
-    def read(name: str) -> np.ndarray:
-        tensor = tensors[name]
-        with reading(path, f"tensor {tensor.name}"):
-            array = in_order(name, read_whole(tensor))
-        reader.release()
-        return array
-
-    def packed(kind: str, rows: np.ndarray) -> PackedWeight:
-        def pack(part: slice) -> PackedWeight:
-            weight = _PACKS[kind](rows[part])
-            reader.release()
-            return weight
-
-        return packed_by_rows(len(rows), 2 * rows[0].size, pack)  # a byte is two codes or less
-
-    def read_packed(name: str) -> PackedWeight | list[PackedWeight] | None:
-        tensor = tensors[name]
-        kind = tensor.tensor_type.name
-        if kind not in _PACKS:
-            return None
-        with reading(path, f"tensor {tensor.name}"):
-            if tensor.data.ndim == 3:
-                return [packed(kind, rows) for rows in tensor.data]
-            return packed(kind, in_order(name, tensor.data))
-
-    def lazy(name: str) -> LazyArray:
-        tensor = tensors[name]
-
-        def cut(index: Index) -> np.ndarray:
-            with reading(path, f"tensor {tensor.name}"):
-                array = read_part(tensor, index)
-                return _unpermute(array, config.head_dim) if name.endswith(permuted) else array
-
-        return LazyArray([int(size) for size in reversed(tensor.shape)], cut)
-
     # Llama 3's rope scaling is stored as a tensor of divisors instead of as metadata.
     divisors = tensors.pop("rope_freqs.weight", None)
     embedding = tensors.get("model.embed_tokens.weight")
@@ -186,7 +142,73 @@ def _gguf_checkpoint(path: Path, reader: "Reader") -> Checkpoint:
         rope_divisors=None if divisors is None else tuple(map(float, divisors.data.ravel())),
     )
     check_gguf_experts(config, tensors)
-    return Checkpoint(config, frozenset(tensors), read, lazy, read_packed, True)
+    head_dim = config.head_dim if architecture == "llama" else None
+    readers = _GgufTensors(path, reader, tensors, head_dim)
+    return Checkpoint(
+        config, frozenset(tensors), readers.read, readers.lazy, readers.read_packed, True
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _GgufTensors:
+    """A GGUF file's tensors by Hugging Face's names.
+
+    `permuted_heads` is the head dim of a model whose rows of q and k are in GGUF's order, as llama's are.
+    """
+
+    path: Path
+    reader: "Reader"
+    tensors: Mapping[str, Any]
+    permuted_heads: int | None
+
+    def read(self, name: str) -> np.ndarray:
+        """The numbers of a tensor."""
+        from intarsia.models.gguf_file import read_whole
+
+        with self._reading(name) as tensor:
+            array = self._in_order(name, read_whole(tensor))
+        self.reader.release()
+        return array
+
+    def lazy(self, name: str) -> LazyArray:
+        """The same, read in parts."""
+        from intarsia.models.gguf_file import read_part
+
+        def cut(index: Index) -> np.ndarray:
+            with self._reading(name) as tensor:
+                return self._in_order(name, read_part(tensor, index))
+
+        return LazyArray([int(size) for size in reversed(self.tensors[name].shape)], cut)
+
+    def read_packed(self, name: str) -> PackedWeight | list[PackedWeight] | None:
+        """A matrix in codes, or several; None for formats that no op reads."""
+        kind = self.tensors[name].tensor_type.name
+        if kind not in _PACKS:
+            return None
+        with self._reading(name) as tensor:
+            if tensor.data.ndim == 3:
+                return [self._packed(kind, rows) for rows in tensor.data]
+            return self._packed(kind, self._in_order(name, tensor.data))
+
+    def _packed(self, kind: str, rows: np.ndarray) -> PackedWeight:
+        def pack(part: slice) -> PackedWeight:
+            weight = _PACKS[kind](rows[part])
+            self.reader.release()
+            return weight
+
+        return packed_by_rows(len(rows), 2 * rows[0].size, pack)  # a byte is two codes or less
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[Any]:
+        """The tensor; errors name it as the file does."""
+        tensor = self.tensors[name]
+        with reading(self.path, f"tensor {tensor.name}"):
+            yield tensor
+
+    def _in_order(self, name: str, rows: np.ndarray) -> np.ndarray:
+        if self.permuted_heads is None or not name.endswith(_PERMUTED):
+            return rows
+        return _unpermute(rows, self.permuted_heads)
 
 
 def _hf_name(name: str, names: Mapping[str, str]) -> str:
