@@ -64,7 +64,7 @@ def rows_in_turn(first: PackedWeight, second: PackedWeight) -> PackedWeight:
 
 
 def stacked(weights: Sequence[PackedWeight]) -> PackedWeight:
-    """Matrices of one form side by side: each array has an axis in front, for the matrix; outer factors [1] become [e].
+    """Matrices of one form side by side: each array has an axis in front, for the matrix; outer factors [1] are [e] then.
 
     Raises:
         ValueError: They differ in form, or have rows beyond their whole tiles.

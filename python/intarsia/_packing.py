@@ -48,7 +48,8 @@ class PackedWeight:
         packed: Codes, u8 [c, kb, bits, 16, 4]; `src/matmul/quantized.h` says which bit is where.
         scales: [c, kg, 16], of each group of each row.
         zeros: The same, or None.
-        outer_scales, outer_zeros: What those are multiplied by, [c, ko, 16] or [1], or None.
+        outer_scales, outer_zeros: What those are multiplied by, [c, ko, 16] or [1], or None: outer factors, such as
+            the scales of GGUF's super-blocks and nvfp4's global scale.
         rows, columns: Of the matrix; tiles have 16 rows, the last one perhaps fewer.
         format: One of `FORMATS`.
         group: Columns that share a scale; 0: all.

@@ -225,6 +225,7 @@ ARRAY, U8 = 9, 0
         (gguf_header(kv("x", 77, b"")), "a value is of type 77, which the gguf package lacks"),
         (gguf_header(kv("x", U8, b"1"), kv("x", U8, b"1")), "Duplicate x"),
         (gguf_header(), "key general.architecture is missing"),
+        (gguf_header(kv("general.architecture", 8, struct.pack("<Q", 5) + b"llama")), "tensor token_embd.weight is missing"),
         (b"GGUF", "the file ends at byte 4, expected 8"),
     ],
 )  # fmt: skip
