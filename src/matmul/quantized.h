@@ -76,6 +76,18 @@ inline constexpr int64_t kTileRows = 16;      // of w, neighbors in a line
 inline constexpr int64_t kBlockColumns = 32;  // of w
 inline constexpr int64_t kLineBytes = 64;
 
+// Columns of w, hence of x, that an instruction of the tensor cores sums, and that warps of a GPU
+// take at a time: a stage of their ring, or a unit.
+inline constexpr int kStepColumns = 16, kStageColumns = 128;
+// Where groups of columns may end, which kernels have instances for: with each 16 columns, with
+// each 32, or with each 128, of which longer ones have several.
+enum class GroupEnds { kEach16, kEach32, kEach128 };
+constexpr GroupEnds GroupEndsOf(int64_t group) {
+  return group % kStageColumns == 0   ? GroupEnds::kEach128
+         : group % kBlockColumns == 0 ? GroupEnds::kEach32
+                                      : GroupEnds::kEach16;
+}
+
 // What a group's scales or zeros are made of: inner times outer.
 struct Factors {
   const void* data = nullptr;  // absent
@@ -84,7 +96,8 @@ struct Factors {
   DType outer_dtype = DType::kF32;
   int64_t outers = 0;  // of a row; 0: one for all
 
-  // Of stacked matrices, those of one with so many tiles.
+  // Of stacked matrices, those of one with so many tiles. f32, f16 or bf16: Bytes(dtype), which
+  // knows all types, would be a trap in a kernel.
   constexpr int64_t outer_bytes(int64_t tiles) const {
     return (outers == 0 ? 1 : tiles * outers * kTileRows) * (outer_dtype == DType::kF32 ? 4 : 2);
   }
@@ -125,6 +138,13 @@ struct QuantizedParams {
   constexpr int64_t results() const { return gating.is_there ? n() / 2 : n(); }  // of a row
   constexpr int64_t tile_bytes() const { return blocks() * BitsOf(format) * kLineBytes; }
 };
+
+// nvfp4: e2m1 with scales in e4m3 of 16 columns, and perhaps one outer factor for all, or for each
+// row.
+inline bool IsNvFp4(const QuantizedParams& p) {
+  return p.format == Format::kE2M1 && p.group == kStepColumns && p.scales.dtype == DType::kF8E4M3 &&
+         p.scales.outers <= 1 && !p.zeros.data;
+}
 
 // The rows of x that are worked on at a time, as f32 with zeros up to a whole block, and the sums
 // of each of their groups.

@@ -1,5 +1,7 @@
 #include "src/matmul/weight_operands.h"
 
+#include <algorithm>
+
 namespace intarsia::matmul {
 namespace {
 
@@ -20,28 +22,28 @@ Status WeightOperands::Check() const {
     return InvalidArgument(Text(packed_name, " has ", letter, "b=", blocks,
                                 " blocks of 32 columns, expected ", expected, " for ", columns.name,
                                 "=", k));
-  if (group.size < 0 || (group.size != 16 && group.size % kBlockColumns != 0))
+  if (group.size < 0 || (group.size != kStepColumns && group.size % kBlockColumns != 0))
     return InvalidArgument(
         Text(group.name, " is ", group.size, ", expected 0, 16 or a multiple of 32"));
-  const int64_t parts = group.size == 0 ? 1 : CeilDiv(k, group.size);
+  const int64_t parts = group.size == 0 ? 1 : CeilDiv(k, std::min(group.size, k + kBlockColumns));
   if (groups() != parts)
     return InvalidArgument(Text(prefix, "scales has ", letter, "g=", groups(), " groups, expected ",
                                 parts, " for ", columns.name, "=", k, " and ", group.name, "=",
                                 group.size));
   INTARSIA_RETURN_IF_ERROR(CheckOuter("outer_scales", outer_scales));
   INTARSIA_RETURN_IF_ERROR(CheckOuter("outer_zeros", outer_zeros));
-  const auto refuse = [&](auto... why) {
-    return InvalidArgument(Text(prefix, "outer_zeros is given", why...));
-  };
-  if (outer_zeros && !zeros) return refuse(" but ", prefix, "zeros is not");
-  if (outer_zeros && zeros_are == "points") return refuse(", expected none where zeros are points");
+  if (outer_zeros && !zeros)
+    return InvalidArgument(Text(prefix, "outer_zeros is given but ", prefix, "zeros is not"));
+  if (outer_zeros && zeros_are == "points")
+    return InvalidArgument(
+        Text(prefix, "outer_zeros is given, expected none where zeros are points"));
   return {};
 }
 
 Status WeightOperands::CheckOuter(std::string_view name, const Optional& outer) const {
   if (!outer || outer->rank == 1) return {};
   const int64_t o = outer->dim(-2);
-  if (o != 0 && groups() % o == 0) return {};
+  if (groups() == 0 || (o != 0 && groups() % o == 0)) return {};
   return InvalidArgument(Text(prefix, name, " has ", letter, "o=", o,
                               ", expected a divisor of the ", letter, "g=", groups(), " groups"));
 }

@@ -70,21 +70,5 @@ TEST(QuantizedGgufPlan, HopperTakesTypesOfFiles) {
   EXPECT_FALSE(is_taken_with([](QuantizedParams& p) { p.dtype = DType::kF32; }));
 }
 
-TEST(QuantizedGgufPlan, HopperTakesNvFp4) {
-  const auto is_taken = [&](auto change, int64_t m = 4) {
-    QuantizedParams p = NvFp4ParamsOf(m, 4096, 4096);
-    change(p);
-    return PlanFor(p, Gpu("H200")).kernel == QuantizedKernelKind::kWarpgroups;
-  };
-  for (const int64_t m : {1, 8, 16, 17, 64, 300})
-    EXPECT_TRUE(is_taken([](QuantizedParams&) {}, m)) << m;
-  EXPECT_TRUE(is_taken([](QuantizedParams& p) { p.scales.outers = 1; }));
-  EXPECT_TRUE(is_taken([](QuantizedParams& p) { p.scales.outer = nullptr; }));
-  EXPECT_FALSE(is_taken([](QuantizedParams& p) { p.scales.outers = 2; }));
-  EXPECT_FALSE(is_taken([](QuantizedParams& p) { p.scales.dtype = DType::kF32; }));
-  EXPECT_FALSE(is_taken([](QuantizedParams& p) { p.dtype = DType::kF16; }));
-  EXPECT_FALSE(is_taken([](QuantizedParams& p) { p.group = 32, p.groups = 128; }));
-}
-
 }  // namespace
 }  // namespace intarsia::matmul

@@ -71,28 +71,6 @@ TEST(QuantizedGroupsPlan, GroupsOnHopperGoByTheirRows) {
   EXPECT_NE(PlanForGroups(p, Gpu("H200")).kernel, QuantizedKernelKind::kGroupsHopper);
 }
 
-TEST(QuantizedGroupsPlan, HopperTakesNvFp4) {
-  alignas(16) static char memory[16];
-  QuantizedGroupsParams p;
-  p.each = NvFp4ParamsOf(0, 1536, 2048);
-  p.each.out = memory, p.x_rows = 2048;
-  p.groups.all = p.groups.count = 128;
-  const auto kernel = [&](int64_t rows) {
-    p.groups.m = rows;
-    return PlanForGroups(p, Gpu("H200")).kernel;
-  };
-  EXPECT_EQ(kernel(8), QuantizedKernelKind::kGroupsHopper);
-  EXPECT_EQ(kernel(12 * 128), QuantizedKernelKind::kGroupsWarpgroups);
-  p.each.dtype = DType::kF16;
-  EXPECT_EQ(kernel(12 * 128), QuantizedKernelKind::kGroupsHopper);
-  p.each.dtype = DType::kF32;
-  EXPECT_EQ(kernel(8), QuantizedKernelKind::kAny);
-  p.each.dtype = DType::kBF16, p.each.scales.outers = 2;
-  EXPECT_EQ(kernel(8), QuantizedKernelKind::kAny);
-  p.each.scales.outers = 1, p.each.k = 2048 - 16, p.each.groups = 127;
-  EXPECT_EQ(kernel(8), QuantizedKernelKind::kAny);
-}
-
 TEST(QuantizedGroupsPlan, EightBitsOnHopperHaveGroupsOfStages) {
   alignas(16) static char memory[16];
   for (const Format format : {Format::kI8, Format::kE4M3}) {

@@ -16,12 +16,4 @@ inline QuantizedParams ParamsOf(int64_t m, int64_t n, int64_t k, int64_t group) 
   return p;
 }
 
-// nvfp4 of bf16, with one outer scale, or one for each row, or none.
-inline QuantizedParams NvFp4ParamsOf(int64_t m, int64_t n, int64_t k) {
-  QuantizedParams p = ParamsOf(m, n, k, 16);
-  p.format = Format::kE2M1, p.scales.dtype = DType::kF8E4M3, p.points = false;
-  p.scales.outer = p.scales.data;
-  return p;
-}
-
 }  // namespace intarsia::matmul

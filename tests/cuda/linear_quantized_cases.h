@@ -144,6 +144,7 @@ inline QuantizedCase RandomQuantizedCase(std::mt19937& random) {
     if (c.k < 128) c.k = pick({128, 320, 576});
     c.scale = c.format == Format::kE2M1 ? DType::kF8E8M0 : type({kF32, kF16, kBF16});
     if (c.format != Format::kU4) c.zero = DType::kOther;
+    if (c.format == Format::kE2M1 && random() % 2) c.DrawNvFp4(random);
     c.DrawEnd(random);
     if (random() % 2) c.norm = type({kF32, c.dtype});
     // Beyond what raised.cuh takes at first, and beyond what it takes then.
@@ -218,7 +219,7 @@ inline double LeastScale(const QuantizedCase& c, std::mt19937& random) {
   return c.scale == DType::kF8E8M0 && random() % 3 == 0 ? 0.01 : 0.1;
 }
 inline double MostScale(const QuantizedCase& c, std::mt19937& random) {
-  if (c.is_nvfp4()) return std::array{1.0, 448.0, 0.03}[random() % 3];
+  if (c.is_nvfp4()) return std::array{1.0, 0.03, c.dtype == kF16 ? 1.0 : 448.0}[random() % 3];
   return c.scale == DType::kF8E8M0 && random() % 3 != 0 ? 0.8 : 1.0;
 }
 

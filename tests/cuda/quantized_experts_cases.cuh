@@ -56,6 +56,7 @@ class QuantizedExpertsCase {
     c.group = pick({16, 32, 64, 96, 128}), c.bias = random() % 2;
     c.scale = std::array{kF16, kBF16, kF32}[random() % 3];
     if (c.format == matmul::Format::kE2M1) c.group = 32, c.scale = DType::kF8E8M0;
+    if (c.format == matmul::Format::kE2M1 && random() % 2) c.DrawNvFp4(random);
     c.points = random() % 2;
     if (c.format == matmul::Format::kU4) c.zero = c.points ? DType::kU8 : c.scale;
     // f16 holds what swigluoai lets through, of codes around 0.

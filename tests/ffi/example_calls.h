@@ -15,8 +15,8 @@ using Sizes = std::map<std::string, int64_t>;
 
 // All different where the grammar allows, so that no mix-up passes: h a multiple of hk, d of 8, r
 // twice pairs, slots <= t, heads = num_heads + 2 hk, hk not next to 1 where that is allowed, kb and
-// kg what 3 columns k take, nb, ng, ib and ig what 3 tiles u and c have, wb the bits of most
-// formats. A letter that is not here has size 3.
+// kg what 3 columns k take, nb, ng, ib and ig what 3 tiles u and c have. A letter that is
+// not here has size 3.
 inline Sizes SmallSizes() {
   return {{"b", 2},         {"kb", 1}, {"kg", 1},         {"ko", 1},       {"d", 16},
           {"dv", 16},       {"h", 6},  {"head_size", 16}, {"hk", 3},       {"heads", 12},
@@ -24,7 +24,7 @@ inline Sizes SmallSizes() {
           {"max_rows", 6},  {"p", 12}, {"packs", 32},     {"pairs", 4},    {"r", 8},
           {"ranks", 2},     {"s", 5},  {"slots", 8},      {"t", 9},        {"tk", 13},
           {"tq", 10},       {"nb", 2}, {"ng", 1},         {"ib", 1},       {"ig", 1},
-          {"no", 1},        {"io", 1}, {"wb", 4}};
+          {"no", 1},        {"io", 1}};
 }
 
 struct Example {

@@ -12,6 +12,11 @@ namespace intarsia::matmul {
 // f32's x is the sum of three bf16 numbers, each multiplied by codes in bf16.
 constexpr DType CodeType(DType x) { return x == DType::kF16 ? DType::kF16 : DType::kBF16; }
 
+// 2^exponent.
+constexpr INTARSIA_HOST_DEVICE float PowerOfTwo(int exponent) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(127 + exponent) << 23);
+}
+
 // Four neighboring codes of a row. Of 8 bits: `low` has them. Else two bytes of `low` have their
 // lower 4 bits, and the lowest bits of `high` the others, code by code.
 struct FourCodes {
@@ -131,6 +136,16 @@ __device__ __forceinline__ uint32_t OpaqueZero(const QuantizedParams& p) {
   return static_cast<uint32_t>(p.k >> 32);  // k is below 2^30
 }
 
+// A pointer that the compiler is not to compute again, as it would for each use in a loop. asm
+// hides that it is global.
+template <class Pointer>
+__device__ __forceinline__ void KeepGlobal(Pointer& pointer) {
+  asm volatile("" : "+l"(pointer));
+#ifdef __CUDA_ARCH__
+  __builtin_assume(__isGlobal(pointer));
+#endif
+}
+
 // Codes of 8 bits as pairs. i8: bits 0 to 7 of a number count its smallest steps, as above.
 template <Format kFormat, DType kType>
 class ByteNumbers {
@@ -226,6 +241,29 @@ class SpreadCodes<Format::kE2M1, kType> {
   }
 };
 
+// nvfp4, decoded: 2^kNvFp4Exponent q s for a code q and its scale s. q has 2 bits and s has 4, so
+// that f16 and bf16 hold q s exactly. As they lie in bf16, e2m1's bits stand for 2^-126 q, and
+// 2^126 s would overflow; in f16 it is 2^-14 q.
+inline constexpr int kNvFp4Exponent = -9;
+inline constexpr float kNvFp4Unit = PowerOfTwo(kNvFp4Exponent);
+
+// What the bits of codes of rows 2r and 2r + 1 are multiplied by, in pairs. `both`: their scales.
+template <DType kType>
+__device__ __forceinline__ uint2 NvFp4Scales(uint32_t both) {
+  const uint32_t halves = cuda::E4M3PairToF16(both);
+  if constexpr (kType == DType::kF16) {
+    constexpr uint32_t kOne = (14 + kNvFp4Exponent + 15) << 10;  // as f16
+    const uint32_t scales = decoding::MultiplyPairs<DType::kF16>(halves, kOne * 0x10001u);
+    return {__byte_perm(scales, 0, 0x1010), __byte_perm(scales, 0, 0x3232)};
+  }
+  const float2 scales = FloatsOf<DType::kF16>(halves);
+  const auto twice = [](float scale) {  // its upper half is the number in bf16
+    constexpr float kOne = PowerOfTwo(126 + kNvFp4Exponent);
+    return __byte_perm(__float_as_uint(scale * kOne), 0, 0x3232);
+  };
+  return {twice(scales.x), twice(scales.y)};
+}
+
 // The exponent of the smallest number, which is subnormal.
 template <DType kType>
 inline constexpr int kLeastExponent = kType == DType::kF16 ? -24 : -133;
@@ -274,6 +312,21 @@ struct BareCodes<Format::kE2M1, kType> {
   static __device__ __forceinline__ void Decode(uint32_t word, uint32_t (&pairs)[4]) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) pairs[j] = SpreadCodes<Format::kE2M1, kType>::Bits(word, j);
+  }
+  static __device__ __forceinline__ uint4 InOrder(const uint4& x) {
+    return SpreadCodes<Format::kE2M1, kType>::InOrder(x);
+  }
+};
+
+// The same of nvfp4: codes times their scales. A lane's eight columns are of one group.
+template <DType kType>
+struct NvFp4Codes {
+  static constexpr int kStep = kNvFp4Exponent;
+  static constexpr float kBias = 0.0f, kOddWeight = 1.0f;
+
+  static __device__ __forceinline__ void Decode(uint32_t word, uint32_t scale,
+                                                uint32_t (&pairs)[4]) {
+    SpreadCodes<Format::kE2M1, kType>(0).Decode(word, pairs, scale);
   }
   static __device__ __forceinline__ uint4 InOrder(const uint4& x) {
     return SpreadCodes<Format::kE2M1, kType>::InOrder(x);

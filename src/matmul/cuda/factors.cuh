@@ -37,15 +37,18 @@ __device__ __forceinline__ float2 LoadPair(const void* data, DType dtype, int64_
   }
 }
 
+// Element i of an array of f32, f16 or bf16, as outer factors are.
+__device__ __forceinline__ float LoadOne(const void* data, DType dtype, int64_t i) {
+  if (dtype == DType::kF32) return static_cast<const float*>(data)[i];
+  if (dtype == DType::kF16) return cuda::ToFloat(static_cast<const __half*>(data)[i]);
+  return cuda::ToFloat(static_cast<const __nv_bfloat16*>(data)[i]);
+}
+
 // What the factors of one group for rows `row` and `row` + 1 of a tile are multiplied by.
 __device__ __forceinline__ float2 OuterOf(const Factors& factors, int64_t tile, int group,
                                           int groups, int row) {
   if (factors.outers == 0) {
-    const auto* const bytes = static_cast<const char*>(factors.outer);
-    const float one = factors.outer_dtype == DType::kF32 ? *reinterpret_cast<const float*>(bytes)
-                      : factors.outer_dtype == DType::kF16
-                          ? cuda::ToFloat(*reinterpret_cast<const __half*>(bytes))
-                          : cuda::ToFloat(*reinterpret_cast<const __nv_bfloat16*>(bytes));
+    const float one = LoadOne(factors.outer, factors.outer_dtype, 0);
     return make_float2(one, one);
   }
   const int outers = static_cast<int>(factors.outers);
@@ -54,13 +57,24 @@ __device__ __forceinline__ float2 OuterOf(const Factors& factors, int64_t tile, 
                          (tile * outers + at) * kTileRows + row);
 }
 
-// The same of matrix `matrix` of several with so many tiles, whose factors are one for each row, or
-// one for all; 1 if there are none.
-__device__ __forceinline__ float2 OuterOfRows(Factors factors, int matrix, int64_t tiles,
-                                              int64_t tile, int row) {
-  if (!factors.outer || tile >= tiles) return make_float2(1.0f, 1.0f);
-  factors.outer = static_cast<const char*>(factors.outer) + matrix * factors.outer_bytes(tiles);
-  return OuterOf(factors, tile, 0, 1, row);
+// nvfp4's outer scales, of stacked matrices: one for each row, or one for each matrix. Where those
+// of rows `row` and `row` + 1 of a tile lie; `tile`: of those of all matrices.
+__device__ __forceinline__ int64_t NvFp4OuterIndex(const Factors& scales, int matrix, int64_t tile,
+                                                   int row) {
+  return scales.outers ? tile * kTileRows + row : matrix;
+}
+// And what they are; 1 if there are none.
+__device__ __forceinline__ float2 NvFp4OuterPair(const Factors& scales, int64_t at) {
+  if (!scales.outer) return make_float2(1.0f, 1.0f);
+  if (scales.outers) return LoadPair<false>(scales.outer, scales.outer_dtype, at);
+  const float one = LoadOne(scales.outer, scales.outer_dtype, at);
+  return make_float2(one, one);
+}
+// Of a tile of a matrix with so many; 1 beyond the last one.
+__device__ __forceinline__ float2 NvFp4OuterOf(const QuantizedParams& p, int matrix, int64_t tile,
+                                               int row) {
+  if (tile >= p.tiles) return make_float2(1.0f, 1.0f);
+  return NvFp4OuterPair(p.scales, NvFp4OuterIndex(p.scales, matrix, matrix * p.tiles + tile, row));
 }
 
 // The factors of one group for rows `row` and `row` + 1 of a tile; `inner` has those of the tile's

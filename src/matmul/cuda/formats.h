@@ -22,14 +22,15 @@ Status DispatchStreamed(Format format, Fn fn) {
   }
 }
 
-// fn.operator()<kFormat, kWide>() for kernels that have instances for wide groups
-// (RowOfCodesShape); e2m1's are not.
+// fn.operator()<kFormat, kEnds>(): e2m1 has instances for mxfp4 and nvfp4, and others for groups of
+// 32 columns and of 128.
 template <class Fn>
-Status DispatchStreamed(Format format, bool wide, Fn fn) {
+Status DispatchStreamed(Format format, GroupEnds ends, Fn fn) {
   return DispatchStreamed(format, [&]<Format kFormat>() -> Status {
-    if constexpr (kFormat != Format::kE2M1)
-      if (wide) return fn.template operator()<kFormat, true>();
-    return fn.template operator()<kFormat, false>();
+    using enum GroupEnds;
+    constexpr GroupEnds kSecond = kFormat == Format::kE2M1 ? kEach16 : kEach128;
+    if (ends == kSecond) return fn.template operator()<kFormat, kSecond>();
+    return fn.template operator()<kFormat, kEach32>();
   });
 }
 

@@ -128,8 +128,8 @@ int64_t RowTime(int tiles, int units, int sms, int tile_warps, int k_warps) {
 }
 
 bool PlanRow(const QuantizedParams& p, const cuda::Device& device, QuantizedPlan& plan) {
-  if (p.m > kMostRowsOfCodes || plan.kernel == QuantizedKernelKind::kAny ||
-      !RowOfCodesShape::CanTake(p) || !IsAligned16(p.norm.weight))
+  if (p.m > kMostRowsOfCodes || !HasFastKernels(p, plan) || !RowOfCodesShape::CanTake(p) ||
+      !IsAligned16(p.norm.weight))
     return false;
   const RowOfCodesShape shape = RowOfCodesShape::Of(p, 0, static_cast<int>(p.m));
   if (shape.bytes > MostRowBytes(p.m)) return false;

@@ -10,10 +10,6 @@
 
 namespace intarsia::matmul {
 
-// Columns of w, hence of x, that warps take at a time: a stage of their ring.
-inline constexpr int kStageColumns = 128;
-// Columns of w that one instruction of the tensor cores sums.
-inline constexpr int kStepColumns = 16;
 inline constexpr int kMostWarps = 8;  // of a CTA
 // The most shared memory that a CTA may have on every GPU from sm_80 on.
 inline constexpr int kMostSharedBytes = 96 * 1024;
@@ -29,7 +25,8 @@ struct QuantizedShape {
 // kAny: codes, factors and x through shared memory, for groups of any kind. kStream and
 // kWideStream: codes from memory right into registers, with groups that end with a block of 32
 // columns, or with a stage.
-// kRow: up to 8 rows of x for the same groups; one row is normed first where it has to be.
+// kRow: up to 8 rows of x for the same groups, and for nvfp4; one row is normed first where it has
+// to be.
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
 // kWarpgroups: the formats of files, by wgmma, or by mma.sync up to 16 rows (sm90/warpgroups.cuh).
 // kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8, u4 with points, mxfp4,
@@ -111,10 +108,9 @@ constexpr int GroupsHopperCtas(QuantizedShape shape, Format format) {
 constexpr int GroupsHopperStages(QuantizedShape shape, Format format) {
   return shape == kFewUnits && BitsOf(format) == 4 ? 4 : 3;
 }
-constexpr int MostStageScaleBytes(Format format, int least_group) {
-  return least_group == kStageColumns || (format == Format::kE2M1 && least_group == kBlockColumns)
-             ? 64
-             : 128;
+constexpr int MostStageScaleBytes(Format format, GroupEnds ends) {
+  const bool is_mxfp4 = format == Format::kE2M1 && ends == GroupEnds::kEach32;
+  return ends == GroupEnds::kEach128 || is_mxfp4 ? 64 : 128;
 }
 
 // Of kGroupsWarpgroups: rows of a tile at most, and tiles of w.
@@ -143,11 +139,11 @@ struct QuantizedPlan {
   constexpr int64_t cta_tiles() const { return int64_t{tile_warps} * shape.tiles; }
 };
 
-// nvfp4: e2m1 with scales in e4m3 of 16 columns, and perhaps one outer factor for all, or for each
-// row.
-inline bool IsNvFp4(const QuantizedParams& p) {
-  return p.format == Format::kE2M1 && p.group == kStepColumns && p.scales.dtype == DType::kF8E4M3 &&
-         p.scales.outers <= 1 && !p.zeros.data;
+// Whether kernels besides kAny can take the call: aligned rows of 16 bits, and groups of blocks or
+// nvfp4.
+inline bool HasFastKernels(const QuantizedParams& p, const QuantizedPlan& plan) {
+  return plan.kernel != QuantizedKernelKind::kAny ||
+         (IsNvFp4(p) && plan.aligned && p.dtype != DType::kF32 && p.k > 0);
 }
 
 // Groups of a block, of two, or that end with a stage.

@@ -257,12 +257,10 @@ bool PlanGroupsHopper(const QuantizedGroupsParams& params, int64_t here, int64_t
   const bool mx = p.format == Format::kE2M1 && p.group == kBlockColumns &&
                   p.scales.dtype == DType::kF8E8M0 && !p.scales.outer && !p.zeros.data;
   const bool wide = p.group % kStageColumns == 0, bytes = BitsOf(p.format) == 8, nv = IsNvFp4(p);
-  const int least_group = wide ? kStageColumns : nv ? kStepColumns : int{kBlockColumns};
   const bool plain = bytes ? wide && !p.zeros.data && !p.scales.outer && Bytes(p.scales.dtype) > 1
                            : HasPlainGroups(p) && (p.zeros.data ? wide : HasCoarseGroups(p));
-  if ((plan.kernel == QuantizedKernelKind::kAny && !nv) || !(mx || nv || plain) || here == 0 ||
-      !plan.aligned || p.dtype == DType::kF32 || p.k == 0 || p.k % kBlockColumns != 0 ||
-      plan.stage_groups * plan.scale_bytes > MostStageScaleBytes(p.format, least_group) ||
+  if (!HasFastKernels(p, plan) || !(mx || nv || plain) || here == 0 || p.k % kBlockColumns != 0 ||
+      plan.stage_groups * plan.scale_bytes > MostStageScaleBytes(p.format, GroupEndsOf(p.group)) ||
       !HasHopper(device))
     return false;
   if (mean >= kLeastWarpgroupsMean && TakesWarpgroups(params)) {

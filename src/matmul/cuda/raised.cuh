@@ -7,16 +7,13 @@
 
 namespace intarsia::matmul {
 
-// 2^exponent.
-constexpr INTARSIA_HOST_DEVICE float PowerOfTwo(int exponent) {
-  return __builtin_bit_cast(float, static_cast<uint32_t>(127 + exponent) << 23);
-}
-
 // Each of up to 32 rows has a power of its own: none depends on another. Sets of rows are bits.
 template <DType kType, int kStep>
 class RaisedX {
  public:
-  static constexpr bool kIsRaised = kType == DType::kBF16 && kStep != 0;
+  // x is not raised by more than codes are too small. nvfp4's are large enough.
+  static constexpr int kMost = 104, kLess = 48;
+  static constexpr bool kIsRaised = kType == DType::kBF16 && -kStep >= kMost;
 
   // Numbers of a row, in pairs, raised.
   __device__ __forceinline__ uint4 Pairs(const uint4& pairs, int row) {
@@ -56,7 +53,6 @@ class RaisedX {
 
  private:
   __device__ __forceinline__ int RaiseOf(int row) const {
-    constexpr int kMost = 104, kLess = 48;
     return least_ >> row & 1 ? 0 : less_ >> row & 1 ? kLess : kMost;
   }
   uint32_t overflowed_ = 0, less_ = 0, least_ = 0;

@@ -2,6 +2,7 @@
 #pragma once
 #include "src/core/cuda/vec.cuh"
 #include "src/core/dtype.h"
+#include "src/matmul/cuda/factors.cuh"
 
 namespace intarsia::matmul {
 
@@ -68,6 +69,35 @@ class E8M0Scales {
 
  private:
   uint32_t nans_[kTiles] = {};
+};
+
+// nvfp4's outer scales of rows 2r and 2r + 1 of tiles, in a lane; kTiles 0: there are none.
+template <int kTiles>
+class NvFp4OuterScales {
+ public:
+  // `tile`: of those of all matrices.
+  __device__ __forceinline__ void PointAt(int t, const Factors& scales, int matrix, int tile,
+                                          int r) {
+    at_[t] = NvFp4OuterIndex(scales, matrix, tile, 2 * r);
+  }
+  __device__ __forceinline__ void Load(const Factors& scales) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) of_[t] = NvFp4OuterPair(scales, at_[t]);
+  }
+  __device__ __forceinline__ float Times(int t, int row, float sum) const {
+    return sum * (row == 0 ? of_[t].x : of_[t].y);
+  }
+
+ private:
+  int64_t at_[kTiles];
+  float2 of_[kTiles];
+};
+template <>
+class NvFp4OuterScales<0> {
+ public:
+  __device__ __forceinline__ void PointAt(int, const Factors&, int, int, int) {}
+  __device__ __forceinline__ void Load(const Factors&) {}
+  __device__ __forceinline__ float Times(int, int, float sum) const { return sum; }
 };
 
 }  // namespace intarsia::matmul

@@ -4,7 +4,8 @@
 //
 // Memory bounds it. Codes and factors go from there right into registers, some units ahead; codes
 // are A of m16n8k16. The warp's part of x is in shared memory. Columns of B are the rows, the last
-// of them several times: zeros would have to be made.
+// of them several times: zeros would have to be made. Scales of groups multiply sums, those of
+// nvfp4 codes: a lane's eight columns of a block are of one group of 16.
 #pragma once
 #include <type_traits>
 
@@ -17,8 +18,8 @@
 
 namespace intarsia::matmul {
 
-// kWide: RowOfCodesShape::wide. kRows: 1, or 8 for 2 to 8 rows.
-template <DType kType, Format kFormat, bool kWide, int kTiles, int kRows = 1>
+// kEnds: of groups; kEach16 is nvfp4. kRows: 1, or 8 for 2 to 8 rows.
+template <DType kType, Format kFormat, GroupEnds kEnds, int kTiles, int kRows = 1>
 class RowOfCodes {
  public:
   using T = cuda::DeviceT<kType>;
@@ -138,14 +139,16 @@ class RowOfCodes {
       const int tile = matrix * static_cast<int>(p_.tiles) + tiles[t];
       codes_at_[t] = p_.packed + int64_t{tile} * shape_.blocks * kBlockBytes + OffsetInBlock();
       scales_at_[t] = static_cast<const char*>(p_.scales.data) +
-                      int64_t{tile} * shape_.tile_scale_bytes + 2 * r * ScaleBytes();
-      Keep(codes_at_[t]), Keep(scales_at_[t]);
+                      int64_t{tile} * shape_.tile_scale_bytes + 2 * r * ScaleBytes() +
+                      (kIsNvFp4 ? Lane() % 4 / 2 * kTile : 0);  // its columns' group
+      outer_.PointAt(t, p_.scales, matrix, tile, r);
+      KeepGlobal(codes_at_[t]), KeepGlobal(scales_at_[t]);
       if constexpr (!kMayHaveZeros) continue;
       zeros_at_[t] = HasZeros()
                          ? static_cast<const char*>(p_.zeros.data) +
                                int64_t{tile} * shape_.tile_zero_bytes + 2 * r * shape_.zero_bytes
                          : scales_at_[t];
-      Keep(zeros_at_[t]);
+      KeepGlobal(zeros_at_[t]);
     }
   }
   // To the L2 cache, which all kernels share: so this may come before AwaitPrevious, though a
@@ -160,6 +163,7 @@ class RowOfCodes {
         cuda::PrefetchL2(codes_at_[t] + (at - OffsetInBlock()));
   }
   __device__ __forceinline__ void AskForFirst() {
+    outer_.Load(p_.scales);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
       if (i < count_) AskFor(ring_[i], i);
@@ -167,7 +171,9 @@ class RowOfCodes {
 
   __device__ __forceinline__ void Multiply(Results (&sums)[kTiles]) {
     float all[kTiles][4] = {};
-    if constexpr (kIsE2M1)
+    if constexpr (kIsNvFp4)
+      AddUnits<DType::kF8E4M3>(all);
+    else if constexpr (kIsE2M1)
       AddUnits<DType::kF8E8M0>(all);
     else if (p_.scales.dtype == DType::kF16)
       AddUnits<DType::kF16>(all);
@@ -175,11 +181,12 @@ class RowOfCodes {
       AddUnits<DType::kBF16>(all);
     else
       AddUnits<DType::kF32>(all);
-    if constexpr (kIsE2M1) powers_.PutNaNs(all);
+    if constexpr (kIsE2M1 && !kIsNvFp4) powers_.PutNaNs(all);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       const auto lowered = [&](int i) {
-        return raised_.Lowered(all[t][i], kRows == 1 ? 0 : Lane() % 4 * 2 + i % 2);
+        const float sum = raised_.Lowered(all[t][i], kRows == 1 ? 0 : Lane() % 4 * 2 + i % 2);
+        return outer_.Times(t, i / 2, sum);
       };
       if constexpr (kRows == 1)
         sums[t] = {lowered(0), lowered(2)};
@@ -189,10 +196,11 @@ class RowOfCodes {
   }
 
  private:
-  static constexpr bool kIsE2M1 = kFormat == Format::kE2M1;
+  static constexpr bool kIsE2M1 = kFormat == Format::kE2M1, kWide = kEnds == GroupEnds::kEach128;
+  static constexpr bool kIsNvFp4 = kEnds == GroupEnds::kEach16;
   static constexpr int kBits = static_cast<int>(BitsOf(kFormat));
   static_assert(kBits == 4 || kBits == 8);
-  using Bare = BareCodes<kFormat, kType>;
+  using Bare = std::conditional_t<kIsNvFp4, NvFp4Codes<kType>, BareCodes<kFormat, kType>>;
   using Raised = RaisedX<kType, Bare::kStep>;
   static constexpr int kWords = kBits / 4;  // of a row in a lane
   static constexpr int kLaneBytes = kWords * static_cast<int>(kLineBytes);
@@ -210,14 +218,6 @@ class RowOfCodes {
   static constexpr int kEach = kRows == 1 ? 1 : 2;  // rows of x that a lane's sums are of
   static_assert(RowOfCodesShape::NeedsSums(kFormat, false) == (Bare::kBias > 0.0f));
 
-  // Else compilers compute it again for each unit. asm hides that it is global.
-  template <class Pointer>
-  static __device__ __forceinline__ void Keep(Pointer& pointer) {
-    asm volatile("" : "+l"(pointer));
-#ifdef __CUDA_ARCH__
-    __builtin_assume(__isGlobal(pointer));
-#endif
-  }
   static __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x % 32); }
   // Of the lane's first codes.
   static __device__ __forceinline__ int OffsetInBlock() {
@@ -229,7 +229,6 @@ class RowOfCodes {
   __device__ __forceinline__ bool NeedsSums() const {
     return RowOfCodesShape::NeedsSums(kFormat, HasZeros());
   }
-
   __device__ __forceinline__ int ScaleBytes() const { return kIsE2M1 ? 1 : shape_.scale_bytes; }
 
   // kScale, kZero: types of factors, or kOther where they may be any.
@@ -249,7 +248,7 @@ class RowOfCodes {
     const int bytes = kScale == DType::kOther ? ScaleBytes() : Bytes(kScale);
     const int zero_bytes = kZero == DType::kOther ? shape_.zero_bytes : Bytes(kZero);
     if (kIsE2M1 || (!kWide && shape_.is_block_group)) {  // known offsets, and no division
-      const uint32_t of_scales = kTile * bytes, of_zeros = kTile * zero_bytes;
+      const uint32_t of_scales = kTile * (kIsNvFp4 ? 2 : bytes), of_zeros = kTile * zero_bytes;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         const char* const scales = scales_at_[t] + first * of_scales;
@@ -309,7 +308,7 @@ class RowOfCodes {
       for (int i = 0; i < kAhead; ++i) {
         if (first + i >= count_) break;
         AddUnit<kScale, kZero>(ring_[i], first + i, all);
-        if constexpr (kIsE2M1) powers_.Note(ring_[i].scales);
+        if constexpr (kIsE2M1 && !kIsNvFp4) powers_.Note(ring_[i].scales);
         if (first + kAhead + i < count_) AskFor<kScale, kZero>(ring_[i], first + kAhead + i);
       }
     }
@@ -328,13 +327,18 @@ class RowOfCodes {
         for (int e = 0; e < kEach; ++e) of_x[e] = sums_of_x_[e][block];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        if (b == g)
+        if constexpr (kIsNvFp4) {
+          MultiplyAdd(from.codes[b][t], x, all[t], all[t],
+                      NvFp4Scales<kType>(from.scales[g][t].bits.x));
+        } else {
+          if (b == g)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) even[t][i] = odd[t][i] = 0.0f;
-        MultiplyAdd(from.codes[b][t], x, even[t], odd[t]);
-        if (!kWide || b == kUnitBlocks - 1)
-          AddGroup<kScale, kZero>(from.scales[g][t], from.zeros[g][t], of_x, even[t], odd[t],
-                                  all[t]);
+            for (int i = 0; i < 4; ++i) even[t][i] = odd[t][i] = 0.0f;
+          MultiplyAdd(from.codes[b][t], x, even[t], odd[t]);
+          if (!kWide || b == kUnitBlocks - 1)
+            AddGroup<kScale, kZero>(from.scales[g][t], from.zeros[g][t], of_x, even[t], odd[t],
+                                    all[t]);
+        }
       }
     }
   }
@@ -359,15 +363,18 @@ class RowOfCodes {
       if (HasZeros()) all[i] += (i < 2 ? zero.x : zero.y) * of_x[i % kEach];
     }
   }
+  // scales: none, or of rows 2r and 2r + 1, which multiply codes.
+  template <class... Scales>
   __device__ __forceinline__ void MultiplyAdd(const uint2 (&words)[kWords], const uint4& x,
-                                              float (&even)[4], float (&odd)[4]) const {
+                                              float (&even)[4], float (&odd)[4],
+                                              Scales... scales) const {
     using M = cuda::Mma<kType>;
     uint32_t low[4], high[4];
     constexpr int kPairs = 4 / kWords;  // of a word
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
       uint32_t first[kPairs], second[kPairs];
-      Bare::Decode(words[w].x, first), Bare::Decode(words[w].y, second);
+      Bare::Decode(words[w].x, scales.x..., first), Bare::Decode(words[w].y, scales.y..., second);
 #pragma unroll
       for (int i = 0; i < kPairs; ++i)
         low[kPairs * w + i] = first[i], high[kPairs * w + i] = second[i];
@@ -383,7 +390,8 @@ class RowOfCodes {
   const uint4* x_;  // the lane's first piece of each block
   const float* sums_of_x_[kEach];
   Raised raised_;
-  E8M0Scales<kTiles> powers_;  // of e2m1
+  E8M0Scales<kTiles> powers_;  // of mxfp4
+  NvFp4OuterScales<kIsNvFp4 ? kTiles : 0> outer_;
   const uint8_t* codes_at_[kTiles];
   const char *scales_at_[kTiles], *zeros_at_[kTiles];
   Unit ring_[kAhead];

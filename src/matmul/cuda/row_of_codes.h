@@ -1,5 +1,7 @@
 // How products of few rows with weights in codes (row_of_codes.cuh) are cut.
 #pragma once
+#include <algorithm>
+
 #include "src/core/divisor.h"
 #include "src/matmul/quantized.h"
 
@@ -7,6 +9,7 @@ namespace intarsia::matmul {
 
 // A warp's share is a number of units of 128 columns: blocks of 32, and pieces of 8.
 inline constexpr int kUnitBlocks = 4, kBlockPieces = 4, kUnitPieces = kUnitBlocks * kBlockPieces;
+static_assert(kUnitBlocks * kBlockColumns == kStageColumns);
 inline constexpr int kMostRowsOfCodes = 8;  // of x: what an mma has columns for
 // Several rows of x lie so far apart, for the banks, in pieces.
 inline constexpr int kRowPadPieces = 4, kPieceBytes = 16;
@@ -17,10 +20,10 @@ struct RowOfCodesShape {
   Divisor blocks_of_group;
   bool is_block_group;          // whether a group is a block
   int scale_bytes, zero_bytes;  // of one; 0: there are no zeros
-  bool wide;                    // whether a group ends with a unit, else perhaps with each block
-  int rows;                     // of x
-  int units;                    // of a warp, at most
-  int bytes;                    // of its shared memory
+  GroupEnds ends;
+  int rows;   // of x
+  int units;  // of a warp, at most
+  int bytes;  // of its shared memory
 
   constexpr int pitch() const {  // of rows, in pieces
     return units * kUnitPieces + (rows > 1 ? kRowPadPieces : 0);
@@ -29,8 +32,9 @@ struct RowOfCodesShape {
   static bool CanTake(const QuantizedParams& p) {
     constexpr int64_t kEnd = 1 << 20;  // of columns: far more than shared memory holds
     const bool powers = p.scales.dtype == DType::kF8E8M0, e2m1 = p.format == Format::kE2M1;
+    if (p.blocks() < kUnitBlocks || p.k >= kEnd || p.group >= int64_t{1} << 30) return false;
+    if (IsNvFp4(p)) return p.k % kBlockColumns == 0;
     return (BitsOf(p.format) == 4 || BitsOf(p.format) == 8) && p.group % kBlockColumns == 0 &&
-           p.blocks() >= kUnitBlocks && p.k < kEnd && p.group < int64_t{1} << 30 &&
            powers == e2m1 && (powers ? p.group == kBlockColumns : Bytes(p.scales.dtype) > 1) &&
            !p.scales.outer && (!p.zeros.data || (p.format == Format::kU4 && !p.zeros.outer));
   }
@@ -47,11 +51,11 @@ struct RowOfCodesShape {
     RowOfCodesShape shape{.blocks = blocks,
                           .tile_scale_bytes = groups * kTile * scale,
                           .tile_zero_bytes = groups * kTile * zero,
-                          .blocks_of_group = Divisor(p.group / kBlockColumns),
+                          .blocks_of_group = Divisor(std::max<int64_t>(p.group / kBlockColumns, 1)),
                           .is_block_group = p.group == kBlockColumns,
                           .scale_bytes = scale,
                           .zero_bytes = zero,
-                          .wide = p.group % (kUnitBlocks * kBlockColumns) == 0,
+                          .ends = GroupEndsOf(p.group),
                           .rows = rows,
                           .units = units,
                           .bytes = 0};

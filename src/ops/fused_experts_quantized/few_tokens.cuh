@@ -30,15 +30,16 @@ __device__ __forceinline__ float2 BiasOf(const matmul::QuantizedParams& w, int e
 
 // CTAs of a multiprocessor: gpt-oss's first product has 720, which begin together with six. Factors
 // of each block cost 8 bits one of these, and u4, with its zeros, two.
-template <matmul::Format kFormat, bool kWide>
-inline constexpr int kFewUpCtas = matmul::BitsOf(kFormat) == 8               ? (kWide ? 5 : 4)
-                                  : kFormat == matmul::Format::kU4 && !kWide ? 4
+template <matmul::Format kFormat, matmul::GroupEnds kEnds>
+inline constexpr int kFewUpCtas =
+    matmul::BitsOf(kFormat) == 8 ? (kEnds == matmul::GroupEnds::kEach128 ? 5 : 4)
+    : kFormat == matmul::Format::kU4 && kEnds != matmul::GroupEnds::kEach128 ? 4
                                                                              : 6;
 
 // Grid: two tiles of w1, neighbors where gates and ups are, else of gates and of their ups, which
 // make kTile columns of gated; experts of a token; tokens.
-template <DType kType, matmul::Format kFormat, bool kWide>
-__global__ void __launch_bounds__(32 * kFewUpWarps, kFewUpCtas<kFormat, kWide>)
+template <DType kType, matmul::Format kFormat, matmul::GroupEnds kEnds>
+__global__ void __launch_bounds__(32 * kFewUpWarps, kFewUpCtas<kFormat, kEnds>)
     FewCodesUpKernel(const __grid_constant__ ExpertsPass pass,
                      const __grid_constant__ matmul::QuantizedParams w,
                      const __grid_constant__ matmul::RowOfCodesShape shape) {
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(32 * kFewUpWarps, kFewUpCtas<kFormat, kWide>)
   const int all = static_cast<int>(w.tiles);
   const int tiles[] = {in_turn ? 2 * couple : couple,
                        in_turn ? min(2 * couple + 1, all - 1) : couple + all / 2};
-  matmul::RowOfCodes<kType, kFormat, kWide, 2> product(
+  matmul::RowOfCodes<kType, kFormat, kEnds, 2> product(
       w, shape, warp, kFewUpShift, {DynamicShared() + warp * shape.bytes, shape});
   product.AskForFirst(expert, tiles);
   float2 bias[2] = {};
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(32 * kFewUpWarps, kFewUpCtas<kFormat, kWide>)
 
 // Grid: a tile of out each; tokens. It begins with its weights. Each expert of a token has 2^shift
 // warps.
-template <DType kType, matmul::Format kFormat, bool kWide>
+template <DType kType, matmul::Format kFormat, matmul::GroupEnds kEnds>
 __global__ void __launch_bounds__(32 * kFewDownWarps, 2)
     FewCodesDownKernel(const __grid_constant__ ExpertsPass pass,
                        const __grid_constant__ matmul::QuantizedParams w,
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(32 * kFewDownWarps, 2)
     weights[warp] = expert >= 0 ? WeightOf<T>(pass, pair) : 0.0f;
   }
   if (expert >= 0) {
-    matmul::RowOfCodes<kType, kFormat, kWide, 1> product(
+    matmul::RowOfCodes<kType, kFormat, kEnds, 1> product(
         w, shape, part, shift, {DynamicShared() + warp * shape.bytes, shape});
     product.AskForFirst(expert, tiles);
     const float2 bias = part == 0 ? BiasOf<T>(w, expert, tiles[0]) : float2{0.0f, 0.0f};
@@ -125,22 +126,22 @@ __global__ void __launch_bounds__(32 * kFewDownWarps, 2)
   static_cast<T*>(pass.out)[token * pass.n + kTile * tiles[0] + i] = FromFloat<T>(out);
 }
 
-template <DType kType, matmul::Format kFormat, bool kWide>
+template <DType kType, matmul::Format kFormat, matmul::GroupEnds kEnds>
 inline const Kernel kFewCodesUpKernel(
-    "FewCodesUpKernel", reinterpret_cast<const void*>(&FewCodesUpKernel<kType, kFormat, kWide>),
+    "FewCodesUpKernel", reinterpret_cast<const void*>(&FewCodesUpKernel<kType, kFormat, kEnds>),
     matmul::kMostSharedBytes);
-template <DType kType, matmul::Format kFormat, bool kWide>
+template <DType kType, matmul::Format kFormat, matmul::GroupEnds kEnds>
 inline const Kernel kFewCodesDownKernel(
-    "FewCodesDownKernel", reinterpret_cast<const void*>(&FewCodesDownKernel<kType, kFormat, kWide>),
+    "FewCodesDownKernel", reinterpret_cast<const void*>(&FewCodesDownKernel<kType, kFormat, kEnds>),
     matmul::kMostSharedBytes);
 
 template <DType kType>
 Status RunFewTokens(const ExpertsPass& pass, const matmul::QuantizedParams& first,
                     const matmul::QuantizedParams& second, const CudaContext& context) {
   const matmul::RowOfCodesShape up = FewUpShape(first), down = FewDownShape(pass, second);
-  INTARSIA_RETURN_IF_ERROR(
-      matmul::DispatchStreamed(first.format, up.wide, [&]<matmul::Format kFormat, bool kWide>() {
-        return Launch(context, kFewCodesUpKernel<kType, kFormat, kWide>,
+  INTARSIA_RETURN_IF_ERROR(matmul::DispatchStreamed(
+      first.format, up.ends, [&]<matmul::Format kFormat, matmul::GroupEnds kEnds>() {
+        return Launch(context, kFewCodesUpKernel<kType, kFormat, kEnds>,
                       {.grid = {CeilDiv<int64_t>(first.tiles, 2), pass.k, pass.tokens},
                        .block = dim3(32 * kFewUpWarps),
                        .shared_bytes = kFewUpWarps * up.bytes,
@@ -148,8 +149,8 @@ Status RunFewTokens(const ExpertsPass& pass, const matmul::QuantizedParams& firs
                       pass, first, up);
       }));
   return matmul::DispatchStreamed(
-      second.format, down.wide, [&]<matmul::Format kFormat, bool kWide>() {
-        return Launch(context, kFewCodesDownKernel<kType, kFormat, kWide>,
+      second.format, down.ends, [&]<matmul::Format kFormat, matmul::GroupEnds kEnds>() {
+        return Launch(context, kFewCodesDownKernel<kType, kFormat, kEnds>,
                       {.grid = {second.tiles, pass.tokens},
                        .block = dim3(32 * kFewDownWarps),
                        .shared_bytes = kFewDownWarps * down.bytes,

@@ -99,11 +99,11 @@ __device__ __forceinline__ void StoreFewRows(const QuantizedParams& p, int tiles
 
 // 2^shift warps of a CTA share a tile; where there is a gating, its tiles are of gates and of their
 // ups in turn. shape: of all columns. kRows: RowOfCodes'.
-template <DType kType, Format kFormat, bool kWide, int kRows>
+template <DType kType, Format kFormat, GroupEnds kEnds, int kRows>
 __global__ void __launch_bounds__(32 * kMostRowWarps)
     RowOfCodesKernel(const __grid_constant__ QuantizedParams p,
                      const __grid_constant__ RowOfCodesShape shape, int shift) {
-  using Product = RowOfCodes<kType, kFormat, kWide, 1, kRows>;
+  using Product = RowOfCodes<kType, kFormat, kEnds, 1, kRows>;
   using T = typename Product::T;
   constexpr int kTile = static_cast<int>(kTileRows);
   __shared__ float sums[kMostRowWarps][1][kRows * kTile];
@@ -168,10 +168,10 @@ __global__ void __launch_bounds__(32 * kMostRowWarps)
     static_cast<T*>(p.out)[column] = cuda::FromFloat<T>(cuda::Gate<T>(p.gating, gate, up));
 }
 
-template <DType kType, Format kFormat, bool kWide, int kRows>
+template <DType kType, Format kFormat, GroupEnds kEnds, int kRows>
 inline const cuda::Kernel kRowOfCodesKernel(
     "RowOfCodesKernel",
-    reinterpret_cast<const void*>(&RowOfCodesKernel<kType, kFormat, kWide, kRows>),
+    reinterpret_cast<const void*>(&RowOfCodesKernel<kType, kFormat, kEnds, kRows>),
     MostRowBytes(kRows));
 
 template <DType kType>
@@ -180,10 +180,10 @@ Status LaunchRowOf(const QuantizedParams& params, const QuantizedPlan& plan,
   const RowOfCodesShape shape = RowOfCodesShape::Of(params, 0, static_cast<int>(params.m));
   cuda::LaunchConfig config = ConfigOf(params, plan);
   config.overlaps_previous = true;
-  return DispatchStreamed(params.format, shape.wide, [&]<Format kFormat, bool kWide>() {
+  return DispatchStreamed(params.format, shape.ends, [&]<Format kFormat, GroupEnds kEnds>() {
     const int shift = std::countr_zero(static_cast<unsigned>(plan.k_warps));
     const auto launch = [&]<int kRows>() {
-      return cuda::Launch(context, kRowOfCodesKernel<kType, kFormat, kWide, kRows>, config, params,
+      return cuda::Launch(context, kRowOfCodesKernel<kType, kFormat, kEnds, kRows>, config, params,
                           shape, shift);
     };
     return plan.shape.rows == 1 ? launch.template operator()<1>()

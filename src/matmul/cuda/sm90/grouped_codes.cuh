@@ -21,17 +21,16 @@
 
 namespace intarsia::matmul::sm90 {
 
-// kLeastGroup: a group of columns ends with a stage, or may end with each block of 32, or step of
-// 16. With the first, u4 has points; steps are nvfp4's.
-template <DType kType_, Format kFormat_, int kLeastGroup, QuantizedShape kShape>
+// kEnds: of groups. With kEach128 u4 has points; kEach16 is nvfp4.
+template <DType kType_, Format kFormat_, GroupEnds kEnds, QuantizedShape kShape>
 struct GroupedCodesConfig {
   using T = cuda::DeviceT<kType_>;
   static constexpr DType kType = kType_;
   static constexpr Format kFormat = kFormat_;
-  static constexpr bool kWide = kLeastGroup == kStageColumns;
-  static constexpr bool kOfSteps = kLeastGroup == kStepColumns;
+  static constexpr bool kWide = kEnds == GroupEnds::kEach128;
+  static constexpr bool kIsNvFp4 = kEnds == GroupEnds::kEach16;
   static constexpr bool kPoints = kFormat == Format::kU4;
-  static_assert((kWide || !kPoints) && (kFormat == Format::kE2M1 || !kOfSteps));
+  static_assert((kWide || !kPoints) && (kFormat == Format::kE2M1 || !kIsNvFp4));
   static constexpr bool kBytes = BitsOf(kFormat) == 8;
   static constexpr int kRows = kShape.rows;   // of x
   static constexpr int kEach = kShape.tiles;  // tiles of a warp
@@ -43,7 +42,7 @@ struct GroupedCodesConfig {
   static constexpr int kCtas = GroupsHopperCtas(kShape, kFormat);  // of a multiprocessor
   static constexpr int kStages = GroupsHopperStages(kShape, kFormat);
   static constexpr int kThreads = 32 * (kWarps + 1);
-  static constexpr int kMostScaleBytes = MostStageScaleBytes(kFormat, kLeastGroup);
+  static constexpr int kMostScaleBytes = MostStageScaleBytes(kFormat, kEnds);
   static constexpr int kBlocks = kStageColumns / static_cast<int>(kBlockColumns);
   static constexpr int kTileBoxes = TileBoxes(kFormat), kBoxBlocks = kBlocks / kTileBoxes;
   // Of rows of x in bytes, for the banks: of 8 bits ldmatrix reads them.
@@ -220,7 +219,7 @@ class GroupedCodesConsumer {
   // kPlain: whether all blocks are there and scales can be factors of codes (ArePlain).
   template <bool kPlain>
   __device__ __forceinline__ void AddStage(const Stage& stage, int blocks) {
-    constexpr bool kScalesCodes = S::kOfSteps || (kPlain && S::kFormat == Format::kE2M1);
+    constexpr bool kScalesCodes = S::kIsNvFp4 || (kPlain && S::kFormat == Format::kE2M1);
     Sums group;
     if constexpr (S::kWide) Clear(group);
     uint2 biases[S::kEach];
@@ -236,9 +235,10 @@ class GroupedCodesConsumer {
       };
       typename Block::X x;
       block_.LoadX([&](int n) { return stage.x[8 * n + x_at_.x] + b * 64 + x_at_.y * 16; }, x);
-      if constexpr (S::kOfSteps)
-        block_.MultiplyAdd(codes, x, all_,
-                           [&](int i) { return StepScales<S::kType>(CodedStep(stage, i, b)); });
+      if constexpr (S::kIsNvFp4)
+        block_.MultiplyAdd(codes, x, all_, [&](int i) {
+          return NvFp4Scales<S::kType>(NvFp4ScalesOf(stage, i, b));
+        });
       else if constexpr (kScalesCodes)
         block_.MultiplyAdd(codes, x, all_,
                            [&](int i) { return E2M1Scales<S::kType>(CodedScales(stage, i, b)); });
@@ -260,7 +260,7 @@ class GroupedCodesConsumer {
     return reinterpret_cast<const uint16_t*>(ScalesOf(stage, i, block))[r_];
   }
   // nvfp4's, of the step that the lane's eight columns of a block are of.
-  __device__ __forceinline__ uint32_t CodedStep(const Stage& stage, int i, int block) const {
+  __device__ __forceinline__ uint32_t NvFp4ScalesOf(const Stage& stage, int i, int block) const {
     const char* const scales = stage.scales + TileOf(i) * cut_.stage_scale_bytes +
                                (2 * block + c_ / 2) * static_cast<int>(kTileRows);
     return reinterpret_cast<const uint16_t*>(scales)[r_];
@@ -288,7 +288,7 @@ class GroupedCodesConsumer {
   // Whether the scales of e2m1 are such that E2M1Scale is exact: at most 1, and for f16 at least
   // 2^-23. Lanes look at a word of two tiles each.
   __device__ __forceinline__ bool ArePlain(const Stage& stage) const {
-    if constexpr (S::kFormat != Format::kE2M1 || S::kOfSteps) return true;
+    if constexpr (S::kFormat != Format::kE2M1 || S::kIsNvFp4) return true;
     constexpr uint32_t kHigh = 0x80808080u;
     const int lane = static_cast<int>(threadIdx.x % 32);
     uint32_t odd = 0;
@@ -332,9 +332,9 @@ class GroupedCodesConsumer {
   }
   // What sums of columns 2r and 2r + 1 of a tile are multiplied by at the end.
   __device__ __forceinline__ float2 ScaleOf(const Task<S>& task, int64_t tile) const {
-    if constexpr (!S::kOfSteps) return {1.0f, 1.0f};
-    const float2 outer = OuterOfRows(p_.each.scales, task.unit.group, p_.each.tiles, tile, 2 * r_);
-    return {outer.x / kStepUnit, outer.y / kStepUnit};
+    if constexpr (!S::kIsNvFp4) return {1.0f, 1.0f};
+    const float2 outer = NvFp4OuterOf(p_.each, task.unit.group, tile, 2 * r_);
+    return {outer.x / kNvFp4Unit, outer.y / kNvFp4Unit};
   }
   __device__ __forceinline__ void StoreOfRow(const Task<S>& task, int row, int tile, float2 sums,
                                              float2 ups) const {

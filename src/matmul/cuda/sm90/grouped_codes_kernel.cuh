@@ -52,12 +52,11 @@ Status LaunchGroupsHopper(const QuantizedGroupsParams& p, const QuantizedPlan& p
   return cuda::Launch(context, kGroupedCodesSm90Kernel<S>, config, p, cut, maps);
 }
 
-template <DType kType, Format kFormat, int kLeastGroup>
+template <DType kType, Format kFormat, GroupEnds kEnds>
 Status LaunchGroupedCodesShape(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
                                const CudaContext& context) {
   const auto launch = [&]<QuantizedShape kShape>() {
-    return LaunchGroupsHopper<GroupedCodesConfig<kType, kFormat, kLeastGroup, kShape>>(p, plan,
-                                                                                       context);
+    return LaunchGroupsHopper<GroupedCodesConfig<kType, kFormat, kEnds, kShape>>(p, plan, context);
   };
   if (plan.shape.rows == 32) return launch.template operator()<GroupsHopperShape(32, kFormat)>();
   if (plan.shape.rows == 16) return launch.template operator()<GroupsHopperShape(16, kFormat)>();
@@ -68,19 +67,25 @@ Status LaunchGroupedCodesShape(const QuantizedGroupsParams& p, const QuantizedPl
 template <DType kType>
 Status LaunchGroupsHopperOf(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
                             const CudaContext& context) {
-  const auto launch = [&]<Format kFormat, int kLeastGroup>() {
-    return LaunchGroupedCodesShape<kType, kFormat, kLeastGroup>(p, plan, context);
+  const auto launch = [&]<Format kFormat, GroupEnds kEnds>() {
+    return LaunchGroupedCodesShape<kType, kFormat, kEnds>(p, plan, context);
   };
-  constexpr int kBlock = kBlockColumns;
-  if (IsNvFp4(p.each)) return launch.template operator()<Format::kE2M1, kStepColumns>();
-  if (p.each.format == Format::kE2M1) return launch.template operator()<Format::kE2M1, kBlock>();
-  if (p.each.format == Format::kU4) return launch.template operator()<Format::kU4, kStageColumns>();
-  if (p.each.format == Format::kI8) return launch.template operator()<Format::kI8, kStageColumns>();
-  if (p.each.format == Format::kE4M3)
-    return launch.template operator()<Format::kE4M3, kStageColumns>();
-  return p.each.group % kStageColumns == 0
-             ? launch.template operator()<Format::kU4B8, kStageColumns>()
-             : launch.template operator()<Format::kU4B8, kBlock>();
+  using enum GroupEnds;
+  const GroupEnds ends = GroupEndsOf(p.each.group);
+  switch (p.each.format) {
+    case Format::kE2M1:
+      return ends == kEach16 ? launch.template operator()<Format::kE2M1, kEach16>()
+                             : launch.template operator()<Format::kE2M1, kEach32>();
+    case Format::kU4:
+      return launch.template operator()<Format::kU4, kEach128>();
+    case Format::kI8:
+      return launch.template operator()<Format::kI8, kEach128>();
+    case Format::kE4M3:
+      return launch.template operator()<Format::kE4M3, kEach128>();
+    default:
+      return ends == kEach128 ? launch.template operator()<Format::kU4B8, kEach128>()
+                              : launch.template operator()<Format::kU4B8, kEach32>();
+  }
 }
 
 }  // namespace intarsia::matmul::sm90

@@ -26,14 +26,14 @@
 namespace intarsia::matmul::sm90 {
 
 // Of a stage: codes, scales and two boxes of points.
-constexpr int CodesStageBytes(int tiles, Format format, int least_group) {
-  const int scales = MostStageScaleBytes(format, least_group);
+constexpr int CodesStageBytes(int tiles, Format format, GroupEnds ends) {
+  const int scales = MostStageScaleBytes(format, ends);
   return RoundUp<int>(tiles * (TileBoxes(format) * kTileBoxBytes + scales) + 2 * 128,
                       cuda::kSwizzleAtomBytes);
 }
 // Consumers have 64 columns each. Four of them find room with few rows. With many, integers have
 // two sums a result in registers, and beyond 96 rows ptxas serializes products of mxfp4 (C7512).
-template <QuantizedShape kShape, Format kFormat, int kLeastGroup>
+template <QuantizedShape kShape, Format kFormat, GroupEnds kEnds>
 using RowsOfCodes =
     GroupedShapeOf<GroupedSizes{.most_steps = kShape.rows / 16,
                                 .blocks = 1,
@@ -44,24 +44,23 @@ using RowsOfCodes =
                                 .box_rows = 32,
                                 .consumers = kShape.tiles / 4,
                                 .staged_steps = 2,
-                                .weight_bytes = CodesStageBytes(kShape.tiles, kFormat, kLeastGroup),
+                                .weight_bytes = CodesStageBytes(kShape.tiles, kFormat, kEnds),
                                 .pairs = true}>;
 
-// kLeastGroup: as in GroupedCodesConfig.
-template <DType kType_, Format kFormat_, int kLeastGroup, QuantizedShape kShape>
-struct GroupedWarpgroupsConfig : RowsOfCodes<kShape, kFormat_, kLeastGroup> {
+// kEnds: of groups; kEach16 is nvfp4.
+template <DType kType_, Format kFormat_, GroupEnds kEnds, QuantizedShape kShape>
+struct GroupedWarpgroupsConfig : RowsOfCodes<kShape, kFormat_, kEnds> {
   using T = cuda::DeviceT<kType_>;
   static constexpr DType kType = kType_;
   static constexpr Format kFormat = kFormat_;
   static constexpr bool kPoints = kFormat == Format::kU4;
-  static constexpr bool kOfSteps = kLeastGroup == kStepColumns;
+  static constexpr bool kIsNvFp4 = kEnds == GroupEnds::kEach16;
   static constexpr int kTiles = kShape.tiles;
   static constexpr int kBoxTiles = kTiles / 2;
   // Where the second half of a stage's codes of a tile lies.
   static constexpr int kHalfBytes =
       TileBoxes(kFormat) == 2 ? kTiles * kTileBoxBytes : kTileBoxBytes / 2;
-  static constexpr int kScaleBoxBytes =
-      kBoxTiles * MostStageScaleBytes(kFormat, kLeastGroup);  // at most
+  static constexpr int kScaleBoxBytes = kBoxTiles * MostStageScaleBytes(kFormat, kEnds);  // at most
   static constexpr int kPointBytes = kBoxTiles * static_cast<int>(kTileRows), kPointBoxBytes = 128;
   static constexpr int kScalesAt = kTiles * TileBoxes(kFormat) * kTileBoxBytes;
   static constexpr int kPointsAt = kScalesAt + 2 * kScaleBoxBytes;
@@ -125,7 +124,7 @@ class GroupedWarpgroupsConsumer {
       AddScaledCodes(sums[0]);
     else
       AddGroups(sums[0]);
-    if constexpr (S::kOfSteps) MultiplyByOuter(task.unit, sums[0]);
+    if constexpr (S::kIsNvFp4) MultiplyByOuter(task.unit, sums[0]);
     results_.template Finish<kSteps>(task, sums);
   }
 
@@ -189,9 +188,9 @@ class GroupedWarpgroupsConsumer {
   }
   __device__ __forceinline__ void DecodeScaled(int half, Half& a) const {
     const char* const scales = ScalesOf(shared_.w[place_.index]);
-    constexpr int kOfHalf = (S::kOfSteps ? 4 : 2) * static_cast<int>(kTileRows);
-    if constexpr (S::kOfSteps)
-      DecodeSteps(pairs_, CodesOf(half), scales + half * kOfHalf, pair_, a);
+    constexpr int kOfHalf = (S::kIsNvFp4 ? 4 : 2) * static_cast<int>(kTileRows);
+    if constexpr (S::kIsNvFp4)
+      DecodeNvFp4(pairs_, CodesOf(half), scales + half * kOfHalf, pair_, a);
     else
       sm90::DecodeScaled(pairs_, CodesOf(half), scales + half * kOfHalf, pair_, a);
   }
@@ -208,10 +207,9 @@ class GroupedWarpgroupsConsumer {
   __device__ __forceinline__ void MultiplyByOuter(const Unit& unit, float (&sums)[kSums]) const {
     const int tile = unit.column_tile * (cut_.pairs ? S::kBoxTiles : S::kTiles) + tile_;
     const int64_t step = cut_.pairs ? each_.tiles / 2 : S::kBoxTiles;
-    const float2 outer =
-        OuterOfRows(each_.scales, unit.group, each_.tiles, tile + box_ * step, 2 * pair_);
+    const float2 outer = NvFp4OuterOf(each_, unit.group, tile + box_ * step, 2 * pair_);
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[i] *= (i / 2 % 2 ? outer.y : outer.x) / kStepUnit;
+    for (int i = 0; i < kSums; ++i) sums[i] *= (i / 2 % 2 ? outer.y : outer.x) / kNvFp4Unit;
   }
 
   // Of the warp's tile.

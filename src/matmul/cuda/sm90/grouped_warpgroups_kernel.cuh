@@ -82,20 +82,20 @@ Status LaunchGroupedWarpgroups(const QuantizedGroupsParams& p, const QuantizedPl
 template <DType kType>
 Status LaunchGroupedWarpgroupsOf(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
                                  const CudaContext& context) {
-  const auto launch_shape = [&]<Format kFormat, int kLeastGroup, QuantizedShape kShape>() {
-    using S = GroupedWarpgroupsConfig<kType, kFormat, kLeastGroup, kShape>;
+  const auto launch_shape = [&]<Format kFormat, GroupEnds kEnds, QuantizedShape kShape>() {
+    using S = GroupedWarpgroupsConfig<kType, kFormat, kEnds, kShape>;
     return p.each.gating.is_there ? LaunchGroupedWarpgroups<S, true>(p, plan, context)
                                   : LaunchGroupedWarpgroups<S, false>(p, plan, context);
   };
-  const auto launch = [&]<Format kFormat, int kLeastGroup = kStageColumns>() {
+  const auto launch = [&]<Format kFormat, GroupEnds kEnds = GroupEnds::kEach128>() {
     return plan.shape == kFewWarpgroupsRows
-               ? launch_shape.template operator()<kFormat, kLeastGroup, kFewWarpgroupsRows>()
-               : launch_shape.template operator()<kFormat, kLeastGroup, kManyWarpgroupsRows>();
+               ? launch_shape.template operator()<kFormat, kEnds, kFewWarpgroupsRows>()
+               : launch_shape.template operator()<kFormat, kEnds, kManyWarpgroupsRows>();
   };
   if constexpr (kType == DType::kBF16)
     if (p.each.format == Format::kE2M1)
-      return IsNvFp4(p.each) ? launch.template operator()<Format::kE2M1, kStepColumns>()
-                             : launch.template operator()<Format::kE2M1, int{kBlockColumns}>();
+      return IsNvFp4(p.each) ? launch.template operator()<Format::kE2M1, GroupEnds::kEach16>()
+                             : launch.template operator()<Format::kE2M1, GroupEnds::kEach32>();
   if (p.each.format == Format::kI8) return launch.template operator()<Format::kI8>();
   if (p.each.format == Format::kE4M3) return launch.template operator()<Format::kE4M3>();
   return p.each.format == Format::kU4 ? launch.template operator()<Format::kU4>()

@@ -19,7 +19,7 @@ class LaneFactors {
   __device__ __forceinline__ LaneFactors(const QuantizedParams& p, int tile, int r)
       : p_(p),
         tile_(tile),
-        pair_(Kept(tile * kPairs + r)),
+        pair_in_cta_(Kept(tile * kPairs + r)),
         group_shift_(p.group == kBlockColumns       ? 0
                      : p.group == 2 * kBlockColumns ? 1
                                                     : 2) {}
@@ -27,7 +27,7 @@ class LaneFactors {
   // The scales of all of a stage.
   template <DType kScale>
   __device__ __forceinline__ float2 ScaleOfStage(const char* from, int each) const {
-    return ScalePairOf<kScale>(from, pair_ + each * 4 * kPairs);
+    return ScalePairOf<kScale>(from, pair_in_cta_ + each * 4 * kPairs);
   }
   // Of a stage's block, or step, of type kScale, or of any of 2 and 4 bytes; bytes are times outer
   // factors.
@@ -42,25 +42,27 @@ class LaneFactors {
   }
   // What CountedSteps adds for points.
   __device__ __forceinline__ uint2 Biases(const char* from, int each) const {
-    return PointBiases<S::kType>(from + S::kMostScaleBytes, pair_ + each * 4 * kPairs);
+    return PointBiases<S::kType>(from + S::kMostScaleBytes, pair_in_cta_ + each * 4 * kPairs);
   }
-  // Scales of a byte, of mxfp4's blocks or nvfp4's steps: where a tile's begin, and both rows'.
-  __device__ __forceinline__ const char* Coded(const char* from, int each = 0) const {
+  // mxfp4's scales of blocks, or nvfp4's of steps, a byte each: where a tile's begin, and those of
+  // both rows.
+  __device__ __forceinline__ const char* ByteScales(const char* from, int each = 0) const {
     return from + (tile_ + 4 * each) * (S::kOfSteps ? kSteps : kBlocks) * kRows;
   }
-  __device__ __forceinline__ uint32_t CodedOf(const char* from, int each, int group) const {
-    return reinterpret_cast<const uint16_t*>(Coded(from, each) + group * kRows)[pair()];
+  __device__ __forceinline__ uint32_t ByteScalePair(const char* from, int each, int group) const {
+    return reinterpret_cast<const uint16_t*>(ByteScales(from, each) +
+                                             group * kRows)[pair_in_tile()];
   }
-  __device__ __forceinline__ int pair() const { return pair_ % kPairs; }
+  __device__ __forceinline__ int pair_in_tile() const { return pair_in_cta_ % kPairs; }
 
   // nvfp4's outer scales, which multiply sums at the end.
-  __device__ __forceinline__ float2 Outer(const WarpgroupsTask& task, int each) const {
-    if constexpr (!S::kScalesSteps) return {1.0f, 1.0f};
+  __device__ __forceinline__ float2 NvFp4Outer(const WarpgroupsTask& task, int each) const {
+    if constexpr (!S::kIsNvFp4) return {1.0f, 1.0f};
     const WarpgroupsHalves<S> halves(p_);
     const int tile = tile_ + 4 * each, half = tile / halves.cta_tiles;
     const int64_t of_half = task.first_tile + tile % halves.cta_tiles;
     if (of_half >= halves.tiles) return {1.0f, 1.0f};
-    return OuterOfRows(p_.scales, 0, p_.tiles, half * halves.tiles + of_half, 2 * pair());
+    return NvFp4OuterOf(p_, 0, half * halves.tiles + of_half, 2 * pair_in_tile());
   }
 
  private:
@@ -69,16 +71,16 @@ class LaneFactors {
                                              int group) const {
     const int tile = tile_ + 4 * each, shift = S::kOfSteps ? 0 : group_shift_;
     const int groups = S::kOfSteps ? kSteps : kBlocks >> shift;
-    const int at = (tile * groups + (group >> shift)) * kPairs + pair();
+    const int at = (tile * groups + (group >> shift)) * kPairs + pair_in_tile();
     if constexpr (kScale == DType::kOther) return ScalePair(from, dtype, at);
     const float2 factor = ScalePairOf<kScale>(from, at);
     if constexpr (Bytes(kScale) != 1) return factor;
-    const float2 outer = ScalePairOf<DType::kF16>(from + outer_at, tile * kPairs + pair());
+    const float2 outer = ScalePairOf<DType::kF16>(from + outer_at, tile * kPairs + pair_in_tile());
     return make_float2(factor.x * outer.x, factor.y * outer.y);
   }
 
   const QuantizedParams& p_;
-  const int tile_, pair_;
+  const int tile_, pair_in_cta_;
   const int group_shift_;  // blocks of 32 columns are of group `block` >> this of a stage
 };
 

@@ -158,31 +158,10 @@ class LanePairs<kFormat, kType> {
   const uint32_t halves_;
 };
 
-// Of nvfp4 decoded codes are so many times what they stand for times their scale.
-inline constexpr float kStepUnit = 1.0f / 512;
-
-// Scales of nvfp4, e4m3, of rows 2r and 2r + 1, as factors of e2m1's codes: times what the biases
-// of e2m1 and of kType differ by, and kStepUnit, without which kType has no such number. Codes
-// times them have 6 bits, which are exact.
-template <DType kType>
-__device__ __forceinline__ uint2 StepScales(uint32_t both) {
-  const uint32_t halves = cuda::E4M3PairToF16(both);
-  if constexpr (kType == DType::kF16) {
-    constexpr uint32_t kTwo5 = 0x50005000u;
-    const uint32_t scales = decoding::MultiplyPairs<DType::kF16>(halves, kTwo5);
-    return {__byte_perm(scales, 0, 0x1010), __byte_perm(scales, 0, 0x3232)};
-  }
-  const float2 scales = FloatsOf<DType::kF16>(halves);
-  const auto twice = [](float scale) {
-    return __byte_perm(__float_as_uint(scale * 0x1p117f), 0, 0x3232);
-  };
-  return {twice(scales.x), twice(scales.y)};
-}
-
 // nvfp4's codes of some steps, by a warp, times their scales. `scales` has those of the tile, 16
 // bytes for each step; `pair`: r.
 template <int kSteps>
-__device__ __forceinline__ void DecodeSteps(const LanePairs<Format::kE2M1, DType::kBF16>& pairs,
+__device__ __forceinline__ void DecodeNvFp4(const LanePairs<Format::kE2M1, DType::kBF16>& pairs,
                                             const char* codes, const char* scales, int pair,
                                             uint32_t (&a)[kSteps][4]) {
 #pragma unroll
@@ -190,7 +169,7 @@ __device__ __forceinline__ void DecodeSteps(const LanePairs<Format::kE2M1, DType
     const uint32_t both =
         reinterpret_cast<const uint16_t*>(scales + step * static_cast<int>(kTileRows))[pair];
     pairs.Decode(codes + step / 2 * kBlockBytes<Format::kE2M1>, step % 2, a[step],
-                 StepScales<DType::kBF16>(both));
+                 NvFp4Scales<DType::kBF16>(both));
   }
 }
 

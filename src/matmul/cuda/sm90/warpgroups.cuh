@@ -98,11 +98,11 @@ class WarpgroupsProduct {
 
   // By all that multiply, when all stages are read.
   __device__ __forceinline__ void WriteSums() const {
-    constexpr float kOne = 1.0f / (S::kScalesSteps ? kStepUnit : Pairs::kUnit);
+    constexpr float kOne = 1.0f / (S::kIsNvFp4 ? kNvFp4Unit : Pairs::kUnit);
     const int lane = static_cast<int>(threadIdx.x % 32), r = lane / 4, c = lane % 4;
 #pragma unroll
     for (int each = 0; each < S::kEach; ++each) {
-      const float2 outer = factors_.Outer(task_, each);
+      const float2 outer = factors_.NvFp4Outer(task_, each);
 #pragma unroll
       for (int i = 0; i < kSums; i += 4)
 #pragma unroll
@@ -255,17 +255,17 @@ class WarpgroupsProduct {
   }
   __device__ __forceinline__ void AddScaledCodes() {
     ForEachStage([&](int stage, uint32_t) {
-      if constexpr (S::kByWarps && S::kScalesSteps) {
-        AddScaledStepsByWarps(stage);
+      if constexpr (S::kByWarps && S::kIsNvFp4) {
+        AddNvFp4ByWarps(stage);
       } else if constexpr (S::kByWarps) {
         AddScaledByWarps(stage);
       } else {
         uint32_t a[kSteps][4];
-        const char* const scales = factors_.Coded(FactorsOf(stage));
-        if constexpr (S::kScalesSteps)
-          DecodeSteps(pairs_, BlockOf(stage, 0), scales, factors_.pair(), a);
+        const char* const scales = factors_.ByteScales(FactorsOf(stage));
+        if constexpr (S::kIsNvFp4)
+          DecodeNvFp4(pairs_, BlockOf(stage, 0), scales, factors_.pair_in_tile(), a);
         else
-          DecodeScaled(pairs_, BlockOf(stage, 0), scales, factors_.pair(), a);
+          DecodeScaled(pairs_, BlockOf(stage, 0), scales, factors_.pair_in_tile(), a);
         Multiply<true>(stage, a, all_[0]);
         cuda::WgmmaWait<0>();
       }
@@ -279,7 +279,7 @@ class WarpgroupsProduct {
     for (int each = 0; each < S::kEach; ++each)
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
-        powers[each][block] = factors_.CodedOf(FactorsOf(stage), each, block);
+        powers[each][block] = factors_.ByteScalePair(FactorsOf(stage), each, block);
         any |= powers[each][block];
       }
     if (!__any_sync(0xffffffffu, (any & 0x8080u) != 0)) {
@@ -293,12 +293,13 @@ class WarpgroupsProduct {
                            [&](int each, int block) { return PowersOf(powers[each][block]); });
   }
   // A lane's eight columns of a block are of one step.
-  __device__ __forceinline__ void AddScaledStepsByWarps(int stage) {
+  __device__ __forceinline__ void AddNvFp4ByWarps(int stage) {
     const int step = static_cast<int>(threadIdx.x % 4) / 2;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block)
       AddBlockByWarps(stage, block, all_, [&](int each) {
-        return StepScales<S::kType>(factors_.CodedOf(FactorsOf(stage), each, 2 * block + step));
+        return NvFp4Scales<S::kType>(
+            factors_.ByteScalePair(FactorsOf(stage), each, 2 * block + step));
       });
   }
   // `add` has to release the stage.

@@ -194,12 +194,12 @@ Status LaunchWarpgroups(const QuantizedParams& p, const QuantizedPlan& plan,
   return cuda::Launch(context, kWarpgroupsCodesKernel<S>, config, p, plan, maps);
 }
 
-template <DType kType, Format kFormat, int kLeastGroup>
+template <DType kType, Format kFormat, GroupEnds kEnds>
 Status LaunchManyRows(const QuantizedParams& p, const QuantizedPlan& plan,
                       const CudaContext& context) {
   const auto launch = [&]<int kRows, int kTiles>() {
-    return LaunchWarpgroups<WarpgroupsConfig<kType, kFormat, kLeastGroup, kRows, kTiles>>(p, plan,
-                                                                                          context);
+    return LaunchWarpgroups<WarpgroupsConfig<kType, kFormat, kEnds, kRows, kTiles>>(p, plan,
+                                                                                    context);
   };
   const auto rows = [&]<int kRows>() {
     return plan.shape.tiles == kNarrowTiles ? launch.template operator()<kRows, kNarrowTiles>()
@@ -208,52 +208,51 @@ Status LaunchManyRows(const QuantizedParams& p, const QuantizedPlan& plan,
   return plan.shape.rows == 32 ? rows.template operator()<32>() : rows.template operator()<64>();
 }
 
-template <DType kType, Format kFormat, int kLeastGroup>
+template <DType kType, Format kFormat, GroupEnds kEnds>
 Status LaunchAnyRows(const QuantizedParams& p, const QuantizedPlan& plan,
                      const CudaContext& context) {
   const auto launch = [&]<int kRows, int kParts>() {
-    return LaunchWarpgroups<
-        WarpgroupsConfig<kType, kFormat, kLeastGroup, kRows, kFewRowsTiles, kParts>>(p, plan,
-                                                                                     context);
+    return LaunchWarpgroups<WarpgroupsConfig<kType, kFormat, kEnds, kRows, kFewRowsTiles, kParts>>(
+        p, plan, context);
   };
   const auto few = [&]<int kRows>() {
-    if constexpr (LeastParts(kRows, kFormat, kLeastGroup == kStageColumns) == 1)
+    if constexpr (LeastParts(kRows, kFormat, kEnds == GroupEnds::kEach128) == 1)
       if (plan.k_warps == 1) return launch.template operator()<kRows, 1>();
     return launch.template operator()<kRows, 2>();
   };
   if (plan.shape.rows == 8) return few.template operator()<8>();
   if (plan.shape.rows == 16) return few.template operator()<16>();
-  return LaunchManyRows<kType, kFormat, kLeastGroup>(p, plan, context);
+  return LaunchManyRows<kType, kFormat, kEnds>(p, plan, context);
 }
 
 // 5 and 6 bits.
 template <DType kType>
 Status LaunchUpperBitsOf(const QuantizedParams& p, const QuantizedPlan& plan,
                          const CudaContext& context) {
-  constexpr int kBlock = kBlockColumns;
-  if (p.format == Format::kU5) return LaunchAnyRows<kType, Format::kU5, kBlock>(p, plan, context);
+  using enum GroupEnds;
+  if (p.format == Format::kU5) return LaunchAnyRows<kType, Format::kU5, kEach32>(p, plan, context);
   if (p.format == Format::kU5B16)
-    return LaunchAnyRows<kType, Format::kU5B16, kBlock>(p, plan, context);
-  return LaunchAnyRows<kType, Format::kU6B32, kStepColumns>(p, plan, context);
+    return LaunchAnyRows<kType, Format::kU5B16, kEach32>(p, plan, context);
+  return LaunchAnyRows<kType, Format::kU6B32, kEach16>(p, plan, context);
 }
 
 template <DType kType>
 Status LaunchWarpgroupsOf(const QuantizedParams& p, const QuantizedPlan& plan,
                           const CudaContext& context) {
+  using enum GroupEnds;
   if (BitsOf(p.format) == 5 || BitsOf(p.format) == 6)
     return LaunchUpperBitsOf<kType>(p, plan, context);
-  constexpr int kBlock = kBlockColumns, kStage = kStageColumns;
   if constexpr (kType == DType::kBF16)
     if (p.format == Format::kE2M1)
-      return IsNvFp4(p) ? LaunchAnyRows<kType, Format::kE2M1, kStepColumns>(p, plan, context)
-                        : LaunchAnyRows<kType, Format::kE2M1, kBlock>(p, plan, context);
+      return IsNvFp4(p) ? LaunchAnyRows<kType, Format::kE2M1, kEach16>(p, plan, context)
+                        : LaunchAnyRows<kType, Format::kE2M1, kEach32>(p, plan, context);
   if (p.format == Format::kE4M3)
-    return LaunchManyRows<kType, Format::kE4M3, kStage>(p, plan, context);
+    return LaunchManyRows<kType, Format::kE4M3, kEach128>(p, plan, context);
   const auto launch = [&]<Format kFormat>(bool wide) {
-    return wide ? LaunchAnyRows<kType, kFormat, kStage>(p, plan, context)
-                : LaunchAnyRows<kType, kFormat, kBlock>(p, plan, context);
+    return wide ? LaunchAnyRows<kType, kFormat, kEach128>(p, plan, context)
+                : LaunchAnyRows<kType, kFormat, kEach32>(p, plan, context);
   };
-  const bool wide = p.group % kStageColumns == 0;
+  const bool wide = GroupEndsOf(p.group) == kEach128;
   if (p.format == Format::kI8) return launch.template operator()<Format::kI8>(wide);
   if (p.format == Format::kU4) return launch.template operator()<Format::kU4>(p.points);
   return launch.template operator()<Format::kU4B8>(wide);

@@ -10,20 +10,19 @@ namespace intarsia::matmul::sm90 {
 
 inline constexpr int kOuterBytes = static_cast<int>(kTileRows) * 2;  // outer factors of a tile
 
-// kLeastGroup: a group of columns ends with a stage, or may end with each block of 32, or step of
-// 16: of 6 bits, and nvfp4's.
-template <DType kType_, Format kFormat_, int kLeastGroup, int kRows_, int kTiles_, int kParts_ = 1>
+// kEnds: of groups. kEach16 is 6 bits, and nvfp4.
+template <DType kType_, Format kFormat_, GroupEnds kEnds, int kRows_, int kTiles_, int kParts_ = 1>
 struct WarpgroupsConfig {
   static constexpr DType kType = kType_;
   static constexpr Format kFormat = kFormat_;
-  static constexpr bool kWide = kLeastGroup == kStageColumns;
-  static constexpr bool kOfSteps = kLeastGroup == kStepColumns;
+  static constexpr bool kWide = kEnds == GroupEnds::kEach128;
+  static constexpr bool kOfSteps = kEnds == GroupEnds::kEach16;
   static constexpr int kBits = static_cast<int>(BitsOf(kFormat));
   static constexpr bool kZeros = kFormat == Format::kU4 || kFormat == Format::kU5;
   static constexpr bool kPoints = kZeros && kWide, kMinimums = kZeros && !kWide;
   static constexpr bool kScalesCodes = kFormat == Format::kE2M1;
   static_assert((!kWide || !kScalesCodes) && (kScalesCodes || kOfSteps == (kBits == 6)));
-  static constexpr bool kScalesSteps = kScalesCodes && kOfSteps;  // nvfp4
+  static constexpr bool kIsNvFp4 = kScalesCodes && kOfSteps;  // nvfp4
   using T = cuda::DeviceT<kType>;
   static constexpr int kRows = kRows_;  // of x
   // Whether warps multiply by mma.sync.
