@@ -15,7 +15,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "models")]
 import packers  # noqa: E402
-import tiny_mixtures  # noqa: E402
+import tiny_models  # noqa: E402
 
 Tensors = dict[str, np.ndarray]
 _MIXTURES = ("gpt_oss_mxfp4", "qwen3_moe_awq")
@@ -105,7 +105,7 @@ def _layer_of(form: str, layers: int | None) -> tuple[dict[str, Any], Tensors, d
     name = form.rpartition("_")[0]
     config = _LLAMA | (_LLAMA_8B if form == _LARGE else {})
     if form in _MIXTURES:
-        config = tiny_mixtures.CONFIGS[name] | _NARROW
+        config = tiny_models.CONFIGS[name] | _NARROW
     if layers:
         config = config | {"num_hidden_layers": layers}
     if name == "gpt_oss":

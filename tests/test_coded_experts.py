@@ -112,7 +112,7 @@ def test_any_experts_in_codes(platform, call) -> None:
         ("w1_outer_scales", (4, 4, 3, 16), "w1_outer_scales has no=3, expected a divisor of the ng=1"),
         ("w2_outer_scales", (4, 2, 2, 16), "w2_outer_scales has io=2, expected a divisor of the ig=1"),
         ("w2_outer_zeros", (4,), "w2_outer_zeros is given but w2_zeros is not"),
-        ("w1_outer_scales", (3,), "w1_outer_scales"),
+        ("w1_outer_scales", (3,), "w1_outer_scales has e=3 but w1 has e=4"),
     ],
 )  # fmt: skip
 def test_outer_factors_that_do_not_fit_are_told(operand, shape, text) -> None:
@@ -125,12 +125,39 @@ def test_outer_factors_that_do_not_fit_are_told(operand, shape, text) -> None:
         ij.fused_experts_quantized(**given, **attributes)
 
 
+def test_none_is_the_default_of_an_attribute_for_many_tokens_too() -> None:
+    sizes = support.cases(OP, "ci")["example"] | {"t": 2048}
+    operands, attributes = support.op_module(OP).arguments(
+        np.random.default_rng(0), ml_dtypes.bfloat16, **sizes
+    )
+
+    def traced(**given):
+        return jax.make_jaxpr(lambda *a: ij.fused_experts_quantized(*a, **attributes, **given))(
+            *operands
+        ).out_avals
+
+    assert traced(w2_format=None, zeros_are=None, activation=None) == traced()
+
+
+def test_outer_scales_in_f32_are_not_decoded_to_f16() -> None:
+    scales = jax.ShapeDtypeStruct((4, 32, 2, 16), "float16")
+    operands = {"x": jax.ShapeDtypeStruct((2048, 256), "float16")}
+    for name in ("w1", "w2"):
+        operands |= {name: jax.ShapeDtypeStruct((4, 32, 8, 4, 16, 4), "uint8")}
+        operands |= {f"{name}_scales": scales, f"{name}_zeros": None}
+    attributes = DEFAULTS | {"format": "u4b8", "w1_group": 128, "w2_group": 128}
+    assert _coded_experts._pays_to_decode(operands, attributes)
+    for dtype, decodes in (("float16", True), ("float32", False)):
+        operands["w2_outer_scales"] = jax.ShapeDtypeStruct((4,), dtype)
+        assert _coded_experts._pays_to_decode(operands, attributes) == decodes
+
+
 def test_codes_of_another_format_than_said_are_told() -> None:
     module = support.op_module(OP)
     operands, attributes = module.arguments(
         np.random.default_rng(0), np.float32, **support.cases(OP, "ci")["example"]
     )
-    with pytest.raises(ValueError, match="w2"):
+    with pytest.raises(ValueError, match=r"w2.*\[4, 2, 1, 4, 16, 4\].*expected"):
         ij.fused_experts_quantized(*operands, **attributes, w2_format="i8")
 
 
@@ -184,6 +211,33 @@ def test_many_tokens_take_decoded_experts_on_a_gpu(tokens, format, dtype, expert
 
     assert ops("cuda") == {"fused_experts" if decodes else OP}
     assert ops("cpu") == {OP}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "format", "group", "outer", "hopper", "decodes"),
+    [
+        (512, "u5", 32, False, True, True),  # Hopper has no kernel for experts in such codes
+        (511, "u5", 32, False, True, False),
+        (512, "u4b8", 128, False, False, False),
+        (512, "u4b8", 32, True, False, True),
+        (512, "e2m1", 16, True, False, True),
+        (512, "e2m1", 16, True, True, False),
+    ],
+)
+def test_slow_kernels_have_experts_decoded_early(
+    tokens, format, group, outer, hopper, decodes, monkeypatch
+) -> None:
+    monkeypatch.setattr(_decoding, "is_hopper", lambda: hopper)
+    scales = "float8_e4m3fn" if group == 16 else "float16"
+    operands = {"x": jax.ShapeDtypeStruct((tokens, 256), "bfloat16")}
+    for name in ("w1", "w2"):
+        shape = (4, 32, 8, quantized.BITS[format], 16, 4)
+        operands[name] = jax.ShapeDtypeStruct(shape, "uint8")
+        operands[f"{name}_scales"] = jax.ShapeDtypeStruct((4, 32, 256 // group, 16), scales)
+        operands[f"{name}_zeros"] = None
+        operands[f"{name}_outer_scales"] = jax.ShapeDtypeStruct((4,), "float32") if outer else None
+    attributes = DEFAULTS | {"format": format, "w1_group": group, "w2_group": group}
+    assert _coded_experts._pays_to_decode(operands, attributes) == decodes
 
 
 @pytest.mark.parametrize(

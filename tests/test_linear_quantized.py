@@ -151,7 +151,7 @@ def test_hopper_decodes_later_what_it_multiplies_fast(monkeypatch) -> None:
     def decodes(
         format: str, group: int, scales: str, zeros: str | None, rows: int = 512, k: int = 256
     ) -> bool:
-        bits = 8 if format in ("i8", "e4m3") else 4
+        bits = quantized.BITS[format]
         packed = jax.ShapeDtypeStruct((1, k // 32, bits, 16, 4), "uint8")
         factors = [t and jax.ShapeDtypeStruct((1, -(-k // group), 16), t) for t in (scales, zeros)]
 
@@ -163,6 +163,13 @@ def test_hopper_decodes_later_what_it_multiplies_fast(monkeypatch) -> None:
         return "dot_general" in program.as_text()
 
     assert decodes("u4b8", 128, "float16", None)
+    for rows, format, group, slow in (
+        (128, "u6b32", 16, True),
+        (127, "u6b32", 16, False),
+        (128, "u5b16", 32, True),
+        (128, "u4b8", 32, False),
+    ):
+        assert decodes(format, group, "float16", None, rows=rows) == slow
     monkeypatch.setattr(_decoding, "is_hopper", lambda: True)
     jax.clear_caches()
     assert not decodes("u4b8", 128, "float16", None)
@@ -176,6 +183,8 @@ def test_hopper_decodes_later_what_it_multiplies_fast(monkeypatch) -> None:
     assert decodes("e2m1", 16, "float32", None)
     assert decodes("e2m1", 32, "float8_e8m0fnu", None, k=320)
     assert decodes("u4b8", 128, "float16", None, k=320)
+    assert decodes("u6b32", 16, "int8", None) and not decodes("u6b32", 16, "int8", None, rows=128)
+    assert decodes("u6b32", 16, "int8", None, rows=128, k=320)
     for outer, is_late in (((1,), True), ((1, 1, 16), True), ((1, 2, 16), False)):
         x, scales, outer_scales = (
             jax.ShapeDtypeStruct(*of)
@@ -289,6 +298,14 @@ def test_wrong_attributes_are_told(change, text) -> None:
         ij.linear_quantized(*operands, **attributes | change)
 
 
+def test_none_is_the_default_of_an_attribute_for_many_rows_too() -> None:
+    (x, packed, scales, *_), _ = draw(support.cases(OP, "ci")["example"] | {"m": 128})
+    x = x.astype(ml_dtypes.bfloat16)
+    of_all = scales[:, :1]
+    got = ij.linear_quantized(x, packed, of_all, format=None, group=None, zeros_are=None)
+    np.testing.assert_array_equal(got, ij.linear_quantized(x, packed, of_all))
+
+
 def test_wrong_operands_are_told() -> None:
     (x, packed, scales, zeros, *_), attributes = draw(support.cases(OP, "ci")["example"])
     outer = np.ones((1,), np.float32)
@@ -312,6 +329,8 @@ def test_wrong_operands_are_told() -> None:
         ValueError, match="outer_zeros has ko=3, expected a divisor of the kg=2 groups"
     ):
         ij.linear_quantized(x, packed, scales, zeros, outer, of_three, **attributes)
+    with pytest.raises(ValueError, match="scales has kg=2 groups, expected 1 for k=64"):
+        ij.linear_quantized(x, packed, scales, zeros, **attributes | {"group": 2**63 - 32})
 
 
 def test_rows_that_are_no_tile() -> None:

@@ -44,6 +44,12 @@ def _either(conditions: Sequence[str]) -> str:
     for condition in conditions:
         attribute, _, value = condition.rpartition("=")
         values.setdefault(attribute, []).append(value)
+    for name, of in list(values.items()):
+        # "w2_format=same: format" beside "w2_format", of the same values.
+        attribute, _, word = name.partition(": ")[0].rpartition("=")
+        if attribute and values.get(attribute) == of:
+            del values[attribute], values[name]
+            values[f"{attribute} ({name.partition(': ')[2]} if {word})"] = of
     texts = [f"{name}={'/'.join(of)}" if name else "/".join(of) for name, of in values.items()]
     return ", or ".join(text.replace(": ", " and ") for text in texts)
 

@@ -350,8 +350,9 @@ def test_what_a_hopper_has_kernels_for() -> None:
         return _decoding.gain_by_codes(weight, of_experts=experts)
 
     assert gain("u4", 128, "float16", "uint8") and not gain("u4", 64, "float16", "uint8")
-    assert gain("u4b8", 64, "bfloat16") and not gain("u4b8", 64, "bfloat16", experts=True)
-    assert gain("i8", 32, "float16") and gain("i8", 0, "float32", experts=True)
+    assert gain("u4b8", 64, "bfloat16") and gain("u4b8", 32, "float16", experts=True)
+    assert gain("i8", 32, "float16") and not gain("i8", 32, "float16", experts=True)
+    assert gain("i8", 0, "float32", experts=True)
     assert not gain("i8", 128, "float16", "int8")
     assert gain("e4m3", 128, "float32", experts=True) and not gain("e4m3", 64, "float32")
     assert gain("e2m1", 32, "float8_e8m0fnu", experts=True)

@@ -11,7 +11,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from intarsia import _native
-from intarsia._packing import PackedWeight
+from intarsia._packing import ARRAYS, PackedWeight
 from intarsia.jax import _decoding, wire
 from intarsia.jax._call import abstract, as_array
 from intarsia.jax._quantized import decoded_stack
@@ -19,10 +19,10 @@ from intarsia.jax._types import refuse_sharded, vary_alike
 
 _NAME = "fused_experts_quantized"
 _PARAMETERS = inspect.signature(wire.fused_experts_quantized).parameters.values()
-_ATTRIBUTES = [p.name for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY]
+_ATTRIBUTES = {p.name: p.default for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY}
 _MOST_DECODED_BYTES = 4 << 30
 """Of decoded weights of a layer, for which a program needs room."""
-_PARTS = ("", "_scales", "_zeros", "_outer_scales", "_outer_zeros")
+_PARTS = ("", *(f"_{name}" for name in ARRAYS[1:]))
 """What the names of a matrix's operands end with, in the order of `PackedWeight.arrays`."""
 _OF_CODES = ("format", "w2_format", "w1_group", "w2_group", "zeros_are")
 """Attributes that the op of plain weights does not have."""
@@ -60,7 +60,8 @@ def fused_experts_quantized(
 
     `fused_experts` of decoded weights, which `intarsia.repack` packs. It is one custom call, in which codes become numbers in registers.
     With 2048 tokens and more of bf16, or of f16 with scales in f16, a GPU decodes a layer's weights to T first, unless that takes more
-    than 4 GiB. Hopper does so from 16384 tokens on, for 4 bits in groups of 128, and for mxfp4 and nvfp4 with bf16.
+    than 4 GiB. It does so from 512 on for 5 and 6 bits, groups of 16, and outer scales. Hopper does so from 16384 tokens on, for 4 bits
+    in groups of 128, and for mxfp4 and nvfp4 with bf16.
 
     Args:
       x: [..., 16*u] T; tokens.
@@ -76,11 +77,11 @@ def fused_experts_quantized(
       expert_map: [g] i32 or i64; the expert of each id, negative where it is elsewhere. None: the id itself.
       w1_outer_scales: [e], or [e, c, no, 16] of ng / no groups each; f32, f16 or bf16. What scales of w1 are multiplied by.
       w1_outer_zeros: the same for minimums of w1.
-      w2_outer_scales, w2_outer_zeros: [e], or [e, u, io, 16]; the same of w2.
+      w2_outer_scales, w2_outer_zeros: [e], or [e, u, io, 16] f32, f16 or bf16; the same of w2.
       format: what a code stands for, as in `linear_quantized`.
       w2_format: what a code of w2 stands for; "same": as `format` says.
       w1_group, w2_group: columns that share a scale, 16 or a multiple of 32; 0: all.
-      zeros_are: "points" or "minimums".
+      zeros_are: "points" or "minimums", of both matrices; outer zeros are of minimums.
       activation: "silu", "gelu_tanh": gate and up side by side; "swigluoai": in turn, as gpt-oss has them.
       limit: swigluoai: the most that a gate counts as, and the most size of up.
       alpha: swigluoai: what its logistic curve is steeper by.
@@ -107,9 +108,10 @@ def fused_experts_quantized(
       float32[3,32]
     """
     given = dict(locals())
-    if math.prod(np.shape(x)[:-1]) < _decoding.EXPERTS.rows:  # as in each step of decoding
+    if math.prod(np.shape(x)[:-1]) < _decoding.EXPERTS.slowly:  # as in each step of decoding
         return wire.fused_experts_quantized(**given)
-    attributes = {name: given[name] for name in _ATTRIBUTES}
+    # None is no choice, and so the default.
+    attributes = {n: d if given[n] is None else given[n] for n, d in _ATTRIBUTES.items()}
     operands = {
         name: x if x is None else as_array(f"{_NAME}: {name}", x)
         for name, x in given.items()
@@ -149,10 +151,19 @@ def _pays_to_decode(operands: dict[str, Any], attributes: dict[str, Any]) -> boo
     x, w1, w2 = operands["x"], operands["w1"], operands["w2"]
     _, c, *_ = w1.shape
     weights = len(w1) * 16 * (c * x.shape[-1] + w2.shape[1] * 8 * c)
-    scales = [operands["w1_scales"], operands["w2_scales"]]
+    factors = ("w1_scales", "w2_scales", "w1_outer_scales", "w2_outer_scales")
+    scales = [operands.get(name) for name in factors]
     by_wgmma = functools.partial(_are_multiplied_by_wgmma, operands, attributes)
+
+    def are_slow() -> bool:
+        are_rare = any(
+            _decoding.are_rare(of["format"], of["group"], operands.get(f"{name}_outer_scales"))
+            for name, of in ((name, _attributes_of(name, attributes)) for name in ("w1", "w2"))
+        )
+        return are_rare and not (by_wgmma() and _decoding.is_hopper())
+
     return weights * x.dtype.itemsize <= _MOST_DECODED_BYTES and _decoding.pays(
-        x, scales, _decoding.EXPERTS, by_wgmma
+        x, scales, _decoding.EXPERTS, by_wgmma, are_slow
     )
 
 

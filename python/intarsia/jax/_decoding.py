@@ -7,25 +7,32 @@ import jax
 import jax.numpy as jnp
 
 from intarsia import _environment
-from intarsia._packing import PackedWeight
+from intarsia._packing import FORMATS, PackedWeight
 
 
 class Fewest(NamedTuple):
-    """Rows of x from which weights are decoded first, and from which they are on Hopper if wgmma multiplies their codes fast.
+    """Rows of x from which weights are decoded first.
 
     docs/notebook/many_rows_of_codes.md has the figures.
     """
 
     rows: int
     by_wgmma: int
+    """On Hopper, if wgmma multiplies their codes fast."""
+    slowly: int
+    """If only the slowest kernels multiply their codes."""
 
 
-LINEAR = Fewest(512, 1024)
-EXPERTS = Fewest(2048, 16384)
+LINEAR = Fewest(512, 1024, 128)
+EXPERTS = Fewest(2048, 16384, 512)
 
 
 def pays(
-    x: jax.Array, scales: Sequence[jax.Array], fewest: Fewest, are_multiplied: Callable[[], bool]
+    x: jax.Array,
+    scales: Sequence[jax.Array | None],
+    fewest: Fewest,
+    are_multiplied: Callable[[], bool],
+    are_slow: Callable[[], bool],
 ) -> bool:
     """Whether weights are to be numbers of x's type on a GPU.
 
@@ -33,15 +40,19 @@ def pays(
 
     Args:
       x: [..., k].
-      scales: of each of the weights.
+      scales: of each of the weights, and outer ones.
       fewest: the rows that it takes.
       are_multiplied: says whether Hopper multiplies the codes fast by wgmma.
+      are_slow: says whether the GPU has no fast kernel for them at all.
     """
     rows = x.size // max(x.shape[-1], 1)
     # f16 may not hold them, unless their scales are f16 as well.
-    fits = all(x.dtype == jnp.bfloat16 or x.dtype == s.dtype == jnp.float16 for s in scales)
-    if not fits or rows < fewest.rows:
+    given = (s for s in scales if s is not None)
+    fits = all(x.dtype == jnp.bfloat16 or x.dtype == s.dtype == jnp.float16 for s in given)
+    if not fits or rows < fewest.slowly:
         return False
+    if rows < fewest.rows:
+        return are_slow()
     return rows >= fewest.by_wgmma or not (are_multiplied() and is_hopper())
 
 
@@ -52,6 +63,11 @@ def is_hopper() -> bool:
 
 
 _WHOLE_BYTES = ("i8", "e4m3")
+
+
+def are_rare(format: str, group: int, outer_scales: Any) -> bool:
+    """Whether portable kernels are slow with such weights: 5 and 6 bits, groups of 16 columns, and outer scales."""
+    return FORMATS[format].bits in (5, 6) or group == 16 or outer_scales is not None
 
 
 def are_of_hopper(
@@ -102,11 +118,12 @@ def decode_late(
 def gain_by_codes(weight: PackedWeight, *, of_experts: bool) -> bool:
     """Whether a Hopper decodes with such a matrix faster than with plain numbers, x in bf16, in batches as well.
 
-    Beyond `are_of_hopper` linear layers have kernels for int4 and int8 in groups of 32 and 64 columns. Experts in such groups have one for
-    few rows alone, and were not timed. docs/notebook/formats_of_files.md has the figures.
+    Beyond `are_of_hopper` there are kernels for int4 in groups of 32 and 64 columns, and for int8 in such groups of linear layers. Experts
+    in int8 have one for few tokens alone. docs/notebook/formats_of_files.md and weights_in_codes.md have the figures.
     """
     plain = weight.zeros is None and weight.outer_scales is None
-    if plain and weight.format in ("u4b8", "i8") and weight.group in (32, 64) and not of_experts:
+    narrow = ("u4b8",) if of_experts else ("u4b8", "i8")
+    if plain and weight.format in narrow and weight.group in (32, 64):
         return weight.scales.dtype.itemsize > 1
     x = jax.ShapeDtypeStruct((1, weight.columns), jnp.bfloat16)
     return are_of_hopper(x, *weight.arrays[1:4], **weight.attributes)

@@ -47,10 +47,12 @@ def linear_quantized(
 
     `w = scales * (q - zeros)`, or `scales * q + zeros` where zeros are minimums; q is what a code stands for. `intarsia.repack` makes
     the operands from the formats of checkpoints, and says how they lie. Sums are f32 and rounded once. In a program for a CPU or an
-    NVIDIA GPU it is one custom call, in which codes become numbers in registers. With many rows of bf16, or of f16 with scales in f16, a
-    GPU decodes the weights to T first, and the product is XLA's. It does so from 512 rows on, Hopper from 1024 on for mxfp4, nvfp4, and 4
-    bits in groups of 128. On any other platform it is XLA's product with weights decoded to f32. It takes part in vmap, grad, shard_map and
-    export.
+    NVIDIA GPU it is one custom call, in which codes become numbers in registers. On any other platform it is XLA's product with weights
+    decoded to f32. It takes part in vmap, grad, shard_map and export.
+
+    With many rows of bf16, or of f16 with scales in f16, a GPU decodes the weights to T first, and the product is XLA's: from 512 rows on.
+    Hopper does so from 1024 on for mxfp4, nvfp4, and 4 bits in groups of 128. Other GPUs do so from 128 on for 5 and 6 bits, groups of
+    16, and outer scales.
 
     Args:
       x: [..., k] T; rows.
@@ -84,7 +86,9 @@ def linear_quantized(
         zip(_OPERANDS, (x, packed, scales, zeros, outer_scales, outer_zeros, bias), strict=True)
     )
     arrays = [None if a is None else as_array(f"{_NAME}: {n}", a) for n, a in given.items()]
-    form = _Form(tuple(a is not None for a in arrays), format, group, zeros_are, out_dtype)
+    # None is no choice, and so the default.
+    choices = (format or "u4", group or 0, zeros_are or "points", out_dtype or "auto")
+    form = _Form(tuple(a is not None for a in arrays), *choices)
     types = [abstract(a) for a in arrays]
     _native.main_library().infer(_NAME, types, form.attributes)  # or it raises
     for name, array in zip(_OPERANDS, arrays, strict=True):
@@ -166,7 +170,6 @@ def _affine(
     if zeros is None:
         return number * scale
     zero = times(zeros, outers[1])
-    # None is no choice, and so the default.
     is_minimum = attributes["zeros_are"] == "minimums"
     return number * scale + zero if is_minimum else (number - zero) * scale
 
@@ -227,13 +230,18 @@ def _by_op(*arrays: jax.Array, form: _Form) -> jax.Array:
 
     x, _, scales, zeros, outer_scales, *_ = form.spread(arrays)
 
+    in_stages = x.shape[-1] % 128 == 0
+
     def are_multiplied() -> bool:
-        in_stages = x.shape[-1] % 128 == 0
         return in_stages and _decoding.decode_late(
             x, scales, zeros, outer_scales, **form.attributes
         )
 
-    if not _decoding.pays(x, [scales], _decoding.LINEAR, are_multiplied):
+    def are_slow() -> bool:
+        is_rare = _decoding.are_rare(form.format, form.group, outer_scales)
+        return is_rare and not (in_stages and _decoding.is_hopper())
+
+    if not _decoding.pays(x, [scales, outer_scales], _decoding.LINEAR, are_multiplied, are_slow):
         return in_registers(*arrays)
     decode = functools.partial(_by_decoding, form=form)
     return lax.platform_dependent(*arrays, cuda=decode, default=in_registers)

@@ -128,11 +128,10 @@ def fused_experts_quantized(
         format=i8/e4m3, u8: codes of gate and up of each expert, as in linear_quantized.
       w1_scales: [e, c, ng, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes of w1
         are multiplied by.
-      w2: [e, u, ib, 4, 16, 4] with w2_format=same and format=u4/u4b8/e2m1, or
-        w2_format=u4/u4b8/e2m1 or [e, u, ib, 5, 16, 4] with w2_format=same and format=u5/u5b16,
-        or w2_format=u5/u5b16 or [e, u, ib, 6, 16, 4] with w2_format=same and format=u6b32, or
-        w2_format=u6b32 or [e, u, ib, 8, 16, 4] with w2_format=same and format=i8/e4m3, or
-        w2_format=i8/e4m3, u8: codes of the way back of each expert, of 8*c columns.
+      w2: [e, u, ib, 4, 16, 4] with w2_format (format if same)=u4/u4b8/e2m1 or [e, u, ib, 5, 16,
+        4] with w2_format (format if same)=u5/u5b16 or [e, u, ib, 6, 16, 4] with w2_format
+        (format if same)=u6b32 or [e, u, ib, 8, 16, 4] with w2_format (format if same)=i8/e4m3,
+        u8: codes of the way back of each expert, of 8*c columns.
       w2_scales: [e, u, ig, 16], f32, f16, bf16, u8, i8, f8e4m3fn, f8e8m0fnu: what codes of w2
         are multiplied by.
       weights: [..., k], f32, T: of each token's experts.
