@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import running
 from intarsia import cli
-from intarsia._steps import compile_step
+from intarsia._steps import compile_step, custom_calls
 from intarsia.models import Engine, ModelConfig, SamplingParams, load_model, perplexity, transformer
 from intarsia.models.linear import (
     QuantizedRows,
@@ -339,7 +339,7 @@ def test_products_take_the_codes(platform: str, scan_layers: bool) -> None:
     step = functools.partial(transformer.forward, intarsia.jax, config, decode=True)
     text = compile_step(jax.jit(step, donate_argnums=1).lower(*operands)).as_text()
     layers = 1 if scan_layers else config.layers
-    assert text.count('custom_call_target="intarsia.scaled_matmul"') == 4 * layers
+    assert custom_calls(text)["scaled_matmul"] == 4 * layers
     assert not re.search(r"(bf16|f16|f32)\[(6144,4096|4096,4096|28672,4096|4096,14336)\]", text)
 
 
