@@ -209,7 +209,7 @@ def write_gguf(tmp_path: Path):
         add_space_prefix: bool | None = None,
         chat_template: str | None = CHAT_TEMPLATE,
         extra: dict[str, np.ndarray] | None = None,
-        metadata: dict[str, int | float] | None = None,
+        metadata: dict[str, int | float | str] | None = None,
     ) -> Path:
         path = tmp_path / f"{architecture}-{pre}.gguf"
         writer = gguf.GGUFWriter(path, architecture)
@@ -229,7 +229,8 @@ def write_gguf(tmp_path: Path):
         else:
             writer.add_rope_freq_base(10000.0)
         for key, value in (metadata or {}).items():
-            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
+            adders = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+            adders[type(value)](key, value)
         add_tokenizer(writer, tokenizer, pre)
         if add_bos is not None:
             writer.add_add_bos_token(add_bos)

@@ -161,6 +161,17 @@ def test_an_amplitude_of_rope_is_refused():
         config_to_hf(config)
 
 
+@pytest.mark.parametrize("trait", ["qk_norm", "qkv_bias"])
+def test_a_window_of_qwen_is_refused(trait):
+    """Its config.json has one that loaders ignore."""
+    kinds = (LayerKind(sliding_window=32),)
+    config = dataclasses.replace(CONFIG, layer_kinds=kinds, **{trait: True})
+    with pytest.raises(
+        ValueError, match=r"sliding_window is 32, expected none in a model of qwen[23]"
+    ):
+        config_to_hf(config)
+
+
 def test_a_factor_of_layers_with_a_window_is_refused():
     kinds = (LayerKind(Rope(1e4, (4.0,) * 8), 32), LayerKind(Rope(1e6)))
     config = dataclasses.replace(CONFIG, layer_kinds=kinds, post_norms=True)

@@ -63,6 +63,35 @@ def test_wrong_configurations(tmp_path, change, message):
     assert str(raised.value).startswith(str(path)) and "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("window", [4, 0])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe"])
+def test_a_window_in_gguf_is_none(tmp_path, name, window):
+    """As llama.cpp reads it."""
+
+    def change(tensors, metadata):
+        metadata["attention.sliding_window"] = window
+
+    path, _ = gguf_models.write(tmp_path, name, change=change)
+    assert [kind.sliding_window for kind in load_model(path)[0].layer_kinds] == [None]
+
+
+def test_an_export_with_biases_is_refused(tmp_path):
+    """Those of q, k and v; Qwen3's config.json has a key for all four alone."""
+
+    def change(tensors, metadata):
+        for layer in range(tiny_models.LAYERS):
+            for of, rows in (("q", 64), ("k", 32), ("v", 32)):
+                tensors[f"blk.{layer}.attn_{of}.bias"] = np.ones(rows, np.float32)
+
+    path, _ = gguf_models.write(tmp_path, "qwen3", change=change)
+    assert load_model(path)[0].qkv_bias
+    with pytest.raises(
+        ValueError, match="biases of q, k and v, expected none beside norms"
+    ) as said:
+        export_model(path, tmp_path / "out")
+    assert str(said.value).startswith(f"{path}: ") and not (tmp_path / "out").exists()
+
+
 def test_an_export_is_the_same_model(paths, tmp_path):
     export_model(paths[0], tmp_path / "out", dtype="float32")
     said = json.loads((tmp_path / "out" / "config.json").read_text())

@@ -202,6 +202,36 @@ def test_a_factor_of_gguf_is_linear_unless_the_file_says_otherwise(write_gguf, t
     assert config.layer_kinds[0].rope.divisors == (4.0,) * 8
 
 
+@pytest.mark.parametrize(
+    "said", [{"type": "linear"}, {"type": "yarn", "original_context_length": 128}, {}], ids=str
+)
+def test_a_factor_of_0_in_gguf_is_1(write_gguf, tiny_weights, said):
+    """As llama.cpp reads it, which writes it, too."""
+    scaling = {
+        f"llama.rope.scaling.{key}": value for key, value in (said | {"factor": 0.0}).items()
+    }
+    config, _ = load_model(write_gguf(tiny_weights, metadata=scaling))
+    plain, _ = load_model(write_gguf(tiny_weights))
+    np.testing.assert_array_equal(config.rope_tables(64)[0], plain.rope_tables(64)[0])
+
+
+def test_an_amplitude_of_gguf_s_rope_is_refused(write_gguf, tiny_weights):
+    """llama.cpp applies it whatever the type is; 1 says nothing."""
+    key = "llama.rope.scaling.attn_factor"
+    load_model(write_gguf(tiny_weights, metadata={key: 1.0}))
+    for said in ({}, {"llama.rope.scaling.factor": 4.0}, {"llama.rope.scaling.type": "none"}):
+        path = write_gguf(tiny_weights, metadata=said | {key: 1.25})
+        with pytest.raises(ValueError, match=rf"^{path}: {key} is 1.25, expected 1.0"):
+            load_model(path)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_a_window_that_llama_cpp_does_not_read(write_gguf, tiny_weights, architecture):
+    key = f"{architecture}.attention.sliding_window"
+    path = write_gguf(tiny_weights, architecture=architecture, metadata={key: 4})
+    assert open_checkpoint(path).config.kind(0).sliding_window is None
+
+
 def test_rope_table_is_cosines_then_sines(write_directory, tiny_weights, hf_config):
     config, _ = load_model(write_directory(hf_config, tiny_weights))
     table = config.rope_tables(8)[0]

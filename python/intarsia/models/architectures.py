@@ -154,8 +154,8 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     The keys are those of transformers 4, which later versions understand.
 
     Raises:
-        ValueError: The model has experts, or its rope is more than one factor: the file of such a model has lost the parameters by
-            which transformers names the scaling.
+        ValueError: The model has experts, biases beside norms of q and k, or a window where no Qwen has one. Or its rope is more
+            than one factor: the file of such a model has lost the parameters by which transformers names the scaling.
     """
     if config.experts:
         raise ValueError(
@@ -197,6 +197,10 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
             "rope_local_base_freq": local.rope.theta,
             "query_pre_attn_scalar": round((config.attention_scale or 1) ** -2, 3),
         }
+    if config.qk_norm and config.qkv_bias:
+        raise ValueError(
+            "self_attn has biases of q, k and v, expected none beside norms of q and k: Qwen3's config.json cannot say so"
+        )
     model = (
         "qwen3"
         if config.qk_norm
@@ -206,6 +210,10 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
         if config.layer_kinds[0].sliding_window
         else "llama"
     )
+    if model.startswith("qwen") and local.sliding_window:
+        raise ValueError(
+            f"sliding_window is {local.sliding_window}, expected none in a model of {model}"
+        )
     return said | {
         "architectures": [f"{model.capitalize()}ForCausalLM"],
         "model_type": model,

@@ -63,7 +63,8 @@ def export_model(path: str | Path, directory: str | Path, *, dtype: str = "bfloa
             raise ValueError(f"tensor {name} has numbers that are not finite in {dtype}")
         return array
 
-    said_of_model = config_to_hf(config) | {"dtype": dtype}
+    with reading(path):
+        said_of_model = config_to_hf(config) | {"dtype": dtype}
     tokens = {"bos_token_id": config.bos_id, "eos_token_id": list(config.eos_ids)}
     said_of_tokenizer = {
         "tokenizer_class": "PreTrainedTokenizerFast",

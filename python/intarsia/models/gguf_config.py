@@ -59,8 +59,8 @@ def config_from_gguf(
         window = fields.whole("attention.sliding_window")
         traits |= GPT_OSS | {"layer_kinds": _local_then_whole(fields, rope, window)}
     else:
-        window = fields.whole("attention.sliding_window", 0, least=0) or None
-        traits["layer_kinds"] = (LayerKind(rope, window),)
+        # Some files have attention.sliding_window, which llama.cpp's graphs of these ignore (build_attn_inp_kv in src/models).
+        traits["layer_kinds"] = (LayerKind(rope),)
         traits["qk_norm"] = architecture in ("qwen3", "qwen3moe")
     experts = _experts(fields, architecture)
     tokens = Fields(metadata, "tokenizer.ggml.")
@@ -100,9 +100,14 @@ def _rope(
         raise ValueError(
             f"tensor rope_freqs.weight has {len(divisors)} numbers, expected {head_dim // 2}"
         )
-    if scaling == "none":
+    # llama.cpp multiplies by it whatever the type is (yarn_attn_factor in src/llama-context.cpp).
+    fields.expect("rope.scaling.attn_factor", 1.0)
+    # 0 stands for 1 in all types (ropescale in src/llama-model.cpp); src/llama-model-saver.cpp writes it.
+    factor = 1.0
+    if scaling != "none":
+        factor = float(fields.number(named or factors[0], 0.0)) or 1.0
+    if scaling != "yarn" and factor == 1:
         return Rope(theta, divisors)
-    factor = float(fields.number(named or factors[0], 1.0, above=0))
     if scaling == "yarn":
         yarn = _yarn(fields, factor, truncates=truncates)
         scaled, amplitude = yarn.divisors(theta, head_dim), yarn.amplitude()
@@ -115,8 +120,8 @@ def _rope(
 
 def _yarn(fields: Fields, factor: float, *, truncates: bool) -> Yarn:
     place = "rope.scaling."
-    for key, only in (("yarn_ext_factor", 1.0), ("yarn_attn_factor", 1.0), ("attn_factor", 1.0)):
-        fields.expect(place + key, only)
+    for key in ("yarn_ext_factor", "yarn_attn_factor"):
+        fields.expect(place + key, 1.0)
     fields.expect(f"{place}yarn_log_multiplier", 0.0)
     fast, slow = (
         float(fields.number(f"{place}yarn_{key}", default, above=0))
