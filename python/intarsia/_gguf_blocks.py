@@ -138,10 +138,11 @@ def _mxfp4(blocks: np.ndarray) -> PackedWeight:
 def _packed(
     data: np.ndarray, size: int, pack: Callable[[np.ndarray], PackedWeight]
 ) -> PackedWeight:
+    said = f"repack: data is {data.dtype} {[*data.shape]}, expected"
     if data.ndim != 2 or data.dtype != np.uint8 or data.shape[1] % size:
-        raise ValueError(
-            f"repack: data is {data.dtype} {[*data.shape]}, expected uint8 rows of blocks of {size}"
-        )
+        raise ValueError(f"{said} uint8 rows of blocks of {size}")
+    if data.size == 0:
+        raise ValueError(f"{said} a block of {size} at least")
     blocks = np.asarray(data).reshape(len(data), -1, size)
     # A byte is two codes or less.
     return packed_by_rows(len(data), 2 * data.shape[1], lambda rows: pack(blocks[rows]))

@@ -201,6 +201,18 @@ def test_every_block_of_mxfp4_is_what_ggml_says():
         repack.from_gguf_mxfp4(np.zeros((1, 18), np.uint8))
 
 
+@pytest.mark.parametrize("shape", [(0, 34), (0, 0), (3, 0)])
+def test_no_blocks_are_refused(shape):
+    data, blocks = (
+        np.zeros(shape, np.uint8),
+        rf"data is uint8 \[{shape[0]}, {shape[1]}\], expected a block of",
+    )
+    with pytest.raises(ValueError, match=f"repack: {blocks} 34 at least"):
+        repack.from_gguf(data, "Q8_0")
+    with pytest.raises(ValueError, match=f"repack: {blocks} 17 at least"):
+        repack.from_gguf_mxfp4(data)
+
+
 # ------------------------------------------------------------------------------------------------- what is refused
 
 
@@ -331,7 +343,7 @@ def test_the_command_keeps_codes(tmp_path, capsys):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(("type", "gains"), [("MXFP4", True), ("Q8_0", False)])
+@pytest.mark.parametrize(("type", "gains"), [("MXFP4", True), ("Q4_0", True), ("Q8_0", False)])
 def test_a_hopper_keeps_experts_that_it_has_kernels_for(tmp_path, monkeypatch, type, gains):
     """As those of directories; linear layers in any type."""
 
