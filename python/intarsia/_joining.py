@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from intarsia._packing import TILE_ROWS, PackedWeight, empty
+from intarsia._packing import ARRAYS, TILE_ROWS, PackedWeight, empty
 
 
 def joined(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
@@ -35,6 +35,22 @@ def form_in_words(weight: PackedWeight) -> str:
     return f"{said} with outer scales of {of}"
 
 
+def forms_in_words(first: PackedWeight, second: PackedWeight) -> tuple[str, str]:
+    """`form_in_words` of each, and where that is the same for both, what differs."""
+    said = form_in_words(first), form_in_words(second)
+    if said[0] != said[1]:
+        return said
+    if first.zeros_are != second.zeros_are:
+        return f"{said[0]} with {first.zeros_are}", f"{said[1]} with {second.zeros_are}"
+    for name, *arrays in zip(ARRAYS, first.arrays, second.arrays, strict=True):
+        a, b = map(_of_tiles, arrays)
+        if a != b:
+            words = (f"{x.dtype} {[*x.shape]}" if x is not None else "none" for x in arrays)
+            of_first, of_second = (f"{name} {word}" for word in words)
+            return f"{said[0]} with {of_first}", f"{said[1]} with {of_second}"
+    return said
+
+
 def rows_in_turn(first: PackedWeight, second: PackedWeight) -> PackedWeight:
     """The rows of two weights of one form in turn, the first one's before the second one's.
 
@@ -42,8 +58,9 @@ def rows_in_turn(first: PackedWeight, second: PackedWeight) -> PackedWeight:
         ValueError: They differ in form, have an outer factor for all rows, or have rows beyond their whole tiles.
     """
     if not _can_be_one(first, second) or first.rows != second.rows or first.rows % TILE_ROWS:
+        said, others = forms_in_words(first, second)
         raise ValueError(
-            f"rows of {form_in_words(first)} {[*first.shape]} and {form_in_words(second)} {[*second.shape]} cannot take "
+            f"rows of {said} {[*first.shape]} and {others} {[*second.shape]} cannot take "
             f"turns, expected one form and whole tiles of {TILE_ROWS} rows"
         )
 
@@ -72,9 +89,9 @@ def stacked(weights: Sequence[PackedWeight]) -> PackedWeight:
     first = weights[0]
     for weight in weights:
         if not same_form(weight, first) or weight.rows != first.rows:
+            said, others = forms_in_words(weight, first)
             raise ValueError(
-                f"experts are {[*weight.shape]} in {form_in_words(weight)} beside {[*first.shape]} in "
-                f"{form_in_words(first)}, expected one form for all"
+                f"experts are {[*weight.shape]} in {said} beside {[*first.shape]} in {others}, expected one form for all"
             )
     if first.rows % TILE_ROWS:
         raise ValueError(f"experts have {first.rows} rows, expected a multiple of {TILE_ROWS}")
@@ -107,5 +124,9 @@ def _is_for_all_rows(factor: np.ndarray | None) -> bool:
 
 def _form(weight: PackedWeight) -> tuple[Any, ...]:
     """What does not depend on a weight's numbers or its number of rows."""
-    of_tiles = [None if a is None else (a.dtype, a.shape[1:]) for a in weight.arrays]
-    return (*of_tiles, weight.columns, *weight.attributes.values())
+    return (*map(_of_tiles, weight.arrays), weight.columns, *weight.attributes.values())
+
+
+def _of_tiles(array: np.ndarray | None) -> Any:
+    """What does not depend on an array's numbers or its number of tiles."""
+    return None if array is None else (array.dtype, array.shape[1:])

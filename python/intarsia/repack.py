@@ -260,12 +260,21 @@ def from_nvfp4(
         global_scale: What scales are multiplied by, ModelOpt's `weight_scale_2`; with `divides` what they are
             divided by, compressed-tensors' `weight_global_scale`. Also one for each row [rows], as layers in one have.
         divides: See there.
+
+    Raises:
+        ValueError: A number of `global_scale` is not finite, or with `divides` not above 0.
     """
     if global_scale is None:
         raise ValueError("repack: global_scale is None, expected a number, or one for each row")
-    outer = np.asarray(global_scale, np.float32).reshape(-1)
+    outer = given = np.asarray(global_scale, np.float32).reshape(-1)
+    fits = np.isfinite(given)
     if divides:
-        outer = np.reciprocal(outer)
+        with np.errstate(divide="ignore", over="ignore"):
+            outer = np.reciprocal(given)
+        fits &= np.isfinite(outer) & (given > 0)
+    if not fits.all():
+        expected = "finite ones above 0, as their reciprocals" if divides else "finite ones"
+        raise ValueError(f"repack: global_scale has {given[~fits][0]}, expected {expected}")
     return _of_e2m1(weight, scales, outer if outer.size == 1 else outer[:, None], group=16)
 
 

@@ -114,7 +114,7 @@ def _down_in_8_bits(tensors: dict[str, np.ndarray], config: Any) -> None:
     groups["group_1"] = said["config_groups"]["group_0"]
 
 
-def _one_scale_for_gate_and_up(tensors: dict[str, np.ndarray], config: Any) -> None:
+def one_scale_for_gate_and_up(tensors: dict[str, np.ndarray], config: Any) -> None:
     """As llm-compressor writes layers that others put together; the numbers are others, too."""
     for name in tensors:
         if name.endswith("up_proj.weight_global_scale"):
@@ -128,7 +128,7 @@ def _one_scale_for_gate_and_up(tensors: dict[str, np.ndarray], config: Any) -> N
         ("mixtral", "awq", None),
         ("qwen3_moe", "ct_w4a16", _down_in_8_bits),
         ("mixtral", "ct_nvfp4", None),
-        ("qwen3_moe", "ct_nvfp4", _one_scale_for_gate_and_up),
+        ("qwen3_moe", "ct_nvfp4", one_scale_for_gate_and_up),
     ],
 )
 def test_others_in_formats_of_matrices(tmp_path, name, form, change) -> None:
@@ -192,7 +192,7 @@ def test_outer_scales_of_experts(tmp_path) -> None:
     shapes = [layer[role].outer_scales.shape for role in ROLES]
     assert shapes == [(8, 4, 1, 16), (8,)]
     (tmp_path / "shared").mkdir()
-    path, _ = write(tmp_path / "shared", "qwen3_moe", "ct_nvfp4", _one_scale_for_gate_and_up)
+    path, _ = write(tmp_path / "shared", "qwen3_moe", "ct_nvfp4", one_scale_for_gate_and_up)
     [layer, *_] = load_model(path, quantize="file")[1]["layers"]
     assert [layer[role].outer_scales.shape for role in ROLES] == [(8,), (8,)]
 
@@ -321,3 +321,15 @@ def test_the_command_widens_what_no_op_takes_unless_it_is_told(generate) -> None
     assert "3 layers in float32; compiling" in said
     status, said = generate("qwen3_moe", "ct_int8", _narrow_experts, "--quantize", "file")
     assert status == 2 and said.endswith("expected a multiple of 16; --quantize none widens them\n")
+
+
+def test_advice_beside_activations_in_int8(generate) -> None:
+    """Which need codes."""
+    arguments = "qwen3_moe", "ct_int8", _narrow_experts, "--activations", "int8"
+    for more in ((), ("--quantize", "file")):
+        status, said = generate(*arguments, *more)
+        assert status == 2 and said.endswith(
+            "--quantize none widens them, but not beside --activations int8, for which --quantize int8 rounds them\n"
+        )
+    status, said = generate(*arguments, "--quantize", "int8")
+    assert status == 0 and "linear layers in int8, activations in int8" in said

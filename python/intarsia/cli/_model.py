@@ -146,7 +146,12 @@ class Choice(NamedTuple):
         try:
             return self._load(self.quantize)
         except (UnheldCodesError, UndividedCodesError) as error:
-            if not self.by_default or self.activations == "int8":
+            in_int8 = self.activations == "int8"
+            if in_int8 and isinstance(error, UnheldCodesError):
+                raise ValueError(
+                    f"{error}, but not beside --activations int8, for which --quantize int8 rounds them"
+                ) from error
+            if in_int8 or not self.by_default:
                 raise
             print(f"{error}, as is done now: a token reads more memory", file=sys.stderr)
         return self._load(None)  # when what was loaded is freed, which the error held

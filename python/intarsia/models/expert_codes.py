@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from intarsia._joining import form_in_words, joined, rows_in_turn, same_form, stacked
+from intarsia._joining import (
+    form_in_words,
+    forms_in_words,
+    joined,
+    rows_in_turn,
+    same_form,
+    stacked,
+)
 from intarsia._packing import TILE_ROWS
 from intarsia.repack import PackedWeight, round_to_nearest
 
@@ -50,9 +57,8 @@ def _as_one(parts: Sequence[PackedWeight], takes_turns: bool) -> PackedWeight:
     if gate.rows % TILE_ROWS:
         raise ValueError(f"gate and up have {gate.rows} rows, expected a multiple of {TILE_ROWS}")
     if not same_form(gate, up):
-        raise ValueError(
-            f"gate is in {form_in_words(gate)}, up in {form_in_words(up)}, expected one form"
-        )
+        of_gate, of_up = forms_in_words(gate, up)
+        raise ValueError(f"gate is in {of_gate}, up in {of_up}, expected one form")
     # An outer scale for all rows is the same in both, and then the whole's.
     outer = gate.outer_scales if _is_for_all_rows(gate) else None
     if outer is not None:

@@ -329,14 +329,13 @@ def _of_rows(tensors: Tensors, ending: str, factor: np.ndarray, rows: int) -> np
 
 
 def _of_e2m1(tensors: Tensors, codes: np.ndarray) -> PackedWeight:
-    """nvfp4 has a scale of all, mxfp4 powers of two."""
-    rows, columns = len(codes), 2 * codes.shape[1]
-    if not tensors.has(".weight_global_scale"):
-        scales = tensors.get(".weight_scale", np.uint8, ml_dtypes.float8_e8m0fnu, axes=2)
-        tensors.expect(".weight_scale", scales, (rows, columns // 32))
+    """nvfp4 has scales in e4m3 and one of all, mxfp4 powers of two."""
+    powers = () if tensors.has(".weight_global_scale") else (np.uint8, ml_dtypes.float8_e8m0fnu)
+    scales = tensors.get(".weight_scale", *powers, _FP8, axes=2)
+    group = 16 if scales.dtype == _FP8 else 32
+    tensors.expect(".weight_scale", scales, (len(codes), 2 * codes.shape[1] // group))
+    if group == 32:
         return repack.from_mxfp4(codes, scales)
-    scales = tensors.get(".weight_scale", _FP8, axes=2)
-    tensors.expect(".weight_scale", scales, (rows, columns // 16))
     of_all = tensors.get(".weight_global_scale", np.float32)
     tensors.expect(".weight_global_scale", of_all, (), (1,))
     return repack.from_nvfp4(codes, scales, of_all, divides=True)

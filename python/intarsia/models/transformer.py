@@ -175,7 +175,12 @@ def stack_layers(params: Params) -> Params:
     Raises:
         ValueError: Layers have weights in different formats.
     """
-    if len({jax.tree.structure(layer) for layer in params["layers"]}) > 1:
+
+    def form(layer: Params) -> Any:
+        leaves, structure = jax.tree.flatten(layer)
+        return structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
+
+    if len(set(map(form, params["layers"]))) > 1:
         raise ValueError(
             "scan_layers: the file's layers have weights in different formats, expected one for all: "
             "load the model with quantize=None (--quantize none)"
