@@ -155,7 +155,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=pathlib.Path, help="write the figures here")
     parser.add_argument("--weights", nargs="+", choices=LINEAR, default=list(LINEAR))
-    parser.add_argument("--rows", nargs="+", type=int, help="of x; experts have twice as many, so that each has its share")
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        type=int,
+        help="of x; experts have twice as many, so that each has its share",
+    )
     args = parser.parse_args()
     path, of_linear = args.json, args.rows or (512, 1024, 2048, 4096)
     of_experts = [name for name in _OF_EXPERTS if name in args.weights]
