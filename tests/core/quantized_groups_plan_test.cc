@@ -71,7 +71,7 @@ TEST(QuantizedGroupsPlan, GroupsOnHopperGoByTheirRows) {
   EXPECT_NE(PlanForGroups(p, Gpu("H200")).kernel, QuantizedKernelKind::kGroupsHopper);
 }
 
-TEST(QuantizedGroupsPlan, EightBitsOnHopperHaveGroupsOfStages) {
+TEST(QuantizedGroupsPlan, EightBitsOnHopper) {
   alignas(16) static char memory[16];
   for (const Format format : {Format::kI8, Format::kE4M3}) {
     QuantizedGroupsParams p;
@@ -88,8 +88,13 @@ TEST(QuantizedGroupsPlan, EightBitsOnHopperHaveGroupsOfStages) {
     EXPECT_EQ(plan(7 * 128).shape, (QuantizedShape{16, 2}));
     EXPECT_EQ(plan(12 * 128).shape, kFewWarpgroupsRows);
     EXPECT_EQ(plan(21 * 128).shape, kManyWarpgroupsRows);
-    p.each.group = 64, p.each.groups = 32;
-    EXPECT_EQ(plan(8).kernel, QuantizedKernelKind::kWideStream);
+    p.each.group = 64, p.each.groups = 32;  // of whole stages alone for e4m3
+    EXPECT_EQ(plan(8).kernel == QuantizedKernelKind::kGroupsHopper, format == Format::kI8);
+    EXPECT_NE(plan(21 * 128).kernel, QuantizedKernelKind::kGroupsWarpgroups);
+    p.each.scales.dtype = DType::kF32;  // a stage has no room for them
+    p.each.group = 32, p.each.groups = 64;
+    EXPECT_NE(plan(8).kernel, QuantizedKernelKind::kGroupsHopper);
+    p.each.scales.dtype = DType::kF16;
     p.each.group = 2048, p.each.groups = 1;  // a scale a row
     EXPECT_EQ(plan(8).kernel, QuantizedKernelKind::kGroupsHopper);
     p.each.zeros = {.data = memory, .dtype = DType::kI8};

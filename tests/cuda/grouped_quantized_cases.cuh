@@ -30,7 +30,9 @@ inline int64_t DrawForHopper(QuantizedCase& c, std::mt19937& random) {
   c.format = points     ? Format::kU4
              : integers ? (bytes ? Format::kI8 : Format::kU4B8)
                         : (bytes ? Format::kE4M3 : Format::kE2M1);
-  c.group = points || bytes ? 128 << random() % 2 : integers ? 32 << random() % 4 : 32;
+  c.group = points || (bytes && !integers) ? 128 << random() % 2
+            : integers                     ? 32 << random() % 4
+                                           : 32;
   c.scale = c.format == Format::kE2M1 ? DType::kF8E8M0 : random() % 2 ? kBF16 : kF16;
   if (c.format != Format::kE2M1 && c.group >= 128 && random() % 3 == 0) c.scale = kF32;
   c.zero = points ? DType::kU8 : DType::kOther;

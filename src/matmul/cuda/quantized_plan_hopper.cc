@@ -257,8 +257,10 @@ bool PlanGroupsHopper(const QuantizedGroupsParams& params, int64_t here, int64_t
   const bool mx = p.format == Format::kE2M1 && p.group == kBlockColumns &&
                   p.scales.dtype == DType::kF8E8M0 && !p.scales.outer && !p.zeros.data;
   const bool wide = p.group % kStageColumns == 0, bytes = BitsOf(p.format) == 8, nv = IsNvFp4(p);
-  const bool plain = bytes ? wide && !p.zeros.data && !p.scales.outer && Bytes(p.scales.dtype) > 1
-                           : HasPlainGroups(p) && (p.zeros.data ? wide : HasCoarseGroups(p));
+  const bool may_be_narrow = !p.zeros.data && p.format != Format::kE4M3;
+  const bool plain =
+      (bytes ? !p.zeros.data && !p.scales.outer && Bytes(p.scales.dtype) > 1 : HasPlainGroups(p)) &&
+      (may_be_narrow ? HasCoarseGroups(p) : wide);
   if (!HasFastKernels(p, plan) || !(mx || nv || plain) || here == 0 || p.k % kBlockColumns != 0 ||
       plan.stage_groups * plan.scale_bytes > MostStageScaleBytes(p.format, GroupEndsOf(p.group)) ||
       !HasHopper(device))

@@ -1,8 +1,8 @@
 // Products of groups of rows, each with a matrix of its own in codes of 4 or 8 bits:
 //   out[row, column] = sum_i x[taken(row), i] w[group of row][column, i] + bias[group][column]
 // or, with a gating, act(gate, up) of two such sums (matmul/quantized.h); groups of 32 and 64
-// columns, or of 128 and multiples of it. Points in bytes, and codes of 8 bits, come with the
-// latter alone; e2m1 with groups of 32 (mxfp4) or 16 (nvfp4). Multiples of 32 columns.
+// columns, or of 128 and multiples of it. Points in bytes, and e4m3, come with the latter alone;
+// e2m1 with groups of 32 (mxfp4) or 16 (nvfp4). Multiples of 32 columns.
 //
 // CTAs stay on their multiprocessor, and each computes one task after another: some rows of a group
 // and some tiles of w. One warp finds tasks and has the copy engine fetch codes, scales and rows of

@@ -79,7 +79,8 @@ Status LaunchGroupsHopperOf(const QuantizedGroupsParams& p, const QuantizedPlan&
     case Format::kU4:
       return launch.template operator()<Format::kU4, kEach128>();
     case Format::kI8:
-      return launch.template operator()<Format::kI8, kEach128>();
+      return ends == kEach128 ? launch.template operator()<Format::kI8, kEach128>()
+                              : launch.template operator()<Format::kI8, kEach32>();
     case Format::kE4M3:
       return launch.template operator()<Format::kE4M3, kEach128>();
     default:
