@@ -343,7 +343,7 @@ def test_the_command_keeps_codes(tmp_path, capsys):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(("type", "gains"), [("MXFP4", True), ("Q4_0", True), ("Q8_0", False)])
+@pytest.mark.parametrize(("type", "gains"), [("MXFP4", True), ("Q8_0", True), ("Q4_1", False)])
 def test_a_hopper_keeps_experts_that_it_has_kernels_for(tmp_path, monkeypatch, type, gains):
     """As those of directories; linear layers in any type."""
 

@@ -318,14 +318,14 @@ def test_a_hopper_keeps_codes_that_it_has_kernels_for(write, monkeypatch, form, 
     path, _ = write(form, group=16)
     seen = []
 
-    def gain(weight: repack.PackedWeight, *, of_experts: bool) -> bool:
-        seen.append(of_experts)
+    def gain(weight: repack.PackedWeight) -> bool:
+        seen.append(weight.format)
         return weight.format == "u4b8"
 
     monkeypatch.setattr(_decoding, "is_hopper", lambda: True)
     monkeypatch.setattr(_decoding, "gain_by_codes", gain)
     assert _model.gains_by_codes_on_gpu(path, open_checkpoint(path), "bfloat16") == gains
-    assert seen == [False] * (7 if gains else 1)
+    assert seen == ["u4b8"] * 7 if gains else ["u4"]
 
 
 def test_the_first_layer_in_codes_may_not_be_the_first(write) -> None:
@@ -341,23 +341,20 @@ def test_the_first_layer_in_codes_may_not_be_the_first(write) -> None:
 
 
 def test_what_a_hopper_has_kernels_for() -> None:
-    def gain(
-        format: str, group: int, scale: str, zero: str | None = None, experts=False, outer=None
-    ) -> bool:
+    def gain(format: str, group: int, scale: str, zero: str | None = None, outer=None) -> bool:
         factors = (np.zeros(1, np.dtype(t)) if t else None for t in (scale, zero))
         outer = None if outer is None else np.zeros(outer, np.float32)
         weight = repack.PackedWeight(None, *factors, outer, None, 16, 4096, format, group)
-        return _decoding.gain_by_codes(weight, of_experts=experts)
+        return _decoding.gain_by_codes(weight)
 
     assert gain("u4", 128, "float16", "uint8") and not gain("u4", 64, "float16", "uint8")
-    assert gain("u4b8", 64, "bfloat16") and gain("u4b8", 32, "float16", experts=True)
-    assert gain("i8", 32, "float16") and not gain("i8", 32, "float16", experts=True)
-    assert gain("i8", 0, "float32", experts=True)
+    assert gain("u4b8", 64, "bfloat16") and gain("u4b8", 32, "float16")
+    assert gain("i8", 32, "float16") and gain("i8", 0, "float32")
     assert not gain("i8", 128, "float16", "int8")
-    assert gain("e4m3", 128, "float32", experts=True) and not gain("e4m3", 64, "float32")
-    assert gain("e2m1", 32, "float8_e8m0fnu", experts=True)
+    assert gain("e4m3", 128, "float32") and not gain("e4m3", 64, "float32")
+    assert gain("e2m1", 32, "float8_e8m0fnu")
     assert gain("e2m1", 16, "float8_e4m3fn", outer=1)
-    assert gain("e2m1", 16, "float8_e4m3fn", outer=(1, 1, 16), experts=True)
+    assert gain("e2m1", 16, "float8_e4m3fn", outer=(1, 1, 16))
     assert not gain("e2m1", 16, "float8_e4m3fn", outer=(1, 2, 16))
     assert not gain("u4b8", 64, "float16", outer=1) and not gain(
         "u4", 32, "uint8", "uint8", outer=1

@@ -241,7 +241,7 @@ def gains_by_codes_on_gpu(path: Path, checkpoint: "Checkpoint", dtype: str) -> b
     if is_gguf and checkpoint.config.experts is None:
         return True
     return all(
-        _decoding.gain_by_codes(weight, of_experts=of_experts)
+        _decoding.gain_by_codes(weight)
         for weight, of_experts in matrices_of_a_layer(checkpoint)
         if of_experts or not is_gguf
     )

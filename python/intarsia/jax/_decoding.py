@@ -115,15 +115,14 @@ def decode_late(
     )
 
 
-def gain_by_codes(weight: PackedWeight, *, of_experts: bool) -> bool:
-    """Whether a Hopper decodes with such a matrix faster than with plain numbers, x in bf16, in batches as well.
+def gain_by_codes(weight: PackedWeight) -> bool:
+    """Whether a Hopper decodes with such a matrix, or such experts, faster than with plain numbers, x in bf16, in batches as well.
 
-    Beyond `are_of_hopper` there are kernels for int4 in groups of 32 and 64 columns, and for int8 in such groups of linear layers. Experts
-    in int8 have one for few tokens alone. docs/notebook/formats_of_files.md and weights_in_codes.md have the figures.
+    Beyond `are_of_hopper` there are kernels for few rows of int4 and int8 in groups of 32 and 64 columns.
+    docs/notebook/formats_of_files.md and weights_in_codes.md have the figures.
     """
     plain = weight.zeros is None and weight.outer_scales is None
-    narrow = ("u4b8",) if of_experts else ("u4b8", "i8")
-    if plain and weight.format in narrow and weight.group in (32, 64):
+    if plain and weight.format in ("u4b8", "i8") and weight.group in (32, 64):
         return weight.scales.dtype.itemsize > 1
     x = jax.ShapeDtypeStruct((1, weight.columns), jnp.bfloat16)
     return are_of_hopper(x, *weight.arrays[1:4], **weight.attributes)
