@@ -85,13 +85,15 @@ def cases(op: str, tag: str) -> dict[str, dict]:
 @functools.cache
 def kinds_of_cases(op: str) -> list[str]:
     """A "ci" case of each kind: of the same words, flags and dtypes, and with the same sizes given, whatever these are."""
-    found: dict[tuple, str] = {}
+    found: dict[object, str] = {}
     for name, case in cases(op, "ci").items():
-        found.setdefault(tuple((k, _kind(v)) for k, v in sorted(case.items())), name)
+        found.setdefault(_kind(case), name)
     return list(found.values())
 
 
 def _kind(value: object) -> object:
+    if isinstance(value, dict):
+        return tuple((k, _kind(v)) for k, v in sorted(value.items()))
     if isinstance(value, tuple):
         return tuple, len(value)
     return type(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
