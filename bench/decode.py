@@ -1,13 +1,13 @@
 """Times decoding of a Llama-3-8B-shaped model with random weights, on one device and on several.
 
 Usage: decode.py [--tensor-parallel 1 2] [--sequences 16] [--context 4096] [--new-tokens 64] [--layers 32]
-                 [--decode-steps 1] [--quantize fp8|int8|int4|awq|fp8_block|mxfp4|q4_0|q4_1|q4_k|q5_k|q6_k|q8_0] [--calls-apart]
+                 [--decode-steps 1] [--quantize fp8|int8|int4|awq|fp8_block|mxfp4|nvfp4|q4_0|q4_1|q4_k|q5_k|q6_k|q8_0] [--calls-apart]
        decode.py --tensor-parallel 2 --coordinator-address HOST:PORT --num-processes 2 --process-id 0 (docs/scaling.md)
 
 For each number of devices: the time of a decode step and its floor (every weight, key and value of
 a device read once), tokens a second, and the collectives of the compiled step with their shapes;
 with --profile, also where the time of a step goes. With --quantize linear layers have random codes. The output projection is in int8; for GGUF's formats in q6_k or q8_0; for fp8 (W8A8),
-awq, fp8_block and mxfp4 plain.
+awq, fp8_block, mxfp4 and nvfp4 plain.
 With --calls-apart each call is a custom call of its own, as without `intarsia.jax.chain`.
 """
 
@@ -50,6 +50,7 @@ _CODES = {
     "awq": Codes("u4", 4, 128, zeros="points"),
     "fp8_block": Codes("e4m3", 8, 128, scale=jnp.float32),
     "mxfp4": Codes("e2m1", 4, 32, scale=jnp.float8_e8m0fnu),
+    "nvfp4": Codes("e2m1", 4, 16, scale=jnp.float8_e4m3fn),
     "q4_1": Codes("u4", 4, 32, zeros="minimums"),
     "q4_k": Codes("u4", 4, 32, zeros="minimums", outer_groups=8),
     "q5_k": Codes("u5", 5, 32, zeros="minimums", outer_groups=8),
@@ -57,7 +58,7 @@ _CODES = {
     "q8_0": Codes("i8", 8, 32),
 }
 # Of the output projection, as `load_model` or files have it.
-_PLAIN_PROJECTION = {"awq", "fp8_block", "mxfp4"}
+_PLAIN_PROJECTION = {"awq", "fp8_block", "mxfp4", "nvfp4"}
 _PROJECTION = {"int4": "int8", "q4_0": "q8_0", "q4_1": "q8_0", "q4_k": "q6_k", "q5_k": "q6_k"}
 
 _PROFILED_STEPS = 8
