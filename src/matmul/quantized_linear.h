@@ -17,7 +17,6 @@ struct QuantizedLinear {
 
   Status Check() const;
 
-  matmul::WeightOperands Weight() const;
   matmul::QuantizedParams ToParams() const;
 };
 

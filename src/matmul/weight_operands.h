@@ -32,4 +32,21 @@ struct WeightOperands {
   Status CheckOuter(std::string_view name, const Optional& outer) const;
 };
 
+// Those of an op of one matrix, or one stack of them, by the names that `linear_quantized` has.
+template <class Op>
+WeightOperands WeightOf(const Op& op) {
+  return {.packed_name = "packed",
+          .prefix = "",
+          .letter = "k",
+          .packed = op.packed,
+          .scales = op.scales,
+          .zeros = op.zeros,
+          .outer_scales = op.outer_scales,
+          .outer_zeros = op.outer_zeros,
+          .columns = {"k", op.x.dim(-1)},
+          .group = {"group", op.group},
+          .format = op.format,
+          .zeros_are = op.zeros_are};
+}
+
 }  // namespace intarsia::matmul

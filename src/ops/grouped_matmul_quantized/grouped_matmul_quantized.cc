@@ -2,25 +2,10 @@
 
 namespace intarsia {
 
-matmul::WeightOperands GroupedMatmulQuantized::Weight() const {
-  return {.packed_name = "packed",
-          .prefix = "",
-          .letter = "k",
-          .packed = packed,
-          .scales = scales,
-          .zeros = zeros,
-          .outer_scales = outer_scales,
-          .outer_zeros = outer_zeros,
-          .columns = {"k", x.dim(1)},
-          .group = {"group", group},
-          .format = format,
-          .zeros_are = zeros_are};
-}
-
-Status GroupedMatmulQuantized::Check() const { return Weight().Check(); }
+Status GroupedMatmulQuantized::Check() const { return matmul::WeightOf(*this).Check(); }
 
 matmul::QuantizedGroupsParams GroupedMatmulQuantized::ToParams() const {
-  matmul::QuantizedParams each = Weight().ToParams(x.dtype);
+  matmul::QuantizedParams each = matmul::WeightOf(*this).ToParams(x.dtype);
   each.out_dtype = out.dtype;
   each.x = x.data;
   each.rows = ToIndexVector(rows);

@@ -61,7 +61,6 @@ struct GroupedMatmulQuantized {
   Status Run(const CpuContext&) const;
   Status Run(const CudaContext&) const;
 
-  matmul::WeightOperands Weight() const;
   matmul::QuantizedGroupsParams ToParams() const;
 };
 
