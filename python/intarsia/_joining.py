@@ -1,7 +1,7 @@
 """Packed weights put together: rows one after the other, rows in turn, and matrices side by side."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -21,6 +21,11 @@ def joined(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
     return found
 
 
+def is_for_all_rows(factor: np.ndarray | None) -> TypeGuard[np.ndarray]:
+    """Whether it is an outer factor [1]."""
+    return factor is not None and factor.shape == (1,)
+
+
 def same_form(first: PackedWeight, second: PackedWeight) -> bool:
     """Whether two weights differ in their numbers and their numbers of rows alone."""
     return _form(first) == _form(second)
@@ -31,7 +36,7 @@ def form_in_words(weight: PackedWeight) -> str:
     said = f"{weight.format} in groups of {weight.group}"
     if weight.outer_scales is None:
         return said
-    of = "all rows" if weight.outer_scales.shape == (1,) else "rows"
+    of = "all rows" if is_for_all_rows(weight.outer_scales) else "rows"
     return f"{said} with outer scales of {of}"
 
 
@@ -115,11 +120,7 @@ def _concatenated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _can_be_one(first: PackedWeight, second: PackedWeight) -> bool:
     """Whether the rows of both can be those of one weight: an outer factor for all rows is a weight's own."""
-    return same_form(first, second) and not any(_is_for_all_rows(a) for a in first.arrays)
-
-
-def _is_for_all_rows(factor: np.ndarray | None) -> bool:
-    return factor is not None and factor.shape == (1,)
+    return same_form(first, second) and not any(is_for_all_rows(a) for a in first.arrays)
 
 
 def _form(weight: PackedWeight) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 from intarsia._joining import (
     form_in_words,
     forms_in_words,
+    is_for_all_rows,
     joined,
     rows_in_turn,
     same_form,
@@ -60,16 +61,11 @@ def _as_one(parts: Sequence[PackedWeight], takes_turns: bool) -> PackedWeight:
         of_gate, of_up = forms_in_words(gate, up)
         raise ValueError(f"gate is in {of_gate}, up in {of_up}, expected one form")
     # An outer scale for all rows is the same in both, and then the whole's.
-    outer = gate.outer_scales if _is_for_all_rows(gate) else None
+    outer = gate.outer_scales if is_for_all_rows(gate.outer_scales) else None
     if outer is not None:
         gate, up = (dataclasses.replace(part, outer_scales=None) for part in parts)
     whole = rows_in_turn(gate, up) if takes_turns else joined([gate, up])[0]
     return whole if outer is None else dataclasses.replace(whole, outer_scales=outer)
-
-
-def _is_for_all_rows(part: PackedWeight) -> bool:
-    """Whether its outer scale is [1]."""
-    return part.outer_scales is not None and part.outer_scales.shape == (1,)
 
 
 def _with_outer_scales_of_rows(
@@ -82,11 +78,12 @@ def _with_outer_scales_of_rows(
     """
 
     def differ(parts: Sequence[PackedWeight]) -> bool:
-        return len({part.outer_scales.item() for part in parts if _is_for_all_rows(part)}) > 1
+        scales = (part.outer_scales for part in parts)
+        return len({scale.item() for scale in scales if is_for_all_rows(scale)}) > 1
 
     if not any(map(differ, experts)):
         return experts
-    if not all(_is_for_all_rows(part) for parts in experts for part in parts):
+    if not all(is_for_all_rows(part.outer_scales) for parts in experts for part in parts):
         forms = sorted({form_in_words(part) for parts in experts for part in parts})
         raise ValueError(f"gate and up are in {' and in '.join(forms)}, expected one form for all")
 
