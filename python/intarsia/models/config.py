@@ -172,6 +172,12 @@ class ModelConfig:
         """The different rotary embeddings of the layers."""
         return tuple(dict.fromkeys(kind.rope for kind in self.layer_kinds))
 
+    @property
+    def expert_sizes(self) -> tuple[int, int, int]:
+        """A mixture's number of experts, `hidden`, and `intermediate`: the sizes of their tensors."""
+        assert self.experts is not None
+        return self.experts.count, self.hidden, self.intermediate
+
     def kind(self, layer: int) -> LayerKind:
         """The kind of a layer."""
         return self.layer_kinds[layer % len(self.layer_kinds)]

@@ -35,8 +35,7 @@ def read_gguf_experts(
     config: ModelConfig, layer: str, read: Callable[..., np.ndarray]
 ) -> dict[str, np.ndarray]:
     """`mixtures.read_experts` of such a file."""
-    assert config.experts is not None
-    e, n, i = config.experts.count, config.hidden, config.intermediate
+    e, n, i = config.expert_sizes
     place = f"{layer}mlp.experts."
     gate, up = (read(f"{place}{p}_proj.weight", e, i, n) for p in ("gate", "up"))
     return {
@@ -52,8 +51,7 @@ def read_packed_gguf_experts(
     read_packed: Callable[..., Any],
 ) -> dict[str, Any] | None:
     """`mixtures.read_packed_experts` of such a file."""
-    assert config.experts is not None
-    e, n, i = config.experts.count, config.hidden, config.intermediate
+    e, n, i = config.expert_sizes
     place = f"{layer}mlp."
     shapes = {"gate": (i, n), "up": (i, n), "down": (n, i)}
     gates, ups, downs = (
@@ -73,7 +71,7 @@ def _others(
 ) -> dict[str, np.ndarray]:
     """The router, and biases if there are any."""
     assert config.experts is not None
-    e, n, i = config.experts.count, config.hidden, config.intermediate
+    e, n, i = config.expert_sizes
     place = f"{layer}mlp."
     made = {"router": read(f"{place}router.weight", e, n)}
     if config.experts.biases:

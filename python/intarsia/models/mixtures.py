@@ -102,7 +102,7 @@ def read_experts(
         return read_gguf_experts(config, layer, read)
     if config.experts.biases:
         return _read_gpt_oss(config, layer + _GPT_OSS_PLACE, read)
-    e, n, i = config.experts.count, config.hidden, config.intermediate
+    e, n, i = config.expert_sizes
     place, (gate, up, down) = _place_of(names, layer)
 
     def matrix(expert: int, name: str, rows: int, columns: int) -> np.ndarray:
@@ -138,7 +138,7 @@ def read_packed_experts(
     assert config.experts is not None
     if has_gguf_experts(names):
         return read_packed_gguf_experts(config, layer, read, read_packed)
-    e, n, i = config.experts.count, config.hidden, config.intermediate
+    e, n, i = config.expert_sizes
     if config.experts.biases:
         place = layer + _GPT_OSS_PLACE
         gate_up = read_packed(f"{place}experts.gate_up_proj", 2 * i, n, e)
@@ -165,8 +165,7 @@ def _read_gpt_oss(
     config: ModelConfig, place: str, read: Callable[..., np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Its matrices are [in, out] in the file, and gate and up take turns in its columns."""
-    assert config.experts is not None
-    e, n, i = config.experts.count, config.hidden, config.intermediate
+    e, n, i = config.expert_sizes
     return _gpt_oss_others(config, place, read) | {
         "experts_gate_up": _transposed(read(f"{place}experts.gate_up_proj", e, n, 2 * i)),
         "experts_down": _transposed(read(f"{place}experts.down_proj", e, i, n)),
@@ -177,8 +176,7 @@ def _gpt_oss_others(
     config: ModelConfig, place: str, read: Callable[..., np.ndarray]
 ) -> dict[str, np.ndarray]:
     """The router, and all biases."""
-    assert config.experts is not None
-    e, n, i = config.experts.count, config.hidden, config.intermediate
+    e, n, i = config.expert_sizes
     return {
         "router": read(f"{place}router.weight", e, n),
         "router_bias": read(f"{place}router.bias", e),
