@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import started
-from gguf_tensors import to_gguf
+from gguf_tensors import add_metadata, to_gguf, write_out
 from intarsia import cli
 from intarsia.models import Tokenizer, find_model, load_model
 from intarsia.models.packages import PACKAGES
@@ -228,9 +228,7 @@ def write_gguf(tmp_path: Path):
             writer.add_uint32("gemma3.attention.sliding_window_pattern", 2)
         else:
             writer.add_rope_freq_base(10000.0)
-        for key, value in (metadata or {}).items():
-            adders = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-            adders[type(value)](key, value)
+        add_metadata(writer, metadata or {})
         add_tokenizer(writer, tokenizer, pre)
         if add_bos is not None:
             writer.add_add_bos_token(add_bos)
@@ -242,10 +240,7 @@ def write_gguf(tmp_path: Path):
             writer.add_tensor(*to_gguf(name, array, architecture, HEAD_DIM))
         for name, array in (extra or {}).items():
             writer.add_tensor(name, array)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        write_out(writer)
         return path
 
     return write

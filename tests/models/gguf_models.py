@@ -12,7 +12,7 @@ import numpy as np
 import packers
 import tiny_models
 from conftest import add_tokenizer
-from gguf_tensors import to_gguf
+from gguf_tensors import add_metadata, to_gguf, write_out
 
 ARCHITECTURES = {
     "qwen3": "qwen3",
@@ -196,9 +196,7 @@ def _write_gguf(
     path: Path, architecture: str, tensors: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> Path:
     writer = gguf.GGUFWriter(path, architecture)
-    adders = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    for key, value in metadata.items():
-        adders[type(value)](f"{architecture}.{key}", value)
+    add_metadata(writer, {f"{architecture}.{key}": value for key, value in metadata.items()})
     add_tokenizer(writer, "gpt2", "qwen2")
     for name, array in tensors.items():
         if isinstance(array, tuple):
@@ -206,8 +204,5 @@ def _write_gguf(
             writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
         else:
             writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return path

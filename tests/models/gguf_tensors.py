@@ -1,5 +1,8 @@
-"""Tensors of Hugging Face's directories, named and ordered as llama.cpp's convert_hf_to_gguf.py does it."""
+"""GGUF files: tensors of Hugging Face's directories, named and ordered as llama.cpp's convert_hf_to_gguf.py does it."""
 
+from collections.abc import Mapping
+
+import gguf
 import numpy as np
 
 _NAMES = {
@@ -50,3 +53,18 @@ def to_gguf(
         place = f"blk.{layer}."
     names = _NAMES | _OTHER_NAMES.get(architecture, {})
     return f"{place}{names.get(stem, stem)}.{kind}", array
+
+
+def add_metadata(writer: gguf.GGUFWriter, metadata: Mapping[str, int | float | str]) -> None:
+    """Adds numbers and texts by their whole keys."""
+    adders = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in metadata.items():
+        adders[type(value)](key, value)
+
+
+def write_out(writer: gguf.GGUFWriter) -> None:
+    """Writes what was added, and closes the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

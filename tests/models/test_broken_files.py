@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 import pytest
 from conftest import GEMMA_CHANGES
+from gguf_tensors import write_out
 from intarsia.models import Tokenizer, load_model
 from intarsia.models.gguf_file import open_gguf
 from intarsia.models.weights import open_checkpoint
@@ -278,10 +279,7 @@ def test_an_error_has_a_line_of_its_own(
 def test_a_gguf_of_another_byte_order(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "big.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
     writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     with pytest.raises(ValueError, match=r"big.gguf: its byte order is not this machine's"):
         open_checkpoint(tmp_path / "big.gguf")
 

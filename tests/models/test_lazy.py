@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_models
+from gguf_tensors import write_out
 from intarsia.models import Engine, ModelParallel, load_model, open_checkpoint
 from intarsia.models.gguf_file import Reader, open_gguf, read_part, read_whole
 from intarsia.models.lazy import LazyArray
@@ -89,10 +90,7 @@ def test_arrays_of_a_gguf_header(tmp_path, order) -> None:
     arrays = {"x": ["", "ab", "日本"], "y": [1, 2, -3], "z": [0.5, 2.0]}
     for name, array in arrays.items():
         writer.add_array(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     fields = Reader(str(tmp_path / "x.gguf")).fields
     assert {name: fields[name].contents() for name in arrays} == arrays
     assert fields["x"].contents(2) == "日本"
@@ -105,10 +103,7 @@ def test_parts_of_a_gguf_matrix(tmp_path, kind) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     codes = gguf.quantize(matrix, kind)
     writer.add_tensor("x", codes, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     [tensor] = open_gguf(tmp_path / "x.gguf").tensors
     whole = gguf.dequantize(codes, kind)
     np.testing.assert_array_equal(read_whole(tensor).astype(np.float32), whole)
