@@ -50,7 +50,6 @@ struct Fiber {
   uint3 index;
   int number;  // in the block
   bool done = false;
-  int stores = 0;  // of the copy engine, that it waits for
   bool waits_for_grid = false;
 };
 

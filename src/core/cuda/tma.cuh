@@ -99,19 +99,6 @@ __device__ __forceinline__ void CopyBytes(void* shared, const void* from, int by
   ::cuda::ptx::cp_async_bulk(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, shared, from,
                              static_cast<uint32_t>(bytes), barrier.address());
 }
-// The way back: copies a box of shared memory, whose ordinary writes FenceForAsyncReads() has
-// ordered before, to a tensor; what would lie outside of it is left out.
-template <int kAxes>
-__device__ __forceinline__ void StoreBox(const CUtensorMap& map,
-                                         const int32_t (&coordinates)[kAxes], const void* shared) {
-  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_global, ::cuda::ptx::space_shared, &map,
-                                    coordinates, shared);
-}
-__device__ __forceinline__ void CommitStores() { ::cuda::ptx::cp_async_bulk_commit_group(); }
-// Waits until the stores that this thread committed have read shared memory.
-__device__ __forceinline__ void AwaitStoreReads() {
-  ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
-}
 // Fetches a map ahead of its first use.
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

@@ -12,10 +12,8 @@ namespace intarsia::attention::sm90 {
 template <class S, class T>
 class Consumer {
  public:
-  __device__ Consumer(const Params& p, const Maps& maps, const LaunchPlan& plan, Shared<S>& shared,
-                      int number)
+  __device__ Consumer(const Params& p, const LaunchPlan& plan, Shared<S>& shared, int number)
       : p_(p),
-        maps_(maps),
         plan_(plan),
         shared_(shared),
         number_(number),
@@ -40,7 +38,6 @@ class Consumer {
       __syncwarp();
       if (threadIdx.x % 32 == 0) shared_.task_empty[place.index].Arrive();
     }
-    cuda::AwaitStoreReads();  // shared memory goes with the CTA
   }
 
  private:
@@ -203,7 +200,7 @@ class Consumer {
       }
       if (!next_came) WaitForKeys(k_);
     }
-    if (!S::kOutInQuery) ReleaseByWarp(shared_.q_empty);
+    ReleaseByWarp(shared_.q_empty);
     shared_.v_full[v_.index].Wait(v_.parity);
     MultiplyValues(o, weights, v_);
     cuda::WgmmaWait<0>();
@@ -280,9 +277,8 @@ class Consumer {
     const auto sync = [] { cuda::BarrierSync(kFewBarrier<S>, kFewThreads); };
     const int thread = static_cast<int>(threadIdx.x) % cuda::kWarpgroupThreads;
     const int row = cuda::AccumulatorRow(thread, 0);
-    float* const out = shared_.few_out();
-    cuda::AwaitStoreReads();
-    sync();  // both are done with Q and with their last results
+    float* const out = shared_.few_sums();
+    sync();  // both are done with Q
     if (number_ == 1) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -337,7 +333,7 @@ class Consumer {
       SetZero(o);
       if (task.keys.count > 0)
         AddTiles(task, rows, o);
-      else if (!S::kOutInQuery)
+      else
         ReleaseByWarp(shared_.q_empty);
     }
 
@@ -353,23 +349,13 @@ class Consumer {
       if constexpr (S::kScaled) by[r] *= p_.v_scale.At(task.sequence.index, task.kv_head);
     }
     ScaleRows(o, by);
-    char* const staged = S::kOutInQuery ? shared_.q : shared_.out;
-    if constexpr (S::kOutInQuery)  // all warps have read their rows of Q
-      cuda::BarrierSync(OwnBarrier<S>(number_), cuda::kWarpgroupThreads);
-    if (task.piece_place < 0)
-      WriteRows<S, T>(p_, maps_, plan_, task, o, lse, staged);
-    else
+    if (task.piece_place >= 0)
       LeavePiece<S>(plan_, task, number_ * cuda::kWgmmaRows, o, lse);
-    if constexpr (S::kOutInQuery) {
-      cuda::AwaitStoreReads();
-      cuda::FenceForAsyncReads();
-      cuda::BarrierSync(OwnBarrier<S>(number_), cuda::kWarpgroupThreads);
-      ReleaseByWarp(shared_.q_empty);
-    }
+    else
+      StoreRows<S, T>(p_, plan_, task, o, lse);
   }
 
   const Params& p_;
-  const Maps& maps_;
   const LaunchPlan& plan_;
   Shared<S>& shared_;
   const int number_;

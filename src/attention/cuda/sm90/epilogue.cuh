@@ -2,7 +2,6 @@
 #pragma once
 #include "src/attention/cuda/sm90/shared.cuh"
 #include "src/attention/cuda/sm90/softmax.cuh"
-#include "src/core/cuda/copy.cuh"
 #include "src/core/cuda/ptx.cuh"
 
 namespace intarsia::attention::sm90 {
@@ -16,16 +15,6 @@ __device__ __forceinline__ float FinishRow(float base, float l, float sink, floa
 }
 
 inline constexpr int kWarpRows = 16;
-
-// A warp's rows of results in shared memory, where the same rows of Q are or would be: no other
-// warp reads or writes there.
-template <class S>
-struct StagedRows {
-  static constexpr int kUnits = S::kDv / 8;
-  static __device__ uint32_t Offset(int row, int unit) {
-    return cuda::PanelOffset(S::kTileRows, row, unit * 8);
-  }
-};
 
 // Leaves the rows of a warpgroup, of which the first one is `first_row`, as a partial result.
 template <class S>
@@ -44,59 +33,59 @@ __device__ __forceinline__ void LeavePiece(const LaunchPlan& plan, const Task& t
   }
 }
 
-// Writes the rows of a warpgroup. `staged` has room for those of all, as panels. The copy engine
-// may read it until AwaitStoreReads().
+// Where a row of the tile is, if it exists.
+struct OwnRow {
+  bool exists;
+  RowPlace place;
+
+  __device__ __forceinline__ OwnRow(const Params& p, const LaunchPlan& plan, const Task& task,
+                                    int row) {
+    const int packed = task.first_token * p.group + row;
+    exists = row < plan.tokens_per_tile * p.group && packed < task.sequence.tokens.size() * p.group;
+    place = PlaceOf(p, task.sequence, task.kv_head, packed);
+  }
+};
+
+// Lane 4 i has the numbers of rows i and i + 8 of a warp, of which the first one is `first`.
+__device__ __forceinline__ void StoreLse(const Params& p, const LaunchPlan& plan, const Task& task,
+                                         int first, const float (&lse)[2]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float value = __shfl_sync(0xffffffffu, lse[0], lane % 8 * 4);
+  const float other = __shfl_sync(0xffffffffu, lse[1], lane % 8 * 4);
+  const OwnRow row(p, plan, task, first + lane);
+  if (lane < kWarpRows && row.exists)
+    p.lse[row.place.head * p.num_tokens + row.place.token] = lane < 8 ? value : other;
+}
+
+// Stores the rows of a warpgroup from registers: through shared memory it takes longer. Two lanes
+// exchange halves of two neighboring units of a row, so that each stores 8 bytes, and four lanes a
+// sector of 32.
 template <class S, class T>
-__device__ __forceinline__ void WriteRows(const Params& p, const Maps& maps, const LaunchPlan& plan,
-                                          const Task& task, const float (&o)[S::kDv / 2],
-                                          const float (&lse)[2], char* staged) {
-  using Staged = StagedRows<S>;
+__device__ __forceinline__ void StoreRows(const Params& p, const LaunchPlan& plan, const Task& task,
+                                          const float (&o)[S::kDv / 2], const float (&lse)[2]) {
   const int thread = Anew(static_cast<int>(threadIdx.x) - cuda::kWarpgroupThreads);
-  const int lane = thread % 32, warp = thread / 32;
-  char* const rows = staged + warp * kWarpRows * cuda::kPanelRowBytes;
-  // Of the lane's first matrix. The others' units differ in bits that this one's row does not have,
-  // so that the swizzle is an XOR with them.
-  const uint32_t at = cuda::SharedAddress(rows) + Staged::Offset(lane % 16, lane / 16);
-  cuda::AwaitStoreReads();  // of the last task's rows
-  __syncwarp();
+  const int lane = thread % 32, first = thread / 32 * kWarpRows, odd = lane % 2;
+  const int dv = static_cast<int>(p.cache.v_head_dim);
+  if (p.lse) StoreLse(p, plan, task, first, lse);
 #pragma unroll
-  for (int unit = 0; unit < S::kDv / 8; unit += 2) {
-    uint32_t pairs[4];
-    ToOperand<T>(reinterpret_cast<const float(&)[8]>(o[unit * 4]), pairs);
-    cuda::StMatrix4((at ^ unit % 8 * 16) + unit / 8 * S::kTileRows * cuda::kPanelRowBytes, pairs);
-  }
-  // Lane i finds row i, lanes 0 ... 15; in the tile, and among the sequence's packed rows.
-  const int row = warp * kWarpRows + lane % kWarpRows, packed = task.first_token * p.group + row;
-  const bool exists =
-      row < plan.tokens_per_tile * p.group && packed < task.sequence.tokens.size() * p.group;
-  const int first_token = task.first_token + warp * plan.warp_tokens;
-  if (plan.warp_tokens > 0 && first_token + plan.warp_tokens <= task.sequence.tokens.size()) {
-    cuda::FenceForAsyncReads();
-    __syncwarp();
-    if (lane == 0) {
-      for (int panel = 0; panel < S::kOutPanels; ++panel) {
-        const int32_t to[] = {panel * S::kOutPanelColumns, task.kv_head * p.group,
-                              task.sequence.tokens.begin + first_token};
-        cuda::StoreBox(maps.out, to, rows + panel * S::kTileRows * cuda::kPanelRowBytes);
-      }
-      cuda::CommitStores();
+  for (int r = 0; r < 2; ++r) {
+    const OwnRow row(p, plan, task, first + lane / 4 + 8 * r);
+    T* const to = static_cast<T*>(p.out) + (row.place.token * p.num_heads + row.place.head) * dv +
+                  odd * 8 + lane % 4 / 2 * 4;
+#pragma unroll
+    for (int unit = 0; unit < S::kDv / 8; unit += 2) {
+      const auto pair_of = [&](int i) {
+        uint32_t pair[1];
+        ToOperand<T>(reinterpret_cast<const float(&)[2]>(o[i * 4 + 2 * r]), pair);
+        return pair[0];
+      };
+      const uint32_t left = pair_of(unit), right = pair_of(unit + 1);
+      const uint32_t kept = odd ? right : left;
+      const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? left : right, 1);
+      if (row.exists && (unit + odd) * 8 < dv)
+        *reinterpret_cast<uint2*>(to + unit * 8) = odd ? uint2{got, kept} : uint2{kept, got};
     }
-  } else {
-    __syncwarp();
-    const RowPlace place = PlaceOf(p, task.sequence, task.kv_head, packed);
-    const int dv = static_cast<int>(p.cache.v_head_dim);
-    const int64_t to = exists ? (place.token * p.num_heads + place.head) * dv : -1;
-    cuda::StoreRows<Staged, kWarpRows>(static_cast<T*>(p.out), rows, to, dv, true);
   }
-  if (p.lse) {
-    // Lane 4 i has the rows i and i + 8.
-    const float value = __shfl_sync(0xffffffffu, lse[0], lane % 8 * 4);
-    const float other = __shfl_sync(0xffffffffu, lse[1], lane % 8 * 4);
-    const RowPlace place = PlaceOf(p, task.sequence, task.kv_head, packed);
-    if (lane < kWarpRows && exists)
-      p.lse[place.head * p.num_tokens + place.token] = lane < 8 ? value : other;
-  }
-  __syncwarp();  // the next task's rows go to the same place
 }
 
 }  // namespace intarsia::attention::sm90

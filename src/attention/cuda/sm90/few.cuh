@@ -76,8 +76,8 @@ class FewValues : FewLayout<S, kN> {
   }
   __device__ __forceinline__ void Leave() {
     const int lane = Anew(lane_), row = RowOf(0, lane), column = warp_ * 16 + lane / 4;
-    float* const out[2] = {shared_.few_out() + L::OutAt(row, column),
-                           shared_.few_out() + L::OutAt(row, column + 8)};
+    float* const out[2] = {shared_.few_sums() + L::OutAt(row, column),
+                           shared_.few_sums() + L::OutAt(row, column + 8)};
 #pragma unroll
     for (int b = 0; b < S::kValuePanels; ++b) {
 #pragma unroll
@@ -106,20 +106,16 @@ __device__ __forceinline__ bool AddFewColumns(const Params& p, const LaunchPlan&
                                               cuda::RingPlace<S::kValueStages>& v, Rows& rows,
                                               float (&o)[S::kDv / 2]) {
   constexpr int kAll = S::kConsumers * cuda::kWarpgroupThreads;
-  if constexpr (!S::kOutInQuery) {  // weights go where results were
-    cuda::AwaitStoreReads();
-    cuda::BarrierSync(kFewBeginBarrier, kAll);
-  }
   if (consumer == 0) {
     FewWeights<S, T, Element, ToLogit, kN> weights(p, plan, shared, task, logit);
     weights.Run(k);
     v.Advance(task.keys.count);
-    if (!S::kOutInQuery) ReleaseByWarp(shared.q_empty);
+    if (S::kFewApart) ReleaseByWarp(shared.q_empty);
     cuda::BarrierSync(kFewBarrier<S>, kAll);
     weights.Take(rows, o);
   } else {
     k.Advance(task.keys.count);
-    if (!S::kOutInQuery) ReleaseByWarp(shared.q_empty);
+    if (S::kFewApart) ReleaseByWarp(shared.q_empty);
     if (consumer == 1)
       FewValues<S, Element, kN>(shared).Run(task.keys.count, v);
     else
@@ -127,10 +123,13 @@ __device__ __forceinline__ bool AddFewColumns(const Params& p, const LaunchPlan&
     cuda::BarrierSync(kFewBarrier<S>, kAll);
   }
   if (consumer >= kFewConsumers) return false;
-  cuda::BarrierSync(kFewBarrier<S>, kFewThreads);  // results may go where o was
-  if (S::kOutInQuery && consumer != 0) {
-    ClearSpareRows<S>(shared, plan, static_cast<int>(threadIdx.x) % cuda::kWarpgroupThreads,
-                      cuda::kWarpgroupThreads);  // sums were there
+  // The next task's weights may go where sums were. A third consumer may be at the next
+  // kFewBarrier.
+  cuda::BarrierSync(kFewLeaveBarrier, kFewThreads);
+  if constexpr (!S::kFewApart) {
+    if (consumer != 0)  // sums were there
+      ClearSpareRows<S>(shared, plan, static_cast<int>(threadIdx.x) % cuda::kWarpgroupThreads,
+                        cuda::kWarpgroupThreads);
     cuda::FenceForAsyncReads();
     ReleaseByWarp(shared.q_empty);
   }

@@ -12,7 +12,7 @@ struct FewLayout {
   static constexpr int kOwn = kN / 4;
   static constexpr int kColumns = S::kValuePanels * cuda::kPanelColumns;
   static_assert(kN <= S::kFewRows);
-  static_assert(S::kConsumers == kFewConsumers || !S::kOutInQuery);
+  static_assert(S::kConsumers == kFewConsumers || S::kFewApart);
 
   static __device__ __forceinline__ int RowOf(int c, int lane) {
     return c / 2 * 8 + lane % 4 * 2 + c % 2;
@@ -21,11 +21,11 @@ struct FewLayout {
   static __device__ constexpr int Own(int i) { return i / 4 * 2 + i % 2; }
   static __device__ constexpr int First(int c) { return c / 2 * 4 + c % 2; }
 
-  // Where the weights of 16 keys lie, a key a row of 128 bytes: where results will, or in the rows
-  // of Q behind those of the task.
+  // Where the weights of 16 keys lie, a key a row of 128 bytes: apart, or in the rows of Q behind
+  // those of the task.
   static __device__ __forceinline__ char* Weights(Shared<S>& shared, int slot, int step) {
     const int unit = slot * kSteps + step;
-    if constexpr (!S::kOutInQuery) return shared.out + unit * 16 * cuda::kPanelRowBytes;
+    if constexpr (S::kFewApart) return shared.few + unit * 16 * cuda::kPanelRowBytes;
     constexpr int kUnits = (S::kTileRows - S::kFewRows) / 16;  // of a panel of Q
     return shared.q +
            (unit / kUnits * S::kTileRows + S::kFewRows + unit % kUnits * 16) * cuda::kPanelRowBytes;
@@ -95,7 +95,7 @@ class FewWeights : FewLayout<S, kN> {
       const float* from[4];              // of columns 8 m, 8 m + 32, ...
 #pragma unroll
       for (int m = 0; m < 4; ++m)
-        from[m] = shared_.few_out() + L::OutAt(row, cuda::AccumulatorColumn(thread, 4 * m));
+        from[m] = shared_.few_sums() + L::OutAt(row, cuda::AccumulatorColumn(thread, 4 * m));
 #pragma unroll
       for (int i = 2 * r; i < S::kDv / 2; i += 4) {
         const float2 pair = *reinterpret_cast<const float2*>(from[i / 4 % 4] + i / 16 * 32);

@@ -73,7 +73,6 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       cuda::PrefetchMap(maps.q);
       cuda::PrefetchMap(maps.k);
       cuda::PrefetchMap(maps.v);
-      if (plan.warp_tokens > 0) cuda::PrefetchMap(maps.out);
     }
     if (warp >= 4 && warp / 4 <= S::kConsumers)
       ClearSpareRows<S>(shared, plan, static_cast<int>(threadIdx.x) - cuda::kWarpgroupThreads,
@@ -105,7 +104,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     }
   } else {
     cuda::TakeRegisters<S::kConsumerRegisters>();
-    Consumer<S, T>(p, maps, plan, shared, warp / 4 - 1).Run();
+    Consumer<S, T>(p, plan, shared, warp / 4 - 1).Run();
   }
   CombineAllPieces<S>(p, plan, shared, warp);
 }
@@ -127,12 +126,6 @@ inline Status MakeMaps(const Params& p, const LaunchPlan& plan, Maps& maps) {
                                    {c.num_pages, s.page},
                                    {c.num_layers, s.layer}}};
   };
-  if (plan.warp_tokens > 0) {
-    const int64_t dv = c.v_head_dim;
-    const std::array<MapAxis, 2> out{
-        {{p.num_heads, dv, plan.group}, {p.num_tokens, p.num_heads * dv, plan.warp_tokens}}};
-    INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(p.out_dtype, p.out, dv, out, maps.out));
-  }
   INTARSIA_RETURN_IF_ERROR(cuda::MakePanelMap(c.dtype, c.k, c.head_dim, keys(c.k_strides), maps.k,
                                               cuda::kPanelRowBytes));
   return cuda::MakePanelMap(c.dtype, c.v, c.v_head_dim, keys(c.v_strides), maps.v,
@@ -158,7 +151,6 @@ Status LaunchShape(const Params& p, const CudaContext& context, const PrefillRow
                   .group = static_cast<int>(group),
                   .tokens_per_tile = tokens,
                   .few_rows = S::kFewRows,
-                  .warp_tokens = kWarpRows % group ? 0 : static_cast<int>(kWarpRows / group),
                   .window_left = WindowOf(p.window_left),
                   .window_right = WindowOf(p.window_right),
                   .box_rows = BoxRows(p.paged, p.cache.page_size, S::kTileKeys),

@@ -33,7 +33,7 @@ struct Task {
 inline constexpr int kTaskWarp = 2, kSliceWarp = 3;
 inline constexpr int kStartBarrier = 0, kTaskBarrier = 8, kTaskBarrierThreads = 96;
 // Named barriers of consumers: of one and the one before it, of the warps of one, and, for a task
-// of few rows, of all at its begin and its end, and of the two at a slot for weights.
+// of few rows, of all at its end, and of the two then and at a slot for weights.
 __device__ constexpr int TurnBarrier(int consumer) { return 1 + consumer; }
 template <class S>
 __device__ constexpr int OwnBarrier(int consumer) {
@@ -41,7 +41,7 @@ __device__ constexpr int OwnBarrier(int consumer) {
 }
 template <class S>
 inline constexpr int kFewBarrier = 1 + 2 * S::kConsumers;
-inline constexpr int kFewBeginBarrier = 9, kFewFullBarrier = 10, kFewEmptyBarrier = 12;
+inline constexpr int kFewLeaveBarrier = 9, kFewFullBarrier = 10, kFewEmptyBarrier = 12;
 inline constexpr int kEndBarrier = 14;
 inline constexpr int kFewThreads = kFewConsumers * 128;
 
@@ -78,10 +78,9 @@ struct FinderState {
 
 // Passed to the kernel by value.
 struct Maps {
-  CUtensorMap q;    // panel, head, token
-  CUtensorMap k;    // panel, slot, head, page, layer
-  CUtensorMap v;    // likewise
-  CUtensorMap out;  // panel, head, token; of a warp's rows, if LaunchPlan::warp_tokens
+  CUtensorMap q;  // panel, head, token
+  CUtensorMap k;  // panel, slot, head, page, layer
+  CUtensorMap v;  // likewise
 };
 
 struct LaunchPlan {
@@ -91,7 +90,6 @@ struct LaunchPlan {
   int group = 1;              // G
   int tokens_per_tile = 1;    // of rows
   int few_rows = 0;           // as Shape::kFewRows
-  int warp_tokens = 0;        // of a consumer warp's rows, if these are whole tokens
   int window_left = kOpenWindow, window_right = kOpenWindow;
   int box_rows = 1;   // of K and V
   int box_shift = 0;  // log2(box_rows), where a page may be missing
@@ -142,7 +140,7 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
   alignas(cuda::kSwizzleAtomBytes) char k[S::kKeyStages][S::kKeyBytes];
   alignas(cuda::kSwizzleAtomBytes) char v[S::kValueStages][S::kValueBytes];
   [[no_unique_address]] RawTiles<S> raw;
-  alignas(cuda::kSwizzleAtomBytes) char out[S::kOutInQuery ? 16 : S::kOutBytes];
+  alignas(cuda::kSwizzleAtomBytes) char few[S::kFewApart ? S::kFewBytes : 16];
   [[no_unique_address]] Fp8Shared<S> fp8;
 
   // "full": written for the consumers; "empty": each consumer warp is done with Q or K, each
@@ -165,8 +163,8 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
   // results do. In e4m3 few_of_warp[0] has l.
   bool few_raised[kFewSlots];
   float few_kept[kFewSlots][kMostFewRows], few_of_warp[4][kMostFewRows], few_base[kMostFewRows];
-  __device__ __forceinline__ float* few_out() {
-    return reinterpret_cast<float*>(S::kOutInQuery ? q : out);
+  __device__ __forceinline__ float* few_sums() {
+    return reinterpret_cast<float*>(S::kFewApart ? few : q);
   }
 
   // By one thread, before any other uses them. `narrows_query`: as kNarrowsQuery.

@@ -1,6 +1,7 @@
 // The arithmetic of the Hopper kernel's tiles: which rows, keys and boxes belong to which. Host and
 // device, so that tests check it on a CPU.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "src/attention/prefill_line.h"
@@ -50,8 +51,10 @@ struct Shape {
   static constexpr int kCopiedValueBytes = kTileKeys * kCopiedValuePanels * 128;
   // Transposed, a tile of V has a panel of kDv rows.
   static constexpr int kValueBytes = kE4M3 ? kDv * 128 : kTileKeys * kValuePanels * 128;
-  static constexpr int kOutPanelColumns = 64, kOutPanels = (kDv + 63) / 64;  // of 16 bits
-  static constexpr int kOutBytes = kTileRows * kOutPanels * 128;
+  // What tasks of few rows keep: the weights of kFewSlots tiles, of 128 bytes a key, and then sums.
+  static constexpr int kFewWeightBytes = kE4M3 ? 0 : kFewSlots * kTileKeys * 128;
+  static constexpr int kMostFewSumBytes = kMostFewRows * ((kDv + 63) / 64 * 64) * 4;
+  static constexpr int kFewBytes = std::max(kFewWeightBytes, kMostFewSumBytes);
   static constexpr int kMaxSharedBytes = cuda::MostSharedBytes(cuda::kHopper);
   static constexpr int kControlBytes = 3072;
   // Tiles of V, and of K, in shared memory. A consumer keeps a tile of K until it has its weights,
@@ -62,7 +65,7 @@ struct Shape {
   // Sums of o over many tiles of keys, in f32 (OutSums in fp8.cuh).
   static constexpr int kSumBytes = kE4M3 ? kTileRows * kDv * 4 : 0;
   static constexpr int kFp8Bytes = kMinRawStages * kRawBytes + kSumBytes;
-  static constexpr int kKeyStages = kQueryBytes + kOutBytes + 3 * kKeyBytes +
+  static constexpr int kKeyStages = kQueryBytes + kFewBytes + 3 * kKeyBytes +
                                                 kValueStages * kValueBytes + kFp8Bytes +
                                                 kControlBytes <=
                                             kMaxSharedBytes
@@ -70,32 +73,27 @@ struct Shape {
                                         : 2;
   static constexpr int kFewestBytes =
       kQueryBytes + kKeyStages * kKeyBytes + kValueStages * kValueBytes + kFp8Bytes + kControlBytes;
-  // Whether results are staged where Q was: with a place of their own, the next Q comes earlier.
-  static constexpr bool kOutInQuery = kFewestBytes + kOutBytes > kMaxSharedBytes;
-  static constexpr int kOwnOutBytes = kOutInQuery ? 0 : kOutBytes;
-  static constexpr int kMoreRaw = (kMaxSharedBytes - kFewestBytes - kOwnOutBytes) / kRawBytes;
+  // Whether tasks of few rows have a place of their own. Else Q's has what they keep, and the next
+  // Q comes later.
+  static constexpr bool kFewApart = kFewestBytes + kFewBytes <= kMaxSharedBytes;
+  static constexpr int kFewApartBytes = kFewApart ? kFewBytes : 0;
+  static constexpr int kMoreRaw = (kMaxSharedBytes - kFewestBytes - kFewApartBytes) / kRawBytes;
   static constexpr int kRawStages = kMinRawStages + (!kCodes ? 0 : kMoreRaw < 2 ? kMoreRaw : 2);
   static constexpr int kSharedBytes =
-      kFewestBytes + kOwnOutBytes + (kRawStages - kMinRawStages) * kRawBytes;
-  static_assert(kValuePanels <= kPanels);  // so that results fit where Q was
-  static_assert(!kE4M3 || (!kOutInQuery && kTileKeys == 128 && kConsumers == 2 && kPanels == 1));
-  // Tasks of few rows leave their sums where results go, and before that the weights of kFewSlots
-  // tiles, of 128 bytes a key: there, or in the rows of Q that they do not have.
-  static constexpr int kFewWeightBytes = kFewSlots * kTileKeys * 128;
+      kFewestBytes + kFewApartBytes + (kRawStages - kMinRawStages) * kRawBytes;
+  static_assert(kValuePanels <= kPanels);
+  static_assert(!kE4M3 || (kFewApart && kTileKeys == 128 && kConsumers == 2 && kPanels == 1));
+  // Weights lie in the rows of Q that such a task does not have, if not apart.
   static constexpr bool kFewFit =
-      !kOutInQuery || (kTileRows - kMostFewRows) * kPanels * 128 >= kFewWeightBytes;
+      kFewApart || (kTileRows - kMostFewRows) * kPanels * 128 >= kFewWeightBytes;
   // Large head dims leave a consumer no registers for the sums of that many rows: ptxas would put
   // its products one after the other (C7512).
   static constexpr int kFewRows = kDv <= 128 && kFewFit   ? kMostFewRows
                                   : kDv <= 192 || !kCodes ? 32
                                                           : 8;
-  static_assert(kFewRows * kValuePanels * 256 <= (kOutInQuery ? kQueryBytes : kOutBytes) &&
+  static_assert(kFewRows * kValuePanels * 256 <= (kFewApart ? kFewBytes : kQueryBytes) &&
                 kFewConsumers <= kConsumers);
-  // A third consumer's results may be staged while sums of few rows are read.
-  static_assert(kConsumers == kFewConsumers ||
-                (kOutPanels == 1 && kFewRows * kValuePanels * 256 <= kFewConsumers * 64 * 128));
-  static_assert(kE4M3 || kFewWeightBytes <=
-                             (kOutInQuery ? (kTileRows - kFewRows) * kPanels * 128 : kOutBytes));
+  static_assert(kFewApart || kFewWeightBytes <= (kTileRows - kFewRows) * kPanels * 128);
   static_assert(kSharedBytes <= kMaxSharedBytes && kTileKeys % 16 == 0 && kD % 16 == 0);
   // Registers a thread, of 65536: multiples of 8. Producers have what their code needs.
   static constexpr int kProducerRegisters = kE4M3 || kConsumers == 3 ? 56 : kCodes ? 48 : 40;

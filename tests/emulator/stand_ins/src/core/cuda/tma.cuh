@@ -121,25 +121,6 @@ void CopyBox(void* shared, const CUtensorMap& map, const int32_t (&at)[kAxes], B
   CopyBox<kAxes>(shared, map, at, barrier);
 }
 
-template <int kAxes>
-void StoreBox(const CUtensorMap& tensor, const int32_t (&coordinates)[kAxes], const void* shared) {
-  const uint32_t from = emulator::AddressOf(shared);
-  const MapContents& map = ContentsOf<kAxes>(tensor, from);
-  const std::vector<int64_t> begin(coordinates, coordinates + kAxes);
-  int& stores = emulator::fiber->stores;
-  ++stores;
-  emulator::block->copies.push_back([=, &map, &stores] {
-    ForEachInBox(map, begin, from, [](const char* place, const char* element, int bytes) {
-      if (element) std::memcpy(const_cast<char*>(element), place, bytes);
-    });
-    --stores;
-  });
-}
-inline void CommitStores() {}
-inline void AwaitStoreReads() {
-  while (emulator::fiber->stores > 0) emulator::Yield();
-}
-
 inline void CopyBytes(void* shared, const void* from, int bytes, Barrier& barrier) {
   const uint32_t to = emulator::AddressOf(shared);
   if (bytes % 16 || to % 16 || reinterpret_cast<uintptr_t>(from) % 16)
