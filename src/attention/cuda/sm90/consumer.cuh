@@ -20,7 +20,7 @@ class Consumer {
         logit_(p, p.scale),
         factor_(logit_.factor()) {
     // The first turn is the first warpgroup's.
-    if (number_ == 0) cuda::BarrierArrive(TurnBarrier(0), kTurnThreads);
+    if (S::kTakesTurns && number_ == 0) cuda::BarrierArrive(TurnBarrier(0), kTurnThreads);
     if (!S::kE4M3 && number_ == 1) OfferFewSlots();
   }
 
@@ -102,9 +102,10 @@ class Consumer {
     cuda::WgmmaCommit();
   }
 
-  // Whether scores are products times a factor, and all rows of the warp have seen a key.
+  // Whether scores are products times a factor, and all rows of the warp have seen a key, and no
+  // NaN, with which no tile's weights would fit.
   __device__ __forceinline__ bool Settled(const Rows& rows) const {
-    return logit_.folds() && !__any_sync(0xffffffffu, rows.unseen());
+    return logit_.folds() && !__any_sync(0xffffffffu, rows.unseen() || rows.has_nan());
   }
   // From products to weights, for any tile. Returns whether o has to be multiplied by `kept`.
   __device__ __forceinline__ bool Softmax(Scores& s, const Task& task, int first_key,
@@ -128,18 +129,29 @@ class Consumer {
     return true;
   }
   // The weights of a clear tile after every row has seen a key, which most are, and the end of the
-  // products in flight. False if some weight would be too large, or a NaN: s is lost then.
-  __device__ __forceinline__ bool WeighClear(Scores& s, Rows& rows, Weights& weights) const {
+  // products in flight. False if some weight is not finite: s is lost then.
+  __device__ __forceinline__ bool WeighClear(Scores& s, Rows& rows, Weights& weights, Out& o,
+                                             Sums& of_tiles) const {
     // The tensor cores are done with the last weights by then, so that the first of these are
     // rounded in the shadow of the last exponentials.
     constexpr int kFirst = kScores / 16 * 12;
-    float sums[4] = {};
+    float sums[4] = {}, kept[2];
     WeighByBases<0, kFirst>(s, factor_, rows, sums);
-    if (!S::kE4M3 && !rows.Fit(sums)) return false;
+    if (S::kE4M3 || rows.Fit(sums)) {
+      cuda::WgmmaWait<0>();
+      WeighByBases<kFirst, kScores>(s, factor_, rows, sums);
+      const bool fits = Round(s, weights);
+      if (S::kE4M3 ? fits : rows.Fit(sums)) {
+        rows.Add(sums);
+        return true;
+      }
+    } else {
+      WeighByBases<kFirst, kScores>(s, factor_, rows, sums);
+    }
+    if (!LowerWeights<Element>(s, rows, sums, kept)) return false;
     cuda::WgmmaWait<0>();
-    WeighByBases<kFirst, kScores>(s, factor_, rows, sums);
-    const bool fits = Round(s, weights);
-    if (!(S::kE4M3 ? fits : rows.Fit(sums))) return false;
+    Round(s, weights);
+    Rescale(o, of_tiles, kept);
     rows.Add(sums);
     return true;
   }
@@ -172,18 +184,20 @@ class Consumer {
       first_key -= S::kTileKeys;
       const uint32_t boxes = shared_.boxes[k_.index];
       const bool clear = settled && boxes == ~0u && task.clear.Has(first_key);
-      cuda::BarrierSync(TurnBarrier(number_), kTurnThreads);
+      if (S::kTakesTurns) cuda::BarrierSync(TurnBarrier(number_), kTurnThreads);
       MultiplyKeys(s, k_, number_);
       shared_.v_full[v_.index].Wait(v_.parity);
       MultiplyValues(o, weights, v_);
-      cuda::BarrierArrive(TurnBarrier(number_ + 1 == S::kConsumers ? 0 : number_ + 1),
-                          kTurnThreads);
+      if (S::kTakesTurns)
+        cuda::BarrierArrive(TurnBarrier(number_ + 1 == S::kConsumers ? 0 : number_ + 1),
+                            kTurnThreads);
       // Asked in the shadow of the products; it takes a while.
       const KeyPlace next = k_.After();
       const bool next_came = left == 1 || shared_.k_full[next.index].Ended(next.parity);
       cuda::WgmmaWait<1>();
-      if (!clear || !WeighClear(s, rows, weights)) {
-        if (clear) MultiplyKeysAlone<S, Element>(s, shared_, k_.index);
+      ReleaseByWarp(shared_.k_empty[k_.index]);
+      if (!clear || !WeighClear(s, rows, weights, o, sums)) {
+        if (clear) MultiplyKeysAlone<S, Element>(s, p_, plan_, shared_, task, first_key);
         const bool raised = Softmax(s, task, first_key, boxes, rows, kept);
         settled = Settled(rows);
         cuda::WgmmaWait<0>();
@@ -191,7 +205,6 @@ class Consumer {
         if (raised) Rescale(o, sums, kept);
       }
       cuda::WgmmaWait<0>();  // long ago in both branches, which ptxas does not see
-      ReleaseByWarp(shared_.k_empty[k_.index]);
       Release(shared_.v_empty[v_.index]);
       k_ = next;
       v_.Next();

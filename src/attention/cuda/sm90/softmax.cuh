@@ -2,6 +2,8 @@
 #pragma once
 #include <cuda_fp8.h>
 
+#include <bit>
+
 #include "src/attention/cuda/fragments.cuh"
 #include "src/attention/cuda/sm90/shared.cuh"
 #include "src/core/cuda/ptx.cuh"
@@ -54,6 +56,7 @@ struct Rows {
     l[1] += sums[2] + sums[3];
   }
   __device__ bool unseen() const { return fminf(base[0], base[1]) == kUnseen; }
+  __device__ bool has_nan() const { return !(l[0] + l[1] >= 0.0f); }  // they are not negative
 };
 
 // x, of which the compiler knows nothing afterwards. So what follows from it is computed where it
@@ -170,6 +173,32 @@ __device__ __forceinline__ void WeighByBases(float (&s)[kScores], float factor, 
     s[i] = cuda::Exp2(fmaf(s[i], factor, -rows.base[i / 2 % 2]));
     sums[i % 4] += s[i];
   }
+}
+
+// After RaiseBases was not asked, and some of a tile's weights are too large: the same as if it had
+// been. The bases rise by whole numbers, so that weights and their sums follow exactly. False, in
+// all lanes of the warp, if sums are beyond kMost or NaN: nothing has changed then.
+template <class T, int kScores>
+__device__ __forceinline__ bool LowerWeights(float (&s)[kScores], Rows& rows, float (&sums)[4],
+                                             float (&kept)[2]) {
+  constexpr float kMost = 0x1p100f;  // so that 2^-rise is a normal number
+  if (__any_sync(0xffffffffu, !((sums[0] + sums[1]) + (sums[2] + sums[3]) < kMost))) return false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float top = fmaxf(s[2 * r], s[2 * r + 1]);
+#pragma unroll
+    for (int i = 4 + 2 * r; i < kScores; i += 4) top = fmaxf(top, fmaxf(s[i], s[i + 1]));
+    // Above its logarithm, as its exponent says.
+    const int log = static_cast<int>(std::bit_cast<uint32_t>(RowMaximum(top)) >> 23) - 126;
+    const int rise = max(log + static_cast<int>(Rows::kSlack<T>), 0);
+    kept[r] = __uint_as_float(static_cast<uint32_t>(127 - rise) << 23);
+    rows.base[r] += static_cast<float>(rise);
+    rows.l[r] *= kept[r];
+    sums[2 * r] *= kept[r], sums[2 * r + 1] *= kept[r];
+#pragma unroll
+    for (int i = 2 * r; i < kScores; i += 4) s[i] *= kept[r], s[i + 1] *= kept[r];
+  }
+  return true;
 }
 
 // Neighbors rounded to a pair of T: the registers of operand A.

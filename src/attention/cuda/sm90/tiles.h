@@ -36,6 +36,8 @@ struct Shape {
   static constexpr int kTileKeys = kKeys;
   static constexpr int kConsumers = kWarpgroups;  // warpgroups of 64 rows each
   static constexpr int kTileRows = 64 * kConsumers;
+  // Products of long rows take longer than their weights do: consumers need no turns.
+  static constexpr bool kTakesTurns = kD <= 128 || kOperands != Operands::k16Bits;
   // Warps that widen codes: a warpgroup behind the consumers, or, where three of these leave it no
   // registers, two warps of the producers'.
   static constexpr bool kWidensApart = kCodes && kConsumers == 2;
@@ -57,9 +59,8 @@ struct Shape {
   static constexpr int kFewBytes = std::max(kFewWeightBytes, kMostFewSumBytes);
   static constexpr int kMaxSharedBytes = cuda::MostSharedBytes(cuda::kHopper);
   static constexpr int kControlBytes = 3072;
-  // Tiles of V, and of K, in shared memory. A consumer keeps a tile of K until it has its weights,
-  // longer than the tensor cores do. Raw tiles are V's, of codes both K's and V's; two of them
-  // suffice, and codes have up to four where there is room.
+  // Tiles of V, and of K, in shared memory. Raw tiles are V's, of codes both K's and V's; two of
+  // them suffice, and codes have up to four where there is room.
   static constexpr int kValueStages = 2, kMinRawStages = kScaled ? 2 : 0;
   static constexpr int kRawBytes = kCodes ? kTileKeys * kCopiedKeyPanels * 128 : kCopiedValueBytes;
   // Sums of o over many tiles of keys, in f32 (OutSums in fp8.cuh).
