@@ -152,17 +152,20 @@ class CodesBlock {
   // kUnit times the sums of row 8n + r of x, for each n. x is A here: its fragments are B's of 8
   // rows and of 8 more.
   __device__ __forceinline__ void SumRows(const X& x, float (&sums)[kRows / 8]) const {
-    static_assert(kRows <= 16);
     const uint32_t one = PairBits<kType>(kUnit, kUnit);
-    float c[4] = {};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      uint32_t a[4] = {x[0][i].r[0], 0, x[0][i].r[1], 0};
-      if constexpr (kRows == 16) a[1] = x[1][i].r[0], a[3] = x[1][i].r[1];
-      M::MultiplyAdd(c, {{a[0], a[1], a[2], a[3]}}, {{one, one}});
+    for (int n = 0; n < kRows / 8; n += 2) {
+      constexpr int kMore = kRows > 8 ? 1 : 0;
+      float c[4] = {};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint32_t a[4] = {x[n][i].r[0], 0, x[n][i].r[1], 0};
+        if constexpr (kMore) a[1] = x[n + kMore][i].r[0], a[3] = x[n + kMore][i].r[1];
+        M::MultiplyAdd(c, {{a[0], a[1], a[2], a[3]}}, {{one, one}});
+      }
+      sums[n] = c[0];
+      if constexpr (kMore) sums[n + kMore] = c[2];
     }
-#pragma unroll
-    for (int n = 0; n < kRows / 8; ++n) sums[n] = c[2 * n];
   }
 
   // all += the sum over groups of minimum times x's sum, of four groups, of which lane c has one.
@@ -181,6 +184,45 @@ class CodesBlock {
       cuda::MmaTf32(to, a, small, small);
       cuda::MmaTf32(to, a, big, big);
     }
+  }
+
+  // all += a stage of 128 columns. load_x(block, x) loads its blocks; codes(block)(t): as above;
+  // scale(t, group), minimum(t, group), if given: of rows 2r and 2r + 1. A group is a block, or
+  // with kOfSteps, which have no minimums, a step.
+  template <bool kOfSteps, class LoadXOf, class CodesOf, class ScaleOf, class... MinimumOf>
+  __device__ __forceinline__ void AddScaledStage(LoadXOf load_x, CodesOf codes,
+                                                 float (&all)[kTiles][kSums], ScaleOf scale,
+                                                 MinimumOf... minimum) const {
+    constexpr int kBlocks = kStageColumns / static_cast<int>(kBlockColumns);
+    constexpr bool kMinimums = sizeof...(MinimumOf) > 0;
+    const int own = static_cast<int>(threadIdx.x % 4);  // the lane's block
+    float of_x[kRows / 8] = {};
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      X x;
+      load_x(block, x);
+      const auto add = [&]<int kFirst, int kCount>(int number) {
+        float group[kTiles][kSums] = {};
+        MultiplyAdd<kFirst, kCount>(codes(block), x, group);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) AddScaled(scale(t, number), group[t], all[t]);
+      };
+      if constexpr (kOfSteps) {
+        add.template operator()<0, 1>(2 * block);
+        add.template operator()<1, 1>(2 * block + 1);
+      } else {
+        add.template operator()<0, 2>(block);
+      }
+      if constexpr (kMinimums) {
+        float of_block[kRows / 8];
+        SumRows(x, of_block);
+#pragma unroll
+        for (int n = 0; n < kRows / 8; ++n) of_x[n] = own == block ? of_block[n] : of_x[n];
+      }
+    }
+    if constexpr (kMinimums)
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) AddMinimums(minimum(t, own)..., of_x, all[t]);
   }
 
  private:

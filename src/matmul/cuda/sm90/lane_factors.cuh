@@ -1,13 +1,18 @@
-// Factors of a stage in shared memory (WarpgroupsShared) as a lane needs them: those of rows 2r and
-// 2r + 1 of its warp's tiles.
+// Factors of a stage in shared memory as a lane needs them: those of rows 2r and 2r + 1 of its
+// warp's tiles.
 #pragma once
 #include "src/matmul/cuda/factors.cuh"
 #include "src/matmul/cuda/sm90/codes_block.cuh"
-#include "src/matmul/cuda/sm90/warpgroups_stage.cuh"
 
 namespace intarsia::matmul::sm90 {
 
-// `each`: of the warp's tiles, four apart. `from`: the stage's factors.
+// Blocks of 32 columns are of group `block` >> this of a stage.
+__device__ __forceinline__ int GroupShift(const QuantizedParams& p) {
+  return p.group == kBlockColumns ? 0 : p.group == 2 * kBlockColumns ? 1 : 2;
+}
+
+// `each`: of the warp's tiles, four apart. `from`: the stage's factors. S has kType, kOfSteps, and
+// where factors of all tiles lie: scales first, then kZerosAt, kOuterScalesAt and kOuterZerosAt.
 template <class S>
 class LaneFactors {
  public:
@@ -16,13 +21,8 @@ class LaneFactors {
   static constexpr int kBlocks = kStageColumns / static_cast<int>(kBlockColumns);
 
   // `tile`: the warp's first one, of the CTA's.
-  __device__ __forceinline__ LaneFactors(const QuantizedParams& p, int tile, int r)
-      : p_(p),
-        tile_(tile),
-        pair_in_cta_(Kept(tile * kPairs + r)),
-        group_shift_(p.group == kBlockColumns       ? 0
-                     : p.group == 2 * kBlockColumns ? 1
-                                                    : 2) {}
+  __device__ __forceinline__ LaneFactors(const QuantizedParams& p, int group_shift, int tile, int r)
+      : p_(p), group_shift_(group_shift), tile_(tile), pair_in_cta_(Kept(tile * kPairs + r)) {}
 
   // The scales of all of a stage.
   template <DType kScale>
@@ -37,12 +37,12 @@ class LaneFactors {
   }
   template <DType kScale>
   __device__ __forceinline__ float2 Minimum(const char* from, int each, int group) const {
-    return FactorOf<kScale>(from + S::kMostScaleBytes, p_.zeros.dtype,
-                            S::kOuterZerosAt - S::kMostScaleBytes, each, group);
+    return FactorOf<kScale>(from + S::kZerosAt, p_.zeros.dtype, S::kOuterZerosAt - S::kZerosAt,
+                            each, group);
   }
   // What CountedSteps adds for points.
   __device__ __forceinline__ uint2 Biases(const char* from, int each) const {
-    return PointBiases<S::kType>(from + S::kMostScaleBytes, pair_in_cta_ + each * 4 * kPairs);
+    return PointBiases<S::kType>(from + S::kZerosAt, pair_in_cta_ + each * 4 * kPairs);
   }
   // mxfp4's scales of blocks, or nvfp4's of steps, a byte each: where a tile's begin, and those of
   // both rows.
@@ -54,16 +54,6 @@ class LaneFactors {
                                              group * kRows)[pair_in_tile()];
   }
   __device__ __forceinline__ int pair_in_tile() const { return pair_in_cta_ % kPairs; }
-
-  // nvfp4's outer scales, which multiply sums at the end.
-  __device__ __forceinline__ float2 NvFp4Outer(const WarpgroupsTask& task, int each) const {
-    if constexpr (!S::kIsNvFp4) return {1.0f, 1.0f};
-    const WarpgroupsHalves<S> halves(p_);
-    const int tile = tile_ + 4 * each, half = tile / halves.cta_tiles;
-    const int64_t of_half = task.first_tile + tile % halves.cta_tiles;
-    if (of_half >= halves.tiles) return {1.0f, 1.0f};
-    return NvFp4OuterOf(p_, 0, half * halves.tiles + of_half, 2 * pair_in_tile());
-  }
 
  private:
   template <DType kScale>
@@ -80,8 +70,8 @@ class LaneFactors {
   }
 
   const QuantizedParams& p_;
+  const int group_shift_;
   const int tile_, pair_in_cta_;
-  const int group_shift_;  // blocks of 32 columns are of group `block` >> this of a stage
 };
 
 }  // namespace intarsia::matmul::sm90

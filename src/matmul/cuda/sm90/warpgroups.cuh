@@ -73,7 +73,7 @@ class WarpgroupsProduct {
         part_(number % S::kParts),
         tile_(number / S::kParts * 4 * S::kEach +
               static_cast<int>(threadIdx.x % cuda::kWarpgroupThreads) / 32),
-        factors_(p, tile_, static_cast<int>(threadIdx.x % 32) / 4) {
+        factors_(p, GroupShift(p), tile_, static_cast<int>(threadIdx.x % 32) / 4) {
     const int lane = static_cast<int>(threadIdx.x % 32), r = lane / 4, c = lane % 4;
     codes_at_ = Kept(tile_ * S::kBoxBytes + (S::kByWarps ? Block::Lane::CodesAt(r, c) : 8 * r));
     const int2 x = Block::Lane::XAt(lane);
@@ -102,7 +102,7 @@ class WarpgroupsProduct {
     const int lane = static_cast<int>(threadIdx.x % 32), r = lane / 4, c = lane % 4;
 #pragma unroll
     for (int each = 0; each < S::kEach; ++each) {
-      const float2 outer = factors_.NvFp4Outer(task_, each);
+      const float2 outer = NvFp4Outer(each);
 #pragma unroll
       for (int i = 0; i < kSums; i += 4)
 #pragma unroll
@@ -216,42 +216,12 @@ class WarpgroupsProduct {
       shared_.ring.ReleaseByWarp(stage);
     });
   }
-  // scale(each, group), minimum(each, group), if given: of rows 2r and 2r + 1. A group is a block,
-  // or a step.
-  template <class ScaleOf, class... MinimumOf>
-  __device__ __forceinline__ void AddScaledBlocksByWarps(int stage, ScaleOf scale,
-                                                         MinimumOf... minimum) {
-    const int own = static_cast<int>(threadIdx.x % 4);  // the lane's block
-    float of_x[S::kRows / 8] = {};
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      typename Block::X x;
-      LoadX(stage, block, x);
-      const auto add = [&]<int kFirst, int kCount>(int group_number) {
-        float group[S::kEach][kSums];
-        Clear(group);
-        block_.template MultiplyAdd<kFirst, kCount>(CodesOfTiles(stage, block), x, group);
-#pragma unroll
-        for (int each = 0; each < S::kEach; ++each)
-          AddScaled(scale(each, group_number), group[each], all_[each]);
-      };
-      if constexpr (S::kOfSteps) {
-        add.template operator()<0, 1>(2 * block);
-        add.template operator()<1, 1>(2 * block + 1);
-      } else {
-        add.template operator()<0, 2>(block);
-      }
-      if constexpr (S::kMinimums) {
-        float of_block[S::kRows / 8];
-        block_.SumRows(x, of_block);
-#pragma unroll
-        for (int n = 0; n < S::kRows / 8; ++n) of_x[n] = own == block ? of_block[n] : of_x[n];
-      }
-    }
-    if constexpr (S::kMinimums)
-#pragma unroll
-      for (int each = 0; each < S::kEach; ++each)
-        Block::AddMinimums(minimum(each, own)..., of_x, all_[each]);
+  // scale(each, group), minimum(each, group), if given: as CodesBlock takes them.
+  template <class... FactorOf>
+  __device__ __forceinline__ void AddScaledBlocksByWarps(int stage, FactorOf... factors) {
+    block_.template AddScaledStage<S::kOfSteps>(
+        [&](int block, typename Block::X& x) { LoadX(stage, block, x); },
+        [&](int block) { return CodesOfTiles(stage, block); }, all_, factors...);
   }
   __device__ __forceinline__ void AddScaledCodes() {
     ForEachStage([&](int stage, uint32_t) {
@@ -301,6 +271,15 @@ class WarpgroupsProduct {
         return NvFp4Scales<S::kType>(
             factors_.ByteScalePair(FactorsOf(stage), each, 2 * block + step));
       });
+  }
+  // nvfp4's outer scales, which multiply sums at the end.
+  __device__ __forceinline__ float2 NvFp4Outer(int each) const {
+    if constexpr (!S::kIsNvFp4) return {1.0f, 1.0f};
+    const WarpgroupsHalves<S> halves(p_);
+    const int tile = tile_ + 4 * each, half = tile / halves.cta_tiles;
+    const int64_t of_half = task_.first_tile + tile % halves.cta_tiles;
+    if (of_half >= halves.tiles) return {1.0f, 1.0f};
+    return NvFp4OuterOf(p_, 0, half * halves.tiles + of_half, 2 * factors_.pair_in_tile());
   }
   // `add` has to release the stage.
   template <class Add>

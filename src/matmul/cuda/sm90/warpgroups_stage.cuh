@@ -67,6 +67,7 @@ struct WarpgroupsConfig {
                                                                                           : 16);
   static constexpr int kMostZeroBytes = kPoints ? kColumns : kMinimums ? kMostScaleBytes : 0;
   // Where factors begin, at multiples of 128 bytes as boxes do.
+  static constexpr int kZerosAt = kMostScaleBytes;
   static constexpr int kOuterScalesAt = (kMostScaleBytes + kMostZeroBytes + 127) / 128 * 128;
   static constexpr int kOuterZerosAt = kOuterScalesAt + (kMayHaveOuters ? kTiles * kOuterBytes : 0);
   static constexpr int kFactorBytes = kOuterZerosAt + (kMinimums ? kTiles * kOuterBytes : 0);
@@ -155,7 +156,7 @@ __device__ __forceinline__ void CopyStages(const QuantizedParams& p, const Quant
     const int group = i * kStageColumns / static_cast<int>(p.group);
     cuda::CopyBox<4>(factors, maps.scales, {0, group, tile, 0}, full, once);
     if constexpr (S::kZeros)
-      cuda::CopyBox<4>(factors + S::kMostScaleBytes, maps.zeros, {0, group, tile, 0}, full, once);
+      cuda::CopyBox<4>(factors + S::kZerosAt, maps.zeros, {0, group, tile, 0}, full, once);
     if constexpr (S::kMayHaveOuters) {
       if (has_outers) {
         const int outer = i * kStageColumns / outer_columns;
