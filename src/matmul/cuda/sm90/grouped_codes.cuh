@@ -115,7 +115,7 @@ class GroupedCodesConsumer {
   }
   // Scales of a tile and the group that a block is of.
   __device__ __forceinline__ const char* ScalesOf(const Stage& stage, int i, int block) const {
-    return stage.scales + TileOf(i) * cut_.stage_scale_bytes +
+    return stage.factors + TileOf(i) * cut_.stage_scale_bytes +
            (block >> cut_.group_shift) * cut_.group_scale_bytes;
   }
   // The exponents, plus 127, of rows 2r and 2r + 1, a byte each.
@@ -124,7 +124,7 @@ class GroupedCodesConsumer {
   }
   // nvfp4's, of the step that the lane's eight columns of a block are of.
   __device__ __forceinline__ uint32_t NvFp4ScalesOf(const Stage& stage, int i, int block) const {
-    const char* const scales = stage.scales + TileOf(i) * cut_.stage_scale_bytes +
+    const char* const scales = stage.factors + TileOf(i) * cut_.stage_scale_bytes +
                                (2 * block + c_ / 2) * static_cast<int>(kTileRows);
     return reinterpret_cast<const uint16_t*>(scales)[r_];
   }
@@ -144,9 +144,9 @@ class GroupedCodesConsumer {
   // Of rows 2r and 2r + 1 of a tile.
   __device__ __forceinline__ uint2 BiasesOf(const Stage& stage, int i) const {
     const int box = i / (S::kEach / 2), tile = TileOf(i) - box * S::kBoxTiles;
-    return PointBiases<S::kType>(stage.scales + S::kTiles * S::kMostScaleBytes +
-                                     box * S::kPointBoxBytes + tile * static_cast<int>(kTileRows),
-                                 r_);
+    return PointBiases<S::kType>(
+        stage.factors + S::kZerosAt + box * S::kZeroBoxBytes + tile * static_cast<int>(kTileRows),
+        r_);
   }
   // Whether the scales of e2m1 are such that E2M1Scale is exact: at most 1, and for f16 at least
   // 2^-23. Lanes look at a word of two tiles each.
@@ -158,7 +158,7 @@ class GroupedCodesConsumer {
 #pragma unroll
     for (int i = 0; i < S::kEach; i += 2) {
       const uint32_t codes =
-          reinterpret_cast<const uint32_t*>(stage.scales)[16 * TileOf(i + lane / 16) + lane % 16];
+          reinterpret_cast<const uint32_t*>(stage.factors)[16 * TileOf(i + lane / 16) + lane % 16];
       odd |= codes;
       if constexpr (S::kType == DType::kF16) odd |= ~((codes | kHigh) - 104 * 0x01010101u);
     }

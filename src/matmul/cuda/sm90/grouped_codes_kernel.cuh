@@ -18,7 +18,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas)
     shared.ring.Init(32, 32 * S::kWarps);
     cuda::PublishBarriers();
     cuda::PrefetchMap(maps.codes), cuda::PrefetchMap(maps.scales);
-    if constexpr (S::kPoints) cuda::PrefetchMap(maps.points);
+    if constexpr (S::kZeroBytes > 0) cuda::PrefetchMap(maps.zeros);
+    if constexpr (S::kOuters) cuda::PrefetchMap(maps.outer_scales);
+    if constexpr (S::kMinimums) cuda::PrefetchMap(maps.outer_zeros);
   }
   __syncthreads();
   if (p.await != Await::kRows) cuda::AwaitPrevious();

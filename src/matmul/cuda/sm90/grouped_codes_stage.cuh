@@ -9,40 +9,30 @@
 
 namespace intarsia::matmul::sm90 {
 
-// kEnds: of groups. With kEach128 u4 has points; kEach16 is nvfp4.
 template <DType kType_, Format kFormat_, GroupEnds kEnds, QuantizedShape kShape>
-struct GroupedCodesConfig {
+struct GroupedCodesConfig : StageFactors<kFormat_, kEnds, kGroupsHopperWarps * kShape.tiles> {
   using T = cuda::DeviceT<kType_>;
   static constexpr DType kType = kType_;
   static constexpr Format kFormat = kFormat_;
   static constexpr bool kWide = kEnds == GroupEnds::kEach128;
-  static constexpr bool kIsNvFp4 = kEnds == GroupEnds::kEach16;
-  static constexpr bool kPoints = kFormat == Format::kU4;
-  static_assert((kWide || !kPoints) && (kFormat == Format::kE2M1 || !kIsNvFp4));
-  static constexpr bool kBytes = BitsOf(kFormat) == 8;
   static constexpr int kRows = kShape.rows;   // of x
   static constexpr int kEach = kShape.tiles;  // tiles of a warp
-  static constexpr int kWarps = kGroupsHopperWarps;
-  static constexpr int kTiles = kWarps * kEach, kBoxTiles = kTiles / 2;
-  // A box of points, which begins at a multiple of 128 bytes.
-  static constexpr int kPointBytes = kBoxTiles * static_cast<int>(kTileRows);
-  static constexpr int kPointBoxBytes = kPoints ? (kPointBytes + 127) / 128 * 128 : 0;
+  static constexpr int kWarps = kGroupsHopperWarps, kTiles = kWarps * kEach;
   static constexpr int kCtas = GroupsHopperCtas(kShape, kFormat);  // of a multiprocessor
   static constexpr int kStages = GroupsHopperStages(kShape, kFormat);
   static constexpr int kThreads = 32 * (kWarps + 1);
-  static constexpr int kMostScaleBytes = MostStageScaleBytes(kFormat, kEnds);
   static constexpr int kBlocks = kStageColumns / static_cast<int>(kBlockColumns);
   static constexpr int kTileBoxes = TileBoxes(kFormat), kBoxBlocks = kBlocks / kTileBoxes;
-  // Of rows of x in bytes, for the banks: of 8 bits ldmatrix reads them.
-  static constexpr int kPitch = 2 * kStageColumns + (kBytes ? 16 : 64);
+  // Of rows of x in bytes, for the banks: of more than 4 bits ldmatrix reads them.
+  static constexpr int kPitch = 2 * kStageColumns + (BitsOf(kFormat) > 4 ? 16 : 64);
 };
 
 template <class S>
 struct alignas(128) GroupedCodesShared {
   struct Stage {
-    alignas(128) char codes[S::kTileBoxes][S::kTiles][kTileBoxBytes];
-    // Tiles one after the other; then two boxes of points.
-    alignas(128) char scales[S::kTiles * S::kMostScaleBytes + 2 * S::kPointBoxBytes];
+    alignas(128) char codes[S::kTileBoxes][S::kTiles][TileBoxBytes(S::kFormat)];
+    // Scales, of tiles one after the other, then as StageFactors says.
+    alignas(128) char factors[S::kFactorBytes];
     alignas(128) char x[S::kRows][S::kPitch];
   };
   Stage stages[S::kStages];
@@ -129,8 +119,7 @@ class GroupedCodesProducer {
   __device__ __forceinline__ void CopyWeights(const Unit& unit, int stage) {
     auto& to = shared_.stages[place_.index];
     CopyCodeBoxes<S>(p_.each, maps_, cut_, unit, stage,
-                     {to.codes[0][0], to.scales, to.scales + S::kTiles * S::kMostScaleBytes,
-                      S::kBoxTiles * cut_.stage_scale_bytes},
+                     {to.codes[0][0], to.factors, S::kBoxTiles * cut_.stage_scale_bytes},
                      shared_.of_stages.full[place_.index]);
   }
 

@@ -28,7 +28,7 @@ namespace intarsia::matmul::sm90 {
 // Of a stage: codes, scales and two boxes of points.
 constexpr int CodesStageBytes(int tiles, Format format, GroupEnds ends) {
   const int scales = MostStageScaleBytes(format, ends);
-  return RoundUp<int>(tiles * (TileBoxes(format) * kTileBoxBytes + scales) + 2 * 128,
+  return RoundUp<int>(tiles * (TileBoxes(format) * TileBoxBytes(format) + scales) + 2 * 128,
                       cuda::kSwizzleAtomBytes);
 }
 // Consumers have 64 columns each. Four of them find room with few rows. With many, integers have
@@ -49,23 +49,20 @@ using RowsOfCodes =
 
 // kEnds: of groups; kEach16 is nvfp4.
 template <DType kType_, Format kFormat_, GroupEnds kEnds, QuantizedShape kShape>
-struct GroupedWarpgroupsConfig : RowsOfCodes<kShape, kFormat_, kEnds> {
+struct GroupedWarpgroupsConfig : RowsOfCodes<kShape, kFormat_, kEnds>,
+                                 StageFactors<kFormat_, kEnds, kShape.tiles> {
+  using InStage = StageFactors<kFormat_, kEnds, kShape.tiles>;
   using T = cuda::DeviceT<kType_>;
   static constexpr DType kType = kType_;
   static constexpr Format kFormat = kFormat_;
-  static constexpr bool kPoints = kFormat == Format::kU4;
-  static constexpr bool kIsNvFp4 = kEnds == GroupEnds::kEach16;
   static constexpr int kTiles = kShape.tiles;
-  static constexpr int kBoxTiles = kTiles / 2;
   // Where the second half of a stage's codes of a tile lies.
-  static constexpr int kHalfBytes =
-      TileBoxes(kFormat) == 2 ? kTiles * kTileBoxBytes : kTileBoxBytes / 2;
-  static constexpr int kScaleBoxBytes = kBoxTiles * MostStageScaleBytes(kFormat, kEnds);  // at most
-  static constexpr int kPointBytes = kBoxTiles * static_cast<int>(kTileRows), kPointBoxBytes = 128;
-  static constexpr int kScalesAt = kTiles * TileBoxes(kFormat) * kTileBoxBytes;
-  static constexpr int kPointsAt = kScalesAt + 2 * kScaleBoxBytes;
-  static_assert(kStageColumns == GroupedWarpgroupsConfig::kDepth && kPointBytes <= kPointBoxBytes);
-  static_assert(kPointsAt + 2 * kPointBoxBytes <= GroupedWarpgroupsConfig::kWeightBytes);
+  static constexpr int kBoxBytes = TileBoxBytes(kFormat);
+  static constexpr int kHalfBytes = TileBoxes(kFormat) == 2 ? kTiles * kBoxBytes : kBoxBytes / 2;
+  static constexpr int kScaleBoxBytes = InStage::kBoxTiles * InStage::kMostScaleBytes;  // at most
+  static constexpr int kFactorsAt = kTiles * TileBoxes(kFormat) * kBoxBytes;
+  static_assert(kStageColumns == GroupedWarpgroupsConfig::kDepth);
+  static_assert(kFactorsAt + InStage::kFactorBytes <= GroupedWarpgroupsConfig::kWeightBytes);
 };
 
 // A warpgroup that computes 64 of the columns of each task of its CTA, a warp a tile.
@@ -88,7 +85,7 @@ class GroupedWarpgroupsConsumer {
     // Gates, and their ups behind those of all consumers; or neighbors.
     box_ = cut.pairs ? warp / 2 : (4 * number + warp) / S::kBoxTiles;
     tile_ = cut.pairs ? 2 * number + warp % 2 : (4 * number + warp) % S::kBoxTiles;
-    codes_at_ = Kept((box_ * S::kBoxTiles + tile_) * kTileBoxBytes + 8 * pair_);
+    codes_at_ = Kept((box_ * S::kBoxTiles + tile_) * S::kBoxBytes + 8 * pair_);
   }
 
   // All tasks of the CTA.
@@ -214,12 +211,12 @@ class GroupedWarpgroupsConsumer {
 
   // Of the warp's tile.
   __device__ __forceinline__ const char* ScalesOf(const char* stage) const {
-    return stage + S::kScalesAt + box_ * S::kScaleBoxBytes + tile_ * cut_.stage_scale_bytes;
+    return stage + S::kFactorsAt + box_ * S::kScaleBoxBytes + tile_ * cut_.stage_scale_bytes;
   }
   __device__ __forceinline__ uint2 BiasesOf(const char* stage) const {
-    return PointBiases<S::kType>(
-        stage + S::kPointsAt + box_ * S::kPointBoxBytes + tile_ * static_cast<int>(kTileRows),
-        pair_);
+    return PointBiases<S::kType>(stage + S::kFactorsAt + S::kZerosAt + box_ * S::kZeroBoxBytes +
+                                     tile_ * static_cast<int>(kTileRows),
+                                 pair_);
   }
 
   const QuantizedParams& each_;

@@ -30,11 +30,11 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       call.plain, call.x, shared, 4 * S::kConsumers, call.cut.StageBytes<S>(),
       [&] {
         cuda::PrefetchMap(call.weights.codes), cuda::PrefetchMap(call.weights.scales);
-        if constexpr (S::kPoints) cuda::PrefetchMap(call.weights.points);
+        if constexpr (S::kPoints) cuda::PrefetchMap(call.weights.zeros);
       },
       [&](char* to, const Unit& unit, int stage, cuda::Barrier& full) {
         CopyCodeBoxes<S>(call.each, call.weights, call.cut, unit, stage,
-                         {to, to + S::kScalesAt, to + S::kPointsAt, S::kScaleBoxBytes}, full);
+                         {to, to + S::kFactorsAt, S::kScaleBoxBytes}, full);
       },
       [&](int number) {
         GroupedWarpgroupsConsumer<S, kGated>(call.plain, call.each, call.cut, shared, number).Run();

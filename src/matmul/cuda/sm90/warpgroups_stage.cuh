@@ -4,11 +4,10 @@
 #include "src/core/cuda/vec.cuh"
 #include "src/core/cuda/wgmma.cuh"
 #include "src/matmul/cuda/quantized_plan.h"
+#include "src/matmul/cuda/sm90/codes_boxes.cuh"
 #include "src/matmul/cuda/sm90/shared.cuh"
 
 namespace intarsia::matmul::sm90 {
-
-inline constexpr int kOuterBytes = static_cast<int>(kTileRows) * 2;  // outer factors of a tile
 
 // kEnds: of groups. kEach16 is 6 bits, and nvfp4.
 template <DType kType_, Format kFormat_, GroupEnds kEnds, int kRows_, int kTiles_, int kParts_ = 1>
@@ -57,10 +56,7 @@ struct WarpgroupsConfig {
   static constexpr int kXBytes = kRows * kStageColumns * 2;
   // A panel behind those of x, for the sums.
   static constexpr int kXSumsBytes = kSumsX ? kRows * cuda::kPanelRowBytes : 0;
-  // A box has so many bytes of a tile's codes: half of a stage's, where these have more than 4
-  // bits.
-  static constexpr int kBoxes = kBits == 4 ? 1 : 2;
-  static constexpr int kBoxBytes = kStageColumns * static_cast<int>(kTileRows) * kBits / 8 / kBoxes;
+  static constexpr int kBoxes = TileBoxes(kFormat), kBoxBytes = TileBoxBytes(kFormat);
   static constexpr int kColumns = kTiles * static_cast<int>(kTileRows);  // of w
   static constexpr int kMostScaleBytes = kColumns * (kWide || (kScalesCodes && !kOfSteps) ? 4
                                                      : kGgufFactors || kOfSteps           ? 8
