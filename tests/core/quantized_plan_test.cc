@@ -383,9 +383,10 @@ TEST(QuantizedPlan, ReportsWhatAGpuGets) {
   EXPECT_EQ(kernel_of("H200", "weights in nvfp4, rows: 16"), "Hopper");
   EXPECT_EQ(kernel_of("A100", "weights in nvfp4, rows: 1"), "portable, up to 8 rows");
   EXPECT_EQ(kernel_of("H200", "128 experts in nvfp4, rows: 2048"), "Hopper, many rows");
-  EXPECT_EQ(kernel_of("H200", "128 experts in Q4_K, rows: 16"),
+  EXPECT_EQ(kernel_of("H200", "128 experts in Q4_K, rows: 16"), "Hopper");
+  EXPECT_EQ(kernel_of("H200", "128 experts in Q6_K, rows: 2048"), "Hopper");
+  EXPECT_EQ(kernel_of("A100", "128 experts in Q4_K, rows: 16"),
             "portable, codes streamed past rows");
-  EXPECT_EQ(kernel_of("H200", "128 experts in Q6_K, rows: 16"), "portable, any codes");
   EXPECT_EQ(kernel_of("H200", "128 experts in mxfp4, rows: 16"), "Hopper");
   EXPECT_EQ(kernel_of("H200", "128 experts in int4, rows: 2048"), "Hopper, many rows");
   EXPECT_EQ(kernel_of("H200", "128 experts in int8, rows: 16"), "Hopper");

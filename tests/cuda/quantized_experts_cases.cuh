@@ -49,6 +49,8 @@ class QuantizedExpertsCase {
     n_ = pick({16, 64, 144, 256}), i_ = pick({16, 24, 48, 96, 128, 272});
     activation_ = std::array{"silu", "gelu_tanh", "swigluoai"}[random() % 3];
     on_input_ = random() % 6 == 0;
+    const bool of_file = random() % 4 == 0;  // both matrices in types of GGUF's
+    if (of_file) n_ = 256, i_ = pick({128, 384});
     matmul::QuantizedCase c;
     c.format =
         std::array{matmul::Format::kU4, matmul::Format::kU4B8, matmul::Format::kE2M1,
@@ -61,14 +63,17 @@ class QuantizedExpertsCase {
     if (c.format == matmul::Format::kU4) c.zero = c.points ? DType::kU8 : c.scale;
     // f16 holds what swigluoai lets through, of codes around 0.
     const bool is_small = matmul::BitsOf(c.format) == 4 && (c.zero == DType::kOther || c.points);
-    if (activation_ == "swigluoai" && is_small && random() % 2) c.dtype = kF16;
+    if (activation_ == "swigluoai" && is_small && !of_file && random() % 2) c.dtype = kF16;
     first_ = c, second_ = c;
     if (c.dtype != kF16 && random() % 3 == 0) DrawOtherFormat(second_, random);
     first_.c = e_ * 2 * i_ / 16, first_.k = n_, first_.m = t_;
     second_.c = e_ * n_ / 16, second_.k = i_, second_.m = 1;
     for (matmul::QuantizedCase* of : {&first_, &second_}) {
       of->outer_tiles = of->c / e_;
-      if (random() % 3 == 0) of->DrawOuters(random);
+      if (of_file)
+        of->DrawGguf(random);
+      else if (random() % 3 == 0)
+        of->DrawOuters(random);
     }
     if (random() % 4 == 0)
       for (int64_t id = 0; id < e_ + 2; ++id)

@@ -29,8 +29,8 @@ struct QuantizedShape {
 // to be.
 // kResident and kWideResident: the same groups, with few rows of x in shared memory as a whole.
 // kWarpgroups: the formats of files, by wgmma, or by mma.sync up to 16 rows (sm90/warpgroups.cuh).
-// kGroupsHopper: groups of rows, by copies of Hopper's engine, for u4b8, u4 with points, mxfp4,
-// nvfp4, and 8 bits; kGroupsWarpgroups: by wgmma, for many rows of most of these.
+// kGroupsHopper: groups of rows, by copies of Hopper's engine (sm90/grouped_codes.cuh has a table
+// of formats); kGroupsWarpgroups: by wgmma, for many rows of most of these.
 enum class QuantizedKernelKind {
   kAny,
   kStream,
@@ -95,22 +95,23 @@ constexpr int LeastParts(int rows, Format format, bool wide) {
 }
 
 // Of kGroupsHopper: the shape for few units of 4 bits, and those of 8, 16 and 32 rows, by the rows
-// of a group in the mean; 8 bits have half as many tiles, each twice as large. Then warps of a CTA,
-// CTAs of a multiprocessor, stages in flight; bytes of scales of a tile and a stage.
+// of a group in the mean; more bits have half as many tiles, each larger. Then warps of a CTA, CTAs
+// of a multiprocessor, stages in flight; bytes of scales of a tile and a stage.
 inline constexpr QuantizedShape kFewUnits{8, 2};
 constexpr QuantizedShape GroupsHopperShape(int rows, Format format) {
-  return {rows, BitsOf(format) == 8 ? 2 : 4};
+  return {rows, BitsOf(format) > 4 ? 2 : 4};
 }
 inline constexpr int kGroupsHopperWarps = 4;
 constexpr int GroupsHopperCtas(QuantizedShape shape, Format format) {
   return shape == kFewUnits && BitsOf(format) == 4 ? 4 : shape.rows == 32 ? 2 : 3;
 }
 constexpr int GroupsHopperStages(QuantizedShape shape, Format format) {
-  return shape == kFewUnits && BitsOf(format) == 4 ? 4 : 3;
+  const int64_t bits = BitsOf(format);
+  return bits == 5 || bits == 6 || (shape == kFewUnits && bits == 4) ? 4 : 3;
 }
 constexpr int MostStageScaleBytes(Format format, GroupEnds ends) {
-  const bool is_mxfp4 = format == Format::kE2M1 && ends == GroupEnds::kEach32;
-  return ends == GroupEnds::kEach128 || is_mxfp4 ? 64 : 128;
+  const bool bytes = format == Format::kE2M1 || format == Format::kU4 || format == Format::kU5;
+  return ends == GroupEnds::kEach128 || (ends == GroupEnds::kEach32 && bytes) ? 64 : 128;
 }
 
 // Of kGroupsWarpgroups: rows of a tile at most, and tiles of w.

@@ -89,6 +89,12 @@ bool HasGgufFactors(const QuantizedParams& p) {
          p.scales.outers == p.zeros.outers && !p.scales.outer == !p.zeros.outer;
 }
 
+// Those of them that kGroupsHopper takes: K-quants, and Q5_0.
+bool HasGgufGroups(const QuantizedParams& p) {
+  const int64_t group = p.format == Format::kU6B32 ? kBlockColumns / 2 : kBlockColumns;
+  return HasGgufFactors(p) && p.group == group && (p.scales.outer || p.format == Format::kU5B16);
+}
+
 // Rows of x that kWarpgroups takes of such weights: none; more than kMostRowsOfCodes, by wgmma; or
 // any, up to kMostRowsByWarps of them by mma.sync. sm90/warpgroups.cuh has them as a table.
 enum class RowsTaken { kNone, kMany, kAny };
@@ -261,7 +267,9 @@ bool PlanGroupsHopper(const QuantizedGroupsParams& params, int64_t here, int64_t
   const bool plain =
       (bytes ? !p.zeros.data && !p.scales.outer && Bytes(p.scales.dtype) > 1 : HasPlainGroups(p)) &&
       (may_be_narrow ? HasCoarseGroups(p) : wide);
-  if (!HasFastKernels(p, plan) || !(mx || nv || plain) || here == 0 || p.k % kBlockColumns != 0 ||
+  const bool gguf = HasGgufGroups(p) && plan.aligned && p.dtype != DType::kF32 && p.k > 0;
+  if (!(gguf || (HasFastKernels(p, plan) && (mx || nv || plain))) || here == 0 ||
+      p.k % kBlockColumns != 0 ||
       plan.stage_groups * plan.scale_bytes > MostStageScaleBytes(p.format, GroupEndsOf(p.group)) ||
       !HasHopper(device))
     return false;
@@ -274,7 +282,8 @@ bool PlanGroupsHopper(const QuantizedGroupsParams& params, int64_t here, int64_t
   // Measured: with more than 6, too many groups need a second unit of 8 rows.
   plan.shape = GroupsHopperShape(mean <= 6 ? 8 : mean <= 16 ? 16 : 32, p.format);
   plan.tile_warps = kGroupsHopperWarps;
-  if (!bytes && mean <= 4 && here * CeilDiv(p.tiles, plan.cta_tiles()) <= 2 * int64_t{device.sms})
+  if (BitsOf(p.format) == 4 && mean <= 4 &&
+      here * CeilDiv(p.tiles, plan.cta_tiles()) <= 2 * int64_t{device.sms})
     plan.shape = kFewUnits;
   return true;
 }

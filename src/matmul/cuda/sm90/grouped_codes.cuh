@@ -1,12 +1,24 @@
-// Products of groups of rows, each with a matrix of its own in codes of 4 or 8 bits:
+// Products of groups of rows, each with a matrix of its own in codes:
 //   out[row, column] = sum_i x[taken(row), i] w[group of row][column, i] + bias[group][column]
-// or, with a gating, act(gate, up) of two such sums (matmul/quantized.h); groups of 32 and 64
-// columns, or of 128 and multiples of it. Points in bytes, and e4m3, come with the latter alone;
-// e2m1 with groups of 32 (mxfp4) or 16 (nvfp4). Multiples of 32 columns.
+// or, with a gating, act(gate, up) of two such sums (matmul/quantized.h). Multiples of 32 columns
+// (PlanGroupsHopper):
+//
+//   format     columns of a group          scales         zeros
+//   u4b8, i8   32, 64, 128 and multiples   2 or 4 bytes   none
+//   u5b16      32                          f16            none
+//   u4         128 and multiples           2 or 4 bytes   points, bytes
+//   e4m3       128 and multiples           2 or 4 bytes   none
+//   e2m1       32                          e8m0           none
+//   e2m1       16                          e4m3           none
+//   u4, u5     32                          u8 x outer     minimums, so
+//   u6b32      16                          i8 x outer     none
+//
+// Scales of 4 bytes come with groups of 128 columns and more. Outer factors of the last two lines,
+// GGUF's K-quants, are in f16, of multiples of 128 columns.
 //
 // CTAs stay on their multiprocessor, and each computes one task after another: some rows of a group
-// and some tiles of w. One warp finds tasks and has the copy engine fetch codes, scales and rows of
-// x, a stage of 128 columns at a time, so that the next task's first stages are in flight while
+// and some tiles of w. One warp finds tasks and has the copy engine fetch codes, factors and rows
+// of x, a stage of 128 columns at a time, so that the next task's first stages are in flight while
 // this one's last are multiplied. The others multiply by mma.sync (codes_block.cuh). With a gating
 // that takes all gates first, half of a task's tiles, and of a warp's, are gates, the others ups.
 #pragma once
@@ -15,6 +27,7 @@
 #include "src/matmul/cuda/rows.cuh"
 #include "src/matmul/cuda/sm90/codes_block.cuh"
 #include "src/matmul/cuda/sm90/grouped_codes_stage.cuh"
+#include "src/matmul/cuda/sm90/lane_factors.cuh"
 
 namespace intarsia::matmul::sm90 {
 
@@ -63,20 +76,59 @@ class GroupedCodesConsumer {
   }
 
   __device__ __forceinline__ void Multiply() {
-    const int blocks = static_cast<int>(p_.each.k / kBlockColumns);
     Clear(all_);
+    if constexpr (S::kOuters) {
+      static_assert(S::kWarps == 4);  // tiles of a warp are as far apart
+      const LaneFactors<S> factors(p_.each, 0, warp_, r_);
+      ForEachStage([&](const Stage& stage, int) { AddStageWithOuters(stage, factors); });
+    } else {
+      ForEachStage([&](const Stage& stage, int blocks) {
+        if (blocks == S::kBlocks && ArePlain(stage))
+          AddStage<true>(stage, blocks);
+        else
+          AddStage<false>(stage, blocks);
+      });
+    }
+  }
+  // add(stage, blocks that are there).
+  template <class Add>
+  __device__ __forceinline__ void ForEachStage(Add add) {
+    const int blocks = static_cast<int>(p_.each.k / kBlockColumns);
 #pragma unroll 1
     for (int i = 0; i < cut_.stages; ++i, place_.Next()) {
       shared_.of_stages.full[place_.index].Wait(place_.parity);
-      const Stage& stage = shared_.stages[place_.index];
-      const int left = min(blocks - i * S::kBlocks, S::kBlocks);
-      if (left == S::kBlocks && ArePlain(stage))
-        AddStage<true>(stage, left);
-      else
-        AddStage<false>(stage, left);
+      add(shared_.stages[place_.index], min(blocks - i * S::kBlocks, S::kBlocks));
       __syncwarp();
       shared_.of_stages.empty[place_.index].Arrive();
     }
+  }
+  __device__ __forceinline__ void LoadX(const Stage& stage, int block, typename Block::X& x) const {
+    block_.LoadX([&](int n) { return stage.x[8 * n + x_at_.x] + block * 64 + x_at_.y * 16; }, x);
+  }
+  // The lane's codes of a block of a tile.
+  __device__ __forceinline__ auto CodesOf(const Stage& stage, int block) const {
+    return [this, &stage, block](int i) {
+      return stage.codes[block / S::kBoxBlocks][TileOf(i)] +
+             block % S::kBoxBlocks * kBlockBytes<S::kFormat> + Block::Lane::CodesAt(r_, c_);
+    };
+  }
+
+  // Sums of each group are scaled in f32, and its minimums multiply sums of x. Stages are whole:
+  // outer factors are of multiples of 128 columns.
+  __device__ __forceinline__ void AddStageWithOuters(const Stage& stage,
+                                                     const LaneFactors<S>& factors) {
+    const auto load_x = [&](int block, typename Block::X& x) { LoadX(stage, block, x); };
+    const auto codes = [&](int block) { return CodesOf(stage, block); };
+    const auto scale = [&](int i, int group) {
+      return factors.template Scale<S::kOfSteps ? DType::kI8 : DType::kU8>(stage.factors, i, group);
+    };
+    if constexpr (S::kMinimums)
+      block_.template AddScaledStage<S::kOfSteps>(
+          load_x, codes, all_, scale, [&](int i, int group) {
+            return factors.template Minimum<DType::kU8>(stage.factors, i, group);
+          });
+    else
+      block_.template AddScaledStage<S::kOfSteps>(load_x, codes, all_, scale);
   }
 
   // kPlain: whether all blocks are there and scales can be factors of codes (ArePlain).
@@ -92,12 +144,9 @@ class GroupedCodesConsumer {
 #pragma unroll(kPlain ? S::kBlocks : 1)
     for (int b = 0; b < (kPlain ? S::kBlocks : blocks); ++b) {
       if constexpr (!S::kWide && !kScalesCodes) Clear(group);
-      const auto codes = [&](int i) {
-        return stage.codes[b / S::kBoxBlocks][TileOf(i)] +
-               b % S::kBoxBlocks * kBlockBytes<S::kFormat> + Block::Lane::CodesAt(r_, c_);
-      };
+      const auto codes = CodesOf(stage, b);
       typename Block::X x;
-      block_.LoadX([&](int n) { return stage.x[8 * n + x_at_.x] + b * 64 + x_at_.y * 16; }, x);
+      LoadX(stage, b, x);
       if constexpr (S::kIsNvFp4)
         block_.MultiplyAdd(codes, x, all_, [&](int i) {
           return NvFp4Scales<S::kType>(NvFp4ScalesOf(stage, i, b));
@@ -195,6 +244,7 @@ class GroupedCodesConsumer {
   }
   // What sums of columns 2r and 2r + 1 of a tile are multiplied by at the end.
   __device__ __forceinline__ float2 ScaleOf(const Task<S>& task, int64_t tile) const {
+    if constexpr (S::kOuters) return {1.0f / Block::kUnit, 1.0f / Block::kUnit};
     if constexpr (!S::kIsNvFp4) return {1.0f, 1.0f};
     const float2 outer = NvFp4OuterOf(p_.each, task.unit.group, tile, 2 * r_);
     return {outer.x / kNvFp4Unit, outer.y / kNvFp4Unit};

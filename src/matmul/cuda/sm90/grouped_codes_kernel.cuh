@@ -79,7 +79,14 @@ Status LaunchGroupsHopperOf(const QuantizedGroupsParams& p, const QuantizedPlan&
       return ends == kEach16 ? launch.template operator()<Format::kE2M1, kEach16>()
                              : launch.template operator()<Format::kE2M1, kEach32>();
     case Format::kU4:
-      return launch.template operator()<Format::kU4, kEach128>();
+      return ends == kEach128 ? launch.template operator()<Format::kU4, kEach128>()
+                              : launch.template operator()<Format::kU4, kEach32>();
+    case Format::kU5:
+      return launch.template operator()<Format::kU5, kEach32>();
+    case Format::kU5B16:
+      return launch.template operator()<Format::kU5B16, kEach32>();
+    case Format::kU6B32:
+      return launch.template operator()<Format::kU6B32, kEach16>();
     case Format::kI8:
       return ends == kEach128 ? launch.template operator()<Format::kI8, kEach128>()
                               : launch.template operator()<Format::kI8, kEach32>();
