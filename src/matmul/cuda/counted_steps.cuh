@@ -119,4 +119,30 @@ class UpperSteps {
   uint32_t bit4_, bit12_, two_bits_;
 };
 
+// The same for pairs whose numbers are of different columns: bits of a first and of a second column
+// follow each other from bit 4 of each half on.
+template <int kBits, DType kType>
+class CrossedUpperSteps {
+ public:
+  __device__ __forceinline__ explicit CrossedUpperSteps(uint32_t opaque_zero)
+      : up_(PairBits<kType>(kMost, kMost / kApart) + opaque_zero),
+        swapped_(PairBits<kType>(kMost / kApart, kMost) + opaque_zero) {}
+
+  // Of the first column in the lower half and the second one in the upper half.
+  __device__ __forceinline__ uint32_t Add(uint32_t bits, uint32_t pair) const {
+    return MultiplyAddPairs<kType>(bits & (kFirst | kSecond << 16), up_, pair);
+  }
+  // The other way round.
+  __device__ __forceinline__ uint32_t AddSwapped(uint32_t bits, uint32_t pair) const {
+    return MultiplyAddPairs<kType>(bits & (kSecond | kFirst << 16), swapped_, pair);
+  }
+
+ private:
+  static constexpr float kMost = kGreatestPower<kType>;
+  static constexpr uint32_t kApart = 1u << (kBits - 4);
+  static constexpr uint32_t kFirst = (kApart - 1) << 4, kSecond = kFirst * kApart;
+
+  uint32_t up_, swapped_;
+};
+
 }  // namespace intarsia::matmul

@@ -88,9 +88,70 @@ class BlockLane {
   const SpreadCodes<kFormat, kType> spread_;
 };
 
-// Others: the columns that wgmma's A has (lane_pairs.cuh).
+// 5 and 6 bits: of each step the columns that wgmma's A has (lane_pairs.cuh), but 2c with 2c + 9
+// and 2c + 1 with 2c + 8. Masks take such pairs from where they lie; neighbors would have to be
+// moved.
 template <Format kFormat, DType kType>
-  requires(BitsOf(kFormat) > 4)
+  requires(BitsOf(kFormat) == 5 || BitsOf(kFormat) == 6)
+class BlockLane<kFormat, kType> {
+ public:
+  using B = typename cuda::Mma<kType>::B;
+  static constexpr float kUnit = CountedSteps<kFormat, kType>::kUnit;
+
+  __device__ __forceinline__ BlockLane(uint32_t opaque_zero, int c)
+      : steps_(opaque_zero),
+        upper_(opaque_zero),
+        bytes_(static_cast<uint32_t>(Kept(c * 0x11 | (4 + c) * 0x1100))),
+        turn_(Kept((kFive ? 2 : 4) * c - 4)) {}
+
+  static __device__ __forceinline__ int CodesAt(int r, int) { return 8 * r; }
+  static __device__ __forceinline__ int2 XAt(int lane) { return {lane % 8, lane / 8}; }
+
+  static __device__ __forceinline__ void LoadX(const char* x, B (&b)[2]) {
+    uint32_t pairs[4];
+    cuda::LdMatrix4(pairs, cuda::SharedAddress(x));
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      b[i] = {{__byte_perm(pairs[2 * i], pairs[2 * i + 1], 0x7610),
+               __byte_perm(pairs[2 * i], pairs[2 * i + 1], 0x5432)}};
+  }
+  template <int kFirst, int kCount>
+  __device__ __forceinline__ void Decode(const char* codes, uint32_t (&a)[kCount][4]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int step = kFirst + i;
+      const uint2 first = LineAt(codes, 2 * step), second = LineAt(codes, 2 * step + 1);
+      const uint2 upper = LineAt(codes, kFive ? 4 : 4 + step);
+      Row(first.x, second.x, Turned(upper.x, step), a[i][0], a[i][2]);
+      Row(first.y, second.y, Turned(upper.y, step), a[i][1], a[i][3]);
+    }
+  }
+
+ private:
+  static constexpr bool kFive = BitsOf(kFormat) == 5;
+
+  // Bits of columns 2c and 2c + 1 from bit 4 of the lower half on, those of 2c + 8 and 2c + 9 from
+  // bit 4 of the upper half on. A word of 5 bits has both steps.
+  __device__ __forceinline__ uint32_t Turned(uint32_t word, int step) const {
+    const uint32_t turned = __funnelshift_r(word, word, turn_);
+    return kFive ? __byte_perm(turned, 0, step ? 0x4342 : 0x4140) : turned;
+  }
+  __device__ __forceinline__ void Row(uint32_t first, uint32_t second, uint32_t upper,
+                                      uint32_t& low, uint32_t& high) const {
+    const uint32_t lower = __byte_perm(first, second, bytes_);
+    low = upper_.Add(upper, steps_.Pair(lower));
+    high = upper_.AddSwapped(upper, steps_.SwappedPair(lower));
+  }
+
+  const CountedSteps<kFormat, kType> steps_;
+  const CrossedUpperSteps<static_cast<int>(BitsOf(kFormat)), kType> upper_;
+  const uint32_t bytes_;
+  const int turn_;
+};
+
+// 8 bits: the columns that wgmma's A has.
+template <Format kFormat, DType kType>
+  requires(BitsOf(kFormat) == 8)
 class BlockLane<kFormat, kType> {
  public:
   using B = typename cuda::Mma<kType>::B;
