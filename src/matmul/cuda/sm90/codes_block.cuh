@@ -209,29 +209,20 @@ class CodesBlock {
                                               float (&sums)[kTiles][kSums],
                                               OperandOf... operand) const {
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      uint32_t a[kCount][4];
-      lane_.template Decode<kFirst, kCount>(codes(t), a, operand(t)...);
-      AddSteps<kFirst, kCount>(a, x, sums[t]);
-    }
+    for (int t = 0; t < kTiles; ++t)
+      MultiplyAddTile<kFirst, kCount>(codes(t), x, sums[t], operand(t)...);
   }
-  // kUnit times the sums of row 8n + r of x, for each n. x is A here: its fragments are B's of 8
-  // rows and of 8 more.
-  __device__ __forceinline__ void SumRows(const X& x, float (&sums)[kRows / 8]) const {
+  // kUnit times the sums of row r of two times 8 rows of x. x is A here: its fragments are B's.
+  static __device__ __forceinline__ void SumRows(const typename M::B (&first)[2],
+                                                 const typename M::B (&second)[2], float& of_first,
+                                                 float& of_second) {
     const uint32_t one = PairBits<kType>(kUnit, kUnit);
+    float c[4] = {};
 #pragma unroll
-    for (int n = 0; n < kRows / 8; n += 2) {
-      constexpr int kMore = kRows > 8 ? 1 : 0;
-      float c[4] = {};
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        uint32_t a[4] = {x[n][i].r[0], 0, x[n][i].r[1], 0};
-        if constexpr (kMore) a[1] = x[n + kMore][i].r[0], a[3] = x[n + kMore][i].r[1];
-        M::MultiplyAdd(c, {{a[0], a[1], a[2], a[3]}}, {{one, one}});
-      }
-      sums[n] = c[0];
-      if constexpr (kMore) sums[n + kMore] = c[2];
-    }
+    for (int i = 0; i < 2; ++i)
+      M::MultiplyAdd(c, {{first[i].r[0], second[i].r[0], first[i].r[1], second[i].r[1]}},
+                     {{one, one}});
+    of_first = c[0], of_second = c[2];
   }
 
   // all += the sum over groups of minimum times x's sum, of four groups, of which lane c has one.
@@ -263,15 +254,18 @@ class CodesBlock {
     constexpr bool kMinimums = sizeof...(MinimumOf) > 0;
     const int own = static_cast<int>(threadIdx.x % 4);  // the lane's block
     float of_x[kRows / 8] = {};
+    X both[2];
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      X x;
+      X& x = both[block % 2];
       load_x(block, x);
       const auto add = [&]<int kFirst, int kCount>(int number) {
-        float group[kTiles][kSums] = {};
-        MultiplyAdd<kFirst, kCount>(codes(block), x, group);
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) AddScaled(scale(t, number), group[t], all[t]);
+        for (int t = 0; t < kTiles; ++t) {
+          float group[kSums] = {};
+          MultiplyAddTile<kFirst, kCount>(codes(block)(t), x, group);
+          AddScaled(scale(t, number), group, all[t]);
+        }
       };
       if constexpr (kOfSteps) {
         add.template operator()<0, 1>(2 * block);
@@ -279,11 +273,19 @@ class CodesBlock {
       } else {
         add.template operator()<0, 2>(block);
       }
-      if constexpr (kMinimums) {
-        float of_block[kRows / 8];
-        SumRows(x, of_block);
+      if constexpr (!kMinimums) continue;
+      float first, second;
+      if constexpr (kRows == 8) {
+        if (block % 2 == 0) continue;
+        SumRows(both[0][0], x[0], first, second);
+        of_x[0] = own == block - 1 ? first : own == block ? second : of_x[0];
+      } else {
 #pragma unroll
-        for (int n = 0; n < kRows / 8; ++n) of_x[n] = own == block ? of_block[n] : of_x[n];
+        for (int n = 0; n < kRows / 8; n += 2) {
+          SumRows(x[n], x[n + 1], first, second);
+          of_x[n] = own == block ? first : of_x[n];
+          of_x[n + 1] = own == block ? second : of_x[n + 1];
+        }
       }
     }
     if constexpr (kMinimums)
@@ -292,9 +294,11 @@ class CodesBlock {
   }
 
  private:
-  template <int kFirst, int kCount>
-  static __device__ __forceinline__ void AddSteps(const uint32_t (&a)[kCount][4], const X& x,
-                                                  float (&sums)[kSums]) {
+  template <int kFirst, int kCount, class... Operand>
+  __device__ __forceinline__ void MultiplyAddTile(const char* codes, const X& x,
+                                                  float (&sums)[kSums], Operand... operand) const {
+    uint32_t a[kCount][4];
+    lane_.template Decode<kFirst, kCount>(codes, a, operand...);
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
 #pragma unroll
