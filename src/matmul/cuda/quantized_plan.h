@@ -94,20 +94,21 @@ constexpr int LeastParts(int rows, Format format, bool wide) {
   return rows > 8 && (minimums || BitsOf(format) == 5 || BitsOf(format) == 6) ? 2 : 1;
 }
 
-// Of kGroupsHopper: the shape for few units of 4 bits, and those of 8, 16 and 32 rows, by the rows
-// of a group in the mean; more bits have half as many tiles, each larger. Then warps of a CTA, CTAs
-// of a multiprocessor, stages in flight; bytes of scales of a tile and a stage.
+// Of kGroupsHopper: the shape for few units, and those of 8, 16 and 32 rows, by the rows of a group
+// in the mean; more than 4 bits have half as many tiles, each larger, and one shape of 8 rows. Then
+// warps of a CTA, CTAs of a multiprocessor, stages in flight; bytes of scales of a tile and a
+// stage.
 inline constexpr QuantizedShape kFewUnits{8, 2};
 constexpr QuantizedShape GroupsHopperShape(int rows, Format format) {
   return {rows, BitsOf(format) > 4 ? 2 : 4};
 }
 inline constexpr int kGroupsHopperWarps = 4;
 constexpr int GroupsHopperCtas(QuantizedShape shape, Format format) {
-  return shape == kFewUnits && BitsOf(format) == 4 ? 4 : shape.rows == 32 ? 2 : 3;
+  return shape == kFewUnits && BitsOf(format) < 8 ? 4 : shape.rows == 32 ? 2 : 3;
 }
 constexpr int GroupsHopperStages(QuantizedShape shape, Format format) {
   const int64_t bits = BitsOf(format);
-  return bits == 5 || bits == 6 || (shape == kFewUnits && bits == 4) ? 4 : 3;
+  return shape == kFewUnits ? (bits == 4 ? 4 : 3) : bits == 5 || bits == 6 ? 4 : 3;
 }
 constexpr int MostStageScaleBytes(Format format, GroupEnds ends) {
   const bool bytes = format == Format::kE2M1 || format == Format::kU4 || format == Format::kU5;
