@@ -56,6 +56,9 @@ inline QuantizedGroupsCase RandomQuantizedGroups(std::mt19937& random, bool for_
   g.all.DrawOuters(random);
   int64_t tiles = 1 + random() % 9;
   if (for_hopper) tiles = DrawForHopper(g.all, random);
+  // A product of a gate and an up is beyond f16.
+  g.all.gated = g.all.dtype == kBF16 && tiles % 2 == 0 && random() % 3 == 0;
+  if (g.all.gated) g.all.out = kBF16, g.all.by_gelu = random() % 2;
   g.count = 1 + random() % 7, g.experts = g.count;
   if (random() % 3 == 0) {
     g.experts += random() % 4;
@@ -79,14 +82,14 @@ inline QuantizedGroupsCase RandomQuantizedGroups(std::mt19937& random, bool for_
 // The worst error of results, as a share of what is allowed.
 inline double WorstGroupedError(const QuantizedGroupsCase& g, const QuantizedOperands& o,
                                 const std::vector<float>& out) {
-  const QuantizedCase& c = o.c;
-  const int64_t n = c.c / g.count * kTileRows;
+  const QuantizedCase& c = g.all;
+  const int64_t n = c.results() / g.count, of_matrix = c.c / g.count * kTileRows;
   const double rounding = c.out == kF32 ? 0x1p-23 : c.out == kF16 ? 0x1p-10 : 0x1p-7;
   std::vector<int64_t> group_of(g.rows, -1);
   int64_t at = 0;
   for (int64_t i = 0; i < g.experts; ++i)
     for (int32_t j = 0; j < g.sizes[i] && at < g.rows; ++j) group_of[at++] = i - g.offset;
-  std::vector<double> w(c.k), size(c.k);
+  std::vector<double> w(c.k), size(c.k), ups(c.k), size_of_ups(c.k);
   double worst = 0.0;
   const auto check = [&](int64_t row, int64_t column, const Wanted& want) {
     const double allowed = want.allowed + rounding * std::abs(want.value) + 1e-30;
@@ -98,22 +101,26 @@ inline double WorstGroupedError(const QuantizedGroupsCase& g, const QuantizedOpe
     if (group_of[r] >= 0 && group_of[r] < g.count && taken >= 0 && taken < c.m) continue;
     for (int64_t column = 0; column < n; ++column) check(r, column, {});
   }
-  for (int64_t row = 0; row < c.c * kTileRows; ++row) {
+  for (int64_t i = 0; i < g.count * n; ++i) {
+    const int64_t group = i / n, column = i % n, row = group * of_matrix + column;
     o.Row(row, w, size);
+    if (c.gated) o.Row(row + n, ups, size_of_ups);
     for (int64_t r = 0; r < g.rows; ++r) {
       const int64_t taken = g.taken.empty() ? r : g.taken[r];
-      if (group_of[r] != row / n || taken < 0 || taken >= c.m) continue;
-      check(r, row % n, SumOf(o, taken, row, w, size));
+      if (group_of[r] != group || taken < 0 || taken >= c.m) continue;
+      Wanted want = SumOf(o, taken, row, w, size);
+      if (c.gated)
+        want = Gated(want, SumOf(o, taken, row + n, ups, size_of_ups), c.by_gelu, rounding);
+      check(r, column, want);
     }
   }
   return worst;
 }
 
-inline bool CheckQuantizedGroups(const QuantizedGroupsCase& g, std::mt19937& random,
-                                 double& worst) {
+inline bool CheckQuantizedGroups(QuantizedGroupsCase g, std::mt19937& random, double& worst) {
   using attention::DeviceArray;
   QuantizedOperands o(g.all, random);
-  const QuantizedCase& c = o.c;
+  const QuantizedCase& c = g.all;
   if (g.is_infinite)
     for (int64_t i = 0; i < c.c * c.groups() * kTileRows; ++i) o.scales.Set(i, INFINITY);
   const DeviceArray<char> x(o.x.bits()), packed(o.packed), scales(o.scales.bits()),
@@ -121,7 +128,6 @@ inline bool CheckQuantizedGroups(const QuantizedGroupsCase& g, std::mt19937& ran
       outer_zeros(o.outer_zeros.bits());
   const DeviceArray<int32_t> sizes(g.sizes), taken(g.taken),
       offset(std::vector<int32_t>{static_cast<int32_t>(g.offset)});
-  DeviceArray<char> out(g.rows * (c.c / g.count) * kTileRows * Bytes(c.out));
   QuantizedGroupsParams p;
   p.each.dtype = c.dtype, p.each.out_dtype = c.out, p.each.format = c.format;
   p.each.x = x.data() + c.shift * Bytes(c.dtype);
@@ -136,11 +142,14 @@ inline bool CheckQuantizedGroups(const QuantizedGroupsCase& g, std::mt19937& ran
   if (!o.outer_zeros.empty()) p.each.zeros.outer = outer_zeros.data();
   p.each.points = c.points;
   if (c.bias) p.each.bias = bias.data();
-  p.each.out = out.data();
   if (!g.taken.empty()) p.each.rows = {taken.data(), false};
   p.x_rows = c.m;
   p.groups = {.sizes = {sizes.data(), false}, .all = g.experts, .count = g.count, .m = g.rows};
   if (g.experts > g.count || g.offset) p.groups.offset = {offset.data(), false};
+  g.all.gated = c.gated && CanGate(p, attention::ContextOn());
+  if (c.gated) p.each.gating = Gating::Of(c.by_gelu ? "gelu_tanh" : "silu", 0.0f, 0.0f);
+  DeviceArray<char> out(g.rows * (c.results() / g.count) * Bytes(c.out));
+  p.each.out = out.data();
   const auto run = [&] {
     out.Poison();
     attention::Require(Run(p, attention::ContextOn()));

@@ -67,6 +67,8 @@ Status Run(const QuantizedGroupsParams& params, const CudaContext& context) {
   });
 }
 
+bool CanGate(const QuantizedGroupsParams&, const CudaContext&) { return true; }
+
 namespace {
 
 // Formats that warpgroups multiply, with groups that end with a stage, or may end before; nvfp4.
