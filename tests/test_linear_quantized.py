@@ -119,28 +119,33 @@ def test_weights_that_a_gpu_decodes_first(case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "format", "dtype", "scales", "decodes"),
+    ("rows", "format", "dtype", "scales", "zeros", "decodes"),
     [
-        (511, "u4", "bfloat16", "float32", False),
-        (512, "u4", "bfloat16", "float32", True),
-        (512, "e2m1", "bfloat16", "float8_e8m0fnu", True),
-        (512, "u4b8", "float16", "float16", True),
-        (512, "u4b8", "float16", "float32", False),
-        (512, "u4b8", "float32", "float32", False),
+        (511, "u4", "bfloat16", "float32", None, False),
+        (512, "u4", "bfloat16", "float32", None, True),
+        (512, "u4", "bfloat16", "float32", "float32", True),
+        (512, "e2m1", "bfloat16", "float8_e8m0fnu", None, True),
+        (512, "u4b8", "float16", "float16", None, True),
+        (512, "u4b8", "float16", "float32", None, False),
+        (512, "u4", "float16", "float16", "uint8", True),
+        (512, "u4", "float16", "float16", "float16", True),
+        (512, "u4", "float16", "float16", "float32", False),
+        (512, "u4b8", "float32", "float32", None, False),
     ],
 )
-def test_many_rows_take_decoded_weights_on_a_gpu(rows, format, dtype, scales, decodes) -> None:
+def test_many_rows_take_decoded_weights_on_a_gpu(
+    rows, format, dtype, scales, zeros, decodes
+) -> None:
     x = jax.ShapeDtypeStruct((2, rows // 2, 64) if rows % 2 == 0 else (rows, 64), dtype)
     packed = jax.ShapeDtypeStruct((1, 2, 4, 16, 4), "uint8")
-    factors = jax.ShapeDtypeStruct((1, 2, 16), scales)
+    factors = [t and jax.ShapeDtypeStruct((1, 2, 16), t) for t in (scales, zeros)]
 
-    def layer(x, packed, factors):
-        return ij.linear_quantized(x, packed, factors, format=format, group=32)
+    def layer(x, packed, scales, zeros):
+        return ij.linear_quantized(x, packed, scales, zeros, format=format, group=32)
 
     def program(platform: str) -> str:
-        return (
-            jax.jit(layer).trace(x, packed, factors).lower(lowering_platforms=(platform,)).as_text()
-        )
+        traced = jax.jit(layer).trace(x, packed, *factors)
+        return traced.lower(lowering_platforms=(platform,)).as_text()
 
     assert ("dot_general" in program("cuda")) == decodes
     assert ("custom_call" in program("cuda")) != decodes

@@ -151,8 +151,11 @@ def _pays_to_decode(operands: dict[str, Any], attributes: dict[str, Any]) -> boo
     x, w1, w2 = operands["x"], operands["w1"], operands["w2"]
     _, c, *_ = w1.shape
     weights = len(w1) * 16 * (c * x.shape[-1] + w2.shape[1] * 8 * c)
-    factors = ("w1_scales", "w2_scales", "w1_outer_scales", "w2_outer_scales")
-    scales = [operands.get(name) for name in factors]
+
+    def given(kind: str) -> list[Any]:
+        names = (f"{of}_{outer}{kind}" for of in ("w1", "w2") for outer in ("", "outer_"))
+        return [operands.get(name) for name in names]
+
     by_wgmma = functools.partial(_are_multiplied_by_wgmma, operands, attributes)
 
     def are_slow() -> bool:
@@ -163,7 +166,7 @@ def _pays_to_decode(operands: dict[str, Any], attributes: dict[str, Any]) -> boo
         return are_rare and not (by_wgmma() and _decoding.is_hopper())
 
     return weights * x.dtype.itemsize <= _MOST_DECODED_BYTES and _decoding.pays(
-        x, scales, _decoding.EXPERTS, by_wgmma, are_slow
+        x, given("scales"), given("zeros"), _decoding.EXPERTS, by_wgmma, are_slow
     )
 
 

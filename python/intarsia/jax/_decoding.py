@@ -30,6 +30,7 @@ EXPERTS = Fewest(2048, 16384, 512)
 def pays(
     x: jax.Array,
     scales: Sequence[jax.Array | None],
+    zeros: Sequence[jax.Array | None],
     fewest: Fewest,
     are_multiplied: Callable[[], bool],
     are_slow: Callable[[], bool],
@@ -41,14 +42,16 @@ def pays(
     Args:
       x: [..., k].
       scales: of each of the weights, and outer ones.
+      zeros: likewise.
       fewest: the rows that it takes.
       are_multiplied: says whether Hopper multiplies the codes fast by wgmma.
       are_slow: says whether the GPU has no fast kernel for them at all.
     """
     rows = x.size // max(x.shape[-1], 1)
-    # f16 may not hold them, unless their scales are f16 as well.
-    given = (s for s in scales if s is not None)
-    fits = all(x.dtype == jnp.bfloat16 or x.dtype == s.dtype == jnp.float16 for s in given)
+    # f16 may not hold them, unless their scales are f16 as well, and zeros that are no bytes.
+    factors = [s for s in scales if s is not None]
+    factors += [z for z in zeros if z is not None and z.dtype.itemsize > 1]
+    fits = all(x.dtype == jnp.bfloat16 or x.dtype == f.dtype == jnp.float16 for f in factors)
     if not fits or rows < fewest.slowly:
         return False
     if rows < fewest.rows:

@@ -228,7 +228,7 @@ def _by_op(*arrays: jax.Array, form: _Form) -> jax.Array:
     def in_registers(*arrays: jax.Array) -> jax.Array:
         return call(_NAME, form.spread(arrays), **form.attributes)[0]
 
-    x, _, scales, zeros, outer_scales, *_ = form.spread(arrays)
+    x, _, scales, zeros, outer_scales, outer_zeros, _ = form.spread(arrays)
 
     in_stages = x.shape[-1] % 128 == 0
 
@@ -241,7 +241,8 @@ def _by_op(*arrays: jax.Array, form: _Form) -> jax.Array:
         is_rare = _decoding.are_rare(form.format, form.group, outer_scales)
         return is_rare and not (in_stages and _decoding.is_hopper())
 
-    if not _decoding.pays(x, [scales, outer_scales], _decoding.LINEAR, are_multiplied, are_slow):
+    factors = [scales, outer_scales], [zeros, outer_zeros]
+    if not _decoding.pays(x, *factors, _decoding.LINEAR, are_multiplied, are_slow):
         return in_registers(*arrays)
     decode = functools.partial(_by_decoding, form=form)
     return lax.platform_dependent(*arrays, cuda=decode, default=in_registers)
