@@ -56,6 +56,12 @@ __device__ __forceinline__ void AddScaled(float2 scale, const float (&group)[kSu
   for (int i = 0; i < kSums; ++i) all[i] += (i / 2 % 2 ? scale.y : scale.x) * group[i];
 }
 
+// Minimums of two rows: numbers in f16, or bytes times outer factors.
+template <bool kHasOuter>
+struct Minimums {
+  float2 number, outer;
+};
+
 // A lane's part of a block's two steps: A, of a tile, and B, of 8 rows of x.
 //
 // 4 bits: columns 8c ... 8c + 7, which both steps share in the order that decodes fastest.
@@ -226,26 +232,32 @@ class CodesBlock {
   }
 
   // all += the sum over groups of minimum times x's sum, of four groups, of which lane c has one.
-  // tf32 has 11 bits, so each is the sum of two of its numbers; of an infinite one the second is
-  // NaN, and so is its row of results.
-  static __device__ __forceinline__ void AddMinimums(float2 minimum, const float (&sums)[kRows / 8],
+  // tf32 has 11 bits, as f16 has: a minimum's number is one of tf32's, and x's sum is the sum of
+  // two. Of an infinite one the second is NaN, and so is its row of results.
+  template <bool kHasOuter>
+  static __device__ __forceinline__ void AddMinimums(const Minimums<kHasOuter>& minimum,
+                                                     const float (&sums)[kRows / 8],
                                                      float (&all)[kSums]) {
-    uint32_t a[4];
-    cuda::SplitTf32(minimum.x, a[0], a[2]);
-    cuda::SplitTf32(minimum.y, a[1], a[3]);
+    const uint32_t low = __float_as_uint(minimum.number.x),
+                   high = __float_as_uint(minimum.number.y);
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
       uint32_t big, small;
       cuda::SplitTf32(sums[n], big, small);
       auto& to = reinterpret_cast<float(&)[4]>(all[4 * n]);
-      cuda::MmaTf32(to, a, small, small);
-      cuda::MmaTf32(to, a, big, big);
+      if constexpr (kHasOuter) {
+        float products[4] = {};
+        cuda::MmaTf32(products, {low, high, low, high}, big, small);
+        AddScaled(minimum.outer, products, to);
+      } else {
+        cuda::MmaTf32(to, {low, high, low, high}, big, small);
+      }
     }
   }
 
   // all += a stage of 128 columns. load_x(block, x) loads its blocks; codes(block)(t): as above;
-  // scale(t, group), minimum(t, group), if given: of rows 2r and 2r + 1. A group is a block, or
-  // with kOfSteps, which have no minimums, a step.
+  // scale(t, group), and Minimums by minimum(t, group), if given: of rows 2r and 2r + 1. A group is
+  // a block, or with kOfSteps, which have no minimums, a step.
   template <bool kOfSteps, class LoadXOf, class CodesOf, class ScaleOf, class... MinimumOf>
   __device__ __forceinline__ void AddScaledStage(LoadXOf load_x, CodesOf codes,
                                                  float (&all)[kTiles][kSums], ScaleOf scale,

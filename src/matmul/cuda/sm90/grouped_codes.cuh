@@ -125,7 +125,7 @@ class GroupedCodesConsumer {
     if constexpr (S::kMinimums)
       block_.template AddScaledStage<S::kOfSteps>(
           load_x, codes, all_, scale, [&](int i, int group) {
-            return factors.template Minimum<DType::kU8>(stage.factors, i, group);
+            return factors.template MinimumsOf<DType::kU8>(stage.factors, i, group);
           });
     else
       block_.template AddScaledStage<S::kOfSteps>(load_x, codes, all_, scale);

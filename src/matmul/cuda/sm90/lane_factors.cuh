@@ -40,6 +40,14 @@ class LaneFactors {
     return FactorOf<kScale>(from + S::kZerosAt, p_.zeros.dtype, S::kOuterZerosAt - S::kZerosAt,
                             each, group);
   }
+  // The same of a block, of f16 or bytes, in parts.
+  template <DType kScale>
+  __device__ __forceinline__ auto MinimumsOf(const char* from, int each, int block) const {
+    Minimums<Bytes(kScale) == 1> found{
+        ScalePairOf<kScale>(from + S::kZerosAt, PairAt(each, block))};
+    if constexpr (Bytes(kScale) == 1) found.outer = OuterPair(from + S::kOuterZerosAt, each);
+    return found;
+  }
   // What CountedSteps adds for points.
   __device__ __forceinline__ uint2 Biases(const char* from, int each) const {
     return PointBiases<S::kType>(from + S::kZerosAt, pair_in_cta_ + each * 4 * kPairs);
@@ -59,14 +67,21 @@ class LaneFactors {
   template <DType kScale>
   __device__ __forceinline__ float2 FactorOf(const char* from, DType dtype, int outer_at, int each,
                                              int group) const {
-    const int tile = tile_ + 4 * each, shift = S::kOfSteps ? 0 : group_shift_;
-    const int groups = S::kOfSteps ? kSteps : kBlocks >> shift;
-    const int at = (tile * groups + (group >> shift)) * kPairs + pair_in_tile();
+    const int at = PairAt(each, group);
     if constexpr (kScale == DType::kOther) return ScalePair(from, dtype, at);
     const float2 factor = ScalePairOf<kScale>(from, at);
     if constexpr (Bytes(kScale) != 1) return factor;
-    const float2 outer = ScalePairOf<DType::kF16>(from + outer_at, tile * kPairs + pair_in_tile());
+    const float2 outer = OuterPair(from + outer_at, each);
     return make_float2(factor.x * outer.x, factor.y * outer.y);
+  }
+  // Of a stage's block, or step.
+  __device__ __forceinline__ int PairAt(int each, int group) const {
+    const int shift = S::kOfSteps ? 0 : group_shift_;
+    const int groups = S::kOfSteps ? kSteps : kBlocks >> shift;
+    return ((tile_ + 4 * each) * groups + (group >> shift)) * kPairs + pair_in_tile();
+  }
+  __device__ __forceinline__ float2 OuterPair(const char* outers, int each) const {
+    return ScalePairOf<DType::kF16>(outers, (tile_ + 4 * each) * kPairs + pair_in_tile());
   }
 
   const QuantizedParams& p_;

@@ -209,7 +209,7 @@ class WarpgroupsProduct {
       };
       if constexpr (S::kMinimums)
         AddScaledBlocksByWarps(stage, scale, [&](int each, int group) {
-          return factors_.template Minimum<kScale>(FactorsOf(stage), each, group);
+          return factors_.template MinimumsOf<kScale>(FactorsOf(stage), each, group);
         });
       else
         AddScaledBlocksByWarps(stage, scale);
