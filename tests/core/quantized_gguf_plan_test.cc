@@ -105,7 +105,11 @@ TEST(QuantizedGgufPlan, HopperTakesGroupsInTypesOfFiles) {
   EXPECT_TRUE(is_taken(File{Format::kU5B16}, kF16, 2048 + 32));
   EXPECT_FALSE(is_taken(File{Format::kU5B16}, kF16, 2048 + 16));
   // Minimums in f16, and longer groups.
-  EXPECT_FALSE(is_taken(File{Format::kU4, kF16, kF16}));
+  for (const Format format : {Format::kU4, Format::kU5}) {
+    EXPECT_EQ(plan_of(512, File{format, kF16, kF16}).shape, (QuantizedShape{8, 2}));
+    EXPECT_TRUE(is_taken(File{format, kF16, kF16}));
+    EXPECT_FALSE(is_taken(File{format, kF16, kF16}, kF16, 2048 + 32));
+  }
   EXPECT_FALSE(is_taken(File{Format::kU4, kU8, kU8, true, 64}));
   EXPECT_FALSE(is_taken(File{Format::kU5B16, kF16, kNone, false, 128}));
 }

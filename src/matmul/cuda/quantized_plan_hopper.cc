@@ -89,10 +89,14 @@ bool HasGgufFactors(const QuantizedParams& p) {
          p.scales.outers == p.zeros.outers && !p.scales.outer == !p.zeros.outer;
 }
 
-// Those of them that kGroupsHopper takes: K-quants, and Q5_0.
+// Of them.
+bool HasMinimumsInF16(const QuantizedParams& p) { return p.zeros.data && !p.zeros.outer; }
+
+// Those of them that kGroupsHopper takes, as files have them.
 bool HasGgufGroups(const QuantizedParams& p) {
   const int64_t group = p.format == Format::kU6B32 ? kBlockColumns / 2 : kBlockColumns;
-  return HasGgufFactors(p) && p.group == group && (p.scales.outer || p.format == Format::kU5B16);
+  return HasGgufFactors(p) && p.group == group &&
+         (!HasMinimumsInF16(p) || p.k % kStageColumns == 0);
 }
 
 // Rows of x that kWarpgroups takes of such weights: none; more than kMostRowsOfCodes, by wgmma; or
@@ -267,11 +271,11 @@ bool PlanGroupsHopper(const QuantizedGroupsParams& params, int64_t here, int64_t
   const bool plain =
       (bytes ? !p.zeros.data && !p.scales.outer && Bytes(p.scales.dtype) > 1 : HasPlainGroups(p)) &&
       (may_be_narrow ? HasCoarseGroups(p) : wide);
+  const bool have_room =
+      plan.stage_groups * plan.scale_bytes <= MostStageScaleBytes(p.format, GroupEndsOf(p.group));
   const bool gguf = HasGgufGroups(p) && plan.aligned && p.dtype != DType::kF32 && p.k > 0;
-  if (!(gguf || (HasFastKernels(p, plan) && (mx || nv || plain))) || here == 0 ||
-      p.k % kBlockColumns != 0 ||
-      plan.stage_groups * plan.scale_bytes > MostStageScaleBytes(p.format, GroupEndsOf(p.group)) ||
-      !HasHopper(device))
+  if (!(gguf || (HasFastKernels(p, plan) && (mx || nv || plain) && have_room)) || here == 0 ||
+      p.k % kBlockColumns != 0 || !HasHopper(device))
     return false;
   if (mean >= kLeastWarpgroupsMean && TakesWarpgroups(params)) {
     plan.kernel = QuantizedKernelKind::kGroupsWarpgroups;
@@ -280,7 +284,10 @@ bool PlanGroupsHopper(const QuantizedGroupsParams& params, int64_t here, int64_t
   }
   plan.kernel = QuantizedKernelKind::kGroupsHopper;
   // Measured: with more than 6, too many groups need a second unit of 8 rows.
-  plan.shape = GroupsHopperShape(mean <= 6 ? 8 : mean <= 16 ? 16 : 32, p.format);
+  plan.shape = GroupsHopperShape(mean <= 6    ? 8
+                                 : mean <= 16 ? 16
+                                              : 32,
+                                 p.format, gguf && HasMinimumsInF16(p));
   plan.tile_warps = kGroupsHopperWarps;
   if (BitsOf(p.format) == 4 && mean <= 4 &&
       here * CeilDiv(p.tiles, plan.cta_tiles()) <= 2 * int64_t{device.sms})

@@ -20,23 +20,28 @@ constexpr int TileBoxBytes(Format format) {
 inline constexpr int kOuterBytes = static_cast<int>(kTileRows) * 2;  // outer factors of a tile
 
 // The factors of a stage of kTiles tiles. kEnds: of groups. u4 has points with kEach128, else
-// minimums; kEach16 is nvfp4, or 6 bits.
-template <Format kFormat, GroupEnds kEnds, int kTiles>
+// minimums; kEach16 is nvfp4, or 6 bits. kInF16: whether minimums and their scales are in f16.
+template <Format kFormat, GroupEnds kEnds, int kTiles, bool kInF16 = false>
 struct StageFactors {
   static constexpr bool kOfSteps = kEnds == GroupEnds::kEach16;
   static constexpr bool kIsNvFp4 = kFormat == Format::kE2M1 && kOfSteps;
   static constexpr bool kPoints = kFormat == Format::kU4 && kEnds == GroupEnds::kEach128;
   static constexpr bool kMinimums = !kPoints && (kFormat == Format::kU4 || kFormat == Format::kU5);
-  // GGUF's K-quants: bytes times outer factors in f16.
-  static constexpr bool kOuters = kMinimums || kFormat == Format::kU6B32;
+  // GGUF's: bytes times outer factors in f16, in K-quants, or f16.
+  static constexpr bool kIsGguf = kMinimums || kFormat == Format::kU6B32;
+  static constexpr bool kOuters = kIsGguf && !kInF16;
+  static constexpr DType kFactor = kInF16 ? DType::kF16 : kOfSteps ? DType::kI8 : DType::kU8;
+  static_assert(kMinimums || !kInF16);
   static_assert(kFormat == Format::kE2M1 || kOfSteps == (kFormat == Format::kU6B32));
   static constexpr int kBoxTiles = kTiles / 2;
-  static constexpr int kMostScaleBytes = MostStageScaleBytes(kFormat, kEnds);  // of a tile
-  // Zeros of a tile, those of a box, and the room of a box.
+  static constexpr int kMostScaleBytes =  // of a tile
+      kInF16 ? 128 : MostStageScaleBytes(kFormat, kEnds);
+  // Zeros of a tile's group, of a tile, those of a box, and the room of a box.
+  static constexpr int kGroupZeroBytes = static_cast<int>(kTileRows) * (kInF16 ? 2 : 1);
   static constexpr int kTileZeroBytes =
-      static_cast<int>(kTileRows) * (kPoints     ? 1
-                                     : kMinimums ? kStageColumns / static_cast<int>(kBlockColumns)
-                                                 : 0);
+      kGroupZeroBytes * (kPoints     ? 1
+                         : kMinimums ? kStageColumns / static_cast<int>(kBlockColumns)
+                                     : 0);
   static constexpr int kZeroBytes = kBoxTiles * kTileZeroBytes;
   static constexpr int kZeroBoxBytes = RoundUp<int>(kZeroBytes, 128);
   // Where they lie behind scales. Boxes begin at multiples of 128 bytes, and only those of points
@@ -44,7 +49,8 @@ struct StageFactors {
   static constexpr int kZerosAt = kTiles * kMostScaleBytes;
   static constexpr int kOuterScalesAt = kZerosAt + 2 * kZeroBoxBytes;
   static constexpr int kOuterZerosAt = kOuterScalesAt + (kOuters ? kTiles * kOuterBytes : 0);
-  static constexpr int kFactorBytes = kOuterZerosAt + (kMinimums ? kTiles * kOuterBytes : 0);
+  static constexpr int kFactorBytes =
+      kOuterZerosAt + (kOuters && kMinimums ? kTiles * kOuterBytes : 0);
 };
 
 struct GroupedCodesMaps {
@@ -118,7 +124,7 @@ __device__ __forceinline__ void CopyCodeBoxes(const QuantizedParams& each,
     copy(to.factors + box * to.scale_pitch, maps.scales, group * (cut.group_scale_bytes / 4));
     if constexpr (S::kZeroBytes > 0)
       copy(to.factors + S::kZerosAt + box * S::kZeroBoxBytes, maps.zeros,
-           group * (static_cast<int>(kTileRows) / 4));
+           group * (S::kGroupZeroBytes / 4));
     if constexpr (S::kOuters) {
       const int outer = stage / cut.outer_stages * (kOuterBytes / 4);
       constexpr int kBoxOuters = S::kBoxTiles * kOuterBytes;
@@ -149,7 +155,8 @@ Status MakeCodesMaps(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
     return map(of.outer, of.outers * kOuterBytes / 4, kOuterBytes / 4, to);
   };
   if constexpr (S::kOuters) INTARSIA_RETURN_IF_ERROR(outer(each.scales, maps.outer_scales));
-  if constexpr (S::kMinimums) INTARSIA_RETURN_IF_ERROR(outer(each.zeros, maps.outer_zeros));
+  if constexpr (S::kOuters && S::kMinimums)
+    INTARSIA_RETURN_IF_ERROR(outer(each.zeros, maps.outer_zeros));
   return {};
 }
 

@@ -12,9 +12,10 @@
 //   e2m1       16                          e4m3           none
 //   u4, u5     32                          u8 x outer     minimums, so
 //   u6b32      16                          i8 x outer     none
+//   u4, u5     32                          f16            minimums, so
 //
-// Scales of 4 bytes come with groups of 128 columns and more. Outer factors of the last two lines,
-// GGUF's K-quants, are in f16, of multiples of 128 columns.
+// Scales of 4 bytes come with groups of 128 columns and more. Outer factors, of GGUF's K-quants,
+// are in f16, of multiples of 128 columns. The last line comes with multiples of 128 columns alone.
 //
 // CTAs stay on their multiprocessor, and each computes one task after another: some rows of a group
 // and some tiles of w. One warp finds tasks and has the copy engine fetch codes, factors and rows
@@ -77,10 +78,10 @@ class GroupedCodesConsumer {
 
   __device__ __forceinline__ void Multiply() {
     Clear(all_);
-    if constexpr (S::kOuters) {
+    if constexpr (S::kIsGguf) {
       static_assert(S::kWarps == 4);  // tiles of a warp are as far apart
       const LaneFactors<S> factors(p_.each, 0, warp_, r_);
-      ForEachStage([&](const Stage& stage, int) { AddStageWithOuters(stage, factors); });
+      ForEachStage([&](const Stage& stage, int) { AddGgufStage(stage, factors); });
     } else {
       ForEachStage([&](const Stage& stage, int blocks) {
         if (blocks == S::kBlocks && ArePlain(stage))
@@ -113,19 +114,18 @@ class GroupedCodesConsumer {
     };
   }
 
-  // Sums of each group are scaled in f32, and its minimums multiply sums of x. Stages are whole:
-  // outer factors are of multiples of 128 columns.
-  __device__ __forceinline__ void AddStageWithOuters(const Stage& stage,
-                                                     const LaneFactors<S>& factors) {
+  // Sums of each group are scaled in f32, and its minimums multiply sums of x. Stages are
+  // whole.
+  __device__ __forceinline__ void AddGgufStage(const Stage& stage, const LaneFactors<S>& factors) {
     const auto load_x = [&](int block, typename Block::X& x) { LoadX(stage, block, x); };
     const auto codes = [&](int block) { return CodesOf(stage, block); };
     const auto scale = [&](int i, int group) {
-      return factors.template Scale<S::kOfSteps ? DType::kI8 : DType::kU8>(stage.factors, i, group);
+      return factors.template Scale<S::kFactor>(stage.factors, i, group);
     };
     if constexpr (S::kMinimums)
       block_.template AddScaledStage<S::kOfSteps>(
           load_x, codes, all_, scale, [&](int i, int group) {
-            return factors.template MinimumsOf<DType::kU8>(stage.factors, i, group);
+            return factors.template MinimumsOf<S::kFactor>(stage.factors, i, group);
           });
     else
       block_.template AddScaledStage<S::kOfSteps>(load_x, codes, all_, scale);
@@ -244,7 +244,7 @@ class GroupedCodesConsumer {
   }
   // What sums of columns 2r and 2r + 1 of a tile are multiplied by at the end.
   __device__ __forceinline__ float2 ScaleOf(const Task<S>& task, int64_t tile) const {
-    if constexpr (S::kOuters) return {1.0f / Block::kUnit, 1.0f / Block::kUnit};
+    if constexpr (S::kIsGguf) return {1.0f / Block::kUnit, 1.0f / Block::kUnit};
     if constexpr (!S::kIsNvFp4) return {1.0f, 1.0f};
     const float2 outer = NvFp4OuterOf(p_.each, task.unit.group, tile, 2 * r_);
     return {outer.x / kNvFp4Unit, outer.y / kNvFp4Unit};

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas)
     cuda::PrefetchMap(maps.codes), cuda::PrefetchMap(maps.scales);
     if constexpr (S::kZeroBytes > 0) cuda::PrefetchMap(maps.zeros);
     if constexpr (S::kOuters) cuda::PrefetchMap(maps.outer_scales);
-    if constexpr (S::kMinimums) cuda::PrefetchMap(maps.outer_zeros);
+    if constexpr (S::kOuters && S::kMinimums) cuda::PrefetchMap(maps.outer_zeros);
   }
   __syncthreads();
   if (p.await != Await::kRows) cuda::AwaitPrevious();
@@ -54,23 +54,29 @@ Status LaunchGroupsHopper(const QuantizedGroupsParams& p, const QuantizedPlan& p
   return cuda::Launch(context, kGroupedCodesSm90Kernel<S>, config, p, cut, maps);
 }
 
-template <DType kType, Format kFormat, GroupEnds kEnds>
+template <DType kType, Format kFormat, GroupEnds kEnds, bool kInF16>
 Status LaunchGroupedCodesShape(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
                                const CudaContext& context) {
   const auto launch = [&]<QuantizedShape kShape>() {
-    return LaunchGroupsHopper<GroupedCodesConfig<kType, kFormat, kEnds, kShape>>(p, plan, context);
+    return LaunchGroupsHopper<GroupedCodesConfig<kType, kFormat, kEnds, kInF16, kShape>>(p, plan,
+                                                                                         context);
   };
-  if (plan.shape.rows == 32) return launch.template operator()<GroupsHopperShape(32, kFormat)>();
-  if (plan.shape.rows == 16) return launch.template operator()<GroupsHopperShape(16, kFormat)>();
+  const auto of_rows = [](int rows) { return GroupsHopperShape(rows, kFormat, kInF16); };
+  if (plan.shape.rows == 32) return launch.template operator()<of_rows(32)>();
+  if (plan.shape.rows == 16) return launch.template operator()<of_rows(16)>();
   if (plan.shape == kFewUnits) return launch.template operator()<kFewUnits>();
-  return launch.template operator()<GroupsHopperShape(8, kFormat)>();
+  return launch.template operator()<of_rows(8)>();
 }
 
 template <DType kType>
 Status LaunchGroupsHopperOf(const QuantizedGroupsParams& p, const QuantizedPlan& plan,
                             const CudaContext& context) {
-  const auto launch = [&]<Format kFormat, GroupEnds kEnds>() {
-    return LaunchGroupedCodesShape<kType, kFormat, kEnds>(p, plan, context);
+  const auto launch = [&]<Format kFormat, GroupEnds kEnds, bool kInF16 = false>() {
+    return LaunchGroupedCodesShape<kType, kFormat, kEnds, kInF16>(p, plan, context);
+  };
+  const auto with_minimums = [&]<Format kFormat>() {
+    return p.each.scales.outer ? launch.template operator()<kFormat, GroupEnds::kEach32>()
+                               : launch.template operator()<kFormat, GroupEnds::kEach32, true>();
   };
   using enum GroupEnds;
   const GroupEnds ends = GroupEndsOf(p.each.group);
@@ -80,9 +86,9 @@ Status LaunchGroupsHopperOf(const QuantizedGroupsParams& p, const QuantizedPlan&
                              : launch.template operator()<Format::kE2M1, kEach32>();
     case Format::kU4:
       return ends == kEach128 ? launch.template operator()<Format::kU4, kEach128>()
-                              : launch.template operator()<Format::kU4, kEach32>();
+                              : with_minimums.template operator()<Format::kU4>();
     case Format::kU5:
-      return launch.template operator()<Format::kU5, kEach32>();
+      return with_minimums.template operator()<Format::kU5>();
     case Format::kU5B16:
       return launch.template operator()<Format::kU5B16, kEach32>();
     case Format::kU6B32:

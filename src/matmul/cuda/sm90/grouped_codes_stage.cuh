@@ -9,8 +9,9 @@
 
 namespace intarsia::matmul::sm90 {
 
-template <DType kType_, Format kFormat_, GroupEnds kEnds, QuantizedShape kShape>
-struct GroupedCodesConfig : StageFactors<kFormat_, kEnds, kGroupsHopperWarps * kShape.tiles> {
+template <DType kType_, Format kFormat_, GroupEnds kEnds, bool kInF16, QuantizedShape kShape>
+struct GroupedCodesConfig
+    : StageFactors<kFormat_, kEnds, kGroupsHopperWarps * kShape.tiles, kInF16> {
   using T = cuda::DeviceT<kType_>;
   static constexpr DType kType = kType_;
   static constexpr Format kFormat = kFormat_;
