@@ -26,7 +26,9 @@ inline constexpr TimedCodes kTimedCodes[] = {{"int4, 128", "u4b8", 128, kF16},
                                              {"nvfp4", "e2m1", 16, kF8E4M3, 1 << 20},
                                              {"nvfp4, f32", "e2m1", 16, kF32},
                                              {"Q4_K", "u4", 32, DType::kU8, 256, true},
+                                             {"Q4_1", "u4", 32, kF16, 0, true},
                                              {"Q5_0", "u5b16", 32, kF16},
+                                             {"Q5_1", "u5", 32, kF16, 0, true},
                                              {"Q5_K", "u5", 32, DType::kU8, 256, true},
                                              {"Q6_K", "u6b32", 16, DType::kI8, 256}};
 
