@@ -89,10 +89,10 @@ bool HasGgufFactors(const QuantizedParams& p) {
          p.scales.outers == p.zeros.outers && !p.scales.outer == !p.zeros.outer;
 }
 
-// Of them.
+// Of such weights.
 bool HasMinimumsInF16(const QuantizedParams& p) { return p.zeros.data && !p.zeros.outer; }
 
-// Those of them that kGroupsHopper takes, as files have them.
+// Whether kGroupsHopper takes them, as files have them: in whole stages, but for Q5_0.
 bool HasGgufGroups(const QuantizedParams& p) {
   const int64_t group = p.format == Format::kU6B32 ? kBlockColumns / 2 : kBlockColumns;
   return HasGgufFactors(p) && p.group == group &&
