@@ -160,6 +160,7 @@ struct Case {
   int64_t window_left = -1, window_right = -1;
   float softcap = 0.0f, scale = 0.0f;  // 0: d ** -0.5
   float q_size = 1.0f;                 // queries' standard deviation
+  float alike = 0.0f;                  // what all elements of q and K are instead, unless 0
   bool wide = false, strided_q = false, combined = false, unaligned = false, with_lse = true;
   bool own_v = false;  // V has strides of its own
   bool bad_page = false;
@@ -258,7 +259,7 @@ inline Batch::Batch(const Case& in, uint32_t seed)
   for (int64_t seq = 0; seq < b; ++seq)
     for (int64_t token = begin_q[seq]; token < begin_q[seq] + c.len_q[seq]; ++token)
       for (int64_t i = 0; i < c.h * c.d; ++i)
-        q.Set(offset + token * q_token + i, c.q_size * normal());
+        q.Set(offset + token * q_token + i, c.alike != 0.0f ? c.alike : c.q_size * normal());
   if (c.page_size)
     MakePages();
   else
@@ -317,7 +318,7 @@ inline void Batch::MakeCache(Normal& normal) {
       for (int64_t kv_head = 0; kv_head < c.hk; ++kv_head) {
         int64_t k, v;
         if (!KeyAt(seq, key, kv_head, k, v)) continue;
-        for (int64_t i = 0; i < c.d; ++i) cache.Set(k + i, normal());
+        for (int64_t i = 0; i < c.d; ++i) cache.Set(k + i, c.alike != 0.0f ? c.alike : normal());
         for (int64_t i = 0; i < c.v_dim(); ++i)
           cache.Set(v + i, normal() + static_cast<float>(c.v_mean));
       }

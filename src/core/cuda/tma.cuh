@@ -53,7 +53,7 @@ class Barrier {
 __device__ __forceinline__ void PublishBarriers() {
   ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
 }
-// Orders this thread's ordinary writes to shared memory before later reads by wgmma and TMA.
+// Orders this thread's ordinary accesses to shared memory before later ones by wgmma and TMA.
 __device__ __forceinline__ void FenceForAsyncReads() {
   ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
 }

@@ -19,21 +19,27 @@ __device__ __forceinline__ void MultiplyInWarp(float (&c)[4], const uint32_t (&a
     cuda::MmaBF16(c, a, b0, b1);
 }
 
-// 4 bytes of a key as they are multiplied, from number `byte` of its row in the cache on.
+// Bytes byte ... byte + 3 of a key as it is multiplied. `row`: where it begins in the cache.
 template <class S>
 __device__ __forceinline__ uint32_t LoadKey(const Params& p, const char* row, int byte) {
   const int column = byte / S::kBytes;
   if (column >= p.head_dim) return 0;
   const char* const at = row + column * S::kCopiedBytes;
-  if constexpr (!S::kCodes) return *reinterpret_cast<const uint32_t*>(at);
-  const uint32_t codes = *reinterpret_cast<const uint16_t*>(at);
-  uint32_t pair, none;
-  p.cache.dtype == kF8E4M3 ? cuda::Fp8NeighborsToF16<kF8E4M3>(codes, pair, none)
-                           : cuda::Fp8NeighborsToF16<kF8E5M2>(codes, pair, none);
-  return pair;
+  if constexpr (S::kCodes) {
+    const uint32_t codes = *reinterpret_cast<const uint16_t*>(at);
+    uint32_t pair, none;
+    if (p.cache.dtype == kF8E4M3)
+      cuda::Fp8NeighborsToF16<kF8E4M3>(codes, pair, none);
+    else
+      cuda::Fp8NeighborsToF16<kF8E5M2>(codes, pair, none);
+    return pair;
+  } else {
+    return *reinterpret_cast<const uint32_t*>(at);
+  }
 }
 
-// Of a tile whose keys all exist; Q lies in shared memory. T is the operands' type.
+// Of a tile whose keys all exist; Q lies in shared memory. T is the operands' type. Key by key:
+// addresses of all keys at once made the loop over tiles spill.
 template <class S, class T>
 __device__ __forceinline__ void MultiplyKeysAlone(float (&s)[S::kTileKeys / 2], const Params& p,
                                                   const LaunchPlan& plan, const Shared<S>& shared,

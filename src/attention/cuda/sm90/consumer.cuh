@@ -129,7 +129,8 @@ class Consumer {
     return true;
   }
   // The weights of a clear tile after every row has seen a key, which most are, and the end of the
-  // products in flight. False if some weight is not finite: s is lost then.
+  // products in flight. False if LowerWeights cannot mend weights that are too large: s is lost
+  // then.
   __device__ __forceinline__ bool WeighClear(Scores& s, Rows& rows, Weights& weights, Out& o,
                                              Sums& of_tiles) const {
     // The tensor cores are done with the last weights by then, so that the first of these are
@@ -161,7 +162,7 @@ class Consumer {
   // one has its turn on the tensor cores.
   __device__ __forceinline__ void AddTiles(const Task& task, Rows& rows, Out& o) {
     int first_key = task.keys.last_key;
-    Sums sums(shared_, number_);
+    Sums of_tiles(shared_, number_);
     Weights weights;
     float kept[2];
     bool settled;
@@ -196,20 +197,20 @@ class Consumer {
       const bool next_came = left == 1 || shared_.k_full[next.index].Ended(next.parity);
       cuda::WgmmaWait<1>();
       ReleaseByWarp(shared_.k_empty[k_.index]);
-      if (!clear || !WeighClear(s, rows, weights, o, sums)) {
+      if (!clear || !WeighClear(s, rows, weights, o, of_tiles)) {
         if (clear) MultiplyKeysAlone<S, Element>(s, p_, plan_, shared_, task, first_key);
         const bool raised = Softmax(s, task, first_key, boxes, rows, kept);
         settled = Settled(rows);
         cuda::WgmmaWait<0>();
         Round(s, weights);
-        if (raised) Rescale(o, sums, kept);
+        if (raised) Rescale(o, of_tiles, kept);
       }
       cuda::WgmmaWait<0>();  // long ago in both branches, which ptxas does not see
       Release(shared_.v_empty[v_.index]);
       k_ = next;
       v_.Next();
       if constexpr (S::kE4M3) {
-        if (left % Sums::kTiles == 0) sums.Take(o);
+        if (left % Sums::kTiles == 0) of_tiles.Take(o);
       }
       if (!next_came) WaitForKeys(k_);
     }
@@ -219,7 +220,7 @@ class Consumer {
     cuda::WgmmaWait<0>();
     Release(shared_.v_empty[v_.index]);
     v_.Next();
-    if constexpr (S::kE4M3) sums.AddTo(o);
+    if constexpr (S::kE4M3) of_tiles.AddTo(o);
   }
   static __device__ __forceinline__ void Rescale(Out& o, Sums& sums, const float (&by)[2]) {
     ScaleRows(o, by);
@@ -291,7 +292,7 @@ class Consumer {
     const int thread = static_cast<int>(threadIdx.x) % cuda::kWarpgroupThreads;
     const int row = cuda::AccumulatorRow(thread, 0);
     float* const out = shared_.few_sums();
-    sync();  // both are done with Q
+    sync();  // the last such task's sums have been read
     if (number_ == 1) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -322,7 +323,6 @@ class Consumer {
       for (int i = 0; i < S::kDv / 2; ++i)
         o[i] += out[i * cuda::kWarpgroupThreads + thread] * other[i / 2 % 2];
     }
-    sync();  // results may go there now
     return number_ == 0;
   }
 

@@ -58,8 +58,8 @@ __device__ __forceinline__ void StoreLse(const Params& p, const LaunchPlan& plan
 }
 
 // Stores the rows of a warpgroup from registers: through shared memory it takes longer. Two lanes
-// exchange halves of two neighboring units of a row, so that each stores 8 bytes, and four lanes a
-// sector of 32.
+// exchange halves of two neighboring units of a row: an even lane has four columns of the first
+// one then, an odd lane of the second. Each stores 8 bytes, and four lanes a sector of 32.
 template <class S, class T>
 __device__ __forceinline__ void StoreRows(const Params& p, const LaunchPlan& plan, const Task& task,
                                           const float (&o)[S::kDv / 2], const float (&lse)[2]) {

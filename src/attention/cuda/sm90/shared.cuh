@@ -159,8 +159,8 @@ struct alignas(cuda::kSwizzleAtomBytes) Shared {
   [[no_unique_address]] CodesShared<S> codes;
   uint32_t boxes[S::kKeyStages];  // bit i: whether box i of a tile of K exists
   // A task of few rows: of a slot's weights, whether bases rose with them, and what earlier sums
-  // are to be multiplied by then; numbers of each warp and row; and bases, in the end. o lies where
-  // results do. In e4m3 few_of_warp[0] has l.
+  // are to be multiplied by then; numbers of each warp and row; and bases, in the end. o lies in
+  // few_sums(). In e4m3 few_of_warp[0] has l.
   bool few_raised[kFewSlots];
   float few_kept[kFewSlots][kMostFewRows], few_of_warp[4][kMostFewRows], few_base[kMostFewRows];
   __device__ __forceinline__ float* few_sums() {

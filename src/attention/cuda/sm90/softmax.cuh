@@ -11,7 +11,8 @@
 
 namespace intarsia::attention::sm90 {
 
-// A warp is done with Q or K, which it may read again without the others (MultiplyKeysAlone).
+// A warp is done with Q, which it may read again without the others (MultiplyKeysAlone), or with K
+// and what is known of its boxes.
 __device__ __forceinline__ void ReleaseByWarp(cuda::Barrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.Arrive();
@@ -23,8 +24,8 @@ inline constexpr bool kIsE4M3 = std::is_same_v<T, __nv_fp8_e4m3>;
 // What a thread's two rows have seen.
 //
 // Any base b gives the same quotient o / l, if the weights 2^(x - b) are not too large. So b is
-// kSlack above the largest x of the tile that it was taken from, and stays until weights exceed
-// kMostWeight: most tiles look at the sums of their weights alone, and need no maximum, no
+// some kSlack above the largest x of the tile that it was taken from, and stays until weights
+// exceed kMostWeight: most tiles look at the sums of their weights alone, and need no maximum, no
 // reduction over lanes and no rescaling of o (FlashAttention-4, 2025, keeps its maximum likewise).
 // l sums the thread's own columns until the end.
 struct Rows {
@@ -175,14 +176,19 @@ __device__ __forceinline__ void WeighByBases(float (&s)[kScores], float factor, 
   }
 }
 
-// After RaiseBases was not asked, and some of a tile's weights are too large: the same as if it had
-// been. The bases rise by whole numbers, so that weights and their sums follow exactly. False, in
-// all lanes of the warp, if sums are beyond kMost or NaN: nothing has changed then.
+// After RaiseBases was not asked, and some of a tile's weights are too large: what it would have
+// done, but for bases that are up to 1 higher. They rise by whole numbers, so that weights and
+// their sums follow exactly. False, in all lanes of the warp, if sums are beyond kMost, or NaN, or
+// a base is so far from 0 that it cannot rise by 1: nothing has changed then.
 template <class T, int kScores>
 __device__ __forceinline__ bool LowerWeights(float (&s)[kScores], Rows& rows, float (&sums)[4],
                                              float (&kept)[2]) {
   constexpr float kMost = 0x1p100f;  // so that 2^-rise is a normal number
-  if (__any_sync(0xffffffffu, !((sums[0] + sums[1]) + (sums[2] + sums[3]) < kMost))) return false;
+  constexpr int kSlack = static_cast<int>(Rows::kSlack<T>);
+  static_assert(kSlack == Rows::kSlack<T>);
+  const bool finite = (sums[0] + sums[1]) + (sums[2] + sums[3]) < kMost;
+  const bool near = fmaxf(fabsf(rows.base[0]), fabsf(rows.base[1])) < 0x1p23f;
+  if (__any_sync(0xffffffffu, !finite || !near)) return false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float top = fmaxf(s[2 * r], s[2 * r + 1]);
@@ -190,8 +196,8 @@ __device__ __forceinline__ bool LowerWeights(float (&s)[kScores], Rows& rows, fl
     for (int i = 4 + 2 * r; i < kScores; i += 4) top = fmaxf(top, fmaxf(s[i], s[i + 1]));
     // Above its logarithm, as its exponent says.
     const int log = static_cast<int>(std::bit_cast<uint32_t>(RowMaximum(top)) >> 23) - 126;
-    const int rise = max(log + static_cast<int>(Rows::kSlack<T>), 0);
-    kept[r] = __uint_as_float(static_cast<uint32_t>(127 - rise) << 23);
+    const int rise = max(log + kSlack, 0);
+    kept[r] = std::bit_cast<float>(static_cast<uint32_t>(127 - rise) << 23);
     rows.base[r] += static_cast<float>(rise);
     rows.l[r] *= kept[r];
     sums[2 * r] *= kept[r], sums[2 * r + 1] *= kept[r];

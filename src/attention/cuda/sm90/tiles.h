@@ -36,7 +36,7 @@ struct Shape {
   static constexpr int kTileKeys = kKeys;
   static constexpr int kConsumers = kWarpgroups;  // warpgroups of 64 rows each
   static constexpr int kTileRows = 64 * kConsumers;
-  // Products of long rows take longer than their weights do: consumers need no turns.
+  // Products of long rows of 16 bits take longer than their weights do: consumers need no turns.
   static constexpr bool kTakesTurns = kD <= 128 || kOperands != Operands::k16Bits;
   // Warps that widen codes: a warpgroup behind the consumers, or, where three of these leave it no
   // registers, two warps of the producers'.
@@ -82,8 +82,8 @@ struct Shape {
   static constexpr int kRawStages = kMinRawStages + (!kCodes ? 0 : kMoreRaw < 2 ? kMoreRaw : 2);
   static constexpr int kSharedBytes =
       kFewestBytes + kFewApartBytes + (kRawStages - kMinRawStages) * kRawBytes;
-  static_assert(kValuePanels <= kPanels);
-  static_assert(!kE4M3 || (kFewApart && kTileKeys == 128 && kConsumers == 2 && kPanels == 1));
+  static_assert(!kE4M3 || (kFewApart && kDv * 256 <= kFewBytes && kTileKeys == 128 &&
+                           kConsumers == 2 && kPanels == 1));
   // Weights lie in the rows of Q that such a task does not have, if not apart.
   static constexpr bool kFewFit =
       kFewApart || (kTileRows - kMostFewRows) * kPanels * 128 >= kFewWeightBytes;
