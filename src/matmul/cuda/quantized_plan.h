@@ -96,9 +96,8 @@ constexpr int LeastParts(int rows, Format format, bool wide) {
 
 // Of kGroupsHopper: the shape for few units, and those of 8, 16 and 32 rows, by the rows of a group
 // in the mean; more than 4 bits have half as many tiles, each larger, and one shape of 8 rows, and
-// so have those whose minimums are in f16. Then
-// warps of a CTA, CTAs of a multiprocessor, stages in flight; bytes of scales of a tile and a
-// stage.
+// so have those whose minimums are in f16. Then warps of a CTA, CTAs of a multiprocessor, stages in
+// flight; bytes of scales of a tile and a stage.
 inline constexpr QuantizedShape kFewUnits{8, 2};
 constexpr QuantizedShape GroupsHopperShape(int rows, Format format, bool in_f16 = false) {
   return {rows, BitsOf(format) > 4 || in_f16 ? 2 : 4};
