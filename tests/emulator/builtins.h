@@ -115,11 +115,8 @@ inline unsigned __vmaxs2(unsigned x, unsigned y) {
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   const uint64_t bytes = uint64_t{y} << 32 | x;
   unsigned result = 0;
-  for (int i = 0; i < 4; ++i) {
-    unsigned byte = bytes >> 8 * (selector >> 4 * i & 7) & 0xff;
-    if (selector >> 4 * i & 8) byte = byte & 0x80 ? 0xff : 0;  // its sign
-    result |= byte << 8 * i;
-  }
+  for (int i = 0; i < 4; ++i)  // without prmt's sign mode, as CUDA's
+    result |= static_cast<unsigned>(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
   return result;
 }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {

@@ -13,11 +13,6 @@ namespace intarsia::matmul::sm90 {
 template <DType kType>
 __device__ __forceinline__ float2 ScalePairOf(const char* from, int pair) {
   if constexpr (kType == DType::kF32) return reinterpret_cast<const float2*>(from)[pair];
-  if constexpr (kType == DType::kI8) {  // as words: signed bytes are another, slower unit's
-    const uint32_t both = reinterpret_cast<const uint16_t*>(from)[pair];
-    return make_float2(static_cast<int>(__byte_perm(both, 0, 0x8880)),
-                       static_cast<int>(__byte_perm(both, 0, 0x9991)));
-  }
   if constexpr (Bytes(kType) == 1) return LoadPair<true>(from, kType, 2 * pair);
   return FloatsOf<kType>(reinterpret_cast<const uint32_t*>(from)[pair]);
 }
