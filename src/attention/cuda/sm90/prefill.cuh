@@ -15,8 +15,8 @@
 //   producers        K_n and V_n to shared memory; the next task's tiles without a pause
 //   tensor cores     S_n = Q K_n', then o += P_n+1 V_n+1, of one consumer at a time
 //   that consumer    meanwhile m, l and P_n; then its o is scaled if m moved
-//   the others       the same, a part of a tile later: the turns go round by named barriers, unless
-//                    rows are long (kTakesTurns)
+//   the others       the same, a part of a tile later: the turns go round by named barriers, but
+//                    for long rows of 16 bits (kTakesTurns)
 #pragma once
 #include <algorithm>
 #include <array>
